@@ -1,0 +1,179 @@
+/* DESIGN: the ground floor has no state but the log level. Messages are built on the stack and
+ * written with one write(2), so lines of different threads and processes never mix. */
+#include "config/base.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+_Noreturn void base_check_failed(const char *cond, const char *file, int line)
+{
+    fprintf(stderr, "tessera: internal error: %s is false (%s:%d)\n", cond, file, line);
+    abort();
+}
+
+enum status base_fail(struct err *err, enum status st, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->text, sizeof err->text, fmt, ap);
+    va_end(ap);
+    return st;
+}
+
+enum status base_fail_errno(struct err *err, enum status st, const char *fmt, ...)
+{
+    int saved = errno;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->text, sizeof err->text, fmt, ap);
+    va_end(ap);
+    size_t n = strlen(err->text);
+    snprintf(err->text + n, sizeof err->text - n, ": %s", strerror(saved));
+    return st;
+}
+
+int base_exit_code(enum status st)
+{
+    switch (st) {
+    case OK:
+    case ERR_CANCELLED:
+        return 0;
+    case ERR_USAGE:
+        return 2;
+    case ERR_MODEL:
+    case ERR_IO:
+    case ERR_INPUT:
+        return 3;
+    case ERR_LIMIT:
+    case ERR_DEVICE:
+    case ERR_NOMEM:
+        return 4;
+    case ERR_COMM:
+        return 5;
+    case ERR_INTERNAL:
+        return 70;
+    }
+    return 70;
+}
+
+bool base_mul(size_t a, size_t b, size_t *out)
+{
+    size_t r;
+    if (__builtin_mul_overflow(a, b, &r))
+        return false;
+    *out = r;
+    return true;
+}
+
+bool base_add(size_t a, size_t b, size_t *out)
+{
+    size_t r;
+    if (__builtin_add_overflow(a, b, &r))
+        return false;
+    *out = r;
+    return true;
+}
+
+size_t base_align(size_t n, size_t align)
+{
+    return (n + align - 1) & ~(align - 1);
+}
+
+int64_t base_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+double base_now(void)
+{
+    return (double)base_now_ns() * 1e-9;
+}
+
+static _Atomic int current_level = LOG_INFO;
+
+void base_log_level(enum log_level level)
+{
+    atomic_store(&current_level, (int)level);
+}
+
+void base_log(enum log_level level, const char *fmt, ...)
+{
+    static const char *const names[] = {"error", "warning", "info", "debug"};
+    if ((int)level > atomic_load(&current_level))
+        return;
+    char line[1200];
+    struct timespec now;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &now);
+    localtime_r(&now.tv_sec, &tm);
+    size_t n = strftime(line, sizeof line, "%H:%M:%S", &tm);
+    n += (size_t)snprintf(line + n, sizeof line - n, ".%03ld %-7s ", now.tv_nsec / 1000000,
+                          names[level]);
+    va_list ap;
+    va_start(ap, fmt);
+    int wrote = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
+    va_end(ap);
+    if (wrote < 0)
+        return;
+    n += (size_t)wrote;
+    if (n > sizeof line - 2)
+        n = sizeof line - 2;
+    line[n++] = '\n';
+    if (write(STDERR_FILENO, line, n) < 0)
+        return; /* nobody left to tell */
+}
+
+int base_edit_distance(const char *a, const char *b)
+{
+    enum { WORD_MAX = 64 };
+    size_t na = strlen(a), nb = strlen(b);
+    if (na >= WORD_MAX || nb >= WORD_MAX)
+        return 1000;
+    int d[WORD_MAX + 1][WORD_MAX + 1]; /* optimal string alignment */
+    for (size_t i = 0; i <= na; i++)
+        d[i][0] = (int)i;
+    for (size_t j = 0; j <= nb; j++)
+        d[0][j] = (int)j;
+    for (size_t i = 1; i <= na; i++) {
+        for (size_t j = 1; j <= nb; j++) {
+            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best)
+                best = d[i - 1][j] + 1;
+            if (d[i][j - 1] + 1 < best)
+                best = d[i][j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                d[i - 2][j - 2] + 1 < best)
+                best = d[i - 2][j - 2] + 1;
+            d[i][j] = best;
+        }
+    }
+    return d[na][nb];
+}
+
+const char *base_human_bytes(char *buf, size_t cap, uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    size_t u = 0;
+    while (v >= 1024 && u + 1 < ARRAY_LEN(units)) {
+        v /= 1024;
+        u++;
+    }
+    snprintf(buf, cap, u == 0 || v >= 100 ? "%.0f %s" : "%.1f %s", v, units[u]);
+    return buf;
+}
+
+uint64_t base_hash(uint64_t hash, const void *bytes, size_t n)
+{
+    const unsigned char *p = bytes;
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ p[i]) * 0x100000001b3ull;
+    return hash;
+}

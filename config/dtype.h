@@ -1,0 +1,64 @@
+/* Element types of tensors and their exact conversions to float. Pure. */
+#ifndef TESSERA_CONFIG_DTYPE_H
+#define TESSERA_CONFIG_DTYPE_H
+
+#include "config/base.h"
+
+#include <string.h>
+
+/* The safetensors names. Only F32, F16, BF16 are computed with; the rest is recognised so that a
+ * header can be checked and refused by name. */
+enum dtype {
+    DTYPE_F32,
+    DTYPE_F16,
+    DTYPE_BF16,
+    DTYPE_F64,
+    DTYPE_F8_E4M3,
+    DTYPE_F8_E5M2,
+    DTYPE_I64,
+    DTYPE_I32,
+    DTYPE_I16,
+    DTYPE_I8,
+    DTYPE_U64,
+    DTYPE_U32,
+    DTYPE_U16,
+    DTYPE_U8,
+    DTYPE_BOOL,
+    DTYPE_COUNT
+};
+
+/* Bytes of one element. */
+size_t dtype_size(enum dtype t);
+/* safetensors name: "F32", "BF16", ... */
+const char *dtype_name(enum dtype t);
+/* By safetensors name; false when unknown. */
+bool dtype_parse(const char *name, enum dtype *out);
+/* True for the types linears may be stored in: F32, F16, BF16. */
+bool dtype_is_compute(enum dtype t);
+
+static inline float dtype_from_bf16(uint16_t h)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Round to nearest, ties to even; NaN stays NaN. */
+static inline uint16_t dtype_to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+float dtype_from_f16(uint16_t h);
+/* Round to nearest, ties to even; overflow gives infinity. */
+uint16_t dtype_to_f16(float f);
+/* Element i of an array of type t (F32, F16, BF16) as float. */
+float dtype_load(const void *data, enum dtype t, size_t i);
+void dtype_store(void *data, enum dtype t, size_t i, float v);
+
+#endif

@@ -1,0 +1,206 @@
+/* DESIGN: jansson parses, we bound. A 7 MiB text of "{}," becomes a tree of hundreds of MiB, so a
+ * scan counts nesting and structural tokens first; jansson sees only what passed. Values are
+ * jansson's own nodes behind an opaque name, so reading costs nothing. */
+#include "config/jdoc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000};
+const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000};
+
+static const json_t *node(const struct jdoc *v)
+{
+    return (const json_t *)(const void *)v;
+}
+
+/* Walks strings so that brackets inside them do not count. */
+static enum status scan(const char *text, size_t n, const struct jdoc_limits *limits,
+                        const char *where, struct err *err)
+{
+    size_t tokens = 0;
+    int32_t depth = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < n; i++) {
+        char c = text[i];
+        if (in_string) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
+            continue;
+        }
+        if (c == '"')
+            in_string = true;
+        else if (c == '[' || c == '{')
+            depth++;
+        else if (c == ']' || c == '}')
+            depth--;
+        else if (c != ',' && c != ':')
+            continue;
+        if (++tokens > limits->tokens_max)
+            return base_fail(err, ERR_INPUT, "%s: more than %zu JSON tokens", where,
+                             limits->tokens_max);
+        if (depth > limits->depth_max)
+            return base_fail(err, ERR_INPUT, "%s: JSON nested deeper than %d", where,
+                             limits->depth_max);
+    }
+    return OK;
+}
+
+enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *limits,
+                       const char *where, struct jdoc **out, struct err *err)
+{
+    if (n > limits->bytes_max)
+        return base_fail(err, ERR_INPUT, "%s: %zu bytes of JSON, at most %zu are read", where, n,
+                         limits->bytes_max);
+    enum status st = scan(text, n, limits, where, err);
+    if (st != OK)
+        return st;
+    json_error_t e;
+    json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    if (!root)
+        return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,
+                         e.text);
+    *out = (struct jdoc *)(void *)root;
+    return OK;
+}
+
+enum status jdoc_load(const char *path, struct jdoc **out, struct err *err)
+{
+    enum status st = OK;
+    char *text = NULL;
+    struct stat sb;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return base_fail_errno(err, ERR_IO, "%s", path);
+    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode) ||
+        (uint64_t)sb.st_size > jdoc_limits_file.bytes_max) {
+        st = base_fail(err, ERR_MODEL, "%s: not a regular file of at most %zu bytes", path,
+                       jdoc_limits_file.bytes_max);
+        goto out;
+    }
+    size_t n = (size_t)sb.st_size, got = 0;
+    text = malloc(n + 1);
+    if (!text) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for %zu bytes", path, n);
+        goto out;
+    }
+    while (got < n) {
+        ssize_t r = read(fd, text + got, n - got);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0) {
+            st = base_fail(err, ERR_IO, "%s: read %zu of %zu bytes", path, got, n);
+            goto out;
+        }
+        got += (size_t)r;
+    }
+    st = jdoc_parse(text, n, &jdoc_limits_file, path, out, err);
+    if (st == ERR_INPUT)
+        st = ERR_MODEL;
+out:
+    free(text);
+    close(fd);
+    return st;
+}
+
+void jdoc_close(struct jdoc *root)
+{
+    json_decref((json_t *)(void *)root);
+}
+
+enum jdoc_type jdoc_type(const struct jdoc *v)
+{
+    switch (json_typeof(node(v))) {
+    case JSON_OBJECT:
+        return JDOC_OBJECT;
+    case JSON_ARRAY:
+        return JDOC_ARRAY;
+    case JSON_STRING:
+        return JDOC_STRING;
+    case JSON_INTEGER:
+        return JDOC_INT;
+    case JSON_REAL:
+        return JDOC_REAL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return JDOC_BOOL;
+    case JSON_NULL:
+        break;
+    }
+    return JDOC_NULL;
+}
+
+const char *jdoc_type_name(enum jdoc_type t)
+{
+    static const char *const names[] = {"null",   "a boolean", "an integer", "a number",
+                                        "a string", "an array",  "an object"};
+    return names[t];
+}
+
+const struct jdoc *jdoc_get(const struct jdoc *object, const char *key)
+{
+    return (const struct jdoc *)(const void *)json_object_get(node(object), key);
+}
+
+const struct jdoc *jdoc_get_value(const struct jdoc *object, const char *key)
+{
+    const struct jdoc *v = jdoc_get(object, key);
+    return v && jdoc_type(v) == JDOC_NULL ? NULL : v;
+}
+
+size_t jdoc_size(const struct jdoc *v)
+{
+    return json_is_array(node(v)) ? json_array_size(node(v)) : json_object_size(node(v));
+}
+
+const struct jdoc *jdoc_at(const struct jdoc *array, size_t i)
+{
+    return (const struct jdoc *)(const void *)json_array_get(node(array), i);
+}
+
+void *jdoc_iter(const struct jdoc *object, void *iter, const char **key, const struct jdoc **value)
+{
+    union { /* jansson's iterator functions want a non-const object but do not change it */
+        const json_t *in;
+        json_t *out;
+    } o = {node(object)};
+    void *next = iter ? json_object_iter_next(o.out, iter) : json_object_iter(o.out);
+    if (next) {
+        *key = json_object_iter_key(next);
+        *value = (const struct jdoc *)(const void *)json_object_iter_value(next);
+    }
+    return next;
+}
+
+bool jdoc_bool(const struct jdoc *v)
+{
+    return json_is_true(node(v));
+}
+
+int64_t jdoc_int(const struct jdoc *v)
+{
+    return json_integer_value(node(v));
+}
+
+double jdoc_number(const struct jdoc *v)
+{
+    return json_number_value(node(v));
+}
+
+const char *jdoc_string(const struct jdoc *v)
+{
+    return json_string_value(node(v));
+}
+
+size_t jdoc_string_len(const struct jdoc *v)
+{
+    return json_string_length(node(v));
+}

@@ -1,0 +1,321 @@
+/* DESIGN: one reader object holds file name, object and error, so that each key is one line and
+ * every message has the same form: file, key, value, what is wanted. An unknown model_type and a
+ * feature we do not compute are refused by name: serving a model approximately is worse than not. */
+#include "config/model_config.h"
+
+#include "config/jdoc.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct reader {
+    const char *where;
+    const struct jdoc *object;
+    struct err *err;
+    enum status st; /* first failure; later reads do nothing */
+};
+
+static void fail(struct reader *r, const char *key, const char *wanted)
+{
+    if (r->st != OK)
+        return;
+    const struct jdoc *v = jdoc_get(r->object, key);
+    char value[64] = "missing";
+    if (v && jdoc_type(v) == JDOC_INT)
+        snprintf(value, sizeof value, "%lld", (long long)jdoc_int(v));
+    else if (v && jdoc_type(v) == JDOC_REAL)
+        snprintf(value, sizeof value, "%g", jdoc_number(v));
+    else if (v && jdoc_type(v) == JDOC_STRING)
+        snprintf(value, sizeof value, "\"%.40s\"", jdoc_string(v));
+    else if (v)
+        snprintf(value, sizeof value, "%s", jdoc_type_name(jdoc_type(v)));
+    r->st = base_fail(r->err, ERR_MODEL, "%s: %s is %s, expected %s", r->where, key, value, wanted);
+}
+
+/* Required when fallback < 0. */
+static int32_t read_int(struct reader *r, const char *key, int64_t min, int64_t max,
+                        int64_t fallback)
+{
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "an integer from %lld to %lld", (long long)min,
+             (long long)max);
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    if (!v) {
+        if (fallback < 0)
+            fail(r, key, wanted);
+        return (int32_t)fallback;
+    }
+    if (jdoc_type(v) != JDOC_INT || jdoc_int(v) < min || jdoc_int(v) > max) {
+        fail(r, key, wanted);
+        return (int32_t)min;
+    }
+    return (int32_t)jdoc_int(v);
+}
+
+static double read_number(struct reader *r, const char *key, double min, double max,
+                          double fallback)
+{
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "a number from %g to %g", min, max);
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    if (!v) {
+        if (isnan(fallback))
+            fail(r, key, wanted);
+        return fallback;
+    }
+    bool number = jdoc_type(v) == JDOC_INT || jdoc_type(v) == JDOC_REAL;
+    double x = number ? jdoc_number(v) : NAN;
+    if (!(x >= min && x <= max)) {
+        fail(r, key, wanted);
+        return min;
+    }
+    return x;
+}
+
+static bool read_bool(struct reader *r, const char *key, bool fallback)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    if (!v)
+        return fallback;
+    if (jdoc_type(v) != JDOC_BOOL) {
+        fail(r, key, "true or false");
+        return fallback;
+    }
+    return jdoc_bool(v);
+}
+
+/* NULL when absent or not a string (which is then reported). */
+static const char *read_string(struct reader *r, const char *key)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    if (v && jdoc_type(v) != JDOC_STRING) {
+        fail(r, key, "a string");
+        return NULL;
+    }
+    return v ? jdoc_string(v) : NULL;
+}
+
+static void read_dtype(struct reader *r, struct model_config *m)
+{
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } names[] = {{"float32", DTYPE_F32}, {"float16", DTYPE_F16}, {"bfloat16", DTYPE_BF16}};
+    const char *key = jdoc_get_value(r->object, "dtype") ? "dtype" : "torch_dtype";
+    const char *text = read_string(r, key);
+    m->dtype = DTYPE_F32; /* transformers' default */
+    if (!text)
+        return;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (strcmp(names[i].name, text) == 0) {
+            m->dtype = names[i].dtype;
+            return;
+        }
+    }
+    fail(r, key, "float32, float16 or bfloat16");
+}
+
+static void read_rope_kind(struct reader *r, struct rope_config *rope)
+{
+    const char *kind = read_string(r, "rope_type");
+    if (!kind)
+        kind = read_string(r, "type");
+    if (!kind || strcmp(kind, "default") == 0)
+        return;
+    if (strcmp(kind, "llama3") != 0) {
+        fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type", "default or llama3");
+        return;
+    }
+    rope->kind = ROPE_LLAMA3;
+    rope->factor = read_number(r, "factor", 1, 1e6, NAN);
+    rope->low_freq_factor = read_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
+    rope->high_freq_factor = read_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
+    rope->original_max_position = read_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
+    if (r->st == OK && rope->high_freq_factor <= rope->low_freq_factor)
+        fail(r, "high_freq_factor", "more than low_freq_factor");
+}
+
+/* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling. */
+static void read_rope(struct reader *r, struct model_config *m)
+{
+    const struct jdoc *outer = r->object;
+    m->rope.theta = read_number(r, "rope_theta", 1, 1e12, 10000);
+    const char *key = jdoc_get_value(outer, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    const struct jdoc *inner = jdoc_get_value(outer, key);
+    if (!inner)
+        return;
+    if (jdoc_type(inner) != JDOC_OBJECT) {
+        fail(r, key, "an object");
+        return;
+    }
+    r->object = inner;
+    m->rope.theta = read_number(r, "rope_theta", 1, 1e12, m->rope.theta);
+    read_rope_kind(r, &m->rope);
+    r->object = outer;
+}
+
+/* An integer or a list of them, added to what is there. */
+static void read_eos(struct reader *r, struct model_config *m)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, "eos_token_id");
+    if (!v)
+        return;
+    size_t n = jdoc_type(v) == JDOC_ARRAY ? jdoc_size(v) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const struct jdoc *id = jdoc_type(v) == JDOC_ARRAY ? jdoc_at(v, i) : v;
+        if (jdoc_type(id) != JDOC_INT || jdoc_int(id) < 0 || jdoc_int(id) >= m->vocab) {
+            fail(r, "eos_token_id", "ids below vocab_size");
+            return;
+        }
+        bool known = false;
+        for (int32_t j = 0; j < m->eos_count; j++)
+            known = known || m->eos[j] == jdoc_int(id);
+        if (known)
+            continue;
+        if (m->eos_count == MODEL_EOS_MAX) {
+            fail(r, "eos_token_id", "at most 8 ids");
+            return;
+        }
+        m->eos[m->eos_count++] = (int32_t)jdoc_int(id);
+    }
+}
+
+static void refuse_unsupported(struct reader *r)
+{
+    static const char *const off[] = {"attention_bias", "mlp_bias"};
+    for (size_t i = 0; i < ARRAY_LEN(off); i++)
+        if (read_bool(r, off[i], false))
+            fail(r, off[i], "false (biases are not supported)");
+    const char *act = read_string(r, "hidden_act");
+    if (act && strcmp(act, "silu") != 0)
+        fail(r, "hidden_act", "\"silu\"");
+    if (jdoc_get_value(r->object, "quantization_config"))
+        fail(r, "quantization_config", "no quantization (not supported)");
+    if (jdoc_get_value(r->object, "sliding_window"))
+        fail(r, "sliding_window", "null (not supported)");
+}
+
+static void read_shape(struct reader *r, struct model_config *m)
+{
+    m->hidden = read_int(r, "hidden_size", 1, 1 << 17, -1);
+    m->layers = read_int(r, "num_hidden_layers", 1, 1024, -1);
+    m->heads = read_int(r, "num_attention_heads", 1, 4096, -1);
+    m->kv_heads = read_int(r, "num_key_value_heads", 1, 4096, m->heads);
+    m->mlp = read_int(r, "intermediate_size", 1, 1 << 20, -1);
+    m->vocab = read_int(r, "vocab_size", 1, 1 << 20, -1);
+    m->max_position = read_int(r, "max_position_embeddings", 1, 1 << 24, 2048);
+    m->norm_eps = (float)read_number(r, "rms_norm_eps", 0, 1, 1e-6);
+    m->tied = read_bool(r, "tie_word_embeddings", false);
+    if (r->st != OK)
+        return;
+    if (m->heads % m->kv_heads != 0)
+        fail(r, "num_key_value_heads", "a divisor of num_attention_heads");
+    if (!jdoc_get_value(r->object, "head_dim") && m->hidden % m->heads != 0)
+        fail(r, "head_dim", "a value, since hidden_size is no multiple of num_attention_heads");
+    m->head_dim = read_int(r, "head_dim", 2, 1024, m->hidden / m->heads);
+    if (r->st == OK && (m->head_dim < 2 || m->head_dim % 2 != 0))
+        fail(r, "head_dim", "an even number from 2 to 1024");
+}
+
+enum status model_config_parse(const char *text, size_t n, const char *where,
+                               struct model_config *out, struct err *err)
+{
+    struct jdoc *doc = NULL;
+    enum status st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
+    if (st != OK)
+        return ERR_MODEL;
+    struct model_config m;
+    memset(&m, 0, sizeof m); /* padding too: the hash below reads all bytes */
+    struct reader r = {where, doc, err, OK};
+    if (jdoc_type(doc) != JDOC_OBJECT) {
+        st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", where);
+        goto out;
+    }
+    const char *type = read_string(&r, "model_type");
+    if (!type || strcmp(type, "llama") != 0)
+        fail(&r, "model_type", "\"llama\" (the supported family)");
+    else
+        memcpy(m.model_type, "llama", 6);
+    read_shape(&r, &m);
+    read_dtype(&r, &m);
+    read_rope(&r, &m);
+    refuse_unsupported(&r);
+    m.bos = -1;
+    if (r.st == OK && jdoc_get_value(doc, "bos_token_id"))
+        m.bos = read_int(&r, "bos_token_id", 0, m.vocab - 1, -1);
+    if (r.st == OK)
+        read_eos(&r, &m);
+    TRY(r.st);
+    m.hash = base_hash(BASE_HASH_INIT, &m, sizeof m);
+    *out = m;
+out:
+    jdoc_close(doc);
+    return st;
+}
+
+static enum status read_generation(const char *path, struct model_config *m,
+                                   struct generation_defaults *d, struct err *err)
+{
+    struct jdoc *doc = NULL;
+    enum status st = jdoc_load(path, &doc, err);
+    if (st != OK)
+        return ERR_MODEL;
+    struct reader r = {path, doc, err, OK};
+    if (jdoc_type(doc) != JDOC_OBJECT) {
+        st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", path);
+        goto out;
+    }
+    read_eos(&r, m);
+    if (jdoc_get_value(doc, "temperature"))
+        d->temperature = (float)read_number(&r, "temperature", 0, 2, 1);
+    if (jdoc_get_value(doc, "top_p"))
+        d->top_p = (float)read_number(&r, "top_p", 1e-6, 1, 1);
+    if (jdoc_get_value(doc, "top_k"))
+        d->top_k = read_int(&r, "top_k", 0, 1 << 20, 0);
+    /* transformers' do_sample: false means greedy whatever the temperature says */
+    if (!read_bool(&r, "do_sample", true))
+        d->temperature = 0;
+    st = r.st;
+out:
+    jdoc_close(doc);
+    return st;
+}
+
+enum status model_config_load(const char *dir, struct model_config *out,
+                              struct generation_defaults *defaults, struct err *err)
+{
+    char path[4096];
+    char *text = NULL;
+    enum status st = OK;
+    struct model_config m;
+    struct generation_defaults d = {NAN, NAN, -1};
+    struct stat sb;
+    if (stat(dir, &sb) != 0 || !S_ISDIR(sb.st_mode))
+        return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);
+    if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
+        return base_fail(err, ERR_MODEL, "%.100s...: path too long", dir);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return base_fail_errno(err, ERR_MODEL, "%s: cannot be read", path);
+    size_t cap = 1u << 20;
+    text = malloc(cap);
+    size_t n = text ? fread(text, 1, cap, f) : 0;
+    fclose(f);
+    if (!text || n == cap) {
+        st = base_fail(err, ERR_MODEL, "%s: larger than 1 MiB", path);
+        goto out;
+    }
+    TRY(model_config_parse(text, n, path, &m, err));
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    if (stat(path, &sb) == 0)
+        TRY(read_generation(path, &m, &d, err));
+    *out = m;
+    if (defaults)
+        *defaults = d;
+out:
+    free(text);
+    return st;
+}

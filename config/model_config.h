@@ -1,0 +1,55 @@
+/* A model's config.json, validated: the one place where its numbers are range-checked.
+ * Both dialects are read: rope_parameters/dtype and rope_theta + rope_scaling/torch_dtype. */
+#ifndef TESSERA_CONFIG_MODEL_CONFIG_H
+#define TESSERA_CONFIG_MODEL_CONFIG_H
+
+#include "config/base.h"
+#include "config/dtype.h"
+
+enum rope_kind { ROPE_DEFAULT, ROPE_LLAMA3 };
+
+struct rope_config {
+    enum rope_kind kind;
+    double theta;
+    /* ROPE_LLAMA3 only (Llama 3.1 model card; transformers modeling_rope_utils) */
+    double factor, low_freq_factor, high_freq_factor;
+    int32_t original_max_position;
+};
+
+#define MODEL_EOS_MAX 8
+
+struct model_config {
+    char model_type[32]; /* "llama" */
+    int32_t hidden;      /* D */
+    int32_t layers;      /* L */
+    int32_t heads;       /* Hq */
+    int32_t kv_heads;    /* Hkv, divides Hq */
+    int32_t head_dim;    /* dh, even */
+    int32_t mlp;         /* F */
+    int32_t vocab;       /* V */
+    int32_t max_position;
+    float norm_eps;
+    bool tied; /* head shares the embedding's storage */
+    enum dtype dtype; /* of the checkpoint, as config.json says */
+    struct rope_config rope;
+    int32_t bos;                 /* -1: none */
+    int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
+    int32_t eos_count;
+    uint64_t hash; /* of every field that ranks must agree on */
+};
+
+/* Defaults of a request, from generation_config.json; NaN or -1 where it does not say. */
+struct generation_defaults {
+    float temperature, top_p;
+    int32_t top_k;
+};
+
+/* Reads DIR/config.json and, when present, DIR/generation_config.json.
+ * Fails with ERR_MODEL naming file, key, value and what is wanted. */
+enum status model_config_load(const char *dir, struct model_config *out,
+                              struct generation_defaults *defaults, struct err *err) MUST_USE;
+/* The same from config.json text, for tests and fuzzing; `where` names it in messages. */
+enum status model_config_parse(const char *text, size_t n, const char *where,
+                               struct model_config *out, struct err *err) MUST_USE;
+
+#endif

@@ -1,0 +1,317 @@
+/* DESIGN: an option is a row: name, alias, commands, kind, range, where it goes. getopt_long is not
+ * used because `-tp` is a word with one dash, and because a row must also drive the environment and
+ * the help text. A value that is not understood is an error that names option, value and range. */
+#include "config/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum kind { INT32, INT64, BYTES, NUMBER, STRING, CHOICE, FLAG };
+
+struct row {
+    const char *name, *alias;
+    int commands;
+    enum kind kind;
+    size_t offset;
+    double min, max;
+    const char *fallback; /* parsed like a value; NULL: stays zero */
+    const char *choices;  /* CHOICE: "a|b|c" */
+    const char *help;
+};
+
+#define AT(field) offsetof(struct options, field)
+#define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_RANK)
+#define LAYOUT (RUN | COMMAND_INSPECT | COMMAND_SHARD)
+
+static const struct row rows[] = {
+    {"tensor-parallel-size", "tp", LAYOUT, INT32, AT(tp), 1, 64, "1", NULL,
+     "number of ranks that share the model"},
+    {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, "1d", "1d",
+     "tensor-parallel layout"},
+    {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
+     "plan file instead of the layout's built-in one"},
+    {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu", "cpu|cpu-generic|cpu-avx2|cpu-avx512|ref",
+     "cpu picks the best variant for this machine"},
+    {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
+     "type weights and KV cache are held in; auto: the checkpoint's"},
+    {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
+     "dummy: hashed values, no weight file is read"},
+    {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather",
+     "gather: all logits on every rank"},
+    {"host", NULL, COMMAND_SERVE, STRING, AT(host), 0, 0, "127.0.0.1", NULL, "address to listen on"},
+    {"port", NULL, COMMAND_SERVE, INT32, AT(port), 0, 65535, "8000", NULL, "0: any free port"},
+    {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
+     "0: cores divided by ranks"},
+    {"max-model-len", NULL, RUN, INT32, AT(max_model_len), 0, 1 << 24, "0", NULL,
+     "prompt and answer together; 0: what model and KV cache allow"},
+    {"max-num-seqs", NULL, RUN, INT32, AT(max_num_seqs), 1, 1024, "64", NULL,
+     "sequences running at once"},
+    {"max-num-batched-tokens", NULL, RUN, INT32, AT(max_num_batched_tokens), 1, 16384, "512", NULL,
+     "rows of one step"},
+    {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
+     NULL, "requests waiting before new ones get 429"},
+    {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
+     "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
+    {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
+     "name in the API; default: the directory's"},
+    {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
+     "seconds running requests may go on after SIGTERM"},
+    {"step-timeout", NULL, COMMAND_SERVE, NUMBER, AT(step_timeout), 1, 3600, "30", NULL,
+     "seconds without progress of any layer before the ranks count as hung"},
+    {"output", "o", COMMAND_SHARD | COMMAND_SYNTH, STRING, AT(output), 0, 0, NULL, NULL,
+     "directory to write; must not exist or be empty"},
+    {"config", NULL, COMMAND_SYNTH, STRING, AT(synth_config), 0, 0, NULL, NULL,
+     "config.json of the model to make"},
+    {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
+     NULL, "seed of synthetic weights"},
+    {"json", NULL, COMMAND_PLAN | COMMAND_INSPECT, FLAG, AT(json), 0, 0, NULL, NULL,
+     "machine-readable output"},
+    {"rank", NULL, COMMAND_RANK, INT32, AT(rank), 0, 63, "0", NULL, "internal"},
+    {"parent-pid", NULL, COMMAND_RANK, INT32, AT(parent_pid), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"comm-bytes", NULL, COMMAND_RANK, INT64, AT(comm_bytes), 0, 0x1p50, "0", NULL, "internal"},
+};
+
+static const struct {
+    const char *name;
+    enum command command;
+    const char *usage;
+} commands[] = {
+    {"serve", COMMAND_SERVE, "tessera serve MODEL [options]\n\nServes a model directory over HTTP.\n"},
+    {"plan", COMMAND_PLAN,
+     "tessera plan MODEL [-tp N] [options]\n\nWhat each rank would hold and send, from headers alone.\n"},
+    {"inspect", COMMAND_INSPECT,
+     "tessera inspect MODEL [-tp N]\n\nLists the tensors and the slice of each rank.\n"},
+    {"shard", COMMAND_SHARD,
+     "tessera shard MODEL -tp N -o DIR\n\nWrites the checkpoint cut for N ranks (loads at any).\n"},
+    {"synth", COMMAND_SYNTH,
+     "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that shape.\n"},
+    {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
+};
+
+static enum status bad_value(const struct row *r, const char *value, const char *wanted,
+                             struct err *err)
+{
+    return base_fail(err, ERR_USAGE, "--%s: got \"%.80s\", expected %s", r->name, value, wanted);
+}
+
+/* Number with an optional K, M, G, T (powers of 1024) or B suffix for BYTES. */
+static enum status parse_number(const struct row *r, const char *value, double *out,
+                                struct err *err)
+{
+    char wanted[96];
+    snprintf(wanted, sizeof wanted, "a%s number from %.0f to %.0f",
+             r->kind == NUMBER ? "" : " whole", r->min, r->max);
+    char *end;
+    errno = 0;
+    double v = strtod(value, &end);
+    if (r->kind == BYTES && *end) {
+        static const char suffixes[] = "KMGT";
+        const char *s = strchr(suffixes, toupper((unsigned char)*end));
+        if (s) {
+            v *= ldexp(1, 10 * (int)(s - suffixes + 1));
+            end++;
+        }
+        if (*end == 'i')
+            end++;
+        if (*end == 'B' || *end == 'b')
+            end++;
+    }
+    bool whole = r->kind == NUMBER || v == floor(v);
+    if (end == value || *end || errno || !whole || !(v >= r->min && v <= r->max))
+        return bad_value(r, value, wanted, err);
+    *out = v;
+    return OK;
+}
+
+static bool is_choice(const char *choices, const char *value)
+{
+    size_t n = strlen(value);
+    for (const char *c = choices; c && n > 0; c = strchr(c, '|')) {
+        if (*c == '|')
+            c++;
+        if (strncmp(c, value, n) == 0 && (c[n] == '|' || c[n] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+static enum status set(const struct row *r, const char *value, struct options *o, struct err *err)
+{
+    void *at = (char *)o + r->offset;
+    double v = 0;
+    if (r->kind == FLAG) {
+        *(bool *)at = strcmp(value, "0") != 0 && strcmp(value, "false") != 0;
+        return OK;
+    }
+    if (r->kind == STRING || r->kind == CHOICE) {
+        if (r->kind == CHOICE && !is_choice(r->choices, value))
+            return bad_value(r, value, r->choices, err);
+        if (!*value)
+            return bad_value(r, value, "a value", err);
+        *(const char **)at = value;
+        return OK;
+    }
+    enum status st = parse_number(r, value, &v, err);
+    if (st != OK)
+        return st;
+    if (r->kind == INT32)
+        *(int32_t *)at = (int32_t)v;
+    else if (r->kind == NUMBER)
+        *(double *)at = v;
+    else
+        *(int64_t *)at = (int64_t)v;
+    return OK;
+}
+
+static enum status unknown(enum command command, const char *arg, struct err *err)
+{
+    const char *best = NULL;
+    int best_distance = 1000;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        if (!(rows[i].commands & (int)command))
+            continue;
+        int d = base_edit_distance(arg, rows[i].name);
+        /* a word that begins like a known option is closer than its length says */
+        if (strlen(arg) >= 3 && strncmp(rows[i].name, arg, strlen(arg)) == 0)
+            d = 1;
+        if (d < best_distance) {
+            best_distance = d;
+            best = rows[i].name;
+        }
+    }
+    return base_fail(err, ERR_USAGE, "unknown option \"%.80s\"; did you mean --%s? (--help lists all)",
+                     arg, best ? best : "help");
+}
+
+/* "--name", "--name=value", "-alias" or "-tp" (a word). Points *inline_value behind '='. */
+static const struct row *find(enum command command, const char *arg, const char **inline_value)
+{
+    const char *word = arg + (arg[1] == '-' ? 2 : 1);
+    const char *eq = strchr(word, '=');
+    size_t n = eq ? (size_t)(eq - word) : strlen(word);
+    *inline_value = eq ? eq + 1 : NULL;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        bool named = strlen(r->name) == n && memcmp(r->name, word, n) == 0;
+        bool aliased = r->alias && strlen(r->alias) == n && memcmp(r->alias, word, n) == 0;
+        if ((r->commands & (int)command) && (named || aliased))
+            return r;
+    }
+    return NULL;
+}
+
+/* TESSERA_MAX_MODEL_LEN for --max-model-len; not for internal options. */
+static enum status from_environment(struct options *o, struct err *err)
+{
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        if (!(r->commands & (int)o->command) || o->command == COMMAND_RANK)
+            continue;
+        char name[64];
+        int n = snprintf(name, sizeof name, "TESSERA_%s", r->name);
+        for (int j = 0; j < n; j++)
+            name[j] = name[j] == '-' ? '_' : (char)toupper((unsigned char)name[j]);
+        const char *value = getenv(name);
+        enum status st = value ? set(r, value, o, err) : OK;
+        if (st != OK)
+            return st;
+    }
+    return OK;
+}
+
+static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
+                                  struct err *err)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i], *value = NULL;
+        if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
+            *help = true;
+            return OK;
+        }
+        if (arg[0] != '-' || arg[1] == '\0') {
+            if (o->model)
+                return base_fail(err, ERR_USAGE, "one model directory is wanted, got \"%.80s\" too",
+                                 arg);
+            o->model = arg;
+            continue;
+        }
+        const struct row *r = find(o->command, arg, &value);
+        if (!r)
+            return unknown(o->command, arg + (arg[1] == '-' ? 2 : 1), err);
+        if (r->kind == FLAG && !value)
+            value = "1";
+        if (!value && i + 1 == argc)
+            return base_fail(err, ERR_USAGE, "--%s needs a value", r->name);
+        enum status st = set(r, value ? value : argv[++i], o, err);
+        if (st != OK)
+            return st;
+    }
+    return OK;
+}
+
+enum status options_parse(int argc, char **argv, struct options *out, bool *help, struct err *err)
+{
+    struct options o = {0};
+    enum status st = OK;
+    *help = false;
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+        if (strcmp(commands[i].name, argv[0]) == 0)
+            o.command = commands[i].command;
+    if (!o.command) {
+        *out = o;
+        return base_fail(err, ERR_USAGE, "unknown command \"%.80s\"", argv[0]);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(rows) && st == OK; i++)
+        if (rows[i].fallback)
+            st = set(&rows[i], rows[i].fallback, &o, err);
+    TRY(st);
+    TRY(from_environment(&o, err));
+    TRY(from_arguments(argc, argv, &o, help, err));
+    if (!*help && o.command != COMMAND_SYNTH && !o.model)
+        st = base_fail(err, ERR_USAGE, "tessera %s: which model directory?", argv[0]);
+    if (!*help && o.command == COMMAND_SYNTH && !o.synth_config)
+        st = base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
+    if (!*help && (o.command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o.output && st == OK)
+        st = base_fail(err, ERR_USAGE, "tessera %s: -o DIR is needed", argv[0]);
+out:
+    *out = o;
+    return st;
+}
+
+void options_help(enum command command)
+{
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+        if (commands[i].command == command)
+            printf("usage: %s\n", commands[i].usage);
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        if (!(r->commands & (int)command) || command == COMMAND_RANK)
+            continue;
+        char left[64];
+        snprintf(left, sizeof left, "--%s%s%s", r->name, r->alias ? ", -" : "",
+                 r->alias ? r->alias : "");
+        printf("  %-32s %s", left, r->help);
+        if (r->choices)
+            printf(" (%s)", r->choices);
+        if (r->fallback)
+            printf(" [%s]", r->fallback);
+        printf("\n");
+    }
+    printf("\nEach option can also be set as TESSERA_NAME in the environment.\n");
+}
+
+enum dtype options_dtype(const struct options *o, enum dtype checkpoint)
+{
+    if (strcmp(o->dtype, "float32") == 0)
+        return DTYPE_F32;
+    if (strcmp(o->dtype, "bfloat16") == 0)
+        return DTYPE_BF16;
+    if (strcmp(o->dtype, "float16") == 0)
+        return DTYPE_F16;
+    return checkpoint;
+}

@@ -1,0 +1,124 @@
+/* DESIGN: the door of the collectives. Arguments are checked here once for every implementation;
+ * what depends on the implementation (where buffers live, how much is moved) is checked there. */
+#include "engine/comm/comm.h"
+
+const char *comm_op_name(enum comm_op op)
+{
+    static const char *const names[COMM_OP_COUNT] = {
+        [COMM_ALL_REDUCE] = "all_reduce",
+        [COMM_ALL_GATHER] = "all_gather",
+        [COMM_REDUCE_SCATTER] = "reduce_scatter",
+        [COMM_BROADCAST] = "broadcast",
+        [COMM_ALL_TO_ALL] = "all_to_all",
+        [COMM_SEND_RECV] = "send_recv",
+        [COMM_BARRIER] = "barrier",
+    };
+    return (unsigned)op < COMM_OP_COUNT ? names[op] : "unknown";
+}
+
+void *comm_buffer(struct comm *c, size_t bytes)
+{
+    return c->ops->buffer(c, bytes);
+}
+
+enum status comm_all_reduce(struct comm *c, float *dst, const float *src, size_t n, struct err *err)
+{
+    CHECK(n == 0 || dst != NULL);
+    CHECK(n == 0 || src != NULL);
+    CHECK(n == 0 || dst != src);
+    return c->ops->all_reduce(c, dst, src, n, err);
+}
+
+enum status comm_all_gather(struct comm *c, void *dst, const void *src, int32_t rows,
+                            const int32_t *cols, struct err *err)
+{
+    CHECK(rows >= 0);
+    CHECK(cols != NULL);
+    int64_t total = 0;
+    for (int32_t r = 0; r < c->ranks; r++) {
+        CHECK(cols[r] >= 0);
+        total += cols[r];
+    }
+    CHECK(rows == 0 || total == 0 || dst != NULL);
+    CHECK(rows == 0 || cols[c->rank] == 0 || src != NULL);
+    CHECK(rows == 0 || cols[c->rank] == 0 || dst != src);
+    return c->ops->all_gather(c, dst, src, rows, cols, err);
+}
+
+enum status comm_reduce_scatter(struct comm *c, float *dst, const float *src, const size_t *counts,
+                                struct err *err)
+{
+    CHECK(counts != NULL);
+    size_t total = 0;
+    for (int32_t r = 0; r < c->ranks; r++)
+        CHECK(base_add(total, counts[r], &total));
+    CHECK(total == 0 || src != NULL);
+    CHECK(counts[c->rank] == 0 || dst != NULL);
+    CHECK(counts[c->rank] == 0 || dst != src);
+    return c->ops->reduce_scatter(c, dst, src, counts, err);
+}
+
+enum status comm_broadcast(struct comm *c, void *dst, const void *src, size_t n, int32_t root,
+                           struct err *err)
+{
+    CHECK(root >= 0);
+    CHECK(root < c->ranks);
+    CHECK(n == 0 || dst != NULL);
+    CHECK(n == 0 || c->rank != root || src != NULL);
+    CHECK(n == 0 || c->rank != root || dst != src);
+    return c->ops->broadcast(c, dst, src, n, root, err);
+}
+
+enum status comm_all_to_all(struct comm *c, void *dst, const size_t *recv_counts, const void *src,
+                            const size_t *send_counts, struct err *err)
+{
+    CHECK(recv_counts != NULL);
+    CHECK(send_counts != NULL);
+    size_t sent = 0, received = 0;
+    for (int32_t r = 0; r < c->ranks; r++) {
+        CHECK(base_add(sent, send_counts[r], &sent));
+        CHECK(base_add(received, recv_counts[r], &received));
+    }
+    CHECK(sent == 0 || src != NULL);
+    CHECK(received == 0 || dst != NULL);
+    CHECK(sent == 0 || dst != src);
+    return c->ops->all_to_all(c, dst, recv_counts, src, send_counts, err);
+}
+
+enum status comm_send_recv(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
+                           size_t n, struct err *err)
+{
+    CHECK(from >= 0);
+    CHECK(from < c->ranks);
+    CHECK(to >= 0);
+    CHECK(to < c->ranks);
+    CHECK(n == 0 || dst != NULL);
+    CHECK(n == 0 || src != NULL);
+    CHECK(n == 0 || dst != src);
+    return c->ops->send_recv(c, dst, from, src, to, n, err);
+}
+
+enum status comm_barrier(struct comm *c, struct err *err)
+{
+    return c->ops->barrier(c, err);
+}
+
+enum status comm_split(struct comm *c, int32_t color, int32_t key, const char *name,
+                       struct comm_stats *stats, struct comm **out, struct err *err)
+{
+    CHECK(name != NULL);
+    CHECK(stats != NULL);
+    CHECK(out != NULL);
+    return c->ops->split(c, color, key, name, stats, out, err);
+}
+
+void comm_abort(struct comm *c)
+{
+    c->ops->abort(c);
+}
+
+void comm_close(struct comm *c)
+{
+    if (c != NULL)
+        c->ops->close(c);
+}

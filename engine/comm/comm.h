@@ -1,0 +1,125 @@
+/* Collectives between the ranks of a group: the data plane. Carries no control.
+ *
+ * One thread per rank calls, all ranks call the same collectives in the same order with the same
+ * sizes. Elements are 4 bytes wide (fp32; ids travel as int32 in the gathers). Buffers come from
+ * comm_buffer of this communicator only (shared memory, NCCL windows: peers read them in place).
+ * Reuse rule, for source and destination alike: the caller may write a buffer again when the NEXT
+ * collective of the same communicator has returned; that next collective itself may name it as its
+ * destination. So a producer alternates between two source buffers.
+ *
+ * Sums are fp32 in the tree of backend's sum_tree over ranks in rank order (stride 1, 2, 4, ...):
+ * every rank ends with the same bits. One rank is a real implementation (a copy).
+ * After comm_abort, or when a peer is gone, waiting calls of this process return ERR_COMM; a killed
+ * peer is noticed by the front end, which kills the group.
+ *
+ * Bytes counted: what this rank receives from peers, per group and op. all_reduce of n elements:
+ * one-shot (P-1) * 4n when P == 2 or 4n <= COMM_ONESHOT_MAX_BYTES; else two-shot: (P-1) * 4 len_r
+ * + 4 (n - len_r), len_r = the balanced block of rank r. */
+#ifndef TESSERA_ENGINE_COMM_COMM_H
+#define TESSERA_ENGINE_COMM_COMM_H
+
+#include "config/base.h"
+#include "kernels/backend.h"
+
+#include <stdatomic.h>
+
+#define COMM_RANKS_MAX 64
+#define COMM_ONESHOT_MAX_BYTES (256u << 10)
+#define COMM_GROUPS_MAX 4
+
+enum comm_op {
+    COMM_ALL_REDUCE,
+    COMM_ALL_GATHER,
+    COMM_REDUCE_SCATTER,
+    COMM_BROADCAST,
+    COMM_ALL_TO_ALL,
+    COMM_SEND_RECV,
+    COMM_BARRIER,
+    COMM_OP_COUNT
+};
+const char *comm_op_name(enum comm_op op); /* "all_reduce", ... */
+
+/* Lives where the owner says (a shared page), written by this rank with relaxed atomics. */
+struct comm_stats {
+    char group[16];
+    struct {
+        _Atomic uint64_t calls, bytes, nanoseconds;
+    } op[COMM_OP_COUNT];
+};
+
+struct comm;
+
+struct comm_ops {
+    const char *name; /* "shm" */
+    void *(*buffer)(struct comm *c, size_t bytes);
+    enum status (*all_reduce)(struct comm *c, float *dst, const float *src, size_t n,
+                              struct err *err);
+    enum status (*all_gather)(struct comm *c, void *dst, const void *src, int32_t rows,
+                              const int32_t *cols, struct err *err);
+    enum status (*reduce_scatter)(struct comm *c, float *dst, const float *src,
+                                  const size_t *counts, struct err *err);
+    enum status (*broadcast)(struct comm *c, void *dst, const void *src, size_t n, int32_t root,
+                             struct err *err);
+    enum status (*all_to_all)(struct comm *c, void *dst, const size_t *recv_counts,
+                              const void *src, const size_t *send_counts, struct err *err);
+    enum status (*send_recv)(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
+                             size_t n, struct err *err);
+    enum status (*barrier)(struct comm *c, struct err *err);
+    enum status (*split)(struct comm *c, int32_t color, int32_t key, const char *name,
+                         struct comm_stats *stats, struct comm **out, struct err *err);
+    void (*abort)(struct comm *c);
+    void (*close)(struct comm *c);
+};
+
+/* First member of every implementation. */
+struct comm {
+    const struct comm_ops *ops;
+    int32_t rank, ranks;
+    struct comm_stats *stats;
+};
+
+/* 64-byte aligned memory peers can read; lives as long as c. NULL when the arena is used up.
+ * All ranks allocate the same sizes in the same order. */
+void *comm_buffer(struct comm *c, size_t bytes);
+/* dst[n] = sum over ranks of src[n]; dst != src. */
+enum status comm_all_reduce(struct comm *c, float *dst, const float *src, size_t n,
+                            struct err *err) MUST_USE;
+/* dst[rows, sum(cols)] = the ranks' src[rows, cols[rank]] side by side. cols has `ranks` entries,
+ * 0 allowed. rows = 1 is the ordinary all-gather(v). */
+enum status comm_all_gather(struct comm *c, void *dst, const void *src, int32_t rows,
+                            const int32_t *cols, struct err *err) MUST_USE;
+/* dst[counts[rank]] = this rank's block of the sum of src[sum(counts)]. */
+enum status comm_reduce_scatter(struct comm *c, float *dst, const float *src, const size_t *counts,
+                                struct err *err) MUST_USE;
+/* dst[n] on every rank = src[n] of root (src read on root only; dst != src). */
+enum status comm_broadcast(struct comm *c, void *dst, const void *src, size_t n, int32_t root,
+                           struct err *err) MUST_USE;
+/* src holds one block per destination rank, dst one per source rank, both in rank order.
+ * recv_counts[s] here must equal send_counts[rank] at s. */
+enum status comm_all_to_all(struct comm *c, void *dst, const size_t *recv_counts, const void *src,
+                            const size_t *send_counts, struct err *err) MUST_USE;
+/* Sends n elements to rank `to` while receiving n from `from` (a permutation of the ranks; every
+ * rank calls). */
+enum status comm_send_recv(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
+                           size_t n, struct err *err) MUST_USE;
+enum status comm_barrier(struct comm *c, struct err *err) MUST_USE;
+/* Ranks of equal color form a new communicator, ordered by key then rank. Collective over c.
+ * `name` labels its statistics. The parent must outlive it; they are never used at the same time. */
+enum status comm_split(struct comm *c, int32_t color, int32_t key, const char *name,
+                       struct comm_stats *stats, struct comm **out, struct err *err) MUST_USE;
+/* Makes every waiting and later call of this communicator's processes fail. Any thread. */
+void comm_abort(struct comm *c);
+void comm_close(struct comm *c);
+
+/* ---- shared memory (engine/comm/comm_shm.c): ranks are processes over one memfd, or threads ---- */
+
+/* Size of the shared region for `ranks` ranks with arena_bytes of buffers each. */
+size_t comm_shm_bytes(int32_t ranks, size_t arena_bytes);
+/* Once, by the creator, on zeroed memory of that size (page-aligned). */
+void comm_shm_init(void *region, int32_t ranks, size_t arena_bytes);
+/* By each rank, on its own mapping of the region. b does the sums (its threads); borrowed. stats
+ * borrowed. Spins briefly, then futex: correct when ranks exceed cores, idle at 0 % CPU. */
+enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct comm_stats *stats,
+                          struct comm **out, struct err *err) MUST_USE;
+
+#endif

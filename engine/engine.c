@@ -1,0 +1,335 @@
+/* DESIGN: one thread owns scheduler, KV bookkeeping and links; the rest of the world reaches it
+ * through a bounded mailbox under one short lock. The thread sleeps on a condition when nothing runs
+ * and is otherwise inside an exchange with the ranks. A lost group ends every request once, from
+ * here, so that exactly one terminal event per request holds. */
+#include "engine/engine_thread.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
+                                       0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
+
+struct engine {
+    struct engine_config config;
+    struct sched *sched;
+    struct step *step;
+    void *message;
+    struct token_event *events;
+    struct link_answer answers[COMM_RANKS_MAX];
+    uint64_t seq;
+    uint64_t progress_seen; /* sum of the ranks' progress words, and when it last changed */
+    double progress_at;
+    pthread_t thread;
+    bool started;
+    _Atomic bool lost;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t wake;
+    struct sequence *mail, **mail_tail;
+    int32_t mail_count;
+    uint64_t *cancels; /* [cancel_max]: as many as there can be requests */
+    int32_t cancel_count, cancel_max;
+    uint64_t next_id;
+    bool stop;
+    struct engine_metrics metrics;
+};
+
+/* ---- the outside ---- */
+
+static enum status lost(const struct engine *e, struct err *err)
+{
+    (void)e;
+    return base_fail(err, ERR_COMM, "the rank group is lost");
+}
+
+enum status engine_submit(struct engine *e, const struct request_params *params,
+                          const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
+                          struct err *err)
+{
+    struct sequence *s = NULL;
+    if (atomic_load(&e->lost))
+        return lost(e, err);
+    enum status st = sched_sequence(&e->config.sched, params, prompt, prompt_len, &s, err);
+    if (st != OK)
+        return st;
+    s->user = user;
+    pthread_mutex_lock(&e->lock);
+    /* waiting requests count whether they are in the mailbox or with the scheduler */
+    if (e->stop || atomic_load(&e->lost)) {
+        st = lost(e, err);
+    } else if (e->mail_count + e->metrics.waiting >= e->config.sched.waiting_max) {
+        st = base_fail(err, ERR_LIMIT, "%d requests are waiting already, try again later",
+                       e->config.sched.waiting_max);
+    } else {
+        *id = s->id = ++e->next_id;
+        s->next = NULL;
+        *e->mail_tail = s;
+        e->mail_tail = &s->next;
+        e->mail_count++;
+        s = NULL;
+        pthread_cond_signal(&e->wake);
+    }
+    pthread_mutex_unlock(&e->lock);
+    sched_sequence_free(s);
+    return st;
+}
+
+void engine_cancel(struct engine *e, uint64_t id)
+{
+    pthread_mutex_lock(&e->lock);
+    bool known = false; /* asked twice before the next step */
+    for (int32_t i = 0; i < e->cancel_count; i++)
+        known = known || e->cancels[i] == id;
+    if (!known && e->cancel_count < e->cancel_max)
+        e->cancels[e->cancel_count++] = id;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_metrics(const struct engine *e, struct engine_metrics *out)
+{
+    struct engine *w = (struct engine *)(uintptr_t)e; /* the lock is not part of what is const */
+    const struct board *board = e->config.board;
+    pthread_mutex_lock(&w->lock);
+    *out = e->metrics;
+    out->waiting += e->mail_count;
+    pthread_mutex_unlock(&w->lock);
+    out->ranks = e->config.ranks;
+    for (int32_t r = 0; r < out->ranks; r++) {
+        const struct board_rank *b = &board->rank[r];
+        out->rank[r].up = !atomic_load(&e->lost);
+        out->rank[r].weight_bytes = atomic_load(&b->weight_bytes);
+        out->rank[r].read_bytes = atomic_load(&b->read_bytes);
+        for (int op = 0; op < COMM_OP_COUNT; op++) {
+            out->rank[r].comm[op].calls = atomic_load(&b->comm.op[op].calls);
+            out->rank[r].comm[op].bytes = atomic_load(&b->comm.op[op].bytes);
+            out->rank[r].comm[op].nanoseconds = atomic_load(&b->comm.op[op].nanoseconds);
+        }
+    }
+}
+
+/* ---- the engine thread ---- */
+
+static void deliver(struct engine *e, int32_t count)
+{
+    if (count > 0)
+        e->config.sink(e->config.sink_ctx, e->events, count);
+    pthread_mutex_lock(&e->lock);
+    struct engine_metrics *m = &e->metrics;
+    for (int32_t i = 0; i < count; i++) {
+        m->finished[e->events[i].finish]++;
+        m->generation_tokens += e->events[i].token >= 0;
+    }
+    const struct kv_pool *kv = sched_kv(e->sched);
+    m->running = sched_running(e->sched);
+    m->waiting = sched_waiting(e->sched);
+    m->kv_blocks = kv_total(kv);
+    m->kv_blocks_used = kv_used(kv);
+    m->kv_usage = kv_total(kv) ? (double)kv_used(kv) / kv_total(kv) : 0;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Moves mail and cancels to the scheduler; sleeps while there is neither work nor mail. False when
+ * the engine shall stop. */
+static bool collect(struct engine *e, bool idle)
+{
+    pthread_mutex_lock(&e->lock);
+    while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0)
+        pthread_cond_wait(&e->wake, &e->lock);
+    while (e->mail) {
+        struct sequence *s = e->mail;
+        if (!sched_submit(e->sched, s))
+            break; /* cannot be: the bound was checked on submission */
+        e->mail = s->next;
+        s->next = NULL;
+        e->mail_count--;
+    }
+    if (!e->mail)
+        e->mail_tail = &e->mail;
+    e->metrics.waiting = sched_waiting(e->sched);
+    for (int32_t i = 0; i < e->cancel_count; i++)
+        sched_cancel(e->sched, e->cancels[i]);
+    e->cancel_count = 0;
+    bool go_on = !e->stop && !atomic_load(&e->lost);
+    pthread_mutex_unlock(&e->lock);
+    return go_on;
+}
+
+/* While ranks work: did a layer finish within the deadline, and does anybody want us to stop? */
+static enum status patience(void *ctx, struct err *err)
+{
+    struct engine *e = ctx;
+    uint64_t sum = 0;
+    for (int32_t r = 0; r < e->config.ranks; r++)
+        sum += atomic_load_explicit(&e->config.board->rank[r].progress, memory_order_relaxed);
+    double now = base_now();
+    if (sum != e->progress_seen) {
+        e->progress_seen = sum;
+        e->progress_at = now;
+    }
+    if (atomic_load(&e->lost))
+        return lost(e, err);
+    if (now - e->progress_at > e->config.step_timeout)
+        return base_fail(err, ERR_COMM, "no rank finished a layer for %.0f s (--step-timeout)",
+                         e->config.step_timeout);
+    return OK;
+}
+
+/* All ranks must have run this step and sampled the same ids. */
+static enum status check_answers(const struct engine *e, struct err *err)
+{
+    for (int32_t r = 0; r < e->config.ranks; r++) {
+        const struct step_answer *h = &e->answers[r].head;
+        if (h->status != OK)
+            return base_fail(err, ERR_COMM, "rank %d failed: %s", r, e->answers[r].text);
+        if (h->epoch != e->config.epoch || h->seq != e->seq || h->rank != r)
+            return base_fail(err, ERR_COMM, "rank %d answered step %llu of epoch %u, expected %llu",
+                             r, (unsigned long long)h->seq, h->epoch, (unsigned long long)e->seq);
+        if (h->hash != e->answers[0].head.hash)
+            return base_fail(err, ERR_COMM, "ranks 0 and %d sampled different tokens in step %llu",
+                             r, (unsigned long long)e->seq);
+    }
+    if (e->answers[0].head.ids != e->step->samples ||
+        e->answers[0].head.hash != step_hash(e->answers[0].ids, e->step->samples))
+        return base_fail(err, ERR_COMM, "rank 0 answered %d tokens for %d rows",
+                         e->answers[0].head.ids, e->step->samples);
+    return OK;
+}
+
+static void account(struct engine *e, double seconds)
+{
+    int bucket = 0;
+    while (bucket < 15 && seconds > engine_step_bounds[bucket])
+        bucket++;
+    int32_t prompt = 0;
+    for (int32_t i = 0; i < e->step->rows; i++)
+        prompt += e->step->token[i] != STEP_TOKEN_FROM_SLOT;
+    pthread_mutex_lock(&e->lock);
+    e->metrics.steps++;
+    e->metrics.step_rows += (uint64_t)e->step->rows;
+    e->metrics.step_seconds += seconds;
+    e->metrics.step_buckets[bucket]++;
+    e->metrics.prompt_tokens += (uint64_t)prompt;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static enum status run_step(struct engine *e, struct err *err)
+{
+    enum status st = OK;
+    int32_t count;
+    double start = base_now();
+    e->step->epoch = e->config.epoch;
+    e->step->seq = ++e->seq;
+    e->progress_at = start;
+    size_t bytes = step_encode(e->step, e->message);
+    TRY(link_exchange(e->config.links, e->message, bytes, patience, e, e->answers, err));
+    TRY(check_answers(e, err));
+    account(e, base_now() - start);
+    sched_commit(e->sched, e->step, e->answers[0].ids, e->events, &count);
+    deliver(e, count);
+out:
+    return st;
+}
+
+static void *engine_loop(void *arg)
+{
+    struct engine *e = arg;
+    struct err err;
+    int32_t count = 0;
+    bool idle = true;
+    while (collect(e, idle)) {
+        bool work = sched_build(e->sched, e->step, e->events, &count);
+        deliver(e, count);
+        idle = !work;
+        if (!work)
+            continue;
+        if (run_step(e, &err) != OK) {
+            if (!atomic_exchange(&e->lost, true))
+                base_log(LOG_ERROR, "rank group lost: %s", err.text);
+            if (e->config.on_lost)
+                e->config.on_lost(e->config.on_lost_ctx);
+            break;
+        }
+    }
+    collect(e, false);
+    sched_end_all(e->sched, atomic_load(&e->lost) ? FINISH_ERROR : FINISH_CANCELLED, e->events,
+                  &count);
+    deliver(e, count);
+    return NULL;
+}
+
+enum status engine_open(const struct engine_config *config, struct engine **out, struct err *err)
+{
+    enum status st = OK;
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e)
+        return base_fail(err, ERR_NOMEM, "engine: no memory");
+    e->config = *config;
+    e->mail_tail = &e->mail;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->wake, NULL);
+    e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
+    e->metrics.kv_blocks = config->sched.limits.blocks;
+    e->message = malloc(step_bytes_max(&config->sched.limits));
+    e->events = calloc((size_t)sched_events_max(&config->sched), sizeof *e->events);
+    e->cancel_max = sched_events_max(&config->sched);
+    e->cancels = calloc((size_t)e->cancel_max, sizeof *e->cancels);
+    if (!e->message || !e->events || !e->cancels) {
+        st = base_fail(err, ERR_NOMEM, "engine: no memory for its buffers");
+        goto out;
+    }
+    TRY(sched_open(&config->sched, &e->sched, err));
+    TRY(step_open_new(&config->sched.limits, &e->step, err));
+    if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {
+        st = base_fail(err, ERR_NOMEM, "engine: no thread");
+        goto out;
+    }
+    e->started = true;
+    *out = e;
+    e = NULL;
+out:
+    engine_close(e);
+    return st;
+}
+
+void engine_lost(struct engine *e)
+{
+    atomic_store(&e->lost, true);
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_stop(struct engine *e)
+{
+    if (!e || !e->started)
+        return;
+    pthread_mutex_lock(&e->lock);
+    e->stop = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
+    e->started = false;
+}
+
+void engine_close(struct engine *e)
+{
+    if (!e)
+        return;
+    engine_stop(e);
+    while (e->mail) {
+        struct sequence *next = e->mail->next;
+        sched_sequence_free(e->mail);
+        e->mail = next;
+    }
+    sched_close(e->sched);
+    step_free(e->step);
+    free(e->message);
+    free(e->events);
+    free(e->cancels);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->wake);
+    free(e);
+}

@@ -1,0 +1,133 @@
+/* DESIGN: automatic sizes are arithmetic on the model and on free memory, never a trial run: the KV
+ * cache takes what max-num-seqs full contexts need, at most a sixteenth of free memory; the context
+ * is what the model allows and the cache holds. Each is printed at start. */
+#include "engine/footprint.h"
+
+#include "engine/model/model.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+static size_t read_number(const char *path, const char *key)
+{
+    char line[128];
+    unsigned long long v = 0;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof line, f)) {
+        if (*key && strncmp(line, key, strlen(key)) != 0)
+            continue;
+        if (sscanf(line + strlen(key), " %llu", &v) == 1)
+            break;
+    }
+    fclose(f);
+    return (size_t)v;
+}
+
+size_t footprint_available(void)
+{
+    size_t free_now = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
+    size_t used = read_number("/sys/fs/cgroup/memory.current", "");
+    if (limit > used && limit - used < free_now)
+        return limit - used;
+    return free_now;
+}
+
+static int32_t min32(int64_t a, int64_t b)
+{
+    return (int32_t)(a < b ? a : b);
+}
+
+static int32_t blocks_for(int64_t positions)
+{
+    return (int32_t)((positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS);
+}
+
+struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
+                            const struct layout *l)
+{
+    return (struct kv_spec){m->layers, (int32_t)span_len(l->kv_heads), m->head_dim,
+                            f->limits.blocks, f->kv_dtype};
+}
+
+static int32_t thread_count(const struct options *o)
+{
+    if (o->threads_per_rank > 0)
+        return o->threads_per_rank;
+    cpu_set_t set;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return cores / o->tp > 0 ? cores / o->tp : 1;
+}
+
+/* Bytes of 16 positions on the rank that holds most KV heads. */
+static size_t block_bytes(const struct footprint *f, const struct model_config *m,
+                          struct layout *const *layouts)
+{
+    size_t most = 0;
+    for (int32_t r = 0; r < f->ranks; r++) {
+        size_t n = BACKEND_BLOCK_TOKENS * layout_kv_bytes_per_token(layouts[r], m, f->kv_dtype);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static enum status size_kv(struct footprint *f, const struct options *o,
+                           const struct model_config *m, size_t block, struct err *err)
+{
+    int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
+    size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory
+                                          : f->available / 16 / (size_t)f->ranks;
+    int64_t fits = (int64_t)(bytes / block), wanted = (int64_t)f->limits.slots * blocks_for(longest);
+    f->limits.blocks = min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
+    int64_t positions = (int64_t)f->limits.blocks * BACKEND_BLOCK_TOKENS;
+    f->max_model_len = o->max_model_len > 0 ? longest : min32(longest, positions);
+    f->limits.table_cols = blocks_for(f->max_model_len);
+    f->limits.history_max = f->max_model_len;
+    if (f->max_model_len > positions || f->max_model_len < 2)
+        return base_fail(err, ERR_LIMIT,
+                         "the KV cache holds %lld positions (%d blocks of %zu bytes per rank), "
+                         "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len",
+                         (long long)positions, f->limits.blocks, block, longest);
+    if (o->max_model_len > m->max_position)
+        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
+                         m->max_position);
+    return OK;
+}
+
+enum status footprint_plan(const struct options *o, const struct model_config *m,
+                           struct layout *const *layouts, const struct backend_ops *ops,
+                           struct footprint *out, struct err *err)
+{
+    struct footprint f;
+    memset(&f, 0, sizeof f);
+    f.ranks = o->tp;
+    f.threads = thread_count(o);
+    f.dtype = f.kv_dtype = options_dtype(o, m->dtype);
+    f.available = footprint_available();
+    f.limits.rows = o->max_num_batched_tokens;
+    f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
+    f.limits.vocab = m->vocab;
+    enum status st = size_kv(&f, o, m, block_bytes(&f, m, layouts), err);
+    f.comm_bytes = model_comm_bytes(m, f.limits.rows, f.limits.slots);
+    for (int32_t r = 0; r < f.ranks; r++) {
+        struct kv_spec kv = footprint_kv(&f, m, layouts[r]);
+        f.rank[r].weights = layouts[r]->arena_bytes;
+        f.rank[r].kv = ops->kv_bytes(&kv);
+        f.rank[r].kv_per_token = layout_kv_bytes_per_token(layouts[r], m, f.kv_dtype);
+        f.rank[r].activations =
+            model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots);
+        f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.comm_bytes;
+    }
+    *out = f;
+    if (st == OK && f.total > f.available) {
+        char need[32], have[32];
+        st = base_fail(err, ERR_LIMIT,
+                       "does not fit: %d ranks need %s (%zu bytes), %s (%zu bytes) of memory are free",
+                       f.ranks, base_human_bytes(need, sizeof need, f.total), f.total,
+                       base_human_bytes(have, sizeof have, f.available), f.available);
+    }
+    return st;
+}

@@ -1,0 +1,37 @@
+/* Footprint: what a configuration needs, from config and headers alone: weights, KV cache,
+ * activations and communicator memory per rank, and the sizes everything is allocated with.
+ * `plan` prints it, `serve` reserves it, ranks are told its numbers. Pure but for the question how
+ * much memory is free. */
+#ifndef TESSERA_ENGINE_FOOTPRINT_H
+#define TESSERA_ENGINE_FOOTPRINT_H
+
+#include "config/model_config.h"
+#include "config/options.h"
+#include "engine/comm/comm.h"
+#include "engine/model/layout.h"
+#include "engine/step.h"
+
+struct footprint {
+    int32_t ranks, threads; /* per rank */
+    enum dtype dtype, kv_dtype;
+    int32_t max_model_len;
+    struct step_limits limits;
+    size_t comm_bytes; /* communicator arena per rank */
+    struct {
+        size_t weights, kv, kv_per_token, activations;
+    } rank[COMM_RANKS_MAX];
+    size_t total;     /* all ranks, with communicator arenas */
+    size_t available; /* memory that is free now */
+};
+
+/* layouts[ranks]. ERR_LIMIT says what is needed and what is there; *out is filled even then. */
+enum status footprint_plan(const struct options *o, const struct model_config *m,
+                           struct layout *const *layouts, const struct backend_ops *ops,
+                           struct footprint *out, struct err *err) MUST_USE;
+/* KV spec of one rank. */
+struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
+                            const struct layout *l);
+/* Free memory by the kernel's account, within the cgroup's limit. */
+size_t footprint_available(void);
+
+#endif

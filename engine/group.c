@@ -1,0 +1,302 @@
+/* DESIGN: memory files are made here and inherited, so their content outlives a rank and no name
+ * exists that could be left behind. The KV file is allocated at once: everything is reserved before
+ * ready, and a lack of memory is an error now and not a SIGBUS later. Weights are written whole by
+ * the loading, which allocates them as it goes. */
+#include "engine/group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { HIGH_FD = 64, ARGS_MAX = 48 };
+
+struct member {
+    pid_t pid;
+    int pidfd, weights, kv;
+    bool reaped;
+};
+
+struct group {
+    int32_t ranks;
+    uint32_t epoch;
+    struct member members[COMM_RANKS_MAX];
+    int comm, board_fd;
+    struct board *board;
+    struct link_set *links;
+};
+
+/* Descriptors stay above the numbers the ranks find them at, so that dup2 never meets itself. */
+static int high_fd(int fd)
+{
+    int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
+    if (fd >= 0)
+        close(fd);
+    return high;
+}
+
+static enum status memory_file(const char *name, size_t bytes, bool allocate, int *out,
+                               struct err *err)
+{
+    int fd = high_fd(memfd_create(name, MFD_CLOEXEC));
+    if (fd < 0)
+        return base_fail_errno(err, ERR_LIMIT, "memory file for %s", name);
+    int failed = ftruncate(fd, (off_t)(bytes > 0 ? bytes : 1));
+    if (!failed && allocate && bytes > 0) {
+        failed = posix_fallocate(fd, 0, (off_t)bytes);
+        errno = failed;
+    }
+    if (failed) {
+        base_fail_errno(err, ERR_LIMIT, "%zu bytes of memory for %s", bytes, name);
+        close(fd);
+        return ERR_LIMIT;
+    }
+    *out = fd;
+    return OK;
+}
+
+static enum status make_shared(struct group *g, const struct footprint *f, struct err *err)
+{
+    enum status st = OK;
+    size_t region = comm_shm_bytes(g->ranks, f->comm_bytes);
+    TRY(memory_file("tessera-comm", region, false, &g->comm, err));
+    TRY(memory_file("tessera-board", sizeof(struct board), true, &g->board_fd, err));
+    void *board =
+        mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED, g->board_fd, 0);
+    if (board == MAP_FAILED)
+        return base_fail_errno(err, ERR_LIMIT, "mapping the board");
+    g->board = board;
+    void *shared = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_SHARED, g->comm, 0);
+    if (shared == MAP_FAILED)
+        return base_fail_errno(err, ERR_LIMIT, "mapping the communicator");
+    comm_shm_init(shared, g->ranks, f->comm_bytes);
+    munmap(shared, region);
+    for (int32_t r = 0; r < g->ranks; r++) {
+        struct member *m = &g->members[r];
+        TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
+        TRY(memory_file("tessera-kv", f->rank[r].kv, true, &m->kv, err));
+    }
+out:
+    return st;
+}
+
+/* argv of a rank, as one block of text plus pointers into it. */
+struct arguments {
+    char text[8192];
+    size_t used;
+    char *argv[ARGS_MAX];
+    int count;
+};
+
+static void add(struct arguments *a, const char *fmt, ...) PRINTF_LIKE(2, 3);
+static void add(struct arguments *a, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    CHECK(a->count + 1 < ARGS_MAX);
+    a->argv[a->count++] = a->text + a->used;
+    int n = vsnprintf(a->text + a->used, sizeof a->text - a->used, fmt, ap);
+    va_end(ap);
+    CHECK(n >= 0 && (size_t)n + 1 < sizeof a->text - a->used);
+    a->used += (size_t)n + 1;
+}
+
+static void build_arguments(const struct options *o, const struct footprint *f, int32_t rank,
+                            struct arguments *a)
+{
+    add(a, "tessera");
+    add(a, "rank");
+    add(a, "%s", o->model);
+    add(a, "--rank=%d", rank);
+    add(a, "--parent-pid=%d", (int)getpid());
+    add(a, "--tensor-parallel-size=%d", f->ranks);
+    add(a, "--parallel-mode=%s", o->parallel_mode);
+    if (o->plan_file)
+        add(a, "--plan=%s", o->plan_file);
+    add(a, "--device=%s", o->device);
+    add(a, "--dtype=%s", o->dtype);
+    add(a, "--load-format=%s", o->load_format);
+    add(a, "--seed=%lld", (long long)o->seed);
+    add(a, "--threads-per-rank=%d", f->threads);
+    add(a, "--max-model-len=%d", f->max_model_len);
+    add(a, "--max-num-seqs=%d", f->limits.slots);
+    add(a, "--max-num-batched-tokens=%d", f->limits.rows);
+    add(a, "--kv-blocks=%d", f->limits.blocks);
+    add(a, "--comm-bytes=%zu", f->comm_bytes);
+}
+
+static enum status start(struct group *g, const struct options *o, const struct footprint *f,
+                         int32_t rank, int link, struct err *err)
+{
+    extern char **environ;
+    struct member *m = &g->members[rank];
+    const int from[] = {link, g->comm, m->weights, m->kv, g->board_fd};
+    struct arguments a = {.used = 0};
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t none;
+    build_arguments(o, f, rank, &a);
+    sigemptyset(&none); /* the server blocks signals to wait for them; a rank must not inherit that */
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    for (size_t i = 0; i < ARRAY_LEN(from); i++)
+        posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
+    int failed =
+        posix_spawn(&m->pid, "/proc/self/exe", &actions, &attributes, a.argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    if (failed) {
+        m->pid = 0;
+        return base_fail(err, ERR_INTERNAL, "starting rank %d: %s", rank, strerror(failed));
+    }
+    m->pidfd = (int)syscall(SYS_pidfd_open, m->pid, 0);
+    if (m->pidfd < 0)
+        return base_fail_errno(err, ERR_DEVICE, "watching rank %d (pidfd_open, Linux 5.3)", rank);
+    return OK;
+}
+
+enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
+                       struct err *err)
+{
+    enum status st = OK;
+    int mine[COMM_RANKS_MAX];
+    int32_t made = 0;
+    struct group *g = calloc(1, sizeof *g);
+    if (!g)
+        return base_fail(err, ERR_NOMEM, "group: no memory");
+    g->ranks = f->ranks;
+    g->epoch = 1;
+    g->comm = g->board_fd = -1;
+    for (int32_t r = 0; r < g->ranks; r++)
+        g->members[r] = (struct member){.pidfd = -1, .weights = -1, .kv = -1};
+    TRY(make_shared(g, f, err));
+    for (int32_t r = 0; r < g->ranks; r++) {
+        int pair[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+            st = base_fail_errno(err, ERR_LIMIT, "link to rank %d", r);
+            goto out;
+        }
+        mine[made++] = high_fd(pair[0]);
+        int theirs = high_fd(pair[1]);
+        st = start(g, o, f, r, theirs, err);
+        close(theirs);
+        TRY(st);
+    }
+    TRY(link_open(mine, made, f->limits.slots, &g->links, err));
+    made = 0;
+    *out = g;
+    g = NULL;
+out:
+    for (int32_t i = 0; i < made; i++)
+        close(mine[i]);
+    group_close(g);
+    return st;
+}
+
+void group_kill(struct group *g)
+{
+    for (int32_t r = 0; r < g->ranks; r++) {
+        struct member *m = &g->members[r];
+        if (m->pidfd >= 0) /* by pidfd: never the wrong process */
+            syscall(SYS_pidfd_send_signal, m->pidfd, SIGKILL, NULL, 0);
+    }
+}
+
+void group_close(struct group *g)
+{
+    if (!g)
+        return;
+    group_kill(g);
+    for (int32_t r = 0; r < g->ranks; r++) {
+        struct member *m = &g->members[r];
+        if (m->pid > 0 && !m->reaped) {
+            kill(m->pid, SIGKILL);
+            waitpid(m->pid, NULL, 0);
+        }
+        if (m->pidfd >= 0)
+            close(m->pidfd);
+        if (m->weights >= 0)
+            close(m->weights);
+        if (m->kv >= 0)
+            close(m->kv);
+    }
+    link_close(g->links);
+    if (g->board)
+        munmap(g->board, sizeof *g->board);
+    if (g->comm >= 0)
+        close(g->comm);
+    if (g->board_fd >= 0)
+        close(g->board_fd);
+    free(g);
+}
+
+int32_t group_ranks(const struct group *g)
+{
+    return g->ranks;
+}
+
+struct link_set *group_links(struct group *g)
+{
+    return g->links;
+}
+
+const struct board *group_board(const struct group *g)
+{
+    return g->board;
+}
+
+uint32_t group_epoch(const struct group *g)
+{
+    return g->epoch;
+}
+
+int group_pidfd(const struct group *g, int32_t rank)
+{
+    return g->members[rank].pidfd;
+}
+
+int32_t group_pid(const struct group *g, int32_t rank)
+{
+    return (int32_t)g->members[rank].pid;
+}
+
+enum status group_check(struct group *g, struct err *err)
+{
+    for (int32_t r = 0; r < g->ranks; r++) {
+        struct member *m = &g->members[r];
+        siginfo_t info = {0};
+        if (m->reaped || waitid(P_PID, (id_t)m->pid, &info, WEXITED | WNOHANG) != 0 ||
+            info.si_pid == 0)
+            continue;
+        m->reaped = true;
+        if (info.si_code == CLD_EXITED)
+            return base_fail(err, ERR_COMM, "rank %d (pid %d) ended with exit code %d", r,
+                             (int)m->pid, info.si_status);
+        return base_fail(err, ERR_COMM, "rank %d (pid %d) was killed by signal %d (%s)", r,
+                         (int)m->pid, info.si_status, strsignal(info.si_status));
+    }
+    return OK;
+}
+
+enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx, struct err *err)
+{
+    struct link_answer answers[COMM_RANKS_MAX];
+    struct err cause;
+    enum status st = link_exchange(g->links, NULL, 0, tick, ctx, answers, err);
+    if (st == ERR_COMM && group_check(g, &cause) != OK)
+        *err = cause; /* says more than a closed link */
+    for (int32_t r = 0; st == OK && r < g->ranks; r++)
+        if (answers[r].head.status != OK)
+            st = base_fail(err, (enum status)answers[r].head.status, "%s", answers[r].text);
+    return st;
+}

@@ -1,0 +1,41 @@
+/* Group: the rank processes of one server. Spawned from the same binary, given memory files (weights,
+ * KV cache, communicator, board) and a link each, watched by pidfd. A group is never repaired: when
+ * a rank is lost all are killed. Only the main thread calls (the parent-death signal of a child
+ * belongs to the thread that started it). */
+#ifndef TESSERA_ENGINE_GROUP_H
+#define TESSERA_ENGINE_GROUP_H
+
+#include "engine/board.h"
+#include "engine/footprint.h"
+#include "engine/link.h"
+
+/* Descriptors a rank finds at start. */
+enum group_fd { GROUP_FD_LINK = 3, GROUP_FD_COMM, GROUP_FD_WEIGHTS, GROUP_FD_KV, GROUP_FD_BOARD };
+
+struct group;
+
+/* Makes the memory files and starts the ranks; returns before they have loaded. Nothing is named in
+ * /dev/shm. `o` and `f` are passed on as arguments. */
+enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
+                       struct err *err) MUST_USE;
+/* SIGKILLs what still runs, reaps it, frees everything. */
+void group_close(struct group *g);
+
+int32_t group_ranks(const struct group *g);
+struct link_set *group_links(struct group *g);
+const struct board *group_board(const struct group *g);
+uint32_t group_epoch(const struct group *g);
+/* Readable when the rank has ended. */
+int group_pidfd(const struct group *g, int32_t rank);
+int32_t group_pid(const struct group *g, int32_t rank);
+
+/* Waits for every rank's first answer (weights loaded, buffers reserved). `tick` is called about
+ * every 50 ms and may end the wait (a signal came). ERR_COMM or the rank's own status and text. */
+enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx,
+                             struct err *err) MUST_USE;
+/* ERR_COMM with "rank 1 (pid 17) was killed by signal 9" when a rank has ended; OK otherwise. */
+enum status group_check(struct group *g, struct err *err) MUST_USE;
+/* SIGKILL to all; they are reaped by group_close. Safe from any thread. */
+void group_kill(struct group *g);
+
+#endif

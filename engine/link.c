@@ -1,0 +1,229 @@
+/* DESIGN: an exchange is one poll loop over all links, writing what is left of the message and
+ * reading what has come of the answers; no link can block another. A message is written once per
+ * rank from the same bytes. */
+#include "engine/link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { TEXT_MAX = 480, POLL_MS = 50 };
+
+struct end {
+    int fd;
+    size_t sent;
+    char *in; /* the answer so far */
+    size_t got;
+    bool done;
+};
+
+struct link_set {
+    int32_t count, ids_max;
+    size_t in_cap;
+    struct end *ends;
+    struct pollfd *polls;
+};
+
+enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
+                      struct err *err)
+{
+    enum status st = OK;
+    struct link_set *l = calloc(1, sizeof *l);
+    if (!l)
+        return base_fail(err, ERR_NOMEM, "links: no memory");
+    l->ends = calloc((size_t)count, sizeof *l->ends);
+    l->polls = calloc((size_t)count, sizeof *l->polls);
+    l->count = l->ends ? count : 0;
+    l->ids_max = ids_max;
+    l->in_cap = sizeof(struct step_answer) + (size_t)ids_max * sizeof(int32_t) + TEXT_MAX;
+    for (int32_t i = 0; i < l->count; i++) {
+        l->ends[i].fd = fds[i];
+        l->ends[i].in = calloc(1, l->in_cap);
+        if (!l->ends[i].in)
+            st = ERR_NOMEM;
+        fcntl(fds[i], F_SETFL, fcntl(fds[i], F_GETFL) | O_NONBLOCK);
+    }
+    if (!l->ends || !l->polls || st != OK) {
+        link_close(l);
+        return base_fail(err, ERR_NOMEM, "links: no memory for %d ranks", count);
+    }
+    *out = l;
+    return OK;
+}
+
+void link_close(struct link_set *l)
+{
+    if (!l)
+        return;
+    for (int32_t i = 0; i < l->count; i++) {
+        close(l->ends[i].fd);
+        free(l->ends[i].in);
+    }
+    free(l->ends);
+    free(l->polls);
+    free(l);
+}
+
+static enum status closed(int32_t rank, struct err *err)
+{
+    return base_fail(err, ERR_COMM, "rank %d closed its link", rank);
+}
+
+static enum status pump_out(struct link_set *l, int32_t i, const char *message, size_t bytes,
+                            struct err *err)
+{
+    struct end *e = &l->ends[i];
+    while (e->sent < bytes) {
+        ssize_t n = send(e->fd, message + e->sent, bytes - e->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return OK;
+        if (n < 0)
+            return closed(i, err);
+        e->sent += (size_t)n;
+    }
+    return OK;
+}
+
+/* Length of the whole answer once its head is there; 0 when the head is malformed. */
+static size_t answer_bytes(const struct link_set *l, const struct step_answer *h)
+{
+    if (h->magic != STEP_ANSWER_MAGIC || h->ids < 0 || h->ids > l->ids_max || h->text_bytes < 0 ||
+        h->text_bytes >= TEXT_MAX)
+        return 0;
+    return sizeof *h + (size_t)h->ids * sizeof(int32_t) + (size_t)h->text_bytes;
+}
+
+static enum status pump_in(struct link_set *l, int32_t i, struct err *err)
+{
+    struct end *e = &l->ends[i];
+    while (!e->done) {
+        size_t want = sizeof(struct step_answer);
+        if (e->got >= want) {
+            want = answer_bytes(l, (const struct step_answer *)(const void *)e->in);
+            if (want == 0)
+                return base_fail(err, ERR_COMM, "rank %d sent a malformed answer", i);
+            if (e->got == want) {
+                e->done = true;
+                return OK;
+            }
+        }
+        ssize_t n = recv(e->fd, e->in + e->got, want - e->got, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return OK;
+        if (n <= 0)
+            return closed(i, err);
+        e->got += (size_t)n;
+    }
+    return OK;
+}
+
+static enum status pump(struct link_set *l, const void *message, size_t bytes, int32_t *left,
+                        struct err *err)
+{
+    enum status st = OK;
+    *left = 0;
+    for (int32_t i = 0; i < l->count && st == OK; i++) {
+        struct end *e = &l->ends[i];
+        st = pump_out(l, i, message, bytes, err);
+        if (st == OK)
+            st = pump_in(l, i, err);
+        *left += !e->done;
+        short events = e->done ? 0 : POLLIN;
+        l->polls[i] = (struct pollfd){.fd = e->done ? -1 : e->fd,
+                                      .events = (short)(events | (e->sent < bytes ? POLLOUT : 0))};
+    }
+    return st;
+}
+
+enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
+                          link_patience *patience, void *ctx, struct link_answer *answers,
+                          struct err *err)
+{
+    enum status st = OK;
+    for (int32_t i = 0; i < l->count; i++) {
+        l->ends[i].sent = l->ends[i].got = 0;
+        l->ends[i].done = false;
+    }
+    for (;;) {
+        int32_t left;
+        st = pump(l, message, bytes, &left, err);
+        if (st != OK || left == 0)
+            break;
+        if (poll(l->polls, (nfds_t)l->count, POLL_MS) == 0 && patience)
+            TRY(patience(ctx, err));
+    }
+    for (int32_t i = 0; i < l->count && st == OK; i++) {
+        char *in = l->ends[i].in;
+        memcpy(&answers[i].head, in, sizeof answers[i].head);
+        answers[i].ids = (const int32_t *)(const void *)(in + sizeof(struct step_answer));
+        char *text = in + sizeof(struct step_answer) +
+                     (size_t)answers[i].head.ids * sizeof(int32_t);
+        text[answers[i].head.text_bytes] = '\0';
+        answers[i].text = text;
+    }
+out:
+    return st;
+}
+
+static enum status read_all(int fd, char *dst, size_t n, struct err *err)
+{
+    for (size_t got = 0; got < n;) {
+        ssize_t r = read(fd, dst + got, n - got);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r == 0)
+            return base_fail(err, ERR_CANCELLED, "the front end closed the link");
+        if (r < 0)
+            return base_fail_errno(err, ERR_COMM, "link");
+        got += (size_t)r;
+    }
+    return OK;
+}
+
+enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *err)
+{
+    enum status st = OK;
+    struct step_header h;
+    TRY(read_all(fd, buf, sizeof h, err));
+    memcpy(&h, buf, sizeof h);
+    if (h.bytes < sizeof h || h.bytes > cap) {
+        st = base_fail(err, ERR_COMM, "step message of %u bytes, room for %zu", h.bytes, cap);
+        goto out;
+    }
+    TRY(read_all(fd, (char *)buf + sizeof h, h.bytes - sizeof h, err));
+    *n = h.bytes;
+out:
+    return st;
+}
+
+static enum status write_all(int fd, const void *src, size_t n, struct err *err)
+{
+    for (size_t sent = 0; sent < n;) {
+        ssize_t w = send(fd, (const char *)src + sent, n - sent, MSG_NOSIGNAL);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w < 0)
+            return base_fail_errno(err, ERR_COMM, "link");
+        sent += (size_t)w;
+    }
+    return OK;
+}
+
+enum status link_answer(int fd, const struct step_answer *head, const int32_t *ids,
+                        const char *text, struct err *err)
+{
+    enum status st = OK;
+    TRY(write_all(fd, head, sizeof *head, err));
+    TRY(write_all(fd, ids, (size_t)head->ids * sizeof *ids, err));
+    TRY(write_all(fd, text, (size_t)head->text_bytes, err));
+out:
+    return st;
+}

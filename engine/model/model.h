@@ -1,0 +1,49 @@
+/* The transformer of one rank: weights by meaning, activations, and the forward pass.
+ * One thread (the rank's) calls; nothing is allocated after model_open. */
+#ifndef TESSERA_ENGINE_MODEL_MODEL_H
+#define TESSERA_ENGINE_MODEL_MODEL_H
+
+#include "engine/model/layout.h"
+#include "engine/parallel/parallel.h"
+#include "weights/loader.h"
+
+#include <stdatomic.h>
+
+struct model;
+
+/* Everything borrowed must outlive the model. */
+struct model_parts {
+    const struct model_config *config;
+    const struct layout *layout;
+    const struct loaded *weights;
+    struct backend *backend;
+    struct comm *comm;
+    struct kv_cache *kv;
+    int32_t rows_max;             /* T of the largest step */
+    int32_t samples_max;          /* R of the largest step */
+    _Atomic uint64_t *progress;   /* bumped once per layer; may be NULL */
+};
+
+/* The rows of one step. Arrays are borrowed, on the device. */
+struct model_input {
+    struct rows rows;
+    const int32_t *ids;    /* [T] token ids, -1 = padding */
+    int32_t samples;       /* R */
+    const int32_t *sample; /* [R] row indices whose logits are wanted */
+};
+
+/* Communicator arena a rank needs for these sizes. */
+size_t model_comm_bytes(const struct model_config *m, int32_t rows_max, int32_t samples_max);
+/* Activation memory a rank allocates outside the communicator. */
+size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
+                              int32_t rows_max, int32_t samples_max);
+
+enum status model_open(const struct model_parts *parts, struct model **out,
+                       struct err *err) MUST_USE;
+void model_close(struct model *m);
+
+/* *logits = fp32 [R, V], the same on every rank, valid until the next call. R = 0: *logits empty. */
+enum status model_forward(struct model *m, const struct model_input *in, struct cview *logits,
+                          struct err *err) MUST_USE;
+
+#endif

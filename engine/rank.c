@@ -1,0 +1,322 @@
+/* DESIGN: a rank is a function from (its memory, a step) to ids. Slot state is arrays as the kernels
+ * want them: block table, sampling parameters, last token. The same rank_open and rank_step run as a
+ * process here and as threads of one process in the tests. */
+#include "engine/rank.h"
+
+#include "engine/group.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+struct rank {
+    struct footprint footprint;
+    struct board_rank *board;
+    struct backend *backend;
+    struct comm *comm;
+    struct kv_cache *kv;
+    struct loaded weights;
+    struct model *model;
+    /* per slot, on the device */
+    int32_t *table; /* [slots, table_cols] */
+    int32_t *last;  /* [slots] */
+    struct sample_params *params;
+    /* per step, on the device */
+    int32_t *ids;             /* [rows] */
+    int32_t *sample_slot;     /* [slots] */
+    int32_t *sample_position; /* [slots] */
+    int32_t *sampled;         /* [slots] */
+};
+
+static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
+                        const struct layout *l, void *arena, struct err *err)
+{
+    enum status st = OK;
+    struct checkpoint *c = NULL;
+    uint64_t bytes = 0;
+    TRY(loader_open(r->backend, l->weights, l->count, arena, &r->weights, err));
+    if (strcmp(o->load_format, "dummy") == 0) {
+        const struct synth_rules rules = layout_synth_rules(m, (uint64_t)o->seed);
+        TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
+    } else {
+        TRY(checkpoint_open(o->model, &c, err));
+        TRY(checkpoint_check(c, l->weights, l->count, layout_ignored, layout_ignored_count, NULL,
+                             err));
+        TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,
+                        err));
+    }
+    atomic_store(&r->board->read_bytes, bytes);
+    atomic_store(&r->board->weight_bytes, l->arena_bytes);
+out:
+    checkpoint_close(c);
+    return st;
+}
+
+static enum status allocate(struct rank *r, struct err *err)
+{
+    const struct step_limits *l = &r->footprint.limits;
+    const size_t slots = (size_t)l->slots;
+    r->table = calloc(slots * (size_t)l->table_cols, sizeof *r->table);
+    r->last = calloc(slots, sizeof *r->last);
+    r->params = calloc(slots, sizeof *r->params);
+    r->ids = calloc((size_t)l->rows, sizeof *r->ids);
+    r->sample_slot = calloc(slots, sizeof *r->sample_slot);
+    r->sample_position = calloc(slots, sizeof *r->sample_position);
+    r->sampled = calloc(slots, sizeof *r->sampled);
+    if (!r->table || !r->last || !r->params || !r->ids || !r->sample_slot || !r->sample_position ||
+        !r->sampled)
+        return base_fail(err, ERR_NOMEM, "rank: no memory for %d slots", l->slots);
+    return OK;
+}
+
+enum status rank_open(const struct options *o, const struct model_config *m, const struct layout *l,
+                      const struct footprint *f, const struct rank_memory *memory,
+                      struct rank **out, struct err *err)
+{
+    enum status st = OK;
+    struct rank *r = calloc(1, sizeof *r);
+    if (!r)
+        return base_fail(err, ERR_NOMEM, "rank: no memory");
+    r->footprint = *f;
+    r->board = memory->board;
+    const struct kv_spec kv = footprint_kv(f, m, l);
+    TRY(backend_open(o->device, f->threads, &r->backend, err));
+    TRY(load(r, o, m, l, memory->weights, err));
+    TRY(allocate(r, err));
+    r->kv = r->backend->ops->kv_open(r->backend, &kv, memory->kv);
+    if (!r->kv) {
+        st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
+        goto out;
+    }
+    memcpy(r->board->comm.group, "tp", 3);
+    TRY(comm_shm_open(memory->comm, l->rank, r->backend, &r->board->comm, &r->comm, err));
+    const struct model_parts parts = {
+        .config = m,
+        .layout = l,
+        .weights = &r->weights,
+        .backend = r->backend,
+        .comm = r->comm,
+        .kv = r->kv,
+        .rows_max = f->limits.rows,
+        .samples_max = f->limits.slots,
+        .progress = &r->board->progress,
+    };
+    TRY(model_open(&parts, &r->model, err));
+    *out = r;
+    r = NULL;
+out:
+    rank_close(r);
+    return st;
+}
+
+void rank_close(struct rank *r)
+{
+    if (!r)
+        return;
+    model_close(r->model);
+    comm_close(r->comm);
+    if (r->kv)
+        r->backend->ops->kv_close(r->kv);
+    loader_close(r->backend, &r->weights);
+    backend_close(r->backend);
+    free(r->table);
+    free(r->last);
+    free(r->params);
+    free(r->ids);
+    free(r->sample_slot);
+    free(r->sample_position);
+    free(r->sampled);
+    free(r);
+}
+
+/* Closes need no work here: a closed slot's state is overwritten by the next open. */
+static void change_slots(struct rank *r, const struct step *s)
+{
+    for (int32_t i = 0; i < s->opens; i++) {
+        const struct step_open *o = &s->open[i];
+        r->params[o->slot] = o->params;
+        r->last[o->slot] = o->tokens[o->history - 1];
+    }
+    for (int32_t i = 0; i < s->appends; i++) {
+        const struct step_append *a = &s->append[i];
+        r->table[(size_t)a->slot * (size_t)r->footprint.limits.table_cols + (size_t)a->index] =
+            a->block;
+    }
+}
+
+enum status rank_step(struct rank *r, const struct step *s, const int32_t **ids,
+                      struct cview *logits, struct err *err)
+{
+    enum status st = OK;
+    struct backend *b = r->backend;
+    struct cview wanted;
+    change_slots(r, s);
+    b->ops->resolve(b, r->ids, s->token, s->slot, r->last, s->rows);
+    for (int32_t i = 0; i < s->samples; i++) {
+        r->sample_slot[i] = s->slot[s->sample[i]];
+        r->sample_position[i] = s->position[s->sample[i]] + 1;
+    }
+    const struct model_input in = {
+        .rows = {s->rows, s->slot, s->position, r->table, r->footprint.limits.table_cols},
+        .ids = r->ids,
+        .samples = s->samples,
+        .sample = s->sample,
+    };
+    TRY(model_forward(r->model, &in, &wanted, err));
+    if (s->samples > 0)
+        TRY(backend_sample(b, r->sampled, wanted, r->sample_slot, r->sample_position, r->params,
+                           r->last, err));
+    b->ops->sync(b);
+    *ids = r->sampled;
+    if (logits)
+        *logits = wanted;
+out:
+    return st;
+}
+
+/* ---- the process ---- */
+
+/* Dies with its parent. The signal is set first; a parent that had died before shows as another
+ * parent pid afterwards. */
+static bool tie_to_parent(int32_t parent)
+{
+    return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == (pid_t)parent;
+}
+
+static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
+{
+    if (bytes == 0)
+        bytes = 1;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return base_fail_errno(err, ERR_LIMIT, "mapping %zu bytes", bytes);
+    *out = p;
+    return OK;
+}
+
+static enum status map_memory(const struct footprint *f, int32_t rank, struct rank_memory *out,
+                              struct err *err)
+{
+    enum status st = OK;
+    void *board = NULL;
+    TRY(map_file(GROUP_FD_COMM, comm_shm_bytes(f->ranks, f->comm_bytes), &out->comm, err));
+    TRY(map_file(GROUP_FD_WEIGHTS, f->rank[rank].weights, &out->weights, err));
+    TRY(map_file(GROUP_FD_KV, f->rank[rank].kv, &out->kv, err));
+    TRY(map_file(GROUP_FD_BOARD, sizeof(struct board), &board, err));
+    out->board = &((struct board *)board)->rank[rank];
+out:
+    return st;
+}
+
+/* The sizes the front end decided, with this rank's parts worked out anew. */
+static void footprint_of(const struct options *o, const struct model_config *m,
+                         const struct layout *l, const struct backend_ops *ops,
+                         struct footprint *f)
+{
+    memset(f, 0, sizeof *f);
+    f->ranks = o->tp;
+    f->threads = o->threads_per_rank;
+    f->dtype = f->kv_dtype = options_dtype(o, m->dtype);
+    f->max_model_len = o->max_model_len;
+    f->limits.slots = o->max_num_seqs;
+    f->limits.rows = o->max_num_batched_tokens;
+    f->limits.vocab = m->vocab;
+    f->limits.blocks = o->kv_blocks;
+    f->limits.history_max = o->max_model_len;
+    f->limits.table_cols =
+        (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    f->comm_bytes = (size_t)o->comm_bytes;
+    const struct kv_spec kv = footprint_kv(f, m, l);
+    f->rank[l->rank].weights = l->arena_bytes;
+    f->rank[l->rank].kv = ops->kv_bytes(&kv);
+}
+
+static enum status answer(const struct options *o, uint32_t epoch, uint64_t seq, const int32_t *ids,
+                          int32_t count, enum status status, const struct err *text,
+                          struct err *err)
+{
+    const struct step_answer head = {
+        .magic = STEP_ANSWER_MAGIC,
+        .epoch = epoch,
+        .seq = seq,
+        .hash = step_hash(ids, count),
+        .rank = o->rank,
+        .status = (int32_t)status,
+        .ids = status == OK && o->rank == 0 ? count : 0,
+        .text_bytes = status == OK ? 0 : (int32_t)strnlen(text->text, 479),
+    };
+    return link_answer(GROUP_FD_LINK, &head, ids, text->text, err);
+}
+
+static enum status loop(struct rank *r, const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct step *step = NULL;
+    const int32_t *ids = NULL;
+    uint64_t last_seq = 0;
+    size_t n, cap = step_bytes_max(&r->footprint.limits);
+    void *message = malloc(cap);
+    if (!message)
+        return base_fail(err, ERR_NOMEM, "rank: no memory for a step message");
+    TRY(step_open_new(&r->footprint.limits, &step, err));
+    for (;;) {
+        struct err failure = {""};
+        TRY(link_receive(GROUP_FD_LINK, message, cap, &n, err));
+        TRY(step_decode(step, message, n, err));
+        if (step->stop)
+            break;
+        if (step->seq != last_seq + 1) {
+            st = base_fail(err, ERR_COMM, "step %llu after %llu", (unsigned long long)step->seq,
+                           (unsigned long long)last_seq);
+            goto out;
+        }
+        last_seq = step->seq;
+        enum status ran = rank_step(r, step, &ids, NULL, &failure);
+        TRY(answer(o, step->epoch, step->seq, ids, ran == OK ? step->samples : 0, ran, &failure,
+                   err));
+    }
+out:
+    step_free(step);
+    free(message);
+    return st;
+}
+
+int rank_main(const struct options *o)
+{
+    enum status st = OK;
+    struct err err = {""}, ignored;
+    struct model_config m;
+    struct plan *plan = NULL;
+    struct layout *layout = NULL;
+    struct rank *r = NULL;
+    struct footprint f;
+    struct rank_memory memory = {0};
+    const struct backend_ops *ops = backend_find(o->device);
+    if (!tie_to_parent(o->parent_pid))
+        return base_exit_code(ERR_COMM);
+    prctl(PR_SET_NAME, "tessera-rank");
+    if (!ops) {
+        st = base_fail(&err, ERR_DEVICE, "--device %s is not available here", o->device);
+        goto out;
+    }
+    TRY(model_config_load(o->model, &m, NULL, &err));
+    TRY(plan_load(o->parallel_mode, o->plan_file, o->tp, &plan, &err));
+    TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
+    footprint_of(o, &m, layout, ops, &f);
+    TRY(map_memory(&f, o->rank, &memory, &err));
+    TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
+    TRY(answer(o, 1, 0, NULL, 0, OK, &err, &err));
+    st = loop(r, o, &err);
+out:
+    if (!r && st != OK) /* the front end is still waiting for the first answer */
+        st = answer(o, 1, 0, NULL, 0, st, &err, &ignored) == OK ? st : ERR_COMM;
+    else if (st != OK && st != ERR_CANCELLED)
+        base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
+    rank_close(r);
+    layout_close(layout);
+    plan_close(plan);
+    return base_exit_code(st);
+}

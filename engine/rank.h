@@ -1,0 +1,37 @@
+/* One rank: its shards, its KV blocks, and the loop that runs steps. No queue, no HTTP, no policy. */
+#ifndef TESSERA_ENGINE_RANK_H
+#define TESSERA_ENGINE_RANK_H
+
+#include "config/options.h"
+#include "engine/board.h"
+#include "engine/footprint.h"
+#include "engine/model/model.h"
+#include "engine/step.h"
+
+/* Memory a rank works in; mappings of the group's files, or plain memory in tests. */
+struct rank_memory {
+    void *weights; /* layout's arena_bytes, zeroed */
+    void *kv;      /* footprint's kv bytes */
+    void *comm;    /* communicator region, initialised */
+    struct board_rank *board;
+};
+
+struct rank;
+
+/* Loads this rank's weights and reserves everything. layout and footprint as the front end has
+ * them. Collective: all ranks of the group open together. */
+enum status rank_open(const struct options *o, const struct model_config *m, const struct layout *l,
+                      const struct footprint *f, const struct rank_memory *memory,
+                      struct rank **out, struct err *err) MUST_USE;
+void rank_close(struct rank *r);
+
+/* Runs one step: slot changes, forward pass, sampling. *ids = the sampled tokens, in the order of
+ * the step's samples; *logits (may be NULL) = the rows they came from. Both valid until the next. */
+enum status rank_step(struct rank *r, const struct step *step, const int32_t **ids,
+                      struct cview *logits, struct err *err) MUST_USE;
+
+/* The process `tessera rank`: maps the inherited files, opens, answers, loops until the link
+ * closes. Returns the exit code. */
+int rank_main(const struct options *o);
+
+#endif

@@ -1,0 +1,246 @@
+/* DESIGN: the door to the op tables. Arguments are checked here and nowhere else; a failed check is
+ * our bug (ERR_INTERNAL) and its message names the op, the condition and the shapes. Contents of
+ * device arrays (ids, tables) are not read: they may not be on the host. */
+#include "kernels/backend.h"
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/handles.h"
+#include "kernels/ref/ref.h"
+
+#include <string.h>
+
+const struct backend_ops *backend_find(const char *name)
+{
+    return strcmp(name, ref_ops.name) == 0 ? &ref_ops : cpu_find(name);
+}
+
+const char *backend_cpu_variant(void)
+{
+    return cpu_variant();
+}
+
+static bool is_cpu(const char *name)
+{
+    return strcmp(name, "cpu") == 0 || strncmp(name, "cpu-", 4) == 0;
+}
+
+enum status backend_open(const char *name, int32_t threads, struct backend **out, struct err *err)
+{
+    if (threads < 1)
+        return base_fail(err, ERR_INTERNAL, "backend %s: %d threads", name, (int)threads);
+    if (strcmp(name, ref_ops.name) == 0)
+        return ref_open(out, err);
+    if (is_cpu(name))
+        return cpu_open(name, threads, out, err);
+    return base_fail(err, ERR_DEVICE, "no backend is called %s: cpu, cpu-generic%s, ref", name,
+                     strcmp(cpu_variant(), "cpu-generic") == 0 ? "" : ", cpu-avx2, cpu-avx512");
+}
+
+void backend_close(struct backend *b)
+{
+    if (b != NULL)
+        b->ops->close(b);
+}
+
+enum status backend_reserve(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
+                            struct err *err)
+{
+    if (rows_max < 0 || in_max < 0 || out_max < 0)
+        return base_fail(err, ERR_INTERNAL, "reserve: %d rows, %d in, %d out", (int)rows_max,
+                         (int)in_max, (int)out_max);
+    return b->ops->reserve(b, rows_max, in_max, out_max, err);
+}
+
+void backend_parallel(struct backend *b, int64_t count, int64_t grain,
+                      void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
+{
+    b->ops->parallel(b, count, grain < 1 ? 1 : grain, fn, arg);
+}
+
+const struct weight_spec *backend_weight_spec(const struct weight *w)
+{
+    return &w->spec;
+}
+
+const struct kv_spec *backend_kv_spec(const struct kv_cache *kv)
+{
+    return &kv->spec;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static bool is_matrix(struct cview m)
+{
+    return m.dtype == DTYPE_F32 && m.rows >= 0 && m.cols >= 0 &&
+           (m.data != NULL || m.rows == 0 || m.cols == 0);
+}
+
+static bool has_shape(struct cview m, int32_t rows, int64_t cols)
+{
+    return is_matrix(m) && m.rows == rows && m.cols == cols;
+}
+
+static size_t bytes_of(struct cview m)
+{
+    return (size_t)m.rows * (size_t)m.cols * sizeof(float);
+}
+
+static bool is_apart(struct cview a, struct cview b)
+{
+    const uintptr_t p = (uintptr_t)a.data, q = (uintptr_t)b.data;
+    return p + bytes_of(a) <= q || q + bytes_of(b) <= p || bytes_of(a) == 0 || bytes_of(b) == 0;
+}
+
+/* The same memory, or none in common. */
+static bool is_same_or_apart(struct cview a, struct cview b)
+{
+    return a.data == b.data || is_apart(a, b);
+}
+
+static bool is_heads(const struct heads *h)
+{
+    return h->heads >= 0 && h->kv_heads >= 0 && h->head_dim >= 2 && h->head_dim % 2 == 0 &&
+           h->head_dim <= BACKEND_HEAD_DIM_MAX &&
+           (h->heads == 0 || (h->kv_of != NULL && h->kv_heads > 0));
+}
+
+static int64_t qkv_cols(const struct heads *h)
+{
+    return ((int64_t)h->heads + 2 * (int64_t)h->kv_heads) * h->head_dim;
+}
+
+static bool is_rows(const struct rows *r)
+{
+    return r->count >= 0 && r->table_cols >= 0 &&
+           (r->count == 0 || (r->slot != NULL && r->position != NULL && r->table != NULL));
+}
+
+static bool is_cache_of(const struct kv_cache *kv, const struct heads *h, int32_t layer)
+{
+    return kv->spec.heads == h->kv_heads && kv->spec.head_dim == h->head_dim && layer >= 0 &&
+           layer < kv->spec.layers;
+}
+
+/* Returns ERR_INTERNAL from the calling function, with up to two matrices for the reader. */
+#define REQUIRE(op, cond, a, b)                                                                    \
+    do {                                                                                           \
+        if (!(cond))                                                                               \
+            return base_fail(err, ERR_INTERNAL, "%s: not so: %s; %s [%d, %d], %s [%d, %d]", op,    \
+                             #cond, #a, (int)(a).rows, (int)(a).cols, #b, (int)(b).rows,           \
+                             (int)(b).cols);                                                       \
+    } while (0)
+
+/* ---- ops ------------------------------------------------------------------------------------- */
+
+enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
+                          const struct weight *w, int32_t first, struct err *err)
+{
+    REQUIRE("embed", has_shape(cview_of(y), y.rows, w->spec.in), y, y);
+    REQUIRE("embed", (ids != NULL || y.rows == 0) && first >= 0, y, y);
+    b->ops->embed(b, y, ids, w, first);
+    return OK;
+}
+
+enum status backend_linear(struct backend *b, struct view y, struct cview x, const struct weight *w,
+                           struct err *err)
+{
+    REQUIRE("linear", has_shape(x, x.rows, w->spec.in), x, y);
+    REQUIRE("linear", has_shape(cview_of(y), x.rows, w->spec.out), x, y);
+    REQUIRE("linear", is_apart(cview_of(y), x), x, y);
+    enum status st = b->ops->reserve(b, x.rows, w->spec.in, 0, err);
+    if (st == OK)
+        b->ops->linear(b, y, x, w);
+    return st;
+}
+
+enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
+                            float eps, struct err *err)
+{
+    REQUIRE("rmsnorm", is_matrix(x) && has_shape(cview_of(y), x.rows, x.cols), x, y);
+    REQUIRE("rmsnorm", is_same_or_apart(cview_of(y), x), x, y);
+    REQUIRE("rmsnorm", gain != NULL || x.cols == 0, x, y);
+    b->ops->rmsnorm(b, y, x, gain, eps);
+    return OK;
+}
+
+enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                                const float *gain, float eps, struct err *err)
+{
+    REQUIRE("add_rmsnorm", is_matrix(cview_of(x)) && has_shape(delta, x.rows, x.cols), x, delta);
+    REQUIRE("add_rmsnorm", has_shape(cview_of(y), x.rows, x.cols), x, y);
+    REQUIRE("add_rmsnorm", is_apart(cview_of(y), cview_of(x)), x, y);
+    REQUIRE("add_rmsnorm", is_apart(delta, cview_of(x)), x, delta);
+    REQUIRE("add_rmsnorm", is_same_or_apart(cview_of(y), delta), y, delta);
+    REQUIRE("add_rmsnorm", gain != NULL || x.cols == 0, x, y);
+    b->ops->add_rmsnorm(b, y, x, delta, gain, eps);
+    return OK;
+}
+
+enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
+                               const float *inv_freq, struct err *err)
+{
+    REQUIRE("rope_table", is_matrix(cview_of(table)) && table.cols % 2 == 0, table, table);
+    REQUIRE("rope_table", position != NULL || table.rows == 0, table, table);
+    REQUIRE("rope_table", inv_freq != NULL || table.cols == 0, table, table);
+    b->ops->rope_table(b, table, position, inv_freq);
+    return OK;
+}
+
+enum status backend_rope_kv(struct backend *b, struct view qkv, struct cview table,
+                            const struct heads *h, const struct rows *rows, struct kv_cache *kv,
+                            int32_t layer, struct err *err)
+{
+    REQUIRE("rope_kv", is_rows(rows) && is_heads(h), qkv, table);
+    REQUIRE("rope_kv", has_shape(cview_of(qkv), rows->count, qkv_cols(h)), qkv, table);
+    REQUIRE("rope_kv", has_shape(table, rows->count, h->head_dim), qkv, table);
+    REQUIRE("rope_kv", is_cache_of(kv, h, layer), qkv, table);
+    b->ops->rope_kv(b, qkv, table, h, rows, kv, layer);
+    return OK;
+}
+
+enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
+                           const struct heads *h, const struct rows *rows,
+                           const struct kv_cache *kv, int32_t layer, struct err *err)
+{
+    REQUIRE("attend", is_rows(rows) && is_heads(h), qkv, out);
+    REQUIRE("attend", has_shape(qkv, rows->count, qkv_cols(h)), qkv, out);
+    REQUIRE("attend", has_shape(cview_of(out), rows->count, (int64_t)h->heads * h->head_dim), qkv,
+            out);
+    REQUIRE("attend", is_apart(cview_of(out), qkv), qkv, out);
+    REQUIRE("attend", is_cache_of(kv, h, layer), qkv, out);
+    b->ops->attend(b, out, qkv, h, rows, kv, layer);
+    return OK;
+}
+
+enum status backend_silu_mul(struct backend *b, struct view y, struct cview gu, struct err *err)
+{
+    REQUIRE("silu_mul", is_matrix(cview_of(y)), y, gu);
+    REQUIRE("silu_mul", has_shape(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
+    REQUIRE("silu_mul", is_apart(cview_of(y), gu), y, gu);
+    b->ops->silu_mul(b, y, gu);
+    return OK;
+}
+
+enum status backend_select(struct backend *b, struct view y, struct cview x, const int32_t *index,
+                           struct err *err)
+{
+    REQUIRE("select", is_matrix(x) && has_shape(cview_of(y), y.rows, x.cols), y, x);
+    REQUIRE("select", is_apart(cview_of(y), x), y, x);
+    REQUIRE("select", index != NULL || y.rows == 0, y, x);
+    b->ops->select(b, y, x, index);
+    return OK;
+}
+
+enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
+                           const int32_t *slot, const int32_t *position,
+                           const struct sample_params *params, int32_t *last, struct err *err)
+{
+    REQUIRE("sample", is_matrix(logits) && (logits.cols > 0 || logits.rows == 0), logits, logits);
+    REQUIRE("sample", logits.rows == 0 || (ids != NULL && slot != NULL && position != NULL), logits,
+            logits);
+    REQUIRE("sample", logits.rows == 0 || (params != NULL && last != NULL), logits, logits);
+    enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
+    if (st == OK)
+        b->ops->sample(b, ids, logits, slot, position, params, last);
+    return st;
+}

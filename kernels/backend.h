@@ -1,0 +1,230 @@
+/* Backend: math on one device behind one op table. Knows no ranks and no requests.
+ *
+ * Asynchronous by contract: the result of an op is visible to later ops of the same backend, and to
+ * the host after backend_sync. One thread drives a backend. Ops allocate nothing. Every op is
+ * checked in one place (backend.c) before dispatch; the table has no optional members.
+ *
+ * Shapes: T rows of this step, R rows that are sampled, D hidden, H/K local query/KV heads, E head
+ * size, F local MLP width, V vocabulary. Activations are row-major, contiguous, fp32 on the CPU.
+ * Per-step values (ids, positions, slots, tables) are device arrays; host scalars are bucket sizes.
+ * A padded row has slot -1: it reads and writes nothing but its own row of the output, as zeros.
+ *
+ * Numerics contract of the CPU variants (generic states it, the others equal it bit for bit):
+ *  - linear: each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf of
+ *    K; leaves are folded by the tree of backend_tree (stride 1, 2, 4, ...). Rows never mix.
+ *  - sums over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds elements
+ *    j, j+16, ... in ascending order; lanes fold as ((0+8)+(4+12))+((2+10)+(6+14)) + odd likewise,
+ *    i.e. stride 8, 4, 2, 1.
+ *  - attention reduces keys in ascending segments of 256 positions: per segment the maximum, the
+ *    exponentials, their sum and the weighted values (ascending over keys, FMA); segments are merged
+ *    ascending with the running (maximum, sum, output).
+ *  - exp is the polynomial of kernels/cpu, the same operations in every variant.
+ * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
+#ifndef TESSERA_KERNELS_BACKEND_H
+#define TESSERA_KERNELS_BACKEND_H
+
+#include "config/base.h"
+#include "config/dtype.h"
+
+#define BACKEND_LEAVES_MAX 8   /* K of a row-parallel linear is cut into this many leaves */
+#define BACKEND_BLOCK_TOKENS 16 /* positions per KV block */
+#define BACKEND_SEGMENT 256    /* keys per attention segment */
+#define BACKEND_PEERS_MAX 64   /* most addends of sum_tree */
+#define BACKEND_HEAD_DIM_MAX 512
+
+/* Borrowed [rows, cols] matrices, contiguous. */
+struct view {
+    void *data;
+    enum dtype dtype;
+    int32_t rows, cols;
+};
+struct cview {
+    const void *data;
+    enum dtype dtype;
+    int32_t rows, cols;
+};
+
+/* Shape of a linear's local weight, [out, in]. Leaf i covers columns [cut[i], cut[i+1]);
+ * cut[0] = 0, cut[leaves] = in, ascending, empty leaves allowed. leaves = 1 for column-parallel. */
+struct weight_spec {
+    int32_t out, in; /* either may be 0: the rank owns nothing of it */
+    enum dtype dtype; /* storage: F32, F16 or BF16 */
+    int32_t leaves;
+    int32_t cut[BACKEND_LEAVES_MAX + 1];
+};
+
+struct weight; /* opaque: spec and the backend's layout over borrowed storage */
+
+/* Paged KV cache of one rank: `blocks` blocks of 16 positions for every layer. */
+struct kv_spec {
+    int32_t layers, heads, head_dim; /* heads = local KV heads, may be 0 */
+    int32_t blocks;
+    enum dtype dtype; /* F32, F16 or BF16 */
+};
+struct kv_cache; /* opaque, over borrowed storage */
+
+/* Where the rows of a step live. All arrays on the device, `count` entries. */
+struct rows {
+    int32_t count;           /* T */
+    const int32_t *slot;     /* sequence slot, -1 = padding */
+    const int32_t *position; /* 0-based position in the sequence */
+    const int32_t *table;    /* [slots, table_cols] KV block numbers */
+    int32_t table_cols;
+};
+
+/* Which query head reads which local KV head: query head h of this rank (0 <= h < heads) reads
+ * kv_of[h]. heads may be 0. */
+struct heads {
+    int32_t heads, kv_heads, head_dim;
+    const int32_t *kv_of;
+};
+
+/* Per slot, on the device. Greedy when temperature == 0. */
+struct sample_params {
+    float temperature;
+    float top_p;   /* (0, 1]; 1 = off */
+    float min_p;   /* [0, 1]; 0 = off */
+    int32_t top_k; /* <= 0: off */
+    uint64_t seed;
+    int32_t choice; /* index among n */
+};
+
+struct backend;
+
+struct backend_ops {
+    const char *name;
+
+    /* --- storage: pure functions of the spec, so that `plan` needs no device --- */
+    size_t (*weight_bytes)(const struct weight_spec *spec);
+    size_t (*kv_bytes)(const struct kv_spec *spec);
+
+    void (*close)(struct backend *b);
+    void (*sync)(struct backend *b);
+    /* As backend_reserve and backend_parallel below. */
+    enum status (*reserve)(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
+                           struct err *err);
+    void (*parallel)(struct backend *b, int64_t count, int64_t grain,
+                     void (*fn)(void *arg, int64_t begin, int64_t end), void *arg);
+
+    /* Handle over `storage` (64-byte aligned, weight_bytes long, zeroed or already filled). */
+    struct weight *(*weight_open)(struct backend *b, const struct weight_spec *spec, void *storage);
+    void (*weight_close)(struct weight *w);
+    /* Writes rows [row, row + rows) from row-major src with `stride` bytes per row and all `in`
+     * columns; converts src_dtype to the storage dtype. Thread-safe for disjoint groups of 32 rows
+     * that start at a multiple of 32. */
+    void (*weight_put)(struct weight *w, int32_t row, int32_t rows, const void *src,
+                       enum dtype src_dtype, size_t stride);
+    /* Reads one row back as fp32 [in]; for checks. */
+    void (*weight_get)(const struct weight *w, int32_t row, float *dst);
+
+    struct kv_cache *(*kv_open)(struct backend *b, const struct kv_spec *spec, void *storage);
+    void (*kv_close)(struct kv_cache *kv);
+
+    /* ids[t] = token[t] >= 0 ? token[t] : last[slot[t]]; padding gives -1. */
+    void (*resolve)(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
+                    const int32_t *last, int32_t count);
+    /* y[t] = row (ids[t] - first) of w[out, D] as fp32, zeros when outside [first, first + out). */
+    void (*embed)(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
+                  int32_t first);
+    /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. */
+    void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
+    /* y = x * rsqrt(mean(x^2) + eps) * gain, per row. y may alias x. gain fp32 [D]. */
+    void (*rmsnorm)(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
+    /* x += delta; y = rmsnorm(x). y may alias delta, not x. */
+    void (*add_rmsnorm)(struct backend *b, struct view y, struct view x, struct cview delta,
+                        const float *gain, float eps);
+    /* table[t] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32, as
+     * transformers does). inv_freq fp32 [E/2]. */
+    void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
+                       const float *inv_freq);
+    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: rotates q and k in place (halves: i with
+     * i + E/2) and stores k and v at the rows' positions of `layer`. */
+    void (*rope_kv)(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
+                    const struct rows *rows, struct kv_cache *kv, int32_t layer);
+    /* out[T, H * E]: causal attention of each row's q over positions 0..position of its slot, scaled
+     * by 1/sqrt(E). */
+    void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                   const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+    /* y[T, F] = silu(gu[:, :F]) * gu[:, F:2F] */
+    void (*silu_mul)(struct backend *b, struct view y, struct cview gu);
+    /* y[r] = x[index[r]] */
+    void (*select)(struct backend *b, struct view y, struct cview x, const int32_t *index);
+    /* y[n] = tree sum of addends[0..count): stride 1, 2, 4, ... y may alias addends[0]. fp32. */
+    void (*sum_tree)(struct backend *b, float *y, const float *const *addends, int32_t count,
+                     size_t n);
+    /* One token per row of logits[R, V]: greedy, or Gumbel-max over the kept tokens (top-k, then
+     * top-p, then min-p) with noise keyed (seed, choice, position, token). Ties: lowest id. Writes
+     * ids[r] and last[slot[r]]. A row with a NaN or +inf, or with nothing but -inf, gives id -1;
+     * so does padding, which writes no last. position[r] is the position the new token will have.
+     * Exact definition: kernels/numerics.h. */
+    void (*sample)(struct backend *b, int32_t *ids, struct cview logits, const int32_t *slot,
+                   const int32_t *position, const struct sample_params *params, int32_t *last);
+};
+
+struct backend {
+    const struct backend_ops *ops;
+};
+
+/* By name: "cpu" (best variant for this machine), "cpu-generic", "cpu-avx2", "cpu-avx512", "ref".
+ * threads >= 1 includes the calling thread. ERR_DEVICE names what is missing. */
+enum status backend_open(const char *name, int32_t threads, struct backend **out,
+                         struct err *err) MUST_USE;
+/* The table alone, for size questions; NULL when unknown. */
+const struct backend_ops *backend_find(const char *name);
+/* Name of the variant "cpu" stands for here. */
+const char *backend_cpu_variant(void);
+void backend_close(struct backend *b);
+
+/* Sizes the scratch so that ops of up to rows_max rows, in_max input and out_max output columns
+ * (out_max also bounds the columns of sampled logits) allocate nothing. Without it the first op of
+ * a bigger shape grows the scratch; backend_linear and backend_sample report ERR_NOMEM then. */
+enum status backend_reserve(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
+                            struct err *err) MUST_USE;
+
+/* Runs fn(arg, begin, end) over [0, count) split among the backend's threads in multiples of
+ * `grain`; for the loader. Returns when all is done. */
+void backend_parallel(struct backend *b, int64_t count, int64_t grain,
+                      void (*fn)(void *arg, int64_t begin, int64_t end), void *arg);
+
+/* --- checked front of the table: what model code calls. ERR_INTERNAL names op and shapes. --- */
+enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
+                          const struct weight *w, int32_t first, struct err *err) MUST_USE;
+enum status backend_linear(struct backend *b, struct view y, struct cview x, const struct weight *w,
+                           struct err *err) MUST_USE;
+enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
+                            float eps, struct err *err) MUST_USE;
+enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x,
+                                struct cview delta, const float *gain, float eps,
+                                struct err *err) MUST_USE;
+enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
+                               const float *inv_freq, struct err *err) MUST_USE;
+enum status backend_rope_kv(struct backend *b, struct view qkv, struct cview table,
+                            const struct heads *h, const struct rows *rows, struct kv_cache *kv,
+                            int32_t layer, struct err *err) MUST_USE;
+enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
+                           const struct heads *h, const struct rows *rows,
+                           const struct kv_cache *kv, int32_t layer, struct err *err) MUST_USE;
+enum status backend_silu_mul(struct backend *b, struct view y, struct cview gu,
+                             struct err *err) MUST_USE;
+enum status backend_select(struct backend *b, struct view y, struct cview x, const int32_t *index,
+                           struct err *err) MUST_USE;
+enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
+                           const int32_t *slot, const int32_t *position,
+                           const struct sample_params *params, int32_t *last,
+                           struct err *err) MUST_USE;
+
+/* Spec of a weight or of a cache, for shape questions. */
+const struct weight_spec *backend_weight_spec(const struct weight *w);
+const struct kv_spec *backend_kv_spec(const struct kv_cache *kv);
+
+/* Views over a matrix the caller owns. */
+static inline struct view view_f32(float *data, int32_t rows, int32_t cols)
+{
+    return (struct view){data, DTYPE_F32, rows, cols};
+}
+static inline struct cview cview_of(struct view v)
+{
+    return (struct cview){v.data, v.dtype, v.rows, v.cols};
+}
+
+#endif

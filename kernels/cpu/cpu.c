@@ -1,0 +1,180 @@
+/* DESIGN: one op table per variant, the same functions behind all; the instance holds the variant's
+ * inner kernels. Ops run synchronously on the caller and the pool, so sync has nothing to wait for.
+ * Scratch grows in cpu_grow alone, and cpu_reserve makes sure that this happens before serving. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdlib.h>
+
+static void cpu_close(struct backend *b)
+{
+    struct cpu_backend *c = cpu_of(b);
+    pool_close(c->pool);
+    free(c->packed);
+    free(c->partial);
+    free(c->list);
+    free(c);
+}
+
+static void cpu_sync(struct backend *b)
+{
+    (void)b;
+}
+
+/* *block = at least `count` elements of `size` for each of `copies`, when it has only *have. */
+static enum status grow(void **block, size_t *have, size_t count, size_t size, size_t copies,
+                        struct err *err)
+{
+    size_t bytes;
+    if (count <= *have)
+        return OK;
+    count = base_align(count, 16);
+    if (!base_mul(count, size * copies, &bytes))
+        return base_fail(err, ERR_LIMIT, "scratch of %zu elements is too large", count);
+    void *p = aligned_alloc(64, base_align(bytes, 64));
+    if (p == NULL)
+        return base_fail(err, ERR_NOMEM, "no memory for %zu bytes of scratch", bytes);
+    free(*block);
+    *block = p;
+    *have = count;
+    return OK;
+}
+
+enum status cpu_grow(struct cpu_backend *c, size_t packed_floats, size_t partial_floats,
+                     size_t list_ids, struct err *err)
+{
+    enum status st;
+    const size_t threads = (size_t)pool_threads(c->pool);
+    void *packed = c->packed, *partial = c->partial, *list = c->list;
+    TRY(grow(&packed, &c->packed_floats, packed_floats, sizeof(float), 1, err));
+    TRY(grow(&partial, &c->partial_floats, partial_floats, sizeof(float), threads, err));
+    TRY(grow(&list, &c->list_ids, list_ids, sizeof(int32_t), threads, err));
+out:
+    c->packed = packed;
+    c->partial = partial;
+    c->list = list;
+    return st;
+}
+
+static enum status cpu_reserve(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
+                               struct err *err)
+{
+    enum status st;
+    TRY(linear_reserve(cpu_of(b), rows_max, in_max, err));
+    TRY(sample_reserve(cpu_of(b), out_max, err));
+out:
+    return st;
+}
+
+struct parallel_job {
+    void (*fn)(void *arg, int64_t begin, int64_t end);
+    void *arg;
+};
+
+static void parallel_chunk(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct parallel_job *j = arg;
+    (void)worker;
+    j->fn(j->arg, begin, end);
+}
+
+static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
+                         void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
+{
+    struct parallel_job j = {fn, arg};
+    pool_run(cpu_of(b)->pool, count, grain, parallel_chunk, &j);
+}
+
+#define CPU_OPS(variant)                                                                           \
+    {                                                                                              \
+        .name = variant, .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,         \
+        .close = cpu_close, .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,    \
+        .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
+        .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \
+        .kv_open = layout_kv_open, .kv_close = layout_kv_close, .resolve = rowops_resolve,         \
+        .embed = rowops_embed, .linear = linear_run, .rmsnorm = rowops_rmsnorm,                    \
+        .add_rmsnorm = rowops_add_rmsnorm, .rope_table = rowops_rope_table,                        \
+        .rope_kv = attend_rope_kv, .attend = attend_run, .silu_mul = rowops_silu_mul,              \
+        .select = rowops_select, .sum_tree = rowops_sum_tree, .sample = sample_run,                \
+    }
+
+struct variant {
+    const struct cpu_isa *isa;
+    bool (*usable)(void);
+    struct backend_ops ops;
+};
+
+static bool usable_always(void)
+{
+    return true;
+}
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* F16C by hand: not every compiler knows its name. The others also check the operating system. */
+static bool usable_avx2(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0 &&
+           __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool usable_avx512(void)
+{
+    return usable_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
+/* Best first. */
+static const struct variant variants[] = {
+    {&cpu_avx512, usable_avx512, CPU_OPS("cpu-avx512")},
+    {&cpu_avx2, usable_avx2, CPU_OPS("cpu-avx2")},
+    {&cpu_generic, usable_always, CPU_OPS("cpu-generic")},
+};
+#else
+static const struct variant variants[] = {
+    {&cpu_generic, usable_always, CPU_OPS("cpu-generic")},
+};
+#endif
+
+/* "cpu" is the first that this machine has. */
+static const struct variant *variant_find(const char *name)
+{
+    const bool any = strcmp(name, "cpu") == 0;
+    for (size_t i = 0; i < ARRAY_LEN(variants); i++)
+        if ((any || strcmp(name, variants[i].ops.name) == 0) && variants[i].usable())
+            return &variants[i];
+    return NULL;
+}
+
+const struct backend_ops *cpu_find(const char *name)
+{
+    const struct variant *v = variant_find(name);
+    return v != NULL ? &v->ops : NULL;
+}
+
+const char *cpu_variant(void)
+{
+    return variant_find("cpu")->ops.name;
+}
+
+enum status cpu_open(const char *name, int32_t threads, struct backend **out, struct err *err)
+{
+    const struct variant *v = variant_find(name);
+    if (v == NULL)
+        return base_fail(err, ERR_DEVICE, "this machine lacks the instructions of backend %s",
+                         name);
+    struct cpu_backend *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return base_fail(err, ERR_NOMEM, "no memory for backend %s", name);
+    c->base.ops = &v->ops;
+    c->isa = v->isa;
+    enum status st = pool_open(threads, &c->pool, err);
+    if (st != OK) {
+        free(c);
+        return st;
+    }
+    *out = &c->base;
+    return OK;
+}

@@ -1,0 +1,155 @@
+/* Inside of the CPU backend: one set of loops (linear, attend, rowops, sample, layout) over a table
+ * of inner kernels per instruction set. Nothing here is for other folders. */
+#ifndef TESSERA_KERNELS_CPU_CPU_H
+#define TESSERA_KERNELS_CPU_CPU_H
+
+#include "kernels/cpu/pool.h"
+#include "kernels/handles.h"
+
+#define CPU_PANEL 32       /* outputs per weight panel */
+#define CPU_TILE_ROWS 12   /* most rows of one inner kernel of linear */
+#define CPU_WIDE_ROWS 4    /* up to here there are kernels over several panels */
+#define CPU_DTYPES 3       /* F32, F16, BF16: the first values of enum dtype */
+#define CPU_HEADS 4        /* most query heads of one inner kernel of attend */
+#define CPU_STAGE 128      /* columns per step of weight_put */
+
+/* acc[panels][rows][32] (+)= x[k][rows] * panel[k][32], ascending k, fused; `first` starts from 0.
+ * Panels lie panel_bytes apart. */
+typedef void (*cpu_tile_fn)(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
+                            int32_t k, bool first);
+
+/* Query heads that share the keys of one segment: s[h][256] and o[h][stride]. */
+struct cpu_scores {
+    float *s;
+    const float *q[CPU_HEADS];
+    int32_t heads; /* 1 .. CPU_HEADS */
+    const unsigned char *const *blocks; /* keys [head_dim][16] or values [16][padded head_dim] */
+    int32_t keys;                       /* 1 .. BACKEND_SEGMENT */
+    int32_t dim;                        /* head_dim for keys, padded to 16 for values */
+    enum dtype dtype;
+    float scale;
+    float *o; /* [heads][BACKEND_HEAD_DIM_MAX] */
+};
+
+struct cpu_isa {
+    const char *name;
+
+    /* linear */
+    cpu_tile_fn tile[CPU_DTYPES][CPU_TILE_ROWS + 1]; /* [dtype][rows], one panel */
+    cpu_tile_fn wide[CPU_DTYPES][CPU_WIDE_ROWS + 1]; /* wide_panels[rows] panels at once */
+    int32_t wide_panels[CPU_WIDE_ROWS + 1];
+    bool tile_streams; /* false: keep the k of one call in the L1 cache, the kernel reads it twice */
+    /* dst[k][rows] = x[row][k] for rows <= 12; may write up to 16 floats behind. */
+    void (*pack)(float *dst, const float *x, size_t stride, int32_t rows, int32_t k);
+
+    /* weight_put: n elements converted; then k lines of a panel from 32 staged rows, where `pitch`
+     * is the bytes per staged row and rows are readable up to a multiple of 16 elements. */
+    void (*convert)(void *dst, enum dtype to, const void *src, enum dtype from, int32_t n);
+    void (*interleave)(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
+                       enum dtype dtype);
+
+    /* rows */
+    void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
+    float (*sum_squares)(const float *x, int32_t n);
+    void (*norm)(float *y, const float *x, const float *gain, float r, int32_t n);
+    void (*silu_mul)(float *y, const float *gate, const float *up, int32_t n);
+    void (*rotate)(float *head, const float *cos_sin, int32_t half);
+    void (*sum_tree)(float *y, const float *const *addends, int32_t count, int64_t begin,
+                     int64_t end);
+
+    /* attention */
+    void (*scores)(const struct cpu_scores *a);              /* s = (q . k) * scale */
+    float (*softmax)(float *s, int32_t keys, float *max);    /* s = exp(s - max); the sum */
+    void (*weigh)(const struct cpu_scores *a);               /* o = sum s * v, ascending keys */
+    void (*merge)(float *o, const float *add, float a, float b, int32_t n); /* o * a + add * b */
+    void (*divide)(float *dst, const float *o, float by, int32_t n);
+
+    /* sampling */
+    float (*maximum)(const float *x, int32_t n, bool *bad); /* bad: a NaN or +inf */
+    int32_t (*find)(const float *x, int32_t n, float value); /* first equal element, or n */
+    void (*scale)(float *z, const float *x, float by, int32_t n); /* x / by + 0 */
+    void (*exp)(float *e, const float *z, float max, int32_t n);  /* exp(z - max) */
+};
+
+struct cpu_backend {
+    struct backend base;
+    const struct cpu_isa *isa;
+    struct pool *pool;
+    /* Scratch, grown by cpu_reserve only. */
+    float *packed;  /* rows of x by tiles */
+    size_t packed_floats;
+    float *partial; /* per thread: accumulators of linear, or z and masses of sample */
+    size_t partial_floats; /* of one thread */
+    int32_t *list;         /* per thread: candidate ids of sample */
+    size_t list_ids;       /* of one thread */
+};
+
+/* cpu.c */
+enum status cpu_open(const char *name, int32_t threads, struct backend **out,
+                     struct err *err) MUST_USE;
+const struct backend_ops *cpu_find(const char *name); /* NULL: no such variant on this machine */
+const char *cpu_variant(void);
+static inline struct cpu_backend *cpu_of(struct backend *b)
+{
+    return (struct cpu_backend *)b;
+}
+/* Makes each scratch at least this large; the old contents are lost. */
+enum status cpu_grow(struct cpu_backend *c, size_t packed_floats, size_t partial_floats,
+                     size_t list_ids, struct err *err) MUST_USE;
+
+/* layout.c: weights and caches in memory */
+size_t layout_weight_bytes(const struct weight_spec *spec);
+size_t layout_panel_bytes(const struct weight_spec *spec);
+/* Place of output j of 32 within a line of a panel. */
+int32_t layout_lane(enum dtype t, int32_t j);
+struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage);
+void layout_weight_close(struct weight *w);
+void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
+                       enum dtype src_dtype, size_t stride);
+void layout_weight_get(const struct weight *w, int32_t row, float *dst);
+size_t layout_kv_bytes(const struct kv_spec *spec);
+struct kv_cache *layout_kv_open(struct backend *b, const struct kv_spec *spec, void *storage);
+void layout_kv_close(struct kv_cache *kv);
+/* The keys [head_dim][16] of one block and head; its values [16][layout_kv_dim] follow. */
+unsigned char *layout_kv_block(const struct kv_cache *kv, int32_t layer, int32_t block,
+                               int32_t head);
+size_t layout_kv_half(const struct kv_spec *spec); /* bytes from keys to values */
+int32_t layout_kv_dim(const struct kv_spec *spec); /* head_dim rounded up to 16 */
+
+/* linear.c */
+enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in, struct err *err)
+    MUST_USE;
+void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
+
+/* attend.c */
+void attend_rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
+                    const struct rows *rows, struct kv_cache *kv, int32_t layer);
+void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+
+/* rowops.c */
+void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
+                    const int32_t *last, int32_t count);
+void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
+                  int32_t first);
+void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
+void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                        const float *gain, float eps);
+void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
+                       const float *inv_freq);
+void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
+void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
+void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
+                     size_t n);
+
+/* sample.c */
+enum status sample_reserve(struct cpu_backend *c, int32_t vocab, struct err *err) MUST_USE;
+void sample_run(struct backend *b, int32_t *ids, struct cview logits, const int32_t *slot,
+                const int32_t *position, const struct sample_params *params, int32_t *last);
+
+/* cpu_generic.c, cpu_avx2.c, cpu_avx512.c: the same source over three vector types */
+extern const struct cpu_isa cpu_generic;
+extern const struct cpu_isa cpu_avx2;
+extern const struct cpu_isa cpu_avx512;
+
+#endif

@@ -1,0 +1,145 @@
+/* DESIGN: weights lie in panels of 32 outputs interleaved by k: [ceil(out/32)][in][32], the last
+ * panel zero padded, so that vector lanes hold different outputs and every output is one ascending
+ * chain over k. Loading a model is one pass of weight_put over it, so whole panels go through a small
+ * staged transpose; parts of a panel (the seam between two tensors fused into one weight) take an
+ * element-wise path. Keys are stored transposed, [head_dim][16 positions]: lanes hold keys. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdlib.h>
+
+size_t layout_panel_bytes(const struct weight_spec *spec)
+{
+    return (size_t)spec->in * CPU_PANEL * dtype_size(spec->dtype);
+}
+
+size_t layout_weight_bytes(const struct weight_spec *spec)
+{
+    return ((size_t)spec->out + CPU_PANEL - 1) / CPU_PANEL * layout_panel_bytes(spec);
+}
+
+int32_t layout_lane(enum dtype t, int32_t j)
+{
+    return t == DTYPE_BF16 ? (j < 16 ? 2 * j : 2 * (j - 16) + 1) : j;
+}
+
+struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage)
+{
+    struct weight *w = malloc(sizeof *w);
+    if (w != NULL)
+        *w = (struct weight){*spec, b, storage};
+    return w;
+}
+
+void layout_weight_close(struct weight *w)
+{
+    free(w);
+}
+
+struct source {
+    const unsigned char *data;
+    enum dtype dtype;
+    size_t stride;
+};
+
+static void put_panel(struct weight *w, unsigned char *panel, const struct source *src, int32_t n)
+{
+    const struct cpu_isa *isa = cpu_of(w->backend)->isa;
+    const enum dtype t = w->spec.dtype;
+    const size_t size = dtype_size(t), from = dtype_size(src->dtype);
+    ALIGNED64 unsigned char stage[CPU_PANEL * (CPU_STAGE * sizeof(float) + 64)];
+    const size_t pitch = CPU_STAGE * size + 64; /* not a power of two: spreads over the sets */
+    for (int32_t c = 0; c < w->spec.in; c += CPU_STAGE) {
+        const int32_t k = w->spec.in - c < CPU_STAGE ? w->spec.in - c : CPU_STAGE;
+        if (n < CPU_PANEL || k < CPU_STAGE)
+            memset(stage, 0, sizeof stage);
+        for (int32_t j = 0; j < n; j++)
+            isa->convert(stage + (size_t)j * pitch, t,
+                         src->data + (size_t)j * src->stride + (size_t)c * from, src->dtype, k);
+        isa->interleave(panel + (size_t)c * CPU_PANEL * size, stage, pitch, k, t);
+    }
+}
+
+static void put_row(struct weight *w, unsigned char *panel, int32_t lane, const unsigned char *src,
+                    enum dtype src_dtype)
+{
+    const struct cpu_isa *isa = cpu_of(w->backend)->isa;
+    const enum dtype t = w->spec.dtype;
+    const size_t size = dtype_size(t), from = dtype_size(src_dtype);
+    float line[CPU_STAGE]; /* of any storage type */
+    for (int32_t c = 0; c < w->spec.in; c += CPU_STAGE) {
+        const int32_t k = w->spec.in - c < CPU_STAGE ? w->spec.in - c : CPU_STAGE;
+        isa->convert(line, t, src + (size_t)c * from, src_dtype, k);
+        for (int32_t i = 0; i < k; i++)
+            memcpy(panel + ((size_t)(c + i) * CPU_PANEL + (size_t)lane) * size,
+                   (const unsigned char *)line + (size_t)i * size, size);
+    }
+}
+
+void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
+                       enum dtype src_dtype, size_t stride)
+{
+    struct source from = {src, src_dtype, stride};
+    const size_t panel_bytes = layout_panel_bytes(&w->spec);
+    const int32_t end = row + rows;
+    CHECK(row >= 0 && rows >= 0 && rows <= w->spec.out - row);
+    while (row < end) {
+        unsigned char *panel = w->storage + (size_t)(row / CPU_PANEL) * panel_bytes;
+        int32_t j = row % CPU_PANEL;
+        int32_t n = end - row < CPU_PANEL - j ? end - row : CPU_PANEL - j;
+        if (j == 0 && (n == CPU_PANEL || end == w->spec.out)) {
+            put_panel(w, panel, &from, n);
+        } else {
+            for (int32_t i = 0; i < n; i++)
+                put_row(w, panel, layout_lane(w->spec.dtype, j + i), from.data + (size_t)i * stride,
+                        src_dtype);
+        }
+        from.data += (size_t)n * stride;
+        row += n;
+    }
+}
+
+void layout_weight_get(const struct weight *w, int32_t row, float *dst)
+{
+    const unsigned char *panel =
+        w->storage + (size_t)(row / CPU_PANEL) * layout_panel_bytes(&w->spec);
+    const size_t lane = (size_t)layout_lane(w->spec.dtype, row % CPU_PANEL);
+    for (int32_t k = 0; k < w->spec.in; k++)
+        dst[k] = dtype_load(panel, w->spec.dtype, (size_t)k * CPU_PANEL + lane);
+}
+
+int32_t layout_kv_dim(const struct kv_spec *spec)
+{
+    return (spec->head_dim + 15) / 16 * 16;
+}
+
+size_t layout_kv_half(const struct kv_spec *spec)
+{
+    return (size_t)layout_kv_dim(spec) * BACKEND_BLOCK_TOKENS * dtype_size(spec->dtype);
+}
+
+size_t layout_kv_bytes(const struct kv_spec *spec)
+{
+    return (size_t)spec->layers * (size_t)spec->blocks * (size_t)spec->heads * 2 *
+           layout_kv_half(spec);
+}
+
+struct kv_cache *layout_kv_open(struct backend *b, const struct kv_spec *spec, void *storage)
+{
+    struct kv_cache *kv = malloc(sizeof *kv);
+    if (kv != NULL)
+        *kv = (struct kv_cache){*spec, b, storage};
+    return kv;
+}
+
+void layout_kv_close(struct kv_cache *kv)
+{
+    free(kv);
+}
+
+unsigned char *layout_kv_block(const struct kv_cache *kv, int32_t layer, int32_t block,
+                               int32_t head)
+{
+    const struct kv_spec *s = &kv->spec;
+    size_t index = ((size_t)layer * (size_t)s->blocks + (size_t)block) * (size_t)s->heads;
+    return kv->storage + (index + (size_t)head) * 2 * layout_kv_half(s);
+}

@@ -1,0 +1,178 @@
+/* DESIGN: y = x w^T by tiles of at most 12 rows x 32 outputs. Rows of x are packed once per call into
+ * [tile][k][row], so that the inner kernel reads them in order whatever the row stride; K is cut into
+ * blocks that keep one block of a panel in the L1 cache while all tiles pass over it. Between
+ * blocks the accumulators rest in fp32 memory, which is exact, so each output stays one ascending
+ * chain per leaf. Leaves are folded as they finish: after leaf l, one fold for each trailing one bit
+ * of l, which is the tree of stride 1, 2, 4, ... with at most four sums alive.
+ * Threads take panels. Rejected: lanes over k (needs a fold whose shape would be the instruction
+ * set's), and splitting k over threads (the chain would depend on their number). */
+#include "kernels/cpu/cpu.h"
+
+#include <string.h>
+
+#define CHUNK_ROWS 480  /* rows packed at a time */
+#define BLOCK_BYTES 16384 /* of a panel per block of K */
+#define LEVELS 4        /* sums alive while folding 8 leaves */
+
+struct job {
+    const struct cpu_isa *isa;
+    const struct weight *w;
+    const float *x; /* [rows][in] */
+    float *y;       /* [rows][out] */
+    const float *packed;
+    float *partial;
+    size_t partial_floats, tile_floats;
+    int32_t rows, tiles;
+    int32_t group; /* panels per item */
+    int32_t block; /* k per block */
+};
+
+/* Tiles share the rows as evenly as possible: 13 rows are 7 + 6. */
+static int32_t tile_start(const struct job *j, int32_t tile)
+{
+    int32_t base = j->rows / j->tiles, extra = j->rows % j->tiles;
+    return tile * base + (tile < extra ? tile : extra);
+}
+
+static int32_t tile_count(int32_t rows)
+{
+    return (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS;
+}
+
+static size_t tile_floats(int32_t in)
+{
+    return (size_t)in * CPU_TILE_ROWS + 16; /* the pack kernel may write 16 floats too far */
+}
+
+static size_t partial_floats(int32_t group, int32_t rows)
+{
+    return (size_t)LEVELS * (size_t)group * (size_t)rows * CPU_PANEL;
+}
+
+enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in, struct err *err)
+{
+    size_t partial = 0;
+    for (int32_t r = 1; r <= CPU_WIDE_ROWS; r++) {
+        size_t n = partial_floats(c->isa->wide_panels[r], r);
+        partial = n > partial ? n : partial;
+    }
+    int32_t chunk = rows < CHUNK_ROWS ? rows : CHUNK_ROWS;
+    size_t many = partial_floats(1, chunk);
+    return cpu_grow(c, (size_t)tile_count(chunk) * tile_floats(in), many > partial ? many : partial,
+                    0, err);
+}
+
+static void pack_tiles(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    struct job *j = arg;
+    (void)worker;
+    const size_t stride = (size_t)j->w->spec.in;
+    float *packed = cpu_of(j->w->backend)->packed;
+    for (int32_t t = (int32_t)begin; t < (int32_t)end; t++) {
+        int32_t row = tile_start(j, t), n = tile_start(j, t + 1) - row;
+        j->isa->pack(packed + (size_t)t * j->tile_floats, j->x + (size_t)row * stride, stride, n,
+                     j->w->spec.in);
+    }
+}
+
+/* acc = the chains of columns [from, to) of `panels` panels, all rows; acc[panels][rows][32] when
+ * there is one tile, [rows][32] else (then panels is 1). */
+static void leaf(const struct job *j, float *acc, const unsigned char *panel, int32_t panels,
+                 int32_t from, int32_t to)
+{
+    const struct weight_spec *spec = &j->w->spec;
+    const size_t panel_bytes = layout_panel_bytes(spec);
+    const size_t line = CPU_PANEL * dtype_size(spec->dtype);
+    if (from == to)
+        memset(acc, 0, (size_t)panels * (size_t)j->rows * CPU_PANEL * sizeof *acc);
+    for (int32_t k = from; k < to; k += j->block) {
+        const int32_t n = to - k < j->block ? to - k : j->block;
+        for (int32_t t = 0; t < j->tiles; t++) {
+            int32_t row = tile_start(j, t), rows = tile_start(j, t + 1) - row;
+            cpu_tile_fn kernel = panels == 1 ? j->isa->tile[spec->dtype][rows]
+                                             : j->isa->wide[spec->dtype][rows];
+            kernel(acc + (size_t)row * CPU_PANEL,
+                   j->packed + (size_t)t * j->tile_floats + (size_t)k * (size_t)rows,
+                   panel + (size_t)k * line, panel_bytes, n, k == from);
+        }
+    }
+}
+
+static void write_out(const struct job *j, const float *acc, int32_t first_panel, int32_t panels)
+{
+    const int32_t out = j->w->spec.out;
+    for (int32_t q = 0; q < panels; q++) {
+        const int32_t col = (first_panel + q) * CPU_PANEL;
+        const size_t n = (size_t)(out - col < CPU_PANEL ? out - col : CPU_PANEL) * sizeof *acc;
+        for (int32_t r = 0; r < j->rows; r++, acc += CPU_PANEL)
+            memcpy(j->y + (size_t)r * (size_t)out + col, acc, n);
+    }
+}
+
+static void group_run(const struct job *j, float *partial, int32_t first_panel, int32_t panels)
+{
+    const struct weight_spec *spec = &j->w->spec;
+    const unsigned char *panel =
+        j->w->storage + (size_t)first_panel * layout_panel_bytes(spec);
+    const size_t n = (size_t)panels * (size_t)j->rows * CPU_PANEL;
+    float *top = partial; /* the next free sum */
+    for (int32_t l = 0; l < spec->leaves; l++, top += n) {
+        leaf(j, top, panel, panels, spec->cut[l], spec->cut[l + 1]);
+        for (int32_t full = l; (full & 1) != 0; full >>= 1, top -= n)
+            j->isa->add(top - n, top, (int64_t)n);
+    }
+    for (top -= n; top > partial; top -= n)
+        j->isa->add(top - n, top, (int64_t)n);
+    write_out(j, partial, first_panel, panels);
+}
+
+static void panels_run(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct job *j = arg;
+    float *partial = j->partial + (size_t)worker * j->partial_floats;
+    const int32_t panels = (j->w->spec.out + CPU_PANEL - 1) / CPU_PANEL;
+    for (int64_t i = begin; i < end; i++) {
+        int32_t first = (int32_t)i * j->group;
+        if (panels - first >= j->group) {
+            group_run(j, partial, first, j->group);
+            continue;
+        }
+        for (; first < panels; first++)
+            group_run(j, partial, first, 1);
+    }
+}
+
+static void chunk_run(struct cpu_backend *c, struct job *j)
+{
+    const struct weight_spec *spec = &j->w->spec;
+    j->tiles = tile_count(j->rows);
+    j->tile_floats = tile_floats(spec->in);
+    j->partial = c->partial;
+    j->partial_floats = c->partial_floats;
+    j->packed = j->rows == 1 ? j->x : c->packed;
+    j->group = j->rows <= CPU_WIDE_ROWS ? c->isa->wide_panels[j->rows] : 1;
+    j->block = BLOCK_BYTES / (int32_t)(CPU_PANEL * dtype_size(spec->dtype));
+    if (j->tiles == 1 && (c->isa->tile_streams || j->rows <= 2))
+        j->block = INT32_MAX;
+    if (j->rows > 1)
+        pool_run(c->pool, j->tiles, 1, pack_tiles, j);
+    const int32_t panels = (spec->out + CPU_PANEL - 1) / CPU_PANEL;
+    pool_run(c->pool, (panels + j->group - 1) / j->group, 1, panels_run, j);
+}
+
+void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct err err;
+    const int32_t in = w->spec.in, out = w->spec.out;
+    if (x.rows == 0 || out == 0)
+        return;
+    CHECK(linear_reserve(c, x.rows, in, &err) == OK);
+    struct job j = {.isa = c->isa, .w = w};
+    for (int32_t row = 0; row < x.rows; row += CHUNK_ROWS) {
+        j.rows = x.rows - row < CHUNK_ROWS ? x.rows - row : CHUNK_ROWS;
+        j.x = (const float *)x.data + (size_t)row * (size_t)in;
+        j.y = (float *)y.data + (size_t)row * (size_t)out;
+        chunk_run(c, &j);
+    }
+}

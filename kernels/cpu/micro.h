@@ -1,0 +1,530 @@
+/* The inner kernels, written once over v16 (sixteen floats). Each of cpu_generic.c, cpu_avx2.c and
+ * cpu_avx512.c includes its vector type first and this file second; because the sequence of
+ * operations per lane is this text, the variants agree bit for bit. Built with -ffp-contract=off:
+ * only v16_fma fuses.
+ *
+ * Everything is static; the table at the end is the only thing that leaves. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/numerics.h"
+
+#include <assert.h>
+
+#define AHEAD 1024 /* bytes of prefetch within each panel */
+
+static_assert(BACKEND_BLOCK_TOKENS == 16, "a block of keys is one v16");
+static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
+
+/* ---- linear ---------------------------------------------------------------------------------- */
+
+/* Outputs 0..15 (side 0) or 16..31 (side 1) of one line of a panel. */
+V16_INLINE v16 line_load(const enum dtype t, const unsigned char *w, const int side)
+{
+    if (t == DTYPE_BF16)
+        return side == 0 ? v16_even_bf16(w) : v16_odd_bf16(w);
+    if (t == DTYPE_F16)
+        return v16_load_f16((const uint16_t *)(const void *)w + 16 * side);
+    return v16_load((const float *)(const void *)w + 16 * side);
+}
+
+struct tile_args {
+    float *acc;     /* of the first row of the block */
+    const float *x; /* likewise */
+    const unsigned char *w;
+    size_t panel_bytes;
+    int32_t k, rows; /* rows: of the whole tile = stride of x */
+    bool first;
+};
+
+/* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
+V16_INLINE void tile_block(const struct tile_args *a, const int rows, const int panels,
+                           const int cols, const int side, const enum dtype t)
+{
+    v16 acc[V16_ROWS * V16_COLS + 8];
+    const size_t line = t == DTYPE_F32 ? 128 : 64;
+    V16_UNROLL for (int q = 0; q < panels; q++)
+        V16_UNROLL for (int i = 0; i < rows; i++)
+            V16_UNROLL for (int c = 0; c < cols; c++)
+                acc[(q * rows + i) * cols + c] =
+                    a->first ? v16_zero()
+                             : v16_load(a->acc + (q * a->rows + i) * 32 + 16 * (side + c));
+    const float *x = a->x;
+    const unsigned char *w = a->w;
+    for (int32_t k = 0; k < a->k; k++) {
+        V16_UNROLL for (int q = 0; q < panels; q++) {
+            const unsigned char *p = w + (size_t)q * a->panel_bytes;
+            v16 b[2];
+            V16_UNROLL for (int c = 0; c < cols; c++)
+                b[c] = line_load(t, p, side + c);
+            v16_prefetch(p + AHEAD);
+            if (t == DTYPE_F32)
+                v16_prefetch(p + AHEAD + 64);
+            V16_UNROLL for (int i = 0; i < rows; i++) {
+                v16 v = v16_set1(x[i]);
+                V16_UNROLL for (int c = 0; c < cols; c++)
+                    acc[(q * rows + i) * cols + c] =
+                        v16_fma(v, b[c], acc[(q * rows + i) * cols + c]);
+            }
+        }
+        x += a->rows;
+        w += line;
+    }
+    V16_UNROLL for (int q = 0; q < panels; q++)
+        V16_UNROLL for (int i = 0; i < rows; i++)
+            V16_UNROLL for (int c = 0; c < cols; c++)
+                v16_store(a->acc + (q * a->rows + i) * 32 + 16 * (side + c),
+                          acc[(q * rows + i) * cols + c]);
+}
+
+/* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows. */
+V16_INLINE void tile_rows(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
+                          int32_t k, bool first, const int rows, const int panels,
+                          const enum dtype t)
+{
+    struct tile_args a = {acc, x, w, panel_bytes, k, rows, first};
+    if (V16_COLS == 2 || rows <= 2) {
+        tile_block(&a, rows, panels, 2, 0, t);
+        return;
+    }
+    const int top = rows > V16_ROWS ? V16_ROWS : rows;
+    tile_block(&a, top, panels, 1, 0, t);
+    tile_block(&a, top, panels, 1, 1, t);
+    if (rows > V16_ROWS) {
+        a.acc += V16_ROWS * 32;
+        a.x += V16_ROWS;
+        tile_block(&a, rows - V16_ROWS, panels, 1, 0, t);
+        tile_block(&a, rows - V16_ROWS, panels, 1, 1, t);
+    }
+}
+
+#define TILE(name, rows, panels, dtype)                                                            \
+    static void name(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,       \
+                     int32_t k, bool first)                                                        \
+    {                                                                                              \
+        tile_rows(acc, x, w, panel_bytes, k, first, rows, panels, dtype);                          \
+    }
+
+#define TILES(suffix, dtype)                                                                       \
+    TILE(tile1_##suffix, 1, 1, dtype)                                                              \
+    TILE(tile2_##suffix, 2, 1, dtype)                                                              \
+    TILE(tile3_##suffix, 3, 1, dtype)                                                              \
+    TILE(tile4_##suffix, 4, 1, dtype)                                                              \
+    TILE(tile5_##suffix, 5, 1, dtype)                                                              \
+    TILE(tile6_##suffix, 6, 1, dtype)                                                              \
+    TILE(tile7_##suffix, 7, 1, dtype)                                                              \
+    TILE(tile8_##suffix, 8, 1, dtype)                                                              \
+    TILE(tile9_##suffix, 9, 1, dtype)                                                              \
+    TILE(tile10_##suffix, 10, 1, dtype)                                                            \
+    TILE(tile11_##suffix, 11, 1, dtype)                                                            \
+    TILE(tile12_##suffix, 12, 1, dtype)                                                            \
+    TILE(wide1_##suffix, 1, V16_WIDE1, dtype)                                                      \
+    TILE(wide2_##suffix, 2, V16_WIDE2, dtype)                                                      \
+    TILE(wide3_##suffix, 3, V16_WIDE3, dtype)                                                      \
+    TILE(wide4_##suffix, 4, V16_WIDE4, dtype)
+
+TILES(f32, DTYPE_F32)
+TILES(f16, DTYPE_F16)
+TILES(bf16, DTYPE_BF16)
+
+#define TILE_TABLE(s)                                                                              \
+    {                                                                                              \
+        NULL, tile1_##s, tile2_##s, tile3_##s, tile4_##s, tile5_##s, tile6_##s, tile7_##s,         \
+            tile8_##s, tile9_##s, tile10_##s, tile11_##s, tile12_##s                               \
+    }
+#define WIDE_TABLE(s)                                                                              \
+    {                                                                                              \
+        NULL, wide1_##s, wide2_##s, wide3_##s, wide4_##s                                           \
+    }
+
+/* Full stores in ascending k: what one writes too far, the next overwrites. */
+static void pack(float *dst, const float *x, size_t stride, int32_t rows, int32_t k)
+{
+    v16 r[16];
+    for (int32_t i = 0; i < 16; i++)
+        r[i] = v16_zero();
+    for (int32_t c = 0; c < k; c += 16) {
+        int32_t n = k - c < 16 ? k - c : 16;
+        for (int32_t i = 0; i < 16; i++)
+            r[i] = i < rows ? v16_load_n(x + (size_t)i * stride + c, n) : v16_zero();
+        v16_transpose(r);
+        for (int32_t i = 0; i < n; i++, dst += rows)
+            v16_store(dst, r[i]);
+    }
+}
+
+/* ---- storage --------------------------------------------------------------------------------- */
+
+V16_INLINE v16 load_as(enum dtype t, const void *p)
+{
+    if (t == DTYPE_F32)
+        return v16_load(p);
+    return t == DTYPE_BF16 ? v16_load_bf16(p) : v16_load_f16(p);
+}
+
+V16_INLINE void store_as(enum dtype t, void *p, v16 a)
+{
+    if (t == DTYPE_F32)
+        v16_store(p, a);
+    else if (t == DTYPE_BF16)
+        v16_store_bf16(p, a);
+    else
+        v16_store_f16(p, a);
+}
+
+static void convert(void *dst, enum dtype to, const void *src, enum dtype from, int32_t n)
+{
+    const size_t from_size = from == DTYPE_F32 ? 4 : 2, to_size = to == DTYPE_F32 ? 4 : 2;
+    if (from == to) {
+        memcpy(dst, src, (size_t)n * to_size);
+        return;
+    }
+    unsigned char *d = dst;
+    const unsigned char *s = src;
+    for (; n >= 16; n -= 16, s += 16 * from_size, d += 16 * to_size)
+        store_as(to, d, load_as(from, s));
+    if (n > 0) {
+        float in[16] = {0}, out[16];
+        memcpy(in, s, (size_t)n * from_size);
+        store_as(to, out, load_as(from, in));
+        memcpy(d, out, (size_t)n * to_size);
+    }
+}
+
+/* Sixteen k of 32 staged rows become lines. 16-bit types travel as pairs in 32-bit lanes: bf16
+ * pairs outputs j and 16 + j, f16 pairs 2j and 2j + 1, see layout_lane. */
+static void interleave(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
+                       enum dtype dtype)
+{
+    const int32_t halves = dtype == DTYPE_F32 ? 2 : 1, size = dtype == DTYPE_F32 ? 4 : 2;
+    const int32_t step = dtype == DTYPE_F16 ? 2 : 1, other = dtype == DTYPE_F16 ? 1 : 16;
+    v16 r[16];
+    for (int32_t c = 0; c < k; c += 16) {
+        int32_t n = k - c < 16 ? k - c : 16;
+        for (int32_t half = 0; half < halves; half++) {
+            for (int32_t j = 0; j < 16; j++) {
+                const unsigned char *p =
+                    stage + (size_t)(16 * half + step * j) * pitch + (size_t)(c * size);
+                r[j] = dtype == DTYPE_F32
+                           ? v16_load((const float *)(const void *)p)
+                           : v16_pair((const uint16_t *)(const void *)p,
+                                      (const uint16_t *)(const void *)(p + (size_t)other * pitch));
+            }
+            v16_transpose(r);
+            float *line = (float *)(void *)(panel + (size_t)c * CPU_PANEL * (size_t)size);
+            for (int32_t i = 0; i < n; i++)
+                v16_store(line + (size_t)(i * halves + half) * 16, r[i]);
+        }
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+V16_INLINE v16 exp16(v16 x)
+{
+    v16 c = v16_min(v16_set1(NUMERICS_EXP_HIGH), x);
+    v16 t = v16_fma(c, v16_set1(NUMERICS_LOG2E), v16_set1(NUMERICS_ROUND));
+    v16 n = v16_sub(t, v16_set1(NUMERICS_ROUND));
+    v16 r = v16_fma(n, v16_set1(-NUMERICS_LN2_HI), c);
+    r = v16_fma(n, v16_set1(-NUMERICS_LN2_LO), r);
+    v16 p = v16_fma(v16_set1(NUMERICS_EXP_C7), r, v16_set1(NUMERICS_EXP_C6));
+    p = v16_fma(p, r, v16_set1(NUMERICS_EXP_C5));
+    p = v16_fma(p, r, v16_set1(NUMERICS_EXP_C4));
+    p = v16_fma(p, r, v16_set1(NUMERICS_EXP_C3));
+    p = v16_fma(p, r, v16_set1(NUMERICS_EXP_C2));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    return v16_zero_below(x, v16_set1(NUMERICS_EXP_LOW), v16_scale2(p, t));
+}
+
+/* Elements of the group of 16 that begins at i of n, and partial access to it. */
+V16_INLINE int32_t group(int64_t n, int64_t i)
+{
+    return n - i < 16 ? (int32_t)(n - i) : 16;
+}
+
+V16_INLINE v16 load_group(const float *p, int32_t m)
+{
+    return m == 16 ? v16_load(p) : v16_load_n(p, m);
+}
+
+V16_INLINE void store_group(float *p, v16 a, int32_t m)
+{
+    if (m == 16)
+        v16_store(p, a);
+    else
+        v16_store_n(p, a, m);
+}
+
+static void add(float *dst, const float *src, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        store_group(dst + i, v16_add(load_group(dst + i, m), load_group(src + i, m)), m);
+    }
+}
+
+static float sum_squares(const float *x, int32_t n)
+{
+    v16 sum = v16_zero();
+    for (int32_t i = 0; i < n; i += 16) {
+        v16 v = load_group(x + i, group(n, i));
+        sum = v16_fma(v, v, sum);
+    }
+    return v16_fold_add(sum);
+}
+
+static void norm(float *y, const float *x, const float *gain, float r, int32_t n)
+{
+    const v16 scale = v16_set1(r);
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 v = v16_mul(load_group(x + i, m), scale);
+        store_group(y + i, v16_mul(v, load_group(gain + i, m)), m);
+    }
+}
+
+static void silu_mul(float *y, const float *gate, const float *up, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 g = load_group(gate + i, m);
+        v16 e = exp16(v16_sub(v16_zero(), g));
+        v16 s = v16_div(g, v16_add(v16_set1(1.0f), e));
+        store_group(y + i, v16_mul(s, load_group(up + i, m)), m);
+    }
+}
+
+static void rotate(float *head, const float *cos_sin, int32_t half)
+{
+    for (int32_t i = 0; i < half; i += 16) {
+        const int32_t m = group(half, i);
+        v16 a = load_group(head + i, m), b = load_group(head + half + i, m);
+        v16 c = load_group(cos_sin + i, m), s = load_group(cos_sin + half + i, m);
+        store_group(head + i, v16_sub(v16_mul(a, c), v16_mul(b, s)), m);
+        store_group(head + half + i, v16_add(v16_mul(b, c), v16_mul(a, s)), m);
+    }
+}
+
+/* Tree of stride 1, 2, 4, ...: addend l joins the sums that its low bits say are complete. */
+static void sum_tree(float *y, const float *const *addends, int32_t count, int64_t begin,
+                     int64_t end)
+{
+    v16 stack[8];
+    for (int64_t i = begin; i < end; i += 16) {
+        const int32_t m = group(end, i);
+        int32_t top = 0;
+        for (int32_t l = 0; l < count; l++) {
+            stack[top++] = load_group(addends[l] + i, m);
+            for (int32_t full = l; (full & 1) != 0; full >>= 1, top--)
+                stack[top - 2] = v16_add(stack[top - 2], stack[top - 1]);
+        }
+        for (; top > 1; top--)
+            stack[top - 2] = v16_add(stack[top - 2], stack[top - 1]);
+        store_group(y + i, stack[0], m);
+    }
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* Scores of `heads` heads against `blocks` blocks; blocks beyond the last repeat it and are
+ * overwritten or ignored later. */
+V16_INLINE void scores_block(const struct cpu_scores *a, int32_t head, int32_t block, int32_t last,
+                             const int heads, const int blocks, const enum dtype t)
+{
+    v16 acc[CPU_HEADS * V16_KEYS];
+    const unsigned char *key[V16_KEYS];
+    V16_UNROLL for (int b = 0; b < blocks; b++)
+        key[b] = a->blocks[block + b < last ? block + b : last];
+    V16_UNROLL for (int i = 0; i < heads * blocks; i++)
+        acc[i] = v16_zero();
+    for (int32_t e = 0; e < a->dim; e++) {
+        v16 k[V16_KEYS];
+        V16_UNROLL for (int b = 0; b < blocks; b++) {
+            k[b] = load_as(t, key[b]);
+            key[b] += t == DTYPE_F32 ? 64 : 32;
+        }
+        V16_UNROLL for (int h = 0; h < heads; h++) {
+            v16 q = v16_set1(a->q[head + h][e]);
+            V16_UNROLL for (int b = 0; b < blocks; b++)
+                acc[h * blocks + b] = v16_fma(q, k[b], acc[h * blocks + b]);
+        }
+    }
+    const v16 scale = v16_set1(a->scale);
+    V16_UNROLL for (int h = 0; h < heads; h++)
+        V16_UNROLL for (int b = 0; b < blocks; b++)
+            if (block + b <= last)
+                v16_store(a->s + (head + h) * BACKEND_SEGMENT + 16 * (block + b),
+                          v16_mul(acc[h * blocks + b], scale));
+}
+
+V16_INLINE void scores_as(const struct cpu_scores *a, const enum dtype t)
+{
+    const int32_t last = (a->keys - 1) / 16;
+    for (int32_t b = 0; b <= last; b += V16_KEYS) {
+        if (a->heads == 4) {
+            scores_block(a, 0, b, last, 4, V16_KEYS, t);
+            continue;
+        }
+        if (a->heads >= 2)
+            scores_block(a, 0, b, last, 2, V16_KEYS, t);
+        if (a->heads != 2)
+            scores_block(a, a->heads - 1, b, last, 1, V16_KEYS, t);
+    }
+}
+
+static void scores(const struct cpu_scores *a)
+{
+    if (a->dtype == DTYPE_F32)
+        scores_as(a, DTYPE_F32);
+    else if (a->dtype == DTYPE_F16)
+        scores_as(a, DTYPE_F16);
+    else
+        scores_as(a, DTYPE_BF16);
+}
+
+static float softmax(float *s, int32_t keys, float *max)
+{
+    const int32_t last = (keys - 1) / 16 * 16;
+    v16_store(s + last, v16_fill_from(v16_load(s + last), keys - last, -INFINITY));
+    v16 m = v16_load(s);
+    for (int32_t i = 16; i <= last; i += 16)
+        m = v16_max(m, v16_load(s + i));
+    *max = v16_fold_max(m);
+    m = v16_set1(*max);
+    v16 sum = v16_zero();
+    for (int32_t i = 0; i <= last; i += 16) {
+        v16 p = exp16(v16_sub(v16_load(s + i), m));
+        v16_store(s + i, p);
+        sum = v16_add(sum, p);
+    }
+    return v16_fold_add(sum);
+}
+
+/* Weighted values of `heads` heads, `vecs` vectors of the head from element e on. */
+V16_INLINE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t e, const int heads,
+                            const int vecs, const enum dtype t)
+{
+    const size_t size = t == DTYPE_F32 ? 4 : 2, row = (size_t)a->dim * size;
+    v16 acc[CPU_HEADS * V16_KEYS];
+    V16_UNROLL for (int i = 0; i < heads * vecs; i++)
+        acc[i] = v16_zero();
+    const float *s = a->s + head * BACKEND_SEGMENT;
+    for (int32_t key = 0; key < a->keys; key++) {
+        const unsigned char *v = a->blocks[key / 16] + (size_t)(key % 16) * row + (size_t)e * size;
+        v16 x[V16_KEYS];
+        V16_UNROLL for (int c = 0; c < vecs; c++)
+            x[c] = load_as(t, v + (size_t)c * 16 * size);
+        V16_UNROLL for (int h = 0; h < heads; h++) {
+            v16 p = v16_set1(s[h * BACKEND_SEGMENT + key]);
+            V16_UNROLL for (int c = 0; c < vecs; c++)
+                acc[h * vecs + c] = v16_fma(p, x[c], acc[h * vecs + c]);
+        }
+    }
+    V16_UNROLL for (int h = 0; h < heads; h++)
+        V16_UNROLL for (int c = 0; c < vecs; c++)
+            v16_store(a->o + (head + h) * BACKEND_HEAD_DIM_MAX + e + 16 * c, acc[h * vecs + c]);
+}
+
+V16_INLINE void weigh_heads(const struct cpu_scores *a, int32_t head, const int heads,
+                            const enum dtype t)
+{
+    int32_t e = 0;
+    for (; e + 16 * V16_KEYS <= a->dim; e += 16 * V16_KEYS)
+        weigh_block(a, head, e, heads, V16_KEYS, t);
+    for (; e < a->dim; e += 16)
+        weigh_block(a, head, e, heads, 1, t);
+}
+
+V16_INLINE void weigh_as(const struct cpu_scores *a, const enum dtype t)
+{
+    if (a->heads == 4) {
+        weigh_heads(a, 0, 4, t);
+        return;
+    }
+    if (a->heads >= 2)
+        weigh_heads(a, 0, 2, t);
+    if (a->heads != 2)
+        weigh_heads(a, a->heads - 1, 1, t);
+}
+
+static void weigh(const struct cpu_scores *a)
+{
+    if (a->dtype == DTYPE_F32)
+        weigh_as(a, DTYPE_F32);
+    else if (a->dtype == DTYPE_F16)
+        weigh_as(a, DTYPE_F16);
+    else
+        weigh_as(a, DTYPE_BF16);
+}
+
+static void merge(float *o, const float *more, float a, float b, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 scaled = v16_mul(load_group(more + i, m), v16_set1(b));
+        store_group(o + i, v16_fma(load_group(o + i, m), v16_set1(a), scaled), m);
+    }
+}
+
+static void divide(float *dst, const float *o, float by, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        store_group(dst + i, v16_div(load_group(o + i, m), v16_set1(by)), m);
+    }
+}
+
+/* ---- sampling -------------------------------------------------------------------------------- */
+
+static float maximum(const float *x, int32_t n, bool *bad)
+{
+    v16 max = v16_set1(-INFINITY);
+    uint32_t wrong = 0;
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 v = v16_fill_from(load_group(x + i, m), m, -INFINITY);
+        wrong |= v16_bad(v);
+        max = v16_max(max, v);
+    }
+    *bad = wrong != 0;
+    return v16_fold_max(max);
+}
+
+static int32_t find(const float *x, int32_t n, float value)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        uint32_t equal = v16_equal(load_group(x + i, m), v16_set1(value)) & ((1u << m) - 1);
+        if (equal != 0)
+            return i + __builtin_ctz(equal);
+    }
+    return n;
+}
+
+static void scale(float *z, const float *x, float by, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 v = v16_div(load_group(x + i, m), v16_set1(by));
+        store_group(z + i, v16_add(v, v16_zero()), m);
+    }
+}
+
+static void exponentials(float *e, const float *z, float max, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        store_group(e + i, exp16(v16_sub(load_group(z + i, m), v16_set1(max))), m);
+    }
+}
+
+#define MICRO_ISA                                                                                  \
+    {                                                                                              \
+        .name = V16_NAME, .tile = {TILE_TABLE(f32), TILE_TABLE(f16), TILE_TABLE(bf16)},            \
+        .wide = {WIDE_TABLE(f32), WIDE_TABLE(f16), WIDE_TABLE(bf16)},                              \
+        .wide_panels = {1, V16_WIDE1, V16_WIDE2, V16_WIDE3, V16_WIDE4},                            \
+        .tile_streams = V16_COLS == 2, .pack = pack, .convert = convert, .interleave = interleave, \
+        .add = add, .sum_squares = sum_squares, .norm = norm, .silu_mul = silu_mul,                \
+        .rotate = rotate, .sum_tree = sum_tree, .scores = scores, .softmax = softmax,              \
+        .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum, .find = find,        \
+        .scale = scale, .exp = exponentials,                                                       \
+    }

@@ -1,0 +1,178 @@
+/* DESIGN: ops whose rows do not meet. Each row is one work item, done by the kernels of micro.h in
+ * its fixed order; small steps stay on the calling thread (pool_run with few items does not wake). */
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rows per chunk so that a chunk is worth a wake-up: about 16 K elements. */
+static int64_t grain(int32_t cols)
+{
+    return 1 + 16384 / ((int64_t)cols + 1);
+}
+
+void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
+                    const int32_t *last, int32_t count)
+{
+    (void)b;
+    for (int32_t t = 0; t < count; t++) {
+        if (slot[t] < 0)
+            ids[t] = -1;
+        else
+            ids[t] = token[t] >= 0 ? token[t] : last[slot[t]];
+    }
+}
+
+struct embed_job {
+    float *y;
+    const int32_t *ids;
+    const struct weight *w;
+    int32_t first;
+};
+
+static void embed_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct embed_job *j = arg;
+    (void)worker;
+    const size_t cols = (size_t)j->w->spec.in;
+    for (int64_t t = begin; t < end; t++) {
+        float *y = j->y + (size_t)t * cols;
+        int64_t row = (int64_t)j->ids[t] - j->first;
+        if (row >= 0 && row < j->w->spec.out)
+            layout_weight_get(j->w, (int32_t)row, y);
+        else
+            memset(y, 0, cols * sizeof *y);
+    }
+}
+
+void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
+                  int32_t first)
+{
+    struct embed_job j = {y.data, ids, w, first};
+    pool_run(cpu_of(b)->pool, y.rows, 1 + 4096 / ((int64_t)y.cols + 1), embed_rows, &j);
+}
+
+struct norm_job {
+    const struct cpu_isa *isa;
+    float *y, *sum; /* sum: x += delta first, when not NULL */
+    const float *x, *delta, *gain;
+    float eps;
+    int32_t cols;
+};
+
+static void norm_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct norm_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const size_t at = (size_t)t * (size_t)j->cols;
+        if (j->sum != NULL)
+            j->isa->add(j->sum + at, j->delta + at, j->cols);
+        float mean = j->isa->sum_squares(j->x + at, j->cols) / (float)j->cols;
+        float r = 1.0f / sqrtf(mean + j->eps);
+        j->isa->norm(j->y + at, j->x + at, j->gain, r, j->cols);
+    }
+}
+
+void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct norm_job j = {c->isa, y.data, NULL, x.data, NULL, gain, eps, x.cols};
+    pool_run(c->pool, x.rows, grain(x.cols), norm_rows, &j);
+}
+
+void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                        const float *gain, float eps)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct norm_job j = {c->isa, y.data, x.data, x.data, delta.data, gain, eps, x.cols};
+    pool_run(c->pool, x.rows, grain(x.cols), norm_rows, &j);
+}
+
+struct rope_job {
+    float *table;
+    const int32_t *position;
+    const float *inv_freq;
+    int32_t half;
+};
+
+static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct rope_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        float *row = j->table + (size_t)t * 2 * (size_t)j->half;
+        const float position = (float)j->position[t];
+        for (int32_t i = 0; i < j->half; i++) {
+            double angle = (double)(position * j->inv_freq[i]);
+            row[i] = (float)cos(angle);
+            row[j->half + i] = (float)sin(angle);
+        }
+    }
+}
+
+void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
+                       const float *inv_freq)
+{
+    struct rope_job j = {table.data, position, inv_freq, table.cols / 2};
+    pool_run(cpu_of(b)->pool, table.rows, 1 + 512 / ((int64_t)table.cols + 1), rope_rows, &j);
+}
+
+struct silu_job {
+    const struct cpu_isa *isa;
+    float *y;
+    const float *gu;
+    int32_t cols;
+};
+
+static void silu_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct silu_job *j = arg;
+    (void)worker;
+    const size_t cols = (size_t)j->cols;
+    for (int64_t t = begin; t < end; t++) {
+        const float *row = j->gu + (size_t)t * 2 * cols;
+        j->isa->silu_mul(j->y + (size_t)t * cols, row, row + cols, j->cols);
+    }
+}
+
+void rowops_silu_mul(struct backend *b, struct view y, struct cview gu)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct silu_job j = {c->isa, y.data, gu.data, y.cols};
+    pool_run(c->pool, y.rows, grain(4 * y.cols), silu_rows, &j);
+}
+
+void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index)
+{
+    (void)b;
+    const size_t bytes = (size_t)x.cols * sizeof(float);
+    for (int32_t r = 0; r < y.rows; r++) {
+        CHECK(index[r] >= 0 && index[r] < x.rows);
+        memcpy((unsigned char *)y.data + (size_t)r * bytes,
+               (const unsigned char *)x.data + (size_t)index[r] * bytes, bytes);
+    }
+}
+
+struct sum_job {
+    const struct cpu_isa *isa;
+    float *y;
+    const float *const *addends;
+    int32_t count;
+};
+
+static void sum_range(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct sum_job *j = arg;
+    (void)worker;
+    j->isa->sum_tree(j->y, j->addends, j->count, begin, end);
+}
+
+void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
+                     size_t n)
+{
+    struct cpu_backend *c = cpu_of(b);
+    CHECK(count >= 1 && count <= BACKEND_PEERS_MAX);
+    struct sum_job j = {c->isa, y, addends, count};
+    pool_run(c->pool, (int64_t)n, 16384, sum_range, &j);
+}

@@ -1,0 +1,232 @@
+/* Sixteen floats in one 512-bit register; the meaning of each operation is in v16_generic.h. */
+#ifndef TESSERA_KERNELS_CPU_V16_AVX512_H
+#define TESSERA_KERNELS_CPU_V16_AVX512_H
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define V16_NAME "cpu-avx512"
+#define V16_ROWS 12 /* 24 accumulators, 2 lines, 1 broadcast of 32 registers */
+#define V16_COLS 2
+#define V16_WIDE1 4
+#define V16_WIDE2 4
+#define V16_WIDE3 3
+#define V16_WIDE4 2
+#define V16_KEYS 4
+#define V16_INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define V16_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define V16_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+typedef __m512 v16;
+
+V16_INLINE __mmask16 v16_lanes(int32_t n)
+{
+    return (__mmask16)((1u << n) - 1);
+}
+
+V16_INLINE v16 v16_set1(float f)
+{
+    return _mm512_set1_ps(f);
+}
+
+V16_INLINE v16 v16_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+
+V16_INLINE v16 v16_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+V16_INLINE v16 v16_load_n(const float *p, int32_t n)
+{
+    return _mm512_maskz_loadu_ps(v16_lanes(n), p);
+}
+
+V16_INLINE void v16_store(float *p, v16 a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+V16_INLINE void v16_store_n(float *p, v16 a, int32_t n)
+{
+    _mm512_mask_storeu_ps(p, v16_lanes(n), a);
+}
+
+V16_INLINE v16 v16_add(v16 a, v16 b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+V16_INLINE v16 v16_sub(v16 a, v16 b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+V16_INLINE v16 v16_mul(v16 a, v16 b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+V16_INLINE v16 v16_div(v16 a, v16 b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+V16_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+V16_INLINE v16 v16_max(v16 a, v16 b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+V16_INLINE v16 v16_min(v16 a, v16 b)
+{
+    return _mm512_min_ps(a, b);
+}
+
+V16_INLINE float v16_first(v16 a)
+{
+    return _mm512_cvtss_f32(a);
+}
+
+V16_INLINE float v16_fold_add(v16 a)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+V16_INLINE float v16_fold_max(v16 a)
+{
+    __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+V16_INLINE v16 v16_zero_below(v16 x, v16 c, v16 a)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, c, _CMP_NLT_UQ), a);
+}
+
+V16_INLINE v16 v16_fill_from(v16 a, int32_t n, float fill)
+{
+    return _mm512_mask_mov_ps(_mm512_set1_ps(fill), v16_lanes(n), a);
+}
+
+V16_INLINE v16 v16_scale2(v16 p, v16 t)
+{
+    __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), shift));
+}
+
+V16_INLINE uint32_t v16_bad(v16 a)
+{
+    return _mm512_cmp_ps_mask(a, _mm512_set1_ps(INFINITY), _CMP_NLT_UQ);
+}
+
+V16_INLINE uint32_t v16_equal(v16 a, v16 b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+
+V16_INLINE __m256i v16_halves(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+V16_INLINE v16 v16_load_bf16(const uint16_t *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v16_halves(p)), 16));
+}
+
+V16_INLINE v16 v16_load_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(v16_halves(p));
+}
+
+/* Nearest, ties to even; NaN keeps its upper bits and becomes quiet. */
+V16_INLINE void v16_store_bf16(uint16_t *p, v16 a)
+{
+    __m512i u = _mm512_castps_si512(a);
+    __m512i top = _mm512_srli_epi32(u, 16);
+    __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    r = _mm512_srli_epi32(r, 16);
+    __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    r = _mm512_mask_or_epi32(r, nan, top, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(r));
+}
+
+V16_INLINE void v16_store_f16(uint16_t *p, v16 a)
+{
+    __m256i h = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256((__m256i *)(void *)p, h);
+}
+
+V16_INLINE v16 v16_even_bf16(const unsigned char *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+
+V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
+{
+    __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high));
+}
+
+V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
+{
+    __m512i l = _mm512_cvtepu16_epi32(v16_halves(lo)), h = _mm512_cvtepu16_epi32(v16_halves(hi));
+    return _mm512_castsi512_ps(_mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
+}
+
+/* 16 x 16: two steps within lanes of 128 bits, two between them. */
+V16_INLINE void v16_transpose(v16 *r)
+{
+    __m512 t[16];
+    V16_UNROLL for (int i = 0; i < 16; i += 2)
+    {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    V16_UNROLL for (int i = 0; i < 16; i += 4)
+    {
+        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    V16_UNROLL for (int i = 0; i < 4; i++)
+    {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    V16_UNROLL for (int i = 0; i < 4; i++)
+    {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+V16_INLINE void v16_prefetch(const unsigned char *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+#endif

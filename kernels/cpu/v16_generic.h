@@ -1,0 +1,233 @@
+/* Sixteen floats in plain C: states what every v16 operation means. Included by one .c only. */
+#ifndef TESSERA_KERNELS_CPU_V16_GENERIC_H
+#define TESSERA_KERNELS_CPU_V16_GENERIC_H
+
+#include "config/dtype.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define V16_NAME "cpu-generic"
+#define V16_ROWS 12 /* rows of one register block of linear */
+#define V16_COLS 2  /* v16 per row of it */
+#define V16_WIDE1 2 /* panels at once for 1, 2, 3 and 4 rows */
+#define V16_WIDE2 2
+#define V16_WIDE3 1
+#define V16_WIDE4 1
+#define V16_KEYS 1 /* blocks of keys, and vectors of values, per head in flight */
+#define V16_UNROLL
+#define V16_INLINE static inline
+
+typedef struct {
+    float l[16];
+} v16;
+
+#define V16_EACH(expr)                                                                             \
+    v16 r;                                                                                         \
+    for (int i = 0; i < 16; i++)                                                                   \
+        r.l[i] = (expr);                                                                           \
+    return r
+
+V16_INLINE uint32_t v16_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+V16_INLINE float v16_float(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+V16_INLINE v16 v16_set1(float f)
+{
+    V16_EACH(f);
+}
+
+V16_INLINE v16 v16_zero(void)
+{
+    return v16_set1(0.0f);
+}
+
+V16_INLINE v16 v16_load(const float *p)
+{
+    v16 r;
+    memcpy(r.l, p, sizeof r.l);
+    return r;
+}
+
+/* The first n elements, zeros behind. */
+V16_INLINE v16 v16_load_n(const float *p, int32_t n)
+{
+    V16_EACH(i < n ? p[i] : 0.0f);
+}
+
+V16_INLINE void v16_store(float *p, v16 a)
+{
+    memcpy(p, a.l, sizeof a.l);
+}
+
+V16_INLINE void v16_store_n(float *p, v16 a, int32_t n)
+{
+    for (int i = 0; i < n; i++)
+        p[i] = a.l[i];
+}
+
+V16_INLINE v16 v16_add(v16 a, v16 b)
+{
+    V16_EACH(a.l[i] + b.l[i]);
+}
+
+V16_INLINE v16 v16_sub(v16 a, v16 b)
+{
+    V16_EACH(a.l[i] - b.l[i]);
+}
+
+V16_INLINE v16 v16_mul(v16 a, v16 b)
+{
+    V16_EACH(a.l[i] * b.l[i]);
+}
+
+V16_INLINE v16 v16_div(v16 a, v16 b)
+{
+    V16_EACH(a.l[i] / b.l[i]);
+}
+
+/* a * b + c, rounded once */
+V16_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
+{
+    V16_EACH(fmaf(a.l[i], b.l[i], c.l[i]));
+}
+
+/* b where either is NaN */
+V16_INLINE v16 v16_max(v16 a, v16 b)
+{
+    V16_EACH(a.l[i] > b.l[i] ? a.l[i] : b.l[i]);
+}
+
+V16_INLINE v16 v16_min(v16 a, v16 b)
+{
+    V16_EACH(a.l[i] < b.l[i] ? a.l[i] : b.l[i]);
+}
+
+V16_INLINE float v16_first(v16 a)
+{
+    return a.l[0];
+}
+
+/* Stride 8, 4, 2, 1. */
+V16_INLINE float v16_fold_add(v16 a)
+{
+    for (int s = 8; s > 0; s /= 2)
+        for (int i = 0; i < s; i++)
+            a.l[i] = a.l[i] + a.l[i + s];
+    return a.l[0];
+}
+
+V16_INLINE float v16_fold_max(v16 a)
+{
+    for (int s = 8; s > 0; s /= 2)
+        for (int i = 0; i < s; i++)
+            a.l[i] = a.l[i] > a.l[i + s] ? a.l[i] : a.l[i + s];
+    return a.l[0];
+}
+
+/* +0 where x < c, else a */
+V16_INLINE v16 v16_zero_below(v16 x, v16 c, v16 a)
+{
+    V16_EACH(x.l[i] < c.l[i] ? 0.0f : a.l[i]);
+}
+
+/* Lanes n and above replaced by fill. */
+V16_INLINE v16 v16_fill_from(v16 a, int32_t n, float fill)
+{
+    V16_EACH(i < n ? a.l[i] : fill);
+}
+
+/* p * 2^n, where the low bits of t hold n. */
+V16_INLINE v16 v16_scale2(v16 p, v16 t)
+{
+    V16_EACH(v16_float(v16_bits(p.l[i]) + (v16_bits(t.l[i]) << 23)));
+}
+
+/* Bit i: lane i is NaN or +inf. */
+V16_INLINE uint32_t v16_bad(v16 a)
+{
+    uint32_t m = 0;
+    for (int i = 0; i < 16; i++)
+        m |= (uint32_t)!(a.l[i] < INFINITY) << i;
+    return m;
+}
+
+V16_INLINE uint32_t v16_equal(v16 a, v16 b)
+{
+    uint32_t m = 0;
+    for (int i = 0; i < 16; i++)
+        m |= (uint32_t)(a.l[i] == b.l[i]) << i;
+    return m;
+}
+
+V16_INLINE v16 v16_load_bf16(const uint16_t *p)
+{
+    V16_EACH(dtype_from_bf16(p[i]));
+}
+
+V16_INLINE v16 v16_load_f16(const uint16_t *p)
+{
+    V16_EACH(dtype_from_f16(p[i]));
+}
+
+V16_INLINE void v16_store_bf16(uint16_t *p, v16 a)
+{
+    for (int i = 0; i < 16; i++)
+        p[i] = dtype_to_bf16(a.l[i]);
+}
+
+V16_INLINE void v16_store_f16(uint16_t *p, v16 a)
+{
+    for (int i = 0; i < 16; i++)
+        p[i] = dtype_to_f16(a.l[i]);
+}
+
+/* Of 32 interleaved bf16: the even places, the odd places. */
+V16_INLINE v16 v16_even_bf16(const unsigned char *p)
+{
+    uint16_t u[32];
+    memcpy(u, p, sizeof u);
+    V16_EACH(dtype_from_bf16(u[2 * i]));
+}
+
+V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
+{
+    uint16_t u[32];
+    memcpy(u, p, sizeof u);
+    V16_EACH(dtype_from_bf16(u[2 * i + 1]));
+}
+
+/* Lanes of 32 bits, hi << 16 | lo. */
+V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
+{
+    V16_EACH(v16_float((uint32_t)hi[i] << 16 | lo[i]));
+}
+
+V16_INLINE void v16_transpose(v16 *r)
+{
+    for (int i = 0; i < 16; i++) {
+        for (int j = 0; j < i; j++) {
+            uint32_t u = v16_bits(r[i].l[j]);
+            memcpy(&r[i].l[j], &r[j].l[i], sizeof u);
+            memcpy(&r[j].l[i], &u, sizeof u);
+        }
+    }
+}
+
+V16_INLINE void v16_prefetch(const unsigned char *p)
+{
+    __builtin_prefetch(p);
+}
+
+#endif

@@ -1,0 +1,20 @@
+/* Bodies of the opaque handles, for backend implementations only: every backend begins its weight
+ * and cache with these fields, so that backend.c can check shapes without knowing the layout. */
+#ifndef TESSERA_KERNELS_HANDLES_H
+#define TESSERA_KERNELS_HANDLES_H
+
+#include "kernels/backend.h"
+
+struct weight {
+    struct weight_spec spec;
+    struct backend *backend; /* who made it; borrowed */
+    unsigned char *storage;  /* borrowed */
+};
+
+struct kv_cache {
+    struct kv_spec spec;
+    struct backend *backend;
+    unsigned char *storage;
+};
+
+#endif

@@ -1,0 +1,101 @@
+/* Definitions that every backend shares bit for bit: exp of the CPU variants, and sampling.
+ *
+ * Sampling of one row of V logits with parameters (temperature t, k, p, m, seed, choice) at a
+ * position:
+ *  1. z_i = logit_i / t (fp32), -0 counts as +0. t == 0, or a z that overflows: argmax of the
+ *     logits, ties to the lowest id, done.
+ *  2. order: z descending, then id ascending. top-k keeps the first k (off when k <= 0 or k >= V).
+ *  3. mass w_i = floor(exp(z_i - max z) * 2^40), a uint64, so sums do not depend on their order.
+ *  4. top-p (off when p >= 1) keeps the shortest prefix of what is left whose mass is at least
+ *     ceil(p * total mass left), computed in double, and at least 1.
+ *  5. min-p (off when m <= 0) keeps w_i >= m * 2^40, in double.
+ *  6. the token is the kept one with the largest z_i + numerics_gumbel(bits_i) in double, ties to
+ *     the lowest id, where bits_i = numerics_bits(numerics_key(seed, choice, position), i). */
+#ifndef TESSERA_KERNELS_NUMERICS_H
+#define TESSERA_KERNELS_NUMERICS_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* exp(x) = 2^n * P(r): n = x * log2(e) rounded by adding 1.5 * 2^23, r = x - n * ln 2 in two steps,
+ * P by Horner, all fused; then n is added to the exponent. Below LOW the result is +0, above HIGH
+ * it is exp(HIGH); NaN stays NaN. Error below 1.1 ulp (test_kernels measures it). */
+#define NUMERICS_EXP_LOW (-87.3f)
+#define NUMERICS_EXP_HIGH 88.7f
+#define NUMERICS_LOG2E 1.44269504088896341f
+#define NUMERICS_LN2_HI 0.693145751953125f
+#define NUMERICS_LN2_LO 1.42860677e-6f
+#define NUMERICS_ROUND 12582912.0f
+#define NUMERICS_EXP_C7 1.9875691500e-4f
+#define NUMERICS_EXP_C6 1.3981999507e-3f
+#define NUMERICS_EXP_C5 8.3334519073e-3f
+#define NUMERICS_EXP_C4 4.1665795894e-2f
+#define NUMERICS_EXP_C3 1.6666665459e-1f
+#define NUMERICS_EXP_C2 5.0000001201e-1f
+
+static inline float numerics_exp(float x)
+{
+    float c = NUMERICS_EXP_HIGH < x ? NUMERICS_EXP_HIGH : x;
+    float t = fmaf(c, NUMERICS_LOG2E, NUMERICS_ROUND);
+    float n = t - NUMERICS_ROUND;
+    float r = fmaf(n, -NUMERICS_LN2_HI, c);
+    r = fmaf(n, -NUMERICS_LN2_LO, r);
+    float p = fmaf(NUMERICS_EXP_C7, r, NUMERICS_EXP_C6);
+    p = fmaf(p, r, NUMERICS_EXP_C5);
+    p = fmaf(p, r, NUMERICS_EXP_C4);
+    p = fmaf(p, r, NUMERICS_EXP_C3);
+    p = fmaf(p, r, NUMERICS_EXP_C2);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    uint32_t bits, shift;
+    memcpy(&bits, &p, sizeof bits);
+    memcpy(&shift, &t, sizeof shift);
+    bits += shift << 23;
+    memcpy(&p, &bits, sizeof p);
+    return x < NUMERICS_EXP_LOW ? 0.0f : p;
+}
+
+#define NUMERICS_MASS_ONE 0x1p40
+
+static inline uint64_t numerics_mass(float e)
+{
+    return (uint64_t)((double)e * NUMERICS_MASS_ONE);
+}
+
+/* Mass that a nucleus of top_p must reach. */
+static inline uint64_t numerics_nucleus(float top_p, uint64_t total)
+{
+    uint64_t need = (uint64_t)ceil((double)top_p * (double)total);
+    if (need < 1)
+        need = 1;
+    return need < total ? need : total;
+}
+
+/* Finaliser of splitmix64 (Steele, Lea, Flood 2014). */
+static inline uint64_t numerics_mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static inline uint64_t numerics_key(uint64_t seed, int32_t choice, int32_t position)
+{
+    uint64_t place = (uint64_t)(uint32_t)choice << 32 | (uint32_t)position;
+    return numerics_mix(numerics_mix(seed + 0x9e3779b97f4a7c15ull) ^ place);
+}
+
+static inline uint64_t numerics_bits(uint64_t key, int32_t id)
+{
+    return numerics_mix(key + ((uint64_t)(uint32_t)id + 1) * 0x9e3779b97f4a7c15ull);
+}
+
+/* u = (top 52 bits + 1/2) / 2^52, exact and inside (0, 1). */
+static inline double numerics_gumbel(uint64_t bits)
+{
+    double u = ((double)(bits >> 12) + 0.5) * 0x1p-52;
+    return -log(-log(u));
+}
+
+#endif

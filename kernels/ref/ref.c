@@ -1,0 +1,332 @@
+/* DESIGN: what each op means, in the fewest words: row-major weights [out][in], cache
+ * [layer][block][head][k, v][16][head_dim], sums in double, results rounded once to fp32. It shares
+ * no code with the backends it judges, except the definitions of sampling in numerics.h. */
+#include "kernels/ref/ref.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static float at(struct cview m, int32_t row, int32_t col)
+{
+    return ((const float *)m.data)[(size_t)row * (size_t)m.cols + (size_t)col];
+}
+
+static float *cell(struct view m, int32_t row, int32_t col)
+{
+    return (float *)m.data + (size_t)row * (size_t)m.cols + (size_t)col;
+}
+
+/* ---- storage --------------------------------------------------------------------------------- */
+
+static size_t weight_bytes(const struct weight_spec *spec)
+{
+    return base_align((size_t)spec->out * (size_t)spec->in * dtype_size(spec->dtype), 64);
+}
+
+static size_t kv_bytes(const struct kv_spec *s)
+{
+    return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * 2 *
+                          BACKEND_BLOCK_TOKENS * (size_t)s->head_dim * dtype_size(s->dtype),
+                      64);
+}
+
+static void ref_close(struct backend *b)
+{
+    free(b);
+}
+
+static void ref_sync(struct backend *b)
+{
+    (void)b;
+}
+
+static enum status ref_reserve(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
+                               struct err *err)
+{
+    (void)b, (void)rows_max, (void)in_max, (void)out_max, (void)err;
+    return OK;
+}
+
+static void ref_parallel(struct backend *b, int64_t count, int64_t grain,
+                         void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
+{
+    (void)b, (void)grain;
+    if (count > 0)
+        fn(arg, 0, count);
+}
+
+static struct weight *weight_open(struct backend *b, const struct weight_spec *spec, void *storage)
+{
+    struct weight *w = malloc(sizeof *w);
+    if (w != NULL)
+        *w = (struct weight){*spec, b, storage};
+    return w;
+}
+
+static void weight_close(struct weight *w)
+{
+    free(w);
+}
+
+static float weight_at(const struct weight *w, int32_t row, int32_t k)
+{
+    return dtype_load(w->storage, w->spec.dtype,
+                      (size_t)row * (size_t)w->spec.in + (size_t)k);
+}
+
+static void weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
+                       enum dtype src_dtype, size_t stride)
+{
+    for (int32_t r = 0; r < rows; r++)
+        for (int32_t k = 0; k < w->spec.in; k++)
+            dtype_store(w->storage, w->spec.dtype,
+                        (size_t)(row + r) * (size_t)w->spec.in + (size_t)k,
+                        dtype_load((const unsigned char *)src + (size_t)r * stride, src_dtype,
+                                   (size_t)k));
+}
+
+static void weight_get(const struct weight *w, int32_t row, float *dst)
+{
+    for (int32_t k = 0; k < w->spec.in; k++)
+        dst[k] = weight_at(w, row, k);
+}
+
+static struct kv_cache *kv_open(struct backend *b, const struct kv_spec *spec, void *storage)
+{
+    struct kv_cache *kv = malloc(sizeof *kv);
+    if (kv != NULL)
+        *kv = (struct kv_cache){*spec, b, storage};
+    return kv;
+}
+
+static void kv_close(struct kv_cache *kv)
+{
+    free(kv);
+}
+
+enum side { KEY, VALUE };
+
+/* First element of one head's key or value at a position of a row's sequence. */
+static size_t kv_index(const struct kv_cache *kv, int32_t layer, const struct rows *rows, int32_t t,
+                       int32_t position, int32_t head, enum side side)
+{
+    const struct kv_spec *s = &kv->spec;
+    size_t entry = (size_t)rows->slot[t] * (size_t)rows->table_cols;
+    size_t block = (size_t)rows->table[entry + (size_t)(position / BACKEND_BLOCK_TOKENS)];
+    size_t index = ((size_t)layer * (size_t)s->blocks + block) * (size_t)s->heads + (size_t)head;
+    index = (index * 2 + side) * BACKEND_BLOCK_TOKENS + (size_t)(position % BACKEND_BLOCK_TOKENS);
+    return index * (size_t)s->head_dim;
+}
+
+/* ---- ops ------------------------------------------------------------------------------------- */
+
+static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
+                    const int32_t *last, int32_t count)
+{
+    (void)b;
+    for (int32_t t = 0; t < count; t++)
+        ids[t] = slot[t] < 0 ? -1 : token[t] >= 0 ? token[t] : last[slot[t]];
+}
+
+static void embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
+                  int32_t first)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++) {
+        int64_t row = (int64_t)ids[t] - first;
+        for (int32_t k = 0; k < y.cols; k++)
+            *cell(y, t, k) =
+                row >= 0 && row < w->spec.out ? weight_at(w, (int32_t)row, k) : 0.0f;
+    }
+}
+
+static void linear(struct backend *b, struct view y, struct cview x, const struct weight *w)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++) {
+        for (int32_t n = 0; n < y.cols; n++) {
+            double sum = 0;
+            for (int32_t k = 0; k < x.cols; k++)
+                sum += (double)at(x, t, k) * (double)weight_at(w, n, k);
+            *cell(y, t, n) = (float)sum;
+        }
+    }
+}
+
+static void rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++) {
+        double sum = 0;
+        for (int32_t i = 0; i < x.cols; i++)
+            sum += (double)at(x, t, i) * (double)at(x, t, i);
+        double r = 1 / sqrt(sum / x.cols + (double)eps);
+        for (int32_t i = 0; i < x.cols; i++)
+            *cell(y, t, i) = (float)((double)at(x, t, i) * r * (double)gain[i]);
+    }
+}
+
+static void add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                        const float *gain, float eps)
+{
+    for (int32_t t = 0; t < x.rows; t++)
+        for (int32_t i = 0; i < x.cols; i++)
+            *cell(x, t, i) += at(delta, t, i);
+    rmsnorm(b, y, cview_of(x), gain, eps);
+}
+
+static void rope_table(struct backend *b, struct view table, const int32_t *position,
+                       const float *inv_freq)
+{
+    (void)b;
+    const int32_t half = table.cols / 2;
+    for (int32_t t = 0; t < table.rows; t++) {
+        for (int32_t i = 0; i < half; i++) {
+            float angle = (float)position[t] * inv_freq[i];
+            *cell(table, t, i) = (float)cos((double)angle);
+            *cell(table, t, half + i) = (float)sin((double)angle);
+        }
+    }
+}
+
+static void rotate(float *head, struct cview table, int32_t t)
+{
+    const int32_t half = table.cols / 2;
+    for (int32_t i = 0; i < half; i++) {
+        double c = (double)at(table, t, i), s = (double)at(table, t, half + i);
+        double low = (double)head[i], high = (double)head[half + i];
+        head[i] = (float)(low * c - high * s);
+        head[half + i] = (float)(high * c + low * s);
+    }
+}
+
+static void rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
+                    const struct rows *rows, struct kv_cache *kv, int32_t layer)
+{
+    (void)b;
+    const int32_t dim = h->head_dim;
+    for (int32_t t = 0; t < rows->count; t++) {
+        if (rows->slot[t] < 0)
+            continue;
+        for (int32_t i = 0; i < h->heads + h->kv_heads; i++)
+            rotate(cell(qkv, t, i * dim), table, t);
+        for (int32_t i = 0; i < 2 * h->kv_heads; i++) {
+            const float *src = cell(qkv, t, (h->heads + i) * dim);
+            size_t to = kv_index(kv, layer, rows, t, rows->position[t], i % h->kv_heads,
+                                 i < h->kv_heads ? KEY : VALUE);
+            for (int32_t e = 0; e < dim; e++)
+                dtype_store(kv->storage, kv->spec.dtype, to + (size_t)e, src[e]);
+        }
+    }
+}
+
+static double score(const float *q, const struct kv_cache *kv, size_t key)
+{
+    double sum = 0;
+    for (int32_t e = 0; e < kv->spec.head_dim; e++)
+        sum += (double)q[e] * (double)dtype_load(kv->storage, kv->spec.dtype, key + (size_t)e);
+    return sum / sqrt(kv->spec.head_dim);
+}
+
+/* Two passes over the keys: the maximum, then the weighted values. */
+static void attend_head(float *out, const float *q, const struct kv_cache *kv, int32_t layer,
+                        const struct rows *rows, int32_t t, int32_t kv_head)
+{
+    const int32_t dim = kv->spec.head_dim;
+    double max = -INFINITY, sum = 0, o[BACKEND_HEAD_DIM_MAX] = {0};
+    for (int32_t p = 0; p <= rows->position[t]; p++)
+        max = fmax(max, score(q, kv, kv_index(kv, layer, rows, t, p, kv_head, KEY)));
+    for (int32_t p = 0; p <= rows->position[t]; p++) {
+        double weight = exp(score(q, kv, kv_index(kv, layer, rows, t, p, kv_head, KEY)) - max);
+        size_t value = kv_index(kv, layer, rows, t, p, kv_head, VALUE);
+        sum += weight;
+        for (int32_t e = 0; e < dim; e++)
+            o[e] += weight * (double)dtype_load(kv->storage, kv->spec.dtype, value + (size_t)e);
+    }
+    for (int32_t e = 0; e < dim; e++)
+        out[e] = (float)(o[e] / sum);
+}
+
+static void attend(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                   const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+{
+    (void)b;
+    for (int32_t t = 0; t < rows->count; t++) {
+        for (int32_t i = 0; rows->slot[t] < 0 && i < out.cols; i++)
+            *cell(out, t, i) = 0;
+        for (int32_t i = 0; rows->slot[t] >= 0 && i < h->heads; i++)
+            attend_head(cell(out, t, i * h->head_dim),
+                        (const float *)qkv.data + (size_t)t * (size_t)qkv.cols +
+                            (size_t)(i * h->head_dim),
+                        kv, layer, rows, t, h->kv_of[i]);
+    }
+}
+
+static void silu_mul(struct backend *b, struct view y, struct cview gu)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++) {
+        for (int32_t i = 0; i < y.cols; i++) {
+            double g = (double)at(gu, t, i);
+            *cell(y, t, i) = (float)(g / (1 + exp(-g)) * (double)at(gu, t, y.cols + i));
+        }
+    }
+}
+
+static void select_rows(struct backend *b, struct view y, struct cview x, const int32_t *index)
+{
+    (void)b;
+    for (int32_t r = 0; r < y.rows; r++)
+        for (int32_t i = 0; i < y.cols; i++)
+            *cell(y, r, i) = at(x, index[r], i);
+}
+
+static void sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
+                     size_t n)
+{
+    (void)b;
+    for (size_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (int32_t l = 0; l < count; l++)
+            sum += (double)addends[l][i];
+        y[i] = (float)sum;
+    }
+}
+
+const struct backend_ops ref_ops = {
+    .name = "ref",
+    .weight_bytes = weight_bytes,
+    .kv_bytes = kv_bytes,
+    .close = ref_close,
+    .sync = ref_sync,
+    .reserve = ref_reserve,
+    .parallel = ref_parallel,
+    .weight_open = weight_open,
+    .weight_close = weight_close,
+    .weight_put = weight_put,
+    .weight_get = weight_get,
+    .kv_open = kv_open,
+    .kv_close = kv_close,
+    .resolve = resolve,
+    .embed = embed,
+    .linear = linear,
+    .rmsnorm = rmsnorm,
+    .add_rmsnorm = add_rmsnorm,
+    .rope_table = rope_table,
+    .rope_kv = rope_kv,
+    .attend = attend,
+    .silu_mul = silu_mul,
+    .select = select_rows,
+    .sum_tree = sum_tree,
+    .sample = ref_sample,
+};
+
+enum status ref_open(struct backend **out, struct err *err)
+{
+    struct backend *b = malloc(sizeof *b);
+    if (b == NULL)
+        return base_fail(err, ERR_NOMEM, "no memory for backend ref");
+    b->ops = &ref_ops;
+    *out = b;
+    return OK;
+}

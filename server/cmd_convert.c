@@ -1,0 +1,89 @@
+/* tessera shard and tessera synth: checkpoints in, checkpoints out. */
+#include "engine/model/layout.h"
+#include "server/commands.h"
+#include "server/setup.h"
+#include "weights/shard.h"
+#include "weights/synth.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum status commands_shard(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct setup s = {0};
+    struct local_weight *weights[COMM_RANKS_MAX];
+    int32_t counts[COMM_RANKS_MAX];
+    TRY(setup_open(o, &s, err));
+    for (int32_t r = 0; r < o->tp; r++) {
+        weights[r] = s.layouts[r]->weights;
+        counts[r] = s.layouts[r]->count;
+    }
+    TRY(shard_write(o->model, s.checkpoint, weights, counts, o->tp, o->output, err));
+    printf("wrote %s: %d ranks\n", o->output, o->tp);
+out:
+    setup_close(&s);
+    return st;
+}
+
+static enum status read_text(const char *path, char **out, size_t *len, struct err *err)
+{
+    static const size_t cap = 1u << 20;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return base_fail_errno(err, ERR_USAGE, "--config %s", path);
+    char *text = calloc(1, cap);
+    *len = text ? fread(text, 1, cap - 1, f) : 0;
+    fclose(f);
+    if (!text)
+        return base_fail(err, ERR_NOMEM, "%s: no memory", path);
+    *out = text;
+    return OK;
+}
+
+/* The model's tensors, whole, from the slices of a single rank. */
+static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
+            const struct tensor_slice *k = &l->weights[i].slices[j];
+            out[n++] = (struct synth_tensor){k->tensor, k->ndim, k->shape[0], k->shape[1]};
+        }
+    }
+    return n;
+}
+
+enum status commands_synth(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    char *text = NULL;
+    size_t len = 0;
+    struct model_config m;
+    struct plan *plan = NULL;
+    struct layout *layout = NULL;
+    struct synth_tensor *tensors = NULL;
+    cpu_set_t set;
+    int threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    TRY(read_text(o->synth_config, &text, &len, err));
+    TRY(model_config_parse(text, len, o->synth_config, &m, err));
+    TRY(plan_load("1d", NULL, 1, &plan, err));
+    TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));
+    tensors = calloc((size_t)layout->count * PLACEMENT_SLICES_MAX, sizeof *tensors);
+    if (!tensors) {
+        st = base_fail(err, ERR_NOMEM, "synth: no memory");
+        goto out;
+    }
+    const struct synth_rules rules = layout_synth_rules(&m, (uint64_t)o->seed);
+    TRY(synth_write(o->output, text, &rules, tensors, whole_tensors(layout, tensors), m.dtype,
+                    m.vocab, threads, err));
+    printf("wrote %s\n", o->output);
+out:
+    free(tensors);
+    layout_close(layout);
+    plan_close(plan);
+    free(text);
+    return st;
+}

@@ -1,0 +1,81 @@
+/* tessera inspect: the tensors of a checkpoint and which part of each every rank holds. */
+#include "server/commands.h"
+#include "server/setup.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct tensor_slice *slice_of(const struct layout *l, const char *tensor)
+{
+    for (int32_t i = 0; i < l->count; i++)
+        for (int32_t j = 0; j < l->weights[i].slice_count; j++)
+            if (strcmp(l->weights[i].slices[j].tensor, tensor) == 0)
+                return &l->weights[i].slices[j];
+    return NULL;
+}
+
+static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
+{
+    if (t->ndim == 1)
+        printf("%-52s %-4s [%lld]", t->name, dtype_name(t->dtype), (long long)t->cols);
+    else
+        printf("%-52s %-4s [%lld, %lld]", t->name, dtype_name(t->dtype), (long long)t->rows,
+               (long long)t->cols);
+    for (int32_t r = 0; r < s->options.tp; r++) {
+        const struct tensor_slice *k = slice_of(s->layouts[r], t->name);
+        if (!k)
+            printf("  not used");
+        else if (span_len(k->rows) == t->rows && span_len(k->cols) == t->cols)
+            printf("  %d: all", r);
+        else
+            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)k->rows.begin,
+                   (long long)k->rows.end, (long long)k->cols.begin, (long long)k->cols.end);
+        if (!k)
+            break;
+    }
+    printf("\n");
+}
+
+static void print_json(const struct setup *s, const struct checkpoint_tensor *t, bool last)
+{
+    printf("  {\"name\": \"%s\", \"dtype\": \"%s\", ", t->name, dtype_name(t->dtype));
+    if (t->ndim == 1)
+        printf("\"shape\": [%lld], \"slices\": [", (long long)t->cols);
+    else
+        printf("\"shape\": [%lld, %lld], \"slices\": [", (long long)t->rows, (long long)t->cols);
+    for (int32_t r = 0; r < s->options.tp; r++) {
+        const struct tensor_slice *k = slice_of(s->layouts[r], t->name);
+        if (!k)
+            break;
+        printf("%s{\"rank\": %d, \"rows\": [%lld, %lld], \"cols\": [%lld, %lld]}", r ? ", " : "", r,
+               (long long)k->rows.begin, (long long)k->rows.end, (long long)k->cols.begin,
+               (long long)k->cols.end);
+    }
+    printf("]}%s\n", last ? "" : ",");
+}
+
+enum status commands_inspect(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct setup s = {0};
+    char size[32];
+    TRY(setup_open(o, &s, err));
+    int32_t n = checkpoint_count(s.checkpoint);
+    if (o->json)
+        printf("[\n");
+    else
+        printf("%d tensors, %s, %s\n", n,
+               base_human_bytes(size, sizeof size, checkpoint_bytes(s.checkpoint)),
+               checkpoint_ranks(s.checkpoint) ? "sharded form" : "plain form");
+    for (int32_t i = 0; i < n; i++) {
+        if (o->json)
+            print_json(&s, checkpoint_at(s.checkpoint, i), i + 1 == n);
+        else
+            print_text(&s, checkpoint_at(s.checkpoint, i));
+    }
+    if (o->json)
+        printf("]\n");
+out:
+    setup_close(&s);
+    return st;
+}

@@ -1,0 +1,130 @@
+/* tessera plan: from headers alone, what each rank would hold and send, and whether it fits. */
+#include "config/buf.h"
+#include "server/commands.h"
+#include "server/setup.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Received bytes of one all-reduce of n fp32 elements on rank r (tensor-parallel literature: one-shot
+ * (P-1) n, two-shot (P-1) of the own block plus the other blocks). */
+static uint64_t all_reduce_bytes(int32_t ranks, int32_t r, uint64_t n)
+{
+    if (ranks == 1)
+        return 0;
+    if (ranks == 2 || 4 * n <= COMM_ONESHOT_MAX_BYTES)
+        return 4 * n * (uint64_t)(ranks - 1);
+    uint64_t mine = (uint64_t)span_len(placement_block((int64_t)n, ranks, r));
+    return 4 * (mine * (uint64_t)(ranks - 1) + (n - mine));
+}
+
+static uint64_t layer_bytes(const struct setup *s, int32_t rank, int32_t rows)
+{
+    uint64_t n = (uint64_t)rows * (uint64_t)s->model.hidden;
+    return 2 * all_reduce_bytes(s->options.tp, rank, n);
+}
+
+static uint64_t logits_bytes(const struct setup *s, int32_t rank)
+{
+    int64_t others = s->model.vocab - span_len(s->layouts[rank]->vocab);
+    return 4 * (uint64_t)others;
+}
+
+static uint64_t weight_elements(const struct layout *l)
+{
+    uint64_t n = 0;
+    for (int32_t i = 0; i < l->count; i++)
+        n += (uint64_t)l->weights[i].spec.out * (uint64_t)l->weights[i].spec.in;
+    return n;
+}
+
+static void json_span(struct buf *b, const char *name, struct span s)
+{
+    buf_printf(b, "\"%s\": [%lld, %lld], ", name, (long long)s.begin, (long long)s.end);
+}
+
+static void json_rank(const struct setup *s, const struct footprint *f, int32_t r, struct buf *b)
+{
+    const struct layout *l = s->layouts[r];
+    buf_printf(b, "    {\"rank\": %d, ", r);
+    json_span(b, "heads", l->heads);
+    json_span(b, "kv_heads", l->kv_heads);
+    json_span(b, "mlp_columns", l->mlp);
+    json_span(b, "vocab_rows", l->vocab);
+    buf_printf(b, "\"weight_bytes\": %zu, \"weight_elements\": %llu, \"read_bytes\": %llu, ",
+               f->rank[r].weights, (unsigned long long)weight_elements(l),
+               (unsigned long long)setup_read_bytes(s, r));
+    buf_printf(b, "\"kv_bytes_per_token\": %zu, \"kv_bytes\": %zu, \"activation_bytes\": %zu, ",
+               f->rank[r].kv_per_token, f->rank[r].kv, f->rank[r].activations);
+    buf_printf(b, "\"comm_buffer_bytes\": %zu, ", f->comm_bytes);
+    buf_printf(b, "\"received_bytes_per_layer\": {\"decode_1\": %llu, \"prefill_%d\": %llu}, ",
+               (unsigned long long)layer_bytes(s, r, 1), f->limits.rows,
+               (unsigned long long)layer_bytes(s, r, f->limits.rows));
+    buf_printf(b, "\"received_logits_bytes_per_row\": %llu}%s\n",
+               (unsigned long long)logits_bytes(s, r), r + 1 < f->ranks ? "," : "");
+}
+
+static void print_json(const struct setup *s, const struct footprint *f, bool fits, struct buf *b)
+{
+    char name[256];
+    setup_model_name(&s->options, name, sizeof name);
+    buf_puts(b, "{\n  \"model\": ");
+    buf_json(b, name, strnlen(name, sizeof name));
+    buf_printf(b, ",\n  \"ranks\": %d, \"threads_per_rank\": %d, \"mode\": \"%s\",\n", f->ranks,
+               f->threads, s->options.parallel_mode);
+    buf_printf(b, "  \"dtype\": \"%s\", \"kv_dtype\": \"%s\",\n", dtype_name(f->dtype),
+               dtype_name(f->kv_dtype));
+    buf_printf(b, "  \"max_model_len\": %d, \"max_num_seqs\": %d, \"max_num_batched_tokens\": %d,\n",
+               f->max_model_len, f->limits.slots, f->limits.rows);
+    buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d,\n", f->limits.blocks,
+               BACKEND_BLOCK_TOKENS);
+    buf_printf(b, "  \"fits\": %s, \"total_bytes\": %zu, \"available_bytes\": %zu,\n",
+               fits ? "true" : "false", f->total, f->available);
+    buf_printf(b,
+               "  \"collectives\": {\"all_reduce_per_layer\": 2, \"all_reduce_per_step\": %d, "
+               "\"all_gather_per_step\": 1, \"oneshot_max_bytes\": %u},\n",
+               2 * s->model.layers + 1, COMM_ONESHOT_MAX_BYTES);
+    buf_puts(b, "  \"per_rank\": [\n");
+    for (int32_t r = 0; r < f->ranks; r++)
+        json_rank(s, f, r, b);
+    buf_puts(b, "  ]\n}\n");
+}
+
+static void print_text(const struct setup *s, const struct footprint *f, struct buf *b)
+{
+    char one[32], many[32], logits[32], read[32];
+    setup_table(s, f, b);
+    buf_printf(b, "\nper layer 2 all-reduces; per step %d all-reduces and 1 all-gather of logits\n",
+               2 * s->model.layers + 1);
+    buf_printf(b, "rank  reads       KV per token  received per layer: 1 row, %d rows; logits per row\n",
+               f->limits.rows);
+    for (int32_t r = 0; r < f->ranks; r++)
+        buf_printf(b, "%4d  %-10s  %7zu B     %s, %s; %s\n", r,
+                   base_human_bytes(read, sizeof read, setup_read_bytes(s, r)),
+                   f->rank[r].kv_per_token,
+                   base_human_bytes(one, sizeof one, layer_bytes(s, r, 1)),
+                   base_human_bytes(many, sizeof many, layer_bytes(s, r, f->limits.rows)),
+                   base_human_bytes(logits, sizeof logits, logits_bytes(s, r)));
+}
+
+enum status commands_plan(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct setup s = {0};
+    struct footprint f;
+    struct buf text;
+    buf_init(&text, 1 << 22);
+    TRY(setup_open(o, &s, err));
+    st = footprint_plan(&s.options, &s.model, s.layouts, s.ops, &f, err);
+    if (st != OK && st != ERR_LIMIT)
+        goto out;
+    if (o->json)
+        print_json(&s, &f, st == OK, &text);
+    else
+        print_text(&s, &f, &text);
+    fputs(text.data, stdout);
+out:
+    buf_free(&text);
+    setup_close(&s);
+    return st;
+}

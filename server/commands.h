@@ -1,0 +1,13 @@
+/* The commands of the binary; each prints its result and returns a status whose text main prints. */
+#ifndef TESSERA_SERVER_COMMANDS_H
+#define TESSERA_SERVER_COMMANDS_H
+
+#include "config/options.h"
+
+enum status commands_serve(const struct options *o, struct err *err) MUST_USE;
+enum status commands_plan(const struct options *o, struct err *err) MUST_USE;
+enum status commands_inspect(const struct options *o, struct err *err) MUST_USE;
+enum status commands_shard(const struct options *o, struct err *err) MUST_USE;
+enum status commands_synth(const struct options *o, struct err *err) MUST_USE;
+
+#endif

@@ -1,0 +1,48 @@
+/* The HTTP side of the server: connections, request workers, output thread. serve.c opens it before
+ * the weights are loaded (so a taken port fails at once), hands it the engine when that is ready,
+ * and closes it last.
+ *
+ * Threads: HTTP poll threads only move bytes; request workers parse, validate and tokenize while the
+ * connection is suspended; one output thread detokenizes, finds stop strings, writes SSE frames and
+ * decides each choice's end. The engine thread only drops token events into a queue. */
+#ifndef TESSERA_SERVER_FRONTEND_H
+#define TESSERA_SERVER_FRONTEND_H
+
+#include "config/base.h"
+#include "config/model_config.h"
+#include "engine/engine.h"
+
+struct frontend;
+struct tokenizer;
+
+struct frontend_config {
+    const char *host; /* numeric address */
+    int32_t port;     /* 0: any free one */
+    const char *model_name; /* --served-model-name, else the directory's name */
+    const char *version;
+    int32_t vocab, max_model_len;
+    const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
+    struct generation_defaults defaults;
+    int32_t http_threads, request_workers; /* 0: 2 each */
+    size_t body_bytes_max;                 /* 0: 4 MiB */
+};
+
+/* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when
+ * the port is taken. */
+enum status frontend_open(const struct frontend_config *config, struct frontend **out,
+                          struct err *err) MUST_USE;
+int32_t frontend_port(const struct frontend *f);
+/* From now on requests go to e. */
+void frontend_ready(struct frontend *f, struct engine *e);
+/* The sink to open the engine with; ctx is the frontend. */
+void frontend_sink(void *ctx, const struct token_event *events, int32_t count);
+/* New requests get 503 with `code` ("draining", "rank_lost") from now on; running ones go on until
+ * their terminal event (which for a lost group is FINISH_ERROR: 503 JSON, or an error chunk without
+ * [DONE] in a stream). */
+void frontend_refuse(struct frontend *f, const char *code, const char *message);
+/* Waits until no completion is in flight, at most timeout_s; true when none is. */
+bool frontend_idle(struct frontend *f, double timeout_s);
+/* Ends what is left and frees everything. The engine must have stopped calling the sink. */
+void frontend_close(struct frontend *f);
+
+#endif

@@ -1,0 +1,80 @@
+/* tessera: one binary, one command each for serving, planning and preparing models. */
+#include "engine/rank.h"
+#include "server/commands.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static void usage(FILE *out)
+{
+    fputs("usage: tessera COMMAND [options]\n\n"
+          "  serve MODEL     serve a model directory over HTTP\n"
+          "  plan MODEL      what each rank would hold and send, from headers alone\n"
+          "  inspect MODEL   list tensors and the slice of each rank\n"
+          "  shard MODEL     write a checkpoint cut for N ranks\n"
+          "  synth           write a random checkpoint of a given shape\n"
+          "  version\n\n"
+          "tessera COMMAND --help lists the options of a command.\n",
+          out);
+}
+
+static enum status run(const struct options *o, struct err *err)
+{
+    switch (o->command) {
+    case COMMAND_SERVE:
+        return commands_serve(o, err);
+    case COMMAND_PLAN:
+        return commands_plan(o, err);
+    case COMMAND_INSPECT:
+        return commands_inspect(o, err);
+    case COMMAND_SHARD:
+        return commands_shard(o, err);
+    case COMMAND_SYNTH:
+        return commands_synth(o, err);
+    case COMMAND_RANK:
+        break;
+    }
+    return base_fail(err, ERR_INTERNAL, "no such command");
+}
+
+static const char *nearest_command(const char *word)
+{
+    static const char *const names[] = {"serve", "plan", "inspect", "shard", "synth", "version"};
+    const char *best = names[0];
+    for (size_t i = 1; i < ARRAY_LEN(names); i++)
+        if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))
+            best = names[i];
+    return best;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    struct err err = {""};
+    bool help = false;
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
+        usage(argc < 2 ? stderr : stdout);
+        return argc < 2 ? 2 : 0;
+    }
+    if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
+        printf("tessera %s (%s)\n", TESSERA_VERSION, backend_cpu_variant());
+        return 0;
+    }
+    enum status st = options_parse(argc - 1, argv + 1, &o, &help, &err);
+    if (st == ERR_USAGE && !o.command)
+        st = base_fail(&err, ERR_USAGE, "unknown command \"%.40s\"; did you mean %s?", argv[1],
+                       nearest_command(argv[1]));
+    if (st == OK && help) {
+        options_help(o.command);
+        return 0;
+    }
+    if (st == OK && o.command == COMMAND_RANK)
+        return rank_main(&o);
+    if (st == OK)
+        st = run(&o, &err);
+    if (st != OK && st != ERR_CANCELLED)
+        fprintf(stderr, "tessera: %s\n", err.text);
+    return base_exit_code(st);
+}

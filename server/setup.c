@@ -1,0 +1,100 @@
+/* DESIGN: all checks that need no memory and no rank happen here, in milliseconds, so that a wrong
+ * model is refused before anything is started. */
+#include "server/setup.h"
+
+#include "config/buf.h"
+#include "engine/model/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status open_layouts(struct setup *s, struct err *err)
+{
+    enum status st = OK;
+    struct local_weight *weights[COMM_RANKS_MAX];
+    int32_t counts[COMM_RANKS_MAX];
+    enum dtype dtype = options_dtype(&s->options, s->model.dtype);
+    for (int32_t r = 0; r < s->options.tp; r++) {
+        TRY(layout_open(&s->model, s->plan, r, dtype, s->ops, &s->layouts[r], err));
+        weights[r] = s->layouts[r]->weights;
+        counts[r] = s->layouts[r]->count;
+    }
+    TRY(placement_prove(weights, counts, s->options.tp, err));
+out:
+    return st;
+}
+
+enum status setup_open(const struct options *o, struct setup *out, struct err *err)
+{
+    enum status st = OK;
+    memset(out, 0, sizeof *out);
+    out->options = *o;
+    if (!o->dtype)
+        out->options.dtype = "auto";
+    out->ops = backend_find(o->device ? o->device : "cpu");
+    if (!out->ops)
+        return base_fail(err, ERR_DEVICE, "--device %s is not available here", o->device);
+    TRY(model_config_load(o->model, &out->model, &out->defaults, err));
+    TRY(plan_load(o->parallel_mode, o->plan_file, o->tp, &out->plan, err));
+    TRY(open_layouts(out, err));
+    if (o->load_format && strcmp(o->load_format, "dummy") == 0)
+        goto out;
+    TRY(checkpoint_open(o->model, &out->checkpoint, err));
+    TRY(checkpoint_check(out->checkpoint, out->layouts[0]->weights, out->layouts[0]->count,
+                         layout_ignored, layout_ignored_count, &out->ignored, err));
+out:
+    return st;
+}
+
+void setup_close(struct setup *s)
+{
+    for (int32_t r = 0; r < COMM_RANKS_MAX; r++)
+        layout_close(s->layouts[r]);
+    checkpoint_close(s->checkpoint);
+    plan_close(s->plan);
+    memset(s, 0, sizeof *s);
+}
+
+uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
+{
+    uint64_t n = 0;
+    const struct layout *l = s->layouts[rank];
+    for (int32_t i = 0; s->checkpoint && i < l->count; i++) {
+        const struct checkpoint_tensor *t =
+            checkpoint_find(s->checkpoint, l->weights[i].slices[0].tensor);
+        if (t)
+            n += placement_read_bytes(&l->weights[i], t->dtype);
+    }
+    return n;
+}
+
+void setup_table(const struct setup *s, const struct footprint *f, struct buf *out)
+{
+    char w[32], k[32], a[32];
+    buf_printf(out, "rank  heads  KV heads  MLP columns  vocabulary     weights    KV cache  other\n");
+    for (int32_t r = 0; r < f->ranks; r++) {
+        const struct layout *l = s->layouts[r];
+        buf_printf(out, "%4d  %5lld  %8lld  %11lld  %10lld  %10s  %10s  %s\n", r,
+                   (long long)span_len(l->heads), (long long)span_len(l->kv_heads),
+                   (long long)span_len(l->mlp), (long long)span_len(l->vocab),
+                   base_human_bytes(w, sizeof w, f->rank[r].weights),
+                   base_human_bytes(k, sizeof k, f->rank[r].kv),
+                   base_human_bytes(a, sizeof a, f->rank[r].activations + f->comm_bytes));
+    }
+    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens\n",
+               f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
+               BACKEND_BLOCK_TOKENS);
+    buf_printf(out, "needs %s in all; %s are free\n", base_human_bytes(w, sizeof w, f->total),
+               base_human_bytes(k, sizeof k, f->available));
+}
+
+void setup_model_name(const struct options *o, char *name, size_t cap)
+{
+    char path[4096];
+    char *real = realpath(o->model, NULL);
+    snprintf(path, sizeof path, "%s", real ? real : o->model);
+    free(real);
+    const char *slash = strrchr(path, '/');
+    snprintf(name, cap, "%s", slash && slash[1] ? slash + 1 : path);
+}

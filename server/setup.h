@@ -1,0 +1,35 @@
+/* What serve, plan, inspect and shard have in common: a model directory, a plan and the layouts of
+ * all ranks, from headers alone. */
+#ifndef TESSERA_SERVER_SETUP_H
+#define TESSERA_SERVER_SETUP_H
+
+#include "config/model_config.h"
+#include "config/options.h"
+#include "engine/footprint.h"
+#include "weights/checkpoint.h"
+
+struct setup {
+    struct options options;
+    struct model_config model;
+    struct generation_defaults defaults;
+    struct plan *plan;
+    struct layout *layouts[COMM_RANKS_MAX];
+    const struct backend_ops *ops;
+    struct checkpoint *checkpoint; /* NULL with --load-format dummy */
+    int32_t ignored;               /* tensors of the checkpoint that are not used */
+};
+
+/* Everything but memory is checked here: config, headers, coverage of every tensor over all ranks.
+ * Closes nothing on failure that setup_close would not. */
+enum status setup_open(const struct options *o, struct setup *out, struct err *err) MUST_USE;
+void setup_close(struct setup *s);
+
+/* Checkpoint bytes rank r reads; 0 for dummy weights. */
+uint64_t setup_read_bytes(const struct setup *s, int32_t rank);
+/* The table of ranks that `plan` prints and `serve` shows at start; lines to `out`. */
+struct buf;
+void setup_table(const struct setup *s, const struct footprint *f, struct buf *out);
+/* Last component of the model directory. */
+void setup_model_name(const struct options *o, char *name, size_t cap);
+
+#endif

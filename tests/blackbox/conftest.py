@@ -1,0 +1,90 @@
+"""Fixtures of the black-box tests, which start the program as a user would.
+
+The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the deadlines.
+"""
+
+import pytest
+
+import checkpoint
+import harness
+
+LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "64M")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "sanitized: also run against a build with sanitizers")
+    if not harness.BINARY.exists():
+        pytest.exit(f"{harness.BINARY} is not there: build it, or name it in TESSERA", 1)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(120 * harness.PATIENCE))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """Shows the end of the logs of a failed test's servers."""
+    outcome = yield
+    report = outcome.get_result()
+    for server in getattr(item, "servers", []) if report.failed else []:
+        report.sections.append((f"log of {' '.join(server.arguments[1:])}", server.log[-4000:]))
+
+
+class Starter:
+    """Starts servers and sees to it that they end."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.servers = []
+
+    def __call__(self, model, *arguments, wait=True):
+        log = self.directory / f"server{len(self.servers)}.log"
+        server = harness.Server(model, *LIMITS, *arguments, log=log)
+        self.servers.append(server)
+        return server.wait_ready() if wait else server
+
+    def close(self):
+        """A server that still runs must stop cleanly; all traces must be gone."""
+        codes = [(server, server.stop()) for server in self.servers
+                 if server.process.poll() is None]
+        for server, code in codes:
+            assert code == 0, f"exit code {code} after SIGTERM:\n{server.log[-4000:]}"
+        for server in self.servers:
+            assert "Sanitizer" not in server.log, server.log[-8000:]
+        assert not harness.orphans()
+
+
+@pytest.fixture
+def serve(tmp_path, request):
+    """serve(model, arguments...) -> a Server that is ready; stopped and checked at the end."""
+    starter = Starter(tmp_path)
+    request.node.servers = starter.servers
+    yield starter
+    starter.close()
+
+
+def shared(tmp_path_factory, model, *arguments):
+    starter = Starter(tmp_path_factory.mktemp("shared"))
+    try:
+        yield starter(model, *arguments)
+    finally:
+        starter.close()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo model, which has a tokenizer, on two ranks; shared by the tests of a module."""
+    yield from shared(tmp_path_factory, checkpoint.DEMO, "-tp", 2, "--served-model-name", "demo")
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory):
+    """A model of 21 MB: large enough for bytes to count and for a stream to be interrupted."""
+    directory = tmp_path_factory.mktemp("synthetic")
+    config = checkpoint.write_config(directory / "shape") / "config.json"
+    model = directory / "model"
+    done = harness.run("synth", "--config", config, "-o", model, "--seed", 7)
+    assert done.returncode == 0, done.stderr
+    return model

@@ -1,0 +1,261 @@
+"""Starts the program and talks to it: what every black-box test needs.
+
+Only what can be seen from outside is used: the command line, HTTP, the log, and /proc.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("TESSERA", ROOT / "build/dev/tessera")).resolve()
+# Sanitized builds and loaded machines are slow: they stretch every deadline that is ours.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
+
+
+def environment():
+    """Ours without TESSERA_... variables, which the program would take as options."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")}
+
+
+def run(*arguments, timeout=60):
+    """Runs a command that is expected to end by itself."""
+    command = [str(BINARY), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(),
+                          timeout=timeout * PATIENCE, check=False)
+
+
+def eventually(condition, timeout=5.0, what="condition"):
+    """Polls until condition() is true and returns its value."""
+    end = time.monotonic() + timeout * PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.005)
+
+
+# ---- processes --------------------------------------------------------------------------------
+
+
+def command_line(pid):
+    """The arguments of a process; empty for one that is gone or only waits to be reaped."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def parent_of(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rsplit(")", 1)[1].split()[1])
+
+
+def processes():
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def ranks_of(pid):
+    """Process ids of the `tessera rank` children of a server, by rank."""
+    found = {}
+    for child in processes():
+        arguments = command_line(child)
+        if arguments[1:2] == ["rank"] and parent_of(child) == pid:
+            rank = re.search(r"--rank[= ](\d+)", " ".join(arguments))[1]
+            found[int(rank)] = child
+    return [found[rank] for rank in sorted(found)]
+
+
+def is_running(pid):
+    return bool(command_line(pid))
+
+
+def orphans():
+    """`tessera rank` processes of this binary whose server is gone."""
+    def ours(pid):
+        try:
+            return os.readlink(f"/proc/{pid}/exe") == str(BINARY)
+        except OSError:
+            return False
+    return [pid for pid in processes() if command_line(pid)[1:2] == ["rank"] and ours(pid)
+            and command_line(parent_of(pid))[1:2] != ["serve"]]
+
+
+# ---- HTTP -------------------------------------------------------------------------------------
+
+
+class Reply:
+    """A whole HTTP answer."""
+
+    def __init__(self, response):
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self.body = response.read()
+
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        """The error object, whose shape is the same everywhere."""
+        error = self.json()["error"]
+        assert set(error) >= {"message", "type", "param", "code"}, error
+        assert isinstance(error["message"], str) and isinstance(error["type"], str), error
+        assert error["code"] is None or isinstance(error["code"], str), error
+        return error
+
+
+class Stream:
+    """An event stream, read as it comes: iterates over (arrival time, payload)."""
+
+    def __init__(self, connection, response):
+        self.connection, self.response = connection, response
+        self.done = False  # [DONE] came
+
+    def __iter__(self):
+        try:
+            while line := self.response.readline():
+                text = line.decode().rstrip("\n")
+                if not text or text.startswith(":"):
+                    continue
+                assert text.startswith("data: "), text
+                if text == "data: [DONE]":
+                    self.done = True
+                    continue
+                yield time.monotonic(), json.loads(text[len("data: "):])
+        except (http.client.HTTPException, OSError):
+            pass  # cut off: self.done stays false
+        finally:
+            self.connection.close()
+
+
+class Server:
+    """`tessera serve` on a free port."""
+
+    def __init__(self, model, *arguments, log):
+        self.arguments = [str(BINARY), "serve", str(model), "--port", "0", *map(str, arguments)]
+        self.log_path = log
+        self.port = None
+        with open(log, "wb") as output:
+            self.process = subprocess.Popen(self.arguments, stdin=subprocess.DEVNULL,
+                                            stdout=output, stderr=output, env=environment())
+        self.pid = self.process.pid
+
+    @property
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self, timeout=30.0):
+        """Until the log names the port and /health answers 200."""
+        def listening():
+            assert self.process.poll() is None, f"the server stopped:\n{self.log}"
+            return re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log)
+        self.port = int(eventually(listening, timeout, "listening").group(1))
+        eventually(lambda: self.get("/health").status == 200, timeout, "/health")
+        return self
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * PATIENCE)
+        try:
+            connection.request(method, path, body, headers or {})
+            return Reply(connection.getresponse())
+        finally:
+            connection.close()
+
+    def get(self, path):
+        return self.request("GET", path)
+
+    def post(self, path, body, timeout=60):
+        """POSTs an object as JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.request("POST", path, data, {"Content-Type": "application/json"}, timeout)
+
+    def complete(self, prompt, timeout=60, **fields):
+        """A completion that must succeed, as an object."""
+        reply = self.post("/v1/completions", {"prompt": prompt, **fields}, timeout)
+        assert reply.status == 200, reply.body
+        return reply.json()
+
+    def token_ids(self, prompt, count, **fields):
+        """The ids of exactly count tokens, whatever they are; greedy unless told otherwise."""
+        fields = {"temperature": 0, **fields}
+        answer = self.complete(prompt, max_tokens=count, ignore_eos=True, return_token_ids=True,
+                               **fields)
+        return answer["choices"][0]["token_ids"]
+
+    def token_ids_together(self, requests):
+        """token_ids of several requests at once: a list of (prompt, count, fields)."""
+        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+            futures = [pool.submit(self.token_ids, prompt, count, **fields)
+                       for prompt, count, fields in requests]
+            return [future.result() for future in futures]
+
+    def stream(self, prompt, timeout=60, **fields):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * PATIENCE)
+        body = json.dumps({"prompt": prompt, "stream": True, **fields})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        assert response.getheader("Content-Type").startswith("text/event-stream")
+        return Stream(connection, response)
+
+    def metrics(self):
+        return Metrics(self.get("/metrics").body.decode())
+
+    def ranks(self):
+        return ranks_of(self.pid)
+
+    def wait(self, timeout=10.0):
+        """Its exit code."""
+        return self.process.wait(timeout * PATIENCE)
+
+    def stop(self):
+        """Ends it as an operator would, and checks that nothing stays behind."""
+        ranks = self.ranks()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        eventually(lambda: not any(map(is_running, ranks)), 2, "ranks gone")
+        return code
+
+
+class Metrics:
+    """A parsed /metrics page."""
+
+    SAMPLE = re.compile(r'^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$')
+    LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
+
+    def __init__(self, text):
+        self.samples = []
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                match = self.SAMPLE.match(line)
+                assert match, f"not a sample: {line}"
+                labels = dict(self.LABEL.findall(match[2] or ""))
+                self.samples.append((match[1], labels, float(match[3])))
+
+    def sum(self, name, **wanted):
+        """The sum of a family's samples that carry the wanted labels; there must be one."""
+        values = [value for family, labels, value in self.samples if family == name
+                  and all(labels.get(key) == str(label) for key, label in wanted.items())]
+        assert values, f"no {name} with {wanted}"
+        return sum(values)

@@ -1,0 +1,162 @@
+"""What a user sees when a process dies, and what is left behind."""
+
+import concurrent.futures
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+import checkpoint
+from harness import PATIENCE, eventually, is_running
+
+LONG = 3000  # tokens: many seconds of work for the synthetic model
+
+
+def kill_rank_during(server, work):
+    """Starts work(), kills a rank in the middle; returns (result, seconds from kill to end)."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        eventually(lambda: server.metrics().sum("vllm:num_requests_running") > 0, 5, "running")
+        time.sleep(0.1)
+        assert not future.done()
+        killed = time.monotonic()
+        os.kill(server.ranks()[-1], signal.SIGKILL)
+        result = future.result(20 * PATIENCE)
+        return result, time.monotonic() - killed
+
+
+def check_lost(server, spent):
+    assert spent < 1 * PATIENCE
+    assert server.wait(5) == 5
+    assert not server.ranks()
+    assert "rank" in server.log
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rank_killed_while_streaming(serve, synthetic, ranks):
+    server = serve(synthetic, "-tp", ranks)
+
+    def work():
+        stream = server.stream([5, 6, 7], max_tokens=LONG, ignore_eos=True, temperature=0)
+        return stream, [payload for _, payload in stream]
+    (stream, chunks), spent = kill_rank_during(server, work)
+    assert len(chunks) > 1
+    assert chunks[-1]["error"]["code"] == "rank_lost"
+    assert not stream.done, "[DONE] after an error"
+    check_lost(server, spent)
+
+
+def test_rank_killed_during_a_plain_request(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
+    reply, spent = kill_rank_during(server, lambda: server.post("/v1/completions", body))
+    assert reply.status == 503
+    assert reply.error["code"] == "rank_lost"
+    check_lost(server, spent)
+
+
+def test_rank_killed_while_idle(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    os.kill(server.ranks()[0], signal.SIGKILL)
+    assert server.wait(5) == 5
+
+
+def test_rank_killed_while_loading(serve, synthetic):
+    server = serve(synthetic, "-tp", 2, wait=False)
+    pids = eventually(server.ranks, 5, "ranks")
+    os.kill(pids[0], signal.SIGKILL)
+    assert server.wait(5) == 5
+
+
+def test_server_killed(serve, synthetic):
+    server = serve(synthetic, "-tp", 4)
+    pids = server.ranks()
+    assert len(pids) == 4
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: not any(map(is_running, pids)), 2, "ranks gone")
+
+
+def test_nothing_is_shared_by_name(serve, synthetic):
+    """Shared memory has no name: nothing in /dev/shm while it runs or after."""
+    def listed():
+        return {name for name in os.listdir("/dev/shm") if "tessera" in name}
+
+    def mapped(pid):
+        return [line for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
+                if "/dev/shm" in line]
+    before = listed()
+    server = serve(synthetic, "-tp", 2)
+    assert listed() == before
+    assert not [line for pid in [server.pid, *server.ranks()] for line in mapped(pid)]
+    server.process.kill()
+    server.process.wait()
+    assert listed() == before
+
+
+def test_one_listening_socket(serve, synthetic):
+    """Ranks listen on nothing; the server only on its port."""
+    server = serve(synthetic, "-tp", 2)
+    listening = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in pathlib.Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening.add((f"socket:[{fields[9]}]", int(fields[1].rsplit(":", 1)[1], 16)))
+    held = {}
+    for pid in [server.pid, *server.ranks()]:
+        links = {os.readlink(path) for path in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+        held[pid] = {port for inode, port in listening if inode in links}
+    assert held.pop(server.pid) == {server.port}
+    assert not any(held.values())
+
+
+def test_client_that_leaves_frees_its_place(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    stream = server.stream([5, 6, 7], max_tokens=LONG, ignore_eos=True)
+    next(iter(stream))
+    stream.response.close()
+    stream.connection.close()
+    eventually(lambda: server.metrics().sum("vllm:num_requests_running") == 0, 2, "cancelled")
+    assert server.metrics().sum("vllm:kv_cache_usage_perc") == 0
+
+
+def test_sigterm_lets_running_requests_finish(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(server.token_ids, [5, 6, 7], 300)
+        eventually(lambda: server.metrics().sum("vllm:num_requests_running") > 0, 5, "running")
+        server.process.send_signal(signal.SIGTERM)
+        assert len(future.result(30 * PATIENCE)) == 300
+    assert server.wait(5) == 0
+
+
+def test_stopped_ranks_are_noticed(serve, synthetic):
+    """A rank that hangs, rather than dies, is given up after --step-timeout."""
+    server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
+    body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(server.post, "/v1/completions", body)
+        eventually(lambda: server.metrics().sum("vllm:num_requests_running") > 0, 5, "running")
+        os.kill(server.ranks()[1], signal.SIGSTOP)
+        assert future.result(10 * PATIENCE).status == 503
+    assert server.wait(5) == 5
+
+
+def test_idle_server_uses_no_cpu(serve):
+    """Blocking reads everywhere: an idle group does not spin."""
+    server = serve(checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", 4)
+    server.token_ids([5, 6, 7], 4)
+    time.sleep(0.2)
+
+    def ticks():
+        total = 0
+        for pid in [server.pid, *server.ranks()]:
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            total += int(stat[11]) + int(stat[12])
+        return total
+    before = ticks()
+    time.sleep(1)
+    assert (ticks() - before) / os.sysconf("SC_CLK_TCK") < 0.05

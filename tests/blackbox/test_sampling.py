@@ -1,0 +1,79 @@
+"""A sampled token depends on the request alone: not on ranks, batch or order."""
+
+import pytest
+
+import checkpoint
+
+MODEL = "tied_gqa2_f32"
+COUNT = 48
+REQUESTS = 16
+
+
+def requests():
+    """Sixteen different prompts of different lengths, each with its own seed."""
+    prompt, _ = checkpoint.golden_runs(MODEL)[0]
+    return [(prompt[i:] + prompt[:i], COUNT,
+             {"temperature": 0.8, "top_p": 0.9, "seed": 1000 + i}) for i in range(REQUESTS)]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """What the first server of the module answered; the others must agree."""
+    return []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_same_tokens_at_every_size_and_in_every_batch(serve, reference, ranks):
+    server = serve(checkpoint.GOLDEN / MODEL, "-tp", ranks, "--dtype", "float32")
+    together = server.token_ids_together(requests())
+    for i in (0, 7, 15):
+        prompt, count, fields = requests()[i]
+        assert server.token_ids(prompt, count, **fields) == together[i], f"request {i} alone"
+    assert len({tuple(tokens) for tokens in together}) == REQUESTS
+    if not reference:
+        reference.append(together)
+    assert together == reference[0]
+
+
+def test_stored_type_of_the_model(serve):
+    """The same promise where weights stay in bfloat16."""
+    answers = []
+    for ranks in (1, 2, 4):
+        server = serve(checkpoint.GOLDEN / "untied_mha_bf16", "-tp", ranks)
+        prompt, _ = checkpoint.golden_runs("untied_mha_bf16")[0]
+        answers.append(server.token_ids(prompt, COUNT, temperature=1.0, seed=5))
+        server.stop()
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("fields", [
+    {"temperature": 1.5}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 0.7, "top_p": 0.5, "top_k": 20}])
+def test_seed_decides(demo, fields):
+    prompt = [1, 400, 500, 600]
+    first = demo.token_ids(prompt, 40, seed=11, **fields)
+    assert demo.token_ids(prompt, 40, seed=11, **fields) == first
+    assert demo.token_ids(prompt, 40, seed=12, **fields) != first
+
+
+def test_top_k_1_is_greedy(demo):
+    prompt = [1, 400, 500, 600]
+    greedy = demo.token_ids(prompt, 32)
+    assert demo.token_ids(prompt, 32, temperature=1.0, top_k=1, seed=3) == greedy
+    assert demo.token_ids(prompt, 32, temperature=1.0, top_p=1e-6, seed=3) == greedy
+
+
+def test_without_a_seed_each_request_gets_its_own(demo):
+    prompt = [1, 400, 500, 600]
+    drawn = {tuple(demo.token_ids(prompt, 24, temperature=1.0)) for _ in range(4)}
+    assert len(drawn) > 1
+
+
+def test_choices_differ_and_repeat(demo):
+    fields = dict(n=3, temperature=1.0, seed=9, max_tokens=16, ignore_eos=True,
+                  return_token_ids=True)
+    first, second = (demo.complete("Once upon a time", **fields)["choices"] for _ in range(2))
+    assert [choice["index"] for choice in first] == [0, 1, 2]
+    ids = [choice["token_ids"] for choice in first]
+    assert ids == [choice["token_ids"] for choice in second]
+    assert len({tuple(tokens) for tokens in ids}) == 3

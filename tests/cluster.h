@@ -1,0 +1,170 @@
+/* A rank group as threads of the test process, running the product's rank_open and rank_step over
+ * plain memory: what the processes of `tessera serve` run, visible to the sanitizers. */
+#ifndef TESSERA_TESTS_CLUSTER_H
+#define TESSERA_TESTS_CLUSTER_H
+
+#include "engine/rank.h"
+#include "server/setup.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cluster {
+    struct setup setup;
+    struct footprint footprint;
+    struct rank_memory memory[COMM_RANKS_MAX];
+    struct board *board;
+    struct rank *ranks[COMM_RANKS_MAX];
+    struct step *step;
+    uint64_t seq;
+    /* of the last step, per rank */
+    const int32_t *ids[COMM_RANKS_MAX];
+    struct cview logits[COMM_RANKS_MAX];
+};
+
+struct cluster_call {
+    struct cluster *c;
+    int32_t rank;
+    bool open;
+    enum status st;
+    struct err err;
+};
+
+static void *cluster_zeroed(size_t bytes)
+{
+    void *p = aligned_alloc(4096, base_align(bytes + 1, 4096));
+    CHECK(p != NULL);
+    memset(p, 0, base_align(bytes + 1, 4096));
+    return p;
+}
+
+static void *cluster_thread(void *arg)
+{
+    struct cluster_call *k = arg;
+    struct cluster *c = k->c;
+    int32_t r = k->rank;
+    if (k->open)
+        k->st = rank_open(&c->setup.options, &c->setup.model, c->setup.layouts[r], &c->footprint,
+                          &c->memory[r], &c->ranks[r], &k->err);
+    else
+        k->st = rank_step(c->ranks[r], c->step, &c->ids[r], &c->logits[r], &k->err);
+    return NULL;
+}
+
+static void cluster_run(struct cluster *c, bool open)
+{
+    pthread_t threads[COMM_RANKS_MAX];
+    struct cluster_call calls[COMM_RANKS_MAX];
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        calls[r] = (struct cluster_call){.c = c, .rank = r, .open = open};
+        CHECK(pthread_create(&threads[r], NULL, cluster_thread, &calls[r]) == 0);
+    }
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        pthread_join(threads[r], NULL);
+        if (calls[r].st != OK)
+            fprintf(stderr, "rank %d: %s\n", r, calls[r].err.text);
+        CHECK(calls[r].st == OK);
+    }
+}
+
+/* args: extra options, NULL-terminated. */
+static struct cluster *cluster_open(const char *model, int32_t ranks, const char *const *args)
+{
+    struct cluster *c = calloc(1, sizeof *c);
+    CHECK(c != NULL);
+    struct err err = {""};
+    struct options o;
+    bool help;
+    char tp[32], plan[] = "plan", path[1024];
+    char *argv[24] = {plan, path, tp};
+    int argc = 3;
+    snprintf(tp, sizeof tp, "-tp=%d", ranks);
+    snprintf(path, sizeof path, "%s", model);
+    for (; args && *args; args++)
+        argv[argc++] = (char *)(uintptr_t)*args;
+    enum status st = options_parse(argc, argv, &o, &help, &err);
+    if (st == OK)
+        st = setup_open(&o, &c->setup, &err);
+    if (st == OK)
+        st = footprint_plan(&c->setup.options, &c->setup.model, c->setup.layouts, c->setup.ops,
+                            &c->footprint, &err);
+    if (st != OK)
+        fprintf(stderr, "%s: %s\n", model, err.text);
+    CHECK(st == OK);
+    void *comm = cluster_zeroed(comm_shm_bytes(ranks, c->footprint.comm_bytes));
+    comm_shm_init(comm, ranks, c->footprint.comm_bytes);
+    c->board = cluster_zeroed(sizeof *c->board);
+    for (int32_t r = 0; r < ranks; r++)
+        c->memory[r] = (struct rank_memory){cluster_zeroed(c->footprint.rank[r].weights),
+                                            cluster_zeroed(c->footprint.rank[r].kv), comm,
+                                            &c->board->rank[r]};
+    st = step_open_new(&c->footprint.limits, &c->step, &err);
+    CHECK(st == OK);
+    cluster_run(c, true);
+    return c;
+}
+
+static void cluster_close(struct cluster *c)
+{
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        rank_close(c->ranks[r]);
+        free(c->memory[r].weights);
+        free(c->memory[r].kv);
+    }
+    free(c->memory[0].comm);
+    free(c->board);
+    step_free(c->step);
+    setup_close(&c->setup);
+    free(c);
+}
+
+/* Opens slot `slot` with the history given and blocks slot * table_cols .. (a private range). */
+static void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *tokens, int32_t n,
+                              int32_t positions, struct sample_params params)
+{
+    struct step *s = c->step;
+    s->open[s->opens++] =
+        (struct step_open){.slot = slot, .history = n, .tokens = tokens, .params = params};
+    int32_t blocks = (positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    int32_t per_slot = c->footprint.limits.blocks / c->footprint.limits.slots;
+    CHECK(blocks <= per_slot);
+    for (int32_t i = 0; i < blocks; i++)
+        s->append[s->appends++] = (struct step_append){slot, i, slot * per_slot + i};
+}
+
+static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32_t token,
+                        bool sample)
+{
+    struct step *s = c->step;
+    s->slot[s->rows] = slot;
+    s->position[s->rows] = position;
+    s->token[s->rows] = token;
+    if (sample)
+        s->sample[s->samples++] = s->rows;
+    s->rows++;
+}
+
+/* Runs the step on all ranks through its wire form and clears it. */
+static void cluster_step(struct cluster *c)
+{
+    struct err err;
+    struct step *wire;
+    void *bytes = malloc(step_bytes_max(&c->footprint.limits));
+    CHECK(bytes != NULL);
+    CHECK(step_open_new(&c->footprint.limits, &wire, &err) == OK);
+    c->step->epoch = 1;
+    c->step->seq = ++c->seq;
+    size_t n = step_encode(c->step, bytes);
+    CHECK(step_decode(wire, bytes, n, &err) == OK);
+    struct step *mine = c->step;
+    c->step = wire;
+    cluster_run(c, false);
+    c->step = mine;
+    step_clear(mine);
+    step_free(wire);
+    free(bytes);
+}
+
+#endif

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Closed forms for 1D tensor parallelism of a Llama model: communication, weights, KV memory.
+
+    tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
+    tp1d_bytes.py --self-check                               hand-computed values
+
+Independent of the engine: nothing here runs or reads it, so that the bytes it counts can be held
+against these.  All communication is counted as bytes RECEIVED by a rank in one step.
+
+The 1D cut, per layer: QKV and gate/up by output columns (whole heads, MLP columns), O and down by
+input columns, each of the two followed by an all-reduce of [T, hidden].  The embedding is cut by
+vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
+its logits all-gathered for the R sampled rows.  Norms are replicated.
+"""
+
+import argparse
+import json
+import sys
+import typing
+
+ONESHOT_MAX_BYTES = 256 << 10  # default of the command line only; the functions are told
+
+
+class Shape(typing.NamedTuple):
+    """The sizes of a Llama model that decide bytes."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    tied: bool
+
+
+def shape_of(config):
+    """The Shape of a parsed config.json, with that file's defaults filled in."""
+    heads = config["num_attention_heads"]
+    return Shape(
+        vocab=config["vocab_size"],
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        mlp=config["intermediate_size"],
+        tied=config.get("tie_word_embeddings", False),
+    )
+
+
+def block(units, ranks, rank):
+    """The range of units of one rank by the balanced rule."""
+    return range(units * rank // ranks, units * (rank + 1) // ranks)
+
+
+# ---- communication ----------------------------------------------------------------------------
+
+
+def is_oneshot(count, ranks, elem_size, oneshot_max_bytes):
+    return ranks == 2 or count * elem_size <= oneshot_max_bytes
+
+
+def all_reduce_bytes(count, ranks, rank, elem_size=4, oneshot_max_bytes=ONESHOT_MAX_BYTES):
+    """Bytes a rank receives to sum `count` elements over all ranks.
+
+    One-shot: everyone's whole vector.  Two-shot: everyone's version of the own block (the
+    reduce-scatter), then everyone's finished block (the all-gather).
+    """
+    if is_oneshot(count, ranks, elem_size, oneshot_max_bytes):
+        return (ranks - 1) * count * elem_size
+    own = len(block(count, ranks, rank))
+    return ((ranks - 1) * own + (count - own)) * elem_size
+
+
+def logits_gather_bytes(sampled, vocab, ranks, rank, elem_size=4):
+    """Bytes a rank receives to complete the logits of the sampled rows."""
+    return sampled * (vocab - len(block(vocab, ranks, rank))) * elem_size
+
+
+def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
+               oneshot_max_bytes=ONESHOT_MAX_BYTES):
+    """One step of `rows` tokens: operation -> (calls, bytes received in all of its calls)."""
+    one = all_reduce_bytes(rows * shape.hidden, ranks, rank, elem_size, oneshot_max_bytes)
+    gather = logits_gather_bytes(sampled, shape.vocab, ranks, rank, elem_size)
+    return {
+        "embedding all_reduce": (1, one),
+        "layer all_reduce": (2 * shape.layers, 2 * shape.layers * one),
+        "logits all_gather": (1, gather),
+    }
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+
+def kv_heads_of(shape, ranks, rank):
+    """The KV heads that the rank's query heads read; ranks may share one."""
+    group = shape.heads // shape.kv_heads
+    return sorted({head // group for head in block(shape.heads, ranks, rank)})
+
+
+def weight_elements(shape, ranks, rank):
+    """Elements of each kind of weight that a rank holds, over all layers."""
+    q_width = len(block(shape.heads, ranks, rank)) * shape.head_dim
+    kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
+    columns = len(block(shape.mlp, ranks, rank))
+    table = len(block(shape.vocab, ranks, rank)) * shape.hidden
+    return {
+        "embedding": table,
+        "lm_head": 0 if shape.tied else table,
+        "qkv": shape.layers * (q_width + 2 * kv_width) * shape.hidden,
+        "o": shape.layers * q_width * shape.hidden,
+        "gate_up": shape.layers * 2 * columns * shape.hidden,
+        "down": shape.layers * columns * shape.hidden,
+        "norms": (2 * shape.layers + 1) * shape.hidden,
+    }
+
+
+def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
+    """Bytes of keys and values that a rank keeps for one token, over all layers."""
+    return 2 * shape.layers * len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * elem_size
+
+
+# ---- self-check -------------------------------------------------------------------------------
+
+LLAMA3_8B = Shape(128256, 4096, 32, 32, 8, 128, 14336, False)
+LLAMA32_1B = Shape(128256, 2048, 16, 32, 8, 64, 8192, True)
+
+
+def expect(what, value, by_hand):
+    if value != by_hand:
+        raise SystemExit(f"tp1d_bytes: {what}: {value}, by hand {by_hand}")
+    print(f"ok: {what}: {value}")
+
+
+def check_communication():
+    # Two all-reduces of one bf16 token, two-shot: 4 (P-1)/P h 2 bytes = 4 * 3/4 * 4096 * 2.
+    step = step_bytes(LLAMA3_8B, 4, 0, 1, 1, elem_size=2, oneshot_max_bytes=0)
+    expect("Llama 3 8B, P=4, bytes per layer and token", step["layer all_reduce"][1] // 32, 24576)
+    # The same in fp32 and one-shot: 2 * 3 * 4096 * 4.
+    step = step_bytes(LLAMA3_8B, 4, 0, 1, 1)
+    expect("the same, fp32 one-shot", step["layer all_reduce"][1] // 32, 98304)
+    # 7 of 8 blocks of 16032 fp32 logits.
+    gather = step_bytes(LLAMA3_8B, 8, 3, 1, 1)["logits all_gather"][1]
+    expect("Llama 3 8B, P=8, logits of one row", gather, 448896)
+    # 10 elements in blocks of 3, 3, 4: the others send 2 * len, then 10 - len, four bytes each.
+    uneven = [all_reduce_bytes(10, 3, rank, 4, 0) for rank in range(3)]
+    expect("two-shot all_reduce of 10 over 3", uneven, [52, 52, 56])
+    expect("two ranks never use two-shot", all_reduce_bytes(10, 2, 0, 4, 0), 40)
+    expect("one rank receives nothing", all_reduce_bytes(10, 1, 0, 4, 0), 0)
+
+
+def check_memory():
+    # The published parameter counts.
+    whole = sum(weight_elements(LLAMA3_8B, 1, 0).values())
+    expect("Llama 3 8B parameters", whole, 8030261248)
+    whole = sum(weight_elements(LLAMA32_1B, 1, 0).values())
+    expect("Llama 3.2 1B parameters", whole, 1235814400)
+    # When everything divides, the ranks together repeat only the norms: 65 * 4096 each.
+    total = sum(sum(weight_elements(LLAMA3_8B, 4, rank).values()) for rank in range(4))
+    expect("Llama 3 8B, P=4, elements in all", total, 8030261248 + 3 * 266240)
+    # 2 (K and V) * 32 layers * 2 KV heads * 128 * 2 bytes.
+    expect("Llama 3 8B, P=4, KV bytes per token in bf16",
+           kv_bytes_per_token(LLAMA3_8B, 4, 1, 2), 32768)
+    # Six query heads of one KV head on eight ranks: floor(6 r / 8) = 0 0 1 2 3 3 4 5 6.
+    mqa = Shape(131, 48, 3, 6, 1, 8, 131, False)
+    expect("heads of MQA 6/1 at P=8", [len(block(6, 8, rank)) for rank in range(8)],
+           [0, 1, 1, 1, 0, 1, 1, 1])
+    expect("its KV heads", [len(kv_heads_of(mqa, 8, rank)) for rank in range(8)],
+           [0, 1, 1, 1, 0, 1, 1, 1])
+    # Eight query heads in two groups of four on three ranks: 0-1, 2-4, 5-7.
+    gqa = Shape(259, 64, 3, 8, 2, 8, 176, True)
+    expect("KV heads of GQA 8/2 at P=3", [kv_heads_of(gqa, 3, rank) for rank in range(3)],
+           [[0], [0, 1], [1]])
+
+
+# ---- command line -----------------------------------------------------------------------------
+
+
+def print_tables(shape, args):
+    ranks = range(args.ranks)
+    oneshot = is_oneshot(args.rows * shape.hidden, args.ranks, args.elem_size, args.oneshot_max)
+    steps = [step_bytes(shape, args.ranks, rank, args.rows, args.sampled, args.elem_size,
+                        args.oneshot_max) for rank in ranks]
+    weights = [weight_elements(shape, args.ranks, rank) for rank in ranks]
+
+    def row(name, values):
+        print(f"{name:<36}" + "".join(f"{value:>15,}" for value in values))
+
+    row(f"rank of {args.ranks}", ranks)
+    print(f"bytes received: {args.rows} rows, {args.sampled} sampled, "
+          f"{'one-shot' if oneshot else 'two-shot'}")
+    for name, (calls, _) in steps[0].items():
+        row(f"  {name} x{calls}", [step[name][1] for step in steps])
+    row("  total", [sum(received for _, received in step.values()) for step in steps])
+    print("weight elements")
+    for name in weights[0]:
+        row(f"  {name}", [held[name] for held in weights])
+    row("  total", [sum(held.values()) for held in weights])
+    row(f"KV bytes per token ({args.kv_size}-byte elements)",
+        [kv_bytes_per_token(shape, args.ranks, rank, args.kv_size) for rank in ranks])
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Closed forms for 1D tensor parallelism.")
+    parser.add_argument("config", nargs="?", help="a config.json")
+    parser.add_argument("ranks", nargs="?", type=int, metavar="P", help="number of ranks")
+    parser.add_argument("--rows", type=int, default=1, metavar="T", help="tokens in the step")
+    parser.add_argument("--sampled", type=int, default=1, metavar="R", help="rows of logits")
+    parser.add_argument("--elem-size", type=int, default=4, help="bytes of a sent element")
+    parser.add_argument("--kv-size", type=int, default=4, help="bytes of a KV element")
+    parser.add_argument("--oneshot-max", type=int, default=ONESHOT_MAX_BYTES,
+                        help="largest all-reduce, in bytes, done one-shot")
+    parser.add_argument("--self-check", action="store_true", help="check hand-computed values")
+    args = parser.parse_args()
+    if args.self_check:
+        check_communication()
+        check_memory()
+        return 0
+    if args.config is None or args.ranks is None or args.ranks < 1:
+        parser.error("give --self-check, or config.json and P >= 1")
+    with open(args.config, encoding="utf-8") as file:
+        print_tables(shape_of(json.load(file)), args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

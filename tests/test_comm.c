@@ -1,0 +1,771 @@
+/* DESIGN: every rank computes by itself, from (rank, iteration, index), what its peers hold, so
+ * each result is checked in full on every rank: sums bit for bit against the tree written here once
+ * more, and against a double sum. Ranks run as threads of this process (the thread sanitizer sees
+ * them) or as forked processes that map one memfd each on its own. Both run the same bodies. What a
+ * rank finds wrong is counted in shared memory, because an assertion may only fail on the main
+ * thread. Counters are compared with closed forms written here from the documentation. */
+#include "config/base.h"
+#include "engine/comm/comm.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANKS 8
+#define CAP 140000 /* elements per buffer */
+#define ARENA (3 * (CAP + 16) * sizeof(float))
+
+/* Seen by all ranks and the main thread. */
+struct shared {
+    _Atomic int wrong;
+    _Atomic uint64_t hash[RANKS]; /* of everything that must be equal on all ranks */
+    _Atomic int done;
+    _Atomic int errors[RANKS]; /* enum status a rank ended with */
+};
+
+struct rank {
+    struct comm *c;
+    struct comm_stats *stats;
+    int32_t rank, ranks;
+    struct shared *shared;
+    float *src[2], *dst;
+    uint64_t common, own; /* random states: equal on all ranks, and this rank's */
+    uint64_t hash;
+    uint64_t calls[COMM_OP_COUNT], bytes[COMM_OP_COUNT]; /* by the closed forms */
+};
+
+typedef void body(struct rank *r);
+
+struct world {
+    int32_t ranks;
+    body *run;
+    void *region;
+    int fd;
+    struct shared *shared;
+};
+
+#define EXPECT(r, cond)                                                                            \
+    do {                                                                                           \
+        if (!(cond) && atomic_fetch_add(&(r)->shared->wrong, 1) < 10)                              \
+            fprintf(stderr, "rank %d of %d: %s is false (line %d)\n", (r)->rank, (r)->ranks,       \
+                    #cond, __LINE__);                                                              \
+    } while (0)
+
+/* Prints why a collective failed that should not have. */
+#define GOOD(r, call)                                                                              \
+    do {                                                                                           \
+        struct err err = {""};                                                                     \
+        bool good = (call) == OK;                                                                  \
+        if (!good)                                                                                 \
+            fprintf(stderr, "rank %d: %s\n", (r)->rank, err.text);                                 \
+        EXPECT(r, good);                                                                           \
+    } while (0)
+
+static uint32_t draw(uint64_t *state, uint32_t below)
+{
+    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(*state >> 33) % below;
+}
+
+/* Any bits, for what is moved. */
+static uint32_t word(int32_t rank, uint32_t it, size_t i)
+{
+    uint32_t x = (uint32_t)rank * 40503u ^ it * 2654435761u ^ (uint32_t)i * 2246822519u;
+    x = (x ^ x >> 15) * 0x2c1b3c6du;
+    x = (x ^ x >> 12) * 0x297a2d39u;
+    return x ^ x >> 15;
+}
+
+/* In [-1, 1), for what is summed. */
+static float value(int32_t rank, uint32_t it, size_t i)
+{
+    return (float)(int32_t)word(rank, it, i) * 0x1p-31f;
+}
+
+static float tree(const float *v, int32_t low, int32_t width, int32_t ranks)
+{
+    if (width == 1)
+        return v[low];
+    int32_t half = width / 2;
+    float left = tree(v, low, half, ranks);
+    return low + half < ranks ? left + tree(v, low + half, half, ranks) : left;
+}
+
+/* Element i of the sum over ranks in iteration it. */
+static bool sum_is(int32_t ranks, uint32_t it, size_t i, float got)
+{
+    float v[RANKS] = {0}, want;
+    double exact = 0;
+    for (int32_t r = 0; r < ranks; r++) {
+        v[r] = value(r, it, i);
+        exact += (double)v[r];
+    }
+    want = tree(v, 0, RANKS, ranks);
+    return memcmp(&want, &got, sizeof got) == 0 && fabs((double)got - exact) <= 8e-7;
+}
+
+/* ---- running ranks ---- */
+
+static void start_rank(struct rank *r, struct world *w, void *region, int32_t rank)
+{
+    struct err err = {""};
+    struct backend *b = NULL;
+    *r = (struct rank){.rank = rank, .ranks = w->ranks, .shared = w->shared, .common = 7};
+    r->own = 1000 + (uint64_t)rank;
+    r->hash = BASE_HASH_INIT;
+    r->stats = calloc(1, sizeof *r->stats);
+    CHECK(r->stats != NULL);
+    CHECK(backend_open("cpu-generic", 1, &b, &err) == OK);
+    CHECK(comm_shm_open(region, rank, b, r->stats, &r->c, &err) == OK);
+    for (int i = 0; i < 2; i++)
+        r->src[i] = comm_buffer(r->c, CAP * sizeof(float));
+    r->dst = comm_buffer(r->c, CAP * sizeof(float));
+    CHECK(r->dst != NULL);
+    w->run(r);
+    atomic_store(&w->shared->hash[rank], r->hash);
+    comm_close(r->c);
+    backend_close(b);
+    free(r->stats);
+}
+
+struct thread {
+    pthread_t id;
+    struct world *world;
+    int32_t rank;
+};
+
+static void *thread_main(void *arg)
+{
+    struct thread *t = arg;
+    struct rank r;
+    start_rank(&r, t->world, t->world->region, t->rank);
+    return NULL;
+}
+
+static void run_threads(struct world *w)
+{
+    struct thread t[RANKS];
+    for (int32_t i = 0; i < w->ranks; i++) {
+        t[i] = (struct thread){.world = w, .rank = i};
+        assert_int_equal(pthread_create(&t[i].id, NULL, thread_main, &t[i]), 0);
+    }
+    for (int32_t i = 0; i < w->ranks; i++)
+        assert_int_equal(pthread_join(t[i].id, NULL), 0);
+}
+
+static _Noreturn void process_main(struct world *w, int32_t rank)
+{
+    struct rank r;
+    alarm(120); /* a hang is a failure, not a stuck test run */
+    /* A gap before the mapping, so that every process has it at another address. */
+    (void)mmap(NULL, (size_t)(1 + rank) << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *region =
+        mmap(NULL, comm_shm_bytes(w->ranks, ARENA), PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
+    CHECK(region != MAP_FAILED);
+    start_rank(&r, w, region, rank);
+    _exit(0);
+}
+
+static void run_processes(struct world *w)
+{
+    pid_t pid[RANKS];
+    for (int32_t i = 0; i < w->ranks; i++) {
+        pid[i] = fork();
+        assert_true(pid[i] >= 0);
+        if (pid[i] == 0)
+            process_main(w, i);
+    }
+    for (int32_t i = 0; i < w->ranks; i++) {
+        int how = -1;
+        assert_int_equal(waitpid(pid[i], &how, 0), pid[i]);
+        assert_int_equal(how, 0);
+    }
+}
+
+/* Runs the body on all ranks; the shared results stay readable in *out. */
+static void run(int32_t ranks, bool processes, body *run_body, struct shared *out)
+{
+    size_t bytes = comm_shm_bytes(ranks, ARENA);
+    struct world w = {.ranks = ranks, .run = run_body, .fd = memfd_create("comm", MFD_CLOEXEC)};
+    assert_true(w.fd >= 0);
+    assert_int_equal(ftruncate(w.fd, (off_t)bytes), 0);
+    w.region = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, w.fd, 0);
+    w.shared =
+        mmap(NULL, sizeof *w.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(w.region, MAP_FAILED);
+    assert_ptr_not_equal(w.shared, MAP_FAILED);
+    comm_shm_init(w.region, ranks, ARENA);
+    if (processes)
+        run_processes(&w);
+    else
+        run_threads(&w);
+    if (out != NULL)
+        memcpy(out, w.shared, sizeof *out);
+    int wrong = atomic_load(&w.shared->wrong);
+    munmap(w.shared, sizeof *w.shared);
+    munmap(w.region, bytes);
+    close(w.fd);
+    assert_int_equal(wrong, 0);
+}
+
+static void account(struct rank *r, enum comm_op op, uint64_t bytes)
+{
+    r->calls[op]++;
+    r->bytes[op] += bytes;
+}
+
+static void expect_counters(struct rank *r)
+{
+    for (int op = 0; op < COMM_OP_COUNT; op++) {
+        EXPECT(r, atomic_load(&r->stats->op[op].calls) == r->calls[op]);
+        EXPECT(r, atomic_load(&r->stats->op[op].bytes) == r->bytes[op]);
+        EXPECT(r, (atomic_load(&r->stats->op[op].nanoseconds) > 0) == (r->calls[op] > 0));
+    }
+}
+
+/* ---- one collective of every kind, checked ---- */
+
+static void fill_words(struct rank *r, uint32_t it, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x = word(r->rank, it, i);
+        memcpy(&r->src[it & 1][i], &x, 4);
+    }
+}
+
+static void fill_values(struct rank *r, uint32_t it, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        r->src[it & 1][i] = value(r->rank, it, i);
+}
+
+/* The words dst[at ..] are those of rank `from`, from its element `first` on. */
+static bool words_are(const struct rank *r, size_t at, int32_t from, uint32_t it, size_t first,
+                      size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t want = word(from, it, first + i);
+        if (memcmp(&want, &r->dst[at + i], 4) != 0)
+            return false;
+    }
+    return true;
+}
+
+static void do_all_reduce(struct rank *r, uint32_t it, size_t n)
+{
+    size_t peers = (size_t)r->ranks - 1;
+    size_t own =
+        n * (size_t)(r->rank + 1) / (size_t)r->ranks - n * (size_t)r->rank / (size_t)r->ranks;
+    bool oneshot = r->ranks == 2 || n * 4 <= 262144;
+    fill_values(r, it, n);
+    GOOD(r, comm_all_reduce(r->c, r->dst, r->src[it & 1], n, &err));
+    bool right = true;
+    for (size_t i = 0; i < n && right; i++)
+        right = sum_is(r->ranks, it, i, r->dst[i]);
+    EXPECT(r, right);
+    r->hash = base_hash(r->hash, r->dst, n * 4);
+    account(r, COMM_ALL_REDUCE,
+            r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own)));
+}
+
+static void do_all_gather(struct rank *r, uint32_t it, int32_t rows, uint32_t widest)
+{
+    int32_t cols[RANKS];
+    size_t total = 0, at = 0;
+    for (int32_t i = 0; i < r->ranks; i++) {
+        cols[i] = draw(&r->common, 3) == 0 ? 0 : (int32_t)draw(&r->common, widest);
+        total += (size_t)cols[i];
+    }
+    size_t own = (size_t)cols[r->rank];
+    fill_words(r, it, (size_t)rows * own);
+    GOOD(r, comm_all_gather(r->c, r->dst, r->src[it & 1], rows, cols, &err));
+    for (int32_t i = 0; i < r->ranks; i++) {
+        size_t width = (size_t)cols[i];
+        for (size_t row = 0; row < (size_t)rows; row++)
+            EXPECT(r, words_are(r, row * total + at, i, it, row * width, width));
+        at += width;
+    }
+    r->hash = base_hash(r->hash, r->dst, (size_t)rows * total * 4);
+    account(r, COMM_ALL_GATHER, 4 * (size_t)rows * (total - own));
+}
+
+static void do_reduce_scatter(struct rank *r, uint32_t it, uint32_t longest)
+{
+    size_t counts[RANKS], total = 0, first = 0;
+    for (int32_t i = 0; i < r->ranks; i++) {
+        counts[i] = draw(&r->common, 3) == 0 ? 0 : draw(&r->common, longest);
+        first += i < r->rank ? counts[i] : 0;
+        total += counts[i];
+    }
+    fill_values(r, it, total);
+    GOOD(r, comm_reduce_scatter(r->c, r->dst, r->src[it & 1], counts, &err));
+    bool right = true;
+    for (size_t i = 0; i < counts[r->rank] && right; i++)
+        right = sum_is(r->ranks, it, first + i, r->dst[i]);
+    EXPECT(r, right);
+    account(r, COMM_REDUCE_SCATTER, 4 * ((size_t)r->ranks - 1) * counts[r->rank]);
+}
+
+static void do_broadcast(struct rank *r, uint32_t it, size_t n)
+{
+    int32_t root = (int32_t)draw(&r->common, (uint32_t)r->ranks);
+    if (root == r->rank)
+        fill_words(r, it, n);
+    GOOD(r, comm_broadcast(r->c, r->dst, root == r->rank ? r->src[it & 1] : NULL, n, root, &err));
+    EXPECT(r, words_are(r, 0, root, it, 0, n));
+    r->hash = base_hash(r->hash, r->dst, n * 4);
+    account(r, COMM_BROADCAST, root == r->rank ? 0 : 4 * n);
+}
+
+static void do_all_to_all(struct rank *r, uint32_t it, uint32_t longest)
+{
+    size_t counts[RANKS][RANKS]; /* [from][to] */
+    size_t send[RANKS], receive[RANKS], total = 0, at = 0;
+    for (int32_t from = 0; from < r->ranks; from++)
+        for (int32_t to = 0; to < r->ranks; to++)
+            counts[from][to] = draw(&r->common, 3) == 0 ? 0 : draw(&r->common, longest);
+    for (int32_t i = 0; i < r->ranks; i++) {
+        send[i] = counts[r->rank][i];
+        receive[i] = counts[i][r->rank];
+        total += send[i];
+    }
+    fill_words(r, it, total);
+    GOOD(r, comm_all_to_all(r->c, r->dst, receive, r->src[it & 1], send, &err));
+    for (int32_t from = 0; from < r->ranks; from++) {
+        size_t first = 0;
+        for (int32_t to = 0; to < r->rank; to++)
+            first += counts[from][to];
+        EXPECT(r, words_are(r, at, from, it, first, receive[from]));
+        at += receive[from];
+    }
+    account(r, COMM_ALL_TO_ALL, 4 * (at - receive[r->rank]));
+}
+
+static void do_send_recv(struct rank *r, uint32_t it, size_t n)
+{
+    int32_t step = (int32_t)draw(&r->common, (uint32_t)r->ranks);
+    int32_t to = (r->rank + step) % r->ranks, from = (r->rank + r->ranks - step) % r->ranks;
+    fill_words(r, it, n);
+    GOOD(r, comm_send_recv(r->c, r->dst, from, r->src[it & 1], to, n, &err));
+    EXPECT(r, words_are(r, 0, from, it, 0, n));
+    account(r, COMM_SEND_RECV, from == r->rank ? 0 : 4 * n);
+}
+
+/* A size: mostly small, sometimes at the one-shot limit or beyond it. */
+static size_t draw_size(struct rank *r)
+{
+    static const size_t special[] = {0, 1, 2, 3, 17, 2048, 65535, 65536, 65537, 70001, 131072};
+    if (draw(&r->common, 3) == 0)
+        return special[draw(&r->common, ARRAY_LEN(special))];
+    return draw(&r->common, 5000);
+}
+
+static void do_any(struct rank *r, uint32_t it)
+{
+    switch (draw(&r->common, 8)) {
+    case 0:
+    case 1:
+        do_all_reduce(r, it, draw_size(r));
+        break;
+    case 2:
+        do_all_gather(r, it, (int32_t)draw(&r->common, 6), 3000);
+        break;
+    case 3:
+        do_all_gather(r, it, 1, CAP / RANKS);
+        break;
+    case 4:
+        do_reduce_scatter(r, it, draw(&r->common, 2) == 0 ? 9 : CAP / RANKS);
+        break;
+    case 5:
+        do_broadcast(r, it, draw_size(r));
+        break;
+    case 6:
+        do_all_to_all(r, it, draw(&r->common, 2) == 0 ? 5 : CAP / RANKS);
+        break;
+    default:
+        do_send_recv(r, it, draw_size(r));
+        GOOD(r, comm_barrier(r->c, &err));
+        account(r, COMM_BARRIER, 0);
+    }
+}
+
+static void body_any(struct rank *r)
+{
+    static const size_t sizes[] = {0, 1, 65536, 65537, CAP};
+    uint32_t it = 0;
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+        do_all_reduce(r, it++, sizes[i]);
+    for (int i = 0; i < 60; i++)
+        do_any(r, it++);
+    expect_counters(r);
+}
+
+static void expect_equal_hashes(const struct shared *s, int32_t ranks)
+{
+    for (int32_t i = 1; i < ranks; i++)
+        assert_int_equal(atomic_load(&s->hash[i]), atomic_load(&s->hash[0]));
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    struct shared s;
+    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
+        run(ranks, false, body_any, &s);
+        expect_equal_hashes(&s, ranks);
+    }
+}
+
+static void test_processes(void **state)
+{
+    (void)state;
+    struct shared s;
+    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
+        run(ranks, true, body_any, &s);
+        expect_equal_hashes(&s, ranks);
+    }
+}
+
+/* ---- reuse of buffers, under random delays ---- */
+
+static void delay(struct rank *r)
+{
+    uint32_t x = draw(&r->own, 40);
+    if (x == 0)
+        usleep(draw(&r->own, 300));
+    else if (x < 4)
+        sched_yield();
+}
+
+/* Thousands of phases: also crosses the wrap of phase and counter. Two sources, one destination. */
+static void body_reuse(struct rank *r)
+{
+    for (uint32_t it = 0; it < 4000; it++) {
+        delay(r);
+        do_all_reduce(r, it, 1 + it % 64);
+    }
+    expect_counters(r);
+}
+
+static void body_reuse_two_shot(struct rank *r)
+{
+    for (uint32_t it = 0; it < 60; it++) {
+        delay(r);
+        do_all_reduce(r, it, it % 3 == 0 ? 100 : 65537 + it);
+    }
+    expect_counters(r);
+}
+
+/* What was received is sent on, into what was sent before: the next collective may name the last
+ * one's source as its destination. After `ranks` turns everybody has its own words again. */
+static void body_reuse_chain(struct rank *r)
+{
+    const size_t n = 500;
+    int32_t to = (r->rank + 1) % r->ranks, from = (r->rank + r->ranks - 1) % r->ranks;
+    fill_words(r, 0, n);
+    for (uint32_t turn = 0; turn < 1500u * (uint32_t)r->ranks; turn++) {
+        delay(r);
+        GOOD(r, comm_send_recv(r->c, r->src[(turn + 1) & 1], from, r->src[turn & 1], to, n, &err));
+    }
+    memcpy(r->dst, r->src[1500 * r->ranks % 2], n * 4);
+    EXPECT(r, words_are(r, 0, r->rank, 0, 0, n));
+}
+
+static void test_reuse(void **state)
+{
+    (void)state;
+    for (int32_t ranks = 2; ranks <= RANKS; ranks += 3) {
+        run(ranks, false, body_reuse, NULL);
+        run(ranks, true, body_reuse, NULL);
+        run(ranks, false, body_reuse_chain, NULL);
+        run(ranks, true, body_reuse_chain, NULL);
+    }
+    run(3, false, body_reuse_two_shot, NULL);
+    run(4, true, body_reuse_two_shot, NULL);
+}
+
+/* ---- split ---- */
+
+static float of_rank(int32_t rank)
+{
+    return (float)(1 << rank);
+}
+
+/* Sums 2^(rank in the world) over the group and compares with the set the test says it has. */
+static void expect_group(struct rank *r, struct comm *c, const struct comm_stats *stats,
+                         uint32_t members, int32_t rank)
+{
+    EXPECT(r, c->ranks == __builtin_popcount(members));
+    EXPECT(r, c->rank == rank);
+    for (int i = 0; i < 50; i++) {
+        float *src = r->src[i & 1];
+        src[0] = of_rank(r->rank);
+        delay(r);
+        GOOD(r, comm_all_reduce(c, r->dst, src, 1, &err));
+        EXPECT(r, r->dst[0] == (float)members);
+    }
+    EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].calls) == 50);
+    EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].bytes) == 50u * 4 * (uint32_t)(c->ranks - 1));
+}
+
+/* A mesh of 2 columns: rows by key = rank, columns in descending order; then a split of the split.
+ */
+static void body_mesh(struct rank *r)
+{
+    struct comm *row = NULL, *column = NULL, *single = NULL;
+    struct comm_stats stats[3] = {{.group = ""}};
+    int32_t rows = r->ranks / 2, x = r->rank / 2, y = r->rank % 2;
+    uint32_t in_column = 0;
+    for (int32_t i = 0; i < rows; i++)
+        in_column |= 1u << (2 * i + y);
+    GOOD(r, comm_split(r->c, x, r->rank, "row", &stats[0], &row, &err));
+    GOOD(r, comm_split(r->c, -y, -r->rank, "column", &stats[1], &column, &err));
+    EXPECT(r, strcmp(stats[1].group, "column") == 0);
+    for (int round = 0; round < 2; round++) {
+        atomic_store(&stats[0].op[COMM_ALL_REDUCE].calls, 0);
+        atomic_store(&stats[0].op[COMM_ALL_REDUCE].bytes, 0);
+        expect_group(r, row, &stats[0], 3u << (2 * x), y);
+        GOOD(r, comm_barrier(r->c, &err));
+    }
+    expect_group(r, column, &stats[1], in_column, rows - 1 - x);
+    GOOD(r, comm_barrier(r->c, &err));
+    GOOD(r, comm_split(column, x, 0, "single", &stats[2], &single, &err));
+    expect_group(r, single, &stats[2], 1u << r->rank, 0);
+    do_all_reduce(r, 0, 1000);
+    comm_close(single);
+    comm_close(column);
+    comm_close(row);
+}
+
+/* Colors of 1, 2 and 3 members, equal keys; then all that is left of the groups. */
+static void body_uneven(struct rank *r)
+{
+    static const int32_t color[6] = {5, -1, 5, 0, -1, 5};
+    static const uint32_t members[6] = {37, 18, 37, 8, 18, 37};
+    static const int32_t rank[6] = {0, 0, 1, 0, 1, 2};
+    struct comm *group[COMM_GROUPS_MAX] = {NULL}, *more = NULL;
+    struct comm_stats stats[COMM_GROUPS_MAX] = {{.group = ""}}, unused = {.group = ""};
+    struct err why = {""};
+    for (int i = 0; i < COMM_GROUPS_MAX; i++) {
+        GOOD(r, comm_split(r->c, color[r->rank], 3, "uneven", &stats[i], &group[i], &err));
+        expect_group(r, group[i], &stats[i], members[r->rank], rank[r->rank]);
+        GOOD(r, comm_barrier(r->c, &err));
+    }
+    EXPECT(r, comm_split(r->c, 0, 0, "more", &unused, &more, &why) == ERR_LIMIT);
+    EXPECT(r, more == NULL);
+    do_all_reduce(r, 0, 1000);
+    for (int i = 0; i < COMM_GROUPS_MAX; i++)
+        comm_close(group[i]);
+}
+
+static void test_split(void **state)
+{
+    (void)state;
+    for (int processes = 0; processes < 2; processes++) {
+        run(4, processes != 0, body_mesh, NULL);
+        run(6, processes != 0, body_mesh, NULL);
+        run(6, processes != 0, body_uneven, NULL);
+    }
+}
+
+/* ---- failure ---- */
+
+/* The last rank does not come; the first one gives up later. */
+static void body_abort(struct rank *r)
+{
+    struct err err = {""};
+    if (r->rank == r->ranks - 1) {
+        usleep(100 * 1000);
+        comm_abort(r->c);
+    } else {
+        int64_t start = base_now_ns();
+        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &err) == ERR_COMM);
+        EXPECT(r, strstr(err.text, "all_reduce") != NULL);
+        EXPECT(r, base_now_ns() - start < 5000000000);
+        EXPECT(r, atomic_load(&r->stats->op[COMM_ALL_REDUCE].calls) == 0);
+    }
+    EXPECT(r, comm_barrier(r->c, &err) == ERR_COMM);
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    for (int32_t ranks = 1; ranks <= RANKS; ranks += 3) {
+        run(ranks, false, body_abort, NULL);
+        run(ranks, true, body_abort, NULL);
+    }
+}
+
+/* Rank 1 strays in one of eight ways: somebody notices, nobody hangs, nobody goes on. */
+static enum status stray(struct rank *r, int how, struct err *err)
+{
+    bool odd = r->rank == 1;
+    int32_t next = (r->rank + 1) % r->ranks, last = (r->rank + r->ranks - 1) % r->ranks;
+    int32_t cols[RANKS] = {3, odd ? 2 : 1, odd ? 1 : 2};
+    size_t sizes[RANKS] = {3, odd ? 2 : 1, odd ? 1 : 2}, flat[RANKS] = {2, 2, 2};
+    switch (how) {
+    case 0:
+        return odd ? comm_barrier(r->c, err) : comm_all_reduce(r->c, r->dst, r->src[0], 4, err);
+    case 1:
+        return comm_all_reduce(r->c, r->dst, r->src[0], odd ? 4 : 5, err);
+    case 2:
+        return comm_all_reduce(r->c, r->dst, r->src[0], odd ? CAP : 5, err);
+    case 3:
+        return comm_broadcast(r->c, r->dst, r->src[0], 4, odd, err);
+    case 4:
+        return comm_all_gather(r->c, r->dst, r->src[0], 2, cols, err);
+    case 5:
+        return comm_reduce_scatter(r->c, r->dst, r->src[0], sizes, err);
+    case 6:
+        return comm_all_to_all(r->c, r->dst, flat, r->src[0], sizes, err);
+    default:
+        return comm_send_recv(r->c, r->dst, odd ? 1 : last, r->src[0], odd ? 1 : next, 4, err);
+    }
+}
+
+static int stray_how; /* set before the ranks start */
+
+static void body_stray(struct rank *r)
+{
+    struct err err = {""};
+    do_all_reduce(r, 0, 3);
+    enum status st = stray(r, stray_how, &err);
+    atomic_store(&r->shared->errors[r->rank], (int)st);
+    if (st != OK)
+        EXPECT(r, strlen(err.text) > 0);
+    /* When a pair disagrees the others may not notice, but nobody gets further than this. */
+    atomic_fetch_add(&r->shared->done, 1);
+    while (atomic_load(&r->shared->done) < r->ranks)
+        sched_yield();
+    EXPECT(r, comm_barrier(r->c, &err) == ERR_COMM);
+}
+
+static void test_divergence(void **state)
+{
+    (void)state;
+    struct shared s;
+    for (stray_how = 0; stray_how < 8; stray_how++) {
+        for (int processes = 0; processes < 2; processes++) {
+            run(3, processes != 0, body_stray, &s);
+            int failed = 0;
+            for (int i = 0; i < 3; i++)
+                failed += atomic_load(&s.errors[i]) == ERR_COMM;
+            assert_true(failed >= 1);
+        }
+    }
+}
+
+/* ---- time ---- */
+
+static void body_crowded(struct rank *r)
+{
+    for (uint32_t it = 0; it < 500; it++)
+        do_all_reduce(r, it, 64);
+}
+
+/* More ranks than CPUs, whatever the machine has. */
+static void test_oversubscription(void **state)
+{
+    (void)state;
+    cpu_set_t all, two;
+    int kept = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    CPU_ZERO(&two);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && kept < 2; cpu++) {
+        if (CPU_ISSET(cpu, &all)) {
+            CPU_SET(cpu, &two);
+            kept++;
+        }
+    }
+    assert_int_equal(sched_setaffinity(0, sizeof two, &two), 0);
+    int64_t start = base_now_ns();
+    run(RANKS, true, body_crowded, NULL);
+    run(RANKS, false, body_crowded, NULL);
+    int64_t took = base_now_ns() - start;
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    assert_true(took < 10ll * 1000 * 1000 * 1000);
+}
+
+static int64_t cpu_used_ns(void)
+{
+    struct rusage u;
+    CHECK(getrusage(RUSAGE_THREAD, &u) == 0);
+    return (u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000000ll +
+           (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1000ll;
+}
+
+static void body_idle(struct rank *r)
+{
+    GOOD(r, comm_barrier(r->c, &err));
+    int64_t before = cpu_used_ns();
+    if (r->rank == 0)
+        usleep(500 * 1000);
+    GOOD(r, comm_barrier(r->c, &err));
+    EXPECT(r, cpu_used_ns() - before < 50ll * 1000 * 1000);
+}
+
+static void test_idle(void **state)
+{
+    (void)state;
+    run(2, true, body_idle, NULL);
+    run(4, false, body_idle, NULL);
+}
+
+/* ---- opening ---- */
+
+static void test_open(void **state)
+{
+    (void)state;
+    struct err err = {""};
+    struct backend *b = NULL;
+    struct comm *c = NULL, *again = NULL;
+    struct comm_stats stats = {.group = ""};
+    size_t bytes = comm_shm_bytes(2, 1000);
+    void *region = aligned_alloc(4096, bytes);
+    assert_non_null(region);
+    memset(region, 0, bytes);
+    assert_int_equal(backend_open("cpu-generic", 1, &b, &err), OK);
+    assert_int_equal(comm_shm_open(region, 0, b, &stats, &again, &err), ERR_COMM);
+    comm_shm_init(region, 2, 1000);
+    assert_int_equal(comm_shm_open(region, 2, b, &stats, &again, &err), ERR_COMM);
+    assert_int_equal(comm_shm_open(region, -1, b, &stats, &again, &err), ERR_COMM);
+    assert_int_equal(comm_shm_open(region, 1, b, &stats, &c, &err), OK);
+    assert_int_equal(comm_shm_open(region, 1, b, &stats, &again, &err), ERR_COMM);
+    assert_null(again);
+    assert_string_equal(stats.group, "world");
+    assert_string_equal(c->ops->name, "shm");
+    /* 1000 bytes are a page; a buffer takes whole cache lines. */
+    char *first = comm_buffer(c, 1), *second = comm_buffer(c, 4096 - 64);
+    assert_int_equal((uintptr_t)first % 64, 0);
+    assert_ptr_equal(second, first + 64);
+    assert_null(comm_buffer(c, 1));
+    assert_null(comm_buffer(c, SIZE_MAX));
+    assert_string_equal(comm_op_name(COMM_ALL_REDUCE), "all_reduce");
+    assert_string_equal(comm_op_name(COMM_BARRIER), "barrier");
+    comm_close(c);
+    comm_close(NULL);
+    backend_close(b);
+    free(region);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),  cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_split),      cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_idle),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,847 @@
+/* DESIGN: every op runs on every CPU variant this machine has, with 1, 2 and 3 threads, and on ref.
+ * The variants must agree with each other bit for bit, and with ref within a bound stated per op
+ * (|got - ref| <= abs + |ref| * eps). Outputs lie between canary words. A row alone must give the bits
+ * it has among many. Inputs come from a counter-based generator, so a failure repeats. */
+#include "kernels/backend.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/numerics.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define CANARY 0x7fc0dead /* a NaN: whoever reads it is seen, too */
+#define GUARD 32
+
+/* ---- generator and buffers ------------------------------------------------------------------- */
+
+/* Uniform in [-1, 1), multiples of 2^-23. */
+static float gen(uint64_t seed, size_t i)
+{
+    return (float)(numerics_mix(seed * 0x9e3779b97f4a7c15ull + i) >> 40) * 0x1p-23f - 1.0f;
+}
+
+static void *must(void *p)
+{
+    assert_non_null(p);
+    return p;
+}
+
+/* n words between GUARD canaries on each side; the words themselves begin as canaries. */
+static void *guarded(size_t n)
+{
+    uint32_t *p = must(aligned_alloc(64, base_align((n + 2 * GUARD) * 4, 64)));
+    for (size_t i = 0; i < n + 2 * GUARD; i++)
+        p[i] = CANARY;
+    return p + GUARD;
+}
+
+static void guarded_free(void *data, size_t n)
+{
+    uint32_t *p = (uint32_t *)data - GUARD;
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(p[i], CANARY);
+        assert_int_equal(p[GUARD + n + i], CANARY);
+    }
+    free(p);
+}
+
+static float *generated(uint64_t seed, size_t n)
+{
+    float *p = guarded(n);
+    for (size_t i = 0; i < n; i++)
+        p[i] = gen(seed, i);
+    return p;
+}
+
+static void *aligned_bytes(size_t n, int fill)
+{
+    void *p = must(aligned_alloc(64, base_align(n + 64, 64)));
+    memset(p, fill, n + 64);
+    return p;
+}
+
+static void assert_near(const char *what, const float *got, const float *ref, size_t n, double abs,
+                        double eps)
+{
+    for (size_t i = 0; i < n; i++) {
+        double bound = abs + fabs((double)ref[i]) * eps;
+        if (!(fabs((double)got[i] - (double)ref[i]) <= bound))
+            fail_msg("%s: element %zu is %.9g, ref %.9g, bound %.3g", what, i, (double)got[i],
+                     (double)ref[i], bound);
+    }
+}
+
+static void assert_bits(const char *what, const void *a, const void *b, size_t n)
+{
+    const uint32_t *x = a, *y = b;
+    for (size_t i = 0; i < n; i++)
+        if (x[i] != y[i])
+            fail_msg("%s: word %zu is %08x, first variant has %08x", what, i, x[i], y[i]);
+}
+
+/* ---- subjects -------------------------------------------------------------------------------- */
+
+struct subject {
+    char what[64];
+    struct backend *b;
+};
+
+#define SUBJECTS_MAX 9
+static struct subject subjects[SUBJECTS_MAX];
+static int subject_count;
+static struct backend *ref;
+
+static int open_subjects(void **state)
+{
+    static const char *const names[] = {"cpu-generic", "cpu-avx2", "cpu-avx512"};
+    struct err err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        for (int threads = 1; threads <= 3 && backend_find(names[i]) != NULL; threads++) {
+            struct subject *s = &subjects[subject_count++];
+            snprintf(s->what, sizeof s->what, "%s with %d threads", names[i], threads);
+            if (backend_open(names[i], threads, &s->b, &err) != OK)
+                return -1;
+        }
+    }
+    return backend_open("ref", 1, &ref, &err) == OK ? 0 : -1;
+}
+
+static int close_subjects(void **state)
+{
+    (void)state;
+    for (int i = 0; i < subject_count; i++)
+        backend_close(subjects[i].b);
+    backend_close(ref);
+    return 0;
+}
+
+/* Runs one case into n words of out; the words it does not write stay canaries. */
+typedef void (*case_fn)(struct backend *b, const void *arg, float *out);
+
+/* All subjects against each other and against ref. */
+static void run_case(const char *what, case_fn fn, const void *arg, size_t n, double abs,
+                     double eps)
+{
+    char where[128];
+    float *want = guarded(n), *first = guarded(n);
+    fn(ref, arg, want);
+    for (int i = 0; i < subject_count; i++) {
+        float *got = i == 0 ? first : guarded(n);
+        snprintf(where, sizeof where, "%s, %s", what, subjects[i].what);
+        fn(subjects[i].b, arg, got);
+        assert_near(where, got, want, n, abs, eps);
+        assert_bits(where, got, first, n);
+        if (i > 0)
+            guarded_free(got, n);
+    }
+    guarded_free(first, n);
+    guarded_free(want, n);
+}
+
+static void ok(enum status st, const struct err *err)
+{
+    if (st != OK)
+        fail_msg("%s", err->text);
+}
+
+/* ---- generator, exp, table ------------------------------------------------------------------- */
+
+static void test_generator(void **state)
+{
+    (void)state;
+    int negative = 0, equal = 0;
+    for (size_t i = 0; i < 1000; i++) {
+        negative += gen(1, i) < 0;
+        equal += gen(1, i) == gen(1, i + 1) || gen(1, i) == gen(2, i);
+        assert_true(gen(1, i) >= -1 && gen(1, i) < 1);
+    }
+    assert_in_range(negative, 400, 600);
+    assert_int_equal(equal, 0);
+}
+
+static void test_exp(void **state)
+{
+    (void)state;
+    double worst = 0;
+    for (int32_t i = -872500; i < 887000; i++) {
+        const float x = (float)i * 1e-4f;
+        double want = exp((double)x), ulp = ldexp(1, ilogb(want) - 23);
+        double error = fabs((double)numerics_exp(x) - want) / ulp;
+        worst = error > worst ? error : worst;
+    }
+    print_message("exp: worst error %.3f ulp\n", worst);
+    assert_true(worst < 1.1);
+    assert_true(numerics_exp(0.0f) == 1.0f && numerics_exp(-0.0f) == 1.0f);
+    assert_true(numerics_exp(-INFINITY) == 0.0f && numerics_exp(-88.0f) == 0.0f);
+    assert_true(numerics_exp(100.0f) == numerics_exp(88.7f) && isfinite(numerics_exp(INFINITY)));
+    assert_true(isnan(numerics_exp(NAN)));
+}
+
+static void test_tables(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ref", "cpu", "cpu-generic"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const struct backend_ops *ops = backend_find(names[i]);
+        void *members[sizeof *ops / sizeof(void *)];
+        assert_non_null(ops);
+        memcpy(members, ops, sizeof members);
+        for (size_t m = 0; m < ARRAY_LEN(members); m++)
+            assert_non_null(members[m]);
+    }
+    struct err err;
+    struct backend *b = NULL;
+    assert_null(backend_find("cpu-mmx"));
+    assert_int_equal(backend_open("abacus", 1, &b, &err), ERR_DEVICE);
+    assert_int_equal(backend_open("cpu", 0, &b, &err), ERR_INTERNAL);
+    assert_null(b);
+    assert_string_equal(backend_find("cpu")->name, backend_cpu_variant());
+}
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+
+struct weight_case {
+    struct weight_spec spec;
+    enum dtype src;
+    int32_t seam; /* rows of the first weight_put */
+};
+
+static struct weight *made(struct backend *b, const struct weight_spec *spec, enum dtype src_dtype,
+                           int32_t seam, void **storage)
+{
+    const size_t size = dtype_size(src_dtype), stride = (size_t)spec->in * size + 2 * size;
+    unsigned char *src = aligned_bytes((size_t)spec->out * stride, 0xff);
+    for (int32_t r = 0; r < spec->out; r++)
+        for (int32_t k = 0; k < spec->in; k++)
+            dtype_store(src + (size_t)r * stride, src_dtype, (size_t)k,
+                        gen(7, (size_t)r * 100003 + (size_t)k));
+    const size_t bytes = b->ops->weight_bytes(spec);
+    *storage = aligned_bytes(bytes, 0);
+    memset((unsigned char *)*storage + bytes, 0xa5, 64);
+    struct weight *w = must(b->ops->weight_open(b, spec, *storage));
+    b->ops->weight_put(w, seam, spec->out - seam, src + (size_t)seam * stride, src_dtype, stride);
+    b->ops->weight_put(w, 0, seam, src, src_dtype, stride);
+    for (size_t i = 0; i < 64; i++)
+        assert_int_equal(((unsigned char *)*storage)[bytes + i], 0xa5);
+    free(src);
+    return w;
+}
+
+static void weight_case(struct backend *b, const void *arg, float *out)
+{
+    const struct weight_case *c = arg;
+    void *storage;
+    struct weight *w = made(b, &c->spec, c->src, c->seam, &storage);
+    assert_int_equal(backend_weight_spec(w)->out, c->spec.out);
+    for (int32_t r = 0; r < c->spec.out; r++)
+        b->ops->weight_get(w, r, out + (size_t)r * (size_t)c->spec.in);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+static void test_weight_put(void **state)
+{
+    (void)state;
+    static const int32_t shapes[][3] = {{1, 1, 0},     {32, 16, 0},    {33, 17, 32}, {70, 129, 64},
+                                        {64, 300, 32}, {96, 128, 33},  {40, 31, 7},  {0, 8, 0},
+                                        {8, 0, 0},     {100, 150, 99}, {65, 257, 64}};
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+        for (size_t t = 0; t < 9; t++) {
+            struct weight_case c = {.src = dtypes[t % 3], .seam = shapes[s][2]};
+            c.spec = (struct weight_spec){.out = shapes[s][0], .in = shapes[s][1], .leaves = 1};
+            c.spec.dtype = dtypes[t / 3];
+            c.spec.cut[1] = c.spec.in;
+            run_case("weight_put", weight_case, &c, (size_t)c.spec.out * (size_t)c.spec.in, 0, 0);
+        }
+    }
+}
+
+/* ---- linear ---------------------------------------------------------------------------------- */
+
+struct linear_case {
+    int32_t rows, in, out, leaves;
+    enum dtype dtype;
+};
+
+static struct weight_spec linear_spec(const struct linear_case *c)
+{
+    struct weight_spec spec = {.out = c->out, .in = c->in, .leaves = c->leaves, .dtype = c->dtype};
+    for (int32_t l = 0; l <= c->leaves; l++) /* leaf 1 of several is empty */
+        spec.cut[l] = c->leaves > 2 && l == 2 ? spec.cut[1] : c->in * l / c->leaves;
+    return spec;
+}
+
+static void linear_case(struct backend *b, const void *arg, float *out)
+{
+    const struct linear_case *c = arg;
+    struct err err;
+    void *storage;
+    struct weight_spec spec = linear_spec(c);
+    struct weight *w = made(b, &spec, c->dtype, 0, &storage);
+    const size_t x_words = (size_t)c->rows * (size_t)c->in;
+    float *x = generated(3, x_words);
+    struct cview view = {x, DTYPE_F32, c->rows, c->in};
+    ok(backend_linear(b, view_f32(out, c->rows, c->out), view, w, &err), &err);
+    for (int32_t r = 0; r < c->rows; r += 1 + c->rows / 3) { /* alone: the same bits */
+        float *y = guarded((size_t)c->out);
+        struct cview row = {x + (size_t)r * (size_t)c->in, DTYPE_F32, 1, c->in};
+        ok(backend_linear(b, view_f32(y, 1, c->out), row, w, &err), &err);
+        assert_bits("row alone", y, out + (size_t)r * (size_t)c->out, (size_t)c->out);
+        guarded_free(y, (size_t)c->out);
+    }
+    guarded_free(x, x_words);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+static void test_linear(void **state)
+{
+    (void)state;
+    static const int32_t shapes[][4] = {
+        {1, 64, 32, 1},   {1, 777, 333, 8},   {1, 2048, 160, 3}, {2, 300, 129, 5},
+        {3, 513, 97, 1},  {4, 40, 31, 8},     {5, 257, 65, 2},   {12, 1100, 64, 8},
+        {13, 64, 33, 6},  {25, 259, 70, 7},   {7, 0, 40, 8},     {6, 16, 0, 1},
+        {0, 16, 16, 1},   {3, 1, 1, 1},       {100, 96, 34, 4},  {490, 30, 40, 1},
+        {11, 530, 32, 1}, {9, 130, 64, 1},    {8, 130, 64, 3},   {10, 700, 20, 1},
+        {2, 9, 1000, 1},  {1, 520, 32 * 9, 1}};
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+        for (size_t t = 0; t < ARRAY_LEN(dtypes); t++) {
+            struct linear_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3],
+                                    dtypes[t]};
+            char what[96];
+            snprintf(what, sizeof what, "linear %dx%dx%d/%d %s", c.rows, c.in, c.out, c.leaves,
+                     dtype_name(c.dtype));
+            run_case(what, linear_case, &c, (size_t)c.rows * (size_t)c.out, 1e-6 + 6e-8 * c.in,
+                     1e-6);
+        }
+    }
+}
+
+/* The chain and the tree, spelled out for one output. */
+static void test_linear_order(void **state)
+{
+    (void)state;
+    const struct linear_case c = {1, 97, 1, 6, DTYPE_BF16};
+    struct weight_spec spec = linear_spec(&c);
+    float t[BACKEND_LEAVES_MAX], got[1];
+    for (int32_t l = 0; l < c.leaves; l++) {
+        t[l] = 0;
+        for (int32_t k = spec.cut[l]; k < spec.cut[l + 1]; k++) {
+            float w = dtype_from_bf16(dtype_to_bf16(gen(7, (size_t)k)));
+            t[l] = fmaf(gen(3, (size_t)k), w, t[l]);
+        }
+    }
+    for (int32_t s = 1; s < c.leaves; s *= 2)
+        for (int32_t l = 0; l + s < c.leaves; l += 2 * s)
+            t[l] += t[l + s];
+    for (int i = 0; i < subject_count; i++) {
+        linear_case(subjects[i].b, &c, got);
+        assert_bits(subjects[i].what, got, t, 1);
+    }
+}
+
+/* ---- ops on rows ----------------------------------------------------------------------------- */
+
+struct row_case {
+    int32_t rows, cols;
+};
+
+static void norm_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    struct err err;
+    float *x = generated(11, n), *gain = generated(12, (size_t)c->cols);
+    float *delta = generated(13, n);
+    struct view vx = view_f32(x, c->rows, c->cols), vd = view_f32(delta, c->rows, c->cols);
+    ok(backend_rmsnorm(b, view_f32(out, c->rows, c->cols), cview_of(vx), gain, 1e-5f, &err), &err);
+    ok(backend_add_rmsnorm(b, vd, vx, cview_of(vd), gain, 1e-6f, &err), &err);
+    memcpy(out + n, x, n * 4);
+    memcpy(out + 2 * n, delta, n * 4);
+    ok(backend_rmsnorm(b, vx, cview_of(vx), gain, 1e-5f, &err), &err);
+    memcpy(out + 3 * n, x, n * 4);
+    guarded_free(x, n);
+    guarded_free(delta, n);
+    guarded_free(gain, (size_t)c->cols);
+}
+
+static void silu_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const size_t n = 2 * (size_t)c->rows * (size_t)c->cols;
+    struct err err;
+    float *gu = generated(14, n);
+    for (size_t i = 0; i < n; i++)
+        gu[i] *= i % 7 == 0 ? 95.0f : 5.0f;
+    struct cview v = {gu, DTYPE_F32, c->rows, 2 * c->cols};
+    ok(backend_silu_mul(b, view_f32(out, c->rows, c->cols), v, &err), &err);
+    guarded_free(gu, n);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    static const struct row_case cases[] = {{1, 1},   {1, 16},  {3, 17},   {5, 100}, {0, 8},
+                                            {1, 768}, {7, 2047}, {40, 4096}, {2, 31}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const size_t n = (size_t)cases[i].rows * (size_t)cases[i].cols;
+        run_case("norm", norm_case, &cases[i], 4 * n, 1e-6, 2e-6);
+        run_case("silu_mul", silu_case, &cases[i], n, 1e-6, 1e-6);
+    }
+}
+
+static void sum_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const size_t n = (size_t)c->cols;
+    float *data = generated(20, (size_t)c->rows * n);
+    const float *addends[BACKEND_PEERS_MAX];
+    for (int32_t i = 0; i < c->rows; i++)
+        addends[i] = data + (size_t)i * n;
+    b->ops->sum_tree(b, out, addends, c->rows, n);
+    b->ops->sum_tree(b, data, addends, c->rows, n); /* y may be addends[0] */
+    assert_bits("sum_tree in place", data, out, n);
+    guarded_free(data, (size_t)c->rows * n);
+}
+
+static void test_sum_tree(void **state)
+{
+    (void)state;
+    static const struct row_case cases[] = {{1, 5}, {2, 16}, {3, 100}, {7, 33}, {8, 40000}, {64, 17}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        run_case("sum_tree", sum_case, &cases[i], (size_t)cases[i].cols, 2e-6, 1e-6);
+    for (int i = 0; i < subject_count; i++) { /* (1 + 2^-24) + (2^-24 + 0): the shape shows */
+        const float a[] = {1, 0x1p-24f, 0x1p-24f, 0x1p-24f};
+        const float *const addends[] = {&a[0], &a[1], &a[2], &a[3]};
+        float y;
+        subjects[i].b->ops->sum_tree(subjects[i].b, &y, addends, 4, 1);
+        assert_true(y == 1 + 0x1p-23f);
+    }
+}
+
+static void lookup_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    struct err err;
+    void *storage;
+    struct weight_spec spec = {.out = 70, .in = c->cols, .leaves = 1, .dtype = DTYPE_F16};
+    spec.cut[1] = spec.in;
+    struct weight *w = made(b, &spec, DTYPE_F32, 0, &storage);
+    const int32_t token[] = {30, -1, 99, 100, 29, 5, -1}, slot[] = {0, 1, 2, 3, 0, -1, 2};
+    const int32_t last[] = {1, 64, 31, 0}, index[] = {6, 0, 0, 3, 2, 1, 6};
+    int32_t ids[7];
+    b->ops->resolve(b, ids, token, slot, last, c->rows);
+    struct view y = view_f32(out, c->rows, c->cols);
+    ok(backend_embed(b, y, ids, w, 30, &err), &err);
+    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    ok(backend_select(b, view_f32(out + n, c->rows, c->cols), cview_of(y), index, &err), &err);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+static void test_lookup(void **state)
+{
+    (void)state;
+    static const struct row_case cases[] = {{7, 1}, {7, 130}, {7, 1000}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        run_case("resolve, embed, select", lookup_case, &cases[i], 14 * (size_t)cases[i].cols, 0,
+                 0);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+#define SLOTS 3
+#define ATTEND_ROWS_MAX 640
+
+struct attend_case {
+    int32_t heads, kv_heads, dim, length; /* length: tokens of slot 1; the others are shorter */
+    enum dtype dtype;
+};
+
+struct batch {
+    int32_t slot[ATTEND_ROWS_MAX], position[ATTEND_ROWS_MAX], kv_of[16];
+    int32_t *table;
+    struct rows rows;
+    struct heads heads;
+};
+
+/* All tokens of all slots in one step, with padding between; blocks in a scattered order. */
+static void batch_init(struct batch *b, const struct attend_case *c)
+{
+    const int32_t lengths[SLOTS] = {c->length / 3, c->length, 1}, cols = c->length / 16 + 1;
+    int32_t n = 0;
+    b->table = guarded((size_t)(SLOTS * cols));
+    for (int32_t i = 0; i < SLOTS * cols; i++)
+        b->table[i] = (i * 7 + 3) % (SLOTS * cols);
+    for (int32_t s = 0; s < SLOTS; s++) {
+        for (int32_t p = 0; p < lengths[s]; p++, n++) {
+            b->slot[n] = s;
+            b->position[n] = p;
+        }
+        b->slot[n] = -1;
+        b->position[n++] = 1 << 30;
+    }
+    for (int32_t h = 0; h < c->heads; h++) /* uneven groups */
+        b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
+    b->rows = (struct rows){n, b->slot, b->position, b->table, cols};
+    b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of};
+}
+
+static int32_t attend_rows(const struct attend_case *c)
+{
+    return c->length / 3 + c->length + 1 + SLOTS;
+}
+
+/* Rows on their own, at the places where something begins or ends, give the same bits. */
+static void attend_alone(struct backend *b, const struct batch *m, const float *qkv, int32_t cols,
+                         const struct kv_cache *kv, const float *out)
+{
+    const int32_t width = m->heads.heads * m->heads.head_dim;
+    struct err err;
+    for (int32_t t = 0; t < m->rows.count; t++) {
+        const int32_t at = m->position[t] % 256;
+        if (at > 1 && at < 254 && t % 97 != 0)
+            continue;
+        struct rows one = {1, m->slot + t, m->position + t, m->table, m->rows.table_cols};
+        float *y = guarded((size_t)width);
+        struct cview q = {qkv + (size_t)t * (size_t)cols, DTYPE_F32, 1, cols};
+        ok(backend_attend(b, view_f32(y, 1, width), q, &m->heads, &one, kv, 1, &err), &err);
+        assert_bits("row alone", y, out + (size_t)t * (size_t)width, (size_t)width);
+        guarded_free(y, (size_t)width);
+    }
+}
+
+static void attend_case(struct backend *b, const void *arg, float *out)
+{
+    const struct attend_case *c = arg;
+    struct err err;
+    struct batch m;
+    batch_init(&m, c);
+    const int32_t rows = m.rows.count, cols = (c->heads + 2 * c->kv_heads) * c->dim;
+    const size_t n = (size_t)rows * (size_t)cols, width = (size_t)(c->heads * c->dim);
+    struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * m.rows.table_cols, c->dtype};
+    void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
+    struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
+    float *qkv = generated(31, n), *table = guarded((size_t)(rows * c->dim)), freq[256];
+    for (int32_t i = 0; i < c->dim / 2; i++)
+        freq[i] = (float)pow(10000, -2.0 * i / c->dim);
+    struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, c->dim);
+    ok(backend_rope_table(b, t, m.position, freq, &err), &err);
+    ok(backend_rope_kv(b, v, cview_of(t), &m.heads, &m.rows, kv, 1, &err), &err);
+    struct view y = view_f32(out, rows, c->heads * c->dim);
+    ok(backend_attend(b, y, cview_of(v), &m.heads, &m.rows, kv, 1, &err), &err);
+    if (b != ref)
+        attend_alone(b, &m, qkv, cols, kv, out);
+    memcpy(out + (size_t)rows * width, qkv, n * 4);
+    memcpy(out + (size_t)rows * width + n, table, (size_t)(rows * c->dim) * 4);
+    b->ops->kv_close(kv);
+    free(storage);
+    guarded_free(qkv, n);
+    guarded_free(table, (size_t)(rows * c->dim));
+    guarded_free(m.table, (size_t)(SLOTS * m.rows.table_cols));
+}
+
+static void test_attend(void **state)
+{
+    (void)state;
+    static const struct attend_case cases[] = {
+        {1, 1, 2, 1, DTYPE_F32},    {4, 2, 16, 40, DTYPE_F32},  {6, 2, 24, 33, DTYPE_BF16},
+        {3, 3, 64, 258, DTYPE_F16}, {9, 1, 20, 100, DTYPE_F32}, {0, 2, 32, 17, DTYPE_F16},
+        {0, 0, 8, 5, DTYPE_BF16},   {5, 3, 128, 70, DTYPE_F32}, {1, 1, 256, 20, DTYPE_F16},
+        {2, 1, 8, 470, DTYPE_F32},  {4, 1, 64, 300, DTYPE_BF16}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct attend_case *c = &cases[i];
+        char what[96];
+        snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s", c->heads,
+                 c->kv_heads, c->dim, c->length, dtype_name(c->dtype));
+        const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
+        /* 16-bit keys: a last-bit difference of a rotated key may round to the other neighbour. */
+        run_case(what, attend_case, c, (size_t)attend_rows(c) * (size_t)cols,
+                 c->dtype == DTYPE_F32 ? 3e-6 : 2e-3, 2e-6);
+    }
+}
+
+/* ---- sampling -------------------------------------------------------------------------------- */
+
+static int32_t draw(struct backend *b, const float *logits, int32_t vocab,
+                    struct sample_params params, int32_t position)
+{
+    struct err err;
+    const int32_t slot = 0;
+    int32_t id = 77, last = 78;
+    struct cview v = {logits, DTYPE_F32, 1, vocab};
+    ok(backend_sample(b, &id, v, &slot, &position, &params, &last, &err), &err);
+    assert_int_equal(id, last);
+    return id;
+}
+
+struct sample_case {
+    int32_t rows, vocab;
+    float spread;
+};
+
+static void sample_case(struct backend *b, const void *arg, float *out)
+{
+    const struct sample_case *c = arg;
+    const size_t n = (size_t)c->rows * (size_t)c->vocab, rows = (size_t)c->rows;
+    struct err err;
+    float *logits = generated(41, n);
+    int32_t *slot = guarded(rows), *position = guarded(rows), *last = guarded(rows + 1);
+    struct sample_params *p = must(calloc(rows + 1, sizeof *p));
+    for (size_t i = 0; i < n; i++) /* rounded: many equal values */
+        logits[i] = roundf(logits[i] * 64) / 64 * c->spread;
+    for (size_t r = 0; r < rows; r++) {
+        slot[r] = r % 11 == 10 ? -1 : (int32_t)((r * 7 + 1) % (rows + 1));
+        position[r] = (int32_t)r * 3;
+        p[r] = (struct sample_params){r % 5 == 0 ? 0 : 0.3f + 0.2f * (float)(r % 7), 1, 0, 0, r, 2};
+        p[r].top_p = r % 3 == 0 ? 1 : (float)(r % 13 + 1) / 14;
+        p[r].top_k = r % 4 == 0 ? (int32_t)(r % 9) * 3 : 0;
+        p[r].min_p = r % 6 == 0 ? 0.05f * (float)(r % 5) : 0;
+    }
+    for (size_t r = 0; r < rows && c->rows % (c->rows + 1) > 1; r += rows)
+        logits[r * (size_t)c->vocab] = -INFINITY;
+    struct cview v = {logits, DTYPE_F32, c->rows, c->vocab};
+    int32_t *ids = guarded(rows);
+    ok(backend_sample(b, ids, v, slot, position, p, last, &err), &err);
+    for (size_t r = 0; r < rows; r++) {
+        out[r] = (float)ids[r];
+        if (slot[r] < 0)
+            assert_int_equal(ids[r], -1);
+        else
+            assert_int_equal(ids[r], draw(b, logits + r * (size_t)c->vocab, c->vocab, p[slot[r]],
+                                          position[r]));
+    }
+    guarded_free(ids, rows);
+    guarded_free(slot, rows);
+    guarded_free(position, rows);
+    guarded_free(last, rows + 1);
+    guarded_free(logits, n);
+    free(p);
+}
+
+static void test_sample_twins(void **state)
+{
+    (void)state;
+    static const struct sample_case cases[] = {{1, 1, 1},     {90, 2, 3},    {300, 37, 6},
+                                               {80, 1000, 9}, {40, 5003, 4}, {3, 200000, 12}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        run_case("sample", sample_case, &cases[i], (size_t)cases[i].rows, 0, 0);
+}
+
+/* Frequencies of the draws against softmax(logits / t): chi-square of 19 degrees of freedom is
+ * below 60 but for one case in 10^5, and this case is fixed. */
+static void test_sample_distribution(void **state)
+{
+    (void)state;
+    enum { V = 20, N = 40000 };
+    float logits[V];
+    double p[V], total = 0;
+    const struct sample_params params = {.temperature = 0.7f, .top_p = 1};
+    for (size_t i = 0; i < V; i++) {
+        logits[i] = 2 * gen(50, i);
+        total += p[i] = exp((double)logits[i] / 0.7);
+    }
+    for (int kind = 0; kind < 3; kind++) { /* independent over seeds, positions and choices */
+        int count[V] = {0};
+        double chi = 0;
+        for (int i = 0; i < N; i++) {
+            struct sample_params q = params;
+            q.seed = kind == 0 ? (uint64_t)i : 5;
+            q.choice = kind == 1 ? i : 0;
+            count[draw(subjects[subject_count - 1].b, logits, V, q, kind == 2 ? i : 9)]++;
+        }
+        for (int i = 0; i < V; i++) {
+            double want = N * p[i] / total;
+            chi += (count[i] - want) * (count[i] - want) / want;
+        }
+        print_message("sample: chi-square %.1f (19 degrees of freedom)\n", chi);
+        assert_true(chi < 60 && chi > 3);
+    }
+}
+
+/* The set that top-k, top-p and min-p keep, from its definition, in doubles. */
+static void kept_set(const float *logits, int32_t n, struct sample_params p, bool *keep)
+{
+    double mass[64], total = 0, sum = 0;
+    int32_t order[64];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = i;
+        for (; at > 0 && logits[order[at - 1]] < logits[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    int32_t count = p.top_k > 0 && p.top_k < n ? p.top_k : n;
+    for (int32_t i = 0; i < count; i++)
+        total += mass[i] = exp(((double)logits[order[i]] - (double)logits[order[0]]) /
+                               (double)p.temperature);
+    memset(keep, 0, (size_t)n * sizeof *keep);
+    for (int32_t i = 0; i < count && (i == 0 || sum < (double)p.top_p * total); i++) {
+        keep[order[i]] = mass[i] >= (double)p.min_p;
+        sum += mass[i];
+    }
+}
+
+static void test_sample_sets(void **state)
+{
+    (void)state;
+    enum { V = 12, N = 6000 };
+    static const struct sample_params cases[] = {
+        {1.5f, 0.8f, 0, 0, 0, 0}, {1.5f, 1, 0, 5, 0, 0},       {1.5f, 1, 0.3f, 0, 0, 0},
+        {2, 0.7f, 0.25f, 9, 0, 0}, {2, 0.01f, 0, 0, 0, 0},     {1, 0.5f, 0, 1, 0, 0},
+        {1, 1, 1, 0, 0, 0},        {1.5f, 0.97f, 0, 100, 0, 0}};
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
+        float logits[V];
+        bool keep[V], seen[V] = {0};
+        for (size_t i = 0; i < V; i++)
+            logits[i] = roundf(gen(60 + c, i) * 8) / 4; /* with ties */
+        kept_set(logits, V, cases[c], keep);
+        for (int i = 0; i < N; i++) {
+            struct sample_params p = cases[c];
+            p.seed = (uint64_t)i;
+            seen[draw(subjects[subject_count - 1].b, logits, V, p, 1)] = true;
+        }
+        assert_memory_equal(seen, keep, sizeof keep);
+    }
+}
+
+static void test_sample_edges(void **state)
+{
+    (void)state;
+    float flat[50] = {0}, tail[3] = {1, 2, 3};
+    const struct sample_params greedy = {.top_p = 1}, hot = {1, 1, 0, 0, 1, 0};
+    for (int s = 0; s <= subject_count; s++) {
+        struct backend *b = s < subject_count ? subjects[s].b : ref;
+        assert_int_equal(draw(b, flat, 50, greedy, 0), 0); /* ties: lowest id */
+        assert_int_equal(draw(b, tail, 3, greedy, 0), 2);
+        for (uint64_t seed = 0; seed < 50; seed++) {
+            assert_in_range(draw(b, flat, 50, (struct sample_params){1, 1, 0, 2, seed, 0}, 0), 0, 1);
+            assert_in_range(draw(b, flat, 50, (struct sample_params){1, 0.1f, 0, 0, seed, 0}, 0), 0,
+                            4);
+            assert_int_equal(draw(b, tail, 3, (struct sample_params){9, 1, 0, 1, seed, 0}, 0), 2);
+            assert_int_equal(draw(b, tail, 1, (struct sample_params){1, 1, 0, 0, seed, 0}, 0), 0);
+        }
+        assert_int_equal(draw(b, tail, 3, (struct sample_params){1e-45f, 1, 0, 0, 3, 0}, 0), 2);
+        float x[] = {-INFINITY, 5, -INFINITY}, nan[] = {1, NAN, 2}, inf[] = {1, INFINITY, 2};
+        float none[] = {-INFINITY, -INFINITY};
+        assert_int_equal(draw(b, x, 3, hot, 4), 1);
+        assert_int_equal(draw(b, nan, 3, hot, 4), -1);
+        assert_int_equal(draw(b, nan, 3, greedy, 4), -1);
+        assert_int_equal(draw(b, inf, 3, hot, 4), -1);
+        assert_int_equal(draw(b, none, 2, greedy, 4), -1);
+    }
+}
+
+/* ---- arguments and pool ---------------------------------------------------------------------- */
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    struct err err;
+    struct backend *b = subjects[0].b;
+    float x[64] = {0}, y[64];
+    void *storage;
+    struct weight_spec spec = {.out = 8, .in = 4, .dtype = DTYPE_F32, .leaves = 1, .cut = {0, 4}};
+    struct weight *w = made(b, &spec, DTYPE_F32, 0, &storage);
+    struct cview v = {x, DTYPE_F32, 2, 4};
+    assert_int_equal(backend_linear(b, view_f32(y, 2, 8), v, w, &err), OK);
+    assert_int_equal(backend_linear(b, view_f32(y, 2, 7), v, w, &err), ERR_INTERNAL);
+    assert_non_null(strstr(err.text, "linear"));
+    assert_non_null(strstr(err.text, "[2, 7]"));
+    assert_int_equal(backend_linear(b, view_f32(y, 3, 8), v, w, &err), ERR_INTERNAL);
+    assert_int_equal(backend_linear(b, view_f32(x + 4, 2, 8), v, w, &err), ERR_INTERNAL);
+    assert_int_equal(backend_linear(b, view_f32(NULL, 2, 8), v, w, &err), ERR_INTERNAL);
+    v.dtype = DTYPE_BF16;
+    assert_int_equal(backend_linear(b, view_f32(y, 2, 8), v, w, &err), ERR_INTERNAL);
+    assert_int_equal(backend_silu_mul(b, view_f32(y, 2, 8), v, &err), ERR_INTERNAL);
+    assert_int_equal(backend_reserve(b, -1, 0, 0, &err), ERR_INTERNAL);
+    assert_int_equal(backend_reserve(b, 1000, 4096, 100000, &err), OK);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+struct tally {
+    _Atomic int64_t sum;
+    int64_t grain;
+    unsigned char *hits;
+};
+
+static void tally(void *arg, int64_t begin, int64_t end)
+{
+    struct tally *t = arg;
+    if (begin % t->grain != 0)
+        abort();
+    for (int64_t i = begin; i < end; i++) {
+        t->hits[i]++;
+        atomic_fetch_add(&t->sum, i);
+    }
+}
+
+static void test_parallel(void **state)
+{
+    (void)state;
+    unsigned char hits[1000];
+    for (int s = 0; s < subject_count; s++) {
+        for (int64_t n = 0; n < 1000; n += 1 + n / 7) {
+            struct tally t = {0, 1 + n % 5, hits};
+            memset(hits, 0, sizeof hits);
+            backend_parallel(subjects[s].b, n, t.grain, tally, &t);
+            assert_int_equal(t.sum, n * (n - 1) / 2);
+            for (int64_t i = 0; i < 1000; i++)
+                assert_int_equal(hits[i], i < n);
+        }
+    }
+}
+
+static void count_chunk(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    _Atomic int64_t *counts = arg;
+    atomic_fetch_add(&counts[worker], end - begin);
+}
+
+/* Many more threads than cores, many small jobs, with pauses long enough to sleep. */
+static void test_pool(void **state)
+{
+    (void)state;
+    enum { THREADS = 13, JOBS = 3000 };
+    struct err err;
+    struct pool *p = NULL;
+    _Atomic int64_t counts[THREADS] = {0};
+    ok(pool_open(THREADS, &p, &err), &err);
+    assert_int_equal(pool_threads(p), THREADS);
+    for (int i = 0; i < JOBS; i++) {
+        pool_run(p, 40, 1, count_chunk, counts);
+        for (int64_t until = base_now_ns() + (i % 500 == 0 ? 3000000 : 0); base_now_ns() < until;)
+            continue;
+    }
+    pool_close(p);
+    pool_close(NULL);
+    int64_t sum = 0;
+    for (int i = 0; i < THREADS; i++)
+        sum += counts[i];
+    assert_int_equal(sum, 40 * JOBS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_generator),     cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_tables),        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_parallel),      cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_weight_put),    cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_order),  cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_sum_tree),      cmocka_unit_test(test_lookup),
+        cmocka_unit_test(test_attend),        cmocka_unit_test(test_sample_twins),
+        cmocka_unit_test(test_sample_sets),   cmocka_unit_test(test_sample_edges),
+        cmocka_unit_test(test_sample_distribution),
+    };
+    return cmocka_run_group_tests(tests, open_subjects, close_subjects);
+}

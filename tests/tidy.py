@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""Style rules that compilers do not check.
+
+    tidy.py [--build DIR]     checks the tree; with a build directory also what its objects export
+    tidy.py --self-test       plants one violation of each rule and checks that it is found
+
+Each rule is a function that yields (path, line, message). All of them together take under a second.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import typing
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDERS = ["server", "engine", "weights", "kernels", "config"]  # each includes only to its right
+C_SUFFIXES = {".c", ".h", ".cc", ".cu", ".cuh"}
+PRODUCT_SUFFIXES = {".c", ".cc", ".cu"}
+TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".txt", ".cmake", ".json", ".md"}
+NOT_OURS = {"build", "__pycache__", ".git", "corpus", "golden", "demo"}  # output and data
+
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 800
+COLUMNS_MAX = 100
+
+# One library, one door: header pattern -> the only paths that may include it.
+DOORS = [
+    (r"microhttpd\.h", r"server/http/\w+\.c"),
+    (r"jansson\.h", r"config/jdoc\.c"),
+    (r"sentencepiece\w*\.h", r"server/tokenizer/spm\.cc"),
+    (r"nccl\.h", r"(engine/comm/\w*nccl\w*\.c|kernels/cuda/.*)"),
+    (r"mpi\.h", r"engine/comm/\w*mpi\w*\.c"),
+    (r"(cuda|cublas|cudnn|nvrtc|nvml)\w*\.h", r"(kernels/cuda/.*|engine/comm/\w*nccl\w*\.c)"),
+]
+BANNED = ["sprintf", "vsprintf", "strcpy", "strcat", "strtok", "atoi", "rand", "alloca", "system",
+          "gets"]
+
+# Which test holds each product source to account. A source that is missing here fails.
+TESTED_BY = {}
+
+# In pieces, so that this file does not match itself.
+UNDONE_WORD = "TO" "DO"
+UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
+
+# Symbols that may be exported without the prefix of their file.
+EXPORTS_ALLOWED = {"main", "LLVMFuzzerTestOneInput"}
+
+
+class Source(typing.NamedTuple):
+    """A file of the tree, by its path relative to the root."""
+
+    path: str
+    text: str
+    code: str  # of C: the text with comments and literals blanked, lines kept
+
+    @property
+    def name(self):
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def folder(self):
+        return self.path.split("/", 1)[0]
+
+    @property
+    def suffix(self):
+        return pathlib.PurePath(self.path).suffix
+
+    @property
+    def is_c(self):
+        return self.suffix in C_SUFFIXES
+
+    @property
+    def is_product(self):
+        return self.folder in FOLDERS and self.suffix in PRODUCT_SUFFIXES
+
+
+COMMENT_OR_LITERAL = re.compile(
+    r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+
+
+def blank(match):
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def read_tree(root):
+    """The sources below root, in order of path."""
+    sources = []
+    for folder in FOLDERS + ["tests", "deploy", ".ci"]:
+        for path in sorted((root / folder).rglob("*")):
+            relative = path.relative_to(root)
+            if NOT_OURS.intersection(relative.parts) or not path.is_file():
+                continue
+            if path.suffix in TEXT_SUFFIXES or folder == ".ci":
+                text = path.read_text(encoding="utf-8")
+                is_c = path.suffix in C_SUFFIXES
+                code = COMMENT_OR_LITERAL.sub(blank, text) if is_c else ""
+                sources.append(Source(relative.as_posix(), text, code))
+    return sources
+
+
+def matches(pattern, text):
+    """(line number, match) of each place where pattern is found."""
+    for match in re.finditer(pattern, text, re.MULTILINE):
+        yield text.count("\n", 0, match.start()) + 1, match
+
+
+# ---- rules ------------------------------------------------------------------------------------
+
+
+def check_includes(sources):
+    """Folder order, and includes written from the repository root."""
+    for source in (s for s in sources if s.is_c):
+        for line, match in matches(r'^#\s*include "([^"]+)"', source.text):
+            target = match[1].split("/", 1)[0]
+            if target not in FOLDERS + ["tests"]:
+                yield source.path, line, f'include "{match[1]}" from the repository root'
+            elif source.folder in FOLDERS and target == "tests":
+                yield source.path, line, "product code includes tests"
+            elif (source.folder in FOLDERS
+                  and FOLDERS.index(target) < FOLDERS.index(source.folder)):
+                yield source.path, line, f"{source.folder}/ must not include {target}/"
+
+
+def check_doors(sources):
+    """One library, one door; and no third-party type in our headers."""
+    for source in (s for s in sources if s.is_c and s.folder in FOLDERS):
+        for line, match in matches(r"^#\s*include <([^>]+)>", source.text):
+            for header, door in DOORS:
+                if not re.fullmatch(header, match[1].rsplit("/", 1)[-1]):
+                    continue
+                if not re.fullmatch(door, source.path):
+                    yield source.path, line, f"<{match[1]}> is only for {door}"
+
+
+def check_banned(sources):
+    pattern = r"(?<![\w.>])(" + "|".join(BANNED) + r")\s*\("
+    for source in (s for s in sources if s.is_c):
+        for line, match in matches(pattern, source.code):
+            yield source.path, line, f"banned call: {match[1]}"
+
+
+def check_sizes(sources):
+    """Length of files, lines and C functions (brace to brace, both in column 0)."""
+    for source in sources:
+        lines = source.text.split("\n")
+        if source.is_c and len(lines) - 1 > FILE_LINES_MAX:
+            yield source.path, 1, f"{len(lines) - 1} lines, at most {FILE_LINES_MAX}"
+        for number, line in enumerate(lines, 1):
+            if len(line) > COLUMNS_MAX and source.suffix not in (".md", ".json"):
+                yield source.path, number, f"{len(line)} columns, at most {COLUMNS_MAX}"
+        yield from long_functions(source)
+
+
+def long_functions(source):
+    start = None
+    for number, line in enumerate(source.code.split("\n"), 1):
+        if line.startswith("{"):
+            start = number
+        elif line.startswith("}") and start is not None:
+            if number - start - 1 > FUNCTION_LINES_MAX:
+                yield (source.path, start,
+                       f"function of {number - start - 1} lines, at most {FUNCTION_LINES_MAX}")
+            start = None
+
+
+def check_words(sources):
+    """Paths of one machine, and work left undone without saying why."""
+    for source in sources:
+        for line, match in matches(r"/(?:home|root|work|Users|mnt)/\w+", source.text):
+            yield source.path, line, f"absolute path: {match[0]}"
+        for line, _ in matches(UNDONE, source.text):
+            yield source.path, line, f"write {UNDONE_WORD}(reason): what"
+
+
+def check_mapping(sources, tested_by):
+    """Every product source has a test that names it, and the map names nothing that is gone."""
+    paths = {source.path for source in sources}
+    for source in (s for s in sources if s.is_product):
+        if source.path not in tested_by:
+            yield source.path, 1, "no test in TESTED_BY of tests/tidy.py"
+    for product, tests in tested_by.items():
+        for path in [product, *tests.split()]:
+            if path not in paths:
+                yield "tests/tidy.py", 1, f"TESTED_BY names {path}, which does not exist"
+
+
+def check_used(sources):
+    """A header that nothing includes is dead."""
+    included = {match[1] for source in sources if source.is_c
+                for _, match in matches(r'^#\s*include "([^"]+)"', source.text)}
+    for source in sources:
+        if source.folder in FOLDERS and source.suffix in (".h", ".cuh"):
+            if source.path not in included:
+                yield source.path, 1, "nothing includes this header"
+
+
+def prefixes(stem):
+    """The file's stem, or its leading words: comm_shm.c may export comm_shm_* and comm_*."""
+    words = stem.split("_")
+    return ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+
+
+def object_symbols(build):
+    """(path of the source, symbol) of everything the product's objects export."""
+    objects = [path for library in build.glob("CMakeFiles/tessera*.dir")
+               for path in library.rglob("*.o")]
+    if not objects:
+        return
+    command = ["nm", "-A", "-P", "-g", "--defined-only", *map(str, objects)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for line in listing.splitlines():
+        where, symbol, kind = line.split(" ")[:3]
+        if kind in "TDBRC" and not symbol.startswith(("_Z", "__")):
+            source = re.sub(r"^.*/CMakeFiles/[^/]*\.dir/", "", where.rstrip(":"))
+            yield source.removesuffix(".o"), symbol
+
+
+def check_exports(build, root):
+    """An object exports only names that begin with its file's name."""
+    for path, symbol in object_symbols(build):
+        if not (root / path).exists() or symbol in EXPORTS_ALLOWED:
+            continue  # a file that has been deleted since, or an allowed name
+        stem = pathlib.PurePath(path).stem
+        if not any(symbol == p or symbol.startswith(p + "_") for p in prefixes(stem)):
+            yield path, 1, f"exports {symbol}, which does not begin with {stem}_"
+
+
+def check_tree(root, tested_by, build=None):
+    sources = read_tree(root)
+    for rule in (check_includes, check_doors, check_banned, check_sizes, check_words, check_used):
+        yield from rule(sources)
+    yield from check_mapping(sources, tested_by)
+    if build is not None:
+        yield from check_exports(build, root)
+
+
+# ---- self-test --------------------------------------------------------------------------------
+
+PLANTED = {
+    "kernels/a.c": ('#include "engine/e.h"\n', "must not include engine/"),
+    "kernels/b.c": ('#include "b.h"\n', "from the repository root"),
+    "config/c.c": ('#include "tests/t.h"\n', "product code includes tests"),
+    "engine/d.c": ("#include <jansson.h>\n", "is only for config/jdoc"),
+    "server/http/e.h": ("#include <microhttpd.h>\n", "is only for server/http/"),
+    "config/f.c": ("int f(void)\n{\n    return system (0);\n}\n", "banned call: system"),
+    "config/g.c": ("int g(void)\n{\n" + "    g();\n" * 71 + "}\n", "function of 71 lines"),
+    "config/h.c": ("\n" * 801, "801 lines"),
+    "config/i.c": ("/*" + "x" * 99 + "*/\n", "103 columns"),
+    "config/j.c": (f"/* {UNDONE_WORD} later */\n", "(reason): what"),
+    "config/k.c": ('"/ho' 'me/someone/file"\n', "absolute path"),
+    "config/unmapped.c": ("int unmapped;\n", "no test in TESTED_BY"),
+    "config/dead.h": ("int dead;\n", "nothing includes"),
+    "config/export.c": ("int other(void);\nint other(void)\n{\n    return 0;\n}\n",
+                        "exports other"),
+}
+CLEAN = {
+    "config/clean.c": '#include <stdio.h>\n#include "config/clean.h"\n/* system() */\n'
+                      'int clean_random(void)\n{\n    puts("rand()");\n    return 0;\n}\n',
+    "config/clean.h": "int clean_random(void);\n",
+}
+
+
+def compile_planted(root):
+    """Objects of the two files that compile, placed as CMake places them."""
+    build = root / "build"
+    for path in ("config/export.c", "config/clean.c"):
+        target = build / "CMakeFiles/tessera_config.dir" / (path + ".o")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cc", "-I", root, "-c", root / path, "-o", target], check=True)
+    return build
+
+
+def self_test():
+    failures = []
+    with tempfile.TemporaryDirectory() as scratch:
+        root = pathlib.Path(scratch)
+        texts = {**CLEAN, **{path: text for path, (text, _) in PLANTED.items()}}
+        for path, text in {**texts, "tests/test_all.c": ""}.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        tested_by = {path: "tests/test_all.c" for path in texts
+                     if path.endswith(".c") and "unmapped" not in path}
+        tested_by["config/gone.c"] = "tests/test_all.c"
+        found = list(check_tree(root, tested_by, compile_planted(root)))
+    for path, (_, wanted) in PLANTED.items():
+        if not any(where == path and wanted in message for where, _, message in found):
+            failures.append(f"not found: {path}: {wanted}")
+    if not any("config/gone.c" in message for _, _, message in found):
+        failures.append("not found: config/gone.c in the map")
+    failures += [f"false alarm: {item}" for item in found if item[0] in CLEAN]
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Checks style rules.")
+    parser.add_argument("--build", type=pathlib.Path, help="build directory, for exported symbols")
+    parser.add_argument("--self-test", action="store_true")
+    args = parser.parse_args()
+    if args.self_test:
+        problems = self_test()
+    else:
+        found = check_tree(ROOT, TESTED_BY, args.build)
+        problems = [f"{path}:{line}: {message}" for path, line, message in found]
+    for problem in problems:
+        print(problem)
+    print(f"tidy: {len(problems)} problems" if problems else "tidy: clean")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+/* DESIGN: a tensor is a list of rectangles in files; a whole tensor in one file is the list of one.
+ * So plain and sharded checkpoints read alike, and resharding needs no code of its own. The index
+ * of tensors is a sorted array: it is built once and searched a few thousand times. Invariant:
+ * after open the pieces of every tensor cover it, so a read of a range inside a tensor can fail
+ * only by I/O. */
+#include "weights/checkpoint.h"
+
+#include "weights/checkpoint_files.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct checkpoint {
+    struct checkpoint_files files;
+    struct checkpoint_tensor *tensors; /* by name */
+    int32_t *first;                    /* [count + 1] first piece of each tensor */
+    int32_t count;
+    uint64_t bytes;
+};
+
+/* ---- opening ---- */
+
+static void group_pieces(struct checkpoint *c)
+{
+    const struct checkpoint_piece *pieces = c->files.pieces;
+    for (int32_t i = 0; i < c->files.piece_count; i++) {
+        const struct checkpoint_piece *p = &pieces[i];
+        if (i > 0 && strcmp(pieces[i - 1].name, p->name) == 0)
+            continue;
+        c->tensors[c->count] = (struct checkpoint_tensor){
+            .name = p->name,
+            .dtype = p->dtype,
+            .ndim = p->ndim,
+            .rows = p->shape[0],
+            .cols = p->shape[1],
+        };
+        c->first[c->count++] = i;
+    }
+    c->first[c->count] = c->files.piece_count;
+}
+
+static enum status check_covered(const struct checkpoint *c, struct err *err)
+{
+    struct placement_box *boxes = calloc((size_t)c->files.file_count + 1, sizeof *boxes);
+    if (!boxes)
+        return base_fail(err, ERR_NOMEM, "%s: no memory", c->files.dir);
+    enum status st = OK;
+    for (int32_t i = 0; i < c->count && st == OK; i++) {
+        const struct checkpoint_tensor *t = &c->tensors[i];
+        struct placement_box whole = {{0, t->rows}, {0, t->cols}}, gap;
+        int32_t n = c->first[i + 1] - c->first[i]; /* <= files: names are unique in a file */
+        for (int32_t k = 0; k < n; k++)
+            boxes[k] = c->files.pieces[c->first[i] + k].box;
+        if (!placement_covered(boxes, n, whole, &gap))
+            st =
+                base_fail(err, ERR_MODEL,
+                          "%.200s: tensor %.100s: rows [%lld, %lld) columns [%lld, %lld) are in no "
+                          "file",
+                          c->files.dir, t->name, (long long)gap.rows.begin, (long long)gap.rows.end,
+                          (long long)gap.cols.begin, (long long)gap.cols.end);
+    }
+    free(boxes);
+    return st;
+}
+
+enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
+{
+    enum status st = OK;
+    struct checkpoint *c = calloc(1, sizeof *c);
+    if (!c)
+        return base_fail(err, ERR_NOMEM, "%s: no memory", dir);
+    TRY(checkpoint_files_open(dir, &c->files, err));
+    size_t room = (size_t)c->files.piece_count + 1;
+    c->tensors = calloc(room, sizeof *c->tensors);
+    c->first = calloc(room, sizeof *c->first);
+    if (!c->tensors || !c->first) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for %zu tensors", dir, room);
+        goto out;
+    }
+    group_pieces(c);
+    TRY(check_covered(c, err));
+    for (int32_t i = 0; i < c->count; i++)
+        c->bytes += (uint64_t)c->tensors[i].rows * (uint64_t)c->tensors[i].cols *
+                    dtype_size(c->tensors[i].dtype);
+    *out = c;
+out:
+    if (st != OK)
+        checkpoint_close(c);
+    return st;
+}
+
+void checkpoint_close(struct checkpoint *c)
+{
+    if (!c)
+        return;
+    checkpoint_files_close(&c->files);
+    free(c->tensors);
+    free(c->first);
+    free(c);
+}
+
+/* ---- questions ---- */
+
+int32_t checkpoint_count(const struct checkpoint *c)
+{
+    return c->count;
+}
+
+const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *c, int32_t i)
+{
+    CHECK(i >= 0);
+    CHECK(i < c->count);
+    return &c->tensors[i];
+}
+
+static int compare_name(const void *key, const void *tensor)
+{
+    const struct checkpoint_tensor *t = tensor;
+    return strcmp(key, t->name);
+}
+
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name)
+{
+    return bsearch(name, c->tensors, (size_t)c->count, sizeof *c->tensors, compare_name);
+}
+
+const char *checkpoint_nearest(const struct checkpoint *c, const char *name)
+{
+    const char *best = NULL;
+    int least = 0;
+    for (int32_t i = 0; i < c->count; i++) {
+        int d = base_edit_distance(name, c->tensors[i].name);
+        if (!best || d < least) {
+            best = c->tensors[i].name;
+            least = d;
+        }
+    }
+    return best;
+}
+
+uint64_t checkpoint_bytes(const struct checkpoint *c)
+{
+    return c->bytes;
+}
+
+int32_t checkpoint_ranks(const struct checkpoint *c)
+{
+    return c->files.ranks;
+}
+
+/* ---- reading ---- */
+
+struct request {
+    const struct checkpoint *c;
+    const struct checkpoint_tensor *t;
+    int32_t prefer_rank;
+    size_t item, stride; /* bytes of an element, of a row of dst */
+    struct err *err;
+};
+
+static bool contains(struct span outer, struct span inner)
+{
+    return outer.begin <= inner.begin && inner.end <= outer.end;
+}
+
+/* Of the pieces that hold the region's first corner the best: one that holds all of it, the
+ * preferred rank's, the first. */
+static const struct checkpoint_piece *choose(const struct request *r, struct placement_box region)
+{
+    const struct checkpoint_piece *best = NULL;
+    int32_t index = (int32_t)(r->t - r->c->tensors), most = -1;
+    for (int32_t i = r->c->first[index]; i < r->c->first[index + 1]; i++) {
+        const struct checkpoint_piece *p = &r->c->files.pieces[i];
+        struct span row = {region.rows.begin, region.rows.begin + 1};
+        struct span col = {region.cols.begin, region.cols.begin + 1};
+        if (!contains(p->box.rows, row) || !contains(p->box.cols, col))
+            continue;
+        bool whole = contains(p->box.rows, region.rows) && contains(p->box.cols, region.cols);
+        int32_t score = 2 * whole + (p->rank == r->prefer_rank);
+        if (score > most) {
+            best = p;
+            most = score;
+        }
+    }
+    return best;
+}
+
+/* A part of one piece; dst is where its first element goes. */
+static enum status read_part(const struct request *r, const struct checkpoint_piece *p,
+                             struct placement_box part, char *dst)
+{
+    const struct safetensors *st = &r->c->files.files[p->file].st;
+    size_t width = (size_t)span_len(p->box.cols) * r->item;
+    size_t bytes = (size_t)span_len(part.cols) * r->item;
+    uint64_t offset = p->offset + (uint64_t)(part.rows.begin - p->box.rows.begin) * width +
+                      (uint64_t)(part.cols.begin - p->box.cols.begin) * r->item;
+    int64_t rows = span_len(part.rows);
+    if (bytes == width && bytes == r->stride)
+        return safetensors_read(st, offset, dst, bytes * (size_t)rows, r->err);
+    for (int64_t i = 0; i < rows; i++) {
+        enum status s = safetensors_read(st, offset, dst, bytes, r->err);
+        if (s != OK)
+            return s;
+        offset += width;
+        dst += r->stride;
+    }
+    return OK;
+}
+
+/* Piece by piece: the part at the first corner, what is right of it, then the rows below. */
+static enum status read_region(const struct request *r, struct placement_box region, char *dst)
+{
+    while (region.rows.begin < region.rows.end) {
+        const struct checkpoint_piece *p = choose(r, region);
+        if (!p)
+            return base_fail(r->err, ERR_MODEL,
+                             "%.200s: tensor %.100s: row %lld column %lld is in "
+                             "no file",
+                             r->c->files.dir, r->t->name, (long long)region.rows.begin,
+                             (long long)region.cols.begin);
+        struct placement_box part = region;
+        if (p->box.rows.end < part.rows.end)
+            part.rows.end = p->box.rows.end;
+        if (p->box.cols.end < part.cols.end)
+            part.cols.end = p->box.cols.end;
+        enum status st = read_part(r, p, part, dst);
+        if (st == OK && part.cols.end < region.cols.end) {
+            struct placement_box right = {part.rows, {part.cols.end, region.cols.end}};
+            st = read_region(r, right, dst + (size_t)span_len(part.cols) * r->item);
+        }
+        if (st != OK)
+            return st;
+        dst += (size_t)span_len(part.rows) * r->stride;
+        region.rows.begin = part.rows.end;
+    }
+    return OK;
+}
+
+enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                            struct span rows, struct span cols, int32_t prefer_rank, void *dst,
+                            struct err *err)
+{
+    if (!contains((struct span){0, t->rows}, rows) || !contains((struct span){0, t->cols}, cols))
+        return base_fail(
+            err, ERR_INTERNAL,
+            "tensor %s: read of rows [%lld, %lld) columns [%lld, %lld) of [%lld, %lld]", t->name,
+            (long long)rows.begin, (long long)rows.end, (long long)cols.begin, (long long)cols.end,
+            (long long)t->rows, (long long)t->cols);
+    size_t item = dtype_size(t->dtype);
+    struct request r = {c, t, prefer_rank, item, (size_t)span_len(cols) * item, err};
+    if (span_len(cols) == 0)
+        return OK;
+    return read_region(&r, (struct placement_box){rows, cols}, dst);
+}
+
+/* ---- checking against a plan ---- */
+
+/* Dotted names: `*` is one component, `**` any number of them. */
+static bool matches(const char *pattern, const char *name)
+{
+    for (;;) {
+        size_t p = strcspn(pattern, "."), n = strcspn(name, ".");
+        if (p == 2 && memcmp(pattern, "**", 2) == 0) {
+            if (pattern[2] == '\0' || matches(pattern + 3, name))
+                return true;
+            if (name[n] == '\0')
+                return false;
+            name += n + 1;
+            continue;
+        }
+        bool any = p == 1 && pattern[0] == '*';
+        if (!any && (p != n || memcmp(pattern, name, n) != 0))
+            return false;
+        if (name[n] == '\0')
+            return pattern[p] == '\0' || strcmp(pattern + p + 1, "**") == 0;
+        if (pattern[p] == '\0')
+            return false;
+        pattern += p + 1;
+        name += n + 1;
+    }
+}
+
+static enum status check_slice(const struct checkpoint *c, const struct tensor_slice *s, char *used,
+                               struct err *err)
+{
+    const struct checkpoint_tensor *t = checkpoint_find(c, s->tensor);
+    if (!t) {
+        const char *near = checkpoint_nearest(c, s->tensor);
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s is missing (nearest: %.100s)",
+                         c->files.dir, s->tensor, near ? near : "none");
+    }
+    if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
+                         c->files.dir, s->tensor, s->ndim, (long long)s->shape[0],
+                         (long long)s->shape[1], t->ndim, (long long)t->rows, (long long)t->cols);
+    if (!dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected F32, F16 or BF16, found %s",
+                         c->files.dir, s->tensor, dtype_name(t->dtype));
+    used[t - c->tensors] = 1;
+    return OK;
+}
+
+static bool is_ignored(const char *name, const char *const *ignore, int32_t ignore_count)
+{
+    for (int32_t i = 0; i < ignore_count; i++) {
+        if (matches(ignore[i], name))
+            return true;
+    }
+    return false;
+}
+
+enum status checkpoint_check(const struct checkpoint *c, const struct local_weight *weights,
+                             int32_t count, const char *const *ignore, int32_t ignore_count,
+                             int32_t *ignored_count, struct err *err)
+{
+    enum status st = OK;
+    int32_t ignored = 0, unknown = 0;
+    const char *first_unknown = NULL;
+    char *used = calloc((size_t)c->count + 1, 1);
+    if (!used)
+        return base_fail(err, ERR_NOMEM, "%s: no memory", c->files.dir);
+    for (int32_t i = 0; i < count; i++) {
+        for (int32_t s = 0; s < weights[i].slice_count; s++)
+            TRY(check_slice(c, &weights[i].slices[s], used, err));
+    }
+    for (int32_t i = 0; i < c->count; i++) {
+        if (used[i])
+            continue;
+        if (is_ignored(c->tensors[i].name, ignore, ignore_count))
+            ignored++;
+        else if (unknown++ == 0)
+            first_unknown = c->tensors[i].name;
+    }
+    if (unknown > 0) {
+        st = base_fail(err, ERR_MODEL,
+                       "%.200s: unexpected tensor %.100s: this model has no place for it (%d such "
+                       "tensors)",
+                       c->files.dir, first_unknown, unknown);
+        goto out;
+    }
+    if (ignored_count)
+        *ignored_count = ignored;
+out:
+    free(used);
+    return st;
+}

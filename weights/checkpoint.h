@@ -1,0 +1,53 @@
+/* A checkpoint directory as a set of whole tensors, whatever the files look like: one
+ * model.safetensors (which wins over an index, as in transformers), an index with several files, or
+ * our sharded form (shards.json and model-rank-RRRRR-part-PPPPP.safetensors, every piece with its
+ * offsets in DCP_SHARDING_INFO). Opening reads and checks every header and no tensor data. Names in
+ * an index are plain basenames; a symbolic link must end in the directory or in the blobs of its
+ * Hugging Face cache. Immutable afterwards. */
+#ifndef TESSERA_WEIGHTS_CHECKPOINT_H
+#define TESSERA_WEIGHTS_CHECKPOINT_H
+
+#include "weights/placement.h"
+#include "weights/safetensors.h"
+
+struct checkpoint;
+
+/* A whole tensor; 1-d tensors have rows = 1, more than two dimensions cols = product of the rest.
+ */
+struct checkpoint_tensor {
+    const char *name;
+    enum dtype dtype;
+    int32_t ndim;
+    int64_t rows, cols;
+};
+
+/* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */
+enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err) MUST_USE;
+void checkpoint_close(struct checkpoint *c);
+
+int32_t checkpoint_count(const struct checkpoint *c);
+/* In name order. */
+const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *c, int32_t i);
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name);
+/* Nearest existing name, for messages; NULL when the checkpoint is empty. */
+const char *checkpoint_nearest(const struct checkpoint *c, const char *name);
+/* Sum of tensor bytes (each tensor once). */
+uint64_t checkpoint_bytes(const struct checkpoint *c);
+/* Ranks of a sharded checkpoint, 0 for a plain one. */
+int32_t checkpoint_ranks(const struct checkpoint *c);
+
+/* Reads rows x cols of a tensor into dst, row-major and contiguous, in the file's dtype. Reads just
+ * those bytes. `prefer_rank` chooses among copies in a sharded checkpoint. Thread-safe. */
+enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                            struct span rows, struct span cols, int32_t prefer_rank, void *dst,
+                            struct err *err) MUST_USE;
+
+/* Checks that the slices name existing tensors of the expected shape and a dtype we compute with,
+ * and that every tensor of the checkpoint is named by a slice or matches an ignore pattern
+ * (`*` = one dotted component, `**` = any number). *ignored_count: how many were ignored, for the
+ * log (may be NULL). */
+enum status checkpoint_check(const struct checkpoint *c, const struct local_weight *weights,
+                             int32_t count, const char *const *ignore, int32_t ignore_count,
+                             int32_t *ignored_count, struct err *err) MUST_USE;
+
+#endif

@@ -1,0 +1,323 @@
+/* DESIGN: the work is cut up front into items of one local weight's rows, about a megabyte each and
+ * beginning at a multiple of 32 rows, so that weight_put's groups never meet and any thread may
+ * take any item. Threads take items in file order from one counter: that balances bytes as well as
+ * slow reads, which fixed shares would not. Each thread reads into its own staging buffer, small
+ * enough to stay in its cache until it is packed. Invariant: items tile the rows of every weight
+ * (placement_tiled before, a count per weight after), so success means every row was written
+ * exactly once. */
+#include "weights/loader.h"
+
+#include "weights/synth.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP 32 /* weight_put is thread-safe for groups of this many rows */
+#define STAGING_BYTES (512u << 10)
+
+struct item {
+    int32_t weight;
+    struct span rows; /* of the local weight; of a vector: elements */
+};
+
+struct job {
+    struct backend *backend;
+    const struct checkpoint *c;      /* NULL: dummy values */
+    const struct synth_rules *rules; /* when c is NULL */
+    const struct local_weight *weights;
+    struct loaded *l;
+    int32_t rank;
+    struct load_progress *progress;
+
+    struct item *items;
+    int64_t item_count;
+    size_t staging_bytes;
+    _Atomic int64_t *written; /* rows per weight */
+    _Atomic int64_t next;
+    _Atomic uint64_t read_bytes;
+    _Atomic int failed; /* 0, 1 while err is written, 2 */
+    enum status st;
+    struct err *err;
+};
+
+/* ---- handles ---- */
+
+enum status loader_open(struct backend *b, const struct local_weight *weights, int32_t count,
+                        void *arena, struct loaded *out, struct err *err)
+{
+    size_t room = (size_t)count + 1;
+    struct loaded l = {
+        .linear = calloc(room, sizeof *l.linear),
+        .vector = calloc(room, sizeof *l.vector),
+        .count = count,
+    };
+    if (!l.linear || !l.vector) {
+        loader_close(b, &l);
+        return base_fail(err, ERR_NOMEM, "no memory for %d weights", count);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        char *storage = (char *)arena + weights[i].offset;
+        if (weights[i].kind == LOCAL_VECTOR) {
+            l.vector[i] = (const float *)(const void *)storage;
+            continue;
+        }
+        l.linear[i] = b->ops->weight_open(b, &weights[i].spec, storage);
+        if (!l.linear[i]) {
+            loader_close(b, &l);
+            return base_fail(err, ERR_NOMEM, "weight %s: no memory for its handle",
+                             weights[i].name);
+        }
+    }
+    *out = l;
+    return OK;
+}
+
+void loader_close(struct backend *b, struct loaded *l)
+{
+    for (int32_t i = 0; l->linear && i < l->count; i++) {
+        if (l->linear[i])
+            b->ops->weight_close(l->linear[i]);
+    }
+    free(l->linear);
+    free(l->vector);
+    *l = (struct loaded){0};
+}
+
+/* ---- cutting the work ---- */
+
+static int64_t rows_of(const struct local_weight *w)
+{
+    return w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in;
+}
+
+/* The type a slice's values come in. */
+static enum dtype source_dtype(const struct job *j, const struct local_weight *w,
+                               const struct tensor_slice *s)
+{
+    if (!j->c)
+        return w->spec.dtype;
+    const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor);
+    return t ? t->dtype : DTYPE_F32;
+}
+
+/* Bytes of one row in staging: the widest of the weight's slices. */
+static size_t row_bytes(const struct job *j, const struct local_weight *w)
+{
+    size_t widest = 1;
+    for (int32_t s = 0; s < w->slice_count; s++) {
+        size_t item = dtype_size(source_dtype(j, w, &w->slices[s]));
+        if (item > widest)
+            widest = item;
+    }
+    return w->kind == LOCAL_LINEAR ? widest * (size_t)w->spec.in : widest;
+}
+
+/* Rows per item; a vector is one item. */
+static int64_t chunk_rows(const struct job *j, const struct local_weight *w)
+{
+    if (w->kind == LOCAL_VECTOR)
+        return rows_of(w);
+    size_t group = row_bytes(j, w) * GROUP;
+    size_t groups = group >= STAGING_BYTES ? 1 : STAGING_BYTES / group;
+    return (int64_t)groups * GROUP;
+}
+
+/* Nothing to read where the rank owns no rows or no columns. */
+static bool is_empty(const struct local_weight *w)
+{
+    return rows_of(w) == 0 || w->spec.in == 0;
+}
+
+static enum status cut(struct job *j, struct err *err)
+{
+    int64_t count = 0;
+    for (int pass = 0; pass < 2; pass++) { /* count, then fill */
+        count = 0;
+        for (int32_t i = 0; i < j->l->count; i++) {
+            const struct local_weight *w = &j->weights[i];
+            int64_t n = rows_of(w), step = is_empty(w) ? n : chunk_rows(j, w);
+            for (int64_t row = 0; row < n && !is_empty(w); row += step, count++) {
+                struct span rows = {row, row + step < n ? row + step : n};
+                size_t need = (size_t)span_len(rows) * row_bytes(j, w);
+                if (need > j->staging_bytes)
+                    j->staging_bytes = need;
+                if (pass == 1)
+                    j->items[count] = (struct item){i, rows};
+            }
+        }
+        if (pass == 0)
+            j->items = calloc((size_t)count + 1, sizeof *j->items);
+        if (!j->items)
+            return base_fail(err, ERR_NOMEM, "no memory for %lld load items", (long long)count);
+    }
+    j->item_count = count;
+    j->staging_bytes = base_align(j->staging_bytes, 64);
+    return OK;
+}
+
+/* ---- filling ---- */
+
+/* Rows of one slice into staging, in its own type; *bytes: how many. */
+static enum status fetch(struct job *j, const struct local_weight *w, const struct tensor_slice *s,
+                         struct span rows, struct span cols, enum dtype dtype, char *staging,
+                         struct err *err)
+{
+    size_t stride = (size_t)span_len(cols) * dtype_size(dtype);
+    if (!j->c) {
+        for (int64_t row = rows.begin; row < rows.end; row++, staging += stride)
+            synth_row(j->rules, s->tensor, s->ndim, s->shape[1], row, cols, dtype, staging);
+        return OK;
+    }
+    const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor);
+    if (!t || t->rows != s->shape[0] || t->cols != s->shape[1] || !dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "weight %s: the checkpoint has no such tensor %s", w->name,
+                         s->tensor);
+    enum status st = checkpoint_read(j->c, t, rows, cols, j->rank, staging, err);
+    if (st == OK)
+        atomic_fetch_add_explicit(&j->read_bytes, stride * (size_t)span_len(rows),
+                                  memory_order_relaxed);
+    return st;
+}
+
+static void put_vector(const struct loaded *l, int32_t weight, int64_t at, const void *values,
+                       enum dtype dtype, int64_t n)
+{
+    /* Read-only for its users, but it lies in the arena that is being filled here. */
+    float *dst = (float *)(uintptr_t)l->vector[weight];
+    for (int64_t i = 0; i < n; i++)
+        dst[at + i] = dtype_load(values, dtype, (size_t)i);
+}
+
+/* The part of one slice that falls into the item. */
+static enum status fill_slice(struct job *j, const struct item *it, const struct tensor_slice *s,
+                              char *staging, struct err *err)
+{
+    const struct local_weight *w = &j->weights[it->weight];
+    bool linear = w->kind == LOCAL_LINEAR;
+    int64_t n = linear ? span_len(s->rows) : span_len(s->cols);
+    int64_t begin = it->rows.begin > s->dst_row ? it->rows.begin : s->dst_row;
+    int64_t end = it->rows.end < s->dst_row + n ? it->rows.end : s->dst_row + n;
+    if (begin >= end)
+        return OK;
+    struct span part = {begin - s->dst_row, end - s->dst_row}, rows = s->rows, cols = s->cols;
+    if (linear)
+        rows = (struct span){s->rows.begin + part.begin, s->rows.begin + part.end};
+    else
+        cols = (struct span){s->cols.begin + part.begin, s->cols.begin + part.end};
+    enum dtype dtype = source_dtype(j, w, s);
+    enum status st = fetch(j, w, s, rows, cols, dtype, staging, err);
+    if (st != OK)
+        return st;
+    if (linear)
+        j->backend->ops->weight_put(j->l->linear[it->weight], (int32_t)begin,
+                                    (int32_t)(end - begin), staging, dtype,
+                                    (size_t)span_len(cols) * dtype_size(dtype));
+    else
+        put_vector(j->l, it->weight, begin, staging, dtype, end - begin);
+    atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
+    if (j->progress)
+        atomic_fetch_add_explicit(&j->progress->bytes_done,
+                                  (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(dtype),
+                                  memory_order_relaxed);
+    return OK;
+}
+
+static void set_failed(struct job *j, enum status st, const struct err *err)
+{
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&j->failed, &none, 1))
+        return; /* the first one is told */
+    j->st = st;
+    *j->err = *err;
+    atomic_store(&j->failed, 2);
+}
+
+/* Takes items until there are none: the first call on a thread does all the work it can get, so the
+ * staging buffer is made once per thread. The ranges backend_parallel hands out are not used. */
+static void work(void *arg, int64_t begin, int64_t end)
+{
+    struct job *j = arg;
+    struct err err;
+    char *staging = NULL;
+    (void)begin;
+    (void)end;
+    for (;;) {
+        int64_t i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+        if (i >= j->item_count || atomic_load_explicit(&j->failed, memory_order_relaxed) != 0)
+            break;
+        if (!staging)
+            staging = aligned_alloc(64, j->staging_bytes);
+        enum status st = OK;
+        if (!staging)
+            st = base_fail(&err, ERR_NOMEM, "no memory for %zu bytes of staging", j->staging_bytes);
+        const struct item *it = &j->items[i];
+        const struct local_weight *w = &j->weights[it->weight];
+        for (int32_t s = 0; s < w->slice_count && st == OK; s++)
+            st = fill_slice(j, it, &w->slices[s], staging, &err);
+        if (st != OK)
+            set_failed(j, st, &err);
+    }
+    free(staging);
+}
+
+static enum status check_written(const struct job *j, struct err *err)
+{
+    for (int32_t i = 0; i < j->l->count; i++) {
+        const struct local_weight *w = &j->weights[i];
+        int64_t got = atomic_load(&j->written[i]);
+        if (!is_empty(w) && got != rows_of(w))
+            return base_fail(err, ERR_MODEL, "weight %s: %lld of %lld rows were loaded", w->name,
+                             (long long)got, (long long)rows_of(w));
+    }
+    return OK;
+}
+
+static enum status run(struct job *j, struct err *err)
+{
+    enum status st = OK;
+    j->err = err;
+    j->written = calloc((size_t)j->l->count + 1, sizeof *j->written);
+    if (!j->written)
+        return base_fail(err, ERR_NOMEM, "no memory to load %d weights", j->l->count);
+    for (int32_t i = 0; i < j->l->count; i++)
+        TRY(placement_tiled(&j->weights[i], err));
+    TRY(cut(j, err));
+    backend_parallel(j->backend, j->item_count, 1, work, j);
+    st = atomic_load(&j->failed) ? j->st : check_written(j, err);
+out:
+    free(j->items);
+    free(j->written);
+    return st;
+}
+
+enum status loader_fill(struct backend *b, const struct checkpoint *c,
+                        const struct local_weight *weights, struct loaded *l, int32_t rank,
+                        struct load_progress *progress, uint64_t *read_bytes, struct err *err)
+{
+    struct job j = {
+        .backend = b,
+        .c = c,
+        .weights = weights,
+        .l = l,
+        .rank = rank,
+        .progress = progress,
+    };
+    enum status st = run(&j, err);
+    if (st == OK && read_bytes)
+        *read_bytes = atomic_load(&j.read_bytes);
+    return st;
+}
+
+enum status loader_fill_dummy(struct backend *b, const struct synth_rules *rules,
+                              const struct local_weight *weights, struct loaded *l,
+                              struct load_progress *progress, struct err *err)
+{
+    struct job j = {
+        .backend = b,
+        .rules = rules,
+        .weights = weights,
+        .l = l,
+        .progress = progress,
+    };
+    return run(&j, err);
+}

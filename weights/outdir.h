@@ -1,0 +1,30 @@
+/* A directory that is written as a whole: it is new or empty at the start, and what was written is
+ * removed again when something fails. Files are written where they belong rather than in a
+ * temporary directory, because the target may be a mount point (a container's volume), which cannot
+ * be renamed over; whoever writes puts the file that makes it a model last. */
+#ifndef TESSERA_WEIGHTS_OUTDIR_H
+#define TESSERA_WEIGHTS_OUTDIR_H
+
+#include "config/base.h"
+
+#include <limits.h>
+
+struct outdir {
+    const char *path; /* borrowed */
+    bool created;     /* by us */
+};
+
+/* ERR_USAGE when it exists and is not an empty directory. */
+enum status outdir_open(const char *path, struct outdir *out, struct err *err) MUST_USE;
+/* Full path of a member. */
+enum status outdir_member(const struct outdir *d, const char *name, char out[PATH_MAX],
+                          struct err *err) MUST_USE;
+enum status outdir_put(const struct outdir *d, const char *name, const void *bytes, size_t n,
+                       struct err *err) MUST_USE;
+/* Copies a file under `name`; `from` is its path. */
+enum status outdir_copy(const struct outdir *d, const char *name, const char *from,
+                        struct err *err) MUST_USE;
+/* Removes every file in it, and the directory when it was created by outdir_open. */
+void outdir_discard(const struct outdir *d);
+
+#endif
