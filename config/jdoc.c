@@ -36,9 +36,11 @@ static enum status scan(const char *text, size_t n, const struct jdoc_limits *li
                 in_string = false;
             continue;
         }
-        if (c == '"')
+        if (c == '"') {
             in_string = true;
-        else if (c == '[' || c == '{')
+            continue;
+        }
+        if (c == '[' || c == '{')
             depth++;
         else if (c == ']' || c == '}')
             depth--;
@@ -140,7 +142,7 @@ enum jdoc_type jdoc_type(const struct jdoc *v)
 
 const char *jdoc_type_name(enum jdoc_type t)
 {
-    static const char *const names[] = {"null",   "a boolean", "an integer", "a number",
+    static const char *const names[] = {"null",     "a boolean", "an integer", "a number",
                                         "a string", "an array",  "an object"};
     return names[t];
 }

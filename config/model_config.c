@@ -1,6 +1,7 @@
 /* DESIGN: one reader object holds file name, object and error, so that each key is one line and
  * every message has the same form: file, key, value, what is wanted. An unknown model_type and a
- * feature we do not compute are refused by name: serving a model approximately is worse than not. */
+ * feature we do not compute are refused by name: serving a model approximately is worse than not.
+ */
 #include "config/model_config.h"
 
 #include "config/jdoc.h"
@@ -40,8 +41,7 @@ static int32_t read_int(struct reader *r, const char *key, int64_t min, int64_t 
                         int64_t fallback)
 {
     char wanted[80];
-    snprintf(wanted, sizeof wanted, "an integer from %lld to %lld", (long long)min,
-             (long long)max);
+    snprintf(wanted, sizeof wanted, "an integer from %lld to %lld", (long long)min, (long long)max);
     const struct jdoc *v = jdoc_get_value(r->object, key);
     if (!v) {
         if (fallback < 0)
@@ -215,9 +215,10 @@ static void read_shape(struct reader *r, struct model_config *m)
         fail(r, "num_key_value_heads", "a divisor of num_attention_heads");
     if (!jdoc_get_value(r->object, "head_dim") && m->hidden % m->heads != 0)
         fail(r, "head_dim", "a value, since hidden_size is no multiple of num_attention_heads");
-    m->head_dim = read_int(r, "head_dim", 2, 1024, m->hidden / m->heads);
-    if (r->st == OK && (m->head_dim < 2 || m->head_dim % 2 != 0))
-        fail(r, "head_dim", "an even number from 2 to 1024");
+    /* at most what the kernels compute (BACKEND_HEAD_DIM_MAX) */
+    m->head_dim = read_int(r, "head_dim", 2, 512, m->hidden / m->heads);
+    if (r->st == OK && (m->head_dim < 2 || m->head_dim > 512 || m->head_dim % 2 != 0))
+        fail(r, "head_dim", "an even number from 2 to 512");
 }
 
 enum status model_config_parse(const char *text, size_t n, const char *where,

@@ -29,10 +29,10 @@ struct model_config {
     int32_t vocab;       /* V */
     int32_t max_position;
     float norm_eps;
-    bool tied; /* head shares the embedding's storage */
+    bool tied;        /* head shares the embedding's storage */
     enum dtype dtype; /* of the checkpoint, as config.json says */
     struct rope_config rope;
-    int32_t bos;                 /* -1: none */
+    int32_t bos;                /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
     int32_t eos_count;
     uint64_t hash; /* of every field that ranks must agree on */

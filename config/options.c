@@ -34,15 +34,16 @@ static const struct row rows[] = {
      "tensor-parallel layout"},
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
-    {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu", "cpu|cpu-generic|cpu-avx2|cpu-avx512|ref",
-     "cpu picks the best variant for this machine"},
+    {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
+     "cpu|cpu-generic|cpu-avx2|cpu-avx512|ref", "cpu picks the best variant for this machine"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather",
      "gather: all logits on every rank"},
-    {"host", NULL, COMMAND_SERVE, STRING, AT(host), 0, 0, "127.0.0.1", NULL, "address to listen on"},
+    {"host", NULL, COMMAND_SERVE, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
+     "address to listen on"},
     {"port", NULL, COMMAND_SERVE, INT32, AT(port), 0, 65535, "8000", NULL, "0: any free port"},
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
@@ -81,15 +82,18 @@ static const struct {
     enum command command;
     const char *usage;
 } commands[] = {
-    {"serve", COMMAND_SERVE, "tessera serve MODEL [options]\n\nServes a model directory over HTTP.\n"},
+    {"serve", COMMAND_SERVE,
+     "tessera serve MODEL [options]\n\nServes a model directory over HTTP.\n"},
     {"plan", COMMAND_PLAN,
-     "tessera plan MODEL [-tp N] [options]\n\nWhat each rank would hold and send, from headers alone.\n"},
+     "tessera plan MODEL [-tp N] [options]\n\nWhat each rank would hold and send, from headers "
+     "alone.\n"},
     {"inspect", COMMAND_INSPECT,
      "tessera inspect MODEL [-tp N]\n\nLists the tensors and the slice of each rank.\n"},
     {"shard", COMMAND_SHARD,
      "tessera shard MODEL -tp N -o DIR\n\nWrites the checkpoint cut for N ranks (loads at any).\n"},
     {"synth", COMMAND_SYNTH,
-     "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that shape.\n"},
+     "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that "
+     "shape.\n"},
     {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
 };
 
@@ -109,20 +113,19 @@ static enum status parse_number(const struct row *r, const char *value, double *
     char *end;
     errno = 0;
     double v = strtod(value, &end);
+    bool decimal = end != value && strspn(value, "+-.0123456789eE") >= (size_t)(end - value);
     if (r->kind == BYTES && *end) {
         static const char suffixes[] = "KMGT";
         const char *s = strchr(suffixes, toupper((unsigned char)*end));
         if (s) {
             v *= ldexp(1, 10 * (int)(s - suffixes + 1));
-            end++;
+            end += end[1] == 'i' ? 2 : 1;
         }
-        if (*end == 'i')
-            end++;
         if (*end == 'B' || *end == 'b')
             end++;
     }
     bool whole = r->kind == NUMBER || v == floor(v);
-    if (end == value || *end || errno || !whole || !(v >= r->min && v <= r->max))
+    if (!decimal || *end || errno || !whole || !(v >= r->min && v <= r->max))
         return bad_value(r, value, wanted, err);
     *out = v;
     return OK;
@@ -131,7 +134,9 @@ static enum status parse_number(const struct row *r, const char *value, double *
 static bool is_choice(const char *choices, const char *value)
 {
     size_t n = strlen(value);
-    for (const char *c = choices; c && n > 0; c = strchr(c, '|')) {
+    if (n == 0 || strchr(value, '|'))
+        return false;
+    for (const char *c = choices; c; c = strchr(c, '|')) {
         if (*c == '|')
             c++;
         if (strncmp(c, value, n) == 0 && (c[n] == '|' || c[n] == '\0'))
@@ -163,6 +168,8 @@ static enum status set(const struct row *r, const char *value, struct options *o
         *(int32_t *)at = (int32_t)v;
     else if (r->kind == NUMBER)
         *(double *)at = v;
+    else if (r->kind == INT64 && value[strspn(value, "0123456789")] == '\0')
+        *(int64_t *)at = strtoll(value, NULL, 10); /* exact beyond 2^53 */
     else
         *(int64_t *)at = (int64_t)v;
     return OK;
@@ -179,13 +186,15 @@ static enum status unknown(enum command command, const char *arg, struct err *er
         /* a word that begins like a known option is closer than its length says */
         if (strlen(arg) >= 3 && strncmp(rows[i].name, arg, strlen(arg)) == 0)
             d = 1;
-        if (d < best_distance) {
-            best_distance = d;
+        int a = rows[i].alias ? base_edit_distance(arg, rows[i].alias) : d;
+        if (d < best_distance || a < best_distance) {
+            best_distance = a < d ? a : d;
             best = rows[i].name;
         }
     }
-    return base_fail(err, ERR_USAGE, "unknown option \"%.80s\"; did you mean --%s? (--help lists all)",
-                     arg, best ? best : "help");
+    return base_fail(err, ERR_USAGE,
+                     "unknown option \"%.80s\"; did you mean --%s? (--help lists all)", arg,
+                     best ? best : "help");
 }
 
 /* "--name", "--name=value", "-alias" or "-tp" (a word). Points *inline_value behind '='. */

@@ -15,7 +15,8 @@ enum command {
     COMMAND_RANK = 32, /* internal: started by serve */
 };
 
-/* Every setting, immutable after options_parse. Strings are borrowed from argv or the environment. */
+/* Every setting, immutable after options_parse. Strings are borrowed from argv or the environment.
+ */
 struct options {
     enum command command;
     const char *model; /* positional: checkpoint directory */

@@ -14,7 +14,7 @@ package_present() {
     ninja-build) command -v ninja ;;
     libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
     libjansson-dev) pkg-config --exists jansson ;;
-    libsentencepiece-dev) pkg-config --exists sentencepiece ;;
+    libsentencepiece-dev) c++ -E -x c++ - <<<'#include <sentencepiece_processor.h>' ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     python3) python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' ;;
     python3-venv) python3 -c 'import ensurepip, venv' ;;

@@ -1,7 +1,7 @@
 /* DESIGN: one thread owns scheduler, KV bookkeeping and links; the rest of the world reaches it
- * through a bounded mailbox under one short lock. The thread sleeps on a condition when nothing runs
- * and is otherwise inside an exchange with the ranks. A lost group ends every request once, from
- * here, so that exactly one terminal event per request holds. */
+ * through a bounded mailbox under one short lock. The thread sleeps on a condition when nothing
+ * runs and is otherwise inside an exchange with the ranks. A lost group ends every request once,
+ * from here, so that exactly one terminal event per request holds. */
 #include "engine/engine_thread.h"
 
 #include <pthread.h>

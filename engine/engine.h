@@ -28,7 +28,7 @@ struct request_params {
 /* One per produced token, and exactly one terminal event (finish != FINISH_NONE) per request. */
 struct token_event {
     uint64_t request;
-    void *user; /* as given at submission */
+    void *user;    /* as given at submission */
     int32_t token; /* -1: none (cancelled, error) */
     enum finish_reason finish;
 };

@@ -1,4 +1,5 @@
-/* Starting and stopping the engine: for serve.c and tests; the server proper needs engine.h only. */
+/* Starting and stopping the engine: for serve.c and tests; the server proper needs engine.h only.
+ */
 #ifndef TESSERA_ENGINE_ENGINE_THREAD_H
 #define TESSERA_ENGINE_ENGINE_THREAD_H
 

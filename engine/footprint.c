@@ -78,10 +78,12 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                            const struct model_config *m, size_t block, struct err *err)
 {
     int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
-    size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory
-                                          : f->available / 16 / (size_t)f->ranks;
-    int64_t fits = (int64_t)(bytes / block), wanted = (int64_t)f->limits.slots * blocks_for(longest);
-    f->limits.blocks = min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
+    size_t bytes =
+        o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : f->available / 16 / (size_t)f->ranks;
+    int64_t fits = (int64_t)(bytes / block),
+            wanted = (int64_t)f->limits.slots * blocks_for(longest);
+    f->limits.blocks =
+        min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
     int64_t positions = (int64_t)f->limits.blocks * BACKEND_BLOCK_TOKENS;
     f->max_model_len = o->max_model_len > 0 ? longest : min32(longest, positions);
     f->limits.table_cols = blocks_for(f->max_model_len);
@@ -124,10 +126,11 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     *out = f;
     if (st == OK && f.total > f.available) {
         char need[32], have[32];
-        st = base_fail(err, ERR_LIMIT,
-                       "does not fit: %d ranks need %s (%zu bytes), %s (%zu bytes) of memory are free",
-                       f.ranks, base_human_bytes(need, sizeof need, f.total), f.total,
-                       base_human_bytes(have, sizeof have, f.available), f.available);
+        st = base_fail(
+            err, ERR_LIMIT,
+            "does not fit: %d ranks need %s (%zu bytes), %s (%zu bytes) of memory are free",
+            f.ranks, base_human_bytes(need, sizeof need, f.total), f.total,
+            base_human_bytes(have, sizeof have, f.available), f.available);
     }
     return st;
 }

@@ -1,11 +1,12 @@
 /* DESIGN: memory files are made here and inherited, so their content outlives a rank and no name
- * exists that could be left behind. The KV file is allocated at once: everything is reserved before
- * ready, and a lack of memory is an error now and not a SIGBUS later. Weights are written whole by
- * the loading, which allocates them as it goes. */
+ * exists that could be left behind. All but the weights are allocated at once: everything is
+ * reserved before ready, and a lack of memory is an error now and not a SIGBUS later. Weights are
+ * written whole by the loading, which allocates them as it goes. */
 #include "engine/group.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -67,7 +68,7 @@ static enum status make_shared(struct group *g, const struct footprint *f, struc
 {
     enum status st = OK;
     size_t region = comm_shm_bytes(g->ranks, f->comm_bytes);
-    TRY(memory_file("tessera-comm", region, false, &g->comm, err));
+    TRY(memory_file("tessera-comm", region, true, &g->comm, err));
     TRY(memory_file("tessera-board", sizeof(struct board), true, &g->board_fd, err));
     void *board =
         mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED, g->board_fd, 0);
@@ -144,15 +145,15 @@ static enum status start(struct group *g, const struct options *o, const struct 
     posix_spawnattr_t attributes;
     sigset_t none;
     build_arguments(o, f, rank, &a);
-    sigemptyset(&none); /* the server blocks signals to wait for them; a rank must not inherit that */
+    sigemptyset(
+        &none); /* the server blocks signals to wait for them; a rank must not inherit that */
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&attributes, &none);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
         posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
-    int failed =
-        posix_spawn(&m->pid, "/proc/self/exe", &actions, &attributes, a.argv, environ);
+    int failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, &attributes, a.argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     if (failed) {
@@ -270,8 +271,12 @@ int32_t group_pid(const struct group *g, int32_t rank)
     return (int32_t)g->members[rank].pid;
 }
 
-enum status group_check(struct group *g, struct err *err)
+enum status group_check(struct group *g, int wait_ms, struct err *err)
 {
+    struct pollfd polls[COMM_RANKS_MAX];
+    for (int32_t r = 0; r < g->ranks; r++)
+        polls[r] = (struct pollfd){.fd = g->members[r].pidfd, .events = POLLIN};
+    poll(polls, (nfds_t)g->ranks, wait_ms);
     for (int32_t r = 0; r < g->ranks; r++) {
         struct member *m = &g->members[r];
         siginfo_t info = {0};
@@ -293,7 +298,7 @@ enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx, st
     struct link_answer answers[COMM_RANKS_MAX];
     struct err cause;
     enum status st = link_exchange(g->links, NULL, 0, tick, ctx, answers, err);
-    if (st == ERR_COMM && group_check(g, &cause) != OK)
+    if (st == ERR_COMM && group_check(g, 100, &cause) != OK)
         *err = cause; /* says more than a closed link */
     for (int32_t r = 0; st == OK && r < g->ranks; r++)
         if (answers[r].head.status != OK)

@@ -1,7 +1,7 @@
-/* Group: the rank processes of one server. Spawned from the same binary, given memory files (weights,
- * KV cache, communicator, board) and a link each, watched by pidfd. A group is never repaired: when
- * a rank is lost all are killed. Only the main thread calls (the parent-death signal of a child
- * belongs to the thread that started it). */
+/* Group: the rank processes of one server. Spawned from the same binary, given memory files
+ * (weights, KV cache, communicator, board) and a link each, watched by pidfd. A group is never
+ * repaired: when a rank is lost all are killed. Only the main thread calls (the parent-death signal
+ * of a child belongs to the thread that started it). */
 #ifndef TESSERA_ENGINE_GROUP_H
 #define TESSERA_ENGINE_GROUP_H
 
@@ -33,8 +33,9 @@ int32_t group_pid(const struct group *g, int32_t rank);
  * every 50 ms and may end the wait (a signal came). ERR_COMM or the rank's own status and text. */
 enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx,
                              struct err *err) MUST_USE;
-/* ERR_COMM with "rank 1 (pid 17) was killed by signal 9" when a rank has ended; OK otherwise. */
-enum status group_check(struct group *g, struct err *err) MUST_USE;
+/* ERR_COMM with "rank 1 (pid 17) was killed by signal 9" when a rank has ended; OK otherwise. Waits
+ * up to wait_ms for one to end: a dying rank closes its link before it can be reaped. */
+enum status group_check(struct group *g, int wait_ms, struct err *err) MUST_USE;
 /* SIGKILL to all; they are reaped by group_close. Safe from any thread. */
 void group_kill(struct group *g);
 

@@ -164,8 +164,8 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
         char *in = l->ends[i].in;
         memcpy(&answers[i].head, in, sizeof answers[i].head);
         answers[i].ids = (const int32_t *)(const void *)(in + sizeof(struct step_answer));
-        char *text = in + sizeof(struct step_answer) +
-                     (size_t)answers[i].head.ids * sizeof(int32_t);
+        char *text =
+            in + sizeof(struct step_answer) + (size_t)answers[i].head.ids * sizeof(int32_t);
         text[answers[i].head.text_bytes] = '\0';
         answers[i].text = text;
     }

@@ -23,8 +23,8 @@ struct link_answer {
 /* Asked about every 50 ms while waiting: ERR_... ends the exchange with that status. */
 typedef enum status link_patience(void *ctx, struct err *err);
 
-/* Sends `bytes` to every rank (0: sends nothing) and waits for one answer from each; answers[count].
- * ERR_COMM: a link closed or an answer is malformed. */
+/* Sends `bytes` to every rank (0: sends nothing) and waits for one answer from each;
+ * answers[count]. ERR_COMM: a link closed or an answer is malformed. */
 enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
                           link_patience *patience, void *ctx, struct link_answer *answers,
                           struct err *err) MUST_USE;

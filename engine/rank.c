@@ -1,6 +1,6 @@
-/* DESIGN: a rank is a function from (its memory, a step) to ids. Slot state is arrays as the kernels
- * want them: block table, sampling parameters, last token. The same rank_open and rank_step run as a
- * process here and as threads of one process in the tests. */
+/* DESIGN: a rank is a function from (its memory, a step) to ids. Slot state is arrays as the
+ * kernels want them: block table, sampling parameters, last token. The same rank_open and rank_step
+ * run as a process here and as threads of one process in the tests. */
 #include "engine/rank.h"
 
 #include "engine/group.h"
@@ -213,8 +213,7 @@ out:
 
 /* The sizes the front end decided, with this rank's parts worked out anew. */
 static void footprint_of(const struct options *o, const struct model_config *m,
-                         const struct layout *l, const struct backend_ops *ops,
-                         struct footprint *f)
+                         const struct layout *l, const struct backend_ops *ops, struct footprint *f)
 {
     memset(f, 0, sizeof *f);
     f->ranks = o->tp;
@@ -226,8 +225,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.vocab = m->vocab;
     f->limits.blocks = o->kv_blocks;
     f->limits.history_max = o->max_model_len;
-    f->limits.table_cols =
-        (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    f->limits.table_cols = (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     f->comm_bytes = (size_t)o->comm_bytes;
     const struct kv_spec kv = footprint_kv(f, m, l);
     f->rank[l->rank].weights = l->arena_bytes;

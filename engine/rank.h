@@ -1,4 +1,5 @@
-/* One rank: its shards, its KV blocks, and the loop that runs steps. No queue, no HTTP, no policy. */
+/* One rank: its shards, its KV blocks, and the loop that runs steps. No queue, no HTTP, no policy.
+ */
 #ifndef TESSERA_ENGINE_RANK_H
 #define TESSERA_ENGINE_RANK_H
 
@@ -26,7 +27,8 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
 void rank_close(struct rank *r);
 
 /* Runs one step: slot changes, forward pass, sampling. *ids = the sampled tokens, in the order of
- * the step's samples; *logits (may be NULL) = the rows they came from. Both valid until the next. */
+ * the step's samples; *logits (may be NULL) = the rows they came from. Both valid until the next.
+ */
 enum status rank_step(struct rank *r, const struct step *step, const int32_t **ids,
                       struct cview *logits, struct err *err) MUST_USE;
 

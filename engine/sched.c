@@ -1,7 +1,8 @@
-/* DESIGN: slots[] holds the running sequences, a singly linked list the waiting ones. A step is built
- * from the state alone and committed before the next one is built, except for the tokens themselves:
- * a decode row names its slot and the rank knows the token, so building never needs the answer.
- * Blocks of an ended sequence are free at once because the step that named them has been answered. */
+/* DESIGN: slots[] holds the running sequences, a singly linked list the waiting ones. A step is
+ * built from the state alone and committed before the next one is built, except for the tokens
+ * themselves: a decode row names its slot and the rank knows the token, so building never needs the
+ * answer. Blocks of an ended sequence are free at once because the step that named them has been
+ * answered. */
 #include "engine/sched.h"
 
 #include <stdlib.h>

@@ -1,9 +1,9 @@
-/* Scheduler: waiting and running sequences -> the next step. Pure: no clock, thread or I/O, so it can
- * be simulated. Not thread-safe: the engine thread's.
+/* Scheduler: waiting and running sequences -> the next step. Pure: no clock, thread or I/O, so it
+ * can be simulated. Not thread-safe: the engine thread's.
  *
  * A step holds one row for every running sequence that decodes, then prompt chunks in order of
- * arrival until the row budget is used. A sequence is admitted when a slot and all the blocks it can
- * ever need are free; admission is first come, first served, so nobody starves. */
+ * arrival until the row budget is used. A sequence is admitted when a slot and all the blocks it
+ * can ever need are free; admission is first come, first served, so nobody starves. */
 #ifndef TESSERA_ENGINE_SCHED_H
 #define TESSERA_ENGINE_SCHED_H
 
@@ -53,8 +53,8 @@ void sched_cancel(struct sched *s, uint64_t id);
  * that were cancelled end here: their events are appended to `events` (room for waiting_max +
  * slots), *count says how many. */
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count);
-/* Takes the sampled ids of the step built last (ids[step->samples]); appends one event per token and
- * terminal event. */
+/* Takes the sampled ids of the step built last (ids[step->samples]); appends one event per token
+ * and terminal event. */
 void sched_commit(struct sched *s, const struct step *step, const int32_t *ids,
                   struct token_event *events, int32_t *count);
 /* Ends everything with `reason`; the step in flight, if any, is forgotten. */

@@ -62,8 +62,8 @@ size_t step_bytes_max(const struct step_limits *l)
 {
     size_t slots = (size_t)l->slots, rows = (size_t)l->rows;
     size_t appends = rows / BACKEND_BLOCK_TOKENS + 2 * slots + 2;
-    size_t words = slots * (OPEN_WORDS + (size_t)l->history_max) + 3 * appends + 2 * slots +
-                   3 * rows + slots;
+    size_t words =
+        slots * (OPEN_WORDS + (size_t)l->history_max) + 3 * appends + 2 * slots + 3 * rows + slots;
     return sizeof(struct step_header) + 4 * words;
 }
 
@@ -224,8 +224,10 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
         return bad(err, "a position");
     if (!all_in(s->token, h.rows, STEP_TOKEN_FROM_SLOT, l->vocab))
         return bad(err, "a token");
-    if (!all_in(s->sample, h.samples, 0, h.rows))
-        return bad(err, "a sample row");
+    for (int32_t i = 0; i < h.samples; i++) /* ascending, none of padding */
+        if (!in(s->sample[i], i > 0 ? s->sample[i - 1] + 1 : 0, h.rows) ||
+            s->slot[s->sample[i]] < 0)
+            return bad(err, "a sample row");
     s->epoch = h.epoch;
     s->seq = h.seq;
     s->rows = h.rows;

@@ -10,14 +10,14 @@
  * A padded row has slot -1: it reads and writes nothing but its own row of the output, as zeros.
  *
  * Numerics contract of the CPU variants (generic states it, the others equal it bit for bit):
- *  - linear: each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf of
- *    K; leaves are folded by the tree of backend_tree (stride 1, 2, 4, ...). Rows never mix.
+ *  - linear: each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf
+ * of K; leaves are folded by the tree of backend_tree (stride 1, 2, 4, ...). Rows never mix.
  *  - sums over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds elements
  *    j, j+16, ... in ascending order; lanes fold as ((0+8)+(4+12))+((2+10)+(6+14)) + odd likewise,
  *    i.e. stride 8, 4, 2, 1.
  *  - attention reduces keys in ascending segments of 256 positions: per segment the maximum, the
- *    exponentials, their sum and the weighted values (ascending over keys, FMA); segments are merged
- *    ascending with the running (maximum, sum, output).
+ *    exponentials, their sum and the weighted values (ascending over keys, FMA); segments are
+ * merged ascending with the running (maximum, sum, output).
  *  - exp is the polynomial of kernels/cpu, the same operations in every variant.
  * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
 #ifndef TESSERA_KERNELS_BACKEND_H
@@ -26,10 +26,10 @@
 #include "config/base.h"
 #include "config/dtype.h"
 
-#define BACKEND_LEAVES_MAX 8   /* K of a row-parallel linear is cut into this many leaves */
+#define BACKEND_LEAVES_MAX 8    /* K of a row-parallel linear is cut into this many leaves */
 #define BACKEND_BLOCK_TOKENS 16 /* positions per KV block */
-#define BACKEND_SEGMENT 256    /* keys per attention segment */
-#define BACKEND_PEERS_MAX 64   /* most addends of sum_tree */
+#define BACKEND_SEGMENT 256     /* keys per attention segment */
+#define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
 
 /* Borrowed [rows, cols] matrices, contiguous. */
@@ -47,7 +47,7 @@ struct cview {
 /* Shape of a linear's local weight, [out, in]. Leaf i covers columns [cut[i], cut[i+1]);
  * cut[0] = 0, cut[leaves] = in, ascending, empty leaves allowed. leaves = 1 for column-parallel. */
 struct weight_spec {
-    int32_t out, in; /* either may be 0: the rank owns nothing of it */
+    int32_t out, in;  /* either may be 0: the rank owns nothing of it */
     enum dtype dtype; /* storage: F32, F16 or BF16 */
     int32_t leaves;
     int32_t cut[BACKEND_LEAVES_MAX + 1];
@@ -137,12 +137,12 @@ struct backend_ops {
      * transformers does). inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq);
-    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: rotates q and k in place (halves: i with
-     * i + E/2) and stores k and v at the rows' positions of `layer`. */
+    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: rotates q and k in place (halves: i
+     * with i + E/2) and stores k and v at the rows' positions of `layer`. */
     void (*rope_kv)(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
                     const struct rows *rows, struct kv_cache *kv, int32_t layer);
-    /* out[T, H * E]: causal attention of each row's q over positions 0..position of its slot, scaled
-     * by 1/sqrt(E). */
+    /* out[T, H * E]: causal attention of each row's q over positions 0..position of its slot,
+     * scaled by 1/sqrt(E). */
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                    const struct rows *rows, const struct kv_cache *kv, int32_t layer);
     /* y[T, F] = silu(gu[:, :F]) * gu[:, F:2F] */
@@ -193,9 +193,8 @@ enum status backend_linear(struct backend *b, struct view y, struct cview x, con
                            struct err *err) MUST_USE;
 enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
                             float eps, struct err *err) MUST_USE;
-enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x,
-                                struct cview delta, const float *gain, float eps,
-                                struct err *err) MUST_USE;
+enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                                const float *gain, float eps, struct err *err) MUST_USE;
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, struct err *err) MUST_USE;
 enum status backend_rope_kv(struct backend *b, struct view qkv, struct cview table,

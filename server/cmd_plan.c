@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Received bytes of one all-reduce of n fp32 elements on rank r (tensor-parallel literature: one-shot
- * (P-1) n, two-shot (P-1) of the own block plus the other blocks). */
+/* Received bytes of one all-reduce of n fp32 elements on rank r (tensor-parallel literature:
+ * one-shot (P-1) n, two-shot (P-1) of the own block plus the other blocks). */
 static uint64_t all_reduce_bytes(int32_t ranks, int32_t r, uint64_t n)
 {
     if (ranks == 1)
@@ -74,7 +74,8 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                f->threads, s->options.parallel_mode);
     buf_printf(b, "  \"dtype\": \"%s\", \"kv_dtype\": \"%s\",\n", dtype_name(f->dtype),
                dtype_name(f->kv_dtype));
-    buf_printf(b, "  \"max_model_len\": %d, \"max_num_seqs\": %d, \"max_num_batched_tokens\": %d,\n",
+    buf_printf(b,
+               "  \"max_model_len\": %d, \"max_num_seqs\": %d, \"max_num_batched_tokens\": %d,\n",
                f->max_model_len, f->limits.slots, f->limits.rows);
     buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d,\n", f->limits.blocks,
                BACKEND_BLOCK_TOKENS);
@@ -96,13 +97,13 @@ static void print_text(const struct setup *s, const struct footprint *f, struct 
     setup_table(s, f, b);
     buf_printf(b, "\nper layer 2 all-reduces; per step %d all-reduces and 1 all-gather of logits\n",
                2 * s->model.layers + 1);
-    buf_printf(b, "rank  reads       KV per token  received per layer: 1 row, %d rows; logits per row\n",
-               f->limits.rows);
+    buf_printf(
+        b, "rank  reads       KV per token  received per layer: 1 row, %d rows; logits per row\n",
+        f->limits.rows);
     for (int32_t r = 0; r < f->ranks; r++)
         buf_printf(b, "%4d  %-10s  %7zu B     %s, %s; %s\n", r,
                    base_human_bytes(read, sizeof read, setup_read_bytes(s, r)),
-                   f->rank[r].kv_per_token,
-                   base_human_bytes(one, sizeof one, layer_bytes(s, r, 1)),
+                   f->rank[r].kv_per_token, base_human_bytes(one, sizeof one, layer_bytes(s, r, 1)),
                    base_human_bytes(many, sizeof many, layer_bytes(s, r, f->limits.rows)),
                    base_human_bytes(logits, sizeof logits, logits_bytes(s, r)));
 }

@@ -1,4 +1,5 @@
-/* The commands of the binary; each prints its result and returns a status whose text main prints. */
+/* The commands of the binary; each prints its result and returns a status whose text main prints.
+ */
 #ifndef TESSERA_SERVER_COMMANDS_H
 #define TESSERA_SERVER_COMMANDS_H
 

@@ -2,9 +2,9 @@
  * the weights are loaded (so a taken port fails at once), hands it the engine when that is ready,
  * and closes it last.
  *
- * Threads: HTTP poll threads only move bytes; request workers parse, validate and tokenize while the
- * connection is suspended; one output thread detokenizes, finds stop strings, writes SSE frames and
- * decides each choice's end. The engine thread only drops token events into a queue. */
+ * Threads: HTTP poll threads only move bytes; request workers parse, validate and tokenize while
+ * the connection is suspended; one output thread detokenizes, finds stop strings, writes SSE frames
+ * and decides each choice's end. The engine thread only drops token events into a queue. */
 #ifndef TESSERA_SERVER_FRONTEND_H
 #define TESSERA_SERVER_FRONTEND_H
 
@@ -16,8 +16,8 @@ struct frontend;
 struct tokenizer;
 
 struct frontend_config {
-    const char *host; /* numeric address */
-    int32_t port;     /* 0: any free one */
+    const char *host;       /* numeric address */
+    int32_t port;           /* 0: any free one */
     const char *model_name; /* --served-model-name, else the directory's name */
     const char *version;
     int32_t vocab, max_model_len;

@@ -1,6 +1,7 @@
 /* DESIGN: start order is cheap checks first: model headers, memory, port; then the ranks load while
  * the port answers 503 "loading"; then the engine. The main thread sleeps in poll on signals and on
- * the ranks' pidfds, so a death is noticed at once, also when nothing runs. Closing mirrors opening. */
+ * the ranks' pidfds, so a death is noticed at once, also when nothing runs. Closing mirrors
+ * opening. */
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
@@ -76,11 +77,13 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     TRY(tokenizer_open(o->model, s->setup.model.vocab, &s->tokenizer, err));
     setup_model_name(o, s->name, sizeof s->name);
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
-    base_log(LOG_INFO, "%s: %d layers, hidden %d, %s of tensors, held as %s on %d ranks (%s, %d thread%s each)",
-             s->name, s->setup.model.layers, s->setup.model.hidden,
-             base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
-             s->footprint.ranks, s->setup.ops->name, s->footprint.threads,
-             s->footprint.threads == 1 ? "" : "s");
+    base_log(
+        LOG_INFO,
+        "%s: %d layers, hidden %d, %s of tensors, held as %s on %d ranks (%s, %d thread%s each)",
+        s->name, s->setup.model.layers, s->setup.model.hidden,
+        base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
+        s->footprint.ranks, s->setup.ops->name, s->footprint.threads,
+        s->footprint.threads == 1 ? "" : "s");
     if (!s->tokenizer)
         base_log(LOG_WARN, "no tokenizer.model in %s: prompts must be token ids", o->model);
     if (s->setup.ignored > 0)
@@ -117,7 +120,7 @@ static enum status loading_tick(void *ctx, struct err *err)
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
     double now = base_now(), spent = now - s->started;
     if (now - s->shown < 1 || s->bytes_total == 0)
-        return group_check(s->group, err);
+        return group_check(s->group, 0, err);
     s->shown = now;
     for (int32_t r = 0; r < s->footprint.ranks; r++)
         done += atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
@@ -125,7 +128,7 @@ static enum status loading_tick(void *ctx, struct err *err)
              base_human_bytes(done_text, sizeof done_text, done),
              base_human_bytes(total_text, sizeof total_text, s->bytes_total),
              done > 0 ? spent * ((double)s->bytes_total / (double)done - 1) : 0.0);
-    return group_check(s->group, err);
+    return group_check(s->group, 0, err);
 }
 
 static void on_lost(void *ctx)
@@ -201,12 +204,10 @@ static enum status watch(struct server *s, const struct options *o, struct err *
     for (;;) {
         if (poll(polls, (nfds_t)ranks + 2, -1) < 0)
             continue;
-        if (group_check(s->group, err) != OK)
+        if (group_check(s->group, 0, err) != OK)
             return give_up(s, err);
         if (polls[ranks + 1].revents) {
-            /* a dying rank closes its link first: its exit says more than the closed link */
-            poll(polls, (nfds_t)ranks, 100);
-            if (group_check(s->group, err) == OK)
+            if (group_check(s->group, 100, err) == OK)
                 base_fail(err, ERR_COMM, "the rank group is lost");
             return give_up(s, err);
         }

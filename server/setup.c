@@ -72,7 +72,8 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
 void setup_table(const struct setup *s, const struct footprint *f, struct buf *out)
 {
     char w[32], k[32], a[32];
-    buf_printf(out, "rank  heads  KV heads  MLP columns  vocabulary     weights    KV cache  other\n");
+    buf_printf(out,
+               "rank  heads  KV heads  MLP columns  vocabulary     weights    KV cache  other\n");
     for (int32_t r = 0; r < f->ranks; r++) {
         const struct layout *l = s->layouts[r];
         buf_printf(out, "%4d  %5lld  %8lld  %11lld  %10lld  %10s  %10s  %s\n", r,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/corpus/safetensors: one file per rule of the safetensors reader, and small checkpoint
-directories. Plain struct and json, no code of ours and no library, so that reader and writer cannot
-share a mistake. Deterministic: running it again changes nothing (`--check` says so).
+"""Writes tests/corpus/safetensors: one file per rule of the safetensors reader, and small
+checkpoint directories. Plain struct and json, no code of ours and no library, so that reader and
+writer cannot share a mistake. Deterministic: running it again changes nothing (`--check` says so).
 
 cases.txt lists, per line, a file or directory and the words its error message must hold, or `ok`.
 """
@@ -41,7 +41,8 @@ def files():
         "ok": (good, "ok"),
         "ok_empty": (header_file("{}"), "ok"),
         "ok_padded": (header_file(json.dumps(two) + "    ", bytes(32)), "ok"),
-        "ok_metadata": (simple(__metadata__={"format": "pt", "k\n\"": "\u00e9\x7f"}, a=entry()), "ok"),
+        "ok_metadata": (simple(__metadata__={"format": "pt", "k\n\"": "\u00e9\x7f"}, a=entry()),
+                        "ok"),
         "ok_scalar": (simple(4, a=entry(shape=[], offsets=[0, 4])), "ok"),
         "ok_zero_size": (simple(24, z=entry(shape=[0, 5], offsets=[0, 0]), a=entry()), "ok"),
         "ok_any_order": (header_file(json.dumps({"b": two["b"], "a": two["a"]}), bytes(32)), "ok"),
@@ -61,8 +62,8 @@ def files():
         "not_utf8": (header_file(b'{"\xff\xfe":1}'), "decode byte 0xff"),
         "nul_in_name": (header_file('{"a\\u0000b":1}'), "NUL"),
         "deep": (header_file('{"a":' + "[" * 70 + "]" * 70 + "}"), "nested deeper"),
-        "duplicate_tensor": (header_file('{"a":%s,"a":%s}' % ((json.dumps(entry()),) * 2), bytes(24)),
-                             "duplicate"),
+        "duplicate_tensor": (header_file('{"a":%s,"a":%s}' % ((json.dumps(entry()),) * 2),
+                                         bytes(24)), "duplicate"),
         "duplicate_field": (header_file('{"a":{"dtype":"F32","dtype":"F32","shape":[1],'
                                         '"data_offsets":[0,4]}}', bytes(4)), "duplicate"),
         "name_empty": (simple(**{"": entry()}), "name is empty or holds control"),
@@ -71,21 +72,24 @@ def files():
         "dtype_unknown": (simple(a=entry("F31")), 'unknown dtype "F31"'),
         "dtype_case": (simple(a=entry("f32")), 'unknown dtype "f32"'),
         "dtype_number": (simple(a=entry(4)), '"dtype" to be a string'),
-        "dtype_missing": (simple(a={"shape": [6], "data_offsets": [0, 24]}), '"dtype" to be a string'),
+        "dtype_missing": (simple(a={"shape": [6], "data_offsets": [0, 24]}),
+                          '"dtype" to be a string'),
         "shape_negative": (simple(a=entry(shape=[-2, -3])), "shape[0] to be an integer >= 0"),
         "shape_real": (simple(a=entry(shape=[2.0, 3])), "shape[0] to be an integer >= 0"),
         "shape_string": (simple(a=entry(shape=["2", 3])), "shape[0] to be an integer >= 0"),
         "shape_too_big": (header_file('{"a":{"dtype":"F32","shape":[99999999999999999999],'
                                       '"data_offsets":[0,4]}}', bytes(4)), "too big integer"),
-        "shape_missing": (simple(a={"dtype": "F32", "data_offsets": [0, 24]}), '"shape" to be an array'),
+        "shape_missing": (simple(a={"dtype": "F32", "data_offsets": [0, 24]}),
+                          '"shape" to be an array'),
         "shape_object": (simple(a={**entry(), "shape": {}}), '"shape" to be an array'),
         "elements_overflow": (simple(a=entry(shape=[2**32, 2**32])), "overflows"),
         "elements_wrap_to_24": (simple(24, a=entry("U8", [2**61 + 3, 8])), "overflows"),
         "bytes_overflow": (simple(0, a=entry(shape=[2**62], offsets=[0, 0])), "overflows"),
         "bytes_negative": (simple(0, a=entry(shape=[2**61], offsets=[0, 0])), "overflows"),
         "nine_dims": (simple(4, a=entry(shape=[1] * 9, offsets=[0, 4])), "at most 8"),
-        "length_mismatch": (simple(a=entry(offsets=[0, 20])), "expected 24 bytes"),
-        "length_mismatch_long": (simple(a=entry(shape=[1], offsets=[0, 24])), "expected 4 bytes"),
+        "length_mismatch": (simple(a=entry(offsets=[0, 20])), "expected 24 bytes by dtype"),
+        "length_mismatch_long": (simple(a=entry(shape=[1], offsets=[0, 24])),
+                                 "expected 4 bytes by dtype"),
         "offsets_reversed": (simple(a=entry(offsets=[24, 0])), "begin <= end"),
         "offsets_negative": (simple(a=entry(offsets=[-24, 0])), "begin <= end"),
         "offsets_three": (simple(a=entry(offsets=[0, 24, 24])), "two integers"),
@@ -98,7 +102,8 @@ def files():
         "truncated": (good[:-1], "truncated"),
         "truncated_all": (good[:-24], "truncated"),
         "trailing": (good + b"\0", "expected 24 bytes after the header, found 25"),
-        "metadata_number": (simple(__metadata__={"a": 1}, a=entry()), "__metadata__ to hold strings"),
+        "metadata_number": (simple(__metadata__={"a": 1}, a=entry()),
+                            "__metadata__ to hold strings"),
         "metadata_string": (simple(__metadata__="x", a=entry()), "__metadata__ to be an object"),
     }
     return {name + ".safetensors": case for name, case in out.items()}
@@ -147,7 +152,8 @@ def whole(k):
 
 
 def index_of(weight_map, total=0):
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1).encode()
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return json.dumps(index, indent=1).encode()
 
 
 def index_dir(first=(0, 1), second=(2, 3, 4), changes=None):
@@ -199,7 +205,8 @@ def directories():
         "index": (index_dir(), "ok"),
         "sharded": (shard_dir(), "ok"),
         "sharded_overlap": (shard_dir(overlap=3), "ok"),
-        "nothing": ({"readme.txt": b"no model here\n"}, "looked for shards.json, model.safetensors"),
+        "nothing": ({"readme.txt": b"no model here\n"},
+                    "looked for shards.json, model.safetensors"),
         "pickle": ({"pytorch_model.bin": b""}, "convert it to safetensors"),
         "damaged": ({"model.safetensors": b"1234567"}, "model.safetensors: 7 bytes"),
         "map_path": (index_dir(changes={"head.weight": "sub/" + a}), "plain name"),
@@ -212,7 +219,8 @@ def directories():
         "map_missing_tensor": (index_dir(changes={"other.weight": a}), "other.weight: expected in"),
         "map_wrong_file": (index_dir(changes={"head.weight": b}), "head.weight: expected in " + b),
         "unmapped_tensor": (index_dir(changes={"head.weight": None}), "head.weight is not in"),
-        "duplicate_across": (index_dir(second=(1, 2, 3, 4)), "duplicate tensor layers.0.down.weight"),
+        "duplicate_across": (index_dir(second=(1, 2, 3, 4)),
+                             "duplicate tensor layers.0.down.weight"),
         "extra_file": ({**index_dir(), "model-00003-of-00003.safetensors": b""}, "extra file"),
         "no_map": ({"model.safetensors.index.json": b"{}"}, "weight_map"),
         "index_not_json": ({"model.safetensors.index.json": b"{"}, "line 1"),

@@ -48,9 +48,9 @@ typedef void body(struct rank *r);
 
 struct world {
     int32_t ranks;
+    int fd;
     body *run;
     void *region;
-    int fd;
     struct shared *shared;
 };
 
@@ -101,20 +101,26 @@ static float tree(const float *v, int32_t low, int32_t width, int32_t ranks)
     return low + half < ranks ? left + tree(v, low + half, half, ranks) : left;
 }
 
-/* Element i of the sum over ranks in iteration it. */
-static bool sum_is(int32_t ranks, uint32_t it, size_t i, float got)
+/* dst[0 .. n) holds the sums over ranks of their elements from `first` on. */
+static bool sums_are(const struct rank *r, uint32_t it, size_t first, size_t n)
 {
-    float v[RANKS] = {0}, want;
-    double exact = 0;
-    for (int32_t r = 0; r < ranks; r++) {
-        v[r] = value(r, it, i);
-        exact += (double)v[r];
+    for (size_t i = 0; i < n; i++) {
+        float v[RANKS] = {0};
+        double exact = 0;
+        for (int32_t k = 0; k < r->ranks; k++) {
+            v[k] = value(k, it, first + i);
+            exact += (double)v[k];
+        }
+        float want = tree(v, 0, RANKS, r->ranks);
+        if (memcmp(&want, &r->dst[i], 4) != 0 || fabs((double)want - exact) > 8e-7)
+            return false;
     }
-    want = tree(v, 0, RANKS, ranks);
-    return memcmp(&want, &got, sizeof got) == 0 && fabs((double)got - exact) <= 8e-7;
+    return true;
 }
 
 /* ---- running ranks ---- */
+
+static int32_t threads_per_rank = 1; /* set before the ranks start */
 
 static void start_rank(struct rank *r, struct world *w, void *region, int32_t rank)
 {
@@ -125,7 +131,7 @@ static void start_rank(struct rank *r, struct world *w, void *region, int32_t ra
     r->hash = BASE_HASH_INIT;
     r->stats = calloc(1, sizeof *r->stats);
     CHECK(r->stats != NULL);
-    CHECK(backend_open("cpu-generic", 1, &b, &err) == OK);
+    CHECK(backend_open("cpu-generic", threads_per_rank, &b, &err) == OK);
     CHECK(comm_shm_open(region, rank, b, r->stats, &r->c, &err) == OK);
     for (int i = 0; i < 2; i++)
         r->src[i] = comm_buffer(r->c, CAP * sizeof(float));
@@ -237,10 +243,8 @@ static void expect_counters(struct rank *r)
 
 static void fill_words(struct rank *r, uint32_t it, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t x = word(r->rank, it, i);
-        memcpy(&r->src[it & 1][i], &x, 4);
-    }
+    for (size_t i = 0; i < n; i++)
+        memcpy(&r->src[it & 1][i], &(uint32_t){word(r->rank, it, i)}, 4);
 }
 
 static void fill_values(struct rank *r, uint32_t it, size_t n)
@@ -269,21 +273,24 @@ static void do_all_reduce(struct rank *r, uint32_t it, size_t n)
     bool oneshot = r->ranks == 2 || n * 4 <= 262144;
     fill_values(r, it, n);
     GOOD(r, comm_all_reduce(r->c, r->dst, r->src[it & 1], n, &err));
-    bool right = true;
-    for (size_t i = 0; i < n && right; i++)
-        right = sum_is(r->ranks, it, i, r->dst[i]);
-    EXPECT(r, right);
+    EXPECT(r, sums_are(r, it, 0, n));
     r->hash = base_hash(r->hash, r->dst, n * 4);
     account(r, COMM_ALL_REDUCE,
             r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own)));
 }
 
-static void do_all_gather(struct rank *r, uint32_t it, int32_t rows, uint32_t widest)
+/* For the v-forms: often nothing. */
+static uint32_t draw_count(struct rank *r, uint32_t below)
+{
+    return draw(&r->common, 3) == 0 ? 0 : draw(&r->common, below);
+}
+
+static void do_all_gather(struct rank *r, uint32_t it, int32_t rows)
 {
     int32_t cols[RANKS];
     size_t total = 0, at = 0;
     for (int32_t i = 0; i < r->ranks; i++) {
-        cols[i] = draw(&r->common, 3) == 0 ? 0 : (int32_t)draw(&r->common, widest);
+        cols[i] = (int32_t)draw_count(r, rows == 1 ? CAP / RANKS : 3000);
         total += (size_t)cols[i];
     }
     size_t own = (size_t)cols[r->rank];
@@ -303,16 +310,13 @@ static void do_reduce_scatter(struct rank *r, uint32_t it, uint32_t longest)
 {
     size_t counts[RANKS], total = 0, first = 0;
     for (int32_t i = 0; i < r->ranks; i++) {
-        counts[i] = draw(&r->common, 3) == 0 ? 0 : draw(&r->common, longest);
+        counts[i] = draw_count(r, longest);
         first += i < r->rank ? counts[i] : 0;
         total += counts[i];
     }
     fill_values(r, it, total);
     GOOD(r, comm_reduce_scatter(r->c, r->dst, r->src[it & 1], counts, &err));
-    bool right = true;
-    for (size_t i = 0; i < counts[r->rank] && right; i++)
-        right = sum_is(r->ranks, it, first + i, r->dst[i]);
-    EXPECT(r, right);
+    EXPECT(r, sums_are(r, it, first, counts[r->rank]));
     account(r, COMM_REDUCE_SCATTER, 4 * ((size_t)r->ranks - 1) * counts[r->rank]);
 }
 
@@ -333,7 +337,7 @@ static void do_all_to_all(struct rank *r, uint32_t it, uint32_t longest)
     size_t send[RANKS], receive[RANKS], total = 0, at = 0;
     for (int32_t from = 0; from < r->ranks; from++)
         for (int32_t to = 0; to < r->ranks; to++)
-            counts[from][to] = draw(&r->common, 3) == 0 ? 0 : draw(&r->common, longest);
+            counts[from][to] = draw_count(r, longest);
     for (int32_t i = 0; i < r->ranks; i++) {
         send[i] = counts[r->rank][i];
         receive[i] = counts[i][r->rank];
@@ -378,10 +382,8 @@ static void do_any(struct rank *r, uint32_t it)
         do_all_reduce(r, it, draw_size(r));
         break;
     case 2:
-        do_all_gather(r, it, (int32_t)draw(&r->common, 6), 3000);
-        break;
     case 3:
-        do_all_gather(r, it, 1, CAP / RANKS);
+        do_all_gather(r, it, (int32_t)draw(&r->common, 6));
         break;
     case 4:
         do_reduce_scatter(r, it, draw(&r->common, 2) == 0 ? 9 : CAP / RANKS);
@@ -410,30 +412,36 @@ static void body_any(struct rank *r)
     expect_counters(r);
 }
 
-static void expect_equal_hashes(const struct shared *s, int32_t ranks)
+static void run_any(bool processes)
 {
-    for (int32_t i = 1; i < ranks; i++)
-        assert_int_equal(atomic_load(&s->hash[i]), atomic_load(&s->hash[0]));
+    struct shared s;
+    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
+        run(ranks, processes, body_any, &s);
+        for (int32_t i = 1; i < ranks; i++)
+            assert_int_equal(atomic_load(&s.hash[i]), atomic_load(&s.hash[0]));
+    }
 }
 
 static void test_threads(void **state)
 {
     (void)state;
-    struct shared s;
-    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
-        run(ranks, false, body_any, &s);
-        expect_equal_hashes(&s, ranks);
-    }
+    run_any(false);
 }
 
 static void test_processes(void **state)
 {
     (void)state;
-    struct shared s;
-    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
-        run(ranks, true, body_any, &s);
-        expect_equal_hashes(&s, ranks);
-    }
+    run_any(true);
+}
+
+/* Sums and large copies split among the backend's threads. */
+static void test_threaded_ranks(void **state)
+{
+    (void)state;
+    threads_per_rank = 2;
+    run(2, false, body_any, NULL);
+    run(3, true, body_any, NULL);
+    threads_per_rank = 1;
 }
 
 /* ---- reuse of buffers, under random delays ---- */
@@ -447,7 +455,7 @@ static void delay(struct rank *r)
         sched_yield();
 }
 
-/* Thousands of phases: also crosses the wrap of phase and counter. Two sources, one destination. */
+/* Two sources, one destination. */
 static void body_reuse(struct rank *r)
 {
     for (uint32_t it = 0; it < 4000; it++) {
@@ -462,6 +470,21 @@ static void body_reuse_two_shot(struct rank *r)
     for (uint32_t it = 0; it < 60; it++) {
         delay(r);
         do_all_reduce(r, it, it % 3 == 0 ? 100 : 65537 + it);
+    }
+    expect_counters(r);
+}
+
+/* At the wraps everybody must have to sleep: they are in the 1000th phase, and where the counter
+ * has seen 3001 arrivals. */
+static void body_wrap(struct rank *r)
+{
+    for (int32_t phase = 1; phase <= 1600; phase++) {
+        int32_t arrivals = phase * r->ranks;
+        bool near = (phase > 990 && phase < 1010) || (arrivals > 2980 && arrivals < 3020);
+        if (near && r->rank == phase % r->ranks)
+            usleep(2000);
+        GOOD(r, comm_barrier(r->c, &err));
+        account(r, COMM_BARRIER, 0);
     }
     expect_counters(r);
 }
@@ -490,16 +513,13 @@ static void test_reuse(void **state)
         run(ranks, false, body_reuse_chain, NULL);
         run(ranks, true, body_reuse_chain, NULL);
     }
+    run(2, true, body_wrap, NULL);
+    run(3, false, body_wrap, NULL);
     run(3, false, body_reuse_two_shot, NULL);
     run(4, true, body_reuse_two_shot, NULL);
 }
 
 /* ---- split ---- */
-
-static float of_rank(int32_t rank)
-{
-    return (float)(1 << rank);
-}
 
 /* Sums 2^(rank in the world) over the group and compares with the set the test says it has. */
 static void expect_group(struct rank *r, struct comm *c, const struct comm_stats *stats,
@@ -509,7 +529,7 @@ static void expect_group(struct rank *r, struct comm *c, const struct comm_stats
     EXPECT(r, c->rank == rank);
     for (int i = 0; i < 50; i++) {
         float *src = r->src[i & 1];
-        src[0] = of_rank(r->rank);
+        src[0] = (float)(1u << r->rank);
         delay(r);
         GOOD(r, comm_all_reduce(c, r->dst, src, 1, &err));
         EXPECT(r, r->dst[0] == (float)members);
@@ -615,7 +635,7 @@ static enum status stray(struct rank *r, int how, struct err *err)
     size_t sizes[RANKS] = {3, odd ? 2 : 1, odd ? 1 : 2}, flat[RANKS] = {2, 2, 2};
     switch (how) {
     case 0:
-        return odd ? comm_barrier(r->c, err) : comm_all_reduce(r->c, r->dst, r->src[0], 4, err);
+        return odd ? comm_barrier(r->c, err) : comm_all_reduce(r->c, r->dst, r->src[0], 0, err);
     case 1:
         return comm_all_reduce(r->c, r->dst, r->src[0], odd ? 4 : 5, err);
     case 2:
@@ -660,7 +680,8 @@ static void test_divergence(void **state)
             int failed = 0;
             for (int i = 0; i < 3; i++)
                 failed += atomic_load(&s.errors[i]) == ERR_COMM;
-            assert_true(failed >= 1);
+            /* In the last way rank 1 talks to itself and may be content. */
+            assert_true(failed >= (stray_how == 7 ? 2 : 3));
         }
     }
 }
@@ -761,10 +782,15 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_processes),  cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_split),      cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_threaded_ranks),
+        cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,8 +9,8 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-static const char *const goldens[] = {"tied_gqa2_f32",   "untied_mha_bf16",  "untied_mqa_f16",
-                                      "headdim_bf16",    "llama31_rope_f32", "llama31_rope_old_bf16"};
+static const char *const goldens[] = {"tied_gqa2_f32", "untied_mha_bf16",  "untied_mqa_f16",
+                                      "headdim_bf16",  "llama31_rope_f32", "llama31_rope_old_bf16"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };
@@ -44,8 +44,12 @@ static struct cluster *open_golden(const char *name, int32_t ranks, const char *
     char path[1024], option[32];
     model_path(path, sizeof path, name, "");
     snprintf(option, sizeof option, "--dtype=%s", dtype);
-    const char *const args[] = {option, "--threads-per-rank=1", "--max-num-seqs=64",
-                                "--max-num-batched-tokens=64", "--kv-cache-memory=64M", NULL};
+    const char *const args[] = {option,
+                                "--threads-per-rank=1",
+                                "--max-num-seqs=64",
+                                "--max-num-batched-tokens=64",
+                                "--kv-cache-memory=64M",
+                                NULL};
     return cluster_open(path, ranks, args);
 }
 
@@ -232,8 +236,10 @@ static void test_same_bits_among_others(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goldens_float32),         cmocka_unit_test(test_goldens_native),
-        cmocka_unit_test(test_same_bits_at_any_ranks),  cmocka_unit_test(test_same_bits_in_any_chunking),
+        cmocka_unit_test(test_goldens_float32),
+        cmocka_unit_test(test_goldens_native),
+        cmocka_unit_test(test_same_bits_at_any_ranks),
+        cmocka_unit_test(test_same_bits_in_any_chunking),
         cmocka_unit_test(test_same_bits_among_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

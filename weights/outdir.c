@@ -1,6 +1,5 @@
 #include "weights/outdir.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,27 +14,29 @@ static bool is_dots(const char *name)
 
 enum status outdir_open(const char *path, struct outdir *out, struct err *err)
 {
-    if (mkdir(path, 0777) == 0) {
-        *out = (struct outdir){path, true};
-        return OK;
-    }
-    if (errno != EEXIST)
+    bool created = mkdir(path, 0777) == 0;
+    if (!created && errno != EEXIST)
         return base_fail_errno(err, ERR_USAGE, "%s: cannot create the output directory", path);
     DIR *dir = opendir(path);
-    if (!dir)
-        return base_fail_errno(err, ERR_USAGE, "%s: expected a new or empty directory", path);
+    if (!dir) {
+        enum status st =
+            base_fail_errno(err, ERR_USAGE, "%s: expected a new or empty directory", path);
+        if (created)
+            rmdir(path);
+        return st;
+    }
     const struct dirent *d = readdir(dir);
     while (d && is_dots(d->d_name))
         d = readdir(dir);
-    enum status st = OK;
-    if (d)
-        st = base_fail(err, ERR_USAGE,
-                       "%.300s: expected a new or empty directory, found %.100s in it", path,
-                       d->d_name);
-    closedir(dir);
-    if (st == OK)
-        *out = (struct outdir){path, false};
-    return st;
+    if (d) {
+        enum status st = base_fail(err, ERR_USAGE,
+                                   "%.300s: expected a new or empty directory, found %.100s in it",
+                                   path, d->d_name);
+        closedir(dir);
+        return st;
+    }
+    *out = (struct outdir){path, created, dir};
+    return OK;
 }
 
 enum status outdir_member(const struct outdir *d, const char *name, char out[PATH_MAX],
@@ -113,16 +114,14 @@ out:
     return st;
 }
 
-void outdir_discard(const struct outdir *d)
+void outdir_close(struct outdir *d, bool keep)
 {
-    DIR *dir = opendir(d->path);
-    if (!dir)
-        return;
-    for (const struct dirent *e = readdir(dir); e; e = readdir(dir)) {
+    rewinddir(d->dir);
+    for (const struct dirent *e = keep ? NULL : readdir(d->dir); e; e = readdir(d->dir)) {
         if (!is_dots(e->d_name))
-            unlinkat(dirfd(dir), e->d_name, 0); /* we make files only: others stay */
+            unlinkat(dirfd(d->dir), e->d_name, 0); /* we make files only: others stay */
     }
-    closedir(dir);
-    if (d->created)
+    closedir(d->dir);
+    if (!keep && d->created)
         rmdir(d->path);
 }

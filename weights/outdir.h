@@ -7,11 +7,13 @@
 
 #include "config/base.h"
 
+#include <dirent.h>
 #include <limits.h>
 
 struct outdir {
     const char *path; /* borrowed */
     bool created;     /* by us */
+    DIR *dir;         /* open, so that cleaning up needs no memory */
 };
 
 /* ERR_USAGE when it exists and is not an empty directory. */
@@ -24,7 +26,7 @@ enum status outdir_put(const struct outdir *d, const char *name, const void *byt
 /* Copies a file under `name`; `from` is its path. */
 enum status outdir_copy(const struct outdir *d, const char *name, const char *from,
                         struct err *err) MUST_USE;
-/* Removes every file in it, and the directory when it was created by outdir_open. */
-void outdir_discard(const struct outdir *d);
+/* keep = false removes every file in it, and the directory when outdir_open created it. */
+void outdir_close(struct outdir *d, bool keep);
 
 #endif

@@ -239,8 +239,6 @@ enum status safetensors_parse(const char *header, size_t n, uint64_t file_bytes,
     struct jdoc *root = NULL;
     struct safetensors parsed = {.fd = -1};
     struct context c = {where, NULL, err};
-    if (n > HEADER_MAX)
-        return refuse(&c, "header of %zu bytes, at most %d are read", n, HEADER_MAX);
     if (file_bytes < LENGTH_BYTES || n > file_bytes - LENGTH_BYTES)
         return refuse(&c, "header of %zu bytes does not fit a file of %llu (truncated?)", n,
                       (unsigned long long)file_bytes);

@@ -65,7 +65,8 @@ static enum status make_header(const char *path, const struct safetensors_entry 
     while (!b->failed && b->len % ALIGNMENT != 0)
         buf_puts(b, " ");
     if (b->failed)
-        return base_fail(err, ERR_LIMIT, "%s: a header of %d tensors is larger than %d bytes", path,
+        return base_fail(err, ERR_NOMEM,
+                         "%s: no memory for the header of %d tensors, or it is over %d bytes", path,
                          count, HEADER_MAX);
     uint64_t length = b->len - sizeof zeros;
     for (int i = 0; i < 8; i++)

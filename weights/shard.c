@@ -325,7 +325,6 @@ enum status shard_write(const char *model_dir, const struct checkpoint *source,
     TRY(write_list(&s, ranks, err));
 out:
     sharder_free(&s);
-    if (st != OK)
-        outdir_discard(&out);
+    outdir_close(&out, st == OK);
     return st;
 }

@@ -262,7 +262,6 @@ enum status synth_write(const char *dir, const char *config_json, const struct s
     TRY(write_model(path, rules, tensors, count, dtype, pool, err));
 out:
     backend_close(pool);
-    if (st != OK)
-        outdir_discard(&out);
+    outdir_close(&out, st == OK);
     return st;
 }

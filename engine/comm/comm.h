@@ -60,8 +60,8 @@ struct comm_ops {
                                   const size_t *counts, struct err *err);
     enum status (*broadcast)(struct comm *c, void *dst, const void *src, size_t n, int32_t root,
                              struct err *err);
-    enum status (*all_to_all)(struct comm *c, void *dst, const size_t *recv_counts,
-                              const void *src, const size_t *send_counts, struct err *err);
+    enum status (*all_to_all)(struct comm *c, void *dst, const size_t *recv_counts, const void *src,
+                              const size_t *send_counts, struct err *err);
     enum status (*send_recv)(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
                              size_t n, struct err *err);
     enum status (*barrier)(struct comm *c, struct err *err);
@@ -104,14 +104,14 @@ enum status comm_send_recv(struct comm *c, void *dst, int32_t from, const void *
                            size_t n, struct err *err) MUST_USE;
 enum status comm_barrier(struct comm *c, struct err *err) MUST_USE;
 /* Ranks of equal color form a new communicator, ordered by key then rank. Collective over c.
- * `name` labels its statistics. The parent must outlive it; they are never used at the same time. */
+ * `name` labels its statistics. The parent must outlive it; the two are never in use at once. */
 enum status comm_split(struct comm *c, int32_t color, int32_t key, const char *name,
                        struct comm_stats *stats, struct comm **out, struct err *err) MUST_USE;
 /* Makes every waiting and later call of this communicator's processes fail. Any thread. */
 void comm_abort(struct comm *c);
 void comm_close(struct comm *c);
 
-/* ---- shared memory (engine/comm/comm_shm.c): ranks are processes over one memfd, or threads ---- */
+/* ---- shared memory (comm_shm.c): ranks are processes over one memfd, or threads ---- */
 
 /* Size of the shared region for `ranks` ranks with arena_bytes of buffers each. */
 size_t comm_shm_bytes(int32_t ranks, size_t arena_bytes);

@@ -87,6 +87,7 @@ static void arrive(struct comm_shm *c, const struct comm_shm_call *call, const s
     struct comm_shm_seat *seat = seat_of(c, c->base.rank);
     struct comm_shm_post *post = &seat->post[c->phase & 1];
     post->call = *call;
+    atomic_store_explicit(&post->cpu, sched_getcpu(), memory_order_relaxed);
     for (int32_t r = 0; counts != NULL && r < c->base.ranks; r++)
         seat->counts[c->phase & 1][r] = counts[r];
     atomic_store_explicit(&post->stamp, c->phase, memory_order_release);
@@ -97,6 +98,14 @@ static void arrive(struct comm_shm *c, const struct comm_shm_call *call, const s
         futex_wake_all(&c->door->count);
 }
 
+/* The scheduler may have put both of us on one CPU (a wake-up likes the waker's): as long as we
+ * spin there the other cannot run. Going to sleep also lets the scheduler part us. */
+static bool shares_cpu(const struct comm_shm *c, int32_t rank)
+{
+    struct comm_shm_post *last = &seat_of(c, rank)->post[(c->phase - 1) & 1];
+    return atomic_load_explicit(&last->cpu, memory_order_relaxed) == sched_getcpu();
+}
+
 /* True when the rank has arrived, false when it is time to sleep. */
 static bool spin_for(const struct comm_shm *c, int32_t rank, int64_t until)
 {
@@ -105,6 +114,8 @@ static bool spin_for(const struct comm_shm *c, int32_t rank, int64_t until)
             sched_yield();
         return is_here(c, rank);
     }
+    if (shares_cpu(c, rank))
+        return false;
     do {
         for (int32_t i = 0; i < SPINS_PER_LOOK; i++) {
             relax();

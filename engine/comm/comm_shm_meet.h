@@ -30,6 +30,7 @@ struct comm_shm_call {
 /* One cache line: the stamp and what it announces travel together. */
 struct comm_shm_post {
     _Atomic uint32_t stamp; /* the phase the call belongs to; stored last */
+    _Atomic int32_t cpu;    /* where the rank ran when it arrived; a hint */
     struct comm_shm_call call;
 } ALIGNED64;
 

@@ -26,16 +26,16 @@ struct model {
     const float *final_norm;
     struct layer *layers;
 
-    void *memory;      /* all of the following */
-    float *inv_freq;   /* [E/2] */
-    float *rope;       /* [T, E] */
-    float *n;          /* [T, D] normed input */
-    float *qkv;        /* [T, (H + 2K) E] */
-    float *attn;       /* [T, H E] */
-    float *gu;         /* [T, 2F] */
-    float *act;        /* [T, F] */
-    float *sampled;    /* [R, D] */
-    float *x, *delta;  /* [T, D] in communicator buffers */
+    void *memory;     /* all of the following */
+    float *inv_freq;  /* [E/2] */
+    float *rope;      /* [T, E] */
+    float *n;         /* [T, D] normed input */
+    float *qkv;       /* [T, (H + 2K) E] */
+    float *attn;      /* [T, H E] */
+    float *gu;        /* [T, 2F] */
+    float *act;       /* [T, F] */
+    float *sampled;   /* [R, D] */
+    float *x, *delta; /* [T, D] in communicator buffers */
 };
 
 size_t model_comm_bytes(const struct model_config *m, int32_t rows_max, int32_t samples_max)
@@ -92,6 +92,21 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, char *b
     m->act = carve(&c, t, m->mlp);
     m->sampled = carve(&c, m->samples_max, cfg->hidden);
     return c.used;
+}
+
+static int32_t max32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Scratch of the backend for the largest product, so that no step allocates. */
+static enum status reserve(const struct model *m, struct err *err)
+{
+    const struct model_config *c = m->config;
+    const int32_t heads = m->heads.heads, kv = m->heads.kv_heads, e = m->heads.head_dim;
+    int32_t in = max32(max32(c->hidden, heads * e), m->mlp);
+    int32_t out = max32(max32(c->hidden, (heads + 2 * kv) * e), max32(2 * m->mlp, c->vocab));
+    return backend_reserve(m->b, m->rows_max, in, out, err);
 }
 
 static void set_sizes(struct model *m, const struct model_config *cfg, const struct layout *l,
@@ -165,6 +180,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     memset(m->memory, 0, bytes); /* touched before ready */
     carve_all(m, cfg, m->memory);
     rope_frequencies(cfg, m->inv_freq);
+    TRY(reserve(m, err));
     TRY(parallel_open(m->b, parts->comm, m->rows_max, cfg->hidden, m->samples_max, cfg->vocab,
                       &m->parallel, err));
     m->x = parallel_buffer(m->parallel);

@@ -19,9 +19,9 @@ struct model_parts {
     struct backend *backend;
     struct comm *comm;
     struct kv_cache *kv;
-    int32_t rows_max;             /* T of the largest step */
-    int32_t samples_max;          /* R of the largest step */
-    _Atomic uint64_t *progress;   /* bumped once per layer; may be NULL */
+    int32_t rows_max;           /* T of the largest step */
+    int32_t samples_max;        /* R of the largest step */
+    _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
 };
 
 /* The rows of one step. Arrays are borrowed, on the device. */
@@ -42,7 +42,8 @@ enum status model_open(const struct model_parts *parts, struct model **out,
                        struct err *err) MUST_USE;
 void model_close(struct model *m);
 
-/* *logits = fp32 [R, V], the same on every rank, valid until the next call. R = 0: *logits empty. */
+/* *logits = fp32 [R, V], the same on every rank, valid until the next call. R = 0: *logits empty.
+ */
 enum status model_forward(struct model *m, const struct model_input *in, struct cview *logits,
                           struct err *err) MUST_USE;
 

@@ -22,7 +22,8 @@ static size_t matrix_bytes(int32_t rows, int32_t cols)
     return base_align((size_t)rows * (size_t)cols * sizeof(float), 64);
 }
 
-/* Two sources, two results (residual, delta), the local logits at most a whole row set, the gathered. */
+/* Two sources, two results (residual, delta), the local logits at most a whole row set, the
+ * gathered. */
 size_t parallel_arena_bytes(int32_t rows_max, int32_t hidden, int32_t samples_max, int32_t vocab)
 {
     return 4 * matrix_bytes(rows_max, hidden) + 2 * matrix_bytes(samples_max, vocab);

@@ -56,9 +56,10 @@ static enum status read_rule(const struct jdoc *entry, size_t i, struct plan *p,
         return base_fail(err, ERR_USAGE, "%s: plan[%zu]: match must be a pattern", p->where, i);
     int s = word_index(style_names, ARRAY_LEN(style_names), style);
     if (s < 0)
-        return base_fail(err, ERR_USAGE,
-                         "%s: plan[%zu] (%s): style is %s, expected colwise, rowwise, vocab or norm",
-                         p->where, i, match, style ? style : "missing");
+        return base_fail(
+            err, ERR_USAGE,
+            "%s: plan[%zu] (%s): style is %s, expected colwise, rowwise, vocab or norm", p->where,
+            i, match, style ? style : "missing");
     int u = unit ? word_index(unit_names, ARRAY_LEN(unit_names), unit) : (int)UNIT_COLUMN;
     if (u < 0)
         return base_fail(err, ERR_USAGE,

@@ -26,8 +26,8 @@ struct plan_choice {
 
 struct plan;
 
-/* text: a plan file; where names it in messages. The mesh must have `ranks` members. ERR_USAGE names
- * entry, value and what is wanted. */
+/* text: a plan file; where names it in messages. The mesh must have `ranks` members. ERR_USAGE
+ * names entry, value and what is wanted. */
 enum status plan_open(const char *text, size_t n, const char *where, int32_t ranks,
                       struct plan **out, struct err *err) MUST_USE;
 /* The built-in plan of a mode ("1d"), or the file when path is not NULL. */

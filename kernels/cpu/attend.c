@@ -1,10 +1,10 @@
 /* DESIGN: one work item is one row and one local KV head; the query heads that read it share every
- * load, at most CPU_HEADS at a time. Keys are reduced in ascending segments of 256 positions whatever
- * the rows and threads: scores, maximum, exp, sum and weighted values of the segment; then it is
- * merged into the running state (M, L, O) in this order of operations:
- *   m' = max(M, m), a = exp(M - m'), b = exp(m - m'), L = fma(L, a, l * b), O = fma(O, a, o * b)
- * The first segment initialises the state; the result is O / L. Positions beyond the row's are never
- * part of it: their score is -inf before the maximum and their values are not read. */
+ * load, at most CPU_HEADS at a time. Keys are reduced in ascending segments of 256 positions
+ * whatever the rows and threads: scores, maximum, exp, sum and weighted values of the segment; then
+ * it is merged into the running state (M, L, O) in this order of operations: m' = max(M, m), a =
+ * exp(M - m'), b = exp(m - m'), L = fma(L, a, l * b), O = fma(O, a, o * b) The first segment
+ * initialises the state; the result is O / L. Positions beyond the row's are never part of it:
+ * their score is -inf before the maximum and their values are not read. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/numerics.h"
 
@@ -17,7 +17,7 @@ struct job {
     const struct kv_cache *kv;
     const struct heads *heads;
     const struct rows *rows;
-    float *qkv;     /* rope_kv */
+    float *qkv; /* rope_kv */
     const float *table;
     const float *q; /* attend */
     float *out;
@@ -26,11 +26,16 @@ struct job {
 
 /* ---- rope and store -------------------------------------------------------------------------- */
 
-static void store_elements(unsigned char *dst, size_t step, const unsigned char *src, size_t size,
-                           int32_t n)
+/* n elements, each `step` bytes after the one before. */
+static void scatter(unsigned char *dst, size_t step, const unsigned char *src, size_t size,
+                    int32_t n)
 {
-    for (int32_t i = 0; i < n; i++)
-        memcpy(dst + (size_t)i * step, src + (size_t)i * size, size);
+    if (size == 2)
+        for (int32_t i = 0; i < n; i++)
+            memcpy(dst + (size_t)i * step, src + 2 * (size_t)i, 2);
+    else
+        for (int32_t i = 0; i < n; i++)
+            memcpy(dst + (size_t)i * step, src + 4 * (size_t)i, 4);
 }
 
 static void store_row(const struct job *j, const float *k, const float *v, int32_t block,
@@ -39,13 +44,12 @@ static void store_row(const struct job *j, const float *k, const float *v, int32
     const struct kv_spec *spec = &j->kv->spec;
     const int32_t dim = spec->head_dim;
     const size_t size = dtype_size(spec->dtype);
-    float line[BACKEND_HEAD_DIM_MAX]; /* of any storage type */
+    ALIGNED64 unsigned char line[BACKEND_HEAD_DIM_MAX * sizeof(float)];
     for (int32_t h = 0; h < spec->heads; h++, k += dim, v += dim) {
         unsigned char *keys = layout_kv_block(j->kv, j->layer, block, h);
         unsigned char *values = keys + layout_kv_half(spec);
         j->isa->convert(line, spec->dtype, k, DTYPE_F32, dim);
-        store_elements(keys + (size_t)lane * size, BACKEND_BLOCK_TOKENS * size,
-                       (const unsigned char *)line, size, dim);
+        scatter(keys + (size_t)lane * size, BACKEND_BLOCK_TOKENS * size, line, size, dim);
         j->isa->convert(values + (size_t)lane * (size_t)layout_kv_dim(spec) * size, spec->dtype, v,
                         DTYPE_F32, dim);
     }
@@ -129,7 +133,8 @@ static void attend_heads(const struct job *j, struct state *s, int32_t row, int3
         s->a.keys = keys - from < BACKEND_SEGMENT ? keys - from : BACKEND_SEGMENT;
         const int32_t blocks = (s->a.keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
         for (int32_t i = 0; i < blocks; i++) {
-            k[i] = layout_kv_block(j->kv, j->layer, table[from / BACKEND_BLOCK_TOKENS + i], kv_head);
+            k[i] =
+                layout_kv_block(j->kv, j->layer, table[from / BACKEND_BLOCK_TOKENS + i], kv_head);
             v[i] = k[i] + half;
         }
         s->a.blocks = k;
@@ -168,10 +173,10 @@ static void attend_items(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
     (void)worker;
-    for (int64_t i = begin; i < end; i++) {
-        const int32_t row = (int32_t)(i / j->heads->kv_heads);
+    for (int64_t i = begin; i < end; i++) { /* rows of one head in turn: they share its cache */
+        const int32_t row = (int32_t)(i % j->rows->count);
         if (j->rows->slot[row] >= 0)
-            attend_item(j, row, (int32_t)(i % j->heads->kv_heads));
+            attend_item(j, row, (int32_t)(i / j->rows->count));
     }
 }
 

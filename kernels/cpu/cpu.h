@@ -6,12 +6,12 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/handles.h"
 
-#define CPU_PANEL 32       /* outputs per weight panel */
-#define CPU_TILE_ROWS 12   /* most rows of one inner kernel of linear */
-#define CPU_WIDE_ROWS 4    /* up to here there are kernels over several panels */
-#define CPU_DTYPES 3       /* F32, F16, BF16: the first values of enum dtype */
-#define CPU_HEADS 4        /* most query heads of one inner kernel of attend */
-#define CPU_STAGE 128      /* columns per step of weight_put */
+#define CPU_PANEL 32     /* outputs per weight panel */
+#define CPU_TILE_ROWS 12 /* most rows of one inner kernel of linear */
+#define CPU_WIDE_ROWS 4  /* up to here there are kernels over several panels */
+#define CPU_DTYPES 3     /* F32, F16, BF16: the first values of enum dtype */
+#define CPU_HEADS 4      /* most query heads of one inner kernel of attend */
+#define CPU_STAGE 128    /* columns per step of weight_put */
 
 /* acc[panels][rows][32] (+)= x[k][rows] * panel[k][32], ascending k, fused; `first` starts from 0.
  * Panels lie panel_bytes apart. */
@@ -22,7 +22,7 @@ typedef void (*cpu_tile_fn)(float *acc, const float *x, const unsigned char *w, 
 struct cpu_scores {
     float *s;
     const float *q[CPU_HEADS];
-    int32_t heads; /* 1 .. CPU_HEADS */
+    int32_t heads;                      /* 1 .. CPU_HEADS */
     const unsigned char *const *blocks; /* keys [head_dim][16] or values [16][padded head_dim] */
     int32_t keys;                       /* 1 .. BACKEND_SEGMENT */
     int32_t dim;                        /* head_dim for keys, padded to 16 for values */
@@ -38,7 +38,8 @@ struct cpu_isa {
     cpu_tile_fn tile[CPU_DTYPES][CPU_TILE_ROWS + 1]; /* [dtype][rows], one panel */
     cpu_tile_fn wide[CPU_DTYPES][CPU_WIDE_ROWS + 1]; /* wide_panels[rows] panels at once */
     int32_t wide_panels[CPU_WIDE_ROWS + 1];
-    bool tile_streams; /* false: keep the k of one call in the L1 cache, the kernel reads it twice */
+    bool
+        tile_streams; /* false: keep the k of one call in the L1 cache, the kernel reads it twice */
     /* dst[k][rows] = x[row][k] for rows <= 12; may write up to 16 floats behind. */
     void (*pack)(float *dst, const float *x, size_t stride, int32_t rows, int32_t k);
 
@@ -58,15 +59,15 @@ struct cpu_isa {
                      int64_t end);
 
     /* attention */
-    void (*scores)(const struct cpu_scores *a);              /* s = (q . k) * scale */
-    float (*softmax)(float *s, int32_t keys, float *max);    /* s = exp(s - max); the sum */
-    void (*weigh)(const struct cpu_scores *a);               /* o = sum s * v, ascending keys */
+    void (*scores)(const struct cpu_scores *a);           /* s = (q . k) * scale */
+    float (*softmax)(float *s, int32_t keys, float *max); /* s = exp(s - max); the sum */
+    void (*weigh)(const struct cpu_scores *a);            /* o = sum s * v, ascending keys */
     void (*merge)(float *o, const float *add, float a, float b, int32_t n); /* o * a + add * b */
     void (*divide)(float *dst, const float *o, float by, int32_t n);
 
     /* sampling */
-    float (*maximum)(const float *x, int32_t n, bool *bad); /* bad: a NaN or +inf */
-    int32_t (*find)(const float *x, int32_t n, float value); /* first equal element, or n */
+    float (*maximum)(const float *x, int32_t n, bool *bad);       /* bad: a NaN or +inf */
+    int32_t (*find)(const float *x, int32_t n, float value);      /* first equal element, or n */
     void (*scale)(float *z, const float *x, float by, int32_t n); /* x / by + 0 */
     void (*exp)(float *e, const float *z, float max, int32_t n);  /* exp(z - max) */
 };
@@ -76,9 +77,9 @@ struct cpu_backend {
     const struct cpu_isa *isa;
     struct pool *pool;
     /* Scratch, grown by cpu_reserve only. */
-    float *packed;  /* rows of x by tiles */
+    float *packed; /* rows of x by tiles */
     size_t packed_floats;
-    float *partial; /* per thread: accumulators of linear, or z and masses of sample */
+    float *partial;        /* per thread: accumulators of linear, or z and masses of sample */
     size_t partial_floats; /* of one thread */
     int32_t *list;         /* per thread: candidate ids of sample */
     size_t list_ids;       /* of one thread */
@@ -117,8 +118,8 @@ size_t layout_kv_half(const struct kv_spec *spec); /* bytes from keys to values 
 int32_t layout_kv_dim(const struct kv_spec *spec); /* head_dim rounded up to 16 */
 
 /* linear.c */
-enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in, struct err *err)
-    MUST_USE;
+enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in,
+                           struct err *err) MUST_USE;
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
 
 /* attend.c */

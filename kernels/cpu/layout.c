@@ -1,8 +1,9 @@
 /* DESIGN: weights lie in panels of 32 outputs interleaved by k: [ceil(out/32)][in][32], the last
  * panel zero padded, so that vector lanes hold different outputs and every output is one ascending
- * chain over k. Loading a model is one pass of weight_put over it, so whole panels go through a small
- * staged transpose; parts of a panel (the seam between two tensors fused into one weight) take an
- * element-wise path. Keys are stored transposed, [head_dim][16 positions]: lanes hold keys. */
+ * chain over k. Loading a model is one pass of weight_put over it, so whole panels go through a
+ * small staged transpose; parts of a panel (the seam between two tensors fused into one weight)
+ * take an element-wise path. Keys are stored transposed, [head_dim][16 positions]: lanes hold keys.
+ */
 #include "kernels/cpu/cpu.h"
 
 #include <stdlib.h>
@@ -24,6 +25,7 @@ int32_t layout_lane(enum dtype t, int32_t j)
 
 struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage)
 {
+    CHECK((uintptr_t)storage % 64 == 0); /* weight_put streams whole lines */
     struct weight *w = malloc(sizeof *w);
     if (w != NULL)
         *w = (struct weight){*spec, b, storage};
@@ -52,9 +54,12 @@ static void put_panel(struct weight *w, unsigned char *panel, const struct sourc
         const int32_t k = w->spec.in - c < CPU_STAGE ? w->spec.in - c : CPU_STAGE;
         if (n < CPU_PANEL || k < CPU_STAGE)
             memset(stage, 0, sizeof stage);
-        for (int32_t j = 0; j < n; j++)
-            isa->convert(stage + (size_t)j * pitch, t,
-                         src->data + (size_t)j * src->stride + (size_t)c * from, src->dtype, k);
+        for (int32_t j = 0; j < n; j++) {
+            const unsigned char *row = src->data + (size_t)j * src->stride + (size_t)c * from;
+            for (size_t i = 0; i < CPU_STAGE * from; i += 64) /* the next step, or harmless */
+                __builtin_prefetch(row + CPU_STAGE * from + i);
+            isa->convert(stage + (size_t)j * pitch, t, row, src->dtype, k);
+        }
         isa->interleave(panel + (size_t)c * CPU_PANEL * size, stage, pitch, k, t);
     }
 }
@@ -65,13 +70,13 @@ static void put_row(struct weight *w, unsigned char *panel, int32_t lane, const 
     const struct cpu_isa *isa = cpu_of(w->backend)->isa;
     const enum dtype t = w->spec.dtype;
     const size_t size = dtype_size(t), from = dtype_size(src_dtype);
-    float line[CPU_STAGE]; /* of any storage type */
+    ALIGNED64 unsigned char line[CPU_STAGE * sizeof(float)];
     for (int32_t c = 0; c < w->spec.in; c += CPU_STAGE) {
         const int32_t k = w->spec.in - c < CPU_STAGE ? w->spec.in - c : CPU_STAGE;
         isa->convert(line, t, src + (size_t)c * from, src_dtype, k);
         for (int32_t i = 0; i < k; i++)
             memcpy(panel + ((size_t)(c + i) * CPU_PANEL + (size_t)lane) * size,
-                   (const unsigned char *)line + (size_t)i * size, size);
+                   line + (size_t)i * size, size);
     }
 }
 

@@ -1,18 +1,21 @@
-/* DESIGN: y = x w^T by tiles of at most 12 rows x 32 outputs. Rows of x are packed once per call into
- * [tile][k][row], so that the inner kernel reads them in order whatever the row stride; K is cut into
- * blocks that keep one block of a panel in the L1 cache while all tiles pass over it. Between
- * blocks the accumulators rest in fp32 memory, which is exact, so each output stays one ascending
- * chain per leaf. Leaves are folded as they finish: after leaf l, one fold for each trailing one bit
- * of l, which is the tree of stride 1, 2, 4, ... with at most four sums alive.
+/* DESIGN: y = x w^T by tiles of at most 12 rows x 32 outputs. Rows of x are packed once per call
+ * into [tile][k][row], so that the inner kernel reads them in order whatever the row stride; K is
+ * cut into blocks that keep one block of a panel in the L1 cache while all tiles pass over it.
+ * Between blocks the accumulators rest in fp32 memory, which is exact, so each output stays one
+ * ascending chain per leaf. Leaves are folded as they finish: after leaf l, one fold for each
+ * trailing one bit of l, which is the tree of stride 1, 2, 4, ... with at most four sums alive.
  * Threads take panels. Rejected: lanes over k (needs a fold whose shape would be the instruction
  * set's), and splitting k over threads (the chain would depend on their number). */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
 
-#define CHUNK_ROWS 480  /* rows packed at a time */
-#define BLOCK_BYTES 16384 /* of a panel per block of K */
-#define LEVELS 4        /* sums alive while folding 8 leaves */
+#define CHUNK_FLOATS (1 << 20) /* of x packed at a time, to stay in the cache, */
+#define CHUNK_ROWS_MIN 96      /* but not fewer rows than this, */
+#define CHUNK_ROWS_MAX 480     /* nor more (both are whole tiles) */
+#define BLOCK_BYTES 16384      /* of a panel per block of K */
+#define PACK_SLACK 16          /* floats that the pack kernel may write behind a tile */
+#define LEVELS 4               /* sums alive while folding 8 leaves */
 
 struct job {
     const struct cpu_isa *isa;
@@ -41,7 +44,7 @@ static int32_t tile_count(int32_t rows)
 
 static size_t tile_floats(int32_t in)
 {
-    return (size_t)in * CPU_TILE_ROWS + 16; /* the pack kernel may write 16 floats too far */
+    return (size_t)in * CPU_TILE_ROWS + PACK_SLACK;
 }
 
 static size_t partial_floats(int32_t group, int32_t rows)
@@ -49,17 +52,25 @@ static size_t partial_floats(int32_t group, int32_t rows)
     return (size_t)LEVELS * (size_t)group * (size_t)rows * CPU_PANEL;
 }
 
+static int32_t chunk_rows(int32_t in)
+{
+    const int32_t rows = CHUNK_FLOATS / (in + 1) / CPU_TILE_ROWS * CPU_TILE_ROWS;
+    return rows < CHUNK_ROWS_MIN ? CHUNK_ROWS_MIN : rows > CHUNK_ROWS_MAX ? CHUNK_ROWS_MAX : rows;
+}
+
+/* Bounds that grow with rows and in, so that a reserve for the maxima covers every smaller shape.
+ */
 enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in, struct err *err)
 {
-    size_t partial = 0;
+    const int32_t chunk = rows < CHUNK_ROWS_MAX ? rows : CHUNK_ROWS_MAX;
+    size_t partial = partial_floats(1, chunk), cap = (size_t)CHUNK_ROWS_MIN * (size_t)in;
     for (int32_t r = 1; r <= CPU_WIDE_ROWS; r++) {
         size_t n = partial_floats(c->isa->wide_panels[r], r);
         partial = n > partial ? n : partial;
     }
-    int32_t chunk = rows < CHUNK_ROWS ? rows : CHUNK_ROWS;
-    size_t many = partial_floats(1, chunk);
-    return cpu_grow(c, (size_t)tile_count(chunk) * tile_floats(in), many > partial ? many : partial,
-                    0, err);
+    const size_t tiles = (size_t)tile_count(chunk), all = tiles * CPU_TILE_ROWS * (size_t)in;
+    cap = cap > CHUNK_FLOATS ? cap : CHUNK_FLOATS;
+    return cpu_grow(c, (all < cap ? all : cap) + tiles * PACK_SLACK, partial, 0, err);
 }
 
 static void pack_tiles(void *arg, int32_t worker, int64_t begin, int64_t end)
@@ -89,8 +100,8 @@ static void leaf(const struct job *j, float *acc, const unsigned char *panel, in
         const int32_t n = to - k < j->block ? to - k : j->block;
         for (int32_t t = 0; t < j->tiles; t++) {
             int32_t row = tile_start(j, t), rows = tile_start(j, t + 1) - row;
-            cpu_tile_fn kernel = panels == 1 ? j->isa->tile[spec->dtype][rows]
-                                             : j->isa->wide[spec->dtype][rows];
+            cpu_tile_fn kernel =
+                panels == 1 ? j->isa->tile[spec->dtype][rows] : j->isa->wide[spec->dtype][rows];
             kernel(acc + (size_t)row * CPU_PANEL,
                    j->packed + (size_t)t * j->tile_floats + (size_t)k * (size_t)rows,
                    panel + (size_t)k * line, panel_bytes, n, k == from);
@@ -112,8 +123,7 @@ static void write_out(const struct job *j, const float *acc, int32_t first_panel
 static void group_run(const struct job *j, float *partial, int32_t first_panel, int32_t panels)
 {
     const struct weight_spec *spec = &j->w->spec;
-    const unsigned char *panel =
-        j->w->storage + (size_t)first_panel * layout_panel_bytes(spec);
+    const unsigned char *panel = j->w->storage + (size_t)first_panel * layout_panel_bytes(spec);
     const size_t n = (size_t)panels * (size_t)j->rows * CPU_PANEL;
     float *top = partial; /* the next free sum */
     for (int32_t l = 0; l < spec->leaves; l++, top += n) {
@@ -153,7 +163,7 @@ static void chunk_run(struct cpu_backend *c, struct job *j)
     j->group = j->rows <= CPU_WIDE_ROWS ? c->isa->wide_panels[j->rows] : 1;
     j->block = BLOCK_BYTES / (int32_t)(CPU_PANEL * dtype_size(spec->dtype));
     if (j->tiles == 1 && (c->isa->tile_streams || j->rows <= 2))
-        j->block = INT32_MAX;
+        j->block = spec->in > 0 ? spec->in : 1; /* all of K */
     if (j->rows > 1)
         pool_run(c->pool, j->tiles, 1, pack_tiles, j);
     const int32_t panels = (spec->out + CPU_PANEL - 1) / CPU_PANEL;
@@ -169,8 +179,10 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
         return;
     CHECK(linear_reserve(c, x.rows, in, &err) == OK);
     struct job j = {.isa = c->isa, .w = w};
-    for (int32_t row = 0; row < x.rows; row += CHUNK_ROWS) {
-        j.rows = x.rows - row < CHUNK_ROWS ? x.rows - row : CHUNK_ROWS;
+    const int32_t chunks = (x.rows - 1) / chunk_rows(in) + 1;
+    const int32_t chunk = tile_count((x.rows - 1) / chunks + 1) * CPU_TILE_ROWS; /* even shares */
+    for (int32_t row = 0; row < x.rows; row += chunk) {
+        j.rows = x.rows - row < chunk ? x.rows - row : chunk;
         j.x = (const float *)x.data + (size_t)row * (size_t)in;
         j.y = (float *)y.data + (size_t)row * (size_t)out;
         chunk_run(c, &j);

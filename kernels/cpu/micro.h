@@ -9,7 +9,7 @@
 
 #include <assert.h>
 
-#define AHEAD 1024 /* bytes of prefetch within each panel */
+#define AHEAD 4096 /* bytes of prefetch into L2, shared by the panels in flight */
 
 static_assert(BACKEND_BLOCK_TOKENS == 16, "a block of keys is one v16");
 static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
@@ -35,47 +35,47 @@ struct tile_args {
     bool first;
 };
 
+/* Where accumulator i of a register block rests between calls. */
+V16_INLINE float *tile_place(const struct tile_args *a, const int rows, const int cols,
+                             const int side, const int i)
+{
+    const int c = i % cols, row = i / cols % rows, q = i / cols / rows;
+    return a->acc + (q * a->rows + row) * CPU_PANEL + 16 * (side + c);
+}
+
 /* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
 V16_INLINE void tile_block(const struct tile_args *a, const int rows, const int panels,
                            const int cols, const int side, const enum dtype t)
 {
     v16 acc[V16_ROWS * V16_COLS + 8];
     const size_t line = t == DTYPE_F32 ? 128 : 64;
-    V16_UNROLL for (int q = 0; q < panels; q++)
-        V16_UNROLL for (int i = 0; i < rows; i++)
-            V16_UNROLL for (int c = 0; c < cols; c++)
-                acc[(q * rows + i) * cols + c] =
-                    a->first ? v16_zero()
-                             : v16_load(a->acc + (q * a->rows + i) * 32 + 16 * (side + c));
+    foreach (i, panels * rows * cols)
+        acc[i] = a->first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
     const float *x = a->x;
     const unsigned char *w = a->w;
-    for (int32_t k = 0; k < a->k; k++) {
-        V16_UNROLL for (int q = 0; q < panels; q++) {
+    for (int32_t k = 0; k < a->k; k++, x += a->rows, w += line) {
+        foreach (q, panels) {
             const unsigned char *p = w + (size_t)q * a->panel_bytes;
             v16 b[2];
-            V16_UNROLL for (int c = 0; c < cols; c++)
+            foreach (c, cols)
                 b[c] = line_load(t, p, side + c);
-            v16_prefetch(p + AHEAD);
+            v16_prefetch(p + AHEAD / panels);
             if (t == DTYPE_F32)
-                v16_prefetch(p + AHEAD + 64);
-            V16_UNROLL for (int i = 0; i < rows; i++) {
+                v16_prefetch(p + AHEAD / panels + 64);
+            v16 *sum = acc + q * rows * cols;
+            foreach (i, rows) {
                 v16 v = v16_set1(x[i]);
-                V16_UNROLL for (int c = 0; c < cols; c++)
-                    acc[(q * rows + i) * cols + c] =
-                        v16_fma(v, b[c], acc[(q * rows + i) * cols + c]);
+                foreach (c, cols)
+                    sum[i * cols + c] = v16_fma(v, b[c], sum[i * cols + c]);
             }
         }
-        x += a->rows;
-        w += line;
     }
-    V16_UNROLL for (int q = 0; q < panels; q++)
-        V16_UNROLL for (int i = 0; i < rows; i++)
-            V16_UNROLL for (int c = 0; c < cols; c++)
-                v16_store(a->acc + (q * a->rows + i) * 32 + 16 * (side + c),
-                          acc[(q * rows + i) * cols + c]);
+    foreach (i, panels * rows * cols)
+        v16_store(tile_place(a, rows, cols, side, i), acc[i]);
 }
 
-/* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows. */
+/* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows.
+ */
 V16_INLINE void tile_rows(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
                           int32_t k, bool first, const int rows, const int panels,
                           const enum dtype t)
@@ -182,7 +182,7 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
     for (; n >= 16; n -= 16, s += 16 * from_size, d += 16 * to_size)
         store_as(to, d, load_as(from, s));
     if (n > 0) {
-        float in[16] = {0}, out[16];
+        ALIGNED64 unsigned char in[64] = {0}, out[64];
         memcpy(in, s, (size_t)n * from_size);
         store_as(to, out, load_as(from, in));
         memcpy(d, out, (size_t)n * to_size);
@@ -211,9 +211,10 @@ static void interleave(unsigned char *panel, const unsigned char *stage, size_t 
             v16_transpose(r);
             float *line = (float *)(void *)(panel + (size_t)c * CPU_PANEL * (size_t)size);
             for (int32_t i = 0; i < n; i++)
-                v16_store(line + (size_t)(i * halves + half) * 16, r[i]);
+                v16_stream(line + (size_t)(i * halves + half) * 16, r[i]);
         }
     }
+    v16_stream_end();
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -325,35 +326,34 @@ static void sum_tree(float *y, const float *const *addends, int32_t count, int64
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* Scores of `heads` heads against `blocks` blocks; blocks beyond the last repeat it and are
- * overwritten or ignored later. */
+/* Scores of `heads` heads against `blocks` blocks; blocks beyond the last repeat it and their
+ * results are dropped. */
 V16_INLINE void scores_block(const struct cpu_scores *a, int32_t head, int32_t block, int32_t last,
                              const int heads, const int blocks, const enum dtype t)
 {
     v16 acc[CPU_HEADS * V16_KEYS];
-    const unsigned char *key[V16_KEYS];
-    V16_UNROLL for (int b = 0; b < blocks; b++)
+    const unsigned char *key[V16_KEYS] = {0};
+    foreach (b, blocks)
         key[b] = a->blocks[block + b < last ? block + b : last];
-    V16_UNROLL for (int i = 0; i < heads * blocks; i++)
+    foreach (i, heads * blocks)
         acc[i] = v16_zero();
     for (int32_t e = 0; e < a->dim; e++) {
         v16 k[V16_KEYS];
-        V16_UNROLL for (int b = 0; b < blocks; b++) {
+        foreach (b, blocks) {
             k[b] = load_as(t, key[b]);
             key[b] += t == DTYPE_F32 ? 64 : 32;
         }
-        V16_UNROLL for (int h = 0; h < heads; h++) {
+        foreach (h, heads) {
             v16 q = v16_set1(a->q[head + h][e]);
-            V16_UNROLL for (int b = 0; b < blocks; b++)
+            foreach (b, blocks)
                 acc[h * blocks + b] = v16_fma(q, k[b], acc[h * blocks + b]);
         }
     }
-    const v16 scale = v16_set1(a->scale);
-    V16_UNROLL for (int h = 0; h < heads; h++)
-        V16_UNROLL for (int b = 0; b < blocks; b++)
-            if (block + b <= last)
-                v16_store(a->s + (head + h) * BACKEND_SEGMENT + 16 * (block + b),
-                          v16_mul(acc[h * blocks + b], scale));
+    foreach (i, heads * blocks) {
+        float *s = a->s + (head + i / blocks) * BACKEND_SEGMENT + 16 * (block + i % blocks);
+        if (block + i % blocks <= last)
+            v16_store(s, v16_mul(acc[i], v16_set1(a->scale)));
+    }
 }
 
 V16_INLINE void scores_as(const struct cpu_scores *a, const enum dtype t)
@@ -404,24 +404,23 @@ V16_INLINE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t e,
                             const int vecs, const enum dtype t)
 {
     const size_t size = t == DTYPE_F32 ? 4 : 2, row = (size_t)a->dim * size;
-    v16 acc[CPU_HEADS * V16_KEYS];
-    V16_UNROLL for (int i = 0; i < heads * vecs; i++)
-        acc[i] = v16_zero();
     const float *s = a->s + head * BACKEND_SEGMENT;
+    v16 acc[CPU_HEADS * V16_KEYS];
+    foreach (i, heads * vecs)
+        acc[i] = v16_zero();
     for (int32_t key = 0; key < a->keys; key++) {
         const unsigned char *v = a->blocks[key / 16] + (size_t)(key % 16) * row + (size_t)e * size;
         v16 x[V16_KEYS];
-        V16_UNROLL for (int c = 0; c < vecs; c++)
+        foreach (c, vecs)
             x[c] = load_as(t, v + (size_t)c * 16 * size);
-        V16_UNROLL for (int h = 0; h < heads; h++) {
+        foreach (h, heads) {
             v16 p = v16_set1(s[h * BACKEND_SEGMENT + key]);
-            V16_UNROLL for (int c = 0; c < vecs; c++)
+            foreach (c, vecs)
                 acc[h * vecs + c] = v16_fma(p, x[c], acc[h * vecs + c]);
         }
     }
-    V16_UNROLL for (int h = 0; h < heads; h++)
-        V16_UNROLL for (int c = 0; c < vecs; c++)
-            v16_store(a->o + (head + h) * BACKEND_HEAD_DIM_MAX + e + 16 * c, acc[h * vecs + c]);
+    foreach (i, heads * vecs)
+        v16_store(a->o + (head + i / vecs) * BACKEND_HEAD_DIM_MAX + e + 16 * (i % vecs), acc[i]);
 }
 
 V16_INLINE void weigh_heads(const struct cpu_scores *a, int32_t head, const int heads,

@@ -1,8 +1,8 @@
-/* DESIGN: a job is published by one store to `gate` = job number, OPEN bit, count of helpers inside.
- * A helper joins by compare-and-swap while OPEN is set; the caller works too, then clears OPEN and
- * waits only for helpers that joined. So with more threads than cores nobody waits for a thread that
- * has not been scheduled yet, and a late helper can never see the fields of another job.
- * Sleeping: futex on `epoch` (a new job) and on `left` (the last helper has gone). */
+/* DESIGN: a job is published by one store to `gate` = job number, OPEN bit, count of helpers
+ * inside. A helper joins by compare-and-swap while OPEN is set; the caller works too, then clears
+ * OPEN and waits only for helpers that joined. So with more threads than cores nobody waits for a
+ * thread that has not been scheduled yet, and a late helper can never see the fields of another
+ * job. Sleeping: futex on `epoch` (a new job) and on `left` (the last helper has gone). */
 #define _GNU_SOURCE
 #include "kernels/cpu/pool.h"
 
@@ -28,12 +28,12 @@ struct helper {
 
 struct pool {
     ALIGNED64 _Atomic uint64_t gate;
-    _Atomic uint32_t epoch;    /* changes with every job */
-    _Atomic uint32_t sleepers; /* helpers in or near futex wait */
+    _Atomic uint32_t epoch;          /* changes with every job */
+    _Atomic uint32_t sleepers;       /* helpers in or near futex wait */
     ALIGNED64 _Atomic uint32_t left; /* changes when the last helper leaves a closed gate */
     _Atomic bool caller_sleeps, stop;
     ALIGNED64 _Atomic int64_t next; /* first item nobody has taken */
-    ALIGNED64 pool_fn fn; /* the job: written while the gate is closed and empty */
+    ALIGNED64 pool_fn fn;           /* the job: written while the gate is closed and empty */
     void *arg;
     int64_t count, grain;
     int32_t threads, started;

@@ -15,8 +15,8 @@ enum status pool_open(int32_t threads, struct pool **out, struct err *err) MUST_
 void pool_close(struct pool *p);
 int32_t pool_threads(const struct pool *p);
 
-/* fn over [0, count) in chunks of `grain` items, taken by whichever thread is free. Returns when all
- * is done; what the helpers wrote is visible then. Not reentrant. */
+/* fn over [0, count) in chunks of `grain` items, taken by whichever thread is free. Returns when
+ * all is done; what the helpers wrote is visible then. Not reentrant. */
 void pool_run(struct pool *p, int64_t count, int64_t grain, pool_fn fn, void *arg);
 
 #endif

@@ -1,5 +1,6 @@
 /* DESIGN: ops whose rows do not meet. Each row is one work item, done by the kernels of micro.h in
- * its fixed order; small steps stay on the calling thread (pool_run with few items does not wake). */
+ * its fixed order; small steps stay on the calling thread (pool_run with few items does not wake).
+ */
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>

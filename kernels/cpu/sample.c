@@ -106,7 +106,7 @@ static void list_all(struct draw *d, int32_t *list, int32_t vocab)
 static void filter(struct draw *d, int32_t *list, int32_t vocab, float max,
                    const struct sample_params *p)
 {
-    const bool top_k = p->top_k > 0 && p->top_k < vocab, top_p = p->top_p < 1, min_p = p->min_p > 0;
+    const bool top_k = p->top_k > 0 && p->top_k < vocab, top_p = p->top_p<1, min_p = p->min_p> 0;
     d->count = vocab;
     if (!top_k && !top_p && !min_p)
         return;
@@ -135,8 +135,8 @@ static void filter(struct draw *d, int32_t *list, int32_t vocab, float max,
     }
 }
 
-/* An upper bound of numerics_gumbel(bits): with v = 1 - u, -log(-log(u)) <= -log(v), and v is at least
- * 2^-(n + 1) when the complement of the bits has n leading zeros. */
+/* An upper bound of numerics_gumbel(bits): with v = 1 - u, -log(-log(u)) <= -log(v), and v is at
+ * least 2^-(n + 1) when the complement of the bits has n leading zeros. */
 static double gumbel_bound(uint64_t bits)
 {
     return LN2_UP * (__builtin_clzll(~bits | 1) + 1);

@@ -17,9 +17,9 @@
 #define V16_KEYS 1
 #define V16_INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
-#define V16_UNROLL _Pragma("clang loop unroll(full)")
+#define foreach(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
 #else
-#define V16_UNROLL _Pragma("GCC unroll 32")
+#define foreach(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 #endif
 
 typedef struct {
@@ -39,8 +39,8 @@ V16_INLINE v16 v16_of_int(__m256i lo, __m256i hi)
 /* All ones in the first n of 8 lanes from `lane` on. */
 V16_INLINE __m256i v16_lanes(int32_t n, int32_t lane)
 {
-    __m256i index = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                     _mm256_set1_epi32(lane));
+    __m256i index =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(lane));
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), index);
 }
 
@@ -186,8 +186,7 @@ V16_INLINE __m256i v16_widen(const uint16_t *p)
 
 V16_INLINE v16 v16_load_bf16(const uint16_t *p)
 {
-    return v16_of_int(_mm256_slli_epi32(v16_widen(p), 16),
-                      _mm256_slli_epi32(v16_widen(p + 8), 16));
+    return v16_of_int(_mm256_slli_epi32(v16_widen(p), 16), _mm256_slli_epi32(v16_widen(p + 8), 16));
 }
 
 V16_INLINE v16 v16_load_f16(const uint16_t *p)
@@ -247,52 +246,56 @@ V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 V16_INLINE void v16_transpose8(__m256 *r)
 {
     __m256 t[8];
-    V16_UNROLL for (int i = 0; i < 8; i += 2)
-    {
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    foreach (i, 4) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    V16_UNROLL for (int i = 0; i < 8; i += 4)
-    {
-        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    foreach (i, 2) {
+        const __m256 *q = t + 4 * i;
+        r[4 * i] = _mm256_shuffle_ps(q[0], q[2], 0x44);
+        r[4 * i + 1] = _mm256_shuffle_ps(q[0], q[2], 0xee);
+        r[4 * i + 2] = _mm256_shuffle_ps(q[1], q[3], 0x44);
+        r[4 * i + 3] = _mm256_shuffle_ps(q[1], q[3], 0xee);
     }
-    V16_UNROLL for (int i = 0; i < 4; i++)
-    {
-        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
-        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    foreach (i, 4) {
+        const __m256 low = r[i], high = r[i + 4];
+        r[i] = _mm256_permute2f128_ps(low, high, 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
     }
-    V16_UNROLL for (int i = 0; i < 8; i++)
-        r[i] = t[i];
 }
 
 /* 16 x 16 as four quarters, the two off the diagonal changing places. */
 V16_INLINE void v16_transpose(v16 *r)
 {
-    __m256 a[8], b[8], c[8], d[8];
-    V16_UNROLL for (int i = 0; i < 8; i++)
-    {
-        a[i] = r[i].lo;
-        b[i] = r[i].hi;
-        c[i] = r[i + 8].lo;
-        d[i] = r[i + 8].hi;
+    __m256 q[4][8];
+    foreach (i, 8) {
+        q[0][i] = r[i].lo;
+        q[1][i] = r[i].hi;
+        q[2][i] = r[i + 8].lo;
+        q[3][i] = r[i + 8].hi;
     }
-    v16_transpose8(a);
-    v16_transpose8(b);
-    v16_transpose8(c);
-    v16_transpose8(d);
-    V16_UNROLL for (int i = 0; i < 8; i++)
-    {
-        r[i] = v16_of(a[i], c[i]);
-        r[i + 8] = v16_of(b[i], d[i]);
+    foreach (i, 4)
+        v16_transpose8(q[i]);
+    foreach (i, 8) {
+        r[i] = v16_of(q[0][i], q[2][i]);
+        r[i + 8] = v16_of(q[1][i], q[3][i]);
     }
 }
 
 V16_INLINE void v16_prefetch(const unsigned char *p)
 {
-    _mm_prefetch((const char *)p, _MM_HINT_T0);
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+V16_INLINE void v16_stream(float *p, v16 a)
+{
+    _mm256_stream_ps(p, a.lo);
+    _mm256_stream_ps(p + 8, a.hi);
+}
+
+V16_INLINE void v16_stream_end(void)
+{
+    _mm_sfence();
 }
 
 #endif

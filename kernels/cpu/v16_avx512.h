@@ -17,9 +17,9 @@
 #define V16_KEYS 4
 #define V16_INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
-#define V16_UNROLL _Pragma("clang loop unroll(full)")
+#define foreach(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
 #else
-#define V16_UNROLL _Pragma("GCC unroll 32")
+#define foreach(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 #endif
 
 typedef __m512 v16;
@@ -196,27 +196,24 @@ V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 V16_INLINE void v16_transpose(v16 *r)
 {
     __m512 t[16];
-    V16_UNROLL for (int i = 0; i < 16; i += 2)
-    {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    foreach (i, 8) {
+        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    V16_UNROLL for (int i = 0; i < 16; i += 4)
-    {
-        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    foreach (i, 4) {
+        const __m512 *q = t + 4 * i;
+        r[4 * i] = _mm512_shuffle_ps(q[0], q[2], 0x44);
+        r[4 * i + 1] = _mm512_shuffle_ps(q[0], q[2], 0xee);
+        r[4 * i + 2] = _mm512_shuffle_ps(q[1], q[3], 0x44);
+        r[4 * i + 3] = _mm512_shuffle_ps(q[1], q[3], 0xee);
     }
-    V16_UNROLL for (int i = 0; i < 4; i++)
-    {
+    foreach (i, 4) {
         t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
     }
-    V16_UNROLL for (int i = 0; i < 4; i++)
-    {
+    foreach (i, 4) {
         r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
         r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
         r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
@@ -226,7 +223,17 @@ V16_INLINE void v16_transpose(v16 *r)
 
 V16_INLINE void v16_prefetch(const unsigned char *p)
 {
-    _mm_prefetch((const char *)p, _MM_HINT_T0);
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+V16_INLINE void v16_stream(float *p, v16 a)
+{
+    _mm512_stream_ps(p, a);
+}
+
+V16_INLINE void v16_stream_end(void)
+{
+    _mm_sfence();
 }
 
 #endif

@@ -16,8 +16,9 @@
 #define V16_WIDE3 1
 #define V16_WIDE4 1
 #define V16_KEYS 1 /* blocks of keys, and vectors of values, per head in flight */
-#define V16_UNROLL
 #define V16_INLINE static inline
+/* A loop that the others unroll, so that its arrays of v16 are registers. */
+#define foreach(i, n) for (int i = 0; i < (n); i++)
 
 typedef struct {
     float l[16];
@@ -159,7 +160,7 @@ V16_INLINE uint32_t v16_bad(v16 a)
 {
     uint32_t m = 0;
     for (int i = 0; i < 16; i++)
-        m |= (uint32_t)!(a.l[i] < INFINITY) << i;
+        m |= (uint32_t) !(a.l[i] < INFINITY) << i;
     return m;
 }
 
@@ -227,7 +228,18 @@ V16_INLINE void v16_transpose(v16 *r)
 
 V16_INLINE void v16_prefetch(const unsigned char *p)
 {
-    __builtin_prefetch(p);
+    __builtin_prefetch(p, 0, 2);
+}
+
+/* A store to a multiple of 64 bytes that need not stay in the cache; v16_stream_end before others
+ * may read it. */
+V16_INLINE void v16_stream(float *p, v16 a)
+{
+    v16_store(p, a);
+}
+
+V16_INLINE void v16_stream_end(void)
+{
 }
 
 #endif

@@ -70,8 +70,7 @@ static void weight_close(struct weight *w)
 
 static float weight_at(const struct weight *w, int32_t row, int32_t k)
 {
-    return dtype_load(w->storage, w->spec.dtype,
-                      (size_t)row * (size_t)w->spec.in + (size_t)k);
+    return dtype_load(w->storage, w->spec.dtype, (size_t)row * (size_t)w->spec.in + (size_t)k);
 }
 
 static void weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
@@ -79,10 +78,9 @@ static void weight_put(struct weight *w, int32_t row, int32_t rows, const void *
 {
     for (int32_t r = 0; r < rows; r++)
         for (int32_t k = 0; k < w->spec.in; k++)
-            dtype_store(w->storage, w->spec.dtype,
-                        (size_t)(row + r) * (size_t)w->spec.in + (size_t)k,
-                        dtype_load((const unsigned char *)src + (size_t)r * stride, src_dtype,
-                                   (size_t)k));
+            dtype_store(
+                w->storage, w->spec.dtype, (size_t)(row + r) * (size_t)w->spec.in + (size_t)k,
+                dtype_load((const unsigned char *)src + (size_t)r * stride, src_dtype, (size_t)k));
 }
 
 static void weight_get(const struct weight *w, int32_t row, float *dst)
@@ -135,8 +133,7 @@ static void embed(struct backend *b, struct view y, const int32_t *ids, const st
     for (int32_t t = 0; t < y.rows; t++) {
         int64_t row = (int64_t)ids[t] - first;
         for (int32_t k = 0; k < y.cols; k++)
-            *cell(y, t, k) =
-                row >= 0 && row < w->spec.out ? weight_at(w, (int32_t)row, k) : 0.0f;
+            *cell(y, t, k) = row >= 0 && row < w->spec.out ? weight_at(w, (int32_t)row, k) : 0.0f;
     }
 }
 

@@ -56,8 +56,8 @@ def llama_config(**changes):
     """A small Llama config.json, as an object."""
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-        "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32, "vocab_size": 4096,
+        "hidden_size": 256, "intermediate_size": 1408, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32, "vocab_size": 8192,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "rope_scaling": None, "tie_word_embeddings": False, "attention_bias": False,
         "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",

@@ -8,7 +8,7 @@ import pytest
 import checkpoint
 import harness
 
-LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "64M")
+LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
 
 def pytest_configure(config):
@@ -81,7 +81,7 @@ def demo(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def synthetic(tmp_path_factory):
-    """A model of 21 MB: large enough for bytes to count and for a stream to be interrupted."""
+    """A model of 19 MB: large enough for bytes to count and for a stream to be interrupted."""
     directory = tmp_path_factory.mktemp("synthetic")
     config = checkpoint.write_config(directory / "shape") / "config.json"
     model = directory / "model"

@@ -1,6 +1,6 @@
 /* Arbitrary bytes as a safetensors file. Built with -fsanitize=fuzzer it is a fuzzer; without, it
- * replays every file of the folders on its command line. What was accepted must hold the promises of
- * the reader: tensors touch from the header to the end, and no size overflows. */
+ * replays every file of the folders on its command line. What was accepted must hold the promises
+ * of the reader: tensors touch from the header to the end, and no size overflows. */
 #include "weights/safetensors.h"
 
 #include <dirent.h>

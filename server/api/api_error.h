@@ -1,0 +1,29 @@
+/* What goes wrong with a request, as OpenAI clients read it: {"error":{message,type,param,code}}.
+ */
+#ifndef TESSERA_SERVER_API_API_ERROR_H
+#define TESSERA_SERVER_API_API_ERROR_H
+
+#include "config/base.h"
+#include "config/buf.h"
+
+struct api_error {
+    int32_t http_status;
+    const char *type; /* static; "invalid_request_error", ... */
+    const char *code; /* static; NULL: none */
+    char param[64];   /* field of the request; "": none */
+    char message[480];
+    int32_t retry_after_s; /* 0: no such header */
+};
+
+/* 400 about one field (NULL: about the whole request). Returns ERR_INPUT. */
+enum status api_error_field(struct api_error *e, const char *field, const char *fmt, ...)
+    PRINTF_LIKE(3, 4);
+/* Any other; type follows from the HTTP status. Returns ERR_INPUT, so that it reads as above. */
+enum status api_error_set(struct api_error *e, int32_t http_status, const char *code,
+                          const char *fmt, ...) PRINTF_LIKE(4, 5);
+/* What a failed call of the engine or the tokenizer means to the client. */
+void api_error_from_status(struct api_error *e, enum status st, const struct err *err);
+/* The JSON object. Bytes of the message that are not UTF-8 come out as '?'. */
+void api_error_write(const struct api_error *e, struct buf *out);
+
+#endif

@@ -1,0 +1,112 @@
+/* DESIGN: text is appended to a bounded buffer, never built as a tree: a chunk per token is the
+ * busiest path of the server. The reader of the buffer checks `failed` once. */
+#include "server/api/completion_reply.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static void write_string(const char *text, struct buf *out)
+{
+    buf_json(out, text, strlen(text));
+}
+
+static void write_meta(const struct completion_meta *meta, struct buf *out)
+{
+    buf_puts(out, "{\"id\":");
+    write_string(meta->id, out);
+    buf_printf(out,
+               ",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":", meta->created);
+    write_string(meta->model, out);
+    buf_puts(out, ",\"system_fingerprint\":");
+    write_string(meta->fingerprint, out);
+}
+
+static void write_ids(const char *name, const int32_t *ids, int32_t count, struct buf *out)
+{
+    buf_printf(out, ",\"%s\":[", name);
+    for (int32_t i = 0; i < count; i++)
+        buf_printf(out, i ? ",%d" : "%d", ids[i]);
+    buf_puts(out, "]");
+}
+
+static void write_choice(const struct completion_choice *c, struct buf *out)
+{
+    buf_printf(out, "{\"index\":%d,\"text\":", c->index);
+    buf_json(out, c->text ? c->text : "", c->text_len);
+    buf_puts(out, ",\"logprobs\":null,\"finish_reason\":");
+    if (c->finish_reason)
+        write_string(c->finish_reason, out);
+    else
+        buf_puts(out, "null");
+    buf_puts(out, ",\"stop_reason\":");
+    if (c->stop_reason)
+        buf_json(out, c->stop_reason, c->stop_reason_len);
+    else
+        buf_puts(out, "null");
+    if (c->with_token_ids)
+        write_ids("token_ids", c->token_ids, c->token_count, out);
+    if (c->with_token_ids && c->prompt_ids)
+        write_ids("prompt_token_ids", c->prompt_ids, c->prompt_count, out);
+    buf_puts(out, "}");
+}
+
+static void write_usage(const struct completion_usage *u, struct buf *out)
+{
+    buf_printf(out,
+               ",\"usage\":{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRId64
+               ",\"total_tokens\":%" PRId64 "}",
+               u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens);
+}
+
+void completion_reply_begin(const struct completion_meta *meta, struct buf *out)
+{
+    write_meta(meta, out);
+    buf_puts(out, ",\"choices\":[");
+}
+
+void completion_reply_choice(const struct completion_choice *choice, bool first, struct buf *out)
+{
+    if (!first)
+        buf_puts(out, ",");
+    write_choice(choice, out);
+}
+
+void completion_reply_end(const struct completion_usage *usage, struct buf *out)
+{
+    buf_puts(out, "]");
+    write_usage(usage, out);
+    buf_puts(out, "}");
+}
+
+void completion_reply_chunk(const struct completion_meta *meta,
+                            const struct completion_choice *choice, bool with_usage,
+                            struct buf *out)
+{
+    buf_puts(out, "data: ");
+    write_meta(meta, out);
+    buf_puts(out, ",\"choices\":[");
+    write_choice(choice, out);
+    buf_puts(out, with_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+}
+
+void completion_reply_usage(const struct completion_meta *meta,
+                            const struct completion_usage *usage, struct buf *out)
+{
+    buf_puts(out, "data: ");
+    write_meta(meta, out);
+    buf_puts(out, ",\"choices\":[]");
+    write_usage(usage, out);
+    buf_puts(out, "}\n\n");
+}
+
+void completion_reply_error(const struct api_error *e, struct buf *out)
+{
+    buf_puts(out, "data: ");
+    api_error_write(e, out);
+    buf_puts(out, "\n\n");
+}
+
+void completion_reply_done(struct buf *out)
+{
+    buf_puts(out, "data: [DONE]\n\n");
+}

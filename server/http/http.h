@@ -1,0 +1,70 @@
+/* The only door to libmicrohttpd: connections in, whole requests out, answers and streams back.
+ *
+ * A handler runs on an HTTP thread once the body is there. It answers at once, or keeps the request
+ * (http_hold) and answers later from any one thread; the connection sleeps meanwhile. Exactly one
+ * answer per request: http_reply, or http_stream_begin .. http_stream_end. Answering a client that
+ * has gone is fine and does nothing.
+ *
+ * Lost wake-ups: each request has one lock. "Nothing to send, so suspend" and "push, so resume"
+ * both happen under it. It is the innermost of our locks; only libmicrohttpd's own are taken below
+ * it. No callback of ours runs under it. */
+#ifndef TESSERA_SERVER_HTTP_HTTP_H
+#define TESSERA_SERVER_HTTP_HTTP_H
+
+#include "config/base.h"
+#include "config/buf.h"
+#include "server/api/api_error.h"
+#include "server/http/http_route.h"
+
+struct http;
+
+struct http_config {
+    const char *host; /* numeric address */
+    int32_t port;     /* 0: any free one */
+    int32_t threads;
+    size_t body_bytes_max;   /* more is 413 */
+    size_t stream_bytes_max; /* unsent bytes of one stream; a slower reader is dropped */
+    int32_t connections_max;
+    int32_t idle_timeout_s; /* of a connection on which nothing moves and nothing is awaited */
+    const struct http_route *routes; /* static */
+    int32_t route_count;
+    void *ctx; /* of the handlers */
+};
+
+/* ERR_USAGE when the address is not one or is taken. */
+enum status http_open(const struct http_config *config, struct http **out,
+                      struct err *err) MUST_USE;
+int32_t http_port(const struct http *h);
+/* Drops what is unanswered (its on_end runs), closes all connections and joins all threads. Held
+ * requests stay valid until released. NULL is fine. */
+void http_close(struct http *h);
+
+/* ---- the request; valid in the handler, and while held. Text is valid in the handler only. ----
+ */
+
+/* Path after the route's prefix; "" for an exact route. */
+const char *http_rest(const struct http_request *r);
+/* The client's X-Request-Id, or one of ours. Valid while held. */
+const char *http_id(const struct http_request *r);
+/* The body becomes the caller's; *body must be initialised afterwards by nobody else. */
+void http_take_body(struct http_request *r, struct buf *body);
+/* Calls end(user, sent) exactly once, on an HTTP thread, when the exchange is over: the answer is
+ * sent (true), or the client has gone (false). Only in the handler. */
+void http_on_end(struct http_request *r, void (*end)(void *user, bool sent), void *user);
+void http_hold(struct http_request *r);
+void http_release(struct http_request *r);
+
+/* ---- answers: any thread ---- */
+
+/* body is emptied. content_type is static. */
+void http_reply(struct http_request *r, int32_t status, const char *content_type, struct buf *body);
+void http_reply_error(struct http_request *r, const struct api_error *e);
+/* Headers of an event stream with status 200. */
+void http_stream_begin(struct http_request *r);
+/* Copies n bytes. False when the client has gone or reads too slowly: it is being dropped. */
+bool http_stream_push(struct http_request *r, const void *bytes, size_t n);
+/* The stream is complete; with ok = false the connection is cut, so that nobody takes it for whole.
+ */
+void http_stream_end(struct http_request *r, bool ok);
+
+#endif

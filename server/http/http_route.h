@@ -1,0 +1,23 @@
+/* The table of routes. Pure. */
+#ifndef TESSERA_SERVER_HTTP_HTTP_ROUTE_H
+#define TESSERA_SERVER_HTTP_HTTP_ROUTE_H
+
+#include "config/base.h"
+
+struct http_request;
+
+struct http_route {
+    const char *method; /* "GET" (HEAD comes with it) or "POST" */
+    const char *path;   /* exact; one that ends in '/' and is longer than that: a prefix */
+    void (*handler)(void *ctx, struct http_request *r);
+};
+
+/* The route, and what of the path comes after its prefix; NULL when there is none. *allowed gets
+ * the methods that the path has; 0: the path is unknown. */
+const struct http_route *http_route_find(const struct http_route *routes, int32_t count,
+                                         const char *method, const char *path, const char **rest,
+                                         int *allowed);
+/* The value of an Allow header. Static. */
+const char *http_route_allow(int allowed);
+
+#endif

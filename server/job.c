@@ -1,0 +1,294 @@
+/* DESIGN: every way a request can end (finished, failed, client gone) sets `over` once, under the
+ * job's lock; whoever comes later finds it set and only gives its reference back. So there is one
+ * answer, and the engine's late events need no special case. */
+#include "server/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define REPLY_BYTES_MAX ((size_t)1 << 30)
+
+static uint64_t random_word(void)
+{
+    uint64_t x = 0;
+    if (getrandom(&x, sizeof x, 0) != (ssize_t)sizeof x)
+        x = (uint64_t)base_now_ns();
+    return x;
+}
+
+/* The engine works for nobody any more. Under j->lock. */
+static void cancel_choices(struct job *j, enum metrics_end how)
+{
+    struct engine *engine = service_engine(j->service);
+    for (int32_t i = 0; i < j->choice_count; i++) {
+        struct choice *c = &j->choices[i];
+        if (c->submitted && !c->ended)
+            engine_cancel(engine, c->engine_id);
+        if (!c->ended)
+            metrics_count_end(j->service->metrics, how);
+        c->ended = true;
+    }
+}
+
+/* On an HTTP thread: the answer has been sent, or the client has gone. */
+static void on_end(void *user, bool sent)
+{
+    struct job *j = user;
+    pthread_mutex_lock(&j->lock);
+    if (!sent && !j->over)
+        cancel_choices(j, METRICS_ABORT);
+    j->over = true;
+    pthread_mutex_unlock(&j->lock);
+    job_release(j);
+}
+
+struct job *job_open(struct service *s, struct http_request *r)
+{
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    atomic_init(&j->refs, 2);
+    pthread_mutex_init(&j->lock, NULL);
+    j->service = s;
+    j->http = r;
+    j->arrived_ns = base_now_ns();
+    snprintf(j->meta.id, sizeof j->meta.id, "cmpl-%016" PRIx64 "%016" PRIx64, random_word(),
+             random_word());
+    j->meta.created = (int64_t)time(NULL);
+    j->meta.model = s->model_name;
+    j->meta.fingerprint = s->fingerprint;
+    service_enter(s);
+    http_hold(r);
+    http_take_body(r, &j->body);
+    http_on_end(r, on_end, j);
+    return j;
+}
+
+void job_release(struct job *j)
+{
+    if (atomic_fetch_sub(&j->refs, 1) != 1)
+        return;
+    for (int32_t i = 0; i < j->choice_count; i++) {
+        buf_free(&j->choices[i].text);
+        buf_free(&j->choices[i].ids);
+    }
+    free(j->choices);
+    buf_free(&j->body);
+    completion_free(&j->request);
+    stop_set_close(j->stops);
+    http_release(j->http);
+    pthread_mutex_destroy(&j->lock);
+    service_leave(j->service);
+    free(j);
+}
+
+/* ---- submitting ---- */
+
+static enum status make_choices(struct job *j)
+{
+    const struct completion_request *q = &j->request;
+    int32_t count = q->prompt_count * q->n;
+    j->choices = calloc((size_t)count, sizeof *j->choices);
+    if (!j->choices)
+        return ERR_NOMEM;
+    j->choice_count = count;
+    for (int32_t i = 0; i < count; i++) {
+        struct choice *c = &j->choices[i];
+        c->job = j;
+        c->index = i;
+        c->prompt = i / q->n;
+        c->stop_index = -1;
+        buf_init(&c->text, REPLY_BYTES_MAX);
+        buf_init(&c->ids, REPLY_BYTES_MAX);
+        stop_init(&c->stop, j->stops);
+        const struct completion_prompt *p = &q->prompts[c->prompt];
+        detok_init(&c->detok, j->service->tokenizer, p->ids, p->count);
+    }
+    for (int32_t i = 0; i < q->prompt_count; i++)
+        j->prompt_tokens += q->prompts[i].count;
+    return OK;
+}
+
+static enum status submit_choice(struct job *j, struct choice *c, const struct request_params *base,
+                                 struct err *err)
+{
+    const struct completion_prompt *p = &j->request.prompts[c->prompt];
+    struct request_params params = *base;
+    params.choice = c->index % j->request.n;
+    atomic_fetch_add(&j->refs, 1); /* the engine's, until the terminal event */
+    c->submitted = true;
+    enum status st =
+        engine_submit(service_engine(j->service), &params, p->ids, p->count, c, &c->engine_id, err);
+    if (st != OK) {
+        c->submitted = false;
+        atomic_fetch_sub(&j->refs, 1); /* never the last: the worker has one */
+    }
+    return st;
+}
+
+/* Under the lock, so that no event is looked at before all choices are known to the engine. */
+static enum status submit_choices(struct job *j, struct err *err)
+{
+    const struct completion_request *q = &j->request;
+    enum status st = OK;
+    const struct request_params params = {
+        .max_tokens = q->max_tokens,
+        .temperature = q->temperature,
+        .top_p = q->top_p,
+        .min_p = q->min_p,
+        .top_k = q->top_k,
+        .seed = q->has_seed ? q->seed : random_word(),
+        .ignore_eos = q->ignore_eos,
+    };
+    for (int32_t i = 0; i < j->choice_count && st == OK; i++) {
+        if (q->max_tokens > 0)
+            st = submit_choice(j, &j->choices[i], &params, err);
+        else
+            job_end_choice(&j->choices[i], "length", -1);
+    }
+    return st;
+}
+
+void job_submit(struct job *j)
+{
+    struct err err = {""};
+    struct api_error e = {0};
+    struct buf scratch;
+    buf_init(&scratch, REPLY_BYTES_MAX);
+    pthread_mutex_lock(&j->lock);
+    if (!j->over) {
+        enum status st = make_choices(j);
+        if (st == OK)
+            st = submit_choices(j, &err);
+        if (st != OK) {
+            api_error_from_status(&e, st, &err);
+            job_fail(j, &e);
+        } else {
+            if (j->request.stream)
+                http_stream_begin(j->http);
+            j->streaming = j->request.stream;
+            if (j->ended_count == j->choice_count) { /* nothing to generate */
+                for (int32_t i = 0; i < j->choice_count; i++)
+                    job_send_chunk(&j->choices[i], &scratch);
+                job_complete(j, &scratch);
+            }
+        }
+    }
+    pthread_mutex_unlock(&j->lock);
+    buf_free(&scratch);
+}
+
+/* ---- ending ---- */
+
+void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_index)
+{
+    struct job *j = c->job;
+    c->ended = true;
+    c->finish_reason = finish_reason;
+    c->stop_index = stop_index;
+    j->ended_count++;
+    metrics_count_end(j->service->metrics,
+                      strcmp(finish_reason, "stop") == 0 ? METRICS_STOP : METRICS_LENGTH);
+    metrics_observe(j->service->metrics, METRICS_END_TO_END,
+                    (double)(base_now_ns() - j->arrived_ns) / 1e9);
+}
+
+static struct completion_choice describe(const struct choice *c)
+{
+    const struct job *j = c->job;
+    const struct completion_prompt *p = &j->request.prompts[c->prompt];
+    struct completion_choice out = {
+        .index = c->index,
+        .text = c->text.data,
+        .text_len = c->text.len,
+        .finish_reason = c->finish_reason,
+        .with_token_ids = j->request.return_token_ids,
+        .token_ids = (const int32_t *)(const void *)c->ids.data,
+        .token_count = (int32_t)(c->ids.len / sizeof(int32_t)),
+        .prompt_ids = c->chunks == 0 ? p->ids : NULL,
+        .prompt_count = p->count,
+    };
+    if (c->stop_index >= 0)
+        out.stop_reason = stop_set_string(j->stops, c->stop_index, &out.stop_reason_len);
+    return out;
+}
+
+void job_send_chunk(struct choice *c, struct buf *scratch)
+{
+    struct job *j = c->job;
+    if (!j->streaming || j->over)
+        return;
+    struct completion_choice view = describe(c);
+    buf_clear(scratch);
+    completion_reply_chunk(&j->meta, &view, j->request.include_usage, scratch);
+    buf_clear(&c->text);
+    buf_clear(&c->ids);
+    c->chunks++;
+    if (!http_stream_push(j->http, scratch->data, scratch->len)) {
+        cancel_choices(j, METRICS_ABORT);
+        j->over = true;
+    }
+}
+
+static struct completion_usage count_usage(const struct job *j)
+{
+    struct completion_usage u = {.prompt_tokens = j->prompt_tokens};
+    for (int32_t i = 0; i < j->choice_count; i++)
+        u.completion_tokens += j->choices[i].tokens;
+    return u;
+}
+
+static void complete_stream(struct job *j, struct buf *scratch)
+{
+    buf_clear(scratch);
+    if (j->request.include_usage) {
+        struct completion_usage usage = count_usage(j);
+        completion_reply_usage(&j->meta, &usage, scratch);
+    }
+    completion_reply_done(scratch);
+    bool good = !scratch->failed && http_stream_push(j->http, scratch->data, scratch->len);
+    http_stream_end(j->http, good);
+}
+
+void job_complete(struct job *j, struct buf *scratch)
+{
+    if (j->over || j->ended_count < j->choice_count)
+        return;
+    if (j->streaming) {
+        complete_stream(j, scratch);
+    } else {
+        struct completion_usage usage = count_usage(j);
+        struct buf body;
+        buf_init(&body, REPLY_BYTES_MAX);
+        completion_reply_begin(&j->meta, &body);
+        for (int32_t i = 0; i < j->choice_count; i++) {
+            struct completion_choice view = describe(&j->choices[i]);
+            completion_reply_choice(&view, i == 0, &body);
+        }
+        completion_reply_end(&usage, &body);
+        http_reply(j->http, 200, "application/json", &body);
+    }
+    j->over = true;
+}
+
+void job_fail(struct job *j, const struct api_error *e)
+{
+    struct buf frame;
+    if (j->over)
+        return;
+    cancel_choices(j, METRICS_ERROR);
+    j->over = true;
+    if (!j->streaming) {
+        http_reply_error(j->http, e);
+        return;
+    }
+    buf_init(&frame, 4096);
+    completion_reply_error(e, &frame);
+    http_stream_push(j->http, frame.data, frame.len);
+    http_stream_end(j->http, false);
+    buf_free(&frame);
+}

@@ -1,0 +1,73 @@
+/* One completion request from its body to the last byte of its answer: the choices it asked for,
+ * what of them has come, and the one way each ends.
+ *
+ * References: the HTTP exchange, the worker, and every request inside the engine until its terminal
+ * event. The lock guards everything from `choices` on; below it come the engine's and HTTP's locks,
+ * never another job's. */
+#ifndef TESSERA_SERVER_JOB_H
+#define TESSERA_SERVER_JOB_H
+
+#include "server/api/completion_reply.h"
+#include "server/http/http.h"
+#include "server/service.h"
+#include "server/tokenizer/detok.h"
+#include "server/tokenizer/stop.h"
+
+#include <stdatomic.h>
+
+struct choice {
+    struct job *job;
+    int32_t index, prompt; /* in the response; of request.prompts */
+    uint64_t engine_id;
+    bool submitted; /* the engine knows it and owes a terminal event, unless it has come */
+    bool ended;     /* nothing more of it goes to the client */
+    struct detok detok;
+    struct stop stop;
+    struct buf text; /* of the answer; in a stream: since the last chunk */
+    struct buf ids;  /* int32_t each, likewise */
+    int32_t tokens, chunks;
+    const char *finish_reason; /* when ended: "stop", "length" */
+    int32_t stop_index;        /* of the stop string; -1: none */
+    int64_t last_token_ns;
+};
+
+struct job {
+    _Atomic int32_t refs;
+    struct service *service;
+    struct http_request *http; /* held */
+    int64_t arrived_ns;
+    struct buf body;
+    struct completion_request request; /* the worker's, immutable once submitted */
+    struct stop_set *stops;
+    struct completion_meta meta;
+    struct job *next; /* in the worker's queue */
+
+    pthread_mutex_t lock;
+    struct choice *choices;
+    int32_t choice_count, ended_count;
+    int64_t prompt_tokens;
+    bool streaming; /* headers are sent */
+    bool over;      /* the answer is complete, or nobody waits for it */
+};
+
+/* In the handler: takes the body and the exchange. Two references: the exchange's, and the
+ * caller's. NULL without memory. */
+struct job *job_open(struct service *s, struct http_request *r);
+void job_release(struct job *j);
+
+/* The worker, when request and stops are set: makes the choices and gives them to the engine.
+ * Answers by itself when that fails. */
+void job_submit(struct job *j);
+
+/* ---- under j->lock ---- */
+
+/* A choice ends, with what is known so far. */
+void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_index);
+/* Sends what a choice has, if this is a stream. scratch is overwritten. */
+void job_send_chunk(struct choice *c, struct buf *scratch);
+/* When all choices have ended: completes the answer. */
+void job_complete(struct job *j, struct buf *scratch);
+/* The whole request fails: an error answer, or an error chunk and a cut connection. */
+void job_fail(struct job *j, const struct api_error *e);
+
+#endif

@@ -1,0 +1,247 @@
+/* DESIGN: vLLM's names for what vLLM has, so that its boards and routers work; `tessera:` for what
+ * only we have. Buckets are fixed arrays; the text is made from one copy, so a page is consistent.
+ */
+#include "server/metrics.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#define BOUNDS_MAX 24
+
+struct family {
+    const char *name, *help;
+    int32_t count;
+    double bounds[BOUNDS_MAX];
+};
+
+static const struct family families[METRICS_TIME_COUNT] = {
+    {"vllm:time_to_first_token_seconds",
+     "Seconds from the arrival of a request to its first token.",
+     22,
+     {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+      1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560}},
+    {"vllm:inter_token_latency_seconds",
+     "Seconds between two tokens of a choice.",
+     16,
+     {.005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10}},
+    {"vllm:e2e_request_latency_seconds",
+     "Seconds from the arrival of a request to the end of a choice.",
+     20,
+     {.05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 480, 1920}},
+};
+
+static const char *const end_names[METRICS_END_COUNT] = {"stop", "length", "abort", "error"};
+
+struct histogram {
+    uint64_t buckets[BOUNDS_MAX + 1]; /* not cumulative */
+    uint64_t count;
+    double sum;
+};
+
+struct values {
+    struct histogram times[METRICS_TIME_COUNT];
+    uint64_t ends[METRICS_END_COUNT];
+};
+
+struct metrics {
+    pthread_mutex_t lock;
+    struct values values;
+};
+
+enum status metrics_open(struct metrics **out, struct err *err)
+{
+    struct metrics *m = calloc(1, sizeof *m);
+    if (!m)
+        return base_fail(err, ERR_NOMEM, "metrics: no memory");
+    pthread_mutex_init(&m->lock, NULL);
+    *out = m;
+    return OK;
+}
+
+void metrics_close(struct metrics *m)
+{
+    if (!m)
+        return;
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+void metrics_observe(struct metrics *m, enum metrics_time what, double seconds)
+{
+    const struct family *f = &families[what];
+    int32_t i = 0;
+    while (i < f->count && seconds > f->bounds[i])
+        i++;
+    pthread_mutex_lock(&m->lock);
+    struct histogram *h = &m->values.times[what];
+    h->buckets[i]++;
+    h->count++;
+    h->sum += seconds;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_count_end(struct metrics *m, enum metrics_end how)
+{
+    pthread_mutex_lock(&m->lock);
+    m->values.ends[how]++;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- text ---- */
+
+/* Where the text goes, and the labels every vllm: family carries. */
+struct page {
+    struct buf *out;
+    const char *model;
+};
+
+static void write_head(struct page *p, const char *name, const char *type, const char *help)
+{
+    buf_printf(p->out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* {model_name="...",engine="0" and what the caller adds before '}' */
+static void write_labels(struct page *p)
+{
+    buf_puts(p->out, "{model_name=\"");
+    for (const char *c = p->model; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            buf_add(p->out, "\\", 1);
+        if (*c == '\n')
+            buf_puts(p->out, "\\n");
+        else
+            buf_add(p->out, c, 1);
+    }
+    buf_puts(p->out, "\",engine=\"0\"");
+}
+
+static void write_value(struct page *p, const char *name, const char *type, const char *help,
+                        double value)
+{
+    write_head(p, name, type, help);
+    buf_puts(p->out, name);
+    write_labels(p);
+    buf_printf(p->out, "} %.17g\n", value);
+}
+
+static void write_family(struct page *p, const struct family *f, const struct histogram *h)
+{
+    uint64_t below = 0;
+    write_head(p, f->name, "histogram", f->help);
+    for (int32_t i = 0; i <= f->count; i++) {
+        below += h->buckets[i];
+        buf_printf(p->out, "%s_bucket", f->name);
+        write_labels(p);
+        if (i < f->count)
+            buf_printf(p->out, ",le=\"%g\"} %" PRIu64 "\n", f->bounds[i], below);
+        else
+            buf_printf(p->out, ",le=\"+Inf\"} %" PRIu64 "\n", below);
+    }
+    buf_printf(p->out, "%s_sum", f->name);
+    write_labels(p);
+    buf_printf(p->out, "} %.9g\n%s_count", h->sum, f->name);
+    write_labels(p);
+    buf_printf(p->out, "} %" PRIu64 "\n", h->count);
+}
+
+static void write_ends(struct page *p, const struct values *v)
+{
+    write_head(p, "vllm:request_success_total", "counter", "Choices ended, by reason.");
+    for (int i = 0; i < METRICS_END_COUNT; i++) {
+        buf_puts(p->out, "vllm:request_success_total");
+        write_labels(p);
+        buf_printf(p->out, ",finished_reason=\"%s\"} %" PRIu64 "\n", end_names[i], v->ends[i]);
+    }
+}
+
+static void write_requests(struct page *p, const struct engine_metrics *e)
+{
+    write_value(p, "vllm:num_requests_running", "gauge", "Requests being worked on.",
+                e ? e->running : 0);
+    write_value(p, "vllm:num_requests_waiting", "gauge", "Requests waiting for a place.",
+                e ? e->waiting : 0);
+    write_value(p, "vllm:kv_cache_usage_perc", "gauge", "KV blocks in use, 0 to 1.",
+                e ? e->kv_usage : 0);
+    write_value(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed.",
+                e ? (double)e->prompt_tokens : 0);
+    write_value(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
+                e ? (double)e->generation_tokens : 0);
+}
+
+static void write_steps(struct page *p, const struct engine_metrics *e)
+{
+    static const char name[] = "tessera:step_seconds";
+    uint64_t below = 0;
+    write_head(p, name, "histogram", "Seconds per step of the ranks.");
+    for (size_t i = 0; i < ARRAY_LEN(e->step_buckets); i++) {
+        below += e->step_buckets[i];
+        if (i < ARRAY_LEN(engine_step_bounds))
+            buf_printf(p->out, "%s_bucket{le=\"%g\"} %" PRIu64 "\n", name, engine_step_bounds[i],
+                       below);
+        else
+            buf_printf(p->out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, below);
+    }
+    buf_printf(p->out, "%s_sum %.9g\n%s_count %" PRIu64 "\n", name, e->step_seconds, name, below);
+    write_head(p, "tessera:step_rows_total", "counter", "Rows (tokens) in all steps.");
+    buf_printf(p->out, "tessera:step_rows_total %" PRIu64 "\n", e->step_rows);
+}
+
+static void write_ranks(struct page *p, const struct engine_metrics *e)
+{
+    write_head(p, "tessera:rank_up", "gauge", "1 while the rank works.");
+    for (int32_t r = 0; r < e->ranks; r++)
+        buf_printf(p->out, "tessera:rank_up{rank=\"%d\"} %d\n", r, e->rank[r].up);
+    write_head(p, "tessera:rank_weight_bytes", "gauge", "Bytes of weights the rank holds.");
+    for (int32_t r = 0; r < e->ranks; r++)
+        buf_printf(p->out, "tessera:rank_weight_bytes{rank=\"%d\"} %" PRIu64 "\n", r,
+                   e->rank[r].weight_bytes);
+    write_head(p, "tessera:rank_read_bytes", "gauge", "Bytes of the checkpoint the rank has read.");
+    for (int32_t r = 0; r < e->ranks; r++)
+        buf_printf(p->out, "tessera:rank_read_bytes{rank=\"%d\"} %" PRIu64 "\n", r,
+                   e->rank[r].read_bytes);
+}
+
+/* One line per rank and op; part picks the number. */
+static void write_comm(struct page *p, const struct engine_metrics *e, const char *name,
+                       const char *help, int part)
+{
+    write_head(p, name, "counter", help);
+    for (int32_t r = 0; r < e->ranks; r++) {
+        for (int op = 0; op < COMM_OP_COUNT; op++) {
+            buf_printf(p->out, "%s{rank=\"%d\",group=\"tp\",op=\"%s\"} ", name, r,
+                       comm_op_name((enum comm_op)op));
+            if (part == 2)
+                buf_printf(p->out, "%.9g\n", (double)e->rank[r].comm[op].nanoseconds / 1e9);
+            else
+                buf_printf(p->out, "%" PRIu64 "\n",
+                           part ? e->rank[r].comm[op].calls : e->rank[r].comm[op].bytes);
+        }
+    }
+}
+
+void metrics_write(struct metrics *m, const struct engine_metrics *engine, const char *model,
+                   struct buf *out)
+{
+    struct page p = {out, model};
+    pthread_mutex_lock(&m->lock);
+    struct values v = m->values;
+    pthread_mutex_unlock(&m->lock);
+    write_requests(&p, engine);
+    write_ends(&p, &v);
+    for (int i = 0; i < METRICS_TIME_COUNT; i++)
+        write_family(&p, &families[i], &v.times[i]);
+    if (engine) {
+        write_steps(&p, engine);
+        write_ranks(&p, engine);
+        write_comm(&p, engine, "tessera:comm_bytes_total", "Bytes received from other ranks.", 0);
+        write_comm(&p, engine, "tessera:comm_calls_total", "Collectives taken part in.", 1);
+        write_comm(&p, engine, "tessera:comm_seconds_total", "Seconds inside collectives.", 2);
+    }
+    write_head(&p, "tessera:sampler_fallback_total", "counter",
+               "Rows that the distributed sampler handed to the gathered one.");
+    buf_puts(out, "tessera:sampler_fallback_total 0\n");
+    write_head(&p, "tessera:group_restarts_total", "counter",
+               "Times the ranks were started again.");
+    buf_puts(out, "tessera:group_restarts_total 0\n");
+}

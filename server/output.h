@@ -1,0 +1,16 @@
+/* The output thread: token events in, text to clients out. It decides how each choice ends. */
+#ifndef TESSERA_SERVER_OUTPUT_H
+#define TESSERA_SERVER_OUTPUT_H
+
+#include "server/service.h"
+
+struct output;
+
+enum status output_open(struct service *s, struct output **out, struct err *err) MUST_USE;
+/* On the engine thread: copies the events, never waits for more than another copy. `user` of each
+ * is a struct choice. */
+void output_push(struct output *o, const struct token_event *events, int32_t count);
+/* Works off what is queued and joins the thread; nobody pushes any more. NULL is fine. */
+void output_close(struct output *o);
+
+#endif

@@ -1,0 +1,94 @@
+#include "server/service.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum status service_open(struct service *s, struct err *err)
+{
+    pthread_condattr_t attr;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->idle, &attr);
+    pthread_condattr_destroy(&attr);
+    s->created = (int64_t)time(NULL);
+    service_refuse(s, "loading", "the model is being loaded, try again soon");
+    return metrics_open(&s->metrics, err);
+}
+
+void service_close(struct service *s)
+{
+    metrics_close(s->metrics);
+    pthread_cond_destroy(&s->idle);
+    pthread_mutex_destroy(&s->lock);
+}
+
+enum status service_check(struct service *s, struct api_error *e)
+{
+    enum status st = OK;
+    pthread_mutex_lock(&s->lock);
+    if (s->code[0]) {
+        /* api_error keeps the pointer, so only words that live for ever */
+        static const char *const codes[] = {"loading", "draining", "rank_lost"};
+        const char *code = "unavailable";
+        for (size_t i = 0; i < ARRAY_LEN(codes); i++)
+            if (strcmp(codes[i], s->code) == 0)
+                code = codes[i];
+        st = api_error_set(e, 503, code, "%s", s->message);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+void service_ready(struct service *s, struct engine *e)
+{
+    pthread_mutex_lock(&s->lock);
+    s->engine = e;
+    s->code[0] = '\0';
+    pthread_mutex_unlock(&s->lock);
+}
+
+void service_refuse(struct service *s, const char *code, const char *message)
+{
+    pthread_mutex_lock(&s->lock);
+    snprintf(s->code, sizeof s->code, "%s", code);
+    snprintf(s->message, sizeof s->message, "%s", message);
+    pthread_mutex_unlock(&s->lock);
+}
+
+struct engine *service_engine(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct engine *e = s->engine;
+    pthread_mutex_unlock(&s->lock);
+    return e;
+}
+
+void service_enter(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->in_flight++;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void service_leave(struct service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (--s->in_flight == 0)
+        pthread_cond_broadcast(&s->idle);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool service_wait_idle(struct service *s, double timeout_s)
+{
+    int64_t until = base_now_ns() + (int64_t)(timeout_s * 1e9);
+    struct timespec ts = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    while (s->in_flight > 0 && rc == 0)
+        rc = pthread_cond_timedwait(&s->idle, &s->lock, &ts);
+    bool idle = s->in_flight == 0;
+    pthread_mutex_unlock(&s->lock);
+    return idle;
+}

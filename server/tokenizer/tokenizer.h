@@ -1,0 +1,50 @@
+/* Text to token ids and back. Immutable once open: any thread may use it. */
+#ifndef TESSERA_SERVER_TOKENIZER_TOKENIZER_H
+#define TESSERA_SERVER_TOKENIZER_TOKENIZER_H
+
+#include "config/base.h"
+
+struct tokenizer;
+
+/* What a token contributes to a text. */
+enum token_kind {
+    TOKEN_TEXT,
+    TOKEN_BYTE,   /* one byte, of a character that is no piece */
+    TOKEN_HIDDEN, /* control tokens, and ids of the model that are no piece */
+};
+
+struct token_view {
+    enum token_kind kind;
+    const char *text; /* spaces are spaces; valid as long as the tokenizer */
+    int32_t len;
+    bool starts_word; /* text begins with the space that marks a word */
+};
+
+/* Reads MODEL_DIR/tokenizer.model and tokenizer_config.json. OK with *out = NULL when there is no
+ * tokenizer.model; ERR_MODEL when it is damaged or has more pieces than the model has ids. */
+enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenizer **out,
+                           struct err *err) MUST_USE;
+/* The same from the bytes of the two files, for tests; config NULL: there is none. `where` names
+ * the model file in messages. */
+enum status tokenizer_open_bytes(const void *model, size_t n, const char *config, size_t config_n,
+                                 int32_t vocab, const char *where, struct tokenizer **out,
+                                 struct err *err) MUST_USE;
+void tokenizer_close(struct tokenizer *t); /* NULL is fine */
+
+/* Ids of a text, with the beginning-of-sequence token when `special` and the model wants one.
+ * Control tokens spelt out in the text are plain text: they cannot be forged. *ids is the caller's
+ * to free(). ERR_INPUT when there are no ids at all. */
+enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
+                             int32_t **ids, int32_t *count, struct err *err) MUST_USE;
+/* No text of n bytes has fewer tokens than this. */
+size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n);
+
+/* Any id, also one that is no piece. */
+struct token_view tokenizer_view(const struct tokenizer *t, int32_t id);
+int32_t tokenizer_count(const struct tokenizer *t);
+/* Does SentencePiece put a space before a text, which decoding drops again? */
+bool tokenizer_drops_first_space(const struct tokenizer *t);
+/* Does decoding drop all spaces at the start of a text? */
+bool tokenizer_drops_all_first_spaces(const struct tokenizer *t);
+
+#endif

@@ -1,0 +1,56 @@
+/* DESIGN: the table of RFC 3629 section 4: only the second byte's range depends on the first. */
+#include "server/utf8.h"
+
+/* Length that a first byte announces, and the range of the byte after it; 0: not a first byte. */
+static size_t announced(unsigned char first, unsigned char *low, unsigned char *high)
+{
+    *low = 0x80;
+    *high = 0xbf;
+    if (first < 0x80)
+        return 1;
+    if (first < 0xc2 || first > 0xf4)
+        return 0;
+    if (first < 0xe0)
+        return 2;
+    if (first == 0xe0)
+        *low = 0xa0;
+    if (first == 0xed)
+        *high = 0x9f;
+    if (first == 0xf0)
+        *low = 0x90;
+    if (first == 0xf4)
+        *high = 0x8f;
+    return first < 0xf0 ? 3 : 4;
+}
+
+/* How many of the first n bytes fit the character announced; its length in *length. */
+static size_t fitting(const char *text, size_t n, size_t *length)
+{
+    unsigned char low = 0, high = 0;
+    *length = n > 0 ? announced((unsigned char)text[0], &low, &high) : 0;
+    if (*length == 0)
+        return 0;
+    size_t k = 1;
+    for (; k < n && k < *length; k++) {
+        unsigned char c = (unsigned char)text[k];
+        if (c < low || c > high)
+            break;
+        low = 0x80;
+        high = 0xbf;
+    }
+    return k;
+}
+
+size_t utf8_char(const char *text, size_t n)
+{
+    size_t length;
+    size_t k = fitting(text, n, &length);
+    return k == length ? length : 0;
+}
+
+bool utf8_is_prefix(const char *text, size_t n)
+{
+    size_t length;
+    size_t k = fitting(text, n, &length);
+    return length > 0 && k == n && n < length;
+}

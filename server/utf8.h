@@ -1,0 +1,14 @@
+/* UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
+#ifndef TESSERA_SERVER_UTF8_H
+#define TESSERA_SERVER_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Bytes of the character that text (n bytes) begins with; 0 when it begins with none, be it invalid
+ * or cut short. */
+size_t utf8_char(const char *text, size_t n);
+/* True when more bytes after these n (>= 1) can still make a character of them. */
+bool utf8_is_prefix(const char *text, size_t n);
+
+#endif

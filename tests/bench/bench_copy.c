@@ -1,0 +1,113 @@
+/* How long the bytes of some files take into fresh memory: the floor of a server's ready time.
+ *
+ *     bench_copy THREADS FILE...
+ *
+ * Each thread reads its part of every file (from the page cache, once warm) with pread into newly
+ * mapped anonymous memory, so the page faults of a first touch are in the time, as they are when
+ * weights are loaded. Prints the seconds of five repeats, the median first. */
+#include "config/base.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REPEATS 5
+#define THREADS_MAX 256
+#define CHUNK ((size_t)4 << 20)
+
+struct part {
+    int fd;
+    char *to;
+    size_t begin, end;
+    bool failed;
+};
+
+static void *copy_part(void *arg)
+{
+    struct part *p = arg;
+    for (size_t at = p->begin; at < p->end && !p->failed;) {
+        size_t want = p->end - at < CHUNK ? p->end - at : CHUNK;
+        ssize_t got = pread(p->fd, p->to + at, want, (off_t)at);
+        if (got <= 0)
+            p->failed = true;
+        else
+            at += (size_t)got;
+    }
+    return NULL;
+}
+
+static bool copy_parts(struct part *parts, int threads)
+{
+    pthread_t ids[THREADS_MAX];
+    bool good = true;
+    int started = 0;
+    while (started < threads &&
+           pthread_create(&ids[started], NULL, copy_part, &parts[started]) == 0)
+        started++;
+    for (int t = 0; t < started; t++) {
+        pthread_join(ids[t], NULL);
+        good = good && !parts[t].failed;
+    }
+    return good && started == threads;
+}
+
+/* Adds the file's size to *bytes and the time of its copy, unmapping excluded, to *seconds. */
+static bool copy_file(const char *path, int threads, size_t *bytes, double *seconds)
+{
+    struct part parts[THREADS_MAX];
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0 || st.st_size <= 0)
+        return false;
+    size_t size = (size_t)st.st_size;
+    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return false;
+    for (size_t t = 0; t < (size_t)threads; t++)
+        parts[t] = (struct part){
+            .fd = fd,
+            .to = memory,
+            .begin = size / (size_t)threads * t,
+            .end = t + 1 == (size_t)threads ? size : size / (size_t)threads * (t + 1)};
+    double begin = base_now();
+    bool good = copy_parts(parts, threads);
+    *seconds += base_now() - begin;
+    munmap(memory, size);
+    close(fd);
+    *bytes += size;
+    return good;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv)
+{
+    double seconds[REPEATS] = {0};
+    size_t bytes = 0;
+    long threads = argc > 2 ? strtol(argv[1], NULL, 10) : 0;
+    if (threads < 1 || threads > THREADS_MAX) {
+        fputs("usage: bench_copy THREADS FILE...\n", stderr);
+        return 2;
+    }
+    for (int i = 0; i < REPEATS; i++) {
+        bytes = 0;
+        for (int f = 2; f < argc; f++)
+            if (!copy_file(argv[f], (int)threads, &bytes, &seconds[i])) {
+                perror(argv[f]);
+                return 1;
+            }
+    }
+    qsort(seconds, REPEATS, sizeof seconds[0], ascending);
+    printf("copy %zu bytes, %ld threads: median %.4f s, min %.4f s, max %.4f s, %.2f GB/s\n", bytes,
+           threads, seconds[REPEATS / 2], seconds[0], seconds[REPEATS - 1],
+           (double)bytes / 1e9 / seconds[REPEATS / 2]);
+    return 0;
+}

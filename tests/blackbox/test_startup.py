@@ -1,0 +1,205 @@
+"""What goes wrong before serving ends at once, with the right exit code and one clear line."""
+
+import json
+import socket
+import time
+
+import pytest
+
+import checkpoint
+from harness import PATIENCE, run
+
+pytestmark = pytest.mark.sanitized
+
+NAME = "tied_gqa2_f32"
+TENSOR = "model.layers.1.mlp.down_proj.weight"
+
+
+def fails(code, *arguments):
+    """The one line on stderr of a command that must fail with this code, within two seconds."""
+    begin = time.monotonic()
+    done = run(*arguments)
+    spent = time.monotonic() - begin
+    assert done.returncode == code, done.stderr
+    assert "Sanitizer" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("tessera: ")]
+    assert len(lines) == 1, done.stderr
+    assert spent < 2 * PATIENCE
+    return lines[0]
+
+
+# ---- usage: exit code 2 -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments, wanted", [
+    (("serve", "MODEL", "--tensor-paralel-size", "2"), "--tensor-parallel-size"),
+    (("serve", "MODEL", "--max-modellen", "64"), "--max-model-len"),
+    (("serve", "MODEL", "--dtype", "float33"), "float32"),
+    (("serve", "MODEL", "-tp", "0"), "tensor-parallel-size"),
+    (("serve", "MODEL", "-tp", "two"), "tensor-parallel-size"),
+    (("serve", "MODEL", "--port", "70000"), "65535"),
+    (("serve", "MODEL", "--port"), "port"),
+    (("serv", "MODEL"), "serve"),
+    (("serve",), "MODEL"),
+])
+def test_usage(arguments, wanted):
+    model = str(checkpoint.GOLDEN / NAME)
+    arguments = [model if word == "MODEL" else word for word in arguments]
+    assert wanted.lower() in fails(2, *arguments).lower()
+
+
+def test_no_command():
+    done = run()
+    assert done.returncode == 2
+    assert "usage" in done.stderr
+
+
+def test_help_and_version():
+    for words in (("help",), ("--help",), ("serve", "--help"), ("version",)):
+        done = run(*words)
+        assert done.returncode == 0
+        assert not done.stderr
+    text = run("serve", "--help").stdout
+    for option in ("--tensor-parallel-size", "-tp", "--dtype", "--load-format", "--host", "--port",
+                   "--threads-per-rank", "--max-model-len", "--max-num-seqs",
+                   "--max-num-batched-tokens", "--max-num-queued-reqs", "--kv-cache-memory",
+                   "--served-model-name"):
+        assert option in text, option
+
+
+def test_port_in_use():
+    """Found out before any weights are loaded."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = fails(2, "serve", str(checkpoint.GOLDEN / NAME), "-tp", "2", "--port", port)
+    assert port in line
+
+
+# ---- model: exit code 3 -------------------------------------------------------------------------
+
+
+def refused(model):
+    return fails(3, "serve", str(model), "-tp", "2", "--port", "0", "--kv-cache-memory", "8M")
+
+
+@pytest.fixture
+def model(tmp_path):
+    return checkpoint.copy_model(NAME, tmp_path / "model")
+
+
+@pytest.mark.parametrize("keep", ["nothing", "4 bytes", "half the header", "header", "all but 1"])
+def test_truncated(model, keep):
+    path = model / "model.safetensors"
+    data = path.read_bytes()
+    _, start = checkpoint.read_header(path)
+    sizes = {"nothing": 0, "4 bytes": 4, "half the header": start // 2, "header": start,
+             "all but 1": len(data) - 1}
+    path.write_bytes(data[:sizes[keep]])
+    assert "model.safetensors" in refused(model)
+
+
+def test_trailing_bytes(model):
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert "model.safetensors" in refused(model)
+
+
+def test_missing_tensor(model):
+    checkpoint.drop_tensor(model / "model.safetensors", TENSOR)
+    assert TENSOR in refused(model)
+
+
+def test_wrong_shape(model):
+    checkpoint.edit_header(model / "model.safetensors",
+                           lambda header: header[TENSOR]["shape"].reverse())
+    line = refused(model)
+    assert TENSOR in line
+    assert "64" in line and "176" in line
+
+
+def test_wrong_dtype(model):
+    def edit(header):
+        header[TENSOR]["dtype"] = "I32"
+    checkpoint.edit_header(model / "model.safetensors", edit)
+    line = refused(model)
+    assert TENSOR in line and "I32" in line
+
+
+def test_overlapping_tensors(model):
+    def edit(header):
+        names = sorted(name for name in header if name != "__metadata__")
+        header[names[1]] = dict(header[names[0]])
+    checkpoint.edit_header(model / "model.safetensors", edit)
+    assert "model.safetensors" in refused(model)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_hidden_layers",
+                                 "vocab_size", "intermediate_size", "model_type"])
+def test_missing_config_key(model, key):
+    checkpoint.edit_config(model, lambda config: config.pop(key))
+    line = refused(model)
+    assert "config.json" in line and key in line
+
+
+@pytest.mark.parametrize("key, value", [
+    ("model_type", "mamba9"), ("hidden_size", -64), ("hidden_size", "64"), ("vocab_size", 0),
+    ("num_key_value_heads", 3), ("hidden_act", "relu9"), ("attention_bias", True),
+    ("num_hidden_layers", 10**9), ("rms_norm_eps", -1.0),
+    ("rope_parameters", {"rope_type": "longrope9", "rope_theta": 1e4})])
+def test_bad_config_value(model, key, value):
+    checkpoint.edit_config(model, lambda config: config.update({key: value}))
+    line = refused(model)
+    assert "config.json" in line
+    assert key in line or key.split("_")[0] in line
+
+
+def test_config_that_is_not_json(model):
+    (model / "config.json").write_text('{"model_type": "llama",')
+    assert "config.json" in refused(model)
+
+
+def test_config_with_a_duplicate_key(model):
+    text = (model / "config.json").read_text()
+    (model / "config.json").write_text('{"vocab_size": 5,' + text.lstrip()[1:])
+    assert "vocab_size" in refused(model)
+
+
+def test_no_such_directory(tmp_path):
+    assert "nowhere" in refused(tmp_path / "nowhere")
+
+
+def test_no_weights(model):
+    (model / "model.safetensors").unlink()
+    assert "safetensors" in refused(model)
+
+
+def test_index_names_a_missing_file(tmp_path):
+    model = checkpoint.copy_model("untied_mqa_f16", tmp_path / "model")
+    (model / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002.safetensors" in refused(model)
+
+
+def test_index_that_names_a_tensor_elsewhere(tmp_path):
+    model = checkpoint.copy_model("untied_mqa_f16", tmp_path / "model")
+    path = model / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    name = sorted(index["weight_map"])[0]
+    files = sorted(set(index["weight_map"].values()))
+    index["weight_map"][name] = files[index["weight_map"][name] == files[0]]
+    path.write_text(json.dumps(index))
+    assert name in refused(model)
+
+
+# ---- memory: exit code 4 ------------------------------------------------------------------------
+
+
+def test_kv_cache_too_small():
+    line = fails(4, "serve", str(checkpoint.GOLDEN / NAME), "--port", "0", "--max-model-len", "512",
+                 "--kv-cache-memory", "4K")
+    assert "kv" in line.lower()
+
+
+def test_kv_cache_too_large():
+    fails(4, "serve", str(checkpoint.GOLDEN / NAME), "--port", "0", "--kv-cache-memory", "900T")

@@ -1,0 +1,715 @@
+/* The ground floor: checked arithmetic, words, element types, bounded buffers, bounded JSON, and
+ * the model's config.json with every number at and past its limits. */
+#include "config/base.h"
+#include "config/buf.h"
+#include "config/dtype.h"
+#include "config/jdoc.h"
+#include "config/model_config.h"
+#include "tests/scratch.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+static uint64_t seed = 1;
+
+static uint64_t next_random(void) /* splitmix64 */
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("\"%s\" does not say \"%s\"", text, part);
+}
+
+/* ---- base ---- */
+
+static void test_arithmetic(void **state)
+{
+    (void)state;
+    size_t out = 7;
+    assert_true(base_mul(SIZE_MAX / 2, 2, &out));
+    assert_int_equal(out, SIZE_MAX - 1);
+    out = 7;
+    assert_false(base_mul(SIZE_MAX / 2 + 1, 2, &out));
+    assert_false(base_add(SIZE_MAX, 1, &out));
+    assert_int_equal(out, 7); /* untouched on failure */
+    assert_true(base_mul(0, SIZE_MAX, &out));
+    assert_int_equal(out, 0);
+    assert_true(base_add(SIZE_MAX - 1, 1, &out));
+    assert_int_equal(out, SIZE_MAX);
+    assert_int_equal(base_align(0, 64), 0);
+    assert_int_equal(base_align(1, 64), 64);
+    assert_int_equal(base_align(64, 64), 64);
+    assert_int_equal(base_align(65, 64), 128);
+}
+
+/* The definition, by recursion over the ends of both words. */
+static int naive_distance(const char *a, int na, const char *b, int nb)
+{
+    if (na == 0 || nb == 0)
+        return na + nb;
+    int best = naive_distance(a, na - 1, b, nb - 1) + (a[na - 1] != b[nb - 1]);
+    int del = naive_distance(a, na - 1, b, nb) + 1, ins = naive_distance(a, na, b, nb - 1) + 1;
+    best = del < best ? del : best;
+    best = ins < best ? ins : best;
+    if (na > 1 && nb > 1 && a[na - 1] == b[nb - 2] && a[na - 2] == b[nb - 1]) {
+        int swap = naive_distance(a, na - 2, b, nb - 2) + 1;
+        best = swap < best ? swap : best;
+    }
+    return best;
+}
+
+static void test_edit_distance(void **state)
+{
+    (void)state;
+    char a[65], b[65];
+    for (int i = 0; i < 400; i++) {
+        int na = (int)(next_random() % 6), nb = (int)(next_random() % 6);
+        for (int j = 0; j < 6; j++) {
+            a[j] = (char)('a' + next_random() % 3);
+            b[j] = (char)('a' + next_random() % 3);
+        }
+        a[na] = b[nb] = '\0';
+        assert_int_equal(base_edit_distance(a, b), naive_distance(a, na, b, nb));
+    }
+    assert_int_equal(base_edit_distance("prot", "port"), 1);
+    memset(a, 'x', 64);
+    a[64] = '\0';
+    assert_true(base_edit_distance(a, "x") >= 1000);
+    a[63] = '\0';
+    assert_int_equal(base_edit_distance(a, "x"), 62);
+}
+
+static void test_human_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } cases[] = {{0, "0 B"},
+                 {1023, "1023 B"},
+                 {1024, "1.0 KiB"},
+                 {1536, "1.5 KiB"},
+                 {312 << 10, "312 KiB"},
+                 {1ull << 30, "1.0 GiB"},
+                 {3ull << 40, "3.0 TiB"},
+                 {5000ull << 40, "5000 TiB"}};
+    char text[32];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        assert_string_equal(base_human_bytes(text, sizeof text, cases[i].bytes), cases[i].text);
+}
+
+/* Published vectors of FNV-1a 64. */
+static void test_hash(void **state)
+{
+    (void)state;
+    assert_true(base_hash(BASE_HASH_INIT, "", 0) == 0xcbf29ce484222325ull);
+    assert_true(base_hash(BASE_HASH_INIT, "a", 1) == 0xaf63dc4c8601ec8cull);
+    assert_true(base_hash(BASE_HASH_INIT, "foobar", 6) == 0x85944171f73967e8ull);
+    assert_true(base_hash(base_hash(BASE_HASH_INIT, "foo", 3), "bar", 3) == 0x85944171f73967e8ull);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    static const int codes[] = {
+        [OK] = 0,        [ERR_USAGE] = 2,     [ERR_MODEL] = 3,    [ERR_IO] = 3,
+        [ERR_LIMIT] = 4, [ERR_DEVICE] = 4,    [ERR_NOMEM] = 4,    [ERR_INPUT] = 3,
+        [ERR_COMM] = 5,  [ERR_CANCELLED] = 0, [ERR_INTERNAL] = 70};
+    struct err err;
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++)
+        assert_int_equal(base_exit_code((enum status)i), codes[i]);
+    assert_int_equal(base_fail(&err, ERR_IO, "%0*d", 2000, 1), ERR_IO);
+    assert_int_equal(strlen(err.text), sizeof err.text - 1);
+    errno = ENOENT;
+    assert_int_equal(base_fail_errno(&err, ERR_IO, "%s", "file"), ERR_IO);
+    assert_string_equal(err.text, "file: No such file or directory");
+    errno = ENOENT;
+    assert_int_equal(base_fail_errno(&err, ERR_IO, "%0*d", 2000, 1), ERR_IO);
+    assert_int_equal(strlen(err.text), sizeof err.text - 1);
+}
+
+/* ---- dtype ---- */
+
+struct format {
+    enum dtype dtype;
+    int mantissa, bias; /* bits; the sign is bit 15 */
+};
+static const struct format formats[] = {{DTYPE_F16, 10, 15}, {DTYPE_BF16, 7, 127}};
+
+static double decode(const struct format *f, unsigned h)
+{
+    int mantissa = (int)(h & ((1u << f->mantissa) - 1));
+    int exponent = (int)((h & 0x7fffu) >> f->mantissa);
+    double v;
+    if (exponent == 2 * f->bias + 1)
+        v = mantissa ? (double)NAN : (double)INFINITY;
+    else if (exponent == 0)
+        v = ldexp(mantissa, 1 - f->bias - f->mantissa);
+    else
+        v = ldexp(mantissa + (1 << f->mantissa), exponent - f->bias - f->mantissa);
+    return h & 0x8000u ? -v : v;
+}
+
+/* The nearest value of the format, ties to even, by rint of exact doubles. */
+static double nearest(const struct format *f, double x)
+{
+    int exponent;
+    frexp(x, &exponent); /* |x| in [2^(e-1), 2^e) */
+    int lowest = 1 - f->bias;
+    int quantum = (exponent - 1 > lowest ? exponent - 1 : lowest) - f->mantissa;
+    double r = ldexp(rint(ldexp(x, -quantum)), quantum);
+    return fabs(r) >= ldexp(1, f->bias + 1) ? copysign((double)INFINITY, x) : r;
+}
+
+static void check_rounding(const struct format *f, float x)
+{
+    uint16_t h;
+    dtype_store(&h, f->dtype, 0, x);
+    double got = decode(f, h), want = isinf(x) ? (double)x : nearest(f, (double)x);
+    if (got != want || signbit(got) != signbit(want))
+        fail_msg("%s of %a is %a, expected %a", dtype_name(f->dtype), (double)x, got, want);
+}
+
+static void test_round_trips(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
+        for (unsigned h = 0; h < 65536; h++) {
+            uint16_t in = (uint16_t)h, out;
+            double want = decode(&formats[i], h);
+            float got = dtype_load(&in, formats[i].dtype, 0);
+            dtype_store(&out, formats[i].dtype, 0, got);
+            if (isnan(want)) {
+                assert_true(isnan(got));
+                assert_true(isnan(decode(&formats[i], out)));
+                continue;
+            }
+            assert_true((double)got == want && signbit((double)got) == signbit(want));
+            assert_int_equal(in, out);
+        }
+    }
+}
+
+static void test_rounding(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
+        for (int n = 0; n < 200000; n++) {
+            uint32_t bits = (uint32_t)next_random();
+            float x;
+            memcpy(&x, &bits, sizeof x);
+            if (!isnan(x))
+                check_rounding(&formats[i], x);
+            /* also where f16 has values */
+            x = (float)ldexp((double)(bits >> 8), (int)(bits % 48) - 56);
+            check_rounding(&formats[i], x);
+            check_rounding(&formats[i], -x);
+        }
+        for (unsigned h = 0; h < 32767; h++) { /* ties, and one step beside them */
+            double a = decode(&formats[i], h), b = decode(&formats[i], h + 1);
+            if (isnan(a) || isnan(b) || isinf(a) || isinf(b))
+                continue;
+            float tie = (float)((a + b) / 2);
+            check_rounding(&formats[i], tie);
+            check_rounding(&formats[i], nextafterf(tie, 0));
+            check_rounding(&formats[i], nextafterf(tie, INFINITY));
+        }
+    }
+    check_rounding(&formats[0], 65520); /* the tie at the end of f16 */
+    check_rounding(&formats[0], nextafterf(65520, 0));
+}
+
+static void test_dtype_names(void **state)
+{
+    (void)state;
+    enum dtype t;
+    for (int i = 0; i < DTYPE_COUNT; i++) {
+        assert_true(dtype_parse(dtype_name((enum dtype)i), &t));
+        assert_int_equal(t, i);
+        bool compute = i == DTYPE_F32 || i == DTYPE_F16 || i == DTYPE_BF16;
+        assert_int_equal(dtype_is_compute((enum dtype)i), compute);
+    }
+    assert_false(dtype_parse("f32", &t));
+    assert_false(dtype_parse("", &t));
+    assert_int_equal(dtype_size(DTYPE_I64), 8);
+    assert_int_equal(dtype_size(DTYPE_F8_E5M2), 1);
+    float x[2] = {0, 0};
+    dtype_store(x, DTYPE_F32, 1, 1.25f);
+    assert_true(dtype_load(x, DTYPE_F32, 1) == 1.25f);
+}
+
+/* ---- buf ---- */
+
+static void test_buf_bounds(void **state)
+{
+    (void)state;
+    struct buf b;
+    size_t n = 99;
+    buf_init(&b, 10);
+    buf_puts(&b, "01234");
+    buf_printf(&b, "%d", 56789);
+    assert_false(b.failed);
+    assert_string_equal(b.data, "0123456789");
+    buf_add(&b, "", 0);
+    assert_false(b.failed);
+    buf_add(&b, "x", 1);
+    assert_true(b.failed);
+    assert_string_equal(b.data, "0123456789"); /* keeps what is there */
+    buf_consume(&b, 4);
+    buf_puts(&b, "x"); /* a failed buffer takes nothing more */
+    assert_string_equal(b.data, "456789");
+    assert_null(buf_take(&b, &n));
+    assert_int_equal(n, 99);
+    assert_null(b.data);
+    buf_printf(&b, "%s", "01234567890"); /* one too many at once */
+    assert_true(b.failed);
+    buf_clear(&b);
+    assert_false(b.failed);
+    buf_puts(&b, "abc");
+    buf_consume(&b, 9);
+    assert_int_equal(b.len, 0);
+    buf_free(&b);
+    buf_free(&b);
+}
+
+static void test_buf_take(void **state)
+{
+    (void)state;
+    struct buf b;
+    size_t n;
+    buf_init(&b, 0);
+    char *empty = buf_take(&b, &n);
+    assert_non_null(empty);
+    assert_string_equal(empty, "");
+    assert_int_equal(n, 0);
+    free(empty);
+    buf_init(&b, 100000);
+    for (int i = 0; i < 10000; i++)
+        buf_printf(&b, "%09d,", i);
+    char *all = buf_take(&b, &n);
+    assert_int_equal(n, 100000);
+    assert_int_equal(b.len, 0);
+    assert_memory_equal(all + 99990, "000009999,", 11);
+    free(all);
+    buf_free(&b);
+}
+
+static void test_buf_json(void **state)
+{
+    (void)state;
+    struct buf b;
+    struct jdoc *doc;
+    struct err err;
+    char text[8];
+    buf_init(&b, 100);
+    buf_json(&b, "a\"\\\b\f\n\r\t\0\x1f\x7f\xc3\xa9/", 14);
+    assert_string_equal(b.data, "\"a\\\"\\\\\\b\\f\\n\\r\\t\\u0000\\u001f\\u007f\xc3\xa9/\"");
+    for (int c = 1; c < 128; c++) {
+        int n = snprintf(text, sizeof text, "x%c%cy", c, c);
+        buf_clear(&b);
+        buf_json(&b, text, (size_t)n);
+        for (size_t i = 0; i < b.len; i++)
+            assert_true((unsigned char)b.data[i] >= 0x20);
+        assert_int_equal(jdoc_parse(b.data, b.len, &jdoc_limits_request, "t", &doc, &err), OK);
+        assert_string_equal(jdoc_string(doc), text);
+        jdoc_close(doc);
+    }
+    buf_free(&b);
+}
+
+/* ---- jdoc ---- */
+
+static enum status parse(const char *text, const struct jdoc_limits *l, struct err *err)
+{
+    struct jdoc *doc = NULL;
+    enum status st = jdoc_parse(text, strlen(text), l, "where", &doc, err);
+    if (st == OK)
+        assert_non_null(doc);
+    else
+        assert_null(doc);
+    jdoc_close(doc);
+    return st;
+}
+
+static void test_json_limits(void **state)
+{
+    (void)state;
+    struct err err;
+    static const struct {
+        const char *text;
+        struct jdoc_limits limits;
+        const char *wanted; /* NULL: is read */
+    } cases[] = {
+        {"[[[]]]", {6, 3, 6}, NULL},
+        {"[[[]]]", {5, 3, 6}, "where: 6 bytes of JSON, at most 5"},
+        {"[[[]]]", {6, 2, 6}, "where: JSON nested deeper than 2"},
+        {"[[[]]]", {6, 3, 5}, "where: more than 5 JSON tokens"},
+        {"{\"a\":[1,2],\"b\":0}", {99, 2, 8}, NULL},
+        {"{\"a\":[1,2],\"b\":0}", {99, 2, 7}, "more than 7 JSON tokens"},
+        {"[[],[],[]]", {99, 2, 10}, NULL}, /* depth is not a count */
+        {"\"[[[{{{,,,:::\\\"[[[\\\\\"", {99, 1, 1}, NULL},
+        {"[\"]\",\"\\\"]\"]", {99, 1, 3}, NULL},
+        {"1", {99, 0, 0}, NULL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        enum status st = parse(cases[i].text, &cases[i].limits, &err);
+        if (st != (cases[i].wanted ? ERR_INPUT : OK))
+            fail_msg("%s: status %d, %s", cases[i].text, st, st ? err.text : "");
+        if (st != OK)
+            assert_contains(err.text, cases[i].wanted);
+    }
+}
+
+static void test_json_strict(void **state)
+{
+    (void)state;
+    struct err err;
+    struct jdoc *doc = NULL;
+    static const char cases[] = /* separated by | */
+        "|{|[1|[1]]|1 2|{\"a\":1,\"a\":2}|[1,]|{'a':1}|nul|NaN|[Infinity]|\"\\u0000\"|\"\xff\"|"
+        "\"\xc3\"|\"\xc0\x80\"|\"\\ud800\"|\"\xed\xa0\x80\"|\"a|\"a\\|\"a\nb\"|1e999|"
+        "99999999999999999999|01|{\"a\":1} x|// c\n1|{\"a\" 1}|]|]]]][[[[";
+    for (const char *at = cases;; at++) {
+        size_t n = strcspn(at, "|");
+        if (jdoc_parse(at, n, &jdoc_limits_request, "where", &doc, &err) != ERR_INPUT)
+            fail_msg("accepted: %.*s", (int)n, at);
+        assert_contains(err.text, "where: line ");
+        at += n;
+        if (!*at)
+            break;
+    }
+    assert_int_equal(jdoc_parse("[1]\0", 4, &jdoc_limits_request, "nul", &doc, &err), ERR_INPUT);
+    assert_int_equal(jdoc_parse("\"a\0b\"", 5, &jdoc_limits_request, "nul", &doc, &err), ERR_INPUT);
+    assert_null(doc);
+}
+
+static void test_json_access(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"n\":null,\"b\":true,\"i\":-7,\"r\":0.5,\"s\":\"\\u00e9\",\"a\":[1,2]}";
+    static const char keys[] = "nbirsa";
+    struct jdoc *doc;
+    struct err err;
+    const char *key;
+    const struct jdoc *v;
+    assert_int_equal(jdoc_parse(text, sizeof text - 1, &jdoc_limits_file, "t", &doc, &err), OK);
+    int n = 0;
+    for (void *it = jdoc_iter(doc, NULL, &key, &v); it; it = jdoc_iter(doc, it, &key, &v)) {
+        assert_int_equal(key[0], keys[n]);
+        assert_ptr_equal(jdoc_get(doc, key), v);
+        assert_int_equal(jdoc_type(v), n++); /* in the order of enum jdoc_type */
+    }
+    assert_int_equal(n, 6);
+    assert_null(jdoc_get(doc, "x"));
+    assert_null(jdoc_get_value(doc, "n"));
+    assert_true(jdoc_bool(jdoc_get(doc, "b")));
+    assert_int_equal(jdoc_int(jdoc_get(doc, "i")), -7);
+    assert_true(jdoc_number(jdoc_get(doc, "i")) == -7 && jdoc_number(jdoc_get(doc, "r")) == 0.5);
+    assert_int_equal(jdoc_string_len(jdoc_get(doc, "s")), 2);
+    assert_int_equal(jdoc_size(jdoc_get(doc, "a")), 2);
+    assert_int_equal(jdoc_size(doc), 6);
+    assert_int_equal(jdoc_int(jdoc_at(jdoc_get(doc, "a"), 1)), 2);
+    assert_null(jdoc_at(jdoc_get(doc, "a"), 2));
+    assert_string_equal(jdoc_type_name(JDOC_ARRAY), "an array");
+    jdoc_close(doc);
+    jdoc_close(NULL);
+}
+
+/* ---- model_config ---- */
+
+/* A valid config; a case replaces, removes (value NULL) or adds one member. */
+static const char base_keys[] =
+    "model_type=\"llama\"|hidden_size=64|num_hidden_layers=3|num_attention_heads=4|"
+    "num_key_value_heads=1|head_dim=8|intermediate_size=176|vocab_size=259|"
+    "max_position_embeddings=512|rms_norm_eps=1e-5|dtype=\"bfloat16\"|tie_word_embeddings=true|"
+    "rope_theta=500000|attention_bias=false|mlp_bias=false|hidden_act=\"silu\"";
+static const char rope_keys[] = "rope_type=\"llama3\"|rope_theta=500000|factor=8|low_freq_factor=1|"
+                                "high_freq_factor=4|original_max_position_embeddings=64";
+
+static void put_object(struct buf *b, const char *members, const char *key, const char *value)
+{
+    bool done = false;
+    for (const char *at = members; *at; at += *at == '|') {
+        int name = (int)strcspn(at, "="), all = (int)strcspn(at, "|");
+        bool same = (int)strlen(key) == name && memcmp(key, at, (size_t)name) == 0;
+        const char *comma = b->data[b->len - 1] == '{' ? "" : ",";
+        done = done || same;
+        if (!same)
+            buf_printf(b, "%s\"%.*s\":%.*s", comma, name, at, all - name - 1, at + name + 1);
+        else if (value)
+            buf_printf(b, "%s\"%s\":%s", comma, key, value);
+        at += all;
+    }
+    if (!done && value)
+        buf_printf(b, ",\"%s\":%s", key, value);
+    buf_puts(b, "}");
+}
+
+/* dialect: the key that holds the rope object, "" for none. */
+static enum status parse_config(const char *dialect, bool inner, const char *key, const char *value,
+                                struct model_config *m, struct err *err)
+{
+    struct buf b;
+    buf_init(&b, 4096);
+    if (*dialect) {
+        buf_printf(&b, "{\"%s\":{", dialect);
+        put_object(&b, rope_keys, inner ? key : "", inner ? value : NULL);
+    } else {
+        buf_puts(&b, "{");
+    }
+    put_object(&b, base_keys, inner ? "" : key, inner ? NULL : value);
+    assert_false(b.failed);
+    struct model_config before;
+    memset(m, 0xab, sizeof *m);
+    before = *m;
+    enum status st = model_config_parse(b.data, b.len, "config.json", m, err);
+    if (st != OK)
+        assert_memory_equal(&before, m, sizeof before); /* untouched */
+    buf_free(&b);
+    return st;
+}
+
+static void refused(bool inner, const char *key, const char *value, const char *shown)
+{
+    struct model_config m;
+    struct err err = {""};
+    char wanted[128];
+    if (parse_config(inner ? "rope_parameters" : "", inner, key, value, &m, &err) != ERR_MODEL)
+        fail_msg("%s = %s was accepted", key, value ? value : "(missing)");
+    snprintf(wanted, sizeof wanted, "config.json: %s is %s, expected ", key, shown);
+    assert_contains(err.text, wanted);
+}
+
+static void accepted(bool inner, const char *key, const char *value)
+{
+    struct model_config m;
+    struct err err = {""};
+    if (parse_config(inner ? "rope_parameters" : "", inner, key, value, &m, &err) != OK)
+        fail_msg("%s = %s: %s", key, value ? value : "(missing)", err.text);
+}
+
+static void test_config_ranges(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *below, *min, *max, *above;
+        const char *shown_below, *shown_above; /* NULL: as given */
+        bool inner, required, real;
+    } fields[] = {
+        {"hidden_size", "0", "1", "131072", "131073", 0, 0, 0, 1, 0},
+        {"num_hidden_layers", "0", "1", "1024", "1025", 0, 0, 0, 1, 0},
+        {"num_attention_heads", "0", "1", "4096", "4097", 0, 0, 0, 1, 0},
+        {"num_key_value_heads", "0", "1", "4", "4097", 0, 0, 0, 0, 0},
+        {"head_dim", "1", "2", "512", "513", 0, 0, 0, 0, 0},
+        {"intermediate_size", "0", "1", "1048576", "1048577", 0, 0, 0, 1, 0},
+        {"vocab_size", "0", "1", "1048576", "1048577", 0, 0, 0, 1, 0},
+        {"max_position_embeddings", "0", "1", "16777216", "16777217", 0, 0, 0, 0, 0},
+        {"rms_norm_eps", "-0.5", "0", "1", "1.5", 0, 0, 0, 0, 1},
+        {"rope_theta", "0.5", "1", "1e12", "1.5e12", 0, "1.5e+12", 0, 0, 1},
+        {"bos_token_id", "-1", "0", "258", "259", 0, 0, 0, 0, 0},
+        {"eos_token_id", "-1", "0", "258", "259", 0, 0, 0, 0, 0},
+        {"factor", "0.5", "1", "1e6", "1.5e6", 0, "1.5e+06", 1, 1, 1},
+        {"low_freq_factor", "1e-7", "1e-6", "3.9", "1.5e6", "1e-07", "1.5e+06", 1, 1, 1},
+        {"high_freq_factor", "1e-7", "1.1", "1e6", "1.5e6", "1e-07", "1.5e+06", 1, 1, 1},
+        {"original_max_position_embeddings", "0", "1", "16777216", "16777217", 0, 0, 1, 1, 0},
+    };
+    static const char *const wrong[][2] = {
+        {"\"7\"", "\"7\""}, {"true", "a boolean"}, {"{}", "an object"}};
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        const char *key = fields[i].key;
+        bool in = fields[i].inner;
+        const char *below = fields[i].shown_below, *above = fields[i].shown_above;
+        refused(in, key, fields[i].below, below ? below : fields[i].below);
+        refused(in, key, fields[i].above, above ? above : fields[i].above);
+        accepted(in, key, fields[i].min);
+        accepted(in, key, fields[i].max);
+        for (size_t j = 0; j < ARRAY_LEN(wrong); j++)
+            refused(in, key, wrong[j][0], wrong[j][1]);
+        if (!fields[i].real) {
+            refused(in, key, "8.0", "8");
+            refused(in, key, "4294967304", "4294967304"); /* 8 in the low 32 bits */
+        }
+        if (fields[i].required) {
+            refused(in, key, NULL, "missing");
+            refused(in, key, "null", "null");
+        } else {
+            accepted(in, key, NULL);
+            accepted(in, key, "null");
+        }
+    }
+}
+
+static void test_config_refusals(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"model_type", "\"gemma2\"", "\"gemma2\""},
+        {"model_type", "7", "7"},
+        {"model_type", NULL, "missing"},
+        {"attention_bias", "true", "a boolean"},
+        {"mlp_bias", "true", "a boolean"},
+        {"mlp_bias", "1", "1"},
+        {"hidden_act", "\"gelu\"", "\"gelu\""},
+        {"quantization_config", "{\"quant_method\":\"gptq\"}", "an object"},
+        {"sliding_window", "4096", "4096"},
+        {"tie_word_embeddings", "\"yes\"", "\"yes\""},
+        {"dtype", "\"float8_e4m3fn\"", "\"float8_e4m3fn\""},
+        {"dtype", "16", "16"},
+        {"num_key_value_heads", "3", "3"}, /* does not divide 4 */
+        {"head_dim", "7", "7"},
+        {"rope_scaling", "[]", "an array"},
+        {"eos_token_id", "[2, 259]", "an array"},
+        {"eos_token_id", "[0,1,2,3,4,5,6,7,8]", "an array"},
+    };
+    struct model_config m;
+    struct err err;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        refused(false, cases[i][0], cases[i][1], cases[i][2]);
+    refused(true, "rope_type", "\"yarn\"", "\"yarn\"");
+    refused(true, "rope_type", "3", "3");
+    refused(true, "high_freq_factor", "1", "1"); /* not above low_freq_factor */
+    accepted(true, "rope_type", "null");         /* the rest then does not matter */
+    accepted(false, "quantization_config", "null");
+    /* what is worked out from hidden_size and heads has the same limits */
+    static const char text[] =
+        "{\"model_type\":\"llama\",\"hidden_size\":%d,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":%d,\"intermediate_size\":8,\"vocab_size\":9}";
+    static const int shapes[][3] = {{1024, 2, OK},
+                                    {1028, 2, ERR_MODEL},
+                                    {30, 2, ERR_MODEL},
+                                    {64, 3, ERR_MODEL},
+                                    {4, 4, ERR_MODEL}};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        char full[256];
+        snprintf(full, sizeof full, text, shapes[i][0], shapes[i][1]);
+        enum status st = model_config_parse(full, strlen(full), "config.json", &m, &err);
+        assert_int_equal(st, shapes[i][2]);
+        if (st != OK)
+            assert_contains(err.text, "config.json: head_dim is missing, expected ");
+    }
+    assert_int_equal(model_config_parse("[]", 2, "f", &m, &err), ERR_MODEL);
+    assert_int_equal(model_config_parse("{", 1, "f", &m, &err), ERR_MODEL);
+    assert_contains(err.text, "f: line 1");
+}
+
+static void test_config_dialects(void **state)
+{
+    (void)state;
+    struct model_config a, b;
+    struct err err;
+    assert_int_equal(parse_config("rope_parameters", false, "", NULL, &a, &err), OK);
+    assert_int_equal(parse_config("rope_scaling", false, "", NULL, &b, &err), OK);
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_int_equal(a.rope.kind, ROPE_LLAMA3);
+    assert_true(a.rope.theta == 500000 && a.rope.factor == 8 && a.rope.high_freq_factor == 4);
+    assert_int_equal(a.rope.original_max_position, 64);
+    assert_int_equal(a.heads, 4);
+    assert_int_equal(a.dtype, DTYPE_BF16);
+    assert_true(a.tied);
+    /* torch_dtype and "type" are the old names; theta stands outside the old rope object */
+    static const char *const texts[] = {
+        "{\"dtype\":\"float16\",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":7.5}"
+        ",",
+        "{\"torch_dtype\":\"float16\",\"rope_theta\":7.5,\"rope_scaling\":{\"type\":\"default\"},"};
+    static const char rest[] =
+        "\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":4,\"intermediate_size\":8,\"vocab_size\":9}";
+    struct model_config *const out[] = {&a, &b};
+    for (size_t i = 0; i < 2; i++) {
+        char full[512];
+        int n = snprintf(full, sizeof full, "%s%s", texts[i], rest);
+        assert_int_equal(model_config_parse(full, (size_t)n, "f", out[i], &err), OK);
+    }
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_int_equal(a.dtype, DTYPE_F16);
+    assert_true(a.rope.theta == 7.5);
+    assert_int_equal(a.kv_heads, 4); /* defaults */
+    assert_int_equal(a.head_dim, 16);
+    assert_int_equal(a.bos, -1);
+    uint64_t hash = a.hash;
+    assert_int_equal(parse_config("rope_scaling", true, "factor", "9", &b, &err), OK);
+    assert_true(b.hash != hash);
+}
+
+static enum status load(const char *config, const char *generation, struct model_config *m,
+                        struct generation_defaults *d, struct err *err)
+{
+    char text[512];
+    int n = snprintf(text, sizeof text,
+                     "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":1,"
+                     "\"num_attention_heads\":4,\"intermediate_size\":8,\"vocab_size\":99%s}",
+                     config);
+    scratch_write(scratch_path("config.json"), text, (size_t)n);
+    remove(scratch_path("generation_config.json"));
+    if (generation)
+        scratch_write(scratch_path("generation_config.json"), generation, strlen(generation));
+    return model_config_load(scratch_dir, m, d, err);
+}
+
+static void test_config_files(void **state)
+{
+    (void)state;
+    struct model_config m;
+    struct generation_defaults d;
+    struct err err;
+    assert_int_equal(load("", NULL, &m, &d, &err), OK);
+    assert_int_equal(m.eos_count, 0);
+    assert_true(isnan(d.temperature) && isnan(d.top_p) && d.top_k == -1);
+    const char *both = "{\"eos_token_id\":[7,2,98],\"temperature\":0.5,\"top_p\":0.9,\"top_k\":40}";
+    assert_int_equal(load(",\"eos_token_id\":[2,5]", both, &m, &d, &err), OK);
+    static const int32_t eos[] = {2, 5, 7, 98};
+    assert_int_equal(m.eos_count, 4);
+    assert_memory_equal(m.eos, eos, sizeof eos);
+    assert_true(d.temperature == 0.5f && d.top_p == 0.9f && d.top_k == 40);
+    assert_int_equal(load("", "{\"do_sample\":false,\"temperature\":0.7}", &m, &d, &err), OK);
+    assert_true(d.temperature == 0);
+    static const char *const bad[][2] = {
+        {"{\"eos_token_id\":99}", "eos_token_id is 99"},
+        {"{\"temperature\":2.5}", "temperature is 2.5"},
+        {"{\"top_p\":0}", "top_p is 0"},
+        {"{\"top_k\":-1}", "top_k is -1"},
+        {"{\"do_sample\":1}", "do_sample is 1"},
+        {"[]", "expected a JSON object"},
+        {"{", "generation_config.json: line 1"},
+        {"{\"eos_token_id\":[1,2,3,4,5,6,7,8,9]}", "at most 8 ids"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        assert_int_equal(load("", bad[i][0], &m, &d, &err), ERR_MODEL);
+        assert_contains(err.text, "generation_config.json: ");
+        assert_contains(err.text, bad[i][1]);
+    }
+    char *big = calloc(1, 1u << 20);
+    scratch_write(scratch_path("config.json"), big, 1u << 20);
+    assert_int_equal(model_config_load(scratch_dir, &m, NULL, &err), ERR_MODEL);
+    assert_contains(err.text, "config.json: larger than 1 MiB");
+    free(big);
+    remove(scratch_path("config.json"));
+    assert_int_equal(model_config_load(scratch_dir, &m, NULL, &err), ERR_MODEL);
+    assert_contains(err.text, "No such file");
+    assert_int_equal(model_config_load("/nowhere/at/all", &m, NULL, &err), ERR_MODEL);
+    assert_contains(err.text, "/nowhere/at/all: no such model directory");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_arithmetic),      cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_human_bytes),     cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_errors),          cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_rounding),        cmocka_unit_test(test_dtype_names),
+        cmocka_unit_test(test_buf_bounds),      cmocka_unit_test(test_buf_take),
+        cmocka_unit_test(test_buf_json),        cmocka_unit_test(test_json_limits),
+        cmocka_unit_test(test_json_strict),     cmocka_unit_test(test_json_access),
+        cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
+        cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_config_files),
+    };
+    return cmocka_run_group_tests(tests, scratch_open, scratch_close);
+}

@@ -1,0 +1,342 @@
+/* Options: every kind, both ways to write a value, ranges, the environment, and messages that name
+ * the option, the value and what is wanted. */
+#include "config/options.h"
+#include "tests/scratch.h"
+
+#include <string.h>
+
+extern char **environ;
+
+enum { ARGS_MAX = 16 };
+
+static struct options o;
+static struct err err;
+static bool help;
+
+/* Parses words separated by spaces; the first is the command. */
+static enum status parse(const char *line)
+{
+    static char words[512]; /* options borrow from it */
+    char *argv[ARGS_MAX];
+    int argc = 0;
+    snprintf(words, sizeof words, "%s", line);
+    char *save = NULL;
+    for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
+        argv[argc++] = w;
+    err.text[0] = '\0';
+    return options_parse(argc, argv, &o, &help, &err);
+}
+
+static void good(const char *line)
+{
+    if (parse(line) != OK)
+        fail_msg("%s: %s", line, err.text);
+}
+
+static void bad(const char *line, const char *wanted)
+{
+    if (parse(line) != ERR_USAGE)
+        fail_msg("accepted: %s", line);
+    if (!strstr(err.text, wanted))
+        fail_msg("%s: \"%s\" does not say \"%s\"", line, err.text, wanted);
+}
+
+static int clear_environment(void **state)
+{
+    (void)state;
+    for (char **e = environ; *e;) {
+        char name[128];
+        size_t n = strcspn(*e, "=");
+        if (strncmp(*e, "TESSERA_", 8) != 0 || n >= sizeof name) {
+            e++;
+            continue;
+        }
+        memcpy(name, *e, n);
+        name[n] = '\0';
+        unsetenv(name); /* moves the rest down */
+    }
+    return 0;
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    good("serve m");
+    assert_int_equal(o.command, COMMAND_SERVE);
+    assert_string_equal(o.model, "m");
+    assert_false(help);
+    assert_int_equal(o.tp, 1);
+    assert_string_equal(o.parallel_mode, "1d");
+    assert_null(o.plan_file);
+    assert_string_equal(o.device, "cpu");
+    assert_string_equal(o.dtype, "auto");
+    assert_string_equal(o.sampler, "gather");
+    assert_string_equal(o.host, "127.0.0.1");
+    assert_int_equal(o.port, 8000);
+    assert_int_equal(o.max_model_len, 0);
+    assert_int_equal(o.max_num_seqs, 64);
+    assert_int_equal(o.max_num_batched_tokens, 512);
+    assert_int_equal(o.max_num_queued_reqs, 256);
+    assert_int_equal(o.kv_cache_memory, 0);
+    assert_true(o.drain_timeout == 30 && o.step_timeout == 30);
+    assert_false(o.json);
+}
+
+static void test_ways_to_write(void **state)
+{
+    (void)state;
+    static const char *const twos[] = {
+        "plan m -tp 2",      "plan m -tp=2",  "plan m --tp=2",   "plan m --tensor-parallel-size 2",
+        "plan -tp 2 m",      "plan -tp=02 m", "plan m --tp 2.0", "plan m --tensor-parallel-size=2",
+        "plan m -tp 3 -tp 2"};
+    for (size_t i = 0; i < ARRAY_LEN(twos); i++) {
+        good(twos[i]);
+        assert_int_equal(o.tp, 2);
+        assert_string_equal(o.model, "m");
+    }
+    good("serve m --port=0");
+    assert_int_equal(o.port, 0);
+    good("serve --served-model-name=a=b m");
+    assert_string_equal(o.served_model_name, "a=b");
+    good("shard m -o out");
+    assert_string_equal(o.output, "out");
+    good("synth --config c -o out --seed 7");
+    assert_string_equal(o.synth_config, "c");
+    good("plan m --json");
+    assert_true(o.json);
+    good("plan m --json=0");
+    assert_false(o.json);
+    good("serve m --drain-timeout 0.25");
+    assert_true(o.drain_timeout == 0.25);
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t bytes;
+    } cases[] = {{"32k", 32 << 10}, {"32K", 32 << 10},  {"1.5G", 3ll << 29},  {"64MiB", 64 << 20},
+                 {"64M", 64 << 20}, {"64MB", 64 << 20}, {"4096", 4096},       {"4096B", 4096},
+                 {"0", 0},          {"1T", 1ll << 40},  {"1024T", 1ll << 50}, {"0.5KiB", 512}};
+    static const char *const wrong[] = {"1025T", "-1",   "1.5",    "0.3k", "k",
+                                        "64X",   "64MM", "64i",    "64iB", "1e",
+                                        "nan",   "inf",  "64MiBx", "0x10", ""};
+    char line[128];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(line, sizeof line, "serve m --kv-cache-memory=%s", cases[i].text);
+        good(line);
+        assert_int_equal(o.kv_cache_memory, cases[i].bytes);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        snprintf(line, sizeof line, "serve m --kv-cache-memory=%s", wrong[i]);
+        bad(line, "--kv-cache-memory: got \"");
+    }
+    bad("serve m --kv-cache-memory=32q", "got \"32q\", expected a whole number from 0 to");
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        long long min, max;
+    } cases[] = {{"tensor-parallel-size", 1, 64},   {"port", 0, 65535},
+                 {"threads-per-rank", 0, 1024},     {"max-model-len", 0, 1 << 24},
+                 {"max-num-seqs", 1, 1024},         {"max-num-batched-tokens", 1, 16384},
+                 {"max-num-queued-reqs", 1, 65536}, {"drain-timeout", 0, 3600},
+                 {"step-timeout", 1, 3600}};
+    char line[128], wanted[128];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        for (int end = 0; end < 2; end++) {
+            long long v = end ? cases[i].max : cases[i].min;
+            snprintf(line, sizeof line, "serve m --%s %lld", cases[i].name, v);
+            good(line);
+            v += end ? 1 : -1;
+            snprintf(line, sizeof line, "serve m --%s %lld", cases[i].name, v);
+            snprintf(wanted, sizeof wanted, "--%s: got \"%lld\", expected a", cases[i].name, v);
+            bad(line, wanted);
+            snprintf(wanted, sizeof wanted, "number from %lld to %lld", cases[i].min, cases[i].max);
+            bad(line, wanted);
+        }
+    }
+    bad("serve m --port 80x", "--port: got \"80x\", expected a whole number from 0 to 65535");
+    bad("serve m --port 1.5", "--port: got \"1.5\"");
+    bad("serve m --port 4294967296", "--port: got");
+    bad("serve m --port=", "--port: got \"\"");
+    bad("serve m --drain-timeout nan", "--drain-timeout: got \"nan\"");
+    bad("serve m --port", "--port needs a value");
+    bad("serve m --host=", "--host: got \"\", expected a value");
+}
+
+/* Every whole number in the range is kept to the last digit. */
+static void test_seed(void **state)
+{
+    (void)state;
+    good("serve m --seed 9007199254740993"); /* 2^53 + 1: no double */
+    assert_true(o.seed == 9007199254740993);
+    good("serve m --seed 4611686018427387903");
+    assert_true(o.seed == 4611686018427387903);
+    bad("serve m --seed 9223372036854775808", "--seed: got");
+    bad("serve m --seed -1", "--seed: got \"-1\"");
+    bad("serve m --seed 1.5", "--seed: got \"1.5\"");
+}
+
+static void test_choices(void **state)
+{
+    (void)state;
+    good("serve m --dtype bfloat16 --device=ref --load-format dummy");
+    assert_string_equal(o.dtype, "bfloat16");
+    assert_string_equal(o.device, "ref");
+    assert_int_equal(options_dtype(&o, DTYPE_F32), DTYPE_BF16);
+    good("serve m --device cpu-avx2");
+    assert_int_equal(options_dtype(&o, DTYPE_F16), DTYPE_F16);
+    good("serve m --dtype float16");
+    assert_int_equal(options_dtype(&o, DTYPE_F32), DTYPE_F16);
+    good("serve m --dtype float32");
+    assert_int_equal(options_dtype(&o, DTYPE_F16), DTYPE_F32);
+    bad("serve m --dtype bf16", "--dtype: got \"bf16\", expected auto|float32|bfloat16|float16");
+    bad("serve m --dtype float", "--dtype: got \"float\"");
+    bad("serve m --dtype float320", "--dtype: got");
+    bad("serve m --dtype auto|float32", "--dtype: got");
+    bad("serve m --dtype=", "--dtype: got \"\"");
+    bad("serve m --parallel-mode 2d", "expected 1d");
+}
+
+static void test_unknown(void **state)
+{
+    (void)state;
+    bad("serve m --prot 80", "unknown option \"prot\"; did you mean --port?");
+    bad("serve m --max-model-length=5", "did you mean --max-model-len?");
+    bad("serve m --max-num-seq 5", "did you mean --max-num-seqs?");
+    bad("serve m -tpp 5", "did you mean --tensor-parallel-size?");
+    bad("serve m --tensor-parallel 5", "did you mean --tensor-parallel-size?");
+    bad("serve m --drain", "did you mean --drain-timeout?");
+    bad("serve m --", "unknown option");
+    /* of another command */
+    bad("serve m -o x", "unknown option \"o\"");
+    bad("inspect m --port 1", "unknown option \"port\"");
+    bad("serve m --json", "unknown option \"json\"");
+    bad("server m", "unknown command \"server\"");
+    /* internal ones, which are not even suggested */
+    static const char *const internal[] = {"rank", "parent-pid", "kv-blocks", "comm-bytes"};
+    for (size_t i = 0; i < ARRAY_LEN(internal); i++) {
+        char line[64], suggested[64];
+        snprintf(line, sizeof line, "serve m --%s 1", internal[i]);
+        snprintf(suggested, sizeof suggested, "mean --%s?", internal[i]);
+        bad(line, "unknown option");
+        assert_null(strstr(err.text, suggested));
+    }
+    good("rank m --rank 3 --parent-pid 17 --kv-blocks 9 --comm-bytes 1048576");
+    assert_int_equal(o.rank, 3);
+    assert_int_equal(o.parent_pid, 17);
+    assert_int_equal(o.kv_blocks, 9);
+    assert_int_equal(o.comm_bytes, 1048576);
+}
+
+static void test_environment(void **state)
+{
+    (void)state;
+    setenv("TESSERA_PORT", "81", 1);
+    setenv("TESSERA_MAX_NUM_SEQS", "5", 1);
+    good("serve m");
+    assert_int_equal(o.port, 81);
+    assert_int_equal(o.max_num_seqs, 5);
+    good("serve m --port 82");
+    assert_int_equal(o.port, 82);
+    good("inspect m"); /* has no such options */
+    setenv("TESSERA_PORT", "x", 1);
+    bad("serve m", "--port: got \"x\"");
+    bad("serve m --port 82", "--port: got \"x\"");
+    setenv("TESSERA_PORT", "", 1);
+    bad("serve m", "--port: got \"\"");
+    unsetenv("TESSERA_PORT");
+    good("rank m"); /* ranks are told everything */
+    assert_int_equal(o.max_num_seqs, 64);
+    setenv("TESSERA_RANK", "2", 1);
+    setenv("TESSERA_KV_BLOCKS", "2", 1);
+    good("serve m");
+    assert_int_equal(o.rank, 0);
+    assert_int_equal(o.kv_blocks, 0);
+    setenv("TESSERA_JSON", "1", 1);
+    good("plan m");
+    assert_true(o.json);
+    setenv("TESSERA_JSON", "false", 1);
+    good("plan m");
+    assert_false(o.json);
+    clear_environment(NULL);
+}
+
+static void test_positionals(void **state)
+{
+    (void)state;
+    bad("serve", "tessera serve: which model directory?");
+    bad("serve a b", "one model directory is wanted, got \"b\" too");
+    bad("synth -o x", "--config FILE is needed");
+    bad("synth --config x", "tessera synth: -o DIR is needed");
+    bad("shard m", "tessera shard: -o DIR is needed");
+}
+
+/* What options_help prints; the caller frees. */
+static char *help_text(enum command command)
+{
+    const char *path = scratch_path("help.txt");
+    size_t n;
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO);
+    assert_true(saved >= 0);
+    assert_non_null(freopen(path, "w", stdout));
+    options_help(command);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    return (char *)scratch_read(path, &n);
+}
+
+static void test_help(void **state)
+{
+    (void)state;
+    static const char *const asks[] = {"serve --help", "serve -h", "serve m --port 1 --help",
+                                       "synth --help", "serve --help --nonsense"};
+    for (size_t i = 0; i < ARRAY_LEN(asks); i++) {
+        good(asks[i]);
+        assert_true(help);
+    }
+    assert_int_equal(o.command, COMMAND_SERVE);
+    char *text = help_text(COMMAND_SERVE);
+    static const char *const parts[] = {"usage: tessera serve MODEL",
+                                        "--tensor-parallel-size, -tp",
+                                        "[8000]",
+                                        "--host",
+                                        "cpu|cpu-generic|cpu-avx2|cpu-avx512|ref",
+                                        "--max-num-queued-reqs",
+                                        "TESSERA_NAME"};
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+        if (!strstr(text, parts[i]))
+            fail_msg("help of serve does not say %s:\n%s", parts[i], text);
+    assert_null(strstr(text, "internal"));
+    assert_null(strstr(text, "--rank"));
+    assert_null(strstr(text, "--output"));
+    free(text);
+    text = help_text(COMMAND_SYNTH);
+    assert_non_null(strstr(text, "--output, -o"));
+    assert_null(strstr(text, "--port"));
+    free(text);
+}
+
+static int open_all(void **state)
+{
+    return clear_environment(state) == 0 ? scratch_open(state) : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_ways_to_write),
+        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_seed),        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_unknown),     cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
+    };
+    return cmocka_run_group_tests(tests, open_all, scratch_close);
+}

@@ -1,0 +1,407 @@
+/* Plans: the built-in one binds every parameter, a broken one says what is wrong with it. Layouts:
+ * what the ranks hold tiles the model exactly, and their K leaves fold as one rank's do. */
+#include "engine/model/layout.h"
+#include "engine/parallel/plan.h"
+#include "tests/scratch.h"
+
+#include <string.h>
+
+static const struct model_config odd = {.model_type = "llama",
+                                        .hidden = 30,
+                                        .layers = 2,
+                                        .heads = 6,
+                                        .kv_heads = 3,
+                                        .head_dim = 10,
+                                        .mlp = 37,
+                                        .vocab = 101,
+                                        .max_position = 64,
+                                        .norm_eps = 1e-5f,
+                                        .dtype = DTYPE_F32,
+                                        .bos = -1};
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("\"%s\" does not say \"%s\"", text, part);
+}
+
+static struct plan *builtin(int32_t ranks)
+{
+    struct plan *p;
+    struct err err;
+    if (plan_load("1d", NULL, ranks, &p, &err) != OK)
+        fail_msg("%s", err.text);
+    return p;
+}
+
+static struct layout *lay_out(const struct model_config *m, int32_t rank, int32_t ranks)
+{
+    struct layout *l = NULL;
+    struct err err;
+    struct plan *p = builtin(ranks);
+    const struct backend_ops *ops = backend_find("ref");
+    assert_non_null(ops);
+    if (layout_open(m, p, rank, DTYPE_F32, ops, &l, &err) != OK)
+        fail_msg("%s", err.text);
+    plan_close(p);
+    return l;
+}
+
+/* ---- the built-in plan ---- */
+
+static void test_builtin_binds_all(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        struct plan_choice wanted;
+    } params[] = {
+        {"model.embed_tokens", {STYLE_VOCAB, UNIT_COLUMN}},
+        {"model.layers.0.input_layernorm", {STYLE_NORM, UNIT_COLUMN}},
+        {"model.layers.0.self_attn.qkv_proj", {STYLE_COLWISE, UNIT_KV_GROUP}},
+        {"model.layers.0.self_attn.o_proj", {STYLE_ROWWISE, UNIT_HEAD}},
+        {"model.layers.0.post_attention_layernorm", {STYLE_NORM, UNIT_COLUMN}},
+        {"model.layers.0.mlp.gate_up_proj", {STYLE_COLWISE, UNIT_COLUMN}},
+        {"model.layers.0.mlp.down_proj", {STYLE_ROWWISE, UNIT_COLUMN}},
+        {"model.layers.1023.self_attn.o_proj", {STYLE_ROWWISE, UNIT_HEAD}},
+        {"model.norm", {STYLE_NORM, UNIT_COLUMN}},
+        {"lm_head", {STYLE_VOCAB, UNIT_COLUMN}},
+    };
+    const char *names[ARRAY_LEN(params)];
+    struct plan_choice choices[ARRAY_LEN(params)];
+    struct err err;
+    for (size_t i = 0; i < ARRAY_LEN(params); i++)
+        names[i] = params[i].name;
+    struct plan *p = builtin(5), *q = builtin(5), *other = builtin(6);
+    assert_int_equal(plan_ranks(p), 5);
+    assert_true(plan_hash(p) == plan_hash(q));
+    assert_true(plan_hash(p) != plan_hash(other));
+    for (int32_t head = 0; head < 2; head++) { /* the last name is absent when tied */
+        int32_t count = (int32_t)ARRAY_LEN(params) - 1 + head;
+        assert_int_equal(plan_bind(p, names, count, choices, &err), OK);
+        for (int32_t i = 0; i < count; i++) {
+            assert_int_equal(choices[i].style, params[i].wanted.style);
+            assert_int_equal(choices[i].unit, params[i].wanted.unit);
+        }
+    }
+    plan_close(p);
+    plan_close(q);
+    plan_close(other);
+    plan_close(NULL);
+    assert_int_equal(plan_load("2d", NULL, 4, &p, &err), ERR_USAGE);
+    assert_contains(err.text, "--parallel-mode 2d: expected 1d");
+}
+
+/* ---- broken plans ---- */
+
+#define HEAD "{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"name\":\"tp\",\"size\":2}],"
+#define RULE(match, style) "{\"match\":\"" match "\",\"style\":\"" style "\"}"
+
+/* Bound to these two. */
+static const char *const two_names[] = {"a.0.x_proj", "b"};
+
+static const struct {
+    const char *text, *wanted;
+} broken[] = {
+    {"{", "p.json: line 1"},
+    {"[]", "p.json: expected a JSON object"},
+    {"{\"plan\":[]}", "p.json: version must be 1"},
+    {"{\"version\":2,\"mode\":\"1d\"}", "version must be 1"},
+    {"{\"version\":\"1\",\"mode\":\"1d\"}", "version must be 1"},
+    {"{\"version\":1}", "mode is missing, expected 1d"},
+    {"{\"version\":1,\"mode\":\"3d\"}", "mode is 3d, expected 1d"},
+    {"{\"version\":1,\"mode\":\"1d\",\"uneven\":\"padded\"}",
+     "uneven is padded, expected balanced"},
+    {"{\"version\":1,\"mode\":\"1d\"}", "mesh must be a list with one axis"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{},{}]}", "mesh must be a list with one axis"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[4]}", "mesh must be a list with one axis"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"size\":3}]}",
+     "the mesh has 3 members, -tp says 2"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"size\":\"two\"}]}", "mesh size must be a number"},
+    {HEAD "\"plan\":{}}", "plan must be a list of at most 64 entries"},
+    {HEAD "\"x\":0}", "plan must be a list"},
+    {HEAD "\"plan\":[{\"style\":\"norm\"}]}", "plan[0]: match must be a pattern"},
+    {HEAD "\"plan\":[7]}", "plan[0]: match must be a pattern"},
+    {HEAD "\"plan\":[" RULE("b", "diagonal") "]}",
+     "plan[0] (b): style is diagonal, expected colwise"},
+    {HEAD "\"plan\":[{\"match\":\"b\"}]}", "plan[0] (b): style is missing, expected colwise"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"norm\",\"unit\":\"byte\"}]}",
+     "plan[0] (b): unit is byte, expected column"},
+    /* found when parameters are bound */
+    {HEAD "\"plan\":[" RULE("b", "norm") "]}", "no pattern matches parameter a.0.x_proj"},
+    {HEAD "\"plan\":[" RULE("b", "norm") "," RULE("*", "norm") "]}",
+     "no pattern matches parameter a.0"},
+    {HEAD "\"plan\":[" RULE("*.x_proj", "norm") "," RULE("b", "norm") "]}", "no pattern matches"},
+    {HEAD
+     "\"plan\":[" RULE("a.*.x_*", "norm") "," RULE("a.*.*_pr*", "norm") "," RULE("b", "norm") "]}",
+     NULL},
+    {HEAD
+     "\"plan\":[" RULE("a.*.x_*", "norm") "," RULE("a.*.*_p", "norm") "," RULE("b", "norm") "]}",
+     "pattern a.*.*_p matches no parameter"},
+    {HEAD
+     "\"plan\":[" RULE("a.*.x*", "norm") "," RULE("a.*.*j", "vocab") "," RULE("b", "norm") "]}",
+     "a.*.x* and a.*.*j match parameter a.0.x_proj equally well"},
+    {HEAD "\"plan\":[" RULE("b", "norm") "," RULE("b", "norm") "," RULE("a.*.*", "norm") "]}",
+     "b and b match parameter b equally well"},
+    {HEAD "\"plan\":[" RULE("a.*.*", "norm") "," RULE("b", "norm") "," RULE("c", "norm") "]}",
+     "pattern c matches no parameter"},
+};
+
+static void test_broken_plans(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(broken); i++) {
+        struct plan *p = NULL;
+        struct plan_choice choices[2];
+        struct err err = {""};
+        const char *text = broken[i].text;
+        enum status st = plan_open(text, strlen(text), "p.json", 2, &p, &err);
+        if (st != OK)
+            assert_null(p);
+        else
+            st = plan_bind(p, two_names, 2, choices, &err);
+        plan_close(p);
+        if (st != (broken[i].wanted ? ERR_USAGE : OK))
+            fail_msg("%s: status %d %s", text, st, err.text);
+        if (broken[i].wanted) {
+            assert_contains(err.text, broken[i].wanted);
+            assert_contains(err.text, "p.json: ");
+        }
+    }
+}
+
+/* The more literal characters the stronger, whatever the order. */
+static void test_specificity(void **state)
+{
+    (void)state;
+    static const char *const orders[] = {HEAD "\"plan\":[" RULE("*.*.*", "norm") "," RULE(
+                                             "a.0.x_proj", "vocab") "," RULE("b", "norm") "]}",
+                                         HEAD "\"plan\":[" RULE("a.0.x_proj", "vocab") "," RULE(
+                                             "b", "norm") "," RULE("*.*.*", "norm") "]}"};
+    for (size_t i = 0; i < ARRAY_LEN(orders); i++) {
+        struct plan *p;
+        struct plan_choice c[2];
+        struct err err;
+        assert_int_equal(plan_open(orders[i], strlen(orders[i]), "p", 2, &p, &err), OK);
+        assert_int_equal(plan_bind(p, two_names, 2, c, &err), OK);
+        assert_int_equal(c[0].style, STYLE_VOCAB);
+        assert_int_equal(c[1].style, STYLE_NORM);
+        plan_close(p);
+    }
+}
+
+static void test_plan_files(void **state)
+{
+    (void)state;
+    static const char text[] = HEAD "\"plan\":[" RULE("model.*", "norm") "]}";
+    struct plan *p;
+    struct layout *l = NULL;
+    struct err err;
+    const char *path = scratch_path("plan.json");
+    assert_int_equal(plan_load("1d", path, 2, &p, &err), ERR_USAGE);
+    assert_contains(err.text, "plan.json: No such file");
+    scratch_write(path, text, sizeof text - 1);
+    assert_int_equal(plan_load("1d", path, 2, &p, &err), OK);
+    assert_int_equal(layout_open(&odd, p, 0, DTYPE_F32, backend_find("ref"), &l, &err), ERR_USAGE);
+    assert_contains(err.text, "plan.json: no pattern matches parameter lm_head");
+    plan_close(p);
+    assert_null(l);
+    /* the built-in plan with a style the family cannot be computed with */
+    size_t n;
+    char *plan = (char *)scratch_read(TESSERA_SOURCE_DIR "/engine/parallel/plans/1d.json", &n);
+    char *style = strstr(strstr(plan, "down_proj"), "rowwise");
+    memcpy(style, "colwise", 7);
+    assert_int_equal(plan_open(plan, n, "mine", 2, &p, &err), OK);
+    assert_int_equal(layout_open(&odd, p, 0, DTYPE_F32, backend_find("ref"), &l, &err), ERR_USAGE);
+    assert_contains(err.text,
+                    "model.layers.0.mlp.down_proj cannot be colwise here, expected rowwise");
+    plan_close(p);
+    free(plan);
+}
+
+/* ---- layouts ---- */
+
+static void check_span(struct span s, int64_t *at)
+{
+    assert_true(s.begin == *at && s.end >= s.begin);
+    *at = s.end;
+}
+
+/* Query head q reads KV head q / (Hq / Hkv), whoever holds it. */
+static void check_heads(const struct layout *l, const struct model_config *m)
+{
+    bool read[64] = {false};
+    for (int64_t q = l->heads.begin; q < l->heads.end; q++) {
+        int64_t kv = q / (m->heads / m->kv_heads);
+        assert_true(kv >= l->kv_heads.begin && kv < l->kv_heads.end);
+        assert_int_equal(l->kv_of[q - l->heads.begin], kv - l->kv_heads.begin);
+        read[kv] = true;
+    }
+    for (int64_t kv = l->kv_heads.begin; kv < l->kv_heads.end; kv++)
+        assert_true(read[kv]); /* none is held for nothing */
+}
+
+static void check_shapes(const struct layout *l, const struct model_config *m)
+{
+    const int32_t dh = m->head_dim, heads = (int32_t)span_len(l->heads);
+    const int32_t kv = (int32_t)span_len(l->kv_heads), mlp = (int32_t)span_len(l->mlp);
+    const int32_t vocab = (int32_t)span_len(l->vocab);
+    const struct {
+        enum role role;
+        int32_t layer, out, in;
+    } wanted[] = {{ROLE_EMBED, -1, vocab, m->hidden},
+                  {ROLE_QKV, m->layers - 1, (heads + 2 * kv) * dh, m->hidden},
+                  {ROLE_O, 0, m->hidden, heads * dh},
+                  {ROLE_GATE_UP, 0, 2 * mlp, m->hidden},
+                  {ROLE_DOWN, m->layers - 1, m->hidden, mlp},
+                  {ROLE_ATTN_NORM, 0, 1, m->hidden},
+                  {ROLE_FINAL_NORM, -1, 1, m->hidden},
+                  {ROLE_HEAD, -1, vocab, m->hidden}};
+    for (size_t i = 0; i < ARRAY_LEN(wanted); i++) {
+        int32_t at = layout_find(l, wanted[i].role, wanted[i].layer);
+        assert_true(at >= 0);
+        assert_int_equal(l->weights[at].spec.out, wanted[i].out);
+        assert_int_equal(l->weights[at].spec.in, wanted[i].in);
+    }
+    assert_int_equal(layout_find(l, ROLE_O, m->layers), -1);
+    assert_int_equal(layout_kv_bytes_per_token(l, m, DTYPE_BF16), 4 * m->layers * kv * dh);
+}
+
+static void check_layouts(const struct model_config *m, int32_t ranks)
+{
+    struct layout *layouts[8];
+    struct local_weight *weights[8];
+    int32_t counts[8];
+    struct err err;
+    int64_t head = 0, mlp = 0, vocab = 0;
+    for (int32_t r = 0; r < ranks; r++) {
+        struct layout *l = layouts[r] = lay_out(m, r, ranks);
+        weights[r] = l->weights;
+        counts[r] = l->count;
+        assert_int_equal(l->count, 3 - m->tied + 6 * m->layers);
+        check_span(l->heads, &head);
+        check_span(l->mlp, &mlp);
+        check_span(l->vocab, &vocab);
+        check_heads(l, m);
+        if (!m->tied)
+            check_shapes(l, m);
+        else
+            assert_int_equal(layout_find(l, ROLE_HEAD, -1), -1);
+    }
+    assert_int_equal(head, m->heads);
+    assert_int_equal(mlp, m->mlp);
+    assert_int_equal(vocab, m->vocab);
+    if (placement_prove(weights, counts, ranks, &err) != OK)
+        fail_msg("%d ranks: %s", ranks, err.text);
+    for (int32_t r = 0; r < ranks; r++)
+        layout_close(layouts[r]);
+}
+
+static void test_layouts_tile(void **state)
+{
+    (void)state;
+    static const int32_t shapes[][4] = {/* heads, kv_heads, mlp, vocab */
+                                        {6, 3, 37, 101},   {1, 1, 3, 5},  {3, 1, 8, 7},
+                                        {12, 4, 100, 259}, {5, 5, 97, 1}, {32, 8, 176, 1000}};
+    int32_t empty = 0;
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        struct model_config m = odd;
+        m.heads = shapes[i][0];
+        m.kv_heads = shapes[i][1];
+        m.mlp = shapes[i][2];
+        m.vocab = shapes[i][3];
+        m.tied = i % 2 == 1;
+        for (int32_t ranks = 1; ranks <= 8; ranks++)
+            check_layouts(&m, ranks);
+        struct layout *l = lay_out(&m, 0, 8);
+        empty += span_len(l->heads) == 0 && span_len(l->vocab) == 0;
+        layout_close(l);
+    }
+    assert_true(empty > 0); /* the shapes above include a rank that owns nothing */
+}
+
+/* ---- leaves: a symbolic sum, so that the order of addition itself is compared ---- */
+
+enum { TERM_MAX = 256 };
+
+/* Folds count terms (a power of two) with strides 1, 2, 4, ...; "" stands for an empty leaf. */
+static void fold(char (*terms)[TERM_MAX], int32_t count)
+{
+    for (int32_t stride = 1; stride < count; stride *= 2) {
+        for (int32_t i = 0; i + stride < count; i += 2 * stride) {
+            char sum[TERM_MAX];
+            const char *a = terms[i], *b = terms[i + stride];
+            int n = *a && *b ? snprintf(sum, sizeof sum, "(%s+%s)", a, b)
+                             : snprintf(sum, sizeof sum, "%s%s", a, b);
+            assert_true(n >= 0 && n < TERM_MAX);
+            memcpy(terms[i], sum, sizeof sum);
+        }
+    }
+}
+
+static void add_term(char *term, int64_t begin, int64_t end)
+{
+    term[0] = '\0';
+    if (begin < end)
+        snprintf(term, TERM_MAX, "%lld-%lld", (long long)begin, (long long)end);
+}
+
+/* The whole K in 8 leaves: cuts at floor(units * l / 8) units. */
+static void global_sum(char *out, int64_t units, int64_t unit_size)
+{
+    char terms[8][TERM_MAX];
+    for (int64_t l = 0; l < 8; l++)
+        add_term(terms[l], units * l / 8 * unit_size, units * (l + 1) / 8 * unit_size);
+    fold(terms, 8);
+    memcpy(out, terms[0], TERM_MAX);
+}
+
+static void check_leaves(const struct model_config *m, enum role role, int32_t ranks)
+{
+    char global[TERM_MAX], sums[8][TERM_MAX];
+    int64_t unit_size = role == ROLE_O ? m->head_dim : 1;
+    global_sum(global, role == ROLE_O ? m->heads : m->mlp, unit_size);
+    for (int32_t r = 0; r < ranks; r++) {
+        struct layout *l = lay_out(m, r, ranks);
+        const struct weight_spec *s = &l->weights[layout_find(l, role, 0)].spec;
+        int64_t begin = (role == ROLE_O ? l->heads.begin : l->mlp.begin) * unit_size;
+        char terms[8][TERM_MAX];
+        assert_true(s->leaves == 1 || s->leaves == 2 || s->leaves == 4 || s->leaves == 8);
+        assert_true(s->leaves <= 8 / ranks); /* whole leaves only */
+        assert_int_equal(s->cut[0], 0);
+        assert_int_equal(s->cut[s->leaves], s->in);
+        for (int32_t i = 0; i < s->leaves; i++)
+            add_term(terms[i], begin + s->cut[i], begin + s->cut[i + 1]);
+        fold(terms, s->leaves);
+        memcpy(sums[r], terms[0], TERM_MAX);
+        layout_close(l);
+    }
+    fold(sums, ranks);
+    if (strcmp(sums[0], global) != 0)
+        fail_msg("%d ranks, role %d: %s, one rank adds %s", ranks, role, sums[0], global);
+}
+
+static void test_leaves_fold_alike(void **state)
+{
+    (void)state;
+    static const int32_t heads[] = {1, 2, 3, 5, 6, 7, 8, 9, 12, 15, 16, 32, 33};
+    for (size_t i = 0; i < ARRAY_LEN(heads); i++) {
+        struct model_config m = odd;
+        m.heads = m.kv_heads = heads[i];
+        m.mlp = 5 * heads[i] - 4;
+        for (int32_t ranks = 1; ranks <= 8; ranks *= 2) {
+            check_leaves(&m, ROLE_O, ranks);
+            check_leaves(&m, ROLE_DOWN, ranks);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_builtin_binds_all), cmocka_unit_test(test_broken_plans),
+        cmocka_unit_test(test_specificity),       cmocka_unit_test(test_plan_files),
+        cmocka_unit_test(test_layouts_tile),      cmocka_unit_test(test_leaves_fold_alike),
+    };
+    return cmocka_run_group_tests(tests, scratch_open, scratch_close);
+}

@@ -1,0 +1,351 @@
+/* The step message: what goes in comes out, and whatever else arrives is an error or a step whose
+ * every number is in range; the sanitizers watch the reads. */
+#include "engine/step.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static const struct step_limits limits = {
+    .slots = 5, .rows = 24, .table_cols = 6, .vocab = 1000, .blocks = 40, .history_max = 90};
+
+static uint64_t seed;
+
+static int32_t below(int32_t n) /* splitmix64 */
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return (int32_t)((z >> 33) % (uint64_t)n);
+}
+
+static struct step *new_step(void)
+{
+    struct step *s;
+    struct err err;
+    assert_int_equal(step_open_new(&limits, &s, &err), OK);
+    return s;
+}
+
+/* Tokens of opens point into this. */
+static int32_t history[5][90];
+
+static void random_open(struct step_open *o, int32_t i)
+{
+    o->slot = below(limits.slots);
+    o->history = 1 + below(limits.history_max);
+    o->home = 0;
+    o->params = (struct sample_params){.temperature = (float)below(100) / 50,
+                                       .top_p = (float)below(100) / 100,
+                                       .min_p = (float)below(100) / 100,
+                                       .top_k = below(50) - 1,
+                                       .seed = (uint64_t)below(1 << 30) << 33,
+                                       .choice = below(8)};
+    for (int32_t j = 0; j < o->history; j++)
+        history[i][j] = below(limits.vocab);
+    o->tokens = history[i];
+}
+
+/* full: every count at its limit. */
+static void random_step(struct step *s, bool full)
+{
+    step_clear(s);
+    s->epoch = (uint32_t)below(1 << 30);
+    s->seq = (uint64_t)below(1 << 30) << 20;
+    s->rows = full ? limits.rows : below(limits.rows + 1);
+    s->opens = full ? limits.slots : below(limits.slots + 1);
+    s->appends = full ? s->append_max : below(s->append_max + 1);
+    s->closes = full ? 2 * limits.slots : below(2 * limits.slots + 1);
+    for (int32_t i = 0; i < s->opens; i++)
+        random_open(&s->open[i], i);
+    for (int32_t i = 0; i < s->appends; i++)
+        s->append[i] = (struct step_append){below(limits.slots), below(limits.table_cols),
+                                            below(limits.blocks)};
+    for (int32_t i = 0; i < s->closes; i++)
+        s->close[i] = below(limits.slots);
+    for (int32_t i = 0; i < s->rows; i++) {
+        s->slot[i] = below(limits.slots + 1) - 1;
+        s->position[i] = below(limits.table_cols * BACKEND_BLOCK_TOKENS);
+        s->token[i] = below(limits.vocab + 1) - 1;
+        if (s->slot[i] >= 0 && s->samples < limits.slots && (full || below(3) == 0))
+            s->sample[s->samples++] = i;
+    }
+}
+
+static void assert_ints_equal(const int32_t *a, const int32_t *b, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        assert_int_equal(a[i], b[i]);
+}
+
+static void assert_steps_equal(const struct step *a, const struct step *b)
+{
+    assert_true(a->epoch == b->epoch && a->seq == b->seq && a->stop == b->stop);
+    assert_int_equal(a->rows, b->rows);
+    assert_int_equal(a->samples, b->samples);
+    assert_int_equal(a->opens, b->opens);
+    assert_int_equal(a->appends, b->appends);
+    assert_int_equal(a->closes, b->closes);
+    assert_ints_equal(a->slot, b->slot, a->rows);
+    assert_ints_equal(a->position, b->position, a->rows);
+    assert_ints_equal(a->token, b->token, a->rows);
+    assert_ints_equal(a->sample, b->sample, a->samples);
+    assert_ints_equal(a->close, b->close, a->closes);
+    assert_memory_equal(a->append, b->append, (size_t)a->appends * sizeof *a->append);
+    for (int32_t i = 0; i < a->opens; i++) {
+        const struct step_open *x = &a->open[i], *y = &b->open[i];
+        assert_true(x->slot == y->slot && x->history == y->history && x->home == y->home);
+        assert_true(x->params.seed == y->params.seed && x->params.choice == y->params.choice);
+        assert_true(x->params.temperature == y->params.temperature);
+        assert_true(x->params.top_p == y->params.top_p && x->params.min_p == y->params.min_p);
+        assert_int_equal(x->params.top_k, y->params.top_k);
+        assert_ints_equal(x->tokens, y->tokens, x->history);
+    }
+}
+
+static void check_ints(const int32_t *v, int32_t n, int32_t min, int32_t max)
+{
+    for (int32_t i = 0; i < n; i++)
+        assert_true(v[i] >= min && v[i] <= max);
+}
+
+/* All that a rank uses as an index. */
+static void check_in_range(const struct step *s)
+{
+    assert_in_range(s->rows, 0, limits.rows);
+    assert_in_range(s->samples, 0, limits.slots);
+    assert_in_range(s->opens, 0, limits.slots);
+    assert_in_range(s->appends, 0, s->append_max);
+    assert_in_range(s->closes, 0, 2 * limits.slots);
+    check_ints(s->slot, s->rows, -1, limits.slots - 1);
+    check_ints(s->position, s->rows, 0, limits.table_cols * BACKEND_BLOCK_TOKENS - 1);
+    check_ints(s->token, s->rows, STEP_TOKEN_FROM_SLOT, limits.vocab - 1);
+    check_ints(s->sample, s->samples, 0, s->rows - 1);
+    check_ints(s->close, s->closes, 0, limits.slots - 1);
+    for (int32_t i = 0; i < s->samples; i++) { /* a padded row has no slot to sample for */
+        assert_true(s->slot[s->sample[i]] >= 0);
+        assert_true(i == 0 || s->sample[i] > s->sample[i - 1]);
+    }
+    for (int32_t i = 0; i < s->appends; i++) {
+        assert_in_range(s->append[i].slot, 0, limits.slots - 1);
+        assert_in_range(s->append[i].index, 0, limits.table_cols - 1);
+        assert_in_range(s->append[i].block, 0, limits.blocks - 1);
+    }
+    for (int32_t i = 0; i < s->opens; i++) {
+        assert_in_range(s->open[i].slot, 0, limits.slots - 1);
+        assert_in_range(s->open[i].history, 1, limits.history_max);
+        assert_int_equal(s->open[i].home, 0);
+        check_ints(s->open[i].tokens, s->open[i].history, 0, limits.vocab - 1);
+    }
+}
+
+/* Decodes a copy that ends where the allocation ends. */
+static bool decodes(struct step *s, const void *bytes, size_t n)
+{
+    struct err err = {""};
+    void *copy = malloc(n > 0 ? n : 1);
+    assert_non_null(copy);
+    memcpy(copy, bytes, n);
+    enum status st = step_decode(s, copy, n, &err);
+    if (st == OK) {
+        check_in_range(s);
+    } else {
+        assert_int_equal(st, ERR_COMM);
+        assert_non_null(strstr(err.text, "step message: "));
+    }
+    free(copy);
+    return st == OK;
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    struct step *out = new_step(), *in = new_step();
+    struct err err;
+    char *bytes = malloc(step_bytes_max(&limits));
+    for (int32_t i = 0; i < 3000; i++) {
+        random_step(out, i % 10 == 0);
+        if (i % 10 == 0) /* at every limit at once */
+            for (int32_t j = 0; j < out->opens; j++)
+                out->open[j].history = limits.history_max;
+        size_t n = step_encode(out, bytes);
+        assert_true(n <= step_bytes_max(&limits));
+        if (i % 10 == 0)
+            assert_int_equal(n, step_bytes_max(&limits));
+        if (step_decode(in, bytes, n, &err) != OK)
+            fail_msg("step %d: %s", i, err.text);
+        assert_steps_equal(out, in);
+    }
+    step_clear(out);
+    out->stop = true;
+    assert_int_equal(step_decode(in, bytes, step_encode(out, bytes), &err), OK);
+    assert_true(in->stop && in->rows == 0 && in->opens == 0);
+    step_free(out);
+    step_free(in);
+    step_free(NULL);
+    free(bytes);
+}
+
+static void test_truncated(void **state)
+{
+    (void)state;
+    struct step *out = new_step(), *in = new_step();
+    char *bytes = malloc(step_bytes_max(&limits));
+    for (int32_t i = 0; i < 20; i++) {
+        random_step(out, i == 0);
+        size_t n = step_encode(out, bytes);
+        for (size_t cut = 0; cut < n; cut++) {
+            assert_false(decodes(in, bytes, cut));
+            if (cut < sizeof(struct step_header))
+                continue;
+            struct step_header h; /* a header that agrees with the length */
+            memcpy(&h, bytes, sizeof h);
+            h.bytes = (uint32_t)cut;
+            memcpy(bytes, &h, sizeof h);
+            assert_false(decodes(in, bytes, cut));
+            h.bytes = (uint32_t)n;
+            memcpy(bytes, &h, sizeof h);
+        }
+        assert_true(decodes(in, bytes, n));
+    }
+    step_free(out);
+    step_free(in);
+    free(bytes);
+}
+
+static void test_flipped(void **state)
+{
+    (void)state;
+    static const unsigned char flips[] = {0x01, 0x02, 0x10, 0x7f, 0x80, 0xff};
+    struct step *out = new_step(), *in = new_step();
+    char *bytes = malloc(step_bytes_max(&limits));
+    int32_t survived = 0;
+    for (int32_t i = 0; i < 12; i++) {
+        random_step(out, false);
+        size_t n = step_encode(out, bytes);
+        for (size_t at = 0; at < n; at++) {
+            for (size_t f = 0; f < sizeof flips; f++) {
+                bytes[at] = (char)(bytes[at] ^ flips[f]);
+                survived += decodes(in, bytes, n);
+                bytes[at] = (char)(bytes[at] ^ flips[f]);
+            }
+        }
+    }
+    for (int32_t i = 0; i < 20000; i++) { /* several words at once */
+        random_step(out, false);
+        size_t n = step_encode(out, bytes);
+        for (int32_t j = below(4); j >= 0; j--) {
+            int32_t word = below(2) ? below(60) - 2 : below(1 << 30) - (1 << 29);
+            size_t at = 4 * (size_t)below((int32_t)(n / 4));
+            if (at >= 16) /* past magic, version and length */
+                memcpy(bytes + at, &word, 4);
+        }
+        survived += decodes(in, bytes, n);
+    }
+    assert_true(survived > 100); /* the check of what is accepted was reached */
+    step_free(out);
+    step_free(in);
+    free(bytes);
+}
+
+/* One number of a valid step set to a value: at its limit it is read, past it not. */
+static void test_limits(void **state)
+{
+    (void)state;
+    struct step *s = new_step(), *in = new_step();
+    char *bytes = malloc(step_bytes_max(&limits));
+    int32_t tokens[] = {0, 999};
+    const int32_t positions = limits.table_cols * BACKEND_BLOCK_TOKENS;
+    s->opens = s->appends = s->closes = s->rows = s->samples = 1;
+    s->open[0] = (struct step_open){.history = 2, .tokens = tokens};
+    const struct {
+        int32_t *field, min, max;
+    } fields[] = {{&s->open[0].slot, 0, limits.slots - 1},
+                  {&s->open[0].home, 0, 0},
+                  {&tokens[1], 0, limits.vocab - 1},
+                  {&s->append[0].slot, 0, limits.slots - 1},
+                  {&s->append[0].index, 0, limits.table_cols - 1},
+                  {&s->append[0].block, 0, limits.blocks - 1},
+                  {&s->close[0], 0, limits.slots - 1},
+                  {&s->slot[0], 0, limits.slots - 1}, /* of a sampled row */
+                  {&s->position[0], 0, positions - 1},
+                  {&s->token[0], STEP_TOKEN_FROM_SLOT, limits.vocab - 1},
+                  {&s->sample[0], 0, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        const int32_t values[] = {fields[i].min,     fields[i].max, fields[i].min - 1,
+                                  fields[i].max + 1, INT32_MIN,     INT32_MAX};
+        int32_t before = *fields[i].field;
+        for (size_t v = 0; v < ARRAY_LEN(values); v++) {
+            *fields[i].field = values[v];
+            if (decodes(in, bytes, step_encode(s, bytes)) != (v < 2))
+                fail_msg("field %zu with value %d", i, values[v]);
+        }
+        *fields[i].field = before;
+    }
+    s->samples = 0;
+    s->slot[0] = -1; /* padding, not sampled */
+    assert_true(decodes(in, bytes, step_encode(s, bytes)));
+    step_free(s);
+    step_free(in);
+    free(bytes);
+}
+
+static void test_samples_ascend(void **state)
+{
+    (void)state;
+    struct step *s = new_step(), *in = new_step();
+    char *bytes = malloc(step_bytes_max(&limits));
+    s->rows = 3;
+    s->samples = 2;
+    s->sample[0] = 1;
+    for (int32_t second = 0; second < 3; second++) {
+        s->sample[1] = second;
+        assert_int_equal(decodes(in, bytes, step_encode(s, bytes)), second == 2);
+    }
+    step_free(s);
+    step_free(in);
+    free(bytes);
+}
+
+static void test_header(void **state)
+{
+    (void)state;
+    struct step *s = new_step();
+    struct err err;
+    char *bytes = malloc(step_bytes_max(&limits));
+    struct step_header h;
+    size_t n = step_encode(s, bytes);
+    memcpy(&h, bytes, sizeof h);
+    assert_int_equal(n, sizeof h);
+    struct step_header wrong[3] = {h, h, h};
+    wrong[0].magic++;
+    wrong[1].version++;
+    wrong[2].bytes += 4;
+    static const char *const messages[] = {"magic 53455355 version 1, expected 53455354 1",
+                                           "magic 53455354 version 2", "says 52 bytes, has 48"};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
+        assert_non_null(strstr(err.text, messages[i]));
+    }
+    h.rows = limits.rows + 1;
+    assert_int_equal(step_decode(s, &h, n, &err), ERR_COMM);
+    assert_non_null(strstr(err.text, "a count is out of range"));
+    assert_int_equal(step_decode(s, &h, 3, &err), ERR_COMM);
+    assert_non_null(strstr(err.text, "only 3 bytes"));
+    assert_true(step_hash(&limits.slots, 1) == base_hash(BASE_HASH_INIT, &limits.slots, 4));
+    assert_true(step_hash(NULL, 0) == BASE_HASH_INIT);
+    step_free(s);
+    free(bytes);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_flipped),        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_samples_ascend), cmocka_unit_test(test_header),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
