@@ -22,7 +22,7 @@ struct options {
     const char *model; /* positional: checkpoint directory */
     int32_t tp;
     const char *parallel_mode, *plan_file, *device;
-    const char *dtype, *load_format, *sampler;
+    const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *host;
     int32_t port;
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */

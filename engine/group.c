@@ -123,6 +123,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
     add(a, "--device=%s", o->device);
+    add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
     add(a, "--dtype=%s", o->dtype);
     add(a, "--load-format=%s", o->load_format);
     add(a, "--seed=%lld", (long long)o->seed);

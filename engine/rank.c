@@ -5,6 +5,7 @@
 
 #include "engine/group.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,6 +187,27 @@ static bool tie_to_parent(int32_t parent)
     return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == (pid_t)parent;
 }
 
+/* Rank r keeps to cores [r * threads, (r + 1) * threads) of those allowed: two ranks that share a
+ * core wait for each other in every collective. Left alone when there are too few cores. */
+static void bind_cpus(const struct options *o)
+{
+    cpu_set_t allowed, mine;
+    const int32_t first = o->rank * o->threads_per_rank, past = first + o->threads_per_rank;
+    if (strcmp(o->cpu_bind, "auto") != 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
+        CPU_COUNT(&allowed) < o->tp * o->threads_per_rank)
+        return;
+    CPU_ZERO(&mine);
+    int32_t nth = 0;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && nth < past; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed))
+            continue;
+        if (nth >= first)
+            CPU_SET(cpu, &mine);
+        nth++;
+    }
+    (void)sched_setaffinity(0, sizeof mine, &mine); /* refused: no worse than before */
+}
+
 static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
 {
     if (bytes == 0)
@@ -296,6 +318,7 @@ int rank_main(const struct options *o)
     if (!tie_to_parent(o->parent_pid))
         return base_exit_code(ERR_COMM);
     prctl(PR_SET_NAME, "tessera-rank");
+    bind_cpus(o);
     if (!ops) {
         st = base_fail(&err, ERR_DEVICE, "--device %s is not available here", o->device);
         goto out;

@@ -29,6 +29,13 @@ enum status sched_sequence(const struct sched_config *c, const struct request_pa
                          "This model's maximum context length is %d tokens. However, your prompt "
                          "has %d.",
                          c->max_model_len, prompt_len);
+    if (params->max_tokens < 1)
+        return base_fail(err, ERR_INPUT, "max_tokens is %d, expected at least 1",
+                         params->max_tokens);
+    for (int32_t i = 0; i < prompt_len; i++) /* a rank refuses the whole step for one bad id */
+        if (prompt[i] < 0 || prompt[i] >= c->limits.vocab)
+            return base_fail(err, ERR_INPUT, "token id %d of the prompt is outside 0..%d",
+                             prompt[i], c->limits.vocab - 1);
     int32_t room = c->max_model_len - prompt_len;
     int32_t answer = params->max_tokens < room ? params->max_tokens : room;
     int32_t blocks = kv_blocks_for(prompt_len + answer);

@@ -260,10 +260,11 @@ void frontend_close(struct frontend *f)
         return;
     if (service_check(&f->service, &e) == OK)
         service_refuse(&f->service, "draining", "the server is shutting down");
-    request_worker_close(f->worker);
+    request_worker_stop(f->worker);
     output_close(f->output);
     service_wait_idle(&f->service, 1.0); /* last answers are on their way to clients */
     http_close(f->http);
+    request_worker_close(f->worker);
     service_close(&f->service);
     free(f);
 }

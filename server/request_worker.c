@@ -1,3 +1,5 @@
+/* DESIGN: one bounded queue, a few threads. What a worker does for a request touches nothing shared
+ * but the service's immutable part, so its only lock is the queue's. */
 #include "server/request_worker.h"
 
 #include <stdio.h>
@@ -182,8 +184,7 @@ bool request_worker_push(struct request_worker *w, struct job *j)
     return room;
 }
 
-/* The service refuses by now, so what is still queued fails fast. */
-void request_worker_close(struct request_worker *w)
+void request_worker_stop(struct request_worker *w)
 {
     if (!w)
         return;
@@ -191,8 +192,15 @@ void request_worker_close(struct request_worker *w)
     w->stop = true;
     pthread_cond_broadcast(&w->wake);
     pthread_mutex_unlock(&w->lock);
-    for (int32_t i = 0; i < w->thread_count; i++)
-        pthread_join(w->threads[i], NULL);
+    for (; w->thread_count > 0; w->thread_count--)
+        pthread_join(w->threads[w->thread_count - 1], NULL);
+}
+
+void request_worker_close(struct request_worker *w)
+{
+    if (!w)
+        return;
+    request_worker_stop(w);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->wake);
     free(w);

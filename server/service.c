@@ -1,3 +1,5 @@
+/* DESIGN: one small lock for the few words that threads of the front end share; nothing is called
+ * under it. */
 #include "server/service.h"
 
 #include <stdio.h>

@@ -6,8 +6,7 @@
  * k may be written from then on, and by k + 1 itself, which writes only after its meeting.
  * Two-shot: block x of the sum is made by rank x in its own dst (after the first meeting: nobody
  * reads that dst for k - 1 any more), then copied from there after a second meeting.
- * Sums go through sum_tree over all members in rank order, own source included at its place: the
- * order of additions, hence the bits, is the same on every rank. */
+ * Sums are sum_tree over all members in rank order, own source included: equal bits everywhere. */
 #include "engine/comm/comm_shm_meet.h"
 
 #include <sched.h>

@@ -157,13 +157,16 @@ int main(int argc, char **argv)
             _exit(0);
         }
     }
-    for (int32_t i = 0; i < ranks; i++) {
+    for (int32_t left = ranks; left > 0; left--) {
         int how = -1;
-        CHECK(wait(&how) > 0);
-        if (how != 0 && failed == 0) {
-            failed = 1; /* a group that lost a rank waits forever */
-            for (int32_t k = 0; k < ranks; k++)
-                (void)kill(pid[k], SIGKILL);
+        pid_t ended = wait(&how);
+        CHECK(ended > 0);
+        failed |= how != 0;
+        for (int32_t i = 0; i < ranks; i++) {
+            if (pid[i] == ended)
+                pid[i] = 0;
+            else if (pid[i] != 0 && how != 0) /* a group that lost a rank waits forever */
+                (void)kill(pid[i], SIGKILL);
         }
     }
     return failed;

@@ -1,0 +1,532 @@
+/* The scheduler, simulated: tens of thousands of seeded arrivals, cancels, ends of sequence and KV
+ * shortages. The test keeps what a rank keeps (slots, block tables, last tokens) and what a client
+ * keeps (its tokens, its one end), and compares after every step. */
+#include "engine/sched.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { SLOTS_MAX = 16, BLOCKS_MAX = 256, LEN_MAX = 200, LIVE_MAX = 64, VOCAB = 500, EOS = 2 };
+
+/* What a client knows of its request. */
+struct request {
+    uint64_t id; /* 0: this entry is free */
+    struct request_params params;
+    int32_t prompt[LEN_MAX], prompt_len, budget; /* tokens it may get */
+    int32_t got, slot;                           /* slot -1: waiting */
+    int32_t blocks;                              /* appended */
+    int32_t cancel_age;                          /* steps built since the cancel, -1: none */
+    int64_t deadline;                            /* step by which it must have been admitted */
+};
+
+/* What a rank knows of a slot. */
+struct slot {
+    bool open;
+    uint64_t request;
+    int32_t table[LEN_MAX / BACKEND_BLOCK_TOKENS + 1], blocks;
+    int32_t next; /* position of the next row */
+    int32_t tokens[LEN_MAX], known;
+};
+
+struct sim {
+    struct sched_config config;
+    struct sched *sched;
+    struct step *step, *wire;
+    char *message;
+    struct token_event *events;
+    int32_t *ids;
+    struct request requests[LIVE_MAX];
+    uint64_t order[LIVE_MAX]; /* ids that wait, first come first */
+    int32_t waiting, live;
+    struct slot slots[SLOTS_MAX];
+    int32_t owner[BLOCKS_MAX]; /* slot that has the block in its table, -1: none */
+    uint64_t next_id;
+    int64_t steps;
+    int64_t ended[FINISH_ERROR + 1], multi_chunk, short_of_blocks, reused_slots;
+};
+
+static uint64_t seed;
+
+static int32_t below(int32_t n) /* splitmix64 */
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return (int32_t)((z >> 33) % (uint64_t)n);
+}
+
+/* The model: token k of request id; about 1 in 40 ends the sequence, 1 in 2000 fails. */
+static int32_t token_of(uint64_t id, int32_t k)
+{
+    uint64_t h = base_hash(base_hash(BASE_HASH_INIT, &id, sizeof id), &k, sizeof k);
+    if (h % 2000 == 1)
+        return -1;
+    return h % 40 == 0 ? EOS : 3 + (int32_t)(h % (VOCAB - 3));
+}
+
+static struct request *find(struct sim *m, uint64_t id)
+{
+    for (int32_t i = 0; i < LIVE_MAX; i++)
+        if (m->requests[i].id == id)
+            return &m->requests[i];
+    return NULL;
+}
+
+/* ---- the client's side ---- */
+
+static void forget_waiting(struct sim *m, uint64_t id)
+{
+    int32_t i = 0;
+    while (i < m->waiting && m->order[i] != id)
+        i++;
+    assert_true(i < m->waiting);
+    memmove(&m->order[i], &m->order[i + 1], (size_t)(--m->waiting - i) * sizeof m->order[0]);
+}
+
+/* How the request must end with this token; FINISH_NONE: it goes on. */
+static enum finish_reason wanted_finish(const struct request *r, int32_t token)
+{
+    if (token < 0)
+        return FINISH_ERROR;
+    if ((token == EOS || token == VOCAB - 1) && !r->params.ignore_eos)
+        return FINISH_STOP;
+    return r->got + 1 == r->budget ? FINISH_LENGTH : FINISH_NONE;
+}
+
+static void take_event(struct sim *m, const struct token_event *e)
+{
+    struct request *r = find(m, e->request);
+    assert_non_null(r); /* NULL: an event after the end */
+    assert_ptr_equal(e->user, r);
+    if (e->finish == FINISH_CANCELLED) {
+        assert_int_equal(e->token, -1);
+        assert_true(r->cancel_age >= 0);
+        if (r->slot < 0)
+            forget_waiting(m, r->id);
+    } else {
+        assert_true(r->slot >= 0 && r->cancel_age < 0);
+        int32_t token = token_of(r->id, r->got);
+        assert_int_equal(e->token, token);
+        assert_int_equal(e->finish, wanted_finish(r, token));
+        r->got++;
+    }
+    m->ended[e->finish]++;
+    if (e->finish == FINISH_NONE)
+        return;
+    r->id = 0;
+    m->live--;
+}
+
+static void arrive(struct sim *m)
+{
+    struct request *r = find(m, 0);
+    struct sequence *s = NULL;
+    struct err err;
+    if (!r)
+        return;
+    const int32_t len_max = m->config.max_model_len;
+    *r = (struct request){.id = ++m->next_id, .slot = -1, .cancel_age = -1};
+    r->prompt_len =
+        below(4) == 0 ? 1 + below(len_max - 1) : 1 + below(20 < len_max ? 20 : len_max - 1);
+    for (int32_t i = 0; i < r->prompt_len; i++)
+        r->prompt[i] = (int32_t)((r->id * 7 + (uint64_t)i) % VOCAB);
+    r->params.max_tokens = below(6) == 0 ? 1 : 1 + below(below(5) == 0 ? 2 * len_max : 30);
+    r->params.ignore_eos = below(3) == 0;
+    r->params.seed = r->id * 1000003;
+    int32_t room = len_max - r->prompt_len;
+    r->budget = r->params.max_tokens < room ? r->params.max_tokens : room;
+    enum status st = sched_sequence(&m->config, &r->params, r->prompt, r->prompt_len, &s, &err);
+    if (kv_blocks_for(r->prompt_len + r->budget) > m->config.limits.blocks) {
+        assert_int_equal(st, ERR_INPUT);
+        r->id = 0;
+        return;
+    }
+    assert_int_equal(st, OK);
+    s->id = r->id;
+    s->user = r;
+    bool room_to_wait = sched_waiting(m->sched) < m->config.waiting_max;
+    assert_int_equal(sched_submit(m->sched, s), room_to_wait);
+    if (!room_to_wait) {
+        sched_sequence_free(s);
+        r->id = 0;
+        return;
+    }
+    /* Every step the oldest that runs gets a row at least, so those before this one are done after
+     * as many steps as they have rows left. */
+    r->deadline = m->steps + 1;
+    for (int32_t i = 0; i < LIVE_MAX; i++)
+        if (m->requests[i].id)
+            r->deadline += m->requests[i].prompt_len + m->requests[i].budget;
+    m->order[m->waiting++] = r->id;
+    m->live++;
+}
+
+static void cancel_some(struct sim *m)
+{
+    struct request *r = &m->requests[below(LIVE_MAX)];
+    sched_cancel(m->sched, m->next_id + 17); /* unknown */
+    if (!r->id)
+        return;
+    sched_cancel(m->sched, r->id);
+    if (below(2))
+        sched_cancel(m->sched, r->id);
+    if (r->cancel_age < 0)
+        r->cancel_age = 0;
+}
+
+/* ---- the rank's side ---- */
+
+static void apply_closes(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < s->closes; i++) {
+        struct slot *t = &m->slots[s->close[i]];
+        assert_true(t->open); /* closed once */
+        for (int32_t j = 0; j < t->blocks; j++)
+            m->owner[t->table[j]] = -1;
+        t->open = false;
+        const struct request *r = find(m, t->request);
+        assert_true(!r || r->slot != s->close[i]); /* only what has ended */
+    }
+}
+
+static void apply_opens(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < s->opens; i++) {
+        const struct step_open *o = &s->open[i];
+        struct slot *t = &m->slots[o->slot];
+        assert_false(t->open); /* never reopened before it was closed */
+        assert_true(m->waiting > 0);
+        struct request *r = find(m, m->order[0]); /* first come, first served */
+        assert_non_null(r);
+        assert_true(m->steps <= r->deadline);
+        assert_int_equal(o->history, r->prompt_len);
+        assert_memory_equal(o->tokens, r->prompt, (size_t)o->history * sizeof *o->tokens);
+        assert_true(o->params.seed == r->params.seed);
+        forget_waiting(m, r->id);
+        r->slot = o->slot;
+        m->reused_slots += t->request != 0;
+        *t = (struct slot){.open = true, .request = r->id, .known = o->history};
+        memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
+    }
+}
+
+static void apply_appends(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < s->appends; i++) {
+        const struct step_append *a = &s->append[i];
+        struct slot *t = &m->slots[a->slot];
+        assert_true(t->open);
+        assert_int_equal(a->index, t->blocks);
+        assert_in_range(a->block, 0, m->config.limits.blocks - 1);
+        assert_int_equal(m->owner[a->block], -1); /* in no other live table */
+        m->owner[a->block] = a->slot;
+        t->table[t->blocks++] = a->block;
+        find(m, t->request)->blocks++;
+    }
+}
+
+static void apply_rows(struct sim *m, const struct step *s)
+{
+    int32_t sample = 0;
+    assert_true(s->rows > 0 && s->rows <= m->config.limits.rows);
+    for (int32_t i = 0; i < s->rows; i++) {
+        struct slot *t = &m->slots[s->slot[i]];
+        int32_t position = s->position[i];
+        assert_true(t->open);
+        assert_int_equal(position, t->next++);
+        assert_true(position < t->known);
+        assert_true(position / BACKEND_BLOCK_TOKENS < t->blocks);
+        bool last = position == t->known - 1;
+        if (s->token[i] == STEP_TOKEN_FROM_SLOT)
+            assert_true(last); /* the rank knows no other */
+        else
+            assert_int_equal(s->token[i], t->tokens[position]);
+        bool sampled = sample < s->samples && s->sample[sample] == i;
+        assert_int_equal(sampled, last);
+        sample += sampled;
+        m->multi_chunk += position > 0 && (i == 0 || s->slot[i - 1] != s->slot[i]) && !last;
+    }
+    assert_int_equal(sample, s->samples); /* ascending, none else */
+}
+
+/* What is not used is not usable: with rows left everything that runs is computed up to its last
+ * token, and the first that waits lacks a slot or blocks. */
+static void check_work_conserved(struct sim *m, const struct step *s)
+{
+    int32_t open = 0;
+    for (int32_t i = 0; i < m->config.limits.slots; i++) {
+        const struct slot *t = &m->slots[i];
+        open += t->open;
+        if (s->rows < m->config.limits.rows && t->open)
+            assert_int_equal(t->next, t->known);
+    }
+    if (s->rows == m->config.limits.rows || m->waiting == 0 || open == m->config.limits.slots)
+        return;
+    const struct request *r = find(m, m->order[0]);
+    const struct kv_pool *kv = sched_kv(m->sched);
+    assert_true(kv_blocks_for(r->prompt_len + r->budget) >
+                kv_total(kv) - kv_used(kv) - kv_reserved(kv));
+    m->short_of_blocks++;
+}
+
+/* Blocks in use and promised are exactly those of the requests that run. */
+static void check_blocks(struct sim *m)
+{
+    int32_t used = 0, reserved = 0, running = 0;
+    const struct kv_pool *kv = sched_kv(m->sched);
+    kv_check(kv);
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        const struct request *r = &m->requests[i];
+        if (!r->id || r->slot < 0)
+            continue;
+        running++;
+        used += r->blocks;
+        reserved += kv_blocks_for(r->prompt_len + r->budget) - r->blocks;
+    }
+    assert_int_equal(kv_used(kv), used);
+    assert_int_equal(kv_reserved(kv), reserved);
+    assert_int_equal(sched_running(m->sched), running);
+    assert_int_equal(sched_waiting(m->sched), m->waiting);
+    assert_int_equal(m->live, m->waiting + running);
+}
+
+static void take_events(struct sim *m, int32_t count)
+{
+    assert_true(count <= sched_events_max(&m->config));
+    for (int32_t i = 0; i < count; i++)
+        take_event(m, &m->events[i]);
+}
+
+static void sample_all(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < s->samples; i++) {
+        struct slot *t = &m->slots[s->slot[s->sample[i]]];
+        struct request *r = find(m, t->request);
+        /* cancelled while in flight: the rank samples all the same */
+        m->ids[i] = token_of(t->request, r ? r->got : 0);
+        assert_true(t->known < LEN_MAX);
+        t->tokens[t->known++] = m->ids[i];
+    }
+}
+
+static bool do_step(struct sim *m)
+{
+    struct err err;
+    int32_t count;
+    bool work = sched_build(m->sched, m->step, m->events, &count);
+    for (int32_t i = 0; i < LIVE_MAX; i++)
+        m->requests[i].cancel_age += m->requests[i].cancel_age >= 0;
+    take_events(m, count);
+    for (int32_t i = 0; i < LIVE_MAX; i++) /* a cancel ends with the next step that is built */
+        assert_true(!m->requests[i].id || m->requests[i].cancel_age < 0);
+    if (!work) {
+        assert_int_equal(m->live, 0); /* never idle with work */
+        check_blocks(m);
+        return false;
+    }
+    size_t n = step_encode(m->step, m->message);
+    if (step_decode(m->wire, m->message, n, &err) != OK)
+        fail_msg("%s", err.text);
+    apply_closes(m, m->wire);
+    apply_opens(m, m->wire);
+    apply_appends(m, m->wire);
+    apply_rows(m, m->wire);
+    check_blocks(m);
+    check_work_conserved(m, m->wire);
+    while (below(8) == 0)
+        cancel_some(m); /* while the step is in flight */
+    sample_all(m, m->wire);
+    sched_commit(m->sched, m->step, m->ids, m->events, &count);
+    take_events(m, count);
+    check_blocks(m);
+    m->steps++;
+    return true;
+}
+
+/* ---- runs ---- */
+
+static struct sim *sim_open(const int32_t c[5])
+{
+    struct sim *m = calloc(1, sizeof *m);
+    struct err err;
+    assert_non_null(m);
+    m->config = (struct sched_config){
+        .limits = {.slots = c[0],
+                   .rows = c[1],
+                   .table_cols = kv_blocks_for(c[3]),
+                   .vocab = VOCAB,
+                   .blocks = c[2],
+                   .history_max = c[3]},
+        .waiting_max = c[4],
+        .max_model_len = c[3],
+        .eos = {VOCAB - 1, EOS},
+        .eos_count = 2,
+    };
+    assert_int_equal(sched_open(&m->config, &m->sched, &err), OK);
+    assert_int_equal(step_open_new(&m->config.limits, &m->step, &err), OK);
+    assert_int_equal(step_open_new(&m->config.limits, &m->wire, &err), OK);
+    m->message = malloc(step_bytes_max(&m->config.limits));
+    m->events = calloc((size_t)sched_events_max(&m->config), sizeof *m->events);
+    m->ids = calloc((size_t)c[0], sizeof *m->ids);
+    for (int32_t i = 0; i < BLOCKS_MAX; i++)
+        m->owner[i] = -1;
+    return m;
+}
+
+static void sim_close(struct sim *m)
+{
+    sched_close(m->sched);
+    step_free(m->step);
+    step_free(m->wire);
+    free(m->message);
+    free(m->events);
+    free(m->ids);
+    free(m);
+}
+
+/* slots, rows, blocks, max_model_len, waiting_max */
+static const int32_t configs[][5] = {
+    {8, 64, 256, 160, 48}, /* room for all */
+    {8, 8, 256, 160, 48},  /* as many rows as slots */
+    {1, 1, 12, 160, 10},   /* one of each */
+    {16, 40, 24, 160, 40}, /* short of blocks */
+    {4, 16, 9, 160, 8},    /* some never fit, the queue overflows */
+    {3, 200, 256, 33, 30}, /* short contexts, a prompt in one step */
+    {16, 17, 64, 48, 48},
+};
+
+static void test_simulation(void **state)
+{
+    (void)state;
+    int64_t arrivals = 0, ended[FINISH_ERROR + 1] = {0}, chunks = 0, shortage = 0, reused = 0;
+    for (size_t c = 0; c < ARRAY_LEN(configs); c++) {
+        seed = 1000 + c;
+        struct sim *m = sim_open(configs[c]);
+        while (m->next_id < 5000) {
+            /* bursts, then quiet until nothing is left now and then */
+            for (int32_t n = below(200) == 0 ? 40 : below(4) - 1; n > 0; n--)
+                arrive(m);
+            if (below(10) == 0)
+                cancel_some(m);
+            do_step(m);
+            while (below(400) == 0 && do_step(m))
+                continue;
+        }
+        while (do_step(m))
+            continue;
+        assert_int_equal(m->waiting + m->live, 0);
+        assert_int_equal(kv_used(sched_kv(m->sched)) + kv_reserved(sched_kv(m->sched)), 0);
+        arrivals += (int64_t)m->next_id;
+        for (int32_t i = 0; i <= FINISH_ERROR; i++)
+            ended[i] += m->ended[i];
+        chunks += m->multi_chunk;
+        shortage += m->short_of_blocks;
+        reused += m->reused_slots;
+        sim_close(m);
+    }
+    assert_true(arrivals > 30000); /* and the cases that matter did occur */
+    for (int32_t i = 0; i <= FINISH_ERROR; i++)
+        assert_true(ended[i] > 50);
+    assert_true(chunks > 1000 && shortage > 1000 && reused > 10000);
+}
+
+/* A lost group or a stop: whatever the state, everything ends once and nothing is kept. */
+static void test_end_all(void **state)
+{
+    (void)state;
+    for (int32_t round = 0; round < 300; round++) {
+        seed = (uint64_t)round;
+        struct sim *m = sim_open(configs[round % (int32_t)ARRAY_LEN(configs)]);
+        int32_t count, ends = 0;
+        for (int32_t i = below(30); i >= 0; i--) {
+            arrive(m);
+            if (below(2))
+                do_step(m);
+        }
+        if (round % 2) /* with a step in flight */
+            ends += sched_build(m->sched, m->step, m->events, &count) ? count : 0;
+        int32_t live = m->live;
+        sched_end_all(m->sched, FINISH_ERROR, m->events, &count);
+        for (int32_t i = 0; i < count; i++) {
+            struct request *r = find(m, m->events[i].request);
+            assert_non_null(r);
+            assert_int_equal(m->events[i].finish, FINISH_ERROR);
+            assert_int_equal(m->events[i].token, -1);
+            r->id = 0;
+        }
+        assert_int_equal(count + ends, live);
+        kv_check(sched_kv(m->sched));
+        assert_int_equal(kv_used(sched_kv(m->sched)) + kv_reserved(sched_kv(m->sched)), 0);
+        assert_int_equal(sched_running(m->sched) + sched_waiting(m->sched), 0);
+        sched_end_all(m->sched, FINISH_ERROR, m->events, &count);
+        assert_int_equal(count, 0);
+        sim_close(m);
+    }
+}
+
+/* Freed by sched_close, for the leak sanitizer. */
+static void test_close_with_work(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(configs[4]);
+    seed = 5;
+    for (int32_t i = 0; i < 12; i++)
+        arrive(m);
+    do_step(m);
+    assert_true(sched_running(m->sched) > 0 && sched_waiting(m->sched) > 0);
+    sim_close(m);
+    sched_close(NULL);
+    sched_sequence_free(NULL);
+}
+
+static void test_refused_sequences(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(configs[4]); /* 9 blocks of 16, contexts of 160 */
+    int32_t prompt[LEN_MAX] = {0};
+    const struct {
+        int32_t prompt_len, max_tokens, token;
+        const char *wanted; /* NULL: taken */
+    } cases[] = {
+        {0, 1, 0, "This model's maximum context length is 160 tokens."},
+        {160, 1, 0, "This model's maximum context length is 160 tokens."},
+        {-1, 1, 0, "This model's maximum context length is 160 tokens."},
+        {159, 1, 0, "needs 10 KV blocks, the cache has 9"},
+        {144, 1, 0, "needs 10 KV blocks, the cache has 9"},
+        {143, 1, 0, NULL},
+        {1, 1000000, 0, "needs 10 KV blocks"}, /* cut to the context */
+        {100, INT32_MAX, 0, "needs 10 KV blocks"},
+        {5, 0, 0, "max_tokens"},
+        {5, -3, 0, "max_tokens"},
+        {5, 1, -1, "token id -1"},
+        {5, 1, VOCAB, "token id 500"},
+        {5, 1, VOCAB - 1, NULL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct request_params p = {.max_tokens = cases[i].max_tokens};
+        struct sequence *s = NULL;
+        struct err err = {""};
+        prompt[4] = cases[i].token;
+        enum status st = sched_sequence(&m->config, &p, prompt, cases[i].prompt_len, &s, &err);
+        if (st != (cases[i].wanted ? ERR_INPUT : OK))
+            fail_msg("case %zu: status %d %s", i, st, err.text);
+        if (cases[i].wanted && !strstr(err.text, cases[i].wanted))
+            fail_msg("case %zu: \"%s\"", i, err.text);
+        sched_sequence_free(s);
+    }
+    sim_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_simulation),
+        cmocka_unit_test(test_end_all),
+        cmocka_unit_test(test_close_with_work),
+        cmocka_unit_test(test_refused_sequences),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
