@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define STOP_PATIENCE_S 2 /* a step in flight may end by itself for so long */
+
 const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                                        0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
 
@@ -29,10 +31,11 @@ struct engine {
     pthread_cond_t wake;
     struct sequence *mail, **mail_tail;
     int32_t mail_count;
-    uint64_t *cancels; /* [cancel_max]: as many as there can be requests */
+    uint64_t *cancels; /* grows: ids that have ended already may be among them */
     int32_t cancel_count, cancel_max;
     uint64_t next_id;
     bool stop;
+    double stop_at;
     struct engine_metrics metrics;
 };
 
@@ -79,10 +82,14 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
 void engine_cancel(struct engine *e, uint64_t id)
 {
     pthread_mutex_lock(&e->lock);
-    bool known = false; /* asked twice before the next step */
-    for (int32_t i = 0; i < e->cancel_count; i++)
-        known = known || e->cancels[i] == id;
-    if (!known && e->cancel_count < e->cancel_max)
+    if (e->cancel_count == e->cancel_max) {
+        uint64_t *more = realloc(e->cancels, 2 * (size_t)e->cancel_max * sizeof *more);
+        if (more) {
+            e->cancels = more;
+            e->cancel_max *= 2;
+        }
+    }
+    if (e->cancel_count < e->cancel_max) /* else without memory: it runs to its max_tokens */
         e->cancels[e->cancel_count++] = id;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->lock);
@@ -112,10 +119,9 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
 
 /* ---- the engine thread ---- */
 
+/* The numbers first: who has seen an event finds it counted. */
 static void deliver(struct engine *e, int32_t count)
 {
-    if (count > 0)
-        e->config.sink(e->config.sink_ctx, e->events, count);
     pthread_mutex_lock(&e->lock);
     struct engine_metrics *m = &e->metrics;
     for (int32_t i = 0; i < count; i++) {
@@ -129,6 +135,8 @@ static void deliver(struct engine *e, int32_t count)
     m->kv_blocks_used = kv_used(kv);
     m->kv_usage = kv_total(kv) ? (double)kv_used(kv) / kv_total(kv) : 0;
     pthread_mutex_unlock(&e->lock);
+    if (count > 0)
+        e->config.sink(e->config.sink_ctx, e->events, count);
 }
 
 /* Moves mail and cancels to the scheduler; sleeps while there is neither work nor mail. False when
@@ -139,11 +147,10 @@ static bool collect(struct engine *e, bool idle)
     while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0)
         pthread_cond_wait(&e->wake, &e->lock);
     while (e->mail) {
-        struct sequence *s = e->mail;
-        if (!sched_submit(e->sched, s))
+        struct sequence *next = e->mail->next; /* sched_submit takes the link too */
+        if (!sched_submit(e->sched, e->mail))
             break; /* cannot be: the bound was checked on submission */
-        e->mail = s->next;
-        s->next = NULL;
+        e->mail = next;
         e->mail_count--;
     }
     if (!e->mail)
@@ -171,6 +178,11 @@ static enum status patience(void *ctx, struct err *err)
     }
     if (atomic_load(&e->lost))
         return lost(e, err);
+    pthread_mutex_lock(&e->lock);
+    bool stopping = e->stop && now > e->stop_at + STOP_PATIENCE_S;
+    pthread_mutex_unlock(&e->lock);
+    if (stopping)
+        return base_fail(err, ERR_COMM, "stopped while a step was running");
     if (now - e->progress_at > e->config.step_timeout)
         return base_fail(err, ERR_COMM, "no rank finished a layer for %.0f s (--step-timeout)",
                          e->config.step_timeout);
@@ -308,6 +320,7 @@ void engine_stop(struct engine *e)
         return;
     pthread_mutex_lock(&e->lock);
     e->stop = true;
+    e->stop_at = base_now();
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->lock);
     pthread_join(e->thread, NULL);

@@ -97,6 +97,9 @@ void kv_check(const struct kv_pool *p)
         taken += p->taken[i];
     CHECK(taken + p->free_count == p->total);
     CHECK(p->reserved <= p->free_count);
-    for (int32_t i = 0; i < p->free_count; i++)
+    for (int32_t i = 0; i < p->free_count; i++) {
         CHECK(!p->taken[p->free[i]]);
+        for (int32_t j = 0; j < i; j++)
+            CHECK(p->free[j] != p->free[i]);
+    }
 }

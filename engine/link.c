@@ -133,12 +133,11 @@ static enum status pump(struct link_set *l, const void *message, size_t bytes, i
     for (int32_t i = 0; i < l->count && st == OK; i++) {
         struct end *e = &l->ends[i];
         st = pump_out(l, i, message, bytes, err);
-        if (st == OK)
+        if (st == OK && e->sent == bytes) /* an answer cannot come before its question */
             st = pump_in(l, i, err);
         *left += !e->done;
-        short events = e->done ? 0 : POLLIN;
-        l->polls[i] = (struct pollfd){.fd = e->done ? -1 : e->fd,
-                                      .events = (short)(events | (e->sent < bytes ? POLLOUT : 0))};
+        short events = e->sent == bytes ? POLLIN : POLLOUT;
+        l->polls[i] = (struct pollfd){.fd = e->done ? -1 : e->fd, .events = events};
     }
     return st;
 }

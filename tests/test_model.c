@@ -196,9 +196,12 @@ static void test_same_bits_among_others(void **state)
     (void)state;
     enum { OTHERS = 15, TOKENS = 24, LENGTH = 3 };
     const struct sample_params p = {.temperature = 0.9f, .top_p = 0.8f, .top_k = 40, .seed = 7};
-    const int32_t prompt[LENGTH] = {17, 42, 99};
+    int32_t prompts[OTHERS + 1][LENGTH]; /* a step borrows them until it is sent */
     int32_t ids[2][TOKENS];
     float *logits[2];
+    for (int32_t s = 0; s <= OTHERS; s++)
+        for (int32_t i = 0; i < LENGTH; i++)
+            prompts[s][i] = 17 + 25 * i + s;
     for (int32_t crowd = 0; crowd < 2; crowd++) {
         struct cluster *c = open_golden(goldens[0], 2, "auto");
         const size_t vocab = (size_t)c->setup.model.vocab;
@@ -206,7 +209,7 @@ static void test_same_bits_among_others(void **state)
         logits[crowd] = malloc(TOKENS * vocab * sizeof(float));
         for (int32_t t = 0; t < TOKENS; t++) {
             for (int32_t s = sequences - 1; s >= 0; s--) {
-                int32_t other[LENGTH] = {17 + s, 42 + s, 99 + s};
+                int32_t *other = prompts[s];
                 struct sample_params mine = p;
                 mine.seed += (uint64_t)s;
                 if (t == 0)
@@ -228,7 +231,6 @@ static void test_same_bits_among_others(void **state)
         }
         cluster_close(c);
     }
-    (void)prompt;
     free(logits[0]);
     free(logits[1]);
 }

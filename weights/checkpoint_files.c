@@ -179,7 +179,10 @@ static enum status reserve_pieces(struct checkpoint_files *f, struct err *err)
     for (int32_t i = 0; i < f->file_count; i++)
         n += (size_t)f->files[i].st.count;
     f->pieces = n > INT32_MAX ? NULL : calloc(n, sizeof *f->pieces);
-    return f->pieces ? OK : no_memory(f, err);
+    if (f->pieces)
+        return OK;
+    no_memory(f, err);
+    return ERR_NOMEM;
 }
 
 static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define GROUP 32 /* weight_put is thread-safe for groups of this many rows */
-#define STAGING_BYTES (512u << 10)
+#define STAGING_BYTES (1u << 20)
 
 struct item {
     int32_t weight;
@@ -47,7 +47,7 @@ enum status loader_open(struct backend *b, const struct local_weight *weights, i
 {
     size_t room = (size_t)count + 1;
     struct loaded l = {
-        .linear = calloc(room, sizeof *l.linear),
+        .linear = calloc(room, sizeof(void *)),
         .vector = calloc(room, sizeof *l.vector),
         .count = count,
     };

@@ -341,10 +341,10 @@ enum status safetensors_adopt(int fd, const char *path, struct safetensors *out,
     opened.header_bytes = LENGTH_BYTES + n;
     TRY(safetensors_parse(header, n, opened.file_bytes, path, &opened, err));
     *out = opened;
+    opened = (struct safetensors){.fd = -1};
 out:
     free(header);
-    if (st != OK)
-        safetensors_close(&opened);
+    safetensors_close(&opened);
     return st;
 }
 

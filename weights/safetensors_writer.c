@@ -113,10 +113,10 @@ enum status safetensors_create(const char *path, const struct safetensors_entry 
     }
     TRY(write_all(w->fd, w->partial, header.data, header.len, err));
     *out = w;
+    w = NULL;
 out:
     buf_free(&header);
-    if (st != OK)
-        safetensors_discard(w);
+    safetensors_discard(w);
     return st;
 }
 

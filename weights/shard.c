@@ -53,6 +53,7 @@ static void add_piece(struct sharder *s, const struct tensor_slice *slice)
     if (span_len(slice->rows) == 0 || span_len(slice->cols) == 0)
         return;
     for (int32_t i = s->last[index]; i >= 0; i = s->pieces[i].earlier, part++) {
+        CHECK(s->pieces[i].slice);
         if (same_box(s->pieces[i].slice, slice))
             return;
     }

@@ -162,7 +162,7 @@ static enum status write_tensor(struct backend *pool, struct batch *b, struct sa
     return OK;
 }
 
-/* Checks the shapes too. The caller frees *out; the names are borrowed. */
+/* *widest is raised to the longest row. The caller frees *out; the names are borrowed. */
 static enum status declare(const struct synth_tensor *tensors, int32_t count, enum dtype dtype,
                            struct safetensors_entry **out, size_t *widest, uint64_t *total,
                            struct err *err)
@@ -170,7 +170,6 @@ static enum status declare(const struct synth_tensor *tensors, int32_t count, en
     struct safetensors_entry *entries = calloc((size_t)count + 1, sizeof *entries);
     if (!entries)
         return base_fail(err, ERR_NOMEM, "no memory for %d tensors", count);
-    *widest = BATCH_BYTES;
     *total = 0;
     for (int32_t i = 0; i < count; i++) {
         const struct synth_tensor *t = &tensors[i];
@@ -199,7 +198,7 @@ static enum status write_model(const char *path, const struct synth_rules *rules
     struct safetensors_writer *w = NULL;
     struct batch b = {.rules = rules, .dtype = dtype};
     struct progress p = {.path = path, .shown = base_now()};
-    size_t widest = 0;
+    size_t widest = BATCH_BYTES;
     TRY(declare(tensors, count, dtype, &entries, &widest, &p.total, err));
     b.bytes = malloc(widest);
     if (!b.bytes) {

@@ -71,11 +71,11 @@ static void make_word(int32_t n, char word[WORD_MAX])
 {
     static const char consonants[] = "bcdfghjklmnpqrstvwxyz", vowels[] = "aeiou";
     enum { SYLLABLES = (sizeof consonants - 1) * (sizeof vowels - 1) };
-    int32_t length = 1;
+    size_t length = 1;
     for (int64_t words = SYLLABLES; n >= words; words *= SYLLABLES, length++)
         n -= (int32_t)words;
     word[2 * length] = '\0';
-    for (int32_t i = length - 1; i >= 0; i--, n /= SYLLABLES) {
+    for (size_t i = length; i-- > 0; n /= SYLLABLES) {
         int32_t syllable = n % SYLLABLES;
         word[2 * i] = consonants[syllable / (int32_t)(sizeof vowels - 1)];
         word[2 * i + 1] = vowels[syllable % (int32_t)(sizeof vowels - 1)];

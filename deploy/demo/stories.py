@@ -168,8 +168,8 @@ def pronouns(gender):
 class World:
     """What one story is about: a table from slots to words, drawn once and never changed."""
 
-    def __init__(self, rng, plot, case):
-        self.rng = rng
+    def __init__(self, rng, plot, case, names=None):
+        self.rng, self.names = rng, names
         self.slots = dict(case)
         self.taken = set(case.get("not", "").split()) | {case.get("mother")}
         self.add_character("h", ANIMALS, HERO_ADJECTIVES, human_share=0.25)
@@ -190,6 +190,8 @@ class World:
         return word
 
     def draw_name(self, gender):
+        if self.names:
+            return self.draw_new((BOYS if gender == "m" else GIRLS)[:self.names])
         # Names that appear nowhere else force the model to copy a name rather than know it.
         if self.rng.random() < 0.12:
             return self.draw_new([(a + b).capitalize() for a in self.rng.sample(SYLLABLES, 4)
@@ -263,11 +265,11 @@ def open_story(world, beats):
     return world.tell(opening)
 
 
-def story(rng):
-    """One story, as one paragraph of 80 to 250 words."""
+def story(rng, names=None):
+    """One story, as one paragraph of 120 to 250 words; names limits the names of either gender."""
     plot = rng.choice(sorted(PLOTS))
     cases, beats = PLOTS[plot]
-    world = World(rng, plot, draw_case(rng, cases))
+    world = World(rng, plot, draw_case(rng, cases), names)
     parts = [open_story(world, beats)]
     parts += [world.tell(rng.choice(wordings)) for optional, wordings in beats
               if not optional or rng.random() < TOLD_SHARE]
@@ -275,10 +277,10 @@ def story(rng):
     return ARTICLE.sub(r"\1n ", re.sub(r" +", " ", text))
 
 
-def stories(seed, count):
+def stories(seed, count, names=None):
     rng = random.Random(seed)
     for _ in range(count):
-        yield story(rng)
+        yield story(rng, names)
 
 
 def main():

@@ -1,6 +1,6 @@
 """Trains the demo model from nothing and writes it as a Hugging Face directory.
 
-    python train.py --work /tmp/demo --out model --steps 2000
+    python train.py --work /tmp/demo --out model
 
 The model is a Llama in plain PyTorch whose parameters carry Hugging Face's names and whose numerics
 are those of transformers' LlamaForCausalLM. A run that was stopped goes on from its checkpoint.
@@ -64,12 +64,15 @@ TOKENIZER_CONFIG = {
 GENERATION_CONFIG = {"bos_token_id": 1, "eos_token_id": 2, "do_sample": False}
 
 BOS, EOS = CONFIG["bos_token_id"], CONFIG["eos_token_id"]
-BATCH_TOKENS = 8192
-# Mostly short rows, which are cheap; now and then a full one, so that every position is learnt.
-ROW_TOKENS, LONG_ROW_TOKENS, LONG_ROW_EVERY = 384, CONFIG["max_position_embeddings"], 16
+# Steps, tokens per row, tokens per step, names of either gender. To repeat a name from earlier in the
+# story is the hard part: it is learnt soon from short rows with few names, where the name is never
+# far and seldom another, and hardly at all within our time when training begins with the rest.
+STAGES = [(500, 64, 1536, 6), (300, 128, 2048, 16), (400, 192, 3072, None), (1500, 384, 4096, None)]
+# Now and then a row as long as the context, so that every position is learnt.
+LONG_ROW_TOKENS, LONG_ROW_EVERY, TEST_ROW_TOKENS = CONFIG["max_position_embeddings"], 16, 384
 # One seed per purpose: the model never sees the stories it is tested on.
 TOKENIZER_SEED, TEST_SEED, TRAIN_SEED = 1, 2, 1000
-MUON_RATE, ADAM_RATE, WARMUP_STEPS = 0.006, 0.004, 60
+MUON_RATE, ADAM_RATE, WARMUP_STEPS = 0.006, 0.001, 30
 PROMPTS = ["Once upon a time", "One day, a little fox named Pip"]
 
 
@@ -131,12 +134,14 @@ class Llama(nn.Module):
         self.initialize(c)
 
     def initialize(self, c):
-        for name, p in self.named_parameters():
+        """Small embeddings, so that the tied output does not begin by repeating its input token,
+        which the layers would have to unlearn by attention heads that do the opposite of copying.
+        """
+        for p in self.layers.parameters():
             if p.dim() == 2:
-                # What is added to the residual stream shrinks with the number of additions.
-                last = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = (2 * c["num_hidden_layers"]) ** -0.5 if last else 1.0
-                nn.init.normal_(p, std=c["initializer_range"] * scale)
+                nn.init.normal_(p, std=c["hidden_size"] ** -0.5)
+        nn.init.normal_(self.embed_tokens.weight, std=c["initializer_range"])
+        nn.init.constant_(self.norm.weight, 3.0)
 
     def forward(self, ids):
         length = ids.shape[1]
@@ -175,9 +180,9 @@ def encode(tokenizer, text):
     return [BOS, *tokenizer.encode(text), EOS]
 
 
-def rows_of(tokenizer, seed, rows, length):
+def rows_of(tokenizer, seed, rows, length, names=None):
     """Rows of whole stories, each row beginning with one: generation begins there as well."""
-    source = stories(seed, 10 ** 9)
+    source = stories(seed, 10 ** 9, names)
     out = np.empty((rows, length + 1), dtype=np.int64)
     for row in out:
         ids = []
@@ -195,7 +200,7 @@ def loss_of(model, rows):
 
 @torch.no_grad()
 def test_loss(model, tokenizer):
-    return loss_of(model, rows_of(tokenizer, TEST_SEED, 32, ROW_TOKENS)).item()
+    return loss_of(model, rows_of(tokenizer, TEST_SEED, 32, TEST_ROW_TOKENS)).item()
 
 
 @torch.no_grad()
@@ -276,47 +281,61 @@ def load_checkpoint(path, model, optimizers):
     return saved["state"]
 
 
+def stage_of(step):
+    for steps, *stage in STAGES:
+        if step < steps:
+            return stage
+        step -= steps
+    raise ValueError("no stage is left")
+
+
 def next_rows(tokenizer, step):
-    length = LONG_ROW_TOKENS if step % LONG_ROW_EVERY == 0 else ROW_TOKENS
-    return rows_of(tokenizer, TRAIN_SEED + step, BATCH_TOKENS // length, length)
+    length, tokens, names = stage_of(step)
+    if names is None and step % LONG_ROW_EVERY == 0:
+        length = LONG_ROW_TOKENS
+    return rows_of(tokenizer, TRAIN_SEED + step, tokens // length, length, names)
 
 
-def report(state, loss, progress, steps):
+def report(state, loss, total):
     rate = state["tokens"] / state["seconds"]
-    left = state["seconds"] / max(progress, 1e-6) - state["seconds"]
-    print(f"step {state['step']:5d}/{steps}  loss {loss:.4f}  {rate:6.0f} tokens/s  "
-          f"{state['tokens'] / 1e6:6.2f} M tokens  left {left / 60:5.1f} min", flush=True)
+    left = (total - state["tokens"]) / rate / 60
+    print(f"step {state['step']:5d}  loss {loss:.4f}  {rate:6.0f} tokens/s  "
+          f"{state['tokens'] / 1e6:.2f} of {total / 1e6:.2f} M tokens  left {left:5.1f} min",
+          flush=True)
+
+
+def save(model, optimizers, state, tokenizer, args):
+    save_checkpoint(args.work / "checkpoint.pt", model, optimizers, state)
+    export(model, args.work / "tokenizer.model", args.out)
+    print(f"test loss {test_loss(model, tokenizer):.4f}", flush=True)
+    for prompt in PROMPTS:
+        print(greedy(model, tokenizer, prompt), flush=True)
 
 
 def train(model, tokenizer, args):
     optimizers = make_optimizers(model)
-    checkpoint = args.work / "checkpoint.pt"
-    state = load_checkpoint(checkpoint, model, optimizers)
-    tokenizer_path, recent = args.work / "tokenizer.model", []
-    while state["step"] < args.steps:
+    state = load_checkpoint(args.work / "checkpoint.pt", model, optimizers)
+    last, total = sum(s[0] for s in STAGES), sum(s[0] * s[2] for s in STAGES)
+    recent = []
+    while state["step"] < last:
         start = time.monotonic()
-        progress = state["step"] / args.steps
         rows = next_rows(tokenizer, state["step"])
-        recent.append(train_step(model, optimizers, rows, rate_scale(state["step"], progress)))
+        scale = rate_scale(state["step"], state["tokens"] / total)
+        recent.append(train_step(model, optimizers, rows, scale))
         state["step"] += 1
         state["tokens"] += rows[:, 1:].numel()
         state["seconds"] += time.monotonic() - start
-        if state["step"] % 10 == 0:
-            report(state, sum(recent) / len(recent), state["step"] / args.steps, args.steps)
+        if state["step"] % 25 == 0:
+            report(state, sum(recent) / len(recent), total)
             recent = []
-        if state["step"] % args.save_every == 0 or state["step"] == args.steps:
-            save_checkpoint(checkpoint, model, optimizers, state)
-            export(model, tokenizer_path, args.out)
-            print(f"test loss {test_loss(model, tokenizer):.4f}", flush=True)
-            for prompt in PROMPTS:
-                print(greedy(model, tokenizer, prompt), flush=True)
+        if state["step"] % args.save_every == 0 or state["step"] == last:
+            save(model, optimizers, state, tokenizer, args)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="tokenizer and checkpoint go here")
     parser.add_argument("--out", type=Path, required=True, help="the Hugging Face directory")
-    parser.add_argument("--steps", type=int, default=2000, help=f"of {BATCH_TOKENS} tokens each")
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()

@@ -48,8 +48,58 @@ static const char *member(const struct jdoc *o, const char *key)
     return v && jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : NULL;
 }
 
+/* Every key of an object must be one of `allowed` ("|a|b|"): nothing is read past in silence. */
+static enum status check_keys(const struct jdoc *o, const char *allowed, const struct plan *p,
+                              struct err *err)
+{
+    const char *key = NULL;
+    const struct jdoc *value = NULL;
+    if (jdoc_type(o) != JDOC_OBJECT)
+        return base_fail(err, ERR_USAGE, "%s: expected a JSON object", p->where);
+    for (void *it = jdoc_iter(o, NULL, &key, &value); it; it = jdoc_iter(o, it, &key, &value)) {
+        char word[64];
+        snprintf(word, sizeof word, "|%.60s|", key);
+        if (!strstr(allowed, word))
+            return base_fail(err, ERR_USAGE, "%s: key \"%.60s\" is not known, expected one of %s",
+                             p->where, key, allowed);
+    }
+    return OK;
+}
+
+/* `section`.`key`, when there, must be the one value this build computes with. */
+static enum status check_only(const struct jdoc *doc, const char *section, const char *key,
+                              const char *only, const struct plan *p, struct err *err)
+{
+    const struct jdoc *o = jdoc_get_value(doc, section);
+    const struct jdoc *v = o && jdoc_type(o) == JDOC_OBJECT ? jdoc_get_value(o, key) : NULL;
+    if (v && (jdoc_type(v) != JDOC_STRING || strcmp(jdoc_string(v), only) != 0))
+        return base_fail(err, ERR_USAGE, "%s: %s.%s must be \"%s\"", p->where, section, key, only);
+    return OK;
+}
+
+static enum status check_fixed(const struct jdoc *doc, const struct plan *p, struct err *err)
+{
+    enum status st = OK;
+    const struct jdoc *attention = jdoc_get_value(doc, "attention");
+    const struct jdoc *logits = jdoc_get_value(doc, "logits");
+    TRY(check_keys(doc, "|version|mode|mesh|uneven|plan|attention|logits|", p, err));
+    if (attention)
+        TRY(check_keys(attention, "|placement|kv_replication|", p, err));
+    if (logits)
+        TRY(check_keys(logits, "|gather|dtype|", p, err));
+    TRY(check_only(doc, "attention", "placement", "heads", p, err));
+    TRY(check_only(doc, "attention", "kv_replication", "auto", p, err));
+    TRY(check_only(doc, "logits", "gather", "full", p, err));
+    TRY(check_only(doc, "logits", "dtype", "f32", p, err));
+out:
+    return st;
+}
+
 static enum status read_rule(const struct jdoc *entry, size_t i, struct plan *p, struct err *err)
 {
+    enum status st = check_keys(entry, "|match|style|unit|", p, err);
+    if (st != OK)
+        return st;
     const char *match = member(entry, "match"), *style = member(entry, "style");
     const char *unit = member(entry, "unit");
     if (!match || strlen(match) >= PATTERN_MAX)
@@ -104,7 +154,9 @@ static enum status read_plan(const struct jdoc *doc, struct plan *p, struct err 
                          mode ? mode : "missing");
     if (uneven && strcmp(uneven, "balanced") != 0)
         return base_fail(err, ERR_USAGE, "%s: uneven is %s, expected balanced", p->where, uneven);
-    enum status st = read_mesh(doc, p, err);
+    enum status st = check_fixed(doc, p, err);
+    if (st == OK)
+        st = read_mesh(doc, p, err);
     if (st != OK)
         return st;
     const struct jdoc *list = jdoc_get_value(doc, "plan");

@@ -17,7 +17,7 @@ static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
 /* ---- linear ---------------------------------------------------------------------------------- */
 
 /* Outputs 0..15 (side 0) or 16..31 (side 1) of one line of a panel. */
-V16_INLINE v16 line_load(const enum dtype t, const unsigned char *w, const int side)
+V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const int side)
 {
     if (t == DTYPE_BF16)
         return side == 0 ? v16_even_bf16(w) : v16_odd_bf16(w);
@@ -36,16 +36,16 @@ struct tile_args {
 };
 
 /* Where accumulator i of a register block rests between calls. */
-V16_INLINE float *tile_place(const struct tile_args *a, const int rows, const int cols,
-                             const int side, const int i)
+V16_TEMPLATE float *tile_place(const struct tile_args *a, const int rows, const int cols,
+                               const int side, const int i)
 {
     const int c = i % cols, row = i / cols % rows, q = i / cols / rows;
     return a->acc + (q * a->rows + row) * CPU_PANEL + 16 * (side + c);
 }
 
 /* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
-V16_INLINE void tile_block(const struct tile_args *a, const int rows, const int panels,
-                           const int cols, const int side, const enum dtype t)
+V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const int panels,
+                             const int cols, const int side, const enum dtype t)
 {
     v16 acc[V16_ROWS * V16_COLS + 8];
     const size_t line = t == DTYPE_F32 ? 128 : 64;
@@ -76,9 +76,9 @@ V16_INLINE void tile_block(const struct tile_args *a, const int rows, const int 
 
 /* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows.
  */
-V16_INLINE void tile_rows(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
-                          int32_t k, bool first, const int rows, const int panels,
-                          const enum dtype t)
+V16_TEMPLATE void tile_rows(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
+                            int32_t k, bool first, const int rows, const int panels,
+                            const enum dtype t)
 {
     struct tile_args a = {acc, x, w, panel_bytes, k, rows, first};
     if (V16_COLS == 2 || rows <= 2) {
@@ -328,8 +328,8 @@ static void sum_tree(float *y, const float *const *addends, int32_t count, int64
 
 /* Scores of `heads` heads against `blocks` blocks; blocks beyond the last repeat it and their
  * results are dropped. */
-V16_INLINE void scores_block(const struct cpu_scores *a, int32_t head, int32_t block, int32_t last,
-                             const int heads, const int blocks, const enum dtype t)
+V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t block,
+                               int32_t last, const int heads, const int blocks, const enum dtype t)
 {
     v16 acc[CPU_HEADS * V16_KEYS];
     const unsigned char *key[V16_KEYS] = {0};
@@ -356,7 +356,7 @@ V16_INLINE void scores_block(const struct cpu_scores *a, int32_t head, int32_t b
     }
 }
 
-V16_INLINE void scores_as(const struct cpu_scores *a, const enum dtype t)
+V16_TEMPLATE void scores_as(const struct cpu_scores *a, const enum dtype t)
 {
     const int32_t last = (a->keys - 1) / 16;
     for (int32_t b = 0; b <= last; b += V16_KEYS) {
@@ -400,8 +400,8 @@ static float softmax(float *s, int32_t keys, float *max)
 }
 
 /* Weighted values of `heads` heads, `vecs` vectors of the head from element e on. */
-V16_INLINE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t e, const int heads,
-                            const int vecs, const enum dtype t)
+V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t e, const int heads,
+                              const int vecs, const enum dtype t)
 {
     const size_t size = t == DTYPE_F32 ? 4 : 2, row = (size_t)a->dim * size;
     const float *s = a->s + head * BACKEND_SEGMENT;
@@ -423,8 +423,8 @@ V16_INLINE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t e,
         v16_store(a->o + (head + i / vecs) * BACKEND_HEAD_DIM_MAX + e + 16 * (i % vecs), acc[i]);
 }
 
-V16_INLINE void weigh_heads(const struct cpu_scores *a, int32_t head, const int heads,
-                            const enum dtype t)
+V16_TEMPLATE void weigh_heads(const struct cpu_scores *a, int32_t head, const int heads,
+                              const enum dtype t)
 {
     int32_t e = 0;
     for (; e + 16 * V16_KEYS <= a->dim; e += 16 * V16_KEYS)
@@ -433,7 +433,7 @@ V16_INLINE void weigh_heads(const struct cpu_scores *a, int32_t head, const int 
         weigh_block(a, head, e, heads, 1, t);
 }
 
-V16_INLINE void weigh_as(const struct cpu_scores *a, const enum dtype t)
+V16_TEMPLATE void weigh_as(const struct cpu_scores *a, const enum dtype t)
 {
     if (a->heads == 4) {
         weigh_heads(a, 0, 4, t);

@@ -2,6 +2,8 @@
 #ifndef TESSERA_KERNELS_CPU_V16_AVX2_H
 #define TESSERA_KERNELS_CPU_V16_AVX2_H
 
+#include "kernels/cpu/foreach.h"
+
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
@@ -16,11 +18,7 @@
 #define V16_WIDE4 1
 #define V16_KEYS 1
 #define V16_INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define foreach(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
-#else
-#define foreach(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
-#endif
+#define V16_TEMPLATE V16_INLINE /* const arguments are constants */
 
 typedef struct {
     __m256 lo, hi;
@@ -111,11 +109,6 @@ V16_INLINE v16 v16_max(v16 a, v16 b)
 V16_INLINE v16 v16_min(v16 a, v16 b)
 {
     return v16_of(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi));
-}
-
-V16_INLINE float v16_first(v16 a)
-{
-    return _mm256_cvtss_f32(a.lo);
 }
 
 V16_INLINE float v16_fold_add(v16 a)

@@ -2,6 +2,8 @@
 #ifndef TESSERA_KERNELS_CPU_V16_AVX512_H
 #define TESSERA_KERNELS_CPU_V16_AVX512_H
 
+#include "kernels/cpu/foreach.h"
+
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
@@ -16,11 +18,7 @@
 #define V16_WIDE4 2
 #define V16_KEYS 4
 #define V16_INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define foreach(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
-#else
-#define foreach(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
-#endif
+#define V16_TEMPLATE V16_INLINE /* const arguments are constants */
 
 typedef __m512 v16;
 
@@ -92,11 +90,6 @@ V16_INLINE v16 v16_max(v16 a, v16 b)
 V16_INLINE v16 v16_min(v16 a, v16 b)
 {
     return _mm512_min_ps(a, b);
-}
-
-V16_INLINE float v16_first(v16 a)
-{
-    return _mm512_cvtss_f32(a);
 }
 
 V16_INLINE float v16_fold_add(v16 a)

@@ -17,6 +17,7 @@
 #define V16_WIDE4 1
 #define V16_KEYS 1 /* blocks of keys, and vectors of values, per head in flight */
 #define V16_INLINE static inline
+#define V16_TEMPLATE static __attribute__((noinline)) /* the others specialise */
 /* A loop that the others unroll, so that its arrays of v16 are registers. */
 #define foreach(i, n) for (int i = 0; i < (n); i++)
 
@@ -113,11 +114,6 @@ V16_INLINE v16 v16_max(v16 a, v16 b)
 V16_INLINE v16 v16_min(v16 a, v16 b)
 {
     V16_EACH(a.l[i] < b.l[i] ? a.l[i] : b.l[i]);
-}
-
-V16_INLINE float v16_first(v16 a)
-{
-    return a.l[0];
 }
 
 /* Stride 8, 4, 2, 1. */

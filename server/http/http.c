@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #define STREAM_BLOCK_BYTES 8192
+#define DROP_FACTOR 8 /* of a refused body, this many times the limit is read */
 #define REQUEST_ID_MAX 128
 
 struct http {
@@ -461,7 +462,7 @@ static enum MHD_Result first_call(struct http *h, struct MHD_Connection *connect
         too_large(r);
     /* the client waits for our word, or would send for long: say it now, then close */
     bool waits = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect") != NULL;
-    if (r->refused && (waits || length > 2 * (uint64_t)h->config.body_bytes_max)) {
+    if (r->refused && (waits || length > DROP_FACTOR * (uint64_t)h->config.body_bytes_max)) {
         r->close = true;
         return proceed(r, connection);
     }
@@ -478,7 +479,7 @@ static enum MHD_Result collect(struct http_request *r, const char *data, size_t 
         too_large(r);
     }
     r->dropped += n;
-    return r->dropped <= 2 * r->http->config.body_bytes_max ? MHD_YES : MHD_NO;
+    return r->dropped <= DROP_FACTOR * r->http->config.body_bytes_max ? MHD_YES : MHD_NO;
 }
 
 static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, const char *path,

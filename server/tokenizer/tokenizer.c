@@ -14,6 +14,8 @@
 #include <string.h>
 
 #define FILE_BYTES_MAX (64u << 20)
+/* Without byte pieces, SentencePiece joins runs of unknown characters in quadratic time. */
+#define UNKNOWN_TEXT_BYTES_MAX (256u << 10)
 #define WORD_MARK "\xe2\x96\x81" /* U+2581 */
 
 struct tokenizer {
@@ -23,7 +25,7 @@ struct tokenizer {
     int32_t count, bos, eos;
     int32_t bytes_max; /* of the longest view */
     bool add_bos, add_eos;
-    bool add_dummy_prefix, remove_extra_whitespaces;
+    bool add_dummy_prefix, remove_extra_whitespaces, has_bytes;
 };
 
 /* ---- the table ---- */
@@ -85,6 +87,7 @@ static enum status make_table(struct tokenizer *t, const struct spm_file *file, 
         to += t->views[id].len;
         if (t->views[id].len > t->bytes_max)
             t->bytes_max = t->views[id].len;
+        t->has_bytes = t->has_bytes || t->views[id].kind == TOKEN_BYTE;
     }
     t->count = file->count;
     return OK;
@@ -222,6 +225,9 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 {
     char message[200];
     int32_t *found = NULL, found_count = 0, all_count = 0;
+    if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
+        return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
+                         UNKNOWN_TEXT_BYTES_MAX);
     if (spm_encode(t->spm, text, n, &found, &found_count, message, sizeof message) != 0)
         return base_fail(err, ERR_NOMEM, "tokenizer: %s", message);
     int32_t *all = malloc(((size_t)found_count + 2) * sizeof *all);

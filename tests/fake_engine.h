@@ -1,0 +1,142 @@
+/* An engine without a model, for tests of the HTTP layer: one thread, one "step" every `pause_us`,
+ * one letter per request and step: a, b, c, ... as byte tokens of tests/corpus/tokenizer/bytes. */
+#ifndef TESSERA_TESTS_FAKE_ENGINE_H
+#define TESSERA_TESTS_FAKE_ENGINE_H
+
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FAKE_REQUESTS_MAX 256
+#define FAKE_BYTE_ID 3 /* of byte 0 */
+
+struct fake_request {
+    uint64_t id;
+    void *user;
+    struct request_params params;
+    int32_t made;
+    bool cancelled;
+};
+
+struct engine {
+    engine_sink *sink;
+    void *sink_ctx;
+    pthread_t thread;
+    _Atomic int32_t pause_us;
+    _Atomic bool lost, stop;
+    _Atomic int32_t running, cancels, submits;
+    _Atomic int32_t places; /* how many requests may run */
+    pthread_mutex_t lock;   /* guards what follows */
+    struct fake_request requests[FAKE_REQUESTS_MAX];
+    uint64_t last_id;
+    uint64_t seeds[FAKE_REQUESTS_MAX]; /* of all submitted, in order */
+    int32_t choices[FAKE_REQUESTS_MAX];
+};
+
+const double engine_step_bounds[15] = {0.001, 0.01};
+
+enum status engine_submit(struct engine *e, const struct request_params *params,
+                          const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
+                          struct err *err)
+{
+    enum status st = base_fail(err, ERR_LIMIT, "no place left");
+    (void)prompt;
+    CHECK(prompt_len > 0);
+    CHECK(params->max_tokens > 0);
+    if (atomic_load(&e->lost))
+        return base_fail(err, ERR_COMM, "the ranks are lost");
+    pthread_mutex_lock(&e->lock);
+    if (atomic_load(&e->stop))
+        st = base_fail(err, ERR_COMM, "the engine has stopped");
+    for (int32_t i = 0; i < atomic_load(&e->places) && st == ERR_LIMIT; i++) {
+        struct fake_request *r = &e->requests[i];
+        if (r->id)
+            continue;
+        *r = (struct fake_request){.id = ++e->last_id, .user = user, .params = *params};
+        *id = r->id;
+        int32_t n = atomic_fetch_add(&e->submits, 1) % FAKE_REQUESTS_MAX;
+        e->seeds[n] = params->seed;
+        e->choices[n] = params->choice;
+        atomic_fetch_add(&e->running, 1);
+        st = OK;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return st;
+}
+
+void engine_cancel(struct engine *e, uint64_t id)
+{
+    pthread_mutex_lock(&e->lock);
+    for (int32_t i = 0; i < FAKE_REQUESTS_MAX; i++)
+        if (e->requests[i].id == id)
+            e->requests[i].cancelled = true;
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_metrics(const struct engine *e, struct engine_metrics *out)
+{
+    *out = (struct engine_metrics){.running = atomic_load(&e->running), .ranks = 2};
+}
+
+static struct token_event fake_step(struct engine *e, struct fake_request *r)
+{
+    struct token_event event = {.request = r->id, .user = r->user, .token = -1};
+    if (r->cancelled) {
+        event.finish = FINISH_CANCELLED;
+        atomic_fetch_add(&e->cancels, 1);
+    } else if (atomic_load(&e->lost)) {
+        event.finish = FINISH_ERROR;
+    } else if (atomic_load(&e->stop)) {
+        event.finish = FINISH_CANCELLED;
+    } else {
+        event.token = FAKE_BYTE_ID + 'a' + r->made++ % 26;
+        event.finish = r->made == r->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
+    }
+    if (event.finish != FINISH_NONE) {
+        r->id = 0;
+        atomic_fetch_sub(&e->running, 1);
+    }
+    return event;
+}
+
+static void *fake_loop(void *arg)
+{
+    struct engine *e = arg;
+    struct token_event events[FAKE_REQUESTS_MAX];
+    for (bool last = false; !last;) {
+        int32_t count = 0;
+        last = atomic_load(&e->stop);
+        pthread_mutex_lock(&e->lock);
+        for (int32_t i = 0; i < FAKE_REQUESTS_MAX; i++)
+            if (e->requests[i].id)
+                events[count++] = fake_step(e, &e->requests[i]);
+        pthread_mutex_unlock(&e->lock);
+        if (count > 0)
+            e->sink(e->sink_ctx, events, count);
+        usleep((useconds_t)atomic_load(&e->pause_us));
+    }
+    return NULL;
+}
+
+static inline void fake_engine_start(struct engine *e, engine_sink *sink, void *ctx)
+{
+    memset(e, 0, sizeof *e);
+    e->sink = sink;
+    e->sink_ctx = ctx;
+    atomic_store(&e->pause_us, 200);
+    atomic_store(&e->places, FAKE_REQUESTS_MAX);
+    pthread_mutex_init(&e->lock, NULL);
+    CHECK(pthread_create(&e->thread, NULL, fake_loop, e) == 0);
+}
+
+/* Ends what runs; the sink is not called any more. */
+static inline void fake_engine_stop(struct engine *e)
+{
+    atomic_store(&e->stop, true);
+    pthread_join(e->thread, NULL);
+}
+
+#endif

@@ -1,0 +1,134 @@
+/* Arbitrary bytes as the body of /v1/completions. Built with -fsanitize=fuzzer it is a fuzzer;
+ * without, it replays every file of the folders on its command line. What was accepted must lie
+ * within every limit; what was refused must make an error that is JSON. */
+#include "config/buf.h"
+#include "server/api/completion.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define VOCAB 1000
+#define CONTEXT 4096
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_accepted(const struct completion_request *r, bool has_tokenizer)
+{
+    struct api_error e = {0};
+    CHECK(r->prompt_count >= 1);
+    CHECK(r->prompt_count <= COMPLETION_PROMPTS_MAX);
+    CHECK(r->n >= 1);
+    CHECK(r->n <= COMPLETION_N_MAX);
+    CHECK(r->max_tokens >= 0);
+    CHECK(r->temperature >= 0);
+    CHECK(r->temperature <= 2);
+    CHECK(r->top_p > 0);
+    CHECK(r->top_p <= 1);
+    CHECK(r->min_p >= 0);
+    CHECK(r->min_p <= 1);
+    CHECK(r->top_k >= 0);
+    CHECK(r->stop_count >= 0);
+    CHECK(r->stop_count <= COMPLETION_STOP_MAX);
+    CHECK(has_tokenizer || r->stop_count == 0);
+    for (int32_t i = 0; i < r->stop_count; i++) {
+        CHECK(r->stop[i].len >= 1);
+        CHECK(r->stop[i].len <= COMPLETION_STOP_BYTES_MAX);
+    }
+    for (int32_t i = 0; i < r->prompt_count; i++) {
+        const struct completion_prompt *p = &r->prompts[i];
+        CHECK((p->text.bytes != NULL) != (p->ids != NULL));
+        CHECK(has_tokenizer || !p->text.bytes);
+        CHECK(!p->text.bytes || p->text.len == strlen(p->text.bytes));
+        for (int32_t k = 0; k < p->count; k++)
+            CHECK(p->ids[k] >= 0 && p->ids[k] < VOCAB);
+        if (completion_check_length(r, p->count, CONTEXT, &e) == OK)
+            CHECK((int64_t)p->count + r->max_tokens <= CONTEXT);
+    }
+}
+
+static void check_refused(enum status st, const struct api_error *e)
+{
+    struct buf b;
+    struct jdoc *doc = NULL;
+    struct err err = {""};
+    CHECK(st == ERR_INPUT || st == ERR_NOMEM);
+    CHECK(e->http_status == 400 || e->http_status == 404 || st == ERR_NOMEM);
+    buf_init(&b, 1 << 16);
+    api_error_write(e, &b);
+    CHECK(!b.failed);
+    CHECK(jdoc_parse(b.data, b.len, &jdoc_limits_request, "error", &doc, &err) == OK);
+    jdoc_close(doc);
+    buf_free(&b);
+}
+
+static void run(const uint8_t *data, size_t size, bool has_tokenizer)
+{
+    const struct completion_rules rules = {
+        .model_name = "demo",
+        .vocab = VOCAB,
+        .max_model_len = CONTEXT,
+        .has_tokenizer = has_tokenizer,
+        .defaults = {NAN, NAN, -1},
+    };
+    struct completion_request r;
+    struct api_error e = {0};
+    enum status st = completion_parse((const char *)data, size, &rules, &r, &e);
+    if (st != OK) {
+        check_refused(st, &e);
+        return;
+    }
+    check_accepted(&r, has_tokenizer);
+    completion_forget_text(&r);
+    completion_free(&r);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    uint8_t *copy =
+        malloc(size ? size : 1); /* exactly as long, so that the sanitizer sees its end */
+    if (!copy)
+        return 0;
+    if (size > 0)
+        memcpy(copy, data, size);
+    run(copy, size, true);
+    run(copy, size, false);
+    free(copy);
+    return 0;
+}
+
+#ifdef TESSERA_FUZZ_REPLAY
+static bool replay(const char *path)
+{
+    struct stat sb;
+    FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
+    uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
+    if (bytes)
+        LLVMFuzzerTestOneInput(bytes, fread(bytes, 1, (size_t)sb.st_size, f));
+    if (f)
+        fclose(f);
+    free(bytes);
+    return bytes != NULL;
+}
+
+int main(int argc, char **argv)
+{
+    long replayed = 0;
+    for (int a = 1; a < argc; a++) {
+        DIR *dir = opendir(argv[a]);
+        for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
+            char path[PATH_MAX];
+            snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
+            replayed += replay(path);
+        }
+        if (dir)
+            closedir(dir);
+    }
+    printf("%ld inputs replayed\n", replayed);
+    return replayed > 0 ? 0 : 1;
+}
+#endif

@@ -1,0 +1,118 @@
+/* Arbitrary bytes as a step message, under limits a small server would have. Built with
+ * -fsanitize=fuzzer it is a fuzzer; without, it replays every file of the folders on its command
+ * line. Magic, version and length are made right for longer inputs, so that most of them reach what
+ * lies behind. What was accepted must be in range and, encoded again, mean the same. */
+#include "engine/step.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const struct step_limits limits = {
+    .slots = 8, .rows = 64, .table_cols = 16, .vocab = 4096, .blocks = 100, .history_max = 256};
+
+static void check_rows(const struct step *s)
+{
+    CHECK(s->rows >= 0 && s->rows <= limits.rows);
+    for (int32_t i = 0; i < s->rows; i++) {
+        CHECK(s->slot[i] >= -1 && s->slot[i] < limits.slots);
+        CHECK(s->position[i] >= 0 && s->position[i] < limits.table_cols * BACKEND_BLOCK_TOKENS);
+        CHECK(s->token[i] >= STEP_TOKEN_FROM_SLOT && s->token[i] < limits.vocab);
+    }
+    CHECK(s->samples >= 0 && s->samples <= limits.slots);
+    for (int32_t i = 0; i < s->samples; i++) {
+        CHECK(s->sample[i] > (i > 0 ? s->sample[i - 1] : -1) && s->sample[i] < s->rows);
+        CHECK(s->slot[s->sample[i]] >= 0);
+    }
+}
+
+static void check_slots(const struct step *s)
+{
+    CHECK(s->opens >= 0 && s->opens <= limits.slots);
+    for (int32_t i = 0; i < s->opens; i++) {
+        const struct step_open *o = &s->open[i];
+        CHECK(o->slot >= 0 && o->slot < limits.slots && o->home == 0);
+        CHECK(o->history >= 1 && o->history <= limits.history_max);
+        for (int32_t j = 0; j < o->history; j++)
+            CHECK(o->tokens[j] >= 0 && o->tokens[j] < limits.vocab);
+    }
+    CHECK(s->appends >= 0 && s->appends <= s->append_max);
+    for (int32_t i = 0; i < s->appends; i++) {
+        CHECK(s->append[i].slot >= 0 && s->append[i].slot < limits.slots);
+        CHECK(s->append[i].index >= 0 && s->append[i].index < limits.table_cols);
+        CHECK(s->append[i].block >= 0 && s->append[i].block < limits.blocks);
+    }
+    CHECK(s->closes >= 0 && s->closes <= 2 * limits.slots);
+    for (int32_t i = 0; i < s->closes; i++)
+        CHECK(s->close[i] >= 0 && s->close[i] < limits.slots);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct step *step;
+    static char *again;
+    struct err err = {{0}};
+    struct step_header h;
+    if (!step) {
+        CHECK(step_open_new(&limits, &step, &err) == OK);
+        again = malloc(step_bytes_max(&limits));
+        CHECK(again != NULL);
+    }
+    char *bytes = malloc(size > 0 ? size : 1); /* ends where the input ends */
+    CHECK(bytes != NULL);
+    if (size > 0)
+        memcpy(bytes, data, size);
+    if (size > sizeof h) {
+        memcpy(&h, bytes, sizeof h);
+        h.magic = STEP_MAGIC;
+        h.version = STEP_VERSION;
+        h.bytes = (uint32_t)size;
+        memcpy(bytes, &h, sizeof h);
+    }
+    enum status st = step_decode(step, bytes, size, &err);
+    if (st == OK) {
+        check_rows(step);
+        check_slots(step);
+        CHECK(step_encode(step, again) == size);
+        CHECK(memcmp(again + sizeof h, bytes + sizeof h, size - sizeof h) == 0);
+    } else {
+        CHECK(st == ERR_COMM);
+        CHECK(err.text[0] != '\0');
+    }
+    free(bytes);
+    return 0;
+}
+
+#ifdef TESSERA_FUZZ_REPLAY
+int main(int argc, char **argv)
+{
+    long replayed = 0;
+    for (int a = 1; a < argc; a++) {
+        DIR *dir = opendir(argv[a]);
+        for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
+            char path[PATH_MAX];
+            struct stat sb;
+            snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
+            FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
+            uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
+            if (bytes) {
+                size_t n = fread(bytes, 1, (size_t)sb.st_size, f);
+                LLVMFuzzerTestOneInput(bytes, n);
+                replayed++;
+            }
+            free(bytes);
+            if (f)
+                fclose(f);
+        }
+        if (dir)
+            closedir(dir);
+    }
+    printf("%ld inputs replayed\n", replayed);
+    return replayed > 0 ? 0 : 1;
+}
+#endif

@@ -1,0 +1,563 @@
+/* The front end over real sockets, with a fake engine behind it: routes, framing, streams, clients
+ * that leave, engines that die, and closing with all of it in flight. Run it under TSan as well. */
+#include "config/buf.h"
+#include "server/frontend.h"
+#include "server/http/http_listen.h"
+#include "server/tokenizer/tokenizer.h"
+#include "tests/fake_engine.h"
+#include "tests/scratch.h"
+
+#include <arpa/inet.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#define CONTEXT 1000000
+#define LONG "100000"
+
+struct world {
+    struct frontend *frontend;
+    struct tokenizer *tokenizer;
+    struct engine engine;
+    int32_t port;
+};
+
+static enum status try_open(struct world *w, const char *host, int32_t port, struct err *err)
+{
+    const struct frontend_config config = {
+        .host = host,
+        .port = port,
+        .model_name = "de/mo",
+        .version = "1.2.3",
+        .vocab = 400,
+        .max_model_len = CONTEXT,
+        .tokenizer = w->tokenizer,
+        .defaults = {NAN, NAN, -1},
+        .body_bytes_max = 65536,
+    };
+    return frontend_open(&config, &w->frontend, err);
+}
+
+static int setup(void **state)
+{
+    static struct world w;
+    struct err err = {""};
+    memset(&w, 0, sizeof w);
+    if (tokenizer_open(TEST_DATA_DIR "/corpus/tokenizer/bytes", 400, &w.tokenizer, &err) != OK ||
+        try_open(&w, "127.0.0.1", 0, &err) != OK)
+        return -1;
+    w.port = frontend_port(w.frontend);
+    fake_engine_start(&w.engine, frontend_sink, w.frontend);
+    frontend_ready(w.frontend, &w.engine);
+    *state = &w;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct world *w = *state;
+    fake_engine_stop(&w->engine);
+    frontend_close(w->frontend);
+    tokenizer_close(w->tokenizer);
+    return 0;
+}
+
+/* ---- a client ---- */
+
+static int dial(const struct world *w)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)w->port)};
+    struct timeval patience = {30, 0};
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    CHECK(connect(fd, (const struct sockaddr *)&a, sizeof a) == 0);
+    return fd;
+}
+
+static void say(int fd, const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t k = send(fd, text, n, MSG_NOSIGNAL);
+        if (k <= 0)
+            return;
+        text += k;
+        n -= (size_t)k;
+    }
+}
+
+/* Until the server closes, or `until` has come. */
+static char *listen_until(int fd, const char *until)
+{
+    struct buf b;
+    char part[16384];
+    size_t n;
+    buf_init(&b, 64 << 20);
+    for (;;) {
+        ssize_t k = recv(fd, part, sizeof part, 0);
+        if (k <= 0)
+            break;
+        buf_add(&b, part, (size_t)k);
+        if (until && strstr(b.data, until))
+            break;
+    }
+    return buf_take(&b, &n);
+}
+
+/* One request on its own connection, as text; the answer as text. The caller frees. */
+static char *ask(const struct world *w, const char *text)
+{
+    int fd = dial(w);
+    say(fd, text, strlen(text));
+    char *answer = listen_until(fd, NULL);
+    close(fd);
+    return answer;
+}
+
+static void say_text(int fd, const char *text)
+{
+    say(fd, text, strlen(text));
+}
+
+static void say_post(int fd, const char *body, const char *more)
+{
+    struct buf b;
+    buf_init(&b, 16 << 20);
+    buf_printf(&b, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %zu\r\n\r\n%s",
+               more, strlen(body), body);
+    say(fd, b.data, b.len);
+    buf_free(&b);
+}
+
+static char *post(const struct world *w, const char *body)
+{
+    int fd = dial(w);
+    say_post(fd, body, "Connection: close\r\n");
+    char *answer = listen_until(fd, NULL);
+    close(fd);
+    return answer;
+}
+
+static char *get(const struct world *w, const char *path)
+{
+    char text[200];
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path);
+    return ask(w, text);
+}
+
+/* The answer must begin with this status and hold these words; freed. */
+static void expect(char *answer, const char *status, const char *words)
+{
+    char line[64];
+    snprintf(line, sizeof line, "HTTP/1.1 %s ", status);
+    if (strncmp(answer, line, strlen(line)) != 0 || !strstr(answer, words))
+        fail_msg("expected %s with %s, found: %.600s", status, words, answer);
+    free(answer);
+}
+
+static void eventually(bool (*done)(const struct world *w), const struct world *w, const char *what)
+{
+    for (int i = 0; i < 2000; i++) {
+        if (done(w))
+            return;
+        usleep(5000);
+    }
+    fail_msg("never: %s", what);
+}
+
+static bool is_idle(const struct world *w)
+{
+    return atomic_load(&w->engine.running) == 0;
+}
+
+static bool is_busy(const struct world *w)
+{
+    return atomic_load(&w->engine.running) > 0;
+}
+
+static int32_t count_of(const char *text, const char *word)
+{
+    int32_t n = 0;
+    for (const char *at = strstr(text, word); at; at = strstr(at + 1, word))
+        n++;
+    return n;
+}
+
+/* ---- routes ---- */
+
+static void test_routes(void **state)
+{
+    const struct world *w = *state;
+    expect(get(w, "/health"), "200", "ready");
+    expect(get(w, "/readyz"), "200", "ready");
+    expect(get(w, "/livez"), "200", "alive");
+    expect(get(w, "/version"), "200", "\"1.2.3\"");
+    expect(get(w, "/"), "200", "/v1/completions");
+    expect(get(w, "/v1/models"), "200", "\"id\":\"de/mo\"");
+    expect(get(w, "/v1/models/de/mo"), "200", "\"max_model_len\":1000000");
+    expect(get(w, "/v1/models/de%2Fmo"), "200", "\"id\":\"de/mo\"");
+    expect(get(w, "/v1/models/other"), "404", "model_not_found");
+    expect(get(w, "/metrics"), "200", "text/plain; version=0.0.4; charset=utf-8");
+    expect(get(w, "/metrics"), "200", "\ntessera:comm_bytes_total{rank=\"1\",group=\"tp\",op=\"");
+    expect(get(w, "/nothing"), "404", "\"code\":\"not_found\"");
+    expect(get(w, "/v1/completions"), "405", "Allow: POST, OPTIONS");
+    expect(ask(w, "DELETE /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), "405",
+           "Allow: GET, HEAD, OPTIONS");
+    expect(ask(w, "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), "204",
+           "Allow: GET, HEAD, OPTIONS");
+    char *head = ask(w, "HEAD /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    assert_null(strstr(head, "1.2.3"));
+    expect(head, "200", "Content-Length: 19");
+}
+
+static void test_request_id(void **state)
+{
+    const struct world *w = *state;
+    expect(ask(w, "GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine-7\r\nConnection: close"
+                  "\r\n\r\n"),
+           "200", "X-Request-Id: mine-7\r\n");
+    expect(get(w, "/livez"), "200", "X-Request-Id: req-");
+}
+
+static void test_framing(void **state)
+{
+    static const struct {
+        const char *head, *status;
+    } cases[] = {
+        {"Content-Length: 5\r\nContent-Length: 6", "400"},
+        {"Content-Length: 5\r\nTransfer-Encoding: chunked", "400"},
+        {"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "400"},
+        {"Transfer-Encoding: xchunked", "501"},
+        {"Content-Length: five", "400"},
+        {"Content-Encoding: gzip\r\nContent-Length: 5\r\nConnection: close", "415"},
+        {"Connection: close", "411"},
+    };
+    const struct world *w = *state;
+    char text[400];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(text, sizeof text,
+                 "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+                 cases[i].head);
+        expect(ask(w, text), cases[i].status, "");
+    }
+    expect(get(w, "/livez"), "200", "alive");
+}
+
+static void test_body_limit(void **state)
+{
+    const struct world *w = *state;
+    static const size_t sizes[] = {65536, 65537, 100000, 8 * 65536};
+    char *body = malloc(10000001);
+    memset(body, ' ', 10000000);
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        memcpy(body, "{\"prompt\":[1]}", 14);
+        body[sizes[i]] = '\0';
+        expect(post(w, body), i == 0 ? "200" : "413", i == 0 ? "choices" : "larger than 65536");
+        body[sizes[i]] = ' ';
+    }
+    body[10000000] = '\0'; /* so much is not read to its end: the answer may be lost */
+    free(post(w, body));
+    int fd = dial(w); /* in chunks, nothing is announced */
+    say_text(fd, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (int i = 0; i < 100; i++) {
+        say_text(fd, "3e8\r\n");
+        say(fd, body + 100, 1000);
+        say_text(fd, "\r\n");
+    }
+    say_text(fd, "0\r\n\r\n");
+    expect(listen_until(fd, "}}"), "413", "larger than 65536");
+    close(fd);
+    free(body);
+}
+
+static void test_body_in_pieces(void **state)
+{
+    static const char body[] = "{\"prompt\":[1],\"max_tokens\":3}";
+    const struct world *w = *state;
+    char piece[8];
+    int fd = dial(w);
+    say_text(fd, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (size_t i = 0; i < sizeof body - 1; i++) {
+        snprintf(piece, sizeof piece, "1\r\n%c\r\n", body[i]);
+        say_text(fd, piece);
+    }
+    say_text(fd, "0\r\n\r\n");
+    expect(listen_until(fd, "usage"), "200", "\"text\":\"abc\"");
+    close(fd);
+}
+
+static void test_keep_alive(void **state)
+{
+    const struct world *w = *state;
+    int fd = dial(w);
+    for (int i = 0; i < 3; i++) {
+        say_post(fd, "{\"prompt\":\"hi\",\"max_tokens\":3}", "");
+        expect(listen_until(fd, "\"total_tokens\""), "200", "\"text\":\"abc\"");
+    }
+    close(fd);
+}
+
+/* ---- completions ---- */
+
+static void test_plain(void **state)
+{
+    struct world *w = *state;
+    expect(post(w, "{\"prompt\":[1,2],\"max_tokens\":30}"), "200",
+           "\"text\":\"abcdefghijklmnopqrstuvwxyzabcd\"");
+    expect(post(w, "{\"prompt\":[1,2]}"), "200",
+           "\"prompt_tokens\":2,\"completion_tokens\":16,\"total_tokens\":18");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":2,\"return_token_ids\":true}"), "200",
+           "\"token_ids\":[100,101],\"prompt_token_ids\":[1]");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":0}"), "200", "\"finish_reason\":\"length\"");
+    expect(post(w, "{\"prompt\":[400]}"), "400", "\"param\":\"prompt\"");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":1000000}"), "400", "context_length_exceeded");
+    expect(post(w, "{"), "400", "invalid_json");
+    expect(post(w, "{\"prompt\":[1],\"model\":\"other\"}"), "404", "model_not_found");
+}
+
+static void test_choices(void **state)
+{
+    struct world *w = *state;
+    char *answer = post(w, "{\"prompt\":[[1],[2]],\"n\":3,\"max_tokens\":2}");
+    for (int i = 0; i < 6; i++) {
+        char text[32];
+        snprintf(text, sizeof text, "{\"index\":%d,", i);
+        assert_non_null(strstr(answer, text));
+        assert_int_equal(w->engine.choices[i], i % 3);
+        assert_int_equal(w->engine.seeds[i], w->engine.seeds[0]);
+    }
+    expect(answer, "200", "\"prompt_tokens\":2,\"completion_tokens\":12");
+    int32_t next = atomic_load(&w->engine.submits);
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":1,\"seed\":-5}"), "200", "");
+    assert_int_equal(w->engine.seeds[next], (uint64_t)-5);
+}
+
+static void test_stop_string(void **state)
+{
+    struct world *w = *state;
+    expect(
+        post(w, "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stop\":[\"zz\",\"efg\"]}"), "200",
+        "\"text\":\"abcd\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"efg\"");
+    eventually(is_idle, w, "the engine was told");
+    assert_int_equal(atomic_load(&w->engine.cancels), 1);
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":7,\"stop\":\"gx\"}"), "200",
+           "\"text\":\"abcdefg\",\"logprobs\":null,\"finish_reason\":\"length\"");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stop\":\"c\",\"stream\":true}"),
+           "200", "\"finish_reason\":\"stop\",\"stop_reason\":\"c\"");
+}
+
+static void test_stream(void **state)
+{
+    const struct world *w = *state;
+    char *answer = post(w, "{\"prompt\":[1],\"max_tokens\":20,\"stream\":true,"
+                           "\"stream_options\":{\"include_usage\":true}}");
+    assert_int_equal(count_of(answer, "data: {"), 21);
+    assert_int_equal(count_of(answer, "\"finish_reason\":\"length\""), 1);
+    assert_int_equal(count_of(answer, "data: [DONE]\n\n"), 1);
+    assert_non_null(strstr(answer, "Content-Type: text/event-stream; charset=utf-8\r\n"));
+    assert_non_null(strstr(answer, "Cache-Control: no-cache\r\n"));
+    assert_non_null(strstr(answer, "X-Accel-Buffering: no\r\n"));
+    expect(answer, "200", "\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":20");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":0,\"stream\":true}"), "200", "data: [DONE]");
+}
+
+struct client {
+    const struct world *world;
+    int32_t rounds, good;
+    pthread_t thread;
+};
+
+static void *client_loop(void *arg)
+{
+    struct client *c = arg;
+    for (int32_t i = 0; i < c->rounds; i++) {
+        char body[128];
+        bool stream = i % 2;
+        snprintf(body, sizeof body, "{\"prompt\":[1],\"max_tokens\":%d,\"stream\":%s}", 1 + i % 40,
+                 stream ? "true" : "false");
+        char *answer = post(c->world, body);
+        c->good += stream ? count_of(answer, "data: {") == 1 + i % 40 && strstr(answer, "[DONE]")
+                          : strstr(answer, "\"finish_reason\":\"length\"") != NULL;
+        free(answer);
+    }
+    return NULL;
+}
+
+static void test_many_clients(void **state)
+{
+    struct world *w = *state;
+    struct client clients[24];
+    atomic_store(&w->engine.pause_us, 50);
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        clients[i] = (struct client){.world = w, .rounds = 40};
+        assert_int_equal(pthread_create(&clients[i].thread, NULL, client_loop, &clients[i]), 0);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        pthread_join(clients[i].thread, NULL);
+        assert_int_equal(clients[i].good, clients[i].rounds);
+    }
+    assert_true(frontend_idle(w->frontend, 5));
+}
+
+/* ---- what goes wrong ---- */
+
+static void test_client_leaves(void **state)
+{
+    struct world *w = *state;
+    for (int i = 0; i < 20; i++) {
+        bool stream = i % 2;
+        int fd = dial(w);
+        say_post(fd,
+                 stream ? "{\"prompt\":[1],\"n\":2,\"max_tokens\":" LONG ",\"stream\":true}"
+                        : "{\"prompt\":[1],\"n\":2,\"max_tokens\":" LONG "}",
+                 "");
+        if (stream)
+            free(listen_until(fd, "data: "));
+        else
+            eventually(is_busy, w, "running");
+        close(fd);
+        eventually(is_idle, w, "cancelled");
+    }
+    assert_true(frontend_idle(w->frontend, 5));
+}
+
+static void test_slow_reader(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.pause_us, 0);
+    int fd = dial(w);
+    say_post(fd, "{\"prompt\":[1],\"n\":8,\"max_tokens\":900000,\"stream\":true}", "");
+    free(listen_until(fd, "data: "));
+    eventually(is_idle, w, "dropped");
+    assert_true(frontend_idle(w->frontend, 5));
+    close(fd);
+}
+
+static void test_queue_full(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.places, 2);
+    char *answer = post(w, "{\"prompt\":[1],\"n\":3,\"max_tokens\":" LONG "}");
+    assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+    expect(answer, "429", "\"code\":\"queue_full\"");
+    eventually(is_idle, w, "the others were cancelled");
+    expect(post(w, "{\"prompt\":[1],\"n\":2,\"max_tokens\":2}"), "200", "choices");
+}
+
+static void test_lost(void **state)
+{
+    struct world *w = *state;
+    int plain = dial(w), stream = dial(w);
+    say_post(plain, "{\"prompt\":[1],\"max_tokens\":" LONG "}", "");
+    say_post(stream, "{\"prompt\":[1],\"n\":2,\"max_tokens\":" LONG ",\"stream\":true}", "");
+    free(listen_until(stream, "data: "));
+    eventually(is_busy, w, "running");
+    while (atomic_load(&w->engine.running) < 3)
+        usleep(1000);
+    frontend_refuse(w->frontend, "rank_lost", "a rank was lost");
+    atomic_store(&w->engine.lost, true);
+    expect(listen_until(plain, "}}"), "503", "\"code\":\"rank_lost\"");
+    char *answer = listen_until(stream, NULL); /* it is cut off */
+    assert_int_equal(count_of(answer, "data: {\"error\":{"), 1);
+    assert_null(strstr(answer, "[DONE]"));
+    free(answer);
+    close(plain);
+    close(stream);
+    expect(get(w, "/health"), "503", "\"code\":\"rank_lost\"");
+    expect(post(w, "{\"prompt\":[1]}"), "503", "\"code\":\"rank_lost\"");
+    assert_true(frontend_idle(w->frontend, 5));
+}
+
+static void test_draining(void **state)
+{
+    struct world *w = *state;
+    int fd = dial(w);
+    say_post(fd, "{\"prompt\":[1],\"max_tokens\":2000}", "");
+    eventually(is_busy, w, "running");
+    frontend_refuse(w->frontend, "draining", "shutting down");
+    assert_false(frontend_idle(w->frontend, 0.01));
+    char *answer = get(w, "/health");
+    assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+    expect(answer, "503", "\"code\":\"draining\"");
+    expect(get(w, "/livez"), "200", "alive");
+    expect(listen_until(fd, "\"total_tokens\""), "200", "\"completion_tokens\":2000");
+    close(fd);
+    assert_true(frontend_idle(w->frontend, 5));
+}
+
+/* Teardown finds streams, plain requests and idle connections. */
+static void test_close_in_flight(void **state)
+{
+    struct world *w = *state;
+    for (int i = 0; i < 12; i++) {
+        int fd = dial(w); /* closed by the end of the program */
+        if (i % 3 < 2)
+            say_post(fd,
+                     i % 3 ? "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stream\":true}"
+                           : "{\"prompt\":[1],\"max_tokens\":" LONG "}",
+                     "");
+    }
+    eventually(is_busy, w, "running");
+}
+
+/* ---- opening ---- */
+
+static void test_addresses(void **state)
+{
+    struct world w = {0};
+    struct err err = {""};
+    int fd;
+    int32_t port;
+    char text[16];
+    (void)state;
+    assert_int_equal(http_listen_on("127.0.0.1", 0, &fd, &port, &err), OK);
+    snprintf(text, sizeof text, "%d", port);
+    assert_int_equal(try_open(&w, "127.0.0.1", port, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, text));
+    assert_null(w.frontend);
+    close(fd);
+    assert_int_equal(try_open(&w, "nowhere", 0, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "nowhere"));
+}
+
+static void test_loading(void **state)
+{
+    struct world w = {0};
+    struct err err = {""};
+    (void)state;
+    assert_int_equal(try_open(&w, "127.0.0.1", 0, &err), OK);
+    w.port = frontend_port(w.frontend);
+    expect(get(&w, "/health"), "503", "\"code\":\"loading\"");
+    expect(get(&w, "/livez"), "200", "alive");
+    expect(post(&w, "{\"prompt\":[1]}"), "503", "\"code\":\"loading\"");
+    expect(get(&w, "/metrics"), "200", "vllm:num_requests_running{model_name=\"de/mo\"");
+    frontend_close(w.frontend);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_routes),
+        TEST(test_request_id),
+        TEST(test_framing),
+        TEST(test_body_limit),
+        TEST(test_body_in_pieces),
+        TEST(test_keep_alive),
+        TEST(test_plain),
+        TEST(test_choices),
+        TEST(test_stop_string),
+        TEST(test_stream),
+        TEST(test_many_clients),
+        TEST(test_client_leaves),
+        TEST(test_slow_reader),
+        TEST(test_queue_full),
+        TEST(test_lost),
+        TEST(test_draining),
+        TEST(test_close_in_flight),
+        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_loading),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

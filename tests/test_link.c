@@ -1,0 +1,363 @@
+/* Links: one exchange over several ranks, each a thread at the other end of a socketpair that reads
+ * and answers as its script says: slowly, in pieces, wrongly, or not at all. */
+#include "engine/link.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { RANKS = 3, IDS_MAX = 8, BIG = 1 << 20 };
+
+enum script {
+    ANSWER,          /* reads the message, answers */
+    READ_SLOWLY,     /* 4 KiB at a time with pauses */
+    READ_LAST,       /* reads when the others have read everything */
+    ANSWER_IN_BYTES, /* byte by byte */
+    ANSWER_TEXT,     /* a failed rank */
+    ANSWER_LONGEST,  /* the most ids and the longest text */
+    BAD_MAGIC,
+    TOO_MANY_IDS,
+    NEGATIVE_IDS,
+    TOO_LONG_TEXT,
+    NEGATIVE_TEXT,
+    CLOSE_AT_ONCE,
+    CLOSE_IN_MESSAGE, /* after the first bytes */
+    CLOSE_IN_ANSWER,  /* after half a head */
+    CLOSE_BEFORE_IDS, /* after the head */
+    STAY_SILENT,
+};
+
+struct peer {
+    int32_t rank, fd;
+    enum script script;
+    size_t bytes; /* of the message */
+    bool intact;  /* what came is what was sent */
+    pthread_t thread;
+};
+
+static struct link_set *links;
+static struct peer peers[RANKS];
+static struct link_answer answers[RANKS];
+static sem_t have_read;
+static unsigned char message[BIG];
+
+static bool read_message(struct peer *p, size_t n, size_t piece)
+{
+    unsigned char *got = malloc(n + 1);
+    size_t at = 0;
+    CHECK(got != NULL);
+    while (at < n) {
+        ssize_t r = read(p->fd, got + at, n - at < piece ? n - at : piece);
+        if (r <= 0)
+            break;
+        at += (size_t)r;
+        if (piece < BIG)
+            usleep(50);
+    }
+    bool same = at == n && memcmp(got, message, n) == 0;
+    free(got);
+    return same;
+}
+
+static struct step_answer head_of(const struct peer *p)
+{
+    struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .epoch = 3, .seq = 4, .rank = p->rank};
+    if (p->script != STAY_SILENT)
+        head.ids = p->rank == 0 ? 2 : 0;
+    if (p->script == BAD_MAGIC)
+        head.magic++;
+    else if (p->script == TOO_MANY_IDS)
+        head.ids = IDS_MAX + 1;
+    else if (p->script == NEGATIVE_IDS)
+        head.ids = -1;
+    else if (p->script == TOO_LONG_TEXT)
+        head.text_bytes = 480;
+    else if (p->script == NEGATIVE_TEXT)
+        head.text_bytes = -1;
+    else if (p->script == ANSWER_TEXT)
+        head.text_bytes = 9;
+    else if (p->script == ANSWER_LONGEST)
+        head.text_bytes = 479;
+    if (p->script == ANSWER_LONGEST)
+        head.ids = IDS_MAX;
+    if (p->script == ANSWER_TEXT)
+        head.status = ERR_DEVICE;
+    return head;
+}
+
+static const int32_t ids[IDS_MAX + 2] = {11, 22, 33, 44, 55, 66, 77, 88, 99};
+
+static void send_answer(struct peer *p)
+{
+    static char longest[481];
+    struct step_answer head = head_of(p);
+    struct err err;
+    memset(longest, 'x', 480);
+    const char *text = p->script == ANSWER_TEXT ? "no device" : longest;
+    if (p->script == ANSWER_IN_BYTES) {
+        char all[sizeof head + 2 * sizeof *ids];
+        size_t n = sizeof head + (size_t)head.ids * sizeof *ids;
+        memcpy(all, &head, sizeof head);
+        memcpy(all + sizeof head, ids, n - sizeof head);
+        for (size_t i = 0; i < n; i++) {
+            CHECK(send(p->fd, all + i, 1, MSG_NOSIGNAL) == 1);
+            usleep(200);
+        }
+        return;
+    }
+    if (p->script == CLOSE_IN_ANSWER || p->script == CLOSE_BEFORE_IDS) {
+        head.ids = 2;
+        size_t n = p->script == CLOSE_IN_ANSWER ? sizeof head / 2 : sizeof head;
+        CHECK(send(p->fd, &head, n, MSG_NOSIGNAL) == (ssize_t)n);
+        return;
+    }
+    if (head.ids < 0 || head.text_bytes < 0)
+        CHECK(send(p->fd, &head, sizeof head, MSG_NOSIGNAL) == (ssize_t)sizeof head);
+    else
+        (void)!link_answer(p->fd, &head, ids, text, &err); /* the reader may be gone */
+}
+
+static void *act(void *arg)
+{
+    struct peer *p = arg;
+    if (p->script == READ_LAST)
+        for (int32_t i = 1; i < RANKS; i++)
+            sem_wait(&have_read);
+    if (p->script == CLOSE_IN_MESSAGE)
+        p->intact = read_message(p, 100, BIG);
+    else if (p->script != CLOSE_AT_ONCE)
+        p->intact = read_message(p, p->bytes, p->script == READ_SLOWLY ? 4096 : BIG);
+    sem_post(&have_read);
+    if (p->script != CLOSE_AT_ONCE && p->script != CLOSE_IN_MESSAGE && p->script != STAY_SILENT)
+        send_answer(p);
+    if (p->script >= CLOSE_AT_ONCE && p->script <= CLOSE_BEFORE_IDS)
+        shutdown(p->fd, SHUT_RDWR);
+    return NULL;
+}
+
+static void start(const enum script scripts[RANKS], size_t bytes)
+{
+    int fds[RANKS];
+    struct err err;
+    sem_init(&have_read, 0, 0);
+    for (size_t i = 0; i < bytes; i++)
+        message[i] = (unsigned char)(i * 131 + i / 251);
+    for (int32_t r = 0; r < RANKS; r++) {
+        int pair[2], small = 4096;
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        assert_int_equal(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
+        fds[r] = pair[0];
+        peers[r] = (struct peer){.rank = r, .fd = pair[1], .script = scripts[r], .bytes = bytes};
+    }
+    assert_int_equal(link_open(fds, RANKS, IDS_MAX, &links, &err), OK);
+    for (int32_t r = 0; r < RANKS; r++)
+        assert_int_equal(pthread_create(&peers[r].thread, NULL, act, &peers[r]), 0);
+}
+
+/* Closing our ends lets a rank that still reads end. */
+static void stop(void)
+{
+    link_close(links);
+    for (int32_t r = 0; r < RANKS; r++) {
+        pthread_join(peers[r].thread, NULL);
+        close(peers[r].fd);
+    }
+    sem_destroy(&have_read);
+}
+
+/* Ends a wait of 20 s, so that a fault is a failed test and not a hung one. */
+static enum status patient(void *ctx, struct err *err)
+{
+    const double *since = ctx;
+    return base_now() - *since < 20 ? OK : base_fail(err, ERR_INTERNAL, "waited for 20 s");
+}
+
+static enum status exchange(const enum script scripts[RANKS], size_t bytes, struct err *err)
+{
+    double since = base_now();
+    err->text[0] = '\0';
+    start(scripts, bytes);
+    return link_exchange(links, bytes ? message : NULL, bytes, patient, &since, answers, err);
+}
+
+static void good(enum script a, enum script b, enum script c, size_t bytes)
+{
+    const enum script scripts[RANKS] = {a, b, c};
+    struct err err;
+    if (exchange(scripts, bytes, &err) != OK)
+        fail_msg("%d %d %d: %s", (int)a, (int)b, (int)c, err.text);
+    for (int32_t r = 0; r < RANKS; r++) {
+        const struct step_answer *h = &answers[r].head;
+        struct step_answer want = head_of(&peers[r]);
+        assert_memory_equal(h, &want, sizeof want);
+        for (int32_t i = 0; i < h->ids; i++)
+            assert_int_equal(answers[r].ids[i], ids[i]);
+        assert_int_equal(strlen(answers[r].text), h->text_bytes);
+        if (scripts[r] == ANSWER_TEXT)
+            assert_string_equal(answers[r].text, "no device");
+    }
+    stop();
+    for (int32_t r = 0; r < RANKS; r++)
+        assert_true(peers[r].intact);
+}
+
+/* The rank with the fault is tried in every seat. */
+static void bad(enum script fault, size_t bytes, const char *wanted)
+{
+    for (int32_t r = 0; r < RANKS; r++) {
+        enum script scripts[RANKS] = {ANSWER, ANSWER, ANSWER};
+        struct err err;
+        char text[64];
+        scripts[r] = fault;
+        if (exchange(scripts, bytes, &err) != ERR_COMM)
+            fail_msg("script %d in rank %d: %s", (int)fault, r, err.text);
+        snprintf(text, sizeof text, "rank %d %s", r, wanted);
+        assert_string_equal(err.text, text);
+        stop();
+    }
+}
+
+static void test_answers(void **state)
+{
+    (void)state;
+    good(ANSWER, ANSWER, ANSWER, 0); /* nothing is sent: the first answers of a group */
+    good(ANSWER, ANSWER, ANSWER, 1);
+    good(ANSWER_IN_BYTES, ANSWER, ANSWER_IN_BYTES, 100);
+    good(ANSWER, ANSWER_TEXT, ANSWER, 100);
+    good(ANSWER_TEXT, ANSWER_LONGEST, ANSWER_TEXT, 100);
+    good(ANSWER_LONGEST, ANSWER_LONGEST, ANSWER_LONGEST, 5000);
+}
+
+static void test_slow_readers(void **state)
+{
+    (void)state;
+    good(ANSWER, ANSWER, ANSWER, BIG);
+    good(READ_SLOWLY, ANSWER, READ_SLOWLY, BIG);
+    good(READ_SLOWLY, READ_SLOWLY, READ_SLOWLY, 100000);
+}
+
+/* The link that is not read comes first, and is read only after the others have everything. */
+static void test_one_slow_link_holds_up_none(void **state)
+{
+    (void)state;
+    good(READ_LAST, ANSWER, ANSWER, BIG);
+    good(ANSWER, READ_LAST, ANSWER, BIG);
+}
+
+static void test_malformed(void **state)
+{
+    (void)state;
+    for (int script = BAD_MAGIC; script <= NEGATIVE_TEXT; script++)
+        bad((enum script)script, 64, "sent a malformed answer");
+}
+
+static void test_closed(void **state)
+{
+    (void)state;
+    bad(CLOSE_AT_ONCE, 0, "closed its link");
+    bad(CLOSE_AT_ONCE, BIG, "closed its link");
+    bad(CLOSE_IN_MESSAGE, BIG, "closed its link");
+    bad(CLOSE_IN_ANSWER, 100, "closed its link");
+    bad(CLOSE_BEFORE_IDS, 100, "closed its link");
+}
+
+static enum status impatient(void *ctx, struct err *err)
+{
+    int *calls = ctx;
+    return ++*calls < 3 ? OK : base_fail(err, ERR_LIMIT, "enough");
+}
+
+static void test_patience(void **state)
+{
+    (void)state;
+    static const enum script scripts[RANKS] = {ANSWER, STAY_SILENT, ANSWER};
+    struct err err;
+    int calls = 0;
+    double begin = base_now();
+    start(scripts, 100);
+    assert_int_equal(link_exchange(links, message, 100, impatient, &calls, answers, &err),
+                     ERR_LIMIT);
+    assert_string_equal(err.text, "enough");
+    assert_int_equal(calls, 3);
+    assert_true(base_now() - begin >= 0.1); /* asked now and then, not in a loop */
+    stop();
+}
+
+/* The same links serve one exchange after the other. */
+static void test_many_exchanges(void **state)
+{
+    (void)state;
+    int pair[2];
+    struct link_set *l;
+    struct link_answer answer;
+    struct err err;
+    char buffer[256];
+    size_t n;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+    for (int32_t i = 0; i < 50; i++) {
+        struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .seq = (uint64_t)i, .ids = i % 3};
+        const struct step_header h = {.bytes = (uint32_t)sizeof h + 4, .seq = (uint64_t)i};
+        memcpy(buffer, &h, sizeof h);
+        memcpy(buffer + sizeof h, &i, 4);
+        assert_int_equal(link_answer(pair[1], &head, ids, "", &err), OK); /* ahead of the message */
+        assert_int_equal(link_exchange(l, buffer, sizeof h + 4, NULL, NULL, &answer, &err), OK);
+        assert_memory_equal(&answer.head, &head, sizeof head);
+        memset(buffer, 0, sizeof buffer);
+        assert_int_equal(link_receive(pair[1], buffer, sizeof buffer, &n, &err), OK);
+        assert_int_equal(n, sizeof h + 4);
+        assert_memory_equal(buffer + sizeof h, &i, 4);
+    }
+    link_close(l);
+    link_close(NULL);
+    assert_int_equal(link_receive(pair[1], buffer, sizeof buffer, &n, &err), ERR_CANCELLED);
+    const struct step_answer head = {.magic = STEP_ANSWER_MAGIC};
+    assert_int_equal(link_answer(pair[1], &head, ids, "", &err), ERR_COMM); /* and no signal */
+    close(pair[1]);
+}
+
+static void test_receive_limits(void **state)
+{
+    (void)state;
+    const size_t cap = 64;
+    static const struct {
+        uint32_t bytes;
+        enum status wanted;
+    } cases[] = {{48, OK},      {64, OK},       {47, ERR_COMM},
+                 {0, ERR_COMM}, {65, ERR_COMM}, {UINT32_MAX, ERR_COMM}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int pair[2];
+        char sent[64] = {0};
+        size_t n;
+        struct err err;
+        char *buffer = malloc(cap);
+        const struct step_header h = {.bytes = cases[i].bytes};
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        memcpy(sent, &h, sizeof h);
+        assert_int_equal(write(pair[0], sent, sizeof sent), sizeof sent);
+        assert_int_equal(link_receive(pair[1], buffer, cap, &n, &err), cases[i].wanted);
+        if (cases[i].wanted == OK)
+            assert_int_equal(n, cases[i].bytes);
+        close(pair[0]);
+        close(pair[1]);
+        free(buffer);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_answers),        cmocka_unit_test(test_slow_readers),
+        cmocka_unit_test(test_malformed),      cmocka_unit_test(test_one_slow_link_holds_up_none),
+        cmocka_unit_test(test_closed),         cmocka_unit_test(test_patience),
+        cmocka_unit_test(test_many_exchanges), cmocka_unit_test(test_receive_limits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
