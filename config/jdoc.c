@@ -67,6 +67,8 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
         return st;
     json_error_t e;
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    if (!root && json_error_code(&e) == json_error_out_of_memory)
+        return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
     if (!root)
         return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,
                          e.text);

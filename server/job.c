@@ -187,6 +187,7 @@ void job_submit(struct job *j)
 void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_index)
 {
     struct job *j = c->job;
+    CHECK(j != NULL);
     c->ended = true;
     c->finish_reason = finish_reason;
     c->stop_index = stop_index;

@@ -11,8 +11,8 @@ enum status request_worker_open(struct service *s, int32_t threads, int32_t queu
                                 struct request_worker **out, struct err *err) MUST_USE;
 /* Takes the caller's reference. False when the queue is full: it stays the caller's. Any thread. */
 bool request_worker_push(struct request_worker *w, struct job *j) MUST_USE;
-/* Works off what is queued (the service refuses by now, so it fails fast) and joins the threads. From
- * then on pushing fails. NULL is fine. */
+/* Works off what is queued (the service refuses by now, so it fails fast) and joins the threads.
+ * From then on pushing fails. NULL is fine. */
 void request_worker_stop(struct request_worker *w);
 /* Stops and frees; nobody pushes any more. NULL is fine. */
 void request_worker_close(struct request_worker *w);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/corpus/tokenizer: two small SentencePiece models and what SentencePiece's own Python
-package makes of some texts with them. Run by hand (pip install sentencepiece==0.2.0); the tests read
-the files only.
+package makes of some texts with them. Run by hand (pip install sentencepiece==0.2.0); the tests
+read the files only.
 
 bytes/     BPE with byte fallback, spaces kept, a dummy prefix: as Llama's tokenizer is.
 collapse/  unigram without byte fallback, runs of spaces become one, a small normalisation map.
@@ -41,7 +41,9 @@ CASES = [
     "\u4f60\u597d\uff0c\u4e16\u754c", "caf\u00e9", "cafe\u0301", "\U0001f98a reads \U0001f31f",
     "\U0001f469\u200d\U0001f680", "<s>", "</s> <unk> <0x41>", "\u2581", "a\u2581b", "\ufffd",
     "x = [1, 2, 3]", "UPPER lower 123", "\u00e4\u00f6\u00fc\u00df\u20ac", "e\u0301\u0302\u0303",
-    "<sep>", "one<sep>two", "\uff21\uff22 \u2026 \ufb01sh", "\u0915\u094d\u0937", "\u202eright to left", "z" * 50, " " * 20,
+    "<sep>", "one<sep>two", "\uff21\uff22 \u2026 \ufb01sh",
+    "\u0915\u094d\u0937", "\u202eright to left",
+    "z" * 50, " " * 20,
 ]
 
 # Code points to code points: fullwidth A and B, an ellipsis, the ligature fi.

@@ -417,7 +417,7 @@ static void lookup_case(struct backend *b, const void *arg, float *out)
     struct weight_spec spec = {.out = 70, .in = c->cols, .leaves = 1, .dtype = DTYPE_F16};
     spec.cut[1] = spec.in;
     struct weight *w = made(b, &spec, DTYPE_F32, 0, &storage);
-    const int32_t token[] = {30, -1, 99, 100, 29, 5, -1}, slot[] = {0, 1, 2, 3, 0, -1, 2};
+    const int32_t token[] = {30, -1, 99, 100, 29, 35, -1}, slot[] = {0, 1, 2, 3, 0, -1, 2};
     const int32_t last[] = {1, 64, 31, 0}, index[] = {6, 0, 0, 3, 2, 1, 6};
     int32_t ids[7];
     b->ops->resolve(b, ids, token, slot, last, c->rows);

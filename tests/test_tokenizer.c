@@ -447,6 +447,22 @@ static void add_piece(struct buf *b, const char *text, size_t n, float score, in
     buf_free(&piece);
 }
 
+/* A normalisation map: a double array of 256 units of which all but the first two are 0, one text.
+ */
+static void add_map(struct buf *b, uint32_t root, uint32_t size)
+{
+    uint32_t map[1 + 256] = {size, root, 9};
+    struct buf bytes, spec;
+    buf_init(&bytes, 1 << 14);
+    buf_init(&spec, 1 << 14);
+    buf_add(&bytes, map, sizeof map);
+    buf_add(&bytes, "x", 2);
+    add_field(&spec, 2, 2, bytes.data, bytes.len);
+    add_field(b, 3, 2, spec.data, spec.len);
+    buf_free(&bytes);
+    buf_free(&spec);
+}
+
 /* A good file of four pieces plus whatever is in *more; the message must hold words. */
 static void check_file(struct buf *more, const char *words)
 {
@@ -504,8 +520,14 @@ static void test_file_rules(void **state)
     check_file(&b, "bos 9");
     add_field(&b, 2, 2, "\xc0\x01\x01", 3);
     check_file(&b, "treat_whitespace_as_suffix");
-    add_field(&b, 3, 2, "\x12\x05\x04\0\0\0x", 7);
-    check_file(&b, "normalisation map");
+    add_map(&b, 0, 1020);
+    check_file(&b, "wrong size");
+    add_map(&b, 0, 1024);
+    check_file(&b, NULL);
+    add_map(&b, 256u << 10, 1024); /* children beyond the array */
+    check_file(&b, "points outside");
+    add_map(&b, 1u << 8 | 1u << 10, 1024); /* a value, 9, beyond the texts */
+    check_file(&b, "points outside");
     buf_add(&b, "\x0a\x7f", 2); /* a piece longer than the file */
     check_file(&b, "malformed");
     buf_add(&b, "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80", 11);

@@ -94,18 +94,18 @@ struct state {
     struct cpu_scores a;
     int32_t head[CPU_HEADS];
     float max[CPU_HEADS], sum[CPU_HEADS];
-    ALIGNED64 float s[CPU_HEADS * BACKEND_SEGMENT];
-    ALIGNED64 float o[CPU_HEADS * BACKEND_HEAD_DIM_MAX];    /* running */
-    ALIGNED64 float more[CPU_HEADS * BACKEND_HEAD_DIM_MAX]; /* of this segment */
+    ALIGNED64 float s[CPU_HEADS][BACKEND_SEGMENT];
+    ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];    /* running */
+    ALIGNED64 float more[CPU_HEADS][BACKEND_HEAD_DIM_MAX]; /* of this segment */
 };
 
 /* Softmax of each head's scores, in place; then the weighted values, merged into the state. */
 static void segment_merge(const struct cpu_isa *isa, struct state *s, bool first, int32_t dim)
 {
-    float max[CPU_HEADS], sum[CPU_HEADS];
+    float max[CPU_HEADS] = {0}, sum[CPU_HEADS] = {0};
     for (int32_t h = 0; h < s->a.heads; h++)
-        sum[h] = isa->softmax(s->s + h * BACKEND_SEGMENT, s->a.keys, &max[h]);
-    s->a.o = first ? s->o : s->more;
+        sum[h] = isa->softmax(s->s[h], s->a.keys, &max[h]);
+    s->a.o = first ? s->o[0] : s->more[0];
     isa->weigh(&s->a);
     for (int32_t h = 0; h < s->a.heads; h++) {
         if (first) {
@@ -117,7 +117,7 @@ static void segment_merge(const struct cpu_isa *isa, struct state *s, bool first
         const float a = numerics_exp(s->max[h] - both), b = numerics_exp(max[h] - both);
         s->sum[h] = fmaf(s->sum[h], a, sum[h] * b);
         s->max[h] = both;
-        isa->merge(s->o + h * BACKEND_HEAD_DIM_MAX, s->more + h * BACKEND_HEAD_DIM_MAX, a, b, dim);
+        isa->merge(s->o[h], s->more[h], a, b, dim);
     }
 }
 
@@ -146,8 +146,7 @@ static void attend_heads(const struct job *j, struct state *s, int32_t row, int3
     }
     float *out = j->out + (size_t)row * (size_t)(j->heads->heads * dim);
     for (int32_t h = 0; h < s->a.heads; h++)
-        j->isa->divide(out + (size_t)(s->head[h] * dim), s->o + h * BACKEND_HEAD_DIM_MAX, s->sum[h],
-                       dim);
+        j->isa->divide(out + (size_t)(s->head[h] * dim), s->o[h], s->sum[h], dim);
 }
 
 static void attend_item(const struct job *j, int32_t row, int32_t kv_head)
@@ -155,7 +154,7 @@ static void attend_item(const struct job *j, int32_t row, int32_t kv_head)
     const int32_t dim = j->heads->head_dim;
     const float *q = j->q + (size_t)row * (size_t)j->cols;
     struct state s;
-    s.a = (struct cpu_scores){.s = s.s, .dtype = j->kv->spec.dtype};
+    s.a = (struct cpu_scores){.s = s.s[0], .dtype = j->kv->spec.dtype};
     s.a.scale = 1.0f / sqrtf((float)dim);
     for (int32_t h = 0; h < j->heads->heads; h++) {
         if (j->heads->kv_of[h] == kv_head) {

@@ -86,7 +86,7 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
 
 #define CPU_OPS(variant)                                                                           \
     {                                                                                              \
-        .name = variant, .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,         \
+        .name = (variant), .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,       \
         .close = cpu_close, .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,    \
         .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
         .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \

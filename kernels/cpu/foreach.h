@@ -3,6 +3,8 @@
 #ifndef TESSERA_KERNELS_CPU_FOREACH_H
 #define TESSERA_KERNELS_CPU_FOREACH_H
 
+#include <stddef.h>
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FOREACH_PRAGMA
 #elif defined(__clang__)
@@ -15,6 +17,7 @@
 #define FOREACH_PRAGMA _Pragma("GCC unroll 32")
 #endif
 
-#define foreach(i, n) FOREACH_PRAGMA for (int i = 0; i < (n); i++)
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): i is declared here */
+#define foreach(i, n) FOREACH_PRAGMA for (ptrdiff_t i = 0; i < (n); i++)
 
 #endif

@@ -17,7 +17,7 @@ static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
 /* ---- linear ---------------------------------------------------------------------------------- */
 
 /* Outputs 0..15 (side 0) or 16..31 (side 1) of one line of a panel. */
-V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const int side)
+V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const ptrdiff_t side)
 {
     if (t == DTYPE_BF16)
         return side == 0 ? v16_even_bf16(w) : v16_odd_bf16(w);
@@ -37,19 +37,20 @@ struct tile_args {
 
 /* Where accumulator i of a register block rests between calls. */
 V16_TEMPLATE float *tile_place(const struct tile_args *a, const int rows, const int cols,
-                               const int side, const int i)
+                               const ptrdiff_t side, const ptrdiff_t i)
 {
-    const int c = i % cols, row = i / cols % rows, q = i / cols / rows;
+    const ptrdiff_t c = i % cols, row = i / cols % rows, q = i / cols / rows;
     return a->acc + (q * a->rows + row) * CPU_PANEL + 16 * (side + c);
 }
 
 /* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
 V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const int panels,
-                             const int cols, const int side, const enum dtype t)
+                             const int cols, const ptrdiff_t side, const enum dtype t)
 {
     v16 acc[V16_ROWS * V16_COLS + 8];
     const size_t line = t == DTYPE_F32 ? 128 : 64;
-    foreach (i, panels * rows * cols)
+    const ptrdiff_t sums = (ptrdiff_t)panels * rows * cols;
+    foreach (i, sums)
         acc[i] = a->first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
     const float *x = a->x;
     const unsigned char *w = a->w;
@@ -70,7 +71,7 @@ V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const in
             }
         }
     }
-    foreach (i, panels * rows * cols)
+    foreach (i, sums)
         v16_store(tile_place(a, rows, cols, side, i), acc[i]);
 }
 
@@ -89,7 +90,7 @@ V16_TEMPLATE void tile_rows(float *acc, const float *x, const unsigned char *w, 
     tile_block(&a, top, panels, 1, 0, t);
     tile_block(&a, top, panels, 1, 1, t);
     if (rows > V16_ROWS) {
-        a.acc += V16_ROWS * 32;
+        a.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
         a.x += V16_ROWS;
         tile_block(&a, rows - V16_ROWS, panels, 1, 0, t);
         tile_block(&a, rows - V16_ROWS, panels, 1, 1, t);
@@ -331,11 +332,12 @@ static void sum_tree(float *y, const float *const *addends, int32_t count, int64
 V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t block,
                                int32_t last, const int heads, const int blocks, const enum dtype t)
 {
+    const ptrdiff_t sums = (ptrdiff_t)heads * blocks;
     v16 acc[CPU_HEADS * V16_KEYS];
     const unsigned char *key[V16_KEYS] = {0};
     foreach (b, blocks)
         key[b] = a->blocks[block + b < last ? block + b : last];
-    foreach (i, heads * blocks)
+    foreach (i, sums)
         acc[i] = v16_zero();
     for (int32_t e = 0; e < a->dim; e++) {
         v16 k[V16_KEYS];
@@ -349,7 +351,7 @@ V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t
                 acc[h * blocks + b] = v16_fma(q, k[b], acc[h * blocks + b]);
         }
     }
-    foreach (i, heads * blocks) {
+    foreach (i, sums) {
         float *s = a->s + (head + i / blocks) * BACKEND_SEGMENT + 16 * (block + i % blocks);
         if (block + i % blocks <= last)
             v16_store(s, v16_mul(acc[i], v16_set1(a->scale)));
@@ -404,9 +406,10 @@ V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t 
                               const int vecs, const enum dtype t)
 {
     const size_t size = t == DTYPE_F32 ? 4 : 2, row = (size_t)a->dim * size;
-    const float *s = a->s + head * BACKEND_SEGMENT;
+    const float *s = a->s + (ptrdiff_t)head * BACKEND_SEGMENT;
+    const ptrdiff_t sums = (ptrdiff_t)heads * vecs;
     v16 acc[CPU_HEADS * V16_KEYS];
-    foreach (i, heads * vecs)
+    foreach (i, sums)
         acc[i] = v16_zero();
     for (int32_t key = 0; key < a->keys; key++) {
         const unsigned char *v = a->blocks[key / 16] + (size_t)(key % 16) * row + (size_t)e * size;
@@ -419,7 +422,7 @@ V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t 
                 acc[h * vecs + c] = v16_fma(p, x[c], acc[h * vecs + c]);
         }
     }
-    foreach (i, heads * vecs)
+    foreach (i, sums)
         v16_store(a->o + (head + i / vecs) * BACKEND_HEAD_DIM_MAX + e + 16 * (i % vecs), acc[i]);
 }
 

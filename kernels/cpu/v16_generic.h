@@ -19,7 +19,8 @@
 #define V16_INLINE static inline
 #define V16_TEMPLATE static __attribute__((noinline)) /* the others specialise */
 /* A loop that the others unroll, so that its arrays of v16 are registers. */
-#define foreach(i, n) for (int i = 0; i < (n); i++)
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): i is declared here */
+#define foreach(i, n) for (ptrdiff_t i = 0; i < (n); i++)
 
 typedef struct {
     float l[16];
@@ -27,7 +28,7 @@ typedef struct {
 
 #define V16_EACH(expr)                                                                             \
     v16 r;                                                                                         \
-    for (int i = 0; i < 16; i++)                                                                   \
+    for (ptrdiff_t i = 0; i < 16; i++)                                                             \
         r.l[i] = (expr);                                                                           \
     return r
 

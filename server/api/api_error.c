@@ -101,6 +101,7 @@ static void write_text(const char *text, struct buf *out)
         n += k ? k : 1;
         s += k ? k : 1;
     }
+    clean[n] = '\0';
     buf_json(out, clean, n);
 }
 

@@ -1,4 +1,4 @@
-/* DESIGN: a handful of routes, so a walk over the table; it answers "which methods" in the same pass. */
+/* DESIGN: a handful of routes, so a walk over the table; it finds the methods of the path too. */
 #include "server/http/http_route.h"
 
 #include <string.h>

@@ -122,7 +122,7 @@ static enum status check_piece(struct parser *p, const struct spm_piece *piece, 
 static enum status add_piece(struct parser *p, struct span s)
 {
     struct spm_file *file = p->file;
-    struct spm_piece piece = {.type = SPM_NORMAL};
+    struct spm_piece piece = {.text = "", .type = SPM_NORMAL};
     struct proto_field f;
     float score = 0;
     while (s.n > 0) {

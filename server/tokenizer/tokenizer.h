@@ -33,8 +33,8 @@ void tokenizer_close(struct tokenizer *t); /* NULL is fine */
 
 /* Ids of a text, with the beginning-of-sequence token when `special` and the model wants one.
  * Control tokens spelt out in the text are plain text: they cannot be forged. *ids is the caller's
- * to free(). ERR_INPUT when there are no ids at all, or for a text over 256 KiB when the tokenizer has
- * no byte tokens (it would take too long). */
+ * to free(). ERR_INPUT when there are no ids at all, or for a text over 256 KiB when the tokenizer
+ * has no byte tokens (it would take too long). */
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
                              int32_t **ids, int32_t *count, struct err *err) MUST_USE;
 /* No text of n bytes has fewer tokens than this. */

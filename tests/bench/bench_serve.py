@@ -49,23 +49,21 @@ def output_of(command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def largest(pattern, text):
-    """The largest number in front of a unit, or None."""
-    found = [float(value) for value in re.findall(r"([\d.]+) *" + pattern, text)]
-    return max(found, default=None)
+def number(pattern, text):
+    match = re.search(pattern.replace("#", r"([\d.]+)"), text)
+    return float(match[1]) if match else None
 
 
 def machine_limits(tests, files):
     """Memory read GB/s, fp32 GFLOP/s, seconds for a copy of the model; None when not measured."""
     limits = {"read": None, "flops": None, "copy": None}
     if (tests / "bench_kernels").exists():
-        text = output_of([tests / "bench_kernels", "--limits"])
-        print(text, file=sys.stderr)
-        limits["read"] = largest("GB/s", text)
-        limits["flops"] = largest("GFLOP/s", text)
+        text = output_of([tests / "bench_kernels", "2"])
+        limits["read"] = number("read limit # GB/s", text)
+        limits["flops"] = number("multiply-add limit # GFLOP/s", text)
     if (tests / "bench_copy").exists():
         text = output_of([tests / "bench_copy", "2", *map(str, files)])
-        limits["copy"] = float(re.search(r"median ([\d.]+) s", text)[1])
+        limits["copy"] = number("median # s", text)
     return limits
 
 
