@@ -39,8 +39,9 @@ struct options {
     int64_t comm_bytes;
 };
 
-/* argv[0] is the command's name; out->command is set even on failure, for the message. ERR_USAGE with the nearest name for an unknown option; *help is
- * set (and the rest is not) when --help was asked. */
+/* argv[0] is the command's name; out->command is set even on failure, for the message. ERR_USAGE
+ * with the nearest name for an unknown option; *help is set (and the rest is not) when --help was
+ * asked. */
 enum status options_parse(int argc, char **argv, struct options *out, bool *help,
                           struct err *err) MUST_USE;
 /* The command's help text on stdout. */
