@@ -1,6 +1,6 @@
 """Trains the demo model from nothing and writes it as a Hugging Face directory.
 
-    python train.py --work /tmp/demo --out model
+    python train.py --work ../../build/demo --out model
 
 The model is a Llama in plain PyTorch whose parameters carry Hugging Face's names and whose numerics
 are those of transformers' LlamaForCausalLM. A run that was stopped goes on from its checkpoint.
@@ -67,11 +67,7 @@ BOS, EOS = CONFIG["bos_token_id"], CONFIG["eos_token_id"]
 # Steps, tokens per row, tokens per step, names of either gender. To repeat a name from earlier in
 # the story is the hard part: it is learnt soon from short rows with few names, where the name is
 # never far and seldom another, and hardly at all in our time if training begins with the rest.
-STAGES = [(500, 64, 1536, 6), (300, 128, 2048, 16), (300, 192, 3072, None), (1100, 384, 4096, None),
-          (1000, 384, 4096, None)]
-# The rate goes down once over all stages but the last, and again, from less, over the last one: the
-# first descent leaves names in order, the second one the things, foods and places too.
-LAST_CYCLE_PEAK = 0.6
+STAGES = [(500, 64, 1536, 6), (300, 128, 2048, 16), (300, 192, 3072, None), (1100, 384, 4096, None)]
 # Now and then a row as long as the context, so that every position is learnt.
 LONG_ROW_TOKENS, LONG_ROW_EVERY, TEST_ROW_TOKENS = CONFIG["max_position_embeddings"], 16, 384
 # One seed per purpose: the model never sees the stories it is tested on.
@@ -231,13 +227,10 @@ def tokens_of(stages):
 
 
 def rate_scale(step, tokens):
-    """Two cosines, each down to two percent of the full rate, after a linear warm-up."""
-    first, second = tokens_of(STAGES[:-1]), tokens_of(STAGES[-1:])
-    if tokens < first:
-        peak, progress = min(1.0, (step + 1) / WARMUP_STEPS), tokens / first
-    else:
-        peak, progress = LAST_CYCLE_PEAK, (tokens - first) / second
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    """A linear warm-up, then a cosine down to two percent of the full rate."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    progress = min(1.0, tokens / tokens_of(STAGES))
+    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def train_step(model, optimizers, rows, scale):

@@ -50,7 +50,7 @@ static double best(void (*fn)(void *arg), void *arg)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-static volatile uint64_t sink;
+static _Atomic uint64_t sink;
 
 /* Four streams, as the kernels have. */
 static void read_part(void *arg, int64_t begin, int64_t end)
