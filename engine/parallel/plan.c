@@ -49,19 +49,19 @@ static const char *member(const struct jdoc *o, const char *key)
 }
 
 /* Every key of an object must be one of `allowed` ("|a|b|"): nothing is read past in silence. */
-static enum status check_keys(const struct jdoc *o, const char *allowed, const struct plan *p,
+static enum status check_keys(const struct jdoc *o, const char *allowed, const char *where,
                               struct err *err)
 {
     const char *key = NULL;
     const struct jdoc *value = NULL;
     if (jdoc_type(o) != JDOC_OBJECT)
-        return base_fail(err, ERR_USAGE, "%s: expected a JSON object", p->where);
+        return base_fail(err, ERR_USAGE, "%s: expected a JSON object", where);
     for (void *it = jdoc_iter(o, NULL, &key, &value); it; it = jdoc_iter(o, it, &key, &value)) {
         char word[64];
         snprintf(word, sizeof word, "|%.60s|", key);
-        if (!strstr(allowed, word))
+        if (strchr(key, '|') || !strstr(allowed, word))
             return base_fail(err, ERR_USAGE, "%s: key \"%.60s\" is not known, expected one of %s",
-                             p->where, key, allowed);
+                             where, key, allowed);
     }
     return OK;
 }
@@ -82,11 +82,11 @@ static enum status check_fixed(const struct jdoc *doc, const struct plan *p, str
     enum status st = OK;
     const struct jdoc *attention = jdoc_get_value(doc, "attention");
     const struct jdoc *logits = jdoc_get_value(doc, "logits");
-    TRY(check_keys(doc, "|version|mode|mesh|uneven|plan|attention|logits|", p, err));
+    TRY(check_keys(doc, "|version|mode|mesh|uneven|plan|attention|logits|", p->where, err));
     if (attention)
-        TRY(check_keys(attention, "|placement|kv_replication|", p, err));
+        TRY(check_keys(attention, "|placement|kv_replication|", p->where, err));
     if (logits)
-        TRY(check_keys(logits, "|gather|dtype|", p, err));
+        TRY(check_keys(logits, "|gather|dtype|", p->where, err));
     TRY(check_only(doc, "attention", "placement", "heads", p, err));
     TRY(check_only(doc, "attention", "kv_replication", "auto", p, err));
     TRY(check_only(doc, "logits", "gather", "full", p, err));
@@ -97,7 +97,9 @@ out:
 
 static enum status read_rule(const struct jdoc *entry, size_t i, struct plan *p, struct err *err)
 {
-    enum status st = check_keys(entry, "|match|style|unit|", p, err);
+    char where[192];
+    snprintf(where, sizeof where, "%s: plan[%zu]", p->where, i);
+    enum status st = check_keys(entry, "|match|style|unit|", where, err);
     if (st != OK)
         return st;
     const char *match = member(entry, "match"), *style = member(entry, "style");

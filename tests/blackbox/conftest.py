@@ -3,6 +3,8 @@
 The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the deadlines.
 """
 
+import time
+
 import pytest
 
 import checkpoint
@@ -53,6 +55,9 @@ class Starter:
             assert code == 0, f"exit code {code} after SIGTERM:\n{server.log[-4000:]}"
         for server in self.servers:
             assert "Sanitizer" not in server.log, server.log[-8000:]
+        deadline = time.monotonic() + 2  # what the ranks of a killed server have, too
+        while harness.orphans() and time.monotonic() < deadline:
+            time.sleep(0.02)
         assert not harness.orphans()
 
 
