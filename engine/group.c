@@ -83,7 +83,7 @@ static enum status make_shared(struct group *g, const struct footprint *f, struc
     for (int32_t r = 0; r < g->ranks; r++) {
         struct member *m = &g->members[r];
         TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
-        TRY(memory_file("tessera-kv", f->rank[r].kv, true, &m->kv, err));
+        TRY(memory_file("tessera-kv", f->rank[r].kv, false, &m->kv, err));
     }
 out:
     return st;
@@ -167,6 +167,19 @@ static enum status start(struct group *g, const struct options *o, const struct 
     return OK;
 }
 
+/* After the start of the ranks, so that they load meanwhile. */
+static enum status reserve_kv(const struct group *g, const struct footprint *f, struct err *err)
+{
+    for (int32_t r = 0; r < g->ranks; r++) {
+        size_t bytes = f->rank[r].kv;
+        int failed = bytes ? posix_fallocate(g->members[r].kv, 0, (off_t)bytes) : 0;
+        if (failed)
+            return base_fail(err, ERR_LIMIT, "%zu bytes of memory for the KV cache of rank %d: %s",
+                             bytes, r, strerror(failed));
+    }
+    return OK;
+}
+
 enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
                        struct err *err)
 {
@@ -194,6 +207,7 @@ enum status group_open(const struct options *o, const struct footprint *f, struc
         close(theirs);
         TRY(st);
     }
+    TRY(reserve_kv(g, f, err));
     TRY(link_open(mine, made, f->limits.slots, &g->links, err));
     made = 0;
     *out = g;
