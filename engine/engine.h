@@ -14,23 +14,70 @@ enum finish_reason {
     FINISH_ERROR, /* the group is lost or the row failed */
 };
 
-/* Validated by the server before submission; the engine only checks. */
+#define ENGINE_LOGPROBS_MAX 20
+#define ENGINE_BIAS_MAX 300
+#define ENGINE_STOP_IDS_MAX 64
+#define ENGINE_BAD_IDS_MAX 256 /* over all bad words of a request */
+
+struct token_bias {
+    int32_t token;
+    float value; /* added to the logit, -100..100 */
+};
+
+/* Validated by the server before submission; the engine only checks. Arrays are copied. Fields that
+ * ask for nothing: zero, but for top_p and repetition_penalty (1), logprobs, prompt_logprobs (-1):
+ * request_params_default sets them. Order of transforms: kernels/numerics.h. */
 struct request_params {
-    int32_t max_tokens; /* >= 1; the engine cuts it to the context */
+    int32_t max_tokens; /* >= 0; the engine cuts it to the context; 0 computes the prompt only */
+    int32_t min_tokens; /* until so many are produced: no end token, no stop id */
     float temperature;  /* 0 = greedy */
     float top_p, min_p;
     int32_t top_k;
+    float presence_penalty, frequency_penalty; /* over produced tokens */
+    float repetition_penalty;                  /* over prompt and produced tokens */
     uint64_t seed; /* always set: the server draws one when the client gave none */
     int32_t choice;
     bool ignore_eos;
+    int32_t logprobs;        /* -1: none; else that of each produced token, and of so many best */
+    int32_t prompt_logprobs; /* likewise of each prompt token but the first */
+    const struct token_bias *bias;
+    int32_t bias_count;
+    const int32_t *stop_ids; /* tokens that end the request as an end token does */
+    int32_t stop_id_count;
+    const int32_t *bad_ids;  /* words that may not be produced, one after the other, */
+    const int32_t *bad_ends; /* [bad_count] and where each ends in bad_ids */
+    int32_t bad_count;
+    int32_t priority;    /* lower runs first; 0 unless asked */
+    uint64_t client;     /* whose request: turns are shared fairly between clients */
+    uint64_t cache_salt; /* requests share cached prefixes only where this is equal */
+};
+static inline struct request_params request_params_default(void)
+{
+    return (struct request_params){.max_tokens = 16,
+                                   .temperature = 1,
+                                   .top_p = 1,
+                                   .repetition_penalty = 1,
+                                   .logprobs = -1,
+                                   .prompt_logprobs = -1};
+}
+
+struct token_top {
+    int32_t token;
+    float logprob;
 };
 
-/* One per produced token, and exactly one terminal event (finish != FINISH_NONE) per request. */
+/* One per produced token, one per scored prompt token (prompt_logprobs) before those, and exactly
+ * one terminal event (finish != FINISH_NONE) per request. */
 struct token_event {
     uint64_t request;
     void *user;    /* as given at submission */
-    int32_t token; /* -1: none (cancelled, error) */
+    int32_t token; /* -1: none (cancelled, error, nothing was to be produced) */
     enum finish_reason finish;
+    bool prompt;       /* `token` is a scored prompt token: the next one, from the second on */
+    int32_t cached;    /* prompt tokens whose KV was there already */
+    float logprob;     /* of token under the raw model distribution; <= 0; when asked for */
+    int32_t top_count; /* 0: none asked for */
+    const struct token_top *top; /* descending, ties to the lowest id; valid during the call */
 };
 
 /* Called on the engine thread, once per step with all its events. Must not block and must not call

@@ -215,6 +215,7 @@ static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping %zu bytes", bytes);
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system lets shared memory have them */
     *out = p;
     return OK;
 }

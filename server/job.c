@@ -135,15 +135,14 @@ static enum status submit_choices(struct job *j, struct err *err)
 {
     const struct completion_request *q = &j->request;
     enum status st = OK;
-    const struct request_params params = {
-        .max_tokens = q->max_tokens,
-        .temperature = q->temperature,
-        .top_p = q->top_p,
-        .min_p = q->min_p,
-        .top_k = q->top_k,
-        .seed = q->has_seed ? q->seed : random_word(),
-        .ignore_eos = q->ignore_eos,
-    };
+    struct request_params params = request_params_default();
+    params.max_tokens = q->max_tokens;
+    params.temperature = q->temperature;
+    params.top_p = q->top_p;
+    params.min_p = q->min_p;
+    params.top_k = q->top_k;
+    params.seed = q->has_seed ? q->seed : random_word();
+    params.ignore_eos = q->ignore_eos;
     for (int32_t i = 0; i < j->choice_count && st == OK; i++) {
         if (q->max_tokens > 0)
             st = submit_choice(j, &j->choices[i], &params, err);

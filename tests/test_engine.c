@@ -251,7 +251,11 @@ static enum status submit(struct group *g, int32_t client, const struct request_
 
 static struct request_params greedy_params(int32_t max_tokens)
 {
-    return (struct request_params){.max_tokens = max_tokens, .top_p = 1, .ignore_eos = true};
+    struct request_params p = request_params_default();
+    p.max_tokens = max_tokens;
+    p.temperature = 0;
+    p.ignore_eos = true;
+    return p;
 }
 
 static struct engine_metrics metrics_of(const struct group *g)

@@ -507,7 +507,8 @@ static void test_refused_sequences(void **state)
         {5, 1, VOCAB - 1, NULL},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct request_params p = {.max_tokens = cases[i].max_tokens};
+        struct request_params p = request_params_default();
+        p.max_tokens = cases[i].max_tokens;
         struct sequence *s = NULL;
         struct err err = {""};
         prompt[4] = cases[i].token;

@@ -1,10 +1,10 @@
-/* DESIGN: the work is cut up front into items of one local weight's rows, about a megabyte each and
- * beginning at a multiple of 32 rows, so that weight_put's groups never meet and any thread may
- * take any item. Threads take items in file order from one counter: that balances bytes as well as
- * slow reads, which fixed shares would not. Each thread reads into its own staging buffer, small
- * enough to stay in its cache until it is packed. Invariant: items tile the rows of every weight
- * (placement_tiled before, a count per weight after), so success means every row was written
- * exactly once. */
+/* DESIGN: the work is cut up front into items of one local weight's rows, some megabytes each (so
+ * that two threads seldom touch the same huge page) and beginning at a multiple of 32 rows, so that
+ * weight_put's groups never meet and any thread may take any item. Threads take items in file order
+ * from one counter: that balances bytes as well as slow reads, which fixed shares would not. Each
+ * thread reads a piece of its item at a time into its own staging buffer, small enough to stay in
+ * its cache until it is packed. Invariant: items tile the rows of every weight (placement_tiled
+ * before, a count per weight after), so success means every row was written exactly once. */
 #include "weights/loader.h"
 
 #include "weights/synth.h"
@@ -13,7 +13,8 @@
 #include <string.h>
 
 #define GROUP 32 /* weight_put is thread-safe for groups of this many rows */
-#define STAGING_BYTES (1u << 20)
+#define ITEM_BYTES ((size_t)8 << 20)
+#define PIECE_BYTES ((size_t)1 << 20)
 
 struct item {
     int32_t weight;
@@ -112,14 +113,19 @@ static size_t row_bytes(const struct job *j, const struct local_weight *w)
     return w->kind == LOCAL_LINEAR ? widest * (size_t)w->spec.in : widest;
 }
 
-/* Rows per item; a vector is one item. */
-static int64_t chunk_rows(const struct job *j, const struct local_weight *w)
+/* Rows whose staging takes about so many bytes; a vector is never cut. */
+static int64_t rows_within(const struct job *j, const struct local_weight *w, size_t bytes)
 {
     if (w->kind == LOCAL_VECTOR)
         return rows_of(w);
     size_t group = row_bytes(j, w) * GROUP;
-    size_t groups = group >= STAGING_BYTES ? 1 : STAGING_BYTES / group;
+    size_t groups = group >= bytes ? 1 : bytes / group;
     return (int64_t)groups * GROUP;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* Nothing to read where the rank owns no rows or no columns. */
@@ -135,15 +141,15 @@ static enum status cut(struct job *j, struct err *err)
         count = 0;
         for (int32_t i = 0; i < j->l->count; i++) {
             const struct local_weight *w = &j->weights[i];
-            int64_t n = rows_of(w), step = is_empty(w) ? n : chunk_rows(j, w);
-            for (int64_t row = 0; row < n && !is_empty(w); row += step, count++) {
-                struct span rows = {row, row + step < n ? row + step : n};
-                size_t need = (size_t)span_len(rows) * row_bytes(j, w);
-                if (need > j->staging_bytes)
-                    j->staging_bytes = need;
+            if (is_empty(w))
+                continue;
+            int64_t n = rows_of(w), step = rows_within(j, w, ITEM_BYTES);
+            size_t need = (size_t)least(n, rows_within(j, w, PIECE_BYTES)) * row_bytes(j, w);
+            if (need > j->staging_bytes)
+                j->staging_bytes = need;
+            for (int64_t row = 0; row < n; row += step, count++)
                 if (pass == 1)
-                    j->items[count] = (struct item){i, rows};
-            }
+                    j->items[count] = (struct item){i, {row, least(row + step, n)}};
         }
         if (pass == 0)
             j->items = calloc((size_t)count + 1, sizeof *j->items);
@@ -188,7 +194,7 @@ static void put_vector(const struct loaded *l, int32_t weight, int64_t at, const
         dst[at + i] = dtype_load(values, dtype, (size_t)i);
 }
 
-/* The part of one slice that falls into the item. */
+/* The part of one slice that falls into the piece. */
 static enum status fill_slice(struct job *j, const struct item *it, const struct tensor_slice *s,
                               char *staging, struct err *err)
 {
@@ -196,7 +202,7 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     bool linear = w->kind == LOCAL_LINEAR;
     int64_t n = linear ? span_len(s->rows) : span_len(s->cols);
     int64_t begin = it->rows.begin > s->dst_row ? it->rows.begin : s->dst_row;
-    int64_t end = it->rows.end < s->dst_row + n ? it->rows.end : s->dst_row + n;
+    int64_t end = least(it->rows.end, s->dst_row + n);
     if (begin >= end)
         return OK;
     struct span part = {begin - s->dst_row, end - s->dst_row}, rows = s->rows, cols = s->cols;
@@ -219,6 +225,21 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
         atomic_fetch_add_explicit(&j->progress->bytes_done,
                                   (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(dtype),
                                   memory_order_relaxed);
+    return OK;
+}
+
+static enum status fill_item(struct job *j, const struct item *it, char *staging, struct err *err)
+{
+    const struct local_weight *w = &j->weights[it->weight];
+    const int64_t step = rows_within(j, w, PIECE_BYTES);
+    for (int64_t row = it->rows.begin; row < it->rows.end; row += step) {
+        const struct item piece = {it->weight, {row, least(row + step, it->rows.end)}};
+        for (int32_t s = 0; s < w->slice_count; s++) {
+            enum status st = fill_slice(j, &piece, &w->slices[s], staging, err);
+            if (st != OK)
+                return st;
+        }
+    }
     return OK;
 }
 
@@ -250,10 +271,8 @@ static void work(void *arg, int64_t begin, int64_t end)
         enum status st = OK;
         if (!staging)
             st = base_fail(&err, ERR_NOMEM, "no memory for %zu bytes of staging", j->staging_bytes);
-        const struct item *it = &j->items[i];
-        const struct local_weight *w = &j->weights[it->weight];
-        for (int32_t s = 0; s < w->slice_count && st == OK; s++)
-            st = fill_slice(j, it, &w->slices[s], staging, &err);
+        if (st == OK)
+            st = fill_item(j, &j->items[i], staging, &err);
         if (st != OK)
             set_failed(j, st, &err);
     }

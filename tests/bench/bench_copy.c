@@ -1,10 +1,10 @@
 /* How long the bytes of some files take into fresh memory: the floor of a server's ready time.
  *
- *     bench_copy THREADS FILE...
+ *     bench_copy REPEATS THREADS FILE...
  *
  * Each thread reads its part of every file (from the page cache, once warm) with pread into newly
  * mapped anonymous memory, so the page faults of a first touch are in the time, as they are when
- * weights are loaded. Prints the seconds of five repeats, the median first. */
+ * weights are loaded. Prints the seconds of the repeats, the median first. */
 #include "config/base.h"
 
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define REPEATS 5
+#define REPEATS_MAX 100
 #define THREADS_MAX 256
 #define CHUNK ((size_t)4 << 20)
 
@@ -90,24 +90,25 @@ static int ascending(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
-    double seconds[REPEATS] = {0};
+    double seconds[REPEATS_MAX] = {0};
     size_t bytes = 0;
-    long threads = argc > 2 ? strtol(argv[1], NULL, 10) : 0;
-    if (threads < 1 || threads > THREADS_MAX) {
-        fputs("usage: bench_copy THREADS FILE...\n", stderr);
+    long repeats = argc > 3 ? strtol(argv[1], NULL, 10) : 0;
+    long threads = argc > 3 ? strtol(argv[2], NULL, 10) : 0;
+    if (repeats < 1 || repeats > REPEATS_MAX || threads < 1 || threads > THREADS_MAX) {
+        fputs("usage: bench_copy REPEATS THREADS FILE...\n", stderr);
         return 2;
     }
-    for (int i = 0; i < REPEATS; i++) {
+    for (long i = 0; i < repeats; i++) {
         bytes = 0;
-        for (int f = 2; f < argc; f++)
+        for (int f = 3; f < argc; f++)
             if (!copy_file(argv[f], (int)threads, &bytes, &seconds[i])) {
                 perror(argv[f]);
                 return 1;
             }
     }
-    qsort(seconds, REPEATS, sizeof seconds[0], ascending);
+    qsort(seconds, (size_t)repeats, sizeof seconds[0], ascending);
     printf("copy %zu bytes, %ld threads: median %.4f s, min %.4f s, max %.4f s, %.2f GB/s\n", bytes,
-           threads, seconds[REPEATS / 2], seconds[0], seconds[REPEATS - 1],
-           (double)bytes / 1e9 / seconds[REPEATS / 2]);
+           threads, seconds[repeats / 2], seconds[0], seconds[repeats - 1],
+           (double)bytes / 1e9 / seconds[repeats / 2]);
     return 0;
 }

@@ -14,7 +14,7 @@ LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "sanitized: also run against a build with sanitizers")
+    config.addinivalue_line("markers", "sanitized: also run with the thread sanitizer")
     if not harness.BINARY.exists():
         pytest.exit(f"{harness.BINARY} is not there: build it, or name it in TESSERA", 1)
 
