@@ -13,13 +13,14 @@ enum command {
     COMMAND_SHARD = 8,
     COMMAND_SYNTH = 16,
     COMMAND_RANK = 32, /* internal: started by serve */
+    COMMAND_BENCH = 64,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv or the environment.
  */
 struct options {
     enum command command;
-    const char *model; /* positional: checkpoint directory */
+    const char *model; /* positional: checkpoint directory; of bench also a URL */
     int32_t tp;
     const char *parallel_mode, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
@@ -34,6 +35,15 @@ struct options {
     const char *output, *synth_config;
     int64_t seed;
     bool json;
+    struct {
+        int32_t num_prompts, input_len, output_len, vocab;
+        int32_t max_concurrency; /* 0: no bound */
+        const char *request_rate, *goodput, *prompts, *model, *api_key, *output_json, *plot;
+        bool ignore_eos, latency, throughput;
+        double timeout;
+        char **rest; /* what follows --: options of the server */
+        int32_t rest_count;
+    } bench;
     /* COMMAND_RANK only */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;

@@ -10,5 +10,6 @@ enum status commands_plan(const struct options *o, struct err *err) MUST_USE;
 enum status commands_inspect(const struct options *o, struct err *err) MUST_USE;
 enum status commands_shard(const struct options *o, struct err *err) MUST_USE;
 enum status commands_synth(const struct options *o, struct err *err) MUST_USE;
+enum status commands_bench(const struct options *o, struct err *err) MUST_USE;
 
 #endif
