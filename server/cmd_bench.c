@@ -8,6 +8,7 @@
 #include "server/bench/target.h"
 #include "server/bench/workload.h"
 #include "server/commands.h"
+#include "server/utf8.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -35,6 +36,7 @@ struct bench {
     struct report *reports; /* [rounds] */
 };
 
+/* From here on an interrupt ends the round, not the program. */
 static enum status open_signals(struct bench *b, struct err *err)
 {
     sigset_t set;
@@ -49,6 +51,17 @@ static enum status open_signals(struct bench *b, struct err *err)
 static bool is_url(const char *s)
 {
     return strstr(s, "://") != NULL;
+}
+
+/* UTF-8 without controls: fit for JSON and for a terminal. */
+static bool is_plain(const char *s)
+{
+    for (size_t left = strlen(s), n; left > 0; left -= n, s += n) {
+        n = utf8_char(s, left);
+        if (n == 0 || (unsigned char)*s < ' ' || *s == 0x7f)
+            return false;
+    }
+    return true;
 }
 
 /* Everything that can be wrong with the command line, before anything is started. */
@@ -70,6 +83,10 @@ static enum status check_options(struct bench *b, struct err *err)
         TRY(workload_rates(o->bench.request_rate, b->rates, ROUNDS_MAX, &b->rounds, err));
     else
         b->rates[b->rounds++] = o->bench.max_concurrency > 0 ? 0 : INFINITY;
+    if (o->bench.model && (strlen(o->bench.model) >= sizeof b->model || !is_plain(o->bench.model)))
+        return base_fail(err, ERR_USAGE, "--model: not a name, or too long");
+    if (o->bench.prompts && !is_plain(o->bench.prompts))
+        return base_fail(err, ERR_USAGE, "--prompts: the file's name is not plain UTF-8");
     for (const char *c = o->bench.api_key; c && *c; c++)
         if (!isgraph((unsigned char)*c))
             return base_fail(err, ERR_USAGE, "--api-key: blanks and controls cannot be sent");
@@ -123,9 +140,11 @@ static enum status probe(struct bench *b, struct err *err)
     int32_t http_status = 0;
     TRY(target_resolve(&b->target, probe_timeout, err));
     if (b->o->bench.model)
-        snprintf(b->model, sizeof b->model, "%.255s", b->o->bench.model);
+        snprintf(b->model, sizeof b->model, "%s", b->o->bench.model);
     else
         TRY(target_model(&b->target, probe_timeout, b->model, sizeof b->model, err));
+    if (!is_plain(b->model))
+        return base_fail(err, ERR_PEER, "the server's model has no plain name: use --model NAME");
     b->form = PROMPT_IDS;
     TRY(probe_form(b, PROMPT_IDS, &http_status, err));
     if (http_status == 400 || http_status == 422) {
@@ -190,6 +209,7 @@ static enum status run_rounds(struct bench *b, struct err *err)
     enum status st = OK;
     struct buf table;
     buf_init(&table, 1 << 20);
+    TRY(open_signals(b, err));
     print_head(b);
     for (int32_t i = 0; i < b->rounds; i++) {
         TRY(measure(b, i, err));
@@ -261,9 +281,13 @@ static enum status leave_files(const struct bench *b, struct err *err)
     }
     if (b->o->bench.plot) {
         buf_clear(&text);
-        snprintf(title, sizeof title, "%s at %s: %d + %d tokens, %d requests each", b->model,
-                 b->target.host, b->o->bench.input_len, b->o->bench.output_len,
-                 b->o->bench.num_prompts);
+        if (b->o->bench.prompts)
+            snprintf(title, sizeof title, "%s at %s: %d requests each", b->model, b->target.host,
+                     b->o->bench.num_prompts);
+        else
+            snprintf(title, sizeof title, "%s at %s: %d + %d tokens, %d requests each", b->model,
+                     b->target.host, b->o->bench.input_len, b->o->bench.output_len,
+                     b->o->bench.num_prompts);
         plot_svg(b->reports, b->measured, title, &text);
         TRY(write_file("plot", b->o->bench.plot, &text, err));
     }
@@ -290,7 +314,7 @@ static enum status open_target(struct bench *b, struct err *err)
     enum status st = OK;
     const struct options *o = b->o;
     if (!is_url(o->model)) {
-        TRY(child_open(o->model, o->bench.rest_count, o->bench.rest, b->signals, &b->child, b->url,
+        TRY(child_open(o->model, o->bench.rest_count, o->bench.rest, &b->child, b->url,
                        sizeof b->url, err));
         TRY(target_parse(b->url, &b->target, err));
     }
@@ -329,7 +353,7 @@ static enum status run_offline(const struct bench *b, struct err *err)
         argv[2 + i] = o->bench.rest[i];
     TRY(options_parse(o->bench.rest_count + 2, argv, &server, &help, err));
     st = help ? base_fail(err, ERR_USAGE, "--help after --: see tessera serve --help")
-              : offline_run(o, &server, b->signals, err);
+              : offline_run(o, &server, err);
 out:
     free(argv);
     free(model);
@@ -341,7 +365,6 @@ enum status commands_bench(const struct options *o, struct err *err)
     enum status st = OK;
     struct bench b = {.o = o, .signals = -1};
     TRY(check_options(&b, err));
-    TRY(open_signals(&b, err));
     if (o->bench.latency || o->bench.throughput) {
         st = run_offline(&b, err);
         goto out;

@@ -6,12 +6,11 @@
 
 struct child;
 
-/* Starts it and waits until it is ready; url gets its address. The server's kind of failure
- * with the last line of its log when it stops instead, ERR_CANCELLED when stop_fd becomes readable.
- * It dies with this process and is no part of its terminal's foreground group: an interrupt is ours
- * alone. */
-enum status child_open(const char *model, int argc, char **argv, int stop_fd, struct child **out,
-                       char *url, size_t cap, struct err *err) MUST_USE;
+/* Starts it and waits until it is ready; url gets its address. When it stops instead: its kind of
+ * failure, with the last line of its log. It is sent SIGTERM when this process dies, and is no part
+ * of the terminal's foreground group: an interrupt is ours alone. */
+enum status child_open(const char *model, int argc, char **argv, struct child **out, char *url,
+                       size_t cap, struct err *err) MUST_USE;
 /* SIGTERM, then SIGKILL after 10 s. */
 void child_close(struct child *c);
 /* CPU seconds so far of the server's process and of its ranks; -1 where /proc does not tell. */

@@ -210,6 +210,11 @@ static void transmit(struct conn *c)
     ssize_t n = send(c->fd, c->out.data, c->out.len, MSG_NOSIGNAL);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
+    if (n < 0 && errno == EPIPE) { /* it answered and closed without reading all */
+        buf_clear(&c->out);
+        watch(c, EPOLL_CTL_MOD, EPOLLIN);
+        return;
+    }
     if (n < 0) {
         const char *why = strerror(errno);
         note_error(c->load, why, strlen(why));

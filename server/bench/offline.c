@@ -4,7 +4,6 @@
 #include "engine/group.h"
 #include "server/setup.h"
 
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +24,7 @@ struct offline {
     struct footprint footprint;
     struct group *group;
     struct engine *engine;
-    int stop, over; /* over: eventfd, one per ended request */
+    int over; /* eventfd: one per ended request */
     int32_t *prompt;
     struct request *requests; /* [num_prompts]; the sink writes until engine_stop */
     _Atomic bool lost;
@@ -58,12 +57,9 @@ static void on_lost(void *ctx)
     CHECK(write(o->over, &one, sizeof one) == (ssize_t)sizeof one);
 }
 
-static enum status check_stop(void *ctx, struct err *err)
+static enum status check_group(void *ctx, struct err *err)
 {
     struct offline *o = ctx;
-    struct pollfd stop = {.fd = o->stop, .events = POLLIN};
-    if (poll(&stop, 1, 0) > 0)
-        return base_fail(err, ERR_CANCELLED, "interrupted");
     return group_check(o->group, 0, err);
 }
 
@@ -74,7 +70,7 @@ static enum status open_engine(struct offline *o, const struct options *serve, s
     TRY(footprint_plan(&o->setup.options, &o->setup.model, o->setup.layouts, o->setup.ops,
                        &o->footprint, err));
     TRY(group_open(&o->setup.options, &o->footprint, &o->group, err));
-    TRY(group_wait_ready(o->group, check_stop, o, err));
+    TRY(group_wait_ready(o->group, check_group, o, err));
     struct engine_config c = {
         .sched = {.limits = o->footprint.limits,
                   .waiting_max = o->bench->bench.num_prompts,
@@ -120,12 +116,8 @@ static enum status submit(struct offline *o, uint64_t number, struct request *r,
 /* Until so many requests have ended. */
 static enum status wait_for(struct offline *o, int32_t wanted, struct err *err)
 {
-    struct pollfd polls[2] = {{.fd = o->over, .events = POLLIN}, {.fd = o->stop, .events = POLLIN}};
     for (uint64_t ended = 0, n; ended < (uint64_t)wanted;) {
-        poll(polls, 2, -1);
-        if (polls[1].revents)
-            return base_fail(err, ERR_CANCELLED, "interrupted");
-        if (polls[0].revents && read(o->over, &n, sizeof n) == (ssize_t)sizeof n)
+        if (read(o->over, &n, sizeof n) == (ssize_t)sizeof n)
             ended += n;
         if (atomic_load(&o->lost))
             return group_check(o->group, 100, err) == OK
@@ -195,12 +187,10 @@ out:
     return st;
 }
 
-enum status offline_run(const struct options *bench, const struct options *serve, int stop_fd,
-                        struct err *err)
+enum status offline_run(const struct options *bench, const struct options *serve, struct err *err)
 {
     enum status st = OK;
-    struct offline o = {.bench = bench, .stop = stop_fd};
-    o.over = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct offline o = {.bench = bench, .over = eventfd(0, EFD_CLOEXEC)};
     o.prompt = calloc((size_t)bench->bench.input_len, sizeof *o.prompt);
     o.requests = calloc((size_t)bench->bench.num_prompts, sizeof *o.requests);
     if (o.over < 0 || !o.prompt || !o.requests) {

@@ -5,9 +5,8 @@
 
 #include "config/options.h"
 
-/* `bench` says what to send, `serve` how to run the model. Prints tokens/s. ERR_CANCELLED when
- * stop_fd becomes readable. */
-enum status offline_run(const struct options *bench, const struct options *serve, int stop_fd,
+/* `bench` says what to send, `serve` how to run the model. Prints tokens/s. */
+enum status offline_run(const struct options *bench, const struct options *serve,
                         struct err *err) MUST_USE;
 
 #endif

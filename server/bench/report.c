@@ -179,9 +179,11 @@ static bool any_bound(const struct report_goodput *g)
     return g->ttft > 0 || g->tpot > 0 || g->e2e > 0;
 }
 
+/* A peer may put several tokens into a chunk; those of failed requests are not told. */
 static double per_token_us(const struct report *r, double seconds)
 {
-    return r->streamed > 0 ? seconds * 1e6 / (double)r->streamed : 0;
+    int64_t tokens = r->output_tokens > r->streamed ? r->output_tokens : r->streamed;
+    return tokens > 0 ? seconds * 1e6 / (double)tokens : 0;
 }
 
 static void write_load(const struct report *r, struct buf *out)
@@ -295,10 +297,10 @@ void report_json(const struct report *r, const struct report_goodput *bounds, st
     json_stats(out, "tpot", &r->tpot);
     json_stats(out, "e2el", &r->e2e);
     json_stats(out, "send_delay", &r->late);
-    buf_printf(out, ", \"client_cpu_seconds\": %.6g, \"client_cpu_us_per_chunk\": %.6g",
+    buf_printf(out, ", \"client_cpu_seconds\": %.6g, \"client_cpu_us_per_token\": %.6g",
                r->client_cpu, per_token_us(r, r->client_cpu));
     json_number_or_null(out, "server_cpu_seconds", r->server_cpu >= 0, r->server_cpu);
-    json_number_or_null(out, "server_cpu_us_per_chunk", r->server_cpu >= 0,
+    json_number_or_null(out, "server_cpu_us_per_token", r->server_cpu >= 0,
                         per_token_us(r, r->server_cpu));
     json_number_or_null(out, "ranks_cpu_seconds", r->ranks_cpu >= 0, r->ranks_cpu);
     buf_puts(out, "}");

@@ -3,6 +3,7 @@
 #include "config/jdoc.h"
 #include "server/bench/reply.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
@@ -56,7 +57,7 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
     if (strlen(path) + sizeof "/completions" > sizeof t.path)
         return bad_url(url, "has a long path", err);
     for (const char *c = host; *c; c++)
-        if ((unsigned char)*c <= ' ' || strchr("?#\\\"", *c))
+        if (!isgraph((unsigned char)*c) || strchr("?#\\\"", *c))
             return bad_url(url, "has a query, a fragment, or a character that no URL has", err);
     memcpy(t.host, host, n);
     set_paths(&t, path, strlen(path));
