@@ -2,6 +2,7 @@
 
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "server/bench/samples.h"
 #include "server/setup.h"
 
 #include <stdatomic.h>
@@ -113,7 +114,7 @@ static enum status submit(struct offline *o, uint64_t number, struct request *r,
     return engine_submit(o->engine, &params, o->prompt, o->bench->bench.input_len, r, &id, err);
 }
 
-/* Until so many requests have ended. */
+/* Until the first `wanted` requests have ended. */
 static enum status wait_for(struct offline *o, int32_t wanted, struct err *err)
 {
     for (uint64_t ended = 0, n; ended < (uint64_t)wanted;) {
@@ -124,24 +125,16 @@ static enum status wait_for(struct offline *o, int32_t wanted, struct err *err)
                        ? base_fail(err, ERR_COMM, "the rank group is lost")
                        : ERR_COMM;
     }
+    for (int32_t i = 0; i < wanted; i++)
+        if (o->requests[i].finish != FINISH_LENGTH)
+            return base_fail(err, ERR_INTERNAL, "request %d ended early, after %d tokens", i,
+                             o->requests[i].tokens);
     return OK;
 }
 
 static double seconds(int64_t from, int64_t to)
 {
     return (double)(to - from) * 1e-9;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int32_t n)
-{
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    return values[n / 2];
 }
 
 /* One request alone, a few times. */
@@ -156,7 +149,7 @@ static enum status latency(struct offline *o, struct err *err)
         prompt[i] = seconds(r->sent, r->first);
         decode[i] = r->tokens > 1 ? seconds(r->first, r->last) / (r->tokens - 1) : 0;
     }
-    double first = median(prompt, REPEATS), each = median(decode, REPEATS);
+    double first = samples_stats(prompt, REPEATS).p50, each = samples_stats(decode, REPEATS).p50;
     printf("latency     one request alone, prompt of %d, median of %d\n"
            "  prompt    %.2f ms, %.1f tokens/s\n",
            o->bench->bench.input_len, REPEATS, first * 1e3, o->bench->bench.input_len / first);
