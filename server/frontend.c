@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOBS_QUEUED_MAX 256
 #define PAGE_BYTES_MAX ((size_t)4 << 20)
 
 struct frontend {
@@ -218,7 +217,7 @@ enum status frontend_open(const struct frontend_config *config, struct frontend 
     TRY(open_service(config, &f->service, err));
     TRY(output_open(&f->service, &f->output, err));
     TRY(request_worker_open(&f->service, config->request_workers > 0 ? config->request_workers : 2,
-                            JOBS_QUEUED_MAX, &f->worker, err));
+                            config->queued_max, &f->worker, err));
     TRY(open_http(f, config, err));
     *out = f;
     f = NULL;

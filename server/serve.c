@@ -120,6 +120,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
         .defaults = s->setup.defaults,
+        .queued_max = s->footprint.limits.slots + o->max_num_queued_reqs,
         .http = access_limits(o),
         .keys = s->keys,
         .metrics_without_key = o->metrics_without_key,
