@@ -1,4 +1,5 @@
 /* tessera: one binary, one command each for serving, planning and preparing models. */
+#include "config/log.h"
 #include "engine/rank.h"
 #include "server/commands.h"
 
@@ -70,11 +71,13 @@ int main(int argc, char **argv)
         options_help(o.command);
         return 0;
     }
+    log_setup(o.log_format, o.log_level);
     if (st == OK && o.command == COMMAND_RANK)
         return rank_main(&o);
     if (st == OK)
         st = run(&o, &err);
+    options_close(&o);
     if (st != OK && st != ERR_CANCELLED)
-        fprintf(stderr, "tessera: %s\n", err.text);
+        log_failure(err.text);
     return base_exit_code(st);
 }

@@ -30,6 +30,7 @@ COLUMNS_MAX = 100
 DOORS = [
     (r"microhttpd\.h", r"server/http/\w+\.c"),
     (r"jansson\.h", r"config/jdoc\.c"),
+    (r"yaml\.h", r"config/config_file\.c"),
     (r"sentencepiece\w*\.h", r"server/tokenizer/spm\.cc"),
     (r"nccl\.h", r"(engine/comm/\w*nccl\w*\.c|kernels/cuda/.*)"),
     (r"mpi\.h", r"engine/comm/\w*mpi\w*\.c"),
@@ -42,8 +43,10 @@ BANNED = ["sprintf", "vsprintf", "strcpy", "strcat", "strtok", "atoi", "rand", "
 TESTED_BY = {
     "config/base.c": "tests/test_config.c",
     "config/buf.c": "tests/test_config.c",
+    "config/config_file.c": "tests/test_options.c",
     "config/dtype.c": "tests/test_config.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
+    "config/log.c": "tests/test_log.c",
     "config/model_config.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
     "kernels/backend.c": "tests/test_kernels.c",
