@@ -54,9 +54,10 @@ static const struct row rows[] = {
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather",
      "gather: all logits on every rank"},
-    {"host", NULL, COMMAND_SERVE, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
+    {"host", NULL, COMMAND_SERVE | COMMAND_HEALTH, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
      "address to listen on"},
-    {"port", NULL, COMMAND_SERVE, INT32, AT(port), 0, 65535, "8000", NULL, "0: any free port"},
+    {"port", NULL, COMMAND_SERVE | COMMAND_HEALTH, INT32, AT(port), 0, 65535, "8000", NULL,
+     "0: any free port"},
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
     {"cpu-bind", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(cpu_bind), 0, 0, "auto",
@@ -108,6 +109,10 @@ static const struct {
     {"synth", COMMAND_SYNTH,
      "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that "
      "shape.\n"},
+    {"health", COMMAND_HEALTH,
+     "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
+     "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
+     "file describe.\n"},
     {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
 };
 
@@ -253,7 +258,7 @@ static enum status from_environment(struct options *o, struct err *err)
 static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
                                   struct err *err)
 {
-    const char *model = NULL;
+    const char *word = NULL;
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i], *value = NULL;
         if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
@@ -261,10 +266,10 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             return OK;
         }
         if (arg[0] != '-' || arg[1] == '\0') {
-            if (model)
-                return base_fail(err, ERR_USAGE, "one model directory is wanted, got \"%.80s\" too",
-                                 arg);
-            o->model = model = arg;
+            if (word)
+                return base_fail(err, ERR_USAGE, "one %s is wanted, got \"%.80s\" too",
+                                 o->command == COMMAND_HEALTH ? "URL" : "model directory", arg);
+            word = arg;
             continue;
         }
         const struct row *r = find_argument(o->command, arg, &value);
@@ -281,6 +286,8 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
         if (st != OK)
             return st;
     }
+    if (word)
+        *(o->command == COMMAND_HEALTH ? &o->url : &o->model) = word;
     return OK;
 }
 

@@ -13,6 +13,7 @@ enum command {
     COMMAND_SHARD = 8,
     COMMAND_SYNTH = 16,
     COMMAND_RANK = 32, /* internal: started by serve */
+    COMMAND_HEALTH = 128,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or
@@ -20,6 +21,7 @@ enum command {
 struct options {
     enum command command;
     const char *model; /* --model, or the word without a dash: checkpoint directory */
+    const char *url;   /* COMMAND_HEALTH: the word without a dash */
     const char *config;
     const char *log_format, *log_level;
     int32_t tp;

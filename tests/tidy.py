@@ -92,10 +92,11 @@ TESTED_BY = {
     "server/api/completion_reply.c": "tests/test_api.c",
     "server/api/field.c": "tests/test_api.c",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
+    "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",
     "server/cmd_plan.c": "tests/blackbox/test_files.py",
     "server/frontend.c": "tests/test_http.c",
-    "server/health.c": "tests/test_http.c",
+    "server/health.c": "tests/test_http.c tests/blackbox/test_health.py",
     "server/http/http.c": "tests/test_http.c",
     "server/http/http_listen.c": "tests/test_http.c",
     "server/http/http_route.c": "tests/test_http.c",
@@ -103,7 +104,7 @@ TESTED_BY = {
     "server/job.c": "tests/test_http.c",
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_counters.py",
-    "server/notify.c": "tests/blackbox/test_startup.py",
+    "server/notify.c": "tests/blackbox/test_health.py",
     "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_worker.c": "tests/test_http.c",
     "server/serve.c": "tests/blackbox/test_faults.py",
@@ -124,7 +125,7 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth"}
+                   "commands_synth", "commands_health"}
 
 
 class Source(typing.NamedTuple):
