@@ -1,0 +1,29 @@
+"""Meshes and layouts equal what tests/oracle works out on its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness import BINARY, ROOT
+
+sys.path.insert(0, str(ROOT / "tests/oracle"))
+import mesh_forms  # noqa: E402
+
+PROGRAMS = BINARY.parent / "tests"
+
+
+def printed(program, *arguments):
+    """The lines a unit test program prints as a table."""
+    command = [str(PROGRAMS / program), "--table", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("units", [3, 131])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_every_rank_holds_its_part(axes, units):
+    """All meshes of up to 16 ranks, all spreads: coordinates, offsets and sizes."""
+    got = printed("test_mesh", axes, units)
+    wanted = list(mesh_forms.lines(axes, units))
+    assert len(got) == len(wanted)
+    assert set(got) == set(wanted)
