@@ -9,6 +9,7 @@ from harness import BINARY, ROOT
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mesh_forms  # noqa: E402
+import redistribute_forms  # noqa: E402
 
 PROGRAMS = BINARY.parent / "tests"
 
@@ -27,3 +28,12 @@ def test_every_rank_holds_its_part(axes, units):
     wanted = list(mesh_forms.lines(axes, units))
     assert len(got) == len(wanted)
     assert set(got) == set(wanted)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (4,), (9,), (16,), (2, 2), (3, 2), (1, 5), (4, 4),
+                                   (2, 2, 2), (3, 1, 4), (2, 3, 2)])
+def test_redistributed_bytes(sizes):
+    """Every transition: a legal route, the right collective, bytes as integers."""
+    lines = printed("test_redistribute", *sizes)
+    single = sum(redistribute_forms.check(line, sizes, 5, 7, 3) for line in lines)
+    assert single >= 10

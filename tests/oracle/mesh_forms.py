@@ -5,6 +5,7 @@ Independent of the engine: a mesh is the list of all coordinate tuples in rank o
 is cut by walking its blocks one after another.  Nothing here divides a rank by a stride.
 """
 
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -29,7 +30,7 @@ def coordinates(sizes, first_fastest):
 
 
 def spreads(axes):
-    """Every way to lie over so many axes: ((row axes, column axes), partial axes), outermost first."""
+    """Every way to lie over so many axes: ((row axes, column axes), partial axes)."""
     for kinds in itertools.product("RCP-", repeat=axes):
         rows = [axis for axis in range(axes) if kinds[axis] == "R"]
         cols = [axis for axis in range(axes) if kinds[axis] == "C"]
@@ -48,6 +49,7 @@ def cut(units, pieces):
         begin = end
 
 
+@functools.cache
 def held(sizes, order, units):
     """{coordinates along `order`: (begin, end)} of a dimension cut by these axes."""
     tuples = list(itertools.product(*(range(sizes[axis]) for axis in order)))
