@@ -17,7 +17,10 @@
 #define ARENA (64 * 1024)
 #define SPREADS_MAX 128
 
-static const struct matrix odd = {{{ROWS, 1}, {COLS, UNIT}}};
+static const struct matrix odd = {
+    .dim = {{.units = ROWS, .unit = 1}, {.units = COLS, .unit = UNIT}}};
+static const struct redistribute_sizes whole_parts = {{ELEMENTS, ELEMENTS, ELEMENTS, ELEMENTS},
+                                                      ELEMENTS};
 
 struct all_spreads {
     int32_t count;
@@ -161,13 +164,19 @@ static enum status transition(struct ranks_member *m, struct redistribute *r, st
     enum status st = OK;
     struct board *b = m->arg;
     struct route route;
-    float src[ELEMENTS];
+    float elsewhere[ELEMENTS];
+    const float *result;
     bool right = false;
     int64_t wanted = 0;
     TRY(redistribute_route(m->mesh, &odd, from, to, &route, err));
+    /* written where it is read, or copied there */
+    float *src = (from.count[0] + to.count[1]) % 2 ? redistribute_source(r, &route) : elsewhere;
     fill(m->mesh, &from, m->rank, src);
     uint64_t before = ranks_bytes_all(m);
-    TRY(redistribute_run(r, b->part[m->rank], src, &odd, &route, err));
+    TRY(redistribute_run(r, &odd, &route, src, &result, err));
+    const struct part mine = part_of(m->mesh, &to, m->rank);
+    memcpy(b->part[m->rank], result,
+           (size_t)(span_len(mine.rows) * span_len(mine.cols)) * sizeof(float));
     b->bytes[m->rank] = ranks_bytes_all(m) - before;
     for (int32_t i = 0; i < route.count; i++)
         wanted += redistribute_received(m->mesh, &odd, &route.move[i], m->rank);
@@ -202,7 +211,7 @@ static enum status transitions(struct ranks_member *m, struct err *err)
     enum status st = OK;
     struct board *b = m->arg;
     struct redistribute *r = NULL;
-    TRY(redistribute_open(&m->groups, m->backend, ELEMENTS, &r, err));
+    TRY(redistribute_open(&m->groups, m->backend, &whole_parts, &r, err));
     for (int32_t i = 0; i < b->all.count * b->all.count; i += b->stride) {
         const struct spread from = b->all.at[i / b->all.count], to = b->all.at[i % b->all.count];
         struct route route;
@@ -260,11 +269,17 @@ static enum status too_large(struct ranks_member *m, struct err *err)
     struct redistribute *r = NULL;
     struct route route;
     struct err why;
-    float src[ELEMENTS] = {0}, dst[ELEMENTS];
+    struct redistribute_sizes small = {{0}, 0};
+    const float *result;
+    float src[ELEMENTS] = {0};
     const struct spread copy = {0}, cut = spread_shard(copy, SPREAD_ROWS, 0);
-    TRY(redistribute_open(&m->groups, m->backend, ELEMENTS - 1, &r, err));
     TRY(redistribute_route(m->mesh, &odd, cut, copy, &route, err));
-    if (redistribute_run(r, dst, src, &odd, &route, &why) != ERR_INTERNAL)
+    redistribute_measure(m->mesh, &odd, &route, &small);
+    if (small.place[0] != ELEMENTS || small.place[1] != 0)
+        st = base_fail(err, ERR_INTERNAL, "measured %zu", small.place[0]);
+    small.place[0]--;
+    TRY(redistribute_open(&m->groups, m->backend, &small, &r, err));
+    if (redistribute_run(r, &odd, &route, src, &result, &why) != ERR_INTERNAL)
         st = base_fail(err, ERR_INTERNAL, "a part too large was moved");
 out:
     redistribute_close(r);
@@ -275,7 +290,8 @@ static enum status no_arena(struct ranks_member *m, struct err *err)
 {
     struct redistribute *r = NULL;
     struct err why;
-    if (redistribute_open(&m->groups, m->backend, 1 << 20, &r, &why) != ERR_LIMIT || r)
+    const struct redistribute_sizes large = {{1 << 20}, 0};
+    if (redistribute_open(&m->groups, m->backend, &large, &r, &why) != ERR_LIMIT || r)
         return base_fail(err, ERR_INTERNAL, "an arena too small was taken");
     return OK;
 }

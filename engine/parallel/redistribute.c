@@ -1,7 +1,8 @@
-/* DESIGN: a move copies its source into a buffer peers can read, meets, and leaves the result in a
+/* DESIGN: a move has its source in a buffer peers can read, meets, and leaves the result in a
  * second one, where the next move takes it. Each axis has two such pairs in turn, because peers may
- * still read the previous one (comm.h, reuse rule). Blocks travel contiguous: columns are packed
- * before they are sent, and laid side by side after. */
+ * still read the previous one (comm.h, reuse rule). A producer may write the first source itself;
+ * else it is copied there. Blocks travel contiguous: columns are packed before they are sent, and
+ * laid side by side after. */
 #include "engine/parallel/redistribute.h"
 
 #include <stdlib.h>
@@ -11,44 +12,60 @@ enum { WORLD = MESH_AXES_MAX, PLACES };
 
 struct place {
     float *src[2], *dst[2];
-    int32_t turn;
+    int32_t turn; /* of the last move */
 };
 
 struct redistribute {
     struct groups *g;
     struct backend *b;
-    size_t elements;
+    struct redistribute_sizes sizes;
     struct place place[PLACES]; /* per axis, then all ranks */
     float *local[2];            /* results of moves that meet nobody */
+    float *product;             /* a source that is packed or sliced first */
 };
 
-size_t redistribute_arena_bytes(const struct mesh *m, size_t elements)
+size_t redistribute_arena_bytes(const struct redistribute_sizes *sizes)
 {
-    return 4 * (size_t)(m->axes + 1) * base_align(elements * sizeof(float), 64);
+    size_t bytes = 0;
+    for (int32_t i = 0; i < PLACES; i++)
+        bytes += 4 * base_align(sizes->place[i] * sizeof(float), 64);
+    return bytes;
 }
 
-enum status redistribute_open(struct groups *g, struct backend *b, size_t elements,
-                              struct redistribute **out, struct err *err)
+static bool take_places(struct redistribute *r)
 {
-    const size_t bytes = base_align(elements * sizeof(float), 64);
-    struct redistribute *r = calloc(1, sizeof *r);
-    bool small = false;
-    if (!r)
-        return base_fail(err, ERR_NOMEM, "redistribute: no memory");
-    *r = (struct redistribute){.g = g, .b = b, .elements = elements};
     for (int32_t i = 0; i < PLACES; i++) {
-        for (int32_t k = 0; (i < g->mesh->axes || i == WORLD) && k < 2; k++) {
-            r->place[i].src[k] = comm_buffer(g->world, bytes);
-            r->place[i].dst[k] = comm_buffer(g->world, bytes);
-            small = small || !r->place[i].src[k] || !r->place[i].dst[k];
+        const size_t bytes = r->sizes.place[i] * sizeof(float);
+        for (int32_t k = 0; bytes > 0 && k < 2; k++) {
+            r->place[i].src[k] = comm_buffer(r->g->world, bytes);
+            r->place[i].dst[k] = comm_buffer(r->g->world, bytes);
+            if (!r->place[i].src[k] || !r->place[i].dst[k])
+                return false;
         }
     }
-    r->local[0] = aligned_alloc(64, bytes + 64);
-    r->local[1] = aligned_alloc(64, bytes + 64);
-    if (small || !r->local[0] || !r->local[1]) {
+    return true;
+}
+
+enum status redistribute_open(struct groups *g, struct backend *b,
+                              const struct redistribute_sizes *sizes, struct redistribute **out,
+                              struct err *err)
+{
+    const size_t bytes = base_align(sizes->local * sizeof(float) + 1, 64);
+    struct redistribute *r = calloc(1, sizeof *r);
+    if (!r)
+        return base_fail(err, ERR_NOMEM, "redistribute: no memory");
+    *r = (struct redistribute){.g = g, .b = b, .sizes = *sizes};
+    r->local[0] = aligned_alloc(64, bytes);
+    r->local[1] = aligned_alloc(64, bytes);
+    r->product = aligned_alloc(64, bytes);
+    if (!r->local[0] || !r->local[1] || !r->product) {
         redistribute_close(r);
-        return small ? base_fail(err, ERR_LIMIT, "redistribute: the communicator's arena is small")
-                     : base_fail(err, ERR_NOMEM, "redistribute: no memory");
+        return base_fail(err, ERR_NOMEM, "redistribute: no memory for 3 x %zu bytes", bytes);
+    }
+    memset(r->product, 0, bytes); /* touched before ready */
+    if (!take_places(r)) {
+        redistribute_close(r);
+        return base_fail(err, ERR_LIMIT, "redistribute: the communicator's arena is too small");
     }
     *out = r;
     return OK;
@@ -60,6 +77,7 @@ void redistribute_close(struct redistribute *r)
         return;
     free(r->local[0]);
     free(r->local[1]);
+    free(r->product);
     free(r);
 }
 
@@ -69,8 +87,14 @@ void redistribute_close(struct redistribute *r)
 static struct span held(const struct mesh *m, const struct matrix *x, const struct spread *s,
                         int32_t dim, int32_t rank)
 {
-    const struct span units = spread_span(m, s, dim, x->dim[dim].units, rank);
-    return (struct span){units.begin * x->dim[dim].unit, units.end * x->dim[dim].unit};
+    const struct extent *e = &x->dim[dim];
+    if (e->cut) {
+        const int32_t n = spread_pieces(m, s, dim), index = spread_index(m, s, dim, rank);
+        CHECK(e->pieces % n == 0);
+        return (struct span){e->cut[e->pieces / n * index], e->cut[e->pieces / n * (index + 1)]};
+    }
+    const struct span units = spread_span(m, s, dim, e->units, rank);
+    return (struct span){units.begin * e->unit, units.end * e->unit};
 }
 
 static int64_t length(const struct mesh *m, const struct matrix *x, const struct spread *s,
@@ -116,6 +140,35 @@ int64_t redistribute_received(const struct mesh *m, const struct matrix *x, cons
     return 0;
 }
 
+static int32_t place_of(const struct move *v)
+{
+    return v->kind == MOVE_SWAP ? (int32_t)WORLD : v->axis;
+}
+
+static void raise(size_t *size, int64_t to)
+{
+    *size = *size < (size_t)to ? (size_t)to : *size;
+}
+
+void redistribute_measure(const struct mesh *m, const struct matrix *x, const struct route *route,
+                          struct redistribute_sizes *sizes)
+{
+    for (int32_t rank = 0; rank < mesh_ranks(m); rank++) {
+        const int64_t start = area(m, x, &route->from, rank);
+        raise(&sizes->local, start); /* the producer's buffer */
+        for (int32_t i = 0; i < route->count; i++) {
+            const struct move *v = &route->move[i];
+            const int64_t n[2] = {area(m, x, &v->before, rank), area(m, x, &v->after, rank)};
+            const bool stays = v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM;
+            for (int32_t k = 0; k < 2; k++) {
+                raise(stays ? &sizes->local : &sizes->place[place_of(v)], n[k]);
+                if (v->kind == MOVE_TURN)
+                    raise(&sizes->local, n[k]);
+            }
+        }
+    }
+}
+
 /* ---- moves ---- */
 
 /* One move on one rank: the parts before and after, as [rows, cols]. */
@@ -149,6 +202,13 @@ static int64_t part(const struct job *j, const struct spread *s, int32_t dim, in
     return length(j->r->g->mesh, j->x, s, dim, member(j, i));
 }
 
+/* Whether the collective reads its source as the producer wrote it. */
+static bool reads_in_place(const struct move *v)
+{
+    const bool cuts = v->kind == MOVE_SCATTER || v->kind == MOVE_TURN;
+    return v->kind != MOVE_SLICE && v->kind != MOVE_CLAIM && !(cuts && v->to == SPREAD_COLS);
+}
+
 /* src[rows, cols] to blocks of columns, one after another, as members hold them afterwards. */
 static void pack_cols(const struct job *j, float *dst, const float *src)
 {
@@ -162,11 +222,10 @@ static void pack_cols(const struct job *j, float *dst, const float *src)
 
 static void pack(const struct job *j, float *dst, const float *src)
 {
-    const bool cuts = j->v->kind == MOVE_SCATTER || j->v->kind == MOVE_TURN;
-    if (cuts && j->v->to == SPREAD_COLS)
-        pack_cols(j, dst, src);
-    else
+    if (reads_in_place(j->v))
         copy(j->r, dst, j->rows * j->cols, src, j->rows * j->cols, 1, j->rows * j->cols);
+    else
+        pack_cols(j, dst, src);
 }
 
 static enum status gather(const struct job *j, const float **at, float *dst, const float *src,
@@ -251,7 +310,8 @@ static enum status meet(const struct job *j, const float **at, struct err *err)
 {
     const int32_t t = j->p->turn ^= 1;
     float *src = j->p->src[t], *dst = j->p->dst[t];
-    pack(j, src, *at);
+    if (*at != src)
+        pack(j, src, *at);
     switch (j->v->kind) {
     case MOVE_GATHER:
         return gather(j, at, dst, src, err);
@@ -270,38 +330,51 @@ static enum status meet(const struct job *j, const float **at, struct err *err)
     return comm_all_reduce(j->c, dst, src, (size_t)(j->rows * j->cols), err);
 }
 
-enum status redistribute_run(struct redistribute *r, float *dst, const float *src,
-                             const struct matrix *x, const struct route *route, struct err *err)
+float *redistribute_source(struct redistribute *r, const struct route *route)
+{
+    if (route->count == 0 || !reads_in_place(&route->move[0]))
+        return r->product;
+    const struct place *p = &r->place[place_of(&route->move[0])];
+    return p->src[p->turn ^ 1];
+}
+
+static bool fits(const struct redistribute *r, const struct job *j)
+{
+    const size_t before = (size_t)(j->rows * j->cols), after = (size_t)(j->rows_out * j->cols_out);
+    const bool stays = j->v->kind == MOVE_SLICE || j->v->kind == MOVE_CLAIM;
+    const size_t room = stays ? r->sizes.local : r->sizes.place[place_of(j->v)];
+    return before <= room && after <= room && (j->v->kind != MOVE_TURN || after <= r->sizes.local);
+}
+
+enum status redistribute_run(struct redistribute *r, const struct matrix *x,
+                             const struct route *route, const float *src, const float **result,
+                             struct err *err)
 {
     enum status st = OK;
     const struct mesh *m = r->g->mesh;
-    const int64_t n = area(m, x, &route->to, r->g->rank);
     const float *at = src;
     for (int32_t i = 0; i < route->count; i++) {
         const struct move *v = &route->move[i];
-        const bool swaps = v->kind == MOVE_SWAP;
         const struct job j = {
             .r = r,
             .x = x,
             .v = v,
-            .c = swaps ? r->g->world : r->g->axis[v->axis],
-            .p = &r->place[swaps ? WORLD : v->axis],
+            .c = v->kind == MOVE_SWAP ? r->g->world : r->g->axis[v->axis],
+            .p = &r->place[place_of(v)],
             .rows = length(m, x, &v->before, SPREAD_ROWS, r->g->rank),
             .cols = length(m, x, &v->before, SPREAD_COLS, r->g->rank),
             .rows_out = length(m, x, &v->after, SPREAD_ROWS, r->g->rank),
             .cols_out = length(m, x, &v->after, SPREAD_COLS, r->g->rank),
         };
-        if ((size_t)(j.rows * j.cols) > r->elements ||
-            (size_t)(j.rows_out * j.cols_out) > r->elements)
-            return base_fail(err, ERR_INTERNAL, "redistribute: a part has more than %zu elements",
-                             r->elements);
+        if (!fits(r, &j))
+            return base_fail(err, ERR_INTERNAL, "redistribute: a part of %lld x %lld is too large",
+                             (long long)j.rows, (long long)j.cols);
         if (v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM)
             stay(&j, &at, at);
         else
             TRY(meet(&j, &at, err));
     }
-    copy(r, dst, n, at, n, 1, n);
-    r->b->ops->sync(r->b);
+    *result = at;
 out:
     return st;
 }

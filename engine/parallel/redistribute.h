@@ -11,10 +11,14 @@
 #include "engine/parallel/groups.h"
 #include "engine/parallel/spread.h"
 
-/* A dimension: so many units (rows, heads, columns) of `unit` elements each; units are not cut. */
+/* A dimension: so many units (rows, heads, columns) of `unit` elements each; units are not cut.
+ * Blocks of other sizes than the balanced rule's: `cut` has the pieces + 1 boundaries, in elements,
+ * of the finest split in use; borrowed. */
 struct extent {
     int64_t units;
     int32_t unit;
+    int32_t pieces;
+    const int64_t *cut; /* NULL: balanced */
 };
 
 struct matrix {
@@ -57,20 +61,35 @@ const char *redistribute_text(const struct mesh *m, const struct move *v,
 int64_t redistribute_received(const struct mesh *m, const struct matrix *x, const struct move *v,
                               int32_t rank);
 
+/* Elements of the largest parts that moves handle: per axis and over all ranks, and of those that
+ * meet nobody. */
+struct redistribute_sizes {
+    size_t place[MESH_AXES_MAX + 1];
+    size_t local;
+};
+/* Raises *sizes to what the route needs, on any rank. Pure. */
+void redistribute_measure(const struct mesh *m, const struct matrix *x, const struct route *route,
+                          struct redistribute_sizes *sizes);
+
 struct redistribute;
 
-/* Communicator arena it takes on a mesh of these axes for matrices of up to `elements` locally. */
-size_t redistribute_arena_bytes(const struct mesh *m, size_t elements);
+/* Communicator arena for matrices of these sizes. */
+size_t redistribute_arena_bytes(const struct redistribute_sizes *sizes);
 /* g and b are borrowed. One thread (the rank's) calls. ERR_LIMIT: the arena is too small. */
-enum status redistribute_open(struct groups *g, struct backend *b, size_t elements,
-                              struct redistribute **out, struct err *err) MUST_USE;
+enum status redistribute_open(struct groups *g, struct backend *b,
+                              const struct redistribute_sizes *sizes, struct redistribute **out,
+                              struct err *err) MUST_USE;
 void redistribute_close(struct redistribute *r);
 
-/* dst and src: contiguous local parts, any memory, dst != src. Collective over the axes the route
- * names; all ranks pass the same route and matrix. Allocates nothing. ERR_INTERNAL when a part on
- * the way is larger than `elements`. */
-enum status redistribute_run(struct redistribute *r, float *dst, const float *src,
-                             const struct matrix *x, const struct route *route,
+/* Where a producer best writes the part that a route starts from: the first collective reads it in
+ * place. Valid until the run that takes it; it may be written while an older result is read. */
+float *redistribute_source(struct redistribute *r, const struct route *route);
+/* src: this rank's contiguous part, any memory but a result of this. *result: the part it becomes,
+ * valid until the next run; src itself when there is nothing to do. Collective over the axes of the
+ * route; all ranks pass the same route and matrix. Allocates nothing. ERR_INTERNAL when a part on
+ * the way is larger than was said. */
+enum status redistribute_run(struct redistribute *r, const struct matrix *x,
+                             const struct route *route, const float *src, const float **result,
                              struct err *err) MUST_USE;
 
 #endif

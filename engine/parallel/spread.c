@@ -61,15 +61,20 @@ int32_t spread_pieces(const struct mesh *m, const struct spread *s, int32_t dim)
     return n;
 }
 
-struct span spread_span(const struct mesh *m, const struct spread *s, int32_t dim, int64_t units,
-                        int32_t rank)
+int32_t spread_index(const struct mesh *m, const struct spread *s, int32_t dim, int32_t rank)
 {
     int32_t index = 0;
     for (int32_t i = 0; i < s->count[dim]; i++) {
         int32_t axis = s->axis[dim][i];
         index = index * m->axis[axis].size + mesh_coord(m, rank, axis);
     }
-    return placement_block(units, spread_pieces(m, s, dim), index);
+    return index;
+}
+
+struct span spread_span(const struct mesh *m, const struct spread *s, int32_t dim, int64_t units,
+                        int32_t rank)
+{
+    return placement_block(units, spread_pieces(m, s, dim), spread_index(m, s, dim, rank));
 }
 
 static size_t list(const struct mesh *m, const char *word, const int8_t *axes, int32_t count,

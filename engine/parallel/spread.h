@@ -32,6 +32,8 @@ struct spread spread_partial(struct spread s, int32_t axis);
 struct spread spread_copy(struct spread s, int32_t axis);
 bool spread_equal(const struct spread *a, const struct spread *b);
 
+/* Which of the pieces of a dimension a rank holds. */
+int32_t spread_index(const struct mesh *m, const struct spread *s, int32_t dim, int32_t rank);
 /* The units of a dimension of `units` that a rank holds: global offset and local size. */
 struct span spread_span(const struct mesh *m, const struct spread *s, int32_t dim, int64_t units,
                         int32_t rank);
