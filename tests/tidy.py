@@ -81,6 +81,7 @@ TESTED_BY = {
     "engine/model/model.c": "tests/test_model.c",
     "engine/parallel/groups.c": "tests/test_mesh.c",
     "engine/parallel/mesh.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
+    "engine/parallel/moving.c": "tests/test_mlp.c tests/blackbox/test_layouts.py",
     "engine/parallel/parallel.c": "tests/test_model.c",
     "engine/parallel/plan.c": "tests/test_plan.c",
     "engine/parallel/plan_check.c": "tests/test_plan.c",

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from harness import BINARY, ROOT
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mesh_forms  # noqa: E402
+import mlp_forms  # noqa: E402
 import redistribute_forms  # noqa: E402
 
 PROGRAMS = BINARY.parent / "tests"
@@ -37,3 +39,14 @@ def test_redistributed_bytes(sizes):
     lines = printed("test_redistribute", *sizes)
     single = sum(redistribute_forms.check(line, sizes, 5, 7, 3) for line in lines)
     assert single >= 10
+
+
+@pytest.mark.parametrize("mode", ["1d", "2d", "2.5d", "3d"])
+def test_example_network(mode):
+    """The MLP of the layouts' example equals numpy, and moves what the closed form says."""
+    received, *rows = printed("test_mlp", mode)
+    assert set(map(int, received.split())) == {mlp_forms.bytes_received(mode)}
+    got = numpy.array([list(map(float, row.split())) for row in rows])
+    wanted = mlp_forms.forward()
+    assert got.shape == wanted.shape
+    assert abs(got - wanted).max() < 1e-5 * abs(wanted).max()
