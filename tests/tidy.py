@@ -31,6 +31,7 @@ DOORS = [
     (r"microhttpd\.h", r"server/http/\w+\.c"),
     (r"(sha2|memops)\.h", r"server/keys\.c"),
     (r"jansson\.h", r"config/jdoc\.c"),
+    (r"yaml\.h", r"config/config_file\.c"),
     (r"sentencepiece\w*\.h", r"server/tokenizer/spm\.cc"),
     (r"nccl\.h", r"(engine/comm/\w*nccl\w*\.c|kernels/cuda/.*)"),
     (r"mpi\.h", r"engine/comm/\w*mpi\w*\.c"),
@@ -43,8 +44,10 @@ BANNED = ["sprintf", "vsprintf", "strcpy", "strcat", "strtok", "atoi", "rand", "
 TESTED_BY = {
     "config/base.c": "tests/test_config.c",
     "config/buf.c": "tests/test_config.c",
+    "config/config_file.c": "tests/test_options.c",
     "config/dtype.c": "tests/test_config.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
+    "config/log.c": "tests/test_log.c",
     "config/model_config.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
     "kernels/backend.c": "tests/test_kernels.c",
@@ -82,8 +85,16 @@ TESTED_BY = {
     "engine/link.c": "tests/test_link.c",
     "engine/model/layout.c": "tests/test_model.c",
     "engine/model/model.c": "tests/test_model.c",
+    "engine/parallel/groups.c": "tests/test_mesh.c",
+    "engine/parallel/mesh.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
+    "engine/parallel/moving.c": "tests/test_mlp.c tests/blackbox/test_layouts.py",
     "engine/parallel/parallel.c": "tests/test_model.c",
     "engine/parallel/plan.c": "tests/test_plan.c",
+    "engine/parallel/plan_check.c": "tests/test_plan.c",
+    "engine/parallel/plan_file.c": "tests/test_plan.c",
+    "engine/parallel/redistribute.c": "tests/test_redistribute.c tests/blackbox/test_layouts.py",
+    "engine/parallel/redistribute_route.c": "tests/test_redistribute.c",
+    "engine/parallel/spread.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
     "engine/rank.c": "tests/test_model.c tests/blackbox/test_faults.py",
     "engine/rank_state.c": "tests/test_model.c",
     "engine/request.c": "tests/test_sched.c",
@@ -106,9 +117,11 @@ TESTED_BY = {
     "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
+    "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",
     "server/cmd_plan.c": "tests/blackbox/test_files.py",
     "server/frontend.c": "tests/test_http.c",
+    "server/health.c": "tests/test_http.c tests/blackbox/test_health.py",
     "server/http/http.c": "tests/test_http.c",
     "server/http/http_answer.c": "tests/test_http.c tests/blackbox/test_limits.py",
     "server/http/http_cors.c": "tests/test_guard.c tests/blackbox/test_keys.py",
@@ -125,6 +138,7 @@ TESTED_BY = {
     "server/keys.c": "tests/test_keys.c tests/blackbox/test_keys.py",
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_counters.py",
+    "server/notify.c": "tests/blackbox/test_health.py",
     "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_worker.c": "tests/test_http.c",
     "server/serve.c": "tests/blackbox/test_faults.py",
@@ -145,7 +159,7 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth", "commands_bench"}
+                   "commands_synth", "commands_health", "commands_bench"}
 
 
 class Source(typing.NamedTuple):
