@@ -27,6 +27,7 @@ struct report {
     struct samples_stats ttft, itl, tpot, e2e;
     struct samples_stats late; /* how much later than due a request was sent */
     int64_t streamed;          /* chunks with tokens */
+    int32_t streams;           /* most that were between first and last token at once */
     double client_cpu;         /* seconds */
     double server_cpu,
         ranks_cpu; /* seconds of our own server's front end and ranks; < 0: unknown */
