@@ -18,13 +18,14 @@ struct tokenizer;
 struct frontend_config {
     const char *host;       /* numeric address */
     int32_t port;           /* 0: any free one */
-    const char *model_name; /* --served-model-name, else the directory's name */
+    const char *model_name; /* --served-model-name, else the directory's name; "name,alias,..." */
     const char *version;
     int32_t vocab, max_model_len;
     const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
     size_t body_bytes_max;                 /* 0: 4 MiB */
+    double ping_s;                         /* between comments to streams that wait; 0: 15 */
 };
 
 /* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when

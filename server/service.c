@@ -67,6 +67,34 @@ struct engine *service_engine(struct service *s)
     return e;
 }
 
+/* True the first time. A bounded set: when it is full, nothing is new any more. */
+static bool is_news(struct service *s, const char *name)
+{
+    bool news = true;
+    pthread_mutex_lock(&s->lock);
+    for (int32_t i = 0; i < s->unknown_count && news; i++)
+        news = strcmp(s->unknown[i], name) != 0;
+    news = news && s->unknown_count < SERVICE_UNKNOWN_MAX;
+    if (news)
+        snprintf(s->unknown[s->unknown_count++], sizeof s->unknown[0], "%s", name);
+    pthread_mutex_unlock(&s->lock);
+    return news;
+}
+
+/* A name from a client may hold anything: what could forge a line of the log is masked. */
+void service_log_unknown(struct service *s, const struct field_unknown *unknown)
+{
+    char text[sizeof unknown->names[0]];
+    for (int32_t i = 0; i < unknown->count; i++) {
+        snprintf(text, sizeof text, "%s", unknown->names[i]);
+        for (char *c = text; *c; c++)
+            if (*c < ' ' || *c > '~')
+                *c = '?';
+        if (is_news(s, text))
+            base_log(LOG_WARN, "request field \"%s\" is not known and is ignored", text);
+    }
+}
+
 void service_enter(struct service *s)
 {
     pthread_mutex_lock(&s->lock);
