@@ -164,6 +164,8 @@ static enum status submit_choices(struct job *j, struct err *err)
     struct request_params params = completion_params(q);
     if (!q->has_seed)
         params.seed = random_word();
+    params.client = http_client(j->http);
+    params.cache_salt ^= http_key(j->http); /* prefixes are not shared between keys */
     for (int32_t i = 0; i < j->choice_count && st == OK; i++)
         st = submit_choice(j, &j->choices[i], &params, err);
     return st;
