@@ -32,7 +32,7 @@ struct row {
 #define ALL (~0)
 
 static const struct row rows[] = {
-    {"model", NULL, (LAYOUT | COMMAND_BENCH) & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
+    {"model", NULL, LAYOUT & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
      "the same as MODEL, for the environment and files"},
     {"config", NULL, ALL & ~(COMMAND_SYNTH | COMMAND_RANK), STRING, AT(config), 0, 0, NULL, NULL,
      "YAML file of options, one \"name: value\" a line"},
