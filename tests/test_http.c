@@ -6,6 +6,7 @@
 #include "server/http/http_listen.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/fake_engine.h"
+#include "tests/http_talk.h"
 #include "tests/scratch.h"
 
 #include <arpa/inet.h>
@@ -93,35 +94,6 @@ static int dial(const struct world *w)
     return fd;
 }
 
-static void say(int fd, const char *text, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = send(fd, text, n, MSG_NOSIGNAL);
-        if (k <= 0)
-            return;
-        text += k;
-        n -= (size_t)k;
-    }
-}
-
-/* Until the server closes, or `until` has come. */
-static char *listen_until(int fd, const char *until)
-{
-    struct buf b;
-    char part[16384];
-    size_t n;
-    buf_init(&b, 64 << 20);
-    for (;;) {
-        ssize_t k = recv(fd, part, sizeof part, 0);
-        if (k <= 0)
-            break;
-        buf_add(&b, part, (size_t)k);
-        if (until && strstr(b.data, until))
-            break;
-    }
-    return buf_take(&b, &n);
-}
-
 /* One request on its own connection, as text; the answer as text. The caller frees. */
 static char *ask(const struct world *w, const char *text)
 {
@@ -130,21 +102,6 @@ static char *ask(const struct world *w, const char *text)
     char *answer = listen_until(fd, NULL);
     close(fd);
     return answer;
-}
-
-static void say_text(int fd, const char *text)
-{
-    say(fd, text, strlen(text));
-}
-
-static void say_post(int fd, const char *body, const char *more)
-{
-    struct buf b;
-    buf_init(&b, 16 << 20);
-    buf_printf(&b, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %zu\r\n\r\n%s",
-               more, strlen(body), body);
-    say(fd, b.data, b.len);
-    buf_free(&b);
 }
 
 static char *post(const struct world *w, const char *body)
