@@ -6,9 +6,9 @@
 Capacity is what a closed loop gets that keeps all seats and half of the queue taken, before and
 after; in between, requests arrive at ten times that rate (Poisson, with a client that never waits).
 A request is good when its first token and its pace are within three times the p99 at capacity: a
-full queue alone doubles the wait. Exit code 1 when anything but 429 was refused with, when goodput was below 95 % of
-capacity, or when resident memory (of front end and ranks together, once per second) grew in the
-second half. The client runs on the same cores. Prints markdown.
+full queue alone doubles the wait. Exit code 1 when anything but 429 was refused with, when goodput
+was below 95 % of capacity, or when resident memory (of front end and ranks together, once per
+second) grew in the second half. The client runs on the same cores. Prints markdown.
 """
 
 import argparse
