@@ -8,7 +8,7 @@ after; in between, requests arrive at ten times that rate (Poisson, with a clien
 A request is good when its first token and its pace are within three times the p99 at capacity: a
 full queue alone doubles the wait. Exit code 1 when anything but 429 was refused with, when goodput
 was below 95 % of capacity, or when resident memory (of front end and ranks together, once per
-second) grew in the second half. The client runs on the same cores. Prints markdown.
+second) grew by 2 MiB in the second half. The client runs on the same cores. Prints markdown.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SEATS, QUEUE = 16, 32
 LENGTHS = ["--random-input-len", 64, "--random-output-len", 64, "--ignore-eos"]
 SLACK = 3
 GOODPUT_SHARE = 0.95
-MEMORY_GROWTH = 1.02
+MEMORY_GROWTH = 2 << 20  # more than allocators and pages touched late add
 
 
 def run(binary, server, out, *load):
@@ -83,7 +83,7 @@ def report(args, full, rate, over, memory):
     for row in rows:
         print("| " + " | ".join(row) + " |")
     good = (full[0]["failed"] + full[1]["failed"] == 0 and set(over["errors"]) <= {"http_429"}
-            and share >= GOODPUT_SHARE and second <= MEMORY_GROWTH * first)
+            and share >= GOODPUT_SHARE and second - first < MEMORY_GROWTH)
     print("\n" + ("Kept." if good else "Not kept."))
     return 0 if good else 1
 
