@@ -509,7 +509,11 @@ static void make_report(const struct report_goodput *bounds, struct report *out)
          .chunks = 1,
          .http_status = 200,
          .outcome = OUTCOME_OK},
-        {.due = 20 * MS, .sent = 20 * MS, .http_status = 429, .outcome = OUTCOME_HTTP},
+        {.due = 20 * MS,
+         .sent = 20 * MS,
+         .ended = 25 * MS,
+         .http_status = 429,
+         .outcome = OUTCOME_HTTP},
         {.due = 30 * MS,
          .sent = 30 * MS,
          .first = 31 * MS,
@@ -552,6 +556,7 @@ static void test_figures_of_records(void **state)
     assert_true(r.e2e.mean == 350 && r.e2e.max == 400);
     assert_true(r.tpot.count == 1 && r.tpot.p50 == 100);
     assert_true(r.itl.count == 3 && r.itl.mean == 100 && r.itl.max == 150);
+    assert_true(r.refused.count == 1 && r.refused.max == 5);
     assert_true(r.late.count == 4 && r.late.max == 2);
     assert_int_equal(r.streams, 2);
     assert_true(r.request_rate == 4 && r.output_rate == 10 && r.total_rate == 24);

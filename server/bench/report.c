@@ -46,8 +46,8 @@ static bool within(double ms, double bound)
 /* ---- figures ---- */
 
 struct columns { /* of successful requests, and of all that were sent */
-    double *ttft, *tpot, *e2e, *late, *begins, *ends, *gaps;
-    size_t ok, many, sent, streams, gap_count;
+    double *ttft, *tpot, *e2e, *refused, *late, *begins, *ends, *gaps;
+    size_t ok, many, refusals, sent, streams, gap_count;
 };
 
 static double ms_between(int64_t from, int64_t to)
@@ -83,8 +83,10 @@ static void fill(const struct load_result *result, const struct report_goodput *
             c->ends[c->streams++] = ms_between(result->started, r->last);
         }
         out->outcomes[r->outcome]++;
-        if (r->outcome == OUTCOME_HTTP)
+        if (r->outcome == OUTCOME_HTTP) {
             out->http[r->http_status]++;
+            c->refused[c->refusals++] = ms_between(r->due, r->ended);
+        }
         if (r->outcome != OUTCOME_OK)
             continue;
         take_success(r, bounds, c, out);
@@ -109,7 +111,7 @@ enum status report_make(const struct load_config *config, const struct load_resu
                        .ranks_cpu = -1,
                        .interrupted = result->interrupted,
                        .seconds = (double)(result->ended - result->started) * 1e-9};
-    double *memory = calloc(6 * n, sizeof *memory);
+    double *memory = calloc(7 * n, sizeof *memory);
     double *gaps = calloc(result->gaps_at[n] + 1, sizeof *gaps);
     if (!memory || !gaps) {
         free(memory);
@@ -122,11 +124,13 @@ enum status report_make(const struct load_config *config, const struct load_resu
                         .late = memory + 3 * n,
                         .begins = memory + 4 * n,
                         .ends = memory + 5 * n,
+                        .refused = memory + 6 * n,
                         .gaps = gaps};
     fill(result, bounds, &c, &r);
     r.ttft = samples_stats(c.ttft, c.ok);
     r.tpot = samples_stats(c.tpot, c.many);
     r.e2e = samples_stats(c.e2e, c.ok);
+    r.refused = samples_stats(c.refused, c.refusals);
     r.late = samples_stats(c.late, c.sent);
     r.itl = samples_stats(c.gaps, c.gap_count);
     r.streams = (int32_t)samples_overlap(c.begins, c.ends, c.streams);
@@ -216,6 +220,9 @@ void report_table(const struct report *r, const struct report_goodput *bounds, s
     if (r->failed > 0) {
         buf_puts(out, "failures   ");
         report_errors(r, out);
+        if (r->refused.count > 0)
+            buf_printf(out, " (answered in %.1f ms p50, %.1f ms p99)", r->refused.p50,
+                       r->refused.p99);
         buf_printf(out, "; the first: %s\n", r->first_error);
     }
     buf_printf(out, "throughput %.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all\n",
@@ -304,6 +311,7 @@ void report_json(const struct report *r, const struct report_goodput *bounds, st
     json_stats(out, "itl", &r->itl);
     json_stats(out, "tpot", &r->tpot);
     json_stats(out, "e2el", &r->e2e);
+    json_stats(out, "http_error", &r->refused);
     json_stats(out, "send_delay", &r->late);
     buf_printf(out, ", \"client_cpu_seconds\": %.6g, \"client_cpu_us_per_token\": %.6g",
                r->client_cpu, per_token_us(r, r->client_cpu));

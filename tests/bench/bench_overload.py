@@ -73,6 +73,8 @@ def report(args, full, rate, over, memory):
         ("requests/s sent", "", f"{rate:.1f}", ""),
         ("good requests/s", "", f"{over['request_goodput']:.2f}, {100 * share:.1f} %", ""),
         ("refused", *(json.dumps(one["errors"]) for one in columns)),
+        ("refused after p50 / p99, ms", "",
+         f"{over['median_http_error_ms']:.1f} / {over['p99_http_error_ms']:.1f}", ""),
         *((f"{key.upper()} p50 / p99, ms",
            *(f"{one[f'median_{key}_ms']:.1f} / {one[f'p99_{key}_ms']:.1f}" for one in columns))
           for key in ("ttft", "tpot")),
