@@ -53,6 +53,8 @@ TESTED_BY = {
     "kernels/cpu/cpu_avx2.c": "tests/test_kernels.c",
     "kernels/cpu/cpu_avx512.c": "tests/test_kernels.c",
     "kernels/cpu/cpu_generic.c": "tests/test_kernels.c",
+    "kernels/cpu/draw.c": "tests/test_sample.c",
+    "kernels/cpu/elect.c": "tests/test_elect.c",
     "kernels/cpu/layout.c": "tests/test_kernels.c",
     "kernels/cpu/linear.c": "tests/test_kernels.c",
     "kernels/cpu/pool.c": "tests/test_kernels.c",
