@@ -1,6 +1,6 @@
 /* Sampling rules and logprobs through whole ranks: against numpy (tests/oracle/sampling_numpy.py)
  * and Hugging Face's prompt logits, and the same bits at any number of ranks, alone or among
- * others, drawn or greedy. */
+ * others, drawn or greedy, by both samplers. */
 #include "tests/cluster.h"
 #include "weights/safetensors.h"
 
@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #define MODEL TEST_DATA_DIR "/golden/tied_gqa2_f32"
+#define DEMO TEST_DATA_DIR "/../deploy/demo/model"
 
 enum { MIXES = 5, STEPS = 40, TOP = 5, SLOTS = 16, PROMPT_MAX = 64 };
 
@@ -18,6 +19,7 @@ struct mix {
     struct sample_params params;
     struct sample_rules rules;
     int32_t *prompt, prompt_len;
+    bool silent; /* wants no logprobs */
 };
 
 struct outcome {
@@ -56,7 +58,8 @@ static void open_mix(struct mix *m, int32_t i)
 {
     int32_t n;
     float *rules = of_mix(i, "rules", &n);
-    m->prompt = of_mix(i, "prompt", &m->prompt_len);
+    *m = (struct mix){.prompt = of_mix(i, "prompt", &n)};
+    m->prompt_len = n;
     m->rules = (struct sample_rules){.prompt = m->prompt_len,
                                      .repetition = rules[0],
                                      .frequency = rules[1],
@@ -87,12 +90,18 @@ static void close_mix(struct mix *m)
     free((void *)(uintptr_t)m->rules.bias);
 }
 
-static struct cluster *open_ranks(int32_t ranks)
+static struct cluster *open_ranks(const char *model, int32_t ranks, const char *sampler)
 {
-    static const char *const args[] = {"--threads-per-rank=1",          "--max-num-seqs=16",
-                                       "--max-num-batched-tokens=1024", "--max-model-len=128",
-                                       "--kv-cache-memory=8M",          NULL};
-    return cluster_open(MODEL, ranks, args);
+    char option[32];
+    snprintf(option, sizeof option, "--sampler=%s", sampler);
+    const char *const args[] = {"--threads-per-rank=1",
+                                "--max-num-seqs=16",
+                                "--max-num-batched-tokens=1024",
+                                "--max-model-len=128",
+                                "--kv-cache-memory=8M",
+                                option,
+                                NULL};
+    return cluster_open(model, ranks, args);
 }
 
 /* The row added last is sampled, with its best. */
@@ -117,12 +126,15 @@ static void run(struct cluster *c, const struct mix *mixes, int32_t count, struc
                 cluster_row(c, slot, p, m->prompt[p], p == n - 1);
             if (t > 0)
                 cluster_row(c, slot, n + t - 1, STEP_TOKEN_FROM_SLOT, true);
-            ask_best(c, STEP_TARGET_SAMPLE);
+            if (!m->silent)
+                ask_best(c, STEP_TARGET_SAMPLE);
         }
         cluster_step(c);
         const struct step_result *r = &c->result[0];
         for (int32_t i = 0; i < count; i++) {
             out[i].ids[t] = r->ids[i];
+            if (mixes[i].silent)
+                continue;
             out[i].logprob[t] = r->logprob[i];
             memcpy(out[i].best[t], &r->best[i * TOP], sizeof out[i].best[t]);
         }
@@ -161,7 +173,7 @@ static void test_rules_as_numpy(void **state)
     (void)state;
     struct mix mixes[MIXES];
     struct outcome out[MIXES];
-    struct cluster *c = open_ranks(2);
+    struct cluster *c = open_ranks(MODEL, 2, "gather");
     for (int32_t i = 0; i < MIXES; i++)
         open_mix(&mixes[i], i);
     run(c, mixes, MIXES, out);
@@ -205,7 +217,7 @@ static void test_same_bits(void **state)
         open_mix(&mixes[i], i);
     make_crowd(crowd, mixes);
     for (size_t p = 0; p < ARRAY_LEN(counts); p++) {
-        struct cluster *c = open_ranks(counts[p]);
+        struct cluster *c = open_ranks(MODEL, counts[p], p % 2 ? "distributed" : "gather");
         run(c, crowd, SLOTS, out);
         for (int32_t i = 0; i < SLOTS && p > 0 && counts[p] != 3; i++)
             assert_same(&out[i], &first[i], counts[p], i);
@@ -222,6 +234,102 @@ static void test_same_bits(void **state)
     assert_true(different >= 5 * 10); /* drawing does draw */
     for (int32_t i = 0; i < MIXES; i++)
         close_mix(&mixes[i]);
+}
+
+/* ---- both samplers ---- */
+
+/* Uniform in [0, 1). */
+static float roll(uint64_t *dice)
+{
+    ++*dice;
+    return (float)(base_hash(BASE_HASH_INIT, dice, sizeof *dice) >> 40) * 0x1p-24f;
+}
+
+/* What clients ask of a model of text, and who wants logprobs too. */
+static void make_asked(struct mix *m, uint64_t *dice)
+{
+    static int32_t bos = 1;
+    static const int32_t end = 2;
+    *m = (struct mix){.prompt = &bos, .prompt_len = 1, .silent = roll(dice) < 0.8f};
+    m->params = (struct sample_params){
+        .temperature = roll(dice) < 0.2f ? 0 : 0.3f + 0.9f * roll(dice),
+        .top_p = roll(dice) < 0.4f ? 1 : 0.5f + 0.48f * roll(dice),
+        .top_k = roll(dice) < 0.6f ? 0 : 1 + (int32_t)(100 * roll(dice)),
+        .min_p = roll(dice) < 0.7f ? 0 : 0.2f * roll(dice),
+        .seed = *dice,
+    };
+    m->rules = (struct sample_rules){.prompt = 1, .repetition = 1, .bans = 1, .ban = &end};
+    m->rules.min_tokens = STEPS; /* a story that has ended is not like text */
+    if (roll(dice) < 0.3f)
+        m->rules.repetition = 1 + 0.3f * roll(dice);
+    if (roll(dice) < 0.3f)
+        m->rules.presence = roll(dice) - 0.3f;
+    if (roll(dice) < 0.3f)
+        m->rules.frequency = roll(dice) - 0.3f;
+}
+
+/* 320 mixes of parameters, each for 40 tokens; few rows are gathered because they must be. */
+static void test_samplers(void **state)
+{
+    (void)state;
+    static const int32_t counts[] = {1, 2, 3, 4, 8};
+    static struct outcome want[SLOTS], got[SLOTS];
+    uint64_t dice = 1;
+    for (size_t p = 0; p < ARRAY_LEN(counts); p++) {
+        struct cluster *gather = open_ranks(DEMO, counts[p], "gather");
+        struct cluster *distributed = open_ranks(DEMO, counts[p], "distributed");
+        for (int32_t round = 0; round < 4; round++) {
+            struct mix crowd[SLOTS];
+            for (int32_t i = 0; i < SLOTS; i++)
+                make_asked(&crowd[i], &dice);
+            memset(want, 0, sizeof want);
+            memset(got, 0, sizeof got);
+            run(gather, crowd, SLOTS, want);
+            run(distributed, crowd, SLOTS, got);
+            for (int32_t i = 0; i < SLOTS; i++)
+                assert_same(&got[i], &want[i], counts[p], i);
+        }
+        const uint64_t lost = atomic_load(&distributed->board->rank[0].sampler_fallbacks);
+        print_message("%d ranks: %d of %d rows undecided\n", counts[p], (int)lost,
+                      4 * SLOTS * STEPS);
+        assert_true(lost * 100 <= 4 * SLOTS * STEPS);
+        for (int32_t r = 1; r < counts[p]; r++)
+            assert_int_equal(atomic_load(&distributed->board->rank[r].sampler_fallbacks), lost);
+        assert_int_equal(atomic_load(&gather->board->rank[0].sampler_fallbacks), 0);
+        cluster_close(gather);
+        cluster_close(distributed);
+    }
+}
+
+/* A model of nothing, whose nuclei are larger than the places: rows are gathered, counted, and get
+ * the same tokens. */
+static void test_fallback(void **state)
+{
+    (void)state;
+    static const char model[] = TEST_DATA_DIR "/golden/llama31_rope_f32"; /* 509 ids */
+    static struct outcome want[3], got[3];
+    int32_t bos = 1;
+    struct mix asked[3];
+    for (int32_t i = 0; i < 3; i++) {
+        asked[i] = (struct mix){.prompt = &bos, .prompt_len = 1, .silent = true};
+        asked[i].params = (struct sample_params){.temperature = 2, .top_p = 1, .seed = 3};
+        asked[i].rules = (struct sample_rules){.prompt = 1, .repetition = 1};
+    }
+    asked[1].params.top_p = 0.95f;
+    asked[2].params.top_k = 100;
+    struct cluster *gather = open_ranks(model, 1, "gather");
+    struct cluster *distributed = open_ranks(model, 1, "distributed");
+    run(gather, asked, 3, want);
+    run(distributed, asked, 3, got);
+    for (int32_t i = 0; i < 3; i++)
+        assert_same(&got[i], &want[i], 1, i);
+    const struct comm_stats *stats = &distributed->board->rank[0].comm;
+    const uint64_t lost = atomic_load(&distributed->board->rank[0].sampler_fallbacks);
+    assert_in_range(lost, STEPS / 2, STEPS); /* those of top-p alone */
+    /* surveys, ballots, and the row that is lost */
+    assert_int_equal(atomic_load(&stats->op[COMM_ALL_GATHER].calls), 2 * STEPS + lost);
+    cluster_close(gather);
+    cluster_close(distributed);
 }
 
 /* Every prompt token but the first, in chunks of the sample places, the last row sampled. */
@@ -268,7 +376,7 @@ static void test_prompt_as_transformers(void **state)
     vocab = count / n;
     for (int32_t i = 0; i < count; i++)
         most = fabs((double)logits[i]) > most ? fabs((double)logits[i]) : most;
-    struct cluster *c = open_ranks(2);
+    struct cluster *c = open_ranks(MODEL, 2, "distributed");
     score_prompt(c, prompt, n, SLOTS, &out);
     score_prompt(c, prompt, n, 7, &again);
     for (int32_t i = 0; i < n; i++) {
@@ -307,7 +415,7 @@ static void test_open_with_history(void **state)
     int32_t tokens[PROMPT_MAX + STEPS];
     open_mix(&m, 3);
     m.params = (struct sample_params){.temperature = 1, .top_p = 0.9f, .seed = 5};
-    struct cluster *c = open_ranks(2);
+    struct cluster *c = open_ranks(MODEL, 2, "distributed");
     run(c, &m, 1, &out);
     const int32_t made = 4, n = m.prompt_len + made; /* before min_tokens */
     memcpy(tokens, m.prompt, (size_t)m.prompt_len * sizeof *tokens);
@@ -331,6 +439,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rules_as_numpy),
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_samplers),
+        cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_prompt_as_transformers),
         cmocka_unit_test(test_open_with_history),
     };

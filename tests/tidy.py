@@ -47,6 +47,7 @@ TESTED_BY = {
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
     "config/model_config.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
+    "engine/parallel/sampler.c": "tests/test_rank.c",
     "kernels/backend.c": "tests/test_kernels.c",
     "kernels/cpu/attend.c": "tests/test_kernels.c",
     "kernels/cpu/cpu.c": "tests/test_kernels.c",
