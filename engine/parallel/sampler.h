@@ -12,6 +12,13 @@
 
 struct sampler;
 
+/* Bytes a rank receives for one row of the distributed sampler: with places, in a step with some.
+ */
+static inline uint64_t sampler_row_bytes(int32_t ranks, int32_t places)
+{
+    const uint64_t ballot = places > 0 ? (1 + (uint64_t)places) * sizeof(union sample_ballot) : 0;
+    return (uint64_t)(ranks - 1) * (sizeof(struct sample_survey) + ballot);
+}
 /* Bytes of communicator arena per rank that sampler_open will take. */
 size_t sampler_arena_bytes(bool distributed, int32_t ranks, int32_t samples_max);
 
