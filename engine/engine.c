@@ -107,6 +107,7 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     out->waiting += e->mail_count;
     pthread_mutex_unlock(&w->lock);
     out->ranks = e->config.ranks;
+    out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];
         out->rank[r].up = !atomic_load(&e->lost);

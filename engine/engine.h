@@ -93,9 +93,10 @@ struct engine_metrics {
     int32_t kv_blocks, kv_blocks_used, block_tokens;
     uint64_t prompt_tokens, generation_tokens;
     uint64_t finished[FINISH_ERROR + 1];
-    uint64_t steps, step_rows; /* steps answered, and the rows in them */
-    double step_seconds;       /* sum over steps */
-    uint64_t step_buckets[16]; /* steps no slower than engine_step_bounds[i] (not cumulative) */
+    uint64_t steps, step_rows;  /* steps answered, and the rows in them */
+    double step_seconds;        /* sum over steps */
+    uint64_t step_buckets[16];  /* steps no slower than engine_step_bounds[i] (not cumulative) */
+    uint64_t sampler_fallbacks; /* rows that the distributed sampler could not decide */
     int32_t ranks;
     struct {
         bool up;

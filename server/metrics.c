@@ -240,7 +240,8 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, const
     }
     write_head(&p, "tessera:sampler_fallback_total", "counter",
                "Rows that the distributed sampler handed to the gathered one.");
-    buf_puts(out, "tessera:sampler_fallback_total 0\n");
+    buf_printf(out, "tessera:sampler_fallback_total %" PRIu64 "\n",
+               engine ? engine->sampler_fallbacks : 0);
     write_head(&p, "tessera:group_restarts_total", "counter",
                "Times the ranks were started again.");
     buf_puts(out, "tessera:group_restarts_total 0\n");
