@@ -4,7 +4,6 @@
  * key, route, size. Bodies that are refused are read and dropped up to a bound, since closing with
  * unread bytes would reset the connection and take our answer with it. */
 #include "server/http/http_cors.h"
-#include "server/http/http_guard.h"
 #include "server/http/http_listen.h"
 #include "server/http/http_request.h"
 #include "server/keys.h"
@@ -137,19 +136,22 @@ static enum MHD_Result feed_guard(void *cls, enum MHD_ValueKind kind, const char
     return http_guard_header(cls, name, name_n, value ? value : "", value_n) ? MHD_YES : MHD_NO;
 }
 
-/* Most of it was seen at the gate, but for later requests of a connection. */
+/* Most of it was seen at the gate, but for later requests of a connection: what the library mends
+ * in those may be read differently by others, so nothing may follow it. */
 static bool passes_guard(struct http_request *r, const char *method, const char *version,
                          struct api_error *e)
 {
-    struct http_guard g;
+    struct http_guard *g = &r->guard;
     const union MHD_ConnectionInfo *size =
         MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    http_guard_start(&g, &r->http->config.limits, e);
-    if (!http_guard_version(&g, version, strlen(version)) ||
-        !http_guard_method(&g, method, strlen(method)))
+    const size_t bytes = size ? size->header_size : 0;
+    g->error = e;
+    if (!http_guard_version(g, version, strlen(version)) ||
+        !http_guard_method(g, method, strlen(method)))
         return false;
-    MHD_get_connection_values_n(r->connection, MHD_HEADER_KIND, feed_guard, &g);
-    return e->http_status == 0 && http_guard_end(&g, size ? size->header_size : 0);
+    MHD_get_connection_values_n(r->connection, MHD_HEADER_KIND, feed_guard, g);
+    r->close = !http_guard_is_plain(g, bytes);
+    return e->http_status == 0 && http_guard_end(g, bytes);
 }
 
 static uint64_t hash_of_address(struct MHD_Connection *connection)
@@ -318,7 +320,6 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 static void *on_target(void *cls, const char *target, struct MHD_Connection *connection)
 {
     struct http *h = cls;
-    struct http_guard g;
     struct api_error e = {0};
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -326,8 +327,10 @@ static void *on_target(void *cls, const char *target, struct MHD_Connection *con
     if (!peer || !http_peer_move(peer, HTTP_PEER_HEAD))
         return NULL;
     struct http_request *r = request_open(h, connection, peer);
-    http_guard_start(&g, &h->config.limits, &e);
-    if (r && !http_guard_target(&g, target, strlen(target)))
+    if (!r)
+        return NULL;
+    http_guard_start(&r->guard, &h->config.limits, &e);
+    if (!http_guard_target(&r->guard, target, strlen(target)))
         refuse(r, &e);
     return r;
 }
