@@ -105,7 +105,7 @@ UNDECIDED = {"empty first line", "TLS", "JSON", "long method", "endless target",
 
 @pytest.mark.parametrize("name", sorted(MALFORMED.keys() - UNDECIDED))
 def test_later_malformed_request(demo, name):
-    """The library judges these first. Whether it refuses one or mends it, nothing comes after it."""
+    """The library judges these first. Whether it refuses or mends one, nothing comes after it."""
     with Raw(demo) as connection:
         assert connection.send(GET + b"\r\n").answer()[0] == 200
         connection.send(MALFORMED[name][0] + GET + b"X-Request-Id: smuggled\r\n\r\n")
