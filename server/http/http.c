@@ -2,7 +2,12 @@
  * while the connection is suspended. A request has two owners, the connection and whoever holds it,
  * hence the count. What can be decided from the head alone is, in this order: framing (the guard),
  * key, route, size. Bodies that are refused are read and dropped up to a bound, since closing with
- * unread bytes would reset the connection and take our answer with it. */
+ * unread bytes would reset the connection and take our answer with it.
+ *
+ * The gate judges the first head of a connection, the library those after it, before we see them.
+ * What it cannot parse there (a Content-Length that is no number, a header without a colon,
+ * HTTP/0.9 or 2; from 1.0 on also bare LFs, folded lines, NULs, unknown codings) gets its own page,
+ * and the connection is closed. What it mends is served, and the connection is closed too. */
 #include "server/http/http_cors.h"
 #include "server/http/http_listen.h"
 #include "server/http/http_request.h"
