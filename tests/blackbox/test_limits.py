@@ -48,6 +48,13 @@ def is_idle(server):
             and metrics.sum("vllm:num_requests_waiting") == 0)
 
 
+def has_read_all(server):
+    """Nothing that was sent to the server waits in the kernel."""
+    queues = [line.split()[4] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
+              if f":{server.port:04X} " in line]
+    return all(queue == "00000000:00000000" for queue in queues)
+
+
 def drip(connection, data):
     """A byte of data again and again, until the server has had enough."""
     connection.socket.settimeout(0.1)
@@ -257,6 +264,7 @@ def test_memory_of_bodies(serve):
     server = serve(checkpoint.DEMO, "--http-max-bodies-bytes", "2500K")
     half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
     held = [Raw(server).send(half + b" " * 999999) for _ in range(2)]
+    eventually(lambda: has_read_all(server), what="both are held")
     for begin in (b"", b"Transfer-Encoding: chunked\r\n"):
         def asks(begin=begin):
             with Raw(server) as connection:
