@@ -26,10 +26,12 @@ struct choice {
     struct buf text; /* of the answer; in a stream: since the last chunk */
     struct buf ids;  /* int32_t each, likewise */
     int32_t tokens, chunks;
-    const char *finish_reason; /* when ended: "stop", "length" */
-    int32_t stop_index;        /* of the stop string; -1: none */
-    int64_t last_token_ns;
+    const char *finish_reason;                          /* when ended: "stop", "length" */
+    int32_t stop_index;                                 /* of the stop string; -1: none */
+    int64_t admitted_ns, first_token_ns, last_token_ns; /* 0: not yet */
 };
+
+#define JOB_CLIENT_LEFT 499 /* as nginx has it: before the answer was complete */
 
 struct job {
     _Atomic int32_t refs;
@@ -46,6 +48,7 @@ struct job {
     struct choice *choices;
     int32_t choice_count, ended_count;
     int64_t prompt_tokens;
+    int32_t status; /* of the answer, or JOB_CLIENT_LEFT; 0: none yet */
     bool streaming; /* headers are sent */
     bool over;      /* the answer is complete, or nobody waits for it */
 };

@@ -38,6 +38,7 @@ struct engine {
 };
 
 const double engine_step_bounds[15] = {0.001, 0.01};
+const double engine_row_bounds[13] = {1, 8};
 
 enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
