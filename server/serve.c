@@ -5,9 +5,11 @@
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "server/access.h"
 #include "server/commands.h"
 #include "server/frontend.h"
 #include "server/health.h"
+#include "server/keys.h"
 #include "server/notify.h"
 #include "server/setup.h"
 #include "server/tokenizer/tokenizer.h"
@@ -32,6 +34,7 @@ struct server {
     struct setup setup;
     struct footprint footprint;
     struct tokenizer *tokenizer;
+    struct keys *keys; /* NULL: nobody needs one */
     struct frontend *frontend;
     struct group *group;
     struct engine *engine;
@@ -64,6 +67,17 @@ static int take_signal(struct server *s)
 {
     struct signalfd_siginfo info;
     return read(s->signals, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
+}
+
+static void reload_keys(struct server *s)
+{
+    struct err err = {""};
+    if (!s->keys)
+        base_log(LOG_INFO, "SIGHUP: there is no key file to read again");
+    else if (keys_reload(s->keys, &err) == OK)
+        base_log(LOG_INFO, "SIGHUP: %d keys", keys_count(s->keys));
+    else
+        base_log(LOG_ERROR, "SIGHUP: %s; the old keys stay", err.text);
 }
 
 static void log_lines(struct buf *b)
@@ -116,6 +130,10 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
         .defaults = s->setup.defaults,
+        .http = access_limits(o),
+        .keys = s->keys,
+        .metrics_without_key = o->metrics_without_key,
+        .cors_origins = o->cors_origins,
     };
     return frontend_open(&c, &s->frontend, err);
 }
@@ -159,7 +177,10 @@ static enum status loading_tick(void *ctx, struct err *err)
     struct server *s = ctx;
     uint64_t done = 0;
     int32_t ranks_done = 0;
-    if (is_stop(take_signal(s)))
+    const int signal_number = take_signal(s);
+    if (signal_number == SIGHUP)
+        reload_keys(s);
+    if (is_stop(signal_number))
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
     for (int32_t r = 0; r < s->footprint.ranks; r++) {
         uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
@@ -271,12 +292,15 @@ static enum status watch(struct server *s, const struct options *o, struct err *
                 base_fail(err, ERR_COMM, "the rank group is lost");
             return give_up(s, err);
         }
-        if (is_stop(take_signal(s))) {
+        const int signal_number = take_signal(s);
+        if (is_stop(signal_number)) {
             if (draining)
                 return OK;
             begin_drain(s, o->drain_timeout);
             deadline = base_now() + o->drain_timeout;
         }
+        if (signal_number == SIGHUP)
+            reload_keys(s);
         if (deadline < INFINITY && (frontend_idle(s->frontend, 0) || base_now() >= deadline))
             return OK;
         if (s->notify.watchdog_ns > 0 && !health_stalled(&s->health, s->engine))
@@ -302,6 +326,7 @@ enum status commands_serve(const struct options *o, struct err *err)
     if (notify_open(&s.notify, err) != OK)
         base_log(LOG_WARN, "%s", err->text);
     TRY(open_signals(&s, err));
+    TRY(access_open(o, &s.keys, err));
     TRY(open_model(&s, o, err));
     TRY(open_frontend(&s, o, err));
     TRY(open_engine(&s, o, err));
@@ -314,6 +339,7 @@ out:
     frontend_close(s.frontend);
     engine_close(s.engine);
     group_close(s.group);
+    keys_close(s.keys);
     tokenizer_close(s.tokenizer);
     setup_close(&s.setup);
     if (s.signals >= 0)
