@@ -42,6 +42,8 @@ int base_exit_code(enum status st)
     case OK:
     case ERR_CANCELLED:
         return 0;
+    case ERR_PEER:
+        return 1;
     case ERR_USAGE:
         return 2;
     case ERR_MODEL:

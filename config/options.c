@@ -32,7 +32,7 @@ struct row {
 #define ALL (~0)
 
 static const struct row rows[] = {
-    {"model", NULL, LAYOUT & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
+    {"model", NULL, (LAYOUT | COMMAND_BENCH) & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
      "the same as MODEL, for the environment and files"},
     {"config", NULL, ALL & ~(COMMAND_SYNTH | COMMAND_RANK), STRING, AT(config), 0, 0, NULL, NULL,
      "YAML file of options, one \"name: value\" a line"},
@@ -114,6 +114,40 @@ static const struct row rows[] = {
      "config.json of the model to make"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
      NULL, "seed of synthetic weights"},
+    {"seed", NULL, COMMAND_BENCH, INT64, AT(seed), 0, 0x1p62, "0", NULL,
+     "fixes prompts and arrival times"},
+    {"num-prompts", NULL, COMMAND_BENCH, INT32, AT(bench.num_prompts), 1, 1 << 20, "100", NULL,
+     "requests of a round"},
+    {"request-rate", "rates", COMMAND_BENCH, STRING, AT(bench.request_rate), 0, 0, NULL, NULL,
+     "open loop: Poisson arrivals per second, or inf; R,R,... measures one round each"},
+    {"max-concurrency", NULL, COMMAND_BENCH, INT32, AT(bench.max_concurrency), 1, 65536, NULL, NULL,
+     "requests at once; alone it makes a closed loop"},
+    {"random-input-len", NULL, COMMAND_BENCH, INT32, AT(bench.input_len), 1, 1 << 20, "128", NULL,
+     "tokens of a random prompt"},
+    {"random-output-len", NULL, COMMAND_BENCH, INT32, AT(bench.output_len), 1, 1 << 20, "64", NULL,
+     "most tokens of an answer"},
+    {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
+     "random token ids are below it"},
+    {"ignore-eos", NULL, COMMAND_BENCH, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
+     "asks for answers of full length"},
+    {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
+     "JSON lines {\"prompt\": text or ids, \"max_tokens\": N} instead of random prompts"},
+    {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
+     "bounds in ms of a good request, as ttft:500,tpot:50,e2e:10000"},
+    {"model", NULL, COMMAND_BENCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
+     "name in the requests; default: the first one the server lists"},
+    {"api-key", NULL, COMMAND_BENCH, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
+     "sent as bearer token; others see a command line, so rather set TESSERA_API_KEY"},
+    {"timeout", NULL, COMMAND_BENCH, NUMBER, AT(bench.timeout), 1, 86400, "600", NULL,
+     "seconds a request may take"},
+    {"output-json", NULL, COMMAND_BENCH, STRING, AT(bench.output_json), 0, 0, NULL, NULL,
+     "file for all figures"},
+    {"plot", NULL, COMMAND_BENCH, STRING, AT(bench.plot), 0, 0, NULL, NULL,
+     "SVG file of latency against load"},
+    {"latency", NULL, COMMAND_BENCH, FLAG, AT(bench.latency), 0, 0, NULL, NULL,
+     "without HTTP: one request alone, tokens/s of prompt and answer"},
+    {"throughput", NULL, COMMAND_BENCH, FLAG, AT(bench.throughput), 0, 0, NULL, NULL,
+     "without HTTP: all requests at once, tokens/s"},
     {"json", NULL, COMMAND_PLAN | COMMAND_INSPECT, FLAG, AT(json), 0, 0, NULL, NULL,
      "machine-readable output"},
     {"rank", NULL, COMMAND_RANK, INT32, AT(rank), 0, 63, "0", NULL, "internal"},
@@ -143,6 +177,12 @@ static const struct {
      "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
      "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
      "file describe.\n"},
+    {"bench", COMMAND_BENCH,
+     "tessera bench URL [options]\n"
+     "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"
+     "Measures an OpenAI-style server at http://HOST:PORT, or one it starts on a model directory.\n"
+     "Without rate and concurrency all requests are sent at once. Exit 1: requests failed, or no\n"
+     "server answers.\n"},
     {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
 };
 
@@ -295,6 +335,11 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             *help = true;
             return OK;
         }
+        if (strcmp(arg, "--") == 0 && o->command == COMMAND_BENCH) {
+            o->bench.rest = argv + i + 1;
+            o->bench.rest_count = argc - i - 1;
+            return OK;
+        }
         if (arg[0] != '-' || arg[1] == '\0') {
             if (word)
                 return base_fail(err, ERR_USAGE, "one %s is wanted, got \"%.80s\" too",
@@ -366,8 +411,9 @@ static enum status from_defaults(struct options *o, struct err *err)
 /* Everything there must be, whatever it was said by. */
 static enum status check_complete(const char *name, const struct options *o, struct err *err)
 {
-    if ((LAYOUT & (int)o->command) && !o->model)
-        return base_fail(err, ERR_USAGE, "tessera %s: which model directory?", name);
+    if (((LAYOUT | COMMAND_BENCH) & (int)o->command) && !o->model)
+        return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
+                         o->command == COMMAND_BENCH ? " or http:// URL" : "");
     if (o->command == COMMAND_SYNTH && !o->synth_config)
         return base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
     if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)

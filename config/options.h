@@ -13,6 +13,7 @@ enum command {
     COMMAND_SHARD = 8,
     COMMAND_SYNTH = 16,
     COMMAND_RANK = 32, /* internal: started by serve */
+    COMMAND_BENCH = 64,
     COMMAND_HEALTH = 128,
 };
 
@@ -20,7 +21,8 @@ enum command {
  * the file. */
 struct options {
     enum command command;
-    const char *model; /* --model, or the word without a dash: checkpoint directory */
+    const char *model; /* --model, or the word without a dash: checkpoint directory; of bench a URL
+                        * too */
     const char *url;   /* COMMAND_HEALTH: the word without a dash */
     const char *config;
     const char *log_format, *log_level;
@@ -46,6 +48,15 @@ struct options {
     const char *output, *synth_config;
     int64_t seed;
     bool json;
+    struct {
+        int32_t num_prompts, input_len, output_len, vocab;
+        int32_t max_concurrency; /* 0: no bound */
+        const char *request_rate, *goodput, *prompts, *model, *api_key, *output_json, *plot;
+        bool ignore_eos, latency, throughput;
+        double timeout;
+        char **rest; /* what follows --: options of the server */
+        int32_t rest_count;
+    } bench;
     /* COMMAND_RANK only */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;

@@ -16,6 +16,7 @@ static void usage(FILE *out)
           "  shard MODEL     write a checkpoint cut for N ranks\n"
           "  health [URL]    ask a server whether it is ready\n"
           "  synth           write a random checkpoint of a given shape\n"
+          "  bench URL|MODEL measure a server under load\n"
           "  version\n\n"
           "tessera COMMAND --help lists the options of a command.\n",
           out);
@@ -36,6 +37,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_synth(o, err);
     case COMMAND_HEALTH:
         return commands_health(o, err);
+    case COMMAND_BENCH:
+        return commands_bench(o, err);
     case COMMAND_RANK:
         break;
     }
@@ -45,7 +48,7 @@ static enum status run(const struct options *o, struct err *err)
 static const char *nearest_command(const char *word)
 {
     static const char *const names[] = {"serve", "plan",   "inspect", "shard",
-                                        "synth", "health", "version"};
+                                        "synth", "health", "bench",   "version"};
     const char *best = names[0];
     for (size_t i = 1; i < ARRAY_LEN(names); i++)
         if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))

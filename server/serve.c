@@ -177,10 +177,10 @@ static enum status loading_tick(void *ctx, struct err *err)
     struct server *s = ctx;
     uint64_t done = 0;
     int32_t ranks_done = 0;
-    const int signal_number = take_signal(s);
+    int signal_number = take_signal(s);
     if (signal_number == SIGHUP)
         reload_keys(s);
-    if (is_stop(signal_number))
+    else if (is_stop(signal_number))
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
     for (int32_t r = 0; r < s->footprint.ranks; r++) {
         uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
@@ -292,7 +292,7 @@ static enum status watch(struct server *s, const struct options *o, struct err *
                 base_fail(err, ERR_COMM, "the rank group is lost");
             return give_up(s, err);
         }
-        const int signal_number = take_signal(s);
+        int signal_number = take_signal(s);
         if (is_stop(signal_number)) {
             if (draining)
                 return OK;

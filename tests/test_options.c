@@ -325,6 +325,28 @@ static void test_help(void **state)
     free(text);
 }
 
+static void test_bench(void **state)
+{
+    (void)state;
+    good("bench http://h:1 --rates 1,2 --max-concurrency=8 --ignore-eos");
+    assert_string_equal(o.model, "http://h:1");
+    assert_string_equal(o.bench.request_rate, "1,2");
+    assert_int_equal(o.bench.max_concurrency, 8);
+    assert_true(o.bench.ignore_eos);
+    assert_int_equal(o.bench.num_prompts, 100);
+    assert_int_equal(o.bench.rest_count, 0);
+    good("bench m --seed 5 -- -tp 2 --port 1");
+    assert_int_equal(o.seed, 5);
+    assert_int_equal(o.bench.rest_count, 4);
+    assert_string_equal(o.bench.rest[0], "-tp");
+    assert_int_equal(o.tp, 1); /* they are the server's */
+    bad("serve m -- -tp 2", "unknown option");
+    bad("bench m --max-concurrency 0", "--max-concurrency");
+    bad("bench m --port 1", "unknown option \"port\"");
+    bad("serve m --num-prompts 1", "unknown option");
+    bad("bench", "http:// URL");
+}
+
 static int close_all(void **state)
 {
     options_close(&o);
@@ -441,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_unknown),     cmocka_unit_test(test_environment),
         cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
         cmocka_unit_test(test_file),        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_bench),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -97,6 +97,17 @@ TESTED_BY = {
     "server/api/completion.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
     "server/api/field.c": "tests/test_api.c",
+    "server/bench/child.c": "tests/blackbox/test_bench.py",
+    "server/bench/chunk.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
+    "server/bench/load.c": "tests/blackbox/test_bench.py",
+    "server/bench/offline.c": "tests/blackbox/test_bench.py",
+    "server/bench/plot.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/bench/reply.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
+    "server/bench/report.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/bench/samples.c": "tests/test_bench.c",
+    "server/bench/target.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/cmd_bench.c": "tests/blackbox/test_bench.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
     "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",
@@ -141,7 +152,7 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth", "commands_health"}
+                   "commands_synth", "commands_health", "commands_bench"}
 
 
 class Source(typing.NamedTuple):
