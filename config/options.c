@@ -338,7 +338,7 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
         if (strcmp(arg, "--") == 0 && o->command == COMMAND_BENCH) {
             o->bench.rest = argv + i + 1;
             o->bench.rest_count = argc - i - 1;
-            return OK;
+            break;
         }
         if (arg[0] != '-' || arg[1] == '\0') {
             if (word)
