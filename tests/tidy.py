@@ -147,7 +147,7 @@ TESTED_BY = {
     "server/setup.c": "tests/test_model.c tests/blackbox/test_files.py",
     "server/tokenizer/detok.c": "tests/test_tokenizer.c",
     "server/tokenizer/spm.cc": "tests/test_tokenizer.c",
-    "server/tokenizer/spm_file.c": "tests/test_tokenizer.c",
+    "server/tokenizer/spm_file.c": "tests/test_tokenizer.c tests/fuzz/fuzz_spm.c",
     "server/tokenizer/stop.c": "tests/test_tokenizer.c",
     "server/tokenizer/tokenizer.c": "tests/test_tokenizer.c",
     "server/utf8.c": "tests/test_tokenizer.c",
