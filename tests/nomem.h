@@ -81,12 +81,21 @@ void free(void *p)
     NOMEM_REAL(free)(p);
 }
 
-/* Sanitizers have a strdup of their own, which would not pass here. */
+/* Sanitizers have these two of their own, which would not pass here. */
+char *strndup(const char *text, size_t max)
+{
+    const size_t n = strnlen(text, max);
+    char *copy = malloc(n + 1);
+    if (copy) {
+        memcpy(copy, text, n);
+        copy[n] = '\0';
+    }
+    return copy;
+}
+
 char *strdup(const char *text)
 {
-    const size_t n = strlen(text) + 1;
-    char *copy = malloc(n);
-    return copy ? memcpy(copy, text, n) : NULL;
+    return strndup(text, SIZE_MAX - 1);
 }
 
 /* Opens something, checks it where that worked, and closes it. */
