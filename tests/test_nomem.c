@@ -13,8 +13,6 @@
 #include "weights/checkpoint.h"
 #include "weights/safetensors.h"
 
-#include <math.h>
-
 #define DEMO TESSERA_SOURCE_DIR "/deploy/demo/model"
 #define CORPUS TEST_DATA_DIR "/corpus/"
 
@@ -117,12 +115,14 @@ static void test_checkpoints(void **state)
 
 static enum status read_completion(const void *text, struct err *err)
 {
+    static const char *const names[] = {"demo"};
     const struct completion_rules rules = {
-        .model_name = "demo",
+        .model_names = names,
+        .model_name_count = 1,
         .vocab = 1000,
         .max_model_len = 4096,
         .has_tokenizer = true,
-        .defaults = {NAN, NAN, -1},
+        .defaults = model_config_no_defaults(),
     };
     struct completion_request r;
     struct api_error e = {0};
@@ -175,7 +175,9 @@ static void test_requests(void **state)
     nomem_sweep("text", read_completion,
                 "{\"prompt\": [\"one\", \"two\"], \"stop\": [\"a\", \"b\"], \"n\": 2, \"user\": "
                 "\"me\", \"odd\": [{\"x\": 1}]}");
-    nomem_sweep("ids", read_completion, "{\"prompt\": [[1, 2, 3], [4, 5]], \"max_tokens\": 3}");
+    nomem_sweep("ids", read_completion,
+                "{\"prompt\": [[1, 2, 3], [4, 5]], \"logit_bias\": {\"5\": 1}, \"stop_token_ids\": "
+                "[7], \"logprobs\": 2}");
     snprintf(path, sizeof path, "%s/keys", scratch_dir);
     FILE *f = fopen(path, "w");
     assert_non_null(f);
