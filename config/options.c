@@ -52,8 +52,8 @@ static const struct row rows[] = {
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
-    {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather",
-     "gather: all logits on every rank"},
+    {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
+     "gather: all logits on every rank; distributed: candidates only, the same tokens"},
     {"host", NULL, COMMAND_SERVE | COMMAND_HEALTH, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
      "address to listen on"},
     {"port", NULL, COMMAND_SERVE | COMMAND_HEALTH, INT32, AT(port), 0, 65535, "8000", NULL,
@@ -493,6 +493,11 @@ void options_help(enum command command)
     }
     printf("\nEach option can also be set as TESSERA_NAME in the environment%s.\n",
            command == COMMAND_SYNTH ? "" : ", or in the file of --config");
+}
+
+bool options_distributed(const struct options *o)
+{
+    return o->sampler && strcmp(o->sampler, "distributed") == 0;
 }
 
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint)
