@@ -87,8 +87,8 @@ typedef void engine_sink(void *ctx, const struct token_event *events, int32_t co
 struct engine;
 
 /* Puts a request into the bounded mailbox; the prompt is copied. ERR_LIMIT: mailbox and waiting
- * queue are full (HTTP 429). ERR_INPUT: does not fit the context or the KV cache at all.
- * ERR_COMM: the group is lost (503). */
+ * queue are full, by requests or by prompt tokens (HTTP 429). ERR_INPUT: does not fit the context
+ * or the KV cache at all. ERR_COMM: the group is lost (503). */
 enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
                           struct err *err) MUST_USE;
@@ -99,9 +99,11 @@ void engine_cancel(struct engine *e, uint64_t id);
 #define ENGINE_RANKS_MAX COMM_RANKS_MAX
 struct engine_metrics {
     int32_t running, waiting; /* requests */
-    double kv_usage;          /* 0..1 */
+    double kv_usage;          /* 0..1; blocks that are only kept for their content are free */
     int32_t kv_blocks, kv_blocks_used, block_tokens;
     uint64_t prompt_tokens, generation_tokens;
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
+    uint64_t preemptions;                 /* times a request gave its blocks to others */
     uint64_t finished[FINISH_ERROR + 1];
     uint64_t steps, step_rows; /* steps answered, and the rows in them */
     double step_seconds;       /* sum over steps */

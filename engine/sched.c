@@ -1,23 +1,44 @@
-/* DESIGN: slots[] holds the running sequences, a singly linked list the waiting ones. A step is
- * built from the state alone and committed before the next one is built, except for the tokens
- * themselves: a decode row names its slot and the rank knows the token, so building never needs the
- * answer. Blocks of an ended sequence are free at once because the step that named them has been
- * answered. */
+/* DESIGN: what is not yet known is counted, not waited for: `pending` tokens are sampled in flight,
+ * so a sequence's next row follows from length + pending, and only an end token is found late (its
+ * one row too many is dropped when it is answered). A sequence that leaves its slot, ended or
+ * preempted, keeps its blocks until the last step that names it is answered.
+ *
+ * No livelock: all sequences stand in one order, by priority and arrival. One preempts only those
+ * behind it, and each fits the cache alone, so the first of those that run always gets its blocks,
+ * a step later at most, and is never preempted. It ends, and then the next one is first. While a
+ * preempted sequence waits for its place nobody new is admitted. */
 #include "engine/sched.h"
+
+#include "engine/queue.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* What a step in flight will answer to. */
+struct flight {
+    struct sequence **samples; /* [slots] whose token each sample is */
+    struct sequence **named;   /* [slots] who has rows in it */
+    int32_t sample_count, named_count;
+};
+
 struct sched {
     struct sched_config config;
     struct kv_pool *kv;
-    struct sequence **slots; /* [limits.slots], NULL = free */
-    int32_t *order;          /* slots in order of admission */
-    int32_t running;
-    struct sequence *head, **tail; /* waiting */
-    int32_t waiting;
-    int32_t *closed; /* slots to close with the next step */
+    struct queue *queue;
+    struct sequence *oldest, *newest; /* all there are */
+    struct sequence **slots;          /* [limits.slots], NULL = free */
+    int32_t *order;                   /* slots, the first to be served first */
+    int32_t *closed;                  /* slots to close with the next step */
     int32_t closed_count;
+    struct flight flights[SCHED_FLIGHTS];
+    int32_t in_flight;
+    uint64_t arrivals, steps; /* so far; the step being built is number `steps` */
+    int32_t leaving;          /* sequences whose blocks return when a step in flight is answered */
+    int32_t preempted;        /* sequences that gave way and have no place yet */
+    int32_t cancelled;        /* sequences to end with the next step */
+    struct sched_stats stats;
+    struct step *step; /* during sched_build: the one being built */
+    bool admitting;    /* and whether it may still take in others */
 };
 
 enum status sched_sequence(const struct sched_config *c, const struct request_params *params,
@@ -55,7 +76,6 @@ enum status sched_sequence(const struct sched_config *c, const struct request_pa
     s->params = *params;
     s->params.max_tokens = answer;
     s->prompt_len = s->length = prompt_len;
-    s->block_limit = blocks;
     s->slot = -1;
     *out = s;
     return OK;
@@ -70,110 +90,313 @@ void sched_sequence_free(struct sequence *s)
     free(s);
 }
 
+static void free_flights(struct sched *s)
+{
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        free(s->flights[i].samples);
+        free(s->flights[i].named);
+    }
+}
+
 enum status sched_open(const struct sched_config *c, struct sched **out, struct err *err)
 {
     enum status st = OK;
     const size_t slots = (size_t)c->limits.slots;
+    bool complete = true;
     struct sched *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(err, ERR_NOMEM, "scheduler: no memory");
     s->config = *c;
-    s->tail = &s->head;
-    s->slots = calloc(slots, sizeof *s->slots);
+    s->slots = calloc(slots, sizeof(struct sequence *));
     s->order = calloc(slots, sizeof *s->order);
     s->closed = calloc(slots, sizeof *s->closed);
-    if (!s->slots || !s->order || !s->closed)
-        st = base_fail(err, ERR_NOMEM, "scheduler: no memory for %zu slots", slots);
-    if (st == OK)
-        st = kv_open(c->limits.blocks, &s->kv, err);
-    if (st != OK) {
-        sched_close(s);
-        return st;
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        s->flights[i].samples = calloc(slots, sizeof(struct sequence *));
+        s->flights[i].named = calloc(slots, sizeof(struct sequence *));
+        complete = complete && s->flights[i].samples && s->flights[i].named;
     }
+    if (!complete || !s->slots || !s->order || !s->closed) {
+        st = base_fail(err, ERR_NOMEM, "scheduler: no memory for %zu slots", slots);
+        goto out;
+    }
+    TRY(kv_open(c->limits.blocks, c->secret, &s->kv, err));
+    TRY(queue_open(c->waiting_max + c->limits.slots, &s->queue, err));
     *out = s;
-    return OK;
+    s = NULL;
+out:
+    sched_close(s);
+    return st;
 }
 
 void sched_close(struct sched *s)
 {
     if (!s)
         return;
-    for (int32_t i = 0; s->slots && i < s->config.limits.slots; i++)
-        sched_sequence_free(s->slots[i]);
-    while (s->head) {
-        struct sequence *next = s->head->next;
-        sched_sequence_free(s->head);
-        s->head = next;
+    while (s->oldest) {
+        struct sequence *newer = s->oldest->newer;
+        sched_sequence_free(s->oldest);
+        s->oldest = newer;
     }
+    free_flights(s);
     free(s->slots);
     free(s->order);
     free(s->closed);
+    queue_close(s->queue);
     kv_close(s->kv);
     free(s);
 }
 
-bool sched_submit(struct sched *s, struct sequence *seq)
+static int32_t min32(int32_t a, int32_t b)
 {
-    if (s->waiting >= s->config.waiting_max)
+    return a < b ? a : b;
+}
+
+/* ---- coming ---- */
+
+static void wait_begin(struct sched *s, const struct sequence *q)
+{
+    s->stats.waiting++;
+    s->stats.waiting_tokens += q->prompt_len;
+}
+
+static void wait_end(struct sched *s, const struct sequence *q)
+{
+    s->stats.waiting--;
+    s->stats.waiting_tokens -= q->prompt_len;
+}
+
+bool sched_submit(struct sched *s, struct sequence *q)
+{
+    if (s->stats.waiting >= s->config.waiting_max)
         return false;
-    seq->next = NULL;
-    *s->tail = seq;
-    s->tail = &seq->next;
-    s->waiting++;
+    q->arrival = ++s->arrivals;
+    q->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = q;
+    s->newest = q;
+    wait_begin(s, q);
+    queue_push(s->queue, q);
     return true;
 }
 
 void sched_cancel(struct sched *s, uint64_t id)
 {
-    for (struct sequence *q = s->head; q; q = q->next)
-        if (q->id == id)
+    for (struct sequence *q = s->oldest; q; q = q->newer)
+        if (q->id == id && !q->cancelled && !q->ended) {
             q->cancelled = true;
-    for (int32_t i = 0; i < s->running; i++)
-        if (s->slots[s->order[i]]->id == id)
-            s->slots[s->order[i]]->cancelled = true;
+            s->cancelled++;
+        }
 }
+
+/* ---- leaving ---- */
 
 static void emit(const struct sequence *q, int32_t token, enum finish_reason finish,
                  struct token_event *events, int32_t *count)
 {
-    events[(*count)++] = (struct token_event){q->id, q->user, token, finish};
+    events[(*count)++] = (struct token_event){
+        .request = q->id, .user = q->user, .token = token, .finish = finish, .cached = q->cached};
 }
 
-/* Takes a running sequence out; its slot is closed with the next step. */
-static void retire(struct sched *s, struct sequence *q)
+static void release(struct sched *s, struct sequence *q)
+{
+    kv_release(s->kv, q->blocks, q->block_count);
+    q->block_count = q->published = q->computed = 0;
+    q->chain = 0;
+}
+
+/* No step in flight names it: its blocks return, and it is freed or waits again. */
+static void settle(struct sched *s, struct sequence *q)
+{
+    s->leaving -= q->leaving;
+    q->leaving = false;
+    release(s, q);
+    if (!q->ended) {
+        if (!q->queued)
+            queue_return(s->queue, q);
+        return;
+    }
+    *(q->older ? &q->older->newer : &s->oldest) = q->newer;
+    *(q->newer ? &q->newer->older : &s->newest) = q->older;
+    sched_sequence_free(q);
+}
+
+/* Out of its slot, which is closed with the next step. */
+static void leave(struct sched *s, struct sequence *q)
 {
     int32_t i = 0;
     while (s->order[i] != q->slot)
         i++;
-    memmove(&s->order[i], &s->order[i + 1], (size_t)(--s->running - i) * sizeof *s->order);
+    memmove(&s->order[i], &s->order[i + 1], (size_t)(--s->stats.running - i) * sizeof *s->order);
     s->slots[q->slot] = NULL;
     s->closed[s->closed_count++] = q->slot;
-    kv_release(s->kv, q->blocks, q->block_count, q->block_limit - q->block_count);
-    sched_sequence_free(q);
+    q->slot = -1;
+    q->leaving = true;
+    s->leaving++;
+    if (q->flights == 0)
+        settle(s, q);
+}
+
+/* Its terminal event is emitted. */
+static void end(struct sched *s, struct sequence *q)
+{
+    q->ended = true;
+    s->cancelled -= q->cancelled;
+    s->preempted -= q->preempted;
+    if (q->queued)
+        queue_remove(s->queue, q);
+    if (q->slot >= 0) {
+        leave(s, q);
+        return;
+    }
+    wait_end(s, q);
+    if (q->flights == 0)
+        settle(s, q);
 }
 
 static void end_cancelled(struct sched *s, struct token_event *events, int32_t *count)
 {
-    struct sequence **at = &s->head;
-    while (*at) {
-        struct sequence *q = *at;
-        if (!q->cancelled) {
-            at = &q->next;
+    for (struct sequence *q = s->oldest, *newer; q && s->cancelled > 0; q = newer) {
+        newer = q->newer;
+        if (!q->cancelled || q->ended)
             continue;
+        emit(q, -1, FINISH_CANCELLED, events, count);
+        end(s, q);
+    }
+}
+
+/* It gives its blocks to others and is computed again later, from all its tokens. Sampling is keyed
+ * by position and kernels give one row the same bits in any step, so its text does not change. */
+static void preempt(struct sched *s, struct sequence *q)
+{
+    s->stats.preemptions++;
+    wait_begin(s, q);
+    if (!q->queued) { /* else it keeps its place in its line */
+        q->preempted = true;
+        s->preempted++;
+    }
+    leave(s, q);
+}
+
+/* ---- the prefix cache ---- */
+
+static struct kv_key key_of(const struct sequence *q, int32_t block, uint64_t before)
+{
+    struct kv_key key = {.salt = q->params.cache_salt, .before = before};
+    memcpy(key.tokens, q->tokens + (size_t)block * BACKEND_BLOCK_TOKENS, sizeof key.tokens);
+    return key;
+}
+
+/* Makes the blocks findable that are full of known tokens. They can be shared from the next step
+ * on, answered or not: the ranks run steps in order. */
+static void publish(struct sched *s, struct sequence *q)
+{
+    const int32_t full = min32(q->computed, q->length) / BACKEND_BLOCK_TOKENS;
+    if (!s->config.prefix_caching)
+        return;
+    for (; q->published < full; q->published++) {
+        const struct kv_key key = key_of(q, q->published, q->chain);
+        q->chain = kv_publish(s->kv, q->blocks[q->published], &key, s->steps);
+    }
+}
+
+/* Shares the cached blocks q begins with; the last token at least is computed, for its logits, and
+ * a partly equal block is computed anew. False: the next block is in the step being built, for
+ * another, and q had better wait for the next step. Each wait is for a block more, and no more are
+ * granted than q has blocks, so it ends. */
+static bool share_prefix(struct sched *s, struct sequence *q)
+{
+    const int32_t most = (q->length - 1) / BACKEND_BLOCK_TOKENS;
+    if (!s->config.prefix_caching || q->params.prompt_logprobs >= 0)
+        return true;
+    while (q->block_count < most) {
+        const struct kv_key key = key_of(q, q->block_count, q->chain);
+        int32_t block = kv_find(s->kv, &key);
+        if (block < 0)
+            break;
+        if (kv_stamp(s->kv, block) == s->steps) {
+            if (q->deferrals++ < kv_blocks_for(q->length))
+                return false;
+            break;
         }
-        emit(q, -1, FINISH_CANCELLED, events, count);
-        *at = q->next;
-        s->waiting--;
-        sched_sequence_free(q);
+        kv_share(s->kv, block);
+        q->chain = kv_name(s->kv, block);
+        q->blocks[q->block_count++] = block;
     }
-    s->tail = at;
-    for (int32_t i = s->running - 1; i >= 0; i--) {
-        struct sequence *q = s->slots[s->order[i]];
-        if (!q->cancelled)
+    q->published = q->block_count;
+    q->computed = q->block_count * BACKEND_BLOCK_TOKENS;
+    return true;
+}
+
+/* ---- building ---- */
+
+static struct flight *flight_built(struct sched *s)
+{
+    return &s->flights[s->steps % SCHED_FLIGHTS];
+}
+
+static void append(struct sched *s, struct sequence *q, int32_t index)
+{
+    struct step *step = s->step;
+    step->append[step->appends++] = (struct step_append){q->slot, index, q->blocks[index]};
+}
+
+/* Lets the last sequence behind q give way; false when there is none, or when blocks are on their
+ * way already. Rows that are in the step stay there. */
+static bool make_room(struct sched *s, const struct sequence *q)
+{
+    if (s->leaving > 0)
+        return false;
+    for (int32_t i = s->stats.running - 1; i >= 0; i--) {
+        struct sequence *last = s->slots[s->order[i]];
+        if (last == q || queue_before(last, q))
+            return false;
+        if (last->step == s->steps)
             continue;
-        emit(q, -1, FINISH_CANCELLED, events, count);
-        retire(s, q);
+        preempt(s, last);
+        return true;
     }
+    return false;
+}
+
+/* Sees to it that q has a block for its next position. False: not in this step. */
+static bool grow(struct sched *s, struct sequence *q)
+{
+    int32_t block;
+    if (q->computed / BACKEND_BLOCK_TOKENS < q->block_count)
+        return true;
+    while ((block = kv_take(s->kv)) < 0)
+        if (!make_room(s, q))
+            return false;
+    q->blocks[q->block_count++] = block;
+    append(s, q, q->block_count - 1);
+    return true;
+}
+
+/* Adds rows for up to n positions from `computed` on, as blocks allow; the last one samples when it
+ * ends the tokens there are. Returns how many. */
+static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
+{
+    struct step *step = s->step;
+    struct flight *f = flight_built(s);
+    int32_t added = 0;
+    for (; added < n && grow(s, q); added++) {
+        int32_t position = q->computed++, row = step->rows++;
+        step->slot[row] = q->slot;
+        step->position[row] = position;
+        /* what the rank sampled itself it need not be told */
+        step->token[row] = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
+    }
+    if (added == 0)
+        return 0;
+    q->step = s->steps;
+    q->flights++;
+    f->named[f->named_count++] = q;
+    if (q->computed == q->length + q->pending) {
+        step->sample[step->samples++] = step->rows - 1;
+        f->samples[f->sample_count++] = q;
+        q->pending++;
+    }
+    publish(s, q);
+    return added;
 }
 
 static int32_t free_slot(const struct sched *s)
@@ -184,21 +407,29 @@ static int32_t free_slot(const struct sched *s)
     return -1;
 }
 
-/* Moves the first waiting sequence into a slot; false when slot or blocks are lacking. */
-static bool admit(struct sched *s, struct step *step)
+/* Is there room for all of q's tokens, for what was promised to those who came before, and for one
+ * more block each of those? */
+static bool has_room(const struct sched *s, const struct sequence *q)
 {
-    struct sequence *q = s->head;
-    int32_t slot = q ? free_slot(s) : -1;
-    if (slot < 0 || !kv_reserve(s->kv, q->block_limit))
-        return false;
-    s->head = q->next;
-    if (!s->head)
-        s->tail = &s->head;
-    s->waiting--;
-    q->next = NULL;
-    q->slot = slot;
+    int32_t wanted = kv_blocks_for(q->length) - q->block_count + s->stats.running;
+    for (int32_t i = 0; i < s->stats.running; i++) {
+        const struct sequence *other = s->slots[s->order[i]];
+        int32_t promised = kv_blocks_for(other->length) - other->block_count;
+        wanted += promised > 0 ? promised : 0;
+    }
+    return wanted <= kv_total(s->kv) - kv_used(s->kv);
+}
+
+static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
+{
+    struct step *step = s->step;
+    int32_t at = s->stats.running++;
+    for (; at > 0 && queue_before(q, s->slots[s->order[at - 1]]); at--)
+        s->order[at] = s->order[at - 1];
+    s->order[at] = slot;
     s->slots[slot] = q;
-    s->order[s->running++] = slot;
+    q->slot = slot;
+    q->history = q->length;
     step->open[step->opens++] = (struct step_open){
         .slot = slot,
         .history = q->length,
@@ -206,65 +437,94 @@ static bool admit(struct sched *s, struct step *step)
         .params = {q->params.temperature, q->params.top_p, q->params.min_p, q->params.top_k,
                    q->params.seed, q->params.choice},
     };
+    for (int32_t i = 0; i < q->block_count; i++)
+        append(s, q, i);
+}
+
+static void count_admission(struct sched *s, struct sequence *q)
+{
+    wait_end(s, q);
+    s->preempted -= q->preempted;
+    q->preempted = false;
+    if (q->admitted)
+        return;
+    q->admitted = true;
+    q->cached = q->computed;
+    s->stats.prefix_queries += (uint64_t)q->prompt_len;
+    s->stats.prefix_hits += (uint64_t)q->cached;
+}
+
+/* Gives q a slot and the prefix that is there. False: not now. Without room for q nobody else is
+ * admitted with this step either, so that small requests do not pass a large one for ever. */
+static bool admit(struct sched *s, struct sequence *q)
+{
+    int32_t slot = free_slot(s);
+    if (!s->admitting || q->leaving || (s->preempted > 0 && !q->preempted))
+        return false;
+    bool ready = slot >= 0 && share_prefix(s, q);
+    s->admitting = slot >= 0 && (!ready || has_room(s, q));
+    if (!ready || !s->admitting) {
+        release(s, q);
+        return false;
+    }
+    count_admission(s, q);
+    open_slot(s, q, slot);
     return true;
 }
 
-/* Adds rows for positions [computed, computed + n); the last one samples when it ends the known
- * tokens. */
-static void add_rows(struct sched *s, struct sequence *q, int32_t n, struct step *step)
+/* The turn of a sequence whose prompt, or what it had when it gave way, is not computed yet. */
+static enum queue_turn offer(void *ctx, struct sequence *q)
 {
-    for (int32_t i = 0; i < n; i++) {
-        int32_t position = q->computed++, row = step->rows++;
-        if (position / BACKEND_BLOCK_TOKENS == q->block_count) {
-            int32_t block = kv_take(s->kv);
-            step->append[step->appends++] = (struct step_append){q->slot, q->block_count, block};
-            q->blocks[q->block_count++] = block;
-        }
-        step->slot[row] = q->slot;
-        step->position[row] = position;
-        /* what the rank sampled itself it need not be told */
-        step->token[row] = position >= q->prompt_len ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
-    }
-    if (q->computed == q->length)
-        step->sample[step->samples++] = step->rows - 1;
-    q->in_flight = true;
+    struct sched *s = ctx;
+    const int32_t left = s->config.limits.rows - s->step->rows;
+    if (left == 0)
+        return QUEUE_STOP;
+    if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
+        return QUEUE_PASS; /* no second turn in one step */
+    if (add_rows(s, q, min32(q->length - q->computed, left)) == 0)
+        return QUEUE_PASS;
+    if (q->computed < q->length)
+        return QUEUE_TAKEN;
+    if (q->length == q->prompt_len)
+        s->stats.prompt_tokens += (uint64_t)q->prompt_len;
+    return QUEUE_DONE;
 }
 
-static int32_t min32(int32_t a, int32_t b)
+static void add_decodes(struct sched *s)
 {
-    return a < b ? a : b;
+    for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
+        struct sequence *q = s->slots[s->order[i]];
+        const int32_t made = q->length - q->prompt_len + q->pending;
+        if (!q->queued && made < q->params.max_tokens)
+            add_rows(s, q, 1);
+    }
 }
 
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
 {
+    CHECK(s->in_flight < SCHED_FLIGHTS);
     *count = 0;
     step_clear(step);
+    s->steps++;
+    s->step = step;
+    s->admitting = true;
+    flight_built(s)->sample_count = flight_built(s)->named_count = 0;
     end_cancelled(s, events, count);
+    add_decodes(s);
+    queue_turns(s->queue, offer, s);
+    s->step = NULL;
+    if (step->rows == 0) { /* closes wait for the next step that computes */
+        s->steps--;
+        return false;
+    }
     memcpy(step->close, s->closed, (size_t)s->closed_count * sizeof *s->closed);
     step->closes = s->closed_count;
-    int32_t budget = s->config.limits.rows;
-    for (int32_t i = 0; i < s->running && budget > 0; i++) { /* decodes first */
-        struct sequence *q = s->slots[s->order[i]];
-        if (q->length - q->computed != 1)
-            continue;
-        add_rows(s, q, 1, step);
-        budget--;
-    }
-    for (int32_t i = 0; budget > 0; i++) { /* then prompts, in order of arrival */
-        if (i == s->running && !admit(s, step))
-            break;
-        struct sequence *q = s->slots[s->order[i]];
-        if (q->in_flight)
-            continue;
-        int32_t n = min32(q->length - q->computed, budget);
-        add_rows(s, q, n, step);
-        budget -= n;
-    }
-    if (step->rows == 0)
-        return false; /* closes wait for the next step that computes */
     s->closed_count = 0;
+    s->in_flight++;
     return true;
 }
+
+/* ---- answers ---- */
 
 static enum finish_reason finish_of(const struct sched *s, const struct sequence *q, int32_t token)
 {
@@ -274,47 +534,53 @@ static enum finish_reason finish_of(const struct sched *s, const struct sequence
     return q->length - q->prompt_len >= q->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
-void sched_commit(struct sched *s, const struct step *step, const int32_t *ids,
-                  struct token_event *events, int32_t *count)
+static void take_token(struct sched *s, struct sequence *q, int32_t token,
+                       struct token_event *events, int32_t *count)
 {
-    *count = 0;
-    for (int32_t i = 0; i < s->running; i++)
-        s->slots[s->order[i]]->in_flight = false;
-    for (int32_t i = 0; i < step->samples; i++) {
-        struct sequence *q = s->slots[step->slot[step->sample[i]]];
-        if (q->cancelled)
-            continue; /* ends when the next step is built */
-        if (ids[i] < 0) {
-            emit(q, -1, FINISH_ERROR, events, count);
-            retire(s, q);
-            continue;
-        }
-        q->tokens[q->length++] = ids[i];
-        enum finish_reason finish = finish_of(s, q, ids[i]);
-        emit(q, ids[i], finish, events, count);
-        if (finish != FINISH_NONE)
-            retire(s, q);
+    enum finish_reason finish = FINISH_ERROR;
+    if (token >= 0) {
+        q->tokens[q->length++] = token;
+        publish(s, q);
+        finish = finish_of(s, q, token);
     }
+    emit(q, token, finish, events, count);
+    if (finish != FINISH_NONE)
+        end(s, q);
+}
+
+void sched_commit(struct sched *s, const int32_t *ids, struct token_event *events, int32_t *count)
+{
+    CHECK(s->in_flight > 0);
+    *count = 0;
+    struct flight *f = &s->flights[(s->steps - (uint64_t)--s->in_flight) % SCHED_FLIGHTS];
+    for (int32_t i = 0; i < f->sample_count; i++) {
+        struct sequence *q = f->samples[i];
+        q->pending--;
+        if (!q->ended && !q->cancelled) /* else it ends when the next step is built */
+            take_token(s, q, ids[i], events, count);
+    }
+    for (int32_t i = 0; i < f->named_count; i++)
+        if (--f->named[i]->flights == 0 && f->named[i]->leaving)
+            settle(s, f->named[i]);
 }
 
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
                    int32_t *count)
 {
     *count = 0;
-    while (s->running > 0) {
-        struct sequence *q = s->slots[s->order[s->running - 1]];
+    s->in_flight = 0;
+    for (struct sequence *q = s->oldest, *newer; q; q = newer) {
+        newer = q->newer;
+        q->flights = 0;
+        if (q->ended) {
+            settle(s, q);
+            continue;
+        }
         emit(q, -1, reason, events, count);
-        retire(s, q);
+        end(s, q);
     }
-    while (s->head) {
-        struct sequence *q = s->head;
-        emit(q, -1, reason, events, count);
-        s->head = q->next;
-        s->waiting--;
-        sched_sequence_free(q);
-    }
-    s->tail = &s->head;
     s->closed_count = 0;
+    kv_forget(s->kv);
 }
 
 int32_t sched_events_max(const struct sched_config *c)
@@ -322,14 +588,14 @@ int32_t sched_events_max(const struct sched_config *c)
     return c->limits.slots + c->waiting_max;
 }
 
-int32_t sched_running(const struct sched *s)
+int32_t sched_in_flight(const struct sched *s)
 {
-    return s->running;
+    return s->in_flight;
 }
 
-int32_t sched_waiting(const struct sched *s)
+struct sched_stats sched_stats(const struct sched *s)
 {
-    return s->waiting;
+    return s->stats;
 }
 
 const struct kv_pool *sched_kv(const struct sched *s)

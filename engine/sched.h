@@ -1,9 +1,10 @@
 /* Scheduler: waiting and running sequences -> the next step. Pure: no clock, thread or I/O, so it
  * can be simulated. Not thread-safe: the engine thread's.
  *
- * A step holds one row for every running sequence that decodes, then prompt chunks in order of
- * arrival until the row budget is used. A sequence is admitted when a slot and all the blocks it
- * can ever need are free; admission is first come, first served, so nobody starves. */
+ * A step holds one row for every running sequence that decodes, then prompt rows in turns
+ * (engine/queue.h) until the row budget is used. SCHED_FLIGHTS steps may be under way: the next one
+ * is built before the answer to the last is there, so a row names its slot where its token is not
+ * known here. A row that had to see an answer first would skip a step. */
 #ifndef TESSERA_ENGINE_SCHED_H
 #define TESSERA_ENGINE_SCHED_H
 
@@ -11,28 +12,41 @@
 #include "engine/kv.h"
 #include "engine/step.h"
 
+enum { SCHED_FLIGHTS = 2 }; /* steps built and not committed */
+
 struct sched_config {
     struct step_limits limits;
     int32_t waiting_max;
     int32_t max_model_len;
     int32_t eos[8];
     int32_t eos_count;
+    bool prefix_caching;
+    uint64_t secret[2]; /* of the prefix cache's hash */
 };
 
 /* One request on its way through the engine. The engine allocates it; the scheduler owns it from
- * sched_submit until the step's events are collected, and frees it. */
+ * sched_submit until its terminal event is collected, and frees it. */
 struct sequence {
     uint64_t id;
     void *user;
     struct request_params params;
     int32_t *tokens; /* prompt, then what was sampled; capacity prompt_len + max_tokens */
     int32_t prompt_len, length;
-    int32_t computed; /* positions whose KV is in the cache (or in the step in flight) */
-    int32_t slot;     /* -1 while waiting */
+    int32_t pending;  /* tokens sampled by steps in flight */
+    int32_t computed; /* positions whose KV is in the cache or in a step in flight */
+    int32_t history;  /* tokens the ranks were told when its slot was opened */
+    int32_t cached;   /* prompt tokens whose KV was there when it first got a slot */
+    int32_t slot;     /* -1: none */
     int32_t *blocks;
-    int32_t block_count, block_limit; /* taken, and taken + reserved */
-    bool cancelled, in_flight;
-    struct sequence *next;
+    int32_t block_count;
+    int32_t published; /* blocks that are findable, and the name of the last */
+    uint64_t chain;
+    uint64_t arrival, step; /* number in order of arrival; of the last step with rows of it */
+    int32_t flights;        /* steps in flight that name it */
+    int32_t deferrals;      /* steps it waited for another to compute its prefix */
+    bool queued, admitted, preempted, leaving, cancelled, ended;
+    struct sequence *next;          /* in the mailbox or its line */
+    struct sequence *older, *newer; /* among all */
 };
 
 /* Allocates a sequence with room for prompt and answer; max_tokens is cut to the context. */
@@ -49,22 +63,28 @@ void sched_close(struct sched *s);
 bool sched_submit(struct sched *s, struct sequence *seq) MUST_USE;
 /* Unknown ids are ignored: the request has ended. */
 void sched_cancel(struct sched *s, uint64_t id);
-/* Fills the next step (cleared first). False when there is nothing to compute. Waiting sequences
- * that were cancelled end here: their events are appended to `events` (room for waiting_max +
- * slots), *count says how many. */
+/* Fills the next step (cleared first); fewer than SCHED_FLIGHTS are in flight. False when there is
+ * nothing to compute, or nothing before a step in flight is answered. Sequences that were cancelled
+ * end here: their events are appended to `events`, *count says how many. */
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count);
-/* Takes the sampled ids of the step built last (ids[step->samples]); appends one event per token
- * and terminal event. */
-void sched_commit(struct sched *s, const struct step *step, const int32_t *ids,
-                  struct token_event *events, int32_t *count);
-/* Ends everything with `reason`; the step in flight, if any, is forgotten. */
+/* Takes the sampled ids of the oldest step in flight, in the order of its samples; appends one
+ * event per token and terminal event. */
+void sched_commit(struct sched *s, const int32_t *ids, struct token_event *events, int32_t *count);
+/* Ends everything with `reason`; steps in flight are forgotten, and so are all cached prefixes. */
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
                    int32_t *count);
 /* Most events one call can produce. */
 int32_t sched_events_max(const struct sched_config *c);
 
-int32_t sched_running(const struct sched *s);
-int32_t sched_waiting(const struct sched *s);
+int32_t sched_in_flight(const struct sched *s); /* steps */
+struct sched_stats {
+    int32_t running, waiting;             /* sequences with and without a slot */
+    int64_t waiting_tokens;               /* of the prompts that wait */
+    uint64_t prompt_tokens;               /* of the prompts that were computed or found */
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up, and found */
+    uint64_t preemptions;
+};
+struct sched_stats sched_stats(const struct sched *s);
 const struct kv_pool *sched_kv(const struct sched *s);
 
 #endif

@@ -165,6 +165,15 @@ static void write_requests(struct page *p, const struct engine_metrics *e)
                 e ? e->kv_usage : 0);
     write_value(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed.",
                 e ? (double)e->prompt_tokens : 0);
+    write_value(p, "vllm:prefix_cache_queries_total", "counter",
+                "Prompt tokens looked up in the prefix cache.", e ? (double)e->prefix_queries : 0);
+    write_value(p, "vllm:prefix_cache_hits_total", "counter",
+                "Prompt tokens found in the prefix cache.", e ? (double)e->prefix_hits : 0);
+    write_value(p, "vllm:prompt_tokens_cached_total", "counter",
+                "Prompt tokens that were not computed again.", e ? (double)e->prefix_hits : 0);
+    write_value(p, "vllm:num_preemptions_total", "counter",
+                "Times a request gave its KV blocks to others and was computed again.",
+                e ? (double)e->preemptions : 0);
     write_value(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
                 e ? (double)e->generation_tokens : 0);
 }

@@ -8,6 +8,7 @@
 #pragma GCC diagnostic pop
 #include "weights/safetensors.h"
 
+#include <poll.h>
 #include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +21,7 @@ enum {
     SLOTS = 12,
     ROWS = 64,
     WAITING = 40,
+    QUEUED_TOKENS = 1000,
     CLIENTS = 56,
     TOKENS_MAX = 128,
     VOCAB = 259
@@ -167,7 +169,9 @@ static void wait_for_ends(struct group *g, int32_t ends)
         fail_msg("%d of %d requests ended", g->ends, ends);
 }
 
-static struct group *group_start(bool gated, int32_t faulty, enum fault fault, uint64_t fault_seq)
+/* blocks: of the KV cache, 0: all there are. */
+static struct group *group_start_on(int32_t blocks, bool caching, bool gated, int32_t faulty,
+                                    enum fault fault, uint64_t fault_seq)
 {
     struct group *g = calloc(1, sizeof *g);
     struct err err;
@@ -191,12 +195,14 @@ static struct group *group_start(bool gated, int32_t faulty, enum fault fault, u
     assert_int_equal(link_open(fds, RANKS, SLOTS, &g->links, &err), OK);
     for (int32_t r = 0; r < RANKS; r++)
         assert_int_equal(pthread_create(&g->workers[r].thread, NULL, work, &g->workers[r]), 0);
-    const struct engine_config config = {
+    struct engine_config config = {
         .sched = {.limits = cluster->footprint.limits,
+                  .prefix_caching = caching,
                   .waiting_max = WAITING,
                   .max_model_len = cluster->footprint.max_model_len,
                   .eos = {2},
                   .eos_count = 1},
+        .queued_tokens_max = QUEUED_TOKENS,
         .ranks = RANKS,
         .epoch = 1,
         .links = g->links,
@@ -207,8 +213,15 @@ static struct group *group_start(bool gated, int32_t faulty, enum fault fault, u
         .on_lost = on_lost,
         .on_lost_ctx = g,
     };
+    if (blocks > 0)
+        config.sched.limits.blocks = blocks;
     assert_int_equal(engine_open(&config, &g->engine, &err), OK);
     return g;
+}
+
+static struct group *group_start(bool gated, int32_t faulty, enum fault fault, uint64_t fault_seq)
+{
+    return group_start_on(0, true, gated, faulty, fault, fault_seq);
 }
 
 static void group_stop(struct group *g)
@@ -226,7 +239,8 @@ static void group_stop(struct group *g)
     free(g);
 }
 
-/* Lets `steps` steps run and waits until the next one has reached rank 0. */
+/* Lets `steps` steps run and waits until the next one has reached rank 0. The one after that is
+ * sent when the last answer has been worked off. */
 static void let_run(struct group *g, int32_t steps)
 {
     for (int32_t i = 0; i < steps; i++) {
@@ -281,7 +295,6 @@ static void check_metrics(const struct group *g, int32_t clients)
     assert_int_equal(m.running + m.waiting, 0);
     assert_int_equal(m.kv_blocks_used, 0);
     assert_true(m.kv_usage == 0);
-    assert_int_equal(m.kv_blocks, cluster->footprint.limits.blocks);
     for (int32_t i = 0; i < 16; i++)
         buckets += m.step_buckets[i];
     assert_int_equal(buckets, m.steps);
@@ -336,11 +349,114 @@ static void test_crowd(void **state)
     }
     struct engine_metrics after = metrics_of(g);
     assert_int_equal(after.prompt_tokens - before.prompt_tokens, prompts);
-    assert_int_equal(after.step_rows - before.step_rows, prompts + rows);
+    /* what was found is not computed; an end token is found when one row more is on its way */
+    uint64_t found = after.prefix_hits - before.prefix_hits, all = prompts - found + rows;
+    uint64_t late = after.finished[FINISH_STOP] - before.finished[FINISH_STOP];
+    assert_true(found > 0);
+    assert_in_range(after.step_rows - before.step_rows, all, all + late);
     assert_int_equal(after.kv_blocks_used, 0);
     assert_true(after.rank[1].up && after.rank[1].comm[COMM_ALL_REDUCE].calls > 0);
     assert_true(after.steps < before.steps + 700); /* they ran together */
     group_stop(g);
+}
+
+/* Requests with common beginnings, greedy and sampled, each alone and then all at once where the KV
+ * cache holds a fifth of them: they share blocks, give way to each other, and get the same tokens.
+ */
+static void test_shortage(void **state)
+{
+    (void)state;
+    enum { CROWD = 48, BLOCKS_FEW = 24 };
+    static struct client alone[CROWD];
+    static int32_t prompts[CROWD][96];
+    struct request_params params[CROWD];
+    struct group *g = group_start_on(0, false, false, -1, HEALTHY, 0);
+    memset(alone, 0, sizeof alone);
+    for (int32_t i = 0; i < CROWD; i++) {
+        for (int32_t t = 0; t < 96; t++) /* four families, then each its own */
+            prompts[i][t] = t < 40 ? prompt0[(t + i % 4) % PROMPT0] : 3 + (t * 7 + i) % 200;
+        params[i] = greedy_params(20 + i);
+        params[i].client = (uint64_t)i % 5;
+        params[i].priority = i % 3;
+        if (i % 2) {
+            params[i].temperature = 0.9f;
+            params[i].top_p = 0.8f;
+            params[i].seed = 77 + (uint64_t)i;
+        }
+        assert_int_equal(submit(g, i, &params[i], prompts[i], 41 + i), OK);
+        wait_for_ends(g, i + 1);
+        alone[i] = g->clients[i];
+    }
+    assert_int_equal(metrics_of(g).prefix_hits, 0);
+    group_stop(g);
+    g = group_start_on(BLOCKS_FEW, true, false, -1, HEALTHY, 0);
+    for (int32_t i = 0, sent = 0; i < CROWD; i++) {
+        while (submit(g, i, &params[i], prompts[i], 41 + i) != OK)
+            wait_for_ends(g, ++sent); /* the queue is full */
+    }
+    wait_for_ends(g, CROWD);
+    for (int32_t i = 0; i < CROWD; i++) {
+        const struct client *c = &g->clients[i];
+        assert_int_equal(c->count, alone[i].count);
+        assert_int_equal(c->finish, alone[i].finish);
+        for (int32_t t = 0; t < c->count; t++)
+            if (c->tokens[t] != alone[i].tokens[t])
+                fail_msg("request %d: token %d is %d, expected %d", i, t, c->tokens[t],
+                         alone[i].tokens[t]);
+    }
+    struct engine_metrics m = metrics_of(g);
+    assert_true(m.preemptions > 0);
+    assert_true(m.prefix_hits > 0);
+    assert_int_equal(m.kv_blocks, BLOCKS_FEW);
+    check_metrics(g, CROWD);
+    group_stop(g);
+}
+
+/* What has been sent to rank 0 behind the step it has read. */
+static void peek_step(struct group *g, struct step *out, void *message, size_t cap)
+{
+    struct step_header h = {0};
+    struct err err;
+    struct pollfd p = {.fd = g->workers[0].fd, .events = POLLIN};
+    ssize_t n = 0;
+    assert_int_equal(poll(&p, 1, 60000), 1);
+    do
+        n = recv(p.fd, message, cap, MSG_PEEK);
+    while (n >= (ssize_t)sizeof h && (memcpy(&h, message, sizeof h), (ssize_t)h.bytes > n));
+    assert_true(n >= (ssize_t)sizeof h);
+    assert_int_equal(step_decode(out, message, h.bytes, &err), OK);
+}
+
+/* While a rank is at step n, step n + 1 is there already, and its token is the rank's to know. */
+static void test_overlap(void **state)
+{
+    (void)state;
+    struct group *g = group_start(true, -1, HEALTHY, 0);
+    const struct request_params p = greedy_params(20);
+    const size_t cap = step_bytes_max(&cluster->footprint.limits);
+    void *message = malloc(cap);
+    struct step *next;
+    struct err err;
+    assert_int_equal(step_open_new(&cluster->footprint.limits, &next, &err), OK);
+    assert_int_equal(submit(g, 0, &p, prompt1, PROMPT1), OK);
+    sem_wait(&g->arrived);
+    for (uint64_t answered = 0; answered < 5; answered++) {
+        peek_step(g, next, message, cap);
+        assert_int_equal(next->seq, answered + 2);
+        assert_int_equal(next->rows, 1);
+        assert_int_equal(next->token[0], STEP_TOKEN_FROM_SLOT);
+        assert_int_equal(metrics_of(g).steps, answered);
+        let_run(g, 1);
+    }
+    for (int32_t i = 0; i < 100; i++)
+        sem_post(&g->gate);
+    wait_for_ends(g, 1);
+    assert_memory_equal(g->clients[0].tokens, greedy1, 20 * sizeof *greedy1);
+    assert_int_equal(metrics_of(g).step_rows, PROMPT1 + 19); /* no row is wasted at max_tokens */
+    check_metrics(g, 1);
+    group_stop(g);
+    step_free(next);
+    free(message);
 }
 
 static void test_stop_token(void **state)
@@ -430,7 +546,12 @@ static void test_limits(void **state)
     p.max_tokens = 2;
     assert_int_equal(submit(g, 0, &p, prompt1, PROMPT1), OK);
     sem_wait(&g->arrived); /* it runs, and the engine thread is inside a step */
-    for (int32_t i = 1; i <= WAITING; i++)
+    prompt[1] = 3;
+    for (int32_t i = 1; i <= 2; i++)
+        assert_int_equal(submit(g, i, &p, prompt, 400), OK);
+    assert_int_equal(engine_submit(g->engine, &p, prompt, 201, NULL, &id, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with these 201 more"));
+    for (int32_t i = 3; i <= WAITING; i++)
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
     assert_int_equal(metrics_of(g).waiting, WAITING);
     assert_int_equal(engine_submit(g->engine, &p, prompt1, PROMPT1, NULL, &id, &err), ERR_LIMIT);
@@ -476,7 +597,7 @@ static void test_stop_with_work(void **state)
     engine_stop(g->engine);
     pthread_join(thread, NULL);
     for (int32_t i = 0; i < SLOTS + WAITING; i++)
-        check_cancelled(&g->clients[i], 0, i < SLOTS ? 3 : 0);
+        check_cancelled(&g->clients[i], 0, i < SLOTS ? 4 : 0);
     check_metrics(g, SLOTS + WAITING);
     assert_int_equal(submit(g, SLOTS + WAITING, &p, prompt1, PROMPT1), ERR_COMM);
     assert_int_equal(g->lost, 0);
@@ -570,9 +691,10 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crowd),  cmocka_unit_test(test_stop_token),
-        cmocka_unit_test(test_cancel), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_faults), cmocka_unit_test(test_stop_with_work),
+        cmocka_unit_test(test_crowd),   cmocka_unit_test(test_shortage),
+        cmocka_unit_test(test_overlap), cmocka_unit_test(test_stop_token),
+        cmocka_unit_test(test_cancel),  cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_faults),  cmocka_unit_test(test_stop_with_work),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

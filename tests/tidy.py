@@ -81,6 +81,7 @@ TESTED_BY = {
     "engine/model/model.c": "tests/test_model.c",
     "engine/parallel/parallel.c": "tests/test_model.c",
     "engine/parallel/plan.c": "tests/test_plan.c",
+    "engine/queue.c": "tests/test_sched.c",
     "engine/rank.c": "tests/test_model.c tests/blackbox/test_faults.py",
     "engine/sched.c": "tests/test_sched.c",
     "engine/step.c": "tests/test_step.c tests/fuzz/fuzz_step.c",
