@@ -36,6 +36,7 @@ struct engine {
     pthread_t thread;
     bool started;
     _Atomic bool lost;
+    _Atomic int64_t moved_ns; /* last sign of life while there is work; 0: there is none */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
@@ -81,7 +82,7 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
     struct sequence *s = NULL;
     if (atomic_load(&e->lost))
         return lost(e, err);
-    enum status st = sched_sequence(&e->config.sched, params, prompt, prompt_len, &s, err);
+    enum status st = sequence_open(&e->config.sched, params, prompt, prompt_len, &s, err);
     if (st != OK)
         return st;
     s->user = user;
@@ -98,10 +99,12 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         e->mail_count++;
         e->mail_tokens += prompt_len;
         s = NULL;
+        if (atomic_load(&e->moved_ns) == 0) /* from here on the engine thread owes an answer */
+            atomic_store(&e->moved_ns, base_now_ns());
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->lock);
-    sched_sequence_free(s);
+    sequence_free(s);
     return st;
 }
 
@@ -143,7 +146,18 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     }
 }
 
+double engine_stalled_s(const struct engine *e)
+{
+    const int64_t moved = atomic_load(&e->moved_ns);
+    return moved ? (double)(base_now_ns() - moved) / 1e9 : 0;
+}
+
 /* ---- the engine thread ---- */
+
+static void note_progress(struct engine *e)
+{
+    atomic_store(&e->moved_ns, base_now_ns());
+}
 
 /* The numbers first: who has seen an event finds it counted. */
 static void deliver(struct engine *e, int32_t count)
@@ -152,7 +166,7 @@ static void deliver(struct engine *e, int32_t count)
     struct engine_metrics *m = &e->metrics;
     for (int32_t i = 0; i < count; i++) {
         m->finished[e->events[i].finish]++;
-        m->generation_tokens += e->events[i].token >= 0;
+        m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
     const struct kv_pool *kv = sched_kv(e->sched);
     const struct sched_stats stats = sched_stats(e->sched);
@@ -176,8 +190,11 @@ static void deliver(struct engine *e, int32_t count)
 static bool collect(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
-    while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0)
+    while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0) {
+        atomic_store(&e->moved_ns, 0);
         pthread_cond_wait(&e->wake, &e->lock);
+    }
+    note_progress(e);
     while (e->mail) {
         struct sequence *next = e->mail->next; /* sched_submit takes the link too */
         if (!sched_submit(e->sched, e->mail))
@@ -210,6 +227,7 @@ static enum status patience(void *ctx, struct err *err)
     if (sum != e->progress_seen) {
         e->progress_seen = sum;
         e->progress_at = now;
+        note_progress(e);
     }
     if (atomic_load(&e->lost))
         return lost(e, err);
@@ -227,7 +245,6 @@ static enum status patience(void *ctx, struct err *err)
 /* All ranks must have run step `seq` and sampled the same ids. */
 static enum status check_answers(const struct engine *e, uint64_t seq, struct err *err)
 {
-    const int32_t samples = e->flights[seq % SCHED_FLIGHTS].step->samples;
     for (int32_t r = 0; r < e->config.ranks; r++) {
         const struct step_answer *h = &e->answers[r].head;
         if (h->status != OK)
@@ -239,11 +256,11 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
             return base_fail(err, ERR_COMM, "ranks 0 and %d sampled different tokens in step %llu",
                              r, (unsigned long long)seq);
     }
-    if (e->answers[0].head.ids != samples ||
-        e->answers[0].head.hash != step_hash(e->answers[0].ids, samples))
-        return base_fail(err, ERR_COMM, "rank 0 answered %d tokens for %d rows",
-                         e->answers[0].head.ids, samples);
-    return OK;
+    const struct step_result *result = &e->answers[0].result;
+    if (e->answers[0].head.hash != step_hash(result->ids, result->count))
+        return base_fail(err, ERR_COMM, "rank 0 answered tokens that are not those of its hash");
+    return step_check_result(e->flights[seq % SCHED_FLIGHTS].step, e->config.sched.limits.vocab,
+                             result, err);
 }
 
 static void account(struct engine *e, const struct step *step, double seconds)
@@ -294,7 +311,7 @@ static enum status finish_step(struct engine *e, struct err *err)
     const double now = base_now(), began = f->sent > e->answered ? f->sent : e->answered;
     e->answered = e->progress_at = now;
     account(e, f->step, now - began);
-    sched_commit(e->sched, e->answers[0].ids, e->events, &count);
+    sched_commit(e->sched, f->step, &e->answers[0].result, e->events, &count);
     deliver(e, count);
 out:
     return st;
@@ -404,7 +421,7 @@ void engine_close(struct engine *e)
     engine_stop(e);
     while (e->mail) {
         struct sequence *next = e->mail->next;
-        sched_sequence_free(e->mail);
+        sequence_free(e->mail);
         e->mail = next;
     }
     sched_close(e->sched);

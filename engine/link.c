@@ -47,7 +47,9 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct lin
     l->polls = calloc((size_t)count, sizeof *l->polls);
     l->count = l->ends ? count : 0;
     l->ids_max = ids_max;
-    l->in_cap = sizeof(struct step_answer) + (size_t)ids_max * sizeof(int32_t) + TEXT_MAX;
+    const struct step_answer most = {
+        .ids = ids_max, .logprobs = ids_max, .stride = ENGINE_LOGPROBS_MAX};
+    l->in_cap = sizeof most + step_answer_bytes(&most) + TEXT_MAX;
     for (int32_t i = 0; i < l->count; i++) {
         l->ends[i].fd = fds[i];
         l->ends[i].in = calloc(1, l->in_cap);
@@ -107,9 +109,10 @@ static enum status pump_out(struct link_set *l, int32_t i, struct err *err)
 static size_t answer_bytes(const struct link_set *l, const struct step_answer *h)
 {
     if (h->magic != STEP_ANSWER_MAGIC || h->ids < 0 || h->ids > l->ids_max || h->text_bytes < 0 ||
-        h->text_bytes >= TEXT_MAX)
+        h->text_bytes >= TEXT_MAX || (h->logprobs != 0 && h->logprobs != h->ids) || h->stride < 0 ||
+        h->stride > ENGINE_LOGPROBS_MAX)
         return 0;
-    return sizeof *h + (size_t)h->ids * sizeof(int32_t) + (size_t)h->text_bytes;
+    return sizeof *h + step_answer_bytes(h) + (size_t)h->text_bytes;
 }
 
 static enum status pump_in(struct link_set *l, int32_t i, struct err *err)
@@ -177,14 +180,23 @@ static void unpost(struct link_set *l)
         l->ends[i].posts--;
 }
 
-static void read_answer(const struct end *e, struct link_answer *out)
+/* The parts of a whole answer. */
+static struct link_answer answer_in(char *in)
 {
-    char *in = e->in;
-    memcpy(&out->head, in, sizeof out->head);
-    out->ids = (const int32_t *)(const void *)(in + sizeof(struct step_answer));
-    char *text = in + sizeof(struct step_answer) + (size_t)out->head.ids * sizeof(int32_t);
-    text[out->head.text_bytes] = '\0';
-    out->text = text;
+    struct link_answer a;
+    memcpy(&a.head, in, sizeof a.head);
+    const struct step_answer *h = &a.head;
+    char *ids = in + sizeof *h, *logprob = ids + (size_t)h->ids * sizeof(int32_t);
+    char *best = logprob + (size_t)h->logprobs * sizeof(float), *text = ids + step_answer_bytes(h);
+    text[h->text_bytes] = '\0';
+    a.text = text;
+    a.result = (struct step_result){.count = h->ids,
+                                    .ids = (const int32_t *)(const void *)ids,
+                                    .best = (const struct token_top *)(const void *)best,
+                                    .stride = h->stride};
+    if (h->logprobs > 0)
+        a.result.logprob = (const float *)(const void *)logprob;
+    return a;
 }
 
 enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
@@ -204,7 +216,7 @@ enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
             TRY(patience(ctx, err));
     }
     for (int32_t i = 0; i < l->count; i++)
-        read_answer(&l->ends[i], &answers[i]);
+        answers[i] = answer_in(l->ends[i].in);
     unpost(l);
 out:
     return st;
@@ -262,12 +274,15 @@ static enum status write_all(int fd, const void *src, size_t n, struct err *err)
     return OK;
 }
 
-enum status link_answer(int fd, const struct step_answer *head, const int32_t *ids,
+enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,
                         const char *text, struct err *err)
 {
     enum status st = OK;
+    const size_t scored = (size_t)head->logprobs;
     TRY(write_all(fd, head, sizeof *head, err));
-    TRY(write_all(fd, ids, (size_t)head->ids * sizeof *ids, err));
+    TRY(write_all(fd, result->ids, (size_t)head->ids * sizeof *result->ids, err));
+    TRY(write_all(fd, result->logprob, scored * sizeof *result->logprob, err));
+    TRY(write_all(fd, result->best, scored * (size_t)head->stride * sizeof *result->best, err));
     TRY(write_all(fd, text, (size_t)head->text_bytes, err));
 out:
     return st;

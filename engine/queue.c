@@ -106,16 +106,9 @@ static void client_end(struct queue *q, struct client *c)
 
 /* ---- lines ---- */
 
-bool queue_before(const struct sequence *a, const struct sequence *b)
-{
-    if (a->params.priority != b->params.priority)
-        return a->params.priority < b->params.priority;
-    return a->arrival < b->arrival;
-}
-
 static void line_add(struct sequence **line, struct sequence *s)
 {
-    while (*line && ((*line)->slot >= 0 || queue_before(*line, s)))
+    while (*line && ((*line)->slot >= 0 || sequence_before(*line, s)))
         line = &(*line)->next;
     s->next = *line;
     *line = s;

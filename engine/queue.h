@@ -8,7 +8,7 @@
 #ifndef TESSERA_ENGINE_QUEUE_H
 #define TESSERA_ENGINE_QUEUE_H
 
-#include "engine/sched.h"
+#include "engine/sequence.h"
 
 struct queue;
 
@@ -16,8 +16,6 @@ struct queue;
 enum status queue_open(int32_t clients, struct queue **out, struct err *err) MUST_USE;
 void queue_close(struct queue *q);
 
-/* True when a comes before b: by priority, then arrival. */
-bool queue_before(const struct sequence *a, const struct sequence *b);
 /* Into its client's line. */
 void queue_push(struct queue *q, struct sequence *s);
 /* Into the line before the ring. */

@@ -10,15 +10,17 @@
 #include "engine/sched.h"
 
 #include "engine/queue.h"
+#include "engine/request.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* What a step in flight will answer to. */
 struct flight {
-    struct sequence **samples; /* [slots] whose token each sample is */
+    struct sequence **samples; /* [slots] whose each sample is */
     struct sequence **named;   /* [slots] who has rows in it */
-    int32_t sample_count, named_count;
+    int32_t named_count;
 };
 
 struct sched {
@@ -40,55 +42,6 @@ struct sched {
     struct step *step; /* during sched_build: the one being built */
     bool admitting;    /* and whether it may still take in others */
 };
-
-enum status sched_sequence(const struct sched_config *c, const struct request_params *params,
-                           const int32_t *prompt, int32_t prompt_len, struct sequence **out,
-                           struct err *err)
-{
-    if (prompt_len < 1 || prompt_len >= c->max_model_len)
-        return base_fail(err, ERR_INPUT,
-                         "This model's maximum context length is %d tokens. However, your prompt "
-                         "has %d.",
-                         c->max_model_len, prompt_len);
-    if (params->max_tokens < 1)
-        return base_fail(err, ERR_INPUT, "max_tokens is %d, expected at least 1",
-                         params->max_tokens);
-    for (int32_t i = 0; i < prompt_len; i++) /* a rank refuses the whole step for one bad id */
-        if (prompt[i] < 0 || prompt[i] >= c->limits.vocab)
-            return base_fail(err, ERR_INPUT, "token id %d of the prompt is outside 0..%d",
-                             prompt[i], c->limits.vocab - 1);
-    int32_t room = c->max_model_len - prompt_len;
-    int32_t answer = params->max_tokens < room ? params->max_tokens : room;
-    int32_t blocks = kv_blocks_for(prompt_len + answer);
-    if (blocks > c->limits.blocks)
-        return base_fail(err, ERR_INPUT, "the request needs %d KV blocks, the cache has %d", blocks,
-                         c->limits.blocks);
-    struct sequence *s = calloc(1, sizeof *s);
-    if (s) {
-        s->tokens = calloc((size_t)(prompt_len + answer), sizeof *s->tokens);
-        s->blocks = calloc((size_t)blocks, sizeof *s->blocks);
-    }
-    if (!s || !s->tokens || !s->blocks) {
-        sched_sequence_free(s);
-        return base_fail(err, ERR_NOMEM, "no memory for a request of %d tokens", prompt_len);
-    }
-    memcpy(s->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
-    s->params = *params;
-    s->params.max_tokens = answer;
-    s->prompt_len = s->length = prompt_len;
-    s->slot = -1;
-    *out = s;
-    return OK;
-}
-
-void sched_sequence_free(struct sequence *s)
-{
-    if (!s)
-        return;
-    free(s->tokens);
-    free(s->blocks);
-    free(s);
-}
 
 static void free_flights(struct sched *s)
 {
@@ -134,7 +87,7 @@ void sched_close(struct sched *s)
         return;
     while (s->oldest) {
         struct sequence *newer = s->oldest->newer;
-        sched_sequence_free(s->oldest);
+        sequence_free(s->oldest);
         s->oldest = newer;
     }
     free_flights(s);
@@ -196,19 +149,12 @@ static void emit(const struct sequence *q, int32_t token, enum finish_reason fin
         .request = q->id, .user = q->user, .token = token, .finish = finish, .cached = q->cached};
 }
 
-static void release(struct sched *s, struct sequence *q)
-{
-    kv_release(s->kv, q->blocks, q->block_count);
-    q->block_count = q->published = q->computed = 0;
-    q->chain = 0;
-}
-
 /* No step in flight names it: its blocks return, and it is freed or waits again. */
 static void settle(struct sched *s, struct sequence *q)
 {
     s->leaving -= q->leaving;
     q->leaving = false;
-    release(s, q);
+    sequence_release(q, s->kv);
     if (!q->ended) {
         if (!q->queued)
             queue_return(s->queue, q);
@@ -216,7 +162,7 @@ static void settle(struct sched *s, struct sequence *q)
     }
     *(q->older ? &q->older->newer : &s->oldest) = q->newer;
     *(q->newer ? &q->newer->older : &s->newest) = q->older;
-    sched_sequence_free(q);
+    sequence_free(q);
 }
 
 /* Out of its slot, which is closed with the next step. */
@@ -276,57 +222,19 @@ static void preempt(struct sched *s, struct sequence *q)
     leave(s, q);
 }
 
-/* ---- the prefix cache ---- */
+/* ---- building ---- */
 
-static struct kv_key key_of(const struct sequence *q, int32_t block, uint64_t before)
-{
-    struct kv_key key = {.salt = q->params.cache_salt, .before = before};
-    memcpy(key.tokens, q->tokens + (size_t)block * BACKEND_BLOCK_TOKENS, sizeof key.tokens);
-    return key;
-}
-
-/* Makes the blocks findable that are full of known tokens. They can be shared from the next step
- * on, answered or not: the ranks run steps in order. */
 static void publish(struct sched *s, struct sequence *q)
 {
-    const int32_t full = min32(q->computed, q->length) / BACKEND_BLOCK_TOKENS;
-    if (!s->config.prefix_caching)
-        return;
-    for (; q->published < full; q->published++) {
-        const struct kv_key key = key_of(q, q->published, q->chain);
-        q->chain = kv_publish(s->kv, q->blocks[q->published], &key, s->steps);
-    }
+    if (s->config.prefix_caching)
+        sequence_publish(q, s->kv, s->steps);
 }
 
-/* Shares the cached blocks q begins with; the last token at least is computed, for its logits, and
- * a partly equal block is computed anew. False: the next block is in the step being built, for
- * another, and q had better wait for the next step. Each wait is for a block more, and no more are
- * granted than q has blocks, so it ends. */
-static bool share_prefix(struct sched *s, struct sequence *q)
+/* As sequence_share, where it may: a prompt that is scored is computed whole. */
+static bool share(struct sched *s, struct sequence *q)
 {
-    const int32_t most = (q->length - 1) / BACKEND_BLOCK_TOKENS;
-    if (!s->config.prefix_caching || q->params.prompt_logprobs >= 0)
-        return true;
-    while (q->block_count < most) {
-        const struct kv_key key = key_of(q, q->block_count, q->chain);
-        int32_t block = kv_find(s->kv, &key);
-        if (block < 0)
-            break;
-        if (kv_stamp(s->kv, block) == s->steps) {
-            if (q->deferrals++ < kv_blocks_for(q->length))
-                return false;
-            break;
-        }
-        kv_share(s->kv, block);
-        q->chain = kv_name(s->kv, block);
-        q->blocks[q->block_count++] = block;
-    }
-    q->published = q->block_count;
-    q->computed = q->block_count * BACKEND_BLOCK_TOKENS;
-    return true;
+    return !s->config.prefix_caching || sequence_is_scored(q) || sequence_share(q, s->kv, s->steps);
 }
-
-/* ---- building ---- */
 
 static struct flight *flight_built(struct sched *s)
 {
@@ -347,7 +255,7 @@ static bool make_room(struct sched *s, const struct sequence *q)
         return false;
     for (int32_t i = s->stats.running - 1; i >= 0; i--) {
         struct sequence *last = s->slots[s->order[i]];
-        if (last == q || queue_before(last, q))
+        if (last == q || sequence_before(last, q))
             return false;
         if (last->step == s->steps)
             continue;
@@ -371,28 +279,43 @@ static bool grow(struct sched *s, struct sequence *q)
     return true;
 }
 
+/* The row added last has a sample: `target` is scored there, or q's next token drawn. */
+static void add_sample(struct sched *s, struct sequence *q, int32_t target, int32_t top)
+{
+    struct step *step = s->step;
+    flight_built(s)->samples[step->samples] = q;
+    step->sample[step->samples] = step->rows - 1;
+    step->target[step->samples] = target;
+    step->top[step->samples++] = top;
+}
+
+static void add_row(struct sched *s, struct sequence *q)
+{
+    struct step *step = s->step;
+    const int32_t position = q->computed++, row = step->rows++;
+    step->slot[row] = q->slot;
+    step->position[row] = position;
+    /* what the rank sampled itself it need not be told */
+    step->token[row] = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
+    if (sequence_is_scored(q) && q->scored == position + 1 && q->scored < q->prompt_len)
+        add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
+}
+
 /* Adds rows for up to n positions from `computed` on, as blocks allow; the last one samples when it
  * ends the tokens there are. Returns how many. */
 static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
 {
-    struct step *step = s->step;
     struct flight *f = flight_built(s);
     int32_t added = 0;
-    for (; added < n && grow(s, q); added++) {
-        int32_t position = q->computed++, row = step->rows++;
-        step->slot[row] = q->slot;
-        step->position[row] = position;
-        /* what the rank sampled itself it need not be told */
-        step->token[row] = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
-    }
+    for (; added < n && grow(s, q); added++)
+        add_row(s, q);
     if (added == 0)
         return 0;
     q->step = s->steps;
     q->flights++;
     f->named[f->named_count++] = q;
-    if (q->computed == q->length + q->pending) {
-        step->sample[step->samples++] = step->rows - 1;
-        f->samples[f->sample_count++] = q;
+    if (q->computed == q->length + q->pending && q->params.max_tokens > 0) {
+        add_sample(s, q, STEP_TARGET_SAMPLE, q->params.logprobs);
         q->pending++;
     }
     publish(s, q);
@@ -424,7 +347,7 @@ static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
 {
     struct step *step = s->step;
     int32_t at = s->stats.running++;
-    for (; at > 0 && queue_before(q, s->slots[s->order[at - 1]]); at--)
+    for (; at > 0 && sequence_before(q, s->slots[s->order[at - 1]]); at--)
         s->order[at] = s->order[at - 1];
     s->order[at] = slot;
     s->slots[slot] = q;
@@ -434,8 +357,8 @@ static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
         .slot = slot,
         .history = q->length,
         .tokens = q->tokens,
-        .params = {q->params.temperature, q->params.top_p, q->params.min_p, q->params.top_k,
-                   q->params.seed, q->params.choice},
+        .params = request_draw(&q->params),
+        .rules = *q->rules,
     };
     for (int32_t i = 0; i < q->block_count; i++)
         append(s, q, i);
@@ -461,15 +384,26 @@ static bool admit(struct sched *s, struct sequence *q)
     int32_t slot = free_slot(s);
     if (!s->admitting || q->leaving || (s->preempted > 0 && !q->preempted))
         return false;
-    bool ready = slot >= 0 && share_prefix(s, q);
+    bool ready = slot >= 0 && share(s, q);
     s->admitting = slot >= 0 && (!ready || has_room(s, q));
     if (!ready || !s->admitting) {
-        release(s, q);
+        sequence_release(q, s->kv);
         return false;
     }
     count_admission(s, q);
     open_slot(s, q, slot);
     return true;
+}
+
+/* Rows that q can add within `budget` rows and the sample places the step has left: a scored prompt
+ * takes a place per row. */
+static int32_t rows_for(const struct sched *s, const struct sequence *q, int32_t budget)
+{
+    const int32_t left = q->length - q->computed, n = min32(left, budget);
+    const int32_t places = s->config.limits.slots - s->step->samples;
+    if (sequence_is_scored(q))
+        return min32(n, places);
+    return n == left && places == 0 ? n - 1 : n;
 }
 
 /* The turn of a sequence whose prompt, or what it had when it gave way, is not computed yet. */
@@ -481,7 +415,7 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
         return QUEUE_STOP;
     if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
         return QUEUE_PASS; /* no second turn in one step */
-    if (add_rows(s, q, min32(q->length - q->computed, left)) == 0)
+    if (add_rows(s, q, rows_for(s, q, left)) == 0)
         return QUEUE_PASS;
     if (q->computed < q->length)
         return QUEUE_TAKEN;
@@ -508,12 +442,13 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     s->steps++;
     s->step = step;
     s->admitting = true;
-    flight_built(s)->sample_count = flight_built(s)->named_count = 0;
+    flight_built(s)->named_count = 0;
     end_cancelled(s, events, count);
     add_decodes(s);
     queue_turns(s->queue, offer, s);
     s->step = NULL;
     if (step->rows == 0) { /* closes wait for the next step that computes */
+        CHECK(step->opens == 0);
         s->steps--;
         return false;
     }
@@ -528,40 +463,69 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
 
 static enum finish_reason finish_of(const struct sched *s, const struct sequence *q, int32_t token)
 {
-    for (int32_t i = 0; i < s->config.eos_count && !q->params.ignore_eos; i++)
-        if (token == s->config.eos[i])
+    /* the bans are the end tokens, then the stop ids */
+    for (int32_t i = q->params.ignore_eos ? s->config.eos_count : 0; i < q->rules->bans; i++)
+        if (token == q->rules->ban[i])
             return FINISH_STOP;
     return q->length - q->prompt_len >= q->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
-static void take_token(struct sched *s, struct sequence *q, int32_t token,
-                       struct token_event *events, int32_t *count)
+/* Sample i of the step, of sequence q: its event, and its token when it was drawn. */
+static void take(struct sched *s, struct sequence *q, const struct step *step,
+                 const struct step_result *result, int32_t i, struct token_event *events,
+                 int32_t *count)
 {
-    enum finish_reason finish = FINISH_ERROR;
-    if (token >= 0) {
+    const bool drawn = step->target[i] < 0, wanted = step->top[i] >= 0;
+    const int32_t token = result->ids[i];
+    if (token < 0 || (wanted && isnan(result->logprob[i]))) {
+        emit(q, -1, FINISH_ERROR, events, count);
+        end(s, q);
+        return;
+    }
+    if (drawn) {
         q->tokens[q->length++] = token;
         publish(s, q);
-        finish = finish_of(s, q, token);
     }
-    emit(q, token, finish, events, count);
-    if (finish != FINISH_NONE)
+    emit(q, token, drawn ? finish_of(s, q, token) : FINISH_NONE, events, count);
+    struct token_event *e = &events[*count - 1];
+    e->prompt = !drawn;
+    if (wanted) {
+        e->logprob = result->logprob[i];
+        e->top_count = step->top[i];
+        e->top = result->best + (ptrdiff_t)i * result->stride;
+    }
+    if (e->finish != FINISH_NONE)
         end(s, q);
 }
 
-void sched_commit(struct sched *s, const int32_t *ids, struct token_event *events, int32_t *count)
+/* One step less names q. */
+static void land(struct sched *s, struct sequence *q, struct token_event *events, int32_t *count)
+{
+    if (--q->flights > 0)
+        return;
+    /* what wanted no token ends once its prompt is computed */
+    if (!q->ended && !q->cancelled && q->params.max_tokens == 0 && q->computed == q->prompt_len) {
+        emit(q, -1, FINISH_LENGTH, events, count);
+        end(s, q);
+    } else if (q->leaving) {
+        settle(s, q);
+    }
+}
+
+void sched_commit(struct sched *s, const struct step *step, const struct step_result *result,
+                  struct token_event *events, int32_t *count)
 {
     CHECK(s->in_flight > 0);
     *count = 0;
-    struct flight *f = &s->flights[(s->steps - (uint64_t)--s->in_flight) % SCHED_FLIGHTS];
-    for (int32_t i = 0; i < f->sample_count; i++) {
+    const struct flight *f = &s->flights[(s->steps - (uint64_t)--s->in_flight) % SCHED_FLIGHTS];
+    for (int32_t i = 0; i < step->samples; i++) {
         struct sequence *q = f->samples[i];
-        q->pending--;
+        q->pending -= step->target[i] < 0;
         if (!q->ended && !q->cancelled) /* else it ends when the next step is built */
-            take_token(s, q, ids[i], events, count);
+            take(s, q, step, result, i, events, count);
     }
     for (int32_t i = 0; i < f->named_count; i++)
-        if (--f->named[i]->flights == 0 && f->named[i]->leaving)
-            settle(s, f->named[i]);
+        land(s, f->named[i], events, count);
 }
 
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
@@ -585,7 +549,7 @@ void sched_end_all(struct sched *s, enum finish_reason reason, struct token_even
 
 int32_t sched_events_max(const struct sched_config *c)
 {
-    return c->limits.slots + c->waiting_max;
+    return 2 * c->limits.slots + c->waiting_max;
 }
 
 int32_t sched_in_flight(const struct sched *s)

@@ -4,12 +4,15 @@
  * A step holds one row for every running sequence that decodes, then prompt rows in turns
  * (engine/queue.h) until the row budget is used. SCHED_FLIGHTS steps may be under way: the next one
  * is built before the answer to the last is there, so a row names its slot where its token is not
- * known here. A row that had to see an answer first would skip a step. */
+ * known here. A row that had to see an answer first would skip a step.
+ *
+ * A step has as many sample places as slots. A prompt that is scored (prompt_logprobs) takes one
+ * per row, so its chunks are as long as there are places left after the decodes. */
 #ifndef TESSERA_ENGINE_SCHED_H
 #define TESSERA_ENGINE_SCHED_H
 
 #include "engine/engine.h"
-#include "engine/kv.h"
+#include "engine/sequence.h"
 #include "engine/step.h"
 
 enum { SCHED_FLIGHTS = 2 }; /* steps built and not committed */
@@ -24,37 +27,6 @@ struct sched_config {
     uint64_t secret[2]; /* of the prefix cache's hash */
 };
 
-/* One request on its way through the engine. The engine allocates it; the scheduler owns it from
- * sched_submit until its terminal event is collected, and frees it. */
-struct sequence {
-    uint64_t id;
-    void *user;
-    struct request_params params;
-    int32_t *tokens; /* prompt, then what was sampled; capacity prompt_len + max_tokens */
-    int32_t prompt_len, length;
-    int32_t pending;  /* tokens sampled by steps in flight */
-    int32_t computed; /* positions whose KV is in the cache or in a step in flight */
-    int32_t history;  /* tokens the ranks were told when its slot was opened */
-    int32_t cached;   /* prompt tokens whose KV was there when it first got a slot */
-    int32_t slot;     /* -1: none */
-    int32_t *blocks;
-    int32_t block_count;
-    int32_t published; /* blocks that are findable, and the name of the last */
-    uint64_t chain;
-    uint64_t arrival, step; /* number in order of arrival; of the last step with rows of it */
-    int32_t flights;        /* steps in flight that name it */
-    int32_t deferrals;      /* steps it waited for another to compute its prefix */
-    bool queued, admitted, preempted, leaving, cancelled, ended;
-    struct sequence *next;          /* in the mailbox or its line */
-    struct sequence *older, *newer; /* among all */
-};
-
-/* Allocates a sequence with room for prompt and answer; max_tokens is cut to the context. */
-enum status sched_sequence(const struct sched_config *c, const struct request_params *params,
-                           const int32_t *prompt, int32_t prompt_len, struct sequence **out,
-                           struct err *err) MUST_USE;
-void sched_sequence_free(struct sequence *s);
-
 struct sched;
 enum status sched_open(const struct sched_config *c, struct sched **out, struct err *err) MUST_USE;
 void sched_close(struct sched *s);
@@ -67,9 +39,10 @@ void sched_cancel(struct sched *s, uint64_t id);
  * nothing to compute, or nothing before a step in flight is answered. Sequences that were cancelled
  * end here: their events are appended to `events`, *count says how many. */
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count);
-/* Takes the sampled ids of the oldest step in flight, in the order of its samples; appends one
- * event per token and terminal event. */
-void sched_commit(struct sched *s, const int32_t *ids, struct token_event *events, int32_t *count);
+/* Takes what came of the oldest step in flight, which is given again; appends one event per token,
+ * scored or produced, and terminal event. Events borrow from the result. */
+void sched_commit(struct sched *s, const struct step *step, const struct step_result *result,
+                  struct token_event *events, int32_t *count);
 /* Ends everything with `reason`; steps in flight are forgotten, and so are all cached prefixes. */
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
                    int32_t *count);

@@ -14,10 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BODY_BYTES_MAX ((size_t)4 << 20)
-#define STREAM_BYTES_MAX ((size_t)1 << 20)
-#define CONNECTIONS_MAX 1000
-#define IDLE_TIMEOUT_S 120
 #define JOBS_QUEUED_MAX 256
 #define PAGE_BYTES_MAX ((size_t)4 << 20)
 
@@ -37,8 +33,13 @@ static void reply_json(struct http_request *r, struct buf *body)
 
 static void get_live(void *ctx, struct http_request *r)
 {
+    const struct frontend *f = ctx;
+    struct api_error e = {0};
     struct buf body;
-    (void)ctx;
+    if (health_phase(f->service.health) == HEALTH_LOST && health_check(f->service.health, &e)) {
+        http_reply_error(r, &e);
+        return;
+    }
     buf_init(&body, 256);
     buf_puts(&body, "{\"status\":\"alive\"}");
     reply_json(r, &body);
@@ -49,13 +50,24 @@ static void get_ready(void *ctx, struct http_request *r)
     struct frontend *f = ctx;
     struct api_error e = {0};
     struct buf body;
-    if (service_check(&f->service, &e) != OK) {
+    if (health_check_ready(f->service.health, service_engine(&f->service), &e) != OK) {
         http_reply_error(r, &e);
         return;
     }
     buf_init(&body, 256);
     buf_puts(&body, "{\"status\":\"ready\"}");
     reply_json(r, &body);
+}
+
+/* 503 until the server has been ready once: what a start-up probe waits for. */
+static void get_startup(void *ctx, struct http_request *r)
+{
+    const struct frontend *f = ctx;
+    struct buf body;
+    buf_init(&body, 1024);
+    health_json(f->service.health, &body);
+    http_reply(r, health_phase(f->service.health) < HEALTH_READY ? 503 : 200, "application/json",
+               &body);
 }
 
 static void get_version(void *ctx, struct http_request *r)
@@ -134,6 +146,7 @@ static void get_root(void *ctx, struct http_request *r)
                "GET  /v1/models        the model that is served\n"
                "GET  /health           200 when requests are welcome (also /readyz)\n"
                "GET  /livez            200 while the server runs\n"
+               "GET  /startupz         how far it has loaded; 200 once it has been ready\n"
                "GET  /metrics          counters for Prometheus\n"
                "GET  /version\n",
                f->service.version, f->service.model_name);
@@ -168,10 +181,15 @@ static const struct http_route routes[] = {
     {"GET", "/health", get_ready},
     {"GET", "/readyz", get_ready},
     {"GET", "/livez", get_live},
+    {"GET", "/startupz", get_startup},
     {"GET", "/metrics", get_metrics},
     {"GET", "/version", get_version},
     {"GET", "/", get_root},
 };
+
+/* What tells nothing about a model or its users; with --metrics-without-key from the first on. */
+static const char *const open_paths[] = {"/metrics",  "/health",  "/livez", "/readyz",
+                                         "/startupz", "/version", NULL};
 
 /* ---- opening and closing ---- */
 
@@ -181,6 +199,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
     snprintf(s->version, sizeof s->version, "%s", c->version);
     snprintf(s->fingerprint, sizeof s->fingerprint, "tessera-%s", s->version);
     s->tokenizer = c->tokenizer;
+    s->health = c->health;
     s->rules = (struct completion_rules){
         .model_name = s->model_name,
         .vocab = c->vocab,
@@ -197,10 +216,10 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .host = c->host,
         .port = c->port,
         .threads = c->http_threads > 0 ? c->http_threads : 2,
-        .body_bytes_max = c->body_bytes_max ? c->body_bytes_max : BODY_BYTES_MAX,
-        .stream_bytes_max = STREAM_BYTES_MAX,
-        .connections_max = CONNECTIONS_MAX,
-        .idle_timeout_s = IDLE_TIMEOUT_S,
+        .limits = c->http,
+        .keys = c->keys,
+        .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
+        .cors_origins = c->cors_origins,
         .routes = routes,
         .route_count = (int32_t)ARRAY_LEN(routes),
         .ctx = f,
@@ -243,11 +262,6 @@ void frontend_sink(void *ctx, const struct token_event *events, int32_t count)
     output_push(f->output, events, count);
 }
 
-void frontend_refuse(struct frontend *f, const char *code, const char *message)
-{
-    service_refuse(&f->service, code, message);
-}
-
 bool frontend_idle(struct frontend *f, double timeout_s)
 {
     return service_wait_idle(&f->service, timeout_s);
@@ -255,11 +269,9 @@ bool frontend_idle(struct frontend *f, double timeout_s)
 
 void frontend_close(struct frontend *f)
 {
-    struct api_error e = {0};
     if (!f)
         return;
-    if (service_check(&f->service, &e) == OK)
-        service_refuse(&f->service, "draining", "the server is shutting down");
+    health_enter(f->service.health, HEALTH_DRAINING);
     request_worker_stop(f->worker);
     output_close(f->output);
     service_wait_idle(&f->service, 1.0); /* last answers are on their way to clients */

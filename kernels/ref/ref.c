@@ -118,12 +118,17 @@ static size_t kv_index(const struct kv_cache *kv, int32_t layer, const struct ro
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
-static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
-                    const int32_t *last, int32_t count)
+static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
+                    const struct sample_slots *slots)
 {
     (void)b;
-    for (int32_t t = 0; t < count; t++)
-        ids[t] = slot[t] < 0 ? -1 : token[t] >= 0 ? token[t] : last[slot[t]];
+    for (int32_t t = 0; t < rows->count; t++) {
+        const int32_t slot = rows->slot[t];
+        ids[t] = slot < 0 ? -1 : token[t];
+        if (slot >= 0 && token[t] < 0)
+            ids[t] = slots->history[(size_t)slot * (size_t)slots->history_cols +
+                                    (size_t)rows->position[t]];
+    }
 }
 
 static void embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
@@ -278,6 +283,16 @@ static void select_rows(struct backend *b, struct view y, struct cview x, const 
             *cell(y, r, i) = at(x, index[r], i);
 }
 
+static void copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols)
+{
+    (void)b;
+    for (int32_t r = 0; r < rows; r++)
+        for (int32_t i = 0; i < cols; i++)
+            dst[(size_t)r * dst_stride + (size_t)i] =
+                src ? src[(size_t)r * src_stride + (size_t)i] : 0;
+}
+
 static void sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n)
 {
@@ -314,8 +329,10 @@ const struct backend_ops ref_ops = {
     .attend = attend,
     .silu_mul = silu_mul,
     .select = select_rows,
+    .copy = copy,
     .sum_tree = sum_tree,
     .sample = ref_sample,
+    .logprobs = ref_logprobs,
 };
 
 enum status ref_open(struct backend **out, struct err *err)
