@@ -32,7 +32,7 @@ struct row {
 #define ALL (~0)
 
 static const struct row rows[] = {
-    {"model", NULL, (LAYOUT | COMMAND_BENCH) & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
+    {"model", NULL, LAYOUT & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
      "the same as MODEL, for the environment and files"},
     {"config", NULL, ALL & ~(COMMAND_SYNTH | COMMAND_RANK), STRING, AT(config), 0, 0, NULL, NULL,
      "YAML file of options, one \"name: value\" a line"},
@@ -107,7 +107,9 @@ static const struct row rows[] = {
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
-     "name in the API; default: the directory's"},
+     "name in the API, or several with commas between; default: the directory's"},
+    {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",
+     "auto|none", "sampling defaults: the model's generation_config.json, or OpenAI's"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
      "seconds running requests may go on after SIGTERM"},
     {"step-timeout", NULL, COMMAND_SERVE, NUMBER, AT(step_timeout), 1, 3600, "30", NULL,

@@ -45,7 +45,7 @@ struct options {
     int64_t max_num_queued_tokens;
     bool prefix_caching;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
-    const char *served_model_name;
+    const char *served_model_name, *generation_config;
     double drain_timeout, step_timeout;
     const char *output, *synth_config;
     int64_t seed;

@@ -21,13 +21,14 @@ struct tokenizer;
 struct frontend_config {
     const char *host;       /* numeric address */
     int32_t port;           /* 0: any free one */
-    const char *model_name; /* --served-model-name, else the directory's name */
+    const char *model_name; /* --served-model-name, else the directory's name; "name,alias,..." */
     const char *version;
     struct health *health; /* outlives the front end */
     int32_t vocab, max_model_len;
     const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
+    double ping_s;                         /* between comments to streams that wait; 0: 15 */
     struct http_limits http;
     struct keys *keys; /* NULL: nobody needs one; the caller's */
     bool metrics_without_key;

@@ -118,6 +118,25 @@ out:
     return st;
 }
 
+/* Benchmarks are surprised by what a model's own file says. */
+static void log_defaults(const struct generation_defaults *d)
+{
+    struct buf b;
+    buf_init(&b, 1024);
+    if (!isnan(d->temperature))
+        buf_printf(&b, " temperature %g", (double)d->temperature);
+    if (!isnan(d->top_p))
+        buf_printf(&b, " top_p %g", (double)d->top_p);
+    if (!isnan(d->min_p))
+        buf_printf(&b, " min_p %g", (double)d->min_p);
+    if (!isnan(d->repetition_penalty))
+        buf_printf(&b, " repetition_penalty %g", (double)d->repetition_penalty);
+    if (d->top_k > 0)
+        buf_printf(&b, " top_k %d", d->top_k);
+    base_log(LOG_INFO, "sampling defaults:%s", b.len ? b.data : " OpenAI's (temperature 1)");
+    buf_free(&b);
+}
+
 static enum status open_frontend(struct server *s, const struct options *o, struct err *err)
 {
     const struct frontend_config c = {
@@ -129,12 +148,14 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .vocab = s->setup.model.vocab,
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
-        .defaults = s->setup.defaults,
+        .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
+                                                              : s->setup.defaults,
         .http = access_limits(o),
         .keys = s->keys,
         .metrics_without_key = o->metrics_without_key,
         .cors_origins = o->cors_origins,
     };
+    log_defaults(&c.defaults);
     return frontend_open(&c, &s->frontend, err);
 }
 

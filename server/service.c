@@ -2,6 +2,8 @@
  * under it. Whether requests are welcome takes none. */
 #include "server/service.h"
 
+#include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 enum status service_open(struct service *s, struct err *err)
@@ -37,6 +39,34 @@ void service_ready(struct service *s, struct engine *e)
 struct engine *service_engine(struct service *s)
 {
     return atomic_load(&s->engine);
+}
+
+/* True the first time. A bounded set: when it is full, nothing is new any more. */
+static bool is_news(struct service *s, const char *name)
+{
+    bool news = true;
+    pthread_mutex_lock(&s->lock);
+    for (int32_t i = 0; i < s->unknown_count && news; i++)
+        news = strcmp(s->unknown[i], name) != 0;
+    news = news && s->unknown_count < SERVICE_UNKNOWN_MAX;
+    if (news)
+        snprintf(s->unknown[s->unknown_count++], sizeof s->unknown[0], "%s", name);
+    pthread_mutex_unlock(&s->lock);
+    return news;
+}
+
+/* A name from a client may hold anything: what could forge a line of the log is masked. */
+void service_log_unknown(struct service *s, const struct field_unknown *unknown)
+{
+    char text[sizeof unknown->names[0]];
+    for (int32_t i = 0; i < unknown->count; i++) {
+        snprintf(text, sizeof text, "%s", unknown->names[i]);
+        for (char *c = text; *c; c++)
+            if (*c < ' ' || *c > '~')
+                *c = '?';
+        if (is_news(s, text))
+            base_log(LOG_WARN, "request field \"%s\" is not known and is ignored", text);
+    }
 }
 
 void service_enter(struct service *s)
