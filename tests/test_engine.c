@@ -48,6 +48,7 @@ struct worker {
 struct client {
     uint64_t id;
     int32_t tokens[TOKENS_MAX], count;
+    uint64_t scores; /* hash of all logprobs, of the prompt too */
     enum finish_reason finish;
     int32_t ends;      /* terminal events: 1 in the end */
     int32_t cancel_at; /* cancels itself after so many tokens; 0: never */
@@ -133,7 +134,11 @@ static void sink(void *ctx, const struct token_event *events, int32_t count)
         struct client *c = events[i].user;
         CHECK(c->ends == 0); /* nothing comes after the end */
         CHECK(c->id == 0 || c->id == events[i].request);
-        if (events[i].token >= 0) {
+        c->scores = base_hash(c->scores, &events[i].logprob, sizeof events[i].logprob);
+        if (events[i].top_count > 0)
+            c->scores = base_hash(c->scores, events[i].top,
+                                  (size_t)events[i].top_count * sizeof *events[i].top);
+        if (events[i].token >= 0 && !events[i].prompt) {
             CHECK(c->count < TOKENS_MAX);
             c->tokens[c->count++] = events[i].token;
         }
@@ -362,9 +367,9 @@ static void test_crowd(void **state)
     group_stop(g);
 }
 
-/* Requests with common beginnings, greedy and sampled, each alone and then all at once where the KV
- * cache holds a fifth of them: they share blocks, give way to each other, and get the same tokens.
- */
+/* Requests of all kinds (greedy, sampled, with penalties, with logprobs) and with common
+ * beginnings, each alone and then all at once where the KV cache holds a fifth of them: they share
+ * blocks, give way to each other, and get the same tokens and logprobs, bit for bit. */
 static void test_shortage(void **state)
 {
     (void)state;
@@ -385,6 +390,12 @@ static void test_shortage(void **state)
             params[i].top_p = 0.8f;
             params[i].seed = 77 + (uint64_t)i;
         }
+        if (i % 3 == 1) {
+            params[i].frequency_penalty = 0.4f;
+            params[i].repetition_penalty = 1.2f;
+        }
+        params[i].logprobs = i % 5 == 0 ? 3 : -1;
+        params[i].prompt_logprobs = i % 7 == 0 ? 2 : -1;
         assert_int_equal(submit(g, i, &params[i], prompts[i], 41 + i), OK);
         wait_for_ends(g, i + 1);
         alone[i] = g->clients[i];
@@ -401,6 +412,7 @@ static void test_shortage(void **state)
         const struct client *c = &g->clients[i];
         assert_int_equal(c->count, alone[i].count);
         assert_int_equal(c->finish, alone[i].finish);
+        assert_true(c->scores == alone[i].scores);
         for (int32_t t = 0; t < c->count; t++)
             if (c->tokens[t] != alone[i].tokens[t])
                 fail_msg("request %d: token %d is %d, expected %d", i, t, c->tokens[t],
