@@ -349,6 +349,22 @@ static void *engine_loop(void *arg)
     return NULL;
 }
 
+static enum status measure_costs(struct engine *e, struct err *err)
+{
+    const struct engine_config *c = &e->config;
+    struct costs *costs = &e->config.sched.costs;
+    if (!c->measure_costs)
+        return OK;
+    e->progress_at = base_now();
+    enum status st =
+        costs_measure(c->links, &c->sched.limits, c->epoch, &e->seq, patience, e, costs, err);
+    if (st == OK)
+        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
+                 costs->seconds[0] * 1e3, costs->seconds[costs->count - 1] * 1e3,
+                 costs->rows[costs->count - 1]);
+    return st;
+}
+
 static enum status open_sched(struct engine *e, struct err *err)
 {
     uint64_t *secret = e->config.sched.secret;
@@ -380,6 +396,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
         st = base_fail(err, ERR_NOMEM, "engine: no memory for its buffers");
         goto out;
     }
+    TRY(measure_costs(e, err));
     TRY(open_sched(e, err));
     if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {
         st = base_fail(err, ERR_NOMEM, "engine: no thread");

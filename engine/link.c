@@ -78,6 +78,11 @@ void link_close(struct link_set *l)
     free(l);
 }
 
+int32_t link_count(const struct link_set *l)
+{
+    return l->count;
+}
+
 static enum status closed(int32_t rank, struct err *err)
 {
     return base_fail(err, ERR_COMM, "rank %d closed its link", rank);

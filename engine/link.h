@@ -12,6 +12,7 @@ struct link_set;
 enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
                       struct err *err) MUST_USE;
 void link_close(struct link_set *l);
+int32_t link_count(const struct link_set *l);
 
 /* What one rank answered. */
 struct link_answer {

@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PATIENCE = 2 }; /* a step takes so many times what its decodes alone would, at most */
+
 /* What a step in flight will answer to. */
 struct flight {
     struct sequence **samples; /* [slots] whose each sample is */
@@ -39,7 +41,10 @@ struct sched {
     int32_t preempted;        /* sequences that gave way and have no place yet */
     int32_t cancelled;        /* sequences to end with the next step */
     struct sched_stats stats;
-    struct step *step; /* during sched_build: the one being built */
+    struct step *step; /* during sched_build: the one being built, */
+    int32_t decodes;   /* its rows that are no prompt's, */
+    int64_t keys;      /* the positions before them that its rows attend to, */
+    double seconds;    /* how long it may take, */
     bool admitting;    /* and whether it may still take in others */
 };
 
@@ -293,6 +298,7 @@ static void add_row(struct sched *s, struct sequence *q)
 {
     struct step *step = s->step;
     const int32_t position = q->computed++, row = step->rows++;
+    s->keys += position;
     step->slot[row] = q->slot;
     step->position[row] = position;
     /* what the rank sampled itself it need not be told */
@@ -395,27 +401,42 @@ static bool admit(struct sched *s, struct sequence *q)
     return true;
 }
 
-/* Rows that q can add within `budget` rows and the sample places the step has left: a scored prompt
- * takes a place per row. */
-static int32_t rows_for(const struct sched *s, const struct sequence *q, int32_t budget)
+/* Is there time for so many rows more, which attend to so many positions more? One row is always in
+ * time, so that prompts do not starve. */
+static bool in_time(const struct sched *s, int32_t rows, int64_t keys)
 {
-    const int32_t left = q->length - q->computed, n = min32(left, budget);
+    const int32_t all = s->step->rows + rows;
+    return all == s->decodes + 1 || costs_of(&s->config.costs, all, s->keys + keys) <= s->seconds;
+}
+
+/* Rows that q can add with the rows, the time and the sample places that the step has left: a
+ * scored prompt takes a place per row. */
+static int32_t rows_for(const struct sched *s, const struct sequence *q)
+{
+    const int32_t left = q->length - q->computed;
     const int32_t places = s->config.limits.slots - s->step->samples;
+    int32_t most = min32(left, s->config.limits.rows - s->step->rows), n = 0;
     if (sequence_is_scored(q))
-        return min32(n, places);
-    return n == left && places == 0 ? n - 1 : n;
+        most = min32(most, places);
+    else if (most == left && places == 0)
+        most--;
+    for (int64_t keys = 0; n < most; n++) {
+        keys += q->computed + n;
+        if (!in_time(s, n + 1, keys))
+            break;
+    }
+    return n;
 }
 
 /* The turn of a sequence whose prompt, or what it had when it gave way, is not computed yet. */
 static enum queue_turn offer(void *ctx, struct sequence *q)
 {
     struct sched *s = ctx;
-    const int32_t left = s->config.limits.rows - s->step->rows;
-    if (left == 0)
+    if (s->step->rows == s->config.limits.rows || !in_time(s, 1, 0))
         return QUEUE_STOP;
     if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
         return QUEUE_PASS; /* no second turn in one step */
-    if (add_rows(s, q, rows_for(s, q, left)) == 0)
+    if (add_rows(s, q, rows_for(s, q)) == 0)
         return QUEUE_PASS;
     if (q->computed < q->length)
         return QUEUE_TAKEN;
@@ -432,6 +453,9 @@ static void add_decodes(struct sched *s)
         if (!q->queued && made < q->params.max_tokens)
             add_rows(s, q, 1);
     }
+    s->decodes = s->step->rows;
+    s->seconds =
+        s->decodes > 0 ? PATIENCE * costs_of(&s->config.costs, s->decodes, s->keys) : INFINITY;
 }
 
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
@@ -442,6 +466,7 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     s->steps++;
     s->step = step;
     s->admitting = true;
+    s->keys = 0;
     flight_built(s)->named_count = 0;
     end_cancelled(s, events, count);
     add_decodes(s);

@@ -2,9 +2,10 @@
  * can be simulated. Not thread-safe: the engine thread's.
  *
  * A step holds one row for every running sequence that decodes, then prompt rows in turns
- * (engine/queue.h) until the row budget is used. SCHED_FLIGHTS steps may be under way: the next one
- * is built before the answer to the last is there, so a row names its slot where its token is not
- * known here. A row that had to see an answer first would skip a step.
+ * (engine/queue.h) until the row budget is used, or the time that streams have to give: a step with
+ * prompt rows takes at most twice as long as its decodes alone would. SCHED_FLIGHTS steps may be
+ * under way: the next one is built before the answer to the last is there, so a row names its slot
+ * where its token is not known here. A row that had to see an answer first would skip a step.
  *
  * A step has as many sample places as slots. A prompt that is scored (prompt_logprobs) takes one
  * per row, so its chunks are as long as there are places left after the decodes. */
@@ -12,6 +13,7 @@
 #define TESSERA_ENGINE_SCHED_H
 
 #include "engine/engine.h"
+#include "engine/costs.h"
 #include "engine/sequence.h"
 #include "engine/step.h"
 
@@ -24,6 +26,7 @@ struct sched_config {
     int32_t eos[8];
     int32_t eos_count;
     bool prefix_caching;
+    struct costs costs; /* while others stream, prompts make a step twice as long at most */
     uint64_t secret[2]; /* of the prefix cache's hash */
 };
 

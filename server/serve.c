@@ -247,6 +247,7 @@ static enum status open_engine(struct server *s, const struct options *o, struct
                   .max_model_len = s->footprint.max_model_len,
                   .eos_count = s->setup.model.eos_count,
                   .prefix_caching = o->prefix_caching},
+        .measure_costs = true,
         .queued_tokens_max = o->max_num_queued_tokens,
         .ranks = s->footprint.ranks,
         .epoch = group_epoch(s->group),

@@ -38,7 +38,7 @@ struct slot {
     int32_t table[LEN_MAX / BLOCK + 1], blocks;
     int32_t next; /* position of the next row */
     int32_t tokens[LEN_MAX], history, known;
-    bool fresh; /* opened for the first time by the last step */
+    bool first, fresh; /* opened for the first time, and that by the last step */
 };
 
 /* What the KV at each position of a block was computed from. */
@@ -74,7 +74,7 @@ struct sim {
     int64_t accepted;
     int64_t steps, longest;
     int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
-        scores;
+        scores, limited;
 };
 
 static uint64_t seed;
@@ -327,6 +327,7 @@ static void apply_opens(struct sim *m, const struct step *s)
                            .history = o->history,
                            .known = o->history,
                            .next = -1,
+                           .first = !r->admitted,
                            .fresh = !r->admitted};
         memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
         r->slot = o->slot;
@@ -400,7 +401,7 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
     if (t->next < 0) { /* what is skipped was found */
         t->next = s->position[first];
         m->hits += t->next > 0;
-        if (r && t->fresh)
+        if (r && t->first)
             r->cached = t->next;
         assert_int_equal(t->next % BLOCK, 0);
         assert_int_equal(t->blocks >= t->next / BLOCK, true);
@@ -468,6 +469,29 @@ static void run_sample(struct sim *m, const struct step *s, struct answer *a, in
     t->tokens[t->known++] = a->ids[i] < 0 ? 0 : a->ids[i];
 }
 
+/* What the scheduler is told that a step takes. */
+static double cost(int32_t rows, int64_t keys)
+{
+    return 8 + rows + (double)keys / 64;
+}
+
+/* Prompt rows make a step with decodes take twice as long at most; but one row is always taken. */
+static void check_cost(struct sim *m, const struct step *s)
+{
+    int32_t decodes = 0;
+    int64_t keys = 0, decode_keys = 0;
+    for (int32_t i = 0; i < s->rows; i++) {
+        const bool decode = s->token[i] == STEP_TOKEN_FROM_SLOT;
+        decodes += decode;
+        keys += s->position[i];
+        decode_keys += decode ? s->position[i] : 0;
+    }
+    if (m->config.costs.count == 0 || decodes == 0 || s->rows <= decodes + 1)
+        return;
+    assert_true(cost(s->rows, keys) <= 2 * cost(decodes, decode_keys));
+    m->limited += s->rows < m->config.limits.rows;
+}
+
 static void run_step(struct sim *m, const struct step *s)
 {
     struct answer *a = &m->answers[m->built % SCHED_FLIGHTS];
@@ -482,6 +506,7 @@ static void run_step(struct sim *m, const struct step *s)
         run_group(m, s, i, end);
     }
     check_named(m, s, a);
+    check_cost(m, s);
     for (int32_t i = 0; i < s->samples; i++)
         run_sample(m, s, a, i);
     m->overlaps += m->built > m->answered;
@@ -602,7 +627,7 @@ static void die(struct sim *m)
 
 struct setting {
     int32_t slots, rows, blocks, len, waiting;
-    bool caching, priorities;
+    bool caching, priorities, costs;
 };
 
 static struct sim *sim_open(const struct setting *c)
@@ -624,6 +649,11 @@ static struct sim *sim_open(const struct setting *c)
         .prefix_caching = c->caching,
         .secret = {1, 2},
     };
+    if (c->costs)
+        m->config.costs = (struct costs){.count = 2,
+                                         .rows = {1, 2},
+                                         .seconds = {cost(1, 0), cost(2, 0)},
+                                         .per_key = cost(0, 1) - cost(0, 0)};
     m->cancels = true;
     m->priorities = c->priorities;
     assert_int_equal(sched_open(&m->config, &m->sched, &err), OK);

@@ -176,15 +176,22 @@ static void wait_for_ends(struct group *g, int32_t ends)
         fail_msg("%d of %d requests ended", g->ends, ends);
 }
 
-/* blocks: of the KV cache, 0: all there are. */
-static struct group *group_start_on(int32_t blocks, bool caching, bool gated, int32_t faulty,
-                                    enum fault fault, uint64_t fault_seq)
+/* What is special about a group; {0}: nothing. */
+struct special {
+    int32_t blocks; /* of the KV cache, 0: all there are */
+    bool uncached, gated, measured;
+    int32_t rank; /* whose answer to step fault_seq is wrong */
+    enum fault fault;
+    uint64_t fault_seq;
+};
+
+static struct group *group_start(struct special how)
 {
     struct group *g = calloc(1, sizeof *g);
     struct err err;
     int fds[RANKS];
     assert_non_null(g);
-    g->gated = gated;
+    g->gated = how.gated;
     sem_init(&g->gate, 0, 0);
     sem_init(&g->arrived, 0, 0);
     pthread_mutex_init(&g->lock, NULL);
@@ -194,9 +201,9 @@ static struct group *group_start_on(int32_t blocks, bool caching, bool gated, in
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
         fds[r] = pair[0];
         g->workers[r] = (struct worker){.g = g, .rank = r, .fd = pair[1]};
-        if (r == faulty) {
-            g->workers[r].fault = fault;
-            g->workers[r].fault_seq = fault_seq;
+        if (r == how.rank) {
+            g->workers[r].fault = how.fault;
+            g->workers[r].fault_seq = how.fault_seq;
         }
     }
     assert_int_equal(link_open(fds, RANKS, SLOTS, &g->links, &err), OK);
@@ -204,31 +211,27 @@ static struct group *group_start_on(int32_t blocks, bool caching, bool gated, in
         assert_int_equal(pthread_create(&g->workers[r].thread, NULL, work, &g->workers[r]), 0);
     struct engine_config config = {
         .sched = {.limits = cluster->footprint.limits,
-                  .prefix_caching = caching,
+                  .prefix_caching = !how.uncached,
                   .waiting_max = WAITING,
                   .max_model_len = cluster->footprint.max_model_len,
                   .eos = {2},
                   .eos_count = 1},
+        .measure_costs = how.measured,
         .queued_tokens_max = QUEUED_TOKENS,
         .ranks = RANKS,
         .epoch = 1,
         .links = g->links,
         .board = cluster->board,
-        .step_timeout = fault == SILENT ? 2 : 100,
+        .step_timeout = how.fault == SILENT ? 2 : 100,
         .sink = sink,
         .sink_ctx = g,
         .on_lost = on_lost,
         .on_lost_ctx = g,
     };
-    if (blocks > 0)
-        config.sched.limits.blocks = blocks;
+    if (how.blocks > 0)
+        config.sched.limits.blocks = how.blocks;
     assert_int_equal(engine_open(&config, &g->engine, &err), OK);
     return g;
-}
-
-static struct group *group_start(bool gated, int32_t faulty, enum fault fault, uint64_t fault_seq)
-{
-    return group_start_on(0, true, gated, faulty, fault, fault_seq);
 }
 
 static void group_stop(struct group *g)
@@ -314,7 +317,7 @@ static void test_crowd(void **state)
 {
     (void)state;
     enum { CROWD = 40, SAMPLED = 20 };
-    struct group *g = group_start(false, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){0});
     struct request_params params[CROWD];
     static struct client alone[CROWD];
     uint64_t prompts = 0, rows = 0;
@@ -377,7 +380,7 @@ static void test_shortage(void **state)
     static struct client alone[CROWD];
     static int32_t prompts[CROWD][96];
     struct request_params params[CROWD];
-    struct group *g = group_start_on(0, false, false, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.uncached = true});
     memset(alone, 0, sizeof alone);
     for (int32_t i = 0; i < CROWD; i++) {
         for (int32_t t = 0; t < 96; t++) /* four families, then each its own */
@@ -402,7 +405,7 @@ static void test_shortage(void **state)
     }
     assert_int_equal(metrics_of(g).prefix_hits, 0);
     group_stop(g);
-    g = group_start_on(BLOCKS_FEW, true, false, -1, HEALTHY, 0);
+    g = group_start((struct special){.blocks = BLOCKS_FEW});
     for (int32_t i = 0, sent = 0; i < CROWD; i++) {
         while (submit(g, i, &params[i], prompts[i], 41 + i) != OK)
             wait_for_ends(g, ++sent); /* the queue is full */
@@ -445,7 +448,7 @@ static void peek_step(struct group *g, struct step *out, void *message, size_t c
 static void test_overlap(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     const struct request_params p = greedy_params(20);
     const size_t cap = step_bytes_max(&cluster->footprint.limits);
     void *message = malloc(cap);
@@ -473,10 +476,25 @@ static void test_overlap(void **state)
     free(message);
 }
 
+/* Measured first, and then as ever. */
+static void test_measured(void **state)
+{
+    (void)state;
+    struct group *g = group_start((struct special){.measured = true});
+    struct request_params p = greedy_params(TOKENS_MAX);
+    assert_int_equal(submit(g, 0, &p, prompt0, PROMPT0), OK);
+    assert_int_equal(submit(g, 1, &p, prompt1, PROMPT1), OK);
+    wait_for_ends(g, 2);
+    assert_memory_equal(g->clients[0].tokens, greedy0, TOKENS_MAX * sizeof *greedy0);
+    assert_memory_equal(g->clients[1].tokens, greedy1, TOKENS_MAX * sizeof *greedy1);
+    check_metrics(g, 2);
+    group_stop(g);
+}
+
 static void test_stop_token(void **state)
 {
     (void)state;
-    struct group *g = group_start(false, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){0});
     struct request_params p = greedy_params(TOKENS_MAX);
     int32_t stop = 0;
     p.ignore_eos = false;
@@ -504,7 +522,7 @@ static void check_cancelled(const struct client *c, int32_t least, int32_t most)
 static void test_cancel(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     const struct request_params p = greedy_params(20);
     static int32_t long_prompt[300]; /* five steps of 64 rows */
     for (int32_t i = 0; i < 300; i++)
@@ -542,7 +560,7 @@ static void test_cancel(void **state)
 static void test_limits(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     struct request_params p = greedy_params(2);
     struct err err;
     uint64_t id = 0;
@@ -597,7 +615,7 @@ static void *open_gate_at_stop(void *arg)
 static void test_stop_with_work(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     const struct request_params p = greedy_params(TOKENS_MAX);
     pthread_t thread;
     for (int32_t i = 0; i < SLOTS; i++)
@@ -622,7 +640,8 @@ static void test_stop_with_work(void **state)
 static void check_fault(int32_t rank, enum fault fault, bool outside)
 {
     const int32_t clients = SLOTS + 6;
-    struct group *g = group_start(true, rank, fault, outside ? 0 : 4);
+    struct group *g = group_start((struct special){
+        .gated = true, .rank = rank, .fault = fault, .fault_seq = outside ? 0 : 4});
     const struct request_params p = greedy_params(60);
     for (int32_t i = 0; i < clients; i++)
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
@@ -705,10 +724,11 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crowd),   cmocka_unit_test(test_shortage),
-        cmocka_unit_test(test_overlap), cmocka_unit_test(test_stop_token),
-        cmocka_unit_test(test_cancel),  cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_faults),  cmocka_unit_test(test_stop_with_work),
+        cmocka_unit_test(test_crowd),          cmocka_unit_test(test_shortage),
+        cmocka_unit_test(test_overlap),        cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_stop_token),     cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_limits),         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_stop_with_work),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -2,17 +2,17 @@
 #include "tests/sched_sim.h"
 
 static const struct setting settings[] = {
-    {8, 64, 256, 160, 48, true, false},  /* room for all */
-    {8, 8, 256, 160, 48, true, false},   /* as many rows as slots */
-    {1, 1, 12, 160, 10, true, false},    /* one of each */
-    {16, 40, 24, 160, 40, true, false},  /* short of blocks */
-    {16, 40, 24, 160, 40, false, false}, /* the same without the prefix cache */
-    {4, 16, 9, 160, 8, true, true},      /* some never fit, the queue overflows */
-    {3, 200, 256, 33, 30, true, true},   /* short contexts, a prompt in one step */
-    {16, 17, 64, 48, 48, false, true},   /* hardly more rows than slots */
-    {16, 64, 40, 160, 48, true, true},   /* priorities, and short of blocks */
-    {16, 40, 13, 200, 40, true, false},  /* the longest request fills the cache */
-    {16, 40, 13, 200, 40, false, true},  /* likewise */
+    {8, 64, 256, 160, 48, true, false, true},   /* room for all */
+    {8, 8, 256, 160, 48, true, false, false},   /* as many rows as slots */
+    {1, 1, 12, 160, 10, true, false, false},    /* one of each */
+    {16, 40, 24, 160, 40, true, false, true},   /* short of blocks */
+    {16, 40, 24, 160, 40, false, false, false}, /* the same without the prefix cache */
+    {4, 16, 9, 160, 8, true, true, true},       /* some never fit, the queue overflows */
+    {3, 200, 256, 33, 30, true, true, false},   /* short contexts, a prompt in one step */
+    {16, 17, 64, 48, 48, false, true, false},   /* hardly more rows than slots */
+    {16, 64, 40, 160, 48, true, true, true},    /* priorities, and short of blocks */
+    {16, 40, 13, 200, 40, true, false, true},   /* the longest request fills the cache */
+    {16, 40, 13, 200, 40, false, true, false},  /* likewise */
 };
 
 static void test_simulation(void **state)
@@ -54,6 +54,7 @@ static void test_simulation(void **state)
         sum.overlaps += m->overlaps;
         sum.deaths += m->deaths;
         sum.scores += m->scores;
+        sum.limited += m->limited;
         sim_close(m);
     }
     assert_true(arrivals >= 30000); /* and the cases that matter did occur */
@@ -61,7 +62,7 @@ static void test_simulation(void **state)
         assert_true(ended[i] > 50);
     assert_true(sum.multi_chunk > 1000 && sum.reused_slots > 10000 && sum.preempted > 300);
     assert_true(sum.hits > 800 && sum.overlaps > 100000 && sum.deaths > 50);
-    assert_true(sum.scores > 10000);
+    assert_true(sum.scores > 10000 && sum.limited > 1000);
 }
 
 /* A lost group or a stop: whatever the state, everything ends once and nothing is kept. */
@@ -126,7 +127,7 @@ static void submit(struct sim *m, int32_t prompt_len, int32_t max_tokens, uint64
 static void test_equal_prompts(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false});
+    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false});
     for (int32_t i = 0; i < 4; i++)
         submit(m, 100, 4, 0, 3);
     assert_true(build(m));
@@ -153,7 +154,7 @@ static void test_equal_prompts(void **state)
 static void test_clients_take_turns(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false});
+    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false});
     for (int32_t i = 0; i < 50; i++)
         submit(m, 16, 3, 1, i);
     for (int32_t i = 0; i < 3; i++) {
@@ -178,7 +179,7 @@ static void test_clients_take_turns(void **state)
 static void test_long_prompt_shares_rows(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false});
+    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false});
     submit(m, 150, 1, 1, 3);
     assert_true(build(m));
     submit(m, 16, 1, 2, 7);
@@ -188,6 +189,29 @@ static void test_long_prompt_shares_rows(void **state)
     assert_true(build(m)); /* at the end of the ring it came, and there is one before it */
     assert_int_equal(m->wire->opens, 1);
     assert_int_equal(m->wire->samples, 1);
+    sim_close(m);
+}
+
+/* A long prompt among streams: as many rows as their step has time for, and all of them once it is
+ * alone. */
+static void test_prompt_leaves_time(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true});
+    int32_t left = 150;
+    for (int32_t i = 0; i < 3; i++)
+        submit(m, 1, 8, 1, i);
+    assert_true(build(m));
+    submit(m, 150, 1, 1, 3);
+    for (int32_t i = 1; i < 8; i++) {
+        assert_true(build(m));
+        commit(m);
+        /* 2 * (8 + 3 + 3 * i / 64) seconds, of which the three take half */
+        assert_in_range(m->wire->rows, 3 + 5, 3 + 11);
+        left -= m->wire->rows - 3;
+    }
+    assert_true(build(m));
+    assert_int_equal(m->wire->rows, left);
     sim_close(m);
 }
 
@@ -238,7 +262,7 @@ int main(void)
         cmocka_unit_test(test_simulation),         cmocka_unit_test(test_end_all),
         cmocka_unit_test(test_close_with_work),    cmocka_unit_test(test_equal_prompts),
         cmocka_unit_test(test_clients_take_turns), cmocka_unit_test(test_long_prompt_shares_rows),
-        cmocka_unit_test(test_refused_sequences),
+        cmocka_unit_test(test_prompt_leaves_time), cmocka_unit_test(test_refused_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,6 +78,7 @@ TESTED_BY = {
     "engine/comm/comm.c": "tests/test_comm.c",
     "engine/comm/comm_shm.c": "tests/test_comm.c",
     "engine/comm/comm_shm_meet.c": "tests/test_comm.c",
+    "engine/costs.c": "tests/test_costs.c tests/test_engine.c",
     "engine/engine.c": "tests/test_engine.c tests/blackbox/test_faults.py",
     "engine/footprint.c": "tests/blackbox/test_files.py",
     "engine/group.c": "tests/blackbox/test_faults.py",
