@@ -18,6 +18,7 @@ struct queue {
     struct client **buckets; /* [mask + 1] */
     uint64_t mask;
     struct sequence *returned;
+    int32_t count;
 };
 
 enum status queue_open(int32_t clients, struct queue **out, struct err *err)
@@ -49,6 +50,11 @@ void queue_close(struct queue *q)
     free(q->clients);
     free(q->buckets);
     free(q);
+}
+
+int32_t queue_count(const struct queue *q)
+{
+    return q->count;
 }
 
 /* ---- clients ---- */
@@ -106,16 +112,17 @@ static void client_end(struct queue *q, struct client *c)
 
 /* ---- lines ---- */
 
-static void line_add(struct sequence **line, struct sequence *s)
+static void line_add(struct queue *q, struct sequence **line, struct sequence *s)
 {
     while (*line && ((*line)->slot >= 0 || sequence_before(*line, s)))
         line = &(*line)->next;
     s->next = *line;
     *line = s;
     s->queued = true;
+    q->count++;
 }
 
-static bool line_remove(struct sequence **line, struct sequence *s)
+static bool line_remove(struct queue *q, struct sequence **line, struct sequence *s)
 {
     while (*line && *line != s)
         line = &(*line)->next;
@@ -123,26 +130,27 @@ static bool line_remove(struct sequence **line, struct sequence *s)
         return false;
     *line = s->next;
     s->queued = false;
+    q->count--;
     return true;
 }
 
 void queue_push(struct queue *q, struct sequence *s)
 {
     struct client *c = find(q, s->params.client);
-    line_add(&(c ? c : client_new(q, s->params.client))->line, s);
+    line_add(q, &(c ? c : client_new(q, s->params.client))->line, s);
 }
 
 void queue_return(struct queue *q, struct sequence *s)
 {
-    line_add(&q->returned, s);
+    line_add(q, &q->returned, s);
 }
 
 void queue_remove(struct queue *q, struct sequence *s)
 {
-    if (line_remove(&q->returned, s))
+    if (line_remove(q, &q->returned, s))
         return;
     struct client *c = find(q, s->params.client), **at = &q->ring;
-    bool found = c && line_remove(&c->line, s);
+    bool found = c && line_remove(q, &c->line, s);
     CHECK(found);
     if (c->line)
         return;
@@ -159,7 +167,7 @@ void queue_turns(struct queue *q, queue_offer *offer, void *ctx)
         struct sequence *s = q->returned;
         turn = offer(ctx, s);
         if (turn == QUEUE_DONE)
-            (void)line_remove(&q->returned, s);
+            (void)line_remove(q, &q->returned, s);
     }
     for (struct client **at = &q->ring; *at && turn != QUEUE_STOP;) {
         struct client *c = *at;
@@ -170,7 +178,7 @@ void queue_turns(struct queue *q, queue_offer *offer, void *ctx)
         if (turn != QUEUE_TAKEN && turn != QUEUE_DONE)
             continue;
         if (turn == QUEUE_DONE)
-            (void)line_remove(&c->line, s);
+            (void)line_remove(q, &c->line, s);
         ring_take(q, at);
         if (c->line)
             ring_add(q, c);

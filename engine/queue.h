@@ -15,6 +15,8 @@ struct queue;
 /* Room for so many different clients at once. */
 enum status queue_open(int32_t clients, struct queue **out, struct err *err) MUST_USE;
 void queue_close(struct queue *q);
+/* How many are in it. */
+int32_t queue_count(const struct queue *q);
 
 /* Into its client's line. */
 void queue_push(struct queue *q, struct sequence *s);

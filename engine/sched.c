@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE = 2 }; /* a step takes so many times what its decodes alone would, at most */
+enum { PROMPTS_MAX = 7 }; /* that streams wait for at a time */
 
 /* What a step in flight will answer to. */
 struct flight {
@@ -453,9 +453,16 @@ static void add_decodes(struct sched *s)
         if (!q->queued && made < q->params.max_tokens)
             add_rows(s, q, 1);
     }
-    s->decodes = s->step->rows;
-    s->seconds =
-        s->decodes > 0 ? PATIENCE * costs_of(&s->config.costs, s->decodes, s->keys) : INFINITY;
+}
+
+/* How long the step may take, now that it has its decodes: for each prompt that could be computed
+ * they wait as long as they take themselves. */
+static void set_time(struct sched *s)
+{
+    const int32_t decodes = s->decodes = s->step->rows;
+    const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decodes);
+    const double alone = costs_of(&s->config.costs, decodes, s->keys);
+    s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
@@ -470,6 +477,7 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     flight_built(s)->named_count = 0;
     end_cancelled(s, events, count);
     add_decodes(s);
+    set_time(s);
     queue_turns(s->queue, offer, s);
     s->step = NULL;
     if (step->rows == 0) { /* closes wait for the next step that computes */

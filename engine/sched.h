@@ -2,18 +2,21 @@
  * can be simulated. Not thread-safe: the engine thread's.
  *
  * A step holds one row for every running sequence that decodes, then prompt rows in turns
- * (engine/queue.h) until the row budget is used, or the time that streams have to give: a step with
- * prompt rows takes at most twice as long as its decodes alone would. SCHED_FLIGHTS steps may be
- * under way: the next one is built before the answer to the last is there, so a row names its slot
- * where its token is not known here. A row that had to see an answer first would skip a step.
+ * (engine/queue.h) until the row budget is used, or the time that streams have to give: with one
+ * prompt to compute a step takes at most twice as long as its decodes alone would, and once more
+ * for each further prompt, up to eight times.
+ *
+ * SCHED_FLIGHTS steps may be under way: the next one is built before the answer to the last is
+ * there, so a row names its slot where its token is not known here. A row that had to see an answer
+ * first would skip a step.
  *
  * A step has as many sample places as slots. A prompt that is scored (prompt_logprobs) takes one
  * per row, so its chunks are as long as there are places left after the decodes. */
 #ifndef TESSERA_ENGINE_SCHED_H
 #define TESSERA_ENGINE_SCHED_H
 
-#include "engine/engine.h"
 #include "engine/costs.h"
+#include "engine/engine.h"
 #include "engine/sequence.h"
 #include "engine/step.h"
 
@@ -26,7 +29,7 @@ struct sched_config {
     int32_t eos[8];
     int32_t eos_count;
     bool prefix_caching;
-    struct costs costs; /* while others stream, prompts make a step twice as long at most */
+    struct costs costs; /* all zero: no step is too long */
     uint64_t secret[2]; /* of the prefix cache's hash */
 };
 
