@@ -17,6 +17,9 @@ const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.
 
 _Static_assert((int)SCHED_FLIGHTS <= (int)LINK_POSTS_MAX, "links take every step in flight");
 
+const double engine_row_bounds[13] = {1,   8,    16,   32,   64,   128,  256,
+                                      512, 1024, 2048, 4096, 8192, 16384};
+
 struct flight {
     struct step *step;
     void *message;
@@ -133,6 +136,7 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     out->waiting += e->mail_count;
     pthread_mutex_unlock(&w->lock);
     out->ranks = e->config.ranks;
+    out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];
         out->rank[r].up = !atomic_load(&e->lost);
@@ -195,6 +199,7 @@ static bool collect(struct engine *e, bool idle)
         pthread_cond_wait(&e->wake, &e->lock);
     }
     note_progress(e);
+    sched_set_time(e->sched, base_now_ns());
     while (e->mail) {
         struct sequence *next = e->mail->next; /* sched_submit takes the link too */
         if (!sched_submit(e->sched, e->mail))
@@ -268,11 +273,15 @@ static void account(struct engine *e, const struct step *step, double seconds)
     int bucket = 0;
     while (bucket < 15 && seconds > engine_step_bounds[bucket])
         bucket++;
+    int row_bucket = 0;
+    while (row_bucket < 13 && step->rows > engine_row_bounds[row_bucket])
+        row_bucket++;
     pthread_mutex_lock(&e->lock);
     e->metrics.steps++;
     e->metrics.step_rows += (uint64_t)step->rows;
     e->metrics.step_seconds += seconds;
     e->metrics.step_buckets[bucket]++;
+    e->metrics.row_buckets[row_bucket]++;
     pthread_mutex_unlock(&e->lock);
 }
 

@@ -37,6 +37,7 @@ struct sched {
     struct flight flights[SCHED_FLIGHTS];
     int32_t in_flight;
     uint64_t arrivals, steps; /* so far; the step being built is number `steps` */
+    int64_t now_ns;           /* for the events */
     int32_t leaving;          /* sequences whose blocks return when a step in flight is answered */
     int32_t preempted;        /* sequences that gave way and have no place yet */
     int32_t cancelled;        /* sequences to end with the next step */
@@ -136,6 +137,11 @@ bool sched_submit(struct sched *s, struct sequence *q)
     return true;
 }
 
+void sched_set_time(struct sched *s, int64_t now_ns)
+{
+    s->now_ns = now_ns;
+}
+
 void sched_cancel(struct sched *s, uint64_t id)
 {
     for (struct sequence *q = s->oldest; q; q = q->newer)
@@ -150,8 +156,12 @@ void sched_cancel(struct sched *s, uint64_t id)
 static void emit(const struct sequence *q, int32_t token, enum finish_reason finish,
                  struct token_event *events, int32_t *count)
 {
-    events[(*count)++] = (struct token_event){
-        .request = q->id, .user = q->user, .token = token, .finish = finish, .cached = q->cached};
+    events[(*count)++] = (struct token_event){.request = q->id,
+                                              .user = q->user,
+                                              .token = token,
+                                              .finish = finish,
+                                              .cached = q->cached,
+                                              .admitted_ns = q->admitted_ns};
 }
 
 /* No step in flight names it: its blocks return, and it is freed or waits again. */
@@ -378,6 +388,7 @@ static void count_admission(struct sched *s, struct sequence *q)
     if (q->admitted)
         return;
     q->admitted = true;
+    q->admitted_ns = s->now_ns;
     q->cached = q->computed;
     s->stats.prefix_queries += (uint64_t)q->prompt_len;
     s->stats.prefix_hits += (uint64_t)q->cached;
@@ -457,7 +468,7 @@ static void add_decodes(struct sched *s)
 
 /* How long the step may take, now that it has its decodes: for each prompt that could be computed
  * they wait as long as they take themselves. */
-static void set_time(struct sched *s)
+static void limit_time(struct sched *s)
 {
     const int32_t decodes = s->decodes = s->step->rows;
     const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decodes);
@@ -477,7 +488,7 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     flight_built(s)->named_count = 0;
     end_cancelled(s, events, count);
     add_decodes(s);
-    set_time(s);
+    limit_time(s);
     queue_turns(s->queue, offer, s);
     s->step = NULL;
     if (step->rows == 0) { /* closes wait for the next step that computes */

@@ -27,6 +27,7 @@ struct sequence {
     int32_t published; /* blocks that are findable, and the name of the last */
     uint64_t chain;
     uint64_t arrival, step; /* number in order of arrival; of the last step with rows of it */
+    int64_t admitted_ns;    /* the scheduler's time then; 0: not yet */
     int32_t flights;        /* steps in flight that name it */
     int32_t deferrals;      /* steps it waited for another to compute its prefix */
     bool queued, admitted, preempted, leaving, cancelled, ended;
