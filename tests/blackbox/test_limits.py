@@ -414,7 +414,7 @@ def leave(server, number):
 
 
 def test_thousand_aborts(serve, synthetic):
-    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 4)
+    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 4, "--max-num-queued-reqs", 5000)
     server.complete([5], max_tokens=2)
     for number in range(100):  # what is allocated once
         leave(server, number)
@@ -425,5 +425,6 @@ def test_thousand_aborts(serve, synthetic):
     eventually(lambda: is_idle(server), 30, "all work is dropped")
     assert server.metrics().sum("vllm:kv_cache_usage_perc") == 0
     eventually(lambda: descriptors(server.pid) <= files, what="descriptors back")
-    assert resident(server.pid) - memory < 30
+    if PATIENCE == 1:  # a sanitizer holds what was freed
+        assert resident(server.pid) - memory < 30
     assert server.complete([5], max_tokens=2)["usage"]["completion_tokens"] == 2
