@@ -109,7 +109,7 @@ TESTED_BY = {
     "engine/step.c": "tests/test_step.c tests/fuzz/fuzz_step.c",
     "server/access.c": "tests/test_keys.c tests/blackbox/test_keys.py",
     "server/api/api_error.c": "tests/test_api.c",
-    "server/api/body.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
+    "server/api/body.c": "tests/test_api.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
     "server/api/completion.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
@@ -166,7 +166,7 @@ TESTED_BY = {
     "server/tokenizer/spm_file.c": "tests/test_tokenizer.c tests/fuzz/fuzz_spm.c",
     "server/tokenizer/stop.c": "tests/test_tokenizer.c",
     "server/tokenizer/tokenizer.c": "tests/test_tokenizer.c",
-    "server/tokenizer/tokenizer_config.c": "tests/test_tokenizer.c",
+    "server/tokenizer/tokenizer_config.c": "tests/test_tokenizer.c tests/test_nomem.c",
     "server/utf8.c": "tests/test_tokenizer.c",
 }
 
