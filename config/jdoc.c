@@ -12,8 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000};
-const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000};
+const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true};
+const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false};
+const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false};
 
 static const json_t *node(const struct jdoc *v)
 {
@@ -66,7 +67,8 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
     if (st != OK)
         return st;
     json_error_t e;
-    json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (limits->nul ? JSON_ALLOW_NUL : 0);
+    json_t *root = json_loadb(text, n, flags, &e);
     if (!root && json_error_code(&e) == json_error_out_of_memory)
         return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
     if (!root)

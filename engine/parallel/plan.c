@@ -179,7 +179,7 @@ enum status plan_open(const char *text, size_t n, const char *where, int32_t ran
         return base_fail(err, ERR_NOMEM, "%s: no memory", where);
     snprintf(p->where, sizeof p->where, "%s", where);
     p->ranks = ranks;
-    enum status st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
+    enum status st = jdoc_parse(text, n, &jdoc_limits_config, where, &doc, err);
     if (st != OK)
         st = ERR_USAGE;
     else

@@ -118,21 +118,23 @@ static void write_used(const struct field_set *set, const struct field *row, con
     write_default(row, target, out);
 }
 
-/* The one value that an unsupported field may have, and null. */
+/* The one value that an unsupported field may have; null is as good as absent. */
 static void write_neutral(const struct field *row, struct buf *out)
 {
-    buf_puts(out, "\"description\":\"not supported\",\"enum\":[null");
+    buf_puts(out, "\"description\":\"nothing else is supported\",\"enum\":[");
     if (row->kind == FIELD_BOOL)
-        buf_puts(out, row->neutral != 0 ? ",true" : ",false");
+        buf_puts(out, row->neutral != 0 ? "true" : "false");
     else if (row->kind == FIELD_STRING)
-        buf_puts(out, ",\"\"");
+        buf_printf(out, "\"%s\"", row->neutral_text ? row->neutral_text : "");
     else if (row->kind == FIELD_ARRAY)
-        buf_puts(out, ",[]");
+        buf_puts(out, "[]");
     else if (row->kind == FIELD_OBJECT)
-        buf_puts(out, ",{}");
+        buf_puts(out, "{}");
     else if (row->neutral == row->neutral) /* not a NaN */
-        buf_printf(out, ",%g", row->neutral);
-    buf_puts(out, "]");
+        buf_printf(out, "%g", row->neutral);
+    else
+        buf_puts(out, "null");
+    buf_puts(out, row->required ? "]" : ",null]");
 }
 
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out)
