@@ -3,6 +3,8 @@
 #include "server/api/field.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out);
@@ -118,23 +120,30 @@ static void write_used(const struct field_set *set, const struct field *row, con
     write_default(row, target, out);
 }
 
-/* The one value that an unsupported field may have; null is as good as absent. */
+/* The one value that an unsupported field may have; "" when there is none. */
+static const char *neutral_text(const struct field *row, char *text, size_t cap)
+{
+    text[0] = '\0';
+    if (row->kind == FIELD_BOOL)
+        return row->neutral != 0 ? "true" : "false";
+    if (row->kind == FIELD_ARRAY)
+        return "[]";
+    if (row->kind == FIELD_OBJECT)
+        return "{}";
+    if (row->kind == FIELD_STRING)
+        snprintf(text, cap, "\"%s\"", row->neutral_text ? row->neutral_text : "");
+    else if (!isnan(row->neutral))
+        snprintf(text, cap, "%g", row->neutral);
+    return text;
+}
+
+/* null is as good as absent. */
 static void write_neutral(const struct field *row, struct buf *out)
 {
-    buf_puts(out, "\"description\":\"nothing else is supported\",\"enum\":[");
-    if (row->kind == FIELD_BOOL)
-        buf_puts(out, row->neutral != 0 ? "true" : "false");
-    else if (row->kind == FIELD_STRING)
-        buf_printf(out, "\"%s\"", row->neutral_text ? row->neutral_text : "");
-    else if (row->kind == FIELD_ARRAY)
-        buf_puts(out, "[]");
-    else if (row->kind == FIELD_OBJECT)
-        buf_puts(out, "{}");
-    else if (row->neutral == row->neutral) /* not a NaN */
-        buf_printf(out, "%g", row->neutral);
-    else
-        buf_puts(out, "null");
-    buf_puts(out, row->required ? "]" : ",null]");
+    char buffer[80];
+    const char *text = neutral_text(row, buffer, sizeof buffer);
+    buf_printf(out, "\"description\":\"nothing else is supported\",\"enum\":[%s%s%s]",
+               row->required ? "" : "null", row->required || !*text ? "" : ",", text);
 }
 
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out)
