@@ -33,8 +33,13 @@ static void reply_json(struct http_request *r, struct buf *body)
 
 static void get_live(void *ctx, struct http_request *r)
 {
+    const struct service *s = ctx;
+    struct api_error e = {0};
     struct buf body;
-    (void)ctx;
+    if (health_phase(s->health) == HEALTH_LOST && health_check(s->health, &e)) {
+        http_reply_error(r, &e);
+        return;
+    }
     buf_init(&body, 256);
     buf_puts(&body, "{\"status\":\"alive\"}");
     reply_json(r, &body);
@@ -45,13 +50,23 @@ static void get_ready(void *ctx, struct http_request *r)
     struct service *s = ctx;
     struct api_error e = {0};
     struct buf body;
-    if (service_check(s, &e) != OK) {
+    if (health_check_ready(s->health, service_engine(s), &e) != OK) {
         http_reply_error(r, &e);
         return;
     }
     buf_init(&body, 256);
     buf_puts(&body, "{\"status\":\"ready\"}");
     reply_json(r, &body);
+}
+
+/* 503 until the server has been ready once: what a start-up probe waits for. */
+static void get_startup(void *ctx, struct http_request *r)
+{
+    const struct service *s = ctx;
+    struct buf body;
+    buf_init(&body, 1024);
+    health_json(s->health, &body);
+    http_reply(r, health_phase(s->health) < HEALTH_READY ? 503 : 200, "application/json", &body);
 }
 
 static void get_version(void *ctx, struct http_request *r)
@@ -93,6 +108,7 @@ static void get_root(void *ctx, struct http_request *r)
                "GET  /openapi.json     every field of every request\n"
                "GET  /health           200 when requests are welcome (also /readyz)\n"
                "GET  /livez            200 while the server runs\n"
+               "GET  /startupz         how far it has loaded; 200 once it has been ready\n"
                "GET  /metrics          counters for Prometheus\n"
                "GET  /version\n",
                s->version, s->names[0]);
@@ -110,6 +126,7 @@ static const struct http_route routes[] = {
     {"GET", "/health", get_ready},
     {"GET", "/readyz", get_ready},
     {"GET", "/livez", get_live},
+    {"GET", "/startupz", get_startup},
     {"GET", "/metrics", get_metrics},
     {"GET", "/version", get_version},
     {"GET", "/", get_root},
@@ -151,6 +168,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
     snprintf(s->version, sizeof s->version, "%s", c->version);
     snprintf(s->fingerprint, sizeof s->fingerprint, "tessera-%s", s->version);
     s->tokenizer = c->tokenizer;
+    s->health = c->health;
     s->ping_s = c->ping_s > 0 ? c->ping_s : PING_S;
     s->rules = (struct completion_rules){
         .vocab = c->vocab,
@@ -218,11 +236,6 @@ void frontend_sink(void *ctx, const struct token_event *events, int32_t count)
     output_push(f->service.output, events, count);
 }
 
-void frontend_refuse(struct frontend *f, const char *code, const char *message)
-{
-    service_refuse(&f->service, code, message);
-}
-
 bool frontend_idle(struct frontend *f, double timeout_s)
 {
     return service_wait_idle(&f->service, timeout_s);
@@ -230,11 +243,9 @@ bool frontend_idle(struct frontend *f, double timeout_s)
 
 void frontend_close(struct frontend *f)
 {
-    struct api_error e = {0};
     if (!f)
         return;
-    if (service_check(&f->service, &e) == OK)
-        service_refuse(&f->service, "draining", "the server is shutting down");
+    health_enter(f->service.health, HEALTH_DRAINING);
     request_worker_stop(f->service.worker);
     output_close(f->service.output);
     service_wait_idle(&f->service, 1.0); /* last answers are on their way to clients */

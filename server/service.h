@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "server/api/completion.h"
+#include "server/health.h"
 #include "server/metrics.h"
 #include "server/tokenizer/tokenizer.h"
 
@@ -21,18 +22,19 @@ struct service {
     struct completion_rules rules;
     const struct tokenizer *tokenizer; /* NULL: none */
     struct metrics *metrics;           /* owned */
-    struct request_worker *worker;     /* both borrowed */
+    struct request_worker *worker;     /* these three borrowed */
     struct output *output;
+    struct health *health;
     char name_text[1024];                 /* what names points into */
     const char *names[SERVICE_NAMES_MAX]; /* of the model; the first is the one in answers */
     char fingerprint[64], version[32];
     int64_t created; /* Unix time of the start */
     double ping_s;   /* a stream that waits for its first token gets a comment so often */
 
+    _Atomic(struct engine *) engine; /* NULL: loading */
+
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t idle;
-    struct engine *engine;       /* NULL: loading */
-    char code[32], message[200]; /* code "": requests are welcome */
     int32_t in_flight;
     /* fields nobody knows, each logged once */
     char unknown[SERVICE_UNKNOWN_MAX][48];
@@ -45,7 +47,6 @@ void service_close(struct service *s);
 /* OK: the engine may be asked. Else ERR_INPUT with the 503 to send in *e. */
 enum status service_check(struct service *s, struct api_error *e) MUST_USE;
 void service_ready(struct service *s, struct engine *e);
-void service_refuse(struct service *s, const char *code, const char *message);
 /* The engine, NULL while loading; stays valid until the front end is closed. */
 struct engine *service_engine(struct service *s);
 

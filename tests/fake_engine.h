@@ -36,7 +36,8 @@ struct engine {
     _Atomic bool lost, stop;
     _Atomic int32_t running, cancels, submits;
     _Atomic int32_t places; /* how many requests may run */
-    pthread_mutex_t lock;   /* guards what follows */
+    _Atomic int32_t stalled_s;
+    pthread_mutex_t lock; /* guards what follows */
     struct fake_request requests[FAKE_REQUESTS_MAX];
     uint64_t last_id;
     uint64_t seeds[FAKE_REQUESTS_MAX]; /* of all submitted, in order */
@@ -105,6 +106,11 @@ void engine_cancel(struct engine *e, uint64_t id)
         if (e->requests[i].id == id)
             e->requests[i].cancelled = true;
     pthread_mutex_unlock(&e->lock);
+}
+
+double engine_stalled_s(const struct engine *e)
+{
+    return atomic_load(&e->stalled_s);
 }
 
 void engine_metrics(const struct engine *e, struct engine_metrics *out)

@@ -2,6 +2,7 @@
  * that leave, engines that die, and closing with all of it in flight. Run it under TSan as well. */
 #include "config/buf.h"
 #include "server/frontend.h"
+#include "server/health.h"
 #include "server/http/http_listen.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/fake_engine.h"
@@ -16,6 +17,7 @@
 
 struct world {
     struct frontend *frontend;
+    struct health health;
     struct tokenizer *tokenizer;
     struct engine engine;
     int32_t port;
@@ -26,6 +28,7 @@ static enum status try_open(struct world *w, const char *host, int32_t port, str
     const struct frontend_config config = {
         .host = host,
         .port = port,
+        .health = &w->health,
         .model_name = "de/mo,alias",
         .ping_s = 0.5,
         .version = "1.2.3",
@@ -45,6 +48,7 @@ static enum status try_open(struct world *w, const char *host, int32_t port, str
                  .send_s = 30,
                  .idle_s = 75},
     };
+    health_init(&w->health, 10);
     return frontend_open(&config, &w->frontend, err);
 }
 
@@ -629,7 +633,7 @@ static void test_lost(void **state)
     eventually(is_busy, w, "running");
     while (atomic_load(&w->engine.running) < 3)
         usleep(1000);
-    frontend_refuse(w->frontend, "rank_lost", "a rank was lost");
+    health_enter(&w->health, HEALTH_LOST);
     atomic_store(&w->engine.lost, true);
     expect(listen_until(plain, "}}"), "503", "\"code\":\"rank_lost\"");
     char *answer = listen_until(stream, NULL); /* it is cut off */
@@ -640,8 +644,26 @@ static void test_lost(void **state)
     close(plain);
     close(stream);
     expect(get(w, "/health"), "503", "\"code\":\"rank_lost\"");
+    expect(get(w, "/livez"), "503", "\"code\":\"rank_lost\"");
+    health_enter(&w->health, HEALTH_DRAINING); /* no way back */
+    expect(get(w, "/readyz"), "503", "\"code\":\"rank_lost\"");
     expect(post(w, "{\"prompt\":[1]}"), "503", "\"code\":\"rank_lost\"");
     assert_true(frontend_idle(w->frontend, 5));
+}
+
+/* Ranks that are alive and do not move are not ready. */
+static void test_stalled(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.stalled_s, 10);
+    expect(get(w, "/readyz"), "200", "ready");
+    atomic_store(&w->engine.stalled_s, 11);
+    expect(get(w, "/readyz"), "503", "\"code\":\"stalled\"");
+    expect(get(w, "/health"), "503", "no progress for 11 s");
+    expect(get(w, "/livez"), "200", "alive");
+    expect(get(w, "/startupz"), "200", "{\"phase\":\"ready\",");
+    atomic_store(&w->engine.stalled_s, 0);
+    expect(get(w, "/readyz"), "200", "ready");
 }
 
 static void test_draining(void **state)
@@ -650,7 +672,7 @@ static void test_draining(void **state)
     int fd = dial(w);
     say_post(fd, "{\"prompt\":[1],\"max_tokens\":2000}", "");
     eventually(is_busy, w, "running");
-    frontend_refuse(w->frontend, "draining", "shutting down");
+    health_enter(&w->health, HEALTH_DRAINING);
     assert_false(frontend_idle(w->frontend, 0.01));
     char *answer = get(w, "/health");
     assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
@@ -705,6 +727,21 @@ static void test_loading(void **state)
     w.port = frontend_port(w.frontend);
     expect(get(&w, "/health"), "503", "\"code\":\"loading\"");
     expect(get(&w, "/livez"), "200", "alive");
+    expect(get(&w, "/startupz"), "503", "{\"phase\":\"starting\",\"bytes_done\":0,");
+    atomic_store(&w.health.bytes_total, 1000);
+    atomic_store(&w.health.ranks, 2);
+    health_enter(&w.health, HEALTH_LOADING);
+    expect(get(&w, "/startupz"), "503", ",\"eta_seconds\":null}");
+    health_progress(&w.health, 250, 1);
+    expect(get(&w, "/startupz"), "503",
+           "{\"phase\":\"loading\",\"bytes_done\":250,\"bytes_total\":1000,\"ranks_done\":1,"
+           "\"ranks\":2,");
+    char text[160];
+    assert_non_null(strstr(health_text(&w.health, text, sizeof text),
+                           "loading weights: 250 B of 1000 B, 1 of 2 ranks done, "));
+    health_enter(&w.health, HEALTH_WARMING);
+    expect(get(&w, "/startupz"), "503", ",\"eta_seconds\":0.000}");
+    expect(get(&w, "/readyz"), "503", "\"code\":\"loading\"");
     expect(post(&w, "{\"prompt\":[1]}"), "503", "\"code\":\"loading\"");
     expect(get(&w, "/v1/models"), "200", "de/mo");
     expect(get(&w, "/tokenizer_info"), "501", "no_tokenizer");
@@ -717,6 +754,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_routes),
+        TEST(test_stalled),
         TEST(test_request_id),
         TEST(test_framing),
         TEST(test_body_limit),

@@ -1,9 +1,9 @@
-/* Arbitrary bytes as the body of every POST route. Built with -fsanitize=fuzzer it is a fuzzer;
- * without, it replays every file of the folders on its command line. What was accepted must lie
- * within every limit; what was refused must make an error that is JSON. */
+/* Arbitrary bytes as the body of every POST route. What was accepted must lie within every limit;
+ * what was refused must make an error that is JSON. */
 #include "config/buf.h"
 #include "server/api/completion.h"
 #include "server/api/tokenize.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,8 +11,6 @@
 
 #define VOCAB 1000
 #define CONTEXT 4096
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_accepted(const struct completion_request *r, bool has_tokenizer)
 {
@@ -138,5 +136,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     free(copy);
     return 0;
 }
-
-#include "tests/fuzz/replay.h"

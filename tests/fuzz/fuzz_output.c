@@ -4,6 +4,7 @@
  * its length in front, a seed of the cuts, then the tokens, one per byte. */
 #include "server/tokenizer/detok.h"
 #include "server/tokenizer/stop.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +14,6 @@
 #define TOKENS_MAX 512
 #define TEXT_MAX ((size_t)3 * TOKENS_MAX) /* U+FFFD has three bytes */
 #define BYTE_ID 3                         /* of byte 0, in tests/corpus/tokenizer/bytes */
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct text {
     char bytes[TEXT_MAX];
@@ -187,5 +186,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     stop_set_close(set);
     return 0;
 }
-
-#include "tests/fuzz/replay.h"

@@ -1,20 +1,25 @@
-/* What a fuzz target is without a fuzzer: a program that replays every file of the folders on its
- * command line. To be included last. */
-#ifndef TESSERA_TESTS_FUZZ_REPLAY_H
-#define TESSERA_TESTS_FUZZ_REPLAY_H
-#ifdef TESSERA_FUZZ_REPLAY
+/* What every fuzz target is: one function over bytes. Built with -fsanitize=fuzzer it is a fuzzer;
+ * without, the program replays every file of the folders on its command line. Included once. */
+#ifndef TESSERA_TESTS_FUZZ_FUZZ_H
+#define TESSERA_TESTS_FUZZ_FUZZ_H
 
 #include <dirent.h>
 #include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
-static bool replay(const char *path)
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#ifdef TESSERA_FUZZ_REPLAY
+/* From memory of exactly the file's size, so that a sanitizer sees a read behind it. */
+static bool fuzz_replay(const char *path)
 {
     struct stat sb;
     FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
-    uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
+    uint8_t *bytes = f ? malloc(sb.st_size > 0 ? (size_t)sb.st_size : 1) : NULL;
     if (bytes)
         LLVMFuzzerTestOneInput(bytes, fread(bytes, 1, (size_t)sb.st_size, f));
     if (f)
@@ -31,7 +36,7 @@ int main(int argc, char **argv)
         for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
             char path[PATH_MAX];
             snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
-            replayed += replay(path);
+            replayed += fuzz_replay(path);
         }
         if (dir)
             closedir(dir);
@@ -39,6 +44,6 @@ int main(int argc, char **argv)
     printf("%ld inputs replayed\n", replayed);
     return replayed > 0 ? 0 : 1;
 }
-
 #endif
+
 #endif
