@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out);
@@ -15,17 +16,31 @@ static void write_type(const struct field *row, const char *type, struct buf *ou
     buf_printf(out, row->required ? "\"type\":\"%s\"" : "\"type\":[\"%s\",\"null\"]", type);
 }
 
+/* Defaults are floats: the fewest digits that read back as the same, as a model's file has them. */
+static void write_float(float x, struct buf *out)
+{
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x)
+            break;
+    }
+    buf_puts(out, text);
+}
+
 static void write_default(const struct field *row, const void *target, struct buf *out)
 {
     const char *at = (const char *)target + row->offset;
     if (row->no_default || row->use != FIELD_USED)
         return;
-    if (row->kind == FIELD_INT)
+    if (row->kind == FIELD_INT) {
         buf_printf(out, ",\"default\":%" PRId64, *(const int64_t *)(const void *)at);
-    else if (row->kind == FIELD_NUMBER)
-        buf_printf(out, ",\"default\":%.9g", *(const double *)(const void *)at);
-    else if (row->kind == FIELD_BOOL)
+    } else if (row->kind == FIELD_NUMBER) {
+        buf_puts(out, ",\"default\":");
+        write_float((float)*(const double *)(const void *)at, out);
+    } else if (row->kind == FIELD_BOOL) {
         buf_printf(out, ",\"default\":%s", *(const bool *)at ? "true" : "false");
+    }
 }
 
 static void write_range(const struct field *row, struct buf *out)
