@@ -52,7 +52,8 @@ def golden_logits(name, index):
     header, start = read_header(path)
     entry = header[f"logits{index}"]
     begin, end = (start + offset for offset in entry["data_offsets"])
-    return numpy.frombuffer(path.read_bytes()[begin:end], "<f4").reshape(entry["shape"]).astype("f8")
+    logits = numpy.frombuffer(path.read_bytes()[begin:end], "<f4")
+    return logits.reshape(entry["shape"]).astype("f8")
 
 
 def log_softmax(logits):

@@ -59,8 +59,8 @@ def test_logit_bias(golden, last_row, size):
 
 def drawn(server, prompt, **fields):
     """Which tokens come first in 96 draws."""
-    answers = [server.complete(prompt, max_tokens=1, n=8, seed=seed, return_token_ids=True, **fields)
-               for seed in range(12)]
+    fields = {"max_tokens": 1, "n": 8, "return_token_ids": True, **fields}
+    answers = [server.complete(prompt, seed=seed, **fields) for seed in range(12)]
     return collections.Counter(choice["token_ids"][0] for answer in answers
                                for choice in answer["choices"])
 
@@ -220,7 +220,8 @@ def test_usage_in_every_chunk(demo):
     assert chunks[-1]["choices"] == []
     only_last = [chunk for _, chunk in demo.stream(PROMPT, max_tokens=3, ignore_eos=True,
                                                    stream_options={"include_usage": True})]
-    assert [chunk["usage"] is None for chunk in only_last] == [True] * (len(only_last) - 1) + [False]
+    assert only_last[-1]["usage"]["completion_tokens"] == 3
+    assert all(chunk["usage"] is None for chunk in only_last[:-1])
     none = [chunk for _, chunk in demo.stream(PROMPT, max_tokens=3, ignore_eos=True)]
     assert not any("usage" in chunk for chunk in none)
 
