@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,50 @@ const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false};
 const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false};
 
+/* jansson writes past the end of its buffer when it cannot grow it, so it must not run out of
+ * memory. What a text can need at most is therefore set aside before it is parsed, and given to
+ * jansson when there is nothing else. */
+#define BYTES_PER_TOKEN 320 /* an object with its first buckets, or a pair and its value */
+#define BYTES_PER_BYTE 4    /* the string, and the buffer it is read into while that doubles */
+#define BYTES_MORE 4096
+
+static _Thread_local void *set_aside;
+static _Thread_local bool is_parsing;
+
+static void *allocate(size_t n)
+{
+    void *p = malloc(n);
+    if (p || !is_parsing)
+        return p;
+    free(set_aside);
+    set_aside = NULL;
+    p = malloc(n);
+    CHECK(p != NULL);
+    return p;
+}
+
+static void give_allocator(void)
+{
+    json_set_alloc_funcs(allocate, free);
+}
+
+/* ERR_INPUT when it is not JSON: *e says why. */
+static enum status load(const char *text, size_t n, size_t tokens, size_t flags, json_t **root,
+                        json_error_t *e)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, give_allocator);
+    set_aside = malloc(BYTES_PER_TOKEN * tokens + BYTES_PER_BYTE * n + BYTES_MORE);
+    if (!set_aside)
+        return ERR_NOMEM;
+    is_parsing = true;
+    *root = json_loadb(text, n, flags, e);
+    is_parsing = false;
+    free(set_aside);
+    set_aside = NULL;
+    return *root ? OK : ERR_INPUT;
+}
+
 static const json_t *node(const struct jdoc *v)
 {
     return (const json_t *)(const void *)v;
@@ -23,7 +68,7 @@ static const json_t *node(const struct jdoc *v)
 
 /* Walks strings so that brackets inside them do not count. */
 static enum status scan(const char *text, size_t n, const struct jdoc_limits *limits,
-                        const char *where, struct err *err)
+                        const char *where, size_t *token_count, struct err *err)
 {
     size_t tokens = 0;
     int32_t depth = 0;
@@ -54,6 +99,7 @@ static enum status scan(const char *text, size_t n, const struct jdoc_limits *li
             return base_fail(err, ERR_INPUT, "%s: JSON nested deeper than %d", where,
                              limits->depth_max);
     }
+    *token_count = tokens;
     return OK;
 }
 
@@ -63,17 +109,18 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
     if (n > limits->bytes_max)
         return base_fail(err, ERR_INPUT, "%s: %zu bytes of JSON, at most %zu are read", where, n,
                          limits->bytes_max);
-    enum status st = scan(text, n, limits, where, err);
+    size_t tokens;
+    enum status st = scan(text, n, limits, where, &tokens, err);
     if (st != OK)
         return st;
-    json_error_t e;
     size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (limits->nul ? JSON_ALLOW_NUL : 0);
-    json_t *root = json_loadb(text, n, flags, &e);
-    if (!root && json_error_code(&e) == json_error_out_of_memory)
-        return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
-    if (!root)
-        return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,
-                         e.text);
+    json_t *root;
+    json_error_t e;
+    st = load(text, n, tokens, flags, &root, &e);
+    if (st == ERR_NOMEM)
+        return base_fail(err, st, "%s: no memory for its JSON", where);
+    if (st != OK)
+        return base_fail(err, st, "%s: line %d column %d: %s", where, e.line, e.column, e.text);
     *out = (struct jdoc *)(void *)root;
     return OK;
 }

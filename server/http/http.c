@@ -262,13 +262,14 @@ static void keep(struct http_request *r, const char *data, size_t n)
 {
     struct http *h = r->http;
     size_t was = r->body.cap;
+    bool large = n > h->config.limits.body_bytes - r->body.len;
     buf_add(&r->body, data, n);
     size_t more = r->body.cap - was;
     r->held += more;
     bool fits = atomic_fetch_add(&h->bodies, more) + more <= h->config.limits.bodies_bytes;
-    if (r->body.failed)
+    if (large)
         refuse_body(r);
-    else if (!fits)
+    else if (!fits || r->body.failed)
         refuse_as(r, 503, "out_of_capacity", "too many large requests at once, try again later");
     if (r->refused) {
         buf_free(&r->body);
