@@ -109,7 +109,7 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
     if (n > limits->bytes_max)
         return base_fail(err, ERR_INPUT, "%s: %zu bytes of JSON, at most %zu are read", where, n,
                          limits->bytes_max);
-    size_t tokens;
+    size_t tokens = 0;
     enum status st = scan(text, n, limits, where, &tokens, err);
     if (st != OK)
         return st;
