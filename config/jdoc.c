@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,48 +19,69 @@ const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false};
 const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false};
 
-/* jansson writes past the end of its buffer when it cannot grow it, so it must not run out of
- * memory. What a text can need at most is therefore set aside before it is parsed, and given to
- * jansson when there is nothing else. */
-#define BYTES_PER_TOKEN 320 /* an object with its first buckets, or a pair and its value */
-#define BYTES_PER_BYTE 4    /* the string, and the buffer it is read into while that doubles */
-#define BYTES_MORE 4096
+/* jansson's lexer goes on after a failed allocation: it drops a byte of a string, or asserts. So a
+ * failure leaves the parser at once, and what it held is freed by this list: the blocks of one
+ * document, of which `parse.first` is the newest while it is being made. */
+struct block {
+    struct block *newer, *older;
+    max_align_t bytes[];
+};
 
-static _Thread_local void *set_aside;
-static _Thread_local bool is_parsing;
+static _Thread_local struct {
+    struct block *first;
+    jmp_buf *way_out;
+} parse;
 
 static void *allocate(size_t n)
 {
-    void *p = malloc(n);
-    if (p || !is_parsing)
-        return p;
-    free(set_aside);
-    set_aside = NULL;
-    p = malloc(n);
-    CHECK(p != NULL);
-    return p;
+    struct block *b = malloc(sizeof *b + n);
+    if (!b && parse.way_out)
+        longjmp(*parse.way_out, 1);
+    if (!b)
+        return NULL;
+    *b = (struct block){.older = parse.first};
+    if (b->older)
+        b->older->newer = b;
+    parse.first = b;
+    return b->bytes;
 }
 
-static void give_allocator(void)
+static void release(void *bytes)
 {
-    json_set_alloc_funcs(allocate, free);
+    if (!bytes)
+        return;
+    struct block *b = (struct block *)(void *)((char *)bytes - offsetof(struct block, bytes));
+    if (b->newer)
+        b->newer->older = b->older;
+    else if (parse.first == b)
+        parse.first = b->older;
+    if (b->older)
+        b->older->newer = b->newer;
+    free(b);
 }
 
-/* ERR_INPUT when it is not JSON: *e says why. */
-static enum status load(const char *text, size_t n, size_t tokens, size_t flags, json_t **root,
-                        json_error_t *e)
+static void use_blocks(void)
+{
+    json_set_alloc_funcs(allocate, release);
+}
+
+/* False when there is no memory. */
+static bool load(const char *text, size_t n, size_t flags, json_t **root, json_error_t *e)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, give_allocator);
-    set_aside = malloc(BYTES_PER_TOKEN * tokens + BYTES_PER_BYTE * n + BYTES_MORE);
-    if (!set_aside)
-        return ERR_NOMEM;
-    is_parsing = true;
-    *root = json_loadb(text, n, flags, e);
-    is_parsing = false;
-    free(set_aside);
-    set_aside = NULL;
-    return *root ? OK : ERR_INPUT;
+    jmp_buf way_out;
+    volatile bool loaded = false;
+    pthread_once(&once, use_blocks);
+    parse.way_out = &way_out;
+    if (setjmp(way_out) == 0) {
+        *root = json_loadb(text, n, flags, e);
+        loaded = true;
+    }
+    parse.way_out = NULL;
+    while (!loaded && parse.first)
+        release(parse.first->bytes);
+    parse.first = NULL;
+    return loaded;
 }
 
 static const json_t *node(const struct jdoc *v)
@@ -68,7 +91,7 @@ static const json_t *node(const struct jdoc *v)
 
 /* Walks strings so that brackets inside them do not count. */
 static enum status scan(const char *text, size_t n, const struct jdoc_limits *limits,
-                        const char *where, size_t *token_count, struct err *err)
+                        const char *where, struct err *err)
 {
     size_t tokens = 0;
     int32_t depth = 0;
@@ -99,7 +122,6 @@ static enum status scan(const char *text, size_t n, const struct jdoc_limits *li
             return base_fail(err, ERR_INPUT, "%s: JSON nested deeper than %d", where,
                              limits->depth_max);
     }
-    *token_count = tokens;
     return OK;
 }
 
@@ -109,18 +131,17 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
     if (n > limits->bytes_max)
         return base_fail(err, ERR_INPUT, "%s: %zu bytes of JSON, at most %zu are read", where, n,
                          limits->bytes_max);
-    size_t tokens = 0;
-    enum status st = scan(text, n, limits, where, &tokens, err);
+    enum status st = scan(text, n, limits, where, err);
     if (st != OK)
         return st;
-    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (limits->nul ? JSON_ALLOW_NUL : 0);
-    json_t *root;
     json_error_t e;
-    st = load(text, n, tokens, flags, &root, &e);
-    if (st == ERR_NOMEM)
-        return base_fail(err, st, "%s: no memory for its JSON", where);
-    if (st != OK)
-        return base_fail(err, st, "%s: line %d column %d: %s", where, e.line, e.column, e.text);
+    json_t *root = NULL;
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (limits->nul ? JSON_ALLOW_NUL : 0);
+    if (!load(text, n, flags, &root, &e))
+        return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
+    if (!root)
+        return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,
+                         e.text);
     *out = (struct jdoc *)(void *)root;
     return OK;
 }

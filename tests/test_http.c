@@ -4,6 +4,8 @@
 #include "tests/scratch.h"
 #include "tests/world.h"
 
+#include <poll.h>
+
 #define LONG "100000"
 
 /* The answer must begin with this status and hold these words; freed. */
@@ -469,6 +471,30 @@ static void test_queue_full(void **state)
     expect(post(w, "{\"prompt\":[1],\"n\":2,\"max_tokens\":2}"), "200", "choices");
 }
 
+/* The two workers are stopped within the engine, so requests pile up before them. */
+static void test_workers_busy(void **state)
+{
+    struct world *w = *state;
+    struct pollfd clients[QUEUED_MAX + 3];
+    int32_t refused = 0;
+    pthread_mutex_lock(&w->engine.lock);
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        clients[i] = (struct pollfd){.fd = dial(w), .events = POLLIN};
+        say_post(clients[i].fd, "{\"prompt\":[1],\"max_tokens\":1}", "Connection: close\r\n");
+    }
+    int answered = poll(clients, ARRAY_LEN(clients), 30000);
+    pthread_mutex_unlock(&w->engine.lock);
+    assert_true(answered > 0); /* while everything else stands still */
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        char *answer = listen_until(clients[i].fd, NULL);
+        bool is_refused = strncmp(answer, "HTTP/1.1 429 ", 13) == 0;
+        refused += is_refused;
+        expect(answer, is_refused ? "429" : "200", is_refused ? "queue_full" : "\"length\"");
+        close(clients[i].fd);
+    }
+    assert_in_range(refused, 1, 3); /* before the workers took theirs, or after */
+}
+
 static void test_lost(void **state)
 {
     struct world *w = *state;
@@ -622,6 +648,7 @@ int main(void)
         TEST(test_client_leaves),
         TEST(test_slow_reader),
         TEST(test_queue_full),
+        TEST(test_workers_busy),
         TEST(test_lost),
         TEST(test_draining),
         TEST(test_close_in_flight),

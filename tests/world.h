@@ -2,11 +2,11 @@
 #ifndef TESSERA_TESTS_WORLD_H
 #define TESSERA_TESTS_WORLD_H
 
-#include "config/buf.h"
 #include "server/frontend.h"
 #include "server/health.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/fake_engine.h"
+#include "tests/http_talk.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 #define CONTEXT 1000000
+#define QUEUED_MAX 64
 
 struct world {
     struct frontend *frontend;
@@ -36,6 +37,7 @@ static inline enum status try_open(struct world *w, const char *host, int32_t po
         .vocab = 400,
         .max_model_len = CONTEXT,
         .tokenizer = w->tokenizer,
+        .queued_max = QUEUED_MAX,
         .defaults = model_config_no_defaults(),
         .http = {.connections = 1000,
                  .header_bytes = 16384,
@@ -91,35 +93,6 @@ static inline int dial(const struct world *w)
     return fd;
 }
 
-static inline void say(int fd, const char *text, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = send(fd, text, n, MSG_NOSIGNAL);
-        if (k <= 0)
-            return;
-        text += k;
-        n -= (size_t)k;
-    }
-}
-
-/* Until the server closes, or `until` has come. */
-static inline char *listen_until(int fd, const char *until)
-{
-    struct buf b;
-    char part[16384];
-    size_t n;
-    buf_init(&b, 64 << 20);
-    for (;;) {
-        ssize_t k = recv(fd, part, sizeof part, 0);
-        if (k <= 0)
-            break;
-        buf_add(&b, part, (size_t)k);
-        if (until && strstr(b.data, until))
-            break;
-    }
-    return buf_take(&b, &n);
-}
-
 /* One request on its own connection, as text; the answer as text. The caller frees. */
 static inline char *ask(const struct world *w, const char *text)
 {
@@ -128,21 +101,6 @@ static inline char *ask(const struct world *w, const char *text)
     char *answer = listen_until(fd, NULL);
     close(fd);
     return answer;
-}
-
-static inline void say_text(int fd, const char *text)
-{
-    say(fd, text, strlen(text));
-}
-
-static inline void say_post(int fd, const char *body, const char *more)
-{
-    struct buf b;
-    buf_init(&b, 16 << 20);
-    buf_printf(&b, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %zu\r\n\r\n%s",
-               more, strlen(body), body);
-    say(fd, b.data, b.len);
-    buf_free(&b);
 }
 
 static inline char *post(const struct world *w, const char *body)
