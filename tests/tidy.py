@@ -151,7 +151,7 @@ TESTED_BY = {
     "server/notify.c": "tests/blackbox/test_health.py",
     "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_log.c": "tests/blackbox/test_log.py",
-    "server/request_worker.c": "tests/test_http.c",
+    "server/request_worker.c": "tests/test_request_worker.c tests/test_http.c",
     "server/route_completion.c": "tests/test_http.c tests/test_alloc.c",
     "server/route_models.c": "tests/test_http.c",
     "server/route_tokenizer.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
