@@ -301,6 +301,18 @@ static enum status list_tokens(const struct raw *raw, int32_t vocab, struct comp
                         r->stop_ids, e);
 }
 
+/* More than can ever wait is no matter of trying again. */
+static enum status check_choices(const struct completion_request *r,
+                                 const struct completion_rules *rules, struct api_error *e)
+{
+    const int32_t choices = r->prompt_count * r->n;
+    if (rules->choices_max == 0 || choices <= rules->choices_max)
+        return OK;
+    return api_error_field(e, r->n > 1 ? "n" : "prompt",
+                           "prompt and n ask for %d answers at once, this server takes at most %d",
+                           choices, rules->choices_max);
+}
+
 enum status completion_parse(const char *text, size_t n, const struct completion_rules *rules,
                              struct completion_request *out, struct api_error *e)
 {
@@ -318,6 +330,7 @@ enum status completion_parse(const char *text, size_t n, const struct completion
         r.params.cache_salt = base_hash(rules->salt_key, raw.cache_salt.bytes, raw.cache_salt.len);
     TRY(list_tokens(&raw, rules->vocab, &r, e));
     TRY(completion_prompt_parse(raw.prompt, rules, &r, e));
+    TRY(check_choices(&r, rules, e));
     *out = r;
     return OK;
 out:

@@ -20,6 +20,7 @@ struct completion_rules {
     const char *const *model_names; /* the first is the one that answers carry */
     int32_t model_name_count;
     int32_t vocab, max_model_len;
+    int32_t choices_max; /* of one request, all prompts together; 0: as many as fields allow */
     bool has_tokenizer;
     struct generation_defaults defaults;
     uint64_t salt_key; /* random: no client can aim at the hash of another's cache_salt */
