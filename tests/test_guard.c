@@ -198,10 +198,8 @@ static void test_cors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_head_bytes),
-        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_table),      cmocka_unit_test(test_any_cut),
+        cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_plain),
         cmocka_unit_test(test_cors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
