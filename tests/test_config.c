@@ -113,6 +113,19 @@ static void test_hash(void **state)
     assert_true(base_hash(BASE_HASH_INIT, "a", 1) == 0xaf63dc4c8601ec8cull);
     assert_true(base_hash(BASE_HASH_INIT, "foobar", 6) == 0x85944171f73967e8ull);
     assert_true(base_hash(base_hash(BASE_HASH_INIT, "foo", 3), "bar", 3) == 0x85944171f73967e8ull);
+    /* the vectors of SipHash's authors: key 00 01 .. 0f, n bytes 00 01 .. */
+    const uint64_t secret[2] = {0x0706050403020100ull, 0x0f0e0d0c0b0a0908ull};
+    static const struct {
+        size_t n;
+        uint64_t want;
+    } sip[] = {{0, 0x726fdb47dd0e0e31ull},
+               {1, 0x74f839c593dc67fdull},
+               {7, 0xab0200f58b01d137ull},
+               {8, 0x93f5f5799a932462ull},
+               {15, 0xa129ca6149be45e5ull}};
+    const unsigned char bytes[15] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+    for (size_t i = 0; i < ARRAY_LEN(sip); i++)
+        assert_true(base_siphash(secret, bytes, sip[i].n) == sip[i].want);
 }
 
 static void test_errors(void **state)

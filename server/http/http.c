@@ -401,7 +401,7 @@ static bool on_admit(void *ctx, int fd, const struct sockaddr *address, socklen_
 static void on_tick(void *ctx, int64_t now_ns)
 {
     struct http *h = ctx;
-    http_peer_expire(h->peers, now_ns);
+    http_peer_expire(h->peers, now_ns, http_gate_is_crowded(h->gate));
 }
 
 static void on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,

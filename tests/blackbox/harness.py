@@ -20,6 +20,12 @@ BINARY = pathlib.Path(os.environ.get("TESSERA", ROOT / "build/dev/tessera")).res
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 
+def is_sanitized():
+    """Does the program carry a sanitizer, which needs memory and system calls of its own?"""
+    program = BINARY.read_bytes()
+    return b"__asan_" in program or b"__tsan_" in program
+
+
 def environment():
     """Ours without TESSERA_... variables, which the program would take as options."""
     return {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")}
