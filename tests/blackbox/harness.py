@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -46,6 +47,13 @@ def eventually(condition, timeout=5.0, what="condition"):
             return value
         assert time.monotonic() < end, f"{what}: not within {timeout} s"
         time.sleep(0.005)
+
+
+def free_port():
+    """For a server that must be talked to before it says where it listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 # ---- processes --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import checkpoint
-from harness import eventually, run
+from harness import eventually, free_port, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -77,12 +77,6 @@ def hollow_checkpoint(directory):
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
     return directory, end
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_loading_is_told(serve, tmp_path, manager):
