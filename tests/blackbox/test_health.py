@@ -123,8 +123,13 @@ def test_ranks_do_not_speak_to_the_manager(serve, synthetic, manager):
 
 def test_manager_that_is_gone(serve, synthetic, monkeypatch, tmp_path):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setenv("WATCHDOG_USEC", "30000")
     server = serve(synthetic)
-    assert "NOTIFY_SOCKET" in server.log
+    time.sleep(0.3)
+    assert server.log.count("NOTIFY_SOCKET") == 1  # said once, tried again and again
+    late = Manager(str(tmp_path / "nobody"))
+    eventually(lambda: late.heard("WATCHDOG=1"), 5, "found after all")
+    late.socket.close()
 
 
 def test_watchdog_is_fed_by_progress(serve, synthetic, manager, monkeypatch):
