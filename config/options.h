@@ -25,6 +25,14 @@ struct options {
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *host;
     int32_t port;
+    const char *api_key_file, *cors_origins;
+    bool insecure_no_auth, metrics_without_key;
+    int32_t max_connections;
+    struct {
+        double header_timeout, body_timeout, send_timeout, idle_timeout; /* seconds */
+        int64_t header_bytes, target_bytes, body_bytes, bodies_bytes, unsent_bytes;
+        int32_t headers;
+    } http;
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */
     int32_t max_model_len;    /* 0: what the model and the KV cache allow */
     int32_t max_num_seqs, max_num_batched_tokens, max_num_queued_reqs;

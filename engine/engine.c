@@ -126,7 +126,7 @@ static void deliver(struct engine *e, int32_t count)
     struct engine_metrics *m = &e->metrics;
     for (int32_t i = 0; i < count; i++) {
         m->finished[e->events[i].finish]++;
-        m->generation_tokens += e->events[i].token >= 0;
+        m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
     const struct kv_pool *kv = sched_kv(e->sched);
     m->running = sched_running(e->sched);
@@ -203,11 +203,10 @@ static enum status check_answers(const struct engine *e, struct err *err)
             return base_fail(err, ERR_COMM, "ranks 0 and %d sampled different tokens in step %llu",
                              r, (unsigned long long)e->seq);
     }
-    if (e->answers[0].head.ids != e->step->samples ||
-        e->answers[0].head.hash != step_hash(e->answers[0].ids, e->step->samples))
-        return base_fail(err, ERR_COMM, "rank 0 answered %d tokens for %d rows",
-                         e->answers[0].head.ids, e->step->samples);
-    return OK;
+    const struct step_result *result = &e->answers[0].result;
+    if (e->answers[0].head.hash != step_hash(result->ids, result->count))
+        return base_fail(err, ERR_COMM, "rank 0 answered tokens that are not those of its hash");
+    return step_check_result(e->step, e->config.sched.limits.vocab, result, err);
 }
 
 static void account(struct engine *e, double seconds)
@@ -239,7 +238,7 @@ static enum status run_step(struct engine *e, struct err *err)
     TRY(link_exchange(e->config.links, e->message, bytes, patience, e, e->answers, err));
     TRY(check_answers(e, err));
     account(e, base_now() - start);
-    sched_commit(e->sched, e->step, e->answers[0].ids, e->events, &count);
+    sched_commit(e->sched, e->step, &e->answers[0].result, e->events, &count);
     deliver(e, count);
 out:
     return st;

@@ -19,11 +19,6 @@ enum finish_reason {
 #define ENGINE_STOP_IDS_MAX 64
 #define ENGINE_BAD_IDS_MAX 256 /* over all bad words of a request */
 
-struct token_bias {
-    int32_t token;
-    float value; /* added to the logit, -100..100 */
-};
-
 /* Validated by the server before submission; the engine only checks. Arrays are copied. Fields that
  * ask for nothing: zero, but for top_p and repetition_penalty (1), logprobs, prompt_logprobs (-1):
  * request_params_default sets them. Order of transforms: kernels/numerics.h. */
@@ -40,7 +35,7 @@ struct request_params {
     bool ignore_eos;
     int32_t logprobs;        /* -1: none; else that of each produced token, and of so many best */
     int32_t prompt_logprobs; /* likewise of each prompt token but the first */
-    const struct token_bias *bias;
+    const struct token_bias *bias; /* -100..100 */
     int32_t bias_count;
     const int32_t *stop_ids; /* tokens that end the request as an end token does */
     int32_t stop_id_count;
@@ -60,11 +55,6 @@ static inline struct request_params request_params_default(void)
                                    .logprobs = -1,
                                    .prompt_logprobs = -1};
 }
-
-struct token_top {
-    int32_t token;
-    float logprob;
-};
 
 /* One per produced token, one per scored prompt token (prompt_logprobs) before those, and exactly
  * one terminal event (finish != FINISH_NONE) per request. */

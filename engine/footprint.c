@@ -4,6 +4,7 @@
 #include "engine/footprint.h"
 
 #include "engine/model/model.h"
+#include "engine/rank_state.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -120,7 +121,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         f.rank[r].kv = ops->kv_bytes(&kv);
         f.rank[r].kv_per_token = layout_kv_bytes_per_token(layouts[r], m, f.kv_dtype);
         f.rank[r].activations =
-            model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots);
+            model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots) +
+            rank_state_bytes(&f.limits);
         f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.comm_bytes;
     }
     *out = f;

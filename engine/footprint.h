@@ -18,7 +18,8 @@ struct footprint {
     struct step_limits limits;
     size_t comm_bytes; /* communicator arena per rank */
     struct {
-        size_t weights, kv, kv_per_token, activations;
+        size_t weights, kv, kv_per_token;
+        size_t activations; /* with the state of slots and steps */
     } rank[COMM_RANKS_MAX];
     size_t total;     /* all ranks, with communicator arenas */
     size_t available; /* memory that is free now */

@@ -39,7 +39,9 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct lin
     l->polls = calloc((size_t)count, sizeof *l->polls);
     l->count = l->ends ? count : 0;
     l->ids_max = ids_max;
-    l->in_cap = sizeof(struct step_answer) + (size_t)ids_max * sizeof(int32_t) + TEXT_MAX;
+    const struct step_answer most = {
+        .ids = ids_max, .logprobs = ids_max, .stride = ENGINE_LOGPROBS_MAX};
+    l->in_cap = sizeof most + step_answer_bytes(&most) + TEXT_MAX;
     for (int32_t i = 0; i < l->count; i++) {
         l->ends[i].fd = fds[i];
         l->ends[i].in = calloc(1, l->in_cap);
@@ -94,9 +96,10 @@ static enum status pump_out(struct link_set *l, int32_t i, const char *message, 
 static size_t answer_bytes(const struct link_set *l, const struct step_answer *h)
 {
     if (h->magic != STEP_ANSWER_MAGIC || h->ids < 0 || h->ids > l->ids_max || h->text_bytes < 0 ||
-        h->text_bytes >= TEXT_MAX)
+        h->text_bytes >= TEXT_MAX || (h->logprobs != 0 && h->logprobs != h->ids) || h->stride < 0 ||
+        h->stride > ENGINE_LOGPROBS_MAX)
         return 0;
-    return sizeof *h + (size_t)h->ids * sizeof(int32_t) + (size_t)h->text_bytes;
+    return sizeof *h + step_answer_bytes(h) + (size_t)h->text_bytes;
 }
 
 static enum status pump_in(struct link_set *l, int32_t i, struct err *err)
@@ -142,6 +145,25 @@ static enum status pump(struct link_set *l, const void *message, size_t bytes, i
     return st;
 }
 
+/* The parts of a whole answer. */
+static struct link_answer answer_in(char *in)
+{
+    struct link_answer a;
+    memcpy(&a.head, in, sizeof a.head);
+    const struct step_answer *h = &a.head;
+    char *ids = in + sizeof *h, *logprob = ids + (size_t)h->ids * sizeof(int32_t);
+    char *best = logprob + (size_t)h->logprobs * sizeof(float), *text = ids + step_answer_bytes(h);
+    text[h->text_bytes] = '\0';
+    a.text = text;
+    a.result = (struct step_result){.count = h->ids,
+                                    .ids = (const int32_t *)(const void *)ids,
+                                    .best = (const struct token_top *)(const void *)best,
+                                    .stride = h->stride};
+    if (h->logprobs > 0)
+        a.result.logprob = (const float *)(const void *)logprob;
+    return a;
+}
+
 enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
                           link_patience *patience, void *ctx, struct link_answer *answers,
                           struct err *err)
@@ -159,15 +181,8 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
         if (poll(l->polls, (nfds_t)l->count, POLL_MS) == 0 && patience)
             TRY(patience(ctx, err));
     }
-    for (int32_t i = 0; i < l->count && st == OK; i++) {
-        char *in = l->ends[i].in;
-        memcpy(&answers[i].head, in, sizeof answers[i].head);
-        answers[i].ids = (const int32_t *)(const void *)(in + sizeof(struct step_answer));
-        char *text =
-            in + sizeof(struct step_answer) + (size_t)answers[i].head.ids * sizeof(int32_t);
-        text[answers[i].head.text_bytes] = '\0';
-        answers[i].text = text;
-    }
+    for (int32_t i = 0; i < l->count && st == OK; i++)
+        answers[i] = answer_in(l->ends[i].in);
 out:
     return st;
 }
@@ -216,12 +231,15 @@ static enum status write_all(int fd, const void *src, size_t n, struct err *err)
     return OK;
 }
 
-enum status link_answer(int fd, const struct step_answer *head, const int32_t *ids,
+enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,
                         const char *text, struct err *err)
 {
     enum status st = OK;
+    const size_t scored = (size_t)head->logprobs;
     TRY(write_all(fd, head, sizeof *head, err));
-    TRY(write_all(fd, ids, (size_t)head->ids * sizeof *ids, err));
+    TRY(write_all(fd, result->ids, (size_t)head->ids * sizeof *result->ids, err));
+    TRY(write_all(fd, result->logprob, scored * sizeof *result->logprob, err));
+    TRY(write_all(fd, result->best, scored * (size_t)head->stride * sizeof *result->best, err));
     TRY(write_all(fd, text, (size_t)head->text_bytes, err));
 out:
     return st;

@@ -16,8 +16,8 @@ void link_close(struct link_set *l);
 /* What one rank answered. */
 struct link_answer {
     struct step_answer head;
-    const int32_t *ids; /* [head.ids], valid until the next exchange */
-    const char *text;   /* of a failed rank, else "" */
+    struct step_result result; /* valid until the next exchange */
+    const char *text;          /* of a failed rank, else "" */
 };
 
 /* Asked about every 50 ms while waiting: ERR_... ends the exchange with that status. */
@@ -33,8 +33,8 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
 
 /* Reads one step message into buf. ERR_CANCELLED: the front end closed the link. */
 enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *err) MUST_USE;
-/* Writes an answer with its ids (head.ids of them) or text (head.text_bytes). */
-enum status link_answer(int fd, const struct step_answer *head, const int32_t *ids,
+/* Writes an answer with its result as the head counts it, or text (head.text_bytes). */
+enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,
                         const char *text, struct err *err) MUST_USE;
 
 #endif

@@ -1,9 +1,9 @@
-/* DESIGN: a rank is a function from (its memory, a step) to ids. Slot state is arrays as the
- * kernels want them: block table, sampling parameters, last token. The same rank_open and rank_step
- * run as a process here and as threads of one process in the tests. */
+/* DESIGN: a rank is a function from (its memory, a step) to ids and logprobs. The same rank_open
+ * and rank_step run as a process here and as threads of one process in the tests. */
 #include "engine/rank.h"
 
 #include "engine/group.h"
+#include "engine/rank_state.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -21,15 +21,8 @@ struct rank {
     struct kv_cache *kv;
     struct loaded weights;
     struct model *model;
-    /* per slot, on the device */
-    int32_t *table; /* [slots, table_cols] */
-    int32_t *last;  /* [slots] */
-    struct sample_params *params;
-    /* per step, on the device */
-    int32_t *ids;             /* [rows] */
-    int32_t *sample_slot;     /* [slots] */
-    int32_t *sample_position; /* [slots] */
-    int32_t *sampled;         /* [slots] */
+    struct rank_state *state;
+    bool scores; /* computes logprobs: rank 0 answers for all */
 };
 
 static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
@@ -56,23 +49,6 @@ out:
     return st;
 }
 
-static enum status allocate(struct rank *r, struct err *err)
-{
-    const struct step_limits *l = &r->footprint.limits;
-    const size_t slots = (size_t)l->slots;
-    r->table = calloc(slots * (size_t)l->table_cols, sizeof *r->table);
-    r->last = calloc(slots, sizeof *r->last);
-    r->params = calloc(slots, sizeof *r->params);
-    r->ids = calloc((size_t)l->rows, sizeof *r->ids);
-    r->sample_slot = calloc(slots, sizeof *r->sample_slot);
-    r->sample_position = calloc(slots, sizeof *r->sample_position);
-    r->sampled = calloc(slots, sizeof *r->sampled);
-    if (!r->table || !r->last || !r->params || !r->ids || !r->sample_slot || !r->sample_position ||
-        !r->sampled)
-        return base_fail(err, ERR_NOMEM, "rank: no memory for %d slots", l->slots);
-    return OK;
-}
-
 enum status rank_open(const struct options *o, const struct model_config *m, const struct layout *l,
                       const struct footprint *f, const struct rank_memory *memory,
                       struct rank **out, struct err *err)
@@ -83,10 +59,11 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         return base_fail(err, ERR_NOMEM, "rank: no memory");
     r->footprint = *f;
     r->board = memory->board;
+    r->scores = l->rank == 0;
     const struct kv_spec kv = footprint_kv(f, m, l);
     TRY(backend_open(o->device, f->threads, &r->backend, err));
     TRY(load(r, o, m, l, memory->weights, err));
-    TRY(allocate(r, err));
+    TRY(rank_state_open(&f->limits, &r->state, err));
     r->kv = r->backend->ops->kv_open(r->backend, &kv, memory->kv);
     if (!r->kv) {
         st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
@@ -123,55 +100,41 @@ void rank_close(struct rank *r)
         r->backend->ops->kv_close(r->kv);
     loader_close(r->backend, &r->weights);
     backend_close(r->backend);
-    free(r->table);
-    free(r->last);
-    free(r->params);
-    free(r->ids);
-    free(r->sample_slot);
-    free(r->sample_position);
-    free(r->sampled);
+    rank_state_close(r->state);
     free(r);
 }
 
-/* Closes need no work here: a closed slot's state is overwritten by the next open. */
-static void change_slots(struct rank *r, const struct step *s)
-{
-    for (int32_t i = 0; i < s->opens; i++) {
-        const struct step_open *o = &s->open[i];
-        r->params[o->slot] = o->params;
-        r->last[o->slot] = o->tokens[o->history - 1];
-    }
-    for (int32_t i = 0; i < s->appends; i++) {
-        const struct step_append *a = &s->append[i];
-        r->table[(size_t)a->slot * (size_t)r->footprint.limits.table_cols + (size_t)a->index] =
-            a->block;
-    }
-}
-
-enum status rank_step(struct rank *r, const struct step *s, const int32_t **ids,
+enum status rank_step(struct rank *r, const struct step *s, struct step_result *result,
                       struct cview *logits, struct err *err)
 {
     enum status st = OK;
     struct backend *b = r->backend;
+    struct rank_state *state = r->state;
     struct cview wanted;
-    change_slots(r, s);
-    b->ops->resolve(b, r->ids, s->token, s->slot, r->last, s->rows);
-    for (int32_t i = 0; i < s->samples; i++) {
-        r->sample_slot[i] = s->slot[s->sample[i]];
-        r->sample_position[i] = s->position[s->sample[i]] + 1;
-    }
+    const int32_t stride = r->scores ? step_stride(s) : -1;
+    rank_state_change(state, s);
+    const struct sample_slots slots = rank_state_slots(state);
+    const struct sample_rows samples = rank_state_samples(state, s);
     const struct model_input in = {
-        .rows = {s->rows, s->slot, s->position, r->table, r->footprint.limits.table_cols},
-        .ids = r->ids,
+        .rows = {s->rows, s->slot, s->position, state->table, state->limits.table_cols},
+        .ids = state->ids,
         .samples = s->samples,
         .sample = s->sample,
     };
+    b->ops->resolve(b, state->ids, s->token, &in.rows, &slots);
     TRY(model_forward(r->model, &in, &wanted, err));
     if (s->samples > 0)
-        TRY(backend_sample(b, r->sampled, wanted, r->sample_slot, r->sample_position, r->params,
-                           r->last, err));
+        TRY(backend_sample(b, state->sampled, wanted, &samples, &slots, err));
+    if (stride >= 0)
+        TRY(backend_logprobs(b, state->logprob, state->best, stride, wanted, state->sampled, s->top,
+                             err));
     b->ops->sync(b);
-    *ids = r->sampled;
+    *result = (struct step_result){.count = s->samples, .ids = state->sampled};
+    if (stride >= 0) {
+        result->logprob = state->logprob;
+        result->best = state->best;
+        result->stride = stride;
+    }
     if (logits)
         *logits = wanted;
 out:
@@ -255,28 +218,29 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->rank[l->rank].kv = ops->kv_bytes(&kv);
 }
 
-static enum status answer(const struct options *o, uint32_t epoch, uint64_t seq, const int32_t *ids,
-                          int32_t count, enum status status, const struct err *text,
-                          struct err *err)
+/* result: of a step that ran (status OK), else empty. */
+static enum status answer(const struct options *o, uint32_t epoch, uint64_t seq,
+                          const struct step_result *result, enum status status,
+                          const struct err *text, struct err *err)
 {
-    const struct step_answer head = {
+    struct step_answer head = {
         .magic = STEP_ANSWER_MAGIC,
         .epoch = epoch,
         .seq = seq,
-        .hash = step_hash(ids, count),
+        .hash = step_hash(result->ids, result->count),
         .rank = o->rank,
         .status = (int32_t)status,
-        .ids = status == OK && o->rank == 0 ? count : 0,
         .text_bytes = status == OK ? 0 : (int32_t)strnlen(text->text, 479),
     };
-    return link_answer(GROUP_FD_LINK, &head, ids, text->text, err);
+    if (o->rank == 0)
+        step_answer_counts(&head, result);
+    return link_answer(GROUP_FD_LINK, &head, result, text->text, err);
 }
 
 static enum status loop(struct rank *r, const struct options *o, struct err *err)
 {
     enum status st = OK;
     struct step *step = NULL;
-    const int32_t *ids = NULL;
     uint64_t last_seq = 0;
     size_t n, cap = step_bytes_max(&r->footprint.limits);
     void *message = malloc(cap);
@@ -285,6 +249,7 @@ static enum status loop(struct rank *r, const struct options *o, struct err *err
     TRY(step_open_new(&r->footprint.limits, &step, err));
     for (;;) {
         struct err failure = {""};
+        struct step_result result = {0};
         TRY(link_receive(GROUP_FD_LINK, message, cap, &n, err));
         TRY(step_decode(step, message, n, err));
         if (step->stop)
@@ -295,9 +260,8 @@ static enum status loop(struct rank *r, const struct options *o, struct err *err
             goto out;
         }
         last_seq = step->seq;
-        enum status ran = rank_step(r, step, &ids, NULL, &failure);
-        TRY(answer(o, step->epoch, step->seq, ids, ran == OK ? step->samples : 0, ran, &failure,
-                   err));
+        enum status ran = rank_step(r, step, &result, NULL, &failure);
+        TRY(answer(o, step->epoch, step->seq, &result, ran, &failure, err));
     }
 out:
     step_free(step);
@@ -309,6 +273,7 @@ int rank_main(const struct options *o)
 {
     enum status st = OK;
     struct err err = {""}, ignored;
+    const struct step_result none = {0};
     struct model_config m;
     struct plan *plan = NULL;
     struct layout *layout = NULL;
@@ -330,11 +295,11 @@ int rank_main(const struct options *o)
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(&f, o->rank, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
-    TRY(answer(o, 1, 0, NULL, 0, OK, &err, &err));
+    TRY(answer(o, 1, 0, &none, OK, &err, &err));
     st = loop(r, o, &err);
 out:
     if (!r && st != OK) /* the front end is still waiting for the first answer */
-        st = answer(o, 1, 0, NULL, 0, st, &err, &ignored) == OK ? st : ERR_COMM;
+        st = answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
     rank_close(r);

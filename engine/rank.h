@@ -26,10 +26,10 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
                       struct rank **out, struct err *err) MUST_USE;
 void rank_close(struct rank *r);
 
-/* Runs one step: slot changes, forward pass, sampling. *ids = the sampled tokens, in the order of
- * the step's samples; *logits (may be NULL) = the rows they came from. Both valid until the next.
- */
-enum status rank_step(struct rank *r, const struct step *step, const int32_t **ids,
+/* Runs one step: slot changes, forward pass, sampling. *result = what came of its samples (the
+ * logprobs on rank 0 only; empty when the step fails); *logits (may be NULL) = the rows they came
+ * from. Both valid until the next step. */
+enum status rank_step(struct rank *r, const struct step *step, struct step_result *result,
                       struct cview *logits, struct err *err) MUST_USE;
 
 /* The process `tessera rank`: maps the inherited files, opens, answers, loops until the link

@@ -5,6 +5,9 @@
  * answered. */
 #include "engine/sched.h"
 
+#include "engine/request.h"
+
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,13 +27,13 @@ enum status sched_sequence(const struct sched_config *c, const struct request_pa
                            const int32_t *prompt, int32_t prompt_len, struct sequence **out,
                            struct err *err)
 {
-    if (prompt_len < 1 || prompt_len >= c->max_model_len)
+    if (prompt_len < 1 || prompt_len + (params->max_tokens > 0) > c->max_model_len)
         return base_fail(err, ERR_INPUT,
                          "This model's maximum context length is %d tokens. However, your prompt "
                          "has %d.",
                          c->max_model_len, prompt_len);
-    if (params->max_tokens < 1)
-        return base_fail(err, ERR_INPUT, "max_tokens is %d, expected at least 1",
+    if (params->max_tokens < 0)
+        return base_fail(err, ERR_INPUT, "max_tokens is %d, expected at least 0",
                          params->max_tokens);
     for (int32_t i = 0; i < prompt_len; i++) /* a rank refuses the whole step for one bad id */
         if (prompt[i] < 0 || prompt[i] >= c->limits.vocab)
@@ -42,18 +45,28 @@ enum status sched_sequence(const struct sched_config *c, const struct request_pa
     if (blocks > c->limits.blocks)
         return base_fail(err, ERR_INPUT, "the request needs %d KV blocks, the cache has %d", blocks,
                          c->limits.blocks);
+    struct sample_rules *rules = NULL;
+    enum status st =
+        request_rules(params, prompt_len, c->eos, c->eos_count, c->limits.vocab, &rules, err);
+    if (st != OK)
+        return st;
     struct sequence *s = calloc(1, sizeof *s);
     if (s) {
+        s->rules = rules;
         s->tokens = calloc((size_t)(prompt_len + answer), sizeof *s->tokens);
         s->blocks = calloc((size_t)blocks, sizeof *s->blocks);
     }
     if (!s || !s->tokens || !s->blocks) {
+        if (!s)
+            free(rules);
         sched_sequence_free(s);
         return base_fail(err, ERR_NOMEM, "no memory for a request of %d tokens", prompt_len);
     }
     memcpy(s->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
     s->params = *params;
     s->params.max_tokens = answer;
+    s->params.bias = NULL;
+    s->params.stop_ids = s->params.bad_ids = s->params.bad_ends = NULL;
     s->prompt_len = s->length = prompt_len;
     s->block_limit = blocks;
     s->slot = -1;
@@ -65,6 +78,7 @@ void sched_sequence_free(struct sequence *s)
 {
     if (!s)
         return;
+    free(s->rules);
     free(s->tokens);
     free(s->blocks);
     free(s);
@@ -136,7 +150,8 @@ void sched_cancel(struct sched *s, uint64_t id)
 static void emit(const struct sequence *q, int32_t token, enum finish_reason finish,
                  struct token_event *events, int32_t *count)
 {
-    events[(*count)++] = (struct token_event){q->id, q->user, token, finish};
+    events[(*count)++] =
+        (struct token_event){.request = q->id, .user = q->user, .token = token, .finish = finish};
 }
 
 /* Takes a running sequence out; its slot is closed with the next step. */
@@ -203,14 +218,26 @@ static bool admit(struct sched *s, struct step *step)
         .slot = slot,
         .history = q->length,
         .tokens = q->tokens,
-        .params = {q->params.temperature, q->params.top_p, q->params.min_p, q->params.top_k,
-                   q->params.seed, q->params.choice},
+        .params = request_draw(&q->params),
+        .rules = *q->rules,
     };
     return true;
 }
 
+static void add_sample(struct step *step, int32_t target, int32_t top)
+{
+    step->sample[step->samples] = step->rows - 1;
+    step->target[step->samples] = target;
+    step->top[step->samples++] = top;
+}
+
+static bool is_scored(const struct sequence *q)
+{
+    return q->params.prompt_logprobs >= 0;
+}
+
 /* Adds rows for positions [computed, computed + n); the last one samples when it ends the known
- * tokens. */
+ * tokens, and those before it in the prompt are scored when that is asked. */
 static void add_rows(struct sched *s, struct sequence *q, int32_t n, struct step *step)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -224,15 +251,28 @@ static void add_rows(struct sched *s, struct sequence *q, int32_t n, struct step
         step->position[row] = position;
         /* what the rank sampled itself it need not be told */
         step->token[row] = position >= q->prompt_len ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
+        if (is_scored(q) && position + 1 < q->prompt_len)
+            add_sample(step, q->tokens[position + 1], q->params.prompt_logprobs);
     }
-    if (q->computed == q->length)
-        step->sample[step->samples++] = step->rows - 1;
+    if (q->computed == q->length && q->params.max_tokens > 0)
+        add_sample(step, STEP_TARGET_SAMPLE, q->params.logprobs);
     q->in_flight = true;
 }
 
 static int32_t min32(int32_t a, int32_t b)
 {
     return a < b ? a : b;
+}
+
+/* Rows that q can add within `budget` rows and the sample places the step has left. */
+static int32_t rows_for(const struct sched *s, const struct sequence *q, const struct step *step,
+                        int32_t budget)
+{
+    const int32_t left = q->length - q->computed, places = s->config.limits.slots - step->samples;
+    const int32_t n = min32(left, budget);
+    if (is_scored(q))
+        return min32(n, places);
+    return n == left && places == 0 ? n - 1 : n;
 }
 
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
@@ -256,7 +296,9 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
         struct sequence *q = s->slots[s->order[i]];
         if (q->in_flight)
             continue;
-        int32_t n = min32(q->length - q->computed, budget);
+        int32_t n = rows_for(s, q, step, budget);
+        if (n == 0)
+            continue;
         add_rows(s, q, n, step);
         budget -= n;
     }
@@ -268,13 +310,50 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
 
 static enum finish_reason finish_of(const struct sched *s, const struct sequence *q, int32_t token)
 {
-    for (int32_t i = 0; i < s->config.eos_count && !q->params.ignore_eos; i++)
-        if (token == s->config.eos[i])
+    /* the bans are the end tokens, then the stop ids */
+    for (int32_t i = q->params.ignore_eos ? s->config.eos_count : 0; i < q->rules->bans; i++)
+        if (token == q->rules->ban[i])
             return FINISH_STOP;
     return q->length - q->prompt_len >= q->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
-void sched_commit(struct sched *s, const struct step *step, const int32_t *ids,
+/* Sample i of the step, of sequence q: its event, and its token when it was drawn. */
+static enum finish_reason take(const struct sched *s, struct sequence *q, const struct step *step,
+                               const struct step_result *result, int32_t i,
+                               struct token_event *events, int32_t *count)
+{
+    const bool drawn = step->target[i] < 0, wanted = step->top[i] >= 0;
+    const int32_t token = result->ids[i];
+    if (token < 0 || (wanted && isnan(result->logprob[i]))) {
+        emit(q, -1, FINISH_ERROR, events, count);
+        return FINISH_ERROR;
+    }
+    if (drawn)
+        q->tokens[q->length++] = token;
+    emit(q, token, drawn ? finish_of(s, q, token) : FINISH_NONE, events, count);
+    struct token_event *e = &events[*count - 1];
+    e->prompt = !drawn;
+    if (wanted) {
+        e->logprob = result->logprob[i];
+        e->top_count = step->top[i];
+        e->top = result->best + (ptrdiff_t)i * result->stride;
+    }
+    return e->finish;
+}
+
+/* Ends what wanted no token once its prompt is computed. */
+static void end_computed(struct sched *s, struct token_event *events, int32_t *count)
+{
+    for (int32_t i = s->running - 1; i >= 0; i--) {
+        struct sequence *q = s->slots[s->order[i]];
+        if (q->cancelled || q->params.max_tokens > 0 || q->computed < q->prompt_len)
+            continue;
+        emit(q, -1, FINISH_LENGTH, events, count);
+        retire(s, q);
+    }
+}
+
+void sched_commit(struct sched *s, const struct step *step, const struct step_result *result,
                   struct token_event *events, int32_t *count)
 {
     *count = 0;
@@ -282,19 +361,12 @@ void sched_commit(struct sched *s, const struct step *step, const int32_t *ids,
         s->slots[s->order[i]]->in_flight = false;
     for (int32_t i = 0; i < step->samples; i++) {
         struct sequence *q = s->slots[step->slot[step->sample[i]]];
-        if (q->cancelled)
-            continue; /* ends when the next step is built */
-        if (ids[i] < 0) {
-            emit(q, -1, FINISH_ERROR, events, count);
-            retire(s, q);
+        if (!q || q->cancelled) /* ended by an earlier row; ends when the next step is built */
             continue;
-        }
-        q->tokens[q->length++] = ids[i];
-        enum finish_reason finish = finish_of(s, q, ids[i]);
-        emit(q, ids[i], finish, events, count);
-        if (finish != FINISH_NONE)
+        if (take(s, q, step, result, i, events, count) != FINISH_NONE)
             retire(s, q);
     }
+    end_computed(s, events, count);
 }
 
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
@@ -319,7 +391,7 @@ void sched_end_all(struct sched *s, enum finish_reason reason, struct token_even
 
 int32_t sched_events_max(const struct sched_config *c)
 {
-    return c->limits.slots + c->waiting_max;
+    return 2 * c->limits.slots + c->waiting_max;
 }
 
 int32_t sched_running(const struct sched *s)

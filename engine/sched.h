@@ -3,7 +3,10 @@
  *
  * A step holds one row for every running sequence that decodes, then prompt chunks in order of
  * arrival until the row budget is used. A sequence is admitted when a slot and all the blocks it
- * can ever need are free; admission is first come, first served, so nobody starves. */
+ * can ever need are free; admission is first come, first served, so nobody starves.
+ *
+ * A step has as many sample places as slots. A prompt that is scored (prompt_logprobs) takes one
+ * per row, so its chunks are as long as there are places left after the decodes. */
 #ifndef TESSERA_ENGINE_SCHED_H
 #define TESSERA_ENGINE_SCHED_H
 
@@ -24,7 +27,8 @@ struct sched_config {
 struct sequence {
     uint64_t id;
     void *user;
-    struct request_params params;
+    struct request_params params; /* its arrays are in rules */
+    struct sample_rules *rules;
     int32_t *tokens; /* prompt, then what was sampled; capacity prompt_len + max_tokens */
     int32_t prompt_len, length;
     int32_t computed; /* positions whose KV is in the cache (or in the step in flight) */
@@ -53,9 +57,9 @@ void sched_cancel(struct sched *s, uint64_t id);
  * that were cancelled end here: their events are appended to `events` (room for waiting_max +
  * slots), *count says how many. */
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count);
-/* Takes the sampled ids of the step built last (ids[step->samples]); appends one event per token
- * and terminal event. */
-void sched_commit(struct sched *s, const struct step *step, const int32_t *ids,
+/* Takes what came of the step built last; appends one event per token, scored or produced, and
+ * terminal event. Events borrow from the result. */
+void sched_commit(struct sched *s, const struct step *step, const struct step_result *result,
                   struct token_event *events, int32_t *count);
 /* Ends everything with `reason`; the step in flight, if any, is forgotten. */
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,

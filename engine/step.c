@@ -3,10 +3,25 @@
  * not as a wild index in a kernel. */
 #include "engine/step.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPEN_WORDS = 10 };
+/* An open record without its arrays. */
+struct open_wire {
+    int32_t slot, history, home, choice, top_k;
+    float temperature, top_p, min_p;
+    int32_t prompt, min_tokens;
+    float repetition, frequency, presence;
+    int32_t biases, bans, bads, bad_ids;
+    uint32_t seed[2];
+};
+
+enum {
+    OPEN_WORDS = sizeof(struct open_wire) / 4,
+    LIST_WORDS = 2 * ENGINE_BIAS_MAX + STEP_BANS_MAX + 2 * ENGINE_BAD_IDS_MAX,
+};
 
 static void *array(size_t n, size_t size)
 {
@@ -26,11 +41,13 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     s->position = array(rows, sizeof *s->position);
     s->token = array(rows, sizeof *s->token);
     s->sample = array(slots, sizeof *s->sample);
+    s->target = array(slots, sizeof *s->target);
+    s->top = array(slots, sizeof *s->top);
     s->open = array(slots, sizeof *s->open);
     s->append = array((size_t)s->append_max, sizeof *s->append);
     s->close = array(2 * slots, sizeof *s->close);
-    if (!s->slot || !s->position || !s->token || !s->sample || !s->open || !s->append ||
-        !s->close) {
+    if (!s->slot || !s->position || !s->token || !s->sample || !s->target || !s->top || !s->open ||
+        !s->append || !s->close) {
         step_free(s);
         return base_fail(err, ERR_NOMEM, "step: no memory for %d rows", limits->rows);
     }
@@ -46,6 +63,8 @@ void step_free(struct step *s)
     free(s->position);
     free(s->token);
     free(s->sample);
+    free(s->target);
+    free(s->top);
     free(s->open);
     free(s->append);
     free(s->close);
@@ -62,8 +81,8 @@ size_t step_bytes_max(const struct step_limits *l)
 {
     size_t slots = (size_t)l->slots, rows = (size_t)l->rows;
     size_t appends = rows / BACKEND_BLOCK_TOKENS + 2 * slots + 2;
-    size_t words =
-        slots * (OPEN_WORDS + (size_t)l->history_max) + 3 * appends + 2 * slots + 3 * rows + slots;
+    size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) + 3 * appends +
+                   2 * slots + 3 * rows + 3 * slots;
     return sizeof(struct step_header) + 4 * words;
 }
 
@@ -76,15 +95,41 @@ static char *put(char *at, const void *src, size_t n)
     return at + n;
 }
 
+static int32_t bad_ids(const struct sample_rules *r)
+{
+    return r->bads > 0 ? r->bad_end[r->bads - 1] : 0;
+}
+
 static char *put_open(char *at, const struct step_open *o)
 {
-    const int32_t head[4] = {o->slot, o->params.choice, o->params.top_k, o->history};
-    const float reals[3] = {o->params.temperature, o->params.top_p, o->params.min_p};
-    at = put(at, head, sizeof head);
-    at = put(at, reals, sizeof reals);
-    at = put(at, &o->home, sizeof o->home);
-    at = put(at, &o->params.seed, sizeof o->params.seed);
-    return put(at, o->tokens, (size_t)o->history * 4);
+    const struct sample_params *p = &o->params;
+    const struct sample_rules *r = &o->rules;
+    const struct open_wire w = {
+        .slot = o->slot,
+        .history = o->history,
+        .home = o->home,
+        .choice = p->choice,
+        .top_k = p->top_k,
+        .temperature = p->temperature,
+        .top_p = p->top_p,
+        .min_p = p->min_p,
+        .prompt = r->prompt,
+        .min_tokens = r->min_tokens,
+        .repetition = r->repetition,
+        .frequency = r->frequency,
+        .presence = r->presence,
+        .biases = r->biases,
+        .bans = r->bans,
+        .bads = r->bads,
+        .bad_ids = bad_ids(r),
+        .seed = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)},
+    };
+    at = put(at, &w, sizeof w);
+    at = put(at, o->tokens, (size_t)o->history * sizeof *o->tokens);
+    at = put(at, r->bias, (size_t)r->biases * sizeof *r->bias);
+    at = put(at, r->ban, (size_t)r->bans * sizeof *r->ban);
+    at = put(at, r->bad_end, (size_t)r->bads * sizeof *r->bad_end);
+    return put(at, r->bad, (size_t)w.bad_ids * sizeof *r->bad);
 }
 
 size_t step_encode(const struct step *s, void *dst)
@@ -99,6 +144,8 @@ size_t step_encode(const struct step *s, void *dst)
     at = put(at, s->position, rows);
     at = put(at, s->token, rows);
     at = put(at, s->sample, (size_t)s->samples * 4);
+    at = put(at, s->target, (size_t)s->samples * 4);
+    at = put(at, s->top, (size_t)s->samples * 4);
     const struct step_header h = {
         .magic = STEP_MAGIC,
         .version = STEP_VERSION,
@@ -148,27 +195,80 @@ static bool all_in(const int32_t *v, int32_t n, int32_t min, int32_t end)
     return true;
 }
 
+/* `count` elements of the message itself, which is 4-byte aligned: only words lie before them. */
+static const void *borrow(struct cursor *c, int32_t count, size_t size)
+{
+    const void *at = c->at;
+    if ((size_t)(c->end - c->at) / size < (size_t)count) {
+        c->short_of = true;
+        return NULL;
+    }
+    c->at += (size_t)count * size;
+    return at;
+}
+
+static bool within(float v, float min, float max) /* false for a NaN */
+{
+    return v >= min && v <= max;
+}
+
+static bool counts_fit(const struct open_wire *w, const struct step_limits *l)
+{
+    return in(w->slot, 0, l->slots) && w->home == 0 && in(w->history, 1, l->history_max + 1) &&
+           in(w->prompt, 1, w->history + 1) && w->min_tokens >= 0 &&
+           in(w->biases, 0, ENGINE_BIAS_MAX + 1) && in(w->bans, 0, STEP_BANS_MAX + 1) &&
+           in(w->bads, 0, w->bad_ids + 1) && in(w->bad_ids, 0, ENGINE_BAD_IDS_MAX + 1);
+}
+
+static bool reals_fit(const struct open_wire *w)
+{
+    return within(w->temperature, 0, FLT_MAX) && within(w->top_p, 0, 1) && within(w->min_p, 0, 1) &&
+           within(w->repetition, FLT_MIN, FLT_MAX) && within(w->frequency, -FLT_MAX, FLT_MAX) &&
+           within(w->presence, -FLT_MAX, FLT_MAX);
+}
+
+/* Ids in the vocabulary, values finite, no empty word and the last one ends with the ids. */
+static bool lists_fit(const struct sample_rules *r, int32_t ids, int32_t vocab)
+{
+    for (int32_t i = 0; i < r->biases; i++)
+        if (!in(r->bias[i].token, 0, vocab) || !within(r->bias[i].value, -FLT_MAX, FLT_MAX))
+            return false;
+    for (int32_t i = 0; i < r->bads; i++)
+        if (!in(r->bad_end[i], i > 0 ? r->bad_end[i - 1] + 1 : 1, ids + 1))
+            return false;
+    return bad_ids(r) == ids && all_in(r->ban, r->bans, 0, vocab) && all_in(r->bad, ids, 0, vocab);
+}
+
 static bool get_open(struct cursor *c, const struct step_limits *l, struct step_open *o)
 {
-    int32_t head[4];
-    float reals[3];
-    get(c, head, sizeof head);
-    get(c, reals, sizeof reals);
-    get(c, &o->home, sizeof o->home);
-    get(c, &o->params.seed, sizeof o->params.seed);
-    o->slot = head[0];
-    o->params.choice = head[1];
-    o->params.top_k = head[2];
-    o->history = head[3];
-    o->params.temperature = reals[0];
-    o->params.top_p = reals[1];
-    o->params.min_p = reals[2];
-    if (c->short_of || !in(o->slot, 0, l->slots) || !in(o->history, 1, l->history_max + 1) ||
-        (size_t)(c->end - c->at) < (size_t)o->history * 4)
+    struct open_wire w;
+    get(c, &w, sizeof w);
+    if (c->short_of || !counts_fit(&w, l) || !reals_fit(&w))
         return false;
-    o->tokens = (const int32_t *)(const void *)c->at; /* 4-byte aligned: only words before it */
-    c->at += (size_t)o->history * 4;
-    return all_in(o->tokens, o->history, 0, l->vocab) && o->home == 0;
+    o->slot = w.slot;
+    o->history = w.history;
+    o->home = w.home;
+    o->params = (struct sample_params){.temperature = w.temperature,
+                                       .top_p = w.top_p,
+                                       .min_p = w.min_p,
+                                       .top_k = w.top_k,
+                                       .seed = w.seed[0] | (uint64_t)w.seed[1] << 32,
+                                       .choice = w.choice};
+    o->tokens = borrow(c, w.history, sizeof *o->tokens);
+    o->rules = (struct sample_rules){.prompt = w.prompt,
+                                     .min_tokens = w.min_tokens,
+                                     .repetition = w.repetition,
+                                     .frequency = w.frequency,
+                                     .presence = w.presence,
+                                     .biases = w.biases,
+                                     .bans = w.bans,
+                                     .bads = w.bads};
+    o->rules.bias = borrow(c, w.biases, sizeof *o->rules.bias);
+    o->rules.ban = borrow(c, w.bans, sizeof *o->rules.ban);
+    o->rules.bad_end = borrow(c, w.bads, sizeof *o->rules.bad_end);
+    o->rules.bad = borrow(c, w.bad_ids, sizeof *o->rules.bad);
+    return !c->short_of && all_in(o->tokens, w.history, 0, l->vocab) &&
+           lists_fit(&o->rules, w.bad_ids, l->vocab);
 }
 
 static enum status bad(struct err *err, const char *what)
@@ -190,6 +290,19 @@ static enum status check_header(const struct step *s, const struct step_header *
         !in(h->closes, 0, 2 * l->slots + 1))
         return bad(err, "a count");
     return OK;
+}
+
+/* Rows ascend, none is padding, and the next token has a place in the history. */
+static bool samples_fit(const struct step *s, const struct step_header *h)
+{
+    for (int32_t i = 0; i < h->samples; i++) {
+        const int32_t row = s->sample[i];
+        if (!in(row, i > 0 ? s->sample[i - 1] + 1 : 0, h->rows) || s->slot[row] < 0 ||
+            s->position[row] + 1 >= s->limits.history_max)
+            return false;
+    }
+    return all_in(s->target, h->samples, STEP_TARGET_SAMPLE, s->limits.vocab) &&
+           all_in(s->top, h->samples, -1, ENGINE_LOGPROBS_MAX + 1);
 }
 
 enum status step_decode(struct step *s, const void *src, size_t n, struct err *err)
@@ -216,18 +329,18 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
     get(&c, s->position, (size_t)h.rows * 4);
     get(&c, s->token, (size_t)h.rows * 4);
     get(&c, s->sample, (size_t)h.samples * 4);
+    get(&c, s->target, (size_t)h.samples * 4);
+    get(&c, s->top, (size_t)h.samples * 4);
     if (c.short_of || c.at != c.end)
         return bad(err, "its length");
     if (!all_in(s->close, h.closes, 0, l->slots) || !all_in(s->slot, h.rows, -1, l->slots))
         return bad(err, "a slot");
-    if (!all_in(s->position, h.rows, 0, l->table_cols * BACKEND_BLOCK_TOKENS))
+    if (!all_in(s->position, h.rows, 0, l->history_max))
         return bad(err, "a position");
     if (!all_in(s->token, h.rows, STEP_TOKEN_FROM_SLOT, l->vocab))
         return bad(err, "a token");
-    for (int32_t i = 0; i < h.samples; i++) /* ascending, none of padding */
-        if (!in(s->sample[i], i > 0 ? s->sample[i - 1] + 1 : 0, h.rows) ||
-            s->slot[s->sample[i]] < 0)
-            return bad(err, "a sample row");
+    if (!samples_fit(s, &h))
+        return bad(err, "a sample row");
     s->epoch = h.epoch;
     s->seq = h.seq;
     s->rows = h.rows;
@@ -242,4 +355,57 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
 uint64_t step_hash(const int32_t *ids, int32_t count)
 {
     return base_hash(BASE_HASH_INIT, ids, (size_t)count * sizeof *ids);
+}
+
+/* ---- the answer ---- */
+
+int32_t step_stride(const struct step *s)
+{
+    int32_t stride = -1;
+    for (int32_t i = 0; i < s->samples; i++)
+        stride = s->top[i] > stride ? s->top[i] : stride;
+    return stride;
+}
+
+void step_answer_counts(struct step_answer *h, const struct step_result *r)
+{
+    h->ids = r->count;
+    h->logprobs = r->logprob ? r->count : 0;
+    h->stride = r->logprob ? r->stride : 0;
+}
+
+size_t step_answer_bytes(const struct step_answer *h)
+{
+    return (size_t)h->ids * sizeof(int32_t) +
+           (size_t)h->logprobs * (sizeof(float) + (size_t)h->stride * sizeof(struct token_top));
+}
+
+/* A logprob, and its best descending. */
+static bool is_scored(float logprob, const struct token_top *best, int32_t top, int32_t vocab)
+{
+    if (!(logprob <= 0))
+        return false;
+    for (int32_t i = 0; i < top; i++)
+        if (!in(best[i].token, 0, vocab) || !(best[i].logprob <= (i > 0 ? best[i - 1].logprob : 0)))
+            return false;
+    return true;
+}
+
+enum status step_check_result(const struct step *s, int32_t vocab, const struct step_result *r,
+                              struct err *err)
+{
+    const int32_t stride = step_stride(s);
+    if (r->count != s->samples || (r->logprob != NULL) != (stride >= 0) ||
+        (r->logprob && r->stride != stride))
+        return base_fail(err, ERR_COMM, "the answer has %d tokens and %d best, expected %d and %d",
+                         r->count, r->logprob ? r->stride : -1, s->samples, stride);
+    for (int32_t i = 0; i < r->count; i++) {
+        const int32_t target = s->target[i], top = s->top[i];
+        if (target >= 0 ? r->ids[i] != target : !in(r->ids[i], -1, vocab))
+            return base_fail(err, ERR_COMM, "the answer has token %d for row %d", r->ids[i], i);
+        if (top >= 0 && !isnan(r->logprob[i]) &&
+            !is_scored(r->logprob[i], r->best + (ptrdiff_t)i * stride, top, vocab))
+            return base_fail(err, ERR_COMM, "the answer has logprobs out of order for row %d", i);
+    }
+    return OK;
 }

@@ -2,22 +2,24 @@
  * length, magic, version, epoch and sequence number; all ranks get the same bytes.
  *
  * Wire form of a step: struct step_header, then its slot changes in order (opens, appends, closes),
- * then the rows as arrays [T] of slot, position, token, then the sample list [R]. All 32-bit.
- *   open   {slot, choice, top_k, history, temperature, top_p, min_p, home, seed (2 words)},
- *          then `history` token ids: everything the sequence holds so far. A new group gets the
- *          same records, so recovery has no other path.
+ * then the rows as arrays [T] of slot, position, token, then the sample list as arrays [R] of row,
+ * target, top. All 32-bit.
+ *   open   struct open_wire (step.c), then `history` token ids: everything the sequence holds so
+ *          far; then biases, bans, ends of the bad words, their ids. A new group gets the same
+ *          records, so recovery has no other path.
  *   append {slot, index, block}: entry `index` of the slot's block table
  *   close  {slot}
  * Order on a rank: closes, opens, appends, then the rows. */
 #ifndef TESSERA_ENGINE_STEP_H
 #define TESSERA_ENGINE_STEP_H
 
-#include "config/base.h"
-#include "kernels/backend.h"
+#include "engine/engine.h"
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
-#define STEP_VERSION 1
-#define STEP_TOKEN_FROM_SLOT (-1) /* the rank takes the slot's last token from its own memory */
+#define STEP_VERSION 2
+#define STEP_TOKEN_FROM_SLOT (-1) /* the rank takes the token from the slot's history */
+#define STEP_TARGET_SAMPLE (-1)   /* the row's next token is drawn, not given */
+#define STEP_BANS_MAX (8 + ENGINE_STOP_IDS_MAX) /* end tokens and stop ids of a sequence */
 
 struct step_header {
     uint32_t magic, version;
@@ -32,7 +34,8 @@ struct step_header {
 struct step_open {
     int32_t slot, history, home; /* home: KV home of the sequence, 0 in 1d */
     struct sample_params params;
-    const int32_t *tokens; /* [history], not on the wire itself */
+    struct sample_rules rules; /* its arrays and tokens follow the record on the wire */
+    const int32_t *tokens;     /* [history] */
 };
 
 struct step_append {
@@ -53,6 +56,8 @@ struct step {
     bool stop;
     int32_t *slot, *position, *token; /* [rows_max] */
     int32_t *sample;                  /* [slots] row indices, ascending */
+    int32_t *target;                  /* [slots] token to score there, or STEP_TARGET_SAMPLE */
+    int32_t *top;                     /* [slots] -1: no logprobs wanted; else of so many best */
     struct step_open *open;           /* [slots] */
     struct step_append *append;       /* [append_max] */
     int32_t append_max;
@@ -75,15 +80,36 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
 /* ---- the answer ---- */
 #define STEP_ANSWER_MAGIC 0x52534e41u /* "ANSR" */
 
-/* From every rank; rank 0 appends ids[samples]. status != OK: text follows instead (text_bytes). */
+/* From every rank; rank 0 appends ids[ids], then logprob[logprobs] and best[logprobs, stride].
+ * status != OK: text follows instead (text_bytes). */
 struct step_answer {
     uint32_t magic, epoch;
     uint64_t seq;
-    uint64_t hash; /* of the sampled ids; equal on all ranks or the group is lost */
+    uint64_t hash; /* of the ids; equal on all ranks or the group is lost */
     int32_t rank, status;
     int32_t ids; /* count that follows */
     int32_t text_bytes;
+    int32_t logprobs, stride; /* logprobs: 0 or ids */
 };
 uint64_t step_hash(const int32_t *ids, int32_t count);
+
+/* What came of a step's samples, in their order; borrowed. */
+struct step_result {
+    int32_t count;
+    const int32_t *ids;           /* [count] drawn, or the target; -1: the row failed */
+    const float *logprob;         /* [count] where top >= 0; NULL: the step wants none */
+    const struct token_top *best; /* [count, stride] of which `top` are filled */
+    int32_t stride;
+};
+/* Most best tokens that a sample of the step wants; -1: it wants no logprobs. */
+int32_t step_stride(const struct step *s);
+/* The counts of rank 0's answer as the head of it says them, and back. */
+void step_answer_counts(struct step_answer *h, const struct step_result *r);
+/* Bytes that follow the head, text apart; 0 <= counts are checked by the caller. */
+size_t step_answer_bytes(const struct step_answer *h);
+/* Is r, as it came over a link, what s can have led to? ERR_COMM says what is off. A row without
+ * finite logits has a NaN logprob. */
+enum status step_check_result(const struct step *s, int32_t vocab, const struct step_result *r,
+                              struct err *err) MUST_USE;
 
 #endif

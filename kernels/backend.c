@@ -231,16 +231,44 @@ enum status backend_select(struct backend *b, struct view y, struct cview x, con
     return OK;
 }
 
-enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
-                           const int32_t *slot, const int32_t *position,
-                           const struct sample_params *params, int32_t *last, struct err *err)
+static bool is_logits(struct cview m)
 {
-    REQUIRE("sample", is_matrix(logits) && (logits.cols > 0 || logits.rows == 0), logits, logits);
-    REQUIRE("sample", logits.rows == 0 || (ids != NULL && slot != NULL && position != NULL), logits,
-            logits);
-    REQUIRE("sample", logits.rows == 0 || (params != NULL && last != NULL), logits, logits);
+    return is_matrix(m) && (m.cols > 0 || m.rows == 0);
+}
+
+static bool is_sample_rows(const struct sample_rows *r)
+{
+    return r->slot != NULL && r->position != NULL && r->target != NULL;
+}
+
+static bool is_sample_slots(const struct sample_slots *s)
+{
+    return s->params != NULL && s->rules != NULL && s->history != NULL && s->history_cols > 0;
+}
+
+enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
+                           const struct sample_rows *rows, const struct sample_slots *slots,
+                           struct err *err)
+{
+    REQUIRE("sample", is_logits(logits), logits, logits);
+    REQUIRE("sample", logits.rows == 0 || (ids != NULL && is_sample_rows(rows)), logits, logits);
+    REQUIRE("sample", logits.rows == 0 || is_sample_slots(slots), logits, logits);
     enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
     if (st == OK)
-        b->ops->sample(b, ids, logits, slot, position, params, last);
+        b->ops->sample(b, ids, logits, rows, slots);
+    return st;
+}
+
+enum status backend_logprobs(struct backend *b, float *logprob, struct token_top *best,
+                             int32_t stride, struct cview logits, const int32_t *ids,
+                             const int32_t *top, struct err *err)
+{
+    REQUIRE("logprobs", is_logits(logits), logits, logits);
+    REQUIRE("logprobs", logits.rows == 0 || (logprob != NULL && ids != NULL && top != NULL), logits,
+            logits);
+    REQUIRE("logprobs", stride == 0 || (stride > 0 && best != NULL), logits, logits);
+    enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
+    if (st == OK)
+        b->ops->logprobs(b, logprob, best, stride, logits, ids, top);
     return st;
 }

@@ -89,6 +89,44 @@ struct sample_params {
     int32_t choice; /* index among n */
 };
 
+struct token_bias {
+    int32_t token;
+    float value; /* added to the logit */
+};
+
+struct token_top {
+    int32_t token;
+    float logprob;
+};
+
+/* Per slot, on the device, arrays included: what the history and lists do to the logits before a
+ * token is drawn. All off: repetition 1, the rest zero. */
+struct sample_rules {
+    int32_t prompt;     /* so many tokens of the history are the prompt, the rest is produced */
+    int32_t min_tokens; /* until so many are produced, no token of `ban` */
+    float repetition;   /* > 0 */
+    float frequency, presence;
+    int32_t biases, bans, bads;
+    const struct token_bias *bias; /* [biases] */
+    const int32_t *ban;            /* [bans] */
+    const int32_t *bad, *bad_end;  /* words one after the other; [bads] where each ends */
+};
+
+/* What sampling knows of the slots: arrays on the device, indexed by slot. */
+struct sample_slots {
+    const struct sample_params *params;
+    const struct sample_rules *rules;
+    int32_t *history; /* [slots, history_cols] token at each position */
+    int32_t history_cols;
+};
+
+/* What is wanted of the R rows of logits. Arrays on the device. */
+struct sample_rows {
+    const int32_t *slot;     /* -1 = padding */
+    const int32_t *position; /* that the new token will have, < history_cols */
+    const int32_t *target;   /* -1: draw a token; else this one is given, nothing is drawn */
+};
+
 struct backend;
 
 struct backend_ops {
@@ -120,9 +158,9 @@ struct backend_ops {
     struct kv_cache *(*kv_open)(struct backend *b, const struct kv_spec *spec, void *storage);
     void (*kv_close)(struct kv_cache *kv);
 
-    /* ids[t] = token[t] >= 0 ? token[t] : last[slot[t]]; padding gives -1. */
-    void (*resolve)(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
-                    const int32_t *last, int32_t count);
+    /* ids[t] = token[t] >= 0 ? token[t] : history[slot[t]][position[t]]; padding gives -1. */
+    void (*resolve)(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
+                    const struct sample_slots *slots);
     /* y[t] = row (ids[t] - first) of w[out, D] as fp32, zeros when outside [first, first + out). */
     void (*embed)(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first);
@@ -157,12 +195,18 @@ struct backend_ops {
     void (*sum_tree)(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n);
     /* One token per row of logits[R, V]: greedy, or Gumbel-max over the kept tokens (top-k, then
-     * top-p, then min-p) with noise keyed (seed, choice, position, token). Ties: lowest id. Writes
-     * ids[r] and last[slot[r]]. A row with a NaN or +inf, or with nothing but -inf, gives id -1;
-     * so does padding, which writes no last. position[r] is the position the new token will have.
-     * Exact definition: kernels/numerics.h. */
-    void (*sample)(struct backend *b, int32_t *ids, struct cview logits, const int32_t *slot,
-                   const int32_t *position, const struct sample_params *params, int32_t *last);
+     * min-p, then top-p) with noise keyed (seed, choice, position, token), after the slot's rules;
+     * logits stay as they are. Ties: lowest id. Writes ids[r] and the history at position[r]. A row
+     * with a NaN or +inf, or with nothing but -inf, gives id -1 (0 in the history, which is over).
+     * A row with a target gives it, and padding gives -1; neither writes a history. Exact
+     * definition: kernels/numerics.h. */
+    void (*sample)(struct backend *b, int32_t *ids, struct cview logits,
+                   const struct sample_rows *rows, const struct sample_slots *slots);
+    /* For rows with top[r] >= 0: logprob[r] of ids[r], and best[r * stride ..] = the top[r] <= V
+     * most likely, descending, ties to the lowest id. Raw logits. NaN where ids[r] is -1 or the row
+     * is one that sample refuses; its best are not written. Other rows cost nothing. */
+    void (*logprobs)(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
+                     struct cview logits, const int32_t *ids, const int32_t *top);
 };
 
 struct backend {
@@ -181,7 +225,8 @@ void backend_close(struct backend *b);
 
 /* Sizes the scratch so that ops of up to rows_max rows, in_max input and out_max output columns
  * (out_max also bounds the columns of sampled logits) allocate nothing. Without it the first op of
- * a bigger shape grows the scratch; backend_linear and backend_sample report ERR_NOMEM then. */
+ * a bigger shape grows the scratch; backend_linear, backend_sample and
+ * backend_logprobs report ERR_NOMEM then. */
 enum status backend_reserve(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
                             struct err *err) MUST_USE;
 
@@ -212,9 +257,11 @@ enum status backend_silu_mul(struct backend *b, struct view y, struct cview gu,
 enum status backend_select(struct backend *b, struct view y, struct cview x, const int32_t *index,
                            struct err *err) MUST_USE;
 enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
-                           const int32_t *slot, const int32_t *position,
-                           const struct sample_params *params, int32_t *last,
+                           const struct sample_rows *rows, const struct sample_slots *slots,
                            struct err *err) MUST_USE;
+enum status backend_logprobs(struct backend *b, float *logprob, struct token_top *best,
+                             int32_t stride, struct cview logits, const int32_t *ids,
+                             const int32_t *top, struct err *err) MUST_USE;
 
 /* Spec of a weight or of a cache, for shape questions. */
 const struct weight_spec *backend_weight_spec(const struct weight *w);

@@ -1,19 +1,32 @@
-/* Definitions that every backend shares bit for bit: exp of the CPU variants, and sampling.
+/* Definitions that every backend shares bit for bit: exp of the CPU variants, sampling, logprobs.
+ * The order of the transforms is vLLM's.
  *
- * Sampling of one row of V logits with parameters (temperature t, k, p, m, seed, choice) at a
- * position:
+ * Logprobs of one row of V raw logits, before anything below: with max = the largest logit and
+ * total = sum of the masses (3.) of logit_i - max, logprob_i = numerics_logprob(logit_i, max,
+ * numerics_log_total(total)). The best are ordered by logit descending, then id ascending.
+ *
+ * Sampling of one row with the rules of its slot (struct sample_rules), its history h[0, position)
+ * of which h[0, prompt) is the prompt and the rest produced, and parameters (temperature t, k, p,
+ * m, seed, choice). The rules first:
+ *  a. logit_i += value for each bias (fp32).
+ *  b. -inf for the bans while fewer than min_tokens are produced, and for the last id of each bad
+ *     word whose other ids are the last ones produced.
+ *  c. numerics_penalise: repetition for the ids in the history, frequency and presence for those
+ *     produced.
+ * and with the logits that result:
  *  1. z_i = logit_i / t (fp32), -0 counts as +0. t == 0, or a z that overflows: argmax of the
  *     logits, ties to the lowest id, done.
  *  2. order: z descending, then id ascending. top-k keeps the first k (off when k <= 0 or k >= V).
  *  3. mass w_i = floor(exp(z_i - max z) * 2^40), a uint64, so sums do not depend on their order.
- *  4. top-p (off when p >= 1) keeps the shortest prefix of what is left whose mass is at least
+ *  4. min-p (off when m <= 0) keeps w_i >= m * 2^40, in double.
+ *  5. top-p (off when p >= 1) keeps the shortest prefix of what is left whose mass is at least
  *     ceil(p * total mass left), computed in double, and at least 1.
- *  5. min-p (off when m <= 0) keeps w_i >= m * 2^40, in double.
  *  6. the token is the kept one with the largest z_i + numerics_gumbel(bits_i) in double, ties to
  *     the lowest id, where bits_i = numerics_bits(numerics_key(seed, choice, position), i). */
 #ifndef TESSERA_KERNELS_NUMERICS_H
 #define TESSERA_KERNELS_NUMERICS_H
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -61,6 +74,27 @@ static inline float numerics_exp(float x)
 static inline uint64_t numerics_mass(float e)
 {
     return (uint64_t)((double)e * NUMERICS_MASS_ONE);
+}
+
+/* Logarithm of a sum of masses, in units of the largest: >= 0. */
+static inline double numerics_log_total(uint64_t total)
+{
+    return log((double)total / NUMERICS_MASS_ONE);
+}
+
+static inline float numerics_logprob(float x, float max, double log_total)
+{
+    return (float)((double)x - (double)max - log_total);
+}
+
+/* Logit of an id that is in the history, `count` times in its produced part. Stays finite. */
+static inline float numerics_penalise(float x, int32_t count, float repetition, float frequency,
+                                      float presence)
+{
+    x = x > 0 ? x / repetition : x * repetition;
+    x -= frequency * (float)count;
+    x -= count > 0 ? presence : 0;
+    return x > FLT_MAX ? FLT_MAX : x;
 }
 
 /* Mass that a nucleus of top_p must reach. */

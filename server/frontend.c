@@ -14,10 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BODY_BYTES_MAX ((size_t)4 << 20)
-#define STREAM_BYTES_MAX ((size_t)1 << 20)
-#define CONNECTIONS_MAX 1000
-#define IDLE_TIMEOUT_S 120
 #define JOBS_QUEUED_MAX 256
 #define PAGE_BYTES_MAX ((size_t)4 << 20)
 
@@ -173,6 +169,10 @@ static const struct http_route routes[] = {
     {"GET", "/", get_root},
 };
 
+/* What tells nothing about a model or its users; with --metrics-without-key from the first on. */
+static const char *const open_paths[] = {"/metrics",  "/health",  "/livez", "/readyz",
+                                         "/startupz", "/version", NULL};
+
 /* ---- opening and closing ---- */
 
 static enum status open_service(const struct frontend_config *c, struct service *s, struct err *err)
@@ -197,10 +197,10 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .host = c->host,
         .port = c->port,
         .threads = c->http_threads > 0 ? c->http_threads : 2,
-        .body_bytes_max = c->body_bytes_max ? c->body_bytes_max : BODY_BYTES_MAX,
-        .stream_bytes_max = STREAM_BYTES_MAX,
-        .connections_max = CONNECTIONS_MAX,
-        .idle_timeout_s = IDLE_TIMEOUT_S,
+        .limits = c->http,
+        .keys = c->keys,
+        .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
+        .cors_origins = c->cors_origins,
         .routes = routes,
         .route_count = (int32_t)ARRAY_LEN(routes),
         .ctx = f,

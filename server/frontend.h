@@ -11,8 +11,10 @@
 #include "config/base.h"
 #include "config/model_config.h"
 #include "engine/engine.h"
+#include "server/http/http_limits.h"
 
 struct frontend;
+struct keys;
 struct tokenizer;
 
 struct frontend_config {
@@ -24,7 +26,10 @@ struct frontend_config {
     const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
-    size_t body_bytes_max;                 /* 0: 4 MiB */
+    struct http_limits http;
+    struct keys *keys; /* NULL: nobody needs one; the caller's */
+    bool metrics_without_key;
+    const char *cors_origins; /* NULL: none; static */
 };
 
 /* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when

@@ -143,6 +143,8 @@ static enum status submit_choices(struct job *j, struct err *err)
     params.top_k = q->top_k;
     params.seed = q->has_seed ? q->seed : random_word();
     params.ignore_eos = q->ignore_eos;
+    params.client = http_client(j->http);
+    params.cache_salt ^= http_key(j->http); /* prefixes are not shared between keys */
     for (int32_t i = 0; i < j->choice_count && st == OK; i++) {
         if (q->max_tokens > 0)
             st = submit_choice(j, &j->choices[i], &params, err);

@@ -5,8 +5,10 @@
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "server/access.h"
 #include "server/commands.h"
 #include "server/frontend.h"
+#include "server/keys.h"
 #include "server/setup.h"
 #include "server/tokenizer/tokenizer.h"
 
@@ -24,6 +26,7 @@ struct server {
     struct setup setup;
     struct footprint footprint;
     struct tokenizer *tokenizer;
+    struct keys *keys; /* NULL: nobody needs one */
     struct frontend *frontend;
     struct group *group;
     struct engine *engine;
@@ -55,6 +58,17 @@ static int take_signal(struct server *s)
 {
     struct signalfd_siginfo info;
     return read(s->signals, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
+}
+
+static void reload_keys(struct server *s)
+{
+    struct err err = {""};
+    if (!s->keys)
+        base_log(LOG_INFO, "SIGHUP: there is no key file to read again");
+    else if (keys_reload(s->keys, &err) == OK)
+        base_log(LOG_INFO, "SIGHUP: %d keys", keys_count(s->keys));
+    else
+        base_log(LOG_ERROR, "SIGHUP: %s; the old keys stay", err.text);
 }
 
 static void log_lines(struct buf *b)
@@ -106,6 +120,10 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
         .defaults = s->setup.defaults,
+        .http = access_limits(o),
+        .keys = s->keys,
+        .metrics_without_key = o->metrics_without_key,
+        .cors_origins = o->cors_origins,
     };
     return frontend_open(&c, &s->frontend, err);
 }
@@ -116,7 +134,10 @@ static enum status loading_tick(void *ctx, struct err *err)
     struct server *s = ctx;
     char done_text[32], total_text[32];
     uint64_t done = 0;
-    if (take_signal(s))
+    int signal_number = take_signal(s);
+    if (signal_number == SIGHUP)
+        reload_keys(s);
+    else if (signal_number)
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
     double now = base_now(), spent = now - s->started;
     if (now - s->shown < 1 || s->bytes_total == 0)
@@ -216,6 +237,8 @@ static enum status watch(struct server *s, const struct options *o, struct err *
             drain(s, o->drain_timeout);
             return OK;
         }
+        if (signal_number == SIGHUP)
+            reload_keys(s);
     }
 }
 
@@ -234,6 +257,7 @@ enum status commands_serve(const struct options *o, struct err *err)
     enum status st = OK;
     struct server s = {.signals = -1, .lost = -1};
     TRY(open_signals(&s, err));
+    TRY(access_open(o, &s.keys, err));
     TRY(open_model(&s, o, err));
     TRY(open_frontend(&s, o, err));
     TRY(open_engine(&s, o, err));
@@ -245,6 +269,7 @@ out:
     frontend_close(s.frontend);
     engine_close(s.engine);
     group_close(s.group);
+    keys_close(s.keys);
     tokenizer_close(s.tokenizer);
     setup_close(&s.setup);
     if (s.signals >= 0)

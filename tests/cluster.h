@@ -20,7 +20,7 @@ struct cluster {
     struct step *step;
     uint64_t seq;
     /* of the last step, per rank */
-    const int32_t *ids[COMM_RANKS_MAX];
+    struct step_result result[COMM_RANKS_MAX];
     struct cview logits[COMM_RANKS_MAX];
 };
 
@@ -49,7 +49,7 @@ static void *cluster_thread(void *arg)
         k->st = rank_open(&c->setup.options, &c->setup.model, c->setup.layouts[r], &c->footprint,
                           &c->memory[r], &c->ranks[r], &k->err);
     else
-        k->st = rank_step(c->ranks[r], c->step, &c->ids[r], &c->logits[r], &k->err);
+        k->st = rank_step(c->ranks[r], c->step, &c->result[r], &c->logits[r], &k->err);
     return NULL;
 }
 
@@ -120,13 +120,16 @@ static void cluster_close(struct cluster *c)
     free(c);
 }
 
-/* Opens slot `slot` with the history given and blocks slot * table_cols .. (a private range). */
+/* Opens slot `slot` with the prompt given and blocks slot * table_cols .. (a private range). */
 static void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *tokens, int32_t n,
                               int32_t positions, struct sample_params params)
 {
     struct step *s = c->step;
-    s->open[s->opens++] =
-        (struct step_open){.slot = slot, .history = n, .tokens = tokens, .params = params};
+    s->open[s->opens++] = (struct step_open){.slot = slot,
+                                             .history = n,
+                                             .tokens = tokens,
+                                             .params = params,
+                                             .rules = {.prompt = n, .repetition = 1}};
     int32_t blocks = (positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     int32_t per_slot = c->footprint.limits.blocks / c->footprint.limits.slots;
     CHECK(blocks <= per_slot);
@@ -141,8 +144,11 @@ static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32
     s->slot[s->rows] = slot;
     s->position[s->rows] = position;
     s->token[s->rows] = token;
-    if (sample)
-        s->sample[s->samples++] = s->rows;
+    if (sample) {
+        s->sample[s->samples] = s->rows;
+        s->target[s->samples] = STEP_TARGET_SAMPLE;
+        s->top[s->samples++] = -1;
+    }
     s->rows++;
 }
 

@@ -63,9 +63,10 @@ struct group {
     int32_t ends, lost;
 };
 
-static bool answer(struct worker *w, const struct step *step, const int32_t *ids)
+static bool answer(struct worker *w, const struct step *step, const struct step_result *result)
 {
     static const char text[] = "out of luck";
+    const struct step_result none = {0};
     struct err err;
     bool now = step->seq == w->fault_seq;
     enum fault fault = now ? w->fault : HEALTHY;
@@ -73,10 +74,11 @@ static bool answer(struct worker *w, const struct step *step, const int32_t *ids
         .magic = STEP_ANSWER_MAGIC,
         .epoch = step->epoch,
         .seq = step->seq + (fault == WRONG_SEQ),
-        .hash = step_hash(ids, step->samples) ^ (fault == WRONG_HASH),
+        .hash = step_hash(result->ids, result->count) ^ (fault == WRONG_HASH),
         .rank = fault == WRONG_RANK ? 7 : w->rank,
-        .ids = w->rank == 0 ? step->samples : 0,
     };
+    if (w->rank == 0)
+        step_answer_counts(&head, result);
     if (fault == CLOSES)
         return false;
     if (fault == SILENT)
@@ -85,10 +87,10 @@ static bool answer(struct worker *w, const struct step *step, const int32_t *ids
         head.ids--;
     if (fault == FAILS) {
         head.status = ERR_DEVICE;
-        head.ids = 0;
+        step_answer_counts(&head, &none);
         head.text_bytes = (int32_t)sizeof text - 1;
     }
-    return link_answer(w->fd, &head, ids, text, &err) == OK;
+    return link_answer(w->fd, &head, result, text, &err) == OK;
 }
 
 static void *work(void *arg)
@@ -96,7 +98,7 @@ static void *work(void *arg)
     struct worker *w = arg;
     struct step *step;
     struct err err;
-    const int32_t *ids;
+    struct step_result result;
     uint64_t last = 0;
     size_t n, cap = step_bytes_max(&cluster->footprint.limits);
     void *message = malloc(cap);
@@ -109,8 +111,8 @@ static void *work(void *arg)
             sem_post(&w->g->arrived);
             sem_wait(&w->g->gate);
         }
-        CHECK(rank_step(cluster->ranks[w->rank], step, &ids, NULL, &err) == OK);
-        if (!answer(w, step, ids))
+        CHECK(rank_step(cluster->ranks[w->rank], step, &result, NULL, &err) == OK);
+        if (!answer(w, step, &result))
             break;
     }
     close(w->fd);
@@ -425,7 +427,7 @@ static void test_limits(void **state)
     assert_int_equal(submit(g, 0, &p, prompt, 0), ERR_INPUT);
     prompt[1] = VOCAB;
     assert_int_equal(submit(g, 0, &p, prompt, 3), ERR_INPUT);
-    p.max_tokens = 0;
+    p.max_tokens = -1;
     assert_int_equal(submit(g, 0, &p, prompt1, PROMPT1), ERR_INPUT);
     p.max_tokens = 2;
     assert_int_equal(submit(g, 0, &p, prompt1, PROMPT1), OK);

@@ -33,7 +33,17 @@ static enum status try_open(struct world *w, const char *host, int32_t port, str
         .max_model_len = CONTEXT,
         .tokenizer = w->tokenizer,
         .defaults = {NAN, NAN, -1},
-        .body_bytes_max = 65536,
+        .http = {.connections = 1000,
+                 .header_bytes = 16384,
+                 .target_bytes = 4096,
+                 .headers = 100,
+                 .body_bytes = 65536,
+                 .bodies_bytes = 64 << 20,
+                 .unsent_bytes = 1 << 20,
+                 .header_s = 10,
+                 .body_s = 30,
+                 .send_s = 30,
+                 .idle_s = 75},
     };
     return frontend_open(&config, &w->frontend, err);
 }

@@ -1,149 +1,8 @@
-/* DESIGN: every op runs on every CPU variant this machine has, with 1, 2 and 3 threads, and on ref.
- * The variants must agree with each other bit for bit, and with ref within a bound stated per op
- * (|got - ref| <= abs + |ref| * eps). Outputs lie between canary words. A row alone must give the
- * bits it has among many. Inputs come from a counter-based generator, so a failure repeats. */
-#include "kernels/backend.h"
+/* DESIGN: every op but sampling (test_sample.c), by the rules of subjects.h; and a row alone must
+ * give the bits it has among many. */
+#include "tests/subjects.h"
+
 #include "kernels/cpu/pool.h"
-#include "kernels/numerics.h"
-
-#include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#define CANARY 0x7fc0dead /* a NaN: whoever reads it is seen, too */
-#define GUARD 32
-#define UNUSED __attribute__((unused))
-
-static struct err err;
-
-/* ---- generator and buffers ------------------------------------------------------------------- */
-
-/* Uniform in [-1, 1), multiples of 2^-23. */
-static float gen(uint64_t seed, size_t i)
-{
-    return (float)(numerics_mix(seed * 0x9e3779b97f4a7c15ull + i) >> 40) * 0x1p-23f - 1.0f;
-}
-
-static void *must(void *p)
-{
-    assert_non_null(p);
-    return p;
-}
-
-/* n words between GUARD canaries on each side; the words themselves begin as canaries. */
-static void *guarded(size_t n)
-{
-    uint32_t *p = must(aligned_alloc(64, base_align((n + 2 * GUARD) * 4, 64)));
-    for (size_t i = 0; i < n + 2 * GUARD; i++)
-        p[i] = CANARY;
-    return p + GUARD;
-}
-
-static void guarded_free(void *data, size_t n)
-{
-    uint32_t *p = (uint32_t *)data - GUARD;
-    for (size_t i = 0; i < GUARD; i++) {
-        assert_int_equal(p[i], CANARY);
-        assert_int_equal(p[GUARD + n + i], CANARY);
-    }
-    free(p);
-}
-
-static float *generated(uint64_t seed, size_t n)
-{
-    float *p = guarded(n);
-    for (size_t i = 0; i < n; i++)
-        p[i] = gen(seed, i);
-    return p;
-}
-
-static void *aligned_bytes(size_t n, int fill)
-{
-    void *p = must(aligned_alloc(64, base_align(n + 64, 64)));
-    memset(p, fill, n + 64);
-    return p;
-}
-
-static void assert_near(const char *what, const float *got, const float *ref, size_t n, double abs,
-                        double eps)
-{
-    for (size_t i = 0; i < n; i++) {
-        double bound = abs + fabs((double)ref[i]) * eps;
-        if (!(fabs((double)got[i] - (double)ref[i]) <= bound))
-            fail_msg("%s: element %zu is %.9g, ref %.9g, bound %.3g", what, i, (double)got[i],
-                     (double)ref[i], bound);
-    }
-}
-
-static void assert_bits(const char *what, const void *a, const void *b, size_t n)
-{
-    const unsigned char *p = a, *q = b;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t x, y;
-        memcpy(&x, p + 4 * i, 4);
-        memcpy(&y, q + 4 * i, 4);
-        if (x != y)
-            fail_msg("%s: word %zu is %08x, wanted %08x", what, i, x, y);
-    }
-}
-
-/* ---- subjects -------------------------------------------------------------------------------- */
-
-static struct backend *subjects[9]; /* subject i has i % 3 + 1 threads */
-static int subject_count;
-static struct backend *ref;
-
-static int open_subjects(void **state UNUSED)
-{
-    static const char *const names[] = {"cpu-generic", "cpu-avx2", "cpu-avx512"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        for (int threads = 1; threads <= 3 && backend_find(names[i]) != NULL; threads++)
-            if (backend_open(names[i], threads, &subjects[subject_count++], &err) != OK)
-                return -1;
-    return backend_open("ref", 1, &ref, &err) == OK ? 0 : -1;
-}
-
-static int close_subjects(void **state UNUSED)
-{
-    for (int i = 0; i < subject_count; i++)
-        backend_close(subjects[i]);
-    backend_close(ref);
-    return 0;
-}
-
-/* Runs one case into n words of out; the words it does not write stay canaries. */
-typedef void (*case_fn)(struct backend *b, const void *arg, float *out);
-
-/* All subjects against each other and against ref. */
-static void run_case(const char *what, case_fn fn, const void *arg, size_t n, double abs,
-                     double eps)
-{
-    char where[128];
-    float *want = guarded(n), *first = guarded(n);
-    fn(ref, arg, want);
-    for (int i = 0; i < subject_count; i++) {
-        float *got = i == 0 ? first : guarded(n);
-        snprintf(where, sizeof where, "%.90s, %s with %d threads", what, subjects[i]->ops->name,
-                 i % 3 + 1);
-        fn(subjects[i], arg, got);
-        assert_near(where, got, want, n, abs, eps);
-        assert_bits(where, got, first, n);
-        if (i > 0)
-            guarded_free(got, n);
-    }
-    guarded_free(first, n);
-    guarded_free(want, n);
-}
-
-static void ok(enum status st)
-{
-    if (st != OK)
-        fail_msg("%s", err.text);
-}
 
 /* ---- generator, exp, table ------------------------------------------------------------------- */
 
@@ -418,9 +277,11 @@ static void lookup_case(struct backend *b, const void *arg, float *out)
     spec.cut[1] = spec.in;
     struct weight *w = made(b, &spec, DTYPE_F32, 0, &storage);
     const int32_t token[] = {30, -1, 99, 100, 29, 35, -1}, slot[] = {0, 1, 2, 3, 0, -1, 2};
-    const int32_t last[] = {1, 64, 31, 0}, index[] = {6, 0, 0, 3, 2, 1, 6};
-    int32_t ids[7];
-    b->ops->resolve(b, ids, token, slot, last, c->rows);
+    const int32_t position[] = {0, 2, 1, 0, 1, 0, 0}, index[] = {6, 0, 0, 3, 2, 1, 6};
+    int32_t history[4][3] = {{1, 2, 3}, {4, 5, 64}, {31, 7, 8}, {0, 9, 10}}, ids[7];
+    const struct rows rows = {c->rows, slot, position, history[0], 0};
+    const struct sample_slots slots = {.history = history[0], .history_cols = 3};
+    b->ops->resolve(b, ids, token, &rows, &slots);
     struct view y = view_f32(out, c->rows, c->cols);
     ok(backend_embed(b, y, ids, w, 30, &err));
     const size_t n = (size_t)c->rows * (size_t)c->cols;
@@ -547,165 +408,6 @@ static void test_attend(void **state UNUSED)
     }
 }
 
-/* ---- sampling -------------------------------------------------------------------------------- */
-
-static int32_t draw(struct backend *b, const float *logits, int32_t vocab,
-                    struct sample_params params, int32_t position)
-{
-    const int32_t slot = 0;
-    int32_t id = 77, last = 78;
-    struct cview v = {logits, DTYPE_F32, 1, vocab};
-    ok(backend_sample(b, &id, v, &slot, &position, &params, &last, &err));
-    assert_int_equal(id, last);
-    return id;
-}
-
-struct sample_case {
-    int32_t rows, vocab;
-    float spread;
-};
-
-static void sample_case(struct backend *b, const void *arg, float *out)
-{
-    const struct sample_case *c = arg;
-    const size_t n = (size_t)c->rows * (size_t)c->vocab, rows = (size_t)c->rows;
-    float *logits = generated(41, n);
-    int32_t slot[300], position[300], last[301], *ids = guarded(rows);
-    struct sample_params p[301] = {0};
-    for (size_t i = 0; i < n; i++) /* rounded: many equal values */
-        logits[i] = roundf(logits[i] * 64) / 64 * c->spread;
-    for (size_t r = 0; r < rows; r++) {
-        slot[r] = r % 11 == 10 ? -1 : (int32_t)(rows - r);
-        position[r] = (int32_t)r * 3;
-        p[r] = (struct sample_params){r % 5 == 0 ? 0 : 0.3f + 0.2f * (float)(r % 7), 1, 0, 0, r, 2};
-        p[r].top_p = r % 3 == 0 ? 1 : (float)(r % 13 + 1) / 14;
-        p[r].top_k = r % 4 == 0 ? (int32_t)(r % 9) * 3 : 0;
-        p[r].min_p = r % 6 == 0 ? 0.05f * (float)(r % 5) : 0;
-    }
-    logits[n - 1] = c->vocab > 1 ? -INFINITY : 1;
-    struct cview v = {logits, DTYPE_F32, c->rows, c->vocab};
-    ok(backend_sample(b, ids, v, slot, position, p, last, &err));
-    for (size_t r = 0; r < rows; r++) {
-        out[r] = (float)ids[r];
-        if (slot[r] < 0)
-            assert_int_equal(ids[r], -1);
-        else
-            assert_int_equal(
-                ids[r], draw(b, logits + r * (size_t)c->vocab, c->vocab, p[slot[r]], position[r]));
-    }
-    guarded_free(ids, rows);
-    guarded_free(logits, n);
-}
-
-static void test_sample_twins(void **state UNUSED)
-{
-    static const struct sample_case cases[] = {{1, 1, 1},     {90, 2, 3},    {300, 37, 6},
-                                               {80, 1000, 9}, {40, 5003, 4}, {3, 200000, 12}};
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
-        run_case("sample", sample_case, &cases[i], (size_t)cases[i].rows, 0, 0);
-}
-
-/* Frequencies of the draws against softmax(logits / t): chi-square of 19 degrees of freedom is
- * below 60 but for one case in 10^5, and this case is fixed. */
-static void test_sample_distribution(void **state UNUSED)
-{
-    enum { V = 20, N = 40000 };
-    float logits[V];
-    double p[V], total = 0;
-    const struct sample_params params = {.temperature = 0.7f, .top_p = 1};
-    for (size_t i = 0; i < V; i++) {
-        logits[i] = 2 * gen(50, i);
-        total += p[i] = exp((double)logits[i] / 0.7);
-    }
-    for (int kind = 0; kind < 3; kind++) { /* independent over seeds, positions and choices */
-        int count[V] = {0};
-        double chi = 0;
-        for (int i = 0; i < N; i++) {
-            struct sample_params q = params;
-            q.seed = kind == 0 ? (uint64_t)i : 5;
-            q.choice = kind == 1 ? i : 0;
-            count[draw(subjects[subject_count - 1], logits, V, q, kind == 2 ? i : 9)]++;
-        }
-        for (int i = 0; i < V; i++) {
-            double want = N * p[i] / total;
-            chi += (count[i] - want) * (count[i] - want) / want;
-        }
-        print_message("sample: chi-square %.1f (19 degrees of freedom)\n", chi);
-        assert_true(chi < 60 && chi > 3);
-    }
-}
-
-/* The set that top-k, top-p and min-p keep, from its definition, in doubles. */
-static void kept_set(const float *logits, int32_t n, struct sample_params p, bool *keep)
-{
-    double mass[64], total = 0, sum = 0;
-    int32_t order[64];
-    for (int32_t i = 0; i < n; i++) {
-        int32_t at = i;
-        for (; at > 0 && logits[order[at - 1]] < logits[i]; at--)
-            order[at] = order[at - 1];
-        order[at] = i;
-    }
-    int32_t count = p.top_k > 0 && p.top_k < n ? p.top_k : n;
-    for (int32_t i = 0; i < count; i++)
-        total += mass[i] =
-            exp(((double)logits[order[i]] - (double)logits[order[0]]) / (double)p.temperature);
-    memset(keep, 0, (size_t)n * sizeof *keep);
-    for (int32_t i = 0; i < count && (i == 0 || sum < (double)p.top_p * total); i++) {
-        keep[order[i]] = mass[i] >= (double)p.min_p;
-        sum += mass[i];
-    }
-}
-
-static void test_sample_sets(void **state UNUSED)
-{
-    enum { V = 12, N = 6000 };
-    static const struct sample_params cases[] = {
-        {1.5f, 0.8f, 0, 0, 0, 0},  {1.5f, 1, 0, 5, 0, 0},      {1.5f, 1, 0.3f, 0, 0, 0},
-        {2, 0.7f, 0.25f, 9, 0, 0}, {2, 0.01f, 0, 0, 0, 0},     {1, 0.5f, 0, 1, 0, 0},
-        {1, 1, 1, 0, 0, 0},        {1.5f, 0.97f, 0, 100, 0, 0}};
-    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
-        float logits[V];
-        bool keep[V], seen[V] = {0};
-        for (size_t i = 0; i < V; i++)
-            logits[i] = roundf(gen(60 + c, i) * 8) / 4; /* with ties */
-        kept_set(logits, V, cases[c], keep);
-        for (int i = 0; i < N; i++) {
-            struct sample_params p = cases[c];
-            p.seed = (uint64_t)i;
-            seen[draw(subjects[subject_count - 1], logits, V, p, 1)] = true;
-        }
-        assert_memory_equal(seen, keep, sizeof keep);
-    }
-}
-
-static void test_sample_edges(void **state UNUSED)
-{
-    float flat[50] = {0}, tail[3] = {1, 2, 3};
-    const struct sample_params greedy = {.top_p = 1}, hot = {1, 1, 0, 0, 1, 0};
-    for (int s = 0; s <= subject_count; s++) {
-        struct backend *b = s < subject_count ? subjects[s] : ref;
-        assert_int_equal(draw(b, flat, 50, greedy, 0), 0); /* ties: lowest id */
-        assert_int_equal(draw(b, tail, 3, greedy, 0), 2);
-        for (uint64_t seed = 0; seed < 50; seed++) {
-            assert_in_range(draw(b, flat, 50, (struct sample_params){1, 1, 0, 2, seed, 0}, 0), 0,
-                            1);
-            assert_in_range(draw(b, flat, 50, (struct sample_params){1, 0.09f, 0, 0, seed, 0}, 0),
-                            0, 4);
-            assert_int_equal(draw(b, tail, 3, (struct sample_params){9, 1, 0, 1, seed, 0}, 0), 2);
-            assert_int_equal(draw(b, tail, 1, (struct sample_params){1, 1, 0, 0, seed, 0}, 0), 0);
-        }
-        assert_int_equal(draw(b, tail, 3, (struct sample_params){1e-45f, 1, 0, 0, 3, 0}, 0), 2);
-        float x[] = {-INFINITY, 5, -INFINITY}, nan[] = {1, NAN, 2}, inf[] = {1, INFINITY, 2};
-        float none[] = {-INFINITY, -INFINITY};
-        assert_int_equal(draw(b, x, 3, hot, 4), 1);
-        assert_int_equal(draw(b, nan, 3, hot, 4), -1);
-        assert_int_equal(draw(b, nan, 3, greedy, 4), -1);
-        assert_int_equal(draw(b, inf, 3, hot, 4), -1);
-        assert_int_equal(draw(b, none, 2, greedy, 4), -1);
-    }
-}
-
 /* ---- arguments and pool ---------------------------------------------------------------------- */
 
 static void test_arguments(void **state UNUSED)
@@ -783,14 +485,9 @@ static void test_pool(void **state UNUSED)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T2(generator, exp),
-                                       T2(tables, arguments),
-                                       T2(pool, parallel),
-                                       T2(weight_put, linear),
-                                       T2(linear_order, rows),
-                                       T2(sum_tree, lookup),
-                                       T2(attend, sample_twins),
-                                       T2(sample_sets, sample_edges),
-                                       cmocka_unit_test(test_sample_distribution)};
+    const struct CMUnitTest tests[] = {T2(generator, exp),           T2(tables, arguments),
+                                       T2(pool, parallel),           T2(weight_put, linear),
+                                       T2(linear_order, rows),       T2(sum_tree, lookup),
+                                       cmocka_unit_test(test_attend)};
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

@@ -21,12 +21,15 @@ enum script {
     READ_LAST,       /* reads when the others have read everything */
     ANSWER_IN_BYTES, /* byte by byte */
     ANSWER_TEXT,     /* a failed rank */
-    ANSWER_LONGEST,  /* the most ids and the longest text */
+    ANSWER_LONGEST,  /* the most ids, logprobs and text */
     BAD_MAGIC,
     TOO_MANY_IDS,
     NEGATIVE_IDS,
     TOO_LONG_TEXT,
     NEGATIVE_TEXT,
+    FEW_LOGPROBS, /* fewer than ids */
+    TOO_MANY_BEST,
+    NEGATIVE_BEST,
     CLOSE_AT_ONCE,
     CLOSE_IN_MESSAGE, /* after the first bytes */
     CLOSE_IN_ANSWER,  /* after half a head */
@@ -85,14 +88,25 @@ static struct step_answer head_of(const struct peer *p)
         head.text_bytes = 9;
     else if (p->script == ANSWER_LONGEST)
         head.text_bytes = 479;
-    if (p->script == ANSWER_LONGEST)
-        head.ids = IDS_MAX;
+    else if (p->script == FEW_LOGPROBS)
+        head.logprobs = 1, head.ids = 2;
+    else if (p->script == TOO_MANY_BEST)
+        head.stride = ENGINE_LOGPROBS_MAX + 1;
+    else if (p->script == NEGATIVE_BEST)
+        head.stride = -1;
+    if (p->script == ANSWER_LONGEST) {
+        head.ids = head.logprobs = IDS_MAX;
+        head.stride = ENGINE_LOGPROBS_MAX;
+    }
     if (p->script == ANSWER_TEXT)
         head.status = ERR_DEVICE;
     return head;
 }
 
 static const int32_t ids[IDS_MAX + 2] = {11, 22, 33, 44, 55, 66, 77, 88, 99};
+static const float logprobs[IDS_MAX] = {-1, -2, -3};
+static const struct token_top best[IDS_MAX * ENGINE_LOGPROBS_MAX] = {{5, -1}, {6, -2}, {7, -3}};
+static const struct step_result result = {.ids = ids, .logprob = logprobs, .best = best};
 
 static void send_answer(struct peer *p)
 {
@@ -118,10 +132,10 @@ static void send_answer(struct peer *p)
         CHECK(send(p->fd, &head, n, MSG_NOSIGNAL) == (ssize_t)n);
         return;
     }
-    if (head.ids < 0 || head.text_bytes < 0)
+    if (p->script >= BAD_MAGIC && p->script <= NEGATIVE_BEST)
         CHECK(send(p->fd, &head, sizeof head, MSG_NOSIGNAL) == (ssize_t)sizeof head);
     else
-        (void)!link_answer(p->fd, &head, ids, text, &err); /* the reader may be gone */
+        (void)!link_answer(p->fd, &head, &result, text, &err); /* the reader may be gone */
 }
 
 static void *act(void *arg)
@@ -197,8 +211,15 @@ static void good(enum script a, enum script b, enum script c, size_t bytes)
         const struct step_answer *h = &answers[r].head;
         struct step_answer want = head_of(&peers[r]);
         assert_memory_equal(h, &want, sizeof want);
+        const struct step_result *got = &answers[r].result;
+        assert_int_equal(got->count, h->ids);
+        assert_int_equal(got->logprob != NULL, h->logprobs > 0);
         for (int32_t i = 0; i < h->ids; i++)
-            assert_int_equal(answers[r].ids[i], ids[i]);
+            assert_int_equal(got->ids[i], ids[i]);
+        for (int32_t i = 0; i < h->logprobs; i++)
+            assert_true(got->logprob[i] == logprobs[i]);
+        for (int32_t i = 0; i < h->logprobs * h->stride; i++)
+            assert_memory_equal(&got->best[i], &best[i], sizeof best[i]);
         assert_int_equal(strlen(answers[r].text), h->text_bytes);
         if (scripts[r] == ANSWER_TEXT)
             assert_string_equal(answers[r].text, "no device");
@@ -254,7 +275,7 @@ static void test_one_slow_link_holds_up_none(void **state)
 static void test_malformed(void **state)
 {
     (void)state;
-    for (int script = BAD_MAGIC; script <= NEGATIVE_TEXT; script++)
+    for (int script = BAD_MAGIC; script <= NEGATIVE_BEST; script++)
         bad((enum script)script, 64, "sent a malformed answer");
 }
 
@@ -307,7 +328,8 @@ static void test_many_exchanges(void **state)
         const struct step_header h = {.bytes = (uint32_t)sizeof h + 4, .seq = (uint64_t)i};
         memcpy(buffer, &h, sizeof h);
         memcpy(buffer + sizeof h, &i, 4);
-        assert_int_equal(link_answer(pair[1], &head, ids, "", &err), OK); /* ahead of the message */
+        assert_int_equal(link_answer(pair[1], &head, &result, "", &err),
+                         OK); /* ahead of the message */
         assert_int_equal(link_exchange(l, buffer, sizeof h + 4, NULL, NULL, &answer, &err), OK);
         assert_memory_equal(&answer.head, &head, sizeof head);
         memset(buffer, 0, sizeof buffer);
@@ -319,7 +341,7 @@ static void test_many_exchanges(void **state)
     link_close(NULL);
     assert_int_equal(link_receive(pair[1], buffer, sizeof buffer, &n, &err), ERR_CANCELLED);
     const struct step_answer head = {.magic = STEP_ANSWER_MAGIC};
-    assert_int_equal(link_answer(pair[1], &head, ids, "", &err), ERR_COMM); /* and no signal */
+    assert_int_equal(link_answer(pair[1], &head, &result, "", &err), ERR_COMM); /* and no signal */
     close(pair[1]);
 }
 

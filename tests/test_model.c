@@ -110,9 +110,9 @@ static void check_prompt(struct cluster *c, const char *name, const char *which,
             cluster_step(c);
         }
         int32_t last = i > 0 ? 0 : (int32_t)n - 1;
-        if (c->ids[0][last] != ids[i])
+        if (c->result[0].ids[last] != ids[i])
             fail_msg("%s prompt %s at %d ranks: token %d is %d, transformers has %d", name, which,
-                     c->footprint.ranks, i, c->ids[0][last], ids[i]);
+                     c->footprint.ranks, i, c->result[0].ids[last], ids[i]);
     }
     free(prompt);
     free(want);
@@ -221,7 +221,7 @@ static void test_same_bits_among_others(void **state)
             }
             cluster_step(c);
             /* slot 0 is the last sample */
-            ids[crowd][t] = c->ids[0][sequences - 1];
+            ids[crowd][t] = c->result[0].ids[sequences - 1];
             const float *row = (const float *)c->logits[0].data + (size_t)(sequences - 1) * vocab;
             memcpy(logits[crowd] + (size_t)t * vocab, row, vocab * sizeof *row);
         }

@@ -133,6 +133,7 @@ static void arrive(struct sim *m)
         below(4) == 0 ? 1 + below(len_max - 1) : 1 + below(20 < len_max ? 20 : len_max - 1);
     for (int32_t i = 0; i < r->prompt_len; i++)
         r->prompt[i] = (int32_t)((r->id * 7 + (uint64_t)i) % VOCAB);
+    r->params = request_params_default();
     r->params.max_tokens = below(6) == 0 ? 1 : 1 + below(below(5) == 0 ? 2 * len_max : 30);
     r->params.ignore_eos = below(3) == 0;
     r->params.seed = r->id * 1000003;
@@ -340,7 +341,8 @@ static bool do_step(struct sim *m)
     while (below(8) == 0)
         cancel_some(m); /* while the step is in flight */
     sample_all(m, m->wire);
-    sched_commit(m->sched, m->step, m->ids, m->events, &count);
+    const struct step_result result = {.count = m->step->samples, .ids = m->ids};
+    sched_commit(m->sched, m->step, &result, m->events, &count);
     take_events(m, count);
     check_blocks(m);
     m->steps++;
@@ -500,7 +502,9 @@ static void test_refused_sequences(void **state)
         {143, 1, 0, NULL},
         {1, 1000000, 0, "needs 10 KV blocks"}, /* cut to the context */
         {100, INT32_MAX, 0, "needs 10 KV blocks"},
-        {5, 0, 0, "max_tokens"},
+        {5, 0, 0, NULL},
+        {160, 0, 0, "needs 10 KV blocks"}, /* no more than computed */
+        {161, 0, 0, "This model's maximum context length is 160 tokens."},
         {5, -3, 0, "max_tokens"},
         {5, 1, -1, "token id -1"},
         {5, 1, VOCAB, "token id 500"},

@@ -2,6 +2,8 @@
  * every number is in range; the sanitizers watch the reads. */
 #include "engine/step.h"
 
+#include <float.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -29,13 +31,42 @@ static struct step *new_step(void)
     return s;
 }
 
-/* Tokens of opens point into this. */
-static int32_t history[5][90];
+/* Tokens and lists of opens point into these. */
+static int32_t history[5][90], ban[5][STEP_BANS_MAX];
+static struct token_bias bias[5][ENGINE_BIAS_MAX];
+static int32_t bad_end[5][ENGINE_BAD_IDS_MAX], bad[5][ENGINE_BAD_IDS_MAX];
 
-static void random_open(struct step_open *o, int32_t i)
+/* As many entries as they can have when full. */
+static void random_rules(struct sample_rules *r, int32_t i, bool full)
+{
+    int32_t ids = full ? ENGINE_BAD_IDS_MAX : below(20);
+    *r = (struct sample_rules){.min_tokens = below(100),
+                               .repetition = (float)(1 + below(100)) / 50,
+                               .frequency = (float)below(100) / 50 - 1,
+                               .presence = (float)below(100) / 50 - 1,
+                               .biases = full ? ENGINE_BIAS_MAX : below(10),
+                               .bans = full ? STEP_BANS_MAX : below(10),
+                               .bias = bias[i],
+                               .ban = ban[i],
+                               .bad_end = bad_end[i],
+                               .bad = bad[i]};
+    for (int32_t j = 0; j < r->biases; j++)
+        bias[i][j] = (struct token_bias){below(limits.vocab), (float)below(201) - 100};
+    for (int32_t j = 0; j < r->bans; j++)
+        ban[i][j] = below(limits.vocab);
+    for (int32_t j = 0; j < ids; j++) {
+        bad[i][j] = below(limits.vocab);
+        if (full || j == ids - 1 || below(2))
+            bad_end[i][r->bads++] = j + 1;
+    }
+}
+
+static void random_open(struct step_open *o, int32_t i, bool full)
 {
     o->slot = below(limits.slots);
-    o->history = 1 + below(limits.history_max);
+    o->history = full ? limits.history_max : 1 + below(limits.history_max);
+    random_rules(&o->rules, i, full);
+    o->rules.prompt = 1 + below(o->history);
     o->home = 0;
     o->params = (struct sample_params){.temperature = (float)below(100) / 50,
                                        .top_p = (float)below(100) / 100,
@@ -59,7 +90,7 @@ static void random_step(struct step *s, bool full)
     s->appends = full ? s->append_max : below(s->append_max + 1);
     s->closes = full ? 2 * limits.slots : below(2 * limits.slots + 1);
     for (int32_t i = 0; i < s->opens; i++)
-        random_open(&s->open[i], i);
+        random_open(&s->open[i], i, full);
     for (int32_t i = 0; i < s->appends; i++)
         s->append[i] = (struct step_append){below(limits.slots), below(limits.table_cols),
                                             below(limits.blocks)};
@@ -67,10 +98,13 @@ static void random_step(struct step *s, bool full)
         s->close[i] = below(limits.slots);
     for (int32_t i = 0; i < s->rows; i++) {
         s->slot[i] = below(limits.slots + 1) - 1;
-        s->position[i] = below(limits.table_cols * BACKEND_BLOCK_TOKENS);
+        s->position[i] = below(limits.history_max - 1);
         s->token[i] = below(limits.vocab + 1) - 1;
-        if (s->slot[i] >= 0 && s->samples < limits.slots && (full || below(3) == 0))
-            s->sample[s->samples++] = i;
+        if (s->slot[i] < 0 || s->samples == limits.slots || (!full && below(3)))
+            continue;
+        s->sample[s->samples] = i;
+        s->target[s->samples] = below(limits.vocab + 1) - 1;
+        s->top[s->samples++] = below(ENGINE_LOGPROBS_MAX + 2) - 1;
     }
 }
 
@@ -78,6 +112,22 @@ static void assert_ints_equal(const int32_t *a, const int32_t *b, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)
         assert_int_equal(a[i], b[i]);
+}
+
+static void assert_rules_equal(const struct sample_rules *a, const struct sample_rules *b)
+{
+    assert_int_equal(a->prompt, b->prompt);
+    assert_int_equal(a->min_tokens, b->min_tokens);
+    assert_true(a->repetition == b->repetition && a->frequency == b->frequency);
+    assert_true(a->presence == b->presence);
+    assert_int_equal(a->biases, b->biases);
+    assert_int_equal(a->bans, b->bans);
+    assert_int_equal(a->bads, b->bads);
+    assert_memory_equal(a->bias, b->bias, (size_t)a->biases * sizeof *a->bias);
+    assert_ints_equal(a->ban, b->ban, a->bans);
+    assert_ints_equal(a->bad_end, b->bad_end, a->bads);
+    if (a->bads > 0)
+        assert_ints_equal(a->bad, b->bad, a->bad_end[a->bads - 1]);
 }
 
 static void assert_steps_equal(const struct step *a, const struct step *b)
@@ -92,6 +142,8 @@ static void assert_steps_equal(const struct step *a, const struct step *b)
     assert_ints_equal(a->position, b->position, a->rows);
     assert_ints_equal(a->token, b->token, a->rows);
     assert_ints_equal(a->sample, b->sample, a->samples);
+    assert_ints_equal(a->target, b->target, a->samples);
+    assert_ints_equal(a->top, b->top, a->samples);
     assert_ints_equal(a->close, b->close, a->closes);
     assert_memory_equal(a->append, b->append, (size_t)a->appends * sizeof *a->append);
     for (int32_t i = 0; i < a->opens; i++) {
@@ -102,6 +154,7 @@ static void assert_steps_equal(const struct step *a, const struct step *b)
         assert_true(x->params.top_p == y->params.top_p && x->params.min_p == y->params.min_p);
         assert_int_equal(x->params.top_k, y->params.top_k);
         assert_ints_equal(x->tokens, y->tokens, x->history);
+        assert_rules_equal(&x->rules, &y->rules);
     }
 }
 
@@ -109,6 +162,24 @@ static void check_ints(const int32_t *v, int32_t n, int32_t min, int32_t max)
 {
     for (int32_t i = 0; i < n; i++)
         assert_true(v[i] >= min && v[i] <= max);
+}
+
+static void check_rules_in_range(const struct sample_rules *r)
+{
+    int32_t end = 0;
+    assert_in_range(r->biases, 0, ENGINE_BIAS_MAX);
+    assert_in_range(r->bans, 0, STEP_BANS_MAX);
+    assert_in_range(r->bads, 0, ENGINE_BAD_IDS_MAX);
+    assert_true(r->repetition > 0 && isfinite(r->repetition));
+    assert_true(isfinite(r->frequency) && isfinite(r->presence));
+    for (int32_t i = 0; i < r->biases; i++) {
+        assert_in_range(r->bias[i].token, 0, limits.vocab - 1);
+        assert_true(isfinite(r->bias[i].value));
+    }
+    check_ints(r->ban, r->bans, 0, limits.vocab - 1);
+    for (int32_t i = 0; i < r->bads; end = r->bad_end[i++])
+        assert_in_range(r->bad_end[i], end + 1, ENGINE_BAD_IDS_MAX);
+    check_ints(r->bad, end, 0, limits.vocab - 1);
 }
 
 /* All that a rank uses as an index. */
@@ -120,12 +191,15 @@ static void check_in_range(const struct step *s)
     assert_in_range(s->appends, 0, s->append_max);
     assert_in_range(s->closes, 0, 2 * limits.slots);
     check_ints(s->slot, s->rows, -1, limits.slots - 1);
-    check_ints(s->position, s->rows, 0, limits.table_cols * BACKEND_BLOCK_TOKENS - 1);
+    check_ints(s->position, s->rows, 0, limits.history_max - 1);
     check_ints(s->token, s->rows, STEP_TOKEN_FROM_SLOT, limits.vocab - 1);
     check_ints(s->sample, s->samples, 0, s->rows - 1);
     check_ints(s->close, s->closes, 0, limits.slots - 1);
+    check_ints(s->target, s->samples, -1, limits.vocab - 1);
+    check_ints(s->top, s->samples, -1, ENGINE_LOGPROBS_MAX);
     for (int32_t i = 0; i < s->samples; i++) { /* a padded row has no slot to sample for */
         assert_true(s->slot[s->sample[i]] >= 0);
+        assert_true(s->position[s->sample[i]] + 1 < limits.history_max);
         assert_true(i == 0 || s->sample[i] > s->sample[i - 1]);
     }
     for (int32_t i = 0; i < s->appends; i++) {
@@ -137,7 +211,9 @@ static void check_in_range(const struct step *s)
         assert_in_range(s->open[i].slot, 0, limits.slots - 1);
         assert_in_range(s->open[i].history, 1, limits.history_max);
         assert_int_equal(s->open[i].home, 0);
+        assert_in_range(s->open[i].rules.prompt, 1, s->open[i].history);
         check_ints(s->open[i].tokens, s->open[i].history, 0, limits.vocab - 1);
+        check_rules_in_range(&s->open[i].rules);
     }
 }
 
@@ -167,9 +243,6 @@ static void test_round_trip(void **state)
     char *bytes = malloc(step_bytes_max(&limits));
     for (int32_t i = 0; i < 3000; i++) {
         random_step(out, i % 10 == 0);
-        if (i % 10 == 0) /* at every limit at once */
-            for (int32_t j = 0; j < out->opens; j++)
-                out->open[j].history = limits.history_max;
         size_t n = step_encode(out, bytes);
         assert_true(n <= step_bytes_max(&limits));
         if (i % 10 == 0)
@@ -250,41 +323,88 @@ static void test_flipped(void **state)
     free(bytes);
 }
 
+/* The same for reals: a NaN and an infinity never pass. */
+static void check_reals(struct step *s, struct step *in, char *bytes, float *bias_value)
+{
+    const float all = FLT_MAX;
+    const struct {
+        float *field, min, max, below, above;
+    } fields[] = {{&s->open[0].params.temperature, 0, all, -0.1f, INFINITY},
+                  {&s->open[0].params.top_p, 0, 1, -0.1f, 1.1f},
+                  {&s->open[0].params.min_p, 0, 1, -0.1f, 1.1f},
+                  {&s->open[0].rules.repetition, FLT_MIN, all, 0, INFINITY},
+                  {&s->open[0].rules.frequency, -all, all, -INFINITY, INFINITY},
+                  {&s->open[0].rules.presence, -all, all, -INFINITY, INFINITY},
+                  {bias_value, -all, all, -INFINITY, INFINITY}};
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        const float before = *fields[i].field;
+        const float values[] = {fields[i].min, fields[i].max, fields[i].below, fields[i].above,
+                                NAN};
+        for (size_t v = 0; v < ARRAY_LEN(values); v++) {
+            *fields[i].field = values[v];
+            if (decodes(in, bytes, step_encode(s, bytes)) != (v < 2))
+                fail_msg("real %zu with value %g", i, (double)values[v]);
+        }
+        *fields[i].field = before;
+    }
+}
+
 /* One number of a valid step set to a value: at its limit it is read, past it not. */
 static void test_limits(void **state)
 {
     (void)state;
     struct step *s = new_step(), *in = new_step();
     char *bytes = malloc(step_bytes_max(&limits));
-    int32_t tokens[] = {0, 999};
-    const int32_t positions = limits.table_cols * BACKEND_BLOCK_TOKENS;
+    int32_t tokens[] = {0, 999}, banned[] = {7, 8}, words[] = {1, 2, 3}, ends[] = {1, 3};
+    struct token_bias biased[] = {{5, 1}, {6, 1}};
     s->opens = s->appends = s->closes = s->rows = s->samples = 1;
     s->open[0] = (struct step_open){.history = 2, .tokens = tokens};
+    s->open[0].rules = (struct sample_rules){.prompt = 1,
+                                             .repetition = 1,
+                                             .biases = 2,
+                                             .bans = 2,
+                                             .bads = 2,
+                                             .bias = biased,
+                                             .ban = banned,
+                                             .bad_end = ends,
+                                             .bad = words};
     const struct {
         int32_t *field, min, max;
     } fields[] = {{&s->open[0].slot, 0, limits.slots - 1},
                   {&s->open[0].home, 0, 0},
                   {&tokens[1], 0, limits.vocab - 1},
+                  {&s->open[0].rules.prompt, 1, 2},
+                  {&s->open[0].rules.min_tokens, 0, INT32_MAX},
+                  {&biased[1].token, 0, limits.vocab - 1},
+                  {&banned[1], 0, limits.vocab - 1},
+                  {&words[2], 0, limits.vocab - 1},
+                  {&ends[0], 1, 2}, /* the next word ends at 3 */
                   {&s->append[0].slot, 0, limits.slots - 1},
                   {&s->append[0].index, 0, limits.table_cols - 1},
                   {&s->append[0].block, 0, limits.blocks - 1},
                   {&s->close[0], 0, limits.slots - 1},
-                  {&s->slot[0], 0, limits.slots - 1}, /* of a sampled row */
-                  {&s->position[0], 0, positions - 1},
+                  {&s->slot[0], 0, limits.slots - 1},           /* of a sampled row */
+                  {&s->position[0], 0, limits.history_max - 2}, /* of a sampled row */
                   {&s->token[0], STEP_TOKEN_FROM_SLOT, limits.vocab - 1},
-                  {&s->sample[0], 0, 0}};
+                  {&s->sample[0], 0, 0},
+                  {&s->target[0], STEP_TARGET_SAMPLE, limits.vocab - 1},
+                  {&s->top[0], -1, ENGINE_LOGPROBS_MAX}};
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
-        const int32_t values[] = {fields[i].min,     fields[i].max, fields[i].min - 1,
-                                  fields[i].max + 1, INT32_MIN,     INT32_MAX};
-        int32_t before = *fields[i].field;
+        const int32_t min = fields[i].min, max = fields[i].max, before = *fields[i].field;
+        const int32_t values[] = {min,       max,      min - 1, max < INT32_MAX ? max + 1 : -1,
+                                  INT32_MIN, INT32_MAX};
         for (size_t v = 0; v < ARRAY_LEN(values); v++) {
             *fields[i].field = values[v];
-            if (decodes(in, bytes, step_encode(s, bytes)) != (v < 2))
+            bool fits = values[v] >= min && values[v] <= max;
+            if (decodes(in, bytes, step_encode(s, bytes)) != fits)
                 fail_msg("field %zu with value %d", i, values[v]);
         }
         *fields[i].field = before;
     }
+    check_reals(s, in, bytes, &biased[1].value);
     s->samples = 0;
+    s->position[0] = limits.history_max - 1; /* the last, when nothing comes after it */
+    assert_true(decodes(in, bytes, step_encode(s, bytes)));
     s->slot[0] = -1; /* padding, not sampled */
     assert_true(decodes(in, bytes, step_encode(s, bytes)));
     step_free(s);
@@ -300,6 +420,7 @@ static void test_samples_ascend(void **state)
     s->rows = 3;
     s->samples = 2;
     s->sample[0] = 1;
+    s->target[0] = s->target[1] = s->top[0] = s->top[1] = -1;
     for (int32_t second = 0; second < 3; second++) {
         s->sample[1] = second;
         assert_int_equal(decodes(in, bytes, step_encode(s, bytes)), second == 2);
@@ -323,8 +444,8 @@ static void test_header(void **state)
     wrong[0].magic++;
     wrong[1].version++;
     wrong[2].bytes += 4;
-    static const char *const messages[] = {"magic 53455355 version 1, expected 53455354 1",
-                                           "magic 53455354 version 2", "says 52 bytes, has 48"};
+    static const char *const messages[] = {"magic 53455355 version 2, expected 53455354 2",
+                                           "magic 53455354 version 3", "says 52 bytes, has 48"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
         assert_non_null(strstr(err.text, messages[i]));
@@ -340,12 +461,69 @@ static void test_header(void **state)
     free(bytes);
 }
 
+/* What rank 0 may answer to a step of one drawn and one scored row. */
+static void test_result(void **state)
+{
+    (void)state;
+    struct step *s = new_step();
+    struct err err;
+    s->samples = 2;
+    s->target[0] = STEP_TARGET_SAMPLE;
+    s->target[1] = 40;
+    s->top[0] = 2;
+    s->top[1] = 0;
+    assert_int_equal(step_stride(s), 2);
+    int32_t ids[] = {999, 40};
+    float logprob[] = {-2, -INFINITY};
+    struct token_top best[4] = {{4, -1}, {999, -1}, {-7, 7}, {-7, 7}}; /* two are unused */
+    struct step_result r = {2, ids, logprob, best, 2};
+    assert_int_equal(step_check_result(s, 1000, &r, &err), OK);
+    const struct {
+        void *field;
+        int32_t word; /* what is put there */
+    } wrong[] = {{&r.count, 1},
+                 {&r.stride, 1},
+                 {&ids[0], -2},
+                 {&ids[0], 1000},
+                 {&ids[1], 41},
+                 {&ids[1], -1},
+                 {&logprob[0], 1},
+                 {&logprob[1], 1},
+                 {&best[0].token, -1},
+                 {&best[1].token, 1000},
+                 {&best[0].logprob, 1},
+                 {&best[1].logprob, 1},
+                 {&best[1].logprob, INT32_MAX /* a NaN */}};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        int32_t before;
+        memcpy(&before, wrong[i].field, 4);
+        memcpy(wrong[i].field, &wrong[i].word, 4);
+        if (step_check_result(s, 1000, &r, &err) != ERR_COMM)
+            fail_msg("wrong answer %zu", i);
+        memcpy(wrong[i].field, &before, 4);
+    }
+    ids[0] = -1; /* a row without finite logits */
+    logprob[0] = NAN;
+    assert_int_equal(step_check_result(s, 1000, &r, &err), OK);
+    r.logprob = NULL;
+    assert_int_equal(step_check_result(s, 1000, &r, &err), ERR_COMM);
+    s->top[0] = s->top[1] = -1;
+    assert_int_equal(step_stride(s), -1);
+    assert_int_equal(step_check_result(s, 1000, &r, &err), OK);
+    struct step_answer h = {0};
+    r.logprob = logprob;
+    step_answer_counts(&h, &r);
+    assert_int_equal(step_answer_bytes(&h), 2 * 4 + 2 * 4 + 4 * 8);
+    step_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_flipped),        cmocka_unit_test(test_limits),
         cmocka_unit_test(test_samples_ascend), cmocka_unit_test(test_header),
+        cmocka_unit_test(test_result),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

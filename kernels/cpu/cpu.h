@@ -81,7 +81,7 @@ struct cpu_backend {
     size_t packed_floats;
     float *partial;        /* per thread: accumulators of linear, or z and masses of sample */
     size_t partial_floats; /* of one thread */
-    int32_t *list;         /* per thread: candidate ids of sample */
+    int32_t *list;         /* per thread: counters of rules, then candidate ids of sample */
     size_t list_ids;       /* of one thread */
 };
 
@@ -129,8 +129,8 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer);
 
 /* rowops.c */
-void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
-                    const int32_t *last, int32_t count);
+void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
+                    const struct sample_slots *slots);
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first);
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
@@ -147,8 +147,18 @@ void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, i
 
 /* sample.c */
 enum status sample_reserve(struct cpu_backend *c, int32_t vocab, struct err *err) MUST_USE;
-void sample_run(struct backend *b, int32_t *ids, struct cview logits, const int32_t *slot,
-                const int32_t *position, const struct sample_params *params, int32_t *last);
+void sample_run(struct backend *b, int32_t *ids, struct cview logits,
+                const struct sample_rows *rows, const struct sample_slots *slots);
+
+/* rules.c: do the rules change the row of the token at `position`? Then apply does, in place;
+ * count: scratch of [V]. */
+bool rules_change(const struct sample_rules *r, int32_t position);
+void rules_apply(float *x, const struct sample_rules *r, const int32_t *history, int32_t position,
+                 int32_t *count);
+
+/* logprobs.c */
+void logprobs_run(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
+                  struct cview logits, const int32_t *ids, const int32_t *top);
 
 /* cpu_generic.c, cpu_avx2.c, cpu_avx512.c: the same source over three vector types */
 extern const struct cpu_isa cpu_generic;

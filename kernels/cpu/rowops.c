@@ -12,15 +12,17 @@ static int64_t grain(int32_t cols)
     return 1 + 16384 / ((int64_t)cols + 1);
 }
 
-void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
-                    const int32_t *last, int32_t count)
+void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
+                    const struct sample_slots *slots)
 {
     (void)b;
-    for (int32_t t = 0; t < count; t++) {
-        if (slot[t] < 0)
-            ids[t] = -1;
+    for (int32_t t = 0; t < rows->count; t++) {
+        const int32_t slot = rows->slot[t];
+        if (slot < 0 || token[t] >= 0)
+            ids[t] = slot < 0 ? -1 : token[t];
         else
-            ids[t] = token[t] >= 0 ? token[t] : last[slot[t]];
+            ids[t] = slots->history[(size_t)slot * (size_t)slots->history_cols +
+                                    (size_t)rows->position[t]];
     }
 }
 

@@ -16,11 +16,11 @@
 
 struct job {
     const struct cpu_backend *c;
-    int32_t *ids, *last;
+    int32_t *ids;
     const float *logits;
-    const int32_t *slot, *position;
-    const struct sample_params *params;
     int32_t vocab;
+    const struct sample_rows *rows;
+    const struct sample_slots *slots;
 };
 
 /* A row being sampled. `list` holds ids in ascending order; NULL stands for all of them. */
@@ -102,7 +102,7 @@ static void list_all(struct draw *d, int32_t *list, int32_t vocab)
     d->count = vocab;
 }
 
-/* top-k, top-p, min-p. */
+/* top-k, min-p, top-p. */
 static void filter(struct draw *d, int32_t *list, int32_t vocab, float max,
                    const struct sample_params *p)
 {
@@ -119,12 +119,6 @@ static void filter(struct draw *d, int32_t *list, int32_t vocab, float max,
     if (!top_p && !min_p)
         return;
     d->isa->exp(d->mass, d->z, max, vocab);
-    if (top_p) {
-        uint64_t total = 0;
-        for (int32_t i = 0; i < d->count; i++)
-            total += mass_of(d, d->list[i]);
-        keep_prefix(d, numerics_nucleus(p->top_p, total));
-    }
     if (min_p) {
         const double least = (double)p->min_p * NUMERICS_MASS_ONE;
         int32_t kept = 0;
@@ -132,6 +126,12 @@ static void filter(struct draw *d, int32_t *list, int32_t vocab, float max,
             if ((double)mass_of(d, d->list[i]) >= least)
                 d->list[kept++] = d->list[i];
         d->count = kept;
+    }
+    if (top_p) {
+        uint64_t total = 0;
+        for (int32_t i = 0; i < d->count; i++)
+            total += mass_of(d, d->list[i]);
+        keep_prefix(d, numerics_nucleus(p->top_p, total));
     }
 }
 
@@ -161,46 +161,73 @@ static int32_t gumbel_max(const struct draw *d, uint64_t key)
     return best_id;
 }
 
-static int32_t sample_row(const struct job *j, int32_t worker, int64_t r)
+/* The row as the rules leave it: the logits themselves, or a copy in `own` that they changed. */
+static const float *ruled(const struct job *j, const float *logits, int32_t slot, int32_t position,
+                          float *own, int32_t *count)
+{
+    const struct sample_rules *rules = &j->slots->rules[slot];
+    const int32_t *history = j->slots->history + (size_t)slot * (size_t)j->slots->history_cols;
+    if (!rules_change(rules, position))
+        return logits;
+    memcpy(own, logits, (size_t)j->vocab * sizeof *own);
+    rules_apply(own, rules, history, position, count);
+    return own;
+}
+
+static bool is_drawable(const struct cpu_isa *isa, const float *x, int32_t n, float *max)
+{
+    bool bad;
+    *max = isa->maximum(x, n, &bad);
+    return !bad && *max >= -FLT_MAX;
+}
+
+static int32_t sample_row(const struct job *j, int32_t worker, int32_t slot, int64_t r)
 {
     const struct cpu_isa *isa = j->c->isa;
-    const float *logits = j->logits + (size_t)r * (size_t)j->vocab;
-    const struct sample_params *p = &j->params[j->slot[r]];
-    bool bad;
-    float max = isa->maximum(logits, j->vocab, &bad);
-    if (bad || max < -FLT_MAX)
+    const struct sample_params *p = &j->slots->params[slot];
+    const int32_t vocab = j->vocab, position = j->rows->position[r];
+    float *z = j->c->partial + (size_t)worker * j->c->partial_floats;
+    float *mass = z + j->c->partial_floats / 2;
+    int32_t *list = j->c->list + (size_t)worker * j->c->list_ids;
+    const float *x = j->logits + (size_t)r * (size_t)vocab;
+    float max, z_max;
+    if (!is_drawable(isa, x, vocab, &max))
+        return -1;
+    const float *raw = x;
+    x = ruled(j, x, slot, position, mass, list);
+    if (x != raw && !is_drawable(isa, x, vocab, &max))
         return -1;
     if (p->temperature == 0)
-        return isa->find(logits, j->vocab, max);
-    const size_t half = j->c->partial_floats / 2;
-    float *z = j->c->partial + (size_t)worker * j->c->partial_floats;
-    isa->scale(z, logits, p->temperature, j->vocab);
-    const float z_max = isa->maximum(z, j->vocab, &bad);
-    if (bad || z_max < -FLT_MAX)
-        return isa->find(logits, j->vocab, max);
-    struct draw d = {.isa = isa, .z = z, .mass = z + half};
-    filter(&d, j->c->list + (size_t)worker * j->c->list_ids, j->vocab, z_max, p);
-    return gumbel_max(&d, numerics_key(p->seed, p->choice, j->position[r]));
+        return isa->find(x, vocab, max);
+    isa->scale(z, x, p->temperature, vocab);
+    if (!is_drawable(isa, z, vocab, &z_max))
+        return isa->find(x, vocab, max);
+    struct draw d = {.isa = isa, .z = z, .mass = mass};
+    filter(&d, list, vocab, z_max, p);
+    return gumbel_max(&d, numerics_key(p->seed, p->choice, position));
 }
 
 static void sample_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
+    const struct sample_slots *s = j->slots;
     for (int64_t r = begin; r < end; r++) {
-        j->ids[r] = -1;
-        if (j->slot[r] < 0)
+        const int32_t slot = j->rows->slot[r];
+        j->ids[r] = slot < 0 ? -1 : j->rows->target[r];
+        if (slot < 0 || j->rows->target[r] >= 0)
             continue;
-        j->ids[r] = sample_row(j, worker, r);
-        j->last[j->slot[r]] = j->ids[r];
+        j->ids[r] = sample_row(j, worker, slot, r);
+        s->history[(size_t)slot * (size_t)s->history_cols + (size_t)j->rows->position[r]] =
+            j->ids[r] < 0 ? 0 : j->ids[r];
     }
 }
 
-void sample_run(struct backend *b, int32_t *ids, struct cview logits, const int32_t *slot,
-                const int32_t *position, const struct sample_params *params, int32_t *last)
+void sample_run(struct backend *b, int32_t *ids, struct cview logits,
+                const struct sample_rows *rows, const struct sample_slots *slots)
 {
     struct cpu_backend *c = cpu_of(b);
     struct err err;
     CHECK(sample_reserve(c, logits.cols, &err) == OK);
-    struct job j = {c, ids, last, logits.data, slot, position, params, logits.cols};
+    struct job j = {c, ids, logits.data, logits.cols, rows, slots};
     pool_run(c->pool, logits.rows, 1, sample_rows, &j);
 }

@@ -118,12 +118,17 @@ static size_t kv_index(const struct kv_cache *kv, int32_t layer, const struct ro
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
-static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const int32_t *slot,
-                    const int32_t *last, int32_t count)
+static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
+                    const struct sample_slots *slots)
 {
     (void)b;
-    for (int32_t t = 0; t < count; t++)
-        ids[t] = slot[t] < 0 ? -1 : token[t] >= 0 ? token[t] : last[slot[t]];
+    for (int32_t t = 0; t < rows->count; t++) {
+        const int32_t slot = rows->slot[t];
+        ids[t] = slot < 0 ? -1 : token[t];
+        if (slot >= 0 && token[t] < 0)
+            ids[t] = slots->history[(size_t)slot * (size_t)slots->history_cols +
+                                    (size_t)rows->position[t]];
+    }
 }
 
 static void embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
@@ -327,6 +332,7 @@ const struct backend_ops ref_ops = {
     .copy = copy,
     .sum_tree = sum_tree,
     .sample = ref_sample,
+    .logprobs = ref_logprobs,
 };
 
 enum status ref_open(struct backend **out, struct err *err)

@@ -9,7 +9,9 @@ extern const struct backend_ops ref_ops;
 enum status ref_open(struct backend **out, struct err *err) MUST_USE;
 
 /* ref_sample.c */
-void ref_sample(struct backend *b, int32_t *ids, struct cview logits, const int32_t *slot,
-                const int32_t *position, const struct sample_params *params, int32_t *last);
+void ref_sample(struct backend *b, int32_t *ids, struct cview logits,
+                const struct sample_rows *rows, const struct sample_slots *slots);
+void ref_logprobs(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
+                  struct cview logits, const int32_t *ids, const int32_t *top);
 
 #endif

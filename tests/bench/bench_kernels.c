@@ -353,21 +353,36 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
     free(table);
 }
 
+enum { COLS = 4097 };
 struct sampling {
     struct cview logits;
-    int32_t slot[8], position[8], ids[8], last[8];
+    int32_t slot[8], position[8], target[8], ids[8], history[8][COLS];
     struct sample_params params[8];
+    struct sample_rules rules[8];
 };
 
 static void sample_all(void *arg)
 {
     struct sampling *s = arg;
     struct err err;
-    CHECK(backend_sample(backend, s->ids, s->logits, s->slot, s->position, s->params, s->last,
-                         &err) == OK);
+    const struct sample_rows rows = {s->slot, s->position, s->target};
+    const struct sample_slots slots = {s->params, s->rules, s->history[0], COLS};
+    CHECK(backend_sample(backend, s->ids, s->logits, &rows, &slots, &err) == OK);
 }
 
-static void sampling(const char *what, struct sample_params params)
+static void score_all(void *arg)
+{
+    struct sampling *s = arg;
+    struct err err;
+    static const int32_t top[8] = {20, 20, 20, 20, 20, 20, 20, 20};
+    static float logprob[8];
+    static struct token_top best[8 * 20];
+    CHECK(backend_logprobs(backend, logprob, best, 20, s->logits, s->ids, top, &err) == OK);
+}
+
+/* repetition: over a history of 4096, half of it the prompt. */
+static void sampling(const char *what, struct sample_params params, float repetition,
+                     void (*fn)(void *))
 {
     enum { V = 128256, R = 8 };
     float *logits = floats((size_t)R * V);
@@ -376,9 +391,14 @@ static void sampling(const char *what, struct sample_params params)
     struct sampling s = {.logits = {logits, DTYPE_F32, R, V}};
     for (int32_t r = 0; r < R; r++) {
         s.slot[r] = r;
+        s.position[r] = COLS - 1;
+        s.target[r] = -1;
         s.params[r] = params;
+        s.rules[r] = (struct sample_rules){.prompt = COLS / 2, .repetition = repetition};
+        for (int32_t i = 0; i < COLS; i++)
+            s.history[r][i] = (int32_t)(((uint32_t)i * 2654435761u) % V);
     }
-    printf("sample %s: %.0f us per row of %d\n", what, best(sample_all, &s) / R * 1e6, (int)V);
+    printf("%s: %.0f us per row of %d\n", what, best(fn, &s) / R * 1e6, (int)V);
     free(logits);
 }
 
@@ -417,10 +437,13 @@ int main(int argc, char **argv)
     attention(16, 1, 2048, 64);
     attention(1, 512, 512, 64);
     attention(1, 256, 4096, 128);
-    sampling("greedy", (struct sample_params){0, 1, 0, 0, 1, 0});
-    sampling("temperature", (struct sample_params){0.8f, 1, 0, 0, 1, 0});
-    sampling("top-k 40", (struct sample_params){0.8f, 1, 0, 40, 1, 0});
-    sampling("top-p 0.9", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0});
+    sampling("sample greedy", (struct sample_params){0, 1, 0, 0, 1, 0}, 1, sample_all);
+    sampling("sample temperature", (struct sample_params){0.8f, 1, 0, 0, 1, 0}, 1, sample_all);
+    sampling("sample top-k 40", (struct sample_params){0.8f, 1, 0, 40, 1, 0}, 1, sample_all);
+    sampling("sample top-p 0.9", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0}, 1, sample_all);
+    sampling("sample with penalties", (struct sample_params){0.8f, 1, 0, 0, 1, 0}, 1.1f,
+             sample_all);
+    sampling("logprobs, 20 best", (struct sample_params){0, 1, 0, 0, 1, 0}, 1, score_all);
     backend_close(backend);
     return 0;
 }

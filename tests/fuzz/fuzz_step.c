@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +22,39 @@ static void check_rows(const struct step *s)
     CHECK(s->rows >= 0 && s->rows <= limits.rows);
     for (int32_t i = 0; i < s->rows; i++) {
         CHECK(s->slot[i] >= -1 && s->slot[i] < limits.slots);
-        CHECK(s->position[i] >= 0 && s->position[i] < limits.table_cols * BACKEND_BLOCK_TOKENS);
+        CHECK(s->position[i] >= 0 && s->position[i] < limits.history_max);
         CHECK(s->token[i] >= STEP_TOKEN_FROM_SLOT && s->token[i] < limits.vocab);
     }
     CHECK(s->samples >= 0 && s->samples <= limits.slots);
     for (int32_t i = 0; i < s->samples; i++) {
         CHECK(s->sample[i] > (i > 0 ? s->sample[i - 1] : -1) && s->sample[i] < s->rows);
-        CHECK(s->slot[s->sample[i]] >= 0);
+        CHECK(s->slot[s->sample[i]] >= 0 && s->position[s->sample[i]] + 1 < limits.history_max);
+        CHECK(s->target[i] >= STEP_TARGET_SAMPLE && s->target[i] < limits.vocab);
+        CHECK(s->top[i] >= -1 && s->top[i] <= ENGINE_LOGPROBS_MAX);
     }
+}
+
+static void check_ids(const int32_t *ids, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        CHECK(ids[i] >= 0 && ids[i] < limits.vocab);
+}
+
+static void check_rules(const struct sample_rules *r)
+{
+    int32_t end = 0;
+    CHECK(r->biases >= 0 && r->biases <= ENGINE_BIAS_MAX);
+    CHECK(r->bans >= 0 && r->bans <= STEP_BANS_MAX);
+    CHECK(r->repetition > 0 && isfinite(r->repetition));
+    CHECK(isfinite(r->frequency) && isfinite(r->presence));
+    for (int32_t i = 0; i < r->biases; i++) {
+        check_ids(&r->bias[i].token, 1);
+        CHECK(isfinite(r->bias[i].value));
+    }
+    check_ids(r->ban, r->bans);
+    for (int32_t i = 0; i < r->bads; end = r->bad_end[i++])
+        CHECK(r->bad_end[i] > end && r->bad_end[i] <= ENGINE_BAD_IDS_MAX);
+    check_ids(r->bad, end);
 }
 
 static void check_slots(const struct step *s)
@@ -38,8 +64,9 @@ static void check_slots(const struct step *s)
         const struct step_open *o = &s->open[i];
         CHECK(o->slot >= 0 && o->slot < limits.slots && o->home == 0);
         CHECK(o->history >= 1 && o->history <= limits.history_max);
-        for (int32_t j = 0; j < o->history; j++)
-            CHECK(o->tokens[j] >= 0 && o->tokens[j] < limits.vocab);
+        CHECK(o->rules.prompt >= 1 && o->rules.prompt <= o->history);
+        check_ids(o->tokens, o->history);
+        check_rules(&o->rules);
     }
     CHECK(s->appends >= 0 && s->appends <= s->append_max);
     for (int32_t i = 0; i < s->appends; i++) {

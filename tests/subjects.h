@@ -1,0 +1,150 @@
+/* Running an op on every CPU variant this machine has, with 1, 2 and 3 threads, and on ref. The
+ * variants must agree with each other bit for bit, and with ref within a bound stated per op
+ * (|got - ref| <= abs + |ref| * eps). Outputs lie between canary words. Inputs come from a
+ * counter-based generator, so a failure repeats. */
+#ifndef TESSERA_TESTS_SUBJECTS_H
+#define TESSERA_TESTS_SUBJECTS_H
+
+#include "kernels/backend.h"
+#include "kernels/numerics.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define CANARY 0x7fc0dead /* a NaN: whoever reads it is seen, too */
+#define GUARD 32
+#define UNUSED __attribute__((unused))
+
+static struct err err;
+
+/* ---- generator and buffers ------------------------------------------------------------------- */
+
+/* Uniform in [-1, 1), multiples of 2^-23. */
+static inline float gen(uint64_t seed, size_t i)
+{
+    return (float)(numerics_mix(seed * 0x9e3779b97f4a7c15ull + i) >> 40) * 0x1p-23f - 1.0f;
+}
+
+static inline void *must(void *p)
+{
+    assert_non_null(p);
+    return p;
+}
+
+/* n words between GUARD canaries on each side; the words themselves begin as canaries. */
+static inline void *guarded(size_t n)
+{
+    uint32_t *p = must(aligned_alloc(64, base_align((n + 2 * GUARD) * 4, 64)));
+    for (size_t i = 0; i < n + 2 * GUARD; i++)
+        p[i] = CANARY;
+    return p + GUARD;
+}
+
+static inline void guarded_free(void *data, size_t n)
+{
+    uint32_t *p = (uint32_t *)data - GUARD;
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(p[i], CANARY);
+        assert_int_equal(p[GUARD + n + i], CANARY);
+    }
+    free(p);
+}
+
+static inline float *generated(uint64_t seed, size_t n)
+{
+    float *p = guarded(n);
+    for (size_t i = 0; i < n; i++)
+        p[i] = gen(seed, i);
+    return p;
+}
+
+static inline void *aligned_bytes(size_t n, int fill)
+{
+    void *p = must(aligned_alloc(64, base_align(n + 64, 64)));
+    memset(p, fill, n + 64);
+    return p;
+}
+
+static inline void assert_near(const char *what, const float *got, const float *ref, size_t n,
+                               double abs, double eps)
+{
+    for (size_t i = 0; i < n; i++) {
+        double bound = abs + fabs((double)ref[i]) * eps;
+        if (!(fabs((double)got[i] - (double)ref[i]) <= bound))
+            fail_msg("%s: element %zu is %.9g, ref %.9g, bound %.3g", what, i, (double)got[i],
+                     (double)ref[i], bound);
+    }
+}
+
+static inline void assert_bits(const char *what, const void *a, const void *b, size_t n)
+{
+    const unsigned char *p = a, *q = b;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x, y;
+        memcpy(&x, p + 4 * i, 4);
+        memcpy(&y, q + 4 * i, 4);
+        if (x != y)
+            fail_msg("%s: word %zu is %08x, wanted %08x", what, i, x, y);
+    }
+}
+
+/* ---- subjects -------------------------------------------------------------------------------- */
+
+static struct backend *subjects[9]; /* subject i has i % 3 + 1 threads */
+static int subject_count;
+static struct backend *ref;
+
+static inline int open_subjects(void **state UNUSED)
+{
+    static const char *const names[] = {"cpu-generic", "cpu-avx2", "cpu-avx512"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        for (int threads = 1; threads <= 3 && backend_find(names[i]) != NULL; threads++)
+            if (backend_open(names[i], threads, &subjects[subject_count++], &err) != OK)
+                return -1;
+    return backend_open("ref", 1, &ref, &err) == OK ? 0 : -1;
+}
+
+static inline int close_subjects(void **state UNUSED)
+{
+    for (int i = 0; i < subject_count; i++)
+        backend_close(subjects[i]);
+    backend_close(ref);
+    return 0;
+}
+
+/* Runs one case into n words of out; the words it does not write stay canaries. */
+typedef void (*case_fn)(struct backend *b, const void *arg, float *out);
+
+/* All subjects against each other and against ref. */
+static inline void run_case(const char *what, case_fn fn, const void *arg, size_t n, double abs,
+                            double eps)
+{
+    char where[128];
+    float *want = guarded(n), *first = guarded(n);
+    fn(ref, arg, want);
+    for (int i = 0; i < subject_count; i++) {
+        float *got = i == 0 ? first : guarded(n);
+        snprintf(where, sizeof where, "%.90s, %s with %d threads", what, subjects[i]->ops->name,
+                 i % 3 + 1);
+        fn(subjects[i], arg, got);
+        assert_near(where, got, want, n, abs, eps);
+        assert_bits(where, got, first, n);
+        if (i > 0)
+            guarded_free(got, n);
+    }
+    guarded_free(first, n);
+    guarded_free(want, n);
+}
+
+static inline void ok(enum status st)
+{
+    if (st != OK)
+        fail_msg("%s", err.text);
+}
+
+#endif
