@@ -53,7 +53,8 @@ class Case:
     def block(self, spread, dim, place):
         units, unit = (self.rows, 1) if dim == "rows" else (self.cols, self.unit)
         order = spread[dim]
-        begin, end = mesh_forms.held(self.sizes, tuple(order), units)[tuple(place[a] for a in order)]
+        parts = mesh_forms.held(self.sizes, tuple(order), units)
+        begin, end = parts[tuple(place[a] for a in order)]
         return (end - begin) * unit
 
     def local(self, spread, place):
