@@ -30,7 +30,7 @@ struct row {
 static const struct row rows[] = {
     {"tensor-parallel-size", "tp", LAYOUT, INT32, AT(tp), 1, 64, "1", NULL,
      "number of ranks that share the model"},
-    {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, "1d", "1d",
+    {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, "1d", "1d|1d_sp|2d|2.5d|3d",
      "tensor-parallel layout"},
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},

@@ -4,13 +4,15 @@
 #define TESSERA_ENGINE_BOARD_H
 
 #include "engine/comm/comm.h"
+#include "engine/parallel/mesh.h"
 #include "weights/loader.h"
 
 struct board_rank {
     _Atomic uint64_t progress; /* bumped per layer; the hang deadline counts from its last change */
     struct load_progress load;
     _Atomic uint64_t weight_bytes, read_bytes;
-    struct comm_stats comm; /* group "tp" */
+    struct comm_stats comm; /* of all ranks */
+    struct comm_stats axis[MESH_AXES_MAX];
 } __attribute__((aligned(128)));
 
 struct board {

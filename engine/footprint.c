@@ -114,7 +114,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
     enum status st = size_kv(&f, o, m, block_bytes(&f, m, layouts), err);
-    f.comm_bytes = model_comm_bytes(m, f.limits.rows, f.limits.slots);
+    f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots);
     for (int32_t r = 0; r < f.ranks; r++) {
         struct kv_spec kv = footprint_kv(&f, m, layouts[r]);
         f.rank[r].weights = layouts[r]->arena_bytes;

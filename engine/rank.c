@@ -77,6 +77,7 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .weights = &r->weights,
         .backend = r->backend,
         .comm = r->comm,
+        .axis_stats = r->board->axis,
         .kv = r->kv,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.slots,

@@ -62,6 +62,11 @@ const struct weight_spec *backend_weight_spec(const struct weight *w)
     return &w->spec;
 }
 
+const void *backend_weight_storage(const struct weight *w)
+{
+    return w->storage;
+}
+
 const struct kv_spec *backend_kv_spec(const struct kv_cache *kv)
 {
     return &kv->spec;

@@ -277,6 +277,8 @@ enum status backend_logprobs(struct backend *b, float *logprob, struct token_top
 /* Spec of a weight or of a cache, for shape questions. */
 const struct weight_spec *backend_weight_spec(const struct weight *w);
 const struct kv_spec *backend_kv_spec(const struct kv_cache *kv);
+/* What weight_put fills, weight_bytes long: for weights that travel as they are stored. */
+const void *backend_weight_storage(const struct weight *w);
 
 /* Views over a matrix the caller owns. */
 static inline struct view view_f32(float *data, int32_t rows, int32_t cols)

@@ -20,6 +20,9 @@ static const struct {
 } builtin[] = {
     {"1d", plan_builtin_1d, &plan_builtin_1d_size},
     {"1d_sp", plan_builtin_1d_sp, &plan_builtin_1d_sp_size},
+    {"2d", plan_builtin_2d, &plan_builtin_2d_size},
+    {"2.5d", plan_builtin_2p5d, &plan_builtin_2p5d_size},
+    {"3d", plan_builtin_3d, &plan_builtin_3d_size},
 };
 
 static uint64_t hash_of(const struct plan *p)
@@ -34,6 +37,8 @@ static uint64_t hash_of(const struct plan *p)
         h = base_hash(h, &r->from, sizeof r->from);
         h = base_hash(h, &r->to, sizeof r->to);
     }
+    h = base_hash(h, &p->prefill, sizeof p->prefill);
+    h = base_hash(h, &p->prefill_rows, sizeof p->prefill_rows);
     return h;
 }
 
@@ -99,7 +104,8 @@ enum status plan_load(const char *mode, const char *path, int32_t ranks, struct 
         snprintf(where, sizeof where, "built-in plan %s", mode);
         return plan_open(builtin[i].text, *builtin[i].size, where, ranks, out, err);
     }
-    return base_fail(err, ERR_USAGE, "--parallel-mode %s: expected 1d or 1d_sp", mode);
+    return base_fail(err, ERR_USAGE, "--parallel-mode %s: expected 1d, 1d_sp, 2d, 2.5d or 3d",
+                     mode);
 }
 
 void plan_close(struct plan *p)
@@ -148,6 +154,57 @@ struct spread plan_product(const struct plan_choice *c)
                            c->weight.axis[SPREAD_COLS][i]);
     for (int32_t i = 0; i < c->weight.count[SPREAD_ROWS]; i++)
         s = spread_shard(s, SPREAD_COLS, c->weight.axis[SPREAD_ROWS][i]);
+    return s;
+}
+
+struct spread plan_found(const struct plan_choice *c)
+{
+    struct spread s = c->uses;
+    for (int32_t i = 0; i < c->weight.count[SPREAD_ROWS]; i++)
+        s = spread_partial(s, c->weight.axis[SPREAD_ROWS][i]);
+    return s;
+}
+
+struct spread plan_attention(const struct plan_choice *qkv)
+{
+    struct spread s = qkv->gives;
+    for (int32_t i = 0; i < qkv->gives.count[SPREAD_ROWS]; i++) {
+        const int32_t axis = qkv->gives.axis[SPREAD_ROWS][i];
+        s = spread_shard(spread_copy(s, axis), SPREAD_COLS, axis);
+    }
+    return s;
+}
+
+bool plan_has_prefill(const struct plan *p)
+{
+    return p->prefill;
+}
+
+int32_t plan_prefill_rows(const struct plan *p)
+{
+    return p->prefill_rows;
+}
+
+/* Rows by the axis that splits the inputs, columns by the one that splits the outputs, after what
+ * splits rows anyway. */
+static struct spread grid(const struct plan_choice *c, int8_t rows, int8_t cols)
+{
+    struct spread s = {0};
+    for (int32_t i = 0; i < c->takes.count[SPREAD_ROWS]; i++)
+        s = spread_shard(s, SPREAD_ROWS, c->takes.axis[SPREAD_ROWS][i]);
+    return spread_shard(spread_shard(s, SPREAD_ROWS, rows), SPREAD_COLS, cols);
+}
+
+struct plan_choice plan_summa(const struct plan_choice *c)
+{
+    struct plan_choice s = *c;
+    const int8_t out = c->weight.axis[SPREAD_ROWS][0], in = c->weight.axis[SPREAD_COLS][0];
+    if (c->style == STYLE_VOCAB) {
+        s.gives = grid(c, in, out);
+    } else if (c->style == STYLE_LIN3D) {
+        s.uses = grid(c, in, out); /* of direction out: the transposed grid */
+        s.takes = s.gives = c->back ? grid(c, out, in) : s.uses;
+    }
     return s;
 }
 

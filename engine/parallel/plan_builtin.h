@@ -8,5 +8,11 @@ extern const char plan_builtin_1d[];
 extern const size_t plan_builtin_1d_size;
 extern const char plan_builtin_1d_sp[];
 extern const size_t plan_builtin_1d_sp_size;
+extern const char plan_builtin_2d[];
+extern const size_t plan_builtin_2d_size;
+extern const char plan_builtin_2p5d[];
+extern const size_t plan_builtin_2p5d_size;
+extern const char plan_builtin_3d[];
+extern const size_t plan_builtin_3d_size;
 
 #endif
