@@ -14,4 +14,5 @@ if ! cmp -s tests/clients/requirements.txt "$VENV/installed.txt"; then
     "$VENV/bin/pip" install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
     cp tests/clients/requirements.txt "$VENV/installed.txt"
 fi
-TESSERA="${TESSERA:-$PWD/build/dev/tessera}" "$VENV/bin/python" tests/clients/lm_eval_compare.py "$@"
+export TESSERA="${TESSERA:-$PWD/build/dev/tessera}"
+"$VENV/bin/python" tests/clients/lm_eval_compare.py "$@"

@@ -31,6 +31,7 @@ DOORS = [
     (r"microhttpd\.h", r"server/http/\w+\.c"),
     (r"(sha2|memops)\.h", r"server/keys\.c"),
     (r"jansson\.h", r"config/jdoc\.c"),
+    (r"yaml\.h", r"config/config_file\.c"),
     (r"sentencepiece\w*\.h", r"server/tokenizer/spm\.cc"),
     (r"nccl\.h", r"(engine/comm/\w*nccl\w*\.c|kernels/cuda/.*)"),
     (r"mpi\.h", r"engine/comm/\w*mpi\w*\.c"),
@@ -43,8 +44,10 @@ BANNED = ["sprintf", "vsprintf", "strcpy", "strcat", "strtok", "atoi", "rand", "
 TESTED_BY = {
     "config/base.c": "tests/test_config.c",
     "config/buf.c": "tests/test_config.c",
+    "config/config_file.c": "tests/test_options.c",
     "config/dtype.c": "tests/test_config.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
+    "config/log.c": "tests/test_log.c",
     "config/model_config.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
     "kernels/backend.c": "tests/test_kernels.c",
@@ -99,13 +102,32 @@ TESTED_BY = {
     "engine/step.c": "tests/test_step.c tests/fuzz/fuzz_step.c",
     "server/access.c": "tests/test_keys.c tests/blackbox/test_keys.py",
     "server/api/api_error.c": "tests/test_api.c",
+    "server/api/body.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
+    "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
-    "server/api/field.c": "tests/test_api.c",
+    "server/api/field.c": "tests/test_api.c tests/test_fields.c",
+    "server/api/field_schema.c": "tests/test_fields.c",
+    "server/api/logprobs.c": "tests/test_logprobs.c",
+    "server/api/openapi.c": "tests/test_fields.c",
+    "server/api/tokenize.c": "tests/test_fields.c tests/blackbox/test_tokenize.py",
+    "server/bench/child.c": "tests/blackbox/test_bench.py",
+    "server/bench/chunk.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
+    "server/bench/load.c": "tests/blackbox/test_bench.py",
+    "server/bench/offline.c": "tests/blackbox/test_bench.py",
+    "server/bench/plot.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/bench/reply.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
+    "server/bench/report.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/bench/samples.c": "tests/test_bench.c",
+    "server/bench/target.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
+    "server/cmd_bench.c": "tests/blackbox/test_bench.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
+    "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",
     "server/cmd_plan.c": "tests/blackbox/test_files.py",
     "server/frontend.c": "tests/test_http.c",
+    "server/health.c": "tests/test_http.c tests/blackbox/test_health.py",
     "server/http/http.c": "tests/test_http.c",
     "server/http/http_answer.c": "tests/test_http.c tests/blackbox/test_limits.py",
     "server/http/http_cors.c": "tests/test_guard.c tests/blackbox/test_keys.py",
@@ -122,8 +144,12 @@ TESTED_BY = {
     "server/keys.c": "tests/test_keys.c tests/blackbox/test_keys.py",
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_counters.py",
+    "server/notify.c": "tests/blackbox/test_health.py",
     "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_worker.c": "tests/test_http.c",
+    "server/route_completion.c": "tests/test_http.c",
+    "server/route_models.c": "tests/test_http.c",
+    "server/route_tokenizer.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
     "server/serve.c": "tests/blackbox/test_faults.py",
     "server/service.c": "tests/test_http.c",
     "server/setup.c": "tests/test_model.c tests/blackbox/test_files.py",
@@ -132,6 +158,7 @@ TESTED_BY = {
     "server/tokenizer/spm_file.c": "tests/test_tokenizer.c",
     "server/tokenizer/stop.c": "tests/test_tokenizer.c",
     "server/tokenizer/tokenizer.c": "tests/test_tokenizer.c",
+    "server/tokenizer/tokenizer_config.c": "tests/test_tokenizer.c",
     "server/utf8.c": "tests/test_tokenizer.c",
 }
 
@@ -142,7 +169,7 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth"}
+                   "commands_synth", "commands_health", "commands_bench"}
 
 
 class Source(typing.NamedTuple):

@@ -53,8 +53,8 @@ class Case:
     def block(self, spread, dim, place):
         units, unit = (self.rows, 1) if dim == "rows" else (self.cols, self.unit)
         order = spread[dim]
-        parts = mesh_forms.held(self.sizes, tuple(order), units)
-        begin, end = parts[tuple(place[a] for a in order)]
+        at = tuple(place[a] for a in order)
+        begin, end = mesh_forms.held(self.sizes, tuple(order), units)[at]
         return (end - begin) * unit
 
     def local(self, spread, place):
