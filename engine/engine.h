@@ -5,6 +5,7 @@
 
 #include "config/base.h"
 #include "engine/comm/comm.h"
+#include "engine/parallel/mesh.h"
 
 enum finish_reason {
     FINISH_NONE,
@@ -85,6 +86,11 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
 /* The request ends with FINISH_CANCELLED within two steps, unless it has ended already. */
 void engine_cancel(struct engine *e, uint64_t id);
 
+/* What a rank received in collectives of one kind. */
+struct engine_traffic {
+    uint64_t calls, bytes, nanoseconds;
+};
+
 /* A consistent snapshot; costs one short lock that the step loop never holds while it works. */
 #define ENGINE_RANKS_MAX COMM_RANKS_MAX
 struct engine_metrics {
@@ -97,12 +103,12 @@ struct engine_metrics {
     double step_seconds;       /* sum over steps */
     uint64_t step_buckets[16]; /* steps no slower than engine_step_bounds[i] (not cumulative) */
     int32_t ranks;
+    char group[1 + MESH_AXES_MAX][16]; /* all ranks, then those along each axis; "": none */
     struct {
         bool up;
         uint64_t weight_bytes, read_bytes;
-        struct {
-            uint64_t calls, bytes, nanoseconds;
-        } comm[COMM_OP_COUNT];
+        struct engine_traffic comm[COMM_OP_COUNT]; /* of the first group */
+        struct engine_traffic axis[MESH_AXES_MAX][COMM_OP_COUNT];
     } rank[ENGINE_RANKS_MAX];
 };
 extern const double engine_step_bounds[15]; /* seconds, ascending; the 16th bucket is +Inf */

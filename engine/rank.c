@@ -7,6 +7,7 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -69,7 +70,9 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
         goto out;
     }
-    memcpy(r->board->comm.group, "tp", 3);
+    const struct mesh *mesh = &l->flow->mesh;
+    snprintf(r->board->comm.group, sizeof r->board->comm.group, "%s",
+             mesh->axes == 1 ? mesh->axis[0].name : "all");
     TRY(comm_shm_open(memory->comm, l->rank, r->backend, &r->board->comm, &r->comm, err));
     const struct model_parts parts = {
         .config = m,
