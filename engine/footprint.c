@@ -109,6 +109,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.ranks = o->tp;
     f.threads = thread_count(o);
     f.dtype = f.kv_dtype = options_dtype(o, m->dtype);
+    f.plan_hash = layouts[0]->hash;
     f.available = footprint_available();
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);

@@ -273,6 +273,19 @@ out:
     return st;
 }
 
+/* The plan file and config.json are read by every process; they may have changed meanwhile. */
+static enum status check_plan(const struct options *o, const struct layout *l, struct err *err)
+{
+    char mine[17];
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)l->hash);
+    if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
+        return base_fail(err, ERR_USAGE,
+                         "E21 rank %d read another plan or config.json than the server (hash %s, "
+                         "the server's is %s); do not change them during start-up",
+                         o->rank, mine, o->plan_hash);
+    return OK;
+}
+
 int rank_main(const struct options *o)
 {
     enum status st = OK;
@@ -294,8 +307,9 @@ int rank_main(const struct options *o)
         goto out;
     }
     TRY(model_config_load(o->model, &m, NULL, &err));
-    TRY(plan_load(o->parallel_mode, o->plan_file, o->tp, &plan, &err));
+    TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
+    TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(&f, o->rank, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));

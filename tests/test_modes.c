@@ -76,7 +76,7 @@ static const char *plan_of(const struct mode_case *c)
     }
     if (c->rows == 0)
         return NULL;
-    assert_int_equal(plan_load(c->mode, NULL, c->ranks, &p, &err), OK);
+    assert_int_equal(plan_load(c->mode, NULL, NULL, c->ranks, &p, &err), OK);
     const char *whole = plan_text(p), *key = "\"linears\": \"summa\"", *at = strstr(whole, key);
     assert_non_null(at);
     snprintf(text, sizeof text, "%.*s\"rows\": %d, %s", (int)(at - whole), whole, c->rows, at);

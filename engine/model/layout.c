@@ -242,6 +242,13 @@ static void list_weights(struct layout *l, const struct model_config *m, enum dt
     }
 }
 
+static uint64_t hash_of(const struct plan *plan, const struct model_config *m)
+{
+    const int32_t sizes[] = {m->hidden, m->layers,   m->heads, m->kv_heads,
+                             m->mlp,    m->head_dim, m->vocab, m->tied};
+    return base_hash(plan_hash(plan), sizes, sizeof sizes);
+}
+
 enum status layout_open(const struct model_config *m, const struct plan *plan, int32_t rank,
                         enum dtype dtype, const struct backend_ops *ops, struct layout **out,
                         struct err *err)
@@ -254,6 +261,7 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
         return base_fail(err, ERR_NOMEM, "layout: no memory");
     l->rank = rank;
     l->ranks = plan_ranks(plan);
+    l->hash = hash_of(plan, m);
     l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
     l->weights = calloc(most, sizeof *l->weights);
     l->roles = calloc(most, sizeof *l->roles);

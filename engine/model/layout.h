@@ -24,6 +24,7 @@ enum role {
 
 struct layout {
     int32_t rank, ranks;
+    uint64_t hash; /* of the plan and the model's sizes: equal on all ranks */
     struct flow *flow;
     struct span heads;      /* query heads of this rank in attention */
     struct span kv_heads;   /* every KV head those touch; shared ones are held by several ranks */

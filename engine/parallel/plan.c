@@ -3,6 +3,8 @@
  * a layout would be code and could not be checked before a byte is read. */
 #include "engine/parallel/plan.h"
 
+#include "config/buf.h"
+#include "engine/comm/comm.h"
 #include "engine/parallel/plan_builtin.h"
 #include "engine/parallel/plan_rules.h"
 
@@ -16,13 +18,9 @@ static const size_t file_max = 1u << 20;
 static const struct {
     const char *mode;
     const char *text;
-    const size_t *size;
 } builtin[] = {
-    {"1d", plan_builtin_1d, &plan_builtin_1d_size},
-    {"1d_sp", plan_builtin_1d_sp, &plan_builtin_1d_sp_size},
-    {"2d", plan_builtin_2d, &plan_builtin_2d_size},
-    {"2.5d", plan_builtin_2p5d, &plan_builtin_2p5d_size},
-    {"3d", plan_builtin_3d, &plan_builtin_3d_size},
+    {"1d", plan_builtin_1d},     {"1d_sp", plan_builtin_1d_sp}, {"2d", plan_builtin_2d},
+    {"2.5d", plan_builtin_2p5d}, {"3d", plan_builtin_3d},
 };
 
 static uint64_t hash_of(const struct plan *p)
@@ -92,18 +90,77 @@ static enum status load_file(const char *path, int32_t ranks, struct plan **out,
     return st;
 }
 
-enum status plan_load(const char *mode, const char *path, int32_t ranks, struct plan **out,
-                      struct err *err)
+/* Sizes from "1,4,2"; their number, -1 when a part is no number from 1 to 64. */
+static int32_t read_sizes(const char *mesh, long sizes[MESH_AXES_MAX])
 {
+    int32_t n = 0;
+    for (const char *at = mesh;; at++) {
+        char *end;
+        const long size = strtol(at, &end, 10);
+        if (end == at || size < 1 || size > COMM_RANKS_MAX || (*end && *end != ','))
+            return -1;
+        if (n < MESH_AXES_MAX)
+            sizes[n] = size;
+        n++;
+        at = end;
+        if (!*at)
+            return n;
+    }
+}
+
+/* The text of a built-in plan with these sizes: its axes are the only members called so. */
+static enum status resized(const char *text, const char *mode, const char *mesh, struct buf *out,
+                           struct err *err)
+{
+    static const char key[] = "\"size\": ";
+    long sizes[MESH_AXES_MAX];
+    const int32_t count = read_sizes(mesh, sizes);
+    int32_t axes = 0;
+    for (const char *at = strstr(text, key); at; at = strstr(at + 1, key))
+        axes++;
+    if (count < 0)
+        return base_fail(err, ERR_USAGE, "--mesh %s: expected numbers from 1 to 64, as 1,4,2",
+                         mesh);
+    if (count != axes)
+        return base_fail(err, ERR_USAGE, "--mesh %s: the %s plan has %d axes", mesh, mode, axes);
+    for (int32_t i = 0; i < axes; i++) {
+        const char *at = strstr(text, key) + sizeof key - 1;
+        buf_add(out, text, (size_t)(at - text));
+        buf_printf(out, "%ld", sizes[i]);
+        text = at + strcspn(at, "}");
+    }
+    buf_puts(out, text);
+    return out->failed ? base_fail(err, ERR_NOMEM, "--mesh: no memory") : OK;
+}
+
+static enum status load_builtin(const char *mode, const char *text, const char *mesh, int32_t ranks,
+                                struct plan **out, struct err *err)
+{
+    enum status st = OK;
     char where[64];
+    struct buf b;
+    buf_init(&b, file_max);
+    snprintf(where, sizeof where, "built-in plan %s", mode);
+    if (mesh)
+        TRY(resized(text, mode, mesh, &b, err));
+    else
+        buf_puts(&b, text);
+    TRY(plan_open(b.data, b.len, where, ranks, out, err));
+out:
+    buf_free(&b);
+    return st;
+}
+
+enum status plan_load(const char *mode, const char *mesh, const char *path, int32_t ranks,
+                      struct plan **out, struct err *err)
+{
+    if (mesh && path)
+        return base_fail(err, ERR_USAGE, "--mesh and --plan: a plan file has its own sizes");
     if (path)
         return load_file(path, ranks, out, err);
-    for (size_t i = 0; i < ARRAY_LEN(builtin); i++) {
-        if (strcmp(mode, builtin[i].mode) != 0)
-            continue;
-        snprintf(where, sizeof where, "built-in plan %s", mode);
-        return plan_open(builtin[i].text, *builtin[i].size, where, ranks, out, err);
-    }
+    for (size_t i = 0; i < ARRAY_LEN(builtin); i++)
+        if (strcmp(mode, builtin[i].mode) == 0)
+            return load_builtin(mode, builtin[i].text, mesh, ranks, out, err);
     return base_fail(err, ERR_USAGE, "--parallel-mode %s: expected 1d, 1d_sp, 2d, 2.5d or 3d",
                      mode);
 }

@@ -40,9 +40,10 @@ struct plan;
  * names entry, value and what is wanted. */
 enum status plan_open(const char *text, size_t n, const char *where, int32_t ranks,
                       struct plan **out, struct err *err) MUST_USE;
-/* The built-in plan of a mode ("1d"), or the file when path is not NULL. */
-enum status plan_load(const char *mode, const char *path, int32_t ranks, struct plan **out,
-                      struct err *err) MUST_USE;
+/* The built-in plan of a mode ("1d"), with other sizes of its axes when mesh ("1,4,2") is not NULL;
+ * or the file when path is not NULL. */
+enum status plan_load(const char *mode, const char *mesh, const char *path, int32_t ranks,
+                      struct plan **out, struct err *err) MUST_USE;
 void plan_close(struct plan *p);
 
 int32_t plan_ranks(const struct plan *p);
