@@ -4,6 +4,7 @@
  * cut between blocks and no redistribution ever has to know what is in them. */
 #include "engine/parallel/flow.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -215,6 +216,47 @@ uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t ro
     return route_bytes(f, &p->linear[PLAN_EMBED].after, rows, f->hidden, rank) +
            route_bytes(f, &p->sums, rows, columns(1, 1), rank) +
            linear_bytes(f, phase, PLAN_HEAD, samples, rank);
+}
+
+/* ---- in words ---- */
+
+static bool meets(const struct flow *f, const struct move *v)
+{
+    return f->mesh.axis[v->axis].size > 1 && v->kind != MOVE_SLICE && v->kind != MOVE_CLAIM;
+}
+
+static int32_t route_meetings(const struct flow *f, const struct route *r)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < r->count; i++)
+        n += meets(f, &r->move[i]);
+    return n;
+}
+
+int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
+{
+    static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    const struct flow_phase *p = &f->phase[phase];
+    int32_t n = 2 * route_meetings(f, &p->sums);
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        const struct flow_linear *l = &p->linear[parts[i]];
+        const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
+        n += route_meetings(f, &l->before) + route_meetings(f, &l->after);
+        n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
+    }
+    return n;
+}
+
+const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX])
+{
+    char move[REDISTRIBUTE_TEXT_MAX];
+    size_t at = 0;
+    snprintf(buf, FLOW_TEXT_MAX, "-");
+    for (int32_t i = 0; i < r->count && at < FLOW_TEXT_MAX; i++)
+        if (meets(f, &r->move[i]))
+            at += (size_t)snprintf(buf + at, FLOW_TEXT_MAX - at, "%s%s", at ? ", " : "",
+                                   redistribute_text(&f->mesh, &r->move[i], move));
+    return buf;
 }
 
 /* ---- open ---- */

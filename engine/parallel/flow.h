@@ -61,6 +61,12 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
 /* Spec of that weight. */
 struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank);
 
+/* Collectives of one layer in which ranks wait for others. */
+int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
+/* "all-gather(col: cols), reduce-scatter(row: to cols)"; "-" when nothing moves; returns buf. */
+#define FLOW_TEXT_MAX 512
+const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX]);
+
 /* Bytes a rank receives in one layer for a step of so many rows in that form. */
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);
 /* The same for what is before and after the layers: look-up, last norm, head for so many samples.
