@@ -4,6 +4,7 @@
 #include "engine/footprint.h"
 
 #include "engine/model/model.h"
+#include "engine/parallel/sampler.h"
 #include "engine/rank_state.h"
 
 #include <sched.h>
@@ -115,7 +116,9 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
     enum status st = size_kv(&f, o, m, block_bytes(&f, m, layouts), err);
-    f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots);
+    const bool distributed = options_distributed(o);
+    f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots) +
+                   sampler_arena_bytes(distributed, f.ranks, f.limits.slots);
     for (int32_t r = 0; r < f.ranks; r++) {
         struct kv_spec kv = footprint_kv(&f, m, layouts[r]);
         f.rank[r].weights = layouts[r]->arena_bytes;
@@ -123,6 +126,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         f.rank[r].kv_per_token = layout_kv_bytes_per_token(layouts[r], m, f.kv_dtype);
         f.rank[r].activations =
             model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots) +
+            sampler_local_bytes(distributed, f.limits.slots, m->vocab) +
             rank_state_bytes(&f.limits);
         f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.comm_bytes;
     }

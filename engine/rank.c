@@ -3,6 +3,7 @@
 #include "engine/rank.h"
 
 #include "engine/group.h"
+#include "engine/parallel/sampler.h"
 #include "engine/rank_state.h"
 
 #include <sched.h>
@@ -22,6 +23,7 @@ struct rank {
     struct kv_cache *kv;
     struct loaded weights;
     struct model *model;
+    struct sampler *sampler;
     struct rank_state *state;
     bool scores; /* computes logprobs: rank 0 answers for all */
 };
@@ -87,6 +89,8 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .progress = &r->board->progress,
     };
     TRY(model_open(&parts, &r->model, err));
+    TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
+                     f->limits.slots, m->vocab, &r->sampler, err));
     *out = r;
     r = NULL;
 out:
@@ -98,6 +102,7 @@ void rank_close(struct rank *r)
 {
     if (!r)
         return;
+    sampler_close(r->sampler);
     model_close(r->model);
     comm_close(r->comm);
     if (r->kv)
@@ -108,39 +113,59 @@ void rank_close(struct rank *r)
     free(r);
 }
 
+/* From the rank's columns of the logits to result; *whole = the rows they were. */
+static enum status sample(struct rank *r, const struct step *s, struct cview logits,
+                          struct step_result *result, struct cview *whole, struct err *err)
+{
+    enum status st = OK;
+    struct rank_state *state = r->state;
+    const int32_t stride = r->scores ? step_stride(s) : -1;
+    const struct sampler_input in = {
+        .logits = logits,
+        .rows = rank_state_samples(state, s),
+        .slots = rank_state_slots(state),
+        .begin = state->begin,
+        .top = s->top,
+        .elected = state->elected,
+    };
+    int32_t undecided;
+    TRY(sampler_run(r->sampler, &in, state->sampled, whole, &undecided, err));
+    atomic_fetch_add(&r->board->sampler_fallbacks, (uint64_t)undecided);
+    *result = (struct step_result){.count = s->samples, .ids = state->sampled};
+    if (stride < 0)
+        return OK;
+    TRY(backend_logprobs(r->backend, state->logprob, state->best, stride, *whole, state->sampled,
+                         s->top, err));
+    result->logprob = state->logprob;
+    result->best = state->best;
+    result->stride = stride;
+out:
+    return st;
+}
+
 enum status rank_step(struct rank *r, const struct step *s, struct step_result *result,
                       struct cview *logits, struct err *err)
 {
     enum status st = OK;
     struct backend *b = r->backend;
     struct rank_state *state = r->state;
-    struct cview wanted;
-    const int32_t stride = r->scores ? step_stride(s) : -1;
+    struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
     rank_state_change(state, s);
     const struct sample_slots slots = rank_state_slots(state);
-    const struct sample_rows samples = rank_state_samples(state, s);
     const struct model_input in = {
         .rows = {s->rows, s->slot, s->position, state->table, state->limits.table_cols},
         .ids = state->ids,
         .samples = s->samples,
         .sample = s->sample,
     };
+    *result = (struct step_result){.count = 0};
     b->ops->resolve(b, state->ids, s->token, &in.rows, &slots);
-    TRY(model_forward(r->model, &in, &wanted, err));
+    TRY(model_forward(r->model, &in, &own, err));
     if (s->samples > 0)
-        TRY(backend_sample(b, state->sampled, wanted, &samples, &slots, err));
-    if (stride >= 0)
-        TRY(backend_logprobs(b, state->logprob, state->best, stride, wanted, state->sampled, s->top,
-                             err));
+        TRY(sample(r, s, own, result, &whole, err));
     b->ops->sync(b);
-    *result = (struct step_result){.count = s->samples, .ids = state->sampled};
-    if (stride >= 0) {
-        result->logprob = state->logprob;
-        result->best = state->best;
-        result->stride = stride;
-    }
     if (logits)
-        *logits = wanted;
+        *logits = whole;
 out:
     return st;
 }

@@ -33,6 +33,8 @@ static size_t carve_all(struct rank_state *s, char *base)
     s->ids = carve(&c, l->rows, 1, sizeof *s->ids);
     s->sample_slot = carve(&c, l->slots, 1, sizeof *s->sample_slot);
     s->sample_next = carve(&c, l->slots, 1, sizeof *s->sample_next);
+    s->begin = carve(&c, l->slots + 1, 1, sizeof *s->begin);
+    s->elected = carve(&c, l->slots, 1, sizeof *s->elected);
     s->sampled = carve(&c, l->slots, 1, sizeof *s->sampled);
     s->logprob = carve(&c, l->slots, 1, sizeof *s->logprob);
     s->best = carve(&c, l->slots, ENGINE_LOGPROBS_MAX, sizeof *s->best);
@@ -114,6 +116,9 @@ struct sample_rows rank_state_samples(struct rank_state *s, const struct step *s
     for (int32_t i = 0; i < step->samples; i++) {
         s->sample_slot[i] = step->slot[step->sample[i]];
         s->sample_next[i] = step->position[step->sample[i]] + 1;
+        const struct sample_params *p = &s->params[s->sample_slot[i]];
+        s->begin[i + 1] =
+            s->begin[i] + (step->target[i] < 0 ? sample_places(p, s->limits.vocab) : 0);
     }
     return (struct sample_rows){s->sample_slot, s->sample_next, step->target};
 }

@@ -18,7 +18,8 @@ struct rank_state {
     /* per step */
     int32_t *ids;                       /* [rows] */
     int32_t *sample_slot, *sample_next; /* [slots] slot, and position of the token to come */
-    int32_t *sampled;                   /* [slots] */
+    int32_t *begin;                     /* [slots + 1] where each sample's places begin */
+    int32_t *elected, *sampled;         /* [slots] */
     float *logprob;                     /* [slots] */
     struct token_top *best;             /* [slots, ENGINE_LOGPROBS_MAX] */
 };

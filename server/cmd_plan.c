@@ -1,6 +1,7 @@
 /* tessera plan: from headers alone, what each rank would hold and send, and whether it fits. */
 #include "config/buf.h"
 #include "engine/model/model.h"
+#include "engine/parallel/sampler.h"
 #include "server/commands.h"
 #include "server/plan_modes.h"
 #include "server/setup.h"
@@ -19,6 +20,13 @@ static uint64_t ends_bytes(const struct setup *s, int32_t rank)
 {
     const struct flow *f = s->layouts[rank]->flow;
     return flow_ends_bytes(f, flow_phase_of(f, 1), 1, 1, rank);
+}
+
+/* A row of the distributed sampler: with top-k 1 to the most that are sent, or greedy (0). */
+static uint64_t election_bytes(const struct setup *s, int32_t places)
+{
+    const int32_t vocab = s->model.vocab;
+    return sampler_row_bytes(s->options.tp, places < vocab ? places : vocab);
 }
 
 static uint64_t weight_elements(const struct layout *l)
@@ -51,6 +59,10 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
     buf_printf(b, "\"received_bytes_per_layer\": {\"decode_1\": %llu, \"prefill_%d\": %llu}, ",
                (unsigned long long)layer_bytes(s, r, 1), f->limits.rows,
                (unsigned long long)layer_bytes(s, r, f->limits.rows));
+    if (options_distributed(&s->options))
+        buf_printf(b, "\"received_election_bytes_per_row\": {\"greedy\": %llu, \"most\": %llu}, ",
+                   (unsigned long long)election_bytes(s, 0),
+                   (unsigned long long)election_bytes(s, SAMPLE_PLACES_MAX));
     buf_printf(b, "\"residual_bytes\": %zu, \"received_bytes_around_layers\": %llu}%s\n",
                4 * parallel_rest_size(l->flow, r, f->limits.rows),
                (unsigned long long)ends_bytes(s, r), r + 1 < f->ranks ? "," : "");

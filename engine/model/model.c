@@ -196,6 +196,11 @@ void model_close(struct model *m)
     free(m);
 }
 
+struct parallel *model_parallel(struct model *m)
+{
+    return m->parallel;
+}
+
 /* In: *n = attention norm of x. Out: *n = the norm of x after the layer, with `gain`, as `next`
  * takes it. */
 static enum status layer_forward(struct model *m, int32_t index, const struct rows *rows,
@@ -246,7 +251,7 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }
-    *logits = (struct cview){NULL, DTYPE_F32, 0, cfg->vocab};
+    *logits = (struct cview){NULL, DTYPE_F32, 0, 0};
     if (in->samples > 0)
         TRY(parallel_head(p, cview_of(n), in->sample, in->samples, m->head, logits, err));
 out:

@@ -86,7 +86,6 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     const struct routing r = {f, typical_rows[phase], err};
     struct flow_phase *p = &f->phase[phase];
     struct plan_choice c[PLAN_PARTS];
-    const struct spread whole = {0};
     for (int32_t i = 0; i < PLAN_PARTS; i++) {
         c[i] = summa ? plan_summa(&f->choice[i]) : f->choice[i];
         p->linear[i].summa = summa && c[i].style == STYLE_LIN3D;
@@ -106,7 +105,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
-    TRY(linear(&r, head, &c[PLAN_HEAD], p->rest, whole));
+    TRY(linear(&r, head, &c[PLAN_HEAD], p->rest, f->logits));
 
     struct spread sums = p->rest, summed = p->rest;
     for (int32_t i = 0; i < p->rest.count[SPREAD_COLS]; i++) {
@@ -117,6 +116,22 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     TRY(route(&r, columns(1, 1), sums, summed, &p->sums));
 out:
     return st;
+}
+
+/* Columns of the logits as the table splits them, and further by all other axes: what several ranks
+ * had alike would be counted more than once where ranks elect a token (sampler.h). */
+static enum status open_logits(struct flow *f, const struct model_config *m, struct err *err)
+{
+    const struct spread *table = &f->choice[PLAN_HEAD].weight, whole = {0};
+    const struct routing r = {f, typical_rows[PLAN_DECODE], err};
+    int32_t dim, place;
+    for (int32_t d = 0; d < SPREAD_DIMS; d++)
+        for (int32_t i = 0; i < table->count[d]; i++)
+            f->logits = spread_shard(f->logits, SPREAD_COLS, table->axis[d][i]);
+    for (int32_t axis = 0; axis < f->mesh.axes; axis++)
+        if (spread_along(&f->logits, axis, &dim, &place) == SPREAD_COPY)
+            f->logits = spread_shard(f->logits, SPREAD_COLS, axis);
+    return route(&r, columns(m->vocab, 1), f->logits, whole, &f->whole);
 }
 
 /* ---- weights ---- */
@@ -215,7 +230,8 @@ uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t ro
     const struct flow_phase *p = &f->phase[phase];
     return route_bytes(f, &p->linear[PLAN_EMBED].after, rows, f->hidden, rank) +
            route_bytes(f, &p->sums, rows, columns(1, 1), rank) +
-           linear_bytes(f, phase, PLAN_HEAD, samples, rank);
+           linear_bytes(f, phase, PLAN_HEAD, samples, rank) +
+           route_bytes(f, &f->whole, samples, p->linear[PLAN_HEAD].out, rank);
 }
 
 /* ---- in words ---- */
@@ -314,6 +330,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->dtype = dtype;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
+    TRY(open_logits(f, m, err));
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
         TRY(open_phase(f, m, (enum plan_phase)phase,
                        phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));

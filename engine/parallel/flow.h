@@ -3,7 +3,7 @@
  * for one array.
  *
  *   embed -> rest;  per layer: rest -> QKV -> attention -> O -> rest -> gate/up -> MLP -> down ->
- *   rest;  sampled rows of rest -> head -> whole logits on every rank
+ *   rest;  sampled rows of rest -> head -> every rank its own columns of the logits -> whole rows
  *
  * What a linear leaves goes straight to where the next operation wants it, in one redistribution.
  * Attention always has whole rows and its own heads, so that the KV cache of a rank is the same
@@ -34,6 +34,8 @@ struct flow_phase {
 struct flow {
     struct mesh mesh;
     struct plan_choice choice[PLAN_PARTS];
+    struct spread logits;         /* every column on one rank */
+    struct route whole;           /* from there to all columns on every rank */
     struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
     int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
     struct extent hidden;

@@ -98,6 +98,7 @@ static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_
         }
         measure(f, most, head->in, &head->before, &s);
         measure(f, samples_max, head->out, &head->after, &s);
+        measure(f, samples_max, head->out, &f->whole, &s);
     }
     return s;
 }
@@ -340,15 +341,16 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
                       : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
 }
 
-/* rows: those of x and y. */
+/* rows: those of x and y. made: where the product goes when no collective reads it in place. */
 static enum status linear(struct parallel *p, const struct flow_linear *l, struct extent rows,
-                          struct view *y, struct cview x, struct parallel_weight w, struct err *err)
+                          struct view *y, struct cview x, float *made, struct parallel_weight w,
+                          struct err *err)
 {
     enum status st = OK;
     const struct matrix in = {{rows, l->in}}, out = {{rows, l->out}};
     struct view used;
     TRY(move(p, &in, &l->before, x.data, &used, err));
-    struct view product = part_of(p, &out, &l->product, source(p, &l->after, p->product));
+    struct view product = part_of(p, &out, &l->product, source(p, &l->after, made));
     if (l->summa)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
@@ -362,7 +364,7 @@ enum status parallel_linear(struct parallel *p, enum plan_part part, struct view
                             struct parallel_weight w, struct err *err)
 {
     const struct extent rows = {.units = p->rows, .unit = 1};
-    return linear(p, &p->now->linear[part], rows, y, x, w, err);
+    return linear(p, &p->now->linear[part], rows, y, x, p->product, w, err);
 }
 
 enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
@@ -426,10 +428,29 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     const struct flow_linear *l = &p->now->linear[PLAN_HEAD];
     int32_t own;
     const int32_t *index = own_samples(p, sample, samples, &own);
-    struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), all;
+    struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), mine;
     TRY(backend_select(p->b, chosen, n, index, err));
-    TRY(linear(p, l, p->samples, &all, cview_of(chosen), w, err));
-    *logits = cview_of(all);
+    /* columns that stay where they are made are made where the gather reads them */
+    float *made = l->after.count == 0 ? source(p, &p->flow->whole, p->product) : p->product;
+    TRY(linear(p, l, p->samples, &mine, cview_of(chosen), made, w, err));
+    *logits = cview_of(mine);
 out:
+    return st;
+}
+
+struct span parallel_vocab(const struct parallel *p, int32_t rank)
+{
+    const struct matrix x = flow_matrix(0, p->now->linear[PLAN_HEAD].out);
+    return redistribute_held(&p->flow->mesh, &x, &p->flow->logits, SPREAD_COLS, rank);
+}
+
+enum status parallel_gather(struct parallel *p, struct cview logits, int32_t begin, int32_t end,
+                            struct cview *whole, struct err *err)
+{
+    const struct matrix x = flow_matrix(end - begin, p->now->linear[PLAN_HEAD].out);
+    const float *rows = (const float *)logits.data + (size_t)begin * (size_t)logits.cols;
+    struct view all;
+    enum status st = move(p, &x, &p->flow->whole, rows, &all, err);
+    *whole = cview_of(all);
     return st;
 }

@@ -55,8 +55,9 @@ enum status plan_open(const char *text, size_t n, const char *where, int32_t ran
         st = base_fail(err, ERR_NOMEM, "%s: no memory", where);
         goto out;
     }
-    if (jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err) != OK) {
-        st = ERR_USAGE;
+    st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
+    if (st != OK) {
+        st = st == ERR_NOMEM ? st : ERR_USAGE;
         goto out;
     }
     TRY(plan_file_read(doc, p, err));
@@ -139,12 +140,11 @@ static enum status load_builtin(const char *mode, const char *text, const char *
     enum status st = OK;
     char where[64];
     struct buf b;
-    buf_init(&b, file_max);
     snprintf(where, sizeof where, "built-in plan %s", mode);
-    if (mesh)
-        TRY(resized(text, mode, mesh, &b, err));
-    else
-        buf_puts(&b, text);
+    if (!mesh)
+        return plan_open(text, strlen(text), where, ranks, out, err);
+    buf_init(&b, file_max);
+    TRY(resized(text, mode, mesh, &b, err));
     TRY(plan_open(b.data, b.len, where, ranks, out, err));
 out:
     buf_free(&b);

@@ -304,12 +304,22 @@ static void stay(const struct job *j, const float **at, const float *src)
     *at = dst;
 }
 
+/* Whether a part, or rows of it, lies where peers read it. */
+static bool lies_in(const float *at, const float *buffer, size_t elements)
+{
+    const uintptr_t x = (uintptr_t)at, first = (uintptr_t)buffer;
+    return x >= first && x < first + elements * sizeof(float);
+}
+
 static enum status meet(const struct job *j, const float **at, struct err *err)
 {
     const int32_t t = j->p->turn ^= 1;
-    float *src = j->p->src[t], *dst = j->p->dst[t];
-    if (*at != src)
-        pack(j, src, *at);
+    float *own = j->p->src[t], *dst = j->p->dst[t];
+    const float *src = *at;
+    if (!reads_in_place(j->v) || !lies_in(src, own, j->r->sizes.place[place_of(j->v)].src)) {
+        pack(j, own, src);
+        src = own;
+    }
     switch (j->v->kind) {
     case MOVE_GATHER:
         return gather(j, at, dst, src, err);

@@ -91,7 +91,8 @@ void redistribute_close(struct redistribute *r);
  * reads it in place; NULL: anywhere. Valid until the next run; it may be written while an older
  * result is read. */
 float *redistribute_source(struct redistribute *r, const struct route *route);
-/* src: this rank's contiguous part, any memory but a result of this. *result: the part it becomes,
+/* src: this rank's contiguous part, any memory but a result of this; rows of what was written at
+ * redistribute_source may be run one after another. *result: the part it becomes,
  * valid until the next run; src itself when there is nothing to do. Collective over the axes of the
  * route; all ranks pass the same route and matrix. Allocates nothing. ERR_INTERNAL when a part on
  * the way is larger than was said. */

@@ -68,13 +68,11 @@ class Widths:
         return 2 * self.mlp(*places)
 
 
-def one_shot(count, ranks, rank):
-    return tp1d_bytes.all_reduce_bytes(count, ranks, rank) // WORD
-
-
-def logits(shape, count, table, reducing, rank):
-    """The table's part of the logits is summed over `reducing` ranks, then gathered."""
-    return one_shot(count * table, reducing, rank) + count * (shape.vocab - table)
+def logits(shape, count, reducing, table, others=()):
+    """Sums are scattered over the last axis of `table`, which has `reducing` ranks; what remains
+    alike is cut by the others, and each rank's own columns are gathered."""
+    own = size(shape.vocab, *table, *others)
+    return count * ((reducing - 1) * size(shape.vocab, *table) + shape.vocab - own)
 
 
 def sequence_parallel(shape, ranks, rank, rows, sampled):
@@ -99,12 +97,12 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w):
     layer += gather + (b - 1) * own * m.gate_up(at_a, at_b)
     layer += own * (m.mlp(at_a) - m.mlp(at_a, at_b)) + scatter
     norm = (a - 1 + b - 1) * own  # sums of squares, one per row
-    look_up, places = scatter, [at_a]
+    look_up, table, others = scatter, [at_a, at_b], [at_w]
     if table_over_w:
-        look_up, places = scatter + (w - 1) * own * hidden, [at_a, at_w]
+        look_up, table, others = scatter + (w - 1) * own * hidden, [at_a, at_w, at_b], []
     count = len(sampled)
     head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
-    head += logits(shape, count, size(shape.vocab, *places), b, l)
+    head += logits(shape, count, b, table, others)
     return WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head)
 
 
@@ -142,7 +140,7 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
         look_up = own * (shape.hidden - m.hidden(at_i)) + (q - 1) * own * m.hidden(at_j)
     count, swapped = len(sampled), among(sampled, rows, at_k, at_j)
     head = (moves * swapped + count - swapped) * m.hidden(at_i)
-    head += logits(shape, count, size(shape.vocab, at_j), q, i)
+    head += logits(shape, count, q, [at_j, at_i], [at_k])
     return WORD * (look_up + norm + head) + shape.layers * layer
 
 
