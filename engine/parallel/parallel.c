@@ -341,16 +341,17 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
                       : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
 }
 
-/* rows: those of x and y. made: where the product goes when no collective reads it in place. */
+/* rows: those of x and y. then: a route that takes y where the product is made; may be NULL. */
 static enum status linear(struct parallel *p, const struct flow_linear *l, struct extent rows,
-                          struct view *y, struct cview x, float *made, struct parallel_weight w,
-                          struct err *err)
+                          struct view *y, struct cview x, const struct route *then,
+                          struct parallel_weight w, struct err *err)
 {
     enum status st = OK;
     const struct matrix in = {{rows, l->in}}, out = {{rows, l->out}};
     struct view used;
     TRY(move(p, &in, &l->before, x.data, &used, err));
-    struct view product = part_of(p, &out, &l->product, source(p, &l->after, made));
+    const struct route *next = l->after.count == 0 && then ? then : &l->after;
+    struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
     if (l->summa)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
@@ -364,7 +365,7 @@ enum status parallel_linear(struct parallel *p, enum plan_part part, struct view
                             struct parallel_weight w, struct err *err)
 {
     const struct extent rows = {.units = p->rows, .unit = 1};
-    return linear(p, &p->now->linear[part], rows, y, x, p->product, w, err);
+    return linear(p, &p->now->linear[part], rows, y, x, NULL, w, err);
 }
 
 enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
@@ -430,9 +431,7 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     const int32_t *index = own_samples(p, sample, samples, &own);
     struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), mine;
     TRY(backend_select(p->b, chosen, n, index, err));
-    /* columns that stay where they are made are made where the gather reads them */
-    float *made = l->after.count == 0 ? source(p, &p->flow->whole, p->product) : p->product;
-    TRY(linear(p, l, p->samples, &mine, cview_of(chosen), made, w, err));
+    TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
     *logits = cview_of(mine);
 out:
     return st;

@@ -127,8 +127,8 @@ def test_activations_are_split(tmp_path, mode, ranks):
 def test_printed_plan_is_the_layout(tmp_path, odd):
     """--print-plan gives a file that --plan takes for the same layout."""
     for mode, ranks in LAYOUTS:
-        done = run("plan", odd, "-tp", str(ranks), "--parallel-mode", mode, "--load-format", "dummy",
-                   "--print-plan")
+        done = run("plan", odd, "-tp", str(ranks), "--parallel-mode", mode, "--load-format",
+                   "dummy", "--print-plan")
         path = tmp_path / "printed.json"
         path.write_text(done.stdout)
         keys = "per_rank", "mesh", "collectives_per_layer"
@@ -159,6 +159,7 @@ def test_a_plan_that_changes_during_start_up(tmp_path):
 
     writer = threading.Thread(target=feed, daemon=True)
     writer.start()
-    done = run("serve", checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "1", "--port", "0", "--plan", path)
+    done = run("serve", checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "1", "--port", "0", "--plan",
+               path)
     assert done.returncode == 2
     assert "E21 rank 0 read another plan" in done.stderr

@@ -86,8 +86,8 @@ def places(plan, config, ranks):
     """For each rank {tensor: ((first row, past row), (first column, past column))}."""
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     width, hidden = config["head_dim"], config["hidden_size"]
-    units = {"hidden": (hidden, 1), "heads": (heads, width), "mlp": (config["intermediate_size"], 1),
-             "vocab": (config["vocab_size"], 1)}
+    units = {"hidden": (hidden, 1), "heads": (heads, width),
+             "mlp": (config["intermediate_size"], 1), "vocab": (config["vocab_size"], 1)}
     spots, sizes = coordinates(plan, ranks)
     only_axis = plan["mesh"][0]["name"]
     result = []
@@ -108,7 +108,9 @@ def places(plan, config, ranks):
                     at, unit = rows, units[rows_of][1]
                     if tensor.endswith(("k_proj", "v_proj")):  # those that the query heads read
                         group = heads // kv
-                        at = (rows[0] // group, -(-rows[1] // group)) if rows[1] > rows[0] else (0, 0)
+                        at = (0, 0)
+                        if rows[1] > rows[0]:
+                            at = (rows[0] // group, -(-rows[1] // group))
                     mine[f"{prefix}{tensor}.weight"] = (scaled(at, unit),
                                                         scaled(cols, units[cols_of][1]))
         result.append(mine)
