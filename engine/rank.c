@@ -8,6 +8,7 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -71,7 +72,9 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
         goto out;
     }
-    memcpy(r->board->comm.group, "tp", 3);
+    const struct mesh *mesh = &l->flow->mesh;
+    snprintf(r->board->comm.group, sizeof r->board->comm.group, "%s",
+             mesh->axes == 1 ? mesh->axis[0].name : "all");
     TRY(comm_shm_open(memory->comm, l->rank, r->backend, &r->board->comm, &r->comm, err));
     const struct model_parts parts = {
         .config = m,
@@ -79,6 +82,7 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .weights = &r->weights,
         .backend = r->backend,
         .comm = r->comm,
+        .axis_stats = r->board->axis,
         .kv = r->kv,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.slots,
@@ -294,6 +298,19 @@ out:
     return st;
 }
 
+/* The plan file and config.json are read by every process; they may have changed meanwhile. */
+static enum status check_plan(const struct options *o, const struct layout *l, struct err *err)
+{
+    char mine[17];
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)l->hash);
+    if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
+        return base_fail(err, ERR_USAGE,
+                         "E21 rank %d read another plan or config.json than the server (hash %s, "
+                         "the server's is %s); do not change them during start-up",
+                         o->rank, mine, o->plan_hash);
+    return OK;
+}
+
 int rank_main(const struct options *o)
 {
     enum status st = OK;
@@ -315,8 +332,9 @@ int rank_main(const struct options *o)
         goto out;
     }
     TRY(model_config_load(o->model, &m, NULL, &err));
-    TRY(plan_load(o->parallel_mode, o->plan_file, o->tp, &plan, &err));
+    TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
+    TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(&f, o->rank, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));

@@ -36,7 +36,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     if (!out->ops)
         return base_fail(err, ERR_DEVICE, "--device %s is not available here", o->device);
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
-    TRY(plan_load(o->parallel_mode, o->plan_file, o->tp, &out->plan, err));
+    TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
     TRY(open_layouts(out, err));
     if (o->load_format && strcmp(o->load_format, "dummy") == 0)
         goto out;

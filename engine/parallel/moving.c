@@ -98,8 +98,8 @@ static enum status finish_open(struct moving_weight *w, struct moving_weight **o
 }
 
 enum status moving_summa_open(struct moving *m, const void *storage, int32_t row, int32_t col,
-                              int64_t out, int64_t in, enum dtype dtype,
-                              struct moving_weight **weight, struct err *err)
+                              const struct weight_spec *blocks, struct moving_weight **weight,
+                              struct err *err)
 {
     const struct mesh *mesh = m->g->mesh;
     const int32_t q = mesh->axis[row].size, i = mesh_coord(mesh, m->g->rank, row);
@@ -109,14 +109,12 @@ enum status moving_summa_open(struct moving *m, const void *storage, int32_t row
     CHECK(q == mesh->axis[col].size);
     CHECK(q <= MOVING_PIECES_MAX);
     *w = (struct moving_weight){.b = m->b, .storage = storage, .row = row, .col = col, .rounds = q};
-    const struct span outs = placement_block(out, q, mesh_coord(mesh, m->g->rank, col));
     for (int32_t t = 0; t < q; t++) {
-        w->width[t] = (int32_t)span_len(placement_block(in, q, t));
-        const struct weight_spec s = spec_of((int32_t)span_len(outs), w->width[t], dtype);
-        w->block[t] = m->b->ops->weight_bytes(&s);
+        w->width[t] = blocks[t].in;
+        w->block[t] = m->b->ops->weight_bytes(&blocks[t]);
         CHECK(w->block[t] <= m->sizes.weight_bytes);
         for (int32_t k = 0; k < 2; k++)
-            w->at[t][k] = m->b->ops->weight_open(m->b, &s, m->w.dst[k]);
+            w->at[t][k] = m->b->ops->weight_open(m->b, &blocks[t], m->w.dst[k]);
     }
     w->bytes = w->block[i];
     return finish_open(w, weight, err);
