@@ -263,11 +263,13 @@ static int rank_stray(int how)
     memset(src, 0, CAP * 4);
     const bool odd = c->rank == 1;
     const int32_t cols[3] = {3, odd ? 2 : 1, odd ? 1 : 2};
+    const size_t fives[3] = {5, 5, 5}; /* the same messages as of an all_reduce of 5 */
     enum status st = how == 0   ? comm_all_reduce(c, dst, src, odd ? 4 : 5, &err)
                      : how == 1 ? comm_all_reduce(c, dst, src, odd ? CAP : 5, &err)
                      : how == 2 ? comm_all_gather(c, dst, src, 2, cols, &err)
-                     : odd      ? comm_barrier(c, &err)
-                                : comm_all_reduce(c, dst, src, 5, &err);
+                     : !odd     ? comm_all_reduce(c, dst, src, 5, &err)
+                     : how == 3 ? comm_barrier(c, &err)
+                                : comm_reduce_scatter(c, dst, src, fives, &err);
     if (st == ERR_COMM && strstr(err.text, "diverged") != NULL)
         printf("noticed\n");
     else
@@ -365,7 +367,7 @@ static void test_divergence(void **state)
     int noticed;
     if (!can_run())
         skip();
-    for (int how = 0; how < 4; how++) {
+    for (int how = 0; how < 5; how++) {
         char mode[2] = {(char)('0' + how), '\0'};
         assert_int_not_equal(launch(3, mode, &noticed), 0);
         assert_int_equal(noticed, 3);

@@ -46,7 +46,8 @@ struct flight {
         int elements;
         MPI_Datatype type;
     } what[2 * COMM_RANKS_MAX];
-    int failed; /* the first MPI error code */
+    int failed;   /* the first MPI error code */
+    bool aborted; /* before the call: nothing is sent any more */
 };
 
 static struct comm_mpi *mpi_of(struct comm *c)
@@ -66,6 +67,7 @@ static void begin(struct flight *f, struct comm *c, enum comm_op op, uint64_t n,
     f->tag = (int)((digest ^ digest >> 15 ^ digest >> 30 ^ digest >> 45) & TAG_MASK);
     f->count = 0;
     f->failed = MPI_SUCCESS;
+    f->aborted = atomic_load(&f->comm->home->aborted);
     f->comm->home->backend->ops->sync(f->comm->home->backend); /* sources must be in memory */
 }
 
@@ -90,6 +92,8 @@ static void note(struct flight *f, int result)
 
 static void post_send(struct flight *f, int32_t peer, const void *src, size_t n)
 {
+    if (f->aborted)
+        return;
     const int i = next(f, -1, n, MPI_INT32_T);
     note(f, MPI_Isend(src, (int)n, MPI_INT32_T, peer, f->tag, f->comm->handle, &f->request[i]));
 }
@@ -97,6 +101,8 @@ static void post_send(struct flight *f, int32_t peer, const void *src, size_t n)
 /* n elements, or one of a strided type that holds as many. */
 static void post_receive(struct flight *f, int32_t peer, void *dst, size_t n, MPI_Datatype type)
 {
+    if (f->aborted)
+        return;
     const int i = next(f, peer, n, type);
     note(f, MPI_Irecv(dst, type == MPI_INT32_T ? (int)n : 1, type, peer, MPI_ANY_TAG,
                       f->comm->handle, &f->request[i]));
