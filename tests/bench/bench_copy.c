@@ -1,16 +1,18 @@
 /* How long the bytes of some files take into fresh memory: the floor of a server's ready time.
  *
- *     bench_copy REPEATS THREADS FILE...
+ *     bench_copy private|shared REPEATS THREADS FILE...
  *
  * Each thread reads its part of every file (from the page cache, once warm) with pread into newly
- * mapped anonymous memory, so the page faults of a first touch are in the time, as they are when
- * weights are loaded. Prints the seconds of the repeats, the median first. */
+ * mapped memory, so the page faults of a first touch are in the time, as they are when weights are
+ * loaded. private: anonymous memory. shared: a memory file, which outlives a process, as weights
+ * do. Prints the seconds of the repeats, the median first. */
 #include "config/base.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -56,7 +58,7 @@ static bool copy_parts(struct part *parts, int threads)
 }
 
 /* Adds the file's size to *bytes and the time of its copy, unmapping excluded, to *seconds. */
-static bool copy_file(const char *path, int threads, size_t *bytes, double *seconds)
+static bool copy_file(const char *path, bool shared, int threads, size_t *bytes, double *seconds)
 {
     struct part parts[THREADS_MAX];
     struct stat st;
@@ -64,7 +66,11 @@ static bool copy_file(const char *path, int threads, size_t *bytes, double *seco
     if (fd < 0 || fstat(fd, &st) != 0 || st.st_size <= 0)
         return false;
     size_t size = (size_t)st.st_size;
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int memory_file = shared ? memfd_create("copy", MFD_CLOEXEC) : -1;
+    if (shared && (memory_file < 0 || ftruncate(memory_file, st.st_size) != 0))
+        return false;
+    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                        shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, memory_file, 0);
     if (memory == MAP_FAILED)
         return false;
     for (size_t t = 0; t < (size_t)threads; t++)
@@ -77,6 +83,8 @@ static bool copy_file(const char *path, int threads, size_t *bytes, double *seco
     bool good = copy_parts(parts, threads);
     *seconds += base_now() - begin;
     munmap(memory, size);
+    if (shared)
+        close(memory_file);
     close(fd);
     *bytes += size;
     return good;
@@ -92,16 +100,17 @@ int main(int argc, char **argv)
 {
     double seconds[REPEATS_MAX] = {0};
     size_t bytes = 0;
-    long repeats = argc > 3 ? strtol(argv[1], NULL, 10) : 0;
-    long threads = argc > 3 ? strtol(argv[2], NULL, 10) : 0;
+    bool shared = argc > 1 && strcmp(argv[1], "shared") == 0;
+    long repeats = argc > 4 ? strtol(argv[2], NULL, 10) : 0;
+    long threads = argc > 4 ? strtol(argv[3], NULL, 10) : 0;
     if (repeats < 1 || repeats > REPEATS_MAX || threads < 1 || threads > THREADS_MAX) {
-        fputs("usage: bench_copy REPEATS THREADS FILE...\n", stderr);
+        fputs("usage: bench_copy private|shared REPEATS THREADS FILE...\n", stderr);
         return 2;
     }
     for (long i = 0; i < repeats; i++) {
         bytes = 0;
-        for (int f = 3; f < argc; f++)
-            if (!copy_file(argv[f], (int)threads, &bytes, &seconds[i])) {
+        for (int f = 4; f < argc; f++)
+            if (!copy_file(argv[f], shared, (int)threads, &bytes, &seconds[i])) {
                 perror(argv[f]);
                 return 1;
             }

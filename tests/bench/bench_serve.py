@@ -8,9 +8,10 @@ when it is not there. One rank with two threads and two ranks with one thread ta
 disturbance hits both; medians are reported, with the smallest and largest value. Prints markdown.
 
 The limits are measured too, once per repeat: bench_kernels (memory read, fused multiply-adds) of
-the same build. Each start of the server is compared with a copy of the model's bytes into fresh
-memory by two threads (bench_copy) just before it: on a virtual machine the price of a fresh page
-changes from one second to the next.
+the same build. Each start of the server is compared with copies of the model's bytes into fresh
+memory by two threads (bench_copy) just before it, one into private memory and one into a memory
+file, which is where weights live: on a virtual machine the price of a fresh page changes from one
+second to the next.
 """
 
 import argparse
@@ -64,8 +65,9 @@ def machine_limits(tests):
             "flops": number("multiply-add limit # GFLOP/s", text)}
 
 
-def copy_seconds(tests, files):
-    return number("median # s", output_of([tests / "bench_copy", "1", "2", *map(str, files)]))
+def copy_seconds(tests, files, kind):
+    command = [tests / "bench_copy", kind, "1", "2", *map(str, files)]
+    return number("median # s", output_of(command))
 
 
 # ---- the model --------------------------------------------------------------------------------
@@ -198,15 +200,18 @@ def proportional_bytes(pid):
 
 
 def ready_times(binary, model, arguments, copy):
-    """Medians over some starts: seconds until ready, those of a copy, their quotient."""
-    ready, copies = [], []
+    """Medians over some starts: seconds until ready, those of the copies, their quotients."""
+    samples = {"ready": [], "private": [], "shared": []}
     for _ in range(STARTS):
-        copies.append(copy())
+        for kind in ("shared", "private"):
+            samples[kind].append(copy(kind))
         with Server(binary, model, arguments) as server:
-            ready.append(server.wait_ready())
-    quotients = [mine / floor for mine, floor in zip(ready, copies)]
-    return {"ready": statistics.median(ready), "copy": statistics.median(copies),
-            "ready_of_copy": statistics.median(quotients)}
+            samples["ready"].append(server.wait_ready())
+    result = {name: statistics.median(values) for name, values in samples.items()}
+    for kind in ("private", "shared"):
+        pairs = zip(samples["ready"], samples[kind])
+        result[f"ready_of_{kind}"] = statistics.median(mine / floor for mine, floor in pairs)
+    return result
 
 
 def measure(binary, model, arguments, rng):
@@ -251,7 +256,8 @@ def cells(results, limits, weight_bytes):
     read = weight_bytes * median["generation"] / 1e9
     return {
         "ready, s": spread(values("ready"), 2),
-        "ready / a copy of the weights": spread(values("ready_of_copy"), 2),
+        "ready / a copy into private memory": spread(values("ready_of_private"), 2),
+        "ready / a copy into a memory file": spread(values("ready_of_shared"), 2),
         f"prompt of {PROMPT_TOKENS}, tokens/s":
             spread(values("prompt"), 1) + share(flops, limits["flops"]),
         f"generation of {GENERATED_TOKENS}, tokens/s":
@@ -270,7 +276,7 @@ def report(results, limits, weight_bytes):
     for row in columns[names[0]]:
         print(f"| {row} | " + " | ".join(columns[name][row] for name in names) + " |")
 
-    copies = [row["copy"] for rows in results.values() for row in rows]
+    copies = [row["private"] for rows in results.values() for row in rows]
     print(f"\nLimits of the machine: fused multiply-adds {limits['flops']:.0f} GFLOP/s, memory read "
           f"{limits['read']:.1f} GB/s, a copy of the {weight_bytes / 1e9:.2f} GB of weights "
           f"{spread(copies, 2)} s. Percentages are of these.")
@@ -289,8 +295,8 @@ def main():
     tests = args.build / "tests"
     limits = []
 
-    def copy():
-        return copy_seconds(tests, files)
+    def copy(kind):
+        return copy_seconds(tests, files, kind)
     rng = random.Random(7)
     chosen = {args.only: SETUPS[args.only]} if args.only else SETUPS
     results = {name: [] for name in chosen}
