@@ -21,6 +21,7 @@ struct options {
     enum command command;
     const char *model; /* positional: checkpoint directory */
     int32_t tp;
+    int32_t ranks_per_device;
     const char *parallel_mode, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *host;
@@ -37,6 +38,7 @@ struct options {
     /* COMMAND_RANK only */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
+    bool on_device; /* weights, KV cache and arenas lie in device memory */
 };
 
 /* argv[0] is the command's name; out->command is set even on failure, for the message. ERR_USAGE

@@ -9,7 +9,8 @@
 #include "engine/model/model.h"
 #include "engine/step.h"
 
-/* Memory a rank works in; mappings of the group's files, or plain memory in tests. */
+/* Memory a rank works in; mappings of the group's files, or plain memory in tests. weights and kv
+ * are NULL when the footprint says on_device: the rank allocates them there. */
 struct rank_memory {
     void *weights; /* layout's arena_bytes, zeroed */
     void *kv;      /* footprint's kv bytes */

@@ -26,7 +26,8 @@ struct model {
     const float *final_norm;
     struct layer *layers;
 
-    void *memory;     /* all of the following */
+    void *memory;     /* on the device: all of the following */
+    int32_t *kv_of;   /* [H] */
     float *inv_freq;  /* [E/2] */
     float *rope;      /* [T, E] */
     float *n;         /* [T, D] normed input */
@@ -83,6 +84,7 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, char *b
 {
     struct carver c = {base, 0};
     const int64_t t = m->rows_max, e = cfg->head_dim;
+    m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
     m->inv_freq = carve(&c, 1, e / 2);
     m->rope = carve(&c, t, e);
     m->n = carve(&c, t, cfg->hidden);
@@ -109,11 +111,26 @@ static enum status reserve(const struct model *m, struct err *err)
     return backend_reserve(m->b, m->rows_max, in, out, err);
 }
 
+/* The constants of the model, to the device. */
+static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
+{
+    const size_t half = (size_t)m->config->head_dim / 2;
+    float *inv_freq = calloc(half, sizeof *inv_freq);
+    if (!inv_freq)
+        return base_fail(err, ERR_NOMEM, "model: no memory for %zu frequencies", half);
+    rope_frequencies(m->config, inv_freq);
+    m->b->ops->upload(m->b, m->inv_freq, inv_freq, half * sizeof *inv_freq);
+    free(inv_freq);
+    m->b->ops->upload(m->b, m->kv_of, l->kv_of, (size_t)m->heads.heads * sizeof *l->kv_of);
+    m->heads.kv_of = m->kv_of;
+    return OK;
+}
+
 static void set_sizes(struct model *m, const struct model_config *cfg, const struct layout *l,
                       int32_t rows_max, int32_t samples_max)
 {
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
-                              cfg->head_dim, l->kv_of};
+                              cfg->head_dim, NULL};
     m->mlp = (int32_t)span_len(l->mlp);
     m->rows_max = rows_max;
     m->samples_max = samples_max;
@@ -171,15 +188,14 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->progress = parts->progress;
     set_sizes(m, cfg, parts->layout, parts->rows_max, parts->samples_max);
     size_t bytes = carve_all(m, cfg, NULL);
-    m->memory = aligned_alloc(64, bytes);
+    m->memory = m->b->ops->alloc(m->b, bytes);
     m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
     if (!m->memory || !m->layers) {
         st = base_fail(err, ERR_NOMEM, "model: no memory for %zu bytes of activations", bytes);
         goto out;
     }
-    memset(m->memory, 0, bytes); /* touched before ready */
     carve_all(m, cfg, m->memory);
-    rope_frequencies(cfg, m->inv_freq);
+    TRY(upload_constants(m, parts->layout, err));
     TRY(reserve(m, err));
     TRY(parallel_open(m->b, parts->comm, m->rows_max, cfg->hidden, m->samples_max, cfg->vocab,
                       &m->parallel, err));
@@ -203,7 +219,8 @@ void model_close(struct model *m)
         return;
     parallel_close(m->parallel);
     free(m->layers);
-    free(m->memory);
+    if (m->memory)
+        m->b->ops->free(m->b, m->memory);
     free(m);
 }
 
