@@ -1,14 +1,13 @@
-/* DESIGN: the ground floor has no state but the log level. Messages are built on the stack and
- * written with one write(2), so lines of different threads and processes never mix. */
+/* DESIGN: the ground floor has no state. */
 #include "config/base.h"
 
+#include "config/log.h"
+
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 _Noreturn void base_check_failed(const char *cond, const char *file, int line)
 {
@@ -43,6 +42,8 @@ int base_exit_code(enum status st)
     case OK:
     case ERR_CANCELLED:
         return 0;
+    case ERR_PEER:
+        return 1;
     case ERR_USAGE:
         return 2;
     case ERR_MODEL:
@@ -96,38 +97,19 @@ double base_now(void)
     return (double)base_now_ns() * 1e-9;
 }
 
-static _Atomic int current_level = LOG_INFO;
-
 void base_log_level(enum log_level level)
 {
-    atomic_store(&current_level, (int)level);
+    log_level(level);
 }
 
 void base_log(enum log_level level, const char *fmt, ...)
 {
-    static const char *const names[] = {"error", "warning", "info", "debug"};
-    if ((int)level > atomic_load(&current_level))
-        return;
-    char line[1200];
-    struct timespec now;
-    struct tm tm;
-    clock_gettime(CLOCK_REALTIME, &now);
-    localtime_r(&now.tv_sec, &tm);
-    size_t n = strftime(line, sizeof line, "%H:%M:%S", &tm);
-    n += (size_t)snprintf(line + n, sizeof line - n, ".%03ld %-7s ", now.tv_nsec / 1000000,
-                          names[level]);
+    char message[1200];
     va_list ap;
     va_start(ap, fmt);
-    int wrote = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
+    vsnprintf(message, sizeof message, fmt, ap);
     va_end(ap);
-    if (wrote < 0)
-        return;
-    n += (size_t)wrote;
-    if (n > sizeof line - 2)
-        n = sizeof line - 2;
-    line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0)
-        return; /* nobody left to tell */
+    log_event(level, message, NULL, 0);
 }
 
 int base_edit_distance(const char *a, const char *b)

@@ -21,6 +21,7 @@ enum status {
     ERR_NOMEM,     /* allocation failed: exit 4 */
     ERR_INPUT,     /* a request is invalid: HTTP 400 */
     ERR_COMM,      /* the rank group is lost: exit 5 */
+    ERR_PEER,      /* a server that is measured fails or is not there: exit 1 */
     ERR_CANCELLED, /* stopped on purpose */
     ERR_INTERNAL,  /* our bug: exit 70 */
 };
@@ -58,7 +59,7 @@ enum status base_fail(struct err *err, enum status st, const char *fmt, ...) PRI
 /* As base_fail, with ": strerror(errno)" appended. */
 enum status base_fail_errno(struct err *err, enum status st, const char *fmt, ...)
     PRINTF_LIKE(3, 4);
-/* Process exit code of a status: 0, 2, 3, 4, 5 or 70. */
+/* Process exit code of a status: 0, 1, 2, 3, 4, 5 or 70. */
 int base_exit_code(enum status st);
 
 /* a * b and a + b without wrap-around; false when the result does not fit. *out untouched then. */
@@ -71,7 +72,8 @@ size_t base_align(size_t n, size_t align);
 int64_t base_now_ns(void);
 double base_now(void);
 
-/* ---- logging: thread-safe, one line per call to stderr; only thread roots and main log ---- */
+/* ---- logging: thread-safe, one line per call (config/log.h); only thread roots and main log ----
+ */
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 void base_log_level(enum log_level level);
 void base_log(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);

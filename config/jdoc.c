@@ -184,6 +184,19 @@ void *jdoc_iter(const struct jdoc *object, void *iter, const char **key, const s
     return next;
 }
 
+static int add_piece(const char *text, size_t n, void *out)
+{
+    struct buf *b = out;
+    buf_add(b, text, n);
+    return b->failed ? -1 : 0;
+}
+
+void jdoc_write(const struct jdoc *v, struct buf *out)
+{
+    if (json_dump_callback(node(v), add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) != 0)
+        out->failed = true;
+}
+
 bool jdoc_bool(const struct jdoc *v)
 {
     return json_is_true(node(v));

@@ -4,6 +4,7 @@
 #define TESSERA_CONFIG_JDOC_H
 
 #include "config/base.h"
+#include "config/buf.h"
 
 struct jdoc; /* any JSON value */
 
@@ -35,6 +36,9 @@ size_t jdoc_size(const struct jdoc *array_or_object);
 const struct jdoc *jdoc_at(const struct jdoc *array, size_t i);
 /* Members of an object in file order: start with iter = NULL, until NULL comes back. */
 void *jdoc_iter(const struct jdoc *object, void *iter, const char **key, const struct jdoc **value);
+
+/* As JSON text without spaces; b->failed when it could not be. */
+void jdoc_write(const struct jdoc *v, struct buf *out);
 
 bool jdoc_bool(const struct jdoc *v);     /* of JDOC_BOOL */
 int64_t jdoc_int(const struct jdoc *v);   /* of JDOC_INT */

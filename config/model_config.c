@@ -274,6 +274,10 @@ static enum status read_generation(const char *path, struct model_config *m,
         d->temperature = (float)read_number(&r, "temperature", 0, 2, 1);
     if (jdoc_get_value(doc, "top_p"))
         d->top_p = (float)read_number(&r, "top_p", 1e-6, 1, 1);
+    if (jdoc_get_value(doc, "min_p"))
+        d->min_p = (float)read_number(&r, "min_p", 0, 1, 0);
+    if (jdoc_get_value(doc, "repetition_penalty"))
+        d->repetition_penalty = (float)read_number(&r, "repetition_penalty", 1e-6, 100, 1);
     if (jdoc_get_value(doc, "top_k"))
         d->top_k = read_int(&r, "top_k", 0, 1 << 20, 0);
     /* transformers' do_sample: false means greedy whatever the temperature says */
@@ -292,7 +296,7 @@ enum status model_config_load(const char *dir, struct model_config *out,
     char *text = NULL;
     enum status st = OK;
     struct model_config m;
-    struct generation_defaults d = {NAN, NAN, -1};
+    struct generation_defaults d = model_config_no_defaults();
     struct stat sb;
     if (stat(dir, &sb) != 0 || !S_ISDIR(sb.st_mode))
         return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);

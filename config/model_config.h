@@ -6,6 +6,8 @@
 #include "config/base.h"
 #include "config/dtype.h"
 
+#include <math.h>
+
 enum rope_kind { ROPE_DEFAULT, ROPE_LLAMA3 };
 
 struct rope_config {
@@ -40,9 +42,13 @@ struct model_config {
 
 /* Defaults of a request, from generation_config.json; NaN or -1 where it does not say. */
 struct generation_defaults {
-    float temperature, top_p;
+    float temperature, top_p, min_p, repetition_penalty;
     int32_t top_k;
 };
+static inline struct generation_defaults model_config_no_defaults(void)
+{
+    return (struct generation_defaults){NAN, NAN, NAN, NAN, -1};
+}
 
 /* Reads DIR/config.json and, when present, DIR/generation_config.json.
  * Fails with ERR_MODEL naming file, key, value and what is wanted. */

@@ -3,6 +3,9 @@
  * the help text. A value that is not understood is an error that names option, value and range. */
 #include "config/options.h"
 
+#include "config/config_file.h"
+#include "config/log.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -26,8 +29,17 @@ struct row {
 #define AT(field) offsetof(struct options, field)
 #define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_RANK)
 #define LAYOUT (RUN | COMMAND_INSPECT | COMMAND_SHARD)
+#define ALL (~0)
 
 static const struct row rows[] = {
+    {"model", NULL, LAYOUT & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
+     "the same as MODEL, for the environment and files"},
+    {"config", NULL, ALL & ~(COMMAND_SYNTH | COMMAND_RANK), STRING, AT(config), 0, 0, NULL, NULL,
+     "YAML file of options, one \"name: value\" a line"},
+    {"log-format", NULL, ALL, CHOICE, AT(log_format), 0, 0, "text", LOG_FORMATS,
+     "json: one object a line"},
+    {"log-level", NULL, ALL, CHOICE, AT(log_level), 0, 0, "info", LOG_LEVELS,
+     "the least important lines shown"},
     {"tensor-parallel-size", "tp", LAYOUT, INT32, AT(tp), 1, 64, "1", NULL,
      "number of ranks that share the model"},
     {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, "1d", "1d",
@@ -45,9 +57,40 @@ static const struct row rows[] = {
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather",
      "gather: all logits on every rank"},
-    {"host", NULL, COMMAND_SERVE, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
+    {"host", NULL, COMMAND_SERVE | COMMAND_HEALTH, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
      "address to listen on"},
-    {"port", NULL, COMMAND_SERVE, INT32, AT(port), 0, 65535, "8000", NULL, "0: any free port"},
+    {"port", NULL, COMMAND_SERVE | COMMAND_HEALTH, INT32, AT(port), 0, 65535, "8000", NULL,
+     "0: any free port"},
+    {"api-key-file", NULL, COMMAND_SERVE, STRING, AT(api_key_file), 0, 0, NULL, NULL,
+     "keys of clients, one a line; mode 0600; read again on SIGHUP"},
+    {"insecure-no-auth", NULL, COMMAND_SERVE, FLAG, AT(insecure_no_auth), 0, 0, NULL, NULL,
+     "listen where others can reach it, without keys"},
+    {"metrics-without-key", NULL, COMMAND_SERVE, FLAG, AT(metrics_without_key), 0, 0, NULL, NULL,
+     "/metrics needs no key"},
+    {"cors-origins", NULL, COMMAND_SERVE, STRING, AT(cors_origins), 0, 0, NULL, NULL,
+     "origins whose pages may read answers, separated by commas; *: all"},
+    {"max-connections", NULL, COMMAND_SERVE, INT32, AT(max_connections), 1, 1000000, "10000", NULL,
+     "open at once"},
+    {"http-header-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.header_timeout), 1, 3600, "10",
+     NULL, "seconds from the first to the last byte of a request's head"},
+    {"http-body-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.body_timeout), 1, 3600, "30", NULL,
+     "seconds for a request's body"},
+    {"http-send-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.send_timeout), 1, 3600, "30", NULL,
+     "seconds without progress before the reader of a stream is dropped"},
+    {"http-idle-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.idle_timeout), 1, 3600, "75", NULL,
+     "seconds a connection may stay open without a request"},
+    {"http-max-header-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.header_bytes), 1024, 16384,
+     "16384", NULL, "of a request's head"},
+    {"http-max-headers", NULL, COMMAND_SERVE, INT32, AT(http.headers), 1, 1000, "100", NULL,
+     "of a request"},
+    {"http-max-target-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.target_bytes), 64, 8192, "4096",
+     NULL, "of a request's path and query"},
+    {"http-max-body-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.body_bytes), 1024, 1 << 30, "4M",
+     NULL, "of one request"},
+    {"http-max-bodies-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.bodies_bytes), 1024, 0x1p40,
+     "256M", NULL, "of all requests at once; more get 503"},
+    {"http-max-unsent-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.unsent_bytes), 4096, 1 << 30,
+     "1M", NULL, "of one stream before its reader is dropped"},
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
     {"cpu-bind", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(cpu_bind), 0, 0, "auto",
@@ -63,7 +106,9 @@ static const struct row rows[] = {
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
-     "name in the API; default: the directory's"},
+     "name in the API, or several with commas between; default: the directory's"},
+    {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",
+     "auto|none", "sampling defaults: the model's generation_config.json, or OpenAI's"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
      "seconds running requests may go on after SIGTERM"},
     {"step-timeout", NULL, COMMAND_SERVE, NUMBER, AT(step_timeout), 1, 3600, "30", NULL,
@@ -74,6 +119,40 @@ static const struct row rows[] = {
      "config.json of the model to make"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
      NULL, "seed of synthetic weights"},
+    {"seed", NULL, COMMAND_BENCH, INT64, AT(seed), 0, 0x1p62, "0", NULL,
+     "fixes prompts and arrival times"},
+    {"num-prompts", NULL, COMMAND_BENCH, INT32, AT(bench.num_prompts), 1, 1 << 20, "100", NULL,
+     "requests of a round"},
+    {"request-rate", "rates", COMMAND_BENCH, STRING, AT(bench.request_rate), 0, 0, NULL, NULL,
+     "open loop: Poisson arrivals per second, or inf; R,R,... measures one round each"},
+    {"max-concurrency", NULL, COMMAND_BENCH, INT32, AT(bench.max_concurrency), 1, 65536, NULL, NULL,
+     "requests at once; alone it makes a closed loop"},
+    {"random-input-len", NULL, COMMAND_BENCH, INT32, AT(bench.input_len), 1, 1 << 20, "128", NULL,
+     "tokens of a random prompt"},
+    {"random-output-len", NULL, COMMAND_BENCH, INT32, AT(bench.output_len), 1, 1 << 20, "64", NULL,
+     "most tokens of an answer"},
+    {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
+     "random token ids are below it"},
+    {"ignore-eos", NULL, COMMAND_BENCH, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
+     "asks for answers of full length"},
+    {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
+     "JSON lines {\"prompt\": text or ids, \"max_tokens\": N} instead of random prompts"},
+    {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
+     "bounds in ms of a good request, as ttft:500,tpot:50,e2e:10000"},
+    {"model", NULL, COMMAND_BENCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
+     "name in the requests; default: the first one the server lists"},
+    {"api-key", NULL, COMMAND_BENCH, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
+     "sent as bearer token; others see a command line, so rather set TESSERA_API_KEY"},
+    {"timeout", NULL, COMMAND_BENCH, NUMBER, AT(bench.timeout), 1, 86400, "600", NULL,
+     "seconds a request may take"},
+    {"output-json", NULL, COMMAND_BENCH, STRING, AT(bench.output_json), 0, 0, NULL, NULL,
+     "file for all figures"},
+    {"plot", NULL, COMMAND_BENCH, STRING, AT(bench.plot), 0, 0, NULL, NULL,
+     "SVG file of latency against load"},
+    {"latency", NULL, COMMAND_BENCH, FLAG, AT(bench.latency), 0, 0, NULL, NULL,
+     "without HTTP: one request alone, tokens/s of prompt and answer"},
+    {"throughput", NULL, COMMAND_BENCH, FLAG, AT(bench.throughput), 0, 0, NULL, NULL,
+     "without HTTP: all requests at once, tokens/s"},
     {"json", NULL, COMMAND_PLAN | COMMAND_INSPECT, FLAG, AT(json), 0, 0, NULL, NULL,
      "machine-readable output"},
     {"rank", NULL, COMMAND_RANK, INT32, AT(rank), 0, 63, "0", NULL, "internal"},
@@ -100,6 +179,16 @@ static const struct {
     {"synth", COMMAND_SYNTH,
      "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that "
      "shape.\n"},
+    {"health", COMMAND_HEALTH,
+     "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
+     "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
+     "file describe.\n"},
+    {"bench", COMMAND_BENCH,
+     "tessera bench URL [options]\n"
+     "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"
+     "Measures an OpenAI-style server at http://HOST:PORT, or one it starts on a model directory.\n"
+     "Without rate and concurrency all requests are sent at once. Exit 1: requests failed, or no\n"
+     "server answers.\n"},
     {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
 };
 
@@ -156,7 +245,10 @@ static enum status set(const struct row *r, const char *value, struct options *o
     void *at = (char *)o + r->offset;
     double v = 0;
     if (r->kind == FLAG) {
-        *(bool *)at = strcmp(value, "0") != 0 && strcmp(value, "false") != 0;
+        bool yes = strcmp(value, "1") == 0 || strcmp(value, "true") == 0;
+        if (!yes && strcmp(value, "0") != 0 && strcmp(value, "false") != 0)
+            return bad_value(r, value, "true or false", err);
+        *(bool *)at = yes;
         return OK;
     }
     if (r->kind == STRING || r->kind == CHOICE) {
@@ -181,30 +273,30 @@ static enum status set(const struct row *r, const char *value, struct options *o
     return OK;
 }
 
-static enum status unknown(enum command command, const char *arg, struct err *err)
+/* The option of these commands whose name is most like the word. */
+static const char *nearest(int which, const char *word)
 {
-    const char *best = NULL;
+    const char *best = "help";
     int best_distance = 1000;
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        if (!(rows[i].commands & (int)command))
+        if (!(rows[i].commands & which))
             continue;
-        int d = base_edit_distance(arg, rows[i].name);
+        int d = base_edit_distance(word, rows[i].name);
         /* a word that begins like a known option is closer than its length says */
-        if (strlen(arg) >= 3 && strncmp(rows[i].name, arg, strlen(arg)) == 0)
+        if (strlen(word) >= 3 && strncmp(rows[i].name, word, strlen(word)) == 0)
             d = 1;
-        int a = rows[i].alias ? base_edit_distance(arg, rows[i].alias) : d;
+        int a = rows[i].alias ? base_edit_distance(word, rows[i].alias) : d;
         if (d < best_distance || a < best_distance) {
             best_distance = a < d ? a : d;
             best = rows[i].name;
         }
     }
-    return base_fail(err, ERR_USAGE,
-                     "unknown option \"%.80s\"; did you mean --%s? (--help lists all)", arg,
-                     best ? best : "help");
+    return best;
 }
 
 /* "--name", "--name=value", "-alias" or "-tp" (a word). Points *inline_value behind '='. */
-static const struct row *find(enum command command, const char *arg, const char **inline_value)
+static const struct row *find_argument(enum command command, const char *arg,
+                                       const char **inline_value)
 {
     const char *word = arg + (arg[1] == '-' ? 2 : 1);
     const char *eq = strchr(word, '=');
@@ -242,22 +334,31 @@ static enum status from_environment(struct options *o, struct err *err)
 static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
                                   struct err *err)
 {
+    const char *word = NULL;
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i], *value = NULL;
         if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
             *help = true;
             return OK;
         }
+        if (strcmp(arg, "--") == 0 && o->command == COMMAND_BENCH) {
+            o->bench.rest = argv + i + 1;
+            o->bench.rest_count = argc - i - 1;
+            break;
+        }
         if (arg[0] != '-' || arg[1] == '\0') {
-            if (o->model)
-                return base_fail(err, ERR_USAGE, "one model directory is wanted, got \"%.80s\" too",
-                                 arg);
-            o->model = arg;
+            if (word)
+                return base_fail(err, ERR_USAGE, "one %s is wanted, got \"%.80s\" too",
+                                 o->command == COMMAND_HEALTH ? "URL" : "model directory", arg);
+            word = arg;
             continue;
         }
-        const struct row *r = find(o->command, arg, &value);
+        const struct row *r = find_argument(o->command, arg, &value);
         if (!r)
-            return unknown(o->command, arg + (arg[1] == '-' ? 2 : 1), err);
+            return base_fail(err, ERR_USAGE,
+                             "unknown option \"%.80s\"; did you mean --%s? (--help lists all)",
+                             arg + (arg[1] == '-' ? 2 : 1),
+                             nearest((int)o->command, arg + (arg[1] == '-' ? 2 : 1)));
         if (r->kind == FLAG && !value)
             value = "1";
         if (!value && i + 1 == argc)
@@ -266,6 +367,63 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
         if (st != OK)
             return st;
     }
+    if (word)
+        *(o->command == COMMAND_HEALTH ? &o->url : &o->model) = word;
+    return OK;
+}
+
+/* A key names the row of this command, else of any other. */
+static const struct row *find_key(enum command command, const char *key)
+{
+    const struct row *found = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        if (strcmp(r->name, key) == 0 && r->commands != COMMAND_RANK &&
+            (!found || (r->commands & (int)command)))
+            found = r;
+    }
+    return found;
+}
+
+static enum status from_file(struct options *o, struct err *err)
+{
+    const char *path = o->config;
+    for (int32_t i = 0; i < o->file->count; i++) {
+        const struct config_entry *e = &o->file->entries[i];
+        const struct row *r = find_key(o->command, e->key);
+        struct options elsewhere = {0};
+        struct err why;
+        if (!r)
+            return base_fail(err, ERR_USAGE, "%s:%d: unknown key \"%.80s\"; did you mean %s?", path,
+                             e->line, e->key, nearest((int)o->command, e->key));
+        if (r->offset == AT(config))
+            return base_fail(err, ERR_USAGE, "%s:%d: a file cannot name another", path, e->line);
+        if (set(r, e->value, r->commands & (int)o->command ? o : &elsewhere, &why) != OK)
+            return base_fail(err, ERR_USAGE, "%s:%d: %.400s", path, e->line, why.text);
+    }
+    return OK;
+}
+
+static enum status from_defaults(struct options *o, struct err *err)
+{
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        enum status st = rows[i].fallback ? set(&rows[i], rows[i].fallback, o, err) : OK;
+        if (st != OK)
+            return st;
+    }
+    return OK;
+}
+
+/* Everything there must be, whatever it was said by. */
+static enum status check_complete(const char *name, const struct options *o, struct err *err)
+{
+    if (((LAYOUT | COMMAND_BENCH) & (int)o->command) && !o->model)
+        return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
+                         o->command == COMMAND_BENCH ? " or http:// URL" : "");
+    if (o->command == COMMAND_SYNTH && !o->synth_config)
+        return base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
+    if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)
+        return base_fail(err, ERR_USAGE, "tessera %s: -o DIR is needed", name);
     return OK;
 }
 
@@ -281,21 +439,31 @@ enum status options_parse(int argc, char **argv, struct options *out, bool *help
         *out = o;
         return base_fail(err, ERR_USAGE, "unknown command \"%.80s\"", argv[0]);
     }
-    for (size_t i = 0; i < ARRAY_LEN(rows) && st == OK; i++)
-        if (rows[i].fallback)
-            st = set(&rows[i], rows[i].fallback, &o, err);
-    TRY(st);
+    TRY(from_defaults(&o, err));
     TRY(from_environment(&o, err));
     TRY(from_arguments(argc, argv, &o, help, err));
-    if (!*help && o.command != COMMAND_SYNTH && !o.model)
-        st = base_fail(err, ERR_USAGE, "tessera %s: which model directory?", argv[0]);
-    if (!*help && o.command == COMMAND_SYNTH && !o.synth_config)
-        st = base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
-    if (!*help && (o.command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o.output && st == OK)
-        st = base_fail(err, ERR_USAGE, "tessera %s: -o DIR is needed", argv[0]);
+    if (*help)
+        goto out;
+    if (o.config) { /* once more, now that the file is known, above which the others stand */
+        struct options again = {.command = o.command, .config = o.config};
+        TRY(config_file_open(o.config, &o.file, err));
+        again.file = o.file;
+        o = again;
+        TRY(from_defaults(&o, err));
+        TRY(from_file(&o, err));
+        TRY(from_environment(&o, err));
+        TRY(from_arguments(argc, argv, &o, help, err));
+    }
+    TRY(check_complete(argv[0], &o, err));
 out:
     *out = o;
     return st;
+}
+
+void options_close(struct options *o)
+{
+    config_file_close(o->file);
+    o->file = NULL;
 }
 
 void options_help(enum command command)
@@ -317,7 +485,8 @@ void options_help(enum command command)
             printf(" [%s]", r->fallback);
         printf("\n");
     }
-    printf("\nEach option can also be set as TESSERA_NAME in the environment.\n");
+    printf("\nEach option can also be set as TESSERA_NAME in the environment%s.\n",
+           command == COMMAND_SYNTH ? "" : ", or in the file of --config");
 }
 
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint)

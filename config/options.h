@@ -1,5 +1,5 @@
-/* Options: one table drives command line, environment, --help and "did you mean".
- * Order of precedence: command line, TESSERA_... environment, default. */
+/* Options: one table drives command line, environment, configuration file, --help and "did you
+ * mean". Order of precedence: command line, TESSERA_... environment, file of --config, default. */
 #ifndef TESSERA_CONFIG_OPTIONS_H
 #define TESSERA_CONFIG_OPTIONS_H
 
@@ -13,39 +13,69 @@ enum command {
     COMMAND_SHARD = 8,
     COMMAND_SYNTH = 16,
     COMMAND_RANK = 32, /* internal: started by serve */
+    COMMAND_BENCH = 64,
+    COMMAND_HEALTH = 128,
 };
 
-/* Every setting, immutable after options_parse. Strings are borrowed from argv or the environment.
- */
+/* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or
+ * the file. */
 struct options {
     enum command command;
-    const char *model; /* positional: checkpoint directory */
+    const char *model; /* --model, or the word without a dash: checkpoint directory; of bench a URL
+                        * too */
+    const char *url;   /* COMMAND_HEALTH: the word without a dash */
+    const char *config;
+    const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
     const char *parallel_mode, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *host;
     int32_t port;
+    const char *api_key_file, *cors_origins;
+    bool insecure_no_auth, metrics_without_key;
+    int32_t max_connections;
+    struct {
+        double header_timeout, body_timeout, send_timeout, idle_timeout; /* seconds */
+        int64_t header_bytes, target_bytes, body_bytes, bodies_bytes, unsent_bytes;
+        int32_t headers;
+    } http;
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */
     int32_t max_model_len;    /* 0: what the model and the KV cache allow */
     int32_t max_num_seqs, max_num_batched_tokens, max_num_queued_reqs;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
-    const char *served_model_name;
+    const char *served_model_name, *generation_config;
     double drain_timeout, step_timeout;
     const char *output, *synth_config;
     int64_t seed;
     bool json;
+    struct {
+        int32_t num_prompts, input_len, output_len, vocab;
+        int32_t max_concurrency; /* 0: no bound */
+        const char *request_rate, *goodput, *prompts, *model, *api_key, *output_json, *plot;
+        bool ignore_eos, latency, throughput;
+        double timeout;
+        char **rest; /* what follows --: options of the server */
+        int32_t rest_count;
+    } bench;
     /* COMMAND_RANK only */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
+<<<<<<< HEAD
     bool on_device; /* weights, KV cache and arenas lie in device memory */
+=======
+
+    struct config_file *file; /* owned */
+>>>>>>> main
 };
 
 /* argv[0] is the command's name; out->command is set even on failure, for the message. ERR_USAGE
- * with the nearest name for an unknown option; *help is set (and the rest is not) when --help was
- * asked. */
+ * with the nearest name for an unknown option or key of the file; *help is set (and the rest is
+ * not) when --help was asked. A file may serve several commands: a key that only others know is
+ * checked, and has no effect. options_close afterwards, also on failure. */
 enum status options_parse(int argc, char **argv, struct options *out, bool *help,
                           struct err *err) MUST_USE;
+void options_close(struct options *o);
 /* The command's help text on stdout. */
 void options_help(enum command command);
 /* dtype option to weight dtype: auto keeps the checkpoint's. */

@@ -3,8 +3,8 @@
 
 # What a build needs; the tests add their own.
 # shellcheck disable=SC2034 # read by the scripts that source this file
-PACKAGES_BUILD=(build-essential cmake ninja-build pkg-config libmicrohttpd-dev libjansson-dev
-    libsentencepiece-dev curl ca-certificates)
+PACKAGES_BUILD=(build-essential cmake ninja-build pkg-config libmicrohttpd-dev nettle-dev
+    libjansson-dev libyaml-dev libsentencepiece-dev curl ca-certificates)
 
 # True when what the package is for can be used, however it was installed.
 package_present() {
@@ -13,7 +13,9 @@ package_present() {
     cmake | curl | pkg-config | shellcheck) command -v "$1" ;;
     ninja-build) command -v ninja ;;
     libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
+    nettle-dev) pkg-config --exists nettle ;;
     libjansson-dev) pkg-config --exists jansson ;;
+    libyaml-dev) pkg-config --exists yaml-0.1 ;;
     libsentencepiece-dev) c++ -E -x c++ - <<<'#include <sentencepiece_processor.h>' ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     python3) python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' ;;

@@ -26,6 +26,7 @@ struct engine {
     pthread_t thread;
     bool started;
     _Atomic bool lost;
+    _Atomic int64_t moved_ns; /* last sign of life while there is work; 0: there is none */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
@@ -72,6 +73,8 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         e->mail_tail = &s->next;
         e->mail_count++;
         s = NULL;
+        if (atomic_load(&e->moved_ns) == 0) /* from here on the engine thread owes an answer */
+            atomic_store(&e->moved_ns, base_now_ns());
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->lock);
@@ -117,7 +120,18 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     }
 }
 
+double engine_stalled_s(const struct engine *e)
+{
+    const int64_t moved = atomic_load(&e->moved_ns);
+    return moved ? (double)(base_now_ns() - moved) / 1e9 : 0;
+}
+
 /* ---- the engine thread ---- */
+
+static void note_progress(struct engine *e)
+{
+    atomic_store(&e->moved_ns, base_now_ns());
+}
 
 /* The numbers first: who has seen an event finds it counted. */
 static void deliver(struct engine *e, int32_t count)
@@ -144,8 +158,11 @@ static void deliver(struct engine *e, int32_t count)
 static bool collect(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
-    while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0)
+    while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0) {
+        atomic_store(&e->moved_ns, 0);
         pthread_cond_wait(&e->wake, &e->lock);
+    }
+    note_progress(e);
     while (e->mail) {
         struct sequence *next = e->mail->next; /* sched_submit takes the link too */
         if (!sched_submit(e->sched, e->mail))
@@ -175,6 +192,7 @@ static enum status patience(void *ctx, struct err *err)
     if (sum != e->progress_seen) {
         e->progress_seen = sum;
         e->progress_at = now;
+        note_progress(e);
     }
     if (atomic_load(&e->lost))
         return lost(e, err);

@@ -107,5 +107,8 @@ struct engine_metrics {
 };
 extern const double engine_step_bounds[15]; /* seconds, ascending; the 16th bucket is +Inf */
 void engine_metrics(const struct engine *e, struct engine_metrics *out);
+/* Seconds for which there has been work and neither a rank nor the engine has moved; 0: it moves,
+ * or has nothing to do. Takes no lock. */
+double engine_stalled_s(const struct engine *e);
 
 #endif

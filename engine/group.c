@@ -122,6 +122,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--parallel-mode=%s", o->parallel_mode);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
+    add(a, "--log-format=%s", o->log_format);
+    add(a, "--log-level=%s", o->log_level);
     add(a, "--device=%s", o->device);
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
     add(a, "--ranks-per-device=%d", o->ranks_per_device);

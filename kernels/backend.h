@@ -200,6 +200,10 @@ struct backend_ops {
     void (*silu_mul)(struct backend *b, struct view y, struct cview gu);
     /* y[r] = x[index[r]] */
     void (*select)(struct backend *b, struct view y, struct cview x, const int32_t *index);
+    /* dst[rows, cols] = src[rows, cols], whose rows begin `stride` elements apart; zeros when src
+     * is NULL. The two do not overlap. fp32 or any 4 bytes. */
+    void (*copy)(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols);
     /* y[n] = tree sum of addends[0..count): stride 1, 2, 4, ... y may alias addends[0]. fp32. */
     void (*sum_tree)(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n);

@@ -6,22 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Received bytes of one all-reduce of n fp32 elements on rank r (tensor-parallel literature:
- * one-shot (P-1) n, two-shot (P-1) of the own block plus the other blocks). */
-static uint64_t all_reduce_bytes(int32_t ranks, int32_t r, uint64_t n)
-{
-    if (ranks == 1)
-        return 0;
-    if (ranks == 2 || 4 * n <= COMM_ONESHOT_MAX_BYTES)
-        return 4 * n * (uint64_t)(ranks - 1);
-    uint64_t mine = (uint64_t)span_len(placement_block((int64_t)n, ranks, r));
-    return 4 * (mine * (uint64_t)(ranks - 1) + (n - mine));
-}
-
 static uint64_t layer_bytes(const struct setup *s, int32_t rank, int32_t rows)
 {
-    uint64_t n = (uint64_t)rows * (uint64_t)s->model.hidden;
-    return 2 * all_reduce_bytes(s->options.tp, rank, n);
+    size_t n = (size_t)rows * (size_t)s->model.hidden;
+    return 2 * comm_all_reduce_bytes(s->options.tp, rank, n);
 }
 
 static uint64_t logits_bytes(const struct setup *s, int32_t rank)

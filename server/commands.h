@@ -9,6 +9,9 @@ enum status commands_serve(const struct options *o, struct err *err) MUST_USE;
 enum status commands_plan(const struct options *o, struct err *err) MUST_USE;
 enum status commands_inspect(const struct options *o, struct err *err) MUST_USE;
 enum status commands_shard(const struct options *o, struct err *err) MUST_USE;
+/* Any failure: the server is not ready, and *err says why. */
+enum status commands_health(const struct options *o, struct err *err) MUST_USE;
 enum status commands_synth(const struct options *o, struct err *err) MUST_USE;
+enum status commands_bench(const struct options *o, struct err *err) MUST_USE;
 
 #endif

@@ -4,27 +4,23 @@
 #include "server/frontend.h"
 
 #include "server/http/http.h"
-#include "server/job.h"
 #include "server/output.h"
 #include "server/request_worker.h"
+#include "server/route.h"
 #include "server/service.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
-#define BODY_BYTES_MAX ((size_t)4 << 20)
-#define STREAM_BYTES_MAX ((size_t)1 << 20)
-#define CONNECTIONS_MAX 1000
-#define IDLE_TIMEOUT_S 120
 #define JOBS_QUEUED_MAX 256
+#define BODIES_BYTES_MAX ((size_t)64 << 20) /* of the requests queued */
+#define PING_S 15
 #define PAGE_BYTES_MAX ((size_t)4 << 20)
 
 struct frontend {
-    struct service service;
-    struct request_worker *worker;
-    struct output *output;
+    struct service service; /* its worker and output are owned here */
     struct http *http;
 };
 
@@ -37,8 +33,13 @@ static void reply_json(struct http_request *r, struct buf *body)
 
 static void get_live(void *ctx, struct http_request *r)
 {
+    const struct service *s = ctx;
+    struct api_error e = {0};
     struct buf body;
-    (void)ctx;
+    if (health_phase(s->health) == HEALTH_LOST && health_check(s->health, &e)) {
+        http_reply_error(r, &e);
+        return;
+    }
     buf_init(&body, 256);
     buf_puts(&body, "{\"status\":\"alive\"}");
     reply_json(r, &body);
@@ -46,10 +47,10 @@ static void get_live(void *ctx, struct http_request *r)
 
 static void get_ready(void *ctx, struct http_request *r)
 {
-    struct frontend *f = ctx;
+    struct service *s = ctx;
     struct api_error e = {0};
     struct buf body;
-    if (service_check(&f->service, &e) != OK) {
+    if (health_check_ready(s->health, service_engine(s), &e) != OK) {
         http_reply_error(r, &e);
         return;
     }
@@ -58,137 +59,129 @@ static void get_ready(void *ctx, struct http_request *r)
     reply_json(r, &body);
 }
 
+/* 503 until the server has been ready once: what a start-up probe waits for. */
+static void get_startup(void *ctx, struct http_request *r)
+{
+    const struct service *s = ctx;
+    struct buf body;
+    buf_init(&body, 1024);
+    health_json(s->health, &body);
+    http_reply(r, health_phase(s->health) < HEALTH_READY ? 503 : 200, "application/json", &body);
+}
+
 static void get_version(void *ctx, struct http_request *r)
 {
-    const struct frontend *f = ctx;
+    const struct service *s = ctx;
     struct buf body;
     buf_init(&body, 256);
     buf_puts(&body, "{\"version\":");
-    buf_json(&body, f->service.version, strlen(f->service.version));
+    buf_json(&body, s->version, strlen(s->version));
     buf_puts(&body, "}");
-    reply_json(r, &body);
-}
-
-static void write_model(const struct service *s, struct buf *out)
-{
-    size_t n = strlen(s->model_name);
-    buf_puts(out, "{\"id\":");
-    buf_json(out, s->model_name, n);
-    buf_printf(out,
-               ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"tessera\",\"root\":",
-               s->created);
-    buf_json(out, s->model_name, n);
-    buf_printf(out, ",\"parent\":null,\"max_model_len\":%d}", s->rules.max_model_len);
-}
-
-static void get_models(void *ctx, struct http_request *r)
-{
-    const struct frontend *f = ctx;
-    struct buf body;
-    buf_init(&body, 4096);
-    buf_puts(&body, "{\"object\":\"list\",\"data\":[");
-    write_model(&f->service, &body);
-    buf_puts(&body, "]}");
-    reply_json(r, &body);
-}
-
-static void get_model(void *ctx, struct http_request *r)
-{
-    const struct frontend *f = ctx;
-    struct api_error e = {0};
-    struct buf body;
-    if (strcmp(http_rest(r), f->service.model_name) != 0) {
-        api_error_set(&e, 404, "model_not_found",
-                      "the model \"%.200s\" does not exist; this server has \"%.200s\"",
-                      http_rest(r), f->service.model_name);
-        http_reply_error(r, &e);
-        return;
-    }
-    buf_init(&body, 4096);
-    write_model(&f->service, &body);
     reply_json(r, &body);
 }
 
 static void get_metrics(void *ctx, struct http_request *r)
 {
-    struct frontend *f = ctx;
-    struct engine *engine = service_engine(&f->service);
+    struct service *s = ctx;
+    struct engine *engine = service_engine(s);
     struct engine_metrics snapshot;
     struct buf body;
     memset(&snapshot, 0, sizeof snapshot);
     if (engine)
         engine_metrics(engine, &snapshot);
     buf_init(&body, PAGE_BYTES_MAX);
-    metrics_write(f->service.metrics, engine ? &snapshot : NULL, f->service.model_name, &body);
+    metrics_write(s->metrics, engine ? &snapshot : NULL, s->names[0], &body);
     http_reply(r, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }
 
 static void get_root(void *ctx, struct http_request *r)
 {
-    const struct frontend *f = ctx;
+    const struct service *s = ctx;
     struct buf body;
     buf_init(&body, 4096);
     buf_printf(&body,
                "tessera %s, serving %s\n\n"
                "POST /v1/completions   complete a prompt (OpenAI's completions API)\n"
                "GET  /v1/models        the model that is served\n"
+               "POST /tokenize         text to token ids; /detokenize: and back\n"
+               "GET  /tokenizer_info   the tokenizer's configuration\n"
+               "GET  /openapi.json     every field of every request\n"
                "GET  /health           200 when requests are welcome (also /readyz)\n"
                "GET  /livez            200 while the server runs\n"
+               "GET  /startupz         how far it has loaded; 200 once it has been ready\n"
                "GET  /metrics          counters for Prometheus\n"
                "GET  /version\n",
-               f->service.version, f->service.model_name);
+               s->version, s->names[0]);
     http_reply(r, 200, "text/plain; charset=utf-8", &body);
 }
 
-static void post_completions(void *ctx, struct http_request *r)
-{
-    struct frontend *f = ctx;
-    struct api_error e = {0};
-    if (service_check(&f->service, &e) != OK) {
-        http_reply_error(r, &e);
-        return;
-    }
-    struct job *j = job_open(&f->service, r);
-    if (!j) {
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
-        http_reply_error(r, &e);
-    } else if (!request_worker_push(f->worker, j)) {
-        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
-        pthread_mutex_lock(&j->lock);
-        job_fail(j, &e);
-        pthread_mutex_unlock(&j->lock);
-        job_release(j);
-    }
-}
-
 static const struct http_route routes[] = {
-    {"POST", "/v1/completions", post_completions},
-    {"GET", "/v1/models", get_models},
-    {"GET", "/v1/models/", get_model},
+    {"POST", "/v1/completions", route_completions},
+    {"GET", "/v1/models", route_models},
+    {"GET", "/v1/models/", route_models_by_name},
+    {"POST", "/tokenize", route_tokenize},
+    {"POST", "/detokenize", route_detokenize},
+    {"GET", "/tokenizer_info", route_tokenizer_info},
+    {"GET", "/openapi.json", route_models_document},
     {"GET", "/health", get_ready},
     {"GET", "/readyz", get_ready},
     {"GET", "/livez", get_live},
+    {"GET", "/startupz", get_startup},
     {"GET", "/metrics", get_metrics},
     {"GET", "/version", get_version},
     {"GET", "/", get_root},
 };
 
+/* What tells nothing about a model or its users; with --metrics-without-key from the first on. */
+static const char *const open_paths[] = {"/metrics",  "/health",  "/livez", "/readyz",
+                                         "/startupz", "/version", NULL};
+
 /* ---- opening and closing ---- */
+
+/* "name,alias,..." into the service's list. */
+static enum status set_names(struct service *s, const char *text, struct err *err)
+{
+    int32_t count = 0;
+    if ((size_t)snprintf(s->name_text, sizeof s->name_text, "%s", text) >= sizeof s->name_text)
+        return base_fail(err, ERR_USAGE, "--served-model-name: longer than %zu bytes",
+                         sizeof s->name_text - 1);
+    for (char *at = s->name_text; at;) {
+        char *comma = strchr(at, ',');
+        if (comma)
+            *comma++ = '\0';
+        if (count == SERVICE_NAMES_MAX || !*at)
+            return base_fail(err, ERR_USAGE,
+                             "--served-model-name: got \"%.80s\", expected 1 to %d "
+                             "names with commas between",
+                             text, SERVICE_NAMES_MAX);
+        s->names[count++] = at;
+        at = comma;
+    }
+    s->rules.model_names = s->names;
+    s->rules.model_name_count = count;
+    return OK;
+}
 
 static enum status open_service(const struct frontend_config *c, struct service *s, struct err *err)
 {
-    snprintf(s->model_name, sizeof s->model_name, "%s", c->model_name);
+    enum status st = OK;
     snprintf(s->version, sizeof s->version, "%s", c->version);
     snprintf(s->fingerprint, sizeof s->fingerprint, "tessera-%s", s->version);
     s->tokenizer = c->tokenizer;
+    s->health = c->health;
+    s->ping_s = c->ping_s > 0 ? c->ping_s : PING_S;
     s->rules = (struct completion_rules){
-        .model_name = s->model_name,
         .vocab = c->vocab,
         .max_model_len = c->max_model_len,
         .has_tokenizer = c->tokenizer != NULL,
         .defaults = c->defaults,
     };
-    return service_open(s, err);
+    TRY(service_open(s, err));
+    TRY(set_names(s, c->model_name, err));
+    if (getrandom(&s->rules.salt_key, sizeof s->rules.salt_key, 0) < 0)
+        st = base_fail_errno(err, ERR_INTERNAL, "getrandom");
+out:
+    return st;
 }
 
 static enum status open_http(struct frontend *f, const struct frontend_config *c, struct err *err)
@@ -197,13 +190,13 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .host = c->host,
         .port = c->port,
         .threads = c->http_threads > 0 ? c->http_threads : 2,
-        .body_bytes_max = c->body_bytes_max ? c->body_bytes_max : BODY_BYTES_MAX,
-        .stream_bytes_max = STREAM_BYTES_MAX,
-        .connections_max = CONNECTIONS_MAX,
-        .idle_timeout_s = IDLE_TIMEOUT_S,
+        .limits = c->http,
+        .keys = c->keys,
+        .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
+        .cors_origins = c->cors_origins,
         .routes = routes,
         .route_count = (int32_t)ARRAY_LEN(routes),
-        .ctx = f,
+        .ctx = &f->service,
     };
     return http_open(&config, &f->http, err);
 }
@@ -216,9 +209,9 @@ enum status frontend_open(const struct frontend_config *config, struct frontend 
     if (!f)
         return base_fail(err, ERR_NOMEM, "front end: no memory");
     TRY(open_service(config, &f->service, err));
-    TRY(output_open(&f->service, &f->output, err));
-    TRY(request_worker_open(&f->service, config->request_workers > 0 ? config->request_workers : 2,
-                            JOBS_QUEUED_MAX, &f->worker, err));
+    TRY(output_open(&f->service, &f->service.output, err));
+    TRY(request_worker_open(config->request_workers > 0 ? config->request_workers : 2,
+                            JOBS_QUEUED_MAX, BODIES_BYTES_MAX, &f->service.worker, err));
     TRY(open_http(f, config, err));
     *out = f;
     f = NULL;
@@ -240,12 +233,7 @@ void frontend_ready(struct frontend *f, struct engine *e)
 void frontend_sink(void *ctx, const struct token_event *events, int32_t count)
 {
     struct frontend *f = ctx;
-    output_push(f->output, events, count);
-}
-
-void frontend_refuse(struct frontend *f, const char *code, const char *message)
-{
-    service_refuse(&f->service, code, message);
+    output_push(f->service.output, events, count);
 }
 
 bool frontend_idle(struct frontend *f, double timeout_s)
@@ -255,16 +243,14 @@ bool frontend_idle(struct frontend *f, double timeout_s)
 
 void frontend_close(struct frontend *f)
 {
-    struct api_error e = {0};
     if (!f)
         return;
-    if (service_check(&f->service, &e) == OK)
-        service_refuse(&f->service, "draining", "the server is shutting down");
-    request_worker_stop(f->worker);
-    output_close(f->output);
+    health_enter(f->service.health, HEALTH_DRAINING);
+    request_worker_stop(f->service.worker);
+    output_close(f->service.output);
     service_wait_idle(&f->service, 1.0); /* last answers are on their way to clients */
     http_close(f->http);
-    request_worker_close(f->worker);
+    request_worker_close(f->service.worker);
     service_close(&f->service);
     free(f);
 }

@@ -11,24 +11,34 @@
 #include "config/base.h"
 #include "config/model_config.h"
 #include "engine/engine.h"
+#include "server/http/http_limits.h"
 
 struct frontend;
+struct health;
+struct keys;
 struct tokenizer;
 
 struct frontend_config {
     const char *host;       /* numeric address */
     int32_t port;           /* 0: any free one */
-    const char *model_name; /* --served-model-name, else the directory's name */
+    const char *model_name; /* --served-model-name, else the directory's name; "name,alias,..." */
     const char *version;
+    struct health *health; /* outlives the front end */
     int32_t vocab, max_model_len;
     const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
-    size_t body_bytes_max;                 /* 0: 4 MiB */
+    double ping_s;                         /* between comments to streams that wait; 0: 15 */
+    struct http_limits http;
+    struct keys *keys; /* NULL: nobody needs one; the caller's */
+    bool metrics_without_key;
+    const char *cors_origins; /* NULL: none; static */
 };
 
 /* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when
- * the port is taken. */
+ * the port is taken. Once `health` is draining or lost, new requests get 503 again; running ones go
+ * on until their terminal event (which for a lost group is FINISH_ERROR: 503 JSON, or an error
+ * chunk without [DONE] in a stream). */
 enum status frontend_open(const struct frontend_config *config, struct frontend **out,
                           struct err *err) MUST_USE;
 int32_t frontend_port(const struct frontend *f);
@@ -36,10 +46,6 @@ int32_t frontend_port(const struct frontend *f);
 void frontend_ready(struct frontend *f, struct engine *e);
 /* The sink to open the engine with; ctx is the frontend. */
 void frontend_sink(void *ctx, const struct token_event *events, int32_t count);
-/* New requests get 503 with `code` ("draining", "rank_lost") from now on; running ones go on until
- * their terminal event (which for a lost group is FINISH_ERROR: 503 JSON, or an error chunk without
- * [DONE] in a stream). */
-void frontend_refuse(struct frontend *f, const char *code, const char *message);
 /* Waits until no completion is in flight, at most timeout_s; true when none is. */
 bool frontend_idle(struct frontend *f, double timeout_s);
 /* Ends what is left and frees everything. The engine must have stopped calling the sink. */

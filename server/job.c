@@ -3,6 +3,9 @@
  * answer, and the engine's late events need no special case. */
 #include "server/job.h"
 
+#include "server/output.h"
+#include "server/utf8.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,8 +62,9 @@ struct job *job_open(struct service *s, struct http_request *r)
     snprintf(j->meta.id, sizeof j->meta.id, "cmpl-%016" PRIx64 "%016" PRIx64, random_word(),
              random_word());
     j->meta.created = (int64_t)time(NULL);
-    j->meta.model = s->model_name;
+    j->meta.model = s->names[0];
     j->meta.fingerprint = s->fingerprint;
+    j->meta.names.tokenizer = s->tokenizer;
     service_enter(s);
     http_hold(r);
     http_take_body(r, &j->body);
@@ -75,6 +79,8 @@ void job_release(struct job *j)
     for (int32_t i = 0; i < j->choice_count; i++) {
         buf_free(&j->choices[i].text);
         buf_free(&j->choices[i].ids);
+        logprobs_free(&j->choices[i].logprobs);
+        logprobs_free(&j->choices[i].prompt_logprobs);
     }
     free(j->choices);
     buf_free(&j->body);
@@ -87,6 +93,24 @@ void job_release(struct job *j)
 }
 
 /* ---- submitting ---- */
+
+/* What of the prompt is part of the answer; its logprobs come from the engine one by one. */
+static void begin_prompt(struct choice *c)
+{
+    const struct completion_request *q = &c->job->request;
+    const struct completion_prompt *p = &q->prompts[c->prompt];
+    detok_init(&c->detok, c->job->service->tokenizer, p->ids, q->echo ? 0 : p->count);
+    c->detok.show_hidden = !q->skip_special;
+    for (int32_t i = 0; i < p->count; i++) {
+        if (q->params.prompt_logprobs >= 0)
+            logprobs_add(&c->prompt_logprobs, p->ids[i], c->characters);
+        if (!q->echo)
+            continue;
+        size_t before = c->text.len;
+        detok_push(&c->detok, p->ids[i], &c->text);
+        c->characters += (int32_t)utf8_count(c->text.data + before, c->text.len - before);
+    }
+}
 
 static enum status make_choices(struct job *j)
 {
@@ -101,13 +125,15 @@ static enum status make_choices(struct job *j)
         c->job = j;
         c->index = i;
         c->prompt = i / q->n;
-        c->stop_index = -1;
+        c->stop_index = c->stop_token = -1;
         buf_init(&c->text, REPLY_BYTES_MAX);
         buf_init(&c->ids, REPLY_BYTES_MAX);
+        logprobs_init(&c->logprobs, REPLY_BYTES_MAX);
+        logprobs_init(&c->prompt_logprobs, REPLY_BYTES_MAX);
         stop_init(&c->stop, j->stops);
-        const struct completion_prompt *p = &q->prompts[c->prompt];
-        detok_init(&c->detok, j->service->tokenizer, p->ids, p->count);
+        begin_prompt(c);
     }
+    j->meta.names.as_ids = q->tokens_as_ids;
     for (int32_t i = 0; i < q->prompt_count; i++)
         j->prompt_tokens += q->prompts[i].count;
     return OK;
@@ -135,20 +161,13 @@ static enum status submit_choices(struct job *j, struct err *err)
 {
     const struct completion_request *q = &j->request;
     enum status st = OK;
-    struct request_params params = request_params_default();
-    params.max_tokens = q->max_tokens;
-    params.temperature = q->temperature;
-    params.top_p = q->top_p;
-    params.min_p = q->min_p;
-    params.top_k = q->top_k;
-    params.seed = q->has_seed ? q->seed : random_word();
-    params.ignore_eos = q->ignore_eos;
-    for (int32_t i = 0; i < j->choice_count && st == OK; i++) {
-        if (q->max_tokens > 0)
-            st = submit_choice(j, &j->choices[i], &params, err);
-        else
-            job_end_choice(&j->choices[i], "length", -1);
-    }
+    struct request_params params = completion_params(q);
+    if (!q->has_seed)
+        params.seed = random_word();
+    params.client = http_client(j->http);
+    params.cache_salt ^= http_key(j->http); /* prefixes are not shared between keys */
+    for (int32_t i = 0; i < j->choice_count && st == OK; i++)
+        st = submit_choice(j, &j->choices[i], &params, err);
     return st;
 }
 
@@ -156,8 +175,6 @@ void job_submit(struct job *j)
 {
     struct err err = {""};
     struct api_error e = {0};
-    struct buf scratch;
-    buf_init(&scratch, REPLY_BYTES_MAX);
     pthread_mutex_lock(&j->lock);
     if (!j->over) {
         enum status st = make_choices(j);
@@ -166,19 +183,13 @@ void job_submit(struct job *j)
         if (st != OK) {
             api_error_from_status(&e, st, &err);
             job_fail(j, &e);
-        } else {
-            if (j->request.stream)
-                http_stream_begin(j->http);
-            j->streaming = j->request.stream;
-            if (j->ended_count == j->choice_count) { /* nothing to generate */
-                for (int32_t i = 0; i < j->choice_count; i++)
-                    job_send_chunk(&j->choices[i], &scratch);
-                job_complete(j, &scratch);
-            }
+        } else if (j->request.stream) {
+            http_stream_begin(j->http);
+            j->streaming = true;
+            output_watch(j->service->output, j);
         }
     }
     pthread_mutex_unlock(&j->lock);
-    buf_free(&scratch);
 }
 
 /* ---- ending ---- */
@@ -200,21 +211,39 @@ void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_in
 static struct completion_choice describe(const struct choice *c)
 {
     const struct job *j = c->job;
-    const struct completion_prompt *p = &j->request.prompts[c->prompt];
+    const struct completion_request *q = &j->request;
+    const struct completion_prompt *p = &q->prompts[c->prompt];
     struct completion_choice out = {
         .index = c->index,
         .text = c->text.data,
         .text_len = c->text.len,
         .finish_reason = c->finish_reason,
-        .with_token_ids = j->request.return_token_ids,
+        .stop_token = c->stop_token,
+        .with_token_ids = q->return_token_ids,
         .token_ids = (const int32_t *)(const void *)c->ids.data,
         .token_count = (int32_t)(c->ids.len / sizeof(int32_t)),
         .prompt_ids = c->chunks == 0 ? p->ids : NULL,
         .prompt_count = p->count,
+        .echoed = q->echo && c->chunks == 0 ? &c->prompt_logprobs : NULL,
+        .logprobs = &c->logprobs,
+        .logprobs_top = q->logprobs,
+        .prompt_logprobs = q->prompt_logprobs >= 0 ? &c->prompt_logprobs : NULL,
+        .prompt_logprobs_top = q->prompt_logprobs,
     };
     if (c->stop_index >= 0)
         out.stop_reason = stop_set_string(j->stops, c->stop_index, &out.stop_reason_len);
     return out;
+}
+
+static struct completion_usage count_usage(const struct job *j)
+{
+    struct completion_usage u = {.prompt_tokens = j->prompt_tokens};
+    for (int32_t i = 0; i < j->choice_count; i++) {
+        u.completion_tokens += j->choices[i].tokens;
+        if (i % j->request.n == 0) /* a prompt counts once */
+            u.cached_tokens += j->choices[i].cached;
+    }
+    return u;
 }
 
 void job_send_chunk(struct choice *c, struct buf *scratch)
@@ -223,23 +252,18 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
     if (!j->streaming || j->over)
         return;
     struct completion_choice view = describe(c);
+    struct completion_usage usage = count_usage(j);
     buf_clear(scratch);
-    completion_reply_chunk(&j->meta, &view, j->request.include_usage, scratch);
+    completion_reply_chunk(&j->meta, &view, j->request.include_usage,
+                           j->request.continuous_usage ? &usage : NULL, scratch);
     buf_clear(&c->text);
     buf_clear(&c->ids);
+    logprobs_clear(&c->logprobs);
     c->chunks++;
     if (!http_stream_push(j->http, scratch->data, scratch->len)) {
         cancel_choices(j, METRICS_ABORT);
         j->over = true;
     }
-}
-
-static struct completion_usage count_usage(const struct job *j)
-{
-    struct completion_usage u = {.prompt_tokens = j->prompt_tokens};
-    for (int32_t i = 0; i < j->choice_count; i++)
-        u.completion_tokens += j->choices[i].tokens;
-    return u;
 }
 
 static void complete_stream(struct job *j, struct buf *scratch)
@@ -267,7 +291,7 @@ void job_complete(struct job *j, struct buf *scratch)
         completion_reply_begin(&j->meta, &body);
         for (int32_t i = 0; i < j->choice_count; i++) {
             struct completion_choice view = describe(&j->choices[i]);
-            completion_reply_choice(&view, i == 0, &body);
+            completion_reply_choice(&j->meta, &view, i == 0, &body);
         }
         completion_reply_end(&usage, &body);
         http_reply(j->http, 200, "application/json", &body);

@@ -9,6 +9,7 @@
 
 #include "server/api/completion_reply.h"
 #include "server/http/http.h"
+#include "server/request_worker.h"
 #include "server/service.h"
 #include "server/tokenizer/detok.h"
 #include "server/tokenizer/stop.h"
@@ -25,9 +26,13 @@ struct choice {
     struct stop stop;
     struct buf text; /* of the answer; in a stream: since the last chunk */
     struct buf ids;  /* int32_t each, likewise */
-    int32_t tokens, chunks;
+    struct logprobs logprobs, prompt_logprobs; /* likewise */
+    int32_t prompt_scored;                     /* tokens of the prompt whose logprobs have come */
+    int32_t characters; /* that the tokens so far make, without regard to stop strings */
+    int32_t tokens, chunks, cached;
     const char *finish_reason; /* when ended: "stop", "length" */
     int32_t stop_index;        /* of the stop string; -1: none */
+    int32_t stop_token;        /* of stop_token_ids; -1: none */
     int64_t last_token_ns;
 };
 
@@ -40,13 +45,16 @@ struct job {
     struct completion_request request; /* the worker's, immutable once submitted */
     struct stop_set *stops;
     struct completion_meta meta;
-    struct job *next; /* in the worker's queue */
+    struct work work;
+    struct job *waiting_next, **waiting_link; /* under the lock of the output */
+    int64_t pinged_ns;
 
     pthread_mutex_t lock;
     struct choice *choices;
     int32_t choice_count, ended_count;
     int64_t prompt_tokens;
     bool streaming; /* headers are sent */
+    bool waiting;   /* in the output's list of streams without a token */
     bool over;      /* the answer is complete, or nobody waits for it */
 };
 

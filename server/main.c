@@ -1,4 +1,5 @@
 /* tessera: one binary, one command each for serving, planning and preparing models. */
+#include "config/log.h"
 #include "engine/rank.h"
 #include "server/commands.h"
 
@@ -13,7 +14,9 @@ static void usage(FILE *out)
           "  plan MODEL      what each rank would hold and send, from headers alone\n"
           "  inspect MODEL   list tensors and the slice of each rank\n"
           "  shard MODEL     write a checkpoint cut for N ranks\n"
+          "  health [URL]    ask a server whether it is ready\n"
           "  synth           write a random checkpoint of a given shape\n"
+          "  bench URL|MODEL measure a server under load\n"
           "  version\n\n"
           "tessera COMMAND --help lists the options of a command.\n",
           out);
@@ -32,6 +35,10 @@ static enum status run(const struct options *o, struct err *err)
         return commands_shard(o, err);
     case COMMAND_SYNTH:
         return commands_synth(o, err);
+    case COMMAND_HEALTH:
+        return commands_health(o, err);
+    case COMMAND_BENCH:
+        return commands_bench(o, err);
     case COMMAND_RANK:
         break;
     }
@@ -40,7 +47,8 @@ static enum status run(const struct options *o, struct err *err)
 
 static const char *nearest_command(const char *word)
 {
-    static const char *const names[] = {"serve", "plan", "inspect", "shard", "synth", "version"};
+    static const char *const names[] = {"serve", "plan",   "inspect", "shard",
+                                        "synth", "health", "bench",   "version"};
     const char *best = names[0];
     for (size_t i = 1; i < ARRAY_LEN(names); i++)
         if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))
@@ -70,11 +78,15 @@ int main(int argc, char **argv)
         options_help(o.command);
         return 0;
     }
+    log_setup(o.log_format, o.log_level);
     if (st == OK && o.command == COMMAND_RANK)
         return rank_main(&o);
     if (st == OK)
         st = run(&o, &err);
+    options_close(&o);
     if (st != OK && st != ERR_CANCELLED)
-        fprintf(stderr, "tessera: %s\n", err.text);
+        log_failure(err.text);
+    if (o.command == COMMAND_HEALTH && st != OK && st != ERR_USAGE)
+        return 1; /* what container engines expect */
     return base_exit_code(st);
 }

@@ -1,16 +1,21 @@
 /* DESIGN: start order is cheap checks first: model headers, memory, port; then the ranks load while
  * the port answers 503 "loading"; then the engine. The main thread sleeps in poll on signals and on
- * the ranks' pidfds, so a death is noticed at once, also when nothing runs. Closing mirrors
- * opening. */
+ * the ranks' pidfds, so a death is noticed at once, also when nothing runs. It alone moves the
+ * server from phase to phase and tells the service manager. Closing mirrors opening. */
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "server/access.h"
 #include "server/commands.h"
 #include "server/frontend.h"
+#include "server/health.h"
+#include "server/keys.h"
+#include "server/notify.h"
 #include "server/setup.h"
 #include "server/tokenizer/tokenizer.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,19 +25,26 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#define DRAIN_TICK_MS 50
+#define STALL_S_MAX 10
+
 struct server {
+    struct health health;
+    struct notify notify;
     struct setup setup;
     struct footprint footprint;
     struct tokenizer *tokenizer;
+    struct keys *keys; /* NULL: nobody needs one */
     struct frontend *frontend;
     struct group *group;
     struct engine *engine;
     int signals; /* signalfd: SIGINT, SIGTERM, SIGHUP */
     int lost;    /* eventfd: the engine noticed that the group is lost */
     char name[256];
-    /* loading progress */
-    uint64_t bytes_total;
-    double started, shown;
+    /* loading */
+    uint64_t read_bytes[COMM_RANKS_MAX]; /* each rank's share */
+    double told_at, logged_at;
+    uint64_t told_bytes, logged_bytes;
 };
 
 static enum status open_signals(struct server *s, struct err *err)
@@ -55,6 +67,17 @@ static int take_signal(struct server *s)
 {
     struct signalfd_siginfo info;
     return read(s->signals, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
+}
+
+static void reload_keys(struct server *s)
+{
+    struct err err = {""};
+    if (!s->keys)
+        base_log(LOG_INFO, "SIGHUP: there is no key file to read again");
+    else if (keys_reload(s->keys, &err) == OK)
+        base_log(LOG_INFO, "SIGHUP: %d keys", keys_count(s->keys));
+    else
+        base_log(LOG_ERROR, "SIGHUP: %s; the old keys stay", err.text);
 }
 
 static void log_lines(struct buf *b)
@@ -95,6 +118,25 @@ out:
     return st;
 }
 
+/* Benchmarks are surprised by what a model's own file says. */
+static void log_defaults(const struct generation_defaults *d)
+{
+    struct buf b;
+    buf_init(&b, 1024);
+    if (!isnan(d->temperature))
+        buf_printf(&b, " temperature %g", (double)d->temperature);
+    if (!isnan(d->top_p))
+        buf_printf(&b, " top_p %g", (double)d->top_p);
+    if (!isnan(d->min_p))
+        buf_printf(&b, " min_p %g", (double)d->min_p);
+    if (!isnan(d->repetition_penalty))
+        buf_printf(&b, " repetition_penalty %g", (double)d->repetition_penalty);
+    if (d->top_k > 0)
+        buf_printf(&b, " top_k %d", d->top_k);
+    base_log(LOG_INFO, "sampling defaults:%s", b.len ? b.data : " OpenAI's (temperature 1)");
+    buf_free(&b);
+}
+
 static enum status open_frontend(struct server *s, const struct options *o, struct err *err)
 {
     const struct frontend_config c = {
@@ -102,32 +144,77 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .port = o->port,
         .model_name = o->served_model_name ? o->served_model_name : s->name,
         .version = TESSERA_VERSION,
+        .health = &s->health,
         .vocab = s->setup.model.vocab,
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
-        .defaults = s->setup.defaults,
+        .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
+                                                              : s->setup.defaults,
+        .http = access_limits(o),
+        .keys = s->keys,
+        .metrics_without_key = o->metrics_without_key,
+        .cors_origins = o->cors_origins,
     };
+    log_defaults(&c.defaults);
     return frontend_open(&c, &s->frontend, err);
+}
+
+static void enter(struct server *s, enum health_phase phase)
+{
+    health_enter(&s->health, phase);
+    notify_send(&s->notify, "STATUS=%s", health_phase_name(phase));
+}
+
+/* To the manager and the log: each second, the log only each tenth or ten seconds of the way. The
+ * manager is asked for more time only when bytes have moved. */
+static void show_progress(struct server *s)
+{
+    char text[160];
+    const uint64_t done = atomic_load(&s->health.bytes_done);
+    const uint64_t total = atomic_load(&s->health.bytes_total);
+    const double now = base_now();
+    static const char longer[] = "EXTEND_TIMEOUT_USEC=30000000\n";
+    if (now - s->told_at < 1)
+        return;
+    health_text(&s->health, text, sizeof text);
+    notify_send(&s->notify, "%sSTATUS=%s", done > s->told_bytes ? longer : "", text);
+    s->told_at = now;
+    s->told_bytes = done;
+    if (now - s->logged_at >= 10 || done - s->logged_bytes >= total / 10) {
+        base_log(LOG_INFO, "%s", text);
+        s->logged_at = now;
+        s->logged_bytes = done;
+    }
+}
+
+static bool is_stop(int signal_number)
+{
+    return signal_number == SIGTERM || signal_number == SIGINT;
 }
 
 /* Called about every 50 ms while the ranks load. */
 static enum status loading_tick(void *ctx, struct err *err)
 {
     struct server *s = ctx;
-    char done_text[32], total_text[32];
     uint64_t done = 0;
-    if (take_signal(s))
+    int32_t ranks_done = 0;
+    int signal_number = take_signal(s);
+    if (signal_number == SIGHUP)
+        reload_keys(s);
+    else if (is_stop(signal_number))
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
-    double now = base_now(), spent = now - s->started;
-    if (now - s->shown < 1 || s->bytes_total == 0)
-        return group_check(s->group, 0, err);
-    s->shown = now;
-    for (int32_t r = 0; r < s->footprint.ranks; r++)
-        done += atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
-    base_log(LOG_INFO, "loading weights: %s of %s, %.1f s left",
-             base_human_bytes(done_text, sizeof done_text, done),
-             base_human_bytes(total_text, sizeof total_text, s->bytes_total),
-             done > 0 ? spent * ((double)s->bytes_total / (double)done - 1) : 0.0);
+    for (int32_t r = 0; r < s->footprint.ranks; r++) {
+        uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
+        ranks_done += n >= s->read_bytes[r];
+        done += n;
+    }
+    if (s->health.bytes_total > 0) { /* else the weights are not from files */
+        health_progress(&s->health, done, ranks_done);
+        if (ranks_done == s->footprint.ranks && health_phase(&s->health) < HEALTH_WARMING)
+            enter(s, HEALTH_WARMING);
+        if (ranks_done < s->footprint.ranks)
+            show_progress(s);
+    }
     return group_check(s->group, 0, err);
 }
 
@@ -142,11 +229,18 @@ static void on_lost(void *ctx)
 static enum status open_engine(struct server *s, const struct options *o, struct err *err)
 {
     enum status st = OK;
-    s->started = s->shown = base_now();
+    uint64_t total = 0;
+    const double started = base_now();
+    s->told_at = s->logged_at = started;
     for (int32_t r = 0; r < s->footprint.ranks; r++)
-        s->bytes_total += setup_read_bytes(&s->setup, r);
+        total += s->read_bytes[r] = setup_read_bytes(&s->setup, r);
+    atomic_store(&s->health.bytes_total, total);
+    atomic_store(&s->health.ranks, s->footprint.ranks);
+    enter(s, HEALTH_LOADING);
     TRY(group_open(&s->setup.options, &s->footprint, &s->group, err));
     TRY(group_wait_ready(s->group, loading_tick, s, err));
+    health_progress(&s->health, total, s->footprint.ranks);
+    enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
                   .waiting_max = o->max_num_queued_reqs,
@@ -164,9 +258,8 @@ static enum status open_engine(struct server *s, const struct options *o, struct
     };
     memcpy(c.sched.eos, s->setup.model.eos, sizeof c.sched.eos);
     TRY(engine_open(&c, &s->engine, err));
-    double spent = base_now() - s->started;
-    base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent,
-             (double)s->bytes_total / 1e9 / spent);
+    double spent = base_now() - started;
+    base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent, (double)total / 1e9 / spent);
 out:
     return st;
 }
@@ -174,35 +267,44 @@ out:
 static enum status give_up(struct server *s, struct err *err)
 {
     base_log(LOG_ERROR, "%s; ending all requests", err->text);
-    frontend_refuse(s->frontend, "rank_lost", "a rank was lost; the server is stopping");
+    enter(s, HEALTH_LOST);
     engine_lost(s->engine);
     group_kill(s->group);
     frontend_idle(s->frontend, 1.0);
     return ERR_COMM;
 }
 
-/* Running requests may finish; a second signal or the deadline ends them. */
-static void drain(struct server *s, double timeout)
+static void begin_drain(struct server *s, double timeout)
 {
     base_log(LOG_INFO, "stopping: running requests have %.0f s to finish", timeout);
-    frontend_refuse(s->frontend, "draining", "the server is shutting down");
-    double end = base_now() + timeout;
-    while (base_now() < end && !take_signal(s))
-        if (frontend_idle(s->frontend, 0.1))
-            return;
+    health_enter(&s->health, HEALTH_DRAINING);
+    notify_send(&s->notify, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%lld",
+                (long long)((timeout + 10) * 1e6));
 }
 
-/* Until a signal (OK) or the loss of a rank (ERR_COMM). */
+/* Milliseconds that the main thread may sleep; -1: until something happens. The manager hears of us
+ * three times in its period. */
+static int nap_ms(const struct server *s, bool draining)
+{
+    if (draining)
+        return DRAIN_TICK_MS;
+    return s->notify.watchdog_ns > 0 ? (int)(s->notify.watchdog_ns / 3000000) + 1 : -1;
+}
+
+/* Until the requests that run at a signal have finished (OK), or the loss of a rank (ERR_COMM). A
+ * second signal or the deadline ends them. */
 static enum status watch(struct server *s, const struct options *o, struct err *err)
 {
     struct pollfd polls[COMM_RANKS_MAX + 2];
     const int32_t ranks = s->footprint.ranks;
+    double deadline = INFINITY;
     for (int32_t r = 0; r < ranks; r++)
         polls[r] = (struct pollfd){.fd = group_pidfd(s->group, r), .events = POLLIN};
     polls[ranks] = (struct pollfd){.fd = s->signals, .events = POLLIN};
     polls[ranks + 1] = (struct pollfd){.fd = s->lost, .events = POLLIN};
     for (;;) {
-        if (poll(polls, (nfds_t)ranks + 2, -1) < 0)
+        const bool draining = deadline < INFINITY;
+        if (poll(polls, (nfds_t)ranks + 2, nap_ms(s, draining)) < 0)
             continue;
         if (group_check(s->group, 0, err) != OK)
             return give_up(s, err);
@@ -212,10 +314,18 @@ static enum status watch(struct server *s, const struct options *o, struct err *
             return give_up(s, err);
         }
         int signal_number = take_signal(s);
-        if (signal_number == SIGTERM || signal_number == SIGINT) {
-            drain(s, o->drain_timeout);
-            return OK;
+        if (is_stop(signal_number)) {
+            if (draining)
+                return OK;
+            begin_drain(s, o->drain_timeout);
+            deadline = base_now() + o->drain_timeout;
         }
+        if (signal_number == SIGHUP)
+            reload_keys(s);
+        if (deadline < INFINITY && (frontend_idle(s->frontend, 0) || base_now() >= deadline))
+            return OK;
+        if (s->notify.watchdog_ns > 0 && !health_stalled(&s->health, s->engine))
+            notify_send(&s->notify, "WATCHDOG=1");
     }
 }
 
@@ -233,23 +343,30 @@ enum status commands_serve(const struct options *o, struct err *err)
 {
     enum status st = OK;
     struct server s = {.signals = -1, .lost = -1};
+    health_init(&s.health, fmin(STALL_S_MAX, o->step_timeout / 2));
+    if (notify_open(&s.notify, err) != OK)
+        base_log(LOG_WARN, "%s", err->text);
     TRY(open_signals(&s, err));
+    TRY(access_open(o, &s.keys, err));
     TRY(open_model(&s, o, err));
     TRY(open_frontend(&s, o, err));
     TRY(open_engine(&s, o, err));
     frontend_ready(s.frontend, s.engine);
     log_ready(&s, o);
+    notify_send(&s.notify, "READY=1\nSTATUS=ready: %s", s.name);
     st = watch(&s, o, err);
 out:
     engine_stop(s.engine);
     frontend_close(s.frontend);
     engine_close(s.engine);
     group_close(s.group);
+    keys_close(s.keys);
     tokenizer_close(s.tokenizer);
     setup_close(&s.setup);
     if (s.signals >= 0)
         close(s.signals);
     if (s.lost >= 0)
         close(s.lost);
+    notify_close(&s.notify);
     return st;
 }

@@ -1,5 +1,5 @@
-/* DESIGN: one small lock for the few words that threads of the front end share; nothing is called
- * under it. */
+/* DESIGN: one small lock for the count that threads of the front end share; nothing is called
+ * under it. Whether requests are welcome takes none. */
 #include "server/service.h"
 
 #include <stdio.h>
@@ -15,7 +15,6 @@ enum status service_open(struct service *s, struct err *err)
     pthread_cond_init(&s->idle, &attr);
     pthread_condattr_destroy(&attr);
     s->created = (int64_t)time(NULL);
-    service_refuse(s, "loading", "the model is being loaded, try again soon");
     return metrics_open(&s->metrics, err);
 }
 
@@ -28,43 +27,46 @@ void service_close(struct service *s)
 
 enum status service_check(struct service *s, struct api_error *e)
 {
-    enum status st = OK;
-    pthread_mutex_lock(&s->lock);
-    if (s->code[0]) {
-        /* api_error keeps the pointer, so only words that live for ever */
-        static const char *const codes[] = {"loading", "draining", "rank_lost"};
-        const char *code = "unavailable";
-        for (size_t i = 0; i < ARRAY_LEN(codes); i++)
-            if (strcmp(codes[i], s->code) == 0)
-                code = codes[i];
-        st = api_error_set(e, 503, code, "%s", s->message);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return st;
+    return health_check(s->health, e);
 }
 
 void service_ready(struct service *s, struct engine *e)
 {
-    pthread_mutex_lock(&s->lock);
-    s->engine = e;
-    s->code[0] = '\0';
-    pthread_mutex_unlock(&s->lock);
-}
-
-void service_refuse(struct service *s, const char *code, const char *message)
-{
-    pthread_mutex_lock(&s->lock);
-    snprintf(s->code, sizeof s->code, "%s", code);
-    snprintf(s->message, sizeof s->message, "%s", message);
-    pthread_mutex_unlock(&s->lock);
+    atomic_store(&s->engine, e); /* first: who finds the phase ready finds the engine */
+    health_enter(s->health, HEALTH_READY);
 }
 
 struct engine *service_engine(struct service *s)
 {
+    return atomic_load(&s->engine);
+}
+
+/* True the first time. A bounded set: when it is full, nothing is new any more. */
+static bool is_news(struct service *s, const char *name)
+{
+    bool news = true;
     pthread_mutex_lock(&s->lock);
-    struct engine *e = s->engine;
+    for (int32_t i = 0; i < s->unknown_count && news; i++)
+        news = strcmp(s->unknown[i], name) != 0;
+    news = news && s->unknown_count < SERVICE_UNKNOWN_MAX;
+    if (news)
+        snprintf(s->unknown[s->unknown_count++], sizeof s->unknown[0], "%s", name);
     pthread_mutex_unlock(&s->lock);
-    return e;
+    return news;
+}
+
+/* A name from a client may hold anything: what could forge a line of the log is masked. */
+void service_log_unknown(struct service *s, const struct field_unknown *unknown)
+{
+    char text[sizeof unknown->names[0]];
+    for (int32_t i = 0; i < unknown->count; i++) {
+        snprintf(text, sizeof text, "%s", unknown->names[i]);
+        for (char *c = text; *c; c++)
+            if (*c < ' ' || *c > '~')
+                *c = '?';
+        if (is_news(s, text))
+            base_log(LOG_WARN, "request field \"%s\" is not known and is ignored", text);
+    }
 }
 
 void service_enter(struct service *s)

@@ -5,24 +5,40 @@
 
 #include "engine/engine.h"
 #include "server/api/completion.h"
+#include "server/health.h"
 #include "server/metrics.h"
 #include "server/tokenizer/tokenizer.h"
 
 #include <pthread.h>
+
+#define SERVICE_NAMES_MAX 8
+#define SERVICE_UNKNOWN_MAX 64
+
+struct request_worker;
+struct output;
 
 struct service {
     /* immutable after service_open */
     struct completion_rules rules;
     const struct tokenizer *tokenizer; /* NULL: none */
     struct metrics *metrics;           /* owned */
-    char model_name[256], fingerprint[64], version[32];
+    struct request_worker *worker;     /* these three borrowed */
+    struct output *output;
+    struct health *health;
+    char name_text[1024];                 /* what names points into */
+    const char *names[SERVICE_NAMES_MAX]; /* of the model; the first is the one in answers */
+    char fingerprint[64], version[32];
     int64_t created; /* Unix time of the start */
+    double ping_s;   /* a stream that waits for its first token gets a comment so often */
+
+    _Atomic(struct engine *) engine; /* NULL: loading */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t idle;
-    struct engine *engine;       /* NULL: loading */
-    char code[32], message[200]; /* code "": requests are welcome */
     int32_t in_flight;
+    /* fields nobody knows, each logged once */
+    char unknown[SERVICE_UNKNOWN_MAX][48];
+    int32_t unknown_count;
 };
 
 enum status service_open(struct service *s, struct err *err) MUST_USE;
@@ -31,9 +47,11 @@ void service_close(struct service *s);
 /* OK: the engine may be asked. Else ERR_INPUT with the 503 to send in *e. */
 enum status service_check(struct service *s, struct api_error *e) MUST_USE;
 void service_ready(struct service *s, struct engine *e);
-void service_refuse(struct service *s, const char *code, const char *message);
 /* The engine, NULL while loading; stays valid until the front end is closed. */
 struct engine *service_engine(struct service *s);
+
+/* One line in the log per name, the first time it comes. */
+void service_log_unknown(struct service *s, const struct field_unknown *unknown);
 
 void service_enter(struct service *s);
 void service_leave(struct service *s);

@@ -54,3 +54,11 @@ bool utf8_is_prefix(const char *text, size_t n)
     size_t k = fitting(text, n, &length);
     return length > 0 && k == n && n < length;
 }
+
+size_t utf8_count(const char *text, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return count;
+}

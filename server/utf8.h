@@ -10,5 +10,7 @@
 size_t utf8_char(const char *text, size_t n);
 /* True when more bytes after these n (>= 1) can still make a character of them. */
 bool utf8_is_prefix(const char *text, size_t n);
+/* Characters of valid text. */
+size_t utf8_count(const char *text, size_t n);
 
 #endif

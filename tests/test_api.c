@@ -10,12 +10,14 @@
 #include <math.h>
 #include <string.h>
 
+static const char *const model_names[] = {"demo", "other/name"};
 static const struct completion_rules rules = {
-    .model_name = "demo",
+    .model_names = model_names,
+    .model_name_count = 2,
     .vocab = 100,
     .max_model_len = 64,
     .has_tokenizer = true,
-    .defaults = {NAN, NAN, -1},
+    .defaults = {NAN, NAN, NAN, NAN, -1},
 };
 
 static enum status parse_with(const char *text, const struct completion_rules *with,
@@ -84,6 +86,14 @@ static const struct range ranges[] = {
     {"temperature", "-0.001", "0", "2", "2.001", false},
     {"top_p", "0", "1e-9", "1", "1.001", false},
     {"min_p", "-0.001", "0", "1", "1.001", false},
+    {"presence_penalty", "-2.001", "-2", "2", "2.001", false},
+    {"frequency_penalty", "-2.001", "-2", "2", "2.001", false},
+    {"repetition_penalty", "0", "0.001", "100", "100.001", false},
+    {"logprobs", "-1", "0", "20", "21", true},
+    {"prompt_logprobs", "-1", "0", "20", "21", true},
+    {"min_tokens", "-1", "0", "16", "2147483648", true},
+    {"truncate_prompt_tokens", "-2", "-1", "2147483647", "2147483648", true},
+    {"priority", "-2147483649", "-2147483648", "2147483647", "2147483648", true},
 };
 
 static void test_ranges(void **state)
@@ -130,15 +140,21 @@ static void test_not_numbers(void **state)
 
 static void test_booleans(void **state)
 {
-    static const char *const names[] = {"stream", "ignore_eos", "return_token_ids",
-                                        "add_special_tokens"};
+    static const char *const fields[] = {"stream",
+                                         "ignore_eos",
+                                         "return_token_ids",
+                                         "add_special_tokens",
+                                         "echo",
+                                         "skip_special_tokens",
+                                         "include_stop_str_in_output",
+                                         "return_tokens_as_token_ids"};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        accept(names[i], "true");
-        accept(names[i], "false");
-        accept(names[i], "null");
-        refuse(names[i], "1", NULL, "boolean");
-        refuse(names[i], "\"true\"", NULL, "boolean");
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        accept(fields[i], "true");
+        accept(fields[i], "false");
+        accept(fields[i], "null");
+        refuse(fields[i], "1", NULL, "boolean");
+        refuse(fields[i], "\"true\"", NULL, "boolean");
     }
 }
 
@@ -148,25 +164,15 @@ static void test_unsupported(void **state)
     static const struct {
         const char *name, *neutral, *other;
     } fields[] = {
-        {"logprobs", NULL, "0"},
-        {"prompt_logprobs", NULL, "1"},
-        {"echo", "false", "true"},
         {"suffix", "\"\"", "\"x\""},
-        {"presence_penalty", "0", "0.1"},
-        {"frequency_penalty", "0.0", "-1"},
-        {"repetition_penalty", "1.0", "1.1"},
-        {"min_tokens", "0", "1"},
-        {"logit_bias", "{}", "{\"1\": 5}"},
-        {"stop_token_ids", "[]", "[2]"},
-        {"bad_words", "[]", "[\"x\"]"},
         {"allowed_token_ids", "[]", "[1]"},
         {"best_of", "1", "2"},
-        {"skip_special_tokens", "true", "false"},
-        {"include_stop_str_in_output", "false", "true"},
-        {"response_format", "{}", "{\"type\": \"json_object\"}"},
-        {"cache_salt", "\"\"", "\"x\""},
+        {"response_format", "{\"type\": \"text\"}", "{\"type\": \"json_object\"}"},
+        {"structured_outputs", "{}", "{\"regex\": \"a\"}"},
         {"guided_json", NULL, "{}"},
         {"use_beam_search", "false", "true"},
+        {"length_penalty", "1.0", "2"},
+        {"prompt_embeds", NULL, "\"aaaa\""},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
@@ -175,8 +181,6 @@ static void test_unsupported(void **state)
             accept(fields[i].name, fields[i].neutral);
         refuse(fields[i].name, fields[i].other, "unsupported_parameter", "supported");
     }
-    refuse("logit_bias", "[]", NULL, "object");
-    refuse("echo", "1", NULL, "boolean");
     accept("user", "\"me\"");
     accept("metadata", "{\"a\": [1]}");
 }
@@ -190,23 +194,26 @@ static void test_defaults(void **state)
     struct api_error e;
     (void)state;
     assert_int_equal(parse_with("{\"prompt\": \"x\"}", &rules, &r, &e), OK);
-    assert_int_equal(r.max_tokens, 16);
+    assert_int_equal(r.params.max_tokens, 16);
     assert_int_equal(r.n, 1);
-    assert_true(r.temperature == 1 && r.top_p == 1 && r.min_p == 0);
-    assert_int_equal(r.top_k, 0);
-    assert_false(r.has_seed || r.stream || r.include_usage || r.ignore_eos || r.return_token_ids);
+    assert_true(r.params.temperature == 1 && r.params.top_p == 1 && r.params.min_p == 0);
+    assert_int_equal(r.params.top_k, 0);
+    assert_false(r.has_seed || r.stream || r.include_usage || r.params.ignore_eos ||
+                 r.return_token_ids);
     assert_true(r.add_special_tokens);
     assert_int_equal(r.stop_count, 0);
     completion_free(&r);
-    with.defaults = (struct generation_defaults){0.5F, 0.25F, 7};
+    with.defaults = (struct generation_defaults){0.5F, 0.25F, 0.125F, 1.5F, 7};
     assert_int_equal(parse_with("{\"prompt\": \"x\"}", &with, &r, &e), OK);
-    assert_true(r.temperature == 0.5F && r.top_p == 0.25F && r.top_k == 7);
+    assert_true(r.params.temperature == 0.5F && r.params.top_p == 0.25F && r.params.top_k == 7);
+    assert_true(r.params.min_p == 0.125F && r.params.repetition_penalty == 1.5F);
     completion_free(&r);
     const char *all = "{\"prompt\": \"x\", \"temperature\": 0, \"top_p\": 0.75, \"top_k\": -1, "
                       "\"seed\": -1, \"n\": 8.0, \"model\": \"demo\"}";
     assert_int_equal(parse_with(all, &with, &r, &e), OK);
-    assert_true(r.temperature == 0 && r.top_p == 0.75F && r.top_k == 0 && r.n == 8);
-    assert_true(r.has_seed && r.seed == UINT64_MAX);
+    assert_true(r.params.temperature == 0 && r.params.top_p == 0.75F && r.params.top_k == 0 &&
+                r.n == 8);
+    assert_true(r.has_seed && r.params.seed == UINT64_MAX);
     completion_free(&r);
 }
 
@@ -320,9 +327,9 @@ static void test_stream_options(void **state)
     (void)state;
     const char *good =
         "{\"prompt\": [1], \"stream\": true, \"stream_options\": {\"include_usage\": "
-        "true, \"include_obfuscation\": false, \"continuous_usage_stats\": false}}";
+        "true, \"include_obfuscation\": false, \"continuous_usage_stats\": true}}";
     assert_int_equal(parse_with(good, &rules, &r, &e), OK);
-    assert_true(r.stream && r.include_usage);
+    assert_true(r.stream && r.include_usage && r.continuous_usage);
     completion_free(&r);
     refuse("stream_options", "{\"include_usage\": true}", NULL, "stream");
     accept("stream_options", "null");
@@ -366,14 +373,14 @@ static void test_unknown_fields(void **state)
     struct api_error e;
     (void)state;
     assert_int_equal(parse_field("frobnicate", "{\"a\": [1, 2]}", &r, &e), OK);
-    assert_int_equal(r.unknown_count, 1);
-    assert_string_equal(r.unknown[0], "frobnicate");
+    assert_int_equal(r.unknown.count, 1);
+    assert_string_equal(r.unknown.names[0], "frobnicate");
     completion_free(&r);
     assert_int_equal(
         parse_with("{\"prompt\": [1], \"a\": 1, \"b\": 1, \"c\": 1, \"d\": 1, \"e\": 1}", &rules,
                    &r, &e),
         OK);
-    assert_int_equal(r.unknown_count, COMPLETION_UNKNOWN_MAX);
+    assert_int_equal(r.unknown.count, FIELD_UNKNOWN_MAX);
     completion_free(&r);
 }
 
@@ -397,31 +404,148 @@ static void test_not_requests(void **state)
     }
 }
 
+static enum status fit(const struct completion_request *r, int32_t tokens, struct api_error *e)
+{
+    struct completion_prompt p = {.count = tokens};
+    return completion_prompt_fit(r, &p, 64, e);
+}
+
 static void test_length(void **state)
 {
-    struct completion_request r = {.max_tokens = 10};
+    struct completion_request r = {.params.max_tokens = 10};
     struct api_error e = {0};
     (void)state;
-    assert_int_equal(completion_check_length(&r, 54, 64, &e), OK);
-    assert_int_equal(completion_check_length(&r, 55, 64, &e), ERR_INPUT);
+    assert_int_equal(fit(&r, 54, &e), OK);
+    assert_int_equal(fit(&r, 55, &e), ERR_INPUT);
     assert_string_equal(e.code, "context_length_exceeded");
     static const char wanted[] = "This model's maximum context length is 64 tokens. However, you "
                                  "requested 65 tokens (55 in the prompt, 10 for the completion)";
     assert_memory_equal(e.message, wanted, strlen(wanted));
-    r.max_tokens = INT32_MAX;
-    assert_int_equal(completion_check_length(&r, 1, 64, &e), ERR_INPUT);
+    r.params.max_tokens = INT32_MAX;
+    assert_int_equal(fit(&r, 1, &e), ERR_INPUT);
     assert_non_null(strstr(e.message, "2147483648"));
-    r.max_tokens = 0;
-    assert_int_equal(completion_check_length(&r, 63, 64, &e), OK);
-    assert_int_equal(completion_check_length(&r, 64, 64, &e), ERR_INPUT);
-    assert_int_equal(completion_check_bytes(&r, 63, 64, &e), OK);
-    assert_int_equal(completion_check_bytes(&r, 64, 64, &e), ERR_INPUT);
+    r.params.max_tokens = 0;
+    assert_int_equal(fit(&r, 63, &e), OK);
+    assert_int_equal(fit(&r, 64, &e), ERR_INPUT);
+    assert_int_equal(completion_prompt_fit_text(&r, 63, 64, &e), OK);
+    assert_int_equal(completion_prompt_fit_text(&r, 64, 64, &e), ERR_INPUT);
     assert_string_equal(e.code, "context_length_exceeded");
+}
+
+/* The last tokens stay. */
+static void test_truncation(void **state)
+{
+    static const struct {
+        int32_t truncate, answer, kept;
+    } cases[] = {{3, 10, 3}, {60, 4, 60}, {100, 1, 63}, {-1, 10, 54}, {-1, 0, 63}, {0, 1, 63}};
+    struct api_error e = {0};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct completion_request r = {.truncate = cases[i].truncate,
+                                             .params.max_tokens = cases[i].answer};
+        int32_t ids[63];
+        for (int32_t k = 0; k < 63; k++)
+            ids[k] = k;
+        struct completion_prompt p = {.ids = ids, .count = 63};
+        assert_int_equal(completion_prompt_fit(&r, &p, 64, &e), OK);
+        assert_int_equal(p.count, cases[i].kept);
+        assert_int_equal(p.ids[0], 63 - cases[i].kept);
+        assert_int_equal(p.ids[p.count - 1], 62);
+    }
+    const struct completion_request r = {.truncate = 100};
+    assert_int_equal(completion_prompt_fit_text(&r, 1000, 64, &e), OK);
+}
+
+static void test_lists_of_tokens(void **state)
+{
+    struct completion_request r;
+    struct api_error e;
+    (void)state;
+    accept("stop_token_ids", "[]");
+    accept("stop_token_ids", repeat("7", 64));
+    refuse("stop_token_ids", repeat("7", 65), NULL, "64");
+    refuse("stop_token_ids", "[100]", NULL, "99");
+    refuse("stop_token_ids", "[-1]", NULL, "-1");
+    refuse("stop_token_ids", "[1.5]", NULL, "1.5");
+    refuse("stop_token_ids", "7", NULL, "list");
+    accept("logit_bias", "{}");
+    refuse("logit_bias", "[]", NULL, "object");
+    refuse("logit_bias", "{\"100\": 1}", NULL, "99");
+    refuse("logit_bias", "{\"-1\": 1}", NULL, "-1");
+    refuse("logit_bias", "{\"07\": 1}", NULL, "07");
+    refuse("logit_bias", "{\"x\": 1}", NULL, "x");
+    refuse("logit_bias", "{\"\": 1}", NULL, "99");
+    refuse("logit_bias", "{\"1\": 100.5}", NULL, "100.5");
+    refuse("logit_bias", "{\"1\": \"1\"}", NULL, "number");
+    accept("bad_words", "[\"a\", \"b\"]");
+    refuse("bad_words", repeat("\"a\"", 65), NULL, "64");
+    refuse("bad_words", "[\"\"]", NULL, "1 to 256");
+    assert_int_equal(parse_field("logit_bias", "{\"1\": -100, \"99\": 2.5}", &r, &e), OK);
+    struct request_params p = completion_params(&r);
+    assert_int_equal(p.bias_count, 2);
+    assert_int_equal(p.bias[1].token, 99);
+    assert_true(p.bias[0].value == -100 && p.bias[1].value == 2.5F);
+    completion_free(&r);
+    assert_int_equal(parse_field("stop_token_ids", "[4, 5.0]", &r, &e), OK);
+    p = completion_params(&r);
+    assert_int_equal(p.stop_id_count, 2);
+    assert_int_equal(p.stop_ids[1], 5);
+    completion_free(&r);
+}
+
+/* Fields that go together, or do not. */
+static void test_together(void **state)
+{
+    static const struct {
+        const char *fields, *param;
+    } bad[] = {
+        {"\"min_tokens\": 5, \"max_tokens\": 4", "min_tokens"},
+        {"\"prompt_logprobs\": 1, \"stream\": true", "prompt_logprobs"},
+        {"\"truncate_prompt_tokens\": 0", "truncate_prompt_tokens"},
+        {"\"cache_salt\": \"\"", "cache_salt"},
+        {"\"response_format\": {}", "response_format"},
+        {"\"response_format\": {\"type\": 1}", "response_format"},
+    };
+    struct completion_request r;
+    struct api_error e;
+    char text[256];
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        snprintf(text, sizeof text, "{\"prompt\": [1], %s}", bad[i].fields);
+        assert_int_equal(parse_with(text, &rules, &r, &e), ERR_INPUT);
+        assert_string_equal(e.param, bad[i].param);
+    }
+    const char *good = "{\"prompt\": [1], \"echo\": true, \"logprobs\": 2, \"prompt_logprobs\": 1, "
+                       "\"min_tokens\": 4, \"max_tokens\": 4, \"cache_salt\": \"a\", "
+                       "\"model\": \"other/name\", \"best_of\": 3, \"n\": 3}";
+    assert_int_equal(parse_with(good, &rules, &r, &e), OK);
+    assert_int_equal(r.params.prompt_logprobs, 2); /* the longer of the two lists */
+    assert_int_equal(r.prompt_logprobs, 1);
+    assert_true(r.params.cache_salt != 0);
+    completion_free(&r);
+}
+
+static void test_forbidden_words(void **state)
+{
+    static const int32_t ids[ENGINE_BAD_IDS_MAX] = {7, 8, 9};
+    static struct completion_request r;
+    struct api_error e = {0};
+    (void)state;
+    assert_int_equal(completion_forbid(&r, ids, 2, &e), OK);
+    assert_int_equal(completion_forbid(&r, ids, ENGINE_BAD_IDS_MAX - 1, &e), ERR_INPUT);
+    assert_string_equal(e.param, "bad_words");
+    assert_int_equal(completion_forbid(&r, ids, ENGINE_BAD_IDS_MAX - 2, &e), OK);
+    struct request_params p = completion_params(&r);
+    assert_int_equal(p.bad_count, 2);
+    assert_int_equal(p.bad_ends[0], 2);
+    assert_int_equal(p.bad_ends[1], ENGINE_BAD_IDS_MAX);
+    assert_int_equal(p.bad_ids[2], 7);
 }
 
 /* ---- what goes back ---- */
 
-static const struct completion_meta meta = {"cmpl-1", 1700000000, "de\"mo", "tessera-x"};
+static const struct completion_meta meta = {
+    .id = "cmpl-1", .created = 1700000000, .model = "de\"mo", .fingerprint = "tessera-x"};
 
 static struct jdoc *read_back(const char *text, size_t n)
 {
@@ -469,6 +593,8 @@ static void test_response(void **state)
         .text = "a\"\n\x01\xf0\x9f\xa6\x8a",
         .text_len = 8,
         .finish_reason = "stop",
+        .logprobs_top = -1,
+        .stop_token = -1,
         .stop_reason = "\n\n",
         .stop_reason_len = 2,
         .with_token_ids = true,
@@ -477,12 +603,12 @@ static void test_response(void **state)
         .prompt_ids = prompt,
         .prompt_count = 1,
     };
-    const struct completion_usage usage = {3, 4};
+    const struct completion_usage usage = {3, 4, 2};
     struct buf b;
     (void)state;
     buf_init(&b, 1 << 16);
     completion_reply_begin(&meta, &b);
-    completion_reply_choice(&choice, true, &b);
+    completion_reply_choice(&meta, &choice, true, &b);
     completion_reply_end(&usage, &b);
     struct jdoc *doc = read_back(b.data, b.len);
     const struct jdoc *c = only_choice(doc), *u = jdoc_get(doc, "usage");
@@ -496,22 +622,27 @@ static void test_response(void **state)
     assert_int_equal(jdoc_int(jdoc_get(u, "prompt_tokens")), 3);
     assert_int_equal(jdoc_int(jdoc_get(u, "completion_tokens")), 4);
     assert_int_equal(jdoc_int(jdoc_get(u, "total_tokens")), 7);
+    u = jdoc_get(u, "prompt_tokens_details");
+    assert_int_equal(jdoc_int(jdoc_get(u, "cached_tokens")), 2);
     jdoc_close(doc);
     buf_free(&b);
 }
 
 static void test_frames(void **state)
 {
-    const struct completion_choice going = {.text = "x", .text_len = 1};
-    const struct completion_choice last = {.index = 1, .finish_reason = "length"};
-    const struct completion_usage usage = {3, 4};
+    const struct completion_choice going = {
+        .text = "x", .text_len = 1, .stop_token = -1, .logprobs_top = -1};
+    const struct completion_choice last = {
+        .index = 1, .finish_reason = "stop", .stop_token = 7, .logprobs_top = -1};
+    const struct completion_usage usage = {3, 4, 2};
     struct api_error e = {0};
     struct buf b;
     (void)state;
     api_error_set(&e, 503, "rank_lost", "gone");
     buf_init(&b, 1 << 16);
-    completion_reply_chunk(&meta, &going, false, &b);
-    completion_reply_chunk(&meta, &last, true, &b);
+    completion_reply_chunk(&meta, &going, false, NULL, &b);
+    completion_reply_chunk(&meta, &last, true, NULL, &b);
+    completion_reply_chunk(&meta, &last, true, &usage, &b);
     completion_reply_usage(&meta, &usage, &b);
     completion_reply_error(&e, &b);
     completion_reply_done(&b);
@@ -524,8 +655,12 @@ static void test_frames(void **state)
     jdoc_close(doc);
     doc = next_frame(&at);
     assert_text(only_choice(doc), "text", "");
-    assert_text(only_choice(doc), "finish_reason", "length");
+    assert_text(only_choice(doc), "finish_reason", "stop");
+    assert_int_equal(jdoc_int(jdoc_get(only_choice(doc), "stop_reason")), 7);
     assert_int_equal(jdoc_type(jdoc_get(doc, "usage")), JDOC_NULL);
+    jdoc_close(doc);
+    doc = next_frame(&at);
+    assert_int_equal(jdoc_int(jdoc_get(jdoc_get(doc, "usage"), "completion_tokens")), 4);
     jdoc_close(doc);
     doc = next_frame(&at);
     assert_int_equal(jdoc_size(jdoc_get(doc, "choices")), 0);
@@ -618,6 +753,8 @@ int main(void)
         cmocka_unit_test(test_stream_options), cmocka_unit_test(test_no_tokenizer),
         cmocka_unit_test(test_model),          cmocka_unit_test(test_unknown_fields),
         cmocka_unit_test(test_not_requests),   cmocka_unit_test(test_length),
+        cmocka_unit_test(test_truncation),     cmocka_unit_test(test_lists_of_tokens),
+        cmocka_unit_test(test_together),       cmocka_unit_test(test_forbidden_words),
         cmocka_unit_test(test_response),       cmocka_unit_test(test_frames),
         cmocka_unit_test(test_errors),         cmocka_unit_test(test_utf8),
     };

@@ -2,13 +2,13 @@
  * that leave, engines that die, and closing with all of it in flight. Run it under TSan as well. */
 #include "config/buf.h"
 #include "server/frontend.h"
+#include "server/health.h"
 #include "server/http/http_listen.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/fake_engine.h"
 #include "tests/scratch.h"
 
 #include <arpa/inet.h>
-#include <math.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -17,6 +17,7 @@
 
 struct world {
     struct frontend *frontend;
+    struct health health;
     struct tokenizer *tokenizer;
     struct engine engine;
     int32_t port;
@@ -27,14 +28,27 @@ static enum status try_open(struct world *w, const char *host, int32_t port, str
     const struct frontend_config config = {
         .host = host,
         .port = port,
-        .model_name = "de/mo",
+        .health = &w->health,
+        .model_name = "de/mo,alias",
+        .ping_s = 0.5,
         .version = "1.2.3",
         .vocab = 400,
         .max_model_len = CONTEXT,
         .tokenizer = w->tokenizer,
-        .defaults = {NAN, NAN, -1},
-        .body_bytes_max = 65536,
+        .defaults = model_config_no_defaults(),
+        .http = {.connections = 1000,
+                 .header_bytes = 16384,
+                 .target_bytes = 4096,
+                 .headers = 100,
+                 .body_bytes = 65536,
+                 .bodies_bytes = 64 << 20,
+                 .unsent_bytes = 1 << 20,
+                 .header_s = 10,
+                 .body_s = 30,
+                 .send_s = 30,
+                 .idle_s = 75},
     };
+    health_init(&w->health, 10);
     return frontend_open(&config, &w->frontend, err);
 }
 
@@ -197,6 +211,8 @@ static void test_routes(void **state)
     expect(get(w, "/v1/models"), "200", "\"id\":\"de/mo\"");
     expect(get(w, "/v1/models/de/mo"), "200", "\"max_model_len\":1000000");
     expect(get(w, "/v1/models/de%2Fmo"), "200", "\"id\":\"de/mo\"");
+    expect(get(w, "/v1/models"), "200", "\"id\":\"alias\"");
+    expect(get(w, "/v1/models/alias"), "200", "\"id\":\"alias\",");
     expect(get(w, "/v1/models/other"), "404", "model_not_found");
     expect(get(w, "/metrics"), "200", "text/plain; version=0.0.4; charset=utf-8");
     expect(get(w, "/metrics"), "200", "\ntessera:comm_bytes_total{rank=\"1\",group=\"tp\",op=\"");
@@ -333,6 +349,168 @@ static void test_choices(void **state)
     assert_int_equal(w->engine.seeds[next], (uint64_t)-5);
 }
 
+static void test_echo(void **state)
+{
+    struct world *w = *state;
+    expect(post(w, "{\"prompt\":\"hi\",\"max_tokens\":2,\"echo\":true}"), "200",
+           "\"text\":\"hiab\"");
+    expect(post(w, "{\"prompt\":\"hi\",\"max_tokens\":0,\"echo\":true}"), "200",
+           "\"text\":\"hi\",\"logprobs\":null,\"finish_reason\":\"length\"");
+    expect(
+        post(w, "{\"prompt\":\"hi\",\"max_tokens\":1,\"echo\":true,\"skip_special_tokens\":false}"),
+        "200", "\"text\":\"<s>hia\"");
+    char *answer = post(w, "{\"prompt\":\"hi\",\"max_tokens\":2,\"echo\":true,\"stream\":true}");
+    assert_int_equal(count_of(answer, "data: {"), 2);
+    assert_non_null(strstr(answer, "\"text\":\"hia\""));
+    expect(answer, "200", "\"text\":\"b\"");
+}
+
+/* The fake's logprob is -(position + 1) / 4; prompt ids 100, 101, 102 are the letters a, b, c. */
+static void test_logprobs(void **state)
+{
+    struct world *w = *state;
+    expect(post(w, "{\"prompt\":[100,101,102],\"max_tokens\":2,\"echo\":true,\"logprobs\":2}"),
+           "200",
+           "\"text\":\"abcab\",\"logprobs\":{\"tokens\":[\"a\",\"b\",\"c\",\"a\",\"b\"],"
+           "\"token_logprobs\":[null,-0.5,-0.75,-1.0,-1.25],"
+           "\"top_logprobs\":[null,{\"c\":-0.25,\"b\":-0.5},{\"d\":-0.375,\"c\":-0.75},"
+           "{\"b\":-0.5,\"a\":-1.0},{\"c\":-0.625,\"b\":-1.25}],\"text_offset\":[0,1,2,3,4]}");
+    expect(post(w, "{\"prompt\":[100,101],\"max_tokens\":0,\"echo\":true,\"logprobs\":0}"), "200",
+           "\"token_logprobs\":[null,-0.5],\"top_logprobs\":[null,{\"b\":-0.5}]");
+    expect(post(w, "{\"prompt\":[100],\"max_tokens\":1,\"logprobs\":3}"), "200",
+           "\"top_logprobs\":[{\"b\":-0.25,\"a\":-0.5,\"`\":-9999.0}],\"text_offset\":[0]");
+    expect(
+        post(w, "{\"prompt\":[100,101],\"max_tokens\":1,\"prompt_logprobs\":1}"), "200",
+        "\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null,\"prompt_logprobs\":"
+        "[null,{\"102\":{\"logprob\":-0.25,\"rank\":1,\"decoded_token\":\"c\"},"
+        "\"101\":{\"logprob\":-0.5,\"rank\":null,\"decoded_token\":\"b\"}}]");
+    expect(post(w, "{\"prompt\":[100],\"max_tokens\":1,\"logprobs\":0,"
+                   "\"return_tokens_as_token_ids\":true}"),
+           "200", "\"tokens\":[\"token_id:100\"]");
+}
+
+/* Chunks hold what is new; the prompt is in the first. */
+static void test_logprobs_in_a_stream(void **state)
+{
+    struct world *w = *state;
+    char *answer = post(w, "{\"prompt\":[100,101],\"max_tokens\":3,\"echo\":true,\"logprobs\":0,"
+                           "\"stream\":true}");
+    assert_int_equal(count_of(answer, "data: {"), 3);
+    assert_non_null(strstr(answer, "\"token_logprobs\":[null,-0.5,-0.75]"));
+    assert_non_null(strstr(answer, "\"tokens\":[\"b\"],\"token_logprobs\":[-1.0]"));
+    expect(answer, "200", "\"top_logprobs\":[{\"c\":-1.25}],\"text_offset\":[4]");
+}
+
+static void test_usage(void **state)
+{
+    struct world *w = *state;
+    expect(post(w, "{\"prompt\":[[1,2],[3]],\"n\":2,\"max_tokens\":1}"), "200",
+           "\"prompt_tokens\":3,\"completion_tokens\":4,\"total_tokens\":7,"
+           "\"prompt_tokens_details\":{\"cached_tokens\":2}");
+    char *answer = post(w, "{\"prompt\":[1],\"max_tokens\":3,\"stream\":true,\"stream_options\":"
+                           "{\"include_usage\":true,\"continuous_usage_stats\":true}}");
+    assert_int_equal(count_of(answer, "\"usage\":{"), 4);
+    expect(answer, "200", "\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2,");
+}
+
+static void test_stop_tokens(void **state)
+{
+    struct world *w = *state;
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stop_token_ids\":[7,103]}"), "200",
+           "\"text\":\"abc\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":103");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stop_token_ids\":[103],"
+                   "\"include_stop_str_in_output\":true}"),
+           "200", "\"text\":\"abcd\"");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stop\":\"cd\","
+                   "\"include_stop_str_in_output\":true}"),
+           "200", "\"text\":\"abcd\"");
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":" LONG ",\"stop\":\"cd\",\"min_tokens\":4}"),
+           "200", "\"text\":\"abcdefghijklmnopqrstuvwxyzab\"");
+    eventually(is_idle, w, "the engine was told");
+}
+
+static void test_what_the_engine_is_asked(void **state)
+{
+    struct world *w = *state;
+    const struct request_params *p = &w->engine.last;
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":1,\"priority\":-3,\"cache_salt\":\"s\","
+                   "\"presence_penalty\":0.5,\"frequency_penalty\":-1,\"repetition_penalty\":1.5,"
+                   "\"logit_bias\":{\"5\":-100},\"bad_words\":[\" hi\"],\"ignore_eos\":true}"),
+           "200", "choices");
+    assert_int_equal(p->priority, -3);
+    assert_true(p->cache_salt != 0);
+    assert_true(p->presence_penalty == 0.5F && p->frequency_penalty == -1);
+    assert_true(p->repetition_penalty == 1.5F && p->ignore_eos);
+    assert_int_equal(p->bias_count, 1);
+    assert_int_equal(w->engine.last_bias[0].token, 5);
+    int32_t *ids = NULL, count = 0; /* after a space, then inside a word */
+    struct err err = {""};
+    assert_int_equal(tokenizer_encode(w->tokenizer, "hi", 2, false, &ids, &count, &err), OK);
+    assert_int_equal(p->bad_count, 2);
+    assert_int_equal(w->engine.last_bad_ends[0], count);
+    assert_memory_equal(w->engine.last_bad_ids, ids, (size_t)count * sizeof *ids);
+    assert_true(w->engine.last_bad_ends[1] > count);
+    for (int32_t i = count; i < w->engine.last_bad_ends[1]; i++)
+        assert_false(tokenizer_view(w->tokenizer, w->engine.last_bad_ids[i]).starts_word);
+    free(ids);
+    uint64_t salt = p->cache_salt;
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":1,\"cache_salt\":\"t\"}"), "200", "choices");
+    assert_true(p->cache_salt != salt);
+    expect(post(w, "{\"prompt\":[1],\"max_tokens\":1}"), "200", "choices");
+    assert_int_equal(p->cache_salt, 0);
+}
+
+/* While nothing has come; not after the first token. */
+static void test_pings(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.pause_us, 2500000);
+    usleep(300000); /* the engine sleeps now */
+    int fd = dial(w);
+    say_post(fd, "{\"prompt\":[1],\"max_tokens\":3,\"stream\":true}", "Connection: close\r\n");
+    free(listen_until(fd, ": ping\n\n"));
+    atomic_store(&w->engine.pause_us, 200);
+    char *answer = listen_until(fd, NULL);
+    const char *first = strstr(answer, "data: {");
+    assert_non_null(first);
+    assert_null(strstr(first, ": ping"));
+    assert_non_null(strstr(first, "data: [DONE]\n\n"));
+    free(answer);
+    close(fd);
+}
+
+static char *post_to(const struct world *w, const char *path, const char *body)
+{
+    char text[2000];
+    snprintf(text, sizeof text,
+             "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n%s",
+             path, strlen(body), body);
+    return ask(w, text);
+}
+
+static void test_tokenizer_routes(void **state)
+{
+    struct world *w = *state;
+    expect(post_to(w, "/tokenize", "{\"prompt\":\"\"}"), "200",
+           "{\"count\":1,\"max_model_len\":1000000,\"tokens\":[1],\"token_strs\":null}");
+    expect(post_to(w, "/tokenize", "{\"content\":\"</s>\",\"add_special\":false}"), "200",
+           "{\"count\":1,\"max_model_len\":1000000,\"tokens\":[2]");
+    expect(post_to(w, "/tokenize", "{\"prompt\":\"\",\"add_special_tokens\":false}"), "200",
+           "\"tokens\":[]");
+    char *spelt = post_to(w, "/tokenize", "{\"prompt\":\"</s>\",\"parse_special\":false}");
+    assert_null(strstr(spelt, "\"tokens\":[1,2]"));
+    expect(spelt, "200", "\"tokens\":[1,");
+    expect(post_to(w, "/tokenize", "{\"prompt\":\"</s>\",\"return_token_strs\":true}"), "200",
+           "\"token_strs\":[\"<s>\",\"</s>\"]");
+    expect(post_to(w, "/detokenize", "{\"tokens\":[1,107,108,2]}"), "200",
+           "{\"prompt\":\"<s>hi</s>\",\"content\":\"<s>hi</s>\"}");
+    expect(post_to(w, "/detokenize", "{\"tokens\":[400]}"), "400", "\"param\":\"tokens\"");
+    expect(post_to(w, "/tokenize", "{"), "400", "invalid_json");
+    expect(get(w, "/tokenizer_info"), "200", "\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"");
+    expect(get(w, "/openapi.json"), "200", "{\"openapi\":\"3.1.0\"");
+    assert_true(frontend_idle(w->frontend, 5));
+}
+
 static void test_stop_string(void **state)
 {
     struct world *w = *state;
@@ -455,7 +633,7 @@ static void test_lost(void **state)
     eventually(is_busy, w, "running");
     while (atomic_load(&w->engine.running) < 3)
         usleep(1000);
-    frontend_refuse(w->frontend, "rank_lost", "a rank was lost");
+    health_enter(&w->health, HEALTH_LOST);
     atomic_store(&w->engine.lost, true);
     expect(listen_until(plain, "}}"), "503", "\"code\":\"rank_lost\"");
     char *answer = listen_until(stream, NULL); /* it is cut off */
@@ -466,8 +644,26 @@ static void test_lost(void **state)
     close(plain);
     close(stream);
     expect(get(w, "/health"), "503", "\"code\":\"rank_lost\"");
+    expect(get(w, "/livez"), "503", "\"code\":\"rank_lost\"");
+    health_enter(&w->health, HEALTH_DRAINING); /* no way back */
+    expect(get(w, "/readyz"), "503", "\"code\":\"rank_lost\"");
     expect(post(w, "{\"prompt\":[1]}"), "503", "\"code\":\"rank_lost\"");
     assert_true(frontend_idle(w->frontend, 5));
+}
+
+/* Ranks that are alive and do not move are not ready. */
+static void test_stalled(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.stalled_s, 10);
+    expect(get(w, "/readyz"), "200", "ready");
+    atomic_store(&w->engine.stalled_s, 11);
+    expect(get(w, "/readyz"), "503", "\"code\":\"stalled\"");
+    expect(get(w, "/health"), "503", "no progress for 11 s");
+    expect(get(w, "/livez"), "200", "alive");
+    expect(get(w, "/startupz"), "200", "{\"phase\":\"ready\",");
+    atomic_store(&w->engine.stalled_s, 0);
+    expect(get(w, "/readyz"), "200", "ready");
 }
 
 static void test_draining(void **state)
@@ -476,7 +672,7 @@ static void test_draining(void **state)
     int fd = dial(w);
     say_post(fd, "{\"prompt\":[1],\"max_tokens\":2000}", "");
     eventually(is_busy, w, "running");
-    frontend_refuse(w->frontend, "draining", "shutting down");
+    health_enter(&w->health, HEALTH_DRAINING);
     assert_false(frontend_idle(w->frontend, 0.01));
     char *answer = get(w, "/health");
     assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
@@ -531,7 +727,24 @@ static void test_loading(void **state)
     w.port = frontend_port(w.frontend);
     expect(get(&w, "/health"), "503", "\"code\":\"loading\"");
     expect(get(&w, "/livez"), "200", "alive");
+    expect(get(&w, "/startupz"), "503", "{\"phase\":\"starting\",\"bytes_done\":0,");
+    atomic_store(&w.health.bytes_total, 1000);
+    atomic_store(&w.health.ranks, 2);
+    health_enter(&w.health, HEALTH_LOADING);
+    expect(get(&w, "/startupz"), "503", ",\"eta_seconds\":null}");
+    health_progress(&w.health, 250, 1);
+    expect(get(&w, "/startupz"), "503",
+           "{\"phase\":\"loading\",\"bytes_done\":250,\"bytes_total\":1000,\"ranks_done\":1,"
+           "\"ranks\":2,");
+    char text[160];
+    assert_non_null(strstr(health_text(&w.health, text, sizeof text),
+                           "loading weights: 250 B of 1000 B, 1 of 2 ranks done, "));
+    health_enter(&w.health, HEALTH_WARMING);
+    expect(get(&w, "/startupz"), "503", ",\"eta_seconds\":0.000}");
+    expect(get(&w, "/readyz"), "503", "\"code\":\"loading\"");
     expect(post(&w, "{\"prompt\":[1]}"), "503", "\"code\":\"loading\"");
+    expect(get(&w, "/v1/models"), "200", "de/mo");
+    expect(get(&w, "/tokenizer_info"), "501", "no_tokenizer");
     expect(get(&w, "/metrics"), "200", "vllm:num_requests_running{model_name=\"de/mo\"");
     frontend_close(w.frontend);
 }
@@ -541,6 +754,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_routes),
+        TEST(test_stalled),
         TEST(test_request_id),
         TEST(test_framing),
         TEST(test_body_limit),
@@ -548,6 +762,14 @@ int main(void)
         TEST(test_keep_alive),
         TEST(test_plain),
         TEST(test_choices),
+        TEST(test_echo),
+        TEST(test_logprobs),
+        TEST(test_logprobs_in_a_stream),
+        TEST(test_usage),
+        TEST(test_stop_tokens),
+        TEST(test_what_the_engine_is_asked),
+        TEST(test_pings),
+        TEST(test_tokenizer_routes),
         TEST(test_stop_string),
         TEST(test_stream),
         TEST(test_many_clients),

@@ -24,6 +24,7 @@ static enum status parse(const char *line)
     for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
         argv[argc++] = w;
     err.text[0] = '\0';
+    options_close(&o);
     return options_parse(argc, argv, &o, &help, &err);
 }
 
@@ -325,9 +326,133 @@ static void test_help(void **state)
     free(text);
 }
 
+static void test_bench(void **state)
+{
+    (void)state;
+    good("bench http://h:1 --rates 1,2 --max-concurrency=8 --ignore-eos");
+    assert_string_equal(o.model, "http://h:1");
+    assert_string_equal(o.bench.request_rate, "1,2");
+    assert_int_equal(o.bench.max_concurrency, 8);
+    assert_true(o.bench.ignore_eos);
+    assert_int_equal(o.bench.num_prompts, 100);
+    assert_int_equal(o.bench.rest_count, 0);
+    good("bench m --seed 5 -- -tp 2 --port 1");
+    assert_int_equal(o.seed, 5);
+    assert_int_equal(o.bench.rest_count, 4);
+    assert_string_equal(o.bench.rest[0], "-tp");
+    assert_int_equal(o.tp, 1); /* they are the server's */
+    bad("serve m -- -tp 2", "unknown option");
+    bad("bench m --max-concurrency 0", "--max-concurrency");
+    bad("bench m --port 1", "unknown option \"port\"");
+    bad("serve m --num-prompts 1", "unknown option");
+    bad("bench", "http:// URL");
+}
+
+static int close_all(void **state)
+{
+    options_close(&o);
+    return scratch_close(state);
+}
+
 static int open_all(void **state)
 {
     return clear_environment(state) == 0 ? scratch_open(state) : -1;
+}
+
+/* ---- the file of --config ---- */
+
+static const char *file_of(const char *text)
+{
+    const char *path = scratch_path("options.yaml");
+    scratch_write(path, text, strlen(text));
+    return path;
+}
+
+static void test_file(void **state)
+{
+    (void)state;
+    char line[256];
+    const char *path = file_of("# a comment\n"
+                               "model: /srv/m\n"
+                               "tensor-parallel-size: 2\n"
+                               "port: \"0\"\n"
+                               "kv-cache-memory: 64M # per rank\n"
+                               "drain-timeout: 1.5\n"
+                               "served-model-name: 'a: b'\n"
+                               "json: true\n");
+    snprintf(line, sizeof line, "serve --config %s", path);
+    good(line);
+    assert_string_equal(o.model, "/srv/m");
+    assert_int_equal(o.tp, 2);
+    assert_int_equal(o.port, 0);
+    assert_int_equal(o.kv_cache_memory, 64 << 20);
+    assert_true(o.drain_timeout == 1.5);
+    assert_string_equal(o.served_model_name, "a: b");
+    assert_false(o.json); /* plan's */
+    assert_int_equal(o.max_num_seqs, 64);
+
+    snprintf(line, sizeof line, "plan --config=%s", path);
+    good(line);
+    assert_true(o.json);
+    assert_int_equal(o.tp, 2);
+
+    /* argument over environment over file over default */
+    setenv("TESSERA_TENSOR_PARALLEL_SIZE", "3", 1);
+    setenv("TESSERA_PORT", "81", 1);
+    snprintf(line, sizeof line, "serve other --config %s --port 82", path);
+    good(line);
+    assert_string_equal(o.model, "other");
+    assert_int_equal(o.tp, 3);
+    assert_int_equal(o.port, 82);
+    setenv("TESSERA_CONFIG", path, 1);
+    good("serve");
+    assert_int_equal(o.port, 81);
+    assert_true(o.drain_timeout == 1.5);
+    clear_environment(NULL);
+}
+
+static void test_file_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *wanted;
+    } cases[] = {
+        {"model: m\nprot: 1\n", ":2: unknown key \"prot\"; did you mean port?"},
+        {"model: m\n\nport: 70000\n", ":3: --port: got \"70000\", expected a whole number"},
+        {"json: perhaps\n", ":1: --json: got \"perhaps\", expected true or false"},
+        {"rank: 1\n", ":1: unknown key \"rank\""}, /* internal */
+        {"config: other.yaml\n", ":1: a file cannot name another"},
+        {"port: 1\nport: 2\n", ":2: port is there already, in line 1"},
+        {"port:\n", ":1: port has no value"},
+        {"port: ~\n", ":1: port has no value"},
+        {"port: [1, 2]\n", ":1: expected a plain value"},
+        {"model: m\nlimits:\n  port: 1\n", ":3: expected a plain value"},
+        {"? [a]\n: b\n", ":1: expected a plain key"},
+        {"host: &a x\n", ":1: expected a plain value"},
+        {"host: *a\n", ":1: "},
+        {"- port\n", ":1: expected lines of the form"},
+        {"port\n", ":1: expected lines of the form"},
+        {"port: 1\n---\nport: 2\n", ":2: one document is wanted"},
+        {"port: \"1\n", ": not YAML: "},
+        {"host: \"\\0\"\n", ":1: a value holds a NUL"},
+    };
+    char line[256];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const char *path = file_of(cases[i].text);
+        snprintf(line, sizeof line, "serve --config %s", path);
+        bad(line, cases[i].wanted);
+        if (strncmp(err.text, path, strlen(path)) != 0)
+            fail_msg("%s: the message does not begin with the file's name", err.text);
+    }
+    bad("serve m --config /nowhere.yaml", "/nowhere.yaml: No such file");
+    bad("serve m --config /", "Is a directory");
+    char *large = calloc(1, 70000);
+    memset(large, '#', 69999);
+    snprintf(line, sizeof line, "serve m --config %s", file_of(large));
+    free(large);
+    bad(line, "more than 65536 bytes");
+    snprintf(line, sizeof line, "serve m --config %s", file_of(""));
+    good(line);
 }
 
 int main(void)
@@ -338,6 +463,8 @@ int main(void)
         cmocka_unit_test(test_seed),        cmocka_unit_test(test_choices),
         cmocka_unit_test(test_unknown),     cmocka_unit_test(test_environment),
         cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_file),        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_bench),
     };
-    return cmocka_run_group_tests(tests, open_all, scratch_close);
+    return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -54,7 +54,10 @@ static void test_builtin_binds_all(void **state)
     (void)state;
     static const struct {
         const char *name;
-        struct plan_choice wanted;
+        struct {
+            enum style style;
+            enum unit unit;
+        } wanted;
     } params[] = {
         {"model.embed_tokens", {STYLE_VOCAB, UNIT_COLUMN}},
         {"model.layers.0.input_layernorm", {STYLE_NORM, UNIT_COLUMN}},
@@ -88,8 +91,8 @@ static void test_builtin_binds_all(void **state)
     plan_close(q);
     plan_close(other);
     plan_close(NULL);
-    assert_int_equal(plan_load("2d", NULL, 4, &p, &err), ERR_USAGE);
-    assert_contains(err.text, "--parallel-mode 2d: expected 1d");
+    assert_int_equal(plan_load("4d", NULL, 4, &p, &err), ERR_USAGE);
+    assert_contains(err.text, "--parallel-mode 4d: expected 1d");
 }
 
 /* ---- broken plans ---- */
@@ -108,48 +111,64 @@ static const struct {
     {"{\"plan\":[]}", "p.json: version must be 1"},
     {"{\"version\":2,\"mode\":\"1d\"}", "version must be 1"},
     {"{\"version\":\"1\",\"mode\":\"1d\"}", "version must be 1"},
-    {"{\"version\":1}", "mode is missing, expected 1d"},
-    {"{\"version\":1,\"mode\":\"3d\"}", "mode is 3d, expected 1d"},
-    {"{\"version\":1,\"mode\":\"1d\",\"uneven\":\"padded\"}",
-     "uneven is padded, expected balanced"},
-    {"{\"version\":1,\"mode\":\"1d\"}", "mesh must be a list with one axis"},
-    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{},{}]}", "mesh must be a list with one axis"},
-    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[4]}", "mesh must be a list with one axis"},
-    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"size\":3}]}",
-     "the mesh has 3 members, -tp says 2"},
-    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"size\":\"two\"}]}", "mesh size must be a number"},
+    {"{\"version\":1}", "mode is missing, expected one of"},
+    {"{\"version\":1,\"mode\":\"4d\"}", "mode is \"4d\", expected one of"},
+    {"{\"version\":1,\"mode\":\"1d\",\"uneven\":\"padded\"}", "uneven is \"padded\", expected"},
+    {"{\"version\":1,\"mode\":\"1d\"}", "mesh must be a list of 1 to 3 axes"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[]}", "mesh must be a list of 1 to 3 axes"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[4]}", "mesh[0]: expected a JSON object"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"size\":2}]}", "mesh[0]: name must be a new word"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"name\":\"a\",\"size\":1},{\"name\":\"a\"}]}",
+     "mesh[1]: name must be a new word"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"name\":\"a\",\"size\":0}]}", "size must be"},
+    {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"name\":\"a\",\"size\":\"two\"}]}",
+     "E01 axis a: size \"two\" is not a number"},
+    {HEAD "\"rank_order\":\"any\"}", "rank_order is \"any\", expected one of"},
     {HEAD "\"plan\":{}}", "plan must be a list of at most 64 entries"},
     {HEAD "\"uneven\":\"balanced\"}", "plan must be a list"},
     {HEAD "\"x\":0,\"plan\":[]}", "key \"x\" is not known"},
     {HEAD "\"plan\":[{\"match\":\"a\",\"style\":\"norm\",\"units\":\"head\"}]}",
      "key \"units\" is not known"},
-    {HEAD "\"plan\":[],\"attention\":{\"placement\":\"home\"}}", "attention.placement must be"},
-    {HEAD "\"plan\":[],\"logits\":{\"gather\":\"topk\"}}", "logits.gather must be"},
+    {HEAD "\"plan\":[],\"attention\":{\"placement\":\"home\"}}", "placement is \"home\", expected"},
+    {HEAD "\"plan\":[],\"logits\":{\"gather\":\"topk\"}}", "gather is \"topk\", expected one of"},
     {HEAD "\"plan\":[{\"style\":\"norm\"}]}", "plan[0]: match must be a pattern"},
     {HEAD "\"plan\":[7]}", "plan[0]: expected a JSON object"},
     {HEAD "\"plan\":[" RULE("b", "diagonal") "]}",
      "plan[0] (b): style is diagonal, expected colwise"},
     {HEAD "\"plan\":[{\"match\":\"b\"}]}", "plan[0] (b): style is missing, expected colwise"},
-    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"norm\",\"unit\":\"byte\"}]}",
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"colwise\",\"unit\":\"byte\"}]}",
      "plan[0] (b): unit is byte, expected column"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"colwise\",\"output\":\"P\"}]}",
+     "plan[0] (b): output is \"P\", expected one of |S(1)|R|"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"pairwise\",\"first\":\"x\"}]}",
+     "plan[0] (b): pairwise names its two linears"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"prepare_in\",\"from\":[\"R\",null],"
+          "\"to\":[\"R\"]}]}",
+     "from and to are lists of equal length"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"prepare_in\",\"from\":[null],\"to\":[\"R\"]}]}",
+     "element 0 is null on one side only"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"prepare_in\",\"from\":[\"R\",\"R\"],"
+          "\"to\":[\"R\",\"R\"]}]}",
+     "element 1: the module has one matrix"},
+    {HEAD "\"plan\":[{\"match\":\"b\",\"style\":\"prepare_in\",\"from\":[\"Q\"],\"to\":[\"R\"]}]}",
+     "a placement is R, S(0), S(1) or P"},
     /* found when parameters are bound */
-    {HEAD "\"plan\":[" RULE("b", "norm") "]}", "no pattern matches parameter a.0.x_proj"},
+    {HEAD "\"plan\":[" RULE("b", "norm") "]}", "E04 no pattern matches parameter a.0.x_proj"},
     {HEAD "\"plan\":[" RULE("b", "norm") "," RULE("*", "norm") "]}",
-     "no pattern matches parameter a.0"},
+     "E04 no pattern matches parameter a.0"},
     {HEAD "\"plan\":[" RULE("*.x_proj", "norm") "," RULE("b", "norm") "]}", "no pattern matches"},
     {HEAD
      "\"plan\":[" RULE("a.*.x_*", "norm") "," RULE("a.*.*_pr*", "norm") "," RULE("b", "norm") "]}",
      NULL},
     {HEAD
      "\"plan\":[" RULE("a.*.x_*", "norm") "," RULE("a.*.*_p", "norm") "," RULE("b", "norm") "]}",
-     "pattern a.*.*_p matches no parameter"},
-    {HEAD
-     "\"plan\":[" RULE("a.*.x*", "norm") "," RULE("a.*.*j", "vocab") "," RULE("b", "norm") "]}",
-     "a.*.x* and a.*.*j match parameter a.0.x_proj equally well"},
+     "E02 plan[1]: pattern a.*.*_p matches no parameter"},
+    {HEAD "\"plan\":[" RULE("a.*.x*", "norm") "," RULE("a.*.*j", "norm") "," RULE("b", "norm") "]}",
+     "E03 plan[0] (a.*.x*) and plan[1] (a.*.*j) match parameter a.0.x_proj equally well"},
     {HEAD "\"plan\":[" RULE("b", "norm") "," RULE("b", "norm") "," RULE("a.*.*", "norm") "]}",
-     "b and b match parameter b equally well"},
+     "match parameter b equally well"},
     {HEAD "\"plan\":[" RULE("a.*.*", "norm") "," RULE("b", "norm") "," RULE("c", "norm") "]}",
-     "pattern c matches no parameter"},
+     "E02 plan[2]: pattern c matches no parameter"},
 };
 
 static void test_broken_plans(void **state)
@@ -195,6 +214,15 @@ static void test_specificity(void **state)
     }
 }
 
+static void plan_text_and_mesh(void)
+{
+    struct plan *p = builtin(3);
+    assert_int_equal(mesh_ranks(plan_mesh(p)), 3);
+    assert_string_equal(plan_mode(p), "1d");
+    assert_non_null(strstr(plan_text(p), "\"mode\": \"1d\""));
+    plan_close(p);
+}
+
 static void test_plan_files(void **state)
 {
     (void)state;
@@ -208,20 +236,55 @@ static void test_plan_files(void **state)
     scratch_write(path, text, sizeof text - 1);
     assert_int_equal(plan_load("1d", path, 2, &p, &err), OK);
     assert_int_equal(layout_open(&odd, p, 0, DTYPE_F32, backend_find("ref"), &l, &err), ERR_USAGE);
-    assert_contains(err.text, "plan.json: no pattern matches parameter lm_head");
+    assert_contains(err.text, "plan.json: E04 no pattern matches parameter lm_head");
     plan_close(p);
     assert_null(l);
-    /* the built-in plan with a style the family cannot be computed with */
-    size_t n;
-    char *plan = (char *)scratch_read(TESSERA_SOURCE_DIR "/engine/parallel/plans/1d.json", &n);
-    char *style = strstr(strstr(plan, "down_proj"), "rowwise");
-    memcpy(style, "colwise", 7);
-    assert_int_equal(plan_open(plan, n, "mine", 2, &p, &err), OK);
-    assert_int_equal(layout_open(&odd, p, 0, DTYPE_F32, backend_find("ref"), &l, &err), ERR_USAGE);
-    assert_contains(err.text,
-                    "model.layers.0.mlp.down_proj cannot be colwise here, expected rowwise");
+    plan_text_and_mesh();
+}
+
+/* ---- broken plans for whole models: tests/corpus/plans ---- */
+
+static enum status lay_out_file(const char *name, const char *model, int32_t ranks,
+                                enum dtype dtype, struct err *err)
+{
+    char path[512];
+    struct plan *p = NULL;
+    struct layout *l = NULL;
+    struct model_config m = odd;
+    m.tied = strcmp(model, "tied") == 0;
+    snprintf(path, sizeof path, "%s/corpus/plans/%s.json", TEST_DATA_DIR, name);
+    enum status st = plan_load("1d", path, ranks, &p, err);
+    if (st == OK)
+        st = layout_open(&m, p, 0, dtype, backend_find("ref"), &l, err);
+    layout_close(l);
     plan_close(p);
-    free(plan);
+    return st;
+}
+
+/* Each line: file, model, ranks, dtype, what the message must say; or "ok". */
+static void test_corpus(void **state)
+{
+    (void)state;
+    size_t n;
+    int seen = 0;
+    char *cases = (char *)scratch_read(TEST_DATA_DIR "/corpus/plans/cases.txt", &n), *rest = cases;
+    for (char *line; (line = strsep(&rest, "\n")) && *line; seen++) {
+        char name[64], model[16], type[8];
+        int ranks, at = 0;
+        struct err err = {""};
+        assert_int_equal(sscanf(line, "%63s %15s %d %7s %n", name, model, &ranks, type, &at), 4);
+        const bool good = strcmp(line + at, "ok") == 0;
+        const enum dtype dtype = strcmp(type, "f16") == 0 ? DTYPE_F16 : DTYPE_F32;
+        const enum status st = lay_out_file(name, model, ranks, dtype, &err);
+        if (st != (good ? OK : ERR_USAGE))
+            fail_msg("%s: status %d: %s", name, st, err.text);
+        if (!good)
+            assert_contains(err.text, line + at);
+        if (*name == 'E' && !strstr(err.text, (char[]){'E', name[1], name[2], '\0'}))
+            fail_msg("%s: \"%s\" does not name its rule", name, err.text);
+    }
+    free(cases);
+    assert_true(seen > 30);
 }
 
 /* ---- layouts ---- */
@@ -404,9 +467,13 @@ static void test_leaves_fold_alike(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_builtin_binds_all), cmocka_unit_test(test_broken_plans),
-        cmocka_unit_test(test_specificity),       cmocka_unit_test(test_plan_files),
-        cmocka_unit_test(test_layouts_tile),      cmocka_unit_test(test_leaves_fold_alike),
+        cmocka_unit_test(test_builtin_binds_all),
+        cmocka_unit_test(test_broken_plans),
+        cmocka_unit_test(test_specificity),
+        cmocka_unit_test(test_plan_files),
+        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_layouts_tile),
+        cmocka_unit_test(test_leaves_fold_alike),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

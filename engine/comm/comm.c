@@ -18,6 +18,17 @@ const char *comm_op_name(enum comm_op op)
     return (unsigned)op < COMM_OP_COUNT ? names[op] : "unknown";
 }
 
+uint64_t comm_all_reduce_bytes(int32_t ranks, int32_t rank, size_t n)
+{
+    const uint64_t p = (uint64_t)ranks, r = (uint64_t)rank;
+    if (p <= 2 || 4 * n <= COMM_ONESHOT_MAX_BYTES)
+        return 4 * (p - 1) * n;
+    /* floor(n r / p) without the product of n */
+    const uint64_t begin = n / p * r + n % p * r / p;
+    const uint64_t end = n / p * (r + 1) + n % p * (r + 1) / p;
+    return 4 * ((p - 1) * (end - begin) + (n - (end - begin)));
+}
+
 void *comm_buffer(struct comm *c, size_t bytes)
 {
     return c->ops->buffer(c, bytes);

@@ -49,6 +49,9 @@ struct comm_stats {
 
 struct comm;
 
+/* What all_reduce counts on member `rank` of `ranks` for n elements, by the rule above. */
+uint64_t comm_all_reduce_bytes(int32_t ranks, int32_t rank, size_t n);
+
 struct comm_ops {
     const char *name; /* "shm" */
     void *(*buffer)(struct comm *c, size_t bytes);

@@ -45,34 +45,6 @@ const char *const layout_ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_f
                                       "model.rotary_emb.inv_freq"};
 const int32_t layout_ignored_count = ARRAY_LEN(layout_ignored);
 
-/* The style each role can be computed with; another one in the plan is refused. */
-static enum style style_of(enum role role)
-{
-    switch (role) {
-    case ROLE_EMBED:
-    case ROLE_HEAD:
-        return STYLE_VOCAB;
-    case ROLE_QKV:
-    case ROLE_GATE_UP:
-        return STYLE_COLWISE;
-    case ROLE_O:
-    case ROLE_DOWN:
-        return STYLE_ROWWISE;
-    case ROLE_ATTN_NORM:
-    case ROLE_MLP_NORM:
-    case ROLE_FINAL_NORM:
-        break;
-    }
-    return STYLE_NORM;
-}
-
-static enum unit unit_of(enum role role)
-{
-    if (role == ROLE_QKV)
-        return UNIT_KV_GROUP;
-    return role == ROLE_O ? UNIT_HEAD : UNIT_COLUMN;
-}
-
 static void name_at(char *dst, const char *pattern, int32_t layer)
 {
     const char *at = strstr(pattern, "%d");
@@ -143,30 +115,38 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     }
 }
 
-static enum status bind(const struct plan *plan, struct layout *l, struct err *err)
+/* The parameters of the first layer, as the plan's check walks them; roles are in its order. */
+static enum status check(const struct plan *plan, const struct model_config *m, enum dtype dtype,
+                         const struct layout *l, struct err *err)
 {
     enum status st = OK;
-    const char **names = calloc((size_t)l->count, sizeof *names);
-    struct plan_choice *choices = calloc((size_t)l->count, sizeof *choices);
-    if (!names || !choices) {
-        st = base_fail(err, ERR_NOMEM, "layout: no memory");
-        goto out;
-    }
-    for (int32_t i = 0; i < l->count; i++)
-        names[i] = l->weights[i].name;
-    TRY(plan_bind(plan, names, l->count, choices, err));
-    for (int32_t i = 0; i < l->count; i++) {
-        l->styles[i] = choices[i].style;
-        if (choices[i].style != style_of(l->roles[i]) || choices[i].unit != unit_of(l->roles[i])) {
-            st = base_fail(err, ERR_USAGE, "plan: %s cannot be %s here, expected %s", names[i],
-                           plan_style_name(choices[i].style),
-                           plan_style_name(style_of(l->roles[i])));
-            goto out;
+    struct plan_layer layer;
+    for (int32_t part = 0; part < PLAN_PARTS; part++) {
+        const enum role role = (enum role)part;
+        int32_t i = layout_find(l, role, 0);
+        i = i >= 0 ? i : layout_find(l, role, -1);
+        if (i >= 0) {
+            layer.name[part] = l->weights[i].name;
+            layer.choice[part] = l->choices[i];
+        } else { /* tied: the embedding serves, if the plan's entry for the head allows it */
+            layer.name[part] = "lm_head";
+            TRY(plan_find(plan, "lm_head", &layer.choice[PLAN_EMBED], &layer.choice[part], err));
         }
     }
+    TRY(plan_check(plan, m, dtype, &layer, err));
 out:
+    return st;
+}
+
+static enum status bind(const struct plan *plan, struct layout *l, struct err *err)
+{
+    const char **names = calloc((size_t)l->count, sizeof *names);
+    if (!names)
+        return base_fail(err, ERR_NOMEM, "layout: no memory");
+    for (int32_t i = 0; i < l->count; i++)
+        names[i] = l->weights[i].name;
+    enum status st = plan_bind(plan, names, l->count, l->choices, err);
     free(names);
-    free(choices);
     return st;
 }
 
@@ -197,8 +177,8 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
     l->weights = calloc(most, sizeof *l->weights);
     l->roles = calloc(most, sizeof *l->roles);
     l->layers = calloc(most, sizeof *l->layers);
-    l->styles = calloc(most, sizeof *l->styles);
-    if (!l->kv_of || !l->weights || !l->roles || !l->layers || !l->styles) {
+    l->choices = calloc(most, sizeof *l->choices);
+    if (!l->kv_of || !l->weights || !l->roles || !l->layers || !l->choices) {
         st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
         goto out;
     }
@@ -217,6 +197,7 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
         }
     }
     TRY(bind(plan, l, err));
+    TRY(check(plan, m, dtype, l, err));
     TRY(placement_layout(ops, l->weights, l->count, &l->arena_bytes, err));
     *out = l;
     l = NULL;
@@ -233,7 +214,7 @@ void layout_close(struct layout *l)
     free(l->weights);
     free(l->roles);
     free(l->layers);
-    free(l->styles);
+    free(l->choices);
     free(l);
 }
 

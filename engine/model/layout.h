@@ -8,7 +8,8 @@
 #include "weights/placement.h"
 #include "weights/synth.h"
 
-/* What a local weight is for. One each of the model-wide roles, one per layer of the others. */
+/* What a local weight is for, in the order of enum plan_part. One each of the model-wide roles, one
+ * per layer of the others. */
 enum role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
@@ -31,7 +32,7 @@ struct layout {
     struct local_weight *weights;
     enum role *roles;
     int32_t *layers; /* of each weight, -1 for model-wide ones */
-    enum style *styles;
+    struct plan_choice *choices;
     int32_t count;
     size_t arena_bytes; /* of all weights, with alignment */
 };

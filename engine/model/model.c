@@ -148,7 +148,7 @@ static struct parallel_weight linear_of(const struct model_parts *p, enum role r
 {
     int32_t i = layout_find(p->layout, role, layer);
     CHECK(i >= 0);
-    return (struct parallel_weight){p->weights->linear[i], p->layout->styles[i]};
+    return (struct parallel_weight){p->weights->linear[i], p->layout->choices[i].style};
 }
 
 static const float *vector_of(const struct model_parts *p, enum role role, int32_t layer)

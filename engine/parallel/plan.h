@@ -3,25 +3,34 @@
  *
  * In a pattern `*` stands for any part of one dotted component. The pattern with the most literal
  * characters wins; a tie is an error, so is a pattern that matches nothing and a parameter no
- * pattern matches (checked by plan_bind). */
+ * pattern matches (checked by plan_bind). Errors carry the rule's number, E01 to E23, and name the
+ * file, the entry and the parameter. plan_file.c reads the format, plan_check.c proves that the
+ * styles of a layer fit together. */
 #ifndef TESSERA_ENGINE_PARALLEL_PLAN_H
 #define TESSERA_ENGINE_PARALLEL_PLAN_H
 
-#include "config/base.h"
+#include "config/model_config.h"
+#include "engine/parallel/spread.h"
 
 enum style {
-    STYLE_COLWISE, /* output columns split; no communication */
-    STYLE_ROWWISE, /* input columns split; partial outputs are all-reduced */
-    STYLE_VOCAB,   /* vocabulary rows split: embedding all-reduced, head all-gathered */
-    STYLE_NORM,    /* small vector, on every rank */
+    STYLE_COLWISE,   /* outputs split along an axis: no communication */
+    STYLE_ROWWISE,   /* inputs split along an axis: partial outputs are summed */
+    STYLE_VOCAB,     /* table split by vocabulary, and by hidden where axes are named */
+    STYLE_NORM,      /* small vector that follows the hidden split of what it scales */
+    STYLE_REPLICATE, /* whole on every rank */
+    STYLE_LIN3D,     /* inputs split along one axis, outputs along another: gather, scatter */
 };
 
 /* What a split may not cut. */
 enum unit { UNIT_COLUMN, UNIT_HEAD, UNIT_KV_GROUP };
 
+/* Activations are [tokens, features]. A linear redistributes what it takes to what it uses, makes
+ * its local product, and redistributes that to what it gives. An embedding only gives. */
 struct plan_choice {
     enum style style;
     enum unit unit;
+    struct spread weight; /* as [outputs, inputs]; a table as [vocabulary, hidden] */
+    struct spread takes, uses, gives;
 };
 
 struct plan;
@@ -36,11 +45,44 @@ enum status plan_load(const char *mode, const char *path, int32_t ranks, struct 
 void plan_close(struct plan *p);
 
 int32_t plan_ranks(const struct plan *p);
+const struct mesh *plan_mesh(const struct plan *p);
+/* The text it was read from, NUL-terminated. */
+const char *plan_text(const struct plan *p);
+const char *plan_where(const struct plan *p);
+const char *plan_mode(const struct plan *p);
 /* Of the text without its layout: equal plans hash equally. */
 uint64_t plan_hash(const struct plan *p);
 /* choices[i] for each parameter name. */
 enum status plan_bind(const struct plan *p, const char *const *names, int32_t count,
                       struct plan_choice *choices, struct err *err) MUST_USE;
+/* The choice of one name; `fallback` when no pattern matches it. */
+enum status plan_find(const struct plan *p, const char *name, const struct plan_choice *fallback,
+                      struct plan_choice *choice, struct err *err) MUST_USE;
+/* What the local product of a linear is, from what it uses: split as the weight's outputs, partial
+ * along the axes that split its inputs. */
+struct spread plan_product(const struct plan_choice *c);
+
+/* The parameters of one decoder layer and around it, in the order they are met. */
+enum plan_part {
+    PLAN_EMBED,
+    PLAN_ATTN_NORM,
+    PLAN_QKV,
+    PLAN_O,
+    PLAN_MLP_NORM,
+    PLAN_GATE_UP,
+    PLAN_DOWN,
+    PLAN_FINAL_NORM,
+    PLAN_HEAD,
+    PLAN_PARTS
+};
+struct plan_layer {
+    const char *name[PLAN_PARTS]; /* of the parameters, for messages and prepare entries */
+    struct plan_choice choice[PLAN_PARTS];
+};
+/* Walks a layer as the forward pass does and refuses what would be wrong: E06 to E17, E19. dtype:
+ * what the weights are stored in. */
+enum status plan_check(const struct plan *p, const struct model_config *m, enum dtype dtype,
+                       const struct plan_layer *layer, struct err *err) MUST_USE;
 
 const char *plan_style_name(enum style s);
 

@@ -6,5 +6,7 @@
 
 extern const char plan_builtin_1d[];
 extern const size_t plan_builtin_1d_size;
+extern const char plan_builtin_1d_sp[];
+extern const size_t plan_builtin_1d_sp_size;
 
 #endif

@@ -97,8 +97,8 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .embed = rowops_embed, .linear = linear_run, .rmsnorm = rowops_rmsnorm,                    \
         .add_rmsnorm = rowops_add_rmsnorm, .rope_table = rowops_rope_table,                        \
         .rope_kv = attend_rope_kv, .attend = attend_run, .silu_mul = rowops_silu_mul,              \
-        .select = rowops_select, .sum_tree = rowops_sum_tree, .sample = sample_run,                \
-        .logprobs = logprobs_run,                                                                  \
+        .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \
+        .sample = sample_run, .logprobs = logprobs_run,                                            \
     }
 
 struct variant {

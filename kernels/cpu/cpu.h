@@ -140,6 +140,8 @@ void rowops_rope_table(struct backend *b, struct view table, const int32_t *posi
                        const float *inv_freq);
 void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
+void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols);
 void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n);
 

@@ -157,6 +157,18 @@ void rowops_select(struct backend *b, struct view y, struct cview x, const int32
     }
 }
 
+void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols)
+{
+    (void)b;
+    for (int32_t r = 0; r < rows; r++) {
+        if (src != NULL)
+            memcpy(dst + (size_t)r * dst_stride, src + (size_t)r * src_stride, (size_t)cols * 4);
+        else
+            memset(dst + (size_t)r * dst_stride, 0, (size_t)cols * 4);
+    }
+}
+
 struct sum_job {
     const struct cpu_isa *isa;
     float *y;

@@ -284,6 +284,16 @@ static void select_rows(struct backend *b, struct view y, struct cview x, const 
             *cell(y, r, i) = at(x, index[r], i);
 }
 
+static void copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols)
+{
+    (void)b;
+    for (int32_t r = 0; r < rows; r++)
+        for (int32_t i = 0; i < cols; i++)
+            dst[(size_t)r * dst_stride + (size_t)i] =
+                src ? src[(size_t)r * src_stride + (size_t)i] : 0;
+}
+
 static void sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n)
 {
@@ -325,6 +335,7 @@ const struct backend_ops ref_ops = {
     .attend = attend,
     .silu_mul = silu_mul,
     .select = select_rows,
+    .copy = copy,
     .sum_tree = sum_tree,
     .sample = ref_sample,
     .logprobs = ref_logprobs,

@@ -5,30 +5,29 @@
 #include "config/base.h"
 #include "config/jdoc.h"
 #include "config/model_config.h"
+#include "engine/engine.h"
 #include "server/api/api_error.h"
+#include "server/api/field.h"
 
 #define COMPLETION_PROMPTS_MAX 64
 #define COMPLETION_N_MAX 8
 #define COMPLETION_STOP_MAX 16
-#define COMPLETION_STOP_BYTES_MAX 256
-#define COMPLETION_UNKNOWN_MAX 4
+#define COMPLETION_BAD_WORDS_MAX 64
+#define COMPLETION_SALT_BYTES_MAX 64
 
 /* What the server is, as far as a request must fit it. */
 struct completion_rules {
-    const char *model_name;
+    const char *const *model_names; /* the first is the one that answers carry */
+    int32_t model_name_count;
     int32_t vocab, max_model_len;
     bool has_tokenizer;
     struct generation_defaults defaults;
-};
-
-struct completion_text {
-    const char *bytes; /* borrowed from the request's document; NUL-terminated */
-    size_t len;
+    uint64_t salt_key; /* random: no client can aim at the hash of another's cache_salt */
 };
 
 /* Either text, or count ids. Ids are owned. */
 struct completion_prompt {
-    struct completion_text text;
+    struct field_string text; /* borrowed from the request's document */
     int32_t *ids;
     int32_t count;
 };
@@ -37,32 +36,52 @@ struct completion_request {
     struct jdoc *doc; /* owns all text below */
     struct completion_prompt *prompts;
     int32_t prompt_count;
-    struct completion_text stop[COMPLETION_STOP_MAX];
-    int32_t stop_count;
-    int32_t max_tokens; /* 0: nothing is generated */
+    struct field_string stop[COMPLETION_STOP_MAX], bad_words[COMPLETION_BAD_WORDS_MAX];
+    int32_t stop_count, bad_word_count;
     int32_t n;
-    float temperature, top_p, min_p;
-    int32_t top_k; /* 0: off */
-    bool has_seed;
-    uint64_t seed;
-    bool stream, include_usage, ignore_eos, return_token_ids, add_special_tokens;
-    /* fields nobody knows: ignored, and worth one line in the log */
-    char unknown[COMPLETION_UNKNOWN_MAX][48];
-    int32_t unknown_count;
+    int32_t logprobs, prompt_logprobs; /* how many best ones go to the client; -1: none at all */
+    int32_t truncate; /* so many of a prompt's last tokens are kept; -1: what fits; 0: all */
+    bool has_seed, echo, stream, include_usage, continuous_usage, include_stop, skip_special;
+    bool return_token_ids, tokens_as_ids, add_special_tokens;
+    /* for the engine: completion_params */
+    struct request_params params;
+    struct token_bias bias[ENGINE_BIAS_MAX];
+    int32_t stop_ids[ENGINE_STOP_IDS_MAX];
+    int32_t bad_ids[ENGINE_BAD_IDS_MAX], bad_ends[ENGINE_BAD_IDS_MAX]; /* completion_forbid */
+    struct field_unknown unknown;
 };
 
 /* On failure (ERR_INPUT, ERR_NOMEM) *e says why and *out is untouched. The bytes may go away. */
 enum status completion_parse(const char *text, size_t n, const struct completion_rules *rules,
                              struct completion_request *out, struct api_error *e) MUST_USE;
-/* Room for prompt and answer? ERR_INPUT with code context_length_exceeded, in the words that
- * clients look for. */
-enum status completion_check_length(const struct completion_request *r, int32_t prompt_tokens,
-                                    int32_t max_model_len, struct api_error *e) MUST_USE;
-/* The same for text that is too long to be worth tokenizing: it has at least tokens_min tokens. */
-enum status completion_check_bytes(const struct completion_request *r, size_t tokens_min,
-                                   int32_t max_model_len, struct api_error *e) MUST_USE;
-/* Frees the document: texts of prompts and stop strings are gone, ids stay. */
+/* What the engine is asked; still to be set: client, choice, and seed unless has_seed. Points into
+ * *r. */
+struct request_params completion_params(const struct completion_request *r);
+/* One more sequence of tokens that may not be produced. ERR_INPUT when there are too many. */
+enum status completion_forbid(struct completion_request *r, const int32_t *ids, int32_t count,
+                              struct api_error *e) MUST_USE;
+/* Drops the texts: the document and what points into it. Ids stay. */
 void completion_forget_text(struct completion_request *r);
 void completion_free(struct completion_request *r); /* zeroed memory is fine */
+
+/* The rows, and their schema, for GET /openapi.json. */
+struct field_set completion_fields(int32_t vocab);
+void completion_schema(const struct completion_rules *rules, struct buf *out);
+/* 404 unless the name, NULL for none, is one that is served. */
+enum status completion_check_model(const struct completion_rules *rules, const char *name,
+                                   struct api_error *e) MUST_USE;
+
+/* ---- prompts (completion_prompt.c) ---- */
+
+/* One of the four forms into r->prompts. */
+enum status completion_prompt_parse(const struct jdoc *v, const struct completion_rules *rules,
+                                    struct completion_request *r, struct api_error *e) MUST_USE;
+/* Truncates the ids if the request says so, then: is there room for prompt and answer? ERR_INPUT
+ * with code context_length_exceeded, in the words that clients look for. */
+enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
+                                  int32_t max_model_len, struct api_error *e) MUST_USE;
+/* The same for text that is too long to be worth tokenizing: it has at least tokens_min tokens. */
+enum status completion_prompt_fit_text(const struct completion_request *r, size_t tokens_min,
+                                       int32_t max_model_len, struct api_error *e) MUST_USE;
 
 #endif

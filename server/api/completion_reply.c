@@ -29,20 +29,44 @@ static void write_ids(const char *name, const int32_t *ids, int32_t count, struc
     buf_puts(out, "]");
 }
 
-static void write_choice(const struct completion_choice *c, struct buf *out)
+static void write_logprobs(const struct completion_meta *meta, const struct completion_choice *c,
+                           struct buf *out)
+{
+    const struct logprobs *const lists[] = {c->echoed ? c->echoed : c->logprobs, c->logprobs};
+    buf_puts(out, ",\"logprobs\":");
+    if (c->logprobs_top < 0)
+        buf_puts(out, "null");
+    else
+        logprobs_write(lists, c->echoed ? 2 : 1, c->logprobs_top, &meta->names, out);
+}
+
+static void write_stop_reason(const struct completion_choice *c, struct buf *out)
+{
+    buf_puts(out, ",\"stop_reason\":");
+    if (c->stop_reason)
+        buf_json(out, c->stop_reason, c->stop_reason_len);
+    else if (c->stop_token >= 0)
+        buf_printf(out, "%d", c->stop_token);
+    else
+        buf_puts(out, "null");
+}
+
+static void write_choice(const struct completion_meta *meta, const struct completion_choice *c,
+                         struct buf *out)
 {
     buf_printf(out, "{\"index\":%d,\"text\":", c->index);
     buf_json(out, c->text ? c->text : "", c->text_len);
-    buf_puts(out, ",\"logprobs\":null,\"finish_reason\":");
+    write_logprobs(meta, c, out);
+    buf_puts(out, ",\"finish_reason\":");
     if (c->finish_reason)
         write_string(c->finish_reason, out);
     else
         buf_puts(out, "null");
-    buf_puts(out, ",\"stop_reason\":");
-    if (c->stop_reason)
-        buf_json(out, c->stop_reason, c->stop_reason_len);
-    else
-        buf_puts(out, "null");
+    write_stop_reason(c, out);
+    if (c->prompt_logprobs) {
+        buf_puts(out, ",\"prompt_logprobs\":");
+        logprobs_write_prompt(c->prompt_logprobs, c->prompt_logprobs_top, &meta->names, out);
+    }
     if (c->with_token_ids)
         write_ids("token_ids", c->token_ids, c->token_count, out);
     if (c->with_token_ids && c->prompt_ids)
@@ -54,8 +78,10 @@ static void write_usage(const struct completion_usage *u, struct buf *out)
 {
     buf_printf(out,
                ",\"usage\":{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRId64
-               ",\"total_tokens\":%" PRId64 "}",
-               u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens);
+               ",\"total_tokens\":%" PRId64 ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRId64
+               "}}",
+               u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
+               u->cached_tokens);
 }
 
 void completion_reply_begin(const struct completion_meta *meta, struct buf *out)
@@ -64,11 +90,12 @@ void completion_reply_begin(const struct completion_meta *meta, struct buf *out)
     buf_puts(out, ",\"choices\":[");
 }
 
-void completion_reply_choice(const struct completion_choice *choice, bool first, struct buf *out)
+void completion_reply_choice(const struct completion_meta *meta,
+                             const struct completion_choice *choice, bool first, struct buf *out)
 {
     if (!first)
         buf_puts(out, ",");
-    write_choice(choice, out);
+    write_choice(meta, choice, out);
 }
 
 void completion_reply_end(const struct completion_usage *usage, struct buf *out)
@@ -80,13 +107,18 @@ void completion_reply_end(const struct completion_usage *usage, struct buf *out)
 
 void completion_reply_chunk(const struct completion_meta *meta,
                             const struct completion_choice *choice, bool with_usage,
-                            struct buf *out)
+                            const struct completion_usage *so_far, struct buf *out)
 {
     buf_puts(out, "data: ");
     write_meta(meta, out);
     buf_puts(out, ",\"choices\":[");
-    write_choice(choice, out);
-    buf_puts(out, with_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    write_choice(meta, choice, out);
+    buf_puts(out, "]");
+    if (with_usage && so_far)
+        write_usage(so_far, out);
+    else if (with_usage)
+        buf_puts(out, ",\"usage\":null");
+    buf_puts(out, "}\n\n");
 }
 
 void completion_reply_usage(const struct completion_meta *meta,

@@ -2,17 +2,18 @@
  * been somebody's crash. Integers are compared as integers: a double cannot hold 2^63 - 1. */
 #include "server/api/field.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-const struct field *field_find(const struct field *rows, size_t count, const char *name)
+const struct field *field_find(const struct field_set *set, const char *name)
 {
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            return &rows[i];
+    for (size_t i = 0; i < set->count; i++)
+        if (strcmp(set->rows[i].name, name) == 0)
+            return &set->rows[i];
     return NULL;
 }
 
@@ -50,6 +51,16 @@ const char *field_text(const struct jdoc *v, char *text, size_t cap)
     return text;
 }
 
+static enum status wrong_type(const char *name, const struct jdoc *v, const char *wanted,
+                              struct api_error *e)
+{
+    char text[80];
+    return api_error_field(e, name, "%s must be %s, got %s", name, wanted,
+                           field_text(v, text, sizeof text));
+}
+
+/* ---- numbers ---- */
+
 /* An integer, or a real with an integral value that int64_t holds. */
 static bool whole(const struct jdoc *v, int64_t *out)
 {
@@ -66,23 +77,13 @@ static bool whole(const struct jdoc *v, int64_t *out)
     return true;
 }
 
-bool field_int(const struct jdoc *v, int64_t min, int64_t max, int64_t *out)
-{
-    int64_t x;
-    if (!whole(v, &x) || x < min || x > max)
-        return false;
-    *out = x;
-    return true;
-}
-
 static enum status apply_int(const struct field *row, const struct jdoc *v, int64_t *out,
                              struct api_error *e)
 {
     char text[80];
     int64_t x;
     if (!whole(v, &x))
-        return api_error_field(e, row->name, "%s must be a whole number, got %s", row->name,
-                               field_text(v, text, sizeof text));
+        return wrong_type(row->name, v, "a whole number", e);
     if (x < row->int_min || x > row->int_max)
         return api_error_field(e, row->name,
                                "%s must be between %" PRId64 " and %" PRId64 ", got %s", row->name,
@@ -96,8 +97,7 @@ static enum status apply_number(const struct field *row, const struct jdoc *v, d
 {
     char text[80];
     if (jdoc_type(v) != JDOC_INT && jdoc_type(v) != JDOC_REAL)
-        return api_error_field(e, row->name, "%s must be a number, got %s", row->name,
-                               field_text(v, text, sizeof text));
+        return wrong_type(row->name, v, "a number", e);
     double x = jdoc_number(v);
     if (!(x >= row->min && x <= row->max) || (row->above_min && x <= row->min))
         return api_error_field(e, row->name, "%s must be %s %g and at most %g, got %s", row->name,
@@ -107,61 +107,168 @@ static enum status apply_number(const struct field *row, const struct jdoc *v, d
     return OK;
 }
 
-static enum status wrong_type(const struct field *row, const struct jdoc *v, const char *wanted,
-                              struct api_error *e)
+/* ---- text ---- */
+
+static enum status apply_string(const struct field *row, const struct jdoc *v,
+                                struct field_string *out, struct api_error *e)
 {
-    char text[80];
-    return api_error_field(e, row->name, "%s must be %s, got %s", row->name, wanted,
-                           field_text(v, text, sizeof text));
+    if (jdoc_type(v) != JDOC_STRING)
+        return wrong_type(row->name, v, "a string", e);
+    size_t len = jdoc_string_len(v);
+    if ((int64_t)len < row->int_min || (int64_t)len > row->int_max)
+        return api_error_field(e, row->name,
+                               "%s must have %" PRId64 " to %" PRId64 " bytes, got %zu", row->name,
+                               row->int_min, row->int_max, len);
+    *out = (struct field_string){jdoc_string(v), len};
+    return OK;
 }
 
-static enum status apply_used(const struct field *row, const struct jdoc *v, void *at,
+static enum status check_word(const struct field *row, const struct jdoc *v, struct api_error *e)
+{
+    if (jdoc_type(v) != JDOC_STRING)
+        return wrong_type(row->name, v, "a string or a list of strings", e);
+    if (jdoc_string_len(v) == 0 || jdoc_string_len(v) > FIELD_WORD_BYTES_MAX)
+        return api_error_field(e, row->name, "%s: each string must have 1 to %d bytes, got %zu",
+                               row->name, FIELD_WORD_BYTES_MAX, jdoc_string_len(v));
+    return OK;
+}
+
+static enum status check_strings(const struct field *row, const struct jdoc *v, struct api_error *e)
+{
+    enum status st = OK;
+    if (jdoc_type(v) != JDOC_ARRAY)
+        return check_word(row, v, e);
+    if (jdoc_size(v) > (uint64_t)row->int_max)
+        return api_error_field(e, row->name, "%s may hold at most %" PRId64 " strings, got %zu",
+                               row->name, row->int_max, jdoc_size(v));
+    for (size_t i = 0; i < jdoc_size(v) && st == OK; i++)
+        st = check_word(row, jdoc_at(v, i), e);
+    return st;
+}
+
+/* ---- tokens ---- */
+
+enum status field_tokens(const char *name, const struct jdoc *array, int64_t max, int32_t vocab,
+                         int32_t *ids, struct api_error *e)
+{
+    char text[80];
+    if (jdoc_type(array) != JDOC_ARRAY)
+        return wrong_type(name, array, "a list of token ids", e);
+    if (jdoc_size(array) > (uint64_t)max)
+        return api_error_field(e, name, "%s may hold at most %" PRId64 " token ids, got %zu", name,
+                               max, jdoc_size(array));
+    for (size_t i = 0; i < jdoc_size(array); i++) {
+        const struct jdoc *v = jdoc_at(array, i);
+        int64_t id;
+        if (!whole(v, &id) || id < 0 || id >= vocab)
+            return api_error_field(e, name,
+                                   "%s must hold token ids between 0 and %d, got %s at %zu", name,
+                                   vocab - 1, field_text(v, text, sizeof text), i);
+        if (ids)
+            ids[i] = (int32_t)id;
+    }
+    return OK;
+}
+
+bool field_token_key(const char *key, int32_t vocab, int32_t *id)
+{
+    size_t digits = strspn(key, "0123456789");
+    if (digits == 0 || digits > 9 || key[digits] || (key[0] == '0' && digits > 1))
+        return false;
+    *id = (int32_t)strtol(key, NULL, 10);
+    return *id < vocab;
+}
+
+static enum status check_bias(const struct field *row, const struct jdoc *v, int32_t vocab,
                               struct api_error *e)
 {
-    enum jdoc_type type = jdoc_type(v);
+    enum status st = OK;
+    const char *key;
+    const struct jdoc *value;
+    double x;
+    int32_t id;
+    if (jdoc_type(v) != JDOC_OBJECT)
+        return wrong_type(row->name, v, "an object of token ids and numbers", e);
+    if (jdoc_size(v) > (uint64_t)row->int_max)
+        return api_error_field(e, row->name, "%s may hold at most %" PRId64 " entries, got %zu",
+                               row->name, row->int_max, jdoc_size(v));
+    for (void *i = jdoc_iter(v, NULL, &key, &value); i && st == OK;
+         i = jdoc_iter(v, i, &key, &value)) {
+        if (!field_token_key(key, vocab, &id))
+            st = api_error_field(e, row->name, "%s must have token ids from 0 to %d, got \"%.40s\"",
+                                 row->name, vocab - 1, key);
+        else
+            st = apply_number(row, value, &x, e);
+    }
+    return st;
+}
+
+/* ---- a field ---- */
+
+static enum status apply_used(const struct field_set *set, const struct field *row,
+                              const struct jdoc *v, void *at, struct api_error *e)
+{
+    enum status st = OK;
     switch (row->kind) {
     case FIELD_INT:
         return apply_int(row, v, at, e);
     case FIELD_NUMBER:
         return apply_number(row, v, at, e);
+    case FIELD_STRING:
+        return apply_string(row, v, at, e);
     case FIELD_BOOL:
-        if (type != JDOC_BOOL)
-            return wrong_type(row, v, "a boolean", e);
+        if (jdoc_type(v) != JDOC_BOOL)
+            return wrong_type(row->name, v, "a boolean", e);
         *(bool *)at = jdoc_bool(v);
         return OK;
-    case FIELD_STRING:
-        if (type != JDOC_STRING)
-            return wrong_type(row, v, "a string", e);
-        *(const char **)at = jdoc_string(v);
-        return OK;
+    case FIELD_STRINGS:
+        st = check_strings(row, v, e);
+        break;
+    case FIELD_TOKENS:
+        st = field_tokens(row->name, v, row->int_max, set->vocab, NULL, e);
+        break;
+    case FIELD_BIAS:
+        st = check_bias(row, v, set->vocab, e);
+        break;
     case FIELD_ARRAY:
-        if (type != JDOC_ARRAY)
-            return wrong_type(row, v, "an array", e);
+        if (jdoc_type(v) != JDOC_ARRAY)
+            return wrong_type(row->name, v, "an array", e);
         break;
     case FIELD_OBJECT:
-        if (type != JDOC_OBJECT)
-            return wrong_type(row, v, "an object", e);
+        if (jdoc_type(v) != JDOC_OBJECT)
+            return wrong_type(row->name, v, "an object", e);
         break;
+    case FIELD_PROMPT:
     case FIELD_ANY:
         break;
     }
-    *(const struct jdoc **)at = v;
-    return OK;
+    if (st == OK)
+        *(const struct jdoc **)at = v;
+    return st;
+}
+
+enum status field_unsupported(const char *name, const struct jdoc *value, struct api_error *e)
+{
+    char text[80];
+    enum status st = api_error_field(e, name, "%s is not supported, got %s; leave it out", name,
+                                     field_text(value, text, sizeof text));
+    e->code = "unsupported_parameter";
+    return st;
 }
 
 /* The type is checked first, so that a misspelt value is not called unsupported. */
-static enum status apply_unsupported(const struct field *row, const struct jdoc *v,
-                                     struct api_error *e)
+static enum status apply_unsupported(const struct field_set *set, const struct field *row,
+                                     const struct jdoc *v, struct api_error *e)
 {
     union {
         int64_t i;
         double d;
         bool b;
         const void *p;
+        struct field_string s;
     } got = {0};
-    char text[80];
     bool neutral = false;
-    enum status st = apply_used(row, v, &got, e);
+    enum status st = apply_used(set, row, v, &got, e);
     if (st != OK)
         return st;
     switch (row->kind) {
@@ -175,33 +282,68 @@ static enum status apply_unsupported(const struct field *row, const struct jdoc 
         neutral = (got.b ? 1 : 0) == row->neutral;
         break;
     case FIELD_STRING:
-        neutral = jdoc_string_len(v) == 0;
+        neutral = got.s.len == 0;
         break;
     case FIELD_ARRAY:
     case FIELD_OBJECT:
         neutral = jdoc_size(v) == 0;
         break;
+    case FIELD_STRINGS:
+    case FIELD_TOKENS:
+    case FIELD_BIAS:
+    case FIELD_PROMPT:
     case FIELD_ANY:
         break;
     }
-    if (neutral)
-        return OK;
-    st = api_error_field(e, row->name, "%s is not supported yet, got %s; leave it out", row->name,
-                         field_text(v, text, sizeof text));
-    e->code = "unsupported_parameter";
+    return neutral ? OK : field_unsupported(row->name, v, e);
+}
+
+/* An error inside carries the name of the outer field: that is what a client can look up. */
+static enum status apply_members(const struct field_set *set, const struct field *row,
+                                 const struct jdoc *v, void *target, struct field_unknown *unknown,
+                                 struct api_error *e)
+{
+    const struct field_set members = {row->members, row->member_count, set->vocab};
+    if (jdoc_type(v) != JDOC_OBJECT)
+        return wrong_type(row->name, v, "an object", e);
+    enum status st = field_apply(&members, v, target, unknown, e);
+    if (st != OK)
+        snprintf(e->param, sizeof e->param, "%s", row->name);
     return st;
 }
 
-enum status field_apply(const struct field *row, const struct jdoc *value, void *target,
-                        struct api_error *e)
+static enum status apply_row(const struct field_set *set, const struct field *row,
+                             const struct jdoc *v, void *target, struct field_unknown *unknown,
+                             struct api_error *e)
 {
     switch (row->use) {
     case FIELD_USED:
-        return apply_used(row, value, (char *)target + row->offset, e);
+        return row->kind == FIELD_OBJECT ? apply_members(set, row, v, target, unknown, e)
+                                         : apply_used(set, row, v, (char *)target + row->offset, e);
     case FIELD_UNSUPPORTED:
-        return apply_unsupported(row, value, e);
+        return apply_unsupported(set, row, v, e);
     case FIELD_IGNORED:
         break;
     }
     return OK;
+}
+
+enum status field_apply(const struct field_set *set, const struct jdoc *object, void *target,
+                        struct field_unknown *unknown, struct api_error *e)
+{
+    const char *name;
+    const struct jdoc *value;
+    enum status st = OK;
+    for (void *i = jdoc_iter(object, NULL, &name, &value); i && st == OK;
+         i = jdoc_iter(object, i, &name, &value)) {
+        const struct field *row = field_find(set, name);
+        if (row && jdoc_type(value) != JDOC_NULL)
+            st = apply_row(set, row, value, target, unknown, e);
+        else if (!row && unknown->count < FIELD_UNKNOWN_MAX)
+            snprintf(unknown->names[unknown->count++], sizeof unknown->names[0], "%s", name);
+    }
+    for (size_t i = 0; i < set->count && st == OK; i++)
+        if (set->rows[i].required && !jdoc_get_value(object, set->rows[i].name))
+            st = api_error_field(e, set->rows[i].name, "%s is missing", set->rows[i].name);
+    return st;
 }

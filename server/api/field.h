@@ -1,20 +1,29 @@
-/* The validation of request fields: one row per field says its type, its range and its default, and
- * one function applies the rows. What a row does not allow cannot reach the engine. Pure. */
+/* The validation of request fields: one row per field says its type, its range and whether it is
+ * honoured; one function applies the rows, another writes them as a JSON schema. What a row does
+ * not allow cannot reach the engine. Pure. */
 #ifndef TESSERA_SERVER_API_FIELD_H
 #define TESSERA_SERVER_API_FIELD_H
 
 #include "config/base.h"
+#include "config/buf.h"
 #include "config/jdoc.h"
 #include "server/api/api_error.h"
 
+#define FIELD_WORD_BYTES_MAX 256 /* of one of FIELD_STRINGS */
+#define FIELD_UNKNOWN_MAX 4
+
 enum field_kind {
-    FIELD_INT,    /* integral floats are accepted; stored as int64_t */
-    FIELD_NUMBER, /* finite; stored as double */
-    FIELD_BOOL,
-    FIELD_STRING, /* stored as const char *, borrowed from the document */
-    FIELD_ARRAY,  /* arrays and objects: stored as const struct jdoc * */
-    FIELD_OBJECT,
-    FIELD_ANY, /* checked elsewhere; stored as const struct jdoc *, NULL when absent */
+    FIELD_INT,     /* int_min..int_max, integral floats are accepted; stored as int64_t */
+    FIELD_NUMBER,  /* finite, min..max; stored as double */
+    FIELD_BOOL,    /* stored as bool */
+    FIELD_STRING,  /* int_min..int_max bytes; stored as struct field_string */
+    FIELD_STRINGS, /* a string, or up to int_max of them; stored as const struct jdoc * */
+    FIELD_TOKENS,  /* up to int_max token ids; stored as const struct jdoc * */
+    FIELD_BIAS,    /* up to int_max of "token id": number in min..max; as const struct jdoc * */
+    FIELD_PROMPT,  /* checked by completion_prompt; stored as const struct jdoc * */
+    FIELD_ARRAY,   /* any; stored as const struct jdoc * */
+    FIELD_OBJECT,  /* its members go by rows of their own, into the same target; not stored */
+    FIELD_ANY,     /* any; stored as const struct jdoc * */
 };
 
 enum field_use {
@@ -23,30 +32,61 @@ enum field_use {
     FIELD_UNSUPPORTED, /* 400 unless absent, null or neutral */
 };
 
+struct field_string {
+    const char *bytes; /* borrowed from the document, NUL-terminated; NULL: absent */
+    size_t len;
+};
+
 struct field {
     const char *name;
     enum field_kind kind;
     enum field_use use;
-    /* FIELD_INT */
     int64_t int_min, int_max;
-    /* FIELD_NUMBER */
     double min, max;
     bool above_min; /* min itself is refused */
+    bool required;
+    bool no_default; /* absent means something that no value says */
     /* FIELD_UNSUPPORTED: the value that asks for nothing. Numbers and booleans: this one (NaN:
      * there is none). Strings, arrays and objects: the empty one. */
     double neutral;
     /* FIELD_USED: where in the target. The target holds the default already. */
     size_t offset;
+    /* FIELD_OBJECT */
+    const struct field *members;
+    size_t member_count;
+};
+
+/* The fields of one kind of request. */
+struct field_set {
+    const struct field *rows;
+    size_t count;
+    int32_t vocab; /* token ids are below it */
+};
+
+/* Names that no row has: ignored, and worth one line in the log. */
+struct field_unknown {
+    char names[FIELD_UNKNOWN_MAX][48];
+    int32_t count;
 };
 
 /* The row of a name, NULL when there is none. */
-const struct field *field_find(const struct field *rows, size_t count, const char *name);
-/* Checks a value (not null) against its row and stores it into target. ERR_INPUT with the field's
- * name, its value and the limit in *e. */
-enum status field_apply(const struct field *row, const struct jdoc *value, void *target,
-                        struct api_error *e) MUST_USE;
-/* True when v is an integer in [min, max], written as an integer or as an integral float. */
-bool field_int(const struct jdoc *v, int64_t min, int64_t max, int64_t *out) MUST_USE;
+const struct field *field_find(const struct field_set *set, const char *name);
+/* Checks every member of object (null: absent) against its row and stores it into target, which
+ * holds the defaults. ERR_INPUT with the field's name, its value and the limit in *e. */
+enum status field_apply(const struct field_set *set, const struct jdoc *object, void *target,
+                        struct field_unknown *unknown, struct api_error *e) MUST_USE;
+/* The set as a JSON schema of an object; defaults is a target nothing was applied to. */
+void field_schema(const struct field_set *set, const void *defaults, struct buf *out);
+
+/* ---- for what rows cannot say ---- */
+
+/* Checks an array of up to max ids and, unless ids is NULL, copies them. */
+enum status field_tokens(const char *name, const struct jdoc *array, int64_t max, int32_t vocab,
+                         int32_t *ids, struct api_error *e) MUST_USE;
+/* A token id written as the key of an object; false unless it is one below vocab. */
+bool field_token_key(const char *key, int32_t vocab, int32_t *id) MUST_USE;
+/* 400 with code unsupported_parameter. */
+enum status field_unsupported(const char *name, const struct jdoc *value, struct api_error *e);
 /* The value as a client would write it, cut to cap bytes; returns text. */
 const char *field_text(const struct jdoc *v, char *text, size_t cap);
 

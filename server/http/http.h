@@ -1,4 +1,5 @@
 /* The only door to libmicrohttpd: connections in, whole requests out, answers and streams back.
+ * What is malformed, too large, too slow or without a key is answered here, before any route.
  *
  * A handler runs on an HTTP thread once the body is there. It answers at once, or keeps the request
  * (http_hold) and answers later from any one thread; the connection sleeps meanwhile. Exactly one
@@ -14,18 +15,20 @@
 #include "config/base.h"
 #include "config/buf.h"
 #include "server/api/api_error.h"
+#include "server/http/http_limits.h"
 #include "server/http/http_route.h"
 
 struct http;
+struct keys;
 
 struct http_config {
     const char *host; /* numeric address */
     int32_t port;     /* 0: any free one */
     int32_t threads;
-    size_t body_bytes_max;   /* more is 413 */
-    size_t stream_bytes_max; /* unsent bytes of one stream; a slower reader is dropped */
-    int32_t connections_max;
-    int32_t idle_timeout_s; /* of a connection on which nothing moves and nothing is awaited */
+    struct http_limits limits;
+    struct keys *keys;               /* NULL: nobody needs one. The caller's */
+    const char *const *open_paths;   /* need no key; ends with NULL; static */
+    const char *cors_origins;        /* as of --cors-origins; NULL: none. Static */
     const struct http_route *routes; /* static */
     int32_t route_count;
     void *ctx; /* of the handlers */
@@ -46,6 +49,10 @@ void http_close(struct http *h);
 const char *http_rest(const struct http_request *r);
 /* The client's X-Request-Id, or one of ours. Valid while held. */
 const char *http_id(const struct http_request *r);
+/* Whose request this is: that of the key (0 without keys), and who is to be treated fairly, which
+ * is the key's owner, else the address. Valid while held. */
+uint64_t http_key(const struct http_request *r);
+uint64_t http_client(const struct http_request *r);
 /* The body becomes the caller's; *body must be initialised afterwards by nobody else. */
 void http_take_body(struct http_request *r, struct buf *body);
 /* Calls end(user, sent) exactly once, on an HTTP thread, when the exchange is over: the answer is

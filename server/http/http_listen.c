@@ -4,8 +4,15 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+/* Of a connection, in the kernel, which doubles it. Left alone it grows to megabytes when a client
+ * does not read. */
+#define SEND_BUFFER_BYTES (128 << 10)
+#define FILES_RESERVED 256 /* for everything but connections */
 
 enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bound,
                            struct err *err)
@@ -16,7 +23,7 @@ enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bo
         struct sockaddr_in6 v6;
     } a = {0};
     socklen_t size = sizeof a.v4;
-    int on = 1;
+    int on = 1, unsent = SEND_BUFFER_BYTES;
     if (inet_pton(AF_INET, host, &a.v4.sin_addr) == 1) {
         a.v4.sin_family = AF_INET;
         a.v4.sin_port = htons((uint16_t)port);
@@ -31,6 +38,7 @@ enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bo
     if (fd < 0)
         return base_fail_errno(err, ERR_USAGE, "socket for %.100s", host);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &unsent, sizeof unsent); /* connections inherit it */
     if (bind(fd, &a.any, size) != 0 || listen(fd, 1024) != 0 ||
         getsockname(fd, &a.any, &size) != 0) {
         enum status st =
@@ -41,4 +49,48 @@ enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bo
     *bound = ntohs(a.any.sa_family == AF_INET ? a.v4.sin_port : a.v6.sin6_port);
     *out = fd;
     return OK;
+}
+
+bool http_listen_is_loopback(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, host, &v4) == 1)
+        return ntohl(v4.s_addr) >> 24 == 127;
+    return inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+int32_t http_listen_capacity(int32_t wanted)
+{
+    struct rlimit limit;
+    const rlim_t needed = (rlim_t)wanted + FILES_RESERVED;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return wanted;
+    if (limit.rlim_cur < needed) {
+        limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+            getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (limit.rlim_cur >= needed)
+        return wanted;
+    rlim_t reserved = limit.rlim_cur / 2 < FILES_RESERVED ? limit.rlim_cur / 2 : FILES_RESERVED;
+    int32_t fit = (int32_t)(limit.rlim_cur - reserved);
+    base_log(LOG_WARN, "at most %d connections at once instead of %d: only %llu files may be open",
+             fit, wanted, (unsigned long long)limit.rlim_cur);
+    return fit;
+}
+
+uint64_t http_listen_hash(const struct sockaddr *address)
+{
+    uint64_t h = BASE_HASH_INIT;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    if (address->sa_family == AF_INET) {
+        memcpy(&v4, address, sizeof v4);
+        h = base_hash(h, &v4.sin_addr, sizeof v4.sin_addr);
+    } else if (address->sa_family == AF_INET6) {
+        memcpy(&v6, address, sizeof v6);
+        h = base_hash(h, &v6.sin6_addr, sizeof v6.sin6_addr);
+    }
+    return h | 1;
 }

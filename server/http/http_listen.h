@@ -1,12 +1,21 @@
-/* A listening socket. */
+/* The listening socket, and addresses. */
 #ifndef TESSERA_SERVER_HTTP_HTTP_LISTEN_H
 #define TESSERA_SERVER_HTTP_HTTP_LISTEN_H
 
 #include "config/base.h"
 
+struct sockaddr;
+
 /* host is a numeric address, port 0 any free one; *bound is the port taken. ERR_USAGE naming both
  * when the address is wrong or taken. The caller closes *fd. */
 enum status http_listen_on(const char *host, int32_t port, int *fd, int32_t *bound,
                            struct err *err) MUST_USE;
+/* True for 127.0.0.0/8 and ::1, which only this machine can reach. */
+bool http_listen_is_loopback(const char *host);
+/* Raises the limit of open files, and returns how many connections fit: wanted, or fewer, which is
+ * logged. */
+int32_t http_listen_capacity(int32_t wanted);
+/* The same for all ports of one address; never 0. */
+uint64_t http_listen_hash(const struct sockaddr *address);
 
 #endif

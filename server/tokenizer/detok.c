@@ -78,4 +78,6 @@ void detok_push(struct detok *d, int32_t id, struct buf *out)
     detok_finish(d, out);
     if (v.kind == TOKEN_TEXT)
         push_text(d, v, out);
+    else if (d->show_hidden)
+        buf_add(out, v.text, (size_t)v.len);
 }

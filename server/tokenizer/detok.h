@@ -10,7 +10,8 @@ struct detok {
     const struct tokenizer *tokenizer; /* NULL: every id is without text */
     char held[4];                      /* bytes that may yet become a character */
     int32_t held_len;
-    bool at_start; /* the space that encoding puts before a text is still to be dropped */
+    bool at_start;    /* the space that encoding puts before a text is still to be dropped */
+    bool show_hidden; /* control tokens come out by their names; off after detok_init */
 };
 
 /* Continues after `prompt`: a word mark at once is a space, as it is in the text of the whole.

@@ -4,9 +4,10 @@
  * decoded alone. */
 #include "server/tokenizer/tokenizer.h"
 
-#include "config/jdoc.h"
+#include "config/buf.h"
 #include "server/tokenizer/spm.h"
 #include "server/tokenizer/spm_file.h"
+#include "server/tokenizer/tokenizer_config.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <string.h>
 
 #define FILE_BYTES_MAX (64u << 20)
+#define IDS_BYTES_MAX ((size_t)1 << 30)
 /* Without byte pieces, SentencePiece joins runs of unknown characters in quadratic time. */
 #define UNKNOWN_TEXT_BYTES_MAX (256u << 10)
 #define WORD_MARK "\xe2\x96\x81" /* U+2581 */
@@ -24,7 +26,10 @@ struct tokenizer {
     char *text;               /* what the views point into */
     int32_t count, bos, eos;
     int32_t bytes_max; /* of the longest view */
-    bool add_bos, add_eos;
+    struct tokenizer_config config;
+    int32_t *names; /* [name_count] control tokens, which a text may spell out */
+    int32_t name_count;
+    bool name_first[256]; /* bytes that one of them begins with */
     bool add_dummy_prefix, remove_extra_whitespaces, has_bytes;
 };
 
@@ -52,6 +57,8 @@ static struct token_view make_view(const struct spm_file *file, const struct spm
     switch (piece->type) {
     case SPM_CONTROL:
         v.kind = TOKEN_HIDDEN;
+        v.len = piece->len;
+        memcpy(to, piece->text, (size_t)piece->len);
         break;
     case SPM_BYTE:
         v.kind = TOKEN_BYTE;
@@ -74,12 +81,16 @@ static struct token_view make_view(const struct spm_file *file, const struct spm
 
 static enum status make_table(struct tokenizer *t, const struct spm_file *file, struct err *err)
 {
-    size_t total = file->unk_surface_len + 1;
-    for (int32_t id = 0; id < file->count; id++)
+    size_t total = file->unk_surface_len + 1, names = 1;
+    CHECK(file->count > 0);
+    for (int32_t id = 0; id < file->count; id++) {
         total += (size_t)file->pieces[id].len;
+        names += file->pieces[id].type == SPM_CONTROL;
+    }
     t->views = calloc((size_t)file->count, sizeof *t->views);
+    t->names = calloc(names, sizeof *t->names);
     t->text = malloc(total);
-    if (!t->views || !t->text)
+    if (!t->views || !t->names || !t->text)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d pieces", file->count);
     char *to = t->text;
     for (int32_t id = 0; id < file->count; id++) {
@@ -88,6 +99,10 @@ static enum status make_table(struct tokenizer *t, const struct spm_file *file, 
         if (t->views[id].len > t->bytes_max)
             t->bytes_max = t->views[id].len;
         t->has_bytes = t->has_bytes || t->views[id].kind == TOKEN_BYTE;
+        if (t->views[id].kind == TOKEN_HIDDEN) {
+            t->names[t->name_count++] = id;
+            t->name_first[(unsigned char)t->views[id].text[0]] = true;
+        }
     }
     t->count = file->count;
     return OK;
@@ -95,37 +110,32 @@ static enum status make_table(struct tokenizer *t, const struct spm_file *file, 
 
 /* ---- opening ---- */
 
-static enum status read_flag(const struct jdoc *doc, const char *key, bool *out, struct err *err)
+/* Bytes of the files of a model; NULL: there is no such file. */
+struct parts {
+    const char *model, *config, *chat_template;
+    size_t model_n, config_n;
+};
+
+static const char *name_of(const struct tokenizer *t, int32_t id, char *text, size_t cap)
 {
-    const struct jdoc *v = jdoc_get_value(doc, key);
-    if (v && jdoc_type(v) != JDOC_BOOL)
-        return base_fail(err, ERR_MODEL, "tokenizer_config.json: %s: expected a boolean", key);
-    if (v)
-        *out = jdoc_bool(v);
-    return OK;
+    struct token_view v = tokenizer_view(t, id);
+    snprintf(text, cap, "%.*s", (int)v.len, v.text);
+    return v.len > 0 ? text : NULL;
 }
 
-static enum status read_config(struct tokenizer *t, const char *config, size_t n, struct err *err)
+static enum status read_config(struct tokenizer *t, const struct parts *p, struct err *err)
 {
-    struct jdoc *doc = NULL;
-    enum status st = OK;
-    if (!config)
-        return OK;
-    TRY(jdoc_parse(config, n, &jdoc_limits_file, "tokenizer_config.json", &doc, err));
-    if (jdoc_type(doc) != JDOC_OBJECT) {
-        st = base_fail(err, ERR_MODEL, "tokenizer_config.json: expected a JSON object");
-        goto out;
-    }
-    TRY(read_flag(doc, "add_bos_token", &t->add_bos, err));
-    TRY(read_flag(doc, "add_eos_token", &t->add_eos, err));
-out:
-    jdoc_close(doc);
-    return st == ERR_INPUT ? ERR_MODEL : st;
+    char bos[SPM_FILE_PIECE_BYTES_MAX + 1], eos[SPM_FILE_PIECE_BYTES_MAX + 1];
+    const struct tokenizer_config_more more = {
+        .bos = name_of(t, t->bos, bos, sizeof bos),
+        .eos = name_of(t, t->eos, eos, sizeof eos),
+        .chat_template = p->chat_template,
+    };
+    return tokenizer_config_parse(p->config, p->config_n, &more, &t->config, err);
 }
 
-enum status tokenizer_open_bytes(const void *model, size_t n, const char *config, size_t config_n,
-                                 int32_t vocab, const char *where, struct tokenizer **out,
-                                 struct err *err)
+static enum status open_parts(const struct parts *p, int32_t vocab, const char *where,
+                              struct tokenizer **out, struct err *err)
 {
     enum status st = OK;
     struct spm_file file = {0};
@@ -133,13 +143,13 @@ enum status tokenizer_open_bytes(const void *model, size_t n, const char *config
     struct tokenizer *t = calloc(1, sizeof *t);
     if (!t)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory");
-    TRY(spm_file_parse(model, n, where, &file, err));
+    TRY(spm_file_parse(p->model, p->model_n, where, &file, err));
     if (file.count > vocab) {
         st = base_fail(err, ERR_MODEL, "%s: %d pieces, but the model has only %d token ids", where,
                        file.count, vocab);
         goto out;
     }
-    if (spm_open(model, n, &t->spm, text, sizeof text) != 0) {
+    if (spm_open(p->model, p->model_n, &t->spm, text, sizeof text) != 0) {
         st = base_fail(err, ERR_MODEL, "%s: %s", where, text);
         goto out;
     }
@@ -151,16 +161,23 @@ enum status tokenizer_open_bytes(const void *model, size_t n, const char *config
     TRY(make_table(t, &file, err));
     t->bos = file.bos;
     t->eos = file.eos;
-    t->add_bos = true;
     t->add_dummy_prefix = file.add_dummy_prefix;
     t->remove_extra_whitespaces = file.remove_extra_whitespaces;
-    TRY(read_config(t, config, config_n, err));
+    TRY(read_config(t, p, err));
     *out = t;
     t = NULL;
 out:
     tokenizer_close(t);
     spm_file_free(&file);
     return st;
+}
+
+enum status tokenizer_open_bytes(const void *model, size_t n, const char *config, size_t config_n,
+                                 int32_t vocab, const char *where, struct tokenizer **out,
+                                 struct err *err)
+{
+    const struct parts p = {.model = model, .model_n = n, .config = config, .config_n = config_n};
+    return open_parts(&p, vocab, where, out, err);
 }
 
 /* OK with *bytes = NULL when there is no such file. */
@@ -171,7 +188,7 @@ static enum status read_file(const char *path, char **bytes, size_t *n, struct e
     if (!f)
         return errno == ENOENT ? OK : base_fail_errno(err, ERR_MODEL, "%s", path);
     long size = fseek(f, 0, SEEK_END) == 0 ? ftell(f) : -1;
-    char *text = size >= 0 && (size_t)size <= FILE_BYTES_MAX ? malloc((size_t)size + 1) : NULL;
+    char *text = size >= 0 && (size_t)size <= FILE_BYTES_MAX ? calloc((size_t)size + 1, 1) : NULL;
     if (!text) {
         st = base_fail(err, ERR_MODEL, "%s: not a regular file of at most %u bytes", path,
                        FILE_BYTES_MAX);
@@ -190,21 +207,26 @@ static enum status read_file(const char *path, char **bytes, size_t *n, struct e
 enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenizer **out,
                            struct err *err)
 {
+    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja",
+                                        "tokenizer.model"};
     enum status st = OK;
-    char path[4096], *model = NULL, *config = NULL;
-    size_t n = 0, config_n = 0;
+    char path[4096], *bytes[ARRAY_LEN(names)] = {NULL};
+    size_t n[ARRAY_LEN(names)] = {0};
     struct tokenizer *t = NULL;
-    if (snprintf(path, sizeof path, "%s/tokenizer_config.json", model_dir) >= (int)sizeof path)
-        return base_fail(err, ERR_MODEL, "%.100s...: path too long", model_dir);
-    TRY(read_file(path, &config, &config_n, err));
-    snprintf(path, sizeof path, "%s/tokenizer.model", model_dir);
-    TRY(read_file(path, &model, &n, err));
-    if (model)
-        TRY(tokenizer_open_bytes(model, n, config, config_n, vocab, path, &t, err));
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (snprintf(path, sizeof path, "%s/%s", model_dir, names[i]) >= (int)sizeof path) {
+            st = base_fail(err, ERR_MODEL, "%.100s...: path too long", model_dir);
+            goto out;
+        }
+        TRY(read_file(path, &bytes[i], &n[i], err));
+    }
+    const struct parts p = {bytes[2], bytes[0], bytes[1], n[2], n[0]};
+    if (p.model)
+        TRY(open_parts(&p, vocab, path, &t, err));
     *out = t;
 out:
-    free(model);
-    free(config);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        free(bytes[i]);
     return st;
 }
 
@@ -213,6 +235,8 @@ void tokenizer_close(struct tokenizer *t)
     if (!t)
         return;
     spm_close(t->spm);
+    free(t->config.info);
+    free(t->names);
     free(t->views);
     free(t->text);
     free(t);
@@ -220,36 +244,101 @@ void tokenizer_close(struct tokenizer *t)
 
 /* ---- use ---- */
 
-enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
-                             int32_t **ids, int32_t *count, struct err *err)
+static enum status add_text(const struct tokenizer *t, const char *text, size_t n, struct buf *out,
+                            struct err *err)
 {
     char message[200];
-    int32_t *found = NULL, found_count = 0, all_count = 0;
+    int32_t *ids = NULL, count = 0;
+    if (n == 0)
+        return OK;
+    if (spm_encode(t->spm, text, n, &ids, &count, message, sizeof message) != 0)
+        return base_fail(err, ERR_NOMEM, "tokenizer: %s", message);
+    buf_add(out, ids, (size_t)count * sizeof *ids);
+    free(ids);
+    return OK;
+}
+
+/* The control token whose name the text begins with, the longest if several do; -1: none. */
+static int32_t named_at(const struct tokenizer *t, const char *text, size_t n)
+{
+    int32_t found = -1, longest = 0;
+    if (!t->name_first[(unsigned char)text[0]])
+        return -1;
+    for (int32_t i = 0; i < t->name_count; i++) {
+        const struct token_view *v = &t->views[t->names[i]];
+        if (v->len > longest && (size_t)v->len <= n && memcmp(v->text, text, (size_t)v->len) == 0) {
+            found = t->names[i];
+            longest = v->len;
+        }
+    }
+    return found;
+}
+
+static enum status add_named_text(const struct tokenizer *t, const char *text, size_t n,
+                                  struct buf *out, struct err *err)
+{
+    enum status st = OK;
+    size_t start = 0;
+    for (size_t i = 0; i < n && st == OK;) {
+        int32_t id = named_at(t, text + i, n - i);
+        if (id < 0) {
+            i++;
+            continue;
+        }
+        st = add_text(t, text + start, i - start, out, err);
+        buf_add(out, &id, sizeof id);
+        start = i += (size_t)t->views[id].len;
+    }
+    return st == OK ? add_text(t, text + start, n - start, out, err) : st;
+}
+
+static enum status encode(const struct tokenizer *t, const char *text, size_t n, bool special,
+                          bool named, int32_t **ids, int32_t *count, struct err *err)
+{
+    struct buf all;
+    size_t bytes;
+    enum status st = OK;
     if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
         return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
                          UNKNOWN_TEXT_BYTES_MAX);
-    if (spm_encode(t->spm, text, n, &found, &found_count, message, sizeof message) != 0)
-        return base_fail(err, ERR_NOMEM, "tokenizer: %s", message);
-    int32_t *all = malloc(((size_t)found_count + 2) * sizeof *all);
-    if (!all) {
-        free(found);
-        return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d ids", found_count);
+    buf_init(&all, IDS_BYTES_MAX);
+    if (special && t->config.add_bos && t->bos >= 0)
+        buf_add(&all, &t->bos, sizeof t->bos);
+    TRY(named ? add_named_text(t, text, n, &all, err) : add_text(t, text, n, &all, err));
+    if (special && t->config.add_eos && t->eos >= 0)
+        buf_add(&all, &t->eos, sizeof t->eos);
+    int32_t *found = (int32_t *)(void *)buf_take(&all, &bytes);
+    if (!found) {
+        st = base_fail(err, ERR_NOMEM, "tokenizer: no memory for the ids of %zu bytes", n);
+        goto out;
     }
-    if (special && t->add_bos && t->bos >= 0)
-        all[all_count++] = t->bos;
-    if (found_count > 0)
-        memcpy(all + all_count, found, (size_t)found_count * sizeof *all);
-    all_count += found_count;
-    if (special && t->add_eos && t->eos >= 0)
-        all[all_count++] = t->eos;
-    free(found);
-    if (all_count == 0) {
-        free(all);
+    *ids = found;
+    *count = (int32_t)(bytes / sizeof *found);
+out:
+    buf_free(&all);
+    return st;
+}
+
+enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
+                             int32_t **ids, int32_t *count, struct err *err)
+{
+    int32_t *found = NULL, found_count = 0;
+    enum status st = encode(t, text, n, special, false, &found, &found_count, err);
+    if (st != OK)
+        return st;
+    if (found_count == 0) {
+        free(found);
         return base_fail(err, ERR_INPUT, "the text has no tokens");
     }
-    *ids = all;
-    *count = all_count;
+    *ids = found;
+    *count = found_count;
     return OK;
+}
+
+enum status tokenizer_encode_named(const struct tokenizer *t, const char *text, size_t n,
+                                   bool special, int32_t **ids, int32_t *count, struct err *err)
+{
+    return encode(t, text, n, special, true, ids, count, err);
 }
 
 size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n)
@@ -262,6 +351,11 @@ struct token_view tokenizer_view(const struct tokenizer *t, int32_t id)
 {
     return id >= 0 && id < t->count ? t->views[id]
                                     : (struct token_view){TOKEN_HIDDEN, "", 0, false};
+}
+
+const char *tokenizer_info(const struct tokenizer *t)
+{
+    return t->config.info;
 }
 
 int32_t tokenizer_count(const struct tokenizer *t)

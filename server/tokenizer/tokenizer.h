@@ -10,7 +10,7 @@ struct tokenizer;
 enum token_kind {
     TOKEN_TEXT,
     TOKEN_BYTE,   /* one byte, of a character that is no piece */
-    TOKEN_HIDDEN, /* control tokens, and ids of the model that are no piece */
+    TOKEN_HIDDEN, /* control tokens: text is their name; and ids that are no piece: no text */
 };
 
 struct token_view {
@@ -37,12 +37,20 @@ void tokenizer_close(struct tokenizer *t); /* NULL is fine */
  * has no byte tokens (it would take too long). */
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
                              int32_t **ids, int32_t *count, struct err *err) MUST_USE;
+/* The same, but a control token spelt out is that token; the text between two is encoded by itself.
+ * For callers that ask what a text would be, not for prompts. There may be no ids. */
+enum status tokenizer_encode_named(const struct tokenizer *t, const char *text, size_t n,
+                                   bool special, int32_t **ids, int32_t *count,
+                                   struct err *err) MUST_USE;
 /* No text of n bytes has fewer tokens than this. */
 size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n);
 
 /* Any id, also one that is no piece. */
 struct token_view tokenizer_view(const struct tokenizer *t, int32_t id);
 int32_t tokenizer_count(const struct tokenizer *t);
+/* tokenizer_config.json as clients want it: special tokens are plain strings, and those that only
+ * tokenizer.model names are there too. A JSON object. */
+const char *tokenizer_info(const struct tokenizer *t);
 /* Does SentencePiece put a space before a text, which decoding drops again? */
 bool tokenizer_drops_first_space(const struct tokenizer *t);
 /* Does decoding drop all spaces at the start of a text? */

@@ -277,8 +277,8 @@ def report(results, limits, weight_bytes):
         print(f"| {row} | " + " | ".join(columns[name][row] for name in names) + " |")
 
     copies = [row["private"] for rows in results.values() for row in rows]
-    print(f"\nLimits of the machine: fused multiply-adds {limits['flops']:.0f} GFLOP/s, memory read "
-          f"{limits['read']:.1f} GB/s, a copy of the {weight_bytes / 1e9:.2f} GB of weights "
+    print(f"\nLimits of the machine: fused multiply-adds {limits['flops']:.0f} GFLOP/s, memory "
+          f"read {limits['read']:.1f} GB/s, a copy of the {weight_bytes / 1e9:.2f} GB of weights "
           f"{spread(copies, 2)} s. Percentages are of these.")
 
 

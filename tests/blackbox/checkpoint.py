@@ -44,8 +44,12 @@ def golden_runs(name):
     return [(read_ints(path, f"prompt{i}"), read_ints(path, f"greedy{i}")) for i in range(2)]
 
 
+def read_json(path):
+    return json.loads(pathlib.Path(path).read_text())
+
+
 def read_config(directory):
-    return json.loads((pathlib.Path(directory) / "config.json").read_text())
+    return read_json(pathlib.Path(directory) / "config.json")
 
 
 def shape_of(directory):

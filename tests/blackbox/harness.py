@@ -140,15 +140,17 @@ class Stream:
 
 
 class Server:
-    """`tessera serve` on a free port."""
+    """`tessera serve` on a free port; a wrapper is a command that becomes the one after it."""
 
-    def __init__(self, model, *arguments, log):
-        self.arguments = [str(BINARY), "serve", str(model), "--port", "0", *map(str, arguments)]
+    def __init__(self, model, *arguments, log, wrapper=(), before=None):
+        self.arguments = [*wrapper, str(BINARY), "serve", str(model), "--port", "0",
+                          *map(str, arguments)]
         self.log_path = log
         self.port = None
         with open(log, "wb") as output:
             self.process = subprocess.Popen(self.arguments, stdin=subprocess.DEVNULL,
-                                            stdout=output, stderr=output, env=environment())
+                                            stdout=output, stderr=output, env=environment(),
+                                            preexec_fn=before)
         self.pid = self.process.pid
 
     @property

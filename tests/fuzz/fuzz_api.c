@@ -24,20 +24,29 @@ static void check_accepted(const struct completion_request *r, bool has_tokenize
     CHECK(r->prompt_count <= COMPLETION_PROMPTS_MAX);
     CHECK(r->n >= 1);
     CHECK(r->n <= COMPLETION_N_MAX);
-    CHECK(r->max_tokens >= 0);
-    CHECK(r->temperature >= 0);
-    CHECK(r->temperature <= 2);
-    CHECK(r->top_p > 0);
-    CHECK(r->top_p <= 1);
-    CHECK(r->min_p >= 0);
-    CHECK(r->min_p <= 1);
-    CHECK(r->top_k >= 0);
+    CHECK(r->params.max_tokens >= 0);
+    CHECK(r->params.temperature >= 0);
+    CHECK(r->params.temperature <= 2);
+    CHECK(r->params.top_p > 0);
+    CHECK(r->params.top_p <= 1);
+    CHECK(r->params.min_p >= 0);
+    CHECK(r->params.min_p <= 1);
+    CHECK(r->params.top_k >= 0);
+    CHECK(r->params.min_tokens >= 0 && r->params.min_tokens <= r->params.max_tokens);
+    CHECK(r->params.logprobs >= -1 && r->params.logprobs <= ENGINE_LOGPROBS_MAX);
+    CHECK(r->params.prompt_logprobs >= -1 && r->params.prompt_logprobs <= ENGINE_LOGPROBS_MAX);
+    CHECK(fabsf(r->params.presence_penalty) <= 2 && fabsf(r->params.frequency_penalty) <= 2);
+    CHECK(r->params.repetition_penalty > 0 && r->params.repetition_penalty <= 100);
+    for (int32_t i = 0; i < r->params.bias_count; i++)
+        CHECK(r->bias[i].token >= 0 && r->bias[i].token < VOCAB && fabsf(r->bias[i].value) <= 100);
+    for (int32_t i = 0; i < r->params.stop_id_count; i++)
+        CHECK(r->stop_ids[i] >= 0 && r->stop_ids[i] < VOCAB);
     CHECK(r->stop_count >= 0);
     CHECK(r->stop_count <= COMPLETION_STOP_MAX);
     CHECK(has_tokenizer || r->stop_count == 0);
     for (int32_t i = 0; i < r->stop_count; i++) {
         CHECK(r->stop[i].len >= 1);
-        CHECK(r->stop[i].len <= COMPLETION_STOP_BYTES_MAX);
+        CHECK(r->stop[i].len <= FIELD_WORD_BYTES_MAX);
     }
     for (int32_t i = 0; i < r->prompt_count; i++) {
         const struct completion_prompt *p = &r->prompts[i];
@@ -46,8 +55,9 @@ static void check_accepted(const struct completion_request *r, bool has_tokenize
         CHECK(!p->text.bytes || p->text.len == strlen(p->text.bytes));
         for (int32_t k = 0; k < p->count; k++)
             CHECK(p->ids[k] >= 0 && p->ids[k] < VOCAB);
-        if (completion_check_length(r, p->count, CONTEXT, &e) == OK)
-            CHECK((int64_t)p->count + r->max_tokens <= CONTEXT);
+        struct completion_prompt copy = *p;
+        if (copy.ids && completion_prompt_fit(r, &copy, CONTEXT, &e) == OK)
+            CHECK((int64_t)copy.count + r->params.max_tokens <= CONTEXT);
     }
 }
 
@@ -68,12 +78,14 @@ static void check_refused(enum status st, const struct api_error *e)
 
 static void run(const uint8_t *data, size_t size, bool has_tokenizer)
 {
+    static const char *const names[] = {"demo"};
     const struct completion_rules rules = {
-        .model_name = "demo",
+        .model_names = names,
+        .model_name_count = 1,
         .vocab = VOCAB,
         .max_model_len = CONTEXT,
         .has_tokenizer = has_tokenizer,
-        .defaults = {NAN, NAN, -1},
+        .defaults = model_config_no_defaults(),
     };
     struct completion_request r;
     struct api_error e = {0};

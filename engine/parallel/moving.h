@@ -1,0 +1,51 @@
+/* Moving weights: linears whose weights are split over the mesh and travel to the products that
+ * need them, because for many rows that is less than what activations would move.
+ *
+ * summa (2d, 2.5d; axes row i, col j, size q each):
+ *   x(i,j) = rows i, inputs j; w(i,j) = inputs i, outputs j; y(i,j) = rows i, outputs j.
+ *   For t = 0 .. q-1: x(i,t) is broadcast along col, w(t,j) along row, and their product added, in
+ *   this order on every rank.
+ * gathered (3d; axis i): w(i) = a block of outputs; the blocks are gathered along the axis and
+ *   y = x w for all of them.
+ * A weight travels as the backend stores it: outputs should come in whole tiles of 32, else their
+ * padding travels too. */
+#ifndef TESSERA_ENGINE_PARALLEL_MOVING_H
+#define TESSERA_ENGINE_PARALLEL_MOVING_H
+
+#include "engine/parallel/groups.h"
+#include "engine/parallel/spread.h"
+
+#define MOVING_PIECES_MAX 8 /* q, or the size of the gathering axis */
+
+/* The largest parts that will be handled; bytes of a stored weight block, elements of the rest. */
+struct moving_sizes {
+    size_t weight_bytes;   /* one block */
+    size_t gathered_bytes; /* all blocks of one gather; 0: none */
+    size_t x, y;
+};
+
+struct moving;
+struct moving_weight;
+
+size_t moving_arena_bytes(const struct moving_sizes *sizes);
+/* g and b are borrowed. One thread (the rank's) calls. */
+enum status moving_open(struct groups *g, struct backend *b, const struct moving_sizes *sizes,
+                        struct moving **out, struct err *err) MUST_USE;
+void moving_close(struct moving *m);
+
+/* A weight [out, in] of which this rank stores one block (storage borrowed, as backend weight_put
+ * filled it). summa: in units are cut along `row`, out along `col`. */
+enum status moving_summa_open(struct moving *m, const void *storage, int32_t row, int32_t col,
+                              int64_t out, int64_t in, enum dtype dtype,
+                              struct moving_weight **weight, struct err *err) MUST_USE;
+/* gathered: this rank's `out` outputs x `in` inputs are one of the axis' equal blocks. */
+enum status moving_gathered_open(struct moving *m, const void *storage, int32_t axis, int32_t out,
+                                 int32_t in, enum dtype dtype, struct moving_weight **weight,
+                                 struct err *err) MUST_USE;
+void moving_weight_close(struct moving_weight *w);
+
+/* y: any memory; x: contiguous, any memory. Collective. Allocates nothing. */
+enum status moving_linear(struct moving *m, struct view y, struct cview x,
+                          const struct moving_weight *w, struct err *err) MUST_USE;
+
+#endif

@@ -1,0 +1,38 @@
+/* Private to plan*.c: what a plan file says, read. */
+#ifndef TESSERA_ENGINE_PARALLEL_PLAN_RULES_H
+#define TESSERA_ENGINE_PARALLEL_PLAN_RULES_H
+
+#include "config/jdoc.h"
+#include "engine/parallel/plan.h"
+
+enum { PLAN_RULES_MAX = 64, PLAN_PATTERN_MAX = 128 };
+
+enum plan_use { PLAN_PARAMETER, PLAN_PREPARE_IN, PLAN_PREPARE_OUT };
+
+struct plan_rule {
+    char match[PLAN_PATTERN_MAX];
+    int32_t literals; /* characters that are not wildcards: the specificity */
+    int32_t entry;    /* index in the file, for messages */
+    enum plan_use use;
+    struct plan_choice choice; /* PLAN_PARAMETER */
+    struct spread from, to;    /* PLAN_PREPARE_*: of the first matrix; equal: untouched */
+};
+
+struct plan {
+    char where[128], mode[16];
+    char *text;
+    struct mesh mesh;
+    int32_t ranks, rule_count;
+    uint64_t hash;
+    bool strict;         /* sizes must divide */
+    bool kv_replication; /* KV heads may be held by several ranks */
+    bool fused_norm;     /* unscaled products, divided by the norm afterwards */
+    struct plan_rule rules[PLAN_RULES_MAX];
+};
+
+/* Fills *p (text, where, ranks are set) from the parsed file. */
+enum status plan_file_read(const struct jdoc *doc, struct plan *p, struct err *err) MUST_USE;
+/* Component by component, so that `*` never crosses a dot. */
+bool plan_matches(const char *pattern, const char *name);
+
+#endif

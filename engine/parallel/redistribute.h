@@ -1,0 +1,95 @@
+/* Redistribute: moves a matrix from one spread over the mesh to another, each move by the
+ * collective that carries the least: partial -> copy    all-reduce            shard -> copy
+ * all-gather partial -> shard   reduce-scatter        shard -> shard    all-to-all copy -> shard a
+ * local slice         copy -> partial   kept by coordinate 0, zeros elsewhere two sharding axes
+ * change places          a permutation (an all-to-all over all ranks) The moves of a transition are
+ * the cheapest sequence, found on numbers every rank knows; uneven and empty blocks take part.
+ * shard -> partial is refused: a part would count as an addend. */
+#ifndef TESSERA_ENGINE_PARALLEL_REDISTRIBUTE_H
+#define TESSERA_ENGINE_PARALLEL_REDISTRIBUTE_H
+
+#include "engine/parallel/groups.h"
+#include "engine/parallel/spread.h"
+
+/* A dimension: so many units (rows, heads, columns) of `unit` elements each; units are not cut.
+ * Blocks of other sizes than the balanced rule's: `cut` has the pieces + 1 boundaries, in elements,
+ * of the finest split in use; borrowed. */
+struct extent {
+    int64_t units;
+    int32_t unit;
+    int32_t pieces;
+    const int64_t *cut; /* NULL: balanced */
+};
+
+struct matrix {
+    struct extent dim[SPREAD_DIMS]; /* of the whole matrix, the same on every rank */
+};
+
+enum move_kind {
+    MOVE_REDUCE,  /* partial -> copy */
+    MOVE_SCATTER, /* partial -> shard(to) */
+    MOVE_GATHER,  /* shard(from) -> copy */
+    MOVE_TURN,    /* shard(from) -> shard(to) */
+    MOVE_SLICE,   /* copy -> shard(to) */
+    MOVE_CLAIM,   /* copy -> partial */
+    MOVE_SWAP,    /* axes `axis` and `other` change places */
+};
+
+struct move {
+    enum move_kind kind;
+    int32_t axis, other;
+    int32_t from, to;            /* dimensions */
+    struct spread before, after; /* of the matrix */
+};
+
+#define REDISTRIBUTE_MOVES_MAX 12
+
+struct route {
+    struct spread from, to;
+    int32_t count;
+    struct move move[REDISTRIBUTE_MOVES_MAX];
+};
+
+/* Pure. ERR_USAGE names the axis when a shard would have to become an addend. */
+enum status redistribute_route(const struct mesh *m, const struct matrix *x, struct spread from,
+                               struct spread to, struct route *out, struct err *err) MUST_USE;
+/* "all-reduce(b)", "all-to-all(row: rows to cols)"; returns buf. */
+#define REDISTRIBUTE_TEXT_MAX 96
+const char *redistribute_text(const struct mesh *m, const struct move *v,
+                              char buf[REDISTRIBUTE_TEXT_MAX]);
+/* Elements a rank receives in one move. */
+int64_t redistribute_received(const struct mesh *m, const struct matrix *x, const struct move *v,
+                              int32_t rank);
+
+/* Elements of the largest parts that moves handle: per axis and over all ranks, and of those that
+ * meet nobody. */
+struct redistribute_sizes {
+    size_t place[MESH_AXES_MAX + 1];
+    size_t local;
+};
+/* Raises *sizes to what the route needs, on any rank. Pure. */
+void redistribute_measure(const struct mesh *m, const struct matrix *x, const struct route *route,
+                          struct redistribute_sizes *sizes);
+
+struct redistribute;
+
+/* Communicator arena for matrices of these sizes. */
+size_t redistribute_arena_bytes(const struct redistribute_sizes *sizes);
+/* g and b are borrowed. One thread (the rank's) calls. ERR_LIMIT: the arena is too small. */
+enum status redistribute_open(struct groups *g, struct backend *b,
+                              const struct redistribute_sizes *sizes, struct redistribute **out,
+                              struct err *err) MUST_USE;
+void redistribute_close(struct redistribute *r);
+
+/* Where a producer best writes the part that a route starts from: the first collective reads it in
+ * place. Valid until the run that takes it; it may be written while an older result is read. */
+float *redistribute_source(struct redistribute *r, const struct route *route);
+/* src: this rank's contiguous part, any memory but a result of this. *result: the part it becomes,
+ * valid until the next run; src itself when there is nothing to do. Collective over the axes of the
+ * route; all ranks pass the same route and matrix. Allocates nothing. ERR_INTERNAL when a part on
+ * the way is larger than was said. */
+enum status redistribute_run(struct redistribute *r, const struct matrix *x,
+                             const struct route *route, const float *src, const float **result,
+                             struct err *err) MUST_USE;
+
+#endif

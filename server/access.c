@@ -1,0 +1,57 @@
+/* DESIGN: a model server on an open port is used by strangers within hours, so the unsafe start
+ * must be asked for by name. Keys come in files only: a command line is read by everyone on the
+ * machine, an environment by every child. */
+#include "server/access.h"
+
+#include "server/http/http_listen.h"
+#include "server/keys.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* systemd's LoadCredential=api-keys:FILE. Its files are the service's alone, although access lists
+ * make their group bits look otherwise. */
+static bool find_credential(char *path, size_t cap)
+{
+    const char *directory = getenv("CREDENTIALS_DIRECTORY");
+    if (!directory)
+        return false;
+    int n = snprintf(path, cap, "%s/api-keys", directory);
+    return n > 0 && (size_t)n < cap && access(path, F_OK) == 0;
+}
+
+enum status access_open(const struct options *o, struct keys **keys, struct err *err)
+{
+    char credential[4096];
+    const bool has_credential = !o->api_key_file && find_credential(credential, sizeof credential);
+    const char *file = has_credential ? credential : o->api_key_file;
+    if (file && o->insecure_no_auth)
+        return base_fail(err, ERR_USAGE,
+                         "--insecure-no-auth and the key file %.200s exclude each other", file);
+    if (file)
+        return keys_open(file, has_credential, keys, err);
+    if (!o->insecure_no_auth && !http_listen_is_loopback(o->host))
+        return base_fail(err, ERR_USAGE,
+                         "--host %.100s can be reached by others: give --api-key-file FILE, or say "
+                         "--insecure-no-auth if anyone may use this server",
+                         o->host);
+    return OK;
+}
+
+struct http_limits access_limits(const struct options *o)
+{
+    return (struct http_limits){
+        .connections = o->max_connections,
+        .header_bytes = (size_t)o->http.header_bytes,
+        .target_bytes = (size_t)o->http.target_bytes,
+        .headers = o->http.headers,
+        .body_bytes = (size_t)o->http.body_bytes,
+        .bodies_bytes = (size_t)o->http.bodies_bytes,
+        .unsent_bytes = (size_t)o->http.unsent_bytes,
+        .header_s = o->http.header_timeout,
+        .body_s = o->http.body_timeout,
+        .send_s = o->http.send_timeout,
+        .idle_s = o->http.idle_timeout,
+    };
+}

@@ -1,0 +1,13 @@
+/* The body of a POST as a JSON object. Pure. */
+#ifndef TESSERA_SERVER_API_BODY_H
+#define TESSERA_SERVER_API_BODY_H
+
+#include "config/base.h"
+#include "config/jdoc.h"
+#include "server/api/api_error.h"
+
+/* Bounded by jdoc_limits_request before the parser sees it. On failure (ERR_INPUT, ERR_NOMEM) *e
+ * says why. */
+enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api_error *e) MUST_USE;
+
+#endif

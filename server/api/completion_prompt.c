@@ -1,0 +1,122 @@
+/* DESIGN: the four forms are told apart by the first element; every further one must be like it. */
+#include "server/api/completion.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status empty(struct api_error *e)
+{
+    return api_error_field(e, "prompt", "prompt must not be empty");
+}
+
+static enum status parse_ids(const struct jdoc *array, const struct completion_rules *rules,
+                             struct completion_prompt *p, struct api_error *e)
+{
+    size_t count = jdoc_size(array);
+    if (count == 0)
+        return empty(e);
+    p->ids = malloc(count * sizeof *p->ids);
+    if (!p->ids)
+        return ERR_NOMEM;
+    p->count = (int32_t)count; /* bounded by the tokens of a document */
+    return field_tokens("prompt", array, (int64_t)count, rules->vocab, p->ids, e);
+}
+
+static enum status parse_text(const struct jdoc *v, const struct completion_rules *rules,
+                              struct completion_prompt *p, struct api_error *e)
+{
+    if (jdoc_type(v) != JDOC_STRING)
+        return api_error_field(e, "prompt", "prompt must not mix strings with other values");
+    if (!rules->has_tokenizer)
+        return api_error_field(e, "prompt",
+                               "prompt must be token ids: this model came without a tokenizer");
+    if (jdoc_string_len(v) == 0)
+        return empty(e);
+    p->text = (struct field_string){jdoc_string(v), jdoc_string_len(v)};
+    return OK;
+}
+
+/* A list of prompts, all texts or all lists of ids. */
+static enum status parse_list(const struct jdoc *list, const struct completion_rules *rules,
+                              struct completion_request *r, struct api_error *e)
+{
+    size_t count = jdoc_size(list);
+    enum jdoc_type type = jdoc_type(jdoc_at(list, 0));
+    enum status st = OK;
+    if (count > COMPLETION_PROMPTS_MAX)
+        return api_error_field(e, "prompt", "prompt may hold at most %d prompts, got %zu",
+                               COMPLETION_PROMPTS_MAX, count);
+    r->prompts = calloc(count, sizeof *r->prompts);
+    if (!r->prompts)
+        return ERR_NOMEM;
+    for (size_t i = 0; i < count && st == OK; i++) {
+        const struct jdoc *v = jdoc_at(list, i);
+        struct completion_prompt *p = &r->prompts[r->prompt_count++];
+        if (type == JDOC_STRING)
+            st = parse_text(v, rules, p, e);
+        else if (jdoc_type(v) == JDOC_ARRAY)
+            st = parse_ids(v, rules, p, e);
+        else
+            st = api_error_field(e, "prompt", "prompt must not mix lists with other values");
+    }
+    return st;
+}
+
+enum status completion_prompt_parse(const struct jdoc *v, const struct completion_rules *rules,
+                                    struct completion_request *r, struct api_error *e)
+{
+    char text[80];
+    bool array = jdoc_type(v) == JDOC_ARRAY;
+    if (!array && jdoc_type(v) != JDOC_STRING)
+        return api_error_field(e, "prompt",
+                               "prompt must be a string, token ids, or a list of either, got %s",
+                               field_text(v, text, sizeof text));
+    if (array && jdoc_size(v) == 0)
+        return empty(e);
+    enum jdoc_type first = array ? jdoc_type(jdoc_at(v, 0)) : JDOC_STRING;
+    if (array && (first == JDOC_STRING || first == JDOC_ARRAY))
+        return parse_list(v, rules, r, e);
+    r->prompts = calloc(1, sizeof *r->prompts);
+    if (!r->prompts)
+        return ERR_NOMEM;
+    r->prompt_count = 1;
+    return array ? parse_ids(v, rules, r->prompts, e) : parse_text(v, rules, r->prompts, e);
+}
+
+/* ---- length ---- */
+
+static enum status too_long(struct api_error *e, int32_t max_model_len, const char *about,
+                            int64_t prompt, int64_t completion)
+{
+    enum status st = api_error_set(
+        e, 400, "context_length_exceeded",
+        "This model's maximum context length is %d tokens. However, you requested %s%lld tokens "
+        "(%lld in the prompt, %lld for the completion). Please reduce the prompt or max_tokens.",
+        max_model_len, about, (long long)(prompt + completion), (long long)prompt,
+        (long long)completion);
+    snprintf(e->param, sizeof e->param, "prompt");
+    return st;
+}
+
+enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
+                                  int32_t max_model_len, struct api_error *e)
+{
+    const int32_t answer = r->params.max_tokens;
+    int32_t keep = r->truncate < 0 ? max_model_len - (answer > 0 ? answer : 1) : r->truncate;
+    if (r->truncate != 0 && keep > 0 && p->count > keep) {
+        memmove(p->ids, p->ids + p->count - keep, (size_t)keep * sizeof *p->ids);
+        p->count = keep;
+    }
+    if (p->count < max_model_len && (int64_t)p->count + answer <= (int64_t)max_model_len)
+        return OK;
+    return too_long(e, max_model_len, "", p->count, answer);
+}
+
+enum status completion_prompt_fit_text(const struct completion_request *r, size_t tokens_min,
+                                       int32_t max_model_len, struct api_error *e)
+{
+    if (tokens_min < (size_t)max_model_len || r->truncate != 0)
+        return OK;
+    return too_long(e, max_model_len, "at least ", (int64_t)tokens_min, r->params.max_tokens);
+}

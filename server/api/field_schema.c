@@ -1,0 +1,168 @@
+/* DESIGN: the schema is written from the rows that check, and its defaults are read from a target
+ * as a request starts with, so the document cannot say anything else than the server does. */
+#include "server/api/field.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static void write_properties(const struct field_set *set, const void *defaults, struct buf *out);
+
+/* null is as good as absent, unless the field must be there. */
+static void write_type(const struct field *row, const char *type, struct buf *out)
+{
+    buf_printf(out, row->required ? "\"type\":\"%s\"" : "\"type\":[\"%s\",\"null\"]", type);
+}
+
+static void write_default(const struct field *row, const void *target, struct buf *out)
+{
+    const char *at = (const char *)target + row->offset;
+    if (row->no_default || row->use != FIELD_USED)
+        return;
+    if (row->kind == FIELD_INT)
+        buf_printf(out, ",\"default\":%" PRId64, *(const int64_t *)(const void *)at);
+    else if (row->kind == FIELD_NUMBER)
+        buf_printf(out, ",\"default\":%.9g", *(const double *)(const void *)at);
+    else if (row->kind == FIELD_BOOL)
+        buf_printf(out, ",\"default\":%s", *(const bool *)at ? "true" : "false");
+}
+
+static void write_range(const struct field *row, struct buf *out)
+{
+    buf_printf(out, ",\"%s\":%.17g,\"maximum\":%.17g",
+               row->above_min ? "exclusiveMinimum" : "minimum", row->min, row->max);
+}
+
+/* Lengths of strings are left to the server: JSON schema counts characters, we count bytes. */
+static void write_word(struct buf *out)
+{
+    buf_printf(out, "{\"type\":\"string\",\"minLength\":1,\"maxLength\":%d}", FIELD_WORD_BYTES_MAX);
+}
+
+static void write_ids(int64_t min, int64_t max, int32_t vocab, struct buf *out)
+{
+    buf_printf(out,
+               "\"minItems\":%" PRId64 ",\"maxItems\":%" PRId64
+               ",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":%d}",
+               min, max, vocab - 1);
+}
+
+static void write_prompt(const struct field *row, int32_t vocab, struct buf *out)
+{
+    const int64_t ids_max = (int64_t)jdoc_limits_request.tokens_max;
+    buf_puts(out, "\"anyOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",");
+    write_ids(1, ids_max, vocab, out);
+    buf_printf(out,
+               "},{\"type\":\"array\",\"minItems\":1,\"maxItems\":%" PRId64
+               ",\"items\":{\"type\":\"string\",\"minLength\":1}},{\"type\":\"array\","
+               "\"minItems\":1,\"maxItems\":%" PRId64 ",\"items\":{\"type\":\"array\",",
+               row->int_max, row->int_max);
+    write_ids(1, ids_max, vocab, out);
+    buf_puts(out, "}}]");
+}
+
+static void write_used(const struct field_set *set, const struct field *row, const void *target,
+                       struct buf *out)
+{
+    const struct field_set members = {row->members, row->member_count, set->vocab};
+    switch (row->kind) {
+    case FIELD_INT:
+        write_type(row, "integer", out);
+        buf_printf(out, ",\"minimum\":%" PRId64 ",\"maximum\":%" PRId64, row->int_min,
+                   row->int_max);
+        break;
+    case FIELD_NUMBER:
+        write_type(row, "number", out);
+        write_range(row, out);
+        break;
+    case FIELD_BOOL:
+        write_type(row, "boolean", out);
+        break;
+    case FIELD_STRING:
+        write_type(row, "string", out);
+        buf_printf(out, ",\"minLength\":%d,\"maxLength\":%" PRId64, row->int_min > 0, row->int_max);
+        break;
+    case FIELD_STRINGS:
+        buf_puts(out, "\"anyOf\":[{\"type\":\"null\"},");
+        write_word(out);
+        buf_printf(out, ",{\"type\":\"array\",\"maxItems\":%" PRId64 ",\"items\":", row->int_max);
+        write_word(out);
+        buf_puts(out, "}]");
+        break;
+    case FIELD_TOKENS:
+        write_type(row, "array", out);
+        buf_puts(out, ",");
+        write_ids(0, row->int_max, set->vocab, out);
+        break;
+    case FIELD_BIAS:
+        write_type(row, "object", out);
+        buf_printf(out, ",\"maxProperties\":%" PRId64 ",\"propertyNames\":{\"pattern\":\"%s\"}",
+                   row->int_max, "^(0|[1-9][0-9]{0,8})$");
+        buf_puts(out, ",\"additionalProperties\":{\"type\":\"number\"");
+        write_range(row, out);
+        buf_puts(out, "}");
+        break;
+    case FIELD_PROMPT:
+        write_prompt(row, set->vocab, out);
+        break;
+    case FIELD_OBJECT:
+        write_type(row, "object", out);
+        buf_puts(out, ",");
+        write_properties(&members, target, out);
+        break;
+    case FIELD_ARRAY:
+        write_type(row, "array", out);
+        break;
+    case FIELD_ANY:
+        break;
+    }
+    write_default(row, target, out);
+}
+
+/* The one value that an unsupported field may have, and null. */
+static void write_neutral(const struct field *row, struct buf *out)
+{
+    buf_puts(out, "\"description\":\"not supported\",\"enum\":[null");
+    if (row->kind == FIELD_BOOL)
+        buf_puts(out, row->neutral != 0 ? ",true" : ",false");
+    else if (row->kind == FIELD_STRING)
+        buf_puts(out, ",\"\"");
+    else if (row->kind == FIELD_ARRAY)
+        buf_puts(out, ",[]");
+    else if (row->kind == FIELD_OBJECT)
+        buf_puts(out, ",{}");
+    else if (row->neutral == row->neutral) /* not a NaN */
+        buf_printf(out, ",%g", row->neutral);
+    buf_puts(out, "]");
+}
+
+static void write_properties(const struct field_set *set, const void *defaults, struct buf *out)
+{
+    const char *separator = ",\"required\":[";
+    buf_puts(out, "\"properties\":{");
+    for (size_t i = 0; i < set->count; i++) {
+        const struct field *row = &set->rows[i];
+        buf_printf(out, "%s\"%s\":{", i ? "," : "", row->name);
+        if (row->use == FIELD_USED)
+            write_used(set, row, defaults, out);
+        else if (row->use == FIELD_UNSUPPORTED)
+            write_neutral(row, out);
+        else
+            buf_puts(out, "\"description\":\"accepted, without effect\"");
+        buf_puts(out, "}");
+    }
+    buf_puts(out, "}");
+    for (size_t i = 0; i < set->count; i++)
+        if (set->rows[i].required) {
+            buf_printf(out, "%s\"%s\"", separator, set->rows[i].name);
+            separator = ",";
+        }
+    if (strcmp(separator, ",") == 0)
+        buf_puts(out, "]");
+}
+
+void field_schema(const struct field_set *set, const void *defaults, struct buf *out)
+{
+    buf_puts(out, "{\"type\":\"object\",");
+    write_properties(set, defaults, out);
+    buf_puts(out, "}");
+}

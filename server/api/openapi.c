@@ -1,0 +1,197 @@
+/* DESIGN: request bodies come from the tables that check them; answers are a table here, which the
+ * tests hold real answers against. */
+#include "server/api/openapi.h"
+
+#include "server/api/tokenize.h"
+
+#include <string.h>
+
+#define REF(name) "{\"$ref\":\"#/components/schemas/" name "\"}"
+#define LIST(item) "{\"type\":\"array\",\"items\":" item "}"
+
+static const char string[] = "{\"type\":\"string\"}";
+static const char string_or_null[] = "{\"type\":[\"string\",\"null\"]}";
+static const char count[] = "{\"type\":\"integer\",\"minimum\":0}";
+static const char counts[] = LIST("{\"type\":\"integer\",\"minimum\":0}");
+
+/* What answers are made of. Rows of one schema follow each other; what is not required is there
+ * only when it was asked for. */
+static const struct property {
+    const char *schema, *name, *type;
+    bool required;
+} properties[] = {
+    {"Error", "error", REF("ErrorBody"), true},
+    {"ErrorBody", "message", string, true},
+    {"ErrorBody", "type", string, true},
+    {"ErrorBody", "param", string_or_null, true},
+    {"ErrorBody", "code", string_or_null, true},
+    {"UsageDetails", "cached_tokens", count, true},
+    {"Usage", "prompt_tokens", count, true},
+    {"Usage", "completion_tokens", count, true},
+    {"Usage", "total_tokens", count, true},
+    {"Usage", "prompt_tokens_details", REF("UsageDetails"), true},
+    {"Logprobs", "tokens", LIST("{\"type\":\"string\"}"), true},
+    {"Logprobs", "token_logprobs", LIST("{\"type\":[\"number\",\"null\"],\"maximum\":0}"), true},
+    {"Logprobs", "top_logprobs",
+     LIST("{\"type\":[\"object\",\"null\"],\"additionalProperties\":{\"type\":\"number\","
+          "\"maximum\":0}}"),
+     true},
+    {"Logprobs", "text_offset", counts, true},
+    {"Choice", "index", count, true},
+    {"Choice", "text", string, true},
+    {"Choice", "logprobs", "{\"anyOf\":[{\"type\":\"null\"}," REF("Logprobs") "]}", true},
+    {"Choice", "finish_reason", "{\"enum\":[\"stop\",\"length\"]}", true},
+    {"Choice", "stop_reason", "{\"type\":[\"string\",\"integer\",\"null\"]}", true},
+    {"Choice", "prompt_logprobs", LIST("{\"type\":[\"object\",\"null\"]}"), false},
+    {"Choice", "token_ids", counts, false},
+    {"Choice", "prompt_token_ids", counts, false},
+    {"Completion", "id", string, true},
+    {"Completion", "object", "{\"const\":\"text_completion\"}", true},
+    {"Completion", "created", count, true},
+    {"Completion", "model", string, true},
+    {"Completion", "system_fingerprint", string, true},
+    {"Completion", "choices", LIST(REF("Choice")), true},
+    {"Completion", "usage", REF("Usage"), true},
+    {"Model", "id", string, true},
+    {"Model", "object", "{\"const\":\"model\"}", true},
+    {"Model", "created", count, true},
+    {"Model", "owned_by", string, true},
+    {"Model", "root", string, true},
+    {"Model", "parent", string_or_null, true},
+    {"Model", "max_model_len", count, true},
+    {"Models", "object", "{\"const\":\"list\"}", true},
+    {"Models", "data", LIST(REF("Model")), true},
+    {"Tokens", "count", count, true},
+    {"Tokens", "max_model_len", count, true},
+    {"Tokens", "tokens", counts, true},
+    {"Tokens", "token_strs", "{\"type\":[\"array\",\"null\"],\"items\":{\"type\":\"string\"}}",
+     true},
+    {"Text", "prompt", string, true},
+    {"Text", "content", string, true},
+    {"TokenizerInfo", "tokenizer_class", string, true},
+    {"TokenizerInfo", "bos_token", string_or_null, true},
+    {"TokenizerInfo", "eos_token", string_or_null, true},
+    {"TokenizerInfo", "chat_template", string_or_null, true},
+    {"Status", "status", string, true},
+    {"Version", "version", string, true},
+};
+
+/* What an operation may answer besides 200. */
+enum { BAD = 1, UNKNOWN = 2, BODY = 4, BUSY = 8, TOKENIZER = 16, READY = 32, MODEL_PATH = 64 };
+
+static const struct operation {
+    const char *path, *method, *id, *summary, *answer; /* schema; NULL: plain text */
+    int may;
+} operations[] = {
+    {"/v1/completions", "post", "complete", "Continues prompts", "Completion",
+     BAD | UNKNOWN | BODY | BUSY | READY},
+    {"/tokenize", "post", "tokenize", "Text to token ids", "Tokens",
+     BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
+    {"/detokenize", "post", "detokenize", "Token ids to text", "Text",
+     BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
+    {"/tokenizer_info", "get", "tokenizerInfo", "tokenizer_config.json", "TokenizerInfo",
+     TOKENIZER},
+    {"/v1/models", "get", "listModels", "What is served", "Models", 0},
+    {"/v1/models/{model}", "get", "getModel", "One of them", "Model", UNKNOWN | MODEL_PATH},
+    {"/health", "get", "health", "200 when requests are welcome", "Status", READY},
+    {"/readyz", "get", "ready", "200 when requests are welcome", "Status", READY},
+    {"/livez", "get", "live", "200 while the server runs", "Status", 0},
+    {"/version", "get", "version", "Version of the server", "Version", 0},
+    {"/metrics", "get", "metrics", "Counters for Prometheus", NULL, 0},
+};
+
+static void write_errors(int may, struct buf *out)
+{
+    static const struct {
+        int flag;
+        const char *status, *meaning;
+    } errors[] = {
+        {BAD, "400", "A field is wrong: its name, its value and the limit"},
+        {UNKNOWN, "404", "No such model"},
+        {BODY, "411", "The length of the body is not said"},
+        {BODY, "413", "The body is too large"},
+        {BODY, "415", "The body is compressed, or not JSON"},
+        {BUSY, "429", "Too many requests wait; Retry-After says when to come back"},
+        {TOKENIZER, "501", "The model came without a tokenizer"},
+        {BUSY | READY, "503", "Loading, draining, out of memory, or a rank is lost"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(errors); i++)
+        if (may & errors[i].flag)
+            buf_printf(out,
+                       ",\"%s\":{\"description\":\"%s\",\"content\":{\"application/json\":"
+                       "{\"schema\":" REF("Error") "}}}",
+                       errors[i].status, errors[i].meaning);
+}
+
+static void write_request(const char *path, const struct completion_rules *rules, struct buf *out)
+{
+    buf_puts(out, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
+                  "{\"schema\":");
+    if (strcmp(path, "/tokenize") == 0)
+        tokenize_schema(rules->vocab, out);
+    else if (strcmp(path, "/detokenize") == 0)
+        tokenize_id_schema(rules->vocab, out);
+    else
+        completion_schema(rules, out);
+    buf_puts(out, "}}}");
+}
+
+static void write_operation(const struct operation *o, const struct completion_rules *rules,
+                            struct buf *out)
+{
+    buf_printf(out, "\"%s\":{\"%s\":{\"operationId\":\"%s\",\"summary\":\"%s\"", o->path, o->method,
+               o->id, o->summary);
+    if (o->may & MODEL_PATH)
+        buf_puts(out, ",\"parameters\":[{\"name\":\"model\",\"in\":\"path\",\"required\":true,"
+                      "\"schema\":{\"type\":\"string\"}}]");
+    if (o->may & BODY)
+        write_request(o->path, rules, out);
+    buf_puts(out, ",\"responses\":{\"200\":{\"description\":\"Done\",\"content\":{");
+    if (o->answer)
+        buf_printf(out, "\"application/json\":{\"schema\":" REF("%s") "}", o->answer);
+    else
+        buf_printf(out, "\"text/plain\":{\"schema\":%s}", string);
+    if (o->may & READY && o->may & BODY)
+        buf_printf(out, ",\"text/event-stream\":{\"schema\":%s}", string);
+    buf_puts(out, "}}");
+    write_errors(o->may, out);
+    buf_puts(out, "}}}");
+}
+
+/* One schema: the rows from i on that have its name. Returns where the next begins. */
+static size_t write_schema(size_t i, struct buf *out)
+{
+    const char *name = properties[i].schema;
+    const char *separator = "";
+    size_t end = i;
+    buf_printf(out, "\"%s\":{\"type\":\"object\",\"properties\":{", name);
+    for (; end < ARRAY_LEN(properties) && strcmp(properties[end].schema, name) == 0; end++)
+        buf_printf(out, "%s\"%s\":%s", end > i ? "," : "", properties[end].name,
+                   properties[end].type);
+    buf_puts(out, "},\"required\":[");
+    for (; i < end; i++) {
+        if (!properties[i].required)
+            continue;
+        buf_printf(out, "%s\"%s\"", separator, properties[i].name);
+        separator = ",";
+    }
+    buf_puts(out, "]}");
+    return end;
+}
+
+void openapi_write(const struct completion_rules *rules, const char *version, struct buf *out)
+{
+    buf_puts(out, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"Tessera\",\"version\":");
+    buf_json(out, version, strlen(version));
+    buf_puts(out, "},\"paths\":{");
+    for (size_t i = 0; i < ARRAY_LEN(operations); i++) {
+        buf_puts(out, i ? "," : "");
+        write_operation(&operations[i], rules, out);
+    }
+    buf_puts(out, "},\"components\":{\"schemas\":{");
+    for (size_t i = 0; i < ARRAY_LEN(properties);) {
+        buf_puts(out, i ? "," : "");
+        i = write_schema(i, out);
+    }
+    buf_puts(out, "}}}");
+}

@@ -1,0 +1,245 @@
+#include "server/bench/target.h"
+
+#include "config/jdoc.h"
+#include "server/bench/reply.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static enum status bad_url(const char *url, const char *why, struct err *err)
+{
+    return base_fail(err, ERR_USAGE, "\"%.200s\" %s; expected http://HOST[:PORT][/v1]", url, why);
+}
+
+/* The path of the endpoint and of the API's root, from whatever path was given. */
+static void set_paths(struct target *t, const char *path, size_t n)
+{
+    while (n > 0 && path[n - 1] == '/')
+        n--;
+    snprintf(t->path, sizeof t->path, "%.*s", (int)n, path);
+    t->is_chat = ends_with(t->path, "/chat/completions");
+    if (!ends_with(t->path, "/completions"))
+        snprintf(t->path, sizeof t->path, "%.*s/completions", (int)n, n > 0 ? path : "/v1");
+    if (n == 0)
+        snprintf(t->path, sizeof t->path, "/v1/completions");
+    size_t tail = strlen(t->is_chat ? "/chat/completions" : "/completions");
+    snprintf(t->base, sizeof t->base, "%.*s", (int)(strlen(t->path) - tail), t->path);
+}
+
+enum status target_parse(const char *url, struct target *out, struct err *err)
+{
+    struct target t = {.is_chat = false};
+    if (strncmp(url, "https://", 8) == 0)
+        return bad_url(url,
+                       "needs TLS, which this client does not speak: measure the server "
+                       "itself, or through a local proxy",
+                       err);
+    if (strncmp(url, "http://", 7) != 0)
+        return bad_url(url, "is not a URL of a server", err);
+    const char *host = url + 7;
+    size_t n = strcspn(host, "/");
+    const char *path = host + n;
+    if (n == 0 || n >= sizeof t.host || memchr(host, '@', n))
+        return bad_url(url, "names no host", err);
+    if (strlen(path) + sizeof "/completions" > sizeof t.path)
+        return bad_url(url, "has a long path", err);
+    for (const char *c = host; *c; c++)
+        if (!isgraph((unsigned char)*c) || strchr("?#\\\"", *c))
+            return bad_url(url, "has a query, a fragment, or a character that no URL has", err);
+    memcpy(t.host, host, n);
+    set_paths(&t, path, strlen(path));
+    *out = t;
+    return OK;
+}
+
+/* "host", "host:port", "[v6]", "[v6]:port" */
+static bool split_host(const char *from, char *host, size_t cap, const char **port)
+{
+    const char *close = from[0] == '[' ? strchr(from, ']') : NULL;
+    const char *colon = strrchr(close ? close : from, ':');
+    const char *begin = close ? from + 1 : from;
+    size_t n = close ? (size_t)(close - begin) : colon ? (size_t)(colon - from) : strlen(from);
+    *port = colon ? colon + 1 : "80";
+    if (n == 0 || n >= cap || (from[0] == '[' && !close) || strspn(*port, "0123456789") == 0 ||
+        (*port)[strspn(*port, "0123456789")])
+        return false;
+    memcpy(host, begin, n);
+    host[n] = '\0';
+    return true;
+}
+
+static void set_timeout(int fd, double seconds)
+{
+    struct timeval t = {.tv_sec = (time_t)seconds,
+                        .tv_usec = (suseconds_t)((seconds - floor(seconds)) * 1e6)};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
+}
+
+/* A connected blocking socket, or -1 with errno. */
+static int dial(const struct sockaddr *address, socklen_t len, double timeout_s)
+{
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    set_timeout(fd, timeout_s);
+    if (connect(fd, address, len) == 0)
+        return fd;
+    int saved = errno == EINPROGRESS ? ETIMEDOUT : errno;
+    close(fd);
+    errno = saved;
+    return -1;
+}
+
+enum status target_resolve(struct target *t, double timeout_s, struct err *err)
+{
+    char host[sizeof t->host];
+    const char *port;
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    struct addrinfo *found = NULL;
+    if (!split_host(t->host, host, sizeof host, &port))
+        return base_fail(err, ERR_USAGE, "\"%.200s\": expected HOST or HOST:PORT", t->host);
+    int rc = getaddrinfo(host, port, &hints, &found);
+    if (rc != 0)
+        return base_fail(err, ERR_PEER, "cannot find %s: %s", t->host, gai_strerror(rc));
+    int fd = -1;
+    for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
+        fd = dial(a->ai_addr, a->ai_addrlen, timeout_s);
+        if (fd >= 0) {
+            memcpy(&t->address, a->ai_addr, a->ai_addrlen);
+            t->address_len = a->ai_addrlen;
+        }
+    }
+    int saved = errno;
+    freeaddrinfo(found);
+    errno = saved;
+    if (fd < 0)
+        return base_fail_errno(err, ERR_PEER, "no server answers at http://%s", t->host);
+    close(fd);
+    return OK;
+}
+
+void target_write_head(const struct target *t, const char *method, const char *path,
+                       size_t body_bytes, struct buf *out)
+{
+    buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", method, path, t->host);
+    buf_puts(out, "User-Agent: tessera-bench/" TESSERA_VERSION "\r\n");
+    if (t->api_key)
+        buf_printf(out, "Authorization: Bearer %s\r\n", t->api_key);
+    if (body_bytes > 0)
+        buf_printf(out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body_bytes);
+    buf_puts(out, "\r\n");
+}
+
+static enum status send_all(int fd, const struct buf *b)
+{
+    for (size_t sent = 0; sent < b->len;) {
+        ssize_t n = send(fd, b->data + sent, b->len - sent, MSG_NOSIGNAL);
+        if (n <= 0)
+            return ERR_PEER;
+        sent += (size_t)n;
+    }
+    return OK;
+}
+
+static enum status receive(int fd, double end, struct reply *r, struct err *err)
+{
+    char bytes[16384];
+    while (!reply_is_complete(r)) {
+        if (base_now() > end)
+            return base_fail(err, ERR_PEER, "no whole answer in time");
+        ssize_t n = recv(fd, bytes, sizeof bytes, 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return base_fail_errno(err, ERR_PEER, "no answer");
+        enum status st = n == 0 ? reply_close(r, err) : reply_feed(r, bytes, (size_t)n, err);
+        if (st != OK)
+            return ERR_PEER;
+    }
+    return OK;
+}
+
+static void ignore_event(void *ctx, const char *data, size_t n)
+{
+    (void)ctx;
+    (void)data;
+    (void)n;
+}
+
+enum status target_exchange(const struct target *t, const char *method, const char *path,
+                            const struct buf *request_body, double timeout_s, int32_t *http_status,
+                            struct buf *body, struct err *err)
+{
+    enum status st = OK;
+    struct reply r;
+    struct buf request;
+    struct err cause = {""};
+    double end = base_now() + timeout_s;
+    buf_init(&request, 8u << 20);
+    reply_init(&r, ignore_event, NULL);
+    int fd = dial((const struct sockaddr *)&t->address, t->address_len, timeout_s);
+    target_write_head(t, method, path, request_body ? request_body->len : 0, &request);
+    if (request_body)
+        buf_add(&request, request_body->data, request_body->len);
+    if (fd < 0 || request.failed || send_all(fd, &request) != OK)
+        st = base_fail_errno(&cause, ERR_PEER, "cannot send");
+    TRY(st);
+    TRY(receive(fd, end, &r, &cause));
+    *http_status = r.http_status;
+    buf_add(body, r.body.data, r.body.len);
+out:
+    if (st != OK)
+        base_fail(err, st, "%s http://%s%s: %s", method, t->host, path, cause.text);
+    if (fd >= 0)
+        close(fd);
+    reply_free(&r);
+    buf_free(&request);
+    return st;
+}
+
+enum status target_model(const struct target *t, double timeout_s, char *name, size_t cap,
+                         struct err *err)
+{
+    enum status st = OK;
+    char path[sizeof t->base + 8];
+    struct buf body;
+    struct jdoc *doc = NULL;
+    int32_t http_status = 0;
+    struct err ignored;
+    buf_init(&body, REPLY_BODY_BYTES_MAX);
+    snprintf(path, sizeof path, "%s/models", t->base);
+    TRY(target_exchange(t, "GET", path, NULL, timeout_s, &http_status, &body, err));
+    const struct jdoc *data = NULL, *id = NULL;
+    if (http_status == 200 && body.len > 0 &&
+        jdoc_parse(body.data, body.len, &jdoc_limits_request, path, &doc, &ignored) == OK &&
+        jdoc_type(doc) == JDOC_OBJECT)
+        data = jdoc_get(doc, "data");
+    if (data && jdoc_type(data) == JDOC_ARRAY && jdoc_size(data) > 0 &&
+        jdoc_type(jdoc_at(data, 0)) == JDOC_OBJECT)
+        id = jdoc_get(jdoc_at(data, 0), "id");
+    if (!id || jdoc_type(id) != JDOC_STRING || jdoc_string_len(id) >= cap)
+        st = base_fail(err, ERR_PEER,
+                       "http://%s%s names no model (HTTP %d): is this an OpenAI-style server? "
+                       "--model NAME skips the question",
+                       t->host, path, http_status);
+    else
+        snprintf(name, cap, "%s", jdoc_string(id));
+out:
+    jdoc_close(doc);
+    buf_free(&body);
+    return st;
+}

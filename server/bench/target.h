@@ -1,0 +1,36 @@
+/* Whom to measure: a URL taken apart, its address, and what a first exchange tells of the peer. */
+#ifndef TESSERA_SERVER_BENCH_TARGET_H
+#define TESSERA_SERVER_BENCH_TARGET_H
+
+#include "config/buf.h"
+
+#include <sys/socket.h>
+
+struct target {
+    char host[256]; /* as in the Host field, with the port */
+    char path[256]; /* of the completions endpoint */
+    char base[256]; /* path of the API's root: "/v1" */
+    bool is_chat;
+    struct sockaddr_storage address;
+    socklen_t address_len;
+    const char *api_key; /* borrowed; NULL: none */
+};
+
+/* http://HOST[:PORT][/BASE], or the whole URL of an endpoint that ends in /completions (with
+ * /chat/completions: chat). ERR_USAGE for anything else. */
+enum status target_parse(const char *url, struct target *out, struct err *err) MUST_USE;
+/* Finds an address that accepts a connection, within timeout_s each. ERR_PEER when none does. */
+enum status target_resolve(struct target *t, double timeout_s, struct err *err) MUST_USE;
+/* The head of a request with a body of that length, up to and with the empty line. */
+void target_write_head(const struct target *t, const char *method, const char *path,
+                       size_t body_bytes, struct buf *out);
+/* One blocking exchange: the answer's body (added to *body) and status. ERR_PEER when the peer does
+ * not answer properly within timeout_s. */
+enum status target_exchange(const struct target *t, const char *method, const char *path,
+                            const struct buf *request_body, double timeout_s, int32_t *http_status,
+                            struct buf *body, struct err *err) MUST_USE;
+/* The name of the first model of BASE/models into name; ERR_PEER when there is none. */
+enum status target_model(const struct target *t, double timeout_s, char *name, size_t cap,
+                         struct err *err) MUST_USE;
+
+#endif

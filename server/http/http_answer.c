@@ -1,0 +1,248 @@
+/* DESIGN: an answer given by any thread is only stored; the connection's own thread, woken for it,
+ * queues it, because the library's responses belong to that thread. A stream is a callback that
+ * takes what is there and suspends the connection when nothing is. */
+#include "server/http/http_cors.h"
+#include "server/http/http_request.h"
+
+#include <microhttpd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define STREAM_BLOCK_BYTES 8192
+
+/* ---- answers from any thread ---- */
+
+/* Under r->lock. */
+static void wake(struct http_request *r)
+{
+    if (r->suspended && r->connection) {
+        r->suspended = false;
+        MHD_resume_connection(r->connection);
+    }
+}
+
+void http_answer_drop(struct http_request *r)
+{
+    r->gone = true;
+    wake(r);
+}
+
+static void answer(struct http_request *r, int32_t status, const char *content_type,
+                   int32_t retry_after_s, struct buf *body)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->phase == HTTP_OPEN) {
+        r->phase = HTTP_ANSWERED;
+        r->status = status;
+        r->content_type = content_type;
+        r->retry_after_s = retry_after_s;
+        r->streaming = !body;
+        if (body) {
+            buf_free(&r->out);
+            r->out = *body;
+            buf_init(body, body->max);
+        }
+        wake(r);
+    }
+    pthread_mutex_unlock(&r->lock);
+    if (body)
+        buf_free(body);
+}
+
+void http_reply(struct http_request *r, int32_t status, const char *content_type, struct buf *body)
+{
+    answer(r, status, content_type, 0, body);
+}
+
+void http_reply_error(struct http_request *r, const struct api_error *e)
+{
+    struct buf body;
+    buf_init(&body, 4096);
+    api_error_write(e, &body);
+    answer(r, e->http_status, "application/json", e->retry_after_s, &body);
+}
+
+void http_stream_begin(struct http_request *r)
+{
+    answer(r, 200, "text/event-stream; charset=utf-8", 0, NULL);
+}
+
+bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
+{
+    pthread_mutex_lock(&r->lock);
+    bool good = r->connection && !r->gone && r->streaming && !r->stream_ended;
+    if (good) {
+        if (r->out.len == 0)
+            http_peer_move(r->peer, HTTP_PEER_SENDING);
+        buf_add(&r->out, bytes, n);
+        good = !r->out.failed;
+        if (good) {
+            wake(r);
+        } else {
+            /* it does not read: its thread would never look at it */
+            shutdown(http_peer_fd(r->peer), SHUT_RDWR);
+            http_answer_drop(r);
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+    return good;
+}
+
+void http_stream_end(struct http_request *r, bool ok)
+{
+    pthread_mutex_lock(&r->lock);
+    if (!r->stream_ended) {
+        r->stream_ended = true;
+        r->stream_ok = ok;
+        wake(r);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- sending: HTTP threads ---- */
+
+/* Ends a stream so that nobody takes it for whole: the last chunk cannot be written any more. Said
+ * to the library as an error, a connection that was suspended before would be closed, but not freed
+ * for as long as others are busy. */
+static ssize_t cut_stream(const struct http_request *r)
+{
+    shutdown(http_peer_fd(r->peer), SHUT_RDWR);
+    return MHD_CONTENT_READER_END_OF_STREAM;
+}
+
+static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t max)
+{
+    struct http_request *r = cls;
+    ssize_t n = 0;
+    (void)pos;
+    pthread_mutex_lock(&r->lock);
+    if (!r->connection) {
+        n = MHD_CONTENT_READER_END_WITH_ERROR;
+    } else if (r->gone) {
+        n = cut_stream(r);
+    } else if (r->out.len > 0) {
+        size_t k = r->out.len < max ? r->out.len : max;
+        memcpy(to, r->out.data, k);
+        buf_consume(&r->out, k);
+        http_peer_move(r->peer, r->out.len > 0 ? HTTP_PEER_SENDING : HTTP_PEER_BUSY);
+        n = (ssize_t)k;
+    } else if (r->stream_ended) {
+        n = r->stream_ok ? MHD_CONTENT_READER_END_OF_STREAM : cut_stream(r);
+    } else {
+        r->suspended = true;
+        MHD_suspend_connection(r->connection);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return n;
+}
+
+static void release_stream(void *cls)
+{
+    http_release(cls);
+}
+
+static struct MHD_Response *make_response(struct http_request *r)
+{
+    if (r->streaming) {
+        struct MHD_Response *response = MHD_create_response_from_callback(
+            MHD_SIZE_UNKNOWN, STREAM_BLOCK_BYTES, read_stream, r, release_stream);
+        if (response)
+            http_hold(r);
+        return response;
+    }
+    size_t n = 0;
+    char *data = buf_take(&r->out, &n);
+    if (!data)
+        return NULL;
+    struct MHD_Response *response = MHD_create_response_from_buffer(n, data, MHD_RESPMEM_MUST_FREE);
+    if (!response)
+        free(data);
+    return response;
+}
+
+static const char *header_of(const struct http_request *r, const char *name)
+{
+    return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
+}
+
+static void add_cors(const struct http_request *r, struct MHD_Response *response)
+{
+    const char *origin = header_of(r, "Origin");
+    MHD_add_response_header(response, "Vary", "Origin");
+    if (!http_cors_allows(r->http->config.cors_origins, origin))
+        return;
+    MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
+    if (!r->preflight) {
+        MHD_add_response_header(response, "Access-Control-Expose-Headers", "X-Request-Id");
+        return;
+    }
+    /* a star would not cover Authorization */
+    const char *headers = header_of(r, "Access-Control-Request-Headers");
+    if (headers && *headers)
+        MHD_add_response_header(response, "Access-Control-Allow-Headers", headers);
+    MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
+    MHD_add_response_header(response, "Access-Control-Max-Age", "600");
+}
+
+static void add_headers(const struct http_request *r, struct MHD_Response *response)
+{
+    char text[16];
+    MHD_add_response_header(response, "X-Request-Id", r->id);
+    if (r->content_type)
+        MHD_add_response_header(response, "Content-Type", r->content_type);
+    if (r->allow[0])
+        MHD_add_response_header(response, "Allow", r->allow);
+    if (r->status == 401)
+        MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (r->close || http_gate_is_crowded(r->http->gate))
+        MHD_add_response_header(response, "Connection", "close");
+    if (r->retry_after_s > 0) {
+        snprintf(text, sizeof text, "%d", r->retry_after_s);
+        MHD_add_response_header(response, "Retry-After", text);
+    }
+    if (r->streaming) {
+        MHD_add_response_header(response, "Cache-Control", "no-cache");
+        MHD_add_response_header(response, "X-Accel-Buffering", "no");
+    }
+    if (r->http->config.cors_origins)
+        add_cors(r, response);
+}
+
+/* The answer is stored: nobody else writes its fields any more. */
+static bool queue_answer(struct http_request *r)
+{
+    struct MHD_Response *response = make_response(r);
+    if (!response)
+        return false;
+    add_headers(r, response);
+    bool good = MHD_queue_response(r->connection, (unsigned int)r->status, response) == MHD_YES;
+    MHD_destroy_response(response);
+    return good;
+}
+
+/* A client that leaves is noticed by the watch, unless its answer is there and only to be sent. */
+static void watch(struct http_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool is_over = r->phase == HTTP_ANSWERED && !r->streaming;
+    pthread_mutex_unlock(&r->lock);
+    if (!is_over && r->ticket == 0)
+        r->ticket = http_watch_add(r->http->watch, http_peer_fd(r->peer), r);
+}
+
+bool http_answer_proceed(struct http_request *r)
+{
+    watch(r);
+    pthread_mutex_lock(&r->lock);
+    bool gone = r->gone, answered = r->phase == HTTP_ANSWERED;
+    if (answered) {
+        r->phase = HTTP_QUEUED;
+    } else if (!gone) {
+        r->suspended = true;
+        MHD_suspend_connection(r->connection);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return !gone && (!answered || queue_answer(r));
+}

@@ -1,0 +1,11 @@
+/* Which pages in a browser may read our answers (the Fetch standard, "CORS protocol"). Pure. */
+#ifndef TESSERA_SERVER_HTTP_HTTP_CORS_H
+#define TESSERA_SERVER_HTTP_HTTP_CORS_H
+
+#include <stdbool.h>
+
+/* origins: from --cors-origins, separated by commas; "*" is any; NULL is none. Origins compare byte
+ * by byte. */
+bool http_cors_allows(const char *origins, const char *origin);
+
+#endif

@@ -1,0 +1,29 @@
+/* DESIGN: such an answer is a few hundred bytes into an empty socket buffer, so one send does it.
+ */
+#include "server/http/http_refusal.h"
+
+#include "server/http/http_id.h"
+
+#include <microhttpd.h>
+#include <sys/socket.h>
+
+void http_refusal_send(int fd, const struct api_error *e)
+{
+    struct buf body, all;
+    char id[HTTP_ID_MAX + 1];
+    buf_init(&body, 4096);
+    buf_init(&all, 8192);
+    http_id_choose(NULL, id);
+    api_error_write(e, &body);
+    buf_printf(&all, "HTTP/1.1 %d %s\r\n", e->http_status,
+               MHD_get_reason_phrase_for((unsigned int)e->http_status));
+    buf_printf(&all, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body.len);
+    if (e->retry_after_s > 0)
+        buf_printf(&all, "Retry-After: %d\r\n", e->retry_after_s);
+    buf_printf(&all, "X-Request-Id: %s\r\nConnection: close\r\n\r\n", id);
+    buf_add(&all, body.data, body.len);
+    if (!body.failed && !all.failed)
+        (void)!send(fd, all.data, all.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    buf_free(&body);
+    buf_free(&all);
+}

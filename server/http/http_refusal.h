@@ -1,0 +1,12 @@
+/* An error answer written straight to a socket: for clients that the HTTP library never sees, or
+ * that it still waits for. */
+#ifndef TESSERA_SERVER_HTTP_HTTP_REFUSAL_H
+#define TESSERA_SERVER_HTTP_HTTP_REFUSAL_H
+
+#include "server/api/api_error.h"
+
+/* Never blocks; what the socket does not take at once is lost. Says "Connection: close", and leaves
+ * the closing to the caller. */
+void http_refusal_send(int fd, const struct api_error *e);
+
+#endif

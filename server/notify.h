@@ -1,0 +1,20 @@
+/* Tells a service manager how we are doing: systemd's notification protocol, one datagram a
+ * message. Without a manager nothing is sent. The main thread's. */
+#ifndef TESSERA_SERVER_NOTIFY_H
+#define TESSERA_SERVER_NOTIFY_H
+
+#include "config/base.h"
+
+struct notify {
+    int fd;              /* -1: nobody listens */
+    int64_t watchdog_ns; /* how often the manager wants to hear that we are well; 0: never */
+};
+
+/* Reads $NOTIFY_SOCKET and $WATCHDOG_USEC, and removes them so that no child takes them for its
+ * own. ERR_IO when the socket is named but cannot be reached; *n is valid all the same. */
+enum status notify_open(struct notify *n, struct err *err) MUST_USE;
+void notify_close(struct notify *n);
+/* Lines of NAME=VALUE, as of sd_notify(3). Never blocks. */
+void notify_send(const struct notify *n, const char *fmt, ...) PRINTF_LIKE(2, 3);
+
+#endif

@@ -1,0 +1,16 @@
+/* The API's routes. ctx of each is the struct service. Handlers run on HTTP threads: what needs
+ * time goes to the request workers. */
+#ifndef TESSERA_SERVER_ROUTE_H
+#define TESSERA_SERVER_ROUTE_H
+
+#include "server/http/http.h"
+
+void route_completions(void *ctx, struct http_request *r);     /* POST /v1/completions */
+void route_tokenize(void *ctx, struct http_request *r);        /* POST /tokenize */
+void route_detokenize(void *ctx, struct http_request *r);      /* POST /detokenize */
+void route_tokenizer_info(void *ctx, struct http_request *r);  /* GET /tokenizer_info */
+void route_models(void *ctx, struct http_request *r);          /* GET /v1/models */
+void route_models_by_name(void *ctx, struct http_request *r);  /* GET /v1/models/{id} */
+void route_models_document(void *ctx, struct http_request *r); /* GET /openapi.json */
+
+#endif

@@ -1,0 +1,159 @@
+/* DESIGN: these run on the request workers like completions, because a long text takes its time,
+ * but they ask nothing of the engine: they work while it loads, and whatever it is busy with. */
+#include "server/route.h"
+
+#include "server/api/tokenize.h"
+#include "server/request_worker.h"
+#include "server/service.h"
+#include "server/tokenizer/detok.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REPLY_BYTES_MAX ((size_t)1 << 30)
+
+struct task {
+    struct work work;
+    struct service *service;
+    struct http_request *http; /* held */
+    struct buf body, reply;
+    enum status (*answer)(struct task *t, struct api_error *e);
+};
+
+/* ---- on a request worker ---- */
+
+static enum status answer_tokenize(struct task *t, struct api_error *e)
+{
+    const struct service *s = t->service;
+    const struct logprobs_names names = {.tokenizer = s->tokenizer};
+    struct tokenize_request r = {0};
+    struct err err = {""};
+    int32_t *ids = NULL, count = 0;
+    enum status st = OK;
+    TRY(tokenize_parse(t->body.data ? t->body.data : "", t->body.len, &s->rules, &r, e));
+    service_log_unknown(t->service, &r.unknown);
+    st = (r.parse_special ? tokenizer_encode_named : tokenizer_encode)(
+        s->tokenizer, r.text.bytes, r.text.len, r.add_special_tokens, &ids, &count, &err);
+    if (st == ERR_INPUT)
+        st = api_error_field(e, "prompt", "prompt: %s", err.text);
+    else if (st != OK)
+        api_error_from_status(e, st, &err);
+    if (st == OK)
+        tokenize_reply(ids, count, s->rules.max_model_len, r.return_token_strs ? &names : NULL,
+                       &t->reply);
+out:
+    free(ids);
+    tokenize_free(&r);
+    return st;
+}
+
+static enum status answer_detokenize(struct task *t, struct api_error *e)
+{
+    const struct service *s = t->service;
+    struct detokenize_request r = {0};
+    struct detok detok;
+    struct buf text;
+    enum status st = OK;
+    buf_init(&text, REPLY_BYTES_MAX);
+    TRY(tokenize_parse_ids(t->body.data ? t->body.data : "", t->body.len, &s->rules, &r, e));
+    service_log_unknown(t->service, &r.unknown);
+    detok_init(&detok, s->tokenizer, NULL, 0);
+    detok.show_hidden = true;
+    for (int32_t i = 0; i < r.count; i++)
+        detok_push(&detok, r.ids[i], &text);
+    detok_finish(&detok, &text);
+    tokenize_reply_text(text.data ? text.data : "", text.len, &t->reply);
+    t->reply.failed = t->reply.failed || text.failed;
+out:
+    buf_free(&text);
+    tokenize_free_ids(&r);
+    return st;
+}
+
+static void close_task(struct task *t)
+{
+    buf_free(&t->body);
+    buf_free(&t->reply);
+    http_release(t->http);
+    service_leave(t->service);
+    free(t);
+}
+
+static void run(struct work *w)
+{
+    struct task *t = (struct task *)(void *)((char *)w - offsetof(struct task, work));
+    struct api_error e = {0};
+    enum status st = t->answer(t, &e);
+    if (st == OK && t->reply.failed) {
+        st = ERR_NOMEM;
+        api_error_from_status(&e, st, &(struct err){""});
+    }
+    if (st == OK)
+        http_reply(t->http, 200, "application/json", &t->reply);
+    else
+        http_reply_error(t->http, &e);
+    close_task(t);
+}
+
+/* ---- on an HTTP thread ---- */
+
+static bool has_tokenizer(const struct service *s, struct http_request *r)
+{
+    struct api_error e = {0};
+    if (s->tokenizer)
+        return true;
+    api_error_set(&e, 501, "no_tokenizer", "this model came without a tokenizer");
+    http_reply_error(r, &e);
+    return false;
+}
+
+static void start(struct service *s, struct http_request *r,
+                  enum status (*answer)(struct task *t, struct api_error *e))
+{
+    struct api_error e = {0};
+    if (!has_tokenizer(s, r))
+        return;
+    struct task *t = calloc(1, sizeof *t);
+    if (!t) {
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        http_reply_error(r, &e);
+        return;
+    }
+    t->service = s;
+    t->http = r;
+    t->answer = answer;
+    t->work.run = run;
+    buf_init(&t->reply, REPLY_BYTES_MAX);
+    service_enter(s);
+    http_hold(r);
+    http_take_body(r, &t->body);
+    t->work.bytes = t->body.cap;
+    if (!request_worker_push(s->worker, &t->work)) {
+        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
+        http_reply_error(r, &e);
+        close_task(t);
+    }
+}
+
+void route_tokenize(void *ctx, struct http_request *r)
+{
+    start(ctx, r, answer_tokenize);
+}
+
+void route_detokenize(void *ctx, struct http_request *r)
+{
+    start(ctx, r, answer_detokenize);
+}
+
+void route_tokenizer_info(void *ctx, struct http_request *r)
+{
+    const struct service *s = ctx;
+    struct buf body;
+    if (!has_tokenizer(s, r))
+        return;
+    const char *info = tokenizer_info(s->tokenizer);
+    buf_init(&body, REPLY_BYTES_MAX);
+    buf_puts(&body, info);
+    http_reply(r, 200, "application/json", &body);
+}

@@ -1,0 +1,144 @@
+/* DESIGN: clients that render chat templates or look for the end token want strings, but the file
+ * has strings, objects or lists in those places; so the file is told on with these few replaced. */
+#include "server/tokenizer/tokenizer_config.h"
+
+#include "config/buf.h"
+#include "config/jdoc.h"
+
+#include <string.h>
+
+#define INFO_BYTES_MAX ((size_t)64 << 20)
+
+static bool is_string(const struct jdoc *v)
+{
+    return v && jdoc_type(v) == JDOC_STRING;
+}
+
+/* "</s>" or {"content": "</s>", ...}; NULL when it is neither. */
+static const struct jdoc *token_text(const struct jdoc *v)
+{
+    if (v && jdoc_type(v) == JDOC_OBJECT)
+        v = jdoc_get(v, "content");
+    return is_string(v) ? v : NULL;
+}
+
+/* A text, or a list of {"name", "template"} of which "default" or else the first is meant. */
+static const struct jdoc *template_text(const struct jdoc *v)
+{
+    const struct jdoc *found = NULL;
+    if (!v || jdoc_type(v) != JDOC_ARRAY)
+        return is_string(v) ? v : NULL;
+    for (size_t i = 0; i < jdoc_size(v); i++) {
+        const struct jdoc *entry = jdoc_at(v, i);
+        if (jdoc_type(entry) != JDOC_OBJECT || !is_string(jdoc_get(entry, "template")))
+            continue;
+        const struct jdoc *name = jdoc_get(entry, "name");
+        if (!found || (is_string(name) && strcmp(jdoc_string(name), "default") == 0))
+            found = jdoc_get(entry, "template");
+    }
+    return found;
+}
+
+static void write_string(const char *text, size_t n, struct buf *out)
+{
+    if (text)
+        buf_json(out, text, n);
+    else
+        buf_puts(out, "null");
+}
+
+/* From the file when it says so, else what another file says. */
+static void write_member(const char *key, const struct jdoc *in_file, const char *else_text,
+                         struct buf *out)
+{
+    buf_printf(out, ",\"%s\":", key);
+    if (in_file)
+        write_string(jdoc_string(in_file), jdoc_string_len(in_file), out);
+    else
+        write_string(else_text, else_text ? strlen(else_text) : 0, out);
+}
+
+static bool is_special(const char *key)
+{
+    static const char *const keys[] = {"tokenizer_class", "bos_token", "eos_token",
+                                       "unk_token",       "pad_token", "chat_template"};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        if (strcmp(keys[i], key) == 0)
+            return true;
+    return false;
+}
+
+static const struct jdoc *member(const struct jdoc *doc, const char *key)
+{
+    return doc ? jdoc_get_value(doc, key) : NULL;
+}
+
+static void write_info(const struct jdoc *doc, const struct tokenizer_config_more *more,
+                       struct buf *out)
+{
+    const struct jdoc *class = member(doc, "tokenizer_class");
+    const char *key;
+    const struct jdoc *value;
+    buf_puts(out, "{\"tokenizer_class\":");
+    if (is_string(class))
+        buf_json(out, jdoc_string(class), jdoc_string_len(class));
+    else
+        buf_puts(out, "\"LlamaTokenizer\"");
+    write_member("bos_token", token_text(member(doc, "bos_token")), more->bos, out);
+    write_member("eos_token", token_text(member(doc, "eos_token")), more->eos, out);
+    write_member("unk_token", token_text(member(doc, "unk_token")), NULL, out);
+    write_member("pad_token", token_text(member(doc, "pad_token")), NULL, out);
+    write_member("chat_template", template_text(member(doc, "chat_template")), more->chat_template,
+                 out);
+    for (void *i = doc ? jdoc_iter(doc, NULL, &key, &value) : NULL; i;
+         i = jdoc_iter(doc, i, &key, &value)) {
+        if (is_special(key))
+            continue;
+        buf_puts(out, ",");
+        buf_json(out, key, strlen(key));
+        buf_puts(out, ":");
+        jdoc_write(value, out);
+    }
+    buf_puts(out, "}");
+}
+
+static enum status read_flag(const struct jdoc *doc, const char *key, bool *out, struct err *err)
+{
+    const struct jdoc *v = member(doc, key);
+    if (v && jdoc_type(v) != JDOC_BOOL)
+        return base_fail(err, ERR_MODEL, "tokenizer_config.json: %s: expected a boolean", key);
+    if (v)
+        *out = jdoc_bool(v);
+    return OK;
+}
+
+enum status tokenizer_config_parse(const char *text, size_t n,
+                                   const struct tokenizer_config_more *more,
+                                   struct tokenizer_config *out, struct err *err)
+{
+    struct tokenizer_config c = {.add_bos = true};
+    struct jdoc *doc = NULL;
+    struct buf info;
+    size_t length;
+    enum status st = OK;
+    buf_init(&info, INFO_BYTES_MAX);
+    if (text)
+        TRY(jdoc_parse(text, n, &jdoc_limits_file, "tokenizer_config.json", &doc, err));
+    if (doc && jdoc_type(doc) != JDOC_OBJECT) {
+        st = base_fail(err, ERR_MODEL, "tokenizer_config.json: expected a JSON object");
+        goto out;
+    }
+    TRY(read_flag(doc, "add_bos_token", &c.add_bos, err));
+    TRY(read_flag(doc, "add_eos_token", &c.add_eos, err));
+    write_info(doc, more, &info);
+    c.info = buf_take(&info, &length);
+    if (c.info)
+        *out = c;
+    else
+        st = base_fail(err, ERR_NOMEM, "tokenizer_config.json: no memory");
+out:
+    buf_free(&info);
+    if (doc)
+        jdoc_close(doc);
+    return st == ERR_INPUT ? ERR_MODEL : st;
+}

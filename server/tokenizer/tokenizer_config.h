@@ -1,0 +1,23 @@
+/* tokenizer_config.json: what of it we follow, and what of it we tell. Pure. */
+#ifndef TESSERA_SERVER_TOKENIZER_TOKENIZER_CONFIG_H
+#define TESSERA_SERVER_TOKENIZER_TOKENIZER_CONFIG_H
+
+#include "config/base.h"
+
+struct tokenizer_config {
+    bool add_bos, add_eos;
+    char *info; /* JSON object: the file with special tokens as plain strings; the caller's */
+};
+
+/* What other files of the model say; NULL: nothing. */
+struct tokenizer_config_more {
+    const char *bos, *eos; /* names that tokenizer.model gives */
+    const char *chat_template;
+};
+
+/* text NULL: there is no such file. ERR_MODEL when it is not what it should be. */
+enum status tokenizer_config_parse(const char *text, size_t n,
+                                   const struct tokenizer_config_more *more,
+                                   struct tokenizer_config *out, struct err *err) MUST_USE;
+
+#endif

@@ -1,0 +1,306 @@
+"""Clients that are slow, many, greedy or gone: each is bounded, and the others do not notice."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import socket
+import time
+
+import pytest
+
+import checkpoint
+from harness import PATIENCE, eventually
+from raw import Raw
+
+GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+ENDLESS = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
+
+
+def post(body):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            % len(data)) + data
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident(pid):
+    """MiB, of the front end alone."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_idle(server):
+    metrics = server.metrics()
+    return (metrics.sum("vllm:num_requests_running") == 0
+            and metrics.sum("vllm:num_requests_waiting") == 0)
+
+
+def drip(connection, data):
+    """A byte of data again and again, until the server has had enough."""
+    connection.socket.settimeout(0.1)
+    end = time.monotonic() + 20 * PATIENCE
+    while time.monotonic() < end:
+        connection.send(data)
+        try:
+            part = connection.socket.recv(65536)
+        except TimeoutError:
+            continue
+        except OSError:
+            part = b""
+        connection.pending += part
+        if not part or b"}}" in part:
+            connection.socket.settimeout(20 * PATIENCE)
+            return
+    raise AssertionError("it was never cut")
+
+
+@pytest.fixture(name="hasty")
+def fixture_hasty(serve):
+    return serve(checkpoint.DEMO, "--http-header-timeout", 1, "--http-body-timeout", 1,
+                 "--http-send-timeout", 1, "--http-idle-timeout", 2)
+
+
+# ---- time ---------------------------------------------------------------------------------------
+
+
+def test_dripped_head(hasty):
+    with Raw(hasty) as connection:
+        drip(connection.send(b"GET / HTTP/1.1\r\nA: "), b"a")
+        status, _, error = connection.error()
+        assert (status, error["code"]) == (408, "request_timeout")
+        assert connection.is_closed()
+
+
+def test_dripped_body(hasty):
+    for framing, byte in ((b"Content-Length: 1000", b"a"),
+                          (b"Transfer-Encoding: chunked", b"1\r\na\r\n")):
+        with Raw(hasty) as connection:
+            connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n")
+            drip(connection, byte)
+            status, _, error = connection.error()
+            assert (status, error["code"]) == (408, "request_timeout")
+            assert connection.is_closed()
+
+
+def test_dripped_later_head(hasty):
+    """408 from the end of the request line on; a request line that drips is cut as idle."""
+    for begin, answered in ((b"GET / HTTP/1.1\r\nA: ", True), (b"GET /", False)):
+        with Raw(hasty) as connection:
+            connection.send(GET).answer()
+            drip(connection.send(begin), b"a")
+            if answered:
+                assert connection.error()[0] == 408
+            assert connection.is_closed()
+
+
+def test_idle_connections_end(hasty):
+    with Raw(hasty) as silent, Raw(hasty) as asked:
+        asked.send(GET).answer()
+        assert silent.is_closed() and asked.is_closed()
+
+
+def test_waiting_for_an_answer_is_not_idle(serve, synthetic):
+    server = serve(synthetic, "--http-header-timeout", 1, "--http-body-timeout", 1,
+                   "--http-send-timeout", 1, "--http-idle-timeout", 1)
+    begin = time.monotonic()
+    answer = server.complete([5, 6, 7], max_tokens=2000, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 2000
+    assert time.monotonic() - begin > 1.5, "too fast to show anything: raise max_tokens"
+
+
+# ---- slow readers -------------------------------------------------------------------------------
+
+
+def test_reader_that_stops(hasty):
+    """Less than the bound is unsent, but it does not move."""
+    before = descriptors(hasty.pid)
+    with Raw(hasty) as connection:
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.send(post({**ENDLESS, "max_tokens": 600, "n": 8, "stream": True}))
+        eventually(lambda: not is_idle(hasty), what="running")
+        eventually(lambda: descriptors(hasty.pid) <= before, 40, "dropped")
+
+
+# ---- many ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def files_allowed(count):
+    """Raises our own limit of open files as far as needed, or skips."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < count:
+        pytest.skip(f"only {hard} files may be open, {count} are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_ten_thousand_idle_connections(serve):
+    with files_allowed(10500):
+        server = serve(checkpoint.DEMO, "--http-idle-timeout", 600)
+        before = resident(server.pid)
+        held = [Raw(server) for _ in range(9000)]
+        for connection in held[:2000]:
+            assert connection.send(GET).answer()[0] == 200
+        for connection in held[2000:3000]:
+            connection.send(b"GET / HT")
+        held += [Raw(server) for _ in range(900)]
+        assert server.get("/health").status == 200
+        assert server.complete("Once", max_tokens=2)["usage"]["completion_tokens"] == 2
+        eventually(lambda: descriptors(server.pid) > 9900, what="all are held")
+        assert resident(server.pid) - before < 400
+        cpu = cpu_seconds(server.pid)
+        time.sleep(1)
+        assert cpu_seconds(server.pid) - cpu < 0.2
+        for connection in held[:100] + held[-100:]:
+            if connection not in held[2000:3000]:
+                assert connection.send(GET).answer()[0] == 200
+        for connection in held:
+            connection.close()
+        eventually(lambda: descriptors(server.pid) < 200, 20, "all are closed")
+
+
+def test_more_than_allowed(serve):
+    """The longest silent one makes room for one who asks."""
+    server = serve(checkpoint.DEMO, "--max-connections", 20)
+    held = [Raw(server) for _ in range(60)]
+    assert server.get("/v1/models").status == 200
+    assert held[0].is_closed()
+    assert held[-1].send(GET).answer()[0] == 200
+    for connection in held:
+        connection.close()
+
+
+def exhaust(server, connections):
+    """Takes the server's last descriptors; returns what holds them."""
+    held = [Raw(server) for _ in range(connections)]
+    used = descriptors(server.pid)
+    limit = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, limit[1]))
+    return held
+
+
+def test_no_descriptors_left(serve):
+    server = serve(checkpoint.DEMO)
+    before = descriptors(server.pid)
+    # somebody silent can make room
+    held = exhaust(server, 10)
+    assert server.get("/v1/models").status == 200
+    # nobody can: all wait, and nothing spins
+    busy = []
+    for connection in reversed(held):
+        connection.send(GET)
+        with contextlib.suppress(AssertionError):
+            connection.answer()
+            busy.append(connection)
+    assert busy
+    waiting = [Raw(server).send(GET) for _ in range(20)]
+    cpu = cpu_seconds(server.pid)
+    time.sleep(2)
+    assert cpu_seconds(server.pid) - cpu < 0.2, "it spins"
+    for connection in held:
+        connection.close()
+    for connection in waiting:
+        assert connection.answer()[0] == 200
+        connection.close()
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (1000, 1000))
+    eventually(lambda: descriptors(server.pid) <= before, what="descriptors back")
+
+
+def test_lower_limit_is_told(serve):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = serve(checkpoint.DEMO, "--max-connections", 1000000)
+    assert f"of 1000000: only {hard} files may be open" in server.log
+    assert soft <= hard
+
+
+# ---- greedy -------------------------------------------------------------------------------------
+
+
+def test_memory_of_bodies(serve):
+    server = serve(checkpoint.DEMO, "--http-max-bodies-bytes", "2500K")
+    half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    held = [Raw(server).send(half + b" " * 999999) for _ in range(2)]
+    for begin in (b"", b"Transfer-Encoding: chunked\r\n"):
+        def asks(begin=begin):
+            with Raw(server) as connection:
+                if begin:
+                    connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + begin
+                                    + b"\r\nf4240\r\n" + b" " * 1000000 + b"\r\n0\r\n\r\n")
+                else:
+                    connection.send(half + b" " * 1000000)
+                status, headers, error = connection.error()
+                return status == 503 and headers["retry-after"] and error["code"]
+        assert eventually(asks, what="refused") == "out_of_capacity"
+    assert server.complete("Once", max_tokens=1)
+    for connection in held:
+        connection.close()
+    eventually(lambda: server.post("/v1/completions", b" " * 1000000).status == 400, 5, "freed")
+
+
+def test_large_body_is_not_read(demo):
+    with Raw(demo) as connection:
+        connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                        b"Content-Length: 10000000000\r\n\r\n" + b" " * 1000)
+        assert connection.error()[0] == 413
+        assert connection.is_closed()
+
+
+# ---- gone ---------------------------------------------------------------------------------------
+
+
+def leave(server, number):
+    """One client that goes away: how and when depends on the number."""
+    connection = Raw(server)
+    stream = number % 2 == 0
+    state = number // 2 % 5
+    request = post({**ENDLESS, "prompt": [5] * (1 + number % 200), "n": 1 + number % 3,
+                    "stream": stream})
+    if state == 0:  # queued or not even read
+        connection.send(request)
+    elif state == 1:  # prefilling or decoding
+        connection.send(request)
+        time.sleep(0.001 * (number % 30))
+    elif state == 2:  # streaming
+        connection.send(request)
+        if stream:
+            connection.socket.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                connection.socket.recv(100)
+    elif state == 3:  # within its body
+        connection.send(request[:-1])
+    else:  # within its head, or between requests
+        connection.send(GET + b"GET / HT")
+    if number % 3 == 0:
+        connection.reset()
+    else:
+        connection.close()
+
+
+def test_thousand_aborts(serve, synthetic):
+    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 4)
+    server.complete([5], max_tokens=2)
+    for number in range(100):  # what is allocated once
+        leave(server, number)
+    eventually(lambda: is_idle(server), 30, "idle")
+    files, memory = descriptors(server.pid), resident(server.pid)
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda number: leave(server, number), range(1000)))
+    eventually(lambda: is_idle(server), 30, "all work is dropped")
+    assert server.metrics().sum("vllm:kv_cache_usage_perc") == 0
+    eventually(lambda: descriptors(server.pid) <= files, what="descriptors back")
+    assert resident(server.pid) - memory < 30
+    assert server.complete([5], max_tokens=2)["usage"]["completion_tokens"] == 2

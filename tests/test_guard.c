@@ -1,0 +1,188 @@
+/* The rules for a request's head, on raw bytes: what is refused and how, that a head means the same
+ * however it is cut into packets, and bounds. Then which origins CORS lets in. */
+#include "server/http/http_cors.h"
+#include "server/http/http_guard.h"
+#include "tests/scratch.h"
+
+#include <string.h>
+
+static const struct http_limits limits = {.header_bytes = 1024, .target_bytes = 64, .headers = 5};
+
+/* Statuses as RFC 9110 and 9112 name them; 0: accepted, -1: not whole. */
+struct row {
+    int status;
+    const char *text;
+    size_t n; /* 0: up to the NUL */
+};
+
+#define HEAD(s) s, sizeof(s) - 1
+#define GET "GET / HTTP/1.1\r\nHost: x\r\n"
+#define POST "POST / HTTP/1.1\r\nHost: x\r\n"
+
+static const struct row rows[] = {
+    {0, HEAD(GET "\r\n")},
+    {0, HEAD("GET /a?b=c HTTP/1.0\r\n\r\n")},
+    {0, HEAD(GET "Empty:\r\nOther: \t a b \t\r\n\r\n")},
+    {0, HEAD(GET "Text: caf\xc3\xa9\r\n\r\n")},
+    {0, HEAD("GET / HTTP/1.1\r\nhOST: [::1]:80\r\n\r\n")},
+    {0, HEAD("OPTIONS * HTTP/1.1\r\nHost:\r\n\r\n")},
+    {0, HEAD(POST "Content-Length: 0\r\n\r\n")},
+    {0, HEAD(POST "Transfer-Encoding: Chunked\r\n\r\nanything\n\0")},
+    {0, HEAD(POST "Content-Length: 5\r\nExpect: 100-Continue\r\n\r\nhello")},
+    {0, HEAD(POST "Content-Length: 5\r\nContent-Encoding: identity\r\n\r\nhello")},
+    {-1, HEAD("")},
+    {-1, HEAD("GE")},
+    {-1, HEAD(GET)},
+    {-1, HEAD(GET "\r")},
+    {-1, HEAD(GET "Half: a head")},
+    /* the request line */
+    {400, HEAD("\r\n" GET "\r\n")},
+    {400, HEAD("\x16\x03\x01\x02")}, /* TLS, at once */
+    {400, HEAD("{\"prompt\":1}")},
+    {400, HEAD("GET  / HTTP/1.1\r\n")},
+    {400, HEAD("GET / HTTP/1.1 \r\n")},
+    {400, HEAD("GET /a b HTTP/1.1\r\n")},
+    {400, HEAD("GET x HTTP/1.1\r\n")},
+    {400, HEAD("GET http://x/ HTTP/1.1\r\n")},
+    {400, HEAD("GET /%00 HTTP/1.1\r\n")},
+    {400, HEAD("GET /a%002 HTTP/1.1\r\n")},
+    {400, HEAD("GET /\0 HTTP/1.1\r\n")},
+    {400, HEAD("GET /\x01 HTTP/1.1\r\n")},
+    {400, HEAD("GET /\x7f HTTP/1.1\r\n")},
+    {400, HEAD("GET /\xc3\xa9 HTTP/1.1\r\n")},
+    {400, HEAD("GET / HTTP/1.1\n")},
+    {505, HEAD("GET / HTTP/1.1\r\r\n")},
+    {414, HEAD("GET /0123456789012345678901234567890123456789012345678901234567890123"
+               " HTTP/1.1\r\n")},
+    {414, HEAD("GET /01234567890123456789012345678901234567890123456789012345678901234567890123456"
+               "789")}, /* whose end has not come */
+    {501, HEAD("BREW / HTTP/1.1\r\n")},
+    {501, HEAD("get / HTTP/1.1\r\n")},
+    {501, HEAD("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")},
+    {505, HEAD("GET /\r\n")},
+    {505, HEAD("GET / HTTP/2.0\r\n")},
+    {505, HEAD("GET / HTTP/1.2\r\n")},
+    {505, HEAD("GET / HTTP/1.1x\r\n")},
+    {505, HEAD("GET / http/1.1\r\n")},
+    {505, HEAD("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")},
+    /* headers */
+    {400, HEAD("GET / HTTP/1.1\r\n\r\n")},
+    {400, HEAD(GET "Host: x\r\n\r\n")},
+    {400, HEAD("GET / HTTP/1.1\r\nHost: a/?\r\n\r\n")},
+    {400, HEAD("GET / HTTP/1.1\r\nHost: a b\r\n\r\n")},
+    {400, HEAD("GET / HTTP/1.1\r\nHost : x\r\n\r\n")},
+    {400, HEAD(GET "Name\r\n\r\n")},
+    {400, HEAD(GET ": value\r\n\r\n")},
+    {400, HEAD(GET "Na\xc3me: x\r\n\r\n")},
+    {400, HEAD(GET "Na\0me: x\r\n\r\n")},
+    {400, HEAD(GET "Name: a\0b\r\n\r\n")},
+    {400, HEAD(GET "Name: a\x02\r\n\r\n")},
+    {400, HEAD(GET "Name: a\rb\r\n\r\n")},
+    {400, HEAD(GET "Name: a\r\n b\r\n\r\n")},
+    {400, HEAD(GET "\tName: a\r\n\r\n")},
+    {400, HEAD(GET "Name: a\n\r\n")},
+    {400, HEAD(GET "Name: a\r\n\n")},
+    {400, HEAD(GET "Authorization: a\r\nauthorization: b\r\n\r\n")},
+    {417, HEAD(GET "Expect: more\r\n\r\n")},
+    {415, HEAD(POST "Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\n")},
+    {431, HEAD(GET "A:\r\nB:\r\nC:\r\nD:\r\nE:\r\n\r\n")},
+    /* how long the body is */
+    {400, HEAD(POST "Content-Length: 5\r\nContent-Length: 5\r\n\r\n")},
+    {400, HEAD(POST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n")},
+    {400, HEAD(POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n")},
+    {400, HEAD("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n")},
+    {400, HEAD(POST "Content-Length: 5, 5\r\n\r\n")},
+    {400, HEAD(POST "Content-Length: +5\r\n\r\n")},
+    {400, HEAD(POST "Content-Length: -5\r\n\r\n")},
+    {400, HEAD(POST "Content-Length: 0x5\r\n\r\n")},
+    {400, HEAD(POST "Content-Length:\r\n\r\n")},
+    {400, HEAD(POST "Content-Length: 18446744073709551621\r\n\r\n")},
+    {400, HEAD(POST "Content-Length : 5\r\n\r\n")},
+    {411, HEAD(POST "\r\n")},
+    {501, HEAD(POST "Transfer-Encoding: xchunked\r\n\r\n")},
+    {501, HEAD(POST "Transfer-Encoding: gzip, chunked\r\n\r\n")},
+    {501, HEAD(POST "Transfer-Encoding: chunked, chunked\r\n\r\n")},
+    {501, HEAD(POST "Transfer-Encoding:\r\n\r\n")},
+};
+
+/* From memory of exactly that size, so that a sanitizer sees a read behind it. */
+static int judge(const char *text, size_t n)
+{
+    struct api_error e = {0};
+    char *copy = malloc(n ? n : 1);
+    assert_non_null(copy);
+    memcpy(copy, text, n);
+    enum http_guard_verdict v = http_guard_bytes(&limits, copy, n, &e);
+    free(copy);
+    assert_int_equal(v == HTTP_GUARD_REFUSE, e.http_status != 0);
+    return v == HTTP_GUARD_REFUSE ? e.http_status : v == HTTP_GUARD_PASS ? 0 : -1;
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        int status = judge(rows[i].text, rows[i].n);
+        if (status != rows[i].status)
+            fail_msg("row %zu: %d instead of %d: %.80s", i, status, rows[i].status, rows[i].text);
+    }
+}
+
+/* What has come decides nothing that the rest would decide otherwise. */
+static void test_any_cut(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        bool accepted = false, refused = false;
+        for (size_t n = 0; n <= rows[i].n; n++) {
+            int status = judge(rows[i].text, n);
+            assert_false(refused && status <= 0);
+            assert_false(accepted && status != 0);
+            refused = status > 0;
+            accepted = status == 0;
+        }
+        assert_int_equal(accepted, rows[i].status == 0);
+    }
+}
+
+static void test_head_bytes(void **state)
+{
+    char head[2048];
+    (void)state;
+    memset(head, 'a', sizeof head);
+    memcpy(head, GET "Name: ", sizeof GET "Name: " - 1);
+    assert_int_equal(judge(head, 1024), -1);
+    assert_int_equal(judge(head, 1025), 431);
+    memcpy(head + 1020, "\r\n\r\n", 4);
+    assert_int_equal(judge(head, 1024), 0);
+    assert_int_equal(judge(head, 1400), 0); /* with a part of the body */
+    head[1020] = 'a';
+    memcpy(head + 1021, "\r\n\r\n", 4);
+    assert_int_equal(judge(head, 1025), 431);
+}
+
+static void test_cors(void **state)
+{
+    (void)state;
+    assert_true(http_cors_allows("*", "https://a.example"));
+    assert_true(http_cors_allows("https://b.example, https://a.example", "https://a.example"));
+    assert_true(http_cors_allows("null,*", "x"));
+    assert_false(http_cors_allows("https://a.example", "https://a.example.evil"));
+    assert_false(http_cors_allows("https://a.example:81", "https://a.example"));
+    assert_false(http_cors_allows("https://a.example", "http://a.example"));
+    assert_false(http_cors_allows("*", ""));
+    assert_false(http_cors_allows("*", NULL));
+    assert_false(http_cors_allows(NULL, "https://a.example"));
+    assert_false(http_cors_allows(", ,", "https://a.example"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_any_cut),
+        cmocka_unit_test(test_head_bytes),
+        cmocka_unit_test(test_cors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
