@@ -61,12 +61,9 @@ struct options {
     /* COMMAND_RANK only */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
-<<<<<<< HEAD
     bool on_device; /* weights, KV cache and arenas lie in device memory */
-=======
 
     struct config_file *file; /* owned */
->>>>>>> main
 };
 
 /* argv[0] is the command's name; out->command is set even on failure, for the message. ERR_USAGE
