@@ -86,6 +86,7 @@ TESTED_BY = {
     "weights/synth.c": "tests/test_loader.c",
     "weights/synth_tokenizer.c": "tests/test_loader.c",
     "engine/comm/comm.c": "tests/test_comm.c",
+    "engine/comm/comm_device.c": "tests/test_comm.c",
     "engine/comm/comm_nccl.c": "tests/test_comm.c",
     "engine/comm/comm_shm.c": "tests/test_comm.c",
     "engine/comm/comm_shm_meet.c": "tests/test_comm.c",

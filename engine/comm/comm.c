@@ -2,8 +2,6 @@
  * what depends on the implementation (where buffers live, how much is moved) is checked there. */
 #include "engine/comm/comm.h"
 
-#include "kernels/module.h"
-
 const char *comm_op_name(enum comm_op op)
 {
     static const char *const names[COMM_OP_COUNT] = {
@@ -128,16 +126,6 @@ enum status comm_split(struct comm *c, int32_t color, int32_t key, const char *n
 void comm_abort(struct comm *c)
 {
     c->ops->abort(c);
-}
-
-enum status comm_device_open(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
-                             bool shared_device, struct comm_stats *stats, struct comm **out,
-                             struct err *err)
-{
-    const struct module *module = NULL;
-    enum status st = module_find(&module, err);
-    return st != OK ? st
-                    : module->comm_open(bootstrap, b, arena_bytes, shared_device, stats, out, err);
 }
 
 void comm_close(struct comm *c)
