@@ -120,19 +120,40 @@ static bool sums_are(const struct rank *r, uint32_t it, size_t first, size_t n)
 
 /* ---- running ranks ---- */
 
-static int32_t threads_per_rank = 1; /* set before the ranks start */
+static int32_t threads_per_rank = 1; /* both set before the ranks start */
+static bool between_devices;         /* NCCL, on the emulated device whose memory is the host's */
+
+/* The communicator of the ranks over the devices of `device`; `shared` only helps to open it. */
+static struct comm *device_comm(struct comm *shared, struct backend *device,
+                                struct comm_stats *stats)
+{
+    struct err err = {""};
+    struct comm *c = NULL;
+    if (comm_device_open(shared, device, ARENA, true, stats, &c, &err) != OK)
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(c != NULL);
+    return c;
+}
 
 static void start_rank(struct rank *r, struct world *w, void *region, int32_t rank)
 {
     struct err err = {""};
-    struct backend *b = NULL;
+    struct backend *b = NULL, *device = NULL;
+    struct comm *shared = NULL;
+    struct comm_stats unused = {.group = ""};
     *r = (struct rank){.rank = rank, .ranks = w->ranks, .shared = w->shared, .common = 7};
     r->own = 1000 + (uint64_t)rank;
     r->hash = BASE_HASH_INIT;
     r->stats = calloc(1, sizeof *r->stats);
     CHECK(r->stats != NULL);
     CHECK(backend_open("cpu-generic", threads_per_rank, &b, &err) == OK);
-    CHECK(comm_shm_open(region, rank, b, r->stats, &r->c, &err) == OK);
+    CHECK(comm_shm_open(region, rank, b, between_devices ? &unused : r->stats, &shared, &err) ==
+          OK);
+    r->c = shared;
+    if (between_devices) {
+        CHECK(backend_open("cuda", 1, &device, &err) == OK);
+        r->c = device_comm(shared, device, r->stats);
+    }
     for (int i = 0; i < 2; i++)
         r->src[i] = comm_buffer(r->c, CAP * sizeof(float));
     r->dst = comm_buffer(r->c, CAP * sizeof(float));
@@ -140,6 +161,9 @@ static void start_rank(struct rank *r, struct world *w, void *region, int32_t ra
     w->run(r);
     atomic_store(&w->shared->hash[rank], r->hash);
     comm_close(r->c);
+    if (between_devices)
+        comm_close(shared);
+    backend_close(device);
     backend_close(b);
     free(r->stats);
 }
@@ -265,18 +289,24 @@ static bool words_are(const struct rank *r, size_t at, int32_t from, uint32_t it
     return true;
 }
 
+/* Bytes of an all_reduce of n elements, by comm.h. */
+static uint64_t all_reduce_bytes(const struct rank *r, size_t n)
+{
+    size_t ranks = (size_t)r->ranks, peers = ranks - 1;
+    size_t own = n * (size_t)(r->rank + 1) / ranks - n * (size_t)r->rank / ranks;
+    bool oneshot = r->ranks == 2 || n * 4 <= 262144;
+    if (between_devices)
+        return 4 * 2 * (n - n / ranks);
+    return r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own));
+}
+
 static void do_all_reduce(struct rank *r, uint32_t it, size_t n)
 {
-    size_t peers = (size_t)r->ranks - 1;
-    size_t own =
-        n * (size_t)(r->rank + 1) / (size_t)r->ranks - n * (size_t)r->rank / (size_t)r->ranks;
-    bool oneshot = r->ranks == 2 || n * 4 <= 262144;
     fill_values(r, it, n);
     GOOD(r, comm_all_reduce(r->c, r->dst, r->src[it & 1], n, &err));
     EXPECT(r, sums_are(r, it, 0, n));
     r->hash = base_hash(r->hash, r->dst, n * 4);
-    account(r, COMM_ALL_REDUCE,
-            r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own)));
+    account(r, COMM_ALL_REDUCE, all_reduce_bytes(r, n));
 }
 
 /* For the v-forms: often nothing. */
@@ -535,7 +565,8 @@ static void expect_group(struct rank *r, struct comm *c, const struct comm_stats
         EXPECT(r, r->dst[0] == (float)members);
     }
     EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].calls) == 50);
-    EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].bytes) == 50u * 4 * (uint32_t)(c->ranks - 1));
+    uint32_t each = between_devices ? 2 * (c->ranks > 1) : (uint32_t)(c->ranks - 1);
+    EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].bytes) == 50u * 4 * each);
 }
 
 /* A mesh of 2 columns: rows by key = rank, columns in descending order; then a split of the split.
@@ -596,6 +627,38 @@ static void test_split(void **state)
         run(6, processes != 0, body_mesh, NULL);
         run(6, processes != 0, body_uneven, NULL);
     }
+}
+
+/* ---- between devices ---- */
+
+/* The own abort ends the own calls, at once and for good. */
+static void body_device_abort(struct rank *r)
+{
+    struct err err = {""};
+    do_all_reduce(r, 0, 10);
+    comm_abort(r->c);
+    for (int i = 0; i < 2; i++)
+        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &err) == ERR_COMM);
+    EXPECT(r, comm_barrier(r->c, &err) == ERR_COMM);
+}
+
+static void test_devices(void **state)
+{
+    (void)state;
+    struct err err = {""};
+    struct backend *b = NULL;
+    if (backend_open("cuda", 1, &b, &err) != OK) {
+        print_message("%s\n", err.text);
+        skip();
+    }
+    backend_close(b);
+    between_devices = true;
+    run_any(false);
+    run(4, false, body_mesh, NULL);
+    run(6, false, body_mesh, NULL);
+    run(6, false, body_uneven, NULL);
+    run(3, false, body_device_abort, NULL);
+    between_devices = false;
 }
 
 /* ---- failure ---- */
@@ -782,15 +845,11 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_processes),
-        cmocka_unit_test(test_threaded_ranks),
-        cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_divergence),
-        cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),  cmocka_unit_test(test_threaded_ranks),
+        cmocka_unit_test(test_reuse),      cmocka_unit_test(test_split),
+        cmocka_unit_test(test_devices),    cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -347,7 +347,8 @@ static enum status nccl_split(struct comm *comm, int32_t color, int32_t key, con
     }
     int rank = 0, ranks = 0;
     ncclComm_t *group = &h->group[h->groups];
-    ncclResult_t r = ncclCommSplit(handle(c), color, key, group, NULL);
+    /* a negative color means none there */
+    ncclResult_t r = ncclCommSplit(handle(c), color & INT32_MAX, key, group, NULL);
     NEXT(r, ncclCommUserRank(*group, &rank));
     NEXT(r, ncclCommCount(*group, &ranks));
     if (r != ncclSuccess) {

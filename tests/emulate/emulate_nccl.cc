@@ -1,11 +1,14 @@
-/* DESIGN: a group of calls is a list that each rank lays open; when all have met, each works out
- * what it receives from the lists of its peers, when all have met again it stores that, and they
- * part at a third meeting. A call outside a group is a list of one. */
+/* DESIGN: a group of collectives is a list that each rank lays open; when all have met, each works
+ * out what it receives from the lists of its peers, when all have met again it stores that, and
+ * they part at a third meeting. A call outside a group is a list of one. Sends and receives concern
+ * two ranks only: a send lies in the mail until its receiver has copied it. */
 #include "tests/emulate/nccl.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,7 +17,7 @@
 
 enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, SEND, RECV };
 
-struct call {
+struct call { /* collectives and mail are not mixed in a group */
     enum kind kind;
     const float *src;
     float *dst;
@@ -30,6 +33,8 @@ struct meeting {
     unsigned round = 0;
     std::vector<const std::vector<call> *> lists;
     std::vector<int> color, key;
+    std::map<std::pair<int, int>, std::deque<const call *>> mail; /* by sender and receiver */
+    std::condition_variable posted, taken;
 };
 
 struct emulated_nccl {
@@ -86,33 +91,13 @@ static float sum_of(const meeting *m, size_t at, size_t i)
     return v[0];
 }
 
-/* The call of `peer` that sends what this rank's call number `at` receives. */
-static const call *sender_of(const emulated_nccl *c, const std::vector<call> &mine, size_t at)
-{
-    const int peer = mine[at].peer;
-    size_t before = 0;
-    for (size_t i = 0; i < at; i++)
-        before += mine[i].kind == RECV && mine[i].peer == peer;
-    for (const call &theirs : *c->m->lists[(size_t)peer])
-        if (theirs.kind == SEND && theirs.peer == c->rank && before-- == 0)
-            return &theirs;
-    return nullptr;
-}
-
 static bool receive(const emulated_nccl *c, const std::vector<call> &mine, size_t at,
                     std::vector<float> *out)
 {
     const call &k = mine[at];
     const meeting *m = c->m.get();
-    if (k.kind == SEND || (k.kind == REDUCE && k.peer != c->rank))
+    if (k.kind == REDUCE && k.peer != c->rank)
         return true;
-    if (k.kind == RECV) {
-        const call *from = sender_of(c, mine, at);
-        if (from == nullptr || from->n != k.n)
-            return false;
-        out->assign(from->src, from->src + k.n);
-        return true;
-    }
     for (int r = 0; r < m->ranks; r++) {
         const std::vector<call> &theirs = *m->lists[(size_t)r];
         if (at >= theirs.size() || theirs[at].kind != k.kind || theirs[at].n != k.n ||
@@ -127,8 +112,35 @@ static bool receive(const emulated_nccl *c, const std::vector<call> &mine, size_
     return true;
 }
 
+static ncclResult_t exchange_mail(emulated_nccl *c, const std::vector<call> &mine)
+{
+    meeting *m = c->m.get();
+    bool good = true;
+    std::unique_lock<std::mutex> hold(m->lock);
+    for (const call &k : mine)
+        if (k.kind == SEND)
+            m->mail[{c->rank, k.peer}].push_back(&k);
+    m->posted.notify_all();
+    for (const call &k : mine) {
+        if (k.kind != RECV)
+            continue;
+        std::deque<const call *> &box = m->mail[{k.peer, c->rank}];
+        m->posted.wait(hold, [&] { return !box.empty(); });
+        good = good && box.front()->n == k.n;
+        memcpy(k.dst, box.front()->src, std::min(k.n, box.front()->n) * sizeof(float));
+        box.pop_front();
+        m->taken.notify_all();
+    }
+    for (const call &k : mine)
+        if (k.kind == SEND)
+            m->taken.wait(hold, [&] { return m->mail[{c->rank, k.peer}].empty(); });
+    return good ? ncclSuccess : ncclInvalidUsage;
+}
+
 static ncclResult_t exchange(emulated_nccl *c, const std::vector<call> &mine)
 {
+    if (mine[0].kind == SEND || mine[0].kind == RECV)
+        return exchange_mail(c, mine);
     std::vector<std::vector<float>> got(mine.size());
     bool good = true;
     c->m->lists[(size_t)c->rank] = &mine;
@@ -160,7 +172,7 @@ ncclResult_t ncclGroupStart(void)
     return ncclSuccess;
 }
 
-/* A group in which this rank has nothing to do is no call: its peers name it in none either. */
+/* A group in which this rank has nothing to do is no call: then no peer expects anything of it. */
 ncclResult_t ncclGroupEnd(void)
 {
     if (--depth > 0)
