@@ -33,7 +33,7 @@ enum status base_fail_errno(struct err *err, enum status st, const char *fmt, ..
     va_end(ap);
     size_t n = strlen(err->text);
     snprintf(err->text + n, sizeof err->text - n, ": %s", strerror(saved));
-    return st;
+    return saved == ENOMEM ? ERR_NOMEM : st;
 }
 
 int base_exit_code(enum status st)

@@ -56,7 +56,7 @@ _Noreturn void base_check_failed(const char *cond, const char *file, int line);
 /* Writes the message into *err and returns st, so that `return base_fail(err, ERR_X, ...)` reads
  * well. */
 enum status base_fail(struct err *err, enum status st, const char *fmt, ...) PRINTF_LIKE(3, 4);
-/* As base_fail, with ": strerror(errno)" appended. */
+/* As base_fail, with ": strerror(errno)" appended; ENOMEM is ERR_NOMEM, whatever was asked for. */
 enum status base_fail_errno(struct err *err, enum status st, const char *fmt, ...)
     PRINTF_LIKE(3, 4);
 /* Process exit code of a status: 0, 1, 2, 3, 4, 5 or 70. */

@@ -6,6 +6,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +17,71 @@
 
 const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000};
 const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000};
+
+/* jansson's lexer goes on after a failed allocation: it drops a byte of a string, or asserts. So a
+ * failure leaves the parser at once, and what it held is freed by this list: the blocks of one
+ * document, of which `parse.first` is the newest while it is being made. */
+struct block {
+    struct block *newer, *older;
+    max_align_t bytes[];
+};
+
+static _Thread_local struct {
+    struct block *first;
+    jmp_buf *way_out;
+} parse;
+
+static void *allocate(size_t n)
+{
+    struct block *b = malloc(sizeof *b + n);
+    if (!b && parse.way_out)
+        longjmp(*parse.way_out, 1);
+    if (!b)
+        return NULL;
+    *b = (struct block){.older = parse.first};
+    if (b->older)
+        b->older->newer = b;
+    parse.first = b;
+    return b->bytes;
+}
+
+static void release(void *bytes)
+{
+    if (!bytes)
+        return;
+    struct block *b = (struct block *)(void *)((char *)bytes - offsetof(struct block, bytes));
+    if (b->newer)
+        b->newer->older = b->older;
+    else if (parse.first == b)
+        parse.first = b->older;
+    if (b->older)
+        b->older->newer = b->newer;
+    free(b);
+}
+
+static void use_blocks(void)
+{
+    json_set_alloc_funcs(allocate, release);
+}
+
+/* False when there is no memory. */
+static bool load(const char *text, size_t n, json_t **root, json_error_t *e)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    jmp_buf way_out;
+    volatile bool loaded = false;
+    pthread_once(&once, use_blocks);
+    parse.way_out = &way_out;
+    if (setjmp(way_out) == 0) {
+        *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, e);
+        loaded = true;
+    }
+    parse.way_out = NULL;
+    while (!loaded && parse.first)
+        release(parse.first->bytes);
+    parse.first = NULL;
+    return loaded;
+}
 
 static const json_t *node(const struct jdoc *v)
 {
@@ -66,8 +134,8 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
     if (st != OK)
         return st;
     json_error_t e;
-    json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-    if (!root && json_error_code(&e) == json_error_out_of_memory)
+    json_t *root = NULL;
+    if (!load(text, n, &root, &e))
         return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
     if (!root)
         return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,

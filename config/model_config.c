@@ -227,7 +227,7 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
     struct jdoc *doc = NULL;
     enum status st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
     if (st != OK)
-        return ERR_MODEL;
+        return st == ERR_NOMEM ? st : ERR_MODEL;
     struct model_config m;
     memset(&m, 0, sizeof m); /* padding too: the hash below reads all bytes */
     struct reader r = {where, doc, err, OK};
@@ -263,7 +263,7 @@ static enum status read_generation(const char *path, struct model_config *m,
     struct jdoc *doc = NULL;
     enum status st = jdoc_load(path, &doc, err);
     if (st != OK)
-        return ERR_MODEL;
+        return st == ERR_NOMEM ? st : ERR_MODEL;
     struct reader r = {path, doc, err, OK};
     if (jdoc_type(doc) != JDOC_OBJECT) {
         st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", path);
@@ -309,7 +309,11 @@ enum status model_config_load(const char *dir, struct model_config *out,
     text = malloc(cap);
     size_t n = text ? fread(text, 1, cap, f) : 0;
     fclose(f);
-    if (!text || n == cap) {
+    if (!text) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory to read it", path);
+        goto out;
+    }
+    if (n == cap) {
         st = base_fail(err, ERR_MODEL, "%s: larger than 1 MiB", path);
         goto out;
     }

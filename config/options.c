@@ -55,8 +55,8 @@ static const struct row rows[] = {
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
-    {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather",
-     "gather: all logits on every rank"},
+    {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
+     "gather: all logits on every rank; distributed: candidates only, the same tokens"},
     {"host", NULL, COMMAND_SERVE | COMMAND_HEALTH, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
      "address to listen on"},
     {"port", NULL, COMMAND_SERVE | COMMAND_HEALTH, INT32, AT(port), 0, 65535, "8000", NULL,
@@ -124,9 +124,9 @@ static const struct row rows[] = {
     {"num-prompts", NULL, COMMAND_BENCH, INT32, AT(bench.num_prompts), 1, 1 << 20, "100", NULL,
      "requests of a round"},
     {"request-rate", "rates", COMMAND_BENCH, STRING, AT(bench.request_rate), 0, 0, NULL, NULL,
-     "open loop: Poisson arrivals per second, or inf; R,R,... measures one round each"},
+     "Poisson arrivals per second, or inf; R,R,... is a round each"},
     {"max-concurrency", NULL, COMMAND_BENCH, INT32, AT(bench.max_concurrency), 1, 65536, NULL, NULL,
-     "requests at once; alone it makes a closed loop"},
+     "most requests at once; without a rate a closed loop"},
     {"random-input-len", NULL, COMMAND_BENCH, INT32, AT(bench.input_len), 1, 1 << 20, "128", NULL,
      "tokens of a random prompt"},
     {"random-output-len", NULL, COMMAND_BENCH, INT32, AT(bench.output_len), 1, 1 << 20, "64", NULL,
@@ -136,13 +136,13 @@ static const struct row rows[] = {
     {"ignore-eos", NULL, COMMAND_BENCH, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
      "asks for answers of full length"},
     {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
-     "JSON lines {\"prompt\": text or ids, \"max_tokens\": N} instead of random prompts"},
+     "JSON lines {\"prompt\": text or ids, \"max_tokens\": N}"},
     {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
-     "bounds in ms of a good request, as ttft:500,tpot:50,e2e:10000"},
+     "ms a good request keeps to, as ttft:500,tpot:50,e2e:10000"},
     {"model", NULL, COMMAND_BENCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
      "name in the requests; default: the first one the server lists"},
     {"api-key", NULL, COMMAND_BENCH, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
-     "sent as bearer token; others see a command line, so rather set TESSERA_API_KEY"},
+     "bearer token; TESSERA_API_KEY keeps it off the command line"},
     {"timeout", NULL, COMMAND_BENCH, NUMBER, AT(bench.timeout), 1, 86400, "600", NULL,
      "seconds a request may take"},
     {"output-json", NULL, COMMAND_BENCH, STRING, AT(bench.output_json), 0, 0, NULL, NULL,
@@ -186,9 +186,16 @@ static const struct {
     {"bench", COMMAND_BENCH,
      "tessera bench URL [options]\n"
      "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"
-     "Measures an OpenAI-style server at http://HOST:PORT, or one it starts on a model directory.\n"
-     "Without rate and concurrency all requests are sent at once. Exit 1: requests failed, or no\n"
-     "server answers.\n"},
+     "Measures an OpenAI-style server at http://HOST:PORT (for chats: .../v1/chat/completions),\n"
+     "or one that it starts on a model directory and stops again. A burst, unless told "
+     "otherwise:\n\n"
+     "  --request-rate 4               open loop: requests come at random, four per second\n"
+     "  --rates 1,2,4,8 --plot x.svg   an open loop for each rate, and a picture of latency\n"
+     "  --max-concurrency 16           closed loop: who is answered makes room for the next\n"
+     "  --latency --throughput         a model directory without HTTP\n\n"
+     "Latency counts from when a request was due, and of successful requests only: TTFT to the\n"
+     "first token, E2E to the last; ITL is each gap between chunks, TPOT is (E2E - TTFT) /\n"
+     "(tokens - 1). Exit code 1: requests failed, or no server answers.\n"},
     {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
 };
 
@@ -476,7 +483,10 @@ void options_help(enum command command)
         if (!(r->commands & (int)command) || command == COMMAND_RANK)
             continue;
         char left[64];
-        snprintf(left, sizeof left, "--%s%s%s", r->name, r->alias ? ", -" : "",
+        snprintf(left, sizeof left, "--%s%s%s", r->name,
+                 !r->alias              ? ""
+                 : strlen(r->alias) > 2 ? ", --"
+                                        : ", -",
                  r->alias ? r->alias : "");
         printf("  %-32s %s", left, r->help);
         if (r->choices)
@@ -487,6 +497,11 @@ void options_help(enum command command)
     }
     printf("\nEach option can also be set as TESSERA_NAME in the environment%s.\n",
            command == COMMAND_SYNTH ? "" : ", or in the file of --config");
+}
+
+bool options_distributed(const struct options *o)
+{
+    return o->sampler && strcmp(o->sampler, "distributed") == 0;
 }
 
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint)

@@ -75,6 +75,8 @@ enum status options_parse(int argc, char **argv, struct options *out, bool *help
 void options_close(struct options *o);
 /* The command's help text on stdout. */
 void options_help(enum command command);
+/* Is --sampler the distributed one? */
+bool options_distributed(const struct options *o);
 /* dtype option to weight dtype: auto keeps the checkpoint's. */
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint);
 

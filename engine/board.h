@@ -10,7 +10,8 @@ struct board_rank {
     _Atomic uint64_t progress; /* bumped per layer; the hang deadline counts from its last change */
     struct load_progress load;
     _Atomic uint64_t weight_bytes, read_bytes;
-    struct comm_stats comm; /* group "tp" */
+    _Atomic uint64_t sampler_fallbacks; /* rows the distributed sampler could not decide */
+    struct comm_stats comm;             /* group "tp" */
 } __attribute__((aligned(128)));
 
 struct board {

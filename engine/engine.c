@@ -13,6 +13,9 @@
 const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                                        0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
 
+const double engine_row_bounds[13] = {1,   8,    16,   32,   64,   128,  256,
+                                      512, 1024, 2048, 4096, 8192, 16384};
+
 struct engine {
     struct engine_config config;
     struct sched *sched;
@@ -107,6 +110,7 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     out->waiting += e->mail_count;
     pthread_mutex_unlock(&w->lock);
     out->ranks = e->config.ranks;
+    out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];
         out->rank[r].up = !atomic_load(&e->lost);
@@ -163,6 +167,7 @@ static bool collect(struct engine *e, bool idle)
         pthread_cond_wait(&e->wake, &e->lock);
     }
     note_progress(e);
+    sched_set_time(e->sched, base_now_ns());
     while (e->mail) {
         struct sequence *next = e->mail->next; /* sched_submit takes the link too */
         if (!sched_submit(e->sched, e->mail))
@@ -232,6 +237,9 @@ static void account(struct engine *e, double seconds)
     int bucket = 0;
     while (bucket < 15 && seconds > engine_step_bounds[bucket])
         bucket++;
+    int row_bucket = 0;
+    while (row_bucket < 13 && e->step->rows > engine_row_bounds[row_bucket])
+        row_bucket++;
     int32_t prompt = 0;
     for (int32_t i = 0; i < e->step->rows; i++)
         prompt += e->step->token[i] != STEP_TOKEN_FROM_SLOT;
@@ -240,6 +248,7 @@ static void account(struct engine *e, double seconds)
     e->metrics.step_rows += (uint64_t)e->step->rows;
     e->metrics.step_seconds += seconds;
     e->metrics.step_buckets[bucket]++;
+    e->metrics.row_buckets[row_bucket]++;
     e->metrics.prompt_tokens += (uint64_t)prompt;
     pthread_mutex_unlock(&e->lock);
 }

@@ -63,10 +63,11 @@ struct token_event {
     void *user;    /* as given at submission */
     int32_t token; /* -1: none (cancelled, error, nothing was to be produced) */
     enum finish_reason finish;
-    bool prompt;       /* `token` is a scored prompt token: the next one, from the second on */
-    int32_t cached;    /* prompt tokens whose KV was there already */
-    float logprob;     /* of token under the raw model distribution; <= 0; when asked for */
-    int32_t top_count; /* 0: none asked for */
+    bool prompt;         /* `token` is a scored prompt token: the next one, from the second on */
+    int32_t cached;      /* prompt tokens whose KV was there already */
+    int64_t admitted_ns; /* base_now_ns() when its work began; 0: it never did */
+    float logprob;       /* of token under the raw model distribution; <= 0; when asked for */
+    int32_t top_count;   /* 0: none asked for */
     const struct token_top *top; /* descending, ties to the lowest id; valid during the call */
 };
 
@@ -89,13 +90,17 @@ void engine_cancel(struct engine *e, uint64_t id);
 #define ENGINE_RANKS_MAX COMM_RANKS_MAX
 struct engine_metrics {
     int32_t running, waiting; /* requests */
-    double kv_usage;          /* 0..1 */
+    double kv_usage;          /* 0..1; blocks that are only kept for their content are free */
     int32_t kv_blocks, kv_blocks_used, block_tokens;
     uint64_t prompt_tokens, generation_tokens;
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
+    uint64_t preemptions;                 /* times a request gave its blocks to others */
     uint64_t finished[FINISH_ERROR + 1];
-    uint64_t steps, step_rows; /* steps answered, and the rows in them */
-    double step_seconds;       /* sum over steps */
-    uint64_t step_buckets[16]; /* steps no slower than engine_step_bounds[i] (not cumulative) */
+    uint64_t steps, step_rows;  /* steps answered, and the rows in them */
+    double step_seconds;        /* sum over steps */
+    uint64_t step_buckets[16];  /* steps no slower than engine_step_bounds[i] (not cumulative) */
+    uint64_t row_buckets[14];   /* steps of at most engine_row_bounds[i] rows, likewise */
+    uint64_t sampler_fallbacks; /* rows that the distributed sampler could not decide */
     int32_t ranks;
     struct {
         bool up;
@@ -106,6 +111,7 @@ struct engine_metrics {
     } rank[ENGINE_RANKS_MAX];
 };
 extern const double engine_step_bounds[15]; /* seconds, ascending; the 16th bucket is +Inf */
+extern const double engine_row_bounds[13];
 void engine_metrics(const struct engine *e, struct engine_metrics *out);
 /* Seconds for which there has been work and neither a rank nor the engine has moved; 0: it moves,
  * or has nothing to do. Takes no lock. */

@@ -4,6 +4,7 @@
 #include "engine/footprint.h"
 
 #include "engine/model/model.h"
+#include "engine/parallel/sampler.h"
 #include "engine/rank_state.h"
 
 #include <sched.h>
@@ -152,7 +153,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
     st = size_kv(&f, o, m, layouts, err);
-    f.comm_bytes = model_comm_bytes(m, f.limits.rows, f.limits.slots);
+    f.comm_bytes = model_comm_bytes(m, f.limits.rows, f.limits.slots) +
+                   sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.slots);
     for (int32_t r = 0; r < f.ranks; r++) {
         struct kv_spec kv = footprint_kv(&f, m, layouts[r]);
         f.rank[r].weights = layouts[r]->arena_bytes;

@@ -129,6 +129,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
     add(a, "--dtype=%s", o->dtype);
     add(a, "--load-format=%s", o->load_format);
+    add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");
     add(a, "--seed=%lld", (long long)o->seed);
     add(a, "--threads-per-rank=%d", f->threads);
     add(a, "--max-model-len=%d", f->max_model_len);

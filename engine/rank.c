@@ -3,6 +3,7 @@
 #include "engine/rank.h"
 
 #include "engine/group.h"
+#include "engine/parallel/sampler.h"
 #include "engine/rank_state.h"
 
 #include <sched.h>
@@ -23,9 +24,10 @@ struct rank {
     struct kv_cache *kv;
     struct loaded weights;
     struct model *model;
+    struct sampler *sampler;
     struct rank_state *state;
     void *owned[2]; /* weights and KV cache in device memory */
-    bool scores; /* computes logprobs: rank 0 answers for all */
+    bool scores;    /* computes logprobs: rank 0 answers for all */
 };
 
 static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
@@ -73,8 +75,8 @@ static enum status find_arenas(struct rank *r, const struct rank_memory *memory,
     for (int i = 0; i < 2 && r->footprint.on_device; i++) {
         out[i] = r->owned[i] = r->backend->ops->alloc(r->backend, bytes[i]);
         if (!out[i])
-            return base_fail(err, ERR_NOMEM, "rank: no device memory for %zu bytes of %s",
-                             bytes[i], i == 0 ? "weights" : "KV cache");
+            return base_fail(err, ERR_NOMEM, "rank: no device memory for %zu bytes of %s", bytes[i],
+                             i == 0 ? "weights" : "KV cache");
     }
     return OK;
 }
@@ -84,9 +86,9 @@ static enum status open_comm(struct rank *r, const struct options *o, int32_t ra
 {
     struct comm_stats *stats = &r->board->comm;
     memcpy(stats->group, "tp", 3);
-    enum status st = comm_shm_open(memory->comm, rank, r->backend,
-                                   r->footprint.on_device ? &r->shared_stats : stats, &r->shared,
-                                   err);
+    enum status st =
+        comm_shm_open(memory->comm, rank, r->backend,
+                      r->footprint.on_device ? &r->shared_stats : stats, &r->shared, err);
     if (st == OK && r->footprint.on_device)
         return comm_device_open(r->shared, r->backend, r->footprint.comm_bytes,
                                 o->ranks_per_device > 1, stats, &r->comm, err);
@@ -129,6 +131,8 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .progress = &r->board->progress,
     };
     TRY(model_open(&parts, &r->model, err));
+    TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
+                     f->limits.slots, m->vocab, &r->sampler, err));
     *out = r;
     r = NULL;
 out:
@@ -140,6 +144,7 @@ void rank_close(struct rank *r)
 {
     if (!r)
         return;
+    sampler_close(r->sampler);
     model_close(r->model);
     if (r->comm != r->shared)
         comm_close(r->comm);
@@ -155,32 +160,56 @@ void rank_close(struct rank *r)
     free(r);
 }
 
+/* From the rank's columns of the logits to ids and logprobs; *whole = the rows they were. */
+static enum status sample(struct rank *r, const struct step *s, const struct rank_arrays *a,
+                          int32_t stride, struct cview logits, struct cview *whole, struct err *err)
+{
+    enum status st = OK;
+    const struct rank_arrays *host = &r->state->host;
+    const struct sampler_input in = {
+        .logits = logits,
+        .rows = {a->sample_slot, a->sample_next, a->target},
+        .slots = rank_state_slots(r->state),
+        .begin = a->begin,
+        .places = host->begin[s->samples],
+        .top = s->top,
+        .elected = a->elected,
+        .elected_host = host->elected,
+    };
+    int32_t undecided;
+    TRY(sampler_run(r->sampler, &in, a->sampled, whole, &undecided, err));
+    atomic_fetch_add(&r->board->sampler_fallbacks, (uint64_t)undecided);
+    if (stride >= 0)
+        TRY(backend_logprobs(r->backend, a->logprob, a->best, stride, *whole, a->sampled, a->top,
+                             err));
+out:
+    return st;
+}
+
 enum status rank_step(struct rank *r, const struct step *s, struct step_result *result,
                       struct cview *logits, struct err *err)
 {
     enum status st = OK;
     struct backend *b = r->backend;
     struct rank_state *state = r->state;
-    struct cview wanted;
-    const int32_t stride = r->scores ? step_stride(s) : -1;
+    struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
+    const int32_t stride = r->scores && s->samples > 0 ? step_stride(s) : -1;
     const struct rank_arrays *a = rank_state_change(state, s);
     const struct sample_slots slots = rank_state_slots(state);
-    const struct sample_rows samples = {a->sample_slot, a->sample_next, a->target};
     const struct model_input in = {
         .rows = {s->rows, a->slot, a->position, a->table, state->limits.table_cols},
         .ids = a->ids,
         .samples = s->samples,
         .sample = a->sample,
     };
+    *result = (struct step_result){.count = 0};
     b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);
-    TRY(model_forward(r->model, &in, &wanted, err));
+    TRY(model_forward(r->model, &in, &own, err));
     if (s->samples > 0)
-        TRY(backend_sample(b, a->sampled, wanted, &samples, &slots, err));
-    if (stride >= 0)
-        TRY(backend_logprobs(b, a->logprob, a->best, stride, wanted, a->sampled, a->top, err));
+        TRY(sample(r, s, a, stride, own, &whole, err));
     TRY(rank_state_result(state, s->samples, stride, result, err));
     if (logits)
-        *logits = wanted;
+        *logits = whole;
 out:
     return st;
 }

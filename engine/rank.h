@@ -29,7 +29,7 @@ void rank_close(struct rank *r);
 
 /* Runs one step: slot changes, forward pass, sampling. *result = what came of its samples (the
  * logprobs on rank 0 only; empty when the step fails); *logits (may be NULL) = the rows they came
- * from. Both valid until the next step. */
+ * from, as far as the sampler gathers them. Both valid until the next step. */
 enum status rank_step(struct rank *r, const struct step *step, struct step_result *result,
                       struct cview *logits, struct err *err) MUST_USE;
 

@@ -32,6 +32,7 @@ static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char
     a->bad = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad);
     a->history = carve(&c, l->slots, l->history_max, sizeof *a->history);
     a->ids = carve(&c, l->rows, 1, sizeof *a->ids);
+    a->elected = carve(&c, l->slots, 1, sizeof *a->elected);
     a->sampled = carve(&c, l->slots, 1, sizeof *a->sampled);
     a->logprob = carve(&c, l->slots, 1, sizeof *a->logprob);
     a->best = carve(&c, l->slots, ENGINE_LOGPROBS_MAX, sizeof *a->best);
@@ -50,6 +51,7 @@ static size_t carve_step(struct rank_arrays *a, int32_t rows, int32_t samples, c
     a->top = carve(&c, samples, 1, sizeof *a->top);
     a->sample_slot = carve(&c, samples, 1, sizeof *a->sample_slot);
     a->sample_next = carve(&c, samples, 1, sizeof *a->sample_next);
+    a->begin = carve(&c, samples + 1, 1, sizeof *a->begin);
     return c.used;
 }
 
@@ -168,9 +170,13 @@ const struct rank_arrays *rank_state_change(struct rank_state *s, const struct s
     copy(h->sample, step->sample, step->samples);
     copy(h->target, step->target, step->samples);
     copy(h->top, step->top, step->samples);
+    h->begin[0] = 0;
     for (int32_t i = 0; i < step->samples; i++) {
         h->sample_slot[i] = step->slot[step->sample[i]];
         h->sample_next[i] = step->position[step->sample[i]] + 1;
+        const struct sample_params *p = &h->params[h->sample_slot[i]];
+        h->begin[i + 1] =
+            h->begin[i] + (step->target[i] < 0 ? sample_places(p, s->limits.vocab) : 0);
     }
     send(s, s->host_memory + s->step, bytes);
     return &s->device;

@@ -16,14 +16,15 @@ struct rank_arrays {
     int32_t *bad_end, *bad;     /* [slots, ENGINE_BAD_IDS_MAX] */
     int32_t *history;           /* [slots, history_max]; written by sample on the device */
     /* what came of a step */
-    int32_t *ids;           /* [rows] */
-    int32_t *sampled;       /* [slots] */
-    float *logprob;         /* [slots] */
-    struct token_top *best; /* [slots, ENGINE_LOGPROBS_MAX] */
+    int32_t *ids;               /* [rows] */
+    int32_t *elected, *sampled; /* [slots] */
+    float *logprob;             /* [slots] */
+    struct token_top *best;     /* [slots, ENGINE_LOGPROBS_MAX] */
     /* a step, close together for one upload: places depend on its counts of rows and samples */
     int32_t *slot, *position, *token;   /* [T] */
     int32_t *sample, *target, *top;     /* [R] */
     int32_t *sample_slot, *sample_next; /* [R] slot, and position of the token to come */
+    int32_t *begin;                     /* [R + 1] where each sample's places begin */
 };
 
 struct rank_state {

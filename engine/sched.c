@@ -21,6 +21,7 @@ struct sched {
     int32_t waiting;
     int32_t *closed; /* slots to close with the next step */
     int32_t closed_count;
+    int64_t now_ns;
 };
 
 enum status sched_sequence(const struct sched_config *c, const struct request_params *params,
@@ -137,6 +138,11 @@ bool sched_submit(struct sched *s, struct sequence *seq)
     return true;
 }
 
+void sched_set_time(struct sched *s, int64_t now_ns)
+{
+    s->now_ns = now_ns;
+}
+
 void sched_cancel(struct sched *s, uint64_t id)
 {
     for (struct sequence *q = s->head; q; q = q->next)
@@ -150,8 +156,11 @@ void sched_cancel(struct sched *s, uint64_t id)
 static void emit(const struct sequence *q, int32_t token, enum finish_reason finish,
                  struct token_event *events, int32_t *count)
 {
-    events[(*count)++] =
-        (struct token_event){.request = q->id, .user = q->user, .token = token, .finish = finish};
+    events[(*count)++] = (struct token_event){.request = q->id,
+                                              .user = q->user,
+                                              .token = token,
+                                              .finish = finish,
+                                              .admitted_ns = q->admitted_ns};
 }
 
 /* Takes a running sequence out; its slot is closed with the next step. */
@@ -212,6 +221,7 @@ static bool admit(struct sched *s, struct step *step)
     s->waiting--;
     q->next = NULL;
     q->slot = slot;
+    q->admitted_ns = s->now_ns;
     s->slots[slot] = q;
     s->order[s->running++] = slot;
     step->open[step->opens++] = (struct step_open){

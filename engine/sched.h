@@ -36,6 +36,7 @@ struct sequence {
     int32_t *blocks;
     int32_t block_count, block_limit; /* taken, and taken + reserved */
     bool cancelled, in_flight;
+    int64_t admitted_ns; /* the scheduler's time then; 0: not yet */
     struct sequence *next;
 };
 
@@ -53,6 +54,8 @@ void sched_close(struct sched *s);
 bool sched_submit(struct sched *s, struct sequence *seq) MUST_USE;
 /* Unknown ids are ignored: the request has ended. */
 void sched_cancel(struct sched *s, uint64_t id);
+/* What time it is, for the events; no decision depends on it. */
+void sched_set_time(struct sched *s, int64_t now_ns);
 /* Fills the next step (cleared first). False when there is nothing to compute. Waiting sequences
  * that were cancelled end here: their events are appended to `events` (room for waiting_max +
  * slots), *count says how many. */

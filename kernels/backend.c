@@ -294,6 +294,60 @@ enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
     return st;
 }
 
+static bool is_election(const struct sample_election *e)
+{
+    return e->rows >= 0 && e->vocab > 0 && e->shards > 0 && e->shards <= BACKEND_PEERS_MAX &&
+           e->begin != NULL;
+}
+
+/* Columns from `first` on of the election's rows. */
+static bool is_part(struct cview m, int32_t first, const struct sample_election *e)
+{
+    return is_election(e) && is_matrix(m) && m.rows == e->rows && first >= 0 && first <= e->vocab &&
+           m.cols <= e->vocab - first;
+}
+
+enum status backend_survey(struct backend *b, struct sample_survey *out, struct cview logits,
+                           int32_t first, const struct sample_election *e,
+                           const struct sample_rows *rows, const struct sample_slots *slots,
+                           struct err *err)
+{
+    REQUIRE("survey", is_part(logits, first, e), logits, logits);
+    REQUIRE("survey", out != NULL && is_sample_rows(rows) && is_sample_slots(slots), logits,
+            logits);
+    enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
+    if (st == OK)
+        b->ops->survey(b, out, logits, first, e, rows, slots);
+    return st;
+}
+
+enum status backend_nominate(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                             int32_t first, const struct sample_election *e,
+                             const struct sample_rows *rows, const struct sample_slots *slots,
+                             struct err *err)
+{
+    REQUIRE("nominate", is_part(logits, first, e), logits, logits);
+    REQUIRE("nominate", ballot != NULL && e->surveys != NULL, logits, logits);
+    REQUIRE("nominate", is_sample_rows(rows) && is_sample_slots(slots), logits, logits);
+    enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
+    if (st == OK)
+        b->ops->nominate(b, ballot, logits, first, e, rows, slots);
+    return st;
+}
+
+enum status backend_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
+                          const struct sample_rows *rows, const struct sample_slots *slots,
+                          struct err *err)
+{
+    const struct cview shape = {ids, DTYPE_I32, e->rows, e->vocab};
+    REQUIRE("elect", is_election(e) && ids != NULL && e->surveys != NULL, shape, shape);
+    REQUIRE("elect", is_sample_rows(rows) && is_sample_slots(slots), shape, shape);
+    enum status st = b->ops->reserve(b, 1, 0, e->vocab, err);
+    if (st == OK)
+        b->ops->elect(b, ids, e, rows, slots);
+    return st;
+}
+
 enum status backend_logprobs(struct backend *b, float *logprob, struct token_top *best,
                              int32_t stride, struct cview logits, const int32_t *ids,
                              const int32_t *top, struct err *err)

@@ -127,6 +127,54 @@ struct sample_rows {
     const int32_t *target;   /* -1: draw a token; else this one is given, nothing is drawn */
 };
 
+/* ---- distributed sampling: each of `shards` ranks has some columns of every row ----
+ * Three ops, with an exchange after each of the first two, find the token that `sample` would have
+ * drawn from whole rows, or that they cannot tell. A survey says what a shard alone can say. If a
+ * row keeps a nucleus (top-k, top-p, min-p), each shard then nominates its first ids in the order
+ * of z, into so many places; and says their mass. */
+#define SAMPLE_PLACES_MAX 256 /* nominees of a row and shard */
+
+struct sample_survey {
+    float raw_max, max, z_max; /* largest logit: raw, by the rules, over temperature */
+    int32_t argmax;            /* first id with `max` */
+    double value;              /* largest z + noise, and whose; where no nucleus is kept */
+    int32_t id;
+    uint32_t flags; /* SURVEY_... */
+};
+#define SURVEY_BAD 1u   /* a NaN or +inf among the logits */
+#define SURVEY_BAD_Z 2u /* ... among z */
+#define SURVEY_MORE 4u  /* the shard has more columns than the row has places */
+
+struct sample_candidate {
+    float z;
+    int32_t id; /* -1: the place is empty */
+};
+
+/* What the second exchange moves, in 8-byte words: a shard's ballot is mass[R], of each row's
+ * columns, then candidate[begin[R]]. */
+union sample_ballot {
+    uint64_t mass;
+    struct sample_candidate candidate;
+};
+
+/* Arrays on the device. The surveys are there from the first exchange on, the ballots from the
+ * second. */
+struct sample_election {
+    int32_t rows, shards, vocab;
+    const int32_t *begin;                /* [R + 1] where the row's places begin in each ballot */
+    const struct sample_survey *surveys; /* [shards, R] */
+    const union sample_ballot *ballots;  /* [shards, R + begin[R]] */
+};
+/* Places of a row: begin[r + 1] - begin[r]. 0: its survey is enough. */
+static inline int32_t sample_places(const struct sample_params *p, int32_t vocab)
+{
+    const bool top_k = p->top_k > 0 && p->top_k < vocab;
+    int32_t n = SAMPLE_PLACES_MAX < vocab ? SAMPLE_PLACES_MAX : vocab;
+    if (p->temperature <= 0 || !(top_k || p->top_p < 1 || p->min_p > 0))
+        return 0;
+    return top_k && p->top_k < n ? p->top_k : n;
+}
+
 struct backend;
 
 struct backend_ops {
@@ -215,6 +263,18 @@ struct backend_ops {
      * definition: kernels/numerics.h. */
     void (*sample)(struct backend *b, int32_t *ids, struct cview logits,
                    const struct sample_rows *rows, const struct sample_slots *slots);
+    /* Distributed sampling, above: the R rows' columns [first, first + cols) of the vocabulary.
+     * Rows that are padding or have a target say nothing. */
+    void (*survey)(struct backend *b, struct sample_survey *out, struct cview logits, int32_t first,
+                   const struct sample_election *e, const struct sample_rows *rows,
+                   const struct sample_slots *slots);
+    void (*nominate)(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                     int32_t first, const struct sample_election *e, const struct sample_rows *rows,
+                     const struct sample_slots *slots);
+    /* As sample, but ids[r] = -1, and no history is written, where the nucleus is not provably
+     * among the nominees or sample would refuse the row. */
+    void (*elect)(struct backend *b, int32_t *ids, const struct sample_election *e,
+                  const struct sample_rows *rows, const struct sample_slots *slots);
     /* For rows with top[r] >= 0: logprob[r] of ids[r], and best[r * stride ..] = the top[r] <= V
      * most likely, descending, ties to the lowest id. Raw logits. NaN where ids[r] is -1 or the row
      * is one that sample refuses; its best are not written. Other rows cost nothing. */
@@ -276,6 +336,17 @@ enum status backend_select(struct backend *b, struct view y, struct cview x, con
 enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
                            const struct sample_rows *rows, const struct sample_slots *slots,
                            struct err *err) MUST_USE;
+enum status backend_survey(struct backend *b, struct sample_survey *out, struct cview logits,
+                           int32_t first, const struct sample_election *e,
+                           const struct sample_rows *rows, const struct sample_slots *slots,
+                           struct err *err) MUST_USE;
+enum status backend_nominate(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                             int32_t first, const struct sample_election *e,
+                             const struct sample_rows *rows, const struct sample_slots *slots,
+                             struct err *err) MUST_USE;
+enum status backend_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
+                          const struct sample_rows *rows, const struct sample_slots *slots,
+                          struct err *err) MUST_USE;
 enum status backend_logprobs(struct backend *b, float *logprob, struct token_top *best,
                              int32_t stride, struct cview logits, const int32_t *ids,
                              const int32_t *top, struct err *err) MUST_USE;

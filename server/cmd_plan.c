@@ -1,5 +1,6 @@
 /* tessera plan: from headers alone, what each rank would hold and send, and whether it fits. */
 #include "config/buf.h"
+#include "engine/parallel/sampler.h"
 #include "server/commands.h"
 #include "server/setup.h"
 
@@ -16,6 +17,13 @@ static uint64_t logits_bytes(const struct setup *s, int32_t rank)
 {
     int64_t others = s->model.vocab - span_len(s->layouts[rank]->vocab);
     return 4 * (uint64_t)others;
+}
+
+/* A row of the distributed sampler: with top-k 1 to the most that are sent, or greedy (0). */
+static uint64_t election_bytes(const struct setup *s, int32_t places)
+{
+    const int32_t vocab = s->model.vocab;
+    return sampler_row_bytes(s->options.tp, places < vocab ? places : vocab);
 }
 
 static uint64_t weight_elements(const struct layout *l)
@@ -48,6 +56,10 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
     buf_printf(b, "\"received_bytes_per_layer\": {\"decode_1\": %llu, \"prefill_%d\": %llu}, ",
                (unsigned long long)layer_bytes(s, r, 1), f->limits.rows,
                (unsigned long long)layer_bytes(s, r, f->limits.rows));
+    if (options_distributed(&s->options))
+        buf_printf(b, "\"received_election_bytes_per_row\": {\"greedy\": %llu, \"most\": %llu}, ",
+                   (unsigned long long)election_bytes(s, 0),
+                   (unsigned long long)election_bytes(s, SAMPLE_PLACES_MAX));
     buf_printf(b, "\"received_logits_bytes_per_row\": %llu}%s\n",
                (unsigned long long)logits_bytes(s, r), r + 1 < f->ranks ? "," : "");
 }
@@ -71,8 +83,9 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                fits ? "true" : "false", f->total, f->available);
     buf_printf(b,
                "  \"collectives\": {\"all_reduce_per_layer\": 2, \"all_reduce_per_step\": %d, "
-               "\"all_gather_per_step\": 1, \"oneshot_max_bytes\": %u},\n",
-               2 * s->model.layers + 1, COMM_ONESHOT_MAX_BYTES);
+               "\"all_gather_per_step\": %d, \"oneshot_max_bytes\": %u},\n",
+               2 * s->model.layers + 1, options_distributed(&s->options) ? 2 : 1,
+               COMM_ONESHOT_MAX_BYTES);
     buf_puts(b, "  \"per_rank\": [\n");
     for (int32_t r = 0; r < f->ranks; r++)
         json_rank(s, f, r, b);
@@ -83,8 +96,13 @@ static void print_text(const struct setup *s, const struct footprint *f, struct 
 {
     char one[32], many[32], logits[32], read[32];
     setup_table(s, f, b);
-    buf_printf(b, "\nper layer 2 all-reduces; per step %d all-reduces and 1 all-gather of logits\n",
+    buf_printf(b, "\nper layer 2 all-reduces; per step %d all-reduces and ",
                2 * s->model.layers + 1);
+    if (options_distributed(&s->options))
+        buf_printf(b, "2 all-gathers: per row %s of surveys and candidates at most\n",
+                   base_human_bytes(one, sizeof one, election_bytes(s, SAMPLE_PLACES_MAX)));
+    else
+        buf_puts(b, "1 all-gather of logits\n");
     buf_printf(
         b, "rank  reads       KV per token  received per layer: 1 row, %d rows; logits per row\n",
         f->limits.rows);

@@ -14,7 +14,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define JOBS_QUEUED_MAX 256
 #define BODIES_BYTES_MAX ((size_t)64 << 20) /* of the requests queued */
 #define PING_S 15
 #define PAGE_BYTES_MAX ((size_t)4 << 20)
@@ -211,7 +210,7 @@ enum status frontend_open(const struct frontend_config *config, struct frontend 
     TRY(open_service(config, &f->service, err));
     TRY(output_open(&f->service, &f->service.output, err));
     TRY(request_worker_open(config->request_workers > 0 ? config->request_workers : 2,
-                            JOBS_QUEUED_MAX, BODIES_BYTES_MAX, &f->service.worker, err));
+                            config->queued_max, BODIES_BYTES_MAX, &f->service.worker, err));
     TRY(open_http(f, config, err));
     *out = f;
     f = NULL;

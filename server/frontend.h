@@ -28,6 +28,7 @@ struct frontend_config {
     const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
+    int32_t queued_max;                    /* requests that wait for a worker; one more gets 429 */
     double ping_s;                         /* between comments to streams that wait; 0: 15 */
     struct http_limits http;
     struct keys *keys; /* NULL: nobody needs one; the caller's */

@@ -4,6 +4,7 @@
 #include "server/job.h"
 
 #include "server/output.h"
+#include "server/request_log.h"
 #include "server/utf8.h"
 
 #include <inttypes.h>
@@ -42,9 +43,12 @@ static void on_end(void *user, bool sent)
 {
     struct job *j = user;
     pthread_mutex_lock(&j->lock);
-    if (!sent && !j->over)
+    if (!sent && !j->over) {
         cancel_choices(j, METRICS_ABORT);
+        j->status = JOB_CLIENT_LEFT;
+    }
     j->over = true;
+    request_log(j);
     pthread_mutex_unlock(&j->lock);
     job_release(j);
 }
@@ -194,6 +198,22 @@ void job_submit(struct job *j)
 
 /* ---- ending ---- */
 
+static void observe_choice(const struct choice *c)
+{
+    const struct job *j = c->job;
+    const struct metrics_choice seen = {
+        .arrived_ns = j->arrived_ns,
+        .admitted_ns = c->admitted_ns,
+        .first_token_ns = c->first_token_ns,
+        .last_token_ns = c->last_token_ns,
+        .ended_ns = base_now_ns(),
+        .prompt_tokens = j->request.prompts[c->prompt].count,
+        .tokens = c->tokens,
+        .max_tokens = j->request.params.max_tokens,
+    };
+    metrics_observe_choice(j->service->metrics, &seen);
+}
+
 void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_index)
 {
     struct job *j = c->job;
@@ -204,8 +224,7 @@ void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_in
     j->ended_count++;
     metrics_count_end(j->service->metrics,
                       strcmp(finish_reason, "stop") == 0 ? METRICS_STOP : METRICS_LENGTH);
-    metrics_observe(j->service->metrics, METRICS_END_TO_END,
-                    (double)(base_now_ns() - j->arrived_ns) / 1e9);
+    observe_choice(c);
 }
 
 static struct completion_choice describe(const struct choice *c)
@@ -262,6 +281,7 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
     c->chunks++;
     if (!http_stream_push(j->http, scratch->data, scratch->len)) {
         cancel_choices(j, METRICS_ABORT);
+        j->status = JOB_CLIENT_LEFT; /* or it reads too slowly */
         j->over = true;
     }
 }
@@ -296,6 +316,8 @@ void job_complete(struct job *j, struct buf *scratch)
         completion_reply_end(&usage, &body);
         http_reply(j->http, 200, "application/json", &body);
     }
+    metrics_observe(j->service->metrics, METRICS_N, j->request.n);
+    j->status = 200;
     j->over = true;
 }
 
@@ -306,6 +328,7 @@ void job_fail(struct job *j, const struct api_error *e)
         return;
     cancel_choices(j, METRICS_ERROR);
     j->over = true;
+    j->status = j->streaming ? 200 : e->http_status;
     if (!j->streaming) {
         http_reply_error(j->http, e);
         return;

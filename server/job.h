@@ -30,11 +30,13 @@ struct choice {
     int32_t prompt_scored;                     /* tokens of the prompt whose logprobs have come */
     int32_t characters; /* that the tokens so far make, without regard to stop strings */
     int32_t tokens, chunks, cached;
-    const char *finish_reason; /* when ended: "stop", "length" */
-    int32_t stop_index;        /* of the stop string; -1: none */
-    int32_t stop_token;        /* of stop_token_ids; -1: none */
-    int64_t last_token_ns;
+    const char *finish_reason;                          /* when ended: "stop", "length" */
+    int32_t stop_index;                                 /* of the stop string; -1: none */
+    int32_t stop_token;                                 /* of stop_token_ids; -1: none */
+    int64_t admitted_ns, first_token_ns, last_token_ns; /* 0: not yet */
 };
+
+#define JOB_CLIENT_LEFT 499 /* as nginx has it: before the answer was complete */
 
 struct job {
     _Atomic int32_t refs;
@@ -53,6 +55,7 @@ struct job {
     struct choice *choices;
     int32_t choice_count, ended_count;
     int64_t prompt_tokens;
+    int32_t status; /* of the answer, or JOB_CLIENT_LEFT; 0: none yet */
     bool streaming; /* headers are sent */
     bool waiting;   /* in the output's list of streams without a token */
     bool over;      /* the answer is complete, or nobody waits for it */

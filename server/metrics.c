@@ -3,9 +3,12 @@
  */
 #include "server/metrics.h"
 
+#include "config/log.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define BOUNDS_MAX 24
 
@@ -15,20 +18,55 @@ struct family {
     double bounds[BOUNDS_MAX];
 };
 
-static const struct family families[METRICS_TIME_COUNT] = {
-    {"vllm:time_to_first_token_seconds",
-     "Seconds from the arrival of a request to its first token.",
-     22,
-     {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
-      1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560}},
-    {"vllm:inter_token_latency_seconds",
-     "Seconds between two tokens of a choice.",
-     16,
-     {.005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10}},
-    {"vllm:e2e_request_latency_seconds",
-     "Seconds from the arrival of a request to the end of a choice.",
-     20,
-     {.05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 480, 1920}},
+#define REQUEST_SECONDS                                                                            \
+    20,                                                                                            \
+    {                                                                                              \
+        .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 480, 1920         \
+    }
+#define COUNTS                                                                                     \
+    18,                                                                                            \
+    {                                                                                              \
+        1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, \
+            500000                                                                                 \
+    }
+
+static const struct family families[METRICS_WHAT_COUNT] = {
+    [METRICS_FIRST_TOKEN] = {"vllm:time_to_first_token_seconds",
+                             "Seconds from the arrival of a request to its first token.",
+                             22,
+                             {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                              1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560}},
+    [METRICS_INTER_TOKEN] = {"vllm:inter_token_latency_seconds",
+                             "Seconds between two tokens of a choice.",
+                             16,
+                             {.005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5,
+                              10}},
+    [METRICS_END_TO_END] = {"vllm:e2e_request_latency_seconds",
+                            "Seconds from the arrival of a request to the end of a choice.",
+                            REQUEST_SECONDS},
+    [METRICS_QUEUE] = {"vllm:request_queue_time_seconds",
+                       "Seconds from the arrival of a request to the begin of its work.",
+                       REQUEST_SECONDS},
+    [METRICS_PREFILL] = {"vllm:request_prefill_time_seconds",
+                         "Seconds from the begin of the work to the first token.", REQUEST_SECONDS},
+    [METRICS_DECODE] = {"vllm:request_decode_time_seconds",
+                        "Seconds from the first to the last token.", REQUEST_SECONDS},
+    [METRICS_INFERENCE] = {"vllm:request_inference_time_seconds",
+                           "Seconds from the begin of the work to the last token.",
+                           REQUEST_SECONDS},
+    [METRICS_PER_TOKEN] = {"vllm:request_time_per_output_token_seconds",
+                           "Mean seconds between the tokens of a choice.",
+                           16,
+                           {.005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5,
+                            10}},
+    [METRICS_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens of a choice.", COUNTS},
+    [METRICS_GENERATION_TOKENS] = {"vllm:request_generation_tokens",
+                                   "Tokens generated for a choice.", COUNTS},
+    [METRICS_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a choice.", COUNTS},
+    [METRICS_N] = {"vllm:request_params_n",
+                   "Choices asked for per prompt, of a request.",
+                   5,
+                   {1, 2, 5, 10, 20}},
 };
 
 static const char *const end_names[METRICS_END_COUNT] = {"stop", "length", "abort", "error"};
@@ -40,7 +78,7 @@ struct histogram {
 };
 
 struct values {
-    struct histogram times[METRICS_TIME_COUNT];
+    struct histogram seen[METRICS_WHAT_COUNT];
     uint64_t ends[METRICS_END_COUNT];
 };
 
@@ -67,17 +105,43 @@ void metrics_close(struct metrics *m)
     free(m);
 }
 
-void metrics_observe(struct metrics *m, enum metrics_time what, double seconds)
+/* Under the lock. */
+static void add(struct metrics *m, enum metrics_what what, double value)
 {
     const struct family *f = &families[what];
+    struct histogram *h = &m->values.seen[what];
     int32_t i = 0;
-    while (i < f->count && seconds > f->bounds[i])
+    while (i < f->count && value > f->bounds[i])
         i++;
-    pthread_mutex_lock(&m->lock);
-    struct histogram *h = &m->values.times[what];
     h->buckets[i]++;
     h->count++;
-    h->sum += seconds;
+    h->sum += value;
+}
+
+void metrics_observe(struct metrics *m, enum metrics_what what, double value)
+{
+    pthread_mutex_lock(&m->lock);
+    add(m, what, value);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_observe_choice(struct metrics *m, const struct metrics_choice *c)
+{
+    const double decode = (double)(c->last_token_ns - c->first_token_ns) / 1e9;
+    pthread_mutex_lock(&m->lock);
+    add(m, METRICS_END_TO_END, (double)(c->ended_ns - c->arrived_ns) / 1e9);
+    add(m, METRICS_PROMPT_TOKENS, c->prompt_tokens);
+    add(m, METRICS_GENERATION_TOKENS, c->tokens);
+    add(m, METRICS_MAX_TOKENS, c->max_tokens);
+    if (c->admitted_ns && c->first_token_ns) {
+        const double prefill = (double)(c->first_token_ns - c->admitted_ns) / 1e9;
+        add(m, METRICS_QUEUE, (double)(c->admitted_ns - c->arrived_ns) / 1e9);
+        add(m, METRICS_PREFILL, prefill);
+        add(m, METRICS_DECODE, decode);
+        add(m, METRICS_INFERENCE, prefill + decode);
+    }
+    if (c->tokens > 1)
+        add(m, METRICS_PER_TOKEN, decode / (c->tokens - 1));
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -169,6 +233,36 @@ static void write_requests(struct page *p, const struct engine_metrics *e)
                 e ? (double)e->generation_tokens : 0);
 }
 
+/* The KV cache, as vLLM's boards want to know it. */
+static void write_cache(struct page *p, const struct engine_metrics *e)
+{
+    write_value(p, "vllm:prefix_cache_queries_total", "counter",
+                "Prompt tokens looked up in the prefix cache.", e ? (double)e->prefix_queries : 0);
+    write_value(p, "vllm:prefix_cache_hits_total", "counter",
+                "Prompt tokens found in the prefix cache.", e ? (double)e->prefix_hits : 0);
+    write_value(p, "vllm:num_preemptions_total", "counter",
+                "Times a request gave its KV blocks to others.", e ? (double)e->preemptions : 0);
+    if (!e)
+        return;
+    write_head(p, "vllm:cache_config_info", "gauge", "Always 1; the labels say the sizes.");
+    buf_puts(p->out, "vllm:cache_config_info");
+    write_labels(p);
+    buf_printf(p->out, ",block_size=\"%d\",num_gpu_blocks=\"%d\"} 1\n", e->block_tokens,
+               e->kv_blocks);
+}
+
+static void write_iterations(struct page *p, const struct engine_metrics *e)
+{
+    struct family f = {"vllm:iteration_tokens_total",
+                       "Rows (tokens) of a step.",
+                       (int32_t)ARRAY_LEN(engine_row_bounds),
+                       {0}};
+    struct histogram h = {.count = e->steps, .sum = (double)e->step_rows};
+    memcpy(f.bounds, engine_row_bounds, sizeof engine_row_bounds);
+    memcpy(h.buckets, e->row_buckets, sizeof e->row_buckets);
+    write_family(p, &f, &h);
+}
+
 static void write_steps(struct page *p, const struct engine_metrics *e)
 {
     static const char name[] = "tessera:step_seconds";
@@ -228,10 +322,12 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, const
     struct values v = m->values;
     pthread_mutex_unlock(&m->lock);
     write_requests(&p, engine);
+    write_cache(&p, engine);
     write_ends(&p, &v);
-    for (int i = 0; i < METRICS_TIME_COUNT; i++)
-        write_family(&p, &families[i], &v.times[i]);
+    for (int i = 0; i < METRICS_WHAT_COUNT; i++)
+        write_family(&p, &families[i], &v.seen[i]);
     if (engine) {
+        write_iterations(&p, engine);
         write_steps(&p, engine);
         write_ranks(&p, engine);
         write_comm(&p, engine, "tessera:comm_bytes_total", "Bytes received from other ranks.", 0);
@@ -240,7 +336,11 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, const
     }
     write_head(&p, "tessera:sampler_fallback_total", "counter",
                "Rows that the distributed sampler handed to the gathered one.");
-    buf_puts(out, "tessera:sampler_fallback_total 0\n");
+    buf_printf(out, "tessera:sampler_fallback_total %" PRIu64 "\n",
+               engine ? engine->sampler_fallbacks : 0);
+    write_head(&p, "tessera:log_dropped_total", "counter",
+               "Lines of the log that nobody took in time.");
+    buf_printf(out, "tessera:log_dropped_total %" PRIu64 "\n", log_dropped());
     write_head(&p, "tessera:group_restarts_total", "counter",
                "Times the ranks were started again.");
     buf_puts(out, "tessera:group_restarts_total 0\n");

@@ -45,13 +45,16 @@ struct output {
 
 /* ---- one event; the job is locked ---- */
 
-static void measure(struct output *o, struct choice *c)
+static void measure(struct output *o, struct choice *c, const struct token_event *event)
 {
     struct metrics *m = o->service->metrics;
-    if (c->tokens == 0)
+    if (c->tokens == 0) {
+        c->admitted_ns = event->admitted_ns;
+        c->first_token_ns = o->now_ns;
         metrics_observe(m, METRICS_FIRST_TOKEN, (double)(o->now_ns - c->job->arrived_ns) / 1e9);
-    else
+    } else {
         metrics_observe(m, METRICS_INTER_TOKEN, (double)(o->now_ns - c->last_token_ns) / 1e9);
+    }
     c->last_token_ns = o->now_ns;
 }
 
@@ -102,7 +105,7 @@ static bool is_stop_id(const struct completion_request *q, int32_t token)
 static void add_token(struct output *o, struct choice *c, const struct token_event *event)
 {
     const struct completion_request *q = &c->job->request;
-    measure(o, c);
+    measure(o, c, event);
     c->tokens++;
     if (q->return_token_ids)
         buf_add(&c->ids, &event->token, sizeof event->token);

@@ -148,6 +148,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .vocab = s->setup.model.vocab,
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
+        .queued_max = s->footprint.limits.slots + o->max_num_queued_reqs,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
                                                               : s->setup.defaults,
         .http = access_limits(o),

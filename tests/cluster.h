@@ -133,7 +133,7 @@ static void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *to
                                              .rules = {.prompt = n, .repetition = 1}};
     int32_t blocks = (positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     int32_t per_slot = c->footprint.limits.blocks / c->footprint.limits.slots;
-    CHECK(blocks <= per_slot);
+    CHECK(blocks <= per_slot && s->appends + blocks <= s->append_max);
     for (int32_t i = 0; i < blocks; i++)
         s->append[s->appends++] = (struct step_append){slot, i, slot * per_slot + i};
 }

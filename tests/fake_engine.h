@@ -48,6 +48,7 @@ struct engine {
 };
 
 const double engine_step_bounds[15] = {0.001, 0.01};
+const double engine_row_bounds[13] = {1, 8};
 
 /* The arrays of params are the caller's, and only until engine_submit returns. */
 static void fake_keep(struct engine *e, struct fake_request *r, const struct request_params *params)

@@ -273,6 +273,16 @@ static inline void staged_select(struct backend *b, struct view y, struct cview 
     staged_end(s, y.data);
 }
 
+static inline void staged_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                               size_t src_stride, int32_t rows, int32_t cols)
+{
+    struct staged *s = staged_of(b);
+    const size_t last = rows > 0 ? (size_t)rows - 1 : 0, width = rows > 0 ? (size_t)cols : 0;
+    s->inner->ops->copy(s->inner, staged_in(s, dst, (last * dst_stride + width) * 4), dst_stride,
+                        staged_in(s, src, (last * src_stride + width) * 4), src_stride, rows, cols);
+    staged_end(s, dst);
+}
+
 static inline void staged_sum_tree(struct backend *b, float *y, const float *const *addends,
                                    int32_t count, size_t n)
 {
@@ -314,6 +324,14 @@ static inline struct sample_slots staged_sample_slots(struct staged *s,
     return d;
 }
 
+static inline struct sample_rows staged_sample_rows(struct staged *s, const struct sample_rows *r,
+                                                    int32_t rows)
+{
+    const size_t n = (size_t)rows * 4;
+    return (struct sample_rows){staged_in(s, r->slot, n), staged_in(s, r->position, n),
+                                staged_in(s, r->target, n)};
+}
+
 static inline void staged_resolve(struct backend *b, int32_t *ids, const int32_t *token,
                                   const struct rows *rows, const struct sample_slots *slots)
 {
@@ -333,8 +351,7 @@ static inline void staged_sample(struct backend *b, int32_t *ids, struct cview l
     const size_t n = (size_t)logits.rows * 4;
     const struct sample_slots ds =
         staged_sample_slots(s, slots, staged_slots(rows->slot, logits.rows));
-    const struct sample_rows dr = {staged_in(s, rows->slot, n), staged_in(s, rows->position, n),
-                                   staged_in(s, rows->target, n)};
+    const struct sample_rows dr = staged_sample_rows(s, rows, logits.rows);
     s->inner->ops->sample(s->inner, staged_in(s, ids, n), staged_cview(s, logits), &dr, &ds);
     staged_out(s, slots->history);
     staged_end(s, ids);
@@ -352,6 +369,64 @@ static inline void staged_logprobs(struct backend *b, float *logprob, struct tok
                             staged_in(s, top, n * 4));
     staged_out(s, best);
     staged_end(s, logprob);
+}
+
+static inline struct sample_election staged_election(struct staged *s,
+                                                     const struct sample_election *e)
+{
+    struct sample_election d = *e;
+    const size_t rows = (size_t)e->rows, shards = (size_t)e->shards;
+    const size_t words = rows + (size_t)e->begin[rows];
+    d.begin = staged_in(s, e->begin, (rows + 1) * 4);
+    d.surveys = staged_in(s, e->surveys, shards * rows * sizeof *e->surveys);
+    d.ballots = staged_in(s, e->ballots, shards * words * sizeof *e->ballots);
+    return d;
+}
+
+static inline void staged_survey(struct backend *b, struct sample_survey *out, struct cview logits,
+                                 int32_t first, const struct sample_election *e,
+                                 const struct sample_rows *rows, const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    /* of the papers, which may hold `out`, nothing is read yet */
+    struct sample_election de = *e;
+    de.surveys = NULL;
+    de.ballots = NULL;
+    de = staged_election(s, &de);
+    const struct sample_rows dr = staged_sample_rows(s, rows, e->rows);
+    const struct sample_slots ds = staged_sample_slots(s, slots, staged_slots(rows->slot, e->rows));
+    s->inner->ops->survey(s->inner, staged_in(s, out, (size_t)e->rows * sizeof *out),
+                          staged_cview(s, logits), first, &de, &dr, &ds);
+    staged_end(s, out);
+}
+
+static inline void staged_nominate(struct backend *b, union sample_ballot *ballot,
+                                   struct cview logits, int32_t first,
+                                   const struct sample_election *e, const struct sample_rows *rows,
+                                   const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    struct sample_election de = *e;
+    de.ballots = NULL;
+    de = staged_election(s, &de);
+    const struct sample_rows dr = staged_sample_rows(s, rows, e->rows);
+    const struct sample_slots ds = staged_sample_slots(s, slots, staged_slots(rows->slot, e->rows));
+    const size_t words = (size_t)e->rows + (size_t)e->begin[e->rows];
+    s->inner->ops->nominate(s->inner, staged_in(s, ballot, words * sizeof *ballot),
+                            staged_cview(s, logits), first, &de, &dr, &ds);
+    staged_end(s, ballot);
+}
+
+static inline void staged_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
+                                const struct sample_rows *rows, const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    const struct sample_election de = staged_election(s, e);
+    const struct sample_rows dr = staged_sample_rows(s, rows, e->rows);
+    const struct sample_slots ds = staged_sample_slots(s, slots, staged_slots(rows->slot, e->rows));
+    s->inner->ops->elect(s->inner, staged_in(s, ids, (size_t)e->rows * 4), &de, &dr, &ds);
+    staged_out(s, slots->history);
+    staged_end(s, ids);
 }
 
 /* ---- life ---- */
@@ -405,7 +480,11 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.attend = staged_attend;
     s->ops.silu_mul = staged_silu_mul;
     s->ops.select = staged_select;
+    s->ops.copy = staged_copy;
     s->ops.sum_tree = staged_sum_tree;
+    s->ops.survey = staged_survey;
+    s->ops.nominate = staged_nominate;
+    s->ops.elect = staged_elect;
     s->ops.sample = staged_sample;
     s->ops.logprobs = staged_logprobs;
     s->base.ops = &s->ops;

@@ -49,6 +49,27 @@ static void test_statistics_are_numpys(void **state)
     assert_true(none.p99 == 0);
 }
 
+static void test_overlap_by_counting(void **state)
+{
+    (void)state;
+    double begins[60], ends[60];
+    size_t most = 0;
+    for (size_t i = 0; i < 60; i++) {
+        begins[i] = (double)(i * 7919 % 101);
+        ends[i] = begins[i] + (double)(i * 31 % 23); /* some spans are a moment */
+    }
+    for (size_t at = 0; at < 60; at++) {
+        size_t open = 0;
+        for (size_t i = 0; i < 60; i++)
+            open += begins[i] <= begins[at] && begins[at] <= ends[i];
+        most = open > most ? open : most;
+    }
+    assert_int_equal(samples_overlap(begins, ends, 60), most);
+    assert_int_equal(samples_overlap((double[]){5, 1, 3}, (double[]){6, 3, 4}, 3), 2);
+    assert_int_equal(samples_overlap((double[]){1, 3}, (double[]){2, 4}, 2), 1);
+    assert_int_equal(samples_overlap(NULL, NULL, 0), 0);
+}
+
 /* ---- responses ---- */
 
 struct seen {
@@ -488,7 +509,11 @@ static void make_report(const struct report_goodput *bounds, struct report *out)
          .chunks = 1,
          .http_status = 200,
          .outcome = OUTCOME_OK},
-        {.due = 20 * MS, .sent = 20 * MS, .http_status = 429, .outcome = OUTCOME_HTTP},
+        {.due = 20 * MS,
+         .sent = 20 * MS,
+         .ended = 25 * MS,
+         .http_status = 429,
+         .outcome = OUTCOME_HTTP},
         {.due = 30 * MS,
          .sent = 30 * MS,
          .first = 31 * MS,
@@ -531,7 +556,9 @@ static void test_figures_of_records(void **state)
     assert_true(r.e2e.mean == 350 && r.e2e.max == 400);
     assert_true(r.tpot.count == 1 && r.tpot.p50 == 100);
     assert_true(r.itl.count == 3 && r.itl.mean == 100 && r.itl.max == 150);
+    assert_true(r.refused.count == 1 && r.refused.max == 5);
     assert_true(r.late.count == 4 && r.late.max == 2);
+    assert_int_equal(r.streams, 2);
     assert_true(r.request_rate == 4 && r.output_rate == 10 && r.total_rate == 24);
     make_report(&(struct report_goodput){.ttft = 99, .tpot = 1000}, &r);
     assert_int_equal(r.good, 0);
@@ -584,6 +611,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statistics_are_numpys),
+        cmocka_unit_test(test_overlap_by_counting),
         cmocka_unit_test(test_every_split),
         cmocka_unit_test(test_bytes_one_by_one),
         cmocka_unit_test(test_refused_responses),

@@ -49,6 +49,10 @@ struct client {
     enum finish_reason finish;
     int32_t ends;      /* terminal events: 1 in the end */
     int32_t cancel_at; /* cancels itself after so many tokens; 0: never */
+    int32_t prompts;   /* scored tokens of the prompt */
+    int32_t prompt[TOKENS_MAX];
+    float logprob[TOKENS_MAX], prompt_logprob[TOKENS_MAX];
+    struct token_top best[TOKENS_MAX]; /* the first of the best of each token */
 };
 
 struct group {
@@ -123,6 +127,19 @@ static void *work(void *arg)
 
 /* ---- the client's side ---- */
 
+static void take_token(struct client *c, const struct token_event *e)
+{
+    int32_t *n = e->prompt ? &c->prompts : &c->count;
+    if (e->token < 0)
+        return;
+    CHECK(*n < TOKENS_MAX);
+    (e->prompt ? c->prompt : c->tokens)[*n] = e->token;
+    (e->prompt ? c->prompt_logprob : c->logprob)[*n] = e->logprob;
+    if (!e->prompt && e->top_count > 0)
+        c->best[*n] = e->top[0];
+    ++*n;
+}
+
 static void sink(void *ctx, const struct token_event *events, int32_t count)
 {
     struct group *g = ctx;
@@ -131,10 +148,7 @@ static void sink(void *ctx, const struct token_event *events, int32_t count)
         struct client *c = events[i].user;
         CHECK(c->ends == 0); /* nothing comes after the end */
         CHECK(c->id == 0 || c->id == events[i].request);
-        if (events[i].token >= 0) {
-            CHECK(c->count < TOKENS_MAX);
-            c->tokens[c->count++] = events[i].token;
-        }
+        take_token(c, &events[i]);
         if (c->cancel_at > 0 && c->count == c->cancel_at)
             engine_cancel(g->engine, events[i].request);
         if (events[i].finish == FINISH_NONE)
@@ -366,6 +380,53 @@ static void test_stop_token(void **state)
     group_stop(g);
 }
 
+/* Scored prompts and logprobs come with the right tokens, whoever else is there; and stop ids end a
+ * request, but not before min_tokens. */
+static void test_logprobs(void **state)
+{
+    (void)state;
+    struct group *g = group_start(false, -1, HEALTHY, 0);
+    struct request_params p = greedy_params(6);
+    const int32_t stop[] = {greedy1[2], greedy1[3]};
+    p.logprobs = 1;
+    p.prompt_logprobs = 0;
+    assert_int_equal(submit(g, 0, &p, prompt0, PROMPT0), OK);
+    p.max_tokens = 0;
+    p.prompt_logprobs = 3;
+    assert_int_equal(submit(g, 1, &p, prompt0, PROMPT0), OK);
+    p = greedy_params(6);
+    assert_int_equal(submit(g, 2, &p, prompt1, PROMPT1), OK);
+    p.stop_ids = stop;
+    p.stop_id_count = 1;
+    assert_int_equal(submit(g, 3, &p, prompt1, PROMPT1), OK);
+    p.min_tokens = 3;
+    p.stop_id_count = 2;
+    assert_int_equal(submit(g, 4, &p, prompt1, PROMPT1), OK);
+    wait_for_ends(g, 5);
+    const struct client *c = g->clients;
+    assert_int_equal(c[0].count, 6);
+    assert_memory_equal(c[0].tokens, greedy0, 6 * sizeof *greedy0);
+    for (int32_t i = 0; i < 6; i++) /* greedy: the token is the best */
+        assert_true(c[0].best[i].token == c[0].tokens[i] &&
+                    c[0].best[i].logprob == c[0].logprob[i]);
+    assert_int_equal(c[1].count, 0);
+    assert_int_equal(c[1].finish, FINISH_LENGTH);
+    for (int32_t k = 0; k < 2; k++) {
+        assert_int_equal(c[k].prompts, PROMPT0 - 1);
+        assert_memory_equal(c[k].prompt, prompt0 + 1, (PROMPT0 - 1) * sizeof *prompt0);
+        assert_memory_equal(c[k].prompt_logprob, c[0].prompt_logprob,
+                            (PROMPT0 - 1) * sizeof(float));
+    }
+    assert_true(c[0].prompt_logprob[0] < 0);
+    assert_memory_equal(c[2].tokens, greedy1, 6 * sizeof *greedy1);
+    assert_int_equal(c[3].finish, FINISH_STOP);
+    assert_int_equal(c[3].count, 3); /* the stop id is carried and counted */
+    assert_memory_equal(c[3].tokens, greedy1, 3 * sizeof *greedy1);
+    assert_true(c[4].count > 3 && c[4].tokens[2] != stop[0]);
+    check_metrics(g, 5);
+    group_stop(g);
+}
+
 static void check_cancelled(const struct client *c, int32_t least, int32_t most)
 {
     assert_int_equal(c->ends, 1);
@@ -572,9 +633,10 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crowd),  cmocka_unit_test(test_stop_token),
-        cmocka_unit_test(test_cancel), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_faults), cmocka_unit_test(test_stop_with_work),
+        cmocka_unit_test(test_crowd),          cmocka_unit_test(test_stop_token),
+        cmocka_unit_test(test_logprobs),       cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_limits),         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_stop_with_work),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

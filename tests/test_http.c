@@ -6,14 +6,17 @@
 #include "server/http/http_listen.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/fake_engine.h"
+#include "tests/http_talk.h"
 #include "tests/scratch.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #define CONTEXT 1000000
 #define LONG "100000"
+#define QUEUED_MAX 64
 
 struct world {
     struct frontend *frontend;
@@ -35,6 +38,7 @@ static enum status try_open(struct world *w, const char *host, int32_t port, str
         .vocab = 400,
         .max_model_len = CONTEXT,
         .tokenizer = w->tokenizer,
+        .queued_max = QUEUED_MAX,
         .defaults = model_config_no_defaults(),
         .http = {.connections = 1000,
                  .header_bytes = 16384,
@@ -90,35 +94,6 @@ static int dial(const struct world *w)
     return fd;
 }
 
-static void say(int fd, const char *text, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = send(fd, text, n, MSG_NOSIGNAL);
-        if (k <= 0)
-            return;
-        text += k;
-        n -= (size_t)k;
-    }
-}
-
-/* Until the server closes, or `until` has come. */
-static char *listen_until(int fd, const char *until)
-{
-    struct buf b;
-    char part[16384];
-    size_t n;
-    buf_init(&b, 64 << 20);
-    for (;;) {
-        ssize_t k = recv(fd, part, sizeof part, 0);
-        if (k <= 0)
-            break;
-        buf_add(&b, part, (size_t)k);
-        if (until && strstr(b.data, until))
-            break;
-    }
-    return buf_take(&b, &n);
-}
-
 /* One request on its own connection, as text; the answer as text. The caller frees. */
 static char *ask(const struct world *w, const char *text)
 {
@@ -127,21 +102,6 @@ static char *ask(const struct world *w, const char *text)
     char *answer = listen_until(fd, NULL);
     close(fd);
     return answer;
-}
-
-static void say_text(int fd, const char *text)
-{
-    say(fd, text, strlen(text));
-}
-
-static void say_post(int fd, const char *body, const char *more)
-{
-    struct buf b;
-    buf_init(&b, 16 << 20);
-    buf_printf(&b, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %zu\r\n\r\n%s",
-               more, strlen(body), body);
-    say(fd, b.data, b.len);
-    buf_free(&b);
 }
 
 static char *post(const struct world *w, const char *body)
@@ -623,6 +583,30 @@ static void test_queue_full(void **state)
     expect(post(w, "{\"prompt\":[1],\"n\":2,\"max_tokens\":2}"), "200", "choices");
 }
 
+/* The two workers are stopped within the engine, so requests pile up before them. */
+static void test_workers_busy(void **state)
+{
+    struct world *w = *state;
+    struct pollfd clients[QUEUED_MAX + 3];
+    int32_t refused = 0;
+    pthread_mutex_lock(&w->engine.lock);
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        clients[i] = (struct pollfd){.fd = dial(w), .events = POLLIN};
+        say_post(clients[i].fd, "{\"prompt\":[1],\"max_tokens\":1}", "Connection: close\r\n");
+    }
+    int answered = poll(clients, ARRAY_LEN(clients), 30000);
+    pthread_mutex_unlock(&w->engine.lock);
+    assert_true(answered > 0); /* while everything else stands still */
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        char *answer = listen_until(clients[i].fd, NULL);
+        bool is_refused = strncmp(answer, "HTTP/1.1 429 ", 13) == 0;
+        refused += is_refused;
+        expect(answer, is_refused ? "429" : "200", is_refused ? "queue_full" : "\"length\"");
+        close(clients[i].fd);
+    }
+    assert_in_range(refused, 1, 3); /* before the workers took theirs, or after */
+}
+
 static void test_lost(void **state)
 {
     struct world *w = *state;
@@ -776,6 +760,7 @@ int main(void)
         TEST(test_client_leaves),
         TEST(test_slow_reader),
         TEST(test_queue_full),
+        TEST(test_workers_busy),
         TEST(test_lost),
         TEST(test_draining),
         TEST(test_close_in_flight),

@@ -326,6 +326,28 @@ static void test_help(void **state)
     free(text);
 }
 
+/* Two rows of one name would mean that the second is never set. */
+static void test_names_are_unique(void **state)
+{
+    (void)state;
+    static const enum command commands[] = {COMMAND_SERVE, COMMAND_PLAN,  COMMAND_INSPECT,
+                                            COMMAND_SHARD, COMMAND_SYNTH, COMMAND_BENCH};
+    char line[64];
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
+        char *text = help_text(commands[i]), *options = NULL;
+        for (char *at = text; (at = strstr(at, "\n\n  --")) != NULL; at++)
+            options = at + 1; /* behind the examples */
+        assert_non_null(options);
+        for (char *at = options; at; at = strstr(at + 1, "\n  --")) {
+            snprintf(line, sizeof line, "\n  --%.*s ", (int)strcspn(at + 5, " ,"), at + 5);
+            char *again = strstr(at + 1, line);
+            if (again)
+                fail_msg("%s is there twice:\n%s", line, text);
+        }
+        free(text);
+    }
+}
+
 static void test_bench(void **state)
 {
     (void)state;
@@ -458,12 +480,19 @@ static void test_file_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_ways_to_write),
-        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_seed),        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_unknown),     cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
-        cmocka_unit_test(test_file),        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_ways_to_write),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_positionals),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_names_are_unique),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_file_refused),
         cmocka_unit_test(test_bench),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

@@ -3,6 +3,7 @@
  * keeps (its tokens, its one end), and compares after every step. */
 #include "engine/sched.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -436,6 +437,115 @@ static void test_simulation(void **state)
     assert_true(chunks > 1000 && shortage > 1000 && reused > 10000);
 }
 
+/* ---- scoring, stop ids, prompts only ---- */
+
+/* What one client of test_scoring asks and got. */
+struct scored {
+    struct request_params params;
+    int32_t prompt[40], prompt_len;
+    int32_t prompts, produced, ends; /* events */
+    enum finish_reason finish;
+};
+
+static void submit_scored(struct sim *m, struct scored *r, uint64_t id)
+{
+    struct sequence *s = NULL;
+    struct err err = {""};
+    for (int32_t i = 0; i < r->prompt_len; i++)
+        r->prompt[i] = 10 * (int32_t)id + i;
+    if (sched_sequence(&m->config, &r->params, r->prompt, r->prompt_len, &s, &err) != OK)
+        fail_msg("%s", err.text);
+    s->id = id;
+    s->user = r;
+    assert_true(sched_submit(m->sched, s));
+}
+
+/* Scored rows are given the tokens they must score; what is drawn is 100, 101, ... */
+static void check_scored_step(struct sim *m, const struct scored *all, float *logprob,
+                              struct token_top *best)
+{
+    const struct step *s = m->step;
+    for (int32_t i = 0; i < s->samples; i++) {
+        const int32_t row = s->sample[i], position = s->position[row];
+        if (s->target[i] >= 0) { /* prompts tell themselves apart by their tokens */
+            const struct scored *r = &all[((s->token[row] - position) / 10 - 1) / 4];
+            assert_int_equal(s->target[i], r->prompt[position + 1]);
+            assert_int_equal(s->top[i], r->params.prompt_logprobs);
+        }
+        m->ids[i] = s->target[i] >= 0 ? s->target[i] : 100 + position;
+        logprob[i] = -(float)(m->ids[i] + 1);
+        best[i * 3] = (struct token_top){m->ids[i], 0};
+    }
+}
+
+static void take_scored(const struct token_event *e)
+{
+    struct scored *r = e->user;
+    int32_t wanted = e->prompt ? r->params.prompt_logprobs : r->params.logprobs;
+    wanted = e->token < 0 ? -1 : wanted;
+    assert_int_equal(r->ends, 0);
+    if (e->prompt) { /* in order, all before the first produced */
+        assert_int_equal(r->produced, 0);
+        assert_int_equal(e->token, r->prompt[++r->prompts]);
+        assert_int_equal(e->finish, FINISH_NONE);
+    }
+    assert_int_equal(e->top_count, wanted > 0 ? wanted : 0);
+    if (wanted >= 0)
+        assert_true(e->logprob == -(float)(e->token + 1));
+    if (wanted > 0)
+        assert_int_equal(e->top[0].token, e->token);
+    r->produced += !e->prompt && e->token >= 0;
+    r->ends += e->finish != FINISH_NONE;
+    r->finish = e->finish;
+}
+
+static void test_scoring(void **state)
+{
+    (void)state;
+    static const int32_t config[] = {4, 16, 64, 160, 16};
+    static const int32_t stop[] = {7, 136};
+    struct sim *m = sim_open(config);
+    struct scored all[6];
+    float logprob[4];
+    struct token_top best[12];
+    int32_t count, most = 0, steps = 0;
+    /* prompt, max_tokens, logprobs, prompt_logprobs */
+    static const int32_t asked[6][4] = {{3, 20, -1, -1}, {30, 3, 2, 3}, {5, 0, -1, -1},
+                                        {9, 0, -1, 0},   {1, 0, 1, 1},  {35, 9, 0, -1}};
+    memset(all, 0, sizeof all);
+    for (int32_t i = 0; i < 6; i++) {
+        all[i].params = request_params_default();
+        all[i].params.max_tokens = asked[i][1];
+        all[i].params.logprobs = asked[i][2];
+        all[i].params.prompt_logprobs = asked[i][3];
+        all[i].prompt_len = asked[i][0];
+        all[i].params.stop_ids = stop;
+        all[i].params.stop_id_count = i == 5 ? 2 : 0;
+        submit_scored(m, &all[i], (uint64_t)(4 * i + 1)); /* prompts of at most 40 apart */
+    }
+    while (sched_build(m->sched, m->step, m->events, &count)) {
+        assert_int_equal(count, 0);
+        assert_true(m->step->samples <= 4);
+        assert_true(m->step->rows > 0 && ++steps < 100);
+        most = m->step->samples > most ? m->step->samples : most;
+        check_scored_step(m, all, logprob, best);
+        const struct step_result result = {m->step->samples, m->ids, logprob, best, 3};
+        sched_commit(m->sched, m->step, &result, m->events, &count);
+        assert_true(count <= sched_events_max(&m->config));
+        for (int32_t i = 0; i < count; i++)
+            take_scored(&m->events[i]);
+    }
+    assert_int_equal(most, 4); /* every place was used */
+    for (int32_t i = 0; i < 6; i++) {
+        assert_int_equal(all[i].ends, 1);
+        assert_int_equal(all[i].prompts, asked[i][3] >= 0 ? asked[i][0] - 1 : 0);
+        assert_int_equal(all[i].produced, i == 5 ? 3 : asked[i][1]); /* 134, 135, 136: stop */
+        assert_int_equal(all[i].finish, i == 5 ? FINISH_STOP : FINISH_LENGTH);
+    }
+    assert_int_equal(kv_used(sched_kv(m->sched)) + kv_reserved(sched_kv(m->sched)), 0);
+    sim_close(m);
+}
+
 /* A lost group or a stop: whatever the state, everything ends once and nothing is kept. */
 static void test_end_all(void **state)
 {
@@ -526,13 +636,56 @@ static void test_refused_sequences(void **state)
     sim_close(m);
 }
 
+/* Every field of a request that a rank would refuse is refused before, by name. */
+static void test_refused_rules(void **state)
+{
+    (void)state;
+    static const struct token_bias outside[] = {{VOCAB, 1}}, loud[] = {{1, 101}},
+                                   fine[] = {{1, 100}};
+    static const int32_t ids[] = {1, VOCAB, 2}, ends[] = {1, 1}, far[] = {ENGINE_BAD_IDS_MAX + 1};
+    struct sim *m = sim_open(configs[4]);
+    const struct request_params p = request_params_default();
+    struct request_params cases[16];
+    const char *const wanted[16] = {
+        "logit_bias",     "logit_bias",      "logit_bias",       "stop_token_ids",
+        "stop_token_ids", "bad_words",       "bad_words",        "bad_words",
+        "logprobs",       "prompt_logprobs", "min_tokens",       "repetition_penalty",
+        "temperature",    "top_p",           "presence_penalty", NULL};
+    for (size_t i = 0; i < 16; i++)
+        cases[i] = p;
+    cases[0].bias = outside, cases[0].bias_count = 1;
+    cases[1].bias = loud, cases[1].bias_count = 1;
+    cases[2].bias = fine, cases[2].bias_count = ENGINE_BIAS_MAX + 1;
+    cases[3].stop_ids = ids, cases[3].stop_id_count = 2;
+    cases[4].stop_ids = ids, cases[4].stop_id_count = ENGINE_STOP_IDS_MAX + 1;
+    cases[5].bad_ids = ids, cases[5].bad_ends = ends, cases[5].bad_count = 2;
+    cases[6].bad_ids = ids, cases[6].bad_ends = far, cases[6].bad_count = 1;
+    cases[7].bad_ids = ids + 1, cases[7].bad_ends = ends, cases[7].bad_count = 1;
+    cases[8].logprobs = ENGINE_LOGPROBS_MAX + 1;
+    cases[9].prompt_logprobs = -2;
+    cases[10].min_tokens = -1;
+    cases[11].repetition_penalty = 0;
+    cases[12].temperature = NAN;
+    cases[13].top_p = 1.5f;
+    cases[14].presence_penalty = INFINITY;
+    cases[15].bias = fine, cases[15].bias_count = 1;
+    for (size_t i = 0; i < 16; i++) {
+        struct sequence *s = NULL;
+        struct err err = {""};
+        enum status st = sched_sequence(&m->config, &cases[i], ids, 1, &s, &err);
+        if (st != (wanted[i] ? ERR_INPUT : OK) || (wanted[i] && !strstr(err.text, wanted[i])))
+            fail_msg("case %zu: status %d \"%s\"", i, st, err.text);
+        sched_sequence_free(s);
+    }
+    sim_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_simulation),
-        cmocka_unit_test(test_end_all),
-        cmocka_unit_test(test_close_with_work),
-        cmocka_unit_test(test_refused_sequences),
+        cmocka_unit_test(test_simulation),        cmocka_unit_test(test_scoring),
+        cmocka_unit_test(test_end_all),           cmocka_unit_test(test_close_with_work),
+        cmocka_unit_test(test_refused_sequences), cmocka_unit_test(test_refused_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -224,6 +224,11 @@ void model_close(struct model *m)
     free(m);
 }
 
+struct parallel *model_parallel(struct model *m)
+{
+    return m->parallel;
+}
+
 /* The activations of one step, as views of its T rows. */
 struct activations {
     struct view x, n, delta, rope, qkv, attn, gu, act;
@@ -283,7 +288,7 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }
-    *logits = (struct cview){NULL, DTYPE_F32, 0, cfg->vocab};
+    *logits = (struct cview){NULL, DTYPE_F32, 0, 0};
     if (in->samples > 0) {
         struct view sampled = view_f32(m->sampled, in->samples, cfg->hidden);
         TRY(backend_select(m->b, sampled, cview_of(a.n), in->sample, err));

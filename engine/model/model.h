@@ -41,9 +41,10 @@ size_t model_activation_bytes(const struct model_config *m, const struct layout 
 enum status model_open(const struct model_parts *parts, struct model **out,
                        struct err *err) MUST_USE;
 void model_close(struct model *m);
+/* For the sampler; lives as long as the model. */
+struct parallel *model_parallel(struct model *m);
 
-/* *logits = fp32 [R, V], the same on every rank, valid until the next call. R = 0: *logits empty.
- */
+/* *logits = fp32 [R, own columns] (parallel_head), valid until the next call. R = 0: empty. */
 enum status model_forward(struct model *m, const struct model_input *in, struct cview *logits,
                           struct err *err) MUST_USE;
 

@@ -13,7 +13,6 @@ struct parallel {
     float *source[2]; /* [rows_max, hidden] */
     int32_t turn;
     float *local_logits, *logits; /* [samples_max, own part], [samples_max, vocab] */
-    struct span mine;             /* vocabulary rows */
     int32_t *parts;               /* [ranks] vocabulary rows of each rank */
 };
 
@@ -40,10 +39,9 @@ enum status parallel_open(struct backend *b, struct comm *c, int32_t rows_max, i
         free(parts);
         return base_fail(err, ERR_NOMEM, "parallel layer: no memory");
     }
-    *p = (struct parallel){b, c, rows_max, hidden, samples_max, vocab, {0}, 0, 0, 0, {0}, parts};
+    *p = (struct parallel){b, c, rows_max, hidden, samples_max, vocab, {0}, 0, 0, 0, parts};
     for (int32_t r = 0; r < c->ranks; r++)
-        parts[r] = (int32_t)span_len(placement_block(vocab, c->ranks, r));
-    p->mine = placement_block(vocab, c->ranks, c->rank);
+        parts[r] = (int32_t)span_len(parallel_vocab(p, r));
     p->source[0] = comm_buffer(c, matrix_bytes(rows_max, hidden));
     p->source[1] = comm_buffer(c, matrix_bytes(rows_max, hidden));
     p->local_logits = comm_buffer(c, matrix_bytes(samples_max, vocab));
@@ -62,6 +60,11 @@ void parallel_close(struct parallel *p)
         return;
     free(p->parts);
     free(p);
+}
+
+struct span parallel_vocab(const struct parallel *p, int32_t rank)
+{
+    return placement_block(p->vocab, p->comm->ranks, rank);
 }
 
 float *parallel_buffer(struct parallel *p)
@@ -87,7 +90,8 @@ enum status parallel_embed(struct parallel *p, struct view y, const int32_t *ids
 {
     enum status st = OK;
     struct view partial = next_source(p, y.rows);
-    TRY(backend_embed(p->b, partial, ids, w.local, (int32_t)p->mine.begin, err));
+    const int32_t first = (int32_t)parallel_vocab(p, p->comm->rank).begin;
+    TRY(backend_embed(p->b, partial, ids, w.local, first, err));
     TRY(all_reduce(p, y, partial, err));
 out:
     return st;
@@ -110,12 +114,19 @@ out:
 enum status parallel_head(struct parallel *p, struct cview x, struct parallel_weight w,
                           struct cview *logits, struct err *err)
 {
-    enum status st = OK;
-    struct view local = view_f32(p->local_logits, x.rows, (int32_t)span_len(p->mine));
-    struct view all = view_f32(p->logits, x.rows, p->vocab);
-    TRY(backend_linear(p->b, local, x, w.local, err));
-    TRY(comm_all_gather(p->comm, all.data, local.data, x.rows, p->parts, err));
-    *logits = cview_of(all);
-out:
-    return st;
+    struct view local = view_f32(p->local_logits, x.rows, p->parts[p->comm->rank]);
+    *logits = cview_of(local);
+    return backend_linear(p->b, local, x, w.local, err);
+}
+
+enum status parallel_gather(struct parallel *p, int32_t begin, int32_t end, struct cview *whole,
+                            struct err *err)
+{
+    const size_t own = (size_t)p->parts[p->comm->rank], first = (size_t)begin;
+    CHECK(begin >= 0 && begin <= end && end <= p->samples_max);
+    *whole = cview_of(view_f32(p->logits, end, p->vocab));
+    if (begin == end)
+        return OK;
+    return comm_all_gather(p->comm, p->logits + first * (size_t)p->vocab,
+                           p->local_logits + first * own, end - begin, p->parts, err);
 }

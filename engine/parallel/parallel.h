@@ -2,7 +2,8 @@
  * local product:
  *   colwise  y[T, out/P] = x[T, in] w^T                     no communication
  *   rowwise  y[T, out]   = all-reduce(x[T, in/P] w^T)
- *   vocab    embedding: all-reduce of masked look-ups; head: all-gather of the logits
+ *   vocab    embedding: all-reduce of masked look-ups; head: own columns of the logits, which the
+ *            sampler gathers as far as it needs them
  * One thread (the rank's) calls. Results of rowwise and embed lie in communicator buffers and obey
  * its reuse rule; the alternating sources are kept in here. */
 #ifndef TESSERA_ENGINE_PARALLEL_PARALLEL_H
@@ -40,8 +41,14 @@ enum status parallel_embed(struct parallel *p, struct view y, const int32_t *ids
  * parallel_buffer. */
 enum status parallel_linear(struct parallel *p, struct view y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
-/* *logits = [R, V] on every rank, valid until the next call. */
+/* *logits = [R, own columns], valid until the next call. */
 enum status parallel_head(struct parallel *p, struct cview x, struct parallel_weight w,
                           struct cview *logits, struct err *err) MUST_USE;
+/* Ids whose logits a rank has. */
+struct span parallel_vocab(const struct parallel *p, int32_t rank);
+/* Rows [begin, end) of the last head's logits from all ranks, at their places in *whole = [end, V].
+ * begin == end: nothing is moved. Rows stay valid until the next head. */
+enum status parallel_gather(struct parallel *p, int32_t begin, int32_t end, struct cview *whole,
+                            struct err *err) MUST_USE;
 
 #endif

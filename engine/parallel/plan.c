@@ -52,8 +52,9 @@ enum status plan_open(const char *text, size_t n, const char *where, int32_t ran
         st = base_fail(err, ERR_NOMEM, "%s: no memory", where);
         goto out;
     }
-    if (jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err) != OK) {
-        st = ERR_USAGE;
+    st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
+    if (st != OK) {
+        st = st == ERR_NOMEM ? st : ERR_USAGE;
         goto out;
     }
     TRY(plan_file_read(doc, p, err));

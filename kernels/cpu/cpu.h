@@ -1,4 +1,4 @@
-/* Inside of the CPU backend: one set of loops (linear, attend, rowops, sample, layout) over a table
+/* Inside of the CPU backend: one set of loops (linear, attend, rowops, sample, ...) over a table
  * of inner kernels per instruction set. Nothing here is for other folders. */
 #ifndef TESSERA_KERNELS_CPU_CPU_H
 #define TESSERA_KERNELS_CPU_CPU_H
@@ -150,11 +150,21 @@ enum status sample_reserve(struct cpu_backend *c, int32_t vocab, struct err *err
 void sample_run(struct backend *b, int32_t *ids, struct cview logits,
                 const struct sample_rows *rows, const struct sample_slots *slots);
 
-/* rules.c: do the rules change the row of the token at `position`? Then apply does, in place;
- * count: scratch of [V]. */
+/* rules.c: do the rules change the row of the token at `position`? Then apply does, in place, to
+ * the part of the row with ids [first, first + n); count: scratch of [n]. */
 bool rules_change(const struct sample_rules *r, int32_t position);
-void rules_apply(float *x, const struct sample_rules *r, const int32_t *history, int32_t position,
-                 int32_t *count);
+void rules_apply(float *x, int32_t first, int32_t n, const struct sample_rules *r,
+                 const int32_t *history, int32_t position, int32_t *count);
+
+/* elect.c */
+void elect_survey(struct backend *b, struct sample_survey *out, struct cview logits, int32_t first,
+                  const struct sample_election *e, const struct sample_rows *rows,
+                  const struct sample_slots *slots);
+void elect_nominate(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                    int32_t first, const struct sample_election *e, const struct sample_rows *rows,
+                    const struct sample_slots *slots);
+void elect_run(struct backend *b, int32_t *ids, const struct sample_election *e,
+               const struct sample_rows *rows, const struct sample_slots *slots);
 
 /* logprobs.c */
 void logprobs_run(struct backend *b, float *logprob, struct token_top *best, int32_t stride,

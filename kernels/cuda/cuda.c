@@ -220,8 +220,12 @@ const struct backend_ops cuda_ops = {
     .attend = attend_run,
     .silu_mul = rowops_silu_mul,
     .select = rowops_select,
+    .copy = rowops_copy,
     .sum_tree = rowops_sum_tree,
     .sample = sample_run,
+    .survey = elect_survey,
+    .nominate = elect_nominate,
+    .elect = elect_run,
     .logprobs = sample_logprobs,
 };
 

@@ -91,6 +91,8 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
                         const float *gain, float eps);
 void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
+void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols);
 void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n);
 
@@ -107,12 +109,22 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer);
 
-/* sample.cu, rules.cuh */
+/* sample.cu */
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
                     const struct sample_slots *slots);
 void sample_run(struct backend *b, int32_t *ids, struct cview logits,
                 const struct sample_rows *rows, const struct sample_slots *slots);
 void sample_logprobs(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
                      struct cview logits, const int32_t *ids, const int32_t *top);
+
+/* elect.cu */
+void elect_survey(struct backend *b, struct sample_survey *out, struct cview logits, int32_t first,
+                  const struct sample_election *e, const struct sample_rows *rows,
+                  const struct sample_slots *slots);
+void elect_nominate(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                    int32_t first, const struct sample_election *e, const struct sample_rows *rows,
+                    const struct sample_slots *slots);
+void elect_run(struct backend *b, int32_t *ids, const struct sample_election *e,
+               const struct sample_rows *rows, const struct sample_slots *slots);
 
 #endif

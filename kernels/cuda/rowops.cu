@@ -43,6 +43,22 @@ void rowops_select(struct backend *b, struct view y, struct cview x, const int32
                (const float *)x.data, index, y.cols);
 }
 
+__global__ void copy_kernel(float *dst, int64_t dst_stride, const float *src, int64_t src_stride,
+                            int32_t cols)
+{
+    const int64_t row = blockIdx.x;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        dst[row * dst_stride + i] = src != nullptr ? src[row * src_stride + i] : 0.0f;
+}
+
+void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols)
+{
+    if (rows > 0 && cols > 0)
+        LAUNCH(cuda_of(b), copy_kernel, (unsigned)rows, THREADS, 0, dst, (int64_t)dst_stride, src,
+               (int64_t)src_stride, cols);
+}
+
 /* ---- norms ---- */
 
 /* y may be x or delta: each thread reads an element before it writes it, and no other's. */

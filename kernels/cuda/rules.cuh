@@ -39,46 +39,83 @@ DEVICE bool is_begun(const int32_t *word, int32_t n, const int32_t *produced, in
     return true;
 }
 
+/* Part of a row: ids [first, first + n). */
+struct part {
+    float *x;
+    int32_t first, n;
+    int32_t *count; /* scratch, [n] */
+};
+
+/* The column of an id, -1 when it is another part's. */
+DEVICE int32_t column_of(const struct part *p, int32_t id)
+{
+    return id >= p->first && id < p->first + p->n ? id - p->first : -1;
+}
+
+DEVICE void ban(const struct part *p, int32_t id)
+{
+    const int32_t at = column_of(p, id);
+    if (at >= 0)
+        p->x[at] = -INFINITY;
+}
+
 /* The counters need no clean state: those that will be used are cleared first. The thread that
  * takes an id's counter changes its logit, so each is changed once. */
-DEVICE void penalise(float *x, const struct sample_rules *r, const int32_t *history,
-                     int32_t position, int32_t *count)
+DEVICE void penalise(const struct part *p, const struct sample_rules *r, const int32_t *history,
+                     int32_t position)
 {
     /* with repetition off, what is only in the prompt does not change */
     const int32_t begin = r->repetition != 1 ? 0 : r->prompt;
-    FOR_EACH(i, begin, position)
-    count[history[i]] = 0;
+    FOR_EACH(i, begin, position) {
+        const int32_t at = column_of(p, history[i]);
+        if (at >= 0)
+            p->count[at] = 0;
+    }
     __syncthreads();
-    FOR_EACH(i, r->prompt, position)
-    atomicAdd(&count[history[i]], 1);
+    FOR_EACH(i, r->prompt, position) {
+        const int32_t at = column_of(p, history[i]);
+        if (at >= 0)
+            atomicAdd(&p->count[at], 1);
+    }
     __syncthreads();
-    FOR_EACH(i, begin, position)
-    {
-        const int32_t id = history[i], n = atomicExch(&count[id], -1);
+    FOR_EACH(i, begin, position) {
+        const int32_t at = column_of(p, history[i]);
+        const int32_t n = at >= 0 ? atomicExch(&p->count[at], -1) : -1;
         if (n >= 0)
-            x[id] = numerics_penalise(x[id], n, r->repetition, r->frequency, r->presence);
+            p->x[at] = numerics_penalise(p->x[at], n, r->repetition, r->frequency, r->presence);
     }
     __syncthreads();
 }
 
-/* x: the copy; count: as many counters. The tokens of the biases are distinct. */
-DEVICE void rules_apply(float *x, const struct sample_rules *r, const int32_t *history,
-                        int32_t position, int32_t *count)
+/* A token that is there several times is added up by the thread of the first, in their order. */
+DEVICE void add_biases(const struct part *p, const struct sample_rules *r)
 {
-    FOR_EACH(i, 0, r->biases)
-    atomicAdd(&x[r->bias[i].token], r->bias[i].value);
+    FOR_EACH(i, 0, r->biases) {
+        const int32_t token = r->bias[i].token, at = column_of(p, token);
+        bool first = at >= 0;
+        for (int32_t j = 0; j < i && first; j++)
+            first = r->bias[j].token != token;
+        for (int32_t j = i; j < r->biases && first; j++)
+            if (r->bias[j].token == token)
+                p->x[at] += r->bias[j].value;
+    }
+}
+
+DEVICE void rules_apply(const struct part *p, const struct sample_rules *r, const int32_t *history,
+                        int32_t position)
+{
+    add_biases(p, r);
     __syncthreads();
     FOR_EACH(i, 0, bans(r, position) ? r->bans : 0)
-    x[r->ban[i]] = -INFINITY;
-    FOR_EACH(i, 0, r->bads)
-    {
+        ban(p, r->ban[i]);
+    FOR_EACH(i, 0, r->bads) {
         const int32_t begin = i > 0 ? r->bad_end[i - 1] : 0, end = r->bad_end[i];
         if (is_begun(r->bad + begin, end - begin, history + r->prompt, position - r->prompt))
-            x[r->bad[end - 1]] = -INFINITY;
+            ban(p, r->bad[end - 1]);
     }
     __syncthreads();
     if (penalises(r))
-        penalise(x, r, history, position, count);
+        penalise(p, r, history, position);
 }
 
 #endif

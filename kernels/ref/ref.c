@@ -338,6 +338,9 @@ const struct backend_ops ref_ops = {
     .copy = copy,
     .sum_tree = sum_tree,
     .sample = ref_sample,
+    .survey = ref_survey,
+    .nominate = ref_nominate,
+    .elect = ref_elect,
     .logprobs = ref_logprobs,
 };
 

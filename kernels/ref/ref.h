@@ -11,6 +11,14 @@ enum status ref_open(struct backend **out, struct err *err) MUST_USE;
 /* ref_sample.c */
 void ref_sample(struct backend *b, int32_t *ids, struct cview logits,
                 const struct sample_rows *rows, const struct sample_slots *slots);
+void ref_survey(struct backend *b, struct sample_survey *out, struct cview logits, int32_t first,
+                const struct sample_election *e, const struct sample_rows *rows,
+                const struct sample_slots *slots);
+void ref_nominate(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                  int32_t first, const struct sample_election *e, const struct sample_rows *rows,
+                  const struct sample_slots *slots);
+void ref_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
+               const struct sample_rows *rows, const struct sample_slots *slots);
 void ref_logprobs(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
                   struct cview logits, const int32_t *ids, const int32_t *top);
 

@@ -104,6 +104,7 @@ static void end_request(struct conn *c, enum outcome outcome)
     struct record *r = record_of(c);
     r->outcome = (uint8_t)outcome;
     r->http_status = (int16_t)c->reply.http_status;
+    r->ended = l->now;
     if (r->tokens < 0)
         r->tokens = c->counted;
     if (outcome != OUTCOME_OK)

@@ -29,6 +29,7 @@ struct record {
     int64_t sent;          /* when its connection was begun */
     int64_t first;         /* first chunk with a token; 0: none */
     int64_t last;          /* last chunk with a token or a finish reason */
+    int64_t ended;         /* when it was over, one way or another */
     int64_t tokens;        /* produced: from usage where given, else counted chunks */
     int64_t prompt_tokens; /* from usage; -1: not given */
     int32_t chunks;        /* with a token */

@@ -46,8 +46,8 @@ static bool within(double ms, double bound)
 /* ---- figures ---- */
 
 struct columns { /* of successful requests, and of all that were sent */
-    double *ttft, *tpot, *e2e, *late, *gaps;
-    size_t ok, many, sent, gap_count;
+    double *ttft, *tpot, *e2e, *refused, *late, *begins, *ends, *gaps;
+    size_t ok, many, refusals, sent, streams, gap_count;
 };
 
 static double ms_between(int64_t from, int64_t to)
@@ -78,9 +78,15 @@ static void fill(const struct load_result *result, const struct report_goodput *
         if (r->sent == 0)
             continue;
         c->late[c->sent++] = ms_between(r->due, r->sent);
+        if (r->chunks > 0) {
+            c->begins[c->streams] = ms_between(result->started, r->first);
+            c->ends[c->streams++] = ms_between(result->started, r->last);
+        }
         out->outcomes[r->outcome]++;
-        if (r->outcome == OUTCOME_HTTP)
+        if (r->outcome == OUTCOME_HTTP) {
             out->http[r->http_status]++;
+            c->refused[c->refusals++] = ms_between(r->due, r->ended);
+        }
         if (r->outcome != OUTCOME_OK)
             continue;
         take_success(r, bounds, c, out);
@@ -105,7 +111,7 @@ enum status report_make(const struct load_config *config, const struct load_resu
                        .ranks_cpu = -1,
                        .interrupted = result->interrupted,
                        .seconds = (double)(result->ended - result->started) * 1e-9};
-    double *memory = calloc(4 * n, sizeof *memory);
+    double *memory = calloc(7 * n, sizeof *memory);
     double *gaps = calloc(result->gaps_at[n] + 1, sizeof *gaps);
     if (!memory || !gaps) {
         free(memory);
@@ -116,13 +122,18 @@ enum status report_make(const struct load_config *config, const struct load_resu
                         .tpot = memory + n,
                         .e2e = memory + 2 * n,
                         .late = memory + 3 * n,
+                        .begins = memory + 4 * n,
+                        .ends = memory + 5 * n,
+                        .refused = memory + 6 * n,
                         .gaps = gaps};
     fill(result, bounds, &c, &r);
     r.ttft = samples_stats(c.ttft, c.ok);
     r.tpot = samples_stats(c.tpot, c.many);
     r.e2e = samples_stats(c.e2e, c.ok);
+    r.refused = samples_stats(c.refused, c.refusals);
     r.late = samples_stats(c.late, c.sent);
     r.itl = samples_stats(c.gaps, c.gap_count);
+    r.streams = (int32_t)samples_overlap(c.begins, c.ends, c.streams);
     r.request_rate = r.ok / r.seconds;
     r.output_rate = (double)r.output_tokens / r.seconds;
     r.total_rate = (double)(r.output_tokens + r.prompt_tokens) / r.seconds;
@@ -205,10 +216,13 @@ void report_table(const struct report *r, const struct report_goodput *bounds, s
     buf_printf(out, "requests   %d ok, %d failed", r->ok, r->failed);
     if (r->unfinished > 0)
         buf_printf(out, ", %d unfinished", r->unfinished);
-    buf_printf(out, " in %.2f s\n", r->seconds);
+    buf_printf(out, " in %.2f s, up to %d streams at once\n", r->seconds, r->streams);
     if (r->failed > 0) {
         buf_puts(out, "failures   ");
         report_errors(r, out);
+        if (r->refused.count > 0)
+            buf_printf(out, " (answered in %.1f ms p50, %.1f ms p99)", r->refused.p50,
+                       r->refused.p99);
         buf_printf(out, "; the first: %s\n", r->first_error);
     }
     buf_printf(out, "throughput %.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all\n",
@@ -285,8 +299,9 @@ void report_json(const struct report *r, const struct report_goodput *bounds, st
     json_errors(r, out);
     buf_printf(out,
                ", \"duration\": %.6f, \"total_input_tokens\": %" PRId64
-               ", \"total_output_tokens\": %" PRId64 ", \"streamed_chunks\": %" PRId64,
-               r->seconds, r->prompt_tokens, r->output_tokens, r->streamed);
+               ", \"total_output_tokens\": %" PRId64 ", \"streamed_chunks\": %" PRId64
+               ", \"max_concurrent_streams\": %d",
+               r->seconds, r->prompt_tokens, r->output_tokens, r->streamed, r->streams);
     buf_printf(out,
                ", \"request_throughput\": %.6g, \"output_throughput\": %.6g, "
                "\"total_token_throughput\": %.6g",
@@ -296,6 +311,7 @@ void report_json(const struct report *r, const struct report_goodput *bounds, st
     json_stats(out, "itl", &r->itl);
     json_stats(out, "tpot", &r->tpot);
     json_stats(out, "e2el", &r->e2e);
+    json_stats(out, "http_error", &r->refused);
     json_stats(out, "send_delay", &r->late);
     buf_printf(out, ", \"client_cpu_seconds\": %.6g, \"client_cpu_us_per_token\": %.6g",
                r->client_cpu, per_token_us(r, r->client_cpu));

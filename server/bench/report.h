@@ -25,9 +25,11 @@ struct report {
     double request_rate, output_rate, total_rate; /* per second */
     int32_t good;                                 /* requests within the bounds */
     struct samples_stats ttft, itl, tpot, e2e;
-    struct samples_stats late; /* how much later than due a request was sent */
-    int64_t streamed;          /* chunks with tokens */
-    double client_cpu;         /* seconds */
+    struct samples_stats refused; /* HTTP errors: from due to the whole answer */
+    struct samples_stats late;    /* how much later than due a request was sent */
+    int64_t streamed;             /* chunks with tokens */
+    int32_t streams;              /* most that were between first and last token at once */
+    double client_cpu;            /* seconds */
     double server_cpu,
         ranks_cpu; /* seconds of our own server's front end and ranks; < 0: unknown */
     bool interrupted;

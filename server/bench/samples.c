@@ -22,6 +22,21 @@ double samples_percentile(const double *ascending, size_t count, double p)
     return ascending[below] + share * (ascending[below + 1] - ascending[below]);
 }
 
+size_t samples_overlap(double *begins, double *ends, size_t count)
+{
+    size_t most = 0, ended = 0;
+    if (count == 0)
+        return 0;
+    qsort(begins, count, sizeof *begins, compare);
+    qsort(ends, count, sizeof *ends, compare);
+    for (size_t begun = 1; begun <= count; begun++) {
+        while (ends[ended] < begins[begun - 1])
+            ended++;
+        most = begun - ended > most ? begun - ended : most;
+    }
+    return most;
+}
+
 struct samples_stats samples_stats(double *values, size_t count)
 {
     struct samples_stats s = {.count = count};

@@ -14,5 +14,7 @@ struct samples_stats samples_stats(double *values, size_t count);
 /* Of ascending values, 0 <= p <= 1: linear between the two neighbours of rank p * (count - 1), as
  * numpy.percentile does by default; 0 without values. */
 double samples_percentile(const double *ascending, size_t count, double p);
+/* How many of these spans, both ends included, have a moment in common. Sorts both arrays. */
+size_t samples_overlap(double *begins, double *ends, size_t count);
 
 #endif

@@ -2,9 +2,13 @@
  * while the connection is suspended. A request has two owners, the connection and whoever holds it,
  * hence the count. What can be decided from the head alone is, in this order: framing (the guard),
  * key, route, size. Bodies that are refused are read and dropped up to a bound, since closing with
- * unread bytes would reset the connection and take our answer with it. */
+ * unread bytes would reset the connection and take our answer with it.
+ *
+ * The gate judges the first head of a connection, the library those after it, before we see them.
+ * What it cannot parse there (a Content-Length that is no number, a header without a colon,
+ * HTTP/0.9 or 2; from 1.0 on also bare LFs, folded lines, NULs, unknown codings) gets its own page,
+ * and the connection is closed. What it mends is served, and the connection is closed too. */
 #include "server/http/http_cors.h"
-#include "server/http/http_guard.h"
 #include "server/http/http_listen.h"
 #include "server/http/http_request.h"
 #include "server/keys.h"
@@ -137,19 +141,22 @@ static enum MHD_Result feed_guard(void *cls, enum MHD_ValueKind kind, const char
     return http_guard_header(cls, name, name_n, value ? value : "", value_n) ? MHD_YES : MHD_NO;
 }
 
-/* Most of it was seen at the gate, but for later requests of a connection. */
+/* Most of it was seen at the gate, but for later requests of a connection: what the library mends
+ * in those may be read differently by others, so nothing may follow it. */
 static bool passes_guard(struct http_request *r, const char *method, const char *version,
                          struct api_error *e)
 {
-    struct http_guard g;
+    struct http_guard *g = &r->guard;
     const union MHD_ConnectionInfo *size =
         MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    http_guard_start(&g, &r->http->config.limits, e);
-    if (!http_guard_version(&g, version, strlen(version)) ||
-        !http_guard_method(&g, method, strlen(method)))
+    const size_t bytes = size ? size->header_size : 0;
+    g->error = e;
+    if (!http_guard_version(g, version, strlen(version)) ||
+        !http_guard_method(g, method, strlen(method)))
         return false;
-    MHD_get_connection_values_n(r->connection, MHD_HEADER_KIND, feed_guard, &g);
-    return e->http_status == 0 && http_guard_end(&g, size ? size->header_size : 0);
+    MHD_get_connection_values_n(r->connection, MHD_HEADER_KIND, feed_guard, g);
+    r->close = !http_guard_is_plain(g, bytes);
+    return e->http_status == 0 && http_guard_end(g, bytes);
 }
 
 static uint64_t hash_of_address(struct MHD_Connection *connection)
@@ -318,7 +325,6 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 static void *on_target(void *cls, const char *target, struct MHD_Connection *connection)
 {
     struct http *h = cls;
-    struct http_guard g;
     struct api_error e = {0};
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -326,8 +332,10 @@ static void *on_target(void *cls, const char *target, struct MHD_Connection *con
     if (!peer || !http_peer_move(peer, HTTP_PEER_HEAD))
         return NULL;
     struct http_request *r = request_open(h, connection, peer);
-    http_guard_start(&g, &h->config.limits, &e);
-    if (r && !http_guard_target(&g, target, strlen(target)))
+    if (!r)
+        return NULL;
+    http_guard_start(&r->guard, &h->config.limits, &e);
+    if (!http_guard_target(&r->guard, target, strlen(target)))
         refuse(r, &e);
     return r;
 }

@@ -93,6 +93,7 @@ void http_guard_start(struct http_guard *g, const struct http_limits *limits,
 
 bool http_guard_target(struct http_guard *g, const char *target, size_t n)
 {
+    g->plain_bytes += n + sizeof " " - 1;
     if (n > g->limits->target_bytes)
         return refuse(g, 414, "target_too_long", "the request target is too long");
     if (n == 0 || (target[0] != '/' && !(n == 1 && target[0] == '*')))
@@ -110,6 +111,7 @@ bool http_guard_method(struct http_guard *g, const char *method, size_t n)
 {
     static const char *const known[] = {"GET",    "HEAD",    "POST",    "PUT",  "PATCH",
                                         "DELETE", "OPTIONS", "CONNECT", "TRACE"};
+    g->plain_bytes += n + sizeof " " - 1;
     if (!is_token(method, n))
         return malformed(g, "the request does not begin with a method; is this plain HTTP?");
     for (size_t i = 0; i < ARRAY_LEN(known); i++)
@@ -122,6 +124,7 @@ bool http_guard_method(struct http_guard *g, const char *method, size_t n)
 
 bool http_guard_version(struct http_guard *g, const char *version, size_t n)
 {
+    g->plain_bytes += n + sizeof "\r\n" - 1;
     g->is_old = n == 8 && memcmp(version, "HTTP/1.0", 8) == 0;
     if (g->is_old || (n == 8 && memcmp(version, "HTTP/1.1", 8) == 0))
         return true;
@@ -152,6 +155,7 @@ static bool judge_single(struct http_guard *g, enum single which, const char *va
 bool http_guard_header(struct http_guard *g, const char *name, size_t name_n, const char *value,
                        size_t value_n)
 {
+    g->plain_bytes += name_n + sizeof ": " - 1 + value_n + sizeof "\r\n" - 1;
     if (++g->headers > g->limits->headers)
         return refuse(g, 431, "headers_too_large", "the request has too many headers");
     if (!is_token(name, name_n))
@@ -178,6 +182,11 @@ bool http_guard_end(struct http_guard *g, size_t head_bytes)
         return refuse(g, 411, "length_required",
                       "a body needs Content-Length or Transfer-Encoding: chunked");
     return true;
+}
+
+bool http_guard_is_plain(const struct http_guard *g, size_t head_bytes)
+{
+    return g->plain_bytes + sizeof "\r\n" - 1 == head_bytes;
 }
 
 /* ---- raw bytes ---- */

@@ -15,6 +15,7 @@ struct http_guard {
     struct api_error *error;
     bool has_body_method, is_old;
     int32_t headers;
+    size_t plain_bytes; /* of what was seen, had it been written plainly */
     bool seen[HTTP_GUARD_SINGLE];
 };
 
@@ -29,6 +30,10 @@ bool http_guard_header(struct http_guard *g, const char *name, size_t name_n, co
                        size_t value_n);
 /* After the last header. head_bytes: of the whole head. */
 bool http_guard_end(struct http_guard *g, size_t head_bytes);
+/* After http_guard_end of a head that another reader took apart: true when it was written with
+ * single spaces and CRLFs. Else that reader has mended something (a folded line, a NUL, a bare LF)
+ * or the client is merely unusual, which cannot be told apart any more. */
+bool http_guard_is_plain(const struct http_guard *g, size_t head_bytes);
 
 enum http_guard_verdict {
     HTTP_GUARD_MORE, /* good so far, and not whole */

@@ -4,6 +4,7 @@
 
 #include "server/http/http.h"
 #include "server/http/http_gate.h"
+#include "server/http/http_guard.h"
 #include "server/http/http_id.h"
 #include "server/http/http_peer.h"
 #include "server/http/http_watch.h"
@@ -42,6 +43,7 @@ struct http_request {
     struct http_peer *peer; /* valid while connection is set; NULL: it could not be had */
 
     /* the HTTP thread's, until an answer is queued */
+    struct http_guard guard; /* of the head; its error is of the moment */
     const struct http_route *route;
     const char *rest;
     uint64_t key, client;

@@ -10,22 +10,26 @@ smallest and largest value. Prints markdown.
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import tempfile
+import time
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+import bench_serve
+
+CONFIG = bench_serve.CONFIG | {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 1024, "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
-    "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "bos_token_id": 1,
-    "eos_token_id": 2, "torch_dtype": "bfloat16",
 }
+SERVE = ["--threads-per-rank", 1, "--max-num-seqs", 1024, "--max-num-batched-tokens", 2048,
+         "--max-num-queued-reqs", 4096]
 TOKENS = 256
+IDLE_SECONDS = 10
 ROWS = [
     ("streamed tokens/s", "output_throughput", "{:.0f}"),
+    ("streams at once", "max_concurrent_streams", "{:.0f}"),
     ("requests/s", "request_throughput", "{:.0f}"),
     ("failed requests", "failed", "{:.0f}"),
     ("server CPU per token, µs", "server_cpu_us_per_token", "{:.2f}"),
@@ -39,12 +43,30 @@ ROWS = [
 
 def measure(binary, model, out, *load):
     command = [binary, "bench", model, "--random-input-len", 8, "--random-output-len", TOKENS,
-               "--ignore-eos", "--output-json", out, *load, "--", "--threads-per-rank", 1,
-               "--max-num-seqs", 1024, "--max-num-batched-tokens", 2048,
-               "--max-num-queued-reqs", 4096]
+               "--ignore-eos", "--output-json", out, *load, "--", *SERVE]
     subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                    check=False)  # exit code 1 only says that requests failed, which is a row
     return json.loads(out.read_text())["rounds"][0]
+
+
+def cpu_seconds(pids):
+    ticks = 0
+    for pid in pids:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def idle_share(binary, model):
+    """Part of a core that a server takes which has served and now waits, ranks included."""
+    with bench_serve.Server(binary, model, SERVE) as server:
+        server.wait_ready()
+        server.complete([5, 6, 7], 16).read()
+        time.sleep(1)
+        pids = bench_serve.processes_of(server.process.pid)
+        begin = cpu_seconds(pids)
+        time.sleep(IDLE_SECONDS)
+        return (cpu_seconds(pids) - begin) / IDLE_SECONDS
 
 
 def main():
@@ -65,6 +87,7 @@ def main():
                        check=True, stdout=subprocess.DEVNULL)
         rounds = {name: [measure(binary, model, scratch / "out.json", *load)
                          for _ in range(args.repeats)] for name, load in loads.items()}
+        idle = idle_share(binary, model)
     print(f"| {TOKENS} tokens each | {' | '.join(rounds)} |\n| --- |{' --- |' * len(rounds)}")
     for title, key, form in ROWS:
         cells = []
@@ -73,6 +96,7 @@ def main():
             low, high = form.format(min(values)), form.format(max(values))
             cells.append(f"{form.format(statistics.median(values))} ({low} to {high})")
         print(f"| {title} | {' | '.join(cells)} |")
+    print(f"\nAn idle server takes {100 * idle:.2f} % of a core.")
 
 
 if __name__ == "__main__":

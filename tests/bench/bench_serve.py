@@ -35,11 +35,13 @@ CONFIG = {
     "rope_scaling": None, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
     "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
 }
-SETUPS = {
-    "1 rank x 2 threads": ["-tp", "1", "--threads-per-rank", "2", "--kv-cache-memory", "256M"],
-    "2 ranks x 1 thread": ["-tp", "2", "--threads-per-rank", "1", "--kv-cache-memory", "128M"],
-}
 COMMON = ["--max-model-len", "2048", "--max-num-batched-tokens", "512"]
+SETUPS = {
+    "1 rank x 2 threads": ["-tp", "1", "--threads-per-rank", "2", "--kv-cache-memory", "256M",
+                           *COMMON],
+    "2 ranks x 1 thread": ["-tp", "2", "--threads-per-rank", "1", "--kv-cache-memory", "128M",
+                           *COMMON],
+}
 STARTS = 3  # per repeat and setup, each after a copy
 PROMPT_TOKENS = 512
 GENERATED_TOKENS = 128
@@ -105,7 +107,7 @@ class Server:
 
     def __init__(self, binary, model, arguments):
         self.log = tempfile.TemporaryFile("w+")
-        command = [binary, "serve", model, "--port", "0", *COMMON, *arguments]
+        command = [binary, "serve", model, "--port", "0", *map(str, arguments)]
         self.begin = time.perf_counter()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         self.port = None

@@ -245,6 +245,18 @@ def test_failures_are_counted_by_kind(peer, bench):
     assert "14 of 16 requests failed" in done.stderr
 
 
+def test_how_long_a_refusal_takes(peer, bench):
+    def script(_, body):
+        if body["max_tokens"] == 1:
+            return steady(0.0, 0.0, 1)
+        time.sleep(0.3)
+        return [429]
+    done, (figures,) = bench(peer(script).url, "--num-prompts", 4, code=1)
+    assert figures["errors"] == {"http_429": 4}
+    assert 300 <= figures["median_http_error_ms"] <= 300 + 1000 * SLACK
+    assert "(answered in " in done.stdout
+
+
 def test_a_stalled_request_times_out(peer, bench):
     server = peer(lambda number, body: [event(), 5.0] if number == 1 else steady(0.0, 0.0, 2))
     _, (figures,) = bench(server.url, "--num-prompts", 3, "--timeout", 1, code=1)

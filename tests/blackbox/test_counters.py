@@ -22,12 +22,18 @@ def received(metrics, rank):
     return found
 
 
-def expected(shape, ranks, rank, steps):
-    """The same for a list of steps, each (rows, sampled rows)."""
+def expected(shape, ranks, rank, steps, election=None):
+    """The same for a list of steps, each (rows, sampled rows); election: (places of each row,
+    whether its logits are gathered all the same) with the distributed sampler."""
     total = {}
     for rows, sampled in steps:
         step = oracle.step_bytes(shape, ranks, rank, rows, sampled,
                                  oneshot_max_bytes=checkpoint.ONESHOT_MAX_BYTES)
+        if election is not None:
+            places, gathered = election
+            if not gathered:
+                del step["logits all_gather"]
+            step["election all_gather"] = oracle.election_bytes([places] * sampled, ranks)
         for name, (calls, size) in step.items():
             op = name.split()[1]
             total["calls", op] = total.get(("calls", op), 0) + calls
@@ -35,15 +41,15 @@ def expected(shape, ranks, rank, steps):
     return total
 
 
-def check_received(server, shape, ranks, prompt, count):
+def check_received(server, shape, ranks, prompt, count, election=None, **fields):
     """Runs one request alone: its prompt is one step, each further token another."""
     steps = [(len(prompt), 1)] + [(1, 1)] * (count - 1)
     before = server.metrics()
-    server.token_ids(prompt, count)
+    server.token_ids(prompt, count, **fields)
     for rank in range(ranks):
         start = received(before, rank)
         wanted = {key: value + start.get(key, 0)
-                  for key, value in expected(shape, ranks, rank, steps).items()}
+                  for key, value in expected(shape, ranks, rank, steps, election).items()}
 
         # The last ranks may still be leaving the last collective when the answer is out.
         def settled():
@@ -76,6 +82,23 @@ def test_received_bytes_two_shot(serve, tmp_path, ranks):
     assert len(prompt) * 512 * 4 > checkpoint.ONESHOT_MAX_BYTES
     server = serve(model, "-tp", ranks, "--load-format", "dummy")
     check_received(server, checkpoint.shape_of(model), ranks, prompt, 4)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_received_bytes_of_the_distributed_sampler(serve, ranks):
+    """Candidates instead of logits, as many as the parameters say, and the logits only for rows
+    that want logprobs."""
+    model = checkpoint.GOLDEN / "tied_gqa2_f32"
+    shape = checkpoint.shape_of(model)
+    server = serve(model, "-tp", ranks, "--sampler", "distributed")
+    prompt = [3 + i for i in range(23)]
+    for asked in ({"temperature": 0.0}, {"temperature": 0.9}, {"top_k": 20, "temperature": 0.8},
+                  {"top_p": 0.9}, {"min_p": 0.1, "top_k": 300}):
+        asked = {"temperature": 1.0, **asked}
+        check_received(server, shape, ranks, prompt, 12, seed=7, **asked,
+                       election=(oracle.places(shape.vocab, **asked), False))
+    check_received(server, shape, ranks, prompt, 12, logprobs=2, election=(0, True))
+    assert server.metrics().sum("tessera:sampler_fallback_total") == 0
 
 
 def bytes_read(pid):

@@ -139,6 +139,16 @@ def test_plan_that_does_not_fit():
     assert done.returncode == 4
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_plan_of_the_distributed_sampler(ranks):
+    plan = json.loads(succeed("plan", checkpoint.DEMO, "-tp", ranks, "--json", "--sampler",
+                              "distributed"))
+    for entry in plan["per_rank"]:
+        assert entry["received_election_bytes_per_row"] == {
+            "greedy": oracle.election_bytes([0], ranks)[1],
+            "most": oracle.election_bytes([oracle.PLACES_MAX], ranks)[1]}
+
+
 def test_plan_predicts_the_server(serve, synthetic):
     """What plan says a rank will hold and read is what the server reports."""
     plan = json.loads(succeed("plan", synthetic, "-tp", 3, "--json", "--kv-cache-memory", "24M"))

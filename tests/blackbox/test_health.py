@@ -137,22 +137,23 @@ def test_watchdog_is_fed_by_progress(serve, synthetic, manager, monkeypatch):
     eventually(lambda: manager.heard("READY=1"), 5, "ready")
     manager.forget()
     eventually(lambda: manager.lines().count("WATCHDOG=1") >= 3, 5, "fed while idle")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(server.token_ids, [5, 6, 7], 400)
-        eventually(lambda: server.metrics().sum("vllm:num_requests_running") > 0, 5, "running")
-        manager.forget()
-        eventually(lambda: manager.heard("WATCHDOG=1"), 5, "fed while busy")
-        rank = server.ranks()[1]
-        os.kill(rank, signal.SIGSTOP)
-        ready = eventually(lambda: (reply := server.get("/readyz")).status != 200 and reply, 6)
-        assert ready.error["code"] == "stalled"
-        manager.forget()
-        time.sleep(0.5)
-        assert not manager.heard("WATCHDOG=1")
-        os.kill(rank, signal.SIGCONT)
-        eventually(lambda: manager.heard("WATCHDOG=1"), 5, "fed again")
-        assert server.get("/readyz").status == 200
-        assert len(future.result(60)) == 400
+    stream = server.stream([5, 6, 7], max_tokens=LONG, ignore_eos=True)
+    pieces = iter(stream)
+    next(pieces)
+    manager.forget()
+    eventually(lambda: manager.heard("WATCHDOG=1"), 5, "fed while busy")
+    rank = server.ranks()[1]
+    os.kill(rank, signal.SIGSTOP)
+    ready = eventually(lambda: (reply := server.get("/readyz")).status != 200 and reply, 6)
+    assert ready.error["code"] == "stalled"
+    manager.forget()
+    time.sleep(0.5)
+    assert not manager.heard("WATCHDOG=1")
+    os.kill(rank, signal.SIGCONT)
+    eventually(lambda: manager.heard("WATCHDOG=1"), 5, "fed again")
+    assert server.get("/readyz").status == 200
+    assert next(pieces)
+    pieces.close()
 
 
 def test_watchdog_of_another_process(serve, synthetic, manager, monkeypatch):

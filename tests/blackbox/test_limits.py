@@ -6,12 +6,14 @@ import json
 import os
 import pathlib
 import resource
+import signal
 import socket
 import time
 
 import pytest
 
 import checkpoint
+import conftest
 from harness import PATIENCE, eventually
 from raw import Raw
 
@@ -44,6 +46,13 @@ def is_idle(server):
     metrics = server.metrics()
     return (metrics.sum("vllm:num_requests_running") == 0
             and metrics.sum("vllm:num_requests_waiting") == 0)
+
+
+def has_read_all(server):
+    """Nothing that was sent to the server waits in the kernel."""
+    queues = [line.split()[4] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
+              if f":{server.port:04X} " in line]
+    return all(queue == "00000000:00000000" for queue in queues)
 
 
 def drip(connection, data):
@@ -122,14 +131,35 @@ def test_waiting_for_an_answer_is_not_idle(serve, synthetic):
 # ---- slow readers -------------------------------------------------------------------------------
 
 
-def test_reader_that_stops(hasty):
+def rest_of_stream(connection):
+    """What is still to be read, of a stream that was cut and must not look whole."""
+    rest = b"".join(iter(connection.more, b""))
+    assert b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")
+    return rest
+
+
+def test_reader_that_stops(serve):
     """Less than the bound is unsent, but it does not move."""
-    before = descriptors(hasty.pid)
-    with Raw(hasty) as connection:
+    server = serve(checkpoint.DEMO, "--http-send-timeout", 1)
+    with Raw(server) as connection:
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.send(post({**ENDLESS, "max_tokens": 600, "n": 8, "stream": True}))
-        eventually(lambda: not is_idle(hasty), what="running")
-        eventually(lambda: descriptors(hasty.pid) <= before, 40, "dropped")
+        connection.send(post({**ENDLESS, "max_tokens": 400, "n": 8, "stream": True}))
+        eventually(lambda: not is_idle(server), what="running")
+        eventually(lambda: is_idle(server), 40, "ended")
+        time.sleep(2 * PATIENCE)
+        assert rest_of_stream(connection)
+
+
+def test_reader_that_is_slow(serve):
+    """It moves, but too much is waiting for it."""
+    server = serve(checkpoint.DEMO, "--http-max-unsent-bytes", 4096, "--http-send-timeout", 3600)
+    with Raw(server) as connection:
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.send(post({**ENDLESS, "max_tokens": 1000, "n": 8, "stream": True}))
+        eventually(lambda: not is_idle(server), what="running")
+        eventually(lambda: connection.socket.recv(64) and is_idle(server), 40, "dropped")
+        rest_of_stream(connection)
+    assert server.complete("Once", max_tokens=1)
 
 
 # ---- many ---------------------------------------------------------------------------------------
@@ -234,6 +264,7 @@ def test_memory_of_bodies(serve):
     server = serve(checkpoint.DEMO, "--http-max-bodies-bytes", "2500K")
     half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
     held = [Raw(server).send(half + b" " * 999999) for _ in range(2)]
+    eventually(lambda: has_read_all(server), what="both are held")
     for begin in (b"", b"Transfer-Encoding: chunked\r\n"):
         def asks(begin=begin):
             with Raw(server) as connection:
@@ -259,7 +290,88 @@ def test_large_body_is_not_read(demo):
         assert connection.is_closed()
 
 
+def test_body_in_single_bytes(demo):
+    body = json.dumps({"prompt": [5], "max_tokens": 1}).encode().ljust(64 << 10)
+    with Raw(demo) as connection:
+        connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                        b"Transfer-Encoding: chunked\r\n\r\n")
+        connection.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        assert connection.answer()[0] == 200
+
+
 # ---- gone ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def halted(server):
+    """The ranks stand still: what happens meanwhile happens within one step."""
+    for pid in server.ranks():
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in server.ranks():
+            os.kill(pid, signal.SIGCONT)
+
+
+def hang_up(connection, how):
+    if how == "FIN":
+        connection.socket.shutdown(socket.SHUT_WR)
+    else:
+        connection.reset()
+
+
+@pytest.fixture(name="narrow", scope="module")
+def fixture_narrow(tmp_path_factory, synthetic):
+    """One request at a time, and a long prompt takes a hundred steps."""
+    yield from conftest.shared(tmp_path_factory, synthetic, "-tp", 2, "--max-num-seqs", 1,
+                               "--max-num-batched-tokens", 32)
+
+
+STATES = {"prefilling": {**ENDLESS, "prompt": [5] * 3200, "max_tokens": 1},
+          "unary": ENDLESS,
+          "streaming": {**ENDLESS, "stream": True}}
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+@pytest.mark.parametrize("state", STATES)
+def test_leaving_ends_the_work(narrow, state, how):
+    """Within two steps, whatever was being done."""
+    def aborted():
+        return narrow.metrics().sum("vllm:request_success_total", finished_reason="abort")
+
+    def steps():
+        return narrow.metrics().sum("tessera:step_seconds_count")
+
+    before, begin = aborted(), steps()
+    with Raw(narrow) as connection:
+        connection.send(post(STATES[state]))
+        if state == "streaming":
+            connection.until(b"data: ")
+        eventually(lambda: steps() > begin + 3, what="a few steps")
+        with halted(narrow):
+            time.sleep(0.05)  # a step that the ranks have finished is counted
+            taken = steps()
+            assert not is_idle(narrow), "it was too quick to show anything"
+            hang_up(connection, how)
+            eventually(lambda: aborted() == before + 1, what="noticed")
+        eventually(lambda: is_idle(narrow), what="dropped")
+    assert steps() <= taken + 2
+    assert narrow.metrics().sum("vllm:kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_the_queue(narrow, stream, how):
+    with Raw(narrow) as runs, Raw(narrow) as waits:
+        runs.send(post({**ENDLESS, "stream": True})).until(b"data: ")
+        waits.send(post({**ENDLESS, "stream": stream}))
+        eventually(lambda: narrow.metrics().sum("vllm:num_requests_waiting") == 1, what="queued")
+        hang_up(waits, how)
+        eventually(lambda: narrow.metrics().sum("vllm:num_requests_waiting") == 0, what="dropped")
+        assert narrow.metrics().sum("vllm:num_requests_running") == 1
+        runs.until(b"data: ")
+    eventually(lambda: is_idle(narrow), what="dropped")
 
 
 def leave(server, number):

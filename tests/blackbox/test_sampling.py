@@ -35,6 +35,48 @@ def test_same_tokens_at_every_size_and_in_every_batch(serve, reference, ranks):
     assert together == reference[0]
 
 
+ASKED = [
+    {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.95},
+    {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    {"temperature": 1.2, "min_p": 0.05}, {"temperature": 1.0, "top_k": 40, "logprobs": 3},
+    {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "presence_penalty": 0.3},
+    {"temperature": 0.0, "frequency_penalty": 0.5, "logprobs": 2},
+    {"temperature": 1.0, "top_p": 0.98, "logit_bias": {"300": 5, "301": -100}},
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_both_samplers_write_the_same_text(serve, ranks):
+    """Token for token and logprob for logprob; and rows are seldom gathered for want of
+    candidates."""
+    stories = ["Once upon a time", "The dog", "One day, a girl named Lily"]
+    answers, rows = [], 0
+    for sampler in ("gather", "distributed"):
+        server = serve(checkpoint.DEMO, "-tp", ranks, "--sampler", sampler)
+        answers.append([server.complete(story, max_tokens=COUNT, ignore_eos=True, seed=i,
+                                        **{**fields, "return_token_ids": True})["choices"]
+                        for i, fields in enumerate(ASKED) for story in stories])
+        fallbacks = server.metrics().sum("tessera:sampler_fallback_total")
+        rows = server.metrics().sum("vllm:generation_tokens_total")
+        server.stop()
+    assert answers[0] == answers[1]
+    assert rows == COUNT * len(ASKED) * len(stories)
+    assert fallbacks <= 0.01 * rows
+
+
+def test_rows_that_cannot_be_decided_are_counted(serve):
+    """A model of nothing: the nucleus of 509 nearly equal ids is larger than a ballot."""
+    prompt, _ = checkpoint.golden_runs("llama31_rope_f32")[0]
+    answers = []
+    for sampler in ("gather", "distributed"):
+        server = serve(checkpoint.GOLDEN / "llama31_rope_f32", "--sampler", sampler)
+        answers.append(server.token_ids(prompt, COUNT, temperature=2.0, top_p=0.95, seed=4))
+        fallbacks = server.metrics().sum("tessera:sampler_fallback_total")
+        assert (fallbacks > COUNT / 2) == (sampler == "distributed")
+        server.stop()
+    assert answers[0] == answers[1]
+
+
 def test_stored_type_of_the_model(serve):
     """The same promise where weights stay in bfloat16."""
     answers = []

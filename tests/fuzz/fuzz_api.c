@@ -1,21 +1,15 @@
-/* Arbitrary bytes as the body of /v1/completions. Built with -fsanitize=fuzzer it is a fuzzer;
- * without, it replays every file of the folders on its command line. What was accepted must lie
- * within every limit; what was refused must make an error that is JSON. */
+/* Arbitrary bytes as the body of /v1/completions. What was accepted must lie within every limit;
+ * what was refused must make an error that is JSON. */
 #include "config/buf.h"
 #include "server/api/completion.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <dirent.h>
-#include <limits.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define VOCAB 1000
 #define CONTEXT 4096
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_accepted(const struct completion_request *r, bool has_tokenizer)
 {
@@ -112,35 +106,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     free(copy);
     return 0;
 }
-
-#ifdef TESSERA_FUZZ_REPLAY
-static bool replay(const char *path)
-{
-    struct stat sb;
-    FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
-    uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
-    if (bytes)
-        LLVMFuzzerTestOneInput(bytes, fread(bytes, 1, (size_t)sb.st_size, f));
-    if (f)
-        fclose(f);
-    free(bytes);
-    return bytes != NULL;
-}
-
-int main(int argc, char **argv)
-{
-    long replayed = 0;
-    for (int a = 1; a < argc; a++) {
-        DIR *dir = opendir(argv[a]);
-        for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
-            char path[PATH_MAX];
-            snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
-            replayed += replay(path);
-        }
-        if (dir)
-            closedir(dir);
-    }
-    printf("%ld inputs replayed\n", replayed);
-    return replayed > 0 ? 0 : 1;
-}
-#endif

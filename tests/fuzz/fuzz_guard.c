@@ -1,18 +1,12 @@
-/* Arbitrary bytes as the head of a request. Built with -fsanitize=fuzzer it is a fuzzer; without,
- * it replays every file of the folders on its command line. A verdict must not depend on how the
- * bytes were cut into packets, and what was accepted must hold nothing that a second, simpler
- * reader could take for something else. */
+/* Arbitrary bytes as the head of a request. A verdict must not depend on how the bytes were cut
+ * into packets, and what was accepted must hold nothing that a second, simpler reader could take
+ * for something else. */
 #include "server/http/http_guard.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <dirent.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct http_limits limits = {.header_bytes = 512, .target_bytes = 64, .headers = 8};
 
@@ -75,35 +69,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     return 0;
 }
-
-#ifdef TESSERA_FUZZ_REPLAY
-static bool replay(const char *path)
-{
-    struct stat sb;
-    FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
-    uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
-    if (bytes)
-        LLVMFuzzerTestOneInput(bytes, fread(bytes, 1, (size_t)sb.st_size, f));
-    if (f)
-        fclose(f);
-    free(bytes);
-    return bytes != NULL;
-}
-
-int main(int argc, char **argv)
-{
-    long replayed = 0;
-    for (int a = 1; a < argc; a++) {
-        DIR *dir = opendir(argv[a]);
-        for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
-            char path[PATH_MAX];
-            snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
-            replayed += replay(path);
-        }
-        if (dir)
-            closedir(dir);
-    }
-    printf("%ld inputs replayed\n", replayed);
-    return replayed > 0 ? 0 : 1;
-}
-#endif

@@ -1,17 +1,11 @@
 /* Arbitrary bytes as the answer of a measured server: the first byte says how they are cut into
- * reads. Built with -fsanitize=fuzzer it is a fuzzer; without, it replays every file of the folders
- * on its command line. What is said about a response must not depend on how it was cut. */
+ * reads. What is said about a response must not depend on how it was cut. */
 #include "server/bench/chunk.h"
 #include "server/bench/reply.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <dirent.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct summary {
     uint64_t hash; /* of all events */
@@ -75,35 +69,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(whole.st != OK || whole.body == cut.body);
     return 0;
 }
-
-#ifdef TESSERA_FUZZ_REPLAY
-static bool replay(const char *path)
-{
-    struct stat sb;
-    FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
-    uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
-    if (bytes)
-        LLVMFuzzerTestOneInput(bytes, fread(bytes, 1, (size_t)sb.st_size, f));
-    if (f)
-        fclose(f);
-    free(bytes);
-    return bytes != NULL;
-}
-
-int main(int argc, char **argv)
-{
-    long replayed = 0;
-    for (int a = 1; a < argc; a++) {
-        DIR *dir = opendir(argv[a]);
-        for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
-            char path[PATH_MAX];
-            snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
-            replayed += replay(path);
-        }
-        if (dir)
-            closedir(dir);
-    }
-    printf("%ld inputs replayed\n", replayed);
-    return replayed > 0 ? 0 : 1;
-}
-#endif

@@ -1,15 +1,9 @@
-/* Arbitrary bytes as a safetensors file. Built with -fsanitize=fuzzer it is a fuzzer; without, it
- * replays every file of the folders on its command line. What was accepted must hold the promises
- * of the reader: tensors touch from the header to the end, and no size overflows. */
+/* Arbitrary bytes as a safetensors file. What was accepted must hold the promises of the reader:
+ * tensors touch from the header to the end, and no size overflows. */
 #include "weights/safetensors.h"
+#include "tests/fuzz/fuzz.h"
 
-#include <dirent.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_promises(const struct safetensors *st, uint64_t header_bytes, uint64_t file_bytes)
 {
@@ -52,32 +46,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     safetensors_close(&st);
     return 0;
 }
-
-#ifdef TESSERA_FUZZ_REPLAY
-int main(int argc, char **argv)
-{
-    long replayed = 0;
-    for (int a = 1; a < argc; a++) {
-        DIR *dir = opendir(argv[a]);
-        for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
-            char path[PATH_MAX];
-            struct stat sb;
-            snprintf(path, sizeof path, "%s/%s", argv[a], d->d_name);
-            FILE *f = stat(path, &sb) == 0 && S_ISREG(sb.st_mode) ? fopen(path, "rb") : NULL;
-            uint8_t *bytes = f ? malloc((size_t)sb.st_size + 1) : NULL;
-            if (bytes) {
-                size_t n = fread(bytes, 1, (size_t)sb.st_size, f);
-                LLVMFuzzerTestOneInput(bytes, n);
-                replayed++;
-            }
-            free(bytes);
-            if (f)
-                fclose(f);
-        }
-        if (dir)
-            closedir(dir);
-    }
-    printf("%ld inputs replayed\n", replayed);
-    return replayed > 0 ? 0 : 1;
-}
-#endif

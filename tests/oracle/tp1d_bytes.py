@@ -11,6 +11,9 @@ The 1D cut, per layer: QKV and gate/up by output columns (whole heads, MLP colum
 input columns, each of the two followed by an all-reduce of [T, hidden].  The embedding is cut by
 vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
 its logits all-gathered for the R sampled rows.  Norms are replicated.
+
+The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
+keeps a nucleus (top-k, top-p or min-p), 8 bytes a row and 8 per place in a second exchange.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import json
 import sys
 import typing
 
+PLACES_MAX = 256  # of a row and rank
 ONESHOT_MAX_BYTES = 256 << 10  # default of the command line only; the functions are told
 
 
@@ -76,6 +80,21 @@ def all_reduce_bytes(count, ranks, rank, elem_size=4, oneshot_max_bytes=ONESHOT_
 def logits_gather_bytes(sampled, vocab, ranks, rank, elem_size=4):
     """Bytes a rank receives to complete the logits of the sampled rows."""
     return sampled * (vocab - len(block(vocab, ranks, rank))) * elem_size
+
+
+def places(vocab, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
+    """Candidates that each rank sends for a row of the distributed sampler."""
+    has_top_k = 0 < top_k < vocab
+    if temperature == 0 or not (has_top_k or top_p < 1 or min_p > 0):
+        return 0
+    return min(PLACES_MAX, vocab, top_k if has_top_k else vocab)
+
+
+def election_bytes(row_places, ranks):
+    """(calls, bytes received by a rank) to elect the tokens of rows with so many places each."""
+    surveys = 32 * len(row_places)
+    ballots = 8 * (len(row_places) + sum(row_places)) if any(row_places) else 0
+    return 1 + (ballots > 0), (ranks - 1) * (surveys + ballots)
 
 
 def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
@@ -143,6 +162,11 @@ def check_communication():
     # 7 of 8 blocks of 16032 fp32 logits.
     gather = step_bytes(LLAMA3_8B, 8, 3, 1, 1)["logits all_gather"][1]
     expect("Llama 3 8B, P=8, logits of one row", gather, 448896)
+    # Top-k 40 moves 3 * (32 + 8 + 8 * 40) bytes a row, greedy 3 * 32.
+    expect("P=4, top-k 40", election_bytes([places(128256, top_k=40)], 4), (2, 1080))
+    expect("P=4, greedy", election_bytes([places(128256, temperature=0)], 4), (1, 96))
+    # Greedy and top-p together: 2 * 32 and 2 * 8 + 8 * 256 from one peer.
+    expect("P=2, two rows", election_bytes([0, places(128256, top_p=0.9)], 2), (2, 2128))
     # 10 elements in blocks of 3, 3, 4: the others send 2 * len, then 10 - len, four bytes each.
     uneven = [all_reduce_bytes(10, 3, rank, 4, 0) for rank in range(3)]
     expect("two-shot all_reduce of 10 over 3", uneven, [52, 52, 56])

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets with clang's address and undefined behaviour sanitizers, and runs each for
+# a while from tests/corpus. What it finds stays in build/fuzz: inputs that reach new code in
+# corpus/TARGET, inputs that fail as TARGET-crash-... The last line counts targets.
+#
+#   tests/fuzz/run.sh [SECONDS [TARGET...]]      e.g. tests/fuzz/run.sh 600 spm config
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+BUILD=${FUZZ_BUILD:-build/fuzz}
+MEMORY_MB=3000
+case ${1:-20} in
+*[!0-9]*)
+    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
+seconds=${1:-20}
+targets=("${@:2}")
+good=0 bad=0
+
+if [ ${#targets[@]} = 0 ]; then
+    for source in tests/fuzz/fuzz_*.c; do
+        name=${source##*/fuzz_}
+        targets+=("${name%.c}")
+    done
+fi
+
+cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_WERROR=ON \
+    -DBUILD_TESTING=ON -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+    -DSANITIZE=address,undefined -DFUZZ=ON
+cmake --build "$BUILD" -j "$(nproc)" --target "${targets[@]/#/fuzz_}"
+
+for name in "${targets[@]}"; do
+    inputs=("$BUILD/corpus/$name") # what it finds goes to the first, not to the tree
+    mkdir -p "${inputs[0]}"
+    if [ -d "tests/corpus/$name" ]; then
+        inputs+=("tests/corpus/$name")
+    fi
+    if "$BUILD/tests/fuzz_$name" -max_total_time="$seconds" -timeout=10 \
+        -rss_limit_mb="$MEMORY_MB" -artifact_prefix="$BUILD/$name-" -print_final_stats=1 \
+        "${inputs[@]}"; then
+        good=$((good + 1))
+    else
+        bad=$((bad + 1))
+    fi
+done
+printf '%s passed, %s failed\n' "$good" "$bad"
+[ "$bad" = 0 ]

@@ -1,0 +1,199 @@
+/* Each allocation fails in turn under everything that reads bytes from outside: files at the start,
+ * requests while serving. No crash, nothing lost, one clear line. */
+#include "config/config_file.h"
+#include "config/jdoc.h"
+#include "config/model_config.h"
+#include "config/options.h"
+#include "engine/parallel/plan.h"
+#include "server/api/completion.h"
+#include "server/keys.h"
+#include "server/tokenizer/spm_file.h"
+#include "tests/nomem.h"
+#include "tests/scratch.h"
+#include "weights/checkpoint.h"
+#include "weights/safetensors.h"
+
+#define DEMO TESSERA_SOURCE_DIR "/deploy/demo/model"
+#define CORPUS TEST_DATA_DIR "/corpus/"
+
+/* ---- config ---- */
+
+static enum status read_config_file(const void *path, struct err *err)
+{
+    struct config_file *f = NULL;
+    enum status st = config_file_open(path, &f, err);
+    CHECK(st != OK || f->count > 3);
+    config_file_close(f);
+    return st;
+}
+
+static enum status read_options(const void *path, struct err *err)
+{
+    char *argv[] = {(char[]){"serve"}, (char[]){"--config"}, (char *)(uintptr_t)path, NULL};
+    struct options o;
+    bool help;
+    enum status st = options_parse(3, argv, &o, &help, err);
+    CHECK(st != OK || strcmp(o.served_model_name, "NAME") == 0);
+    options_close(&o);
+    return st;
+}
+
+static enum status read_model_config(const void *dir, struct err *err)
+{
+    struct model_config m;
+    struct generation_defaults defaults;
+    enum status st = model_config_load(dir, &m, &defaults, err);
+    CHECK(st != OK || m.layers > 0);
+    return st;
+}
+
+static enum status read_json(const void *text, struct err *err)
+{
+    struct jdoc *doc = NULL;
+    enum status st = jdoc_parse(text, strlen(text), &jdoc_limits_file, "text", &doc, err);
+    CHECK(st != OK || jdoc_size(doc) == 4);
+    jdoc_close(doc);
+    return st;
+}
+
+static enum status read_plan(const void *path, struct err *err)
+{
+    struct plan *p = NULL;
+    enum status st = plan_load("1d", path, 2, &p, err);
+    CHECK(st != OK || plan_ranks(p) == 2);
+    plan_close(p);
+    return st;
+}
+
+static void test_config(void **state)
+{
+    (void)state;
+    const char *example = TESSERA_SOURCE_DIR "/deploy/example.yaml";
+    nomem_sweep("configuration file", read_config_file, example);
+    nomem_sweep("options", read_options, example);
+    nomem_sweep("model configuration", read_model_config, DEMO);
+    nomem_sweep("JSON", read_json,
+                "{\"a\": [1, 2.5, true, null, {\"b\": {}}], \"long name \\u00e4\": \"text\","
+                " \"c\": \"\\ud83e\\udd8a\", \"d\": [[], [[]], [{}]]}");
+    nomem_sweep("built-in plan", read_plan, NULL);
+}
+
+/* ---- checkpoints ---- */
+
+static enum status read_safetensors(const void *path, struct err *err)
+{
+    struct safetensors s;
+    memset(&s, 0, sizeof s);
+    enum status st = safetensors_open(path, &s, err);
+    if (st == OK) {
+        CHECK(s.count > 0);
+        safetensors_close(&s);
+    }
+    return st;
+}
+
+static enum status read_checkpoint(const void *dir, struct err *err)
+{
+    struct checkpoint *c = NULL;
+    enum status st = checkpoint_open(dir, &c, err);
+    CHECK(st != OK || checkpoint_count(c) > 0);
+    checkpoint_close(c);
+    return st;
+}
+
+static void test_checkpoints(void **state)
+{
+    (void)state;
+    nomem_sweep("safetensors", read_safetensors, DEMO "/model.safetensors");
+    nomem_sweep("metadata", read_safetensors, CORPUS "safetensors/ok_metadata.safetensors");
+    nomem_sweep("one file", read_checkpoint, CORPUS "safetensors/checkpoints/plain");
+    nomem_sweep("index", read_checkpoint, CORPUS "safetensors/checkpoints/index");
+    nomem_sweep("sharded", read_checkpoint, CORPUS "safetensors/checkpoints/sharded");
+}
+
+/* ---- what is asked ---- */
+
+static enum status read_completion(const void *text, struct err *err)
+{
+    static const char *const names[] = {"demo"};
+    const struct completion_rules rules = {
+        .model_names = names,
+        .model_name_count = 1,
+        .vocab = 1000,
+        .max_model_len = 4096,
+        .has_tokenizer = true,
+        .defaults = model_config_no_defaults(),
+    };
+    struct completion_request r;
+    struct api_error e = {0};
+    struct buf reply;
+    enum status st = completion_parse(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        CHECK(r.prompt_count > 0);
+        completion_free(&r);
+        return OK;
+    }
+    buf_init(&reply, 1 << 16);
+    api_error_write(&e, &reply); /* a reply that has no memory either is marked */
+    CHECK(reply.failed || strstr(reply.data, e.message));
+    buf_free(&reply);
+    CHECK(e.http_status == 503);
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
+static enum status read_keys(const void *path, struct err *err)
+{
+    struct keys *k = NULL;
+    enum status st = keys_open(path, false, &k, err);
+    CHECK(st != OK || keys_count(k) == 2);
+    keys_close(k);
+    return st;
+}
+
+static enum status read_pieces(const void *path, struct err *err)
+{
+    static char bytes[1 << 16];
+    struct spm_file file;
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        return base_fail(err, ERR_NOMEM, "no memory to open it");
+    const size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    enum status st = spm_file_parse(bytes, n, "here", &file, err);
+    if (st == OK) {
+        CHECK(file.count > 3);
+        spm_file_free(&file);
+    }
+    return st;
+}
+
+static void test_requests(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    nomem_sweep("text", read_completion,
+                "{\"prompt\": [\"one\", \"two\"], \"stop\": [\"a\", \"b\"], \"n\": 2, \"user\": "
+                "\"me\", \"odd\": [{\"x\": 1}]}");
+    nomem_sweep("ids", read_completion,
+                "{\"prompt\": [[1, 2, 3], [4, 5]], \"logit_bias\": {\"5\": 1}, \"stop_token_ids\": "
+                "[7], \"logprobs\": 2}");
+    snprintf(path, sizeof path, "%s/keys", scratch_dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("# two\nsk-0123456789\nsk-abcdefghij\n", f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(chmod(path, 0600), 0);
+    nomem_sweep("keys", read_keys, path);
+    nomem_sweep("pieces", read_pieces, CORPUS "spm/mapped.model");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_checkpoints),
+        cmocka_unit_test(test_requests),
+    };
+    return cmocka_run_group_tests(tests, scratch_open, scratch_close);
+}
