@@ -159,3 +159,42 @@ uint64_t base_hash(uint64_t hash, const void *bytes, size_t n)
         hash = (hash ^ p[i]) * 0x100000001b3ull;
     return hash;
 }
+
+static uint64_t rotate(uint64_t v, int by)
+{
+    return v << by | v >> (64 - by);
+}
+
+static void sip_rounds(uint64_t v[4], int rounds)
+{
+    while (rounds-- > 0) {
+        v[0] += v[1];
+        v[2] += v[3];
+        v[1] = rotate(v[1], 13) ^ v[0];
+        v[3] = rotate(v[3], 16) ^ v[2];
+        v[0] = rotate(v[0], 32) + v[3];
+        v[2] += v[1];
+        v[1] = rotate(v[1], 17) ^ v[2];
+        v[3] = rotate(v[3], 21) ^ v[0];
+        v[2] = rotate(v[2], 32);
+    }
+}
+
+uint64_t base_siphash(const uint64_t secret[2], const void *bytes, size_t n)
+{
+    const unsigned char *p = bytes;
+    uint64_t v[4] = {secret[0] ^ 0x736f6d6570736575ull, secret[1] ^ 0x646f72616e646f6dull,
+                     secret[0] ^ 0x6c7967656e657261ull, secret[1] ^ 0x7465646279746573ull};
+    for (size_t at = 0; at <= n; at += 8) { /* the last word holds the rest and the length */
+        const size_t left = n - at < 8 ? n - at : 8;
+        uint64_t word = left < 8 ? (uint64_t)n << 56 : 0;
+        for (size_t i = 0; i < left; i++)
+            word |= (uint64_t)p[at + i] << (8 * i);
+        v[3] ^= word;
+        sip_rounds(v, 2);
+        v[0] ^= word;
+    }
+    v[2] ^= 0xff;
+    sip_rounds(v, 4);
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}

@@ -88,5 +88,7 @@ const char *base_human_bytes(char *buf, size_t cap, uint64_t bytes);
 /* FNV-1a 64-bit, chained through *hash. Start with BASE_HASH_INIT. */
 #define BASE_HASH_INIT 0xcbf29ce484222325ull
 uint64_t base_hash(uint64_t hash, const void *bytes, size_t n);
+/* SipHash-2-4: without the secret nobody can choose bytes whose hashes collide. */
+uint64_t base_siphash(const uint64_t secret[2], const void *bytes, size_t n);
 
 #endif

@@ -15,8 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000};
-const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000};
+const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true};
+const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false};
+const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false};
 
 /* jansson's lexer goes on after a failed allocation: it drops a byte of a string, or asserts. So a
  * failure leaves the parser at once, and what it held is freed by this list: the blocks of one
@@ -65,7 +66,7 @@ static void use_blocks(void)
 }
 
 /* False when there is no memory. */
-static bool load(const char *text, size_t n, json_t **root, json_error_t *e)
+static bool load(const char *text, size_t n, size_t flags, json_t **root, json_error_t *e)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     jmp_buf way_out;
@@ -73,7 +74,7 @@ static bool load(const char *text, size_t n, json_t **root, json_error_t *e)
     pthread_once(&once, use_blocks);
     parse.way_out = &way_out;
     if (setjmp(way_out) == 0) {
-        *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, e);
+        *root = json_loadb(text, n, flags, e);
         loaded = true;
     }
     parse.way_out = NULL;
@@ -135,7 +136,8 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
         return st;
     json_error_t e;
     json_t *root = NULL;
-    if (!load(text, n, &root, &e))
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (limits->nul ? JSON_ALLOW_NUL : 0);
+    if (!load(text, n, flags, &root, &e))
         return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
     if (!root)
         return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,

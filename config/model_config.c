@@ -225,7 +225,7 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
                                struct model_config *out, struct err *err)
 {
     struct jdoc *doc = NULL;
-    enum status st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
+    enum status st = jdoc_parse(text, n, &jdoc_limits_config, where, &doc, err);
     if (st != OK)
         return st == ERR_NOMEM ? st : ERR_MODEL;
     struct model_config m;

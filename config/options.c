@@ -69,8 +69,8 @@ static const struct row rows[] = {
      "/metrics needs no key"},
     {"cors-origins", NULL, COMMAND_SERVE, STRING, AT(cors_origins), 0, 0, NULL, NULL,
      "origins whose pages may read answers, separated by commas; *: all"},
-    {"max-connections", NULL, COMMAND_SERVE, INT32, AT(max_connections), 1, 1000000, "10000", NULL,
-     "open at once"},
+    {"max-connections", NULL, COMMAND_SERVE, INT32, AT(max_connections), 1, 1000000, "16384", NULL,
+     "open at once; from nine tenths on, idle and slow ones have a tenth of the time"},
     {"http-header-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.header_timeout), 1, 3600, "10",
      NULL, "seconds from the first to the last byte of a request's head"},
     {"http-body-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.body_timeout), 1, 3600, "30", NULL,
@@ -103,6 +103,10 @@ static const struct row rows[] = {
      "rows of one step"},
     {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
      NULL, "requests waiting before new ones get 429"},
+    {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
+     "1048576", NULL, "prompt tokens waiting before new requests get 429"},
+    {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
+     "keep the KV cache of common beginnings; --no-enable-prefix-caching turns it off"},
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
@@ -301,7 +305,8 @@ static const char *nearest(int which, const char *word)
     return best;
 }
 
-/* "--name", "--name=value", "-alias" or "-tp" (a word). Points *inline_value behind '='. */
+/* "--name", "--name=value", "--no-flag", "-alias" or "-tp" (a word). Points *inline_value behind
+ * '='. */
 static const struct row *find_argument(enum command command, const char *arg,
                                        const char **inline_value)
 {
@@ -313,8 +318,13 @@ static const struct row *find_argument(enum command command, const char *arg,
         const struct row *r = &rows[i];
         bool named = strlen(r->name) == n && memcmp(r->name, word, n) == 0;
         bool aliased = r->alias && strlen(r->alias) == n && memcmp(r->alias, word, n) == 0;
-        if ((r->commands & (int)command) && (named || aliased))
-            return r;
+        bool negated = r->kind == FLAG && !eq && n == strlen(r->name) + 3 &&
+                       memcmp(word, "no-", 3) == 0 && memcmp(r->name, word + 3, n - 3) == 0;
+        if (!(r->commands & (int)command) || !(named || aliased || negated))
+            continue;
+        if (negated)
+            *inline_value = "0";
+        return r;
     }
     return NULL;
 }

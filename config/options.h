@@ -43,6 +43,8 @@ struct options {
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */
     int32_t max_model_len;    /* 0: what the model and the KV cache allow */
     int32_t max_num_seqs, max_num_batched_tokens, max_num_queued_reqs;
+    int64_t max_num_queued_tokens;
+    bool prefix_caching;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
     double drain_timeout, step_timeout;

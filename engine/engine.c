@@ -1,29 +1,39 @@
 /* DESIGN: one thread owns scheduler, KV bookkeeping and links; the rest of the world reaches it
  * through a bounded mailbox under one short lock. The thread sleeps on a condition when nothing
- * runs and is otherwise inside an exchange with the ranks. A lost group ends every request once,
+ * runs; otherwise it builds and sends a step while the ranks run the one before, and waits for the
+ * oldest answer. A lost group ends every request once,
  * from here, so that exactly one terminal event per request holds. */
 #include "engine/engine_thread.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
-#define STOP_PATIENCE_S 2 /* a step in flight may end by itself for so long */
+#define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
 
 const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
                                        0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
 
+_Static_assert((int)SCHED_FLIGHTS <= (int)LINK_POSTS_MAX, "links take every step in flight");
+
 const double engine_row_bounds[13] = {1,   8,    16,   32,   64,   128,  256,
                                       512, 1024, 2048, 4096, 8192, 16384};
+
+struct flight {
+    struct step *step;
+    void *message;
+    double sent;
+};
 
 struct engine {
     struct engine_config config;
     struct sched *sched;
-    struct step *step;
-    void *message;
+    struct flight flights[SCHED_FLIGHTS]; /* step seq is in [seq % SCHED_FLIGHTS] */
     struct token_event *events;
     struct link_answer answers[COMM_RANKS_MAX];
-    uint64_t seq;
+    uint64_t seq;           /* of the last step that was sent */
+    double answered;        /* when the last answer had come */
     uint64_t progress_seen; /* sum of the ranks' progress words, and when it last changed */
     double progress_at;
     pthread_t thread;
@@ -35,7 +45,8 @@ struct engine {
     pthread_cond_t wake;
     struct sequence *mail, **mail_tail;
     int32_t mail_count;
-    uint64_t *cancels; /* grows: ids that have ended already may be among them */
+    int64_t mail_tokens, waiting_tokens; /* of prompts in the mailbox, and with the scheduler */
+    uint64_t *cancels;                   /* grows: ids that have ended already may be among them */
     int32_t cancel_count, cancel_max;
     uint64_t next_id;
     bool stop;
@@ -51,6 +62,22 @@ static enum status lost(const struct engine *e, struct err *err)
     return base_fail(err, ERR_COMM, "the rank group is lost");
 }
 
+/* Waiting requests count whether they are in the mailbox or with the scheduler. A prompt larger
+ * than the bound is taken when it is alone. */
+static enum status check_queue(const struct engine *e, int32_t prompt_len, struct err *err)
+{
+    const int64_t tokens = e->mail_tokens + e->waiting_tokens;
+    if (e->mail_count + e->metrics.waiting >= e->config.sched.waiting_max)
+        return base_fail(err, ERR_LIMIT, "%d requests are waiting already, try again later",
+                         e->config.sched.waiting_max);
+    if (tokens > 0 && tokens + prompt_len > e->config.queued_tokens_max)
+        return base_fail(err, ERR_LIMIT,
+                         "%lld prompt tokens are waiting already, with these %d more than %lld, "
+                         "try again later",
+                         (long long)tokens, prompt_len, (long long)e->config.queued_tokens_max);
+    return OK;
+}
+
 enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
                           struct err *err)
@@ -58,30 +85,29 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
     struct sequence *s = NULL;
     if (atomic_load(&e->lost))
         return lost(e, err);
-    enum status st = sched_sequence(&e->config.sched, params, prompt, prompt_len, &s, err);
+    enum status st = sequence_open(&e->config.sched, params, prompt, prompt_len, &s, err);
     if (st != OK)
         return st;
     s->user = user;
     pthread_mutex_lock(&e->lock);
-    /* waiting requests count whether they are in the mailbox or with the scheduler */
-    if (e->stop || atomic_load(&e->lost)) {
+    if (e->stop || atomic_load(&e->lost))
         st = lost(e, err);
-    } else if (e->mail_count + e->metrics.waiting >= e->config.sched.waiting_max) {
-        st = base_fail(err, ERR_LIMIT, "%d requests are waiting already, try again later",
-                       e->config.sched.waiting_max);
-    } else {
+    else
+        st = check_queue(e, prompt_len, err);
+    if (st == OK) {
         *id = s->id = ++e->next_id;
         s->next = NULL;
         *e->mail_tail = s;
         e->mail_tail = &s->next;
         e->mail_count++;
+        e->mail_tokens += prompt_len;
         s = NULL;
         if (atomic_load(&e->moved_ns) == 0) /* from here on the engine thread owes an answer */
             atomic_store(&e->moved_ns, base_now_ns());
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->lock);
-    sched_sequence_free(s);
+    sequence_free(s);
     return st;
 }
 
@@ -147,8 +173,14 @@ static void deliver(struct engine *e, int32_t count)
         m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
     const struct kv_pool *kv = sched_kv(e->sched);
-    m->running = sched_running(e->sched);
-    m->waiting = sched_waiting(e->sched);
+    const struct sched_stats stats = sched_stats(e->sched);
+    m->running = stats.running;
+    m->waiting = stats.waiting;
+    m->prompt_tokens = stats.prompt_tokens;
+    m->prefix_queries = stats.prefix_queries;
+    m->prefix_hits = stats.prefix_hits;
+    m->preemptions = stats.preemptions;
+    e->waiting_tokens = stats.waiting_tokens;
     m->kv_blocks = kv_total(kv);
     m->kv_blocks_used = kv_used(kv);
     m->kv_usage = kv_total(kv) ? (double)kv_used(kv) / kv_total(kv) : 0;
@@ -171,13 +203,16 @@ static bool collect(struct engine *e, bool idle)
     while (e->mail) {
         struct sequence *next = e->mail->next; /* sched_submit takes the link too */
         if (!sched_submit(e->sched, e->mail))
-            break; /* cannot be: the bound was checked on submission */
+            break; /* others gave way and wait again: a moment later */
+        e->mail_tokens -= e->mail->prompt_len;
         e->mail = next;
         e->mail_count--;
     }
     if (!e->mail)
         e->mail_tail = &e->mail;
-    e->metrics.waiting = sched_waiting(e->sched);
+    const struct sched_stats stats = sched_stats(e->sched);
+    e->waiting_tokens = stats.waiting_tokens;
+    e->metrics.waiting = stats.waiting;
     for (int32_t i = 0; i < e->cancel_count; i++)
         sched_cancel(e->sched, e->cancels[i]);
     e->cancel_count = 0;
@@ -212,90 +247,139 @@ static enum status patience(void *ctx, struct err *err)
     return OK;
 }
 
-/* All ranks must have run this step and sampled the same ids. */
-static enum status check_answers(const struct engine *e, struct err *err)
+/* All ranks must have run step `seq` and sampled the same ids. */
+static enum status check_answers(const struct engine *e, uint64_t seq, struct err *err)
 {
     for (int32_t r = 0; r < e->config.ranks; r++) {
         const struct step_answer *h = &e->answers[r].head;
         if (h->status != OK)
             return base_fail(err, ERR_COMM, "rank %d failed: %s", r, e->answers[r].text);
-        if (h->epoch != e->config.epoch || h->seq != e->seq || h->rank != r)
+        if (h->epoch != e->config.epoch || h->seq != seq || h->rank != r)
             return base_fail(err, ERR_COMM, "rank %d answered step %llu of epoch %u, expected %llu",
-                             r, (unsigned long long)h->seq, h->epoch, (unsigned long long)e->seq);
+                             r, (unsigned long long)h->seq, h->epoch, (unsigned long long)seq);
         if (h->hash != e->answers[0].head.hash)
             return base_fail(err, ERR_COMM, "ranks 0 and %d sampled different tokens in step %llu",
-                             r, (unsigned long long)e->seq);
+                             r, (unsigned long long)seq);
     }
     const struct step_result *result = &e->answers[0].result;
     if (e->answers[0].head.hash != step_hash(result->ids, result->count))
         return base_fail(err, ERR_COMM, "rank 0 answered tokens that are not those of its hash");
-    return step_check_result(e->step, e->config.sched.limits.vocab, result, err);
+    return step_check_result(e->flights[seq % SCHED_FLIGHTS].step, e->config.sched.limits.vocab,
+                             result, err);
 }
 
-static void account(struct engine *e, double seconds)
+static void account(struct engine *e, const struct step *step, double seconds)
 {
     int bucket = 0;
     while (bucket < 15 && seconds > engine_step_bounds[bucket])
         bucket++;
     int row_bucket = 0;
-    while (row_bucket < 13 && e->step->rows > engine_row_bounds[row_bucket])
+    while (row_bucket < 13 && step->rows > engine_row_bounds[row_bucket])
         row_bucket++;
-    int32_t prompt = 0;
-    for (int32_t i = 0; i < e->step->rows; i++)
-        prompt += e->step->token[i] != STEP_TOKEN_FROM_SLOT;
     pthread_mutex_lock(&e->lock);
     e->metrics.steps++;
-    e->metrics.step_rows += (uint64_t)e->step->rows;
+    e->metrics.step_rows += (uint64_t)step->rows;
     e->metrics.step_seconds += seconds;
     e->metrics.step_buckets[bucket]++;
     e->metrics.row_buckets[row_bucket]++;
-    e->metrics.prompt_tokens += (uint64_t)prompt;
     pthread_mutex_unlock(&e->lock);
 }
 
-static enum status run_step(struct engine *e, struct err *err)
+/* Builds and sends steps until as many are in flight as may be, or there is nothing to compute. */
+static enum status send_steps(struct engine *e, struct err *err)
+{
+    enum status st = OK;
+    while (sched_in_flight(e->sched) < SCHED_FLIGHTS) {
+        struct flight *f = &e->flights[(e->seq + 1) % SCHED_FLIGHTS];
+        int32_t count;
+        bool work = sched_build(e->sched, f->step, e->events, &count);
+        deliver(e, count);
+        if (!work)
+            break;
+        f->step->epoch = e->config.epoch;
+        f->step->seq = ++e->seq;
+        f->sent = base_now();
+        if (sched_in_flight(e->sched) == 1) /* the ranks were idle */
+            e->progress_at = f->sent;
+        TRY(link_post(e->config.links, f->message, step_encode(f->step, f->message), err));
+    }
+out:
+    return st;
+}
+
+/* Waits for the oldest step in flight and hands out its tokens. */
+static enum status finish_step(struct engine *e, struct err *err)
 {
     enum status st = OK;
     int32_t count;
-    double start = base_now();
-    e->step->epoch = e->config.epoch;
-    e->step->seq = ++e->seq;
-    e->progress_at = start;
-    size_t bytes = step_encode(e->step, e->message);
-    TRY(link_exchange(e->config.links, e->message, bytes, patience, e, e->answers, err));
-    TRY(check_answers(e, err));
-    account(e, base_now() - start);
-    sched_commit(e->sched, e->step, &e->answers[0].result, e->events, &count);
+    const uint64_t seq = e->seq + 1 - (uint64_t)sched_in_flight(e->sched);
+    const struct flight *f = &e->flights[seq % SCHED_FLIGHTS];
+    TRY(link_await(e->config.links, patience, e, e->answers, err));
+    TRY(check_answers(e, seq, err));
+    /* it began when it was sent or, if later, when the one before had ended */
+    const double now = base_now(), began = f->sent > e->answered ? f->sent : e->answered;
+    e->answered = e->progress_at = now;
+    account(e, f->step, now - began);
+    sched_commit(e->sched, f->step, &e->answers[0].result, e->events, &count);
     deliver(e, count);
 out:
     return st;
 }
 
+static void group_lost(struct engine *e, const struct err *err)
+{
+    if (!atomic_exchange(&e->lost, true))
+        base_log(LOG_ERROR, "rank group lost: %s", err->text);
+    if (e->config.on_lost)
+        e->config.on_lost(e->config.on_lost_ctx);
+}
+
 static void *engine_loop(void *arg)
 {
     struct engine *e = arg;
+    enum status st = OK;
     struct err err;
     int32_t count = 0;
     bool idle = true;
-    while (collect(e, idle)) {
-        bool work = sched_build(e->sched, e->step, e->events, &count);
-        deliver(e, count);
-        idle = !work;
-        if (!work)
-            continue;
-        if (run_step(e, &err) != OK) {
-            if (!atomic_exchange(&e->lost, true))
-                base_log(LOG_ERROR, "rank group lost: %s", err.text);
-            if (e->config.on_lost)
-                e->config.on_lost(e->config.on_lost_ctx);
-            break;
-        }
+    while (st == OK && collect(e, idle)) {
+        st = send_steps(e, &err);
+        idle = sched_in_flight(e->sched) == 0;
+        if (st == OK && !idle)
+            st = finish_step(e, &err);
     }
+    while (st == OK && !atomic_load(&e->lost) && sched_in_flight(e->sched) > 0)
+        st = finish_step(e, &err); /* stopped: what the ranks are at may end */
+    if (st != OK)
+        group_lost(e, &err);
     collect(e, false);
     sched_end_all(e->sched, atomic_load(&e->lost) ? FINISH_ERROR : FINISH_CANCELLED, e->events,
                   &count);
     deliver(e, count);
     return NULL;
+}
+
+static enum status measure_costs(struct engine *e, struct err *err)
+{
+    const struct engine_config *c = &e->config;
+    struct costs *costs = &e->config.sched.costs;
+    if (!c->measure_costs)
+        return OK;
+    e->progress_at = base_now();
+    enum status st =
+        costs_measure(c->links, &c->sched.limits, c->epoch, &e->seq, patience, e, costs, err);
+    if (st == OK)
+        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
+                 costs->seconds[0] * 1e3, costs->seconds[costs->count - 1] * 1e3,
+                 costs->rows[costs->count - 1]);
+    return st;
+}
+
+static enum status open_sched(struct engine *e, struct err *err)
+{
+    uint64_t *secret = e->config.sched.secret;
+    if (getrandom(secret, sizeof e->config.sched.secret, 0) != sizeof e->config.sched.secret)
+        return base_fail_errno(err, ERR_INTERNAL, "engine: getrandom");
+    return sched_open(&e->config.sched, &e->sched, err);
 }
 
 enum status engine_open(const struct engine_config *config, struct engine **out, struct err *err)
@@ -310,16 +394,19 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     pthread_cond_init(&e->wake, NULL);
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
     e->metrics.kv_blocks = config->sched.limits.blocks;
-    e->message = malloc(step_bytes_max(&config->sched.limits));
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        e->flights[i].message = malloc(step_bytes_max(&config->sched.limits));
+        TRY(step_open_new(&config->sched.limits, &e->flights[i].step, err));
+    }
     e->events = calloc((size_t)sched_events_max(&config->sched), sizeof *e->events);
     e->cancel_max = sched_events_max(&config->sched);
     e->cancels = calloc((size_t)e->cancel_max, sizeof *e->cancels);
-    if (!e->message || !e->events || !e->cancels) {
+    if (!e->flights[0].message || !e->flights[1].message || !e->events || !e->cancels) {
         st = base_fail(err, ERR_NOMEM, "engine: no memory for its buffers");
         goto out;
     }
-    TRY(sched_open(&config->sched, &e->sched, err));
-    TRY(step_open_new(&config->sched.limits, &e->step, err));
+    TRY(measure_costs(e, err));
+    TRY(open_sched(e, err));
     if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {
         st = base_fail(err, ERR_NOMEM, "engine: no thread");
         goto out;
@@ -360,12 +447,14 @@ void engine_close(struct engine *e)
     engine_stop(e);
     while (e->mail) {
         struct sequence *next = e->mail->next;
-        sched_sequence_free(e->mail);
+        sequence_free(e->mail);
         e->mail = next;
     }
     sched_close(e->sched);
-    step_free(e->step);
-    free(e->message);
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        step_free(e->flights[i].step);
+        free(e->flights[i].message);
+    }
     free(e->events);
     free(e->cancels);
     pthread_mutex_destroy(&e->lock);

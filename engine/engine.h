@@ -78,8 +78,8 @@ typedef void engine_sink(void *ctx, const struct token_event *events, int32_t co
 struct engine;
 
 /* Puts a request into the bounded mailbox; the prompt is copied. ERR_LIMIT: mailbox and waiting
- * queue are full (HTTP 429). ERR_INPUT: does not fit the context or the KV cache at all.
- * ERR_COMM: the group is lost (503). */
+ * queue are full, by requests or by prompt tokens (HTTP 429). ERR_INPUT: does not fit the context
+ * or the KV cache at all. ERR_COMM: the group is lost (503). */
 enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
                           struct err *err) MUST_USE;

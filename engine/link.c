@@ -1,6 +1,6 @@
-/* DESIGN: an exchange is one poll loop over all links, writing what is left of the message and
- * reading what has come of the answers; no link can block another. A message is written once per
- * rank from the same bytes. */
+/* DESIGN: link_await is one poll loop over all links, writing what is left of the posted messages
+ * and reading what has come of the answers to the oldest; no link can block another. A message is
+ * written once per rank from the same bytes. */
 #include "engine/link.h"
 
 #include <errno.h>
@@ -13,10 +13,16 @@
 
 enum { TEXT_MAX = 480, POLL_MS = 50 };
 
+struct post {
+    const char *message;
+    size_t bytes;
+};
+
 struct end {
     int fd;
-    size_t sent;
-    char *in; /* the answer so far */
+    int32_t posts; /* of those posted, sent whole */
+    size_t sent;   /* of the next one */
+    char *in;      /* the answer so far */
     size_t got;
     bool done;
 };
@@ -24,6 +30,8 @@ struct end {
 struct link_set {
     int32_t count, ids_max;
     size_t in_cap;
+    struct post posts[LINK_POSTS_MAX]; /* not answered, the oldest first */
+    int32_t post_count;
     struct end *ends;
     struct pollfd *polls;
 };
@@ -70,17 +78,23 @@ void link_close(struct link_set *l)
     free(l);
 }
 
+int32_t link_count(const struct link_set *l)
+{
+    return l->count;
+}
+
 static enum status closed(int32_t rank, struct err *err)
 {
     return base_fail(err, ERR_COMM, "rank %d closed its link", rank);
 }
 
-static enum status pump_out(struct link_set *l, int32_t i, const char *message, size_t bytes,
-                            struct err *err)
+static enum status pump_out(struct link_set *l, int32_t i, struct err *err)
 {
     struct end *e = &l->ends[i];
-    while (e->sent < bytes) {
-        ssize_t n = send(e->fd, message + e->sent, bytes - e->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (e->posts < l->post_count) {
+        const struct post *p = &l->posts[e->posts];
+        ssize_t n =
+            send(e->fd, p->message + e->sent, p->bytes - e->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
@@ -88,6 +102,10 @@ static enum status pump_out(struct link_set *l, int32_t i, const char *message, 
         if (n < 0)
             return closed(i, err);
         e->sent += (size_t)n;
+        if (e->sent == p->bytes) {
+            e->posts++;
+            e->sent = 0;
+        }
     }
     return OK;
 }
@@ -128,21 +146,43 @@ static enum status pump_in(struct link_set *l, int32_t i, struct err *err)
     return OK;
 }
 
-static enum status pump(struct link_set *l, const void *message, size_t bytes, int32_t *left,
-                        struct err *err)
+static enum status pump(struct link_set *l, int32_t *left, struct err *err)
 {
     enum status st = OK;
     *left = 0;
     for (int32_t i = 0; i < l->count && st == OK; i++) {
         struct end *e = &l->ends[i];
-        st = pump_out(l, i, message, bytes, err);
-        if (st == OK && e->sent == bytes) /* an answer cannot come before its question */
+        st = pump_out(l, i, err);
+        /* an answer cannot come before its question */
+        const bool asked = e->posts > 0 || l->post_count == 0;
+        if (st == OK && asked)
             st = pump_in(l, i, err);
         *left += !e->done;
-        short events = e->sent == bytes ? POLLIN : POLLOUT;
-        l->polls[i] = (struct pollfd){.fd = e->done ? -1 : e->fd, .events = events};
+        const int events =
+            (asked && !e->done ? POLLIN : 0) | (e->posts < l->post_count ? POLLOUT : 0);
+        l->polls[i] = (struct pollfd){.fd = events ? e->fd : -1, .events = (short)events};
     }
     return st;
+}
+
+enum status link_post(struct link_set *l, const void *message, size_t bytes, struct err *err)
+{
+    enum status st = OK;
+    CHECK(l->post_count < LINK_POSTS_MAX);
+    l->posts[l->post_count++] = (struct post){message, bytes};
+    for (int32_t i = 0; i < l->count && st == OK; i++)
+        st = pump_out(l, i, err);
+    return st;
+}
+
+/* The oldest message is answered. */
+static void unpost(struct link_set *l)
+{
+    if (l->post_count == 0)
+        return;
+    memmove(&l->posts[0], &l->posts[1], (size_t)--l->post_count * sizeof l->posts[0]);
+    for (int32_t i = 0; i < l->count; i++)
+        l->ends[i].posts--;
 }
 
 /* The parts of a whole answer. */
@@ -164,27 +204,35 @@ static struct link_answer answer_in(char *in)
     return a;
 }
 
-enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
-                          link_patience *patience, void *ctx, struct link_answer *answers,
-                          struct err *err)
+enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
+                       struct link_answer *answers, struct err *err)
 {
     enum status st = OK;
     for (int32_t i = 0; i < l->count; i++) {
-        l->ends[i].sent = l->ends[i].got = 0;
+        l->ends[i].got = 0;
         l->ends[i].done = false;
     }
     for (;;) {
         int32_t left;
-        st = pump(l, message, bytes, &left, err);
-        if (st != OK || left == 0)
+        TRY(pump(l, &left, err));
+        if (left == 0)
             break;
         if (poll(l->polls, (nfds_t)l->count, POLL_MS) == 0 && patience)
             TRY(patience(ctx, err));
     }
-    for (int32_t i = 0; i < l->count && st == OK; i++)
+    for (int32_t i = 0; i < l->count; i++)
         answers[i] = answer_in(l->ends[i].in);
+    unpost(l);
 out:
     return st;
+}
+
+enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
+                          link_patience *patience, void *ctx, struct link_answer *answers,
+                          struct err *err)
+{
+    enum status st = bytes > 0 ? link_post(l, message, bytes, err) : OK;
+    return st == OK ? link_await(l, patience, ctx, answers, err) : st;
 }
 
 static enum status read_all(int fd, char *dst, size_t n, struct err *err)

@@ -12,19 +12,30 @@ struct link_set;
 enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
                       struct err *err) MUST_USE;
 void link_close(struct link_set *l);
+int32_t link_count(const struct link_set *l);
 
 /* What one rank answered. */
 struct link_answer {
     struct step_answer head;
-    struct step_result result; /* valid until the next exchange */
+    struct step_result result; /* valid until the next link_await */
     const char *text;          /* of a failed rank, else "" */
 };
 
 /* Asked about every 50 ms while waiting: ERR_... ends the exchange with that status. */
 typedef enum status link_patience(void *ctx, struct err *err);
 
-/* Sends `bytes` to every rank (0: sends nothing) and waits for one answer from each;
- * answers[count]. ERR_COMM: a link closed or an answer is malformed. */
+enum { LINK_POSTS_MAX = 2 };
+
+/* Posts `bytes` for every rank and sends what their sockets take at once; link_await sends the
+ * rest. At most LINK_POSTS_MAX messages are posted and not answered, and each stays untouched until
+ * it is. ERR_COMM: a link closed. */
+enum status link_post(struct link_set *l, const void *message, size_t bytes,
+                      struct err *err) MUST_USE;
+/* Waits for one answer from each rank, to the oldest message that is posted (or to none, where a
+ * rank speaks first); answers[count]. ERR_COMM: a link closed or an answer is malformed. */
+enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
+                       struct link_answer *answers, struct err *err) MUST_USE;
+/* Both (0 bytes: posts nothing). */
 enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
                           link_patience *patience, void *ctx, struct link_answer *answers,
                           struct err *err) MUST_USE;

@@ -1,140 +1,139 @@
-/* DESIGN: slots[] holds the running sequences, a singly linked list the waiting ones. A step is
- * built from the state alone and committed before the next one is built, except for the tokens
- * themselves: a decode row names its slot and the rank knows the token, so building never needs the
- * answer. Blocks of an ended sequence are free at once because the step that named them has been
- * answered. */
+/* DESIGN: what is not yet known is counted, not waited for: `pending` tokens are sampled in flight,
+ * so a sequence's next row follows from length + pending, and only an end token is found late (its
+ * one row too many is dropped when it is answered). A sequence that leaves its slot, ended or
+ * preempted, keeps its blocks until the last step that names it is answered.
+ *
+ * No livelock: all sequences stand in one order, by priority and arrival. One preempts only those
+ * behind it, and each fits the cache alone, so the first of those that run always gets its blocks,
+ * a step later at most, and is never preempted. It ends, and then the next one is first. While a
+ * preempted sequence waits for its place nobody new is admitted. */
 #include "engine/sched.h"
 
+#include "engine/queue.h"
 #include "engine/request.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { PROMPTS_MAX = 7 }; /* that streams wait for at a time */
+
+/* What a step in flight will answer to. */
+struct flight {
+    struct sequence **samples; /* [slots] whose each sample is */
+    struct sequence **named;   /* [slots] who has rows in it */
+    int32_t named_count;
+};
+
 struct sched {
     struct sched_config config;
     struct kv_pool *kv;
-    struct sequence **slots; /* [limits.slots], NULL = free */
-    int32_t *order;          /* slots in order of admission */
-    int32_t running;
-    struct sequence *head, **tail; /* waiting */
-    int32_t waiting;
-    int32_t *closed; /* slots to close with the next step */
+    struct queue *queue;
+    struct sequence *oldest, *newest; /* all there are */
+    struct sequence **slots;          /* [limits.slots], NULL = free */
+    int32_t *order;                   /* slots, the first to be served first */
+    int32_t *closed;                  /* slots to close with the next step */
     int32_t closed_count;
-    int64_t now_ns;
+    struct flight flights[SCHED_FLIGHTS];
+    int32_t in_flight;
+    uint64_t arrivals, steps; /* so far; the step being built is number `steps` */
+    int64_t now_ns;           /* for the events */
+    int32_t leaving;          /* sequences whose blocks return when a step in flight is answered */
+    int32_t preempted;        /* sequences that gave way and have no place yet */
+    int32_t cancelled;        /* sequences to end with the next step */
+    struct sched_stats stats;
+    struct step *step; /* during sched_build: the one being built, */
+    int32_t decodes;   /* its rows that are no prompt's, */
+    int64_t keys;      /* the positions before them that its rows attend to, */
+    double seconds;    /* how long it may take, */
+    bool admitting;    /* and whether it may still take in others */
 };
 
-enum status sched_sequence(const struct sched_config *c, const struct request_params *params,
-                           const int32_t *prompt, int32_t prompt_len, struct sequence **out,
-                           struct err *err)
+static void free_flights(struct sched *s)
 {
-    if (prompt_len < 1 || prompt_len + (params->max_tokens > 0) > c->max_model_len)
-        return base_fail(err, ERR_INPUT,
-                         "This model's maximum context length is %d tokens. However, your prompt "
-                         "has %d.",
-                         c->max_model_len, prompt_len);
-    if (params->max_tokens < 0)
-        return base_fail(err, ERR_INPUT, "max_tokens is %d, expected at least 0",
-                         params->max_tokens);
-    for (int32_t i = 0; i < prompt_len; i++) /* a rank refuses the whole step for one bad id */
-        if (prompt[i] < 0 || prompt[i] >= c->limits.vocab)
-            return base_fail(err, ERR_INPUT, "token id %d of the prompt is outside 0..%d",
-                             prompt[i], c->limits.vocab - 1);
-    int32_t room = c->max_model_len - prompt_len;
-    int32_t answer = params->max_tokens < room ? params->max_tokens : room;
-    int32_t blocks = kv_blocks_for(prompt_len + answer);
-    if (blocks > c->limits.blocks)
-        return base_fail(err, ERR_INPUT, "the request needs %d KV blocks, the cache has %d", blocks,
-                         c->limits.blocks);
-    struct sample_rules *rules = NULL;
-    enum status st =
-        request_rules(params, prompt_len, c->eos, c->eos_count, c->limits.vocab, &rules, err);
-    if (st != OK)
-        return st;
-    struct sequence *s = calloc(1, sizeof *s);
-    if (s) {
-        s->rules = rules;
-        s->tokens = calloc((size_t)(prompt_len + answer), sizeof *s->tokens);
-        s->blocks = calloc((size_t)blocks, sizeof *s->blocks);
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        free(s->flights[i].samples);
+        free(s->flights[i].named);
     }
-    if (!s || !s->tokens || !s->blocks) {
-        if (!s)
-            free(rules);
-        sched_sequence_free(s);
-        return base_fail(err, ERR_NOMEM, "no memory for a request of %d tokens", prompt_len);
-    }
-    memcpy(s->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
-    s->params = *params;
-    s->params.max_tokens = answer;
-    s->params.bias = NULL;
-    s->params.stop_ids = s->params.bad_ids = s->params.bad_ends = NULL;
-    s->prompt_len = s->length = prompt_len;
-    s->block_limit = blocks;
-    s->slot = -1;
-    *out = s;
-    return OK;
-}
-
-void sched_sequence_free(struct sequence *s)
-{
-    if (!s)
-        return;
-    free(s->rules);
-    free(s->tokens);
-    free(s->blocks);
-    free(s);
 }
 
 enum status sched_open(const struct sched_config *c, struct sched **out, struct err *err)
 {
     enum status st = OK;
     const size_t slots = (size_t)c->limits.slots;
+    bool complete = true;
     struct sched *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(err, ERR_NOMEM, "scheduler: no memory");
     s->config = *c;
-    s->tail = &s->head;
-    s->slots = calloc(slots, sizeof *s->slots);
+    s->slots = calloc(slots, sizeof(struct sequence *));
     s->order = calloc(slots, sizeof *s->order);
     s->closed = calloc(slots, sizeof *s->closed);
-    if (!s->slots || !s->order || !s->closed)
-        st = base_fail(err, ERR_NOMEM, "scheduler: no memory for %zu slots", slots);
-    if (st == OK)
-        st = kv_open(c->limits.blocks, &s->kv, err);
-    if (st != OK) {
-        sched_close(s);
-        return st;
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        s->flights[i].samples = calloc(slots, sizeof(struct sequence *));
+        s->flights[i].named = calloc(slots, sizeof(struct sequence *));
+        complete = complete && s->flights[i].samples && s->flights[i].named;
     }
+    if (!complete || !s->slots || !s->order || !s->closed) {
+        st = base_fail(err, ERR_NOMEM, "scheduler: no memory for %zu slots", slots);
+        goto out;
+    }
+    TRY(kv_open(c->limits.blocks, c->secret, &s->kv, err));
+    TRY(queue_open(c->waiting_max + c->limits.slots, &s->queue, err));
     *out = s;
-    return OK;
+    s = NULL;
+out:
+    sched_close(s);
+    return st;
 }
 
 void sched_close(struct sched *s)
 {
     if (!s)
         return;
-    for (int32_t i = 0; s->slots && i < s->config.limits.slots; i++)
-        sched_sequence_free(s->slots[i]);
-    while (s->head) {
-        struct sequence *next = s->head->next;
-        sched_sequence_free(s->head);
-        s->head = next;
+    while (s->oldest) {
+        struct sequence *newer = s->oldest->newer;
+        sequence_free(s->oldest);
+        s->oldest = newer;
     }
+    free_flights(s);
     free(s->slots);
     free(s->order);
     free(s->closed);
+    queue_close(s->queue);
     kv_close(s->kv);
     free(s);
 }
 
-bool sched_submit(struct sched *s, struct sequence *seq)
+static int32_t min32(int32_t a, int32_t b)
 {
-    if (s->waiting >= s->config.waiting_max)
+    return a < b ? a : b;
+}
+
+/* ---- coming ---- */
+
+static void wait_begin(struct sched *s, const struct sequence *q)
+{
+    s->stats.waiting++;
+    s->stats.waiting_tokens += q->prompt_len;
+}
+
+static void wait_end(struct sched *s, const struct sequence *q)
+{
+    s->stats.waiting--;
+    s->stats.waiting_tokens -= q->prompt_len;
+}
+
+bool sched_submit(struct sched *s, struct sequence *q)
+{
+    if (s->stats.waiting >= s->config.waiting_max)
         return false;
-    seq->next = NULL;
-    *s->tail = seq;
-    s->tail = &seq->next;
-    s->waiting++;
+    q->arrival = ++s->arrivals;
+    q->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = q;
+    s->newest = q;
+    wait_begin(s, q);
+    queue_push(s->queue, q);
     return true;
 }
 
@@ -145,13 +144,14 @@ void sched_set_time(struct sched *s, int64_t now_ns)
 
 void sched_cancel(struct sched *s, uint64_t id)
 {
-    for (struct sequence *q = s->head; q; q = q->next)
-        if (q->id == id)
+    for (struct sequence *q = s->oldest; q; q = q->newer)
+        if (q->id == id && !q->cancelled && !q->ended) {
             q->cancelled = true;
-    for (int32_t i = 0; i < s->running; i++)
-        if (s->slots[s->order[i]]->id == id)
-            s->slots[s->order[i]]->cancelled = true;
+            s->cancelled++;
+        }
 }
+
+/* ---- leaving ---- */
 
 static void emit(const struct sequence *q, int32_t token, enum finish_reason finish,
                  struct token_event *events, int32_t *count)
@@ -160,44 +160,182 @@ static void emit(const struct sequence *q, int32_t token, enum finish_reason fin
                                               .user = q->user,
                                               .token = token,
                                               .finish = finish,
+                                              .cached = q->cached,
                                               .admitted_ns = q->admitted_ns};
 }
 
-/* Takes a running sequence out; its slot is closed with the next step. */
-static void retire(struct sched *s, struct sequence *q)
+/* No step in flight names it: its blocks return, and it is freed or waits again. */
+static void settle(struct sched *s, struct sequence *q)
+{
+    s->leaving -= q->leaving;
+    q->leaving = false;
+    sequence_release(q, s->kv);
+    if (!q->ended) {
+        if (!q->queued)
+            queue_return(s->queue, q);
+        return;
+    }
+    *(q->older ? &q->older->newer : &s->oldest) = q->newer;
+    *(q->newer ? &q->newer->older : &s->newest) = q->older;
+    sequence_free(q);
+}
+
+/* Out of its slot, which is closed with the next step. */
+static void leave(struct sched *s, struct sequence *q)
 {
     int32_t i = 0;
     while (s->order[i] != q->slot)
         i++;
-    memmove(&s->order[i], &s->order[i + 1], (size_t)(--s->running - i) * sizeof *s->order);
+    memmove(&s->order[i], &s->order[i + 1], (size_t)(--s->stats.running - i) * sizeof *s->order);
     s->slots[q->slot] = NULL;
     s->closed[s->closed_count++] = q->slot;
-    kv_release(s->kv, q->blocks, q->block_count, q->block_limit - q->block_count);
-    sched_sequence_free(q);
+    q->slot = -1;
+    q->leaving = true;
+    s->leaving++;
+    if (q->flights == 0)
+        settle(s, q);
+}
+
+/* Its terminal event is emitted. */
+static void end(struct sched *s, struct sequence *q)
+{
+    q->ended = true;
+    s->cancelled -= q->cancelled;
+    s->preempted -= q->preempted;
+    if (q->queued)
+        queue_remove(s->queue, q);
+    if (q->slot >= 0) {
+        leave(s, q);
+        return;
+    }
+    wait_end(s, q);
+    if (q->flights == 0)
+        settle(s, q);
 }
 
 static void end_cancelled(struct sched *s, struct token_event *events, int32_t *count)
 {
-    struct sequence **at = &s->head;
-    while (*at) {
-        struct sequence *q = *at;
-        if (!q->cancelled) {
-            at = &q->next;
-            continue;
-        }
-        emit(q, -1, FINISH_CANCELLED, events, count);
-        *at = q->next;
-        s->waiting--;
-        sched_sequence_free(q);
-    }
-    s->tail = at;
-    for (int32_t i = s->running - 1; i >= 0; i--) {
-        struct sequence *q = s->slots[s->order[i]];
-        if (!q->cancelled)
+    for (struct sequence *q = s->oldest, *newer; q && s->cancelled > 0; q = newer) {
+        newer = q->newer;
+        if (!q->cancelled || q->ended)
             continue;
         emit(q, -1, FINISH_CANCELLED, events, count);
-        retire(s, q);
+        end(s, q);
     }
+}
+
+/* It gives its blocks to others and is computed again later, from all its tokens. Sampling is keyed
+ * by position and kernels give one row the same bits in any step, so its text does not change. */
+static void preempt(struct sched *s, struct sequence *q)
+{
+    s->stats.preemptions++;
+    wait_begin(s, q);
+    if (!q->queued) { /* else it keeps its place in its line */
+        q->preempted = true;
+        s->preempted++;
+    }
+    leave(s, q);
+}
+
+/* ---- building ---- */
+
+static void publish(struct sched *s, struct sequence *q)
+{
+    if (s->config.prefix_caching)
+        sequence_publish(q, s->kv, s->steps);
+}
+
+/* As sequence_share, where it may: a prompt that is scored is computed whole. */
+static bool share(struct sched *s, struct sequence *q)
+{
+    return !s->config.prefix_caching || sequence_is_scored(q) || sequence_share(q, s->kv, s->steps);
+}
+
+static struct flight *flight_built(struct sched *s)
+{
+    return &s->flights[s->steps % SCHED_FLIGHTS];
+}
+
+static void append(struct sched *s, struct sequence *q, int32_t index)
+{
+    struct step *step = s->step;
+    step->append[step->appends++] = (struct step_append){q->slot, index, q->blocks[index]};
+}
+
+/* Lets the last sequence behind q give way; false when there is none, or when blocks are on their
+ * way already. Rows that are in the step stay there. */
+static bool make_room(struct sched *s, const struct sequence *q)
+{
+    if (s->leaving > 0)
+        return false;
+    for (int32_t i = s->stats.running - 1; i >= 0; i--) {
+        struct sequence *last = s->slots[s->order[i]];
+        if (last == q || sequence_before(last, q))
+            return false;
+        if (last->step == s->steps)
+            continue;
+        preempt(s, last);
+        return true;
+    }
+    return false;
+}
+
+/* Sees to it that q has a block for its next position. False: not in this step. */
+static bool grow(struct sched *s, struct sequence *q)
+{
+    int32_t block;
+    if (q->computed / BACKEND_BLOCK_TOKENS < q->block_count)
+        return true;
+    while ((block = kv_take(s->kv)) < 0)
+        if (!make_room(s, q))
+            return false;
+    q->blocks[q->block_count++] = block;
+    append(s, q, q->block_count - 1);
+    return true;
+}
+
+/* The row added last has a sample: `target` is scored there, or q's next token drawn. */
+static void add_sample(struct sched *s, struct sequence *q, int32_t target, int32_t top)
+{
+    struct step *step = s->step;
+    flight_built(s)->samples[step->samples] = q;
+    step->sample[step->samples] = step->rows - 1;
+    step->target[step->samples] = target;
+    step->top[step->samples++] = top;
+}
+
+static void add_row(struct sched *s, struct sequence *q)
+{
+    struct step *step = s->step;
+    const int32_t position = q->computed++, row = step->rows++;
+    s->keys += position;
+    step->slot[row] = q->slot;
+    step->position[row] = position;
+    /* what the rank sampled itself it need not be told */
+    step->token[row] = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
+    if (sequence_is_scored(q) && q->scored == position + 1 && q->scored < q->prompt_len)
+        add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
+}
+
+/* Adds rows for up to n positions from `computed` on, as blocks allow; the last one samples when it
+ * ends the tokens there are. Returns how many. */
+static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
+{
+    struct flight *f = flight_built(s);
+    int32_t added = 0;
+    for (; added < n && grow(s, q); added++)
+        add_row(s, q);
+    if (added == 0)
+        return 0;
+    q->step = s->steps;
+    q->flights++;
+    f->named[f->named_count++] = q;
+    if (q->computed == q->length + q->pending && q->params.max_tokens > 0) {
+        add_sample(s, q, STEP_TARGET_SAMPLE, q->params.logprobs);
+        q->pending++;
+    }
+    publish(s, q);
+    return added;
 }
 
 static int32_t free_slot(const struct sched *s)
@@ -208,22 +346,29 @@ static int32_t free_slot(const struct sched *s)
     return -1;
 }
 
-/* Moves the first waiting sequence into a slot; false when slot or blocks are lacking. */
-static bool admit(struct sched *s, struct step *step)
+/* Is there room for all of q's tokens, for what was promised to those who came before, and for one
+ * more block each of those? */
+static bool has_room(const struct sched *s, const struct sequence *q)
 {
-    struct sequence *q = s->head;
-    int32_t slot = q ? free_slot(s) : -1;
-    if (slot < 0 || !kv_reserve(s->kv, q->block_limit))
-        return false;
-    s->head = q->next;
-    if (!s->head)
-        s->tail = &s->head;
-    s->waiting--;
-    q->next = NULL;
-    q->slot = slot;
-    q->admitted_ns = s->now_ns;
+    int32_t wanted = kv_blocks_for(q->length) - q->block_count + s->stats.running;
+    for (int32_t i = 0; i < s->stats.running; i++) {
+        const struct sequence *other = s->slots[s->order[i]];
+        int32_t promised = kv_blocks_for(other->length) - other->block_count;
+        wanted += promised > 0 ? promised : 0;
+    }
+    return wanted <= kv_total(s->kv) - kv_used(s->kv);
+}
+
+static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
+{
+    struct step *step = s->step;
+    int32_t at = s->stats.running++;
+    for (; at > 0 && sequence_before(q, s->slots[s->order[at - 1]]); at--)
+        s->order[at] = s->order[at - 1];
+    s->order[at] = slot;
     s->slots[slot] = q;
-    s->order[s->running++] = slot;
+    q->slot = slot;
+    q->history = q->length;
     step->open[step->opens++] = (struct step_open){
         .slot = slot,
         .history = q->length,
@@ -231,92 +376,134 @@ static bool admit(struct sched *s, struct step *step)
         .params = request_draw(&q->params),
         .rules = *q->rules,
     };
+    for (int32_t i = 0; i < q->block_count; i++)
+        append(s, q, i);
+}
+
+static void count_admission(struct sched *s, struct sequence *q)
+{
+    wait_end(s, q);
+    s->preempted -= q->preempted;
+    q->preempted = false;
+    if (q->admitted)
+        return;
+    q->admitted = true;
+    q->admitted_ns = s->now_ns;
+    q->cached = q->computed;
+    s->stats.prefix_queries += (uint64_t)q->prompt_len;
+    s->stats.prefix_hits += (uint64_t)q->cached;
+}
+
+/* Gives q a slot and the prefix that is there. False: not now. Without room for q nobody else is
+ * admitted with this step either, so that small requests do not pass a large one for ever. */
+static bool admit(struct sched *s, struct sequence *q)
+{
+    int32_t slot = free_slot(s);
+    if (!s->admitting || q->leaving || (s->preempted > 0 && !q->preempted))
+        return false;
+    bool ready = slot >= 0 && share(s, q);
+    s->admitting = slot >= 0 && (!ready || has_room(s, q));
+    if (!ready || !s->admitting) {
+        sequence_release(q, s->kv);
+        return false;
+    }
+    count_admission(s, q);
+    open_slot(s, q, slot);
     return true;
 }
 
-static void add_sample(struct step *step, int32_t target, int32_t top)
+/* Is there time for so many rows more, which attend to so many positions more? One row is always in
+ * time, so that prompts do not starve. */
+static bool in_time(const struct sched *s, int32_t rows, int64_t keys)
 {
-    step->sample[step->samples] = step->rows - 1;
-    step->target[step->samples] = target;
-    step->top[step->samples++] = top;
+    const int32_t all = s->step->rows + rows;
+    return all == s->decodes + 1 || costs_of(&s->config.costs, all, s->keys + keys) <= s->seconds;
 }
 
-static bool is_scored(const struct sequence *q)
+/* Rows that q can add with the rows, the time and the sample places that the step has left: a
+ * scored prompt takes a place per row. */
+static int32_t rows_for(const struct sched *s, const struct sequence *q)
 {
-    return q->params.prompt_logprobs >= 0;
-}
-
-/* Adds rows for positions [computed, computed + n); the last one samples when it ends the known
- * tokens, and those before it in the prompt are scored when that is asked. */
-static void add_rows(struct sched *s, struct sequence *q, int32_t n, struct step *step)
-{
-    for (int32_t i = 0; i < n; i++) {
-        int32_t position = q->computed++, row = step->rows++;
-        if (position / BACKEND_BLOCK_TOKENS == q->block_count) {
-            int32_t block = kv_take(s->kv);
-            step->append[step->appends++] = (struct step_append){q->slot, q->block_count, block};
-            q->blocks[q->block_count++] = block;
-        }
-        step->slot[row] = q->slot;
-        step->position[row] = position;
-        /* what the rank sampled itself it need not be told */
-        step->token[row] = position >= q->prompt_len ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
-        if (is_scored(q) && position + 1 < q->prompt_len)
-            add_sample(step, q->tokens[position + 1], q->params.prompt_logprobs);
+    const int32_t left = q->length - q->computed;
+    const int32_t places = s->config.limits.slots - s->step->samples;
+    int32_t most = min32(left, s->config.limits.rows - s->step->rows), n = 0;
+    if (sequence_is_scored(q))
+        most = min32(most, places);
+    else if (most == left && places == 0)
+        most--;
+    for (int64_t keys = 0; n < most; n++) {
+        keys += q->computed + n;
+        if (!in_time(s, n + 1, keys))
+            break;
     }
-    if (q->computed == q->length && q->params.max_tokens > 0)
-        add_sample(step, STEP_TARGET_SAMPLE, q->params.logprobs);
-    q->in_flight = true;
+    return n;
 }
 
-static int32_t min32(int32_t a, int32_t b)
+/* The turn of a sequence whose prompt, or what it had when it gave way, is not computed yet. */
+static enum queue_turn offer(void *ctx, struct sequence *q)
 {
-    return a < b ? a : b;
+    struct sched *s = ctx;
+    if (s->step->rows == s->config.limits.rows || !in_time(s, 1, 0))
+        return QUEUE_STOP;
+    if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
+        return QUEUE_PASS; /* no second turn in one step */
+    if (add_rows(s, q, rows_for(s, q)) == 0)
+        return QUEUE_PASS;
+    if (q->computed < q->length)
+        return QUEUE_TAKEN;
+    if (q->length == q->prompt_len)
+        s->stats.prompt_tokens += (uint64_t)q->prompt_len;
+    return QUEUE_DONE;
 }
 
-/* Rows that q can add within `budget` rows and the sample places the step has left. */
-static int32_t rows_for(const struct sched *s, const struct sequence *q, const struct step *step,
-                        int32_t budget)
+static void add_decodes(struct sched *s)
 {
-    const int32_t left = q->length - q->computed, places = s->config.limits.slots - step->samples;
-    const int32_t n = min32(left, budget);
-    if (is_scored(q))
-        return min32(n, places);
-    return n == left && places == 0 ? n - 1 : n;
+    for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
+        struct sequence *q = s->slots[s->order[i]];
+        const int32_t made = q->length - q->prompt_len + q->pending;
+        if (!q->queued && made < q->params.max_tokens)
+            add_rows(s, q, 1);
+    }
+}
+
+/* How long the step may take, now that it has its decodes: for each prompt that could be computed
+ * they wait as long as they take themselves. */
+static void limit_time(struct sched *s)
+{
+    const int32_t decodes = s->decodes = s->step->rows;
+    const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decodes);
+    const double alone = costs_of(&s->config.costs, decodes, s->keys);
+    s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
 {
+    CHECK(s->in_flight < SCHED_FLIGHTS);
     *count = 0;
     step_clear(step);
+    s->steps++;
+    s->step = step;
+    s->admitting = true;
+    s->keys = 0;
+    flight_built(s)->named_count = 0;
     end_cancelled(s, events, count);
+    add_decodes(s);
+    limit_time(s);
+    queue_turns(s->queue, offer, s);
+    s->step = NULL;
+    if (step->rows == 0) { /* closes wait for the next step that computes */
+        CHECK(step->opens == 0);
+        s->steps--;
+        return false;
+    }
     memcpy(step->close, s->closed, (size_t)s->closed_count * sizeof *s->closed);
     step->closes = s->closed_count;
-    int32_t budget = s->config.limits.rows;
-    for (int32_t i = 0; i < s->running && budget > 0; i++) { /* decodes first */
-        struct sequence *q = s->slots[s->order[i]];
-        if (q->length - q->computed != 1)
-            continue;
-        add_rows(s, q, 1, step);
-        budget--;
-    }
-    for (int32_t i = 0; budget > 0; i++) { /* then prompts, in order of arrival */
-        if (i == s->running && !admit(s, step))
-            break;
-        struct sequence *q = s->slots[s->order[i]];
-        if (q->in_flight)
-            continue;
-        int32_t n = rows_for(s, q, step, budget);
-        if (n == 0)
-            continue;
-        add_rows(s, q, n, step);
-        budget -= n;
-    }
-    if (step->rows == 0)
-        return false; /* closes wait for the next step that computes */
     s->closed_count = 0;
+    s->in_flight++;
     return true;
 }
+
+/* ---- answers ---- */
 
 static enum finish_reason finish_of(const struct sched *s, const struct sequence *q, int32_t token)
 {
@@ -328,18 +515,21 @@ static enum finish_reason finish_of(const struct sched *s, const struct sequence
 }
 
 /* Sample i of the step, of sequence q: its event, and its token when it was drawn. */
-static enum finish_reason take(const struct sched *s, struct sequence *q, const struct step *step,
-                               const struct step_result *result, int32_t i,
-                               struct token_event *events, int32_t *count)
+static void take(struct sched *s, struct sequence *q, const struct step *step,
+                 const struct step_result *result, int32_t i, struct token_event *events,
+                 int32_t *count)
 {
     const bool drawn = step->target[i] < 0, wanted = step->top[i] >= 0;
     const int32_t token = result->ids[i];
     if (token < 0 || (wanted && isnan(result->logprob[i]))) {
         emit(q, -1, FINISH_ERROR, events, count);
-        return FINISH_ERROR;
+        end(s, q);
+        return;
     }
-    if (drawn)
+    if (drawn) {
         q->tokens[q->length++] = token;
+        publish(s, q);
+    }
     emit(q, token, drawn ? finish_of(s, q, token) : FINISH_NONE, events, count);
     struct token_event *e = &events[*count - 1];
     e->prompt = !drawn;
@@ -348,55 +538,57 @@ static enum finish_reason take(const struct sched *s, struct sequence *q, const 
         e->top_count = step->top[i];
         e->top = result->best + (ptrdiff_t)i * result->stride;
     }
-    return e->finish;
+    if (e->finish != FINISH_NONE)
+        end(s, q);
 }
 
-/* Ends what wanted no token once its prompt is computed. */
-static void end_computed(struct sched *s, struct token_event *events, int32_t *count)
+/* One step less names q. */
+static void land(struct sched *s, struct sequence *q, struct token_event *events, int32_t *count)
 {
-    for (int32_t i = s->running - 1; i >= 0; i--) {
-        struct sequence *q = s->slots[s->order[i]];
-        if (q->cancelled || q->params.max_tokens > 0 || q->computed < q->prompt_len)
-            continue;
+    if (--q->flights > 0)
+        return;
+    /* what wanted no token ends once its prompt is computed */
+    if (!q->ended && !q->cancelled && q->params.max_tokens == 0 && q->computed == q->prompt_len) {
         emit(q, -1, FINISH_LENGTH, events, count);
-        retire(s, q);
+        end(s, q);
+    } else if (q->leaving) {
+        settle(s, q);
     }
 }
 
 void sched_commit(struct sched *s, const struct step *step, const struct step_result *result,
                   struct token_event *events, int32_t *count)
 {
+    CHECK(s->in_flight > 0);
     *count = 0;
-    for (int32_t i = 0; i < s->running; i++)
-        s->slots[s->order[i]]->in_flight = false;
+    const struct flight *f = &s->flights[(s->steps - (uint64_t)--s->in_flight) % SCHED_FLIGHTS];
     for (int32_t i = 0; i < step->samples; i++) {
-        struct sequence *q = s->slots[step->slot[step->sample[i]]];
-        if (!q || q->cancelled) /* ended by an earlier row; ends when the next step is built */
-            continue;
-        if (take(s, q, step, result, i, events, count) != FINISH_NONE)
-            retire(s, q);
+        struct sequence *q = f->samples[i];
+        q->pending -= step->target[i] < 0;
+        if (!q->ended && !q->cancelled) /* else it ends when the next step is built */
+            take(s, q, step, result, i, events, count);
     }
-    end_computed(s, events, count);
+    for (int32_t i = 0; i < f->named_count; i++)
+        land(s, f->named[i], events, count);
 }
 
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
                    int32_t *count)
 {
     *count = 0;
-    while (s->running > 0) {
-        struct sequence *q = s->slots[s->order[s->running - 1]];
+    s->in_flight = 0;
+    for (struct sequence *q = s->oldest, *newer; q; q = newer) {
+        newer = q->newer;
+        q->flights = 0;
+        if (q->ended) {
+            settle(s, q);
+            continue;
+        }
         emit(q, -1, reason, events, count);
-        retire(s, q);
+        end(s, q);
     }
-    while (s->head) {
-        struct sequence *q = s->head;
-        emit(q, -1, reason, events, count);
-        s->head = q->next;
-        s->waiting--;
-        sched_sequence_free(q);
-    }
-    s->tail = &s->head;
     s->closed_count = 0;
+    kv_forget(s->kv);
 }
 
 int32_t sched_events_max(const struct sched_config *c)
@@ -404,14 +596,14 @@ int32_t sched_events_max(const struct sched_config *c)
     return 2 * c->limits.slots + c->waiting_max;
 }
 
-int32_t sched_running(const struct sched *s)
+int32_t sched_in_flight(const struct sched *s)
 {
-    return s->running;
+    return s->in_flight;
 }
 
-int32_t sched_waiting(const struct sched *s)
+struct sched_stats sched_stats(const struct sched *s)
 {
-    return s->waiting;
+    return s->stats;
 }
 
 const struct kv_pool *sched_kv(const struct sched *s)

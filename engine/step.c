@@ -35,8 +35,7 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
         return base_fail(err, ERR_NOMEM, "step: no memory");
     const size_t slots = (size_t)limits->slots, rows = (size_t)limits->rows;
     s->limits = *limits;
-    /* each sequence in a step needs a block per 16 new positions, and at most one more */
-    s->append_max = limits->rows / BACKEND_BLOCK_TOKENS + 2 * limits->slots + 2;
+    s->append_max = limits->slots * limits->table_cols; /* whole tables of shared blocks */
     s->slot = array(rows, sizeof *s->slot);
     s->position = array(rows, sizeof *s->position);
     s->token = array(rows, sizeof *s->token);
@@ -80,7 +79,7 @@ void step_clear(struct step *s)
 size_t step_bytes_max(const struct step_limits *l)
 {
     size_t slots = (size_t)l->slots, rows = (size_t)l->rows;
-    size_t appends = rows / BACKEND_BLOCK_TOKENS + 2 * slots + 2;
+    size_t appends = slots * (size_t)l->table_cols;
     size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) + 3 * appends +
                    2 * slots + 3 * rows + 3 * slots;
     return sizeof(struct step_header) + 4 * words;

@@ -172,6 +172,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
     s->rules = (struct completion_rules){
         .vocab = c->vocab,
         .max_model_len = c->max_model_len,
+        .choices_max = c->choices_max,
         .has_tokenizer = c->tokenizer != NULL,
         .defaults = c->defaults,
     };

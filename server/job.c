@@ -112,7 +112,8 @@ static void begin_prompt(struct choice *c)
             continue;
         size_t before = c->text.len;
         detok_push(&c->detok, p->ids[i], &c->text);
-        c->characters += (int32_t)utf8_count(c->text.data + before, c->text.len - before);
+        if (c->text.len > before)
+            c->characters += (int32_t)utf8_count(c->text.data + before, c->text.len - before);
     }
 }
 

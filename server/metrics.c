@@ -229,6 +229,8 @@ static void write_requests(struct page *p, const struct engine_metrics *e)
                 e ? e->kv_usage : 0);
     write_value(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed.",
                 e ? (double)e->prompt_tokens : 0);
+    write_value(p, "vllm:prompt_tokens_cached_total", "counter",
+                "Prompt tokens that were not computed again.", e ? (double)e->prefix_hits : 0);
     write_value(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
                 e ? (double)e->generation_tokens : 0);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -28,9 +29,11 @@ static enum status reach(struct notify *n, const char *path, struct err *err)
     memcpy(to.sun_path, path, length);
     if (path[0] == '@') /* an abstract name begins with a NUL */
         to.sun_path[0] = '\0';
-    n->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (n->fd < 0 || connect(n->fd, (const struct sockaddr *)&to,
-                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) != 0) {
+    const struct timeval patience = {.tv_sec = 1};
+    n->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (n->fd < 0 || setsockopt(n->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0 ||
+        connect(n->fd, (const struct sockaddr *)&to,
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) != 0) {
         base_fail_errno(err, ERR_IO, "NOTIFY_SOCKET: \"%.100s\"", path);
         notify_close(n);
         return ERR_IO;

@@ -14,7 +14,8 @@ struct notify {
  * own. ERR_IO when the socket is named but cannot be reached; *n is valid all the same. */
 enum status notify_open(struct notify *n, struct err *err) MUST_USE;
 void notify_close(struct notify *n);
-/* Lines of NAME=VALUE, as of sd_notify(3). Never blocks. */
+/* Lines of NAME=VALUE, as of sd_notify(3). Waits up to a second for a manager that is behind: it
+ * should not miss that we are ready. */
 void notify_send(const struct notify *n, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 #endif

@@ -1,12 +1,21 @@
 /* DESIGN: one bounded queue, a few threads. Bounded twice: by pieces, and by the bytes that they
- * hold, because a few hundred large bodies are more than a server has. What a worker does touches
- * nothing shared but the service's immutable part, so its only lock is the queue's. */
+ * hold, because a few hundred large bodies are more than a server has. Large pieces have a lane of
+ * their own that never takes all threads: a few texts of megabytes would hold up everybody for
+ * seconds. What a worker does touches nothing shared but the service's immutable part, so its only
+ * lock is the queue's. */
 #include "server/request_worker.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
 #define THREADS_MAX 64
+#define LARGE_BYTES ((size_t)256 << 10) /* takes so long that others would notice */
+
+/* In order of arrival. */
+struct lane {
+    struct work *first, **last;
+    int32_t running, running_max;
+};
 
 struct request_worker {
     int32_t thread_count, queue_max;
@@ -14,33 +23,64 @@ struct request_worker {
     pthread_t threads[THREADS_MAX];
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
-    struct work *first, **last;
+    struct lane small, large;
+    uint64_t pushed;
     int32_t queued;
     size_t bytes;
     bool stop;
 };
+
+static bool is_ready(const struct lane *l)
+{
+    return l->first && l->running < l->running_max;
+}
+
+/* The oldest piece that may run, NULL when there is none. Under the lock. */
+static struct work *take(struct request_worker *w, struct lane **from)
+{
+    struct lane *l = &w->small;
+    if (is_ready(&w->large) && (!is_ready(l) || w->large.first->number < l->first->number))
+        l = &w->large;
+    if (!is_ready(l))
+        return NULL;
+    struct work *work = l->first;
+    l->first = work->next;
+    if (!l->first)
+        l->last = &l->first;
+    l->running++;
+    w->queued--;
+    w->bytes -= work->bytes;
+    *from = l;
+    return work;
+}
 
 static void *worker_loop(void *arg)
 {
     struct request_worker *w = arg;
     pthread_mutex_lock(&w->lock);
     for (;;) {
-        while (!w->first && !w->stop)
+        struct lane *lane;
+        struct work *work = take(w, &lane);
+        if (!work && w->stop)
+            break; /* what is left waits for a thread that will come back for it */
+        if (!work) {
             pthread_cond_wait(&w->wake, &w->lock);
-        struct work *work = w->first;
-        if (!work)
-            break;
-        w->first = work->next;
-        if (!w->first)
-            w->last = &w->first;
-        w->queued--;
-        w->bytes -= work->bytes;
+            continue;
+        }
         pthread_mutex_unlock(&w->lock);
         work->run(work);
         pthread_mutex_lock(&w->lock);
+        lane->running--;
+        pthread_cond_signal(&w->wake); /* this thread may take a piece of the other lane */
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
+}
+
+static void lane_init(struct lane *l, int32_t running_max)
+{
+    *l = (struct lane){.running_max = running_max};
+    l->last = &l->first;
 }
 
 enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes_max,
@@ -52,7 +92,8 @@ enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes
         return base_fail(err, ERR_NOMEM, "request workers: no memory");
     w->queue_max = queue_max;
     w->bytes_max = bytes_max;
-    w->last = &w->first;
+    lane_init(&w->small, threads);
+    lane_init(&w->large, threads > 1 ? threads - 1 : 1);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     for (int32_t i = 0; i < threads && i < THREADS_MAX && st == OK; i++) {
@@ -73,9 +114,11 @@ bool request_worker_push(struct request_worker *w, struct work *work)
     pthread_mutex_lock(&w->lock);
     bool room = !w->stop && w->queued < w->queue_max && work->bytes <= w->bytes_max - w->bytes;
     if (room) {
+        struct lane *l = work->bytes < LARGE_BYTES ? &w->small : &w->large;
         work->next = NULL;
-        *w->last = work;
-        w->last = &work->next;
+        work->number = w->pushed++;
+        *l->last = work;
+        l->last = &work->next;
         w->queued++;
         w->bytes += work->bytes;
         pthread_cond_signal(&w->wake);

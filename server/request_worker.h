@@ -12,10 +12,12 @@ struct request_worker;
 struct work {
     void (*run)(struct work *w); /* on a worker's thread, exactly once */
     size_t bytes;                /* that it holds while it waits */
-    struct work *next;
+    struct work *next;           /* the worker's, as number is */
+    uint64_t number;
 };
 
-/* At most queue_max pieces of work wait, and together they hold at most bytes_max. */
+/* At most queue_max pieces of work wait, and together they hold at most bytes_max. Where there are
+ * several threads, one of them is kept for small pieces. */
 enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes_max,
                                 struct request_worker **out, struct err *err) MUST_USE;
 /* False when there is no room: it does not run. Any thread. */

@@ -40,12 +40,13 @@ void route_models_by_name(void *ctx, struct http_request *r)
     const struct service *s = ctx;
     struct api_error e = {0};
     struct buf body;
-    if (completion_check_model(&s->rules, http_rest(r), &e) != OK) {
+    const struct field_string name = {http_rest(r), strlen(http_rest(r))};
+    if (completion_check_model(&s->rules, &name, &e) != OK) {
         http_reply_error(r, &e);
         return;
     }
     buf_init(&body, DOCUMENT_BYTES_MAX);
-    write_model(s, http_rest(r), &body);
+    write_model(s, name.bytes, &body);
     http_reply(r, 200, "application/json", &body);
 }
 

@@ -149,6 +149,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
         .queued_max = s->footprint.limits.slots + o->max_num_queued_reqs,
+        .choices_max = o->max_num_queued_reqs,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
                                                               : s->setup.defaults,
         .http = access_limits(o),
@@ -166,8 +167,8 @@ static void enter(struct server *s, enum health_phase phase)
     notify_send(&s->notify, "STATUS=%s", health_phase_name(phase));
 }
 
-/* To the manager and the log: each second, the log only each tenth or ten seconds of the way. The
- * manager is asked for more time only when bytes have moved. */
+/* To the manager each second; to the log after a second, then each tenth of the way or ten seconds.
+ * The manager is asked for more time only when bytes have moved. */
 static void show_progress(struct server *s)
 {
     char text[160];
@@ -232,7 +233,8 @@ static enum status open_engine(struct server *s, const struct options *o, struct
     enum status st = OK;
     uint64_t total = 0;
     const double started = base_now();
-    s->told_at = s->logged_at = started;
+    s->told_at = started;
+    s->logged_at = -INFINITY;
     for (int32_t r = 0; r < s->footprint.ranks; r++)
         total += s->read_bytes[r] = setup_read_bytes(&s->setup, r);
     atomic_store(&s->health.bytes_total, total);
@@ -246,7 +248,10 @@ static enum status open_engine(struct server *s, const struct options *o, struct
         .sched = {.limits = s->footprint.limits,
                   .waiting_max = o->max_num_queued_reqs,
                   .max_model_len = s->footprint.max_model_len,
-                  .eos_count = s->setup.model.eos_count},
+                  .eos_count = s->setup.model.eos_count,
+                  .prefix_caching = o->prefix_caching},
+        .measure_costs = true,
+        .queued_tokens_max = o->max_num_queued_tokens,
         .ranks = s->footprint.ranks,
         .epoch = group_epoch(s->group),
         .links = group_links(s->group),

@@ -51,11 +51,12 @@ const double engine_step_bounds[15] = {0.001, 0.01};
 const double engine_row_bounds[13] = {1, 8};
 
 /* The arrays of params are the caller's, and only until engine_submit returns. */
-static void fake_keep(struct engine *e, struct fake_request *r, const struct request_params *params)
+static bool fake_keep(struct engine *e, struct fake_request *r, const struct request_params *params)
 {
     const int32_t stops = params->stop_id_count, bads = params->bad_count;
     int32_t *stop_ids = malloc((size_t)stops * sizeof *stop_ids + 1);
-    CHECK(stop_ids != NULL);
+    if (!stop_ids)
+        return false;
     memcpy(stop_ids, params->stop_ids, (size_t)stops * sizeof *stop_ids);
     r->params.stop_ids = stop_ids;
     e->last = *params;
@@ -65,6 +66,7 @@ static void fake_keep(struct engine *e, struct fake_request *r, const struct req
         memcpy(e->last_bad_ids, params->bad_ids,
                (size_t)params->bad_ends[bads - 1] * sizeof *params->bad_ids);
     }
+    return true;
 }
 
 enum status engine_submit(struct engine *e, const struct request_params *params,
@@ -86,9 +88,13 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         *r = (struct fake_request){
             .id = ++e->last_id, .user = user, .params = *params, .prompt_len = prompt_len};
         r->prompt = malloc((size_t)prompt_len * sizeof *prompt);
-        CHECK(r->prompt != NULL);
+        if (!r->prompt || !fake_keep(e, r, params)) {
+            free(r->prompt);
+            r->id = 0;
+            st = base_fail(err, ERR_NOMEM, "no memory");
+            break;
+        }
         memcpy(r->prompt, prompt, (size_t)prompt_len * sizeof *prompt);
-        fake_keep(e, r, params);
         *id = r->id;
         int32_t n = atomic_fetch_add(&e->submits, 1) % FAKE_REQUESTS_MAX;
         e->seeds[n] = params->seed;

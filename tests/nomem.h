@@ -28,6 +28,9 @@
 #define NOMEM_REAL(name) __libc_##name
 #endif
 
+/* Called before the thread sanitizer is ready. */
+#define NOMEM_EARLY __attribute__((no_sanitize("thread")))
+
 void *NOMEM_REAL(malloc)(size_t n);
 void *NOMEM_REAL(calloc)(size_t count, size_t n);
 void *NOMEM_REAL(realloc)(void *p, size_t n);
@@ -41,7 +44,7 @@ static struct {
 } nomem;
 
 /* Is this allocation to fail? */
-static bool nomem_fails(void)
+NOMEM_EARLY static bool nomem_fails(void)
 {
     if (!nomem.armed)
         return false;
@@ -52,37 +55,37 @@ static bool nomem_fails(void)
     return true;
 }
 
-static void *nomem_born(void *p)
+NOMEM_EARLY static void *nomem_born(void *p)
 {
     nomem.live += nomem.armed && p;
     return p;
 }
 
-void *malloc(size_t n)
+NOMEM_EARLY void *malloc(size_t n)
 {
     return nomem_fails() ? NULL : nomem_born(NOMEM_REAL(malloc)(n));
 }
 
-void *calloc(size_t count, size_t n)
+NOMEM_EARLY void *calloc(size_t count, size_t n)
 {
     return nomem_fails() ? NULL : nomem_born(NOMEM_REAL(calloc)(count, n));
 }
 
-void *realloc(void *p, size_t n)
+NOMEM_EARLY void *realloc(void *p, size_t n)
 {
     if (nomem_fails())
         return NULL;
     return p ? NOMEM_REAL(realloc)(p, n) : nomem_born(NOMEM_REAL(realloc)(p, n));
 }
 
-void free(void *p)
+NOMEM_EARLY void free(void *p)
 {
     nomem.live -= nomem.armed && p;
     NOMEM_REAL(free)(p);
 }
 
 /* Sanitizers have these two of their own, which would not pass here. */
-char *strndup(const char *text, size_t max)
+NOMEM_EARLY char *strndup(const char *text, size_t max)
 {
     const size_t n = strnlen(text, max);
     char *copy = malloc(n + 1);
@@ -93,7 +96,7 @@ char *strndup(const char *text, size_t max)
     return copy;
 }
 
-char *strdup(const char *text)
+NOMEM_EARLY char *strdup(const char *text)
 {
     return strndup(text, SIZE_MAX - 1);
 }

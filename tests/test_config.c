@@ -113,6 +113,19 @@ static void test_hash(void **state)
     assert_true(base_hash(BASE_HASH_INIT, "a", 1) == 0xaf63dc4c8601ec8cull);
     assert_true(base_hash(BASE_HASH_INIT, "foobar", 6) == 0x85944171f73967e8ull);
     assert_true(base_hash(base_hash(BASE_HASH_INIT, "foo", 3), "bar", 3) == 0x85944171f73967e8ull);
+    /* the vectors of SipHash's authors: key 00 01 .. 0f, n bytes 00 01 .. */
+    const uint64_t secret[2] = {0x0706050403020100ull, 0x0f0e0d0c0b0a0908ull};
+    static const struct {
+        size_t n;
+        uint64_t want;
+    } sip[] = {{0, 0x726fdb47dd0e0e31ull},
+               {1, 0x74f839c593dc67fdull},
+               {7, 0xab0200f58b01d137ull},
+               {8, 0x93f5f5799a932462ull},
+               {15, 0xa129ca6149be45e5ull}};
+    const unsigned char bytes[15] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+    for (size_t i = 0; i < ARRAY_LEN(sip); i++)
+        assert_true(base_siphash(secret, bytes, sip[i].n) == sip[i].want);
 }
 
 static void test_errors(void **state)
@@ -347,16 +360,16 @@ static void test_json_limits(void **state)
         struct jdoc_limits limits;
         const char *wanted; /* NULL: is read */
     } cases[] = {
-        {"[[[]]]", {6, 3, 6}, NULL},
-        {"[[[]]]", {5, 3, 6}, "where: 6 bytes of JSON, at most 5"},
-        {"[[[]]]", {6, 2, 6}, "where: JSON nested deeper than 2"},
-        {"[[[]]]", {6, 3, 5}, "where: more than 5 JSON tokens"},
-        {"{\"a\":[1,2],\"b\":0}", {99, 2, 8}, NULL},
-        {"{\"a\":[1,2],\"b\":0}", {99, 2, 7}, "more than 7 JSON tokens"},
-        {"[[],[],[]]", {99, 2, 10}, NULL}, /* depth is not a count */
-        {"\"[[[{{{,,,:::\\\"[[[\\\\\"", {99, 1, 1}, NULL},
-        {"[\"]\",\"\\\"]\"]", {99, 1, 3}, NULL},
-        {"1", {99, 0, 0}, NULL},
+        {"[[[]]]", {6, 3, 6, false}, NULL},
+        {"[[[]]]", {5, 3, 6, false}, "where: 6 bytes of JSON, at most 5"},
+        {"[[[]]]", {6, 2, 6, false}, "where: JSON nested deeper than 2"},
+        {"[[[]]]", {6, 3, 5, false}, "where: more than 5 JSON tokens"},
+        {"{\"a\":[1,2],\"b\":0}", {99, 2, 8, false}, NULL},
+        {"{\"a\":[1,2],\"b\":0}", {99, 2, 7, false}, "more than 7 JSON tokens"},
+        {"[[],[],[]]", {99, 2, 10, false}, NULL}, /* depth is not a count */
+        {"\"[[[{{{,,,:::\\\"[[[\\\\\"", {99, 1, 1, false}, NULL},
+        {"[\"]\",\"\\\"]\"]", {99, 1, 3, false}, NULL},
+        {"1", {99, 0, 0, false}, NULL},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         enum status st = parse(cases[i].text, &cases[i].limits, &err);
@@ -378,7 +391,7 @@ static void test_json_strict(void **state)
         "99999999999999999999|01|{\"a\":1} x|// c\n1|{\"a\" 1}|]|]]]][[[[";
     for (const char *at = cases;; at++) {
         size_t n = strcspn(at, "|");
-        if (jdoc_parse(at, n, &jdoc_limits_request, "where", &doc, &err) != ERR_INPUT)
+        if (jdoc_parse(at, n, &jdoc_limits_config, "where", &doc, &err) != ERR_INPUT)
             fail_msg("accepted: %.*s", (int)n, at);
         assert_contains(err.text, "where: line ");
         at += n;
@@ -388,6 +401,19 @@ static void test_json_strict(void **state)
     assert_int_equal(jdoc_parse("[1]\0", 4, &jdoc_limits_request, "nul", &doc, &err), ERR_INPUT);
     assert_int_equal(jdoc_parse("\"a\0b\"", 5, &jdoc_limits_request, "nul", &doc, &err), ERR_INPUT);
     assert_null(doc);
+}
+
+static void test_json_nul(void **state)
+{
+    (void)state;
+    struct err err;
+    struct jdoc *doc = NULL;
+    static const char value[] = "[\"a\\u0000b\"]", key[] = "{\"a\\u0000b\":1}";
+    assert_int_equal(parse(value, &jdoc_limits_config, &err), ERR_INPUT);
+    assert_int_equal(parse(key, &jdoc_limits_request, &err), ERR_INPUT);
+    assert_int_equal(jdoc_parse(value, strlen(value), &jdoc_limits_request, "nul", &doc, &err), OK);
+    assert_int_equal(jdoc_string_len(jdoc_at(doc, 0)), 3);
+    jdoc_close(doc);
 }
 
 static void test_json_access(void **state)
@@ -707,9 +733,10 @@ int main(void)
         cmocka_unit_test(test_rounding),        cmocka_unit_test(test_dtype_names),
         cmocka_unit_test(test_buf_bounds),      cmocka_unit_test(test_buf_take),
         cmocka_unit_test(test_buf_json),        cmocka_unit_test(test_json_limits),
-        cmocka_unit_test(test_json_strict),     cmocka_unit_test(test_json_access),
-        cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
-        cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_json_strict),     cmocka_unit_test(test_json_nul),
+        cmocka_unit_test(test_json_access),     cmocka_unit_test(test_config_ranges),
+        cmocka_unit_test(test_config_refusals), cmocka_unit_test(test_config_dialects),
+        cmocka_unit_test(test_config_files),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -8,6 +8,7 @@
 #pragma GCC diagnostic pop
 #include "weights/safetensors.h"
 
+#include <poll.h>
 #include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +21,7 @@ enum {
     SLOTS = 12,
     ROWS = 64,
     WAITING = 40,
+    QUEUED_TOKENS = 1000,
     CLIENTS = 56,
     TOKENS_MAX = 128,
     VOCAB = 259
@@ -46,6 +48,7 @@ struct worker {
 struct client {
     uint64_t id;
     int32_t tokens[TOKENS_MAX], count;
+    uint64_t scores; /* hash of all logprobs, of the prompt too */
     enum finish_reason finish;
     int32_t ends;      /* terminal events: 1 in the end */
     int32_t cancel_at; /* cancels itself after so many tokens; 0: never */
@@ -83,8 +86,8 @@ static bool answer(struct worker *w, const struct step *step, const struct step_
     };
     if (w->rank == 0)
         step_answer_counts(&head, result);
-    if (fault == CLOSES)
-        return false;
+    if (fault == CLOSES) /* it computes what is on its way: others of this process wait for it */
+        return shutdown(w->fd, SHUT_WR) == 0;
     if (fault == SILENT)
         return true;
     if (fault == SHORT)
@@ -149,6 +152,10 @@ static void sink(void *ctx, const struct token_event *events, int32_t count)
         CHECK(c->ends == 0); /* nothing comes after the end */
         CHECK(c->id == 0 || c->id == events[i].request);
         take_token(c, &events[i]);
+        c->scores = base_hash(c->scores, &events[i].logprob, sizeof events[i].logprob);
+        if (events[i].top_count > 0)
+            c->scores = base_hash(c->scores, events[i].top,
+                                  (size_t)events[i].top_count * sizeof *events[i].top);
         if (c->cancel_at > 0 && c->count == c->cancel_at)
             engine_cancel(g->engine, events[i].request);
         if (events[i].finish == FINISH_NONE)
@@ -183,13 +190,22 @@ static void wait_for_ends(struct group *g, int32_t ends)
         fail_msg("%d of %d requests ended", g->ends, ends);
 }
 
-static struct group *group_start(bool gated, int32_t faulty, enum fault fault, uint64_t fault_seq)
+/* What is special about a group; {0}: nothing. */
+struct special {
+    int32_t blocks; /* of the KV cache, 0: all there are */
+    bool uncached, gated, measured;
+    int32_t rank; /* whose answer to step fault_seq is wrong */
+    enum fault fault;
+    uint64_t fault_seq;
+};
+
+static struct group *group_start(struct special how)
 {
     struct group *g = calloc(1, sizeof *g);
     struct err err;
     int fds[RANKS];
     assert_non_null(g);
-    g->gated = gated;
+    g->gated = how.gated;
     sem_init(&g->gate, 0, 0);
     sem_init(&g->arrived, 0, 0);
     pthread_mutex_init(&g->lock, NULL);
@@ -199,30 +215,35 @@ static struct group *group_start(bool gated, int32_t faulty, enum fault fault, u
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
         fds[r] = pair[0];
         g->workers[r] = (struct worker){.g = g, .rank = r, .fd = pair[1]};
-        if (r == faulty) {
-            g->workers[r].fault = fault;
-            g->workers[r].fault_seq = fault_seq;
+        if (r == how.rank) {
+            g->workers[r].fault = how.fault;
+            g->workers[r].fault_seq = how.fault_seq;
         }
     }
     assert_int_equal(link_open(fds, RANKS, SLOTS, &g->links, &err), OK);
     for (int32_t r = 0; r < RANKS; r++)
         assert_int_equal(pthread_create(&g->workers[r].thread, NULL, work, &g->workers[r]), 0);
-    const struct engine_config config = {
+    struct engine_config config = {
         .sched = {.limits = cluster->footprint.limits,
+                  .prefix_caching = !how.uncached,
                   .waiting_max = WAITING,
                   .max_model_len = cluster->footprint.max_model_len,
                   .eos = {2},
                   .eos_count = 1},
+        .measure_costs = how.measured,
+        .queued_tokens_max = QUEUED_TOKENS,
         .ranks = RANKS,
         .epoch = 1,
         .links = g->links,
         .board = cluster->board,
-        .step_timeout = fault == SILENT ? 2 : 100,
+        .step_timeout = how.fault == SILENT ? 2 : 100,
         .sink = sink,
         .sink_ctx = g,
         .on_lost = on_lost,
         .on_lost_ctx = g,
     };
+    if (how.blocks > 0)
+        config.sched.limits.blocks = how.blocks;
     assert_int_equal(engine_open(&config, &g->engine, &err), OK);
     return g;
 }
@@ -242,7 +263,8 @@ static void group_stop(struct group *g)
     free(g);
 }
 
-/* Lets `steps` steps run and waits until the next one has reached rank 0. */
+/* Lets `steps` steps run and waits until the next one has reached rank 0. The one after that is
+ * sent when the last answer has been worked off. */
 static void let_run(struct group *g, int32_t steps)
 {
     for (int32_t i = 0; i < steps; i++) {
@@ -297,7 +319,6 @@ static void check_metrics(const struct group *g, int32_t clients)
     assert_int_equal(m.running + m.waiting, 0);
     assert_int_equal(m.kv_blocks_used, 0);
     assert_true(m.kv_usage == 0);
-    assert_int_equal(m.kv_blocks, cluster->footprint.limits.blocks);
     for (int32_t i = 0; i < 16; i++)
         buckets += m.step_buckets[i];
     assert_int_equal(buckets, m.steps);
@@ -310,7 +331,7 @@ static void test_crowd(void **state)
 {
     (void)state;
     enum { CROWD = 40, SAMPLED = 20 };
-    struct group *g = group_start(false, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){0});
     struct request_params params[CROWD];
     static struct client alone[CROWD];
     uint64_t prompts = 0, rows = 0;
@@ -352,17 +373,142 @@ static void test_crowd(void **state)
     }
     struct engine_metrics after = metrics_of(g);
     assert_int_equal(after.prompt_tokens - before.prompt_tokens, prompts);
-    assert_int_equal(after.step_rows - before.step_rows, prompts + rows);
+    /* what was found is not computed; an end token is found when one row more is on its way */
+    uint64_t found = after.prefix_hits - before.prefix_hits, all = prompts - found + rows;
+    uint64_t late = after.finished[FINISH_STOP] - before.finished[FINISH_STOP];
+    assert_true(found > 0);
+    assert_in_range(after.step_rows - before.step_rows, all, all + late);
     assert_int_equal(after.kv_blocks_used, 0);
     assert_true(after.rank[1].up && after.rank[1].comm[COMM_ALL_REDUCE].calls > 0);
     assert_true(after.steps < before.steps + 700); /* they ran together */
     group_stop(g);
 }
 
+/* Requests of all kinds (greedy, sampled, with penalties, with logprobs) and with common
+ * beginnings, each alone and then all at once where the KV cache holds a fifth of them: they share
+ * blocks, give way to each other, and get the same tokens and logprobs, bit for bit. */
+static void test_shortage(void **state)
+{
+    (void)state;
+    enum { CROWD = 48, BLOCKS_FEW = 24 };
+    static struct client alone[CROWD];
+    static int32_t prompts[CROWD][96];
+    struct request_params params[CROWD];
+    struct group *g = group_start((struct special){.uncached = true});
+    memset(alone, 0, sizeof alone);
+    for (int32_t i = 0; i < CROWD; i++) {
+        for (int32_t t = 0; t < 96; t++) /* four families, then each its own */
+            prompts[i][t] = t < 40 ? prompt0[(t + i % 4) % PROMPT0] : 3 + (t * 7 + i) % 200;
+        params[i] = greedy_params(20 + i);
+        params[i].client = (uint64_t)i % 5;
+        params[i].priority = i % 3;
+        if (i % 2) {
+            params[i].temperature = 0.9f;
+            params[i].top_p = 0.8f;
+            params[i].seed = 77 + (uint64_t)i;
+        }
+        if (i % 3 == 1) {
+            params[i].frequency_penalty = 0.4f;
+            params[i].repetition_penalty = 1.2f;
+        }
+        params[i].logprobs = i % 5 == 0 ? 3 : -1;
+        params[i].prompt_logprobs = i % 7 == 0 ? 2 : -1;
+        assert_int_equal(submit(g, i, &params[i], prompts[i], 41 + i), OK);
+        wait_for_ends(g, i + 1);
+        alone[i] = g->clients[i];
+    }
+    assert_int_equal(metrics_of(g).prefix_hits, 0);
+    group_stop(g);
+    g = group_start((struct special){.blocks = BLOCKS_FEW});
+    for (int32_t i = 0, sent = 0; i < CROWD; i++) {
+        while (submit(g, i, &params[i], prompts[i], 41 + i) != OK)
+            wait_for_ends(g, ++sent); /* the queue is full */
+    }
+    wait_for_ends(g, CROWD);
+    for (int32_t i = 0; i < CROWD; i++) {
+        const struct client *c = &g->clients[i];
+        assert_int_equal(c->count, alone[i].count);
+        assert_int_equal(c->finish, alone[i].finish);
+        assert_true(c->scores == alone[i].scores);
+        for (int32_t t = 0; t < c->count; t++)
+            if (c->tokens[t] != alone[i].tokens[t])
+                fail_msg("request %d: token %d is %d, expected %d", i, t, c->tokens[t],
+                         alone[i].tokens[t]);
+    }
+    struct engine_metrics m = metrics_of(g);
+    assert_true(m.preemptions > 0);
+    assert_true(m.prefix_hits > 0);
+    assert_int_equal(m.kv_blocks, BLOCKS_FEW);
+    check_metrics(g, CROWD);
+    group_stop(g);
+}
+
+/* What has been sent to rank 0 behind the step it has read. */
+static void peek_step(struct group *g, struct step *out, void *message, size_t cap)
+{
+    struct step_header h = {0};
+    struct err err;
+    struct pollfd p = {.fd = g->workers[0].fd, .events = POLLIN};
+    ssize_t n = 0;
+    assert_int_equal(poll(&p, 1, 60000), 1);
+    do
+        n = recv(p.fd, message, cap, MSG_PEEK);
+    while (n >= (ssize_t)sizeof h && (memcpy(&h, message, sizeof h), (ssize_t)h.bytes > n));
+    assert_true(n >= (ssize_t)sizeof h);
+    assert_int_equal(step_decode(out, message, h.bytes, &err), OK);
+}
+
+/* While a rank is at step n, step n + 1 is there already, and its token is the rank's to know. */
+static void test_overlap(void **state)
+{
+    (void)state;
+    struct group *g = group_start((struct special){.gated = true});
+    const struct request_params p = greedy_params(20);
+    const size_t cap = step_bytes_max(&cluster->footprint.limits);
+    void *message = malloc(cap);
+    struct step *next;
+    struct err err;
+    assert_int_equal(step_open_new(&cluster->footprint.limits, &next, &err), OK);
+    assert_int_equal(submit(g, 0, &p, prompt1, PROMPT1), OK);
+    sem_wait(&g->arrived);
+    for (uint64_t answered = 0; answered < 5; answered++) {
+        peek_step(g, next, message, cap);
+        assert_int_equal(next->seq, answered + 2);
+        assert_int_equal(next->rows, 1);
+        assert_int_equal(next->token[0], STEP_TOKEN_FROM_SLOT);
+        assert_int_equal(metrics_of(g).steps, answered);
+        let_run(g, 1);
+    }
+    for (int32_t i = 0; i < 100; i++)
+        sem_post(&g->gate);
+    wait_for_ends(g, 1);
+    assert_memory_equal(g->clients[0].tokens, greedy1, 20 * sizeof *greedy1);
+    assert_int_equal(metrics_of(g).step_rows, PROMPT1 + 19); /* no row is wasted at max_tokens */
+    check_metrics(g, 1);
+    group_stop(g);
+    step_free(next);
+    free(message);
+}
+
+/* Measured first, and then as ever. */
+static void test_measured(void **state)
+{
+    (void)state;
+    struct group *g = group_start((struct special){.measured = true});
+    struct request_params p = greedy_params(TOKENS_MAX);
+    assert_int_equal(submit(g, 0, &p, prompt0, PROMPT0), OK);
+    assert_int_equal(submit(g, 1, &p, prompt1, PROMPT1), OK);
+    wait_for_ends(g, 2);
+    assert_memory_equal(g->clients[0].tokens, greedy0, TOKENS_MAX * sizeof *greedy0);
+    assert_memory_equal(g->clients[1].tokens, greedy1, TOKENS_MAX * sizeof *greedy1);
+    check_metrics(g, 2);
+    group_stop(g);
+}
+
 static void test_stop_token(void **state)
 {
     (void)state;
-    struct group *g = group_start(false, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){0});
     struct request_params p = greedy_params(TOKENS_MAX);
     int32_t stop = 0;
     p.ignore_eos = false;
@@ -385,7 +531,7 @@ static void test_stop_token(void **state)
 static void test_logprobs(void **state)
 {
     (void)state;
-    struct group *g = group_start(false, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){0});
     struct request_params p = greedy_params(6);
     const int32_t stop[] = {greedy1[2], greedy1[3]};
     p.logprobs = 1;
@@ -437,7 +583,7 @@ static void check_cancelled(const struct client *c, int32_t least, int32_t most)
 static void test_cancel(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     const struct request_params p = greedy_params(20);
     static int32_t long_prompt[300]; /* five steps of 64 rows */
     for (int32_t i = 0; i < 300; i++)
@@ -475,7 +621,7 @@ static void test_cancel(void **state)
 static void test_limits(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     struct request_params p = greedy_params(2);
     struct err err;
     uint64_t id = 0;
@@ -493,7 +639,12 @@ static void test_limits(void **state)
     p.max_tokens = 2;
     assert_int_equal(submit(g, 0, &p, prompt1, PROMPT1), OK);
     sem_wait(&g->arrived); /* it runs, and the engine thread is inside a step */
-    for (int32_t i = 1; i <= WAITING; i++)
+    prompt[1] = 3;
+    for (int32_t i = 1; i <= 2; i++)
+        assert_int_equal(submit(g, i, &p, prompt, 400), OK);
+    assert_int_equal(engine_submit(g->engine, &p, prompt, 201, NULL, &id, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with these 201 more"));
+    for (int32_t i = 3; i <= WAITING; i++)
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
     assert_int_equal(metrics_of(g).waiting, WAITING);
     assert_int_equal(engine_submit(g->engine, &p, prompt1, PROMPT1, NULL, &id, &err), ERR_LIMIT);
@@ -525,7 +676,7 @@ static void *open_gate_at_stop(void *arg)
 static void test_stop_with_work(void **state)
 {
     (void)state;
-    struct group *g = group_start(true, -1, HEALTHY, 0);
+    struct group *g = group_start((struct special){.gated = true});
     const struct request_params p = greedy_params(TOKENS_MAX);
     pthread_t thread;
     for (int32_t i = 0; i < SLOTS; i++)
@@ -539,7 +690,7 @@ static void test_stop_with_work(void **state)
     engine_stop(g->engine);
     pthread_join(thread, NULL);
     for (int32_t i = 0; i < SLOTS + WAITING; i++)
-        check_cancelled(&g->clients[i], 0, i < SLOTS ? 3 : 0);
+        check_cancelled(&g->clients[i], 0, i < SLOTS ? 4 : 0);
     check_metrics(g, SLOTS + WAITING);
     assert_int_equal(submit(g, SLOTS + WAITING, &p, prompt1, PROMPT1), ERR_COMM);
     assert_int_equal(g->lost, 0);
@@ -550,7 +701,8 @@ static void test_stop_with_work(void **state)
 static void check_fault(int32_t rank, enum fault fault, bool outside)
 {
     const int32_t clients = SLOTS + 6;
-    struct group *g = group_start(true, rank, fault, outside ? 0 : 4);
+    struct group *g = group_start((struct special){
+        .gated = true, .rank = rank, .fault = fault, .fault_seq = outside ? 0 : 4});
     const struct request_params p = greedy_params(60);
     for (int32_t i = 0; i < clients; i++)
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
@@ -633,10 +785,11 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crowd),          cmocka_unit_test(test_stop_token),
-        cmocka_unit_test(test_logprobs),       cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_limits),         cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_stop_with_work),
+        cmocka_unit_test(test_crowd),      cmocka_unit_test(test_shortage),
+        cmocka_unit_test(test_overlap),    cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_stop_token), cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_cancel),     cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_faults),     cmocka_unit_test(test_stop_with_work),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

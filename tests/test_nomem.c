@@ -6,8 +6,10 @@
 #include "config/options.h"
 #include "engine/parallel/plan.h"
 #include "server/api/completion.h"
+#include "server/api/tokenize.h"
 #include "server/keys.h"
 #include "server/tokenizer/spm_file.h"
+#include "server/tokenizer/tokenizer_config.h"
 #include "tests/nomem.h"
 #include "tests/scratch.h"
 #include "weights/checkpoint.h"
@@ -113,10 +115,10 @@ static void test_checkpoints(void **state)
 
 /* ---- what is asked ---- */
 
-static enum status read_completion(const void *text, struct err *err)
+static struct completion_rules some_rules(void)
 {
     static const char *const names[] = {"demo"};
-    const struct completion_rules rules = {
+    return (struct completion_rules){
         .model_names = names,
         .model_name_count = 1,
         .vocab = 1000,
@@ -124,6 +126,11 @@ static enum status read_completion(const void *text, struct err *err)
         .has_tokenizer = true,
         .defaults = model_config_no_defaults(),
     };
+}
+
+static enum status read_completion(const void *text, struct err *err)
+{
+    const struct completion_rules rules = some_rules();
     struct completion_request r;
     struct api_error e = {0};
     struct buf reply;
@@ -168,6 +175,31 @@ static enum status read_pieces(const void *path, struct err *err)
     return st;
 }
 
+static enum status read_detokenize(const void *text, struct err *err)
+{
+    const struct completion_rules rules = some_rules();
+    struct detokenize_request r;
+    struct api_error e = {0};
+    enum status st = tokenize_parse_ids(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        CHECK(r.count == 3);
+        tokenize_free_ids(&r);
+    }
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
+/* SentencePiece itself is left out: its protobuf does not survive. */
+static enum status read_tokenizer_config(const void *text, struct err *err)
+{
+    const struct tokenizer_config_more more = {.bos = "<s>", .eos = "</s>"};
+    struct tokenizer_config c = {0};
+    enum status st = tokenizer_config_parse(text, strlen(text), &more, &c, err);
+    CHECK(st != OK || (c.add_bos && strstr(c.info, "<s>")));
+    free(c.info);
+    return st;
+}
+
 static void test_requests(void **state)
 {
     char path[PATH_MAX];
@@ -178,6 +210,9 @@ static void test_requests(void **state)
     nomem_sweep("ids", read_completion,
                 "{\"prompt\": [[1, 2, 3], [4, 5]], \"logit_bias\": {\"5\": 1}, \"stop_token_ids\": "
                 "[7], \"logprobs\": 2}");
+    nomem_sweep("detokenize", read_detokenize, "{\"tokens\": [1, 2, 3]}");
+    nomem_sweep("tokenizer configuration", read_tokenizer_config,
+                "{\"add_bos_token\": true, \"bos_token\": {\"content\": \"<s>\"}}");
     snprintf(path, sizeof path, "%s/keys", scratch_dir);
     FILE *f = fopen(path, "w");
     assert_non_null(f);

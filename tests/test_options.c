@@ -78,6 +78,8 @@ static void test_defaults(void **state)
     assert_int_equal(o.max_num_seqs, 64);
     assert_int_equal(o.max_num_batched_tokens, 512);
     assert_int_equal(o.max_num_queued_reqs, 256);
+    assert_int_equal(o.max_num_queued_tokens, 1 << 20);
+    assert_true(o.prefix_caching);
     assert_int_equal(o.kv_cache_memory, 0);
     assert_true(o.drain_timeout == 30 && o.step_timeout == 30);
     assert_false(o.json);
@@ -107,6 +109,12 @@ static void test_ways_to_write(void **state)
     assert_true(o.json);
     good("plan m --json=0");
     assert_false(o.json);
+    good("serve m --no-enable-prefix-caching");
+    assert_false(o.prefix_caching);
+    good("serve m --no-enable-prefix-caching --enable-prefix-caching");
+    assert_true(o.prefix_caching);
+    bad("serve m --no-enable-prefix-caching=1", "unknown option");
+    bad("serve m --no-port", "unknown option");
     good("serve m --drain-timeout 0.25");
     assert_true(o.drain_timeout == 0.25);
 }

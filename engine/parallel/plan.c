@@ -52,7 +52,7 @@ enum status plan_open(const char *text, size_t n, const char *where, int32_t ran
         st = base_fail(err, ERR_NOMEM, "%s: no memory", where);
         goto out;
     }
-    st = jdoc_parse(text, n, &jdoc_limits_request, where, &doc, err);
+    st = jdoc_parse(text, n, &jdoc_limits_config, where, &doc, err);
     if (st != OK) {
         st = st == ERR_NOMEM ? st : ERR_USAGE;
         goto out;

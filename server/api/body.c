@@ -47,7 +47,7 @@ enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api
     char name[48];
     enum status st = jdoc_parse(text, n, &jdoc_limits_request, "request body", &found, &err);
     if (st == ERR_INPUT && huge_integer_field(text, n, name, sizeof name))
-        return api_error_field(e, name, "%s must be an integer of at most 64 bits", name);
+        return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
     if (st == ERR_INPUT)
         return api_error_set(e, 400, "invalid_json", "%s", err.text);
     if (st != OK) {

@@ -14,7 +14,7 @@
 
 /* What the rows store into. */
 struct raw {
-    struct field_string model, cache_salt, response_type;
+    struct field_string model, cache_salt;
     const struct jdoc *prompt, *stop, *bad_words, *stop_token_ids, *logit_bias;
     int64_t max_tokens, min_tokens, n, best_of, top_k, seed, logprobs, prompt_logprobs;
     int64_t truncate_prompt_tokens, priority;
@@ -71,9 +71,10 @@ static const struct field stream_rows[] = {
 static const struct field format_rows[] = {
     {.name = "type",
      .kind = FIELD_STRING,
+     .use = FIELD_UNSUPPORTED,
      .int_max = 64,
      .required = true,
-     .offset = offsetof(struct raw, response_type)},
+     .neutral_text = "text"},
 };
 
 static const struct field rows[] = {
@@ -180,23 +181,16 @@ void completion_schema(const struct completion_rules *rules, struct buf *out)
 
 /* ---- what rows cannot say ---- */
 
-static enum status unsupported(struct api_error *e, const char *field, const char *text)
-{
-    enum status st = api_error_field(e, field, "%s", text);
-    e->code = "unsupported_parameter";
-    return st;
-}
-
-enum status completion_check_model(const struct completion_rules *rules, const char *name,
-                                   struct api_error *e)
+enum status completion_check_model(const struct completion_rules *rules,
+                                   const struct field_string *name, struct api_error *e)
 {
     for (int32_t i = 0; i < rules->model_name_count; i++)
-        if (!name || strcmp(name, rules->model_names[i]) == 0)
+        if (!name->bytes || field_string_is(name, rules->model_names[i]))
             return OK;
     enum status st =
         api_error_set(e, 404, "model_not_found",
-                      "the model \"%.200s\" does not exist; this server has \"%.200s\"", name,
-                      rules->model_names[0]);
+                      "the model \"%.200s\" does not exist; this server has \"%.200s\"",
+                      name->bytes, rules->model_names[0]);
     snprintf(e->param, sizeof e->param, "model");
     return st;
 }
@@ -204,11 +198,12 @@ enum status completion_check_model(const struct completion_rules *rules, const c
 static enum status check_together(const struct raw *raw, const struct jdoc *doc,
                                   const struct completion_rules *rules, struct api_error *e)
 {
-    if (raw->best_of >= 0 && raw->best_of != raw->n)
-        return unsupported(e, "best_of", "best_of is not supported unless equal to n");
-    if (raw->response_type.bytes && strcmp(raw->response_type.bytes, "text") != 0)
-        return unsupported(e, "response_format",
-                           "response_format is not supported unless its type is \"text\"");
+    if (raw->best_of >= 0 && raw->best_of != raw->n) {
+        enum status st =
+            api_error_field(e, "best_of", "best_of is not supported unless equal to n");
+        e->code = "unsupported_parameter";
+        return st;
+    }
     if (!raw->stream && jdoc_get_value(doc, "stream_options"))
         return api_error_field(e, "stream_options", "stream_options needs \"stream\": true");
     if (raw->stream && raw->prompt_logprobs >= 0)
@@ -226,7 +221,7 @@ static enum status check_together(const struct raw *raw, const struct jdoc *doc,
     if (raw->bad_words && !rules->has_tokenizer)
         return api_error_field(e, "bad_words",
                                "bad_words needs text: this model came without a tokenizer");
-    return completion_check_model(rules, raw->model.bytes, e);
+    return completion_check_model(rules, &raw->model, e);
 }
 
 /* ---- the request ---- */
@@ -306,6 +301,18 @@ static enum status list_tokens(const struct raw *raw, int32_t vocab, struct comp
                         r->stop_ids, e);
 }
 
+/* More than can ever wait is no matter of trying again. */
+static enum status check_choices(const struct completion_request *r,
+                                 const struct completion_rules *rules, struct api_error *e)
+{
+    const int32_t choices = r->prompt_count * r->n;
+    if (rules->choices_max == 0 || choices <= rules->choices_max)
+        return OK;
+    return api_error_field(e, r->n > 1 ? "n" : "prompt",
+                           "prompt and n ask for %d answers at once, this server takes at most %d",
+                           choices, rules->choices_max);
+}
+
 enum status completion_parse(const char *text, size_t n, const struct completion_rules *rules,
                              struct completion_request *out, struct api_error *e)
 {
@@ -323,6 +330,7 @@ enum status completion_parse(const char *text, size_t n, const struct completion
         r.params.cache_salt = base_hash(rules->salt_key, raw.cache_salt.bytes, raw.cache_salt.len);
     TRY(list_tokens(&raw, rules->vocab, &r, e));
     TRY(completion_prompt_parse(raw.prompt, rules, &r, e));
+    TRY(check_choices(&r, rules, e));
     *out = r;
     return OK;
 out:

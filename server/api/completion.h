@@ -20,6 +20,7 @@ struct completion_rules {
     const char *const *model_names; /* the first is the one that answers carry */
     int32_t model_name_count;
     int32_t vocab, max_model_len;
+    int32_t choices_max; /* of one request, all prompts together; 0: as many as fields allow */
     bool has_tokenizer;
     struct generation_defaults defaults;
     uint64_t salt_key; /* random: no client can aim at the hash of another's cache_salt */
@@ -67,9 +68,9 @@ void completion_free(struct completion_request *r); /* zeroed memory is fine */
 /* The rows, and their schema, for GET /openapi.json. */
 struct field_set completion_fields(int32_t vocab);
 void completion_schema(const struct completion_rules *rules, struct buf *out);
-/* 404 unless the name, NULL for none, is one that is served. */
-enum status completion_check_model(const struct completion_rules *rules, const char *name,
-                                   struct api_error *e) MUST_USE;
+/* 404 unless the name is absent or one that is served. */
+enum status completion_check_model(const struct completion_rules *rules,
+                                   const struct field_string *name, struct api_error *e) MUST_USE;
 
 /* ---- prompts (completion_prompt.c) ---- */
 

@@ -17,6 +17,11 @@ const struct field *field_find(const struct field_set *set, const char *name)
     return NULL;
 }
 
+bool field_string_is(const struct field_string *s, const char *text)
+{
+    return s->len == strlen(text) && memcmp(s->bytes, text, s->len) == 0;
+}
+
 /* The shortest digits that read back as the same number. */
 static void number_text(double x, char *text, size_t cap)
 {
@@ -282,7 +287,7 @@ static enum status apply_unsupported(const struct field_set *set, const struct f
         neutral = (got.b ? 1 : 0) == row->neutral;
         break;
     case FIELD_STRING:
-        neutral = got.s.len == 0;
+        neutral = field_string_is(&got.s, row->neutral_text ? row->neutral_text : "");
         break;
     case FIELD_ARRAY:
     case FIELD_OBJECT:
@@ -298,7 +303,8 @@ static enum status apply_unsupported(const struct field_set *set, const struct f
     return neutral ? OK : field_unsupported(row->name, v, e);
 }
 
-/* An error inside carries the name of the outer field: that is what a client can look up. */
+/* An error inside carries the name of the outer field: that is what a client can look up. The
+ * message says the whole path. */
 static enum status apply_members(const struct field_set *set, const struct field *row,
                                  const struct jdoc *v, void *target, struct field_unknown *unknown,
                                  struct api_error *e)
@@ -307,8 +313,11 @@ static enum status apply_members(const struct field_set *set, const struct field
     if (jdoc_type(v) != JDOC_OBJECT)
         return wrong_type(row->name, v, "an object", e);
     enum status st = field_apply(&members, v, target, unknown, e);
-    if (st != OK)
+    if (st != OK) {
+        struct api_error inner = *e;
         snprintf(e->param, sizeof e->param, "%s", row->name);
+        snprintf(e->message, sizeof e->message, "%s.%.400s", row->name, inner.message);
+    }
     return st;
 }
 

@@ -33,9 +33,11 @@ enum field_use {
 };
 
 struct field_string {
-    const char *bytes; /* borrowed from the document, NUL-terminated; NULL: absent */
+    const char
+        *bytes; /* borrowed from the document, may hold NUL and ends with one; NULL: absent */
     size_t len;
 };
+bool field_string_is(const struct field_string *s, const char *text);
 
 struct field {
     const char *name;
@@ -47,8 +49,9 @@ struct field {
     bool required;
     bool no_default; /* absent means something that no value says */
     /* FIELD_UNSUPPORTED: the value that asks for nothing. Numbers and booleans: this one (NaN:
-     * there is none). Strings, arrays and objects: the empty one. */
+     * there is none). Arrays and objects: the empty one. Strings: this one, NULL the empty one. */
     double neutral;
+    const char *neutral_text;
     /* FIELD_USED: where in the target. The target holds the default already. */
     size_t offset;
     /* FIELD_OBJECT */

@@ -3,6 +3,9 @@
 #include "server/api/field.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out);
@@ -13,17 +16,31 @@ static void write_type(const struct field *row, const char *type, struct buf *ou
     buf_printf(out, row->required ? "\"type\":\"%s\"" : "\"type\":[\"%s\",\"null\"]", type);
 }
 
+/* Defaults are floats: the fewest digits that read back as the same, as a model's file has them. */
+static void write_float(float x, struct buf *out)
+{
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x)
+            break;
+    }
+    buf_puts(out, text);
+}
+
 static void write_default(const struct field *row, const void *target, struct buf *out)
 {
     const char *at = (const char *)target + row->offset;
     if (row->no_default || row->use != FIELD_USED)
         return;
-    if (row->kind == FIELD_INT)
+    if (row->kind == FIELD_INT) {
         buf_printf(out, ",\"default\":%" PRId64, *(const int64_t *)(const void *)at);
-    else if (row->kind == FIELD_NUMBER)
-        buf_printf(out, ",\"default\":%.9g", *(const double *)(const void *)at);
-    else if (row->kind == FIELD_BOOL)
+    } else if (row->kind == FIELD_NUMBER) {
+        buf_puts(out, ",\"default\":");
+        write_float((float)*(const double *)(const void *)at, out);
+    } else if (row->kind == FIELD_BOOL) {
         buf_printf(out, ",\"default\":%s", *(const bool *)at ? "true" : "false");
+    }
 }
 
 static void write_range(const struct field *row, struct buf *out)
@@ -118,21 +135,30 @@ static void write_used(const struct field_set *set, const struct field *row, con
     write_default(row, target, out);
 }
 
-/* The one value that an unsupported field may have, and null. */
+/* The one value that an unsupported field may have; "" when there is none. */
+static const char *neutral_text(const struct field *row, char *text, size_t cap)
+{
+    text[0] = '\0';
+    if (row->kind == FIELD_BOOL)
+        return row->neutral != 0 ? "true" : "false";
+    if (row->kind == FIELD_ARRAY)
+        return "[]";
+    if (row->kind == FIELD_OBJECT)
+        return "{}";
+    if (row->kind == FIELD_STRING)
+        snprintf(text, cap, "\"%s\"", row->neutral_text ? row->neutral_text : "");
+    else if (!isnan(row->neutral))
+        snprintf(text, cap, "%g", row->neutral);
+    return text;
+}
+
+/* null is as good as absent. */
 static void write_neutral(const struct field *row, struct buf *out)
 {
-    buf_puts(out, "\"description\":\"not supported\",\"enum\":[null");
-    if (row->kind == FIELD_BOOL)
-        buf_puts(out, row->neutral != 0 ? ",true" : ",false");
-    else if (row->kind == FIELD_STRING)
-        buf_puts(out, ",\"\"");
-    else if (row->kind == FIELD_ARRAY)
-        buf_puts(out, ",[]");
-    else if (row->kind == FIELD_OBJECT)
-        buf_puts(out, ",{}");
-    else if (row->neutral == row->neutral) /* not a NaN */
-        buf_printf(out, ",%g", row->neutral);
-    buf_puts(out, "]");
+    char buffer[80];
+    const char *text = neutral_text(row, buffer, sizeof buffer);
+    buf_printf(out, "\"description\":\"nothing else is supported\",\"enum\":[%s%s%s]",
+               row->required ? "" : "null", row->required || !*text ? "" : ",", text);
 }
 
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out)

@@ -152,7 +152,7 @@ static void write_operation(const struct operation *o, const struct completion_r
     else
         buf_printf(out, "\"text/plain\":{\"schema\":%s}", string);
     if (o->may & READY && o->may & BODY)
-        buf_printf(out, ",\"text/event-stream\":{\"schema\":%s}", string);
+        buf_puts(out, ",\"text/event-stream\":{}");
     buf_puts(out, "}}");
     write_errors(o->may, out);
     buf_puts(out, "}}}");

@@ -71,7 +71,7 @@ enum status tokenize_parse(const char *text, size_t n, const struct completion_r
     struct raw raw = defaults;
     TRY(body_parse(text, n, &r.doc, e));
     TRY(field_apply(&set, r.doc, &raw, &r.unknown, e));
-    TRY(completion_check_model(rules, raw.model.bytes, e));
+    TRY(completion_check_model(rules, &raw.model, e));
     if (!raw.prompt.bytes == !raw.content.bytes) {
         st = api_error_field(e, "prompt", "%s",
                              raw.prompt.bytes ? "prompt and content are the same: give only one"
@@ -106,7 +106,7 @@ enum status tokenize_parse_ids(const char *text, size_t n, const struct completi
     struct jdoc *doc = NULL;
     TRY(body_parse(text, n, &doc, e));
     TRY(field_apply(&set, doc, &raw, &r.unknown, e));
-    TRY(completion_check_model(rules, raw.model.bytes, e));
+    TRY(completion_check_model(rules, &raw.model, e));
     r.count = (int32_t)jdoc_size(raw.tokens);
     r.ids = r.count > 0 ? malloc((size_t)r.count * sizeof *r.ids) : NULL;
     if (r.count > 0 && !r.ids) {

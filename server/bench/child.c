@@ -35,14 +35,18 @@ _Noreturn static void become_server(char **argv, int log, pid_t parent)
 static enum status start(struct child *c, const char *model, int argc, char **argv, struct err *err)
 {
     static char program[] = "tessera", command[] = "serve", port[] = "--port=0";
+    static char format[] = "--log-format=text", level[] = "--log-level=info";
     char *args[ARGS_MAX] = {program, command, strdup(model), port};
-    const int n = 4;
-    if (argc > ARGS_MAX - n - 1) {
+    const int before = 4, behind = 2;
+    const int max = ARGS_MAX - before - behind - 1;
+    if (argc > max) {
         free(args[2]);
-        return base_fail(err, ERR_USAGE, "more than %d words after --", ARGS_MAX - n - 1);
+        return base_fail(err, ERR_USAGE, "more than %d words after --", max);
     }
     for (int i = 0; i < argc; i++)
-        args[n + i] = argv[i];
+        args[before + i] = argv[i];
+    args[before + argc] = format; /* last, so they hold: wait_ready reads the log */
+    args[before + argc + 1] = level;
     const pid_t self = getpid();
     c->log = memfd_create("tessera-bench-log", MFD_CLOEXEC);
     pid_t pid = c->log >= 0 ? fork() : -1;

@@ -75,7 +75,10 @@ static enum status open_engine(struct offline *o, const struct options *serve, s
     struct engine_config c = {
         .sched = {.limits = o->footprint.limits,
                   .waiting_max = o->bench->bench.num_prompts,
-                  .max_model_len = o->footprint.max_model_len},
+                  .max_model_len = o->footprint.max_model_len,
+                  .prefix_caching = serve->prefix_caching},
+        .measure_costs = true,
+        .queued_tokens_max = INT64_MAX,
         .ranks = o->footprint.ranks,
         .epoch = group_epoch(o->group),
         .links = group_links(o->group),

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #define DROP_FACTOR 8 /* of a refused body, this many times the limit is read */
@@ -223,6 +224,15 @@ static uint64_t announced(const struct http_request *r)
     return text ? strtoull(text, NULL, 10) : 0;
 }
 
+/* "application/json", "application/problem+json; charset=utf-8". No type at all is fine; a web page
+ * can send other ones to a server on its reader's machine without asking. */
+static bool is_json(const char *type)
+{
+    size_t n = type ? strcspn(type, "; \t") : 0;
+    return !type || (n == 16 && strncasecmp(type, "application/json", n) == 0) ||
+           (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
+}
+
 /* Decides what can be decided from the head alone. */
 static void judge_head(struct http_request *r, const char *path, const char *method,
                        const char *version)
@@ -243,6 +253,9 @@ static void judge_head(struct http_request *r, const char *path, const char *met
     } else {
         find_route(r, path, method);
     }
+    if (!r->refused && strcmp(method, "POST") == 0 && !is_json(header_of(r, "Content-Type")))
+        refuse_as(r, 415, "not_json",
+                  "the request body must be JSON: send Content-Type: application/json");
     if (!r->refused && announced(r) > r->http->config.limits.body_bytes)
         refuse_body(r);
 }
@@ -269,13 +282,14 @@ static void keep(struct http_request *r, const char *data, size_t n)
 {
     struct http *h = r->http;
     size_t was = r->body.cap;
+    bool large = n > h->config.limits.body_bytes - r->body.len;
     buf_add(&r->body, data, n);
     size_t more = r->body.cap - was;
     r->held += more;
     bool fits = atomic_fetch_add(&h->bodies, more) + more <= h->config.limits.bodies_bytes;
-    if (r->body.failed)
+    if (large)
         refuse_body(r);
-    else if (!fits)
+    else if (!fits || r->body.failed)
         refuse_as(r, 503, "out_of_capacity", "too many large requests at once, try again later");
     if (r->refused) {
         buf_free(&r->body);
@@ -387,7 +401,7 @@ static bool on_admit(void *ctx, int fd, const struct sockaddr *address, socklen_
 static void on_tick(void *ctx, int64_t now_ns)
 {
     struct http *h = ctx;
-    http_peer_expire(h->peers, now_ns);
+    http_peer_expire(h->peers, now_ns, http_gate_is_crowded(h->gate));
 }
 
 static void on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,

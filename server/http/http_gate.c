@@ -300,12 +300,13 @@ enum status http_gate_open(const struct http_gate_config *config, struct http_ga
         goto out;
     }
     listen_again(g, true);
+    *out = g; /* first: the thread's callbacks may use it */
     if (pthread_create(&g->thread, NULL, gate_loop, g) != 0) {
+        *out = NULL;
         st = base_fail(err, ERR_NOMEM, "http: no thread");
         goto out;
     }
     g->started = true;
-    *out = g;
     g = NULL;
 out:
     http_gate_close(g);

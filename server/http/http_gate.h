@@ -34,7 +34,7 @@ void http_gate_stop(struct http_gate *g);
 void http_gate_close(struct http_gate *g); /* NULL is fine */
 /* A connection that was let in is closed. Any thread, before http_gate_close. */
 void http_gate_left(struct http_gate *g);
-/* Hardly any room is left: connections should not be kept open. Any thread. */
+/* Hardly any room is left: connections should not be kept open without need. Any thread. */
 bool http_gate_is_crowded(const struct http_gate *g);
 
 #endif

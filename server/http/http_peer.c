@@ -13,6 +13,7 @@
 
 #define PHASE_BITS 3
 #define HANGUP_MS 1000 /* how often hang-ups are looked for */
+#define HURRY 10       /* limits are so many times shorter when there is hardly any room */
 
 struct http_peer {
     struct http_peer *prev, *next;
@@ -35,6 +36,12 @@ static uint64_t word_of(enum http_peer_phase phase, int64_t now_ns)
 static enum http_peer_phase phase_of(uint64_t word)
 {
     return (enum http_peer_phase)(word & ((1u << PHASE_BITS) - 1));
+}
+
+/* For its next request, or the rest of one. */
+static bool waits_for_client(enum http_peer_phase phase)
+{
+    return phase == HTTP_PEER_IDLE || phase == HTTP_PEER_HEAD || phase == HTTP_PEER_BODY;
 }
 
 static uint64_t milliseconds(double seconds)
@@ -147,9 +154,7 @@ static void find_hangups(struct http_peers *all, uint64_t now_ms)
     nfds_t n = 0;
     for (struct http_peer *p = all->first; p; p = p->next) {
         uint64_t word = atomic_load(&p->word);
-        enum http_peer_phase phase = phase_of(word);
-        if ((phase != HTTP_PEER_IDLE && phase != HTTP_PEER_HEAD && phase != HTTP_PEER_BODY) ||
-            (word >> PHASE_BITS) + HANGUP_MS > now_ms)
+        if (!waits_for_client(phase_of(word)) || (word >> PHASE_BITS) + HANGUP_MS > now_ms)
             continue;
         polls[n] = (struct pollfd){.fd = p->fd, .events = POLLRDHUP};
         peers[n] = p;
@@ -162,14 +167,20 @@ static void find_hangups(struct http_peers *all, uint64_t now_ms)
     cut_hangups(polls, peers, words, n);
 }
 
-void http_peer_expire(struct http_peers *all, int64_t now_ns)
+/* Of a phase; 0: none. */
+static uint64_t limit_of(const struct http_peers *all, enum http_peer_phase phase, bool hurry)
+{
+    return hurry && waits_for_client(phase) ? all->limit_ms[phase] / HURRY : all->limit_ms[phase];
+}
+
+void http_peer_expire(struct http_peers *all, int64_t now_ns, bool hurry)
 {
     uint64_t now_ms = (uint64_t)(now_ns / 1000000);
     pthread_mutex_lock(&all->lock);
     for (struct http_peer *p = all->first; p; p = p->next) {
         uint64_t word = atomic_load(&p->word);
         enum http_peer_phase phase = phase_of(word);
-        uint64_t since = word >> PHASE_BITS, limit = all->limit_ms[phase];
+        uint64_t since = word >> PHASE_BITS, limit = limit_of(all, phase, hurry);
         if (limit > 0 && since + limit <= now_ms && claim(p, word))
             cut(p, phase);
     }

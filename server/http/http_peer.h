@@ -29,8 +29,9 @@ void http_peer_leave(struct http_peers *all, struct http_peer *p);
 /* Enters a phase, whose time starts now. False when the connection has been cut. Any thread. */
 bool http_peer_move(struct http_peer *p, enum http_peer_phase to);
 /* Cuts those whose time is over (a request that came in part is answered 408), and those who have
- * gone before their request was whole. */
-void http_peer_expire(struct http_peers *all, int64_t now_ns);
+ * gone before their request was whole. In a hurry, those who are waited for have a tenth of the
+ * time: they hold places that others need. */
+void http_peer_expire(struct http_peers *all, int64_t now_ns, bool hurry);
 int http_peer_fd(const struct http_peer *p);
 
 #endif

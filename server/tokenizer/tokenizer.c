@@ -188,10 +188,13 @@ static enum status read_file(const char *path, char **bytes, size_t *n, struct e
     if (!f)
         return errno == ENOENT ? OK : base_fail_errno(err, ERR_MODEL, "%s", path);
     long size = fseek(f, 0, SEEK_END) == 0 ? ftell(f) : -1;
-    char *text = size >= 0 && (size_t)size <= FILE_BYTES_MAX ? calloc((size_t)size + 1, 1) : NULL;
-    if (!text) {
+    const bool fits = size >= 0 && (size_t)size <= FILE_BYTES_MAX;
+    char *text = fits ? calloc((size_t)size + 1, 1) : NULL;
+    if (!fits) {
         st = base_fail(err, ERR_MODEL, "%s: not a regular file of at most %u bytes", path,
                        FILE_BYTES_MAX);
+    } else if (!text) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for %ld bytes", path, size);
     } else if (fseek(f, 0, SEEK_SET) != 0 || fread(text, 1, (size_t)size, f) != (size_t)size) {
         st = base_fail(err, ERR_IO, "%s: cannot be read", path);
     } else {

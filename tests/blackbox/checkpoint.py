@@ -6,6 +6,8 @@ import shutil
 import struct
 import sys
 
+import numpy
+
 from harness import ROOT
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
@@ -42,6 +44,21 @@ def golden_runs(name):
     """[(prompt, the greedy tokens after it)] of a golden checkpoint."""
     path = GOLDEN / name / "golden.safetensors"
     return [(read_ints(path, f"prompt{i}"), read_ints(path, f"greedy{i}")) for i in range(2)]
+
+
+def golden_logits(name, index):
+    """Of every place of a golden prompt: row i is about the token after place i."""
+    path = GOLDEN / name / "golden.safetensors"
+    header, start = read_header(path)
+    entry = header[f"logits{index}"]
+    begin, end = (start + offset for offset in entry["data_offsets"])
+    logits = numpy.frombuffer(path.read_bytes()[begin:end], "<f4")
+    return logits.reshape(entry["shape"]).astype("f8")
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - numpy.log(numpy.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def read_json(path):

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -17,6 +18,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("TESSERA", ROOT / "build/dev/tessera")).resolve()
 # Sanitized builds and loaded machines are slow: they stretch every deadline that is ours.
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
+
+
+def is_sanitized():
+    """Does the program carry a sanitizer, which needs memory and system calls of its own?"""
+    program = BINARY.read_bytes()
+    return b"__asan_" in program or b"__tsan_" in program
 
 
 def environment():
@@ -40,6 +47,13 @@ def eventually(condition, timeout=5.0, what="condition"):
             return value
         assert time.monotonic() < end, f"{what}: not within {timeout} s"
         time.sleep(0.005)
+
+
+def free_port():
+    """For a server that must be talked to before it says where it listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 # ---- processes --------------------------------------------------------------------------------

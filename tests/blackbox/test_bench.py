@@ -363,7 +363,8 @@ def test_agrees_with_our_servers_counters(demo, bench):
 
 def test_a_model_directory(bench):
     done, (figures,) = bench(checkpoint.DEMO, "--num-prompts", 8, "--max-concurrency", 4,
-                             rest=["--", "-tp", 2, "--served-model-name", "mine"])
+                             rest=["--", "-tp", 2, "--served-model-name", "mine",
+                                   "--log-format", "json", "--log-level", "error"])
     assert figures["completed"] == 8 and "model mine" in done.stdout
     assert figures["server_cpu_seconds"] >= 0 and figures["ranks_cpu_seconds"] >= 0
     harness.eventually(lambda: not harness.orphans(), what="no orphans")

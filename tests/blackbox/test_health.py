@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -11,7 +12,7 @@ import time
 import pytest
 
 import checkpoint
-from harness import eventually, run
+from harness import eventually, free_port, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -78,12 +79,6 @@ def hollow_checkpoint(directory):
     return directory, end
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_loading_is_told(serve, tmp_path, manager):
     model, size = hollow_checkpoint(tmp_path / "hollow")
     server = serve(model, "--port", free_port(), wait=False)
@@ -105,13 +100,14 @@ def test_loading_is_told(serve, tmp_path, manager):
     assert len(extensions) <= 1, manager.messages
     assert not manager.heard("READY=1")
     os.kill(rank, signal.SIGCONT)
+    eventually(lambda: manager.heard("READY=1"), 30, "ready")  # reads on: its queue is short
     server.wait_ready()
     told = server.get("/startupz").json()
     assert told["phase"] == "ready" and told["bytes_done"] == told["bytes_total"] == size, told
     assert told["ranks_done"] == 1 and told["eta_seconds"] == 0 and told["elapsed_seconds"] > 1
     assert server.request("HEAD", "/readyz").status == 200
-    eventually(lambda: manager.heard("READY=1"), 5, "ready")
     assert "STATUS=warming" in manager.messages
+    assert re.search(r"info +loading weights: \S+ \S+ of \S+ \S+, [01] of 1 ranks done", server.log)
     assert server.stop() == 0
     assert manager.heard("STOPPING=1")
 

@@ -14,7 +14,7 @@ import pytest
 
 import checkpoint
 import conftest
-from harness import PATIENCE, eventually
+from harness import PATIENCE, eventually, is_sanitized
 from raw import Raw
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -179,25 +179,24 @@ def files_allowed(count):
 
 
 def test_ten_thousand_idle_connections(serve):
-    with files_allowed(10500):
+    with files_allowed(10700):
         server = serve(checkpoint.DEMO, "--http-idle-timeout", 600)
         before = resident(server.pid)
         held = [Raw(server) for _ in range(9000)]
-        for connection in held[:2000]:
+        for connection in held[:8000]:
             assert connection.send(GET).answer()[0] == 200
-        for connection in held[2000:3000]:
+        for connection in held[8000:]:
             connection.send(b"GET / HT")
-        held += [Raw(server) for _ in range(900)]
+        held += [Raw(server) for _ in range(1100)]
         assert server.get("/health").status == 200
         assert server.complete("Once", max_tokens=2)["usage"]["completion_tokens"] == 2
-        eventually(lambda: descriptors(server.pid) > 9900, what="all are held")
+        eventually(lambda: descriptors(server.pid) > 10100, what="all are held")
         assert resident(server.pid) - before < 400
         cpu = cpu_seconds(server.pid)
         time.sleep(1)
         assert cpu_seconds(server.pid) - cpu < 0.2
         for connection in held[:100] + held[-100:]:
-            if connection not in held[2000:3000]:
-                assert connection.send(GET).answer()[0] == 200
+            assert connection.send(GET).answer()[0] == 200
         for connection in held:
             connection.close()
         eventually(lambda: descriptors(server.pid) < 200, 20, "all are closed")
@@ -210,6 +209,18 @@ def test_more_than_allowed(serve):
     assert server.get("/v1/models").status == 200
     assert held[0].is_closed()
     assert held[-1].send(GET).answer()[0] == 200
+    for connection in held:
+        connection.close()
+
+
+def test_places_held_by_the_slow(serve):
+    """When hardly any place is left, who is slow with a request has a tenth of the time."""
+    server = serve(checkpoint.DEMO, "--max-connections", 20, "--http-body-timeout", 40)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    held = [Raw(server).send(head) for _ in range(20)]
+    with Raw(server) as last:
+        assert last.send(GET).answer()[0] == 200
+    assert held[0].error()[0] == 408
     for connection in held:
         connection.close()
 
@@ -403,7 +414,7 @@ def leave(server, number):
 
 
 def test_thousand_aborts(serve, synthetic):
-    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 4)
+    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 4, "--max-num-queued-reqs", 5000)
     server.complete([5], max_tokens=2)
     for number in range(100):  # what is allocated once
         leave(server, number)
@@ -414,5 +425,6 @@ def test_thousand_aborts(serve, synthetic):
     eventually(lambda: is_idle(server), 30, "all work is dropped")
     assert server.metrics().sum("vllm:kv_cache_usage_perc") == 0
     eventually(lambda: descriptors(server.pid) <= files, what="descriptors back")
-    assert resident(server.pid) - memory < 30
+    if not is_sanitized():  # which keeps what was freed, and looks for leaks by itself
+        assert resident(server.pid) - memory < 30
     assert server.complete([5], max_tokens=2)["usage"]["completion_tokens"] == 2

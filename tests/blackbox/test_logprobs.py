@@ -29,16 +29,10 @@ def ask_harness(server, contexts, continuations):
     return results
 
 
-def golden_logits(name, index):
-    """Log-softmax in double precision of the golden logits, and the largest of these."""
-    header, start = checkpoint.read_header(checkpoint.GOLDEN / name / "golden.safetensors")
-    entry = header[f"logits{index}"]
-    data = (checkpoint.GOLDEN / name / "golden.safetensors").read_bytes()[start:]
-    begin, end = entry["data_offsets"]
-    logits = numpy.frombuffer(data[begin:end], "<f4").reshape(entry["shape"]).astype("f8")
-    largest = numpy.abs(logits).max()
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - numpy.log(numpy.exp(shifted).sum(axis=1, keepdims=True)), largest
+def golden_logprobs(name, index):
+    """In double precision, and how large the logits are that they come from."""
+    logits = checkpoint.golden_logits(name, index)
+    return checkpoint.log_softmax(logits), numpy.abs(logits).max()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -47,7 +41,7 @@ def test_harness_loglikelihoods(serve, name, ranks):
     """Both prompts, of unequal length, in one batch; every split into context and continuation."""
     server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--dtype", "float32")
     prompts = [prompt for prompt, _ in checkpoint.golden_runs(name)]
-    goldens = [golden_logits(name, index) for index in range(len(prompts))]
+    goldens = [golden_logprobs(name, index) for index in range(len(prompts))]
     for split in (1, 2, 4):
         contexts = [prompt[:split] for prompt in prompts]
         continuations = [prompt[split:] for prompt in prompts]
@@ -75,7 +69,7 @@ def test_top_logprobs(serve):
     name = "llama31_rope_f32"
     server = serve(checkpoint.GOLDEN / name, "-tp", 2, "--dtype", "float32")
     prompt = checkpoint.golden_runs(name)[0][0]
-    logprobs, largest = golden_logits(name, 0)
+    logprobs, largest = golden_logprobs(name, 0)
     answer = server.complete(prompt, max_tokens=1, logprobs=20, echo=True, temperature=0)
     shape = answer["choices"][0]["logprobs"]
     assert shape["token_logprobs"][0] is None and shape["top_logprobs"][0] is None
@@ -94,7 +88,7 @@ def test_prompt_logprobs(serve):
     name = "tied_gqa2_f32"
     server = serve(checkpoint.GOLDEN / name, "-tp", 2, "--dtype", "float32")
     prompt = checkpoint.golden_runs(name)[1][0]
-    logprobs, largest = golden_logits(name, 1)
+    logprobs, largest = golden_logprobs(name, 1)
     answer = server.complete(prompt, max_tokens=1, prompt_logprobs=3, temperature=0)
     choice = answer["choices"][0]
     assert choice["logprobs"] is None

@@ -108,6 +108,22 @@ def test_body_over_the_limit(demo):
     refused(demo, b'{"prompt": "' + b"a" * BODY_BYTES_MAX + b'"}', 413)
 
 
+@pytest.mark.parametrize("kind, status", [
+    ("application/json", 200), ("Application/JSON ; charset=utf-8", 200), (None, 200),
+    ("application/vnd.api+json", 200), ("text/plain", 415), ("multipart/form-data", 415),
+    ("application/x-www-form-urlencoded", 415), ("application/jsonx", 415), ("", 415)])
+def test_content_type(demo, kind, status):
+    """What a page of another site may send without asking first is not taken."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    for path in ("/v1/completions", "/tokenize"):
+        reply = demo.request("POST", path, json.dumps(GOOD).encode(), headers)
+        assert reply.status == status
+        if status == 415:
+            assert reply.error["code"] == "not_json"
+            assert "application/json" in reply.error["message"]
+    check_still_serves(demo)
+
+
 def test_unknown_model(demo):
     error = refused(demo, {**GOOD, "model": "other"}, 404)
     assert error["code"] == "model_not_found"

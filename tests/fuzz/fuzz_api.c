@@ -1,7 +1,8 @@
-/* Arbitrary bytes as the body of /v1/completions. What was accepted must lie within every limit;
+/* Arbitrary bytes as the body of every POST route. What was accepted must lie within every limit;
  * what was refused must make an error that is JSON. */
 #include "config/buf.h"
 #include "server/api/completion.h"
+#include "server/api/tokenize.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <math.h>
@@ -46,7 +47,7 @@ static void check_accepted(const struct completion_request *r, bool has_tokenize
         const struct completion_prompt *p = &r->prompts[i];
         CHECK((p->text.bytes != NULL) != (p->ids != NULL));
         CHECK(has_tokenizer || !p->text.bytes);
-        CHECK(!p->text.bytes || p->text.len == strlen(p->text.bytes));
+        CHECK(!p->text.bytes || p->text.bytes[p->text.len] == '\0');
         for (int32_t k = 0; k < p->count; k++)
             CHECK(p->ids[k] >= 0 && p->ids[k] < VOCAB);
         struct completion_prompt copy = *p;
@@ -70,39 +71,68 @@ static void check_refused(enum status st, const struct api_error *e)
     buf_free(&b);
 }
 
-static void run(const uint8_t *data, size_t size, bool has_tokenizer)
+static void run_completion(const char *text, size_t n, const struct completion_rules *rules)
 {
-    static const char *const names[] = {"demo"};
-    const struct completion_rules rules = {
-        .model_names = names,
-        .model_name_count = 1,
-        .vocab = VOCAB,
-        .max_model_len = CONTEXT,
-        .has_tokenizer = has_tokenizer,
-        .defaults = model_config_no_defaults(),
-    };
     struct completion_request r;
     struct api_error e = {0};
-    enum status st = completion_parse((const char *)data, size, &rules, &r, &e);
+    enum status st = completion_parse(text, n, rules, &r, &e);
     if (st != OK) {
         check_refused(st, &e);
         return;
     }
-    check_accepted(&r, has_tokenizer);
+    check_accepted(&r, rules->has_tokenizer);
     completion_forget_text(&r);
     completion_free(&r);
 }
 
+static void run_tokenize(const char *text, size_t n, const struct completion_rules *rules)
+{
+    struct tokenize_request r;
+    struct api_error e = {0};
+    enum status st = tokenize_parse(text, n, rules, &r, &e);
+    if (st != OK) {
+        check_refused(st, &e);
+        return;
+    }
+    CHECK(r.text.bytes && r.text.bytes[r.text.len] == '\0');
+    tokenize_free(&r);
+}
+
+static void run_detokenize(const char *text, size_t n, const struct completion_rules *rules)
+{
+    struct detokenize_request r;
+    struct api_error e = {0};
+    enum status st = tokenize_parse_ids(text, n, rules, &r, &e);
+    if (st != OK) {
+        check_refused(st, &e);
+        return;
+    }
+    for (int32_t i = 0; i < r.count; i++)
+        CHECK(r.ids[i] >= 0 && r.ids[i] < VOCAB);
+    tokenize_free_ids(&r);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    uint8_t *copy =
-        malloc(size ? size : 1); /* exactly as long, so that the sanitizer sees its end */
+    static const char *const names[] = {"demo"};
+    struct completion_rules rules = {
+        .model_names = names,
+        .model_name_count = 1,
+        .vocab = VOCAB,
+        .max_model_len = CONTEXT,
+        .has_tokenizer = true,
+        .defaults = model_config_no_defaults(),
+    };
+    char *copy = malloc(size ? size : 1); /* exactly as long, so that the sanitizer sees its end */
     if (!copy)
         return 0;
     if (size > 0)
         memcpy(copy, data, size);
-    run(copy, size, true);
-    run(copy, size, false);
+    run_completion(copy, size, &rules);
+    run_tokenize(copy, size, &rules);
+    run_detokenize(copy, size, &rules);
+    rules.has_tokenizer = false;
+    run_completion(copy, size, &rules);
     free(copy);
     return 0;
 }

@@ -31,7 +31,7 @@ static void check_accepted(const char *head, size_t n)
     for (size_t i = 0; i < end; i++) {
         CHECK(head[i] != '\0' && head[i] != 0x7f);
         CHECK((head[i] == '\r') == (i + 1 < end && head[i + 1] == '\n'));
-        CHECK(head[i] != '\n' || (head[i + 1] != ' ' && head[i + 1] != '\t') || i + 1 == end);
+        CHECK(head[i] != '\n' || i + 1 == end || (head[i + 1] != ' ' && head[i + 1] != '\t'));
     }
     const bool is_old = strncmp(strchr(strchr(head, ' ') + 1, ' '), " HTTP/1.0", 9) == 0;
     CHECK(count(head, end, "\r\nHost:") <= 1);

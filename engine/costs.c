@@ -1,0 +1,144 @@
+/* DESIGN: every row is sampled, as decodes are, so a prompt's rows come out a little dearer than
+ * they are and steps a little shorter than they may be. A step that is over quickly is timed more
+ * than once and the best counts. */
+#include "engine/costs.h"
+
+#include "engine/comm/comm.h"
+#include "engine/kv.h"
+
+#include <stdlib.h>
+
+enum { REPEATS = 3, FAR_POSITIONS = 1024 };
+#define QUICK_SECONDS 0.02
+
+double costs_of(const struct costs *c, int32_t rows, int64_t keys)
+{
+    if (c->count == 0)
+        return 0;
+    if (c->count == 1)
+        return c->seconds[0] + c->per_key * (double)keys;
+    int32_t i = 1;
+    while (i < c->count - 1 && rows > c->rows[i])
+        i++;
+    const double slope =
+        (c->seconds[i] - c->seconds[i - 1]) / (double)(c->rows[i] - c->rows[i - 1]);
+    return c->seconds[i] + slope * (double)(rows - c->rows[i]) + c->per_key * (double)keys;
+}
+
+struct bench {
+    struct link_set *links;
+    link_patience *patience;
+    void *ctx;
+    struct step *step;
+    void *message;
+    int32_t *zeros; /* [history_max] */
+};
+
+/* A step of rows from `position` on, of one sequence of zeros. */
+static void fill(struct bench *b, int32_t position, int32_t rows)
+{
+    struct step *s = b->step;
+    const int32_t end = position + rows;
+    step_clear(s);
+    s->open[s->opens++] = (struct step_open){
+        .history = end, .tokens = b->zeros, .params = {.top_p = 1}, .rules = {.repetition = 1}};
+    s->open[0].rules.prompt = end;
+    for (int32_t i = 0; i < kv_blocks_for(end); i++)
+        s->append[s->appends++] = (struct step_append){0, i, i % s->limits.blocks};
+    for (; s->rows < rows; s->rows++) {
+        s->position[s->rows] = position + s->rows;
+        s->slot[s->rows] = s->token[s->rows] = 0;
+        if (s->samples == s->limits.slots)
+            continue;
+        s->sample[s->samples] = s->rows;
+        s->target[s->samples] = STEP_TARGET_SAMPLE;
+        s->top[s->samples++] = -1;
+    }
+}
+
+/* Seconds of the step that is filled. */
+static enum status time_step(struct bench *b, double *seconds, struct err *err)
+{
+    enum status st = OK;
+    struct link_answer answers[COMM_RANKS_MAX];
+    const double start = base_now();
+    b->step->seq++;
+    TRY(link_exchange(b->links, b->message, step_encode(b->step, b->message), b->patience, b->ctx,
+                      answers, err));
+    *seconds = base_now() - start;
+    for (int32_t r = 0; r < link_count(b->links) && st == OK; r++)
+        if (answers[r].head.status != OK)
+            st = base_fail(err, ERR_COMM, "rank %d failed: %s", r, answers[r].text);
+out:
+    return st;
+}
+
+static enum status time_rows(struct bench *b, int32_t position, int32_t rows, double *best,
+                             struct err *err)
+{
+    enum status st = OK;
+    double seconds = 0;
+    for (int32_t i = 0; i < REPEATS && (i == 0 || *best < QUICK_SECONDS); i++) {
+        fill(b, position, rows);
+        TRY(time_step(b, &seconds, err));
+        if (i == 0 || seconds < *best)
+            *best = seconds;
+    }
+out:
+    return st;
+}
+
+static enum status measure(struct bench *b, struct costs *c, struct err *err)
+{
+    enum status st = OK;
+    const struct step_limits *l = &b->step->limits;
+    int32_t most = l->rows < l->history_max - 1 ? l->rows : l->history_max - 1;
+    if (most > 1 && kv_blocks_for(most) >= l->blocks) /* no two rows write the same position */
+        most = l->blocks > 1 ? (l->blocks - 1) * BACKEND_BLOCK_TOKENS : 1;
+    double seconds = 0;
+    TRY(time_rows(b, 0, 1, &seconds, err)); /* the first finds caches and branches cold */
+    for (int32_t rows = 1; rows <= most && c->count < COSTS_MAX; rows *= 2) {
+        const int32_t i = c->count;
+        TRY(time_rows(b, 0, rows, &seconds, err));
+        c->rows[i] = rows;
+        c->seconds[i] = i > 0 && c->seconds[i - 1] > seconds ? c->seconds[i - 1] : seconds;
+        c->count++;
+        if (i > 1 && c->seconds[i] > 2 * c->seconds[0])
+            break;
+    }
+    const int32_t last = c->count - 1, rows = c->rows[last];
+    const int32_t far = l->history_max - 1 - rows;
+    const int32_t position = far < FAR_POSITIONS ? far : FAR_POSITIONS;
+    if (position > 0) {
+        TRY(time_rows(b, position, rows, &seconds, err));
+        const double more = seconds - c->seconds[last];
+        c->per_key = more > 0 ? more / ((double)position * rows) : 0;
+    }
+out:
+    return st;
+}
+
+enum status costs_measure(struct link_set *links, const struct step_limits *limits, uint32_t epoch,
+                          uint64_t *seq, link_patience *patience, void *ctx, struct costs *out,
+                          struct err *err)
+{
+    enum status st = OK;
+    struct bench b = {.links = links, .patience = patience, .ctx = ctx};
+    *out = (struct costs){0};
+    TRY(step_open_new(limits, &b.step, err));
+    b.message = malloc(step_bytes_max(limits));
+    b.zeros = calloc((size_t)limits->history_max, sizeof *b.zeros);
+    if (!b.message || !b.zeros) {
+        st = base_fail(err, ERR_NOMEM, "no memory to measure steps");
+        goto out;
+    }
+    b.step->epoch = epoch;
+    b.step->seq = *seq;
+    st = measure(&b, out, err);
+    *seq = b.step->seq;
+out:
+    step_free(b.step);
+    free(b.message);
+    free(b.zeros);
+    return st;
+}

@@ -1,0 +1,61 @@
+/* Sequence: one request on its way through the engine, and what it holds of the KV cache. Not
+ * thread-safe: whoever owns it. The engine makes it, the scheduler owns it from sched_submit until
+ * its terminal event is collected, and frees it. */
+#ifndef TESSERA_ENGINE_SEQUENCE_H
+#define TESSERA_ENGINE_SEQUENCE_H
+
+#include "engine/engine.h"
+#include "engine/kv.h"
+
+struct sched_config;
+
+struct sequence {
+    uint64_t id;
+    void *user;
+    struct request_params params; /* its arrays are in rules */
+    struct sample_rules *rules;
+    int32_t *tokens; /* prompt, then what was sampled; capacity prompt_len + max_tokens */
+    int32_t prompt_len, length;
+    int32_t pending;  /* tokens sampled by steps in flight */
+    int32_t scored;   /* prompt tokens whose scores are known or in flight, where they are asked */
+    int32_t computed; /* positions whose KV is in the cache or in a step in flight */
+    int32_t history;  /* tokens the ranks were told when its slot was opened */
+    int32_t cached;   /* prompt tokens whose KV was there when it first got a slot */
+    int32_t slot;     /* -1: none */
+    int32_t *blocks;
+    int32_t block_count;
+    int32_t published; /* blocks that are findable, and the name of the last */
+    uint64_t chain;
+    uint64_t arrival, step; /* number in order of arrival; of the last step with rows of it */
+    int64_t admitted_ns;    /* the scheduler's time then; 0: not yet */
+    int32_t flights;        /* steps in flight that name it */
+    int32_t deferrals;      /* steps it waited for another to compute its prefix */
+    bool queued, admitted, preempted, leaving, cancelled, ended;
+    struct sequence *next;          /* in the mailbox or its line */
+    struct sequence *older, *newer; /* among all */
+};
+
+/* Room for prompt and answer; params and prompt are checked and copied, and max_tokens is cut to
+ * the context. ERR_INPUT says what is out of range. */
+enum status sequence_open(const struct sched_config *c, const struct request_params *params,
+                          const int32_t *prompt, int32_t prompt_len, struct sequence **out,
+                          struct err *err) MUST_USE;
+void sequence_free(struct sequence *q);
+
+/* True when a comes before b: by priority, then arrival. */
+bool sequence_before(const struct sequence *a, const struct sequence *b);
+/* Are its prompt tokens to be scored? */
+bool sequence_is_scored(const struct sequence *q);
+
+/* Makes the blocks findable that are full of known tokens, as computed by step number `step`. They
+ * can be shared from the next step on, answered or not: the ranks run steps in order. */
+void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step);
+/* Shares the findable blocks q begins with. The last token at least is left to compute, for its
+ * logits, and a partly equal block is left too. False: the next block is computed by step `step`
+ * itself, for another, and q had better wait for the step after. Each wait is for a block more, and
+ * no more are granted than q has blocks, so it ends. */
+bool sequence_share(struct sequence *q, struct kv_pool *kv, uint64_t step);
+/* Gives all blocks back. */
+void sequence_release(struct sequence *q, struct kv_pool *kv);
+
+#endif

@@ -1,0 +1,28 @@
+"""Generated requests, good and bad, against what the server's own /openapi.json promises."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import harness
+
+pytest.importorskip("schemathesis")
+
+# Per operation and kind; a release is worth a thousand.
+EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "30"))
+
+
+@pytest.mark.timeout(300 + EXAMPLES)
+def test_generated_requests(demo, tmp_path):
+    folder = harness.ROOT / "tests/schema"
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file",
+               folder / "schemathesis.toml", "run", f"{demo.url}/openapi.json",
+               "--max-examples", EXAMPLES, "--seed", 1]
+    environment = {**harness.environment(), "SCHEMATHESIS_HOOKS": str(folder / "checks.py")}
+    done = subprocess.run([str(word) for word in command], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "Operations:       11 selected" in done.stdout, done.stdout[:2000]
+    assert demo.complete("Once", max_tokens=1)["choices"]

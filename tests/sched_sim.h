@@ -1,0 +1,683 @@
+/* The scheduler, simulated: tens of thousands of seeded arrivals, cancels, ends of sequence, KV
+ * shortages, common beginnings and deaths of the group, with up to two steps in flight. The test
+ * keeps what a rank keeps (slots, block tables, tokens, and what each KV position was computed
+ * from) and what a client keeps (its tokens, its one end), and compares after every step. */
+#ifndef TESSERA_TESTS_SCHED_SIM_H
+#define TESSERA_TESTS_SCHED_SIM_H
+
+#include "engine/sched.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { SLOTS_MAX = 16, BLOCKS_MAX = 256, LEN_MAX = 200, LIVE_MAX = 64, VOCAB = 500, EOS = 2 };
+enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
+
+/* What a client knows of its request. */
+struct request {
+    uint64_t id; /* 0: this entry is free */
+    struct sequence *sequence;
+    struct request_params params;
+    int32_t prompt[LEN_MAX], prompt_len, budget; /* tokens it may get */
+    int32_t got, scored;                         /* tokens, and prompt tokens with the first */
+    int32_t slot;                                /* -1: none */
+    int32_t cached, cancel_age;                  /* steps built since the cancel, -1: none */
+    bool admitted, scheduled;                    /* had a slot; all prompt rows were in a step */
+    bool preempted;                              /* gave way after that */
+    int64_t since;                               /* step of its arrival */
+};
+
+/* What a rank knows of a slot. */
+struct slot {
+    bool open;
+    uint64_t request, salt;
+    int32_t prompt_len;
+    int32_t table[LEN_MAX / BLOCK + 1], blocks;
+    int32_t next; /* position of the next row */
+    int32_t tokens[LEN_MAX], history, known;
+    bool first, fresh; /* opened for the first time, and that by the last step */
+};
+
+/* What the KV at each position of a block was computed from. */
+struct content {
+    uint64_t text[BLOCK]; /* hash of all tokens up to there */
+    uint64_t salt;
+};
+
+/* A step in flight, as the ranks will answer it. */
+struct answer {
+    int32_t ids[SLOTS_MAX];
+    float logprob[SLOTS_MAX];
+    struct token_top best[SLOTS_MAX * TOP_MAX];
+    uint64_t named[BLOCKS_MAX]; /* request that has the block in a row's table; ~0: several */
+};
+
+struct sim {
+    struct sched_config config;
+    struct sched *sched;
+    struct step *steps_built[SCHED_FLIGHTS], *wire;
+    char *message;
+    struct token_event *events;
+    struct request requests[LIVE_MAX];
+    struct slot slots[SLOTS_MAX];
+    struct content kv[BLOCKS_MAX];
+    struct answer answers[SCHED_FLIGHTS];
+    uint64_t built, answered;
+    int32_t turns[CLIENTS][CLIENTS]; /* [d][c]: admissions of c since d had a turn */
+    bool cancels, priorities;
+    bool failed; /* to build, since the last step: closes may be of then */
+    int32_t live;
+    uint64_t next_id;
+    int64_t accepted;
+    int64_t steps, longest;
+    int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
+        scores, limited;
+};
+
+static uint64_t seed;
+
+static int32_t below(int32_t n) /* splitmix64 */
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return (int32_t)((z >> 33) % (uint64_t)n);
+}
+
+/* The model: token k of request id; about 1 in 80 ends the sequence, 1 in 2000 fails. */
+static int32_t token_of(uint64_t id, int32_t k)
+{
+    uint64_t h = base_hash(base_hash(BASE_HASH_INIT, &id, sizeof id), &k, sizeof k);
+    if (h % 2000 == 1)
+        return -1;
+    return h % 80 == 0 ? EOS : 3 + (int32_t)(h % (VOCAB - 3));
+}
+
+static struct request *find(struct sim *m, uint64_t id)
+{
+    for (int32_t i = 0; i < LIVE_MAX; i++)
+        if (m->requests[i].id == id)
+            return &m->requests[i];
+    return NULL;
+}
+
+static bool before(const struct request *a, const struct request *b)
+{
+    if (a->params.priority != b->params.priority)
+        return a->params.priority < b->params.priority;
+    return a->id < b->id;
+}
+
+/* ---- the client's side ---- */
+
+/* How the request must end with this token; FINISH_NONE: it goes on. */
+static enum finish_reason wanted_finish(const struct request *r, int32_t token)
+{
+    if (token < 0)
+        return FINISH_ERROR;
+    if ((token == EOS || token == VOCAB - 1) && !r->params.ignore_eos)
+        return FINISH_STOP;
+    return r->got + 1 == r->budget ? FINISH_LENGTH : FINISH_NONE;
+}
+
+/* The logprob of the token at this position. */
+static float logprob_of(uint64_t id, int32_t position)
+{
+    return -(float)(base_hash(base_hash(BASE_HASH_INIT, &id, sizeof id), &position, 4) % 1000) / 8;
+}
+
+/* `wanted` best were asked for, -1: no logprob. */
+static void check_logprobs(const struct token_event *e, int32_t position, int32_t wanted)
+{
+    if (wanted < 0)
+        return;
+    assert_true(e->logprob == logprob_of(e->request, position));
+    assert_int_equal(e->top_count, wanted);
+    for (int32_t i = 0; i < wanted; i++)
+        assert_int_equal(e->top[i].token, position + i);
+}
+
+static void take_token(const struct token_event *e, struct request *r)
+{
+    const int32_t token = token_of(r->id, r->got);
+    assert_true(r->params.prompt_logprobs < 0 || r->scored == r->prompt_len);
+    assert_int_equal(e->token, token);
+    assert_int_equal(e->finish, wanted_finish(r, token));
+    if (token >= 0)
+        check_logprobs(e, r->prompt_len + r->got, r->params.logprobs);
+    r->got++;
+}
+
+static void take_event(struct sim *m, const struct token_event *e)
+{
+    struct request *r = find(m, e->request);
+    assert_non_null(r); /* NULL: an event after the end */
+    assert_ptr_equal(e->user, r);
+    if (e->finish == FINISH_CANCELLED) {
+        assert_int_equal(e->token, -1);
+        assert_true(r->cancel_age >= 0);
+    } else {
+        assert_true(r->admitted && r->cancel_age < 0);
+        assert_int_equal(e->cached, r->cached);
+        if (e->prompt) {
+            assert_int_equal(e->token, r->prompt[r->scored]);
+            check_logprobs(e, r->scored++, r->params.prompt_logprobs);
+        } else if (r->budget > 0) {
+            take_token(e, r);
+        } else { /* all it wanted was its prompt */
+            assert_int_equal(e->token, -1);
+            assert_int_equal(e->finish, FINISH_LENGTH);
+            assert_true(r->params.prompt_logprobs < 0 || r->scored == r->prompt_len);
+        }
+    }
+    m->ended[e->finish]++;
+    if (e->finish == FINISH_NONE)
+        return;
+    int64_t age = m->steps - r->since;
+    m->longest = age > m->longest ? age : m->longest;
+    r->id = 0;
+    m->live--;
+}
+
+/* Half of the prompts begin like others do. */
+static void make_prompt(struct request *r, int32_t len_max)
+{
+    const int32_t family = below(8);
+    r->prompt_len =
+        below(3) == 0 ? 1 + below(len_max - 1) : 1 + below(20 < len_max ? 20 : len_max - 1);
+    const int32_t common = family < 4 ? r->prompt_len - below(4) * below(10) : 0;
+    for (int32_t i = 0; i < r->prompt_len; i++)
+        r->prompt[i] =
+            (i < common ? family * 31 + i : (int32_t)((r->id * 7 + (uint64_t)i))) % VOCAB;
+}
+
+static void make_params(struct sim *m, struct request *r)
+{
+    const int32_t len_max = m->config.max_model_len;
+    r->params = request_params_default();
+    r->params.max_tokens = below(6) == 0 ? 1 : 1 + below(below(3) == 0 ? 2 * len_max : 30);
+    r->params.max_tokens *= below(12) > 0;
+    r->params.ignore_eos = below(3) == 0;
+    r->params.logprobs = below(4) == 0 ? below(TOP_MAX + 1) : -1;
+    r->params.prompt_logprobs = below(8) == 0 ? below(TOP_MAX + 1) : -1;
+    r->params.seed = r->id * 1000003;
+    r->params.client = (uint64_t)(below(3) ? 0 : below(CLIENTS)); /* the first has most */
+    r->params.cache_salt = (uint64_t)below(SALTS) << 40;
+    if (m->priorities)
+        r->params.priority = below(3) - 1;
+}
+
+static void arrive(struct sim *m)
+{
+    struct request *r = find(m, 0);
+    struct sequence *s = NULL;
+    struct err err;
+    if (!r)
+        return;
+    *r = (struct request){
+        .id = ++m->next_id, .scored = 1, .slot = -1, .cancel_age = -1, .since = m->steps};
+    make_prompt(r, m->config.max_model_len);
+    make_params(m, r);
+    int32_t room = m->config.max_model_len - r->prompt_len;
+    r->budget = r->params.max_tokens < room ? r->params.max_tokens : room;
+    enum status st = sequence_open(&m->config, &r->params, r->prompt, r->prompt_len, &s, &err);
+    if (kv_blocks_for(r->prompt_len + r->budget) > m->config.limits.blocks) {
+        assert_int_equal(st, ERR_INPUT);
+        r->id = 0;
+        return;
+    }
+    assert_int_equal(st, OK);
+    s->id = r->id;
+    s->user = r;
+    r->sequence = s;
+    bool room_to_wait = sched_stats(m->sched).waiting < m->config.waiting_max;
+    assert_int_equal(sched_submit(m->sched, s), room_to_wait);
+    if (!room_to_wait) {
+        sequence_free(s);
+        r->id = 0;
+        return;
+    }
+    m->live++;
+    m->accepted++;
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        const struct request *o = &m->requests[i];
+        if (o->id && o != r && !o->scheduled && o->params.client == r->params.client)
+            return;
+    }
+    memset(m->turns[r->params.client], 0, sizeof m->turns[0]); /* it comes anew */
+}
+
+static void cancel_some(struct sim *m)
+{
+    struct request *r = &m->requests[below(LIVE_MAX)];
+    sched_cancel(m->sched, m->next_id + 17); /* unknown */
+    if (!r->id || !m->cancels)
+        return;
+    sched_cancel(m->sched, r->id);
+    if (below(2))
+        sched_cancel(m->sched, r->id);
+    if (r->cancel_age < 0)
+        r->cancel_age = 0;
+}
+
+/* ---- the rank's side ---- */
+
+static void apply_closes(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < s->closes; i++) {
+        struct slot *t = &m->slots[s->close[i]];
+        assert_true(t->open); /* closed once */
+        t->open = false;
+        struct request *r = find(m, t->request);
+        if (!r || r->slot != s->close[i])
+            continue; /* it has ended */
+        m->preempted++;
+        r->slot = -1;
+        r->preempted = r->scheduled;
+        bool behind = false; /* somebody's that runs on */
+        for (int32_t j = 0; j < m->config.limits.slots; j++) {
+            const struct request *o = m->slots[j].open ? find(m, m->slots[j].request) : NULL;
+            behind = behind || (o && o->slot == j && before(o, r));
+        }
+        assert_true(behind || m->failed);
+    }
+}
+
+/* The first of its client's, and nobody who gave way waits. */
+static void check_admission(struct sim *m, const struct request *r)
+{
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        const struct request *o = &m->requests[i];
+        if (!o->id || o == r)
+            continue;
+        assert_false(o->preempted);
+        if (!o->admitted && o->params.client == r->params.client)
+            assert_true(before(r, o));
+    }
+}
+
+static void apply_opens(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < m->config.limits.slots; i++)
+        m->slots[i].fresh = false;
+    for (int32_t i = 0; i < s->opens; i++) {
+        const struct step_open *o = &s->open[i];
+        struct slot *t = &m->slots[o->slot];
+        struct request *r = NULL;
+        for (int32_t j = 0; j < LIVE_MAX; j++)
+            if (m->requests[j].id && m->requests[j].params.seed == o->params.seed)
+                r = &m->requests[j];
+        assert_non_null(r);
+        assert_false(t->open); /* never reopened before it was closed */
+        assert_int_equal(r->slot, -1);
+        assert_int_equal(o->history, r->prompt_len + r->got); /* all that is known */
+        assert_memory_equal(o->tokens, r->prompt, (size_t)r->prompt_len * sizeof *o->tokens);
+        for (int32_t k = 0; k < r->got; k++)
+            assert_int_equal(o->tokens[r->prompt_len + k], token_of(r->id, k));
+        if (!r->admitted)
+            check_admission(m, r);
+        m->reused_slots += t->request != 0;
+        *t = (struct slot){.open = true,
+                           .request = r->id,
+                           .salt = r->params.cache_salt,
+                           .prompt_len = r->prompt_len,
+                           .history = o->history,
+                           .known = o->history,
+                           .next = -1,
+                           .first = !r->admitted,
+                           .fresh = !r->admitted};
+        memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
+        r->slot = o->slot;
+        r->preempted = false;
+        r->admitted = true;
+    }
+}
+
+static void apply_appends(struct sim *m, const struct step *s)
+{
+    for (int32_t i = 0; i < s->appends; i++) {
+        const struct step_append *a = &s->append[i];
+        struct slot *t = &m->slots[a->slot];
+        assert_true(t->open);
+        assert_int_equal(a->index, t->blocks);
+        assert_in_range(a->block, 0, m->config.limits.blocks - 1);
+        t->table[t->blocks++] = a->block;
+    }
+}
+
+/* A client's turn: each other client that waits has seen at most one more admission of it. */
+static void count_turn(struct sim *m, const struct slot *t)
+{
+    struct request *r = find(m, t->request);
+    uint64_t c = r ? r->params.client : 0;
+    if (!r)
+        return; /* cancelled in flight */
+    memset(m->turns[c], 0, sizeof m->turns[c]);
+    for (int32_t i = 0; i < LIVE_MAX && t->fresh; i++) {
+        const struct request *o = &m->requests[i];
+        if (!o->id || o->admitted || o->params.client == c)
+            continue;
+        int32_t *seen = &m->turns[o->params.client][c];
+        if (*seen < 0)
+            continue; /* counted for this turn */
+        *seen = -1 - *seen;
+    }
+    for (int32_t d = 0; d < CLIENTS; d++) {
+        int32_t *seen = &m->turns[d][c];
+        if (*seen >= 0)
+            continue;
+        *seen = -*seen;
+        if (!m->config.prefix_caching) /* else it may wait for its prefix and keep its turn */
+            assert_true(*seen <= 1);
+    }
+}
+
+/* One row: the position before it must hold what its own tokens make of it. */
+static void run_row(struct sim *m, struct slot *t, int32_t position)
+{
+    uint64_t text = BASE_HASH_INIT;
+    for (int32_t p = 0; p <= position; p++) {
+        struct content *c = &m->kv[t->table[p / BLOCK]];
+        text = base_hash(text, &t->tokens[p], sizeof t->tokens[p]);
+        if (p == position) {
+            assert_int_equal(kv_owners(sched_kv(m->sched), t->table[p / BLOCK]), 1);
+            c->text[p % BLOCK] = text;
+            c->salt = t->salt;
+        }
+        assert_true(c->text[p % BLOCK] == text);
+        assert_true(c->salt == t->salt); /* nobody else's, even if it were equal */
+    }
+}
+
+/* Rows of one sequence, [first, end). */
+static void run_group(struct sim *m, const struct step *s, int32_t first, int32_t end)
+{
+    struct slot *t = &m->slots[s->slot[first]];
+    struct request *r = find(m, t->request);
+    assert_true(t->open);
+    if (t->next < 0) { /* what is skipped was found */
+        t->next = s->position[first];
+        m->hits += t->next > 0;
+        if (r && t->first)
+            r->cached = t->next;
+        assert_int_equal(t->next % BLOCK, 0);
+        assert_int_equal(t->blocks >= t->next / BLOCK, true);
+        assert_true(t->next == 0 ||
+                    (m->config.prefix_caching && !(r && r->params.prompt_logprobs >= 0)));
+    }
+    for (int32_t i = first; i < end; i++) {
+        int32_t position = s->position[i];
+        assert_int_equal(position, t->next++);
+        assert_true(position < t->known);
+        assert_true(position / BLOCK < t->blocks);
+        /* what the rank sampled it is not told, and it knows only the last */
+        bool from_slot = position >= t->history;
+        assert_true(position == t->known - 1 || !from_slot);
+        assert_int_equal(s->token[i], from_slot ? STEP_TOKEN_FROM_SLOT : t->tokens[position]);
+        run_row(m, t, position);
+    }
+    m->multi_chunk += s->position[first] > 0 && t->next < t->known;
+    if (r && t->next == t->known)
+        r->scheduled = true;
+    if (s->position[first] < t->history)
+        count_turn(m, t);
+}
+
+/* Blocks that rows write belong to them alone, in this step and in the one before it if that is not
+ * answered yet. */
+static void check_named(struct sim *m, const struct step *s, struct answer *a)
+{
+    const struct answer *other = &m->answers[(m->built + 1) % SCHED_FLIGHTS];
+    memset(a->named, 0, sizeof a->named);
+    for (int32_t i = 0; i < s->rows; i++) {
+        const struct slot *t = &m->slots[s->slot[i]];
+        for (int32_t b = 0; b <= s->position[i] / BLOCK; b++) {
+            uint64_t *by = &a->named[t->table[b]];
+            *by = *by == 0 || *by == t->request ? t->request : ~0ull;
+        }
+    }
+    for (int32_t i = 0; i < s->rows; i++) {
+        const struct slot *t = &m->slots[s->slot[i]];
+        int32_t block = t->table[s->position[i] / BLOCK];
+        assert_true(a->named[block] == t->request);
+        if (m->built > m->answered)
+            assert_true(other->named[block] == 0 || other->named[block] == t->request);
+    }
+}
+
+/* The next token is drawn, or scored: the one the prompt has there. */
+static void run_sample(struct sim *m, const struct step *s, struct answer *a, int32_t i)
+{
+    struct slot *t = &m->slots[s->slot[s->sample[i]]];
+    const int32_t next = s->position[s->sample[i]] + 1, stride = step_stride(s);
+    a->ids[i] = s->target[i];
+    a->logprob[i] = logprob_of(t->request, next);
+    for (int32_t k = 0; k < s->top[i]; k++)
+        a->best[i * stride + k] = (struct token_top){next + k, a->logprob[i]};
+    if (s->target[i] >= 0) {
+        assert_true(next < t->prompt_len);
+        assert_int_equal(s->target[i], t->tokens[next]);
+        m->scores++;
+        return;
+    }
+    assert_int_equal(next, t->known);
+    assert_true(t->known < LEN_MAX);
+    a->ids[i] = token_of(t->request, t->known - t->prompt_len);
+    t->tokens[t->known++] = a->ids[i] < 0 ? 0 : a->ids[i];
+}
+
+/* What the scheduler is told that a step takes. */
+static double cost(int32_t rows, int64_t keys)
+{
+    return 8 + rows + (double)keys / 64;
+}
+
+/* Each prompt makes a step with decodes take longer by their time at most; but one row is always
+ * taken. */
+static void check_cost(struct sim *m, const struct step *s)
+{
+    int32_t decodes = 0;
+    int64_t keys = 0, decode_keys = 0;
+    for (int32_t i = 0; i < s->rows; i++) {
+        const bool decode = s->token[i] == STEP_TOKEN_FROM_SLOT;
+        decodes += decode;
+        keys += s->position[i];
+        decode_keys += decode ? s->position[i] : 0;
+    }
+    if (m->config.costs.count == 0 || decodes == 0 || s->rows <= decodes + 1)
+        return;
+    const int32_t others =
+        (m->live < m->config.limits.slots ? m->live : m->config.limits.slots) - decodes;
+    assert_true(cost(s->rows, keys) <=
+                (1 + (others < 7 ? others : 7)) * cost(decodes, decode_keys));
+    m->limited += s->rows < m->config.limits.rows;
+}
+
+static void run_step(struct sim *m, const struct step *s)
+{
+    struct answer *a = &m->answers[m->built % SCHED_FLIGHTS];
+    assert_true(s->rows > 0 && s->rows <= m->config.limits.rows);
+    apply_closes(m, s);
+    apply_opens(m, s);
+    apply_appends(m, s);
+    for (int32_t i = 0, end; i < s->rows; i = end) {
+        end = i + 1;
+        while (end < s->rows && s->slot[end] == s->slot[i])
+            end++;
+        run_group(m, s, i, end);
+    }
+    check_named(m, s, a);
+    check_cost(m, s);
+    for (int32_t i = 0; i < s->samples; i++)
+        run_sample(m, s, a, i);
+    m->overlaps += m->built > m->answered;
+    m->built++;
+    m->steps++;
+}
+
+/* Blocks have as many owners as there are sequences with them; those that leave own theirs until
+ * the steps in flight are answered. */
+static void check_blocks(struct sim *m)
+{
+    int32_t owners[BLOCKS_MAX] = {0};
+    const struct kv_pool *kv = sched_kv(m->sched);
+    const struct sched_stats stats = sched_stats(m->sched);
+    kv_check(kv);
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        const struct request *r = &m->requests[i];
+        for (int32_t b = 0; r->id && b < r->sequence->block_count; b++)
+            owners[r->sequence->blocks[b]]++;
+    }
+    for (int32_t b = 0; b < m->config.limits.blocks; b++) {
+        assert_true(kv_owners(kv, b) >= owners[b]);
+        if (m->built == m->answered)
+            assert_int_equal(kv_owners(kv, b), owners[b]);
+    }
+    assert_int_equal(stats.running + stats.waiting, m->live);
+    assert_int_equal(sched_in_flight(m->sched), m->built - m->answered);
+}
+
+static void take_events(struct sim *m, int32_t count)
+{
+    assert_true(count <= sched_events_max(&m->config));
+    for (int32_t i = 0; i < count; i++)
+        take_event(m, &m->events[i]);
+}
+
+/* False: nothing to build. */
+static bool build(struct sim *m)
+{
+    struct err err;
+    int32_t count;
+    struct step *step = m->steps_built[m->built % SCHED_FLIGHTS];
+    bool work = sched_build(m->sched, step, m->events, &count);
+    for (int32_t i = 0; i < LIVE_MAX; i++)
+        m->requests[i].cancel_age += m->requests[i].cancel_age >= 0;
+    take_events(m, count);
+    for (int32_t i = 0; i < LIVE_MAX; i++) /* a cancel ends with the next step that is built */
+        assert_true(!m->requests[i].id || m->requests[i].cancel_age < 0);
+    if (work) {
+        size_t n = step_encode(step, m->message);
+        if (step_decode(m->wire, m->message, n, &err) != OK)
+            fail_msg("%s", err.text);
+        run_step(m, m->wire);
+    } else if (m->built == m->answered) {
+        assert_int_equal(m->live, 0); /* never idle with work */
+    }
+    m->failed = !work;
+    check_blocks(m);
+    return work;
+}
+
+static void commit(struct sim *m)
+{
+    int32_t count;
+    const uint64_t n = m->answered++ % SCHED_FLIGHTS;
+    const struct answer *a = &m->answers[n];
+    const struct step *s = m->steps_built[n];
+    const int32_t stride = step_stride(s);
+    const struct step_result result = {.count = s->samples,
+                                       .ids = a->ids,
+                                       .logprob = stride >= 0 ? a->logprob : NULL,
+                                       .best = a->best,
+                                       .stride = stride};
+    sched_commit(m->sched, s, &result, m->events, &count);
+    take_events(m, count);
+    check_blocks(m);
+}
+
+/* Builds or commits, whatever is possible. False: nothing is left. */
+static bool advance(struct sim *m)
+{
+    const uint64_t flights = m->built - m->answered;
+    if (flights < SCHED_FLIGHTS && (flights == 0 || below(4) > 0) && build(m))
+        return true;
+    if (flights == 0)
+        return false;
+    while (below(60) == 0)
+        cancel_some(m); /* while the steps are in flight */
+    commit(m);
+    return true;
+}
+
+/* The group dies: all ends, and what the KV cache holds is lost. */
+static void die(struct sim *m)
+{
+    int32_t count;
+    m->deaths++;
+    sched_end_all(m->sched, FINISH_ERROR, m->events, &count);
+    assert_int_equal(count, m->live);
+    for (int32_t i = 0; i < count; i++) {
+        struct request *r = find(m, m->events[i].request);
+        assert_non_null(r);
+        assert_int_equal(m->events[i].finish, FINISH_ERROR);
+        assert_int_equal(m->events[i].token, -1);
+        r->id = 0;
+    }
+    m->live = 0;
+    m->answered = m->built;
+    memset(m->slots, 0, sizeof m->slots);
+    memset(m->kv, 0, sizeof m->kv);
+    check_blocks(m);
+    assert_int_equal(kv_used(sched_kv(m->sched)) + kv_kept(sched_kv(m->sched)), 0);
+    sched_end_all(m->sched, FINISH_ERROR, m->events, &count);
+    assert_int_equal(count, 0);
+}
+
+/* ---- runs ---- */
+
+struct setting {
+    int32_t slots, rows, blocks, len, waiting;
+    bool caching, priorities, costs;
+};
+
+static struct sim *sim_open(const struct setting *c)
+{
+    struct sim *m = calloc(1, sizeof *m);
+    struct err err;
+    assert_non_null(m);
+    m->config = (struct sched_config){
+        .limits = {.slots = c->slots,
+                   .rows = c->rows,
+                   .table_cols = kv_blocks_for(c->len),
+                   .vocab = VOCAB,
+                   .blocks = c->blocks,
+                   .history_max = c->len},
+        .waiting_max = c->waiting,
+        .max_model_len = c->len,
+        .eos = {VOCAB - 1, EOS},
+        .eos_count = 2,
+        .prefix_caching = c->caching,
+        .secret = {1, 2},
+    };
+    if (c->costs)
+        m->config.costs = (struct costs){.count = 2,
+                                         .rows = {1, 2},
+                                         .seconds = {cost(1, 0), cost(2, 0)},
+                                         .per_key = cost(0, 1) - cost(0, 0)};
+    m->cancels = true;
+    m->priorities = c->priorities;
+    assert_int_equal(sched_open(&m->config, &m->sched, &err), OK);
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++)
+        assert_int_equal(step_open_new(&m->config.limits, &m->steps_built[i], &err), OK);
+    assert_int_equal(step_open_new(&m->config.limits, &m->wire, &err), OK);
+    m->message = malloc(step_bytes_max(&m->config.limits));
+    m->events = calloc((size_t)sched_events_max(&m->config), sizeof *m->events);
+    return m;
+}
+
+static void sim_close(struct sim *m)
+{
+    sched_close(m->sched);
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++)
+        step_free(m->steps_built[i]);
+    step_free(m->wire);
+    free(m->message);
+    free(m->events);
+    free(m);
+}
+
+#endif

@@ -1,0 +1,19 @@
+"""What schemathesis cannot know: why a request that fits the schema may still be refused."""
+
+import schemathesis
+
+# A schema says what a field may be, not what fields may be together.
+REASONS = (
+    "at most max_tokens", "stream_options needs", "not possible with", "equal to n",
+    "-1 or at least 1, got 0", "give only one", "prompt is missing", "maximum context length",
+    "must not mix", "NUL byte in object key", "each string must have 1 to 256 bytes",
+    "must have 1 to 64 bytes", "bad_words may have at most", "does not exist",
+    "of more than 64 bits", "too big integer", "answers at once",
+)
+
+
+@schemathesis.check
+def refused_for_a_reason(ctx, response, case):
+    if response.status_code in (400, 404) and case.meta.generation.mode.is_positive:
+        message = response.json()["error"]["message"]
+        assert any(reason in message for reason in REASONS), f"refused: {message}"
