@@ -214,6 +214,11 @@ out:
     return st;
 }
 
+struct backend *rank_backend(struct rank *r)
+{
+    return r->backend;
+}
+
 /* ---- the process ---- */
 
 /* Dies with its parent. The signal is set first; a parent that had died before shows as another

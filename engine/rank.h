@@ -32,6 +32,8 @@ void rank_close(struct rank *r);
  * from, as far as the sampler gathers them. Both valid until the next step. */
 enum status rank_step(struct rank *r, const struct step *step, struct step_result *result,
                       struct cview *logits, struct err *err) MUST_USE;
+/* What the rank computes with, to fetch those logits. */
+struct backend *rank_backend(struct rank *r);
 
 /* The process `tessera rank`: maps the inherited files, opens, answers, loops until the link
  * closes. Returns the exit code. */
