@@ -28,7 +28,7 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
-    const char *parallel_mode, *plan_file, *device;
+    const char *parallel_mode, *mesh, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *host;
     int32_t port;
@@ -50,7 +50,7 @@ struct options {
     double drain_timeout, step_timeout;
     const char *output, *synth_config;
     int64_t seed;
-    bool json;
+    bool json, print_plan, modes, explain;
     struct {
         int32_t num_prompts, input_len, output_len, vocab;
         int32_t max_concurrency; /* 0: no bound */
@@ -61,6 +61,7 @@ struct options {
         int32_t rest_count;
     } bench;
     /* COMMAND_RANK only */
+    const char *plan_hash; /* of the front end's plan, 16 hex digits */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
     bool on_device; /* weights, KV cache and arenas lie in device memory */

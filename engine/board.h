@@ -4,6 +4,7 @@
 #define TESSERA_ENGINE_BOARD_H
 
 #include "engine/comm/comm.h"
+#include "engine/parallel/mesh.h"
 #include "weights/loader.h"
 
 struct board_rank {
@@ -11,7 +12,8 @@ struct board_rank {
     struct load_progress load;
     _Atomic uint64_t weight_bytes, read_bytes;
     _Atomic uint64_t sampler_fallbacks; /* rows the distributed sampler could not decide */
-    struct comm_stats comm;             /* group "tp" */
+    struct comm_stats comm;             /* of all ranks */
+    struct comm_stats axis[MESH_AXES_MAX];
 } __attribute__((aligned(128)));
 
 struct board {

@@ -127,6 +127,23 @@ void engine_cancel(struct engine *e, uint64_t id)
     pthread_mutex_unlock(&e->lock);
 }
 
+static void read_traffic(const struct comm_stats *stats, struct engine_traffic out[COMM_OP_COUNT])
+{
+    for (int op = 0; op < COMM_OP_COUNT; op++) {
+        out[op].calls = atomic_load(&stats->op[op].calls);
+        out[op].bytes = atomic_load(&stats->op[op].bytes);
+        out[op].nanoseconds = atomic_load(&stats->op[op].nanoseconds);
+    }
+}
+
+/* The groups' names are there before the ranks are ready. */
+static void read_groups(const struct board_rank *b, char out[1 + MESH_AXES_MAX][16])
+{
+    memcpy(out[0], b->comm.group, sizeof out[0]);
+    for (int32_t i = 0; i < MESH_AXES_MAX; i++)
+        memcpy(out[1 + i], b->axis[i].group, sizeof out[0]);
+}
+
 void engine_metrics(const struct engine *e, struct engine_metrics *out)
 {
     struct engine *w = (struct engine *)(uintptr_t)e; /* the lock is not part of what is const */
@@ -137,16 +154,15 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     pthread_mutex_unlock(&w->lock);
     out->ranks = e->config.ranks;
     out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
+    read_groups(&board->rank[0], out->group);
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];
         out->rank[r].up = !atomic_load(&e->lost);
         out->rank[r].weight_bytes = atomic_load(&b->weight_bytes);
         out->rank[r].read_bytes = atomic_load(&b->read_bytes);
-        for (int op = 0; op < COMM_OP_COUNT; op++) {
-            out->rank[r].comm[op].calls = atomic_load(&b->comm.op[op].calls);
-            out->rank[r].comm[op].bytes = atomic_load(&b->comm.op[op].bytes);
-            out->rank[r].comm[op].nanoseconds = atomic_load(&b->comm.op[op].nanoseconds);
-        }
+        read_traffic(&b->comm, out->rank[r].comm);
+        for (int32_t i = 0; i < MESH_AXES_MAX; i++)
+            read_traffic(&b->axis[i], out->rank[r].axis[i]);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "config/base.h"
 #include "engine/comm/comm.h"
+#include "engine/parallel/mesh.h"
 
 enum finish_reason {
     FINISH_NONE,
@@ -86,6 +87,11 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
 /* The request ends with FINISH_CANCELLED within two steps, unless it has ended already. */
 void engine_cancel(struct engine *e, uint64_t id);
 
+/* What a rank received in collectives of one kind. */
+struct engine_traffic {
+    uint64_t calls, bytes, nanoseconds;
+};
+
 /* A consistent snapshot; costs one short lock that the step loop never holds while it works. */
 #define ENGINE_RANKS_MAX COMM_RANKS_MAX
 struct engine_metrics {
@@ -102,12 +108,12 @@ struct engine_metrics {
     uint64_t row_buckets[14];   /* steps of at most engine_row_bounds[i] rows, likewise */
     uint64_t sampler_fallbacks; /* rows that the distributed sampler could not decide */
     int32_t ranks;
+    char group[1 + MESH_AXES_MAX][16]; /* all ranks, then those along each axis; "": none */
     struct {
         bool up;
         uint64_t weight_bytes, read_bytes;
-        struct {
-            uint64_t calls, bytes, nanoseconds;
-        } comm[COMM_OP_COUNT];
+        struct engine_traffic comm[COMM_OP_COUNT]; /* of the first group */
+        struct engine_traffic axis[MESH_AXES_MAX][COMM_OP_COUNT];
     } rank[ENGINE_RANKS_MAX];
 };
 extern const double engine_step_bounds[15]; /* seconds, ascending; the 16th bucket is +Inf */

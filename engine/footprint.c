@@ -146,6 +146,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.ranks = o->tp;
     f.threads = thread_count(o);
     f.dtype = f.kv_dtype = options_dtype(o, m->dtype);
+    f.plan_hash = layouts[0]->hash;
     enum status st = find_memory(&f, o, ops, err);
     if (st != OK)
         return st;
@@ -153,8 +154,9 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
     st = size_kv(&f, o, m, layouts, err);
-    f.comm_bytes = model_comm_bytes(m, f.limits.rows, f.limits.slots) +
-                   sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.slots);
+    const bool distributed = options_distributed(o);
+    f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots) +
+                   sampler_arena_bytes(distributed, f.ranks, f.limits.slots);
     for (int32_t r = 0; r < f.ranks; r++) {
         struct kv_spec kv = footprint_kv(&f, m, layouts[r]);
         f.rank[r].weights = layouts[r]->arena_bytes;
@@ -162,6 +164,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         f.rank[r].kv_per_token = layout_kv_bytes_per_token(layouts[r], m, f.kv_dtype);
         f.rank[r].activations =
             model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots) +
+            sampler_local_bytes(distributed, f.limits.slots, m->vocab) +
             rank_state_bytes(&f.limits);
         f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.comm_bytes;
     }

@@ -13,6 +13,7 @@
 
 struct footprint {
     int32_t ranks, threads; /* per rank */
+    uint64_t plan_hash;     /* of plan and model sizes: all ranks must have the same */
     enum dtype dtype, kv_dtype;
     int32_t max_model_len;
     struct step_limits limits;

@@ -120,6 +120,9 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--parent-pid=%d", (int)getpid());
     add(a, "--tensor-parallel-size=%d", f->ranks);
     add(a, "--parallel-mode=%s", o->parallel_mode);
+    add(a, "--plan-hash=%016llx", (unsigned long long)f->plan_hash);
+    if (o->mesh)
+        add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
     add(a, "--log-format=%s", o->log_format);

@@ -81,13 +81,14 @@ static enum status find_arenas(struct rank *r, const struct rank_memory *memory,
     return OK;
 }
 
-static enum status open_comm(struct rank *r, const struct options *o, int32_t rank,
+static enum status open_comm(struct rank *r, const struct options *o, const struct layout *l,
                              const struct rank_memory *memory, struct err *err)
 {
     struct comm_stats *stats = &r->board->comm;
-    memcpy(stats->group, "tp", 3);
+    const struct mesh *mesh = &l->flow->mesh;
+    snprintf(stats->group, sizeof stats->group, "%s", mesh->axes == 1 ? mesh->axis[0].name : "all");
     enum status st =
-        comm_shm_open(memory->comm, rank, r->backend,
+        comm_shm_open(memory->comm, l->rank, r->backend,
                       r->footprint.on_device ? &r->shared_stats : stats, &r->shared, err);
     if (st == OK && r->footprint.on_device)
         return comm_device_open(r->shared, r->backend, r->footprint.comm_bytes,
@@ -118,13 +119,14 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
         goto out;
     }
-    TRY(open_comm(r, o, l->rank, memory, err));
+    TRY(open_comm(r, o, l, memory, err));
     const struct model_parts parts = {
         .config = m,
         .layout = l,
         .weights = &r->weights,
         .backend = r->backend,
         .comm = r->comm,
+        .axis_stats = r->board->axis,
         .kv = r->kv,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.slots,
@@ -351,6 +353,19 @@ out:
     return st;
 }
 
+/* The plan file and config.json are read by every process; they may have changed meanwhile. */
+static enum status check_plan(const struct options *o, const struct layout *l, struct err *err)
+{
+    char mine[17];
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)l->hash);
+    if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
+        return base_fail(err, ERR_USAGE,
+                         "E21 rank %d read another plan or config.json than the server (hash %s, "
+                         "the server's is %s); do not change them during start-up",
+                         o->rank, mine, o->plan_hash);
+    return OK;
+}
+
 int rank_main(const struct options *o)
 {
     enum status st = OK;
@@ -369,8 +384,9 @@ int rank_main(const struct options *o)
     bind_cpus(o);
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
-    TRY(plan_load(o->parallel_mode, o->plan_file, o->tp, &plan, &err));
+    TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
+    TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(&f, o->rank, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));

@@ -6,7 +6,12 @@
  * No livelock: all sequences stand in one order, by priority and arrival. One preempts only those
  * behind it, and each fits the cache alone, so the first of those that run always gets its blocks,
  * a step later at most, and is never preempted. It ends, and then the next one is first. While a
- * preempted sequence waits for its place nobody new is admitted. */
+ * preempted sequence waits for its place nobody new is admitted.
+ *
+ * No starvation: every step computes at least one row of a prompt that can have it, and turns go
+ * round by client. So the k-th request of a client is taken up after at most k turns of each other
+ * client, however many requests those have; only requests of the same client with a lower priority
+ * number pass it. */
 #include "engine/sched.h"
 
 #include "engine/queue.h"
@@ -262,15 +267,15 @@ static void append(struct sched *s, struct sequence *q, int32_t index)
     step->append[step->appends++] = (struct step_append){q->slot, index, q->blocks[index]};
 }
 
-/* Lets the last sequence behind q give way; false when there is none, or when blocks are on their
- * way already. Rows that are in the step stay there. */
+/* Lets the last sequence behind q in their order give way; false when there is none, or when blocks
+ * are on their way already. Rows that are in the step stay there. */
 static bool make_room(struct sched *s, const struct sequence *q)
 {
     if (s->leaving > 0)
         return false;
     for (int32_t i = s->stats.running - 1; i >= 0; i--) {
         struct sequence *last = s->slots[s->order[i]];
-        if (last == q || sequence_before(last, q))
+        if (last == q)
             return false;
         if (last->step == s->steps)
             continue;

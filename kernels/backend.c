@@ -97,6 +97,11 @@ const struct weight_spec *backend_weight_spec(const struct weight *w)
     return &w->spec;
 }
 
+const void *backend_weight_storage(const struct weight *w)
+{
+    return w->storage;
+}
+
 const struct kv_spec *backend_kv_spec(const struct kv_cache *kv)
 {
     return &kv->spec;
@@ -208,6 +213,27 @@ enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x,
     REQUIRE("add_rmsnorm", is_same_or_apart(cview_of(y), delta), y, delta);
     REQUIRE("add_rmsnorm", gain != NULL || x.cols == 0, x, y);
     b->ops->add_rmsnorm(b, y, x, delta, gain, eps);
+    return OK;
+}
+
+enum status backend_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                               struct err *err)
+{
+    REQUIRE("square_sum", is_matrix(cview_of(x)) && (sums != NULL || x.rows == 0), x, delta);
+    REQUIRE("square_sum", delta.data == NULL || has_shape(delta, x.rows, x.cols), x, delta);
+    REQUIRE("square_sum", is_apart(delta, cview_of(x)), x, delta);
+    b->ops->square_sum(b, sums, x, delta);
+    return OK;
+}
+
+enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                              int32_t width, const float *gain, float eps, struct err *err)
+{
+    REQUIRE("rms_scale", is_matrix(x) && has_shape(cview_of(y), x.rows, x.cols), x, y);
+    REQUIRE("rms_scale", is_same_or_apart(cview_of(y), x), x, y);
+    REQUIRE("rms_scale", (sums != NULL || x.rows == 0) && width >= x.cols, x, y);
+    REQUIRE("rms_scale", gain != NULL || x.cols == 0, x, y);
+    b->ops->rms_scale(b, y, x, sums, width, gain, eps);
     return OK;
 }
 

@@ -232,6 +232,12 @@ struct backend_ops {
     /* x += delta; y = rmsnorm(x). y may alias delta, not x. */
     void (*add_rmsnorm)(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
+    /* The two halves of add_rmsnorm where a row's columns are split over ranks: x += delta unless
+     * delta has no data, sums[t] = sum of x[t]^2; then, with the sums over all `width` columns,
+     * y = x * rsqrt(sums[t] / width + eps) * gain. y may alias x. */
+    void (*square_sum)(struct backend *b, float *sums, struct view x, struct cview delta);
+    void (*rms_scale)(struct backend *b, struct view y, struct cview x, const float *sums,
+                      int32_t width, const float *gain, float eps);
     /* table[t] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32, as
      * transformers does). inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
@@ -321,6 +327,11 @@ enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, co
                             float eps, struct err *err) MUST_USE;
 enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                                 const float *gain, float eps, struct err *err) MUST_USE;
+enum status backend_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                               struct err *err) MUST_USE;
+enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                              int32_t width, const float *gain, float eps,
+                              struct err *err) MUST_USE;
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, struct err *err) MUST_USE;
 enum status backend_rope_kv(struct backend *b, struct view qkv, struct cview table,
@@ -354,6 +365,8 @@ enum status backend_logprobs(struct backend *b, float *logprob, struct token_top
 /* Spec of a weight or of a cache, for shape questions. */
 const struct weight_spec *backend_weight_spec(const struct weight *w);
 const struct kv_spec *backend_kv_spec(const struct kv_cache *kv);
+/* What weight_put fills, weight_bytes long: for weights that travel as they are stored. */
+const void *backend_weight_storage(const struct weight *w);
 
 /* Views over a matrix the caller owns. */
 static inline struct view view_f32(float *data, int32_t rows, int32_t cols)

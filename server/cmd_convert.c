@@ -69,7 +69,7 @@ enum status commands_synth(const struct options *o, struct err *err)
     int threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     TRY(read_text(o->synth_config, &text, &len, err));
     TRY(model_config_parse(text, len, o->synth_config, &m, err));
-    TRY(plan_load("1d", NULL, 1, &plan, err));
+    TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
     TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));
     tensors = calloc((size_t)layout->count * PLACEMENT_SLICES_MAX, sizeof *tensors);
     if (!tensors) {

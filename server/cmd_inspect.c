@@ -5,13 +5,24 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct tensor_slice *slice_of(const struct layout *l, const char *tensor)
+/* What a rank holds of a tensor: its slices follow one another. False: nothing. */
+static bool held(const struct layout *l, const char *tensor, struct span *rows, struct span *cols)
 {
-    for (int32_t i = 0; i < l->count; i++)
-        for (int32_t j = 0; j < l->weights[i].slice_count; j++)
-            if (strcmp(l->weights[i].slices[j].tensor, tensor) == 0)
-                return &l->weights[i].slices[j];
-    return NULL;
+    bool found = false;
+    for (int32_t i = 0; i < l->count; i++) {
+        for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
+            const struct tensor_slice *k = &l->weights[i].slices[j];
+            if (strcmp(k->tensor, tensor) != 0)
+                continue;
+            if (!found || span_len(*rows) == 0)
+                *rows = k->rows;
+            else if (span_len(k->rows) > 0)
+                rows->end = k->rows.end > rows->end ? k->rows.end : rows->end;
+            *cols = k->cols;
+            found = true;
+        }
+    }
+    return found;
 }
 
 static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
@@ -22,16 +33,16 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
         printf("%-52s %-4s [%lld, %lld]", t->name, dtype_name(t->dtype), (long long)t->rows,
                (long long)t->cols);
     for (int32_t r = 0; r < s->options.tp; r++) {
-        const struct tensor_slice *k = slice_of(s->layouts[r], t->name);
-        if (!k)
+        struct span rows, cols;
+        if (!held(s->layouts[r], t->name, &rows, &cols)) {
             printf("  not used");
-        else if (span_len(k->rows) == t->rows && span_len(k->cols) == t->cols)
+            break;
+        }
+        if (span_len(rows) == t->rows && span_len(cols) == t->cols)
             printf("  %d: all", r);
         else
-            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)k->rows.begin,
-                   (long long)k->rows.end, (long long)k->cols.begin, (long long)k->cols.end);
-        if (!k)
-            break;
+            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)rows.begin, (long long)rows.end,
+                   (long long)cols.begin, (long long)cols.end);
     }
     printf("\n");
 }
@@ -44,12 +55,12 @@ static void print_json(const struct setup *s, const struct checkpoint_tensor *t,
     else
         printf("\"shape\": [%lld, %lld], \"slices\": [", (long long)t->rows, (long long)t->cols);
     for (int32_t r = 0; r < s->options.tp; r++) {
-        const struct tensor_slice *k = slice_of(s->layouts[r], t->name);
-        if (!k)
+        struct span rows, cols;
+        if (!held(s->layouts[r], t->name, &rows, &cols))
             break;
         printf("%s{\"rank\": %d, \"rows\": [%lld, %lld], \"cols\": [%lld, %lld]}", r ? ", " : "", r,
-               (long long)k->rows.begin, (long long)k->rows.end, (long long)k->cols.begin,
-               (long long)k->cols.end);
+               (long long)rows.begin, (long long)rows.end, (long long)cols.begin,
+               (long long)cols.end);
     }
     printf("]}%s\n", last ? "" : ",");
 }

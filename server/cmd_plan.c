@@ -1,7 +1,9 @@
 /* tessera plan: from headers alone, what each rank would hold and send, and whether it fits. */
 #include "config/buf.h"
+#include "engine/model/model.h"
 #include "engine/parallel/sampler.h"
 #include "server/commands.h"
+#include "server/plan_modes.h"
 #include "server/setup.h"
 
 #include <stdio.h>
@@ -9,14 +11,15 @@
 
 static uint64_t layer_bytes(const struct setup *s, int32_t rank, int32_t rows)
 {
-    size_t n = (size_t)rows * (size_t)s->model.hidden;
-    return 2 * comm_all_reduce_bytes(s->options.tp, rank, n);
+    const struct flow *f = s->layouts[rank]->flow;
+    return flow_layer_bytes(f, flow_phase_of(f, rows), rows, rank);
 }
 
-static uint64_t logits_bytes(const struct setup *s, int32_t rank)
+/* Of the rows sampled and of what is before and after the layers, for a step of one row. */
+static uint64_t ends_bytes(const struct setup *s, int32_t rank)
 {
-    int64_t others = s->model.vocab - span_len(s->layouts[rank]->vocab);
-    return 4 * (uint64_t)others;
+    const struct flow *f = s->layouts[rank]->flow;
+    return flow_ends_bytes(f, flow_phase_of(f, 1), 1, 1, rank);
 }
 
 /* A row of the distributed sampler: with top-k 1 to the most that are sent, or greedy (0). */
@@ -60,8 +63,9 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
         buf_printf(b, "\"received_election_bytes_per_row\": {\"greedy\": %llu, \"most\": %llu}, ",
                    (unsigned long long)election_bytes(s, 0),
                    (unsigned long long)election_bytes(s, SAMPLE_PLACES_MAX));
-    buf_printf(b, "\"received_logits_bytes_per_row\": %llu}%s\n",
-               (unsigned long long)logits_bytes(s, r), r + 1 < f->ranks ? "," : "");
+    buf_printf(b, "\"residual_bytes\": %zu, \"received_bytes_around_layers\": %llu}%s\n",
+               4 * parallel_rest_size(l->flow, r, f->limits.rows),
+               (unsigned long long)ends_bytes(s, r), r + 1 < f->ranks ? "," : "");
 }
 
 static void print_json(const struct setup *s, const struct footprint *f, bool fits, struct buf *b)
@@ -71,7 +75,7 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
     buf_puts(b, "{\n  \"model\": ");
     buf_json(b, name, strnlen(name, sizeof name));
     buf_printf(b, ",\n  \"ranks\": %d, \"threads_per_rank\": %d, \"mode\": \"%s\",\n", f->ranks,
-               f->threads, s->options.parallel_mode);
+               f->threads, plan_mode(s->plan));
     buf_printf(b, "  \"dtype\": \"%s\", \"kv_dtype\": \"%s\",\n", dtype_name(f->dtype),
                dtype_name(f->kv_dtype));
     buf_printf(b,
@@ -81,11 +85,16 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                BACKEND_BLOCK_TOKENS);
     buf_printf(b, "  \"fits\": %s, \"total_bytes\": %zu, \"available_bytes\": %zu,\n",
                fits ? "true" : "false", f->total, f->available);
-    buf_printf(b,
-               "  \"collectives\": {\"all_reduce_per_layer\": 2, \"all_reduce_per_step\": %d, "
-               "\"all_gather_per_step\": %d, \"oneshot_max_bytes\": %u},\n",
-               2 * s->model.layers + 1, options_distributed(&s->options) ? 2 : 1,
-               COMM_ONESHOT_MAX_BYTES);
+    const struct flow *flow = s->layouts[0]->flow;
+    buf_puts(b, "  \"mesh\": {");
+    for (int32_t i = 0; i < flow->mesh.axes; i++)
+        buf_printf(b, "%s\"%s\": %d", i ? ", " : "", flow->mesh.axis[i].name,
+                   flow->mesh.axis[i].size);
+    buf_printf(b, "}, \"collectives_per_layer\": {\"few_rows\": %d, \"many_rows\": %d},\n",
+               flow_meetings(flow, PLAN_DECODE), flow_meetings(flow, PLAN_PREFILL));
+    if (flow->prefill_rows < INT32_MAX)
+        buf_printf(b, "  \"many_rows_from\": %d,\n", flow->prefill_rows);
+    buf_printf(b, "  \"oneshot_max_bytes\": %u,\n", COMM_ONESHOT_MAX_BYTES);
     buf_puts(b, "  \"per_rank\": [\n");
     for (int32_t r = 0; r < f->ranks; r++)
         json_rank(s, f, r, b);
@@ -94,24 +103,24 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
 
 static void print_text(const struct setup *s, const struct footprint *f, struct buf *b)
 {
-    char one[32], many[32], logits[32], read[32];
+    char one[32], many[32], ends[32], read[32];
+    const struct flow *flow = s->layouts[0]->flow;
     setup_table(s, f, b);
-    buf_printf(b, "\nper layer 2 all-reduces; per step %d all-reduces and ",
-               2 * s->model.layers + 1);
-    if (options_distributed(&s->options))
-        buf_printf(b, "2 all-gathers: per row %s of surveys and candidates at most\n",
-                   base_human_bytes(one, sizeof one, election_bytes(s, SAMPLE_PLACES_MAX)));
-    else
-        buf_puts(b, "1 all-gather of logits\n");
-    buf_printf(
-        b, "rank  reads       KV per token  received per layer: 1 row, %d rows; logits per row\n",
-        f->limits.rows);
+    buf_printf(b, "\nlayout %s: %d collectives per layer", plan_mode(s->plan),
+               flow_meetings(flow, PLAN_DECODE));
+    if (flow->prefill_rows < INT32_MAX)
+        buf_printf(b, ", %d in steps of %d rows or more", flow_meetings(flow, PLAN_PREFILL),
+                   flow->prefill_rows);
+    buf_printf(b,
+               "\nrank  reads       KV per token  received per layer: 1 row, %d rows; around the "
+               "layers\n",
+               f->limits.rows);
     for (int32_t r = 0; r < f->ranks; r++)
         buf_printf(b, "%4d  %-10s  %7zu B     %s, %s; %s\n", r,
                    base_human_bytes(read, sizeof read, setup_read_bytes(s, r)),
                    f->rank[r].kv_per_token, base_human_bytes(one, sizeof one, layer_bytes(s, r, 1)),
                    base_human_bytes(many, sizeof many, layer_bytes(s, r, f->limits.rows)),
-                   base_human_bytes(logits, sizeof logits, logits_bytes(s, r)));
+                   base_human_bytes(ends, sizeof ends, ends_bytes(s, r)));
 }
 
 enum status commands_plan(const struct options *o, struct err *err)
@@ -122,6 +131,10 @@ enum status commands_plan(const struct options *o, struct err *err)
     struct buf text;
     buf_init(&text, 1 << 22);
     TRY(setup_open(o, &s, err));
+    if (o->print_plan) {
+        fputs(plan_text(s.plan), stdout);
+        goto out;
+    }
     st = footprint_plan(&s.options, &s.model, s.layouts, s.ops, &f, err);
     if (st != OK && st != ERR_LIMIT)
         goto out;
@@ -129,6 +142,12 @@ enum status commands_plan(const struct options *o, struct err *err)
         print_json(&s, &f, st == OK, &text);
     else
         print_text(&s, &f, &text);
+    if (o->explain)
+        plan_modes_explain(&s, &text);
+    if (o->modes) {
+        enum status compared = plan_modes_table(&s, f.limits.rows, &text, err);
+        st = compared == OK ? st : compared;
+    }
     fputs(text.data, stdout);
 out:
     buf_free(&text);

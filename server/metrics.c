@@ -298,21 +298,29 @@ static void write_ranks(struct page *p, const struct engine_metrics *e)
                    e->rank[r].read_bytes);
 }
 
-/* One line per rank and op; part picks the number. */
+static void write_traffic(struct page *p, const char *name, int32_t rank, const char *group,
+                          const struct engine_traffic *traffic, int part)
+{
+    for (int op = 0; op < COMM_OP_COUNT; op++) {
+        buf_printf(p->out, "%s{rank=\"%d\",group=\"%s\",op=\"%s\"} ", name, rank, group,
+                   comm_op_name((enum comm_op)op));
+        if (part == 2)
+            buf_printf(p->out, "%.9g\n", (double)traffic[op].nanoseconds / 1e9);
+        else
+            buf_printf(p->out, "%" PRIu64 "\n", part ? traffic[op].calls : traffic[op].bytes);
+    }
+}
+
+/* One line per rank, group and op; part picks the number. */
 static void write_comm(struct page *p, const struct engine_metrics *e, const char *name,
                        const char *help, int part)
 {
     write_head(p, name, "counter", help);
     for (int32_t r = 0; r < e->ranks; r++) {
-        for (int op = 0; op < COMM_OP_COUNT; op++) {
-            buf_printf(p->out, "%s{rank=\"%d\",group=\"tp\",op=\"%s\"} ", name, r,
-                       comm_op_name((enum comm_op)op));
-            if (part == 2)
-                buf_printf(p->out, "%.9g\n", (double)e->rank[r].comm[op].nanoseconds / 1e9);
-            else
-                buf_printf(p->out, "%" PRIu64 "\n",
-                           part ? e->rank[r].comm[op].calls : e->rank[r].comm[op].bytes);
-        }
+        write_traffic(p, name, r, e->group[0], e->rank[r].comm, part);
+        for (int32_t i = 0; i < MESH_AXES_MAX; i++)
+            if (*e->group[1 + i])
+                write_traffic(p, name, r, e->group[1 + i], e->rank[r].axis[i], part);
     }
 }
 

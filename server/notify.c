@@ -1,13 +1,12 @@
-/* DESIGN: the protocol is one sendto, which is less than a library to depend on. */
+/* DESIGN: the protocol is one sendto, which is less than a library to depend on. Not connected: a
+ * manager that starts anew listens under the same name. */
 #include "server/notify.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 /* Microseconds, if they are meant for this process. */
@@ -22,22 +21,19 @@ static int64_t watchdog_period_ns(void)
 
 static enum status reach(struct notify *n, const char *path, struct err *err)
 {
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    size_t length = strlen(path);
-    if ((path[0] != '/' && path[0] != '@') || length >= sizeof to.sun_path)
-        return base_fail(err, ERR_IO, "NOTIFY_SOCKET: \"%.100s\" is not a path or @name", path);
-    memcpy(to.sun_path, path, length);
-    if (path[0] == '@') /* an abstract name begins with a NUL */
-        to.sun_path[0] = '\0';
     const struct timeval patience = {.tv_sec = 1};
+    const size_t length = strlen(path);
+    if ((path[0] != '/' && path[0] != '@') || length >= sizeof n->to.sun_path)
+        return base_fail(err, ERR_IO, "NOTIFY_SOCKET: \"%.100s\" is not a path or @name", path);
+    n->to.sun_family = AF_UNIX;
+    n->to_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
+    memcpy(n->to.sun_path, path, length);
+    if (path[0] == '@') /* an abstract name begins with a NUL */
+        n->to.sun_path[0] = '\0';
     n->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (n->fd < 0 || setsockopt(n->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0 ||
-        connect(n->fd, (const struct sockaddr *)&to,
-                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) != 0) {
-        base_fail_errno(err, ERR_IO, "NOTIFY_SOCKET: \"%.100s\"", path);
-        notify_close(n);
-        return ERR_IO;
-    }
+    if (n->fd < 0)
+        return base_fail_errno(err, ERR_IO, "NOTIFY_SOCKET: a socket");
+    setsockopt(n->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     return OK;
 }
 
@@ -61,16 +57,20 @@ void notify_close(struct notify *n)
     n->fd = -1;
 }
 
-void notify_send(const struct notify *n, const char *fmt, ...)
+void notify_send(struct notify *n, const char *fmt, ...)
 {
     char text[512];
     va_list ap;
     if (n->fd < 0)
         return;
     va_start(ap, fmt);
-    int length = vsnprintf(text, sizeof text, fmt, ap);
+    const int length = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (length > 0 && (size_t)length < sizeof text &&
-        send(n->fd, text, (size_t)length, MSG_NOSIGNAL) < 0 && errno != EAGAIN)
-        base_log(LOG_WARN, "the service manager cannot be told: %s", strerror(errno));
+    CHECK(length > 0 && (size_t)length < sizeof text);
+    const bool failed = sendto(n->fd, text, (size_t)length, MSG_NOSIGNAL,
+                               (const struct sockaddr *)&n->to, n->to_bytes) < 0;
+    if (failed && !n->failing)
+        base_log(LOG_WARN, "NOTIFY_SOCKET: the service manager cannot be told: %s",
+                 strerror(errno));
+    n->failing = failed;
 }

@@ -88,6 +88,7 @@ static enum status prepare(struct job *j, struct api_error *e)
     service_log_unknown(j->service, &j->request.unknown);
     for (int32_t i = 0; i < j->request.prompt_count; i++)
         TRY(tokenize(j, &j->request.prompts[i], e));
+    TRY(completion_prompt_check_scores(&j->request, e));
     for (int32_t i = 0; i < j->request.bad_word_count; i++)
         TRY(forbid(j, &j->request.bad_words[i], e));
     st = open_stops(j, &err);

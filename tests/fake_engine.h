@@ -122,7 +122,8 @@ double engine_stalled_s(const struct engine *e)
 
 void engine_metrics(const struct engine *e, struct engine_metrics *out)
 {
-    *out = (struct engine_metrics){.running = atomic_load(&e->running), .ranks = 2};
+    *out =
+        (struct engine_metrics){.running = atomic_load(&e->running), .ranks = 2, .group = {"tp"}};
 }
 
 static void fake_forget(struct fake_request *r)

@@ -223,6 +223,26 @@ static inline void staged_add_rmsnorm(struct backend *b, struct view y, struct v
     staged_end(s, y.data);
 }
 
+static inline void staged_square_sum(struct backend *b, float *sums, struct view x,
+                                     struct cview delta)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->square_sum(s->inner, staged_in(s, sums, (size_t)x.rows * 4), staged_view(s, x),
+                              staged_cview(s, delta));
+    staged_out(s, x.data);
+    staged_end(s, sums);
+}
+
+static inline void staged_rms_scale(struct backend *b, struct view y, struct cview x,
+                                    const float *sums, int32_t width, const float *gain, float eps)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->rms_scale(s->inner, staged_view(s, y), staged_cview(s, x),
+                             staged_in(s, sums, (size_t)x.rows * 4), width,
+                             staged_in(s, gain, (size_t)x.cols * 4), eps);
+    staged_end(s, y.data);
+}
+
 static inline void staged_rope_table(struct backend *b, struct view table, const int32_t *position,
                                      const float *inv_freq)
 {
@@ -475,6 +495,8 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.linear = staged_linear;
     s->ops.rmsnorm = staged_rmsnorm;
     s->ops.add_rmsnorm = staged_add_rmsnorm;
+    s->ops.square_sum = staged_square_sum;
+    s->ops.rms_scale = staged_rms_scale;
     s->ops.rope_table = staged_rope_table;
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;

@@ -493,23 +493,6 @@ static void test_lists_of_tokens(void **state)
     completion_free(&r);
 }
 
-static void test_choices_of_a_request(void **state)
-{
-    struct completion_rules few = rules;
-    struct completion_request r;
-    struct api_error e;
-    (void)state;
-    few.choices_max = 6;
-    assert_int_equal(parse_with("{\"prompt\": [[1], [2]], \"n\": 3}", &few, &r, &e), OK);
-    completion_free(&r);
-    assert_int_equal(parse_with("{\"prompt\": [[1], [2]], \"n\": 4}", &few, &r, &e), ERR_INPUT);
-    assert_string_equal(e.param, "n");
-    assert_non_null(strstr(e.message, "8 answers at once, this server takes at most 6"));
-    const char *seven = "{\"prompt\": [[1], [2], [3], [4], [5], [6], [7]]}";
-    assert_int_equal(parse_with(seven, &few, &r, &e), ERR_INPUT);
-    assert_string_equal(e.param, "prompt");
-}
-
 /* Fields that go together, or do not. */
 static void test_together(void **state)
 {
@@ -763,29 +746,17 @@ static void test_utf8(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_not_numbers),
-        cmocka_unit_test(test_booleans),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_many_prompts),
-        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_stream_options),
-        cmocka_unit_test(test_no_tokenizer),
-        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_unknown_fields),
-        cmocka_unit_test(test_not_requests),
-        cmocka_unit_test(test_length),
-        cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_lists_of_tokens),
-        cmocka_unit_test(test_together),
-        cmocka_unit_test(test_choices_of_a_request),
-        cmocka_unit_test(test_forbidden_words),
-        cmocka_unit_test(test_response),
-        cmocka_unit_test(test_frames),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_ranges),         cmocka_unit_test(test_not_numbers),
+        cmocka_unit_test(test_booleans),       cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_many_prompts),   cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_stream_options), cmocka_unit_test(test_no_tokenizer),
+        cmocka_unit_test(test_model),          cmocka_unit_test(test_unknown_fields),
+        cmocka_unit_test(test_not_requests),   cmocka_unit_test(test_length),
+        cmocka_unit_test(test_truncation),     cmocka_unit_test(test_lists_of_tokens),
+        cmocka_unit_test(test_together),       cmocka_unit_test(test_forbidden_words),
+        cmocka_unit_test(test_response),       cmocka_unit_test(test_frames),
+        cmocka_unit_test(test_errors),         cmocka_unit_test(test_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,6 +60,7 @@ struct client {
 
 struct group {
     struct worker workers[RANKS];
+    int fds[RANKS]; /* the links' */
     struct link_set *links;
     struct engine *engine;
     struct client clients[CLIENTS];
@@ -203,7 +204,6 @@ static struct group *group_start(struct special how)
 {
     struct group *g = calloc(1, sizeof *g);
     struct err err;
-    int fds[RANKS];
     assert_non_null(g);
     g->gated = how.gated;
     sem_init(&g->gate, 0, 0);
@@ -213,14 +213,14 @@ static struct group *group_start(struct special how)
     for (int32_t r = 0; r < RANKS; r++) {
         int pair[2];
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-        fds[r] = pair[0];
+        g->fds[r] = pair[0];
         g->workers[r] = (struct worker){.g = g, .rank = r, .fd = pair[1]};
         if (r == how.rank) {
             g->workers[r].fault = how.fault;
             g->workers[r].fault_seq = how.fault_seq;
         }
     }
-    assert_int_equal(link_open(fds, RANKS, SLOTS, &g->links, &err), OK);
+    assert_int_equal(link_open(g->fds, RANKS, SLOTS, &g->links, &err), OK);
     for (int32_t r = 0; r < RANKS; r++)
         assert_int_equal(pthread_create(&g->workers[r].thread, NULL, work, &g->workers[r]), 0);
     struct engine_config config = {
@@ -253,9 +253,11 @@ static void group_stop(struct group *g)
     for (int32_t i = 0; g->gated && i < 1000; i++)
         sem_post(&g->gate);
     engine_close(g->engine);
-    link_close(g->links);
+    for (int32_t r = 0; r < RANKS; r++) /* all of them run what is on its way, or none can */
+        shutdown(g->fds[r], SHUT_WR);
     for (int32_t r = 0; r < RANKS; r++)
         pthread_join(g->workers[r].thread, NULL);
+    link_close(g->links);
     sem_destroy(&g->gate);
     sem_destroy(&g->arrived);
     pthread_mutex_destroy(&g->lock);

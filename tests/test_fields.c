@@ -296,6 +296,62 @@ static void test_document_defaults(void **state)
     jdoc_close(doc);
 }
 
+/* ---- bounds of several fields together ---- */
+
+static enum status parse_at(const char *text, const struct completion_rules *with,
+                            struct completion_request *r, struct api_error *e)
+{
+    memset(e, 0, sizeof *e);
+    return completion_parse(text, strlen(text), with, r, e);
+}
+
+static void test_choices_of_a_request(void **state)
+{
+    struct completion_rules few = rules;
+    struct completion_request r;
+    struct api_error e;
+    (void)state;
+    few.choices_max = 6;
+    assert_int_equal(parse_at("{\"prompt\": [[1], [2]], \"n\": 3}", &few, &r, &e), OK);
+    completion_free(&r);
+    assert_int_equal(parse_at("{\"prompt\": [[1], [2]], \"n\": 4}", &few, &r, &e), ERR_INPUT);
+    assert_string_equal(e.param, "n");
+    assert_non_null(strstr(e.message, "8 answers at once, this server takes at most 6"));
+    const char *seven = "{\"prompt\": [[1], [2], [3], [4], [5], [6], [7]]}";
+    assert_int_equal(parse_at(seven, &few, &r, &e), ERR_INPUT);
+    assert_string_equal(e.param, "prompt");
+}
+
+static void test_scores_of_a_request(void **state)
+{
+    static const struct {
+        const char *fields;
+        int32_t tokens; /* of each of two prompts: the most that is answered */
+        const char *param;
+    } cases[] = {
+        {"\"echo\": true, \"logprobs\": 0", 1 << 21, "logprobs"},
+        {"\"echo\": true, \"logprobs\": 3, \"n\": 2", 1 << 18, "logprobs"},
+        {"\"prompt_logprobs\": 7", 1 << 18, "prompt_logprobs"},
+        {"\"logprobs\": 20", INT32_MAX - 1, NULL}, /* of the answer alone */
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct completion_request r;
+        struct api_error e;
+        char text[128];
+        snprintf(text, sizeof text, "{\"prompt\": [[1], [2]], %s}", cases[i].fields);
+        assert_int_equal(parse_at(text, &rules, &r, &e), OK);
+        r.prompts[0].count = r.prompts[1].count = cases[i].tokens;
+        assert_int_equal(completion_prompt_check_scores(&r, &e), OK);
+        r.prompts[1].count++;
+        enum status st = completion_prompt_check_scores(&r, &e);
+        assert_int_equal(st, cases[i].param ? ERR_INPUT : OK);
+        if (cases[i].param)
+            assert_string_equal(e.param, cases[i].param);
+        completion_free(&r);
+    }
+}
+
 /* ---- /tokenize and /detokenize ---- */
 
 static void test_tokenize_forms(void **state)
@@ -356,6 +412,8 @@ int main(void)
         TEST(test_document_limits),
         TEST(test_document_is_whole),
         TEST(test_document_defaults),
+        TEST(test_choices_of_a_request),
+        TEST(test_scores_of_a_request),
         TEST(test_tokenize_forms),
         TEST(test_detokenize_forms),
     };

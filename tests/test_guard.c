@@ -161,6 +161,25 @@ static void test_head_bytes(void **state)
     assert_int_equal(judge(head, 1025), 431);
 }
 
+/* Of what a reader makes of a head, against the bytes that the head had. */
+static void test_plain(void **state)
+{
+    struct api_error e = {0};
+    struct http_guard g;
+    (void)state;
+    http_guard_start(&g, &limits, &e);
+    assert_true(http_guard_target(&g, "/a", 2));
+    assert_true(http_guard_version(&g, "HTTP/1.1", 8));
+    assert_true(http_guard_method(&g, "GET", 3));
+    assert_true(http_guard_header(&g, "Host", 4, "x", 1));
+    assert_true(http_guard_header(&g, "Empty", 5, "", 0));
+    const size_t n = sizeof "GET /a HTTP/1.1\r\nHost: x\r\nEmpty: \r\n\r\n" - 1;
+    assert_true(http_guard_end(&g, n));
+    assert_true(http_guard_is_plain(&g, n));
+    assert_false(http_guard_is_plain(&g, n - 1));
+    assert_false(http_guard_is_plain(&g, n + 1));
+}
+
 static void test_cors(void **state)
 {
     (void)state;
@@ -179,9 +198,8 @@ static void test_cors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_head_bytes),
+        cmocka_unit_test(test_table),      cmocka_unit_test(test_any_cut),
+        cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_plain),
         cmocka_unit_test(test_cors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -225,6 +225,34 @@ static void norm_case(struct backend *b, const void *arg, float *out)
     guarded_free(gain, (size_t)c->cols);
 }
 
+/* Columns in two parts, as two ranks hold them, are normed as the whole. */
+static void split_norm_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const int32_t cut[] = {0, c->cols / 3, c->cols};
+    float *gain = generated(12, (size_t)c->cols), sums[2][64], total[64];
+    for (int p = 0; p < 2; p++) {
+        const int32_t cols = cut[p + 1] - cut[p];
+        const size_t n = (size_t)c->rows * (size_t)cols;
+        float *x = generated(11 + (uint32_t)p, n), *delta = generated(13, n);
+        struct view vx = view_f32(x, c->rows, cols);
+        struct cview none = {0}, vd = {delta, DTYPE_F32, c->rows, cols};
+        ok(backend_square_sum(b, sums[p], vx, none, &err));
+        ok(backend_square_sum(b, sums[p], vx, vd, &err));
+        memcpy(out + (size_t)c->rows * (size_t)cut[p], x, n * 4);
+        guarded_free(x, n);
+        guarded_free(delta, n);
+    }
+    for (int32_t t = 0; t < c->rows; t++)
+        total[t] = sums[0][t] + sums[1][t];
+    for (int p = 0; p < 2; p++) {
+        struct view v =
+            view_f32(out + (size_t)c->rows * (size_t)cut[p], c->rows, cut[p + 1] - cut[p]);
+        ok(backend_rms_scale(b, v, cview_of(v), total, c->cols, gain + cut[p], 1e-5f, &err));
+    }
+    guarded_free(gain, (size_t)c->cols);
+}
+
 static void silu_case(struct backend *b, const void *arg, float *out)
 {
     const struct row_case *c = arg;
@@ -244,6 +272,7 @@ static void test_rows(void **state UNUSED)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const size_t n = (size_t)cases[i].rows * (size_t)cases[i].cols;
         run_case("norm", norm_case, &cases[i], 4 * n, 1e-6, 2e-6);
+        run_case("split norm", split_norm_case, &cases[i], n, 1e-6, 2e-6);
         run_case("silu_mul", silu_case, &cases[i], n, 1e-6, 1e-6);
     }
 }
@@ -311,7 +340,7 @@ static void test_lookup(void **state UNUSED)
 /* ---- attention ------------------------------------------------------------------------------- */
 
 #define SLOTS 3
-#define ATTEND_ROWS_MAX 640
+#define ATTEND_ROWS_MAX 3200
 
 struct attend_case {
     int32_t heads, kv_heads, dim, length; /* length: tokens of slot 1; the others are shorter */
@@ -383,6 +412,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     float *qkv = generated(31, n), *table = guarded((size_t)(rows * c->dim)), freq[256];
     for (int32_t i = 0; i < c->dim / 2; i++)
         freq[i] = (float)pow(10000, -2.0 * i / c->dim);
+    ok(backend_reserve(b, 64, 2048, 0, &err)); /* so that long rows may be split */
     struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, c->dim);
     ok(backend_rope_table(b, t, m.position, freq, &err));
     ok(backend_rope_kv(b, v, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
@@ -402,10 +432,11 @@ static void attend_case(struct backend *b, const void *arg, float *out)
 static void test_attend(void **state UNUSED)
 {
     static const struct attend_case cases[] = {
-        {1, 1, 2, 1, DTYPE_F32},    {4, 2, 16, 40, DTYPE_F32},  {6, 2, 24, 33, DTYPE_BF16},
-        {3, 3, 64, 258, DTYPE_F16}, {9, 1, 20, 100, DTYPE_F32}, {0, 2, 32, 17, DTYPE_F16},
-        {0, 0, 8, 5, DTYPE_BF16},   {5, 3, 128, 70, DTYPE_F32}, {1, 1, 256, 20, DTYPE_F16},
-        {2, 1, 8, 470, DTYPE_F32},  {4, 1, 64, 300, DTYPE_BF16}};
+        {1, 1, 2, 1, DTYPE_F32},    {4, 2, 16, 40, DTYPE_F32},   {6, 2, 24, 33, DTYPE_BF16},
+        {3, 3, 64, 258, DTYPE_F16}, {9, 1, 20, 100, DTYPE_F32},  {0, 2, 32, 17, DTYPE_F16},
+        {0, 0, 8, 5, DTYPE_BF16},   {5, 3, 128, 70, DTYPE_F32},  {1, 1, 256, 20, DTYPE_F16},
+        {2, 1, 8, 470, DTYPE_F32},  {4, 1, 64, 300, DTYPE_BF16}, {5, 1, 6, 2310, DTYPE_F32},
+        {4, 2, 6, 1030, DTYPE_F32}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const struct attend_case *c = &cases[i];
         char what[96];

@@ -193,7 +193,8 @@ static enum status by_product(struct ranks_member *m, struct tools *t, enum mode
     const int32_t rows =
         (int32_t)span_len(spread_span(m->mesh, &made, SPREAD_ROWS, BATCH, m->rank));
     const int32_t cols = (int32_t)span_len(spread_span(m->mesh, &made, SPREAD_COLS, out, m->rank));
-    struct view product = view_f32(redistribute_source(t->redistribute, &resolve), rows, cols);
+    float elsewhere[BATCH * WIDE], *source = redistribute_source(t->redistribute, &resolve);
+    struct view product = view_f32(source ? source : elsewhere, rows, cols);
     const struct cview input = {got, DTYPE_F32, rows, x.cols};
     if (d->moving)
         TRY(moving_linear(t->moving, product, input, d->moving, err));
@@ -219,15 +220,18 @@ static enum status dense_forward(struct ranks_member *m, struct tools *t, enum m
     return st;
 }
 
-static enum status open_moving(struct tools *t, enum mode mode, struct dense *d, int64_t out,
-                               int64_t in, struct err *err)
+static enum status open_moving(struct tools *t, enum mode mode, struct dense *d, int64_t in,
+                               struct err *err)
 {
     const int32_t row = mode == TWO ? 0 : 1;
     if (mode == THREE)
         return moving_gathered_open(t->moving, d->storage, 0, (int32_t)span_len(d->out),
                                     (int32_t)span_len(d->in), DTYPE_F32, &d->moving, err);
-    return moving_summa_open(t->moving, d->storage, row, row + 1, out, in, DTYPE_F32, &d->moving,
-                             err);
+    struct weight_spec block = {
+        .out = (int32_t)span_len(d->out), .in = (int32_t)(in / 2), .leaves = 1, .dtype = DTYPE_F32};
+    block.cut[1] = block.in;
+    const struct weight_spec blocks[] = {block, block};
+    return moving_summa_open(t->moving, d->storage, row, row + 1, blocks, &d->moving, err);
 }
 
 static void note(struct ranks_member *m, const struct network *n, const struct view act[3])
@@ -263,8 +267,9 @@ static enum status forward(struct ranks_member *m, struct err *err)
     enum status st = OK;
     struct run *run = m->arg;
     const enum mode mode = (enum mode)(run->c - cases);
-    const struct redistribute_sizes sizes = {{BATCH * WIDE, BATCH * WIDE, BATCH * WIDE, 0},
-                                             BATCH * WIDE};
+    const struct redistribute_sizes sizes = {
+        {{BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}},
+        BATCH * WIDE};
     const struct moving_sizes moving = {HIDDEN * WIDE, HIDDEN * WIDE * 2, BATCH * WIDE,
                                         BATCH * WIDE};
     struct network n = network_of(mode);
@@ -276,8 +281,8 @@ static enum status forward(struct ranks_member *m, struct err *err)
     TRY(redistribute_open(&m->groups, m->backend, &sizes, &t.redistribute, err));
     TRY(moving_open(&m->groups, m->backend, &moving, &t.moving, err));
     if (mode != ONE) {
-        TRY(open_moving(&t, mode, &n.first, WIDE, HIDDEN, err));
-        TRY(open_moving(&t, mode, &n.second, HIDDEN, WIDE, err));
+        TRY(open_moving(&t, mode, &n.first, HIDDEN, err));
+        TRY(open_moving(&t, mode, &n.second, WIDE, err));
     }
     const struct span rows = spread_span(m->mesh, &n.x, SPREAD_ROWS, BATCH, m->rank);
     const struct span cols = spread_span(m->mesh, &n.x, SPREAD_COLS, HIDDEN, m->rank);

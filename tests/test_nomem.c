@@ -58,11 +58,11 @@ static enum status read_json(const void *text, struct err *err)
     return st;
 }
 
-static enum status read_plan(const void *path, struct err *err)
+static enum status read_plan(const void *mesh, struct err *err)
 {
     struct plan *p = NULL;
-    enum status st = plan_load("1d", path, 2, &p, err);
-    CHECK(st != OK || plan_ranks(p) == 2);
+    enum status st = plan_load("2d", mesh, NULL, 4, &p, err);
+    CHECK(st != OK || plan_ranks(p) == 4);
     plan_close(p);
     return st;
 }
@@ -78,6 +78,7 @@ static void test_config(void **state)
                 "{\"a\": [1, 2.5, true, null, {\"b\": {}}], \"long name \\u00e4\": \"text\","
                 " \"c\": \"\\ud83e\\udd8a\", \"d\": [[], [[]], [{}]]}");
     nomem_sweep("built-in plan", read_plan, NULL);
+    nomem_sweep("built-in plan of another mesh", read_plan, "2,2");
 }
 
 /* ---- checkpoints ---- */

@@ -209,7 +209,8 @@ static void test_choices(void **state)
     bad("serve m --dtype float320", "--dtype: got");
     bad("serve m --dtype auto|float32", "--dtype: got");
     bad("serve m --dtype=", "--dtype: got \"\"");
-    bad("serve m --parallel-mode 2d", "expected 1d");
+    bad("serve m --parallel-mode 4d", "expected 1d|1d_sp|2d|2.5d|3d");
+    good("serve m --parallel-mode 2.5d --mesh 1,3,3");
 }
 
 static void test_unknown(void **state)

@@ -29,7 +29,7 @@ static struct plan *builtin(int32_t ranks)
 {
     struct plan *p;
     struct err err;
-    if (plan_load("1d", NULL, ranks, &p, &err) != OK)
+    if (plan_load("1d", NULL, NULL, ranks, &p, &err) != OK)
         fail_msg("%s", err.text);
     return p;
 }
@@ -91,8 +91,45 @@ static void test_builtin_binds_all(void **state)
     plan_close(q);
     plan_close(other);
     plan_close(NULL);
-    assert_int_equal(plan_load("4d", NULL, 4, &p, &err), ERR_USAGE);
+    assert_int_equal(plan_load("4d", NULL, NULL, 4, &p, &err), ERR_USAGE);
     assert_contains(err.text, "--parallel-mode 4d: expected 1d");
+}
+
+/* Sizes given on the command line take the place of the built-in plan's. */
+static void test_mesh_sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mode, *mesh;
+        int32_t ranks;
+        const char *wanted; /* of the error; NULL: good */
+    } cases[] = {
+        {"3d", "1,4,2", 8, NULL},
+        {"2d", "3,3", 9, NULL},
+        {"1d", "5", 5, NULL},
+        {"2.5d", "2,3,3", 18, NULL},
+        {"3d", "4,2", 8, "--mesh 4,2: the 3d plan has 3 axes"},
+        {"3d", "4,2,1,1", 8, "--mesh 4,2,1,1: the 3d plan has 3 axes"},
+        {"3d", "4,2,x", 8, "--mesh 4,2,x: expected numbers from 1 to 64"},
+        {"3d", "4,0,2", 8, "--mesh 4,0,2: expected numbers from 1 to 64"},
+        {"3d", "", 8, "--mesh : expected numbers from 1 to 64"},
+        {"3d", "4,2,2", 8, "E01 the mesh has 16 members, -tp says 8"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct plan *p = NULL;
+        struct err err = {""};
+        enum status st = plan_load(cases[i].mode, cases[i].mesh, NULL, cases[i].ranks, &p, &err);
+        assert_int_equal(st, cases[i].wanted ? ERR_USAGE : OK);
+        if (cases[i].wanted)
+            assert_contains(err.text, cases[i].wanted);
+        else
+            assert_int_equal(plan_mesh(p)->axis[0].size, *cases[i].mesh - '0');
+        plan_close(p);
+    }
+    struct plan *p = NULL;
+    struct err err;
+    assert_int_equal(plan_load("1d", "2", "plan.json", 2, &p, &err), ERR_USAGE);
+    assert_contains(err.text, "--mesh and --plan");
 }
 
 /* ---- broken plans ---- */
@@ -231,10 +268,10 @@ static void test_plan_files(void **state)
     struct layout *l = NULL;
     struct err err;
     const char *path = scratch_path("plan.json");
-    assert_int_equal(plan_load("1d", path, 2, &p, &err), ERR_USAGE);
+    assert_int_equal(plan_load("1d", NULL, path, 2, &p, &err), ERR_USAGE);
     assert_contains(err.text, "plan.json: No such file");
     scratch_write(path, text, sizeof text - 1);
-    assert_int_equal(plan_load("1d", path, 2, &p, &err), OK);
+    assert_int_equal(plan_load("1d", NULL, path, 2, &p, &err), OK);
     assert_int_equal(layout_open(&odd, p, 0, DTYPE_F32, backend_find("ref"), &l, &err), ERR_USAGE);
     assert_contains(err.text, "plan.json: E04 no pattern matches parameter lm_head");
     plan_close(p);
@@ -253,7 +290,7 @@ static enum status lay_out_file(const char *name, const char *model, int32_t ran
     struct model_config m = odd;
     m.tied = strcmp(model, "tied") == 0;
     snprintf(path, sizeof path, "%s/corpus/plans/%s.json", TEST_DATA_DIR, name);
-    enum status st = plan_load("1d", path, ranks, &p, err);
+    enum status st = plan_load("1d", NULL, path, ranks, &p, err);
     if (st == OK)
         st = layout_open(&m, p, 0, dtype, backend_find("ref"), &l, err);
     layout_close(l);
@@ -467,13 +504,10 @@ static void test_leaves_fold_alike(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_builtin_binds_all),
-        cmocka_unit_test(test_broken_plans),
-        cmocka_unit_test(test_specificity),
-        cmocka_unit_test(test_plan_files),
-        cmocka_unit_test(test_corpus),
-        cmocka_unit_test(test_layouts_tile),
-        cmocka_unit_test(test_leaves_fold_alike),
+        cmocka_unit_test(test_builtin_binds_all), cmocka_unit_test(test_mesh_sizes),
+        cmocka_unit_test(test_broken_plans),      cmocka_unit_test(test_specificity),
+        cmocka_unit_test(test_plan_files),        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_layouts_tile),      cmocka_unit_test(test_leaves_fold_alike),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

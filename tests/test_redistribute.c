@@ -19,8 +19,9 @@
 
 static const struct matrix odd = {
     .dim = {{.units = ROWS, .unit = 1}, {.units = COLS, .unit = UNIT}}};
-static const struct redistribute_sizes whole_parts = {{ELEMENTS, ELEMENTS, ELEMENTS, ELEMENTS},
-                                                      ELEMENTS};
+static const struct redistribute_sizes whole_parts = {
+    {{ELEMENTS, ELEMENTS}, {ELEMENTS, ELEMENTS}, {ELEMENTS, ELEMENTS}, {ELEMENTS, ELEMENTS}},
+    ELEMENTS};
 
 struct all_spreads {
     int32_t count;
@@ -170,7 +171,8 @@ static enum status transition(struct ranks_member *m, struct redistribute *r, st
     int64_t wanted = 0;
     TRY(redistribute_route(m->mesh, &odd, from, to, &route, err));
     /* written where it is read, or copied there */
-    float *src = (from.count[0] + to.count[1]) % 2 ? redistribute_source(r, &route) : elsewhere;
+    float *src = (from.count[0] + to.count[1]) % 2 ? redistribute_source(r, &route) : NULL;
+    src = src ? src : elsewhere;
     fill(m->mesh, &from, m->rank, src);
     uint64_t before = ranks_bytes_all(m);
     TRY(redistribute_run(r, &odd, &route, src, &result, err));
@@ -269,15 +271,15 @@ static enum status too_large(struct ranks_member *m, struct err *err)
     struct redistribute *r = NULL;
     struct route route;
     struct err why;
-    struct redistribute_sizes small = {{0}, 0};
+    struct redistribute_sizes small = {0};
     const float *result;
     float src[ELEMENTS] = {0};
     const struct spread copy = {0}, cut = spread_shard(copy, SPREAD_ROWS, 0);
     TRY(redistribute_route(m->mesh, &odd, cut, copy, &route, err));
     redistribute_measure(m->mesh, &odd, &route, &small);
-    if (small.place[0] != ELEMENTS || small.place[1] != 0)
-        st = base_fail(err, ERR_INTERNAL, "measured %zu", small.place[0]);
-    small.place[0]--;
+    if (small.place[0].dst != ELEMENTS || small.place[1].dst != 0)
+        st = base_fail(err, ERR_INTERNAL, "measured %zu", small.place[0].dst);
+    small.place[0].dst--;
     TRY(redistribute_open(&m->groups, m->backend, &small, &r, err));
     if (redistribute_run(r, &odd, &route, src, &result, &why) != ERR_INTERNAL)
         st = base_fail(err, ERR_INTERNAL, "a part too large was moved");
@@ -290,7 +292,7 @@ static enum status no_arena(struct ranks_member *m, struct err *err)
 {
     struct redistribute *r = NULL;
     struct err why;
-    const struct redistribute_sizes large = {{1 << 20}, 0};
+    const struct redistribute_sizes large = {{{1 << 20, 1 << 20}}, 0};
     if (redistribute_open(&m->groups, m->backend, &large, &r, &why) != ERR_LIMIT || r)
         return base_fail(err, ERR_INTERNAL, "an arena too small was taken");
     return OK;

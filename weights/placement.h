@@ -9,7 +9,7 @@
 #include "kernels/backend.h"
 
 #define PLACEMENT_NAME_MAX 128
-#define PLACEMENT_SLICES_MAX 3
+#define PLACEMENT_SLICES_MAX 24
 
 struct span {
     int64_t begin, end; /* half-open; begin == end: nothing */

@@ -12,7 +12,7 @@ struct param {
     enum role role;
     bool per_layer;
     const char *name; /* of the local weight, as plans know it */
-    const char *tensors[PLACEMENT_SLICES_MAX];
+    const char *tensors[3];
 };
 
 static const struct param llama[] = {
@@ -76,48 +76,106 @@ static struct span scaled(struct span s, int64_t unit)
     return (struct span){s.begin * unit, s.end * unit};
 }
 
+/* Query heads of piece x of n, and the KV heads they read. */
+static struct span query_heads(const struct model_config *m, int32_t n, int32_t x)
+{
+    return placement_block(m->heads, n, x);
+}
+
+static struct span kv_heads(const struct model_config *m, struct span query)
+{
+    const int64_t group = m->heads / m->kv_heads;
+    if (span_len(query) == 0)
+        return (struct span){0, 0};
+    return (struct span){query.begin / group, (query.end - 1) / group + 1};
+}
+
+/* The blocks of a fused weight that this rank holds, first and last of the n that its outputs end
+ * in (flow.h). */
+static struct span blocks_of(const struct layout *l, enum plan_part part, const struct spread *end,
+                             int32_t *n)
+{
+    const struct flow *f = l->flow;
+    const struct spread *product = &f->phase[PLAN_DECODE].linear[part].product;
+    const int32_t each =
+        spread_pieces(&f->mesh, end, SPREAD_COLS) / spread_pieces(&f->mesh, product, SPREAD_COLS);
+    const int32_t index = spread_index(&f->mesh, product, SPREAD_COLS, l->rank);
+    *n = spread_pieces(&f->mesh, end, SPREAD_COLS);
+    return (struct span){(int64_t)index * each, ((int64_t)index + 1) * each};
+}
+
+static void fill_qkv(const struct layout *l, const struct model_config *m, const struct param *p,
+                     int32_t layer, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
+    const int64_t dh = m->head_dim;
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_QKV, &l->flow->attention, &n);
+    for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
+        const struct span q = query_heads(m, n, x), kv = kv_heads(m, q);
+        add_slice(w, p->tensors[0], layer, m->heads * dh, m->hidden, scaled(q, dh), in);
+        add_slice(w, p->tensors[1], layer, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
+        add_slice(w, p->tensors[2], layer, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
+    }
+}
+
+static void fill_gate_up(const struct layout *l, const struct model_config *m,
+                         const struct param *p, int32_t layer, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
+    for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
+        for (int32_t t = 0; t < 2; t++)
+            add_slice(w, p->tensors[t], layer, m->mlp, m->hidden, placement_block(m->mlp, n, x),
+                      in);
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  int32_t layer, struct local_weight *w)
 {
     const struct span hidden = {0, m->hidden}, one = {0, 1};
-    const int64_t dh = m->head_dim;
-    switch (p->role) {
-    case ROLE_EMBED:
-    case ROLE_HEAD:
-        add_slice(w, p->tensors[0], layer, m->vocab, m->hidden, l->vocab, hidden);
-        break;
-    case ROLE_ATTN_NORM:
-    case ROLE_MLP_NORM:
-    case ROLE_FINAL_NORM:
-        w->kind = LOCAL_VECTOR;
+    const enum plan_part part = (enum plan_part)p->role;
+    if (p->role == ROLE_ATTN_NORM || p->role == ROLE_MLP_NORM || p->role == ROLE_FINAL_NORM) {
+        w->kind = LOCAL_VECTOR; /* whole: each form of a step scales with another part of it */
         w->spec.dtype = DTYPE_F32;
         add_slice(w, p->tensors[0], layer, 1, m->hidden, one, hidden);
-        break;
-    case ROLE_QKV:
-        add_slice(w, p->tensors[0], layer, m->heads * dh, m->hidden, scaled(l->heads, dh), hidden);
-        add_slice(w, p->tensors[1], layer, m->kv_heads * dh, m->hidden, scaled(l->kv_heads, dh),
-                  hidden);
-        add_slice(w, p->tensors[2], layer, m->kv_heads * dh, m->hidden, scaled(l->kv_heads, dh),
-                  hidden);
-        break;
-    case ROLE_O:
-        add_slice(w, p->tensors[0], layer, m->hidden, m->heads * dh, hidden, scaled(l->heads, dh));
-        placement_leaves(m->heads, dh, l->heads, &w->spec);
-        break;
-    case ROLE_GATE_UP:
-        add_slice(w, p->tensors[0], layer, m->mlp, m->hidden, l->mlp, hidden);
-        add_slice(w, p->tensors[1], layer, m->mlp, m->hidden, l->mlp, hidden);
-        break;
-    case ROLE_DOWN:
-        add_slice(w, p->tensors[0], layer, m->hidden, m->mlp, hidden, l->mlp);
-        placement_leaves(m->mlp, 1, l->mlp, &w->spec);
-        break;
+        return;
     }
+    const struct span out = flow_outputs(l->flow, part, l->rank);
+    const struct span in = flow_inputs(l->flow, part, l->rank);
+    if (p->role == ROLE_QKV)
+        fill_qkv(l, m, p, layer, w);
+    else if (p->role == ROLE_GATE_UP)
+        fill_gate_up(l, m, p, layer, w);
+    else if (p->role == ROLE_O)
+        add_slice(w, p->tensors[0], layer, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
+    else if (p->role == ROLE_DOWN)
+        add_slice(w, p->tensors[0], layer, m->hidden, m->mlp, out, in);
+    else
+        add_slice(w, p->tensors[0], layer, m->vocab, m->hidden, out, in);
+    const struct weight_spec spec = flow_weight(l->flow, part, l->rank);
+    CHECK(spec.out == w->spec.out);
+    CHECK(spec.in == w->spec.in);
+    w->spec = spec;
+}
+
+/* One flow serves all layers. */
+static enum status check_alike(const struct plan *plan, const struct layout *l, struct err *err)
+{
+    for (int32_t i = 0; i < l->count; i++) {
+        const int32_t first = l->layers[i] > 0 ? layout_find(l, l->roles[i], 0) : i;
+        if (memcmp(&l->choices[i], &l->choices[first], sizeof l->choices[i]) != 0)
+            return base_fail(err, ERR_USAGE,
+                             "%s: %s is split otherwise than %s; all layers need one layout",
+                             plan_where(plan), l->weights[i].name, l->weights[first].name);
+    }
+    return OK;
 }
 
 /* The parameters of the first layer, as the plan's check walks them; roles are in its order. */
 static enum status check(const struct plan *plan, const struct model_config *m, enum dtype dtype,
-                         const struct layout *l, struct err *err)
+                         const struct backend_ops *ops, struct layout *l, struct err *err)
 {
     enum status st = OK;
     struct plan_layer layer;
@@ -134,6 +192,8 @@ static enum status check(const struct plan *plan, const struct model_config *m, 
         }
     }
     TRY(plan_check(plan, m, dtype, &layer, err));
+    TRY(check_alike(plan, l, err));
+    TRY(flow_open(plan, m, &layer, dtype, ops, &l->flow, err));
 out:
     return st;
 }
@@ -152,37 +212,21 @@ static enum status bind(const struct plan *plan, struct layout *l, struct err *e
 
 static void split(struct layout *l, const struct model_config *m)
 {
-    int32_t group = m->heads / m->kv_heads;
-    l->heads = placement_block(m->heads, l->ranks, l->rank);
-    l->mlp = placement_block(m->mlp, l->ranks, l->rank);
-    l->vocab = placement_block(m->vocab, l->ranks, l->rank);
-    if (span_len(l->heads) > 0)
-        l->kv_heads = (struct span){l->heads.begin / group, (l->heads.end - 1) / group + 1};
+    const struct flow *f = l->flow;
+    const int32_t group = m->heads / m->kv_heads;
+    l->heads = query_heads(m, spread_pieces(&f->mesh, &f->attention, SPREAD_COLS),
+                           spread_index(&f->mesh, &f->attention, SPREAD_COLS, l->rank));
+    l->kv_heads = kv_heads(m, l->heads);
+    l->mlp = flow_inputs(f, PLAN_DOWN, l->rank);
+    l->vocab = flow_outputs(f, PLAN_EMBED, l->rank);
     for (int64_t h = l->heads.begin; h < l->heads.end; h++)
         l->kv_of[h - l->heads.begin] = (int32_t)(h / group - l->kv_heads.begin);
 }
 
-enum status layout_open(const struct model_config *m, const struct plan *plan, int32_t rank,
-                        enum dtype dtype, const struct backend_ops *ops, struct layout **out,
-                        struct err *err)
+/* Name, role and layer of every weight; what it holds comes after the plan is bound. */
+static void list_weights(struct layout *l, const struct model_config *m, enum dtype dtype,
+                         const struct param **params)
 {
-    enum status st = OK;
-    size_t most = 3 + 6 * (size_t)m->layers;
-    struct layout *l = calloc(1, sizeof *l);
-    if (!l)
-        return base_fail(err, ERR_NOMEM, "layout: no memory");
-    l->rank = rank;
-    l->ranks = plan_ranks(plan);
-    l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
-    l->weights = calloc(most, sizeof *l->weights);
-    l->roles = calloc(most, sizeof *l->roles);
-    l->layers = calloc(most, sizeof *l->layers);
-    l->choices = calloc(most, sizeof *l->choices);
-    if (!l->kv_of || !l->weights || !l->roles || !l->layers || !l->choices) {
-        st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
-        goto out;
-    }
-    split(l, m);
     for (int32_t layer = -1; layer < m->layers; layer++) {
         for (size_t i = 0; i < ARRAY_LEN(llama); i++) {
             const struct param *p = &llama[i];
@@ -191,17 +235,54 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
             struct local_weight *w = &l->weights[l->count];
             name_at(w->name, p->name, layer);
             w->spec.dtype = dtype;
-            fill(l, m, p, layer, w);
+            params[l->count] = p;
             l->roles[l->count] = p->role;
             l->layers[l->count++] = layer;
         }
     }
+}
+
+static uint64_t hash_of(const struct plan *plan, const struct model_config *m)
+{
+    const int32_t sizes[] = {m->hidden, m->layers,   m->heads, m->kv_heads,
+                             m->mlp,    m->head_dim, m->vocab, m->tied};
+    return base_hash(plan_hash(plan), sizes, sizeof sizes);
+}
+
+enum status layout_open(const struct model_config *m, const struct plan *plan, int32_t rank,
+                        enum dtype dtype, const struct backend_ops *ops, struct layout **out,
+                        struct err *err)
+{
+    enum status st = OK;
+    size_t most = 3 + 6 * (size_t)m->layers;
+    const struct param **params = NULL;
+    struct layout *l = calloc(1, sizeof *l);
+    if (!l)
+        return base_fail(err, ERR_NOMEM, "layout: no memory");
+    l->rank = rank;
+    l->ranks = plan_ranks(plan);
+    l->hash = hash_of(plan, m);
+    l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
+    l->weights = calloc(most, sizeof *l->weights);
+    l->roles = calloc(most, sizeof *l->roles);
+    l->layers = calloc(most, sizeof *l->layers);
+    l->choices = calloc(most, sizeof *l->choices);
+    params = calloc(most, sizeof *params);
+    if (!params || !l->kv_of || !l->weights || !l->roles || !l->layers || !l->choices) {
+        st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
+        goto out;
+    }
+    list_weights(l, m, dtype, params);
     TRY(bind(plan, l, err));
-    TRY(check(plan, m, dtype, l, err));
+    TRY(check(plan, m, dtype, ops, l, err));
+    split(l, m);
+    for (int32_t i = 0; i < l->count; i++)
+        fill(l, m, params[i], l->layers[i], &l->weights[i]);
     TRY(placement_layout(ops, l->weights, l->count, &l->arena_bytes, err));
     *out = l;
     l = NULL;
 out:
+    free(params);
     layout_close(l);
     return st;
 }
@@ -210,6 +291,7 @@ void layout_close(struct layout *l)
 {
     if (!l)
         return;
+    flow_close(l->flow);
     free(l->kv_of);
     free(l->weights);
     free(l->roles);

@@ -4,7 +4,7 @@
 #define TESSERA_ENGINE_MODEL_LAYOUT_H
 
 #include "config/model_config.h"
-#include "engine/parallel/plan.h"
+#include "engine/parallel/flow.h"
 #include "weights/placement.h"
 #include "weights/synth.h"
 
@@ -24,10 +24,12 @@ enum role {
 
 struct layout {
     int32_t rank, ranks;
-    struct span heads;    /* query heads of this rank */
-    struct span kv_heads; /* every KV head those touch; shared ones are held by several ranks */
-    struct span mlp, vocab;
-    int32_t *kv_of; /* [heads] local KV head of each local query head */
+    uint64_t hash; /* of the plan and the model's sizes: equal on all ranks */
+    struct flow *flow;
+    struct span heads;      /* query heads of this rank in attention */
+    struct span kv_heads;   /* every KV head those touch; shared ones are held by several ranks */
+    struct span mlp, vocab; /* of the weights it holds */
+    int32_t *kv_of;         /* [heads] local KV head of each local query head */
 
     struct local_weight *weights;
     enum role *roles;

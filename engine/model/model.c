@@ -1,6 +1,6 @@
-/* DESIGN: model_forward reads like the model. The residual stream x is replicated; n is the normed
- * input of the next linear; every addition to x is fused with the norm that follows it. Buffers are
- * carved from one allocation at model_open. */
+/* DESIGN: model_forward reads like the model. x is this rank's part of the residual stream, n the
+ * normed input of the next linear; every addition to x is fused with the norm that follows it.
+ * Where the parts lie is the parallel layer's business, in every layout. */
 #include "engine/model/model.h"
 
 #include <math.h>
@@ -18,31 +18,19 @@ struct model {
     struct parallel *parallel;
     struct kv_cache *kv;
     struct heads heads; /* local */
-    int32_t mlp;        /* local F */
-    int32_t rows_max, samples_max;
+    int32_t rows_max;
     _Atomic uint64_t *progress;
 
     struct parallel_weight embed, head;
     const float *final_norm;
     struct layer *layers;
 
-    void *memory;     /* on the device: all of the following */
-    int32_t *kv_of;   /* [H] */
-    float *inv_freq;  /* [E/2] */
-    float *rope;      /* [T, E] */
-    float *n;         /* [T, D] normed input */
-    float *qkv;       /* [T, (H + 2K) E] */
-    float *attn;      /* [T, H E] */
-    float *gu;        /* [T, 2F] */
-    float *act;       /* [T, F] */
-    float *sampled;   /* [R, D] */
-    float *x, *delta; /* [T, D] in communicator buffers */
+    void *memory;    /* on the device: all of the following */
+    int32_t *kv_of;  /* [H] */
+    float *inv_freq; /* [E/2] */
+    float *rope;     /* [T, E] */
+    float *x;        /* this rank's part of [T, D] */
 };
-
-size_t model_comm_bytes(const struct model_config *m, int32_t rows_max, int32_t samples_max)
-{
-    return parallel_arena_bytes(rows_max, m->hidden, samples_max, m->vocab);
-}
 
 /* Inverse frequencies as transformers computes them (modeling_rope_utils: default and llama3), in
  * fp32 steps, so that long positions round the same way. */
@@ -80,19 +68,15 @@ static float *carve(struct carver *c, int64_t rows, int64_t cols)
     return at;
 }
 
-static size_t carve_all(struct model *m, const struct model_config *cfg, char *base)
+static size_t carve_all(struct model *m, const struct model_config *cfg, const struct layout *l,
+                        char *base)
 {
     struct carver c = {base, 0};
-    const int64_t t = m->rows_max, e = cfg->head_dim;
+    const int64_t e = cfg->head_dim;
     m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
     m->inv_freq = carve(&c, 1, e / 2);
-    m->rope = carve(&c, t, e);
-    m->n = carve(&c, t, cfg->hidden);
-    m->qkv = carve(&c, t, (m->heads.heads + 2 * (int64_t)m->heads.kv_heads) * e);
-    m->attn = carve(&c, t, m->heads.heads * e);
-    m->gu = carve(&c, t, 2 * (int64_t)m->mlp);
-    m->act = carve(&c, t, m->mlp);
-    m->sampled = carve(&c, m->samples_max, cfg->hidden);
+    m->rope = carve(&c, m->rows_max, e);
+    m->x = carve(&c, 1, (int64_t)parallel_rest_size(l->flow, l->rank, m->rows_max));
     return c.used;
 }
 
@@ -102,12 +86,13 @@ static int32_t max32(int32_t a, int32_t b)
 }
 
 /* Scratch of the backend for the largest product, so that no step allocates. */
-static enum status reserve(const struct model *m, struct err *err)
+static enum status reserve(const struct model *m, const struct layout *l, struct err *err)
 {
-    const struct model_config *c = m->config;
-    const int32_t heads = m->heads.heads, kv = m->heads.kv_heads, e = m->heads.head_dim;
-    int32_t in = max32(max32(c->hidden, heads * e), m->mlp);
-    int32_t out = max32(max32(c->hidden, (heads + 2 * kv) * e), max32(2 * m->mlp, c->vocab));
+    int32_t in = 0, out = m->config->vocab;
+    for (int32_t i = 0; i < l->count; i++) {
+        in = max32(in, l->weights[i].spec.in);
+        out = max32(out, l->weights[i].spec.out);
+    }
     return backend_reserve(m->b, m->rows_max, in, out, err);
 }
 
@@ -126,29 +111,17 @@ static enum status upload_constants(struct model *m, const struct layout *l, str
     return OK;
 }
 
-static void set_sizes(struct model *m, const struct model_config *cfg, const struct layout *l,
-                      int32_t rows_max, int32_t samples_max)
+size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t samples_max)
 {
-    m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
-                              cfg->head_dim, NULL};
-    m->mlp = (int32_t)span_len(l->mlp);
-    m->rows_max = rows_max;
-    m->samples_max = samples_max;
+    return parallel_arena_bytes(l->flow, rows_max, samples_max);
 }
 
 size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
                               int32_t rows_max, int32_t samples_max)
 {
-    struct model sizes = {0};
-    set_sizes(&sizes, m, l, rows_max, samples_max);
-    return carve_all(&sizes, m, NULL);
-}
-
-static struct parallel_weight linear_of(const struct model_parts *p, enum role role, int32_t layer)
-{
-    int32_t i = layout_find(p->layout, role, layer);
-    CHECK(i >= 0);
-    return (struct parallel_weight){p->weights->linear[i], p->layout->choices[i].style};
+    struct model sizes = {.rows_max = rows_max, .heads = {.heads = (int32_t)span_len(l->heads)}};
+    return carve_all(&sizes, m, l, NULL) +
+           parallel_local_bytes(l->flow, l->rank, rows_max, samples_max);
 }
 
 static const float *vector_of(const struct model_parts *p, enum role role, int32_t layer)
@@ -158,21 +131,33 @@ static const float *vector_of(const struct model_parts *p, enum role role, int32
     return p->weights->vector[i];
 }
 
-static void bind_weights(struct model *m, const struct model_parts *p)
+static enum status bind_linear(struct model *m, const struct model_parts *p, enum role role,
+                               int32_t layer, struct parallel_weight *out, struct err *err)
 {
-    m->embed = linear_of(p, ROLE_EMBED, -1);
-    m->head = m->config->tied ? m->embed : linear_of(p, ROLE_HEAD, -1);
+    int32_t i = layout_find(p->layout, role, layer);
+    CHECK(i >= 0);
+    return parallel_weight_open(m->parallel, (enum plan_part)role, p->weights->linear[i], out, err);
+}
+
+static enum status bind_weights(struct model *m, const struct model_parts *p, struct err *err)
+{
+    enum status st = OK;
+    TRY(bind_linear(m, p, ROLE_EMBED, -1, &m->embed, err));
+    m->head = m->embed;
+    if (!m->config->tied)
+        TRY(bind_linear(m, p, ROLE_HEAD, -1, &m->head, err));
     m->final_norm = vector_of(p, ROLE_FINAL_NORM, -1);
     for (int32_t i = 0; i < m->config->layers; i++) {
-        m->layers[i] = (struct layer){
-            .attn_norm = vector_of(p, ROLE_ATTN_NORM, i),
-            .qkv = linear_of(p, ROLE_QKV, i),
-            .o = linear_of(p, ROLE_O, i),
-            .mlp_norm = vector_of(p, ROLE_MLP_NORM, i),
-            .gate_up = linear_of(p, ROLE_GATE_UP, i),
-            .down = linear_of(p, ROLE_DOWN, i),
-        };
+        struct layer *l = &m->layers[i];
+        l->attn_norm = vector_of(p, ROLE_ATTN_NORM, i);
+        l->mlp_norm = vector_of(p, ROLE_MLP_NORM, i);
+        TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
+        TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
+        TRY(bind_linear(m, p, ROLE_GATE_UP, i, &l->gate_up, err));
+        TRY(bind_linear(m, p, ROLE_DOWN, i, &l->down, err));
     }
+out:
+    return st;
 }
 
 enum status model_open(const struct model_parts *parts, struct model **out, struct err *err)
@@ -186,26 +171,23 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->b = parts->backend;
     m->kv = parts->kv;
     m->progress = parts->progress;
-    set_sizes(m, cfg, parts->layout, parts->rows_max, parts->samples_max);
-    size_t bytes = carve_all(m, cfg, NULL);
+    m->rows_max = parts->rows_max;
+    const struct layout *l = parts->layout;
+    m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
+                              cfg->head_dim, NULL};
+    size_t bytes = carve_all(m, cfg, l, NULL);
     m->memory = m->b->ops->alloc(m->b, bytes);
     m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
     if (!m->memory || !m->layers) {
         st = base_fail(err, ERR_NOMEM, "model: no memory for %zu bytes of activations", bytes);
         goto out;
     }
-    carve_all(m, cfg, m->memory);
-    TRY(upload_constants(m, parts->layout, err));
-    TRY(reserve(m, err));
-    TRY(parallel_open(m->b, parts->comm, m->rows_max, cfg->hidden, m->samples_max, cfg->vocab,
-                      &m->parallel, err));
-    m->x = parallel_buffer(m->parallel);
-    m->delta = parallel_buffer(m->parallel);
-    if (!m->x || !m->delta) {
-        st = base_fail(err, ERR_LIMIT, "model: the communicator's arena is too small");
-        goto out;
-    }
-    bind_weights(m, parts);
+    carve_all(m, cfg, l, m->memory);
+    TRY(upload_constants(m, l, err));
+    TRY(reserve(m, l, err));
+    TRY(parallel_open(l->flow, m->b, parts->comm, parts->axis_stats, m->rows_max,
+                      parts->samples_max, &m->parallel, err));
+    TRY(bind_weights(m, parts, err));
     *out = m;
     m = NULL;
 out:
@@ -217,6 +199,13 @@ void model_close(struct model *m)
 {
     if (!m)
         return;
+    for (int32_t i = 0; m->layers && i < m->config->layers; i++) {
+        struct layer *l = &m->layers[i];
+        parallel_weight_close(&l->qkv);
+        parallel_weight_close(&l->o);
+        parallel_weight_close(&l->gate_up);
+        parallel_weight_close(&l->down);
+    }
     parallel_close(m->parallel);
     free(m->layers);
     if (m->memory)
@@ -229,45 +218,31 @@ struct parallel *model_parallel(struct model *m)
     return m->parallel;
 }
 
-/* The activations of one step, as views of its T rows. */
-struct activations {
-    struct view x, n, delta, rope, qkv, attn, gu, act;
-};
-
-static struct activations activations_of(struct model *m, int32_t rows)
-{
-    const int32_t e = m->heads.head_dim, h = m->heads.heads, k = m->heads.kv_heads;
-    const int32_t d = m->config->hidden;
-    return (struct activations){
-        .x = view_f32(m->x, rows, d),
-        .n = view_f32(m->n, rows, d),
-        .delta = view_f32(m->delta, rows, d),
-        .rope = view_f32(m->rope, rows, e),
-        .qkv = view_f32(m->qkv, rows, (h + 2 * k) * e),
-        .attn = view_f32(m->attn, rows, h * e),
-        .gu = view_f32(m->gu, rows, 2 * m->mlp),
-        .act = view_f32(m->act, rows, m->mlp),
-    };
-}
-
-/* In: a->n = attention norm of a->x. Out: a->n = `next` norm of a->x after the layer. */
+/* In: *n = attention norm of x. Out: *n = the norm of x after the layer, with `gain`, as `next`
+ * takes it. */
 static enum status layer_forward(struct model *m, int32_t index, const struct rows *rows,
-                                 const struct activations *a, const float *next, struct err *err)
+                                 struct view x, struct view *n, const float *gain,
+                                 enum plan_part next, struct err *err)
 {
     enum status st = OK;
+    struct parallel *p = m->parallel;
     const struct layer *l = &m->layers[index];
+    const struct cview rope = {m->rope, DTYPE_F32, rows->count, m->heads.head_dim};
     const float eps = m->config->norm_eps;
+    struct view qkv, attn, gu, act, delta;
 
-    TRY(parallel_linear(m->parallel, a->qkv, cview_of(a->n), l->qkv, err));
-    TRY(backend_rope_kv(m->b, a->qkv, cview_of(a->rope), &m->heads, rows, m->kv, index, err));
-    TRY(backend_attend(m->b, a->attn, cview_of(a->qkv), &m->heads, rows, m->kv, index, err));
-    TRY(parallel_linear(m->parallel, a->delta, cview_of(a->attn), l->o, err));
-    TRY(backend_add_rmsnorm(m->b, a->n, a->x, cview_of(a->delta), l->mlp_norm, eps, err));
+    TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
+    TRY(backend_rope_kv(m->b, qkv, rope, &m->heads, rows, m->kv, index, err));
+    attn = parallel_input(p, PLAN_O);
+    TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, rows, m->kv, index, err));
+    TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));
+    TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, PLAN_GATE_UP, err));
 
-    TRY(parallel_linear(m->parallel, a->gu, cview_of(a->n), l->gate_up, err));
-    TRY(backend_silu_mul(m->b, a->act, cview_of(a->gu), err));
-    TRY(parallel_linear(m->parallel, a->delta, cview_of(a->act), l->down, err));
-    TRY(backend_add_rmsnorm(m->b, a->n, a->x, cview_of(a->delta), next, eps, err));
+    TRY(parallel_linear(p, PLAN_GATE_UP, &gu, cview_of(*n), l->gate_up, err));
+    act = parallel_input(p, PLAN_DOWN);
+    TRY(parallel_silu_mul(p, act, cview_of(gu), err));
+    TRY(parallel_linear(p, PLAN_DOWN, &delta, cview_of(act), l->down, err));
+    TRY(parallel_norm(p, n, x, cview_of(delta), gain, eps, next, err));
 out:
     return st;
 }
@@ -276,24 +251,26 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
                           struct err *err)
 {
     enum status st = OK;
+    struct parallel *p = m->parallel;
     const struct model_config *cfg = m->config;
-    const struct activations a = activations_of(m, in->rows.count);
+    const int32_t last = cfg->layers - 1;
+    const struct cview nothing = {0};
 
-    TRY(backend_rope_table(m->b, a.rope, in->rows.position, m->inv_freq, err));
-    TRY(parallel_embed(m->parallel, a.x, in->ids, m->embed, err));
-    TRY(backend_rmsnorm(m->b, a.n, cview_of(a.x), m->layers[0].attn_norm, cfg->norm_eps, err));
-    for (int32_t i = 0; i < cfg->layers; i++) {
-        const float *next = i + 1 < cfg->layers ? m->layers[i + 1].attn_norm : m->final_norm;
-        TRY(layer_forward(m, i, &in->rows, &a, next, err));
+    parallel_begin(p, in->rows.count);
+    struct view rope = view_f32(m->rope, in->rows.count, cfg->head_dim);
+    struct view x = parallel_rest(p, m->x), n;
+    TRY(backend_rope_table(m->b, rope, in->rows.position, m->inv_freq, err));
+    TRY(parallel_embed(p, x, in->ids, m->embed, err));
+    TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, PLAN_QKV, err));
+    for (int32_t i = 0; i <= last; i++) {
+        const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
+        TRY(layer_forward(m, i, &in->rows, x, &n, gain, i < last ? PLAN_QKV : PLAN_HEAD, err));
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }
     *logits = (struct cview){NULL, DTYPE_F32, 0, 0};
-    if (in->samples > 0) {
-        struct view sampled = view_f32(m->sampled, in->samples, cfg->hidden);
-        TRY(backend_select(m->b, sampled, cview_of(a.n), in->sample, err));
-        TRY(parallel_head(m->parallel, cview_of(sampled), m->head, logits, err));
-    }
+    if (in->samples > 0)
+        TRY(parallel_head(p, cview_of(n), in->sample, in->samples, m->head, logits, err));
 out:
     return st;
 }

@@ -18,6 +18,7 @@ struct model_parts {
     const struct loaded *weights;
     struct backend *backend;
     struct comm *comm;
+    struct comm_stats *axis_stats; /* one per axis of the plan's mesh */
     struct kv_cache *kv;
     int32_t rows_max;           /* T of the largest step */
     int32_t samples_max;        /* R of the largest step */
@@ -33,7 +34,7 @@ struct model_input {
 };
 
 /* Communicator arena a rank needs for these sizes. */
-size_t model_comm_bytes(const struct model_config *m, int32_t rows_max, int32_t samples_max);
+size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t samples_max);
 /* Activation memory a rank allocates outside the communicator. */
 size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
                               int32_t rows_max, int32_t samples_max);

@@ -55,7 +55,7 @@ enum status moving_open(struct groups *g, struct backend *b, const struct moving
     if (!m)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
     *m = (struct moving){.g = g, .b = b, .sizes = *sizes};
-    m->part = aligned_alloc(64, base_align(4 * sizes->y + 1, 64));
+    m->part = b->ops->alloc(b, 4 * sizes->y);
     if (!m->part) {
         moving_close(m);
         return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu elements", sizes->y);
@@ -74,7 +74,8 @@ void moving_close(struct moving *m)
 {
     if (!m)
         return;
-    free(m->part);
+    if (m->part)
+        m->b->ops->free(m->b, m->part);
     free(m);
 }
 
@@ -98,8 +99,8 @@ static enum status finish_open(struct moving_weight *w, struct moving_weight **o
 }
 
 enum status moving_summa_open(struct moving *m, const void *storage, int32_t row, int32_t col,
-                              int64_t out, int64_t in, enum dtype dtype,
-                              struct moving_weight **weight, struct err *err)
+                              const struct weight_spec *blocks, struct moving_weight **weight,
+                              struct err *err)
 {
     const struct mesh *mesh = m->g->mesh;
     const int32_t q = mesh->axis[row].size, i = mesh_coord(mesh, m->g->rank, row);
@@ -109,14 +110,12 @@ enum status moving_summa_open(struct moving *m, const void *storage, int32_t row
     CHECK(q == mesh->axis[col].size);
     CHECK(q <= MOVING_PIECES_MAX);
     *w = (struct moving_weight){.b = m->b, .storage = storage, .row = row, .col = col, .rounds = q};
-    const struct span outs = placement_block(out, q, mesh_coord(mesh, m->g->rank, col));
     for (int32_t t = 0; t < q; t++) {
-        w->width[t] = (int32_t)span_len(placement_block(in, q, t));
-        const struct weight_spec s = spec_of((int32_t)span_len(outs), w->width[t], dtype);
-        w->block[t] = m->b->ops->weight_bytes(&s);
+        w->width[t] = blocks[t].in;
+        w->block[t] = m->b->ops->weight_bytes(&blocks[t]);
         CHECK(w->block[t] <= m->sizes.weight_bytes);
         for (int32_t k = 0; k < 2; k++)
-            w->at[t][k] = m->b->ops->weight_open(m->b, &s, m->w.dst[k]);
+            w->at[t][k] = m->b->ops->weight_open(m->b, &blocks[t], m->w.dst[k]);
     }
     w->bytes = w->block[i];
     return finish_open(w, weight, err);
@@ -162,7 +161,7 @@ static enum status spread_out(struct moving *m, struct pair *p, int32_t axis, in
     struct comm *c = m->g->axis[axis];
     const int32_t t = p->turn ^= 1;
     if (c->rank == root)
-        memcpy(p->src[t], own, n * 4);
+        m->b->ops->copy(m->b, p->src[t], n, own, n, 1, (int32_t)n);
     return comm_broadcast(c, p->dst[t], p->src[t], n, root, err);
 }
 
@@ -197,7 +196,8 @@ static enum status gathered(struct moving *m, struct view y, struct cview x,
     int32_t counts[COMM_RANKS_MAX];
     for (int32_t i = 0; i < c->ranks; i++)
         counts[i] = (int32_t)(w->bytes / 4);
-    memcpy(m->all.src[t], w->storage, w->bytes);
+    m->b->ops->copy(m->b, m->all.src[t], w->bytes / 4, w->storage, w->bytes / 4, 1,
+                    (int32_t)(w->bytes / 4));
     TRY(comm_all_gather(c, m->all.dst[t], m->all.src[t], 1, counts, err));
     TRY(backend_linear(m->b, y, x, w->at[0][t], err));
 out:

@@ -33,11 +33,12 @@ enum status moving_open(struct groups *g, struct backend *b, const struct moving
                         struct moving **out, struct err *err) MUST_USE;
 void moving_close(struct moving *m);
 
-/* A weight [out, in] of which this rank stores one block (storage borrowed, as backend weight_put
- * filled it). summa: in units are cut along `row`, out along `col`. */
+/* A weight of which this rank stores one block (storage borrowed, as backend weight_put filled it).
+ * summa: its inputs are cut along `row`, its outputs along `col`; blocks[t] is what the rank with
+ * coordinate t along `row` stores. */
 enum status moving_summa_open(struct moving *m, const void *storage, int32_t row, int32_t col,
-                              int64_t out, int64_t in, enum dtype dtype,
-                              struct moving_weight **weight, struct err *err) MUST_USE;
+                              const struct weight_spec *blocks, struct moving_weight **weight,
+                              struct err *err) MUST_USE;
 /* gathered: this rank's `out` outputs x `in` inputs are one of the axis' equal blocks. */
 enum status moving_gathered_open(struct moving *m, const void *storage, int32_t axis, int32_t out,
                                  int32_t in, enum dtype dtype, struct moving_weight **weight,

@@ -1,132 +1,455 @@
-/* DESIGN: rowwise products go to one of two source buffers in turn, because a peer may still read
- * the previous one (comm.h, reuse rule); so no barrier follows a collective. Every rank takes part
- * in every collective, also one that owns nothing of a weight: its addend is zeros. */
+/* DESIGN: an operation is: redistribute the input, make the local product, redistribute that. A
+ * producer writes where the next collective reads, so nothing is copied on the way; parts that no
+ * collective reads in place lie in one of two buffers of this layer, inputs in one, products in the
+ * other. Every rank takes part in every collective, also one that owns nothing: its part is empty
+ * or zeros. */
 #include "engine/parallel/parallel.h"
+
+#include "engine/parallel/moving.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct parallel {
+    const struct flow *flow;
     struct backend *b;
-    struct comm *comm;
-    int32_t rows_max, hidden, samples_max, vocab;
-    float *source[2]; /* [rows_max, hidden] */
-    int32_t turn;
-    float *local_logits, *logits; /* [samples_max, own part], [samples_max, vocab] */
-    int32_t *parts;               /* [ranks] vocabulary rows of each rank */
+    int32_t rank;
+    struct groups groups;
+    struct redistribute *moves;
+    struct moving *moving; /* NULL where no weight travels */
+
+    const struct flow_phase *now; /* of this step */
+    int32_t rows;
+    struct extent samples; /* sampled rows; cut where the rows they are from are split */
+    int64_t *cut;          /* [ranks + 1] of samples */
+    int32_t *index;        /* [samples_max] of samples within this rank's rows */
+
+    void *memory; /* all of the following */
+    float *input, *product, *sampled, *sums, *gate_up, *act;
 };
 
-static size_t matrix_bytes(int32_t rows, int32_t cols)
+/* ---- sizes ---- */
+
+static const enum plan_part linears[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+
+static bool has_summa(const struct flow *f)
 {
-    return base_align((size_t)rows * (size_t)cols * sizeof(float), 64);
+    return f->phase[PLAN_PREFILL].linear[PLAN_QKV].summa;
 }
 
-/* Two sources, two results (residual, delta), the local logits at most a whole row set, the
- * gathered. */
-size_t parallel_arena_bytes(int32_t rows_max, int32_t hidden, int32_t samples_max, int32_t vocab)
+/* So many rows are split evenly in every way: no part of a smaller step is larger. */
+static int32_t round_rows(const struct flow *f, int32_t rows)
 {
-    return 4 * matrix_bytes(rows_max, hidden) + 2 * matrix_bytes(samples_max, vocab);
+    const int32_t n = mesh_ranks(&f->mesh);
+    return (rows + n - 1) / n * n;
 }
 
-enum status parallel_open(struct backend *b, struct comm *c, int32_t rows_max, int32_t hidden,
-                          int32_t samples_max, int32_t vocab, struct parallel **out,
-                          struct err *err)
+static struct view part_view(const struct flow *f, int32_t rank, const struct matrix *x,
+                             const struct spread *s, float *data)
 {
-    struct parallel *p = calloc(1, sizeof *p);
-    int32_t *parts = calloc((size_t)c->ranks, sizeof *parts);
-    if (!p || !parts) {
-        free(p);
-        free(parts);
-        return base_fail(err, ERR_NOMEM, "parallel layer: no memory");
+    return view_f32(data, (int32_t)span_len(redistribute_held(&f->mesh, x, s, SPREAD_ROWS, rank)),
+                    (int32_t)span_len(redistribute_held(&f->mesh, x, s, SPREAD_COLS, rank)));
+}
+
+static size_t part_size(const struct flow *f, int32_t rank, int32_t rows, struct extent cols,
+                        const struct spread *s)
+{
+    const struct matrix x = flow_matrix(rows, cols);
+    const struct view v = part_view(f, rank, &x, s, NULL);
+    return (size_t)v.rows * (size_t)v.cols;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+size_t parallel_rest_size(const struct flow *f, int32_t rank, int32_t rows_max)
+{
+    const int32_t rows = round_rows(f, rows_max);
+    return larger(part_size(f, rank, rows, f->hidden, &f->phase[PLAN_DECODE].rest),
+                  part_size(f, rank, rows, f->hidden, &f->phase[PLAN_PREFILL].rest));
+}
+
+static void measure(const struct flow *f, int32_t rows, struct extent cols, const struct route *r,
+                    struct redistribute_sizes *sizes)
+{
+    const struct matrix x = flow_matrix(rows, cols);
+    redistribute_measure(&f->mesh, &x, r, sizes);
+}
+
+static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_max,
+                                             int32_t samples_max)
+{
+    struct redistribute_sizes s = {0};
+    const struct extent one = {.units = 1, .unit = 1};
+    const int32_t rows = round_rows(f, rows_max);
+    for (int32_t i = 0; i < PLAN_PHASES; i++) {
+        const struct flow_phase *p = &f->phase[i];
+        const struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
+        /* all samples may come from the rows of one rank */
+        const int32_t most = samples_max * spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
+        measure(f, rows, embed->out, &embed->after, &s);
+        measure(f, rows, one, &p->sums, &s);
+        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
+            const struct flow_linear *l = &p->linear[linears[k]];
+            measure(f, rows, l->in, &l->before, &s);
+            measure(f, rows, l->out, &l->after, &s);
+        }
+        measure(f, most, head->in, &head->before, &s);
+        measure(f, samples_max, head->out, &head->after, &s);
+        measure(f, samples_max, head->out, &f->whole, &s);
     }
-    *p = (struct parallel){b, c, rows_max, hidden, samples_max, vocab, {0}, 0, 0, 0, parts};
-    for (int32_t r = 0; r < c->ranks; r++)
-        parts[r] = (int32_t)span_len(parallel_vocab(p, r));
-    p->source[0] = comm_buffer(c, matrix_bytes(rows_max, hidden));
-    p->source[1] = comm_buffer(c, matrix_bytes(rows_max, hidden));
-    p->local_logits = comm_buffer(c, matrix_bytes(samples_max, vocab));
-    p->logits = comm_buffer(c, matrix_bytes(samples_max, vocab));
-    if (!p->source[0] || !p->source[1] || !p->local_logits || !p->logits) {
-        parallel_close(p);
-        return base_fail(err, ERR_LIMIT, "parallel layer: the communicator's arena is too small");
+    return s;
+}
+
+static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
+{
+    struct moving_sizes s = {0};
+    const int32_t rows = round_rows(f, rows_max);
+    for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
+        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[linears[k]];
+        for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
+            const struct weight_spec w = flow_weight(f, linears[k], rank);
+            s.weight_bytes = larger(s.weight_bytes, f->ops->weight_bytes(&w));
+            s.x = larger(s.x, part_size(f, rank, rows, l->in, &l->uses));
+            s.y = larger(s.y, part_size(f, rank, rows, l->out, &l->product));
+        }
+    }
+    return s;
+}
+
+size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max)
+{
+    const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = moving_sizes(f, rows_max);
+    return redistribute_arena_bytes(&moves) + (has_summa(f) ? moving_arena_bytes(&moving) : 0);
+}
+
+/* Gives out 64-byte aligned pieces; counts only while base is NULL. */
+static float *carve(char *base, size_t *used, size_t elements)
+{
+    float *at = base ? (float *)(void *)(base + *used) : NULL;
+    *used += base_align(elements * sizeof(float), 64);
+    return at;
+}
+
+/* Returns the bytes taken. */
+static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
+                        int32_t samples_max, char *base)
+{
+    const int32_t rows = round_rows(f, rows_max);
+    size_t input = 0, product = 0, sampled = 0, blocks = 0, used = 0;
+    for (int32_t i = 0; i < PLAN_PHASES; i++) {
+        const struct flow_phase *phase = &f->phase[i];
+        const struct flow_linear *head = &phase->linear[PLAN_HEAD], *l = NULL;
+        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
+            l = &phase->linear[linears[k]];
+            input = larger(input, part_size(f, rank, rows, l->in, &l->before.from));
+            product = larger(product, part_size(f, rank, rows, l->out, &l->product));
+        }
+        const size_t table =
+            part_size(f, rank, rows, f->hidden, &phase->linear[PLAN_EMBED].product);
+        const size_t logits = part_size(f, rank, samples_max, head->out, &head->product);
+        product = larger(product, larger(table, logits));
+        const struct matrix x = flow_matrix(0, f->hidden);
+        const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
+        sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
+        l = &phase->linear[PLAN_GATE_UP];
+        if (has_summa(f))
+            blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
+    }
+    p->input = carve(base, &used, input);
+    p->product = carve(base, &used, product);
+    p->sampled = carve(base, &used, sampled);
+    p->sums = carve(base, &used, (size_t)rows);
+    p->gate_up = carve(base, &used, blocks);
+    p->act = carve(base, &used, blocks);
+    p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
+    return used;
+}
+
+size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max,
+                            int32_t samples_max)
+{
+    struct parallel sizes = {0};
+    const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
+    return carve_all(&sizes, f, rank, rows_max, samples_max, NULL) +
+           2 * base_align(moves.local * sizeof(float) + 1, 64) +
+           (has_summa(f) ? 4 * moving_sizes(f, rows_max).y : 0);
+}
+
+/* ---- open and close ---- */
+
+enum status parallel_open(const struct flow *f, struct backend *b, struct comm *c,
+                          struct comm_stats stats[MESH_AXES_MAX], int32_t rows_max,
+                          int32_t samples_max, struct parallel **out, struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = calloc(1, sizeof *p);
+    if (!p)
+        return base_fail(err, ERR_NOMEM, "parallel layer: no memory");
+    p->flow = f;
+    p->b = b;
+    p->rank = c->rank;
+    const size_t bytes = carve_all(p, f, c->rank, rows_max, samples_max, NULL);
+    p->memory = b->ops->alloc(b, bytes);
+    p->cut = calloc((size_t)c->ranks + 1, sizeof *p->cut);
+    if (!p->memory || !p->cut) {
+        st = base_fail(err, ERR_NOMEM, "parallel layer: no memory for %zu bytes", bytes);
+        goto out;
+    }
+    carve_all(p, f, c->rank, rows_max, samples_max, p->memory);
+    const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
+    TRY(groups_open(&f->mesh, c, stats, &p->groups, err));
+    TRY(redistribute_open(&p->groups, b, &moves, &p->moves, err));
+    if (has_summa(f)) {
+        const struct moving_sizes sizes = moving_sizes(f, rows_max);
+        TRY(moving_open(&p->groups, b, &sizes, &p->moving, err));
     }
     *out = p;
-    return OK;
+    p = NULL;
+out:
+    parallel_close(p);
+    return st;
 }
 
 void parallel_close(struct parallel *p)
 {
     if (!p)
         return;
-    free(p->parts);
+    moving_close(p->moving);
+    redistribute_close(p->moves);
+    groups_close(&p->groups);
+    if (p->memory)
+        p->b->ops->free(p->b, p->memory);
+    free(p->cut);
     free(p);
+}
+
+enum status parallel_weight_open(struct parallel *p, enum plan_part part,
+                                 const struct weight *local, struct parallel_weight *out,
+                                 struct err *err)
+{
+    const struct flow *f = p->flow;
+    const struct spread *split = &f->choice[part].weight;
+    struct weight_spec blocks[MOVING_PIECES_MAX];
+    *out = (struct parallel_weight){.local = local};
+    if (!f->phase[PLAN_PREFILL].linear[part].summa)
+        return OK;
+    const int32_t row = split->axis[SPREAD_COLS][0], col = split->axis[SPREAD_ROWS][0];
+    for (int32_t t = 0; t < f->mesh.axis[row].size; t++)
+        blocks[t] = flow_weight(f, part, mesh_peer(&f->mesh, p->rank, row, t));
+    return moving_summa_open(p->moving, backend_weight_storage(local), row, col, blocks,
+                             &out->moving, err);
+}
+
+void parallel_weight_close(struct parallel_weight *w)
+{
+    moving_weight_close(w->moving);
+    w->moving = NULL;
+}
+
+/* ---- a step ---- */
+
+void parallel_begin(struct parallel *p, int32_t rows)
+{
+    p->rows = rows;
+    p->now = &p->flow->phase[flow_phase_of(p->flow, rows)];
+}
+
+static struct view part_of(const struct parallel *p, const struct matrix *x, const struct spread *s,
+                           float *data)
+{
+    return part_view(p->flow, p->rank, x, s, data);
+}
+
+/* Where the part that a route starts from is written. */
+static float *source(struct parallel *p, const struct route *r, float *otherwise)
+{
+    float *at = redistribute_source(p->moves, r);
+    return at ? at : otherwise;
+}
+
+/* The part that `from` becomes; a result may be written by its owner (redistribute.h). */
+static enum status move(struct parallel *p, const struct matrix *x, const struct route *r,
+                        const float *from, struct view *to, struct err *err)
+{
+    const float *at = NULL;
+    enum status st = redistribute_run(p->moves, x, r, from, &at, err);
+    *to = part_of(p, x, &r->to, (float *)(uintptr_t)at);
+    return st;
+}
+
+struct view parallel_rest(const struct parallel *p, float *data)
+{
+    const struct matrix x = flow_matrix(p->rows, p->flow->hidden);
+    return part_of(p, &x, &p->now->rest, data);
+}
+
+struct view parallel_input(struct parallel *p, enum plan_part part)
+{
+    const struct flow_linear *l = &p->now->linear[part];
+    const struct matrix x = flow_matrix(p->rows, l->in);
+    /* the head's input is selected from, not read */
+    float *at = part == PLAN_HEAD ? p->input : source(p, &l->before, p->input);
+    return part_of(p, &x, &l->before.from, at);
+}
+
+enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
+                           struct parallel_weight w, struct err *err)
+{
+    enum status st = OK;
+    const struct flow_linear *l = &p->now->linear[PLAN_EMBED];
+    const struct matrix m = flow_matrix(p->rows, l->out);
+    struct view found = part_of(p, &m, &l->product, source(p, &l->after, p->product)), moved;
+    const struct span mine = flow_outputs(p->flow, PLAN_EMBED, p->rank);
+    TRY(backend_embed(p->b, found, ids, w.local, (int32_t)mine.begin, err));
+    TRY(move(p, &m, &l->after, found.data, &moved, err));
+    p->b->ops->copy(p->b, x.data, (size_t)x.cols, moved.data, (size_t)x.cols, x.rows, x.cols);
+out:
+    return st;
+}
+
+/* Rows whose columns other ranks hold too: the sums of squares meet, the rest stays local. */
+static enum status split_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
+                              const float *gain, float eps, enum plan_part next, struct err *err)
+{
+    enum status st = OK;
+    const struct extent one = {.units = 1, .unit = 1};
+    const struct matrix sums = flow_matrix(p->rows, one), hidden = flow_matrix(0, p->flow->hidden);
+    const struct span mine =
+        redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
+    float *squares = source(p, &p->now->sums, p->sums);
+    struct view whole;
+    TRY(backend_square_sum(p->b, squares, x, delta, err));
+    TRY(move(p, &sums, &p->now->sums, squares, &whole, err));
+    *n = parallel_input(p, next);
+    TRY(backend_rms_scale(p->b, *n, cview_of(x), whole.data, (int32_t)p->flow->hidden.units,
+                          gain + mine.begin, eps, err));
+out:
+    return st;
+}
+
+enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
+                          const float *gain, float eps, enum plan_part next, struct err *err)
+{
+    if (p->now->rest.count[SPREAD_COLS] > 0)
+        return split_norm(p, n, x, delta, gain, eps, next, err);
+    *n = parallel_input(p, next);
+    return delta.data ? backend_add_rmsnorm(p->b, *n, x, delta, gain, eps, err)
+                      : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
+}
+
+/* rows: those of x and y. then: a route that takes y where the product is made; may be NULL. */
+static enum status linear(struct parallel *p, const struct flow_linear *l, struct extent rows,
+                          struct view *y, struct cview x, const struct route *then,
+                          struct parallel_weight w, struct err *err)
+{
+    enum status st = OK;
+    const struct matrix in = {{rows, l->in}}, out = {{rows, l->out}};
+    struct view used;
+    TRY(move(p, &in, &l->before, x.data, &used, err));
+    const struct route *next = l->after.count == 0 && then ? then : &l->after;
+    struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
+    if (l->summa)
+        TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
+    else
+        TRY(backend_linear(p->b, product, cview_of(used), w.local, err));
+    TRY(move(p, &out, &l->after, product.data, y, err));
+out:
+    return st;
+}
+
+enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
+                            struct parallel_weight w, struct err *err)
+{
+    const struct extent rows = {.units = p->rows, .unit = 1};
+    return linear(p, &p->now->linear[part], rows, y, x, NULL, w, err);
+}
+
+enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
+{
+    enum status st = OK;
+    const struct flow *f = p->flow;
+    const struct flow_linear *l = &p->now->linear[PLAN_GATE_UP];
+    const int32_t held = spread_pieces(&f->mesh, &l->after.to, SPREAD_COLS);
+    const int32_t n = spread_pieces(&f->mesh, &f->mlp, SPREAD_COLS), blocks = n / held;
+    const int32_t first = spread_index(&f->mesh, &l->after.to, SPREAD_COLS, p->rank) * blocks;
+    const float *from = gu.data;
+    float *to = y.data;
+    if (blocks == 1)
+        return backend_silu_mul(p->b, y, gu, err);
+    for (int32_t i = 0; i < blocks; i++) { /* [gate | up] side by side, each to be whole */
+        const int32_t cols = (int32_t)span_len(placement_block(l->out.units, n, first + i));
+        struct view both = view_f32(p->gate_up, gu.rows, 2 * cols);
+        struct view act = view_f32(p->act, gu.rows, cols);
+        p->b->ops->copy(p->b, p->gate_up, (size_t)both.cols, from, (size_t)gu.cols, gu.rows,
+                        both.cols);
+        TRY(backend_silu_mul(p->b, act, cview_of(both), err));
+        p->b->ops->copy(p->b, to, (size_t)y.cols, p->act, (size_t)cols, gu.rows, cols);
+        from += both.cols;
+        to += cols;
+    }
+out:
+    return st;
+}
+
+/* The sampled rows among those this rank holds, by their place here; p->samples says whose the
+ * others are. */
+static const int32_t *own_samples(struct parallel *p, const int32_t *sample, int32_t samples,
+                                  int32_t *own)
+{
+    const struct mesh *m = &p->flow->mesh;
+    const struct spread *rest = &p->now->rest;
+    const int32_t pieces = spread_pieces(m, rest, SPREAD_ROWS);
+    const int32_t mine = spread_index(m, rest, SPREAD_ROWS, p->rank);
+    p->samples = (struct extent){.units = samples, .unit = 1};
+    *own = samples;
+    if (rest->count[SPREAD_ROWS] == 0)
+        return sample;
+    for (int32_t x = 0, at = 0; x < pieces; x++) {
+        const struct span rows = placement_block(p->rows, pieces, x);
+        for (; at < samples && sample[at] < rows.end; at++)
+            if (x == mine)
+                p->index[at - p->cut[x]] = sample[at] - (int32_t)rows.begin;
+        p->cut[x + 1] = at;
+    }
+    p->samples.pieces = pieces;
+    p->samples.cut = p->cut;
+    *own = (int32_t)(p->cut[mine + 1] - p->cut[mine]);
+    return p->index;
+}
+
+enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
+                          int32_t samples, struct parallel_weight w, struct cview *logits,
+                          struct err *err)
+{
+    enum status st = OK;
+    const struct flow_linear *l = &p->now->linear[PLAN_HEAD];
+    int32_t own;
+    const int32_t *index = own_samples(p, sample, samples, &own);
+    struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), mine;
+    TRY(backend_select(p->b, chosen, n, index, err));
+    TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
+    *logits = cview_of(mine);
+out:
+    return st;
 }
 
 struct span parallel_vocab(const struct parallel *p, int32_t rank)
 {
-    return placement_block(p->vocab, p->comm->ranks, rank);
+    const struct matrix x = flow_matrix(0, p->now->linear[PLAN_HEAD].out);
+    return redistribute_held(&p->flow->mesh, &x, &p->flow->logits, SPREAD_COLS, rank);
 }
 
-float *parallel_buffer(struct parallel *p)
+enum status parallel_gather(struct parallel *p, struct cview logits, int32_t begin, int32_t end,
+                            struct cview *whole, struct err *err)
 {
-    return comm_buffer(p->comm, matrix_bytes(p->rows_max, p->hidden));
-}
-
-/* The source that no peer reads any more. */
-static struct view next_source(struct parallel *p, int32_t rows)
-{
-    p->turn ^= 1;
-    return view_f32(p->source[p->turn], rows, p->hidden);
-}
-
-static enum status all_reduce(struct parallel *p, struct view y, struct view partial,
-                              struct err *err)
-{
-    return comm_all_reduce(p->comm, y.data, partial.data, (size_t)y.rows * (size_t)y.cols, err);
-}
-
-enum status parallel_embed(struct parallel *p, struct view y, const int32_t *ids,
-                           struct parallel_weight w, struct err *err)
-{
-    enum status st = OK;
-    struct view partial = next_source(p, y.rows);
-    const int32_t first = (int32_t)parallel_vocab(p, p->comm->rank).begin;
-    TRY(backend_embed(p->b, partial, ids, w.local, first, err));
-    TRY(all_reduce(p, y, partial, err));
-out:
+    const struct matrix x = flow_matrix(end - begin, p->now->linear[PLAN_HEAD].out);
+    const float *rows = (const float *)logits.data + (size_t)begin * (size_t)logits.cols;
+    struct view all;
+    enum status st = move(p, &x, &p->flow->whole, rows, &all, err);
+    *whole = cview_of(all);
     return st;
-}
-
-enum status parallel_linear(struct parallel *p, struct view y, struct cview x,
-                            struct parallel_weight w, struct err *err)
-{
-    enum status st = OK;
-    if (w.style == STYLE_COLWISE)
-        return backend_linear(p->b, y, x, w.local, err);
-    CHECK(w.style == STYLE_ROWWISE);
-    struct view partial = next_source(p, y.rows);
-    TRY(backend_linear(p->b, partial, x, w.local, err));
-    TRY(all_reduce(p, y, partial, err));
-out:
-    return st;
-}
-
-enum status parallel_head(struct parallel *p, struct cview x, struct parallel_weight w,
-                          struct cview *logits, struct err *err)
-{
-    struct view local = view_f32(p->local_logits, x.rows, p->parts[p->comm->rank]);
-    *logits = cview_of(local);
-    return backend_linear(p->b, local, x, w.local, err);
-}
-
-enum status parallel_gather(struct parallel *p, int32_t begin, int32_t end, struct cview *whole,
-                            struct err *err)
-{
-    const size_t own = (size_t)p->parts[p->comm->rank], first = (size_t)begin;
-    CHECK(begin >= 0 && begin <= end && end <= p->samples_max);
-    *whole = cview_of(view_f32(p->logits, end, p->vocab));
-    if (begin == end)
-        return OK;
-    return comm_all_gather(p->comm, p->logits + first * (size_t)p->vocab,
-                           p->local_logits + first * own, end - begin, p->parts, err);
 }

@@ -1,54 +1,73 @@
-/* Parallel layer: the only callers of collectives in the forward pass. A linear is a style around a
- * local product:
- *   colwise  y[T, out/P] = x[T, in] w^T                     no communication
- *   rowwise  y[T, out]   = all-reduce(x[T, in/P] w^T)
- *   vocab    embedding: all-reduce of masked look-ups; head: own columns of the logits, which the
- *            sampler gathers as far as it needs them
- * One thread (the rank's) calls. Results of rowwise and embed lie in communicator buffers and obey
- * its reuse rule; the alternating sources are kept in here. */
+/* Parallel layer: the only callers of collectives in the forward pass. Each operation takes its
+ * input where the one before left it and leaves its output where the next one wants it, as the flow
+ * of the plan says (flow.h); the model reads the same in every layout. Views are this rank's parts:
+ * their sizes come from here. One thread (the rank's) calls; nothing is allocated after opening. */
 #ifndef TESSERA_ENGINE_PARALLEL_PARALLEL_H
 #define TESSERA_ENGINE_PARALLEL_PARALLEL_H
 
-#include "engine/comm/comm.h"
-#include "engine/parallel/plan.h"
-#include "weights/placement.h"
+#include "engine/parallel/flow.h"
+#include "engine/parallel/groups.h"
 
+struct moving_weight;
 struct parallel;
 
-/* A weight and how it is split. */
+/* A linear's weight; moving: the form in which it travels, owned, NULL where it never does. */
 struct parallel_weight {
     const struct weight *local; /* borrowed */
-    enum style style;
+    struct moving_weight *moving;
 };
 
-/* Bytes of communicator arena per rank that parallel_open will take for up to rows_max rows of
- * `hidden` and samples_max sampled rows of `vocab`. */
-size_t parallel_arena_bytes(int32_t rows_max, int32_t hidden, int32_t samples_max, int32_t vocab);
+/* Communicator arena per rank, the same on all, for steps of up to rows_max rows, of which
+ * samples_max are sampled. */
+size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max);
+/* Activations a rank keeps outside of it. */
+size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max,
+                            int32_t samples_max);
+/* Elements of the largest part of the residual stream. */
+size_t parallel_rest_size(const struct flow *f, int32_t rank, int32_t rows_max);
 
-/* b and c are borrowed and must outlive it. */
-enum status parallel_open(struct backend *b, struct comm *c, int32_t rows_max, int32_t hidden,
-                          int32_t samples_max, int32_t vocab, struct parallel **out,
-                          struct err *err) MUST_USE;
+/* f, b, c and stats (one per axis of the mesh) are borrowed. Collective. */
+enum status parallel_open(const struct flow *f, struct backend *b, struct comm *c,
+                          struct comm_stats stats[MESH_AXES_MAX], int32_t rows_max,
+                          int32_t samples_max, struct parallel **out, struct err *err) MUST_USE;
 void parallel_close(struct parallel *p);
+/* local: the weight of a linear, as loaded. */
+enum status parallel_weight_open(struct parallel *p, enum plan_part part,
+                                 const struct weight *local, struct parallel_weight *out,
+                                 struct err *err) MUST_USE;
+void parallel_weight_close(struct parallel_weight *w);
 
-/* A [rows_max, hidden] result buffer peers can read: for the outputs of embed and rowwise. */
-float *parallel_buffer(struct parallel *p);
+/* Begins a step of so many rows: which form it takes depends on that alone. */
+void parallel_begin(struct parallel *p, int32_t rows);
+/* The residual stream of this step over memory of parallel_rest_size elements. */
+struct view parallel_rest(const struct parallel *p, float *data);
+/* Where the input of a linear or of the head is best written. */
+struct view parallel_input(struct parallel *p, enum plan_part part);
 
-/* y[T, D] = rows ids[t] of the whole table; padding (-1) gives zeros. y from parallel_buffer. */
-enum status parallel_embed(struct parallel *p, struct view y, const int32_t *ids,
+/* x = rows ids[t] of the whole table; padding (-1) gives zeros. ids: of all rows of the step. */
+enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
                            struct parallel_weight w, struct err *err) MUST_USE;
-/* y = x w^T in w's style. Colwise: y[T, local out], any memory. Rowwise: y[T, D] from
- * parallel_buffer. */
-enum status parallel_linear(struct parallel *p, struct view y, struct cview x,
+/* x += delta when it has data; *n = rmsnorm(x) over whole rows, as `next` takes it. gain: of all
+ * columns. delta may be the result of parallel_linear. */
+enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
+                          const float *gain, float eps, enum plan_part next,
+                          struct err *err) MUST_USE;
+/* *y = x w^T where the next operation wants it; valid until the next linear or norm. x from
+ * parallel_input or parallel_norm. */
+enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
-/* *logits = [R, own columns], valid until the next call. */
-enum status parallel_head(struct parallel *p, struct cview x, struct parallel_weight w,
-                          struct cview *logits, struct err *err) MUST_USE;
-/* Ids whose logits a rank has. */
+/* y = silu(gate) * up, gu being the output of gate/up. */
+enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu,
+                              struct err *err) MUST_USE;
+/* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step. */
+enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
+                          int32_t samples, struct parallel_weight w, struct cview *logits,
+                          struct err *err) MUST_USE;
+/* Ids whose logits a rank has: every id is on one rank. */
 struct span parallel_vocab(const struct parallel *p, int32_t rank);
-/* Rows [begin, end) of the last head's logits from all ranks, at their places in *whole = [end, V].
- * begin == end: nothing is moved. Rows stay valid until the next head. */
-enum status parallel_gather(struct parallel *p, int32_t begin, int32_t end, struct cview *whole,
-                            struct err *err) MUST_USE;
+/* *whole = rows [begin, end) of these logits from all ranks, [end - begin, V], valid until the next
+ * call; begin < end. */
+enum status parallel_gather(struct parallel *p, struct cview logits, int32_t begin, int32_t end,
+                            struct cview *whole, struct err *err) MUST_USE;
 
 #endif

@@ -3,6 +3,8 @@
  * a layout would be code and could not be checked before a byte is read. */
 #include "engine/parallel/plan.h"
 
+#include "config/buf.h"
+#include "engine/comm/comm.h"
 #include "engine/parallel/plan_builtin.h"
 #include "engine/parallel/plan_rules.h"
 
@@ -16,10 +18,9 @@ static const size_t file_max = 1u << 20;
 static const struct {
     const char *mode;
     const char *text;
-    const size_t *size;
 } builtin[] = {
-    {"1d", plan_builtin_1d, &plan_builtin_1d_size},
-    {"1d_sp", plan_builtin_1d_sp, &plan_builtin_1d_sp_size},
+    {"1d", plan_builtin_1d},     {"1d_sp", plan_builtin_1d_sp}, {"2d", plan_builtin_2d},
+    {"2.5d", plan_builtin_2p5d}, {"3d", plan_builtin_3d},
 };
 
 static uint64_t hash_of(const struct plan *p)
@@ -34,6 +35,8 @@ static uint64_t hash_of(const struct plan *p)
         h = base_hash(h, &r->from, sizeof r->from);
         h = base_hash(h, &r->to, sizeof r->to);
     }
+    h = base_hash(h, &p->prefill, sizeof p->prefill);
+    h = base_hash(h, &p->prefill_rows, sizeof p->prefill_rows);
     return h;
 }
 
@@ -88,19 +91,78 @@ static enum status load_file(const char *path, int32_t ranks, struct plan **out,
     return st;
 }
 
-enum status plan_load(const char *mode, const char *path, int32_t ranks, struct plan **out,
-                      struct err *err)
+/* Sizes from "1,4,2"; their number, -1 when a part is no number from 1 to 64. */
+static int32_t read_sizes(const char *mesh, long sizes[MESH_AXES_MAX])
 {
+    int32_t n = 0;
+    for (const char *at = mesh;; at++) {
+        char *end;
+        const long size = strtol(at, &end, 10);
+        if (end == at || size < 1 || size > COMM_RANKS_MAX || (*end && *end != ','))
+            return -1;
+        if (n < MESH_AXES_MAX)
+            sizes[n] = size;
+        n++;
+        at = end;
+        if (!*at)
+            return n;
+    }
+}
+
+/* The text of a built-in plan with these sizes: its axes are the only members called so. */
+static enum status resized(const char *text, const char *mode, const char *mesh, struct buf *out,
+                           struct err *err)
+{
+    static const char key[] = "\"size\": ";
+    long sizes[MESH_AXES_MAX];
+    const int32_t count = read_sizes(mesh, sizes);
+    int32_t axes = 0;
+    for (const char *at = strstr(text, key); at; at = strstr(at + 1, key))
+        axes++;
+    if (count < 0)
+        return base_fail(err, ERR_USAGE, "--mesh %s: expected numbers from 1 to 64, as 1,4,2",
+                         mesh);
+    if (count != axes)
+        return base_fail(err, ERR_USAGE, "--mesh %s: the %s plan has %d axes", mesh, mode, axes);
+    for (int32_t i = 0; i < axes; i++) {
+        const char *at = strstr(text, key) + sizeof key - 1;
+        buf_add(out, text, (size_t)(at - text));
+        buf_printf(out, "%ld", sizes[i]);
+        text = at + strcspn(at, "}");
+    }
+    buf_puts(out, text);
+    return out->failed ? base_fail(err, ERR_NOMEM, "--mesh: no memory") : OK;
+}
+
+static enum status load_builtin(const char *mode, const char *text, const char *mesh, int32_t ranks,
+                                struct plan **out, struct err *err)
+{
+    enum status st = OK;
     char where[64];
+    struct buf b;
+    snprintf(where, sizeof where, "built-in plan %s", mode);
+    if (!mesh)
+        return plan_open(text, strlen(text), where, ranks, out, err);
+    buf_init(&b, file_max);
+    TRY(resized(text, mode, mesh, &b, err));
+    TRY(plan_open(b.data, b.len, where, ranks, out, err));
+out:
+    buf_free(&b);
+    return st;
+}
+
+enum status plan_load(const char *mode, const char *mesh, const char *path, int32_t ranks,
+                      struct plan **out, struct err *err)
+{
+    if (mesh && path)
+        return base_fail(err, ERR_USAGE, "--mesh and --plan: a plan file has its own sizes");
     if (path)
         return load_file(path, ranks, out, err);
-    for (size_t i = 0; i < ARRAY_LEN(builtin); i++) {
-        if (strcmp(mode, builtin[i].mode) != 0)
-            continue;
-        snprintf(where, sizeof where, "built-in plan %s", mode);
-        return plan_open(builtin[i].text, *builtin[i].size, where, ranks, out, err);
-    }
-    return base_fail(err, ERR_USAGE, "--parallel-mode %s: expected 1d or 1d_sp", mode);
+    for (size_t i = 0; i < ARRAY_LEN(builtin); i++)
+        if (strcmp(mode, builtin[i].mode) == 0)
+            return load_builtin(mode, builtin[i].text, mesh, ranks, out, err);
+    return base_fail(err, ERR_USAGE, "--parallel-mode %s: expected 1d, 1d_sp, 2d, 2.5d or 3d",
+                     mode);
 }
 
 void plan_close(struct plan *p)
@@ -149,6 +211,57 @@ struct spread plan_product(const struct plan_choice *c)
                            c->weight.axis[SPREAD_COLS][i]);
     for (int32_t i = 0; i < c->weight.count[SPREAD_ROWS]; i++)
         s = spread_shard(s, SPREAD_COLS, c->weight.axis[SPREAD_ROWS][i]);
+    return s;
+}
+
+struct spread plan_found(const struct plan_choice *c)
+{
+    struct spread s = c->uses;
+    for (int32_t i = 0; i < c->weight.count[SPREAD_ROWS]; i++)
+        s = spread_partial(s, c->weight.axis[SPREAD_ROWS][i]);
+    return s;
+}
+
+struct spread plan_attention(const struct plan_choice *qkv)
+{
+    struct spread s = qkv->gives;
+    for (int32_t i = 0; i < qkv->gives.count[SPREAD_ROWS]; i++) {
+        const int32_t axis = qkv->gives.axis[SPREAD_ROWS][i];
+        s = spread_shard(spread_copy(s, axis), SPREAD_COLS, axis);
+    }
+    return s;
+}
+
+bool plan_has_prefill(const struct plan *p)
+{
+    return p->prefill;
+}
+
+int32_t plan_prefill_rows(const struct plan *p)
+{
+    return p->prefill_rows;
+}
+
+/* Rows by the axis that splits the inputs, columns by the one that splits the outputs, after what
+ * splits rows anyway. */
+static struct spread grid(const struct plan_choice *c, int8_t rows, int8_t cols)
+{
+    struct spread s = {0};
+    for (int32_t i = 0; i < c->takes.count[SPREAD_ROWS]; i++)
+        s = spread_shard(s, SPREAD_ROWS, c->takes.axis[SPREAD_ROWS][i]);
+    return spread_shard(spread_shard(s, SPREAD_ROWS, rows), SPREAD_COLS, cols);
+}
+
+struct plan_choice plan_summa(const struct plan_choice *c)
+{
+    struct plan_choice s = *c;
+    const int8_t out = c->weight.axis[SPREAD_ROWS][0], in = c->weight.axis[SPREAD_COLS][0];
+    if (c->style == STYLE_VOCAB) {
+        s.gives = grid(c, in, out);
+    } else if (c->style == STYLE_LIN3D) {
+        s.uses = grid(c, in, out); /* of direction out: the transposed grid */
+        s.takes = s.gives = c->back ? grid(c, out, in) : s.uses;
+    }
     return s;
 }
 

@@ -29,6 +29,7 @@ enum unit { UNIT_COLUMN, UNIT_HEAD, UNIT_KV_GROUP };
 struct plan_choice {
     enum style style;
     enum unit unit;
+    bool back;            /* lin3d of direction out */
     struct spread weight; /* as [outputs, inputs]; a table as [vocabulary, hidden] */
     struct spread takes, uses, gives;
 };
@@ -39,9 +40,10 @@ struct plan;
  * names entry, value and what is wanted. */
 enum status plan_open(const char *text, size_t n, const char *where, int32_t ranks,
                       struct plan **out, struct err *err) MUST_USE;
-/* The built-in plan of a mode ("1d"), or the file when path is not NULL. */
-enum status plan_load(const char *mode, const char *path, int32_t ranks, struct plan **out,
-                      struct err *err) MUST_USE;
+/* The built-in plan of a mode ("1d"), with other sizes of its axes when mesh ("1,4,2") is not NULL;
+ * or the file when path is not NULL. */
+enum status plan_load(const char *mode, const char *mesh, const char *path, int32_t ranks,
+                      struct plan **out, struct err *err) MUST_USE;
 void plan_close(struct plan *p);
 
 int32_t plan_ranks(const struct plan *p);
@@ -61,6 +63,19 @@ enum status plan_find(const struct plan *p, const char *name, const struct plan_
 /* What the local product of a linear is, from what it uses: split as the weight's outputs, partial
  * along the axes that split its inputs. */
 struct spread plan_product(const struct plan_choice *c);
+/* What a look-up in a table finds: every rank only its own rows of the vocabulary. */
+struct spread plan_found(const struct plan_choice *c);
+/* Where attention has the output of QKV: whole rows, heads split by all its axes. */
+struct spread plan_attention(const struct plan_choice *qkv);
+
+/* Steps may have a second form, for many rows: linears stay split as they are, but weights travel
+ * instead of sums (SUMMA, moving.h) and activations lie in rows and columns of the grid. */
+enum plan_phase { PLAN_DECODE, PLAN_PREFILL, PLAN_PHASES };
+bool plan_has_prefill(const struct plan *p);
+/* From how many rows on a step takes that form; 0: not said. */
+int32_t plan_prefill_rows(const struct plan *p);
+/* What a choice becomes in that form. */
+struct plan_choice plan_summa(const struct plan_choice *c);
 
 /* The parameters of one decoder layer and around it, in the order they are met. */
 enum plan_part {

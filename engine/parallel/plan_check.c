@@ -71,8 +71,8 @@ static enum status check_sizes(const struct walk *w, enum plan_part part)
 /* Query heads are split in as many blocks as the attention's columns are. */
 static enum status check_heads(const struct walk *w)
 {
-    const struct plan_choice *c = &w->l->choice[PLAN_QKV];
-    const int32_t n = spread_pieces(&w->p->mesh, &c->gives, SPREAD_COLS);
+    const struct spread at = plan_attention(&w->l->choice[PLAN_QKV]);
+    const int32_t n = spread_pieces(&w->p->mesh, &at, SPREAD_COLS);
     if (w->p->kv_replication)
         return OK;
     if (n > w->m->kv_heads)
@@ -163,6 +163,20 @@ static enum status add(const struct walk *w, enum plan_part part, const struct s
                   spread_text(&w->p->mesh, delta, a), spread_text(&w->p->mesh, x, b));
 }
 
+/* Fused weights (Q with K with V, gate with up) are interleaved by the pieces their outputs end in,
+ * so outputs may be cut further on their way but never joined. */
+static enum status only_cut(const struct walk *w, enum plan_part part, const struct spread *at)
+{
+    const struct plan_choice *c = &w->l->choice[part];
+    const int32_t n = c->weight.count[SPREAD_ROWS];
+    char text[SPREAD_TEXT_MAX];
+    if (at->count[SPREAD_COLS] >= n &&
+        memcmp(at->axis[SPREAD_COLS], c->weight.axis[SPREAD_ROWS], (size_t)n) == 0)
+        return OK;
+    return REFUSE(w, "E10", part, "gives %s, which joins what its weight splits",
+                  spread_text(&w->p->mesh, &c->gives, text));
+}
+
 /* Norm, linear, what happens between, linear, addition: attention and MLP alike. */
 static enum status half(const struct walk *w, enum plan_part first, struct spread *x,
                         const char *between)
@@ -174,6 +188,7 @@ static enum status half(const struct walk *w, enum plan_part first, struct sprea
     TRY(prepare(w, up, PLAN_PREPARE_IN, &at));
     TRY(linear(w, up, &at));
     TRY(refuse_partial(w, up, &at, between));
+    TRY(only_cut(w, up, &at));
     TRY(linear(w, down, &at));
     TRY(prepare(w, down, PLAN_PREPARE_OUT, &at));
     TRY(refuse_partial(w, down, &at, "the residual sum and the norm after it"));
@@ -196,12 +211,49 @@ static enum status vocabulary(const struct walk *w)
     return refuse_partial(w, PLAN_EMBED, &e->gives, "the norm after it");
 }
 
+/* Steps of many rows move weights over the grid that splits them: every linear and the table must
+ * lie on the same two axes, of one size. */
+static enum status check_grid(const struct walk *w)
+{
+    static const enum plan_part parts[] = {PLAN_EMBED, PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    const struct mesh *m = &w->p->mesh;
+    const struct spread *first = &w->l->choice[PLAN_EMBED].weight;
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        const struct plan_choice *c = &w->l->choice[parts[i]];
+        const int8_t out = c->weight.axis[c->back][0], in = c->weight.axis[!c->back][0];
+        if (c->weight.count[SPREAD_ROWS] != 1 || c->weight.count[SPREAD_COLS] != 1 ||
+            (c->style != STYLE_LIN3D && c->style != STYLE_VOCAB))
+            return REFUSE(w, "E16", parts[i],
+                          "%s holds no block of a grid, which summa in prefill needs; expected "
+                          "lin3d, or vocab over one axis and hidden over another",
+                          plan_style_name(c->style));
+        if (m->axis[out].size != m->axis[in].size)
+            return REFUSE(w, "E01", parts[i], "summa needs a square grid, not %d x %d",
+                          m->axis[in].size, m->axis[out].size);
+        if (out != first->axis[SPREAD_ROWS][0] || in != first->axis[SPREAD_COLS][0])
+            return REFUSE(w, "E16", parts[i], "lies on other axes than %s; summa needs one grid",
+                          w->l->name[PLAN_EMBED]);
+    }
+    return OK;
+}
+
+static enum status check_layer(const struct walk *w)
+{
+    enum status st = OK;
+    struct spread x = w->l->choice[PLAN_EMBED].gives;
+    TRY(half(w, PLAN_ATTN_NORM, &x, "rope and the KV cache"));
+    TRY(half(w, PLAN_MLP_NORM, &x, "silu"));
+    TRY(norm(w, PLAN_FINAL_NORM, &x));
+out:
+    return st;
+}
+
 enum status plan_check(const struct plan *p, const struct model_config *m, enum dtype dtype,
                        const struct plan_layer *layer, struct err *err)
 {
     enum status st = OK;
-    const struct walk w = {p, m, layer, err};
-    struct spread x = layer->choice[PLAN_EMBED].gives;
+    struct plan_layer prefill = *layer;
+    const struct walk w = {p, m, layer, err}, many = {p, m, &prefill, err};
     if (p->fused_norm)
         return base_fail(
             err, ERR_USAGE,
@@ -211,11 +263,15 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
             p->where);
     TRY(vocabulary(&w));
     TRY(check_sizes(&w, PLAN_EMBED));
-    TRY(half(&w, PLAN_ATTN_NORM, &x, "rope and the KV cache"));
+    TRY(check_layer(&w));
     TRY(check_heads(&w));
-    TRY(half(&w, PLAN_MLP_NORM, &x, "silu"));
-    TRY(norm(&w, PLAN_FINAL_NORM, &x));
     TRY(check_sizes(&w, PLAN_HEAD));
+    if (p->prefill) {
+        TRY(check_grid(&w));
+        for (int32_t part = 0; part < PLAN_PARTS; part++)
+            prefill.choice[part] = plan_summa(&layer->choice[part]);
+        TRY(check_layer(&many));
+    }
 out:
     return st;
 }

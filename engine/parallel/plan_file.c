@@ -18,7 +18,7 @@ static const struct {
 } styles[] = {
     [STYLE_COLWISE] = {"colwise", "|match|style|axis|unit|input|output|"},
     [STYLE_ROWWISE] = {"rowwise", "|match|style|axis|unit|input|output|bias|"},
-    [STYLE_VOCAB] = {"vocab", "|match|style|axis|vocab|hidden|output|tied|"},
+    [STYLE_VOCAB] = {"vocab", "|match|style|axis|vocab|hidden|rows|output|"},
     [STYLE_NORM] = {"norm", "|match|style|"},
     [STYLE_REPLICATE] = {"replicate", "|match|style|"},
     [STYLE_LIN3D] = {"lin3d", "|match|style|unit|dir|a|b|w|scatter|"},
@@ -232,13 +232,15 @@ static enum status read_vocab(const struct at *at, struct plan_choice *c, struct
         s = spread_shard(s, SPREAD_ROWS, axis);
     }
     TRY(word(at, at->entry, "output", "|R|S(0)|S(1)|P|", "R", &output, err));
-    c->weight = s;
-    /* a look-up: hidden as the table's, partial along its vocabulary axes */
-    struct spread found = {0};
-    found.count[SPREAD_COLS] = s.count[SPREAD_COLS];
-    memcpy(found.axis[SPREAD_COLS], s.axis[SPREAD_COLS], sizeof found.axis[SPREAD_COLS]);
+    c->weight = c->uses = s;
     for (int32_t i = 0; i < s.count[SPREAD_ROWS]; i++)
-        found = spread_partial(found, s.axis[SPREAD_ROWS][i]);
+        c->uses = spread_copy(c->uses, s.axis[SPREAD_ROWS][i]);
+    struct spread found = plan_found(c);
+    TRY(axes_of(at, "rows", SPREAD_ROWS, &c->takes, err));
+    for (int32_t i = 0; i < c->takes.count[SPREAD_ROWS]; i++) {
+        const int32_t by = c->takes.axis[SPREAD_ROWS][i];
+        found = spread_shard(spread_copy(found, by), SPREAD_ROWS, by);
+    }
     c->gives = resolved(&at->plan->mesh, found, output);
 out:
     return st;
@@ -260,7 +262,8 @@ static enum status read_lin3d(const struct at *at, struct plan_choice *c, struct
         TRY(axis_of(at, "w", NULL, &w, err));
     if (a == b || a == w || b == w)
         return base_fail(err, ERR_USAGE, "%s: E18 a, b and w must be different axes", at->where);
-    if (strcmp(dir, "out") == 0) {
+    c->back = strcmp(dir, "out") == 0;
+    if (c->back) {
         int32_t swap = a;
         a = b;
         b = swap;
@@ -475,10 +478,41 @@ static enum status read_phase(const struct jdoc *phases, const char *name, struc
     *norm = "plain";
     if (!phase)
         return OK;
-    TRY(check_keys(phase, "|weights|attention|norm|linears|", at.where, err));
+    TRY(check_keys(phase, "|weights|attention|norm|linears|o_down|rows|", at.where, err));
     TRY(word(&at, phase, "weights", "|cached|", "cached", &weights, err));
     TRY(word(&at, phase, "attention", "|heads|home|", "heads", attention, err));
     TRY(word(&at, phase, "norm", "|plain|fused|", "plain", norm, err));
+out:
+    return st;
+}
+
+/* The form of steps of many rows. What summa needs of o_proj and down_proj is the transposed grid
+ * of what decode holds: their activations change places, which the plan has to say. */
+static enum status read_linears(const struct jdoc *phases, struct plan *p, struct err *err)
+{
+    enum status st = OK;
+    const struct jdoc *prefill = jdoc_get_value(phases, "prefill");
+    const struct jdoc *decode = jdoc_get_value(phases, "decode");
+    const char *linears, *o_down, *other = "stationary";
+    struct at at = {.plan = p};
+    snprintf(at.where, sizeof at.where, "%s: phases", p->where);
+    if (decode)
+        TRY(word(&at, decode, "linears", "|stationary|", "stationary", &other, err));
+    if (!prefill)
+        return OK;
+    TRY(word(&at, prefill, "linears", "|stationary|summa|", "stationary", &linears, err));
+    TRY(word(&at, prefill, "o_down", "|transpose|keep|", "keep", &o_down, err));
+    p->prefill = strcmp(linears, "summa") == 0;
+    if (p->prefill && strcmp(o_down, "transpose") != 0)
+        return base_fail(
+            err, ERR_USAGE,
+            "%s: E16 linears are summa in prefill and stationary in decode, which hold "
+            "other shards of o_proj and down_proj; prefill must say o_down: transpose",
+            at.where);
+    const struct jdoc *rows = jdoc_get_value(prefill, "rows");
+    if (rows && (jdoc_type(rows) != JDOC_INT || jdoc_int(rows) < 1 || jdoc_int(rows) > 1 << 30))
+        return base_fail(err, ERR_USAGE, "%s: rows must be a number from 1 to 2^30", at.where);
+    p->prefill_rows = rows ? (int32_t)jdoc_int(rows) : 0;
 out:
     return st;
 }
@@ -487,7 +521,7 @@ static enum status read_phases(const struct jdoc *doc, struct plan *p, struct er
 {
     enum status st = OK;
     const struct jdoc *phases = jdoc_get_value(doc, "phases");
-    const char *attention[2], *norm[2], *linears[2];
+    const char *attention[2], *norm[2];
     char where[160];
     if (!phases)
         return OK;
@@ -495,11 +529,6 @@ static enum status read_phases(const struct jdoc *doc, struct plan *p, struct er
     TRY(check_keys(phases, "|prefill|decode|", where, err));
     TRY(read_phase(phases, "prefill", p, &attention[0], &norm[0], err));
     TRY(read_phase(phases, "decode", p, &attention[1], &norm[1], err));
-    for (int i = 0; i < 2; i++) {
-        const struct jdoc *phase = jdoc_get_value(phases, i ? "decode" : "prefill");
-        linears[i] = phase ? member(phase, "linears") : NULL;
-        linears[i] = linears[i] ? linears[i] : "style";
-    }
     if (strcmp(attention[0], attention[1]) != 0)
         return base_fail(err, ERR_USAGE,
                          "%s: E17 attention is %s in prefill and %s in decode: it decides where "
@@ -510,11 +539,7 @@ static enum status read_phases(const struct jdoc *doc, struct plan *p, struct er
                          "%s: E17 attention is home, but rows have no homes in this layout; "
                          "expected heads",
                          where);
-    if (strcmp(linears[0], linears[1]) != 0)
-        return base_fail(err, ERR_USAGE,
-                         "%s: E16 linears are %.20s in prefill and %.20s in decode, which hold "
-                         "other shards of o_proj and down_proj; expected the same",
-                         where, linears[0], linears[1]);
+    TRY(read_linears(phases, p, err));
     p->fused_norm = strcmp(norm[0], "fused") == 0 || strcmp(norm[1], "fused") == 0;
 out:
     return st;

@@ -27,6 +27,8 @@ struct plan {
     bool strict;         /* sizes must divide */
     bool kv_replication; /* KV heads may be held by several ranks */
     bool fused_norm;     /* unscaled products, divided by the norm afterwards */
+    bool prefill;        /* a second form for many rows */
+    int32_t prefill_rows;
     struct plan_rule rules[PLAN_RULES_MAX];
 };
 

@@ -21,24 +21,25 @@ struct redistribute {
     struct redistribute_sizes sizes;
     struct place place[PLACES]; /* per axis, then all ranks */
     float *local[2];            /* results of moves that meet nobody */
-    float *product;             /* a source that is packed or sliced first */
 };
 
 size_t redistribute_arena_bytes(const struct redistribute_sizes *sizes)
 {
     size_t bytes = 0;
     for (int32_t i = 0; i < PLACES; i++)
-        bytes += 4 * base_align(sizes->place[i] * sizeof(float), 64);
+        bytes += 2 * (base_align(sizes->place[i].src * sizeof(float), 64) +
+                      base_align(sizes->place[i].dst * sizeof(float), 64));
     return bytes;
 }
 
 static bool take_places(struct redistribute *r)
 {
     for (int32_t i = 0; i < PLACES; i++) {
-        const size_t bytes = r->sizes.place[i] * sizeof(float);
-        for (int32_t k = 0; bytes > 0 && k < 2; k++) {
-            r->place[i].src[k] = comm_buffer(r->g->world, bytes);
-            r->place[i].dst[k] = comm_buffer(r->g->world, bytes);
+        const size_t src = r->sizes.place[i].src * sizeof(float);
+        const size_t dst = r->sizes.place[i].dst * sizeof(float);
+        for (int32_t k = 0; src + dst > 0 && k < 2; k++) {
+            r->place[i].src[k] = comm_buffer(r->g->world, src);
+            r->place[i].dst[k] = comm_buffer(r->g->world, dst);
             if (!r->place[i].src[k] || !r->place[i].dst[k])
                 return false;
         }
@@ -55,14 +56,12 @@ enum status redistribute_open(struct groups *g, struct backend *b,
     if (!r)
         return base_fail(err, ERR_NOMEM, "redistribute: no memory");
     *r = (struct redistribute){.g = g, .b = b, .sizes = *sizes};
-    r->local[0] = aligned_alloc(64, bytes);
-    r->local[1] = aligned_alloc(64, bytes);
-    r->product = aligned_alloc(64, bytes);
-    if (!r->local[0] || !r->local[1] || !r->product) {
+    r->local[0] = b->ops->alloc(b, bytes);
+    r->local[1] = b->ops->alloc(b, bytes);
+    if (!r->local[0] || !r->local[1]) {
         redistribute_close(r);
-        return base_fail(err, ERR_NOMEM, "redistribute: no memory for 3 x %zu bytes", bytes);
+        return base_fail(err, ERR_NOMEM, "redistribute: no memory for 2 x %zu bytes", bytes);
     }
-    memset(r->product, 0, bytes); /* touched before ready */
     if (!take_places(r)) {
         redistribute_close(r);
         return base_fail(err, ERR_LIMIT, "redistribute: the communicator's arena is too small");
@@ -75,17 +74,16 @@ void redistribute_close(struct redistribute *r)
 {
     if (!r)
         return;
-    free(r->local[0]);
-    free(r->local[1]);
-    free(r->product);
+    for (int32_t i = 0; i < 2; i++)
+        if (r->local[i])
+            r->b->ops->free(r->b, r->local[i]);
     free(r);
 }
 
 /* ---- shapes ---- */
 
-/* Elements of a dimension that `rank` holds. */
-static struct span held(const struct mesh *m, const struct matrix *x, const struct spread *s,
-                        int32_t dim, int32_t rank)
+struct span redistribute_held(const struct mesh *m, const struct matrix *x, const struct spread *s,
+                              int32_t dim, int32_t rank)
 {
     const struct extent *e = &x->dim[dim];
     if (e->cut) {
@@ -100,7 +98,7 @@ static struct span held(const struct mesh *m, const struct matrix *x, const stru
 static int64_t length(const struct mesh *m, const struct matrix *x, const struct spread *s,
                       int32_t dim, int32_t rank)
 {
-    return span_len(held(m, x, s, dim, rank));
+    return span_len(redistribute_held(m, x, s, dim, rank));
 }
 
 static int64_t area(const struct mesh *m, const struct matrix *x, const struct spread *s,
@@ -154,17 +152,16 @@ void redistribute_measure(const struct mesh *m, const struct matrix *x, const st
                           struct redistribute_sizes *sizes)
 {
     for (int32_t rank = 0; rank < mesh_ranks(m); rank++) {
-        const int64_t start = area(m, x, &route->from, rank);
-        raise(&sizes->local, start); /* the producer's buffer */
         for (int32_t i = 0; i < route->count; i++) {
             const struct move *v = &route->move[i];
             const int64_t n[2] = {area(m, x, &v->before, rank), area(m, x, &v->after, rank)};
             const bool stays = v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM;
-            for (int32_t k = 0; k < 2; k++) {
-                raise(stays ? &sizes->local : &sizes->place[place_of(v)], n[k]);
-                if (v->kind == MOVE_TURN)
-                    raise(&sizes->local, n[k]);
+            if (!stays) {
+                raise(&sizes->place[place_of(v)].src, n[0]);
+                raise(&sizes->place[place_of(v)].dst, n[1]);
             }
+            if (stays || v->kind == MOVE_TURN)
+                raise(&sizes->local, n[1]);
         }
     }
 }
@@ -298,20 +295,30 @@ static void stay(const struct job *j, const float **at, const float *src)
         copy(j->r, dst, j->cols, mine ? src : NULL, j->cols, j->rows, j->cols);
     } else {
         const int32_t dim = j->v->to;
-        const int64_t skip = held(m, j->x, &j->v->after, dim, j->r->g->rank).begin -
-                             held(m, j->x, &j->v->before, dim, j->r->g->rank).begin;
+        const int64_t skip = redistribute_held(m, j->x, &j->v->after, dim, j->r->g->rank).begin -
+                             redistribute_held(m, j->x, &j->v->before, dim, j->r->g->rank).begin;
         copy(j->r, dst, j->cols_out, src + (dim == SPREAD_ROWS ? skip * j->cols : skip), j->cols,
              j->rows_out, j->cols_out);
     }
     *at = dst;
 }
 
+/* Whether a part, or rows of it, lies where peers read it. */
+static bool lies_in(const float *at, const float *buffer, size_t elements)
+{
+    const uintptr_t x = (uintptr_t)at, first = (uintptr_t)buffer;
+    return x >= first && x < first + elements * sizeof(float);
+}
+
 static enum status meet(const struct job *j, const float **at, struct err *err)
 {
     const int32_t t = j->p->turn ^= 1;
-    float *src = j->p->src[t], *dst = j->p->dst[t];
-    if (*at != src)
-        pack(j, src, *at);
+    float *own = j->p->src[t], *dst = j->p->dst[t];
+    const float *src = *at;
+    if (!reads_in_place(j->v) || !lies_in(src, own, j->r->sizes.place[place_of(j->v)].src)) {
+        pack(j, own, src);
+        src = own;
+    }
     switch (j->v->kind) {
     case MOVE_GATHER:
         return gather(j, at, dst, src, err);
@@ -333,7 +340,7 @@ static enum status meet(const struct job *j, const float **at, struct err *err)
 float *redistribute_source(struct redistribute *r, const struct route *route)
 {
     if (route->count == 0 || !reads_in_place(&route->move[0]))
-        return r->product;
+        return NULL;
     const struct place *p = &r->place[place_of(&route->move[0])];
     return p->src[p->turn ^ 1];
 }
@@ -342,8 +349,10 @@ static bool fits(const struct redistribute *r, const struct job *j)
 {
     const size_t before = (size_t)(j->rows * j->cols), after = (size_t)(j->rows_out * j->cols_out);
     const bool stays = j->v->kind == MOVE_SLICE || j->v->kind == MOVE_CLAIM;
-    const size_t room = stays ? r->sizes.local : r->sizes.place[place_of(j->v)];
-    return before <= room && after <= room && (j->v->kind != MOVE_TURN || after <= r->sizes.local);
+    if ((stays || j->v->kind == MOVE_TURN) && after > r->sizes.local)
+        return false;
+    return stays || (before <= r->sizes.place[place_of(j->v)].src &&
+                     after <= r->sizes.place[place_of(j->v)].dst);
 }
 
 enum status redistribute_run(struct redistribute *r, const struct matrix *x,

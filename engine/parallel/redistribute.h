@@ -1,10 +1,11 @@
 /* Redistribute: moves a matrix from one spread over the mesh to another, each move by the
- * collective that carries the least: partial -> copy    all-reduce            shard -> copy
- * all-gather partial -> shard   reduce-scatter        shard -> shard    all-to-all copy -> shard a
- * local slice         copy -> partial   kept by coordinate 0, zeros elsewhere two sharding axes
- * change places          a permutation (an all-to-all over all ranks) The moves of a transition are
- * the cheapest sequence, found on numbers every rank knows; uneven and empty blocks take part.
- * shard -> partial is refused: a part would count as an addend. */
+ * collective that carries the least:
+ *   - partial to copy: all-reduce; partial to shard: reduce-scatter
+ *   - shard to copy: all-gather; shard to the other shard: all-to-all
+ *   - copy to shard: a local slice; copy to partial: kept by coordinate 0, zeros elsewhere
+ *   - two sharding axes change places: a permutation, as an all-to-all over all ranks
+ * The moves of a transition are the cheapest sequence, found on numbers every rank knows; uneven
+ * and empty blocks take part. Shard to partial is refused: a part would count as an addend. */
 #ifndef TESSERA_ENGINE_PARALLEL_REDISTRIBUTE_H
 #define TESSERA_ENGINE_PARALLEL_REDISTRIBUTE_H
 
@@ -57,14 +58,19 @@ enum status redistribute_route(const struct mesh *m, const struct matrix *x, str
 #define REDISTRIBUTE_TEXT_MAX 96
 const char *redistribute_text(const struct mesh *m, const struct move *v,
                               char buf[REDISTRIBUTE_TEXT_MAX]);
+/* The elements of a dimension that a rank holds: offset and size. */
+struct span redistribute_held(const struct mesh *m, const struct matrix *x, const struct spread *s,
+                              int32_t dim, int32_t rank);
 /* Elements a rank receives in one move. */
 int64_t redistribute_received(const struct mesh *m, const struct matrix *x, const struct move *v,
                               int32_t rank);
 
-/* Elements of the largest parts that moves handle: per axis and over all ranks, and of those that
- * meet nobody. */
+/* Elements of the largest parts that moves handle: before and after those along an axis (the last:
+ * over all ranks), and of those that meet nobody. */
 struct redistribute_sizes {
-    size_t place[MESH_AXES_MAX + 1];
+    struct {
+        size_t src, dst;
+    } place[MESH_AXES_MAX + 1];
     size_t local;
 };
 /* Raises *sizes to what the route needs, on any rank. Pure. */
@@ -81,10 +87,12 @@ enum status redistribute_open(struct groups *g, struct backend *b,
                               struct err *err) MUST_USE;
 void redistribute_close(struct redistribute *r);
 
-/* Where a producer best writes the part that a route starts from: the first collective reads it in
- * place. Valid until the run that takes it; it may be written while an older result is read. */
+/* Where a producer best writes the part that a route starts from, because the first collective
+ * reads it in place; NULL: anywhere. Valid until the next run; it may be written while an older
+ * result is read. */
 float *redistribute_source(struct redistribute *r, const struct route *route);
-/* src: this rank's contiguous part, any memory but a result of this. *result: the part it becomes,
+/* src: this rank's contiguous part, any memory but a result of this; rows of what was written at
+ * redistribute_source may be run one after another. *result: the part it becomes,
  * valid until the next run; src itself when there is nothing to do. Collective over the axes of the
  * route; all ranks pass the same route and matrix. Allocates nothing. ERR_INTERNAL when a part on
  * the way is larger than was said. */

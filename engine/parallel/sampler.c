@@ -14,6 +14,7 @@ struct sampler {
     /* own part, and all ranks' parts; in communicator buffers */
     struct sample_survey *survey, *surveys;
     union sample_ballot *ballot, *ballots;
+    float *rows; /* [samples_max, vocab] rows that were gathered, at their places */
 };
 
 static size_t survey_bytes(int32_t samples)
@@ -32,6 +33,11 @@ size_t sampler_arena_bytes(bool distributed, int32_t ranks, int32_t samples_max)
     return distributed ? one * (size_t)(1 + ranks) : 0;
 }
 
+size_t sampler_local_bytes(bool distributed, int32_t samples_max, int32_t vocab)
+{
+    return distributed ? base_align((size_t)samples_max * (size_t)vocab * sizeof(float), 64) : 0;
+}
+
 enum status sampler_open(bool distributed, struct backend *b, struct comm *c, struct parallel *p,
                          int32_t samples_max, int32_t vocab, struct sampler **out, struct err *err)
 {
@@ -42,6 +48,11 @@ enum status sampler_open(bool distributed, struct backend *b, struct comm *c, st
         .b = b, .comm = c, .parallel = p, .vocab = vocab, .distributed = distributed};
     if (distributed) {
         const size_t ranks = (size_t)c->ranks;
+        s->rows = b->ops->alloc(b, sampler_local_bytes(true, samples_max, vocab));
+        if (!s->rows) {
+            sampler_close(s);
+            return base_fail(err, ERR_NOMEM, "sampler: no memory for %d rows", samples_max);
+        }
         s->survey = comm_buffer(c, survey_bytes(samples_max));
         s->surveys = comm_buffer(c, ranks * survey_bytes(samples_max));
         s->ballot = comm_buffer(c, ballot_bytes(samples_max));
@@ -57,6 +68,10 @@ enum status sampler_open(bool distributed, struct backend *b, struct comm *c, st
 
 void sampler_close(struct sampler *s)
 {
+    if (!s)
+        return;
+    if (s->rows)
+        s->b->ops->free(s->b, s->rows);
     free(s);
 }
 
@@ -90,6 +105,20 @@ out:
     return st;
 }
 
+static enum status gather_some(struct sampler *s, struct cview logits, int32_t begin, int32_t end,
+                               struct err *err)
+{
+    struct cview some;
+    enum status st = OK;
+    if (begin == end)
+        return OK;
+    TRY(parallel_gather(s->parallel, logits, begin, end, &some, err));
+    s->b->ops->copy(s->b, s->rows + (size_t)begin * (size_t)s->vocab, (size_t)s->vocab, some.data,
+                    (size_t)s->vocab, some.rows, some.cols);
+out:
+    return st;
+}
+
 /* Gathers the rows without a token and those that want logprobs, neighbours at once. */
 static enum status gather_rest(struct sampler *s, const struct sampler_input *in,
                                struct cview *whole, int32_t *undecided, struct err *err)
@@ -103,10 +132,10 @@ static enum status gather_rest(struct sampler *s, const struct sampler_input *in
         *undecided += r < rows && in->elected_host[r] < 0;
         if (wanted)
             continue;
-        TRY(parallel_gather(s->parallel, begin, r, whole, err));
+        TRY(gather_some(s, in->logits, begin, r, err));
         begin = r + 1;
     }
-    whole->rows = rows;
+    *whole = cview_of(view_f32(s->rows, rows, s->vocab));
 out:
     return st;
 }
@@ -122,7 +151,7 @@ enum status sampler_run(struct sampler *s, const struct sampler_input *in, int32
         TRY(gather_rest(s, in, whole, undecided, err));
         rows.target = in->elected;
     } else {
-        TRY(parallel_gather(s->parallel, 0, in->logits.rows, whole, err));
+        TRY(parallel_gather(s->parallel, in->logits, 0, in->logits.rows, whole, err));
     }
     TRY(backend_sample(s->b, ids, *whole, &rows, &in->slots, err));
 out:

@@ -21,6 +21,8 @@ static inline uint64_t sampler_row_bytes(int32_t ranks, int32_t places)
 }
 /* Bytes of communicator arena per rank that sampler_open will take. */
 size_t sampler_arena_bytes(bool distributed, int32_t ranks, int32_t samples_max);
+/* Memory it takes besides. */
+size_t sampler_local_bytes(bool distributed, int32_t samples_max, int32_t vocab);
 
 /* b, c and p are borrowed and must outlive it. */
 enum status sampler_open(bool distributed, struct backend *b, struct comm *c, struct parallel *p,

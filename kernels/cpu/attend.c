@@ -1,5 +1,6 @@
 /* DESIGN: one work item is one row and one local KV head; the query heads that read it share every
- * load, at most CPU_HEADS at a time. Keys are reduced in ascending segments of 256 positions
+ * load, at most CPU_HEADS at a time. Where that leaves threads idle and a row is long, one item is
+ * one segment of it, and the merges follow. Keys are reduced in ascending segments of 256 positions
  * whatever the rows and threads: scores, maximum, exp, sum and weighted values of the segment; then
  * it is merged into the running state (M, L, O) in this order of operations: m' = max(M, m), a =
  * exp(M - m'), b = exp(m - m'), L = fma(L, a, l * b), O = fma(O, a, o * b) The first segment
@@ -22,6 +23,8 @@ struct job {
     const float *q; /* attend */
     float *out;
     int32_t layer, cols; /* cols of qkv */
+    float *parts;        /* few long rows: [rows, heads] parts of the wave of keys `from` .. */
+    int32_t from;
 };
 
 /* ---- rope and store -------------------------------------------------------------------------- */
@@ -89,82 +92,102 @@ void attend_rope_kv(struct backend *b, struct view qkv, struct cview table, cons
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* Query heads of one item that go through the segments together. */
+/* Some query heads of one row that read the same KV head, and what they make of one segment. */
 struct state {
     struct cpu_scores a;
     int32_t head[CPU_HEADS];
     float max[CPU_HEADS], sum[CPU_HEADS];
     ALIGNED64 float s[CPU_HEADS][BACKEND_SEGMENT];
-    ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];    /* running */
-    ALIGNED64 float more[CPU_HEADS][BACKEND_HEAD_DIM_MAX]; /* of this segment */
+    ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];
 };
 
-/* Softmax of each head's scores, in place; then the weighted values, merged into the state. */
-static void segment_merge(const struct cpu_isa *isa, struct state *s, bool first, int32_t dim)
-{
-    float max[CPU_HEADS] = {0}, sum[CPU_HEADS] = {0};
-    for (int32_t h = 0; h < s->a.heads; h++)
-        sum[h] = isa->softmax(s->s[h], s->a.keys, &max[h]);
-    s->a.o = first ? s->o[0] : s->more[0];
-    isa->weigh(&s->a);
-    for (int32_t h = 0; h < s->a.heads; h++) {
-        if (first) {
-            s->max[h] = max[h];
-            s->sum[h] = sum[h];
-            continue;
-        }
-        const float both = s->max[h] > max[h] ? s->max[h] : max[h];
-        const float a = numerics_exp(s->max[h] - both), b = numerics_exp(max[h] - both);
-        s->sum[h] = fmaf(s->sum[h], a, sum[h] * b);
-        s->max[h] = both;
-        isa->merge(s->o[h], s->more[h], a, b, dim);
-    }
-}
+/* What one head makes of one segment, or of all so far. */
+struct part {
+    float *o; /* [head_dim] */
+    float max, sum;
+};
 
-static void attend_heads(const struct job *j, struct state *s, int32_t row, int32_t kv_head)
+/* Keys [from, from + BACKEND_SEGMENT) of the row, as far as it has them: maximum, exponentials,
+ * their sum and the weighted values of each head. */
+static void reduce_segment(const struct job *j, struct state *s, int32_t row, int32_t kv_head,
+                           int32_t from)
 {
     const struct kv_spec *spec = &j->kv->spec;
-    const int32_t dim = spec->head_dim, keys = j->rows->position[row] + 1;
-    const size_t half = layout_kv_half(spec);
+    const int32_t keys = j->rows->position[row] + 1 - from;
     const int32_t *table =
         j->rows->table + (size_t)j->rows->slot[row] * (size_t)j->rows->table_cols;
     const unsigned char *k[SEGMENT_BLOCKS], *v[SEGMENT_BLOCKS];
-    for (int32_t from = 0; from < keys; from += BACKEND_SEGMENT) {
-        s->a.keys = keys - from < BACKEND_SEGMENT ? keys - from : BACKEND_SEGMENT;
-        const int32_t blocks = (s->a.keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
-        for (int32_t i = 0; i < blocks; i++) {
-            k[i] =
-                layout_kv_block(j->kv, j->layer, table[from / BACKEND_BLOCK_TOKENS + i], kv_head);
-            v[i] = k[i] + half;
-        }
-        s->a.blocks = k;
-        s->a.dim = dim;
-        j->isa->scores(&s->a);
-        s->a.blocks = v;
-        s->a.dim = layout_kv_dim(spec);
-        segment_merge(j->isa, s, from == 0, dim);
+    s->a.keys = keys < BACKEND_SEGMENT ? keys : BACKEND_SEGMENT;
+    const int32_t blocks = (s->a.keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    for (int32_t i = 0; i < blocks; i++) {
+        k[i] = layout_kv_block(j->kv, j->layer, table[from / BACKEND_BLOCK_TOKENS + i], kv_head);
+        v[i] = k[i] + layout_kv_half(spec);
     }
-    float *out = j->out + (size_t)row * (size_t)(j->heads->heads * dim);
+    s->a.blocks = k;
+    s->a.dim = spec->head_dim;
+    j->isa->scores(&s->a);
     for (int32_t h = 0; h < s->a.heads; h++)
-        j->isa->divide(out + (size_t)(s->head[h] * dim), s->o[h], s->sum[h], dim);
+        s->sum[h] = j->isa->softmax(s->s[h], s->a.keys, &s->max[h]);
+    s->a.blocks = v;
+    s->a.dim = layout_kv_dim(spec);
+    j->isa->weigh(&s->a);
+}
+
+/* all = `more` after all the segments before it. */
+static void merge(const struct cpu_isa *isa, struct part *all, struct part more, bool first,
+                  int32_t dim)
+{
+    if (first) {
+        memcpy(all->o, more.o, (size_t)dim * sizeof *all->o);
+        all->max = more.max;
+        all->sum = more.sum;
+        return;
+    }
+    const float both = all->max > more.max ? all->max : more.max;
+    const float a = numerics_exp(all->max - both), b = numerics_exp(more.max - both);
+    all->sum = fmaf(all->sum, a, more.sum * b);
+    all->max = both;
+    isa->merge(all->o, more.o, a, b, dim);
+}
+
+static float *out_of(const struct job *j, int32_t row, int32_t head)
+{
+    return j->out +
+           ((size_t)row * (size_t)j->heads->heads + (size_t)head) * (size_t)j->heads->head_dim;
+}
+
+/* The next heads from *head on that read kv_head; false when there are none. */
+static bool next_heads(const struct job *j, struct state *s, int32_t row, int32_t kv_head,
+                       int32_t *head)
+{
+    const int32_t dim = j->heads->head_dim;
+    const float *q = j->q + (size_t)row * (size_t)j->cols;
+    s->a = (struct cpu_scores){.s = s->s[0], .o = s->o[0], .dtype = j->kv->spec.dtype};
+    s->a.scale = 1.0f / sqrtf((float)dim);
+    for (; *head < j->heads->heads && s->a.heads < CPU_HEADS; ++*head)
+        if (j->heads->kv_of[*head] == kv_head) {
+            s->head[s->a.heads] = *head;
+            s->a.q[s->a.heads++] = q + (size_t)(*head * dim);
+        }
+    return s->a.heads > 0;
 }
 
 static void attend_item(const struct job *j, int32_t row, int32_t kv_head)
 {
-    const int32_t dim = j->heads->head_dim;
-    const float *q = j->q + (size_t)row * (size_t)j->cols;
+    const int32_t dim = j->heads->head_dim, keys = j->rows->position[row] + 1;
+    ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];
+    struct part all[CPU_HEADS];
     struct state s;
-    s.a = (struct cpu_scores){.s = s.s[0], .dtype = j->kv->spec.dtype};
-    s.a.scale = 1.0f / sqrtf((float)dim);
-    for (int32_t h = 0; h < j->heads->heads; h++) {
-        if (j->heads->kv_of[h] == kv_head) {
-            s.head[s.a.heads] = h;
-            s.a.q[s.a.heads++] = q + (size_t)(h * dim);
+    for (int32_t h = 0; h < CPU_HEADS; h++)
+        all[h] = (struct part){.o = o[h]};
+    for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
+        for (int32_t from = 0; from < keys; from += BACKEND_SEGMENT) {
+            reduce_segment(j, &s, row, kv_head, from);
+            for (int32_t h = 0; h < s.a.heads; h++)
+                merge(j->isa, &all[h], (struct part){s.o[h], s.max[h], s.sum[h]}, from == 0, dim);
         }
-        if (s.a.heads == CPU_HEADS || (s.a.heads > 0 && h == j->heads->heads - 1)) {
-            attend_heads(j, &s, row, kv_head);
-            s.a.heads = 0;
-        }
+        for (int32_t h = 0; h < s.a.heads; h++)
+            j->isa->divide(out_of(j, row, s.head[h]), o[h], all[h].sum, dim);
     }
 }
 
@@ -179,6 +202,90 @@ static void attend_items(void *arg, int32_t worker, int64_t begin, int64_t end)
     }
 }
 
+/* ---- few long rows --------------------------------------------------------------------------- */
+
+#define WAVE 8             /* segments of a row reduced between two rounds of merges, */
+#define WAVE_KEYS_MIN 1024 /* where the longest row has so many keys */
+
+/* Floats of a part, and of all parts of one head of one row: the running one, then the wave's. */
+static size_t part_floats(int32_t dim)
+{
+    return (size_t)dim + 2;
+}
+
+static size_t wave_floats(int32_t dim)
+{
+    return (1 + WAVE) * part_floats(dim);
+}
+
+/* Part `i` of a head: 0 is the running one. */
+static float *part_of(const struct job *j, int64_t row_head, int32_t i)
+{
+    return j->parts + (size_t)row_head * wave_floats(j->heads->head_dim) +
+           (size_t)i * part_floats(j->heads->head_dim);
+}
+
+static void wave_reduce(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct job *j = arg;
+    const int32_t dim = j->heads->head_dim, rows = j->rows->count;
+    struct state s;
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        const int32_t i = (int32_t)(n % WAVE), row = (int32_t)(n / WAVE % rows);
+        const int32_t kv_head = (int32_t)(n / WAVE / rows), from = j->from + i * BACKEND_SEGMENT;
+        if (j->rows->slot[row] < 0 || from > j->rows->position[row])
+            continue;
+        for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
+            reduce_segment(j, &s, row, kv_head, from);
+            for (int32_t h = 0; h < s.a.heads; h++) {
+                float *part = part_of(j, (int64_t)row * j->heads->heads + s.head[h], 1 + i);
+                memcpy(part, s.o[h], (size_t)dim * sizeof *part);
+                part[dim] = s.max[h];
+                part[dim + 1] = s.sum[h];
+            }
+        }
+    }
+}
+
+static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct job *j = arg;
+    const int32_t dim = j->heads->head_dim;
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        const int32_t row = (int32_t)(n / j->heads->heads), head = (int32_t)(n % j->heads->heads);
+        const int32_t position = j->rows->position[row];
+        float *running = part_of(j, n, 0);
+        struct part all = {running, running[dim], running[dim + 1]};
+        if (j->rows->slot[row] < 0 || j->from > position)
+            continue;
+        for (int32_t i = 0, from = j->from; i < WAVE && from <= position; i++) {
+            float *part = part_of(j, n, 1 + i);
+            merge(j->isa, &all, (struct part){part, part[dim], part[dim + 1]}, from == 0, dim);
+            from += BACKEND_SEGMENT;
+        }
+        running[dim] = all.max;
+        running[dim + 1] = all.sum;
+        j->isa->divide(out_of(j, row, head), running, all.sum, dim); /* the last wave's stays */
+    }
+}
+
+/* Longest row when its segments shall be shared out; 0: there are items for all threads, or no
+ * scratch was reserved that is large enough. */
+static int32_t split_keys(const struct cpu_backend *c, const struct job *j)
+{
+    const int32_t rows = j->rows->count, kv_heads = j->heads->kv_heads;
+    int32_t keys = 0;
+    if ((int64_t)rows * kv_heads >= pool_threads(c->pool) ||
+        (size_t)rows * (size_t)j->heads->heads * wave_floats(j->heads->head_dim) > c->packed_floats)
+        return 0;
+    for (int32_t t = 0; t < rows; t++)
+        if (j->rows->slot[t] >= 0 && j->rows->position[t] >= keys)
+            keys = j->rows->position[t] + 1;
+    return keys >= WAVE_KEYS_MIN ? keys : 0;
+}
+
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer)
 {
@@ -191,5 +298,13 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
     j.out = out.data;
     j.layer = layer;
     j.cols = qkv.cols;
-    pool_run(c->pool, (int64_t)rows->count * h->kv_heads, 1, attend_items, &j);
+    const int64_t items = (int64_t)rows->count * h->kv_heads;
+    const int32_t keys = split_keys(c, &j);
+    j.parts = c->packed;
+    for (; j.from < keys; j.from += WAVE * BACKEND_SEGMENT) {
+        pool_run(c->pool, items * WAVE, 1, wave_reduce, &j);
+        pool_run(c->pool, (int64_t)rows->count * h->heads, 1, wave_merge, &j);
+    }
+    if (keys == 0)
+        pool_run(c->pool, items, 1, attend_items, &j);
 }

@@ -92,6 +92,64 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
     pool_run(c->pool, x.rows, grain(x.cols), norm_rows, &j);
 }
 
+struct split_norm_job {
+    const struct cpu_isa *isa;
+    float *y, *sums, *sum; /* of square_sum: sum += delta when that is not NULL */
+    const float *x, *delta, *gain, *sums_in;
+    float eps;
+    int32_t cols, width;
+};
+
+static void square_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct split_norm_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const size_t at = (size_t)t * (size_t)j->cols;
+        if (j->delta != NULL)
+            j->isa->add(j->sum + at, j->delta + at, j->cols);
+        j->sums[t] = j->isa->sum_squares(j->x + at, j->cols);
+    }
+}
+
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct split_norm_job j = {.isa = c->isa,
+                               .sums = sums,
+                               .sum = x.data,
+                               .x = x.data,
+                               .delta = delta.data,
+                               .cols = x.cols};
+    pool_run(c->pool, x.rows, grain(x.cols), square_rows, &j);
+}
+
+static void scale_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct split_norm_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const size_t at = (size_t)t * (size_t)j->cols;
+        float r = 1.0f / sqrtf(j->sums_in[t] / (float)j->width + j->eps);
+        j->isa->norm(j->y + at, j->x + at, j->gain, r, j->cols);
+    }
+}
+
+void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                      int32_t width, const float *gain, float eps)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct split_norm_job j = {.isa = c->isa,
+                               .y = y.data,
+                               .sums_in = sums,
+                               .x = x.data,
+                               .gain = gain,
+                               .eps = eps,
+                               .cols = x.cols,
+                               .width = width};
+    pool_run(c->pool, x.rows, grain(x.cols), scale_rows, &j);
+}
+
 struct rope_job {
     float *table;
     const int32_t *position;

@@ -93,6 +93,45 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
                (float *)x.data, (const float *)delta.data, gain, eps, x.cols);
 }
 
+__global__ void square_sum_kernel(float *sums, float *x, const float *delta, int32_t cols)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    float sum = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
+        float v = x[row + i];
+        if (delta != nullptr)
+            x[row + i] = v += delta[row + i];
+        sum = fmaf(v, v, sum);
+    }
+    sum = reduce_block(sum, plus());
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = sum;
+}
+
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+{
+    if (x.rows > 0)
+        LAUNCH(cuda_of(b), square_sum_kernel, (unsigned)x.rows, THREADS, 0, sums, (float *)x.data,
+               (const float *)delta.data, x.cols);
+}
+
+__global__ void rms_scale_kernel(float *y, const float *x, const float *sums, float width,
+                                 const float *gain, float eps, int32_t cols)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    const float scale = 1 / sqrtf(sums[blockIdx.x] / width + eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        y[row + i] = x[row + i] * scale * gain[i];
+}
+
+void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                      int32_t width, const float *gain, float eps)
+{
+    if (x.rows > 0 && x.cols > 0)
+        LAUNCH(cuda_of(b), rms_scale_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+               (const float *)x.data, sums, (float)width, gain, eps, x.cols);
+}
+
 /* ---- element-wise ---- */
 
 __global__ void silu_mul_kernel(float *y, const float *gu, int32_t cols, int64_t count)

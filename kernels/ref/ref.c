@@ -178,6 +178,30 @@ static void add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
     rmsnorm(b, y, cview_of(x), gain, eps);
 }
 
+static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+{
+    (void)b;
+    for (int32_t t = 0; t < x.rows; t++) {
+        double sum = 0;
+        for (int32_t i = 0; i < x.cols; i++) {
+            *cell(x, t, i) += delta.data != NULL ? at(delta, t, i) : 0;
+            sum += (double)*cell(x, t, i) * (double)*cell(x, t, i);
+        }
+        sums[t] = (float)sum;
+    }
+}
+
+static void rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                      int32_t width, const float *gain, float eps)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++) {
+        double r = 1 / sqrt((double)sums[t] / width + (double)eps);
+        for (int32_t i = 0; i < x.cols; i++)
+            *cell(y, t, i) = (float)((double)at(x, t, i) * r * (double)gain[i]);
+    }
+}
+
 static void rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq)
 {
@@ -330,6 +354,8 @@ const struct backend_ops ref_ops = {
     .linear = linear,
     .rmsnorm = rmsnorm,
     .add_rmsnorm = add_rmsnorm,
+    .square_sum = square_sum,
+    .rms_scale = rms_scale,
     .rope_table = rope_table,
     .rope_kv = rope_kv,
     .attend = attend,

@@ -14,6 +14,8 @@
 #define COMPLETION_STOP_MAX 16
 #define COMPLETION_BAD_WORDS_MAX 64
 #define COMPLETION_SALT_BYTES_MAX 64
+#define COMPLETION_SCORES_MAX (1 << 22) /* logprobs of prompts in one answer: some 150 MB of JSON  \
+                                         */
 
 /* What the server is, as far as a request must fit it. */
 struct completion_rules {
@@ -81,7 +83,11 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
  * with code context_length_exceeded, in the words that clients look for. */
 enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
                                   int32_t max_model_len, struct api_error *e) MUST_USE;
-/* The same for text that is too long to be worth tokenizing: it has at least tokens_min tokens. */
+/* Once all prompts are tokens: are their logprobs few enough to answer with? */
+enum status completion_prompt_check_scores(const struct completion_request *r,
+                                           struct api_error *e) MUST_USE;
+/* The same as fit for text that is too long to be worth tokenizing: it has at least tokens_min
+ * tokens. */
 enum status completion_prompt_fit_text(const struct completion_request *r, size_t tokens_min,
                                        int32_t max_model_len, struct api_error *e) MUST_USE;
 

@@ -120,3 +120,18 @@ enum status completion_prompt_fit_text(const struct completion_request *r, size_
         return OK;
     return too_long(e, max_model_len, "at least ", (int64_t)tokens_min, r->params.max_tokens);
 }
+
+enum status completion_prompt_check_scores(const struct completion_request *r, struct api_error *e)
+{
+    const char *field = r->prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs";
+    const int64_t each = r->params.prompt_logprobs + 1; /* the token itself comes with its rivals */
+    int64_t tokens = 0;
+    for (int32_t i = 0; i < r->prompt_count; i++)
+        tokens += r->prompts[i].count;
+    if (each * tokens * r->n <= COMPLETION_SCORES_MAX)
+        return OK;
+    return api_error_field(e, field,
+                           "%s: %lld prompt tokens with %lld values each, for each of n, are more "
+                           "than %d; ask for fewer, or send the prompts one by one",
+                           field, (long long)tokens, (long long)each, COMPLETION_SCORES_MAX);
+}

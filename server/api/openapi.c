@@ -73,11 +73,27 @@ static const struct property {
     {"TokenizerInfo", "eos_token", string_or_null, true},
     {"TokenizerInfo", "chat_template", string_or_null, true},
     {"Status", "status", string, true},
+    {"Startup", "phase", string, true},
+    {"Startup", "bytes_done", count, true},
+    {"Startup", "bytes_total", count, true},
+    {"Startup", "ranks_done", count, true},
+    {"Startup", "ranks", count, true},
+    {"Startup", "elapsed_seconds", "{\"type\":\"number\",\"minimum\":0}", true},
+    {"Startup", "eta_seconds", "{\"type\":[\"number\",\"null\"],\"minimum\":0}", true},
     {"Version", "version", string, true},
 };
 
 /* What an operation may answer besides 200. */
-enum { BAD = 1, UNKNOWN = 2, BODY = 4, BUSY = 8, TOKENIZER = 16, READY = 32, MODEL_PATH = 64 };
+enum {
+    BAD = 1,
+    UNKNOWN = 2,
+    BODY = 4,
+    BUSY = 8,
+    TOKENIZER = 16,
+    READY = 32,
+    MODEL_PATH = 64,
+    PROGRESS = 128 /* 503 with the same schema as 200 */
+};
 
 static const struct operation {
     const char *path, *method, *id, *summary, *answer; /* schema; NULL: plain text */
@@ -95,6 +111,8 @@ static const struct operation {
     {"/v1/models/{model}", "get", "getModel", "One of them", "Model", UNKNOWN | MODEL_PATH},
     {"/health", "get", "health", "200 when requests are welcome", "Status", READY},
     {"/readyz", "get", "ready", "200 when requests are welcome", "Status", READY},
+    {"/startupz", "get", "startup", "How far it has loaded; 200 once it has been ready", "Startup",
+     PROGRESS},
     {"/livez", "get", "live", "200 while the server runs", "Status", 0},
     {"/version", "get", "version", "Version of the server", "Version", 0},
     {"/metrics", "get", "metrics", "Counters for Prometheus", NULL, 0},
@@ -154,6 +172,11 @@ static void write_operation(const struct operation *o, const struct completion_r
     if (o->may & READY && o->may & BODY)
         buf_puts(out, ",\"text/event-stream\":{}");
     buf_puts(out, "}}");
+    if (o->may & PROGRESS)
+        buf_printf(out,
+                   ",\"503\":{\"description\":\"Loading, or a rank is lost\",\"content\":{"
+                   "\"application/json\":{\"schema\":" REF("%s") "}}}",
+                   o->answer);
     write_errors(o->may, out);
     buf_puts(out, "}}}");
 }

@@ -370,6 +370,30 @@ static void sample_all(void *arg)
     CHECK(backend_sample(backend, s->ids, s->logits, &rows, &slots, &err) == OK);
 }
 
+/* One of two ranks: its half of the rows, twice for the other's. */
+static void elect_all(void *arg)
+{
+    struct sampling *s = arg;
+    struct err err;
+    enum { R = 8, SHARDS = 2 };
+    static struct sample_survey surveys[SHARDS * R];
+    static union sample_ballot ballots[SHARDS * R * (1 + SAMPLE_PLACES_MAX)];
+    int32_t begin[R + 1] = {0};
+    const struct cview half = {s->logits.data, DTYPE_F32, R, s->logits.cols / 2};
+    const struct sample_rows rows = {s->slot, s->position, s->target};
+    const struct sample_slots slots = {s->params, s->rules, s->history[0], COLS};
+    for (int32_t r = 0; r < R; r++)
+        begin[r + 1] = begin[r] + sample_places(&s->params[r], s->logits.cols);
+    const struct sample_election e = {R, SHARDS, s->logits.cols, begin, surveys, ballots};
+    CHECK(backend_survey(backend, surveys, half, 0, &e, &rows, &slots, &err) == OK);
+    memcpy(surveys + R, surveys, sizeof surveys / 2);
+    if (begin[R] > 0) {
+        CHECK(backend_nominate(backend, ballots, half, 0, &e, &rows, &slots, &err) == OK);
+        memcpy(ballots + R + begin[R], ballots, (size_t)(R + begin[R]) * sizeof *ballots);
+    }
+    CHECK(backend_elect(backend, s->ids, &e, &rows, &slots, &err) == OK);
+}
+
 static void score_all(void *arg)
 {
     struct sampling *s = arg;
@@ -443,6 +467,13 @@ int main(int argc, char **argv)
     sampling("sample top-p 0.9", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0}, 1, sample_all);
     sampling("sample with penalties", (struct sample_params){0.8f, 1, 0, 0, 1, 0}, 1.1f,
              sample_all);
+    sampling("elect greedy, 2 shards", (struct sample_params){0, 1, 0, 0, 1, 0}, 1, elect_all);
+    sampling("elect temperature, 2 shards", (struct sample_params){0.8f, 1, 0, 0, 1, 0}, 1,
+             elect_all);
+    sampling("elect top-k 40, 2 shards", (struct sample_params){0.8f, 1, 0, 40, 1, 0}, 1,
+             elect_all);
+    sampling("elect top-p 0.9, 2 shards", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0}, 1,
+             elect_all);
     sampling("logprobs, 20 best", (struct sample_params){0, 1, 0, 0, 1, 0}, 1, score_all);
     backend_close(backend);
     return 0;

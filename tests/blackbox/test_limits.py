@@ -43,9 +43,10 @@ def cpu_seconds(pid):
 
 
 def is_idle(server):
+    """Nobody runs or waits, and not one block is in use."""
     metrics = server.metrics()
-    return (metrics.sum("vllm:num_requests_running") == 0
-            and metrics.sum("vllm:num_requests_waiting") == 0)
+    return not (metrics.sum("vllm:num_requests_running") or metrics.sum("vllm:num_requests_waiting")
+                or metrics.sum("vllm:kv_cache_usage_perc"))
 
 
 def has_read_all(server):
@@ -368,7 +369,6 @@ def test_leaving_ends_the_work(narrow, state, how):
             eventually(lambda: aborted() == before + 1, what="noticed")
         eventually(lambda: is_idle(narrow), what="dropped")
     assert steps() <= taken + 2
-    assert narrow.metrics().sum("vllm:kv_cache_usage_perc") == 0
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -423,7 +423,6 @@ def test_thousand_aborts(serve, synthetic):
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda number: leave(server, number), range(1000)))
     eventually(lambda: is_idle(server), 30, "all work is dropped")
-    assert server.metrics().sum("vllm:kv_cache_usage_perc") == 0
     eventually(lambda: descriptors(server.pid) <= files, what="descriptors back")
     if not is_sanitized():  # which keeps what was freed, and looks for leaks by itself
         assert resident(server.pid) - memory < 30

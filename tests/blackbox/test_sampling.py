@@ -1,5 +1,7 @@
 """A sampled token depends on the request alone: not on ranks, batch or order."""
 
+import concurrent.futures
+
 import pytest
 
 import checkpoint
@@ -75,6 +77,37 @@ def test_rows_that_cannot_be_decided_are_counted(serve):
         assert (fallbacks > COUNT / 2) == (sampler == "distributed")
         server.stop()
     assert answers[0] == answers[1]
+
+
+def crowd():
+    """Two hundred different requests: greedy, drawn, with penalties, with logprobs; prompts of one
+    to sixty tokens, some that begin alike."""
+    for i in range(200):
+        prompt = [1, *range(400, 400 + i % 60), 300 + i] if i % 3 else [1, 500 + i]
+        yield prompt, {"seed": i, "max_tokens": 4 + i % 13, "ignore_eos": True,
+                       "return_token_ids": True, **ASKED[i % len(ASKED)],
+                       **({"prompt_logprobs": 2} if i % 20 == 7 else {})}
+
+
+def answers_to(server, together):
+    with concurrent.futures.ThreadPoolExecutor(together) as pool:
+        answers = pool.map(lambda asked: server.complete(asked[0], **asked[1]), crowd())
+        return [answer["choices"] for answer in answers]
+
+
+def test_nobody_else_matters(serve):
+    """Tokens and logprobs, bit for bit: one after the other; all at once with little room for
+    their keys and values, in other chunks, on other ranks, by the other sampler."""
+    server = serve(checkpoint.DEMO)
+    alone = answers_to(server, 1)
+    server.stop()
+    server = serve(checkpoint.DEMO, "-tp", 2, "--sampler", "distributed", "--max-num-seqs", 24,
+                   "--max-num-batched-tokens", 40, "--max-model-len", 128, "--kv-cache-memory",
+                   "1M")
+    crowded = answers_to(server, 50)
+    for asked, one, other in zip(crowd(), alone, crowded):
+        assert one == other, asked
+    assert len({str(choices) for choices in alone}) == 200
 
 
 def test_stored_type_of_the_model(serve):

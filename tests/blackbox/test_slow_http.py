@@ -24,7 +24,8 @@ def attack(server, prefix, *mode):
                           text=True, timeout=60 * PATIENCE, check=False)
 
 
-@pytest.mark.parametrize("mode", [("-H",), ("-B", "-s", "100000")], ids=["heads", "bodies"])
+@pytest.mark.parametrize("mode", [("-H",), ("-B", "-s", "100000", "-f", "application/json")],
+                         ids=["heads", "bodies"])
 def test_service_is_available(serve, tmp_path, mode):
     server = serve(checkpoint.DEMO, "--http-header-timeout", 4, "--http-body-timeout", 4)
     served = 0

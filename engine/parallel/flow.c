@@ -1,0 +1,355 @@
+/* DESIGN: columns of fused weights are cut once, at the finest pieces their outputs end in: block x
+ * of QKV is [Q heads x | K heads they read | V heads they read], of gate/up [gate x | up x]. A rank
+ * that holds several pieces holds whole blocks one after the other, so every cut on the way is a
+ * cut between blocks and no redistribution ever has to know what is in them. */
+#include "engine/parallel/flow.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows for which routes are chosen: a route suits all steps of its form. */
+static const int32_t typical_rows[PLAN_PHASES] = {16, 1024};
+enum { ROWS_MAX = 1 << 20 }; /* a step is smaller */
+
+struct matrix flow_matrix(int32_t rows, struct extent cols)
+{
+    return (struct matrix){{{.units = rows, .unit = 1}, cols}};
+}
+
+enum plan_phase flow_phase_of(const struct flow *f, int32_t rows)
+{
+    return rows >= f->prefill_rows ? PLAN_PREFILL : PLAN_DECODE;
+}
+
+/* ---- columns ---- */
+
+static struct extent columns(int64_t units, int32_t unit)
+{
+    return (struct extent){.units = units, .unit = unit};
+}
+
+/* Query heads of piece x, and the KV heads they read: width of its block of QKV. */
+static int64_t qkv_width(const struct model_config *m, int32_t pieces, int32_t x)
+{
+    const int32_t group = m->heads / m->kv_heads;
+    const struct span q = placement_block(m->heads, pieces, x);
+    const int64_t kv = span_len(q) > 0 ? (q.end - 1) / group + 1 - q.begin / group : 0;
+    return (span_len(q) + 2 * kv) * m->head_dim;
+}
+
+static enum status cut_qkv(struct flow *f, const struct model_config *m, struct extent *qkv,
+                           struct err *err)
+{
+    const int32_t n = spread_pieces(&f->mesh, &f->attention, SPREAD_COLS);
+    f->qkv_cut = calloc((size_t)n + 1, sizeof *f->qkv_cut);
+    if (!f->qkv_cut)
+        return base_fail(err, ERR_NOMEM, "flow: no memory");
+    for (int32_t x = 0; x < n; x++)
+        f->qkv_cut[x + 1] = f->qkv_cut[x] + qkv_width(m, n, x);
+    *qkv = (struct extent){.units = f->qkv_cut[n], .unit = 1, .pieces = n, .cut = f->qkv_cut};
+    return OK;
+}
+
+/* ---- routes ---- */
+
+struct routing {
+    const struct flow *f;
+    int32_t rows;
+    struct err *err;
+};
+
+static enum status route(const struct routing *r, struct extent cols, struct spread from,
+                         struct spread to, struct route *out)
+{
+    const struct matrix x = flow_matrix(r->rows, cols);
+    return redistribute_route(&r->f->mesh, &x, from, to, out, r->err);
+}
+
+/* in, out and uses are set. */
+static enum status linear(const struct routing *r, struct flow_linear *l,
+                          const struct plan_choice *c, struct spread from, struct spread to)
+{
+    enum status st = OK;
+    l->uses = c->uses;
+    l->product = l->summa ? c->uses : plan_product(c);
+    TRY(route(r, l->in, from, l->uses, &l->before));
+    TRY(route(r, l->out, l->product, to, &l->after));
+out:
+    return st;
+}
+
+static enum status open_phase(struct flow *f, const struct model_config *m, enum plan_phase phase,
+                              bool summa, struct extent qkv, struct err *err)
+{
+    enum status st = OK;
+    const struct routing r = {f, typical_rows[phase], err};
+    struct flow_phase *p = &f->phase[phase];
+    struct plan_choice c[PLAN_PARTS];
+    for (int32_t i = 0; i < PLAN_PARTS; i++) {
+        c[i] = summa ? plan_summa(&f->choice[i]) : f->choice[i];
+        p->linear[i].summa = summa && c[i].style == STYLE_LIN3D;
+        p->linear[i].in = p->linear[i].out = f->hidden;
+    }
+    struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
+    p->rest = c[PLAN_EMBED].gives;
+    p->linear[PLAN_QKV].out = qkv;
+    p->linear[PLAN_O].in = columns(m->heads, m->head_dim);
+    p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2);
+    p->linear[PLAN_DOWN].in = columns(m->mlp, 1);
+    embed->in = head->out = columns(m->vocab, 1);
+
+    embed->product = plan_found(&c[PLAN_EMBED]);
+    TRY(route(&r, embed->out, embed->product, p->rest, &embed->after));
+    TRY(linear(&r, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest, f->attention));
+    TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
+    TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
+    TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
+    TRY(linear(&r, head, &c[PLAN_HEAD], p->rest, f->logits));
+
+    struct spread sums = p->rest, summed = p->rest;
+    for (int32_t i = 0; i < p->rest.count[SPREAD_COLS]; i++) {
+        const int32_t axis = p->rest.axis[SPREAD_COLS][i];
+        summed = spread_copy(summed, axis);
+        sums = spread_partial(spread_copy(sums, axis), axis);
+    }
+    TRY(route(&r, columns(1, 1), sums, summed, &p->sums));
+out:
+    return st;
+}
+
+/* Columns of the logits as the table splits them, and further by all other axes: what several ranks
+ * had alike would be counted more than once where ranks elect a token (sampler.h). */
+static enum status open_logits(struct flow *f, const struct model_config *m, struct err *err)
+{
+    const struct spread *table = &f->choice[PLAN_HEAD].weight, whole = {0};
+    const struct routing r = {f, typical_rows[PLAN_DECODE], err};
+    int32_t dim, place;
+    for (int32_t d = 0; d < SPREAD_DIMS; d++)
+        for (int32_t i = 0; i < table->count[d]; i++)
+            f->logits = spread_shard(f->logits, SPREAD_COLS, table->axis[d][i]);
+    for (int32_t axis = 0; axis < f->mesh.axes; axis++)
+        if (spread_along(&f->logits, axis, &dim, &place) == SPREAD_COPY)
+            f->logits = spread_shard(f->logits, SPREAD_COLS, axis);
+    return route(&r, columns(m->vocab, 1), f->logits, whole, &f->whole);
+}
+
+/* ---- weights ---- */
+
+static struct span held(const struct flow *f, const struct spread *s, struct extent cols,
+                        int32_t rank)
+{
+    const struct matrix x = flow_matrix(0, cols);
+    return redistribute_held(&f->mesh, &x, s, SPREAD_COLS, rank);
+}
+
+/* Of the first form: both forms hold the same. */
+struct span flow_outputs(const struct flow *f, enum plan_part part, int32_t rank)
+{
+    const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
+    if (part == PLAN_EMBED) /* a table: its rows are looked up */
+        return spread_span(&f->mesh, &f->choice[part].weight, SPREAD_ROWS, l->in.units, rank);
+    return held(f, &l->product, l->out, rank);
+}
+
+struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
+{
+    const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
+    if (part == PLAN_EMBED)
+        return held(f, &f->choice[part].weight, f->hidden, rank);
+    return held(f, &l->uses, l->in, rank);
+}
+
+struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank)
+{
+    const struct span out = flow_outputs(f, part, rank), in = flow_inputs(f, part, rank);
+    const struct extent cols =
+        part == PLAN_EMBED ? f->hidden : f->phase[PLAN_DECODE].linear[part].in;
+    struct weight_spec s = {
+        .out = (int32_t)span_len(out), .in = (int32_t)span_len(in), .leaves = 1, .dtype = f->dtype};
+    s.cut[1] = s.in;
+    if (f->choice[part].weight.count[SPREAD_COLS] > 0)
+        placement_leaves(cols.units, cols.unit,
+                         (struct span){in.begin / cols.unit, in.end / cols.unit}, &s);
+    return s;
+}
+
+/* ---- bytes ---- */
+
+static uint64_t route_bytes(const struct flow *f, const struct route *r, int32_t rows,
+                            struct extent cols, int32_t rank)
+{
+    const struct matrix x = flow_matrix(rows, cols);
+    uint64_t n = 0;
+    for (int32_t i = 0; i < r->count; i++)
+        n += 4 * (uint64_t)redistribute_received(&f->mesh, &x, &r->move[i], rank);
+    return n;
+}
+
+/* The panels of x and of the weight that others send. */
+static uint64_t summa_bytes(const struct flow *f, const struct flow_linear *l, enum plan_part part,
+                            int32_t rows, int32_t rank)
+{
+    const struct mesh *m = &f->mesh;
+    const struct matrix x = flow_matrix(rows, l->in);
+    const int8_t row = f->choice[part].weight.axis[SPREAD_COLS][0];
+    const int8_t col = f->choice[part].weight.axis[SPREAD_ROWS][0];
+    const int64_t mine = span_len(redistribute_held(m, &x, &l->uses, SPREAD_ROWS, rank));
+    uint64_t n = 0;
+    for (int32_t t = 0; t < m->axis[row].size; t++) {
+        const struct weight_spec block = flow_weight(f, part, mesh_peer(m, rank, row, t));
+        if (t != mesh_coord(m, rank, col))
+            n += 4 * (uint64_t)mine * (uint64_t)block.in;
+        if (t != mesh_coord(m, rank, row))
+            n += f->ops->weight_bytes(&block);
+    }
+    return n;
+}
+
+static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum plan_part part,
+                             int32_t rows, int32_t rank)
+{
+    const struct flow_linear *l = &f->phase[phase].linear[part];
+    return route_bytes(f, &l->before, rows, l->in, rank) +
+           route_bytes(f, &l->after, rows, l->out, rank) +
+           (l->summa ? summa_bytes(f, l, part, rows, rank) : 0);
+}
+
+uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
+{
+    return linear_bytes(f, phase, PLAN_QKV, rows, rank) +
+           linear_bytes(f, phase, PLAN_O, rows, rank) +
+           linear_bytes(f, phase, PLAN_GATE_UP, rows, rank) +
+           linear_bytes(f, phase, PLAN_DOWN, rows, rank) +
+           2 * route_bytes(f, &f->phase[phase].sums, rows, columns(1, 1), rank);
+}
+
+uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
+                         int32_t rank)
+{
+    const struct flow_phase *p = &f->phase[phase];
+    return route_bytes(f, &p->linear[PLAN_EMBED].after, rows, f->hidden, rank) +
+           route_bytes(f, &p->sums, rows, columns(1, 1), rank) +
+           linear_bytes(f, phase, PLAN_HEAD, samples, rank) +
+           route_bytes(f, &f->whole, samples, p->linear[PLAN_HEAD].out, rank);
+}
+
+/* ---- in words ---- */
+
+static bool meets(const struct flow *f, const struct move *v)
+{
+    return f->mesh.axis[v->axis].size > 1 && v->kind != MOVE_SLICE && v->kind != MOVE_CLAIM;
+}
+
+static int32_t route_meetings(const struct flow *f, const struct route *r)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < r->count; i++)
+        n += meets(f, &r->move[i]);
+    return n;
+}
+
+int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
+{
+    static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    const struct flow_phase *p = &f->phase[phase];
+    int32_t n = 2 * route_meetings(f, &p->sums);
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        const struct flow_linear *l = &p->linear[parts[i]];
+        const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
+        n += route_meetings(f, &l->before) + route_meetings(f, &l->after);
+        n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
+    }
+    return n;
+}
+
+const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX])
+{
+    char move[REDISTRIBUTE_TEXT_MAX];
+    size_t at = 0;
+    snprintf(buf, FLOW_TEXT_MAX, "-");
+    for (int32_t i = 0; i < r->count && at < FLOW_TEXT_MAX; i++)
+        if (meets(f, &r->move[i]))
+            at += (size_t)snprintf(buf + at, FLOW_TEXT_MAX - at, "%s%s", at ? ", " : "",
+                                   redistribute_text(&f->mesh, &r->move[i], move));
+    return buf;
+}
+
+/* ---- open ---- */
+
+/* The fewest rows whose second form receives less on the rank that receives most. */
+static int32_t crossover(const struct flow *f)
+{
+    int32_t low = 1, high = ROWS_MAX;
+    while (low < high) {
+        const int32_t rows = low + (high - low) / 2;
+        uint64_t most[PLAN_PHASES] = {0};
+        for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
+            for (int32_t i = 0; i < PLAN_PHASES; i++) {
+                const uint64_t n = flow_layer_bytes(f, (enum plan_phase)i, rows, rank);
+                most[i] = n > most[i] ? n : most[i];
+            }
+        }
+        if (most[PLAN_PREFILL] < most[PLAN_DECODE])
+            high = rows;
+        else
+            low = rows + 1;
+    }
+    return low;
+}
+
+/* A rank of the coarsest split holds so many blocks of the finest one. */
+static enum status check_blocks(const struct flow *f, enum plan_part part, const struct spread *end,
+                                struct err *err)
+{
+    const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
+    const int32_t n = spread_pieces(&f->mesh, end, SPREAD_COLS) /
+                      spread_pieces(&f->mesh, &l->product, SPREAD_COLS);
+    if (n > FLOW_BLOCKS_MAX)
+        return base_fail(err, ERR_USAGE,
+                         "the plan's mesh cuts a rank's outputs of %s into %d blocks, at most %d "
+                         "are handled; use a mesh with a smaller b or w",
+                         part == PLAN_QKV ? "qkv_proj" : "gate_up_proj", n, FLOW_BLOCKS_MAX);
+    return OK;
+}
+
+enum status flow_open(const struct plan *plan, const struct model_config *m,
+                      const struct plan_layer *layer, enum dtype dtype,
+                      const struct backend_ops *ops, struct flow **out, struct err *err)
+{
+    enum status st = OK;
+    struct extent qkv;
+    struct flow *f = calloc(1, sizeof *f);
+    if (!f)
+        return base_fail(err, ERR_NOMEM, "flow: no memory");
+    f->mesh = *plan_mesh(plan);
+    memcpy(f->choice, layer->choice, sizeof f->choice);
+    f->attention = plan_attention(&f->choice[PLAN_QKV]);
+    f->mlp = f->choice[PLAN_GATE_UP].gives;
+    f->hidden = columns(m->hidden, 1);
+    f->dtype = dtype;
+    f->ops = ops;
+    TRY(cut_qkv(f, m, &qkv, err));
+    TRY(open_logits(f, m, err));
+    for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
+        TRY(open_phase(f, m, (enum plan_phase)phase,
+                       phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));
+    TRY(check_blocks(f, PLAN_QKV, &f->attention, err));
+    TRY(check_blocks(f, PLAN_GATE_UP, &f->mlp, err));
+    f->prefill_rows = INT32_MAX;
+    if (plan_has_prefill(plan))
+        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan) : crossover(f);
+    *out = f;
+    f = NULL;
+out:
+    flow_close(f);
+    return st;
+}
+
+void flow_close(struct flow *f)
+{
+    if (!f)
+        return;
+    free(f->qkv_cut);
+    free(f);
+}

@@ -1,0 +1,79 @@
+/* Flow: where the activations lie at each point of the forward pass and how they get from one point
+ * to the next, worked out once from model and plan, the same on every rank. Pure; plain data but
+ * for one array.
+ *
+ *   embed -> rest;  per layer: rest -> QKV -> attention -> O -> rest -> gate/up -> MLP -> down ->
+ *   rest;  sampled rows of rest -> head -> every rank its own columns of the logits -> whole rows
+ *
+ * What a linear leaves goes straight to where the next operation wants it, in one redistribution.
+ * Attention always has whole rows and its own heads, so that the KV cache of a rank is the same
+ * whatever form a step has. */
+#ifndef TESSERA_ENGINE_PARALLEL_FLOW_H
+#define TESSERA_ENGINE_PARALLEL_FLOW_H
+
+#include "engine/parallel/plan.h"
+#include "engine/parallel/redistribute.h"
+
+#define FLOW_BLOCKS_MAX 8 /* blocks of a fused weight that one rank may hold */
+
+/* A linear, the table, or the head. */
+struct flow_linear {
+    struct extent in, out; /* columns it takes and makes */
+    struct spread uses, product;
+    struct route before; /* from where its input lies to what it uses; not of the table */
+    struct route after;  /* from the product to where it is wanted */
+    bool summa;          /* the weight travels (moving.h) */
+};
+
+struct flow_phase {
+    struct spread rest; /* of the residual stream */
+    struct route sums;  /* of squares along a row, for norms; no moves where rows are whole */
+    struct flow_linear linear[PLAN_PARTS]; /* norms: unused */
+};
+
+struct flow {
+    struct mesh mesh;
+    struct plan_choice choice[PLAN_PARTS];
+    struct spread logits;         /* every column on one rank */
+    struct route whole;           /* from there to all columns on every rank */
+    struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
+    int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
+    struct extent hidden;
+    enum dtype dtype;                     /* of the weights */
+    const struct backend_ops *ops;        /* borrowed */
+    struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
+    int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
+};
+
+/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE
+ * when the layout is finer than what a rank can hold. */
+enum status flow_open(const struct plan *plan, const struct model_config *m,
+                      const struct plan_layer *layer, enum dtype dtype,
+                      const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
+void flow_close(struct flow *f);
+
+/* The form of a step of so many rows. */
+enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
+/* The columns of a matrix, its rows being those of a step. */
+struct matrix flow_matrix(int32_t rows, struct extent cols);
+
+/* Outputs and inputs of the weight of a linear, table or head that a rank holds, in elements. */
+struct span flow_outputs(const struct flow *f, enum plan_part part, int32_t rank);
+struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank);
+/* Spec of that weight. */
+struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank);
+
+/* Collectives of one layer in which ranks wait for others. */
+int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
+/* "all-gather(col: cols), reduce-scatter(row: to cols)"; "-" when nothing moves; returns buf. */
+#define FLOW_TEXT_MAX 512
+const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX]);
+
+/* Bytes a rank receives in one layer for a step of so many rows in that form. */
+uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);
+/* The same for what is before and after the layers: look-up, last norm, head for so many samples.
+ */
+uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
+                         int32_t rank);
+
+#endif

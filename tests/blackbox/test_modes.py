@@ -1,0 +1,165 @@
+"""Every layout through the whole server: the tokens of the goldens, and the bytes of the closed
+forms in tests/oracle."""
+
+import json
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+import checkpoint
+from harness import ROOT, eventually, run
+
+sys.path.insert(0, str(ROOT / "tests/oracle"))
+import mode_bytes  # noqa: E402
+
+PLANS = ROOT / "engine/parallel/plans"
+LAYOUTS = [("1d", 3), ("1d_sp", 3), ("1d_sp", 4), ("2d", 4), ("2d", 9), ("2.5d", 4), ("2.5d", 8),
+           ("3d", 8)]
+
+
+def received(metrics, rank):
+    return metrics.sum("tessera:comm_bytes_total", rank=rank)
+
+
+def check_received(server, mode, ranks, shape, prompt, count, many_from=None):
+    """A request alone: its prompt is one step, each further token another."""
+    before = server.metrics()
+    server.token_ids(prompt, count)
+    steps = [(len(prompt), [len(prompt) - 1])] + [(1, [0])] * (count - 1)
+    for rank in range(ranks):
+        wanted = received(before, rank) + sum(
+            mode_bytes.step_bytes(shape, mode, ranks, rank, rows, sampled,
+                                  many_from is not None and rows >= many_from)
+            for rows, sampled in steps)
+        try:  # the last ranks may still be leaving the last collective
+            eventually(lambda: received(server.metrics(), rank) == wanted, 2)
+        except AssertionError:
+            assert received(server.metrics(), rank) == wanted, f"rank {rank}"
+
+
+@pytest.mark.parametrize("mode,ranks", LAYOUTS)
+@pytest.mark.parametrize("name", ["tied_gqa2_f32", "headdim_bf16"])
+def test_greedy_text(serve, name, mode, ranks):
+    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--parallel-mode", mode,
+                   "--dtype", "float32")
+    for prompt, greedy in checkpoint.golden_runs(name):
+        assert server.token_ids(prompt, 24) == greedy[:24]
+
+
+def plan_file(tmp_path, mode, many_from=None):
+    """The built-in plan, its form for many rows from so many on, or never."""
+    plan = json.loads((PLANS / f"{mode.replace('.', 'p')}.json").read_text())
+    if many_from:
+        plan["phases"]["prefill"]["rows"] = many_from
+    else:
+        plan.pop("phases", None)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    return path
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Nothing divides: 9 heads, 3 KV heads, MLP 131, vocabulary 301."""
+    return checkpoint.write_config(tmp_path / "odd", hidden_size=72, num_hidden_layers=2,
+                                   num_attention_heads=9, num_key_value_heads=3, head_dim=8,
+                                   intermediate_size=131, vocab_size=301)
+
+
+PROMPT = [3 + i for i in range(23)]
+
+
+@pytest.mark.parametrize("mode,ranks", LAYOUTS)
+def test_received_bytes(serve, tmp_path, odd, mode, ranks):
+    server = serve(odd, "-tp", ranks, "--plan", plan_file(tmp_path, mode),
+                   "--load-format", "dummy", "--dtype", "float32")
+    check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 7)
+
+
+@pytest.mark.parametrize("mode,ranks", [("2d", 4), ("2d", 9), ("2.5d", 8)])
+def test_received_bytes_of_travelling_weights(serve, tmp_path, odd, mode, ranks):
+    """The prompt is a step of many rows, its tokens are steps of few."""
+    server = serve(odd, "-tp", ranks, "--plan", plan_file(tmp_path, mode, many_from=10),
+                   "--load-format", "dummy", "--dtype", "float32")
+    check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 4, many_from=10)
+
+
+# ---- what plan says ------------------------------------------------------------------------------
+
+
+def predicted(model, mode, ranks, *more):
+    done = run("plan", model, "-tp", str(ranks), "--parallel-mode", mode, "--json", "--load-format",
+               "dummy", "--max-num-seqs", "4", "--max-model-len", "64", *map(str, more))
+    assert done.returncode in (0, 4), done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("mode,ranks", LAYOUTS)
+def test_plan_predicts_bytes(odd, mode, ranks):
+    """Of one layer, from headers alone: the difference of two closed forms."""
+    plan = predicted(odd, mode, ranks, "--max-num-batched-tokens", 12, "--dtype", "float32")
+    shape = checkpoint.shape_of(odd)
+    for rank, entry in enumerate(plan["per_rank"]):
+        for rows, name in ((1, "decode_1"), (12, "prefill_12")):
+            many = rows >= plan.get("many_rows_from", 1 << 30)
+            deep, flat = (mode_bytes.step_bytes(shape._replace(layers=n), mode, ranks, rank, rows,
+                                                [], many) for n in (2, 1))
+            assert entry["received_bytes_per_layer"][name] == deep - flat, (rank, rows)
+
+
+@pytest.mark.parametrize("mode,ranks", [("1d_sp", 4), ("2d", 4), ("2.5d", 8), ("3d", 8)])
+def test_activations_are_split(tmp_path, mode, ranks):
+    """No layout holds the residual stream whole, as one that gathers everything would."""
+    model = checkpoint.write_config(tmp_path / "even", hidden_size=512, num_hidden_layers=1,
+                                    num_attention_heads=16, num_key_value_heads=8, head_dim=32,
+                                    intermediate_size=1408, vocab_size=512)
+    whole = 1024 * 512 * 4
+    more = ("--max-num-batched-tokens", 1024)
+    one = predicted(model, "1d", ranks, *more)["per_rank"]
+    assert {entry["residual_bytes"] for entry in one} == {whole}
+    split = predicted(model, mode, ranks, *more)["per_rank"]
+    assert {entry["residual_bytes"] for entry in split} == {whole // ranks}
+
+
+def test_printed_plan_is_the_layout(tmp_path, odd):
+    """--print-plan gives a file that --plan takes for the same layout."""
+    for mode, ranks in LAYOUTS:
+        done = run("plan", odd, "-tp", str(ranks), "--parallel-mode", mode, "--load-format",
+                   "dummy", "--print-plan")
+        path = tmp_path / "printed.json"
+        path.write_text(done.stdout)
+        keys = "per_rank", "mesh", "collectives_per_layer"
+        want, got = (predicted(odd, mode, ranks, *more) for more in ((), ("--plan", path)))
+        assert [got[key] for key in keys] == [want[key] for key in keys]
+
+
+def test_modes_are_compared(odd):
+    done = run("plan", odd, "-tp", "8", "--load-format", "dummy", "--modes", "--explain")
+    lines = done.stdout.splitlines()
+    names = [line.split("  ")[0] for line in lines[lines.index(
+        next(line for line in lines if line.startswith("layout  "))) + 1:]]
+    meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
+    assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + ["3d %d,%d,%d" % mesh for mesh in meshes]
+
+
+def test_a_plan_that_changes_during_start_up(tmp_path):
+    """Server and ranks read the file each; a rank that reads another one says so (E21)."""
+    path = tmp_path / "plan.json"
+    os.mkfifo(path)
+    first = (PLANS / "1d.json").read_text()
+    other = first.replace('"tp"', '"other"')
+
+    def feed():
+        for text in (first, other):
+            path.write_text(text)
+            time.sleep(0.3)  # so that the reader sees the end before the next writer opens
+
+    writer = threading.Thread(target=feed, daemon=True)
+    writer.start()
+    done = run("serve", checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "1", "--port", "0", "--plan",
+               path)
+    assert done.returncode == 2
+    assert "E21 rank 0 read another plan" in done.stderr

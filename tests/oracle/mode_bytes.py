@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Bytes that a rank receives in one step of a Llama model, for every layout, in closed form.
+
+    mode_bytes.py config.json MODE P [--rows T] [--sampled R] [--many]     a line per rank
+    mode_bytes.py --self-check                                             the published formulas
+
+Independent of the engine.  The layouts:
+  1d_sp   the residual stream split by rows over all ranks
+  2d, 2.5d, 3d with few rows: weights stay, on a mesh (w, a, b) = (1, q, q), (d, 2, 2), (c, c, c);
+          attention has whole rows and the heads split over all ranks
+  2d, 2.5d with many rows: SUMMA, weights travel
+"""
+
+import argparse
+import json
+import math
+import sys
+
+import tp1d_bytes
+
+WORD = 4  # activations travel as fp32
+TILE = 32  # a stored weight has whole tiles of outputs
+
+
+def block(units, *places):
+    """(begin, end) of the block with these (index, pieces), outermost first."""
+    index, pieces = 0, 1
+    for at, count in places:
+        index, pieces = index * count + at, pieces * count
+    return units * index // pieces, units * (index + 1) // pieces
+
+
+def size(units, *places):
+    begin, end = block(units, *places)
+    return end - begin
+
+
+def among(sampled, rows, *places):
+    """How many of the sampled rows lie in a block of rows."""
+    begin, end = block(rows, *places)
+    return sum(begin <= row < end for row in sampled)
+
+
+class Widths:
+    """Columns of what flows through a layer.  Q, K and V lie fused in `finest` pieces."""
+
+    def __init__(self, shape, finest):
+        group = shape.heads // shape.kv_heads
+        self.shape, self.finest, self.pieces = shape, finest, []
+        for x in range(finest):
+            query = range(*block(shape.heads, (x, finest)))
+            kv = {head // group for head in query}
+            self.pieces.append((len(query) + 2 * len(kv)) * shape.head_dim)
+
+    def qkv(self, *places):
+        return sum(self.pieces[slice(*block(self.finest, *places))])
+
+    def attended(self, *places):
+        return size(self.shape.heads, *places) * self.shape.head_dim
+
+    def hidden(self, *places):
+        return size(self.shape.hidden, *places)
+
+    def mlp(self, *places):
+        return size(self.shape.mlp, *places)
+
+    def gate_up(self, *places):
+        return 2 * self.mlp(*places)
+
+
+def logits(shape, count, reducing, table, others=()):
+    """Sums are scattered over the last axis of `table`, which has `reducing` ranks; what remains
+    alike is cut by the others, and each rank's own columns are gathered."""
+    own = size(shape.vocab, *table, *others)
+    return count * ((reducing - 1) * size(shape.vocab, *table) + shape.vocab - own)
+
+
+def sequence_parallel(shape, ranks, rank, rows, sampled):
+    own, width, at = size(rows, (rank, ranks)), shape.hidden, (rank, ranks)
+    scatter, gather = (ranks - 1) * own * width, (rows - own) * width
+    head = (len(sampled) - among(sampled, rows, at)) * width
+    head += len(sampled) * (shape.vocab - size(shape.vocab, at))
+    return WORD * (scatter + shape.layers * 2 * (gather + scatter) + head)
+
+
+def stationary(shape, mesh, place, rows, sampled, table_over_w):
+    """Rank (i, j, l): rows i, at rest hidden block l and in it sub-block j."""
+    (w, a, b), (i, j, l) = mesh, place
+    at_w, at_a, at_b = (i, w), (j, a), (l, b)
+    m, own = Widths(shape, w * a * b), size(rows, at_w)
+    hidden, rest = m.hidden(at_b), m.hidden(at_b, at_a)
+    gather, scatter = own * (hidden - rest), (a - 1) * own * rest
+    layer = gather + (b - 1) * own * m.qkv(at_a, at_b)
+    layer += (rows - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
+    layer += own * (m.attended(at_a, at_b) - m.attended(at_a, at_b, at_w))
+    layer += own * (m.attended(at_a) - m.attended(at_a, at_b)) + scatter
+    layer += gather + (b - 1) * own * m.gate_up(at_a, at_b)
+    layer += own * (m.mlp(at_a) - m.mlp(at_a, at_b)) + scatter
+    norm = (a - 1 + b - 1) * own  # sums of squares, one per row
+    look_up, table, others = scatter, [at_a, at_b], [at_w]
+    if table_over_w:
+        look_up, table, others = scatter + (w - 1) * own * hidden, [at_a, at_w, at_b], []
+    count = len(sampled)
+    head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
+    head += logits(shape, count, b, table, others)
+    return WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head)
+
+
+def summa(shape, q, depth, place, rows, sampled, weight_size):
+    """Rank (k, i, j): rows (k, i), columns j.  O and down compute on the transposed grid, because
+    that is how they are stored; what changes places with (k, j, i) is nothing where i is j."""
+    k, i, j = place
+    at_k, at_i, at_j = (k, depth), (i, q), (j, q)
+    m = Widths(shape, q * q * depth)
+    own, deep, turned = size(rows, at_k, at_i), size(rows, at_k), size(rows, at_k, at_j)
+    moves = i != j
+
+    def product(height, inputs, at_input, outputs, at_output):
+        """Panels of x from the other columns, blocks of the weight from the other rows."""
+        others = [(t, q) for t in range(q)]
+        panels = sum(height * inputs(t) for t in others if t != at_output)
+        tiles = -(-outputs(at_output) // TILE) * TILE
+        blocks = sum(tiles * inputs(t) for t in others if t != at_input)
+        return WORD * panels + weight_size * blocks
+
+    heads = (deep - own) * m.qkv(at_j, at_i) + (rows - deep) * m.qkv(at_j, at_i, at_k)
+    back = deep * (m.attended(at_j, at_i) - m.attended(at_j, at_i, at_k))
+    back += own * (m.attended(at_j) - m.attended(at_j, at_i)) + moves * turned * m.attended(at_i)
+    down = moves * turned * m.mlp(at_i)
+    after = 2 * moves * own * m.hidden(at_j)  # of O and of down
+    norm = (q - 1) * own
+    layer = WORD * (heads + back + down + after + 2 * norm)
+    layer += product(own, m.hidden, at_i, m.qkv, at_j)
+    layer += product(turned, m.attended, at_j, m.hidden, at_i)
+    layer += product(own, m.hidden, at_i, m.gate_up, at_j)
+    layer += product(turned, m.mlp, at_j, m.hidden, at_i)
+    if q > 2:  # summed into rows of the other axis, then the two change places
+        look_up = (q - 1) * turned * m.hidden(at_i) + moves * own * m.hidden(at_j)
+    else:  # columns for rows first and then summed: as much on average
+        look_up = own * (shape.hidden - m.hidden(at_i)) + (q - 1) * own * m.hidden(at_j)
+    count, swapped = len(sampled), among(sampled, rows, at_k, at_j)
+    head = (moves * swapped + count - swapped) * m.hidden(at_i)
+    head += logits(shape, count, q, [at_j, at_i], [at_k])
+    return WORD * (look_up + norm + head) + shape.layers * layer
+
+
+def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=4):
+    """sampled: indices of the sampled rows.  many: the step takes the form for many rows."""
+    if mode == "1d":
+        step = tp1d_bytes.step_bytes(shape, ranks, rank, rows, len(sampled))
+        return sum(received for _, received in step.values())
+    if mode == "1d_sp":
+        return sequence_parallel(shape, ranks, rank, rows, sampled)
+    if mode == "3d":
+        c = round(ranks ** (1 / 3))
+        place = rank % c, rank // c % c, rank // c ** 2
+        return stationary(shape, (c, c, c), place, rows, sampled, True)
+    q = math.isqrt(ranks) if mode == "2d" else 2
+    depth = ranks // q ** 2
+    k, i, j = rank // q ** 2, rank // q % q, rank % q
+    if many:
+        return summa(shape, q, depth, (k, i, j), rows, sampled, weight_size)
+    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, False)
+
+
+# ---- self-check: the formulas of the literature, where everything divides -----------------------
+
+LLAMA3_8B = tp1d_bytes.LLAMA3_8B
+
+
+def layer_bytes(shape, mode, ranks, rows, many=False):
+    """Of one layer, on rank 1."""
+    two = [step_bytes(shape._replace(layers=n), mode, ranks, 1, rows, [], many, 2) for n in (1, 2)]
+    return two[1] - two[0]
+
+
+def check():
+    shape, rows, q = LLAMA3_8B, 4096, 2
+    h, f = shape.hidden, shape.mlp
+    wide, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = h * (2 * wide + 2 * kv + 3 * f)
+    # Stationary on (1, q, q): T [4h(a-1) + (W/h)(b-1)] / P activations, and the norms.
+    formula = rows * (4 * h * (q - 1) + weights // h * (q - 1)) // q ** 2
+    tp1d_bytes.expect("2d stationary, q=2", layer_bytes(shape, "2d", 4, rows),
+                      WORD * (formula + 4 * (q - 1) * rows))
+    # SUMMA: (q-1)/q^2 (T S_in words + W stored), S_in = 2h + A + F; rows for heads and back; the
+    # swaps of O and down on rank 1, which is off the diagonal; norms.
+    panels = (q - 1) * rows * (2 * h + wide + f) // q ** 2
+    exchange = (q - 1) * rows * (2 * wide + 2 * kv) // q ** 3
+    swaps = rows * (wide + f + 2 * h) // q ** 2
+    norms = 2 * (q - 1) * rows // q
+    tp1d_bytes.expect("2d summa, q=2", layer_bytes(shape, "2d", 4, rows, True),
+                      WORD * (panels + exchange + swaps + norms) + 2 * weights * (q - 1) // q ** 2)
+    tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
+                      layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Closed forms of every layout.")
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("mode", nargs="?", choices=["1d", "1d_sp", "2d", "2.5d", "3d"])
+    parser.add_argument("ranks", nargs="?", type=int)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--sampled", type=int, default=1)
+    parser.add_argument("--many", action="store_true", help="the form for many rows")
+    parser.add_argument("--self-check", action="store_true")
+    args = parser.parse_args()
+    if args.self_check:
+        check()
+        return 0
+    if not args.ranks:
+        parser.error("give --self-check, or config.json, MODE and P")
+    with open(args.config, encoding="utf-8") as file:
+        shape = tp1d_bytes.shape_of(json.load(file))
+    sampled = range(args.rows - args.sampled, args.rows)
+    for rank in range(args.ranks):
+        print(rank, step_bytes(shape, args.mode, args.ranks, rank, args.rows, sampled, args.many))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+/* Every layout through the whole model: logits and greedy tokens of small checkpoints against
+ * transformers' (tests/golden), on meshes of up to nine ranks, in both forms of a step, with
+ * batches smaller than the mesh; replicas agree bit for bit, and 1d_sp has the bits of 1d. */
+#include "tests/cluster.h"
+#include "tests/scratch.h"
+#include "weights/safetensors.h"
+
+#include <math.h>
+
+enum { ROWS = 64, GREEDY = 24 };
+
+static const char *const goldens[] = {"tied_gqa2_f32", "untied_mha_bf16", "untied_mqa_f16",
+                                      "headdim_bf16", "llama31_rope_f32"};
+
+/* mode: of a built-in plan. rows: steps of so many rows take the prefill form; 0: as the plan says.
+ * mesh: sizes of (w, a, b) instead of a mode. */
+static const struct mode_case {
+    const char *mode;
+    int32_t ranks, rows, mesh[3];
+    const char *scatter;
+} cases[] = {
+    {.mode = "1d_sp", .ranks = 3},
+    {.mode = "1d_sp", .ranks = 8},
+    {.mode = "2d", .ranks = 1},
+    {.mode = "2d", .ranks = 4},
+    {.mode = "2d", .ranks = 9},
+    {.mode = "2d", .ranks = 1, .rows = 1},
+    {.mode = "2d", .ranks = 4, .rows = 1}, /* summa for decode too: a batch of one on a grid */
+    {.mode = "2d", .ranks = 4, .rows = 8},
+    {.mode = "2d", .ranks = 9, .rows = 2},
+    {.mode = "2.5d", .ranks = 4},
+    {.mode = "2.5d", .ranks = 8},
+    {.mode = "2.5d", .ranks = 8, .rows = 1},
+    {.mode = "2.5d", .ranks = 12, .rows = 5},
+    {.mode = "3d", .ranks = 1},
+    {.mode = "3d", .ranks = 8},
+    {.mode = "mesh", .ranks = 6, .mesh = {1, 2, 3}, .scatter = "hidden"},
+    {.mode = "mesh", .ranks = 6, .mesh = {1, 3, 2}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 5, .mesh = {5, 1, 1}, .scatter = "hidden"},
+    {.mode = "mesh", .ranks = 5, .mesh = {1, 5, 1}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 3, .mesh = {1, 1, 3}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 12, .mesh = {2, 3, 2}, .scatter = "hidden"},
+    {.mode = "mesh", .ranks = 12, .mesh = {3, 2, 2}, .scatter = "rows"},
+};
+
+/* A plan file for a case that is not a built-in one as it stands; NULL when it is. */
+static const char *plan_of(const struct mode_case *c)
+{
+    static char text[4096];
+    struct plan *p = NULL;
+    struct err err;
+    if (*c->mode == 'm') {
+        const bool rows = strcmp(c->scatter, "rows") == 0;
+        static const char *const linears[][3] = {{"self_attn.qkv_proj", "in", "kv_group"},
+                                                 {"self_attn.o_proj", "out", "head"},
+                                                 {"mlp.gate_up_proj", "in", "column"},
+                                                 {"mlp.down_proj", "out", "column"}};
+        int n = snprintf(text, sizeof text,
+                         "{\"version\": 1, \"mode\": \"custom\", \"mesh\": [{\"name\": \"w\", "
+                         "\"size\": %d}, {\"name\": \"a\", \"size\": %d}, {\"name\": \"b\", "
+                         "\"size\": %d}], \"plan\": [{\"match\": \"model.embed_tokens\", "
+                         "\"style\": \"vocab\", \"vocab\": [\"a\", \"w\"], \"hidden\": \"b\", "
+                         "\"rows\": %s, \"output\": \"S(1)\"},",
+                         c->mesh[0], c->mesh[1], c->mesh[2], rows ? "[\"w\", \"a\"]" : "\"w\"");
+        for (size_t i = 0; i < ARRAY_LEN(linears); i++)
+            n += snprintf(text + n, sizeof text - (size_t)n,
+                          "{\"match\": \"model.layers.*.%s\", \"style\": \"lin3d\", \"dir\": "
+                          "\"%s\", \"unit\": \"%s\", \"w\": \"w\", \"scatter\": \"%s\"},",
+                          linears[i][0], linears[i][1], linears[i][2], c->scatter);
+        snprintf(text + n, sizeof text - (size_t)n,
+                 "{\"match\": \"model.norm\", \"style\": \"norm\"},"
+                 "{\"match\": \"model.layers.*.*norm\", \"style\": \"norm\"},"
+                 "{\"match\": \"lm_head\", \"style\": \"vocab\", \"vocab\": [\"a\", \"w\"], "
+                 "\"hidden\": \"b\"}]}");
+        return text;
+    }
+    if (c->rows == 0)
+        return NULL;
+    assert_int_equal(plan_load(c->mode, NULL, NULL, c->ranks, &p, &err), OK);
+    const char *whole = plan_text(p), *key = "\"linears\": \"summa\"", *at = strstr(whole, key);
+    assert_non_null(at);
+    snprintf(text, sizeof text, "%.*s\"rows\": %d, %s", (int)(at - whole), whole, c->rows, at);
+    plan_close(p);
+    return text;
+}
+
+static struct cluster *open_case(const struct mode_case *c, const char *golden, const char *dtype)
+{
+    char model[1024], mode[64], plan[1100], type[32];
+    snprintf(model, sizeof model, "%s/golden/%s", TEST_DATA_DIR, golden);
+    const char *text = plan_of(c);
+    if (text) {
+        scratch_write(scratch_path("plan.json"), text, strlen(text));
+        snprintf(plan, sizeof plan, "--plan=%s", scratch_path("plan.json"));
+    }
+    snprintf(mode, sizeof mode, "--parallel-mode=%s", c->mode);
+    snprintf(type, sizeof type, "--dtype=%s", dtype);
+    const char *const args[] = {text ? plan : mode,
+                                type,
+                                "--threads-per-rank=1",
+                                "--max-num-seqs=64",
+                                "--max-num-batched-tokens=64",
+                                "--kv-cache-memory=16M",
+                                NULL};
+    return cluster_open(model, c->ranks, args);
+}
+
+static void *golden_tensor(const char *name, const char *tensor, size_t *n)
+{
+    char path[1024];
+    struct safetensors st;
+    struct err err;
+    snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", TEST_DATA_DIR, name);
+    if (safetensors_open(path, &st, &err) != OK)
+        fail_msg("%s", err.text);
+    const struct safetensors_entry *e = safetensors_find(&st, tensor);
+    assert_non_null(e);
+    void *data = malloc(e->bytes);
+    assert_non_null(data);
+    assert_int_equal(safetensors_read(&st, e->offset, data, e->bytes, &err), OK);
+    *n = e->bytes / 4;
+    safetensors_close(&st);
+    return data;
+}
+
+static void assert_replicas(const struct cluster *c, int32_t rows)
+{
+    const size_t bytes = (size_t)rows * (size_t)c->setup.model.vocab * sizeof(float);
+    for (int32_t r = 1; r < c->footprint.ranks; r++)
+        assert_memory_equal(c->logits[r].data, c->logits[0].data, bytes);
+}
+
+static const struct sample_params greedy = {.temperature = 0, .top_p = 1};
+
+/* A prompt in one step, its logits at every position; then tokens one by one. */
+static float *run_prompt(struct cluster *c, const int32_t *prompt, int32_t n, int32_t *tokens)
+{
+    const size_t vocab = (size_t)c->setup.model.vocab;
+    float *logits = malloc((size_t)n * vocab * sizeof *logits);
+    assert_non_null(logits);
+    cluster_open_slot(c, 0, prompt, n, n + GREEDY, greedy);
+    for (int32_t i = 0; i < n; i++)
+        cluster_row(c, 0, i, prompt[i], true);
+    cluster_step(c);
+    assert_replicas(c, n);
+    memcpy(logits, c->logits[0].data, (size_t)n * vocab * sizeof *logits);
+    tokens[0] = c->result[0].ids[n - 1];
+    for (int32_t i = 1; i < GREEDY; i++) {
+        cluster_row(c, 0, n + i - 1, STEP_TOKEN_FROM_SLOT, true);
+        cluster_step(c);
+        assert_replicas(c, 1);
+        tokens[i] = c->result[0].ids[0];
+    }
+    return logits;
+}
+
+static void check_case(const struct mode_case *k, const char *golden)
+{
+    size_t n, wanted_n, count;
+    int32_t tokens[GREEDY];
+    double most = 0, error = 0;
+    struct cluster *c = open_case(k, golden, "float32");
+    int32_t *prompt = golden_tensor(golden, "prompt0", &n);
+    float *wanted = golden_tensor(golden, "logits0", &wanted_n);
+    int32_t *ids = golden_tensor(golden, "greedy0", &count);
+    float *got = run_prompt(c, prompt, (int32_t)n, tokens);
+    for (size_t i = 0; i < wanted_n; i++) {
+        const double d = fabs((double)got[i] - (double)wanted[i]);
+        error = d > error || isnan(d) ? d : error;
+        most = fabs((double)wanted[i]) > most ? fabs((double)wanted[i]) : most;
+    }
+    if (!(error <= 1e-4 * most))
+        fail_msg("%s, %s at %d ranks (%d, %d, %d), rows %d: logits off by %g of the largest",
+                 golden, k->mode, k->ranks, k->mesh[0], k->mesh[1], k->mesh[2], k->rows,
+                 error / most);
+    for (int32_t i = 0; i < GREEDY; i++)
+        if (tokens[i] != ids[i])
+            fail_msg("%s, %s at %d ranks, rows %d: token %d is %d, transformers has %d", golden,
+                     k->mode, k->ranks, k->rows, i, tokens[i], ids[i]);
+    free(prompt);
+    free(wanted);
+    free(ids);
+    free(got);
+    cluster_close(c);
+}
+
+static void test_modes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (size_t g = 0; g < ARRAY_LEN(goldens); g++)
+            check_case(&cases[i], goldens[g]);
+}
+
+/* Sequence parallelism adds in the order of 1d. */
+static void test_bits_of_1d(void **state)
+{
+    (void)state;
+    static const int32_t counts[] = {1, 2, 4, 8};
+    const struct mode_case one = {.mode = "1d", .ranks = 1};
+    for (size_t g = 0; g < ARRAY_LEN(goldens); g++) {
+        size_t n;
+        int32_t tokens[2][GREEDY], *prompt = golden_tensor(goldens[g], "prompt0", &n);
+        struct cluster *c = open_case(&one, goldens[g], "auto");
+        float *first = run_prompt(c, prompt, (int32_t)n, tokens[0]);
+        const size_t bytes = n * (size_t)c->setup.model.vocab * sizeof *first;
+        cluster_close(c);
+        for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+            const struct mode_case sp = {.mode = "1d_sp", .ranks = counts[i]};
+            c = open_case(&sp, goldens[g], "auto");
+            float *got = run_prompt(c, prompt, (int32_t)n, tokens[1]);
+            assert_memory_equal(got, first, bytes);
+            assert_memory_equal(tokens[1], tokens[0], sizeof tokens[0]);
+            free(got);
+            cluster_close(c);
+        }
+        free(first);
+        free(prompt);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_bits_of_1d),
+    };
+    return cmocka_run_group_tests(tests, scratch_open, scratch_close);
+}
