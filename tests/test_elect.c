@@ -121,7 +121,8 @@ struct papers {
     size_t survey_bytes, ballot_bytes;
 };
 
-/* Shards cut the vocabulary evenly, or the second of several has nothing. */
+/* Shards cut the vocabulary evenly, or the second of several has nothing and the last ids come
+ * first. */
 static int32_t cut(const struct trial *t, int32_t shards, int32_t i, bool uneven)
 {
     if (uneven && shards > 2 && i == 2)
@@ -144,8 +145,8 @@ static struct papers elect(struct backend *b, struct trial *t, int32_t shards, b
     const struct sample_election e = {ROWS, shards, t->vocab, t->begin, p.surveys, p.ballots};
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = 0; i < shards; i++) {
-            const int32_t first = cut(t, shards, i, uneven);
-            const int32_t cols = cut(t, shards, i + 1, uneven) - first;
+            const int32_t at = uneven ? shards - 1 - i : i, first = cut(t, shards, at, uneven);
+            const int32_t cols = cut(t, shards, at + 1, uneven) - first;
             float *part = guarded(ROWS * (size_t)cols);
             for (size_t r = 0; r < ROWS; r++)
                 memcpy(part + r * (size_t)cols, t->logits + r * (size_t)t->vocab + first,
