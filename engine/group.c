@@ -71,14 +71,14 @@ static enum status memory_file(const char *name, size_t bytes, bool allocate, in
 
 static enum status make_comm(struct group *g, const struct footprint *f, struct err *err)
 {
-    const size_t region = comm_shm_bytes(g->ranks, f->comm_bytes);
+    const size_t region = comm_shm_bytes(g->ranks, footprint_shared_bytes(f));
     enum status st = memory_file("tessera-comm", region, true, &g->comm, err);
     if (st != OK)
         return st;
     void *shared = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_SHARED, g->comm, 0);
     if (shared == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping the communicator");
-    comm_shm_init(shared, g->ranks, f->comm_bytes);
+    comm_shm_init(shared, g->ranks, footprint_shared_bytes(f));
     munmap(shared, region);
     return OK;
 }
@@ -94,7 +94,8 @@ static enum status make_shared(struct group *g, const struct footprint *f, struc
     g->board = board;
     if (!g->mpi)
         TRY(make_comm(g, f, err));
-    for (int32_t r = 0; r < (g->mpi ? 1 : g->ranks); r++) {
+    const int32_t holding = f->on_device ? 0 : g->mpi ? 1 : g->ranks; /* memory made here */
+    for (int32_t r = 0; r < holding; r++) {
         struct member *m = &g->members[r];
         TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
         TRY(memory_file("tessera-kv", f->rank[r].kv, false, &m->kv, err));
@@ -145,6 +146,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--log-level=%s", o->log_level);
     add(a, "--device=%s", o->device);
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
+    add(a, "--ranks-per-device=%d", o->ranks_per_device);
     add(a, "--dtype=%s", o->dtype);
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");
@@ -155,6 +157,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--max-num-batched-tokens=%d", f->limits.rows);
     add(a, "--kv-blocks=%d", f->limits.blocks);
     add(a, "--comm-bytes=%zu", f->comm_bytes);
+    if (f->on_device)
+        add(a, "--on-device");
 }
 
 static enum status start(struct group *g, const struct options *o, const struct footprint *f,
@@ -175,7 +179,7 @@ static enum status start(struct group *g, const struct options *o, const struct 
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&attributes, &none);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
-        if (from[i] >= 0)
+        if (from[i] >= 0) /* no memory files for what lies on a device or another machine */
             posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
     int failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, &attributes, a.argv, environ);
     posix_spawn_file_actions_destroy(&actions);

@@ -384,6 +384,11 @@ static enum status take_place(const struct options *o, struct err *err)
 {
     enum status st = OK;
     struct rendezvous_place place;
+    if (strncmp(o->device, "cuda", 4) == 0)
+        return base_fail(err, ERR_USAGE,
+                         "--comm mpi is for CPU ranks, --device is %s: GPUs of one machine need no "
+                         "launcher",
+                         o->device);
     TRY(rendezvous_place(o->tp, &place, err));
     if (place.rank > 0)
         TRY(rank_join(o, place.rank, err));
