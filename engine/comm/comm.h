@@ -128,9 +128,9 @@ enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct 
 /* ---- between machines (comm_mpi.c, in the MPI module): ranks that an MPI launcher started ---- */
 
 /* By each rank, once per process, on the thread that calls the collectives. rank and ranks must be
- * the launcher's. Same bits and same counters as shared memory. Waits by polling, with sched_yield
- * where the launcher says that ranks exceed cores. comm_abort ends the calls of this process only;
- * the launcher ends its peers. ERR_DEVICE: no module, or not started by a launcher. */
+ * the launcher's. Same bits and same counters as shared memory. Waits by polling, giving way to
+ * others on its core. comm_abort ends the calls of this process only; the launcher ends its peers.
+ * ERR_DEVICE: no module, or MPI does not start. */
 enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
                           struct comm_stats *stats, struct comm **out, struct err *err) MUST_USE;
 

@@ -15,7 +15,7 @@
 
 #define ROUND ((size_t)COMM_ONESHOT_MAX_BYTES / 4) /* elements of a peer summed at once */
 #define TAG_MASK 0x7fff                            /* every MPI has tags up to 32767 */
-#define POLLS_BEFORE_YIELD 1000
+#define POLLS_BEFORE_YIELD 16                      /* ranks may share a core */
 
 /* What the communicators of a rank share. */
 struct home {
