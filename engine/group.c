@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -91,7 +92,7 @@ out:
 
 /* argv of a rank, as one block of text plus pointers into it. */
 struct arguments {
-    char text[8192];
+    char text[3 * PATH_MAX]; /* a model and a plan may have long names */
     size_t used;
     char *argv[ARGS_MAX];
     int count;

@@ -203,3 +203,11 @@ def test_kv_cache_too_small():
 
 def test_kv_cache_too_large():
     fails(4, "serve", str(checkpoint.GOLDEN / NAME), "--port", "0", "--kv-cache-memory", "900T")
+
+
+def test_long_paths(serve):
+    """The ranks are told of both files, however long their paths are."""
+    def padded(path, length):
+        return "/" + "./" * ((length - len(str(path))) // 2) + str(path)[1:]
+    plan = checkpoint.ROOT / "engine/parallel/plans/1d.json"
+    serve(padded(checkpoint.DEMO, 3800), "--plan", padded(plan, 4090))
