@@ -49,7 +49,10 @@ static const struct row rows[] = {
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
-     "cpu|cpu-generic|cpu-avx2|cpu-avx512|ref", "cpu picks the best variant for this machine"},
+     "cpu|cpu-generic|cpu-avx2|cpu-avx512|cuda|ref",
+     "cpu picks the best variant for this machine; cuda: one GPU per rank"},
+    {"ranks-per-device", NULL, RUN, INT32, AT(ranks_per_device), 1, 64, "1", NULL,
+     "GPU only: so many ranks share each; slow, to test several ranks on one"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
@@ -168,6 +171,7 @@ static const struct row rows[] = {
     {"parent-pid", NULL, COMMAND_RANK, INT32, AT(parent_pid), 0, 0x7fffffff, "0", NULL, "internal"},
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"on-device", NULL, COMMAND_RANK, FLAG, AT(on_device), 0, 0, NULL, NULL, "internal"},
     {"comm-bytes", NULL, COMMAND_RANK, INT64, AT(comm_bytes), 0, 0x1p50, "0", NULL, "internal"},
 };
 

@@ -27,6 +27,7 @@ struct options {
     const char *config;
     const char *log_format, *log_level;
     int32_t tp;
+    int32_t ranks_per_device;
     const char *parallel_mode, *mesh, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *host;
@@ -63,6 +64,7 @@ struct options {
     const char *plan_hash; /* of the front end's plan, 16 hex digits */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
+    bool on_device; /* weights, KV cache and arenas lie in device memory */
 
     struct config_file *file; /* owned */
 };

@@ -350,11 +350,42 @@ static void group_lost(struct engine *e, const struct err *err)
         e->config.on_lost(e->config.on_lost_ctx);
 }
 
+/* As patience; a server that shall stop does not go on measuring. */
+static enum status patience_to_measure(void *ctx, struct err *err)
+{
+    struct engine *e = ctx;
+    pthread_mutex_lock(&e->lock);
+    const bool stop = e->stop;
+    pthread_mutex_unlock(&e->lock);
+    return stop ? base_fail(err, ERR_CANCELLED, "stopped") : patience(e, err);
+}
+
+/* The thread's first work, so that ready does not wait for it; the first request may, a moment. */
+static enum status measure_costs(struct engine *e, struct err *err)
+{
+    const struct engine_config *c = &e->config;
+    struct costs costs;
+    if (!c->measure_costs)
+        return OK;
+    e->progress_at = base_now();
+    enum status st = costs_measure(c->links, &c->sched.limits, c->epoch, &e->seq,
+                                   patience_to_measure, e, &costs, err);
+    if (st == ERR_CANCELLED)
+        return OK;
+    if (st == OK) {
+        sched_set_costs(e->sched, &costs);
+        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
+                 costs.seconds[0] * 1e3, costs.seconds[costs.count - 1] * 1e3,
+                 costs.rows[costs.count - 1]);
+    }
+    return st;
+}
+
 static void *engine_loop(void *arg)
 {
     struct engine *e = arg;
-    enum status st = OK;
     struct err err;
+    enum status st = measure_costs(e, &err);
     int32_t count = 0;
     bool idle = true;
     while (st == OK && collect(e, idle)) {
@@ -372,22 +403,6 @@ static void *engine_loop(void *arg)
                   &count);
     deliver(e, count);
     return NULL;
-}
-
-static enum status measure_costs(struct engine *e, struct err *err)
-{
-    const struct engine_config *c = &e->config;
-    struct costs *costs = &e->config.sched.costs;
-    if (!c->measure_costs)
-        return OK;
-    e->progress_at = base_now();
-    enum status st =
-        costs_measure(c->links, &c->sched.limits, c->epoch, &e->seq, patience, e, costs, err);
-    if (st == OK)
-        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
-                 costs->seconds[0] * 1e3, costs->seconds[costs->count - 1] * 1e3,
-                 costs->rows[costs->count - 1]);
-    return st;
 }
 
 static enum status open_sched(struct engine *e, struct err *err)
@@ -421,7 +436,6 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
         st = base_fail(err, ERR_NOMEM, "engine: no memory for its buffers");
         goto out;
     }
-    TRY(measure_costs(e, err));
     TRY(open_sched(e, err));
     if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {
         st = base_fail(err, ERR_NOMEM, "engine: no thread");

@@ -11,7 +11,7 @@
 /* Everything borrowed must outlive the engine. */
 struct engine_config {
     struct sched_config sched; /* the secret is drawn by engine_open, */
-    bool measure_costs;        /* and sched.costs measured, which takes a few steps */
+    bool measure_costs;        /* sched.costs by a few steps before the first request */
     int64_t queued_tokens_max; /* prompt tokens that wait, beside sched.waiting_max requests */
     int32_t ranks;
     uint32_t epoch;

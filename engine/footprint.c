@@ -64,6 +64,41 @@ static int32_t thread_count(const struct options *o)
     return cores / o->tp > 0 ? cores / o->tp : 1;
 }
 
+size_t footprint_shared_bytes(const struct footprint *f)
+{
+    return f->on_device ? COMM_BOOTSTRAP_BYTES : f->comm_bytes;
+}
+
+/* Where the ranks' memory is and how much of it is free. */
+static enum status find_memory(struct footprint *f, const struct options *o,
+                               const struct backend_ops *ops, struct err *err)
+{
+    const int32_t share = o->ranks_per_device > 1 ? o->ranks_per_device : 1;
+    size_t bytes = 0;
+    enum status st = ops->probe((o->tp + share - 1) / share, &bytes, err);
+    if (st != OK)
+        return st;
+    if (bytes == 0 && share > 1)
+        return base_fail(err, ERR_USAGE, "--ranks-per-device is for GPUs, --device is %s",
+                         ops->name);
+    f->on_device = bytes > 0;
+    f->available = f->on_device ? bytes / (size_t)share * (size_t)o->tp : footprint_available();
+    return OK;
+}
+
+/* Automatic size of a rank's KV cache: modest in the host's memory, which others use too; on a
+ * device most of what the weights leave. */
+static size_t kv_automatic(const struct footprint *f, struct layout *const *layouts)
+{
+    const size_t each = f->available / (size_t)f->ranks;
+    size_t most = 0;
+    for (int32_t r = 0; r < f->ranks; r++)
+        most = layouts[r]->arena_bytes > most ? layouts[r]->arena_bytes : most;
+    if (!f->on_device)
+        return each / 16;
+    return each > most ? (each - most) / 8 * 7 : 0;
+}
+
 /* Bytes of 16 positions on the rank that holds most KV heads. */
 static size_t block_bytes(const struct footprint *f, const struct model_config *m,
                           struct layout *const *layouts)
@@ -77,11 +112,12 @@ static size_t block_bytes(const struct footprint *f, const struct model_config *
 }
 
 static enum status size_kv(struct footprint *f, const struct options *o,
-                           const struct model_config *m, size_t block, struct err *err)
+                           const struct model_config *m, struct layout *const *layouts,
+                           struct err *err)
 {
     int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
-    size_t bytes =
-        o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : f->available / 16 / (size_t)f->ranks;
+    const size_t block = block_bytes(f, m, layouts);
+    size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f, layouts);
     int64_t fits = (int64_t)(bytes / block),
             wanted = (int64_t)f->limits.slots * blocks_for(longest);
     f->limits.blocks =
@@ -111,11 +147,13 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.threads = thread_count(o);
     f.dtype = f.kv_dtype = options_dtype(o, m->dtype);
     f.plan_hash = layouts[0]->hash;
-    f.available = footprint_available();
+    enum status st = find_memory(&f, o, ops, err);
+    if (st != OK)
+        return st;
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
-    enum status st = size_kv(&f, o, m, block_bytes(&f, m, layouts), err);
+    st = size_kv(&f, o, m, layouts, err);
     const bool distributed = options_distributed(o);
     f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots) +
                    sampler_arena_bytes(distributed, f.ranks, f.limits.slots);

@@ -17,6 +17,7 @@ struct footprint {
     enum dtype dtype, kv_dtype;
     int32_t max_model_len;
     struct step_limits limits;
+    bool on_device;    /* weights, KV cache and arenas lie in the ranks' own device memory */
     size_t comm_bytes; /* communicator arena per rank */
     struct {
         size_t weights, kv, kv_per_token;
@@ -26,10 +27,13 @@ struct footprint {
     size_t available; /* memory that is free now */
 };
 
-/* layouts[ranks]. ERR_LIMIT says what is needed and what is there; *out is filled even then. */
+/* layouts[ranks]. ERR_LIMIT says what is needed and what is there; *out is filled even then.
+ * ERR_DEVICE: devices are missing. */
 enum status footprint_plan(const struct options *o, const struct model_config *m,
                            struct layout *const *layouts, const struct backend_ops *ops,
                            struct footprint *out, struct err *err) MUST_USE;
+/* Arena per rank of the shared memory communicator. */
+size_t footprint_shared_bytes(const struct footprint *f);
 /* KV spec of one rank. */
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
                             const struct layout *l);

@@ -68,7 +68,7 @@ static enum status memory_file(const char *name, size_t bytes, bool allocate, in
 static enum status make_shared(struct group *g, const struct footprint *f, struct err *err)
 {
     enum status st = OK;
-    size_t region = comm_shm_bytes(g->ranks, f->comm_bytes);
+    size_t region = comm_shm_bytes(g->ranks, footprint_shared_bytes(f));
     TRY(memory_file("tessera-comm", region, true, &g->comm, err));
     TRY(memory_file("tessera-board", sizeof(struct board), true, &g->board_fd, err));
     void *board =
@@ -79,9 +79,9 @@ static enum status make_shared(struct group *g, const struct footprint *f, struc
     void *shared = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_SHARED, g->comm, 0);
     if (shared == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping the communicator");
-    comm_shm_init(shared, g->ranks, f->comm_bytes);
+    comm_shm_init(shared, g->ranks, footprint_shared_bytes(f));
     munmap(shared, region);
-    for (int32_t r = 0; r < g->ranks; r++) {
+    for (int32_t r = 0; r < g->ranks && !f->on_device; r++) {
         struct member *m = &g->members[r];
         TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
         TRY(memory_file("tessera-kv", f->rank[r].kv, false, &m->kv, err));
@@ -130,6 +130,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--log-level=%s", o->log_level);
     add(a, "--device=%s", o->device);
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
+    add(a, "--ranks-per-device=%d", o->ranks_per_device);
     add(a, "--dtype=%s", o->dtype);
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");
@@ -140,6 +141,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--max-num-batched-tokens=%d", f->limits.rows);
     add(a, "--kv-blocks=%d", f->limits.blocks);
     add(a, "--comm-bytes=%zu", f->comm_bytes);
+    if (f->on_device)
+        add(a, "--on-device");
 }
 
 static enum status start(struct group *g, const struct options *o, const struct footprint *f,
@@ -153,7 +156,8 @@ static enum status start(struct group *g, const struct options *o, const struct 
     build_arguments(o, f, rank, &a);
     posix_spawn_file_actions_init(&actions);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
-        posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
+        if (from[i] >= 0) /* no memory files for what lies on a device */
+            posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
     /* It inherits the server's blocked signals: one that is meant for the server but reaches the
      * whole process group (Ctrl-C, timeout) must not end a rank while requests run. */
     int failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, NULL, a.argv, environ);
@@ -171,7 +175,7 @@ static enum status start(struct group *g, const struct options *o, const struct 
 /* After the start of the ranks, so that they load meanwhile. */
 static enum status reserve_kv(const struct group *g, const struct footprint *f, struct err *err)
 {
-    for (int32_t r = 0; r < g->ranks; r++) {
+    for (int32_t r = 0; r < g->ranks && !f->on_device; r++) {
         size_t bytes = f->rank[r].kv;
         int failed = bytes ? posix_fallocate(g->members[r].kv, 0, (off_t)bytes) : 0;
         if (failed)

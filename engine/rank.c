@@ -19,13 +19,15 @@ struct rank {
     struct footprint footprint;
     struct board_rank *board;
     struct backend *backend;
-    struct comm *comm;
+    struct comm *shared, *comm;     /* the same; between devices `shared` only helps to open comm */
+    struct comm_stats shared_stats; /* in that case, told to nobody */
     struct kv_cache *kv;
     struct loaded weights;
     struct model *model;
     struct sampler *sampler;
     struct rank_state *state;
-    bool scores; /* computes logprobs: rank 0 answers for all */
+    void *owned[2]; /* weights and KV cache in device memory */
+    bool scores;    /* computes logprobs: rank 0 answers for all */
 };
 
 static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
@@ -52,6 +54,49 @@ out:
     return st;
 }
 
+/* One device per rank, or ranks_per_device on each. */
+static enum status open_backend(struct rank *r, const struct options *o, int32_t rank,
+                                struct err *err)
+{
+    char name[32];
+    if (!r->footprint.on_device)
+        return backend_open(o->device, r->footprint.threads, &r->backend, err);
+    snprintf(name, sizeof name, "%s:%d", o->device, rank / o->ranks_per_device);
+    return backend_open(name, r->footprint.threads, &r->backend, err);
+}
+
+/* The arenas where the ops want them. */
+static enum status find_arenas(struct rank *r, const struct rank_memory *memory, size_t weights,
+                               size_t kv, void *out[2], struct err *err)
+{
+    const size_t bytes[2] = {weights, kv};
+    out[0] = memory->weights;
+    out[1] = memory->kv;
+    for (int i = 0; i < 2 && r->footprint.on_device; i++) {
+        out[i] = r->owned[i] = r->backend->ops->alloc(r->backend, bytes[i]);
+        if (!out[i])
+            return base_fail(err, ERR_NOMEM, "rank: no device memory for %zu bytes of %s", bytes[i],
+                             i == 0 ? "weights" : "KV cache");
+    }
+    return OK;
+}
+
+static enum status open_comm(struct rank *r, const struct options *o, const struct layout *l,
+                             const struct rank_memory *memory, struct err *err)
+{
+    struct comm_stats *stats = &r->board->comm;
+    const struct mesh *mesh = &l->flow->mesh;
+    snprintf(stats->group, sizeof stats->group, "%s", mesh->axes == 1 ? mesh->axis[0].name : "all");
+    enum status st =
+        comm_shm_open(memory->comm, l->rank, r->backend,
+                      r->footprint.on_device ? &r->shared_stats : stats, &r->shared, err);
+    if (st == OK && r->footprint.on_device)
+        return comm_device_open(r->shared, r->backend, r->footprint.comm_bytes,
+                                o->ranks_per_device > 1, stats, &r->comm, err);
+    r->comm = r->shared;
+    return st;
+}
+
 enum status rank_open(const struct options *o, const struct model_config *m, const struct layout *l,
                       const struct footprint *f, const struct rank_memory *memory,
                       struct rank **out, struct err *err)
@@ -64,18 +109,17 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
     r->board = memory->board;
     r->scores = l->rank == 0;
     const struct kv_spec kv = footprint_kv(f, m, l);
-    TRY(backend_open(o->device, f->threads, &r->backend, err));
-    TRY(load(r, o, m, l, memory->weights, err));
-    TRY(rank_state_open(&f->limits, &r->state, err));
-    r->kv = r->backend->ops->kv_open(r->backend, &kv, memory->kv);
+    void *arenas[2];
+    TRY(open_backend(r, o, l->rank, err));
+    TRY(find_arenas(r, memory, l->arena_bytes, r->backend->ops->kv_bytes(&kv), arenas, err));
+    TRY(load(r, o, m, l, arenas[0], err));
+    TRY(rank_state_open(r->backend, &f->limits, &r->state, err));
+    r->kv = r->backend->ops->kv_open(r->backend, &kv, arenas[1]);
     if (!r->kv) {
         st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
         goto out;
     }
-    const struct mesh *mesh = &l->flow->mesh;
-    snprintf(r->board->comm.group, sizeof r->board->comm.group, "%s",
-             mesh->axes == 1 ? mesh->axis[0].name : "all");
-    TRY(comm_shm_open(memory->comm, l->rank, r->backend, &r->board->comm, &r->comm, err));
+    TRY(open_comm(r, o, l, memory, err));
     const struct model_parts parts = {
         .config = m,
         .layout = l,
@@ -104,41 +148,42 @@ void rank_close(struct rank *r)
         return;
     sampler_close(r->sampler);
     model_close(r->model);
-    comm_close(r->comm);
+    if (r->comm != r->shared)
+        comm_close(r->comm);
+    comm_close(r->shared);
     if (r->kv)
         r->backend->ops->kv_close(r->kv);
     loader_close(r->backend, &r->weights);
-    backend_close(r->backend);
     rank_state_close(r->state);
+    for (int i = 0; i < 2; i++)
+        if (r->owned[i])
+            r->backend->ops->free(r->backend, r->owned[i]);
+    backend_close(r->backend);
     free(r);
 }
 
-/* From the rank's columns of the logits to result; *whole = the rows they were. */
-static enum status sample(struct rank *r, const struct step *s, struct cview logits,
-                          struct step_result *result, struct cview *whole, struct err *err)
+/* From the rank's columns of the logits to ids and logprobs; *whole = the rows they were. */
+static enum status sample(struct rank *r, const struct step *s, const struct rank_arrays *a,
+                          int32_t stride, struct cview logits, struct cview *whole, struct err *err)
 {
     enum status st = OK;
-    struct rank_state *state = r->state;
-    const int32_t stride = r->scores ? step_stride(s) : -1;
+    const struct rank_arrays *host = &r->state->host;
     const struct sampler_input in = {
         .logits = logits,
-        .rows = rank_state_samples(state, s),
-        .slots = rank_state_slots(state),
-        .begin = state->begin,
+        .rows = {a->sample_slot, a->sample_next, a->target},
+        .slots = rank_state_slots(r->state),
+        .begin = a->begin,
+        .places = host->begin[s->samples],
         .top = s->top,
-        .elected = state->elected,
+        .elected = a->elected,
+        .elected_host = host->elected,
     };
     int32_t undecided;
-    TRY(sampler_run(r->sampler, &in, state->sampled, whole, &undecided, err));
+    TRY(sampler_run(r->sampler, &in, a->sampled, whole, &undecided, err));
     atomic_fetch_add(&r->board->sampler_fallbacks, (uint64_t)undecided);
-    *result = (struct step_result){.count = s->samples, .ids = state->sampled};
-    if (stride < 0)
-        return OK;
-    TRY(backend_logprobs(r->backend, state->logprob, state->best, stride, *whole, state->sampled,
-                         s->top, err));
-    result->logprob = state->logprob;
-    result->best = state->best;
-    result->stride = stride;
+    if (stride >= 0)
+        TRY(backend_logprobs(r->backend, a->logprob, a->best, stride, *whole, a->sampled, a->top,
+                             err));
 out:
     return st;
 }
@@ -150,24 +195,30 @@ enum status rank_step(struct rank *r, const struct step *s, struct step_result *
     struct backend *b = r->backend;
     struct rank_state *state = r->state;
     struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
-    rank_state_change(state, s);
+    const int32_t stride = r->scores && s->samples > 0 ? step_stride(s) : -1;
+    const struct rank_arrays *a = rank_state_change(state, s);
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
-        .rows = {s->rows, s->slot, s->position, state->table, state->limits.table_cols},
-        .ids = state->ids,
+        .rows = {s->rows, a->slot, a->position, a->table, state->limits.table_cols},
+        .ids = a->ids,
         .samples = s->samples,
-        .sample = s->sample,
+        .sample = a->sample,
     };
     *result = (struct step_result){.count = 0};
-    b->ops->resolve(b, state->ids, s->token, &in.rows, &slots);
+    b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);
     TRY(model_forward(r->model, &in, &own, err));
     if (s->samples > 0)
-        TRY(sample(r, s, own, result, &whole, err));
-    b->ops->sync(b);
+        TRY(sample(r, s, a, stride, own, &whole, err));
+    TRY(rank_state_result(state, s->samples, stride, result, err));
     if (logits)
         *logits = whole;
 out:
     return st;
+}
+
+struct backend *rank_backend(struct rank *r)
+{
+    return r->backend;
 }
 
 /* ---- the process ---- */
@@ -217,9 +268,12 @@ static enum status map_memory(const struct footprint *f, int32_t rank, struct ra
 {
     enum status st = OK;
     void *board = NULL;
-    TRY(map_file(GROUP_FD_COMM, comm_shm_bytes(f->ranks, f->comm_bytes), &out->comm, err));
-    TRY(map_file(GROUP_FD_WEIGHTS, f->rank[rank].weights, &out->weights, err));
-    TRY(map_file(GROUP_FD_KV, f->rank[rank].kv, &out->kv, err));
+    const size_t region = comm_shm_bytes(f->ranks, footprint_shared_bytes(f));
+    TRY(map_file(GROUP_FD_COMM, region, &out->comm, err));
+    if (!f->on_device) {
+        TRY(map_file(GROUP_FD_WEIGHTS, f->rank[rank].weights, &out->weights, err));
+        TRY(map_file(GROUP_FD_KV, f->rank[rank].kv, &out->kv, err));
+    }
     TRY(map_file(GROUP_FD_BOARD, sizeof(struct board), &board, err));
     out->board = &((struct board *)board)->rank[rank];
 out:
@@ -231,6 +285,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
                          const struct layout *l, const struct backend_ops *ops, struct footprint *f)
 {
     memset(f, 0, sizeof *f);
+    f->on_device = o->on_device;
     f->ranks = o->tp;
     f->threads = o->threads_per_rank;
     f->dtype = f->kv_dtype = options_dtype(o, m->dtype);
@@ -322,15 +377,12 @@ int rank_main(const struct options *o)
     struct rank *r = NULL;
     struct footprint f;
     struct rank_memory memory = {0};
-    const struct backend_ops *ops = backend_find(o->device);
+    const struct backend_ops *ops = NULL;
     if (!tie_to_parent(o->parent_pid))
         return base_exit_code(ERR_COMM);
     prctl(PR_SET_NAME, "tessera-rank");
     bind_cpus(o);
-    if (!ops) {
-        st = base_fail(&err, ERR_DEVICE, "--device %s is not available here", o->device);
-        goto out;
-    }
+    TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));

@@ -9,7 +9,8 @@
 #include "engine/model/model.h"
 #include "engine/step.h"
 
-/* Memory a rank works in; mappings of the group's files, or plain memory in tests. */
+/* Memory a rank works in; mappings of the group's files, or plain memory in tests. weights and kv
+ * are NULL when the footprint says on_device: the rank allocates them there. */
 struct rank_memory {
     void *weights; /* layout's arena_bytes, zeroed */
     void *kv;      /* footprint's kv bytes */
@@ -31,6 +32,8 @@ void rank_close(struct rank *r);
  * from, as far as the sampler gathers them. Both valid until the next step. */
 enum status rank_step(struct rank *r, const struct step *step, struct step_result *result,
                       struct cview *logits, struct err *err) MUST_USE;
+/* What the rank computes with, to fetch those logits. */
+struct backend *rank_backend(struct rank *r);
 
 /* The process `tessera rank`: maps the inherited files, opens, answers, loops until the link
  * closes. Returns the exit code. */

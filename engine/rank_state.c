@@ -1,5 +1,6 @@
 /* DESIGN: a slot's history is by position, so the token that a row samples goes where the row that
- * computes it will look, and penalties need nothing else. */
+ * computes it will look, and penalties need nothing else. Both copies have one layout, so an offset
+ * finds the place on the device of what was changed on the host. */
 #include "engine/rank_state.h"
 
 #include <stdlib.h>
@@ -18,107 +19,192 @@ static void *carve(struct carver *c, int64_t rows, int64_t cols, size_t size)
     return at;
 }
 
-static size_t carve_all(struct rank_state *s, char *base)
+/* The arrays that stay where they are; those of a step begin after them. */
+static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char *base)
 {
     struct carver c = {base, 0};
-    const struct step_limits *l = &s->limits;
-    s->table = carve(&c, l->slots, l->table_cols, sizeof *s->table);
-    s->params = carve(&c, l->slots, 1, sizeof *s->params);
-    s->rules = carve(&c, l->slots, 1, sizeof *s->rules);
-    s->bias = carve(&c, l->slots, ENGINE_BIAS_MAX, sizeof *s->bias);
-    s->ban = carve(&c, l->slots, STEP_BANS_MAX, sizeof *s->ban);
-    s->bad_end = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *s->bad_end);
-    s->bad = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *s->bad);
-    s->history = carve(&c, l->slots, l->history_max, sizeof *s->history);
-    s->ids = carve(&c, l->rows, 1, sizeof *s->ids);
-    s->sample_slot = carve(&c, l->slots, 1, sizeof *s->sample_slot);
-    s->sample_next = carve(&c, l->slots, 1, sizeof *s->sample_next);
-    s->begin = carve(&c, l->slots + 1, 1, sizeof *s->begin);
-    s->elected = carve(&c, l->slots, 1, sizeof *s->elected);
-    s->sampled = carve(&c, l->slots, 1, sizeof *s->sampled);
-    s->logprob = carve(&c, l->slots, 1, sizeof *s->logprob);
-    s->best = carve(&c, l->slots, ENGINE_LOGPROBS_MAX, sizeof *s->best);
+    a->table = carve(&c, l->slots, l->table_cols, sizeof *a->table);
+    a->params = carve(&c, l->slots, 1, sizeof *a->params);
+    a->rules = carve(&c, l->slots, 1, sizeof *a->rules);
+    a->bias = carve(&c, l->slots, ENGINE_BIAS_MAX, sizeof *a->bias);
+    a->ban = carve(&c, l->slots, STEP_BANS_MAX, sizeof *a->ban);
+    a->bad_end = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad_end);
+    a->bad = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad);
+    a->history = carve(&c, l->slots, l->history_max, sizeof *a->history);
+    a->ids = carve(&c, l->rows, 1, sizeof *a->ids);
+    a->elected = carve(&c, l->slots, 1, sizeof *a->elected);
+    a->sampled = carve(&c, l->slots, 1, sizeof *a->sampled);
+    a->logprob = carve(&c, l->slots, 1, sizeof *a->logprob);
+    a->best = carve(&c, l->slots, ENGINE_LOGPROBS_MAX, sizeof *a->best);
     return c.used;
+}
+
+/* The arrays of a step of so many rows and samples, from `base` on; returns their bytes. */
+static size_t carve_step(struct rank_arrays *a, int32_t rows, int32_t samples, char *base)
+{
+    struct carver c = {base, 0};
+    a->slot = carve(&c, rows, 1, sizeof *a->slot);
+    a->position = carve(&c, rows, 1, sizeof *a->position);
+    a->token = carve(&c, rows, 1, sizeof *a->token);
+    a->sample = carve(&c, samples, 1, sizeof *a->sample);
+    a->target = carve(&c, samples, 1, sizeof *a->target);
+    a->top = carve(&c, samples, 1, sizeof *a->top);
+    a->sample_slot = carve(&c, samples, 1, sizeof *a->sample_slot);
+    a->sample_next = carve(&c, samples, 1, sizeof *a->sample_next);
+    a->begin = carve(&c, samples + 1, 1, sizeof *a->begin);
+    return c.used;
+}
+
+static size_t bytes_of(const struct step_limits *l)
+{
+    struct rank_arrays sizes;
+    return carve_all(&sizes, l, NULL) + carve_step(&sizes, l->rows, l->slots, NULL);
 }
 
 size_t rank_state_bytes(const struct step_limits *limits)
 {
-    struct rank_state sizes = {.limits = *limits};
-    return base_align(sizeof sizes, 64) + carve_all(&sizes, NULL);
+    return 2 * bytes_of(limits);
 }
 
-enum status rank_state_open(const struct step_limits *limits, struct rank_state **out,
-                            struct err *err)
+enum status rank_state_open(struct backend *b, const struct step_limits *limits,
+                            struct rank_state **out, struct err *err)
 {
-    const size_t bytes = rank_state_bytes(limits);
-    struct rank_state *s = aligned_alloc(64, bytes);
+    const size_t bytes = bytes_of(limits);
+    struct rank_state *s = calloc(1, sizeof *s);
     if (!s)
+        return base_fail(err, ERR_NOMEM, "rank: no memory");
+    s->limits = *limits;
+    s->backend = b;
+    s->host_memory = aligned_alloc(64, bytes);
+    s->device_memory = b->ops->alloc(b, bytes);
+    if (!s->host_memory || !s->device_memory) {
+        rank_state_close(s);
         return base_fail(err, ERR_NOMEM, "rank: no memory for %zu bytes of %d slots", bytes,
                          limits->slots);
-    memset(s, 0, bytes); /* touched before ready */
-    s->limits = *limits;
-    carve_all(s, (char *)s + base_align(sizeof *s, 64));
+    }
+    memset(s->host_memory, 0, bytes); /* touched before ready */
+    s->step = carve_all(&s->host, limits, s->host_memory);
+    carve_all(&s->device, limits, s->device_memory);
     *out = s;
     return OK;
 }
 
 void rank_state_close(struct rank_state *s)
 {
+    if (!s)
+        return;
+    if (s->device_memory)
+        s->backend->ops->free(s->backend, s->device_memory);
+    free(s->host_memory);
     free(s);
 }
 
-static void copy(void *dst, const void *src, int32_t n, size_t size)
+/* Uploads [at, at + bytes) of the host's arrays to the same place on the device. */
+static void send(struct rank_state *s, const void *at, size_t bytes)
 {
-    if (n > 0)
-        memcpy(dst, src, (size_t)n * size);
+    const size_t offset = (size_t)((const char *)at - s->host_memory);
+    if (bytes > 0)
+        s->backend->ops->upload(s->backend, s->device_memory + offset, at, bytes);
+}
+
+/* n elements into a slot's place, on the host and on the device. */
+static void put(struct rank_state *s, void *at, const void *src, int32_t n, size_t size)
+{
+    if (n > 0) {
+        memcpy(at, src, (size_t)n * size);
+        send(s, at, (size_t)n * size);
+    }
 }
 
 static void open_slot(struct rank_state *s, const struct step_open *o)
 {
-    const size_t slot = (size_t)o->slot;
+    const struct rank_arrays *h = &s->host, *d = &s->device;
+    const size_t slot = (size_t)o->slot, bias = slot * ENGINE_BIAS_MAX, ban = slot * STEP_BANS_MAX;
+    const size_t bad = slot * ENGINE_BAD_IDS_MAX;
     const int32_t bad_ids = o->rules.bads > 0 ? o->rules.bad_end[o->rules.bads - 1] : 0;
-    struct token_bias *bias = s->bias + slot * ENGINE_BIAS_MAX;
-    int32_t *ban = s->ban + slot * STEP_BANS_MAX;
-    int32_t *bad_end = s->bad_end + slot * ENGINE_BAD_IDS_MAX;
-    int32_t *bad = s->bad + slot * ENGINE_BAD_IDS_MAX;
-    copy(s->history + slot * (size_t)s->limits.history_max, o->tokens, o->history,
-         sizeof *o->tokens);
-    copy(bias, o->rules.bias, o->rules.biases, sizeof *bias);
-    copy(ban, o->rules.ban, o->rules.bans, sizeof *ban);
-    copy(bad_end, o->rules.bad_end, o->rules.bads, sizeof *bad_end);
-    copy(bad, o->rules.bad, bad_ids, sizeof *bad);
-    s->params[slot] = o->params;
-    s->rules[slot] = o->rules;
-    s->rules[slot].bias = bias;
-    s->rules[slot].ban = ban;
-    s->rules[slot].bad_end = bad_end;
-    s->rules[slot].bad = bad;
+    struct sample_rules rules = o->rules;
+    put(s, h->history + slot * (size_t)s->limits.history_max, o->tokens, o->history,
+        sizeof *o->tokens);
+    put(s, h->bias + bias, rules.bias, rules.biases, sizeof *h->bias);
+    put(s, h->ban + ban, rules.ban, rules.bans, sizeof *h->ban);
+    put(s, h->bad_end + bad, rules.bad_end, rules.bads, sizeof *h->bad_end);
+    put(s, h->bad + bad, rules.bad, bad_ids, sizeof *h->bad);
+    rules.bias = d->bias + bias;
+    rules.ban = d->ban + ban;
+    rules.bad_end = d->bad_end + bad;
+    rules.bad = d->bad + bad;
+    put(s, h->rules + slot, &rules, 1, sizeof rules);
+    put(s, h->params + slot, &o->params, 1, sizeof o->params);
+}
+
+/* Blocks appended to one slot one after the other travel together. */
+static void append_blocks(struct rank_state *s, const struct step *step)
+{
+    for (int32_t i = 0, n; i < step->appends; i += n) {
+        const struct step_append *a = &step->append[i];
+        int32_t *at = s->host.table + (size_t)a->slot * (size_t)s->limits.table_cols + a->index;
+        for (n = 0; i + n < step->appends && a[n].slot == a->slot && a[n].index == a->index + n;
+             n++)
+            at[n] = a[n].block;
+        send(s, at, (size_t)n * sizeof *at);
+    }
+}
+
+static void copy(int32_t *dst, const int32_t *src, int32_t n)
+{
+    memcpy(dst, src, (size_t)n * sizeof *dst);
 }
 
 /* Closes need no work here: a closed slot's state is overwritten by the next open. */
-void rank_state_change(struct rank_state *s, const struct step *step)
+const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step)
 {
+    const struct rank_arrays *h = &s->host;
     for (int32_t i = 0; i < step->opens; i++)
         open_slot(s, &step->open[i]);
-    for (int32_t i = 0; i < step->appends; i++) {
-        const struct step_append *a = &step->append[i];
-        s->table[(size_t)a->slot * (size_t)s->limits.table_cols + (size_t)a->index] = a->block;
+    append_blocks(s, step);
+    const size_t bytes = carve_step(&s->host, step->rows, step->samples, s->host_memory + s->step);
+    carve_step(&s->device, step->rows, step->samples, s->device_memory + s->step);
+    copy(h->slot, step->slot, step->rows);
+    copy(h->position, step->position, step->rows);
+    copy(h->token, step->token, step->rows);
+    copy(h->sample, step->sample, step->samples);
+    copy(h->target, step->target, step->samples);
+    copy(h->top, step->top, step->samples);
+    h->begin[0] = 0;
+    for (int32_t i = 0; i < step->samples; i++) {
+        h->sample_slot[i] = step->slot[step->sample[i]];
+        h->sample_next[i] = step->position[step->sample[i]] + 1;
+        const struct sample_params *p = &h->params[h->sample_slot[i]];
+        h->begin[i + 1] =
+            h->begin[i] + (step->target[i] < 0 ? sample_places(p, s->limits.vocab) : 0);
     }
+    send(s, s->host_memory + s->step, bytes);
+    return &s->device;
 }
 
 struct sample_slots rank_state_slots(const struct rank_state *s)
 {
-    return (struct sample_slots){s->params, s->rules, s->history, s->limits.history_max};
+    const struct rank_arrays *d = &s->device;
+    return (struct sample_slots){d->params, d->rules, d->history, s->limits.history_max};
 }
 
-struct sample_rows rank_state_samples(struct rank_state *s, const struct step *step)
+enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
+                              struct step_result *out, struct err *err)
 {
-    for (int32_t i = 0; i < step->samples; i++) {
-        s->sample_slot[i] = step->slot[step->sample[i]];
-        s->sample_next[i] = step->position[step->sample[i]] + 1;
-        const struct sample_params *p = &s->params[s->sample_slot[i]];
-        s->begin[i + 1] =
-            s->begin[i] + (step->target[i] < 0 ? sample_places(p, s->limits.vocab) : 0);
+    enum status st = OK;
+    const struct rank_arrays *h = &s->host, *d = &s->device;
+    struct backend *b = s->backend;
+    const size_t n = (size_t)samples;
+    struct step_result result = {.count = samples, .ids = h->sampled};
+    TRY(b->ops->download(b, h->sampled, d->sampled, n * sizeof *h->sampled, err));
+    if (stride >= 0) {
+        TRY(b->ops->download(b, h->logprob, d->logprob, n * sizeof *h->logprob, err));
+        TRY(b->ops->download(b, h->best, d->best, n * (size_t)stride * sizeof *h->best, err));
+        result.logprob = h->logprob;
+        result.best = h->best;
+        result.stride = stride;
     }
-    return (struct sample_rows){s->sample_slot, s->sample_next, step->target};
+    *out = result;
+out:
+    return st;
 }

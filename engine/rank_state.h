@@ -1,12 +1,12 @@
-/* The arrays of a rank, per slot and per step, as the kernels want them: one allocation of a size
- * that `plan` knows. One thread (the rank's). */
+/* The arrays of a rank, per slot and per step, as the kernels want them: one allocation on the
+ * device, and the same on the host, where a step's changes are made before they are uploaded. One
+ * thread (the rank's). */
 #ifndef TESSERA_ENGINE_RANK_STATE_H
 #define TESSERA_ENGINE_RANK_STATE_H
 
 #include "engine/step.h"
 
-struct rank_state {
-    struct step_limits limits;
+struct rank_arrays {
     /* per slot */
     int32_t *table; /* [slots, table_cols] */
     struct sample_params *params;
@@ -14,25 +14,41 @@ struct rank_state {
     struct token_bias *bias;    /* [slots, ENGINE_BIAS_MAX] */
     int32_t *ban;               /* [slots, STEP_BANS_MAX] */
     int32_t *bad_end, *bad;     /* [slots, ENGINE_BAD_IDS_MAX] */
-    int32_t *history;           /* [slots, history_max] */
-    /* per step */
-    int32_t *ids;                       /* [rows] */
-    int32_t *sample_slot, *sample_next; /* [slots] slot, and position of the token to come */
-    int32_t *begin;                     /* [slots + 1] where each sample's places begin */
-    int32_t *elected, *sampled;         /* [slots] */
-    float *logprob;                     /* [slots] */
-    struct token_top *best;             /* [slots, ENGINE_LOGPROBS_MAX] */
+    int32_t *history;           /* [slots, history_max]; written by sample on the device */
+    /* what came of a step */
+    int32_t *ids;               /* [rows] */
+    int32_t *elected, *sampled; /* [slots] */
+    float *logprob;             /* [slots] */
+    struct token_top *best;     /* [slots, ENGINE_LOGPROBS_MAX] */
+    /* a step, close together for one upload: places depend on its counts of rows and samples */
+    int32_t *slot, *position, *token;   /* [T] */
+    int32_t *sample, *target, *top;     /* [R] */
+    int32_t *sample_slot, *sample_next; /* [R] slot, and position of the token to come */
+    int32_t *begin;                     /* [R + 1] where each sample's places begin */
 };
 
+struct rank_state {
+    struct step_limits limits;
+    struct backend *backend; /* borrowed */
+    char *host_memory, *device_memory;
+    size_t step; /* where in them the arrays of a step begin */
+    struct rank_arrays host, device;
+};
+
+/* On the device and again on the host. */
 size_t rank_state_bytes(const struct step_limits *limits);
-enum status rank_state_open(const struct step_limits *limits, struct rank_state **out,
-                            struct err *err) MUST_USE;
+enum status rank_state_open(struct backend *b, const struct step_limits *limits,
+                            struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);
 
-/* Makes the slot changes of a decoded step. */
-void rank_state_change(struct rank_state *s, const struct step *step);
-/* The slots and the samples of a step for the sampling ops; valid until the next step. */
+/* Makes the slot changes of a decoded step and uploads it. The arrays on the device, for the ops of
+ * this step. */
+const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step);
+/* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
-struct sample_rows rank_state_samples(struct rank_state *s, const struct step *step);
+/* Waits for the step and fetches what came of it: `samples` ids, and logprobs when stride >= 0.
+ * Valid until the next step. ERR_DEVICE: an op of it failed. */
+enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
+                              struct step_result *out, struct err *err) MUST_USE;
 
 #endif

@@ -147,6 +147,11 @@ void sched_set_time(struct sched *s, int64_t now_ns)
     s->now_ns = now_ns;
 }
 
+void sched_set_costs(struct sched *s, const struct costs *costs)
+{
+    s->config.costs = *costs;
+}
+
 void sched_cancel(struct sched *s, uint64_t id)
 {
     for (struct sequence *q = s->oldest; q; q = q->newer)

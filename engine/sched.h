@@ -43,6 +43,8 @@ bool sched_submit(struct sched *s, struct sequence *seq) MUST_USE;
 void sched_cancel(struct sched *s, uint64_t id);
 /* What time it is, for the events; no decision depends on it. */
 void sched_set_time(struct sched *s, int64_t now_ns);
+/* What steps take, once it is known. */
+void sched_set_costs(struct sched *s, const struct costs *costs);
 /* Fills the next step (cleared first); fewer than SCHED_FLIGHTS are in flight. False when there is
  * nothing to compute, or nothing before a step in flight is answered. Sequences that were cancelled
  * end here: their events are appended to `events`, *count says how many. */

@@ -5,13 +5,42 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/handles.h"
+#include "kernels/module.h"
 #include "kernels/ref/ref.h"
 
 #include <string.h>
 
+static bool is_cpu(const char *name)
+{
+    return strcmp(name, "cpu") == 0 || strncmp(name, "cpu-", 4) == 0;
+}
+
+static bool is_cuda(const char *name)
+{
+    return strcmp(name, "cuda") == 0 || strncmp(name, "cuda:", 5) == 0;
+}
+
+enum status backend_table(const char *name, const struct backend_ops **out, struct err *err)
+{
+    const struct module *module = NULL;
+    const struct backend_ops *ops = strcmp(name, ref_ops.name) == 0 ? &ref_ops : cpu_find(name);
+    if (is_cuda(name)) {
+        enum status st = module_find(&module, err);
+        if (st != OK)
+            return st;
+        ops = module->ops;
+    }
+    if (ops == NULL)
+        return base_fail(err, ERR_DEVICE, "--device %s is not available here", name);
+    *out = ops;
+    return OK;
+}
+
 const struct backend_ops *backend_find(const char *name)
 {
-    return strcmp(name, ref_ops.name) == 0 ? &ref_ops : cpu_find(name);
+    struct err ignored;
+    const struct backend_ops *ops = NULL;
+    return backend_table(name, &ops, &ignored) == OK ? ops : NULL;
 }
 
 const char *backend_cpu_variant(void)
@@ -19,9 +48,12 @@ const char *backend_cpu_variant(void)
     return cpu_variant();
 }
 
-static bool is_cpu(const char *name)
+static enum status open_cuda(const char *name, int32_t threads, struct backend **out,
+                             struct err *err)
 {
-    return strcmp(name, "cpu") == 0 || strncmp(name, "cpu-", 4) == 0;
+    const struct module *module = NULL;
+    enum status st = module_find(&module, err);
+    return st == OK ? module->open(name, threads, out, err) : st;
 }
 
 enum status backend_open(const char *name, int32_t threads, struct backend **out, struct err *err)
@@ -32,7 +64,10 @@ enum status backend_open(const char *name, int32_t threads, struct backend **out
         return ref_open(out, err);
     if (is_cpu(name))
         return cpu_open(name, threads, out, err);
-    return base_fail(err, ERR_DEVICE, "no backend is called %s: cpu, cpu-generic%s, ref", name,
+    if (is_cuda(name))
+        return open_cuda(name, threads, out, err);
+    return base_fail(err, ERR_DEVICE, "no backend is called %s: cpu, cpu-generic%s, cuda, ref",
+                     name,
                      strcmp(cpu_variant(), "cpu-generic") == 0 ? "" : ", cpu-avx2, cpu-avx512");
 }
 
@@ -332,7 +367,6 @@ enum status backend_elect(struct backend *b, int32_t *ids, const struct sample_e
 {
     const struct cview shape = {ids, DTYPE_I32, e->rows, e->vocab};
     REQUIRE("elect", is_election(e) && ids != NULL && e->surveys != NULL, shape, shape);
-    REQUIRE("elect", e->ballots != NULL || e->begin[e->rows] == 0, shape, shape);
     REQUIRE("elect", is_sample_rows(rows) && is_sample_slots(slots), shape, shape);
     enum status st = b->ops->reserve(b, 1, 0, e->vocab, err);
     if (st == OK)

@@ -183,9 +183,22 @@ struct backend_ops {
     /* --- storage: pure functions of the spec, so that `plan` needs no device --- */
     size_t (*weight_bytes)(const struct weight_spec *spec);
     size_t (*kv_bytes)(const struct kv_spec *spec);
+    /* Are there so many devices? ERR_DEVICE says what is missing. *bytes = memory that is free on
+     * the one with least; 0: ops work in the host's memory, which the front end gives to the ranks.
+     */
+    enum status (*probe)(int32_t devices, size_t *bytes, struct err *err);
 
     void (*close)(struct backend *b);
     void (*sync)(struct backend *b);
+    /* Memory for whatever the ops take: 64-byte aligned, zeroed; NULL when there is none left. Not
+     * while steps run. */
+    void *(*alloc)(struct backend *b, size_t bytes);
+    void (*free)(struct backend *b, void *p);
+    /* Host to device, before the ops that follow; src is free on return. Any thread. */
+    void (*upload)(struct backend *b, void *dst, const void *src, size_t bytes);
+    /* Device to host, after the ops before; waits. Tells of the first failure since open. */
+    enum status (*download)(struct backend *b, void *dst, const void *src, size_t bytes,
+                            struct err *err);
     /* As backend_reserve and backend_parallel below. */
     enum status (*reserve)(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
                            struct err *err);
@@ -279,12 +292,16 @@ struct backend {
     const struct backend_ops *ops;
 };
 
-/* By name: "cpu" (best variant for this machine), "cpu-generic", "cpu-avx2", "cpu-avx512", "ref".
- * threads >= 1 includes the calling thread. ERR_DEVICE names what is missing. */
+/* By name: "cpu" (best variant for this machine), "cpu-generic", "cpu-avx2", "cpu-avx512", "ref",
+ * "cuda" or "cuda:N" (device N, through the module). threads >= 1 includes the calling thread.
+ * ERR_DEVICE names what is missing. */
 enum status backend_open(const char *name, int32_t threads, struct backend **out,
                          struct err *err) MUST_USE;
 /* The table alone, for size questions; NULL when unknown. */
 const struct backend_ops *backend_find(const char *name);
+/* The same with the reason: ERR_DEVICE. */
+enum status backend_table(const char *name, const struct backend_ops **out,
+                          struct err *err) MUST_USE;
 /* Name of the variant "cpu" stands for here. */
 const char *backend_cpu_variant(void);
 void backend_close(struct backend *b);

@@ -31,6 +31,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__ /* the same source on the device */
+#define NUMERICS_FN static inline __host__ __device__
+#else
+#define NUMERICS_FN static inline
+#endif
+
 /* exp(x) = 2^n * P(r): n = x * log2(e) rounded by adding 1.5 * 2^23, r = x - n * ln 2 in two steps,
  * P by Horner, all fused; then n is added to the exponent. Below LOW the result is +0, above HIGH
  * it is exp(HIGH); NaN stays NaN. Error below 1.1 ulp (test_kernels measures it). */
@@ -47,7 +53,7 @@
 #define NUMERICS_EXP_C3 1.6666665459e-1f
 #define NUMERICS_EXP_C2 5.0000001201e-1f
 
-static inline float numerics_exp(float x)
+NUMERICS_FN float numerics_exp(float x)
 {
     float c = NUMERICS_EXP_HIGH < x ? NUMERICS_EXP_HIGH : x;
     float t = fmaf(c, NUMERICS_LOG2E, NUMERICS_ROUND);
@@ -71,24 +77,24 @@ static inline float numerics_exp(float x)
 
 #define NUMERICS_MASS_ONE 0x1p40
 
-static inline uint64_t numerics_mass(float e)
+NUMERICS_FN uint64_t numerics_mass(float e)
 {
     return (uint64_t)((double)e * NUMERICS_MASS_ONE);
 }
 
 /* Logarithm of a sum of masses, in units of the largest: >= 0. */
-static inline double numerics_log_total(uint64_t total)
+NUMERICS_FN double numerics_log_total(uint64_t total)
 {
     return log((double)total / NUMERICS_MASS_ONE);
 }
 
-static inline float numerics_logprob(float x, float max, double log_total)
+NUMERICS_FN float numerics_logprob(float x, float max, double log_total)
 {
     return (float)((double)x - (double)max - log_total);
 }
 
 /* Logit of an id that is in the history, `count` times in its produced part. Stays finite. */
-static inline float numerics_penalise(float x, int32_t count, float repetition, float frequency,
+NUMERICS_FN float numerics_penalise(float x, int32_t count, float repetition, float frequency,
                                       float presence)
 {
     x = x > 0 ? x / repetition : x * repetition;
@@ -98,7 +104,7 @@ static inline float numerics_penalise(float x, int32_t count, float repetition, 
 }
 
 /* Mass that a nucleus of top_p must reach. */
-static inline uint64_t numerics_nucleus(float top_p, uint64_t total)
+NUMERICS_FN uint64_t numerics_nucleus(float top_p, uint64_t total)
 {
     uint64_t need = (uint64_t)ceil((double)top_p * (double)total);
     if (need < 1)
@@ -107,26 +113,26 @@ static inline uint64_t numerics_nucleus(float top_p, uint64_t total)
 }
 
 /* Finaliser of splitmix64 (Steele, Lea, Flood 2014). */
-static inline uint64_t numerics_mix(uint64_t x)
+NUMERICS_FN uint64_t numerics_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
 }
 
-static inline uint64_t numerics_key(uint64_t seed, int32_t choice, int32_t position)
+NUMERICS_FN uint64_t numerics_key(uint64_t seed, int32_t choice, int32_t position)
 {
     uint64_t place = (uint64_t)(uint32_t)choice << 32 | (uint32_t)position;
     return numerics_mix(numerics_mix(seed + 0x9e3779b97f4a7c15ull) ^ place);
 }
 
-static inline uint64_t numerics_bits(uint64_t key, int32_t id)
+NUMERICS_FN uint64_t numerics_bits(uint64_t key, int32_t id)
 {
     return numerics_mix(key + ((uint64_t)(uint32_t)id + 1) * 0x9e3779b97f4a7c15ull);
 }
 
 /* u = (top 52 bits + 1/2) / 2^52, exact and inside (0, 1). */
-static inline double numerics_gumbel(uint64_t bits)
+NUMERICS_FN double numerics_gumbel(uint64_t bits)
 {
     double u = ((double)(bits >> 12) + 0.5) * 0x1p-52;
     return -log(-log(u));

@@ -32,9 +32,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     out->options = *o;
     if (!o->dtype)
         out->options.dtype = "auto";
-    out->ops = backend_find(o->device ? o->device : "cpu");
-    if (!out->ops)
-        return base_fail(err, ERR_DEVICE, "--device %s is not available here", o->device);
+    TRY(backend_table(o->device ? o->device : "cpu", &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
     TRY(open_layouts(out, err));

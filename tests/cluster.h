@@ -22,6 +22,7 @@ struct cluster {
     /* of the last step, per rank */
     struct step_result result[COMM_RANKS_MAX];
     struct cview logits[COMM_RANKS_MAX];
+    void *fetched[COMM_RANKS_MAX]; /* logits that were on a device */
 };
 
 struct cluster_call {
@@ -113,6 +114,7 @@ static void cluster_close(struct cluster *c)
         rank_close(c->ranks[r]);
         free(c->memory[r].weights);
         free(c->memory[r].kv);
+        free(c->fetched[r]);
     }
     free(c->memory[0].comm);
     free(c->board);
@@ -153,6 +155,20 @@ static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32
     s->rows++;
 }
 
+/* Logits of a device, to host memory of the cluster. */
+static void cluster_fetch_logits(struct cluster *c)
+{
+    struct err err;
+    for (int32_t r = 0; r < c->footprint.ranks && c->footprint.on_device; r++) {
+        struct backend *b = rank_backend(c->ranks[r]);
+        const size_t bytes = (size_t)c->logits[r].rows * (size_t)c->logits[r].cols * sizeof(float);
+        c->fetched[r] = realloc(c->fetched[r], bytes + 1);
+        CHECK(c->fetched[r] != NULL);
+        CHECK(b->ops->download(b, c->fetched[r], c->logits[r].data, bytes, &err) == OK);
+        c->logits[r].data = c->fetched[r];
+    }
+}
+
 /* Runs the step on all ranks through its wire form and clears it. */
 static void cluster_step(struct cluster *c)
 {
@@ -168,6 +184,7 @@ static void cluster_step(struct cluster *c)
     struct step *mine = c->step;
     c->step = wire;
     cluster_run(c, false);
+    cluster_fetch_logits(c);
     c->step = mine;
     step_clear(mine);
     step_free(wire);

@@ -1,5 +1,7 @@
-/* Running an op on every CPU variant this machine has, with 1, 2 and 3 threads, and on ref. The
- * variants must agree with each other bit for bit, and with ref within a bound stated per op
+/* Running an op on every CPU variant this machine has, with 1, 2 and 3 threads, on ref, and on the
+ * device of a CUDA module beside the test: the emulated one of tests/emulate, or a real one. The
+ * CPU variants must agree with each other bit for bit, and all with ref within a bound stated per
+ * op
  * (|got - ref| <= abs + |ref| * eps). Outputs lie between canary words. Inputs come from a
  * counter-based generator, so a failure repeats. */
 #ifndef TESSERA_TESTS_SUBJECTS_H
@@ -7,6 +9,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/numerics.h"
+#include "tests/staged.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -98,6 +101,26 @@ static inline void assert_bits(const char *what, const void *a, const void *b, s
 static struct backend *subjects[9]; /* subject i has i % 3 + 1 threads */
 static int subject_count;
 static struct backend *ref;
+static struct backend *device; /* NULL: none */
+
+/* All of them, i from 0 until NULL. */
+static inline struct backend *nth_backend(int i)
+{
+    return i < subject_count        ? subjects[i]
+           : i == subject_count     ? ref
+           : i == subject_count + 1 ? device
+                                    : NULL;
+}
+
+static inline int open_device(void)
+{
+    struct backend *b = NULL;
+    if (backend_open("cuda", 2, &b, &err) == OK)
+        device = staged_open(b);
+    else
+        print_message("cuda: skipped: %s\n", err.text);
+    return 0;
+}
 
 static inline int open_subjects(void **state UNUSED)
 {
@@ -106,7 +129,7 @@ static inline int open_subjects(void **state UNUSED)
         for (int threads = 1; threads <= 3 && backend_find(names[i]) != NULL; threads++)
             if (backend_open(names[i], threads, &subjects[subject_count++], &err) != OK)
                 return -1;
-    return backend_open("ref", 1, &ref, &err) == OK ? 0 : -1;
+    return backend_open("ref", 1, &ref, &err) == OK ? open_device() : -1;
 }
 
 static inline int close_subjects(void **state UNUSED)
@@ -114,15 +137,17 @@ static inline int close_subjects(void **state UNUSED)
     for (int i = 0; i < subject_count; i++)
         backend_close(subjects[i]);
     backend_close(ref);
+    backend_close(device);
     return 0;
 }
 
 /* Runs one case into n words of out; the words it does not write stay canaries. */
 typedef void (*case_fn)(struct backend *b, const void *arg, float *out);
 
-/* All subjects against each other and against ref. */
-static inline void run_case(const char *what, case_fn fn, const void *arg, size_t n, double abs,
-                            double eps)
+/* All subjects against each other and against ref; the device, which may round otherwise, against
+ * ref with a larger bound. */
+static inline void run_case_loose(const char *what, case_fn fn, const void *arg, size_t n,
+                                  double abs, double eps, double device_abs)
 {
     char where[128];
     float *want = guarded(n), *first = guarded(n);
@@ -138,7 +163,20 @@ static inline void run_case(const char *what, case_fn fn, const void *arg, size_
             guarded_free(got, n);
     }
     guarded_free(first, n);
+    if (device != NULL) {
+        float *got = guarded(n);
+        snprintf(where, sizeof where, "%.90s, %s", what, device->ops->name);
+        fn(device, arg, got);
+        assert_near(where, got, want, n, device_abs, eps);
+        guarded_free(got, n);
+    }
     guarded_free(want, n);
+}
+
+static inline void run_case(const char *what, case_fn fn, const void *arg, size_t n, double abs,
+                            double eps)
+{
+    run_case_loose(what, fn, arg, n, abs, eps, abs);
 }
 
 static inline void ok(enum status st)

@@ -115,6 +115,10 @@ static void test_weight_put(void **state UNUSED)
 
 /* ---- linear ---------------------------------------------------------------------------------- */
 
+/* Up to here a device promises the bits of a row alone; beyond, it rounds x to the weight's type.
+ */
+#define DEVICE_FEW_ROWS 16
+
 struct linear_case {
     int32_t rows, in, out, leaves;
     enum dtype dtype;
@@ -141,6 +145,8 @@ static void linear_case(struct backend *b, const void *arg, float *out)
     for (int32_t r = 0; r < c->rows; r += 1 + c->rows / 3) { /* alone: the same bits */
         float *y = guarded((size_t)c->out);
         struct cview row = {x + (size_t)r * (size_t)c->in, DTYPE_F32, 1, c->in};
+        if (b == device && c->rows > DEVICE_FEW_ROWS)
+            break;
         ok(backend_linear(b, view_f32(y, 1, c->out), row, w, &err));
         assert_bits("row alone", y, out + (size_t)r * (size_t)c->out, (size_t)c->out);
         guarded_free(y, (size_t)c->out);
@@ -165,8 +171,10 @@ static void test_linear(void **state UNUSED)
             char what[96];
             snprintf(what, sizeof what, "linear %dx%dx%d/%d %s", c.rows, c.in, c.out, c.leaves,
                      dtype_name(c.dtype));
-            run_case(what, linear_case, &c, (size_t)c.rows * (size_t)c.out, 1e-6 + 6e-8 * c.in,
-                     1e-6);
+            const double abs = 1e-6 + 6e-8 * c.in;
+            const bool rounds = c.rows > DEVICE_FEW_ROWS && c.dtype != DTYPE_F32;
+            run_case_loose(what, linear_case, &c, (size_t)c.rows * (size_t)c.out, abs, 1e-6,
+                           rounds ? sqrt(c.in) / 256 : abs);
         }
     }
 }
@@ -289,11 +297,13 @@ static void test_sum_tree(void **state UNUSED)
                                             {7, 33}, {8, 40000}, {64, 17}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         run_case("sum_tree", sum_case, &cases[i], (size_t)cases[i].cols, 2e-6, 1e-6);
-    for (int i = 0; i < subject_count; i++) { /* (1 + 2^-24) + (2^-24 + 0): the shape shows */
+    for (int i = 0; nth_backend(i); i++) { /* (1 + 2^-24) + (2^-24 + 2^-24): the shape shows */
         const float a[] = {1, 0x1p-24f, 0x1p-24f, 0x1p-24f};
         const float *const addends[] = {&a[0], &a[1], &a[2], &a[3]};
         float y;
-        subjects[i]->ops->sum_tree(subjects[i], &y, addends, 4, 1);
+        if (nth_backend(i) == ref) /* adds in doubles */
+            continue;
+        nth_backend(i)->ops->sum_tree(nth_backend(i), &y, addends, 4, 1);
         assert_true(y == 1 + 0x1p-23f);
     }
 }
@@ -408,7 +418,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     ok(backend_rope_kv(b, v, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
     struct view y = view_f32(out, rows, c->heads * c->dim);
     ok(backend_attend(b, y, cview_of(v), &m.heads, &m.rows, kv, 1, &err));
-    if (b != ref)
+    if (b != ref && b != device) /* which takes another way then */
         attend_alone(b, &m, qkv, cols, kv, out);
     memcpy(out + (size_t)rows * width, qkv, n * 4);
     memcpy(out + (size_t)rows * width + n, table, (size_t)(rows * c->dim) * 4);

@@ -39,18 +39,26 @@ static void *golden_tensor(const char *name, const char *tensor, size_t *n)
     return data;
 }
 
-static struct cluster *open_golden(const char *name, int32_t ranks, const char *dtype)
+static struct cluster *open_golden_on(const char *device, const char *name, int32_t ranks,
+                                      const char *dtype)
 {
-    char path[1024], option[32];
+    char path[1024], option[32], where[32];
     model_path(path, sizeof path, name, "");
     snprintf(option, sizeof option, "--dtype=%s", dtype);
+    snprintf(where, sizeof where, "--device=%s", device);
     const char *const args[] = {option,
+                                where,
                                 "--threads-per-rank=1",
                                 "--max-num-seqs=64",
                                 "--max-num-batched-tokens=64",
                                 "--kv-cache-memory=64M",
                                 NULL};
     return cluster_open(path, ranks, args);
+}
+
+static struct cluster *open_golden(const char *name, int32_t ranks, const char *dtype)
+{
+    return open_golden_on("cpu", name, ranks, dtype);
 }
 
 static const struct sample_params greedy = {.temperature = 0, .top_p = 1};
@@ -142,6 +150,31 @@ static void test_goldens_native(void **state)
     for (size_t g = 0; g < ARRAY_LEN(goldens); g++) {
         struct cluster *c = open_golden(goldens[g], 2, "auto");
         check_prompt(c, goldens[g], "0", 2e-2, false);
+        cluster_close(c);
+    }
+}
+
+/* On the device of a CUDA module beside the test, emulated or real, with as many ranks as it has
+ * devices. Many rows of 16-bit weights round the activations, too: as transformers in bf16. */
+static void test_goldens_device(void **state)
+{
+    (void)state;
+    struct err err;
+    size_t bytes;
+    const struct backend_ops *ops = NULL;
+    if (backend_table("cuda", &ops, &err) != OK) {
+        print_message("%s\n", err.text);
+        skip();
+    }
+    for (size_t g = 0; g < ARRAY_LEN(goldens); g++) {
+        const int32_t ranks = g % 2 == 0 ? 1 : 3;
+        if (ops->probe(ranks, &bytes, &err) != OK) {
+            print_message("%s skipped: %s\n", goldens[g], err.text);
+            continue;
+        }
+        const bool exact = g < 2; /* the emulated device is slow */
+        struct cluster *c = open_golden_on("cuda", goldens[g], ranks, exact ? "float32" : "auto");
+        check_prompt(c, goldens[g], "0", exact ? 1e-4 : 5e-2, false);
         cluster_close(c);
     }
 }
@@ -240,6 +273,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_goldens_float32),
         cmocka_unit_test(test_goldens_native),
+        cmocka_unit_test(test_goldens_device),
         cmocka_unit_test(test_same_bits_at_any_ranks),
         cmocka_unit_test(test_same_bits_in_any_chunking),
         cmocka_unit_test(test_same_bits_among_others),

@@ -229,7 +229,8 @@ static void test_unknown(void **state)
     bad("serve m --json", "unknown option \"json\"");
     bad("server m", "unknown command \"server\"");
     /* internal ones, which are not even suggested */
-    static const char *const internal[] = {"rank", "parent-pid", "kv-blocks", "comm-bytes"};
+    static const char *const internal[] = {"rank", "parent-pid", "kv-blocks", "on-device",
+                                           "comm-bytes"};
     for (size_t i = 0; i < ARRAY_LEN(internal); i++) {
         char line[64], suggested[64];
         snprintf(line, sizeof line, "serve m --%s 1", internal[i]);
@@ -318,14 +319,14 @@ static void test_help(void **state)
                                         "--tensor-parallel-size, -tp",
                                         "[8000]",
                                         "--host",
-                                        "cpu|cpu-generic|cpu-avx2|cpu-avx512|ref",
+                                        "cpu|cpu-generic|cpu-avx2|cpu-avx512|cuda|ref",
                                         "--max-num-queued-reqs",
                                         "TESSERA_NAME"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)
         if (!strstr(text, parts[i]))
             fail_msg("help of serve does not say %s:\n%s", parts[i], text);
     assert_null(strstr(text, "internal"));
-    assert_null(strstr(text, "--rank"));
+    assert_null(strstr(text, "--rank "));
     assert_null(strstr(text, "--output"));
     free(text);
     text = help_text(COMMAND_SYNTH);

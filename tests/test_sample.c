@@ -208,10 +208,9 @@ static void test_rules(void **state UNUSED)
         for (int32_t i = 1; i < 53; i++)
             best = x[i] > x[best] ? i : best;
         memcpy(history, s->history[r], sizeof s->history[r]);
-        for (int b = 0; b <= subject_count; b++) {
-            int32_t id =
-                draw_ruled(b < subject_count ? subjects[b] : ref, row, 53,
-                           (struct sample_params){.top_p = 1}, &s->rules[r], history, position);
+        for (int b = 0; nth_backend(b); b++) {
+            int32_t id = draw_ruled(nth_backend(b), row, 53, (struct sample_params){.top_p = 1},
+                                    &s->rules[r], history, position);
             if (!(x[id] >= x[best] - 1e-5))
                 fail_msg("slot %zu: token %d has %g, %d has %g", r, id, x[id], best, x[best]);
             changed += id != draw(ref, row, 53, (struct sample_params){.top_p = 1}, 0);
@@ -337,8 +336,8 @@ static void test_sample_edges(void **state UNUSED)
 {
     float flat[50] = {0}, tail[3] = {1, 2, 3};
     const struct sample_params greedy = {.top_p = 1}, hot = {1, 1, 0, 0, 1, 0};
-    for (int s = 0; s <= subject_count; s++) {
-        struct backend *b = s < subject_count ? subjects[s] : ref;
+    for (int s = 0; nth_backend(s); s++) {
+        struct backend *b = nth_backend(s);
         assert_int_equal(draw(b, flat, 50, greedy, 0), 0); /* ties: lowest id */
         assert_int_equal(draw(b, tail, 3, greedy, 0), 2);
         for (uint64_t seed = 0; seed < 50; seed++) {
@@ -418,8 +417,8 @@ static void test_logprobs_edges(void **state UNUSED)
                               {-INFINITY, -INFINITY, -INFINITY, -INFINITY},
                               {5, -INFINITY, 5, 2}};
     const int32_t ids[] = {2, 0, 0, 0, 1}, top[] = {4, 2, 0, 2, 3};
-    for (int s = 0; s <= subject_count; s++) {
-        struct backend *b = s < subject_count ? subjects[s] : ref;
+    for (int s = 0; nth_backend(s); s++) {
+        struct backend *b = nth_backend(s);
         struct token_top best[5][4];
         float logprob[5];
         struct cview v = {rows, DTYPE_F32, 5, 4};

@@ -185,13 +185,18 @@ static enum status fetch(struct job *j, const struct local_weight *w, const stru
     return st;
 }
 
-static void put_vector(const struct loaded *l, int32_t weight, int64_t at, const void *values,
+static void put_vector(const struct job *j, int32_t weight, int64_t at, const void *values,
                        enum dtype dtype, int64_t n)
 {
     /* Read-only for its users, but it lies in the arena that is being filled here. */
-    float *dst = (float *)(uintptr_t)l->vector[weight];
-    for (int64_t i = 0; i < n; i++)
-        dst[at + i] = dtype_load(values, dtype, (size_t)i);
+    float *dst = (float *)(uintptr_t)j->l->vector[weight] + at;
+    float part[256];
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = least(n - done, ARRAY_LEN(part));
+        for (int64_t i = 0; i < m; i++)
+            part[i] = dtype_load(values, dtype, (size_t)(done + i));
+        j->backend->ops->upload(j->backend, dst + done, part, (size_t)m * sizeof *part);
+    }
 }
 
 /* The part of one slice that falls into the piece. */
@@ -219,7 +224,7 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
                                     (int32_t)(end - begin), staging, dtype,
                                     (size_t)span_len(cols) * dtype_size(dtype));
     else
-        put_vector(j->l, it->weight, begin, staging, dtype, end - begin);
+        put_vector(j, it->weight, begin, staging, dtype, end - begin);
     atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
     if (j->progress)
         atomic_fetch_add_explicit(&j->progress->bytes_done,

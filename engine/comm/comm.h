@@ -125,4 +125,18 @@ void comm_shm_init(void *region, int32_t ranks, size_t arena_bytes);
 enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct comm_stats *stats,
                           struct comm **out, struct err *err) MUST_USE;
 
+/* ---- between devices (comm_nccl.c, in the CUDA module): NCCL on the stream of b ---- */
+
+/* Arena that bootstrap needs for this, per rank. */
+#define COMM_BOOTSTRAP_BYTES 4096
+/* Collective over the ranks of `bootstrap`, which carries the group's id once and is then idle. b
+ * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
+ * asynchronous in b's order; a lost peer or link aborts the communicator, so that waiting ends, and
+ * the next call returns ERR_COMM. Sums are NCCL's: the same bits on every rank, in NCCL's order.
+ * shared_device: several ranks use one GPU (to test function; slow): peers then talk over sockets
+ * of the loopback interface, as processes of different hosts would. All borrowed. */
+enum status comm_device_open(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
+                             bool shared_device, struct comm_stats *stats, struct comm **out,
+                             struct err *err) MUST_USE;
+
 #endif

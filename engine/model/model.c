@@ -25,7 +25,8 @@ struct model {
     const float *final_norm;
     struct layer *layers;
 
-    void *memory;    /* all of the following */
+    void *memory;    /* on the device: all of the following */
+    int32_t *kv_of;  /* [H] */
     float *inv_freq; /* [E/2] */
     float *rope;     /* [T, E] */
     float *x;        /* this rank's part of [T, D] */
@@ -72,6 +73,7 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
 {
     struct carver c = {base, 0};
     const int64_t e = cfg->head_dim;
+    m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
     m->inv_freq = carve(&c, 1, e / 2);
     m->rope = carve(&c, m->rows_max, e);
     m->x = carve(&c, 1, (int64_t)parallel_rest_size(l->flow, l->rank, m->rows_max));
@@ -94,6 +96,21 @@ static enum status reserve(const struct model *m, const struct layout *l, struct
     return backend_reserve(m->b, m->rows_max, in, out, err);
 }
 
+/* The constants of the model, to the device. */
+static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
+{
+    const size_t half = (size_t)m->config->head_dim / 2;
+    float *inv_freq = calloc(half, sizeof *inv_freq);
+    if (!inv_freq)
+        return base_fail(err, ERR_NOMEM, "model: no memory for %zu frequencies", half);
+    rope_frequencies(m->config, inv_freq);
+    m->b->ops->upload(m->b, m->inv_freq, inv_freq, half * sizeof *inv_freq);
+    free(inv_freq);
+    m->b->ops->upload(m->b, m->kv_of, l->kv_of, (size_t)m->heads.heads * sizeof *l->kv_of);
+    m->heads.kv_of = m->kv_of;
+    return OK;
+}
+
 size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t samples_max)
 {
     return parallel_arena_bytes(l->flow, rows_max, samples_max);
@@ -102,7 +119,7 @@ size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t sample
 size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
                               int32_t rows_max, int32_t samples_max)
 {
-    struct model sizes = {.rows_max = rows_max};
+    struct model sizes = {.rows_max = rows_max, .heads = {.heads = (int32_t)span_len(l->heads)}};
     return carve_all(&sizes, m, l, NULL) +
            parallel_local_bytes(l->flow, l->rank, rows_max, samples_max);
 }
@@ -157,17 +174,16 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->rows_max = parts->rows_max;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
-                              cfg->head_dim, l->kv_of};
+                              cfg->head_dim, NULL};
     size_t bytes = carve_all(m, cfg, l, NULL);
-    m->memory = aligned_alloc(64, bytes);
+    m->memory = m->b->ops->alloc(m->b, bytes);
     m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
     if (!m->memory || !m->layers) {
         st = base_fail(err, ERR_NOMEM, "model: no memory for %zu bytes of activations", bytes);
         goto out;
     }
-    memset(m->memory, 0, bytes); /* touched before ready */
     carve_all(m, cfg, l, m->memory);
-    rope_frequencies(cfg, m->inv_freq);
+    TRY(upload_constants(m, l, err));
     TRY(reserve(m, l, err));
     TRY(parallel_open(l->flow, m->b, parts->comm, parts->axis_stats, m->rows_max,
                       parts->samples_max, &m->parallel, err));
@@ -192,7 +208,8 @@ void model_close(struct model *m)
     }
     parallel_close(m->parallel);
     free(m->layers);
-    free(m->memory);
+    if (m->memory)
+        m->b->ops->free(m->b, m->memory);
     free(m);
 }
 

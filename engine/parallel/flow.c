@@ -84,6 +84,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
 {
     enum status st = OK;
     const struct routing r = {f, typical_rows[phase], err};
+    const struct routing few = {f, typical_rows[PLAN_DECODE], err}; /* rows that are sampled */
     struct flow_phase *p = &f->phase[phase];
     struct plan_choice c[PLAN_PARTS];
     for (int32_t i = 0; i < PLAN_PARTS; i++) {
@@ -105,7 +106,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
-    TRY(linear(&r, head, &c[PLAN_HEAD], p->rest, f->logits));
+    TRY(linear(&few, head, &c[PLAN_HEAD], p->rest, f->logits));
 
     struct spread sums = p->rest, summed = p->rest;
     for (int32_t i = 0; i < p->rest.count[SPREAD_COLS]; i++) {

@@ -55,7 +55,7 @@ enum status moving_open(struct groups *g, struct backend *b, const struct moving
     if (!m)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
     *m = (struct moving){.g = g, .b = b, .sizes = *sizes};
-    m->part = aligned_alloc(64, base_align(4 * sizes->y + 1, 64));
+    m->part = b->ops->alloc(b, 4 * sizes->y);
     if (!m->part) {
         moving_close(m);
         return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu elements", sizes->y);
@@ -74,7 +74,8 @@ void moving_close(struct moving *m)
 {
     if (!m)
         return;
-    free(m->part);
+    if (m->part)
+        m->b->ops->free(m->b, m->part);
     free(m);
 }
 
@@ -160,7 +161,7 @@ static enum status spread_out(struct moving *m, struct pair *p, int32_t axis, in
     struct comm *c = m->g->axis[axis];
     const int32_t t = p->turn ^= 1;
     if (c->rank == root)
-        memcpy(p->src[t], own, n * 4);
+        m->b->ops->copy(m->b, p->src[t], n, own, n, 1, (int32_t)n);
     return comm_broadcast(c, p->dst[t], p->src[t], n, root, err);
 }
 
@@ -195,7 +196,8 @@ static enum status gathered(struct moving *m, struct view y, struct cview x,
     int32_t counts[COMM_RANKS_MAX];
     for (int32_t i = 0; i < c->ranks; i++)
         counts[i] = (int32_t)(w->bytes / 4);
-    memcpy(m->all.src[t], w->storage, w->bytes);
+    m->b->ops->copy(m->b, m->all.src[t], w->bytes / 4, w->storage, w->bytes / 4, 1,
+                    (int32_t)(w->bytes / 4));
     TRY(comm_all_gather(c, m->all.dst[t], m->all.src[t], 1, counts, err));
     TRY(backend_linear(m->b, y, x, w->at[0][t], err));
 out:

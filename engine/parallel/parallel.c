@@ -193,13 +193,12 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
     p->b = b;
     p->rank = c->rank;
     const size_t bytes = carve_all(p, f, c->rank, rows_max, samples_max, NULL);
-    p->memory = aligned_alloc(64, bytes);
+    p->memory = b->ops->alloc(b, bytes);
     p->cut = calloc((size_t)c->ranks + 1, sizeof *p->cut);
     if (!p->memory || !p->cut) {
         st = base_fail(err, ERR_NOMEM, "parallel layer: no memory for %zu bytes", bytes);
         goto out;
     }
-    memset(p->memory, 0, bytes); /* touched before ready */
     carve_all(p, f, c->rank, rows_max, samples_max, p->memory);
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
     TRY(groups_open(&f->mesh, c, stats, &p->groups, err));
@@ -222,7 +221,8 @@ void parallel_close(struct parallel *p)
     moving_close(p->moving);
     redistribute_close(p->moves);
     groups_close(&p->groups);
-    free(p->memory);
+    if (p->memory)
+        p->b->ops->free(p->b, p->memory);
     free(p->cut);
     free(p);
 }

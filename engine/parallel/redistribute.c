@@ -56,14 +56,12 @@ enum status redistribute_open(struct groups *g, struct backend *b,
     if (!r)
         return base_fail(err, ERR_NOMEM, "redistribute: no memory");
     *r = (struct redistribute){.g = g, .b = b, .sizes = *sizes};
-    r->local[0] = aligned_alloc(64, bytes);
-    r->local[1] = aligned_alloc(64, bytes);
+    r->local[0] = b->ops->alloc(b, bytes);
+    r->local[1] = b->ops->alloc(b, bytes);
     if (!r->local[0] || !r->local[1]) {
         redistribute_close(r);
         return base_fail(err, ERR_NOMEM, "redistribute: no memory for 2 x %zu bytes", bytes);
     }
-    memset(r->local[0], 0, bytes); /* touched before ready */
-    memset(r->local[1], 0, bytes);
     if (!take_places(r)) {
         redistribute_close(r);
         return base_fail(err, ERR_LIMIT, "redistribute: the communicator's arena is too small");
@@ -76,8 +74,9 @@ void redistribute_close(struct redistribute *r)
 {
     if (!r)
         return;
-    free(r->local[0]);
-    free(r->local[1]);
+    for (int32_t i = 0; i < 2; i++)
+        if (r->local[i])
+            r->b->ops->free(r->b, r->local[i]);
     free(r);
 }
 

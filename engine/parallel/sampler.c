@@ -48,7 +48,7 @@ enum status sampler_open(bool distributed, struct backend *b, struct comm *c, st
         .b = b, .comm = c, .parallel = p, .vocab = vocab, .distributed = distributed};
     if (distributed) {
         const size_t ranks = (size_t)c->ranks;
-        s->rows = aligned_alloc(64, sampler_local_bytes(true, samples_max, vocab));
+        s->rows = b->ops->alloc(b, sampler_local_bytes(true, samples_max, vocab));
         if (!s->rows) {
             sampler_close(s);
             return base_fail(err, ERR_NOMEM, "sampler: no memory for %d rows", samples_max);
@@ -70,7 +70,8 @@ void sampler_close(struct sampler *s)
 {
     if (!s)
         return;
-    free(s->rows);
+    if (s->rows)
+        s->b->ops->free(s->b, s->rows);
     free(s);
 }
 
@@ -88,7 +89,7 @@ static enum status elect(struct sampler *s, const struct sampler_input *in, int3
                          struct err *err)
 {
     enum status st = OK;
-    const int32_t rows = in->logits.rows, places = in->begin[rows];
+    const int32_t rows = in->logits.rows, places = in->places;
     const int32_t first = (int32_t)parallel_vocab(s->parallel, s->comm->rank).begin;
     const struct sample_election e = {rows,      s->comm->ranks, s->vocab,
                                       in->begin, s->surveys,     s->ballots};
@@ -99,7 +100,7 @@ static enum status elect(struct sampler *s, const struct sampler_input *in, int3
         TRY(exchange(s, s->ballots, s->ballot, (size_t)(rows + places) * sizeof *s->ballot, err));
     }
     TRY(backend_elect(s->b, ids, &e, &in->rows, &in->slots, err));
-    s->b->ops->sync(s->b); /* the host looks at the tokens */
+    TRY(s->b->ops->download(s->b, in->elected_host, ids, (size_t)rows * sizeof *ids, err));
 out:
     return st;
 }
@@ -127,8 +128,8 @@ static enum status gather_rest(struct sampler *s, const struct sampler_input *in
     int32_t begin = 0;
     *undecided = 0;
     for (int32_t r = 0; r <= rows; r++) {
-        const bool wanted = r < rows && (in->elected[r] < 0 || in->top[r] >= 0);
-        *undecided += r < rows && in->elected[r] < 0;
+        const bool wanted = r < rows && (in->elected_host[r] < 0 || in->top[r] >= 0);
+        *undecided += r < rows && in->elected_host[r] < 0;
         if (wanted)
             continue;
         TRY(gather_some(s, in->logits, begin, r, err));

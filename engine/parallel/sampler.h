@@ -30,15 +30,16 @@ enum status sampler_open(bool distributed, struct backend *b, struct comm *c, st
                          struct err *err) MUST_USE;
 void sampler_close(struct sampler *s);
 
-/* R rows to sample, R > 0. Arrays on the device and readable by the host, but for what backend.h
- * says of rows and slots. */
+/* R rows to sample, R > 0. */
 struct sampler_input {
     struct cview logits; /* this rank's columns, of parallel_head */
     struct sample_rows rows;
     struct sample_slots slots;
-    const int32_t *begin; /* [R + 1] as in struct sample_election */
-    const int32_t *top;   /* [R] >= 0: logprobs are wanted */
-    int32_t *elected;     /* [R] scratch */
+    const int32_t *begin;  /* [R + 1] as in struct sample_election, on the device */
+    int32_t places;        /* begin[R] */
+    const int32_t *top;    /* [R] >= 0: logprobs are wanted; on the host */
+    int32_t *elected;      /* [R] scratch, on the device */
+    int32_t *elected_host; /* [R] scratch, on the host */
 };
 
 /* ids[R] as backend_sample gives them. *whole = [R, V], valid until the next call: all rows

@@ -2,6 +2,7 @@
  * inner kernels. Ops run synchronously on the caller and the pool, so sync has nothing to wait for.
  * Scratch grows in cpu_grow alone, and cpu_reserve makes sure that this happens before serving. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/host_memory.h"
 
 #include <stdlib.h>
 
@@ -87,6 +88,8 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
 #define CPU_OPS(variant)                                                                           \
     {                                                                                              \
         .name = (variant), .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,       \
+        .probe = host_memory_probe, .alloc = host_memory_alloc, .free = host_memory_free,          \
+        .upload = host_memory_upload, .download = host_memory_download,                            \
         .close = cpu_close, .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,    \
         .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
         .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \

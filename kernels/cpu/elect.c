@@ -71,11 +71,11 @@ static struct sample_survey sum_up(const struct sample_election *e, int64_t r)
         all.flags |= s->flags;
         all.raw_max = s->raw_max > all.raw_max ? s->raw_max : all.raw_max;
         all.z_max = s->z_max > all.z_max ? s->z_max : all.z_max;
-        if (s->max > all.max) { /* ids ascend with the shards: ties to the lowest */
+        if (s->max > all.max || (s->max == all.max && s->argmax < all.argmax)) {
             all.max = s->max;
             all.argmax = s->argmax;
         }
-        if (s->value > all.value) {
+        if (s->value > all.value || (s->value == all.value && s->id < all.id)) {
             all.value = s->value;
             all.id = s->id;
         }

@@ -1,6 +1,7 @@
 /* DESIGN: what each op means, in the fewest words: row-major weights [out][in], cache
  * [layer][block][head][k, v][16][head_dim], sums in double, results rounded once to fp32. It shares
  * no code with the backends it judges, except the definitions of sampling in numerics.h. */
+#include "kernels/host_memory.h"
 #include "kernels/ref/ref.h"
 
 #include <math.h>
@@ -333,6 +334,11 @@ const struct backend_ops ref_ops = {
     .name = "ref",
     .weight_bytes = weight_bytes,
     .kv_bytes = kv_bytes,
+    .probe = host_memory_probe,
+    .alloc = host_memory_alloc,
+    .free = host_memory_free,
+    .upload = host_memory_upload,
+    .download = host_memory_download,
     .close = ref_close,
     .sync = ref_sync,
     .reserve = ref_reserve,

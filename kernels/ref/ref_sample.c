@@ -273,9 +273,11 @@ static int32_t decide(const struct sample_election *e, int32_t r, const struct s
         flags |= s->flags;
         raw_max = fmaxf(raw_max, s->raw_max);
         *z_max = fmaxf(*z_max, s->z_max);
-        greedy = s->max > max ? s->argmax : greedy;
+        if (s->max >= max)
+            greedy = s->max > max || s->argmax < greedy ? s->argmax : greedy;
+        if (s->value >= value)
+            id = s->value > value || s->id < id ? s->id : id;
         max = fmaxf(max, s->max);
-        id = s->value > value ? s->id : id;
         value = fmax(value, s->value);
     }
     if ((flags & SURVEY_BAD) != 0 || raw_max < -FLT_MAX || max < -FLT_MAX)

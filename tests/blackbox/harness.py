@@ -176,12 +176,13 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self, timeout=30.0):
-        """Until the log names the port and /health answers 200."""
+        """Until the log names the port, /health answers 200 and the ranks have nothing to do."""
         def listening():
             assert self.process.poll() is None, f"the server stopped:\n{self.log}"
             return re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log)
         self.port = int(eventually(listening, timeout, "listening").group(1))
         eventually(lambda: self.get("/health").status == 200, timeout, "/health")
+        eventually(lambda: "a step takes" in self.log, timeout, "steps measured")
         return self
 
     def request(self, method, path, body=None, headers=None, timeout=60):

@@ -93,10 +93,11 @@ def test_received_bytes_of_the_distributed_sampler(serve, ranks):
     server = serve(model, "-tp", ranks, "--sampler", "distributed",
                    "--no-enable-prefix-caching")  # every row of the same prompt is computed again
     prompt = [3 + i for i in range(23)]
-    for asked in ({"temperature": 0.0}, {"temperature": 0.9}, {"top_k": 20, "temperature": 0.8},
-                  {"top_p": 0.9}, {"min_p": 0.1, "top_k": 300}):
+    for i, asked in enumerate([{"temperature": 0.0}, {"temperature": 0.9}, {"top_p": 0.9},
+                               {"top_k": 20, "temperature": 0.8}, {"min_p": 0.1, "top_k": 300}]):
         asked = {"temperature": 1.0, **asked}
-        check_received(server, shape, ranks, prompt, 12, seed=7, **asked,
+        fresh = [100 + i, *prompt]  # nothing of it is cached
+        check_received(server, shape, ranks, fresh, 12, seed=7, **asked,
                        election=(oracle.places(shape.vocab, **asked), False))
     check_received(server, shape, ranks, prompt, 12, logprobs=2, election=(0, True))
     assert server.metrics().sum("tessera:sampler_fallback_total") == 0

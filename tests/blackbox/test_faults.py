@@ -120,7 +120,7 @@ def test_client_that_leaves_frees_its_place(serve, synthetic):
     stream.response.close()
     stream.connection.close()
     eventually(lambda: server.metrics().sum("vllm:num_requests_running") == 0, 2, "cancelled")
-    assert server.metrics().sum("vllm:kv_cache_usage_perc") == 0
+    eventually(lambda: server.metrics().sum("vllm:kv_cache_usage_perc") == 0, 2, "blocks are back")
 
 
 def test_sigterm_lets_running_requests_finish(serve, synthetic):

@@ -369,6 +369,8 @@ def test_leaving_ends_the_work(narrow, state, how):
             eventually(lambda: aborted() == before + 1, what="noticed")
         eventually(lambda: is_idle(narrow), what="dropped")
     assert steps() <= taken + 2
+    eventually(lambda: narrow.metrics().sum("vllm:kv_cache_usage_perc") == 0, what="freed")
+    assert steps() <= taken + 2
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])

@@ -132,7 +132,7 @@ def counting_client(server, retries):
 def test_full_queue_is_tried_again(serve, synthetic):
     server = serve(synthetic, "-tp", 2, "--served-model-name", "m", "--max-num-seqs", 1,
                    "--max-num-queued-reqs", 1)
-    client, statuses = counting_client(server, retries=20)
+    client, statuses = counting_client(server, retries=200)
 
     def ask(_):
         return client.completions.create(model="m", prompt=[5, 6, 7], max_tokens=100,

@@ -1,13 +1,16 @@
 """What goes wrong before serving ends at once, with the right exit code and one clear line."""
 
 import json
+import pathlib
+import shutil
 import socket
+import subprocess
 import time
 
 import pytest
 
 import checkpoint
-from harness import PATIENCE, run
+from harness import BINARY, PATIENCE, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -211,3 +214,33 @@ def test_long_paths(serve):
         return "/" + "./" * ((length - len(str(path))) // 2) + str(path)[1:]
     plan = checkpoint.ROOT / "engine/parallel/plans/1d.json"
     serve(padded(checkpoint.DEMO, 3800), "--plan", padded(plan, 4090))
+
+
+# ---- devices: exit code 4 ------------------------------------------------------------------------
+
+
+def test_cuda_is_not_here(tmp_path):
+    """Without a module, with a broken one, or without a driver: one line and exit code 4."""
+    if pathlib.Path("/dev/nvidiactl").exists():
+        pytest.skip("there is an NVIDIA driver")
+    line = fails(4, "serve", checkpoint.GOLDEN / NAME, "--device", "cuda")
+    assert "--device cuda: no " in line  # libtessera_cuda.so, or a driver
+    program = tmp_path / "tessera"
+    shutil.copy(BINARY, program)
+    (tmp_path / "libtessera_cuda.so").write_bytes(b"not a module")
+    done = subprocess.run([program, "serve", checkpoint.GOLDEN / NAME, "--device", "cuda"],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4 and done.stderr.count("\n") == 1
+    assert "libtessera_cuda.so" in done.stderr
+
+
+def test_program_links_no_cuda():
+    needed = subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True, timeout=60,
+                            check=True).stdout.lower()
+    assert "needed" in needed
+    assert not any(name in needed for name in ("cuda", "cublas", "nccl", "libcu"))
+
+
+def test_ranks_per_device_needs_devices():
+    line = fails(2, "serve", checkpoint.GOLDEN / NAME, "-tp", "2", "--ranks-per-device", "2")
+    assert "--ranks-per-device" in line and "cpu" in line

@@ -8,7 +8,8 @@ REASONS = (
     "-1 or at least 1, got 0", "give only one", "prompt is missing", "maximum context length",
     "must not mix", "NUL byte in object key", "each string must have 1 to 256 bytes",
     "must have 1 to 64 bytes", "bad_words may have at most", "does not exist",
-    "of more than 64 bits", "too big", "answers at once", "for each of n, are more than",
+    "must have token ids from", "of more than 64 bits",
+    "too big", "answers at once", "for each of n, are more than",
 )
 
 

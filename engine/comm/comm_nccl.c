@@ -1,0 +1,478 @@
+/* DESIGN: a collective is one NCCL call, or one group of them, on the stream of the backend:
+ * nothing waits here. The waiting is the backend's, which asks watch() meanwhile: an error that
+ * NCCL reports later, or comm_abort from any thread, aborts all communicators of this rank, so that
+ * kernels that wait for a peer end. A peer that is gone without NCCL noticing is the front end's to
+ * notice. The group's id and nothing else travels over the bootstrap communicator. */
+#include "engine/comm/comm.h"
+
+#include "kernels/cuda/entry.h"
+#include "kernels/module.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Rows that come to lie side by side are gathered rank by rank in here first. */
+#define GATHER_BYTES ((size_t)16 << 20)
+
+/* What the communicators of a rank share. */
+struct home {
+    struct backend *backend;
+    cudaStream_t stream;
+    char *arena, *gather;
+    size_t arena_bytes, arena_used;
+    ncclComm_t group[1 + COMM_GROUPS_MAX];
+    int32_t groups;
+    _Atomic bool aborted;
+    enum status failed; /* and what failed: every later call tells it again */
+    struct err failure;
+};
+
+struct comm_nccl {
+    struct comm base;
+    struct home *home;
+    int32_t group; /* 0: the first, which owns home */
+};
+
+static struct comm_nccl *nccl_of(struct comm *c)
+{
+    return (struct comm_nccl *)c;
+}
+
+static ncclComm_t handle(const struct comm_nccl *c)
+{
+    return c->home->group[c->group];
+}
+
+/* ---- failures ---- */
+
+static void give_up(struct home *h, const char *what, ncclResult_t r)
+{
+    h->failed = base_fail(&h->failure, ERR_COMM, "NCCL %s: %s: %.160s", what, ncclGetErrorString(r),
+                          ncclGetLastError(NULL));
+    for (int32_t i = 0; i < h->groups; i++)
+        if (h->group[i] != NULL)
+            (void)ncclCommAbort(h->group[i]);
+    h->groups = 0;
+}
+
+/* Called by the backend while it waits, and before every collective. */
+static enum status watch(void *arg, struct err *err)
+{
+    struct home *h = arg;
+    if (h->failed == OK && atomic_load(&h->aborted))
+        give_up(h, "collective", ncclInvalidUsage);
+    for (int32_t i = 0; i < h->groups; i++) {
+        ncclResult_t now = ncclSuccess;
+        ncclResult_t asked = ncclCommGetAsyncError(h->group[i], &now);
+        if (asked != ncclSuccess || (now != ncclSuccess && now != ncclInProgress))
+            give_up(h, "peer", asked != ncclSuccess ? asked : now);
+    }
+    if (h->failed != OK)
+        *err = h->failure;
+    return h->failed;
+}
+
+/* ---- every collective ---- */
+
+/* The next call of a collective, unless one before it failed. */
+#define NEXT(result, call)                                                                         \
+    do {                                                                                           \
+        if ((result) == ncclSuccess)                                                               \
+            (result) = (call);                                                                     \
+    } while (0)
+
+static void bump(_Atomic uint64_t *counter, uint64_t by)
+{
+    /* this rank is the only writer */
+    const uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, now + by, memory_order_relaxed);
+}
+
+/* `elements` came from peers. The time is the host's: work on the device goes on. */
+static enum status finish(struct comm_nccl *c, enum comm_op op, int64_t start, size_t elements,
+                          ncclResult_t r, struct err *err)
+{
+    if (r != ncclSuccess) {
+        give_up(c->home, comm_op_name(op), r);
+        *err = c->home->failure;
+        return c->home->failed;
+    }
+    struct comm_stats *stats = c->base.stats;
+    bump(&stats->op[op].calls, 1);
+    bump(&stats->op[op].bytes, 4 * (uint64_t)elements);
+    bump(&stats->op[op].nanoseconds, (uint64_t)(base_now_ns() - start));
+    return OK;
+}
+
+static size_t sum_of(const size_t *counts, int32_t n)
+{
+    size_t sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += counts[i];
+    return sum;
+}
+
+/* ---- collectives ---- */
+
+/* Bytes as in a ring: each rank receives all blocks but one, twice. */
+static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *src, size_t n,
+                                   struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    TRY(watch(c->home, err));
+    const ncclResult_t r =
+        ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
+    const size_t ranks = (size_t)comm->ranks;
+    st = finish(c, COMM_ALL_REDUCE, start, 2 * (n - n / ranks), r, err);
+out:
+    return st;
+}
+
+/* dst = the ranks' src[n[rank]] one after the other. */
+static ncclResult_t gather_blocks(struct comm_nccl *c, char *dst, const void *src, const size_t *n)
+{
+    bool even = true;
+    for (int32_t r = 1; r < c->base.ranks; r++)
+        even = even && n[r] == n[0];
+    if (even)
+        return ncclAllGather(src, dst, n[0], ncclFloat32, handle(c), c->home->stream);
+    ncclResult_t result = ncclGroupStart();
+    for (int32_t r = 0; r < c->base.ranks; r++) {
+        if (n[r] > 0)
+            NEXT(result, ncclBroadcast(src, dst, n[r], ncclFloat32, r, handle(c), c->home->stream));
+        dst += n[r] * 4;
+    }
+    NEXT(result, ncclGroupEnd());
+    return result;
+}
+
+/* Some rows: into the gather buffer, then side by side; a single row needs only the first. */
+static ncclResult_t gather_rows(struct comm_nccl *c, char *dst, const char *src, size_t rows,
+                                const int32_t *cols, size_t total)
+{
+    size_t blocks[COMM_RANKS_MAX];
+    for (int32_t r = 0; r < c->base.ranks; r++)
+        blocks[r] = rows * (size_t)cols[r];
+    if (rows == 1)
+        return gather_blocks(c, dst, src, blocks);
+    const char *from = c->home->gather;
+    ncclResult_t result = gather_blocks(c, c->home->gather, src, blocks);
+    for (int32_t r = 0; r < c->base.ranks && result == ncclSuccess; r++) {
+        const size_t width = (size_t)cols[r] * 4;
+        if (width > 0 &&
+            cudaMemcpy2DAsync(dst, total * 4, from, width, width, rows, cudaMemcpyDeviceToDevice,
+                              c->home->stream) != cudaSuccess)
+            result = ncclUnhandledCudaError;
+        dst += width;
+        from += rows * width;
+    }
+    return result;
+}
+
+static enum status nccl_all_gather(struct comm *comm, void *dst, const void *src, int32_t rows,
+                                   const int32_t *cols, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    const size_t own = (size_t)cols[comm->rank], height = (size_t)rows;
+    ncclResult_t r = ncclSuccess;
+    size_t total = 0;
+    for (int32_t i = 0; i < comm->ranks; i++)
+        total += (size_t)cols[i];
+    TRY(watch(c->home, err));
+    const size_t fit = total > 0 ? GATHER_BYTES / (total * 4) : height, most = fit > 1 ? fit : 1;
+    for (size_t at = 0, n; at < height && total > 0 && r == ncclSuccess; at += n) {
+        n = height - at < most ? height - at : most;
+        r = gather_rows(c, (char *)dst + at * total * 4, (const char *)src + at * own * 4, n, cols,
+                        total);
+    }
+    st = finish(c, COMM_ALL_GATHER, start, height * (total - own), r, err);
+out:
+    return st;
+}
+
+static enum status nccl_reduce_scatter(struct comm *comm, float *dst, const float *src,
+                                       const size_t *counts, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    const float *block = src;
+    TRY(watch(c->home, err));
+    ncclResult_t r = ncclGroupStart();
+    for (int32_t to = 0; to < comm->ranks; to++) {
+        if (counts[to] > 0)
+            NEXT(r, ncclReduce(block, dst, counts[to], ncclFloat32, ncclSum, to, handle(c),
+                               c->home->stream));
+        block += counts[to];
+    }
+    NEXT(r, ncclGroupEnd());
+    const size_t others = (size_t)comm->ranks - 1;
+    st = finish(c, COMM_REDUCE_SCATTER, start, others * counts[comm->rank], r, err);
+out:
+    return st;
+}
+
+static enum status nccl_broadcast(struct comm *comm, void *dst, const void *src, size_t n,
+                                  int32_t root, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    TRY(watch(c->home, err));
+    const ncclResult_t r =
+        ncclBroadcast(src, dst, n, ncclFloat32, root, handle(c), c->home->stream);
+    st = finish(c, COMM_BROADCAST, start, comm->rank == root ? 0 : n, r, err);
+out:
+    return st;
+}
+
+static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *recv_counts,
+                                   const void *src, const size_t *send_counts, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    const char *from = src;
+    char *to = dst;
+    TRY(watch(c->home, err));
+    ncclResult_t r = ncclGroupStart();
+    for (int32_t peer = 0; peer < comm->ranks; peer++) {
+        if (send_counts[peer] > 0)
+            NEXT(r,
+                 ncclSend(from, send_counts[peer], ncclFloat32, peer, handle(c), c->home->stream));
+        if (recv_counts[peer] > 0)
+            NEXT(r, ncclRecv(to, recv_counts[peer], ncclFloat32, peer, handle(c), c->home->stream));
+        from += send_counts[peer] * 4;
+        to += recv_counts[peer] * 4;
+    }
+    NEXT(r, ncclGroupEnd());
+    const size_t received = sum_of(recv_counts, comm->ranks) - recv_counts[comm->rank];
+    st = finish(c, COMM_ALL_TO_ALL, start, received, r, err);
+out:
+    return st;
+}
+
+static enum status nccl_send_recv(struct comm *comm, void *dst, int32_t from, const void *src,
+                                  int32_t to, size_t n, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    TRY(watch(c->home, err));
+    ncclResult_t r = ncclGroupStart();
+    NEXT(r, ncclSend(src, n, ncclFloat32, to, handle(c), c->home->stream));
+    NEXT(r, ncclRecv(dst, n, ncclFloat32, from, handle(c), c->home->stream));
+    NEXT(r, ncclGroupEnd());
+    st = finish(c, COMM_SEND_RECV, start, from == comm->rank ? 0 : n, r, err);
+out:
+    return st;
+}
+
+/* A sum nobody needs, in the order of the stream, and the host waits for it. */
+static enum status nccl_barrier(struct comm *comm, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    TRY(watch(c->home, err));
+    const ncclResult_t r = ncclAllReduce(c->home->gather, c->home->gather, 1, ncclFloat32, ncclSum,
+                                         handle(c), c->home->stream);
+    c->home->backend->ops->sync(c->home->backend);
+    TRY(watch(c->home, err));
+    st = finish(c, COMM_BARRIER, start, 0, r, err);
+out:
+    return st;
+}
+
+/* ---- life ---- */
+
+static void *nccl_buffer(struct comm *comm, size_t bytes)
+{
+    struct home *h = nccl_of(comm)->home;
+    const size_t room = h->arena_bytes - h->arena_used;
+    if (bytes > room || base_align(bytes, 64) > room)
+        return NULL;
+    void *p = h->arena + h->arena_used;
+    h->arena_used += base_align(bytes, 64);
+    return p;
+}
+
+static void nccl_abort(struct comm *comm)
+{
+    atomic_store(&nccl_of(comm)->home->aborted, true);
+}
+
+static void home_close(struct home *h)
+{
+    cuda_watch(h->backend, NULL, NULL);
+    for (int32_t i = h->groups; i-- > 0;)
+        if (h->group[i] != NULL)
+            (void)ncclCommDestroy(h->group[i]);
+    if (h->arena != NULL)
+        h->backend->ops->free(h->backend, h->arena);
+    if (h->gather != NULL)
+        h->backend->ops->free(h->backend, h->gather);
+    free(h);
+}
+
+static void nccl_close(struct comm *comm)
+{
+    struct comm_nccl *c = nccl_of(comm);
+    if (c->group == 0)
+        home_close(c->home);
+    free(c);
+}
+
+static enum status nccl_split(struct comm *comm, int32_t color, int32_t key, const char *name,
+                              struct comm_stats *stats, struct comm **out, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm), *made = NULL;
+    struct home *h = c->home;
+    TRY(watch(h, err));
+    if (h->groups == (int32_t)ARRAY_LEN(h->group)) {
+        st = base_fail(err, ERR_LIMIT, "split %s: more than %d groups", name, COMM_GROUPS_MAX);
+        goto out;
+    }
+    made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        st = base_fail(err, ERR_NOMEM, "split %s: out of memory", name);
+        goto out;
+    }
+    int rank = 0, ranks = 0;
+    ncclComm_t *group = &h->group[h->groups];
+    /* a negative color means none there */
+    ncclResult_t r = ncclCommSplit(handle(c), color & INT32_MAX, key, group, NULL);
+    NEXT(r, ncclCommUserRank(*group, &rank));
+    NEXT(r, ncclCommCount(*group, &ranks));
+    if (r != ncclSuccess) {
+        give_up(h, "split", r);
+        *err = h->failure;
+        st = h->failed;
+        goto out;
+    }
+    *made = (struct comm_nccl){{comm->ops, rank, ranks, stats}, h, h->groups++};
+    (void)snprintf(stats->group, sizeof stats->group, "%s", name);
+    *out = &made->base;
+    made = NULL;
+out:
+    free(made);
+    return st;
+}
+
+static const struct comm_ops nccl_ops = {
+    .name = "nccl",
+    .buffer = nccl_buffer,
+    .all_reduce = nccl_all_reduce,
+    .all_gather = nccl_all_gather,
+    .reduce_scatter = nccl_reduce_scatter,
+    .broadcast = nccl_broadcast,
+    .all_to_all = nccl_all_to_all,
+    .send_recv = nccl_send_recv,
+    .barrier = nccl_barrier,
+    .split = nccl_split,
+    .abort = nccl_abort,
+    .close = nccl_close,
+};
+
+/* NCCL reads its settings from the environment, once. What the user set holds. All ranks are on one
+ * host, so its sockets have no business outside. Two ranks on one device are refused within a host:
+ * there each rank says that it is a host of its own. */
+static void set_environment(int32_t rank, bool shared_device)
+{
+    char host[32];
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    if (!shared_device)
+        return;
+    (void)snprintf(host, sizeof host, "tessera-rank-%d", (int)rank);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_NET", "Socket", 0);
+    setenv("NCCL_P2P_DISABLE", "1", 0);
+    setenv("NCCL_SHM_DISABLE", "1", 0);
+}
+
+/* The group's id, made by the first rank. */
+static enum status share_id(struct comm *bootstrap, ncclUniqueId *id, struct err *err)
+{
+    enum status st = OK;
+    ncclUniqueId *made = comm_buffer(bootstrap, sizeof *made);
+    ncclUniqueId *got = comm_buffer(bootstrap, sizeof *got);
+    if (made == NULL || got == NULL)
+        return base_fail(err, ERR_INTERNAL, "the bootstrap communicator has no room for NCCL's id");
+    ncclResult_t r = bootstrap->rank == 0 ? ncclGetUniqueId(made) : ncclSuccess;
+    if (r != ncclSuccess)
+        return base_fail(err, ERR_COMM, "NCCL: %s: %.160s", ncclGetErrorString(r),
+                         ncclGetLastError(NULL));
+    TRY(comm_broadcast(bootstrap, got, made, sizeof *got / 4, 0, err));
+    *id = *got;
+out:
+    return st;
+}
+
+static enum status join(struct home *h, struct comm *bootstrap, struct err *err)
+{
+    ncclUniqueId id;
+    enum status st = share_id(bootstrap, &id, err);
+    if (st != OK)
+        return st;
+    ncclResult_t r = ncclCommInitRank(&h->group[0], bootstrap->ranks, id, bootstrap->rank);
+    if (r != ncclSuccess)
+        return base_fail(err, ERR_COMM, "NCCL: rank %d of %d cannot join: %s: %.160s",
+                         (int)bootstrap->rank, (int)bootstrap->ranks, ncclGetErrorString(r),
+                         ncclGetLastError(NULL));
+    h->groups = 1;
+    return OK;
+}
+
+static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
+                             bool shared_device, struct comm_stats *stats, struct comm **out,
+                             struct err *err)
+{
+    enum status st = OK;
+    struct home *h = calloc(1, sizeof *h);
+    struct comm_nccl *c = calloc(1, sizeof *c);
+    if (h == NULL || c == NULL) {
+        free(h);
+        free(c);
+        return base_fail(err, ERR_NOMEM, "no memory for the communicator");
+    }
+    set_environment(bootstrap->rank, shared_device);
+    h->backend = b;
+    h->stream = cuda_stream(b);
+    h->arena_bytes = arena_bytes;
+    h->arena = b->ops->alloc(b, arena_bytes);
+    h->gather = b->ops->alloc(b, GATHER_BYTES);
+    if (h->arena == NULL || h->gather == NULL) {
+        st = base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
+                       arena_bytes + GATHER_BYTES);
+        goto out;
+    }
+    TRY(join(h, bootstrap, err));
+    cuda_watch(b, watch, h);
+    *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};
+    if (stats->group[0] == '\0')
+        (void)snprintf(stats->group, sizeof stats->group, "world");
+    *out = &c->base;
+    return OK;
+out:
+    home_close(h);
+    free(c);
+    return st;
+}
+
+/* ---- the module ---- */
+
+__attribute__((visibility("default"))) const struct module *module_entry(void);
+
+const struct module *module_entry(void)
+{
+    static const struct module module = {sizeof(struct module), TESSERA_BUILD, &cuda_ops, cuda_open,
+                                         open_comm};
+    return &module;
+}

@@ -1,0 +1,274 @@
+/* DESIGN: a backend is one device, one stream and the scratch that ops need, allocated at open and
+ * in reserve only. Everything is asynchronous in the stream's order; the first failure is kept and
+ * told by the next download, the only place where the host waits. */
+#include "kernels/cuda/cuda.h"
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cuda/blas.h"
+#include "kernels/cuda/entry.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+static void remember(struct cuda_backend *c, enum status st, const struct err *e)
+{
+    pthread_mutex_lock(&c->failure_lock);
+    if (c->failed == OK) {
+        c->failed = st;
+        c->failure = *e;
+    }
+    pthread_mutex_unlock(&c->failure_lock);
+}
+
+void cuda_note_text(struct cuda_backend *c, const char *what, const char *text)
+{
+    struct err e;
+    const enum status st =
+        base_fail(&e, ERR_DEVICE, "device %d: %s: %s", (int)c->device, what, text);
+    remember(c, st, &e);
+}
+
+void cuda_note(struct cuda_backend *c, const char *what, int code)
+{
+    if (code != cudaSuccess)
+        cuda_note_text(c, what, cudaGetErrorString((cudaError_t)code));
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+void cuda_watch(struct backend *b, enum status (*fn)(void *arg, struct err *err), void *arg)
+{
+    cuda_of(b)->watch = fn;
+    cuda_of(b)->watch_arg = arg;
+}
+
+/* The watcher can end what the stream waits for, so that this wait ends too. */
+static cudaError_t wait_watched(struct cuda_backend *c)
+{
+    int64_t next = base_now_ns() + CUDA_WATCH_NS;
+    cudaError_t e;
+    while ((e = cudaStreamQuery(c->stream)) == cudaErrorNotReady) {
+        struct err failure;
+        (void)cudaGetLastError(); /* no error, but it would be taken for the next launch's */
+        if (base_now_ns() < next)
+            continue;
+        const enum status st = c->watch(c->watch_arg, &failure);
+        if (st != OK)
+            remember(c, st, &failure);
+        next = base_now_ns() + CUDA_WATCH_NS;
+    }
+    return e;
+}
+
+void cuda_wait(struct cuda_backend *c, const char *what)
+{
+    const cudaError_t e = c->watch != NULL ? wait_watched(c) : cudaStreamSynchronize(c->stream);
+    cuda_note(c, what, (int)e);
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static enum status count_devices(int *count, struct err *err)
+{
+    const cudaError_t e = cudaGetDeviceCount(count);
+    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !*count))
+        return base_fail(err, ERR_DEVICE,
+                         "--device cuda: no NVIDIA driver or GPU is usable here "
+                         "(%s); nvidia-smi should list one",
+                         cudaGetErrorString(e));
+    if (e != cudaSuccess)
+        return base_fail(err, ERR_DEVICE, "--device cuda: %s", cudaGetErrorString(e));
+    return OK;
+}
+
+static enum status cuda_probe(int32_t devices, size_t *bytes, struct err *err)
+{
+    enum status st = OK;
+    int count = 0;
+    size_t least = SIZE_MAX;
+    TRY(count_devices(&count, err));
+    if (count < devices) {
+        st = base_fail(err, ERR_DEVICE,
+                       "--device cuda: %d ranks need as many GPUs, %d are here; lower "
+                       "--tensor-parallel-size",
+                       (int)devices, count);
+        goto out;
+    }
+    for (int d = 0; d < devices; d++) {
+        size_t free_bytes = 0, total = 0;
+        cudaError_t e = cudaSetDevice(d);
+        if (e == cudaSuccess)
+            e = cudaMemGetInfo(&free_bytes, &total);
+        if (e != cudaSuccess) {
+            st = base_fail(err, ERR_DEVICE, "device %d: %s", d, cudaGetErrorString(e));
+            goto out;
+        }
+        least = free_bytes < least ? free_bytes : least;
+    }
+    *bytes = least;
+out:
+    return st;
+}
+
+/* ---- the instance ---------------------------------------------------------------------------- */
+
+static void cuda_close(struct backend *b)
+{
+    struct cuda_backend *c = cuda_of(b);
+    blas_close(c);
+    cuda_memory_close(c);
+    if (c->stream != NULL)
+        cudaStreamDestroy(c->stream);
+    pool_close(c->pool);
+    pthread_mutex_destroy(&c->failure_lock);
+    free(c);
+}
+
+static void cuda_sync(struct backend *b)
+{
+    cuda_wait(cuda_of(b), "sync");
+}
+
+static enum status cuda_reserve(struct backend *b, int32_t rows_max, int32_t in_max,
+                                int32_t out_max, struct err *err)
+{
+    enum status st = OK;
+    struct cuda_backend *c = cuda_of(b);
+    const size_t rows = (size_t)rows_max,
+                 samples = rows < CUDA_SAMPLE_ROWS ? rows : CUDA_SAMPLE_ROWS;
+    /* a logit and a count per column */
+    TRY(cuda_memory_grow(c, &c->sample, samples * (size_t)out_max * 8, err));
+    TRY(cuda_memory_grow(c, &c->x, rows * cuda_pitch(in_max, DTYPE_F32) * 4, err));
+out:
+    return st;
+}
+
+struct parallel_job {
+    void (*fn)(void *arg, int64_t begin, int64_t end);
+    void *arg;
+};
+
+static void parallel_chunk(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct parallel_job *j = arg;
+    (void)worker;
+    j->fn(j->arg, begin, end);
+}
+
+static void cuda_parallel(struct backend *b, int64_t count, int64_t grain,
+                          void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
+{
+    struct parallel_job j = {fn, arg};
+    pool_run(cuda_of(b)->pool, count, grain, parallel_chunk, &j);
+}
+
+static struct weight *weight_open(struct backend *b, const struct weight_spec *spec, void *storage)
+{
+    struct weight *w = malloc(sizeof *w);
+    if (w != NULL)
+        *w = (struct weight){*spec, b, storage};
+    return w;
+}
+
+static void weight_close(struct weight *w)
+{
+    free(w);
+}
+
+static struct kv_cache *kv_open(struct backend *b, const struct kv_spec *spec, void *storage)
+{
+    struct kv_cache *kv = malloc(sizeof *kv);
+    if (kv != NULL)
+        *kv = (struct kv_cache){*spec, b, storage};
+    return kv;
+}
+
+static void kv_close(struct kv_cache *kv)
+{
+    free(kv);
+}
+
+const struct backend_ops cuda_ops = {
+    .name = "cuda",
+    .weight_bytes = cuda_memory_weight_bytes,
+    .kv_bytes = cuda_memory_kv_bytes,
+    .probe = cuda_probe,
+    .close = cuda_close,
+    .sync = cuda_sync,
+    .reserve = cuda_reserve,
+    .parallel = cuda_parallel,
+    .alloc = cuda_memory_alloc,
+    .free = cuda_memory_free,
+    .upload = cuda_memory_upload,
+    .download = cuda_memory_download,
+    .weight_open = weight_open,
+    .weight_close = weight_close,
+    .weight_put = cuda_memory_weight_put,
+    .weight_get = cuda_memory_weight_get,
+    .kv_open = kv_open,
+    .kv_close = kv_close,
+    .resolve = sample_resolve,
+    .embed = rowops_embed,
+    .linear = linear_run,
+    .rmsnorm = rowops_rmsnorm,
+    .add_rmsnorm = rowops_add_rmsnorm,
+    .square_sum = rowops_square_sum,
+    .rms_scale = rowops_rms_scale,
+    .rope_table = rope_table,
+    .rope_kv = rope_kv,
+    .attend = attend_run,
+    .silu_mul = rowops_silu_mul,
+    .select = rowops_select,
+    .copy = rowops_copy,
+    .sum_tree = rowops_sum_tree,
+    .sample = sample_run,
+    .survey = elect_survey,
+    .nominate = elect_nominate,
+    .elect = elect_run,
+    .logprobs = sample_logprobs,
+};
+
+/* N of "cuda:N", 0 of "cuda". */
+static int32_t device_of(const char *name)
+{
+    const char *colon = strchr(name, ':');
+    return colon != NULL ? (int32_t)strtol(colon + 1, NULL, 10) : 0;
+}
+
+enum status cuda_open(const char *name, int32_t threads, struct backend **out, struct err *err)
+{
+    enum status st = OK;
+    cudaStream_t stream = NULL;
+    struct cuda_backend *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return base_fail(err, ERR_NOMEM, "no memory for backend %s", name);
+    c->base.ops = &cuda_ops;
+    c->device = device_of(name);
+    pthread_mutex_init(&c->failure_lock, NULL);
+    int count = 0;
+    TRY(count_devices(&count, err));
+    if (c->device >= count) {
+        st = base_fail(err, ERR_DEVICE, "no device %s: %d are here", name, count);
+        goto out;
+    }
+    cudaError_t e = cudaSetDevice(c->device);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess) {
+        st = base_fail(err, ERR_DEVICE, "opening %s: %s", name, cudaGetErrorString(e));
+        goto out;
+    }
+    c->stream = stream;
+    TRY(pool_open(threads, &c->pool, err));
+    TRY(cuda_memory_open(c, err));
+    TRY(blas_open(c, err));
+    *out = &c->base;
+    c = NULL;
+out:
+    if (c != NULL)
+        cuda_close(&c->base);
+    return st;
+}

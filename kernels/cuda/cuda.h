@@ -1,0 +1,133 @@
+/* Inside of the CUDA backend: one device, one stream, everything in its order. Ops that live in .cu
+ * files have the signatures of struct backend_ops. Third-party types stay out of this header. */
+#ifndef TESSERA_KERNELS_CUDA_CUDA_H
+#define TESSERA_KERNELS_CUDA_CUDA_H
+
+#include "kernels/handles.h"
+
+#include <pthread.h>
+
+#define CUDA_WATCH_NS 1000000
+#define CUDA_STAGES 16
+#define CUDA_STAGE_BYTES ((size_t)4 << 20)
+#define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
+#define CUDA_PARTIAL_BYTES ((size_t)32 << 20)   /* partial results of split attention */
+#define CUDA_WORKSPACE_BYTES ((size_t)64 << 20) /* cuBLAS's advice for Hopper is 32 MiB */
+
+/* A pinned host buffer on its way to the device. The lock is held while it is filled; the event
+ * tells when it may be filled again. */
+struct cuda_stage {
+    pthread_mutex_t lock;
+    unsigned char *host;
+    void *event; /* cudaEvent_t */
+};
+
+struct cuda_scratch {
+    void *data;
+    size_t bytes;
+};
+
+struct cuda_backend {
+    struct backend base;
+    int32_t device;
+    void *stream; /* cudaStream_t */
+    void *blas;   /* cublasHandle_t */
+    struct pool *pool;
+    struct cuda_stage stages[CUDA_STAGES];
+    _Atomic uint32_t next_stage;
+    /* Device scratch: x in the type of the weight; partial attention; rows being sampled. */
+    struct cuda_scratch x, partial, sample, workspace;
+    /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */
+    enum status (*watch)(void *arg, struct err *err);
+    void *watch_arg;
+    /* The first thing that went wrong, told by the next sync. */
+    pthread_mutex_t failure_lock;
+    enum status failed;
+    struct err failure;
+};
+
+static inline struct cuda_backend *cuda_of(struct backend *b)
+{
+    return (struct cuda_backend *)b;
+}
+
+/* Elements from one row of a stored weight to the next: rows begin at 16 bytes, the tail is zero.
+ */
+static inline size_t cuda_pitch(int32_t in, enum dtype dtype)
+{
+    const size_t vector = dtype == DTYPE_F32 ? 4 : 8; /* of 16 bytes */
+    return ((size_t)in + vector - 1) / vector * vector;
+}
+
+/* Remembers the first failure of an asynchronous op; code is a cudaError_t, 0 is none. */
+void cuda_note(struct cuda_backend *c, const char *what, int code);
+/* The same with words of another library. */
+void cuda_note_text(struct cuda_backend *c, const char *what, const char *text);
+
+/* Until all that was enqueued is done, or ended by the watcher. */
+void cuda_wait(struct cuda_backend *c, const char *what);
+
+/* cuda_memory.c */
+enum status cuda_memory_open(struct cuda_backend *c, struct err *err) MUST_USE;
+void cuda_memory_close(struct cuda_backend *c);
+enum status cuda_memory_grow(struct cuda_backend *c, struct cuda_scratch *s, size_t bytes,
+                             struct err *err) MUST_USE;
+void *cuda_memory_alloc(struct backend *b, size_t bytes);
+void cuda_memory_free(struct backend *b, void *p);
+void cuda_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes);
+enum status cuda_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
+                                 struct err *err);
+size_t cuda_memory_weight_bytes(const struct weight_spec *spec);
+size_t cuda_memory_kv_bytes(const struct kv_spec *spec);
+void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
+                            enum dtype src_dtype, size_t stride);
+void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst);
+
+/* rowops.cu */
+void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
+                  int32_t first);
+void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
+void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                        const float *gain, float eps);
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta);
+void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                      int32_t width, const float *gain, float eps);
+void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
+void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
+void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols);
+void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
+                     size_t n);
+
+/* rope.cu */
+void rope_table(struct backend *b, struct view table, const int32_t *position,
+                const float *inv_freq);
+void rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
+             const struct rows *rows, struct kv_cache *kv, int32_t layer);
+
+/* linear.cu */
+void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
+
+/* attend.cu */
+void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+
+/* sample.cu */
+void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
+                    const struct sample_slots *slots);
+void sample_run(struct backend *b, int32_t *ids, struct cview logits,
+                const struct sample_rows *rows, const struct sample_slots *slots);
+void sample_logprobs(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
+                     struct cview logits, const int32_t *ids, const int32_t *top);
+
+/* elect.cu */
+void elect_survey(struct backend *b, struct sample_survey *out, struct cview logits, int32_t first,
+                  const struct sample_election *e, const struct sample_rows *rows,
+                  const struct sample_slots *slots);
+void elect_nominate(struct backend *b, union sample_ballot *ballot, struct cview logits,
+                    int32_t first, const struct sample_election *e, const struct sample_rows *rows,
+                    const struct sample_slots *slots);
+void elect_run(struct backend *b, int32_t *ids, const struct sample_election *e,
+               const struct sample_rows *rows, const struct sample_slots *slots);
+
+#endif

@@ -1,0 +1,217 @@
+/* DESIGN: host memory reaches the device through a ring of pinned stages. Loader threads fill
+ * stages (and convert) while copies of earlier ones are under way, so reading files and copying
+ * overlap and the caller's buffer is free on return. One stream carries the copies and the ops, so
+ * what was uploaded is there for the ops that follow. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/entry.h"
+
+#include <cuda_runtime_api.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define STORAGE_ALIGN 256
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static enum status failed(const struct cuda_backend *c, cudaError_t e, size_t bytes,
+                          struct err *err)
+{
+    if (e == cudaSuccess)
+        return OK;
+    return base_fail(err, e == cudaErrorMemoryAllocation ? ERR_NOMEM : ERR_DEVICE,
+                     "device %d: %zu bytes: %s", (int)c->device, bytes, cudaGetErrorString(e));
+}
+
+enum status cuda_memory_grow(struct cuda_backend *c, struct cuda_scratch *s, size_t bytes,
+                             struct err *err)
+{
+    void *p = NULL;
+    if (bytes <= s->bytes)
+        return OK;
+    enum status st = failed(c, cudaMalloc(&p, bytes), bytes, err);
+    if (st != OK)
+        return st;
+    cudaFree(s->data); /* waits for what still uses it */
+    s->data = p;
+    s->bytes = bytes;
+    return OK;
+}
+
+enum status cuda_memory_open(struct cuda_backend *c, struct err *err)
+{
+    enum status st = OK;
+    for (int i = 0; i < CUDA_STAGES; i++) {
+        struct cuda_stage *s = &c->stages[i];
+        void *host = NULL;
+        cudaEvent_t event = NULL;
+        pthread_mutex_init(&s->lock, NULL);
+        TRY(failed(c, cudaMallocHost(&host, CUDA_STAGE_BYTES), CUDA_STAGE_BYTES, err));
+        s->host = host;
+        TRY(failed(c, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), 0, err));
+        s->event = event;
+    }
+    TRY(cuda_memory_grow(c, &c->partial, CUDA_PARTIAL_BYTES, err));
+    TRY(cuda_memory_grow(c, &c->workspace, CUDA_WORKSPACE_BYTES, err));
+out:
+    return st;
+}
+
+void cuda_memory_close(struct cuda_backend *c)
+{
+    for (int i = 0; i < CUDA_STAGES; i++) {
+        if (c->stages[i].event != NULL)
+            cudaEventDestroy(c->stages[i].event);
+        if (c->stages[i].host != NULL)
+            cudaFreeHost(c->stages[i].host);
+    }
+    cudaFree(c->x.data);
+    cudaFree(c->partial.data);
+    cudaFree(c->sample.data);
+    cudaFree(c->workspace.data);
+}
+
+void *cuda_stream(struct backend *b)
+{
+    return cuda_of(b)->stream;
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------- */
+
+void *cuda_memory_alloc(struct backend *b, size_t bytes)
+{
+    struct cuda_backend *c = cuda_of(b);
+    void *p = NULL;
+    bytes = bytes > 0 ? bytes : 1;
+    if (cudaMalloc(&p, bytes) != cudaSuccess) {
+        (void)cudaGetLastError(); /* told by the NULL; not to be found by the next launch */
+        return NULL;
+    }
+    cuda_note(c, "alloc", cudaMemsetAsync(p, 0, bytes, c->stream));
+    return p;
+}
+
+void cuda_memory_free(struct backend *b, void *p)
+{
+    cuda_note(cuda_of(b), "free", cudaFree(p));
+}
+
+/* A stage that may be filled, locked. Threads without a device of their own get c's. */
+static struct cuda_stage *take_stage(struct cuda_backend *c)
+{
+    const uint32_t n = atomic_fetch_add_explicit(&c->next_stage, 1, memory_order_relaxed);
+    struct cuda_stage *s = &c->stages[n % CUDA_STAGES];
+    pthread_mutex_lock(&s->lock);
+    cuda_note(c, "upload", cudaSetDevice(c->device));
+    cuda_note(c, "upload", cudaEventSynchronize(s->event));
+    return s;
+}
+
+static void give_stage(struct cuda_backend *c, struct cuda_stage *s)
+{
+    cuda_note(c, "upload", cudaEventRecord(s->event, c->stream));
+    pthread_mutex_unlock(&s->lock);
+}
+
+void cuda_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes)
+{
+    struct cuda_backend *c = cuda_of(b);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        struct cuda_stage *s = take_stage(c);
+        n = bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES;
+        memcpy(s->host, (const unsigned char *)src + at, n);
+        cuda_note(c, "upload",
+                  cudaMemcpyAsync((unsigned char *)dst + at, s->host, n, cudaMemcpyHostToDevice,
+                                  c->stream));
+        give_stage(c, s);
+    }
+}
+
+enum status cuda_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
+                                 struct err *err)
+{
+    struct cuda_backend *c = cuda_of(b);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        struct cuda_stage *s = take_stage(c);
+        n = bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES;
+        cuda_note(c, "download",
+                  cudaMemcpyAsync(s->host, (const unsigned char *)src + at, n,
+                                  cudaMemcpyDeviceToHost, c->stream));
+        cuda_wait(c, "download");
+        memcpy((unsigned char *)dst + at, s->host, n);
+        pthread_mutex_unlock(&s->lock);
+    }
+    pthread_mutex_lock(&c->failure_lock);
+    enum status st = c->failed;
+    if (st != OK)
+        *err = c->failure;
+    pthread_mutex_unlock(&c->failure_lock);
+    return st;
+}
+
+/* ---- weights and caches ---------------------------------------------------------------------- */
+
+static size_t pitch_bytes(const struct weight_spec *spec)
+{
+    return cuda_pitch(spec->in, spec->dtype) * dtype_size(spec->dtype);
+}
+
+size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
+{
+    return base_align((size_t)spec->out * pitch_bytes(spec), STORAGE_ALIGN);
+}
+
+size_t cuda_memory_kv_bytes(const struct kv_spec *s)
+{
+    return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * 2 *
+                          BACKEND_BLOCK_TOKENS * (size_t)s->head_dim * dtype_size(s->dtype),
+                      STORAGE_ALIGN);
+}
+
+/* One row in the storage's type; the tail of the pitch is zero. */
+static void convert_row(unsigned char *dst, const struct weight_spec *spec, const void *src,
+                        enum dtype src_dtype)
+{
+    const size_t in = (size_t)spec->in, used = in * dtype_size(spec->dtype);
+    if (src_dtype == spec->dtype)
+        memcpy(dst, src, used);
+    else
+        for (size_t k = 0; k < in; k++)
+            dtype_store(dst, spec->dtype, k, dtype_load(src, src_dtype, k));
+    memset(dst + used, 0, pitch_bytes(spec) - used);
+}
+
+void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
+                            enum dtype src_dtype, size_t stride)
+{
+    struct cuda_backend *c = cuda_of(w->backend);
+    const size_t pitch = pitch_bytes(&w->spec);
+    if (rows == 0 || pitch == 0)
+        return;
+    CHECK(pitch <= CUDA_STAGE_BYTES);
+    const int32_t most = (int32_t)(CUDA_STAGE_BYTES / pitch);
+    for (int32_t at = 0, n; at < rows; at += n) {
+        struct cuda_stage *s = take_stage(c);
+        n = rows - at < most ? rows - at : most;
+        for (int32_t r = 0; r < n; r++)
+            convert_row(s->host + (size_t)r * pitch, &w->spec,
+                        (const unsigned char *)src + (size_t)(at + r) * stride, src_dtype);
+        cuda_note(c, "weight_put",
+                  cudaMemcpyAsync(w->storage + (size_t)(row + at) * pitch, s->host,
+                                  (size_t)n * pitch, cudaMemcpyHostToDevice, c->stream));
+        give_stage(c, s);
+    }
+}
+
+void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst)
+{
+    struct cuda_backend *c = cuda_of(w->backend);
+    struct cuda_stage *s = take_stage(c);
+    const size_t pitch = pitch_bytes(&w->spec);
+    cuda_note(c, "weight_get",
+              cudaMemcpyAsync(s->host, w->storage + (size_t)row * pitch, pitch,
+                              cudaMemcpyDeviceToHost, c->stream));
+    cuda_wait(c, "weight_get");
+    for (int32_t k = 0; k < w->spec.in; k++)
+        dst[k] = dtype_load(s->host, w->spec.dtype, (size_t)k);
+    pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,143 @@
+/* What the kernels share: launches that remember their failure, element types, sums and maxima over
+ * a block. Nothing here but plain CUDA C++, so that tests/emulate can run every kernel on the host.
+ */
+#ifndef TESSERA_KERNELS_CUDA_DEVICE_CUH
+#define TESSERA_KERNELS_CUDA_DEVICE_CUH
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#ifndef _Noreturn
+#define _Noreturn /* C11's word in our C headers */
+#endif
+#ifndef _Atomic
+#define _Atomic /* no .cu file touches such a member */
+#endif
+extern "C" {
+#include "kernels/cuda/cuda.h"
+}
+
+#define HOST_DEVICE __host__ __device__ __forceinline__
+#define DEVICE __device__ __forceinline__
+
+#ifndef LAUNCH
+#define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
+    do {                                                                                           \
+        kernel<<<grid, block, shared, (cudaStream_t)(c)->stream>>>(__VA_ARGS__);                   \
+        cuda_note(c, #kernel, cudaGetLastError());                                                 \
+    } while (0)
+#define SHARED_DYNAMIC(type, name) extern __shared__ type name[]
+#endif
+
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+
+/* ---- element types ---- */
+
+struct bf16 {
+    uint16_t bits;
+};
+
+DEVICE float to_float(float x)
+{
+    return x;
+}
+
+DEVICE float to_float(__half x)
+{
+    return __half2float(x);
+}
+
+DEVICE float to_float(bf16 x)
+{
+    return __uint_as_float((uint32_t)x.bits << 16);
+}
+
+DEVICE void from_float(float *y, float x)
+{
+    *y = x;
+}
+
+DEVICE void from_float(__half *y, float x)
+{
+    *y = __float2half_rn(x);
+}
+
+/* dtype_to_bf16 of config/dtype.h. */
+DEVICE void from_float(bf16 *y, float x)
+{
+    const uint32_t u = __float_as_uint(x);
+    const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+    y->bits = (uint16_t)((nan ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+/* N elements that lie together, 4 * N or 2 * N bytes aligned. */
+template <typename E, int N> struct alignas(sizeof(E) * N) pack {
+    E e[N];
+};
+
+/* Runs `call` with E standing for the element type. */
+#define WITH_TYPE(dtype, ...)                                                                      \
+    do {                                                                                           \
+        if ((dtype) == DTYPE_F32) {                                                                \
+            typedef float E;                                                                       \
+            __VA_ARGS__;                                                                           \
+        } else if ((dtype) == DTYPE_F16) {                                                         \
+            typedef __half E;                                                                      \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            typedef bf16 E;                                                                        \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+/* ---- reductions ---- */
+
+struct plus {
+    template <typename V> DEVICE V operator()(V a, V b) const
+    {
+        return a + b;
+    }
+};
+
+struct maximum {
+    template <typename V> DEVICE V operator()(V a, V b) const
+    {
+        return b > a ? b : a;
+    }
+};
+
+/* Over groups of `lanes` neighbouring lanes (a power of two); every lane gets the result. */
+template <int lanes, typename V, typename Op> DEVICE V reduce_lanes(V v, Op op)
+{
+#pragma unroll
+    for (int step = lanes / 2; step > 0; step /= 2)
+        v = op(v, __shfl_xor_sync(ALL_LANES, v, step));
+    return v;
+}
+
+/* Over a block of whole warps, at most 32; every thread calls and gets the result. */
+template <typename V, typename Op> DEVICE V reduce_block(V v, Op op)
+{
+    __shared__ V of_warp[WARP];
+    v = reduce_lanes<WARP>(v, op);
+    if (threadIdx.x % WARP == 0)
+        of_warp[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = of_warp[0];
+    for (unsigned w = 1; w < blockDim.x / WARP; w++)
+        v = op(v, of_warp[w]);
+    __syncthreads(); /* of_warp may be written again */
+    return v;
+}
+
+static inline unsigned blocks_for(size_t items, unsigned per_block)
+{
+    return (unsigned)((items + per_block - 1) / per_block);
+}
+
+#endif

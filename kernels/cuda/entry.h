@@ -1,0 +1,20 @@
+/* What the module's table points to. */
+#ifndef TESSERA_KERNELS_CUDA_ENTRY_H
+#define TESSERA_KERNELS_CUDA_ENTRY_H
+
+#include "kernels/backend.h"
+
+extern const struct backend_ops cuda_ops;
+
+/* name: "cuda" (the first device) or "cuda:N". ERR_DEVICE: no driver, no such device. */
+enum status cuda_open(const char *name, int32_t threads, struct backend **out,
+                      struct err *err) MUST_USE;
+
+/* The stream (a cudaStream_t) every op of b is enqueued on, for the communicator. */
+void *cuda_stream(struct backend *b);
+/* fn(arg) is called about every millisecond while the host waits for the device, by the waiting
+ * thread. A failure it returns is told as that of the ops; it then has to end what they wait for.
+ * fn NULL: no more. */
+void cuda_watch(struct backend *b, enum status (*fn)(void *arg, struct err *err), void *arg);
+
+#endif

@@ -1,0 +1,31 @@
+/* Where keys and values lie: [layer][block][head][key, value][16 positions][head_dim]. */
+#ifndef TESSERA_KERNELS_CUDA_KV_INDEX_CUH
+#define TESSERA_KERNELS_CUDA_KV_INDEX_CUH
+
+#include "kernels/cuda/device.cuh"
+
+/* One layer of a cache. */
+struct kv_place {
+    int32_t layer, blocks, heads, dim;
+};
+
+static inline struct kv_place kv_place_of(const struct kv_spec *s, int32_t layer)
+{
+    const struct kv_place p = {layer, s->blocks, s->heads, s->head_dim};
+    return p;
+}
+
+/* Element where one head's keys (or values) of a block begin; 64-bit throughout. */
+HOST_DEVICE int64_t kv_index(const struct kv_place *p, int32_t block, int32_t head, bool value)
+{
+    const int64_t at = ((int64_t)p->layer * p->blocks + block) * p->heads + head;
+    return (at * 2 + value) * BACKEND_BLOCK_TOKENS * p->dim;
+}
+
+/* Number of the nth block of a slot. */
+HOST_DEVICE int32_t kv_block(const struct rows *rows, int32_t slot, int32_t nth)
+{
+    return rows->table[(int64_t)slot * rows->table_cols + nth];
+}
+
+#endif

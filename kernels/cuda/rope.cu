@@ -1,0 +1,78 @@
+/* DESIGN: rotation and the store of keys and values are one pass over a row's q, k and v. A cache
+ * block is [head][key, value][16 positions][head_dim], so one head's keys of a block lie together.
+ */
+#include "kernels/cuda/device.cuh"
+
+#include "kernels/cuda/kv_index.cuh"
+
+#define THREADS 128
+
+__global__ void rope_table_kernel(float *table, const int32_t *position, const float *inv_freq,
+                                  int32_t half)
+{
+    for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
+        const float angle = (float)position[blockIdx.x] * inv_freq[i];
+        table[(int64_t)blockIdx.x * 2 * half + i] = cosf(angle);
+        table[(int64_t)blockIdx.x * 2 * half + half + i] = sinf(angle);
+    }
+}
+
+void rope_table(struct backend *b, struct view table, const int32_t *position,
+                const float *inv_freq)
+{
+    if (table.rows > 0 && table.cols > 0)
+        LAUNCH(cuda_of(b), rope_table_kernel, (unsigned)table.rows, THREADS, 0, (float *)table.data,
+               position, inv_freq, table.cols / 2);
+}
+
+struct rope_args {
+    float *qkv;
+    const float *table;
+    struct rows rows;
+    int32_t heads;
+    struct kv_place kv;
+};
+
+/* Block (row, head of [q | k | v]). */
+template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cache)
+{
+    const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
+    const int32_t slot = a.rows.slot[t], half = dim / 2;
+    const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
+    if (slot < 0)
+        return;
+    float *x = a.qkv + ((int64_t)t * (a.heads + 2 * a.kv.heads) + head) * dim;
+    const float *c = a.table + (int64_t)t * dim, *s = c + half;
+    E *to = nullptr;
+    if (is_key || is_value) {
+        const int32_t kv_head = (head - a.heads) % a.kv.heads, p = a.rows.position[t];
+        const int32_t block = kv_block(&a.rows, slot, p / BACKEND_BLOCK_TOKENS);
+        to = cache + kv_index(&a.kv, block, kv_head, is_value) +
+             (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
+        float low = x[i], high = x[half + i];
+        if (!is_value) {
+            const float turned = low * c[i] - high * s[i];
+            high = high * c[i] + low * s[i];
+            low = turned;
+            x[i] = low;
+            x[half + i] = high;
+        }
+        if (to != nullptr) {
+            from_float(to + i, low);
+            from_float(to + half + i, high);
+        }
+    }
+}
+
+void rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
+             const struct rows *rows, struct kv_cache *kv, int32_t layer)
+{
+    const struct rope_args a = {(float *)qkv.data, (const float *)table.data, *rows, h->heads,
+                                kv_place_of(&kv->spec, layer)};
+    const dim3 grid((unsigned)rows->count, (unsigned)(h->heads + 2 * h->kv_heads));
+    if (grid.x > 0 && grid.y > 0)
+        WITH_TYPE(kv->spec.dtype,
+                  LAUNCH(cuda_of(b), rope_kv_kernel<E>, grid, THREADS, 0, a, (E *)kv->storage));
+}

@@ -1,0 +1,194 @@
+/* DESIGN: one block per row, or one thread per element. These ops move few bytes beside the
+ * weights; they are kept plain. Sums over a row are per thread in ascending order, then a tree over
+ * the block of fixed size, so a row's bits do not depend on the other rows. */
+#include "kernels/cuda/device.cuh"
+
+#define THREADS 256
+
+/* ---- embed, select ---- */
+
+template <typename E>
+__global__ void embed_kernel(float *y, const int32_t *ids, const E *w, int32_t first, int32_t out,
+                             int32_t in, int64_t pitch)
+{
+    const int64_t row = (int64_t)ids[blockIdx.x] - first;
+    const bool mine = row >= 0 && row < out;
+    for (int32_t k = (int32_t)threadIdx.x; k < in; k += (int32_t)blockDim.x)
+        y[(int64_t)blockIdx.x * in + k] = mine ? to_float(w[row * pitch + k]) : 0.0f;
+}
+
+void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
+                  int32_t first)
+{
+    struct cuda_backend *c = cuda_of(b);
+    const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype);
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    WITH_TYPE(w->spec.dtype,
+              LAUNCH(c, embed_kernel<E>, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids,
+                     (const E *)w->storage, first, w->spec.out, w->spec.in, pitch));
+}
+
+__global__ void select_kernel(float *y, const float *x, const int32_t *index, int32_t cols)
+{
+    const float *from = x + (int64_t)index[blockIdx.x] * cols;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        y[(int64_t)blockIdx.x * cols + i] = from[i];
+}
+
+void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index)
+{
+    if (y.rows > 0 && y.cols > 0)
+        LAUNCH(cuda_of(b), select_kernel, (unsigned)y.rows, THREADS, 0, (float *)y.data,
+               (const float *)x.data, index, y.cols);
+}
+
+__global__ void copy_kernel(float *dst, int64_t dst_stride, const float *src, int64_t src_stride,
+                            int32_t cols)
+{
+    const int64_t row = blockIdx.x;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        dst[row * dst_stride + i] = src != nullptr ? src[row * src_stride + i] : 0.0f;
+}
+
+void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                 size_t src_stride, int32_t rows, int32_t cols)
+{
+    if (rows > 0 && cols > 0)
+        LAUNCH(cuda_of(b), copy_kernel, (unsigned)rows, THREADS, 0, dst, (int64_t)dst_stride, src,
+               (int64_t)src_stride, cols);
+}
+
+/* ---- norms ---- */
+
+/* y may be x or delta: each thread reads an element before it writes it, and no other's. */
+__global__ void rmsnorm_kernel(float *y, float *x, const float *delta, const float *gain, float eps,
+                               int32_t cols)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    float sum = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
+        float v = x[row + i];
+        if (delta != nullptr)
+            x[row + i] = v += delta[row + i];
+        sum = fmaf(v, v, sum);
+    }
+    const float scale = 1 / sqrtf(reduce_block(sum, plus()) / (float)cols + eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        y[row + i] = x[row + i] * scale * gain[i];
+}
+
+void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
+{
+    if (x.rows > 0 && x.cols > 0) /* without a delta x is only read */
+        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+               (float *)const_cast<void *>(x.data), (const float *)nullptr, gain, eps, x.cols);
+}
+
+void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                        const float *gain, float eps)
+{
+    if (x.rows > 0 && x.cols > 0)
+        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+               (float *)x.data, (const float *)delta.data, gain, eps, x.cols);
+}
+
+__global__ void square_sum_kernel(float *sums, float *x, const float *delta, int32_t cols)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    float sum = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
+        float v = x[row + i];
+        if (delta != nullptr)
+            x[row + i] = v += delta[row + i];
+        sum = fmaf(v, v, sum);
+    }
+    sum = reduce_block(sum, plus());
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = sum;
+}
+
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+{
+    if (x.rows > 0)
+        LAUNCH(cuda_of(b), square_sum_kernel, (unsigned)x.rows, THREADS, 0, sums, (float *)x.data,
+               (const float *)delta.data, x.cols);
+}
+
+__global__ void rms_scale_kernel(float *y, const float *x, const float *sums, float width,
+                                 const float *gain, float eps, int32_t cols)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    const float scale = 1 / sqrtf(sums[blockIdx.x] / width + eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        y[row + i] = x[row + i] * scale * gain[i];
+}
+
+void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                      int32_t width, const float *gain, float eps)
+{
+    if (x.rows > 0 && x.cols > 0)
+        LAUNCH(cuda_of(b), rms_scale_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+               (const float *)x.data, sums, (float)width, gain, eps, x.cols);
+}
+
+/* ---- element-wise ---- */
+
+__global__ void silu_mul_kernel(float *y, const float *gu, int32_t cols, int64_t count)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count)
+        return;
+    const int64_t row = i / cols, col = i % cols;
+    const float g = gu[row * 2 * cols + col], u = gu[row * 2 * cols + cols + col];
+    y[i] = g / (1 + expf(-g)) * u;
+}
+
+void rowops_silu_mul(struct backend *b, struct view y, struct cview gu)
+{
+    const size_t n = (size_t)y.rows * (size_t)y.cols;
+    if (n > 0)
+        LAUNCH(cuda_of(b), silu_mul_kernel, blocks_for(n, THREADS), THREADS, 0, (float *)y.data,
+               (const float *)gu.data, y.cols, (int64_t)n);
+}
+
+struct addends {
+    const float *of[BACKEND_PEERS_MAX];
+};
+
+/* Stride 1, 2, 4, ...: the tree is walked as a binary counter, so that it needs log2 sums. Leaf l
+ * closes as many subtrees as l + 1 has factors of two; what is left at the end folds from the
+ * right.
+ */
+__global__ void sum_tree_kernel(float *y, struct addends a, int32_t count, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    float open[8]; /* subtrees of 1, 2, 4, ... 64 leaves */
+    if (i >= n)
+        return;
+    for (int32_t l = 0; l < count; l++) {
+        float sum = a.of[l][i];
+        int32_t level = 0;
+        for (; (l >> level & 1) != 0; level++)
+            sum = open[level] + sum;
+        open[level] = sum;
+    }
+    int32_t level = 0;
+    while ((count >> level & 1) == 0)
+        level++;
+    float total = open[level++];
+    for (; level < 8; level++)
+        if ((count >> level & 1) != 0)
+            total = open[level] + total;
+    y[i] = total;
+}
+
+void rowops_sum_tree(struct backend *b, float *y, const float *const *list, int32_t count, size_t n)
+{
+    struct addends a;
+    for (int32_t i = 0; i < count; i++)
+        a.of[i] = list[i];
+    if (n > 0 && count > 0)
+        LAUNCH(cuda_of(b), sum_tree_kernel, blocks_for(n, THREADS), THREADS, 0, y, a, count,
+               (int64_t)n);
+}

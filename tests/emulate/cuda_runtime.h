@@ -1,0 +1,111 @@
+/* CUDA C++ on the host, for tests: what the kernels of kernels/cuda use of the language. A block
+ * runs as fibers, one per thread, that are switched at barriers and shuffles only, in changing
+ * orders; blocks run one after the other (emulate.cc). What goes wrong on a device by luck goes
+ * wrong here every time: a barrier that not all threads reach, a lane missing from a shuffle, and,
+ * under the address sanitizer, every access out of bounds. */
+#ifndef TESSERA_TESTS_EMULATE_CUDA_RUNTIME_H
+#define TESSERA_TESTS_EMULATE_CUDA_RUNTIME_H
+
+#include <cfloat>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include "tests/emulate/cuda_runtime_api.h"
+
+#define __global__ static
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static /* blocks do not overlap */
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_)
+    {
+    }
+};
+
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
+void *emulate_shared(); /* the launch's shared memory */
+
+#define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
+    do {                                                                                           \
+        emulate_launch(grid, block, shared, [&] { kernel(__VA_ARGS__); });                         \
+        cuda_note(c, #kernel, 0);                                                                  \
+    } while (0)
+#define SHARED_DYNAMIC(type, name) type *name = (type *)emulate_shared()
+
+/* ---- threads together ---- */
+
+/* All threads of the block; the sum of their values. */
+int emulate_block(int value);
+/* All 32 lanes of the warp; the value of lane `from`. */
+uint64_t emulate_warp(uint64_t value, unsigned from);
+
+static inline void __syncthreads()
+{
+    emulate_block(0);
+}
+
+static inline int __syncthreads_or(int value)
+{
+    return emulate_block(value != 0) != 0;
+}
+
+static inline int __syncthreads_count(int value)
+{
+    return emulate_block(value != 0);
+}
+
+static inline void __syncwarp()
+{
+    emulate_warp(0, 0);
+}
+
+template <typename V> V __shfl_xor_sync(unsigned, V value, int mask)
+{
+    static_assert(sizeof(V) <= sizeof(uint64_t), "");
+    uint64_t word = 0;
+    memcpy(&word, &value, sizeof value);
+    word = emulate_warp(word, (threadIdx.x % 32) ^ (unsigned)mask);
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+template <typename V> V atomicAdd(V *at, V value)
+{
+    const V old = *at;
+    *at = old + value;
+    return old;
+}
+
+template <typename V> V atomicExch(V *at, V value)
+{
+    const V old = *at;
+    *at = value;
+    return old;
+}
+
+/* ---- bits ---- */
+
+static inline unsigned __float_as_uint(float x)
+{
+    unsigned u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float __uint_as_float(unsigned u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+#endif

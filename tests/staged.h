@@ -1,0 +1,516 @@
+/* A backend whose ops take the host's memory, over one that works in a device's: every op copies
+ * what it reads to allocations of just that size, runs, and copies back what it writes. So the twin
+ * tests, written for arrays of the host, are those of a device too. Arguments that are the same
+ * array stay so. */
+#ifndef TESSERA_TESTS_STAGED_H
+#define TESSERA_TESTS_STAGED_H
+
+#include "kernels/handles.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct staged_piece {
+    void *host, *device;
+    size_t bytes;
+};
+
+struct staged {
+    struct backend base;
+    struct backend_ops ops;
+    struct backend *inner;
+    struct staged_piece piece[1024];
+    int count;
+};
+
+struct staged_weight {
+    struct weight base;
+    struct weight *inner;
+    void *device;
+};
+
+struct staged_cache {
+    struct kv_cache base;
+    struct kv_cache *inner;
+    void *device;
+};
+
+static inline struct staged *staged_of(struct backend *b)
+{
+    return (struct staged *)b;
+}
+
+static inline void staged_check(enum status st, const struct err *e)
+{
+    if (st != OK) {
+        fprintf(stderr, "%s\n", e->text);
+        abort();
+    }
+}
+
+/* The device's copy of an array of the host; NULL stays NULL. */
+static inline void *staged_in(struct staged *s, const void *host, size_t bytes)
+{
+    if (host == NULL)
+        return NULL;
+    for (int i = 0; i < s->count; i++)
+        if (s->piece[i].host == host && s->piece[i].bytes == bytes)
+            return s->piece[i].device;
+    void *device = s->inner->ops->alloc(s->inner, bytes);
+    if (device == NULL || s->count == (int)ARRAY_LEN(s->piece))
+        abort();
+    s->inner->ops->upload(s->inner, device, host, bytes);
+    s->piece[s->count++] = (struct staged_piece){(void *)(uintptr_t)host, device, bytes};
+    return device;
+}
+
+static inline void staged_out(struct staged *s, void *host)
+{
+    struct err e;
+    for (int i = 0; i < s->count; i++)
+        if (s->piece[i].host == host)
+            staged_check(
+                s->inner->ops->download(s->inner, host, s->piece[i].device, s->piece[i].bytes, &e),
+                &e);
+}
+
+/* Ends an op: `host` is what it wrote, NULL when told already. */
+static inline void staged_end(struct staged *s, void *host)
+{
+    struct err e;
+    staged_out(s, host);
+    staged_check(s->inner->ops->download(s->inner, NULL, NULL, 0, &e), &e);
+    while (s->count > 0)
+        s->inner->ops->free(s->inner, s->piece[--s->count].device);
+}
+
+static inline struct view staged_view(struct staged *s, struct view v)
+{
+    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * 4);
+    return v;
+}
+
+static inline struct cview staged_cview(struct staged *s, struct cview v)
+{
+    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * 4);
+    return v;
+}
+
+static inline size_t staged_slots(const int32_t *slot, int32_t n)
+{
+    int32_t most = -1;
+    for (int32_t i = 0; i < n; i++)
+        most = slot[i] > most ? slot[i] : most;
+    return (size_t)(most + 1);
+}
+
+static inline struct rows staged_rows(struct staged *s, const struct rows *r)
+{
+    struct rows d = *r;
+    const size_t n = (size_t)r->count * 4;
+    const size_t table = staged_slots(r->slot, r->count) * (size_t)r->table_cols * 4;
+    d.slot = staged_in(s, r->slot, n);
+    d.position = staged_in(s, r->position, n);
+    d.table = staged_in(s, r->table, table);
+    return d;
+}
+
+static inline struct heads staged_heads(struct staged *s, const struct heads *h)
+{
+    struct heads d = *h;
+    d.kv_of = staged_in(s, h->kv_of, (size_t)h->heads * 4);
+    return d;
+}
+
+/* ---- storage ---- */
+
+static inline struct weight *staged_weight_open(struct backend *b, const struct weight_spec *spec,
+                                                void *storage)
+{
+    struct backend *inner = staged_of(b)->inner;
+    struct staged_weight *w = calloc(1, sizeof *w);
+    const size_t bytes = inner->ops->weight_bytes(spec);
+    w->base = (struct weight){*spec, b, storage};
+    w->device = inner->ops->alloc(inner, bytes);
+    inner->ops->upload(inner, w->device, storage, bytes);
+    w->inner = inner->ops->weight_open(inner, spec, w->device);
+    return &w->base;
+}
+
+static inline struct weight *staged_inner(const struct weight *w)
+{
+    return ((const struct staged_weight *)(const void *)w)->inner;
+}
+
+static inline void staged_weight_close(struct weight *base)
+{
+    struct staged_weight *w = (struct staged_weight *)base;
+    struct backend *inner = staged_of(base->backend)->inner;
+    inner->ops->weight_close(w->inner);
+    inner->ops->free(inner, w->device);
+    free(w);
+}
+
+static inline void staged_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
+                                     enum dtype src_dtype, size_t stride)
+{
+    staged_of(w->backend)
+        ->inner->ops->weight_put(staged_inner(w), row, rows, src, src_dtype, stride);
+}
+
+static inline void staged_weight_get(const struct weight *w, int32_t row, float *dst)
+{
+    staged_of(w->backend)->inner->ops->weight_get(staged_inner(w), row, dst);
+}
+
+static inline struct kv_cache *staged_kv_open(struct backend *b, const struct kv_spec *spec,
+                                              void *storage)
+{
+    struct backend *inner = staged_of(b)->inner;
+    struct staged_cache *kv = calloc(1, sizeof *kv);
+    const size_t bytes = inner->ops->kv_bytes(spec);
+    kv->base = (struct kv_cache){*spec, b, storage};
+    kv->device = inner->ops->alloc(inner, bytes);
+    inner->ops->upload(inner, kv->device, storage, bytes);
+    kv->inner = inner->ops->kv_open(inner, spec, kv->device);
+    return &kv->base;
+}
+
+static inline void staged_kv_close(struct kv_cache *base)
+{
+    struct staged_cache *kv = (struct staged_cache *)base;
+    struct backend *inner = staged_of(base->backend)->inner;
+    inner->ops->kv_close(kv->inner);
+    inner->ops->free(inner, kv->device);
+    free(kv);
+}
+
+/* ---- ops ---- */
+
+static inline void staged_embed(struct backend *b, struct view y, const int32_t *ids,
+                                const struct weight *w, int32_t first)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->embed(s->inner, staged_view(s, y), staged_in(s, ids, (size_t)y.rows * 4),
+                         staged_inner(w), first);
+    staged_end(s, y.data);
+}
+
+static inline void staged_linear(struct backend *b, struct view y, struct cview x,
+                                 const struct weight *w)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->linear(s->inner, staged_view(s, y), staged_cview(s, x), staged_inner(w));
+    staged_end(s, y.data);
+}
+
+static inline void staged_rmsnorm(struct backend *b, struct view y, struct cview x,
+                                  const float *gain, float eps)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->rmsnorm(s->inner, staged_view(s, y), staged_cview(s, x),
+                           staged_in(s, gain, (size_t)x.cols * 4), eps);
+    staged_end(s, y.data);
+}
+
+static inline void staged_add_rmsnorm(struct backend *b, struct view y, struct view x,
+                                      struct cview delta, const float *gain, float eps)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->add_rmsnorm(s->inner, staged_view(s, y), staged_view(s, x),
+                               staged_cview(s, delta), staged_in(s, gain, (size_t)x.cols * 4), eps);
+    staged_out(s, x.data);
+    staged_end(s, y.data);
+}
+
+static inline void staged_square_sum(struct backend *b, float *sums, struct view x,
+                                     struct cview delta)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->square_sum(s->inner, staged_in(s, sums, (size_t)x.rows * 4), staged_view(s, x),
+                              staged_cview(s, delta));
+    staged_out(s, x.data);
+    staged_end(s, sums);
+}
+
+static inline void staged_rms_scale(struct backend *b, struct view y, struct cview x,
+                                    const float *sums, int32_t width, const float *gain, float eps)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->rms_scale(s->inner, staged_view(s, y), staged_cview(s, x),
+                             staged_in(s, sums, (size_t)x.rows * 4), width,
+                             staged_in(s, gain, (size_t)x.cols * 4), eps);
+    staged_end(s, y.data);
+}
+
+static inline void staged_rope_table(struct backend *b, struct view table, const int32_t *position,
+                                     const float *inv_freq)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->rope_table(s->inner, staged_view(s, table),
+                              staged_in(s, position, (size_t)table.rows * 4),
+                              staged_in(s, inv_freq, (size_t)table.cols / 2 * 4));
+    staged_end(s, table.data);
+}
+
+static inline void staged_rope_kv(struct backend *b, struct view qkv, struct cview table,
+                                  const struct heads *h, const struct rows *rows,
+                                  struct kv_cache *kv, int32_t layer)
+{
+    struct staged *s = staged_of(b);
+    const struct heads dh = staged_heads(s, h);
+    const struct rows dr = staged_rows(s, rows);
+    s->inner->ops->rope_kv(s->inner, staged_view(s, qkv), staged_cview(s, table), &dh, &dr,
+                           ((struct staged_cache *)kv)->inner, layer);
+    staged_end(s, qkv.data);
+}
+
+static inline void staged_attend(struct backend *b, struct view out, struct cview qkv,
+                                 const struct heads *h, const struct rows *rows,
+                                 const struct kv_cache *kv, int32_t layer)
+{
+    struct staged *s = staged_of(b);
+    const struct heads dh = staged_heads(s, h);
+    const struct rows dr = staged_rows(s, rows);
+    s->inner->ops->attend(s->inner, staged_view(s, out), staged_cview(s, qkv), &dh, &dr,
+                          ((const struct staged_cache *)(const void *)kv)->inner, layer);
+    staged_end(s, out.data);
+}
+
+static inline void staged_silu_mul(struct backend *b, struct view y, struct cview gu)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->silu_mul(s->inner, staged_view(s, y), staged_cview(s, gu));
+    staged_end(s, y.data);
+}
+
+static inline void staged_select(struct backend *b, struct view y, struct cview x,
+                                 const int32_t *index)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->select(s->inner, staged_view(s, y), staged_cview(s, x),
+                          staged_in(s, index, (size_t)y.rows * 4));
+    staged_end(s, y.data);
+}
+
+static inline void staged_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
+                               size_t src_stride, int32_t rows, int32_t cols)
+{
+    struct staged *s = staged_of(b);
+    const size_t last = rows > 0 ? (size_t)rows - 1 : 0, width = rows > 0 ? (size_t)cols : 0;
+    s->inner->ops->copy(s->inner, staged_in(s, dst, (last * dst_stride + width) * 4), dst_stride,
+                        staged_in(s, src, (last * src_stride + width) * 4), src_stride, rows, cols);
+    staged_end(s, dst);
+}
+
+static inline void staged_sum_tree(struct backend *b, float *y, const float *const *addends,
+                                   int32_t count, size_t n)
+{
+    struct staged *s = staged_of(b);
+    const float *list[BACKEND_PEERS_MAX];
+    for (int32_t i = 0; i < count; i++)
+        list[i] = staged_in(s, addends[i], n * 4);
+    s->inner->ops->sum_tree(s->inner, staged_in(s, y, n * 4), list, count, n);
+    staged_end(s, y);
+}
+
+/* ---- sampling ---- */
+
+/* The first n slots; the history comes to lie in *history. */
+static inline struct sample_slots staged_sample_slots(struct staged *s,
+                                                      const struct sample_slots *h, size_t n)
+{
+    struct sample_slots d = *h;
+    d.history = staged_in(s, h->history, n * (size_t)h->history_cols * 4);
+    if (h->params == NULL) /* resolve */
+        return d;
+    struct sample_rules *rules = calloc(n + 1, sizeof *rules);
+    for (size_t i = 0; i < n; i++) {
+        rules[i] = h->rules[i];
+        const struct sample_rules *r = &h->rules[i];
+        const int32_t bad_ids = r->bads > 0 ? r->bad_end[r->bads - 1] : 0;
+        if (r->biases > 0)
+            rules[i].bias = staged_in(s, r->bias, (size_t)r->biases * sizeof *r->bias);
+        if (r->bans > 0)
+            rules[i].ban = staged_in(s, r->ban, (size_t)r->bans * 4);
+        if (r->bads > 0)
+            rules[i].bad_end = staged_in(s, r->bad_end, (size_t)r->bads * 4);
+        if (bad_ids > 0)
+            rules[i].bad = staged_in(s, r->bad, (size_t)bad_ids * 4);
+    }
+    d.params = staged_in(s, h->params, n * sizeof *h->params);
+    d.rules = staged_in(s, rules, n * sizeof *rules);
+    free(rules);
+    return d;
+}
+
+static inline struct sample_rows staged_sample_rows(struct staged *s, const struct sample_rows *r,
+                                                    int32_t rows)
+{
+    const size_t n = (size_t)rows * 4;
+    return (struct sample_rows){staged_in(s, r->slot, n), staged_in(s, r->position, n),
+                                staged_in(s, r->target, n)};
+}
+
+static inline void staged_resolve(struct backend *b, int32_t *ids, const int32_t *token,
+                                  const struct rows *rows, const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    const size_t n = (size_t)rows->count * 4;
+    const struct rows dr = staged_rows(s, rows);
+    const struct sample_slots ds =
+        staged_sample_slots(s, slots, staged_slots(rows->slot, rows->count));
+    s->inner->ops->resolve(s->inner, staged_in(s, ids, n), staged_in(s, token, n), &dr, &ds);
+    staged_end(s, ids);
+}
+
+static inline void staged_sample(struct backend *b, int32_t *ids, struct cview logits,
+                                 const struct sample_rows *rows, const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    const size_t n = (size_t)logits.rows * 4;
+    const struct sample_slots ds =
+        staged_sample_slots(s, slots, staged_slots(rows->slot, logits.rows));
+    const struct sample_rows dr = staged_sample_rows(s, rows, logits.rows);
+    s->inner->ops->sample(s->inner, staged_in(s, ids, n), staged_cview(s, logits), &dr, &ds);
+    staged_out(s, slots->history);
+    staged_end(s, ids);
+}
+
+static inline void staged_logprobs(struct backend *b, float *logprob, struct token_top *best,
+                                   int32_t stride, struct cview logits, const int32_t *ids,
+                                   const int32_t *top)
+{
+    struct staged *s = staged_of(b);
+    const size_t n = (size_t)logits.rows;
+    s->inner->ops->logprobs(s->inner, staged_in(s, logprob, n * 4),
+                            staged_in(s, best, n * (size_t)stride * sizeof *best), stride,
+                            staged_cview(s, logits), staged_in(s, ids, n * 4),
+                            staged_in(s, top, n * 4));
+    staged_out(s, best);
+    staged_end(s, logprob);
+}
+
+static inline struct sample_election staged_election(struct staged *s,
+                                                     const struct sample_election *e)
+{
+    struct sample_election d = *e;
+    const size_t rows = (size_t)e->rows, shards = (size_t)e->shards;
+    const size_t words = rows + (size_t)e->begin[rows];
+    d.begin = staged_in(s, e->begin, (rows + 1) * 4);
+    d.surveys = staged_in(s, e->surveys, shards * rows * sizeof *e->surveys);
+    d.ballots = staged_in(s, e->ballots, shards * words * sizeof *e->ballots);
+    return d;
+}
+
+static inline void staged_survey(struct backend *b, struct sample_survey *out, struct cview logits,
+                                 int32_t first, const struct sample_election *e,
+                                 const struct sample_rows *rows, const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    /* of the papers, which may hold `out`, nothing is read yet */
+    struct sample_election de = *e;
+    de.surveys = NULL;
+    de.ballots = NULL;
+    de = staged_election(s, &de);
+    const struct sample_rows dr = staged_sample_rows(s, rows, e->rows);
+    const struct sample_slots ds = staged_sample_slots(s, slots, staged_slots(rows->slot, e->rows));
+    s->inner->ops->survey(s->inner, staged_in(s, out, (size_t)e->rows * sizeof *out),
+                          staged_cview(s, logits), first, &de, &dr, &ds);
+    staged_end(s, out);
+}
+
+static inline void staged_nominate(struct backend *b, union sample_ballot *ballot,
+                                   struct cview logits, int32_t first,
+                                   const struct sample_election *e, const struct sample_rows *rows,
+                                   const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    struct sample_election de = *e;
+    de.ballots = NULL;
+    de = staged_election(s, &de);
+    const struct sample_rows dr = staged_sample_rows(s, rows, e->rows);
+    const struct sample_slots ds = staged_sample_slots(s, slots, staged_slots(rows->slot, e->rows));
+    const size_t words = (size_t)e->rows + (size_t)e->begin[e->rows];
+    s->inner->ops->nominate(s->inner, staged_in(s, ballot, words * sizeof *ballot),
+                            staged_cview(s, logits), first, &de, &dr, &ds);
+    staged_end(s, ballot);
+}
+
+static inline void staged_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
+                                const struct sample_rows *rows, const struct sample_slots *slots)
+{
+    struct staged *s = staged_of(b);
+    const struct sample_election de = staged_election(s, e);
+    const struct sample_rows dr = staged_sample_rows(s, rows, e->rows);
+    const struct sample_slots ds = staged_sample_slots(s, slots, staged_slots(rows->slot, e->rows));
+    s->inner->ops->elect(s->inner, staged_in(s, ids, (size_t)e->rows * 4), &de, &dr, &ds);
+    staged_out(s, slots->history);
+    staged_end(s, ids);
+}
+
+/* ---- life ---- */
+
+static inline void staged_close(struct backend *b)
+{
+    backend_close(staged_of(b)->inner);
+    free(b);
+}
+
+static inline void staged_sync(struct backend *b)
+{
+    staged_of(b)->inner->ops->sync(staged_of(b)->inner);
+}
+
+static inline enum status staged_reserve(struct backend *b, int32_t rows, int32_t in, int32_t out,
+                                         struct err *e)
+{
+    return backend_reserve(staged_of(b)->inner, rows, in, out, e);
+}
+
+static inline void staged_parallel(struct backend *b, int64_t count, int64_t grain,
+                                   void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
+{
+    backend_parallel(staged_of(b)->inner, count, grain, fn, arg);
+}
+
+/* Takes inner. */
+static inline struct backend *staged_open(struct backend *inner)
+{
+    struct staged *s = calloc(1, sizeof *s);
+    s->inner = inner;
+    s->ops = *inner->ops; /* name, sizes and memory stay the device's */
+    s->ops.close = staged_close;
+    s->ops.sync = staged_sync;
+    s->ops.reserve = staged_reserve;
+    s->ops.parallel = staged_parallel;
+    s->ops.weight_open = staged_weight_open;
+    s->ops.weight_close = staged_weight_close;
+    s->ops.weight_put = staged_weight_put;
+    s->ops.weight_get = staged_weight_get;
+    s->ops.kv_open = staged_kv_open;
+    s->ops.kv_close = staged_kv_close;
+    s->ops.resolve = staged_resolve;
+    s->ops.embed = staged_embed;
+    s->ops.linear = staged_linear;
+    s->ops.rmsnorm = staged_rmsnorm;
+    s->ops.add_rmsnorm = staged_add_rmsnorm;
+    s->ops.square_sum = staged_square_sum;
+    s->ops.rms_scale = staged_rms_scale;
+    s->ops.rope_table = staged_rope_table;
+    s->ops.rope_kv = staged_rope_kv;
+    s->ops.attend = staged_attend;
+    s->ops.silu_mul = staged_silu_mul;
+    s->ops.select = staged_select;
+    s->ops.copy = staged_copy;
+    s->ops.sum_tree = staged_sum_tree;
+    s->ops.survey = staged_survey;
+    s->ops.nominate = staged_nominate;
+    s->ops.elect = staged_elect;
+    s->ops.sample = staged_sample;
+    s->ops.logprobs = staged_logprobs;
+    s->base.ops = &s->ops;
+    return &s->base;
+}
+
+#endif
