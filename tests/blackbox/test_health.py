@@ -203,6 +203,15 @@ def test_signal_to_the_process_group(serve, synthetic, number):
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize("host, shown", [("::1", "[::1]"), ("localhost", "localhost")])
+def test_address_in_the_log(serve, synthetic, host, shown):
+    """The address that is shown as ready is one that a client can be given."""
+    server = serve(synthetic, "--host", host, wait=False)
+    pattern = rf"listening on (http://{re.escape(shown)}:\d+)"
+    match = eventually(lambda: re.search(pattern, server.log), 30, "ready")
+    assert run("health", match[1]).returncode == 0
+
+
 def test_drain_timeout(serve, synthetic):
     server = serve(synthetic, "--drain-timeout", 0.5)
     body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
