@@ -217,6 +217,11 @@ def test_long_paths(serve):
     serve(padded(checkpoint.DEMO, 3800), "--plan", padded(plan, 4090))
 
 
+def test_context_of_one():
+    line = fails(4, "serve", checkpoint.GOLDEN / NAME, "--port", "0", "--max-model-len", "1")
+    assert "at least" in line and "--kv-cache-memory" not in line
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.model",
                                   "tokenizer_config.json", "model.safetensors"])
 def test_a_fifo_does_not_block(tmp_path, name):
