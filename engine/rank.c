@@ -259,10 +259,10 @@ static void bind_cpus(const struct options *o)
     (void)sched_setaffinity(0, sizeof mine, &mine); /* refused: no worse than before */
 }
 
-/* fd -1: memory of this process's own. */
+/* fd -1: memory of this process's own, reserved before ready as the files are. */
 static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
 {
-    const int kind = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    const int kind = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
     if (bytes == 0)
         bytes = 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);

@@ -45,7 +45,8 @@ enum status rendezvous_join(const char *host, int32_t port, const struct rendezv
 
 /* ---- what the front end tells a rank then: its command line ---- */
 
-enum { RENDEZVOUS_WORDS_MAX = 48, RENDEZVOUS_TEXT_MAX = 8192 };
+/* A model and a plan may have long names. */
+enum { RENDEZVOUS_WORDS_MAX = 48, RENDEZVOUS_TEXT_MAX = 3 * 4096 };
 
 /* text: `bytes` of words, each with its NUL. */
 enum status rendezvous_tell(int link, const char *text, size_t bytes, struct err *err) MUST_USE;
