@@ -3,6 +3,7 @@ forms in tests/oracle."""
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -143,6 +144,42 @@ def test_modes_are_compared(odd):
         next(line for line in lines if line.startswith("layout  "))) + 1:]]
     meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
     assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + ["3d %d,%d,%d" % mesh for mesh in meshes]
+
+
+def times(lines):
+    """Modelled ms by layout, and the layouts that the bytes are printed of."""
+    start = next(i for i, line in enumerate(lines) if line.startswith("modelled ms"))
+    rows = [re.split(r"\s{2,}", line) for line in lines[start + 2:]]
+    return {row[0]: [float(t.rstrip("* ")) for t in row[1:]] for row in rows}
+
+
+def test_times_are_modelled(odd):
+    """Beside the bytes, a time for every layout; the numbers they come from are printed."""
+    done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--modes", "--measure")
+    lines = done.stdout.splitlines()
+    found = times(lines)
+    assert {"1d", "1d_sp", "2d", "3d 2,2,1"} <= found.keys()
+    assert all(t > 0 for row in found.values() for t in row)
+    assert all(row[0] < row[2] for row in found.values()), "512 rows take longer than one"
+    assert any(re.match(r"measured here with 4 ranks of \d+ threads: \d", line) for line in lines)
+
+
+def test_auto_picks_and_serves(serve):
+    """The layout it names is the one in use, and gives the same text."""
+    server = serve(checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "4", "--auto")
+    prompt, greedy = checkpoint.golden_runs("tied_gqa2_f32")[0]
+    assert server.token_ids(prompt, 24) == greedy[:24]
+    done = run("plan", checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "4", "--auto")
+    picked = re.search(r"--auto picks (\S+)", done.stderr).group(1)
+    assert f"layout {picked}:" in done.stdout
+
+
+@pytest.mark.parametrize("other", [("--parallel-mode", "1d"), ("--mesh", "1,2,2"),
+                                   ("--plan", "x.json")])
+def test_auto_picks_alone(odd, other):
+    done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--auto", *other)
+    assert done.returncode == 2
+    assert f"--auto picks the layout, and {other[0]} names one" in done.stderr
 
 
 def test_a_plan_that_changes_during_start_up(tmp_path):
