@@ -3,6 +3,7 @@
 #include "engine/model/model.h"
 #include "engine/parallel/sampler.h"
 #include "server/commands.h"
+#include "server/plan_costs.h"
 #include "server/plan_modes.h"
 #include "server/setup.h"
 
@@ -130,8 +131,10 @@ static enum status write_layouts(const struct setup *s, int32_t rows, struct buf
     enum status st = OK;
     const struct options *o = &s->options;
     struct price price;
-    if (o->explain)
+    if (o->explain) {
         plan_modes_explain(s, out);
+        TRY(plan_costs_table(s, rows, out, err));
+    }
     if (o->measure) {
         TRY(plan_modes_measure(s, &price, err));
         plan_modes_price(s, &price, out);

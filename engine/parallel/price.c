@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 
 enum {
-    TRIALS = 5,
+    TRIALS = 9,
     SMALL_CALLS = 20,           /* of each trial */
     LARGE_CALLS = 2,            /* */
     LARGE_ELEMENTS = 256 << 10, /* of all ranks together */

@@ -146,6 +146,49 @@ def test_modes_are_compared(odd):
     assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + ["3d %d,%d,%d" % mesh for mesh in meshes]
 
 
+def costs(model, ranks, *more):
+    """The numbers of the cost table by layout: compute, parameters, activations, bandwidth,
+    latency; then the stated bandwidth and the right one. None where ranks form no such mesh."""
+    done = run("plan", model, "-tp", str(ranks), "--load-format", "dummy", "--explain",
+               *map(str, more))
+    lines, found, name = done.stdout.splitlines(), {}, None
+    for line in lines[next(i for i, l in enumerate(lines) if l.startswith("Costs as")):]:
+        words = line.replace(",", "").split()
+        if " stated " in line and not line.startswith(" "):
+            name = words[0]
+        elif words and words[0] == "here":
+            found[name] = [float(w) for w in words[1:6]] + [float(words[-3]), float(words[-1])]
+        elif "not for this model" in line:
+            found[name] = None
+    return found
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_costs_beside_the_tables(tmp_path, ranks):
+    """Against the closed forms, and the tables' own arithmetic by hand."""
+    model = checkpoint.write_config(tmp_path / "even", hidden_size=512, num_hidden_layers=1,
+                                    num_attention_heads=16, num_key_value_heads=8, head_dim=32,
+                                    intermediate_size=1408, vocab_size=512)
+    rows, shape = 1024, checkpoint.shape_of(model)
+    found = costs(model, ranks, "--max-num-batched-tokens", rows, "--dtype", "float32")
+    tables = {4: {"1d": (1.5, 1.5), "2d": (3, 1.5), "2.5d": (3, 1.5), "3d": None},
+              8: {"1d": (1.75, 1.75), "2d": None, "2.5d": (2.25, 1.125), "3d": (0.75, 0.75)}}
+    assert found.keys() == tables[ranks].keys()
+    for mode, stated in tables[ranks].items():
+        if stated is None:
+            assert found[mode] is None
+            continue
+        compute, parameters, activations, bandwidth, _, *given = found[mode]
+        assert tuple(given) == stated
+        assert compute == 1 / ranks
+        assert parameters == (1 / 4 if ranks == 8 and mode != "1d" else 1 / ranks)
+        assert activations == (1 if mode == "1d" else 1 / ranks)
+        deep, flat = (max(mode_bytes.step_bytes(shape._replace(layers=n), mode, ranks, rank, rows,
+                                                [], mode.startswith("2")) for rank in range(ranks))
+                      for n in (2, 1))
+        assert bandwidth == pytest.approx((deep - flat) / (4 * rows * 512), abs=1e-4), mode
+
+
 def times(lines):
     """Modelled ms by layout, and the layouts that the bytes are printed of."""
     start = next(i for i, line in enumerate(lines) if line.startswith("modelled ms"))
