@@ -95,7 +95,7 @@ NUMERICS_FN float numerics_logprob(float x, float max, double log_total)
 
 /* Logit of an id that is in the history, `count` times in its produced part. Stays finite. */
 NUMERICS_FN float numerics_penalise(float x, int32_t count, float repetition, float frequency,
-                                      float presence)
+                                    float presence)
 {
     x = x > 0 ? x / repetition : x * repetition;
     x -= frequency * (float)count;

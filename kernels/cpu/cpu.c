@@ -89,8 +89,8 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
     {                                                                                              \
         .name = (variant), .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,       \
         .probe = host_memory_probe, .alloc = host_memory_alloc, .free = host_memory_free,          \
-        .upload = host_memory_upload, .download = host_memory_download,                            \
-        .close = cpu_close, .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,    \
+        .upload = host_memory_upload, .download = host_memory_download, .close = cpu_close,        \
+        .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,                        \
         .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
         .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \
         .kv_open = layout_kv_open, .kv_close = layout_kv_close, .resolve = rowops_resolve,         \

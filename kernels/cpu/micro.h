@@ -50,28 +50,28 @@ V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const in
     v16 acc[V16_ROWS * V16_COLS + 8];
     const size_t line = t == DTYPE_F32 ? 128 : 64;
     const ptrdiff_t sums = (ptrdiff_t)panels * rows * cols;
-    foreach (i, sums)
+    foreach(i, sums)
         acc[i] = a->first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
     const float *x = a->x;
     const unsigned char *w = a->w;
     for (int32_t k = 0; k < a->k; k++, x += a->rows, w += line) {
-        foreach (q, panels) {
+        foreach(q, panels) {
             const unsigned char *p = w + (size_t)q * a->panel_bytes;
             v16 b[2];
-            foreach (c, cols)
+            foreach(c, cols)
                 b[c] = line_load(t, p, side + c);
             v16_prefetch(p + AHEAD / panels);
             if (t == DTYPE_F32)
                 v16_prefetch(p + AHEAD / panels + 64);
             v16 *sum = acc + q * rows * cols;
-            foreach (i, rows) {
+            foreach(i, rows) {
                 v16 v = v16_set1(x[i]);
-                foreach (c, cols)
+                foreach(c, cols)
                     sum[i * cols + c] = v16_fma(v, b[c], sum[i * cols + c]);
             }
         }
     }
-    foreach (i, sums)
+    foreach(i, sums)
         v16_store(tile_place(a, rows, cols, side, i), acc[i]);
 }
 
@@ -335,23 +335,23 @@ V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t
     const ptrdiff_t sums = (ptrdiff_t)heads * blocks;
     v16 acc[CPU_HEADS * V16_KEYS];
     const unsigned char *key[V16_KEYS] = {0};
-    foreach (b, blocks)
+    foreach(b, blocks)
         key[b] = a->blocks[block + b < last ? block + b : last];
-    foreach (i, sums)
+    foreach(i, sums)
         acc[i] = v16_zero();
     for (int32_t e = 0; e < a->dim; e++) {
         v16 k[V16_KEYS];
-        foreach (b, blocks) {
+        foreach(b, blocks) {
             k[b] = load_as(t, key[b]);
             key[b] += t == DTYPE_F32 ? 64 : 32;
         }
-        foreach (h, heads) {
+        foreach(h, heads) {
             v16 q = v16_set1(a->q[head + h][e]);
-            foreach (b, blocks)
+            foreach(b, blocks)
                 acc[h * blocks + b] = v16_fma(q, k[b], acc[h * blocks + b]);
         }
     }
-    foreach (i, sums) {
+    foreach(i, sums) {
         float *s = a->s + (head + i / blocks) * BACKEND_SEGMENT + 16 * (block + i % blocks);
         if (block + i % blocks <= last)
             v16_store(s, v16_mul(acc[i], v16_set1(a->scale)));
@@ -409,20 +409,20 @@ V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t 
     const float *s = a->s + (ptrdiff_t)head * BACKEND_SEGMENT;
     const ptrdiff_t sums = (ptrdiff_t)heads * vecs;
     v16 acc[CPU_HEADS * V16_KEYS];
-    foreach (i, sums)
+    foreach(i, sums)
         acc[i] = v16_zero();
     for (int32_t key = 0; key < a->keys; key++) {
         const unsigned char *v = a->blocks[key / 16] + (size_t)(key % 16) * row + (size_t)e * size;
         v16 x[V16_KEYS];
-        foreach (c, vecs)
+        foreach(c, vecs)
             x[c] = load_as(t, v + (size_t)c * 16 * size);
-        foreach (h, heads) {
+        foreach(h, heads) {
             v16 p = v16_set1(s[h * BACKEND_SEGMENT + key]);
-            foreach (c, vecs)
+            foreach(c, vecs)
                 acc[h * vecs + c] = v16_fma(p, x[c], acc[h * vecs + c]);
         }
     }
-    foreach (i, sums)
+    foreach(i, sums)
         v16_store(a->o + (head + i / vecs) * BACKEND_HEAD_DIM_MAX + e + 16 * (i % vecs), acc[i]);
 }
 

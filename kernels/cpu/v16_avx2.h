@@ -239,18 +239,18 @@ V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 V16_INLINE void v16_transpose8(__m256 *r)
 {
     __m256 t[8];
-    foreach (i, 4) {
+    foreach(i, 4) {
         t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    foreach (i, 2) {
+    foreach(i, 2) {
         const __m256 *q = t + 4 * i;
         r[4 * i] = _mm256_shuffle_ps(q[0], q[2], 0x44);
         r[4 * i + 1] = _mm256_shuffle_ps(q[0], q[2], 0xee);
         r[4 * i + 2] = _mm256_shuffle_ps(q[1], q[3], 0x44);
         r[4 * i + 3] = _mm256_shuffle_ps(q[1], q[3], 0xee);
     }
-    foreach (i, 4) {
+    foreach(i, 4) {
         const __m256 low = r[i], high = r[i + 4];
         r[i] = _mm256_permute2f128_ps(low, high, 0x20);
         r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
@@ -261,15 +261,15 @@ V16_INLINE void v16_transpose8(__m256 *r)
 V16_INLINE void v16_transpose(v16 *r)
 {
     __m256 q[4][8];
-    foreach (i, 8) {
+    foreach(i, 8) {
         q[0][i] = r[i].lo;
         q[1][i] = r[i].hi;
         q[2][i] = r[i + 8].lo;
         q[3][i] = r[i + 8].hi;
     }
-    foreach (i, 4)
+    foreach(i, 4)
         v16_transpose8(q[i]);
-    foreach (i, 8) {
+    foreach(i, 8) {
         r[i] = v16_of(q[0][i], q[2][i]);
         r[i + 8] = v16_of(q[1][i], q[3][i]);
     }

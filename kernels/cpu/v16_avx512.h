@@ -189,24 +189,24 @@ V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 V16_INLINE void v16_transpose(v16 *r)
 {
     __m512 t[16];
-    foreach (i, 8) {
+    foreach(i, 8) {
         t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    foreach (i, 4) {
+    foreach(i, 4) {
         const __m512 *q = t + 4 * i;
         r[4 * i] = _mm512_shuffle_ps(q[0], q[2], 0x44);
         r[4 * i + 1] = _mm512_shuffle_ps(q[0], q[2], 0xee);
         r[4 * i + 2] = _mm512_shuffle_ps(q[1], q[3], 0x44);
         r[4 * i + 3] = _mm512_shuffle_ps(q[1], q[3], 0xee);
     }
-    foreach (i, 4) {
+    foreach(i, 4) {
         t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
     }
-    foreach (i, 4) {
+    foreach(i, 4) {
         r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
         r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
         r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
