@@ -65,7 +65,7 @@ void plan_modes_explain(const struct setup *s, struct buf *out)
 
 /* ---- all layouts ---- */
 
-enum { COLUMNS = 4, CANDIDATES_MAX = 160 };
+enum { COLUMNS = 6, CANDIDATES_MAX = 160 };
 
 struct candidate {
     char name[48];
@@ -212,7 +212,7 @@ enum status plan_modes_table(const struct setup *s, int32_t rows, const struct p
                              struct buf *out, struct err *err)
 {
     enum status st = OK;
-    struct comparison c = {.s = s, .price = price, .rows = {1, 32, 512, rows}};
+    struct comparison c = {.s = s, .price = price, .rows = {1, 8, 32, 128, 2048, rows}};
     TRY(consider_all(&c, err));
     buf_printf(out,
                "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
@@ -253,7 +253,7 @@ enum status plan_modes_pick(struct setup *s, struct err *err)
     enum status st = OK;
     struct price price;
     const int32_t rows = s->options.max_num_batched_tokens, last = COLUMNS - 1;
-    struct comparison c = {.s = s, .price = &price, .rows = {1, 1, 1, rows}};
+    struct comparison c = {.s = s, .price = &price, .rows = {1, 1, 1, 1, 1, rows}};
     TRY(plan_modes_measure(s, &price, err));
     TRY(consider_all(&c, err));
     if (c.count == 0)

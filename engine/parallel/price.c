@@ -1,6 +1,7 @@
 /* DESIGN: two points each. A small and a large collective give the time of meeting and of a byte; a
  * linear of one row and one of many give the time of reading a weight and of multiplying with it.
- * The least of several trials counts: what else the machine does only adds. */
+ * A trial lasts from the first rank's begin to the last one's end, since ranks that outnumber the
+ * cores take turns. The least of several counts: what else the machine does only adds. */
 #include "engine/parallel/price.h"
 
 #include "engine/comm/comm.h"
@@ -12,15 +13,17 @@
 #include <sys/mman.h>
 
 enum {
-    TRIALS = 9,
-    SMALL_CALLS = 20,           /* of each trial */
-    LARGE_CALLS = 2,            /* */
+    TRIALS = 15,
+    PAIRS = 10,                 /* of collectives in a trial */
     LARGE_ELEMENTS = 256 << 10, /* of all ranks together */
     ROWS = 32,                  /* of the larger linear */
     WIDTH = 2048,               /* inputs of the weight */
     OUTPUTS = 16384,            /* of all ranks together: more than caches hold */
     ARENA = 2 * LARGE_ELEMENTS * 4 + (64 << 10),
 };
+
+/* What is timed: pairs of collectives, linears of one row and of many. */
+enum kind { SMALL, LARGE, ONE, MANY, KINDS };
 
 /* One rank. Owns what it points to, but for the region. */
 struct trial {
@@ -31,7 +34,7 @@ struct trial {
     struct weight *weight;
     void *storage, *part, *whole;
     float *x, *y;
-    double small, large, one, many; /* seconds of a pair of collectives, of a linear */
+    double begin[KINDS][TRIALS], end[KINDS][TRIALS];
     enum status st;
     struct err err;
 };
@@ -56,35 +59,22 @@ out:
     return st;
 }
 
-static enum status time_pairs(struct trial *t, int32_t size, int32_t calls, double *best,
-                              struct err *err)
+static enum status linear(struct trial *t, int32_t rows, struct err *err)
 {
-    enum status st = OK;
-    *best = INFINITY;
-    for (int32_t i = 0; i < TRIALS; i++) {
-        TRY(comm_barrier(t->comm, err));
-        const double start = base_now();
-        for (int32_t k = 0; k < calls; k++)
-            TRY(pair(t, size, err));
-        *best = fmin(*best, (base_now() - start) / calls);
-    }
-out:
+    enum status st =
+        backend_linear(t->backend, view_f32(t->y, rows, t->spec.out),
+                       (struct cview){t->x, DTYPE_F32, rows, t->spec.in}, t->weight, err);
+    t->backend->ops->sync(t->backend);
     return st;
 }
 
-static enum status time_linear(struct trial *t, int32_t rows, double *best, struct err *err)
+static enum status perform(struct trial *t, enum kind kind, struct err *err)
 {
     enum status st = OK;
-    *best = INFINITY;
-    for (int32_t i = 0; i < TRIALS; i++) {
-        TRY(comm_barrier(t->comm, err));
-        const double start = base_now();
-        TRY(backend_linear(t->backend, view_f32(t->y, rows, t->spec.out),
-                           (struct cview){t->x, DTYPE_F32, rows, t->spec.in}, t->weight, err));
-        t->backend->ops->sync(t->backend);
-        TRY(comm_barrier(t->comm, err)); /* until the last rank has had a core */
-        *best = fmin(*best, base_now() - start);
-    }
+    if (kind == ONE || kind == MANY)
+        return linear(t, kind == ONE ? 1 : ROWS, err);
+    for (int32_t i = 0; i < PAIRS; i++)
+        TRY(pair(t, kind == SMALL ? 0 : LARGE_ELEMENTS, err));
 out:
     return st;
 }
@@ -93,10 +83,14 @@ static void *trial_main(void *arg)
 {
     struct trial *t = arg;
     enum status st = OK;
-    TRY(time_pairs(t, 0, SMALL_CALLS, &t->small, &t->err));
-    TRY(time_pairs(t, LARGE_ELEMENTS, LARGE_CALLS, &t->large, &t->err));
-    TRY(time_linear(t, 1, &t->one, &t->err));
-    TRY(time_linear(t, ROWS, &t->many, &t->err));
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (int32_t i = 0; i < TRIALS; i++) {
+            TRY(comm_barrier(t->comm, &t->err));
+            t->begin[kind][i] = base_now();
+            TRY(perform(t, (enum kind)kind, &t->err));
+            t->end[kind][i] = base_now();
+        }
+    }
 out:
     t->st = st;
     if (st != OK)
@@ -167,16 +161,33 @@ static enum status run_all(struct trial *trials, int32_t ranks, struct err *err)
     return st;
 }
 
-/* From rank 0, which waited for the others in all it did. */
-static struct price conclude(const struct trial *t, int32_t ranks)
+static double least(const struct trial *trials, int32_t ranks, enum kind kind)
 {
+    double best = INFINITY;
+    for (int32_t i = 0; i < TRIALS; i++) {
+        double begin = INFINITY, end = 0;
+        for (int32_t r = 0; r < ranks; r++) {
+            begin = fmin(begin, trials[r].begin[kind][i]);
+            end = fmax(end, trials[r].end[kind][i]);
+        }
+        best = fmin(best, end - begin);
+    }
+    return best;
+}
+
+static struct price conclude(const struct trial *trials, int32_t ranks)
+{
+    const struct trial *t = &trials[0];
+    const double small = least(trials, ranks, SMALL) / PAIRS;
+    const double large = least(trials, ranks, LARGE) / PAIRS;
+    const double one = least(trials, ranks, ONE), many = least(trials, ranks, MANY);
     const double elements = (double)t->spec.out * t->spec.in;
     const double bytes = (double)t->backend->ops->weight_bytes(&t->spec);
     const double moved = 2.0 * 4 * part_elements(t, LARGE_ELEMENTS) * (ranks - 1);
-    struct price p = {.meet = t->small / 2};
-    p.byte = moved > 0 ? fmax(t->large - t->small, 0) / moved : 0;
-    p.mac = fmax(t->many - t->one, 0) / (elements * (ROWS - 1));
-    p.weight = fmax(t->one - p.meet - elements * p.mac, 0) / bytes;
+    struct price p = {.meet = small / 2};
+    p.byte = moved > 0 ? fmax(large - small, 0) / moved : 0;
+    p.mac = fmax(many - one, 0) / (elements * (ROWS - 1));
+    p.weight = fmax(one - elements * p.mac, 0) / bytes;
     return p;
 }
 

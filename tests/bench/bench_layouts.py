@@ -73,13 +73,14 @@ def row_of(binary, model, shape, ranks, mode, mesh):
 
 
 def times(binary, model, ranks):
-    """Modelled ms of a step of 1, 32, 512 and the most rows, by layout, for each of STEPS."""
+    """Modelled ms of a step, by layout and rows."""
+    text = plan(binary, model, ranks, "--modes", "--measure", "--max-num-batched-tokens",
+                max(rows for _, rows in STEPS))
+    heads, *lines = text[text.index("modelled ms"):].splitlines()[1:]
     found = {}
-    for name, rows in STEPS:
-        text = plan(binary, model, ranks, "--modes", "--measure", "--max-num-batched-tokens", rows)
-        lines = text[text.index("modelled ms"):].splitlines()[2:]
-        for layout, *cells in (re.split(r"\s{2,}", line) for line in lines):
-            found[layout, name] = float(cells[-1].rstrip("* "))
+    for layout, *cells in (re.split(r"\s{2,}", line.rstrip()) for line in lines):
+        for rows, cell in zip(heads.split()[1:], cells):
+            found[layout, int(rows)] = float(cell.rstrip("* "))
     return found
 
 
@@ -108,14 +109,12 @@ def main():
             for mode, mesh in layouts:
                 cells = row_of(binary, model, shape, ranks, mode, mesh)
                 name = f"{mode} {mesh}" if mesh else mode
-                if (name, names[0]) not in took:  # a grid of depth 1 goes by the name of 2d
-                    took.update({(name, step): took["2d", step] for step in names})
+                known = "2d" if mesh == "1,2,2" and mode == "2.5d" else name  # of depth 1
                 counted.append((name, [f"{size(n)}, {meetings}" for n, meetings in cells]))
-                modelled.append((name, [f"{took[name, step]:.1f}" for step in names]))
+                modelled.append((name, [f"{took[known, rows]:.1f}" for _, rows in STEPS]))
             table(f"{ranks} ranks: bytes received per layer by the rank that receives most, and "
                   "collectives", names, counted)
-            table(f"{ranks} ranks: modelled ms of a step (functional only: ranks exceed cores; each "
-                  "column was measured apart)",
+            table(f"{ranks} ranks: modelled ms of a step (functional only: ranks exceed cores)",
                   names, modelled)
 
 
