@@ -456,6 +456,10 @@ static enum status check_complete(const char *name, struct options *o, struct er
                                           : "--plan");
     if (!o->parallel_mode)
         o->parallel_mode = "1d";
+    if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain || o->measure))
+        return base_fail(err, ERR_USAGE,
+                         "tessera plan: --modes, --explain and --measure are text; leave out "
+                         "--json");
     if (((LAYOUT | COMMAND_BENCH) & (int)o->command) && !o->model)
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
                          o->command == COMMAND_BENCH ? " or http:// URL" : "");

@@ -225,6 +225,13 @@ def test_auto_picks_alone(odd, other):
     assert f"--auto picks the layout, and {other[0]} names one" in done.stderr
 
 
+@pytest.mark.parametrize("text", ["--modes", "--explain", "--measure"])
+def test_text_is_not_mixed_with_json(odd, text):
+    done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--json", text)
+    assert done.returncode == 2 and not done.stdout
+    assert "leave out --json" in done.stderr
+
+
 def test_a_plan_that_changes_during_start_up(tmp_path):
     """Server and ranks read the file each; a rank that reads another one says so (E21)."""
     path = tmp_path / "plan.json"
