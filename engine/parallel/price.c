@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,6 +23,8 @@ enum {
     ARENA = 2 * LARGE_ELEMENTS * 4 + (64 << 10),
 };
 
+#define ENOUGH_SECONDS 0.5 /* for the trials of a kind */
+
 /* What is timed: pairs of collectives, linears of one row and of many. */
 enum kind { SMALL, LARGE, ONE, MANY, KINDS };
 
@@ -35,6 +38,8 @@ struct trial {
     void *storage, *part, *whole;
     float *x, *y;
     double begin[KINDS][TRIALS], end[KINDS][TRIALS];
+    struct trial *first;          /* rank 0, which says when it is enough: */
+    _Atomic int32_t count[KINDS]; /* trials made */
     enum status st;
     struct err err;
 };
@@ -79,19 +84,32 @@ out:
     return st;
 }
 
+/* Ranks stop together: the count is set before the barrier after which it is read. */
+static enum status time_kind(struct trial *t, enum kind kind, struct err *err)
+{
+    enum status st = OK;
+    _Atomic int32_t *count = &t->first->count[kind];
+    const double start = base_now();
+    for (int32_t i = 0;; i++) {
+        if (t == t->first && (i == TRIALS || base_now() - start > ENOUGH_SECONDS) && i > 0)
+            atomic_store(count, i);
+        TRY(comm_barrier(t->comm, err));
+        if (i == atomic_load(count))
+            break;
+        t->begin[kind][i] = base_now();
+        TRY(perform(t, kind, err));
+        t->end[kind][i] = base_now();
+    }
+out:
+    return st;
+}
+
 static void *trial_main(void *arg)
 {
     struct trial *t = arg;
     enum status st = OK;
-    for (int kind = 0; kind < KINDS; kind++) {
-        for (int32_t i = 0; i < TRIALS; i++) {
-            TRY(comm_barrier(t->comm, &t->err));
-            t->begin[kind][i] = base_now();
-            TRY(perform(t, (enum kind)kind, &t->err));
-            t->end[kind][i] = base_now();
-        }
-    }
-out:
+    for (int kind = 0; kind < KINDS && st == OK; kind++)
+        st = time_kind(t, (enum kind)kind, &t->err);
     t->st = st;
     if (st != OK)
         comm_abort(t->comm);
@@ -107,6 +125,8 @@ static enum status trial_open(struct trial *t, const char *device, int32_t rank,
     const int32_t out = OUTPUTS / ranks;
     t->spec = (struct weight_spec){.out = out, .in = WIDTH, .dtype = dtype, .leaves = 1};
     t->spec.cut[1] = WIDTH;
+    for (int kind = 0; kind < KINDS; kind++)
+        atomic_init(&t->count[kind], TRIALS);
     TRY(backend_open(device, threads, &t->backend, err));
     TRY(backend_reserve(t->backend, ROWS, WIDTH, out, err));
     TRY(comm_shm_open(region, rank, t->backend, &t->stats, &t->comm, err));
@@ -164,7 +184,7 @@ static enum status run_all(struct trial *trials, int32_t ranks, struct err *err)
 static double least(const struct trial *trials, int32_t ranks, enum kind kind)
 {
     double best = INFINITY;
-    for (int32_t i = 0; i < TRIALS; i++) {
+    for (int32_t i = 0; i < trials[0].count[kind]; i++) {
         double begin = INFINITY, end = 0;
         for (int32_t r = 0; r < ranks; r++) {
             begin = fmin(begin, trials[r].begin[kind][i]);
@@ -210,8 +230,10 @@ enum status price_measure(const char *device, int32_t ranks, int32_t threads, en
         goto out;
     }
     comm_shm_init(region, ranks, ARENA);
-    for (int32_t r = 0; r < ranks; r++)
+    for (int32_t r = 0; r < ranks; r++) {
+        trials[r].first = &trials[0];
         TRY(trial_open(&trials[r], device, r, ranks, threads, dtype, region, err));
+    }
     TRY(run_all(trials, ranks, err));
     *out = conclude(trials, ranks);
 out:

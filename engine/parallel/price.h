@@ -15,7 +15,7 @@ struct price {
 
 /* Ranks run as threads of this process, on a backend of that name with so many threads each, and do
  * the collectives and linears of a layer all at once, as they would when serving: ranks that
- * outnumber the cores show in every number. Under a second on a machine that has a core per rank.
+ * outnumber the cores show in every number. Two seconds, or a trial of each more.
  * ERR_USAGE: the device is not a CPU. */
 enum status price_measure(const char *device, int32_t ranks, int32_t threads, enum dtype dtype,
                           struct price *out, struct err *err) MUST_USE;
