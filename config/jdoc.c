@@ -151,7 +151,7 @@ enum status jdoc_load(const char *path, struct jdoc **out, struct err *err)
     enum status st = OK;
     char *text = NULL;
     struct stat sb;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang us */
     if (fd < 0)
         return base_fail_errno(err, ERR_IO, "%s", path);
     if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode) ||

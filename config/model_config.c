@@ -302,7 +302,7 @@ enum status model_config_load(const char *dir, struct model_config *out,
         return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
         return base_fail(err, ERR_MODEL, "%.100s...: path too long", dir);
-    FILE *f = fopen(path, "re");
+    FILE *f = base_open_file(path);
     if (!f)
         return base_fail_errno(err, ERR_MODEL, "%s: cannot be read", path);
     size_t cap = 1u << 20;

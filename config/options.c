@@ -354,9 +354,9 @@ static enum status from_environment(struct options *o, struct err *err)
         for (int j = 0; j < n; j++)
             name[j] = name[j] == '-' ? '_' : (char)toupper((unsigned char)name[j]);
         const char *value = getenv(name);
-        enum status st = value ? set(r, value, o, err) : OK;
-        if (st != OK)
-            return st;
+        struct err why;
+        if (value && set(r, value, o, &why) != OK)
+            return base_fail(err, ERR_USAGE, "%s: %.400s", name, why.text);
     }
     return OK;
 }

@@ -12,7 +12,8 @@ enum finish_reason {
     FINISH_STOP,   /* an end-of-sequence token (counted, carried by the event) */
     FINISH_LENGTH, /* max_tokens or the context is used up */
     FINISH_CANCELLED,
-    FINISH_ERROR, /* the group is lost or the row failed */
+    FINISH_FAILED, /* this request's logits are not finite */
+    FINISH_ERROR,  /* the group is lost */
 };
 
 #define ENGINE_LOGPROBS_MAX 20

@@ -126,6 +126,9 @@ static enum status size_kv(struct footprint *f, const struct options *o,
     f->max_model_len = o->max_model_len > 0 ? longest : min32(longest, positions);
     f->limits.table_cols = blocks_for(f->max_model_len);
     f->limits.history_max = f->max_model_len;
+    if (longest < 2)
+        return base_fail(err, ERR_LIMIT,
+                         "a context of %d: a prompt and an answer need 2 tokens at least", longest);
     if (f->max_model_len > positions || f->max_model_len < 2)
         return base_fail(err, ERR_LIMIT,
                          "the KV cache holds %lld positions (%d blocks of %zu bytes per rank), "

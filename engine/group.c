@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -91,7 +92,7 @@ out:
 
 /* argv of a rank, as one block of text plus pointers into it. */
 struct arguments {
-    char text[8192];
+    char text[3 * PATH_MAX]; /* a model and a plan may have long names */
     size_t used;
     char *argv[ARGS_MAX];
     int count;
@@ -152,21 +153,15 @@ static enum status start(struct group *g, const struct options *o, const struct 
     const int from[] = {link, g->comm, m->weights, m->kv, g->board_fd};
     struct arguments a = {.used = 0};
     posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attributes;
-    sigset_t none;
     build_arguments(o, f, rank, &a);
-    sigemptyset(
-        &none); /* the server blocks signals to wait for them; a rank must not inherit that */
     posix_spawn_file_actions_init(&actions);
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    posix_spawnattr_setsigmask(&attributes, &none);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
         if (from[i] >= 0) /* no memory files for what lies on a device */
             posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
-    int failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, &attributes, a.argv, environ);
+    /* It inherits the server's blocked signals: one that is meant for the server but reaches the
+     * whole process group (Ctrl-C, timeout) must not end a rank while requests run. */
+    int failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, NULL, a.argv, environ);
     posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
     if (failed) {
         m->pid = 0;
         return base_fail(err, ERR_INTERNAL, "starting rank %d: %s", rank, strerror(failed));

@@ -532,7 +532,7 @@ static void take(struct sched *s, struct sequence *q, const struct step *step,
     const bool drawn = step->target[i] < 0, wanted = step->top[i] >= 0;
     const int32_t token = result->ids[i];
     if (token < 0 || (wanted && isnan(result->logprob[i]))) {
-        emit(q, -1, FINISH_ERROR, events, count);
+        emit(q, -1, FINISH_FAILED, events, count);
         end(s, q);
         return;
     }

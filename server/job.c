@@ -303,6 +303,8 @@ void job_complete(struct job *j, struct buf *scratch)
 {
     if (j->over || j->ended_count < j->choice_count)
         return;
+    /* before the answer: who has it finds it counted */
+    metrics_observe(j->service->metrics, METRICS_N, j->request.n);
     if (j->streaming) {
         complete_stream(j, scratch);
     } else {
@@ -317,7 +319,6 @@ void job_complete(struct job *j, struct buf *scratch)
         completion_reply_end(&usage, &body);
         http_reply(j->http, 200, "application/json", &body);
     }
-    metrics_observe(j->service->metrics, METRICS_N, j->request.n);
     j->status = 200;
     j->over = true;
 }

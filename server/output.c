@@ -137,7 +137,11 @@ static void end_text(struct output *o, struct choice *c, const char *reason)
 static void fail_job(struct job *j, enum finish_reason finish)
 {
     struct api_error e = {0};
-    if (finish == FINISH_ERROR)
+    if (finish == FINISH_FAILED)
+        api_error_set(&e, 500, "not_finite",
+                      "the model computed NaN or infinity for this request: its weights are "
+                      "damaged, or their values need another --dtype");
+    else if (finish == FINISH_ERROR)
         api_error_set(&e, 503, "rank_lost", "a rank was lost while this request was running");
     else
         api_error_set(&e, 503, "draining", "the server is shutting down");
@@ -164,6 +168,7 @@ static void handle_live(struct output *o, struct choice *c, const struct token_e
             end_text(o, c, event->finish == FINISH_STOP ? "stop" : "length");
         break;
     case FINISH_CANCELLED:
+    case FINISH_FAILED:
     case FINISH_ERROR:
         if (!c->ended) {
             fail_job(j, event->finish);

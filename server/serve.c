@@ -337,12 +337,15 @@ static enum status watch(struct server *s, const struct options *o, struct err *
 
 static void log_ready(struct server *s, const struct options *o)
 {
-    int32_t port = frontend_port(s->frontend);
-    base_log(LOG_INFO, "ready: listening on http://%s:%d", o->host, port);
+    char url[300];
+    const bool v6 = strchr(o->host, ':') != NULL;
+    snprintf(url, sizeof url, v6 ? "http://[%.255s]:%d" : "http://%.255s:%d", o->host,
+             frontend_port(s->frontend));
+    base_log(LOG_INFO, "ready: listening on %s", url);
     base_log(LOG_INFO,
-             "try: curl http://%s:%d/v1/completions -H 'Content-Type: application/json' -d "
+             "try: curl %s/v1/completions -H 'Content-Type: application/json' -d "
              "'{\"prompt\": %s, \"max_tokens\": 64}'",
-             o->host, port, s->tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]");
+             url, s->tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]");
 }
 
 enum status commands_serve(const struct options *o, struct err *err)

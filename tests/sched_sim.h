@@ -117,7 +117,7 @@ static bool before(const struct request *a, const struct request *b)
 static enum finish_reason wanted_finish(const struct request *r, int32_t token)
 {
     if (token < 0)
-        return FINISH_ERROR;
+        return FINISH_FAILED;
     if ((token == EOS || token == VOCAB - 1) && !r->params.ignore_eos)
         return FINISH_STOP;
     return r->got + 1 == r->budget ? FINISH_LENGTH : FINISH_NONE;

@@ -425,10 +425,10 @@ static void test_length(void **state)
     assert_int_equal(fit(&r, 1, &e), ERR_INPUT);
     assert_non_null(strstr(e.message, "2147483648"));
     r.params.max_tokens = 0;
-    assert_int_equal(fit(&r, 63, &e), OK);
-    assert_int_equal(fit(&r, 64, &e), ERR_INPUT);
-    assert_int_equal(completion_prompt_fit_text(&r, 63, 64, &e), OK);
-    assert_int_equal(completion_prompt_fit_text(&r, 64, 64, &e), ERR_INPUT);
+    assert_int_equal(fit(&r, 64, &e), OK); /* it is only scored */
+    assert_int_equal(fit(&r, 65, &e), ERR_INPUT);
+    assert_int_equal(completion_prompt_fit_text(&r, 64, 64, &e), OK);
+    assert_int_equal(completion_prompt_fit_text(&r, 65, 64, &e), ERR_INPUT);
     assert_string_equal(e.code, "context_length_exceeded");
 }
 

@@ -153,6 +153,8 @@ static void test_addresses(void **state)
     assert_true(http_listen_is_loopback("127.0.0.1"));
     assert_true(http_listen_is_loopback("127.8.9.1"));
     assert_true(http_listen_is_loopback("::1"));
+    assert_true(http_listen_is_loopback("localhost"));
+    assert_false(http_listen_is_loopback("localhost.example"));
     assert_false(http_listen_is_loopback("0.0.0.0"));
     assert_false(http_listen_is_loopback("::"));
     assert_false(http_listen_is_loopback("128.0.0.1"));

@@ -257,8 +257,8 @@ static void test_environment(void **state)
     assert_int_equal(o.port, 82);
     good("inspect m"); /* has no such options */
     setenv("TESSERA_PORT", "x", 1);
-    bad("serve m", "--port: got \"x\"");
-    bad("serve m --port 82", "--port: got \"x\"");
+    bad("serve m", "TESSERA_PORT: --port: got \"x\"");
+    bad("serve m --port 82", "TESSERA_PORT: --port: got \"x\"");
     setenv("TESSERA_PORT", "", 1);
     bad("serve m", "--port: got \"\"");
     unsetenv("TESSERA_PORT");

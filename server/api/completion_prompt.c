@@ -103,12 +103,12 @@ enum status completion_prompt_fit(const struct completion_request *r, struct com
                                   int32_t max_model_len, struct api_error *e)
 {
     const int32_t answer = r->params.max_tokens;
-    int32_t keep = r->truncate < 0 ? max_model_len - (answer > 0 ? answer : 1) : r->truncate;
+    int32_t keep = r->truncate < 0 ? max_model_len - answer : r->truncate;
     if (r->truncate != 0 && keep > 0 && p->count > keep) {
         memmove(p->ids, p->ids + p->count - keep, (size_t)keep * sizeof *p->ids);
         p->count = keep;
     }
-    if (p->count < max_model_len && (int64_t)p->count + answer <= (int64_t)max_model_len)
+    if ((int64_t)p->count + answer <= (int64_t)max_model_len)
         return OK;
     return too_long(e, max_model_len, "", p->count, answer);
 }
@@ -116,7 +116,7 @@ enum status completion_prompt_fit(const struct completion_request *r, struct com
 enum status completion_prompt_fit_text(const struct completion_request *r, size_t tokens_min,
                                        int32_t max_model_len, struct api_error *e)
 {
-    if (tokens_min < (size_t)max_model_len || r->truncate != 0)
+    if (tokens_min <= (size_t)max_model_len || r->truncate != 0)
         return OK;
     return too_long(e, max_model_len, "at least ", (int64_t)tokens_min, r->params.max_tokens);
 }

@@ -92,7 +92,8 @@ enum {
     TOKENIZER = 16,
     READY = 32,
     MODEL_PATH = 64,
-    PROGRESS = 128 /* 503 with the same schema as 200 */
+    PROGRESS = 128, /* 503 with the same schema as 200 */
+    VALUES = 256    /* of the model, not finite */
 };
 
 static const struct operation {
@@ -100,7 +101,7 @@ static const struct operation {
     int may;
 } operations[] = {
     {"/v1/completions", "post", "complete", "Continues prompts", "Completion",
-     BAD | UNKNOWN | BODY | BUSY | READY},
+     BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
     {"/tokenize", "post", "tokenize", "Text to token ids", "Tokens",
      BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
     {"/detokenize", "post", "detokenize", "Token ids to text", "Text",
@@ -130,6 +131,7 @@ static void write_errors(int may, struct buf *out)
         {BODY, "413", "The body is too large"},
         {BODY, "415", "The body is compressed, or not JSON"},
         {BUSY, "429", "Too many requests wait; Retry-After says when to come back"},
+        {VALUES, "500", "The model computed NaN or infinity: its weights are damaged"},
         {TOKENIZER, "501", "The model came without a tokenizer"},
         {BUSY | READY, "503", "Loading, draining, out of memory, or a rank is lost"},
     };

@@ -14,6 +14,12 @@
 #define SEND_BUFFER_BYTES (128 << 10)
 #define FILES_RESERVED 256 /* for everything but connections */
 
+/* The one name that needs no resolver. */
+static const char *numeric(const char *host)
+{
+    return strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
+}
+
 enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bound,
                            struct err *err)
 {
@@ -24,7 +30,7 @@ enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bo
     } a = {0};
     socklen_t size = sizeof a.v4;
     int on = 1, unsent = SEND_BUFFER_BYTES;
-    if (inet_pton(AF_INET, host, &a.v4.sin_addr) == 1) {
+    if (inet_pton(AF_INET, numeric(host), &a.v4.sin_addr) == 1) {
         a.v4.sin_family = AF_INET;
         a.v4.sin_port = htons((uint16_t)port);
     } else if (inet_pton(AF_INET6, host, &a.v6.sin6_addr) == 1) {
@@ -55,7 +61,7 @@ bool http_listen_is_loopback(const char *host)
 {
     struct in_addr v4;
     struct in6_addr v6;
-    if (inet_pton(AF_INET, host, &v4) == 1)
+    if (inet_pton(AF_INET, numeric(host), &v4) == 1)
         return ntohl(v4.s_addr) >> 24 == 127;
     return inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }

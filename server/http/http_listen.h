@@ -6,11 +6,11 @@
 
 struct sockaddr;
 
-/* host is a numeric address, port 0 any free one; *bound is the port taken. ERR_USAGE naming both
- * when the address is wrong or taken. The caller closes *fd. */
+/* host is a numeric address, or localhost for 127.0.0.1; port 0 any free one; *bound is the port
+ * taken. ERR_USAGE naming both when the address is wrong or taken. The caller closes *fd. */
 enum status http_listen_on(const char *host, int32_t port, int *fd, int32_t *bound,
                            struct err *err) MUST_USE;
-/* True for 127.0.0.0/8 and ::1, which only this machine can reach. */
+/* True for localhost, 127.0.0.0/8 and ::1, which only this machine can reach. */
 bool http_listen_is_loopback(const char *host);
 /* Raises the limit of open files, and returns how many connections fit: wanted, or fewer, which is
  * logged. */

@@ -184,7 +184,7 @@ enum status tokenizer_open_bytes(const void *model, size_t n, const char *config
 static enum status read_file(const char *path, char **bytes, size_t *n, struct err *err)
 {
     enum status st = OK;
-    FILE *f = fopen(path, "re");
+    FILE *f = base_open_file(path);
     if (!f)
         return errno == ENOENT ? OK : base_fail_errno(err, ERR_MODEL, "%s", path);
     long size = fseek(f, 0, SEEK_END) == 0 ? ftell(f) : -1;

@@ -118,6 +118,15 @@ def edit_header(path, edit):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def fill_tensor(path, name, element):
+    """Sets every element of a tensor to these bytes."""
+    header, start = read_header(path)
+    begin, end = header[name]["data_offsets"]
+    with open(path, "r+b") as file:
+        file.seek(start + begin)
+        file.write(element * ((end - begin) // len(element)))
+
+
 def drop_tensor(path, name):
     """Removes a tensor and its bytes, so that the file is valid but incomplete."""
     header, start = read_header(path)

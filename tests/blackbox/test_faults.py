@@ -160,3 +160,20 @@ def test_idle_server_uses_no_cpu(serve):
     before = ticks()
     time.sleep(1)
     assert (ticks() - before) / os.sysconf("SC_CLK_TCK") < 0.05
+
+
+# ---- values that are no numbers -----------------------------------------------------------------
+
+
+def test_damaged_weights(serve, tmp_path):
+    """NaN among the logits fails the request, says why, and loses nothing else."""
+    model = checkpoint.copy_model("tied_gqa2_f32", tmp_path / "model")
+    checkpoint.fill_tensor(model / "model.safetensors", "model.norm.weight", b"\0\0\xc0\x7f")
+    server = serve(model, "-tp", 2)
+    for fields in [{}, {"temperature": 0, "logprobs": 2},
+                   {"max_tokens": 0, "echo": True, "logprobs": 1}]:
+        reply = server.post("/v1/completions", {"prompt": [5, 6, 7], **fields})
+        assert (reply.status, reply.error["code"]) == (500, "not_finite")
+    *_, (_, last) = server.stream([5, 6, 7])
+    assert last["error"]["code"] == "not_finite"
+    assert server.get("/readyz").status == 200

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import checkpoint
-from harness import eventually, free_port, run
+from harness import PATIENCE, eventually, free_port, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -187,6 +187,29 @@ def test_signals_while_draining(serve, synthetic):
         server.process.send_signal(signal.SIGTERM)
         assert running.result(10).error["code"] == "draining"
     assert server.wait(2) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_the_process_group(serve, synthetic, number):
+    """Ctrl-C and timeout(1) reach the ranks too, which work on for the requests that run."""
+    server = serve(synthetic, "-tp", 2)
+    body = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.post, "/v1/completions", body)
+        eventually(lambda: server.metrics().sum("vllm:num_requests_running") > 0, 5, "running")
+        for pid in [*server.ranks(), server.pid]:
+            os.kill(pid, number)
+        assert running.result(20 * PATIENCE).status == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("host, shown", [("::1", "[::1]"), ("localhost", "localhost")])
+def test_address_in_the_log(serve, synthetic, host, shown):
+    """The address that is shown as ready is one that a client can be given."""
+    server = serve(synthetic, "--host", host, wait=False)
+    pattern = rf"listening on (http://{re.escape(shown)}:\d+)"
+    match = eventually(lambda: re.search(pattern, server.log), 30, "ready")
+    assert run("health", match[1]).returncode == 0
 
 
 def test_drain_timeout(serve, synthetic):

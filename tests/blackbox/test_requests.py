@@ -96,6 +96,14 @@ def test_whole_context(demo):
                                "total_tokens": 1024}
 
 
+def test_whole_context_scored(demo):
+    """Without an answer the prompt may fill the context; one more is refused."""
+    fields = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    answer = demo.complete([5] * 1024, **fields)
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 1024
+    assert refused(demo, {"prompt": [5] * 1025, **fields})["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("body", [
     b"", b"{", b"null", b"[]", b'{"prompt": "a"} x', b'{"prompt": "\xff"}', b"\0", b'{"a": 1e999}',
     b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "\\ud800"}', b"[" * 100000,

@@ -1,6 +1,7 @@
 """What goes wrong before serving ends at once, with the right exit code and one clear line."""
 
 import json
+import os
 import pathlib
 import shutil
 import socket
@@ -206,6 +207,29 @@ def test_kv_cache_too_small():
 
 def test_kv_cache_too_large():
     fails(4, "serve", str(checkpoint.GOLDEN / NAME), "--port", "0", "--kv-cache-memory", "900T")
+
+
+def test_long_paths(serve):
+    """The ranks are told of both files, however long their paths are."""
+    def padded(path, length):
+        return "/" + "./" * ((length - len(str(path))) // 2) + str(path)[1:]
+    plan = checkpoint.ROOT / "engine/parallel/plans/1d.json"
+    serve(padded(checkpoint.DEMO, 3800), "--plan", padded(plan, 4090))
+
+
+def test_context_of_one():
+    line = fails(4, "serve", checkpoint.GOLDEN / NAME, "--port", "0", "--max-model-len", "1")
+    assert "at least" in line and "--kv-cache-memory" not in line
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.model",
+                                  "tokenizer_config.json", "model.safetensors"])
+def test_a_fifo_does_not_block(tmp_path, name):
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint.DEMO, model)
+    (model / name).unlink()
+    os.mkfifo(model / name)
+    assert name in fails(3, "serve", model, "--port", "0")
 
 
 # ---- devices: exit code 4 ------------------------------------------------------------------------
