@@ -42,10 +42,12 @@ static const struct row rows[] = {
      "the least important lines shown"},
     {"tensor-parallel-size", "tp", LAYOUT, INT32, AT(tp), 1, 64, "1", NULL,
      "number of ranks that share the model"},
-    {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, "1d", "1d|1d_sp|2d|2.5d|3d",
-     "tensor-parallel layout"},
+    {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, NULL, "1d|1d_sp|2d|2.5d|3d",
+     "tensor-parallel layout; without it 1d"},
     {"mesh", NULL, LAYOUT, STRING, AT(mesh), 0, 0, NULL, NULL,
      "sizes of the layout's axes, as 1,4,2 for 3d: w weights' copies, a outputs, b inputs"},
+    {"auto", NULL, COMMAND_SERVE | COMMAND_PLAN, FLAG, AT(pick_layout), 0, 0, NULL, NULL,
+     "measure this machine and pick the layout with the least modelled time; CPU ranks only"},
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
@@ -171,6 +173,8 @@ static const struct row rows[] = {
      "print the plan file in use, to be changed and given as --plan"},
     {"modes", NULL, COMMAND_PLAN, FLAG, AT(modes), 0, 0, NULL, NULL,
      "compare all layouts and meshes of so many ranks"},
+    {"measure", NULL, COMMAND_PLAN, FLAG, AT(measure), 0, 0, NULL, NULL,
+     "measure what collectives and linears cost here; with --modes also modelled times"},
     {"explain", NULL, COMMAND_PLAN, FLAG, AT(explain), 0, 0, NULL, NULL,
      "what is moved at each point, and the formulas"},
     {"json", NULL, COMMAND_PLAN | COMMAND_INSPECT, FLAG, AT(json), 0, 0, NULL, NULL,
@@ -449,9 +453,22 @@ static enum status from_defaults(struct options *o, struct err *err)
     return OK;
 }
 
-/* Everything there must be, whatever it was said by. */
-static enum status check_complete(const char *name, const struct options *o, struct err *err)
+/* Everything there must be, whatever it was said by, and nothing that contradicts. */
+static enum status check_complete(const char *name, struct options *o, struct err *err)
 {
+    if (o->pick_layout && (o->parallel_mode || o->mesh || o->plan_file))
+        return base_fail(err, ERR_USAGE,
+                         "tessera %s: --auto picks the layout, and %s names one; leave out either",
+                         name,
+                         o->parallel_mode ? "--parallel-mode"
+                         : o->mesh        ? "--mesh"
+                                          : "--plan");
+    if (!o->parallel_mode)
+        o->parallel_mode = "1d";
+    if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain || o->measure))
+        return base_fail(err, ERR_USAGE,
+                         "tessera plan: --modes, --explain and --measure are text; leave out "
+                         "--json");
     if (((LAYOUT | COMMAND_BENCH) & (int)o->command) && !o->model)
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
                          o->command == COMMAND_BENCH ? " or http:// URL" : "");

@@ -52,7 +52,8 @@ struct options {
     double drain_timeout, step_timeout;
     const char *output, *synth_config;
     int64_t seed;
-    bool json, print_plan, modes, explain;
+    bool json, print_plan, modes, explain, measure;
+    bool pick_layout; /* --auto */
     struct {
         int32_t num_prompts, input_len, output_len, vocab;
         int32_t max_concurrency; /* 0: no bound */

@@ -55,7 +55,7 @@ struct kv_spec footprint_kv(const struct footprint *f, const struct model_config
                             f->limits.blocks, f->kv_dtype};
 }
 
-static int32_t thread_count(const struct options *o)
+int32_t footprint_threads(const struct options *o)
 {
     if (o->threads_per_rank > 0)
         return o->threads_per_rank;
@@ -147,7 +147,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     struct footprint f;
     memset(&f, 0, sizeof f);
     f.ranks = o->tp;
-    f.threads = thread_count(o);
+    f.threads = footprint_threads(o);
     f.dtype = f.kv_dtype = options_dtype(o, m->dtype);
     f.plan_hash = layouts[0]->hash;
     enum status st = find_memory(&f, o, ops, err);
@@ -176,7 +176,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         char need[32], have[32];
         st = base_fail(
             err, ERR_LIMIT,
-            "does not fit: %d ranks need %s (%zu bytes), %s (%zu bytes) of memory are free",
+            "E20 does not fit: %d ranks need %s (%zu bytes), %s (%zu bytes) of memory are free",
             f.ranks, base_human_bytes(need, sizeof need, f.total), f.total,
             base_human_bytes(have, sizeof have, f.available), f.available);
     }

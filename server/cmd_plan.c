@@ -3,6 +3,7 @@
 #include "engine/model/model.h"
 #include "engine/parallel/sampler.h"
 #include "server/commands.h"
+#include "server/plan_costs.h"
 #include "server/plan_modes.h"
 #include "server/setup.h"
 
@@ -123,6 +124,27 @@ static void print_text(const struct setup *s, const struct footprint *f, struct 
                    base_human_bytes(ends, sizeof ends, ends_bytes(s, r)));
 }
 
+/* What was asked for besides the plan itself. */
+static enum status write_layouts(const struct setup *s, int32_t rows, struct buf *out,
+                                 struct err *err)
+{
+    enum status st = OK;
+    const struct options *o = &s->options;
+    struct price price;
+    if (o->explain) {
+        plan_modes_explain(s, out);
+        TRY(plan_costs_table(s, rows, out, err));
+    }
+    if (o->measure) {
+        TRY(plan_modes_measure(s, &price, err));
+        plan_modes_price(s, &price, out);
+    }
+    if (o->modes)
+        TRY(plan_modes_table(s, rows, o->measure ? &price : NULL, out, err));
+out:
+    return st;
+}
+
 enum status commands_plan(const struct options *o, struct err *err)
 {
     enum status st = OK;
@@ -142,12 +164,8 @@ enum status commands_plan(const struct options *o, struct err *err)
         print_json(&s, &f, st == OK, &text);
     else
         print_text(&s, &f, &text);
-    if (o->explain)
-        plan_modes_explain(&s, &text);
-    if (o->modes) {
-        enum status compared = plan_modes_table(&s, f.limits.rows, &text, err);
-        st = compared == OK ? st : compared;
-    }
+    enum status more = write_layouts(&s, f.limits.rows, &text, err);
+    st = more == OK ? st : more;
     fputs(text.data, stdout);
 out:
     buf_free(&text);

@@ -5,6 +5,7 @@
 #include "config/buf.h"
 #include "engine/model/model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -64,7 +65,7 @@ void plan_modes_explain(const struct setup *s, struct buf *out)
 
 /* ---- all layouts ---- */
 
-enum { COLUMNS = 4, CANDIDATES_MAX = 160 };
+enum { COLUMNS = 6, CANDIDATES_MAX = 160 };
 
 struct candidate {
     char name[48];
@@ -72,11 +73,15 @@ struct candidate {
     size_t kv;
     int32_t meetings[PLAN_PHASES], prefill_rows;
     uint64_t bytes[COLUMNS]; /* per layer, of the rank that receives most */
+    double seconds[COLUMNS]; /* modelled, of a step, of the rank that takes longest */
+    const char *mode;        /* static */
+    char mesh[40];           /* "": the layout's own */
 };
 
 struct comparison {
     const struct setup *s;
-    int32_t rows[COLUMNS];
+    const struct price *price; /* may be NULL */
+    int32_t rows[COLUMNS];     /* the first is 1, the last the most */
     int32_t count;
     struct candidate list[CANDIDATES_MAX];
 };
@@ -95,9 +100,13 @@ static void weigh(const struct comparison *c, const struct layout *l, struct can
     out->weights = l->arena_bytes > out->weights ? l->arena_bytes : out->weights;
     out->kv = kv > out->kv ? kv : out->kv;
     out->rest = rest > out->rest ? rest : out->rest;
-    for (int32_t i = 0; i < COLUMNS; i++)
-        take_most(&out->bytes[i],
-                  flow_layer_bytes(f, flow_phase_of(f, c->rows[i]), c->rows[i], l->rank));
+    for (int32_t i = 0; i < COLUMNS; i++) {
+        const int32_t rows = c->rows[i];
+        take_most(&out->bytes[i], flow_layer_bytes(f, flow_phase_of(f, rows), rows, l->rank));
+        if (c->price)
+            out->seconds[i] =
+                fmax(out->seconds[i], price_step(c->price, f, c->s->model.layers, rows, l->rank));
+    }
 }
 
 /* Adds a layout; one that does not suit ranks or model is left out. */
@@ -112,6 +121,8 @@ static enum status consider(struct comparison *c, const char *mode, const char *
     const enum dtype dtype = options_dtype(&s->options, s->model.dtype);
     enum status st = plan_load(mode, mesh, NULL, s->options.tp, &plan, &why);
     memset(out, 0, sizeof *out);
+    out->mode = mode;
+    snprintf(out->mesh, sizeof out->mesh, "%s", mesh ? mesh : "");
     snprintf(out->name, sizeof out->name, "%s%s%s", mode, mesh ? " " : "", mesh ? mesh : "");
     for (int32_t r = 0; st == OK && r < s->options.tp; r++) {
         st = layout_open(&s->model, plan, r, dtype, s->ops, &l, &why);
@@ -171,10 +182,37 @@ static void write_candidate(const struct comparison *c, const struct candidate *
     buf_puts(out, "\n");
 }
 
-enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *out, struct err *err)
+static void write_rows(const struct comparison *c, struct buf *out)
+{
+    for (int32_t i = 0; i < COLUMNS; i++)
+        buf_printf(out, "  %9d ", c->rows[i]);
+    buf_puts(out, "\n");
+}
+
+static void write_times(const struct comparison *c, struct buf *out)
+{
+    buf_puts(out, "\nmodelled ms of a step by its rows (collectives and linears; attention, norms "
+                  "and sampling are alike), * least\n");
+    buf_printf(out, "%-12s", "layout");
+    write_rows(c, out);
+    for (int32_t k = 0; k < c->count; k++) {
+        buf_printf(out, "%-12s", c->list[k].name);
+        for (int32_t i = 0; i < COLUMNS; i++) {
+            double least = INFINITY;
+            for (int32_t j = 0; j < c->count; j++)
+                least = fmin(least, c->list[j].seconds[i]);
+            const double t = c->list[k].seconds[i];
+            buf_printf(out, "  %9.3f%c", 1e3 * t, t <= least ? '*' : ' ');
+        }
+        buf_puts(out, "\n");
+    }
+}
+
+enum status plan_modes_table(const struct setup *s, int32_t rows, const struct price *price,
+                             struct buf *out, struct err *err)
 {
     enum status st = OK;
-    struct comparison c = {.s = s, .rows = {1, 32, 512, rows}};
+    struct comparison c = {.s = s, .price = price, .rows = {1, 8, 32, 128, 2048, rows}};
     TRY(consider_all(&c, err));
     buf_printf(out,
                "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
@@ -184,11 +222,58 @@ enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *ou
                s->options.tp, rows);
     buf_printf(out, "%-12s  %10s  %9s  %10s  %9s  %7s ", "layout", "weights", "KV", "residual",
                "meetings", "summa");
-    for (int32_t i = 0; i < COLUMNS; i++)
-        buf_printf(out, "  %9d ", c.rows[i]);
-    buf_puts(out, "\n");
+    write_rows(&c, out);
     for (int32_t i = 0; i < c.count; i++)
         write_candidate(&c, &c.list[i], out);
+    if (price)
+        write_times(&c, out);
+out:
+    return st;
+}
+
+/* ---- by time ---- */
+
+enum status plan_modes_measure(const struct setup *s, struct price *out, struct err *err)
+{
+    return price_measure(s->options.device, s->options.tp, footprint_threads(&s->options),
+                         options_dtype(&s->options, s->model.dtype), out, err);
+}
+
+void plan_modes_price(const struct setup *s, const struct price *p, struct buf *out)
+{
+    buf_printf(out,
+               "\nmeasured here with %d ranks of %d threads: %.1f us a collective, %.3f ns a byte "
+               "received (%.2f GB/s),\n%.3f ns a byte of weights, %.4f ns a multiply-add\n",
+               s->options.tp, footprint_threads(&s->options), 1e6 * p->meet, 1e9 * p->byte,
+               p->byte > 0 ? 1e-9 / p->byte : 0, 1e9 * p->weight, 1e9 * p->mac);
+}
+
+enum status plan_modes_pick(struct setup *s, struct err *err)
+{
+    enum status st = OK;
+    struct price price;
+    const int32_t rows = s->options.max_num_batched_tokens, last = COLUMNS - 1;
+    struct comparison c = {.s = s, .price = &price, .rows = {1, 1, 1, 1, 1, rows}};
+    TRY(plan_modes_measure(s, &price, err));
+    TRY(consider_all(&c, err));
+    if (c.count == 0)
+        return base_fail(err, ERR_USAGE, "--auto: no layout of %d ranks suits this model",
+                         s->options.tp);
+    const struct candidate *one = &c.list[0], *pick = one;
+    for (int32_t i = 1; i < c.count; i++) {
+        const double *t = c.list[i].seconds;
+        if (t[0] * t[last] < pick->seconds[0] * pick->seconds[last])
+            pick = &c.list[i];
+    }
+    memcpy(s->mesh, pick->mesh, sizeof s->mesh);
+    s->options.mesh = *s->mesh ? s->mesh : NULL;
+    s->options.parallel_mode = pick->mode;
+    base_log(LOG_INFO,
+             "--auto picks %s of %d layouts: modelled %.3f ms a row, %.3f ms %d rows; %s %.3f ms, "
+             "%.3f ms; a collective %.1f us, %.2f ns a byte received",
+             pick->name, c.count, 1e3 * pick->seconds[0], 1e3 * pick->seconds[last], rows,
+             one->name, 1e3 * one->seconds[0], 1e3 * one->seconds[last], 1e6 * price.meet,
+             1e9 * price.byte);
 out:
     return st;
 }

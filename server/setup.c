@@ -4,6 +4,7 @@
 
 #include "config/buf.h"
 #include "engine/model/model.h"
+#include "server/plan_modes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,9 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         out->options.dtype = "auto";
     TRY(backend_table(o->device ? o->device : "cpu", &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
+    if (o->pick_layout)
+        TRY(plan_modes_pick(out, err));
+    o = &out->options;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
     TRY(open_layouts(out, err));
     if (o->load_format && strcmp(o->load_format, "dummy") == 0)

@@ -9,7 +9,8 @@
 #include "weights/checkpoint.h"
 
 struct setup {
-    struct options options;
+    struct options options; /* with --auto: its pick */
+    char mesh[40];          /* of that */
     struct model_config model;
     struct generation_defaults defaults;
     struct plan *plan;

@@ -235,6 +235,25 @@ uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t ro
            route_bytes(f, &f->whole, samples, p->linear[PLAN_HEAD].out, rank);
 }
 
+struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,
+                           int32_t rows, int32_t rank)
+{
+    const struct flow_linear *l = &f->phase[phase].linear[part];
+    const struct matrix x = flow_matrix(rows, l->in);
+    const uint64_t mine =
+        (uint64_t)span_len(redistribute_held(&f->mesh, &x, &l->uses, SPREAD_ROWS, rank));
+    const int8_t row = f->choice[part].weight.axis[SPREAD_COLS][0];
+    const int32_t panels = l->summa ? f->mesh.axis[row].size : 1;
+    struct flow_work w = {0};
+    for (int32_t t = 0; t < panels; t++) {
+        const struct weight_spec block =
+            flow_weight(f, part, l->summa ? mesh_peer(&f->mesh, rank, row, t) : rank);
+        w.bytes += f->ops->weight_bytes(&block);
+        w.macs += mine * (uint64_t)block.out * (uint64_t)block.in;
+    }
+    return w;
+}
+
 /* ---- in words ---- */
 
 static bool meets(const struct flow *f, const struct move *v)

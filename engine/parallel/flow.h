@@ -76,4 +76,11 @@ uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t r
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
                          int32_t rank);
 
+/* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. */
+struct flow_work {
+    uint64_t bytes, macs;
+};
+struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,
+                           int32_t rows, int32_t rank);
+
 #endif

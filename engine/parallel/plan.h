@@ -4,8 +4,8 @@
  * In a pattern `*` stands for any part of one dotted component. The pattern with the most literal
  * characters wins; a tie is an error, so is a pattern that matches nothing and a parameter no
  * pattern matches (checked by plan_bind). Errors carry the rule's number, E01 to E23, and name the
- * file, the entry and the parameter. plan_file.c reads the format, plan_check.c proves that the
- * styles of a layer fit together. */
+ * file, the entry and the parameter. plan_file.c and plan_entry.c read the format, plan_check.c
+ * proves that the styles of a layer fit together. */
 #ifndef TESSERA_ENGINE_PARALLEL_PLAN_H
 #define TESSERA_ENGINE_PARALLEL_PLAN_H
 

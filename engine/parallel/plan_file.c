@@ -1,429 +1,19 @@
-/* DESIGN: one table says which keys each style has; a key that is not in it is an error, because a
- * key read past in silence is a layout other than the one written. Values that this engine does not
- * compute with are refused here, with the rule they break where there is one. */
+/* What a plan file says besides its entries (plan_entry.c): mesh, phases, and the sections whose
+ * values are fixed. */
 #include "engine/parallel/plan_rules.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* What is read, for messages: "FILE: plan[3] (PATTERN)". */
-struct at {
-    const struct jdoc *entry;
-    struct plan *plan;
-    char where[320];
-};
-
-static const struct {
-    const char *name, *keys;
-} styles[] = {
-    [STYLE_COLWISE] = {"colwise", "|match|style|axis|unit|input|output|"},
-    [STYLE_ROWWISE] = {"rowwise", "|match|style|axis|unit|input|output|bias|"},
-    [STYLE_VOCAB] = {"vocab", "|match|style|axis|vocab|hidden|rows|output|"},
-    [STYLE_NORM] = {"norm", "|match|style|"},
-    [STYLE_REPLICATE] = {"replicate", "|match|style|"},
-    [STYLE_LIN3D] = {"lin3d", "|match|style|unit|dir|a|b|w|scatter|"},
-};
-enum { PAIRWISE = STYLE_LIN3D + 1, PREPARE_IN, PREPARE_OUT, WORDS };
-static const char *const words[WORDS] = {"colwise",  "rowwise",    "vocab",
-                                         "norm",     "replicate",  "lin3d",
-                                         "pairwise", "prepare_in", "prepare_out"};
-static const char *const unit_names[] = {"column", "head", "kv_group"};
-
-const char *plan_style_name(enum style s)
-{
-    return styles[s].name;
-}
-
-static int word_index(const char *const *names, size_t count, const char *word)
-{
-    for (size_t i = 0; word && i < count; i++)
-        if (strcmp(names[i], word) == 0)
-            return (int)i;
-    return -1;
-}
-
-static const char *member(const struct jdoc *o, const char *key)
-{
-    const struct jdoc *v = jdoc_type(o) == JDOC_OBJECT ? jdoc_get_value(o, key) : NULL;
-    return v && jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : NULL;
-}
-
-/* A member that is absent or one of the words "|a|b|"; *out is `fallback` when absent. */
-static enum status word(const struct at *at, const struct jdoc *o, const char *key,
-                        const char *allowed, const char *fallback, const char **out,
-                        struct err *err)
-{
-    const struct jdoc *v = jdoc_get_value(o, key);
-    char bars[64];
-    *out = v ? member(o, key) : fallback;
-    if (*out) {
-        snprintf(bars, sizeof bars, "|%.60s|", *out);
-        if (!strchr(*out, '|') && strstr(allowed, bars))
-            return OK;
-    }
-    return base_fail(err, ERR_USAGE, "%s: %s is %s%.60s%s, expected one of %s", at->where, key,
-                     *out ? "\"" : "",
-                     *out ? *out
-                     : v  ? "not a word"
-                          : "missing",
-                     *out ? "\"" : "", allowed);
-}
-
-/* Every key of an object must be one of `allowed` ("|a|b|"): nothing is read past in silence. */
-static enum status check_keys(const struct jdoc *o, const char *allowed, const char *where,
-                              struct err *err)
-{
-    const char *key = NULL;
-    const struct jdoc *value = NULL;
-    if (jdoc_type(o) != JDOC_OBJECT)
-        return base_fail(err, ERR_USAGE, "%s: expected a JSON object", where);
-    for (void *it = jdoc_iter(o, NULL, &key, &value); it; it = jdoc_iter(o, it, &key, &value)) {
-        char bars[64];
-        snprintf(bars, sizeof bars, "|%.60s|", key);
-        if (strchr(key, '|') || !strstr(allowed, bars))
-            return base_fail(err, ERR_USAGE, "%s: key \"%.60s\" is not known, expected one of %s",
-                             where, key, allowed);
-    }
-    return OK;
-}
-
-/* ---- axes and placements ---- */
-
-/* The axis named by a member; `fallback` when absent (NULL: the mesh's only axis). */
-static enum status axis_of(const struct at *at, const char *key, const char *fallback,
-                           int32_t *axis, struct err *err)
-{
-    const struct mesh *m = &at->plan->mesh;
-    const struct jdoc *v = jdoc_get_value(at->entry, key);
-    const char *name = v ? member(at->entry, key) : fallback;
-    if (!v && !fallback && m->axes == 1)
-        name = m->axis[0].name;
-    *axis = name ? mesh_find(m, name) : -1;
-    if (*axis < 0)
-        return base_fail(err, ERR_USAGE, "%s: E05 %s names axis %s, which the mesh does not have",
-                         at->where, key, name ? name : "(none)");
-    return OK;
-}
-
-/* Appends the axes of a member, a name or a list of names, outermost first. */
-static enum status axes_of(const struct at *at, const char *key, int32_t dim, struct spread *s,
-                           struct err *err)
-{
-    const struct mesh *m = &at->plan->mesh;
-    const struct jdoc *v = jdoc_get_value(at->entry, key);
-    const size_t count = v && jdoc_type(v) == JDOC_ARRAY ? jdoc_size(v) : v ? 1 : 0;
-    for (size_t i = 0; i < count; i++) {
-        const struct jdoc *item = jdoc_type(v) == JDOC_ARRAY ? jdoc_at(v, i) : v;
-        const char *name = jdoc_type(item) == JDOC_STRING ? jdoc_string(item) : "(not a name)";
-        int32_t axis = mesh_find(m, name), d, place;
-        if (axis < 0)
-            return base_fail(err, ERR_USAGE,
-                             "%s: E05 %s names axis %.40s, which the mesh does not have", at->where,
-                             key, name);
-        if (spread_along(s, axis, &d, &place) != SPREAD_COPY)
-            return base_fail(err, ERR_USAGE, "%s: E18 axis %s splits the same tensor twice",
-                             at->where, name);
-        *s = spread_shard(*s, dim, axis);
-    }
-    return OK;
-}
-
-/* How the sum over the partial axes is handed on. */
-static struct spread resolved(const struct mesh *m, struct spread s, const char *how)
-{
-    const uint8_t partial = s.partial;
-    for (int32_t axis = 0; axis < m->axes && strcmp(how, "P") != 0; axis++) {
-        if (!(partial >> axis & 1))
-            continue;
-        s = spread_copy(s, axis);
-        if (strcmp(how, "S(0)") == 0)
-            s = spread_shard(s, SPREAD_ROWS, axis);
-        else if (strcmp(how, "S(1)") == 0)
-            s = spread_shard(s, SPREAD_COLS, axis);
-    }
-    return s;
-}
-
-/* One placement per mesh axis, as DTensor writes them: "R", "S(0)", "S(1)", "P"; a single string
- * stands for a mesh of one axis. Two axes on one dimension need `order`. */
-static enum status placements(const struct at *at, const struct jdoc *v, struct spread *out,
-                              struct err *err)
-{
-    static const char *const kinds[] = {"R", "S(0)", "S(1)", "P"};
-    const struct mesh *m = &at->plan->mesh;
-    const bool list = jdoc_type(v) == JDOC_ARRAY;
-    struct spread s = {0};
-    if ((list ? jdoc_size(v) : 1) != (size_t)m->axes)
-        return base_fail(err, ERR_USAGE, "%s: %d placements are wanted, one per axis of the mesh",
-                         at->where, m->axes);
-    for (int32_t axis = 0; axis < m->axes; axis++) {
-        const struct jdoc *item = list ? jdoc_at(v, (size_t)axis) : v;
-        int kind = jdoc_type(item) == JDOC_STRING
-                       ? word_index(kinds, ARRAY_LEN(kinds), jdoc_string(item))
-                       : -1;
-        if (kind < 0)
-            return base_fail(err, ERR_USAGE, "%s: a placement is R, S(0), S(1) or P", at->where);
-        if (kind == 3)
-            s = spread_partial(s, axis);
-        else if (kind > 0)
-            s = spread_shard(s, kind - 1, axis);
-    }
-    for (int32_t dim = 0; dim < SPREAD_DIMS; dim++)
-        if (s.count[dim] > 1)
-            return base_fail(err, ERR_USAGE,
-                             "%s: E18 %d axes split dimension %d and their order is not said; use "
-                             "\"rows\" and \"cols\" lists in a style instead",
-                             at->where, s.count[dim], dim);
-    *out = s;
-    return OK;
-}
-
-/* ---- entries ---- */
-
-static enum status read_colwise(const struct at *at, struct plan_choice *c, struct err *err)
-{
-    enum status st = OK;
-    const char *input, *output;
-    int32_t axis;
-    const struct spread copy = {0};
-    TRY(axis_of(at, "axis", NULL, &axis, err));
-    TRY(word(at, at->entry, "input", "|R|S(0)|", "R", &input, err));
-    TRY(word(at, at->entry, "output", "|S(1)|R|", "S(1)", &output, err));
-    c->weight = spread_shard(copy, SPREAD_ROWS, axis);
-    c->takes = *input == 'R' ? copy : spread_shard(copy, SPREAD_ROWS, axis);
-    c->gives = *output == 'R' ? copy : spread_shard(copy, SPREAD_COLS, axis);
-out:
-    return st;
-}
-
-static enum status read_rowwise(const struct at *at, struct plan_choice *c, struct err *err)
-{
-    enum status st = OK;
-    const char *input, *output, *bias;
-    int32_t axis;
-    const struct spread copy = {0};
-    TRY(axis_of(at, "axis", NULL, &axis, err));
-    TRY(word(at, at->entry, "input", "|S(1)|R|", "S(1)", &input, err));
-    TRY(word(at, at->entry, "output", "|R|S(0)|S(1)|P|", "R", &output, err));
-    TRY(word(at, at->entry, "bias", "|after|each|", "after", &bias, err));
-    if (strcmp(bias, "each") == 0)
-        return base_fail(err, ERR_USAGE,
-                         "%s: E13 a bias added by each coordinate before the sum counts %d times; "
-                         "expected after",
-                         at->where, at->plan->mesh.axis[axis].size);
-    c->weight = c->uses = spread_shard(copy, SPREAD_COLS, axis);
-    c->takes = *input == 'R' ? copy : c->uses;
-    c->gives = resolved(&at->plan->mesh, spread_partial(copy, axis), output);
-out:
-    return st;
-}
-
-static enum status read_vocab(const struct at *at, struct plan_choice *c, struct err *err)
-{
-    enum status st = OK;
-    const char *output;
-    int32_t axis;
-    struct spread s = {0};
-    if (jdoc_get_value(at->entry, "vocab")) {
-        TRY(axes_of(at, "vocab", SPREAD_ROWS, &s, err));
-        TRY(axes_of(at, "hidden", SPREAD_COLS, &s, err));
-    } else {
-        TRY(axis_of(at, "axis", NULL, &axis, err));
-        s = spread_shard(s, SPREAD_ROWS, axis);
-    }
-    TRY(word(at, at->entry, "output", "|R|S(0)|S(1)|P|", "R", &output, err));
-    c->weight = c->uses = s;
-    for (int32_t i = 0; i < s.count[SPREAD_ROWS]; i++)
-        c->uses = spread_copy(c->uses, s.axis[SPREAD_ROWS][i]);
-    struct spread found = plan_found(c);
-    TRY(axes_of(at, "rows", SPREAD_ROWS, &c->takes, err));
-    for (int32_t i = 0; i < c->takes.count[SPREAD_ROWS]; i++) {
-        const int32_t by = c->takes.axis[SPREAD_ROWS][i];
-        found = spread_shard(spread_copy(found, by), SPREAD_ROWS, by);
-    }
-    c->gives = resolved(&at->plan->mesh, found, output);
-out:
-    return st;
-}
-
-/* Rows of w stay where they are. Direction out is in with a and b exchanged: what one linear leaves
- * is what the other takes. */
-static enum status read_lin3d(const struct at *at, struct plan_choice *c, struct err *err)
-{
-    enum status st = OK;
-    const char *dir, *scatter;
-    int32_t a, b, w = -1;
-    struct spread rows = {0};
-    TRY(word(at, at->entry, "dir", "|in|out|", NULL, &dir, err));
-    TRY(word(at, at->entry, "scatter", "|hidden|rows|", "hidden", &scatter, err));
-    TRY(axis_of(at, "a", "a", &a, err));
-    TRY(axis_of(at, "b", "b", &b, err));
-    if (jdoc_get_value(at->entry, "w"))
-        TRY(axis_of(at, "w", NULL, &w, err));
-    if (a == b || a == w || b == w)
-        return base_fail(err, ERR_USAGE, "%s: E18 a, b and w must be different axes", at->where);
-    c->back = strcmp(dir, "out") == 0;
-    if (c->back) {
-        int32_t swap = a;
-        a = b;
-        b = swap;
-    }
-    if (w >= 0)
-        rows = spread_shard(rows, SPREAD_ROWS, w);
-    const int32_t dim = strcmp(scatter, "rows") == 0 ? SPREAD_ROWS : SPREAD_COLS;
-    c->weight = spread_shard(spread_shard((struct spread){0}, SPREAD_ROWS, a), SPREAD_COLS, b);
-    c->uses = spread_shard(rows, SPREAD_COLS, b);
-    c->takes = spread_shard(c->uses, dim, a);
-    c->gives = spread_shard(spread_shard(rows, SPREAD_COLS, a), dim, b);
-out:
-    return st;
-}
-
-static enum status read_unit(const struct at *at, struct plan_choice *c, struct err *err)
-{
-    const struct jdoc *v = jdoc_get_value(at->entry, "unit");
-    const char *name = member(at->entry, "unit");
-    int u = v ? word_index(unit_names, ARRAY_LEN(unit_names), name) : (int)UNIT_COLUMN;
-    if (u < 0)
-        return base_fail(err, ERR_USAGE, "%s: unit is %s, expected column, head or kv_group",
-                         at->where, name ? name : "not a word");
-    c->unit = (enum unit)u;
-    return OK;
-}
-
-static enum status read_style(const struct at *at, enum style style, struct plan_choice *out,
-                              struct err *err)
-{
-    enum status st = OK;
-    struct plan_choice c = {.style = style};
-    TRY(check_keys(at->entry, styles[style].keys, at->where, err));
-    TRY(read_unit(at, &c, err));
-    if (style == STYLE_COLWISE)
-        TRY(read_colwise(at, &c, err));
-    else if (style == STYLE_ROWWISE)
-        TRY(read_rowwise(at, &c, err));
-    else if (style == STYLE_VOCAB)
-        TRY(read_vocab(at, &c, err));
-    else if (style == STYLE_LIN3D)
-        TRY(read_lin3d(at, &c, err));
-    *out = c;
-out:
-    return st;
-}
-
-static enum status add_rule(const struct at *at, const char *match, const char *child,
-                            int32_t entry, struct plan_rule rule, struct err *err)
-{
-    struct plan *p = at->plan;
-    if (p->rule_count == PLAN_RULES_MAX)
-        return base_fail(err, ERR_USAGE, "%s: plan must be a list of at most %d entries", p->where,
-                         PLAN_RULES_MAX);
-    int n = snprintf(rule.match, sizeof rule.match, "%s%s%s", match, child ? "." : "",
-                     child ? child : "");
-    if (n < 0 || (size_t)n >= sizeof rule.match)
-        return base_fail(err, ERR_USAGE, "%s: match must be a pattern", at->where);
-    rule.entry = entry;
-    for (const char *c = rule.match; *c; c++)
-        rule.literals += *c != '*';
-    p->rules[p->rule_count++] = rule;
-    return OK;
-}
-
-/* The pair in one entry: `first` split by columns, `second` by rows. */
-static enum status read_pairwise(const struct at *at, const char *match, int32_t entry,
-                                 struct err *err)
-{
-    enum status st = OK;
-    struct plan_rule first = {.choice.style = STYLE_COLWISE}, second = first;
-    const char *a = member(at->entry, "first"), *b = member(at->entry, "second");
-    second.choice.style = STYLE_ROWWISE;
-    TRY(check_keys(at->entry, "|match|style|axis|first|second|", at->where, err));
-    if (!a || !b)
-        return base_fail(err, ERR_USAGE, "%s: pairwise names its two linears, first and second",
-                         at->where);
-    TRY(read_colwise(at, &first.choice, err));
-    TRY(read_rowwise(at, &second.choice, err));
-    TRY(add_rule(at, match, a, entry, first, err));
-    TRY(add_rule(at, match, b, entry, second, err));
-out:
-    return st;
-}
-
-/* One element per input of the module, null: untouched. Modules here have one matrix. */
-static enum status read_prepare(const struct at *at, const char *match, int32_t entry,
-                                enum plan_use use, struct err *err)
-{
-    enum status st = OK;
-    struct plan_rule r = {.use = use};
-    const struct jdoc *from = jdoc_get_value(at->entry, "from");
-    const struct jdoc *to = jdoc_get_value(at->entry, "to");
-    TRY(check_keys(at->entry, "|match|style|from|to|", at->where, err));
-    if (!from || !to || jdoc_type(from) != JDOC_ARRAY || jdoc_type(to) != JDOC_ARRAY ||
-        jdoc_size(from) != jdoc_size(to) || jdoc_size(from) == 0)
-        return base_fail(err, ERR_USAGE,
-                         "%s: from and to are lists of equal length, one element "
-                         "per matrix, null for one that stays as it is",
-                         at->where);
-    for (size_t i = 0; i < jdoc_size(from); i++) {
-        const bool none = jdoc_type(jdoc_at(from, i)) == JDOC_NULL;
-        if (none != (jdoc_type(jdoc_at(to, i)) == JDOC_NULL))
-            return base_fail(err, ERR_USAGE, "%s: element %zu is null on one side only", at->where,
-                             i);
-        if (none)
-            continue;
-        if (i > 0)
-            return base_fail(err, ERR_USAGE, "%s: element %zu: the module has one matrix",
-                             at->where, i);
-        TRY(placements(at, jdoc_at(from, i), &r.from, err));
-        TRY(placements(at, jdoc_at(to, i), &r.to, err));
-    }
-    TRY(add_rule(at, match, NULL, entry, r, err));
-out:
-    return st;
-}
-
-static enum status read_entry(const struct jdoc *entry, size_t i, struct plan *p, struct err *err)
-{
-    struct at at = {.entry = entry, .plan = p};
-    snprintf(at.where, sizeof at.where, "%s: plan[%zu]", p->where, i);
-    if (jdoc_type(entry) != JDOC_OBJECT)
-        return base_fail(err, ERR_USAGE, "%s: expected a JSON object", at.where);
-    const char *match = member(entry, "match"), *style = member(entry, "style");
-    if (!match || !*match || strlen(match) >= PLAN_PATTERN_MAX)
-        return base_fail(err, ERR_USAGE, "%s: match must be a pattern", at.where);
-    snprintf(at.where, sizeof at.where, "%s: plan[%zu] (%s)", p->where, i, match);
-    if (jdoc_get(entry, "when"))
-        return base_fail(err, ERR_USAGE,
-                         "%s: E23 a condition would keep some ranks out of a collective; every "
-                         "member takes part, with empty blocks if need be",
-                         at.where);
-    int w = word_index(words, WORDS, style);
-    if (w < 0)
-        return base_fail(err, ERR_USAGE,
-                         "%s: style is %s, expected colwise, rowwise, vocab, norm, replicate, "
-                         "lin3d, pairwise, prepare_in or prepare_out",
-                         at.where, style ? style : "missing");
-    if (w == PAIRWISE)
-        return read_pairwise(&at, match, (int32_t)i, err);
-    if (w == PREPARE_IN || w == PREPARE_OUT)
-        return read_prepare(&at, match, (int32_t)i,
-                            w == PREPARE_IN ? PLAN_PREPARE_IN : PLAN_PREPARE_OUT, err);
-    struct plan_rule r = {.use = PLAN_PARAMETER};
-    enum status st = read_style(&at, (enum style)w, &r.choice, err);
-    return st == OK ? add_rule(&at, match, NULL, (int32_t)i, r, err) : st;
-}
-
-/* ---- the file ---- */
 
 static enum status read_axis(const struct jdoc *axis, int32_t i, struct plan *p, struct err *err)
 {
     struct mesh_axis *a = &p->mesh.axis[i];
     char where[160];
     snprintf(where, sizeof where, "%s: mesh[%d]", p->where, i);
-    enum status st = check_keys(axis, "|name|size|", where, err);
+    enum status st = plan_read_keys(axis, "|name|size|", where, err);
     if (st != OK)
         return st;
-    const char *name = member(axis, "name");
+    const char *name = plan_read_member(axis, "name");
     const struct jdoc *size = jdoc_get_value(axis, "size");
     if (!name || !*name || strlen(name) >= MESH_NAME_MAX || mesh_find(&p->mesh, name) >= 0)
         return base_fail(err, ERR_USAGE, "%s: name must be a new word of at most %d bytes", where,
@@ -446,7 +36,7 @@ static enum status read_axis(const struct jdoc *axis, int32_t i, struct plan *p,
 static enum status read_mesh(const struct jdoc *doc, struct plan *p, struct err *err)
 {
     enum status st = OK;
-    struct at at = {.entry = doc, .plan = p};
+    struct plan_at at = {.entry = doc, .plan = p};
     const struct jdoc *mesh = jdoc_get_value(doc, "mesh");
     const char *order;
     if (!mesh || jdoc_type(mesh) != JDOC_ARRAY || jdoc_size(mesh) < 1 ||
@@ -454,7 +44,8 @@ static enum status read_mesh(const struct jdoc *doc, struct plan *p, struct err 
         return base_fail(err, ERR_USAGE, "%s: mesh must be a list of 1 to %d axes", p->where,
                          MESH_AXES_MAX);
     snprintf(at.where, sizeof at.where, "%s", p->where);
-    TRY(word(&at, doc, "rank_order", "|last-fastest|first-fastest|", "last-fastest", &order, err));
+    TRY(plan_read_word(&at, doc, "rank_order", "|last-fastest|first-fastest|", "last-fastest",
+                       &order, err));
     p->mesh.first_fastest = strcmp(order, "first-fastest") == 0;
     for (size_t i = 0; i < jdoc_size(mesh); i++)
         TRY(read_axis(jdoc_at(mesh, i), (int32_t)i, p, err));
@@ -470,7 +61,7 @@ static enum status read_phase(const struct jdoc *phases, const char *name, struc
                               const char **attention, const char **norm, struct err *err)
 {
     enum status st = OK;
-    struct at at = {.plan = p};
+    struct plan_at at = {.plan = p};
     const struct jdoc *phase = jdoc_get_value(phases, name);
     const char *weights;
     snprintf(at.where, sizeof at.where, "%s: phases.%s", p->where, name);
@@ -478,10 +69,10 @@ static enum status read_phase(const struct jdoc *phases, const char *name, struc
     *norm = "plain";
     if (!phase)
         return OK;
-    TRY(check_keys(phase, "|weights|attention|norm|linears|o_down|rows|", at.where, err));
-    TRY(word(&at, phase, "weights", "|cached|", "cached", &weights, err));
-    TRY(word(&at, phase, "attention", "|heads|home|", "heads", attention, err));
-    TRY(word(&at, phase, "norm", "|plain|fused|", "plain", norm, err));
+    TRY(plan_read_keys(phase, "|weights|attention|norm|linears|o_down|rows|", at.where, err));
+    TRY(plan_read_word(&at, phase, "weights", "|cached|", "cached", &weights, err));
+    TRY(plan_read_word(&at, phase, "attention", "|heads|home|", "heads", attention, err));
+    TRY(plan_read_word(&at, phase, "norm", "|plain|fused|", "plain", norm, err));
 out:
     return st;
 }
@@ -494,14 +85,14 @@ static enum status read_linears(const struct jdoc *phases, struct plan *p, struc
     const struct jdoc *prefill = jdoc_get_value(phases, "prefill");
     const struct jdoc *decode = jdoc_get_value(phases, "decode");
     const char *linears, *o_down, *other = "stationary";
-    struct at at = {.plan = p};
+    struct plan_at at = {.plan = p};
     snprintf(at.where, sizeof at.where, "%s: phases", p->where);
     if (decode)
-        TRY(word(&at, decode, "linears", "|stationary|", "stationary", &other, err));
+        TRY(plan_read_word(&at, decode, "linears", "|stationary|", "stationary", &other, err));
     if (!prefill)
         return OK;
-    TRY(word(&at, prefill, "linears", "|stationary|summa|", "stationary", &linears, err));
-    TRY(word(&at, prefill, "o_down", "|transpose|keep|", "keep", &o_down, err));
+    TRY(plan_read_word(&at, prefill, "linears", "|stationary|summa|", "stationary", &linears, err));
+    TRY(plan_read_word(&at, prefill, "o_down", "|transpose|keep|", "keep", &o_down, err));
     p->prefill = strcmp(linears, "summa") == 0;
     if (p->prefill && strcmp(o_down, "transpose") != 0)
         return base_fail(
@@ -526,7 +117,7 @@ static enum status read_phases(const struct jdoc *doc, struct plan *p, struct er
     if (!phases)
         return OK;
     snprintf(where, sizeof where, "%s: phases", p->where);
-    TRY(check_keys(phases, "|prefill|decode|", where, err));
+    TRY(plan_read_keys(phases, "|prefill|decode|", where, err));
     TRY(read_phase(phases, "prefill", p, &attention[0], &norm[0], err));
     TRY(read_phase(phases, "decode", p, &attention[1], &norm[1], err));
     if (strcmp(attention[0], attention[1]) != 0)
@@ -560,22 +151,23 @@ static enum status read_fixed(const struct jdoc *doc, struct plan *p, struct err
     };
     enum status st = OK;
     const char *value;
-    TRY(check_keys(doc, "|version|mode|mesh|rank_order|uneven|plan|attention|logits|phases|comm|",
-                   p->where, err));
+    TRY(plan_read_keys(doc,
+                       "|version|mode|mesh|rank_order|uneven|plan|attention|logits|phases|comm|",
+                       p->where, err));
     for (size_t i = 0; i < ARRAY_LEN(fixed); i++) {
         const struct jdoc *o = jdoc_get_value(doc, fixed[i].section);
-        struct at at = {.plan = p};
+        struct plan_at at = {.plan = p};
         if (!o)
             continue;
         snprintf(at.where, sizeof at.where, "%s: %s", p->where, fixed[i].section);
-        TRY(check_keys(o,
-                       *fixed[i].section == 'a'   ? "|placement|kv_replication|"
-                       : *fixed[i].section == 'l' ? "|gather|dtype|"
-                                                  : "|reduce_dtype|wire_dtype|",
-                       at.where, err));
+        TRY(plan_read_keys(o,
+                           *fixed[i].section == 'a'   ? "|placement|kv_replication|"
+                           : *fixed[i].section == 'l' ? "|gather|dtype|"
+                                                      : "|reduce_dtype|wire_dtype|",
+                           at.where, err));
         snprintf(at.where, sizeof at.where, "%s: %s%s", p->where, fixed[i].rule, fixed[i].section);
         if (jdoc_get_value(o, fixed[i].key))
-            TRY(word(&at, o, fixed[i].key, fixed[i].allowed, NULL, &value, err));
+            TRY(plan_read_word(&at, o, fixed[i].key, fixed[i].allowed, NULL, &value, err));
     }
 out:
     return st;
@@ -584,23 +176,23 @@ out:
 static enum status read_head(const struct jdoc *doc, struct plan *p, struct err *err)
 {
     enum status st = OK;
-    struct at at = {.entry = doc, .plan = p};
+    struct plan_at at = {.entry = doc, .plan = p};
     const struct jdoc *version = jdoc_get_value(doc, "version");
     const struct jdoc *attention = jdoc_get_value(doc, "attention");
     const char *mode, *uneven;
     snprintf(at.where, sizeof at.where, "%s", p->where);
     if (!version || jdoc_type(version) != JDOC_INT || jdoc_int(version) != 1)
         return base_fail(err, ERR_USAGE, "%s: version must be 1", p->where);
-    TRY(word(&at, doc, "mode", "|1d|1d_sp|2d|2.5d|3d|custom|", NULL, &mode, err));
+    TRY(plan_read_word(&at, doc, "mode", "|1d|1d_sp|2d|2.5d|3d|custom|", NULL, &mode, err));
     memcpy(p->mode, mode, strlen(mode) + 1);
-    TRY(word(&at, doc, "uneven", "|balanced|strict|pad|", "balanced", &uneven, err));
+    TRY(plan_read_word(&at, doc, "uneven", "|balanced|strict|pad|", "balanced", &uneven, err));
     if (strcmp(uneven, "pad") == 0)
         return base_fail(err, ERR_USAGE,
                          "%s: E15 padded vocabulary rows would be sampled unless masked; uneven "
                          "must be balanced or strict",
                          p->where);
     p->strict = strcmp(uneven, "strict") == 0;
-    const char *kv = attention ? member(attention, "kv_replication") : NULL;
+    const char *kv = attention ? plan_read_member(attention, "kv_replication") : NULL;
     p->kv_replication = !kv || strcmp(kv, "none") != 0;
 out:
     return st;
@@ -620,7 +212,7 @@ enum status plan_file_read(const struct jdoc *doc, struct plan *p, struct err *e
         return base_fail(err, ERR_USAGE, "%s: plan must be a list of at most %d entries", p->where,
                          PLAN_RULES_MAX);
     for (size_t i = 0; i < jdoc_size(list); i++)
-        TRY(read_entry(jdoc_at(list, i), i, p, err));
+        TRY(plan_entry_read(jdoc_at(list, i), i, p, err));
 out:
     return st;
 }

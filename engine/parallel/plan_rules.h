@@ -34,6 +34,27 @@ struct plan {
 
 /* Fills *p (text, where, ranks are set) from the parsed file. */
 enum status plan_file_read(const struct jdoc *doc, struct plan *p, struct err *err) MUST_USE;
+/* Appends the rules of entry i of the list. */
+enum status plan_entry_read(const struct jdoc *entry, size_t i, struct plan *p,
+                            struct err *err) MUST_USE;
+
+/* What is read, for messages: "FILE: plan[3] (PATTERN)". */
+struct plan_at {
+    const struct jdoc *entry;
+    struct plan *plan;
+    char where[320];
+};
+/* A member that is a string, else NULL. */
+const char *plan_read_member(const struct jdoc *o, const char *key);
+/* Index of a word among names, -1: none. */
+int plan_read_index(const char *const *names, size_t count, const char *word);
+/* A member that is absent or one of the words "|a|b|"; *out is `fallback` when absent. */
+enum status plan_read_word(const struct plan_at *at, const struct jdoc *o, const char *key,
+                           const char *allowed, const char *fallback, const char **out,
+                           struct err *err) MUST_USE;
+/* Every key of an object must be one of `allowed` ("|a|b|"): nothing is read past in silence. */
+enum status plan_read_keys(const struct jdoc *o, const char *allowed, const char *where,
+                           struct err *err) MUST_USE;
 /* Component by component, so that `*` never crosses a dot. */
 bool plan_matches(const char *pattern, const char *name);
 

@@ -3,6 +3,7 @@ forms in tests/oracle."""
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -143,6 +144,92 @@ def test_modes_are_compared(odd):
         next(line for line in lines if line.startswith("layout  "))) + 1:]]
     meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
     assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + ["3d %d,%d,%d" % mesh for mesh in meshes]
+
+
+def costs(model, ranks, *more):
+    """The numbers of the cost table by layout: compute, parameters, activations, bandwidth,
+    latency; then the stated bandwidth and the right one. None where ranks form no such mesh."""
+    done = run("plan", model, "-tp", str(ranks), "--load-format", "dummy", "--explain",
+               *map(str, more))
+    lines, found, name = done.stdout.splitlines(), {}, None
+    for line in lines[next(i for i, l in enumerate(lines) if l.startswith("Costs as")):]:
+        words = line.replace(",", "").split()
+        if " stated " in line and not line.startswith(" "):
+            name = words[0]
+        elif words and words[0] == "here":
+            found[name] = [float(w) for w in words[1:6]] + [float(words[-3]), float(words[-1])]
+        elif "not for this model" in line:
+            found[name] = None
+    return found
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_costs_beside_the_tables(tmp_path, ranks):
+    """Against the closed forms, and the tables' own arithmetic by hand."""
+    model = checkpoint.write_config(tmp_path / "even", hidden_size=512, num_hidden_layers=1,
+                                    num_attention_heads=16, num_key_value_heads=8, head_dim=32,
+                                    intermediate_size=1408, vocab_size=512)
+    rows, shape = 1024, checkpoint.shape_of(model)
+    found = costs(model, ranks, "--max-num-batched-tokens", rows, "--dtype", "float32")
+    tables = {4: {"1d": (1.5, 1.5), "2d": (3, 1.5), "2.5d": (3, 1.5), "3d": None},
+              8: {"1d": (1.75, 1.75), "2d": None, "2.5d": (2.25, 1.125), "3d": (0.75, 0.75)}}
+    assert found.keys() == tables[ranks].keys()
+    for mode, stated in tables[ranks].items():
+        if stated is None:
+            assert found[mode] is None
+            continue
+        compute, parameters, activations, bandwidth, _, *given = found[mode]
+        assert tuple(given) == stated
+        assert compute == 1 / ranks
+        assert parameters == (1 / 4 if ranks == 8 and mode != "1d" else 1 / ranks)
+        assert activations == (1 if mode == "1d" else 1 / ranks)
+        deep, flat = (max(mode_bytes.step_bytes(shape._replace(layers=n), mode, ranks, rank, rows,
+                                                [], mode.startswith("2")) for rank in range(ranks))
+                      for n in (2, 1))
+        assert bandwidth == pytest.approx((deep - flat) / (4 * rows * 512), abs=1e-4), mode
+
+
+def times(lines):
+    """Modelled ms by layout, and the layouts that the bytes are printed of."""
+    start = next(i for i, line in enumerate(lines) if line.startswith("modelled ms"))
+    rows = [re.split(r"\s{2,}", line) for line in lines[start + 2:]]
+    return {row[0]: [float(t.rstrip("* ")) for t in row[1:]] for row in rows}
+
+
+def test_times_are_modelled(odd):
+    """Beside the bytes, a time for every layout; the numbers they come from are printed."""
+    done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--modes", "--measure")
+    lines = done.stdout.splitlines()
+    found = times(lines)
+    assert {"1d", "1d_sp", "2d", "3d 2,2,1"} <= found.keys()
+    assert all(t > 0 for row in found.values() for t in row)
+    assert all(row[0] < row[-1] for row in found.values()), "512 rows take longer than one"
+    assert any(re.match(r"measured here with 4 ranks of \d+ threads: \d", line) for line in lines)
+
+
+def test_auto_picks_and_serves(serve):
+    """The layout it names is the one in use, and gives the same text."""
+    server = serve(checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "4", "--auto")
+    prompt, greedy = checkpoint.golden_runs("tied_gqa2_f32")[0]
+    assert server.token_ids(prompt, 24) == greedy[:24]
+    done = run("plan", checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", "4", "--auto")
+    picked = re.search(r"--auto picks (\S+)", done.stderr).group(1)
+    assert f"layout {picked}:" in done.stdout
+
+
+@pytest.mark.parametrize("other", [("--parallel-mode", "1d"), ("--mesh", "1,2,2"),
+                                   ("--plan", "x.json")])
+def test_auto_picks_alone(odd, other):
+    done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--auto", *other)
+    assert done.returncode == 2
+    assert f"--auto picks the layout, and {other[0]} names one" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["--modes", "--explain", "--measure"])
+def test_text_is_not_mixed_with_json(odd, text):
+    done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--json", text)
+    assert done.returncode == 2 and not done.stdout
+    assert "leave out --json" in done.stderr
 
 
 def test_a_plan_that_changes_during_start_up(tmp_path):

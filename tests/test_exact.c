@@ -1,0 +1,496 @@
+/* The whole model in integers, in every layout: weights are -1, 0 and 1, and where a transformer is
+ * not exact (norms, rotation, softmax, SiLU) the ranks run integer functions instead, so that every
+ * sum is a whole number below 2^24 and no order of additions rounds. The logits of every rank must
+ * then equal plain int64 loops, with no tolerance: a wrong block, a swapped group, a double count
+ * or a sum left out cannot hide. Nothing divides: 6 heads, 3 KV heads, MLP 97, vocabulary 131. */
+#include "tests/cluster.h"
+#include "tests/scratch.h"
+
+enum { H = 26, LAYERS = 2, HEADS = 6, KV = 3, DH = 4, F = 97, V = 131 };
+enum { SLOTS = 2, POSITIONS = 8, RANKS = 16, QKV = (HEADS + 2 * KV) * DH };
+enum { EXACT = 1 << 24 };
+
+/* ---- weights ---- */
+
+enum tensor { EMBED, HEAD, NORM, IN_NORM, MLP_NORM, Q, K, VALUE, O, GATE, UP, DOWN, TENSORS };
+static const struct {
+    const char *name;
+    int rows, cols; /* rows 0: a vector */
+} tensors[TENSORS] = {
+    [EMBED] = {"model.embed_tokens", V, H},
+    [HEAD] = {"lm_head", V, H},
+    [NORM] = {"model.norm", 0, H},
+    [IN_NORM] = {"input_layernorm", 0, H},
+    [MLP_NORM] = {"post_attention_layernorm", 0, H},
+    [Q] = {"self_attn.q_proj", HEADS *DH, H},
+    [K] = {"self_attn.k_proj", KV *DH, H},
+    [VALUE] = {"self_attn.v_proj", KV *DH, H},
+    [O] = {"self_attn.o_proj", H, HEADS *DH},
+    [GATE] = {"mlp.gate_proj", F, H},
+    [UP] = {"mlp.up_proj", F, H},
+    [DOWN] = {"mlp.down_proj", H, F},
+};
+
+/* -1, 0 or 1; of a norm 1 or 2. */
+static int weight(enum tensor t, int layer, int row, int col)
+{
+    uint32_t x = (uint32_t)t * 0x9e3779b1u + (uint32_t)layer * 0x7feb352du +
+                 (uint32_t)row * 0x85ebca6bu + (uint32_t)col * 0xc2b2ae35u;
+    x = (x ^ x >> 15) * 0x2c1b3c6du;
+    x = (x ^ x >> 12) * 0x297a2d39u;
+    x ^= x >> 15;
+    return tensors[t].rows == 0 ? 1 + (int)(x & 1) : (int)(x % 3) - 1;
+}
+
+static void write_tensor(FILE *header, FILE *data, enum tensor t, int layer)
+{
+    const int rows = tensors[t].rows > 0 ? tensors[t].rows : 1, cols = tensors[t].cols;
+    const long begin = ftell(data);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++)
+            fwrite(&(float){(float)weight(t, layer, r, c)}, sizeof(float), 1, data);
+    fprintf(header, "%s\"", begin > 0 ? "," : "");
+    if (t >= IN_NORM)
+        fprintf(header, "model.layers.%d.", layer);
+    fprintf(header, "%s.weight\":{\"dtype\":\"F32\",\"shape\":[", tensors[t].name);
+    if (tensors[t].rows > 0)
+        fprintf(header, "%d,", rows);
+    fprintf(header, "%d],\"data_offsets\":[%ld,%ld]}", cols, begin, ftell(data));
+}
+
+/* A checkpoint directory; returns its path. */
+static const char *write_model(void)
+{
+    static char folder[1024];
+    char path[1100], *text[2], config[600];
+    size_t n[2];
+    FILE *header = open_memstream(&text[0], &n[0]), *data = open_memstream(&text[1], &n[1]);
+    fputs("{", header);
+    for (int t = EMBED; t < IN_NORM; t++)
+        write_tensor(header, data, (enum tensor)t, 0);
+    for (int i = 0; i < LAYERS; i++)
+        for (int t = IN_NORM; t < TENSORS; t++)
+            write_tensor(header, data, (enum tensor)t, i);
+    fputs("}", header);
+    fclose(header);
+    fclose(data);
+    snprintf(folder, sizeof folder, "%s", scratch_path("exact"));
+    assert_int_equal(mkdir(folder, 0700), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fwrite(&(uint64_t){n[0]}, 8, 1, file);
+    fwrite(text[0], 1, n[0], file);
+    fwrite(text[1], 1, n[1], file);
+    assert_int_equal(fclose(file), 0);
+    free(text[0]);
+    free(text[1]);
+    snprintf(config, sizeof config,
+             "{\"model_type\":\"llama\",\"hidden_size\":%d,\"num_hidden_layers\":%d,"
+             "\"num_attention_heads\":%d,\"num_key_value_heads\":%d,\"head_dim\":%d,"
+             "\"intermediate_size\":%d,\"vocab_size\":%d,\"max_position_embeddings\":64,"
+             "\"rms_norm_eps\":1e-5,\"torch_dtype\":\"float32\",\"tie_word_embeddings\":false}",
+             H, LAYERS, HEADS, KV, DH, F, V);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    scratch_write(path, config, strlen(config));
+    return folder;
+}
+
+/* ---- what the ranks run ---- */
+
+/* In place of a norm: keeps numbers small and depends on every one of them. */
+static int fold(int64_t x)
+{
+    return (int)(((x % 5) + 5) % 5) - 2;
+}
+
+static struct cluster *running;
+/* Keys and values of each rank: [layer][slot][position][2 * local KV heads * DH]. */
+static float cache[RANKS][LAYERS][SLOTS][POSITIONS][2 * KV * DH];
+
+static void exact_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
+                          float eps)
+{
+    (void)b, (void)eps;
+    const float *from = x.data;
+    float *to = y.data;
+    for (int64_t i = 0; i < (int64_t)x.rows * x.cols; i++)
+        to[i] = (float)fold((int64_t)from[i]) * gain[i % x.cols];
+}
+
+static void add(struct view x, struct cview delta)
+{
+    float *to = x.data;
+    for (int64_t i = 0; delta.data && i < (int64_t)x.rows * x.cols; i++)
+        to[i] += ((const float *)delta.data)[i];
+}
+
+static void exact_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
+                              const float *gain, float eps)
+{
+    add(x, delta);
+    exact_rmsnorm(b, y, cview_of(x), gain, eps);
+}
+
+/* Counts columns: their sum over the ranks must be the whole row. */
+static void exact_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+{
+    (void)b;
+    add(x, delta);
+    for (int32_t t = 0; t < x.rows; t++)
+        sums[t] = (float)x.cols;
+}
+
+static void exact_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
+                            int32_t width, const float *gain, float eps)
+{
+    for (int32_t t = 0; t < x.rows; t++)
+        CHECK((int32_t)sums[t] == width);
+    exact_rmsnorm(b, y, x, gain, eps);
+}
+
+static int32_t rank_of(const struct backend *b)
+{
+    int32_t r = 0;
+    while (rank_backend(running->ranks[r]) != b)
+        r++;
+    return r;
+}
+
+/* No rotation; keys and values are kept as they are. */
+static void exact_rope_kv(struct backend *b, struct view qkv, struct cview table,
+                          const struct heads *h, const struct rows *rows, struct kv_cache *kv,
+                          int32_t layer)
+{
+    (void)table, (void)kv;
+    const int32_t rank = rank_of(b), width = 2 * h->kv_heads * DH;
+    const float *row = qkv.data;
+    for (int32_t t = 0; t < qkv.rows; t++, row += qkv.cols)
+        if (rows->slot[t] >= 0)
+            memcpy(cache[rank][layer][rows->slot[t]][rows->position[t]], row + h->heads * DH,
+                   (size_t)width * sizeof *row);
+}
+
+/* Linear attention: the sum of (q k) v over the positions up to the row's own. */
+static void exact_attend(struct backend *b, struct view out, struct cview qkv,
+                         const struct heads *h, const struct rows *rows, const struct kv_cache *kv,
+                         int32_t layer)
+{
+    (void)kv;
+    const int32_t rank = rank_of(b);
+    float *y = out.data;
+    memset(y, 0, (size_t)out.rows * (size_t)out.cols * sizeof *y);
+    for (int32_t t = 0; t < qkv.rows; t++) {
+        for (int32_t head = 0; head < h->heads && rows->slot[t] >= 0; head++) {
+            const float *q = (const float *)qkv.data + t * qkv.cols + head * DH;
+            for (int32_t p = 0; p <= rows->position[t]; p++) {
+                const float *at = cache[rank][layer][rows->slot[t]][p];
+                const float *k = at + h->kv_of[head] * DH, *v = k + h->kv_heads * DH;
+                float score = 0;
+                for (int i = 0; i < DH; i++)
+                    score += q[i] * k[i];
+                for (int i = 0; i < DH; i++)
+                    y[t * out.cols + head * DH + i] += score * v[i];
+            }
+        }
+    }
+}
+
+static void exact_silu_mul(struct backend *b, struct view y, struct cview gu)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++) {
+        const float *g = (const float *)gu.data + (int64_t)t * gu.cols, *u = g + y.cols;
+        for (int32_t i = 0; i < y.cols; i++)
+            ((float *)y.data)[t * y.cols + i] = (g[i] > 0 ? g[i] : 0) - u[i];
+    }
+}
+
+static void hook(struct cluster *c)
+{
+    static struct backend_ops ops;
+    ops = *rank_backend(c->ranks[0])->ops;
+    ops.rmsnorm = exact_rmsnorm;
+    ops.add_rmsnorm = exact_add_rmsnorm;
+    ops.square_sum = exact_square_sum;
+    ops.rms_scale = exact_rms_scale;
+    ops.rope_kv = exact_rope_kv;
+    ops.attend = exact_attend;
+    ops.silu_mul = exact_silu_mul;
+    for (int32_t r = 0; r < c->footprint.ranks; r++)
+        rank_backend(c->ranks[r])->ops = &ops;
+    running = c;
+}
+
+/* ---- the same in int64 ---- */
+
+static int64_t kept[LAYERS][POSITIONS][QKV];
+
+/* out[rows] = x[cols] by the tensor; no sum may leave the whole numbers of fp32. */
+static void product(int64_t *out, const int64_t *x, enum tensor t, int layer)
+{
+    for (int r = 0; r < tensors[t].rows; r++) {
+        int64_t sum = 0, size = 0;
+        for (int c = 0; c < tensors[t].cols; c++) {
+            const int64_t term = x[c] * weight(t, layer, r, c);
+            sum += term;
+            size += llabs(term);
+        }
+        assert_true(size < EXACT);
+        out[r] = sum;
+    }
+}
+
+static void normed(int64_t *out, const int64_t *x, enum tensor t, int layer)
+{
+    for (int i = 0; i < H; i++)
+        out[i] = fold(x[i]) * weight(t, layer, 0, i);
+}
+
+static void attention(int64_t *out, int layer, int position)
+{
+    const int64_t *mine = kept[layer][position];
+    for (int i = 0; i < HEADS * DH; i++) {
+        const int head = i / DH, group = head / (HEADS / KV);
+        int64_t size = 0;
+        out[i] = 0;
+        for (int p = 0; p <= position; p++) {
+            const int64_t *k = kept[layer][p] + (HEADS + group) * DH, *v = k + KV * DH;
+            int64_t score = 0;
+            for (int d = 0; d < DH; d++)
+                score += mine[head * DH + d] * k[d];
+            out[i] += score * v[i % DH];
+            size += llabs(score * v[i % DH]);
+        }
+        assert_true(size < EXACT);
+    }
+}
+
+/* The logits of one more token of a sequence. */
+static void forward(int token, int position, int64_t logits[V])
+{
+    int64_t x[H], n[H], delta[H], attn[HEADS * DH], gate[F], up[F];
+    for (int i = 0; i < H; i++)
+        x[i] = weight(EMBED, 0, token, i);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        int64_t *qkv = kept[layer][position];
+        normed(n, x, IN_NORM, layer);
+        product(qkv, n, Q, layer);
+        product(qkv + HEADS * DH, n, K, layer);
+        product(qkv + (HEADS + KV) * DH, n, VALUE, layer);
+        attention(attn, layer, position);
+        product(delta, attn, O, layer);
+        for (int i = 0; i < H; i++)
+            x[i] += delta[i];
+        normed(n, x, MLP_NORM, layer);
+        product(gate, n, GATE, layer);
+        product(up, n, UP, layer);
+        for (int i = 0; i < F; i++)
+            gate[i] = (gate[i] > 0 ? gate[i] : 0) - up[i];
+        product(delta, gate, DOWN, layer);
+        for (int i = 0; i < H; i++)
+            x[i] += delta[i];
+    }
+    normed(n, x, NORM, 0);
+    product(logits, n, HEAD, 0);
+}
+
+/* ---- layouts ---- */
+
+static const int32_t prompts[SLOTS][6] = {{7, 130, 0, 64, 19, 88}, {5, 99}};
+static const int32_t lengths[SLOTS] = {5, 2}; /* and one more token of the first, alone */
+static int64_t wanted[8][V];
+
+static void want_all(void)
+{
+    int row = 0;
+    for (int s = 0; s < SLOTS; s++)
+        for (int p = 0; p < lengths[s]; p++)
+            forward(prompts[s][p], p, wanted[row++]);
+    for (int p = 0; p <= lengths[0]; p++)
+        forward(prompts[0][p], p, wanted[row]);
+}
+
+static void check_step(struct cluster *c, int32_t rows, int64_t (*want)[V], const char *what)
+{
+    cluster_step(c);
+    for (int32_t rank = 0; rank < c->footprint.ranks; rank++)
+        for (int32_t i = 0; i < rows * V; i++)
+            if (((const float *)c->logits[rank].data)[i] != (float)want[i / V][i % V])
+                fail_msg("%s: rank %d, row %d of %d, logit %d is %.9g, not %lld", what, rank, i / V,
+                         rows, i % V, (double)((const float *)c->logits[rank].data)[i],
+                         (long long)want[i / V][i % V]);
+}
+
+static void run_layout(const char *model, int32_t ranks, const char *mode, const char *mesh,
+                       const char *plan, const char *what)
+{
+    char options[3][1100];
+    const char *args[] = {options[0],
+                          "--threads-per-rank=1",
+                          "--max-num-seqs=16",
+                          "--max-num-batched-tokens=16",
+                          "--max-model-len=16",
+                          "--kv-cache-memory=1M",
+                          "--device=cpu-generic",
+                          options[1],
+                          NULL};
+    const struct sample_params greedy = {.temperature = 0, .top_p = 1};
+    snprintf(options[0], sizeof options[0], plan ? "--plan=%s" : "--parallel-mode=%s",
+             plan ? plan : mode);
+    snprintf(options[1], sizeof options[1], "--mesh=%s", mesh ? mesh : "");
+    if (!mesh)
+        args[7] = NULL;
+    struct cluster *c = cluster_open(model, ranks, args);
+    hook(c);
+    for (int32_t s = 0; s < SLOTS; s++) {
+        cluster_open_slot(c, s, prompts[s], lengths[s], POSITIONS, greedy);
+        for (int32_t p = 0; p < lengths[s]; p++)
+            cluster_row(c, s, p, prompts[s][p], true);
+    }
+    check_step(c, lengths[0] + lengths[1], wanted, what);
+    cluster_row(c, 0, lengths[0], prompts[0][lengths[0]], true);
+    check_step(c, 1, wanted + lengths[0] + lengths[1], what);
+    cluster_close(c);
+}
+
+/* Every `from` in a built-in plan becomes `to`. */
+struct edit {
+    const char *from, *to;
+};
+enum { EDITS = 2 };
+
+static const char *edited(const char *mode, int32_t ranks, const char *mesh,
+                          const struct edit edits[EDITS])
+{
+    static char text[8192];
+    struct plan *p = NULL;
+    struct err err;
+    size_t n = 0;
+    assert_int_equal(plan_load(mode, mesh, NULL, ranks, &p, &err), OK);
+    for (const char *at = plan_text(p); *at;) {
+        const struct edit *e = NULL;
+        for (int i = 0; i < EDITS; i++)
+            if (edits[i].from && strncmp(at, edits[i].from, strlen(edits[i].from)) == 0)
+                e = &edits[i];
+        n += (size_t)snprintf(text + n, sizeof text - n, "%.*s", e ? 100 : 1, e ? e->to : at);
+        assert_true(n < sizeof text);
+        at += e ? strlen(e->from) : 1;
+    }
+    plan_close(p);
+    return text;
+}
+
+/* Does a layout suit the model? A grid may be finer than what a rank can hold. */
+static bool suits(const char *model, int32_t ranks, const char *mode, const char *mesh,
+                  const char *path)
+{
+    struct plan *p = NULL;
+    struct layout *l = NULL;
+    struct model_config m;
+    struct generation_defaults d;
+    struct err err;
+    assert_int_equal(model_config_load(model, &m, &d, &err), OK);
+    enum status st = plan_load(mode, mesh, path, ranks, &p, &err);
+    if (st == OK)
+        st = layout_open(&m, p, 0, DTYPE_F32, backend_find("cpu-generic"), &l, &err);
+    if (st != OK && !strstr(err.text, "are handled"))
+        fail_msg("%s %s at %d ranks: %s", mode, mesh ? mesh : "", ranks, err.text);
+    layout_close(l);
+    plan_close(p);
+    return st == OK;
+}
+
+/* A layout as it is built in, or edited; *done counts. */
+static void check_layout(const char *model, int32_t ranks, const char *mode, const char *mesh,
+                         const struct edit *edits, int *done)
+{
+    const char *path = NULL;
+    char what[120];
+    snprintf(what, sizeof what, "%s %s at %d ranks, %s", mode, mesh ? mesh : "", ranks,
+             edits ? edits->to : "as it is");
+    if (edits) {
+        const char *text = edited(mode, ranks, mesh, edits);
+        path = scratch_path("plan.json");
+        scratch_write(path, text, strlen(text));
+        mesh = NULL;
+    }
+    if (!suits(model, ranks, mode, mesh, path))
+        return;
+    run_layout(model, ranks, mode, mesh, path, what);
+    ++*done;
+}
+
+static const char *model_path;
+
+static void test_1d(void **state)
+{
+    (void)state;
+    int done = 0;
+    for (int32_t ranks = 1; ranks <= RANKS; ranks++) {
+        check_layout(model_path, ranks, "1d", NULL, NULL, &done);
+        check_layout(model_path, ranks, "1d_sp", NULL, NULL, &done);
+    }
+    assert_int_equal(done, 2 * RANKS);
+}
+
+/* Every (w, a, b) of up to 16 ranks, sums scattered over columns and over rows. */
+static void test_3d(void **state)
+{
+    (void)state;
+    static const struct edit rows[EDITS] = {
+        {"\"style\": \"lin3d\"", "\"style\": \"lin3d\", \"scatter\": \"rows\""},
+        {"\"rows\": \"w\"", "\"rows\": [\"w\", \"a\"]"}};
+    int done = 0, suiting = 0;
+    char mesh[40];
+    for (int32_t w = 1; w <= RANKS; w++) {
+        for (int32_t a = 1; w * a <= RANKS; a++) {
+            for (int32_t b = 1; w * a * b <= RANKS; b++) {
+                snprintf(mesh, sizeof mesh, "%d,%d,%d", w, a, b);
+                check_layout(model_path, w * a * b, "3d", mesh, NULL, &done);
+                check_layout(model_path, w * a * b, "3d", mesh, rows, &done);
+                suiting += w * b <= FLOW_BLOCKS_MAX ? 2 : 0;
+            }
+        }
+    }
+    assert_int_equal(done, suiting);
+}
+
+/* Grids, in the form of few rows, of many, and changing between them. */
+static void test_grids(void **state)
+{
+    (void)state;
+    static const struct edit forms[][EDITS] = {
+        {{"\"linears\": \"summa\"", "\"rows\": 1000, \"linears\": \"summa\""}},
+        {{"\"linears\": \"summa\"", "\"rows\": 1, \"linears\": \"summa\""}},
+        {{"\"linears\": \"summa\"", "\"rows\": 4, \"linears\": \"summa\""}}};
+    static const struct {
+        const char *mode;
+        int32_t ranks;
+    } grids[] = {{"2d", 1},   {"2d", 4},   {"2d", 9},    {"2d", 16},
+                 {"2.5d", 4}, {"2.5d", 8}, {"2.5d", 12}, {"2.5d", 16}};
+    int done = 0;
+    for (size_t i = 0; i < ARRAY_LEN(grids); i++)
+        for (size_t f = 0; f < ARRAY_LEN(forms); f++)
+            check_layout(model_path, grids[i].ranks, grids[i].mode, NULL, forms[f], &done);
+    assert_int_equal(done, ARRAY_LEN(grids) * ARRAY_LEN(forms));
+}
+
+static int open_all(void **state)
+{
+    if (scratch_open(state) != 0)
+        return -1;
+    model_path = write_model();
+    want_all();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_1d),
+        cmocka_unit_test(test_3d),
+        cmocka_unit_test(test_grids),
+    };
+    return cmocka_run_group_tests(tests, open_all, scratch_close);
+}

@@ -1,0 +1,123 @@
+/* Modelled times against their closed formulas, on a model whose sizes divide; what is measured is
+ * plausible, for ranks that outnumber the cores too. */
+#include "engine/model/layout.h"
+#include "engine/parallel/price.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 3, H = 64, HEADS = 8, DH = 8, F = 128, V = 256 };
+
+static const struct model_config model = {.layers = LAYERS,
+                                          .hidden = H,
+                                          .heads = HEADS,
+                                          .kv_heads = HEADS,
+                                          .head_dim = DH,
+                                          .mlp = F,
+                                          .vocab = V};
+
+/* Seconds of rank 0, each number of the price alone. */
+static double priced(const char *mode, const char *mesh, int32_t ranks, int32_t rows,
+                     struct price p)
+{
+    struct err err = {""};
+    struct plan *plan = NULL;
+    struct layout *l = NULL;
+    const struct backend_ops *ops = backend_find("ref");
+    assert_int_equal(plan_load(mode, mesh, NULL, ranks, &plan, &err), OK);
+    assert_int_equal(layout_open(&model, plan, 0, DTYPE_F32, ops, &l, &err), OK);
+    const double seconds = price_step(&p, l->flow, LAYERS, rows, 0);
+    layout_close(l);
+    plan_close(plan);
+    return seconds;
+}
+
+/* Per layer W weights: QKV 3h^2, O h^2, gate and up 2hf, down hf. */
+static const double weights = 4.0 * H * H + 3.0 * H * F;
+
+static void test_multiply_adds(void **state)
+{
+    (void)state;
+    const struct price p = {.mac = 1};
+    const double head = (double)H * V;
+    static const struct {
+        const char *mode, *mesh;
+        int32_t ranks;
+        double part, head; /* of the rows times weights, of the head */
+    } cases[] = {
+        {"1d", NULL, 1, 1, 1},
+        {"1d", NULL, 4, 0.25, 0.25},
+        {"1d_sp", NULL, 4, 0.25, 0.25},
+        {"2d", NULL, 4, 0.25, 0.25},
+        {"2.5d", "2,2,2", 8, 0.125, 0.125},
+        {"3d", "1,2,2", 4, 0.25, 0.25},
+        {"3d", "2,2,1", 4, 0.25, 0.25}, /* two copies of the weights, half of the rows each */
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const double got = priced(cases[i].mode, cases[i].mesh, cases[i].ranks, 16, p);
+        const double layers = LAYERS * 16 * weights * cases[i].part;
+        if (fabs(got - layers - head * cases[i].head) > head)
+            fail_msg("%s at %d ranks: %g multiply-adds, layers have %g", cases[i].mode,
+                     cases[i].ranks, got, layers);
+    }
+    assert_true(priced("1d", NULL, 4, 16, p) == LAYERS * 16 * weights / 4 + head / 4);
+}
+
+/* Summa's weights travel: a rank multiplies with whole panels, for its own rows. */
+static void test_summa_work(void **state)
+{
+    (void)state;
+    const struct price mac = {.mac = 1}, weight = {.weight = 1};
+    const int32_t many = 1 << 20; /* far above the crossover */
+    const double head = (double)H * V / 4;
+    assert_true(priced("2d", NULL, 4, many, mac) == LAYERS * many * weights / 4 + head);
+    /* and reads q panels of W / q^2 */
+    assert_true(priced("2d", NULL, 4, many, weight) == 4 * (LAYERS * weights / 2 + head));
+    assert_true(priced("2d", NULL, 4, 1, weight) == 4 * (LAYERS * weights / 4 + head));
+}
+
+static void test_meetings_and_bytes(void **state)
+{
+    (void)state;
+    const struct price meet = {.meet = 1}, byte = {.byte = 1};
+    assert_true(priced("1d", NULL, 4, 1, meet) == 2 * LAYERS);
+    assert_true(priced("1d", NULL, 1, 1, meet) == 0);
+    assert_true(priced("1d_sp", NULL, 4, 1, meet) == 4 * LAYERS);
+    /* two one-shot all-reduces of 3 rows, at both ends one more and a gather of the logits */
+    const double row = 4.0 * H * 3;
+    assert_true(priced("1d", NULL, 4, 3, byte) == 3 * row * (2 * LAYERS + 1) + 4.0 * V * 3 / 4);
+}
+
+static void test_measured(void **state)
+{
+    (void)state;
+    struct err err = {""};
+    struct price p;
+    static const int32_t counts[] = {1, 2, 5};
+    for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+        assert_int_equal(price_measure("cpu", counts[i], 1, DTYPE_BF16, &p, &err), OK);
+        assert_true(p.meet > 0 && p.meet < 1);
+        assert_true(p.mac > 0 && p.mac < 1e-6);
+        assert_true(p.weight >= 0 && p.weight < 1e-6);
+        assert_true(counts[i] == 1 ? p.byte == 0 : p.byte >= 0 && p.byte < 1e-3);
+    }
+    assert_int_equal(price_measure("cuda", 2, 1, DTYPE_BF16, &p, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "cuda"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_multiply_adds),
+        cmocka_unit_test(test_summa_work),
+        cmocka_unit_test(test_meetings_and_bytes),
+        cmocka_unit_test(test_measured),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
