@@ -61,6 +61,14 @@ static const struct row rows[] = {
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
      "gather: all logits on every rank; distributed: candidates only, the same tokens"},
+    {"comm", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(comm), 0, 0, "shm", "shm|mpi",
+     "mpi: ranks on several machines, as many processes as ranks started by mpirun"},
+    {"master-addr", NULL, COMMAND_SERVE, STRING, AT(master_addr), 0, 0, "127.0.0.1", NULL,
+     "--comm mpi: where rank 0 listens for the others"},
+    {"master-port", NULL, COMMAND_SERVE, INT32, AT(master_port), 1, 65535, "29500", NULL,
+     "--comm mpi: the port of --master-addr"},
+    {"group-secret-file", NULL, COMMAND_SERVE, STRING, AT(group_secret_file), 0, 0, NULL, NULL,
+     "--comm mpi: 32 hexadecimal digits, the same on every machine; mode 0600"},
     {"host", NULL, COMMAND_SERVE | COMMAND_HEALTH, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
      "address to listen on"},
     {"port", NULL, COMMAND_SERVE | COMMAND_HEALTH, INT32, AT(port), 0, 65535, "8000", NULL,
@@ -175,6 +183,7 @@ static const struct row rows[] = {
     {"parent-pid", NULL, COMMAND_RANK, INT32, AT(parent_pid), 0, 0x7fffffff, "0", NULL, "internal"},
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
     {"on-device", NULL, COMMAND_RANK, FLAG, AT(on_device), 0, 0, NULL, NULL, "internal"},
     {"comm-bytes", NULL, COMMAND_RANK, INT64, AT(comm_bytes), 0, 0x1p50, "0", NULL, "internal"},
 };
@@ -538,6 +547,11 @@ void options_help(enum command command)
 bool options_distributed(const struct options *o)
 {
     return o->sampler && strcmp(o->sampler, "distributed") == 0;
+}
+
+bool options_mpi(const struct options *o)
+{
+    return o->comm && strcmp(o->comm, "mpi") == 0;
 }
 
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint)

@@ -30,6 +30,8 @@ struct options {
     int32_t ranks_per_device;
     const char *parallel_mode, *mesh, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
+    const char *comm, *master_addr, *group_secret_file;
+    int32_t master_port;
     const char *host;
     int32_t port;
     const char *api_key_file, *cors_origins;
@@ -65,6 +67,7 @@ struct options {
     const char *plan_hash; /* of the front end's plan, 16 hex digits */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
+    bool remote;    /* not started by the front end: no memory files are inherited */
     bool on_device; /* weights, KV cache and arenas lie in device memory */
 
     struct config_file *file; /* owned */
@@ -81,6 +84,8 @@ void options_close(struct options *o);
 void options_help(enum command command);
 /* Is --sampler the distributed one? */
 bool options_distributed(const struct options *o);
+/* Is --comm mpi in force? */
+bool options_mpi(const struct options *o);
 /* dtype option to weight dtype: auto keeps the checkpoint's. */
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint);
 

@@ -4,9 +4,10 @@
  * written whole by the loading, which allocates them as it goes. */
 #include "engine/group.h"
 
+#include "engine/rendezvous.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -19,8 +20,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { HIGH_FD = 64, ARGS_MAX = 48 };
+enum { HIGH_FD = 64, ARRIVAL_S = 60, LEAVING_MS = 5000 };
 
+/* pid 0: on another machine, or on none; its launcher watches it, and its link is what we see. */
 struct member {
     pid_t pid;
     int pidfd, weights, kv;
@@ -29,6 +31,8 @@ struct member {
 
 struct group {
     int32_t ranks;
+    bool mpi;   /* ranks but 0 come from elsewhere */
+    bool ended; /* killed: nobody leaves in good order */
     uint32_t epoch;
     struct member members[COMM_RANKS_MAX];
     int comm, board_fd;
@@ -65,23 +69,33 @@ static enum status memory_file(const char *name, size_t bytes, bool allocate, in
     return OK;
 }
 
+static enum status make_comm(struct group *g, const struct footprint *f, struct err *err)
+{
+    const size_t region = comm_shm_bytes(g->ranks, footprint_shared_bytes(f));
+    enum status st = memory_file("tessera-comm", region, true, &g->comm, err);
+    if (st != OK)
+        return st;
+    void *shared = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_SHARED, g->comm, 0);
+    if (shared == MAP_FAILED)
+        return base_fail_errno(err, ERR_LIMIT, "mapping the communicator");
+    comm_shm_init(shared, g->ranks, footprint_shared_bytes(f));
+    munmap(shared, region);
+    return OK;
+}
+
 static enum status make_shared(struct group *g, const struct footprint *f, struct err *err)
 {
     enum status st = OK;
-    size_t region = comm_shm_bytes(g->ranks, footprint_shared_bytes(f));
-    TRY(memory_file("tessera-comm", region, true, &g->comm, err));
     TRY(memory_file("tessera-board", sizeof(struct board), true, &g->board_fd, err));
     void *board =
         mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED, g->board_fd, 0);
     if (board == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping the board");
     g->board = board;
-    void *shared = mmap(NULL, region, PROT_READ | PROT_WRITE, MAP_SHARED, g->comm, 0);
-    if (shared == MAP_FAILED)
-        return base_fail_errno(err, ERR_LIMIT, "mapping the communicator");
-    comm_shm_init(shared, g->ranks, footprint_shared_bytes(f));
-    munmap(shared, region);
-    for (int32_t r = 0; r < g->ranks && !f->on_device; r++) {
+    if (!g->mpi)
+        TRY(make_comm(g, f, err));
+    const int32_t holding = f->on_device ? 0 : g->mpi ? 1 : g->ranks; /* memory made here */
+    for (int32_t r = 0; r < holding; r++) {
         struct member *m = &g->members[r];
         TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
         TRY(memory_file("tessera-kv", f->rank[r].kv, false, &m->kv, err));
@@ -92,9 +106,9 @@ out:
 
 /* argv of a rank, as one block of text plus pointers into it. */
 struct arguments {
-    char text[3 * PATH_MAX]; /* a model and a plan may have long names */
+    char text[RENDEZVOUS_TEXT_MAX];
     size_t used;
-    char *argv[ARGS_MAX];
+    char *argv[RENDEZVOUS_WORDS_MAX];
     int count;
 };
 
@@ -103,7 +117,7 @@ static void add(struct arguments *a, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    CHECK(a->count + 1 < ARGS_MAX);
+    CHECK(a->count + 1 < RENDEZVOUS_WORDS_MAX);
     a->argv[a->count++] = a->text + a->used;
     int n = vsnprintf(a->text + a->used, sizeof a->text - a->used, fmt, ap);
     va_end(ap);
@@ -126,6 +140,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
+    if (options_mpi(o))
+        add(a, "--comm=mpi");
     add(a, "--log-format=%s", o->log_format);
     add(a, "--log-level=%s", o->log_level);
     add(a, "--device=%s", o->device);
@@ -156,7 +172,7 @@ static enum status start(struct group *g, const struct options *o, const struct 
     build_arguments(o, f, rank, &a);
     posix_spawn_file_actions_init(&actions);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
-        if (from[i] >= 0) /* no memory files for what lies on a device */
+        if (from[i] >= 0) /* no memory files for what lies on a device or another machine */
             posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
     /* It inherits the server's blocked signals: one that is meant for the server but reaches the
      * whole process group (Ctrl-C, timeout) must not end a rank while requests run. */
@@ -172,12 +188,53 @@ static enum status start(struct group *g, const struct options *o, const struct 
     return OK;
 }
 
+/* With the link in our hands. */
+static enum status start_local(struct group *g, const struct options *o, const struct footprint *f,
+                               int32_t rank, int *link, struct err *err)
+{
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+        return base_fail_errno(err, ERR_LIMIT, "link to rank %d", rank);
+    *link = high_fd(pair[0]);
+    int theirs = high_fd(pair[1]);
+    enum status st = start(g, o, f, rank, theirs, err);
+    close(theirs);
+    return st;
+}
+
+static enum status start_remote(const struct options *o, const struct footprint *f, int32_t rank,
+                                int link, struct err *err)
+{
+    struct arguments a = {.used = 0};
+    build_arguments(o, f, rank, &a);
+    return rendezvous_tell(link, a.text, a.used, err);
+}
+
+/* links[1 ..] = connections to the ranks that the launcher started elsewhere. */
+static enum status await_ranks(const struct options *o, int32_t ranks, int *links, struct err *err)
+{
+    enum status st = OK;
+    struct rendezvous_secret secret = {{0, 0}};
+    int listener = -1;
+    if (ranks == 1)
+        return OK;
+    TRY(rendezvous_secret(o->group_secret_file, &secret, err));
+    TRY(rendezvous_listen(o->master_addr, o->master_port, &listener, err));
+    TRY(rendezvous_accept(listener, &secret, ranks, ARRIVAL_S, links, err));
+out:
+    explicit_bzero(&secret, sizeof secret);
+    if (listener >= 0)
+        close(listener);
+    return st;
+}
+
 /* After the start of the ranks, so that they load meanwhile. */
 static enum status reserve_kv(const struct group *g, const struct footprint *f, struct err *err)
 {
-    for (int32_t r = 0; r < g->ranks && !f->on_device; r++) {
+    for (int32_t r = 0; r < g->ranks; r++) {
         size_t bytes = f->rank[r].kv;
-        int failed = bytes ? posix_fallocate(g->members[r].kv, 0, (off_t)bytes) : 0;
+        int failed =
+            bytes && g->members[r].kv >= 0 ? posix_fallocate(g->members[r].kv, 0, (off_t)bytes) : 0;
         if (failed)
             return base_fail(err, ERR_LIMIT, "%zu bytes of memory for the KV cache of rank %d: %s",
                              bytes, r, strerror(failed));
@@ -190,42 +247,38 @@ enum status group_open(const struct options *o, const struct footprint *f, struc
 {
     enum status st = OK;
     int mine[COMM_RANKS_MAX];
-    int32_t made = 0;
     struct group *g = calloc(1, sizeof *g);
     if (!g)
         return base_fail(err, ERR_NOMEM, "group: no memory");
     g->ranks = f->ranks;
+    g->mpi = options_mpi(o);
     g->epoch = 1;
     g->comm = g->board_fd = -1;
     for (int32_t r = 0; r < g->ranks; r++)
         g->members[r] = (struct member){.pidfd = -1, .weights = -1, .kv = -1};
+    for (int32_t r = 0; r < g->ranks; r++)
+        mine[r] = -1;
     TRY(make_shared(g, f, err));
-    for (int32_t r = 0; r < g->ranks; r++) {
-        int pair[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
-            st = base_fail_errno(err, ERR_LIMIT, "link to rank %d", r);
-            goto out;
-        }
-        mine[made++] = high_fd(pair[0]);
-        int theirs = high_fd(pair[1]);
-        st = start(g, o, f, r, theirs, err);
-        close(theirs);
-        TRY(st);
-    }
+    if (g->mpi)
+        TRY(await_ranks(o, g->ranks, mine, err));
+    for (int32_t r = 0; r < g->ranks; r++)
+        TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
+                         : start_local(g, o, f, r, &mine[r], err));
     TRY(reserve_kv(g, f, err));
-    TRY(link_open(mine, made, f->limits.slots, &g->links, err));
-    made = 0;
+    TRY(link_open(mine, g->ranks, f->limits.slots, &g->links, err));
     *out = g;
-    g = NULL;
+    return OK;
 out:
-    for (int32_t i = 0; i < made; i++)
-        close(mine[i]);
+    for (int32_t r = 0; r < g->ranks; r++)
+        if (mine[r] >= 0)
+            close(mine[r]);
     group_close(g);
     return st;
 }
 
 void group_kill(struct group *g)
 {
+    g->ended = true;
     for (int32_t r = 0; r < g->ranks; r++) {
         struct member *m = &g->members[r];
         if (m->pidfd >= 0) /* by pidfd: never the wrong process */
@@ -233,10 +286,22 @@ void group_kill(struct group *g)
     }
 }
 
+/* MPI ends collectively: a rank that is killed meanwhile would look like a crash to the launcher,
+ * which then ends the others. */
+static void await_leave(const struct group *g)
+{
+    struct pollfd p = {.fd = g->members[0].pidfd, .events = POLLIN};
+    if (g->members[0].pid > 0)
+        (void)poll(&p, 1, LEAVING_MS);
+}
+
 void group_close(struct group *g)
 {
     if (!g)
         return;
+    link_close(g->links); /* they leave when their link closes */
+    if (g->mpi && !g->ended)
+        await_leave(g);
     group_kill(g);
     for (int32_t r = 0; r < g->ranks; r++) {
         struct member *m = &g->members[r];
@@ -251,7 +316,6 @@ void group_close(struct group *g)
         if (m->kv >= 0)
             close(m->kv);
     }
-    link_close(g->links);
     if (g->board)
         munmap(g->board, sizeof *g->board);
     if (g->comm >= 0)
@@ -300,8 +364,8 @@ enum status group_check(struct group *g, int wait_ms, struct err *err)
     for (int32_t r = 0; r < g->ranks; r++) {
         struct member *m = &g->members[r];
         siginfo_t info = {0};
-        if (m->reaped || waitid(P_PID, (id_t)m->pid, &info, WEXITED | WNOHANG) != 0 ||
-            info.si_pid == 0)
+        if (m->pid == 0 || m->reaped ||
+            waitid(P_PID, (id_t)m->pid, &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0)
             continue;
         m->reaped = true;
         if (info.si_code == CLD_EXITED)

@@ -10,12 +10,15 @@
 #include "engine/link.h"
 
 /* Descriptors a rank finds at start. */
+/* With --comm mpi there is no communicator's file, and a rank that the front end did not start
+ * finds its link only. */
 enum group_fd { GROUP_FD_LINK = 3, GROUP_FD_COMM, GROUP_FD_WEIGHTS, GROUP_FD_KV, GROUP_FD_BOARD };
 
 struct group;
 
-/* Makes the memory files and starts the ranks; returns before they have loaded. Nothing is named in
- * /dev/shm. `o` and `f` are passed on as arguments. */
+/* Makes the memory files and starts the ranks (--comm mpi: starts rank 0 and waits for the others
+ * to come); returns before they have loaded. Nothing is named in /dev/shm. `o` and `f` are passed
+ * on as arguments. */
 enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
                        struct err *err) MUST_USE;
 /* SIGKILLs what still runs, reaps it, frees everything. */
@@ -25,7 +28,7 @@ int32_t group_ranks(const struct group *g);
 struct link_set *group_links(struct group *g);
 const struct board *group_board(const struct group *g);
 uint32_t group_epoch(const struct group *g);
-/* Readable when the rank has ended. */
+/* Readable when the rank has ended; -1 for one that was not started here. */
 int group_pidfd(const struct group *g, int32_t rank);
 int32_t group_pid(const struct group *g, int32_t rank);
 

@@ -5,7 +5,9 @@
 #include "engine/group.h"
 #include "engine/parallel/sampler.h"
 #include "engine/rank_state.h"
+#include "engine/rendezvous.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +16,8 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+
+enum { JOIN_S = 60 };
 
 struct rank {
     struct footprint footprint;
@@ -87,9 +91,13 @@ static enum status open_comm(struct rank *r, const struct options *o, const stru
     struct comm_stats *stats = &r->board->comm;
     const struct mesh *mesh = &l->flow->mesh;
     snprintf(stats->group, sizeof stats->group, "%s", mesh->axes == 1 ? mesh->axis[0].name : "all");
-    enum status st =
-        comm_shm_open(memory->comm, l->rank, r->backend,
-                      r->footprint.on_device ? &r->shared_stats : stats, &r->shared, err);
+    enum status st;
+    if (options_mpi(o))
+        st = comm_mpi_open(l->rank, r->footprint.ranks, r->backend, r->footprint.comm_bytes, stats,
+                           &r->shared, err);
+    else
+        st = comm_shm_open(memory->comm, l->rank, r->backend,
+                           r->footprint.on_device ? &r->shared_stats : stats, &r->shared, err);
     if (st == OK && r->footprint.on_device)
         return comm_device_open(r->shared, r->backend, r->footprint.comm_bytes,
                                 o->ranks_per_device > 1, stats, &r->comm, err);
@@ -251,11 +259,13 @@ static void bind_cpus(const struct options *o)
     (void)sched_setaffinity(0, sizeof mine, &mine); /* refused: no worse than before */
 }
 
+/* fd -1: memory of this process's own, reserved before ready as the files are. */
 static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
 {
+    const int kind = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
     if (bytes == 0)
         bytes = 1;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
     if (p == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping %zu bytes", bytes);
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system lets shared memory have them */
@@ -263,19 +273,22 @@ static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
     return OK;
 }
 
-static enum status map_memory(const struct footprint *f, int32_t rank, struct rank_memory *out,
-                              struct err *err)
+static enum status map_memory(const struct options *o, const struct footprint *f,
+                              struct rank_memory *out, struct err *err)
 {
     enum status st = OK;
     void *board = NULL;
-    const size_t region = comm_shm_bytes(f->ranks, footprint_shared_bytes(f));
-    TRY(map_file(GROUP_FD_COMM, region, &out->comm, err));
+    const bool own = o->remote;
+    if (!options_mpi(o))
+        TRY(map_file(GROUP_FD_COMM, comm_shm_bytes(f->ranks, footprint_shared_bytes(f)), &out->comm,
+                     err));
     if (!f->on_device) {
-        TRY(map_file(GROUP_FD_WEIGHTS, f->rank[rank].weights, &out->weights, err));
-        TRY(map_file(GROUP_FD_KV, f->rank[rank].kv, &out->kv, err));
+        const size_t weights = f->rank[o->rank].weights, kv = f->rank[o->rank].kv;
+        TRY(map_file(own ? -1 : GROUP_FD_WEIGHTS, weights, &out->weights, err));
+        TRY(map_file(own ? -1 : GROUP_FD_KV, kv, &out->kv, err));
     }
-    TRY(map_file(GROUP_FD_BOARD, sizeof(struct board), &board, err));
-    out->board = &((struct board *)board)->rank[rank];
+    TRY(map_file(own ? -1 : GROUP_FD_BOARD, sizeof(struct board), &board, err));
+    out->board = &((struct board *)board)->rank[o->rank];
 out:
     return st;
 }
@@ -366,6 +379,32 @@ static enum status check_plan(const struct options *o, const struct layout *l, s
     return OK;
 }
 
+enum status rank_join(const struct options *o, int32_t rank, struct err *err)
+{
+    enum status st = OK;
+    int link = -1, count = 0;
+    char text[RENDEZVOUS_TEXT_MAX], parent[32], remote[] = "--remote";
+    char *words[RENDEZVOUS_WORDS_MAX + 2];
+    struct rendezvous_secret secret;
+    TRY(rendezvous_secret(o->group_secret_file, &secret, err));
+    st = rendezvous_join(o->master_addr, o->master_port, &secret, rank, o->tp, JOIN_S, &link, err);
+    explicit_bzero(&secret, sizeof secret);
+    if (st != OK)
+        return st;
+    TRY(rendezvous_hear(link, text, words, &count, err));
+    /* the last word counts: the parent is this process's own */
+    (void)snprintf(parent, sizeof parent, "--parent-pid=%d", (int)getppid());
+    words[count++] = parent;
+    words[count++] = remote;
+    words[count] = NULL;
+    /* the flag stays where the two are one */
+    if (dup2(link, GROUP_FD_LINK) == GROUP_FD_LINK && fcntl(GROUP_FD_LINK, F_SETFD, 0) == 0)
+        execv("/proc/self/exe", words);
+    st = base_fail_errno(err, ERR_INTERNAL, "becoming rank %d", rank);
+out:
+    return st;
+}
+
 int rank_main(const struct options *o)
 {
     enum status st = OK;
@@ -388,7 +427,7 @@ int rank_main(const struct options *o)
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
     TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
-    TRY(map_memory(&f, o->rank, &memory, &err));
+    TRY(map_memory(o, &f, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
     TRY(answer(o, 1, 0, &none, OK, &err, &err));
     st = loop(r, o, &err);

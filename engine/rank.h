@@ -14,7 +14,7 @@
 struct rank_memory {
     void *weights; /* layout's arena_bytes, zeroed */
     void *kv;      /* footprint's kv bytes */
-    void *comm;    /* communicator region, initialised */
+    void *comm;    /* communicator region, initialised; NULL with --comm mpi */
     struct board_rank *board;
 };
 
@@ -34,6 +34,10 @@ enum status rank_step(struct rank *r, const struct step *step, struct step_resul
                       struct cview *logits, struct err *err) MUST_USE;
 /* What the rank computes with, to fetch those logits. */
 struct backend *rank_backend(struct rank *r);
+
+/* What a process that a launcher started for a rank other than 0 does: finds the front end, hears
+ * its options and becomes `tessera rank`. Returns only on failure. */
+enum status rank_join(const struct options *o, int32_t rank, struct err *err);
 
 /* The process `tessera rank`: maps the inherited files, opens, answers, loops until the link
  * closes. Returns the exit code. */

@@ -1,17 +1,15 @@
-/* Module: the CUDA and NCCL part of the program, a shared object opened at run time, so that one
- * binary installs and serves on machines without them. Program and module agree by the build id, a
- * digest of the contract headers: a module of another build is refused, never called. */
+/* Module: the CUDA and NCCL part of the program, a plugin (config/plugin.h). */
 #ifndef TESSERA_KERNELS_MODULE_H
 #define TESSERA_KERNELS_MODULE_H
 
+#include "config/plugin.h"
 #include "kernels/backend.h"
 
 struct comm;
 struct comm_stats;
 
 struct module {
-    uint32_t bytes;    /* sizeof(struct module) of the module's build */
-    const char *build; /* TESSERA_BUILD of the module's build */
+    struct plugin head;
     const struct backend_ops *ops;
     /* As backend_open; name is "cuda" or "cuda:N". */
     enum status (*open)(const char *name, int32_t threads, struct backend **out, struct err *err);
@@ -21,10 +19,10 @@ struct module {
                              struct err *err);
 };
 
-#define MODULE_ENTRY "module_entry" /* const struct module *module_entry(void) */
+#define MODULE_ENTRY "module_entry"
+__attribute__((visibility("default"))) plugin_entry module_entry;
 
-/* Opens libtessera_cuda.so beside the program, then in the library folder; once, it stays open.
- * Main thread first. ERR_DEVICE names what was looked for and what is wrong with it. */
+/* Opens libtessera_cuda.so, once. Main thread first. ERR_DEVICE as plugin_open. */
 enum status module_find(const struct module **out, struct err *err) MUST_USE;
 
 #endif

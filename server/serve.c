@@ -5,6 +5,8 @@
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "engine/rank.h"
+#include "engine/rendezvous.h"
 #include "server/access.h"
 #include "server/commands.h"
 #include "server/frontend.h"
@@ -348,7 +350,7 @@ static void log_ready(struct server *s, const struct options *o)
              url, s->tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]");
 }
 
-enum status commands_serve(const struct options *o, struct err *err)
+static enum status serve(const struct options *o, struct err *err)
 {
     enum status st = OK;
     struct server s = {.signals = -1, .lost = -1};
@@ -378,4 +380,32 @@ out:
         close(s.lost);
     notify_close(&s.notify);
     return st;
+}
+
+/* A launcher starts one process per rank: that of rank 0 is the server. Returns for it alone. */
+static enum status take_place(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct rendezvous_place place;
+    if (strncmp(o->device, "cuda", 4) == 0)
+        return base_fail(err, ERR_USAGE,
+                         "--comm mpi is for CPU ranks, --device is %s: GPUs of one machine need no "
+                         "launcher",
+                         o->device);
+    TRY(rendezvous_place(o->tp, &place, err));
+    if (place.rank > 0)
+        TRY(rank_join(o, place.rank, err));
+    base_log(LOG_INFO, "started by %s as rank 0 of %d", place.launcher, place.ranks);
+out:
+    return st;
+}
+
+enum status commands_serve(const struct options *o, struct err *err)
+{
+    if (options_mpi(o)) {
+        enum status placed = take_place(o, err);
+        if (placed != OK)
+            return placed;
+    }
+    return serve(o, err);
 }

@@ -45,7 +45,7 @@ quietly() {
 
 install_packages() {
     local packages=("${PACKAGES_BUILD[@]}" libcmocka-dev python3 python3-venv systemd
-        libseccomp2)
+        libseccomp2 libopenmpi-dev openmpi-bin iproute2)
     if ! command -v "$FORMATTER" >/dev/null && apt-cache show "$FORMATTER" >/dev/null 2>&1; then
         packages+=("$FORMATTER") # not every release has this version: the check is skipped there
     fi

@@ -125,6 +125,15 @@ void comm_shm_init(void *region, int32_t ranks, size_t arena_bytes);
 enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct comm_stats *stats,
                           struct comm **out, struct err *err) MUST_USE;
 
+/* ---- between machines (comm_mpi.c, in the MPI module): ranks that an MPI launcher started ---- */
+
+/* By each rank, once per process, on the thread that calls the collectives. rank and ranks must be
+ * the launcher's. Same bits and same counters as shared memory. Waits by polling, giving way to
+ * others on its core. comm_abort ends the calls of this process only; the launcher ends its peers.
+ * ERR_DEVICE: no module, or MPI does not start. */
+enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
+                          struct comm_stats *stats, struct comm **out, struct err *err) MUST_USE;
+
 /* ---- between devices (comm_nccl.c, in the CUDA module): NCCL on the stream of b ---- */
 
 /* Arena that bootstrap needs for this, per rank. */

@@ -468,11 +468,9 @@ out:
 
 /* ---- the module ---- */
 
-__attribute__((visibility("default"))) const struct module *module_entry(void);
-
-const struct module *module_entry(void)
+const struct plugin *module_entry(void)
 {
-    static const struct module module = {sizeof(struct module), TESSERA_BUILD, &cuda_ops, cuda_open,
-                                         open_comm};
-    return &module;
+    static const struct module module = {
+        {sizeof(struct module), TESSERA_BUILD}, &cuda_ops, cuda_open, open_comm};
+    return &module.head;
 }

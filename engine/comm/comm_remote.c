@@ -1,0 +1,21 @@
+/* The collectives between machines live in the MPI plugin. */
+#include "engine/comm/comm_mpi.h"
+
+enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
+                          struct comm_stats *stats, struct comm **out, struct err *err)
+{
+    static const struct plugin_want want = {
+        .file = "libtessera_mpi.so",
+        .entry = COMM_MPI_ENTRY,
+        .option = "--comm mpi",
+        .hint = "build where Open MPI is installed (libopenmpi-dev)",
+        .bytes = sizeof(struct comm_mpi_plugin),
+        .global = true,
+    };
+    const struct plugin *p = NULL;
+    enum status st = plugin_open(&want, &p, err);
+    if (st != OK)
+        return st;
+    const struct comm_mpi_plugin *mpi = (const struct comm_mpi_plugin *)(const void *)p;
+    return mpi->open(rank, ranks, b, arena_bytes, stats, out, err);
+}

@@ -1,0 +1,383 @@
+/* DESIGN: a handshake of three messages of fixed size. The front end sends a challenge; the rank
+ * answers with its own, its place and build, and a tag over all of it; the front end answers with a
+ * tag over the rank's challenge. Tags are SipHash-2-4 under the secret: 64 bits that a stranger can
+ * only guess, once per connection. */
+#include "engine/rendezvous.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC 0x3130707247737354ull
+#define STRANGER_S 5 /* how long one connection may keep the others waiting */
+#define RETRY_NS 100000000
+
+struct challenge {
+    uint64_t magic;
+    uint8_t nonce[16];
+};
+
+/* The rank's side; tag is over both, in this order, without itself. */
+struct claim {
+    struct challenge of; /* the front end's, given back */
+    struct challenge own;
+    char build[48];
+    int32_t rank, ranks;
+    uint64_t tag;
+};
+
+struct proof {
+    struct challenge of; /* the rank's, given back */
+    uint64_t tag;
+};
+
+/* ---- who this process is ---- */
+
+static enum status parse_place(const char *name, const char *text, int32_t *out, struct err *err)
+{
+    char *end = NULL;
+    errno = 0;
+    const long v = text ? strtol(text, &end, 10) : -1;
+    if (!text || end == text || *end != '\0' || errno != 0 || v < 0 || v > COMM_RANKS_MAX)
+        return base_fail(err, ERR_USAGE, "the launcher's %s is \"%.40s\", expected 0 to %d", name,
+                         text ? text : "", COMM_RANKS_MAX);
+    *out = (int32_t)v;
+    return OK;
+}
+
+enum status rendezvous_place(int32_t ranks, struct rendezvous_place *out, struct err *err)
+{
+    static const struct {
+        const char *launcher, *rank, *ranks;
+    } known[] = {
+        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+        {"PMI", "PMI_RANK", "PMI_SIZE"},
+        {"Slurm", "SLURM_PROCID", "SLURM_NTASKS"},
+    };
+    enum status st = OK;
+    for (size_t i = 0; i < ARRAY_LEN(known); i++) {
+        struct rendezvous_place p = {.launcher = known[i].launcher};
+        if (!getenv(known[i].rank))
+            continue;
+        TRY(parse_place(known[i].rank, getenv(known[i].rank), &p.rank, err));
+        TRY(parse_place(known[i].ranks, getenv(known[i].ranks), &p.ranks, err));
+        if (p.ranks != ranks || p.rank >= p.ranks)
+            return base_fail(err, ERR_USAGE,
+                             "%s started this as rank %d of %d processes, -tp is %d: start as many "
+                             "processes as there are ranks",
+                             p.launcher, p.rank, p.ranks, ranks);
+        *out = p;
+        return OK;
+    }
+    st = base_fail(err, ERR_USAGE,
+                   "--comm mpi: not started by a launcher: mpirun -n %d tessera serve ...", ranks);
+out:
+    return st;
+}
+
+/* ---- the secret ---- */
+
+static enum status read_secret(const char *file, char *text, size_t cap, struct err *err)
+{
+    enum status st = OK;
+    struct stat s;
+    const int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &s) != 0)
+        st = base_fail_errno(err, ERR_USAGE, "group secret %.200s", file);
+    else if (!S_ISREG(s.st_mode))
+        st = base_fail(err, ERR_USAGE, "group secret %.200s is not a file", file);
+    else if (s.st_mode & (S_IRWXG | S_IRWXO))
+        st = base_fail(err, ERR_USAGE,
+                       "group secret %.200s has mode %04o and others can use it: chmod 600 it",
+                       file, (unsigned)s.st_mode & 07777);
+    else if (read(fd, text, cap) < 0)
+        st = base_fail_errno(err, ERR_USAGE, "group secret %.200s", file);
+    if (fd >= 0)
+        close(fd);
+    return st;
+}
+
+enum status rendezvous_secret(const char *file, struct rendezvous_secret *out, struct err *err)
+{
+    enum status st = OK;
+    char text[40] = "";
+    if (!file)
+        return base_fail(err, ERR_USAGE,
+                         "--comm mpi wants --group-secret-file FILE, the same on every machine: "
+                         "install -m 600 /dev/null FILE && openssl rand -hex 16 > FILE");
+    TRY(read_secret(file, text, sizeof text - 1, err));
+    const size_t digits = strspn(text, "0123456789abcdefABCDEF");
+    if (digits != 32 || text[digits + strspn(text + digits, "\r\n")] != '\0')
+        TRY(base_fail(err, ERR_USAGE,
+                      "group secret %.200s: expected 32 hexadecimal digits (openssl rand -hex 16)",
+                      file));
+    out->key[1] = strtoull(text + 16, NULL, 16);
+    text[16] = '\0';
+    out->key[0] = strtoull(text, NULL, 16);
+out:
+    explicit_bzero(text, sizeof text);
+    return st;
+}
+
+/* ---- the wire ---- */
+
+static bool send_whole(int fd, const void *src, size_t n)
+{
+    for (size_t sent = 0; sent < n;) {
+        const ssize_t w = send(fd, (const char *)src + sent, n - sent, MSG_NOSIGNAL);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w <= 0)
+            return false;
+        sent += (size_t)w;
+    }
+    return true;
+}
+
+static bool receive_whole(int fd, void *dst, size_t n)
+{
+    for (size_t got = 0; got < n;) {
+        const ssize_t r = recv(fd, (char *)dst + got, n - got, 0);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return false;
+        got += (size_t)r;
+    }
+    return true;
+}
+
+/* Small messages at once; a machine that is gone is noticed within half a minute. */
+static void tune(int fd, int timeout_s)
+{
+    static const int yes = 1, idle = 10, interval = 5, count = 3;
+    const struct timeval t = {.tv_sec = timeout_s};
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
+}
+
+static bool challenge_make(struct challenge *c)
+{
+    c->magic = MAGIC;
+    return getrandom(c->nonce, sizeof c->nonce, 0) == (ssize_t)sizeof c->nonce;
+}
+
+static bool challenge_same(const struct challenge *a, const struct challenge *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+static enum status resolve(const char *host, int32_t port, bool passive, struct addrinfo **out,
+                           struct err *err)
+{
+    char service[16];
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0)};
+    (void)snprintf(service, sizeof service, "%d", port);
+    const int failed = getaddrinfo(host, service, &hints, out);
+    if (failed)
+        return base_fail(err, ERR_USAGE, "--master-addr %.100s: %s", host, gai_strerror(failed));
+    return OK;
+}
+
+/* ---- front end ---- */
+
+enum status rendezvous_listen(const char *host, int32_t port, int *out, struct err *err)
+{
+    static const int yes = 1;
+    struct addrinfo *a = NULL;
+    enum status st = resolve(host, port, true, &a, err);
+    if (st != OK)
+        return st;
+    const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (fd < 0 || bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, COMM_RANKS_MAX) != 0) {
+        st = base_fail_errno(err, ERR_USAGE, "listening for ranks at %.100s:%d (--master-addr)",
+                             host, port);
+        if (fd >= 0)
+            close(fd);
+    } else {
+        *out = fd;
+    }
+    freeaddrinfo(a);
+    return st;
+}
+
+/* The rank on the other side; -1 and *why when it is none of ours. */
+static int32_t challenge_rank(int fd, const struct rendezvous_secret *secret, int32_t ranks,
+                              const char **why)
+{
+    struct challenge mine;
+    struct claim c;
+    *why = "no random numbers";
+    if (!challenge_make(&mine))
+        return -1;
+    *why = "it did not answer";
+    if (!send_whole(fd, &mine, sizeof mine) || !receive_whole(fd, &c, sizeof c))
+        return -1;
+    *why = "it does not know the secret";
+    if (!challenge_same(&c.of, &mine) || c.own.magic != MAGIC ||
+        base_siphash(secret->key, &c, offsetof(struct claim, tag)) != c.tag)
+        return -1;
+    *why = "it is of another build";
+    if (strncmp(c.build, TESSERA_BUILD, sizeof c.build) != 0)
+        return -1;
+    *why = "its place is not one of this group";
+    if (c.ranks != ranks || c.rank < 1 || c.rank >= ranks)
+        return -1;
+    struct proof p = {.of = c.own};
+    p.tag = base_siphash(secret->key, &p, offsetof(struct proof, tag));
+    *why = "it went away";
+    return send_whole(fd, &p, sizeof p) ? c.rank : -1;
+}
+
+enum status rendezvous_accept(int listener, const struct rendezvous_secret *secret, int32_t ranks,
+                              double seconds, int *links, struct err *err)
+{
+    const double deadline = base_now() + seconds;
+    const char *why = "nobody else came";
+    int32_t came = 1;
+    for (int32_t r = 1; r < ranks; r++)
+        links[r] = -1;
+    while (came < ranks && base_now() < deadline) {
+        struct pollfd p = {.fd = listener, .events = POLLIN};
+        if (poll(&p, 1, 100) <= 0)
+            continue;
+        const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0)
+            continue;
+        tune(fd, STRANGER_S);
+        const int32_t r = challenge_rank(fd, secret, ranks, &why);
+        if (r < 0 || links[r] >= 0) {
+            why = r < 0 ? why : "it came twice";
+            close(fd);
+            continue;
+        }
+        tune(fd, 0);
+        links[r] = fd;
+        came++;
+    }
+    if (came == ranks)
+        return OK;
+    for (int32_t r = 1; r < ranks; r++)
+        if (links[r] >= 0)
+            close(links[r]);
+    return base_fail(err, ERR_COMM, "%d of %d ranks came within %.0f s (last turned away: %s)",
+                     came - 1, ranks - 1, seconds, why);
+}
+
+/* ---- rank ---- */
+
+static int connect_once(const struct addrinfo *a)
+{
+    const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0)
+        tune(fd, STRANGER_S);
+    if (fd < 0 || connect(fd, a->ai_addr, a->ai_addrlen) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static int connect_until(const struct addrinfo *list, double deadline)
+{
+    for (;;) {
+        for (const struct addrinfo *a = list; a; a = a->ai_next) {
+            const int fd = connect_once(a);
+            if (fd >= 0)
+                return fd;
+        }
+        if (base_now() >= deadline)
+            return -1;
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+    }
+}
+
+static enum status answer_challenge(int fd, const struct rendezvous_secret *secret, int32_t rank,
+                                    int32_t ranks, struct err *err)
+{
+    struct claim c = {.build = TESSERA_BUILD, .rank = rank, .ranks = ranks};
+    struct proof p;
+    if (!receive_whole(fd, &c.of, sizeof c.of) || c.of.magic != MAGIC || !challenge_make(&c.own))
+        return base_fail(err, ERR_COMM, "rank %d: no tessera front end listens there", rank);
+    c.tag = base_siphash(secret->key, &c, offsetof(struct claim, tag));
+    if (!send_whole(fd, &c, sizeof c) || !receive_whole(fd, &p, sizeof p))
+        return base_fail(err, ERR_COMM,
+                         "rank %d was turned away: --group-secret-file, build and -tp must be the "
+                         "front end's",
+                         rank);
+    if (!challenge_same(&p.of, &c.own) ||
+        base_siphash(secret->key, &p, offsetof(struct proof, tag)) != p.tag)
+        return base_fail(err, ERR_COMM, "rank %d: who listens there does not know the secret",
+                         rank);
+    return OK;
+}
+
+enum status rendezvous_join(const char *host, int32_t port, const struct rendezvous_secret *secret,
+                            int32_t rank, int32_t ranks, double seconds, int *out, struct err *err)
+{
+    struct addrinfo *list = NULL;
+    enum status st = resolve(host, port, false, &list, err);
+    if (st != OK)
+        return st;
+    const int fd = connect_until(list, base_now() + seconds);
+    freeaddrinfo(list);
+    if (fd < 0)
+        return base_fail_errno(err, ERR_COMM, "rank %d: no front end at %.100s:%d within %.0f s",
+                               rank, host, port, seconds);
+    st = answer_challenge(fd, secret, rank, ranks, err);
+    if (st != OK) {
+        close(fd);
+        return st;
+    }
+    tune(fd, 0);
+    *out = fd;
+    return OK;
+}
+
+/* ---- the command line ---- */
+
+enum status rendezvous_tell(int link, const char *text, size_t bytes, struct err *err)
+{
+    const uint32_t length = (uint32_t)bytes;
+    CHECK(bytes <= RENDEZVOUS_TEXT_MAX);
+    if (!send_whole(link, &length, sizeof length) || !send_whole(link, text, bytes))
+        return base_fail_errno(err, ERR_COMM, "telling a rank its options");
+    return OK;
+}
+
+enum status rendezvous_hear(int link, char text[RENDEZVOUS_TEXT_MAX],
+                            char *words[RENDEZVOUS_WORDS_MAX], int *count, struct err *err)
+{
+    uint32_t length = 0;
+    int n = 0;
+    if (!receive_whole(link, &length, sizeof length) || length == 0 ||
+        length > RENDEZVOUS_TEXT_MAX || !receive_whole(link, text, length) ||
+        text[length - 1] != '\0')
+        return base_fail(err, ERR_COMM, "the front end sent no options");
+    for (char *word = text; word < text + length; word += strlen(word) + 1) {
+        if (n + 1 == RENDEZVOUS_WORDS_MAX)
+            return base_fail(err, ERR_COMM, "the front end sent more than %d options", n);
+        words[n++] = word;
+    }
+    words[n] = NULL;
+    *count = n;
+    return OK;
+}
