@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { JOIN_S = 60 };
@@ -238,6 +239,10 @@ static bool tie_to_parent(int32_t parent)
     return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == (pid_t)parent;
 }
 
+/* Ranks keep their cores busy for as long as there is work. What else runs there for a moment, the
+ * front end above all, shall not wait for the end of a time slice: probes answer within 5 ms. */
+enum { NICE = 10 };
+
 /* Rank r keeps to cores [r * threads, (r + 1) * threads) of those allowed: two ranks that share a
  * core wait for each other in every collective. Left alone when there are too few cores. */
 static void bind_cpus(const struct options *o)
@@ -421,6 +426,7 @@ int rank_main(const struct options *o)
         return base_exit_code(ERR_COMM);
     prctl(PR_SET_NAME, "tessera-rank");
     bind_cpus(o);
+    setpriority(PRIO_PROCESS, 0, NICE);
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
