@@ -59,7 +59,7 @@ static void test_simulation(void **state)
         sum.limited += m->limited;
         sim_close(m);
     }
-    assert_true(arrivals >= 30000); /* and the cases that matter did occur */
+    assert_true(arrivals >= 30000);            /* and the cases that matter did occur */
     for (int32_t i = 0; i < FINISH_ERROR; i++) /* which ends those of sum.deaths */
         assert_true(ended[i] > 50);
     assert_true(sum.multi_chunk > 1000 && sum.reused_slots > 10000 && sum.preempted > 300);
