@@ -12,6 +12,7 @@ second) grew by 2 MiB in the second half. The client runs on the same cores. Pri
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -28,11 +29,12 @@ LENGTHS = ["--random-input-len", 64, "--random-output-len", 64, "--ignore-eos"]
 SLACK = 3
 GOODPUT_SHARE = 0.95
 MEMORY_GROWTH = 2 << 20  # more than allocators and pages touched late add
+seeds = itertools.count()  # no load repeats another's prompts, or the prefix cache would have them
 
 
 def run(binary, server, out, *load):
-    command = [binary, "bench", f"http://127.0.0.1:{server.port}", *LENGTHS, "--output-json", out,
-               *load]
+    command = [binary, "bench", f"http://127.0.0.1:{server.port}", *LENGTHS, "--seed", next(seeds),
+               "--output-json", out, *load]
     subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, check=False)
     return json.loads(out.read_text())["rounds"][0]
 
