@@ -305,10 +305,12 @@ def test_library_that_reads_differently(serve, tmp_path, monkeypatch):
     assert "past the guard" in server.log
 
 
-def test_pipelined_requests(demo):
+@pytest.mark.parametrize("count", [3, 600])
+def test_pipelined_requests(demo, count):
+    """Also when they are more than any buffer holds."""
     with Raw(demo) as connection:
-        connection.send((POST + LENGTH + b"\r\n" + BODY + GET + b"\r\n") * 3)
-        for _ in range(3):
+        connection.send((POST + LENGTH + b"\r\n" + BODY + GET + b"\r\n") * count)
+        for _ in range(count):
             assert b'"text_completion"' in connection.answer()[2]
             assert b'"list"' in connection.answer()[2]
 
