@@ -1,10 +1,9 @@
 /* DESIGN: libmicrohttpd with internal epoll threads moves bytes; whatever needs time runs elsewhere
  * while the connection is suspended. A request has two owners, the connection and whoever holds it,
- * hence the count. What can be decided from a well-formed head alone is, in this order: key, route,
- * size. Bodies that are refused are read and dropped up to a bound, since closing with
- * unread bytes would reset the connection and take our answer with it.
- *
- * The library parses only what the intake lets through, and so never finds a fault by itself. */
+ * hence the count. The intake lets only well-formed requests through, so the library never finds a
+ * fault by itself. What can be decided from the head alone is, in this order: key, route, size.
+ * Bodies that are refused are read and dropped up to a bound, since closing with unread bytes would
+ * reset the connection and take our answer with it. */
 #include "server/http/http_cors.h"
 #include "server/http/http_intake.h"
 #include "server/http/http_listen.h"

@@ -1,9 +1,9 @@
 /* DESIGN: what comes is read into a window, as far as a head may reach, and judged there. When a
  * head has passed, the rest is a count of bytes that may be handed over as they are, up to the next
  * head or the next line of a chunk: a large body is read straight to its place. What is not whole
- * when a call ends is kept, so an idle connection costs no memory. It cannot stay in the kernel, to
- * be peeked at: four bytes there can hold on to the whole of a receive buffer, which then takes no
- * more.
+ * when a call ends is kept, so that an idle connection needs no buffer. It is not left in the
+ * kernel, to be peeked at: four bytes there can hold on to a whole receive buffer, which then takes
+ * no more.
  *
  * The library waits with edge-triggered epoll and takes a short read as "nothing more for now". So
  * a read ends short only when the kernel is empty (what comes then brings a new edge) or when the
@@ -22,7 +22,7 @@
 #include <sys/uio.h>
 
 #define FILES_MAX (1 << 20)
-#define WASTE_ROUNDS 64 /* of 16 KiB, before others get their turn */
+#define WASTE_ROUNDS 64 /* before other connections get their turn */
 
 /* The function that libmicrohttpd calls. Symbols of the program come before those of libraries. */
 ssize_t http_intake_recv(int fd, void *to, size_t n, int flags) __asm__("recv");
@@ -33,19 +33,19 @@ struct intake {
     int fd;
     const struct http_limits *limits;
     struct http_peer *peer;
-    uint64_t left;  /* bytes that may be read as they are */
+    uint64_t left;  /* bytes that may be handed over as they are */
     enum next next; /* what must come after those */
     char *part;     /* read and not handed over; NULL: nothing */
     size_t part_bytes;
-    int32_t unanswered;
+    int32_t unanswered;     /* requests handed over, the one in work included */
     struct api_error fault; /* its http_status is 0 while there is none */
     bool is_over;           /* the fault is answered */
 };
 
 static _Atomic(struct intake *) intakes[FILES_MAX]; /* by descriptor */
 
-/* recv() of the kernel, by the one other name under which a thread sanitizer knows that what was
- * done before the bytes were sent is done before they are read. */
+/* What recv() is without us. Not recvfrom(): to a thread sanitizer that orders nothing before it.
+ */
 static ssize_t receive(int fd, void *to, size_t n, int flags)
 {
     struct iovec piece = {.iov_base = to, .iov_len = n};

@@ -14,7 +14,7 @@
 #define HTTP_INTAKE_HEAD_MAX 16384 /* the most that limits->header_bytes may be */
 
 /* From now on what is read from fd is judged. limits and peer are borrowed until the close. False
- * without memory. */
+ * without memory, or for a descriptor beyond a million. */
 bool http_intake_open(int fd, const struct http_limits *limits, struct http_peer *peer) MUST_USE;
 /* Before the socket is closed; one that was not opened is fine. */
 void http_intake_close(int fd);
