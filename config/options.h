@@ -6,6 +6,8 @@
 #include "config/base.h"
 #include "config/dtype.h"
 
+enum { OPTIONS_RESTARTS_MAX = 64 };
+
 enum command {
     COMMAND_SERVE = 1,
     COMMAND_PLAN = 2,
@@ -50,6 +52,7 @@ struct options {
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
     double drain_timeout, step_timeout;
+    int32_t max_group_restarts; /* in five minutes */
     const char *output, *synth_config;
     int64_t seed;
     bool json, print_plan, modes, explain, measure;

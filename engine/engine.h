@@ -13,7 +13,7 @@ enum finish_reason {
     FINISH_LENGTH, /* max_tokens or the context is used up */
     FINISH_CANCELLED,
     FINISH_FAILED, /* this request's logits are not finite */
-    FINISH_ERROR,  /* the group is lost */
+    FINISH_ERROR,  /* the group is lost for good, or often while it ran this */
 };
 
 #define ENGINE_LOGPROBS_MAX 20
@@ -101,6 +101,7 @@ struct engine_metrics {
     int32_t kv_blocks, kv_blocks_used, block_tokens;
     uint64_t prompt_tokens, generation_tokens;
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
+    uint64_t restarts;                    /* groups that took the place of a lost one */
     uint64_t preemptions;                 /* times a request gave its blocks to others */
     uint64_t finished[FINISH_ERROR + 1];
     uint64_t steps, step_rows;  /* steps answered, and the rows in them */

@@ -242,8 +242,8 @@ static enum status reserve_kv(const struct group *g, const struct footprint *f, 
     return OK;
 }
 
-enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
-                       struct err *err)
+enum status group_open(const struct options *o, const struct footprint *f, uint32_t epoch,
+                       struct group **out, struct err *err)
 {
     enum status st = OK;
     int mine[COMM_RANKS_MAX];
@@ -252,7 +252,7 @@ enum status group_open(const struct options *o, const struct footprint *f, struc
         return base_fail(err, ERR_NOMEM, "group: no memory");
     g->ranks = f->ranks;
     g->mpi = options_mpi(o);
-    g->epoch = 1;
+    g->epoch = epoch;
     g->comm = g->board_fd = -1;
     for (int32_t r = 0; r < g->ranks; r++)
         g->members[r] = (struct member){.pidfd = -1, .weights = -1, .kv = -1};

@@ -18,9 +18,9 @@ struct group;
 
 /* Makes the memory files and starts the ranks (--comm mpi: starts rank 0 and waits for the others
  * to come); returns before they have loaded. Nothing is named in /dev/shm. `o` and `f` are passed
- * on as arguments. */
-enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
-                       struct err *err) MUST_USE;
+ * on as arguments. epoch: 1 for the first group of a server, then one more each. */
+enum status group_open(const struct options *o, const struct footprint *f, uint32_t epoch,
+                       struct group **out, struct err *err) MUST_USE;
 /* SIGKILLs what still runs, reaps it, frees everything. */
 void group_close(struct group *g);
 
