@@ -70,8 +70,9 @@ struct options {
     const char *plan_hash; /* of the front end's plan, 16 hex digits */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
-    bool remote;    /* not started by the front end: no memory files are inherited */
-    bool on_device; /* weights, KV cache and arenas lie in device memory */
+    bool weights_kept; /* in the memory file: those of a rank that was lost */
+    bool remote;       /* not started by the front end: no memory files are inherited */
+    bool on_device;    /* weights, KV cache and arenas lie in device memory */
 
     struct config_file *file; /* owned */
 };

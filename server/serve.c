@@ -249,24 +249,26 @@ static struct engine_group engine_group(const struct server *s)
                                  group_board(s->group)};
 }
 
-/* Returns when the ranks hold the weights. */
-static enum status open_group(struct server *s, struct err *err)
+/* Returns when the ranks that have been started hold the weights. */
+static enum status await_weights(struct server *s, struct err *err)
 {
     enum status st = OK;
     uint64_t total = 0;
     const double started = base_now();
+    const bool kept = group_has_weights(s->group);
     s->told_at = started;
     s->logged_at = -INFINITY;
     s->told_bytes = s->logged_bytes = 0;
-    for (int32_t r = 0; r < s->footprint.ranks; r++)
+    for (int32_t r = 0; r < s->footprint.ranks && !kept; r++)
         total += s->read_bytes[r] = setup_read_bytes(&s->setup, r);
     atomic_store(&s->health.bytes_total, total);
     atomic_store(&s->health.ranks, s->footprint.ranks);
-    TRY(group_open(&s->setup.options, &s->footprint, s->restarts + 1, &s->group, err));
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
     double spent = base_now() - started;
-    base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent, (double)total / 1e9 / spent);
+    if (!kept)
+        base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent,
+                 (double)total / 1e9 / spent);
 out:
     return st;
 }
@@ -275,7 +277,8 @@ static enum status open_engine(struct server *s, const struct options *o, struct
 {
     enum status st = OK;
     enter(s, HEALTH_LOADING);
-    TRY(open_group(s, err));
+    TRY(group_open(&s->setup.options, &s->footprint, &s->group, err));
+    TRY(await_weights(s, err));
     enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
@@ -304,8 +307,7 @@ static enum status give_up(struct server *s, struct err *err)
     base_log(LOG_ERROR, "%s; ending all requests", err->text);
     enter(s, HEALTH_LOST);
     engine_lost(s->engine);
-    if (s->group)
-        group_kill(s->group);
+    group_kill(s->group);
     frontend_idle(s->frontend, 1.0);
     return ERR_COMM;
 }
@@ -325,8 +327,9 @@ static bool may_restart(struct server *s, const struct options *o)
 }
 
 /* The ranks are lost, as err says: kills the others, starts as many, and lets the requests go on.
- * What goes wrong meanwhile is a loss too. */
-static enum status recover(struct server *s, const struct options *o, struct err *err)
+ * What goes wrong meanwhile is a loss too. One that has died leaves good weights; what hangs or
+ * answers nonsense may have bad ones. */
+static enum status recover(struct server *s, const struct options *o, bool died, struct err *err)
 {
     uint64_t ignored;
     enum status st = ERR_COMM;
@@ -336,9 +339,10 @@ static enum status recover(struct server *s, const struct options *o, struct err
                  s->restarts);
         enter(s, HEALTH_RECOVERING);
         engine_pause(s->engine);
-        group_close(s->group);
-        s->group = NULL;
-        st = open_group(s, err);
+        st = group_reopen(&s->setup.options, &s->footprint, died, s->group, err);
+        if (st == OK)
+            st = await_weights(s, err);
+        died = false;
     }
     if (st == ERR_CANCELLED)
         return st;
@@ -370,8 +374,8 @@ static int nap_ms(const struct server *s, bool draining)
     return s->notify.watchdog_ns > 0 ? (int)(s->notify.watchdog_ns / 3000000) + 1 : -1;
 }
 
-/* Sleeps until something happens. ERR_COMM: the ranks are lost. */
-static enum status await_event(struct server *s, bool draining, struct err *err)
+/* Sleeps until something happens. ERR_COMM: the ranks are lost, one of them because it died. */
+static enum status await_event(struct server *s, bool draining, bool *died, struct err *err)
 {
     struct pollfd polls[COMM_RANKS_MAX + 2];
     const int32_t ranks = s->footprint.ranks;
@@ -382,6 +386,7 @@ static enum status await_event(struct server *s, bool draining, struct err *err)
     const bool woken = poll(polls, (nfds_t)ranks + 2, nap_ms(s, draining)) > 0;
     const bool lost = woken && polls[ranks + 1].revents;
     enum status st = group_check(s->group, lost ? 100 : 0, err);
+    *died = st != OK;
     return st == OK && lost ? base_fail(err, ERR_COMM, "the rank group is lost") : st;
 }
 
@@ -392,9 +397,10 @@ static enum status watch(struct server *s, const struct options *o, struct err *
     double deadline = INFINITY;
     for (;;) {
         const bool draining = deadline < INFINITY;
-        enum status st = await_event(s, draining, err);
+        bool died;
+        enum status st = await_event(s, draining, &died, err);
         if (st != OK)
-            st = draining ? give_up(s, err) : recover(s, o, err);
+            st = draining ? give_up(s, err) : recover(s, o, died, err);
         if (st != OK)
             return st;
         int signal_number = take_signal(s);
