@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import pathlib
 import signal
 import time
 
@@ -108,6 +109,7 @@ def test_lost_while_idle(serve, synthetic):
 def test_hung_rank(serve, synthetic):
     server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
     wanted = [answer(server, REQUESTS[0])]
+
     def stop(server):
         os.kill(server.ranks()[1], signal.SIGSTOP)
 
@@ -132,8 +134,8 @@ def test_no_more_restarts(serve, synthetic):
 
 def read_by_ranks(server):
     """Bytes that the ranks have asked files for."""
-    return [int(dict(line.split(": ") for line in open(f"/proc/{pid}/io", encoding="utf-8"))["rchar"])
-            for pid in server.ranks()]
+    texts = [pathlib.Path(f"/proc/{pid}/io").read_text() for pid in server.ranks()]
+    return [int(text.split()[1]) for text in texts]  # rchar
 
 
 def test_weights_are_kept(serve, synthetic):
