@@ -12,13 +12,13 @@
 
 #define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
 
-const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
-                                       0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
+const double engine_step_bounds[ENGINE_STEP_BOUNDS] = {
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10};
 
 _Static_assert((int)SCHED_FLIGHTS <= (int)LINK_POSTS_MAX, "links take every step in flight");
 
-const double engine_row_bounds[13] = {1,   8,    16,   32,   64,   128,  256,
-                                      512, 1024, 2048, 4096, 8192, 16384};
+const double engine_row_bounds[ENGINE_ROW_BOUNDS] = {1,   8,    16,   32,   64,   128,  256,
+                                                     512, 1024, 2048, 4096, 8192, 16384};
 
 struct flight {
     struct step *step;
@@ -56,9 +56,8 @@ struct engine {
 
 /* ---- the outside ---- */
 
-static enum status lost(const struct engine *e, struct err *err)
+static enum status lost(struct err *err)
 {
-    (void)e;
     return base_fail(err, ERR_COMM, "the rank group is lost");
 }
 
@@ -84,14 +83,14 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
 {
     struct sequence *s = NULL;
     if (atomic_load(&e->lost))
-        return lost(e, err);
+        return lost(err);
     enum status st = sequence_open(&e->config.sched, params, prompt, prompt_len, &s, err);
     if (st != OK)
         return st;
     s->user = user;
     pthread_mutex_lock(&e->lock);
     if (e->stop || atomic_load(&e->lost))
-        st = lost(e, err);
+        st = lost(err);
     else
         st = check_queue(e, prompt_len, err);
     if (st == OK) {
@@ -251,7 +250,7 @@ static enum status patience(void *ctx, struct err *err)
         note_progress(e);
     }
     if (atomic_load(&e->lost))
-        return lost(e, err);
+        return lost(err);
     pthread_mutex_lock(&e->lock);
     bool stopping = e->stop && now > e->stop_at + STOP_PATIENCE_S;
     pthread_mutex_unlock(&e->lock);
@@ -284,14 +283,19 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
                              result, err);
 }
 
-static void account(struct engine *e, const struct step *step, double seconds)
+/* The first bucket whose bound is not below the value; count when none is. */
+static int bucket_of(const double *bounds, int count, double value)
 {
     int bucket = 0;
-    while (bucket < 15 && seconds > engine_step_bounds[bucket])
+    while (bucket < count && value > bounds[bucket])
         bucket++;
-    int row_bucket = 0;
-    while (row_bucket < 13 && step->rows > engine_row_bounds[row_bucket])
-        row_bucket++;
+    return bucket;
+}
+
+static void account(struct engine *e, const struct step *step, double seconds)
+{
+    const int bucket = bucket_of(engine_step_bounds, ENGINE_STEP_BOUNDS, seconds);
+    const int row_bucket = bucket_of(engine_row_bounds, ENGINE_ROW_BOUNDS, step->rows);
     pthread_mutex_lock(&e->lock);
     e->metrics.steps++;
     e->metrics.step_rows += (uint64_t)step->rows;
