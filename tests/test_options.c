@@ -476,12 +476,12 @@ static void test_file_refused(void **state)
             fail_msg("%s: the message does not begin with the file's name", err.text);
     }
     bad("serve m --config /nowhere.yaml", "/nowhere.yaml: No such file");
-    bad("serve m --config /", "Is a directory");
+    bad("serve m --config /", "is a directory");
     char *large = calloc(1, 70000);
     memset(large, '#', 69999);
     snprintf(line, sizeof line, "serve m --config %s", file_of(large));
     free(large);
-    bad(line, "more than 65536 bytes");
+    bad(line, "69999 bytes, at most 65536 are read");
     snprintf(line, sizeof line, "serve m --config %s", file_of(""));
     good(line);
 }

@@ -46,6 +46,7 @@ TESTED_BY = {
     "config/buf.c": "tests/test_config.c",
     "config/config_file.c": "tests/test_options.c tests/test_nomem.c",
     "config/dtype.c": "tests/test_config.c",
+    "config/file.c": "tests/test_file.c tests/test_nomem.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c tests/test_nomem.c",
     "config/log.c": "tests/test_log.c tests/blackbox/test_log.py",
     "config/model_config.c": "tests/test_config.c tests/fuzz/fuzz_config.c",
