@@ -8,10 +8,15 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define PREFIX "TESSERA_"
+enum { VARIABLE_MAX = 64 };
 
 enum kind { INT32, INT64, BYTES, NUMBER, STRING, CHOICE, FLAG };
 
@@ -351,23 +356,101 @@ static const struct row *find_argument(enum command command, const char *arg,
     return NULL;
 }
 
-/* TESSERA_MAX_MODEL_LEN for --max-model-len; not for internal options. */
+/* A key names the row of this command, else of any other. */
+static const struct row *find_key(enum command command, const char *key)
+{
+    const struct row *found = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        if (strcmp(r->name, key) == 0 && r->commands != COMMAND_RANK &&
+            (!found || (r->commands & (int)command)))
+            found = r;
+    }
+    return found;
+}
+
+/* TESSERA_MAX_MODEL_LEN for --max-model-len. */
+static void variable_of(const struct row *r, char out[VARIABLE_MAX])
+{
+    const int n = snprintf(out, VARIABLE_MAX, PREFIX "%s", r->name);
+    for (int i = 0; i < n; i++)
+        out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
+}
+
+/* Kubernetes tells every pod where each service of its namespace is. Of one called "tessera", or
+ * "tessera-SOMETHING", the variables look like ours, and TESSERA_PORT is one: tcp://10.0.0.1:8000.
+ */
+static bool is_service_link(const char *name, const char *value)
+{
+    static const char *const names[] = {PREFIX "*SERVICE_HOST", PREFIX "*SERVICE_PORT*",
+                                        PREFIX "*PORT_[0-9]*_TCP*", PREFIX "*PORT_[0-9]*_UDP*",
+                                        PREFIX "*PORT_[0-9]*_SCTP*"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (fnmatch(names[i], name, 0) == 0)
+            return true;
+    return fnmatch(PREFIX "*PORT", name, 0) == 0 && strstr(value, "://");
+}
+
+/* Not for internal options. */
 static enum status from_environment(struct options *o, struct err *err)
 {
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         const struct row *r = &rows[i];
         if (!(r->commands & (int)o->command) || o->command == COMMAND_RANK)
             continue;
-        char name[64];
-        int n = snprintf(name, sizeof name, "TESSERA_%s", r->name);
-        for (int j = 0; j < n; j++)
-            name[j] = name[j] == '-' ? '_' : (char)toupper((unsigned char)name[j]);
+        char name[VARIABLE_MAX];
+        variable_of(r, name);
         const char *value = getenv(name);
         struct err why;
-        if (value && set(r, value, o, &why) != OK)
+        if (value && !is_service_link(name, value) && set(r, value, o, &why) != OK)
             return base_fail(err, ERR_USAGE, "%s: %.400s", name, why.text);
     }
     return OK;
+}
+
+static bool is_variable(const char *name)
+{
+    char known[VARIABLE_MAX];
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        variable_of(&rows[i], known);
+        if (rows[i].commands != COMMAND_RANK && strcmp(known, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The variable whose name is most like that of an unknown one. */
+static void nearest_variable(const char *unknown, char out[VARIABLE_MAX])
+{
+    char word[VARIABLE_MAX] = "";
+    const char *c = unknown + strlen(PREFIX);
+    for (size_t i = 0; i + 1 < sizeof word && c[i]; i++)
+        word[i] = c[i] == '_' ? '-' : (char)tolower((unsigned char)c[i]);
+    variable_of(find_key(0, nearest(ALL & ~COMMAND_RANK, word)), out);
+}
+
+void options_warn_environment(void)
+{
+    for (char **e = environ; *e; e++) {
+        char name[256], meant[VARIABLE_MAX];
+        const size_t n = strcspn(*e, "=");
+        if (strncmp(*e, PREFIX, strlen(PREFIX)) != 0 || (*e)[n] == '\0')
+            continue;
+        snprintf(name, sizeof name, "%.*s", (int)n, *e);
+        const char *value = *e + n + 1;
+        if (is_service_link(name, value)) {
+            if (is_variable(name))
+                base_log(
+                    LOG_WARN,
+                    "%.100s=%.80s is how Kubernetes announces a service and no option: ignored; "
+                    "enableServiceLinks: false in the pod's spec turns it off",
+                    name, value);
+        } else if (!is_variable(name)) {
+            nearest_variable(name, meant);
+            base_log(LOG_WARN, "%.100s in the environment is no option: ignored; did you mean %s?",
+                     name, meant);
+        }
+    }
 }
 
 static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
@@ -409,19 +492,6 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
     if (word)
         *(o->command == COMMAND_HEALTH ? &o->url : &o->model) = word;
     return OK;
-}
-
-/* A key names the row of this command, else of any other. */
-static const struct row *find_key(enum command command, const char *key)
-{
-    const struct row *found = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct row *r = &rows[i];
-        if (strcmp(r->name, key) == 0 && r->commands != COMMAND_RANK &&
-            (!found || (r->commands & (int)command)))
-            found = r;
-    }
-    return found;
 }
 
 static enum status from_file(struct options *o, struct err *err)

@@ -81,6 +81,8 @@ int main(int argc, char **argv)
     log_setup(o.log_format, o.log_level);
     if (st == OK && o.command == COMMAND_RANK)
         return rank_main(&o);
+    if (st == OK && o.command != COMMAND_HEALTH) /* which is run every few seconds */
+        options_warn_environment();
     if (st == OK)
         st = run(&o, &err);
     options_close(&o);

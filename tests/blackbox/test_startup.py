@@ -52,6 +52,43 @@ def test_usage(arguments, wanted):
     assert wanted.lower() in fails(2, *arguments).lower()
 
 
+def variables_warned(variables):
+    """The lines about variables on stderr of a command that succeeds."""
+    done = run("plan", checkpoint.GOLDEN / NAME, variables=variables)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if "TESSERA_" in line]
+
+
+@pytest.mark.parametrize("variable, meant", [
+    ("TESSERA_MAX_NUM_SEQ", "TESSERA_MAX_NUM_SEQS"),
+    ("TESSERA_TP", "TESSERA_TENSOR_PARALLEL_SIZE"),
+    ("TESSERA_", "TESSERA_"),
+    ("TESSERA_" + 100 * "X", "TESSERA_"),
+])
+def test_unknown_variable(variable, meant):
+    lines = variables_warned({variable: "4"})
+    assert len(lines) == 1
+    assert f"{variable[:80]}" in lines[0] and f"did you mean {meant}" in lines[0]
+
+
+def test_known_variables():
+    """Those of other commands are in the same environment."""
+    assert not variables_warned({"TESSERA_GOODPUT": "ttft:1", "TESSERA_PORT": "1"})
+
+
+def test_service_of_kubernetes():
+    """The variables that a pod gets when a service of its namespace is called tessera."""
+    links = {"TESSERA_SERVICE_HOST": "10.0.0.1", "TESSERA_SERVICE_PORT": "8000",
+             "TESSERA_SERVICE_PORT_HTTP": "8000", "TESSERA_PORT": "tcp://10.0.0.1:8000",
+             "TESSERA_PORT_8000_TCP": "tcp://10.0.0.1:8000", "TESSERA_PORT_8000_TCP_PROTO": "tcp",
+             "TESSERA_PORT_8000_TCP_PORT": "8000", "TESSERA_PORT_8000_TCP_ADDR": "10.0.0.1",
+             "TESSERA_B_SERVICE_HOST": "10.0.0.2", "TESSERA_B_PORT": "tcp://10.0.0.2:80"}
+    lines = variables_warned(links)
+    assert len(lines) == 1
+    assert "TESSERA_PORT=tcp://10.0.0.1:8000" in lines[0]
+    assert "enableServiceLinks: false" in lines[0]
+
+
 def test_no_command():
     done = run()
     assert done.returncode == 2
