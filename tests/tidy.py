@@ -84,7 +84,7 @@ TESTED_BY = {
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_nomem.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c",
     "weights/loader.c": "tests/test_loader.c",
-    "weights/outdir.c": "tests/test_checkpoint.c",
+    "weights/outdir.c": "tests/test_outdir.c",
     "weights/placement.c": "tests/test_placement.c",
     "weights/safetensors.c": "tests/test_safetensors.c tests/fuzz/fuzz_safetensors.c "
                              "tests/test_nomem.c",
