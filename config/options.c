@@ -140,6 +140,26 @@ static const struct row rows[] = {
      "config.json of the model to make"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
      NULL, "seed of synthetic weights"},
+    {"max-tokens", NULL, COMMAND_COMPLETE, STRING, AT(complete.max_tokens), 0, 0, "256", NULL,
+     "most tokens of the answer"},
+    {"temperature", NULL, COMMAND_COMPLETE, STRING, AT(complete.temperature), 0, 0, NULL, NULL,
+     "0: always the likeliest token; without it and those below: the model's own"},
+    {"top-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.top_p), 0, 0, NULL, NULL,
+     "share of the probability that is drawn from"},
+    {"top-k", NULL, COMMAND_COMPLETE, STRING, AT(complete.top_k), 0, 0, NULL, NULL,
+     "number of tokens that are drawn from; 0: all"},
+    {"min-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.min_p), 0, 0, NULL, NULL,
+     "least probability, as a share of the likeliest token's"},
+    {"presence-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.presence_penalty), 0, 0, NULL,
+     NULL, "for tokens that were produced"},
+    {"frequency-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.frequency_penalty), 0, 0,
+     NULL, NULL, "for each time a token was produced"},
+    {"repetition-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.repetition_penalty), 0, 0,
+     NULL, NULL, "factor for tokens of prompt and answer"},
+    {"seed", NULL, COMMAND_COMPLETE, STRING, AT(complete.seed), 0, 0, NULL, NULL,
+     "the same answer each time"},
+    {"stop", NULL, COMMAND_COMPLETE, STRING, AT(complete.stop), 0, 0, NULL, NULL,
+     "text that ends the answer"},
     {"seed", NULL, COMMAND_BENCH, INT64, AT(seed), 0, 0x1p62, "0", NULL,
      "fixes prompts and arrival times"},
     {"num-prompts", NULL, COMMAND_BENCH, INT32, AT(bench.num_prompts), 1, 1 << 20, "100", NULL,
@@ -154,18 +174,18 @@ static const struct row rows[] = {
      "most tokens of an answer"},
     {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
      "random token ids are below it"},
-    {"ignore-eos", NULL, COMMAND_BENCH, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
-     "asks for answers of full length"},
+    {"ignore-eos", NULL, COMMAND_BENCH | COMMAND_COMPLETE, FLAG, AT(bench.ignore_eos), 0, 0, NULL,
+     NULL, "asks for answers of full length"},
     {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
      "JSON lines {\"prompt\": text or ids, \"max_tokens\": N}"},
     {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
      "ms a good request keeps to, as ttft:500,tpot:50,e2e:10000"},
-    {"model", NULL, COMMAND_BENCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
+    {"model", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.model), 0, 0, NULL, NULL,
      "name in the requests; default: the first one the server lists"},
-    {"api-key", NULL, COMMAND_BENCH, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
+    {"api-key", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
      "bearer token; TESSERA_API_KEY keeps it off the command line"},
-    {"timeout", NULL, COMMAND_BENCH, NUMBER, AT(bench.timeout), 1, 86400, "600", NULL,
-     "seconds a request may take"},
+    {"timeout", NULL, COMMAND_BENCH | COMMAND_COMPLETE, NUMBER, AT(bench.timeout), 1, 86400, "600",
+     NULL, "seconds a request may take"},
     {"output-json", NULL, COMMAND_BENCH, STRING, AT(bench.output_json), 0, 0, NULL, NULL,
      "file for all figures"},
     {"plot", NULL, COMMAND_BENCH, STRING, AT(bench.plot), 0, 0, NULL, NULL,
@@ -214,6 +234,12 @@ static const struct {
      "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
      "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
      "file describe.\n"},
+    {"complete", COMMAND_COMPLETE,
+     "tessera complete URL|MODEL [\"PROMPT\"] [options] [-- options of tessera serve]\n\n"
+     "Prints one completion as it comes, of a server at http://HOST:PORT or of one that it starts "
+     "on a\nmodel directory and stops again. Without PROMPT: all of stdin. Text goes to stdout, "
+     "the "
+     "rest to\nstderr. Exit code 1: the server fails, or none answers.\n"},
     {"bench", COMMAND_BENCH,
      "tessera bench URL [options]\n"
      "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"
@@ -463,16 +489,19 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             *help = true;
             return OK;
         }
-        if (strcmp(arg, "--") == 0 && o->command == COMMAND_BENCH) {
+        if (strcmp(arg, "--") == 0 && (o->command & (COMMAND_BENCH | COMMAND_COMPLETE))) {
             o->bench.rest = argv + i + 1;
             o->bench.rest_count = argc - i - 1;
             break;
         }
         if (arg[0] != '-' || arg[1] == '\0') {
-            if (word)
+            if (word && (o->command != COMMAND_COMPLETE || o->complete.prompt))
                 return base_fail(err, ERR_USAGE, "one %s is wanted, got \"%.80s\" too",
-                                 o->command == COMMAND_HEALTH ? "URL" : "model directory", arg);
-            word = arg;
+                                 o->command == COMMAND_HEALTH     ? "URL"
+                                 : o->command == COMMAND_COMPLETE ? "prompt"
+                                                                  : "model directory",
+                                 arg);
+            *(word ? &o->complete.prompt : &word) = arg;
             continue;
         }
         const struct row *r = find_argument(o->command, arg, &value);
@@ -539,9 +568,10 @@ static enum status check_complete(const char *name, struct options *o, struct er
         return base_fail(err, ERR_USAGE,
                          "tessera plan: --modes, --explain and --measure are text; leave out "
                          "--json");
-    if (((LAYOUT | COMMAND_BENCH) & (int)o->command) && !o->model)
+    const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
+    if (((LAYOUT | with_url) & (int)o->command) && !o->model)
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
-                         o->command == COMMAND_BENCH ? " or http:// URL" : "");
+                         (with_url & (int)o->command) ? " or http:// URL" : "");
     if (o->command == COMMAND_SYNTH && !o->synth_config)
         return base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
     if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)

@@ -11,6 +11,8 @@ static void usage(FILE *out)
 {
     fputs("usage: tessera COMMAND [options]\n\n"
           "  serve MODEL     serve a model directory over HTTP\n"
+          "  complete URL|MODEL \"PROMPT\"\n"
+          "                  one completion, printed as it comes\n"
           "  plan MODEL      what each rank would hold and send, from headers alone\n"
           "  inspect MODEL   list tensors and the slice of each rank\n"
           "  shard MODEL     write a checkpoint cut for N ranks\n"
@@ -37,6 +39,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_synth(o, err);
     case COMMAND_HEALTH:
         return commands_health(o, err);
+    case COMMAND_COMPLETE:
+        return commands_complete(o, err);
     case COMMAND_BENCH:
         return commands_bench(o, err);
     case COMMAND_RANK:
@@ -47,8 +51,8 @@ static enum status run(const struct options *o, struct err *err)
 
 static const char *nearest_command(const char *word)
 {
-    static const char *const names[] = {"serve", "plan",   "inspect", "shard",
-                                        "synth", "health", "bench",   "version"};
+    static const char *const names[] = {"serve",    "plan",  "inspect", "shard",  "synth",
+                                        "complete", "bench", "health",  "version"};
     const char *best = names[0];
     for (size_t i = 1; i < ARRAY_LEN(names); i++)
         if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))

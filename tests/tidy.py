@@ -152,6 +152,7 @@ TESTED_BY = {
     "server/bench/target.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",
+    "server/cmd_complete.c": "tests/blackbox/test_complete.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
     "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",

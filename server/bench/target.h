@@ -3,6 +3,7 @@
 #define TESSERA_SERVER_BENCH_TARGET_H
 
 #include "config/buf.h"
+#include "server/bench/reply.h"
 
 #include <sys/socket.h>
 
@@ -29,6 +30,11 @@ void target_write_head(const struct target *t, const char *method, const char *p
 enum status target_exchange(const struct target *t, const char *method, const char *path,
                             const struct buf *request_body, double timeout_s, int32_t *http_status,
                             struct buf *body, struct err *err) MUST_USE;
+/* Posts to the endpoint and hands out the events of the answer as they come; the body is filled by
+ * an answer of another kind. */
+enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,
+                          reply_event *on_event, void *ctx, int32_t *http_status, struct buf *body,
+                          struct err *err) MUST_USE;
 /* The name of the first model of BASE/models into name; ERR_PEER when there is none. */
 enum status target_model(const struct target *t, double timeout_s, char *name, size_t cap,
                          struct err *err) MUST_USE;
