@@ -569,7 +569,7 @@ static enum status check_complete(const char *name, struct options *o, struct er
                          "tessera plan: --modes, --explain and --measure are text; leave out "
                          "--json");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
-    if (((LAYOUT | with_url) & (int)o->command) && !o->model)
+    if (((LAYOUT | with_url) & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
                          (with_url & (int)o->command) ? " or http:// URL" : "");
     if (o->command == COMMAND_SYNTH && !o->synth_config)

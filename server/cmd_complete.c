@@ -12,7 +12,6 @@
 #include "server/utf8.h"
 
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,16 +84,6 @@ static void add_fields(const struct options *o, const char *prompt, size_t n, st
         buf_puts(out, ", \"ignore_eos\": true");
 }
 
-static bool is_utf8(const char *text, size_t n)
-{
-    for (size_t width; n > 0; text += width, n -= width) {
-        width = utf8_char(text, n);
-        if (width == 0)
-            return false;
-    }
-    return true;
-}
-
 /* Would our own server take these fields? Asked before anything is started. */
 static enum status check_fields(const struct buf *fields_text, struct err *err)
 {
@@ -134,8 +123,8 @@ static enum status make_fields(const struct options *o, struct buf *out, struct 
     if (!prompt)
         TRY(file_read(&in, &read, &n, err));
     prompt = prompt ? prompt : read;
-    if (!is_utf8(prompt, n) ||
-        (o->complete.stop && !is_utf8(o->complete.stop, strlen(o->complete.stop))))
+    const char *stop = o->complete.stop ? o->complete.stop : "";
+    if (!utf8_is_valid(prompt, n) || !utf8_is_valid(stop, strlen(stop)))
         TRY(base_fail(err, ERR_USAGE, "the prompt or --stop is not UTF-8"));
     add_fields(o, prompt, n, out);
     TRY(check_fields(out, err));
@@ -205,8 +194,6 @@ static enum status end_answer(const struct answer *a, const struct target *t, do
 {
     if (a->last && a->last != '\n')
         putchar('\n');
-    if (fflush(stdout) != 0 || ferror(stdout))
-        return base_fail_errno(err, ERR_IO, "stdout");
     if (a->failed.text[0])
         return base_fail(err, ERR_PEER, "%s", a->failed.text);
     if (!a->finished)
@@ -290,7 +277,6 @@ enum status commands_complete(const struct options *o, struct err *err)
     struct target t = {0};
     struct buf members;
     char model[256];
-    signal(SIGPIPE, SIG_DFL); /* whoever reads stdout may have enough */
     buf_init(&members, 8 * PROMPT_BYTES_MAX);
     if (remote)
         TRY(target_parse(o->model, &t, err));

@@ -3,9 +3,11 @@
 #include "engine/rank.h"
 #include "server/commands.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static void usage(FILE *out)
 {
@@ -60,12 +62,30 @@ static const char *nearest_command(const char *word)
     return best;
 }
 
+/* The first file that is opened takes the number of a closed standard stream, and then the log's
+ * lines: nothing must be there instead. */
+static void open_standard_streams(void)
+{
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO)
+        fd = open("/dev/null", O_RDWR);
+    close(fd);
+}
+
+/* A result that was not written whole is no success. */
+static enum status finish_output(struct err *err)
+{
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return base_fail_errno(err, ERR_IO, "stdout");
+    return OK;
+}
+
 int main(int argc, char **argv)
 {
     struct options o;
     struct err err = {""};
     bool help = false;
-    signal(SIGPIPE, SIG_IGN);
+    open_standard_streams();
     if (argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;
@@ -82,6 +102,8 @@ int main(int argc, char **argv)
         options_help(o.command);
         return 0;
     }
+    if (o.command & (COMMAND_SERVE | COMMAND_RANK | COMMAND_HEALTH | COMMAND_BENCH))
+        signal(SIGPIPE, SIG_IGN); /* the others end, as filters do, when their reader has left */
     log_setup(o.log_format, o.log_level);
     if (st == OK && o.command == COMMAND_RANK)
         return rank_main(&o);
@@ -89,6 +111,8 @@ int main(int argc, char **argv)
         options_warn_environment();
     if (st == OK)
         st = run(&o, &err);
+    if (st == OK)
+        st = finish_output(&err);
     options_close(&o);
     if (st != OK && st != ERR_CANCELLED)
         log_failure(err.text);

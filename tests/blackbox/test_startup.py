@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -11,7 +12,7 @@ import time
 import pytest
 
 import checkpoint
-from harness import BINARY, PATIENCE, run
+from harness import BINARY, PATIENCE, environment, eventually, free_port, ranks_of, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -45,6 +46,7 @@ def fails(code, *arguments):
     (("serve", "MODEL", "--port"), "port"),
     (("serv", "MODEL"), "serve"),
     (("serve",), "MODEL"),
+    (("plan", ""), "which model directory"),
 ])
 def test_usage(arguments, wanted):
     model = str(checkpoint.GOLDEN / NAME)
@@ -87,6 +89,19 @@ def test_service_of_kubernetes():
     assert len(lines) == 1
     assert "TESSERA_PORT=tcp://10.0.0.1:8000" in lines[0]
     assert "enableServiceLinks: false" in lines[0]
+
+
+def test_names_that_are_no_text(tmp_path):
+    """They would go into JSON and labels as they are."""
+    model = checkpoint.GOLDEN / NAME
+    odd = os.fsencode(tmp_path) + b"/caf\xe9"
+    shutil.copytree(model, os.fsdecode(odd))
+    for arguments in (("serve", model, "--served-model-name", b"good,caf\xe9"), ("serve", odd),
+                      ("serve", model, "--served-model-name", "a\nb")):
+        done = subprocess.run([BINARY, *arguments, "--port", "0"], capture_output=True,
+                              env=environment(), timeout=60, check=False)
+        assert done.returncode == 2
+        assert b"which is not plain UTF-8: give --served-model-name" in done.stderr
 
 
 def test_no_command():
@@ -267,6 +282,49 @@ def test_a_fifo_does_not_block(tmp_path, name):
     (model / name).unlink()
     os.mkfifo(model / name)
     assert name in fails(3, "serve", model, "--port", "0")
+
+
+# ---- standard streams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_output_that_is_not_written(command):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([BINARY, command, checkpoint.DEMO], stdout=full, text=True,
+                              stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "tessera: stdout: No space left on device\n"
+
+
+def test_a_reader_that_leaves():
+    with subprocess.Popen([BINARY, "inspect", checkpoint.DEMO, "-tp", "64"], env=environment(),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.wait(timeout=60) == -signal.SIGPIPE
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_streams(serve, closed):
+    """No other file takes their numbers: the log would be written into it."""
+    def close():
+        for fd in closed:
+            os.close(fd)
+    port = free_port()
+    server = serve(checkpoint.DEMO, "-tp", 2, "--port", port, wait=False, before=close)
+    server.port = port
+    eventually(lambda: answers(server), 30, "/readyz")
+    assert server.complete("Once", max_tokens=4)["usage"]["completion_tokens"] == 4
+    for pid in (server.pid, *ranks_of(server.pid)):
+        for fd in closed:
+            assert os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/null"
+
+
+def answers(server):
+    try:
+        return server.get("/readyz").status == 200
+    except OSError:
+        return False
 
 
 # ---- devices: exit code 4 ------------------------------------------------------------------------
