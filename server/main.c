@@ -86,6 +86,8 @@ int main(int argc, char **argv)
     struct err err = {""};
     bool help = false;
     open_standard_streams();
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file that may not grow is an error with a line, as a full disk is */
     if (argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;

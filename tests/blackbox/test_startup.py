@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -294,6 +295,30 @@ def test_output_that_is_not_written(command):
                               stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
     assert done.returncode == 3
     assert done.stderr == "tessera: stdout: No space left on device\n"
+
+
+def limited(which, value, *arguments):
+    """The exit code and the line of a command under a hard limit of the system."""
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True,
+                          env=environment(), timeout=60, check=False,
+                          preexec_fn=lambda: resource.setrlimit(which, (value, value)))
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_few_files():
+    code, line = limited(resource.RLIMIT_NOFILE, 40, "serve", checkpoint.DEMO, "--port", "0")
+    assert code == 4 and "Too many open files" in line
+
+
+def test_small_files(tmp_path):
+    """As on a full disk: a line instead of SIGXFSZ, and nothing that is half written."""
+    code, line = limited(resource.RLIMIT_FSIZE, 100000, "serve", checkpoint.DEMO, "--port", "0")
+    assert code == 4 and "File too large" in line
+    for command in (("shard", checkpoint.DEMO, "-tp", "2"),
+                    ("synth", "--config", checkpoint.DEMO / "config.json")):
+        code, line = limited(resource.RLIMIT_FSIZE, 100000, *command, "-o", tmp_path / "out")
+        assert code == 3 and line.startswith("tessera: ") and "File too large" in line
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_reader_that_leaves():
