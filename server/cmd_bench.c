@@ -26,7 +26,7 @@ struct bench {
     const struct options *o;
     int signals;         /* signalfd: SIGINT, SIGTERM; readable = stop */
     struct child *child; /* NULL: the server is somebody else's */
-    char url[256], model[256];
+    char url[256], model[TARGET_NAME_MAX];
     struct target target;
     struct workload *workload;
     enum prompt_form form;
@@ -72,14 +72,9 @@ static enum status check_options(struct bench *b, struct err *err)
         TRY(workload_rates(o->bench.request_rate, b->rates, ROUNDS_MAX, &b->rounds, err));
     else
         b->rates[b->rounds++] = o->bench.max_concurrency > 0 ? 0 : INFINITY;
-    if (o->bench.model &&
-        (strlen(o->bench.model) >= sizeof b->model || !utf8_is_plain(o->bench.model)))
-        return base_fail(err, ERR_USAGE, "--model: not a name, or too long");
+    TRY(target_check(o->bench.model, o->bench.api_key, err));
     if (o->bench.prompts && !utf8_is_plain(o->bench.prompts))
         return base_fail(err, ERR_USAGE, "--prompts: the file's name is not plain UTF-8");
-    for (const char *c = o->bench.api_key; c && *c; c++)
-        if (!isgraph((unsigned char)*c))
-            return base_fail(err, ERR_USAGE, "--api-key: blanks and controls cannot be sent");
 out:
     return st;
 }

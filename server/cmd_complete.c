@@ -35,25 +35,21 @@ struct answer {
 static const struct {
     const char *field;
     size_t offset;
+    bool is_text;
 } fields[] = {
-#define FIELD(name)                                                                                \
-    {                                                                                              \
-#name, offsetof(struct options, complete.name)                                             \
-    }
-    FIELD(max_tokens),
-    FIELD(temperature),
-    FIELD(top_p),
-    FIELD(top_k),
-    FIELD(min_p),
-    FIELD(presence_penalty),
-    FIELD(frequency_penalty),
-    FIELD(repetition_penalty),
-    FIELD(seed),
-    FIELD(stop),
-#undef FIELD
+    {"max_tokens", offsetof(struct options, complete.max_tokens), false},
+    {"temperature", offsetof(struct options, complete.temperature), false},
+    {"top_p", offsetof(struct options, complete.top_p), false},
+    {"top_k", offsetof(struct options, complete.top_k), false},
+    {"min_p", offsetof(struct options, complete.min_p), false},
+    {"presence_penalty", offsetof(struct options, complete.presence_penalty), false},
+    {"frequency_penalty", offsetof(struct options, complete.frequency_penalty), false},
+    {"repetition_penalty", offsetof(struct options, complete.repetition_penalty), false},
+    {"seed", offsetof(struct options, complete.seed), false},
+    {"stop", offsetof(struct options, complete.stop), true},
 };
 
-/* Is it one as JSON writes them? */
+/* As JSON writes them. */
 static bool is_number(const char *text)
 {
     struct jdoc *doc = NULL;
@@ -75,10 +71,10 @@ static void add_fields(const struct options *o, const char *prompt, size_t n, st
         if (!value)
             continue;
         buf_printf(out, ", \"%s\": ", fields[i].field);
-        if (is_number(value) && strcmp(fields[i].field, "stop") != 0)
+        if (!fields[i].is_text && is_number(value))
             buf_puts(out, value);
         else
-            buf_json(out, value, strlen(value)); /* no number: the table says so */
+            buf_json(out, value, strlen(value)); /* where a number is wanted, the table says so */
     }
     if (o->bench.ignore_eos)
         buf_puts(out, ", \"ignore_eos\": true");
@@ -276,7 +272,7 @@ enum status commands_complete(const struct options *o, struct err *err)
     struct child *child = NULL;
     struct target t = {0};
     struct buf members;
-    char model[256];
+    char model[TARGET_NAME_MAX];
     buf_init(&members, 8 * PROMPT_BYTES_MAX);
     if (remote)
         TRY(target_parse(o->model, &t, err));
@@ -285,6 +281,7 @@ enum status commands_complete(const struct options *o, struct err *err)
                       t.is_chat ? "%s is for chats; give the server's URL"
                                 : "%s is a server's URL: options after -- are for a MODEL",
                       o->model));
+    TRY(target_check(o->bench.model, o->bench.api_key, err));
     TRY(make_fields(o, &members, err));
     TRY(open_target(o, &child, &t, err));
     t.api_key = o->bench.api_key;

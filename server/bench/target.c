@@ -1,6 +1,7 @@
 #include "server/bench/target.h"
 
 #include "config/jdoc.h"
+#include "server/utf8.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -61,6 +62,16 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
     memcpy(t.host, host, n);
     set_paths(&t, path, strlen(path));
     *out = t;
+    return OK;
+}
+
+enum status target_check(const char *model, const char *api_key, struct err *err)
+{
+    if (model && (strlen(model) >= TARGET_NAME_MAX || !utf8_is_plain(model)))
+        return base_fail(err, ERR_USAGE, "--model: not a name, or too long");
+    for (const char *c = api_key; c && *c; c++)
+        if (!isgraph((unsigned char)*c))
+            return base_fail(err, ERR_USAGE, "--api-key: blanks and controls cannot be sent");
     return OK;
 }
 

@@ -7,6 +7,8 @@
 
 #include <sys/socket.h>
 
+#define TARGET_NAME_MAX 256 /* bytes of a model's name, with the NUL */
+
 struct target {
     char host[256]; /* as in the Host field, with the port */
     char path[256]; /* of the completions endpoint */
@@ -20,6 +22,8 @@ struct target {
 /* http://HOST[:PORT][/BASE], or the whole URL of an endpoint that ends in /completions (with
  * /chat/completions: chat). ERR_USAGE for anything else. */
 enum status target_parse(const char *url, struct target *out, struct err *err) MUST_USE;
+/* Can a model of that name be asked for, with that key? NULL: none was given. ERR_USAGE if not. */
+enum status target_check(const char *model, const char *api_key, struct err *err) MUST_USE;
 /* Finds an address that accepts a connection, within timeout_s each. ERR_PEER when none does. */
 enum status target_resolve(struct target *t, double timeout_s, struct err *err) MUST_USE;
 /* The head of a request with a body of that length, up to and with the empty line. */

@@ -112,6 +112,9 @@ def test_key(serve, tmp_path):
     (("more",), 'one prompt is wanted, got "more" too'),
     (("--temprature", 1), "did you mean --temperature"),
     (("--stop", b"\xff"), "not UTF-8"),
+    (("--api-key", "key\r\nHost: other"), "--api-key: blanks and controls cannot be sent"),
+    (("--model", "m" * 256), "--model: not a name"),
+    (("--model", "m\nn"), "--model: not a name"),
 ])
 def test_usage(words, wanted):
     """Said before anything is started."""
