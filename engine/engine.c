@@ -13,13 +13,13 @@
 
 #define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
 
-const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
-                                       0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
+const double engine_step_bounds[ENGINE_STEP_BOUNDS] = {
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10};
 
 _Static_assert((int)SCHED_FLIGHTS <= (int)LINK_POSTS_MAX, "links take every step in flight");
 
-const double engine_row_bounds[13] = {1,   8,    16,   32,   64,   128,  256,
-                                      512, 1024, 2048, 4096, 8192, 16384};
+const double engine_row_bounds[ENGINE_ROW_BOUNDS] = {1,   8,    16,   32,   64,   128,  256,
+                                                     512, 1024, 2048, 4096, 8192, 16384};
 
 enum state {
     UP,
@@ -302,14 +302,19 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
                              result, err);
 }
 
-static void account(struct engine *e, const struct step *step, double seconds)
+/* The first bucket whose bound is not below the value; count when none is. */
+static int bucket_of(const double *bounds, int count, double value)
 {
     int bucket = 0;
-    while (bucket < 15 && seconds > engine_step_bounds[bucket])
+    while (bucket < count && value > bounds[bucket])
         bucket++;
-    int row_bucket = 0;
-    while (row_bucket < 13 && step->rows > engine_row_bounds[row_bucket])
-        row_bucket++;
+    return bucket;
+}
+
+static void account(struct engine *e, const struct step *step, double seconds)
+{
+    const int bucket = bucket_of(engine_step_bounds, ENGINE_STEP_BOUNDS, seconds);
+    const int row_bucket = bucket_of(engine_row_bounds, ENGINE_ROW_BOUNDS, step->rows);
     pthread_mutex_lock(&e->lock);
     e->metrics.steps++;
     e->metrics.step_rows += (uint64_t)step->rows;

@@ -45,6 +45,8 @@ struct group {
 static int high_fd(int fd)
 {
     int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
+    if (fd >= 0 && high < 0 && errno == EINVAL)
+        errno = EMFILE; /* the limit of open files is that low */
     if (fd >= 0)
         close(fd);
     return high;

@@ -325,7 +325,7 @@ static struct engine_metrics metrics_of(const struct group *g)
 static void check_metrics(const struct group *g, int32_t clients)
 {
     struct engine_metrics m = metrics_of(g);
-    uint64_t tokens = 0, buckets = 0, finished[FINISH_ERROR + 1] = {0};
+    uint64_t tokens = 0, steps = 0, counted = 0, finished[FINISH_ERROR + 1] = {0};
     for (int32_t i = 0; i < clients; i++) {
         assert_int_equal(g->clients[i].ends, 1);
         tokens += (uint64_t)g->clients[i].count;
@@ -337,9 +337,12 @@ static void check_metrics(const struct group *g, int32_t clients)
     assert_int_equal(m.running + m.waiting, 0);
     assert_int_equal(m.kv_blocks_used, 0);
     assert_true(m.kv_usage == 0);
-    for (int32_t i = 0; i < 16; i++)
-        buckets += m.step_buckets[i];
-    assert_int_equal(buckets, m.steps);
+    for (size_t i = 0; i < ARRAY_LEN(m.step_buckets); i++)
+        steps += m.step_buckets[i];
+    for (size_t i = 0; i < ARRAY_LEN(m.row_buckets); i++)
+        counted += m.row_buckets[i];
+    assert_int_equal(steps, m.steps);
+    assert_int_equal(counted, m.steps);
     assert_int_equal(m.ranks, RANKS);
 }
 
