@@ -249,17 +249,21 @@ static int32_t challenge_rank(int fd, const struct rendezvous_secret *secret, in
 }
 
 enum status rendezvous_accept(int listener, const struct rendezvous_secret *secret, int32_t ranks,
-                              double seconds, int *links, struct err *err)
+                              double seconds, rendezvous_patience *patience, void *ctx, int *links,
+                              struct err *err)
 {
     const double deadline = base_now() + seconds;
     const char *why = "nobody else came";
     int32_t came = 1;
+    enum status st = OK;
     for (int32_t r = 1; r < ranks; r++)
         links[r] = -1;
-    while (came < ranks && base_now() < deadline) {
+    while (came < ranks && base_now() < deadline && st == OK) {
         struct pollfd p = {.fd = listener, .events = POLLIN};
-        if (poll(&p, 1, 100) <= 0)
+        if (poll(&p, 1, 100) <= 0) {
+            st = patience ? patience(ctx, err) : OK;
             continue;
+        }
         const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             continue;
@@ -279,6 +283,8 @@ enum status rendezvous_accept(int listener, const struct rendezvous_secret *secr
     for (int32_t r = 1; r < ranks; r++)
         if (links[r] >= 0)
             close(links[r]);
+    if (st != OK)
+        return st;
     return base_fail(err, ERR_COMM, "%d of %d ranks came within %.0f s (last turned away: %s)",
                      came - 1, ranks - 1, seconds, why);
 }
@@ -368,8 +374,9 @@ enum status rendezvous_hear(int link, char text[RENDEZVOUS_TEXT_MAX],
 {
     uint32_t length = 0;
     int n = 0;
-    if (!receive_whole(link, &length, sizeof length) || length == 0 ||
-        length > RENDEZVOUS_TEXT_MAX || !receive_whole(link, text, length) ||
+    if (!receive_whole(link, &length, sizeof length))
+        return base_fail(err, ERR_CANCELLED, "the front end left");
+    if (length == 0 || length > RENDEZVOUS_TEXT_MAX || !receive_whole(link, text, length) ||
         text[length - 1] != '\0')
         return base_fail(err, ERR_COMM, "the front end sent no options");
     for (char *word = text; word < text + length; word += strlen(word) + 1) {

@@ -29,11 +29,14 @@ enum status rendezvous_secret(const char *file, struct rendezvous_secret *out,
 
 /* Listens at an address of this machine. */
 enum status rendezvous_listen(const char *host, int32_t port, int *out, struct err *err) MUST_USE;
+/* Asked about ten times a second while waiting: a failure ends the wait with it. */
+typedef enum status rendezvous_patience(void *ctx, struct err *err);
 /* Waits up to seconds for ranks 1 .. ranks - 1; links[rank] = a connection each, links[0] is not
  * touched. Who does not know the secret, or comes twice, is turned away. Closes nothing of
- * `listener`; on failure all that had come are closed. */
+ * `listener`; on failure all that had come are closed. patience may be NULL. */
 enum status rendezvous_accept(int listener, const struct rendezvous_secret *secret, int32_t ranks,
-                              double seconds, int *links, struct err *err) MUST_USE;
+                              double seconds, rendezvous_patience *patience, void *ctx, int *links,
+                              struct err *err) MUST_USE;
 
 /* ---- rank ---- */
 
@@ -50,7 +53,8 @@ enum { RENDEZVOUS_WORDS_MAX = 48, RENDEZVOUS_TEXT_MAX = 3 * 4096 };
 
 /* text: `bytes` of words, each with its NUL. */
 enum status rendezvous_tell(int link, const char *text, size_t bytes, struct err *err) MUST_USE;
-/* Fills text, and words with pointers into it and NULL; *count of them. */
+/* Fills text, and words with pointers into it and NULL; *count of them. ERR_CANCELLED: the front
+ * end left before it said anything. */
 enum status rendezvous_hear(int link, char text[RENDEZVOUS_TEXT_MAX],
                             char *words[RENDEZVOUS_WORDS_MAX], int *count,
                             struct err *err) MUST_USE;

@@ -196,6 +196,19 @@ static bool is_stop(int signal_number)
     return signal_number == SIGTERM || signal_number == SIGINT;
 }
 
+/* Called while ranks come from other machines. Those that have not come cannot be told that nobody
+ * waits for them any more; the launcher ends them when this process fails. */
+static enum status arrival_tick(void *ctx, struct err *err)
+{
+    struct server *s = ctx;
+    const int signal_number = take_signal(s);
+    if (signal_number == SIGHUP)
+        reload_keys(s);
+    else if (is_stop(signal_number))
+        return base_fail(err, ERR_COMM, "stopped before all ranks had come");
+    return OK;
+}
+
 /* Called about every 50 ms while the ranks load. */
 static enum status loading_tick(void *ctx, struct err *err)
 {
@@ -242,7 +255,7 @@ static enum status open_engine(struct server *s, const struct options *o, struct
     atomic_store(&s->health.bytes_total, total);
     atomic_store(&s->health.ranks, s->footprint.ranks);
     enter(s, HEALTH_LOADING);
-    TRY(group_open(&s->setup.options, &s->footprint, &s->group, err));
+    TRY(group_open(&s->setup.options, &s->footprint, arrival_tick, s, &s->group, err));
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
     enter(s, HEALTH_WARMING);
@@ -307,7 +320,7 @@ static enum status watch(struct server *s, const struct options *o, struct err *
     const int32_t ranks = s->footprint.ranks;
     double deadline = INFINITY;
     for (int32_t r = 0; r < ranks; r++)
-        polls[r] = (struct pollfd){.fd = group_pidfd(s->group, r), .events = POLLIN};
+        group_poll(s->group, r, &polls[r]);
     polls[ranks] = (struct pollfd){.fd = s->signals, .events = POLLIN};
     polls[ranks + 1] = (struct pollfd){.fd = s->lost, .events = POLLIN};
     for (;;) {

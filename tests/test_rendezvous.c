@@ -185,7 +185,7 @@ static void test_all_come(void **state)
         v[r - 1] = (struct visitor){.rank = r, .ranks = 4, .secret = &ours};
         start(&v[r - 1], port);
     }
-    assert_int_equal(rendezvous_accept(listener, &ours, 4, 20, links, &err), OK);
+    assert_int_equal(rendezvous_accept(listener, &ours, 4, 20, NULL, NULL, links, &err), OK);
     close(listener); /* whoever was not looked at yet is turned away by it */
     pthread_join(stranger.id, NULL);
     pthread_join(liar.id, NULL);
@@ -216,7 +216,7 @@ static void refuse(struct visitor v, const char *why)
     int32_t port;
     const int listener = listen_anywhere(&port);
     start(&v, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 2, 1, links, &err), ERR_COMM);
+    assert_int_equal(rendezvous_accept(listener, &ours, 2, 1, NULL, NULL, links, &err), ERR_COMM);
     pthread_join(v.id, NULL);
     close(listener);
     assert_non_null(strstr(err.text, "0 of 1 ranks came"));
@@ -248,7 +248,7 @@ static void test_twice(void **state)
     const int listener = listen_anywhere(&port);
     start(&a, port);
     start(&b, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 3, 1, links, &err), ERR_COMM);
+    assert_int_equal(rendezvous_accept(listener, &ours, 3, 1, NULL, NULL, links, &err), ERR_COMM);
     assert_non_null(strstr(err.text, "1 of 2 ranks came"));
     assert_non_null(strstr(err.text, "it came twice"));
     pthread_join(a.id, NULL);
@@ -256,6 +256,34 @@ static void test_twice(void **state)
     close(a.link);
     close(b.link);
     close(listener);
+}
+
+static enum status enough(void *ctx, struct err *err)
+{
+    int *asked = ctx;
+    return ++*asked < 3 ? OK : base_fail(err, ERR_CANCELLED, "enough");
+}
+
+/* Waiting for ranks can be ended, and then none of those that came is kept. */
+static void test_patience(void **state)
+{
+    (void)state;
+    struct visitor a = {.rank = 1, .ranks = 3, .secret = &ours};
+    struct err err = {""};
+    int links[3], asked = 0;
+    char byte;
+    int32_t port;
+    const int listener = listen_anywhere(&port);
+    start(&a, port);
+    assert_int_equal(rendezvous_accept(listener, &ours, 3, 20, enough, &asked, links, &err),
+                     ERR_CANCELLED);
+    assert_string_equal(err.text, "enough");
+    close(listener);
+    pthread_join(a.id, NULL);
+    if (a.st == OK) {
+        assert_int_equal(recv(a.link, &byte, 1, 0), 0);
+        close(a.link);
+    }
 }
 
 struct pretender {
@@ -323,6 +351,10 @@ static void test_hear(void **state)
         assert_int_equal(count, -7);
         close(pair[1]);
     }
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    close(pair[0]); /* it left before there was anything to do: no failure of this rank */
+    assert_int_equal(rendezvous_hear(pair[1], text, words, &count, &err), ERR_CANCELLED);
+    close(pair[1]);
     for (size_t i = 0; i < sizeof many; i++)
         many[i] = i % 2 ? '\0' : 'w';
     for (size_t n = RENDEZVOUS_WORDS_MAX - 1; n <= RENDEZVOUS_WORDS_MAX; n++) {
@@ -342,7 +374,7 @@ int main(void)
         cmocka_unit_test(test_place),    cmocka_unit_test(test_secret),
         cmocka_unit_test(test_all_come), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_twice),    cmocka_unit_test(test_false_front_end),
-        cmocka_unit_test(test_hear),
+        cmocka_unit_test(test_hear),     cmocka_unit_test(test_patience),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
