@@ -127,6 +127,8 @@ static const struct row rows[] = {
      "auto|none", "sampling defaults: the model's generation_config.json, or OpenAI's"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
      "seconds running requests may go on after SIGTERM"},
+    {"load-timeout", NULL, COMMAND_SERVE, NUMBER, AT(load_timeout), 1, 86400, "300", NULL,
+     "seconds without a byte of weights before a rank that loads counts as lost"},
     {"step-timeout", NULL, COMMAND_SERVE, NUMBER, AT(step_timeout), 1, 3600, "30", NULL,
      "seconds without progress of any layer before the ranks count as hung"},
     {"output", "o", COMMAND_SHARD | COMMAND_SYNTH, STRING, AT(output), 0, 0, NULL, NULL,

@@ -49,7 +49,7 @@ struct options {
     bool prefix_caching;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
-    double drain_timeout, step_timeout;
+    double drain_timeout, load_timeout, step_timeout;
     const char *output, *synth_config;
     int64_t seed;
     bool json, print_plan, modes, explain, measure;

@@ -5,6 +5,7 @@
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "engine/load_watch.h"
 #include "engine/rank.h"
 #include "engine/rendezvous.h"
 #include "server/access.h"
@@ -44,7 +45,7 @@ struct server {
     int lost;    /* eventfd: the engine noticed that the group is lost */
     char name[256];
     /* loading */
-    uint64_t read_bytes[COMM_RANKS_MAX]; /* each rank's share */
+    struct load_watch watch;
     double told_at, logged_at;
     uint64_t told_bytes, logged_bytes;
 };
@@ -212,6 +213,7 @@ static enum status arrival_tick(void *ctx, struct err *err)
 /* Called about every 50 ms while the ranks load. */
 static enum status loading_tick(void *ctx, struct err *err)
 {
+    enum status st = OK;
     struct server *s = ctx;
     uint64_t done = 0;
     int32_t ranks_done = 0;
@@ -222,7 +224,7 @@ static enum status loading_tick(void *ctx, struct err *err)
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
     for (int32_t r = 0; r < s->footprint.ranks; r++) {
         uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
-        ranks_done += n >= s->read_bytes[r];
+        ranks_done += n >= s->watch.wanted[r];
         done += n;
     }
     if (s->health.bytes_total > 0) { /* else the weights are not from files */
@@ -232,7 +234,10 @@ static enum status loading_tick(void *ctx, struct err *err)
         if (ranks_done < s->footprint.ranks)
             show_progress(s);
     }
-    return group_check(s->group, 0, err);
+    TRY(group_check(s->group, 0, err));
+    TRY(load_watch_look(&s->watch, group_board(s->group), base_now(), err));
+out:
+    return st;
 }
 
 static void on_lost(void *ctx)
@@ -251,11 +256,15 @@ static enum status open_engine(struct server *s, const struct options *o, struct
     s->told_at = started;
     s->logged_at = -INFINITY;
     for (int32_t r = 0; r < s->footprint.ranks; r++)
-        total += s->read_bytes[r] = setup_read_bytes(&s->setup, r);
+        total += s->watch.wanted[r] = setup_read_bytes(&s->setup, r);
+    s->watch.timeout = o->load_timeout;
+    s->watch.ranks = s->footprint.ranks;
+    s->watch.checkpoint = s->setup.checkpoint;
     atomic_store(&s->health.bytes_total, total);
     atomic_store(&s->health.ranks, s->footprint.ranks);
     enter(s, HEALTH_LOADING);
     TRY(group_open(&s->setup.options, &s->footprint, arrival_tick, s, &s->group, err));
+    load_watch_begin(&s->watch, base_now());
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
     enter(s, HEALTH_WARMING);

@@ -107,6 +107,7 @@ TESTED_BY = {
     "engine/kv.c": "tests/test_kv.c",
     "engine/lifeline.c": "tests/blackbox/test_mpi.py",
     "engine/link.c": "tests/test_link.c",
+    "engine/load_watch.c": "tests/test_load_watch.c tests/blackbox/test_loading.py",
     "engine/model/layout.c": "tests/test_model.c",
     "engine/model/model.c": "tests/test_model.c",
     "engine/parallel/flow.c": "tests/test_modes.c tests/blackbox/test_modes.py",
