@@ -219,11 +219,15 @@ static enum status await_ranks(const struct options *o, int32_t ranks, link_pati
 {
     enum status st = OK;
     struct rendezvous_secret secret = {{0, 0}};
+    struct rendezvous_address at;
     int listener = -1;
     if (ranks == 1)
         return OK;
     TRY(rendezvous_secret(o->group_secret_file, &secret, err));
-    TRY(rendezvous_listen(o->master_addr, o->master_port, &listener, err));
+    TRY(rendezvous_address(o->master_addr, o->master_port, &at, err));
+    TRY(rendezvous_listen(&at, &listener, err));
+    base_log(LOG_INFO, "waiting for %d ranks at %s:%d (by %s)", ranks - 1, at.host, at.port,
+             at.said_by);
     TRY(rendezvous_accept(listener, &secret, ranks, ARRIVAL_S, tick, ctx, links, err));
 out:
     explicit_bzero(&secret, sizeof secret);

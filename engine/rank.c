@@ -446,9 +446,12 @@ enum status rank_join(const struct options *o, int32_t rank, struct err *err)
     char text[RENDEZVOUS_TEXT_MAX], parent[32], remote[] = "--remote";
     char *words[RENDEZVOUS_WORDS_MAX + 2];
     struct rendezvous_secret secret;
+    struct rendezvous_address at;
     block_signals();
     TRY(rendezvous_secret(o->group_secret_file, &secret, err));
-    st = rendezvous_join(o->master_addr, o->master_port, &secret, rank, o->tp, JOIN_S, &link, err);
+    st = rendezvous_address(o->master_addr, o->master_port, &at, err);
+    if (st == OK)
+        st = rendezvous_join(&at, &secret, rank, o->tp, JOIN_S, &link, err);
     explicit_bzero(&secret, sizeof secret);
     if (st != OK)
         return st;
