@@ -57,15 +57,15 @@ def launch(tmp_path):
     """launch(model, ranks, arguments...) -> an MpiServer that is ready; killed at the end."""
     servers = []
 
-    def start(model, ranks, *arguments, wait=True):
-        port = free_port()
+    def start(model, ranks, *arguments, wait=True, ports=None):
+        ports = ports or (free_port(), free_port())
         server = MpiServer(
-            model, *LIMITS, "-tp", ranks, "--comm", "mpi", "--port", port, "--master-port",
-            free_port(),
+            model, *LIMITS, "-tp", ranks, "--comm", "mpi", "--port", ports[0], "--master-port",
+            ports[1],
             "--group-secret-file", secret_file(tmp_path / f"secret{len(servers)}"), *arguments,
             log=tmp_path / f"mpi{len(servers)}.log", wrapper=(*MPIRUN, "-n", str(ranks)))
         servers.append(server)
-        server.port = port
+        server.port, server.ports = ports[0], ports
         return server.wait_ready() if wait else server
 
     yield start
@@ -194,6 +194,17 @@ def test_rank_killed_while_streaming(launch, synthetic):
     assert list(payloads)[-1]["error"]["code"] == "rank_lost"
     assert server.wait(20) in (5, 137)
     eventually(lambda: not any(map(is_running, ranks)), 5, "ranks gone")
+
+
+def test_started_again_after_a_loss(launch):
+    """What a service manager does: the same command, at once, on the same ports."""
+    server = launch(checkpoint.DEMO, 2)
+    text = server.complete("Once", max_tokens=8, temperature=0)["choices"][0]["text"]
+    os.kill(server.ranks()[1], signal.SIGKILL)
+    assert server.wait(20) in (5, 137)
+    again = launch(checkpoint.DEMO, 2, ports=server.ports)
+    assert again.complete("Once", max_tokens=8, temperature=0)["choices"][0]["text"] == text
+    assert again.stop() == 0, again.log
 
 
 def test_stopped_rank_is_noticed(launch, synthetic):
