@@ -45,6 +45,7 @@ struct engine {
     pthread_cond_t wake;
     struct sequence *mail, **mail_tail;
     int32_t mail_count;
+    int32_t requests;                    /* taken, and not ended */
     int64_t mail_tokens, waiting_tokens; /* of prompts in the mailbox, and with the scheduler */
     uint64_t *cancels;                   /* grows: ids that have ended already may be among them */
     int32_t cancel_count, cancel_max;
@@ -62,20 +63,31 @@ static enum status lost(const struct engine *e, struct err *err)
     return base_fail(err, ERR_COMM, "the rank group is lost");
 }
 
-/* Waiting requests count whether they are in the mailbox or with the scheduler. A prompt larger
- * than the bound is taken when it is alone. */
+/* Requests count whether they run or wait, so that what comes at once while seats are free has
+ * these and the queue. Prompts count while they wait, in the mailbox or with the scheduler; one
+ * larger than the bound is taken when it is alone. Under the lock. */
 static enum status check_queue(const struct engine *e, int32_t prompt_len, struct err *err)
 {
     const int64_t tokens = e->mail_tokens + e->waiting_tokens;
-    if (e->mail_count + e->metrics.waiting >= e->config.sched.waiting_max)
-        return base_fail(err, ERR_LIMIT, "%d requests are waiting already, try again later",
-                         e->config.sched.waiting_max);
+    if (e->requests >= sched_requests_max(&e->config.sched))
+        return base_fail(err, ERR_LIMIT,
+                         "%d requests are running or waiting already, try again later",
+                         e->requests);
     if (tokens > 0 && tokens + prompt_len > e->config.queued_tokens_max)
         return base_fail(err, ERR_LIMIT,
                          "%lld prompt tokens are waiting already, with these %d more than %lld, "
                          "try again later",
                          (long long)tokens, prompt_len, (long long)e->config.queued_tokens_max);
     return OK;
+}
+
+enum status engine_check_room(const struct engine *e, struct err *err)
+{
+    struct engine *w = (struct engine *)(uintptr_t)e; /* the lock is not part of what is const */
+    pthread_mutex_lock(&w->lock);
+    const enum status st = check_queue(e, 1, err);
+    pthread_mutex_unlock(&w->lock);
+    return st;
 }
 
 enum status engine_submit(struct engine *e, const struct request_params *params,
@@ -100,6 +112,7 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         *e->mail_tail = s;
         e->mail_tail = &s->next;
         e->mail_count++;
+        e->requests++;
         e->mail_tokens += prompt_len;
         s = NULL;
         if (atomic_load(&e->moved_ns) == 0) /* from here on the engine thread owes an answer */
@@ -186,6 +199,7 @@ static void deliver(struct engine *e, int32_t count)
     struct engine_metrics *m = &e->metrics;
     for (int32_t i = 0; i < count; i++) {
         m->finished[e->events[i].finish]++;
+        e->requests -= e->events[i].finish != FINISH_NONE;
         m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
     const struct kv_pool *kv = sched_kv(e->sched);
@@ -217,15 +231,13 @@ static bool collect(struct engine *e, bool idle)
     note_progress(e);
     sched_set_time(e->sched, base_now_ns());
     while (e->mail) {
-        struct sequence *next = e->mail->next; /* sched_submit takes the link too */
-        if (!sched_submit(e->sched, e->mail))
-            break; /* others gave way and wait again: a moment later */
-        e->mail_tokens -= e->mail->prompt_len;
-        e->mail = next;
-        e->mail_count--;
+        struct sequence *s = e->mail;
+        e->mail = s->next;
+        sched_submit(e->sched, s);
     }
-    if (!e->mail)
-        e->mail_tail = &e->mail;
+    e->mail_tail = &e->mail;
+    e->mail_count = 0;
+    e->mail_tokens = 0;
     const struct sched_stats stats = sched_stats(e->sched);
     e->waiting_tokens = stats.waiting_tokens;
     e->metrics.waiting = stats.waiting;

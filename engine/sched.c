@@ -84,7 +84,7 @@ enum status sched_open(const struct sched_config *c, struct sched **out, struct 
         goto out;
     }
     TRY(kv_open(c->limits.blocks, c->secret, &s->kv, err));
-    TRY(queue_open(c->waiting_max + c->limits.slots, &s->queue, err));
+    TRY(queue_open(sched_requests_max(c), &s->queue, err));
     *out = s;
     s = NULL;
 out:
@@ -129,17 +129,15 @@ static void wait_end(struct sched *s, const struct sequence *q)
     s->stats.waiting_tokens -= q->prompt_len;
 }
 
-bool sched_submit(struct sched *s, struct sequence *q)
+void sched_submit(struct sched *s, struct sequence *q)
 {
-    if (s->stats.waiting >= s->config.waiting_max)
-        return false;
+    CHECK(s->stats.running + s->stats.waiting < sched_requests_max(&s->config));
     q->arrival = ++s->arrivals;
     q->older = s->newest;
     *(s->newest ? &s->newest->newer : &s->oldest) = q;
     s->newest = q;
     wait_begin(s, q);
     queue_push(s->queue, q);
-    return true;
 }
 
 void sched_set_time(struct sched *s, int64_t now_ns)
@@ -601,9 +599,14 @@ void sched_end_all(struct sched *s, enum finish_reason reason, struct token_even
     kv_forget(s->kv);
 }
 
+int32_t sched_requests_max(const struct sched_config *c)
+{
+    return c->limits.slots + c->waiting_max;
+}
+
 int32_t sched_events_max(const struct sched_config *c)
 {
-    return 2 * c->limits.slots + c->waiting_max;
+    return c->limits.slots + sched_requests_max(c);
 }
 
 int32_t sched_in_flight(const struct sched *s)
