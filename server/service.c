@@ -30,6 +30,17 @@ enum status service_check(struct service *s, struct api_error *e)
     return health_check(s->health, e);
 }
 
+enum status service_check_room(struct service *s, struct api_error *e)
+{
+    struct err err;
+    const enum status st = engine_check_room(service_engine(s), &err);
+    if (st == OK)
+        return OK;
+    metrics_count_end(s->metrics, METRICS_ERROR);
+    api_error_from_status(e, st, &err);
+    return ERR_INPUT;
+}
+
 void service_ready(struct service *s, struct engine *e)
 {
     atomic_store(&s->engine, e); /* first: who finds the phase ready finds the engine */
