@@ -133,9 +133,11 @@ enum status target_resolve(struct target *t, double timeout_s, struct err *err)
 }
 
 void target_write_head(const struct target *t, const char *method, const char *path,
-                       size_t body_bytes, struct buf *out)
+                       size_t body_bytes, bool keep, struct buf *out)
 {
-    buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", method, path, t->host);
+    buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, path, t->host);
+    if (!keep)
+        buf_puts(out, "Connection: close\r\n");
     buf_puts(out, "User-Agent: tessera-bench/" TESSERA_VERSION "\r\n");
     if (t->api_key)
         buf_printf(out, "Authorization: Bearer %s\r\n", t->api_key);
@@ -192,7 +194,7 @@ enum status target_exchange(const struct target *t, const char *method, const ch
     buf_init(&request, 8u << 20);
     reply_init(&r, ignore_event, NULL);
     int fd = dial((const struct sockaddr *)&t->address, t->address_len, timeout_s);
-    target_write_head(t, method, path, request_body ? request_body->len : 0, &request);
+    target_write_head(t, method, path, request_body ? request_body->len : 0, false, &request);
     if (request_body)
         buf_add(&request, request_body->data, request_body->len);
     if (fd < 0 || request.failed || send_all(fd, &request) != OK)
