@@ -647,10 +647,8 @@ static void test_limits(void **state)
         assert_int_equal(submit(g, i, &p, prompt, 400), OK);
     assert_int_equal(engine_submit(g->engine, &p, prompt, 301, NULL, &id, &err), ERR_LIMIT);
     assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with these 301 more"));
-    for (int32_t i = 3; i < REQUESTS; i++) { /* a burst: none is refused while seats are free */
-        assert_int_equal(engine_check_room(g->engine, &err), OK);
+    for (int32_t i = 3; i < REQUESTS; i++) /* a burst: none is refused while seats are free */
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
-    }
     assert_int_equal(metrics_of(g).waiting, REQUESTS - 1);
     assert_int_equal(engine_check_room(g->engine, &err), ERR_LIMIT);
     assert_int_equal(engine_submit(g->engine, &p, prompt1, PROMPT1, NULL, &id, &err), ERR_LIMIT);

@@ -57,9 +57,10 @@ struct load {
     int32_t conn_count, idle_count;
     int32_t next, ended; /* requests begun and over */
     struct buf body;
-    char *bytes;  /* what was just read */
-    int64_t now;  /* when it was read */
-    int64_t tick; /* next time to look at timeouts and show progress */
+    char *bytes;   /* what was just read */
+    int64_t now;   /* when it was read */
+    int64_t tick;  /* next time to look at timeouts and show progress */
+    int64_t armed; /* when the timer wakes us */
     int64_t shown_chunks;
 };
 
@@ -330,11 +331,13 @@ static void begin_due(struct load *l)
     int64_t now = base_now_ns();
     while (l->next < c->count && l->idle_count > 0) {
         int64_t due = c->rate > 0 ? l->result->records[l->next].due : now;
-        if (due > now) {
+        if (due > now && due != l->armed) {
             struct itimerspec t = {.it_value = {due / SECOND, due % SECOND}};
             CHECK(timerfd_settime(l->timer, TFD_TIMER_ABSTIME, &t, NULL) == 0);
-            return;
+            l->armed = due;
         }
+        if (due > now)
+            return;
         begin_request(l);
     }
 }
@@ -369,15 +372,15 @@ static void tick(struct load *l)
 
 static void handle(struct load *l, const struct epoll_event *e)
 {
-    uint64_t expirations;
+    struct conn *c = e->data.ptr;
     if (e->data.ptr == l)
         l->result->interrupted = true;
     else if (e->data.ptr == &l->timer)
-        CHECK(read(l->timer, &expirations, sizeof expirations) > 0 || errno == EAGAIN);
-    else if (((struct conn *)e->data.ptr)->busy && ((struct conn *)e->data.ptr)->out.len > 0)
-        transmit(e->data.ptr);
+        return; /* it has woken us */
+    else if (c->busy && c->out.len > 0)
+        transmit(c);
     else
-        receive(e->data.ptr);
+        receive(c);
 }
 
 static void loop(struct load *l)
@@ -447,7 +450,7 @@ static enum status open_load(struct load *l, struct err *err)
     l->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (!l->conns || !l->idle || !l->bytes || l->epoll < 0 || l->timer < 0)
         return base_fail_errno(err, ERR_NOMEM, "%d connections", l->conn_count);
-    struct epoll_event timer = {.events = EPOLLIN, .data.ptr = &l->timer};
+    struct epoll_event timer = {.events = EPOLLIN | EPOLLET, .data.ptr = &l->timer};
     struct epoll_event stop = {.events = EPOLLIN, .data.ptr = l};
     CHECK(epoll_ctl(l->epoll, EPOLL_CTL_ADD, l->timer, &timer) == 0);
     if (l->config->stop_fd >= 0)
