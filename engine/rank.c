@@ -4,6 +4,7 @@
 
 #include "engine/group.h"
 #include "engine/parallel/sampler.h"
+#include "engine/populate.h"
 #include "engine/rank_state.h"
 #include "engine/rendezvous.h"
 
@@ -298,6 +299,15 @@ out:
     return st;
 }
 
+/* What steps will use and loading has not touched. */
+static struct populate *populate(const struct options *o, const struct footprint *f,
+                                 const struct rank_memory *memory)
+{
+    return populate_open(
+        (struct populate_range){memory->kv, f->rank[o->rank].kv},
+        (struct populate_range){memory->comm, comm_shm_bytes(f->ranks, footprint_shared_bytes(f))});
+}
+
 /* The sizes the front end decided, with this rank's parts worked out anew. */
 static void footprint_of(const struct options *o, const struct model_config *m,
                          const struct layout *l, const struct backend_ops *ops, struct footprint *f)
@@ -419,6 +429,7 @@ int rank_main(const struct options *o)
     struct plan *plan = NULL;
     struct layout *layout = NULL;
     struct rank *r = NULL;
+    struct populate *touching = NULL;
     struct footprint f;
     struct rank_memory memory = {0};
     const struct backend_ops *ops = NULL;
@@ -436,12 +447,14 @@ int rank_main(const struct options *o)
     TRY(map_memory(o, &f, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
     TRY(answer(o, 1, 0, &none, OK, &err, &err));
+    touching = populate(o, &f, &memory); /* ready does not wait for it */
     st = loop(r, o, &err);
 out:
     if (!r && st != OK) /* the front end is still waiting for the first answer */
         st = answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
+    populate_close(touching);
     rank_close(r);
     layout_close(layout);
     plan_close(plan);
