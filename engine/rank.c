@@ -2,6 +2,7 @@
  * and rank_step run as a process here and as threads of one process in the tests. */
 #include "engine/rank.h"
 
+#include "config/slice.h"
 #include "engine/group.h"
 #include "engine/parallel/sampler.h"
 #include "engine/populate.h"
@@ -438,6 +439,7 @@ int rank_main(const struct options *o)
     prctl(PR_SET_NAME, "tessera-rank");
     bind_cpus(o);
     setpriority(PRIO_PROCESS, 0, NICE);
+    slice_request(0); /* the front end's turns are short */
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
