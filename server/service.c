@@ -2,9 +2,12 @@
  * under it. Whether requests are welcome takes none. */
 #include "server/service.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+#define RETRY_S_MAX 60
 
 enum status service_open(struct service *s, struct err *err)
 {
@@ -38,6 +41,8 @@ enum status service_check_room(struct service *s, struct api_error *e)
         return OK;
     metrics_count_end(s->metrics, METRICS_ERROR);
     api_error_from_status(e, st, &err);
+    /* by then what waits now has had its turn */
+    e->retry_after_s = (int32_t)fmin(fmax(ceil(metrics_last_wait(s->metrics)), 1), RETRY_S_MAX);
     return ERR_INPUT;
 }
 
