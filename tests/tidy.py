@@ -129,6 +129,7 @@ TESTED_BY = {
     "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py",
     "engine/request.c": "tests/test_sched.c",
     "engine/sched.c": "tests/test_sched.c",
+    "engine/sched_build.c": "tests/test_sched.c",
     "engine/sequence.c": "tests/test_sched.c",
     "engine/step.c": "tests/test_step.c tests/fuzz/fuzz_step.c",
     "server/access.c": "tests/test_keys.c tests/blackbox/test_keys.py",
