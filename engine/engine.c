@@ -40,14 +40,16 @@ struct engine {
     bool started;
     _Atomic bool lost;
     _Atomic int64_t moved_ns; /* last sign of life while there is work; 0: there is none */
+    /* written under the lock */
+    _Atomic int32_t requests;      /* taken, and not ended */
+    _Atomic int64_t queued_tokens; /* of prompts that wait, in the mailbox or with the scheduler */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
     struct sequence *mail, **mail_tail;
     int32_t mail_count;
-    int32_t requests;                    /* taken, and not ended */
-    int64_t mail_tokens, waiting_tokens; /* of prompts in the mailbox, and with the scheduler */
-    uint64_t *cancels;                   /* grows: ids that have ended already may be among them */
+    int64_t mail_tokens; /* of the prompts in it */
+    uint64_t *cancels;   /* grows: ids that have ended already may be among them */
     int32_t cancel_count, cancel_max;
     uint64_t next_id;
     bool stop;
@@ -64,30 +66,26 @@ static enum status lost(const struct engine *e, struct err *err)
 }
 
 /* Requests count whether they run or wait, so that what comes at once while seats are free has
- * these and the queue. Prompts count while they wait, in the mailbox or with the scheduler; one
- * larger than the bound is taken when it is alone. Under the lock. */
+ * these and the queue. A prompt larger than the bound is taken when it is alone. Under the lock it
+ * stays as it is found. */
 static enum status check_queue(const struct engine *e, int32_t prompt_len, struct err *err)
 {
-    const int64_t tokens = e->mail_tokens + e->waiting_tokens;
-    if (e->requests >= sched_requests_max(&e->config.sched))
+    const int64_t tokens = atomic_load(&e->queued_tokens);
+    const int32_t requests = atomic_load(&e->requests);
+    if (requests >= sched_requests_max(&e->config.sched))
         return base_fail(err, ERR_LIMIT,
-                         "%d requests are running or waiting already, try again later",
-                         e->requests);
+                         "%d requests are running or waiting already, try again later", requests);
     if (tokens > 0 && tokens + prompt_len > e->config.queued_tokens_max)
         return base_fail(err, ERR_LIMIT,
-                         "%lld prompt tokens are waiting already, with these %d more than %lld, "
-                         "try again later",
+                         "%lld prompt tokens are waiting already, with %d more there would be more "
+                         "than %lld, try again later",
                          (long long)tokens, prompt_len, (long long)e->config.queued_tokens_max);
     return OK;
 }
 
 enum status engine_check_room(const struct engine *e, struct err *err)
 {
-    struct engine *w = (struct engine *)(uintptr_t)e; /* the lock is not part of what is const */
-    pthread_mutex_lock(&w->lock);
-    const enum status st = check_queue(e, 1, err);
-    pthread_mutex_unlock(&w->lock);
-    return st;
+    return check_queue(e, 1, err);
 }
 
 enum status engine_submit(struct engine *e, const struct request_params *params,
@@ -112,8 +110,9 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         *e->mail_tail = s;
         e->mail_tail = &s->next;
         e->mail_count++;
-        e->requests++;
         e->mail_tokens += prompt_len;
+        atomic_fetch_add(&e->requests, 1);
+        atomic_fetch_add(&e->queued_tokens, prompt_len);
         s = NULL;
         if (atomic_load(&e->moved_ns) == 0) /* from here on the engine thread owes an answer */
             atomic_store(&e->moved_ns, base_now_ns());
@@ -199,7 +198,8 @@ static void deliver(struct engine *e, int32_t count)
     struct engine_metrics *m = &e->metrics;
     for (int32_t i = 0; i < count; i++) {
         m->finished[e->events[i].finish]++;
-        e->requests -= e->events[i].finish != FINISH_NONE;
+        if (e->events[i].finish != FINISH_NONE)
+            atomic_fetch_sub(&e->requests, 1);
         m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
     const struct kv_pool *kv = sched_kv(e->sched);
@@ -210,7 +210,7 @@ static void deliver(struct engine *e, int32_t count)
     m->prefix_queries = stats.prefix_queries;
     m->prefix_hits = stats.prefix_hits;
     m->preemptions = stats.preemptions;
-    e->waiting_tokens = stats.waiting_tokens;
+    atomic_store(&e->queued_tokens, e->mail_tokens + stats.waiting_tokens);
     m->kv_blocks = kv_total(kv);
     m->kv_blocks_used = kv_used(kv);
     m->kv_usage = kv_total(kv) ? (double)kv_used(kv) / kv_total(kv) : 0;
@@ -239,7 +239,7 @@ static bool collect(struct engine *e, bool idle)
     e->mail_count = 0;
     e->mail_tokens = 0;
     const struct sched_stats stats = sched_stats(e->sched);
-    e->waiting_tokens = stats.waiting_tokens;
+    atomic_store(&e->queued_tokens, stats.waiting_tokens);
     e->metrics.waiting = stats.waiting;
     for (int32_t i = 0; i < e->cancel_count; i++)
         sched_cancel(e->sched, e->cancels[i]);

@@ -86,7 +86,7 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
                           struct err *err) MUST_USE;
 /* ERR_LIMIT when not even the smallest request would be taken now: what a server under more load
- * than it can take finds out before it reads a request. */
+ * than it can take finds out before it reads a request. Takes no lock. */
 enum status engine_check_room(const struct engine *e, struct err *err) MUST_USE;
 /* The request ends with FINISH_CANCELLED within two steps, unless it has ended already. */
 void engine_cancel(struct engine *e, uint64_t id);

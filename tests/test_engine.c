@@ -646,7 +646,7 @@ static void test_limits(void **state)
     for (int32_t i = 1; i <= 2; i++)
         assert_int_equal(submit(g, i, &p, prompt, 400), OK);
     assert_int_equal(engine_submit(g->engine, &p, prompt, 301, NULL, &id, &err), ERR_LIMIT);
-    assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with these 301 more"));
+    assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with 301 more"));
     for (int32_t i = 3; i < REQUESTS; i++) /* a burst: none is refused while seats are free */
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
     assert_int_equal(metrics_of(g).waiting, REQUESTS - 1);
