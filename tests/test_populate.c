@@ -63,6 +63,35 @@ static void test_all_of_it(void **state)
     munmap(b, (size_t)PAGES * PAGE);
 }
 
+/* Memory that is not there: the file ends before the mapping does. */
+static void test_refused(void **state)
+{
+    (void)state;
+    const size_t half = (size_t)PAGES / 2 * PAGE;
+    char said[400] = "";
+    int fd = memfd_create("test", MFD_CLOEXEC), log = memfd_create("log", MFD_CLOEXEC);
+    int was = dup(STDERR_FILENO);
+    assert_int_equal(ftruncate(fd, (off_t)half), 0);
+    void *p = mmap(NULL, 2 * half, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(p, MAP_FAILED);
+    if (madvise(p, PAGE, MADV_POPULATE_WRITE) != 0)
+        skip();
+    assert_int_equal(dup2(log, STDERR_FILENO), STDERR_FILENO);
+    struct populate *all =
+        populate_open((struct populate_range){p, 2 * half}, (struct populate_range){NULL, 0});
+    for (int32_t tries = 0; tries < 6000 && !strchr(said, '\n'); tries++) {
+        usleep(5000);
+        assert_true(pread(log, said, sizeof said - 1, 0) >= 0);
+    }
+    populate_close(all);
+    assert_int_equal(dup2(was, STDERR_FILENO), STDERR_FILENO);
+    assert_non_null(strstr(said, "of 6144000 planned bytes could be had (Bad address)"));
+    munmap(p, 2 * half);
+    close(fd);
+    close(log);
+    close(was);
+}
+
 static void test_nothing_and_early_end(void **state)
 {
     (void)state;
@@ -78,6 +107,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_of_it),
+        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_nothing_and_early_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
