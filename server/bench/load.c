@@ -109,7 +109,8 @@ static void note_error(struct load *l, const char *text, size_t n)
 
 static void disconnect(struct conn *c)
 {
-    close(c->fd); /* leaves the epoll set, too */
+    if (c->fd >= 0)
+        close(c->fd); /* leaves the epoll set, too */
     c->fd = -1;
 }
 
