@@ -119,7 +119,7 @@ static const struct row rows[] = {
     {"max-num-batched-tokens", NULL, RUN, INT32, AT(max_num_batched_tokens), 1, 16384, "512", NULL,
      "rows of one step"},
     {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
-     NULL, "requests waiting before new ones get 429"},
+     NULL, "requests that wait, beside those that may run, before new ones get 429"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
