@@ -133,6 +133,34 @@ static void test_mesh_sizes(void **state)
     assert_contains(err.text, "--mesh and --plan");
 }
 
+/* Rows that are decided later become part of the text, and so of the hash that ranks compare. */
+static void test_prefill_rows(void **state)
+{
+    (void)state;
+    struct plan *p, *read, *other;
+    struct err err;
+    assert_int_equal(plan_load("2d", NULL, NULL, 4, &p, &err), OK);
+    assert_int_equal(plan_load("2d", NULL, NULL, 4, &other, &err), OK);
+    const uint64_t before = plan_hash(p);
+    assert_int_equal(plan_prefill_rows(p), 0);
+    assert_int_equal(plan_set_prefill_rows(p, 700, &err), OK);
+    assert_int_equal(plan_set_prefill_rows(other, 701, &err), OK);
+    assert_int_equal(plan_prefill_rows(p), 700);
+    assert_true(plan_hash(p) != before && plan_hash(p) != plan_hash(other));
+    assert_int_equal(plan_open(plan_text(p), strlen(plan_text(p)), "p", 4, &read, &err), OK);
+    assert_int_equal(plan_prefill_rows(read), 700);
+    assert_true(plan_hash(read) == plan_hash(p));
+    assert_int_equal(plan_set_prefill_rows(read, 9, &err), ERR_USAGE);
+    assert_contains(err.text, "p says itself from how many rows");
+    plan_close(p);
+    plan_close(other);
+    plan_close(read);
+    p = builtin(4);
+    assert_int_equal(plan_set_prefill_rows(p, 9, &err), ERR_USAGE);
+    assert_contains(err.text, "built-in plan 1d has one form");
+    plan_close(p);
+}
+
 /* ---- broken plans ---- */
 
 #define HEAD "{\"version\":1,\"mode\":\"1d\",\"mesh\":[{\"name\":\"tp\",\"size\":2}],"
@@ -522,10 +550,15 @@ static void test_leaves_fold_alike(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_builtin_binds_all), cmocka_unit_test(test_mesh_sizes),
-        cmocka_unit_test(test_broken_plans),      cmocka_unit_test(test_specificity),
-        cmocka_unit_test(test_plan_files),        cmocka_unit_test(test_corpus),
-        cmocka_unit_test(test_layouts_tile),      cmocka_unit_test(test_leaves_fold_alike),
+        cmocka_unit_test(test_builtin_binds_all),
+        cmocka_unit_test(test_mesh_sizes),
+        cmocka_unit_test(test_prefill_rows),
+        cmocka_unit_test(test_broken_plans),
+        cmocka_unit_test(test_specificity),
+        cmocka_unit_test(test_plan_files),
+        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_layouts_tile),
+        cmocka_unit_test(test_leaves_fold_alike),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

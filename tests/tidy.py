@@ -118,6 +118,7 @@ TESTED_BY = {
     "engine/parallel/plan_file.c": "tests/test_plan.c tests/fuzz/fuzz_plans.c",
     "engine/parallel/plan_read.c": "tests/test_plan.c tests/fuzz/fuzz_plans.c",
     "engine/parallel/price.c": "tests/test_price.c",
+    "engine/parallel/price_measure.c": "tests/test_price.c",
     "engine/parallel/redistribute.c": "tests/test_redistribute.c tests/blackbox/test_layouts.py",
     "engine/parallel/redistribute_route.c": "tests/test_redistribute.c",
     "engine/parallel/spread.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",

@@ -297,16 +297,15 @@ const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW
 
 /* ---- open ---- */
 
-/* The fewest rows whose second form receives less on the rank that receives most. */
-static int32_t crossover(const struct flow *f)
+int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx)
 {
     int32_t low = 1, high = ROWS_MAX;
     while (low < high) {
         const int32_t rows = low + (high - low) / 2;
-        uint64_t most[PLAN_PHASES] = {0};
+        double most[PLAN_PHASES] = {0};
         for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
             for (int32_t i = 0; i < PLAN_PHASES; i++) {
-                const uint64_t n = flow_layer_bytes(f, (enum plan_phase)i, rows, rank);
+                const double n = cost(f, (enum plan_phase)i, rows, rank, ctx);
                 most[i] = n > most[i] ? n : most[i];
             }
         }
@@ -316,6 +315,13 @@ static int32_t crossover(const struct flow *f)
             low = rows + 1;
     }
     return low;
+}
+
+static double bytes_cost(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank,
+                         const void *ctx)
+{
+    (void)ctx;
+    return (double)flow_layer_bytes(f, phase, rows, rank);
 }
 
 /* A rank of the coarsest split holds so many blocks of the finest one. */
@@ -358,7 +364,8 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     TRY(check_blocks(f, PLAN_GATE_UP, &f->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan))
-        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan) : crossover(f);
+        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan)
+                                                      : flow_crossover(f, bytes_cost, NULL);
     *out = f;
     f = NULL;
 out:

@@ -54,6 +54,12 @@ void flow_close(struct flow *f);
 
 /* The form of a step of so many rows. */
 enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
+/* What one rank's part in a step of so many rows costs in that form. */
+typedef double flow_cost(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank,
+                         const void *ctx);
+/* The fewest rows for which the form of many rows costs less, each on the rank for which it costs
+ * most; 2^20, more than a step has, when there are none. */
+int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx);
 /* The columns of a matrix, its rows being those of a step. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);
 
