@@ -130,7 +130,7 @@ static enum status write_layouts(const struct setup *s, int32_t rows, struct buf
     enum status st = OK;
     const struct options *o = &s->options;
     if (o->explain) {
-        plan_modes_explain(s, out);
+        plan_modes_explain(s, rows, out);
         TRY(plan_costs_table(s, rows, out, err));
     }
     if (s->priced && !o->json)

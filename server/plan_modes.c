@@ -10,60 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-    enum plan_part part;
-    const char *name;
-} points[] = {{PLAN_QKV, "qkv_proj"},
-              {PLAN_O, "o_proj"},
-              {PLAN_GATE_UP, "gate_up_proj"},
-              {PLAN_DOWN, "down_proj"}};
-
-/* ---- one layout ---- */
-
-static void explain_phase(const struct flow *f, enum plan_phase phase, struct buf *out)
-{
-    const struct flow_phase *p = &f->phase[phase];
-    char before[FLOW_TEXT_MAX], after[FLOW_TEXT_MAX], rest[SPREAD_TEXT_MAX];
-    buf_printf(out, "  residual stream %s; norms %s\n", spread_text(&f->mesh, &p->rest, rest),
-               flow_text(f, &p->sums, before));
-    buf_printf(out, "  %-13s %-44s after %s\n", "embed_tokens", "",
-               flow_text(f, &p->linear[PLAN_EMBED].after, after));
-    for (size_t i = 0; i < ARRAY_LEN(points); i++) {
-        const struct flow_linear *l = &p->linear[points[i].part];
-        buf_printf(out, "  %-13s before %-37s after %s%s\n", points[i].name,
-                   flow_text(f, &l->before, before), flow_text(f, &l->after, after),
-                   l->summa ? "; summa: weight and input panels are broadcast" : "");
-    }
-    buf_printf(out, "  %-13s before %-37s after %s\n", "lm_head",
-               flow_text(f, &p->linear[PLAN_HEAD].before, before),
-               flow_text(f, &p->linear[PLAN_HEAD].after, after));
-}
-
-void plan_modes_explain(const struct setup *s, struct buf *out)
-{
-    const struct flow *f = s->layouts[0]->flow;
-    buf_printf(out, "\n%s, mesh", plan_where(s->plan));
-    for (int32_t i = 0; i < f->mesh.axes; i++)
-        buf_printf(out, " %s=%d", f->mesh.axis[i].name, f->mesh.axis[i].size);
-    const bool two = f->prefill_rows < INT32_MAX;
-    if (two)
-        buf_printf(out, "; steps of %d rows or more take the second form", f->prefill_rows);
-    buf_puts(out, two ? "\nsteps of few rows:\n" : "\n");
-    explain_phase(f, PLAN_DECODE, out);
-    if (two) {
-        buf_puts(out, "steps of many rows:\n");
-        explain_phase(f, PLAN_PREFILL, out);
-    }
-    buf_puts(out,
-             "Bytes a rank receives per layer for T rows (fp32 activations; h hidden, W weights of "
-             "the layer,\nS_in sum of the linears' inputs; attention's exchange and norms "
-             "besides):\n"
-             "  1d                   one-shot 2(P-1) T h 4, above 256 KiB 4(P-1)/P T h 4\n"
-             "  1d_sp                4(P-1)/P T h 4\n"
-             "  stationary (w,a,b)   T [4h(a-1) + (W/h)(b-1)] / P 4\n"
-             "  summa q x q, depth d (q-1)/q^2 [T S_in/d 4 + W bytes stored]\n");
-}
-
 /* ---- all layouts ---- */
 
 enum { COLUMNS = 6, POWERS = 15, SIZES = COLUMNS + POWERS, CANDIDATES_MAX = 160 };

@@ -5,8 +5,9 @@
 
 #include "server/setup.h"
 
-/* Mesh, then what is moved at each point of a layer in each form of a step, with formulas. */
-void plan_modes_explain(const struct setup *s, struct buf *out);
+/* Mesh, then what is moved at each point in each form of a step of so many rows: bytes, and the
+ * formula beside each number (plan_explain.c). */
+void plan_modes_explain(const struct setup *s, int32_t rows, struct buf *out);
 /* A line per layout and mesh of s->options.tp ranks, the least bytes of each column marked. Layouts
  * that do not suit the model are left out. rows: of the largest step. Where s is priced also
  * modelled times, and every layout changes form where those cross; otherwise where bytes do. */

@@ -184,6 +184,7 @@ TESTED_BY = {
     "server/serve.c": "tests/blackbox/test_faults.py",
     "server/service.c": "tests/test_http.c",
     "server/plan_costs.c": "tests/blackbox/test_modes.py",
+    "server/plan_explain.c": "tests/blackbox/test_modes.py",
     "server/plan_modes.c": "tests/blackbox/test_modes.py",
     "server/setup.c": "tests/test_model.c tests/blackbox/test_files.py",
     "server/tokenizer/detok.c": "tests/test_tokenizer.c tests/fuzz/fuzz_output.c",

@@ -4,7 +4,6 @@
  * cut between blocks and no redistribution ever has to know what is in them. */
 #include "engine/parallel/flow.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,11 +186,10 @@ static uint64_t route_bytes(const struct flow *f, const struct route *r, int32_t
     return n;
 }
 
-/* The panels of x and of the weight that others send. */
-static uint64_t summa_bytes(const struct flow *f, const struct flow_linear *l, enum plan_part part,
-                            int32_t rows, int32_t rank)
+uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t rows, int32_t rank)
 {
     const struct mesh *m = &f->mesh;
+    const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[part];
     const struct matrix x = flow_matrix(rows, l->in);
     const int8_t row = f->choice[part].weight.axis[SPREAD_COLS][0];
     const int8_t col = f->choice[part].weight.axis[SPREAD_ROWS][0];
@@ -213,7 +211,7 @@ static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum p
     const struct flow_linear *l = &f->phase[phase].linear[part];
     return route_bytes(f, &l->before, rows, l->in, rank) +
            route_bytes(f, &l->after, rows, l->out, rank) +
-           (l->summa ? summa_bytes(f, l, part, rows, rank) : 0);
+           (l->summa ? flow_summa_bytes(f, part, rows, rank) : 0);
 }
 
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
@@ -254,7 +252,7 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
     return w;
 }
 
-/* ---- in words ---- */
+/* ---- meetings ---- */
 
 static bool meets(const struct flow *f, const struct move *v)
 {
@@ -281,18 +279,6 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
         n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
     }
     return n;
-}
-
-const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX])
-{
-    char move[REDISTRIBUTE_TEXT_MAX];
-    size_t at = 0;
-    snprintf(buf, FLOW_TEXT_MAX, "-");
-    for (int32_t i = 0; i < r->count && at < FLOW_TEXT_MAX; i++)
-        if (meets(f, &r->move[i]))
-            at += (size_t)snprintf(buf + at, FLOW_TEXT_MAX - at, "%s%s", at ? ", " : "",
-                                   redistribute_text(&f->mesh, &r->move[i], move));
-    return buf;
 }
 
 /* ---- open ---- */

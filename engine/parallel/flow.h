@@ -71,9 +71,6 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
 
 /* Collectives of one layer in which ranks wait for others. */
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
-/* "all-gather(col: cols), reduce-scatter(row: to cols)"; "-" when nothing moves; returns buf. */
-#define FLOW_TEXT_MAX 512
-const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX]);
 
 /* Bytes a rank receives in one layer for a step of so many rows in that form. */
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);
@@ -81,6 +78,9 @@ uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t r
  */
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
                          int32_t rank);
+
+/* Of them the panels of x and of the weight that others send for a linear that is summa. */
+uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t rows, int32_t rank);
 
 /* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. */
 struct flow_work {

@@ -52,8 +52,8 @@ def test_other_words_for_a_built_in_layout(serve, odd, name, ranks, mode):
 
 def test_a_named_sub_mesh(serve, odd):
     """1d along an axis of three, along the other ranks do the same: every linear moves what 1d of
-    three ranks does; of the logits each of the six ranks has its
-    own part, so that the last gather is one of six parts."""
+    three ranks does; of the logits each of the six ranks has its own part, so that the last gather
+    is one of six parts."""
     server = dummy(serve, odd, 6, "--plan", CORPUS / "ok_sub_mesh.json")
     before, shape = server.metrics(), checkpoint.shape_of(odd)
     server.token_ids(PROMPT, 1)
