@@ -29,6 +29,7 @@ import harness  # noqa: E402
 
 def reference():
     """[(prompt, continuation, log-probabilities [tokens, vocabulary])] by transformers."""
+    torch.set_num_threads(1)  # threads wait for each other in every small operation
     model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     texts = [json.loads(line)["context"] for line in TASK.read_text().splitlines()]
