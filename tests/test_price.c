@@ -91,9 +91,10 @@ static void test_meetings_and_bytes(void **state)
 {
     (void)state;
     const struct price meet = {.meet = 1}, byte = {.byte = 1};
-    assert_true(priced("1d", NULL, 4, 1, meet) == 2 * LAYERS);
+    /* around the layers: the look-up's sum, the gather of the logits; rows of the head for 1d_sp */
+    assert_true(priced("1d", NULL, 4, 1, meet) == 2 * LAYERS + 2);
     assert_true(priced("1d", NULL, 1, 1, meet) == 0);
-    assert_true(priced("1d_sp", NULL, 4, 1, meet) == 4 * LAYERS);
+    assert_true(priced("1d_sp", NULL, 4, 1, meet) == 4 * LAYERS + 3);
     /* two one-shot all-reduces of 3 rows, at both ends one more and a gather of the logits */
     const double row = 4.0 * H * 3;
     assert_true(priced("1d", NULL, 4, 3, byte) == 3 * row * (2 * LAYERS + 1) + 4.0 * V * 3 / 4);
@@ -102,7 +103,8 @@ static void test_meetings_and_bytes(void **state)
 /* 2d at q = 2 in elements, on a rank off the diagonal. A row: stationary (4h + W/h) / 4 and 4 for
  * the norms of a layer, h / 4 + 2 around the layers; summa panels (2h + A + F) / 4, heads (2A + 2K)
  * / 8, transposes (A + F + 2h) / 4 and 1, h / 2 + 1/2 around the layers. Summa besides: W / 4 of
- * weights received and W / 4 more of them read, 12 more collectives. */
+ * weights received and W / 4 more of them read, 12 more collectives, and one around
+ * the layers. */
 static void test_crossover(void **state)
 {
     (void)state;
@@ -117,7 +119,8 @@ static void test_crossover(void **state)
     struct layout *l = lay_out("2d", NULL, 4);
     for (size_t i = 0; i < ARRAY_LEN(prices); i++) {
         const struct price *p = &prices[i];
-        const double once = LAYERS * (weights / 4 + 4 * p->weight * weights / 4 + 12 * p->meet);
+        const double once =
+            LAYERS * (weights / 4 + 4 * p->weight * weights / 4 + 12 * p->meet) + p->meet;
         const int32_t got = price_crossover(p, l->flow, LAYERS);
         if (fabs(got - once / saved) > 2)
             fail_msg("price %zu: the forms cross at %d rows, not %g", i, got, once / saved);

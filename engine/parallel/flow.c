@@ -281,6 +281,15 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
     return n;
 }
 
+int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase)
+{
+    const struct flow_phase *p = &f->phase[phase];
+    const struct flow_linear *head = &p->linear[PLAN_HEAD];
+    return route_meetings(f, &p->linear[PLAN_EMBED].after) + route_meetings(f, &p->sums) +
+           route_meetings(f, &head->before) + route_meetings(f, &head->after) +
+           route_meetings(f, &f->whole);
+}
+
 /* ---- open ---- */
 
 int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx)

@@ -71,6 +71,8 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
 
 /* Collectives of one layer in which ranks wait for others. */
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
+/* The same for what is before and after the layers. */
+int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase);
 
 /* Bytes a rank receives in one layer for a step of so many rows in that form. */
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);

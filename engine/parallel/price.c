@@ -11,6 +11,7 @@ double price_step(const struct price *p, const struct flow *f, enum plan_phase p
     static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
     double seconds = layers * (p->meet * flow_meetings(f, phase) +
                                p->byte * (double)flow_layer_bytes(f, phase, rows, rank)) +
+                     p->meet * flow_ends_meetings(f, phase) +
                      p->byte * (double)flow_ends_bytes(f, phase, rows, 1, rank);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         const bool head = parts[i] == PLAN_HEAD;
