@@ -525,6 +525,8 @@ int rank_main(const struct options *o)
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
+    if (o->prefill_rows > 0)
+        TRY(plan_set_prefill_rows(plan, o->prefill_rows, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
     TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
