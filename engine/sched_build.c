@@ -44,7 +44,8 @@ static bool make_room(struct sched *s, const struct sequence *q)
             return false;
         if (last->step == s->steps)
             continue;
-        sched_preempt(s, last);
+        s->stats.preemptions++;
+        sched_give_way(s, last);
         return true;
     }
     return false;
@@ -217,7 +218,10 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
         return QUEUE_STOP;
     if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
         return QUEUE_PASS; /* no second turn in one step */
-    if (add_rows(s, q, rows_for(s, q)) == 0)
+    const int32_t rows = rows_for(s, q);
+    if (rows == 0)
+        return QUEUE_STOP; /* no sample place is left, and nobody shall pass it for that */
+    if (add_rows(s, q, rows) == 0)
         return QUEUE_PASS;
     if (q->computed < q->length)
         return QUEUE_TAKEN;

@@ -43,7 +43,7 @@ void sched_wait_end(struct sched *s, const struct sequence *q);
 void sched_publish(struct sched *s, struct sequence *q);
 /* It gives its blocks to others and is computed again later, from all its tokens. Sampling is keyed
  * by position and kernels give one row the same bits in any step, so its text does not change. */
-void sched_preempt(struct sched *s, struct sequence *q);
+void sched_give_way(struct sched *s, struct sequence *q);
 void sched_end_cancelled(struct sched *s, struct token_event *events, int32_t *count);
 
 #endif
