@@ -127,8 +127,7 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         atomic_fetch_add(&e->requests, 1);
         atomic_fetch_add(&e->queued_tokens, prompt_len);
         s = NULL;
-        if (atomic_load(&e->moved_ns) == 0 &&
-            is(e, UP)) /* from here on the engine thread owes an answer */
+        if (atomic_load(&e->moved_ns) == 0 && is(e, UP)) /* an answer is owed from here on */
             atomic_store(&e->moved_ns, base_now_ns());
         pthread_cond_signal(&e->wake);
     }
@@ -196,6 +195,7 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
         read_board(e->config.group.board, out);
     pthread_mutex_unlock(&w->lock);
 }
+
 double engine_stalled_s(const struct engine *e)
 {
     const int64_t moved = atomic_load(&e->moved_ns);
@@ -298,8 +298,6 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
 {
     for (int32_t r = 0; r < e->config.ranks; r++) {
         const struct step_answer *h = &e->answers[r].head;
-        if (h->status != OK)
-            return base_fail(err, ERR_COMM, "rank %d failed: %s", r, e->answers[r].text);
         if (h->epoch != e->config.group.epoch || h->seq != seq || h->rank != r)
             return base_fail(err, ERR_COMM, "rank %d answered step %llu of epoch %u, expected %llu",
                              r, (unsigned long long)h->seq, h->epoch, (unsigned long long)seq);
@@ -465,24 +463,17 @@ static bool survive(struct engine *e, const struct err *err)
     return await_group(e);
 }
 
-/* Those in the mailbox too: nobody comes any more. */
-static void end_all(struct engine *e, enum finish_reason reason)
-{
-    int32_t count;
-    collect(e, false);
-    atomic_store(&e->moved_ns, 0);
-    sched_end_all(e->sched, reason, e->events, &count);
-    deliver(e, count);
-}
-
 static void *engine_loop(void *arg)
 {
     struct engine *e = arg;
     struct err err;
+    int32_t count;
     enum status st = run(e, &err);
     while (st != OK && survive(e, &err))
         st = run(e, &err);
-    end_all(e, st == OK ? FINISH_CANCELLED : FINISH_ERROR);
+    collect(e, false);
+    sched_end_all(e->sched, st == OK ? FINISH_CANCELLED : FINISH_ERROR, e->events, &count);
+    deliver(e, count);
     return NULL;
 }
 
