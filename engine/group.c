@@ -148,6 +148,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
     add(a, "--dtype=%s", o->dtype);
+    add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");
     add(a, "--seed=%lld", (long long)o->seed);
@@ -379,13 +380,15 @@ enum status group_check(struct group *g, int wait_ms, struct err *err)
 
 enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx, struct err *err)
 {
-    struct link_answer answers[COMM_RANKS_MAX];
+    struct link_answer answers[COMM_RANKS_MAX] = {0};
     struct err cause;
     enum status st = link_exchange(g->links, NULL, 0, tick, ctx, answers, err);
     if (st == ERR_COMM && group_check(g, 100, &cause) != OK)
         *err = cause; /* says more than a closed link */
-    for (int32_t r = 0; st == OK && r < g->ranks; r++)
+    if (st != OK && st != ERR_COMM)
+        return st;
+    for (int32_t r = 0; r < g->ranks; r++) /* its reason says most, also when it has ended since */
         if (answers[r].head.status != OK)
-            st = base_fail(err, (enum status)answers[r].head.status, "%s", answers[r].text);
+            return base_fail(err, (enum status)answers[r].head.status, "%s", answers[r].text);
     return st;
 }

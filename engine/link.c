@@ -220,10 +220,10 @@ enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
         if (poll(l->polls, (nfds_t)l->count, POLL_MS) == 0 && patience)
             TRY(patience(ctx, err));
     }
-    for (int32_t i = 0; i < l->count; i++)
-        answers[i] = answer_in(l->ends[i].in);
     unpost(l);
 out:
+    for (int32_t i = 0; i < l->count; i++)
+        answers[i] = l->ends[i].done ? answer_in(l->ends[i].in) : (struct link_answer){0};
     return st;
 }
 

@@ -32,7 +32,8 @@ enum { LINK_POSTS_MAX = 2 };
 enum status link_post(struct link_set *l, const void *message, size_t bytes,
                       struct err *err) MUST_USE;
 /* Waits for one answer from each rank, to the oldest message that is posted (or to none, where a
- * rank speaks first); answers[count]. ERR_COMM: a link closed or an answer is malformed. */
+ * rank speaks first); answers[count]. ERR_COMM: a link closed or an answer is malformed; those
+ * that came are there then, the others zero. */
 enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
                        struct link_answer *answers, struct err *err) MUST_USE;
 /* Both (0 bytes: posts nothing). */

@@ -429,6 +429,8 @@ int rank_main(const struct options *o)
     setpriority(PRIO_PROCESS, 0, NICE);
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
+    if (options_fp8(o))
+        model_config_quantize(&m);
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
     TRY(check_plan(o, layout, &err));

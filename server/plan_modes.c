@@ -235,8 +235,11 @@ out:
 
 enum status plan_modes_measure(const struct setup *s, struct price *out, struct err *err)
 {
-    return price_measure(s->options.device, s->options.tp, footprint_threads(&s->options),
-                         options_dtype(&s->options, s->model.dtype), out, err);
+    const enum dtype dtype = s->model.quant.kind == QUANT_NONE
+                                 ? options_dtype(&s->options, s->model.dtype)
+                                 : DTYPE_F8_E4M3;
+    return price_measure(s->options.device, s->options.tp, footprint_threads(&s->options), dtype,
+                         out, err);
 }
 
 void plan_modes_price(const struct setup *s, const struct price *p, struct buf *out)

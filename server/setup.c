@@ -35,6 +35,15 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         out->options.dtype = "auto";
     TRY(backend_table(o->device ? o->device : "cpu", &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
+    if (options_fp8(o))
+        model_config_quantize(&out->model);
+    if (out->model.quant.kind != QUANT_NONE && !out->ops->holds(DTYPE_F8_E4M3)) {
+        st = base_fail(err, ERR_DEVICE,
+                       "--device %s cannot hold fp8 weights; use --device cpu, or a checkpoint in "
+                       "bfloat16 without --quantization fp8",
+                       out->ops->name);
+        goto out;
+    }
     if (o->pick_layout)
         TRY(plan_modes_pick(out, err));
     o = &out->options;
@@ -66,7 +75,8 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
         const struct checkpoint_tensor *t =
             checkpoint_find(s->checkpoint, l->weights[i].slices[0].tensor);
         if (t)
-            n += placement_read_bytes(&l->weights[i], t->dtype);
+            n += placement_read_bytes(&l->weights[i], t->dtype) +
+                 checkpoint_scale_bytes(s->checkpoint, &l->weights[i]);
     }
     return n;
 }

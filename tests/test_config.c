@@ -623,6 +623,47 @@ static void test_config_ranges(void **state)
     }
 }
 
+/* What a quantization_config says; the black-box tests refuse the wrong ones. */
+static void check_quant(const char *quant, int32_t rows, int32_t cols, bool inverse)
+{
+    struct model_config m;
+    struct err err;
+    char text[1024];
+    snprintf(text, sizeof text,
+             "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":1,"
+             "\"num_attention_heads\":4,\"intermediate_size\":8,\"vocab_size\":9,"
+             "\"quantization_config\":%s}",
+             quant);
+    if (model_config_parse(text, strlen(text), "config.json", &m, &err) != OK)
+        fail_msg("%s", err.text);
+    assert_int_equal(m.quant.kind, QUANT_FILE);
+    assert_int_equal(m.quant.rows, rows);
+    assert_int_equal(m.quant.cols, cols);
+    assert_int_equal(m.quant.inverse, inverse);
+    const struct quant_config before = m.quant;
+    model_config_quantize(&m);
+    assert_memory_equal(&before, &m.quant, sizeof before);
+}
+
+#define GROUP(strategy)                                                                            \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\",\"config_groups\":{"  \
+    "\"group_0\":{\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":" strategy "}}}}"
+
+static void test_quant(void **state)
+{
+    (void)state;
+    check_quant("{\"quant_method\":\"fp8\",\"weight_block_size\":[128,64]}", 128, 64, true);
+    check_quant("{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\"}", 0, 0, false);
+    check_quant(GROUP("\"channel\""), 1, 0, false);
+    check_quant(GROUP("\"tensor\""), 0, 0, false);
+    check_quant(GROUP("\"block\",\"block_structure\":[16,32]"), 16, 32, false);
+    struct model_config m = {.quant.kind = QUANT_NONE};
+    model_config_quantize(&m);
+    assert_int_equal(m.quant.kind, QUANT_LOAD);
+    assert_int_equal(m.quant.rows, 1);
+    assert_int_equal(m.quant.cols, 0);
+}
+
 static void test_config_refusals(void **state)
 {
     (void)state;
@@ -634,7 +675,7 @@ static void test_config_refusals(void **state)
         {"mlp_bias", "true", "a boolean"},
         {"mlp_bias", "1", "1"},
         {"hidden_act", "\"gelu\"", "\"gelu\""},
-        {"quantization_config", "{\"quant_method\":\"gptq\"}", "an object"},
+        {"quantization_config", "[]", "an array"},
         {"sliding_window", "4096", "4096"},
         {"tie_word_embeddings", "\"yes\"", "\"yes\""},
         {"dtype", "\"float8_e4m3fn\"", "\"float8_e4m3fn\""},
@@ -777,16 +818,17 @@ static void test_config_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arithmetic),      cmocka_unit_test(test_edit_distance),
-        cmocka_unit_test(test_human_bytes),     cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_errors),          cmocka_unit_test(test_round_trips),
-        cmocka_unit_test(test_rounding),        cmocka_unit_test(test_e4m3),
-        cmocka_unit_test(test_dtype_names),     cmocka_unit_test(test_buf_bounds),
-        cmocka_unit_test(test_buf_take),        cmocka_unit_test(test_buf_json),
-        cmocka_unit_test(test_json_limits),     cmocka_unit_test(test_json_strict),
-        cmocka_unit_test(test_json_nul),        cmocka_unit_test(test_json_access),
-        cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
-        cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_arithmetic),    cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_human_bytes),   cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_errors),        cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_rounding),      cmocka_unit_test(test_e4m3),
+        cmocka_unit_test(test_dtype_names),   cmocka_unit_test(test_buf_bounds),
+        cmocka_unit_test(test_buf_take),      cmocka_unit_test(test_buf_json),
+        cmocka_unit_test(test_json_limits),   cmocka_unit_test(test_json_strict),
+        cmocka_unit_test(test_json_nul),      cmocka_unit_test(test_json_access),
+        cmocka_unit_test(test_config_ranges), cmocka_unit_test(test_config_refusals),
+        cmocka_unit_test(test_quant),         cmocka_unit_test(test_config_dialects),
+        cmocka_unit_test(test_config_files),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }
