@@ -31,7 +31,8 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
-    const char *parallel_mode, *mesh, *plan_file, *device;
+    const char *parallel_mode, *mesh, *plan_file, *prices, *device;
+    int32_t prefill_rows; /* 0: where the costs of the two forms cross */
     const char *dtype, *quantization, *load_format, *sampler, *cpu_bind;
     const char *comm, *master_addr, *group_secret_file;
     int32_t master_port;
