@@ -203,7 +203,8 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth", "commands_health", "commands_bench", "module_entry"}
+                   "commands_synth", "commands_health", "commands_bench", "commands_complete",
+                   "module_entry"}
 
 
 class Source(typing.NamedTuple):
