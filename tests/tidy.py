@@ -84,6 +84,7 @@ TESTED_BY = {
     "kernels/ref/ref_sample.c": "tests/test_sample.c",
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_nomem.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c",
+    "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/loader.c": "tests/test_loader.c",
     "weights/outdir.c": "tests/test_outdir.c",
     "weights/placement.c": "tests/test_placement.c",

@@ -168,6 +168,11 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
     struct weight_spec s = {
         .out = (int32_t)span_len(out), .in = (int32_t)span_len(in), .leaves = 1, .dtype = f->dtype};
     s.cut[1] = s.in;
+    if (f->quant.kind != QUANT_NONE && part != PLAN_EMBED && part != PLAN_HEAD) {
+        s.dtype = DTYPE_F8_E4M3;
+        s.scale_cols = f->quant.cols;
+        s.scale_skip = f->quant.cols > 0 ? (int32_t)(in.begin % f->quant.cols) : 0;
+    }
     if (f->choice[part].weight.count[SPREAD_COLS] > 0)
         placement_leaves(cols.units, cols.unit,
                          (struct span){in.begin / cols.unit, in.end / cols.unit}, &s);
@@ -349,6 +354,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;
+    f->quant = m->quant;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
     TRY(open_logits(f, m, err));

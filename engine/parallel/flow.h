@@ -39,7 +39,8 @@ struct flow {
     struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
     int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
     struct extent hidden;
-    enum dtype dtype;                     /* of the weights */
+    enum dtype dtype;                     /* of the weights, */
+    struct quant_config quant;            /* but of those inside the layers when it has a kind */
     const struct backend_ops *ops;        /* borrowed */
     struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
     int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
