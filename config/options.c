@@ -55,6 +55,8 @@ static const struct row rows[] = {
      "cpu picks the best variant for this machine; cuda: one GPU per rank"},
     {"ranks-per-device", NULL, RUN, INT32, AT(ranks_per_device), 1, 64, "1", NULL,
      "GPU only: so many ranks share each; slow, to test several ranks on one"},
+    {"enforce-eager", NULL, RUN, FLAG, AT(enforce_eager), 0, 0, NULL, NULL,
+     "GPU only: every step launches its kernels one by one, no CUDA graphs"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",

@@ -28,6 +28,7 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
+    bool enforce_eager;
     const char *parallel_mode, *mesh, *plan_file, *device;
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *comm, *master_addr, *group_secret_file;

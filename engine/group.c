@@ -147,6 +147,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--device=%s", o->device);
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
+    if (o->enforce_eager)
+        add(a, "--enforce-eager");
     add(a, "--dtype=%s", o->dtype);
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");

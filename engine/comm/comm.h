@@ -138,6 +138,8 @@ enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t
 
 /* Arena that bootstrap needs for this, per rank. */
 #define COMM_BOOTSTRAP_BYTES 4096
+/* Device memory that it takes besides the arena; NCCL's own buffers are not counted. */
+#define COMM_DEVICE_STAGING_BYTES ((size_t)16 << 20)
 /* Collective over the ranks of `bootstrap`, which carries the group's id once and is then idle. b
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
  * asynchronous in b's order; a lost peer or link aborts the communicator, so that waiting ends, and
