@@ -15,6 +15,7 @@ enum command {
     COMMAND_RANK = 32, /* internal: started by serve */
     COMMAND_BENCH = 64,
     COMMAND_HEALTH = 128,
+    COMMAND_DOCTOR = 256,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or

@@ -155,6 +155,10 @@ TESTED_BY = {
     "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
+    "server/cmd_doctor.c": "tests/blackbox/test_doctor.py",
+    "server/doctor/findings.c": "tests/blackbox/test_doctor.py",
+    "server/doctor/machine.c": "tests/blackbox/test_doctor.py",
+    "server/doctor/modules.c": "tests/blackbox/test_doctor.py",
     "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",
     "server/cmd_plan.c": "tests/blackbox/test_files.py",
@@ -204,7 +208,8 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth", "commands_health", "commands_bench", "module_entry"}
+                   "commands_synth", "commands_doctor", "commands_health", "commands_bench",
+                   "module_entry"}
 
 
 class Source(typing.NamedTuple):

@@ -134,6 +134,9 @@ enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct 
 enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
                           struct comm_stats *stats, struct comm **out, struct err *err) MUST_USE;
 
+/* *build = the build id of the MPI module, when it opens; MPI itself is not started. ERR_DEVICE. */
+enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
+
 /* ---- between devices (comm_nccl.c, in the CUDA module): NCCL on the stream of b ---- */
 
 /* Arena that bootstrap needs for this, per rank. */
