@@ -109,9 +109,10 @@ END
 # One request alone, then 64 at once.
 decode() {
     shape_8b
-    "$BUILD/tessera" bench "$OUT/8b" --latency --throughput --num-prompts 64 --random-input-len 1024 \
-        --random-output-len 128 --output-json "$OUT/decode$1.json" -- \
-        --device cuda --load-format dummy --max-model-len 4096 --max-num-batched-tokens 8192 "${@:2}"
+    "$BUILD/tessera" bench "$OUT/8b" --latency --throughput --num-prompts 64 \
+        --random-input-len 1024 --random-output-len 128 --output-json "$OUT/decode_$1.json" -- \
+        --device cuda --load-format dummy --max-model-len 4096 \
+        --max-num-batched-tokens 8192 "${@:2}"
 }
 
 functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
