@@ -52,7 +52,14 @@ static const struct row rows[] = {
     {"mesh", NULL, LAYOUT, STRING, AT(mesh), 0, 0, NULL, NULL,
      "sizes of the layout's axes, as 1,4,2 for 3d: w weights' copies, a outputs, b inputs"},
     {"auto", NULL, COMMAND_SERVE | COMMAND_PLAN, FLAG, AT(pick_layout), 0, 0, NULL, NULL,
-     "measure this machine and pick the layout with the least modelled time; CPU ranks only"},
+     "pick layout and mesh with the least modelled time, and the rows from which its steps change "
+     "form; measures this machine, or takes --prices"},
+    {"prices", NULL, COMMAND_SERVE | COMMAND_PLAN, STRING, AT(prices), 0, 0, NULL, NULL,
+     "file of what collectives and linears cost, instead of measuring: the member prices of plan "
+     "--measure --json"},
+    {"prefill-rows", NULL, RUN, INT32, AT(prefill_rows), 0, 1 << 20, "0", NULL,
+     "steps of so many rows take the layout's form of many rows; 0: where bytes, or with prices "
+     "modelled times, become less"},
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
@@ -64,6 +71,8 @@ static const struct row rows[] = {
      "GPU only: every step launches its kernels one by one, no CUDA graphs"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
+    {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|fp8",
+     "fp8: the layers' linears become E4M3 with a scale per row; auto: as the checkpoint has them"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
@@ -122,7 +131,7 @@ static const struct row rows[] = {
     {"max-num-batched-tokens", NULL, RUN, INT32, AT(max_num_batched_tokens), 1, 16384, "512", NULL,
      "rows of one step"},
     {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
-     NULL, "requests waiting before new ones get 429"},
+     NULL, "requests that wait, beside those that may run, before new ones get 429"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
@@ -577,10 +586,12 @@ static enum status check_complete(const char *name, struct options *o, struct er
                                           : "--plan");
     if (!o->parallel_mode)
         o->parallel_mode = "1d";
-    if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain || o->measure))
+    if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain))
         return base_fail(err, ERR_USAGE,
-                         "tessera plan: --modes, --explain and --measure are text; leave out "
-                         "--json");
+                         "tessera plan: --modes and --explain are text; leave out --json");
+    if (o->prices && o->measure)
+        return base_fail(err, ERR_USAGE,
+                         "tessera plan: --prices has what --measure would find; leave out either");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
     if (((LAYOUT | with_url) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
@@ -660,6 +671,11 @@ void options_help(enum command command)
 bool options_distributed(const struct options *o)
 {
     return o->sampler && strcmp(o->sampler, "distributed") == 0;
+}
+
+bool options_fp8(const struct options *o)
+{
+    return o->quantization && strcmp(o->quantization, "fp8") == 0;
 }
 
 bool options_mpi(const struct options *o)

@@ -147,6 +147,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
+    add(a, "--prefill-rows=%d", o->prefill_rows);
     if (options_mpi(o))
         add(a, "--comm=mpi");
     add(a, "--log-format=%s", o->log_format);
@@ -157,6 +158,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     if (o->enforce_eager)
         add(a, "--enforce-eager");
     add(a, "--dtype=%s", o->dtype);
+    add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");
     add(a, "--seed=%lld", (long long)o->seed);

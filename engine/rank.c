@@ -2,9 +2,11 @@
  * and rank_step run as a process here and as threads of one process in the tests. */
 #include "engine/rank.h"
 
+#include "config/slice.h"
 #include "engine/group.h"
 #include "engine/lifeline.h"
 #include "engine/parallel/sampler.h"
+#include "engine/populate.h"
 #include "engine/rank_state.h"
 #include "engine/rendezvous.h"
 #include "engine/replay.h"
@@ -326,6 +328,15 @@ static enum status seal_weights(const struct options *o, const struct footprint 
     return OK;
 }
 
+/* What steps will use and loading has not touched. */
+static struct populate *populate(const struct options *o, const struct footprint *f,
+                                 const struct rank_memory *memory)
+{
+    return populate_open(
+        (struct populate_range){memory->kv, f->rank[o->rank].kv},
+        (struct populate_range){memory->comm, comm_shm_bytes(f->ranks, footprint_shared_bytes(f))});
+}
+
 /* The sizes the front end decided, with this rank's parts worked out anew. */
 static void footprint_of(const struct options *o, const struct model_config *m,
                          const struct layout *l, const struct backend_ops *ops, struct footprint *f)
@@ -497,6 +508,7 @@ int rank_main(const struct options *o)
     struct plan *plan = NULL;
     struct layout *layout = NULL;
     struct rank *r = NULL;
+    struct populate *touching = NULL;
     struct footprint f;
     struct rank_memory memory = {0};
     const struct backend_ops *ops = NULL;
@@ -506,6 +518,7 @@ int rank_main(const struct options *o)
     prctl(PR_SET_NAME, "tessera-rank");
     bind_cpus(o);
     setpriority(PRIO_PROCESS, 0, NICE);
+    slice_request(0); /* the front end's turns are short */
     TRY(map_board(o, &memory, &err));
     start.board = memory.board;
     if (o->remote)
@@ -516,7 +529,11 @@ int rank_main(const struct options *o)
     }
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
+    if (options_fp8(o))
+        model_config_quantize(&m);
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
+    if (o->prefill_rows > 0)
+        TRY(plan_set_prefill_rows(plan, o->prefill_rows, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
     TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
@@ -524,6 +541,7 @@ int rank_main(const struct options *o)
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
     TRY(seal_weights(o, &f, &memory, &err));
     TRY(answer(o, 1, 0, &none, OK, &err, &err));
+    touching = populate(o, &f, &memory); /* ready does not wait for it */
     st = loop(r, o, &err);
 out:
     lifeline_loaded(start.lifeline);
@@ -531,6 +549,7 @@ out:
         st = answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
+    populate_close(touching);
     if (o->remote && st != OK) /* the launcher ends all when one fails; the reason comes first */
         (void)lifeline_closed(GROUP_FD_LINK, LIFELINE_LEAVE_S);
     rank_close(r);

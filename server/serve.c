@@ -5,6 +5,7 @@
  * that the service manager sees it. The main thread alone moves the server from phase to phase and
  * tells the manager. Closing mirrors opening. */
 #include "config/buf.h"
+#include "config/slice.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
 #include "engine/load_watch.h"
@@ -31,6 +32,7 @@
 #include <unistd.h>
 
 #define DRAIN_TICK_MS 50
+#define SLICE_NS 500000 /* turns of our threads: they have little to do, and it is waited for */
 #define STALL_S_MAX 10
 #define RESTARTS_WINDOW_S 300
 
@@ -110,11 +112,11 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
     base_log(
         LOG_INFO,
-        "%s: %d layers, hidden %d, %s of tensors, held as %s on %d ranks (%s, %d thread%s each)",
+        "%s: %d layers, hidden %d, %s of tensors, held as %s%s on %d ranks (%s, %d thread%s each)",
         s->name, s->setup.model.layers, s->setup.model.hidden,
         base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
-        s->footprint.ranks, s->setup.ops->name, s->footprint.threads,
-        s->footprint.threads == 1 ? "" : "s");
+        s->setup.model.quant.kind == QUANT_NONE ? "" : " and F8_E4M3", s->footprint.ranks,
+        s->setup.ops->name, s->footprint.threads, s->footprint.threads == 1 ? "" : "s");
     if (!s->tokenizer)
         base_log(LOG_WARN, "no tokenizer.model in %s: prompts must be token ids", o->model);
     if (s->setup.ignored > 0)
@@ -456,6 +458,7 @@ static void log_ready(struct server *s, const struct options *o)
 static enum status serve(const struct options *o, struct err *err)
 {
     enum status st = OK;
+    slice_request(SLICE_NS);
     struct server s = {.signals = -1, .lost = -1};
     health_init(&s.health, fmin(STALL_S_MAX, o->step_timeout / 2));
     if (notify_open(&s.notify, err) != OK)

@@ -235,13 +235,14 @@ static void arrive(struct sim *m)
     s->id = r->id;
     s->user = r;
     r->sequence = s;
-    bool room_to_wait = sched_stats(m->sched).waiting < m->config.waiting_max;
-    assert_int_equal(sched_submit(m->sched, s), room_to_wait);
-    if (!room_to_wait) {
+    const struct sched_stats now = sched_stats(m->sched);
+    assert_int_equal(now.running + now.waiting, m->live);
+    if (m->live == sched_requests_max(&m->config)) {
         sequence_free(s);
         r->id = 0;
         return;
     }
+    sched_submit(m->sched, s);
     m->live++;
     m->accepted++;
     for (int32_t i = 0; i < LIVE_MAX; i++) {

@@ -63,7 +63,8 @@ def free_port():
 def command_line(pid):
     """The arguments of a process; empty for one that is gone or only waits to be reaped."""
     try:
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        return [word.decode(errors="replace") for word in words]
     except OSError:
         return []
 
