@@ -32,7 +32,7 @@ struct row {
 };
 
 #define AT(field) offsetof(struct options, field)
-#define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_RANK)
+#define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_DOCTOR | COMMAND_RANK)
 #define LAYOUT (RUN | COMMAND_INSPECT | COMMAND_SHARD)
 #define ALL (~0)
 
@@ -67,6 +67,8 @@ static const struct row rows[] = {
      "cpu picks the best variant for this machine; cuda: one GPU per rank"},
     {"ranks-per-device", NULL, RUN, INT32, AT(ranks_per_device), 1, 64, "1", NULL,
      "GPU only: so many ranks share each; slow, to test several ranks on one"},
+    {"enforce-eager", NULL, RUN, FLAG, AT(enforce_eager), 0, 0, NULL, NULL,
+     "GPU only: every step launches its kernels one by one, no CUDA graphs"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|fp8",
@@ -75,8 +77,8 @@ static const struct row rows[] = {
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
      "gather: all logits on every rank; distributed: candidates only, the same tokens"},
-    {"comm", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(comm), 0, 0, "shm", "shm|mpi",
-     "mpi: ranks on several machines, as many processes as ranks started by mpirun"},
+    {"comm", NULL, COMMAND_SERVE | COMMAND_DOCTOR | COMMAND_RANK, CHOICE, AT(comm), 0, 0, "shm",
+     "shm|mpi", "mpi: ranks on several machines, as many processes as ranks started by mpirun"},
     {"master-addr", NULL, COMMAND_SERVE, STRING, AT(master_addr), 0, 0, NULL, NULL,
      "--comm mpi: where rank 0 listens for the others; default: as its launcher says, or here"},
     {"master-port", NULL, COMMAND_SERVE, INT32, AT(master_port), 0, 65535, "0", NULL,
@@ -95,7 +97,8 @@ static const struct row rows[] = {
      "/metrics needs no key"},
     {"cors-origins", NULL, COMMAND_SERVE, STRING, AT(cors_origins), 0, 0, NULL, NULL,
      "origins whose pages may read answers, separated by commas; *: all"},
-    {"max-connections", NULL, COMMAND_SERVE, INT32, AT(max_connections), 1, 1000000, "16384", NULL,
+    {"max-connections", NULL, COMMAND_SERVE | COMMAND_DOCTOR, INT32, AT(max_connections), 1,
+     1000000, "16384", NULL,
      "open at once; from nine tenths on, idle and slow ones have a tenth of the time"},
     {"http-header-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.header_timeout), 1, 3600, "10",
      NULL, "seconds from the first to the last byte of a request's head"},
@@ -216,8 +219,8 @@ static const struct row rows[] = {
      "measure what collectives and linears cost here; with --modes also modelled times"},
     {"explain", NULL, COMMAND_PLAN, FLAG, AT(explain), 0, 0, NULL, NULL,
      "what is moved at each point, and the formulas"},
-    {"json", NULL, COMMAND_PLAN | COMMAND_INSPECT, FLAG, AT(json), 0, 0, NULL, NULL,
-     "machine-readable output"},
+    {"json", NULL, COMMAND_PLAN | COMMAND_INSPECT | COMMAND_DOCTOR, FLAG, AT(json), 0, 0, NULL,
+     NULL, "machine-readable output"},
     {"rank", NULL, COMMAND_RANK, INT32, AT(rank), 0, 63, "0", NULL, "internal"},
     {"parent-pid", NULL, COMMAND_RANK, INT32, AT(parent_pid), 0, 0x7fffffff, "0", NULL, "internal"},
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
@@ -249,6 +252,10 @@ static const struct {
      "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
      "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
      "file describe.\n"},
+    {"doctor", COMMAND_DOCTOR,
+     "tessera doctor [MODEL] [options]\n\nWhat this machine can do and what is wrong with it, a "
+     "line each: ok, warn or fail, with what to\ndo. With a model directory: would it be served "
+     "with these options? Exit code 1: a check failed.\n"},
     {"complete", COMMAND_COMPLETE,
      "tessera complete URL|MODEL [\"PROMPT\"] [options] [-- options of tessera serve]\n\n"
      "Prints one completion as it comes, of a server at http://HOST:PORT or of one that it starts "
@@ -586,7 +593,7 @@ static enum status check_complete(const char *name, struct options *o, struct er
         return base_fail(err, ERR_USAGE,
                          "tessera plan: --prices has what --measure would find; leave out either");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
-    if (((LAYOUT | with_url) & (int)o->command) && (!o->model || !*o->model))
+    if (((LAYOUT | with_url) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
                          (with_url & (int)o->command) ? " or http:// URL" : "");
     if (o->command == COMMAND_SYNTH && !o->synth_config)

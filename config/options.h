@@ -18,6 +18,7 @@ enum command {
     COMMAND_BENCH = 64,
     COMMAND_HEALTH = 128,
     COMMAND_COMPLETE = 256,
+    COMMAND_DOCTOR = 512,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or
@@ -31,6 +32,7 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
+    bool enforce_eager;
     const char *parallel_mode, *mesh, *plan_file, *prices, *device;
     int32_t prefill_rows; /* 0: where the costs of the two forms cross */
     const char *dtype, *quantization, *load_format, *sampler, *cpu_bind;

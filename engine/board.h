@@ -13,6 +13,7 @@ struct board_rank {
     struct load_progress load;
     _Atomic uint64_t weight_bytes, read_bytes;
     _Atomic uint64_t sampler_fallbacks; /* rows the distributed sampler could not decide */
+    _Atomic uint64_t replays;           /* steps that ran as one piece (replay.h) */
     struct comm_stats comm;             /* of all ranks */
     struct comm_stats axis[MESH_AXES_MAX];
 } __attribute__((aligned(128)));

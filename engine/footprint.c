@@ -78,9 +78,9 @@ static enum status find_memory(struct footprint *f, const struct options *o,
     enum status st = ops->probe((o->tp + share - 1) / share, &bytes, err);
     if (st != OK)
         return st;
-    if (bytes == 0 && share > 1)
-        return base_fail(err, ERR_USAGE, "--ranks-per-device is for GPUs, --device is %s",
-                         ops->name);
+    if (bytes == 0 && (share > 1 || o->enforce_eager))
+        return base_fail(err, ERR_USAGE, "--%s is for GPUs, --device is %s",
+                         share > 1 ? "ranks-per-device" : "enforce-eager", ops->name);
     f->on_device = bytes > 0;
     f->available = f->on_device ? bytes / (size_t)share * (size_t)o->tp : footprint_available();
     return OK;
@@ -140,6 +140,14 @@ static enum status size_kv(struct footprint *f, const struct options *o,
     return OK;
 }
 
+/* What backend and communicator take for themselves on a device. */
+static size_t scratch_bytes(const struct footprint *f, const struct model_config *m,
+                            const struct layout *l, const struct backend_ops *ops)
+{
+    return f->on_device ? model_scratch_bytes(m, l, ops, f->limits.rows) + COMM_DEVICE_STAGING_BYTES
+                        : 0;
+}
+
 enum status footprint_plan(const struct options *o, const struct model_config *m,
                            struct layout *const *layouts, const struct backend_ops *ops,
                            struct footprint *out, struct err *err)
@@ -168,8 +176,10 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         f.rank[r].activations =
             model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots) +
             sampler_local_bytes(distributed, f.limits.slots, m->vocab) +
-            rank_state_bytes(&f.limits);
-        f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.comm_bytes;
+            rank_state_bytes(&f.limits, f.on_device);
+        f.rank[r].scratch = scratch_bytes(&f, m, layouts[r], ops);
+        f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.rank[r].scratch +
+                   f.comm_bytes;
     }
     *out = f;
     if (st == OK && f.total > f.available) {

@@ -22,6 +22,7 @@ struct footprint {
     struct {
         size_t weights, kv, kv_per_token;
         size_t activations; /* with the state of slots and steps */
+        size_t scratch;     /* of backend and communicator, on a device */
     } rank[COMM_RANKS_MAX];
     size_t total;     /* all ranks, with communicator arenas */
     size_t available; /* memory that is free now */

@@ -155,6 +155,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--device=%s", o->device);
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
+    if (o->enforce_eager)
+        add(a, "--enforce-eager");
     add(a, "--dtype=%s", o->dtype);
     add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");
     add(a, "--load-format=%s", o->load_format);

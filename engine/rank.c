@@ -9,6 +9,7 @@
 #include "engine/populate.h"
 #include "engine/rank_state.h"
 #include "engine/rendezvous.h"
+#include "engine/replay.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -32,6 +33,7 @@ struct rank {
     struct kv_cache *kv;
     struct loaded weights;
     struct model *model;
+    struct replay *replay;
     struct sampler *sampler;
     struct rank_state *state;
     void *owned[2]; /* weights and KV cache in device memory */
@@ -150,6 +152,8 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .progress = &r->board->progress,
     };
     TRY(model_open(&parts, &r->model, err));
+    TRY(replay_open(f->on_device && !o->enforce_eager, r->backend, r->model, r->board, m->layers,
+                    &r->replay, err));
     TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
                      f->limits.slots, m->vocab, &r->sampler, err));
     *out = r;
@@ -164,6 +168,7 @@ void rank_close(struct rank *r)
     if (!r)
         return;
     sampler_close(r->sampler);
+    replay_close(r->replay);
     model_close(r->model);
     if (r->comm != r->shared)
         comm_close(r->comm);
@@ -223,7 +228,7 @@ enum status rank_step(struct rank *r, const struct step *s, struct step_result *
     };
     *result = (struct step_result){.count = 0};
     b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);
-    TRY(model_forward(r->model, &in, &own, err));
+    TRY(replay_forward(r->replay, &in, &own, err));
     if (s->samples > 0)
         TRY(sample(r, s, a, stride, own, &whole, err));
     TRY(rank_state_result(state, s->samples, stride, result, err));

@@ -61,9 +61,9 @@ static size_t bytes_of(const struct step_limits *l)
     return carve_all(&sizes, l, NULL) + carve_step(&sizes, l->rows, l->slots, NULL);
 }
 
-size_t rank_state_bytes(const struct step_limits *limits)
+size_t rank_state_bytes(const struct step_limits *limits, bool elsewhere)
 {
-    return 2 * bytes_of(limits);
+    return (elsewhere ? 1 : 2) * bytes_of(limits);
 }
 
 enum status rank_state_open(struct backend *b, const struct step_limits *limits,

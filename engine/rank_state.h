@@ -35,8 +35,8 @@ struct rank_state {
     struct rank_arrays host, device;
 };
 
-/* On the device and again on the host. */
-size_t rank_state_bytes(const struct step_limits *limits);
+/* On the device and again on the host; elsewhere: without those of the host. */
+size_t rank_state_bytes(const struct step_limits *limits, bool elsewhere);
 enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);

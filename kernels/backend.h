@@ -79,7 +79,8 @@ static inline int32_t backend_scale_end(const struct weight_spec *s, int32_t k)
     return end < s->in ? (int32_t)end : s->in;
 }
 
-struct weight; /* opaque: spec and the backend's layout over borrowed storage */
+struct recording; /* opaque: ops to be run again, as they are */
+struct weight;    /* opaque: spec and the backend's layout over borrowed storage */
 
 /* Paged KV cache of one rank: `blocks` blocks of 16 positions for every layer. */
 struct kv_spec {
@@ -216,6 +217,8 @@ struct backend_ops {
      * the one with least; 0: ops work in the host's memory, which the front end gives to the ranks.
      */
     enum status (*probe)(int32_t devices, size_t *bytes, struct err *err);
+    /* Of that memory, what a backend takes for itself by open and reserve of these sizes. */
+    size_t (*scratch_bytes)(int32_t rows_max, int32_t in_max, int32_t out_max);
 
     void (*close)(struct backend *b);
     void (*sync)(struct backend *b);
@@ -228,6 +231,15 @@ struct backend_ops {
     /* Device to host, after the ops before; waits. Tells of the first failure since open. */
     enum status (*download)(struct backend *b, void *dst, const void *src, size_t bytes,
                             struct err *err);
+    /* From record to record_end ops are put down with their arguments instead of run. false: ops
+     * run at once here, and there is nothing to gain. Between the two nothing is uploaded,
+     * downloaded, waited for or allocated. NULL: that could not be put down; none of it has run. A
+     * recording is only of the arguments: each replay reads what the arrays hold by then. It must
+     * not outlive what they point to. */
+    bool (*record)(struct backend *b);
+    struct recording *(*record_end)(struct backend *b);
+    void (*replay)(struct backend *b, const struct recording *r);
+    void (*recording_close)(struct recording *r);
     /* As backend_reserve and backend_parallel below. */
     enum status (*reserve)(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
                            struct err *err);

@@ -10,6 +10,12 @@ enum status host_memory_probe(int32_t devices, size_t *bytes, struct err *err)
     return OK;
 }
 
+size_t host_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_max)
+{
+    (void)rows_max, (void)in_max, (void)out_max;
+    return 0; /* none of a device's */
+}
+
 void *host_memory_alloc(struct backend *b, size_t bytes)
 {
     (void)b;
@@ -39,4 +45,27 @@ enum status host_memory_download(struct backend *b, void *dst, const void *src, 
     (void)err;
     host_memory_upload(b, dst, src, bytes);
     return OK;
+}
+
+bool host_memory_record(struct backend *b)
+{
+    (void)b;
+    return false;
+}
+
+struct recording *host_memory_record_end(struct backend *b)
+{
+    (void)b;
+    return NULL;
+}
+
+void host_memory_replay(struct backend *b, const struct recording *r)
+{
+    (void)b, (void)r;
+    CHECK(false); /* nothing was recorded */
+}
+
+void host_memory_recording_close(struct recording *r)
+{
+    CHECK(r == NULL);
 }

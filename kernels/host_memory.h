@@ -1,14 +1,19 @@
-/* The memory ops of backends whose device is the host: plain memory, copies at once. */
+/* Ops of backends whose device is the host: plain memory, copies at once, nothing to record. */
 #ifndef TESSERA_KERNELS_HOST_MEMORY_H
 #define TESSERA_KERNELS_HOST_MEMORY_H
 
 #include "kernels/backend.h"
 
 enum status host_memory_probe(int32_t devices, size_t *bytes, struct err *err);
+size_t host_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_max);
 void *host_memory_alloc(struct backend *b, size_t bytes);
 void host_memory_free(struct backend *b, void *p);
 void host_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes);
 enum status host_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
                                  struct err *err);
+bool host_memory_record(struct backend *b);
+struct recording *host_memory_record_end(struct backend *b);
+void host_memory_replay(struct backend *b, const struct recording *r);
+void host_memory_recording_close(struct recording *r);
 
 #endif

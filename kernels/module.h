@@ -8,6 +8,20 @@
 struct comm;
 struct comm_stats;
 
+/* What the driver and the libraries say of this machine, for `tessera doctor`. */
+#define MODULE_DEVICES_MAX 16
+struct module_report {
+    int32_t driver, runtime; /* CUDA versions, 1000 * major + 10 * minor */
+    int32_t nccl;            /* 10000 * major + 100 * minor + patch */
+    int32_t devices;         /* of which the first MODULE_DEVICES_MAX are described */
+    struct module_device {
+        char name[64];
+        int32_t major, minor; /* compute capability */
+        size_t total, free;
+        uint32_t peers; /* bit d: reaches the memory of device d */
+    } device[MODULE_DEVICES_MAX];
+};
+
 struct module {
     struct plugin head;
     const struct backend_ops *ops;
@@ -17,6 +31,8 @@ struct module {
     enum status (*comm_open)(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
                              bool shared_device, struct comm_stats *stats, struct comm **out,
                              struct err *err);
+    /* Versions are filled in even when a driver or a device is missing: ERR_DEVICE. */
+    enum status (*report)(struct module_report *out, struct err *err);
 };
 
 #define MODULE_ENTRY "module_entry"

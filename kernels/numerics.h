@@ -28,6 +28,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -73,6 +74,12 @@ NUMERICS_FN float numerics_exp(float x)
     bits += shift << 23;
     memcpy(&p, &bits, sizeof p);
     return x < NUMERICS_EXP_LOW ? 0.0f : p;
+}
+
+/* Has a row with this maximum, raw or by the rules or over the temperature, something to draw? */
+NUMERICS_FN bool numerics_is_finite(float max)
+{
+    return max >= -FLT_MAX;
 }
 
 #define NUMERICS_MASS_ONE 0x1p40

@@ -57,6 +57,8 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
     buf_printf(b, "\"kv_bytes_per_token\": %zu, \"kv_bytes\": %zu, \"activation_bytes\": %zu, ",
                f->rank[r].kv_per_token, f->rank[r].kv, f->rank[r].activations);
     buf_printf(b, "\"comm_buffer_bytes\": %zu, ", f->comm_bytes);
+    if (f->on_device)
+        buf_printf(b, "\"scratch_bytes\": %zu, ", f->rank[r].scratch);
     buf_printf(b, "\"received_bytes_per_layer\": {\"decode_1\": %llu, \"prefill_%d\": %llu}, ",
                (unsigned long long)layer_bytes(s, r, 1), f->limits.rows,
                (unsigned long long)layer_bytes(s, r, f->limits.rows));

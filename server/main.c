@@ -18,6 +18,7 @@ static void usage(FILE *out)
           "  plan MODEL      what each rank would hold and send, from headers alone\n"
           "  inspect MODEL   list tensors and the slice of each rank\n"
           "  shard MODEL     write a checkpoint cut for N ranks\n"
+          "  doctor [MODEL]  what this machine can do, what is wrong, and whether MODEL fits\n"
           "  health [URL]    ask a server whether it is ready\n"
           "  synth           write a random checkpoint of a given shape\n"
           "  bench URL|MODEL measure a server under load\n"
@@ -45,6 +46,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_complete(o, err);
     case COMMAND_BENCH:
         return commands_bench(o, err);
+    case COMMAND_DOCTOR:
+        return commands_doctor(o, err);
     case COMMAND_RANK:
         break;
     }
@@ -54,7 +57,7 @@ static enum status run(const struct options *o, struct err *err)
 static const char *nearest_command(const char *word)
 {
     static const char *const names[] = {"serve",    "plan",  "inspect", "shard",  "synth",
-                                        "complete", "bench", "health",  "version"};
+                                        "complete", "bench", "health",  "doctor", "version"};
     const char *best = names[0];
     for (size_t i = 1; i < ARRAY_LEN(names); i++)
         if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))
@@ -118,7 +121,7 @@ int main(int argc, char **argv)
     options_close(&o);
     if (st != OK && st != ERR_CANCELLED)
         log_failure(err.text);
-    if (o.command == COMMAND_HEALTH && st != OK && st != ERR_USAGE)
-        return 1; /* what container engines expect */
+    if ((o.command & (COMMAND_HEALTH | COMMAND_DOCTOR)) != 0 && st != OK && st != ERR_USAGE)
+        return 1; /* what container engines and scripts expect */
     return base_exit_code(st);
 }

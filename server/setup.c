@@ -139,7 +139,8 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                    (long long)span_len(l->mlp), (long long)span_len(l->vocab),
                    base_human_bytes(w, sizeof w, f->rank[r].weights),
                    base_human_bytes(k, sizeof k, f->rank[r].kv),
-                   base_human_bytes(a, sizeof a, f->rank[r].activations + f->comm_bytes));
+                   base_human_bytes(a, sizeof a,
+                                    f->rank[r].activations + f->rank[r].scratch + f->comm_bytes));
     }
     write_form(s, out);
     buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens\n",

@@ -527,7 +527,7 @@ static void test_attend(void **state UNUSED)
         {3, 3, 64, 258, DTYPE_F16}, {9, 1, 20, 100, DTYPE_F32},  {0, 2, 32, 17, DTYPE_F16},
         {0, 0, 8, 5, DTYPE_BF16},   {5, 3, 128, 70, DTYPE_F32},  {1, 1, 256, 20, DTYPE_F16},
         {2, 1, 8, 470, DTYPE_F32},  {4, 1, 64, 300, DTYPE_BF16}, {5, 1, 6, 2310, DTYPE_F32},
-        {4, 2, 6, 1030, DTYPE_F32}};
+        {4, 2, 6, 1030, DTYPE_F32}, {2, 1, 512, 40, DTYPE_BF16}, {3, 1, 162, 37, DTYPE_F32}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const struct attend_case *c = &cases[i];
         char what[96];

@@ -73,6 +73,8 @@ TESTED_BY = {
     "kernels/cuda/blas.c": "tests/test_kernels.c",
     "kernels/cuda/cuda.c": "tests/test_kernels.c",
     "kernels/cuda/cuda_memory.c": "tests/test_kernels.c",
+    "kernels/cuda/record.c": "tests/test_device.c",
+    "kernels/cuda/report.c": "tests/test_device.c",
     "kernels/cuda/elect.cu": "tests/test_elect.c",
     "kernels/cuda/linear.cu": "tests/test_kernels.c",
     "kernels/cuda/rope.cu": "tests/test_kernels.c",
@@ -105,7 +107,7 @@ TESTED_BY = {
     "engine/comm/comm_shm_meet.c": "tests/test_comm.c",
     "engine/costs.c": "tests/test_costs.c tests/test_engine.c",
     "engine/engine.c": "tests/test_engine.c tests/blackbox/test_faults.py",
-    "engine/footprint.c": "tests/blackbox/test_files.py",
+    "engine/footprint.c": "tests/blackbox/test_files.py tests/test_device.c",
     "engine/group.c": "tests/blackbox/test_faults.py",
     "engine/kv.c": "tests/test_kv.c",
     "engine/lifeline.c": "tests/blackbox/test_mpi.py",
@@ -133,6 +135,7 @@ TESTED_BY = {
     "engine/rank.c": "tests/test_model.c tests/blackbox/test_faults.py",
     "engine/rank_state.c": "tests/test_model.c",
     "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py",
+    "engine/replay.c": "tests/test_device.c",
     "engine/request.c": "tests/test_sched.c",
     "engine/sched.c": "tests/test_sched.c",
     "engine/sched_build.c": "tests/test_sched.c",
@@ -162,6 +165,10 @@ TESTED_BY = {
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",
     "server/cmd_complete.c": "tests/blackbox/test_complete.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
+    "server/cmd_doctor.c": "tests/blackbox/test_doctor.py",
+    "server/doctor/findings.c": "tests/blackbox/test_doctor.py",
+    "server/doctor/machine.c": "tests/blackbox/test_doctor.py",
+    "server/doctor/modules.c": "tests/blackbox/test_doctor.py",
     "server/cmd_health.c": "tests/blackbox/test_health.py",
     "server/cmd_inspect.c": "tests/blackbox/test_files.py",
     "server/cmd_plan.c": "tests/blackbox/test_files.py",
@@ -214,8 +221,9 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth", "commands_health", "commands_bench", "commands_complete",
-                   "module_entry", "recv"}  # server/http/http_intake.c stands in for it
+                   "commands_synth", "commands_doctor", "commands_health", "commands_bench",
+                   "commands_complete", "module_entry",
+                   "recv"}  # server/http/http_intake.c stands in for it
 
 
 class Source(typing.NamedTuple):

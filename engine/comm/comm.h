@@ -134,10 +134,15 @@ enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct 
 enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
                           struct comm_stats *stats, struct comm **out, struct err *err) MUST_USE;
 
+/* *build = the build id of the MPI module, when it opens; MPI itself is not started. ERR_DEVICE. */
+enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
+
 /* ---- between devices (comm_nccl.c, in the CUDA module): NCCL on the stream of b ---- */
 
 /* Arena that bootstrap needs for this, per rank. */
 #define COMM_BOOTSTRAP_BYTES 4096
+/* Device memory that it takes besides the arena; NCCL's own buffers are not counted. */
+#define COMM_DEVICE_STAGING_BYTES ((size_t)16 << 20)
 /* Collective over the ranks of `bootstrap`, which carries the group's id once and is then idle. b
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
  * asynchronous in b's order; a lost peer or link aborts the communicator, so that waiting ends, and

@@ -6,7 +6,7 @@
 #include "engine/comm/comm.h"
 
 #include "kernels/cuda/entry.h"
-#include "kernels/module.h"
+#include "kernels/cuda/report.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 /* Rows that come to lie side by side are gathered rank by rank in here first. */
-#define GATHER_BYTES ((size_t)16 << 20)
+#define GATHER_BYTES COMM_DEVICE_STAGING_BYTES
 
 /* What the communicators of a rank share. */
 struct home {
@@ -468,9 +468,18 @@ out:
 
 /* ---- the module ---- */
 
+static enum status report(struct module_report *out, struct err *err)
+{
+    int version = 0;
+    *out = (struct module_report){0};
+    if (ncclGetVersion(&version) == ncclSuccess)
+        out->nccl = version;
+    return report_devices(out, err);
+}
+
 const struct plugin *module_entry(void)
 {
     static const struct module module = {
-        {sizeof(struct module), TESSERA_BUILD}, &cuda_ops, cuda_open, open_comm};
+        {sizeof(struct module), TESSERA_BUILD}, &cuda_ops, cuda_open, open_comm, report};
     return &module.head;
 }

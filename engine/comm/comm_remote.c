@@ -1,8 +1,7 @@
 /* The collectives between machines live in the MPI plugin. */
 #include "engine/comm/comm_mpi.h"
 
-enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
-                          struct comm_stats *stats, struct comm **out, struct err *err)
+static enum status find(const struct plugin **out, struct err *err)
 {
     static const struct plugin_want want = {
         .file = "libtessera_mpi.so",
@@ -12,8 +11,23 @@ enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t
         .bytes = sizeof(struct comm_mpi_plugin),
         .global = true,
     };
+    return plugin_open(&want, out, err);
+}
+
+enum status comm_mpi_build(const char **build, struct err *err)
+{
     const struct plugin *p = NULL;
-    enum status st = plugin_open(&want, &p, err);
+    enum status st = find(&p, err);
+    if (st == OK)
+        *build = p->build;
+    return st;
+}
+
+enum status comm_mpi_open(int32_t rank, int32_t ranks, struct backend *b, size_t arena_bytes,
+                          struct comm_stats *stats, struct comm **out, struct err *err)
+{
+    const struct plugin *p = NULL;
+    enum status st = find(&p, err);
     if (st != OK)
         return st;
     const struct comm_mpi_plugin *mpi = (const struct comm_mpi_plugin *)(const void *)p;

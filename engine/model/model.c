@@ -85,15 +85,30 @@ static int32_t max32(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* Scratch of the backend for the largest product, so that no step allocates. */
+/* The largest product: the backend's scratch is for that, so that no step allocates. */
+static void largest(const struct model_config *m, const struct layout *l, int32_t *in, int32_t *out)
+{
+    *in = 0;
+    *out = m->vocab;
+    for (int32_t i = 0; i < l->count; i++) {
+        *in = max32(*in, l->weights[i].spec.in);
+        *out = max32(*out, l->weights[i].spec.out);
+    }
+}
+
 static enum status reserve(const struct model *m, const struct layout *l, struct err *err)
 {
-    int32_t in = 0, out = m->config->vocab;
-    for (int32_t i = 0; i < l->count; i++) {
-        in = max32(in, l->weights[i].spec.in);
-        out = max32(out, l->weights[i].spec.out);
-    }
+    int32_t in, out;
+    largest(m->config, l, &in, &out);
     return backend_reserve(m->b, m->rows_max, in, out, err);
+}
+
+size_t model_scratch_bytes(const struct model_config *m, const struct layout *l,
+                           const struct backend_ops *ops, int32_t rows_max)
+{
+    int32_t in, out;
+    largest(m, l, &in, &out);
+    return ops->scratch_bytes(rows_max, in, out);
 }
 
 /* The constants of the model, to the device. */

@@ -39,6 +39,10 @@ size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t sample
 size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
                               int32_t rows_max, int32_t samples_max);
 
+/* Memory the backend takes for its scratch; 0 on the host. */
+size_t model_scratch_bytes(const struct model_config *m, const struct layout *l,
+                           const struct backend_ops *ops, int32_t rows_max);
+
 enum status model_open(const struct model_parts *parts, struct model **out,
                        struct err *err) MUST_USE;
 void model_close(struct model *m);

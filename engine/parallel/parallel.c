@@ -252,6 +252,13 @@ void parallel_weight_close(struct parallel_weight *w)
 
 /* ---- a step ---- */
 
+bool parallel_is_recordable(const struct parallel *p)
+{
+    const struct flow_phase *phase = p->flow->phase;
+    return phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0 &&
+           phase[PLAN_PREFILL].rest.count[SPREAD_ROWS] == 0;
+}
+
 void parallel_begin(struct parallel *p, int32_t rows)
 {
     p->rows = rows;

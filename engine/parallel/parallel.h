@@ -38,6 +38,9 @@ enum status parallel_weight_open(struct parallel *p, enum plan_part part,
 void parallel_weight_close(struct parallel_weight *w);
 
 /* Begins a step of so many rows: which form it takes depends on that alone. */
+/* Is a step nothing but ops on the device (backend.h, record)? Not where the rows of the residual
+ * stream are split: there the host looks for the sampled ones. */
+bool parallel_is_recordable(const struct parallel *p);
 void parallel_begin(struct parallel *p, int32_t rows);
 /* The residual stream of this step over memory of parallel_rest_size elements. */
 struct view parallel_rest(const struct parallel *p, float *data);

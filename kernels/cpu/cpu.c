@@ -66,41 +66,31 @@ out:
     return st;
 }
 
-struct parallel_job {
-    void (*fn)(void *arg, int64_t begin, int64_t end);
-    void *arg;
-};
-
-static void parallel_chunk(void *arg, int32_t worker, int64_t begin, int64_t end)
-{
-    const struct parallel_job *j = arg;
-    (void)worker;
-    j->fn(j->arg, begin, end);
-}
-
 static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
                          void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
 {
-    struct parallel_job j = {fn, arg};
-    pool_run(cpu_of(b)->pool, count, grain, parallel_chunk, &j);
+    pool_share(cpu_of(b)->pool, count, grain, fn, arg);
 }
 
 #define CPU_OPS(variant)                                                                           \
     {                                                                                              \
         .name = (variant), .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,       \
         .holds = layout_holds, .weight_scale = layout_weight_scale, .probe = host_memory_probe,    \
-        .alloc = host_memory_alloc, .free = host_memory_free, .upload = host_memory_upload,        \
-        .download = host_memory_download, .close = cpu_close, .sync = cpu_sync,                    \
-        .reserve = cpu_reserve, .parallel = cpu_parallel, .weight_open = layout_weight_open,       \
-        .weight_close = layout_weight_close, .weight_put = layout_weight_put,                      \
-        .weight_get = layout_weight_get, .kv_open = layout_kv_open, .kv_close = layout_kv_close,   \
-        .resolve = rowops_resolve, .embed = rowops_embed, .linear = linear_run,                    \
-        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
-        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale,                            \
-        .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, .attend = attend_run,          \
-        .silu_mul = rowops_silu_mul, .select = rowops_select, .copy = rowops_copy,                 \
-        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
-        .nominate = elect_nominate, .elect = elect_run, .logprobs = logprobs_run,                  \
+        .scratch_bytes = host_memory_scratch_bytes, .record = host_memory_record,                  \
+        .record_end = host_memory_record_end, .replay = host_memory_replay,                        \
+        .recording_close = host_memory_recording_close, .alloc = host_memory_alloc,                \
+        .free = host_memory_free, .upload = host_memory_upload, .download = host_memory_download,  \
+        .close = cpu_close, .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,    \
+        .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
+        .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \
+        .kv_open = layout_kv_open, .kv_close = layout_kv_close, .resolve = rowops_resolve,         \
+        .embed = rowops_embed, .linear = linear_run, .rmsnorm = rowops_rmsnorm,                    \
+        .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
+        .rms_scale = rowops_rms_scale, .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, \
+        .attend = attend_run, .silu_mul = rowops_silu_mul, .select = rowops_select,                \
+        .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
+        .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \
+        .logprobs = logprobs_run,                                                                  \
     }
 
 struct variant {

@@ -26,11 +26,6 @@ struct draw {
 void draw_open(struct draw *d, const struct cpu_backend *c, int32_t worker, struct cview logits,
                int32_t first, int64_t r, const struct sample_rows *rows,
                const struct sample_slots *slots);
-/* Does this row, or another one of these maxima, have something finite to draw? */
-static inline bool draw_is_finite(float max)
-{
-    return max >= -FLT_MAX;
-}
 /* First id of the largest logit. */
 int32_t draw_argmax(const struct draw *d);
 void draw_list_all(struct draw *d);

@@ -4,6 +4,7 @@
  * ends before that moment, the token is decided. Its masses are those of the whole row, because the
  * largest z of all shards is known when they are taken. One row is one work item. */
 #include "kernels/cpu/draw.h"
+#include "kernels/election.h"
 
 struct job {
     const struct cpu_backend *c;
@@ -23,15 +24,7 @@ static bool is_drawn(const struct job *j, int64_t r)
     return j->rows->slot[r] >= 0 && j->rows->target[r] < 0;
 }
 
-static int32_t places(const struct sample_election *e, int64_t r)
-{
-    return e->begin[r + 1] - e->begin[r];
-}
-
 /* ---- survey ---------------------------------------------------------------------------------- */
-
-static const struct sample_survey silence = {-INFINITY,    -INFINITY,         -INFINITY,
-                                             .argmax = -1, .value = -DBL_MAX, .id = -1};
 
 static void survey_row(struct sample_survey *s, const struct draw *d, int32_t row_places)
 {
@@ -40,7 +33,7 @@ static void survey_row(struct sample_survey *s, const struct draw *d, int32_t ro
     s->z_max = d->z_max;
     s->flags = (d->bad ? SURVEY_BAD : 0) | (d->bad_z ? SURVEY_BAD_Z : 0) |
                (d->n > row_places ? SURVEY_MORE : 0);
-    if (!d->bad && draw_is_finite(d->max))
+    if (!d->bad && numerics_is_finite(d->max))
         s->argmax = draw_argmax(d);
     if (d->params->temperature > 0 && row_places == 0 && !d->bad && !d->bad_z) {
         const struct draw_winner w = draw_winner(d);
@@ -54,64 +47,15 @@ static void survey_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
     const struct job *j = arg;
     for (int64_t r = begin; r < end; r++) {
         struct draw d;
-        j->surveys[r] = silence;
+        j->surveys[r] = election_silence();
         if (!is_drawn(j, r))
             continue;
         draw_open(&d, j->c, worker, j->logits, j->first, r, j->rows, j->slots);
-        survey_row(&j->surveys[r], &d, places(j->e, r));
+        survey_row(&j->surveys[r], &d, election_places(j->e, r));
     }
-}
-
-/* All shards' surveys of a row as one. */
-static struct sample_survey sum_up(const struct sample_election *e, int64_t r)
-{
-    struct sample_survey all = silence;
-    for (int32_t i = 0; i < e->shards; i++) {
-        const struct sample_survey *s = &e->surveys[(int64_t)i * e->rows + r];
-        all.flags |= s->flags;
-        all.raw_max = s->raw_max > all.raw_max ? s->raw_max : all.raw_max;
-        all.z_max = s->z_max > all.z_max ? s->z_max : all.z_max;
-        if (s->max > all.max || (s->max == all.max && s->argmax < all.argmax)) {
-            all.max = s->max;
-            all.argmax = s->argmax;
-        }
-        if (s->value > all.value || (s->value == all.value && s->id < all.id)) {
-            all.value = s->value;
-            all.id = s->id;
-        }
-    }
-    return all;
-}
-
-static bool is_refused(const struct sample_survey *all)
-{
-    return (all->flags & SURVEY_BAD) != 0 || !draw_is_finite(all->raw_max) ||
-           !draw_is_finite(all->max);
-}
-
-static bool is_greedy(const struct sample_survey *all, const struct sample_params *p)
-{
-    return p->temperature == 0 || (all->flags & SURVEY_BAD_Z) != 0 || !draw_is_finite(all->z_max);
-}
-
-static bool has_top_k(const struct sample_params *p, int32_t vocab)
-{
-    return p->top_k > 0 && p->top_k < vocab;
-}
-
-/* Is top-p a share of the mass of the whole row, and not of what other filters have left? */
-static bool is_whole(const struct sample_params *p, int32_t vocab)
-{
-    return p->top_p < 1 && !has_top_k(p, vocab) && !(p->min_p > 0);
 }
 
 /* ---- nominate -------------------------------------------------------------------------------- */
-
-/* Does a come before b in the order? */
-static bool precedes(struct sample_candidate a, struct sample_candidate b)
-{
-    return a.z > b.z || (a.z == b.z && a.id < b.id);
-}
 
 /* Shell's sort: at most SAMPLE_PLACES_MAX, and nothing is allocated. */
 static void sort(struct sample_candidate *list, int32_t n)
@@ -121,7 +65,7 @@ static void sort(struct sample_candidate *list, int32_t n)
         for (int32_t i = gaps[g]; i < n; i++) {
             const struct sample_candidate c = list[i];
             int32_t at = i;
-            for (; at >= gaps[g] && precedes(c, list[at - gaps[g]]); at -= gaps[g])
+            for (; at >= gaps[g] && election_precedes(c, list[at - gaps[g]]); at -= gaps[g])
                 list[at] = list[at - gaps[g]];
             list[at] = c;
         }
@@ -130,12 +74,12 @@ static void sort(struct sample_candidate *list, int32_t n)
 static void nominate_row(const struct job *j, int32_t worker, int64_t r,
                          struct sample_candidate *list, int32_t count)
 {
-    const struct sample_survey all = sum_up(j->e, r);
+    const struct sample_survey all = election_sum(j->e, r);
     struct draw d;
-    if (is_refused(&all) || is_greedy(&all, &j->slots->params[j->rows->slot[r]]))
+    if (election_is_refused(&all) || election_is_greedy(&all, &j->slots->params[j->rows->slot[r]]))
         return;
     draw_open(&d, j->c, worker, j->logits, j->first, r, j->rows, j->slots);
-    if (is_whole(d.params, j->e->vocab)) {
+    if (election_is_whole(d.params, j->e->vocab)) {
         d.isa->exp(d.mass, d.z, all.z_max, d.n);
         for (int32_t i = 0; i < d.n; i++)
             j->ballot[r].mass += draw_mass(&d, i);
@@ -155,7 +99,7 @@ static void nominate_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
     const struct sample_election *e = j->e;
     for (int64_t r = begin; r < end; r++) {
         struct sample_candidate list[SAMPLE_PLACES_MAX];
-        const int32_t count = places(e, r);
+        const int32_t count = election_places(e, r);
         union sample_ballot *to = j->ballot + e->rows + e->begin[r];
         for (int32_t i = 0; i < count; i++)
             list[i] = (struct sample_candidate){0, -1};
@@ -181,8 +125,8 @@ enum next { NEXT_TAKEN, NEXT_NONE, NEXT_UNKNOWN };
 static enum next next(struct merge *m, struct sample_candidate *out)
 {
     const struct sample_election *e = m->e;
-    const int32_t count = places(e, m->r);
-    const int64_t words = e->rows + (int64_t)e->begin[e->rows];
+    const int32_t count = election_places(e, m->r);
+    const int64_t words = election_words(e);
     int32_t best = -1;
     for (int32_t i = 0; i < e->shards; i++) {
         const union sample_ballot *list = e->ballots + i * words + e->rows + e->begin[m->r];
@@ -190,7 +134,7 @@ static enum next next(struct merge *m, struct sample_candidate *out)
             return NEXT_UNKNOWN;
         if (m->at[i] == count || list[m->at[i]].candidate.id < 0)
             continue;
-        if (best < 0 || precedes(list[m->at[i]].candidate, *out)) {
+        if (best < 0 || election_precedes(list[m->at[i]].candidate, *out)) {
             *out = list[m->at[i]].candidate;
             best = i;
         }
@@ -203,7 +147,7 @@ static enum next next(struct merge *m, struct sample_candidate *out)
 
 static uint64_t whole_mass(const struct sample_election *e, int64_t r)
 {
-    const int64_t words = e->rows + (int64_t)e->begin[e->rows];
+    const int64_t words = election_words(e);
     uint64_t sum = 0;
     for (int32_t i = 0; i < e->shards; i++)
         sum += e->ballots[i * words + r].mass;
@@ -218,16 +162,12 @@ struct kept {
     uint64_t mass;
 };
 
-/* numerics.h: exp has an error below 1.1 ulp, so a z whose mass is smaller than `least` by this
- * factor has only smaller ones behind it. */
-#define EXP_MARGIN (1 + 0x1p-20)
-
 /* Takes the first entries of the order until top-k, min-p or `need` ends the row; false when it is
  * unknown what comes next. */
 static bool collect(struct merge *m, const struct sample_params *p, float z_max, uint64_t need,
                     struct kept *k)
 {
-    const int32_t limit = has_top_k(p, m->e->vocab) ? p->top_k : m->e->vocab;
+    const int32_t limit = election_has_top_k(p, m->e->vocab) ? p->top_k : m->e->vocab;
     const double least = (double)p->min_p * NUMERICS_MASS_ONE;
     struct sample_candidate c = {0, -1};
     for (int32_t seen = 0; seen < limit && k->mass < need; seen++) {
@@ -237,7 +177,7 @@ static bool collect(struct merge *m, const struct sample_params *p, float z_max,
         const float e = numerics_exp(c.z - z_max);
         const uint64_t mass = numerics_mass(e);
         if (p->min_p > 0 && (double)mass < least) {
-            if ((double)e * EXP_MARGIN * NUMERICS_MASS_ONE < least)
+            if ((double)e * ELECTION_EXP_MARGIN * NUMERICS_MASS_ONE < least)
                 return true;
             continue;
         }
@@ -265,7 +205,7 @@ static int32_t elect_nucleus(const struct job *j, int32_t worker, int64_t r, flo
     struct merge m = {.e = e, .r = r};
     struct kept k = {.z = j->c->partial + (size_t)worker * j->c->partial_floats,
                      .ids = j->c->list + (size_t)worker * j->c->list_ids};
-    const bool whole = is_whole(p, e->vocab);
+    const bool whole = election_is_whole(p, e->vocab);
     const uint64_t need = whole ? numerics_nucleus(p->top_p, whole_mass(e, r)) : UINT64_MAX;
     if (!collect(&m, p, z_max, need, &k))
         return -1;
@@ -280,12 +220,12 @@ static int32_t elect_nucleus(const struct job *j, int32_t worker, int64_t r, flo
 
 static int32_t elect_row(const struct job *j, int32_t worker, int64_t r)
 {
-    const struct sample_survey all = sum_up(j->e, r);
-    if (is_refused(&all))
+    const struct sample_survey all = election_sum(j->e, r);
+    if (election_is_refused(&all))
         return -1;
-    if (is_greedy(&all, &j->slots->params[j->rows->slot[r]]))
+    if (election_is_greedy(&all, &j->slots->params[j->rows->slot[r]]))
         return all.argmax;
-    return places(j->e, r) == 0 ? all.id : elect_nucleus(j, worker, r, all.z_max);
+    return election_places(j->e, r) == 0 ? all.id : elect_nucleus(j, worker, r, all.z_max);
 }
 
 static void elect_rows(void *arg, int32_t worker, int64_t begin, int64_t end)

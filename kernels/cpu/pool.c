@@ -241,3 +241,22 @@ int32_t pool_threads(const struct pool *p)
 {
     return p->threads;
 }
+
+struct share {
+    void (*fn)(void *arg, int64_t begin, int64_t end);
+    void *arg;
+};
+
+static void take_share(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct share *s = arg;
+    (void)worker;
+    s->fn(s->arg, begin, end);
+}
+
+void pool_share(struct pool *p, int64_t count, int64_t grain,
+                void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
+{
+    struct share s = {fn, arg};
+    pool_run(p, count, grain, take_share, &s);
+}

@@ -18,5 +18,8 @@ int32_t pool_threads(const struct pool *p);
 /* fn over [0, count) in chunks of `grain` items, taken by whichever thread is free. Returns when
  * all is done; what the helpers wrote is visible then. Not reentrant. */
 void pool_run(struct pool *p, int64_t count, int64_t grain, pool_fn fn, void *arg);
+/* The same for work that asks for no scratch: backend_parallel. */
+void pool_share(struct pool *p, int64_t count, int64_t grain,
+                void (*fn)(void *arg, int64_t begin, int64_t end), void *arg);
 
 #endif

@@ -51,9 +51,9 @@ static int32_t sample_row(const struct job *j, int32_t worker, int64_t r)
 {
     struct draw d;
     draw_open(&d, j->c, worker, j->logits, 0, r, j->rows, j->slots);
-    if (d.bad || !draw_is_finite(d.raw_max) || !draw_is_finite(d.max))
+    if (d.bad || !numerics_is_finite(d.raw_max) || !numerics_is_finite(d.max))
         return -1;
-    if (d.params->temperature == 0 || d.bad_z || !draw_is_finite(d.z_max))
+    if (d.params->temperature == 0 || d.bad_z || !numerics_is_finite(d.z_max))
         return draw_argmax(&d);
     filter(&d);
     return draw_winner(&d).id;

@@ -8,8 +8,8 @@
  * (maximum, sum, output) in registers; nothing is shared until the end. attend_merge_kernel folds
  * the splits; with one split the block writes the result itself.
  *
- * Runs: attend_tile_kernel, one block per (32 rows, query head), keys of one cache block at a time
- * through shared memory. It also writes the zeros of padding. */
+ * Runs: attend_tile_kernel, one block per (32 rows, query head, 128 columns), keys of one cache
+ * block at a time through shared memory. It also writes the zeros of padding. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/kv_index.cuh"
@@ -244,24 +244,33 @@ __global__ void attend_merge_kernel(struct attend_args a)
 /* ---- runs ---- */
 
 /* Keys of a tile: four threads share a row of queries, thread c of them takes keys and output
- * elements c, c + 4, ... */
+ * elements c, c + 4, ... of the SPAN columns that are the block's. Those of bigger heads have a
+ * block each, which computes the scores again: that costs less than sums that leave registers. */
 #define QUAD 4
+#define SPAN 128
+#define SUMS (SPAN / QUAD) /* of a thread */
+#define CHUNK 8            /* sums that are guarded together, QUAD * CHUNK columns */
 
 struct tile {
     float *q, *k, *v, *weight; /* shared: [32][pitch], [16][pitch] twice, [32][17] */
-    int32_t pitch;             /* odd, so that rows lie in different banks */
+    int32_t pitch;             /* odd, so that rows lie in different banks; whole chunks fit */
 };
+
+HOST_DEVICE int32_t tile_pitch(int32_t dim)
+{
+    return (dim + QUAD * CHUNK - 1) / (QUAD * CHUNK) * (QUAD * CHUNK) | 1;
+}
 
 static size_t tile_bytes(int32_t dim)
 {
-    return ((size_t)(TILE_ROWS + 2 * KEYS) * ((size_t)dim | 1) + TILE_ROWS * (KEYS + 1)) *
+    return ((size_t)(TILE_ROWS + 2 * KEYS) * (size_t)tile_pitch(dim) + TILE_ROWS * (KEYS + 1)) *
            sizeof(float);
 }
 
 DEVICE struct tile tile_over(float *memory, int32_t dim)
 {
     struct tile s;
-    s.pitch = dim | 1;
+    s.pitch = tile_pitch(dim);
     s.q = memory;
     s.k = s.q + TILE_ROWS * s.pitch;
     s.v = s.k + KEYS * s.pitch;
@@ -285,10 +294,10 @@ DEVICE void load_keys(const struct tile &s, const struct attend_args &a, const E
     }
 }
 
-/* One cache block for one row of queries whose last visible key is `visible` (-1: none). */
-template <int OUT>
-DEVICE void take_keys(const struct tile &s, float (&out)[OUT], float *max, float *sum, int32_t r,
-                      int32_t c, int32_t first_key, int32_t visible, int32_t dim)
+/* One cache block for one row of queries whose last visible key is `visible` (-1: none); sums of
+ * columns from `first` on. */
+DEVICE void take_keys(const struct tile &s, float (&out)[SUMS], float *max, float *sum, int32_t r,
+                      int32_t c, int32_t first_key, int32_t visible, int32_t dim, int32_t first)
 {
     float score[KEYS / QUAD], top = *max, add = 0;
 #pragma unroll
@@ -314,27 +323,27 @@ DEVICE void take_keys(const struct tile &s, float (&out)[OUT], float *max, float
     *sum = fmaf(*sum, old, add);
     __syncwarp(); /* the four threads of a row are of one warp */
 #pragma unroll
-    for (int i = 0; i < OUT; i++) {
-        const int32_t e = c + QUAD * i;
-        if (e >= dim)
-            continue;
-        float o = out[i] * old;
-        for (int32_t j = 0; j < KEYS; j++)
-            o = fmaf(s.weight[r * (KEYS + 1) + j], s.v[j * s.pitch + e], o);
-        out[i] = o;
+    for (int i = 0; i < SUMS; i++)
+        out[i] *= old;
+    for (int32_t j = 0; j < KEYS; j++) {
+        const float weight = s.weight[r * (KEYS + 1) + j], *v = s.v + j * s.pitch + first + c;
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) /* columns beyond dim are never written out */
+            if (first + i / CHUNK * CHUNK * QUAD < dim)
+                out[i] = fmaf(weight, v[QUAD * i], out[i]);
     }
 }
 
 /* Rows [begin, end) of the tile, all of one slot. */
-template <typename E, int DIM_MAX>
+template <typename E>
 DEVICE void attend_span(const struct tile &s, const struct attend_args &a, const E *cache,
-                        int32_t tile, int32_t begin, int32_t end, int32_t head)
+                        int32_t tile, int32_t begin, int32_t end, int32_t head, int32_t first)
 {
     const int32_t r = (int32_t)threadIdx.x / QUAD, c = (int32_t)threadIdx.x % QUAD;
     const int32_t dim = a.kv.dim, slot = a.rows.slot[tile + begin];
     const bool mine = r >= begin && r < end;
     const int32_t visible = mine ? a.rows.position[tile + r] : -1;
-    float out[DIM_MAX / QUAD] = {}, max = -INFINITY, sum = 0;
+    float out[SUMS] = {}, max = -INFINITY, sum = 0;
     int32_t last = 0;
     for (int32_t t = begin; t < end; t++)
         last = a.rows.position[tile + t] > last ? a.rows.position[tile + t] : last;
@@ -342,20 +351,20 @@ DEVICE void attend_span(const struct tile &s, const struct attend_args &a, const
         __syncthreads(); /* the block before has been used */
         load_keys(s, a, cache, slot, a.kv_of[head], nth, last);
         __syncthreads();
-        take_keys(s, out, &max, &sum, r, c, nth * KEYS, visible, dim);
+        take_keys(s, out, &max, &sum, r, c, nth * KEYS, visible, dim, first);
     }
 #pragma unroll
-    for (int i = 0; i < DIM_MAX / QUAD; i++)
-        if (mine && c + QUAD * i < dim)
-            out_at(&a, tile + r, head)[c + QUAD * i] = out[i] / sum;
+    for (int i = 0; i < SUMS; i++)
+        if (mine && first + c + QUAD * i < dim)
+            out_at(&a, tile + r, head)[first + c + QUAD * i] = out[i] / sum;
 }
 
-template <typename E, int DIM_MAX>
+template <typename E>
 __global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args a, const E *cache)
 {
     SHARED_DYNAMIC(float, memory);
     const int32_t tile = (int32_t)blockIdx.x * TILE_ROWS, head = (int32_t)blockIdx.y;
-    const int32_t dim = a.kv.dim;
+    const int32_t dim = a.kv.dim, first = (int32_t)blockIdx.z * SPAN;
     const int32_t count = a.rows.count - tile < TILE_ROWS ? a.rows.count - tile : TILE_ROWS;
     const struct tile s = tile_over(memory, dim);
     for (int32_t n = (int32_t)threadIdx.x; n < TILE_ROWS * dim; n += THREADS) {
@@ -369,7 +378,7 @@ __global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args
         if (is_alone(&a.rows, tile + begin))
             continue;
         if (slot >= 0) {
-            attend_span<E, DIM_MAX>(s, a, cache, tile, begin, end, head);
+            attend_span<E>(s, a, cache, tile, begin, end, head, first);
             continue;
         }
         for (int32_t n = (int32_t)threadIdx.x; n < (end - begin) * dim; n += THREADS)
@@ -402,16 +411,17 @@ static void launch_wide(struct cuda_backend *c, const struct attend_args &a, con
         launch_split<shape<E, 1, WARP, BACKEND_HEAD_DIM_MAX / WARP, 1>>(c, a, cache);
 }
 
-template <typename E, int DIM_MAX>
+template <typename E>
 static void launch_tile(struct cuda_backend *c, const struct attend_args &a, const void *cache)
 {
-    const dim3 grid(blocks_for((size_t)a.rows.count, TILE_ROWS), (unsigned)a.heads);
+    const dim3 grid(blocks_for((size_t)a.rows.count, TILE_ROWS), (unsigned)a.heads,
+                    blocks_for((size_t)a.kv.dim, SPAN));
     const size_t shared = tile_bytes(a.kv.dim);
     if (shared > 48 << 10)
         cuda_note(c, "attend",
-                  cudaFuncSetAttribute(attend_tile_kernel<E, DIM_MAX>,
+                  cudaFuncSetAttribute(attend_tile_kernel<E>,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    LAUNCH(c, (attend_tile_kernel<E, DIM_MAX>), grid, THREADS, shared, a, (const E *)cache);
+    LAUNCH(c, attend_tile_kernel<E>, grid, THREADS, shared, a, (const E *)cache);
 }
 
 /* As many splits as the room for their results allows; 1 needs none. */
@@ -444,6 +454,5 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
         launch_wide<__half>(c, a, kv->storage);
     else
         launch_wide<bf16>(c, a, kv->storage);
-    WITH_TYPE(kv->spec.dtype, if (h->head_dim <= 128) launch_tile<E, 128>(c, a, kv->storage);
-              else launch_tile<E, BACKEND_HEAD_DIM_MAX>(c, a, kv->storage));
+    WITH_TYPE(kv->spec.dtype, launch_tile<E>(c, a, kv->storage));
 }

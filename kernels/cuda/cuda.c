@@ -26,6 +26,10 @@ static void remember(struct cuda_backend *c, enum status st, const struct err *e
 void cuda_note_text(struct cuda_backend *c, const char *what, const char *text)
 {
     struct err e;
+    if (c->recording) {
+        c->unrecordable = true;
+        return;
+    }
     const enum status st =
         base_fail(&e, ERR_DEVICE, "device %d: %s: %s", (int)c->device, what, text);
     remember(c, st, &e);
@@ -71,7 +75,7 @@ void cuda_wait(struct cuda_backend *c, const char *what)
 
 /* ---- devices --------------------------------------------------------------------------------- */
 
-static enum status count_devices(int *count, struct err *err)
+enum status cuda_count_devices(int *count, struct err *err)
 {
     const cudaError_t e = cudaGetDeviceCount(count);
     if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !*count))
@@ -89,7 +93,7 @@ static enum status cuda_probe(int32_t devices, size_t *bytes, struct err *err)
     enum status st = OK;
     int count = 0;
     size_t least = SIZE_MAX;
-    TRY(count_devices(&count, err));
+    TRY(cuda_count_devices(&count, err));
     if (count < devices) {
         st = base_fail(err, ERR_DEVICE,
                        "--device cuda: %d ranks need as many GPUs, %d are here; lower "
@@ -137,32 +141,17 @@ static enum status cuda_reserve(struct backend *b, int32_t rows_max, int32_t in_
 {
     enum status st = OK;
     struct cuda_backend *c = cuda_of(b);
-    const size_t rows = (size_t)rows_max,
-                 samples = rows < CUDA_SAMPLE_ROWS ? rows : CUDA_SAMPLE_ROWS;
-    /* a logit and a count per column */
-    TRY(cuda_memory_grow(c, &c->sample, samples * (size_t)out_max * 8, err));
-    TRY(cuda_memory_grow(c, &c->x, rows * cuda_pitch(in_max, DTYPE_F32) * 4, err));
+    const struct cuda_sizes sizes = cuda_memory_sizes(rows_max, in_max, out_max);
+    TRY(cuda_memory_grow(c, &c->sample, sizes.sample, err));
+    TRY(cuda_memory_grow(c, &c->x, sizes.x, err));
 out:
     return st;
-}
-
-struct parallel_job {
-    void (*fn)(void *arg, int64_t begin, int64_t end);
-    void *arg;
-};
-
-static void parallel_chunk(void *arg, int32_t worker, int64_t begin, int64_t end)
-{
-    const struct parallel_job *j = arg;
-    (void)worker;
-    j->fn(j->arg, begin, end);
 }
 
 static void cuda_parallel(struct backend *b, int64_t count, int64_t grain,
                           void (*fn)(void *arg, int64_t begin, int64_t end), void *arg)
 {
-    struct parallel_job j = {fn, arg};
-    pool_run(cuda_of(b)->pool, count, grain, parallel_chunk, &j);
+    pool_share(cuda_of(b)->pool, count, grain, fn, arg);
 }
 
 static struct weight *weight_open(struct backend *b, const struct weight_spec *spec, void *storage)
@@ -197,6 +186,11 @@ const struct backend_ops cuda_ops = {
     .holds = cuda_memory_holds,
     .kv_bytes = cuda_memory_kv_bytes,
     .probe = cuda_probe,
+    .scratch_bytes = cuda_memory_scratch_bytes,
+    .record = record_begin,
+    .record_end = record_end,
+    .replay = record_replay,
+    .recording_close = record_close,
     .close = cuda_close,
     .sync = cuda_sync,
     .reserve = cuda_reserve,
@@ -251,7 +245,7 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     c->device = device_of(name);
     pthread_mutex_init(&c->failure_lock, NULL);
     int count = 0;
-    TRY(count_devices(&count, err));
+    TRY(cuda_count_devices(&count, err));
     if (c->device >= count) {
         st = base_fail(err, ERR_DEVICE, "no device %s: %d are here", name, count);
         goto out;

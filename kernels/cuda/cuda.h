@@ -27,6 +27,12 @@ struct cuda_scratch {
     size_t bytes;
 };
 
+/* Bytes of the scratch for ops of these sizes: all that a backend takes for itself on the device.
+ */
+struct cuda_sizes {
+    size_t x, partial, sample, workspace;
+};
+
 struct cuda_backend {
     struct backend base;
     int32_t device;
@@ -37,6 +43,8 @@ struct cuda_backend {
     _Atomic uint32_t next_stage;
     /* Device scratch: x in the type of the weight; partial attention; rows being sampled. */
     struct cuda_scratch x, partial, sample, workspace;
+    /* Between record and record_end; a failure then is no failure of the ops. */
+    bool recording, unrecordable;
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */
     enum status (*watch)(void *arg, struct err *err);
     void *watch_arg;
@@ -64,10 +72,15 @@ void cuda_note(struct cuda_backend *c, const char *what, int code);
 /* The same with words of another library. */
 void cuda_note_text(struct cuda_backend *c, const char *what, const char *text);
 
+/* > 0. ERR_DEVICE: no driver, no device. */
+enum status cuda_count_devices(int *count, struct err *err) MUST_USE;
+
 /* Until all that was enqueued is done, or ended by the watcher. */
 void cuda_wait(struct cuda_backend *c, const char *what);
 
 /* cuda_memory.c */
+struct cuda_sizes cuda_memory_sizes(int32_t rows_max, int32_t in_max, int32_t out_max);
+size_t cuda_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_max);
 enum status cuda_memory_open(struct cuda_backend *c, struct err *err) MUST_USE;
 void cuda_memory_close(struct cuda_backend *c);
 enum status cuda_memory_grow(struct cuda_backend *c, struct cuda_scratch *s, size_t bytes,
@@ -84,6 +97,12 @@ size_t cuda_memory_kv_bytes(const struct kv_spec *spec);
 void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
                             enum dtype src_dtype, size_t stride);
 void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst);
+
+/* record.c */
+bool record_begin(struct backend *b);
+struct recording *record_end(struct backend *b);
+void record_replay(struct backend *b, const struct recording *r);
+void record_close(struct recording *r);
 
 /* rowops.cu */
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,

@@ -37,6 +37,25 @@ enum status cuda_memory_grow(struct cuda_backend *c, struct cuda_scratch *s, siz
     return OK;
 }
 
+struct cuda_sizes cuda_memory_sizes(int32_t rows_max, int32_t in_max, int32_t out_max)
+{
+    const size_t rows = (size_t)rows_max,
+                 samples = rows < CUDA_SAMPLE_ROWS ? rows : CUDA_SAMPLE_ROWS;
+    return (struct cuda_sizes){
+        .x = rows * cuda_pitch(in_max, DTYPE_F32) * sizeof(float),
+        .partial = CUDA_PARTIAL_BYTES,
+        .sample =
+            samples * (size_t)out_max * (sizeof(float) + sizeof(int32_t)), /* a logit, a count */
+        .workspace = CUDA_WORKSPACE_BYTES,
+    };
+}
+
+size_t cuda_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_max)
+{
+    const struct cuda_sizes s = cuda_memory_sizes(rows_max, in_max, out_max);
+    return s.x + s.partial + s.sample + s.workspace;
+}
+
 enum status cuda_memory_open(struct cuda_backend *c, struct err *err)
 {
     enum status st = OK;
@@ -50,8 +69,9 @@ enum status cuda_memory_open(struct cuda_backend *c, struct err *err)
         TRY(failed(c, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), 0, err));
         s->event = event;
     }
-    TRY(cuda_memory_grow(c, &c->partial, CUDA_PARTIAL_BYTES, err));
-    TRY(cuda_memory_grow(c, &c->workspace, CUDA_WORKSPACE_BYTES, err));
+    const struct cuda_sizes sizes = cuda_memory_sizes(0, 0, 0);
+    TRY(cuda_memory_grow(c, &c->partial, sizes.partial, err));
+    TRY(cuda_memory_grow(c, &c->workspace, sizes.workspace, err));
 out:
     return st;
 }

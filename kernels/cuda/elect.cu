@@ -5,25 +5,8 @@
  * the whole row, because the largest z of all shards is known when they are taken. */
 #include "kernels/cuda/draw.cuh"
 
-DEVICE int32_t places(const struct sample_election *e, int32_t r)
-{
-    return e->begin[r + 1] - e->begin[r];
-}
-
-/* Does this row, or another one of these maxima, have something finite to draw? */
-DEVICE bool is_finite(float max)
-{
-    return max >= -FLT_MAX;
-}
-
-DEVICE struct sample_survey silence()
-{
-    struct sample_survey s;
-    s.raw_max = s.max = s.z_max = -INFINITY;
-    s.argmax = s.id = -1;
-    s.value = -DBL_MAX;
-    s.flags = 0;
-    return s;
+extern "C" {
+#include "kernels/election.h"
 }
 
 /* ---- survey ---- */
@@ -63,7 +46,7 @@ DEVICE void survey_row(struct sample_survey *s, const struct drawn_rows *a, int3
         s->z_max = largest(a->cols, &bad_z, [&](int32_t i) { return z_of(&d, i); });
     s->flags = (bad ? SURVEY_BAD : 0) | (bad_z ? SURVEY_BAD_Z : 0) |
                (a->cols > row_places ? SURVEY_MORE : 0);
-    if (!bad && is_finite(s->max))
+    if (!bad && numerics_is_finite(s->max))
         s->argmax = a->first + id_of(best_of(x, a->cols));
     if (p.temperature > 0 && row_places == 0 && !bad && !bad_z) {
         const struct winner w = gumbel_max(&d, numerics_key(p.seed, p.choice, a->rows.position[r]));
@@ -76,63 +59,14 @@ __global__ void __launch_bounds__(THREADS)
     survey_kernel(struct sample_survey *out, struct drawn_rows a, struct sample_election e)
 {
     const int32_t r = a.row + (int32_t)blockIdx.x;
-    struct sample_survey s = silence();
+    struct sample_survey s = election_silence();
     if (is_drawn(&a.rows, r))
-        survey_row(&s, &a, r, places(&e, r));
+        survey_row(&s, &a, r, election_places(&e, r));
     if (threadIdx.x == 0)
         out[r] = s;
 }
 
-/* ---- what all surveys say ---- */
-
-DEVICE struct sample_survey sum_up(const struct sample_election *e, int32_t r)
-{
-    struct sample_survey all = silence();
-    for (int32_t i = 0; i < e->shards; i++) {
-        const struct sample_survey *s = &e->surveys[(int64_t)i * e->rows + r];
-        all.flags |= s->flags;
-        all.raw_max = s->raw_max > all.raw_max ? s->raw_max : all.raw_max;
-        all.z_max = s->z_max > all.z_max ? s->z_max : all.z_max;
-        if (s->max > all.max || (s->max == all.max && s->argmax < all.argmax)) {
-            all.max = s->max;
-            all.argmax = s->argmax;
-        }
-        if (s->value > all.value || (s->value == all.value && s->id < all.id)) {
-            all.value = s->value;
-            all.id = s->id;
-        }
-    }
-    return all;
-}
-
-DEVICE bool is_refused(const struct sample_survey *all)
-{
-    return (all->flags & SURVEY_BAD) != 0 || !is_finite(all->raw_max) || !is_finite(all->max);
-}
-
-DEVICE bool is_greedy(const struct sample_survey *all, const struct sample_params *p)
-{
-    return p->temperature == 0 || (all->flags & SURVEY_BAD_Z) != 0 || !is_finite(all->z_max);
-}
-
-DEVICE bool has_top_k(const struct sample_params *p, int32_t vocab)
-{
-    return p->top_k > 0 && p->top_k < vocab;
-}
-
-/* Is top-p a share of the mass of the whole row, and not of what other filters have left? */
-DEVICE bool is_whole(const struct sample_params *p, int32_t vocab)
-{
-    return p->top_p < 1 && !has_top_k(p, vocab) && !(p->min_p > 0);
-}
-
 /* ---- nominate ---- */
-
-/* Does a come before b in the order? */
-DEVICE bool precedes(struct sample_candidate a, struct sample_candidate b)
-{
-    return a.z > b.z || (a.z == b.z && a.id < b.id);
-}
 
 /* What d keeps, at most SAMPLE_PLACES_MAX entries, in its order. */
 DEVICE void list_kept(const struct draw *d, union sample_ballot *to)
@@ -153,7 +87,7 @@ DEVICE void list_kept(const struct draw *d, union sample_ballot *to)
     FOR_EACH(i, 0, count) {
         int32_t at = 0;
         for (int32_t j = 0; j < count; j++)
-            at += precedes(list[j], list[i]);
+            at += election_precedes(list[j], list[i]);
         to[at].candidate = list[i];
     }
     __syncthreads(); /* the list may be written again */
@@ -163,16 +97,16 @@ DEVICE uint64_t nominate_row(union sample_ballot *to, const struct drawn_rows *a
                              const struct sample_election *e)
 {
     const struct sample_params p = a->slots.params[a->rows.slot[r]];
-    const struct sample_survey all = sum_up(e, r);
+    const struct sample_survey all = election_sum(e, r);
     uint64_t mass = 0;
-    if (is_refused(&all) || is_greedy(&all, &p))
+    if (election_is_refused(&all) || election_is_greedy(&all, &p))
         return 0;
     struct draw d = draw_of(a, r, ruled(a, r), all.z_max);
-    FOR_EACH(i, 0, is_whole(&p, e->vocab) ? d.n : 0)
+    FOR_EACH(i, 0, election_is_whole(&p, e->vocab) ? d.n : 0)
         mass += mass_of(&d, z_of(&d, i));
     mass = reduce_block(mass, plus());
-    if (d.n > places(e, r))
-        keep_prefix(&d, true, (uint64_t)places(e, r));
+    if (d.n > election_places(e, r))
+        keep_prefix(&d, true, (uint64_t)election_places(e, r));
     list_kept(&d, to);
     return mass;
 }
@@ -180,7 +114,7 @@ DEVICE uint64_t nominate_row(union sample_ballot *to, const struct drawn_rows *a
 __global__ void __launch_bounds__(THREADS)
     nominate_kernel(union sample_ballot *ballot, struct drawn_rows a, struct sample_election e)
 {
-    const int32_t r = a.row + (int32_t)blockIdx.x, count = places(&e, r);
+    const int32_t r = a.row + (int32_t)blockIdx.x, count = election_places(&e, r);
     union sample_ballot *to = ballot + e.rows + e.begin[r];
     uint64_t mass = 0;
     FOR_EACH(i, 0, count) {
@@ -207,8 +141,7 @@ struct ballots {
 DEVICE const union sample_ballot *list_of(const struct ballots *b, int32_t shard)
 {
     const struct sample_election *e = b->e;
-    const int64_t words = e->rows + (int64_t)e->begin[e->rows];
-    return e->ballots + shard * words + e->rows + e->begin[b->r];
+    return e->ballots + shard * election_words(e) + e->rows + e->begin[b->r];
 }
 
 /* So many of a list come before c; an empty place comes after everything. */
@@ -218,7 +151,7 @@ DEVICE int32_t before(const union sample_ballot *list, int32_t n, struct sample_
     while (low < high) {
         const int32_t middle = (low + high) / 2;
         const struct sample_candidate m = list[middle].candidate;
-        if (m.id >= 0 && precedes(m, c))
+        if (m.id >= 0 && election_precedes(m, c))
             low = middle + 1;
         else
             high = middle;
@@ -249,10 +182,6 @@ DEVICE void merge(struct ballots *b)
     b->certain = reduce_block(certain, minimum());
 }
 
-/* numerics.h: exp has an error below 1.1 ulp, so a z whose mass is smaller than `least` by this
- * factor has only smaller ones behind it. */
-#define EXP_MARGIN (1 + 0x1p-20)
-
 /* The entries [0, end) of the order that have at least the mass `least` are kept. */
 struct kept {
     int32_t end; /* -1: it is unknown what comes next */
@@ -269,7 +198,7 @@ DEVICE bool is_light(const struct kept *k, float e)
 DEVICE struct kept collect(const struct ballots *b, const struct sample_params *p, float z_max,
                            uint64_t need)
 {
-    const int32_t vocab = b->e->vocab, limit = has_top_k(p, vocab) ? p->top_k : vocab;
+    const int32_t vocab = b->e->vocab, limit = election_has_top_k(p, vocab) ? p->top_k : vocab;
     struct kept k = {0, z_max, p->min_p > 0 ? (double)p->min_p * NUMERICS_MASS_ONE : 0};
     uint64_t sum = 0;
     for (; k.end < limit && sum < need; k.end++) {
@@ -278,7 +207,7 @@ DEVICE struct kept collect(const struct ballots *b, const struct sample_params *
         if (k.end < 0 || k.end >= b->count)
             return k;
         const float e = numerics_exp(b->order[k.end].z - z_max);
-        if (is_light(&k, e) && (double)e * EXP_MARGIN * NUMERICS_MASS_ONE < k.least)
+        if (is_light(&k, e) && (double)e * ELECTION_EXP_MARGIN * NUMERICS_MASS_ONE < k.least)
             return k;
         sum += is_light(&k, e) ? 0 : numerics_mass(e);
     }
@@ -324,11 +253,11 @@ DEVICE int32_t elect_nucleus(struct ballots *b, const struct sample_params *p, f
 {
     __shared__ struct kept shared;
     const struct sample_election *e = b->e;
-    const bool whole = is_whole(p, e->vocab);
+    const bool whole = election_is_whole(p, e->vocab);
     uint64_t need = UINT64_MAX, mass = 0;
     merge(b);
     for (int32_t i = 0; i < e->shards; i++)
-        mass += e->ballots[i * (e->rows + (int64_t)e->begin[e->rows]) + b->r].mass;
+        mass += e->ballots[i * election_words(e) + b->r].mass;
     if (whole)
         need = numerics_nucleus(p->top_p, mass);
     if (threadIdx.x == 0) {
@@ -352,11 +281,12 @@ struct elect_args {
 DEVICE int32_t elect_row(const struct elect_args &a, int32_t r)
 {
     const struct sample_params p = a.slots.params[a.rows.slot[r]];
-    const struct sample_survey all = sum_up(&a.e, r);
-    struct ballots b = {&a.e, r, places(&a.e, r), a.orders + (int64_t)blockIdx.x * a.e.vocab, 0, 0};
-    if (is_refused(&all))
+    const struct sample_survey all = election_sum(&a.e, r);
+    struct ballots b = {
+        &a.e, r, election_places(&a.e, r), a.orders + (int64_t)blockIdx.x * a.e.vocab, 0, 0};
+    if (election_is_refused(&all))
         return -1;
-    if (is_greedy(&all, &p))
+    if (election_is_greedy(&all, &p))
         return all.argmax;
     if (b.places == 0)
         return all.id;

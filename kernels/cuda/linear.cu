@@ -38,8 +38,10 @@ struct gemv_args {
     int64_t pitch;         /* of w, in elements; its tail is zero */
 };
 
+/* Up to 4 rows 80 registers hold everything; left alone, the compiler aims lower and spills. */
 template <typename E, int ROWS, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS) gemv_kernel(struct gemv_args a, const E *w)
+__global__ void __launch_bounds__(THREADS, ROWS <= 4 ? 6 : 1)
+    gemv_kernel(struct gemv_args a, const E *w)
 {
     constexpr int N = 16 / sizeof(E);
     const int32_t lane = threadIdx.x % WARP;

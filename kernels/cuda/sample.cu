@@ -45,7 +45,8 @@ DEVICE int32_t sample_row(const struct drawn_rows *a, int32_t r)
     return gumbel_max(&d, numerics_key(p.seed, p.choice, a->rows.position[r])).id;
 }
 
-__global__ void __launch_bounds__(THREADS) sample_kernel(int32_t *ids, struct drawn_rows a)
+/* There are fewer rows than multiprocessors: registers count, not blocks side by side. */
+__global__ void __launch_bounds__(THREADS, 2) sample_kernel(int32_t *ids, struct drawn_rows a)
 {
     const int32_t r = a.row + (int32_t)blockIdx.x, slot = a.rows.slot[r];
     const bool drawn = is_drawn(&a.rows, r);

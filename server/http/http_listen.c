@@ -12,7 +12,6 @@
 /* Of a connection, in the kernel, which doubles it. Left alone it grows to megabytes when a client
  * does not read. */
 #define SEND_BUFFER_BYTES (128 << 10)
-#define FILES_RESERVED 256 /* for everything but connections */
 
 /* The one name that needs no resolver. */
 static const char *numeric(const char *host)
@@ -69,7 +68,7 @@ bool http_listen_is_loopback(const char *host)
 int32_t http_listen_capacity(int32_t wanted)
 {
     struct rlimit limit;
-    const rlim_t needed = (rlim_t)wanted + FILES_RESERVED;
+    const rlim_t needed = (rlim_t)wanted + HTTP_LISTEN_FILES_RESERVED;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return wanted;
     if (limit.rlim_cur < needed) {
@@ -79,7 +78,8 @@ int32_t http_listen_capacity(int32_t wanted)
     }
     if (limit.rlim_cur >= needed)
         return wanted;
-    rlim_t reserved = limit.rlim_cur / 2 < FILES_RESERVED ? limit.rlim_cur / 2 : FILES_RESERVED;
+    rlim_t reserved = limit.rlim_cur / 2 < HTTP_LISTEN_FILES_RESERVED ? limit.rlim_cur / 2
+                                                                      : HTTP_LISTEN_FILES_RESERVED;
     int32_t fit = (int32_t)(limit.rlim_cur - reserved);
     base_log(LOG_WARN, "at most %d connections at once instead of %d: only %llu files may be open",
              fit, wanted, (unsigned long long)limit.rlim_cur);

@@ -12,6 +12,7 @@ enum status http_listen_on(const char *host, int32_t port, int *fd, int32_t *bou
                            struct err *err) MUST_USE;
 /* True for localhost, 127.0.0.0/8 and ::1, which only this machine can reach. */
 bool http_listen_is_loopback(const char *host);
+#define HTTP_LISTEN_FILES_RESERVED 256 /* descriptors for everything but connections */
 /* Raises the limit of open files, and returns how many connections fit: wanted, or fewer, which is
  * logged. */
 int32_t http_listen_capacity(int32_t wanted);

@@ -39,9 +39,9 @@ def call(*command, **options):
 # ---- the recipe ---------------------------------------------------------------------------------
 
 
-def instructions():
+def instructions(recipe=RECIPE):
     """[(instruction, rest)] of the Containerfile, and the stage each belongs to."""
-    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", RECIPE.read_text(), flags=re.MULTILINE))
+    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", recipe.read_text(), flags=re.MULTILINE))
     stage, found = -1, []
     for line in filter(None, map(str.strip, text.splitlines())):
         word, rest = line.split(None, 1)
@@ -75,6 +75,18 @@ def test_recipe_says_what_an_engine_needs():
         assert f"org.opencontainers.image.{name}=" in labels
     project = re.search(r"project\(tessera VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
     assert of_stage(1, "ARG") == [f"VERSION={project}"]
+
+
+def test_recipe_for_nvidia_differs_in_the_module_only():
+    plain, nvidia = (
+        [(stage, word, rest) for stage, word, rest in instructions(recipe)
+         if word != "FROM" and not (word == "RUN" and "apt-get" in rest)]
+        for recipe in (RECIPE, ROOT / "deploy/Containerfile.nvidia"))
+    more = [step for step in nvidia if step not in plain]
+    assert [word for _, word, _ in more] == ["RUN", "RUN", "ENV"]
+    assert "-DTESSERA_CUDA=ON" in more[0][2] and "tessera_cuda" in more[1][2]
+    assert more[2][2] == "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    assert len(plain) == len(nvidia) - 1  # the two builds are other ones, the variables are new
 
 
 def test_recipe_installs_what_a_build_needs():
@@ -171,6 +183,19 @@ def test_unit_is_valid(image):
     copy.write_text(text.replace("/usr/bin/tessera", str(image / "usr/bin/tessera")))
     done = call("systemd-analyze", "verify", "--man=no", copy)
     assert not done.stderr, done.stderr
+
+
+def test_unit_takes_the_drop_in_for_devices(tmp_path):
+    need("systemd-analyze")
+    unit = tmp_path / "tessera@.service"
+    unit.write_text(UNIT.read_text().replace("/usr/bin/tessera", str(harness.BINARY)))
+    (tmp_path / "tessera@.service.d").mkdir()
+    drop_in = tmp_path / "tessera@.service.d/nvidia.conf"
+    drop_in.write_text((ROOT / "deploy/nvidia.conf").read_text())
+    done = call("systemd-analyze", "verify", "--man=no", unit)
+    assert not done.stderr, done.stderr
+    drop_in.write_text(drop_in.read_text() + "DeviceAlow=char-nvidia*\n")  # it is read at all
+    assert "DeviceAlow" in call("systemd-analyze", "verify", "--man=no", unit).stderr
 
 
 def test_unit_exposes_little():

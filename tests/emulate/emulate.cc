@@ -11,9 +11,11 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <setjmp.h>
 #include <ucontext.h>
+#include <vector>
 
 #define FIBERS_MAX 1024
 #define STACK_BYTES (64 << 10)
@@ -191,54 +193,113 @@ void *emulate_shared()
     return shared;
 }
 
-/* ---- the run-time interface ---- */
+/* ---- streams and graphs ---- */
 
-cudaError_t cudaGetDeviceCount(int *n)
+struct emulated_graph {
+    std::vector<std::function<void()>> work;
+};
+
+struct emulated_stream {
+    emulated_graph *capture; /* NULL: none */
+    bool spoilt;
+};
+
+static thread_local emulated_stream *captured; /* by this thread */
+
+static emulated_stream *stream_of(cudaStream_t s)
 {
-    *n = 8;
-    return cudaSuccess;
+    return (emulated_stream *)s;
 }
 
-cudaError_t cudaSetDevice(int)
+void emulate_enqueue(cudaStream_t s, std::function<void()> work)
 {
-    return cudaSuccess;
+    if (stream_of(s)->capture != nullptr)
+        stream_of(s)->capture->work.push_back(std::move(work));
+    else
+        work();
 }
 
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+/* Of a call that must not be made while this thread captures. */
+static cudaError_t not_captured()
 {
-    *free_bytes = *total = (size_t)1 << 30;
-    return cudaSuccess;
-}
-
-const char *cudaGetErrorString(cudaError_t e)
-{
-    return e == cudaSuccess ? "no error" : "emulated error";
-}
-
-cudaError_t cudaGetLastError(void)
-{
-    return cudaSuccess;
+    if (captured == nullptr)
+        return cudaSuccess;
+    captured->spoilt = true;
+    return cudaErrorStreamCaptureUnsupported;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
-    *s = s;
+    *s = new emulated_stream();
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t)
+cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
+    delete stream_of(s);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
-    return cudaSuccess;
+    return not_captured();
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t)
 {
+    return not_captured();
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
+{
+    if (captured != nullptr)
+        return not_captured();
+    captured = stream_of(s);
+    captured->capture = new emulated_graph();
+    captured->spoilt = false;
     return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
+{
+    *graph = stream_of(s)->capture;
+    stream_of(s)->capture = nullptr;
+    captured = nullptr;
+    if (!stream_of(s)->spoilt)
+        return cudaSuccess;
+    delete *graph;
+    *graph = nullptr;
+    return cudaErrorStreamCaptureInvalidated;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                          unsigned long long)
+{
+    *exec = new emulated_graph(*graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
+{
+    for (const std::function<void()> &work : exec->work)
+        work();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    return cudaGraphDestroy(exec);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
@@ -254,70 +315,165 @@ cudaError_t cudaEventDestroy(cudaEvent_t)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t)
 {
-    return cudaSuccess;
+    return not_captured();
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
+{
+    return not_captured(); /* the product records events for the host to wait for */
+}
+
+/* ---- devices and memory ---- */
+
+#define DEVICES 8
+#define DEVICE_BYTES ((size_t)4 << 30)
+
+struct allocation {
+    int device;
+    size_t bytes;
+};
+
+static thread_local int device_now;
+static std::mutex memory_lock;
+static std::map<void *, allocation> allocations;
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = DEVICES;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (device < 0 || device >= DEVICES)
+        return cudaErrorInvalidDevice;
+    device_now = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    return cudaDriverGetVersion(version);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int)
+{
+    snprintf(out->name, sizeof out->name, "emulated device");
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
+{
+    *value = what == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    *free_bytes = *total = DEVICE_BYTES;
+    for (const auto &a : allocations)
+        *free_bytes -= a.second.device == device_now ? a.second.bytes : 0;
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaSuccess ? "no error" : "emulated error";
+}
+
+cudaError_t cudaGetLastError(void)
 {
     return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
-    return posix_memalign(p, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+    const cudaError_t e = not_captured();
+    if (e != cudaSuccess || posix_memalign(p, 256, bytes) != 0)
+        return e != cudaSuccess ? e : cudaErrorMemoryAllocation;
+    std::lock_guard<std::mutex> hold(memory_lock);
+    allocations[*p] = {device_now, bytes};
+    return cudaSuccess;
 }
 
 cudaError_t cudaFree(void *p)
 {
+    const cudaError_t e = not_captured();
+    if (e != cudaSuccess)
+        return e;
+    std::lock_guard<std::mutex> hold(memory_lock);
+    allocations.erase(p);
     free(p);
     return cudaSuccess;
 }
 
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
-    return cudaMalloc(p, bytes);
+    return posix_memalign(p, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFreeHost(void *p)
 {
-    return cudaFree(p);
-}
-
-cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t)
-{
-    memset(p, value, bytes);
+    free(p);
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
-    memcpy(dst, src, bytes);
+    emulate_enqueue(s, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t s)
+{
+    if (kind != cudaMemcpyDeviceToDevice && not_captured() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported; /* a stage's contents would be those of later */
+    emulate_enqueue(s, [=] { memcpy(dst, src, bytes); });
     return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
-                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t)
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t s)
 {
-    for (size_t y = 0; y < height; y++)
-        memcpy((char *)dst + y * dst_pitch, (const char *)src + y * src_pitch, width);
+    emulate_enqueue(s, [=] {
+        for (size_t y = 0; y < height; y++)
+            memcpy((char *)dst + y * dst_pitch, (const char *)src + y * src_pitch, width);
+    });
     return cudaSuccess;
 }
 
 /* ---- cuBLAS ---- */
 
+/* A handle is the place of its stream. */
 cublasStatus_t cublasCreate(cublasHandle_t *h)
 {
-    *h = h;
+    *h = new cudaStream_t();
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasDestroy(cublasHandle_t)
+cublasStatus_t cublasDestroy(cublasHandle_t h)
 {
+    delete (cudaStream_t *)h;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t)
+cublasStatus_t cublasSetStream(cublasHandle_t h, cudaStream_t s)
 {
+    *(cudaStream_t *)h = s;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -341,7 +497,20 @@ static float element(const void *p, cudaDataType t, size_t i)
     return dtype_load(p, t == CUDA_R_32F ? DTYPE_F32 : t == CUDA_R_16F ? DTYPE_F16 : DTYPE_BF16, i);
 }
 
-cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t ta, cublasOperation_t tb, int m,
+static void multiply(int m, int n, int k, const void *a, cudaDataType a_type, int lda,
+                     const void *b, cudaDataType b_type, int ldb, float *c, int ldc)
+{
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            float sum = 0;
+            for (int l = 0; l < k; l++)
+                sum = fmaf(element(a, a_type, (size_t)i * (size_t)lda + (size_t)l),
+                           element(b, b_type, (size_t)j * (size_t)ldb + (size_t)l), sum);
+            c[(size_t)j * (size_t)ldc + (size_t)i] = sum;
+        }
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
                             int n, int k, const void *alpha, const void *a, cudaDataType a_type,
                             int lda, const void *b, cudaDataType b_type, int ldb, const void *beta,
                             void *c, cudaDataType c_type, int ldc, cublasComputeType_t,
@@ -350,13 +519,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t ta, cublasOperatio
     if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || *(const float *)alpha != 1 ||
         *(const float *)beta != 0 || c_type != CUDA_R_32F || lda < k || ldb < k || ldc < m)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            float sum = 0;
-            for (int l = 0; l < k; l++)
-                sum = fmaf(element(a, a_type, (size_t)i * (size_t)lda + (size_t)l),
-                           element(b, b_type, (size_t)j * (size_t)ldb + (size_t)l), sum);
-            ((float *)c)[(size_t)j * (size_t)ldc + (size_t)i] = sum;
-        }
+    emulate_enqueue(*(cudaStream_t *)h,
+                    [=] { multiply(m, n, k, a, a_type, lda, b, b_type, ldb, (float *)c, ldc); });
     return CUBLAS_STATUS_SUCCESS;
 }

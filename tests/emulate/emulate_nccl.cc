@@ -4,6 +4,8 @@
  * two ranks only: a send lies in the mail until its receiver has copied it. */
 #include "tests/emulate/nccl.h"
 
+#include "tests/emulate/cuda_runtime.h"
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
@@ -40,12 +42,14 @@ struct meeting {
 struct emulated_nccl {
     std::shared_ptr<meeting> m;
     int rank;
+    ncclResult_t result;
 };
 
 static std::mutex registry_lock;
 static std::map<std::string, std::shared_ptr<meeting>> registry;
 static thread_local int depth;
 static thread_local ncclComm_t group_comm;
+static thread_local cudaStream_t group_stream;
 static thread_local std::vector<call> group_calls;
 
 static void meet(meeting *m)
@@ -155,13 +159,21 @@ static ncclResult_t exchange(emulated_nccl *c, const std::vector<call> &mine)
     return good ? ncclSuccess : ncclInvalidUsage;
 }
 
-static ncclResult_t enqueue(ncclComm_t c, const call &k)
+/* Of a captured exchange the result is found out with the graph's launch, and told after it. */
+static ncclResult_t exchange_in_order(cudaStream_t s, ncclComm_t c, const std::vector<call> &calls)
+{
+    emulate_enqueue(s, [=] { c->result = std::max(c->result, exchange(c, calls)); });
+    return c->result;
+}
+
+static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, const call &k)
 {
     if (depth == 0)
-        return exchange(c, {k});
+        return exchange_in_order(s, c, {k});
     if (group_comm != nullptr && group_comm != c)
         return ncclInvalidUsage;
     group_comm = c;
+    group_stream = s;
     group_calls.push_back(k);
     return ncclSuccess;
 }
@@ -181,42 +193,42 @@ ncclResult_t ncclGroupEnd(void)
     const std::vector<call> calls = std::move(group_calls);
     group_comm = nullptr;
     group_calls.clear();
-    return c != nullptr ? exchange(c, calls) : ncclSuccess;
+    return c != nullptr ? exchange_in_order(group_stream, c, calls) : ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void *src, void *dst, size_t n, ncclDataType_t, ncclRedOp_t,
-                           ncclComm_t c, cudaStream_t)
+                           ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, {ALL_REDUCE, (const float *)src, (float *)dst, n, 0});
+    return enqueue(c, s, {ALL_REDUCE, (const float *)src, (float *)dst, n, 0});
 }
 
 ncclResult_t ncclReduce(const void *src, void *dst, size_t n, ncclDataType_t, ncclRedOp_t, int root,
-                        ncclComm_t c, cudaStream_t)
+                        ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, {REDUCE, (const float *)src, (float *)dst, n, root});
+    return enqueue(c, s, {REDUCE, (const float *)src, (float *)dst, n, root});
 }
 
 ncclResult_t ncclBroadcast(const void *src, void *dst, size_t n, ncclDataType_t, int root,
-                           ncclComm_t c, cudaStream_t)
+                           ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, {BROADCAST, (const float *)src, (float *)dst, n, root});
+    return enqueue(c, s, {BROADCAST, (const float *)src, (float *)dst, n, root});
 }
 
 ncclResult_t ncclAllGather(const void *src, void *dst, size_t n, ncclDataType_t, ncclComm_t c,
-                           cudaStream_t)
+                           cudaStream_t s)
 {
-    return enqueue(c, {ALL_GATHER, (const float *)src, (float *)dst, n, 0});
+    return enqueue(c, s, {ALL_GATHER, (const float *)src, (float *)dst, n, 0});
 }
 
 ncclResult_t ncclSend(const void *src, size_t n, ncclDataType_t, int peer, ncclComm_t c,
-                      cudaStream_t)
+                      cudaStream_t s)
 {
-    return enqueue(c, {SEND, (const float *)src, nullptr, n, peer});
+    return enqueue(c, s, {SEND, (const float *)src, nullptr, n, peer});
 }
 
-ncclResult_t ncclRecv(void *dst, size_t n, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t)
+ncclResult_t ncclRecv(void *dst, size_t n, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, {RECV, nullptr, (float *)dst, n, peer});
+    return enqueue(c, s, {RECV, nullptr, (float *)dst, n, peer});
 }
 
 /* ---- life ---- */
@@ -231,6 +243,12 @@ const char *ncclGetLastError(ncclComm_t)
     return "";
 }
 
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = 22807;
+    return ncclSuccess;
+}
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     static int made;
@@ -242,7 +260,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int rank)
 {
-    *c = new emulated_nccl{meeting_of(id.internal, ranks), rank};
+    *c = new emulated_nccl{meeting_of(id.internal, ranks), rank, ncclSuccess};
     meet((*c)->m.get());
     return ncclSuccess;
 }
@@ -264,7 +282,7 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *out, nc
     }
     const std::string name =
         std::to_string((uintptr_t)m) + " " + std::to_string(m->round) + " " + std::to_string(color);
-    *out = new emulated_nccl{meeting_of(name, ranks), rank};
+    *out = new emulated_nccl{meeting_of(name, ranks), rank, ncclSuccess};
     meet(m);
     return ncclSuccess;
 }
@@ -281,9 +299,9 @@ ncclResult_t ncclCommCount(ncclComm_t c, int *ranks)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *r)
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
-    *r = ncclSuccess;
+    *r = c->result;
     return ncclSuccess;
 }
 

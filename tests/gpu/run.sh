@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# What only a machine with an NVIDIA GPU can check. Each stage can be run alone, has at most four
-# minutes, and is a line of the table at the end; without a GPU the script says so and returns 77.
+# What only a machine with an NVIDIA GPU can check, the most telling first. Each stage can be run
+# alone and has a time limit; what no longer fits into BUDGET seconds (1500) is skipped. The results
+# are markdown: on the terminal at the end, and in $OUT/results.md with each stage's log. Without a
+# GPU the script says so and returns 77.
 #
-#   tests/gpu/run.sh [build] [twins] [goldens] [serve] [ranks] [sanitize]
+#   tests/gpu/run.sh [STAGE...]
 #
 # build     program, module and tests into build/gpu (BUILD=folder: those of another build)
+# doctor    what the machine is
 # twins     every op of the device against kernels/ref
 # goldens   logits of the small checkpoints against transformers, through the ranks' own code
+# device    memory as planned, steps replayed as graphs
 # serve     the server's greedy text on one GPU is that on the CPU
+# decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
+# kernels   rates of the kernels, and the share of a copy's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
 # sanitize  the twins under compute-sanitizer
 # shellcheck disable=SC2317 # functions that "stage" calls
@@ -15,7 +21,8 @@ set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 BUILD=${BUILD:-build/gpu}
-LIMIT=240
+OUT=${OUT:-$BUILD/out}
+BUDGET=${BUDGET:-1500}
 MODEL=deploy/demo/model
 table=()
 failed=0
@@ -25,24 +32,29 @@ if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     exit 77
 fi
 
+# stage SECONDS NAME COMMAND...: one row of the table; its log is $OUT/NAME.log.
 stage() {
-    local name=$1 begin=$SECONDS result
-    shift
-    mkdir -p "$BUILD/log"
-    if timeout -k 5 "$LIMIT" bash -c "$functions"'; "$@"' - "$@" >"$BUILD/log/$name" 2>&1; then
+    local limit=$1 name=$2 begin=$SECONDS result
+    shift 2
+    if [ $((BUDGET - SECONDS)) -lt $((limit / 2)) ]; then
+        table+=("| $name | skipped: $((BUDGET - SECONDS)) s are left | |")
+        return
+    fi
+    if timeout -k 5 "$limit" bash -c "$functions"'; "$@"' - "$@" >"$OUT/$name.log" 2>&1; then
         result=ok
     else
         result="FAILED ($?)"
         failed=1
-        tail -n 15 "$BUILD/log/$name"
+        tail -n 15 "$OUT/$name.log"
     fi
-    table+=("$(printf '%-22s %-13s %4d s' "$name" "$result" $((SECONDS - begin)))")
+    table+=("| $name | $result | $((SECONDS - begin)) s |")
 }
 
 build() {
     cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON \
         -DTESSERA_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=native &&
-        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_sample test_elect test_model
+        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_sample test_elect test_model \
+            test_device bench_device
 }
 
 # Tests take the module beside them: in a folder of their own that is the real one.
@@ -51,8 +63,8 @@ on_device() {
     shift
     mkdir -p "$BUILD/device"
     cp "$BUILD/libtessera_cuda.so" "$BUILD/tests/$program" "$BUILD/device/"
-    "$@" "$BUILD/device/$program" 2>&1 | tee "$BUILD/log/$program.out"
-    [ "${PIPESTATUS[0]}" = 0 ] && ! grep -q "cuda: skipped" "$BUILD/log/$program.out"
+    "$@" "$BUILD/device/$program" 2>&1 | tee "$OUT/$program.out"
+    [ "${PIPESTATUS[0]}" = 0 ] && ! grep -q "cuda: skipped" "$OUT/$program.out"
 }
 
 # Greedy text of the demo model, by the server with these options.
@@ -71,39 +83,82 @@ text_of() {
         status=0
     kill "$server"
     wait "$server"
-    printf '%s\n' "$text" >"$BUILD/log/text"
+    printf '%s\n' "$text" >"$OUT/text"
     return "$status"
 }
 
 same_text() {
     local want
-    text_of --dtype float32 --device cpu && want=$(cat "$BUILD/log/text") &&
-        text_of --dtype float32 --device cuda "$@" && cat "$BUILD/log/text" &&
-        [ -n "$want" ] && [ "$want" = "$(cat "$BUILD/log/text")" ]
+    text_of --dtype float32 --device cpu && want=$(cat "$OUT/text") &&
+        text_of --dtype float32 --device cuda "$@" && cat "$OUT/text" &&
+        [ -n "$want" ] && [ "$want" = "$(cat "$OUT/text")" ]
 }
 
-functions="BUILD=$BUILD MODEL=$MODEL; set -uo pipefail
-$(declare -f build on_device text_of same_text)"
+# Llama 3.1 8B's shape; weights are hashed on the fly.
+shape_8b() {
+    mkdir -p "$OUT/8b"
+    cat >"$OUT/8b/config.json" <<'END'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+ "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+ "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "rms_norm_eps": 1e-05,
+ "max_position_embeddings": 131072, "rope_theta": 500000.0, "torch_dtype": "bfloat16",
+ "tie_word_embeddings": false, "hidden_act": "silu", "bos_token_id": 128000, "eos_token_id": 128001}
+END
+}
+
+# One request alone, then 64 at once.
+decode() {
+    shape_8b
+    "$BUILD/tessera" bench "$OUT/8b" --latency --throughput --num-prompts 64 \
+        --random-input-len 1024 --random-output-len 128 --output-json "$OUT/decode_$1.json" -- \
+        --device cuda --load-format dummy --max-model-len 4096 \
+        --max-num-batched-tokens 8192 "${@:2}"
+}
+
+functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
+$(declare -f build on_device text_of same_text shape_8b decode)"
 stages=("$@")
-[ $# -gt 0 ] || stages=(build twins goldens serve ranks)
+[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode kernels ranks sanitize)
+mkdir -p "$OUT"
 for name in "${stages[@]}"; do
     case $name in
-    build) stage build build ;;
-    twins) for t in test_kernels test_sample test_elect; do stage "$t" on_device "$t"; done ;;
-    goldens) stage goldens on_device test_model ;;
-    serve) stage serve same_text ;;
-    ranks) stage ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
+    build) stage 400 build build ;;
+    doctor) stage 60 doctor "$BUILD/tessera" doctor "$MODEL" --device cuda ;;
+    twins) for t in test_kernels test_sample test_elect; do stage 120 "$t" on_device "$t"; done ;;
+    goldens) stage 180 goldens on_device test_model ;;
+    device) stage 120 device on_device test_device ;;
+    serve) stage 120 serve same_text ;;
+    decode)
+        stage 200 decode_graphs decode graphs
+        stage 200 decode_eager decode eager --enforce-eager
+        ;;
+    kernels) stage 120 kernels on_device bench_device ;;
+    ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
     sanitize)
         for t in test_kernels test_elect; do
-            stage "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
+            stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
         done
         ;;
     *)
-        sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
 done
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-printf '%s\n' "${table[@]}"
+
+# The log of a stage, when there is one.
+show() {
+    if [ -s "$OUT/$1.log" ]; then
+        printf '\n%s\n\n' "$2"
+        grep -E "$3" "$OUT/$1.log"
+    fi
+}
+{
+    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+    printf '\n| stage | result | time |\n| --- | --- | --- |\n'
+    printf '%s\n' "${table[@]}"
+    show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
+    show decode_eager "The same without graphs:" .
+    show kernels "Kernels:" '^\|'
+} | tee "$OUT/results.md"
 exit $failed

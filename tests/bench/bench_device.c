@@ -1,0 +1,317 @@
+/* Rates of the kernels of any backend, with its arrays in its own memory: bench_device [BACKEND
+ * [MiB]], "cuda" without. A line of a markdown table each. The limit is a copy's bytes, read and
+ * written, measured in the same run; weights cycle through so many MiB that no cache holds them. */
+#include "kernels/backend.h"
+#include "kernels/numerics.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RUNS 5
+
+static struct backend *backend;
+static size_t span = (size_t)1024 << 20; /* bytes that are passed over */
+static double limit;                     /* bytes per second */
+
+static void must(enum status st, const struct err *err)
+{
+    if (st == OK)
+        return;
+    fprintf(stderr, "bench_device: %s\n", err->text);
+    exit(1);
+}
+
+/* On the device, filled with small bf16 numbers (as fp32: small ones, too). */
+static void *array(size_t bytes)
+{
+    enum { PIECE = 1 << 20 };
+    static uint16_t pattern[PIECE / 2];
+    char *p = backend->ops->alloc(backend, bytes);
+    if (!p) {
+        fprintf(stderr, "bench_device: no memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(pattern); i++)
+        pattern[i] = (uint16_t)((numerics_mix(i) & 0x80ff) + 0x3c00);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < PIECE ? bytes - at : PIECE;
+        backend->ops->upload(backend, p + at, pattern, n);
+    }
+    return p;
+}
+
+static void *uploaded(const void *src, size_t bytes)
+{
+    void *p = backend->ops->alloc(backend, bytes);
+    CHECK(p != NULL);
+    backend->ops->upload(backend, p, src, bytes);
+    return p;
+}
+
+static void drop(const void *p)
+{
+    backend->ops->free(backend, (void *)(uintptr_t)p);
+}
+
+/* Best seconds of one call, over several that follow each other. */
+static double best(void (*fn)(void *arg), void *arg, int32_t calls)
+{
+    double least = 1e30;
+    struct err err;
+    char told;
+    fn(arg);
+    for (int i = 0; i < RUNS; i++) {
+        backend->ops->sync(backend);
+        double t = base_now();
+        for (int32_t n = 0; n < calls; n++)
+            fn(arg);
+        backend->ops->sync(backend);
+        t = (base_now() - t) / calls;
+        least = t < least ? t : least;
+    }
+    void *p = array(1);
+    must(backend->ops->download(backend, &told, p, 1, &err), &err); /* tells of failures */
+    drop(p);
+    return least;
+}
+
+static void row(const char *what, double seconds, double bytes, double flops)
+{
+    printf("| %s | %.1f us | %.1f GB/s | %.0f %% | ", what, seconds * 1e6, bytes / seconds * 1e-9,
+           limit > 0 ? 100 * bytes / seconds / limit : 100.0);
+    if (flops > 0)
+        printf("%.2f TFLOP/s |\n", flops / seconds * 1e-12);
+    else
+        printf("|\n");
+    fflush(stdout);
+}
+
+/* ---- limit ---- */
+
+struct copying {
+    float *dst, *src;
+};
+
+static void copy_all(void *arg)
+{
+    const struct copying *c = arg;
+    const int32_t cols = 4096, rows = (int32_t)(span / 2 / sizeof(float) / (size_t)cols);
+    backend->ops->copy(backend, c->dst, (size_t)cols, c->src, (size_t)cols, rows, cols);
+}
+
+static void copying(void)
+{
+    struct copying c = {array(span / 2), array(span / 2)};
+    const double t = best(copy_all, &c, 4);
+    limit = (double)span / t;
+    row("copy", t, (double)span, 0);
+    drop(c.dst);
+    drop(c.src);
+}
+
+/* ---- linear ---- */
+
+struct linear {
+    int32_t rows, in, out, copies, next;
+    struct weight *weight[64];
+    float *x, *y;
+};
+
+static void linear_next(void *arg)
+{
+    struct linear *l = arg;
+    struct err err;
+    must(backend_linear(backend, view_f32(l->y, l->rows, l->out),
+                        (struct cview){l->x, DTYPE_F32, l->rows, l->in},
+                        l->weight[l->next++ % l->copies], &err),
+         &err);
+}
+
+static void linear(int32_t rows, int32_t in, int32_t out)
+{
+    const struct weight_spec spec = {
+        .out = out, .in = in, .dtype = DTYPE_BF16, .leaves = 1, .cut = {0, in}};
+    const size_t bytes = backend->ops->weight_bytes(&spec);
+    struct linear l = {.rows = rows, .in = in, .out = out, .copies = (int32_t)(span / bytes)};
+    struct err err;
+    char what[64];
+    l.copies = l.copies < 1 ? 1 : l.copies > 64 ? 64 : l.copies;
+    unsigned char *storage = array(bytes * (size_t)l.copies);
+    for (int32_t i = 0; i < l.copies; i++)
+        l.weight[i] = backend->ops->weight_open(backend, &spec, storage + (size_t)i * bytes);
+    must(backend_reserve(backend, rows, in, out, &err), &err);
+    l.x = array((size_t)rows * (size_t)in * sizeof(float));
+    l.y = array((size_t)rows * (size_t)out * sizeof(float));
+    (void)snprintf(what, sizeof what, "linear bf16, %d rows, %d -> %d", rows, in, out);
+    row(what, best(linear_next, &l, 2 * l.copies), (double)bytes, 2.0 * rows * in * out);
+    for (int32_t i = 0; i < l.copies; i++)
+        backend->ops->weight_close(l.weight[i]);
+    drop(storage);
+    drop(l.x);
+    drop(l.y);
+}
+
+/* ---- attention ---- */
+
+struct attention {
+    struct heads heads;
+    struct rows rows;
+    struct kv_cache *kv;
+    struct view qkv, out;
+};
+
+static void attend_once(void *arg)
+{
+    struct attention *a = arg;
+    struct err err;
+    must(backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->rows, a->kv, 0, &err),
+         &err);
+}
+
+/* The last `rows` of `keys` positions of so many sequences; 32 query heads over 8, of 128. */
+static void attention(int32_t slots, int32_t rows, int32_t keys)
+{
+    enum { H = 32, K = 8, E = 128 };
+    const int32_t cols = (keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    const int32_t count = slots * rows;
+    const struct kv_spec spec = {1, K, E, slots * cols, DTYPE_BF16};
+    int32_t kv_of[H], *host = calloc((size_t)(2 * count + slots * cols), sizeof *host);
+    int32_t *slot = host, *position = host + count, *table = host + 2 * count;
+    double pairs = 0;
+    char what[64];
+    CHECK(host != NULL);
+    for (int32_t i = 0; i < H; i++)
+        kv_of[i] = i / (H / K);
+    for (int32_t i = 0; i < slots * cols; i++)
+        table[i] = i;
+    for (int32_t i = 0; i < count; i++) {
+        slot[i] = i / rows;
+        position[i] = keys - rows + i % rows;
+        pairs += position[i] + 1;
+    }
+    const size_t n = (size_t)count, bytes = backend->ops->kv_bytes(&spec);
+    void *storage = array(bytes);
+    struct attention a = {
+        .heads = {H, K, E, uploaded(kv_of, sizeof kv_of)},
+        .rows = {count, uploaded(slot, n * 4), uploaded(position, n * 4),
+                 uploaded(table, (size_t)(slots * cols) * 4), cols},
+        .kv = backend->ops->kv_open(backend, &spec, storage),
+        .qkv = view_f32(array(n * (H + 2 * K) * E * 4), count, (H + 2 * K) * E),
+        .out = view_f32(array(n * H * E * 4), count, H * E),
+    };
+    (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys", slots, rows, keys);
+    row(what, best(attend_once, &a, 8), (double)bytes, pairs * H * E * 4);
+    backend->ops->kv_close(a.kv);
+    const void *const all[] = {storage,      a.heads.kv_of, a.rows.slot, a.rows.position,
+                               a.rows.table, a.qkv.data,    a.out.data};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        drop(all[i]);
+    free(host);
+}
+
+/* ---- what moves few bytes ---- */
+
+struct rowwise {
+    struct view x, y, gu;
+    const float *gain;
+};
+
+static void norm_once(void *arg)
+{
+    struct rowwise *r = arg;
+    struct err err;
+    must(backend_add_rmsnorm(backend, r->y, r->x, cview_of(r->y), r->gain, 1e-5f, &err), &err);
+}
+
+static void silu_once(void *arg)
+{
+    struct rowwise *r = arg;
+    struct err err;
+    must(backend_silu_mul(backend, r->y, cview_of(r->gu), &err), &err);
+}
+
+static void rowwise(int32_t rows)
+{
+    enum { D = 4096 };
+    const size_t n = (size_t)rows * D;
+    struct rowwise r = {view_f32(array(n * 4), rows, D), view_f32(array(n * 4), rows, D),
+                        view_f32(array(n * 8), rows, 2 * D), array(D * 4)};
+    char what[64];
+    (void)snprintf(what, sizeof what, "add and norm, %d rows of %d", rows, D);
+    row(what, best(norm_once, &r, 64), (double)n * 16, 0);
+    (void)snprintf(what, sizeof what, "silu and multiply, %d rows of %d", rows, D);
+    row(what, best(silu_once, &r, 64), (double)n * 12, 0);
+    drop(r.x.data);
+    drop(r.y.data);
+    drop(r.gu.data);
+    drop(r.gain);
+}
+
+enum { V = 128256, SAMPLED = 64 };
+
+struct sampling {
+    int32_t *ids;
+    struct cview logits;
+    struct sample_rows rows;
+    struct sample_slots slots;
+};
+
+static void sample_once(void *arg)
+{
+    struct sampling *s = arg;
+    struct err err;
+    must(backend_sample(backend, s->ids, s->logits, &s->rows, &s->slots, &err), &err);
+}
+
+static void sampling(const char *what, struct sample_params params)
+{
+    struct sample_params p[SAMPLED];
+    struct sample_rules rules[SAMPLED];
+    int32_t slot[SAMPLED], zero[SAMPLED] = {0}, none[SAMPLED];
+    struct err err;
+    for (int32_t i = 0; i < SAMPLED; i++) {
+        p[i] = params;
+        rules[i] = (struct sample_rules){.repetition = 1};
+        slot[i] = i;
+        none[i] = -1;
+    }
+    must(backend_reserve(backend, SAMPLED, 0, V, &err), &err);
+    struct sampling s = {
+        .ids = array(sizeof slot),
+        .logits = {array((size_t)SAMPLED * V * 4), DTYPE_F32, SAMPLED, V},
+        .rows = {uploaded(slot, sizeof slot), uploaded(zero, sizeof zero),
+                 uploaded(none, sizeof none)},
+        .slots = {uploaded(p, sizeof p), uploaded(rules, sizeof rules), array(sizeof slot), 1},
+    };
+    row(what, best(sample_once, &s, 8), (double)SAMPLED * V * 4, 0);
+    const void *const all[] = {s.ids,         s.logits.data,  s.rows.slot,   s.rows.position,
+                               s.rows.target, s.slots.params, s.slots.rules, s.slots.history};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        drop(all[i]);
+}
+
+int main(int argc, char **argv)
+{
+    static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 512, 4096};
+    struct err err;
+    if (argc > 2)
+        span = (size_t)strtoul(argv[2], NULL, 10) << 20;
+    must(backend_open(argc > 1 ? argv[1] : "cuda", 1, &backend, &err), &err);
+    printf("| %s | time | bytes | of the copy | operations |\n| --- | --- | --- | --- | --- |\n",
+           backend->ops->name);
+    copying();
+    for (size_t i = 0; i < ARRAY_LEN(rows) && (size_t)rows[i] <= span >> 18; i++) {
+        linear(rows[i], 4096, 14336);
+        linear(rows[i], 14336, 4096);
+    }
+    attention(1, 1, 1024);
+    attention(64, 1, 1024);
+    attention(1, 512, 1024);
+    rowwise(1);
+    rowwise(64);
+    sampling("sample greedy, 64 rows of 128256", (struct sample_params){0, 1, 0, 0, 1, 0});
+    sampling("sample top-p 0.9, 64 rows", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0});
+    backend_close(backend);
+    return 0;
+}

@@ -1,0 +1,139 @@
+"""`tessera doctor`: what it says of the machine agrees with what the kernel says, and each fault
+that can be made here is found, named and ends with exit code 1."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+
+import pytest
+
+import checkpoint
+from harness import BINARY, PATIENCE, environment, run
+
+pytestmark = pytest.mark.sanitized
+
+MODEL = checkpoint.GOLDEN / "tied_gqa2_f32"
+EMULATED = BINARY.parent / "tests" / "libtessera_cuda.so"
+
+
+def examine(*arguments, program=BINARY, limits=()):
+    """Exit code and findings by check; checks that occur several times, in a list."""
+    def set_limits():
+        for what, value in limits:
+            resource.setrlimit(what, (value, value))
+    done = subprocess.run([str(program), "doctor", "--json", *map(str, arguments)], text=True,
+                          capture_output=True, env=environment(), timeout=60 * PATIENCE,
+                          check=False, preexec_fn=set_limits)
+    assert "Sanitizer" not in done.stderr
+    answer = json.loads(done.stdout)
+    found = {}
+    for finding in answer["findings"]:
+        assert finding["level"] in ("ok", "warn", "fail")
+        assert (finding["advice"] is None) == (finding["level"] == "ok")
+        found.setdefault(finding["check"], []).append(finding)
+    fails = sum(finding["level"] == "fail" for finding in answer["findings"])
+    assert answer["ok"] == (fails == 0) == (done.returncode == 0)
+    assert done.returncode in (0, 1)
+    assert (f"{fails} check" in done.stderr) == (fails > 0)
+    return done.returncode, found
+
+
+def test_the_machine_as_it_is():
+    code, found = examine(MODEL, "-tp", "2")
+    assert code == 0
+    cores = len(os.sched_getaffinity(0))
+    assert found["cores"][0]["text"].startswith(f"{cores} for this process of {os.cpu_count()},")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert str(hard) in found["open files"][0]["text"] or hard == resource.RLIM_INFINITY
+    assert "2 ranks" in found["model"][0]["text"]
+    for check in ("cpu", "memory", "memory files", "processes", "cuda module", "mpi module"):
+        assert len(found[check]) == 1
+
+
+def test_text_has_a_line_each():
+    done = run("doctor")
+    assert done.returncode == 0 and not done.stderr
+    lines = done.stdout.splitlines()
+    for line in lines:
+        assert line[:6].strip() in ("ok", "warn", "fail", ""), line
+        if not line[:6].strip():
+            assert line.strip().startswith("-> ")
+    assert sum(line.startswith("warn") for line in lines) == sum("-> " in line for line in lines)
+
+
+def test_few_files():
+    code, found = examine(limits=[(resource.RLIMIT_NOFILE, 400)])
+    assert code == 0
+    assert found["open files"][0]["level"] == "warn"
+    assert "at most 400;" in found["open files"][0]["text"]
+    _, found = examine("--max-connections", "64", limits=[(resource.RLIMIT_NOFILE, 400)])
+    assert found["open files"][0]["level"] == "ok"
+
+
+def test_more_threads_than_cores():
+    _, found = examine("-tp", "2", "--threads-per-rank", "1000")
+    assert found["cores"][0]["level"] == "warn"
+    assert "2 ranks of 1000 threads" in found["cores"][0]["text"]
+
+
+@pytest.mark.parametrize("arguments, wanted", [
+    (("MODEL", "--kv-cache-memory", "900T"), "does not fit"),
+    (("MODEL", "--max-model-len", "1000000"), "--max-model-len"),
+    (("/nonexistent\udcff",), "nonexistent"),
+    (("MODEL", "--enforce-eager"), "--enforce-eager is for GPUs"),
+])
+def test_model_that_would_not_be_served(arguments, wanted):
+    code, found = examine(*[MODEL if word == "MODEL" else word for word in arguments])
+    assert code == 1
+    assert found["model"][0]["level"] == "fail"
+    assert wanted in found["model"][0]["text"]
+
+
+def test_usage():
+    assert run("doctor", "--jason").returncode == 2
+    assert run("doctor", "-tp", "0").returncode == 2
+
+
+def test_missing_modules(tmp_path):
+    """They fail only where they are asked for."""
+    program = shutil.copy(BINARY, tmp_path)
+    code, found = examine(program=program)
+    assert code == 0 and found["cuda module"][0]["level"] == "ok"
+    code, found = examine("--device", "cuda", program=program)
+    assert code == 1 and "no libtessera_cuda.so" in found["cuda module"][0]["text"]
+    code, found = examine("--comm", "mpi", program=program)
+    assert code == 1 and "no libtessera_mpi.so" in found["mpi module"][0]["text"]
+
+
+@pytest.mark.skipif(not EMULATED.exists(), reason="no emulated device in this build")
+def test_devices(tmp_path):
+    """The emulated device stands for a real one: eight of 4 GiB."""
+    program = shutil.copy(BINARY, tmp_path)
+    shutil.copy(EMULATED, tmp_path)
+    code, found = examine(MODEL, "--device", "cuda", "-tp", "2", "--kv-cache-memory", "1M",
+                          program=program)
+    assert code == 0
+    assert len(found["gpu"]) == 8
+    assert "emulated device, 4.0 GiB free of 4.0 GiB" in found["gpu"][0]["text"]
+    assert found["driver"][0]["text"].startswith("for CUDA 13.0;")
+    assert found["nccl"][0]["text"] == "2.28.7"
+    assert found["peer access"][0]["text"].startswith("1 of 1 pairs")
+    code, found = examine("--device", "cuda", "-tp", "9", program=program)
+    assert code == 1 and "8 are here" in found["gpus"][0]["text"]
+    code, found = examine("--device", "cuda", "-tp", "9", "--ranks-per-device", "2",
+                          program=program)
+    assert code == 0
+
+
+@pytest.mark.skipif(not EMULATED.exists(), reason="no emulated device in this build")
+def test_module_of_another_build(tmp_path):
+    program = shutil.copy(BINARY, tmp_path)
+    module = EMULATED.read_bytes()
+    begin = module.index(b"0.1.0-")
+    other = module[:begin] + b"9.9.9-" + module[begin + 6:]
+    (tmp_path / "libtessera_cuda.so").write_bytes(other)
+    code, found = examine("--device", "cuda", program=program)
+    assert code == 1
+    assert "is of build 9.9.9-" in found["cuda module"][0]["text"]

@@ -1,0 +1,205 @@
+/* Ranks whose memory is a device's, emulated or real (the CUDA module beside the test): what is
+ * planned is what is taken, nothing is taken later, and steps that are replayed are those that
+ * run op by op. */
+#include "kernels/module.h"
+#include "tests/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+enum { SLOTS = 4, PROMPT = 5, POSITIONS = 48 };
+
+static const struct {
+    const char *name;
+    int32_t ranks;
+    const char *option;
+} cases[] = {
+    {"tied_gqa2_f32", 1, "--sampler=gather"},     {"untied_mha_bf16", 3, "--sampler=gather"},
+    {"headdim_bf16", 2, "--sampler=distributed"}, {"tied_gqa2_f32", 4, "--parallel-mode=1d_sp"},
+    {"untied_mha_bf16", 4, "--parallel-mode=2d"},
+};
+
+static const struct module *module_here(struct module_report *report)
+{
+    struct err err;
+    const struct module *m = NULL;
+    if (module_find(&m, &err) != OK || m->report(report, &err) != OK) {
+        print_message("%s\n", err.text);
+        return NULL;
+    }
+    return m;
+}
+
+static struct cluster *open_case(size_t i, bool eager)
+{
+    char path[1024];
+    const char *const args[] = {"--device=cuda",
+                                "--threads-per-rank=1",
+                                "--max-num-seqs=8",
+                                "--max-num-batched-tokens=64",
+                                "--kv-cache-memory=1M",
+                                cases[i].option,
+                                eager ? "--enforce-eager" : NULL,
+                                NULL};
+    snprintf(path, sizeof path, "%s/golden/%s", TEST_DATA_DIR, cases[i].name);
+    return cluster_open(path, cases[i].ranks, args);
+}
+
+/* Prompts of all slots in one step. */
+static void prefill(struct cluster *c)
+{
+    static int32_t prompt[SLOTS][PROMPT];
+    for (int32_t s = 0; s < SLOTS; s++) {
+        const struct sample_params p = {.temperature = 0.8f, .top_p = 0.9f, .seed = (uint64_t)s};
+        for (int32_t i = 0; i < PROMPT; i++)
+            prompt[s][i] = 3 + 7 * s + i;
+        cluster_open_slot(c, s, prompt[s], PROMPT, POSITIONS, p);
+        for (int32_t i = 0; i < PROMPT; i++)
+            cluster_row(c, s, i, prompt[s][i], i + 1 == PROMPT);
+    }
+    cluster_step(c);
+}
+
+/* A decode of the first `rows` slots; *at: positions so far. */
+static void decode(struct cluster *c, int32_t rows, int32_t *at)
+{
+    for (int32_t s = 0; s < rows; s++)
+        cluster_row(c, s, at[s]++, STEP_TOKEN_FROM_SLOT, true);
+    cluster_step(c);
+}
+
+/* ---- memory ---- */
+
+static size_t taken(const struct cluster *c, size_t before)
+{
+    struct err err;
+    size_t now = 0;
+    assert_int_equal(c->setup.ops->probe(c->footprint.ranks, &now, &err), OK);
+    return before - now;
+}
+
+static void test_memory_is_as_planned(void **state)
+{
+    (void)state;
+    struct module_report report;
+    const struct module *m = module_here(&report);
+    if (!m)
+        skip();
+    const bool exact = strcmp(report.device[0].name, "emulated device") == 0;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct err err;
+        size_t before = 0, planned = 0;
+        if (m->ops->probe(cases[i].ranks, &before, &err) != OK) {
+            print_message("%s\n", err.text);
+            continue;
+        }
+        struct cluster *c = open_case(i, false);
+        for (int32_t r = 0; r < c->footprint.ranks; r++) {
+            const size_t n = c->footprint.rank[r].weights + c->footprint.rank[r].kv +
+                             c->footprint.rank[r].activations + c->footprint.rank[r].scratch +
+                             c->footprint.comm_bytes;
+            planned = n > planned ? n : planned;
+        }
+        const size_t opened = taken(c, before);
+        if (exact)
+            assert_int_equal(opened, planned);
+        else /* pages of 2 MiB; the driver's own state of a process */
+            assert_in_range(opened, planned, planned + planned / 50 + ((size_t)768 << 20));
+        int32_t at[SLOTS] = {PROMPT, PROMPT, PROMPT, PROMPT};
+        prefill(c);
+        for (int32_t n = 0; n < 6; n++)
+            decode(c, 1 + n % 2, at);
+        if (exact)
+            assert_int_equal(taken(c, before), opened);
+        cluster_close(c);
+        if (exact) {
+            size_t after = 0;
+            assert_int_equal(m->ops->probe(cases[i].ranks, &after, &err), OK);
+            assert_int_equal(after, before);
+        }
+    }
+}
+
+/* ---- replay ---- */
+
+static void assert_same_traffic(const struct comm_stats *a, const struct comm_stats *b)
+{
+    for (int32_t op = 0; op < COMM_OP_COUNT; op++) {
+        assert_int_equal(atomic_load(&a->op[op].calls), atomic_load(&b->op[op].calls));
+        assert_int_equal(atomic_load(&a->op[op].bytes), atomic_load(&b->op[op].bytes));
+    }
+}
+
+static void assert_same_step(const struct cluster *a, const struct cluster *b, int32_t rows)
+{
+    assert_int_equal(a->result[0].count, rows);
+    assert_memory_equal(a->result[0].ids, b->result[0].ids, (size_t)rows * sizeof(int32_t));
+    for (int32_t r = 0; r < a->footprint.ranks; r++) {
+        const struct board_rank *x = a->memory[r].board, *y = b->memory[r].board;
+        const size_t bytes = (size_t)a->logits[r].rows * (size_t)a->logits[r].cols * sizeof(float);
+        if (strcmp(a->setup.options.sampler, "gather") == 0)
+            assert_memory_equal(a->logits[r].data, b->logits[r].data, bytes);
+        assert_true(atomic_load(&y->progress) >= atomic_load(&x->progress)); /* recording is some */
+        assert_same_traffic(&x->comm, &y->comm);
+        for (int32_t i = 0; i < MESH_AXES_MAX; i++)
+            assert_same_traffic(&x->axis[i], &y->axis[i]);
+    }
+}
+
+/* Batches come and go, so that the same recording meets other positions, slots and blocks. */
+static void test_replayed_steps_are_the_same(void **state)
+{
+    (void)state;
+    static const int32_t batches[] = {1, 1, 1, 3, 3, 2, 3, 4, 4, 1, 4, 2, 2, 3, 1, 4};
+    struct module_report report;
+    const struct module *m = module_here(&report);
+    if (!m)
+        skip();
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct err err;
+        size_t bytes;
+        if (m->ops->probe(cases[i].ranks, &bytes, &err) != OK)
+            continue;
+        struct cluster *plain = open_case(i, true), *replayed = open_case(i, false);
+        int32_t at[2][SLOTS];
+        uint64_t seen[SLOTS + 1] = {0}, expected = 0;
+        prefill(plain);
+        prefill(replayed);
+        for (int32_t s = 0; s < SLOTS; s++)
+            at[0][s] = at[1][s] = PROMPT;
+        for (size_t n = 0; n < ARRAY_LEN(batches); n++) {
+            decode(plain, batches[n], at[0]);
+            decode(replayed, batches[n], at[1]);
+            assert_same_step(plain, replayed, batches[n]);
+            expected += seen[batches[n]]++ > 0; /* all but the first of a size */
+        }
+        const bool split = strncmp(cases[i].option, "--parallel-mode", 15) == 0;
+        assert_int_equal(atomic_load(&plain->board->rank[0].replays), 0);
+        assert_int_equal(atomic_load(&replayed->board->rank[0].replays), split ? 0 : expected);
+        cluster_close(plain);
+        cluster_close(replayed);
+    }
+}
+
+/* On the host there is nothing to record, and an option that would do nothing is refused. */
+static void test_host_has_no_graphs(void **state)
+{
+    (void)state;
+    struct err err;
+    struct backend *b = NULL;
+    assert_int_equal(backend_open("cpu", 1, &b, &err), OK);
+    assert_false(b->ops->record(b));
+    assert_int_equal(b->ops->scratch_bytes(64, 1024, 32000), 0);
+    backend_close(b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory_is_as_planned),
+        cmocka_unit_test(test_replayed_steps_are_the_same),
+        cmocka_unit_test(test_host_has_no_graphs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
