@@ -71,7 +71,7 @@ enum status commands_synth(const struct options *o, struct err *err)
     TRY(model_config_parse(text, len, o->synth_config, &m, err));
     TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
     TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));
-    tensors = calloc((size_t)layout->count * PLACEMENT_SLICES_MAX, sizeof *tensors);
+    tensors = calloc(placement_slices(layout->weights, layout->count), sizeof *tensors);
     if (!tensors) {
         st = base_fail(err, ERR_NOMEM, "synth: no memory");
         goto out;

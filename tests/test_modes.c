@@ -1,5 +1,5 @@
 /* Every layout through the whole model: logits and greedy tokens of small checkpoints against
- * transformers' (tests/golden), on meshes of up to nine ranks, in both forms of a step, with
+ * transformers' (tests/golden), on meshes of up to 16 ranks, in both forms of a step, with
  * batches smaller than the mesh; replicas agree bit for bit, and 1d_sp has the bits of 1d. */
 #include "tests/cluster.h"
 #include "tests/scratch.h"
@@ -41,6 +41,9 @@ static const struct mode_case {
     {.mode = "mesh", .ranks = 3, .mesh = {1, 1, 3}, .scatter = "rows"},
     {.mode = "mesh", .ranks = 12, .mesh = {2, 3, 2}, .scatter = "hidden"},
     {.mode = "mesh", .ranks = 12, .mesh = {3, 2, 2}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 12, .mesh = {3, 1, 4}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 16, .mesh = {1, 1, 16}, .scatter = "hidden"},
+    {.mode = "mesh", .ranks = 16, .mesh = {16, 1, 1}, .scatter = "hidden"},
 };
 
 /* A plan file for a case that is not a built-in one as it stands; NULL when it is. */

@@ -166,8 +166,6 @@ static struct span filled(const struct local_weight *w, const struct tensor_slic
 enum status placement_tiled(const struct local_weight *w, struct err *err)
 {
     int64_t size = w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in, sum = 0;
-    if (w->slice_count < 0 || w->slice_count > PLACEMENT_SLICES_MAX)
-        return base_fail(err, ERR_INTERNAL, "weight %s: %d slices", w->name, w->slice_count);
     for (int32_t i = 0; i < w->slice_count; i++) {
         enum status st = slice_sound(w, &w->slices[i], err);
         if (st != OK)
@@ -191,6 +189,14 @@ enum status placement_tiled(const struct local_weight *w, struct err *err)
         return base_fail(err, ERR_INTERNAL, "weight %s: slices fill %lld of %lld rows (gap)",
                          w->name, (long long)sum, (long long)size);
     return OK;
+}
+
+size_t placement_slices(const struct local_weight *weights, int32_t count)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < count; i++)
+        n += (size_t)weights[i].slice_count;
+    return n;
 }
 
 struct ref {
@@ -258,7 +264,7 @@ enum status placement_prove(struct local_weight *const *weights, const int32_t *
     enum status st = OK;
     size_t room = 1, count;
     for (int32_t r = 0; r < ranks; r++)
-        room += (size_t)counts[r] * PLACEMENT_SLICES_MAX;
+        room += placement_slices(weights[r], counts[r]);
     struct ref *refs = calloc(room, sizeof *refs);
     struct placement_box *boxes = calloc(room, sizeof *boxes);
     if (!refs || !boxes) {

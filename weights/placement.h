@@ -9,7 +9,6 @@
 #include "kernels/backend.h"
 
 #define PLACEMENT_NAME_MAX 128
-#define PLACEMENT_SLICES_MAX 24
 
 struct span {
     int64_t begin, end; /* half-open; begin == end: nothing */
@@ -43,8 +42,8 @@ struct local_weight {
     enum local_kind kind;
     struct weight_spec spec; /* LOCAL_VECTOR: out = 1, in = n, dtype F32 */
     int32_t slice_count;
-    struct tensor_slice slices[PLACEMENT_SLICES_MAX];
-    size_t offset, bytes; /* in the rank's arena, by placement_layout */
+    struct tensor_slice *slices; /* borrowed */
+    size_t offset, bytes;        /* in the rank's arena, by placement_layout */
 };
 
 /* Assigns 64-byte aligned offsets in order and returns the arena's size. */
@@ -59,6 +58,9 @@ void placement_leaves(int64_t units, int64_t unit_size, struct span mine, struct
 
 /* Bytes of the checkpoint this weight's slices cover (what the rank must read). */
 size_t placement_read_bytes(const struct local_weight *w, enum dtype file_dtype);
+
+/* Slices of all weights together. */
+size_t placement_slices(const struct local_weight *weights, int32_t count);
 
 /* A rectangle of a tensor. */
 struct placement_box {

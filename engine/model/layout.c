@@ -173,6 +173,31 @@ static enum status check_alike(const struct plan *plan, const struct layout *l, 
     return OK;
 }
 
+/* The most slices of a weight: fused ones have theirs in every block. */
+static size_t slices_of(const struct layout *l, enum role role)
+{
+    const enum plan_part part = (enum plan_part)role;
+    int32_t n;
+    if (role == ROLE_QKV)
+        return 3 * (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
+    if (role == ROLE_GATE_UP)
+        return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
+    return 1;
+}
+
+static enum status slices_open(struct layout *l, struct err *err)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < l->count; i++)
+        n += slices_of(l, l->roles[i]);
+    l->slices = calloc(n, sizeof *l->slices);
+    if (!l->slices)
+        return base_fail(err, ERR_NOMEM, "layout: no memory for %zu slices", n);
+    for (int32_t i = l->count - 1; i >= 0; i--)
+        l->weights[i].slices = l->slices + (n -= slices_of(l, l->roles[i]));
+    return OK;
+}
+
 /* The parameters of the first layer, as the plan's check walks them; roles are in its order. */
 static enum status check(const struct plan *plan, const struct model_config *m, enum dtype dtype,
                          const struct backend_ops *ops, struct layout *l, struct err *err)
@@ -276,6 +301,7 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
     TRY(bind(plan, l, err));
     TRY(check(plan, m, dtype, ops, l, err));
     split(l, m);
+    TRY(slices_open(l, err));
     for (int32_t i = 0; i < l->count; i++)
         fill(l, m, params[i], l->layers[i], &l->weights[i]);
     TRY(placement_layout(ops, l->weights, l->count, &l->arena_bytes, err));
@@ -294,6 +320,7 @@ void layout_close(struct layout *l)
     flow_close(l->flow);
     free(l->kv_of);
     free(l->weights);
+    free(l->slices);
     free(l->roles);
     free(l->layers);
     free(l->choices);

@@ -318,21 +318,6 @@ static int32_t crossover(const struct flow *f)
     return low;
 }
 
-/* A rank of the coarsest split holds so many blocks of the finest one. */
-static enum status check_blocks(const struct flow *f, enum plan_part part, const struct spread *end,
-                                struct err *err)
-{
-    const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
-    const int32_t n = spread_pieces(&f->mesh, end, SPREAD_COLS) /
-                      spread_pieces(&f->mesh, &l->product, SPREAD_COLS);
-    if (n > FLOW_BLOCKS_MAX)
-        return base_fail(err, ERR_USAGE,
-                         "the plan's mesh cuts a rank's outputs of %s into %d blocks, at most %d "
-                         "are handled; use a mesh with a smaller b or w",
-                         part == PLAN_QKV ? "qkv_proj" : "gate_up_proj", n, FLOW_BLOCKS_MAX);
-    return OK;
-}
-
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err)
@@ -354,8 +339,6 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
         TRY(open_phase(f, m, (enum plan_phase)phase,
                        phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));
-    TRY(check_blocks(f, PLAN_QKV, &f->attention, err));
-    TRY(check_blocks(f, PLAN_GATE_UP, &f->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan))
         f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan) : crossover(f);

@@ -14,8 +14,6 @@
 #include "engine/parallel/plan.h"
 #include "engine/parallel/redistribute.h"
 
-#define FLOW_BLOCKS_MAX 8 /* blocks of a fused weight that one rank may hold */
-
 /* A linear, the table, or the head. */
 struct flow_linear {
     struct extent in, out; /* columns it takes and makes */
@@ -45,8 +43,7 @@ struct flow {
     int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
 };
 
-/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE
- * when the layout is finer than what a rank can hold. */
+/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. */
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
