@@ -31,7 +31,9 @@ static void explain_phase(const struct flow *f, enum plan_phase phase, struct bu
         const struct flow_linear *l = &p->linear[points[i].part];
         buf_printf(out, "  %-13s before %-37s after %s%s\n", points[i].name,
                    flow_text(f, &l->before, before), flow_text(f, &l->after, after),
-                   l->summa ? "; summa: weight and input panels are broadcast" : "");
+                   l->summa      ? "; summa: weight and input panels are broadcast"
+                   : l->gathered ? "; the weight is gathered"
+                                 : "");
     }
     buf_printf(out, "  %-13s before %-37s after %s\n", "lm_head",
                flow_text(f, &p->linear[PLAN_HEAD].before, before),
@@ -155,8 +157,11 @@ static enum status consider_all(struct comparison *c, struct err *err)
     for (int32_t w = 1; w <= ranks; w++) {
         for (int32_t a = 1; ranks % w == 0 && a <= ranks / w; a++) {
             snprintf(mesh, sizeof mesh, "%d,%d,%d", w, a, ranks / w / a);
-            if (ranks / w % a == 0 && c->count < CANDIDATES_MAX - 1)
-                TRY(consider(c, "3d", mesh, err));
+            if (ranks / w % a != 0 || c->count > CANDIDATES_MAX - 2)
+                continue;
+            TRY(consider(c, "3d", mesh, err));
+            if (w > 1)
+                TRY(consider(c, "3d_gathered", mesh, err));
         }
     }
 out:
@@ -168,7 +173,7 @@ static void write_candidate(const struct comparison *c, const struct candidate *
     char w[32], rest[32], n[32], rows[16] = "-";
     if (k->prefill_rows < INT32_MAX)
         snprintf(rows, sizeof rows, "%d", k->prefill_rows);
-    buf_printf(out, "%-12s  %10s  %9zu  %10s  %4d %4d  %7s ", k->name,
+    buf_printf(out, "%-17s  %10s  %9zu  %10s  %4d %4d  %7s ", k->name,
                base_human_bytes(w, sizeof w, k->weights), k->kv,
                base_human_bytes(rest, sizeof rest, k->rest), k->meetings[PLAN_DECODE],
                k->meetings[PLAN_PREFILL], rows);
@@ -193,10 +198,10 @@ static void write_times(const struct comparison *c, struct buf *out)
 {
     buf_puts(out, "\nmodelled ms of a step by its rows (collectives and linears; attention, norms "
                   "and sampling are alike), * least\n");
-    buf_printf(out, "%-12s", "layout");
+    buf_printf(out, "%-17s", "layout");
     write_rows(c, out);
     for (int32_t k = 0; k < c->count; k++) {
-        buf_printf(out, "%-12s", c->list[k].name);
+        buf_printf(out, "%-17s", c->list[k].name);
         for (int32_t i = 0; i < COLUMNS; i++) {
             double least = INFINITY;
             for (int32_t j = 0; j < c->count; j++)
@@ -216,11 +221,12 @@ enum status plan_modes_table(const struct setup *s, int32_t rows, const struct p
     TRY(consider_all(&c, err));
     buf_printf(out,
                "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
-               "(a: outputs, b: inputs,\nw: copies of the weights); KV: bytes per token; residual "
+               "(a: outputs, b: inputs,\nw: copies of the\nweights, or parts to gather); KV: bytes "
+               "per token; residual "
                "stream of %d rows; collectives per layer of\nsteps of few and many rows; summa "
                "from so many rows; bytes received per layer by rows, * least\n",
                s->options.tp, rows);
-    buf_printf(out, "%-12s  %10s  %9s  %10s  %9s  %7s ", "layout", "weights", "KV", "residual",
+    buf_printf(out, "%-17s  %10s  %9s  %10s  %9s  %7s ", "layout", "weights", "KV", "residual",
                "meetings", "summa");
     write_rows(&c, out);
     for (int32_t i = 0; i < c.count; i++)

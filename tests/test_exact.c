@@ -412,7 +412,8 @@ static void test_1d(void **state)
     assert_int_equal(done, 2 * RANKS);
 }
 
-/* Every (w, a, b) of up to 16 ranks, sums scattered over columns and over rows. */
+/* Every (w, a, b) of up to 16 ranks: sums scattered over columns, over rows, and weights gathered.
+ */
 static void test_3d(void **state)
 {
     (void)state;
@@ -427,12 +428,13 @@ static void test_3d(void **state)
                 snprintf(mesh, sizeof mesh, "%d,%d,%d", w, a, b);
                 check_layout(model_path, w * a * b, "3d", mesh, NULL, &done);
                 check_layout(model_path, w * a * b, "3d", mesh, rows, &done);
+                check_layout(model_path, w * a * b, "3d_gathered", mesh, NULL, &done);
                 meshes++;
             }
         }
     }
     assert_int_equal(meshes, 110); /* ordered triples of product 1 to 16 */
-    assert_int_equal(done, 2 * meshes);
+    assert_int_equal(done, 3 * meshes);
 }
 
 /* Grids, in the form of few rows, of many, and changing between them. */

@@ -21,6 +21,15 @@ struct span placement_block(int64_t units, int32_t parts, int32_t index)
     return (struct span){share(units, parts, index), share(units, parts, index + 1)};
 }
 
+struct span placement_tiles(int64_t outputs, int32_t parts, int32_t index)
+{
+    const int64_t tiles = (outputs + PLACEMENT_TILE - 1) / PLACEMENT_TILE;
+    struct span s = placement_block(tiles, parts, index);
+    s.begin = s.begin * PLACEMENT_TILE < outputs ? s.begin * PLACEMENT_TILE : outputs;
+    s.end = s.end * PLACEMENT_TILE < outputs ? s.end * PLACEMENT_TILE : outputs;
+    return s;
+}
+
 enum status placement_layout(const struct backend_ops *ops, struct local_weight *weights,
                              int32_t count, size_t *arena_bytes, struct err *err)
 {

@@ -16,6 +16,9 @@ struct span {
 
 /* Block `index` of `parts` of N units by the balanced rule. */
 struct span placement_block(int64_t units, int32_t parts, int32_t index);
+/* The same in whole tiles of outputs: the stored blocks one after another are the stored whole. */
+#define PLACEMENT_TILE 32
+struct span placement_tiles(int64_t outputs, int32_t parts, int32_t index);
 static inline int64_t span_len(struct span s)
 {
     return s.end - s.begin;

@@ -131,6 +131,26 @@ static void fill_gate_up(const struct layout *l, const struct model_config *m,
                       in);
 }
 
+static int64_t clamped(int64_t x, struct span s)
+{
+    return x < s.begin ? s.begin : x > s.end ? s.end : x;
+}
+
+/* Keeps these rows of what the slices fill. Slices that lose all their rows stay, empty: the tensor
+ * is still one of the model's. */
+static void keep(struct local_weight *w, struct span rows)
+{
+    for (int32_t i = 0; i < w->slice_count; i++) {
+        struct tensor_slice *s = &w->slices[i];
+        const struct span filled = {s->dst_row, s->dst_row + span_len(s->rows)};
+        const int64_t begin = clamped(rows.begin, filled), end = clamped(rows.end, filled);
+        s->rows.end = s->rows.begin + end - filled.begin;
+        s->rows.begin += begin - filled.begin;
+        s->dst_row = clamped(begin, rows) - rows.begin;
+    }
+    w->spec.out = (int32_t)span_len(rows);
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  int32_t layer, struct local_weight *w)
 {
@@ -158,6 +178,7 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     CHECK(spec.out == w->spec.out);
     CHECK(spec.in == w->spec.in);
     w->spec = spec;
+    keep(w, flow_stored_outputs(l->flow, part, l->rank));
 }
 
 /* One flow serves all layers. */

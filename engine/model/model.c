@@ -88,10 +88,12 @@ static int32_t max32(int32_t a, int32_t b)
 /* Scratch of the backend for the largest product, so that no step allocates. */
 static enum status reserve(const struct model *m, const struct layout *l, struct err *err)
 {
+    static const enum plan_part products[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
     int32_t in = 0, out = m->config->vocab;
-    for (int32_t i = 0; i < l->count; i++) {
-        in = max32(in, l->weights[i].spec.in);
-        out = max32(out, l->weights[i].spec.out);
+    for (size_t i = 0; i < ARRAY_LEN(products); i++) {
+        const struct weight_spec w = flow_weight(l->flow, products[i], l->rank);
+        in = max32(in, w.in);
+        out = max32(out, w.out);
     }
     return backend_reserve(m->b, m->rows_max, in, out, err);
 }

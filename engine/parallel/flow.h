@@ -18,9 +18,9 @@
 struct flow_linear {
     struct extent in, out; /* columns it takes and makes */
     struct spread uses, product;
-    struct route before; /* from where its input lies to what it uses; not of the table */
-    struct route after;  /* from the product to where it is wanted */
-    bool summa;          /* the weight travels (moving.h) */
+    struct route before;  /* from where its input lies to what it uses; not of the table */
+    struct route after;   /* from the product to where it is wanted */
+    bool summa, gathered; /* the weight travels (moving.h) */
 };
 
 struct flow_phase {
@@ -54,12 +54,17 @@ enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
 /* The columns of a matrix, its rows being those of a step. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);
 
-/* Outputs and inputs of the weight of a linear, table or head that a rank holds, in elements. */
+/* Outputs and inputs of the weight that a rank's product takes, or its look-up, in elements. */
 struct span flow_outputs(const struct flow *f, enum plan_part part, int32_t rank);
 struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank);
 /* Spec of that weight. */
 struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank);
+/* Of its outputs those that the rank stores: all but where the weight is gathered. */
+struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank);
+struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_t rank);
 
+/* Whether sums are added in the order of a single rank, so that the outputs have its bits. */
+bool flow_keeps_order(const struct flow *f);
 /* Collectives of one layer in which ranks wait for others. */
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
 /* "all-gather(col: cols), reduce-scatter(row: to cols)"; "-" when nothing moves; returns buf. */

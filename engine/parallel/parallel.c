@@ -103,6 +103,14 @@ static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_
     return s;
 }
 
+static bool has_gathered(const struct flow *f)
+{
+    bool any = false;
+    for (size_t k = 0; k < ARRAY_LEN(linears); k++)
+        any = any || f->phase[PLAN_DECODE].linear[linears[k]].gathered;
+    return any;
+}
+
 static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
 {
     struct moving_sizes s = {0};
@@ -110,10 +118,18 @@ static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
     for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
         const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[linears[k]];
         for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
-            const struct weight_spec w = flow_weight(f, linears[k], rank);
-            s.weight_bytes = larger(s.weight_bytes, f->ops->weight_bytes(&w));
-            s.x = larger(s.x, part_size(f, rank, rows, l->in, &l->uses));
-            s.y = larger(s.y, part_size(f, rank, rows, l->out, &l->product));
+            const struct weight_spec whole = flow_weight(f, linears[k], rank);
+            const struct weight_spec part = flow_stored(f, linears[k], rank);
+            if (l->summa) {
+                s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
+                s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
+                s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
+            }
+            if (l->gathered) {
+                s.gathered.part_bytes = larger(s.gathered.part_bytes, f->ops->weight_bytes(&part));
+                s.gathered.whole_bytes =
+                    larger(s.gathered.whole_bytes, f->ops->weight_bytes(&whole));
+            }
         }
     }
     return s;
@@ -123,7 +139,8 @@ size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samp
 {
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
     const struct moving_sizes moving = moving_sizes(f, rows_max);
-    return redistribute_arena_bytes(&moves) + (has_summa(f) ? moving_arena_bytes(&moving) : 0);
+    return redistribute_arena_bytes(&moves) +
+           (has_summa(f) || has_gathered(f) ? moving_arena_bytes(&moving) : 0);
 }
 
 /* Gives out 64-byte aligned pieces; counts only while base is NULL. */
@@ -176,7 +193,7 @@ size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
     return carve_all(&sizes, f, rank, rows_max, samples_max, NULL) +
            2 * base_align(moves.local * sizeof(float) + 1, 64) +
-           (has_summa(f) ? 4 * moving_sizes(f, rows_max).y : 0);
+           4 * moving_sizes(f, rows_max).summa.y;
 }
 
 /* ---- open and close ---- */
@@ -203,7 +220,7 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
     TRY(groups_open(&f->mesh, c, stats, &p->groups, err));
     TRY(redistribute_open(&p->groups, b, &moves, &p->moves, err));
-    if (has_summa(f)) {
+    if (has_summa(f) || has_gathered(f)) {
         const struct moving_sizes sizes = moving_sizes(f, rows_max);
         TRY(moving_open(&p->groups, b, &sizes, &p->moving, err));
     }
@@ -235,6 +252,11 @@ enum status parallel_weight_open(struct parallel *p, enum plan_part part,
     const struct spread *split = &f->choice[part].weight;
     struct weight_spec blocks[MOVING_PIECES_MAX];
     *out = (struct parallel_weight){.local = local};
+    if (f->phase[PLAN_DECODE].linear[part].gathered) {
+        const struct weight_spec whole = flow_weight(f, part, p->rank);
+        return moving_gathered_open(p->moving, backend_weight_storage(local), f->choice[part].over,
+                                    &whole, &out->moving, err);
+    }
     if (!f->phase[PLAN_PREFILL].linear[part].summa)
         return OK;
     const int32_t row = split->axis[SPREAD_COLS][0], col = split->axis[SPREAD_ROWS][0];
@@ -352,7 +374,7 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
     TRY(move(p, &in, &l->before, x.data, &used, err));
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
-    if (l->summa)
+    if (l->summa || l->gathered)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
         TRY(backend_linear(p->b, product, cview_of(used), w.local, err));

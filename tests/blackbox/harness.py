@@ -62,9 +62,10 @@ def free_port():
 def command_line(pid):
     """The arguments of a process; empty for one that is gone or only waits to be reaped."""
     try:
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return []
+    return words.decode(errors="replace").split("\0")[:-1]
 
 
 def parent_of(pid):

@@ -3,6 +3,7 @@ forms in tests/oracle."""
 
 import json
 import os
+import pathlib
 import re
 import sys
 import threading
@@ -15,10 +16,17 @@ from harness import ROOT, eventually, run
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mode_bytes  # noqa: E402
+import tp1d_bytes  # noqa: E402
 
 PLANS = ROOT / "engine/parallel/plans"
 LAYOUTS = [("1d", 3), ("1d_sp", 3), ("1d_sp", 4), ("2d", 4), ("2d", 9), ("2.5d", 4), ("2.5d", 8),
-           ("3d", 8)]
+           ("3d", 8), ("3d_gathered", 8), ("3d_gathered 2,3,1", 6), ("3d_gathered 5,1,1", 5)]
+
+
+def layout(mode):
+    """The options of "3d" or "3d w,a,b"."""
+    name, _, mesh = mode.partition(" ")
+    return ["--parallel-mode", name] + (["--mesh", mesh] if mesh else [])
 
 
 def received(metrics, rank):
@@ -44,15 +52,17 @@ def check_received(server, mode, ranks, shape, prompt, count, many_from=None):
 @pytest.mark.parametrize("mode,ranks", LAYOUTS)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "headdim_bf16"])
 def test_greedy_text(serve, name, mode, ranks):
-    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--parallel-mode", mode,
-                   "--dtype", "float32")
+    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, *layout(mode), "--dtype", "float32")
     for prompt, greedy in checkpoint.golden_runs(name):
         assert server.token_ids(prompt, 24) == greedy[:24]
 
 
 def plan_file(tmp_path, mode, many_from=None):
     """The built-in plan, its form for many rows from so many on, or never."""
-    plan = json.loads((PLANS / f"{mode.replace('.', 'p')}.json").read_text())
+    name, _, mesh = mode.partition(" ")
+    plan = json.loads((PLANS / f"{name.replace('.', 'p')}.json").read_text())
+    for axis, size in zip(plan["mesh"], map(int, mesh.split(",") if mesh else [])):
+        axis["size"] = size
     if many_from:
         plan["phases"]["prefill"]["rows"] = many_from
     else:
@@ -88,12 +98,46 @@ def test_received_bytes_of_travelling_weights(serve, tmp_path, odd, mode, ranks)
     check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 4, many_from=10)
 
 
+def mapped(pid, name):
+    """Bytes in use of a memory file that a process has mapped, by the kernel's count."""
+    total, inside = 0, False
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = f"memfd:{name} " in line
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.mark.parametrize("mode,ranks", [("3d_gathered", 8), ("3d_gathered 3,2,1", 6),
+                                        ("3d_gathered 4,1,1", 4)])
+def test_gathered_weights_are_held_once(serve, tmp_path, mode, ranks):
+    """A rank holds 1/P of the weights, by the closed form, by `plan` and by the kernel's count."""
+    model = checkpoint.write_config(tmp_path / "model", hidden_size=384, num_hidden_layers=3,
+                                    num_attention_heads=12, num_key_value_heads=6, head_dim=32,
+                                    intermediate_size=1000, vocab_size=1000)
+    more = ("--dtype", "bfloat16", "--load-format", "dummy")
+    server = serve(model, "-tp", ranks, *layout(mode), *more)
+    server.token_ids(PROMPT, 3)
+    said = predicted(model, mode, ranks, *more)["per_rank"]
+    shape, total = checkpoint.shape_of(model), 0
+    for rank, pid in enumerate(server.ranks()):
+        wanted = mode_bytes.stored(shape, *mode_bytes.mesh_place(mode, ranks, rank), 2)
+        gaps = 64 * 40  # each weight begins at a multiple of 64 bytes
+        assert 0 <= said[rank]["weight_bytes"] - wanted < gaps, rank
+        assert 0 <= mapped(pid, "tessera-weights") - wanted < gaps + 4096, rank
+        total += wanted
+    norms = 7 * 384 * 4
+    elements = sum(tp1d_bytes.weight_elements(shape, 1, 0).values())
+    assert total - ranks * norms == pytest.approx(2 * elements, rel=0.1)  # tiles are padded
+
+
 # ---- what plan says ------------------------------------------------------------------------------
 
 
 def predicted(model, mode, ranks, *more):
-    done = run("plan", model, "-tp", str(ranks), "--parallel-mode", mode, "--json", "--load-format",
-               "dummy", "--max-num-seqs", "4", "--max-model-len", "64", *map(str, more))
+    done = run("plan", model, "-tp", str(ranks), *layout(mode), "--json", "--load-format", "dummy",
+               "--max-num-seqs", "4", "--max-model-len", "64", *map(str, more))
     assert done.returncode in (0, 4), done.stderr
     return json.loads(done.stdout)
 
@@ -128,12 +172,12 @@ def test_activations_are_split(tmp_path, mode, ranks):
 def test_printed_plan_is_the_layout(tmp_path, odd):
     """--print-plan gives a file that --plan takes for the same layout."""
     for mode, ranks in LAYOUTS:
-        done = run("plan", odd, "-tp", str(ranks), "--parallel-mode", mode, "--load-format",
-                   "dummy", "--print-plan")
+        done = run("plan", odd, "-tp", str(ranks), *layout(mode), "--load-format", "dummy",
+                   "--print-plan")
         path = tmp_path / "printed.json"
         path.write_text(done.stdout)
         keys = "per_rank", "mesh", "collectives_per_layer"
-        want, got = (predicted(odd, mode, ranks, *more) for more in ((), ("--plan", path)))
+        want, got = predicted(odd, mode, ranks), predicted(odd, "1d", ranks, "--plan", path)
         assert [got[key] for key in keys] == [want[key] for key in keys]
 
 
@@ -143,7 +187,9 @@ def test_modes_are_compared(odd):
     names = [line.split("  ")[0] for line in lines[lines.index(
         next(line for line in lines if line.startswith("layout  "))) + 1:]]
     meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
-    assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + ["3d %d,%d,%d" % mesh for mesh in meshes]
+    assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + [
+        f"{mode} %d,%d,%d" % mesh for mesh in meshes
+        for mode in (["3d", "3d_gathered"] if mesh[0] > 1 else ["3d"])]
 
 
 def costs(model, ranks, *more):
