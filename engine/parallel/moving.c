@@ -35,7 +35,7 @@ struct moving_weight {
 
 static bool take(struct groups *g, struct pair *p, size_t src, size_t dst)
 {
-    for (int32_t k = 0; k < 2; k++) {
+    for (int32_t k = 0; k < 2 && src + dst > 0; k++) {
         p->src[k] = comm_buffer(g->world, src);
         p->dst[k] = comm_buffer(g->world, dst);
         if (!p->src[k] || !p->dst[k])
@@ -46,7 +46,7 @@ static bool take(struct groups *g, struct pair *p, size_t src, size_t dst)
 
 static size_t rounded(size_t bytes)
 {
-    return base_align(bytes + 1, 64);
+    return base_align(bytes, 64);
 }
 
 size_t moving_arena_bytes(const struct moving_sizes *s)
@@ -62,8 +62,9 @@ enum status moving_open(struct groups *g, struct backend *b, const struct moving
     if (!m)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
     *m = (struct moving){.g = g, .b = b, .sizes = *sizes};
-    m->part = b->ops->alloc(b, 4 * sizes->summa.y + 1);
-    if (!m->part) {
+    if (sizes->summa.y > 0)
+        m->part = b->ops->alloc(b, 4 * sizes->summa.y);
+    if (sizes->summa.y > 0 && !m->part) {
         moving_close(m);
         return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu elements",
                          sizes->summa.y);
