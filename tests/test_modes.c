@@ -20,6 +20,7 @@ static const struct mode_case {
     int32_t ranks, rows, mesh[3];
     const char *scatter;
     const char *sizes; /* --mesh of a built-in plan */
+    bool distributed;  /* the sampler */
 } cases[] = {
     {.mode = "1d_sp", .ranks = 3},
     {.mode = "1d_sp", .ranks = 8},
@@ -109,6 +110,7 @@ static struct cluster *open_case(const struct mode_case *c, const char *golden, 
                                 "--max-num-seqs=64",
                                 "--max-num-batched-tokens=64",
                                 "--kv-cache-memory=16M",
+                                c->distributed ? "--sampler=distributed" : "--sampler=gather",
                                 c->sizes ? mesh : NULL,
                                 NULL};
     return cluster_open(model, c->ranks, args);
@@ -255,12 +257,55 @@ static void test_bits_of_gathered_weights(void **state)
     }
 }
 
+/* Not all rows of a prompt want logprobs: the distributed sampler gathers these alone, in several
+ * turns, and has what the other one has. */
+static void test_rows_gathered_apart(void **state)
+{
+    (void)state;
+    enum { TOP = 4 };
+    static const struct mode_case layouts[] = {{.mode = "1d", .ranks = 3},
+                                               {.mode = "1d_sp", .ranks = 4},
+                                               {.mode = "2d", .ranks = 4},
+                                               {.mode = "3d", .ranks = 8}};
+    for (size_t i = 0; i < ARRAY_LEN(layouts); i++) {
+        size_t n;
+        int32_t *prompt = golden_tensor(goldens[0], "prompt0", &n);
+        struct token_top best[2][ROWS][TOP] = {0};
+        for (int k = 0; k < 2; k++) {
+            struct mode_case m = layouts[i];
+            m.distributed = k == 1;
+            struct cluster *c = open_case(&m, goldens[0], "float32");
+            cluster_open_slot(c, 0, prompt, (int32_t)n, (int32_t)n + 1, greedy);
+            for (int32_t r = 0; r < (int32_t)n; r++) {
+                cluster_row(c, 0, r, prompt[r], true);
+                c->step->top[r] = r % 6 != 1 ? TOP : -1;
+            }
+            cluster_step(c);
+            assert_int_equal(c->result[0].stride, TOP);
+            for (size_t r = 0; r < n; r++)
+                if (r % 6 != 1)
+                    memcpy(best[k][r], c->result[0].best + r * TOP, sizeof best[k][r]);
+            cluster_close(c);
+        }
+        for (size_t r = 0; r < n; r++)
+            for (int t = 0; t < TOP; t++)
+                if (best[1][r][t].token != best[0][r][t].token ||
+                    best[1][r][t].logprob != best[0][r][t].logprob)
+                    fail_msg("%s at %d ranks: row %zu, token %d is %d (%g), not %d (%g)",
+                             layouts[i].mode, layouts[i].ranks, r, t, best[1][r][t].token,
+                             (double)best[1][r][t].logprob, best[0][r][t].token,
+                             (double)best[0][r][t].logprob);
+        free(prompt);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_modes),
         cmocka_unit_test(test_bits_of_one_rank),
         cmocka_unit_test(test_bits_of_gathered_weights),
+        cmocka_unit_test(test_rows_gathered_apart),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -450,6 +450,11 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     TRY(backend_select(p->b, chosen, n, index, err));
     TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
     *logits = cview_of(mine);
+    if (l->after.count > 0) { /* out of the way of gathering them, some rows after others */
+        p->b->ops->copy(p->b, p->product, (size_t)mine.cols, mine.data, (size_t)mine.cols,
+                        mine.rows, mine.cols);
+        logits->data = p->product;
+    }
 out:
     return st;
 }
