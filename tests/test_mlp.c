@@ -274,6 +274,7 @@ static enum status forward(struct ranks_member *m, struct err *err)
     const enum mode mode = (enum mode)(run->c - cases);
     const struct redistribute_sizes sizes = {
         {{BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}},
+        BATCH * WIDE,
         BATCH * WIDE};
     const struct moving_sizes moving = {{HIDDEN * WIDE, BATCH * WIDE, BATCH * WIDE},
                                         {HIDDEN * WIDE, 2 * HIDDEN * WIDE}};

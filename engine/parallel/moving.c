@@ -1,14 +1,14 @@
-/* DESIGN: blocks are copied into a buffer peers can read, one pair of source and destination per
- * turn, as everywhere (comm.h, reuse rule); the two broadcasts of a round run on two communicators,
- * so each has its own pairs. Handles over the destinations are made when a weight is opened: a
+/* DESIGN: blocks are copied into a buffer peers can read, two in turn, as everywhere (comm.h, reuse
+ * rule); the two broadcasts of a round run on two communicators, so each has its own. Handles over
+ * the destinations are made when a weight is opened: a
  * round allocates nothing. */
 #include "engine/parallel/moving.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct pair {
-    float *src[2], *dst[2];
+struct lane {
+    float *src[2], *dst;
     int32_t turn;
 };
 
@@ -16,7 +16,7 @@ struct moving {
     struct groups *g;
     struct backend *b;
     struct moving_sizes sizes;
-    struct pair x, w, all; /* input panels, weight blocks, gathered weights */
+    struct lane x, w, all; /* input panels, weight blocks, gathered weights */
     float *part;           /* product of one round of summa */
 };
 
@@ -29,19 +29,18 @@ struct moving_weight {
         size_t block[MOVING_PIECES_MAX]; /* summa: bytes of each round's */
         int32_t part[COMM_RANKS_MAX];    /* gathered: words of each rank's */
     };
-    int32_t width[MOVING_PIECES_MAX];        /* inputs of each round */
-    struct weight *at[MOVING_PIECES_MAX][2]; /* over the destinations */
+    int32_t width[MOVING_PIECES_MAX];     /* inputs of each round */
+    struct weight *at[MOVING_PIECES_MAX]; /* over the destinations */
 };
 
-static bool take(struct groups *g, struct pair *p, size_t src, size_t dst)
+static bool take(struct groups *g, struct lane *l, size_t src, size_t dst)
 {
-    for (int32_t k = 0; k < 2 && src + dst > 0; k++) {
-        p->src[k] = comm_buffer(g->world, src);
-        p->dst[k] = comm_buffer(g->world, dst);
-        if (!p->src[k] || !p->dst[k])
-            return false;
-    }
-    return true;
+    if (src + dst == 0)
+        return true;
+    for (int32_t k = 0; k < 2; k++)
+        l->src[k] = comm_buffer(g->world, src);
+    l->dst = comm_buffer(g->world, dst);
+    return l->src[0] && l->src[1] && l->dst;
 }
 
 static size_t rounded(size_t bytes)
@@ -51,8 +50,8 @@ static size_t rounded(size_t bytes)
 
 size_t moving_arena_bytes(const struct moving_sizes *s)
 {
-    return 4 * rounded(s->summa.weight_bytes) + 4 * rounded(4 * s->summa.x) +
-           2 * (rounded(s->gathered.part_bytes) + rounded(s->gathered.whole_bytes));
+    return 3 * rounded(s->summa.weight_bytes) + 3 * rounded(4 * s->summa.x) +
+           2 * rounded(s->gathered.part_bytes) + rounded(s->gathered.whole_bytes);
 }
 
 enum status moving_open(struct groups *g, struct backend *b, const struct moving_sizes *sizes,
@@ -91,7 +90,7 @@ void moving_close(struct moving *m)
 static enum status finish_open(struct moving_weight *w, struct moving_weight **out, struct err *err)
 {
     for (int32_t t = 0; t < w->rounds; t++) {
-        if (!w->at[t][0] || !w->at[t][1]) {
+        if (!w->at[t]) {
             moving_weight_close(w);
             return base_fail(err, ERR_NOMEM, "moving weights: no memory for a handle");
         }
@@ -116,8 +115,7 @@ enum status moving_summa_open(struct moving *m, const void *storage, int32_t row
         w->width[t] = blocks[t].in;
         w->block[t] = m->b->ops->weight_bytes(&blocks[t]);
         CHECK(w->block[t] <= m->sizes.summa.weight_bytes);
-        for (int32_t k = 0; k < 2; k++)
-            w->at[t][k] = m->b->ops->weight_open(m->b, &blocks[t], m->w.dst[k]);
+        w->at[t] = m->b->ops->weight_open(m->b, &blocks[t], m->w.dst);
     }
     return finish_open(w, weight, err);
 }
@@ -148,8 +146,7 @@ enum status moving_gathered_open(struct moving *m, const void *storage, int32_t 
                          "weights of type %s cannot be gathered on %s; choose another layout",
                          dtype_name(whole->dtype), m->b->ops->name);
     }
-    for (int32_t k = 0; k < 2; k++)
-        w->at[0][k] = m->b->ops->weight_open(m->b, whole, m->all.dst[k]);
+    w->at[0] = m->b->ops->weight_open(m->b, whole, m->all.dst);
     return finish_open(w, weight, err);
 }
 
@@ -158,21 +155,20 @@ void moving_weight_close(struct moving_weight *w)
     if (!w)
         return;
     for (int32_t t = 0; t < MOVING_PIECES_MAX; t++)
-        for (int32_t k = 0; k < 2; k++)
-            if (w->at[t][k])
-                w->b->ops->weight_close(w->at[t][k]);
+        if (w->at[t])
+            w->b->ops->weight_close(w->at[t]);
     free(w);
 }
 
 /* Broadcasts n elements of `own` from coordinate `root` of an axis. */
-static enum status spread_out(struct moving *m, struct pair *p, int32_t axis, int32_t root,
+static enum status spread_out(struct moving *m, struct lane *l, int32_t axis, int32_t root,
                               const void *own, size_t n, struct err *err)
 {
     struct comm *c = m->g->axis[axis];
-    const int32_t t = p->turn ^= 1;
+    const int32_t t = l->turn ^= 1;
     if (c->rank == root)
-        m->b->ops->copy(m->b, p->src[t], n, own, n, 1, (int32_t)n);
-    return comm_broadcast(c, p->dst[t], p->src[t], n, root, err);
+        m->b->ops->copy(m->b, l->src[t], n, own, n, 1, (int32_t)n);
+    return comm_broadcast(c, l->dst, l->src[t], n, root, err);
 }
 
 static enum status summa(struct moving *m, struct view y, struct cview x,
@@ -186,8 +182,8 @@ static enum status summa(struct moving *m, struct view y, struct cview x,
         CHECK(panel <= m->sizes.summa.x);
         TRY(spread_out(m, &m->x, w->col, t, x.data, panel, err));
         TRY(spread_out(m, &m->w, w->row, t, w->storage, w->block[t] / 4, err));
-        const struct cview in = {m->x.dst[m->x.turn], DTYPE_F32, x.rows, w->width[t]};
-        TRY(backend_linear(m->b, part, in, w->at[t][m->w.turn], err));
+        const struct cview in = {m->x.dst, DTYPE_F32, x.rows, w->width[t]};
+        TRY(backend_linear(m->b, part, in, w->at[t], err));
         if (t > 0) {
             const float *const both[] = {y.data, part.data};
             m->b->ops->sum_tree(m->b, y.data, both, 2, (size_t)y.rows * (size_t)y.cols);
@@ -205,8 +201,8 @@ static enum status gathered(struct moving *m, struct view y, struct cview x,
     struct comm *c = m->g->axis[w->row];
     const int32_t t = m->all.turn ^= 1, mine = w->part[c->rank];
     m->b->ops->copy(m->b, m->all.src[t], (size_t)mine, w->storage, (size_t)mine, 1, mine);
-    TRY(comm_all_gather(c, m->all.dst[t], m->all.src[t], 1, w->part, err));
-    TRY(backend_linear(m->b, y, x, w->at[0][t], err));
+    TRY(comm_all_gather(c, m->all.dst, m->all.src[t], 1, w->part, err));
+    TRY(backend_linear(m->b, y, x, w->at[0], err));
 out:
     return st;
 }
