@@ -12,7 +12,7 @@ import time
 import pytest
 
 import checkpoint
-from harness import ROOT, eventually, run
+from harness import ROOT, eventually, is_sanitized, run
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mode_bytes  # noqa: E402
@@ -98,15 +98,21 @@ def test_received_bytes_of_travelling_weights(serve, tmp_path, odd, mode, ranks)
     check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 4, many_from=10)
 
 
-def mapped(pid, name):
-    """Bytes in use of a memory file that a process has mapped, by the kernel's count."""
-    total, inside = 0, False
+def mappings(pid):
+    """(what is mapped, {"Rss": bytes, ...}) of a process, by the kernel's count."""
+    found = []
     for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = f"memfd:{name} " in line
-        elif inside and line.startswith("Rss:"):
-            total += 1024 * int(line.split()[1])
-    return total
+            found.append((" ".join(words[5:]), {}))
+        elif words[-1] == "kB":
+            found[-1][1][words[0].rstrip(":")] = 1024 * int(words[1])
+    return found
+
+
+def mapped(pid, name):
+    """Bytes in use of a memory file."""
+    return sum(sizes["Rss"] for what, sizes in mappings(pid) if f"memfd:{name} " in what)
 
 
 @pytest.mark.parametrize("mode,ranks", [("3d_gathered", 8), ("3d_gathered 3,2,1", 6),
@@ -130,6 +136,50 @@ def test_gathered_weights_are_held_once(serve, tmp_path, mode, ranks):
     norms = 7 * 384 * 4
     elements = sum(tp1d_bytes.weight_elements(shape, 1, 0).values())
     assert total - ranks * norms == pytest.approx(2 * elements, rel=0.1)  # tiles are padded
+
+
+def activations(serve, model, mode, ranks, rows):
+    """Of each rank (bytes that `plan` predicts, bytes by the kernel's count): its own memory, which
+    includes what does not depend on the rows, and its share of the communicator's."""
+    more = ["--dtype", "float32", "--max-num-batched-tokens", rows]
+    planned = predicted(model, mode, ranks, *more)["per_rank"]
+    server = serve(model, "-tp", ranks, *layout(mode), *more, "--load-format", "dummy",
+                   "--max-num-seqs", 4, "--max-model-len", 64)
+    held = []
+    for pid in server.ranks():
+        sizes = mappings(pid)
+        shared = sum(size["Size"] for what, size in sizes if "memfd:tessera-comm" in what)
+        held.append(sum(size["Anonymous"] for _, size in sizes) + shared / ranks)
+    server.stop()
+    return [(entry["activation_bytes"] + entry["comm_buffer_bytes"], bytes_)
+            for entry, bytes_ in zip(planned, held)]
+
+
+FEW, MANY = 256, 1280  # rows
+
+
+def bytes_per_row(serve, model, mode, ranks):
+    """Of each rank (predicted, witnessed): what a step of so many more rows takes more."""
+    few, many = (activations(serve, model, mode, ranks, rows) for rows in (FEW, MANY))
+    return [tuple((b - a) / (MANY - FEW) for a, b in zip(*pair)) for pair in zip(few, many)]
+
+
+@pytest.mark.skipif(is_sanitized(), reason="sanitizers keep memory of their own")
+def test_activations_are_what_was_planned(serve, tmp_path):
+    """By the kernel's count. Every layout but 1d holds far less than 1d: none gathers everything
+    and runs that."""
+    model = checkpoint.write_config(tmp_path / "wide", hidden_size=1024, num_hidden_layers=1,
+                                    num_attention_heads=16, num_key_value_heads=8, head_dim=32,
+                                    intermediate_size=512, vocab_size=512)
+    most = {}
+    for mode, ranks in (("1d", 8), ("1d_sp", 8), ("2d", 4), ("2.5d", 8), ("3d", 8),
+                        ("3d_gathered", 8)):
+        found = bytes_per_row(serve, model, mode, ranks)
+        for rank, (planned, witnessed) in enumerate(found):
+            assert witnessed == pytest.approx(planned, rel=0.08), (mode, rank)
+        most[mode] = max(witnessed for _, witnessed in found)
+    assert most["1d"] > 6 * 4 * 1024  # the stream, its norm, a product, and sums in two turns
+    assert all(most[mode] < 0.7 * most["1d"] for mode in most if mode != "1d"), most
 
 
 # ---- what plan says ------------------------------------------------------------------------------
