@@ -15,6 +15,7 @@ import pytest
 
 import checkpoint
 import harness
+import test_modes
 import test_mpi
 from harness import ROOT, eventually
 
@@ -149,7 +150,8 @@ def test_greedy_text(launch, network):
     assert server.stop() == 0, server.log
 
 
-@pytest.mark.parametrize("mode,network", [("1d", 2), ("1d", 3), ("1d_sp", 3), ("2d", 4)],
+@pytest.mark.parametrize("mode,network", [("1d", 2), ("1d", 3), ("1d_sp", 3), ("2d", 4),
+                                          ("3d_gathered 2,2,1", 4)],
                          indirect=["network"])
 def test_kernel_counts_the_bytes(launch, network, tmp_path, mode):
     """Sockets carry what the closed forms say, and the headers of MPI: less than a twentieth."""
@@ -157,9 +159,9 @@ def test_kernel_counts_the_bytes(launch, network, tmp_path, mode):
                                     num_attention_heads=8, num_key_value_heads=4, head_dim=64,
                                     intermediate_size=1024, vocab_size=2048)
     ranks, prompt, count = len(network.machines), [3 + i for i in range(200)], 8
-    server = launch(model, "--load-format", "dummy", "--dtype", "float32", "--parallel-mode", mode,
+    server = launch(model, "--load-format", "dummy", "--dtype", "float32", *test_modes.layout(mode),
                     "--no-enable-prefix-caching")
-    plan = json.loads(harness.run("plan", model, "-tp", ranks, "--parallel-mode", mode, "--json",
+    plan = json.loads(harness.run("plan", model, "-tp", ranks, *test_modes.layout(mode), "--json",
                                   "--load-format", "dummy", "--max-model-len", 512).stdout)
     many_from = plan.get("many_rows_from", 1 << 30)
     before = [network.received(rank) for rank in range(ranks)]
