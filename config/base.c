@@ -4,13 +4,10 @@
 #include "config/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 _Noreturn void base_check_failed(const char *cond, const char *file, int line)
 {
@@ -153,21 +150,6 @@ const char *base_human_bytes(char *buf, size_t cap, uint64_t bytes)
     }
     snprintf(buf, cap, u == 0 || v >= 100 ? "%.0f %s" : "%.1f %s", v, units[u]);
     return buf;
-}
-
-FILE *base_open_file(const char *path)
-{
-    struct stat sb = {0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return NULL;
-    bool regular = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode);
-    FILE *f = regular ? fdopen(fd, "r") : NULL;
-    if (f)
-        return f;
-    close(fd);
-    errno = regular ? ENOMEM : S_ISDIR(sb.st_mode) ? EISDIR : EINVAL;
-    return NULL;
 }
 
 uint64_t base_hash(uint64_t hash, const void *bytes, size_t n)

@@ -10,7 +10,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 enum status {
     OK = 0,
@@ -85,10 +84,6 @@ int base_edit_distance(const char *a, const char *b);
 
 /* "1.5 GiB", "312 KiB" into buf; returns buf. */
 const char *base_human_bytes(char *buf, size_t cap, uint64_t bytes);
-
-/* Opens a file of a model for reading; NULL with errno set, also for what is no regular file: a
- * FIFO would block for ever, a device never end. */
-FILE *base_open_file(const char *path);
 
 /* FNV-1a 64-bit, chained through *hash. Start with BASE_HASH_INIT. */
 #define BASE_HASH_INIT 0xcbf29ce484222325ull

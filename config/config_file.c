@@ -2,6 +2,8 @@
  * event that shows it, with its line. Values stay text; the options table knows their kinds. */
 #include "config/config_file.h"
 
+#include "config/file.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,36 +103,24 @@ out:
     return st;
 }
 
-/* The bytes of a small file. */
-static enum status read_bytes(const char *path, unsigned char *bytes, size_t *n, struct err *err)
-{
-    FILE *f = fopen(path, "rb");
-    if (!f)
-        return base_fail_errno(err, ERR_USAGE, "configuration file %s", path);
-    *n = fread(bytes, 1, CONFIG_FILE_BYTES_MAX + 1, f);
-    enum status st = OK;
-    if (ferror(f))
-        st = base_fail_errno(err, ERR_USAGE, "configuration file %s", path);
-    else if (*n > CONFIG_FILE_BYTES_MAX)
-        st = base_fail(err, ERR_USAGE, "configuration file %s: more than %d bytes", path,
-                       CONFIG_FILE_BYTES_MAX);
-    fclose(f);
-    return st;
-}
-
 enum status config_file_open(const char *path, struct config_file **out, struct err *err)
 {
     enum status st = OK;
     struct reader r = {.path = path, .err = err};
+    const struct file_spec f = {.path = path,
+                                .what = "configuration file ",
+                                .bytes_max = CONFIG_FILE_BYTES_MAX,
+                                .failure = ERR_USAGE,
+                                .pipes = true};
+    char *bytes = NULL;
     size_t n = 0;
-    unsigned char *bytes = malloc(CONFIG_FILE_BYTES_MAX + 1);
     r.file = calloc(1, sizeof *r.file);
-    if (!bytes || !r.file || !yaml_parser_initialize(&r.parser)) {
+    if (!r.file || !yaml_parser_initialize(&r.parser)) {
         st = base_fail(err, ERR_NOMEM, "configuration file %s: no memory to read it", path);
         goto out;
     }
-    TRY(read_bytes(path, bytes, &n, err));
-    yaml_parser_set_input_string(&r.parser, bytes, n);
+    TRY(file_read(&f, &bytes, &n, err));
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)bytes, n);
     TRY(read_events(&r));
     *out = r.file;
     r.file = NULL;

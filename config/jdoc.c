@@ -3,8 +3,8 @@
  * jansson's own nodes behind an opaque name, so reading costs nothing. */
 #include "config/jdoc.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include "config/file.h"
+
 #include <jansson.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -12,8 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false};
@@ -148,40 +146,17 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
 
 enum status jdoc_load(const char *path, struct jdoc **out, struct err *err)
 {
-    enum status st = OK;
+    const struct file_spec f = {
+        .path = path, .bytes_max = jdoc_limits_file.bytes_max, .failure = ERR_MODEL};
     char *text = NULL;
-    struct stat sb;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang us */
-    if (fd < 0)
-        return base_fail_errno(err, ERR_IO, "%s", path);
-    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode) ||
-        (uint64_t)sb.st_size > jdoc_limits_file.bytes_max) {
-        st = base_fail(err, ERR_MODEL, "%s: not a regular file of at most %zu bytes", path,
-                       jdoc_limits_file.bytes_max);
-        goto out;
-    }
-    size_t n = (size_t)sb.st_size, got = 0;
-    text = malloc(n + 1);
-    if (!text) {
-        st = base_fail(err, ERR_NOMEM, "%s: no memory for %zu bytes", path, n);
-        goto out;
-    }
-    while (got < n) {
-        ssize_t r = read(fd, text + got, n - got);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0) {
-            st = base_fail(err, ERR_IO, "%s: read %zu of %zu bytes", path, got, n);
-            goto out;
-        }
-        got += (size_t)r;
-    }
+    size_t n = 0;
+    enum status st = OK;
+    TRY(file_read(&f, &text, &n, err));
     st = jdoc_parse(text, n, &jdoc_limits_file, path, out, err);
     if (st == ERR_INPUT)
         st = ERR_MODEL;
 out:
     free(text);
-    close(fd);
     return st;
 }
 

@@ -4,6 +4,7 @@
  */
 #include "config/model_config.h"
 
+#include "config/file.h"
 #include "config/jdoc.h"
 
 #include <math.h>
@@ -294,6 +295,7 @@ enum status model_config_load(const char *dir, struct model_config *out,
 {
     char path[4096];
     char *text = NULL;
+    size_t n = 0;
     enum status st = OK;
     struct model_config m;
     struct generation_defaults d = model_config_no_defaults();
@@ -302,21 +304,8 @@ enum status model_config_load(const char *dir, struct model_config *out,
         return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
         return base_fail(err, ERR_MODEL, "%.100s...: path too long", dir);
-    FILE *f = base_open_file(path);
-    if (!f)
-        return base_fail_errno(err, ERR_MODEL, "%s: cannot be read", path);
-    size_t cap = 1u << 20;
-    text = malloc(cap);
-    size_t n = text ? fread(text, 1, cap, f) : 0;
-    fclose(f);
-    if (!text) {
-        st = base_fail(err, ERR_NOMEM, "%s: no memory to read it", path);
-        goto out;
-    }
-    if (n == cap) {
-        st = base_fail(err, ERR_MODEL, "%s: larger than 1 MiB", path);
-        goto out;
-    }
+    const struct file_spec f = {.path = path, .bytes_max = 1u << 20, .failure = ERR_MODEL};
+    TRY(file_read(&f, &text, &n, err));
     TRY(model_config_parse(text, n, path, &m, err));
     snprintf(path, sizeof path, "%s/generation_config.json", dir);
     if (stat(path, &sb) == 0)

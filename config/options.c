@@ -8,10 +8,15 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define PREFIX "TESSERA_"
+enum { VARIABLE_MAX = 64 };
 
 enum kind { INT32, INT64, BYTES, NUMBER, STRING, CHOICE, FLAG };
 
@@ -129,12 +134,35 @@ static const struct row rows[] = {
      "seconds running requests may go on after SIGTERM"},
     {"step-timeout", NULL, COMMAND_SERVE, NUMBER, AT(step_timeout), 1, 3600, "30", NULL,
      "seconds without progress of any layer before the ranks count as hung"},
+    {"max-group-restarts", NULL, COMMAND_SERVE, INT32, AT(max_group_restarts), 0,
+     OPTIONS_RESTARTS_MAX, "3", NULL,
+     "times in five minutes that lost ranks are started again, while requests wait"},
     {"output", "o", COMMAND_SHARD | COMMAND_SYNTH, STRING, AT(output), 0, 0, NULL, NULL,
      "directory to write; must not exist or be empty"},
     {"config", NULL, COMMAND_SYNTH, STRING, AT(synth_config), 0, 0, NULL, NULL,
      "config.json of the model to make"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
      NULL, "seed of synthetic weights"},
+    {"max-tokens", NULL, COMMAND_COMPLETE, STRING, AT(complete.max_tokens), 0, 0, "256", NULL,
+     "most tokens of the answer"},
+    {"temperature", NULL, COMMAND_COMPLETE, STRING, AT(complete.temperature), 0, 0, NULL, NULL,
+     "0: always the likeliest token; without it and those below: the model's own"},
+    {"top-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.top_p), 0, 0, NULL, NULL,
+     "share of the probability that is drawn from"},
+    {"top-k", NULL, COMMAND_COMPLETE, STRING, AT(complete.top_k), 0, 0, NULL, NULL,
+     "number of tokens that are drawn from; 0: all"},
+    {"min-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.min_p), 0, 0, NULL, NULL,
+     "least probability, as a share of the likeliest token's"},
+    {"presence-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.presence_penalty), 0, 0, NULL,
+     NULL, "for tokens that were produced"},
+    {"frequency-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.frequency_penalty), 0, 0,
+     NULL, NULL, "for each time a token was produced"},
+    {"repetition-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.repetition_penalty), 0, 0,
+     NULL, NULL, "factor for tokens of prompt and answer"},
+    {"seed", NULL, COMMAND_COMPLETE, STRING, AT(complete.seed), 0, 0, NULL, NULL,
+     "the same answer each time"},
+    {"stop", NULL, COMMAND_COMPLETE, STRING, AT(complete.stop), 0, 0, NULL, NULL,
+     "text that ends the answer"},
     {"seed", NULL, COMMAND_BENCH, INT64, AT(seed), 0, 0x1p62, "0", NULL,
      "fixes prompts and arrival times"},
     {"num-prompts", NULL, COMMAND_BENCH, INT32, AT(bench.num_prompts), 1, 1 << 20, "100", NULL,
@@ -149,18 +177,18 @@ static const struct row rows[] = {
      "most tokens of an answer"},
     {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
      "random token ids are below it"},
-    {"ignore-eos", NULL, COMMAND_BENCH, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
-     "asks for answers of full length"},
+    {"ignore-eos", NULL, COMMAND_BENCH | COMMAND_COMPLETE, FLAG, AT(bench.ignore_eos), 0, 0, NULL,
+     NULL, "asks for answers of full length"},
     {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
      "JSON lines {\"prompt\": text or ids, \"max_tokens\": N}"},
     {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
      "ms a good request keeps to, as ttft:500,tpot:50,e2e:10000"},
-    {"model", NULL, COMMAND_BENCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
+    {"model", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.model), 0, 0, NULL, NULL,
      "name in the requests; default: the first one the server lists"},
-    {"api-key", NULL, COMMAND_BENCH, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
+    {"api-key", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
      "bearer token; TESSERA_API_KEY keeps it off the command line"},
-    {"timeout", NULL, COMMAND_BENCH, NUMBER, AT(bench.timeout), 1, 86400, "600", NULL,
-     "seconds a request may take"},
+    {"timeout", NULL, COMMAND_BENCH | COMMAND_COMPLETE, NUMBER, AT(bench.timeout), 1, 86400, "600",
+     NULL, "seconds a request may take"},
     {"output-json", NULL, COMMAND_BENCH, STRING, AT(bench.output_json), 0, 0, NULL, NULL,
      "file for all figures"},
     {"plot", NULL, COMMAND_BENCH, STRING, AT(bench.plot), 0, 0, NULL, NULL,
@@ -184,6 +212,7 @@ static const struct row rows[] = {
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
+    {"weights-kept", NULL, COMMAND_RANK, FLAG, AT(weights_kept), 0, 0, NULL, NULL, "internal"},
     {"on-device", NULL, COMMAND_RANK, FLAG, AT(on_device), 0, 0, NULL, NULL, "internal"},
     {"comm-bytes", NULL, COMMAND_RANK, INT64, AT(comm_bytes), 0, 0x1p50, "0", NULL, "internal"},
 };
@@ -209,6 +238,12 @@ static const struct {
      "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
      "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
      "file describe.\n"},
+    {"complete", COMMAND_COMPLETE,
+     "tessera complete URL|MODEL [\"PROMPT\"] [options] [-- options of tessera serve]\n\n"
+     "Prints one completion as it comes, of a server at http://HOST:PORT or of one that it starts "
+     "on a\nmodel directory and stops again. Without PROMPT: all of stdin. Text goes to stdout, "
+     "the "
+     "rest to\nstderr. Exit code 1: the server fails, or none answers.\n"},
     {"bench", COMMAND_BENCH,
      "tessera bench URL [options]\n"
      "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"
@@ -351,23 +386,101 @@ static const struct row *find_argument(enum command command, const char *arg,
     return NULL;
 }
 
-/* TESSERA_MAX_MODEL_LEN for --max-model-len; not for internal options. */
+/* A key names the row of this command, else of any other. */
+static const struct row *find_key(enum command command, const char *key)
+{
+    const struct row *found = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        if (strcmp(r->name, key) == 0 && r->commands != COMMAND_RANK &&
+            (!found || (r->commands & (int)command)))
+            found = r;
+    }
+    return found;
+}
+
+/* TESSERA_MAX_MODEL_LEN for --max-model-len. */
+static void variable_of(const struct row *r, char out[VARIABLE_MAX])
+{
+    const int n = snprintf(out, VARIABLE_MAX, PREFIX "%s", r->name);
+    for (int i = 0; i < n; i++)
+        out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
+}
+
+/* Kubernetes tells every pod where each service of its namespace is. Of one called "tessera", or
+ * "tessera-SOMETHING", the variables look like ours, and TESSERA_PORT is one: tcp://10.0.0.1:8000.
+ */
+static bool is_service_link(const char *name, const char *value)
+{
+    static const char *const names[] = {PREFIX "*SERVICE_HOST", PREFIX "*SERVICE_PORT*",
+                                        PREFIX "*PORT_[0-9]*_TCP*", PREFIX "*PORT_[0-9]*_UDP*",
+                                        PREFIX "*PORT_[0-9]*_SCTP*"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (fnmatch(names[i], name, 0) == 0)
+            return true;
+    return fnmatch(PREFIX "*PORT", name, 0) == 0 && strstr(value, "://");
+}
+
+/* Not for internal options. */
 static enum status from_environment(struct options *o, struct err *err)
 {
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         const struct row *r = &rows[i];
         if (!(r->commands & (int)o->command) || o->command == COMMAND_RANK)
             continue;
-        char name[64];
-        int n = snprintf(name, sizeof name, "TESSERA_%s", r->name);
-        for (int j = 0; j < n; j++)
-            name[j] = name[j] == '-' ? '_' : (char)toupper((unsigned char)name[j]);
+        char name[VARIABLE_MAX];
+        variable_of(r, name);
         const char *value = getenv(name);
         struct err why;
-        if (value && set(r, value, o, &why) != OK)
+        if (value && !is_service_link(name, value) && set(r, value, o, &why) != OK)
             return base_fail(err, ERR_USAGE, "%s: %.400s", name, why.text);
     }
     return OK;
+}
+
+static bool is_variable(const char *name)
+{
+    char known[VARIABLE_MAX];
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        variable_of(&rows[i], known);
+        if (rows[i].commands != COMMAND_RANK && strcmp(known, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The variable whose name is most like that of an unknown one. */
+static void nearest_variable(const char *unknown, char out[VARIABLE_MAX])
+{
+    char word[VARIABLE_MAX] = "";
+    const char *c = unknown + strlen(PREFIX);
+    for (size_t i = 0; i + 1 < sizeof word && c[i]; i++)
+        word[i] = c[i] == '_' ? '-' : (char)tolower((unsigned char)c[i]);
+    variable_of(find_key(0, nearest(ALL & ~COMMAND_RANK, word)), out);
+}
+
+void options_warn_environment(void)
+{
+    for (char **e = environ; *e; e++) {
+        char name[256], meant[VARIABLE_MAX];
+        const size_t n = strcspn(*e, "=");
+        if (strncmp(*e, PREFIX, strlen(PREFIX)) != 0 || (*e)[n] == '\0')
+            continue;
+        snprintf(name, sizeof name, "%.*s", (int)n, *e);
+        const char *value = *e + n + 1;
+        if (is_service_link(name, value)) {
+            if (is_variable(name))
+                base_log(
+                    LOG_WARN,
+                    "%.100s=%.80s is how Kubernetes announces a service and no option: ignored; "
+                    "enableServiceLinks: false in the pod's spec turns it off",
+                    name, value);
+        } else if (!is_variable(name)) {
+            nearest_variable(name, meant);
+            base_log(LOG_WARN, "%.100s in the environment is no option: ignored; did you mean %s?",
+                     name, meant);
+        }
+    }
 }
 
 static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
@@ -380,16 +493,19 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             *help = true;
             return OK;
         }
-        if (strcmp(arg, "--") == 0 && o->command == COMMAND_BENCH) {
+        if (strcmp(arg, "--") == 0 && (o->command & (COMMAND_BENCH | COMMAND_COMPLETE))) {
             o->bench.rest = argv + i + 1;
             o->bench.rest_count = argc - i - 1;
             break;
         }
         if (arg[0] != '-' || arg[1] == '\0') {
-            if (word)
+            if (word && (o->command != COMMAND_COMPLETE || o->complete.prompt))
                 return base_fail(err, ERR_USAGE, "one %s is wanted, got \"%.80s\" too",
-                                 o->command == COMMAND_HEALTH ? "URL" : "model directory", arg);
-            word = arg;
+                                 o->command == COMMAND_HEALTH     ? "URL"
+                                 : o->command == COMMAND_COMPLETE ? "prompt"
+                                                                  : "model directory",
+                                 arg);
+            *(word ? &o->complete.prompt : &word) = arg;
             continue;
         }
         const struct row *r = find_argument(o->command, arg, &value);
@@ -409,19 +525,6 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
     if (word)
         *(o->command == COMMAND_HEALTH ? &o->url : &o->model) = word;
     return OK;
-}
-
-/* A key names the row of this command, else of any other. */
-static const struct row *find_key(enum command command, const char *key)
-{
-    const struct row *found = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct row *r = &rows[i];
-        if (strcmp(r->name, key) == 0 && r->commands != COMMAND_RANK &&
-            (!found || (r->commands & (int)command)))
-            found = r;
-    }
-    return found;
 }
 
 static enum status from_file(struct options *o, struct err *err)
@@ -469,9 +572,10 @@ static enum status check_complete(const char *name, struct options *o, struct er
         return base_fail(err, ERR_USAGE,
                          "tessera plan: --modes, --explain and --measure are text; leave out "
                          "--json");
-    if (((LAYOUT | COMMAND_BENCH) & (int)o->command) && !o->model)
+    const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
+    if (((LAYOUT | with_url) & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
-                         o->command == COMMAND_BENCH ? " or http:// URL" : "");
+                         (with_url & (int)o->command) ? " or http:// URL" : "");
     if (o->command == COMMAND_SYNTH && !o->synth_config)
         return base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
     if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)

@@ -6,6 +6,8 @@
 #include "config/base.h"
 #include "config/dtype.h"
 
+enum { OPTIONS_RESTARTS_MAX = 64 };
+
 enum command {
     COMMAND_SERVE = 1,
     COMMAND_PLAN = 2,
@@ -15,14 +17,15 @@ enum command {
     COMMAND_RANK = 32, /* internal: started by serve */
     COMMAND_BENCH = 64,
     COMMAND_HEALTH = 128,
+    COMMAND_COMPLETE = 256,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or
  * the file. */
 struct options {
     enum command command;
-    const char *model; /* --model, or the word without a dash: checkpoint directory; of bench a URL
-                        * too */
+    const char *model; /* --model, or the word without a dash: checkpoint directory; of bench
+                        * and complete a URL too */
     const char *url;   /* COMMAND_HEALTH: the word without a dash */
     const char *config;
     const char *log_format, *log_level;
@@ -50,11 +53,17 @@ struct options {
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
     double drain_timeout, step_timeout;
+    int32_t max_group_restarts; /* in five minutes */
     const char *output, *synth_config;
     int64_t seed;
     bool json, print_plan, modes, explain, measure;
-    bool pick_layout; /* --auto */
-    struct {
+    bool pick_layout;       /* --auto */
+    struct {                /* COMMAND_COMPLETE; as the request has them, NULL: left out */
+        const char *prompt; /* the second word; NULL: stdin */
+        const char *max_tokens, *temperature, *top_p, *top_k, *min_p, *presence_penalty;
+        const char *frequency_penalty, *repetition_penalty, *seed, *stop;
+    } complete;
+    struct { /* COMMAND_BENCH, and some of COMMAND_COMPLETE */
         int32_t num_prompts, input_len, output_len, vocab;
         int32_t max_concurrency; /* 0: no bound */
         const char *request_rate, *goodput, *prompts, *model, *api_key, *output_json, *plot;
@@ -67,8 +76,9 @@ struct options {
     const char *plan_hash; /* of the front end's plan, 16 hex digits */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
-    bool remote;    /* not started by the front end: no memory files are inherited */
-    bool on_device; /* weights, KV cache and arenas lie in device memory */
+    bool weights_kept; /* in the memory file: those of a rank that was lost */
+    bool remote;       /* not started by the front end: no memory files are inherited */
+    bool on_device;    /* weights, KV cache and arenas lie in device memory */
 
     struct config_file *file; /* owned */
 };
@@ -80,6 +90,10 @@ struct options {
 enum status options_parse(int argc, char **argv, struct options *out, bool *help,
                           struct err *err) MUST_USE;
 void options_close(struct options *o);
+/* One warning for each TESSERA_... variable that is no option of any command, with the nearest
+ * name, and for one that Kubernetes made and that only looks like an option: both are ignored. For
+ * main, once. */
+void options_warn_environment(void);
 /* The command's help text on stdout. */
 void options_help(enum command command);
 /* Is --sampler the distributed one? */

@@ -1,8 +1,9 @@
 /* DESIGN: one thread owns scheduler, KV bookkeeping and links; the rest of the world reaches it
  * through a bounded mailbox under one short lock. The thread sleeps on a condition when nothing
  * runs; otherwise it builds and sends a step while the ranks run the one before, and waits for the
- * oldest answer. A lost group ends every request once,
- * from here, so that exactly one terminal event per request holds. */
+ * oldest answer. When the ranks are lost the thread parks, with all requests waiting, until there
+ * are others; when they are lost for good it ends every request once, from here, so that exactly
+ * one terminal event per request holds. */
 #include "engine/engine_thread.h"
 
 #include <pthread.h>
@@ -12,13 +13,19 @@
 
 #define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
 
-const double engine_step_bounds[15] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075,
-                                       0.1,   0.15,  0.25,  0.5,  1,    2.5,  10};
+const double engine_step_bounds[ENGINE_STEP_BOUNDS] = {
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10};
 
 _Static_assert((int)SCHED_FLIGHTS <= (int)LINK_POSTS_MAX, "links take every step in flight");
 
-const double engine_row_bounds[13] = {1,   8,    16,   32,   64,   128,  256,
-                                      512, 1024, 2048, 4096, 8192, 16384};
+const double engine_row_bounds[ENGINE_ROW_BOUNDS] = {1,   8,    16,   32,   64,   128,  256,
+                                                     512, 1024, 2048, 4096, 8192, 16384};
+
+enum state {
+    UP,
+    DOWN, /* the ranks are lost, others may come */
+    LOST, /* for good */
+};
 
 struct flight {
     struct step *step;
@@ -38,11 +45,13 @@ struct engine {
     double progress_at;
     pthread_t thread;
     bool started;
-    _Atomic bool lost;
+    _Atomic int state;
     _Atomic int64_t moved_ns; /* last sign of life while there is work; 0: there is none */
 
     pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t wake;
+    pthread_cond_t wake;  /* of the engine thread */
+    pthread_cond_t parks;
+    bool parked; /* the thread uses neither links nor board */
     struct sequence *mail, **mail_tail;
     int32_t mail_count;
     int64_t mail_tokens, waiting_tokens; /* of prompts in the mailbox, and with the scheduler */
@@ -56,9 +65,13 @@ struct engine {
 
 /* ---- the outside ---- */
 
-static enum status lost(const struct engine *e, struct err *err)
+static bool is(const struct engine *e, enum state state)
 {
-    (void)e;
+    return atomic_load(&e->state) == (int)state;
+}
+
+static enum status lost(struct err *err)
+{
     return base_fail(err, ERR_COMM, "the rank group is lost");
 }
 
@@ -83,15 +96,15 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
                           struct err *err)
 {
     struct sequence *s = NULL;
-    if (atomic_load(&e->lost))
-        return lost(e, err);
+    if (is(e, LOST))
+        return lost(err);
     enum status st = sequence_open(&e->config.sched, params, prompt, prompt_len, &s, err);
     if (st != OK)
         return st;
     s->user = user;
     pthread_mutex_lock(&e->lock);
-    if (e->stop || atomic_load(&e->lost))
-        st = lost(e, err);
+    if (e->stop || is(e, LOST))
+        st = lost(err);
     else
         st = check_queue(e, prompt_len, err);
     if (st == OK) {
@@ -102,7 +115,8 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         e->mail_count++;
         e->mail_tokens += prompt_len;
         s = NULL;
-        if (atomic_load(&e->moved_ns) == 0) /* from here on the engine thread owes an answer */
+        if (atomic_load(&e->moved_ns) == 0 &&
+            is(e, UP)) /* from here on the engine thread owes an answer */
             atomic_store(&e->moved_ns, base_now_ns());
         pthread_cond_signal(&e->wake);
     }
@@ -144,20 +158,13 @@ static void read_groups(const struct board_rank *b, char out[1 + MESH_AXES_MAX][
         memcpy(out[1 + i], b->axis[i].group, sizeof out[0]);
 }
 
-void engine_metrics(const struct engine *e, struct engine_metrics *out)
+static void read_board(const struct board *board, struct engine_metrics *out)
 {
-    struct engine *w = (struct engine *)(uintptr_t)e; /* the lock is not part of what is const */
-    const struct board *board = e->config.board;
-    pthread_mutex_lock(&w->lock);
-    *out = e->metrics;
-    out->waiting += e->mail_count;
-    pthread_mutex_unlock(&w->lock);
-    out->ranks = e->config.ranks;
     out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
     read_groups(&board->rank[0], out->group);
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];
-        out->rank[r].up = !atomic_load(&e->lost);
+        out->rank[r].up = true;
         out->rank[r].weight_bytes = atomic_load(&b->weight_bytes);
         out->rank[r].read_bytes = atomic_load(&b->read_bytes);
         read_traffic(&b->comm, out->rank[r].comm);
@@ -166,6 +173,17 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     }
 }
 
+void engine_metrics(const struct engine *e, struct engine_metrics *out)
+{
+    struct engine *w = (struct engine *)(uintptr_t)e; /* the lock is not part of what is const */
+    pthread_mutex_lock(&w->lock);
+    *out = e->metrics;
+    out->waiting += e->mail_count;
+    out->ranks = e->config.ranks;
+    if (is(e, UP)) /* else the board may be gone */
+        read_board(e->config.group.board, out);
+    pthread_mutex_unlock(&w->lock);
+}
 double engine_stalled_s(const struct engine *e)
 {
     const int64_t moved = atomic_load(&e->moved_ns);
@@ -210,7 +228,7 @@ static void deliver(struct engine *e, int32_t count)
 static bool collect(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
-    while (idle && !e->stop && !atomic_load(&e->lost) && !e->mail && e->cancel_count == 0) {
+    while (idle && !e->stop && is(e, UP) && !e->mail && e->cancel_count == 0) {
         atomic_store(&e->moved_ns, 0);
         pthread_cond_wait(&e->wake, &e->lock);
     }
@@ -232,7 +250,7 @@ static bool collect(struct engine *e, bool idle)
     for (int32_t i = 0; i < e->cancel_count; i++)
         sched_cancel(e->sched, e->cancels[i]);
     e->cancel_count = 0;
-    bool go_on = !e->stop && !atomic_load(&e->lost);
+    bool go_on = !e->stop && is(e, UP);
     pthread_mutex_unlock(&e->lock);
     return go_on;
 }
@@ -243,15 +261,15 @@ static enum status patience(void *ctx, struct err *err)
     struct engine *e = ctx;
     uint64_t sum = 0;
     for (int32_t r = 0; r < e->config.ranks; r++)
-        sum += atomic_load_explicit(&e->config.board->rank[r].progress, memory_order_relaxed);
+        sum += atomic_load_explicit(&e->config.group.board->rank[r].progress, memory_order_relaxed);
     double now = base_now();
     if (sum != e->progress_seen) {
         e->progress_seen = sum;
         e->progress_at = now;
         note_progress(e);
     }
-    if (atomic_load(&e->lost))
-        return lost(e, err);
+    if (!is(e, UP))
+        return lost(err);
     pthread_mutex_lock(&e->lock);
     bool stopping = e->stop && now > e->stop_at + STOP_PATIENCE_S;
     pthread_mutex_unlock(&e->lock);
@@ -270,7 +288,7 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
         const struct step_answer *h = &e->answers[r].head;
         if (h->status != OK)
             return base_fail(err, ERR_COMM, "rank %d failed: %s", r, e->answers[r].text);
-        if (h->epoch != e->config.epoch || h->seq != seq || h->rank != r)
+        if (h->epoch != e->config.group.epoch || h->seq != seq || h->rank != r)
             return base_fail(err, ERR_COMM, "rank %d answered step %llu of epoch %u, expected %llu",
                              r, (unsigned long long)h->seq, h->epoch, (unsigned long long)seq);
         if (h->hash != e->answers[0].head.hash)
@@ -284,14 +302,19 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
                              result, err);
 }
 
-static void account(struct engine *e, const struct step *step, double seconds)
+/* The first bucket whose bound is not below the value; count when none is. */
+static int bucket_of(const double *bounds, int count, double value)
 {
     int bucket = 0;
-    while (bucket < 15 && seconds > engine_step_bounds[bucket])
+    while (bucket < count && value > bounds[bucket])
         bucket++;
-    int row_bucket = 0;
-    while (row_bucket < 13 && step->rows > engine_row_bounds[row_bucket])
-        row_bucket++;
+    return bucket;
+}
+
+static void account(struct engine *e, const struct step *step, double seconds)
+{
+    const int bucket = bucket_of(engine_step_bounds, ENGINE_STEP_BOUNDS, seconds);
+    const int row_bucket = bucket_of(engine_row_bounds, ENGINE_ROW_BOUNDS, step->rows);
     pthread_mutex_lock(&e->lock);
     e->metrics.steps++;
     e->metrics.step_rows += (uint64_t)step->rows;
@@ -312,12 +335,12 @@ static enum status send_steps(struct engine *e, struct err *err)
         deliver(e, count);
         if (!work)
             break;
-        f->step->epoch = e->config.epoch;
+        f->step->epoch = e->config.group.epoch;
         f->step->seq = ++e->seq;
         f->sent = base_now();
         if (sched_in_flight(e->sched) == 1) /* the ranks were idle */
             e->progress_at = f->sent;
-        TRY(link_post(e->config.links, f->message, step_encode(f->step, f->message), err));
+        TRY(link_post(e->config.group.links, f->message, step_encode(f->step, f->message), err));
     }
 out:
     return st;
@@ -330,7 +353,7 @@ static enum status finish_step(struct engine *e, struct err *err)
     int32_t count;
     const uint64_t seq = e->seq + 1 - (uint64_t)sched_in_flight(e->sched);
     const struct flight *f = &e->flights[seq % SCHED_FLIGHTS];
-    TRY(link_await(e->config.links, patience, e, e->answers, err));
+    TRY(link_await(e->config.group.links, patience, e, e->answers, err));
     TRY(check_answers(e, seq, err));
     /* it began when it was sent or, if later, when the one before had ended */
     const double now = base_now(), began = f->sent > e->answered ? f->sent : e->answered;
@@ -340,14 +363,6 @@ static enum status finish_step(struct engine *e, struct err *err)
     deliver(e, count);
 out:
     return st;
-}
-
-static void group_lost(struct engine *e, const struct err *err)
-{
-    if (!atomic_exchange(&e->lost, true))
-        base_log(LOG_ERROR, "rank group lost: %s", err->text);
-    if (e->config.on_lost)
-        e->config.on_lost(e->config.on_lost_ctx);
 }
 
 /* As patience; a server that shall stop does not go on measuring. */
@@ -360,19 +375,21 @@ static enum status patience_to_measure(void *ctx, struct err *err)
     return stop ? base_fail(err, ERR_CANCELLED, "stopped") : patience(e, err);
 }
 
-/* The thread's first work, so that ready does not wait for it; the first request may, a moment. */
+/* The first work on the ranks, so that ready does not wait for it; the first request may, a moment.
+ */
 static enum status measure_costs(struct engine *e, struct err *err)
 {
-    const struct engine_config *c = &e->config;
+    const struct engine_group *g = &e->config.group;
     struct costs costs;
-    if (!c->measure_costs)
+    if (!e->config.measure_costs)
         return OK;
     e->progress_at = base_now();
-    enum status st = costs_measure(c->links, &c->sched.limits, c->epoch, &e->seq,
+    enum status st = costs_measure(g->links, &e->config.sched.limits, g->epoch, &e->seq,
                                    patience_to_measure, e, &costs, err);
     if (st == ERR_CANCELLED)
         return OK;
     if (st == OK) {
+        e->config.measure_costs = false;
         sched_set_costs(e->sched, &costs);
         base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
                  costs.seconds[0] * 1e3, costs.seconds[costs.count - 1] * 1e3,
@@ -381,27 +398,91 @@ static enum status measure_costs(struct engine *e, struct err *err)
     return st;
 }
 
+/* Step after step, until the engine shall stop (OK) or the ranks are lost. */
+static enum status run(struct engine *e, struct err *err)
+{
+    enum status st = OK;
+    bool idle = false;
+    TRY(measure_costs(e, err));
+    while (collect(e, idle)) {
+        TRY(send_steps(e, err));
+        idle = sched_in_flight(e->sched) == 0;
+        if (!idle)
+            TRY(finish_step(e, err));
+    }
+    while (is(e, UP) && sched_in_flight(e->sched) > 0)
+        TRY(finish_step(e, err)); /* stopped: what the ranks are at may end */
+    if (!is(e, UP))
+        st = lost(err);
+out:
+    return st;
+}
+
+/* Parks until there are other ranks (true), or never will be. */
+static bool await_group(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    e->parked = true;
+    pthread_cond_broadcast(&e->parks);
+    atomic_store(&e->moved_ns, 0);
+    while (is(e, DOWN) && !e->stop)
+        pthread_cond_wait(&e->wake, &e->lock);
+    e->parked = false;
+    const bool go_on = is(e, UP) && !e->stop;
+    pthread_mutex_unlock(&e->lock);
+    e->seq = 0; /* ranks count from their start */
+    return go_on;
+}
+
+/* The ranks are lost. True: there are others, and all that was running waits again. */
+static bool survive(struct engine *e, const struct err *err)
+{
+    int32_t count;
+    const struct engine_config *c = &e->config;
+    int expected = UP;
+    const bool first =
+        atomic_compare_exchange_strong(&e->state, &expected, c->on_lost ? DOWN : LOST);
+    if (first)
+        base_log(LOG_ERROR, "rank group lost: %s", err->text);
+    if (!is(e, LOST)) {
+        sched_restart(e->sched, e->events, &count);
+        deliver(e, count);
+    }
+    if (first && c->on_lost)
+        c->on_lost(c->on_lost_ctx);
+    return await_group(e);
+}
+
+/* Those too that the scheduler had no place for. */
+static void end_all(struct engine *e, enum finish_reason reason)
+{
+    int32_t count;
+    sched_end_all(e->sched, reason, e->events, &count);
+    deliver(e, count);
+    pthread_mutex_lock(&e->lock);
+    struct sequence *mail = e->mail;
+    e->mail = NULL;
+    e->mail_tail = &e->mail;
+    e->mail_count = 0;
+    e->mail_tokens = 0;
+    pthread_mutex_unlock(&e->lock);
+    for (struct sequence *next; mail; mail = next) {
+        next = mail->next;
+        e->events[0] = (struct token_event){
+            .request = mail->id, .user = mail->user, .token = -1, .finish = reason};
+        sequence_free(mail);
+        deliver(e, 1);
+    }
+}
+
 static void *engine_loop(void *arg)
 {
     struct engine *e = arg;
     struct err err;
-    enum status st = measure_costs(e, &err);
-    int32_t count = 0;
-    bool idle = true;
-    while (st == OK && collect(e, idle)) {
-        st = send_steps(e, &err);
-        idle = sched_in_flight(e->sched) == 0;
-        if (st == OK && !idle)
-            st = finish_step(e, &err);
-    }
-    while (st == OK && !atomic_load(&e->lost) && sched_in_flight(e->sched) > 0)
-        st = finish_step(e, &err); /* stopped: what the ranks are at may end */
-    if (st != OK)
-        group_lost(e, &err);
-    collect(e, false);
-    sched_end_all(e->sched, atomic_load(&e->lost) ? FINISH_ERROR : FINISH_CANCELLED, e->events,
-                  &count);
-    deliver(e, count);
+    enum status st = run(e, &err);
+    while (st != OK && survive(e, &err))
+        st = run(e, &err);
+    end_all(e, st == OK ? FINISH_CANCELLED : FINISH_ERROR);
     return NULL;
 }
 
@@ -423,6 +504,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     e->mail_tail = &e->mail;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->wake, NULL);
+    pthread_cond_init(&e->parks, NULL);
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
     e->metrics.kv_blocks = config->sched.limits.blocks;
     for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
@@ -449,9 +531,30 @@ out:
     return st;
 }
 
+void engine_pause(struct engine *e)
+{
+    int expected = UP;
+    atomic_compare_exchange_strong(&e->state, &expected, DOWN);
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_signal(&e->wake);
+    while (is(e, DOWN) && !e->parked)
+        pthread_cond_wait(&e->parks, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_resume(struct engine *e, const struct engine_group *group)
+{
+    pthread_mutex_lock(&e->lock);
+    e->config.group = *group;
+    e->metrics.restarts++;
+    atomic_store(&e->state, UP);
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
 void engine_lost(struct engine *e)
 {
-    atomic_store(&e->lost, true);
+    atomic_store(&e->state, LOST);
     pthread_mutex_lock(&e->lock);
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->lock);
@@ -489,5 +592,6 @@ void engine_close(struct engine *e)
     free(e->cancels);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->wake);
+    pthread_cond_destroy(&e->parks);
     free(e);
 }

@@ -13,7 +13,7 @@ enum finish_reason {
     FINISH_LENGTH, /* max_tokens or the context is used up */
     FINISH_CANCELLED,
     FINISH_FAILED, /* this request's logits are not finite */
-    FINISH_ERROR,  /* the group is lost */
+    FINISH_ERROR,  /* the group is lost for good, or often while it ran this */
 };
 
 #define ENGINE_LOGPROBS_MAX 20
@@ -93,6 +93,11 @@ struct engine_traffic {
     uint64_t calls, bytes, nanoseconds;
 };
 
+/* Upper bounds of the buckets below, ascending; one more bucket holds what is above them. */
+enum { ENGINE_STEP_BOUNDS = 15, ENGINE_ROW_BOUNDS = 13 };
+extern const double engine_step_bounds[ENGINE_STEP_BOUNDS]; /* seconds */
+extern const double engine_row_bounds[ENGINE_ROW_BOUNDS];
+
 /* A consistent snapshot; costs one short lock that the step loop never holds while it works. */
 #define ENGINE_RANKS_MAX COMM_RANKS_MAX
 struct engine_metrics {
@@ -101,12 +106,13 @@ struct engine_metrics {
     int32_t kv_blocks, kv_blocks_used, block_tokens;
     uint64_t prompt_tokens, generation_tokens;
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
+    uint64_t restarts;                    /* groups that took the place of a lost one */
     uint64_t preemptions;                 /* times a request gave its blocks to others */
     uint64_t finished[FINISH_ERROR + 1];
-    uint64_t steps, step_rows;  /* steps answered, and the rows in them */
-    double step_seconds;        /* sum over steps */
-    uint64_t step_buckets[16];  /* steps no slower than engine_step_bounds[i] (not cumulative) */
-    uint64_t row_buckets[14];   /* steps of at most engine_row_bounds[i] rows, likewise */
+    uint64_t steps, step_rows;                     /* steps answered, and the rows in them */
+    double step_seconds;                           /* sum over steps */
+    uint64_t step_buckets[ENGINE_STEP_BOUNDS + 1]; /* not cumulative */
+    uint64_t row_buckets[ENGINE_ROW_BOUNDS + 1];
     uint64_t sampler_fallbacks; /* rows that the distributed sampler could not decide */
     int32_t ranks;
     char group[1 + MESH_AXES_MAX][16]; /* all ranks, then those along each axis; "": none */
@@ -117,8 +123,6 @@ struct engine_metrics {
         struct engine_traffic axis[MESH_AXES_MAX][COMM_OP_COUNT];
     } rank[ENGINE_RANKS_MAX];
 };
-extern const double engine_step_bounds[15]; /* seconds, ascending; the 16th bucket is +Inf */
-extern const double engine_row_bounds[13];
 void engine_metrics(const struct engine *e, struct engine_metrics *out);
 /* Seconds for which there has been work and neither a rank nor the engine has moved; 0: it moves,
  * or has nothing to do. Takes no lock. */

@@ -31,8 +31,9 @@ struct member {
 
 struct group {
     int32_t ranks;
-    bool mpi;   /* ranks but 0 come from elsewhere */
-    bool ended; /* killed: nobody leaves in good order */
+    bool mpi;          /* ranks but 0 come from elsewhere */
+    bool ended;        /* killed: nobody leaves in good order */
+    bool loaded, kept; /* all weights are in the memory files; since before the ranks started */
     uint32_t epoch;
     struct member members[COMM_RANKS_MAX];
     int comm, board_fd;
@@ -44,6 +45,8 @@ struct group {
 static int high_fd(int fd)
 {
     int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
+    if (fd >= 0 && high < 0 && errno == EINVAL)
+        errno = EMFILE; /* the limit of open files is that low */
     if (fd >= 0)
         close(fd);
     return high;
@@ -97,7 +100,8 @@ static enum status make_shared(struct group *g, const struct footprint *f, struc
     const int32_t holding = f->on_device ? 0 : g->mpi ? 1 : g->ranks; /* memory made here */
     for (int32_t r = 0; r < holding; r++) {
         struct member *m = &g->members[r];
-        TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
+        if (m->weights < 0)
+            TRY(memory_file("tessera-weights", f->rank[r].weights, false, &m->weights, err));
         TRY(memory_file("tessera-kv", f->rank[r].kv, false, &m->kv, err));
     }
 out:
@@ -126,7 +130,7 @@ static void add(struct arguments *a, const char *fmt, ...)
 }
 
 static void build_arguments(const struct options *o, const struct footprint *f, int32_t rank,
-                            struct arguments *a)
+                            bool kept, struct arguments *a)
 {
     add(a, "tessera");
     add(a, "rank");
@@ -159,6 +163,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--comm-bytes=%zu", f->comm_bytes);
     if (f->on_device)
         add(a, "--on-device");
+    if (kept)
+        add(a, "--weights-kept");
 }
 
 static enum status start(struct group *g, const struct options *o, const struct footprint *f,
@@ -169,7 +175,7 @@ static enum status start(struct group *g, const struct options *o, const struct 
     const int from[] = {link, g->comm, m->weights, m->kv, g->board_fd};
     struct arguments a = {.used = 0};
     posix_spawn_file_actions_t actions;
-    build_arguments(o, f, rank, &a);
+    build_arguments(o, f, rank, g->kept, &a);
     posix_spawn_file_actions_init(&actions);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
         if (from[i] >= 0) /* no memory files for what lies on a device or another machine */
@@ -206,7 +212,7 @@ static enum status start_remote(const struct options *o, const struct footprint 
                                 int link, struct err *err)
 {
     struct arguments a = {.used = 0};
-    build_arguments(o, f, rank, &a);
+    build_arguments(o, f, rank, false, &a);
     return rendezvous_tell(link, a.text, a.used, err);
 }
 
@@ -242,38 +248,11 @@ static enum status reserve_kv(const struct group *g, const struct footprint *f, 
     return OK;
 }
 
-enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
-                       struct err *err)
+static void close_fd(int *fd)
 {
-    enum status st = OK;
-    int mine[COMM_RANKS_MAX];
-    struct group *g = calloc(1, sizeof *g);
-    if (!g)
-        return base_fail(err, ERR_NOMEM, "group: no memory");
-    g->ranks = f->ranks;
-    g->mpi = options_mpi(o);
-    g->epoch = 1;
-    g->comm = g->board_fd = -1;
-    for (int32_t r = 0; r < g->ranks; r++)
-        g->members[r] = (struct member){.pidfd = -1, .weights = -1, .kv = -1};
-    for (int32_t r = 0; r < g->ranks; r++)
-        mine[r] = -1;
-    TRY(make_shared(g, f, err));
-    if (g->mpi)
-        TRY(await_ranks(o, g->ranks, mine, err));
-    for (int32_t r = 0; r < g->ranks; r++)
-        TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
-                         : start_local(g, o, f, r, &mine[r], err));
-    TRY(reserve_kv(g, f, err));
-    TRY(link_open(mine, g->ranks, f->limits.slots, &g->links, err));
-    *out = g;
-    return OK;
-out:
-    for (int32_t r = 0; r < g->ranks; r++)
-        if (mine[r] >= 0)
-            close(mine[r]);
-    group_close(g);
-    return st;
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
 }
 
 void group_kill(struct group *g)
@@ -295,11 +274,11 @@ static void await_leave(const struct group *g)
         (void)poll(&p, 1, LEAVING_MS);
 }
 
-void group_close(struct group *g)
+/* Nothing of the processes and of what they share is left. */
+static void end_ranks(struct group *g)
 {
-    if (!g)
-        return;
     link_close(g->links); /* they leave when their link closes */
+    g->links = NULL;
     if (g->mpi && !g->ended)
         await_leave(g);
     group_kill(g);
@@ -309,19 +288,90 @@ void group_close(struct group *g)
             kill(m->pid, SIGKILL);
             waitpid(m->pid, NULL, 0);
         }
-        if (m->pidfd >= 0)
-            close(m->pidfd);
-        if (m->weights >= 0)
-            close(m->weights);
-        if (m->kv >= 0)
-            close(m->kv);
+        close_fd(&m->pidfd);
+        m->pid = 0;
+        m->reaped = false;
     }
     if (g->board)
         munmap(g->board, sizeof *g->board);
-    if (g->comm >= 0)
-        close(g->comm);
-    if (g->board_fd >= 0)
-        close(g->board_fd);
+    g->board = NULL;
+    close_fd(&g->comm);
+    close_fd(&g->board_fd);
+}
+
+/* Memory files that are there already are used. */
+static enum status start_all(struct group *g, const struct options *o, const struct footprint *f,
+                             struct err *err)
+{
+    enum status st = OK;
+    int mine[COMM_RANKS_MAX];
+    for (int32_t r = 0; r < g->ranks; r++)
+        mine[r] = -1;
+    TRY(make_shared(g, f, err));
+    if (g->mpi)
+        TRY(await_ranks(o, g->ranks, mine, err));
+    for (int32_t r = 0; r < g->ranks; r++)
+        TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
+                         : start_local(g, o, f, r, &mine[r], err));
+    TRY(reserve_kv(g, f, err));
+    TRY(link_open(mine, g->ranks, f->limits.slots, &g->links, err));
+    return OK;
+out:
+    for (int32_t r = 0; r < g->ranks; r++)
+        if (mine[r] >= 0)
+            close(mine[r]);
+    return st;
+}
+
+enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
+                       struct err *err)
+{
+    enum status st = OK;
+    struct group *g = calloc(1, sizeof *g);
+    if (!g)
+        return base_fail(err, ERR_NOMEM, "group: no memory");
+    g->ranks = f->ranks;
+    g->mpi = options_mpi(o);
+    g->epoch = 1;
+    g->comm = g->board_fd = -1;
+    for (int32_t r = 0; r < g->ranks; r++)
+        g->members[r] = (struct member){.pidfd = -1, .weights = -1, .kv = -1};
+    TRY(start_all(g, o, f, err));
+    *out = g;
+    g = NULL;
+out:
+    group_close(g);
+    return st;
+}
+
+enum status group_reopen(const struct options *o, const struct footprint *f, bool keep_weights,
+                         struct group *g, struct err *err)
+{
+    end_ranks(g);
+    g->kept = keep_weights && g->loaded && !f->on_device;
+    g->loaded = g->ended = false;
+    for (int32_t r = 0; r < g->ranks; r++)
+        close_fd(&g->members[r].kv);
+    for (int32_t r = 0; r < g->ranks && !g->kept; r++)
+        close_fd(&g->members[r].weights);
+    g->epoch++;
+    return start_all(g, o, f, err);
+}
+
+bool group_has_weights(const struct group *g)
+{
+    return g->kept;
+}
+
+void group_close(struct group *g)
+{
+    if (!g)
+        return;
+    end_ranks(g);
+    for (int32_t r = 0; r < g->ranks; r++) {
+        close_fd(&g->members[r].weights);
+        close_fd(&g->members[r].kv);
+    }
     free(g);
 }
 
@@ -387,5 +437,6 @@ enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx, st
     for (int32_t r = 0; st == OK && r < g->ranks; r++)
         if (answers[r].head.status != OK)
             st = base_fail(err, (enum status)answers[r].head.status, "%s", answers[r].text);
+    g->loaded = st == OK;
     return st;
 }

@@ -21,6 +21,13 @@ struct group;
  * on as arguments. */
 enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
                        struct err *err) MUST_USE;
+/* Other ranks in the place of those that are lost, with the next epoch; links and board are new
+ * ones. With keep_weights they find theirs in memory, if the lost ones had loaded them and they do
+ * not lie on a device. After a failure it can be tried again. */
+enum status group_reopen(const struct options *o, const struct footprint *f, bool keep_weights,
+                         struct group *g, struct err *err) MUST_USE;
+/* The ranks need not load: the weights were kept. */
+bool group_has_weights(const struct group *g);
 /* SIGKILLs what still runs, reaps it, frees everything. */
 void group_close(struct group *g);
 

@@ -112,9 +112,12 @@ static void client_end(struct queue *q, struct client *c)
 
 /* ---- lines ---- */
 
-static void line_add(struct queue *q, struct sequence **line, struct sequence *s)
+/* A head that has begun stays the head. */
+static void line_add(struct queue *q, struct sequence **line, bool begun, struct sequence *s)
 {
-    while (*line && ((*line)->slot >= 0 || sequence_before(*line, s)))
+    if (*line && begun)
+        line = &(*line)->next;
+    while (*line && sequence_before(*line, s))
         line = &(*line)->next;
     s->next = *line;
     *line = s;
@@ -129,7 +132,7 @@ static bool line_remove(struct queue *q, struct sequence **line, struct sequence
     if (!*line)
         return false;
     *line = s->next;
-    s->queued = false;
+    s->queued = s->returned = false;
     q->count--;
     return true;
 }
@@ -137,12 +140,15 @@ static bool line_remove(struct queue *q, struct sequence **line, struct sequence
 void queue_push(struct queue *q, struct sequence *s)
 {
     struct client *c = find(q, s->params.client);
-    line_add(q, &(c ? c : client_new(q, s->params.client))->line, s);
+    if (!c)
+        c = client_new(q, s->params.client);
+    line_add(q, &c->line, c->line && c->line->admitted, s);
 }
 
 void queue_return(struct queue *q, struct sequence *s)
 {
-    line_add(q, &q->returned, s);
+    line_add(q, &q->returned, q->returned && q->returned->slot >= 0, s);
+    s->returned = true;
 }
 
 void queue_remove(struct queue *q, struct sequence *s)

@@ -42,6 +42,8 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
     struct checkpoint *c = NULL;
     uint64_t bytes = 0;
     TRY(loader_open(r->backend, l->weights, l->count, arena, &r->weights, err));
+    if (o->weights_kept)
+        goto kept;
     if (strcmp(o->load_format, "dummy") == 0) {
         const struct synth_rules rules = layout_synth_rules(m, (uint64_t)o->seed);
         TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
@@ -52,6 +54,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
         TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,
                         err));
     }
+kept:
     atomic_store(&r->board->read_bytes, bytes);
     atomic_store(&r->board->weight_bytes, l->arena_bytes);
 out:
@@ -298,6 +301,17 @@ out:
     return st;
 }
 
+/* What a rank that is lost leaves in the weights' memory file is what was loaded, whatever it died
+ * of: nobody can write there any more. */
+static enum status seal_weights(const struct options *o, const struct footprint *f,
+                                const struct rank_memory *memory, struct err *err)
+{
+    const size_t bytes = f->rank[o->rank].weights;
+    if (!f->on_device && bytes > 0 && mprotect(memory->weights, bytes, PROT_READ) != 0)
+        return base_fail_errno(err, ERR_LIMIT, "sealing %zu bytes of weights", bytes);
+    return OK;
+}
+
 /* The sizes the front end decided, with this rank's parts worked out anew. */
 static void footprint_of(const struct options *o, const struct model_config *m,
                          const struct layout *l, const struct backend_ops *ops, struct footprint *f)
@@ -435,6 +449,7 @@ int rank_main(const struct options *o)
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(o, &f, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
+    TRY(seal_weights(o, &f, &memory, &err));
     TRY(answer(o, 1, 0, &none, OK, &err, &err));
     st = loop(r, o, &err);
 out:

@@ -4,8 +4,9 @@
  * only guess, once per connection. */
 #include "engine/rendezvous.h"
 
+#include "config/file.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -15,7 +16,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -88,37 +88,23 @@ out:
 
 /* ---- the secret ---- */
 
-static enum status read_secret(const char *file, char *text, size_t cap, struct err *err)
-{
-    enum status st = OK;
-    struct stat s;
-    const int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &s) != 0)
-        st = base_fail_errno(err, ERR_USAGE, "group secret %.200s", file);
-    else if (!S_ISREG(s.st_mode))
-        st = base_fail(err, ERR_USAGE, "group secret %.200s is not a file", file);
-    else if (s.st_mode & (S_IRWXG | S_IRWXO))
-        st = base_fail(err, ERR_USAGE,
-                       "group secret %.200s has mode %04o and others can use it: chmod 600 it",
-                       file, (unsigned)s.st_mode & 07777);
-    else if (read(fd, text, cap) < 0)
-        st = base_fail_errno(err, ERR_USAGE, "group secret %.200s", file);
-    if (fd >= 0)
-        close(fd);
-    return st;
-}
-
 enum status rendezvous_secret(const char *file, struct rendezvous_secret *out, struct err *err)
 {
     enum status st = OK;
-    char text[40] = "";
+    const struct file_spec f = {.path = file,
+                                .what = "group secret ",
+                                .bytes_max = 64,
+                                .failure = ERR_USAGE,
+                                .forbidden = S_IRWXG | S_IRWXO};
+    char *text = NULL;
+    size_t n = 0;
     if (!file)
         return base_fail(err, ERR_USAGE,
                          "--comm mpi wants --group-secret-file FILE, the same on every machine: "
                          "install -m 600 /dev/null FILE && openssl rand -hex 16 > FILE");
-    TRY(read_secret(file, text, sizeof text - 1, err));
+    TRY(file_read(&f, &text, &n, err));
     const size_t digits = strspn(text, "0123456789abcdefABCDEF");
-    if (digits != 32 || text[digits + strspn(text + digits, "\r\n")] != '\0')
+    if (digits != 32 || digits + strspn(text + digits, "\r\n") != n)
         TRY(base_fail(err, ERR_USAGE,
                       "group secret %.200s: expected 32 hexadecimal digits (openssl rand -hex 16)",
                       file));
@@ -126,7 +112,9 @@ enum status rendezvous_secret(const char *file, struct rendezvous_secret *out, s
     text[16] = '\0';
     out->key[0] = strtoull(text, NULL, 16);
 out:
-    explicit_bzero(text, sizeof text);
+    if (text)
+        explicit_bzero(text, n);
+    free(text);
     return st;
 }
 

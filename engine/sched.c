@@ -236,11 +236,10 @@ static void end_cancelled(struct sched *s, struct token_event *events, int32_t *
 
 /* It gives its blocks to others and is computed again later, from all its tokens. Sampling is keyed
  * by position and kernels give one row the same bits in any step, so its text does not change. */
-static void preempt(struct sched *s, struct sequence *q)
+static void give_way(struct sched *s, struct sequence *q)
 {
-    s->stats.preemptions++;
     wait_begin(s, q);
-    if (!q->queued) { /* else it keeps its place in its line */
+    if (!q->queued || q->returned) { /* else it keeps its place in its line */
         q->preempted = true;
         s->preempted++;
     }
@@ -284,7 +283,8 @@ static bool make_room(struct sched *s, const struct sequence *q)
             return false;
         if (last->step == s->steps)
             continue;
-        preempt(s, last);
+        s->stats.preemptions++;
+        give_way(s, last);
         return true;
     }
     return false;
@@ -457,7 +457,10 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
         return QUEUE_STOP;
     if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
         return QUEUE_PASS; /* no second turn in one step */
-    if (add_rows(s, q, rows_for(s, q)) == 0)
+    const int32_t rows = rows_for(s, q);
+    if (rows == 0)
+        return QUEUE_STOP; /* no sample place is left, and nobody shall pass it for that */
+    if (add_rows(s, q, rows) == 0)
         return QUEUE_PASS;
     if (q->computed < q->length)
         return QUEUE_TAKEN;
@@ -539,6 +542,8 @@ static void take(struct sched *s, struct sequence *q, const struct step *step,
     if (drawn) {
         q->tokens[q->length++] = token;
         publish(s, q);
+    } else {
+        q->told++;
     }
     emit(q, token, drawn ? finish_of(s, q, token) : FINISH_NONE, events, count);
     struct token_event *e = &events[*count - 1];
@@ -580,6 +585,38 @@ void sched_commit(struct sched *s, const struct step *step, const struct step_re
     }
     for (int32_t i = 0; i < f->named_count; i++)
         land(s, f->named[i], events, count);
+}
+
+/* Nothing is in flight any more, of q either. */
+static void restart(struct sched *s, struct sequence *q, struct token_event *events, int32_t *count)
+{
+    q->losses += q->flights > 0;
+    q->flights = 0;
+    q->pending = 0;
+    q->scored = q->told;
+    const bool ended = q->ended;
+    if (q->leaving)
+        settle(s, q);
+    if (ended)
+        return;
+    if (q->losses == SCHED_LOSSES) {
+        emit(q, -1, FINISH_ERROR, events, count);
+        end(s, q);
+    }
+}
+
+void sched_restart(struct sched *s, struct token_event *events, int32_t *count)
+{
+    *count = 0;
+    s->in_flight = 0;
+    for (struct sequence *q = s->oldest, *newer; q; q = newer) {
+        newer = q->newer;
+        restart(s, q, events, count);
+    }
+    for (int32_t i = s->stats.running - 1; i >= 0; i--) /* so that the first stand first again */
+        give_way(s, s->slots[s->order[i]]);
+    s->closed_count = 0; /* new ranks have no slots open */
+    kv_forget(s->kv);
 }
 
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,

@@ -21,6 +21,7 @@
 #include "engine/step.h"
 
 enum { SCHED_FLIGHTS = 2 }; /* steps built and not committed */
+enum { SCHED_LOSSES = 3 };  /* groups that may be lost over one request, before it is given up */
 
 struct sched_config {
     struct step_limits limits;
@@ -53,6 +54,10 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
  * scored or produced, and terminal event. Events borrow from the result. */
 void sched_commit(struct sched *s, const struct step *step, const struct step_result *result,
                   struct token_event *events, int32_t *count);
+/* The ranks are lost, and others will run the next step: steps in flight are forgotten, and all
+ * that was computed is computed again, to the same tokens. A request that was in flight in
+ * SCHED_LOSSES groups that were lost may be the reason: it ends with FINISH_ERROR. */
+void sched_restart(struct sched *s, struct token_event *events, int32_t *count);
 /* Ends everything with `reason`; steps in flight are forgotten, and so are all cached prefixes. */
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
                    int32_t *count);

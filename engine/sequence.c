@@ -56,7 +56,7 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
     q->params.bias = NULL;
     q->params.stop_ids = q->params.bad_ids = q->params.bad_ends = NULL;
     q->prompt_len = q->length = prompt_len;
-    q->scored = 1; /* nothing comes before the first */
+    q->scored = q->told = 1; /* nothing comes before the first */
     q->slot = -1;
     *out = q;
     q = NULL;

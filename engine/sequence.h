@@ -18,6 +18,7 @@ struct sequence {
     int32_t prompt_len, length;
     int32_t pending;  /* tokens sampled by steps in flight */
     int32_t scored;   /* prompt tokens whose scores are known or in flight, where they are asked */
+    int32_t told;     /* of those, whose scores have been handed out */
     int32_t computed; /* positions whose KV is in the cache or in a step in flight */
     int32_t history;  /* tokens the ranks were told when its slot was opened */
     int32_t cached;   /* prompt tokens whose KV was there when it first got a slot */
@@ -30,7 +31,9 @@ struct sequence {
     int64_t admitted_ns;    /* the scheduler's time then; 0: not yet */
     int32_t flights;        /* steps in flight that name it */
     int32_t deferrals;      /* steps it waited for another to compute its prefix */
-    bool queued, admitted, preempted, leaving, cancelled, ended;
+    int32_t losses;         /* groups that were lost while steps named it */
+    bool queued, returned;  /* in a line; in the one before the ring */
+    bool admitted, preempted, leaving, cancelled, ended;
     struct sequence *next;          /* in the mailbox or its line */
     struct sequence *older, *newer; /* among all */
 };

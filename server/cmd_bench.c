@@ -26,7 +26,7 @@ struct bench {
     const struct options *o;
     int signals;         /* signalfd: SIGINT, SIGTERM; readable = stop */
     struct child *child; /* NULL: the server is somebody else's */
-    char url[256], model[256];
+    char url[256], model[TARGET_NAME_MAX];
     struct target target;
     struct workload *workload;
     enum prompt_form form;
@@ -53,17 +53,6 @@ static bool is_url(const char *s)
     return strstr(s, "://") != NULL;
 }
 
-/* UTF-8 without controls: fit for JSON and for a terminal. */
-static bool is_plain(const char *s)
-{
-    for (size_t left = strlen(s), n; left > 0; left -= n, s += n) {
-        n = utf8_char(s, left);
-        if (n == 0 || (unsigned char)*s < ' ' || *s == 0x7f)
-            return false;
-    }
-    return true;
-}
-
 /* Everything that can be wrong with the command line, before anything is started. */
 static enum status check_options(struct bench *b, struct err *err)
 {
@@ -83,13 +72,9 @@ static enum status check_options(struct bench *b, struct err *err)
         TRY(workload_rates(o->bench.request_rate, b->rates, ROUNDS_MAX, &b->rounds, err));
     else
         b->rates[b->rounds++] = o->bench.max_concurrency > 0 ? 0 : INFINITY;
-    if (o->bench.model && (strlen(o->bench.model) >= sizeof b->model || !is_plain(o->bench.model)))
-        return base_fail(err, ERR_USAGE, "--model: not a name, or too long");
-    if (o->bench.prompts && !is_plain(o->bench.prompts))
+    TRY(target_check(o->bench.model, o->bench.api_key, err));
+    if (o->bench.prompts && !utf8_is_plain(o->bench.prompts))
         return base_fail(err, ERR_USAGE, "--prompts: the file's name is not plain UTF-8");
-    for (const char *c = o->bench.api_key; c && *c; c++)
-        if (!isgraph((unsigned char)*c))
-            return base_fail(err, ERR_USAGE, "--api-key: blanks and controls cannot be sent");
 out:
     return st;
 }
@@ -143,7 +128,7 @@ static enum status probe(struct bench *b, struct err *err)
         snprintf(b->model, sizeof b->model, "%s", b->o->bench.model);
     else
         TRY(target_model(&b->target, probe_timeout, b->model, sizeof b->model, err));
-    if (!is_plain(b->model))
+    if (!utf8_is_plain(b->model))
         return base_fail(err, ERR_PEER, "the server's model has no plain name: use --model NAME");
     b->form = PROMPT_IDS;
     TRY(probe_form(b, PROMPT_IDS, &http_status, err));

@@ -1,4 +1,5 @@
 /* tessera shard and tessera synth: checkpoints in, checkpoints out. */
+#include "config/file.h"
 #include "engine/model/layout.h"
 #include "server/commands.h"
 #include "server/setup.h"
@@ -8,7 +9,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum status commands_shard(const struct options *o, struct err *err)
 {
@@ -28,21 +28,6 @@ out:
     return st;
 }
 
-static enum status read_text(const char *path, char **out, size_t *len, struct err *err)
-{
-    static const size_t cap = 1u << 20;
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return base_fail_errno(err, ERR_USAGE, "--config %s", path);
-    char *text = calloc(1, cap);
-    *len = text ? fread(text, 1, cap - 1, f) : 0;
-    fclose(f);
-    if (!text)
-        return base_fail(err, ERR_NOMEM, "%s: no memory", path);
-    *out = text;
-    return OK;
-}
-
 /* The model's tensors, whole, from the slices of a single rank. */
 static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
 {
@@ -59,6 +44,11 @@ static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
 enum status commands_synth(const struct options *o, struct err *err)
 {
     enum status st = OK;
+    const struct file_spec f = {.path = o->synth_config,
+                                .what = "--config ",
+                                .bytes_max = 1u << 20,
+                                .failure = ERR_USAGE,
+                                .pipes = true};
     char *text = NULL;
     size_t len = 0;
     struct model_config m;
@@ -67,7 +57,7 @@ enum status commands_synth(const struct options *o, struct err *err)
     struct synth_tensor *tensors = NULL;
     cpu_set_t set;
     int threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    TRY(read_text(o->synth_config, &text, &len, err));
+    TRY(file_read(&f, &text, &len, err));
     TRY(model_config_parse(text, len, o->synth_config, &m, err));
     TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
     TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));

@@ -12,6 +12,8 @@ enum status commands_shard(const struct options *o, struct err *err) MUST_USE;
 /* Any failure: the server is not ready, and *err says why. */
 enum status commands_health(const struct options *o, struct err *err) MUST_USE;
 enum status commands_synth(const struct options *o, struct err *err) MUST_USE;
+/* ERR_USAGE also for what the server finds wrong with the request, ERR_PEER when it fails. */
+enum status commands_complete(const struct options *o, struct err *err) MUST_USE;
 enum status commands_bench(const struct options *o, struct err *err) MUST_USE;
 
 #endif

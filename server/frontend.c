@@ -8,6 +8,7 @@
 #include "server/request_worker.h"
 #include "server/route.h"
 #include "server/service.h"
+#include "server/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,6 +154,11 @@ static enum status set_names(struct service *s, const char *text, struct err *er
                              "--served-model-name: got \"%.80s\", expected 1 to %d "
                              "names with commas between",
                              text, SERVICE_NAMES_MAX);
+        if (!utf8_is_plain(at))
+            return base_fail(err, ERR_USAGE,
+                             "the model's name in answers would be \"%.80s\", which is not plain "
+                             "UTF-8: give --served-model-name",
+                             at);
         s->names[count++] = at;
         at = comma;
     }

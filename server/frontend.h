@@ -39,8 +39,8 @@ struct frontend_config {
 
 /* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when
  * the port is taken. Once `health` is draining or lost, new requests get 503 again; running ones go
- * on until their terminal event (which for a lost group is FINISH_ERROR: 503 JSON, or an error
- * chunk without [DONE] in a stream). */
+ * on until their terminal event (which for a group lost for good is FINISH_ERROR: 503 JSON, or an
+ * error chunk without [DONE] in a stream). */
 enum status frontend_open(const struct frontend_config *config, struct frontend **out,
                           struct err *err) MUST_USE;
 int32_t frontend_port(const struct frontend *f);

@@ -12,6 +12,7 @@ static const struct {
     [HEALTH_LOADING] = {"loading", "loading", "the model is being loaded, try again soon"},
     [HEALTH_WARMING] = {"warming", "loading", "the model is nearly ready, try again soon"},
     [HEALTH_READY] = {"ready", NULL, NULL},
+    [HEALTH_RECOVERING] = {"recovering", NULL, NULL},
     [HEALTH_DRAINING] = {"draining", "draining", "the server is shutting down"},
     [HEALTH_LOST] = {"lost", "rank_lost", "a rank was lost; the server is stopping"},
 };
@@ -24,11 +25,12 @@ void health_init(struct health *h, double stall_s)
 
 void health_enter(struct health *h, enum health_phase phase)
 {
-    if ((int)phase <= atomic_load(&h->phase))
+    const enum health_phase was = health_phase(h);
+    if (phase <= was && !(was == HEALTH_RECOVERING && phase == HEALTH_READY))
         return;
-    if (phase == HEALTH_LOADING)
+    if (phase == HEALTH_LOADING || phase == HEALTH_RECOVERING)
         atomic_store(&h->loading_ns, base_now_ns());
-    if (phase == HEALTH_READY)
+    if (phase == HEALTH_READY && was != HEALTH_RECOVERING)
         atomic_store(&h->ready_ns, base_now_ns());
     atomic_store(&h->phase, (int)phase);
 }
@@ -66,6 +68,9 @@ enum status health_check_ready(const struct health *h, const struct engine *engi
                                struct api_error *e)
 {
     enum status st = health_check(h, e);
+    if (health_phase(h) == HEALTH_RECOVERING)
+        st = api_error_set(e, 503, "recovering",
+                           "a rank was lost; the ranks start again and requests wait");
     if (st == OK && health_stalled(h, engine))
         st = api_error_set(e, 503, "stalled", "the ranks have made no progress for %.0f s",
                            engine_stalled_s(engine));
@@ -77,12 +82,17 @@ static double seconds_between(int64_t from_ns, int64_t to_ns)
     return (double)(to_ns - from_ns) / 1e9;
 }
 
+static bool loads(enum health_phase phase)
+{
+    return phase == HEALTH_LOADING || phase == HEALTH_RECOVERING;
+}
+
 /* Seconds until the weights are read, at the pace so far; negative: not known. */
 static double seconds_left(const struct health *h)
 {
     const uint64_t done = atomic_load(&h->bytes_done), total = atomic_load(&h->bytes_total);
     const enum health_phase phase = health_phase(h);
-    if (phase > HEALTH_LOADING)
+    if (!loads(phase) && phase > HEALTH_LOADING)
         return 0;
     if (phase < HEALTH_LOADING || done == 0 || done > total)
         return -1;
@@ -94,12 +104,12 @@ const char *health_text(const struct health *h, char *buf, size_t cap)
 {
     char done[32], total[32];
     const enum health_phase phase = health_phase(h);
-    if (phase != HEALTH_LOADING) {
+    if (!loads(phase)) {
         snprintf(buf, cap, "%s", phases[phase].name);
         return buf;
     }
     const double left = seconds_left(h);
-    int n = snprintf(buf, cap, "loading weights: %s of %s, %d of %d ranks done",
+    int n = snprintf(buf, cap, "%s weights: %s of %s, %d of %d ranks done", phases[phase].name,
                      base_human_bytes(done, sizeof done, atomic_load(&h->bytes_done)),
                      base_human_bytes(total, sizeof total, atomic_load(&h->bytes_total)),
                      atomic_load(&h->ranks_done), atomic_load(&h->ranks));

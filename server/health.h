@@ -15,6 +15,7 @@ enum health_phase {
     HEALTH_LOADING,
     HEALTH_WARMING, /* all weights are read, not all ranks have said that they are ready */
     HEALTH_READY,
+    HEALTH_RECOVERING, /* ranks were lost and start again; requests are taken, and wait */
     HEALTH_DRAINING,
     HEALTH_LOST,
 };
@@ -28,7 +29,8 @@ struct health {
 };
 
 void health_init(struct health *h, double stall_s);
-/* Phases only go forward: a server that is lost does not become one that drains. */
+/* Phases only go forward, but from recovering to ready: a server that is lost does not become one
+ * that drains. */
 void health_enter(struct health *h, enum health_phase phase);
 enum health_phase health_phase(const struct health *h);
 const char *health_phase_name(enum health_phase phase);
@@ -36,7 +38,7 @@ void health_progress(struct health *h, uint64_t bytes_done, int32_t ranks_done);
 
 /* OK: requests are welcome. Else ERR_INPUT with the 503 to send in *e. */
 enum status health_check(const struct health *h, struct api_error *e) MUST_USE;
-/* As health_check, and the engine moves or has nothing to do. */
+/* As health_check, and there are ranks, and they move or have nothing to do. */
 enum status health_check_ready(const struct health *h, const struct engine *engine,
                                struct api_error *e) MUST_USE;
 bool health_stalled(const struct health *h, const struct engine *engine); /* NULL: no */

@@ -3,17 +3,14 @@
  * swaps it in under the lock. */
 #include "server/keys.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include "config/file.h"
+
 #include <nettle/memops.h>
 #include <nettle/sha2.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define KEYS_MAX 1024
 #define KEY_BYTES_MIN 8
@@ -40,26 +37,6 @@ static struct hash hash_of(const char *key, size_t n)
     sha256_update(&ctx, n, (const uint8_t *)key);
     sha256_digest(&ctx, sizeof h.bytes, h.bytes);
     return h;
-}
-
-/* Opens the file if it is safe from others; *fd is the caller's. */
-static enum status open_file(const struct keys *k, int *fd, struct err *err)
-{
-    const mode_t others = k->group_may_read ? S_IRWXO : S_IRWXG | S_IRWXO;
-    struct stat st;
-    *fd = open(k->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (*fd < 0 || fstat(*fd, &st) != 0)
-        return base_fail_errno(err, ERR_USAGE, "key file %.200s", k->file);
-    if (!S_ISREG(st.st_mode))
-        return base_fail(err, ERR_USAGE, "key file %.200s is not a file", k->file);
-    if (st.st_mode & others)
-        return base_fail(err, ERR_USAGE,
-                         "key file %.200s has mode %04o and others can use it: chmod 600 it",
-                         k->file, (unsigned)st.st_mode & 07777);
-    if (st.st_size > FILE_BYTES_MAX)
-        return base_fail(err, ERR_USAGE, "key file %.200s has %lld bytes, at most %d are read",
-                         k->file, (long long)st.st_size, FILE_BYTES_MAX);
-    return OK;
 }
 
 static enum status add_line(const struct keys *k, char *line, int32_t number, struct hash *hashes,
@@ -106,21 +83,21 @@ static enum status parse(const struct keys *k, char *text, struct hash *hashes, 
 enum status keys_reload(struct keys *k, struct err *err)
 {
     enum status st = OK;
-    int fd = -1;
+    const struct file_spec f = {.path = k->file,
+                                .what = "key file ",
+                                .bytes_max = FILE_BYTES_MAX,
+                                .failure = ERR_USAGE,
+                                .forbidden = k->group_may_read ? S_IRWXO : S_IRWXG | S_IRWXO};
     int32_t count = 0;
-    char *text = calloc(1, FILE_BYTES_MAX + 1);
+    char *text = NULL;
+    size_t n = 0;
     struct hash *hashes = calloc(KEYS_MAX, sizeof *hashes);
-    if (!text || !hashes) {
+    if (!hashes) {
         st = base_fail(err, ERR_NOMEM, "keys: no memory");
         goto out;
     }
-    TRY(open_file(k, &fd, err));
-    ssize_t n = read(fd, text, FILE_BYTES_MAX);
-    if (n < 0) {
-        st = base_fail_errno(err, ERR_USAGE, "key file %.200s", k->file);
-        goto out;
-    }
-    if (memchr(text, '\0', (size_t)n)) {
+    TRY(file_read(&f, &text, &n, err));
+    if (memchr(text, '\0', n)) {
         st = base_fail(err, ERR_USAGE, "key file %.200s has a NUL", k->file);
         goto out;
     }
@@ -133,11 +110,9 @@ enum status keys_reload(struct keys *k, struct err *err)
     hashes = old;
 out:
     if (text)
-        explicit_bzero(text, FILE_BYTES_MAX);
+        explicit_bzero(text, n);
     free(text);
     free(hashes);
-    if (fd >= 0)
-        close(fd);
     return st;
 }
 

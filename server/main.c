@@ -3,14 +3,18 @@
 #include "engine/rank.h"
 #include "server/commands.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static void usage(FILE *out)
 {
     fputs("usage: tessera COMMAND [options]\n\n"
           "  serve MODEL     serve a model directory over HTTP\n"
+          "  complete URL|MODEL \"PROMPT\"\n"
+          "                  one completion, printed as it comes\n"
           "  plan MODEL      what each rank would hold and send, from headers alone\n"
           "  inspect MODEL   list tensors and the slice of each rank\n"
           "  shard MODEL     write a checkpoint cut for N ranks\n"
@@ -37,6 +41,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_synth(o, err);
     case COMMAND_HEALTH:
         return commands_health(o, err);
+    case COMMAND_COMPLETE:
+        return commands_complete(o, err);
     case COMMAND_BENCH:
         return commands_bench(o, err);
     case COMMAND_RANK:
@@ -47,8 +53,8 @@ static enum status run(const struct options *o, struct err *err)
 
 static const char *nearest_command(const char *word)
 {
-    static const char *const names[] = {"serve", "plan",   "inspect", "shard",
-                                        "synth", "health", "bench",   "version"};
+    static const char *const names[] = {"serve",    "plan",  "inspect", "shard",  "synth",
+                                        "complete", "bench", "health",  "version"};
     const char *best = names[0];
     for (size_t i = 1; i < ARRAY_LEN(names); i++)
         if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))
@@ -56,12 +62,32 @@ static const char *nearest_command(const char *word)
     return best;
 }
 
+/* The first file that is opened takes the number of a closed standard stream, and then the log's
+ * lines: nothing must be there instead. */
+static void open_standard_streams(void)
+{
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO)
+        fd = open("/dev/null", O_RDWR);
+    close(fd);
+}
+
+/* A result that was not written whole is no success. */
+static enum status finish_output(struct err *err)
+{
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return base_fail_errno(err, ERR_IO, "stdout");
+    return OK;
+}
+
 int main(int argc, char **argv)
 {
     struct options o;
     struct err err = {""};
     bool help = false;
-    signal(SIGPIPE, SIG_IGN);
+    open_standard_streams();
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file that may not grow is an error with a line, as a full disk is */
     if (argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;
@@ -78,11 +104,17 @@ int main(int argc, char **argv)
         options_help(o.command);
         return 0;
     }
+    if (o.command & (COMMAND_SERVE | COMMAND_RANK | COMMAND_HEALTH | COMMAND_BENCH))
+        signal(SIGPIPE, SIG_IGN); /* the others end, as filters do, when their reader has left */
     log_setup(o.log_format, o.log_level);
     if (st == OK && o.command == COMMAND_RANK)
         return rank_main(&o);
+    if (st == OK && o.command != COMMAND_HEALTH) /* which is run every few seconds */
+        options_warn_environment();
     if (st == OK)
         st = run(&o, &err);
+    if (st == OK)
+        st = finish_output(&err);
     options_close(&o);
     if (st != OK && st != ERR_CANCELLED)
         log_failure(err.text);

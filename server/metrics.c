@@ -285,6 +285,8 @@ static void write_steps(struct page *p, const struct engine_metrics *e)
 
 static void write_ranks(struct page *p, const struct engine_metrics *e)
 {
+    write_value(p, "tessera:group_restarts_total", "counter",
+                "Groups of ranks that took the place of a lost one.", (double)e->restarts);
     write_head(p, "tessera:rank_up", "gauge", "1 while the rank works.");
     for (int32_t r = 0; r < e->ranks; r++)
         buf_printf(p->out, "tessera:rank_up{rank=\"%d\"} %d\n", r, e->rank[r].up);

@@ -1,7 +1,9 @@
 /* DESIGN: start order is cheap checks first: model headers, memory, port; then the ranks load while
  * the port answers 503 "loading"; then the engine. The main thread sleeps in poll on signals and on
- * the ranks' pidfds, so a death is noticed at once, also when nothing runs. It alone moves the
- * server from phase to phase and tells the service manager. Closing mirrors opening. */
+ * the ranks' pidfds, so a death is noticed at once, also when nothing runs. Then the whole group is
+ * killed and another one started while the requests wait; one that is lost too often is not, so
+ * that the service manager sees it. The main thread alone moves the server from phase to phase and
+ * tells the manager. Closing mirrors opening. */
 #include "config/buf.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
@@ -29,6 +31,7 @@
 
 #define DRAIN_TICK_MS 50
 #define STALL_S_MAX 10
+#define RESTARTS_WINDOW_S 300
 
 struct server {
     struct health health;
@@ -47,6 +50,8 @@ struct server {
     uint64_t read_bytes[COMM_RANKS_MAX]; /* each rank's share */
     double told_at, logged_at;
     uint64_t told_bytes, logged_bytes;
+    double restarted_at[OPTIONS_RESTARTS_MAX]; /* of restart n: in [n % max_group_restarts] */
+    uint32_t restarts;
 };
 
 static enum status open_signals(struct server *s, struct err *err)
@@ -196,6 +201,13 @@ static bool is_stop(int signal_number)
     return signal_number == SIGTERM || signal_number == SIGINT;
 }
 
+/* The manager hears of us in time unless the ranks hang. */
+static void feed_watchdog(struct server *s)
+{
+    if (s->notify.watchdog_ns > 0 && !health_stalled(&s->health, s->engine))
+        notify_send(&s->notify, "WATCHDOG=1");
+}
+
 /* Called about every 50 ms while the ranks load. */
 static enum status loading_tick(void *ctx, struct err *err)
 {
@@ -207,6 +219,7 @@ static enum status loading_tick(void *ctx, struct err *err)
         reload_keys(s);
     else if (is_stop(signal_number))
         return base_fail(err, ERR_CANCELLED, "stopped while loading");
+    feed_watchdog(s);
     for (int32_t r = 0; r < s->footprint.ranks; r++) {
         uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
         ranks_done += n >= s->read_bytes[r];
@@ -230,21 +243,42 @@ static void on_lost(void *ctx)
         base_log(LOG_ERROR, "eventfd: %s", strerror(errno));
 }
 
-static enum status open_engine(struct server *s, const struct options *o, struct err *err)
+static struct engine_group engine_group(const struct server *s)
+{
+    return (struct engine_group){group_epoch(s->group), group_links(s->group),
+                                 group_board(s->group)};
+}
+
+/* Returns when the ranks that have been started hold the weights. */
+static enum status await_weights(struct server *s, struct err *err)
 {
     enum status st = OK;
     uint64_t total = 0;
     const double started = base_now();
+    const bool kept = group_has_weights(s->group);
     s->told_at = started;
     s->logged_at = -INFINITY;
-    for (int32_t r = 0; r < s->footprint.ranks; r++)
+    s->told_bytes = s->logged_bytes = 0;
+    for (int32_t r = 0; r < s->footprint.ranks && !kept; r++)
         total += s->read_bytes[r] = setup_read_bytes(&s->setup, r);
     atomic_store(&s->health.bytes_total, total);
     atomic_store(&s->health.ranks, s->footprint.ranks);
-    enter(s, HEALTH_LOADING);
-    TRY(group_open(&s->setup.options, &s->footprint, &s->group, err));
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
+    double spent = base_now() - started;
+    if (!kept)
+        base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent,
+                 (double)total / 1e9 / spent);
+out:
+    return st;
+}
+
+static enum status open_engine(struct server *s, const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    enter(s, HEALTH_LOADING);
+    TRY(group_open(&s->setup.options, &s->footprint, &s->group, err));
+    TRY(await_weights(s, err));
     enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
@@ -255,9 +289,7 @@ static enum status open_engine(struct server *s, const struct options *o, struct
         .measure_costs = true,
         .queued_tokens_max = o->max_num_queued_tokens,
         .ranks = s->footprint.ranks,
-        .epoch = group_epoch(s->group),
-        .links = group_links(s->group),
-        .board = group_board(s->group),
+        .group = engine_group(s),
         .step_timeout = o->step_timeout,
         .sink = frontend_sink,
         .sink_ctx = s->frontend,
@@ -266,8 +298,6 @@ static enum status open_engine(struct server *s, const struct options *o, struct
     };
     memcpy(c.sched.eos, s->setup.model.eos, sizeof c.sched.eos);
     TRY(engine_open(&c, &s->engine, err));
-    double spent = base_now() - started;
-    base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent, (double)total / 1e9 / spent);
 out:
     return st;
 }
@@ -280,6 +310,51 @@ static enum status give_up(struct server *s, struct err *err)
     group_kill(s->group);
     frontend_idle(s->frontend, 1.0);
     return ERR_COMM;
+}
+
+/* Is this loss one that others outlive? Ranks that a launcher has started it alone can start. */
+static bool may_restart(struct server *s, const struct options *o)
+{
+    const uint32_t max = options_mpi(o) ? 0 : (uint32_t)o->max_group_restarts;
+    if (max == 0)
+        return false;
+    double *oldest = &s->restarted_at[s->restarts % max];
+    if (s->restarts >= max && base_now() - *oldest < RESTARTS_WINDOW_S)
+        return false;
+    *oldest = base_now();
+    s->restarts++;
+    return true;
+}
+
+/* The ranks are lost, as err says: kills the others, starts as many, and lets the requests go on.
+ * What goes wrong meanwhile is a loss too. One that has died leaves good weights; what hangs or
+ * answers nonsense may have bad ones. */
+static enum status recover(struct server *s, const struct options *o, bool died, struct err *err)
+{
+    uint64_t ignored;
+    enum status st = ERR_COMM;
+    const double began = base_now();
+    while (st != OK && st != ERR_CANCELLED && may_restart(s, o)) {
+        base_log(LOG_ERROR, "%s; starting the ranks again (%u), requests wait", err->text,
+                 s->restarts);
+        enter(s, HEALTH_RECOVERING);
+        engine_pause(s->engine);
+        st = group_reopen(&s->setup.options, &s->footprint, died, s->group, err);
+        if (st == OK)
+            st = await_weights(s, err);
+        died = false;
+    }
+    if (st == ERR_CANCELLED)
+        return st;
+    if (st != OK)
+        return give_up(s, err);
+    if (read(s->lost, &ignored, sizeof ignored) < 0 && errno != EAGAIN)
+        base_log(LOG_WARN, "eventfd: %s", strerror(errno));
+    const struct engine_group group = engine_group(s);
+    engine_resume(s->engine, &group);
+    enter(s, HEALTH_READY);
+    base_log(LOG_INFO, "requests go on after %.2f s", base_now() - began);
+    return OK;
 }
 
 static void begin_drain(struct server *s, double timeout)
@@ -299,28 +374,35 @@ static int nap_ms(const struct server *s, bool draining)
     return s->notify.watchdog_ns > 0 ? (int)(s->notify.watchdog_ns / 3000000) + 1 : -1;
 }
 
-/* Until the requests that run at a signal have finished (OK), or the loss of a rank (ERR_COMM). A
- * second signal or the deadline ends them. */
-static enum status watch(struct server *s, const struct options *o, struct err *err)
+/* Sleeps until something happens. ERR_COMM: the ranks are lost, one of them because it died. */
+static enum status await_event(struct server *s, bool draining, bool *died, struct err *err)
 {
     struct pollfd polls[COMM_RANKS_MAX + 2];
     const int32_t ranks = s->footprint.ranks;
-    double deadline = INFINITY;
     for (int32_t r = 0; r < ranks; r++)
         polls[r] = (struct pollfd){.fd = group_pidfd(s->group, r), .events = POLLIN};
     polls[ranks] = (struct pollfd){.fd = s->signals, .events = POLLIN};
     polls[ranks + 1] = (struct pollfd){.fd = s->lost, .events = POLLIN};
+    const bool woken = poll(polls, (nfds_t)ranks + 2, nap_ms(s, draining)) > 0;
+    const bool lost = woken && polls[ranks + 1].revents;
+    enum status st = group_check(s->group, lost ? 100 : 0, err);
+    *died = st != OK;
+    return st == OK && lost ? base_fail(err, ERR_COMM, "the rank group is lost") : st;
+}
+
+/* Until the requests that run at a signal have finished (OK), or ranks are lost for good
+ * (ERR_COMM). A second signal or the deadline ends them. */
+static enum status watch(struct server *s, const struct options *o, struct err *err)
+{
+    double deadline = INFINITY;
     for (;;) {
         const bool draining = deadline < INFINITY;
-        if (poll(polls, (nfds_t)ranks + 2, nap_ms(s, draining)) < 0)
-            continue;
-        if (group_check(s->group, 0, err) != OK)
-            return give_up(s, err);
-        if (polls[ranks + 1].revents) {
-            if (group_check(s->group, 100, err) == OK)
-                base_fail(err, ERR_COMM, "the rank group is lost");
-            return give_up(s, err);
-        }
+        bool died;
+        enum status st = await_event(s, draining, &died, err);
+        if (st != OK)
+            st = draining ? give_up(s, err) : recover(s, o, died, err);
+        if (st != OK)
+            return st;
         int signal_number = take_signal(s);
         if (is_stop(signal_number)) {
             if (draining)
@@ -332,8 +414,7 @@ static enum status watch(struct server *s, const struct options *o, struct err *
             reload_keys(s);
         if (deadline < INFINITY && (frontend_idle(s->frontend, 0) || base_now() >= deadline))
             return OK;
-        if (s->notify.watchdog_ns > 0 && !health_stalled(&s->health, s->engine))
-            notify_send(&s->notify, "WATCHDOG=1");
+        feed_watchdog(s);
     }
 }
 

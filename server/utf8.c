@@ -1,6 +1,8 @@
 /* DESIGN: the table of RFC 3629 section 4: only the second byte's range depends on the first. */
 #include "server/utf8.h"
 
+#include <string.h>
+
 /* Length that a first byte announces, and the range of the byte after it; 0: not a first byte. */
 static size_t announced(unsigned char first, unsigned char *low, unsigned char *high)
 {
@@ -53,6 +55,24 @@ bool utf8_is_prefix(const char *text, size_t n)
     size_t length;
     size_t k = fitting(text, n, &length);
     return length > 0 && k == n && n < length;
+}
+
+bool utf8_is_valid(const char *text, size_t n)
+{
+    for (size_t width; n > 0; text += width, n -= width) {
+        width = utf8_char(text, n);
+        if (width == 0)
+            return false;
+    }
+    return true;
+}
+
+bool utf8_is_plain(const char *text)
+{
+    for (const char *c = text; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            return false;
+    return utf8_is_valid(text, strlen(text));
 }
 
 size_t utf8_count(const char *text, size_t n)

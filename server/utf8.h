@@ -10,6 +10,10 @@
 size_t utf8_char(const char *text, size_t n);
 /* True when more bytes after these n (>= 1) can still make a character of them. */
 bool utf8_is_prefix(const char *text, size_t n);
+/* Is all of it UTF-8? */
+bool utf8_is_valid(const char *text, size_t n);
+/* UTF-8 without controls: fit for JSON, for labels and for a terminal. */
+bool utf8_is_plain(const char *text);
 /* Characters of valid text. */
 size_t utf8_count(const char *text, size_t n);
 

@@ -47,8 +47,8 @@ struct engine {
     int32_t last_bad_ids[ENGINE_BAD_IDS_MAX], last_bad_ends[ENGINE_BAD_IDS_MAX];
 };
 
-const double engine_step_bounds[15] = {0.001, 0.01};
-const double engine_row_bounds[13] = {1, 8};
+const double engine_step_bounds[ENGINE_STEP_BOUNDS] = {0.001, 0.01};
+const double engine_row_bounds[ENGINE_ROW_BOUNDS] = {1, 8};
 
 /* The arrays of params are the caller's, and only until engine_submit returns. */
 static bool fake_keep(struct engine *e, struct fake_request *r, const struct request_params *params)

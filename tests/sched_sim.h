@@ -28,6 +28,8 @@ struct request {
     bool admitted, scheduled;                    /* had a slot; all prompt rows were in a step */
     bool preempted;                              /* gave way after that */
     int64_t since;                               /* step of its arrival */
+    uint64_t named;                              /* steps built when the last one named it */
+    int32_t losses;                              /* restarts while a step in flight named it */
 };
 
 /* What a rank knows of a slot. */
@@ -74,7 +76,7 @@ struct sim {
     int64_t accepted;
     int64_t steps, longest;
     int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
-        scores, limited;
+        restarts, given_up, scores, limited;
 };
 
 static uint64_t seed;
@@ -422,6 +424,8 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
     m->multi_chunk += s->position[first] > 0 && t->next < t->known;
     if (r && t->next == t->known)
         r->scheduled = true;
+    if (r)
+        r->named = m->built + 1;
     if (s->position[first] < t->history)
         count_turn(m, t);
 }
@@ -603,6 +607,45 @@ static bool advance(struct sim *m)
     return true;
 }
 
+/* Nothing is in flight, and nobody knows anything of slots and KV. */
+static void forget_ranks(struct sim *m)
+{
+    m->answered = m->built;
+    memset(m->slots, 0, sizeof m->slots);
+    memset(m->kv, 0, sizeof m->kv);
+    memset(m->answers, 0, sizeof m->answers);
+    check_blocks(m);
+    assert_int_equal(kv_used(sched_kv(m->sched)) + kv_kept(sched_kv(m->sched)), 0);
+}
+
+/* The group dies, and another takes its place: all go on, but those it has died of too often. */
+static void outlive(struct sim *m)
+{
+    int32_t count, given_up = 0;
+    m->restarts++;
+    sched_restart(m->sched, m->events, &count);
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        struct request *r = &m->requests[i];
+        r->losses += r->id && r->named > m->answered;
+        if (r->slot >= 0)
+            r->preempted = r->scheduled;
+        r->slot = -1;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        struct request *r = find(m, m->events[i].request);
+        assert_non_null(r);
+        assert_int_equal(m->events[i].finish, FINISH_ERROR);
+        assert_int_equal(r->losses, SCHED_LOSSES);
+        r->id = 0;
+        m->live--;
+        given_up++;
+    }
+    for (int32_t i = 0; i < LIVE_MAX; i++)
+        assert_true(!m->requests[i].id || m->requests[i].losses < SCHED_LOSSES);
+    m->given_up += given_up;
+    forget_ranks(m);
+}
+
 /* The group dies: all ends, and what the KV cache holds is lost. */
 static void die(struct sim *m)
 {
@@ -618,11 +661,7 @@ static void die(struct sim *m)
         r->id = 0;
     }
     m->live = 0;
-    m->answered = m->built;
-    memset(m->slots, 0, sizeof m->slots);
-    memset(m->kv, 0, sizeof m->kv);
-    check_blocks(m);
-    assert_int_equal(kv_used(sched_kv(m->sched)) + kv_kept(sched_kv(m->sched)), 0);
+    forget_ranks(m);
     sched_end_all(m->sched, FINISH_ERROR, m->events, &count);
     assert_int_equal(count, 0);
 }

@@ -452,6 +452,9 @@ static void test_prompt_files(void **state)
         if (!strstr(err.text, bad[i].says))
             fail_msg("%s: \"%s\" does not say \"%s\"", bad[i].text, err.text, bad[i].says);
     }
+    const struct workload_config folder = {.file = scratch_dir, .model = "m", .output_len = 64};
+    assert_int_equal(workload_open(&folder, &w, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "Is a directory"));
 }
 
 static void test_urls(void **state)

@@ -278,6 +278,24 @@ static void test_environment(void **state)
     clear_environment(NULL);
 }
 
+/* What Kubernetes says of a service "tessera" is not an option's value; what a user says is. */
+static void test_service_links(void **state)
+{
+    (void)state;
+    setenv("TESSERA_PORT", "tcp://10.0.0.1:8000", 1);
+    setenv("TESSERA_MASTER_PORT", "udp://10.0.0.2:1", 1); /* of a service "tessera-master" */
+    setenv("TESSERA_PORT_8000_TCP_PORT", "8000", 1);
+    good("serve m");
+    assert_int_equal(o.port, 8000);
+    assert_int_equal(o.master_port, 29500);
+    setenv("TESSERA_HOST", "tcp://10.0.0.1", 1);
+    good("serve m");
+    assert_string_equal(o.host, "tcp://10.0.0.1"); /* refused where it is resolved */
+    setenv("TESSERA_PORT", "10.0.0.1:8000", 1);
+    bad("serve m", "TESSERA_PORT: --port: got \"10.0.0.1:8000\"");
+    clear_environment(NULL);
+}
+
 static void test_positionals(void **state)
 {
     (void)state;
@@ -476,12 +494,12 @@ static void test_file_refused(void **state)
             fail_msg("%s: the message does not begin with the file's name", err.text);
     }
     bad("serve m --config /nowhere.yaml", "/nowhere.yaml: No such file");
-    bad("serve m --config /", "Is a directory");
+    bad("serve m --config /", "is a directory");
     char *large = calloc(1, 70000);
     memset(large, '#', 69999);
     snprintf(line, sizeof line, "serve m --config %s", file_of(large));
     free(large);
-    bad(line, "more than 65536 bytes");
+    bad(line, "69999 bytes, at most 65536 are read");
     snprintf(line, sizeof line, "serve m --config %s", file_of(""));
     good(line);
 }
@@ -489,19 +507,13 @@ static void test_file_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_ways_to_write),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_positionals),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_names_are_unique),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_defaults),      cmocka_unit_test(test_ways_to_write),
+        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_seed),          cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_unknown),       cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_service_links), cmocka_unit_test(test_positionals),
+        cmocka_unit_test(test_help),          cmocka_unit_test(test_names_are_unique),
+        cmocka_unit_test(test_file),          cmocka_unit_test(test_file_refused),
         cmocka_unit_test(test_bench),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

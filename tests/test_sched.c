@@ -37,6 +37,11 @@ static void test_simulation(void **state)
                 continue;
             if (below(1000) == 0)
                 die(m);
+            for (int32_t k = below(500) == 0 ? below(5) : -1; k >= 0; k--) {
+                outlive(m);
+                for (int32_t n = below(6); n > 0; n--)
+                    advance(m);
+            }
         }
         while (advance(m))
             continue;
@@ -55,6 +60,8 @@ static void test_simulation(void **state)
         sum.hits += m->hits;
         sum.overlaps += m->overlaps;
         sum.deaths += m->deaths;
+        sum.restarts += m->restarts;
+        sum.given_up += m->given_up;
         sum.scores += m->scores;
         sum.limited += m->limited;
         sim_close(m);
@@ -63,7 +70,8 @@ static void test_simulation(void **state)
     for (int32_t i = 0; i < FINISH_ERROR; i++) /* which ends those of sum.deaths */
         assert_true(ended[i] > 50);
     assert_true(sum.multi_chunk > 1000 && sum.reused_slots > 10000 && sum.preempted > 300);
-    assert_true(sum.hits > 800 && sum.overlaps > 100000 && sum.deaths > 50);
+    assert_true(sum.hits > 600 && sum.overlaps > 100000 && sum.deaths > 50);
+    assert_true(sum.restarts > 150 && sum.given_up > 5);
     assert_true(sum.scores > 10000 && sum.limited > 1000);
 }
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,31 +13,54 @@ static bool is_dots(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-enum status outdir_open(const char *path, struct outdir *out, struct err *err)
+/* Makes the name `path` durable, in the directory that holds it. */
+static enum status sync_name(const char *path, struct err *err)
 {
-    bool created = mkdir(path, 0777) == 0;
-    if (!created && errno != EEXIST)
-        return base_fail_errno(err, ERR_USAGE, "%s: cannot create the output directory", path);
-    DIR *dir = opendir(path);
-    if (!dir) {
-        enum status st =
-            base_fail_errno(err, ERR_USAGE, "%s: expected a new or empty directory", path);
-        if (created)
-            rmdir(path);
-        return st;
-    }
+    enum status st = OK;
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", path);
+    const int fd = open(dirname(folder), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)) /* some file systems cannot, and need not */
+        st = base_fail_errno(err, ERR_IO, "%s: its directory", path);
+    if (fd >= 0)
+        close(fd);
+    return st;
+}
+
+/* A name in it; NULL: it is empty. */
+static const char *any_name(DIR *dir)
+{
     const struct dirent *d = readdir(dir);
     while (d && is_dots(d->d_name))
         d = readdir(dir);
-    if (d) {
-        enum status st = base_fail(err, ERR_USAGE,
-                                   "%.300s: expected a new or empty directory, found %.100s in it",
-                                   path, d->d_name);
-        closedir(dir);
-        return st;
+    return d ? d->d_name : NULL;
+}
+
+enum status outdir_open(const char *path, struct outdir *out, struct err *err)
+{
+    enum status st = OK;
+    const bool created = mkdir(path, 0777) == 0;
+    if (!created && errno != EEXIST)
+        return base_fail_errno(err, ERR_USAGE, "%s: cannot create the output directory", path);
+    DIR *dir = opendir(path);
+    const char *found = dir ? any_name(dir) : NULL;
+    if (!dir)
+        st = base_fail_errno(err, ERR_USAGE, "%s: expected a new or empty directory", path);
+    else if (found)
+        st =
+            base_fail(err, ERR_USAGE,
+                      "%.300s: expected a new or empty directory, found %.100s in it", path, found);
+    else if (created)
+        st = sync_name(path, err);
+    if (st == OK) {
+        *out = (struct outdir){path, created, dir};
+        return OK;
     }
-    *out = (struct outdir){path, created, dir};
-    return OK;
+    if (dir)
+        closedir(dir);
+    if (created)
+        rmdir(path);
+    return st;
 }
 
 enum status outdir_member(const struct outdir *d, const char *name, char out[PATH_MAX],
@@ -48,69 +72,94 @@ enum status outdir_member(const struct outdir *d, const char *name, char out[PAT
     return OK;
 }
 
-static enum status write_all(int fd, const char *path, const char *bytes, size_t n, struct err *err)
+enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, struct err *err)
 {
+    const char *from = bytes;
     while (n > 0) {
-        ssize_t w = write(fd, bytes, n);
+        ssize_t w = write(fd, from, n);
         if (w < 0 && errno == EINTR)
             continue;
         if (w < 0)
             return base_fail_errno(err, ERR_IO, "%s: writing", path);
-        bytes += w;
+        from += w;
         n -= (size_t)w;
     }
     return OK;
 }
 
-static enum status create(const struct outdir *d, const char *name, char path[PATH_MAX], int *fd,
-                          struct err *err)
+enum status outdir_publish(int fd, const char *partial, const char *path, struct err *err)
 {
-    enum status st = outdir_member(d, name, path, err);
+    const bool written = fsync(fd) == 0;
+    const int saved = errno;
+    const bool closed = close(fd) == 0;
+    if (!written)
+        errno = saved;
+    if (!written || !closed || rename(partial, path) != 0)
+        return base_fail_errno(err, ERR_IO, "%s", path);
+    return sync_name(path, err);
+}
+
+/* A member while it is written. */
+struct growing {
+    char path[PATH_MAX], partial[PATH_MAX + 8];
+    int fd;
+};
+
+static enum status begin(const struct outdir *d, const char *name, struct growing *g,
+                         struct err *err)
+{
+    enum status st = outdir_member(d, name, g->path, err);
     if (st != OK)
         return st;
-    *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return *fd >= 0 ? OK : base_fail_errno(err, ERR_IO, "%s", path);
+    snprintf(g->partial, sizeof g->partial, "%s.partial", g->path);
+    g->fd = open(g->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return g->fd >= 0 ? OK : base_fail_errno(err, ERR_IO, "%s", g->partial);
+}
+
+/* What is not published is removed by outdir_close. */
+static enum status end(const struct growing *g, enum status written, struct err *err)
+{
+    if (written == OK)
+        return outdir_publish(g->fd, g->partial, g->path, err);
+    close(g->fd);
+    return written;
 }
 
 enum status outdir_put(const struct outdir *d, const char *name, const void *bytes, size_t n,
                        struct err *err)
 {
-    char path[PATH_MAX];
-    int fd;
-    enum status st = create(d, name, path, &fd, err);
-    if (st != OK)
-        return st;
-    st = write_all(fd, path, bytes, n, err);
-    if (close(fd) != 0 && st == OK)
-        st = base_fail_errno(err, ERR_IO, "%s", path);
+    struct growing g;
+    enum status st = begin(d, name, &g, err);
+    return st == OK ? end(&g, outdir_write(g.fd, g.partial, bytes, n, err), err) : st;
+}
+
+static enum status copy_bytes(int in, const char *from, const struct growing *g, struct err *err)
+{
+    char chunk[1 << 16];
+    enum status st = OK;
+    while (st == OK) {
+        const ssize_t r = read(in, chunk, sizeof chunk);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return base_fail_errno(err, ERR_IO, "%s: reading", from);
+        if (r == 0)
+            break;
+        st = outdir_write(g->fd, g->partial, chunk, (size_t)r, err);
+    }
     return st;
 }
 
 enum status outdir_copy(const struct outdir *d, const char *name, const char *from, struct err *err)
 {
-    enum status st = OK;
-    char path[PATH_MAX], chunk[1 << 16];
-    int in = -1, out = -1;
-    in = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    struct growing g;
+    const int in = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (in < 0)
         return base_fail_errno(err, ERR_IO, "%s", from);
-    TRY(create(d, name, path, &out, err));
-    for (;;) {
-        ssize_t r = read(in, chunk, sizeof chunk);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r < 0) {
-            st = base_fail_errno(err, ERR_IO, "%s: reading", from);
-            goto out;
-        }
-        if (r == 0)
-            break;
-        TRY(write_all(out, path, chunk, (size_t)r, err));
-    }
-out:
+    enum status st = begin(d, name, &g, err);
+    if (st == OK)
+        st = end(&g, copy_bytes(in, from, &g, err), err);
     close(in);
-    if (out >= 0 && close(out) != 0 && st == OK)
-        st = base_fail_errno(err, ERR_IO, "%s", path);
     return st;
 }
 

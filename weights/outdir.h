@@ -1,7 +1,9 @@
 /* A directory that is written as a whole: it is new or empty at the start, and what was written is
  * removed again when something fails. Files are written where they belong rather than in a
  * temporary directory, because the target may be a mount point (a container's volume), which cannot
- * be renamed over; whoever writes puts the file that makes it a model last. */
+ * be renamed over; whoever writes puts the file that makes it a model last. Each file is on the
+ * disk under its name before the next begins: after a crash or a power cut, too, what looks like a
+ * model is a whole one. */
 #ifndef TESSERA_WEIGHTS_OUTDIR_H
 #define TESSERA_WEIGHTS_OUTDIR_H
 
@@ -26,6 +28,12 @@ enum status outdir_put(const struct outdir *d, const char *name, const void *byt
 /* Copies a file under `name`; `from` is its path. */
 enum status outdir_copy(const struct outdir *d, const char *name, const char *from,
                         struct err *err) MUST_USE;
+/* All n bytes to fd; path is for messages. */
+enum status outdir_write(int fd, const char *path, const void *bytes, size_t n,
+                         struct err *err) MUST_USE;
+/* The file that grew as `partial` gets its name: its bytes reach the disk first, its name after.
+ * Closes fd. On failure a partial file may be left. */
+enum status outdir_publish(int fd, const char *partial, const char *path, struct err *err) MUST_USE;
 /* keep = false removes every file in it, and the directory when outdir_open created it. */
 void outdir_close(struct outdir *d, bool keep);
 

@@ -5,8 +5,8 @@
 #include "weights/safetensors.h"
 
 #include "config/buf.h"
+#include "weights/outdir.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,20 +75,6 @@ static enum status make_header(const char *path, const struct safetensors_entry 
     return OK;
 }
 
-static enum status write_all(int fd, const char *path, const char *bytes, size_t n, struct err *err)
-{
-    while (n > 0) {
-        ssize_t w = write(fd, bytes, n);
-        if (w < 0 && errno == EINTR)
-            continue;
-        if (w < 0)
-            return base_fail_errno(err, ERR_IO, "%s: writing", path);
-        bytes += w;
-        n -= (size_t)w;
-    }
-    return OK;
-}
-
 enum status safetensors_create(const char *path, const struct safetensors_entry *entries,
                                int32_t count, const char *metadata, struct safetensors_writer **out,
                                struct err *err)
@@ -111,7 +97,7 @@ enum status safetensors_create(const char *path, const struct safetensors_entry 
         st = base_fail_errno(err, ERR_IO, "%s", w->partial);
         goto out;
     }
-    TRY(write_all(w->fd, w->partial, header.data, header.len, err));
+    TRY(outdir_write(w->fd, w->partial, header.data, header.len, err));
     *out = w;
     w = NULL;
 out:
@@ -126,7 +112,7 @@ enum status safetensors_write(struct safetensors_writer *w, const void *bytes, s
     if (n > w->declared - w->written)
         return base_fail(err, ERR_INTERNAL, "%s: %zu bytes more than the %llu declared", w->path,
                          n - (size_t)(w->declared - w->written), (unsigned long long)w->declared);
-    enum status st = write_all(w->fd, w->partial, bytes, n, err);
+    enum status st = outdir_write(w->fd, w->partial, bytes, n, err);
     if (st == OK)
         w->written += n;
     return st;
@@ -142,10 +128,7 @@ enum status safetensors_finish(struct safetensors_writer *w, struct err *err)
     }
     int fd = w->fd;
     w->fd = -1;
-    if (close(fd) != 0 || rename(w->partial, w->path) != 0) {
-        st = base_fail_errno(err, ERR_IO, "%s", w->path);
-        goto out;
-    }
+    TRY(outdir_publish(fd, w->partial, w->path, err));
     free(w->partial);
     w->partial = NULL; /* nothing left to remove */
 out:

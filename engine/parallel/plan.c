@@ -4,6 +4,7 @@
 #include "engine/parallel/plan.h"
 
 #include "config/buf.h"
+#include "config/file.h"
 #include "engine/comm/comm.h"
 #include "engine/parallel/plan_builtin.h"
 #include "engine/parallel/plan_rules.h"
@@ -73,20 +74,15 @@ out:
 
 static enum status load_file(const char *path, int32_t ranks, struct plan **out, struct err *err)
 {
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return base_fail_errno(err, ERR_USAGE, "--plan %s", path);
-    char *text = malloc(file_max + 1);
-    size_t n = text ? fread(text, 1, file_max + 1, f) : 0;
-    bool failed = ferror(f) != 0;
-    fclose(f);
-    enum status st;
-    if (!text)
-        st = base_fail(err, ERR_NOMEM, "%s: no memory", path);
-    else if (failed || n > file_max)
-        st = base_fail(err, ERR_USAGE, "--plan %s: %s", path,
-                       failed ? "cannot be read" : "more than 1 MiB");
-    else
+    const struct file_spec f = {.path = path,
+                                .what = "--plan ",
+                                .bytes_max = file_max,
+                                .failure = ERR_USAGE,
+                                .pipes = true};
+    char *text = NULL;
+    size_t n = 0;
+    enum status st = file_read(&f, &text, &n, err);
+    if (st == OK)
         st = plan_open(text, n, path, ranks, out, err);
     free(text);
     return st;

@@ -1,7 +1,7 @@
 #include "server/bench/target.h"
 
 #include "config/jdoc.h"
-#include "server/bench/reply.h"
+#include "server/utf8.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -44,8 +44,8 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
     struct target t = {.is_chat = false};
     if (strncmp(url, "https://", 8) == 0)
         return bad_url(url,
-                       "needs TLS, which this client does not speak: measure the server "
-                       "itself, or through a local proxy",
+                       "needs TLS, which this client does not speak: name the server itself, "
+                       "or a local proxy",
                        err);
     if (strncmp(url, "http://", 7) != 0)
         return bad_url(url, "is not a URL of a server", err);
@@ -62,6 +62,16 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
     memcpy(t.host, host, n);
     set_paths(&t, path, strlen(path));
     *out = t;
+    return OK;
+}
+
+enum status target_check(const char *model, const char *api_key, struct err *err)
+{
+    if (model && (strlen(model) >= TARGET_NAME_MAX || !utf8_is_plain(model)))
+        return base_fail(err, ERR_USAGE, "--model: not a name, or too long");
+    for (const char *c = api_key; c && *c; c++)
+        if (!isgraph((unsigned char)*c))
+            return base_fail(err, ERR_USAGE, "--api-key: blanks and controls cannot be sent");
     return OK;
 }
 
@@ -136,7 +146,7 @@ void target_write_head(const struct target *t, const char *method, const char *p
                        size_t body_bytes, struct buf *out)
 {
     buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", method, path, t->host);
-    buf_puts(out, "User-Agent: tessera-bench/" TESSERA_VERSION "\r\n");
+    buf_puts(out, "User-Agent: tessera/" TESSERA_VERSION "\r\n");
     if (t->api_key)
         buf_printf(out, "Authorization: Bearer %s\r\n", t->api_key);
     if (body_bytes > 0)
@@ -180,21 +190,28 @@ static void ignore_event(void *ctx, const char *data, size_t n)
     (void)n;
 }
 
-enum status target_exchange(const struct target *t, const char *method, const char *path,
-                            const struct buf *request_body, double timeout_s, int32_t *http_status,
+struct exchange {
+    const char *method, *path;
+    const struct buf *body;
+    double timeout_s;
+    reply_event *on_event;
+    void *ctx;
+};
+
+static enum status exchange(const struct target *t, const struct exchange *x, int32_t *http_status,
                             struct buf *body, struct err *err)
 {
     enum status st = OK;
     struct reply r;
     struct buf request;
     struct err cause = {""};
-    double end = base_now() + timeout_s;
+    double end = base_now() + x->timeout_s;
     buf_init(&request, 8u << 20);
-    reply_init(&r, ignore_event, NULL);
-    int fd = dial((const struct sockaddr *)&t->address, t->address_len, timeout_s);
-    target_write_head(t, method, path, request_body ? request_body->len : 0, &request);
-    if (request_body)
-        buf_add(&request, request_body->data, request_body->len);
+    reply_init(&r, x->on_event, x->ctx);
+    int fd = dial((const struct sockaddr *)&t->address, t->address_len, x->timeout_s);
+    target_write_head(t, x->method, x->path, x->body ? x->body->len : 0, &request);
+    if (x->body)
+        buf_add(&request, x->body->data, x->body->len);
     if (fd < 0 || request.failed || send_all(fd, &request) != OK)
         st = base_fail_errno(&cause, ERR_PEER, "cannot send");
     TRY(st);
@@ -203,12 +220,28 @@ enum status target_exchange(const struct target *t, const char *method, const ch
     buf_add(body, r.body.data, r.body.len);
 out:
     if (st != OK)
-        base_fail(err, st, "%s http://%s%s: %s", method, t->host, path, cause.text);
+        base_fail(err, st, "%s http://%s%s: %s", x->method, t->host, x->path, cause.text);
     if (fd >= 0)
         close(fd);
     reply_free(&r);
     buf_free(&request);
     return st;
+}
+
+enum status target_exchange(const struct target *t, const char *method, const char *path,
+                            const struct buf *request_body, double timeout_s, int32_t *http_status,
+                            struct buf *body, struct err *err)
+{
+    const struct exchange x = {method, path, request_body, timeout_s, ignore_event, NULL};
+    return exchange(t, &x, http_status, body, err);
+}
+
+enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,
+                          reply_event *on_event, void *ctx, int32_t *http_status, struct buf *body,
+                          struct err *err)
+{
+    const struct exchange x = {"POST", t->path, request_body, timeout_s, on_event, ctx};
+    return exchange(t, &x, http_status, body, err);
 }
 
 enum status target_model(const struct target *t, double timeout_s, char *name, size_t cap,

@@ -3,8 +3,11 @@
 #define TESSERA_SERVER_BENCH_TARGET_H
 
 #include "config/buf.h"
+#include "server/bench/reply.h"
 
 #include <sys/socket.h>
+
+#define TARGET_NAME_MAX 256 /* bytes of a model's name, with the NUL */
 
 struct target {
     char host[256]; /* as in the Host field, with the port */
@@ -19,6 +22,8 @@ struct target {
 /* http://HOST[:PORT][/BASE], or the whole URL of an endpoint that ends in /completions (with
  * /chat/completions: chat). ERR_USAGE for anything else. */
 enum status target_parse(const char *url, struct target *out, struct err *err) MUST_USE;
+/* Can a model of that name be asked for, with that key? NULL: none was given. ERR_USAGE if not. */
+enum status target_check(const char *model, const char *api_key, struct err *err) MUST_USE;
 /* Finds an address that accepts a connection, within timeout_s each. ERR_PEER when none does. */
 enum status target_resolve(struct target *t, double timeout_s, struct err *err) MUST_USE;
 /* The head of a request with a body of that length, up to and with the empty line. */
@@ -29,6 +34,11 @@ void target_write_head(const struct target *t, const char *method, const char *p
 enum status target_exchange(const struct target *t, const char *method, const char *path,
                             const struct buf *request_body, double timeout_s, int32_t *http_status,
                             struct buf *body, struct err *err) MUST_USE;
+/* Posts to the endpoint and hands out the events of the answer as they come; the body is filled by
+ * an answer of another kind. */
+enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,
+                          reply_event *on_event, void *ctx, int32_t *http_status, struct buf *body,
+                          struct err *err) MUST_USE;
 /* The name of the first model of BASE/models into name; ERR_PEER when there is none. */
 enum status target_model(const struct target *t, double timeout_s, char *name, size_t cap,
                          struct err *err) MUST_USE;

@@ -116,7 +116,9 @@ static enum status load_file(struct workload *w, struct err *err)
         TRY(grow(w, err));
         TRY(parse_line(w, text, (size_t)n, where, err));
     }
-    if (w->count == 0)
+    if (ferror(f))
+        st = base_fail_errno(err, ERR_USAGE, "--prompts %s", w->config.file);
+    else if (w->count == 0)
         st = base_fail(err, ERR_USAGE, "--prompts %s: no prompt in it", w->config.file);
 out:
     free(text);

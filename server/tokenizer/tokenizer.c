@@ -5,11 +5,11 @@
 #include "server/tokenizer/tokenizer.h"
 
 #include "config/buf.h"
+#include "config/file.h"
 #include "server/tokenizer/spm.h"
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/tokenizer_config.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,33 +180,6 @@ enum status tokenizer_open_bytes(const void *model, size_t n, const char *config
     return open_parts(&p, vocab, where, out, err);
 }
 
-/* OK with *bytes = NULL when there is no such file. */
-static enum status read_file(const char *path, char **bytes, size_t *n, struct err *err)
-{
-    enum status st = OK;
-    FILE *f = base_open_file(path);
-    if (!f)
-        return errno == ENOENT ? OK : base_fail_errno(err, ERR_MODEL, "%s", path);
-    long size = fseek(f, 0, SEEK_END) == 0 ? ftell(f) : -1;
-    const bool fits = size >= 0 && (size_t)size <= FILE_BYTES_MAX;
-    char *text = fits ? calloc((size_t)size + 1, 1) : NULL;
-    if (!fits) {
-        st = base_fail(err, ERR_MODEL, "%s: not a regular file of at most %u bytes", path,
-                       FILE_BYTES_MAX);
-    } else if (!text) {
-        st = base_fail(err, ERR_NOMEM, "%s: no memory for %ld bytes", path, size);
-    } else if (fseek(f, 0, SEEK_SET) != 0 || fread(text, 1, (size_t)size, f) != (size_t)size) {
-        st = base_fail(err, ERR_IO, "%s: cannot be read", path);
-    } else {
-        *bytes = text;
-        *n = (size_t)size;
-        text = NULL;
-    }
-    free(text);
-    fclose(f);
-    return st;
-}
-
 enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenizer **out,
                            struct err *err)
 {
@@ -221,7 +194,9 @@ enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenize
             st = base_fail(err, ERR_MODEL, "%.100s...: path too long", model_dir);
             goto out;
         }
-        TRY(read_file(path, &bytes[i], &n[i], err));
+        const struct file_spec f = {
+            .path = path, .bytes_max = FILE_BYTES_MAX, .failure = ERR_MODEL, .optional = true};
+        TRY(file_read(&f, &bytes[i], &n[i], err));
     }
     const struct parts p = {bytes[2], bytes[0], bytes[1], n[2], n[0]};
     if (p.model)

@@ -41,9 +41,9 @@ class Starter:
         self.directory = directory
         self.servers = []
 
-    def __call__(self, model, *arguments, wait=True):
+    def __call__(self, model, *arguments, wait=True, before=None):
         log = self.directory / f"server{len(self.servers)}.log"
-        server = harness.Server(model, *LIMITS, *arguments, log=log)
+        server = harness.Server(model, *LIMITS, *arguments, log=log, before=before)
         self.servers.append(server)
         return server.wait_ready() if wait else server
 

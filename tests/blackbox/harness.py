@@ -31,11 +31,12 @@ def environment():
     return {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")}
 
 
-def run(*arguments, timeout=60):
-    """Runs a command that is expected to end by itself."""
+def run(*arguments, timeout=60, variables=None):
+    """Runs a command that is expected to end by itself; variables are added to the environment."""
     command = [str(BINARY), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(),
-                          timeout=timeout * PATIENCE, check=False)
+    return subprocess.run(command, capture_output=True, text=True,
+                          env={**environment(), **(variables or {})}, timeout=timeout * PATIENCE,
+                          check=False)
 
 
 def eventually(condition, timeout=5.0, what="condition"):

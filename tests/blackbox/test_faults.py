@@ -1,4 +1,4 @@
-"""What a user sees when a process dies, and what is left behind."""
+"""What a user sees when a process dies and may not come back, and what is left behind."""
 
 import concurrent.futures
 import os
@@ -12,6 +12,7 @@ import checkpoint
 from harness import PATIENCE, eventually, is_running
 
 LONG = 3000  # tokens: many seconds of work for the synthetic model
+FINAL = ("--max-group-restarts", 0)  # a lost rank is the end
 
 
 def kill_rank_during(server, work):
@@ -36,7 +37,7 @@ def check_lost(server, spent):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_rank_killed_while_streaming(serve, synthetic, ranks):
-    server = serve(synthetic, "-tp", ranks)
+    server = serve(synthetic, "-tp", ranks, *FINAL)
 
     def work():
         stream = server.stream([5, 6, 7], max_tokens=LONG, ignore_eos=True, temperature=0)
@@ -49,7 +50,7 @@ def test_rank_killed_while_streaming(serve, synthetic, ranks):
 
 
 def test_rank_killed_during_a_plain_request(serve, synthetic):
-    server = serve(synthetic, "-tp", 2)
+    server = serve(synthetic, "-tp", 2, *FINAL)
     body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
     reply, spent = kill_rank_during(server, lambda: server.post("/v1/completions", body))
     assert reply.status == 503
@@ -58,7 +59,7 @@ def test_rank_killed_during_a_plain_request(serve, synthetic):
 
 
 def test_rank_killed_while_idle(serve, synthetic):
-    server = serve(synthetic, "-tp", 2)
+    server = serve(synthetic, "-tp", 2, *FINAL)
     os.kill(server.ranks()[0], signal.SIGKILL)
     assert server.wait(5) == 5
 
@@ -135,7 +136,7 @@ def test_sigterm_lets_running_requests_finish(serve, synthetic):
 
 def test_stopped_ranks_are_noticed(serve, synthetic):
     """A rank that hangs, rather than dies, is given up after --step-timeout."""
-    server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
+    server = serve(synthetic, "-tp", 2, "--step-timeout", 1, *FINAL)
     body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(server.post, "/v1/completions", body)

@@ -103,7 +103,8 @@ def test_wrong_key(serve, tmp_path):
 
 def test_error_in_a_stream(serve, synthetic):
     """A lost rank is an exception, not an answer that ends early."""
-    server = serve(synthetic, "-tp", 2, "--served-model-name", "m")
+    server = serve(synthetic, "-tp", 2, "--served-model-name", "m",
+                   "--max-group-restarts", 0)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         stream = client.completions.create(model="m", prompt=[5, 6], max_tokens=3000, stream=True,
                                            extra_body={"ignore_eos": True})

@@ -3,7 +3,9 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -11,7 +13,7 @@ import time
 import pytest
 
 import checkpoint
-from harness import BINARY, PATIENCE, run
+from harness import BINARY, PATIENCE, environment, eventually, free_port, ranks_of, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -45,11 +47,62 @@ def fails(code, *arguments):
     (("serve", "MODEL", "--port"), "port"),
     (("serv", "MODEL"), "serve"),
     (("serve",), "MODEL"),
+    (("plan", ""), "which model directory"),
 ])
 def test_usage(arguments, wanted):
     model = str(checkpoint.GOLDEN / NAME)
     arguments = [model if word == "MODEL" else word for word in arguments]
     assert wanted.lower() in fails(2, *arguments).lower()
+
+
+def variables_warned(variables):
+    """The lines about variables on stderr of a command that succeeds."""
+    done = run("plan", checkpoint.GOLDEN / NAME, variables=variables)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if "TESSERA_" in line]
+
+
+@pytest.mark.parametrize("variable, meant", [
+    ("TESSERA_MAX_NUM_SEQ", "TESSERA_MAX_NUM_SEQS"),
+    ("TESSERA_TP", "TESSERA_TENSOR_PARALLEL_SIZE"),
+    ("TESSERA_", "TESSERA_"),
+    ("TESSERA_" + 100 * "X", "TESSERA_"),
+])
+def test_unknown_variable(variable, meant):
+    lines = variables_warned({variable: "4"})
+    assert len(lines) == 1
+    assert f"{variable[:80]}" in lines[0] and f"did you mean {meant}" in lines[0]
+
+
+def test_known_variables():
+    """Those of other commands are in the same environment."""
+    assert not variables_warned({"TESSERA_GOODPUT": "ttft:1", "TESSERA_PORT": "1"})
+
+
+def test_service_of_kubernetes():
+    """The variables that a pod gets when a service of its namespace is called tessera."""
+    links = {"TESSERA_SERVICE_HOST": "10.0.0.1", "TESSERA_SERVICE_PORT": "8000",
+             "TESSERA_SERVICE_PORT_HTTP": "8000", "TESSERA_PORT": "tcp://10.0.0.1:8000",
+             "TESSERA_PORT_8000_TCP": "tcp://10.0.0.1:8000", "TESSERA_PORT_8000_TCP_PROTO": "tcp",
+             "TESSERA_PORT_8000_TCP_PORT": "8000", "TESSERA_PORT_8000_TCP_ADDR": "10.0.0.1",
+             "TESSERA_B_SERVICE_HOST": "10.0.0.2", "TESSERA_B_PORT": "tcp://10.0.0.2:80"}
+    lines = variables_warned(links)
+    assert len(lines) == 1
+    assert "TESSERA_PORT=tcp://10.0.0.1:8000" in lines[0]
+    assert "enableServiceLinks: false" in lines[0]
+
+
+def test_names_that_are_no_text(tmp_path):
+    """They would go into JSON and labels as they are."""
+    model = checkpoint.GOLDEN / NAME
+    odd = os.fsencode(tmp_path) + b"/caf\xe9"
+    shutil.copytree(model, os.fsdecode(odd))
+    for arguments in (("serve", model, "--served-model-name", b"good,caf\xe9"), ("serve", odd),
+                      ("serve", model, "--served-model-name", "a\nb")):
+        done = subprocess.run([BINARY, *arguments, "--port", "0"], capture_output=True,
+                              env=environment(), timeout=60, check=False)
+        assert done.returncode == 2
+        assert b"which is not plain UTF-8: give --served-model-name" in done.stderr
 
 
 def test_no_command():
@@ -230,6 +283,73 @@ def test_a_fifo_does_not_block(tmp_path, name):
     (model / name).unlink()
     os.mkfifo(model / name)
     assert name in fails(3, "serve", model, "--port", "0")
+
+
+# ---- standard streams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_output_that_is_not_written(command):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([BINARY, command, checkpoint.DEMO], stdout=full, text=True,
+                              stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "tessera: stdout: No space left on device\n"
+
+
+def limited(which, value, *arguments):
+    """The exit code and the line of a command under a hard limit of the system."""
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True,
+                          env=environment(), timeout=60, check=False,
+                          preexec_fn=lambda: resource.setrlimit(which, (value, value)))
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_few_files():
+    code, line = limited(resource.RLIMIT_NOFILE, 40, "serve", checkpoint.DEMO, "--port", "0")
+    assert code == 4 and "Too many open files" in line
+
+
+def test_small_files(tmp_path):
+    """As on a full disk: a line instead of SIGXFSZ, and nothing that is half written."""
+    code, line = limited(resource.RLIMIT_FSIZE, 100000, "serve", checkpoint.DEMO, "--port", "0")
+    assert code == 4 and "File too large" in line
+    for command in (("shard", checkpoint.DEMO, "-tp", "2"),
+                    ("synth", "--config", checkpoint.DEMO / "config.json")):
+        code, line = limited(resource.RLIMIT_FSIZE, 100000, *command, "-o", tmp_path / "out")
+        assert code == 3 and line.startswith("tessera: ") and "File too large" in line
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_leaves():
+    with subprocess.Popen([BINARY, "inspect", checkpoint.DEMO, "-tp", "64"], env=environment(),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.wait(timeout=60) == -signal.SIGPIPE
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_streams(serve, closed):
+    """No other file takes their numbers: the log would be written into it."""
+    def close():
+        for fd in closed:
+            os.close(fd)
+    port = free_port()
+    server = serve(checkpoint.DEMO, "-tp", 2, "--port", port, wait=False, before=close)
+    server.port = port
+    eventually(lambda: answers(server), 30, "/readyz")
+    assert server.complete("Once", max_tokens=4)["usage"]["completion_tokens"] == 4
+    for pid in (server.pid, *ranks_of(server.pid)):
+        for fd in closed:
+            assert os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/null"
+
+
+def answers(server):
+    try:
+        return server.get("/readyz").status == 200
+    except OSError:
+        return False
 
 
 # ---- devices: exit code 4 ------------------------------------------------------------------------

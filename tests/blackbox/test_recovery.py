@@ -1,0 +1,218 @@
+"""A lost rank is a pause: what clients get is what they would have got."""
+
+import concurrent.futures
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+from harness import PATIENCE, eventually
+from test_health import hollow_checkpoint
+
+pytestmark = pytest.mark.sanitized
+
+PROMPT = [5, 6, 7, 8, 9]
+# Everything that a rank keeps of a request: KV, counts of penalties, place in the noise, scores.
+REQUESTS = [
+    {"prompt": PROMPT, "max_tokens": 1500, "temperature": 0, "ignore_eos": True},
+    {"prompt": PROMPT, "max_tokens": 1000, "seed": 3, "top_p": 0.9, "frequency_penalty": 0.5,
+     "presence_penalty": 0.3, "repetition_penalty": 1.1, "logprobs": 3, "ignore_eos": True},
+    {"prompt": list(range(10, 310)), "max_tokens": 100, "seed": 4, "n": 2, "ignore_eos": True},
+    {"prompt": list(range(40, 240)), "max_tokens": 50, "temperature": 0, "echo": True,
+     "logprobs": 2, "ignore_eos": True},
+    {"prompt": PROMPT, "max_tokens": 1000, "seed": 5, "logit_bias": {"17": 8}, "min_tokens": 200,
+     "stop_token_ids": [17]},
+]
+
+
+def answer(server, request):
+    reply = server.post("/v1/completions", {**request, "return_token_ids": True})
+    assert reply.status == 200, reply.body
+    return [(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
+            for choice in reply.json()["choices"]]
+
+
+def lose_a_rank(server, requests, lose):
+    """All answers to requests that are under way when lose(server) is called."""
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        futures = [pool.submit(answer, server, request) for request in requests]
+        before = server.metrics().sum("vllm:generation_tokens_total")
+        eventually(lambda: server.metrics().sum("vllm:generation_tokens_total") > before + 20, 20,
+                   "tokens")
+        lose(server)
+        return [future.result(60 * PATIENCE) for future in futures]
+
+
+def kill(rank):
+    return lambda server: os.kill(server.ranks()[rank], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ranks, lost", [(1, 0), (2, 0), (2, 1), (4, 3)])
+def test_answers_are_the_same(serve, synthetic, ranks, lost):
+    server = serve(synthetic, "-tp", ranks)
+    wanted = [answer(server, request) for request in REQUESTS]
+    first = server.ranks()
+    assert lose_a_rank(server, REQUESTS, kill(lost)) == wanted
+    assert not set(first) & set(server.ranks())
+    assert server.metrics().sum("tessera:group_restarts_total") == 1
+    assert server.metrics().sum("tessera:rank_up") == ranks
+    assert server.get("/readyz").status == 200
+    assert "was killed by signal 9" in server.log
+    # what the cache knew is forgotten with its content
+    assert [answer(server, request) for request in REQUESTS] == wanted
+
+
+def test_stream_goes_on(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    fields = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
+    wanted = server.token_ids(PROMPT, 600)
+    stream = server.stream(PROMPT, **fields, return_token_ids=True)
+    got = []
+    for _, chunk in stream:
+        if len(got) == 0:
+            kill(1)(server)
+        got += chunk["choices"][0]["token_ids"]
+    assert stream.done
+    assert got == wanted
+
+
+def test_waiting_requests_are_kept(serve, synthetic):
+    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 2)
+    requests = [{"prompt": [i], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+                for i in range(20, 40)]
+    wanted = [answer(server, request) for request in requests]
+    assert lose_a_rank(server, requests, kill(0)) == wanted
+
+
+def test_short_of_blocks(serve, synthetic):
+    """Those that gave way before the loss come back as well."""
+    server = serve(synthetic, "-tp", 2, "--max-model-len", 512, "--kv-cache-memory", "1200K")
+    requests = [{"prompt": [i] * 40, "max_tokens": 200, "seed": i, "ignore_eos": True}
+                for i in range(20, 32)]
+    wanted = [answer(server, request) for request in requests]
+    assert lose_a_rank(server, requests, kill(1)) == wanted
+    assert server.metrics().sum("vllm:num_preemptions_total") > 0
+
+
+def test_lost_while_idle(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    wanted = server.token_ids(PROMPT, 20)
+    first = server.ranks()
+    kill(0)(server)
+    eventually(lambda: "requests go on after" in server.log, 10, "recovery")
+    assert not set(first) & set(server.ranks())
+    assert server.token_ids(PROMPT, 20) == wanted
+
+
+def test_hung_rank(serve, synthetic):
+    server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
+    wanted = [answer(server, REQUESTS[0])]
+
+    def stop(server):
+        os.kill(server.ranks()[1], signal.SIGSTOP)
+
+    assert lose_a_rank(server, REQUESTS[:1], stop) == wanted
+
+
+def test_no_more_restarts(serve, synthetic):
+    server = serve(synthetic, "-tp", 2, "--max-group-restarts", 2)
+    for restarts in range(1, 3):
+        kill(0)(server)
+        eventually(lambda: server.log.count("requests go on after") == restarts, 10, "recovery")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(server.post, "/v1/completions",
+                             {"prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True})
+        eventually(lambda: server.metrics().sum("vllm:num_requests_running") > 0, 5, "running")
+        kill(0)(server)
+        reply = future.result(10 * PATIENCE)
+    assert (reply.status, reply.error["code"]) == (503, "rank_lost")
+    assert server.wait(5) == 5
+    assert not server.ranks()
+
+
+def read_by_ranks(server):
+    """Bytes that the ranks have asked files for."""
+    texts = [pathlib.Path(f"/proc/{pid}/io").read_text() for pid in server.ranks()]
+    return [int(text.split()[1]) for text in texts]  # rchar
+
+
+def test_weights_are_kept(serve, synthetic):
+    """What a rank that died had read need not be read again; of one that hung it is."""
+    server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
+    first = read_by_ranks(server)
+    assert min(first) > 8 << 20
+    wanted = server.token_ids(PROMPT, 20)
+    kill(1)(server)
+    eventually(lambda: "requests go on after" in server.log, 10, "recovery")
+    assert max(read_by_ranks(server)) < min(first) / 4
+    assert server.metrics().sum("tessera:rank_weight_bytes") > 16 << 20
+    assert server.token_ids(PROMPT, 20) == wanted
+    os.kill(server.ranks()[0], signal.SIGSTOP)
+    assert server.token_ids(PROMPT, 20) == wanted
+    assert min(read_by_ranks(server)) > 8 << 20
+    assert server.metrics().sum("tessera:group_restarts_total") == 2
+
+
+class Hung:
+    """A server whose ranks load again, which takes a while, and a request that waits for them."""
+
+    def __init__(self, serve, directory):
+        self.model, _ = hollow_checkpoint(directory)
+        self.server = serve(self.model, "-tp", 2, "--step-timeout", 1)
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+
+    def __enter__(self):
+        os.kill(self.server.ranks()[1], signal.SIGSTOP)
+        self.reply = self.pool.submit(self.server.post, "/v1/completions",
+                                      {"prompt": PROMPT, "max_tokens": 2})
+        eventually(lambda: "starting the ranks again (1)" in self.server.log, 10, "loss noticed")
+        return self
+
+    def __exit__(self, *_):
+        self.pool.shutdown()
+
+
+def test_probes_tell(serve, tmp_path):
+    """While the ranks load again the server is alive, not ready, and takes requests."""
+    with Hung(serve, tmp_path) as hung:
+        server = hung.server
+        ready = server.get("/readyz")
+        assert (ready.status, ready.error["code"]) == (503, "recovering")
+        assert server.get("/livez").status == 200
+        startup = server.get("/startupz")
+        assert (startup.status, startup.json()["phase"]) == (200, "recovering")
+        assert server.metrics().sum("tessera:rank_up") == 0
+        assert len(server.token_ids(PROMPT, 2)) == 2
+        assert hung.reply.result(60 * PATIENCE).status == 200
+    assert server.get("/readyz").status == 200
+    assert server.get("/startupz").json()["phase"] == "ready"
+
+
+def test_lost_again_while_loading(serve, tmp_path):
+    with Hung(serve, tmp_path) as hung:
+        eventually(lambda: len(hung.server.ranks()) == 2, 5, "ranks")
+        kill(0)(hung.server)
+        eventually(lambda: "starting the ranks again (2)" in hung.server.log, 5, "loss noticed")
+        assert hung.reply.result(60 * PATIENCE).status == 200
+
+
+def test_stopped_while_recovering(serve, tmp_path):
+    with Hung(serve, tmp_path) as hung:
+        began = time.monotonic()
+        hung.server.process.send_signal(signal.SIGTERM)
+        assert hung.reply.result(10 * PATIENCE).status == 503
+        assert hung.server.wait(10) == 0
+        assert time.monotonic() - began < 5 * PATIENCE
+        assert not hung.server.ranks()
+
+
+def test_model_gone_meanwhile(serve, tmp_path):
+    """What cannot start again ends, and says why."""
+    model, _ = hollow_checkpoint(tmp_path)
+    server = serve(model, "-tp", 2)
+    (model / "config.json").unlink()
+    kill(1)(server)
+    assert server.wait(20) == 5
+    assert "config.json" in server.log
