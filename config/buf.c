@@ -66,14 +66,19 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     va_list ap, again;
     va_start(ap, fmt);
     va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    /* straight into the room there is; only what does not fit is formatted twice */
+    const size_t room = b->failed ? 0 : b->cap - b->len;
+    int n = vsnprintf(room > 0 ? b->data + b->len : NULL, room, fmt, ap);
     va_end(ap);
-    if (n < 0)
+    if (n < 0) {
         b->failed = true;
-    else if (reserve(b, (size_t)n)) {
-        vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+    } else if (reserve(b, (size_t)n)) {
+        if ((size_t)n >= room)
+            vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
         b->len += (size_t)n;
     }
+    if (b->failed && room > 0)
+        b->data[b->len] = '\0';
     va_end(again);
 }
 

@@ -6,6 +6,7 @@
 #include "config/file.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -250,6 +251,21 @@ bool jdoc_bool(const struct jdoc *v)
 int64_t jdoc_int(const struct jdoc *v)
 {
     return json_integer_value(node(v));
+}
+
+bool jdoc_whole(const struct jdoc *v, int64_t *out)
+{
+    if (jdoc_type(v) == JDOC_INT) {
+        *out = jdoc_int(v);
+        return true;
+    }
+    if (jdoc_type(v) != JDOC_REAL)
+        return false;
+    double x = jdoc_number(v);
+    if (!isfinite(x) || x != floor(x) || x < -0x1p63 || x >= 0x1p63)
+        return false;
+    *out = (int64_t)x;
+    return true;
 }
 
 double jdoc_number(const struct jdoc *v)

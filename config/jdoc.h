@@ -42,8 +42,10 @@ void *jdoc_iter(const struct jdoc *object, void *iter, const char **key, const s
 /* As JSON text without spaces; b->failed when it could not be. */
 void jdoc_write(const struct jdoc *v, struct buf *out);
 
-bool jdoc_bool(const struct jdoc *v);     /* of JDOC_BOOL */
-int64_t jdoc_int(const struct jdoc *v);   /* of JDOC_INT */
+bool jdoc_bool(const struct jdoc *v);   /* of JDOC_BOOL */
+int64_t jdoc_int(const struct jdoc *v); /* of JDOC_INT */
+/* An integer, or a real with an integral value that int64_t holds, as 192.0. */
+bool jdoc_whole(const struct jdoc *v, int64_t *out);
 double jdoc_number(const struct jdoc *v); /* of JDOC_INT or JDOC_REAL */
 const char *jdoc_string(const struct jdoc *v);
 size_t jdoc_string_len(const struct jdoc *v);

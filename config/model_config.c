@@ -49,11 +49,12 @@ static int32_t read_int(struct reader *r, const char *key, int64_t min, int64_t 
             fail(r, key, wanted);
         return (int32_t)fallback;
     }
-    if (jdoc_type(v) != JDOC_INT || jdoc_int(v) < min || jdoc_int(v) > max) {
+    int64_t n;
+    if (!jdoc_whole(v, &n) || n < min || n > max) {
         fail(r, key, wanted);
         return (int32_t)min;
     }
-    return (int32_t)jdoc_int(v);
+    return (int32_t)n;
 }
 
 static double read_number(struct reader *r, const char *key, double min, double max,
@@ -164,23 +165,24 @@ static void read_eos(struct reader *r, struct model_config *m)
     const struct jdoc *v = jdoc_get_value(r->object, "eos_token_id");
     if (!v)
         return;
-    size_t n = jdoc_type(v) == JDOC_ARRAY ? jdoc_size(v) : 1;
-    for (size_t i = 0; i < n; i++) {
+    const size_t count = jdoc_type(v) == JDOC_ARRAY ? jdoc_size(v) : 1;
+    for (size_t i = 0; i < count; i++) {
         const struct jdoc *id = jdoc_type(v) == JDOC_ARRAY ? jdoc_at(v, i) : v;
-        if (jdoc_type(id) != JDOC_INT || jdoc_int(id) < 0 || jdoc_int(id) >= m->vocab) {
+        int64_t n;
+        if (!jdoc_whole(id, &n) || n < 0 || n >= m->vocab) {
             fail(r, "eos_token_id", "ids below vocab_size");
             return;
         }
         bool known = false;
         for (int32_t j = 0; j < m->eos_count; j++)
-            known = known || m->eos[j] == jdoc_int(id);
+            known = known || m->eos[j] == n;
         if (known)
             continue;
         if (m->eos_count == MODEL_EOS_MAX) {
             fail(r, "eos_token_id", "at most 8 ids");
             return;
         }
-        m->eos[m->eos_count++] = (int32_t)jdoc_int(id);
+        m->eos[m->eos_count++] = (int32_t)n;
     }
 }
 

@@ -52,7 +52,14 @@ static const struct row rows[] = {
     {"mesh", NULL, LAYOUT, STRING, AT(mesh), 0, 0, NULL, NULL,
      "sizes of the layout's axes, as 1,4,2 for 3d: w weights' copies, a outputs, b inputs"},
     {"auto", NULL, COMMAND_SERVE | COMMAND_PLAN, FLAG, AT(pick_layout), 0, 0, NULL, NULL,
-     "measure this machine and pick the layout with the least modelled time; CPU ranks only"},
+     "pick layout and mesh with the least modelled time, and the rows from which its steps change "
+     "form; measures this machine, or takes --prices"},
+    {"prices", NULL, COMMAND_SERVE | COMMAND_PLAN, STRING, AT(prices), 0, 0, NULL, NULL,
+     "file of what collectives and linears cost, instead of measuring: the member prices of plan "
+     "--measure --json"},
+    {"prefill-rows", NULL, RUN, INT32, AT(prefill_rows), 0, 1 << 20, "0", NULL,
+     "steps of so many rows take the layout's form of many rows; 0: where bytes, or with prices "
+     "modelled times, become less"},
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
@@ -68,10 +75,10 @@ static const struct row rows[] = {
      "gather: all logits on every rank; distributed: candidates only, the same tokens"},
     {"comm", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(comm), 0, 0, "shm", "shm|mpi",
      "mpi: ranks on several machines, as many processes as ranks started by mpirun"},
-    {"master-addr", NULL, COMMAND_SERVE, STRING, AT(master_addr), 0, 0, "127.0.0.1", NULL,
-     "--comm mpi: where rank 0 listens for the others"},
-    {"master-port", NULL, COMMAND_SERVE, INT32, AT(master_port), 1, 65535, "29500", NULL,
-     "--comm mpi: the port of --master-addr"},
+    {"master-addr", NULL, COMMAND_SERVE, STRING, AT(master_addr), 0, 0, NULL, NULL,
+     "--comm mpi: where rank 0 listens for the others; default: as its launcher says, or here"},
+    {"master-port", NULL, COMMAND_SERVE, INT32, AT(master_port), 0, 65535, "0", NULL,
+     "--comm mpi: the port there; 0: MASTER_PORT of the environment, or 29500"},
     {"group-secret-file", NULL, COMMAND_SERVE, STRING, AT(group_secret_file), 0, 0, NULL, NULL,
      "--comm mpi: 32 hexadecimal digits, the same on every machine; mode 0600"},
     {"host", NULL, COMMAND_SERVE | COMMAND_HEALTH, STRING, AT(host), 0, 0, "127.0.0.1", NULL,
@@ -119,7 +126,7 @@ static const struct row rows[] = {
     {"max-num-batched-tokens", NULL, RUN, INT32, AT(max_num_batched_tokens), 1, 16384, "512", NULL,
      "rows of one step"},
     {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
-     NULL, "requests waiting before new ones get 429"},
+     NULL, "requests that wait, beside those that may run, before new ones get 429"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
@@ -132,6 +139,8 @@ static const struct row rows[] = {
      "auto|none", "sampling defaults: the model's generation_config.json, or OpenAI's"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
      "seconds running requests may go on after SIGTERM"},
+    {"load-timeout", NULL, COMMAND_SERVE, NUMBER, AT(load_timeout), 1, 86400, "300", NULL,
+     "seconds without a byte of weights before a rank that loads counts as lost"},
     {"step-timeout", NULL, COMMAND_SERVE, NUMBER, AT(step_timeout), 1, 3600, "30", NULL,
      "seconds without progress of any layer before the ranks count as hung"},
     {"max-group-restarts", NULL, COMMAND_SERVE, INT32, AT(max_group_restarts), 0,
@@ -568,10 +577,12 @@ static enum status check_complete(const char *name, struct options *o, struct er
                                           : "--plan");
     if (!o->parallel_mode)
         o->parallel_mode = "1d";
-    if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain || o->measure))
+    if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain))
         return base_fail(err, ERR_USAGE,
-                         "tessera plan: --modes, --explain and --measure are text; leave out "
-                         "--json");
+                         "tessera plan: --modes and --explain are text; leave out --json");
+    if (o->prices && o->measure)
+        return base_fail(err, ERR_USAGE,
+                         "tessera plan: --prices has what --measure would find; leave out either");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
     if (((LAYOUT | with_url) & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,

@@ -31,7 +31,8 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
-    const char *parallel_mode, *mesh, *plan_file, *device;
+    const char *parallel_mode, *mesh, *plan_file, *prices, *device;
+    int32_t prefill_rows; /* 0: where the costs of the two forms cross */
     const char *dtype, *load_format, *sampler, *cpu_bind;
     const char *comm, *master_addr, *group_secret_file;
     int32_t master_port;
@@ -52,7 +53,7 @@ struct options {
     bool prefix_caching;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
-    double drain_timeout, step_timeout;
+    double drain_timeout, load_timeout, step_timeout;
     int32_t max_group_restarts; /* in five minutes */
     const char *output, *synth_config;
     int64_t seed;

@@ -1,5 +1,6 @@
 /* Board: one shared page set per group, written by the ranks with relaxed atomics and read by the
- * front end whenever it likes: progress words, loading, what was read, collective counters. */
+ * front end whenever it likes: progress words, loading, what was read, collective counters. A rank
+ * on another machine writes a board of its own and sends its counters over its link. */
 #ifndef TESSERA_ENGINE_BOARD_H
 #define TESSERA_ENGINE_BOARD_H
 
@@ -19,5 +20,20 @@ struct board_rank {
 struct board {
     struct board_rank rank[COMM_RANKS_MAX];
 };
+
+/* All counters of a rank, as they travel. */
+#define BOARD_REPORT_MAGIC 0x52455354u /* "TSER" */
+#define BOARD_COUNTERS                                                                             \
+    (4 + 1 + (int)LOADER_READERS_MAX + 3 * (int)COMM_OP_COUNT * (1 + MESH_AXES_MAX))
+struct board_report {
+    uint32_t magic, counters;
+    uint64_t counter[BOARD_COUNTERS];
+};
+
+/* Any thread; each counter by itself is as it was at one moment. */
+void board_tell(const struct board_rank *b, struct board_report *out);
+/* ERR_COMM: not a report. */
+enum status board_hear(struct board_rank *b, const struct board_report *r,
+                       struct err *err) MUST_USE;
 
 #endif

@@ -47,6 +47,9 @@ struct engine {
     bool started;
     _Atomic int state;
     _Atomic int64_t moved_ns; /* last sign of life while there is work; 0: there is none */
+    /* written under the lock */
+    _Atomic int32_t requests;      /* taken, and not ended */
+    _Atomic int64_t queued_tokens; /* of prompts that wait, in the mailbox or with the scheduler */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;  /* of the engine thread */
@@ -54,8 +57,8 @@ struct engine {
     bool parked; /* the thread uses neither links nor board */
     struct sequence *mail, **mail_tail;
     int32_t mail_count;
-    int64_t mail_tokens, waiting_tokens; /* of prompts in the mailbox, and with the scheduler */
-    uint64_t *cancels;                   /* grows: ids that have ended already may be among them */
+    int64_t mail_tokens; /* of the prompts in it */
+    uint64_t *cancels;   /* grows: ids that have ended already may be among them */
     int32_t cancel_count, cancel_max;
     uint64_t next_id;
     bool stop;
@@ -75,20 +78,27 @@ static enum status lost(struct err *err)
     return base_fail(err, ERR_COMM, "the rank group is lost");
 }
 
-/* Waiting requests count whether they are in the mailbox or with the scheduler. A prompt larger
- * than the bound is taken when it is alone. */
+/* Requests count whether they run or wait, so that what comes at once while seats are free has
+ * these and the queue. A prompt larger than the bound is taken when it is alone. Under the lock it
+ * stays as it is found. */
 static enum status check_queue(const struct engine *e, int32_t prompt_len, struct err *err)
 {
-    const int64_t tokens = e->mail_tokens + e->waiting_tokens;
-    if (e->mail_count + e->metrics.waiting >= e->config.sched.waiting_max)
-        return base_fail(err, ERR_LIMIT, "%d requests are waiting already, try again later",
-                         e->config.sched.waiting_max);
+    const int64_t tokens = atomic_load(&e->queued_tokens);
+    const int32_t requests = atomic_load(&e->requests);
+    if (requests >= sched_requests_max(&e->config.sched))
+        return base_fail(err, ERR_LIMIT,
+                         "%d requests are running or waiting already, try again later", requests);
     if (tokens > 0 && tokens + prompt_len > e->config.queued_tokens_max)
         return base_fail(err, ERR_LIMIT,
-                         "%lld prompt tokens are waiting already, with these %d more than %lld, "
-                         "try again later",
+                         "%lld prompt tokens are waiting already, with %d more there would be more "
+                         "than %lld, try again later",
                          (long long)tokens, prompt_len, (long long)e->config.queued_tokens_max);
     return OK;
+}
+
+enum status engine_check_room(const struct engine *e, struct err *err)
+{
+    return check_queue(e, 1, err);
 }
 
 enum status engine_submit(struct engine *e, const struct request_params *params,
@@ -114,9 +124,10 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
         e->mail_tail = &s->next;
         e->mail_count++;
         e->mail_tokens += prompt_len;
+        atomic_fetch_add(&e->requests, 1);
+        atomic_fetch_add(&e->queued_tokens, prompt_len);
         s = NULL;
-        if (atomic_load(&e->moved_ns) == 0 &&
-            is(e, UP)) /* from here on the engine thread owes an answer */
+        if (atomic_load(&e->moved_ns) == 0 && is(e, UP)) /* an answer is owed from here on */
             atomic_store(&e->moved_ns, base_now_ns());
         pthread_cond_signal(&e->wake);
     }
@@ -184,6 +195,7 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
         read_board(e->config.group.board, out);
     pthread_mutex_unlock(&w->lock);
 }
+
 double engine_stalled_s(const struct engine *e)
 {
     const int64_t moved = atomic_load(&e->moved_ns);
@@ -204,6 +216,8 @@ static void deliver(struct engine *e, int32_t count)
     struct engine_metrics *m = &e->metrics;
     for (int32_t i = 0; i < count; i++) {
         m->finished[e->events[i].finish]++;
+        if (e->events[i].finish != FINISH_NONE)
+            atomic_fetch_sub(&e->requests, 1);
         m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
     const struct kv_pool *kv = sched_kv(e->sched);
@@ -214,7 +228,7 @@ static void deliver(struct engine *e, int32_t count)
     m->prefix_queries = stats.prefix_queries;
     m->prefix_hits = stats.prefix_hits;
     m->preemptions = stats.preemptions;
-    e->waiting_tokens = stats.waiting_tokens;
+    atomic_store(&e->queued_tokens, e->mail_tokens + stats.waiting_tokens);
     m->kv_blocks = kv_total(kv);
     m->kv_blocks_used = kv_used(kv);
     m->kv_usage = kv_total(kv) ? (double)kv_used(kv) / kv_total(kv) : 0;
@@ -235,17 +249,15 @@ static bool collect(struct engine *e, bool idle)
     note_progress(e);
     sched_set_time(e->sched, base_now_ns());
     while (e->mail) {
-        struct sequence *next = e->mail->next; /* sched_submit takes the link too */
-        if (!sched_submit(e->sched, e->mail))
-            break; /* others gave way and wait again: a moment later */
-        e->mail_tokens -= e->mail->prompt_len;
-        e->mail = next;
-        e->mail_count--;
+        struct sequence *s = e->mail;
+        e->mail = s->next;
+        sched_submit(e->sched, s);
     }
-    if (!e->mail)
-        e->mail_tail = &e->mail;
+    e->mail_tail = &e->mail;
+    e->mail_count = 0;
+    e->mail_tokens = 0;
     const struct sched_stats stats = sched_stats(e->sched);
-    e->waiting_tokens = stats.waiting_tokens;
+    atomic_store(&e->queued_tokens, stats.waiting_tokens);
     e->metrics.waiting = stats.waiting;
     for (int32_t i = 0; i < e->cancel_count; i++)
         sched_cancel(e->sched, e->cancels[i]);
@@ -286,8 +298,6 @@ static enum status check_answers(const struct engine *e, uint64_t seq, struct er
 {
     for (int32_t r = 0; r < e->config.ranks; r++) {
         const struct step_answer *h = &e->answers[r].head;
-        if (h->status != OK)
-            return base_fail(err, ERR_COMM, "rank %d failed: %s", r, e->answers[r].text);
         if (h->epoch != e->config.group.epoch || h->seq != seq || h->rank != r)
             return base_fail(err, ERR_COMM, "rank %d answered step %llu of epoch %u, expected %llu",
                              r, (unsigned long long)h->seq, h->epoch, (unsigned long long)seq);
@@ -453,36 +463,17 @@ static bool survive(struct engine *e, const struct err *err)
     return await_group(e);
 }
 
-/* Those too that the scheduler had no place for. */
-static void end_all(struct engine *e, enum finish_reason reason)
-{
-    int32_t count;
-    sched_end_all(e->sched, reason, e->events, &count);
-    deliver(e, count);
-    pthread_mutex_lock(&e->lock);
-    struct sequence *mail = e->mail;
-    e->mail = NULL;
-    e->mail_tail = &e->mail;
-    e->mail_count = 0;
-    e->mail_tokens = 0;
-    pthread_mutex_unlock(&e->lock);
-    for (struct sequence *next; mail; mail = next) {
-        next = mail->next;
-        e->events[0] = (struct token_event){
-            .request = mail->id, .user = mail->user, .token = -1, .finish = reason};
-        sequence_free(mail);
-        deliver(e, 1);
-    }
-}
-
 static void *engine_loop(void *arg)
 {
     struct engine *e = arg;
     struct err err;
+    int32_t count;
     enum status st = run(e, &err);
     while (st != OK && survive(e, &err))
         st = run(e, &err);
-    end_all(e, st == OK ? FINISH_CANCELLED : FINISH_ERROR);
+    collect(e, false);
+    sched_end_all(e->sched, st == OK ? FINISH_CANCELLED : FINISH_ERROR, e->events, &count);
+    deliver(e, count);
     return NULL;
 }
 

@@ -79,12 +79,15 @@ typedef void engine_sink(void *ctx, const struct token_event *events, int32_t co
 
 struct engine;
 
-/* Puts a request into the bounded mailbox; the prompt is copied. ERR_LIMIT: mailbox and waiting
- * queue are full, by requests or by prompt tokens (HTTP 429). ERR_INPUT: does not fit the context
- * or the KV cache at all. ERR_COMM: the group is lost (503). */
+/* Puts a request into the bounded mailbox; the prompt is copied. ERR_LIMIT: as many requests as may
+ * run and wait are there, or too many prompt tokens wait (HTTP 429). ERR_INPUT: does not fit the
+ * context or the KV cache at all. ERR_COMM: the group is lost (503). */
 enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
                           struct err *err) MUST_USE;
+/* ERR_LIMIT when not even the smallest request would be taken now: what a server under more load
+ * than it can take finds out before it reads a request. Takes no lock. */
+enum status engine_check_room(const struct engine *e, struct err *err) MUST_USE;
 /* The request ends with FINISH_CANCELLED within two steps, unless it has ended already. */
 void engine_cancel(struct engine *e, uint64_t id);
 

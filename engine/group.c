@@ -4,6 +4,7 @@
  * written whole by the loading, which allocates them as it goes. */
 #include "engine/group.h"
 
+#include "engine/lifeline.h"
 #include "engine/rendezvous.h"
 
 #include <errno.h>
@@ -20,18 +21,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { HIGH_FD = 64, ARRIVAL_S = 60, LEAVING_MS = 5000 };
+enum { HIGH_FD = 64, ARRIVAL_S = 60 };
 
 /* pid 0: on another machine, or on none; its launcher watches it, and its link is what we see. */
 struct member {
     pid_t pid;
-    int pidfd, weights, kv;
+    int pidfd, link; /* link: of the links' */
+    int weights, kv;
     bool reaped;
 };
 
 struct group {
     int32_t ranks;
     bool mpi;          /* ranks but 0 come from elsewhere */
+    bool met;          /* by MPI: all are in it */
     bool ended;        /* killed: nobody leaves in good order */
     bool loaded, kept; /* all weights are in the memory files; since before the ranks started */
     uint32_t epoch;
@@ -144,6 +147,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
+    add(a, "--prefill-rows=%d", o->prefill_rows);
     if (options_mpi(o))
         add(a, "--comm=mpi");
     add(a, "--log-format=%s", o->log_format);
@@ -217,16 +221,21 @@ static enum status start_remote(const struct options *o, const struct footprint 
 }
 
 /* links[1 ..] = connections to the ranks that the launcher started elsewhere. */
-static enum status await_ranks(const struct options *o, int32_t ranks, int *links, struct err *err)
+static enum status await_ranks(const struct options *o, int32_t ranks, link_patience *tick,
+                               void *ctx, int *links, struct err *err)
 {
     enum status st = OK;
     struct rendezvous_secret secret = {{0, 0}};
+    struct rendezvous_address at;
     int listener = -1;
     if (ranks == 1)
         return OK;
     TRY(rendezvous_secret(o->group_secret_file, &secret, err));
-    TRY(rendezvous_listen(o->master_addr, o->master_port, &listener, err));
-    TRY(rendezvous_accept(listener, &secret, ranks, ARRIVAL_S, links, err));
+    TRY(rendezvous_address(o->master_addr, o->master_port, &at, err));
+    TRY(rendezvous_listen(&at, &listener, err));
+    base_log(LOG_INFO, "waiting for %d ranks at %s:%d (by %s)", ranks - 1, at.host, at.port,
+             at.said_by);
+    TRY(rendezvous_accept(listener, &secret, ranks, ARRIVAL_S, tick, ctx, links, err));
 out:
     explicit_bzero(&secret, sizeof secret);
     if (listener >= 0)
@@ -270,8 +279,8 @@ void group_kill(struct group *g)
 static void await_leave(const struct group *g)
 {
     struct pollfd p = {.fd = g->members[0].pidfd, .events = POLLIN};
-    if (g->members[0].pid > 0)
-        (void)poll(&p, 1, LEAVING_MS);
+    if (poll(&p, 1, LIFELINE_LEAVE_S * 1000) == 0)
+        base_log(LOG_ERROR, "rank 0 did not leave MPI within %d s: killed", (int)LIFELINE_LEAVE_S);
 }
 
 /* Nothing of the processes and of what they share is left. */
@@ -279,7 +288,7 @@ static void end_ranks(struct group *g)
 {
     link_close(g->links); /* they leave when their link closes */
     g->links = NULL;
-    if (g->mpi && !g->ended)
+    if (g->met && !g->ended)
         await_leave(g);
     group_kill(g);
     for (int32_t r = 0; r < g->ranks; r++) {
@@ -290,6 +299,7 @@ static void end_ranks(struct group *g)
         }
         close_fd(&m->pidfd);
         m->pid = 0;
+        m->link = -1;
         m->reaped = false;
     }
     if (g->board)
@@ -301,7 +311,7 @@ static void end_ranks(struct group *g)
 
 /* Memory files that are there already are used. */
 static enum status start_all(struct group *g, const struct options *o, const struct footprint *f,
-                             struct err *err)
+                             link_patience *tick, void *ctx, struct err *err)
 {
     enum status st = OK;
     int mine[COMM_RANKS_MAX];
@@ -309,12 +319,17 @@ static enum status start_all(struct group *g, const struct options *o, const str
         mine[r] = -1;
     TRY(make_shared(g, f, err));
     if (g->mpi)
-        TRY(await_ranks(o, g->ranks, mine, err));
+        TRY(await_ranks(o, g->ranks, tick, ctx, mine, err));
     for (int32_t r = 0; r < g->ranks; r++)
         TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
                          : start_local(g, o, f, r, &mine[r], err));
     TRY(reserve_kv(g, f, err));
     TRY(link_open(mine, g->ranks, f->limits.slots, &g->links, err));
+    for (int32_t r = 0; r < g->ranks; r++) {
+        g->members[r].link = mine[r];
+        if (g->members[r].pid == 0)
+            link_hear(g->links, r, &g->board->rank[r]);
+    }
     return OK;
 out:
     for (int32_t r = 0; r < g->ranks; r++)
@@ -323,8 +338,8 @@ out:
     return st;
 }
 
-enum status group_open(const struct options *o, const struct footprint *f, struct group **out,
-                       struct err *err)
+enum status group_open(const struct options *o, const struct footprint *f, link_patience *tick,
+                       void *ctx, struct group **out, struct err *err)
 {
     enum status st = OK;
     struct group *g = calloc(1, sizeof *g);
@@ -335,8 +350,8 @@ enum status group_open(const struct options *o, const struct footprint *f, struc
     g->epoch = 1;
     g->comm = g->board_fd = -1;
     for (int32_t r = 0; r < g->ranks; r++)
-        g->members[r] = (struct member){.pidfd = -1, .weights = -1, .kv = -1};
-    TRY(start_all(g, o, f, err));
+        g->members[r] = (struct member){.pidfd = -1, .link = -1, .weights = -1, .kv = -1};
+    TRY(start_all(g, o, f, tick, ctx, err));
     *out = g;
     g = NULL;
 out:
@@ -355,7 +370,7 @@ enum status group_reopen(const struct options *o, const struct footprint *f, boo
     for (int32_t r = 0; r < g->ranks && !g->kept; r++)
         close_fd(&g->members[r].weights);
     g->epoch++;
-    return start_all(g, o, f, err);
+    return start_all(g, o, f, NULL, NULL, err);
 }
 
 bool group_has_weights(const struct group *g)
@@ -395,9 +410,11 @@ uint32_t group_epoch(const struct group *g)
     return g->epoch;
 }
 
-int group_pidfd(const struct group *g, int32_t rank)
+void group_poll(const struct group *g, int32_t rank, struct pollfd *out)
 {
-    return g->members[rank].pidfd;
+    const struct member *m = &g->members[rank];
+    *out = m->pid > 0 ? (struct pollfd){.fd = m->pidfd, .events = POLLIN}
+                      : (struct pollfd){.fd = m->link, .events = POLLRDHUP};
 }
 
 int32_t group_pid(const struct group *g, int32_t rank)
@@ -409,11 +426,13 @@ enum status group_check(struct group *g, int wait_ms, struct err *err)
 {
     struct pollfd polls[COMM_RANKS_MAX];
     for (int32_t r = 0; r < g->ranks; r++)
-        polls[r] = (struct pollfd){.fd = g->members[r].pidfd, .events = POLLIN};
+        group_poll(g, r, &polls[r]);
     poll(polls, (nfds_t)g->ranks, wait_ms);
     for (int32_t r = 0; r < g->ranks; r++) {
         struct member *m = &g->members[r];
         siginfo_t info = {0};
+        if (m->pid == 0 && polls[r].revents)
+            return base_fail(err, ERR_COMM, "rank %d is gone: its link is closed", r);
         if (m->pid == 0 || m->reaped ||
             waitid(P_PID, (id_t)m->pid, &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0)
             continue;
@@ -427,16 +446,47 @@ enum status group_check(struct group *g, int wait_ms, struct err *err)
     return OK;
 }
 
+/* A rank that starts MPI can only leave when it has: a wish to stop waits for that. */
+struct meeting {
+    link_patience *tick;
+    void *ctx;
+    double until; /* 0: nobody wants to stop */
+};
+
+static enum status while_meeting(void *ctx, struct err *err)
+{
+    struct meeting *m = ctx;
+    if (m->until > 0)
+        return base_now() < m->until ? OK : base_fail(err, ERR_COMM, "MPI does not start");
+    const enum status st = m->tick(m->ctx, err);
+    if (st != ERR_CANCELLED)
+        return st;
+    m->until = base_now() + LIFELINE_LEAVE_S;
+    return OK;
+}
+
+/* All have loaded: tells them to meet, and waits until they have. */
+static enum status meet(struct group *g, link_patience *tick, void *ctx, struct err *err)
+{
+    static const struct step_header go = {
+        .magic = STEP_MAGIC, .version = STEP_VERSION, .bytes = sizeof go};
+    struct link_answer answers[COMM_RANKS_MAX];
+    struct meeting m = {tick, ctx, 0};
+    const enum status st = link_exchange(g->links, &go, sizeof go, while_meeting, &m, answers, err);
+    g->met = st == OK;
+    return st == OK && m.until > 0 ? base_fail(err, ERR_CANCELLED, "stopped while MPI started")
+                                   : st;
+}
+
 enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx, struct err *err)
 {
     struct link_answer answers[COMM_RANKS_MAX];
     struct err cause;
     enum status st = link_exchange(g->links, NULL, 0, tick, ctx, answers, err);
+    if (st == OK && g->mpi)
+        st = meet(g, tick, ctx, err);
     if (st == ERR_COMM && group_check(g, 100, &cause) != OK)
         *err = cause; /* says more than a closed link */
-    for (int32_t r = 0; st == OK && r < g->ranks; r++)
-        if (answers[r].head.status != OK)
-            st = base_fail(err, (enum status)answers[r].head.status, "%s", answers[r].text);
     g->loaded = st == OK;
     return st;
 }

@@ -13,6 +13,9 @@
 
 enum { TEXT_MAX = 480, POLL_MS = 50 };
 
+_Static_assert(sizeof(struct board_report) > sizeof(struct step_answer),
+               "the head of an answer tells the two apart");
+
 struct post {
     const char *message;
     size_t bytes;
@@ -22,9 +25,10 @@ struct end {
     int fd;
     int32_t posts; /* of those posted, sent whole */
     size_t sent;   /* of the next one */
-    char *in;      /* the answer so far */
+    char *in;      /* the answer or report so far */
     size_t got;
     bool done;
+    struct board_rank *board; /* where reports go; NULL: none are sent */
 };
 
 struct link_set {
@@ -49,7 +53,7 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct lin
     l->ids_max = ids_max;
     const struct step_answer most = {
         .ids = ids_max, .logprobs = ids_max, .stride = ENGINE_LOGPROBS_MAX};
-    l->in_cap = sizeof most + step_answer_bytes(&most) + TEXT_MAX;
+    l->in_cap = sizeof most + step_answer_bytes(&most) + TEXT_MAX + sizeof(struct board_report);
     for (int32_t i = 0; i < l->count; i++) {
         l->ends[i].fd = fds[i];
         l->ends[i].in = calloc(1, l->in_cap);
@@ -76,6 +80,11 @@ void link_close(struct link_set *l)
     free(l->ends);
     free(l->polls);
     free(l);
+}
+
+void link_hear(struct link_set *l, int32_t rank, struct board_rank *b)
+{
+    l->ends[rank].board = b;
 }
 
 int32_t link_count(const struct link_set *l)
@@ -120,19 +129,59 @@ static size_t answer_bytes(const struct link_set *l, const struct step_answer *h
     return sizeof *h + step_answer_bytes(h) + (size_t)h->text_bytes;
 }
 
+static enum status malformed(int32_t rank, struct err *err)
+{
+    return base_fail(err, ERR_COMM, "rank %d sent a malformed answer", rank);
+}
+
+/* A failed rank's own words. */
+static enum status failed(int32_t rank, char *in, struct err *err)
+{
+    struct step_answer h;
+    memcpy(&h, in, sizeof h);
+    char *text = in + sizeof h + step_answer_bytes(&h);
+    text[h.text_bytes] = '\0';
+    const bool known = h.status > OK && h.status <= ERR_INTERNAL && h.status != ERR_CANCELLED;
+    return base_fail(err, known ? (enum status)h.status : ERR_COMM, "rank %d: %s", rank, text);
+}
+
+/* Bytes of what has begun to come in; 0 when its head is malformed. */
+static size_t wanted(const struct link_set *l, const struct end *e)
+{
+    uint32_t magic;
+    if (e->got < sizeof(struct step_answer))
+        return sizeof(struct step_answer);
+    memcpy(&magic, e->in, sizeof magic);
+    if (magic == BOARD_REPORT_MAGIC && e->board)
+        return sizeof(struct board_report);
+    return answer_bytes(l, (const struct step_answer *)(const void *)e->in);
+}
+
+/* The end has all that it wanted. */
+static enum status take(struct end *e, int32_t rank, struct err *err)
+{
+    const struct step_answer *h = (const struct step_answer *)(const void *)e->in;
+    if (h->magic == STEP_ANSWER_MAGIC) {
+        e->done = true;
+        return h->status == OK ? OK : failed(rank, e->in, err);
+    }
+    e->got = 0;
+    if (board_hear(e->board, (const struct board_report *)(const void *)e->in, err) != OK)
+        return malformed(rank, err);
+    return OK;
+}
+
 static enum status pump_in(struct link_set *l, int32_t i, struct err *err)
 {
+    enum status st = OK;
     struct end *e = &l->ends[i];
-    while (!e->done) {
-        size_t want = sizeof(struct step_answer);
-        if (e->got >= want) {
-            want = answer_bytes(l, (const struct step_answer *)(const void *)e->in);
-            if (want == 0)
-                return base_fail(err, ERR_COMM, "rank %d sent a malformed answer", i);
-            if (e->got == want) {
-                e->done = true;
-                return OK;
-            }
+    while (!e->done && st == OK) {
+        const size_t want = wanted(l, e);
+        if (want == 0)
+            return malformed(i, err);
+        if (e->got == want) {
+            st = take(e, i, err);
+            continue;
         }
         ssize_t n = recv(e->fd, e->in + e->got, want - e->got, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
@@ -143,7 +192,7 @@ static enum status pump_in(struct link_set *l, int32_t i, struct err *err)
             return closed(i, err);
         e->got += (size_t)n;
     }
-    return OK;
+    return st;
 }
 
 static enum status pump(struct link_set *l, int32_t *left, struct err *err)
@@ -192,9 +241,7 @@ static struct link_answer answer_in(char *in)
     memcpy(&a.head, in, sizeof a.head);
     const struct step_answer *h = &a.head;
     char *ids = in + sizeof *h, *logprob = ids + (size_t)h->ids * sizeof(int32_t);
-    char *best = logprob + (size_t)h->logprobs * sizeof(float), *text = ids + step_answer_bytes(h);
-    text[h->text_bytes] = '\0';
-    a.text = text;
+    char *best = logprob + (size_t)h->logprobs * sizeof(float);
     a.result = (struct step_result){.count = h->ids,
                                     .ids = (const int32_t *)(const void *)ids,
                                     .best = (const struct token_top *)(const void *)best,
@@ -266,10 +313,10 @@ out:
     return st;
 }
 
-static enum status write_all(int fd, const void *src, size_t n, struct err *err)
+static enum status write_all(int fd, const void *src, size_t n, int flags, struct err *err)
 {
     for (size_t sent = 0; sent < n;) {
-        ssize_t w = send(fd, (const char *)src + sent, n - sent, MSG_NOSIGNAL);
+        ssize_t w = send(fd, (const char *)src + sent, n - sent, MSG_NOSIGNAL | flags);
         if (w < 0 && errno == EINTR)
             continue;
         if (w < 0)
@@ -284,11 +331,18 @@ enum status link_answer(int fd, const struct step_answer *head, const struct ste
 {
     enum status st = OK;
     const size_t scored = (size_t)head->logprobs;
-    TRY(write_all(fd, head, sizeof *head, err));
-    TRY(write_all(fd, result->ids, (size_t)head->ids * sizeof *result->ids, err));
-    TRY(write_all(fd, result->logprob, scored * sizeof *result->logprob, err));
-    TRY(write_all(fd, result->best, scored * (size_t)head->stride * sizeof *result->best, err));
-    TRY(write_all(fd, text, (size_t)head->text_bytes, err));
+    TRY(write_all(fd, head, sizeof *head, 0, err));
+    TRY(write_all(fd, result->ids, (size_t)head->ids * sizeof *result->ids, 0, err));
+    TRY(write_all(fd, result->logprob, scored * sizeof *result->logprob, 0, err));
+    TRY(write_all(fd, result->best, scored * (size_t)head->stride * sizeof *result->best, 0, err));
+    TRY(write_all(fd, text, (size_t)head->text_bytes, 0, err));
 out:
     return st;
+}
+
+enum status link_report(int fd, const struct board_rank *b, bool more, struct err *err)
+{
+    struct board_report r;
+    board_tell(b, &r);
+    return write_all(fd, &r, sizeof r, more ? MSG_MORE : 0, err);
 }

@@ -1,8 +1,10 @@
 /* Links: the control plane, one stream socket per rank. The front end writes without blocking and
- * polls over all of them; a rank reads blocking, so an idle server uses no CPU. EOF means death. */
+ * polls over all of them; a rank reads blocking, so an idle server uses no CPU. EOF means death.
+ * A rank sends answers and, where it shares no board with the front end, reports before them. */
 #ifndef TESSERA_ENGINE_LINK_H
 #define TESSERA_ENGINE_LINK_H
 
+#include "engine/board.h"
 #include "engine/step.h"
 
 /* ---- front end: all links of a group, driven by one thread at a time ---- */
@@ -12,13 +14,14 @@ struct link_set;
 enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
                       struct err *err) MUST_USE;
 void link_close(struct link_set *l);
+/* The reports of a rank are heard into b from now on; without this they are malformed. */
+void link_hear(struct link_set *l, int32_t rank, struct board_rank *b);
 int32_t link_count(const struct link_set *l);
 
 /* What one rank answered. */
 struct link_answer {
     struct step_answer head;
     struct step_result result; /* valid until the next link_await */
-    const char *text;          /* of a failed rank, else "" */
 };
 
 /* Asked about every 50 ms while waiting: ERR_... ends the exchange with that status. */
@@ -32,7 +35,8 @@ enum { LINK_POSTS_MAX = 2 };
 enum status link_post(struct link_set *l, const void *message, size_t bytes,
                       struct err *err) MUST_USE;
 /* Waits for one answer from each rank, to the oldest message that is posted (or to none, where a
- * rank speaks first); answers[count]. ERR_COMM: a link closed or an answer is malformed. */
+ * rank speaks first); answers[count]. ERR_COMM: a link closed or an answer is malformed. A rank
+ * that failed ends the wait with its own status and text: the others may never answer. */
 enum status link_await(struct link_set *l, link_patience *patience, void *ctx,
                        struct link_answer *answers, struct err *err) MUST_USE;
 /* Both (0 bytes: posts nothing). */
@@ -47,5 +51,7 @@ enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *e
 /* Writes an answer with its result as the head counts it, or text (head.text_bytes). */
 enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,
                         const char *text, struct err *err) MUST_USE;
+/* Writes what b says now. more: an answer follows at once. */
+enum status link_report(int fd, const struct board_rank *b, bool more, struct err *err) MUST_USE;
 
 #endif

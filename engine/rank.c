@@ -2,8 +2,11 @@
  * and rank_step run as a process here and as threads of one process in the tests. */
 #include "engine/rank.h"
 
+#include "config/slice.h"
 #include "engine/group.h"
+#include "engine/lifeline.h"
 #include "engine/parallel/sampler.h"
+#include "engine/populate.h"
 #include "engine/rank_state.h"
 #include "engine/rendezvous.h"
 
@@ -131,6 +134,8 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
         goto out;
     }
+    if (memory->loaded)
+        TRY(memory->loaded(memory->loaded_ctx, err));
     TRY(open_comm(r, o, l, memory, err));
     const struct model_parts parts = {
         .config = m,
@@ -281,11 +286,19 @@ static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
     return OK;
 }
 
+static enum status map_board(const struct options *o, struct rank_memory *out, struct err *err)
+{
+    void *board = NULL;
+    enum status st = map_file(o->remote ? -1 : GROUP_FD_BOARD, sizeof(struct board), &board, err);
+    if (st == OK)
+        out->board = &((struct board *)board)->rank[o->rank];
+    return st;
+}
+
 static enum status map_memory(const struct options *o, const struct footprint *f,
                               struct rank_memory *out, struct err *err)
 {
     enum status st = OK;
-    void *board = NULL;
     const bool own = o->remote;
     if (!options_mpi(o))
         TRY(map_file(GROUP_FD_COMM, comm_shm_bytes(f->ranks, footprint_shared_bytes(f)), &out->comm,
@@ -295,8 +308,6 @@ static enum status map_memory(const struct options *o, const struct footprint *f
         TRY(map_file(own ? -1 : GROUP_FD_WEIGHTS, weights, &out->weights, err));
         TRY(map_file(own ? -1 : GROUP_FD_KV, kv, &out->kv, err));
     }
-    TRY(map_file(own ? -1 : GROUP_FD_BOARD, sizeof(struct board), &board, err));
-    out->board = &((struct board *)board)->rank[o->rank];
 out:
     return st;
 }
@@ -310,6 +321,15 @@ static enum status seal_weights(const struct options *o, const struct footprint 
     if (!f->on_device && bytes > 0 && mprotect(memory->weights, bytes, PROT_READ) != 0)
         return base_fail_errno(err, ERR_LIMIT, "sealing %zu bytes of weights", bytes);
     return OK;
+}
+
+/* What steps will use and loading has not touched. */
+static struct populate *populate(const struct options *o, const struct footprint *f,
+                                 const struct rank_memory *memory)
+{
+    return populate_open(
+        (struct populate_range){memory->kv, f->rank[o->rank].kv},
+        (struct populate_range){memory->comm, comm_shm_bytes(f->ranks, footprint_shared_bytes(f))});
 }
 
 /* The sizes the front end decided, with this rank's parts worked out anew. */
@@ -353,6 +373,40 @@ static enum status answer(const struct options *o, uint32_t epoch, uint64_t seq,
     return link_answer(GROUP_FD_LINK, &head, result, text->text, err);
 }
 
+/* Where there is no shared board, what it would say goes before an answer. */
+static enum status report(const struct options *o, const struct board_rank *board, struct err *err)
+{
+    return o->remote ? link_report(GROUP_FD_LINK, board, true, err) : OK;
+}
+
+/* What a rank of several machines needs until it is ready. */
+struct start {
+    const struct options *o;
+    const struct board_rank *board;
+    struct lifeline *lifeline; /* NULL: the front end started this rank and can end it */
+};
+
+/* Once a rank has begun to start MPI, it and its peers must all go through that and end MPI again,
+ * or the launcher takes it for a crash. So nobody begins before all have loaded and the front end
+ * has told them to: until then any of them may simply go. */
+static enum status await_word(void *ctx, struct err *err)
+{
+    enum status st = OK;
+    const struct start *s = ctx;
+    const struct step_result none = {0};
+    const struct err no_text = {""};
+    struct step_header go;
+    size_t n = 0;
+    lifeline_loaded(s->lifeline);
+    TRY(report(s->o, s->board, err));
+    TRY(answer(s->o, 1, 0, &none, OK, &no_text, err));
+    TRY(link_receive(GROUP_FD_LINK, &go, sizeof go, &n, err));
+    if (n != sizeof go || go.magic != STEP_MAGIC)
+        st = base_fail(err, ERR_COMM, "the front end sent %zu bytes where it says go", n);
+out:
+    return st;
+}
+
 static enum status loop(struct rank *r, const struct options *o, struct err *err)
 {
     enum status st = OK;
@@ -377,6 +431,7 @@ static enum status loop(struct rank *r, const struct options *o, struct err *err
         }
         last_seq = step->seq;
         enum status ran = rank_step(r, step, &result, NULL, &failure);
+        TRY(report(o, r->board, err));
         TRY(answer(o, step->epoch, step->seq, &result, ran, &failure, err));
     }
 out:
@@ -398,6 +453,17 @@ static enum status check_plan(const struct options *o, const struct layout *l, s
     return OK;
 }
 
+/* As the ranks that the front end starts: signals that reach all processes are for the server. */
+static void block_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
 enum status rank_join(const struct options *o, int32_t rank, struct err *err)
 {
     enum status st = OK;
@@ -405,8 +471,12 @@ enum status rank_join(const struct options *o, int32_t rank, struct err *err)
     char text[RENDEZVOUS_TEXT_MAX], parent[32], remote[] = "--remote";
     char *words[RENDEZVOUS_WORDS_MAX + 2];
     struct rendezvous_secret secret;
+    struct rendezvous_address at;
+    block_signals();
     TRY(rendezvous_secret(o->group_secret_file, &secret, err));
-    st = rendezvous_join(o->master_addr, o->master_port, &secret, rank, o->tp, JOIN_S, &link, err);
+    st = rendezvous_address(o->master_addr, o->master_port, &at, err);
+    if (st == OK)
+        st = rendezvous_join(&at, &secret, rank, o->tp, JOIN_S, &link, err);
     explicit_bzero(&secret, sizeof secret);
     if (st != OK)
         return st;
@@ -433,17 +503,30 @@ int rank_main(const struct options *o)
     struct plan *plan = NULL;
     struct layout *layout = NULL;
     struct rank *r = NULL;
+    struct populate *touching = NULL;
     struct footprint f;
     struct rank_memory memory = {0};
     const struct backend_ops *ops = NULL;
+    struct start start = {.o = o};
     if (!tie_to_parent(o->parent_pid))
         return base_exit_code(ERR_COMM);
     prctl(PR_SET_NAME, "tessera-rank");
     bind_cpus(o);
     setpriority(PRIO_PROCESS, 0, NICE);
+    slice_request(0); /* the front end's turns are short */
+    TRY(map_board(o, &memory, &err));
+    start.board = memory.board;
+    if (o->remote)
+        TRY(lifeline_open(GROUP_FD_LINK, memory.board, &start.lifeline, &err));
+    if (options_mpi(o)) {
+        memory.loaded = await_word;
+        memory.loaded_ctx = &start;
+    }
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
+    if (o->prefill_rows > 0)
+        TRY(plan_set_prefill_rows(plan, o->prefill_rows, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));
     TRY(check_plan(o, layout, &err));
     footprint_of(o, &m, layout, ops, &f);
@@ -451,12 +534,17 @@ int rank_main(const struct options *o)
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
     TRY(seal_weights(o, &f, &memory, &err));
     TRY(answer(o, 1, 0, &none, OK, &err, &err));
+    touching = populate(o, &f, &memory); /* ready does not wait for it */
     st = loop(r, o, &err);
 out:
-    if (!r && st != OK) /* the front end is still waiting for the first answer */
+    lifeline_loaded(start.lifeline);
+    if (!r && st != OK && st != ERR_CANCELLED) /* the front end is still waiting for an answer */
         st = answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
+    populate_close(touching);
+    if (o->remote && st != OK) /* the launcher ends all when one fails; the reason comes first */
+        (void)lifeline_closed(GROUP_FD_LINK, LIFELINE_LEAVE_S);
     rank_close(r);
     layout_close(layout);
     plan_close(plan);

@@ -16,6 +16,10 @@ struct rank_memory {
     void *kv;      /* footprint's kv bytes */
     void *comm;    /* communicator region, initialised; NULL with --comm mpi */
     struct board_rank *board;
+    /* Called when the weights are loaded and before ranks meet; a failure ends the opening. NULL:
+     * nothing is to be done. */
+    enum status (*loaded)(void *ctx, struct err *err);
+    void *loaded_ctx;
 };
 
 struct rank;
@@ -36,7 +40,8 @@ enum status rank_step(struct rank *r, const struct step *step, struct step_resul
 struct backend *rank_backend(struct rank *r);
 
 /* What a process that a launcher started for a rank other than 0 does: finds the front end, hears
- * its options and becomes `tessera rank`. Returns only on failure. */
+ * its options and becomes `tessera rank`. Returns only on failure, and with ERR_CANCELLED when the
+ * front end left before there was anything to do. */
 enum status rank_join(const struct options *o, int32_t rank, struct err *err);
 
 /* The process `tessera rank`: maps the inherited files, opens, answers, loops until the link

@@ -56,6 +56,24 @@ static enum status parse_place(const char *name, const char *text, int32_t *out,
     return OK;
 }
 
+/* These tell processes who they are, but give them no MPI to talk by. */
+static enum status no_launcher(int32_t ranks, struct err *err)
+{
+    static const struct {
+        const char *name, *rank;
+    } others[] = {{"torchrun", "RANK"}, {"a LeaderWorkerSet", "LWS_WORKER_INDEX"}};
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        if (getenv(others[i].rank))
+            return base_fail(err, ERR_USAGE,
+                             "--comm mpi: %s started this (%s is set), which starts no MPI; have "
+                             "its first process start the ranks: mpirun -n %d tessera serve ...",
+                             others[i].name, others[i].rank, ranks);
+    return base_fail(err, ERR_USAGE,
+                     "--comm mpi: not started by a launcher: mpirun -n %d tessera serve ...",
+                     ranks);
+}
+
+/* The launcher closest to MPI first: mpirun may itself have been started by the others. */
 enum status rendezvous_place(int32_t ranks, struct rendezvous_place *out, struct err *err)
 {
     static const struct {
@@ -64,14 +82,16 @@ enum status rendezvous_place(int32_t ranks, struct rendezvous_place *out, struct
         {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
         {"PMI", "PMI_RANK", "PMI_SIZE"},
         {"Slurm", "SLURM_PROCID", "SLURM_NTASKS"},
+        {"PMIx", "PMIX_RANK", NULL}, /* MPI itself will say of how many */
     };
     enum status st = OK;
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
-        struct rendezvous_place p = {.launcher = known[i].launcher};
+        struct rendezvous_place p = {.launcher = known[i].launcher, .ranks = ranks};
         if (!getenv(known[i].rank))
             continue;
         TRY(parse_place(known[i].rank, getenv(known[i].rank), &p.rank, err));
-        TRY(parse_place(known[i].ranks, getenv(known[i].ranks), &p.ranks, err));
+        if (known[i].ranks)
+            TRY(parse_place(known[i].ranks, getenv(known[i].ranks), &p.ranks, err));
         if (p.ranks != ranks || p.rank >= p.ranks)
             return base_fail(err, ERR_USAGE,
                              "%s started this as rank %d of %d processes, -tp is %d: start as many "
@@ -80,10 +100,68 @@ enum status rendezvous_place(int32_t ranks, struct rendezvous_place *out, struct
         *out = p;
         return OK;
     }
-    st = base_fail(err, ERR_USAGE,
-                   "--comm mpi: not started by a launcher: mpirun -n %d tessera serve ...", ranks);
+    st = no_launcher(ranks, err);
 out:
     return st;
+}
+
+/* ---- where rank 0 is ---- */
+
+/* The first name of a list as Slurm writes it: "rack1n[03-07,9],x" is "rack1n03", ... */
+static bool first_node(const char *list, char *out, size_t cap)
+{
+    size_t n = 0;
+    for (const char *c = list; *c != '\0' && *c != ',' && n + 1 < cap; c++) {
+        if (*c != '[') {
+            out[n++] = *c;
+            continue;
+        }
+        const size_t digits = strspn(++c, "0123456789");
+        const char *end = strchr(c, ']');
+        if (digits == 0 || !end || digits + n + 1 > cap)
+            return false;
+        memcpy(out + n, c, digits);
+        n += digits;
+        c = end;
+    }
+    out[n] = '\0';
+    return n > 0 && n + 1 < cap;
+}
+
+/* srun's list is of the step that this process is in; under mpirun that may be another. */
+static enum status find_host(const char *host, struct rendezvous_address *out, struct err *err)
+{
+    static const char *const names[] = {"MASTER_ADDR", "LWS_LEADER_ADDRESS", "SLURM_STEP_NODELIST"};
+    const int count = getenv("OMPI_COMM_WORLD_RANK") ? 2 : 3;
+    out->said_by = host ? "--master-addr" : "the default of --master-addr";
+    for (int i = 0; i < count && !host; i++) {
+        host = getenv(names[i]);
+        if (host)
+            out->said_by = names[i];
+    }
+    if (!host)
+        host = "127.0.0.1";
+    const bool list = strcmp(out->said_by, names[2]) == 0;
+    const int n = snprintf(out->host, sizeof out->host, "%s", host);
+    if (list ? first_node(host, out->host, sizeof out->host)
+             : n > 0 && (size_t)n < sizeof out->host)
+        return OK;
+    return base_fail(err, ERR_USAGE, "%s is \"%.100s\", expected a host", out->said_by, host);
+}
+
+enum status rendezvous_address(const char *host, int32_t port, struct rendezvous_address *out,
+                               struct err *err)
+{
+    const char *text = getenv("MASTER_PORT");
+    char *end = NULL;
+    *out = (struct rendezvous_address){.port = port > 0 ? port : 29500};
+    if (port == 0 && text) {
+        const long v = strtol(text, &end, 10);
+        if (end == text || *end != '\0' || v < 1 || v > 65535)
+            return base_fail(err, ERR_USAGE, "MASTER_PORT is \"%.40s\", expected 1 to 65535", text);
+        out->port = (int32_t)v;
+    }
+    return find_host(host, out, err);
 }
 
 /* ---- the secret ---- */
@@ -149,13 +227,14 @@ static bool receive_whole(int fd, void *dst, size_t n)
 /* Small messages at once; a machine that is gone is noticed within half a minute. */
 static void tune(int fd, int timeout_s)
 {
-    static const int yes = 1, idle = 10, interval = 5, count = 3;
+    static const int yes = 1, idle = 10, interval = 5, count = 3, unanswered_ms = 30000;
     const struct timeval t = {.tv_sec = timeout_s};
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
@@ -171,34 +250,35 @@ static bool challenge_same(const struct challenge *a, const struct challenge *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-static enum status resolve(const char *host, int32_t port, bool passive, struct addrinfo **out,
+static enum status resolve(const struct rendezvous_address *at, bool passive, struct addrinfo **out,
                            struct err *err)
 {
     char service[16];
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
                                    .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0)};
-    (void)snprintf(service, sizeof service, "%d", port);
-    const int failed = getaddrinfo(host, service, &hints, out);
+    (void)snprintf(service, sizeof service, "%d", at->port);
+    const int failed = getaddrinfo(at->host, service, &hints, out);
     if (failed)
-        return base_fail(err, ERR_USAGE, "--master-addr %.100s: %s", host, gai_strerror(failed));
+        return base_fail(err, ERR_USAGE, "meeting at %.100s (by %s): %s", at->host, at->said_by,
+                         gai_strerror(failed));
     return OK;
 }
 
 /* ---- front end ---- */
 
-enum status rendezvous_listen(const char *host, int32_t port, int *out, struct err *err)
+enum status rendezvous_listen(const struct rendezvous_address *at, int *out, struct err *err)
 {
     static const int yes = 1;
     struct addrinfo *a = NULL;
-    enum status st = resolve(host, port, true, &a, err);
+    enum status st = resolve(at, true, &a, err);
     if (st != OK)
         return st;
     const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     if (fd < 0 || bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, COMM_RANKS_MAX) != 0) {
-        st = base_fail_errno(err, ERR_USAGE, "listening for ranks at %.100s:%d (--master-addr)",
-                             host, port);
+        st = base_fail_errno(err, ERR_USAGE, "listening for ranks at %.100s:%d (by %s)", at->host,
+                             at->port, at->said_by);
         if (fd >= 0)
             close(fd);
     } else {
@@ -237,17 +317,21 @@ static int32_t challenge_rank(int fd, const struct rendezvous_secret *secret, in
 }
 
 enum status rendezvous_accept(int listener, const struct rendezvous_secret *secret, int32_t ranks,
-                              double seconds, int *links, struct err *err)
+                              double seconds, rendezvous_patience *patience, void *ctx, int *links,
+                              struct err *err)
 {
     const double deadline = base_now() + seconds;
     const char *why = "nobody else came";
     int32_t came = 1;
+    enum status st = OK;
     for (int32_t r = 1; r < ranks; r++)
         links[r] = -1;
-    while (came < ranks && base_now() < deadline) {
+    while (came < ranks && base_now() < deadline && st == OK) {
         struct pollfd p = {.fd = listener, .events = POLLIN};
-        if (poll(&p, 1, 100) <= 0)
+        if (poll(&p, 1, 100) <= 0) {
+            st = patience ? patience(ctx, err) : OK;
             continue;
+        }
         const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             continue;
@@ -267,6 +351,8 @@ enum status rendezvous_accept(int listener, const struct rendezvous_secret *secr
     for (int32_t r = 1; r < ranks; r++)
         if (links[r] >= 0)
             close(links[r]);
+    if (st != OK)
+        return st;
     return base_fail(err, ERR_COMM, "%d of %d ranks came within %.0f s (last turned away: %s)",
                      came - 1, ranks - 1, seconds, why);
 }
@@ -318,18 +404,20 @@ static enum status answer_challenge(int fd, const struct rendezvous_secret *secr
     return OK;
 }
 
-enum status rendezvous_join(const char *host, int32_t port, const struct rendezvous_secret *secret,
-                            int32_t rank, int32_t ranks, double seconds, int *out, struct err *err)
+enum status rendezvous_join(const struct rendezvous_address *at,
+                            const struct rendezvous_secret *secret, int32_t rank, int32_t ranks,
+                            double seconds, int *out, struct err *err)
 {
     struct addrinfo *list = NULL;
-    enum status st = resolve(host, port, false, &list, err);
+    enum status st = resolve(at, false, &list, err);
     if (st != OK)
         return st;
     const int fd = connect_until(list, base_now() + seconds);
     freeaddrinfo(list);
     if (fd < 0)
-        return base_fail_errno(err, ERR_COMM, "rank %d: no front end at %.100s:%d within %.0f s",
-                               rank, host, port, seconds);
+        return base_fail_errno(err, ERR_COMM,
+                               "rank %d: no front end at %.100s:%d (by %s) within %.0f s", rank,
+                               at->host, at->port, at->said_by, seconds);
     st = answer_challenge(fd, secret, rank, ranks, err);
     if (st != OK) {
         close(fd);
@@ -356,8 +444,9 @@ enum status rendezvous_hear(int link, char text[RENDEZVOUS_TEXT_MAX],
 {
     uint32_t length = 0;
     int n = 0;
-    if (!receive_whole(link, &length, sizeof length) || length == 0 ||
-        length > RENDEZVOUS_TEXT_MAX || !receive_whole(link, text, length) ||
+    if (!receive_whole(link, &length, sizeof length))
+        return base_fail(err, ERR_CANCELLED, "the front end left");
+    if (length == 0 || length > RENDEZVOUS_TEXT_MAX || !receive_whole(link, text, length) ||
         text[length - 1] != '\0')
         return base_fail(err, ERR_COMM, "the front end sent no options");
     for (char *word = text; word < text + length; word += strlen(word) + 1) {

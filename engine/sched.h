@@ -25,7 +25,7 @@ enum { SCHED_LOSSES = 3 };  /* groups that may be lost over one request, before 
 
 struct sched_config {
     struct step_limits limits;
-    int32_t waiting_max;
+    int32_t waiting_max; /* requests beside those that fill the slots */
     int32_t max_model_len;
     int32_t eos[8];
     int32_t eos_count;
@@ -38,8 +38,10 @@ struct sched;
 enum status sched_open(const struct sched_config *c, struct sched **out, struct err *err) MUST_USE;
 void sched_close(struct sched *s);
 
-/* s becomes the scheduler's. False (still the caller's) when the waiting list is full. */
-bool sched_submit(struct sched *s, struct sequence *seq) MUST_USE;
+/* Requests that have not ended: the caller keeps to it. */
+int32_t sched_requests_max(const struct sched_config *c);
+/* seq becomes the scheduler's. */
+void sched_submit(struct sched *s, struct sequence *seq);
 /* Unknown ids are ignored: the request has ended. */
 void sched_cancel(struct sched *s, uint64_t id);
 /* What time it is, for the events; no decision depends on it. */

@@ -95,6 +95,11 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                flow_meetings(flow, PLAN_DECODE), flow_meetings(flow, PLAN_PREFILL));
     if (flow->prefill_rows < INT32_MAX)
         buf_printf(b, "  \"many_rows_from\": %d,\n", flow->prefill_rows);
+    if (s->priced) {
+        buf_puts(b, "  \"prices\": ");
+        price_write(&s->price, b);
+        buf_puts(b, ",\n");
+    }
     buf_printf(b, "  \"oneshot_max_bytes\": %u,\n", COMM_ONESHOT_MAX_BYTES);
     buf_puts(b, "  \"per_rank\": [\n");
     for (int32_t r = 0; r < f->ranks; r++)
@@ -105,13 +110,7 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
 static void print_text(const struct setup *s, const struct footprint *f, struct buf *b)
 {
     char one[32], many[32], ends[32], read[32];
-    const struct flow *flow = s->layouts[0]->flow;
     setup_table(s, f, b);
-    buf_printf(b, "\nlayout %s: %d collectives per layer", plan_mode(s->plan),
-               flow_meetings(flow, PLAN_DECODE));
-    if (flow->prefill_rows < INT32_MAX)
-        buf_printf(b, ", %d in steps of %d rows or more", flow_meetings(flow, PLAN_PREFILL),
-                   flow->prefill_rows);
     buf_printf(b,
                "\nrank  reads       KV per token  received per layer: 1 row, %d rows; around the "
                "layers\n",
@@ -130,17 +129,14 @@ static enum status write_layouts(const struct setup *s, int32_t rows, struct buf
 {
     enum status st = OK;
     const struct options *o = &s->options;
-    struct price price;
     if (o->explain) {
-        plan_modes_explain(s, out);
+        plan_modes_explain(s, rows, out);
         TRY(plan_costs_table(s, rows, out, err));
     }
-    if (o->measure) {
-        TRY(plan_modes_measure(s, &price, err));
-        plan_modes_price(s, &price, out);
-    }
+    if (s->priced && !o->json)
+        plan_modes_price(s, out);
     if (o->modes)
-        TRY(plan_modes_table(s, rows, o->measure ? &price : NULL, out, err));
+        TRY(plan_modes_table(s, rows, out, err));
 out:
     return st;
 }

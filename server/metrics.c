@@ -85,6 +85,7 @@ struct values {
 struct metrics {
     pthread_mutex_t lock;
     struct values values;
+    double last_wait_s;
 };
 
 enum status metrics_open(struct metrics **out, struct err *err)
@@ -135,7 +136,8 @@ void metrics_observe_choice(struct metrics *m, const struct metrics_choice *c)
     add(m, METRICS_MAX_TOKENS, c->max_tokens);
     if (c->admitted_ns && c->first_token_ns) {
         const double prefill = (double)(c->first_token_ns - c->admitted_ns) / 1e9;
-        add(m, METRICS_QUEUE, (double)(c->admitted_ns - c->arrived_ns) / 1e9);
+        m->last_wait_s = (double)(c->admitted_ns - c->arrived_ns) / 1e9;
+        add(m, METRICS_QUEUE, m->last_wait_s);
         add(m, METRICS_PREFILL, prefill);
         add(m, METRICS_DECODE, decode);
         add(m, METRICS_INFERENCE, prefill + decode);
@@ -143,6 +145,14 @@ void metrics_observe_choice(struct metrics *m, const struct metrics_choice *c)
     if (c->tokens > 1)
         add(m, METRICS_PER_TOKEN, decode / (c->tokens - 1));
     pthread_mutex_unlock(&m->lock);
+}
+
+double metrics_last_wait(struct metrics *m)
+{
+    pthread_mutex_lock(&m->lock);
+    const double wait = m->last_wait_s;
+    pthread_mutex_unlock(&m->lock);
+    return wait;
 }
 
 void metrics_count_end(struct metrics *m, enum metrics_end how)

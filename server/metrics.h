@@ -37,6 +37,8 @@ enum status metrics_open(struct metrics **out, struct err *err) MUST_USE;
 void metrics_close(struct metrics *m); /* NULL is fine */
 void metrics_observe(struct metrics *m, enum metrics_what what, double value);
 void metrics_observe_choice(struct metrics *m, const struct metrics_choice *c);
+/* Seconds in the queue of the choice that ended last, of those that ran. */
+double metrics_last_wait(struct metrics *m);
 void metrics_count_end(struct metrics *m, enum metrics_end how);
 /* Prometheus text, version 0.0.4. engine NULL: not loaded yet. */
 void metrics_write(struct metrics *m, const struct engine_metrics *engine, const char *model,

@@ -7,88 +7,53 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-
-static const struct {
-    enum plan_part part;
-    const char *name;
-} points[] = {{PLAN_QKV, "qkv_proj"},
-              {PLAN_O, "o_proj"},
-              {PLAN_GATE_UP, "gate_up_proj"},
-              {PLAN_DOWN, "down_proj"}};
-
-/* ---- one layout ---- */
-
-static void explain_phase(const struct flow *f, enum plan_phase phase, struct buf *out)
-{
-    const struct flow_phase *p = &f->phase[phase];
-    char before[FLOW_TEXT_MAX], after[FLOW_TEXT_MAX], rest[SPREAD_TEXT_MAX];
-    buf_printf(out, "  residual stream %s; norms %s\n", spread_text(&f->mesh, &p->rest, rest),
-               flow_text(f, &p->sums, before));
-    buf_printf(out, "  %-13s %-44s after %s\n", "embed_tokens", "",
-               flow_text(f, &p->linear[PLAN_EMBED].after, after));
-    for (size_t i = 0; i < ARRAY_LEN(points); i++) {
-        const struct flow_linear *l = &p->linear[points[i].part];
-        buf_printf(out, "  %-13s before %-37s after %s%s\n", points[i].name,
-                   flow_text(f, &l->before, before), flow_text(f, &l->after, after),
-                   l->summa      ? "; summa: weight and input panels are broadcast"
-                   : l->gathered ? "; the weight is gathered"
-                                 : "");
-    }
-    buf_printf(out, "  %-13s before %-37s after %s\n", "lm_head",
-               flow_text(f, &p->linear[PLAN_HEAD].before, before),
-               flow_text(f, &p->linear[PLAN_HEAD].after, after));
-}
-
-void plan_modes_explain(const struct setup *s, struct buf *out)
-{
-    const struct flow *f = s->layouts[0]->flow;
-    buf_printf(out, "\n%s, mesh", plan_where(s->plan));
-    for (int32_t i = 0; i < f->mesh.axes; i++)
-        buf_printf(out, " %s=%d", f->mesh.axis[i].name, f->mesh.axis[i].size);
-    const bool two = f->prefill_rows < INT32_MAX;
-    if (two)
-        buf_printf(out, "; steps of %d rows or more take the second form", f->prefill_rows);
-    buf_puts(out, two ? "\nsteps of few rows:\n" : "\n");
-    explain_phase(f, PLAN_DECODE, out);
-    if (two) {
-        buf_puts(out, "steps of many rows:\n");
-        explain_phase(f, PLAN_PREFILL, out);
-    }
-    buf_puts(out,
-             "Bytes a rank receives per layer for T rows (fp32 activations; h hidden, W weights of "
-             "the layer,\nS_in sum of the linears' inputs; attention's exchange and norms "
-             "besides):\n"
-             "  1d                   one-shot 2(P-1) T h 4, above 256 KiB 4(P-1)/P T h 4\n"
-             "  1d_sp                4(P-1)/P T h 4\n"
-             "  stationary (w,a,b)   T [4h(a-1) + (W/h)(b-1)] / P 4\n"
-             "  summa q x q, depth d (q-1)/q^2 [T S_in/d 4 + W bytes stored]\n");
-}
 
 /* ---- all layouts ---- */
 
-enum { COLUMNS = 6, CANDIDATES_MAX = 160 };
+enum { COLUMNS = 6, POWERS = 15, SIZES = COLUMNS + POWERS, CANDIDATES_MAX = 160 };
 
 struct candidate {
     char name[48];
-    size_t weights, rest; /* bytes of the rank that holds most; rest: of a step of `rows` rows */
-    size_t kv;
+    bool fits; /* into the memory that is free */
+    /* Bytes of the rank that holds most; kv: of a token; rest: the residual stream of a step of
+     * most rows; activations: with it all that such a step computes in. */
+    size_t weights, kv, rest, activations;
     int32_t meetings[PLAN_PHASES], prefill_rows;
-    uint64_t bytes[COLUMNS]; /* per layer, of the rank that receives most */
-    double seconds[COLUMNS]; /* modelled, of a step, of the rank that takes longest */
-    const char *mode;        /* static */
-    char mesh[40];           /* "": the layout's own */
+    uint64_t bytes[SIZES]; /* per layer, of the rank that receives most */
+    double seconds[SIZES]; /* modelled, of a step, of the rank that takes longest */
+    const char *mode;      /* static */
+    char mesh[40];         /* "": the layout's own */
 };
 
 struct comparison {
     const struct setup *s;
-    const struct price *price; /* may be NULL */
-    int32_t rows[COLUMNS];     /* the first is 1, the last the most */
-    int32_t count;
+    int32_t rows[SIZES]; /* of the columns, the first 1, the last the most; then powers of two */
     struct candidate list[CANDIDATES_MAX];
+    int32_t count;
 };
 
+static struct comparison *comparison_open(const struct setup *s, int32_t rows)
+{
+    static const int32_t columns[COLUMNS] = {1, 8, 32, 128, 2048};
+    struct comparison *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->s = s;
+    memcpy(c->rows, columns, sizeof columns);
+    c->rows[COLUMNS - 1] = rows;
+    for (int32_t i = 0; i < POWERS; i++)
+        c->rows[COLUMNS + i] = 1 << i;
+    return c;
+}
+
 static void take_most(uint64_t *most, uint64_t n)
+{
+    *most = n > *most ? n : *most;
+}
+
+static void take_size(size_t *most, size_t n)
 {
     *most = n > *most ? n : *most;
 }
@@ -96,19 +61,38 @@ static void take_most(uint64_t *most, uint64_t n)
 static void weigh(const struct comparison *c, const struct layout *l, struct candidate *out)
 {
     const struct flow *f = l->flow;
-    const enum dtype dtype = options_dtype(&c->s->options, c->s->model.dtype);
-    const size_t kv = layout_kv_bytes_per_token(l, &c->s->model, dtype);
-    const size_t rest = 4 * parallel_rest_size(f, l->rank, c->rows[COLUMNS - 1]);
-    out->weights = l->arena_bytes > out->weights ? l->arena_bytes : out->weights;
-    out->kv = kv > out->kv ? kv : out->kv;
-    out->rest = rest > out->rest ? rest : out->rest;
-    for (int32_t i = 0; i < COLUMNS; i++) {
+    const struct setup *s = c->s;
+    take_size(&out->weights, l->arena_bytes);
+    take_size(&out->rest, 4 * parallel_rest_size(f, l->rank, c->rows[COLUMNS - 1]));
+    for (int32_t i = 0; i < SIZES; i++) {
         const int32_t rows = c->rows[i];
-        take_most(&out->bytes[i], flow_layer_bytes(f, flow_phase_of(f, rows), rows, l->rank));
-        if (c->price)
-            out->seconds[i] =
-                fmax(out->seconds[i], price_step(c->price, f, c->s->model.layers, rows, l->rank));
+        const enum plan_phase phase = rows >= out->prefill_rows ? PLAN_PREFILL : PLAN_DECODE;
+        take_most(&out->bytes[i], flow_layer_bytes(f, phase, rows, l->rank));
+        if (s->priced)
+            out->seconds[i] = fmax(out->seconds[i],
+                                   price_step(&s->price, f, phase, s->model.layers, rows, l->rank));
     }
+}
+
+/* layouts: of all ranks. */
+static enum status weigh_all(const struct comparison *c, struct layout *const *layouts,
+                             struct candidate *out, struct err *err)
+{
+    const struct setup *s = c->s;
+    const struct flow *flow = layouts[0]->flow;
+    struct footprint f;
+    const enum status st = footprint_plan(&s->options, &s->model, layouts, s->ops, &f, err);
+    if (st != OK && st != ERR_LIMIT)
+        return st;
+    out->fits = st == OK;
+    for (int32_t i = 0; i < PLAN_PHASES; i++)
+        out->meetings[i] = flow_meetings(flow, (enum plan_phase)i);
+    for (int32_t r = 0; r < s->options.tp; r++) {
+        weigh(c, layouts[r], out);
+        take_size(&out->kv, f.rank[r].kv_per_token);
+        take_size(&out->activations, f.rank[r].activations);
+    }
+    return OK;
 }
 
 /* Adds a layout; one that does not suit ranks or model is left out. */
@@ -116,7 +100,7 @@ static enum status consider(struct comparison *c, const char *mode, const char *
                             struct err *err)
 {
     struct plan *plan = NULL;
-    struct layout *l = NULL;
+    struct layout *layouts[COMM_RANKS_MAX] = {NULL};
     struct candidate *out = &c->list[c->count];
     struct err why;
     const struct setup *s = c->s;
@@ -126,16 +110,16 @@ static enum status consider(struct comparison *c, const char *mode, const char *
     out->mode = mode;
     snprintf(out->mesh, sizeof out->mesh, "%s", mesh ? mesh : "");
     snprintf(out->name, sizeof out->name, "%s%s%s", mode, mesh ? " " : "", mesh ? mesh : "");
-    for (int32_t r = 0; st == OK && r < s->options.tp; r++) {
-        st = layout_open(&s->model, plan, r, dtype, s->ops, &l, &why);
-        if (st != OK)
-            break;
-        for (int32_t i = 0; i < PLAN_PHASES; i++)
-            out->meetings[i] = flow_meetings(l->flow, (enum plan_phase)i);
-        out->prefill_rows = l->flow->prefill_rows;
-        weigh(c, l, out);
-        layout_close(l);
+    for (int32_t r = 0; st == OK && r < s->options.tp; r++)
+        st = layout_open(&s->model, plan, r, dtype, s->ops, &layouts[r], &why);
+    if (st == OK) {
+        out->prefill_rows = layouts[0]->flow->prefill_rows;
+        if (s->priced && plan_has_prefill(plan))
+            out->prefill_rows = price_crossover(&s->price, layouts[0]->flow, s->model.layers);
+        st = weigh_all(c, layouts, out, &why);
     }
+    for (int32_t r = 0; r < s->options.tp; r++)
+        layout_close(layouts[r]);
     plan_close(plan);
     c->count += st == OK;
     return st == OK || st == ERR_USAGE ? OK : base_fail(err, st, "%s", why.text);
@@ -170,12 +154,13 @@ out:
 
 static void write_candidate(const struct comparison *c, const struct candidate *k, struct buf *out)
 {
-    char w[32], rest[32], n[32], rows[16] = "-";
+    char w[32], rest[32], n[32], all[32], rows[16] = "-";
     if (k->prefill_rows < INT32_MAX)
         snprintf(rows, sizeof rows, "%d", k->prefill_rows);
-    buf_printf(out, "%-17s  %10s  %9zu  %10s  %4d %4d  %7s ", k->name,
+    buf_printf(out, "%-17s%c %10s  %9zu  %10s  %11s  %4d %4d  %7s ", k->name, k->fits ? ' ' : '!',
                base_human_bytes(w, sizeof w, k->weights), k->kv,
-               base_human_bytes(rest, sizeof rest, k->rest), k->meetings[PLAN_DECODE],
+               base_human_bytes(rest, sizeof rest, k->rest),
+               base_human_bytes(all, sizeof all, k->activations), k->meetings[PLAN_DECODE],
                k->meetings[PLAN_PREFILL], rows);
     for (int32_t i = 0; i < COLUMNS; i++) {
         uint64_t least = UINT64_MAX;
@@ -213,63 +198,95 @@ static void write_times(const struct comparison *c, struct buf *out)
     }
 }
 
-enum status plan_modes_table(const struct setup *s, int32_t rows, const struct price *price,
-                             struct buf *out, struct err *err)
+/* Which layout has least of what, from which power of two rows on. */
+static void write_leaders(const struct comparison *c, bool by_time, struct buf *out)
+{
+    const struct candidate *leader = NULL;
+    buf_puts(out, by_time ? "\nleast modelled time:" : "\nfewest bytes, of powers of two rows:");
+    for (int32_t i = COLUMNS; i < SIZES && c->rows[i] <= c->rows[COLUMNS - 1]; i++) {
+        const struct candidate *best = leader ? leader : &c->list[0];
+        for (int32_t k = 0; k < c->count; k++) {
+            const struct candidate *other = &c->list[k];
+            if (by_time ? other->seconds[i] < best->seconds[i] : other->bytes[i] < best->bytes[i])
+                best = other;
+        }
+        if (best != leader)
+            buf_printf(out, "%s %s from %d", leader ? "," : "", best->name, c->rows[i]);
+        leader = best;
+    }
+    buf_puts(out, "\n");
+}
+
+enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *out, struct err *err)
 {
     enum status st = OK;
-    struct comparison c = {.s = s, .price = price, .rows = {1, 8, 32, 128, 2048, rows}};
-    TRY(consider_all(&c, err));
+    struct comparison *c = comparison_open(s, rows);
+    if (!c)
+        return base_fail(err, ERR_NOMEM, "no memory to compare layouts");
+    TRY(consider_all(c, err));
     buf_printf(out,
                "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
-               "(a: outputs, b: inputs,\nw: copies of the\nweights, or parts to gather); KV: bytes "
-               "per token; residual "
-               "stream of %d rows; collectives per layer of\nsteps of few and many rows; summa "
-               "from so many rows; bytes received per layer by rows, * least\n",
+               "(a: outputs, b: inputs,\nw: copies of the weights, or parts to gather), ! does "
+               "not fit; KV: bytes per token; residual stream and\nall activations of %d rows; "
+               "collectives per layer of steps of few and many rows; summa from so many\nrows; "
+               "bytes received per layer by rows, * least\n",
                s->options.tp, rows);
-    buf_printf(out, "%-17s  %10s  %9s  %10s  %9s  %7s ", "layout", "weights", "KV", "residual",
-               "meetings", "summa");
-    write_rows(&c, out);
-    for (int32_t i = 0; i < c.count; i++)
-        write_candidate(&c, &c.list[i], out);
-    if (price)
-        write_times(&c, out);
+    buf_printf(out, "%-17s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
+               "residual", "activations", "meetings", "summa");
+    write_rows(c, out);
+    for (int32_t i = 0; i < c->count; i++)
+        write_candidate(c, &c->list[i], out);
+    write_leaders(c, false, out);
+    if (s->priced) {
+        write_times(c, out);
+        write_leaders(c, true, out);
+    }
 out:
+    free(c);
     return st;
 }
 
 /* ---- by time ---- */
 
-enum status plan_modes_measure(const struct setup *s, struct price *out, struct err *err)
+enum status plan_modes_measure(struct setup *s, struct err *err)
 {
     return price_measure(s->options.device, s->options.tp, footprint_threads(&s->options),
-                         options_dtype(&s->options, s->model.dtype), out, err);
+                         options_dtype(&s->options, s->model.dtype), &s->price, err);
 }
 
-void plan_modes_price(const struct setup *s, const struct price *p, struct buf *out)
+void plan_modes_price(const struct setup *s, struct buf *out)
 {
+    const struct price *p = &s->price;
+    if (s->options.prices)
+        buf_printf(out, "\nas %s says:", s->options.prices);
+    else
+        buf_printf(out, "\nmeasured here with %d ranks of %d threads:", s->options.tp,
+                   footprint_threads(&s->options));
     buf_printf(out,
-               "\nmeasured here with %d ranks of %d threads: %.1f us a collective, %.3f ns a byte "
-               "received (%.2f GB/s),\n%.3f ns a byte of weights, %.4f ns a multiply-add\n",
-               s->options.tp, footprint_threads(&s->options), 1e6 * p->meet, 1e9 * p->byte,
-               p->byte > 0 ? 1e-9 / p->byte : 0, 1e9 * p->weight, 1e9 * p->mac);
+               " %.1f us a collective, %.3f ns a byte received (%.2f GB/s),\n%.3f ns a byte of "
+               "weights, %.4f ns a multiply-add\n",
+               1e6 * p->meet, 1e9 * p->byte, p->byte > 0 ? 1e-9 / p->byte : 0, 1e9 * p->weight,
+               1e9 * p->mac);
 }
 
 enum status plan_modes_pick(struct setup *s, struct err *err)
 {
     enum status st = OK;
-    struct price price;
     const int32_t rows = s->options.max_num_batched_tokens, last = COLUMNS - 1;
-    struct comparison c = {.s = s, .price = &price, .rows = {1, 1, 1, 1, 1, rows}};
-    TRY(plan_modes_measure(s, &price, err));
-    TRY(consider_all(&c, err));
-    if (c.count == 0)
-        return base_fail(err, ERR_USAGE, "--auto: no layout of %d ranks suits this model",
-                         s->options.tp);
-    const struct candidate *one = &c.list[0], *pick = one;
-    for (int32_t i = 1; i < c.count; i++) {
-        const double *t = c.list[i].seconds;
-        if (t[0] * t[last] < pick->seconds[0] * pick->seconds[last])
-            pick = &c.list[i];
+    struct comparison *c = comparison_open(s, rows);
+    if (!c)
+        return base_fail(err, ERR_NOMEM, "no memory to compare layouts");
+    TRY(consider_all(c, err));
+    if (c->count == 0) {
+        st = base_fail(err, ERR_USAGE, "--auto: no layout of %d ranks suits this model",
+                       s->options.tp);
+        goto out;
+    }
+    const struct candidate *one = &c->list[0], *pick = one;
+    for (int32_t i = 1; i < c->count; i++) {
+        const double *t = c->list[i].seconds;
+        if (c->list[i].fits && t[0] * t[last] < pick->seconds[0] * pick->seconds[last])
+            pick = &c->list[i];
     }
     memcpy(s->mesh, pick->mesh, sizeof s->mesh);
     s->options.mesh = *s->mesh ? s->mesh : NULL;
@@ -277,9 +294,10 @@ enum status plan_modes_pick(struct setup *s, struct err *err)
     base_log(LOG_INFO,
              "--auto picks %s of %d layouts: modelled %.3f ms a row, %.3f ms %d rows; %s %.3f ms, "
              "%.3f ms; a collective %.1f us, %.2f ns a byte received",
-             pick->name, c.count, 1e3 * pick->seconds[0], 1e3 * pick->seconds[last], rows,
-             one->name, 1e3 * one->seconds[0], 1e3 * one->seconds[last], 1e6 * price.meet,
-             1e9 * price.byte);
+             pick->name, c->count, 1e3 * pick->seconds[0], 1e3 * pick->seconds[last], rows,
+             one->name, 1e3 * one->seconds[0], 1e3 * one->seconds[last], 1e6 * s->price.meet,
+             1e9 * s->price.byte);
 out:
+    free(c);
     return st;
 }

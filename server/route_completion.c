@@ -1,5 +1,6 @@
 /* DESIGN: the handler only takes the body; the worker turns it into a request that is ready to be
- * submitted, or into the one error that says why not. */
+ * submitted, or into the one error that says why not. What finds the engine full is refused before
+ * that, unread: many times what a server can take must not keep it from what it has taken. */
 #include "server/route.h"
 
 #include "server/job.h"
@@ -123,7 +124,7 @@ void route_completions(void *ctx, struct http_request *r)
 {
     struct service *s = ctx;
     struct api_error e = {0};
-    if (service_check(s, &e) != OK) {
+    if (service_check(s, &e) != OK || service_check_room(s, &e) != OK) {
         http_reply_error(r, &e);
         return;
     }

@@ -5,8 +5,10 @@
  * that the service manager sees it. The main thread alone moves the server from phase to phase and
  * tells the manager. Closing mirrors opening. */
 #include "config/buf.h"
+#include "config/slice.h"
 #include "engine/engine_thread.h"
 #include "engine/group.h"
+#include "engine/load_watch.h"
 #include "engine/rank.h"
 #include "engine/rendezvous.h"
 #include "server/access.h"
@@ -30,6 +32,7 @@
 #include <unistd.h>
 
 #define DRAIN_TICK_MS 50
+#define SLICE_NS 500000 /* turns of our threads: they have little to do, and it is waited for */
 #define STALL_S_MAX 10
 #define RESTARTS_WINDOW_S 300
 
@@ -47,7 +50,7 @@ struct server {
     int lost;    /* eventfd: the engine noticed that the group is lost */
     char name[256];
     /* loading */
-    uint64_t read_bytes[COMM_RANKS_MAX]; /* each rank's share */
+    struct load_watch watch;
     double told_at, logged_at;
     uint64_t told_bytes, logged_bytes;
     double restarted_at[OPTIONS_RESTARTS_MAX]; /* of restart n: in [n % max_group_restarts] */
@@ -208,9 +211,23 @@ static void feed_watchdog(struct server *s)
         notify_send(&s->notify, "WATCHDOG=1");
 }
 
+/* Called while ranks come from other machines. Those that have not come cannot be told that nobody
+ * waits for them any more; the launcher ends them when this process fails. */
+static enum status arrival_tick(void *ctx, struct err *err)
+{
+    struct server *s = ctx;
+    const int signal_number = take_signal(s);
+    if (signal_number == SIGHUP)
+        reload_keys(s);
+    else if (is_stop(signal_number))
+        return base_fail(err, ERR_COMM, "stopped before all ranks had come");
+    return OK;
+}
+
 /* Called about every 50 ms while the ranks load. */
 static enum status loading_tick(void *ctx, struct err *err)
 {
+    enum status st = OK;
     struct server *s = ctx;
     uint64_t done = 0;
     int32_t ranks_done = 0;
@@ -222,7 +239,7 @@ static enum status loading_tick(void *ctx, struct err *err)
     feed_watchdog(s);
     for (int32_t r = 0; r < s->footprint.ranks; r++) {
         uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
-        ranks_done += n >= s->read_bytes[r];
+        ranks_done += n >= s->watch.wanted[r];
         done += n;
     }
     if (s->health.bytes_total > 0) { /* else the weights are not from files */
@@ -232,7 +249,10 @@ static enum status loading_tick(void *ctx, struct err *err)
         if (ranks_done < s->footprint.ranks)
             show_progress(s);
     }
-    return group_check(s->group, 0, err);
+    TRY(group_check(s->group, 0, err));
+    TRY(load_watch_look(&s->watch, group_board(s->group), base_now(), err));
+out:
+    return st;
 }
 
 static void on_lost(void *ctx)
@@ -250,7 +270,7 @@ static struct engine_group engine_group(const struct server *s)
 }
 
 /* Returns when the ranks that have been started hold the weights. */
-static enum status await_weights(struct server *s, struct err *err)
+static enum status await_weights(struct server *s, const struct options *o, struct err *err)
 {
     enum status st = OK;
     uint64_t total = 0;
@@ -259,10 +279,14 @@ static enum status await_weights(struct server *s, struct err *err)
     s->told_at = started;
     s->logged_at = -INFINITY;
     s->told_bytes = s->logged_bytes = 0;
-    for (int32_t r = 0; r < s->footprint.ranks && !kept; r++)
-        total += s->read_bytes[r] = setup_read_bytes(&s->setup, r);
+    for (int32_t r = 0; r < s->footprint.ranks; r++)
+        total += s->watch.wanted[r] = kept ? 0 : setup_read_bytes(&s->setup, r);
+    s->watch.timeout = o->load_timeout;
+    s->watch.ranks = s->footprint.ranks;
+    s->watch.checkpoint = s->setup.checkpoint;
     atomic_store(&s->health.bytes_total, total);
     atomic_store(&s->health.ranks, s->footprint.ranks);
+    load_watch_begin(&s->watch, base_now());
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
     double spent = base_now() - started;
@@ -277,8 +301,8 @@ static enum status open_engine(struct server *s, const struct options *o, struct
 {
     enum status st = OK;
     enter(s, HEALTH_LOADING);
-    TRY(group_open(&s->setup.options, &s->footprint, &s->group, err));
-    TRY(await_weights(s, err));
+    TRY(group_open(&s->setup.options, &s->footprint, arrival_tick, s, &s->group, err));
+    TRY(await_weights(s, o, err));
     enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
@@ -341,7 +365,7 @@ static enum status recover(struct server *s, const struct options *o, bool died,
         engine_pause(s->engine);
         st = group_reopen(&s->setup.options, &s->footprint, died, s->group, err);
         if (st == OK)
-            st = await_weights(s, err);
+            st = await_weights(s, o, err);
         died = false;
     }
     if (st == ERR_CANCELLED)
@@ -380,7 +404,7 @@ static enum status await_event(struct server *s, bool draining, bool *died, stru
     struct pollfd polls[COMM_RANKS_MAX + 2];
     const int32_t ranks = s->footprint.ranks;
     for (int32_t r = 0; r < ranks; r++)
-        polls[r] = (struct pollfd){.fd = group_pidfd(s->group, r), .events = POLLIN};
+        group_poll(s->group, r, &polls[r]);
     polls[ranks] = (struct pollfd){.fd = s->signals, .events = POLLIN};
     polls[ranks + 1] = (struct pollfd){.fd = s->lost, .events = POLLIN};
     const bool woken = poll(polls, (nfds_t)ranks + 2, nap_ms(s, draining)) > 0;
@@ -434,6 +458,7 @@ static void log_ready(struct server *s, const struct options *o)
 static enum status serve(const struct options *o, struct err *err)
 {
     enum status st = OK;
+    slice_request(SLICE_NS);
     struct server s = {.signals = -1, .lost = -1};
     health_init(&s.health, fmin(STALL_S_MAX, o->step_timeout / 2));
     if (notify_open(&s.notify, err) != OK)

@@ -2,9 +2,12 @@
  * under it. Whether requests are welcome takes none. */
 #include "server/service.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+#define RETRY_S_MAX 60
 
 enum status service_open(struct service *s, struct err *err)
 {
@@ -28,6 +31,19 @@ void service_close(struct service *s)
 enum status service_check(struct service *s, struct api_error *e)
 {
     return health_check(s->health, e);
+}
+
+enum status service_check_room(struct service *s, struct api_error *e)
+{
+    struct err err;
+    const enum status st = engine_check_room(service_engine(s), &err);
+    if (st == OK)
+        return OK;
+    metrics_count_end(s->metrics, METRICS_ERROR);
+    api_error_from_status(e, st, &err);
+    /* by then what waits now has had its turn */
+    e->retry_after_s = (int32_t)fmin(fmax(ceil(metrics_last_wait(s->metrics)), 1), RETRY_S_MAX);
+    return ERR_INPUT;
 }
 
 void service_ready(struct service *s, struct engine *e)

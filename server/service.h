@@ -46,6 +46,9 @@ void service_close(struct service *s);
 
 /* OK: the engine may be asked. Else ERR_INPUT with the 503 to send in *e. */
 enum status service_check(struct service *s, struct api_error *e) MUST_USE;
+/* OK: there is room for one request more. Else ERR_INPUT with the 429 to send, which is counted as
+ * a request that failed. */
+enum status service_check_room(struct service *s, struct api_error *e) MUST_USE;
 void service_ready(struct service *s, struct engine *e);
 /* The engine, NULL while loading; stays valid until the front end is closed. */
 struct engine *service_engine(struct service *s);

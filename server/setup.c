@@ -26,6 +26,29 @@ out:
     return st;
 }
 
+/* From how many rows on steps take the plan's second form: as told, else where modelled times
+ * cross. Becomes part of the plan, and an option that ranks are given. */
+static enum status choose_form(struct setup *s, struct err *err)
+{
+    enum status st = OK;
+    struct options *o = &s->options;
+    struct layout *l = NULL;
+    s->form_reason = o->prefill_rows > 0              ? "--prefill-rows says"
+                     : plan_prefill_rows(s->plan) > 0 ? "the plan says"
+                                                      : "fewer bytes are received";
+    if (o->prefill_rows == 0 && s->priced && plan_has_prefill(s->plan) &&
+        plan_prefill_rows(s->plan) == 0) {
+        s->form_reason = "less time is modelled";
+        TRY(layout_open(&s->model, s->plan, 0, options_dtype(o, s->model.dtype), s->ops, &l, err));
+        o->prefill_rows = price_crossover(&s->price, l->flow, s->model.layers);
+    }
+    if (o->prefill_rows > 0)
+        TRY(plan_set_prefill_rows(s->plan, o->prefill_rows, err));
+out:
+    layout_close(l);
+    return st;
+}
+
 enum status setup_open(const struct options *o, struct setup *out, struct err *err)
 {
     enum status st = OK;
@@ -35,10 +58,14 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         out->options.dtype = "auto";
     TRY(backend_table(o->device ? o->device : "cpu", &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
+    out->priced = o->prices || o->measure || o->pick_layout;
+    if (out->priced)
+        TRY(o->prices ? price_load(o->prices, &out->price, err) : plan_modes_measure(out, err));
     if (o->pick_layout)
         TRY(plan_modes_pick(out, err));
     o = &out->options;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
+    TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
     if (o->load_format && strcmp(o->load_format, "dummy") == 0)
         goto out;
@@ -71,6 +98,20 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
     return n;
 }
 
+/* The layout, and from how many rows on its steps have another form, and why from there. */
+static void write_form(const struct setup *s, struct buf *out)
+{
+    const struct flow *f = s->layouts[0]->flow;
+    buf_printf(out, "layout %s: mesh", plan_mode(s->plan));
+    for (int32_t i = 0; i < f->mesh.axes; i++)
+        buf_printf(out, " %s=%d", f->mesh.axis[i].name, f->mesh.axis[i].size);
+    buf_printf(out, ", %d collectives per layer", flow_meetings(f, PLAN_DECODE));
+    if (f->prefill_rows < INT32_MAX)
+        buf_printf(out, ", %d in steps of %d rows or more, where %s",
+                   flow_meetings(f, PLAN_PREFILL), f->prefill_rows, s->form_reason);
+    buf_puts(out, "\n");
+}
+
 void setup_table(const struct setup *s, const struct footprint *f, struct buf *out)
 {
     char w[32], k[32], a[32];
@@ -85,6 +126,7 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                    base_human_bytes(k, sizeof k, f->rank[r].kv),
                    base_human_bytes(a, sizeof a, f->rank[r].activations + f->comm_bytes));
     }
+    write_form(s, out);
     buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens\n",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
                BACKEND_BLOCK_TOKENS);

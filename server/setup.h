@@ -6,14 +6,18 @@
 #include "config/model_config.h"
 #include "config/options.h"
 #include "engine/footprint.h"
+#include "engine/parallel/price.h"
 #include "weights/checkpoint.h"
 
 struct setup {
-    struct options options; /* with --auto: its pick */
+    struct options options; /* with what --auto and --prices decided */
     char mesh[40];          /* of that */
     struct model_config model;
     struct generation_defaults defaults;
+    struct price price; /* where one was asked for */
+    bool priced;
     struct plan *plan;
+    const char *form_reason; /* why steps change form at plan_prefill_rows; static */
     struct layout *layouts[COMM_RANKS_MAX];
     const struct backend_ops *ops;
     struct checkpoint *checkpoint; /* NULL with --load-format dummy */

@@ -99,9 +99,10 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
     comm_shm_init(comm, ranks, c->footprint.comm_bytes);
     c->board = cluster_zeroed(sizeof *c->board);
     for (int32_t r = 0; r < ranks; r++)
-        c->memory[r] =
-            (struct rank_memory){cluster_zeroed(c->footprint.rank[r].weights),
-                                 cluster_zeroed(c->footprint.rank[r].kv), comm, &c->board->rank[r]};
+        c->memory[r] = (struct rank_memory){.weights = cluster_zeroed(c->footprint.rank[r].weights),
+                                            .kv = cluster_zeroed(c->footprint.rank[r].kv),
+                                            .comm = comm,
+                                            .board = &c->board->rank[r]};
     st = step_open_new(&c->footprint.limits, &c->step, &err);
     CHECK(st == OK);
     cluster_run(c, true);

@@ -23,7 +23,8 @@ enum {
     SLOTS = 12,
     ROWS = 64,
     WAITING = 40,
-    QUEUED_TOKENS = 1000,
+    REQUESTS = SLOTS + WAITING, /* at most, at a time */
+    QUEUED_TOKENS = 1100,
     CLIENTS = 56,
     TOKENS_MAX = 128,
     VOCAB = 259

@@ -106,6 +106,13 @@ enum status engine_submit(struct engine *e, const struct request_params *params,
     return st;
 }
 
+enum status engine_check_room(const struct engine *e, struct err *err)
+{
+    return atomic_load(&e->running) < atomic_load(&e->places)
+               ? OK
+               : base_fail(err, ERR_LIMIT, "no place at all");
+}
+
 void engine_cancel(struct engine *e, uint64_t id)
 {
     pthread_mutex_lock(&e->lock);

@@ -235,13 +235,14 @@ static void arrive(struct sim *m)
     s->id = r->id;
     s->user = r;
     r->sequence = s;
-    bool room_to_wait = sched_stats(m->sched).waiting < m->config.waiting_max;
-    assert_int_equal(sched_submit(m->sched, s), room_to_wait);
-    if (!room_to_wait) {
+    const struct sched_stats now = sched_stats(m->sched);
+    assert_int_equal(now.running + now.waiting, m->live);
+    if (m->live == sched_requests_max(&m->config)) {
         sequence_free(s);
         r->id = 0;
         return;
     }
+    sched_submit(m->sched, s);
     m->live++;
     m->accepted++;
     for (int32_t i = 0; i < LIVE_MAX; i++) {
@@ -332,6 +333,8 @@ static void apply_opens(struct sim *m, const struct step *s)
                            .first = !r->admitted,
                            .fresh = !r->admitted};
         memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
+        if (!r->admitted) /* a turn, even when no sample place is left for its first row */
+            memset(m->turns[r->params.client], 0, sizeof m->turns[0]);
         r->slot = o->slot;
         r->preempted = false;
         r->admitted = true;

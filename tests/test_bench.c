@@ -111,6 +111,7 @@ static enum status feed_split(struct reply *r, const char *bytes, size_t n, size
 struct recording {
     const char *name, *bytes, *events, *body;
     int32_t http_status;
+    bool keeps;
 };
 
 #define STREAM "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
@@ -119,28 +120,30 @@ static const struct recording recordings[] = {
     {"chunked, LF",
      STREAM "Transfer-Encoding: chunked\r\n\r\n"
             "0a\r\ndata: {\"a\"\r\n7;x=y\r\n:1}\n\nda\r\nE\r\nta: [DONE]\n\n\n\n\r\n0\r\n\r\n",
-     "{\"a\":1}|[DONE]|", NULL, 200},
+     "{\"a\":1}|[DONE]|", NULL, 200, true},
     {"chunked, CRLF, comments, trailers",
      STREAM "transfer-ENCODING:chunked\r\nDate: now\r\n\r\n"
             "29\r\n: ping\r\n\r\nevent: x\r\nid: 3\r\ndata:tight\r\n\r\n\r\n"
             "d\r\ndata: two\r\n\r\n\r\n0\r\nX-Sum: 1\r\n\r\n",
-     "tight|two|", NULL, 200},
+     "tight|two|", NULL, 200, true},
     {"up to the end", STREAM "Connection: close\r\n\r\ndata: one\r\n\r\n: c\n\ndata:  two \n\n",
-     "one| two |", NULL, 200},
+     "one| two |", NULL, 200, false},
     {"a length", STREAM "Content-Length: 22\r\n\r\ndata: a\n\ndata: [DONE]\nbeyond it", "a|[DONE]|",
-     NULL, 200},
+     NULL, 200, false},
     {"interim answers",
      "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\nA: b\r\n\r\n" STREAM
      "\r\ndata: x\n\n",
-     "x|", NULL, 200},
+     "x|", NULL, 200, false},
     {"an error with a length",
      "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 11\r\n"
      "Content-Type: application/json\r\n\r\n{\"error\":1}",
-     "", "{\"error\":1}", 429},
+     "", "{\"error\":1}", 429, true},
     {"an error in chunks",
      "HTTP/1.0 500 \r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", "", "abc",
-     500},
-    {"nothing in it", "HTTP/1.1 204\r\nContent-Length: 0\r\n\r\n", "", "", 204},
+     500, false},
+    {"nothing in it", "HTTP/1.1 204\r\nContent-Length: 0\r\n\r\n", "", "", 204, true},
+    {"its last", "HTTP/1.1 503 \r\nconnection: Close\r\nContent-Length: 1\r\n\r\nx", "", "x", 503,
+     false},
 };
 
 static void test_every_split(void **state)
@@ -161,6 +164,7 @@ static void test_every_split(void **state)
                 if (strcmp(s.text, c->events) != 0)
                     fail_msg("%s, split at %zu and %zu: \"%s\"", c->name, a, b, s.text);
                 assert_int_equal(r.http_status, c->http_status);
+                assert_int_equal(r.keeps, c->keeps);
                 if (c->body)
                     assert_string_equal(r.body.data ? r.body.data : "", c->body);
             }

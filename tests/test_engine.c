@@ -317,20 +317,22 @@ static void test_limits(void **state)
     prompt[1] = 3;
     for (int32_t i = 1; i <= 2; i++)
         assert_int_equal(submit(g, i, &p, prompt, 400), OK);
-    assert_int_equal(engine_submit(g->engine, &p, prompt, 201, NULL, &id, &err), ERR_LIMIT);
-    assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with these 201 more"));
-    for (int32_t i = 3; i <= WAITING; i++)
+    assert_int_equal(engine_submit(g->engine, &p, prompt, 301, NULL, &id, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.text, "800 prompt tokens are waiting already, with 301 more"));
+    for (int32_t i = 3; i < REQUESTS; i++) /* a burst: none is refused while seats are free */
         assert_int_equal(submit(g, i, &p, prompt1, PROMPT1), OK);
-    assert_int_equal(metrics_of(g).waiting, WAITING);
+    assert_int_equal(metrics_of(g).waiting, REQUESTS - 1);
+    assert_int_equal(engine_check_room(g->engine, &err), ERR_LIMIT);
     assert_int_equal(engine_submit(g->engine, &p, prompt1, PROMPT1, NULL, &id, &err), ERR_LIMIT);
-    assert_non_null(strstr(err.text, "40 requests are waiting"));
+    assert_non_null(strstr(err.text, "52 requests are running or waiting"));
     assert_int_equal(id, 0);
     for (int32_t i = 0; i < 1000; i++)
         sem_post(&g->gate);
-    wait_for_ends(g, WAITING + 1);
-    assert_int_equal(submit(g, WAITING + 1, &p, prompt1, PROMPT1), OK); /* room again */
-    wait_for_ends(g, WAITING + 2);
-    check_metrics(g, WAITING + 2);
+    wait_for_ends(g, REQUESTS);
+    assert_int_equal(engine_check_room(g->engine, &err), OK); /* room again */
+    assert_int_equal(submit(g, REQUESTS, &p, prompt1, PROMPT1), OK);
+    wait_for_ends(g, REQUESTS + 1);
+    check_metrics(g, REQUESTS + 1);
     group_stop(g);
 }
 

@@ -1,9 +1,10 @@
-/* The rules for a request's head, on raw bytes: what is refused and how, that a head means the same
- * however it is cut into packets, and bounds. Then which origins CORS lets in. */
+/* The rules for a request's head and for chunks, on raw bytes: what is refused and how, that a head
+ * means the same however it is cut into packets, and bounds. Then which origins CORS lets in. */
 #include "server/http/http_cors.h"
 #include "server/http/http_guard.h"
 #include "tests/scratch.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct http_limits limits = {.header_bytes = 1024, .target_bytes = 64, .headers = 5};
@@ -112,7 +113,8 @@ static int judge(const char *text, size_t n)
     char *copy = malloc(n ? n : 1);
     assert_non_null(copy);
     memcpy(copy, text, n);
-    enum http_guard_verdict v = http_guard_bytes(&limits, copy, n, &e);
+    struct http_guard_head head;
+    enum http_guard_verdict v = http_guard_head(&limits, copy, n, &head, &e);
     free(copy);
     assert_int_equal(v == HTTP_GUARD_REFUSE, e.http_status != 0);
     return v == HTTP_GUARD_REFUSE ? e.http_status : v == HTTP_GUARD_PASS ? 0 : -1;
@@ -161,23 +163,91 @@ static void test_head_bytes(void **state)
     assert_int_equal(judge(head, 1025), 431);
 }
 
-/* Of what a reader makes of a head, against the bytes that the head had. */
-static void test_plain(void **state)
+/* How long a request is, as the head says. */
+static void test_framing(void **state)
 {
-    struct api_error e = {0};
-    struct http_guard g;
+    static const struct {
+        const char *text;
+        uint64_t body_bytes;
+        bool is_chunked;
+    } cases[] = {
+        {GET "\r\n", 0, false},
+        {GET "Content-Length: 7\r\n\r\n", 7, false},
+        {POST "content-length:\t000123 \r\n\r\n", 123, false},
+        {POST "Content-Length: 999999999999999999\r\n\r\n", 999999999999999999, false},
+        {POST "Transfer-Encoding: chunked\r\n\r\n", 0, true},
+    };
     (void)state;
-    http_guard_start(&g, &limits, &e);
-    assert_true(http_guard_target(&g, "/a", 2));
-    assert_true(http_guard_version(&g, "HTTP/1.1", 8));
-    assert_true(http_guard_method(&g, "GET", 3));
-    assert_true(http_guard_header(&g, "Host", 4, "x", 1));
-    assert_true(http_guard_header(&g, "Empty", 5, "", 0));
-    const size_t n = sizeof "GET /a HTTP/1.1\r\nHost: x\r\nEmpty: \r\n\r\n" - 1;
-    assert_true(http_guard_end(&g, n));
-    assert_true(http_guard_is_plain(&g, n));
-    assert_false(http_guard_is_plain(&g, n - 1));
-    assert_false(http_guard_is_plain(&g, n + 1));
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct api_error e = {0};
+        struct http_guard_head head;
+        char more[256];
+        int n = snprintf(more, sizeof more, "%sand more", cases[i].text);
+        assert_int_equal(http_guard_head(&limits, more, (size_t)n, &head, &e), HTTP_GUARD_PASS);
+        assert_int_equal(head.head_bytes, strlen(cases[i].text));
+        assert_int_equal(head.body_bytes, cases[i].body_bytes);
+        assert_int_equal(head.is_chunked, cases[i].is_chunked);
+    }
+}
+
+/* RFC 9112 section 7.1, without what it allows and nobody needs. */
+static void test_chunks(void **state)
+{
+    static const struct {
+        const char *text;
+        bool is_first;
+        int line_bytes; /* 0: not whole; -1: refused */
+        uint64_t data_bytes;
+    } cases[] = {
+        {"5\r\nhello", true, 3, 5},
+        {"a\r\n", true, 3, 10},
+        {"00fF\r\n", true, 6, 255},
+        {"fffffffffffffff\r\n", true, 17, 0xfffffffffffffff},
+        {"\r\n5\r\n", false, 5, 5},
+        {"\r\nfffffffffffffff\r\n", false, 19, 0xfffffffffffffff},
+        {"0\r\n\r\nGET", true, 5, 0},
+        {"\r\n0\r\n\r\n", false, 7, 0},
+        {"\r\n000000000000000\r\n\r\n", false, 21, 0},
+        {"", true, 0, 0},
+        {"5\r", true, 0, 0},
+        {"fffffffffffffff", true, 0, 0},
+        {"\r", false, 0, 0},
+        {"\r\n", false, 0, 0},
+        {"0\r\n", true, 0, 0},
+        {"0\r\n\r", true, 0, 0},
+        {"\r\n", true, -1, 0},
+        {"g", true, -1, 0},
+        {"-5\r\n", true, -1, 0},
+        {"0x5\r\n", true, -1, 0},
+        {"5 \r\n", true, -1, 0},
+        {"5;a\r\n", true, -1, 0},
+        {"5\n", true, -1, 0},
+        {"5\r5", true, -1, 0},
+        {"0000000000000005", true, -1, 0},
+        {"5\r\n", false, -1, 0},
+        {"\n5\r\n", false, -1, 0},
+        {"\r\n\r\n", false, -1, 0},
+        {"0\r\nA: b\r\n", true, -1, 0},
+        {"0\r\n\n", true, -1, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        for (size_t n = 0; n <= strlen(cases[i].text); n++) {
+            struct api_error e = {0};
+            struct http_guard_chunk chunk = {0};
+            enum http_guard_verdict v =
+                http_guard_chunk(cases[i].is_first, cases[i].text, n, &chunk, &e);
+            assert_int_equal(v == HTTP_GUARD_REFUSE, e.http_status == 400);
+            if (n == strlen(cases[i].text) && (v == HTTP_GUARD_REFUSE) != (cases[i].line_bytes < 0))
+                fail_msg("case %zu: %s", i, cases[i].text);
+            if (v == HTTP_GUARD_PASS)
+                assert_int_equal(chunk.data_bytes, cases[i].data_bytes);
+            if (v != HTTP_GUARD_REFUSE)
+                assert_int_equal(chunk.line_bytes, v == HTTP_GUARD_PASS ? cases[i].line_bytes : 0);
+            if (cases[i].line_bytes > 0 && n >= (size_t)cases[i].line_bytes)
+                assert_int_equal(v, HTTP_GUARD_PASS);
+        }
+    }
 }
 
 static void test_cors(void **state)
@@ -199,8 +269,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),      cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_cors),
+        cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_framing),
+        cmocka_unit_test(test_chunks),     cmocka_unit_test(test_cors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

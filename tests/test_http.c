@@ -93,7 +93,7 @@ static void test_framing(void **state)
         {"Content-Length: 5\r\nTransfer-Encoding: chunked", "400", "more than one header"},
         {"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "400", "more than one"},
         {"Transfer-Encoding: xchunked", "501", "chunked"},
-        {"Content-Length: five", "400", ""}, /* the library's own page */
+        {"Content-Length: five", "400", "not a number"},
         {"Content-Encoding: gzip\r\nContent-Length: 5\r\nConnection: close", "415", "compressed"},
         {"Connection: close", "411", "Content-Length"},
     };
@@ -104,6 +104,12 @@ static void test_framing(void **state)
                  "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
                  cases[i].head);
         expect(ask(w, text), cases[i].status, cases[i].words);
+        int fd = dial(w); /* later on a connection */
+        say_text(fd, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n");
+        free(listen_until(fd, "alive"));
+        say_text(fd, text);
+        expect(listen_until(fd, NULL), cases[i].status, cases[i].words);
+        close(fd);
     }
     expect(get(w, "/livez"), "200", "alive");
 }
@@ -471,6 +477,28 @@ static void test_queue_full(void **state)
     expect(post(w, "{\"prompt\":[1],\"n\":2,\"max_tokens\":2}"), "200", "choices");
 }
 
+/* What is refused then is not read any further, and may be sent again over its connection. */
+static void test_no_room(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.places, 1);
+    int running = dial(w), refused = dial(w);
+    say_post(running, "{\"prompt\":[1],\"stream\":true,\"max_tokens\":" LONG "}", "");
+    eventually(is_busy, w, "running");
+    for (int i = 0; i < 3; i++) {
+        say_post(refused, "{", "");
+        char *answer = listen_until(refused, "}}");
+        assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+        assert_null(strstr(answer, "Connection: close"));
+        expect(answer, "429", "\"code\":\"queue_full\"");
+    }
+    close(running);
+    eventually(is_idle, w, "cancelled");
+    say_post(refused, "{", "");
+    expect(listen_until(refused, "}}"), "400", "invalid_json");
+    close(refused);
+}
+
 /* The two workers are stopped within the engine, so requests pile up before them. */
 static void test_workers_busy(void **state)
 {
@@ -648,6 +676,7 @@ int main(void)
         TEST(test_client_leaves),
         TEST(test_slow_reader),
         TEST(test_queue_full),
+        TEST(test_no_room),
         TEST(test_workers_busy),
         TEST(test_lost),
         TEST(test_draining),

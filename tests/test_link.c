@@ -220,9 +220,6 @@ static void good(enum script a, enum script b, enum script c, size_t bytes)
             assert_true(got->logprob[i] == logprobs[i]);
         for (int32_t i = 0; i < h->logprobs * h->stride; i++)
             assert_memory_equal(&got->best[i], &best[i], sizeof best[i]);
-        assert_int_equal(strlen(answers[r].text), h->text_bytes);
-        if (scripts[r] == ANSWER_TEXT)
-            assert_string_equal(answers[r].text, "no device");
     }
     stop();
     for (int32_t r = 0; r < RANKS; r++)
@@ -251,9 +248,132 @@ static void test_answers(void **state)
     good(ANSWER, ANSWER, ANSWER, 0); /* nothing is sent: the first answers of a group */
     good(ANSWER, ANSWER, ANSWER, 1);
     good(ANSWER_IN_BYTES, ANSWER, ANSWER_IN_BYTES, 100);
-    good(ANSWER, ANSWER_TEXT, ANSWER, 100);
-    good(ANSWER_TEXT, ANSWER_LONGEST, ANSWER_TEXT, 100);
+    good(ANSWER, ANSWER_LONGEST, ANSWER, 100);
     good(ANSWER_LONGEST, ANSWER_LONGEST, ANSWER_LONGEST, 5000);
+}
+
+/* A rank that failed is told at once, in its own words: the others may wait for it for ever. */
+static void test_failed_rank(void **state)
+{
+    (void)state;
+    for (int32_t r = 0; r < RANKS; r++) {
+        enum script scripts[RANKS] = {STAY_SILENT, STAY_SILENT, STAY_SILENT};
+        struct err err;
+        char text[64];
+        scripts[r] = ANSWER_TEXT;
+        assert_int_equal(exchange(scripts, 100, &err), ERR_DEVICE);
+        snprintf(text, sizeof text, "rank %d: no device", r);
+        assert_string_equal(err.text, text);
+        stop();
+    }
+}
+
+/* What is no status of a failure is still one. */
+static void test_status_of_failure(void **state)
+{
+    (void)state;
+    static const int32_t odd[] = {-1, ERR_CANCELLED, ERR_INTERNAL + 1, INT32_MAX};
+    for (size_t i = 0; i < ARRAY_LEN(odd); i++) {
+        int pair[2];
+        struct link_set *l;
+        struct link_answer answer;
+        struct err err;
+        const struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .status = odd[i]};
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+        assert_int_equal(link_answer(pair[1], &head, &result, "", &err), OK);
+        assert_int_equal(link_exchange(l, NULL, 0, NULL, NULL, &answer, &err), ERR_COMM);
+        link_close(l);
+        close(pair[1]);
+    }
+}
+
+static void set_stats(struct comm_stats *s, uint64_t base)
+{
+    for (uint64_t op = 0; op < COMM_OP_COUNT; op++) {
+        atomic_store(&s->op[op].calls, base + 3 * op);
+        atomic_store(&s->op[op].bytes, base + 3 * op + 1);
+        atomic_store(&s->op[op].nanoseconds, base + 3 * op + 2);
+    }
+}
+
+static void check_stats(struct comm_stats *s, uint64_t base)
+{
+    for (uint64_t op = 0; op < COMM_OP_COUNT; op++) {
+        assert_int_equal(atomic_load(&s->op[op].calls), base + 3 * op);
+        assert_int_equal(atomic_load(&s->op[op].bytes), base + 3 * op + 1);
+        assert_int_equal(atomic_load(&s->op[op].nanoseconds), base + 3 * op + 2);
+    }
+}
+
+/* Every counter of a rank, by its name, is in the front end when the answer is. */
+static void test_reports(void **state)
+{
+    (void)state;
+    static struct board_rank theirs, ours;
+    struct link_set *l;
+    struct link_answer answer;
+    struct err err;
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+    link_hear(l, 0, &ours);
+    const struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .ids = 2};
+    for (uint64_t base = 1; base < 2000000; base += 1000000) {
+        assert_int_equal(link_report(pair[1], &theirs, false, &err), OK); /* is overtaken */
+        atomic_store(&theirs.progress, base);
+        atomic_store(&theirs.weight_bytes, base + 1);
+        atomic_store(&theirs.read_bytes, base + 2);
+        atomic_store(&theirs.sampler_fallbacks, base + 3);
+        atomic_store(&theirs.load.bytes_done, base + 4);
+        for (uint64_t i = 0; i < LOADER_READERS_MAX; i++)
+            atomic_store(&theirs.load.reading[i], base + 10 + i);
+        set_stats(&theirs.comm, base + 1000);
+        for (uint64_t i = 0; i < MESH_AXES_MAX; i++)
+            set_stats(&theirs.axis[i], base + 2000 + 1000 * i);
+        assert_int_equal(link_report(pair[1], &theirs, true, &err), OK);
+        assert_int_equal(link_answer(pair[1], &head, &result, "", &err), OK);
+        assert_int_equal(link_exchange(l, NULL, 0, NULL, NULL, &answer, &err), OK);
+        assert_memory_equal(&answer.head, &head, sizeof head);
+        assert_int_equal(answer.result.ids[1], ids[1]);
+        assert_int_equal(atomic_load(&ours.progress), base);
+        assert_int_equal(atomic_load(&ours.weight_bytes), base + 1);
+        assert_int_equal(atomic_load(&ours.read_bytes), base + 2);
+        assert_int_equal(atomic_load(&ours.sampler_fallbacks), base + 3);
+        assert_int_equal(atomic_load(&ours.load.bytes_done), base + 4);
+        for (uint64_t i = 0; i < LOADER_READERS_MAX; i++)
+            assert_int_equal(atomic_load(&ours.load.reading[i]), base + 10 + i);
+        check_stats(&ours.comm, base + 1000);
+        for (uint64_t i = 0; i < MESH_AXES_MAX; i++)
+            check_stats(&ours.axis[i], base + 2000 + 1000 * i);
+    }
+    link_close(l);
+    close(pair[1]);
+}
+
+/* A report of another length, and one from a rank that has no reason to send any. */
+static void test_bad_reports(void **state)
+{
+    (void)state;
+    for (int heard = 0; heard < 2; heard++) {
+        static struct board_rank board;
+        struct board_report report;
+        struct link_set *l;
+        struct link_answer answer;
+        struct err err;
+        int pair[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+        board_tell(&board, &report);
+        report.counters -= (uint32_t)heard;
+        if (heard)
+            link_hear(l, 0, &board);
+        assert_int_equal(write(pair[1], &report, sizeof report), sizeof report);
+        assert_int_equal(link_exchange(l, NULL, 0, NULL, NULL, &answer, &err), ERR_COMM);
+        assert_string_equal(err.text, "rank 0 sent a malformed answer");
+        link_close(l);
+        close(pair[1]);
+    }
 }
 
 static void test_slow_readers(void **state)
@@ -380,6 +500,8 @@ int main(void)
         cmocka_unit_test(test_malformed),      cmocka_unit_test(test_one_slow_link_holds_up_none),
         cmocka_unit_test(test_closed),         cmocka_unit_test(test_patience),
         cmocka_unit_test(test_many_exchanges), cmocka_unit_test(test_receive_limits),
+        cmocka_unit_test(test_failed_rank),    cmocka_unit_test(test_status_of_failure),
+        cmocka_unit_test(test_reports),        cmocka_unit_test(test_bad_reports),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,6 +63,9 @@ static enum status read_plan(const void *mesh, struct err *err)
     struct plan *p = NULL;
     enum status st = plan_load("2d", mesh, NULL, 4, &p, err);
     CHECK(st != OK || plan_ranks(p) == 4);
+    if (st == OK)
+        st = plan_set_prefill_rows(p, 9, err);
+    CHECK(st != OK || plan_prefill_rows(p) == 9);
     plan_close(p);
     return st;
 }

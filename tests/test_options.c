@@ -81,7 +81,7 @@ static void test_defaults(void **state)
     assert_int_equal(o.max_num_queued_tokens, 1 << 20);
     assert_true(o.prefix_caching);
     assert_int_equal(o.kv_cache_memory, 0);
-    assert_true(o.drain_timeout == 30 && o.step_timeout == 30);
+    assert_true(o.drain_timeout == 30 && o.load_timeout == 300 && o.step_timeout == 30);
     assert_false(o.json);
 }
 
@@ -154,7 +154,7 @@ static void test_ranges(void **state)
                  {"threads-per-rank", 0, 1024},     {"max-model-len", 0, 1 << 24},
                  {"max-num-seqs", 1, 1024},         {"max-num-batched-tokens", 1, 16384},
                  {"max-num-queued-reqs", 1, 65536}, {"drain-timeout", 0, 3600},
-                 {"step-timeout", 1, 3600}};
+                 {"load-timeout", 1, 86400},        {"step-timeout", 1, 3600}};
     char line[128], wanted[128];
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         for (int end = 0; end < 2; end++) {

@@ -22,19 +22,24 @@ static const struct model_config model = {.layers = LAYERS,
                                           .mlp = F,
                                           .vocab = V};
 
-/* Seconds of rank 0, each number of the price alone. */
-static double priced(const char *mode, const char *mesh, int32_t ranks, int32_t rows,
-                     struct price p)
+static struct layout *lay_out(const char *mode, const char *mesh, int32_t ranks)
 {
     struct err err = {""};
     struct plan *plan = NULL;
     struct layout *l = NULL;
-    const struct backend_ops *ops = backend_find("ref");
     assert_int_equal(plan_load(mode, mesh, NULL, ranks, &plan, &err), OK);
-    assert_int_equal(layout_open(&model, plan, 0, DTYPE_F32, ops, &l, &err), OK);
-    const double seconds = price_step(&p, l->flow, LAYERS, rows, 0);
-    layout_close(l);
+    assert_int_equal(layout_open(&model, plan, 0, DTYPE_F32, backend_find("ref"), &l, &err), OK);
     plan_close(plan);
+    return l;
+}
+
+/* Seconds of rank 0, each number of the price alone. */
+static double priced(const char *mode, const char *mesh, int32_t ranks, int32_t rows,
+                     struct price p)
+{
+    struct layout *l = lay_out(mode, mesh, ranks);
+    const double seconds = price_step(&p, l->flow, flow_phase_of(l->flow, rows), LAYERS, rows, 0);
+    layout_close(l);
     return seconds;
 }
 
@@ -86,12 +91,44 @@ static void test_meetings_and_bytes(void **state)
 {
     (void)state;
     const struct price meet = {.meet = 1}, byte = {.byte = 1};
-    assert_true(priced("1d", NULL, 4, 1, meet) == 2 * LAYERS);
+    /* around the layers: the look-up's sum, the gather of the logits; rows of the head for 1d_sp */
+    assert_true(priced("1d", NULL, 4, 1, meet) == 2 * LAYERS + 2);
     assert_true(priced("1d", NULL, 1, 1, meet) == 0);
-    assert_true(priced("1d_sp", NULL, 4, 1, meet) == 4 * LAYERS);
+    assert_true(priced("1d_sp", NULL, 4, 1, meet) == 4 * LAYERS + 3);
     /* two one-shot all-reduces of 3 rows, at both ends one more and a gather of the logits */
     const double row = 4.0 * H * 3;
     assert_true(priced("1d", NULL, 4, 3, byte) == 3 * row * (2 * LAYERS + 1) + 4.0 * V * 3 / 4);
+}
+
+/* 2d at q = 2 in elements, on a rank off the diagonal. A row: stationary (4h + W/h) / 4 and 4 for
+ * the norms of a layer, h / 4 + 2 around the layers; summa panels (2h + A + F) / 4, heads (2A + 2K)
+ * / 8, transposes (A + F + 2h) / 4 and 1, h / 2 + 1/2 around the layers. Summa besides: W / 4 of
+ * weights received and W / 4 more of them read, 12 more collectives, and one around
+ * the layers. */
+static void test_crossover(void **state)
+{
+    (void)state;
+    static const struct price prices[] = {{.byte = 0.25},
+                                          {.byte = 0.25, .meet = 100},
+                                          {.byte = 0.25, .meet = 1000},
+                                          {.byte = 0.25, .weight = 0.5},
+                                          {.byte = 0.25, .meet = 100, .mac = 7}};
+    const double saved = LAYERS * ((4. * H + weights / H) / 4 + 4 - (2. * H + H + F) / 4 -
+                                   4. * H / 8 - (3. * H + F) / 4 - 1) +
+                         (H / 4. + 2) - (H / 2. + 0.5);
+    struct layout *l = lay_out("2d", NULL, 4);
+    for (size_t i = 0; i < ARRAY_LEN(prices); i++) {
+        const struct price *p = &prices[i];
+        const double once =
+            LAYERS * (weights / 4 + 4 * p->weight * weights / 4 + 12 * p->meet) + p->meet;
+        const int32_t got = price_crossover(p, l->flow, LAYERS);
+        if (fabs(got - once / saved) > 2)
+            fail_msg("price %zu: the forms cross at %d rows, not %g", i, got, once / saved);
+    }
+    layout_close(l);
+    l = lay_out("1d", NULL, 4); /* one form: never */
+    assert_int_equal(price_crossover(&prices[0], l->flow, LAYERS), 1 << 20);
+    layout_close(l);
 }
 
 static void test_measured(void **state)
@@ -114,9 +151,8 @@ static void test_measured(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_multiply_adds),
-        cmocka_unit_test(test_summa_work),
-        cmocka_unit_test(test_meetings_and_bytes),
+        cmocka_unit_test(test_multiply_adds),      cmocka_unit_test(test_summa_work),
+        cmocka_unit_test(test_meetings_and_bytes), cmocka_unit_test(test_crossover),
         cmocka_unit_test(test_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

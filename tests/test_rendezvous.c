@@ -24,8 +24,10 @@ static const struct rendezvous_secret other = {{0x0123456789abcdef, 0xfedcba9876
 static void set_launcher(const char *rank, const char *ranks)
 {
     static const char *const all[] = {
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
-        "SLURM_PROCID",         "SLURM_NTASKS"};
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK",    "PMI_SIZE",
+        "SLURM_PROCID",         "SLURM_NTASKS",         "PMIX_RANK",   "RANK",
+        "WORLD_SIZE",           "LWS_WORKER_INDEX",     "MASTER_ADDR", "MASTER_PORT",
+        "LWS_LEADER_ADDRESS",   "SLURM_STEP_NODELIST"};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         unsetenv(all[i]);
     if (rank)
@@ -61,6 +63,99 @@ static void test_place(void **state)
     assert_string_equal(p.launcher, "Open MPI");
     assert_int_equal(p.rank, 1);
     assert_int_equal(p.ranks, 2);
+    set_launcher(NULL, NULL);
+}
+
+/* The launchers that there are, by the variables they set. */
+static void test_launchers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *rank, *ranks;
+    } all[] = {{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+               {"PMI", "PMI_RANK", "PMI_SIZE"},
+               {"Slurm", "SLURM_PROCID", "SLURM_NTASKS"},
+               {"PMIx", "PMIX_RANK", NULL}};
+    static const char *const no_mpi[][2] = {{"torchrun", "RANK"},
+                                            {"LeaderWorkerSet", "LWS_WORKER_INDEX"}};
+    struct rendezvous_place p;
+    struct err err;
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        set_launcher(NULL, NULL);
+        setenv("RANK", "0", 1); /* mpirun started by another */
+        setenv(all[i].rank, "2", 1);
+        if (all[i].ranks)
+            setenv(all[i].ranks, "3", 1);
+        assert_int_equal(rendezvous_place(3, &p, &err), OK);
+        assert_string_equal(p.launcher, all[i].name);
+        assert_int_equal(p.rank, 2);
+        assert_int_equal(p.ranks, 3);
+        assert_int_equal(rendezvous_place(2, &p, &err), ERR_USAGE);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(no_mpi); i++) {
+        set_launcher(NULL, NULL);
+        setenv(no_mpi[i][1], "0", 1);
+        assert_int_equal(rendezvous_place(2, &p, &err), ERR_USAGE);
+        assert_non_null(strstr(err.text, no_mpi[i][0]));
+        assert_non_null(strstr(err.text, "starts no MPI"));
+    }
+    set_launcher(NULL, NULL);
+}
+
+static void check_address(const char *host, int32_t port, const char *want, int32_t want_port,
+                          const char *by)
+{
+    struct rendezvous_address a;
+    struct err err = {""};
+    assert_int_equal(rendezvous_address(host, port, &a, &err), want ? OK : ERR_USAGE);
+    if (!want) {
+        assert_non_null(strstr(err.text, by));
+        return;
+    }
+    assert_string_equal(a.host, want);
+    assert_int_equal(a.port, want_port);
+    assert_string_equal(a.said_by, by);
+}
+
+static void test_address(void **state)
+{
+    (void)state;
+    static const char *const lists[][2] = {{"node7", "node7"},
+                                           {"a,b", "a"},
+                                           {"n[1-4]", "n1"},
+                                           {"n[03,7-9]-ib,x[1-2]", "n03-ib"},
+                                           {"r[1-2]n[5-6],z", "r1n5"},
+                                           {"", NULL},
+                                           {",a", NULL},
+                                           {"n[", NULL},
+                                           {"n[1-4", NULL},
+                                           {"n[x]", NULL}};
+    static const char *const ports[] = {"", "0", "65536", "-1", "x", "80x"};
+    char longest[300];
+    set_launcher(NULL, NULL);
+    check_address(NULL, 0, "127.0.0.1", 29500, "the default of --master-addr");
+    check_address("here", 77, "here", 77, "--master-addr");
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++) {
+        setenv("SLURM_STEP_NODELIST", lists[i][0], 1);
+        check_address(NULL, 0, lists[i][1], 29500, "SLURM_STEP_NODELIST");
+    }
+    memset(longest, 'n', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    setenv("SLURM_STEP_NODELIST", longest, 1);
+    check_address(NULL, 0, NULL, 0, "SLURM_STEP_NODELIST");
+    setenv("OMPI_COMM_WORLD_RANK", "0", 1); /* mpirun: the list may be that of its helpers */
+    check_address(NULL, 0, "127.0.0.1", 29500, "the default of --master-addr");
+    setenv("LWS_LEADER_ADDRESS", "lws-0.lws.default", 1);
+    check_address(NULL, 0, "lws-0.lws.default", 29500, "LWS_LEADER_ADDRESS");
+    setenv("MASTER_ADDR", "10.0.0.1", 1);
+    setenv("MASTER_PORT", "1234", 1);
+    check_address(NULL, 0, "10.0.0.1", 1234, "MASTER_ADDR");
+    check_address("::1", 5, "::1", 5, "--master-addr");
+    for (size_t i = 0; i < ARRAY_LEN(ports); i++) {
+        setenv("MASTER_PORT", ports[i], 1);
+        check_address(NULL, 0, NULL, 0, "MASTER_PORT");
+        check_address(NULL, 9, "10.0.0.1", 9, "MASTER_ADDR");
+    }
     set_launcher(NULL, NULL);
 }
 
@@ -128,7 +223,8 @@ static int listen_anywhere(int32_t *port)
     struct sockaddr_in a;
     socklen_t n = sizeof a;
     int fd = -1;
-    assert_int_equal(rendezvous_listen("127.0.0.1", 0, &fd, &err), OK);
+    const struct rendezvous_address here = {.host = "127.0.0.1", .said_by = "this test"};
+    assert_int_equal(rendezvous_listen(&here, &fd, &err), OK);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
     *port = ntohs(a.sin_port);
     return fd;
@@ -157,8 +253,8 @@ static void *visit(void *arg)
     struct visitor *v = arg;
     v->link = -1;
     if (v->secret)
-        v->st = rendezvous_join("127.0.0.1", v->port, v->secret, v->rank, v->ranks, 5, &v->link,
-                                &v->err);
+        v->st = rendezvous_join(&(struct rendezvous_address){.host = "127.0.0.1", .port = v->port},
+                                v->secret, v->rank, v->ranks, 5, &v->link, &v->err);
     else
         send_rubbish(v->port);
     return NULL;
@@ -185,7 +281,7 @@ static void test_all_come(void **state)
         v[r - 1] = (struct visitor){.rank = r, .ranks = 4, .secret = &ours};
         start(&v[r - 1], port);
     }
-    assert_int_equal(rendezvous_accept(listener, &ours, 4, 20, links, &err), OK);
+    assert_int_equal(rendezvous_accept(listener, &ours, 4, 20, NULL, NULL, links, &err), OK);
     close(listener); /* whoever was not looked at yet is turned away by it */
     pthread_join(stranger.id, NULL);
     pthread_join(liar.id, NULL);
@@ -216,7 +312,7 @@ static void refuse(struct visitor v, const char *why)
     int32_t port;
     const int listener = listen_anywhere(&port);
     start(&v, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 2, 1, links, &err), ERR_COMM);
+    assert_int_equal(rendezvous_accept(listener, &ours, 2, 1, NULL, NULL, links, &err), ERR_COMM);
     pthread_join(v.id, NULL);
     close(listener);
     assert_non_null(strstr(err.text, "0 of 1 ranks came"));
@@ -248,7 +344,7 @@ static void test_twice(void **state)
     const int listener = listen_anywhere(&port);
     start(&a, port);
     start(&b, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 3, 1, links, &err), ERR_COMM);
+    assert_int_equal(rendezvous_accept(listener, &ours, 3, 1, NULL, NULL, links, &err), ERR_COMM);
     assert_non_null(strstr(err.text, "1 of 2 ranks came"));
     assert_non_null(strstr(err.text, "it came twice"));
     pthread_join(a.id, NULL);
@@ -256,6 +352,34 @@ static void test_twice(void **state)
     close(a.link);
     close(b.link);
     close(listener);
+}
+
+static enum status enough(void *ctx, struct err *err)
+{
+    int *asked = ctx;
+    return ++*asked < 3 ? OK : base_fail(err, ERR_CANCELLED, "enough");
+}
+
+/* Waiting for ranks can be ended, and then none of those that came is kept. */
+static void test_patience(void **state)
+{
+    (void)state;
+    struct visitor a = {.rank = 1, .ranks = 3, .secret = &ours};
+    struct err err = {""};
+    int links[3], asked = 0;
+    char byte;
+    int32_t port;
+    const int listener = listen_anywhere(&port);
+    start(&a, port);
+    assert_int_equal(rendezvous_accept(listener, &ours, 3, 20, enough, &asked, links, &err),
+                     ERR_CANCELLED);
+    assert_string_equal(err.text, "enough");
+    close(listener);
+    pthread_join(a.id, NULL);
+    if (a.st == OK) {
+        assert_int_equal(recv(a.link, &byte, 1, 0), 0);
+        close(a.link);
+    }
 }
 
 struct pretender {
@@ -290,16 +414,18 @@ static void test_false_front_end(void **state)
     pthread_t id;
     int32_t port;
     int link = -7, listener = listen_anywhere(&port);
+    struct rendezvous_address at = {.host = "127.0.0.1", .said_by = "this test"};
     for (int protocol = 0; protocol < 2; protocol++) {
         struct pretender p = {.listener = listener, .protocol = protocol != 0};
         assert_int_equal(pthread_create(&id, NULL, pretend, &p), 0);
-        assert_int_equal(rendezvous_join("127.0.0.1", port, &ours, 1, 2, 5, &link, &err), ERR_COMM);
+        at.port = port;
+        assert_int_equal(rendezvous_join(&at, &ours, 1, 2, 5, &link, &err), ERR_COMM);
         assert_non_null(strstr(err.text, protocol ? "does not know the secret" : "no tessera"));
         assert_int_equal(link, -7);
         pthread_join(id, NULL);
     }
     close(listener);
-    assert_int_equal(rendezvous_join("127.0.0.1", port, &ours, 1, 2, 0.2, &link, &err), ERR_COMM);
+    assert_int_equal(rendezvous_join(&at, &ours, 1, 2, 0.2, &link, &err), ERR_COMM);
     assert_non_null(strstr(err.text, "no front end at 127.0.0.1"));
 }
 
@@ -323,6 +449,10 @@ static void test_hear(void **state)
         assert_int_equal(count, -7);
         close(pair[1]);
     }
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    close(pair[0]); /* it left before there was anything to do: no failure of this rank */
+    assert_int_equal(rendezvous_hear(pair[1], text, words, &count, &err), ERR_CANCELLED);
+    close(pair[1]);
     for (size_t i = 0; i < sizeof many; i++)
         many[i] = i % 2 ? '\0' : 'w';
     for (size_t n = RENDEZVOUS_WORDS_MAX - 1; n <= RENDEZVOUS_WORDS_MAX; n++) {
@@ -339,10 +469,11 @@ static void test_hear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_place),    cmocka_unit_test(test_secret),
-        cmocka_unit_test(test_all_come), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_twice),    cmocka_unit_test(test_false_front_end),
-        cmocka_unit_test(test_hear),
+        cmocka_unit_test(test_place),     cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_all_come),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_twice),     cmocka_unit_test(test_false_front_end),
+        cmocka_unit_test(test_launchers), cmocka_unit_test(test_address),
+        cmocka_unit_test(test_hear),      cmocka_unit_test(test_patience),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,7 +95,7 @@ static void submit_scored(struct sim *m, struct scored *r, uint64_t id)
         fail_msg("%s", err.text);
     s->id = id;
     s->user = r;
-    assert_true(sched_submit(m->sched, s));
+    sched_submit(m->sched, s);
 }
 
 /* Scored rows are given the tokens they must score; what is drawn is 100, 101, ... */
@@ -236,7 +236,7 @@ static void submit(struct sim *m, int32_t prompt_len, int32_t max_tokens, uint64
     s->id = r->id;
     s->user = r;
     r->sequence = s;
-    assert_true(sched_submit(m->sched, s));
+    sched_submit(m->sched, s);
     m->live++;
 }
 

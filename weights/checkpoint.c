@@ -185,6 +185,12 @@ static const struct checkpoint_piece *choose(const struct request *r, struct pla
     return best;
 }
 
+static uint64_t offset_in(const struct checkpoint_piece *p, int64_t row, int64_t col, size_t item)
+{
+    const int64_t before = (row - p->box.rows.begin) * span_len(p->box.cols);
+    return p->offset + (uint64_t)(before + col - p->box.cols.begin) * item;
+}
+
 /* A part of one piece; dst is where its first element goes. */
 static enum status read_part(const struct request *r, const struct checkpoint_piece *p,
                              struct placement_box part, char *dst)
@@ -192,8 +198,7 @@ static enum status read_part(const struct request *r, const struct checkpoint_pi
     const struct safetensors *st = &r->c->files.files[p->file].st;
     size_t width = (size_t)span_len(p->box.cols) * r->item;
     size_t bytes = (size_t)span_len(part.cols) * r->item;
-    uint64_t offset = p->offset + (uint64_t)(part.rows.begin - p->box.rows.begin) * width +
-                      (uint64_t)(part.cols.begin - p->box.cols.begin) * r->item;
+    uint64_t offset = offset_in(p, part.rows.begin, part.cols.begin, r->item);
     int64_t rows = span_len(part.rows);
     if (bytes == width && bytes == r->stride)
         return safetensors_read(st, offset, dst, bytes * (size_t)rows, r->err);
@@ -234,6 +239,21 @@ static enum status read_region(const struct request *r, struct placement_box reg
         region.rows.begin = part.rows.end;
     }
     return OK;
+}
+
+void checkpoint_where(const struct checkpoint *c, const struct checkpoint_tensor *t, int64_t row,
+                      int64_t col, int32_t prefer_rank, int32_t *file, uint64_t *offset)
+{
+    const struct request r = {.c = c, .t = t, .prefer_rank = prefer_rank};
+    const struct placement_box corner = {{row, row + 1}, {col, col + 1}};
+    const struct checkpoint_piece *p = choose(&r, corner);
+    *file = p ? p->file : -1;
+    *offset = p ? offset_in(p, row, col, dtype_size(t->dtype)) : 0;
+}
+
+const char *checkpoint_file(const struct checkpoint *c, int32_t file)
+{
+    return file >= 0 && file < c->files.file_count ? c->files.files[file].name : NULL;
 }
 
 enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,

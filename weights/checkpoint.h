@@ -36,6 +36,11 @@ uint64_t checkpoint_bytes(const struct checkpoint *c);
 /* Ranks of a sharded checkpoint, 0 for a plain one. */
 int32_t checkpoint_ranks(const struct checkpoint *c);
 
+/* Where a read that begins at this row and column begins: a file by its number, and the offset. */
+void checkpoint_where(const struct checkpoint *c, const struct checkpoint_tensor *t, int64_t row,
+                      int64_t col, int32_t prefer_rank, int32_t *file, uint64_t *offset);
+/* Name of a file by its number; NULL: there is none. */
+const char *checkpoint_file(const struct checkpoint *c, int32_t file);
 /* Reads rows x cols of a tensor into dst, row-major and contiguous, in the file's dtype. Reads just
  * those bytes. `prefer_rank` chooses among copies in a sharded checkpoint. Thread-safe. */
 enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,

@@ -35,11 +35,33 @@ struct job {
     size_t staging_bytes;
     _Atomic int64_t *written; /* rows per weight */
     _Atomic int64_t next;
+    _Atomic int32_t workers;
     _Atomic uint64_t read_bytes;
     _Atomic int failed; /* 0, 1 while err is written, 2 */
     enum status st;
     struct err *err;
 };
+
+/* What one thread has of its own. */
+struct worker {
+    char *staging;
+    _Atomic uint64_t *reading; /* NULL: nobody watches */
+};
+
+/* ---- where a thread reads ---- */
+
+#define OFFSET_BITS 48
+
+uint64_t loader_place(int32_t file, uint64_t offset)
+{
+    return (uint64_t)(file + 1) << OFFSET_BITS | offset;
+}
+
+void loader_place_of(uint64_t word, int32_t *file, uint64_t *offset)
+{
+    *file = (int32_t)(word >> OFFSET_BITS) - 1;
+    *offset = word & ((1ull << OFFSET_BITS) - 1);
+}
 
 /* ---- handles ---- */
 
@@ -165,9 +187,10 @@ static enum status cut(struct job *j, struct err *err)
 
 /* Rows of one slice into staging, in its own type; *bytes: how many. */
 static enum status fetch(struct job *j, const struct local_weight *w, const struct tensor_slice *s,
-                         struct span rows, struct span cols, enum dtype dtype, char *staging,
-                         struct err *err)
+                         struct span rows, struct span cols, enum dtype dtype,
+                         const struct worker *own, struct err *err)
 {
+    char *staging = own->staging;
     size_t stride = (size_t)span_len(cols) * dtype_size(dtype);
     if (!j->c) {
         for (int64_t row = rows.begin; row < rows.end; row++, staging += stride)
@@ -178,7 +201,14 @@ static enum status fetch(struct job *j, const struct local_weight *w, const stru
     if (!t || t->rows != s->shape[0] || t->cols != s->shape[1] || !dtype_is_compute(t->dtype))
         return base_fail(err, ERR_MODEL, "weight %s: the checkpoint has no such tensor %s", w->name,
                          s->tensor);
+    int32_t file;
+    uint64_t offset;
+    checkpoint_where(j->c, t, rows.begin, cols.begin, j->rank, &file, &offset);
+    if (own->reading)
+        atomic_store_explicit(own->reading, loader_place(file, offset), memory_order_relaxed);
     enum status st = checkpoint_read(j->c, t, rows, cols, j->rank, staging, err);
+    if (own->reading)
+        atomic_store_explicit(own->reading, 0, memory_order_relaxed);
     if (st == OK)
         atomic_fetch_add_explicit(&j->read_bytes, stride * (size_t)span_len(rows),
                                   memory_order_relaxed);
@@ -201,8 +231,9 @@ static void put_vector(const struct job *j, int32_t weight, int64_t at, const vo
 
 /* The part of one slice that falls into the piece. */
 static enum status fill_slice(struct job *j, const struct item *it, const struct tensor_slice *s,
-                              char *staging, struct err *err)
+                              const struct worker *own, struct err *err)
 {
+    const char *staging = own->staging;
     const struct local_weight *w = &j->weights[it->weight];
     bool linear = w->kind == LOCAL_LINEAR;
     int64_t n = linear ? span_len(s->rows) : span_len(s->cols);
@@ -216,7 +247,7 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     else
         cols = (struct span){s->cols.begin + part.begin, s->cols.begin + part.end};
     enum dtype dtype = source_dtype(j, w, s);
-    enum status st = fetch(j, w, s, rows, cols, dtype, staging, err);
+    enum status st = fetch(j, w, s, rows, cols, dtype, own, err);
     if (st != OK)
         return st;
     if (linear)
@@ -233,14 +264,15 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     return OK;
 }
 
-static enum status fill_item(struct job *j, const struct item *it, char *staging, struct err *err)
+static enum status fill_item(struct job *j, const struct item *it, const struct worker *own,
+                             struct err *err)
 {
     const struct local_weight *w = &j->weights[it->weight];
     const int64_t step = rows_within(j, w, PIECE_BYTES);
     for (int64_t row = it->rows.begin; row < it->rows.end; row += step) {
         const struct item piece = {it->weight, {row, least(row + step, it->rows.end)}};
         for (int32_t s = 0; s < w->slice_count; s++) {
-            enum status st = fill_slice(j, &piece, &w->slices[s], staging, err);
+            enum status st = fill_slice(j, &piece, &w->slices[s], own, err);
             if (st != OK)
                 return st;
         }
@@ -258,30 +290,38 @@ static void set_failed(struct job *j, enum status st, const struct err *err)
     atomic_store(&j->failed, 2);
 }
 
+static struct worker begin_work(struct job *j)
+{
+    const int32_t n = atomic_fetch_add_explicit(&j->workers, 1, memory_order_relaxed);
+    const bool watched = j->progress && n < LOADER_READERS_MAX;
+    return (struct worker){aligned_alloc(64, j->staging_bytes),
+                           watched ? &j->progress->reading[n] : NULL};
+}
+
 /* Takes items until there are none: the first call on a thread does all the work it can get, so the
  * staging buffer is made once per thread. The ranges backend_parallel hands out are not used. */
 static void work(void *arg, int64_t begin, int64_t end)
 {
     struct job *j = arg;
     struct err err;
-    char *staging = NULL;
+    struct worker own = {NULL, NULL};
     (void)begin;
     (void)end;
     for (;;) {
         int64_t i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
         if (i >= j->item_count || atomic_load_explicit(&j->failed, memory_order_relaxed) != 0)
             break;
-        if (!staging)
-            staging = aligned_alloc(64, j->staging_bytes);
+        if (!own.staging)
+            own = begin_work(j);
         enum status st = OK;
-        if (!staging)
+        if (!own.staging)
             st = base_fail(&err, ERR_NOMEM, "no memory for %zu bytes of staging", j->staging_bytes);
         if (st == OK)
-            st = fill_item(j, &j->items[i], staging, &err);
+            st = fill_item(j, &j->items[i], &own, &err);
         if (st != OK)
             set_failed(j, st, &err);
     }
-    free(staging);
+    free(own.staging);
 }
 
 static enum status check_written(const struct job *j, struct err *err)

@@ -17,9 +17,14 @@ struct loaded {
 };
 
 /* Shared progress, written with relaxed atomics while loading; may be NULL. */
+#define LOADER_READERS_MAX 8 /* more threads than these are not watched */
 struct load_progress {
     _Atomic uint64_t bytes_done;
+    _Atomic uint64_t reading[LOADER_READERS_MAX]; /* the read a thread is in; 0: in none */
 };
+/* A word of `reading`, and back: the file's number and the offset in it, below 2^48. */
+uint64_t loader_place(int32_t file, uint64_t offset);
+void loader_place_of(uint64_t word, int32_t *file, uint64_t *offset);
 
 /* Opens handles over `arena` (placement_layout's size, zeroed) without filling them. */
 enum status loader_open(struct backend *b, const struct local_weight *weights, int32_t count,

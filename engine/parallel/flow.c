@@ -4,7 +4,6 @@
  * cut between blocks and no redistribution ever has to know what is in them. */
 #include "engine/parallel/flow.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -218,11 +217,10 @@ static uint64_t route_bytes(const struct flow *f, const struct route *r, int32_t
     return n;
 }
 
-/* The panels of x and of the weight that others send. */
-static uint64_t summa_bytes(const struct flow *f, const struct flow_linear *l, enum plan_part part,
-                            int32_t rows, int32_t rank)
+uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t rows, int32_t rank)
 {
     const struct mesh *m = &f->mesh;
+    const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[part];
     const struct matrix x = flow_matrix(rows, l->in);
     const int8_t row = f->choice[part].weight.axis[SPREAD_COLS][0];
     const int8_t col = f->choice[part].weight.axis[SPREAD_ROWS][0];
@@ -238,8 +236,7 @@ static uint64_t summa_bytes(const struct flow *f, const struct flow_linear *l, e
     return n;
 }
 
-/* The parts of the weight that others store. */
-static uint64_t gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank)
+uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank)
 {
     const int32_t axis = f->choice[part].over;
     uint64_t n = 0;
@@ -256,8 +253,8 @@ static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum p
     const struct flow_linear *l = &f->phase[phase].linear[part];
     return route_bytes(f, &l->before, rows, l->in, rank) +
            route_bytes(f, &l->after, rows, l->out, rank) +
-           (l->summa ? summa_bytes(f, l, part, rows, rank) : 0) +
-           (l->gathered ? gathered_bytes(f, part, rank) : 0);
+           (l->summa ? flow_summa_bytes(f, part, rows, rank) : 0) +
+           (l->gathered ? flow_gathered_bytes(f, part, rank) : 0);
 }
 
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
@@ -298,7 +295,7 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
     return w;
 }
 
-/* ---- in words ---- */
+/* ---- meetings ---- */
 
 static bool meets(const struct flow *f, const struct move *v)
 {
@@ -328,30 +325,26 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
     return n;
 }
 
-const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX])
+int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase)
 {
-    char move[REDISTRIBUTE_TEXT_MAX];
-    size_t at = 0;
-    snprintf(buf, FLOW_TEXT_MAX, "-");
-    for (int32_t i = 0; i < r->count && at < FLOW_TEXT_MAX; i++)
-        if (meets(f, &r->move[i]))
-            at += (size_t)snprintf(buf + at, FLOW_TEXT_MAX - at, "%s%s", at ? ", " : "",
-                                   redistribute_text(&f->mesh, &r->move[i], move));
-    return buf;
+    const struct flow_phase *p = &f->phase[phase];
+    const struct flow_linear *head = &p->linear[PLAN_HEAD];
+    return route_meetings(f, &p->linear[PLAN_EMBED].after) + route_meetings(f, &p->sums) +
+           route_meetings(f, &head->before) + route_meetings(f, &head->after) +
+           route_meetings(f, &f->whole);
 }
 
 /* ---- open ---- */
 
-/* The fewest rows whose second form receives less on the rank that receives most. */
-static int32_t crossover(const struct flow *f)
+int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx)
 {
     int32_t low = 1, high = ROWS_MAX;
     while (low < high) {
         const int32_t rows = low + (high - low) / 2;
-        uint64_t most[PLAN_PHASES] = {0};
+        double most[PLAN_PHASES] = {0};
         for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
             for (int32_t i = 0; i < PLAN_PHASES; i++) {
-                const uint64_t n = flow_layer_bytes(f, (enum plan_phase)i, rows, rank);
+                const double n = cost(f, (enum plan_phase)i, rows, rank, ctx);
                 most[i] = n > most[i] ? n : most[i];
             }
         }
@@ -361,6 +354,13 @@ static int32_t crossover(const struct flow *f)
             low = rows + 1;
     }
     return low;
+}
+
+static double bytes_cost(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank,
+                         const void *ctx)
+{
+    (void)ctx;
+    return (double)flow_layer_bytes(f, phase, rows, rank);
 }
 
 enum status flow_open(const struct plan *plan, const struct model_config *m,
@@ -386,7 +386,8 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
                        phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan))
-        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan) : crossover(f);
+        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan)
+                                                      : flow_crossover(f, bytes_cost, NULL);
     *out = f;
     f = NULL;
 out:

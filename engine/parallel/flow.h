@@ -51,6 +51,12 @@ void flow_close(struct flow *f);
 
 /* The form of a step of so many rows. */
 enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
+/* What one rank's part in a step of so many rows costs in that form. */
+typedef double flow_cost(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank,
+                         const void *ctx);
+/* The fewest rows for which the form of many rows costs less, each on the rank for which it costs
+ * most; 2^20, more than a step has, when there are none. */
+int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx);
 /* The columns of a matrix, its rows being those of a step. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);
 
@@ -67,9 +73,8 @@ struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_
 bool flow_keeps_order(const struct flow *f);
 /* Collectives of one layer in which ranks wait for others. */
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
-/* "all-gather(col: cols), reduce-scatter(row: to cols)"; "-" when nothing moves; returns buf. */
-#define FLOW_TEXT_MAX 512
-const char *flow_text(const struct flow *f, const struct route *r, char buf[FLOW_TEXT_MAX]);
+/* The same for what is before and after the layers. */
+int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase);
 
 /* Bytes a rank receives in one layer for a step of so many rows in that form. */
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);
@@ -77,6 +82,11 @@ uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t r
  */
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
                          int32_t rank);
+
+/* Of them the panels of x and of the weight that others send for a linear that is summa. */
+uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t rows, int32_t rank);
+/* The parts of a gathered weight that others store. */
+uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank);
 
 /* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. */
 struct flow_work {

@@ -164,6 +164,34 @@ enum status plan_load(const char *mode, const char *mesh, const char *path, int3
                      mode);
 }
 
+enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err)
+{
+    static const char key[] = "\"prefill\": {"; /* as the built-in plans have it */
+    const char *at = strstr(p->text, key);
+    struct buf b;
+    if (!p->prefill)
+        return base_fail(err, ERR_USAGE, "--prefill-rows: %s has one form for steps of all sizes",
+                         p->where);
+    if (p->prefill_rows > 0 || !at)
+        return base_fail(err, ERR_USAGE,
+                         "--prefill-rows: %s says itself from how many rows on steps take its form "
+                         "of many rows, in phases.prefill.rows",
+                         p->where);
+    at += sizeof key - 1;
+    buf_init(&b, file_max + 64);
+    buf_add(&b, p->text, (size_t)(at - p->text));
+    buf_printf(&b, "\"rows\": %d, %s", rows, at);
+    char *text = b.failed ? NULL : strdup(b.data);
+    buf_free(&b);
+    if (!text)
+        return base_fail(err, ERR_NOMEM, "%s: no memory", p->where);
+    free(p->text);
+    p->text = text;
+    p->prefill_rows = rows;
+    p->hash = hash_of(p);
+    return OK;
+}
+
 void plan_close(struct plan *p)
 {
     if (!p)

@@ -46,6 +46,10 @@ enum status plan_open(const char *text, size_t n, const char *where, int32_t ran
  * or the file when path is not NULL. */
 enum status plan_load(const char *mode, const char *mesh, const char *path, int32_t ranks,
                       struct plan **out, struct err *err) MUST_USE;
+/* From so many rows on a step takes the form of many rows, as though the plan's text said so, which
+ * it then does. Before layouts are opened of it. ERR_USAGE: there is no such form, or the text says
+ * so already. */
+enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err) MUST_USE;
 void plan_close(struct plan *p);
 
 int32_t plan_ranks(const struct plan *p);

@@ -18,6 +18,25 @@ const char *plan_read_member(const struct jdoc *o, const char *key)
     return v && jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : NULL;
 }
 
+/* "|a|b|c|" as "a, b or c"; returns buf. */
+#define CHOICES_MAX 160
+static const char *in_words(const char *allowed, char buf[CHOICES_MAX])
+{
+    int at = 0;
+    buf[0] = '\0';
+    for (const char *word = allowed + 1; *word && at < CHOICES_MAX;) {
+        const int n = (int)strcspn(word, "|");
+        const bool last = word[n + 1] == '\0';
+        at += snprintf(buf + at, CHOICES_MAX - (size_t)at, "%s%.*s",
+                       word == allowed + 1 ? ""
+                       : last              ? " or "
+                                           : ", ",
+                       n, word);
+        word += n + 1;
+    }
+    return buf;
+}
+
 enum status plan_read_word(const struct plan_at *at, const struct jdoc *o, const char *key,
                            const char *allowed, const char *fallback, const char **out,
                            struct err *err)
@@ -30,12 +49,13 @@ enum status plan_read_word(const struct plan_at *at, const struct jdoc *o, const
         if (!strchr(*out, '|') && strstr(allowed, bars))
             return OK;
     }
-    return base_fail(err, ERR_USAGE, "%s: %s is %s%.60s%s, expected one of %s", at->where, key,
+    char choices[CHOICES_MAX];
+    return base_fail(err, ERR_USAGE, "%s: %s is %s%.60s%s, expected %s", at->where, key,
                      *out ? "\"" : "",
                      *out ? *out
                      : v  ? "not a word"
                           : "missing",
-                     *out ? "\"" : "", allowed);
+                     *out ? "\"" : "", in_words(allowed, choices));
 }
 
 enum status plan_read_keys(const struct jdoc *o, const char *allowed, const char *where,
@@ -46,11 +66,11 @@ enum status plan_read_keys(const struct jdoc *o, const char *allowed, const char
     if (jdoc_type(o) != JDOC_OBJECT)
         return base_fail(err, ERR_USAGE, "%s: expected a JSON object", where);
     for (void *it = jdoc_iter(o, NULL, &key, &value); it; it = jdoc_iter(o, it, &key, &value)) {
-        char bars[64];
+        char bars[64], choices[CHOICES_MAX];
         snprintf(bars, sizeof bars, "|%.60s|", key);
         if (strchr(key, '|') || !strstr(allowed, bars))
-            return base_fail(err, ERR_USAGE, "%s: key \"%.60s\" is not known, expected one of %s",
-                             where, key, allowed);
+            return base_fail(err, ERR_USAGE, "%s: key \"%.60s\" is not known, expected %s", where,
+                             key, in_words(allowed, choices));
     }
     return OK;
 }

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,28 +65,12 @@ static enum status wrong_type(const char *name, const struct jdoc *v, const char
 
 /* ---- numbers ---- */
 
-/* An integer, or a real with an integral value that int64_t holds. */
-static bool whole(const struct jdoc *v, int64_t *out)
-{
-    if (jdoc_type(v) == JDOC_INT) {
-        *out = jdoc_int(v);
-        return true;
-    }
-    if (jdoc_type(v) != JDOC_REAL)
-        return false;
-    double x = jdoc_number(v);
-    if (!isfinite(x) || x != floor(x) || x < -0x1p63 || x >= 0x1p63)
-        return false;
-    *out = (int64_t)x;
-    return true;
-}
-
 static enum status apply_int(const struct field *row, const struct jdoc *v, int64_t *out,
                              struct api_error *e)
 {
     char text[80];
     int64_t x;
-    if (!whole(v, &x))
+    if (!jdoc_whole(v, &x))
         return wrong_type(row->name, v, "a whole number", e);
     if (x < row->int_min || x > row->int_max)
         return api_error_field(e, row->name,
@@ -165,7 +148,7 @@ enum status field_tokens(const char *name, const struct jdoc *array, int64_t max
     for (size_t i = 0; i < jdoc_size(array); i++) {
         const struct jdoc *v = jdoc_at(array, i);
         int64_t id;
-        if (!whole(v, &id) || id < 0 || id >= vocab)
+        if (!jdoc_whole(v, &id) || id < 0 || id >= vocab)
             return api_error_field(e, name,
                                    "%s must hold token ids between 0 and %d, got %s at %zu", name,
                                    vocab - 1, field_text(v, text, sizeof text), i);

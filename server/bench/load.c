@@ -1,7 +1,11 @@
 /* DESIGN: the arrival schedule is fixed before the first request and latency counts from it, so a
  * slow server cannot slow its own measurement down ("coordinated omission"). A timerfd wakes the
  * loop for the next arrival; arrivals, answers, the stop signal and the second's tick are events of
- * one epoll set. Records, gaps and connections are allocated once. */
+ * one epoll set. Records, gaps and connections are allocated once.
+ *
+ * A request goes over the connection that became free last, if its peer kept it. A peer may close
+ * one that is idle at any time; when it did so just as a request was sent, not one byte of an
+ * answer comes, and the request is sent once more over a new connection. */
 #include "server/bench/load.h"
 
 #include "server/bench/chunk.h"
@@ -31,7 +35,11 @@ struct load;
 
 struct conn {
     struct load *load;
-    int fd; /* -1: free */
+    int fd;          /* -1: not connected */
+    uint32_t events; /* that epoll waits for on it */
+    bool busy;       /* has a request */
+    bool used;       /* has carried another one before */
+    bool answered;   /* bytes of an answer have come */
     int32_t request;
     struct buf out; /* request bytes not yet sent */
     struct reply reply;
@@ -49,9 +57,10 @@ struct load {
     int32_t conn_count, idle_count;
     int32_t next, ended; /* requests begun and over */
     struct buf body;
-    char *bytes;  /* what was just read */
-    int64_t now;  /* when it was read */
-    int64_t tick; /* next time to look at timeouts and show progress */
+    char *bytes;   /* what was just read */
+    int64_t now;   /* when it was read */
+    int64_t tick;  /* next time to look at timeouts and show progress */
+    int64_t armed; /* when the timer wakes us */
     int64_t shown_chunks;
 };
 
@@ -98,10 +107,18 @@ static void note_error(struct load *l, const char *text, size_t n)
         out[i] = isprint((unsigned char)text[i]) ? text[i] : '?';
 }
 
+static void disconnect(struct conn *c)
+{
+    if (c->fd >= 0)
+        close(c->fd); /* leaves the epoll set, too */
+    c->fd = -1;
+}
+
 static void end_request(struct conn *c, enum outcome outcome)
 {
     struct load *l = c->load;
     struct record *r = record_of(c);
+    const bool is_whole = reply_is_complete(&c->reply) && c->out.len == 0;
     r->outcome = (uint8_t)outcome;
     r->http_status = (int16_t)c->reply.http_status;
     r->ended = l->now;
@@ -109,8 +126,9 @@ static void end_request(struct conn *c, enum outcome outcome)
         r->tokens = c->counted;
     if (outcome != OUTCOME_OK)
         note_error(l, load_outcome_name(outcome), strlen(load_outcome_name(outcome)));
-    close(c->fd); /* leaves the epoll set, too */
-    c->fd = -1;
+    if (!is_whole || !c->reply.keeps)
+        disconnect(c);
+    c->busy = false;
     l->idle[l->idle_count++] = (int32_t)(c - l->conns);
     l->ended++;
 }
@@ -178,6 +196,53 @@ static enum outcome judge(struct conn *c)
     return record_of(c)->chunks > 0 ? OUTCOME_OK : OUTCOME_EMPTY;
 }
 
+static void watch(struct conn *c, uint32_t events)
+{
+    struct epoll_event e = {.events = events, .data.ptr = c};
+    if (c->events != events)
+        CHECK(epoll_ctl(c->load->epoll, c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, c->fd, &e) == 0);
+    c->events = events;
+}
+
+static bool begin_connection(struct conn *c)
+{
+    const struct target *t = c->load->config->target;
+    int one = 1;
+    c->used = false;
+    c->events = 0;
+    c->fd = socket(t->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (c->fd < 0)
+        return false;
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (connect(c->fd, (const struct sockaddr *)&t->address, t->address_len) != 0 &&
+        errno != EINPROGRESS)
+        return false;
+    watch(c, EPOLLOUT);
+    return true;
+}
+
+/* The request's bytes; false without memory for them. */
+static bool write_request(struct conn *c)
+{
+    struct load *l = c->load;
+    const struct load_config *config = l->config;
+    buf_clear(&l->body);
+    workload_body(config->workload, config->target->is_chat, config->round, c->request, &l->body);
+    buf_clear(&c->out);
+    target_write_head(config->target, "POST", config->target->path, l->body.len, true, &c->out);
+    buf_add(&c->out, l->body.data, l->body.len);
+    return !l->body.failed && !c->out.failed;
+}
+
+/* The peer has closed an idle connection before it saw what came over it: tries a new one. */
+static bool try_again(struct conn *c)
+{
+    if (!c->used || c->answered)
+        return false;
+    disconnect(c);
+    return write_request(c) && begin_connection(c);
+}
+
 static void receive(struct conn *c)
 {
     struct load *l = c->load;
@@ -185,6 +250,13 @@ static void receive(struct conn *c)
     ssize_t n = recv(c->fd, l->bytes, READ_BYTES, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
+    if (!c->busy) { /* the peer closes it, or says what nobody asked for */
+        disconnect(c);
+        return;
+    }
+    if (n <= 0 && try_again(c))
+        return;
+    c->answered = true;
     l->now = base_now_ns();
     if (n <= 0) {
         bool whole = reply_close(&c->reply, &err) == OK && n == 0;
@@ -199,23 +271,21 @@ static void receive(struct conn *c)
     }
 }
 
-static void watch(struct conn *c, int op, uint32_t events)
-{
-    struct epoll_event e = {.events = events, .data.ptr = c};
-    CHECK(epoll_ctl(c->load->epoll, op, c->fd, &e) == 0);
-}
-
-/* Connected, or the buffer has room again. */
+/* Connected, or the buffer has room. */
 static void transmit(struct conn *c)
 {
     ssize_t n = send(c->fd, c->out.data, c->out.len, MSG_NOSIGNAL);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n < 0 && errno == EPIPE) { /* it answered and closed without reading all */
-        buf_clear(&c->out);
-        watch(c, EPOLL_CTL_MOD, EPOLLIN);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        watch(c, EPOLLOUT);
         return;
     }
+    if (n < 0 && errno == EPIPE) { /* it answered and closed without reading all */
+        buf_clear(&c->out);
+        watch(c, EPOLLIN);
+        return;
+    }
+    if (n < 0 && try_again(c))
+        return;
     if (n < 0) {
         const char *why = strerror(errno);
         note_error(c->load, why, strlen(why));
@@ -223,23 +293,7 @@ static void transmit(struct conn *c)
         return;
     }
     buf_consume(&c->out, (size_t)n);
-    if (c->out.len == 0)
-        watch(c, EPOLL_CTL_MOD, EPOLLIN);
-}
-
-static bool begin_connection(struct conn *c)
-{
-    const struct target *t = c->load->config->target;
-    int one = 1;
-    c->fd = socket(t->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (c->fd < 0)
-        return false;
-    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(c->fd, (const struct sockaddr *)&t->address, t->address_len) != 0 &&
-        errno != EINPROGRESS)
-        return false;
-    watch(c, EPOLL_CTL_ADD, EPOLLOUT);
-    return true;
+    watch(c, c->out.len == 0 ? EPOLLIN : EPOLLOUT);
 }
 
 static void begin_request(struct load *l)
@@ -247,6 +301,9 @@ static void begin_request(struct load *l)
     const struct load_config *config = l->config;
     struct conn *c = &l->conns[l->idle[--l->idle_count]];
     c->request = l->next++;
+    c->busy = true;
+    c->used = c->fd >= 0;
+    c->answered = false;
     c->counted = 0;
     c->done = c->finished = false;
     c->verdict = OUTCOME_UNFINISHED;
@@ -256,13 +313,11 @@ static void begin_request(struct load *l)
     if (config->rate <= 0)
         r->due = r->sent;
     r->tokens = r->prompt_tokens = -1;
-    buf_clear(&l->body);
-    workload_body(config->workload, config->target->is_chat, config->round, c->request, &l->body);
-    buf_clear(&c->out);
-    target_write_head(config->target, "POST", config->target->path, l->body.len, &c->out);
-    buf_add(&c->out, l->body.data, l->body.len);
-    if (l->body.failed || c->out.failed || !begin_connection(c)) {
-        const char *why = c->out.failed ? "the request is too long" : strerror(errno);
+    const bool fits = write_request(c);
+    if (fits && c->used) {
+        transmit(c);
+    } else if (!fits || !begin_connection(c)) {
+        const char *why = fits ? strerror(errno) : "the request is too long";
         note_error(l, why, strlen(why));
         end_request(c, OUTCOME_CONNECT);
     }
@@ -277,11 +332,13 @@ static void begin_due(struct load *l)
     int64_t now = base_now_ns();
     while (l->next < c->count && l->idle_count > 0) {
         int64_t due = c->rate > 0 ? l->result->records[l->next].due : now;
-        if (due > now) {
+        if (due > now && due != l->armed) {
             struct itimerspec t = {.it_value = {due / SECOND, due % SECOND}};
             CHECK(timerfd_settime(l->timer, TFD_TIMER_ABSTIME, &t, NULL) == 0);
-            return;
+            l->armed = due;
         }
+        if (due > now)
+            return;
         begin_request(l);
     }
 }
@@ -309,22 +366,22 @@ static void tick(struct load *l)
         return;
     l->tick += SECOND;
     for (int32_t i = 0; i < l->conn_count; i++)
-        if (l->conns[i].fd >= 0 && l->now - record_of(&l->conns[i])->sent > limit)
+        if (l->conns[i].busy && l->now - record_of(&l->conns[i])->sent > limit)
             end_request(&l->conns[i], OUTCOME_TIMEOUT);
     show_progress(l);
 }
 
 static void handle(struct load *l, const struct epoll_event *e)
 {
-    uint64_t expirations;
+    struct conn *c = e->data.ptr;
     if (e->data.ptr == l)
         l->result->interrupted = true;
     else if (e->data.ptr == &l->timer)
-        CHECK(read(l->timer, &expirations, sizeof expirations) > 0 || errno == EAGAIN);
-    else if (((struct conn *)e->data.ptr)->out.len > 0)
-        transmit(e->data.ptr);
+        return; /* it has woken us */
+    else if (c->busy && c->out.len > 0)
+        transmit(c);
     else
-        receive(e->data.ptr);
+        receive(c);
 }
 
 static void loop(struct load *l)
@@ -394,7 +451,7 @@ static enum status open_load(struct load *l, struct err *err)
     l->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (!l->conns || !l->idle || !l->bytes || l->epoll < 0 || l->timer < 0)
         return base_fail_errno(err, ERR_NOMEM, "%d connections", l->conn_count);
-    struct epoll_event timer = {.events = EPOLLIN, .data.ptr = &l->timer};
+    struct epoll_event timer = {.events = EPOLLIN | EPOLLET, .data.ptr = &l->timer};
     struct epoll_event stop = {.events = EPOLLIN, .data.ptr = l};
     CHECK(epoll_ctl(l->epoll, EPOLL_CTL_ADD, l->timer, &timer) == 0);
     if (l->config->stop_fd >= 0)

@@ -1,5 +1,5 @@
-/* Sends one round of requests and records what each experienced. One thread, one epoll loop, a
- * connection per request; nothing is allocated per token. */
+/* Sends one round of requests and records what each experienced. One thread, one epoll loop;
+ * connections are kept and used again, as clients in earnest do; nothing is allocated per token. */
 #ifndef TESSERA_SERVER_BENCH_LOAD_H
 #define TESSERA_SERVER_BENCH_LOAD_H
 
@@ -26,7 +26,7 @@ enum outcome {
 /* Times in CLOCK_MONOTONIC nanoseconds. */
 struct record {
     int64_t due;           /* when it was to be sent: what latencies count from */
-    int64_t sent;          /* when its connection was begun */
+    int64_t sent;          /* when its sending was begun */
     int64_t first;         /* first chunk with a token; 0: none */
     int64_t last;          /* last chunk with a token or a finish reason */
     int64_t ended;         /* when it was over, one way or another */

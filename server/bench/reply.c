@@ -38,7 +38,7 @@ void reply_reset(struct reply *r)
     buf_clear(&r->body);
     r->state = STATUS_LINE;
     r->http_status = 0;
-    r->is_stream = r->chunked = r->has_length = false;
+    r->is_stream = r->chunked = r->has_length = r->keeps = false;
     r->left = 0;
     r->head_bytes = 0;
 }
@@ -120,6 +120,7 @@ static bool take_status_line(struct reply *r, const char *line, size_t n)
         (n > 12 && line[12] != ' '))
         return false;
     r->http_status = (int32_t)status;
+    r->keeps = line[7] != '0';
     return true;
 }
 
@@ -141,6 +142,8 @@ static bool take_field(struct reply *r, const char *line, size_t n)
     }
     if (name == 17 && strncasecmp(line, "transfer-encoding", name) == 0)
         return r->chunked = len == 7 && strncasecmp(value, "chunked", len) == 0;
+    if (name == 10 && strncasecmp(line, "connection", name) == 0)
+        r->keeps = r->keeps && !(len == 5 && strncasecmp(value, "close", len) == 0);
     if (name == 12 && strncasecmp(line, "content-type", name) == 0)
         r->is_stream = len >= 17 && strncasecmp(value, "text/event-stream", 17) == 0;
     return true;
@@ -157,6 +160,7 @@ static void end_head(struct reply *r)
         r->state = CHUNK_SIZE;
     } else {
         r->state = r->has_length && r->left == 0 ? COMPLETE : BODY;
+        r->keeps = r->keeps && r->has_length;
     }
 }
 
@@ -228,6 +232,7 @@ enum status reply_feed(struct reply *r, const char *bytes, size_t n, struct err 
         if (bounded && r->left == 0)
             r->state = r->state == CHUNK ? CHUNK_END : COMPLETE;
     }
+    r->keeps = r->keeps && bytes == end;
     return st;
 }
 

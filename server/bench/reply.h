@@ -22,6 +22,7 @@ struct reply_lines {
 struct reply {
     int32_t http_status; /* 0: not yet known */
     bool is_stream;      /* Content-Type: text/event-stream */
+    bool keeps;          /* once complete: the connection may carry another exchange */
     struct buf body;     /* of anything else */
     /* private */
     int state;
@@ -37,7 +38,8 @@ void reply_init(struct reply *r, reply_event *on_event, void *ctx);
 void reply_free(struct reply *r);
 /* Ready for the next response; keeps the memory. */
 void reply_reset(struct reply *r);
-/* ERR_INPUT when the bytes are not HTTP or exceed a limit. What follows the end is ignored. */
+/* ERR_INPUT when the bytes are not HTTP or exceed a limit. What follows the end is ignored, and the
+ * connection not used again. */
 enum status reply_feed(struct reply *r, const char *bytes, size_t n, struct err *err) MUST_USE;
 /* The connection has ended. ERR_INPUT when the response had not. */
 enum status reply_close(struct reply *r, struct err *err) MUST_USE;

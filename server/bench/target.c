@@ -143,9 +143,11 @@ enum status target_resolve(struct target *t, double timeout_s, struct err *err)
 }
 
 void target_write_head(const struct target *t, const char *method, const char *path,
-                       size_t body_bytes, struct buf *out)
+                       size_t body_bytes, bool keep, struct buf *out)
 {
-    buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", method, path, t->host);
+    buf_printf(out, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, path, t->host);
+    if (!keep)
+        buf_puts(out, "Connection: close\r\n");
     buf_puts(out, "User-Agent: tessera/" TESSERA_VERSION "\r\n");
     if (t->api_key)
         buf_printf(out, "Authorization: Bearer %s\r\n", t->api_key);
@@ -209,7 +211,7 @@ static enum status exchange(const struct target *t, const struct exchange *x, in
     buf_init(&request, 8u << 20);
     reply_init(&r, x->on_event, x->ctx);
     int fd = dial((const struct sockaddr *)&t->address, t->address_len, x->timeout_s);
-    target_write_head(t, x->method, x->path, x->body ? x->body->len : 0, &request);
+    target_write_head(t, x->method, x->path, x->body ? x->body->len : 0, false, &request);
     if (x->body)
         buf_add(&request, x->body->data, x->body->len);
     if (fd < 0 || request.failed || send_all(fd, &request) != OK)

@@ -26,9 +26,10 @@ enum status target_parse(const char *url, struct target *out, struct err *err) M
 enum status target_check(const char *model, const char *api_key, struct err *err) MUST_USE;
 /* Finds an address that accepts a connection, within timeout_s each. ERR_PEER when none does. */
 enum status target_resolve(struct target *t, double timeout_s, struct err *err) MUST_USE;
-/* The head of a request with a body of that length, up to and with the empty line. */
+/* The head of a request with a body of that length, up to and with the empty line. keep: others
+ * may follow on its connection. */
 void target_write_head(const struct target *t, const char *method, const char *path,
-                       size_t body_bytes, struct buf *out);
+                       size_t body_bytes, bool keep, struct buf *out);
 /* One blocking exchange: the answer's body (added to *body) and status. ERR_PEER when the peer does
  * not answer properly within timeout_s. */
 enum status target_exchange(const struct target *t, const char *method, const char *path,

@@ -1,14 +1,11 @@
 /* DESIGN: libmicrohttpd with internal epoll threads moves bytes; whatever needs time runs elsewhere
  * while the connection is suspended. A request has two owners, the connection and whoever holds it,
- * hence the count. What can be decided from the head alone is, in this order: framing (the guard),
- * key, route, size. Bodies that are refused are read and dropped up to a bound, since closing with
- * unread bytes would reset the connection and take our answer with it.
- *
- * The gate judges the first head of a connection, the library those after it, before we see them.
- * What it cannot parse there (a Content-Length that is no number, a header without a colon,
- * HTTP/0.9 or 2; from 1.0 on also bare LFs, folded lines, NULs, unknown codings) gets its own page,
- * and the connection is closed. What it mends is served, and the connection is closed too. */
+ * hence the count. The intake lets only well-formed requests through, so the library never finds a
+ * fault by itself. What can be decided from the head alone is, in this order: key, route, size.
+ * Bodies that are refused are read and dropped up to a bound, since closing with unread bytes would
+ * reset the connection and take our answer with it. */
 #include "server/http/http_cors.h"
+#include "server/http/http_intake.h"
 #include "server/http/http_listen.h"
 #include "server/http/http_request.h"
 #include "server/keys.h"
@@ -24,10 +21,13 @@
 
 /* ---- life of a request ---- */
 
-static struct http_request *request_open(struct http *h, struct MHD_Connection *connection,
-                                         struct http_peer *peer)
+/* NULL without memory. */
+static struct http_request *request_open(struct http *h, struct MHD_Connection *connection)
 {
-    struct http_request *r = calloc(1, sizeof *r);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct http_peer *peer = info ? info->socket_context : NULL;
+    struct http_request *r = peer ? calloc(1, sizeof *r) : NULL;
     if (!r)
         return NULL;
     r->http = h;
@@ -135,31 +135,6 @@ static const char *header_of(const struct http_request *r, const char *name)
     return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
 }
 
-static enum MHD_Result feed_guard(void *cls, enum MHD_ValueKind kind, const char *name,
-                                  size_t name_n, const char *value, size_t value_n)
-{
-    (void)kind;
-    return http_guard_header(cls, name, name_n, value ? value : "", value_n) ? MHD_YES : MHD_NO;
-}
-
-/* Most of it was seen at the gate, but for later requests of a connection: what the library mends
- * in those may be read differently by others, so nothing may follow it. */
-static bool passes_guard(struct http_request *r, const char *method, const char *version,
-                         struct api_error *e)
-{
-    struct http_guard *g = &r->guard;
-    const union MHD_ConnectionInfo *size =
-        MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    const size_t bytes = size ? size->header_size : 0;
-    g->error = e;
-    if (!http_guard_version(g, version, strlen(version)) ||
-        !http_guard_method(g, method, strlen(method)))
-        return false;
-    MHD_get_connection_values_n(r->connection, MHD_HEADER_KIND, feed_guard, g);
-    r->close = !http_guard_is_plain(g, bytes);
-    return e->http_status == 0 && http_guard_end(g, bytes);
-}
-
 static uint64_t hash_of_address(struct MHD_Connection *connection)
 {
     const union MHD_ConnectionInfo *info =
@@ -233,17 +208,31 @@ static bool is_json(const char *type)
            (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
 }
 
-/* Decides what can be decided from the head alone. */
-static void judge_head(struct http_request *r, const char *path, const char *method,
-                       const char *version)
+/* The library has read this request in a way that we do not know of: anything may be in it. */
+static void refuse_unseen(struct http_request *r)
 {
-    struct api_error e = {0};
+    base_log(LOG_ERROR,
+             "http: libmicrohttpd %s reads connections past the guard: every request is "
+             "refused. Use a version that calls recv()",
+             MHD_get_version());
+    r->close = true;
+    refuse_as(r, 500, "internal_error", "the server cannot check requests");
+}
+
+/* The client's wish, or its way: HTTP/1.0 keeps a connection only when asked to. */
+static bool is_last(const struct http_request *r, const char *version)
+{
+    const char *wish = header_of(r, "Connection");
+    return strcmp(version, "HTTP/1.0") == 0 ? !wish || !strcasestr(wish, "keep-alive")
+                                            : wish && strcasestr(wish, "close");
+}
+
+/* Decides what can be decided from the head alone. */
+static void judge_head(struct http_request *r, const char *path, const char *method)
+{
     http_id_choose(header_of(r, "X-Request-Id"), r->id);
-    if (r->refused) { /* the target is bad */
-        r->close = true;
-    } else if (!passes_guard(r, method, version, &e)) {
-        r->close = true;
-        refuse(r, &e);
+    if (!http_intake_has_request(http_peer_fd(r->peer))) {
+        refuse_unseen(r);
     } else if (is_preflight(r, method)) {
         r->preflight = true;
         reply_nothing(r);
@@ -263,8 +252,8 @@ static void judge_head(struct http_request *r, const char *path, const char *met
 static enum MHD_Result first_call(struct http_request *r, const char *path, const char *method,
                                   const char *version)
 {
-    r->begun = true;
-    judge_head(r, path, method, version);
+    judge_head(r, path, method);
+    r->last = is_last(r, version);
     /* the client waits for our word, or would send for long: say it now, then close */
     bool at_once = r->close || header_of(r, "Expect") ||
                    announced(r) > DROP_FACTOR * (uint64_t)r->http->config.limits.body_bytes;
@@ -313,12 +302,10 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
                                  size_t *n, void **con_cls)
 {
     struct http_request *r = *con_cls;
-    (void)cls;
-    (void)connection;
-    if (!r)
-        return MHD_NO; /* no memory */
-    if (!r->begun)
-        return first_call(r, path, method, version);
+    if (!r) {
+        *con_cls = r = request_open(cls, connection);
+        return r ? first_call(r, path, method, version) : MHD_NO;
+    }
     if (*n > 0) {
         enum MHD_Result result = collect(r, data, *n);
         *n = 0;
@@ -332,26 +319,6 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
             r->route->handler(r->http->config.ctx, r);
     }
     return http_answer_proceed(r) ? MHD_YES : MHD_NO;
-}
-
-/* The request line is there: the first that is seen of a request, and the only time that its target
- * is seen as it was sent. */
-static void *on_target(void *cls, const char *target, struct MHD_Connection *connection)
-{
-    struct http *h = cls;
-    struct api_error e = {0};
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    struct http_peer *peer = info ? info->socket_context : NULL;
-    if (!peer || !http_peer_move(peer, HTTP_PEER_HEAD))
-        return NULL;
-    struct http_request *r = request_open(h, connection, peer);
-    if (!r)
-        return NULL;
-    http_guard_start(&r->guard, &h->config.limits, &e);
-    if (!http_guard_target(&r->guard, target, strlen(target)))
-        refuse(r, &e);
-    return r;
 }
 
 static void on_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
@@ -370,7 +337,8 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
                 (!r->streaming || r->stream_ended);
     pthread_mutex_unlock(&r->lock);
     http_watch_remove(r->http->watch, r->ticket);
-    http_peer_move(r->peer, HTTP_PEER_IDLE);
+    http_intake_done(http_peer_fd(r->peer),
+                     r->close || r->last || why != MHD_REQUEST_TERMINATED_COMPLETED_OK);
     atomic_fetch_sub(&r->http->bodies, r->held);
     request_unlink(r);
     if (r->end)
@@ -404,6 +372,16 @@ static void on_tick(void *ctx, int64_t now_ns)
     http_peer_expire(h->peers, now_ns, http_gate_is_crowded(h->gate));
 }
 
+/* NULL without memory: nothing of that connection is answered. */
+static struct http_peer *welcome(struct http *h, int fd)
+{
+    struct http_peer *peer = http_peer_enter(h->peers, fd);
+    if (!peer || http_intake_open(fd, &h->config.limits, peer))
+        return peer;
+    http_peer_leave(h->peers, peer);
+    return NULL;
+}
+
 static void on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,
                           enum MHD_ConnectionNotificationCode what)
 {
@@ -411,11 +389,13 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *socket_context = info ? http_peer_enter(h->peers, info->connect_fd) : NULL;
+        *socket_context = info ? welcome(h, info->connect_fd) : NULL;
         return;
     }
-    if (*socket_context)
+    if (*socket_context) {
+        http_intake_close(http_peer_fd(*socket_context));
         http_peer_leave(h->peers, *socket_context);
+    }
     http_gate_left(h->gate);
 }
 
@@ -429,12 +409,8 @@ static enum status start_daemon(struct http *h, struct err *err)
         {MHD_OPTION_CONNECTION_LIMIT, c->limits.connections + c->threads, NULL},
         /* inactivity: for a client that does not read its answer */
         {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)c->limits.idle_s + 1, NULL},
-        {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)on_target, h},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, NULL},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
-#if MHD_VERSION >= 0x00097701 /* before, strictness is one rule that the guard has too */
-        {MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1, NULL},
-#endif
         /* the library wants no pool of one */
         {c->threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, c->threads, NULL},
         {MHD_OPTION_END, 0, NULL},

@@ -186,7 +186,7 @@ static void add_cors(const struct http_request *r, struct MHD_Response *response
     MHD_add_response_header(response, "Access-Control-Max-Age", "600");
 }
 
-static void add_headers(const struct http_request *r, struct MHD_Response *response)
+static void add_headers(struct http_request *r, struct MHD_Response *response)
 {
     char text[16];
     MHD_add_response_header(response, "X-Request-Id", r->id);
@@ -196,7 +196,8 @@ static void add_headers(const struct http_request *r, struct MHD_Response *respo
         MHD_add_response_header(response, "Allow", r->allow);
     if (r->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-    if (r->close || http_gate_is_crowded(r->http->gate))
+    r->close |= http_gate_is_crowded(r->http->gate);
+    if (r->close)
         MHD_add_response_header(response, "Connection", "close");
     if (r->retry_after_s > 0) {
         snprintf(text, sizeof text, "%d", r->retry_after_s);

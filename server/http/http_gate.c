@@ -123,6 +123,7 @@ static void admit(struct http_gate *g, struct waiter *w)
 static void look(struct http_gate *g, struct waiter *w, bool hangs_up)
 {
     struct api_error e = {0};
+    struct http_guard_head head;
     const struct http_limits *limits = g->config.limits;
     if (w->phase == LEAVING) {
         discard(g, w);
@@ -135,7 +136,7 @@ static void look(struct http_gate *g, struct waiter *w, bool hangs_up)
             drop(g, w);
         return;
     }
-    switch (http_guard_bytes(limits, g->head, (size_t)n, &e)) {
+    switch (http_guard_head(limits, g->head, (size_t)n, &head, &e)) {
     case HTTP_GUARD_PASS:
         admit(g, w);
         break;

@@ -8,6 +8,7 @@
 
 #define METHOD_BYTES_MAX 32
 #define LENGTH_DIGITS_MAX 18 /* of any int64_t */
+#define CHUNK_DIGITS_MAX 15  /* the same in hexadecimal */
 
 enum single { HOST, LENGTH, CODING, COMPRESSION, EXPECT, AUTHORIZATION, CONTENT_TYPE, ORIGIN };
 
@@ -21,20 +22,31 @@ static const char *const singles[] = {
     [CONTENT_TYPE] = "Content-Type",
     [ORIGIN] = "Origin",
 };
-_Static_assert(ARRAY_LEN(singles) == HTTP_GUARD_SINGLE, "one flag for each");
 
-static bool refuse(struct http_guard *g, int32_t status, const char *code, const char *text)
+struct guard {
+    const struct http_limits *limits;
+    struct api_error *error;
+    bool has_body_method, is_old;
+    int32_t headers;
+    uint64_t length;
+    bool seen[ARRAY_LEN(singles)];
+};
+
+/* Pieces of text are not NUL-terminated. Each function returns false when the head is refused, with
+ * the answer in *error; the first fault stands and the caller stops there. */
+
+static bool refuse(struct guard *g, int32_t status, const char *code, const char *text)
 {
     api_error_set(g->error, status, code, "%s", text);
     return false;
 }
 
-static bool malformed(struct http_guard *g, const char *text)
+static bool malformed(struct guard *g, const char *text)
 {
     return refuse(g, 400, "malformed_request", text);
 }
 
-static bool too_large(struct http_guard *g)
+static bool too_large(struct guard *g)
 {
     return refuse(g, 431, "headers_too_large", "the request's headers are too large");
 }
@@ -70,11 +82,14 @@ static bool is_host(const char *text, size_t n)
     return true;
 }
 
-static bool is_number(const char *text, size_t n)
+static bool read_length(const char *text, size_t n, uint64_t *length)
 {
-    for (size_t i = 0; i < n; i++)
+    *length = 0;
+    for (size_t i = 0; i < n; i++) {
         if (text[i] < '0' || text[i] > '9')
             return false;
+        *length = *length * 10 + (uint64_t)(text[i] - '0');
+    }
     return n > 0 && n <= LENGTH_DIGITS_MAX;
 }
 
@@ -85,15 +100,8 @@ static bool equals(const char *text, size_t n, const char *word)
 
 /* ---- the rules ---- */
 
-void http_guard_start(struct http_guard *g, const struct http_limits *limits,
-                      struct api_error *error)
+static bool judge_target(struct guard *g, const char *target, size_t n)
 {
-    *g = (struct http_guard){.limits = limits, .error = error};
-}
-
-bool http_guard_target(struct http_guard *g, const char *target, size_t n)
-{
-    g->plain_bytes += n + sizeof " " - 1;
     if (n > g->limits->target_bytes)
         return refuse(g, 414, "target_too_long", "the request target is too long");
     if (n == 0 || (target[0] != '/' && !(n == 1 && target[0] == '*')))
@@ -107,11 +115,10 @@ bool http_guard_target(struct http_guard *g, const char *target, size_t n)
     return true;
 }
 
-bool http_guard_method(struct http_guard *g, const char *method, size_t n)
+static bool judge_method(struct guard *g, const char *method, size_t n)
 {
     static const char *const known[] = {"GET",    "HEAD",    "POST",    "PUT",  "PATCH",
                                         "DELETE", "OPTIONS", "CONNECT", "TRACE"};
-    g->plain_bytes += n + sizeof " " - 1;
     if (!is_token(method, n))
         return malformed(g, "the request does not begin with a method; is this plain HTTP?");
     for (size_t i = 0; i < ARRAY_LEN(known); i++)
@@ -122,16 +129,15 @@ bool http_guard_method(struct http_guard *g, const char *method, size_t n)
     return refuse(g, 501, "unknown_method", "the request method is not known here");
 }
 
-bool http_guard_version(struct http_guard *g, const char *version, size_t n)
+static bool judge_version(struct guard *g, const char *version, size_t n)
 {
-    g->plain_bytes += n + sizeof "\r\n" - 1;
     g->is_old = n == 8 && memcmp(version, "HTTP/1.0", 8) == 0;
     if (g->is_old || (n == 8 && memcmp(version, "HTTP/1.1", 8) == 0))
         return true;
     return refuse(g, 505, "unknown_version", "only HTTP/1.1 and HTTP/1.0 are spoken here");
 }
 
-static bool judge_single(struct http_guard *g, enum single which, const char *value, size_t n)
+static bool judge_single(struct guard *g, enum single which, const char *value, size_t n)
 {
     if (g->seen[which])
         return which == LENGTH || which == CODING
@@ -140,7 +146,7 @@ static bool judge_single(struct http_guard *g, enum single which, const char *va
     g->seen[which] = true;
     if (which == HOST && !is_host(value, n))
         return malformed(g, "the Host header is not a host");
-    if (which == LENGTH && !is_number(value, n))
+    if (which == LENGTH && !read_length(value, n, &g->length))
         return malformed(g, "the Content-Length is not a number");
     if (which == CODING && !equals(value, n, "chunked"))
         return refuse(g, 501, "unknown_transfer_coding",
@@ -152,10 +158,9 @@ static bool judge_single(struct http_guard *g, enum single which, const char *va
     return true;
 }
 
-bool http_guard_header(struct http_guard *g, const char *name, size_t name_n, const char *value,
-                       size_t value_n)
+static bool judge_header(struct guard *g, const char *name, size_t name_n, const char *value,
+                         size_t value_n)
 {
-    g->plain_bytes += name_n + sizeof ": " - 1 + value_n + sizeof "\r\n" - 1;
     if (++g->headers > g->limits->headers)
         return refuse(g, 431, "headers_too_large", "the request has too many headers");
     if (!is_token(name, name_n))
@@ -168,7 +173,7 @@ bool http_guard_header(struct http_guard *g, const char *name, size_t name_n, co
     return true;
 }
 
-bool http_guard_end(struct http_guard *g, size_t head_bytes)
+static bool judge_end(struct guard *g, size_t head_bytes, struct http_guard_head *out)
 {
     if (head_bytes > g->limits->header_bytes)
         return too_large(g);
@@ -181,34 +186,34 @@ bool http_guard_end(struct http_guard *g, size_t head_bytes)
     if (g->has_body_method && !g->seen[LENGTH] && !g->seen[CODING])
         return refuse(g, 411, "length_required",
                       "a body needs Content-Length or Transfer-Encoding: chunked");
+    *out = (struct http_guard_head){
+        .head_bytes = head_bytes,
+        .body_bytes = g->length,
+        .is_chunked = g->seen[CODING],
+    };
     return true;
-}
-
-bool http_guard_is_plain(const struct http_guard *g, size_t head_bytes)
-{
-    return g->plain_bytes + sizeof "\r\n" - 1 == head_bytes;
 }
 
 /* ---- raw bytes ---- */
 
 /* "METHOD target HTTP/1.1", one space each. The version first: other protocols are told so. */
-static bool judge_request_line(struct http_guard *g, const char *line, size_t n)
+static bool judge_request_line(struct guard *g, const char *line, size_t n)
 {
     const char *target = memchr(line, ' ', n), *end = line + n;
     const char *version = target ? memchr(target + 1, ' ', (size_t)(end - target - 1)) : NULL;
     size_t method_n = target ? (size_t)(target - line) : n;
     if (!is_token(line, method_n))
-        return http_guard_method(g, line, method_n);
+        return judge_method(g, line, method_n);
     if (!version)
-        return http_guard_version(g, "", 0);
+        return judge_version(g, "", 0);
     if (memchr(version + 1, ' ', (size_t)(end - version - 1)))
         return malformed(g, "the request line has more than two spaces");
-    return http_guard_version(g, version + 1, (size_t)(end - version - 1)) &&
-           http_guard_method(g, line, method_n) &&
-           http_guard_target(g, target + 1, (size_t)(version - target - 1));
+    return judge_version(g, version + 1, (size_t)(end - version - 1)) &&
+           judge_method(g, line, method_n) &&
+           judge_target(g, target + 1, (size_t)(version - target - 1));
 }
 
-static bool judge_header_line(struct http_guard *g, const char *line, size_t n)
+static bool judge_header_line(struct guard *g, const char *line, size_t n)
 {
     if (line[0] == ' ' || line[0] == '\t')
         return malformed(g, "a header is folded over two lines");
@@ -220,16 +225,16 @@ static bool judge_header_line(struct http_guard *g, const char *line, size_t n)
         value++;
     while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
         end--;
-    return http_guard_header(g, line, (size_t)(colon - line), value, (size_t)(end - value));
+    return judge_header(g, line, (size_t)(colon - line), value, (size_t)(end - value));
 }
 
 /* What can be said of a line whose end has not come. */
-static bool judge_part(struct http_guard *g, bool is_first, const char *line, size_t n)
+static bool judge_part(struct guard *g, bool is_first, const char *line, size_t n)
 {
     const char *space = memchr(line, ' ', n);
     size_t method_n = space ? (size_t)(space - line) : n;
     if (is_first && method_n > 0 && !is_token(line, method_n))
-        return http_guard_method(g, line, method_n);
+        return judge_method(g, line, method_n);
     if (is_first && method_n > METHOD_BYTES_MAX)
         return refuse(g, 501, "unknown_method", "the request method is not known here");
     if (is_first && n > method_n + g->limits->target_bytes + sizeof "  HTTP/1.1")
@@ -237,11 +242,11 @@ static bool judge_part(struct http_guard *g, bool is_first, const char *line, si
     return true;
 }
 
-enum http_guard_verdict http_guard_bytes(const struct http_limits *limits, const char *bytes,
-                                         size_t n, struct api_error *error)
+enum http_guard_verdict http_guard_head(const struct http_limits *limits, const char *bytes,
+                                        size_t n, struct http_guard_head *out,
+                                        struct api_error *error)
 {
-    struct http_guard g;
-    http_guard_start(&g, limits, error);
+    struct guard g = {.limits = limits, .error = error};
     for (size_t at = 0;;) {
         const char *line = bytes + at, *end = memchr(line, '\n', n - at);
         bool good = judge_part(&g, at == 0, line, end ? (size_t)(end - line) : n - at);
@@ -260,11 +265,64 @@ enum http_guard_verdict http_guard_bytes(const struct http_limits *limits, const
             good = malformed(&g, "a line of the head does not end in CRLF");
         else if (first)
             good = judge_request_line(&g, line, length - 1);
-        else if (length == 1)
-            return http_guard_end(&g, at) ? HTTP_GUARD_PASS : HTTP_GUARD_REFUSE;
-        else
+        else if (length > 1)
             good = judge_header_line(&g, line, length - 1);
+        else if (judge_end(&g, at, out))
+            return HTTP_GUARD_PASS;
+        else
+            good = false;
         if (!good)
             return HTTP_GUARD_REFUSE;
     }
+}
+
+/* ---- chunks (RFC 9112 section 7.1) ---- */
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c = (char)(c | 0x20);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static enum http_guard_verdict refuse_chunk(struct api_error *error, const char *text)
+{
+    api_error_set(error, 400, "malformed_request", "%s", text);
+    return HTTP_GUARD_REFUSE;
+}
+
+/* Steps over a CRLF, which must come next; refuses with the text. */
+static enum http_guard_verdict step_crlf(const char *bytes, size_t n, size_t *at,
+                                         struct api_error *error, const char *text)
+{
+    for (int i = 0; i < 2; i++, (*at)++) {
+        if (*at == n)
+            return HTTP_GUARD_MORE;
+        if (bytes[*at] != "\r\n"[i])
+            return refuse_chunk(error, text);
+    }
+    return HTTP_GUARD_PASS;
+}
+
+enum http_guard_verdict http_guard_chunk(bool is_first, const char *bytes, size_t n,
+                                         struct http_guard_chunk *out, struct api_error *error)
+{
+    enum http_guard_verdict v = HTTP_GUARD_PASS;
+    size_t at = 0, digits = 0;
+    uint64_t size = 0;
+    if (!is_first)
+        v = step_crlf(bytes, n, &at, error, "a chunk's data is not as long as its size says");
+    if (v != HTTP_GUARD_PASS)
+        return v;
+    for (; at < n && hex_digit(bytes[at]) >= 0 && digits <= CHUNK_DIGITS_MAX; at++, digits++)
+        size = size * 16 + (uint64_t)hex_digit(bytes[at]);
+    if (digits > CHUNK_DIGITS_MAX || (at < n && digits == 0))
+        return refuse_chunk(error, "a chunk's size is not a hexadecimal number");
+    v = step_crlf(bytes, n, &at, error, "only CRLF may follow a chunk's size: no extensions");
+    if (v == HTTP_GUARD_PASS && size == 0)
+        v = step_crlf(bytes, n, &at, error, "only CRLF may follow the last chunk: no trailers");
+    if (v == HTTP_GUARD_PASS)
+        *out = (struct http_guard_chunk){.line_bytes = at, .data_bytes = size};
+    return v;
 }

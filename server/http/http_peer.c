@@ -13,7 +13,8 @@
 
 #define PHASE_BITS 3
 #define HANGUP_MS 1000 /* how often hang-ups are looked for */
-#define HURRY 10       /* limits are so many times shorter when there is hardly any room */
+#define LEAVING_MS 1000
+#define HURRY 10 /* limits are so many times shorter when there is hardly any room */
 
 struct http_peer {
     struct http_peer *prev, *next;
@@ -59,6 +60,7 @@ enum status http_peer_open(const struct http_limits *limits, struct http_peers *
     all->limit_ms[HTTP_PEER_HEAD] = milliseconds(limits->header_s);
     all->limit_ms[HTTP_PEER_BODY] = milliseconds(limits->body_s);
     all->limit_ms[HTTP_PEER_SENDING] = milliseconds(limits->send_s);
+    all->limit_ms[HTTP_PEER_LEAVING] = LEAVING_MS;
     pthread_mutex_init(&all->lock, NULL);
     *out = all;
     return OK;

@@ -12,6 +12,7 @@ enum http_peer_phase {
     HTTP_PEER_BODY,    /* sends its body */
     HTTP_PEER_BUSY,    /* waits for us: no deadline */
     HTTP_PEER_SENDING, /* has something to read that it does not take */
+    HTTP_PEER_LEAVING, /* is refused, and may read why */
     HTTP_PEER_CUT,     /* is being dropped, and stays in this phase */
 };
 

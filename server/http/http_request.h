@@ -4,7 +4,6 @@
 
 #include "server/http/http.h"
 #include "server/http/http_gate.h"
-#include "server/http/http_guard.h"
 #include "server/http/http_id.h"
 #include "server/http/http_peer.h"
 #include "server/http/http_watch.h"
@@ -43,15 +42,16 @@ struct http_request {
     struct http_peer *peer; /* valid while connection is set; NULL: it could not be had */
 
     /* the HTTP thread's, until an answer is queued */
-    struct http_guard guard; /* of the head; its error is of the moment */
     const struct http_route *route;
     const char *rest;
     uint64_t key, client;
     struct buf body;
     size_t held;    /* of http->bodies */
     size_t dropped; /* bytes of a body that is not wanted */
-    bool begun, refused, handled;
-    bool preflight, close;
+    bool refused, handled;
+    bool preflight;
+    bool close; /* say so to the client: the connection is */
+    bool last;  /* the client says so to us */
     char allow[32];
     void (*end)(void *user, bool sent);
     void *end_user;

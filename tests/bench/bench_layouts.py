@@ -76,7 +76,7 @@ def times(binary, model, ranks):
     """Modelled ms of a step, by layout and rows."""
     text = plan(binary, model, ranks, "--modes", "--measure", "--max-num-batched-tokens",
                 max(rows for _, rows in STEPS))
-    heads, *lines = text[text.index("modelled ms"):].splitlines()[1:]
+    heads, *lines = text[text.index("modelled ms"):].split("\n\n")[0].splitlines()[1:]
     found = {}
     for layout, *cells in (re.split(r"\s{2,}", line.rstrip()) for line in lines):
         for rows, cell in zip(heads.split()[1:], cells):

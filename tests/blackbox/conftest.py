@@ -3,6 +3,7 @@
 The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the deadlines.
 """
 
+import subprocess
 import time
 
 import pytest
@@ -93,3 +94,17 @@ def synthetic(tmp_path_factory):
     done = harness.run("synth", "--config", config, "-o", model, "--seed", 7)
     assert done.returncode == 0, done.stderr
     return model
+
+
+@pytest.fixture
+def hanging_disk(tmp_path, monkeypatch):
+    """Rank 1 of servers that start now reads up to a place in its files, and no further. The value
+    is a path: the offset of that read is in it."""
+    if harness.is_sanitized():
+        pytest.skip("sanitizers want to be the first library")
+    source, library = harness.ROOT / "tests/blackbox/hanging_disk.c", tmp_path / "hangs.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("HANGS_FROM", "6000000")
+    monkeypatch.setenv("HANGS_TELL", str(tmp_path / "offset"))
+    return tmp_path / "offset"

@@ -63,10 +63,10 @@ def free_port():
 def command_line(pid):
     """The arguments of a process; empty for one that is gone or only waits to be reaped."""
     try:
-        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        return [word.decode(errors="replace") for word in words]
     except OSError:
         return []
-    return words.decode(errors="replace").split("\0")[:-1]
 
 
 def parent_of(pid):

@@ -30,9 +30,10 @@ class Peer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, script, framing="chunked", one_at_a_time=False):
+    def __init__(self, script, framing="chunked", one_at_a_time=False, exchanges=1):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.framing = script, framing
+        self.script, self.framing, self.exchanges = script, framing, exchanges
+        self.connections = 0
         self.turn = threading.Lock() if one_at_a_time else None
         self.lock = threading.Lock()
         self.arrivals, self.bodies, self.probes = [], [], []
@@ -51,6 +52,7 @@ class Peer(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    exchanges = 0  # of this connection
 
     def log_message(self, *_):
         pass
@@ -83,7 +85,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.play(self.server.script(number, body))
         else:
             self.play(self.server.script(number, body))
-        self.close_connection = True
+        self.exchanges += 1
+        if self.exchanges == 1:
+            with self.server.lock:
+                self.server.connections += not is_probe
+        self.close_connection = self.exchanges >= self.server.exchanges  # and says nothing of it
 
     def play(self, actions):
         if isinstance(actions[0], int):
@@ -217,6 +223,24 @@ def schedule(seed, rate, count):
         state, z = splitmix(state)
         at += -log(((z >> 11) + 0.5) * 2.0 ** -53) / rate
     return due
+
+
+def test_connections_are_kept(peer, bench):
+    def script(number, body):
+        return [429] if number % 2 and body["max_tokens"] > 1 else steady(0.0, 0.0, 2)
+    server = peer(script, exchanges=100)
+    _, (figures,) = bench(server.url, "--num-prompts", 40, "--max-concurrency", 2, code=1)
+    assert (figures["completed"], figures["errors"]) == (20, {"http_429": 20})
+    assert server.connections == 2
+
+
+def test_peer_may_close_idle_connections(peer, bench):
+    """No request is lost or sent twice, whether the end is seen before or after the sending."""
+    server = peer(lambda *_: steady(0.0, 0.0, 2), exchanges=3)
+    for load in (["--max-concurrency", 2], ["--request-rate", 100]):
+        _, (figures,) = bench(server.url, "--num-prompts", 60, *load)
+        assert figures["completed"] == 60 and figures["failed"] == 0
+    assert len(server.bodies) == 120 and server.connections >= 40
 
 
 def test_requests_arrive_by_the_seed(peer, bench):

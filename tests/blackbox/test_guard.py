@@ -1,10 +1,16 @@
-"""Malformed requests, byte by byte: one JSON answer, then the connection is closed."""
+"""Malformed requests wherever on a connection and however cut into packets: one JSON answer after
+those to the requests before it, then the connection is closed."""
 
-import pathlib
-import re
+import os
+import random
+import socket
+import struct
+import subprocess
 
 import pytest
 
+import checkpoint
+import harness
 from raw import Raw
 
 pytestmark = pytest.mark.sanitized
@@ -14,8 +20,10 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BODY = b'{"prompt": [5], "max_tokens": 1}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 
-# What two parties could read differently: refused wherever on a connection it comes.
-AMBIGUOUS = {
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+# Heads that are whole.
+HEADS = {
     "two lengths": (POST + LENGTH + LENGTH + b"\r\n" + BODY, 400),
     "two different lengths": (POST + LENGTH + b"Content-Length: 0\r\n\r\n" + BODY, 400),
     "length and coding": (POST + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
@@ -41,10 +49,6 @@ AMBIGUOUS = {
     "no length": (POST + b"\r\n", 411),
     "unknown method": (b"BREW /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 501),
     "small method": (b"get /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 501),
-}
-
-# What the HTTP library answers or mends by itself once a connection is open: refused at the gate.
-MALFORMED = {
     "bare LF": (b"GET /v1/models HTTP/1.1\nHost: x\n\n", 400),
     "bare LF in a header": (GET + b"A: b\n\r\n", 400),
     "bare CR": (GET + b"A: b\rc\r\n\r\n", 400),
@@ -73,6 +77,36 @@ MALFORMED = {
 }
 
 
+# Bodies in chunks: how they are framed, after a good head and a good first chunk or none.
+BODIES = {
+    "size is a word": b"five\r\nhello\r\n0\r\n\r\n",
+    "no size": b"\r\nhello\r\n0\r\n\r\n",
+    "signed size": b"+5\r\nhello\r\n0\r\n\r\n",
+    "size with a prefix": b"0x5\r\nhello\r\n0\r\n\r\n",
+    "space before the size": b" 5\r\nhello\r\n0\r\n\r\n",
+    "space behind the size": b"5 \r\nhello\r\n0\r\n\r\n",
+    "size is huge": b"10000000000000005\r\nhello\r\n0\r\n\r\n",
+    "size with many zeros": b"00000000000000005\r\nhello\r\n0\r\n\r\n",
+    "bare LF behind the size": b"5\nhello\r\n0\r\n\r\n",
+    "bare CR behind the size": b"5\rhello\r\n0\r\n\r\n",
+    "extension": b"5;a=b\r\nhello\r\n0\r\n\r\n",
+    "extension of the last chunk": b"5\r\nhello\r\n0;a\r\n\r\n",
+    "data too long": b"5\r\nhello!\r\n0\r\n\r\n",
+    "data too short": b"5\r\nhell\r\n0\r\n\r\n",
+    "bare LF behind the data": b"5\r\nhello\n0\r\n\r\n",
+    "no CRLF behind the data": b"5\r\nhello0\r\n\r\n",
+    "trailer": b"5\r\nhello\r\n0\r\nA: b\r\n\r\n",
+    "bare LF at the end": b"5\r\nhello\r\n0\r\n\n",
+}
+
+REFUSED = {
+    **HEADS,
+    **{name: (CHUNKED + body, 400) for name, body in BODIES.items()},
+    **{f"{name}, second": (CHUNKED + b"a\r\n0123456789\r\n" + body, 400)
+       for name, body in BODIES.items() if name != "no size"},
+}
+
+
 def check_refused(connection, wanted):
     status, headers, error = connection.error()
     assert status == wanted, error
@@ -81,93 +115,202 @@ def check_refused(connection, wanted):
     assert connection.is_closed(), "something comes after the answer"
 
 
-# Of those, what a newer HTTP library (1.0) refuses by itself in a later request, with a page of its
-# own: strict is worth more than JSON there.
-STRICT = {"length and coding", "unknown coding", "list of codings", "no host", "space before colon"}
-
-
-def library_is_strict(server):
-    """True from libmicrohttpd 1.0 on; 0.9.75 is libmicrohttpd.so.12.60."""
-    maps = pathlib.Path(f"/proc/{server.pid}/maps").read_text()
-    return int(re.search(r"libmicrohttpd\.so\.12\.(\d+)", maps)[1]) > 60
-
-
 def check_serves(server):
     assert server.get("/v1/models").status == 200
 
 
-@pytest.mark.parametrize("name", [*AMBIGUOUS, *MALFORMED])
+def open_at_once(server):
+    """A connection whose every send is a packet."""
+    connection = Raw(server)
+    connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def send_in_bytes(connection, data):
+    """Byte by byte, what is long in somewhat larger pieces."""
+    step = 1 if len(data) < 1000 else 97
+    for at in range(0, len(data), step):
+        connection.send(data[at:at + step])
+
+
+SMUGGLED = GET + b"X-Request-Id: smuggled\r\n\r\n"
+each_refused = pytest.mark.parametrize("name", REFUSED)
+
+
+@each_refused
 def test_first_request(demo, name):
-    data, wanted = {**AMBIGUOUS, **MALFORMED}[name]
+    data, wanted = REFUSED[name]
     with Raw(demo) as connection:
-        check_refused(connection.send(data), wanted)
+        check_refused(connection.send(data + SMUGGLED), wanted)
     check_serves(demo)
 
 
-@pytest.mark.parametrize("name", AMBIGUOUS)
+@each_refused
 def test_later_request(demo, name):
-    data, wanted = AMBIGUOUS[name]
+    data, wanted = REFUSED[name]
     with Raw(demo) as connection:
         assert connection.send(GET + b"\r\n").answer()[0] == 200
-        connection.send(data)
-        if name in STRICT and library_is_strict(demo):
-            assert connection.answer()[0] == 400
-            assert connection.is_closed()
-        else:
-            check_refused(connection, wanted)
+        check_refused(connection.send(data + SMUGGLED), wanted)
     check_serves(demo)
 
 
-# Legal for the library (RFC 9112 2.2), or without an end: the deadline of a head ends those.
-UNDECIDED = {"empty first line", "TLS", "JSON", "long method", "endless target", "endless header"}
-
-
-@pytest.mark.parametrize("name", sorted(MALFORMED.keys() - UNDECIDED))
-def test_later_malformed_request(demo, name):
-    """The library judges these first. Whether it refuses or mends one, nothing comes after it."""
+@each_refused
+def test_pipelined_request(demo, name):
+    """The requests before it, in the same packet, are answered first."""
+    data, wanted = REFUSED[name]
     with Raw(demo) as connection:
-        assert connection.send(GET + b"\r\n").answer()[0] == 200
-        connection.send(MALFORMED[name][0] + GET + b"X-Request-Id: smuggled\r\n\r\n")
-        said = b"".join(iter(connection.more, b""))
-        assert said.startswith(b"HTTP/1.1 ") or name == "NUL in the target"
-        assert b"smuggled" not in said
+        connection.send(GET + b"\r\n" + POST + LENGTH + b"\r\n" + BODY + data + SMUGGLED)
+        assert b'"list"' in connection.answer()[2]
+        assert b'"text_completion"' in connection.answer()[2]
+        check_refused(connection, wanted)
     check_serves(demo)
 
 
-def test_unusual_spacing(demo):
-    """Legal, but not told from what the library mended: served, as the last of its connection."""
-    for header in (b"A:b\r\n", b"A:  b\r\n", b"A:\r\n"):
-        with Raw(demo) as connection:
-            assert connection.send(GET + b"\r\n").answer()[0] == 200
-            status, headers, _ = connection.send(GET + header + b"\r\n").answer()
-            assert (status, headers["connection"].lower()) == (200, "close")
-
-
-@pytest.mark.parametrize("name", AMBIGUOUS)
-def test_smuggled_request(demo, name):
-    """What follows a refused request on the connection is never served."""
-    with Raw(demo) as connection:
-        connection.send(AMBIGUOUS[name][0] + GET + b"X-Request-Id: smuggled\r\n\r\n")
-        connection.error()
-        assert connection.is_closed()
-
-
-def test_bytes_one_by_one(demo):
-    """How the bytes come does not matter."""
-    with Raw(demo) as connection:
-        for byte in POST + LENGTH + b"\r\n" + BODY:
-            connection.send(bytes([byte]))
+@each_refused
+def test_bytes_one_by_one(demo, name):
+    data, wanted = REFUSED[name]
+    with open_at_once(demo) as connection:
+        send_in_bytes(connection, GET + b"\r\n")
         assert connection.answer()[0] == 200
+        send_in_bytes(connection, data)
+        check_refused(connection, wanted)
+    check_serves(demo)
+
+
+def in_chunks(body, sizes):
+    """A body in chunks of these sizes, the last one the rest."""
+    framed, at = b"", 0
+    for n in sizes:
+        framed += b"%x\r\n%s\r\n" % (len(body[at:at + n]), body[at:at + n])
+        at += n
+        if at >= len(body):
+            break
+    return framed + b"0\r\n\r\n"
+
+
+def test_good_bytes_one_by_one(demo):
+    """How the bytes come does not matter."""
+    for request in (GET + b"\r\n", POST + LENGTH + b"\r\n" + BODY,
+                    CHUNKED + in_chunks(BODY, [1] * 99), CHUNKED + in_chunks(BODY, [7] * 99),
+                    CHUNKED + b"0000" + in_chunks(BODY, [99]).upper().replace(b"PROMPT", b"prompt")
+                    .replace(b"MAX_TOKENS", b"max_tokens").replace(b"\r\n0\r", b"\r\n000\r")):
+        with open_at_once(demo) as connection:
+            for _ in range(2):
+                send_in_bytes(connection, request)
+                assert connection.answer()[0] == 200
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_cuts_do_not_matter(demo, seed):
+    """A random sequence of requests, often with a fault at its end, in random pieces: each answer
+    in its order, told by its id."""
+    draw = random.Random(seed)
+    data, wanted = b"", []
+    for k in range(draw.randrange(1, 8)):
+        name = b"X-Request-Id: s%d-%d\r\n" % (seed, k)
+        framed = in_chunks(BODY, [draw.randrange(1, 12) for _ in range(99)])
+        request, status = draw.choice([
+            (GET + name + b"\r\n", 200),
+            (b"GET /nowhere HTTP/1.1\r\nHost: x\r\n" + name + b"\r\n", 404),
+            (POST + name + LENGTH + b"\r\n" + BODY, 200),
+            (POST + name + b"Transfer-Encoding: chunked\r\n\r\n" + framed, 200),
+            (b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n" + name
+             + b"\r\nabc", 405),
+        ])
+        data += request
+        wanted.append((status, f"s{seed}-{k}"))
+    fault = draw.choice([None, *REFUSED])
+    if fault:
+        data += REFUSED[fault][0] + SMUGGLED
+    with open_at_once(demo) as connection:
+        if draw.random() < 0.8:
+            cuts = sorted(draw.sample(range(1, len(data)), min(draw.randrange(12), len(data) - 1)))
+            for start, end in zip([0, *cuts], [*cuts, len(data)]):
+                connection.send(data[start:end])
+        else:
+            send_in_bytes(connection, data)
+        for status, name in wanted:
+            got, headers, _ = connection.answer()
+            assert (got, headers["x-request-id"]) == (status, name)
+        if fault:
+            check_refused(connection, REFUSED[fault][1])
+        else:
+            assert connection.send(GET + b"\r\n").answer()[0] == 200
+
+
+def test_largest_heads(demo):
+    """The library has room for whatever is within the limits."""
+    many = GET + b"".join(b"h%d: x\r\n" % i for i in range(99)) + b"\r\n"
+    large = GET + b"A: " + b"a" * (16384 - len(GET) - 7) + b"\r\n\r\n"
+    both = GET + b"".join(b"h%02d: %s\r\n" % (i, b"a" * 150) for i in range(99)) + b"\r\n"
+    for heads in ([many], [large], [both], [GET + b"\r\n", large], [large] * 4, [many] * 9,
+                  [both] * 4, [many, large, both] * 3):
+        with Raw(demo) as connection:
+            connection.send(b"".join(heads))
+            for _ in heads:
+                assert b'"list"' in connection.answer()[2]
+
+
+def test_last_request(demo):
+    """What a client sends after it has said that it goes is neither served nor answered."""
+    for head in (GET + b"Connection: close\r\n", b"GET /v1/models HTTP/1.0\r\n"):
+        for more in (b"", SMUGGLED, b"\r\n", b"{}", POST):
+            with Raw(demo) as connection:
+                assert connection.send(head + b"\r\n" + more).answer()[0] == 200
+                assert connection.is_closed()
+
+
+def test_refused_and_sending_on(demo):
+    """The answer comes through although the client does not stop."""
     with Raw(demo) as connection:
-        for byte in AMBIGUOUS["two lengths"][0]:
-            connection.send(bytes([byte]))
+        assert connection.send(GET + b"\r\n").answer()[0] == 200
+        connection.send(GET + b"no colon\r\n\r\n")
+        for _ in range(20):
+            connection.send(b"x" * 50000)
         check_refused(connection, 400)
+    check_serves(demo)
 
 
-def test_pipelined_requests(demo):
+def with_other_reading(library):
+    """The bytes of a libmicrohttpd that reads sockets with read() where it had recv()."""
+    data = bytearray(library)
+    shoff, = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * size) for i in range(count)]
+    symbols = next(s for s in sections if s[1] == 11)  # SHT_DYNSYM
+    text = sections[symbols[6]][4]
+    at = {data[text + name:data.index(0, text + name)].decode(): entry
+          for entry in range(symbols[4], symbols[4] + symbols[5], 24)
+          for name in struct.unpack_from("<I", data, entry)}
+    data[at["recv"]:at["recv"] + 4] = data[at["read"]:at["read"] + 4]
+    return bytes(data)
+
+
+def test_library_that_reads_differently(serve, tmp_path, monkeypatch):
+    """A way past the guard is noticed, and said."""
+    linked = subprocess.run(["ldd", harness.BINARY], capture_output=True, text=True, check=True)
+    path = next(line.split()[2] for line in linked.stdout.splitlines() if "microhttpd" in line)
+    with open(path, "rb") as library:
+        (tmp_path / os.path.basename(path)).write_bytes(with_other_reading(library.read()))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    port = harness.free_port()
+    server = serve(checkpoint.DEMO, "--port", port, wait=False)
+    server.port = port
+    harness.eventually(lambda: "listening on" in server.log, 30, "listening")
+    with Raw(server) as connection:
+        status, headers, error = connection.send(GET + b"\r\n").error()
+        assert (status, error["code"]) == (500, "internal_error")
+        assert headers["connection"] == "close"
+        assert connection.is_closed()
+    assert "past the guard" in server.log
+
+
+@pytest.mark.parametrize("count", [3, 600])
+def test_pipelined_requests(demo, count):
+    """Also when they are more than any buffer holds."""
     with Raw(demo) as connection:
-        connection.send((POST + LENGTH + b"\r\n" + BODY + GET + b"\r\n") * 3)
-        for _ in range(3):
+        connection.send((POST + LENGTH + b"\r\n" + BODY + GET + b"\r\n") * count)
+        for _ in range(count):
             assert b'"text_completion"' in connection.answer()[2]
             assert b'"list"' in connection.answer()[2]
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -110,6 +111,21 @@ def test_loading_is_told(serve, tmp_path, manager):
     assert re.search(r"info +loading weights: \S+ \S+ of \S+ \S+, [01] of 1 ranks done", server.log)
     assert server.stop() == 0
     assert manager.heard("STOPPING=1")
+
+
+def slices(pid):
+    """How long the turns of a process's threads are; empty where the kernel does not tell."""
+    files = pathlib.Path(f"/proc/{pid}/task").glob("*/sched")
+    return {int(found[1]) for file in files
+            if (found := re.search(r"^se\.slice +: +(\d+)$", file.read_text(), re.M))}
+
+
+def test_front_end_has_short_turns(serve, synthetic):
+    server = serve(synthetic, "-tp", 2)
+    if not slices(server.pid):
+        pytest.skip("the kernel does not tell")
+    assert slices(server.pid) == {500000}
+    assert all(slices(pid).isdisjoint({500000}) for pid in server.ranks())
 
 
 @pytest.mark.parametrize("manager", ["path", "abstract"], indirect=True)

@@ -104,14 +104,25 @@ def test_dripped_body(hasty):
 
 
 def test_dripped_later_head(hasty):
-    """408 from the end of the request line on; a request line that drips is cut as idle."""
-    for begin, answered in ((b"GET / HTTP/1.1\r\nA: ", True), (b"GET /", False)):
+    """Its time starts with its first byte, or with the answer before it."""
+    for before, begin in ((GET, b"GET / HTTP/1.1\r\nA: "), (GET, b"G"), (b"", GET + b"GET /")):
         with Raw(hasty) as connection:
-            connection.send(GET).answer()
-            drip(connection.send(begin), b"a")
-            if answered:
-                assert connection.error()[0] == 408
+            if before:
+                connection.send(before).answer()
+            connection.send(begin)
+            if not before:
+                connection.answer()
+            drip(connection, b"a")
+            assert connection.error()[0] == 408
             assert connection.is_closed()
+
+
+def test_stopped_within_a_later_head(hasty):
+    """Nothing more comes that the server could wake up for."""
+    with Raw(hasty) as connection:
+        connection.send(GET + GET[:-1]).answer()
+        assert connection.error()[0] == 408
+        assert connection.is_closed()
 
 
 def test_idle_connections_end(hasty):

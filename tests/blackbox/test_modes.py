@@ -231,15 +231,68 @@ def test_printed_plan_is_the_layout(tmp_path, odd):
         assert [got[key] for key in keys] == [want[key] for key in keys]
 
 
+def block(lines, head):
+    """The lines after the one that begins so, up to an empty one."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(head)) + 1
+    return lines[start:lines.index("", start)]
+
+
 def test_modes_are_compared(odd):
     done = run("plan", odd, "-tp", "8", "--load-format", "dummy", "--modes", "--explain")
     lines = done.stdout.splitlines()
-    names = [line.split("  ")[0] for line in lines[lines.index(
-        next(line for line in lines if line.startswith("layout  "))) + 1:]]
+    names = [line.split("  ")[0] for line in block(lines, "layout  ")]
     meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
     assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + [
         f"{mode} %d,%d,%d" % mesh for mesh in meshes
         for mode in (["3d", "3d_gathered"] if mesh[0] > 1 else ["3d"])]
+
+
+EXPLAINED = re.compile(r"  (\w+(?: norm)?) +(before|after)? +(\S.*?)  +(\d+)  (=|about) +(.+?); "
+                       r"(.+)")
+
+
+def explained(model, ranks, mode, rows):
+    """[form][(point, when, move, bytes, exact?, formula, {letter: number})] of one rank."""
+    done = run("plan", model, "-tp", ranks, *layout(mode), "--explain", "--load-format", "dummy",
+               "--dtype", "float32", "--max-num-batched-tokens", rows)
+    forms = [[]]
+    for line in block(done.stdout.splitlines(), "bytes rank"):
+        found = EXPLAINED.match(line)
+        if line.startswith("steps of many"):
+            forms.append([])
+        elif line.startswith("Bytes a rank"):
+            return forms
+        elif found:
+            *words, count, exact, formula, letters = found.groups()
+            forms[-1].append((*words, int(count), exact == "=", formula,
+                              {name: int(number) for name, number in
+                               (pair.split(" ") for pair in letters.split(", "))}))
+    return forms
+
+
+@pytest.mark.parametrize("mode,ranks", [("1d", 4), ("1d_sp", 4), ("2d", 4), ("2d", 9),
+                                        ("2.5d", 8), ("3d", 8), ("3d_gathered 2,1,1", 2)])
+def test_formulas_stand_beside_numbers(tmp_path, mode, ranks):
+    """Each formula gives its number, and a layer's numbers add up to the oracle's."""
+    model = checkpoint.write_config(tmp_path / "even", hidden_size=576, num_hidden_layers=1,
+                                    num_attention_heads=72, num_key_value_heads=72, head_dim=8,
+                                    intermediate_size=576, vocab_size=576)
+    rows, shape = 144, checkpoint.shape_of(model)
+    forms = explained(model, ranks, mode, rows)
+    assert len(forms) == (2 if mode in ("2d", "2.5d") else 1)
+    for many, moves in enumerate(forms):
+        total = 0
+        for point, _, _, count, exact, formula, letters in moves:
+            python = formula.replace(" N", "*N").replace(" B", "*B").replace("2(", "2*(")
+            value = eval(python, {}, letters)
+            if point not in ("lm_head", "logits"):  # of one row, which is not even
+                assert exact, (point, formula)
+            assert not exact or value == count, (point, formula, letters, count)
+            if point not in ("embed_tokens", "lm_head", "logits"):
+                total += count * (2 if point == "each norm" else 1)
+        deep, flat = (mode_bytes.step_bytes(shape._replace(layers=n), mode, ranks, 1, rows, [],
+                                            bool(many)) for n in (2, 1))
+        assert total == deep - flat
 
 
 def costs(model, ranks, *more):
@@ -287,8 +340,7 @@ def test_costs_beside_the_tables(tmp_path, ranks):
 
 def times(lines):
     """Modelled ms by layout, and the layouts that the bytes are printed of."""
-    start = next(i for i, line in enumerate(lines) if line.startswith("modelled ms"))
-    rows = [re.split(r"\s{2,}", line) for line in lines[start + 2:]]
+    rows = [re.split(r"\s{2,}", line) for line in block(lines, "modelled ms")[1:]]
     return {row[0]: [float(t.rstrip("* ")) for t in row[1:]] for row in rows}
 
 
@@ -321,7 +373,7 @@ def test_auto_picks_alone(odd, other):
     assert f"--auto picks the layout, and {other[0]} names one" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["--modes", "--explain", "--measure"])
+@pytest.mark.parametrize("text", ["--modes", "--explain"])
 def test_text_is_not_mixed_with_json(odd, text):
     done = run("plan", odd, "-tp", "4", "--load-format", "dummy", "--json", text)
     assert done.returncode == 2 and not done.stdout

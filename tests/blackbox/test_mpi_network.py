@@ -150,14 +150,27 @@ def test_greedy_text(launch, network):
     assert server.stop() == 0, server.log
 
 
+@pytest.mark.parametrize("mode,network", [("1d", 3), ("1d_sp", 2), ("2d", 4)],
+                         indirect=["network"])
+def test_same_bits_as_shared_memory(serve, launch, network, mode):
+    arguments = ("--parallel-mode", mode, "--no-enable-prefix-caching")
+    servers = (launch(checkpoint.DEMO, *arguments),
+               serve(checkpoint.DEMO, "-tp", len(network.machines), *arguments))
+    for fields in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
+        seen = [server.complete("Once upon a time", max_tokens=40, logprobs=5, **fields)
+                ["choices"][0] for server in servers]
+        assert seen[0]["text"] == seen[1]["text"]
+        assert seen[0]["logprobs"] == seen[1]["logprobs"]
+
+
 @pytest.mark.parametrize("mode,network", [("1d", 2), ("1d", 3), ("1d_sp", 3), ("2d", 4),
-                                          ("3d_gathered 2,2,1", 4)],
+                                          ("2.5d", 8), ("3d", 8), ("3d_gathered 2,2,1", 4)],
                          indirect=["network"])
 def test_kernel_counts_the_bytes(launch, network, tmp_path, mode):
     """Sockets carry what the closed forms say, and the headers of MPI: less than a twentieth."""
-    model = checkpoint.write_config(tmp_path / "shape", hidden_size=512, num_hidden_layers=2,
-                                    num_attention_heads=8, num_key_value_heads=4, head_dim=64,
-                                    intermediate_size=1024, vocab_size=2048)
+    model = checkpoint.write_config(tmp_path / "shape", hidden_size=576, num_hidden_layers=2,
+                                    num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+                                    intermediate_size=1031, vocab_size=2045)
     ranks, prompt, count = len(network.machines), [3 + i for i in range(200)], 8
     server = launch(model, "--load-format", "dummy", "--dtype", "float32", *test_modes.layout(mode),
                     "--no-enable-prefix-caching")

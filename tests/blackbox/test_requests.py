@@ -3,8 +3,13 @@
 import concurrent.futures
 import http.client
 import json
+import os
+import signal
+import time
 
 import pytest
+
+from harness import eventually
 
 pytestmark = pytest.mark.sanitized
 
@@ -182,6 +187,26 @@ def test_full_queue(serve, synthetic):
     assert int(refused_reply.headers["retry-after"]) >= 1
     check = server.post("/v1/completions", {**body, "max_tokens": 2})
     assert check.status == 200
+
+
+def test_retry_after_is_what_others_waited(serve, synthetic):
+    server = serve(synthetic, "-tp", 2, "--max-num-seqs", 1, "--max-num-queued-reqs", 1)
+    short = {"prompt": [5, 6, 7], "max_tokens": 1}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        def fill():
+            replies = [pool.submit(server.post, "/v1/completions", short) for _ in range(2)]
+            eventually(lambda: all(server.metrics().sum(f"vllm:num_requests_{state}") == 1
+                                   for state in ("running", "waiting")))
+            return replies, int(server.post("/v1/completions", b"").headers["retry-after"])
+        for least in (1, 3):
+            for pid in server.ranks():
+                os.kill(pid, signal.SIGSTOP)
+            replies, told = fill()
+            assert least <= told <= least + 5 * (least > 1)
+            time.sleep(2.2)
+            for pid in server.ranks():
+                os.kill(pid, signal.SIGCONT)
+            assert all(reply.result().status == 200 for reply in replies)
 
 
 @pytest.mark.parametrize("head", [

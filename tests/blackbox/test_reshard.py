@@ -14,9 +14,11 @@ from harness import ROOT, run
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import plan_places  # noqa: E402
 
+PLANS = ROOT / "tests/corpus/plans"
 LAYOUTS = [("1d", 3, None), ("1d_sp", 5, None), ("2d", 4, None), ("2d", 9, None),
            ("2.5d", 8, None), ("2.5d", 9, "1,3,3"), ("3d", 8, None), ("3d", 6, "1,2,3"),
-           ("3d", 12, "2,3,2")]
+           ("3d", 12, "2,3,2"), ("ok_prepare.json", 4, None), ("ok_sub_mesh.json", 6, None),
+           ("ok_3d.json", 6, None)]
 GATHERED = [("3d_gathered", 8, None), ("3d_gathered", 6, "3,1,2"), ("3d_gathered", 12, "3,2,2")]
 
 
@@ -27,7 +29,9 @@ def succeed(*arguments):
 
 
 def layout_options(mode, ranks, mesh):
-    return ["-tp", ranks, "--parallel-mode", mode] + (["--mesh", mesh] if mesh else [])
+    """mode: a name, or a plan file of the corpus."""
+    named = ["--plan", PLANS / mode] if mode.endswith(".json") else ["--parallel-mode", mode]
+    return ["-tp", ranks, *named] + (["--mesh", mesh] if mesh else [])
 
 
 def contents(directory):

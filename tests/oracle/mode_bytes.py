@@ -124,8 +124,11 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
     travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
     norm = (a - 1 + b - 1) * own  # sums of squares, one per row
     look_up, table, others = scatter, [at_a, at_b], [at_w]
-    if table_over_w:
-        look_up, table, others = scatter + (w - 1) * own * hidden, [at_a, at_w, at_b], []
+    if table_over_w:  # found in parts over a and w: summed over the shorter axis first
+        table, others = [at_a, at_w, at_b], []
+        look_up = scatter + (w - 1) * own * hidden
+        if a < w:
+            look_up = (a - 1) * rows * rest + (w - 1) * own * rest
     count = len(sampled)
     head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, count, b, table, others)

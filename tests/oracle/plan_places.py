@@ -47,12 +47,21 @@ def coordinates(plan, ranks):
     return [dict(zip(names, place)) for place in walk], sizes
 
 
+def spelled_out(entry):
+    """A pairwise entry is a colwise and a rowwise one."""
+    if entry["style"] != "pairwise":
+        return [entry]
+    return [{**entry, "match": f"{entry['match']}.{entry[which]}", "style": style}
+            for which, style in (("first", "colwise"), ("second", "rowwise"))]
+
+
 def rule_of(plan, name):
     """The entry with the most literal characters among those that match, dot by dot."""
     def matches(pattern):
         ours, theirs = pattern.split("."), name.split(".")
         return len(ours) == len(theirs) and all(map(fnmatch.fnmatchcase, theirs, ours))
-    found = [entry for entry in plan["plan"] if matches(entry["match"])]
+    entries = itertools.chain(*map(spelled_out, plan["plan"]))
+    found = [entry for entry in entries if matches(entry["match"])]
     return max(found, key=lambda entry: len(entry["match"].replace("*", "")))
 
 
@@ -68,7 +77,7 @@ def cuts(rule, only_axis):
     if style == "rowwise":
         return [], [axis]
     if style == "vocab":
-        return as_list(rule.get("vocab", only_axis)), as_list(rule.get("hidden"))
+        return as_list(rule.get("vocab", axis)), as_list(rule.get("hidden"))
     out, into = rule.get("a", "a"), rule.get("b", "b")
     return ([out], [into]) if rule["dir"] == "in" else ([into], [out])
 

@@ -1,0 +1,278 @@
+/* DESIGN: decodes first, then turns (engine/queue.h) until rows, time, sample places or blocks are
+ * used up. Whoever gets a row gets its block just then, so a sequence owns no more blocks than it
+ * has rows for. */
+#include "engine/sched_state.h"
+
+#include "engine/request.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { PROMPTS_MAX = 7 }; /* that streams wait for at a time */
+
+static int32_t min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* As sequence_share, where it may: a prompt that is scored is computed whole. */
+static bool share(struct sched *s, struct sequence *q)
+{
+    return !s->config.prefix_caching || sequence_is_scored(q) || sequence_share(q, s->kv, s->steps);
+}
+
+static struct sched_flight *flight_built(struct sched *s)
+{
+    return &s->flights[s->steps % SCHED_FLIGHTS];
+}
+
+static void append(struct sched *s, struct sequence *q, int32_t index)
+{
+    struct step *step = s->step;
+    step->append[step->appends++] = (struct step_append){q->slot, index, q->blocks[index]};
+}
+
+/* Lets the last sequence behind q in their order give way; false when there is none, or when blocks
+ * are on their way already. Rows that are in the step stay there. */
+static bool make_room(struct sched *s, const struct sequence *q)
+{
+    if (s->leaving > 0)
+        return false;
+    for (int32_t i = s->stats.running - 1; i >= 0; i--) {
+        struct sequence *last = s->slots[s->order[i]];
+        if (last == q)
+            return false;
+        if (last->step == s->steps)
+            continue;
+        s->stats.preemptions++;
+        sched_give_way(s, last);
+        return true;
+    }
+    return false;
+}
+
+/* Sees to it that q has a block for its next position. False: not in this step. */
+static bool grow(struct sched *s, struct sequence *q)
+{
+    int32_t block;
+    if (q->computed / BACKEND_BLOCK_TOKENS < q->block_count)
+        return true;
+    while ((block = kv_take(s->kv)) < 0)
+        if (!make_room(s, q))
+            return false;
+    q->blocks[q->block_count++] = block;
+    append(s, q, q->block_count - 1);
+    return true;
+}
+
+/* The row added last has a sample: `target` is scored there, or q's next token drawn. */
+static void add_sample(struct sched *s, struct sequence *q, int32_t target, int32_t top)
+{
+    struct step *step = s->step;
+    flight_built(s)->samples[step->samples] = q;
+    step->sample[step->samples] = step->rows - 1;
+    step->target[step->samples] = target;
+    step->top[step->samples++] = top;
+}
+
+static void add_row(struct sched *s, struct sequence *q)
+{
+    struct step *step = s->step;
+    const int32_t position = q->computed++, row = step->rows++;
+    s->keys += position;
+    step->slot[row] = q->slot;
+    step->position[row] = position;
+    /* what the rank sampled itself it need not be told */
+    step->token[row] = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
+    if (sequence_is_scored(q) && q->scored == position + 1 && q->scored < q->prompt_len)
+        add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
+}
+
+/* Adds rows for up to n positions from `computed` on, as blocks allow; the last one samples when it
+ * ends the tokens there are. Returns how many. */
+static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
+{
+    struct sched_flight *f = flight_built(s);
+    int32_t added = 0;
+    for (; added < n && grow(s, q); added++)
+        add_row(s, q);
+    if (added == 0)
+        return 0;
+    q->step = s->steps;
+    q->flights++;
+    f->named[f->named_count++] = q;
+    if (q->computed == q->length + q->pending && q->params.max_tokens > 0) {
+        add_sample(s, q, STEP_TARGET_SAMPLE, q->params.logprobs);
+        q->pending++;
+    }
+    sched_publish(s, q);
+    return added;
+}
+
+static int32_t free_slot(const struct sched *s)
+{
+    for (int32_t i = 0; i < s->config.limits.slots; i++)
+        if (!s->slots[i])
+            return i;
+    return -1;
+}
+
+/* Is there room for all of q's tokens, for what was promised to those who came before, and for one
+ * more block each of those? */
+static bool has_room(const struct sched *s, const struct sequence *q)
+{
+    int32_t wanted = kv_blocks_for(q->length) - q->block_count + s->stats.running;
+    for (int32_t i = 0; i < s->stats.running; i++) {
+        const struct sequence *other = s->slots[s->order[i]];
+        int32_t promised = kv_blocks_for(other->length) - other->block_count;
+        wanted += promised > 0 ? promised : 0;
+    }
+    return wanted <= kv_total(s->kv) - kv_used(s->kv);
+}
+
+static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
+{
+    struct step *step = s->step;
+    int32_t at = s->stats.running++;
+    for (; at > 0 && sequence_before(q, s->slots[s->order[at - 1]]); at--)
+        s->order[at] = s->order[at - 1];
+    s->order[at] = slot;
+    s->slots[slot] = q;
+    q->slot = slot;
+    q->history = q->length;
+    step->open[step->opens++] = (struct step_open){
+        .slot = slot,
+        .history = q->length,
+        .tokens = q->tokens,
+        .params = request_draw(&q->params),
+        .rules = *q->rules,
+    };
+    for (int32_t i = 0; i < q->block_count; i++)
+        append(s, q, i);
+}
+
+static void count_admission(struct sched *s, struct sequence *q)
+{
+    sched_wait_end(s, q);
+    s->preempted -= q->preempted;
+    q->preempted = false;
+    if (q->admitted)
+        return;
+    q->admitted = true;
+    q->admitted_ns = s->now_ns;
+    q->cached = q->computed;
+    s->stats.prefix_queries += (uint64_t)q->prompt_len;
+    s->stats.prefix_hits += (uint64_t)q->cached;
+}
+
+/* Gives q a slot and the prefix that is there. False: not now. Without room for q nobody else is
+ * admitted with this step either, so that small requests do not pass a large one for ever. */
+static bool admit(struct sched *s, struct sequence *q)
+{
+    int32_t slot = free_slot(s);
+    if (!s->admitting || q->leaving || (s->preempted > 0 && !q->preempted))
+        return false;
+    bool ready = slot >= 0 && share(s, q);
+    s->admitting = slot >= 0 && (!ready || has_room(s, q));
+    if (!ready || !s->admitting) {
+        sequence_release(q, s->kv);
+        return false;
+    }
+    count_admission(s, q);
+    open_slot(s, q, slot);
+    return true;
+}
+
+/* Is there time for so many rows more, which attend to so many positions more? One row is always in
+ * time, so that prompts do not starve. */
+static bool in_time(const struct sched *s, int32_t rows, int64_t keys)
+{
+    const int32_t all = s->step->rows + rows;
+    return all == s->decodes + 1 || costs_of(&s->config.costs, all, s->keys + keys) <= s->seconds;
+}
+
+/* Rows that q can add with the rows, the time and the sample places that the step has left: a
+ * scored prompt takes a place per row. */
+static int32_t rows_for(const struct sched *s, const struct sequence *q)
+{
+    const int32_t left = q->length - q->computed;
+    const int32_t places = s->config.limits.slots - s->step->samples;
+    int32_t most = min32(left, s->config.limits.rows - s->step->rows), n = 0;
+    if (sequence_is_scored(q))
+        most = min32(most, places);
+    else if (most == left && places == 0)
+        most--;
+    for (int64_t keys = 0; n < most; n++) {
+        keys += q->computed + n;
+        if (!in_time(s, n + 1, keys))
+            break;
+    }
+    return n;
+}
+
+/* The turn of a sequence whose prompt, or what it had when it gave way, is not computed yet. */
+static enum queue_turn offer(void *ctx, struct sequence *q)
+{
+    struct sched *s = ctx;
+    if (s->step->rows == s->config.limits.rows || !in_time(s, 1, 0))
+        return QUEUE_STOP;
+    if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
+        return QUEUE_PASS; /* no second turn in one step */
+    const int32_t rows = rows_for(s, q);
+    if (rows == 0)
+        return QUEUE_STOP; /* no sample place is left, and nobody shall pass it for that */
+    if (add_rows(s, q, rows) == 0)
+        return QUEUE_PASS;
+    if (q->computed < q->length)
+        return QUEUE_TAKEN;
+    if (q->length == q->prompt_len)
+        s->stats.prompt_tokens += (uint64_t)q->prompt_len;
+    return QUEUE_DONE;
+}
+
+static void add_decodes(struct sched *s)
+{
+    for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
+        struct sequence *q = s->slots[s->order[i]];
+        const int32_t made = q->length - q->prompt_len + q->pending;
+        if (!q->queued && made < q->params.max_tokens)
+            add_rows(s, q, 1);
+    }
+}
+
+/* How long the step may take, now that it has its decodes: for each prompt that could be computed
+ * they wait as long as they take themselves. */
+static void limit_time(struct sched *s)
+{
+    const int32_t decodes = s->decodes = s->step->rows;
+    const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decodes);
+    const double alone = costs_of(&s->config.costs, decodes, s->keys);
+    s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
+}
+
+bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
+{
+    CHECK(s->in_flight < SCHED_FLIGHTS);
+    *count = 0;
+    step_clear(step);
+    s->steps++;
+    s->step = step;
+    s->admitting = true;
+    s->keys = 0;
+    flight_built(s)->named_count = 0;
+    sched_end_cancelled(s, events, count);
+    add_decodes(s);
+    limit_time(s);
+    queue_turns(s->queue, offer, s);
+    s->step = NULL;
+    if (step->rows == 0) { /* closes wait for the next step that computes */
+        CHECK(step->opens == 0);
+        s->steps--;
+        return false;
+    }
+    memcpy(step->close, s->closed, (size_t)s->closed_count * sizeof *s->closed);
+    step->closes = s->closed_count;
+    s->closed_count = 0;
+    s->in_flight++;
+    return true;
+}

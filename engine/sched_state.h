@@ -1,0 +1,49 @@
+/* The scheduler as its two halves know it: sched.c takes requests and answers in, sched_build.c
+ * makes the steps. Nobody else's. */
+#ifndef TESSERA_ENGINE_SCHED_STATE_H
+#define TESSERA_ENGINE_SCHED_STATE_H
+
+#include "engine/queue.h"
+#include "engine/sched.h"
+
+/* What a step in flight will answer to. */
+struct sched_flight {
+    struct sequence **samples; /* [slots] whose each sample is */
+    struct sequence **named;   /* [slots] who has rows in it */
+    int32_t named_count;
+};
+
+struct sched {
+    struct sched_config config;
+    struct kv_pool *kv;
+    struct queue *queue;
+    struct sequence *oldest, *newest; /* all there are */
+    struct sequence **slots;          /* [limits.slots], NULL = free */
+    int32_t *order;                   /* slots, the first to be served first */
+    int32_t *closed;                  /* slots to close with the next step */
+    int32_t closed_count;
+    struct sched_flight flights[SCHED_FLIGHTS];
+    int32_t in_flight;
+    uint64_t arrivals, steps; /* so far; the step being built is number `steps` */
+    int64_t now_ns;           /* for the events */
+    int32_t leaving;          /* sequences whose blocks return when a step in flight is answered */
+    int32_t preempted;        /* sequences that gave way and have no place yet */
+    int32_t cancelled;        /* sequences to end with the next step */
+    struct sched_stats stats;
+    struct step *step; /* during sched_build: the one being built, */
+    int32_t decodes;   /* its rows that are no prompt's, */
+    int64_t keys;      /* the positions before them that its rows attend to, */
+    double seconds;    /* how long it may take, */
+    bool admitting;    /* and whether it may still take in others */
+};
+
+/* q gets a place: it does not wait any more. */
+void sched_wait_end(struct sched *s, const struct sequence *q);
+/* What q has computed can be found by others, where that is wanted. */
+void sched_publish(struct sched *s, struct sequence *q);
+/* It gives its blocks to others and is computed again later, from all its tokens. Sampling is keyed
+ * by position and kernels give one row the same bits in any step, so its text does not change. */
+void sched_give_way(struct sched *s, struct sequence *q);
+void sched_end_cancelled(struct sched *s, struct token_event *events, int32_t *count);
+
+#endif
