@@ -1,5 +1,7 @@
 #include "config/dtype.h"
 
+#include <math.h>
+
 static const struct {
     const char *name;
     size_t size;
@@ -76,10 +78,20 @@ uint16_t dtype_to_f16(float f)
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
+/* The bits as those of a half, whose exponent has one more bit and a bias larger by 8. */
+float dtype_from_e4m3(uint8_t c)
+{
+    if ((c & 0x7fu) == DTYPE_E4M3_NAN)
+        return NAN;
+    return dtype_from_f16((uint16_t)((c & 0x80u) << 8 | (c & 0x7fu) << 7)) * 0x1p8f;
+}
+
 float dtype_load(const void *data, enum dtype t, size_t i)
 {
     if (t == DTYPE_F32)
         return ((const float *)data)[i];
+    if (t == DTYPE_F8_E4M3)
+        return dtype_from_e4m3(((const uint8_t *)data)[i]);
     uint16_t h = ((const uint16_t *)data)[i];
     return t == DTYPE_BF16 ? dtype_from_bf16(h) : dtype_from_f16(h);
 }
@@ -88,6 +100,8 @@ void dtype_store(void *data, enum dtype t, size_t i, float v)
 {
     if (t == DTYPE_F32)
         ((float *)data)[i] = v;
+    else if (t == DTYPE_F8_E4M3)
+        ((uint8_t *)data)[i] = dtype_to_e4m3(v);
     else
         ((uint16_t *)data)[i] = t == DTYPE_BF16 ? dtype_to_bf16(v) : dtype_to_f16(v);
 }

@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-/* The safetensors names. Only F32, F16, BF16 are computed with; the rest is recognised so that a
- * header can be checked and refused by name. */
+/* The safetensors names. F32, F16 and BF16 are computed with, F8_E4M3 where a scale comes with it;
+ * the rest is recognised so that a header can be checked and refused by name. */
 enum dtype {
     DTYPE_F32,
     DTYPE_F16,
@@ -57,7 +57,25 @@ static inline uint16_t dtype_to_bf16(float f)
 float dtype_from_f16(uint16_t h);
 /* Round to nearest, ties to even; overflow gives infinity. */
 uint16_t dtype_to_f16(float f);
-/* Element i of an array of type t (F32, F16, BF16) as float. */
+/* OCP E4M3 ("fn"): bias 7, no infinities, largest 448, NaN is 0x7f and 0xff. */
+#define DTYPE_E4M3_MAX 448.0f
+#define DTYPE_E4M3_NAN 0x7fu
+float dtype_from_e4m3(uint8_t c);
+/* Round to nearest, ties to even; what rounds beyond 448 gives NaN. */
+static inline uint8_t dtype_to_e4m3(float f)
+{
+    uint32_t u, small;
+    memcpy(&u, &f, sizeof u);
+    const uint32_t sign = u >> 24 & 0x80u, magnitude = u & 0x7fffffffu;
+    const uint32_t normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+    float a; /* below 2^-6 the FPU rounds to multiples of 2^-9 */
+    memcpy(&a, &magnitude, sizeof a);
+    a += 0x1p14f;
+    memcpy(&small, &a, sizeof small);
+    const uint32_t finite = magnitude < 0x3c800000u ? small - 0x46800000u : normal - (120u << 3);
+    return (uint8_t)(sign | (magnitude > 0x43e80000u ? DTYPE_E4M3_NAN : finite));
+}
+/* Element i of an array of type t (F32, F16, BF16, F8_E4M3) as float. */
 float dtype_load(const void *data, enum dtype t, size_t i);
 void dtype_store(void *data, enum dtype t, size_t i, float v);
 

@@ -195,10 +195,111 @@ static void refuse_unsupported(struct reader *r)
     const char *act = read_string(r, "hidden_act");
     if (act && strcmp(act, "silu") != 0)
         fail(r, "hidden_act", "\"silu\"");
-    if (jdoc_get_value(r->object, "quantization_config"))
-        fail(r, "quantization_config", "no quantization (not supported)");
     if (jdoc_get_value(r->object, "sliding_window"))
         fail(r, "sliding_window", "null (not supported)");
+}
+
+/* ---- quantization_config ---- */
+
+/* NULL, reported, when absent or not an object; at most one of them is open at a time. */
+static const struct jdoc *enter(struct reader *r, const char *key)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    if (!v || jdoc_type(v) != JDOC_OBJECT) {
+        fail(r, key, "an object");
+        return NULL;
+    }
+    r->object = v;
+    return v;
+}
+
+static void expect(struct reader *r, const char *key, const char *value)
+{
+    const char *text = read_string(r, key);
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "\"%s\"", value);
+    if (!text || strcmp(text, value) != 0)
+        fail(r, key, wanted);
+}
+
+static void expect_absent(struct reader *r, const char *key)
+{
+    if (jdoc_get_value(r->object, key))
+        fail(r, key, "null (not supported)");
+}
+
+/* [rows, cols] of the blocks that have a scale. */
+static void read_block(struct reader *r, const char *key, struct quant_config *q)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    int64_t size[2] = {0};
+    for (size_t i = 0; v && i < 2 && jdoc_type(v) == JDOC_ARRAY && jdoc_size(v) == 2; i++)
+        if (jdoc_type(jdoc_at(v, i)) == JDOC_INT)
+            size[i] = jdoc_int(jdoc_at(v, i));
+    if (size[0] < 1 || size[1] < 1 || size[0] > 1 << 20 || size[1] > 1 << 20)
+        fail(r, key, "two numbers from 1 to 1048576");
+    q->rows = (int32_t)size[0];
+    q->cols = (int32_t)size[1];
+}
+
+/* As DeepSeek and Qwen publish them: blocks with X_scale_inv, or one X_scale per tensor. */
+static void read_quant_fp8(struct reader *r, struct quant_config *q)
+{
+    if (jdoc_get_value(r->object, "fmt"))
+        expect(r, "fmt", "e4m3");
+    if (!jdoc_get_value(r->object, "weight_block_size"))
+        return;
+    read_block(r, "weight_block_size", q);
+    q->inverse = true;
+}
+
+/* Activations stay as they are here, so input_activations and its scales are not asked for. */
+static void read_quant_compressed(struct reader *r, struct quant_config *q)
+{
+    const char *name;
+    const struct jdoc *group = NULL;
+    expect(r, "format", "float-quantized");
+    expect_absent(r, "kv_cache_scheme");
+    const struct jdoc *groups = enter(r, "config_groups");
+    if (!groups)
+        return;
+    if (jdoc_size(groups) == 1)
+        jdoc_iter(groups, NULL, &name, &group);
+    if (!group || jdoc_type(group) != JDOC_OBJECT) {
+        r->object = groups;
+        fail(r, "config_groups", "an object with one group");
+        return;
+    }
+    r->object = group;
+    if (!enter(r, "weights"))
+        return;
+    read_int(r, "num_bits", 8, 8, -1);
+    expect(r, "type", "float");
+    if (!read_bool(r, "symmetric", true))
+        fail(r, "symmetric", "true");
+    const char *strategy = read_string(r, "strategy");
+    if (strategy && strcmp(strategy, "channel") == 0)
+        q->rows = 1;
+    else if (strategy && strcmp(strategy, "block") == 0)
+        read_block(r, "block_structure", q);
+    else if (!strategy || strcmp(strategy, "tensor") != 0)
+        fail(r, "strategy", "\"channel\", \"tensor\" or \"block\"");
+}
+
+static void read_quant(struct reader *r, struct quant_config *q)
+{
+    const struct jdoc *outer = r->object;
+    if (!jdoc_get_value(outer, "quantization_config") || !enter(r, "quantization_config"))
+        return;
+    const char *method = read_string(r, "quant_method");
+    q->kind = QUANT_FILE;
+    if (method && strcmp(method, "fp8") == 0)
+        read_quant_fp8(r, q);
+    else if (method && strcmp(method, "compressed-tensors") == 0)
+        read_quant_compressed(r, q);
+    else
+        fail(r, "quant_method", "\"fp8\" or \"compressed-tensors\" (of E4M3 weights)");
+    r->object = outer;
 }
 
 static void read_shape(struct reader *r, struct model_config *m)
@@ -246,6 +347,7 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
     read_shape(&r, &m);
     read_dtype(&r, &m);
     read_rope(&r, &m);
+    read_quant(&r, &m.quant);
     refuse_unsupported(&r);
     m.bos = -1;
     if (r.st == OK && jdoc_get_value(doc, "bos_token_id"))

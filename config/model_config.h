@@ -18,6 +18,20 @@ struct rope_config {
     int32_t original_max_position;
 };
 
+/* The linears inside the layers as F8_E4M3: each code times the scale of its block of rows x cols
+ * (0: as many as the tensor has). */
+enum quant_kind {
+    QUANT_NONE,
+    QUANT_LOAD, /* while loading, a scale per row */
+    QUANT_FILE, /* the checkpoint holds codes, and the scales of X in X_scale or X_scale_inv */
+};
+
+struct quant_config {
+    enum quant_kind kind;
+    int32_t rows, cols;
+    int32_t inverse; /* X_scale_inv; what is multiplied with all the same */
+};
+
 #define MODEL_EOS_MAX 8
 
 struct model_config {
@@ -33,6 +47,7 @@ struct model_config {
     float norm_eps;
     bool tied;        /* head shares the embedding's storage */
     enum dtype dtype; /* of the checkpoint, as config.json says */
+    struct quant_config quant;
     struct rope_config rope;
     int32_t bos;                /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
@@ -57,5 +72,12 @@ enum status model_config_load(const char *dir, struct model_config *out,
 /* The same from config.json text, for tests and fuzzing; `where` names it in messages. */
 enum status model_config_parse(const char *text, size_t n, const char *where,
                                struct model_config *out, struct err *err) MUST_USE;
+
+/* --quantization fp8: has no effect on a model that is quantised already. */
+static inline void model_config_quantize(struct model_config *m)
+{
+    if (m->quant.kind == QUANT_NONE)
+        m->quant = (struct quant_config){.kind = QUANT_LOAD, .rows = 1};
+}
 
 #endif

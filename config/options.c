@@ -69,6 +69,8 @@ static const struct row rows[] = {
      "GPU only: so many ranks share each; slow, to test several ranks on one"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
+    {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|fp8",
+     "fp8: the layers' linears become E4M3 with a scale per row; auto: as the checkpoint has them"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
@@ -662,6 +664,11 @@ void options_help(enum command command)
 bool options_distributed(const struct options *o)
 {
     return o->sampler && strcmp(o->sampler, "distributed") == 0;
+}
+
+bool options_fp8(const struct options *o)
+{
+    return o->quantization && strcmp(o->quantization, "fp8") == 0;
 }
 
 bool options_mpi(const struct options *o)

@@ -33,7 +33,7 @@ struct options {
     int32_t ranks_per_device;
     const char *parallel_mode, *mesh, *plan_file, *prices, *device;
     int32_t prefill_rows; /* 0: where the costs of the two forms cross */
-    const char *dtype, *load_format, *sampler, *cpu_bind;
+    const char *dtype, *quantization, *load_format, *sampler, *cpu_bind;
     const char *comm, *master_addr, *group_secret_file;
     int32_t master_port;
     const char *host;
@@ -99,6 +99,8 @@ void options_warn_environment(void);
 void options_help(enum command command);
 /* Is --sampler the distributed one? */
 bool options_distributed(const struct options *o);
+/* Is --quantization fp8 asked for? */
+bool options_fp8(const struct options *o);
 /* Is --comm mpi in force? */
 bool options_mpi(const struct options *o);
 /* dtype option to weight dtype: auto keeps the checkpoint's. */

@@ -156,6 +156,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
     add(a, "--dtype=%s", o->dtype);
+    add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");
     add(a, "--seed=%lld", (long long)o->seed);

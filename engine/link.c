@@ -282,16 +282,23 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
     return st == OK ? link_await(l, patience, ctx, answers, err) : st;
 }
 
+/* What a rank finds when it reads or writes and the other end is closed; reset: closed with
+ * something of ours unread. */
+static enum status ended(ssize_t n, struct err *err)
+{
+    if (n == 0 || errno == EPIPE || errno == ECONNRESET)
+        return base_fail(err, ERR_CANCELLED, "the front end closed the link");
+    return base_fail_errno(err, ERR_COMM, "link");
+}
+
 static enum status read_all(int fd, char *dst, size_t n, struct err *err)
 {
     for (size_t got = 0; got < n;) {
         ssize_t r = read(fd, dst + got, n - got);
         if (r < 0 && errno == EINTR)
             continue;
-        if (r == 0)
-            return base_fail(err, ERR_CANCELLED, "the front end closed the link");
-        if (r < 0)
-            return base_fail_errno(err, ERR_COMM, "link");
+        if (r <= 0)
+            return ended(r, err);
         got += (size_t)r;
     }
     return OK;
@@ -320,7 +327,7 @@ static enum status write_all(int fd, const void *src, size_t n, int flags, struc
         if (w < 0 && errno == EINTR)
             continue;
         if (w < 0)
-            return base_fail_errno(err, ERR_COMM, "link");
+            return ended(w, err);
         sent += (size_t)w;
     }
     return OK;

@@ -44,9 +44,9 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
                           link_patience *patience, void *ctx, struct link_answer *answers,
                           struct err *err) MUST_USE;
 
-/* ---- rank: blocking ---- */
+/* ---- rank: blocking; ERR_CANCELLED: the front end closed the link ---- */
 
-/* Reads one step message into buf. ERR_CANCELLED: the front end closed the link. */
+/* Reads one step message into buf. */
 enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *err) MUST_USE;
 /* Writes an answer with its result as the head counts it, or text (head.text_bytes). */
 enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,

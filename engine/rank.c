@@ -524,6 +524,8 @@ int rank_main(const struct options *o)
     }
     TRY(backend_table(o->device, &ops, &err));
     TRY(model_config_load(o->model, &m, NULL, &err));
+    if (options_fp8(o))
+        model_config_quantize(&m);
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
     if (o->prefill_rows > 0)
         TRY(plan_set_prefill_rows(plan, o->prefill_rows, &err));

@@ -12,6 +12,8 @@
  * Numerics contract of the CPU variants (generic states it, the others equal it bit for bit):
  *  - linear: each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf
  * of K; leaves are folded by the tree of backend_tree (stride 1, 2, 4, ...). Rows never mix.
+ *  - an F8_E4M3 weight is its code times its scale, rounded to fp32: so results are those of the
+ *    same values held in F32.
  *  - sums over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds elements
  *    j, j+16, ... in ascending order; lanes fold as ((0+8)+(4+12))+((2+10)+(6+14)) + odd likewise,
  *    i.e. stride 8, 4, 2, 1.
@@ -31,6 +33,7 @@
 #define BACKEND_SEGMENT 256     /* keys per attention segment */
 #define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
+#define BACKEND_SCALE_MAX 0x1p100f /* of F8_E4M3: room for powers of two that kernels add */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
 struct view {
@@ -48,10 +51,33 @@ struct cview {
  * cut[0] = 0, cut[leaves] = in, ascending, empty leaves allowed. leaves = 1 for column-parallel. */
 struct weight_spec {
     int32_t out, in;  /* either may be 0: the rank owns nothing of it */
-    enum dtype dtype; /* storage: F32, F16 or BF16 */
+    enum dtype dtype; /* storage: F32, F16, BF16, or F8_E4M3 with scales */
     int32_t leaves;
     int32_t cut[BACKEND_LEAVES_MAX + 1];
+    /* F8_E4M3: columns that share a scale, 0: all of an output's; and how many of the first group
+     * lie before column 0 (the weight is a part of a wider one), less than scale_cols. */
+    int32_t scale_cols, scale_skip;
 };
+
+/* Scales of each output. */
+static inline int32_t backend_scales(const struct weight_spec *s)
+{
+    if (s->dtype != DTYPE_F8_E4M3)
+        return 0;
+    return s->scale_cols == 0 ? 1 : (s->scale_skip + s->in + s->scale_cols - 1) / s->scale_cols;
+}
+/* Which of them column k has, and the first column that has the next one (or `in`). */
+static inline int32_t backend_scale_of(const struct weight_spec *s, int32_t k)
+{
+    return s->scale_cols == 0 ? 0 : (s->scale_skip + k) / s->scale_cols;
+}
+static inline int32_t backend_scale_end(const struct weight_spec *s, int32_t k)
+{
+    if (s->dtype != DTYPE_F8_E4M3 || s->scale_cols == 0)
+        return s->in;
+    const int64_t end = ((int64_t)backend_scale_of(s, k) + 1) * s->scale_cols - s->scale_skip;
+    return end < s->in ? (int32_t)end : s->in;
+}
 
 struct weight; /* opaque: spec and the backend's layout over borrowed storage */
 
@@ -182,6 +208,9 @@ struct backend_ops {
 
     /* --- storage: pure functions of the spec, so that `plan` needs no device --- */
     size_t (*weight_bytes)(const struct weight_spec *spec);
+    /* Can weights be held in this type? F32, F16 and BF16 always. A device may then round x, too:
+     * with F8_E4M3 to that type with a scale per row. */
+    bool (*holds)(enum dtype dtype);
     size_t (*kv_bytes)(const struct kv_spec *spec);
     /* Are there so many devices? ERR_DEVICE says what is missing. *bytes = memory that is free on
      * the one with least; 0: ops work in the host's memory, which the front end gives to the ranks.
@@ -209,10 +238,14 @@ struct backend_ops {
     struct weight *(*weight_open)(struct backend *b, const struct weight_spec *spec, void *storage);
     void (*weight_close)(struct weight *w);
     /* Writes rows [row, row + rows) from row-major src with `stride` bytes per row and all `in`
-     * columns; converts src_dtype to the storage dtype. Thread-safe for disjoint groups of 32 rows
-     * that start at a multiple of 32. */
+     * columns; converts src_dtype to the storage dtype (codes of F8_E4M3 are taken as they are, and
+     * nothing else is). Thread-safe for disjoint groups of 32 rows that start at a multiple of 32.
+     */
     void (*weight_put)(struct weight *w, int32_t row, int32_t rows, const void *src,
                        enum dtype src_dtype, size_t stride);
+    /* F8_E4M3: the scales of those rows, [rows, backend_scales], 0 to BACKEND_SCALE_MAX. Threads as
+     * in weight_put. */
+    void (*weight_scale)(struct weight *w, int32_t row, int32_t rows, const float *scale);
     /* Reads one row back as fp32 [in]; for checks. */
     void (*weight_get)(const struct weight *w, int32_t row, float *dst);
 

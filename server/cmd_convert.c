@@ -17,6 +17,11 @@ enum status commands_shard(const struct options *o, struct err *err)
     struct local_weight *weights[COMM_RANKS_MAX];
     int32_t counts[COMM_RANKS_MAX];
     TRY(setup_open(o, &s, err));
+    if (s.model.quant.kind != QUANT_NONE) {
+        st = base_fail(err, ERR_MODEL,
+                       "%s is quantised: serve it as it is, every rank count loads it", o->model);
+        goto out;
+    }
     for (int32_t r = 0; r < o->tp; r++) {
         weights[r] = s.layouts[r]->weights;
         counts[r] = s.layouts[r]->count;
@@ -59,6 +64,13 @@ enum status commands_synth(const struct options *o, struct err *err)
     int threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     TRY(file_read(&f, &text, &len, err));
     TRY(model_config_parse(text, len, o->synth_config, &m, err));
+    if (m.quant.kind != QUANT_NONE) {
+        st = base_fail(err, ERR_USAGE,
+                       "%s: quantization_config: synth writes plain values; leave it out and serve "
+                       "with --quantization fp8",
+                       o->synth_config);
+        goto out;
+    }
     TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
     TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));
     tensors = calloc(placement_slices(layout->weights, layout->count), sizeof *tensors);

@@ -5,14 +5,35 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The slice, or the part of its scales, when it is of this tensor. */
+static const struct tensor_slice *part_of(const struct setup *s, const struct local_weight *w,
+                                          const struct tensor_slice *slice, const char *tensor,
+                                          struct tensor_slice *room)
+{
+    const struct checkpoint_tensor *t;
+    struct err ignored; /* checked by setup_open */
+    if (strcmp(slice->tensor, tensor) == 0)
+        return slice;
+    if (w->quant.kind != QUANT_FILE || strncmp(slice->tensor, tensor, strlen(slice->tensor)) != 0)
+        return NULL;
+    return checkpoint_scale(s->checkpoint, w, slice, &t, room, &ignored) == OK &&
+                   strcmp(t->name, tensor) == 0
+               ? room
+               : NULL;
+}
+
 /* What a rank holds of a tensor: its slices follow one another. False: nothing. */
-static bool held(const struct layout *l, const char *tensor, struct span *rows, struct span *cols)
+static bool held(const struct setup *s, int32_t rank, const char *tensor, struct span *rows,
+                 struct span *cols)
 {
     bool found = false;
+    struct tensor_slice room;
+    const struct layout *l = s->layouts[rank];
     for (int32_t i = 0; i < l->count; i++) {
         for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
-            const struct tensor_slice *k = &l->weights[i].slices[j];
-            if (strcmp(k->tensor, tensor) != 0)
+            const struct tensor_slice *k =
+                part_of(s, &l->weights[i], &l->weights[i].slices[j], tensor, &room);
+            if (!k)
                 continue;
             if (!found || span_len(*rows) == 0)
                 *rows = k->rows;
@@ -34,7 +55,7 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
                (long long)t->cols);
     for (int32_t r = 0; r < s->options.tp; r++) {
         struct span rows, cols;
-        if (!held(s->layouts[r], t->name, &rows, &cols)) {
+        if (!held(s, r, t->name, &rows, &cols)) {
             printf("  not used");
             break;
         }
@@ -56,7 +77,7 @@ static void print_json(const struct setup *s, const struct checkpoint_tensor *t,
         printf("\"shape\": [%lld, %lld], \"slices\": [", (long long)t->rows, (long long)t->cols);
     for (int32_t r = 0; r < s->options.tp; r++) {
         struct span rows, cols;
-        if (!held(s->layouts[r], t->name, &rows, &cols))
+        if (!held(s, r, t->name, &rows, &cols))
             break;
         printf("%s{\"rank\": %d, \"rows\": [%lld, %lld], \"cols\": [%lld, %lld]}", r ? ", " : "", r,
                (long long)rows.begin, (long long)rows.end, (long long)cols.begin,

@@ -295,8 +295,6 @@ static void write_steps(struct page *p, const struct engine_metrics *e)
 
 static void write_ranks(struct page *p, const struct engine_metrics *e)
 {
-    write_value(p, "tessera:group_restarts_total", "counter",
-                "Groups of ranks that took the place of a lost one.", (double)e->restarts);
     write_head(p, "tessera:rank_up", "gauge", "1 while the rank works.");
     for (int32_t r = 0; r < e->ranks; r++)
         buf_printf(p->out, "tessera:rank_up{rank=\"%d\"} %d\n", r, e->rank[r].up);
@@ -364,6 +362,6 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, const
                "Lines of the log that nobody took in time.");
     buf_printf(out, "tessera:log_dropped_total %" PRIu64 "\n", log_dropped());
     write_head(&p, "tessera:group_restarts_total", "counter",
-               "Times the ranks were started again.");
-    buf_puts(out, "tessera:group_restarts_total 0\n");
+               "Groups of ranks that took the place of a lost one.");
+    buf_printf(out, "tessera:group_restarts_total %" PRIu64 "\n", engine ? engine->restarts : 0);
 }

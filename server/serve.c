@@ -112,11 +112,11 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
     base_log(
         LOG_INFO,
-        "%s: %d layers, hidden %d, %s of tensors, held as %s on %d ranks (%s, %d thread%s each)",
+        "%s: %d layers, hidden %d, %s of tensors, held as %s%s on %d ranks (%s, %d thread%s each)",
         s->name, s->setup.model.layers, s->setup.model.hidden,
         base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
-        s->footprint.ranks, s->setup.ops->name, s->footprint.threads,
-        s->footprint.threads == 1 ? "" : "s");
+        s->setup.model.quant.kind == QUANT_NONE ? "" : " and F8_E4M3", s->footprint.ranks,
+        s->setup.ops->name, s->footprint.threads, s->footprint.threads == 1 ? "" : "s");
     if (!s->tokenizer)
         base_log(LOG_WARN, "no tokenizer.model in %s: prompts must be token ids", o->model);
     if (s->setup.ignored > 0)

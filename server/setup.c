@@ -49,6 +49,19 @@ out:
     return st;
 }
 
+static enum status quantize(struct setup *s, struct err *err)
+{
+    if (options_fp8(&s->options))
+        model_config_quantize(&s->model);
+    if (s->model.quant.kind != QUANT_NONE && !s->ops->holds(DTYPE_F8_E4M3))
+        return base_fail(
+            err, ERR_DEVICE,
+            "--device %s cannot hold fp8 weights; use --device cpu, or a checkpoint in "
+            "bfloat16 without --quantization fp8",
+            s->ops->name);
+    return OK;
+}
+
 enum status setup_open(const struct options *o, struct setup *out, struct err *err)
 {
     enum status st = OK;
@@ -58,6 +71,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         out->options.dtype = "auto";
     TRY(backend_table(o->device ? o->device : "cpu", &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
+    TRY(quantize(out, err));
     out->priced = o->prices || o->measure || o->pick_layout;
     if (out->priced)
         TRY(o->prices ? price_load(o->prices, &out->price, err) : plan_modes_measure(out, err));
@@ -93,7 +107,8 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
         const struct checkpoint_tensor *t =
             checkpoint_find(s->checkpoint, l->weights[i].slices[0].tensor);
         if (t)
-            n += placement_read_bytes(&l->weights[i], t->dtype);
+            n += placement_read_bytes(&l->weights[i], t->dtype) +
+                 checkpoint_scale_bytes(s->checkpoint, &l->weights[i]);
     }
     return n;
 }

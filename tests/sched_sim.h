@@ -333,8 +333,6 @@ static void apply_opens(struct sim *m, const struct step *s)
                            .first = !r->admitted,
                            .fresh = !r->admitted};
         memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
-        if (!r->admitted) /* a turn, even when no sample place is left for its first row */
-            memset(m->turns[r->params.client], 0, sizeof m->turns[0]);
         r->slot = o->slot;
         r->preempted = false;
         r->admitted = true;

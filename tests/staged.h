@@ -158,6 +158,12 @@ static inline void staged_weight_put(struct weight *w, int32_t row, int32_t rows
         ->inner->ops->weight_put(staged_inner(w), row, rows, src, src_dtype, stride);
 }
 
+static inline void staged_weight_scale(struct weight *w, int32_t row, int32_t rows,
+                                       const float *scale)
+{
+    staged_of(w->backend)->inner->ops->weight_scale(staged_inner(w), row, rows, scale);
+}
+
 static inline void staged_weight_get(const struct weight *w, int32_t row, float *dst)
 {
     staged_of(w->backend)->inner->ops->weight_get(staged_inner(w), row, dst);
@@ -487,6 +493,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.weight_open = staged_weight_open;
     s->ops.weight_close = staged_weight_close;
     s->ops.weight_put = staged_weight_put;
+    s->ops.weight_scale = staged_weight_scale;
     s->ops.weight_get = staged_weight_get;
     s->ops.kv_open = staged_kv_open;
     s->ops.kv_close = staged_kv_close;

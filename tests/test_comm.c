@@ -492,7 +492,15 @@ static void test_divergence(void **state)
     }
 }
 
-/* ---- time ---- */
+/* ---- time: of the CPU, which other programs' load does not change ---- */
+
+static int64_t cpu_used_ns(int who)
+{
+    struct rusage u;
+    CHECK(getrusage(who, &u) == 0);
+    return (u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000000ll +
+           (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1000ll;
+}
 
 static void body_crowded(struct rank *r)
 {
@@ -500,7 +508,7 @@ static void body_crowded(struct rank *r)
         do_all_reduce(r, it, 64);
 }
 
-/* More ranks than CPUs, whatever the machine has. */
+/* More ranks than CPUs, whatever the machine has: they give way instead of spinning. */
 static void test_oversubscription(void **state)
 {
     (void)state;
@@ -515,30 +523,22 @@ static void test_oversubscription(void **state)
         }
     }
     assert_int_equal(sched_setaffinity(0, sizeof two, &two), 0);
-    int64_t start = base_now_ns();
+    int64_t before = cpu_used_ns(RUSAGE_SELF) + cpu_used_ns(RUSAGE_CHILDREN);
     run(RANKS, true, body_crowded, NULL);
     run(RANKS, false, body_crowded, NULL);
-    int64_t took = base_now_ns() - start;
+    int64_t used = cpu_used_ns(RUSAGE_SELF) + cpu_used_ns(RUSAGE_CHILDREN) - before;
     assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
-    assert_true(took < 10ll * 1000 * 1000 * 1000);
-}
-
-static int64_t cpu_used_ns(void)
-{
-    struct rusage u;
-    CHECK(getrusage(RUSAGE_THREAD, &u) == 0);
-    return (u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000000ll +
-           (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1000ll;
+    assert_true(used < 2ll * 1000 * 1000 * 1000); /* a tenth of a second, where all is well */
 }
 
 static void body_idle(struct rank *r)
 {
     GOOD(r, comm_barrier(r->c, &err));
-    int64_t before = cpu_used_ns();
+    int64_t before = cpu_used_ns(RUSAGE_THREAD);
     if (r->rank == 0)
         usleep(500 * 1000);
     GOOD(r, comm_barrier(r->c, &err));
-    EXPECT(r, cpu_used_ns() - before < 50ll * 1000 * 1000);
+    EXPECT(r, cpu_used_ns(RUSAGE_THREAD) - before < 50ll * 1000 * 1000);
 }
 
 static void test_idle(void **state)

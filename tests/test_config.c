@@ -587,7 +587,7 @@ static void test_config_refusals(void **state)
         {"mlp_bias", "true", "a boolean"},
         {"mlp_bias", "1", "1"},
         {"hidden_act", "\"gelu\"", "\"gelu\""},
-        {"quantization_config", "{\"quant_method\":\"gptq\"}", "an object"},
+        {"quantization_config", "[]", "an array"},
         {"sliding_window", "4096", "4096"},
         {"tie_word_embeddings", "\"yes\"", "\"yes\""},
         {"dtype", "\"float8_e4m3fn\"", "\"float8_e4m3fn\""},

@@ -56,7 +56,17 @@ static void test_tables(void **state UNUSED)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3};
+
+/* Some of 0.001 to 0.02, all bits of the mantissa in use. */
+static float *scales_of(const struct weight_spec *spec)
+{
+    const size_t n = (size_t)spec->out * (size_t)backend_scales(spec);
+    float *scale = aligned_bytes(n * sizeof *scale, 0xff);
+    for (size_t i = 0; i < n; i++)
+        scale[i] = 0.0105f + 0.0095f * gen(8, i);
+    return scale;
+}
 
 struct weight_case {
     struct weight_spec spec;
@@ -72,13 +82,21 @@ static struct weight *made(struct backend *b, const struct weight_spec *spec, en
     for (int32_t r = 0; r < spec->out; r++)
         for (int32_t k = 0; k < spec->in; k++)
             dtype_store(src + (size_t)r * stride, src_dtype, (size_t)k,
-                        gen(7, (size_t)r * 100003 + (size_t)k));
+                        gen(7, (size_t)r * 100003 + (size_t)k) *
+                            (src_dtype == DTYPE_F8_E4M3 ? 96.0f : 1.0f));
     const size_t bytes = b->ops->weight_bytes(spec);
     *storage = aligned_bytes(bytes, 0);
     memset((unsigned char *)*storage + bytes, 0xa5, 64);
     struct weight *w = must(b->ops->weight_open(b, spec, *storage));
     b->ops->weight_put(w, seam, spec->out - seam, src + (size_t)seam * stride, src_dtype, stride);
     b->ops->weight_put(w, 0, seam, src, src_dtype, stride);
+    if (spec->dtype == DTYPE_F8_E4M3) {
+        float *scale = scales_of(spec);
+        const ptrdiff_t at = (ptrdiff_t)seam * backend_scales(spec);
+        b->ops->weight_scale(w, 0, seam, scale);
+        b->ops->weight_scale(w, seam, spec->out - seam, scale + at);
+        free(scale);
+    }
     for (size_t i = 0; i < 64; i++)
         assert_int_equal(((unsigned char *)*storage)[bytes + i], 0xa5);
     free(src);
@@ -113,6 +131,45 @@ static void test_weight_put(void **state UNUSED)
     }
 }
 
+/* Every code, and scales that begin before the weight does, against the definition. */
+static void test_weight_f8(void **state UNUSED)
+{
+    struct weight_spec spec = {.out = 40, .in = 300, .leaves = 1, .dtype = DTYPE_F8_E4M3};
+    spec.cut[1] = spec.in;
+    for (spec.scale_cols = 0; spec.scale_cols <= 256; spec.scale_cols += 128) {
+        spec.scale_skip = spec.scale_cols / 2 + (spec.scale_cols > 0);
+        float *scale = scales_of(&spec), got[300];
+        uint8_t codes[40][300];
+        for (int32_t r = 0; r < spec.out; r++)
+            for (int32_t k = 0; k < spec.in; k++)
+                codes[r][k] = (uint8_t)(r + k) % 0x7f | (uint8_t)(k % 2 * 0x80);
+        for (int i = 0; nth_backend(i); i++) {
+            struct backend *b = nth_backend(i);
+            if (!b->ops->holds(spec.dtype))
+                continue;
+            void *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
+            struct weight *w = must(b->ops->weight_open(b, &spec, storage));
+            b->ops->weight_put(w, 0, spec.out, codes, spec.dtype, sizeof codes[0]);
+            b->ops->weight_scale(w, 0, spec.out, scale);
+            for (int32_t r = 0; r < spec.out; r++) {
+                b->ops->weight_get(w, r, got);
+                for (int32_t k = 0; k < spec.in; k++) {
+                    const uint8_t c = codes[r][k];
+                    const double m = c & 7,
+                                 v = c & 0x78 ? ldexp(8 + m, (c >> 3 & 15) - 10) : ldexp(m, -9);
+                    const int32_t group =
+                        spec.scale_cols ? (spec.scale_skip + k) / spec.scale_cols : 0;
+                    const float s = scale[r * backend_scales(&spec) + group];
+                    assert_true(got[k] == (float)(c & 0x80 ? -v : v) * s);
+                }
+            }
+            b->ops->weight_close(w);
+            free(storage);
+        }
+        free(scale);
+    }
+}
+
 /* ---- linear ---------------------------------------------------------------------------------- */
 
 /* Up to here a device promises the bits of a row alone; beyond, it rounds x to the weight's type.
@@ -122,11 +179,14 @@ static void test_weight_put(void **state UNUSED)
 struct linear_case {
     int32_t rows, in, out, leaves;
     enum dtype dtype;
+    int32_t scale_cols;
 };
 
 static struct weight_spec linear_spec(const struct linear_case *c)
 {
     struct weight_spec spec = {.out = c->out, .in = c->in, .leaves = c->leaves, .dtype = c->dtype};
+    spec.scale_cols = c->scale_cols;
+    spec.scale_skip = c->scale_cols / 3;
     for (int32_t l = 0; l <= c->leaves; l++) /* leaf 1 of several is empty */
         spec.cut[l] = c->leaves > 2 && l == 2 ? spec.cut[1] : c->in * l / c->leaves;
     return spec;
@@ -137,6 +197,7 @@ static void linear_case(struct backend *b, const void *arg, float *out)
     const struct linear_case *c = arg;
     void *storage;
     struct weight_spec spec = linear_spec(c);
+    b = b->ops->holds(c->dtype) ? b : ref; /* a device that does not hold it is not asked */
     struct weight *w = made(b, &spec, c->dtype, 0, &storage);
     const size_t x_words = (size_t)c->rows * (size_t)c->in;
     float *x = generated(3, x_words);
@@ -164,12 +225,13 @@ static void test_linear(void **state UNUSED)
         {490, 30, 40, 1}, {11, 530, 32, 1},   {9, 130, 64, 1},   {8, 130, 64, 3},  {10, 700, 20, 1},
         {2, 9, 1000, 1},  {1, 520, 32 * 9, 1}};
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
-        for (size_t t = 0; t < ARRAY_LEN(dtypes); t++) {
-            struct linear_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3],
-                                    dtypes[t]};
+        for (size_t t = 0; t < ARRAY_LEN(dtypes) + 2; t++) { /* F8_E4M3 with blocks, too */
+            static const int32_t blocks[] = {16, 128};
+            struct linear_case c = {shapes[s][0], shapes[s][1],          shapes[s][2],
+                                    shapes[s][3], dtypes[t < 3 ? t : 3], t < 4 ? 0 : blocks[t - 4]};
             char what[96];
-            snprintf(what, sizeof what, "linear %dx%dx%d/%d %s", c.rows, c.in, c.out, c.leaves,
-                     dtype_name(c.dtype));
+            snprintf(what, sizeof what, "linear %dx%dx%d/%d %s/%d", c.rows, c.in, c.out, c.leaves,
+                     dtype_name(c.dtype), c.scale_cols);
             const double abs = 1e-6 + 6e-8 * c.in;
             const bool rounds = c.rows > DEVICE_FEW_ROWS && c.dtype != DTYPE_F32;
             run_case_loose(what, linear_case, &c, (size_t)c.rows * (size_t)c.out, abs, 1e-6,
@@ -178,10 +240,40 @@ static void test_linear(void **state UNUSED)
     }
 }
 
+/* F8_E4M3 gives the bits of the same values held in F32. */
+static void test_linear_f8(void **state UNUSED)
+{
+    for (int i = 0; i < subject_count; i++) {
+        struct backend *b = subjects[i];
+        for (int32_t rows = 1; rows < 15 && b->ops->holds(DTYPE_F8_E4M3); rows++) {
+            const struct linear_case c = {rows, 291, 70, 6, DTYPE_F8_E4M3, rows % 3 * 64};
+            struct weight_spec spec = linear_spec(&c), same = spec;
+            void *storage, *plain;
+            struct weight *w = made(b, &spec, c.dtype, 0, &storage);
+            same.dtype = DTYPE_F32;
+            plain = aligned_bytes(b->ops->weight_bytes(&same), 0);
+            struct weight *v = must(b->ops->weight_open(b, &same, plain));
+            float values[70][291], *x = generated(3, 15 * 291), got[15 * 70], want[15 * 70];
+            for (int32_t r = 0; r < c.out; r++)
+                b->ops->weight_get(w, r, values[r]);
+            b->ops->weight_put(v, 0, c.out, values, DTYPE_F32, sizeof values[0]);
+            struct cview view = {x, DTYPE_F32, rows, c.in};
+            ok(backend_linear(b, view_f32(got, rows, c.out), view, w, &err));
+            ok(backend_linear(b, view_f32(want, rows, c.out), view, v, &err));
+            assert_bits(b->ops->name, got, want, (size_t)(rows * c.out));
+            guarded_free(x, 15 * 291);
+            b->ops->weight_close(w);
+            b->ops->weight_close(v);
+            free(storage);
+            free(plain);
+        }
+    }
+}
+
 /* The chain and the tree, spelled out for one output. */
 static void test_linear_order(void **state UNUSED)
 {
-    const struct linear_case c = {1, 97, 1, 6, DTYPE_BF16};
+    const struct linear_case c = {1, 97, 1, 6, DTYPE_BF16, 0};
     struct weight_spec spec = linear_spec(&c);
     float t[BACKEND_LEAVES_MAX] = {0}, got[1];
     for (int32_t l = 0; l < c.leaves; l++) {
@@ -525,9 +617,9 @@ static void test_pool(void **state UNUSED)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T2(generator, exp),           T2(tables, arguments),
-                                       T2(pool, parallel),           T2(weight_put, linear),
-                                       T2(linear_order, rows),       T2(sum_tree, lookup),
-                                       cmocka_unit_test(test_attend)};
+    const struct CMUnitTest tests[] = {T2(generator, exp),       T2(tables, arguments),
+                                       T2(pool, parallel),       T2(weight_put, linear),
+                                       T2(weight_f8, linear_f8), T2(linear_order, rows),
+                                       T2(sum_tree, lookup),     cmocka_unit_test(test_attend)};
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

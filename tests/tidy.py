@@ -84,6 +84,7 @@ TESTED_BY = {
     "kernels/ref/ref_sample.c": "tests/test_sample.c",
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_nomem.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c",
+    "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/loader.c": "tests/test_loader.c",
     "weights/outdir.c": "tests/test_outdir.c",
     "weights/placement.c": "tests/test_placement.c",
@@ -213,8 +214,8 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # Symbols that may be exported without the prefix of their file: server/commands.h declares one
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
-                   "commands_synth", "commands_health", "commands_bench", "module_entry",
-                   "recv"}  # server/http/http_intake.c stands in for it
+                   "commands_synth", "commands_health", "commands_bench", "commands_complete",
+                   "module_entry", "recv"}  # server/http/http_intake.c stands in for it
 
 
 class Source(typing.NamedTuple):

@@ -7,6 +7,7 @@
 
 #include "weights/checkpoint_files.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,25 +301,83 @@ static bool matches(const char *pattern, const char *name)
     }
 }
 
-static enum status check_slice(const struct checkpoint *c, const struct tensor_slice *s, char *used,
-                               struct err *err)
+static enum status missing(const struct checkpoint *c, const char *name, struct err *err)
 {
-    const struct checkpoint_tensor *t = checkpoint_find(c, s->tensor);
-    if (!t) {
-        const char *near = checkpoint_nearest(c, s->tensor);
-        return base_fail(err, ERR_MODEL, "%.200s: tensor %s is missing (nearest: %.100s)",
-                         c->files.dir, s->tensor, near ? near : "none");
+    const char *near = checkpoint_nearest(c, name);
+    return base_fail(err, ERR_MODEL, "%.200s: tensor %s is missing (nearest: %.100s)", c->files.dir,
+                     name, near ? near : "none");
+}
+
+enum status checkpoint_scale(const struct checkpoint *c, const struct local_weight *w,
+                             const struct tensor_slice *s, const struct checkpoint_tensor **tensor,
+                             struct tensor_slice *part, struct err *err)
+{
+    const struct placement_box box = placement_scales(w, s);
+    *part = (struct tensor_slice){.ndim = 2, .rows = box.rows, .cols = box.cols};
+    placement_scales_shape(w, s, part->shape);
+    const int n = snprintf(part->tensor, sizeof part->tensor, "%s_scale%s", s->tensor,
+                           w->quant.inverse ? "_inv" : "");
+    CHECK(n > 0 && (size_t)n < sizeof part->tensor);
+    const struct checkpoint_tensor *t = checkpoint_find(c, part->tensor);
+    if (!t)
+        return missing(c, part->tensor, err);
+    if (t->ndim < 2 && part->shape[1] == 1) { /* a column may be written as a list */
+        part->ndim = t->ndim;
+        part->shape[1] = part->shape[0];
+        part->shape[0] = 1;
+        part->cols = part->rows;
+        part->rows = (struct span){0, span_len(part->cols) > 0};
     }
+    if (t->ndim > 2 || t->rows != part->shape[0] || t->cols != part->shape[1])
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: tensor %s: expected [%lld, %lld] scales, found %d-d [%lld, %lld]",
+                         c->files.dir, t->name, (long long)part->shape[0],
+                         (long long)part->shape[1], t->ndim, (long long)t->rows,
+                         (long long)t->cols);
+    if (!dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected F32, F16 or BF16, found %s",
+                         c->files.dir, t->name, dtype_name(t->dtype));
+    *tensor = t;
+    return OK;
+}
+
+size_t checkpoint_scale_bytes(const struct checkpoint *c, const struct local_weight *w)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < w->slice_count && w->quant.kind == QUANT_FILE; i++) {
+        const struct checkpoint_tensor *t = NULL;
+        struct tensor_slice part;
+        struct err ignored; /* checked long before */
+        if (w->spec.in > 0 && checkpoint_scale(c, w, &w->slices[i], &t, &part, &ignored) == OK)
+            n += (size_t)(span_len(part.rows) * span_len(part.cols)) * dtype_size(t->dtype);
+    }
+    return n;
+}
+
+static enum status check_slice(const struct checkpoint *c, const struct local_weight *w,
+                               const struct tensor_slice *s, char *used, struct err *err)
+{
+    const struct checkpoint_tensor *t = checkpoint_find(c, s->tensor), *scale = NULL;
+    const bool codes = w->quant.kind == QUANT_FILE;
+    if (!t)
+        return missing(c, s->tensor, err);
     if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
                          c->files.dir, s->tensor, s->ndim, (long long)s->shape[0],
                          (long long)s->shape[1], t->ndim, (long long)t->rows, (long long)t->cols);
-    if (!dtype_is_compute(t->dtype))
-        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected F32, F16 or BF16, found %s",
-                         c->files.dir, s->tensor, dtype_name(t->dtype));
+    if (codes ? t->dtype != DTYPE_F8_E4M3 : !dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
+                         s->tensor, codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
+                         dtype_name(t->dtype));
     used[t - c->tensors] = 1;
-    return OK;
+    if (!codes)
+        return OK;
+    struct tensor_slice part;
+    enum status st = checkpoint_scale(c, w, s, &scale, &part, err);
+    if (st == OK)
+        used[scale - c->tensors] = 1;
+    return st;
 }
 
 static bool is_ignored(const char *name, const char *const *ignore, int32_t ignore_count)
@@ -342,7 +401,7 @@ enum status checkpoint_check(const struct checkpoint *c, const struct local_weig
         return base_fail(err, ERR_NOMEM, "%s: no memory", c->files.dir);
     for (int32_t i = 0; i < count; i++) {
         for (int32_t s = 0; s < weights[i].slice_count; s++)
-            TRY(check_slice(c, &weights[i].slices[s], used, err));
+            TRY(check_slice(c, &weights[i], &weights[i].slices[s], used, err));
     }
     for (int32_t i = 0; i < c->count; i++) {
         if (used[i])

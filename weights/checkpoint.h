@@ -36,19 +36,30 @@ uint64_t checkpoint_bytes(const struct checkpoint *c);
 /* Ranks of a sharded checkpoint, 0 for a plain one. */
 int32_t checkpoint_ranks(const struct checkpoint *c);
 
+/* The scales of a slice whose weight is QUANT_FILE: their tensor, and the part that the slice needs
+ * as that tensor has it (1-d or 2-d). ERR_MODEL when it is missing or has another shape or type. */
+enum status checkpoint_scale(const struct checkpoint *c, const struct local_weight *w,
+                             const struct tensor_slice *s, const struct checkpoint_tensor **tensor,
+                             struct tensor_slice *part, struct err *err) MUST_USE;
+
+/* Bytes of all scales a weight's slices need; 0 when it is not QUANT_FILE. */
+size_t checkpoint_scale_bytes(const struct checkpoint *c, const struct local_weight *w);
+
 /* Where a read that begins at this row and column begins: a file by its number, and the offset. */
 void checkpoint_where(const struct checkpoint *c, const struct checkpoint_tensor *t, int64_t row,
                       int64_t col, int32_t prefer_rank, int32_t *file, uint64_t *offset);
 /* Name of a file by its number; NULL: there is none. */
 const char *checkpoint_file(const struct checkpoint *c, int32_t file);
+
 /* Reads rows x cols of a tensor into dst, row-major and contiguous, in the file's dtype. Reads just
  * those bytes. `prefer_rank` chooses among copies in a sharded checkpoint. Thread-safe. */
 enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
                             struct span rows, struct span cols, int32_t prefer_rank, void *dst,
                             struct err *err) MUST_USE;
 
-/* Checks that the slices name existing tensors of the expected shape and a dtype we compute with,
- * and that every tensor of the checkpoint is named by a slice or matches an ignore pattern
+/* Checks that the slices name existing tensors of the expected shape and a dtype we compute with
+ * (those of a QUANT_FILE weight F8_E4M3, with scales), and that every tensor of the checkpoint is
+ * named by a slice or matches an ignore pattern
  * (`*` = one dotted component, `**` = any number). *ignored_count: how many were ignored, for the
  * log (may be NULL). */
 enum status checkpoint_check(const struct checkpoint *c, const struct local_weight *weights,

@@ -7,6 +7,7 @@
  * before, a count per weight after), so success means every row was written exactly once. */
 #include "weights/loader.h"
 
+#include "weights/fp8.h"
 #include "weights/synth.h"
 
 #include <stdlib.h>
@@ -31,6 +32,8 @@ struct job {
     struct load_progress *progress;
 
     struct item *items;
+    struct fp8_scales *scales; /* [weights][slices_max], of those quantised in the file */
+    size_t slices_max;         /* of a weight */
     int64_t item_count;
     size_t staging_bytes;
     _Atomic int64_t *written; /* rows per weight */
@@ -118,21 +121,39 @@ static enum dtype source_dtype(const struct job *j, const struct local_weight *w
                                const struct tensor_slice *s)
 {
     if (!j->c)
-        return w->spec.dtype;
+        return w->spec.dtype == DTYPE_F8_E4M3 ? DTYPE_BF16 : w->spec.dtype;
     const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor);
     return t ? t->dtype : DTYPE_F32;
 }
 
-/* Bytes of one row in staging: the widest of the weight's slices. */
+/* Are the slices quantised here? */
+static bool quantizes(const struct job *j, const struct local_weight *w)
+{
+    return w->quant.kind == QUANT_LOAD || (w->quant.kind == QUANT_FILE && !j->c);
+}
+
+/* Columns of a slice that are read: a scale is that of the whole row. */
+static struct span source_cols(const struct job *j, const struct local_weight *w,
+                               const struct tensor_slice *s)
+{
+    return quantizes(j, w) ? (struct span){0, s->shape[1]} : s->cols;
+}
+
+/* Bytes of one row in staging: the widest of the weight's slices; with F8_E4M3 the codes and scales
+ * behind it, too. */
 static size_t row_bytes(const struct job *j, const struct local_weight *w)
 {
     size_t widest = 1;
     for (int32_t s = 0; s < w->slice_count; s++) {
-        size_t item = dtype_size(source_dtype(j, w, &w->slices[s]));
-        if (item > widest)
-            widest = item;
+        size_t row = dtype_size(source_dtype(j, w, &w->slices[s]));
+        if (w->kind == LOCAL_LINEAR)
+            row *= (size_t)span_len(source_cols(j, w, &w->slices[s]));
+        if (row > widest)
+            widest = row;
     }
-    return w->kind == LOCAL_LINEAR ? widest * (size_t)w->spec.in : widest;
+    if (w->spec.dtype == DTYPE_F8_E4M3)
+        widest += (size_t)w->spec.in + (size_t)backend_scales(&w->spec) * sizeof(float);
+    return widest;
 }
 
 /* Rows whose staging takes about so many bytes; a vector is never cut. */
@@ -179,7 +200,7 @@ static enum status cut(struct job *j, struct err *err)
             return base_fail(err, ERR_NOMEM, "no memory for %lld load items", (long long)count);
     }
     j->item_count = count;
-    j->staging_bytes = base_align(j->staging_bytes, 64);
+    j->staging_bytes = base_align(j->staging_bytes + 2 * 64, 64); /* up to three parts of 64 */
     return OK;
 }
 
@@ -198,7 +219,9 @@ static enum status fetch(struct job *j, const struct local_weight *w, const stru
         return OK;
     }
     const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor);
-    if (!t || t->rows != s->shape[0] || t->cols != s->shape[1] || !dtype_is_compute(t->dtype))
+    const bool known =
+        t && (w->quant.kind == QUANT_FILE ? t->dtype == DTYPE_F8_E4M3 : dtype_is_compute(t->dtype));
+    if (!known || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL, "weight %s: the checkpoint has no such tensor %s", w->name,
                          s->tensor);
     int32_t file;
@@ -229,11 +252,54 @@ static void put_vector(const struct job *j, int32_t weight, int64_t at, const vo
     }
 }
 
+static enum status bad_value(const char *tensor, int64_t row, struct err *err)
+{
+    return base_fail(err, ERR_MODEL,
+                     "tensor %s: row %lld has a value that is not finite or too large for fp8",
+                     tensor, (long long)row);
+}
+
+/* Codes and scales of rows that staging holds as they came from the file. */
+static enum status put_f8(struct job *j, int32_t weight, const struct tensor_slice *s,
+                          struct span rows, int64_t at, char *staging, struct err *err)
+{
+    const struct local_weight *w = &j->weights[weight];
+    const enum dtype dtype = source_dtype(j, w, s);
+    const size_t n = (size_t)span_len(rows), in = (size_t)w->spec.in;
+    const size_t stride = (size_t)span_len(source_cols(j, w, s)) * dtype_size(dtype);
+    const size_t groups = (size_t)backend_scales(&w->spec);
+    const struct fp8_scales *scales =
+        &j->scales[(size_t)weight * j->slices_max + (size_t)(s - w->slices)];
+    uint8_t *codes = (uint8_t *)staging;
+    if (quantizes(j, w))
+        codes += base_align(n * stride, 64);
+    float *scale = (float *)(void *)(codes + base_align(n * in, 64));
+    for (size_t r = 0; r < n; r++) {
+        const int64_t row = rows.begin + (int64_t)r;
+        float *mine = scale + r * groups;
+        if (quantizes(j, w)) {
+            if (!fp8_scale(staging + r * stride, dtype, s->shape[1], mine))
+                return bad_value(s->tensor, row, err);
+            fp8_quantize(codes + r * in, staging + r * stride, dtype, s->cols, *mine);
+            for (size_t g = 1; g < groups; g++)
+                mine[g] = *mine;
+        } else {
+            memcpy(mine, fp8_scales_row(scales, row), groups * sizeof *mine);
+            if (!fp8_finite(codes + r * in, in))
+                return bad_value(s->tensor, row, err);
+        }
+    }
+    const struct backend_ops *ops = j->backend->ops;
+    ops->weight_put(j->l->linear[weight], (int32_t)at, (int32_t)n, codes, DTYPE_F8_E4M3, in);
+    ops->weight_scale(j->l->linear[weight], (int32_t)at, (int32_t)n, scale);
+    return OK;
+}
+
 /* The part of one slice that falls into the piece. */
 static enum status fill_slice(struct job *j, const struct item *it, const struct tensor_slice *s,
                               const struct worker *own, struct err *err)
 {
-    const char *staging = own->staging;
+    char *staging = own->staging;
     const struct local_weight *w = &j->weights[it->weight];
     bool linear = w->kind == LOCAL_LINEAR;
     int64_t n = linear ? span_len(s->rows) : span_len(s->cols);
@@ -246,16 +312,20 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
         rows = (struct span){s->rows.begin + part.begin, s->rows.begin + part.end};
     else
         cols = (struct span){s->cols.begin + part.begin, s->cols.begin + part.end};
+    const bool f8 = w->spec.dtype == DTYPE_F8_E4M3;
     enum dtype dtype = source_dtype(j, w, s);
+    cols = f8 ? source_cols(j, w, s) : cols;
     enum status st = fetch(j, w, s, rows, cols, dtype, own, err);
-    if (st != OK)
-        return st;
-    if (linear)
+    if (st == OK && f8)
+        st = put_f8(j, it->weight, s, rows, begin, staging, err);
+    else if (st == OK && linear)
         j->backend->ops->weight_put(j->l->linear[it->weight], (int32_t)begin,
                                     (int32_t)(end - begin), staging, dtype,
                                     (size_t)span_len(cols) * dtype_size(dtype));
-    else
+    else if (st == OK)
         put_vector(j, it->weight, begin, staging, dtype, end - begin);
+    if (st != OK)
+        return st;
     atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
     if (j->progress)
         atomic_fetch_add_explicit(&j->progress->bytes_done,
@@ -324,6 +394,30 @@ static void work(void *arg, int64_t begin, int64_t end)
     free(own.staging);
 }
 
+static void count_read(struct job *j, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&j->read_bytes, bytes, memory_order_relaxed);
+    if (j->progress)
+        atomic_fetch_add_explicit(&j->progress->bytes_done, bytes, memory_order_relaxed);
+}
+
+/* All scales of the checkpoint that this rank needs: few bytes, and each is read once. */
+static enum status read_scales(struct job *j, struct err *err)
+{
+    enum status st = OK;
+    for (int32_t i = 0; i < j->l->count && st == OK; i++) {
+        const struct local_weight *w = &j->weights[i];
+        for (int32_t k = 0; k < w->slice_count && st == OK; k++) {
+            struct fp8_scales *s = &j->scales[(size_t)i * j->slices_max + (size_t)k];
+            if (w->quant.kind != QUANT_FILE || !j->c || is_empty(w))
+                continue;
+            st = fp8_scales_read(j->c, w, &w->slices[k], j->rank, s, err);
+            count_read(j, s->bytes);
+        }
+    }
+    return st;
+}
+
 static enum status check_written(const struct job *j, struct err *err)
 {
     for (int32_t i = 0; i < j->l->count; i++) {
@@ -340,15 +434,27 @@ static enum status run(struct job *j, struct err *err)
 {
     enum status st = OK;
     j->err = err;
+    for (int32_t i = 0; i < j->l->count; i++)
+        if ((size_t)j->weights[i].slice_count > j->slices_max)
+            j->slices_max = (size_t)j->weights[i].slice_count;
+    const size_t slices = (size_t)j->l->count * j->slices_max;
     j->written = calloc((size_t)j->l->count + 1, sizeof *j->written);
-    if (!j->written)
+    j->scales = calloc(slices + 1, sizeof *j->scales);
+    if (!j->written || !j->scales) {
+        free(j->written);
+        free(j->scales);
         return base_fail(err, ERR_NOMEM, "no memory to load %d weights", j->l->count);
+    }
     for (int32_t i = 0; i < j->l->count; i++)
         TRY(placement_tiled(&j->weights[i], err));
+    TRY(read_scales(j, err));
     TRY(cut(j, err));
     backend_parallel(j->backend, j->item_count, 1, work, j);
     st = atomic_load(&j->failed) ? j->st : check_written(j, err);
 out:
+    for (size_t i = 0; i < slices; i++)
+        fp8_scales_close(&j->scales[i]);
+    free(j->scales);
     free(j->items);
     free(j->written);
     return st;

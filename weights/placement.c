@@ -75,9 +75,32 @@ void placement_leaves(int64_t units, int64_t unit_size, struct span mine, struct
 size_t placement_read_bytes(const struct local_weight *w, enum dtype file_dtype)
 {
     size_t elements = 0;
-    for (int32_t i = 0; i < w->slice_count; i++)
-        elements += (size_t)(span_len(w->slices[i].rows) * span_len(w->slices[i].cols));
+    for (int32_t i = 0; i < w->slice_count; i++) {
+        const struct tensor_slice *s = &w->slices[i];
+        const bool whole = w->quant.kind == QUANT_LOAD && span_len(s->cols) > 0;
+        elements += (size_t)(span_len(s->rows) * (whole ? s->shape[1] : span_len(s->cols)));
+    }
     return elements * dtype_size(file_dtype);
+}
+
+static struct span blocks(struct span s, int32_t block)
+{
+    if (span_len(s) == 0)
+        return (struct span){0, 0};
+    return block == 0 ? (struct span){0, 1}
+                      : (struct span){s.begin / block, (s.end - 1) / block + 1};
+}
+
+struct placement_box placement_scales(const struct local_weight *w, const struct tensor_slice *s)
+{
+    return (struct placement_box){blocks(s->rows, w->quant.rows), blocks(s->cols, w->quant.cols)};
+}
+
+void placement_scales_shape(const struct local_weight *w, const struct tensor_slice *s,
+                            int64_t shape[2])
+{
+    shape[0] = span_len(blocks((struct span){0, s->shape[0]}, w->quant.rows));
+    shape[1] = span_len(blocks((struct span){0, s->shape[1]}, w->quant.cols));
 }
 
 /* ---- proofs ---- */

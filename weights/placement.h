@@ -6,6 +6,7 @@
 #define TESSERA_WEIGHTS_PLACEMENT_H
 
 #include "config/base.h"
+#include "config/model_config.h"
 #include "kernels/backend.h"
 
 #define PLACEMENT_NAME_MAX 128
@@ -47,6 +48,7 @@ struct local_weight {
     int32_t slice_count;
     struct tensor_slice *slices; /* borrowed */
     size_t offset, bytes;        /* in the rank's arena, by placement_layout */
+    struct quant_config quant;   /* kind is QUANT_NONE unless spec.dtype is F8_E4M3 */
 };
 
 /* Assigns 64-byte aligned offsets in order and returns the arena's size. */
@@ -59,7 +61,8 @@ enum status placement_layout(const struct backend_ops *ops, struct local_weight 
  * fold is exactly a subtree of the fold over all 8: leaves is 8, 4, 2, 1 at 1, 2, 4, 8 ranks. */
 void placement_leaves(int64_t units, int64_t unit_size, struct span mine, struct weight_spec *spec);
 
-/* Bytes of the checkpoint this weight's slices cover (what the rank must read). */
+/* Bytes of the checkpoint this weight's slices need (what the rank must read), without scales:
+ * what they cover, or the whole of their rows where those are to be quantised. */
 size_t placement_read_bytes(const struct local_weight *w, enum dtype file_dtype);
 
 /* Slices of all weights together. */
@@ -69,6 +72,11 @@ size_t placement_slices(const struct local_weight *weights, int32_t count);
 struct placement_box {
     struct span rows, cols;
 };
+/* QUANT_FILE: the blocks, by row and column of the tensor's scales, that a slice touches; and how
+ * many there are in all: shape[0] x shape[1]. */
+struct placement_box placement_scales(const struct local_weight *w, const struct tensor_slice *s);
+void placement_scales_shape(const struct local_weight *w, const struct tensor_slice *s,
+                            int64_t shape[2]);
 /* True when the boxes together hold every element of `whole`; else *gap is a missing rectangle. */
 bool placement_covered(const struct placement_box *boxes, int32_t count, struct placement_box whole,
                        struct placement_box *gap);

@@ -40,9 +40,11 @@ static const struct param llama[] = {
     {ROLE_HEAD, false, "lm_head", {"lm_head.weight"}},
 };
 
-/* Old checkpoints carry the rotary frequencies; a tied one may repeat the head. */
+/* Old checkpoints carry the rotary frequencies; a tied one may repeat the head; quantised ones may
+ * have scales for activations, which stay as they are. */
 const char *const layout_ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq",
-                                      "model.rotary_emb.inv_freq"};
+                                      "model.rotary_emb.inv_freq",
+                                      "model.layers.*.*.*.input_scale"};
 const int32_t layout_ignored_count = ARRAY_LEN(layout_ignored);
 
 static void name_at(char *dst, const char *pattern, int32_t layer)
@@ -179,6 +181,8 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     CHECK(spec.in == w->spec.in);
     w->spec = spec;
     keep(w, flow_stored_outputs(l->flow, part, l->rank));
+    if (spec.dtype == DTYPE_F8_E4M3)
+        w->quant = m->quant;
 }
 
 /* One flow serves all layers. */
@@ -290,8 +294,10 @@ static void list_weights(struct layout *l, const struct model_config *m, enum dt
 
 static uint64_t hash_of(const struct plan *plan, const struct model_config *m)
 {
-    const int32_t sizes[] = {m->hidden, m->layers,   m->heads, m->kv_heads,
-                             m->mlp,    m->head_dim, m->vocab, m->tied};
+    const int32_t sizes[] = {m->hidden,     m->layers,    m->heads,
+                             m->kv_heads,   m->mlp,       m->head_dim,
+                             m->vocab,      m->tied,      (int32_t)m->quant.kind,
+                             m->quant.rows, m->quant.cols};
     return base_hash(plan_hash(plan), sizes, sizeof sizes);
 }
 

@@ -169,6 +169,11 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
     struct weight_spec s = {
         .out = (int32_t)span_len(out), .in = (int32_t)span_len(in), .leaves = 1, .dtype = f->dtype};
     s.cut[1] = s.in;
+    if (f->quant.kind != QUANT_NONE && part != PLAN_EMBED && part != PLAN_HEAD) {
+        s.dtype = DTYPE_F8_E4M3;
+        s.scale_cols = f->quant.cols;
+        s.scale_skip = f->quant.cols > 0 ? (int32_t)(in.begin % f->quant.cols) : 0;
+    }
     if (f->choice[part].weight.count[SPREAD_COLS] > 0)
         placement_leaves(cols.units, cols.unit,
                          (struct span){in.begin / cols.unit, in.end / cols.unit}, &s);
@@ -363,6 +368,19 @@ static double bytes_cost(const struct flow *f, enum plan_phase phase, int32_t ro
     return (double)flow_layer_bytes(f, phase, rows, rank);
 }
 
+/* Scales do not lie tile by tile in every backend's storage. */
+static enum status check_gathered(const struct flow *f, const struct plan *plan,
+                                  const struct plan_layer *layer, struct err *err)
+{
+    for (int32_t part = 0; part < PLAN_PARTS; part++)
+        if (f->phase[PLAN_DECODE].linear[part].gathered && f->quant.kind != QUANT_NONE)
+            return base_fail(err, ERR_USAGE,
+                             "%s: %s: weights of 8 bits are not gathered; use cached weights, or "
+                             "16 bits",
+                             plan_where(plan), layer->name[part]);
+    return OK;
+}
+
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err)
@@ -378,12 +396,14 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;
+    f->quant = m->quant;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
     TRY(open_logits(f, m, err));
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
         TRY(open_phase(f, m, (enum plan_phase)phase,
                        phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));
+    TRY(check_gathered(f, plan, layer, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan))
         f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan)

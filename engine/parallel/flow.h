@@ -37,13 +37,15 @@ struct flow {
     struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
     int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
     struct extent hidden;
-    enum dtype dtype;                     /* of the weights */
+    enum dtype dtype;                     /* of the weights, */
+    struct quant_config quant;            /* but of those inside the layers when it has a kind */
     const struct backend_ops *ops;        /* borrowed */
     struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
     int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
 };
 
-/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. */
+/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE:
+ * gathered weights of 8 bits. */
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;

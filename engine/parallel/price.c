@@ -1,8 +1,10 @@
 /* The model of a step's time, and the file that its four numbers may come from. */
 #include "engine/parallel/price.h"
 
+#include "config/file.h"
 #include "config/jdoc.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 double price_step(const struct price *p, const struct flow *f, enum plan_phase phase,
@@ -75,14 +77,20 @@ static enum status read_all(const struct jdoc *doc, const char *path, struct pri
 enum status price_load(const char *path, struct price *out, struct err *err)
 {
     enum status st = OK;
+    const struct file_spec f = {
+        .path = path, .what = "--prices ", .bytes_max = 4096, .failure = ERR_USAGE, .pipes = true};
+    char *text = NULL;
+    size_t n = 0;
     struct jdoc *doc = NULL;
-    st = jdoc_load(path, &doc, err);
+    TRY(file_read(&f, &text, &n, err));
+    st = jdoc_parse(text, n, &jdoc_limits_config, path, &doc, err);
     if (st != OK) {
         st = st == ERR_NOMEM ? st : ERR_USAGE;
         goto out;
     }
     TRY(read_all(doc, path, out, err));
 out:
+    free(text);
     jdoc_close(doc);
     return st;
 }

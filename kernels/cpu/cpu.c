@@ -88,19 +88,19 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
 #define CPU_OPS(variant)                                                                           \
     {                                                                                              \
         .name = (variant), .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,       \
-        .probe = host_memory_probe, .alloc = host_memory_alloc, .free = host_memory_free,          \
-        .upload = host_memory_upload, .download = host_memory_download, .close = cpu_close,        \
-        .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,                        \
-        .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
-        .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \
-        .kv_open = layout_kv_open, .kv_close = layout_kv_close, .resolve = rowops_resolve,         \
-        .embed = rowops_embed, .linear = linear_run, .rmsnorm = rowops_rmsnorm,                    \
-        .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
-        .rms_scale = rowops_rms_scale, .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, \
-        .attend = attend_run, .silu_mul = rowops_silu_mul, .select = rowops_select,                \
-        .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
-        .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \
-        .logprobs = logprobs_run,                                                                  \
+        .holds = layout_holds, .weight_scale = layout_weight_scale, .probe = host_memory_probe,    \
+        .alloc = host_memory_alloc, .free = host_memory_free, .upload = host_memory_upload,        \
+        .download = host_memory_download, .close = cpu_close, .sync = cpu_sync,                    \
+        .reserve = cpu_reserve, .parallel = cpu_parallel, .weight_open = layout_weight_open,       \
+        .weight_close = layout_weight_close, .weight_put = layout_weight_put,                      \
+        .weight_get = layout_weight_get, .kv_open = layout_kv_open, .kv_close = layout_kv_close,   \
+        .resolve = rowops_resolve, .embed = rowops_embed, .linear = linear_run,                    \
+        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
+        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale,                            \
+        .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, .attend = attend_run,          \
+        .silu_mul = rowops_silu_mul, .select = rowops_select, .copy = rowops_copy,                 \
+        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
+        .nominate = elect_nominate, .elect = elect_run, .logprobs = logprobs_run,                  \
     }
 
 struct variant {

@@ -6,17 +6,26 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/handles.h"
 
-#define CPU_PANEL 32     /* outputs per weight panel */
-#define CPU_TILE_ROWS 12 /* most rows of one inner kernel of linear */
-#define CPU_WIDE_ROWS 4  /* up to here there are kernels over several panels */
-#define CPU_DTYPES 3     /* F32, F16, BF16: the first values of enum dtype */
-#define CPU_HEADS 4      /* most query heads of one inner kernel of attend */
-#define CPU_STAGE 128    /* columns per step of weight_put */
+#define CPU_PANEL 32                   /* outputs per weight panel */
+#define CPU_TILE_ROWS 12               /* most rows of one inner kernel of linear */
+#define CPU_WIDE_ROWS 4                /* up to here there are kernels over several panels */
+#define CPU_DTYPES (DTYPE_F8_E4M3 + 1) /* F32, F16, BF16, F8_E4M3 */
+#define CPU_HEADS 4                    /* most query heads of one inner kernel of attend */
+#define CPU_STAGE 128                  /* columns per step of weight_put */
 
 /* acc[panels][rows][32] (+)= x[k][rows] * panel[k][32], ascending k, fused; `first` starts from 0.
- * Panels lie panel_bytes apart. */
-typedef void (*cpu_tile_fn)(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
-                            int32_t k, bool first);
+ * Panels lie panel_bytes apart, and so do their scales, [32], which hold for all of these k (only
+ * with F8_E4M3). */
+struct cpu_tile {
+    float *acc;
+    const float *x;
+    const unsigned char *w;
+    const float *scale;
+    size_t panel_bytes;
+    int32_t k;
+    bool first;
+};
+typedef void (*cpu_tile_fn)(const struct cpu_tile *tile);
 
 /* Query heads that share the keys of one segment: s[h][256] and o[h][stride]. */
 struct cpu_scores {
@@ -37,6 +46,8 @@ struct cpu_isa {
     /* linear */
     cpu_tile_fn tile[CPU_DTYPES][CPU_TILE_ROWS + 1]; /* [dtype][rows], one panel */
     cpu_tile_fn wide[CPU_DTYPES][CPU_WIDE_ROWS + 1]; /* wide_panels[rows] panels at once */
+    /* n lines of F8_E4M3 as F32, once for many tiles */
+    void (*widen)(float *lines, const unsigned char *w, const float *scale, int32_t n);
     int32_t wide_panels[CPU_WIDE_ROWS + 1];
     bool
         tile_streams; /* false: keep the k of one call in the L1 cache, the kernel reads it twice */
@@ -44,7 +55,8 @@ struct cpu_isa {
     void (*pack)(float *dst, const float *x, size_t stride, int32_t rows, int32_t k);
 
     /* weight_put: n elements converted; then k lines of a panel from 32 staged rows, where `pitch`
-     * is the bytes per staged row and rows are readable up to a multiple of 16 elements. */
+     * is the bytes per staged row and rows are readable up to a multiple of 16 elements (64 of
+     * F8_E4M3). */
     void (*convert)(void *dst, enum dtype to, const void *src, enum dtype from, int32_t n);
     void (*interleave)(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
                        enum dtype dtype);
@@ -101,12 +113,16 @@ enum status cpu_grow(struct cpu_backend *c, size_t packed_floats, size_t partial
 /* layout.c: weights and caches in memory */
 size_t layout_weight_bytes(const struct weight_spec *spec);
 size_t layout_panel_bytes(const struct weight_spec *spec);
+bool layout_holds(enum dtype dtype);
+/* The scales of column k in a panel: [32]. */
+float *layout_scale(const struct weight_spec *spec, const unsigned char *panel, int32_t k);
 /* Place of output j of 32 within a line of a panel. */
 int32_t layout_lane(enum dtype t, int32_t j);
 struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage);
 void layout_weight_close(struct weight *w);
 void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
                        enum dtype src_dtype, size_t stride);
+void layout_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale);
 void layout_weight_get(const struct weight *w, int32_t row, float *dst);
 size_t layout_kv_bytes(const struct kv_spec *spec);
 struct kv_cache *layout_kv_open(struct backend *b, const struct kv_spec *spec, void *storage);

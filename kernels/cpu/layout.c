@@ -2,7 +2,9 @@
  * panel zero padded, so that vector lanes hold different outputs and every output is one ascending
  * chain over k. Loading a model is one pass of weight_put over it, so whole panels go through a
  * small staged transpose; parts of a panel (the seam between two tensors fused into one weight)
- * take an element-wise path. Keys are stored transposed, [head_dim][16 positions]: lanes hold keys.
+ * take an element-wise path. Behind the codes of an F8_E4M3 panel are its scales, [scales][32], so
+ * that panels stay whole wherever they are sent. Keys are stored transposed, [head_dim][16
+ * positions]: lanes hold keys.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -13,9 +15,25 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; the C library's headers may be older */
 #endif
 
+static size_t values_bytes(const struct weight_spec *spec)
+{
+    return base_align((size_t)spec->in * CPU_PANEL * dtype_size(spec->dtype), 64);
+}
+
 size_t layout_panel_bytes(const struct weight_spec *spec)
 {
-    return (size_t)spec->in * CPU_PANEL * dtype_size(spec->dtype);
+    return values_bytes(spec) + (size_t)backend_scales(spec) * CPU_PANEL * sizeof(float);
+}
+
+bool layout_holds(enum dtype dtype)
+{
+    return dtype_is_compute(dtype) || dtype == DTYPE_F8_E4M3;
+}
+
+float *layout_scale(const struct weight_spec *spec, const unsigned char *panel, int32_t k)
+{
+    const size_t lines = (size_t)backend_scale_of(spec, k) * CPU_PANEL;
+    return (float *)(uintptr_t)(panel + values_bytes(spec)) + lines;
 }
 
 size_t layout_weight_bytes(const struct weight_spec *spec)
@@ -100,6 +118,7 @@ void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *
     const size_t panel_bytes = layout_panel_bytes(&w->spec);
     const int32_t end = row + rows;
     CHECK(row >= 0 && rows >= 0 && rows <= w->spec.out - row);
+    CHECK((w->spec.dtype == DTYPE_F8_E4M3) == (src_dtype == DTYPE_F8_E4M3));
     if (rows >= CPU_PANEL)
         populate(w->storage + (size_t)(row / CPU_PANEL) * panel_bytes,
                  (size_t)(rows / CPU_PANEL) * panel_bytes);
@@ -119,13 +138,29 @@ void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *
     }
 }
 
+static unsigned char *panel_of(const struct weight *w, int32_t row)
+{
+    return w->storage + (size_t)(row / CPU_PANEL) * layout_panel_bytes(&w->spec);
+}
+
+void layout_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
+{
+    for (int32_t end = row + rows; row < end; row++) {
+        float *lane = layout_scale(&w->spec, panel_of(w, row), 0) + row % CPU_PANEL;
+        for (int32_t s = 0; s < backend_scales(&w->spec); s++)
+            lane[(ptrdiff_t)s * CPU_PANEL] = *scale++;
+    }
+}
+
 void layout_weight_get(const struct weight *w, int32_t row, float *dst)
 {
-    const unsigned char *panel =
-        w->storage + (size_t)(row / CPU_PANEL) * layout_panel_bytes(&w->spec);
+    const unsigned char *panel = panel_of(w, row);
     const size_t lane = (size_t)layout_lane(w->spec.dtype, row % CPU_PANEL);
-    for (int32_t k = 0; k < w->spec.in; k++)
+    for (int32_t k = 0; k < w->spec.in; k++) {
         dst[k] = dtype_load(panel, w->spec.dtype, (size_t)k * CPU_PANEL + lane);
+        if (w->spec.dtype == DTYPE_F8_E4M3)
+            dst[k] *= layout_scale(&w->spec, panel, k)[row % CPU_PANEL];
+    }
 }
 
 int32_t layout_kv_dim(const struct kv_spec *spec)

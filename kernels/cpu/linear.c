@@ -28,6 +28,7 @@ struct job {
     int32_t rows, tiles;
     int32_t group; /* panels per item */
     int32_t block; /* k per block */
+    bool widens;   /* F8_E4M3: a block becomes F32 once for all tiles */
 };
 
 /* Tiles share the rows as evenly as possible: 13 rows are 7 + 6. */
@@ -86,26 +87,50 @@ static void pack_tiles(void *arg, int32_t worker, int64_t begin, int64_t end)
     }
 }
 
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* All rows of one block of k. */
+static void block_run(const struct job *j, const struct cpu_tile *block, enum dtype t,
+                      int32_t panels, int32_t k)
+{
+    for (int32_t i = 0; i < j->tiles; i++) {
+        const int32_t row = tile_start(j, i), rows = tile_start(j, i + 1) - row;
+        struct cpu_tile tile = *block;
+        tile.acc += (size_t)row * CPU_PANEL;
+        tile.x = j->packed + (size_t)i * j->tile_floats + (size_t)k * (size_t)rows;
+        cpu_tile_fn kernel = panels == 1 ? j->isa->tile[t][rows] : j->isa->wide[t][rows];
+        kernel(&tile);
+    }
+}
+
 /* acc = the chains of columns [from, to) of `panels` panels, all rows; acc[panels][rows][32] when
  * there is one tile, [rows][32] else (then panels is 1). */
 static void leaf(const struct job *j, float *acc, const unsigned char *panel, int32_t panels,
                  int32_t from, int32_t to)
 {
     const struct weight_spec *spec = &j->w->spec;
-    const size_t panel_bytes = layout_panel_bytes(spec);
     const size_t line = CPU_PANEL * dtype_size(spec->dtype);
+    ALIGNED64 float lines[BLOCK_BYTES / sizeof(float)];
     if (from == to)
         memset(acc, 0, (size_t)panels * (size_t)j->rows * CPU_PANEL * sizeof *acc);
-    for (int32_t k = from; k < to; k += j->block) {
-        const int32_t n = to - k < j->block ? to - k : j->block;
-        for (int32_t t = 0; t < j->tiles; t++) {
-            int32_t row = tile_start(j, t), rows = tile_start(j, t + 1) - row;
-            cpu_tile_fn kernel =
-                panels == 1 ? j->isa->tile[spec->dtype][rows] : j->isa->wide[spec->dtype][rows];
-            kernel(acc + (size_t)row * CPU_PANEL,
-                   j->packed + (size_t)t * j->tile_floats + (size_t)k * (size_t)rows,
-                   panel + (size_t)k * line, panel_bytes, n, k == from);
+    for (int32_t k = from, n; k < to; k += n) {
+        n = least(least(to, backend_scale_end(spec, k)) - k, j->block);
+        struct cpu_tile block = {
+            .acc = acc,
+            .w = panel + (size_t)k * line,
+            .scale = layout_scale(spec, panel, k),
+            .panel_bytes = layout_panel_bytes(spec),
+            .k = n,
+            .first = k == from,
+        };
+        if (j->widens) {
+            j->isa->widen(lines, block.w, block.scale, n);
+            block.w = (const unsigned char *)lines;
         }
+        block_run(j, &block, j->widens ? DTYPE_F32 : spec->dtype, panels, k);
     }
 }
 
@@ -161,7 +186,8 @@ static void chunk_run(struct cpu_backend *c, struct job *j)
     j->partial_floats = c->partial_floats;
     j->packed = j->rows == 1 ? j->x : c->packed;
     j->group = j->rows <= CPU_WIDE_ROWS ? c->isa->wide_panels[j->rows] : 1;
-    j->block = BLOCK_BYTES / (int32_t)(CPU_PANEL * dtype_size(spec->dtype));
+    j->widens = spec->dtype == DTYPE_F8_E4M3 && j->tiles > 1;
+    j->block = BLOCK_BYTES / (int32_t)(CPU_PANEL * dtype_size(j->widens ? DTYPE_F32 : spec->dtype));
     if (j->tiles == 1 && (c->isa->tile_streams || j->rows <= 2))
         j->block = spec->in > 0 ? spec->in : 1; /* all of K */
     if (j->rows > 1)

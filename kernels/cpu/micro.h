@@ -16,9 +16,13 @@ static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
 
 /* ---- linear ---------------------------------------------------------------------------------- */
 
-/* Outputs 0..15 (side 0) or 16..31 (side 1) of one line of a panel. */
+#define F8_SCALE 0x1p8f /* v16_load_f8 gives values 2^-8 times too small; exact to undo */
+
+/* Outputs 0..15 (side 0) or 16..31 (side 1) of one line of a panel; F8_E4M3 before the scale. */
 V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const ptrdiff_t side)
 {
+    if (t == DTYPE_F8_E4M3)
+        return v16_load_f8(w + 16 * side);
     if (t == DTYPE_BF16)
         return side == 0 ? v16_even_bf16(w) : v16_odd_bf16(w);
     if (t == DTYPE_F16)
@@ -27,12 +31,8 @@ V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const ptr
 }
 
 struct tile_args {
-    float *acc;     /* of the first row of the block */
-    const float *x; /* likewise */
-    const unsigned char *w;
-    size_t panel_bytes;
-    int32_t k, rows; /* rows: of the whole tile = stride of x */
-    bool first;
+    struct cpu_tile t; /* acc and x: of the first row of the block */
+    int32_t rows;      /* of the whole tile = stride of x */
 };
 
 /* Where accumulator i of a register block rests between calls. */
@@ -40,26 +40,40 @@ V16_TEMPLATE float *tile_place(const struct tile_args *a, const int rows, const 
                                const ptrdiff_t side, const ptrdiff_t i)
 {
     const ptrdiff_t c = i % cols, row = i / cols % rows, q = i / cols / rows;
-    return a->acc + (q * a->rows + row) * CPU_PANEL + 16 * (side + c);
+    return a->t.acc + (q * a->rows + row) * CPU_PANEL + 16 * (side + c);
+}
+
+/* Scale i of a register block, of `cols` halves of each panel. */
+V16_TEMPLATE v16 tile_scale(const struct tile_args *a, const int cols, const ptrdiff_t side,
+                            const ptrdiff_t i)
+{
+    const size_t panel = (size_t)(i / cols) * (a->t.panel_bytes / sizeof(float));
+    return v16_mul(v16_load(a->t.scale + panel + 16 * (side + i % cols)), v16_set1(F8_SCALE));
 }
 
 /* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
 V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const int panels,
                              const int cols, const ptrdiff_t side, const enum dtype t)
 {
-    v16 acc[V16_ROWS * V16_COLS + 8];
-    const size_t line = t == DTYPE_F32 ? 128 : 64;
+    v16 acc[V16_ROWS * V16_COLS + 8], scale[8];
+    const size_t line = CPU_PANEL * (t == DTYPE_F32 ? 4 : t == DTYPE_F8_E4M3 ? 1 : 2);
     const ptrdiff_t sums = (ptrdiff_t)panels * rows * cols;
     foreach(i, sums)
-        acc[i] = a->first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
-    const float *x = a->x;
-    const unsigned char *w = a->w;
-    for (int32_t k = 0; k < a->k; k++, x += a->rows, w += line) {
+        acc[i] = a->t.first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
+    const ptrdiff_t scales = t == DTYPE_F8_E4M3 ? (ptrdiff_t)panels * cols : 0;
+    foreach(i, scales)
+        scale[i] = tile_scale(a, cols, side, i);
+    const float *x = a->t.x;
+    const unsigned char *w = a->t.w;
+    for (int32_t k = 0; k < a->t.k; k++, x += a->rows, w += line) {
         foreach(q, panels) {
-            const unsigned char *p = w + (size_t)q * a->panel_bytes;
+            const unsigned char *p = w + (size_t)q * a->t.panel_bytes;
             v16 b[2];
-            foreach(c, cols)
+            foreach(c, cols) {
                 b[c] = line_load(t, p, side + c);
+                if (t == DTYPE_F8_E4M3)
+                    b[c] = v16_mul(b[c], scale[q * cols + c]);
+            }
             v16_prefetch(p + AHEAD / panels);
             if (t == DTYPE_F32)
                 v16_prefetch(p + AHEAD / panels + 64);
@@ -77,11 +91,10 @@ V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const in
 
 /* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows.
  */
-V16_TEMPLATE void tile_rows(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,
-                            int32_t k, bool first, const int rows, const int panels,
+V16_TEMPLATE void tile_rows(const struct cpu_tile *tile, const int rows, const int panels,
                             const enum dtype t)
 {
-    struct tile_args a = {acc, x, w, panel_bytes, k, rows, first};
+    struct tile_args a = {*tile, rows};
     if (V16_COLS == 2 || rows <= 2) {
         tile_block(&a, rows, panels, 2, 0, t);
         return;
@@ -90,18 +103,28 @@ V16_TEMPLATE void tile_rows(float *acc, const float *x, const unsigned char *w, 
     tile_block(&a, top, panels, 1, 0, t);
     tile_block(&a, top, panels, 1, 1, t);
     if (rows > V16_ROWS) {
-        a.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
-        a.x += V16_ROWS;
+        a.t.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
+        a.t.x += V16_ROWS;
         tile_block(&a, rows - V16_ROWS, panels, 1, 0, t);
         tile_block(&a, rows - V16_ROWS, panels, 1, 1, t);
     }
 }
 
+/* n lines of F8_E4M3 as F32 lines. */
+static void widen(float *lines, const unsigned char *w, const float *scale, int32_t n)
+{
+    const v16 low = v16_mul(v16_load(scale), v16_set1(F8_SCALE));
+    const v16 high = v16_mul(v16_load(scale + 16), v16_set1(F8_SCALE));
+    for (int32_t k = 0; k < n; k++, w += CPU_PANEL, lines += CPU_PANEL) {
+        v16_store(lines, v16_mul(v16_load_f8(w), low));
+        v16_store(lines + 16, v16_mul(v16_load_f8(w + 16), high));
+    }
+}
+
 #define TILE(name, rows, panels, dtype)                                                            \
-    static void name(float *acc, const float *x, const unsigned char *w, size_t panel_bytes,       \
-                     int32_t k, bool first)                                                        \
+    static void name(const struct cpu_tile *tile)                                                  \
     {                                                                                              \
-        tile_rows(acc, x, w, panel_bytes, k, first, rows, panels, dtype);                          \
+        tile_rows(tile, rows, panels, dtype);                                                      \
     }
 
 #define TILES(suffix, dtype)                                                                       \
@@ -125,6 +148,7 @@ V16_TEMPLATE void tile_rows(float *acc, const float *x, const unsigned char *w, 
 TILES(f32, DTYPE_F32)
 TILES(f16, DTYPE_F16)
 TILES(bf16, DTYPE_BF16)
+TILES(f8, DTYPE_F8_E4M3)
 
 #define TILE_TABLE(s)                                                                              \
     {                                                                                              \
@@ -173,11 +197,11 @@ V16_INLINE void store_as(enum dtype t, void *p, v16 a)
 
 static void convert(void *dst, enum dtype to, const void *src, enum dtype from, int32_t n)
 {
-    const size_t from_size = from == DTYPE_F32 ? 4 : 2, to_size = to == DTYPE_F32 ? 4 : 2;
     if (from == to) {
-        memcpy(dst, src, (size_t)n * to_size);
+        memcpy(dst, src, (size_t)n * dtype_size(to));
         return;
     }
+    const size_t from_size = from == DTYPE_F32 ? 4 : 2, to_size = to == DTYPE_F32 ? 4 : 2;
     unsigned char *d = dst;
     const unsigned char *s = src;
     for (; n >= 16; n -= 16, s += 16 * from_size, d += 16 * to_size)
@@ -190,11 +214,34 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
     }
 }
 
+/* 64 k of 32 staged rows become lines: four of them travel as a word. */
+static void interleave_f8(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k)
+{
+    v16 r[16];
+    for (int32_t c = 0; c < k; c += 64) {
+        const int32_t n = k - c < 64 ? k - c : 64;
+        for (int32_t half = 0; half < 2; half++) {
+            for (int32_t j = 0; j < 16; j++) {
+                const unsigned char *p = stage + (size_t)(16 * half + j) * pitch + c;
+                r[j] = v16_load((const float *)(const void *)p);
+            }
+            v16_transpose(r);
+            unsigned char *line = panel + (size_t)c * CPU_PANEL + (size_t)(16 * half);
+            for (int32_t i = 0; i < n; i++)
+                v16_store_byte(line + (size_t)i * CPU_PANEL, r[i / 4], i % 4);
+        }
+    }
+}
+
 /* Sixteen k of 32 staged rows become lines. 16-bit types travel as pairs in 32-bit lanes: bf16
  * pairs outputs j and 16 + j, f16 pairs 2j and 2j + 1, see layout_lane. */
 static void interleave(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
                        enum dtype dtype)
 {
+    if (dtype == DTYPE_F8_E4M3) {
+        interleave_f8(panel, stage, pitch, k);
+        return;
+    }
     const int32_t halves = dtype == DTYPE_F32 ? 2 : 1, size = dtype == DTYPE_F32 ? 4 : 2;
     const int32_t step = dtype == DTYPE_F16 ? 2 : 1, other = dtype == DTYPE_F16 ? 1 : 16;
     v16 r[16];
@@ -521,12 +568,19 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
 
 #define MICRO_ISA                                                                                  \
     {                                                                                              \
-        .name = V16_NAME, .tile = {TILE_TABLE(f32), TILE_TABLE(f16), TILE_TABLE(bf16)},            \
-        .wide = {WIDE_TABLE(f32), WIDE_TABLE(f16), WIDE_TABLE(bf16)},                              \
+        .name = V16_NAME,                                                                          \
+        .tile = {[DTYPE_F32] = TILE_TABLE(f32),                                                    \
+                 [DTYPE_F16] = TILE_TABLE(f16),                                                    \
+                 [DTYPE_BF16] = TILE_TABLE(bf16),                                                  \
+                 [DTYPE_F8_E4M3] = TILE_TABLE(f8)},                                                \
+        .wide = {[DTYPE_F32] = WIDE_TABLE(f32),                                                    \
+                 [DTYPE_F16] = WIDE_TABLE(f16),                                                    \
+                 [DTYPE_BF16] = WIDE_TABLE(bf16),                                                  \
+                 [DTYPE_F8_E4M3] = WIDE_TABLE(f8)},                                                \
         .wide_panels = {1, V16_WIDE1, V16_WIDE2, V16_WIDE3, V16_WIDE4},                            \
-        .tile_streams = V16_COLS == 2, .pack = pack, .convert = convert, .interleave = interleave, \
-        .add = add, .sum_squares = sum_squares, .norm = norm, .silu_mul = silu_mul,                \
-        .rotate = rotate, .sum_tree = sum_tree, .scores = scores, .softmax = softmax,              \
-        .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum, .find = find,        \
-        .scale = scale, .exp = exponentials,                                                       \
+        .tile_streams = V16_COLS == 2, .widen = widen, .pack = pack, .convert = convert,           \
+        .interleave = interleave, .add = add, .sum_squares = sum_squares, .norm = norm,            \
+        .silu_mul = silu_mul, .rotate = rotate, .sum_tree = sum_tree, .scores = scores,            \
+        .softmax = softmax, .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum,  \
+        .find = find, .scale = scale, .exp = exponentials,                                         \
     }

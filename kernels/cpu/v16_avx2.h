@@ -229,6 +229,25 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
                       _mm256_and_si256(v16_line(p + 32), high));
 }
 
+V16_INLINE v16 v16_load_f8(const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    h = _mm256_and_si256(h, _mm256_set1_epi16((short)0xbfff));
+    return v16_of(_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
+                  _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)));
+}
+
+V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
+{
+    const __m256i shift = _mm256_set1_epi32(8 * index), low = _mm256_set1_epi32(0xff);
+    __m256i lo = _mm256_and_si256(_mm256_srlv_epi32(_mm256_castps_si256(a.lo), shift), low);
+    __m256i hi = _mm256_and_si256(_mm256_srlv_epi32(_mm256_castps_si256(a.hi), shift), low);
+    __m256i h = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 {
     __m256i a = _mm256_slli_epi32(v16_widen(hi), 16), b = _mm256_slli_epi32(v16_widen(hi + 8), 16);

@@ -179,6 +179,19 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high));
 }
 
+V16_INLINE v16 v16_load_f8(const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(h, _mm256_set1_epi16((short)0xbfff)));
+}
+
+V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
+{
+    __m512i u = _mm512_srlv_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(8 * index));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(u));
+}
+
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 {
     __m512i l = _mm512_cvtepu16_epi32(v16_halves(lo)), h = _mm512_cvtepu16_epi32(v16_halves(hi));

@@ -206,6 +206,20 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
     V16_EACH(dtype_from_bf16(u[2 * i + 1]));
 }
 
+/* Sixteen E4M3 codes times 2^-8: the bits of the halves that mean that. NaN codes are not known.
+ * (Bits put straight into a float's places would do, but subnormal floats are slow to multiply.) */
+V16_INLINE v16 v16_load_f8(const unsigned char *p)
+{
+    V16_EACH(dtype_from_f16((uint16_t)((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)));
+}
+
+/* Byte `index` of each lane, from the lowest on. */
+V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
+{
+    for (int i = 0; i < 16; i++)
+        p[i] = (unsigned char)(v16_bits(a.l[i]) >> (8 * index));
+}
+
 /* Lanes of 32 bits, hi << 16 | lo. */
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)
 {

@@ -194,6 +194,7 @@ static void kv_close(struct kv_cache *kv)
 const struct backend_ops cuda_ops = {
     .name = "cuda",
     .weight_bytes = cuda_memory_weight_bytes,
+    .holds = cuda_memory_holds,
     .kv_bytes = cuda_memory_kv_bytes,
     .probe = cuda_probe,
     .close = cuda_close,
@@ -207,6 +208,7 @@ const struct backend_ops cuda_ops = {
     .weight_open = weight_open,
     .weight_close = weight_close,
     .weight_put = cuda_memory_weight_put,
+    .weight_scale = cuda_memory_weight_scale,
     .weight_get = cuda_memory_weight_get,
     .kv_open = kv_open,
     .kv_close = kv_close,

@@ -78,6 +78,8 @@ void cuda_memory_upload(struct backend *b, void *dst, const void *src, size_t by
 enum status cuda_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
                                  struct err *err);
 size_t cuda_memory_weight_bytes(const struct weight_spec *spec);
+bool cuda_memory_holds(enum dtype dtype);
+void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale);
 size_t cuda_memory_kv_bytes(const struct kv_spec *spec);
 void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
                             enum dtype src_dtype, size_t stride);

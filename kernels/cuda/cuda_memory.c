@@ -160,6 +160,17 @@ size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
     return base_align((size_t)spec->out * pitch_bytes(spec), STORAGE_ALIGN);
 }
 
+bool cuda_memory_holds(enum dtype dtype)
+{
+    return dtype_is_compute(dtype);
+}
+
+void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
+{
+    (void)row, (void)rows, (void)scale;
+    CHECK(backend_scales(&w->spec) == 0); /* there are none while holds() says no */
+}
+
 size_t cuda_memory_kv_bytes(const struct kv_spec *s)
 {
     return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * 2 *

@@ -19,9 +19,21 @@ static float *cell(struct view m, int32_t row, int32_t col)
 
 /* ---- storage --------------------------------------------------------------------------------- */
 
-static size_t weight_bytes(const struct weight_spec *spec)
+static size_t values_bytes(const struct weight_spec *spec)
 {
     return base_align((size_t)spec->out * (size_t)spec->in * dtype_size(spec->dtype), 64);
+}
+
+/* The values, then scale[out][scales]. */
+static size_t weight_bytes(const struct weight_spec *spec)
+{
+    const size_t scales = (size_t)spec->out * (size_t)backend_scales(spec);
+    return values_bytes(spec) + base_align(scales * sizeof(float), 64);
+}
+
+static bool holds(enum dtype dtype)
+{
+    return dtype_is_compute(dtype) || dtype == DTYPE_F8_E4M3;
 }
 
 static size_t kv_bytes(const struct kv_spec *s)
@@ -69,9 +81,18 @@ static void weight_close(struct weight *w)
     free(w);
 }
 
+static float *scale_at(const struct weight *w, int32_t row, int32_t scale)
+{
+    float *all = (float *)(void *)(w->storage + values_bytes(&w->spec));
+    return all + (size_t)row * (size_t)backend_scales(&w->spec) + scale;
+}
+
 static float weight_at(const struct weight *w, int32_t row, int32_t k)
 {
-    return dtype_load(w->storage, w->spec.dtype, (size_t)row * (size_t)w->spec.in + (size_t)k);
+    const float v =
+        dtype_load(w->storage, w->spec.dtype, (size_t)row * (size_t)w->spec.in + (size_t)k);
+    const bool scaled = w->spec.dtype == DTYPE_F8_E4M3;
+    return scaled ? v * *scale_at(w, row, backend_scale_of(&w->spec, k)) : v;
 }
 
 static void weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
@@ -82,6 +103,12 @@ static void weight_put(struct weight *w, int32_t row, int32_t rows, const void *
             dtype_store(
                 w->storage, w->spec.dtype, (size_t)(row + r) * (size_t)w->spec.in + (size_t)k,
                 dtype_load((const unsigned char *)src + (size_t)r * stride, src_dtype, (size_t)k));
+}
+
+static void weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
+{
+    const size_t n = (size_t)rows * (size_t)backend_scales(&w->spec);
+    memcpy(scale_at(w, row, 0), scale, n * sizeof *scale);
 }
 
 static void weight_get(const struct weight *w, int32_t row, float *dst)
@@ -334,6 +361,7 @@ const struct backend_ops ref_ops = {
     .name = "ref",
     .weight_bytes = weight_bytes,
     .kv_bytes = kv_bytes,
+    .holds = holds,
     .probe = host_memory_probe,
     .alloc = host_memory_alloc,
     .free = host_memory_free,
@@ -346,6 +374,7 @@ const struct backend_ops ref_ops = {
     .weight_open = weight_open,
     .weight_close = weight_close,
     .weight_put = weight_put,
+    .weight_scale = weight_scale,
     .weight_get = weight_get,
     .kv_open = kv_open,
     .kv_close = kv_close,

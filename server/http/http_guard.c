@@ -228,13 +228,14 @@ static bool judge_header_line(struct guard *g, const char *line, size_t n)
     return judge_header(g, line, (size_t)(colon - line), value, (size_t)(end - value));
 }
 
-/* What can be said of a line whose end has not come. */
+/* What can be said of a line before its end has come, and is then said whether it has or not. */
 static bool judge_part(struct guard *g, bool is_first, const char *line, size_t n)
 {
     const char *space = memchr(line, ' ', n);
-    size_t method_n = space ? (size_t)(space - line) : n;
-    if (is_first && method_n > 0 && !is_token(line, method_n))
-        return judge_method(g, line, method_n);
+    const size_t method_n = space ? (size_t)(space - line) : n;
+    const size_t judged_n = method_n > METHOD_BYTES_MAX ? METHOD_BYTES_MAX + 1 : method_n;
+    if (is_first && judged_n > 0 && !is_token(line, judged_n))
+        return judge_method(g, line, judged_n);
     if (is_first && method_n > METHOD_BYTES_MAX)
         return refuse(g, 501, "unknown_method", "the request method is not known here");
     if (is_first && n > method_n + g->limits->target_bytes + sizeof "  HTTP/1.1")

@@ -21,7 +21,8 @@ static void *buffer(size_t bytes, int seed)
 {
     uint16_t *p = aligned_alloc(64, base_align(bytes, 64));
     CHECK(p != NULL);
-    for (size_t i = 0; i < bytes / 2; i++) /* bf16 of either sign and 0.5 to 2 */
+    /* bf16 of either sign and 0.5 to 2; as F8_E4M3 or scales anything */
+    for (size_t i = 0; i < bytes / 2; i++)
         p[i] = (uint16_t)((numerics_mix(i + (size_t)seed) & 0x80ff) + 0x3f00);
     return p;
 }
@@ -259,6 +260,27 @@ static void linear(struct shape s)
     bench_close(&b);
 }
 
+/* The same product held in two types, taken in turns so that a busy machine slows both. */
+static void versus(struct shape s, enum dtype other)
+{
+    struct bench a, b;
+    double least[2] = {1e30, 1e30};
+    bench_open(&a, s);
+    s.dtype = other;
+    bench_open(&b, s);
+    b.passes = a.passes;
+    for (int i = 0; i < 2 * RUNS; i++) {
+        double t = base_now();
+        linear_all(i % 2 == 0 ? &a : &b);
+        t = base_now() - t;
+        least[i % 2] = t < least[i % 2] ? t : least[i % 2];
+    }
+    printf("linear %4d rows, %5d -> %5d: %s is %.2f times as fast as %s\n", (int)s.rows, (int)s.in,
+           (int)s.out, dtype_name(other), least[0] / least[1], dtype_name(a.s.dtype));
+    bench_close(&a);
+    bench_close(&b);
+}
+
 /* ---- loading, attention, sampling ------------------------------------------------------------ */
 
 struct put {
@@ -439,6 +461,11 @@ static void linears(void)
     for (int32_t r = 1; r <= 512; r += 511) {
         linear((struct shape){r, 2048, 8192, 1, DTYPE_F16});
         linear((struct shape){r, 2048, 8192, 1, DTYPE_F32});
+        linear((struct shape){r, 2048, 8192, 1, DTYPE_F8_E4M3});
+    }
+    for (int32_t r = 1; r <= 512; r *= 8) {
+        versus((struct shape){r, 2048, 8192, 1, DTYPE_BF16}, DTYPE_F8_E4M3);
+        versus((struct shape){r, 8192, 2048, 8, DTYPE_BF16}, DTYPE_F8_E4M3);
     }
 }
 

@@ -102,7 +102,8 @@ static void run_connection(const uint8_t *data, size_t size, size_t packet, size
     close(ends[1]);
 }
 
-/* In one packet nothing of a bad request is handed over; in small ones its begin may be. */
+/* In one packet nothing of a request that is refused is handed over; in small ones its begin may
+ * be. */
 static void check_cuts(const uint8_t *data, size_t size)
 {
     static struct outcome whole, parts;
