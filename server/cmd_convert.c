@@ -73,7 +73,7 @@ enum status commands_synth(const struct options *o, struct err *err)
     }
     TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
     TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));
-    tensors = calloc((size_t)layout->count * PLACEMENT_SLICES_MAX, sizeof *tensors);
+    tensors = calloc(placement_slices(layout->weights, layout->count), sizeof *tensors);
     if (!tensors) {
         st = base_fail(err, ERR_NOMEM, "synth: no memory");
         goto out;

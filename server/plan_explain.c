@@ -75,6 +75,16 @@ static void explain_summa(const struct form *v, const char *where, enum plan_par
     buf_printf(v->out, "; n %d, N %lld, B %lld\n", n, (long long)panel, (long long)block);
 }
 
+static void explain_gathered(const struct form *v, const char *where, enum plan_part part)
+{
+    const struct weight_spec whole = flow_weight(v->f, part, v->rank);
+    const int32_t n = v->f->mesh.axis[v->f->choice[part].over].size;
+    const int64_t bytes = (int64_t)v->f->ops->weight_bytes(&whole);
+    line(v, where, "", "all-gather of the weight", flow_gathered_bytes(v->f, part, v->rank),
+         (n - 1.0) / n * (double)bytes, "(n-1)/n N");
+    buf_printf(v->out, "; n %d, N %lld\n", n, (long long)bytes);
+}
+
 static void explain_linear(const struct form *v, const char *where, enum plan_part part,
                            int32_t rows)
 {
@@ -83,6 +93,8 @@ static void explain_linear(const struct form *v, const char *where, enum plan_pa
         explain_route(v, where, "before", &l->before, rows, l->in);
     if (l->summa)
         explain_summa(v, where, part);
+    if (l->gathered)
+        explain_gathered(v, where, part);
     explain_route(v, where, "after", &l->after, rows, part == PLAN_EMBED ? v->f->hidden : l->out);
 }
 
@@ -129,5 +141,6 @@ void plan_modes_explain(const struct setup *s, int32_t rows, struct buf *out)
              "  1d                   one-shot 2(P-1) T h 4, above 256 KiB 4(P-1)/P T h 4\n"
              "  1d_sp                4(P-1)/P T h 4\n"
              "  stationary (w,a,b)   T [4h(a-1) + (W/h)(b-1)] / P 4\n"
+             "  ... weights gathered and (w-1)/P W bytes stored\n"
              "  summa q x q, depth d (q-1)/q^2 [T S_in/d 4 + W bytes stored]\n");
 }

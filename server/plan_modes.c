@@ -141,8 +141,11 @@ static enum status consider_all(struct comparison *c, struct err *err)
     for (int32_t w = 1; w <= ranks; w++) {
         for (int32_t a = 1; ranks % w == 0 && a <= ranks / w; a++) {
             snprintf(mesh, sizeof mesh, "%d,%d,%d", w, a, ranks / w / a);
-            if (ranks / w % a == 0 && c->count < CANDIDATES_MAX - 1)
-                TRY(consider(c, "3d", mesh, err));
+            if (ranks / w % a != 0 || c->count > CANDIDATES_MAX - 2)
+                continue;
+            TRY(consider(c, "3d", mesh, err));
+            if (w > 1)
+                TRY(consider(c, "3d_gathered", mesh, err));
         }
     }
 out:
@@ -154,7 +157,7 @@ static void write_candidate(const struct comparison *c, const struct candidate *
     char w[32], rest[32], n[32], all[32], rows[16] = "-";
     if (k->prefill_rows < INT32_MAX)
         snprintf(rows, sizeof rows, "%d", k->prefill_rows);
-    buf_printf(out, "%-12s%c %10s  %9zu  %10s  %11s  %4d %4d  %7s ", k->name, k->fits ? ' ' : '!',
+    buf_printf(out, "%-17s%c %10s  %9zu  %10s  %11s  %4d %4d  %7s ", k->name, k->fits ? ' ' : '!',
                base_human_bytes(w, sizeof w, k->weights), k->kv,
                base_human_bytes(rest, sizeof rest, k->rest),
                base_human_bytes(all, sizeof all, k->activations), k->meetings[PLAN_DECODE],
@@ -180,10 +183,10 @@ static void write_times(const struct comparison *c, struct buf *out)
 {
     buf_puts(out, "\nmodelled ms of a step by its rows (collectives and linears; attention, norms "
                   "and sampling are alike), * least\n");
-    buf_printf(out, "%-12s", "layout");
+    buf_printf(out, "%-17s", "layout");
     write_rows(c, out);
     for (int32_t k = 0; k < c->count; k++) {
-        buf_printf(out, "%-12s", c->list[k].name);
+        buf_printf(out, "%-17s", c->list[k].name);
         for (int32_t i = 0; i < COLUMNS; i++) {
             double least = INFINITY;
             for (int32_t j = 0; j < c->count; j++)
@@ -223,12 +226,12 @@ enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *ou
     TRY(consider_all(c, err));
     buf_printf(out,
                "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
-               "(a: outputs, b: inputs,\nw: copies of the weights), ! does not fit; KV: bytes per "
-               "token; residual stream and all activations of %d rows;\ncollectives per layer of "
-               "steps of few and many rows; summa from so many rows; bytes received per layer\nby "
-               "rows, * least\n",
+               "(a: outputs, b: inputs,\nw: copies of the weights, or parts to gather), ! does "
+               "not fit; KV: bytes per token; residual stream and\nall activations of %d rows; "
+               "collectives per layer of steps of few and many rows; summa from so many\nrows; "
+               "bytes received per layer by rows, * least\n",
                s->options.tp, rows);
-    buf_printf(out, "%-12s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
+    buf_printf(out, "%-17s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
                "residual", "activations", "meetings", "summa");
     write_rows(c, out);
     for (int32_t i = 0; i < c->count; i++)

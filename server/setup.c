@@ -146,6 +146,10 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens\n",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
                BACKEND_BLOCK_TOKENS);
+    buf_printf(out, "sums are added in %s\n",
+               flow_keeps_order(s->layouts[0]->flow)
+                   ? "the order of a single rank: outputs have its bits"
+                   : "this layout's own order: outputs are a single rank's but for rounding");
     buf_printf(out, "needs %s in all; %s are free\n", base_human_bytes(w, sizeof w, f->total),
                base_human_bytes(k, sizeof k, f->available));
 }

@@ -224,9 +224,14 @@ static enum status open_moving(struct tools *t, enum mode mode, struct dense *d,
                                struct err *err)
 {
     const int32_t row = mode == TWO ? 0 : 1;
-    if (mode == THREE)
-        return moving_gathered_open(t->moving, d->storage, 0, (int32_t)span_len(d->out),
-                                    (int32_t)span_len(d->in), DTYPE_F32, &d->moving, err);
+    if (mode == THREE) {
+        struct weight_spec whole = {.out = 2 * (int32_t)span_len(d->out),
+                                    .in = (int32_t)span_len(d->in),
+                                    .leaves = 1,
+                                    .dtype = DTYPE_F32};
+        whole.cut[1] = whole.in;
+        return moving_gathered_open(t->moving, d->storage, 0, &whole, &d->moving, err);
+    }
     struct weight_spec block = {
         .out = (int32_t)span_len(d->out), .in = (int32_t)(in / 2), .leaves = 1, .dtype = DTYPE_F32};
     block.cut[1] = block.in;
@@ -269,9 +274,10 @@ static enum status forward(struct ranks_member *m, struct err *err)
     const enum mode mode = (enum mode)(run->c - cases);
     const struct redistribute_sizes sizes = {
         {{BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}},
+        BATCH * WIDE,
         BATCH * WIDE};
-    const struct moving_sizes moving = {HIDDEN * WIDE, HIDDEN * WIDE * 2, BATCH * WIDE,
-                                        BATCH * WIDE};
+    const struct moving_sizes moving = {{HIDDEN * WIDE, BATCH * WIDE, BATCH * WIDE},
+                                        {HIDDEN * WIDE, 2 * HIDDEN * WIDE}};
     struct network n = network_of(mode);
     struct tools t = {0};
     struct view act[3] = {local(m, &n.x, HIDDEN), local(m, &n.middle, WIDE),

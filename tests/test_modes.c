@@ -1,6 +1,7 @@
 /* Every layout through the whole model: logits and greedy tokens of small checkpoints against
- * transformers' (tests/golden), on meshes of up to nine ranks, in both forms of a step, with
- * batches smaller than the mesh; replicas agree bit for bit, and 1d_sp has the bits of 1d. */
+ * transformers' (tests/golden), on meshes of up to 16 ranks, in both forms of a step, with
+ * batches smaller than the mesh; replicas agree bit for bit, 1d and 1d_sp have the bits of one
+ * rank, and gathered weights those of cached ones. */
 #include "tests/cluster.h"
 #include "tests/scratch.h"
 #include "weights/safetensors.h"
@@ -18,6 +19,8 @@ static const struct mode_case {
     const char *mode;
     int32_t ranks, rows, mesh[3];
     const char *scatter;
+    const char *sizes; /* --mesh of a built-in plan */
+    bool distributed;  /* the sampler */
 } cases[] = {
     {.mode = "1d_sp", .ranks = 3},
     {.mode = "1d_sp", .ranks = 8},
@@ -34,6 +37,8 @@ static const struct mode_case {
     {.mode = "2.5d", .ranks = 12, .rows = 5},
     {.mode = "3d", .ranks = 1},
     {.mode = "3d", .ranks = 8},
+    {.mode = "3d_gathered", .ranks = 8},
+    {.mode = "3d_gathered", .ranks = 6, .sizes = "3,2,1"},
     {.mode = "mesh", .ranks = 6, .mesh = {1, 2, 3}, .scatter = "hidden"},
     {.mode = "mesh", .ranks = 6, .mesh = {1, 3, 2}, .scatter = "rows"},
     {.mode = "mesh", .ranks = 5, .mesh = {5, 1, 1}, .scatter = "hidden"},
@@ -41,6 +46,9 @@ static const struct mode_case {
     {.mode = "mesh", .ranks = 3, .mesh = {1, 1, 3}, .scatter = "rows"},
     {.mode = "mesh", .ranks = 12, .mesh = {2, 3, 2}, .scatter = "hidden"},
     {.mode = "mesh", .ranks = 12, .mesh = {3, 2, 2}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 12, .mesh = {3, 1, 4}, .scatter = "rows"},
+    {.mode = "mesh", .ranks = 16, .mesh = {1, 1, 16}, .scatter = "hidden"},
+    {.mode = "mesh", .ranks = 16, .mesh = {16, 1, 1}, .scatter = "hidden"},
 };
 
 /* A plan file for a case that is not a built-in one as it stands; NULL when it is. */
@@ -86,7 +94,7 @@ static const char *plan_of(const struct mode_case *c)
 
 static struct cluster *open_case(const struct mode_case *c, const char *golden, const char *dtype)
 {
-    char model[1024], mode[64], plan[1100], type[32];
+    char model[1024], mode[64], plan[1100], type[32], mesh[32];
     snprintf(model, sizeof model, "%s/golden/%s", TEST_DATA_DIR, golden);
     const char *text = plan_of(c);
     if (text) {
@@ -95,12 +103,15 @@ static struct cluster *open_case(const struct mode_case *c, const char *golden, 
     }
     snprintf(mode, sizeof mode, "--parallel-mode=%s", c->mode);
     snprintf(type, sizeof type, "--dtype=%s", dtype);
+    snprintf(mesh, sizeof mesh, "--mesh=%s", c->sizes ? c->sizes : "");
     const char *const args[] = {text ? plan : mode,
                                 type,
                                 "--threads-per-rank=1",
                                 "--max-num-seqs=64",
                                 "--max-num-batched-tokens=64",
                                 "--kv-cache-memory=16M",
+                                c->distributed ? "--sampler=distributed" : "--sampler=gather",
+                                c->sizes ? mesh : NULL,
                                 NULL};
     return cluster_open(model, c->ranks, args);
 }
@@ -192,29 +203,98 @@ static void test_modes(void **state)
             check_case(&cases[i], goldens[g]);
 }
 
-/* Sequence parallelism adds in the order of 1d. */
-static void test_bits_of_1d(void **state)
+/* Every one of `others` has the bits of the first, with weights as the checkpoint has them. */
+static void check_bits(const struct mode_case *first, const struct mode_case *others, size_t count,
+                       bool keeps_order)
 {
-    (void)state;
-    static const int32_t counts[] = {1, 2, 4, 8};
-    const struct mode_case one = {.mode = "1d", .ranks = 1};
     for (size_t g = 0; g < ARRAY_LEN(goldens); g++) {
         size_t n;
         int32_t tokens[2][GREEDY], *prompt = golden_tensor(goldens[g], "prompt0", &n);
-        struct cluster *c = open_case(&one, goldens[g], "auto");
-        float *first = run_prompt(c, prompt, (int32_t)n, tokens[0]);
-        const size_t bytes = n * (size_t)c->setup.model.vocab * sizeof *first;
+        struct cluster *c = open_case(first, goldens[g], "auto");
+        float *wanted = run_prompt(c, prompt, (int32_t)n, tokens[0]);
+        const size_t bytes = n * (size_t)c->setup.model.vocab * sizeof *wanted;
         cluster_close(c);
-        for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
-            const struct mode_case sp = {.mode = "1d_sp", .ranks = counts[i]};
-            c = open_case(&sp, goldens[g], "auto");
+        for (size_t i = 0; i < count; i++) {
+            c = open_case(&others[i], goldens[g], "auto");
+            assert_int_equal(flow_keeps_order(c->setup.layouts[0]->flow), keeps_order);
             float *got = run_prompt(c, prompt, (int32_t)n, tokens[1]);
-            assert_memory_equal(got, first, bytes);
+            assert_memory_equal(got, wanted, bytes);
             assert_memory_equal(tokens[1], tokens[0], sizeof tokens[0]);
             free(got);
             cluster_close(c);
         }
-        free(first);
+        free(wanted);
+        free(prompt);
+    }
+}
+
+/* Sequence parallelism adds in the order of 1d, and both in that of a single rank. */
+static void test_bits_of_one_rank(void **state)
+{
+    (void)state;
+    static const struct mode_case one = {.mode = "1d", .ranks = 1},
+                                  others[] = {
+                                      {.mode = "1d", .ranks = 2},    {.mode = "1d", .ranks = 4},
+                                      {.mode = "1d", .ranks = 8},    {.mode = "1d_sp", .ranks = 1},
+                                      {.mode = "1d_sp", .ranks = 2}, {.mode = "1d_sp", .ranks = 4},
+                                      {.mode = "1d_sp", .ranks = 8}};
+    check_bits(&one, others, ARRAY_LEN(others), true);
+}
+
+/* A weight put together from its parts is the weight. */
+static void test_bits_of_gathered_weights(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t ranks;
+        const char *sizes;
+    } meshes[] = {{8, "2,2,2"}, {6, "3,1,2"}, {5, "5,1,1"}};
+    for (size_t i = 0; i < ARRAY_LEN(meshes); i++) {
+        const struct mode_case cached = {"3d", meshes[i].ranks, .sizes = meshes[i].sizes};
+        const struct mode_case gathered = {"3d_gathered", meshes[i].ranks,
+                                           .sizes = meshes[i].sizes};
+        check_bits(&cached, &gathered, 1, false);
+    }
+}
+
+/* Not all rows of a prompt want logprobs: the distributed sampler gathers these alone, in several
+ * turns, and has what the other one has. */
+static void test_rows_gathered_apart(void **state)
+{
+    (void)state;
+    enum { TOP = 4 };
+    static const struct mode_case layouts[] = {{.mode = "1d", .ranks = 3},
+                                               {.mode = "1d_sp", .ranks = 4},
+                                               {.mode = "2d", .ranks = 4},
+                                               {.mode = "3d", .ranks = 8}};
+    for (size_t i = 0; i < ARRAY_LEN(layouts); i++) {
+        size_t n;
+        int32_t *prompt = golden_tensor(goldens[0], "prompt0", &n);
+        struct token_top best[2][ROWS][TOP] = {0};
+        for (int k = 0; k < 2; k++) {
+            struct mode_case m = layouts[i];
+            m.distributed = k == 1;
+            struct cluster *c = open_case(&m, goldens[0], "float32");
+            cluster_open_slot(c, 0, prompt, (int32_t)n, (int32_t)n + 1, greedy);
+            for (int32_t r = 0; r < (int32_t)n; r++) {
+                cluster_row(c, 0, r, prompt[r], true);
+                c->step->top[r] = r % 6 != 1 ? TOP : -1;
+            }
+            cluster_step(c);
+            assert_int_equal(c->result[0].stride, TOP);
+            for (size_t r = 0; r < n; r++)
+                if (r % 6 != 1)
+                    memcpy(best[k][r], c->result[0].best + r * TOP, sizeof best[k][r]);
+            cluster_close(c);
+        }
+        for (size_t r = 0; r < n; r++)
+            for (int t = 0; t < TOP; t++)
+                if (best[1][r][t].token != best[0][r][t].token ||
+                    best[1][r][t].logprob != best[0][r][t].logprob)
+                    fail_msg("%s at %d ranks: row %zu, token %d is %d (%g), not %d (%g)",
+                             layouts[i].mode, layouts[i].ranks, r, t, best[1][r][t].token,
+                             (double)best[1][r][t].logprob, best[0][r][t].token,
+                             (double)best[0][r][t].logprob);
         free(prompt);
     }
 }
@@ -223,7 +303,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_bits_of_1d),
+        cmocka_unit_test(test_bits_of_one_rank),
+        cmocka_unit_test(test_bits_of_gathered_weights),
+        cmocka_unit_test(test_rows_gathered_apart),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

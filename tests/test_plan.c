@@ -179,7 +179,7 @@ static const struct {
     {"{\"version\":\"1\",\"mode\":\"1d\"}", "version must be 1"},
     {"{\"version\":1}", "mode is missing, expected "},
     {"{\"version\":1,\"mode\":\"4d\"}",
-     "mode is \"4d\", expected 1d, 1d_sp, 2d, 2.5d, 3d or custom"},
+     "mode is \"4d\", expected 1d, 1d_sp, 2d, 2.5d, 3d, 3d_gathered or custom"},
     {"{\"version\":1,\"mode\":\"1d\",\"uneven\":\"padded\"}", "uneven is \"padded\", expected"},
     {"{\"version\":1,\"mode\":\"1d\"}", "mesh must be a list of 1 to 3 axes"},
     {"{\"version\":1,\"mode\":\"1d\",\"mesh\":[]}", "mesh must be a list of 1 to 3 axes"},

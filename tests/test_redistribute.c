@@ -21,6 +21,7 @@ static const struct matrix odd = {
     .dim = {{.units = ROWS, .unit = 1}, {.units = COLS, .unit = UNIT}}};
 static const struct redistribute_sizes whole_parts = {
     {{ELEMENTS, ELEMENTS}, {ELEMENTS, ELEMENTS}, {ELEMENTS, ELEMENTS}, {ELEMENTS, ELEMENTS}},
+    ELEMENTS,
     ELEMENTS};
 
 struct all_spreads {
@@ -277,9 +278,9 @@ static enum status too_large(struct ranks_member *m, struct err *err)
     const struct spread copy = {0}, cut = spread_shard(copy, SPREAD_ROWS, 0);
     TRY(redistribute_route(m->mesh, &odd, cut, copy, &route, err));
     redistribute_measure(m->mesh, &odd, &route, &small);
-    if (small.place[0].dst != ELEMENTS || small.place[1].dst != 0)
-        st = base_fail(err, ERR_INTERNAL, "measured %zu", small.place[0].dst);
-    small.place[0].dst--;
+    if (small.result != ELEMENTS || small.place[0].sum != 0 || small.place[1].src != 0)
+        st = base_fail(err, ERR_INTERNAL, "measured %zu", small.result);
+    small.result--;
     TRY(redistribute_open(&m->groups, m->backend, &small, &r, err));
     if (redistribute_run(r, &odd, &route, src, &result, &why) != ERR_INTERNAL)
         st = base_fail(err, ERR_INTERNAL, "a part too large was moved");
@@ -292,7 +293,7 @@ static enum status no_arena(struct ranks_member *m, struct err *err)
 {
     struct redistribute *r = NULL;
     struct err why;
-    const struct redistribute_sizes large = {{{1 << 20, 1 << 20}}, 0};
+    const struct redistribute_sizes large = {{{1 << 20, 0}}, 0, 0};
     if (redistribute_open(&m->groups, m->backend, &large, &r, &why) != ERR_LIMIT || r)
         return base_fail(err, ERR_INTERNAL, "an arena too small was taken");
     return OK;

@@ -32,7 +32,8 @@ struct job {
     struct load_progress *progress;
 
     struct item *items;
-    struct fp8_scales *scales; /* [weights][PLACEMENT_SLICES_MAX], of those quantised in the file */
+    struct fp8_scales *scales; /* [weights][slices_max], of those quantised in the file */
+    size_t slices_max;         /* of a weight */
     int64_t item_count;
     size_t staging_bytes;
     _Atomic int64_t *written; /* rows per weight */
@@ -268,7 +269,7 @@ static enum status put_f8(struct job *j, int32_t weight, const struct tensor_sli
     const size_t stride = (size_t)span_len(source_cols(j, w, s)) * dtype_size(dtype);
     const size_t groups = (size_t)backend_scales(&w->spec);
     const struct fp8_scales *scales =
-        &j->scales[(size_t)weight * PLACEMENT_SLICES_MAX + (size_t)(s - w->slices)];
+        &j->scales[(size_t)weight * j->slices_max + (size_t)(s - w->slices)];
     uint8_t *codes = (uint8_t *)staging;
     if (quantizes(j, w))
         codes += base_align(n * stride, 64);
@@ -407,7 +408,7 @@ static enum status read_scales(struct job *j, struct err *err)
     for (int32_t i = 0; i < j->l->count && st == OK; i++) {
         const struct local_weight *w = &j->weights[i];
         for (int32_t k = 0; k < w->slice_count && st == OK; k++) {
-            struct fp8_scales *s = &j->scales[(size_t)i * PLACEMENT_SLICES_MAX + (size_t)k];
+            struct fp8_scales *s = &j->scales[(size_t)i * j->slices_max + (size_t)k];
             if (w->quant.kind != QUANT_FILE || !j->c || is_empty(w))
                 continue;
             st = fp8_scales_read(j->c, w, &w->slices[k], j->rank, s, err);
@@ -433,7 +434,10 @@ static enum status run(struct job *j, struct err *err)
 {
     enum status st = OK;
     j->err = err;
-    const size_t slices = (size_t)j->l->count * PLACEMENT_SLICES_MAX;
+    for (int32_t i = 0; i < j->l->count; i++)
+        if ((size_t)j->weights[i].slice_count > j->slices_max)
+            j->slices_max = (size_t)j->weights[i].slice_count;
+    const size_t slices = (size_t)j->l->count * j->slices_max;
     j->written = calloc((size_t)j->l->count + 1, sizeof *j->written);
     j->scales = calloc(slices + 1, sizeof *j->scales);
     if (!j->written || !j->scales) {

@@ -21,6 +21,15 @@ struct span placement_block(int64_t units, int32_t parts, int32_t index)
     return (struct span){share(units, parts, index), share(units, parts, index + 1)};
 }
 
+struct span placement_tiles(int64_t outputs, int32_t parts, int32_t index)
+{
+    const int64_t tiles = (outputs + PLACEMENT_TILE - 1) / PLACEMENT_TILE;
+    struct span s = placement_block(tiles, parts, index);
+    s.begin = s.begin * PLACEMENT_TILE < outputs ? s.begin * PLACEMENT_TILE : outputs;
+    s.end = s.end * PLACEMENT_TILE < outputs ? s.end * PLACEMENT_TILE : outputs;
+    return s;
+}
+
 enum status placement_layout(const struct backend_ops *ops, struct local_weight *weights,
                              int32_t count, size_t *arena_bytes, struct err *err)
 {
@@ -189,8 +198,6 @@ static struct span filled(const struct local_weight *w, const struct tensor_slic
 enum status placement_tiled(const struct local_weight *w, struct err *err)
 {
     int64_t size = w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in, sum = 0;
-    if (w->slice_count < 0 || w->slice_count > PLACEMENT_SLICES_MAX)
-        return base_fail(err, ERR_INTERNAL, "weight %s: %d slices", w->name, w->slice_count);
     for (int32_t i = 0; i < w->slice_count; i++) {
         enum status st = slice_sound(w, &w->slices[i], err);
         if (st != OK)
@@ -214,6 +221,14 @@ enum status placement_tiled(const struct local_weight *w, struct err *err)
         return base_fail(err, ERR_INTERNAL, "weight %s: slices fill %lld of %lld rows (gap)",
                          w->name, (long long)sum, (long long)size);
     return OK;
+}
+
+size_t placement_slices(const struct local_weight *weights, int32_t count)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < count; i++)
+        n += (size_t)weights[i].slice_count;
+    return n;
 }
 
 struct ref {
@@ -281,7 +296,7 @@ enum status placement_prove(struct local_weight *const *weights, const int32_t *
     enum status st = OK;
     size_t room = 1, count;
     for (int32_t r = 0; r < ranks; r++)
-        room += (size_t)counts[r] * PLACEMENT_SLICES_MAX;
+        room += placement_slices(weights[r], counts[r]);
     struct ref *refs = calloc(room, sizeof *refs);
     struct placement_box *boxes = calloc(room, sizeof *boxes);
     if (!refs || !boxes) {

@@ -10,7 +10,6 @@
 #include "kernels/backend.h"
 
 #define PLACEMENT_NAME_MAX 128
-#define PLACEMENT_SLICES_MAX 24
 
 struct span {
     int64_t begin, end; /* half-open; begin == end: nothing */
@@ -18,6 +17,9 @@ struct span {
 
 /* Block `index` of `parts` of N units by the balanced rule. */
 struct span placement_block(int64_t units, int32_t parts, int32_t index);
+/* The same in whole tiles of outputs: the stored blocks one after another are the stored whole. */
+#define PLACEMENT_TILE 32
+struct span placement_tiles(int64_t outputs, int32_t parts, int32_t index);
 static inline int64_t span_len(struct span s)
 {
     return s.end - s.begin;
@@ -44,9 +46,9 @@ struct local_weight {
     enum local_kind kind;
     struct weight_spec spec; /* LOCAL_VECTOR: out = 1, in = n, dtype F32 */
     int32_t slice_count;
-    struct tensor_slice slices[PLACEMENT_SLICES_MAX];
-    size_t offset, bytes;      /* in the rank's arena, by placement_layout */
-    struct quant_config quant; /* kind is QUANT_NONE unless spec.dtype is F8_E4M3 */
+    struct tensor_slice *slices; /* borrowed */
+    size_t offset, bytes;        /* in the rank's arena, by placement_layout */
+    struct quant_config quant;   /* kind is QUANT_NONE unless spec.dtype is F8_E4M3 */
 };
 
 /* Assigns 64-byte aligned offsets in order and returns the arena's size. */
@@ -62,6 +64,9 @@ void placement_leaves(int64_t units, int64_t unit_size, struct span mine, struct
 /* Bytes of the checkpoint this weight's slices need (what the rank must read), without scales:
  * what they cover, or the whole of their rows where those are to be quantised. */
 size_t placement_read_bytes(const struct local_weight *w, enum dtype file_dtype);
+
+/* Slices of all weights together. */
+size_t placement_slices(const struct local_weight *weights, int32_t count);
 
 /* A rectangle of a tensor. */
 struct placement_box {

@@ -68,7 +68,7 @@ static enum status list_pieces(struct sharder *s, const struct local_weight *wei
                                struct err *err)
 {
     free(s->pieces);
-    s->pieces = calloc((size_t)count * PLACEMENT_SLICES_MAX + 1, sizeof *s->pieces);
+    s->pieces = calloc(placement_slices(weights, count) + 1, sizeof *s->pieces);
     if (!s->pieces)
         return base_fail(err, ERR_NOMEM, "no memory for %d weights", count);
     s->piece_count = 0;

@@ -5,7 +5,8 @@
  * comm_buffer of this communicator only (shared memory, NCCL windows: peers read them in place).
  * Reuse rule, for source and destination alike: the caller may write a buffer again when the NEXT
  * collective of the same communicator has returned; that next collective itself may name it as its
- * destination. So a producer alternates between two source buffers.
+ * destination. So a producer alternates between two source buffers. Destinations of collectives
+ * other than all_reduce are read by their owner alone, who may write them again at once.
  *
  * Sums are fp32 in the tree of backend's sum_tree over ranks in rank order (stride 1, 2, 4, ...):
  * every rank ends with the same bits. One rank is a real implementation (a copy).

@@ -133,6 +133,26 @@ static void fill_gate_up(const struct layout *l, const struct model_config *m,
                       in);
 }
 
+static int64_t clamped(int64_t x, struct span s)
+{
+    return x < s.begin ? s.begin : x > s.end ? s.end : x;
+}
+
+/* Keeps these rows of what the slices fill. Slices that lose all their rows stay, empty: the tensor
+ * is still one of the model's. */
+static void keep(struct local_weight *w, struct span rows)
+{
+    for (int32_t i = 0; i < w->slice_count; i++) {
+        struct tensor_slice *s = &w->slices[i];
+        const struct span filled = {s->dst_row, s->dst_row + span_len(s->rows)};
+        const int64_t begin = clamped(rows.begin, filled), end = clamped(rows.end, filled);
+        s->rows.end = s->rows.begin + end - filled.begin;
+        s->rows.begin += begin - filled.begin;
+        s->dst_row = clamped(begin, rows) - rows.begin;
+    }
+    w->spec.out = (int32_t)span_len(rows);
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  int32_t layer, struct local_weight *w)
 {
@@ -160,6 +180,7 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     CHECK(spec.out == w->spec.out);
     CHECK(spec.in == w->spec.in);
     w->spec = spec;
+    keep(w, flow_stored_outputs(l->flow, part, l->rank));
     if (spec.dtype == DTYPE_F8_E4M3)
         w->quant = m->quant;
 }
@@ -174,6 +195,31 @@ static enum status check_alike(const struct plan *plan, const struct layout *l, 
                              "%s: %s is split otherwise than %s; all layers need one layout",
                              plan_where(plan), l->weights[i].name, l->weights[first].name);
     }
+    return OK;
+}
+
+/* The most slices of a weight: fused ones have theirs in every block. */
+static size_t slices_of(const struct layout *l, enum role role)
+{
+    const enum plan_part part = (enum plan_part)role;
+    int32_t n;
+    if (role == ROLE_QKV)
+        return 3 * (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
+    if (role == ROLE_GATE_UP)
+        return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
+    return 1;
+}
+
+static enum status slices_open(struct layout *l, struct err *err)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < l->count; i++)
+        n += slices_of(l, l->roles[i]);
+    l->slices = calloc(n, sizeof *l->slices);
+    if (!l->slices)
+        return base_fail(err, ERR_NOMEM, "layout: no memory for %zu slices", n);
+    for (int32_t i = l->count - 1; i >= 0; i--)
+        l->weights[i].slices = l->slices + (n -= slices_of(l, l->roles[i]));
     return OK;
 }
 
@@ -282,6 +328,7 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
     TRY(bind(plan, l, err));
     TRY(check(plan, m, dtype, ops, l, err));
     split(l, m);
+    TRY(slices_open(l, err));
     for (int32_t i = 0; i < l->count; i++)
         fill(l, m, params[i], l->layers[i], &l->weights[i]);
     TRY(placement_layout(ops, l->weights, l->count, &l->arena_bytes, err));
@@ -300,6 +347,7 @@ void layout_close(struct layout *l)
     flow_close(l->flow);
     free(l->kv_of);
     free(l->weights);
+    free(l->slices);
     free(l->roles);
     free(l->layers);
     free(l->choices);

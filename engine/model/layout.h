@@ -32,6 +32,7 @@ struct layout {
     int32_t *kv_of;         /* [heads] local KV head of each local query head */
 
     struct local_weight *weights;
+    struct tensor_slice *slices; /* of all weights */
     enum role *roles;
     int32_t *layers; /* of each weight, -1 for model-wide ones */
     struct plan_choice *choices;

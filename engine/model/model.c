@@ -88,11 +88,13 @@ static int32_t max32(int32_t a, int32_t b)
 /* The largest product: the backend's scratch is for that, so that no step allocates. */
 static void largest(const struct model_config *m, const struct layout *l, int32_t *in, int32_t *out)
 {
+    static const enum plan_part products[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
     *in = 0;
     *out = m->vocab;
-    for (int32_t i = 0; i < l->count; i++) {
-        *in = max32(*in, l->weights[i].spec.in);
-        *out = max32(*out, l->weights[i].spec.out);
+    for (size_t i = 0; i < ARRAY_LEN(products); i++) {
+        const struct weight_spec w = flow_weight(l->flow, products[i], l->rank);
+        *in = max32(*in, w.in);
+        *out = max32(*out, w.out);
     }
 }
 

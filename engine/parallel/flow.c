@@ -89,6 +89,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     for (int32_t i = 0; i < PLAN_PARTS; i++) {
         c[i] = summa ? plan_summa(&f->choice[i]) : f->choice[i];
         p->linear[i].summa = summa && c[i].style == STYLE_LIN3D;
+        p->linear[i].gathered = c[i].gathered && f->mesh.axis[c[i].over].size > 1;
         p->linear[i].in = p->linear[i].out = f->hidden;
     }
     struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
@@ -179,6 +180,36 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
     return s;
 }
 
+struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank)
+{
+    const int64_t out = flow_weight(f, part, rank).out;
+    const int32_t axis = f->choice[part].over;
+    if (!f->phase[PLAN_DECODE].linear[part].gathered)
+        return (struct span){0, out};
+    return placement_tiles(out, f->mesh.axis[axis].size, mesh_coord(&f->mesh, rank, axis));
+}
+
+struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_t rank)
+{
+    struct weight_spec s = flow_weight(f, part, rank);
+    s.out = (int32_t)span_len(flow_stored_outputs(f, part, rank));
+    return s;
+}
+
+/* Norms over whole rows; inputs uncut, or cut as a single rank cuts them into leaves. */
+bool flow_keeps_order(const struct flow *f)
+{
+    static const enum plan_part uncut[] = {PLAN_QKV, PLAN_GATE_UP, PLAN_HEAD};
+    static const enum plan_part leaves[] = {PLAN_O, PLAN_DOWN};
+    for (size_t i = 0; i < ARRAY_LEN(uncut); i++)
+        if (f->choice[uncut[i]].weight.count[SPREAD_COLS] > 0)
+            return false;
+    for (size_t i = 0; i < ARRAY_LEN(leaves); i++)
+        if (BACKEND_LEAVES_MAX % spread_pieces(&f->mesh, &f->choice[leaves[i]].weight, SPREAD_COLS))
+            return false;
+    return f->phase[PLAN_DECODE].rest.count[SPREAD_COLS] == 0;
+}
+
 /* ---- bytes ---- */
 
 static uint64_t route_bytes(const struct flow *f, const struct route *r, int32_t rows,
@@ -210,13 +241,25 @@ uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t row
     return n;
 }
 
+uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank)
+{
+    const int32_t axis = f->choice[part].over;
+    uint64_t n = 0;
+    for (int32_t t = 0; t < f->mesh.axis[axis].size; t++) {
+        const struct weight_spec s = flow_stored(f, part, mesh_peer(&f->mesh, rank, axis, t));
+        n += t != mesh_coord(&f->mesh, rank, axis) ? f->ops->weight_bytes(&s) : 0;
+    }
+    return n;
+}
+
 static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum plan_part part,
                              int32_t rows, int32_t rank)
 {
     const struct flow_linear *l = &f->phase[phase].linear[part];
     return route_bytes(f, &l->before, rows, l->in, rank) +
            route_bytes(f, &l->after, rows, l->out, rank) +
-           (l->summa ? flow_summa_bytes(f, part, rows, rank) : 0);
+           (l->summa ? flow_summa_bytes(f, part, rows, rank) : 0) +
+           (l->gathered ? flow_gathered_bytes(f, part, rank) : 0);
 }
 
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
@@ -282,6 +325,7 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
         const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
         n += route_meetings(f, &l->before) + route_meetings(f, &l->after);
         n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
+        n += l->gathered;
     }
     return n;
 }
@@ -324,18 +368,16 @@ static double bytes_cost(const struct flow *f, enum plan_phase phase, int32_t ro
     return (double)flow_layer_bytes(f, phase, rows, rank);
 }
 
-/* A rank of the coarsest split holds so many blocks of the finest one. */
-static enum status check_blocks(const struct flow *f, enum plan_part part, const struct spread *end,
-                                struct err *err)
+/* Scales do not lie tile by tile in every backend's storage. */
+static enum status check_gathered(const struct flow *f, const struct plan *plan,
+                                  const struct plan_layer *layer, struct err *err)
 {
-    const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
-    const int32_t n = spread_pieces(&f->mesh, end, SPREAD_COLS) /
-                      spread_pieces(&f->mesh, &l->product, SPREAD_COLS);
-    if (n > FLOW_BLOCKS_MAX)
-        return base_fail(err, ERR_USAGE,
-                         "the plan's mesh cuts a rank's outputs of %s into %d blocks, at most %d "
-                         "are handled; use a mesh with a smaller b or w",
-                         part == PLAN_QKV ? "qkv_proj" : "gate_up_proj", n, FLOW_BLOCKS_MAX);
+    for (int32_t part = 0; part < PLAN_PARTS; part++)
+        if (f->phase[PLAN_DECODE].linear[part].gathered && f->quant.kind != QUANT_NONE)
+            return base_fail(err, ERR_USAGE,
+                             "%s: %s: weights of 8 bits are not gathered; use cached weights, or "
+                             "16 bits",
+                             plan_where(plan), layer->name[part]);
     return OK;
 }
 
@@ -361,8 +403,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
         TRY(open_phase(f, m, (enum plan_phase)phase,
                        phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));
-    TRY(check_blocks(f, PLAN_QKV, &f->attention, err));
-    TRY(check_blocks(f, PLAN_GATE_UP, &f->mlp, err));
+    TRY(check_gathered(f, plan, layer, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan))
         f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan)

@@ -14,15 +14,13 @@
 #include "engine/parallel/plan.h"
 #include "engine/parallel/redistribute.h"
 
-#define FLOW_BLOCKS_MAX 8 /* blocks of a fused weight that one rank may hold */
-
 /* A linear, the table, or the head. */
 struct flow_linear {
     struct extent in, out; /* columns it takes and makes */
     struct spread uses, product;
-    struct route before; /* from where its input lies to what it uses; not of the table */
-    struct route after;  /* from the product to where it is wanted */
-    bool summa;          /* the weight travels (moving.h) */
+    struct route before;  /* from where its input lies to what it uses; not of the table */
+    struct route after;   /* from the product to where it is wanted */
+    bool summa, gathered; /* the weight travels (moving.h) */
 };
 
 struct flow_phase {
@@ -46,8 +44,8 @@ struct flow {
     int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
 };
 
-/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE
- * when the layout is finer than what a rank can hold. */
+/* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE:
+ * gathered weights of 8 bits. */
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
@@ -64,12 +62,17 @@ int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx);
 /* The columns of a matrix, its rows being those of a step. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);
 
-/* Outputs and inputs of the weight of a linear, table or head that a rank holds, in elements. */
+/* Outputs and inputs of the weight that a rank's product takes, or its look-up, in elements. */
 struct span flow_outputs(const struct flow *f, enum plan_part part, int32_t rank);
 struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank);
 /* Spec of that weight. */
 struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank);
+/* Of its outputs those that the rank stores: all but where the weight is gathered. */
+struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank);
+struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_t rank);
 
+/* Whether sums are added in the order of a single rank, so that the outputs have its bits. */
+bool flow_keeps_order(const struct flow *f);
 /* Collectives of one layer in which ranks wait for others. */
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
 /* The same for what is before and after the layers. */
@@ -84,6 +87,8 @@ uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t ro
 
 /* Of them the panels of x and of the weight that others send for a linear that is summa. */
 uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t rows, int32_t rank);
+/* The parts of a gathered weight that others store. */
+uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank);
 
 /* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. */
 struct flow_work {

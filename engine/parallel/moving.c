@@ -1,14 +1,14 @@
-/* DESIGN: blocks are copied into a buffer peers can read, one pair of source and destination per
- * turn, as everywhere (comm.h, reuse rule); the two broadcasts of a round run on two communicators,
- * so each has its own pairs. Handles over the destinations are made when a weight is opened: a
+/* DESIGN: blocks are copied into a buffer peers can read, two in turn, as everywhere (comm.h, reuse
+ * rule); the two broadcasts of a round run on two communicators, so each has its own. Handles over
+ * the destinations are made when a weight is opened: a
  * round allocates nothing. */
 #include "engine/parallel/moving.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct pair {
-    float *src[2], *dst[2];
+struct lane {
+    float *src[2], *dst;
     int32_t turn;
 };
 
@@ -16,8 +16,8 @@ struct moving {
     struct groups *g;
     struct backend *b;
     struct moving_sizes sizes;
-    struct pair x, w, all; /* input panels, weight blocks, gathered weights */
-    float *part;           /* product of one round */
+    struct lane x, w, all; /* input panels, weight blocks, gathered weights */
+    float *part;           /* product of one round of summa */
 };
 
 struct moving_weight {
@@ -25,27 +25,33 @@ struct moving_weight {
     const void *storage;
     int32_t row, col; /* axes; gathered: col = -1 */
     int32_t rounds;
-    size_t bytes; /* own block */
-    size_t block[MOVING_PIECES_MAX];
-    int32_t width[MOVING_PIECES_MAX];        /* inputs of each round */
-    struct weight *at[MOVING_PIECES_MAX][2]; /* over the destinations */
+    union {
+        size_t block[MOVING_PIECES_MAX]; /* summa: bytes of each round's */
+        int32_t part[COMM_RANKS_MAX];    /* gathered: words of each rank's */
+    };
+    int32_t width[MOVING_PIECES_MAX];     /* inputs of each round */
+    struct weight *at[MOVING_PIECES_MAX]; /* over the destinations */
 };
 
-static bool take(struct groups *g, struct pair *p, size_t src, size_t dst)
+static bool take(struct groups *g, struct lane *l, size_t src, size_t dst)
 {
-    for (int32_t k = 0; k < 2; k++) {
-        p->src[k] = comm_buffer(g->world, src);
-        p->dst[k] = comm_buffer(g->world, dst);
-        if (!p->src[k] || !p->dst[k])
-            return false;
-    }
-    return true;
+    if (src + dst == 0)
+        return true;
+    for (int32_t k = 0; k < 2; k++)
+        l->src[k] = comm_buffer(g->world, src);
+    l->dst = comm_buffer(g->world, dst);
+    return l->src[0] && l->src[1] && l->dst;
+}
+
+static size_t rounded(size_t bytes)
+{
+    return base_align(bytes, 64);
 }
 
 size_t moving_arena_bytes(const struct moving_sizes *s)
 {
-    const size_t w = base_align(s->weight_bytes + 1, 64), x = base_align(4 * s->x + 1, 64);
-    return 4 * w + 4 * x + 2 * (w + base_align(s->gathered_bytes + 1, 64));
+    return 3 * rounded(s->summa.weight_bytes) + 3 * rounded(4 * s->summa.x) +
+           2 * rounded(s->gathered.part_bytes) + rounded(s->gathered.whole_bytes);
 }
 
 enum status moving_open(struct groups *g, struct backend *b, const struct moving_sizes *sizes,
@@ -55,14 +61,16 @@ enum status moving_open(struct groups *g, struct backend *b, const struct moving
     if (!m)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
     *m = (struct moving){.g = g, .b = b, .sizes = *sizes};
-    m->part = b->ops->alloc(b, 4 * sizes->y);
-    if (!m->part) {
+    if (sizes->summa.y > 0)
+        m->part = b->ops->alloc(b, 4 * sizes->summa.y);
+    if (sizes->summa.y > 0 && !m->part) {
         moving_close(m);
-        return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu elements", sizes->y);
+        return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu elements",
+                         sizes->summa.y);
     }
-    if (!take(g, &m->w, sizes->weight_bytes, sizes->weight_bytes) ||
-        !take(g, &m->x, 4 * sizes->x, 4 * sizes->x) ||
-        !take(g, &m->all, sizes->weight_bytes, sizes->gathered_bytes)) {
+    if (!take(g, &m->w, sizes->summa.weight_bytes, sizes->summa.weight_bytes) ||
+        !take(g, &m->x, 4 * sizes->summa.x, 4 * sizes->summa.x) ||
+        !take(g, &m->all, sizes->gathered.part_bytes, sizes->gathered.whole_bytes)) {
         moving_close(m);
         return base_fail(err, ERR_LIMIT, "moving weights: the communicator's arena is too small");
     }
@@ -79,17 +87,10 @@ void moving_close(struct moving *m)
     free(m);
 }
 
-static struct weight_spec spec_of(int32_t out, int32_t in, enum dtype dtype)
-{
-    struct weight_spec s = {.out = out, .in = in, .dtype = dtype, .leaves = 1};
-    s.cut[1] = in;
-    return s;
-}
-
 static enum status finish_open(struct moving_weight *w, struct moving_weight **out, struct err *err)
 {
     for (int32_t t = 0; t < w->rounds; t++) {
-        if (!w->at[t][0] || !w->at[t][1]) {
+        if (!w->at[t]) {
             moving_weight_close(w);
             return base_fail(err, ERR_NOMEM, "moving weights: no memory for a handle");
         }
@@ -103,7 +104,7 @@ enum status moving_summa_open(struct moving *m, const void *storage, int32_t row
                               struct err *err)
 {
     const struct mesh *mesh = m->g->mesh;
-    const int32_t q = mesh->axis[row].size, i = mesh_coord(mesh, m->g->rank, row);
+    const int32_t q = mesh->axis[row].size;
     struct moving_weight *w = calloc(1, sizeof *w);
     if (!w)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
@@ -113,33 +114,39 @@ enum status moving_summa_open(struct moving *m, const void *storage, int32_t row
     for (int32_t t = 0; t < q; t++) {
         w->width[t] = blocks[t].in;
         w->block[t] = m->b->ops->weight_bytes(&blocks[t]);
-        CHECK(w->block[t] <= m->sizes.weight_bytes);
-        for (int32_t k = 0; k < 2; k++)
-            w->at[t][k] = m->b->ops->weight_open(m->b, &blocks[t], m->w.dst[k]);
+        CHECK(w->block[t] <= m->sizes.summa.weight_bytes);
+        w->at[t] = m->b->ops->weight_open(m->b, &blocks[t], m->w.dst);
     }
-    w->bytes = w->block[i];
     return finish_open(w, weight, err);
 }
 
-enum status moving_gathered_open(struct moving *m, const void *storage, int32_t axis, int32_t out,
-                                 int32_t in, enum dtype dtype, struct moving_weight **weight,
+enum status moving_gathered_open(struct moving *m, const void *storage, int32_t axis,
+                                 const struct weight_spec *whole, struct moving_weight **weight,
                                  struct err *err)
 {
     const int32_t n = m->g->mesh->axis[axis].size;
-    const struct weight_spec mine = spec_of(out, in, dtype), all = spec_of(n * out, in, dtype);
+    const size_t bytes = m->b->ops->weight_bytes(whole);
+    size_t sum = 0;
     struct moving_weight *w = calloc(1, sizeof *w);
     if (!w)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
-    CHECK(n <= MOVING_PIECES_MAX);
     *w = (struct moving_weight){.b = m->b, .storage = storage, .row = axis, .col = -1, .rounds = 1};
-    w->bytes = m->b->ops->weight_bytes(&mine);
-    w->width[0] = in;
-    CHECK(w->bytes <= m->sizes.weight_bytes);
-    /* Whole tiles only: then the stored blocks one after another are the stored whole. */
-    CHECK(m->b->ops->weight_bytes(&all) == (size_t)n * w->bytes);
-    CHECK((size_t)n * w->bytes <= m->sizes.gathered_bytes);
-    for (int32_t k = 0; k < 2; k++)
-        w->at[0][k] = m->b->ops->weight_open(m->b, &all, m->all.dst[k]);
+    for (int32_t t = 0; t < n; t++) {
+        struct weight_spec part = *whole;
+        part.out = (int32_t)span_len(placement_tiles(whole->out, n, t));
+        const size_t stored = m->b->ops->weight_bytes(&part);
+        CHECK(stored <= m->sizes.gathered.part_bytes);
+        w->part[t] = (int32_t)(stored / 4);
+        sum += 4 * (size_t)w->part[t];
+    }
+    CHECK(bytes <= m->sizes.gathered.whole_bytes);
+    if (sum != bytes) {
+        moving_weight_close(w);
+        return base_fail(err, ERR_USAGE,
+                         "weights of type %s cannot be gathered on %s; choose another layout",
+                         dtype_name(whole->dtype), m->b->ops->name);
+    }
+    w->at[0] = m->b->ops->weight_open(m->b, whole, m->all.dst);
     return finish_open(w, weight, err);
 }
 
@@ -148,21 +155,20 @@ void moving_weight_close(struct moving_weight *w)
     if (!w)
         return;
     for (int32_t t = 0; t < MOVING_PIECES_MAX; t++)
-        for (int32_t k = 0; k < 2; k++)
-            if (w->at[t][k])
-                w->b->ops->weight_close(w->at[t][k]);
+        if (w->at[t])
+            w->b->ops->weight_close(w->at[t]);
     free(w);
 }
 
 /* Broadcasts n elements of `own` from coordinate `root` of an axis. */
-static enum status spread_out(struct moving *m, struct pair *p, int32_t axis, int32_t root,
+static enum status spread_out(struct moving *m, struct lane *l, int32_t axis, int32_t root,
                               const void *own, size_t n, struct err *err)
 {
     struct comm *c = m->g->axis[axis];
-    const int32_t t = p->turn ^= 1;
+    const int32_t t = l->turn ^= 1;
     if (c->rank == root)
-        m->b->ops->copy(m->b, p->src[t], n, own, n, 1, (int32_t)n);
-    return comm_broadcast(c, p->dst[t], p->src[t], n, root, err);
+        m->b->ops->copy(m->b, l->src[t], n, own, n, 1, (int32_t)n);
+    return comm_broadcast(c, l->dst, l->src[t], n, root, err);
 }
 
 static enum status summa(struct moving *m, struct view y, struct cview x,
@@ -170,13 +176,14 @@ static enum status summa(struct moving *m, struct view y, struct cview x,
 {
     enum status st = OK;
     struct view part = y;
+    CHECK((size_t)y.rows * (size_t)y.cols <= m->sizes.summa.y);
     for (int32_t t = 0; t < w->rounds; t++) {
         const size_t panel = (size_t)x.rows * (size_t)w->width[t];
-        CHECK(panel <= m->sizes.x);
+        CHECK(panel <= m->sizes.summa.x);
         TRY(spread_out(m, &m->x, w->col, t, x.data, panel, err));
         TRY(spread_out(m, &m->w, w->row, t, w->storage, w->block[t] / 4, err));
-        const struct cview in = {m->x.dst[m->x.turn], DTYPE_F32, x.rows, w->width[t]};
-        TRY(backend_linear(m->b, part, in, w->at[t][m->w.turn], err));
+        const struct cview in = {m->x.dst, DTYPE_F32, x.rows, w->width[t]};
+        TRY(backend_linear(m->b, part, in, w->at[t], err));
         if (t > 0) {
             const float *const both[] = {y.data, part.data};
             m->b->ops->sum_tree(m->b, y.data, both, 2, (size_t)y.rows * (size_t)y.cols);
@@ -192,14 +199,10 @@ static enum status gathered(struct moving *m, struct view y, struct cview x,
 {
     enum status st = OK;
     struct comm *c = m->g->axis[w->row];
-    const int32_t t = m->all.turn ^= 1;
-    int32_t counts[COMM_RANKS_MAX];
-    for (int32_t i = 0; i < c->ranks; i++)
-        counts[i] = (int32_t)(w->bytes / 4);
-    m->b->ops->copy(m->b, m->all.src[t], w->bytes / 4, w->storage, w->bytes / 4, 1,
-                    (int32_t)(w->bytes / 4));
-    TRY(comm_all_gather(c, m->all.dst[t], m->all.src[t], 1, counts, err));
-    TRY(backend_linear(m->b, y, x, w->at[0][t], err));
+    const int32_t t = m->all.turn ^= 1, mine = w->part[c->rank];
+    m->b->ops->copy(m->b, m->all.src[t], (size_t)mine, w->storage, (size_t)mine, 1, mine);
+    TRY(comm_all_gather(c, m->all.dst, m->all.src[t], 1, w->part, err));
+    TRY(backend_linear(m->b, y, x, w->at[0], err));
 out:
     return st;
 }
@@ -207,6 +210,5 @@ out:
 enum status moving_linear(struct moving *m, struct view y, struct cview x,
                           const struct moving_weight *w, struct err *err)
 {
-    CHECK((size_t)y.rows * (size_t)y.cols <= m->sizes.y);
     return w->col < 0 ? gathered(m, y, x, w, err) : summa(m, y, x, w, err);
 }

@@ -5,23 +5,26 @@
  *   x(i,j) = rows i, inputs j; w(i,j) = inputs i, outputs j; y(i,j) = rows i, outputs j.
  *   For t = 0 .. q-1: x(i,t) is broadcast along col, w(t,j) along row, and their product added, in
  *   this order on every rank.
- * gathered (3d; axis i): w(i) = a block of outputs; the blocks are gathered along the axis and
- *   y = x w for all of them.
- * A weight travels as the backend stores it: outputs should come in whole tiles of 32, else their
- * padding travels too. */
+ * gathered (3d; axis i): w(i) = a block of outputs in whole tiles; the blocks are gathered along
+ *   the axis and y = x w for all of them, with the bits of a weight that is held whole.
+ * A weight travels as the backend stores it: the padding of a tile travels too. */
 #ifndef TESSERA_ENGINE_PARALLEL_MOVING_H
 #define TESSERA_ENGINE_PARALLEL_MOVING_H
 
 #include "engine/parallel/groups.h"
 #include "engine/parallel/spread.h"
 
-#define MOVING_PIECES_MAX 8 /* q, or the size of the gathering axis */
+#define MOVING_PIECES_MAX 8 /* q */
 
-/* The largest parts that will be handled; bytes of a stored weight block, elements of the rest. */
+/* The largest parts that will be handled; 0: none. */
 struct moving_sizes {
-    size_t weight_bytes;   /* one block */
-    size_t gathered_bytes; /* all blocks of one gather; 0: none */
-    size_t x, y;
+    struct {
+        size_t weight_bytes; /* of a stored block */
+        size_t x, y;         /* elements of a panel and of a product */
+    } summa;
+    struct {
+        size_t part_bytes, whole_bytes; /* of a stored block, and of the weight */
+    } gathered;
 };
 
 struct moving;
@@ -39,9 +42,10 @@ void moving_close(struct moving *m);
 enum status moving_summa_open(struct moving *m, const void *storage, int32_t row, int32_t col,
                               const struct weight_spec *blocks, struct moving_weight **weight,
                               struct err *err) MUST_USE;
-/* gathered: this rank's `out` outputs x `in` inputs are one of the axis' equal blocks. */
-enum status moving_gathered_open(struct moving *m, const void *storage, int32_t axis, int32_t out,
-                                 int32_t in, enum dtype dtype, struct moving_weight **weight,
+/* gathered: this rank stores those outputs of the whole that placement_tiles gives its coordinate.
+ * ERR_USAGE: the backend stores weights of this type in another way than tile by tile. */
+enum status moving_gathered_open(struct moving *m, const void *storage, int32_t axis,
+                                 const struct weight_spec *whole, struct moving_weight **weight,
                                  struct err *err) MUST_USE;
 void moving_weight_close(struct moving_weight *w);
 

@@ -13,10 +13,10 @@
 struct parallel {
     const struct flow *flow;
     struct backend *b;
-    int32_t rank;
+    int32_t rank, rows_max;
     struct groups groups;
     struct redistribute *moves;
-    struct moving *moving; /* NULL where no weight travels */
+    struct moving *moving;
 
     const struct flow_phase *now; /* of this step */
     int32_t rows;
@@ -32,15 +32,14 @@ struct parallel {
 
 static const enum plan_part linears[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
 
-static bool has_summa(const struct flow *f)
+/* Rows of the largest step that has this form, 0 when none has it; then so many that they are split
+ * evenly in every way: no part of a smaller step is larger. */
+static int32_t most_rows(const struct flow *f, enum plan_phase phase, int32_t rows_max)
 {
-    return f->phase[PLAN_PREFILL].linear[PLAN_QKV].summa;
-}
-
-/* So many rows are split evenly in every way: no part of a smaller step is larger. */
-static int32_t round_rows(const struct flow *f, int32_t rows)
-{
-    const int32_t n = mesh_ranks(&f->mesh);
+    const int32_t n = mesh_ranks(&f->mesh), few = f->prefill_rows - 1;
+    int32_t rows = rows_max < few ? rows_max : few;
+    if (phase == PLAN_PREFILL)
+        rows = rows_max > few ? rows_max : 0;
     return (rows + n - 1) / n * n;
 }
 
@@ -66,9 +65,11 @@ static size_t larger(size_t a, size_t b)
 
 size_t parallel_rest_size(const struct flow *f, int32_t rank, int32_t rows_max)
 {
-    const int32_t rows = round_rows(f, rows_max);
-    return larger(part_size(f, rank, rows, f->hidden, &f->phase[PLAN_DECODE].rest),
-                  part_size(f, rank, rows, f->hidden, &f->phase[PLAN_PREFILL].rest));
+    size_t most = 0;
+    for (int32_t i = 0; i < PLAN_PHASES; i++)
+        most = larger(most, part_size(f, rank, most_rows(f, (enum plan_phase)i, rows_max),
+                                      f->hidden, &f->phase[i].rest));
+    return most;
 }
 
 static void measure(const struct flow *f, int32_t rows, struct extent cols, const struct route *r,
@@ -83,10 +84,12 @@ static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_
 {
     struct redistribute_sizes s = {0};
     const struct extent one = {.units = 1, .unit = 1};
-    const int32_t rows = round_rows(f, rows_max);
     for (int32_t i = 0; i < PLAN_PHASES; i++) {
         const struct flow_phase *p = &f->phase[i];
+        const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
         const struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
+        if (rows == 0)
+            continue;
         /* all samples may come from the rows of one rank */
         const int32_t most = samples_max * spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
         measure(f, rows, embed->out, &embed->after, &s);
@@ -106,14 +109,22 @@ static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_
 static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
 {
     struct moving_sizes s = {0};
-    const int32_t rows = round_rows(f, rows_max);
+    const int32_t rows = most_rows(f, PLAN_PREFILL, rows_max);
     for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
         const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[linears[k]];
         for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
-            const struct weight_spec w = flow_weight(f, linears[k], rank);
-            s.weight_bytes = larger(s.weight_bytes, f->ops->weight_bytes(&w));
-            s.x = larger(s.x, part_size(f, rank, rows, l->in, &l->uses));
-            s.y = larger(s.y, part_size(f, rank, rows, l->out, &l->product));
+            const struct weight_spec whole = flow_weight(f, linears[k], rank);
+            const struct weight_spec part = flow_stored(f, linears[k], rank);
+            if (l->summa && rows > 0) {
+                s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
+                s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
+                s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
+            }
+            if (l->gathered) {
+                s.gathered.part_bytes = larger(s.gathered.part_bytes, f->ops->weight_bytes(&part));
+                s.gathered.whole_bytes =
+                    larger(s.gathered.whole_bytes, f->ops->weight_bytes(&whole));
+            }
         }
     }
     return s;
@@ -123,7 +134,7 @@ size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samp
 {
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
     const struct moving_sizes moving = moving_sizes(f, rows_max);
-    return redistribute_arena_bytes(&moves) + (has_summa(f) ? moving_arena_bytes(&moving) : 0);
+    return redistribute_arena_bytes(&moves) + moving_arena_bytes(&moving);
 }
 
 /* Gives out 64-byte aligned pieces; counts only while base is NULL. */
@@ -138,11 +149,13 @@ static float *carve(char *base, size_t *used, size_t elements)
 static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
                         int32_t samples_max, char *base)
 {
-    const int32_t rows = round_rows(f, rows_max);
     size_t input = 0, product = 0, sampled = 0, blocks = 0, used = 0;
     for (int32_t i = 0; i < PLAN_PHASES; i++) {
         const struct flow_phase *phase = &f->phase[i];
         const struct flow_linear *head = &phase->linear[PLAN_HEAD], *l = NULL;
+        const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
+        if (rows == 0)
+            continue;
         for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
             l = &phase->linear[linears[k]];
             input = larger(input, part_size(f, rank, rows, l->in, &l->before.from));
@@ -156,13 +169,13 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
         l = &phase->linear[PLAN_GATE_UP];
-        if (has_summa(f))
+        if (l->summa)
             blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
     }
     p->input = carve(base, &used, input);
     p->product = carve(base, &used, product);
     p->sampled = carve(base, &used, sampled);
-    p->sums = carve(base, &used, (size_t)rows);
+    p->sums = carve(base, &used, (size_t)rows_max);
     p->gate_up = carve(base, &used, blocks);
     p->act = carve(base, &used, blocks);
     p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
@@ -176,7 +189,7 @@ size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
     return carve_all(&sizes, f, rank, rows_max, samples_max, NULL) +
            2 * base_align(moves.local * sizeof(float) + 1, 64) +
-           (has_summa(f) ? 4 * moving_sizes(f, rows_max).y : 0);
+           4 * moving_sizes(f, rows_max).summa.y;
 }
 
 /* ---- open and close ---- */
@@ -192,6 +205,7 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
     p->flow = f;
     p->b = b;
     p->rank = c->rank;
+    p->rows_max = rows_max;
     const size_t bytes = carve_all(p, f, c->rank, rows_max, samples_max, NULL);
     p->memory = b->ops->alloc(b, bytes);
     p->cut = calloc((size_t)c->ranks + 1, sizeof *p->cut);
@@ -201,12 +215,10 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
     }
     carve_all(p, f, c->rank, rows_max, samples_max, p->memory);
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = moving_sizes(f, rows_max);
     TRY(groups_open(&f->mesh, c, stats, &p->groups, err));
     TRY(redistribute_open(&p->groups, b, &moves, &p->moves, err));
-    if (has_summa(f)) {
-        const struct moving_sizes sizes = moving_sizes(f, rows_max);
-        TRY(moving_open(&p->groups, b, &sizes, &p->moving, err));
-    }
+    TRY(moving_open(&p->groups, b, &moving, &p->moving, err));
     *out = p;
     p = NULL;
 out:
@@ -235,7 +247,12 @@ enum status parallel_weight_open(struct parallel *p, enum plan_part part,
     const struct spread *split = &f->choice[part].weight;
     struct weight_spec blocks[MOVING_PIECES_MAX];
     *out = (struct parallel_weight){.local = local};
-    if (!f->phase[PLAN_PREFILL].linear[part].summa)
+    if (f->phase[PLAN_DECODE].linear[part].gathered) {
+        const struct weight_spec whole = flow_weight(f, part, p->rank);
+        return moving_gathered_open(p->moving, backend_weight_storage(local), f->choice[part].over,
+                                    &whole, &out->moving, err);
+    }
+    if (!f->phase[PLAN_PREFILL].linear[part].summa || p->rows_max < f->prefill_rows)
         return OK;
     const int32_t row = split->axis[SPREAD_COLS][0], col = split->axis[SPREAD_ROWS][0];
     for (int32_t t = 0; t < f->mesh.axis[row].size; t++)
@@ -359,7 +376,7 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
     TRY(move(p, &in, &l->before, x.data, &used, err));
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
-    if (l->summa)
+    if (l->summa || l->gathered)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
         TRY(backend_linear(p->b, product, cview_of(used), w.local, err));
@@ -440,6 +457,11 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     TRY(backend_select(p->b, chosen, n, index, err));
     TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
     *logits = cview_of(mine);
+    if (l->after.count > 0) { /* out of the way of gathering them, some rows after others */
+        p->b->ops->copy(p->b, p->product, (size_t)mine.cols, mine.data, (size_t)mine.cols,
+                        mine.rows, mine.cols);
+        logits->data = p->product;
+    }
 out:
     return st;
 }

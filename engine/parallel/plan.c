@@ -20,8 +20,9 @@ static const struct {
     const char *mode;
     const char *text;
 } builtin[] = {
-    {"1d", plan_builtin_1d},     {"1d_sp", plan_builtin_1d_sp}, {"2d", plan_builtin_2d},
-    {"2.5d", plan_builtin_2p5d}, {"3d", plan_builtin_3d},
+    {"1d", plan_builtin_1d}, {"1d_sp", plan_builtin_1d_sp},
+    {"2d", plan_builtin_2d}, {"2.5d", plan_builtin_2p5d},
+    {"3d", plan_builtin_3d}, {"3d_gathered", plan_builtin_3d_gathered},
 };
 
 static uint64_t hash_of(const struct plan *p)
@@ -157,7 +158,9 @@ enum status plan_load(const char *mode, const char *mesh, const char *path, int3
     for (size_t i = 0; i < ARRAY_LEN(builtin); i++)
         if (strcmp(mode, builtin[i].mode) == 0)
             return load_builtin(mode, builtin[i].text, mesh, ranks, out, err);
-    return base_fail(err, ERR_USAGE, "--parallel-mode %s: expected 1d, 1d_sp, 2d, 2.5d or 3d",
+    return base_fail(err, ERR_USAGE,
+                     "--parallel-mode %s: expected 1d, 1d_sp, 2d, 2.5d, 3d or "
+                     "3d_gathered",
                      mode);
 }
 

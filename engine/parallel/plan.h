@@ -30,7 +30,9 @@ struct plan_choice {
     enum style style;
     enum unit unit;
     bool back;            /* lin3d of direction out */
-    struct spread weight; /* as [outputs, inputs]; a table as [vocabulary, hidden] */
+    bool gathered;        /* lin3d: each rank along axis `over` keeps a part of the outputs, and */
+    int8_t over;          /* the weight is put together for every product */
+    struct spread weight; /* in a product: [outputs, inputs]; a table: [vocabulary, hidden] */
     struct spread takes, uses, gives;
 };
 

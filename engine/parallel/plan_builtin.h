@@ -7,5 +7,6 @@ extern const char plan_builtin_1d_sp[];
 extern const char plan_builtin_2d[];
 extern const char plan_builtin_2p5d[];
 extern const char plan_builtin_3d[];
+extern const char plan_builtin_3d_gathered[];
 
 #endif

@@ -138,6 +138,11 @@ static enum status linear(const struct walk *w, enum plan_part part, struct spre
     if (!spread_equal(&c->takes, at))
         return REFUSE(w, "E10", part, "%s takes %s, but gets %s", plan_style_name(c->style),
                       spread_text(&w->p->mesh, &c->takes, a), spread_text(&w->p->mesh, at, b));
+    if (c->gathered && w->p->prefill)
+        return REFUSE(w, "E16", part,
+                      "weights are %s and linears of prefill summa, which hold "
+                      "other shards; expected cached",
+                      "gathered");
     *at = c->gives;
     return check_sizes(w, part);
 }

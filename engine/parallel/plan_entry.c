@@ -14,7 +14,7 @@ static const struct {
     [STYLE_VOCAB] = {"vocab", "|match|style|axis|vocab|hidden|rows|output|"},
     [STYLE_NORM] = {"norm", "|match|style|"},
     [STYLE_REPLICATE] = {"replicate", "|match|style|"},
-    [STYLE_LIN3D] = {"lin3d", "|match|style|unit|dir|a|b|w|scatter|"},
+    [STYLE_LIN3D] = {"lin3d", "|match|style|unit|dir|a|b|w|scatter|weights|"},
 };
 enum { PAIRWISE = STYLE_LIN3D + 1, PREPARE_IN, PREPARE_OUT, WORDS };
 static const char *const words[WORDS] = {"colwise",  "rowwise",    "vocab",
@@ -191,17 +191,23 @@ out:
 static enum status read_lin3d(const struct plan_at *at, struct plan_choice *c, struct err *err)
 {
     enum status st = OK;
-    const char *dir, *scatter;
+    const char *dir, *scatter, *weights;
     int32_t a, b, w = -1;
     struct spread rows = {0};
     TRY(plan_read_word(at, at->entry, "dir", "|in|out|", NULL, &dir, err));
     TRY(plan_read_word(at, at->entry, "scatter", "|hidden|rows|", "hidden", &scatter, err));
+    TRY(plan_read_word(at, at->entry, "weights", "|cached|gathered|", "cached", &weights, err));
     TRY(axis_of(at, "a", "a", &a, err));
     TRY(axis_of(at, "b", "b", &b, err));
     if (jdoc_get_value(at->entry, "w"))
         TRY(axis_of(at, "w", NULL, &w, err));
     if (a == b || a == w || b == w)
         return base_fail(err, ERR_USAGE, "%s: E18 a, b and w must be different axes", at->where);
+    c->gathered = strcmp(weights, "gathered") == 0;
+    c->over = c->gathered ? (int8_t)w : 0;
+    if (c->gathered && w < 0)
+        return base_fail(err, ERR_USAGE, "%s: E05 weights are gathered over w, which is not named",
+                         at->where);
     c->back = strcmp(dir, "out") == 0;
     if (c->back) {
         int32_t swap = a;

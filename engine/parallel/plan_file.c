@@ -183,7 +183,8 @@ static enum status read_head(const struct jdoc *doc, struct plan *p, struct err 
     snprintf(at.where, sizeof at.where, "%s", p->where);
     if (!version || jdoc_type(version) != JDOC_INT || jdoc_int(version) != 1)
         return base_fail(err, ERR_USAGE, "%s: version must be 1", p->where);
-    TRY(plan_read_word(&at, doc, "mode", "|1d|1d_sp|2d|2.5d|3d|custom|", NULL, &mode, err));
+    TRY(plan_read_word(&at, doc, "mode", "|1d|1d_sp|2d|2.5d|3d|3d_gathered|custom|", NULL, &mode,
+                       err));
     memcpy(p->mode, mode, strlen(mode) + 1);
     TRY(plan_read_word(&at, doc, "uneven", "|balanced|strict|pad|", "balanced", &uneven, err));
     if (strcmp(uneven, "pad") == 0)

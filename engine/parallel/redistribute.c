@@ -1,6 +1,7 @@
 /* DESIGN: a move has its source in a buffer peers can read, meets, and leaves the result in a
- * second one, where the next move takes it. Each axis has two such pairs in turn, because peers may
- * still read the previous one (comm.h, reuse rule). A producer may write the first source itself;
+ * second one, where the next move takes it. Each axis has two sources in turn, because peers may
+ * still read the previous one (comm.h, reuse rule); so it is with sums, while all other results are
+ * read here alone and share one buffer. A producer may write the first source itself;
  * else it is copied there. Blocks travel contiguous: columns are packed before they are sent, and
  * laid side by side after. */
 #include "engine/parallel/redistribute.h"
@@ -11,7 +12,7 @@
 enum { WORLD = MESH_AXES_MAX, PLACES };
 
 struct place {
-    float *src[2], *dst[2];
+    float *src[2], *sum[2];
     int32_t turn; /* of the last move */
 };
 
@@ -20,31 +21,35 @@ struct redistribute {
     struct backend *b;
     struct redistribute_sizes sizes;
     struct place place[PLACES]; /* per axis, then all ranks */
+    float *result;              /* of a move that is no sum */
     float *local[2];            /* results of moves that meet nobody */
 };
 
 size_t redistribute_arena_bytes(const struct redistribute_sizes *sizes)
 {
-    size_t bytes = 0;
+    size_t bytes = base_align(sizes->result * sizeof(float), 64);
     for (int32_t i = 0; i < PLACES; i++)
         bytes += 2 * (base_align(sizes->place[i].src * sizeof(float), 64) +
-                      base_align(sizes->place[i].dst * sizeof(float), 64));
+                      base_align(sizes->place[i].sum * sizeof(float), 64));
     return bytes;
+}
+
+/* NULL for no elements, too. */
+static bool take(struct redistribute *r, size_t elements, float **out)
+{
+    *out = elements > 0 ? comm_buffer(r->g->world, elements * sizeof(float)) : NULL;
+    return *out || elements == 0;
 }
 
 static bool take_places(struct redistribute *r)
 {
-    for (int32_t i = 0; i < PLACES; i++) {
-        const size_t src = r->sizes.place[i].src * sizeof(float);
-        const size_t dst = r->sizes.place[i].dst * sizeof(float);
-        for (int32_t k = 0; src + dst > 0 && k < 2; k++) {
-            r->place[i].src[k] = comm_buffer(r->g->world, src);
-            r->place[i].dst[k] = comm_buffer(r->g->world, dst);
-            if (!r->place[i].src[k] || !r->place[i].dst[k])
-                return false;
-        }
+    bool all = take(r, r->sizes.result, &r->result);
+    for (int32_t i = 0; i < 2 * PLACES; i++) {
+        struct place *p = &r->place[i / 2];
+        all = all && take(r, r->sizes.place[i / 2].src, &p->src[i % 2]);
+        all = all && take(r, r->sizes.place[i / 2].sum, &p->sum[i % 2]);
     }
-    return true;
+    return all;
 }
 
 enum status redistribute_open(struct groups *g, struct backend *b,
@@ -158,7 +163,8 @@ void redistribute_measure(const struct mesh *m, const struct matrix *x, const st
             const bool stays = v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM;
             if (!stays) {
                 raise(&sizes->place[place_of(v)].src, n[0]);
-                raise(&sizes->place[place_of(v)].dst, n[1]);
+                raise(v->kind == MOVE_REDUCE ? &sizes->place[place_of(v)].sum : &sizes->result,
+                      n[1]);
             }
             if (stays || v->kind == MOVE_TURN)
                 raise(&sizes->local, n[1]);
@@ -313,7 +319,7 @@ static bool lies_in(const float *at, const float *buffer, size_t elements)
 static enum status meet(const struct job *j, const float **at, struct err *err)
 {
     const int32_t t = j->p->turn ^= 1;
-    float *own = j->p->src[t], *dst = j->p->dst[t];
+    float *own = j->p->src[t], *dst = j->v->kind == MOVE_REDUCE ? j->p->sum[t] : j->r->result;
     const float *src = *at;
     if (!reads_in_place(j->v) || !lies_in(src, own, j->r->sizes.place[place_of(j->v)].src)) {
         pack(j, own, src);
@@ -351,8 +357,9 @@ static bool fits(const struct redistribute *r, const struct job *j)
     const bool stays = j->v->kind == MOVE_SLICE || j->v->kind == MOVE_CLAIM;
     if ((stays || j->v->kind == MOVE_TURN) && after > r->sizes.local)
         return false;
-    return stays || (before <= r->sizes.place[place_of(j->v)].src &&
-                     after <= r->sizes.place[place_of(j->v)].dst);
+    const size_t room =
+        j->v->kind == MOVE_REDUCE ? r->sizes.place[place_of(j->v)].sum : r->sizes.result;
+    return stays || (before <= r->sizes.place[place_of(j->v)].src && after <= room);
 }
 
 enum status redistribute_run(struct redistribute *r, const struct matrix *x,

@@ -65,13 +65,13 @@ struct span redistribute_held(const struct mesh *m, const struct matrix *x, cons
 int64_t redistribute_received(const struct mesh *m, const struct matrix *x, const struct move *v,
                               int32_t rank);
 
-/* Elements of the largest parts that moves handle: before and after those along an axis (the last:
- * over all ranks), and of those that meet nobody. */
+/* Elements of the largest parts that moves handle: before those along an axis (the last: over all
+ * ranks) and sums after them, any other after a move, and those of moves that meet nobody. */
 struct redistribute_sizes {
     struct {
-        size_t src, dst;
+        size_t src, sum;
     } place[MESH_AXES_MAX + 1];
-    size_t local;
+    size_t result, local;
 };
 /* Raises *sizes to what the route needs, on any rank. Pure. */
 void redistribute_measure(const struct mesh *m, const struct matrix *x, const struct route *route,

@@ -3,6 +3,7 @@ forms in tests/oracle."""
 
 import json
 import os
+import pathlib
 import re
 import sys
 import threading
@@ -11,14 +12,21 @@ import time
 import pytest
 
 import checkpoint
-from harness import ROOT, eventually, run
+from harness import ROOT, eventually, is_sanitized, run
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mode_bytes  # noqa: E402
+import tp1d_bytes  # noqa: E402
 
 PLANS = ROOT / "engine/parallel/plans"
 LAYOUTS = [("1d", 3), ("1d_sp", 3), ("1d_sp", 4), ("2d", 4), ("2d", 9), ("2.5d", 4), ("2.5d", 8),
-           ("3d", 8)]
+           ("3d", 8), ("3d_gathered", 8), ("3d_gathered 2,3,1", 6), ("3d_gathered 5,1,1", 5)]
+
+
+def layout(mode):
+    """The options of "3d" or "3d w,a,b"."""
+    name, _, mesh = mode.partition(" ")
+    return ["--parallel-mode", name] + (["--mesh", mesh] if mesh else [])
 
 
 def received(metrics, rank):
@@ -44,15 +52,17 @@ def check_received(server, mode, ranks, shape, prompt, count, many_from=None):
 @pytest.mark.parametrize("mode,ranks", LAYOUTS)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "headdim_bf16"])
 def test_greedy_text(serve, name, mode, ranks):
-    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--parallel-mode", mode,
-                   "--dtype", "float32")
+    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, *layout(mode), "--dtype", "float32")
     for prompt, greedy in checkpoint.golden_runs(name):
         assert server.token_ids(prompt, 24) == greedy[:24]
 
 
 def plan_file(tmp_path, mode, many_from=None):
     """The built-in plan, its form for many rows from so many on, or never."""
-    plan = json.loads((PLANS / f"{mode.replace('.', 'p')}.json").read_text())
+    name, _, mesh = mode.partition(" ")
+    plan = json.loads((PLANS / f"{name.replace('.', 'p')}.json").read_text())
+    for axis, size in zip(plan["mesh"], map(int, mesh.split(",") if mesh else [])):
+        axis["size"] = size
     if many_from:
         plan["phases"]["prefill"]["rows"] = many_from
     else:
@@ -88,12 +98,103 @@ def test_received_bytes_of_travelling_weights(serve, tmp_path, odd, mode, ranks)
     check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 4, many_from=10)
 
 
+def mappings(pid):
+    """(what is mapped, {"Rss": bytes, ...}) of a process, by the kernel's count."""
+    found = []
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            found.append((" ".join(words[5:]), {}))
+        elif words[-1] == "kB":
+            found[-1][1][words[0].rstrip(":")] = 1024 * int(words[1])
+    return found
+
+
+def mapped(pid, name):
+    """Bytes in use of a memory file."""
+    return sum(sizes["Rss"] for what, sizes in mappings(pid) if f"memfd:{name} " in what)
+
+
+@pytest.mark.parametrize("mode,ranks", [("3d_gathered", 8), ("3d_gathered 3,2,1", 6),
+                                        ("3d_gathered 4,1,1", 4)])
+def test_gathered_weights_are_held_once(serve, tmp_path, mode, ranks):
+    """A rank holds 1/P of the weights, by the closed form, by `plan` and by the kernel's count."""
+    model = checkpoint.write_config(tmp_path / "model", hidden_size=384, num_hidden_layers=3,
+                                    num_attention_heads=12, num_key_value_heads=6, head_dim=32,
+                                    intermediate_size=1000, vocab_size=1000)
+    more = ("--dtype", "bfloat16", "--load-format", "dummy")
+    server = serve(model, "-tp", ranks, *layout(mode), *more)
+    server.token_ids(PROMPT, 3)
+    said = predicted(model, mode, ranks, *more)["per_rank"]
+    shape, total = checkpoint.shape_of(model), 0
+    for rank, pid in enumerate(server.ranks()):
+        wanted = mode_bytes.stored(shape, *mode_bytes.mesh_place(mode, ranks, rank), 2)
+        gaps = 64 * 40  # each weight begins at a multiple of 64 bytes
+        assert 0 <= said[rank]["weight_bytes"] - wanted < gaps, rank
+        assert 0 <= mapped(pid, "tessera-weights") - wanted < gaps + 4096, rank
+        total += wanted
+    norms = 7 * 384 * 4
+    elements = sum(tp1d_bytes.weight_elements(shape, 1, 0).values())
+    assert total - ranks * norms == pytest.approx(2 * elements, rel=0.1)  # tiles are padded
+
+
+def activations(serve, model, mode, ranks, rows):
+    """Of each rank (bytes that `plan` predicts, bytes by the kernel's count): its own memory, which
+    includes what does not depend on the rows, and its share of the communicator's."""
+    more = ["--dtype", "float32", "--max-num-batched-tokens", rows]
+    planned = predicted(model, mode, ranks, *more)["per_rank"]
+    server = serve(model, "-tp", ranks, *layout(mode), *more, "--load-format", "dummy",
+                   "--max-num-seqs", 4, "--max-model-len", 64)
+    held = []
+    for pid in server.ranks():
+        sizes = mappings(pid)
+        shared = sum(size["Size"] for what, size in sizes if "memfd:tessera-comm" in what)
+        held.append(sum(size["Anonymous"] for _, size in sizes) + shared / ranks)
+    server.stop()
+    return [(entry["activation_bytes"] + entry["comm_buffer_bytes"], bytes_)
+            for entry, bytes_ in zip(planned, held)]
+
+
+FEW, MANY = 256, 1280  # rows
+
+
+def bytes_per_row(serve, model, mode, ranks):
+    """Of each rank (predicted, witnessed): what a step of so many more rows takes more."""
+    few, many = (activations(serve, model, mode, ranks, rows) for rows in (FEW, MANY))
+    return [tuple((b - a) / (MANY - FEW) for a, b in zip(*pair)) for pair in zip(few, many)]
+
+
+@pytest.mark.skipif(is_sanitized(), reason="sanitizers keep memory of their own")
+def test_activations_are_what_was_planned(serve, tmp_path):
+    """By the kernel's count. Every layout but 1d holds far less than 1d: none gathers everything
+    and runs that."""
+    model = checkpoint.write_config(tmp_path / "wide", hidden_size=1024, num_hidden_layers=1,
+                                    num_attention_heads=16, num_key_value_heads=8, head_dim=32,
+                                    intermediate_size=512, vocab_size=512)
+    most = {}
+    for mode, ranks in (("1d", 8), ("1d_sp", 8), ("2d", 4), ("2.5d", 8), ("3d", 8),
+                        ("3d_gathered", 8)):
+        found = bytes_per_row(serve, model, mode, ranks)
+        for rank, (planned, witnessed) in enumerate(found):
+            assert witnessed == pytest.approx(planned, rel=0.08), (mode, rank)
+        most[mode] = max(witnessed for _, witnessed in found)
+    assert most["1d"] > 6 * 4 * 1024  # the stream, its norm, a product, and sums in two turns
+    assert all(most[mode] < 0.7 * most["1d"] for mode in most if mode != "1d"), most
+
+
+def test_weights_of_8_bits_are_not_gathered(odd):
+    done = run("plan", odd, "-tp", 2, *layout("3d_gathered 2,1,1"), "--load-format", "dummy",
+               "--quantization", "fp8")
+    assert done.returncode == 2
+    assert "weights of 8 bits are not gathered; use cached weights" in done.stderr
+
+
 # ---- what plan says ------------------------------------------------------------------------------
 
 
 def predicted(model, mode, ranks, *more):
-    done = run("plan", model, "-tp", str(ranks), "--parallel-mode", mode, "--json", "--load-format",
-               "dummy", "--max-num-seqs", "4", "--max-model-len", "64", *map(str, more))
+    done = run("plan", model, "-tp", str(ranks), *layout(mode), "--json", "--load-format", "dummy",
+               "--max-num-seqs", "4", "--max-model-len", "64", *map(str, more))
     assert done.returncode in (0, 4), done.stderr
     return json.loads(done.stdout)
 
@@ -128,12 +229,12 @@ def test_activations_are_split(tmp_path, mode, ranks):
 def test_printed_plan_is_the_layout(tmp_path, odd):
     """--print-plan gives a file that --plan takes for the same layout."""
     for mode, ranks in LAYOUTS:
-        done = run("plan", odd, "-tp", str(ranks), "--parallel-mode", mode, "--load-format",
-                   "dummy", "--print-plan")
+        done = run("plan", odd, "-tp", str(ranks), *layout(mode), "--load-format", "dummy",
+                   "--print-plan")
         path = tmp_path / "printed.json"
         path.write_text(done.stdout)
         keys = "per_rank", "mesh", "collectives_per_layer"
-        want, got = (predicted(odd, mode, ranks, *more) for more in ((), ("--plan", path)))
+        want, got = predicted(odd, mode, ranks), predicted(odd, "1d", ranks, "--plan", path)
         assert [got[key] for key in keys] == [want[key] for key in keys]
 
 
@@ -148,7 +249,9 @@ def test_modes_are_compared(odd):
     lines = done.stdout.splitlines()
     names = [line.split("  ")[0] for line in block(lines, "layout  ")]
     meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
-    assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + ["3d %d,%d,%d" % mesh for mesh in meshes]
+    assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + [
+        f"{mode} %d,%d,%d" % mesh for mesh in meshes
+        for mode in (["3d", "3d_gathered"] if mesh[0] > 1 else ["3d"])]
 
 
 EXPLAINED = re.compile(r"  (\w+(?: norm)?) +(before|after)? +(\S.*?)  +(\d+)  (=|about) +(.+?); "
@@ -157,8 +260,8 @@ EXPLAINED = re.compile(r"  (\w+(?: norm)?) +(before|after)? +(\S.*?)  +(\d+)  (=
 
 def explained(model, ranks, mode, rows):
     """[form][(point, when, move, bytes, exact?, formula, {letter: number})] of one rank."""
-    done = run("plan", model, "-tp", ranks, "--parallel-mode", mode, "--explain", "--load-format",
-               "dummy", "--dtype", "float32", "--max-num-batched-tokens", rows)
+    done = run("plan", model, "-tp", ranks, *layout(mode), "--explain", "--load-format", "dummy",
+               "--dtype", "float32", "--max-num-batched-tokens", rows)
     forms = [[]]
     for line in block(done.stdout.splitlines(), "bytes rank"):
         found = EXPLAINED.match(line)
@@ -175,7 +278,7 @@ def explained(model, ranks, mode, rows):
 
 
 @pytest.mark.parametrize("mode,ranks", [("1d", 4), ("1d_sp", 4), ("2d", 4), ("2d", 9),
-                                        ("2.5d", 8), ("3d", 8)])
+                                        ("2.5d", 8), ("3d", 8), ("3d_gathered 2,1,1", 2)])
 def test_formulas_stand_beside_numbers(tmp_path, mode, ranks):
     """Each formula gives its number, and a layer's numbers add up to the oracle's."""
     model = checkpoint.write_config(tmp_path / "even", hidden_size=576, num_hidden_layers=1,

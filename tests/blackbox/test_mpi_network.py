@@ -15,6 +15,7 @@ import pytest
 
 import checkpoint
 import harness
+import test_modes
 import test_mpi
 from harness import ROOT, eventually
 
@@ -163,16 +164,17 @@ def test_same_bits_as_shared_memory(serve, launch, network, mode):
 
 
 @pytest.mark.parametrize("mode,network", [("1d", 2), ("1d", 3), ("1d_sp", 3), ("2d", 4),
-                                          ("2.5d", 8), ("3d", 8)], indirect=["network"])
+                                          ("2.5d", 8), ("3d", 8), ("3d_gathered 2,2,1", 4)],
+                         indirect=["network"])
 def test_kernel_counts_the_bytes(launch, network, tmp_path, mode):
     """Sockets carry what the closed forms say, and the headers of MPI: less than a twentieth."""
     model = checkpoint.write_config(tmp_path / "shape", hidden_size=576, num_hidden_layers=2,
                                     num_attention_heads=9, num_key_value_heads=3, head_dim=64,
                                     intermediate_size=1031, vocab_size=2045)
     ranks, prompt, count = len(network.machines), [3 + i for i in range(200)], 8
-    server = launch(model, "--load-format", "dummy", "--dtype", "float32", "--parallel-mode", mode,
+    server = launch(model, "--load-format", "dummy", "--dtype", "float32", *test_modes.layout(mode),
                     "--no-enable-prefix-caching")
-    plan = json.loads(harness.run("plan", model, "-tp", ranks, "--parallel-mode", mode, "--json",
+    plan = json.loads(harness.run("plan", model, "-tp", ranks, *test_modes.layout(mode), "--json",
                                   "--load-format", "dummy", "--max-model-len", 512).stdout)
     many_from = plan.get("many_rows_from", 1 << 30)
     before = [network.received(rank) for rank in range(ranks)]

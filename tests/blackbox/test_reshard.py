@@ -19,6 +19,7 @@ LAYOUTS = [("1d", 3, None), ("1d_sp", 5, None), ("2d", 4, None), ("2d", 9, None)
            ("2.5d", 8, None), ("2.5d", 9, "1,3,3"), ("3d", 8, None), ("3d", 6, "1,2,3"),
            ("3d", 12, "2,3,2"), ("ok_prepare.json", 4, None), ("ok_sub_mesh.json", 6, None),
            ("ok_3d.json", 6, None)]
+GATHERED = [("3d_gathered", 8, None), ("3d_gathered", 6, "3,1,2"), ("3d_gathered", 12, "3,2,2")]
 
 
 def succeed(*arguments):
@@ -98,7 +99,7 @@ def pieces(path):
         yield name, *([0] * (2 - len(entry["shape"])) + offsets[name]["saved_offsets"]), values
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS + GATHERED, ids=str)
 def test_elements_are_where_the_plan_says(tmp_path, located, layout):
     model, numbers = located
     options = layout_options(*layout)
@@ -119,14 +120,15 @@ def test_elements_are_where_the_plan_says(tmp_path, located, layout):
                 assert (values == code(numbers[name], rows, cols, width)).all(), (rank, name)
                 held[name][rows, cols] = 1
         for name, count in held.items():
-            (top, bottom), (left, right) = mine[name]
-            assert count.sum() == (bottom - top) * (right - left), (rank, name)
-            assert count[top:bottom, left:right].all(), (rank, name)
+            rows, (left, right) = mine[name]
+            rows = numpy.arange(*rows) if isinstance(rows, tuple) else rows
+            assert count.sum() == len(rows) * (right - left), (rank, name)
+            assert count[rows, left:right].all(), (rank, name)
             copies[name] += count
     assert all(count.min() >= 1 for count in copies.values())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[1:] + GATHERED, ids=str)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "untied_mqa_f16"])
 def test_round_trips(tmp_path, name, layout):
     """Layout -> another -> the first gives the same bytes; so does any way to one rank."""
@@ -139,6 +141,8 @@ def test_round_trips(tmp_path, name, layout):
 
 @pytest.mark.parametrize("held, served", [(("2d", 4, None), ("3d", 8, None)),
                                           (("3d", 8, None), ("1d", 3, None)),
+                                          (("3d_gathered", 8, None), ("1d", 3, None)),
+                                          (("1d", 3, None), ("3d_gathered", 6, "3,1,2")),
                                           (("1d", 5, None), ("2.5d", 8, None))], ids=str)
 def test_any_layout_serves_any_shards(serve, tmp_path, held, served):
     directory = shard(checkpoint.GOLDEN / "tied_gqa2_f32", held, tmp_path / "shards")

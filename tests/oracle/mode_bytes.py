@@ -8,6 +8,8 @@ Independent of the engine.  The layouts:
   1d_sp   the residual stream split by rows over all ranks
   2d, 2.5d, 3d with few rows: weights stay, on a mesh (w, a, b) = (1, q, q), (d, 2, 2), (c, c, c);
           attention has whole rows and the heads split over all ranks
+  3d_gathered  the same, and each rank stores one w-th of its weights' outputs, in whole tiles: the
+          others come for every product
   2d, 2.5d with many rows: SUMMA, weights travel
 """
 
@@ -83,8 +85,31 @@ def sequence_parallel(shape, ranks, rank, rows, sampled):
     return WORD * (scatter + shape.layers * 2 * (gather + scatter) + head)
 
 
-def stationary(shape, mesh, place, rows, sampled, table_over_w):
-    """Rank (i, j, l): rows i, at rest hidden block l and in it sub-block j."""
+def tiles(outputs, *places):
+    """Outputs of whole tiles, among these places."""
+    return TILE * size(-(-outputs // TILE), *places)
+
+
+def weights(m, at_a, at_b):
+    """(outputs, inputs) of the linears of a layer in the products of rank (j, l)."""
+    return ((m.qkv(at_a), m.hidden(at_b)), (m.hidden(at_b), m.attended(at_a)),
+            (m.gate_up(at_a), m.hidden(at_b)), (m.hidden(at_b), m.mlp(at_a)))
+
+
+def stored(shape, mesh, place, weight_size):
+    """Bytes of weights that a rank of 3d_gathered holds: its part of both tables, of every linear,
+    and the norms whole."""
+    (w, a, b), (i, j, l) = mesh, place
+    m = Widths(shape, w * a * b)
+    table = tiles(size(shape.vocab, (j, a), (i, w))) * m.hidden((l, b)) * weight_size
+    layer = sum(tiles(out, (i, w)) * into for out, into in weights(m, (j, a), (l, b)))
+    norms = (2 * shape.layers + 1) * shape.hidden * WORD
+    return (1 if shape.tied else 2) * table + shape.layers * layer * weight_size + norms
+
+
+def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
+    """Rank (i, j, l): rows i, at rest hidden block l and in it sub-block j.  gathered: bytes of an
+    element of the weights that travel."""
     (w, a, b), (i, j, l) = mesh, place
     at_w, at_a, at_b = (i, w), (j, a), (l, b)
     m, own = Widths(shape, w * a * b), size(rows, at_w)
@@ -96,6 +121,7 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w):
     layer += own * (m.attended(at_a) - m.attended(at_a, at_b)) + scatter
     layer += gather + (b - 1) * own * m.gate_up(at_a, at_b)
     layer += own * (m.mlp(at_a) - m.mlp(at_a, at_b)) + scatter
+    travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
     norm = (a - 1 + b - 1) * own  # sums of squares, one per row
     look_up, table, others = scatter, [at_a, at_b], [at_w]
     if table_over_w:  # found in parts over a and w: summed over the shorter axis first
@@ -106,7 +132,8 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w):
     count = len(sampled)
     head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, count, b, table, others)
-    return WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head)
+    return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
+            shape.layers * gathered * travels)
 
 
 def summa(shape, q, depth, place, rows, sampled, weight_size):
@@ -147,6 +174,13 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
     return WORD * (look_up + norm + head) + shape.layers * layer
 
 
+def mesh_place(mode, ranks, rank):
+    """Of "3d" or "3d w,a,b"."""
+    c = round(ranks ** (1 / 3))
+    w, a, b = map(int, mode.split()[1].split(",")) if " " in mode else (c, c, c)
+    return (w, a, b), (rank % w, rank // w % a, rank // w // a)
+
+
 def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=4):
     """sampled: indices of the sampled rows.  many: the step takes the form for many rows."""
     if mode == "1d":
@@ -154,10 +188,10 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
         return sum(received for _, received in step.values())
     if mode == "1d_sp":
         return sequence_parallel(shape, ranks, rank, rows, sampled)
-    if mode == "3d":
-        c = round(ranks ** (1 / 3))
-        place = rank % c, rank // c % c, rank // c ** 2
-        return stationary(shape, (c, c, c), place, rows, sampled, True)
+    if mode.startswith("3d"):
+        mesh, place = mesh_place(mode, ranks, rank)
+        return stationary(shape, mesh, place, rows, sampled, True,
+                          weight_size if "gathered" in mode else 0)
     q = math.isqrt(ranks) if mode == "2d" else 2
     depth = ranks // q ** 2
     k, i, j = rank // q ** 2, rank // q % q, rank % q
@@ -181,9 +215,9 @@ def check():
     shape, rows, q = LLAMA3_8B, 4096, 2
     h, f = shape.hidden, shape.mlp
     wide, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = h * (2 * wide + 2 * kv + 3 * f)
+    params = h * (2 * wide + 2 * kv + 3 * f)
     # Stationary on (1, q, q): T [4h(a-1) + (W/h)(b-1)] / P activations, and the norms.
-    formula = rows * (4 * h * (q - 1) + weights // h * (q - 1)) // q ** 2
+    formula = rows * (4 * h * (q - 1) + params // h * (q - 1)) // q ** 2
     tp1d_bytes.expect("2d stationary, q=2", layer_bytes(shape, "2d", 4, rows),
                       WORD * (formula + 4 * (q - 1) * rows))
     # SUMMA: (q-1)/q^2 (T S_in words + W stored), S_in = 2h + A + F; rows for heads and back; the
@@ -193,7 +227,11 @@ def check():
     swaps = rows * (wide + f + 2 * h) // q ** 2
     norms = 2 * (q - 1) * rows // q
     tp1d_bytes.expect("2d summa, q=2", layer_bytes(shape, "2d", 4, rows, True),
-                      WORD * (panels + exchange + swaps + norms) + 2 * weights * (q - 1) // q ** 2)
+                      WORD * (panels + exchange + swaps + norms) + 2 * params * (q - 1) // q ** 2)
+    # Weight-gathered on (q, q, q): W (q-1)/q^3 stored bytes more.
+    cached, gathered = (layer_bytes(shape, mode, 8, rows) for mode in ("3d", "3d_gathered"))
+    tp1d_bytes.expect("3d gathered, q=2", gathered - cached,
+                      2 * params * (q - 1) // q ** 3)
     tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
                       layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
 
@@ -201,7 +239,8 @@ def check():
 def main():
     parser = argparse.ArgumentParser(description="Closed forms of every layout.")
     parser.add_argument("config", nargs="?")
-    parser.add_argument("mode", nargs="?", choices=["1d", "1d_sp", "2d", "2.5d", "3d"])
+    parser.add_argument("mode", nargs="?", help="1d, 1d_sp, 2d, 2.5d, 3d or 3d_gathered; the last "
+                        "two with sizes as \"3d 1,4,2\"")
     parser.add_argument("ranks", nargs="?", type=int)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--sampled", type=int, default=1)

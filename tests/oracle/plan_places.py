@@ -3,7 +3,9 @@ config.json: an independent reading of the plan format.
 
 A tensor is [outputs, inputs] (a table [vocabulary, hidden]); each side is cut by a list of axes,
 outermost first, in units that are not cut.  Norms are whole everywhere: each form of a step scales
-with another part of them.
+with another part of them.  Where weights are gathered, what a product takes is cut once more, by
+tiles of its outputs; fused outputs lie in blocks [Q|K|V] or [gate|up], one for each rank that the
+product's rank sends some to.
 """
 
 import fnmatch
@@ -91,8 +93,43 @@ def scaled(span, unit):
     return span[0] * unit, span[1] * unit
 
 
+TILE = 32
+
+
+def kept(fused, rule, place, sizes):
+    """Of a product's outputs, [(tensor, row)] in order, those of the rank's tiles."""
+    begin, end = held(-(-len(fused) // TILE), [rule["w"]], place, sizes)
+    rows = {}
+    for tensor, row in fused[begin * TILE:end * TILE]:
+        rows.setdefault(tensor, set()).add(row)
+    return rows
+
+
+def fused_outputs(name, rule, config, place, sizes):
+    """What the product of this rank makes, in order."""
+    (out,), _ = cuts(rule, None)
+    if name.endswith(("o_proj", "down_proj")):
+        return [(PARTS[name][0][0], row)
+                for row in range(*held(config["hidden_size"], [out], place, sizes))]
+    heads, width = config["num_attention_heads"], config["head_dim"]
+    group, fused = heads // config["num_key_value_heads"], []
+    axes = [out, rule["b"]] + ([rule["w"]] if name.endswith("qkv_proj") else [])
+    for inner in itertools.product(*(range(sizes[axis]) for axis in axes[1:])):
+        at = {out: place[out], **dict(zip(axes[1:], inner))}
+        if name.endswith("qkv_proj"):
+            begin, end = held(heads, axes, at, sizes)
+            kv = (begin // group, -(-end // group)) if end > begin else (0, 0)
+            spans = [scaled(span, width) for span in ((begin, end), kv, kv)]
+        else:
+            spans = [held(config["intermediate_size"], axes, at, sizes)] * 2
+        fused += [(tensor, row) for tensor, span in zip(PARTS[name][0], spans)
+                  for row in range(*span)]
+    return fused
+
+
 def places(plan, config, ranks):
-    """For each rank {tensor: ((first row, past row), (first column, past column))}."""
+    """For each rank {tensor: ((first row, past row), (first column, past column))}; the rows of a
+    gathered weight are a list."""
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     width, hidden = config["head_dim"], config["hidden_size"]
     units = {"hidden": (hidden, 1), "heads": (heads, width),
@@ -111,8 +148,15 @@ def places(plan, config, ranks):
             for layer in range(config["num_hidden_layers"] if inner else 1):
                 prefix = f"model.layers.{layer}." if inner else ""
                 out, into = cuts(rule_of(plan, prefix + name), only_axis)
+                rule = rule_of(plan, prefix + name)
                 rows = held(units[rows_of][0], out, place, sizes)
                 cols = held(units[cols_of][0], into, place, sizes)
+                if rule.get("weights") == "gathered":
+                    some = kept(fused_outputs(name, rule, config, place, sizes), rule, place, sizes)
+                    for tensor in tensors:
+                        mine[f"{prefix}{tensor}.weight"] = (sorted(some.get(tensor, [])),
+                                                            scaled(cols, units[cols_of][1]))
+                    continue
                 for tensor in tensors:
                     at, unit = rows, units[rows_of][1]
                     if tensor.endswith(("k_proj", "v_proj")):  # those that the query heads read
