@@ -189,6 +189,19 @@ def test_weights_of_8_bits_are_not_gathered(odd):
     assert "weights of 8 bits are not gathered; use cached weights" in done.stderr
 
 
+@pytest.mark.parametrize("vocab", [2045, 2048, 4099])
+@pytest.mark.parametrize("mode,ranks,many_from", [("2.5d", 8, None), ("2.5d", 8, 10),
+                                                  ("2.5d", 12, None), ("3d", 8, None)])
+def test_received_bytes_of_many_logits(serve, tmp_path, mode, ranks, many_from, vocab):
+    """From some size on their sums are worth another collective."""
+    model = checkpoint.write_config(tmp_path / "wide", hidden_size=72, num_hidden_layers=1,
+                                    num_attention_heads=9, num_key_value_heads=3, head_dim=8,
+                                    intermediate_size=131, vocab_size=vocab)
+    server = serve(model, "-tp", ranks, "--plan", plan_file(tmp_path, mode, many_from),
+                   "--load-format", "dummy", "--dtype", "float32")
+    check_received(server, mode, ranks, checkpoint.shape_of(model), PROMPT, 4, many_from)
+
+
 # ---- what plan says ------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ import tp1d_bytes
 
 WORD = 4  # activations travel as fp32
 TILE = 32  # a stored weight has whole tiles of outputs
+TYPICAL, MEETING = 16, 2048  # what the choice between two ways to sum logits assumes
 
 
 def block(units, *places):
@@ -70,11 +71,26 @@ class Widths:
         return 2 * self.mlp(*places)
 
 
+def turns(shape, reducing, table, others):
+    """Are the rows of the logits cut by `others` before they are summed, to change places for
+    columns after?  It saves most of the sums and costs a collective, which counts as much as
+    MEETING numbers; a step is taken to sample TYPICAL rows."""
+    columns = shape.vocab * reducing / math.prod(pieces for _, pieces in table)
+    depth = math.prod(pieces for _, pieces in others)
+    sums = TYPICAL * columns * (reducing - 1) / reducing
+    turned = TYPICAL * columns / reducing / depth * (depth - 1) / depth
+    return reducing > 1 and depth > 1 and MEETING + sums / depth + turned <= sums
+
+
 def logits(shape, count, reducing, table, others=()):
     """Sums are scattered over the last axis of `table`, which has `reducing` ranks; what remains
     alike is cut by the others, and each rank's own columns are gathered."""
-    own = size(shape.vocab, *table, *others)
-    return count * ((reducing - 1) * size(shape.vocab, *table) + shape.vocab - own)
+    own, summed, turned = size(shape.vocab, *table, *others), count, 0
+    if turns(shape, reducing, table, others):
+        summed = size(count, *others)
+        turned = count - summed
+    return ((reducing - 1) * summed * size(shape.vocab, *table) + turned * own
+            + count * (shape.vocab - own))
 
 
 def sequence_parallel(shape, ranks, rank, rows, sampled):
