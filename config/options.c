@@ -47,6 +47,7 @@ static const struct row rows[] = {
      "the least important lines shown"},
     {"tensor-parallel-size", "tp", LAYOUT, INT32, AT(tp), 1, 64, "1", NULL,
      "number of ranks that share the model"},
+    {"ranks", NULL, COMMAND_PLAN, INT32, AT(tp), 1, 64, NULL, NULL, "-tp by another name"},
     {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, NULL,
      "1d|1d_sp|2d|2.5d|3d|3d_gathered", "tensor-parallel layout; without it 1d"},
     {"mesh", NULL, LAYOUT, STRING, AT(mesh), 0, 0, NULL, NULL,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import checkpoint
-from harness import ROOT, eventually
+from harness import ROOT, eventually, run
 from test_modes import check_received, received
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
@@ -160,3 +160,9 @@ def test_bytes_are_a_line_in_rows(serve, tmp_path, ranks, many):
         row = (4 * h * (q - 1) + weights / h * (q - 1)) / ranks
     once = (q - 1) / q ** 2 * weights if many else 0
     assert layer == pytest.approx([4 * (once + rows * (row + norms)) for rows in steps], rel=1e-12)
+
+
+def test_ranks_is_another_name():
+    one, other = (run("plan", checkpoint.DEMO, name, 3, "--json") for name in ("-tp", "--ranks"))
+    assert (one.returncode, other.returncode) == (0, 0), other.stderr
+    assert other.stdout == one.stdout
