@@ -51,7 +51,7 @@ struct server {
     char name[256];
     /* loading */
     struct load_watch watch;
-    double told_at, logged_at;
+    double began_at, told_at, logged_at;
     uint64_t told_bytes, logged_bytes;
     double restarted_at[OPTIONS_RESTARTS_MAX]; /* of restart n: in [n % max_group_restarts] */
     uint32_t restarts;
@@ -269,16 +269,10 @@ static struct engine_group engine_group(const struct server *s)
                                  group_board(s->group)};
 }
 
-/* Returns when the ranks that have been started hold the weights. */
-static enum status await_weights(struct server *s, const struct options *o, struct err *err)
+/* What the ranks are to read: nothing where the weights were kept. */
+static void begin_loading(struct server *s, const struct options *o, bool kept)
 {
-    enum status st = OK;
     uint64_t total = 0;
-    const double started = base_now();
-    const bool kept = group_has_weights(s->group);
-    s->told_at = started;
-    s->logged_at = -INFINITY;
-    s->told_bytes = s->logged_bytes = 0;
     for (int32_t r = 0; r < s->footprint.ranks; r++)
         total += s->watch.wanted[r] = kept ? 0 : setup_read_bytes(&s->setup, r);
     s->watch.timeout = o->load_timeout;
@@ -286,11 +280,22 @@ static enum status await_weights(struct server *s, const struct options *o, stru
     s->watch.checkpoint = s->setup.checkpoint;
     atomic_store(&s->health.bytes_total, total);
     atomic_store(&s->health.ranks, s->footprint.ranks);
+    health_progress(&s->health, 0, 0);
+    s->began_at = s->told_at = base_now();
+    s->logged_at = -INFINITY;
+    s->told_bytes = s->logged_bytes = 0;
+}
+
+/* Returns when the ranks that have been started hold the weights. */
+static enum status await_weights(struct server *s, struct err *err)
+{
+    enum status st = OK;
+    const uint64_t total = atomic_load(&s->health.bytes_total);
     load_watch_begin(&s->watch, base_now());
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
-    double spent = base_now() - started;
-    if (!kept)
+    const double spent = base_now() - s->began_at;
+    if (!group_has_weights(s->group))
         base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent,
                  (double)total / 1e9 / spent);
 out:
@@ -300,9 +305,10 @@ out:
 static enum status open_engine(struct server *s, const struct options *o, struct err *err)
 {
     enum status st = OK;
+    begin_loading(s, o, false);
     enter(s, HEALTH_LOADING);
     TRY(group_open(&s->setup.options, &s->footprint, arrival_tick, s, &s->group, err));
-    TRY(await_weights(s, o, err));
+    TRY(await_weights(s, err));
     enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
@@ -364,8 +370,9 @@ static enum status recover(struct server *s, const struct options *o, bool died,
         enter(s, HEALTH_RECOVERING);
         engine_pause(s->engine);
         st = group_reopen(&s->setup.options, &s->footprint, died, s->group, err);
+        begin_loading(s, o, group_has_weights(s->group));
         if (st == OK)
-            st = await_weights(s, o, err);
+            st = await_weights(s, err);
         died = false;
     }
     if (st == ERR_CANCELLED)
