@@ -225,6 +225,7 @@ enum status rank_step(struct rank *r, const struct step *s, struct step_result *
         .ids = a->ids,
         .samples = s->samples,
         .sample = a->sample,
+        .sample_host = state->host.sample,
     };
     *result = (struct step_result){.count = 0};
     b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);

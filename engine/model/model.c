@@ -287,7 +287,8 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     }
     *logits = (struct cview){NULL, DTYPE_F32, 0, 0};
     if (in->samples > 0)
-        TRY(parallel_head(p, cview_of(n), in->sample, in->samples, m->head, logits, err));
+        TRY(parallel_head(p, cview_of(n), in->sample, in->sample_host, in->samples, m->head, logits,
+                          err));
 out:
     return st;
 }

@@ -25,12 +25,13 @@ struct model_parts {
     _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
 };
 
-/* The rows of one step. Arrays are borrowed, on the device. */
+/* The rows of one step. Arrays are borrowed, on the device but for the one that says so. */
 struct model_input {
     struct rows rows;
-    const int32_t *ids;    /* [T] token ids, -1 = padding */
-    int32_t samples;       /* R */
-    const int32_t *sample; /* [R] row indices whose logits are wanted */
+    const int32_t *ids;         /* [T] token ids, -1 = padding */
+    int32_t samples;            /* R */
+    const int32_t *sample;      /* [R] row indices whose logits are wanted */
+    const int32_t *sample_host; /* the same, on the host */
 };
 
 /* Communicator arena a rank needs for these sizes. */

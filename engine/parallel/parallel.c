@@ -22,7 +22,8 @@ struct parallel {
     int32_t rows;
     struct extent samples; /* sampled rows; cut where the rows they are from are split */
     int64_t *cut;          /* [ranks + 1] of samples */
-    int32_t *index;        /* [samples_max] of samples within this rank's rows */
+    int32_t *index;        /* [samples_max] of samples within this rank's rows, */
+    int32_t *index_host;   /* and on the host, where they are found */
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
@@ -209,7 +210,8 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
     const size_t bytes = carve_all(p, f, c->rank, rows_max, samples_max, NULL);
     p->memory = b->ops->alloc(b, bytes);
     p->cut = calloc((size_t)c->ranks + 1, sizeof *p->cut);
-    if (!p->memory || !p->cut) {
+    p->index_host = calloc((size_t)samples_max + 1, sizeof *p->index_host);
+    if (!p->memory || !p->cut || !p->index_host) {
         st = base_fail(err, ERR_NOMEM, "parallel layer: no memory for %zu bytes", bytes);
         goto out;
     }
@@ -236,6 +238,7 @@ void parallel_close(struct parallel *p)
     if (p->memory)
         p->b->ops->free(p->b, p->memory);
     free(p->cut);
+    free(p->index_host);
     free(p);
 }
 
@@ -421,8 +424,8 @@ out:
 
 /* The sampled rows among those this rank holds, by their place here; p->samples says whose the
  * others are. */
-static const int32_t *own_samples(struct parallel *p, const int32_t *sample, int32_t samples,
-                                  int32_t *own)
+static const int32_t *own_samples(struct parallel *p, const int32_t *sample,
+                                  const int32_t *sample_host, int32_t samples, int32_t *own)
 {
     const struct mesh *m = &p->flow->mesh;
     const struct spread *rest = &p->now->rest;
@@ -434,25 +437,26 @@ static const int32_t *own_samples(struct parallel *p, const int32_t *sample, int
         return sample;
     for (int32_t x = 0, at = 0; x < pieces; x++) {
         const struct span rows = placement_block(p->rows, pieces, x);
-        for (; at < samples && sample[at] < rows.end; at++)
+        for (; at < samples && sample_host[at] < rows.end; at++)
             if (x == mine)
-                p->index[at - p->cut[x]] = sample[at] - (int32_t)rows.begin;
+                p->index_host[at - p->cut[x]] = sample_host[at] - (int32_t)rows.begin;
         p->cut[x + 1] = at;
     }
     p->samples.pieces = pieces;
     p->samples.cut = p->cut;
     *own = (int32_t)(p->cut[mine + 1] - p->cut[mine]);
+    p->b->ops->upload(p->b, p->index, p->index_host, (size_t)*own * sizeof *p->index);
     return p->index;
 }
 
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
-                          int32_t samples, struct parallel_weight w, struct cview *logits,
-                          struct err *err)
+                          const int32_t *sample_host, int32_t samples, struct parallel_weight w,
+                          struct cview *logits, struct err *err)
 {
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[PLAN_HEAD];
     int32_t own;
-    const int32_t *index = own_samples(p, sample, samples, &own);
+    const int32_t *index = own_samples(p, sample, sample_host, samples, &own);
     struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), mine;
     TRY(backend_select(p->b, chosen, n, index, err));
     TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));

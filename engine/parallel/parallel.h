@@ -62,10 +62,11 @@ enum status parallel_linear(struct parallel *p, enum plan_part part, struct view
 /* y = silu(gate) * up, gu being the output of gate/up. */
 enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu,
                               struct err *err) MUST_USE;
-/* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step. */
+/* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step.
+ * sample is on the device, sample_host the same on the host. */
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
-                          int32_t samples, struct parallel_weight w, struct cview *logits,
-                          struct err *err) MUST_USE;
+                          const int32_t *sample_host, int32_t samples, struct parallel_weight w,
+                          struct cview *logits, struct err *err) MUST_USE;
 /* Ids whose logits a rank has: every id is on one rank. */
 struct span parallel_vocab(const struct parallel *p, int32_t rank);
 /* *whole = rows [begin, end) of these logits from all ranks, [end - begin, V], valid until the next

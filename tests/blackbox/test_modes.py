@@ -191,7 +191,7 @@ def test_weights_of_8_bits_are_not_gathered(odd):
 
 @pytest.mark.parametrize("vocab", [2045, 2048, 4099])
 @pytest.mark.parametrize("mode,ranks,many_from", [("2.5d", 8, None), ("2.5d", 8, 10),
-                                                  ("2.5d", 12, None), ("3d", 8, None)])
+                                                  ("3d", 8, None)])
 def test_received_bytes_of_many_logits(serve, tmp_path, mode, ranks, many_from, vocab):
     """From some size on their sums are worth another collective."""
     model = checkpoint.write_config(tmp_path / "wide", hidden_size=72, num_hidden_layers=1,
