@@ -80,6 +80,20 @@ static void measure(const struct flow *f, int32_t rows, struct extent cols, cons
     redistribute_measure(&f->mesh, &x, r, sizes);
 }
 
+/* Of sampled rows, which may all come from the rows of one rank. */
+static void measure_samples(const struct flow *f, const struct flow_phase *p, int32_t samples,
+                            struct extent cols, const struct route *r,
+                            struct redistribute_sizes *sizes)
+{
+    int64_t cut[COMM_RANKS_MAX + 1] = {0};
+    const int32_t pieces = spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
+    for (int32_t i = 1; i <= pieces; i++)
+        cut[i] = samples;
+    const struct extent rows = {.units = samples, .unit = 1, .pieces = pieces, .cut = cut};
+    const struct matrix x = {{rows, cols}};
+    redistribute_measure(&f->mesh, &x, r, sizes);
+}
+
 static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_max,
                                              int32_t samples_max)
 {
@@ -91,8 +105,6 @@ static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_
         const struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
         if (rows == 0)
             continue;
-        /* all samples may come from the rows of one rank */
-        const int32_t most = samples_max * spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
         measure(f, rows, embed->out, &embed->after, &s);
         measure(f, rows, one, &p->sums, &s);
         for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
@@ -100,8 +112,8 @@ static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_
             measure(f, rows, l->in, &l->before, &s);
             measure(f, rows, l->out, &l->after, &s);
         }
-        measure(f, most, head->in, &head->before, &s);
-        measure(f, samples_max, head->out, &head->after, &s);
+        measure_samples(f, p, samples_max, head->in, &head->before, &s);
+        measure_samples(f, p, samples_max, head->out, &head->after, &s);
         measure(f, samples_max, head->out, &f->whole, &s);
     }
     return s;

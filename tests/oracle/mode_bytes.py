@@ -82,12 +82,13 @@ def turns(shape, reducing, table, others):
     return reducing > 1 and depth > 1 and MEETING + sums / depth + turned <= sums
 
 
-def logits(shape, count, reducing, table, others=()):
+def logits(shape, rows, sampled, reducing, table, others=()):
     """Sums are scattered over the last axis of `table`, which has `reducing` ranks; what remains
     alike is cut by the others, and each rank's own columns are gathered."""
-    own, summed, turned = size(shape.vocab, *table, *others), count, 0
-    if turns(shape, reducing, table, others):
-        summed = size(count, *others)
+    own, count = size(shape.vocab, *table, *others), len(sampled)
+    summed, turned = count, 0
+    if turns(shape, reducing, table, others):  # a row where it is from
+        summed = among(sampled, rows, *others)
         turned = count - summed
     return ((reducing - 1) * summed * size(shape.vocab, *table) + turned * own
             + count * (shape.vocab - own))
@@ -147,7 +148,7 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
             look_up = (a - 1) * rows * rest + (w - 1) * own * rest
     count = len(sampled)
     head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
-    head += logits(shape, count, b, table, others)
+    head += logits(shape, rows, sampled, b, table, others)
     return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
             shape.layers * gathered * travels)
 
@@ -186,7 +187,7 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
         look_up = own * (shape.hidden - m.hidden(at_i)) + (q - 1) * own * m.hidden(at_j)
     count, swapped = len(sampled), among(sampled, rows, at_k, at_j)
     head = (moves * swapped + count - swapped) * m.hidden(at_i)
-    head += logits(shape, count, q, [at_j, at_i], [at_k])
+    head += logits(shape, rows, sampled, q, [at_j, at_i], [at_k])
     return WORD * (look_up + norm + head) + shape.layers * layer
 
 
