@@ -11,8 +11,6 @@ import pytest
 from harness import PATIENCE, eventually, is_sanitized
 from test_health import hollow_checkpoint
 
-pytestmark = pytest.mark.sanitized
-
 PROMPT = [5, 6, 7, 8, 9]
 SHORTER = 10 if is_sanitized() else 1  # sanitized ranks are slow
 # Everything that a rank keeps of a request: KV, counts of penalties, place in the noise, scores.
@@ -68,6 +66,7 @@ def test_answers_are_the_same(serve, synthetic, ranks, lost):
     assert [answer(server, request) for request in REQUESTS] == wanted
 
 
+@pytest.mark.sanitized
 def test_stream_goes_on(serve, synthetic):
     server = serve(synthetic, "-tp", 2)
     fields = {"max_tokens": 600 // SHORTER, "temperature": 0, "ignore_eos": True}
@@ -100,6 +99,7 @@ def test_short_of_blocks(serve, synthetic):
     assert server.metrics().sum("vllm:num_preemptions_total") > 0
 
 
+@pytest.mark.sanitized
 def test_lost_while_idle(serve, synthetic):
     server = serve(synthetic, "-tp", 2)
     wanted = server.token_ids(PROMPT, 20)
@@ -110,6 +110,7 @@ def test_lost_while_idle(serve, synthetic):
     assert server.token_ids(PROMPT, 20) == wanted
 
 
+@pytest.mark.sanitized
 def test_hung_rank(serve, synthetic):
     server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
     wanted = [answer(server, REQUESTS[0])]
