@@ -70,7 +70,7 @@ static void test_simulation(void **state)
     for (int32_t i = 0; i < FINISH_ERROR; i++) /* which ends those of sum.deaths */
         assert_true(ended[i] > 50);
     assert_true(sum.multi_chunk > 1000 && sum.reused_slots > 10000 && sum.preempted > 300);
-    assert_true(sum.hits > 600 && sum.overlaps > 100000 && sum.deaths > 50);
+    assert_true(sum.hits > 800 && sum.overlaps > 100000 && sum.deaths > 50);
     assert_true(sum.restarts > 150 && sum.given_up > 5);
     assert_true(sum.scores > 10000 && sum.limited > 1000);
 }

@@ -83,7 +83,7 @@ void http_intake_close(int fd)
     free(i);
 }
 
-/* The begin of a head is there, and no more for now. */
+/* A head has begun and is not whole. */
 static bool waits_for_head(const struct intake *i)
 {
     return i->part && i->left == 0 && i->next == HEAD;
@@ -181,7 +181,7 @@ static enum http_guard_verdict judge(struct intake *i, const char *bytes, size_t
 /* What was read and not handed over, on the stack of one call. */
 struct window {
     size_t at, end;
-    bool is_empty; /* the kernel, for now */
+    bool is_empty; /* the kernel had no more */
     char bytes[HTTP_INTAKE_HEAD_MAX + 1];
 };
 

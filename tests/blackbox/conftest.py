@@ -108,3 +108,11 @@ def hanging_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGS_FROM", "6000000")
     monkeypatch.setenv("HANGS_TELL", str(tmp_path / "offset"))
     return tmp_path / "offset"
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Nothing divides: 9 heads, 3 KV heads, MLP 131, vocabulary 301."""
+    return checkpoint.write_config(tmp_path / "odd", hidden_size=72, num_hidden_layers=2,
+                                   num_attention_heads=9, num_key_value_heads=3, head_dim=8,
+                                   intermediate_size=131, vocab_size=301)

@@ -72,14 +72,6 @@ def plan_file(tmp_path, mode, many_from=None):
     return path
 
 
-@pytest.fixture
-def odd(tmp_path):
-    """Nothing divides: 9 heads, 3 KV heads, MLP 131, vocabulary 301."""
-    return checkpoint.write_config(tmp_path / "odd", hidden_size=72, num_hidden_layers=2,
-                                   num_attention_heads=9, num_key_value_heads=3, head_dim=8,
-                                   intermediate_size=131, vocab_size=301)
-
-
 PROMPT = [3 + i for i in range(23)]
 
 
@@ -191,7 +183,7 @@ def test_weights_of_8_bits_are_not_gathered(odd):
 
 @pytest.mark.parametrize("vocab", [2045, 2048, 4099])
 @pytest.mark.parametrize("mode,ranks,many_from", [("2.5d", 8, None), ("2.5d", 8, 10),
-                                                  ("3d", 8, None)])
+                                                  ("2.5d", 12, None), ("3d", 8, None)])
 def test_received_bytes_of_many_logits(serve, tmp_path, mode, ranks, many_from, vocab):
     """From some size on their sums are worth another collective."""
     model = checkpoint.write_config(tmp_path / "wide", hidden_size=72, num_hidden_layers=1,

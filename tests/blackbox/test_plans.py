@@ -23,14 +23,6 @@ def written(tmp_path, plan):
     return path
 
 
-@pytest.fixture
-def odd(tmp_path):
-    """Nothing divides."""
-    return checkpoint.write_config(tmp_path / "odd", hidden_size=72, num_hidden_layers=2,
-                                   num_attention_heads=9, num_key_value_heads=3, head_dim=8,
-                                   intermediate_size=131, vocab_size=301)
-
-
 def dummy(serve, model, ranks, *layout):
     return serve(model, "-tp", ranks, *layout, "--load-format", "dummy", "--dtype", "float32",
                  "--no-enable-prefix-caching")
