@@ -164,6 +164,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
+    f.limits.homes = 1;
+    f.limits.home_rows = f.limits.rows;
     st = size_kv(&f, o, m, layouts, err);
     const bool distributed = options_distributed(o);
     f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots) +

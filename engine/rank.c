@@ -351,6 +351,8 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.slots = o->max_num_seqs;
     f->limits.rows = o->max_num_batched_tokens;
     f->limits.vocab = m->vocab;
+    f->limits.homes = 1;
+    f->limits.home_rows = f->limits.rows;
     f->limits.blocks = o->kv_blocks;
     f->limits.history_max = o->max_model_len;
     f->limits.table_cols = (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
