@@ -367,6 +367,92 @@ static void test_prompt_leaves_time(void **state)
     sim_close(m);
 }
 
+/* ---- homes ---- */
+
+/* A lone prompt has the rows of its home; the rest of the step is for those behind it, of the same
+ * client too. */
+static void test_prompts_fill_homes(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){8, 16, 256, 160, 20, false, false, false}, 4);
+    submit(m, 40, 1, 1, 3);
+    assert_true(build(m));
+    assert_int_equal(m->wire->rows, 4);
+    for (int32_t i = 0; i < 5; i++)
+        submit(m, 40, 1, 1, i);
+    for (int32_t n = 0; n < 8; n++) { /* 36 rows are left in home 0, 40 in the others */
+        commit(m);
+        assert_true(build(m));
+        assert_int_equal(m->wire->opens, n == 0 ? 3 : 0);
+        for (int32_t h = 0; h < 4; h++)
+            assert_int_equal(m->home_rows[h], 4);
+    }
+    while (advance(m))
+        continue;
+    assert_int_equal(m->live, 0);
+    sim_close(m);
+}
+
+/* Home of the only request that the next step takes in, and how much it finds there. */
+static int32_t home_of_next(struct sim *m, int32_t *cached)
+{
+    assert_true(build(m));
+    commit(m);
+    assert_int_equal(m->wire->opens, 1);
+    const struct request *r = find(m, m->next_id);
+    *cached = r ? r->cached : -1;
+    return m->wire->open[0].home;
+}
+
+/* A prefix is worth the blocks it saves: as long as its home is not fuller by more than that. */
+static void test_prefix_draws_to_its_home(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){8, 320, 80, 160, 20, true, false, false}, 2);
+    int32_t cached;
+    submit(m, 100, 1, 1, 3); /* six full blocks, which stay in home 0 */
+    while (advance(m))
+        continue;
+    submit(m, 1, 100, 1, 400); /* nothing runs: the first home; one block */
+    assert_int_equal(home_of_next(m, &cached), 0);
+    submit(m, 100, 50, 1, 3); /* six saved, against one there and one for it to grow */
+    assert_int_equal(home_of_next(m, &cached), 0);
+    assert_int_equal(cached, 96);
+    submit(m, 100, 50, 1, 3); /* six saved, against 1 + 7 and one each to grow */
+    assert_int_equal(home_of_next(m, &cached), 1);
+    assert_int_equal(cached, 0);
+    submit(m, 100, 50, 1, 3); /* in both now, and home 1 has a sequence less */
+    assert_int_equal(home_of_next(m, &cached), 1);
+    assert_int_equal(cached, 96);
+    sim_close(m);
+}
+
+/* Small requests keep coming and would fit; one that needs a home for itself waits only until those
+ * that run in one of them have ended. */
+static void test_large_request_gets_a_home(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){8, 64, 20, 160, 40, false, false, false}, 2);
+    int32_t steps = 0;
+    for (int32_t i = 0; i < 8; i++)
+        submit(m, 17, 15, 1, i);
+    assert_true(build(m));
+    commit(m);
+    submit(m, 150, 2, 2, 9);
+    const struct request *large = find(m, m->next_id);
+    for (; !large->admitted; steps++) {
+        if (m->live < 12)
+            submit(m, 17, 15, 1, steps);
+        assert_true(build(m));
+        commit(m);
+        assert_true(steps < 20); /* a prompt and 15 tokens take 16 */
+    }
+    assert_true(steps > 5);
+    while (advance(m))
+        continue;
+    sim_close(m);
+}
+
 static void test_refused_sequences(void **state)
 {
     (void)state;
@@ -405,6 +491,24 @@ static void test_refused_sequences(void **state)
             fail_msg("case %zu: \"%s\"", i, err.text);
         sequence_free(s);
     }
+    sim_close(m);
+}
+
+/* Every request fits the home it gets, wherever that is. */
+static void test_refused_by_homes(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){4, 16, 18, 160, 8, false, false, false}, 2);
+    const int32_t prompt[LEN_MAX] = {0};
+    struct sequence *s = NULL;
+    struct err err = {""};
+    struct request_params p = request_params_default();
+    m->config.limits.blocks = 9;
+    p.max_tokens = 1;
+    assert_int_equal(sequence_open(&m->config, &p, prompt, 144, &s, &err), ERR_INPUT);
+    assert_string_equal(err.text, "the request needs 10 KV blocks, a home of the cache has 9");
+    assert_int_equal(sequence_open(&m->config, &p, prompt, 143, &s, &err), OK);
+    sequence_free(s);
     sim_close(m);
 }
 
@@ -463,7 +567,11 @@ int main(void)
         cmocka_unit_test(test_clients_take_turns),
         cmocka_unit_test(test_long_prompt_shares_rows),
         cmocka_unit_test(test_prompt_leaves_time),
+        cmocka_unit_test(test_prompts_fill_homes),
+        cmocka_unit_test(test_prefix_draws_to_its_home),
+        cmocka_unit_test(test_large_request_gets_a_home),
         cmocka_unit_test(test_refused_sequences),
+        cmocka_unit_test(test_refused_by_homes),
         cmocka_unit_test(test_refused_rules),
         cmocka_unit_test(test_scoring),
     };
