@@ -79,6 +79,8 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         TRY(plan_modes_pick(out, err));
     o = &out->options;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
+    if (o->kv_placement)
+        TRY(plan_set_placement(out->plan, o->kv_placement, err));
     TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
     if (o->load_format && strcmp(o->load_format, "dummy") == 0)
