@@ -132,8 +132,10 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                          "a context of %d: a prompt and an answer need 2 tokens at least", longest);
     if (f->max_model_len > positions || f->max_model_len < 2)
         return base_fail(err, ERR_LIMIT,
-                         "the KV cache holds %lld positions (%d blocks of %zu bytes per rank), "
+                         "%s holds %lld positions (%d blocks of %zu bytes per rank), "
                          "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len",
+                         homes > 1 ? "each home of the KV cache, of which a request has one,"
+                                   : "the KV cache",
                          (long long)positions, f->limits.blocks, block, longest);
     if (o->max_model_len > m->max_position)
         return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,

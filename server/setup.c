@@ -145,9 +145,12 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                                     f->rank[r].activations + f->rank[r].scratch + f->comm_bytes));
     }
     write_form(s, out);
-    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens\n",
+    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
                BACKEND_BLOCK_TOKENS);
+    if (f->limits.homes > 1)
+        buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
+    buf_puts(out, "\n");
     buf_printf(out, "sums are added in %s\n",
                flow_keeps_order(s->layouts[0]->flow)
                    ? "the order of a single rank: outputs have its bits"

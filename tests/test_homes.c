@@ -113,7 +113,7 @@ static void print_received(char **argv, int args)
     uint64_t before[COMM_RANKS_MAX];
     const char *options[32] = {NULL};
     char *rows = argv[2], *sampled = argv[3];
-    const int32_t ranks = atoi(argv[1]);
+    const int32_t ranks = (int32_t)strtol(argv[1], NULL, 10);
     for (int i = 4; i < args; i++)
         options[i - 4] = argv[i];
     struct cluster *c = cluster_open(argv[0], ranks, options);

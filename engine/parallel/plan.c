@@ -252,6 +252,11 @@ const char *plan_mode(const struct plan *p)
     return p->mode;
 }
 
+bool plan_is_home(const struct plan *p)
+{
+    return p->home;
+}
+
 const char *plan_where(const struct plan *p)
 {
     return p->where;

@@ -62,6 +62,8 @@ const struct mesh *plan_mesh(const struct plan *p);
 const char *plan_text(const struct plan *p);
 const char *plan_where(const struct plan *p);
 const char *plan_mode(const struct plan *p);
+/* Whether the KV cache lives at home. */
+bool plan_is_home(const struct plan *p);
 /* Of the text without its layout: equal plans hash equally. */
 uint64_t plan_hash(const struct plan *p);
 /* choices[i] for each parameter name. */

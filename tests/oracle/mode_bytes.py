@@ -11,9 +11,9 @@ Independent of the engine.  The layouts:
   3d_gathered  the same, and each rank stores one w-th of its weights' outputs, in whole tiles: the
           others come for every product
   2d, 2.5d with many rows: SUMMA, weights travel
-With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, and attention has
-the rows of one home and the heads of one column of the mesh.  Homes are counted by depth or w, and
-in it by row or b.
+With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, and attention
+has the rows of one home and the heads of one column of the mesh.  Homes are counted by depth or w,
+and in it by row or b.
 """
 
 import argparse
