@@ -48,7 +48,8 @@ struct step_append {
  * of home: a rank then holds 1 / homes of the activations and of the KV, even while a single prompt
  * fills the steps, which is why that prompt runs in smaller chunks. */
 struct step_limits {
-    int32_t slots, rows, table_cols, vocab;
+    int32_t slots; /* <= rows */
+    int32_t rows, table_cols, vocab;
     int32_t blocks; /* of each home, numbered from 0 */
     int32_t history_max;
     int32_t homes;     /* 1: all sequences are everywhere */

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 enum { SLOTS_MAX = 16, BLOCKS_MAX = 256, LEN_MAX = 200, LIVE_MAX = 64, VOCAB = 500, EOS = 2 };
+enum { HOMES_MAX = 8 };
 enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
 
 /* What a client knows of its request. */
@@ -23,7 +24,7 @@ struct request {
     struct request_params params;
     int32_t prompt[LEN_MAX], prompt_len, budget; /* tokens it may get */
     int32_t got, scored;                         /* tokens, and prompt tokens with the first */
-    int32_t slot;                                /* -1: none */
+    int32_t slot, home;                          /* -1: none; none yet */
     int32_t cached, cancel_age;                  /* steps built since the cancel, -1: none */
     bool admitted, scheduled;                    /* had a slot; all prompt rows were in a step */
     bool preempted;                              /* gave way after that */
@@ -36,7 +37,7 @@ struct request {
 struct slot {
     bool open;
     uint64_t request, salt;
-    int32_t prompt_len;
+    int32_t home, prompt_len;
     int32_t table[LEN_MAX / BLOCK + 1], blocks;
     int32_t next; /* position of the next row */
     int32_t tokens[LEN_MAX], history, known;
@@ -54,7 +55,8 @@ struct answer {
     int32_t ids[SLOTS_MAX];
     float logprob[SLOTS_MAX];
     struct token_top best[SLOTS_MAX * TOP_MAX];
-    uint64_t named[BLOCKS_MAX]; /* request that has the block in a row's table; ~0: several */
+    /* request that has the block in a row's table; ~0: several */
+    uint64_t named[HOMES_MAX][BLOCKS_MAX];
 };
 
 struct sim {
@@ -65,10 +67,12 @@ struct sim {
     struct token_event *events;
     struct request requests[LIVE_MAX];
     struct slot slots[SLOTS_MAX];
-    struct content kv[BLOCKS_MAX];
+    struct content kv[HOMES_MAX][BLOCKS_MAX];
     struct answer answers[SCHED_FLIGHTS];
     uint64_t built, answered;
     int32_t turns[CLIENTS][CLIENTS]; /* [d][c]: admissions of c since d had a turn */
+    bool had_turn[CLIENTS];          /* in the last step */
+    int32_t home_rows[HOMES_MAX];    /* of the last step */
     bool cancels, priorities;
     bool failed; /* to build, since the last step: closes may be of then */
     int32_t live;
@@ -76,7 +80,7 @@ struct sim {
     int64_t accepted;
     int64_t steps, longest;
     int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
-        restarts, given_up, scores, limited;
+        restarts, given_up, scores, limited, filled, moved, balanced;
 };
 
 static uint64_t seed;
@@ -219,8 +223,12 @@ static void arrive(struct sim *m)
     struct err err;
     if (!r)
         return;
-    *r = (struct request){
-        .id = ++m->next_id, .scored = 1, .slot = -1, .cancel_age = -1, .since = m->steps};
+    *r = (struct request){.id = ++m->next_id,
+                          .scored = 1,
+                          .slot = -1,
+                          .home = -1,
+                          .cancel_age = -1,
+                          .since = m->steps};
     make_prompt(r, m->config.max_model_len);
     make_params(m, r);
     int32_t room = m->config.max_model_len - r->prompt_len;
@@ -280,10 +288,10 @@ static void apply_closes(struct sim *m, const struct step *s)
         m->preempted++;
         r->slot = -1;
         r->preempted = r->scheduled;
-        bool behind = false; /* somebody's that runs on */
+        bool behind = false; /* somebody's who runs on in this home */
         for (int32_t j = 0; j < m->config.limits.slots; j++) {
             const struct request *o = m->slots[j].open ? find(m, m->slots[j].request) : NULL;
-            behind = behind || (o && o->slot == j && before(o, r));
+            behind = behind || (o && o->slot == j && m->slots[j].home == t->home && before(o, r));
         }
         assert_true(behind || m->failed);
     }
@@ -323,9 +331,12 @@ static void apply_opens(struct sim *m, const struct step *s)
         if (!r->admitted)
             check_admission(m, r);
         m->reused_slots += t->request != 0;
+        m->moved += r->home >= 0 && r->home != o->home;
+        r->home = o->home;
         *t = (struct slot){.open = true,
                            .request = r->id,
                            .salt = r->params.cache_salt,
+                           .home = o->home,
                            .prompt_len = r->prompt_len,
                            .history = o->history,
                            .known = o->history,
@@ -351,6 +362,13 @@ static void apply_appends(struct sim *m, const struct step *s)
     }
 }
 
+static void check_turns(struct sim *m, int32_t waits)
+{
+    for (int32_t c = 0; c < CLIENTS; c++)
+        if (!m->config.prefix_caching) /* else it may wait for its prefix and keep its turn */
+            assert_true(m->turns[waits][c] <= 1);
+}
+
 /* A client's turn: each other client that waits has seen at most one more admission of it. */
 static void count_turn(struct sim *m, const struct slot *t)
 {
@@ -373,8 +391,21 @@ static void count_turn(struct sim *m, const struct slot *t)
         if (*seen >= 0)
             continue;
         *seen = -*seen;
-        if (!m->config.prefix_caching) /* else it may wait for its prefix and keep its turn */
-            assert_true(*seen <= 1);
+        if (m->config.limits.homes == 1)
+            check_turns(m, d);
+    }
+    m->had_turn[c] = true;
+}
+
+/* Rows in order of homes do not say who was first: whose turn was in this step has seen nobody
+ * since.
+ */
+static void settle_turns(struct sim *m)
+{
+    for (int32_t d = 0; d < CLIENTS; d++) {
+        if (m->had_turn[d])
+            memset(m->turns[d], 0, sizeof m->turns[d]);
+        check_turns(m, d);
     }
 }
 
@@ -383,10 +414,10 @@ static void run_row(struct sim *m, struct slot *t, int32_t position)
 {
     uint64_t text = BASE_HASH_INIT;
     for (int32_t p = 0; p <= position; p++) {
-        struct content *c = &m->kv[t->table[p / BLOCK]];
+        struct content *c = &m->kv[t->home][t->table[p / BLOCK]];
         text = base_hash(text, &t->tokens[p], sizeof t->tokens[p]);
         if (p == position) {
-            assert_int_equal(kv_owners(sched_kv(m->sched), t->table[p / BLOCK]), 1);
+            assert_int_equal(kv_owners(sched_kv(m->sched, t->home), t->table[p / BLOCK]), 1);
             c->text[p % BLOCK] = text;
             c->salt = t->salt;
         }
@@ -440,16 +471,17 @@ static void check_named(struct sim *m, const struct step *s, struct answer *a)
     for (int32_t i = 0; i < s->rows; i++) {
         const struct slot *t = &m->slots[s->slot[i]];
         for (int32_t b = 0; b <= s->position[i] / BLOCK; b++) {
-            uint64_t *by = &a->named[t->table[b]];
+            uint64_t *by = &a->named[t->home][t->table[b]];
             *by = *by == 0 || *by == t->request ? t->request : ~0ull;
         }
     }
     for (int32_t i = 0; i < s->rows; i++) {
         const struct slot *t = &m->slots[s->slot[i]];
         int32_t block = t->table[s->position[i] / BLOCK];
-        assert_true(a->named[block] == t->request);
+        assert_true(a->named[t->home][block] == t->request);
+        const uint64_t by = other->named[t->home][block];
         if (m->built > m->answered)
-            assert_true(other->named[block] == 0 || other->named[block] == t->request);
+            assert_true(by == 0 || by == t->request);
     }
 }
 
@@ -501,6 +533,88 @@ static void check_cost(struct sim *m, const struct step *s)
     m->limited += s->rows < m->config.limits.rows;
 }
 
+/* Rows ascend by home, and no home has more of them, or more sequences, than it may. */
+static void check_homes(struct sim *m, const struct step *s)
+{
+    const struct step_limits *l = &m->config.limits;
+    int32_t open[HOMES_MAX] = {0}, homes = 0;
+    memset(m->home_rows, 0, sizeof m->home_rows);
+    for (int32_t i = 0; i < s->rows; i++) {
+        const int32_t home = m->slots[s->slot[i]].home;
+        assert_true(i == 0 || home >= m->slots[s->slot[i - 1]].home);
+        homes += m->home_rows[home] == 0;
+        assert_true(++m->home_rows[home] <= l->home_rows);
+    }
+    for (int32_t i = 0; i < l->slots; i++)
+        if (m->slots[i].open)
+            assert_true(++open[m->slots[i].home] <= l->home_rows);
+    m->filled += homes == l->homes;
+}
+
+/* While nobody had to give way, and where a block is left: whoever can decode has a row. */
+static void check_decodes(struct sim *m)
+{
+    for (int32_t i = 0; i < m->config.limits.slots && m->preempted == 0; i++) {
+        const struct slot *t = &m->slots[i];
+        const struct request *r = t->open ? find(m, t->request) : NULL;
+        const struct kv_pool *kv = sched_kv(m->sched, t->home);
+        if (r && r->slot == i && t->known > t->history && kv_used(kv) < kv_total(kv) &&
+            t->known - t->prompt_len < r->budget)
+            assert_int_equal(t->next, t->known);
+    }
+}
+
+/* Is there a home with a row, a place and blocks left for it? */
+static bool can_run(const struct sim *m, const struct request *r)
+{
+    const struct step_limits *l = &m->config.limits;
+    for (int32_t h = 0; h < l->homes; h++) {
+        const struct kv_pool *kv = sched_kv(m->sched, h);
+        int32_t running = 0, wanted = kv_blocks_for(r->sequence->length);
+        for (int32_t i = 0; i < LIVE_MAX; i++) {
+            const struct sequence *o = m->requests[i].id ? m->requests[i].sequence : NULL;
+            if (!o || o->slot < 0 || o->home != h)
+                continue;
+            const int32_t more = kv_blocks_for(o->length) - o->block_count;
+            running++;
+            wanted += 1 + (more > 0 ? more : 0);
+        }
+        if (m->home_rows[h] < l->home_rows && running < l->home_rows &&
+            wanted <= kv_total(kv) - kv_used(kv))
+            return true;
+    }
+    return false;
+}
+
+/* With rows, slots and sample places left over: the first of some client's that wait does not fit
+ * any home, or all wait behind those of their own. */
+static void check_balance(struct sim *m, const struct step *s)
+{
+    const struct step_limits *l = &m->config.limits;
+    const struct request *first[CLIENTS] = {NULL};
+    bool busy[CLIENTS] = {false}, could = false;
+    if (m->config.prefix_caching || m->config.costs.count > 0 || s->rows == l->rows ||
+        s->samples == l->slots || sched_stats(m->sched).running == l->slots)
+        return;
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        const struct request *r = &m->requests[i];
+        const uint64_t c = r->params.client;
+        if (r->id && r->admitted && r->slot < 0)
+            return; /* it gave way, and has precedence */
+        if (r->id && r->admitted)
+            busy[c] = busy[c] || !r->scheduled;
+        else if (r->id && (!first[c] || before(r, first[c])))
+            first[c] = r;
+    }
+    for (int32_t c = 0; c < CLIENTS; c++) {
+        if (first[c] && !can_run(m, first[c]))
+            return;
+        could = could || (first[c] && !busy[c]);
+    }
+    assert_false(could);
+    m->balanced++;
+}
+
 static void run_step(struct sim *m, const struct step *s)
 {
     struct answer *a = &m->answers[m->built % SCHED_FLIGHTS];
@@ -508,12 +622,18 @@ static void run_step(struct sim *m, const struct step *s)
     apply_closes(m, s);
     apply_opens(m, s);
     apply_appends(m, s);
+    check_homes(m, s);
+    memset(m->had_turn, 0, sizeof m->had_turn);
     for (int32_t i = 0, end; i < s->rows; i = end) {
         end = i + 1;
         while (end < s->rows && s->slot[end] == s->slot[i])
             end++;
         run_group(m, s, i, end);
     }
+    if (m->config.limits.homes > 1)
+        settle_turns(m);
+    check_decodes(m);
+    check_balance(m, s);
     check_named(m, s, a);
     check_cost(m, s);
     for (int32_t i = 0; i < s->samples; i++)
@@ -525,15 +645,14 @@ static void run_step(struct sim *m, const struct step *s)
 
 /* Blocks have as many owners as there are sequences with them; those that leave own theirs until
  * the steps in flight are answered. */
-static void check_blocks(struct sim *m)
+static void check_blocks_of(struct sim *m, int32_t home)
 {
     int32_t owners[BLOCKS_MAX] = {0};
-    const struct kv_pool *kv = sched_kv(m->sched);
-    const struct sched_stats stats = sched_stats(m->sched);
+    const struct kv_pool *kv = sched_kv(m->sched, home);
     kv_check(kv);
     for (int32_t i = 0; i < LIVE_MAX; i++) {
         const struct request *r = &m->requests[i];
-        for (int32_t b = 0; r->id && b < r->sequence->block_count; b++)
+        for (int32_t b = 0; r->id && r->sequence->home == home && b < r->sequence->block_count; b++)
             owners[r->sequence->blocks[b]]++;
     }
     for (int32_t b = 0; b < m->config.limits.blocks; b++) {
@@ -541,6 +660,17 @@ static void check_blocks(struct sim *m)
         if (m->built == m->answered)
             assert_int_equal(kv_owners(kv, b), owners[b]);
     }
+}
+
+static void check_blocks(struct sim *m)
+{
+    const struct sched_stats stats = sched_stats(m->sched);
+    int64_t used = 0;
+    for (int32_t i = 0; i < m->config.limits.homes; i++) {
+        check_blocks_of(m, i);
+        used += kv_used(sched_kv(m->sched, i));
+    }
+    assert_int_equal(stats.blocks_used, used);
     assert_int_equal(stats.running + stats.waiting, m->live);
     assert_int_equal(sched_in_flight(m->sched), m->built - m->answered);
 }
@@ -616,7 +746,8 @@ static void forget_ranks(struct sim *m)
     memset(m->kv, 0, sizeof m->kv);
     memset(m->answers, 0, sizeof m->answers);
     check_blocks(m);
-    assert_int_equal(kv_used(sched_kv(m->sched)) + kv_kept(sched_kv(m->sched)), 0);
+    for (int32_t i = 0; i < m->config.limits.homes; i++)
+        assert_int_equal(kv_used(sched_kv(m->sched, i)) + kv_kept(sched_kv(m->sched, i)), 0);
 }
 
 /* The group dies, and another takes its place: all go on, but those it has died of too often. */
@@ -674,7 +805,15 @@ struct setting {
     bool caching, priorities, costs;
 };
 
-static struct sim *sim_open(const struct setting *c)
+/* The blocks are divided among the homes, but the longest request still fits where it did. */
+static int32_t blocks_each(const struct setting *c, int32_t homes)
+{
+    const int32_t longest = kv_blocks_for(c->len),
+                  least = c->blocks < longest ? c->blocks : longest;
+    return c->blocks / homes > least ? c->blocks / homes : least;
+}
+
+static struct sim *sim_open(const struct setting *c, int32_t homes)
 {
     struct sim *m = calloc(1, sizeof *m);
     struct err err;
@@ -684,10 +823,10 @@ static struct sim *sim_open(const struct setting *c)
                    .rows = c->rows,
                    .table_cols = kv_blocks_for(c->len),
                    .vocab = VOCAB,
-                   .blocks = c->blocks,
+                   .blocks = blocks_each(c, homes),
                    .history_max = c->len,
-                   .homes = 1,
-                   .home_rows = c->rows},
+                   .homes = homes,
+                   .home_rows = (c->rows + homes - 1) / homes},
         .waiting_max = c->waiting,
         .max_model_len = c->len,
         .eos = {VOCAB - 1, EOS},
