@@ -31,7 +31,9 @@ struct rank_state {
     struct step_limits limits;
     struct backend *backend; /* borrowed */
     char *host_memory, *device_memory;
-    size_t step; /* where in them the arrays of a step begin */
+    size_t step;   /* where in them the arrays of a step begin */
+    int32_t *home; /* [slots] */
+    int64_t *cut;  /* [homes + 1] first row of each home in this step, then the end */
     struct rank_arrays host, device;
 };
 
@@ -41,9 +43,12 @@ enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);
 
-/* Makes the slot changes of a decoded step and uploads it. The arrays on the device, for the ops of
- * this step. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step);
+/* Makes the slot changes of a decoded step and uploads it. *arrays: those on the device, for the
+ * ops of this step. ERR_COMM: its rows are not in order of their homes, or too many of one. */
+enum status rank_state_change(struct rank_state *s, const struct step *step,
+                              const struct rank_arrays **arrays, struct err *err) MUST_USE;
+/* Where the rows of that step are cut between homes; NULL: there is one. */
+const int64_t *rank_state_cut(const struct rank_state *s);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
 /* Waits for the step and fetches what came of it: `samples` ids, and logprobs when stride >= 0.

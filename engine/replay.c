@@ -95,7 +95,7 @@ static void count_traffic(struct replay *r, const struct traffic *t, uint64_t si
 
 static void run(struct replay *r, const struct size *s, int32_t rows, struct cview *logits)
 {
-    parallel_begin(model_parallel(r->model), rows);
+    parallel_begin(model_parallel(r->model), rows, NULL);
     r->b->ops->replay(r->b, s->recording);
     count_traffic(r, &s->traffic, 1);
     atomic_fetch_add(&r->board->replays, 1);

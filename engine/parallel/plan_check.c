@@ -71,7 +71,7 @@ static enum status check_sizes(const struct walk *w, enum plan_part part)
 /* Query heads are split in as many blocks as the attention's columns are. */
 static enum status check_heads(const struct walk *w)
 {
-    const struct spread at = plan_attention(&w->l->choice[PLAN_QKV]);
+    const struct spread at = plan_attention(w->p, &w->l->choice[PLAN_QKV]);
     const int32_t n = spread_pieces(&w->p->mesh, &at, SPREAD_COLS);
     if (w->p->kv_replication)
         return OK;
@@ -87,6 +87,35 @@ static enum status check_heads(const struct walk *w)
                           "query head %lld would be on another rank than its KV head %lld; "
                           "attention.kv_replication must be auto",
                           (long long)head, (long long)(head / query_group(w->m)));
+    }
+    return OK;
+}
+
+/* A sequence has all its rows in one home, so wherever rows are split it must be between homes:
+ * then the rows of a home stay together in every form of a step, however many there are. */
+static enum status check_homes(const struct walk *w, const struct spread *attention)
+{
+    static const enum plan_part parts[] = {PLAN_EMBED,   PLAN_QKV,  PLAN_O,
+                                           PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
+    const struct mesh *m = &w->p->mesh;
+    const int32_t homes = spread_pieces(m, attention, SPREAD_ROWS);
+    char a[SPREAD_TEXT_MAX], b[SPREAD_TEXT_MAX];
+    if (!w->p->home)
+        return OK;
+    if (attention->count[SPREAD_ROWS] == 0)
+        return REFUSE(w, "E17", PLAN_QKV,
+                      "attention.placement is home, but attention would be %s, where rows have no "
+                      "homes; expected heads",
+                      spread_text(m, attention, a));
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        const struct plan_choice *c = &w->l->choice[parts[i]];
+        const struct spread *at[] = {&c->takes, &c->uses, &c->gives};
+        for (size_t k = 0; k < ARRAY_LEN(at); k++)
+            if (homes % spread_pieces(m, at[k], SPREAD_ROWS) != 0)
+                return REFUSE(w, "E17", parts[i],
+                              "attention.placement is home with %d homes, %s, but rows are split "
+                              "otherwise here, %s; expected heads",
+                              homes, spread_text(m, attention, a), spread_text(m, at[k], b));
     }
     return OK;
 }
@@ -259,6 +288,7 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
     enum status st = OK;
     struct plan_layer prefill = *layer;
     const struct walk w = {p, m, layer, err}, many = {p, m, &prefill, err};
+    const struct spread attention = plan_attention(p, &layer->choice[PLAN_QKV]);
     if (p->fused_norm)
         return base_fail(
             err, ERR_USAGE,
@@ -270,12 +300,14 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
     TRY(check_sizes(&w, PLAN_EMBED));
     TRY(check_layer(&w));
     TRY(check_heads(&w));
+    TRY(check_homes(&w, &attention));
     TRY(check_sizes(&w, PLAN_HEAD));
     if (p->prefill) {
         TRY(check_grid(&w));
         for (int32_t part = 0; part < PLAN_PARTS; part++)
             prefill.choice[part] = plan_summa(&layer->choice[part]);
         TRY(check_layer(&many));
+        TRY(check_homes(&many, &attention));
     }
 out:
     return st;

@@ -14,11 +14,12 @@
 
 /* A dimension: so many units (rows, heads, columns) of `unit` elements each; units are not cut.
  * Blocks of other sizes than the balanced rule's: `cut` has the pieces + 1 boundaries, in elements,
- * of the finest split in use; borrowed. */
+ * of the finest split in use; borrowed. A route splits the dimension only where whole ones of these
+ * pieces end. */
 struct extent {
     int64_t units;
     int32_t unit;
-    int32_t pieces;
+    int32_t pieces;     /* 0: any */
     const int64_t *cut; /* NULL: balanced */
 };
 

@@ -79,7 +79,7 @@ def test_received_bytes_of_any_mesh(serve, odd, mesh):
     for rank in range(w * a * b):
         place = rank % w, rank // w % a, rank // (w * a)
         wanted = received(before, rank) + sum(
-            mode_bytes.stationary(shape, mesh, place, rows, sampled, True)
+            mode_bytes.stationary(shape, mesh, place, mode_bytes.Rows(rows), sampled, True)
             for rows, sampled in [(len(PROMPT), [len(PROMPT) - 1]), (1, [0]), (1, [0])])
         eventually(lambda: received(server.metrics(), rank) == wanted, 2, f"rank {rank}")
 
@@ -97,8 +97,8 @@ def test_another_numbering_of_ranks(serve, tmp_path, odd):
         for rank in range(4):
             i, j = (rank // 2, rank % 2) if order == "last-fastest" else (rank % 2, rank // 2)
             wanted = received(before, rank) + sum(
-                mode_bytes.stationary(checkpoint.shape_of(odd), (1, 2, 2), (0, j, i), rows, sampled,
-                                      False)
+                mode_bytes.stationary(checkpoint.shape_of(odd), (1, 2, 2), (0, j, i),
+                                      mode_bytes.Rows(rows), sampled, False)
                 for rows, sampled in [(len(PROMPT), [len(PROMPT) - 1]), (1, [0]), (1, [0])])
             eventually(lambda: received(server.metrics(), rank) == wanted, 2, f"rank {rank}")
             mine.append(received(server.metrics(), rank) - received(before, rank))
