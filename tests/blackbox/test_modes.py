@@ -82,8 +82,10 @@ def test_received_bytes(serve, tmp_path, odd, mode, ranks):
     check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 7)
 
 
-@pytest.mark.parametrize("mode,ranks", [("2d", 4), ("2d", 9), ("2.5d", 8)])
-def test_received_bytes_of_travelling_weights(serve, tmp_path, odd, mode, ranks):
+@pytest.mark.parametrize("mode,ranks", [("2d", 4), ("2d", 9), ("2.5d", 8), ("3d", 8),
+                                        ("3d 2,3,2", 12), ("3d 1,2,3", 6), ("3d_gathered", 8),
+                                        ("3d_gathered 2,3,1", 6)])
+def test_received_bytes_of_many_rows(serve, tmp_path, odd, mode, ranks):
     """The prompt is a step of many rows, its tokens are steps of few."""
     server = serve(odd, "-tp", ranks, "--plan", plan_file(tmp_path, mode, many_from=10),
                    "--load-format", "dummy", "--dtype", "float32")
