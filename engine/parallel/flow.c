@@ -441,9 +441,10 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
     f->prefill_rows = INT32_MAX;
-    if (plan_has_prefill(plan))
-        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan)
-                                                      : flow_crossover(f, bytes_cost, NULL);
+    if (plan_prefill_rows(plan) > 0)
+        f->prefill_rows = plan_prefill_rows(plan);
+    else if (plan_has_prefill(plan) && flow_crossover(f, bytes_cost, NULL) < ROWS_MAX)
+        f->prefill_rows = flow_crossover(f, bytes_cost, NULL);
     *out = f;
     f = NULL;
 out:

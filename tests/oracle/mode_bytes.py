@@ -126,7 +126,7 @@ def stored(shape, mesh, place, weight_size):
     return (1 if shape.tied else 2) * table + shape.layers * layer * weight_size + norms
 
 
-def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
+def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True):
     """Rank (i, j, l): rows i, at rest hidden block l and in it sub-block j.  gathered: bytes of an
     element of the weights that travel."""
     (w, a, b), (i, j, l) = mesh, place
@@ -155,7 +155,7 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
             shape.layers * gathered * travels)
 
 
-def scattered(shape, mesh, place, rows, sampled, gathered=0):
+def by_rows(shape, mesh, place, rows, sampled, gathered=0):
     """Rank (i, j, l): at rest rows (i, j) of hidden block l."""
     (w, a, b), (i, j, l) = mesh, place
     at_w, at_a, at_b = (i, w), (j, a), (l, b)
@@ -232,14 +232,14 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
         mesh, place = mesh_place(mode, ranks, rank)
         gathered = weight_size if "gathered" in mode else 0
         if many:
-            return scattered(shape, mesh, place, rows, sampled, gathered)
-        return stationary(shape, mesh, place, rows, sampled, True, gathered)
+            return by_rows(shape, mesh, place, rows, sampled, gathered)
+        return stationary(shape, mesh, place, rows, sampled, gathered)
     q = math.isqrt(ranks) if mode == "2d" else 2
     depth = ranks // q ** 2
     k, i, j = rank // q ** 2, rank // q % q, rank % q
     if many:
         return summa(shape, q, depth, (k, i, j), rows, sampled, weight_size)
-    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, False)
+    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, table_over_w=False)
 
 
 # ---- self-check: the formulas of the literature, where everything divides -----------------------
@@ -275,8 +275,8 @@ def check():
     tp1d_bytes.expect("3d gathered, q=2", gathered - cached,
                       2 * params * (q - 1) // q ** 3)
     # Rows at rest: what columns at rest move, but norms over b alone.
-    columns, by_rows = (layer_bytes(shape, "3d", 8, rows, many) for many in (False, True))
-    tp1d_bytes.expect("3d, columns for rows, q=2", columns - by_rows,
+    columns, rested = (layer_bytes(shape, "3d", 8, rows, many) for many in (False, True))
+    tp1d_bytes.expect("3d, columns for rows, q=2", columns - rested,
                       WORD * 2 * (2 * (q - 1) * rows // q - (q - 1) * rows // q ** 2))
     tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
                       layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
