@@ -33,18 +33,17 @@ struct parallel {
 
 static const enum plan_part linears[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
 
-/* Rows of the largest step that has this form, 0 when none has it; then so many that they are split
- * evenly in every way: no part of a smaller step is larger. With homes, as though each had as many
- * as one can have. */
+/* Rows of the largest step that has this form, 0 when none has it, as though every home had as many
+ * as one can have; then so many that they are split evenly in every way: no part of a smaller step
+ * is larger. */
 static int32_t most_rows(const struct flow *f, enum plan_phase phase, int32_t rows_max)
 {
     const int32_t n = mesh_ranks(&f->mesh), few = f->prefill_rows - 1;
-    const int32_t homes = flow_homes(f), home_rows = flow_home_rows(f, rows_max);
+    const int32_t home_rows = flow_home_rows(f, rows_max);
     int32_t rows = rows_max < few ? rows_max : few;
     if (phase == PLAN_PREFILL)
         rows = rows_max > few ? rows_max : 0;
-    if (homes > 1)
-        return homes * (rows < home_rows ? rows : home_rows);
+    rows = flow_homes(f) * (rows < home_rows ? rows : home_rows);
     return (rows + n - 1) / n * n;
 }
 
@@ -84,20 +83,13 @@ static void measure(const struct flow *f, int32_t rows, struct extent cols, cons
     redistribute_measure(&f->mesh, &x, r, sizes);
 }
 
-/* Pieces of the rows that are sampled from, of which one may have all samples. */
-static int32_t row_pieces(const struct flow *f, const struct flow_phase *p)
-{
-    const int32_t homes = flow_homes(f);
-    return homes > 1 ? homes : spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
-}
-
 /* Of sampled rows, which may all come from the rows of one rank. */
 static void measure_samples(const struct flow *f, const struct flow_phase *p, int32_t samples,
                             struct extent cols, const struct route *r,
                             struct redistribute_sizes *sizes)
 {
     int64_t cut[COMM_RANKS_MAX + 1] = {0};
-    const int32_t pieces = row_pieces(f, p);
+    const int32_t pieces = spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
     for (int32_t i = 1; i <= pieces; i++)
         cut[i] = samples;
     const struct extent rows = {.units = samples, .unit = 1, .pieces = pieces, .cut = cut};
@@ -141,6 +133,8 @@ static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
             const struct weight_spec part = flow_stored(f, linears[k], rank);
             if (l->summa && rows > 0) {
                 s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
+                s.summa.rounds =
+                    f->mesh.axis[f->choice[linears[k]].weight.axis[SPREAD_COLS][0]].size;
                 s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
                 s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
             }
@@ -193,7 +187,7 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
         l = &phase->linear[PLAN_GATE_UP];
-        if (l->summa)
+        if (!spread_equal(&l->after.to, &f->mlp))
             blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
     }
     p->input = carve(base, &used, input);
@@ -211,9 +205,9 @@ size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max
 {
     struct parallel sizes = {0};
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = moving_sizes(f, rows_max);
     return carve_all(&sizes, f, rank, rows_max, samples_max, NULL) +
-           2 * base_align(moves.local * sizeof(float) + 1, 64) +
-           4 * moving_sizes(f, rows_max).summa.y;
+           2 * base_align(moves.local * sizeof(float) + 1, 64) + moving_local_bytes(&moving);
 }
 
 /* ---- open and close ---- */
@@ -385,7 +379,7 @@ static enum status split_norm(struct parallel *p, struct view *n, struct view x,
         redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
     float *squares = source(p, &p->now->sums, p->sums);
     struct view whole;
-    TRY(backend_square_sum(p->b, squares, x, delta, err));
+    TRY(backend_square_sum(p->b, squares, x, delta, flow_pieces(p->flow, p->now, p->rank), err));
     TRY(move(p, &sums, &p->now->sums, squares, &whole, err));
     *n = parallel_input(p, next);
     TRY(backend_rms_scale(p->b, *n, cview_of(x), whole.data, (int32_t)p->flow->hidden.units,
@@ -465,21 +459,23 @@ static const int32_t *own_samples(struct parallel *p, const int32_t *sample,
     const struct mesh *m = &p->flow->mesh;
     const struct spread *rest = &p->now->rest;
     const struct matrix x = of_step(p, p->flow->hidden);
-    const struct span mine = redistribute_held(m, &x, rest, SPREAD_ROWS, p->rank);
-    const int32_t pieces = row_pieces(p->flow, p->now);
+    const int32_t pieces = spread_pieces(m, rest, SPREAD_ROWS);
+    const int32_t mine = spread_index(m, rest, SPREAD_ROWS, p->rank);
+    const int64_t begin = redistribute_held(m, &x, rest, SPREAD_ROWS, p->rank).begin;
     p->samples = (struct extent){.units = samples, .unit = 1};
     *own = samples;
     if (rest->count[SPREAD_ROWS] == 0)
         return sample;
-    *own = 0;
-    for (int32_t i = 0, at = 0; i < pieces; i++) {
-        const int64_t end =
-            p->rows.cut ? p->rows.cut[i + 1] : placement_block(p->rows.units, pieces, i).end;
-        for (; at < samples && sample_host[at] < end; at++)
-            if (sample_host[at] >= mine.begin && sample_host[at] < mine.end)
-                p->index_host[(*own)++] = sample_host[at] - (int32_t)mine.begin;
+    for (int32_t r = 0; r < mesh_ranks(m); r++)
+        p->cut[spread_index(m, rest, SPREAD_ROWS, r) + 1] =
+            redistribute_held(m, &x, rest, SPREAD_ROWS, r).end;
+    for (int32_t i = 0, at = 0; i < pieces; i++) { /* from ends of rows to ends of samples */
+        for (; at < samples && sample_host[at] < p->cut[i + 1]; at++)
+            if (i == mine)
+                p->index_host[at - p->cut[i]] = sample_host[at] - (int32_t)begin;
         p->cut[i + 1] = at;
     }
+    *own = (int32_t)(p->cut[mine + 1] - p->cut[mine]);
     p->samples.pieces = pieces;
     p->samples.cut = p->cut;
     p->b->ops->upload(p->b, p->index, p->index_host, (size_t)*own * sizeof *p->index);

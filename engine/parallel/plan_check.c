@@ -91,33 +91,17 @@ static enum status check_heads(const struct walk *w)
     return OK;
 }
 
-/* A sequence has all its rows in one home, so wherever rows are split it must be between homes:
- * then the rows of a home stay together in every form of a step, however many there are. */
-static enum status check_homes(const struct walk *w, const struct spread *attention)
+/* Attention must have rows to split, or sequences have no homes. */
+static enum status check_homes(const struct walk *w)
 {
-    static const enum plan_part parts[] = {PLAN_EMBED,   PLAN_QKV,  PLAN_O,
-                                           PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
-    const struct mesh *m = &w->p->mesh;
-    const int32_t homes = spread_pieces(m, attention, SPREAD_ROWS);
-    char a[SPREAD_TEXT_MAX], b[SPREAD_TEXT_MAX];
-    if (!w->p->home)
+    const struct spread at = plan_attention(w->p, &w->l->choice[PLAN_QKV]);
+    char text[SPREAD_TEXT_MAX];
+    if (!w->p->home || at.count[SPREAD_ROWS] > 0)
         return OK;
-    if (attention->count[SPREAD_ROWS] == 0)
-        return REFUSE(w, "E17", PLAN_QKV,
-                      "attention.placement is home, but attention would be %s, where rows have no "
-                      "homes; expected heads",
-                      spread_text(m, attention, a));
-    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
-        const struct plan_choice *c = &w->l->choice[parts[i]];
-        const struct spread *at[] = {&c->takes, &c->uses, &c->gives};
-        for (size_t k = 0; k < ARRAY_LEN(at); k++)
-            if (homes % spread_pieces(m, at[k], SPREAD_ROWS) != 0)
-                return REFUSE(w, "E17", parts[i],
-                              "attention.placement is home with %d homes, %s, but rows are split "
-                              "otherwise here, %s; expected heads",
-                              homes, spread_text(m, attention, a), spread_text(m, at[k], b));
-    }
-    return OK;
+    return REFUSE(w, "E17", PLAN_QKV,
+                  "attention.placement is home, but attention would be %s, where rows have no "
+                  "homes; expected heads",
+                  spread_text(&w->p->mesh, &at, text));
 }
 
 /* ---- the walk ---- */
@@ -167,7 +151,7 @@ static enum status linear(const struct walk *w, enum plan_part part, struct spre
     if (!spread_equal(&c->takes, at))
         return REFUSE(w, "E10", part, "%s takes %s, but gets %s", plan_style_name(c->style),
                       spread_text(&w->p->mesh, &c->takes, a), spread_text(&w->p->mesh, at, b));
-    if (c->gathered && w->p->prefill)
+    if (c->gathered && w->p->many == MANY_SUMMA)
         return REFUSE(w, "E16", part,
                       "weights are %s and linears of prefill summa, which hold "
                       "other shards; expected cached",
@@ -288,7 +272,6 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
     enum status st = OK;
     struct plan_layer prefill = *layer;
     const struct walk w = {p, m, layer, err}, many = {p, m, &prefill, err};
-    const struct spread attention = plan_attention(p, &layer->choice[PLAN_QKV]);
     if (p->fused_norm)
         return base_fail(
             err, ERR_USAGE,
@@ -300,15 +283,13 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
     TRY(check_sizes(&w, PLAN_EMBED));
     TRY(check_layer(&w));
     TRY(check_heads(&w));
-    TRY(check_homes(&w, &attention));
+    TRY(check_homes(&w));
     TRY(check_sizes(&w, PLAN_HEAD));
-    if (p->prefill) {
+    if (p->many == MANY_SUMMA)
         TRY(check_grid(&w));
-        for (int32_t part = 0; part < PLAN_PARTS; part++)
-            prefill.choice[part] = plan_summa(&layer->choice[part]);
-        TRY(check_layer(&many));
-        TRY(check_homes(&many, &attention));
-    }
+    for (int32_t part = 0; part < PLAN_PARTS; part++)
+        prefill.choice[part] = plan_many(p, &layer->choice[part]);
+    TRY(check_layer(&many));
 out:
     return st;
 }

@@ -55,18 +55,8 @@ static double cost_of(const struct search *s, const struct move *v)
     return 0;
 }
 
-static bool joins_pieces(const struct search *s, const struct spread *at)
-{
-    for (int32_t d = 0; d < SPREAD_DIMS; d++)
-        if (s->x->dim[d].pieces % spread_pieces(s->mesh, at, d) != 0)
-            return false;
-    return true;
-}
-
 static void reach(struct search *s, int32_t from, struct move v, struct spread after)
 {
-    if (!joins_pieces(s, &after))
-        return;
     v.before = s->state[from].at;
     v.after = after;
     const double cost = s->state[from].cost + cost_of(s, &v);

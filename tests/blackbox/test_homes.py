@@ -39,7 +39,7 @@ def spreads(homes):
 
 
 @pytest.mark.parametrize("mode,ranks,many", [(*each, None) for each in LAYOUTS] +
-                         [(*each, 1) for each in LAYOUTS if each[0].startswith("2")])
+                         [(*each, 1) for each in LAYOUTS])
 def test_received_bytes(tmp_path, odd, mode, ranks, many):
     """As integers, on every rank, however uneven homes are."""
     shape, path = checkpoint.shape_of(odd), plan_file(tmp_path, mode, many)
@@ -169,3 +169,37 @@ def test_kv_is_split(serve, tmp_path):
         positions[placement] = 16 * plan["kv_blocks"] * plan["kv_homes"]
         server.stop()
     assert positions["heads"] == positions["home"] == (8 << 20) // (2 * 2 * 64 * 4)
+
+
+WORDS = [3 + (7 * i) % 250 for i in range(40)]
+
+
+def crowd(count):
+    """Requests of unequal length that share a beginning, greedy and sampled with penalties."""
+    for i in range(count):
+        fields = {}
+        if i % 2:
+            fields = {"temperature": 0.9, "seed": i, "top_k": 20, "presence_penalty": 0.7,
+                      "frequency_penalty": 0.4, "repetition_penalty": 1.2}
+        yield WORDS[:24] + [5 + i] * (1 + 5 * i % 17), 36 + 5 * i % 25, fields
+
+
+@pytest.mark.parametrize("mode,ranks", [("2d", 4), ("2.5d", 8), ("3d", 8), ("3d 1,3,2", 6)])
+def test_a_crowd_has_the_answers_of_one_rank(serve, mode, ranks):
+    """Homes fill unevenly, sequences give way and come back, perhaps elsewhere, and beginnings are
+    found in caches: every answer is what one rank gives to the request alone."""
+    model, requests = checkpoint.GOLDEN / "tied_gqa2_f32", list(crowd(24))
+    more = ("--dtype", "float32", "--max-model-len", 128)
+    alone = serve(model, "-tp", 1, *more, "--no-enable-prefix-caching")
+    wanted = [alone.token_ids(prompt, count, **fields) for prompt, count, fields in requests]
+    alone.stop()
+    shape = checkpoint.shape_of(model)
+    most = max(mode_bytes.kv_position_bytes(shape, mode, ranks, rank, True, 4)
+               for rank in range(ranks))
+    server = serve(model, "-tp", ranks, *layout(mode), *HOME, *more, "--max-num-batched-tokens", 64,
+                   "--kv-cache-memory", 10 * 16 * most)
+    for _ in range(2):
+        assert server.token_ids_together(requests) == wanted
+    metrics = server.metrics()
+    assert metrics.sum("vllm:num_preemptions_total") > 0
+    assert metrics.sum("vllm:prefix_cache_hits_total") > 0

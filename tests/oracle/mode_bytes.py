@@ -11,9 +11,11 @@ Independent of the engine.  The layouts:
   3d_gathered  the same, and each rank stores one w-th of its weights' outputs, in whole tiles: the
           others come for every product
   2d, 2.5d with many rows: SUMMA, weights travel
-With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, and attention
-has the rows of one home and the heads of one column of the mesh.  Homes are counted by depth or w,
-and in it by row or b.
+  3d, 3d_gathered with many rows: the residual stream at rest is split by rows over (w, a) and by
+          columns over b; the MLP by rows over (w, b)
+With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, those between
+such ends evenly where axes do not count homes, and attention has the rows of one home and the heads
+of one column of the mesh.  Homes are counted by depth or w, and in it by row or b.
 """
 
 import argparse
@@ -49,11 +51,20 @@ class Rows:
         self.homes = list(rows) if self.at_home else None
         self.count = sum(rows) if self.at_home else rows
 
+    @staticmethod
+    def of(rows):
+        return rows if isinstance(rows, Rows) else Rows(rows)
+
     def block(self, *places):
         if not self.at_home:
             return block(self.count, *places)
-        first, past = block(len(self.homes), *places)  # whole homes
-        return sum(self.homes[:first]), sum(self.homes[:past])
+        outer = list(places)
+        while len(self.homes) % math.prod(count for _, count in outer):
+            outer.pop()
+        first, past = block(len(self.homes), *outer)  # whole homes
+        begin, end = sum(self.homes[:first]), sum(self.homes[:past])
+        inner = block(end - begin, *places[len(outer):])
+        return begin + inner[0], begin + inner[1]
 
     def size(self, *places):
         begin, end = self.block(*places)
@@ -145,11 +156,12 @@ def stored(shape, mesh, place, weight_size):
     return (1 if shape.tied else 2) * table + shape.layers * layer * weight_size + norms
 
 
-def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
+def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True):
     """Rank (i, j, l): rows i, at rest hidden block l and in it sub-block j.  gathered: bytes of an
     element of the weights that travel."""
     (w, a, b), (i, j, l) = mesh, place
     at_w, at_a, at_b = (i, w), (j, a), (l, b)
+    rows = Rows.of(rows)
     m, own = Widths(shape, a if rows.at_home else w * a * b), rows.size(at_w)
     hidden, rest = m.hidden(at_b), m.hidden(at_b, at_a)
     gather, scatter = own * (hidden - rest), (a - 1) * own * rest
@@ -175,6 +187,32 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
     count = len(sampled)
     head = (count - rows.among(sampled, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, rows, sampled, b, table, others)
+    return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
+            shape.layers * gathered * travels)
+
+
+def by_rows(shape, mesh, place, rows, sampled, gathered=0):
+    """Rank (i, j, l): at rest rows (i, j) of hidden block l."""
+    (w, a, b), (i, j, l) = mesh, place
+    at_w, at_a, at_b = (i, w), (j, a), (l, b)
+    rows = Rows.of(rows)
+    m, own = Widths(shape, a if rows.at_home else w * a * b), rows.size(at_w)
+    rest, other, hidden = rows.size(at_w, at_a), rows.size(at_w, at_b), m.hidden(at_b)
+    gather, scatter = (own - rest) * hidden, (a - 1) * rest * hidden
+    if rows.at_home:
+        layer = (b - 1) * other * m.qkv(at_a) + (own - other) * m.attended(at_a)
+    else:
+        layer = (b - 1) * own * m.qkv(at_a, at_b)
+        layer += (rows.count - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
+        layer += own * (m.attended(at_a) - m.attended(at_a, at_b, at_w))
+    layer += gather + scatter
+    layer += gather + (b - 1) * other * m.gate_up(at_a)
+    layer += (own - other) * m.mlp(at_a) + scatter
+    travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
+    norm = (b - 1) * rest
+    look_up, count = (w - 1) * own * hidden + scatter, len(sampled)
+    head = (count - rows.among(sampled, at_w, at_a)) * hidden
+    head += logits(shape, rows, sampled, b, [at_a, at_w, at_b])
     return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
             shape.layers * gathered * travels)
 
@@ -230,7 +268,7 @@ def mesh_place(mode, ranks, rank):
 def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=4):
     """rows: their number, or with the KV cache at home that of each home.  sampled: indices of the
     sampled rows.  many: the step takes the form for many rows."""
-    rows = Rows(rows)
+    rows = Rows.of(rows)
     if mode == "1d":
         step = tp1d_bytes.step_bytes(shape, ranks, rank, rows.count, len(sampled))
         return sum(received for _, received in step.values())
@@ -238,14 +276,16 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
         return sequence_parallel(shape, ranks, rank, rows, sampled)
     if mode.startswith("3d"):
         mesh, place = mesh_place(mode, ranks, rank)
-        return stationary(shape, mesh, place, rows, sampled, True,
-                          weight_size if "gathered" in mode else 0)
+        gathered = weight_size if "gathered" in mode else 0
+        if many:
+            return by_rows(shape, mesh, place, rows, sampled, gathered)
+        return stationary(shape, mesh, place, rows, sampled, gathered)
     q = math.isqrt(ranks) if mode == "2d" else 2
     depth = ranks // q ** 2
     k, i, j = rank // q ** 2, rank // q % q, rank % q
     if many:
         return summa(shape, q, depth, (k, i, j), rows, sampled, weight_size)
-    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, False)
+    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, table_over_w=False)
 
 
 def homes(mode, ranks):
@@ -311,6 +351,10 @@ def check():
     cached, gathered = (layer_bytes(shape, mode, 8, rows) for mode in ("3d", "3d_gathered"))
     tp1d_bytes.expect("3d gathered, q=2", gathered - cached,
                       2 * params * (q - 1) // q ** 3)
+    # Rows at rest: what columns at rest move, but norms over b alone.
+    columns, rested = (layer_bytes(shape, "3d", 8, rows, many) for many in (False, True))
+    tp1d_bytes.expect("3d, columns for rows, q=2", columns - rested,
+                      WORD * 2 * (2 * (q - 1) * rows // q - (q - 1) * rows // q ** 2))
     tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
                       layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
 
