@@ -204,13 +204,48 @@ def test_lost_again_while_loading(serve, tmp_path):
 
 
 def test_stopped_while_recovering(serve, tmp_path):
+    """What waits for the ranks gets its answer; a second signal ends it at once."""
+    with Hung(serve, tmp_path) as hung:
+        hung.server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: hung.server.get("/readyz").error["code"] == "draining", 5, "draining")
+        assert hung.reply.result(60 * PATIENCE).status == 200
+        assert hung.server.wait(10) == 0
+        assert not hung.server.ranks()
+
+
+def test_stopped_twice_while_recovering(serve, tmp_path):
     with Hung(serve, tmp_path) as hung:
         began = time.monotonic()
+        hung.server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "stopping: " in hung.server.log, 5, "draining")
         hung.server.process.send_signal(signal.SIGTERM)
         assert hung.reply.result(10 * PATIENCE).status == 503
         assert hung.server.wait(10) == 0
         assert time.monotonic() - began < 5 * PATIENCE
         assert not hung.server.ranks()
+
+
+@pytest.mark.sanitized
+def test_lost_while_draining(serve, synthetic):
+    """Streams that the end of the server waits for outlive a rank too; nothing else is taken."""
+    server = serve(synthetic, "-tp", 2)
+    tokens = 1500 // SHORTER
+    wanted = server.token_ids(PROMPT, tokens)
+    stream = server.stream(PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True,
+                           return_token_ids=True)
+    got = []
+    for _, chunk in stream:
+        if not got:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: server.get("/readyz").error["code"] == "draining", 5, "draining")
+            kill(1)(server)
+            eventually(lambda: "starting the ranks again" in server.log, 5, "loss noticed")
+            assert server.post("/v1/completions", {"prompt": [1]}).error["code"] == "draining"
+        got += chunk["choices"][0]["token_ids"]
+    assert stream.done
+    assert got == wanted
+    assert server.wait(10) == 0
+    assert "requests go on after" in server.log
 
 
 def test_model_gone_meanwhile(serve, tmp_path):
