@@ -40,6 +40,19 @@ struct rank {
     bool scores;    /* computes logprobs: rank 0 answers for all */
 };
 
+/* Ranks that take the place of others load the same model, or none. */
+static enum status check_stamp(const struct options *o, const struct checkpoint *c, struct err *err)
+{
+    char mine[17];
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)checkpoint_stamp(c));
+    if (o->weights_stamp && strcmp(o->weights_stamp, mine) != 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.300s: the weights were written again since the server started; start "
+                         "it again to serve them",
+                         o->model);
+    return OK;
+}
+
 static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
                         const struct layout *l, void *arena, struct err *err)
 {
@@ -54,6 +67,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
         TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
     } else {
         TRY(checkpoint_open(o->model, &c, err));
+        TRY(check_stamp(o, c, err));
         TRY(checkpoint_check(c, l->weights, l->count, layout_ignored, layout_ignored_count, NULL,
                              err));
         TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,
@@ -454,7 +468,7 @@ static enum status check_plan(const struct options *o, const struct layout *l, s
     if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
         return base_fail(err, ERR_USAGE,
                          "E21 rank %d read another plan or config.json than the server (hash %s, "
-                         "the server's is %s); do not change them during start-up",
+                         "the server's is %s); do not change them while it runs",
                          o->rank, mine, o->plan_hash);
     return OK;
 }

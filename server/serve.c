@@ -108,6 +108,8 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     TRY(setup_open(o, &s->setup, err));
     TRY(footprint_plan(&s->setup.options, &s->setup.model, s->setup.layouts, s->setup.ops,
                        &s->footprint, err));
+    if (s->setup.checkpoint)
+        s->footprint.weights_stamp = checkpoint_stamp(s->setup.checkpoint);
     TRY(tokenizer_open(o->model, s->setup.model.vocab, &s->tokenizer, err));
     setup_model_name(o, s->name, sizeof s->name);
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;

@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import pathlib
+import shutil
 import signal
 import time
 
@@ -246,6 +247,32 @@ def test_lost_while_draining(serve, synthetic):
     assert got == wanted
     assert server.wait(10) == 0
     assert "requests go on after" in server.log
+
+
+@pytest.mark.parametrize("name, change, lose, goes_on", [
+    ("config.json", lambda text: text.replace(b"10000.0", b"20000.0"), signal.SIGKILL, False),
+    ("model.safetensors", bytes, signal.SIGSTOP, False),
+    ("model.safetensors", bytes, signal.SIGKILL, True),  # what was read is still in memory
+])
+def test_model_changed_meanwhile(serve, synthetic, tmp_path, name, change, lose, goes_on):
+    """Answers go on as the model they began with would have had them, or not at all."""
+    model = tmp_path / "model"
+    shutil.copytree(synthetic, model)
+    server = serve(model, "-tp", 2, "--step-timeout", 1)
+    wanted = server.token_ids(PROMPT, 20)
+    before = (model / name).read_bytes()
+    (model / name).unlink()
+    (model / name).write_bytes(change(before))
+    assert change is bytes or (model / name).read_bytes() != before
+    os.kill(server.ranks()[1], lose)
+    reply = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 20, "temperature": 0,
+                                            "ignore_eos": True, "return_token_ids": True})
+    if goes_on:
+        assert reply.json()["choices"][0]["token_ids"] == wanted
+    else:
+        assert (reply.status, reply.error["code"]) == (503, "rank_lost")
+        assert server.wait(10) == 5
+        assert ("config.json" if name == "config.json" else "written again") in server.log
 
 
 def test_model_gone_meanwhile(serve, tmp_path):
