@@ -27,6 +27,7 @@
 
 #include "config/base.h"
 #include "config/dtype.h"
+#include "kernels/pieces.h"
 
 #define BACKEND_LEAVES_MAX 8    /* K of a row-parallel linear is cut into this many leaves */
 #define BACKEND_BLOCK_TOKENS 16 /* positions per KV block */
@@ -278,9 +279,11 @@ struct backend_ops {
     void (*add_rmsnorm)(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
     /* The two halves of add_rmsnorm where a row's columns are split over ranks: x += delta unless
-     * delta has no data, sums[t] = sum of x[t]^2; then, with the sums over all `width` columns,
+     * delta has no data, sums[t] = sum of x[t]^2, first of each of the pieces that x is, then of
+     * these as by sum_tree; then, with the sums over all `width` columns,
      * y = x * rsqrt(sums[t] / width + eps) * gain. y may alias x. */
-    void (*square_sum)(struct backend *b, float *sums, struct view x, struct cview delta);
+    void (*square_sum)(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces);
     void (*rms_scale)(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
     /* table[t] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32, as
@@ -373,7 +376,7 @@ enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, co
 enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                                 const float *gain, float eps, struct err *err) MUST_USE;
 enum status backend_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
-                               struct err *err) MUST_USE;
+                               struct pieces pieces, struct err *err) MUST_USE;
 enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                               int32_t width, const float *gain, float eps,
                               struct err *err) MUST_USE;

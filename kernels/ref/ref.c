@@ -205,9 +205,10 @@ static void add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
     rmsnorm(b, y, cview_of(x), gain, eps);
 }
 
-static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces)
 {
-    (void)b;
+    (void)b, (void)pieces;
     for (int32_t t = 0; t < x.rows; t++) {
         double sum = 0;
         for (int32_t i = 0; i < x.cols; i++) {
