@@ -360,7 +360,8 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->on_device = o->on_device;
     f->ranks = o->tp;
     f->threads = o->threads_per_rank;
-    f->dtype = f->kv_dtype = options_dtype(o, m->dtype);
+    f->dtype = options_dtype(o, m->dtype);
+    f->kv_dtype = options_kv_dtype(o, m->dtype);
     f->max_model_len = o->max_model_len;
     f->limits.slots = o->max_num_seqs;
     f->limits.rows = o->max_num_batched_tokens;

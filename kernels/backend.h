@@ -87,7 +87,9 @@ struct weight;    /* opaque: spec and the backend's layout over borrowed storage
 struct kv_spec {
     int32_t layers, heads, head_dim; /* heads = local KV heads, may be 0 */
     int32_t blocks;
-    enum dtype dtype; /* F32, F16 or BF16 */
+    /* F32, F16, BF16, or F8_E4M3: nearest even, saturated at 448, NaN kept; no scale, so that what
+     * is stored at a position depends on nothing else. */
+    enum dtype dtype;
 };
 struct kv_cache; /* opaque, over borrowed storage */
 
