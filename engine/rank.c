@@ -152,8 +152,15 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .progress = &r->board->progress,
     };
     TRY(model_open(&parts, &r->model, err));
-    TRY(replay_open(f->on_device && !o->enforce_eager, r->backend, r->model, r->board, m->layers,
-                    &r->replay, err));
+    const struct replay_parts replay = {
+        .backend = r->backend,
+        .model = r->model,
+        .board = r->board,
+        .bootstrap = r->shared,
+        .layers = m->layers,
+        .rows_max = f->limits.slots < f->limits.rows ? f->limits.slots : f->limits.rows,
+    };
+    TRY(replay_open(f->on_device && !o->enforce_eager, &replay, &r->replay, err));
     TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
                      f->limits.slots, m->vocab, &r->sampler, err));
     *out = r;
@@ -218,18 +225,20 @@ enum status rank_step(struct rank *r, const struct step *s, struct step_result *
     struct rank_state *state = r->state;
     struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
     const int32_t stride = r->scores && s->samples > 0 ? step_stride(s) : -1;
-    const struct rank_arrays *a = rank_state_change(state, s);
+    const int32_t rows = replay_rows(r->replay, s->rows, s->samples), padding = rows - s->rows;
+    const struct rank_arrays *a = rank_state_change(state, s, padding);
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
-        .rows = {s->rows, a->slot, a->position, a->table, state->limits.table_cols},
+        .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols},
         .ids = a->ids,
-        .samples = s->samples,
+        .samples = s->samples + padding,
         .sample = a->sample,
         .sample_host = state->host.sample,
     };
     *result = (struct step_result){.count = 0};
     b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);
     TRY(replay_forward(r->replay, &in, &own, err));
+    own.rows = s->samples; /* nobody draws from padding */
     if (s->samples > 0)
         TRY(sample(r, s, a, stride, own, &whole, err));
     TRY(rank_state_result(state, s->samples, stride, result, err));

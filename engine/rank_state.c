@@ -155,15 +155,29 @@ static void copy(int32_t *dst, const int32_t *src, int32_t n)
     memcpy(dst, src, (size_t)n * sizeof *dst);
 }
 
+static void pad(const struct rank_arrays *h, const struct step *step, int32_t padding)
+{
+    for (int32_t i = 0; i < padding; i++) {
+        const int32_t row = step->rows + i, sample = step->samples + i;
+        h->slot[row] = -1;
+        h->position[row] = 0;
+        h->token[row] = -1;
+        h->sample[sample] = row;
+    }
+}
+
 /* Closes need no work here: a closed slot's state is overwritten by the next open. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step)
+const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step,
+                                            int32_t padding)
 {
     const struct rank_arrays *h = &s->host;
+    const int32_t rows = step->rows + padding, samples = step->samples + padding;
     for (int32_t i = 0; i < step->opens; i++)
         open_slot(s, &step->open[i]);
     append_blocks(s, step);
-    const size_t bytes = carve_step(&s->host, step->rows, step->samples, s->host_memory + s->step);
-    carve_step(&s->device, step->rows, step->samples, s->device_memory + s->step);
+    const size_t bytes = carve_step(&s->host, rows, samples, s->host_memory + s->step);
+    carve_step(&s->device, rows, samples, s->device_memory + s->step);
+    pad(h, step, padding);
     copy(h->slot, step->slot, step->rows);
     copy(h->position, step->position, step->rows);
     copy(h->token, step->token, step->rows);

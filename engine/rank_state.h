@@ -41,9 +41,10 @@ enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);
 
-/* Makes the slot changes of a decoded step and uploads it. The arrays on the device, for the ops of
- * this step. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step);
+/* Makes the slot changes of a decoded step and uploads it, with so many rows of padding after its
+ * own, which are sampled. The arrays on the device, for the ops of this step. */
+const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step,
+                                            int32_t padding);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
 /* Waits for the step and fetches what came of it: `samples` ids, and logprobs when stride >= 0.
