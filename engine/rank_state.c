@@ -202,23 +202,30 @@ struct sample_slots rank_state_slots(const struct rank_state *s)
     return (struct sample_slots){d->params, d->rules, d->history, s->limits.history_max};
 }
 
-enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
-                              struct step_result *out, struct err *err)
+void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride)
 {
-    enum status st = OK;
     const struct rank_arrays *h = &s->host, *d = &s->device;
     struct backend *b = s->backend;
     const size_t n = (size_t)samples;
-    struct step_result result = {.count = samples, .ids = h->sampled};
-    TRY(b->ops->download(b, h->sampled, d->sampled, n * sizeof *h->sampled, err));
+    b->ops->fetch(b, flight, h->sampled, d->sampled, n * sizeof *h->sampled);
+    if (stride < 0)
+        return;
+    b->ops->fetch(b, flight, h->logprob, d->logprob, n * sizeof *h->logprob);
+    b->ops->fetch(b, flight, h->best, d->best, n * (size_t)stride * sizeof *h->best);
+}
+
+enum status rank_state_land(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride,
+                            struct step_result *out, struct err *err)
+{
+    const struct rank_arrays *h = &s->host;
+    const enum status st = s->backend->ops->land(s->backend, flight, err);
+    if (st != OK)
+        return st;
+    *out = (struct step_result){.count = samples, .ids = h->sampled};
     if (stride >= 0) {
-        TRY(b->ops->download(b, h->logprob, d->logprob, n * sizeof *h->logprob, err));
-        TRY(b->ops->download(b, h->best, d->best, n * (size_t)stride * sizeof *h->best, err));
-        result.logprob = h->logprob;
-        result.best = h->best;
-        result.stride = stride;
+        out->logprob = h->logprob;
+        out->best = h->best;
+        out->stride = stride;
     }
-    *out = result;
-out:
-    return st;
+    return OK;
 }

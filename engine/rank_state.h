@@ -47,9 +47,11 @@ const struct rank_arrays *rank_state_change(struct rank_state *s, const struct s
                                             int32_t padding);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
-/* Waits for the step and fetches what came of it: `samples` ids, and logprobs when stride >= 0.
- * Valid until the next step. ERR_DEVICE: an op of it failed. */
-enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
-                              struct step_result *out, struct err *err) MUST_USE;
+/* Fetches what came of the step, in a flight (backend.h): `samples` ids, and logprobs when stride
+ * >= 0. */
+void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride);
+/* Waits for it; the same numbers. Valid until the next landing. ERR_DEVICE: an op failed. */
+enum status rank_state_land(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride,
+                            struct step_result *out, struct err *err) MUST_USE;
 
 #endif

@@ -136,6 +136,7 @@ TESTED_BY = {
     "engine/rank_state.c": "tests/test_model.c",
     "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py",
     "engine/replay.c": "tests/test_device.c",
+    "engine/rank_loop.c": "tests/test_rank.c",
     "engine/request.c": "tests/test_sched.c",
     "engine/sched.c": "tests/test_sched.c",
     "engine/sched_build.c": "tests/test_sched.c",

@@ -262,7 +262,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t gra
                                           unsigned long long)
 {
     const char *without = getenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
-    if (without != nullptr && atoi(without) == graph->device)
+    if (without != nullptr && strtol(without, nullptr, 10) == graph->device)
         return cudaErrorMemoryAllocation;
     *exec = new emulated_exec{std::make_shared<emulated_graph>(*graph)};
     return cudaSuccess;
