@@ -43,17 +43,20 @@ enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);
 
-/* Makes the slot changes of a decoded step and uploads it. *arrays: those on the device, for the
- * ops of this step. ERR_COMM: its rows are not in order of their homes, or too many of one. */
-enum status rank_state_change(struct rank_state *s, const struct step *step,
+/* Makes the slot changes of a decoded step and uploads it, with so many rows of padding after its
+ * own, which are sampled. *arrays: those on the device, for the ops of this step. ERR_COMM: its
+ * rows are not in order of their homes, or too many of one. */
+enum status rank_state_change(struct rank_state *s, const struct step *step, int32_t padding,
                               const struct rank_arrays **arrays, struct err *err) MUST_USE;
 /* Where the rows of that step are cut between homes; NULL: there is one. */
 const int64_t *rank_state_cut(const struct rank_state *s);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
-/* Waits for the step and fetches what came of it: `samples` ids, and logprobs when stride >= 0.
- * Valid until the next step. ERR_DEVICE: an op of it failed. */
-enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
-                              struct step_result *out, struct err *err) MUST_USE;
+/* Fetches what came of the step, in a flight (backend.h): `samples` ids, and logprobs when stride
+ * >= 0. */
+void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride);
+/* Waits for it; the same numbers. Valid until the next landing. ERR_DEVICE: an op failed. */
+enum status rank_state_land(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride,
+                            struct step_result *out, struct err *err) MUST_USE;
 
 #endif

@@ -145,9 +145,10 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                                     f->rank[r].activations + f->rank[r].scratch + f->comm_bytes));
     }
     write_form(s, out);
-    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens",
+    buf_printf(out,
+               "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
-               BACKEND_BLOCK_TOKENS);
+               BACKEND_BLOCK_TOKENS, dtype_name(f->kv_dtype));
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
     buf_puts(out, "\n");

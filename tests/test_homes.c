@@ -39,7 +39,7 @@ static enum status change(const int32_t homes[SLOTS], const int32_t *slots, int3
             .slot = i, .history = 1, .home = homes[i], .tokens = &token, .rules = {.prompt = 1}};
     for (int32_t i = 0; i < rows; i++)
         step->slot[step->rows++] = slots[i];
-    const enum status st = rank_state_change(s, step, &arrays, err);
+    const enum status st = rank_state_change(s, step, 0, &arrays, err);
     if (st == OK)
         memcpy(cut, rank_state_cut(s), (HOMES + 1) * sizeof *cut);
     step_free(step);
