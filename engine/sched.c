@@ -9,8 +9,8 @@
  * one is first. While a preempted sequence waits for its place nobody new is admitted.
  *
  * No starvation: every step computes at least one row of a prompt that can have it, and turns go
- * round by client. So the k-th request of a client is taken up after at most k turns of each other
- * client, however many requests those have; only requests of the same client with a lower priority
+ * round by client. So the k-th request of a client is taken up after at most k turns of the line of
+ * each other client, however long that is; only requests of the same client with a lower priority
  * number pass it. Whoever's turn it is takes the first home that has room, whichever that is. While
  * none has, nobody is admitted anywhere, so it waits no longer than until one home has run empty.
  *

@@ -268,16 +268,57 @@ static void check_homes(struct sim *m, const struct step *s)
     m->filled += homes == l->homes;
 }
 
-/* While nobody had to give way, and where a block is left: whoever can decode has a row. */
+/* Is every block of this home that is owned one of somebody who runs? */
+static bool nobody_leaves(const struct sim *m, int32_t home)
+{
+    bool owned[BLOCKS_MAX] = {false};
+    int32_t count = 0;
+    for (int32_t i = 0; i < LIVE_MAX; i++) {
+        const struct sequence *o = m->requests[i].id ? m->requests[i].sequence : NULL;
+        for (int32_t b = 0; o && o->slot >= 0 && o->home == home && b < o->block_count; b++) {
+            count += !owned[o->blocks[b]];
+            owned[o->blocks[b]] = true;
+        }
+    }
+    return count == kv_used(sched_kv(m->sched, home));
+}
+
+/* Whoever can decode has a row; else its home is full, and either some of it is on its way back or
+ * nobody there is behind it who could give way. */
 static void check_decodes(struct sim *m)
 {
-    for (int32_t i = 0; i < m->config.limits.slots && m->preempted == 0; i++) {
+    for (int32_t i = 0; i < m->config.limits.slots; i++) {
+        const struct slot *t = &m->slots[i];
+        const struct request *r = t->open ? find(m, t->request) : NULL;
+        if (!r || r->slot != i || t->known == t->history || t->next == t->known ||
+            t->known - t->prompt_len == r->budget)
+            continue;
+        assert_int_equal(kv_used(sched_kv(m->sched, t->home)), m->config.limits.blocks);
+        for (int32_t j = 0; j < LIVE_MAX && nobody_leaves(m, t->home); j++) {
+            const struct request *o = &m->requests[j];
+            if (o->id && o->sequence->slot >= 0 && o->sequence->home == t->home)
+                assert_true(!before(r, o) || o->named == m->built + 1);
+        }
+    }
+}
+
+/* Where rows, sample places and a block are left over and nobody just gave way: whoever has a slot
+ * and tokens to compute has a row. */
+static void check_prompts(struct sim *m, const struct step *s)
+{
+    const struct step_limits *l = &m->config.limits;
+    bool named[SLOTS_MAX] = {false};
+    if (m->config.costs.count > 0 || s->rows == l->rows || s->samples == l->slots || s->closes > 0)
+        return;
+    for (int32_t i = 0; i < s->rows; i++)
+        named[s->slot[i]] = true;
+    for (int32_t i = 0; i < l->slots; i++) {
         const struct slot *t = &m->slots[i];
         const struct request *r = t->open ? find(m, t->request) : NULL;
         const struct kv_pool *kv = sched_kv(m->sched, t->home);
-        if (r && r->slot == i && t->known > t->history && kv_used(kv) < kv_total(kv) &&
-            t->known - t->prompt_len < r->budget)
-            assert_int_equal(t->next, t->known);
+        if (r && r->slot == i && t->next < t->history && m->home_rows[t->home] < l->home_rows &&
+            kv_used(kv) < kv_total(kv))
+            assert_true(named[i]);
     }
 }
 

@@ -344,6 +344,7 @@ static void run_step(struct sim *m, const struct step *s)
     if (m->config.limits.homes > 1)
         settle_turns(m);
     check_decodes(m);
+    check_prompts(m, s);
     check_balance(m, s);
     check_named(m, s, a);
     check_cost(m, s);
