@@ -20,9 +20,8 @@ def together(server, requests):
 
 
 def at_home(serve, model, mode, ranks, *more):
-    # one form of step, so that bits do not depend on who shares it; 3d has no other
-    form = () if mode.startswith("3d") else ("--prefill-rows", 1)
-    return serve(model, "-tp", ranks, *layout(mode), "--kv-placement", "home", *form,
+    # alone they decode in one form of a step, together in the other
+    return serve(model, "-tp", ranks, *layout(mode), "--kv-placement", "home", "--prefill-rows", 8,
                  "--max-model-len", 256, *more)
 
 
