@@ -167,6 +167,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     if (o->enforce_eager)
         add(a, "--enforce-eager");
     add(a, "--dtype=%s", o->dtype);
+    add(a, "--kv-cache-dtype=%s", o->kv_cache_dtype ? o->kv_cache_dtype : "auto");
     add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");
     add(a, "--load-format=%s", o->load_format);
     add(a, "--sampler=%s", options_distributed(o) ? "distributed" : "gather");

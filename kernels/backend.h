@@ -34,6 +34,9 @@
 #define BACKEND_SEGMENT 256     /* keys per attention segment */
 #define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
+#define BACKEND_FLIGHTS 2 /* of downloads under way */
+#define BACKEND_FETCHES 4
+#define BACKEND_FETCH_MAX ((size_t)256 << 10)
 #define BACKEND_SCALE_MAX 0x1p100f /* of F8_E4M3: room for powers of two that kernels add */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
@@ -87,7 +90,9 @@ struct weight;    /* opaque: spec and the backend's layout over borrowed storage
 struct kv_spec {
     int32_t layers, heads, head_dim; /* heads = local KV heads, may be 0 */
     int32_t blocks;
-    enum dtype dtype; /* F32, F16 or BF16 */
+    /* F32, F16, BF16, or F8_E4M3: nearest even, saturated at 448, NaN kept; no scale, so that what
+     * is stored at a position depends on nothing else. */
+    enum dtype dtype;
 };
 struct kv_cache; /* opaque, over borrowed storage */
 
@@ -232,6 +237,14 @@ struct backend_ops {
     /* Device to host, after the ops before; waits. Tells of the first failure since open. */
     enum status (*download)(struct backend *b, void *dst, const void *src, size_t bytes,
                             struct err *err);
+    /* The same in two parts, for the host to do other things meanwhile. fetch enqueues the copy
+     * for a flight, one of BACKEND_FLIGHTS, which takes BACKEND_FETCHES of them of
+     * BACKEND_FETCH_MAX bytes together; a flight without bytes is a mark in the order of the ops,
+     * too. landed: has it come that far? land waits, and then it is all in its dst, which nobody
+     * reads before; it tells as download does, and the flight may be used again. */
+    void (*fetch)(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes);
+    bool (*landed)(struct backend *b, int32_t flight);
+    enum status (*land)(struct backend *b, int32_t flight, struct err *err);
     /* From record to record_end ops are put down with their arguments instead of run. false: ops
      * run at once here, and there is nothing to gain. Between the two nothing is uploaded,
      * downloaded, waited for or allocated. NULL: that could not be put down; none of it has run. A

@@ -350,6 +350,7 @@ static enum status open_engine(struct server *s, const struct options *o, struct
         .measure_costs = true,
         .queued_tokens_max = o->max_num_queued_tokens,
         .ranks = s->footprint.ranks,
+        .kv_dtype = s->footprint.kv_dtype,
         .group = engine_group(s),
         .step_timeout = o->step_timeout,
         .sink = frontend_sink,

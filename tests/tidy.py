@@ -138,6 +138,7 @@ TESTED_BY = {
     "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py "
         "tests/fuzz/fuzz_rendezvous.c",
     "engine/replay.c": "tests/test_device.c",
+    "engine/rank_loop.c": "tests/test_rank.c",
     "engine/request.c": "tests/test_sched.c",
     "engine/sched.c": "tests/test_sched.c",
     "engine/sched_build.c": "tests/test_sched.c",
