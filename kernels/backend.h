@@ -33,7 +33,7 @@
 #define BACKEND_SEGMENT 256     /* keys per attention segment */
 #define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
-#define BACKEND_SCALE_MAX 0x1p100f /* of F8_E4M3: room for powers of two that kernels add */
+#define BACKEND_SCALE_MAX 0x1p7f /* of F8_E4M3: room for the powers of two that kernels add */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
 struct view {
