@@ -45,9 +45,9 @@ struct cpu_isa {
     const char *name;
 
     /* linear */
-    cpu_tile_fn tile[CPU_DTYPES][CPU_TILE_ROWS + 1]; /* [dtype][rows], one panel; F8_E4M3 only to */
-    cpu_tile_fn wide[CPU_DTYPES][CPU_WIDE_ROWS + 1]; /* CPU_WIDE_ROWS; wide_panels[rows] at once */
-    /* n lines of F8_E4M3 as F32, once for many rows */
+    cpu_tile_fn tile[CPU_DTYPES][CPU_TILE_ROWS + 1]; /* [dtype][rows], one panel */
+    cpu_tile_fn wide[CPU_DTYPES][CPU_WIDE_ROWS + 1]; /* wide_panels[rows] panels at once */
+    /* n lines of F8_E4M3 as F32, once for many tiles */
     void (*widen)(float *lines, const unsigned char *w, const float *scale, bool odd, int32_t n);
     int32_t wide_panels[CPU_WIDE_ROWS + 1];
     bool

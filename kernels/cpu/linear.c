@@ -28,7 +28,7 @@ struct job {
     int32_t rows, tiles;
     int32_t group; /* panels per item */
     int32_t block; /* k per block */
-    bool widens;   /* F8_E4M3: a block becomes F32 once for all rows */
+    bool widens;   /* F8_E4M3: a block becomes F32 once for all tiles */
 };
 
 /* Tiles share the rows as evenly as possible: 13 rows are 7 + 6. */
@@ -186,9 +186,9 @@ static void chunk_run(struct cpu_backend *c, struct job *j)
     j->partial_floats = c->partial_floats;
     j->packed = j->rows == 1 ? j->x : c->packed;
     j->group = j->rows <= CPU_WIDE_ROWS ? c->isa->wide_panels[j->rows] : 1;
-    j->widens = spec->dtype == DTYPE_F8_E4M3 && j->rows > CPU_WIDE_ROWS;
+    j->widens = spec->dtype == DTYPE_F8_E4M3 && j->tiles > 2;
     j->block = BLOCK_BYTES / (int32_t)(CPU_PANEL * dtype_size(j->widens ? DTYPE_F32 : spec->dtype));
-    if (!j->widens && j->tiles == 1 && (c->isa->tile_streams || j->rows <= 2))
+    if (j->tiles == 1 && (c->isa->tile_streams || j->rows <= 2))
         j->block = spec->in > 0 ? spec->in : 1; /* all of K */
     if (j->rows > 1)
         pool_run(c->pool, j->tiles, 1, pack_tiles, j);

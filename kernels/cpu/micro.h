@@ -54,12 +54,12 @@ V16_TEMPLATE v16 tile_scale(const struct tile_args *a, const int cols, const ptr
 }
 
 /* What stays in registers over all of k. */
-struct tile_block {
+struct tile_sums {
     v16 acc[V16_ROWS * V16_COLS + 8], scale[8];
 };
 
 /* Lines [first, last) of a pair of F8_E4M3, else the only one of 0, 1. */
-V16_TEMPLATE void tile_lines(struct tile_block *b, const struct tile_args *a, const float *x,
+V16_TEMPLATE void tile_lines(struct tile_sums *b, const struct tile_args *a, const float *x,
                              const unsigned char *w, const int rows, const int panels,
                              const int cols, const ptrdiff_t side, const enum dtype t,
                              const ptrdiff_t first, const ptrdiff_t last)
@@ -78,7 +78,7 @@ V16_TEMPLATE void tile_lines(struct tile_block *b, const struct tile_args *a, co
                     v[c] = v16_mul(v[c], b->scale[q * cols + c]);
             }
             foreach(i, rows) {
-                v16 r = v16_set1(x[l * rows + i]);
+                v16 r = v16_set1(x[l * a->rows + i]);
                 foreach(c, cols)
                     sum[i * cols + c] = v16_fma(r, v[c], sum[i * cols + c]);
             }
@@ -90,7 +90,7 @@ V16_TEMPLATE void tile_lines(struct tile_block *b, const struct tile_args *a, co
 V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const int panels,
                              const int cols, const ptrdiff_t side, const enum dtype t)
 {
-    struct tile_block b;
+    struct tile_sums b;
     const ptrdiff_t lines = t == DTYPE_F8_E4M3 ? 2 : 1;
     const size_t bytes = t == DTYPE_F32 ? 2 * CPU_LINE : CPU_LINE;
     const ptrdiff_t sums = (ptrdiff_t)panels * rows * cols;
@@ -141,6 +141,7 @@ static void widen(float *lines, const unsigned char *w, const float *scale, bool
     const v16 low = v16_mul(v16_load(scale), v16_set1(F8_SCALE));
     const v16 high = v16_mul(v16_load(scale + 16), v16_set1(F8_SCALE));
     for (int32_t k = odd ? -1 : 0; k < n; k += 2, w += CPU_LINE) {
+        v16_prefetch(w + AHEAD);
         foreach(l, 2) {
             if (k + l < 0 || k + l == n)
                 continue;
@@ -157,18 +158,11 @@ static void widen(float *lines, const unsigned char *w, const float *scale, bool
         tile_rows(tile, rows, panels, dtype);                                                      \
     }
 
-#define FEW_TILES(suffix, dtype)                                                                   \
+#define TILES(suffix, dtype)                                                                       \
     TILE(tile1_##suffix, 1, 1, dtype)                                                              \
     TILE(tile2_##suffix, 2, 1, dtype)                                                              \
     TILE(tile3_##suffix, 3, 1, dtype)                                                              \
     TILE(tile4_##suffix, 4, 1, dtype)                                                              \
-    TILE(wide1_##suffix, 1, V16_WIDE1, dtype)                                                      \
-    TILE(wide2_##suffix, 2, V16_WIDE2, dtype)                                                      \
-    TILE(wide3_##suffix, 3, V16_WIDE3, dtype)                                                      \
-    TILE(wide4_##suffix, 4, V16_WIDE4, dtype)
-
-#define TILES(suffix, dtype)                                                                       \
-    FEW_TILES(suffix, dtype)                                                                       \
     TILE(tile5_##suffix, 5, 1, dtype)                                                              \
     TILE(tile6_##suffix, 6, 1, dtype)                                                              \
     TILE(tile7_##suffix, 7, 1, dtype)                                                              \
@@ -176,17 +170,17 @@ static void widen(float *lines, const unsigned char *w, const float *scale, bool
     TILE(tile9_##suffix, 9, 1, dtype)                                                              \
     TILE(tile10_##suffix, 10, 1, dtype)                                                            \
     TILE(tile11_##suffix, 11, 1, dtype)                                                            \
-    TILE(tile12_##suffix, 12, 1, dtype)
+    TILE(tile12_##suffix, 12, 1, dtype)                                                            \
+    TILE(wide1_##suffix, 1, V16_WIDE1, dtype)                                                      \
+    TILE(wide2_##suffix, 2, V16_WIDE2, dtype)                                                      \
+    TILE(wide3_##suffix, 3, V16_WIDE3, dtype)                                                      \
+    TILE(wide4_##suffix, 4, V16_WIDE4, dtype)
 
 TILES(f32, DTYPE_F32)
 TILES(f16, DTYPE_F16)
 TILES(bf16, DTYPE_BF16)
-FEW_TILES(f8, DTYPE_F8_E4M3) /* more rows are multiplied in F32 */
+TILES(f8, DTYPE_F8_E4M3)
 
-#define FEW_TILES_TABLE(s)                                                                         \
-    {                                                                                              \
-        NULL, tile1_##s, tile2_##s, tile3_##s, tile4_##s                                           \
-    }
 #define TILE_TABLE(s)                                                                              \
     {                                                                                              \
         NULL, tile1_##s, tile2_##s, tile3_##s, tile4_##s, tile5_##s, tile6_##s, tile7_##s,         \
@@ -609,7 +603,7 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
         .tile = {[DTYPE_F32] = TILE_TABLE(f32),                                                    \
                  [DTYPE_F16] = TILE_TABLE(f16),                                                    \
                  [DTYPE_BF16] = TILE_TABLE(bf16),                                                  \
-                 [DTYPE_F8_E4M3] = FEW_TILES_TABLE(f8)},                                           \
+                 [DTYPE_F8_E4M3] = TILE_TABLE(f8)},                                                \
         .wide = {[DTYPE_F32] = WIDE_TABLE(f32),                                                    \
                  [DTYPE_F16] = WIDE_TABLE(f16),                                                    \
                  [DTYPE_BF16] = WIDE_TABLE(bf16),                                                  \
