@@ -1,5 +1,5 @@
-"""Sharded checkpoints with F8_E4M3 weights: codes and scales are those of the source, by numpy; with
-its codes every file has the scales of all blocks they touch; any layout loads any other's shards."""
+"""Sharded checkpoints with F8_E4M3 weights: codes and scales are those of the source, by numpy; a
+rank's files have the scales of all blocks its codes touch; any layout loads any other's shards."""
 
 import json
 
