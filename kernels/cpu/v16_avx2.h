@@ -229,6 +229,25 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
                       _mm256_and_si256(v16_line(p + 32), high));
 }
 
+V16_INLINE v16 v16_load_f8(const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    h = _mm256_and_si256(h, _mm256_set1_epi16((short)0xbfff));
+    return v16_of(_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
+                  _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)));
+}
+
+V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i low = _mm_set1_epi8(0x7f);
+    const __m128i nan = _mm_cmpeq_epi8(_mm_and_si128(codes, low), low); /* all ones are a NaN */
+    const __m256i lo = _mm256_cvtepi8_epi32(nan), hi = _mm256_cvtepi8_epi32(_mm_srli_si128(nan, 8));
+    return v16_of(_mm256_or_ps(a.lo, _mm256_castsi256_ps(lo)),
+                  _mm256_or_ps(a.hi, _mm256_castsi256_ps(hi)));
+}
+
 V16_INLINE __m256i v16_half_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
     const __m256i codes = v16_line(p);
@@ -238,7 +257,7 @@ V16_INLINE __m256i v16_half_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t
                      : _mm256_and_si256(h, _mm256_set1_epi32((int)0xffff0000u));
 }
 
-V16_INLINE v16 v16_load_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
+V16_INLINE v16 v16_line_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
     return v16_of_int(v16_half_f8(p, line, side), v16_half_f8(p + 32, line, side));
 }

@@ -179,7 +179,22 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high));
 }
 
-V16_INLINE v16 v16_load_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
+V16_INLINE v16 v16_load_f8(const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(h, _mm256_set1_epi16((short)0xbfff)));
+}
+
+V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i low = _mm_set1_epi8(0x7f);
+    const __mmask16 nan = _mm_cmpeq_epi8_mask(_mm_and_si128(codes, low), low);
+    return _mm512_mask_mov_ps(a, nan, _mm512_set1_ps(NAN));
+}
+
+V16_INLINE v16 v16_line_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
     const __m512i codes = _mm512_loadu_si512(p);
     __m512i h = _mm512_srai_epi16(line == 0 ? _mm512_slli_epi16(codes, 8) : codes, 4);

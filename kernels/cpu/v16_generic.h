@@ -206,10 +206,23 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
     V16_EACH(dtype_from_bf16(u[2 * i + 1]));
 }
 
+/* Sixteen E4M3 codes times 2^-8: the bits of the halves that mean that. NaN codes are not known.
+ * (Bits put straight into a float's places would do, but subnormal floats are slow to multiply.) */
+V16_INLINE v16 v16_load_f8(const unsigned char *p)
+{
+    V16_EACH(dtype_from_f16((uint16_t)((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)));
+}
+
+/* a, with NaN where the code is one. */
+V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
+{
+    V16_EACH((p[i] & 0x7fu) == DTYPE_E4M3_NAN ? NAN : a.l[i]);
+}
+
 /* Half a line of a pair of E4M3 lines, times 2^-120: the codes' bits in a float's places. NaN codes
  * are not known. Subnormal codes are subnormal floats, which some processors multiply slowly; they
  * are rare, one in thousands of a normal distribution. */
-V16_INLINE v16 v16_load_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
+V16_INLINE v16 v16_line_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
     p += 2 * side + line;
     V16_EACH(v16_float((p[4 * i] & 0x80u) << 24 | (p[4 * i] & 0x7fu) << 20));

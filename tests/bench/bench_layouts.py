@@ -52,7 +52,7 @@ def closed_form(shape, mode, mesh, ranks, rows, many):
             w, a, b = map(int, mesh.split(","))
             place = rank % w, rank // w % a, rank // (w * a)
             travels = WEIGHT_BYTES if mode == "3d_gathered" else 0
-            return mode_bytes.stationary(deep, (w, a, b), place, rows, [], True, travels)
+            return mode_bytes.stationary(deep, (w, a, b), place, rows, [], travels)
         return mode_bytes.step_bytes(deep, mode, ranks, rank, rows, [], many, WEIGHT_BYTES)
     return max(step(2, rank) - step(1, rank) for rank in range(ranks))
 
