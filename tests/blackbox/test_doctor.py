@@ -15,7 +15,6 @@ from harness import BINARY, PATIENCE, environment, run
 pytestmark = pytest.mark.sanitized
 
 MODEL = checkpoint.GOLDEN / "tied_gqa2_f32"
-EMULATED = BINARY.parent / "tests" / "libtessera_cuda.so"
 
 
 def examine(*arguments, program=BINARY, limits=()):
