@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 import checkpoint
-from harness import BINARY, PATIENCE, environment, run
+from harness import BINARY, EMULATED, PATIENCE, environment, run
 
 pytestmark = pytest.mark.sanitized
 
