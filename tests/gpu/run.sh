@@ -120,7 +120,7 @@ decode() {
 step() {
     shape_8b
     mkdir -p "$OUT/narrow" "$BUILD/device"
-    sed 's/4096/1024/; s/14336/3584/; s/attention_heads": 32/attention_heads": 8/; s/value_heads": 8/value_heads": 2/' \
+    sed 's/4096/1024/; s/14336/3584/; s/\(attention_heads": \)32/\18/; s/\(value_heads": \)8/\12/' \
         "$OUT/8b/config.json" >"$OUT/narrow/config.json"
     cp "$BUILD/libtessera_cuda.so" "$BUILD/tests/bench_step" "$BUILD/device/"
     "$BUILD/device/bench_step" "$OUT/narrow" --load-format=dummy --max-model-len=512 \
