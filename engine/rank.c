@@ -47,6 +47,19 @@ struct rank {
     uint64_t launched, landed;
 };
 
+/* Ranks that take the place of others load the same model, or none. */
+static enum status check_stamp(const struct options *o, const struct checkpoint *c, struct err *err)
+{
+    char mine[17];
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)checkpoint_stamp(c));
+    if (o->weights_stamp && strcmp(o->weights_stamp, mine) != 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.300s: the weights were written again since the server started; start "
+                         "it again to serve them",
+                         o->model);
+    return OK;
+}
+
 static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
                         const struct layout *l, void *arena, struct err *err)
 {
@@ -61,6 +74,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
         TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
     } else {
         TRY(checkpoint_open(o->model, &c, err));
+        TRY(check_stamp(o, c, err));
         TRY(checkpoint_check(c, l->weights, l->count, layout_ignored, layout_ignored_count, NULL,
                              err));
         TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,
@@ -394,7 +408,8 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->on_device = o->on_device;
     f->ranks = o->tp;
     f->threads = o->threads_per_rank;
-    f->dtype = f->kv_dtype = options_dtype(o, m->dtype);
+    f->dtype = options_dtype(o, m->dtype);
+    f->kv_dtype = options_kv_dtype(o, m->dtype);
     f->max_model_len = o->max_model_len;
     f->limits.slots = o->max_num_seqs;
     f->limits.rows = o->max_num_batched_tokens;
@@ -444,7 +459,7 @@ static enum status check_plan(const struct options *o, const struct layout *l, s
     if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
         return base_fail(err, ERR_USAGE,
                          "E21 rank %d read another plan or config.json than the server (hash %s, "
-                         "the server's is %s); do not change them during start-up",
+                         "the server's is %s); do not change them while it runs",
                          o->rank, mine, o->plan_hash);
     return OK;
 }

@@ -44,7 +44,7 @@ BANNED = ["sprintf", "vsprintf", "strcpy", "strcat", "strtok", "atoi", "rand", "
 TESTED_BY = {
     "config/base.c": "tests/test_config.c",
     "config/buf.c": "tests/test_config.c",
-    "config/config_file.c": "tests/test_options.c tests/test_nomem.c",
+    "config/config_file.c": "tests/test_options.c tests/test_nomem.c tests/fuzz/fuzz_files.c",
     "config/dtype.c": "tests/test_config.c",
     "config/file.c": "tests/test_file.c tests/test_nomem.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c tests/test_nomem.c",
@@ -84,8 +84,9 @@ TESTED_BY = {
     "kernels/module.c": "tests/blackbox/test_startup.py",
     "kernels/ref/ref.c": "tests/test_kernels.c",
     "kernels/ref/ref_sample.c": "tests/test_sample.c",
-    "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_nomem.c",
-    "weights/checkpoint_files.c": "tests/test_checkpoint.c",
+    "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_nomem.c "
+        "tests/fuzz/fuzz_checkpoint.c",
+    "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/loader.c": "tests/test_loader.c",
     "weights/outdir.c": "tests/test_outdir.c",
@@ -96,7 +97,7 @@ TESTED_BY = {
     "weights/shard.c": "tests/test_checkpoint.c tests/blackbox/test_files.py",
     "weights/synth.c": "tests/test_loader.c",
     "weights/synth_tokenizer.c": "tests/test_loader.c",
-    "engine/board.c": "tests/test_link.c",
+    "engine/board.c": "tests/test_link.c tests/fuzz/fuzz_link.c",
     "engine/comm/comm.c": "tests/test_comm.c",
     "engine/comm/comm_device.c": "tests/test_comm.c",
     "engine/comm/comm_nccl.c": "tests/test_comm.c",
@@ -111,7 +112,7 @@ TESTED_BY = {
     "engine/group.c": "tests/blackbox/test_faults.py",
     "engine/kv.c": "tests/test_kv.c",
     "engine/lifeline.c": "tests/blackbox/test_mpi.py",
-    "engine/link.c": "tests/test_link.c",
+    "engine/link.c": "tests/test_link.c tests/fuzz/fuzz_link.c",
     "engine/load_watch.c": "tests/test_load_watch.c tests/blackbox/test_loading.py",
     "engine/model/layout.c": "tests/test_model.c",
     "engine/model/model.c": "tests/test_model.c",
@@ -125,7 +126,7 @@ TESTED_BY = {
     "engine/parallel/plan_entry.c": "tests/test_plan.c tests/fuzz/fuzz_plans.c",
     "engine/parallel/plan_file.c": "tests/test_plan.c tests/fuzz/fuzz_plans.c",
     "engine/parallel/plan_read.c": "tests/test_plan.c tests/fuzz/fuzz_plans.c",
-    "engine/parallel/price.c": "tests/test_price.c",
+    "engine/parallel/price.c": "tests/test_price.c tests/fuzz/fuzz_files.c",
     "engine/parallel/price_measure.c": "tests/test_price.c",
     "engine/parallel/redistribute.c": "tests/test_redistribute.c tests/blackbox/test_layouts.py",
     "engine/parallel/redistribute_route.c": "tests/test_redistribute.c",
@@ -134,7 +135,8 @@ TESTED_BY = {
     "engine/populate.c": "tests/test_populate.c tests/blackbox/test_memory.py",
     "engine/rank.c": "tests/test_model.c tests/blackbox/test_faults.py",
     "engine/rank_state.c": "tests/test_model.c",
-    "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py",
+    "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py "
+        "tests/fuzz/fuzz_rendezvous.c",
     "engine/replay.c": "tests/test_device.c",
     "engine/rank_loop.c": "tests/test_rank.c",
     "engine/request.c": "tests/test_sched.c",
@@ -190,7 +192,8 @@ TESTED_BY = {
     "server/http/http_route.c": "tests/test_http.c",
     "server/http/http_watch.c": "tests/test_http.c",
     "server/job.c": "tests/test_http.c tests/test_alloc.c",
-    "server/keys.c": "tests/test_keys.c tests/blackbox/test_keys.py tests/test_nomem.c",
+    "server/keys.c": "tests/test_keys.c tests/blackbox/test_keys.py tests/test_nomem.c "
+        "tests/fuzz/fuzz_files.c",
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_metrics.py",
     "server/notify.c": "tests/blackbox/test_health.py",
@@ -211,7 +214,8 @@ TESTED_BY = {
     "server/tokenizer/spm_file.c": "tests/test_tokenizer.c tests/fuzz/fuzz_spm.c",
     "server/tokenizer/stop.c": "tests/test_tokenizer.c tests/fuzz/fuzz_output.c",
     "server/tokenizer/tokenizer.c": "tests/test_tokenizer.c",
-    "server/tokenizer/tokenizer_config.c": "tests/test_tokenizer.c tests/test_nomem.c",
+    "server/tokenizer/tokenizer_config.c": "tests/test_tokenizer.c tests/test_nomem.c "
+        "tests/fuzz/fuzz_files.c",
     "server/utf8.c": "tests/test_tokenizer.c",
 }
 
