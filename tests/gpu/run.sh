@@ -16,6 +16,7 @@
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels, and the share of a copy's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
+# peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
 # sanitize  the twins under compute-sanitizer
 # shellcheck disable=SC2317 # functions that "stage" calls
 set -uo pipefail
@@ -127,10 +128,18 @@ step() {
         --kv-cache-memory=1G
 }
 
+peers() {
+    if [ "$(nvidia-smi -L | grep -c GPU)" -lt 2 ]; then
+        echo "all-reduce: skipped, one GPU is here"
+        return
+    fi
+    same_text -tp 2 --kv-cache-memory 64M
+}
+
 functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
-$(declare -f build on_device text_of same_text shape_8b decode step)"
+$(declare -f build on_device text_of same_text shape_8b decode step peers)"
 stages=("$@")
-[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode step kernels ranks sanitize)
+[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode step kernels ranks peers sanitize)
 mkdir -p "$OUT"
 for name in "${stages[@]}"; do
     case $name in
@@ -147,13 +156,14 @@ for name in "${stages[@]}"; do
     step) stage 180 step step ;;
     kernels) stage 120 kernels on_device bench_device ;;
     ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
+    peers) stage 120 peers peers ;;
     sanitize)
         for t in test_kernels test_elect; do
             stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
         done
         ;;
     *)
-        sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
@@ -173,6 +183,7 @@ show() {
     show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
     show decode_eager "The same without graphs:" .
     show step "The host's work in a step:" '^\|'
+    show peers "Between GPUs:" 'all-reduce'
     show kernels "Kernels:" '^\|'
 } | tee "$OUT/results.md"
 exit $failed
