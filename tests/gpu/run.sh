@@ -138,8 +138,9 @@ peers() {
 
 functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
 $(declare -f build on_device text_of same_text shape_8b decode step peers)"
+all=(build doctor twins goldens device serve decode step kernels ranks peers sanitize)
 stages=("$@")
-[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode step kernels ranks peers sanitize)
+[ $# -gt 0 ] || stages=("${all[@]}")
 mkdir -p "$OUT"
 for name in "${stages[@]}"; do
     case $name in
