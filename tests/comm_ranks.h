@@ -122,8 +122,9 @@ static bool sums_are(const struct rank *r, uint32_t it, size_t first, size_t n)
 
 /* ---- running ranks ---- */
 
-static int32_t threads_per_rank = 1; /* both set before the ranks start */
+static int32_t threads_per_rank = 1; /* all set before the ranks start */
 static bool between_devices;         /* NCCL, on the emulated device whose memory is the host's */
+static bool apart;                   /* each rank has a device that the others reach */
 
 /* The communicator of the ranks over the devices of `device`; `shared` only helps to open it. */
 static struct comm *device_comm(struct comm *shared, struct backend *device,
@@ -131,7 +132,7 @@ static struct comm *device_comm(struct comm *shared, struct backend *device,
 {
     struct err err = {""};
     struct comm *c = NULL;
-    if (comm_device_open(shared, device, ARENA, true, stats, &c, &err) != OK)
+    if (comm_device_open(shared, device, ARENA, !apart, stats, &c, &err) != OK)
         fprintf(stderr, "%s\n", err.text);
     CHECK(c != NULL);
     return c;
@@ -153,7 +154,9 @@ static void start_rank(struct rank *r, struct world *w, void *region, int32_t ra
           OK);
     r->c = shared;
     if (between_devices) {
-        CHECK(backend_open("cuda", 1, &device, &err) == OK);
+        char name[16];
+        snprintf(name, sizeof name, "cuda:%d", apart ? (int)rank : 0);
+        CHECK(backend_open(name, 1, &device, &err) == OK);
         r->c = device_comm(shared, device, r->stats);
         r->device = device;
     }

@@ -404,6 +404,54 @@ static void test_devices(void **state)
     between_devices = false;
 }
 
+static bool windows_are_used; /* set before the ranks start */
+
+/* What was added in a window was added in the order of the ranks, and not in a tree. */
+static void body_window(struct rank *r)
+{
+    const size_t n = 1000;
+    size_t unlike = 0;
+    fill_values(r, 0, n);
+    GOOD(r, comm_all_reduce(r->c, r->dst, r->src[0], n, &err));
+    for (size_t i = 0; i < n; i++) {
+        float v[RANKS] = {0}, chain = 0;
+        for (int32_t k = 0; k < r->ranks; k++) {
+            v[k] = value(k, 0, i);
+            chain += v[k];
+        }
+        const float want = windows_are_used ? chain : tree(v, 0, RANKS, r->ranks);
+        unlike += memcmp(&want, &r->dst[i], 4) != 0;
+    }
+    EXPECT(r, unlike == 0);
+    r->hash = base_hash(r->hash, r->dst, n * 4);
+}
+
+/* Symmetric memory is used where it is faster and all ranks get the same bits from it. */
+static void test_windows(void **state)
+{
+    (void)state;
+    static const char *const how[] = {NULL, "fast", "unlike"};
+    struct err err = {""};
+    struct backend *b = NULL;
+    if (backend_open("cuda:7", 1, &b, &err) != OK) {
+        print_message("%s\n", err.text);
+        skip();
+    }
+    backend_close(b);
+    between_devices = apart = true;
+    for (size_t i = 0; i < ARRAY_LEN(how); i++) {
+        if (how[i] != NULL)
+            setenv("EMULATED_NCCL_WINDOWS", how[i], 1);
+        windows_are_used = how[i] != NULL && strcmp(how[i], "fast") == 0;
+        run(2, false, body_window, NULL);
+        run(4, false, body_window, NULL);
+        if (!windows_are_used)
+            run(4, false, body_mesh, NULL);
+    }
+    unsetenv("EMULATED_NCCL_WINDOWS");
+    between_devices = apart = false;
+}
+
 /* ---- failure ---- */
 
 /* The last rank does not come; the first one gives up later. */
@@ -588,11 +636,17 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_processes),  cmocka_unit_test(test_threaded_ranks),
-        cmocka_unit_test(test_reuse),      cmocka_unit_test(test_split),
-        cmocka_unit_test(test_devices),    cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_threaded_ranks),
+        cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

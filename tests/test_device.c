@@ -244,6 +244,102 @@ static void test_all_ranks_replay_or_none(void **state)
     cluster_close(refused);
 }
 
+/* ---- steps that are launched while others run ---- */
+
+struct flown {
+    struct cluster *c;
+    int32_t rank;
+    struct step *step[BACKEND_FLIGHTS];
+    int32_t ids[BACKEND_FLIGHTS][SLOTS];
+    float logprob[BACKEND_FLIGHTS][SLOTS];
+};
+
+static void *fly(void *arg)
+{
+    struct flown *f = arg;
+    struct rank *r = f->c->ranks[f->rank];
+    struct err err;
+    for (int32_t i = 0; i < BACKEND_FLIGHTS; i++)
+        CHECK(rank_launch(r, f->step[i], NULL, &err) == OK);
+    for (int32_t i = 0; i < BACKEND_FLIGHTS; i++) {
+        struct step_result result;
+        CHECK(rank_land(r, &result, &err) == OK);
+        memcpy(f->ids[i], result.ids, (size_t)result.count * sizeof(int32_t));
+        if (result.logprob)
+            memcpy(f->logprob[i], result.logprob, (size_t)result.count * sizeof(float));
+    }
+    CHECK(rank_landed(r));
+    return NULL;
+}
+
+static void build(struct cluster *c, int32_t rows, int32_t *at)
+{
+    for (int32_t s = 0; s < rows; s++)
+        cluster_row(c, s, at[s]++, STEP_TOKEN_FROM_SLOT, true);
+    for (int32_t s = 0; s < rows; s++)
+        c->step->top[s] = 0; /* the logprob of the token itself */
+}
+
+/* Two decodes on all ranks, the second launched before the first has landed. */
+static void decode_ahead(struct cluster *c, const int32_t *rows, int32_t *at, struct flown *out)
+{
+    pthread_t threads[COMM_RANKS_MAX];
+    struct flown flown[COMM_RANKS_MAX];
+    struct step *own = c->step, *step[BACKEND_FLIGHTS];
+    struct err err;
+    for (int32_t i = 0; i < BACKEND_FLIGHTS; i++) {
+        assert_int_equal(step_open_new(&c->footprint.limits, &step[i], &err), OK);
+        c->step = step[i];
+        build(c, rows[i], at);
+    }
+    c->step = own;
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        flown[r] = (struct flown){.c = c, .rank = r};
+        memcpy(flown[r].step, step, sizeof step);
+        assert_int_equal(pthread_create(&threads[r], NULL, fly, &flown[r]), 0);
+    }
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        pthread_join(threads[r], NULL);
+        assert_memory_equal(flown[r].ids, flown[0].ids, sizeof flown[0].ids);
+    }
+    *out = flown[0];
+    for (int32_t i = 0; i < BACKEND_FLIGHTS; i++)
+        step_free(step[i]);
+}
+
+static void test_steps_ahead_are_the_same(void **state)
+{
+    (void)state;
+    static const int32_t batches[][BACKEND_FLIGHTS] = {{2, 2}, {5, 3}, {2, 5}, {6, 2}};
+    struct module_report report;
+    struct err err;
+    size_t bytes;
+    const struct module *m = module_here(&report);
+    const size_t i = 1;
+    if (!m || m->ops->probe(cases[i].ranks, &bytes, &err) != OK)
+        skip();
+    struct cluster *plain = open_case(i, true), *ahead = open_case(i, false);
+    int32_t at[2][SLOTS];
+    begin(at[0]);
+    begin(at[1]);
+    prefill(plain);
+    prefill(ahead);
+    assert_true(rank_flies(ahead->ranks[0]));
+    for (size_t n = 0; n < ARRAY_LEN(batches); n++) {
+        struct flown got;
+        decode_ahead(ahead, batches[n], at[1], &got);
+        for (int32_t k = 0; k < BACKEND_FLIGHTS; k++) {
+            const size_t rows = (size_t)batches[n][k];
+            build(plain, batches[n][k], at[0]);
+            cluster_step(plain);
+            assert_memory_equal(got.ids[k], plain->result[0].ids, rows * sizeof(int32_t));
+            assert_memory_equal(got.logprob[k], plain->result[0].logprob, rows * sizeof(float));
+        }
+    }
+    cluster_close(plain);
+    cluster_close(ahead);
+}
+
 /* On the host there is nothing to record, and an option that would do nothing is refused. */
 static void test_host_has_no_graphs(void **state)
 {
@@ -262,6 +358,7 @@ int main(void)
         cmocka_unit_test(test_memory_is_as_planned),
         cmocka_unit_test(test_replayed_steps_are_the_same),
         cmocka_unit_test(test_all_ranks_replay_or_none),
+        cmocka_unit_test(test_steps_ahead_are_the_same),
         cmocka_unit_test(test_host_has_no_graphs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -101,6 +101,7 @@ TESTED_BY = {
     "engine/comm/comm.c": "tests/test_comm.c",
     "engine/comm/comm_device.c": "tests/test_comm.c",
     "engine/comm/comm_nccl.c": "tests/test_comm.c",
+    "engine/comm/comm_nccl_window.c": "tests/test_comm.c",
     "engine/comm/comm_mpi.c": "tests/test_comm_mpi.c tests/blackbox/test_mpi.py "
                               "tests/blackbox/test_mpi_network.py",
     "engine/comm/comm_remote.c": "tests/test_comm_mpi.c tests/blackbox/test_mpi.py",

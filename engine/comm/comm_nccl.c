@@ -2,9 +2,11 @@
  * nothing waits here. The waiting is the backend's, which asks watch() meanwhile: an error that
  * NCCL reports later, or comm_abort from any thread, aborts all communicators of this rank, so that
  * kernels that wait for a peer end. A peer that is gone without NCCL noticing is the front end's to
- * notice. The group's id and nothing else travels over the bootstrap communicator. */
+ * notice. The group's id, and what ranks find of symmetric memory, travel over the bootstrap
+ * communicator. */
 #include "engine/comm/comm.h"
 
+#include "engine/comm/comm_nccl_window.h"
 #include "kernels/cuda/entry.h"
 #include "kernels/cuda/report.h"
 
@@ -22,6 +24,7 @@ struct home {
     cudaStream_t stream;
     char *arena, *gather;
     size_t arena_bytes, arena_used;
+    struct comm_window window; /* may be where the arena is */
     ncclComm_t group[1 + COMM_GROUPS_MAX];
     int32_t groups;
     _Atomic bool aborted;
@@ -311,11 +314,12 @@ static void nccl_abort(struct comm *comm)
 static void home_close(struct home *h)
 {
     cuda_watch(h->backend, NULL, NULL);
+    if (h->arena != NULL && h->arena != h->window.memory)
+        h->backend->ops->free(h->backend, h->arena);
+    comm_window_close(&h->window, h->groups > 0 ? h->group[0] : NULL);
     for (int32_t i = h->groups; i-- > 0;)
         if (h->group[i] != NULL)
             (void)ncclCommDestroy(h->group[i]);
-    if (h->arena != NULL)
-        h->backend->ops->free(h->backend, h->arena);
     if (h->gather != NULL)
         h->backend->ops->free(h->backend, h->gather);
     free(h);
@@ -430,6 +434,25 @@ static enum status join(struct home *h, struct comm *bootstrap, struct err *err)
     return OK;
 }
 
+/* Ranks that share a device are kept from each other's memory. */
+static enum status open_arena(struct home *h, struct comm *bootstrap, bool shared_device,
+                              struct err *err)
+{
+    enum status st = OK;
+    struct backend *b = h->backend;
+    h->gather = b->ops->alloc(b, GATHER_BYTES);
+    if (bootstrap->ranks > 1 && !shared_device)
+        TRY(comm_window_open(bootstrap, h->group[0], b, h->arena_bytes, &h->window, err));
+    h->arena = h->window.memory;
+    if (h->arena == NULL)
+        h->arena = b->ops->alloc(b, h->arena_bytes);
+    if (h->arena == NULL || h->gather == NULL)
+        st = base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
+                       h->arena_bytes + GATHER_BYTES);
+out:
+    return st;
+}
+
 static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
                              bool shared_device, struct comm_stats *stats, struct comm **out,
                              struct err *err)
@@ -446,15 +469,9 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
     h->backend = b;
     h->stream = cuda_stream(b);
     h->arena_bytes = arena_bytes;
-    h->arena = b->ops->alloc(b, arena_bytes);
-    h->gather = b->ops->alloc(b, GATHER_BYTES);
-    if (h->arena == NULL || h->gather == NULL) {
-        st = base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
-                       arena_bytes + GATHER_BYTES);
-        goto out;
-    }
     TRY(join(h, bootstrap, err));
     cuda_watch(b, watch, h);
+    TRY(open_arena(h, bootstrap, shared_device, err));
     *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};
     if (stats->group[0] == '\0')
         (void)snprintf(stats->group, sizeof stats->group, "world");

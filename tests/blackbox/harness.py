@@ -16,6 +16,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("TESSERA", ROOT / "build/dev/tessera")).resolve()
+EMULATED = BINARY.parent / "tests" / "libtessera_cuda.so"  # the CUDA module on an emulated device
 # Sanitized builds and loaded machines are slow: they stretch every deadline that is ours.
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
@@ -158,8 +159,8 @@ class Stream:
 class Server:
     """`tessera serve` on a free port; a wrapper is a command that becomes the one after it."""
 
-    def __init__(self, model, *arguments, log, wrapper=(), before=None):
-        self.arguments = [*wrapper, str(BINARY), "serve", str(model), "--port", "0",
+    def __init__(self, model, *arguments, log, wrapper=(), before=None, program=BINARY):
+        self.arguments = [*wrapper, str(program), "serve", str(model), "--port", "0",
                           *map(str, arguments)]
         self.log_path = log
         self.port = None

@@ -10,12 +10,11 @@ import subprocess
 import pytest
 
 import checkpoint
-from harness import BINARY, PATIENCE, environment, run
+from harness import BINARY, EMULATED, PATIENCE, environment, run
 
 pytestmark = pytest.mark.sanitized
 
 MODEL = checkpoint.GOLDEN / "tied_gqa2_f32"
-EMULATED = BINARY.parent / "tests" / "libtessera_cuda.so"
 
 
 def examine(*arguments, program=BINARY, limits=()):

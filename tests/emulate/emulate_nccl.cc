@@ -8,14 +8,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, SEND, RECV };
@@ -46,7 +49,8 @@ struct member {
     std::shared_ptr<meeting> m;
     int rank;
     std::atomic<ncclResult_t> result;
-    std::atomic<bool> aborted; /* what waits for peers ends */
+    std::atomic<bool> aborted;              /* what waits for peers ends */
+    std::atomic<const char *> window, past; /* its memory; NULL: none */
 };
 
 struct emulated_nccl {
@@ -104,6 +108,23 @@ static float sum_of(const meeting *m, size_t at, size_t i)
     return v[0];
 }
 
+/* As NCCL's kernels for windows do: one after the other, from rank `first` on. */
+static float chain_of(const meeting *m, size_t at, size_t i, int first)
+{
+    float sum = (*m->lists[(size_t)first])[at].src[i];
+    for (int r = 1; r < m->ranks; r++)
+        sum += (*m->lists[(size_t)((first + r) % m->ranks)])[at].src[i];
+    return sum;
+}
+
+static float reduced(const member *c, const call &k, size_t at, size_t i)
+{
+    const char *how = getenv("EMULATED_NCCL_WINDOWS"), *src = (const char *)k.src;
+    if (how == nullptr || src < c->window || src >= c->past)
+        return sum_of(c->m.get(), at, i);
+    return chain_of(c->m.get(), at, i, strcmp(how, "unlike") == 0 ? c->rank : 0);
+}
+
 static bool receive(const member *c, const std::vector<call> &mine, size_t at,
                     std::vector<float> *out)
 {
@@ -121,7 +142,7 @@ static bool receive(const member *c, const std::vector<call> &mine, size_t at,
     }
     if (k.kind == ALL_REDUCE || k.kind == REDUCE)
         for (size_t i = 0; i < k.n; i++)
-            out->push_back(sum_of(m, at, i));
+            out->push_back(reduced(c, k, at, i));
     return true;
 }
 
@@ -157,6 +178,8 @@ static ncclResult_t exchange(member *c, const std::vector<call> &mine)
     if (mine[0].kind == SEND || mine[0].kind == RECV)
         return exchange_mail(c, mine);
     std::vector<std::vector<float>> got(mine.size());
+    if (getenv("EMULATED_NCCL_WINDOWS") != nullptr && c->window == nullptr)
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
     bool good = true;
     c->m->lists[(size_t)c->rank] = &mine;
     meet(c);
@@ -328,6 +351,35 @@ ncclResult_t ncclCommCount(ncclComm_t c, int *ranks)
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
     *r = c->my->result;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclMemAlloc(void **p, size_t bytes)
+{
+    return cudaMalloc(p, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclMemFree(void *p)
+{
+    return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t c, void *p, size_t bytes, ncclWindow_t *w, int)
+{
+    meet(c->my.get());
+    *w = nullptr;
+    if (getenv("EMULATED_NCCL_WINDOWS") == nullptr)
+        return ncclSuccess;
+    c->my->past = (const char *)p + bytes;
+    c->my->window = (const char *)p;
+    *w = (ncclWindow_t)p;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t)
+{
+    meet(c->my.get());
+    c->my->window = c->my->past = nullptr;
     return ncclSuccess;
 }
 

@@ -24,6 +24,10 @@ typedef enum {
 typedef enum { ncclFloat32 } ncclDataType_t;
 typedef enum { ncclSum } ncclRedOp_t;
 typedef struct ncclConfig ncclConfig_t;
+typedef struct emulated_window *ncclWindow_t;
+#define NCCL_VERSION(major, minor, patch) ((major)*10000 + (minor)*100 + (patch))
+#define NCCL_VERSION_CODE NCCL_VERSION(2, 28, 7)
+enum { NCCL_WIN_COLL_SYMMETRIC = 1 };
 
 const char *ncclGetErrorString(ncclResult_t r);
 const char *ncclGetLastError(ncclComm_t c);
@@ -36,6 +40,13 @@ ncclResult_t ncclCommCount(ncclComm_t c, int *ranks);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r);
 ncclResult_t ncclCommAbort(ncclComm_t c);
 ncclResult_t ncclCommDestroy(ncclComm_t c);
+ncclResult_t ncclMemAlloc(void **p, size_t bytes);
+ncclResult_t ncclMemFree(void *p);
+/* There are windows where EMULATED_NCCL_WINDOWS is set, and then they are faster than sums outside
+ * of them; "unlike": each rank adds from itself on, so that their bits differ. */
+ncclResult_t ncclCommWindowRegister(ncclComm_t c, void *p, size_t bytes, ncclWindow_t *w,
+                                    int flags);
+ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t w);
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 ncclResult_t ncclAllReduce(const void *src, void *dst, size_t n, ncclDataType_t t, ncclRedOp_t op,

@@ -10,11 +10,13 @@
 # doctor    what the machine is
 # twins     every op of the device against kernels/ref
 # goldens   logits of the small checkpoints against transformers, through the ranks' own code
-# device    memory as planned, steps replayed as graphs
+# device    memory as planned, steps replayed as graphs and launched ahead
 # serve     the server's greedy text on one GPU is that on the CPU
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
+# step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels, and the share of a copy's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
+# peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
 # sanitize  the twins under compute-sanitizer
 # shellcheck disable=SC2317 # functions that "stage" calls
 set -uo pipefail
@@ -54,7 +56,7 @@ build() {
     cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON \
         -DTESSERA_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=native &&
         ninja -C "$BUILD" tessera tessera_cuda test_kernels test_sample test_elect test_model \
-            test_device bench_device
+            test_device bench_device bench_step
 }
 
 # Tests take the module beside them: in a folder of their own that is the real one.
@@ -115,10 +117,30 @@ decode() {
         --max-num-batched-tokens 8192 "${@:2}"
 }
 
+# As many layers; their width is nothing to the host.
+step() {
+    shape_8b
+    mkdir -p "$OUT/narrow" "$BUILD/device"
+    sed 's/4096/1024/; s/14336/3584/; s/\(attention_heads": \)32/\18/; s/\(value_heads": \)8/\12/' \
+        "$OUT/8b/config.json" >"$OUT/narrow/config.json"
+    cp "$BUILD/libtessera_cuda.so" "$BUILD/tests/bench_step" "$BUILD/device/"
+    "$BUILD/device/bench_step" "$OUT/narrow" --load-format=dummy --max-model-len=512 \
+        --kv-cache-memory=1G
+}
+
+peers() {
+    if [ "$(nvidia-smi -L | grep -c GPU)" -lt 2 ]; then
+        echo "all-reduce: skipped, one GPU is here"
+        return
+    fi
+    same_text -tp 2 --kv-cache-memory 64M
+}
+
 functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
-$(declare -f build on_device text_of same_text shape_8b decode)"
+$(declare -f build on_device text_of same_text shape_8b decode step peers)"
+all=(build doctor twins goldens device serve decode step kernels ranks peers sanitize)
 stages=("$@")
-[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode kernels ranks sanitize)
+[ $# -gt 0 ] || stages=("${all[@]}")
 mkdir -p "$OUT"
 for name in "${stages[@]}"; do
     case $name in
@@ -132,15 +154,17 @@ for name in "${stages[@]}"; do
         stage 200 decode_graphs decode graphs
         stage 200 decode_eager decode eager --enforce-eager
         ;;
+    step) stage 180 step step ;;
     kernels) stage 120 kernels on_device bench_device ;;
     ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
+    peers) stage 120 peers peers ;;
     sanitize)
         for t in test_kernels test_elect; do
             stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
         done
         ;;
     *)
-        sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
@@ -159,6 +183,8 @@ show() {
     printf '%s\n' "${table[@]}"
     show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
     show decode_eager "The same without graphs:" .
+    show step "The host's work in a step:" '^\|'
+    show peers "Between GPUs:" 'all-reduce'
     show kernels "Kernels:" '^\|'
 } | tee "$OUT/results.md"
 exit $failed

@@ -1,0 +1,45 @@
+"""The server on an emulated device: whole processes over the CUDA module, against transformers.
+
+One rank only: the emulated NCCL is between threads.
+"""
+
+import shutil
+
+import pytest
+
+import checkpoint
+import harness
+
+pytestmark = pytest.mark.skipif(not harness.EMULATED.exists(),
+                                reason="no emulated device in this build")
+
+
+@pytest.fixture
+def device_server(tmp_path, request):
+    """device_server(model, arguments...): a server whose program has the module beside it."""
+    program = shutil.copy(harness.BINARY, tmp_path)
+    shutil.copy(harness.EMULATED, tmp_path)
+    servers = request.node.servers = []
+
+    def start(model, *arguments):
+        servers.append(harness.Server(
+            model, "--device", "cuda", "--threads-per-rank", 1, "--kv-cache-memory", "8M",
+            "--dtype", "float32", *arguments, log=tmp_path / "server.log", program=program))
+        return servers[-1].wait_ready(90)
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            assert server.stop() == 0
+
+
+@pytest.mark.parametrize("sampler", ["gather", "distributed"])
+def test_greedy_tokens(device_server, sampler):
+    """Requests that come and go: steps of several sizes, each launched while another runs."""
+    name = "tied_gqa2_f32"
+    server = device_server(checkpoint.GOLDEN / name, "--max-num-seqs", 3,
+                           "--max-num-batched-tokens", 16, "--sampler", sampler)
+    runs = [(prompt, tokens[:count]) for count in (6, 12)
+            for prompt, tokens in checkpoint.golden_runs(name)]
+    requests = [(prompt, len(tokens), {}) for prompt, tokens in runs]
+    assert server.token_ids_together(requests) == [tokens for _, tokens in runs]
