@@ -4,6 +4,7 @@
 #ifndef TESSERA_KERNELS_CUDA_DEVICE_CUH
 #define TESSERA_KERNELS_CUDA_DEVICE_CUH
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -42,6 +43,10 @@ struct bf16 {
     uint16_t bits;
 };
 
+struct e4m3 {
+    uint8_t bits;
+};
+
 DEVICE float to_float(float x)
 {
     return x;
@@ -55,6 +60,13 @@ DEVICE float to_float(__half x)
 DEVICE float to_float(bf16 x)
 {
     return __uint_as_float((uint32_t)x.bits << 16);
+}
+
+/* The bits are those of an fp32 whose exponent counts 2^-120 too few. */
+DEVICE float to_float(e4m3 x)
+{
+    const uint32_t sign = x.bits & 0x80u, rest = x.bits & 0x7fu;
+    return __uint_as_float(sign << 24 | rest << 20) * 0x1p120f;
 }
 
 DEVICE void from_float(float *y, float x)
@@ -75,10 +87,27 @@ DEVICE void from_float(bf16 *y, float x)
     y->bits = (uint16_t)((nan ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-/* N elements that lie together, 4 * N or 2 * N bytes aligned. */
+/* dtype_to_e4m3. */
+DEVICE void from_float(e4m3 *y, float x)
+{
+    const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffffu;
+    const uint32_t normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+    const uint32_t small = __float_as_uint(__uint_as_float(magnitude) + 0x1p14f) - 0x46800000u;
+    const uint32_t finite = magnitude < 0x3c800000u ? small : normal;
+    y->bits = (uint8_t)(u >> 24 & 0x80u) | (uint8_t)(magnitude > 0x43e80000u ? 0x7fu : finite);
+}
+
+/* N elements that lie together, and may be read as one where they begin at a multiple of that. */
 template <typename E, int N> struct alignas(sizeof(E) * N) pack {
     E e[N];
 };
+
+/* 16 bytes of many that are read once: caches should not keep them. */
+DEVICE pack<uint32_t, 4> load_once(const void *p)
+{
+    const uint4 v = __ldcs((const uint4 *)p);
+    return pack<uint32_t, 4>{{v.x, v.y, v.z, v.w}};
+}
 
 /* Runs `call` with E standing for the element type. */
 #define WITH_TYPE(dtype, ...)                                                                      \

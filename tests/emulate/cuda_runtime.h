@@ -120,4 +120,53 @@ static inline float __uint_as_float(unsigned u)
     return x;
 }
 
+/* ---- memory ---- */
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
+static inline uint4 __ldcs(const uint4 *p)
+{
+    return *p;
+}
+
+/* ---- tensor cores: as kernels/cuda/mma.cuh says ---- */
+
+#define MMA_EMULATED
+
+static inline float emulate_bf16(uint32_t word, unsigned half)
+{
+    return __uint_as_float(half != 0 ? word & 0xffff0000u : word << 16);
+}
+
+static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+{
+    static uint32_t words[32][32][6]; /* of a warp, of a lane: a, then b */
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    memcpy(words[warp][lane], a, sizeof a);
+    memcpy(words[warp][lane] + 4, b, sizeof b);
+    __syncwarp();
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned row = lane / 4, col = lane % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 16; k++) {
+            const uint32_t *of_a = words[warp][row * 4 + k % 8 / 2];
+            const uint32_t *of_b = words[warp][col * 4 + k % 8 / 2];
+            d[i] = fmaf(emulate_bf16(of_a[k / 8 * 2 + i / 2], k % 2),
+                        emulate_bf16(of_b[4 + k / 8], k % 2), d[i]);
+        }
+    }
+    __syncwarp();
+}
+
+static inline uint32_t mma_times(uint32_t a, uint32_t b)
+{
+    uint32_t y = 0;
+    for (unsigned half = 0; half < 2; half++) {
+        const float product = emulate_bf16(a, half) * emulate_bf16(b, half);
+        y |= __float_as_uint(product) >> 16 << 16 * half; /* only asked for what is exact */
+    }
+    return y;
+}
+
 #endif
