@@ -43,10 +43,6 @@ struct bf16 {
     uint16_t bits;
 };
 
-struct e4m3 {
-    uint8_t bits;
-};
-
 DEVICE float to_float(float x)
 {
     return x;
@@ -60,13 +56,6 @@ DEVICE float to_float(__half x)
 DEVICE float to_float(bf16 x)
 {
     return __uint_as_float((uint32_t)x.bits << 16);
-}
-
-/* The bits are those of an fp32 whose exponent counts 2^-120 too few. */
-DEVICE float to_float(e4m3 x)
-{
-    const uint32_t sign = x.bits & 0x80u, rest = x.bits & 0x7fu;
-    return __uint_as_float(sign << 24 | rest << 20) * 0x1p120f;
 }
 
 DEVICE void from_float(float *y, float x)
@@ -87,17 +76,35 @@ DEVICE void from_float(bf16 *y, float x)
     y->bits = (uint16_t)((nan ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-/* dtype_to_e4m3. */
-DEVICE void from_float(e4m3 *y, float x)
+/* Of keys and values: E4M3 without a scale. */
+struct e4m3 {
+    uint8_t bits;
+};
+
+/* The bits as those of a half, which then are 2^8 times too small. */
+DEVICE float to_float(e4m3 x)
 {
-    const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffffu;
-    const uint32_t normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
-    const uint32_t small = __float_as_uint(__uint_as_float(magnitude) + 0x1p14f) - 0x46800000u;
-    const uint32_t finite = magnitude < 0x3c800000u ? small : normal;
-    y->bits = (uint8_t)(u >> 24 & 0x80u) | (uint8_t)(magnitude > 0x43e80000u ? 0x7fu : finite);
+    const uint32_t magnitude = x.bits & 0x7fu;
+    const uint16_t half = (uint16_t)((x.bits & 0x80u) << 8 | magnitude << 7);
+    __half h;
+    memcpy(&h, &half, sizeof h);
+    return magnitude == DTYPE_E4M3_NAN ? NAN : __half2float(h) * 256.0f;
 }
 
-/* N elements that lie together, and may be read as one where they begin at a multiple of that. */
+/* dtype_to_e4m3 of config/dtype.h, saturated. */
+DEVICE void from_float(e4m3 *y, float x)
+{
+    const uint32_t u = __float_as_uint(x), sign = u >> 24 & 0x80u;
+    const uint32_t most = __float_as_uint(DTYPE_E4M3_MAX), m = u & 0x7fffffffu;
+    const uint32_t magnitude = m > 0x7f800000u ? m : m < most ? m : most;
+    const uint32_t normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+    /* below 2^-6 the addition rounds to multiples of 2^-9 */
+    const uint32_t small = __float_as_uint(__uint_as_float(magnitude) + 0x1p14f) - 0x46800000u;
+    const uint32_t code = magnitude < 0x3c800000u ? small : normal - (120u << 3);
+    y->bits = (uint8_t)(sign | (magnitude > most ? DTYPE_E4M3_NAN : code));
+}
+
+/* N elements that lie together, N times their size aligned. */
 template <typename E, int N> struct alignas(sizeof(E) * N) pack {
     E e[N];
 };

@@ -170,7 +170,7 @@ DEVICE void multiply(float (&sum)[TILES][TILES][4], const pack<uint32_t, 4> *v,
                 for (int n = 0; n < TILES; n++)
 #pragma unroll
                     for (int i = X_PIECES - 1 - p; i >= 0; i--)
-                        mma_bf16(sum[m][n], w, x[n][i]);
+                        mma_multiply(sum[m][n], w, x[n][i][0], x[n][i][1], bf16());
             }
         }
     }

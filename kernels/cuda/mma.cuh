@@ -6,15 +6,15 @@
 
 #ifndef MMA_EMULATED
 
-/* d[16, 8] += a[16, 16] b[16, 8], by a whole warp. Of lane 4 * g + j, words of two bf16 each:
- * a = {(g, 2j), (g + 8, 2j), (g, 2j + 8), (g + 8, 2j + 8)}, b = {(2j, g), (2j + 8, g)}, and
- * d = {(g, 2j), (g, 2j + 1), (g + 8, 2j), (g + 8, 2j + 1)}. */
-DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+/* c[16 x 8] += a[16 x 16] * b[16 x 8]. Lane i has, with r = i / 4 and p = 2 * (i % 4): of c (r, p),
+ * (r, p + 1), (r + 8, p), (r + 8, p + 1); of a pairs from (r, p), (r + 8, p), (r, p + 8),
+ * (r + 8, p + 8) along the row; of b pairs from (p, r), (p + 8, r) down the column. */
+DEVICE void mma_multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bf16)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Both bf16 of a word times those of another; subnormal ones count. */

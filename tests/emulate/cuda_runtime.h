@@ -140,12 +140,14 @@ static inline float emulate_bf16(uint32_t word, unsigned half)
     return __uint_as_float(half != 0 ? word & 0xffff0000u : word << 16);
 }
 
-static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+template <typename E>
+void mma_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, E)
 {
     static uint32_t words[32][32][6]; /* of a warp, of a lane: a, then b */
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     memcpy(words[warp][lane], a, sizeof a);
-    memcpy(words[warp][lane] + 4, b, sizeof b);
+    words[warp][lane][4] = b0;
+    words[warp][lane][5] = b1;
     __syncwarp();
     for (unsigned i = 0; i < 4; i++) {
         const unsigned row = lane / 4, col = lane % 4 * 2 + i % 2;
