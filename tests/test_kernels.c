@@ -172,17 +172,17 @@ static void test_weight_f8(void **state UNUSED)
 
 /* ---- linear ---------------------------------------------------------------------------------- */
 
-/* Up to here a device promises the bits of a row alone; beyond, it rounds x to the weight's type.
- */
+/* Up to here a device promises the bits of a row alone. */
 #define DEVICE_FEW_ROWS 16
 
-/* Six standard deviations of a sum of `in` products of these tests whose x are rounded to 8 bits
- * (bf16), or to 4 (E4M3). */
+/* Six standard deviations of a sum of `in` products of these tests whose x are rounded: to 16 bits
+ * for few rows, else to 8 (bf16) or 4 (E4M3). */
 static double device_bound(int32_t rows, int32_t in, enum dtype dtype, double exact)
 {
-    if (rows <= DEVICE_FEW_ROWS || dtype == DTYPE_F32)
+    if (dtype == DTYPE_F32)
         return exact;
-    return sqrt(in) / (dtype == DTYPE_F8_E4M3 ? 16 : 256);
+    const bool few = rows <= DEVICE_FEW_ROWS;
+    return sqrt(in) * (few ? 0x1p-16 : dtype == DTYPE_F8_E4M3 ? 0x1p-4 : 0x1p-8);
 }
 
 struct linear_case {

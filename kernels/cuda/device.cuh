@@ -109,13 +109,6 @@ template <typename E, int N> struct alignas(sizeof(E) * N) pack {
     E e[N];
 };
 
-/* 16 bytes of many that are read once: caches should not keep them. */
-DEVICE pack<uint32_t, 4> load_once(const void *p)
-{
-    const uint4 v = __ldcs((const uint4 *)p);
-    return pack<uint32_t, 4>{{v.x, v.y, v.z, v.w}};
-}
-
 /* Runs `call` with E standing for the element type. */
 #define WITH_TYPE(dtype, ...)                                                                      \
     do {                                                                                           \

@@ -104,6 +104,11 @@ template <typename V> V atomicExch(V *at, V value)
     return old;
 }
 
+/* Ends the program: a device would have failed, or would be wrong. */
+[[noreturn]] void emulate_fail(const char *what);
+
+#include "tests/emulate/emulate_mma.h"
+
 /* ---- bits ---- */
 
 static inline unsigned __float_as_uint(float x)
@@ -120,53 +125,15 @@ static inline float __uint_as_float(unsigned u)
     return x;
 }
 
-/* ---- memory ---- */
-
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-
-static inline uint4 __ldcs(const uint4 *p)
-{
-    return *p;
-}
-
-/* ---- tensor cores: as kernels/cuda/mma.cuh says ---- */
-
-#define MMA_EMULATED
-
-static inline float emulate_bf16(uint32_t word, unsigned half)
-{
-    return __uint_as_float(half != 0 ? word & 0xffff0000u : word << 16);
-}
-
-template <typename E>
-void mma_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, E)
-{
-    static uint32_t words[32][32][6]; /* of a warp, of a lane: a, then b */
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    memcpy(words[warp][lane], a, sizeof a);
-    words[warp][lane][4] = b0;
-    words[warp][lane][5] = b1;
-    __syncwarp();
-    for (unsigned i = 0; i < 4; i++) {
-        const unsigned row = lane / 4, col = lane % 4 * 2 + i % 2;
-        for (unsigned k = 0; k < 16; k++) {
-            const uint32_t *of_a = words[warp][row * 4 + k % 8 / 2];
-            const uint32_t *of_b = words[warp][col * 4 + k % 8 / 2];
-            d[i] = fmaf(emulate_bf16(of_a[k / 8 * 2 + i / 2], k % 2),
-                        emulate_bf16(of_b[4 + k / 8], k % 2), d[i]);
-        }
-    }
-    __syncwarp();
-}
+/* ---- arithmetic of kernels/cuda/mma.cuh ---- */
 
 static inline uint32_t mma_times(uint32_t a, uint32_t b)
 {
     uint32_t y = 0;
     for (unsigned half = 0; half < 2; half++) {
-        const float product = emulate_bf16(a, half) * emulate_bf16(b, half);
-        y |= __float_as_uint(product) >> 16 << 16 * half; /* only asked for what is exact */
+        const float x = __uint_as_float((a >> 16 * half & 0xffffu) << 16);
+        const float by = __uint_as_float((b >> 16 * half & 0xffffu) << 16);
+        y |= __float_as_uint(x * by) >> 16 << 16 * half; /* only asked for what is exact */
     }
     return y;
 }
