@@ -17,7 +17,7 @@ static const struct {
 } cases[] = {
     {"tied_gqa2_f32", 1, "--sampler=gather"},     {"untied_mha_bf16", 3, "--sampler=gather"},
     {"headdim_bf16", 2, "--sampler=distributed"}, {"tied_gqa2_f32", 4, "--parallel-mode=1d_sp"},
-    {"untied_mha_bf16", 4, "--parallel-mode=2d"},
+    {"untied_mha_bf16", 4, "--parallel-mode=2d"}, {"untied_mha_bf16", 3, "--quantization=fp8"},
 };
 
 static const struct module *module_here(struct module_report *report)

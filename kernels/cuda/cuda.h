@@ -13,7 +13,9 @@
 #define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
 #define CUDA_PARTIAL_BYTES ((size_t)32 << 20)   /* partial results of split attention */
 #define CUDA_WORKSPACE_BYTES ((size_t)32 << 20) /* cuBLAS's advice for Hopper */
-#define CUDA_TILE_BYTES ((size_t)32 << 20)      /* of an fp8 weight, widened */
+#ifndef CUDA_TILE_BYTES
+#define CUDA_TILE_BYTES ((size_t)32 << 20) /* of an fp8 weight, widened */
+#endif
 
 /* A pinned host buffer on its way to the device. The lock is held while it is filled; the event
  * tells when it may be filled again. */

@@ -78,11 +78,11 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
     const int64_t pitch = (int64_t)cuda_pitch(x.cols, DTYPE_F8_E4M3);
     const int64_t row_bytes = (int64_t)cuda_row_bytes(&w->spec);
     float *w_scale = (float *)c->tile.data;
-    float *x_scale = w_scale + base_align((size_t)y.cols, CUDA_VECTOR);
+    float *x_scale = w_scale + base_align((size_t)y.cols, 4); /* at 16 bytes */
     const struct blas_product p = {y.rows,     y.cols,        (int32_t)pitch,  row_bytes,
                                    y.cols,     DTYPE_F8_E4M3, (float *)y.data, c->x.data,
                                    w->storage, x_scale,       w_scale};
-    const size_t scales = base_align((size_t)y.cols, CUDA_VECTOR) + (size_t)y.rows;
+    const size_t scales = base_align((size_t)y.cols, 4) + (size_t)y.rows;
     if (backend_scales(&w->spec) != 1 || scales * sizeof(float) > CUDA_TILE_BYTES ||
         !blas_knows(c, &p))
         return false;

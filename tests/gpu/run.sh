@@ -13,6 +13,7 @@
 # device    memory as planned, steps replayed as graphs
 # serve     the server's greedy text on one GPU is that on the CPU
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
+# fp8       the same with --quantization fp8, and what that changes in the demo model's words
 # kernels   rates of the kernels, and the share of a copy's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
 # sanitize  the twins under compute-sanitizer
@@ -115,10 +116,14 @@ decode() {
         --max-num-batched-tokens 8192 "${@:2}"
 }
 
+divergence() {
+    python3 tests/bench/bench_fp8.py --build "$BUILD" --prompts 12 --device cuda
+}
+
 functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
-$(declare -f build on_device text_of same_text shape_8b decode)"
+$(declare -f build on_device text_of same_text shape_8b decode divergence)"
 stages=("$@")
-[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode kernels ranks sanitize)
+[ $# -gt 0 ] || stages=(build doctor twins goldens device serve decode fp8 kernels ranks sanitize)
 mkdir -p "$OUT"
 for name in "${stages[@]}"; do
     case $name in
@@ -132,7 +137,11 @@ for name in "${stages[@]}"; do
         stage 200 decode_graphs decode graphs
         stage 200 decode_eager decode eager --enforce-eager
         ;;
-    kernels) stage 120 kernels on_device bench_device ;;
+    fp8)
+        stage 200 decode_fp8 decode fp8 --quantization fp8
+        stage 60 divergence divergence
+        ;;
+    kernels) stage 180 kernels on_device bench_device ;;
     ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
     sanitize)
         for t in test_kernels test_elect; do
@@ -140,7 +149,7 @@ for name in "${stages[@]}"; do
         done
         ;;
     *)
-        sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
@@ -159,6 +168,8 @@ show() {
     printf '%s\n' "${table[@]}"
     show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
     show decode_eager "The same without graphs:" .
+    show decode_fp8 "The same in fp8, with graphs:" .
+    show divergence "fp8 against bf16, the demo model:" .
     show kernels "Kernels:" '^\|'
 } | tee "$OUT/results.md"
 exit $failed
