@@ -75,6 +75,11 @@ static inline uint8_t dtype_to_e4m3(float f)
     const uint32_t finite = magnitude < 0x3c800000u ? small - 0x46800000u : normal - (120u << 3);
     return (uint8_t)(sign | (magnitude > 0x43e80000u ? DTYPE_E4M3_NAN : finite));
 }
+/* What rounds beyond 448 becomes that, for values without a scale of their own; NaN stays NaN. */
+static inline float dtype_saturate_e4m3(float f)
+{
+    return f > DTYPE_E4M3_MAX ? DTYPE_E4M3_MAX : f < -DTYPE_E4M3_MAX ? -DTYPE_E4M3_MAX : f;
+}
 /* Element i of an array of type t (F32, F16, BF16, F8_E4M3) as float. */
 float dtype_load(const void *data, enum dtype t, size_t i);
 void dtype_store(void *data, enum dtype t, size_t i, float v);

@@ -72,6 +72,8 @@ static const struct row rows[] = {
      "GPU only: every step launches its kernels one by one, no CUDA graphs"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
+    {"kv-cache-dtype", NULL, RUN, CHOICE, AT(kv_cache_dtype), 0, 0, "auto", "auto|fp8",
+     "fp8: keys and values are stored as E4M3, so that the cache holds more; auto: as --dtype"},
     {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|fp8",
      "fp8: the layers' linears become E4M3 with a scale per row; auto: as the checkpoint has them"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
@@ -225,6 +227,7 @@ static const struct row rows[] = {
     {"rank", NULL, COMMAND_RANK, INT32, AT(rank), 0, 63, "0", NULL, "internal"},
     {"parent-pid", NULL, COMMAND_RANK, INT32, AT(parent_pid), 0, 0x7fffffff, "0", NULL, "internal"},
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
+    {"weights-stamp", NULL, COMMAND_RANK, STRING, AT(weights_stamp), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
     {"weights-kept", NULL, COMMAND_RANK, FLAG, AT(weights_kept), 0, 0, NULL, NULL, "internal"},
@@ -693,4 +696,10 @@ enum dtype options_dtype(const struct options *o, enum dtype checkpoint)
     if (strcmp(o->dtype, "float16") == 0)
         return DTYPE_F16;
     return checkpoint;
+}
+
+enum dtype options_kv_dtype(const struct options *o, enum dtype checkpoint)
+{
+    const bool fp8 = o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "fp8") == 0;
+    return fp8 ? DTYPE_F8_E4M3 : options_dtype(o, checkpoint);
 }

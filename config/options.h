@@ -35,7 +35,7 @@ struct options {
     bool enforce_eager;
     const char *parallel_mode, *mesh, *plan_file, *prices, *device;
     int32_t prefill_rows; /* 0: where the costs of the two forms cross */
-    const char *dtype, *quantization, *load_format, *sampler, *cpu_bind;
+    const char *dtype, *kv_cache_dtype, *quantization, *load_format, *sampler, *cpu_bind;
     const char *comm, *master_addr, *group_secret_file;
     int32_t master_port;
     const char *host;
@@ -76,7 +76,8 @@ struct options {
         int32_t rest_count;
     } bench;
     /* COMMAND_RANK only */
-    const char *plan_hash; /* of the front end's plan, 16 hex digits */
+    const char *plan_hash;     /* of the front end's plan, 16 hex digits */
+    const char *weights_stamp; /* of the files that it opened, likewise; NULL: any will do */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
     bool weights_kept; /* in the memory file: those of a rank that was lost */
@@ -107,5 +108,7 @@ bool options_fp8(const struct options *o);
 bool options_mpi(const struct options *o);
 /* dtype option to weight dtype: auto keeps the checkpoint's. */
 enum dtype options_dtype(const struct options *o, enum dtype checkpoint);
+/* The KV cache's. */
+enum dtype options_kv_dtype(const struct options *o, enum dtype checkpoint);
 
 #endif

@@ -498,6 +498,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     pthread_cond_init(&e->parks, NULL);
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
     e->metrics.kv_blocks = config->sched.limits.blocks;
+    e->metrics.kv_dtype = config->kv_dtype;
     for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
         e->flights[i].message = malloc(step_bytes_max(&config->sched.limits));
         TRY(step_open_new(&config->sched.limits, &e->flights[i].step, err));

@@ -107,6 +107,7 @@ struct engine_metrics {
     int32_t running, waiting; /* requests */
     double kv_usage;          /* 0..1; blocks that are only kept for their content are free */
     int32_t kv_blocks, kv_blocks_used, block_tokens;
+    enum dtype kv_dtype;
     uint64_t prompt_tokens, generation_tokens;
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
     uint64_t restarts;                    /* groups that took the place of a lost one */

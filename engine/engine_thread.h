@@ -24,6 +24,7 @@ struct engine_config {
     bool measure_costs;        /* sched.costs by a few steps before the first request */
     int64_t queued_tokens_max; /* prompt tokens that wait, beside sched.waiting_max requests */
     int32_t ranks;
+    enum dtype kv_dtype; /* told to metrics */
     struct engine_group group;
     double step_timeout; /* seconds without progress of any layer */
     engine_sink *sink;

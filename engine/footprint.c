@@ -156,7 +156,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     memset(&f, 0, sizeof f);
     f.ranks = o->tp;
     f.threads = footprint_threads(o);
-    f.dtype = f.kv_dtype = options_dtype(o, m->dtype);
+    f.dtype = options_dtype(o, m->dtype);
+    f.kv_dtype = options_kv_dtype(o, m->dtype);
     f.plan_hash = layouts[0]->hash;
     enum status st = find_memory(&f, o, ops, err);
     if (st != OK)

@@ -143,9 +143,10 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                                     f->rank[r].activations + f->rank[r].scratch + f->comm_bytes));
     }
     write_form(s, out);
-    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens\n",
-               f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
-               BACKEND_BLOCK_TOKENS);
+    buf_printf(
+        out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s\n",
+        f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks, BACKEND_BLOCK_TOKENS,
+        dtype_name(f->kv_dtype));
     buf_printf(out, "sums are added in %s\n",
                flow_keeps_order(s->layouts[0]->flow)
                    ? "the order of a single rank: outputs have its bits"

@@ -339,20 +339,21 @@ static void norm_case(struct backend *b, const void *arg, float *out)
     guarded_free(gain, (size_t)c->cols);
 }
 
-/* Columns in two parts, as two ranks hold them, are normed as the whole. */
+/* Columns in parts of one piece and of three, as ranks hold them, are normed as the whole. */
 static void split_norm_case(struct backend *b, const void *arg, float *out)
 {
     const struct row_case *c = arg;
-    const int32_t cut[] = {0, c->cols / 3, c->cols};
+    const int32_t cut[] = {0, c->cols / 4, c->cols};
     float *gain = generated(12, (size_t)c->cols), sums[2][64], total[64];
     for (int p = 0; p < 2; p++) {
         const int32_t cols = cut[p + 1] - cut[p];
         const size_t n = (size_t)c->rows * (size_t)cols;
+        const struct pieces pieces = {c->cols, 4, p, 1 + 2 * p};
         float *x = generated(11 + (uint32_t)p, n), *delta = generated(13, n);
         struct view vx = view_f32(x, c->rows, cols);
         struct cview none = {0}, vd = {delta, DTYPE_F32, c->rows, cols};
-        ok(backend_square_sum(b, sums[p], vx, none, &err));
-        ok(backend_square_sum(b, sums[p], vx, vd, &err));
+        ok(backend_square_sum(b, sums[p], vx, none, pieces, &err));
+        ok(backend_square_sum(b, sums[p], vx, vd, pieces, &err));
         memcpy(out + (size_t)c->rows * (size_t)cut[p], x, n * 4);
         guarded_free(x, n);
         guarded_free(delta, n);
@@ -546,20 +547,72 @@ static void attend_case(struct backend *b, const void *arg, float *out)
 static void test_attend(void **state UNUSED)
 {
     static const struct attend_case cases[] = {
-        {1, 1, 2, 1, DTYPE_F32},    {4, 2, 16, 40, DTYPE_F32},   {6, 2, 24, 33, DTYPE_BF16},
-        {3, 3, 64, 258, DTYPE_F16}, {9, 1, 20, 100, DTYPE_F32},  {0, 2, 32, 17, DTYPE_F16},
-        {0, 0, 8, 5, DTYPE_BF16},   {5, 3, 128, 70, DTYPE_F32},  {1, 1, 256, 20, DTYPE_F16},
-        {2, 1, 8, 470, DTYPE_F32},  {4, 1, 64, 300, DTYPE_BF16}, {5, 1, 6, 2310, DTYPE_F32},
-        {4, 2, 6, 1030, DTYPE_F32}, {2, 1, 512, 40, DTYPE_BF16}, {3, 1, 162, 37, DTYPE_F32}};
+        {1, 1, 2, 1, DTYPE_F32},        {4, 2, 16, 40, DTYPE_F32},
+        {6, 2, 24, 33, DTYPE_BF16},     {3, 3, 64, 258, DTYPE_F16},
+        {9, 1, 20, 100, DTYPE_F32},     {0, 2, 32, 17, DTYPE_F16},
+        {0, 0, 8, 5, DTYPE_BF16},       {5, 3, 128, 70, DTYPE_F32},
+        {1, 1, 256, 20, DTYPE_F16},     {2, 1, 8, 470, DTYPE_F32},
+        {4, 1, 64, 300, DTYPE_BF16},    {5, 1, 6, 2310, DTYPE_F32},
+        {4, 2, 6, 1030, DTYPE_F32},     {2, 1, 512, 40, DTYPE_BF16},
+        {3, 1, 162, 37, DTYPE_F32},     {4, 2, 64, 300, DTYPE_F8_E4M3},
+        {3, 1, 20, 600, DTYPE_F8_E4M3}, {9, 2, 128, 45, DTYPE_F8_E4M3}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const struct attend_case *c = &cases[i];
         char what[96];
         snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s", c->heads,
                  c->kv_heads, c->dim, c->length, dtype_name(c->dtype));
         const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
-        /* 16-bit keys: a last-bit difference of a rotated key may round to the other neighbour. */
+        /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
         run_case(what, attend_case, c, (size_t)attend_rows(c) * (size_t)cols,
                  c->dtype == DTYPE_F32 ? 3e-6 : 2e-3, 2e-6);
+    }
+}
+
+/* One key: the output is its value as the cache has it. E4M3 has 3 bits behind the point, steps of
+ * 2^-9 below 2^-6, and nothing above 448. */
+static void test_attend_f8(void **state UNUSED)
+{
+    static const struct {
+        float given, stored;
+    } values[] = {{1, 1},
+                  {17, 16},
+                  {19, 20},
+                  {-0.3f, -0.3125f},
+                  {447, 448},
+                  {449, 448},
+                  {480, 448},
+                  {1e9f, 448},
+                  {-1e9f, -448},
+                  {INFINITY, 448},
+                  {-INFINITY, -448},
+                  {NAN, NAN},
+                  {0x1p-10f, 0},
+                  {0x3p-10f, 0x1p-8f},
+                  {-0x1p-9f, -0x1p-9f},
+                  {0x1.2p-6f, 0x1.2p-6f}};
+    enum { DIM = ARRAY_LEN(values) };
+    const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
+    const struct rows rows = {1, &slot, &position, &block, 1};
+    const struct heads heads = {1, 1, DIM, &kv_of};
+    const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};
+    float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
+    for (int i = 0; nth_backend(i); i++) {
+        struct backend *b = nth_backend(i);
+        float qkv[3 * DIM] = {0}, out[DIM];
+        for (int e = 0; e < DIM; e++)
+            qkv[2 * DIM + e] = values[e].given;
+        void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff);
+        struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
+        struct view v = view_f32(qkv, 1, 3 * DIM);
+        const struct cview t = {table, DTYPE_F32, 1, DIM};
+        ok(backend_rope_kv(b, v, t, &heads, &rows, kv, 0, &err));
+        ok(backend_attend(b, view_f32(out, 1, DIM), cview_of(v), &heads, &rows, kv, 0, &err));
+        for (int e = 0; e < DIM; e++)
+            if (isnan(values[e].given) ? !isnan(out[e]) : out[e] != values[e].stored)
+                fail_msg("%s: %g is stored as %g, not %g", b->ops->name, (double)values[e].given,
+                         (double)out[e], (double)values[e].stored);
+        b->ops->kv_close(kv);
+        free(storage);
     }
 }
 
@@ -643,6 +696,6 @@ int main(void)
     const struct CMUnitTest tests[] = {T2(generator, exp),       T2(tables, arguments),
                                        T2(pool, parallel),       T2(weight_put, linear),
                                        T2(weight_f8, linear_f8), T2(linear_order, rows),
-                                       T2(sum_tree, lookup),     cmocka_unit_test(test_attend)};
+                                       T2(sum_tree, lookup),     T2(attend, attend_f8)};
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

@@ -204,11 +204,15 @@ static void test_choices(void **state)
     assert_int_equal(options_dtype(&o, DTYPE_F32), DTYPE_F16);
     good("serve m --dtype float32");
     assert_int_equal(options_dtype(&o, DTYPE_F16), DTYPE_F32);
+    assert_int_equal(options_kv_dtype(&o, DTYPE_F16), DTYPE_F32);
     bad("serve m --dtype bf16", "--dtype: got \"bf16\", expected auto|float32|bfloat16|float16");
     bad("serve m --dtype float", "--dtype: got \"float\"");
     bad("serve m --dtype float320", "--dtype: got");
     bad("serve m --dtype auto|float32", "--dtype: got");
     bad("serve m --dtype=", "--dtype: got \"\"");
+    good("serve m --kv-cache-dtype fp8");
+    assert_int_equal(options_kv_dtype(&o, DTYPE_BF16), DTYPE_F8_E4M3);
+    bad("serve m --kv-cache-dtype fp4", "--kv-cache-dtype: got \"fp4\", expected auto|fp8");
     bad("serve m --parallel-mode 4d", "expected 1d|1d_sp|2d|2.5d|3d");
     good("serve m --parallel-mode 2.5d --mesh 1,3,3");
 }

@@ -33,7 +33,10 @@ struct job {
 static void scatter(unsigned char *dst, size_t step, const unsigned char *src, size_t size,
                     int32_t n)
 {
-    if (size == 2)
+    if (size == 1)
+        for (int32_t i = 0; i < n; i++)
+            dst[(size_t)i * step] = src[i];
+    else if (size == 2)
         for (int32_t i = 0; i < n; i++)
             memcpy(dst + (size_t)i * step, src + 2 * (size_t)i, 2);
     else

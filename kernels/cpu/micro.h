@@ -178,10 +178,13 @@ static void pack(float *dst, const float *x, size_t stride, int32_t rows, int32_
 
 /* ---- storage --------------------------------------------------------------------------------- */
 
+/* F8_E4M3 as v16_load_f8 has it, but NaN codes are NaN. */
 V16_INLINE v16 load_as(enum dtype t, const void *p)
 {
     if (t == DTYPE_F32)
         return v16_load(p);
+    if (t == DTYPE_F8_E4M3)
+        return v16_nan_f8(v16_load_f8(p), p);
     return t == DTYPE_BF16 ? v16_load_bf16(p) : v16_load_f16(p);
 }
 
@@ -199,6 +202,11 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
 {
     if (from == to) {
         memcpy(dst, src, (size_t)n * dtype_size(to));
+        return;
+    }
+    if (to == DTYPE_F8_E4M3) { /* only from F32: keys and values */
+        for (int32_t i = 0; i < n; i++)
+            ((uint8_t *)dst)[i] = dtype_to_e4m3(dtype_saturate_e4m3(((const float *)src)[i]));
         return;
     }
     const size_t from_size = from == DTYPE_F32 ? 4 : 2, to_size = to == DTYPE_F32 ? 4 : 2;
@@ -374,6 +382,17 @@ static void sum_tree(float *y, const float *const *addends, int32_t count, int64
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
+V16_INLINE size_t element_size(const enum dtype t)
+{
+    return t == DTYPE_F32 ? 4 : t == DTYPE_F8_E4M3 ? 1 : 2;
+}
+
+/* What load_as leaves out: a power of two, so it can as well be multiplied in later. */
+V16_INLINE float element_scale(const enum dtype t)
+{
+    return t == DTYPE_F8_E4M3 ? F8_SCALE : 1.0f;
+}
+
 /* Scores of `heads` heads against `blocks` blocks; blocks beyond the last repeat it and their
  * results are dropped. */
 V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t block,
@@ -390,7 +409,7 @@ V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t
         v16 k[V16_KEYS];
         foreach(b, blocks) {
             k[b] = load_as(t, key[b]);
-            key[b] += t == DTYPE_F32 ? 64 : 32;
+            key[b] += 16 * element_size(t);
         }
         foreach(h, heads) {
             v16 q = v16_set1(a->q[head + h][e]);
@@ -401,7 +420,7 @@ V16_TEMPLATE void scores_block(const struct cpu_scores *a, int32_t head, int32_t
     foreach(i, sums) {
         float *s = a->s + (head + i / blocks) * BACKEND_SEGMENT + 16 * (block + i % blocks);
         if (block + i % blocks <= last)
-            v16_store(s, v16_mul(acc[i], v16_set1(a->scale)));
+            v16_store(s, v16_mul(acc[i], v16_set1(a->scale * element_scale(t))));
     }
 }
 
@@ -426,6 +445,8 @@ static void scores(const struct cpu_scores *a)
         scores_as(a, DTYPE_F32);
     else if (a->dtype == DTYPE_F16)
         scores_as(a, DTYPE_F16);
+    else if (a->dtype == DTYPE_F8_E4M3)
+        scores_as(a, DTYPE_F8_E4M3);
     else
         scores_as(a, DTYPE_BF16);
 }
@@ -452,7 +473,7 @@ static float softmax(float *s, int32_t keys, float *max)
 V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t e, const int heads,
                               const int vecs, const enum dtype t)
 {
-    const size_t size = t == DTYPE_F32 ? 4 : 2, row = (size_t)a->dim * size;
+    const size_t size = element_size(t), row = (size_t)a->dim * size;
     const float *s = a->s + (ptrdiff_t)head * BACKEND_SEGMENT;
     const ptrdiff_t sums = (ptrdiff_t)heads * vecs;
     v16 acc[CPU_HEADS * V16_KEYS];
@@ -469,8 +490,10 @@ V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t 
                 acc[h * vecs + c] = v16_fma(p, x[c], acc[h * vecs + c]);
         }
     }
-    foreach(i, sums)
-        v16_store(a->o + (head + i / vecs) * BACKEND_HEAD_DIM_MAX + e + 16 * (i % vecs), acc[i]);
+    foreach(i, sums) {
+        float *o = a->o + (head + i / vecs) * BACKEND_HEAD_DIM_MAX + e + 16 * (i % vecs);
+        v16_store(o, t == DTYPE_F8_E4M3 ? v16_mul(acc[i], v16_set1(F8_SCALE)) : acc[i]);
+    }
 }
 
 V16_TEMPLATE void weigh_heads(const struct cpu_scores *a, int32_t head, const int heads,
@@ -501,6 +524,8 @@ static void weigh(const struct cpu_scores *a)
         weigh_as(a, DTYPE_F32);
     else if (a->dtype == DTYPE_F16)
         weigh_as(a, DTYPE_F16);
+    else if (a->dtype == DTYPE_F8_E4M3)
+        weigh_as(a, DTYPE_F8_E4M3);
     else
         weigh_as(a, DTYPE_BF16);
 }

@@ -238,6 +238,16 @@ V16_INLINE v16 v16_load_f8(const unsigned char *p)
                   _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)));
 }
 
+V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i low = _mm_set1_epi8(0x7f);
+    const __m128i nan = _mm_cmpeq_epi8(_mm_and_si128(codes, low), low); /* all ones are a NaN */
+    const __m256i lo = _mm256_cvtepi8_epi32(nan), hi = _mm256_cvtepi8_epi32(_mm_srli_si128(nan, 8));
+    return v16_of(_mm256_or_ps(a.lo, _mm256_castsi256_ps(lo)),
+                  _mm256_or_ps(a.hi, _mm256_castsi256_ps(hi)));
+}
+
 V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
 {
     const __m256i shift = _mm256_set1_epi32(8 * index), low = _mm256_set1_epi32(0xff);

@@ -186,6 +186,14 @@ V16_INLINE v16 v16_load_f8(const unsigned char *p)
     return _mm512_cvtph_ps(_mm256_and_si256(h, _mm256_set1_epi16((short)0xbfff)));
 }
 
+V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i low = _mm_set1_epi8(0x7f);
+    const __mmask16 nan = _mm_cmpeq_epi8_mask(_mm_and_si128(codes, low), low);
+    return _mm512_mask_mov_ps(a, nan, _mm512_set1_ps(NAN));
+}
+
 V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
 {
     __m512i u = _mm512_srlv_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(8 * index));

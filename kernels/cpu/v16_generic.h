@@ -213,6 +213,12 @@ V16_INLINE v16 v16_load_f8(const unsigned char *p)
     V16_EACH(dtype_from_f16((uint16_t)((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)));
 }
 
+/* a, with NaN where the code is one. */
+V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
+{
+    V16_EACH((p[i] & 0x7fu) == DTYPE_E4M3_NAN ? NAN : a.l[i]);
+}
+
 /* Byte `index` of each lane, from the lowest on. */
 V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
 {

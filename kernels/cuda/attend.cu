@@ -452,7 +452,9 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
         launch_split<shape<float, 1, WARP, BACKEND_HEAD_DIM_MAX / WARP, 1>>(c, a, kv->storage);
     else if (kv->spec.dtype == DTYPE_F16)
         launch_wide<__half>(c, a, kv->storage);
+    else if (kv->spec.dtype == DTYPE_F8_E4M3)
+        launch_wide<e4m3>(c, a, kv->storage);
     else
         launch_wide<bf16>(c, a, kv->storage);
-    WITH_TYPE(kv->spec.dtype, launch_tile<E>(c, a, kv->storage));
+    WITH_KV_TYPE(kv->spec.dtype, launch_tile<E>(c, a, kv->storage));
 }

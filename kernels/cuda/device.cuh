@@ -124,6 +124,16 @@ template <typename E, int N> struct alignas(sizeof(E) * N) pack {
         }                                                                                          \
     } while (0)
 
+/* The same for keys and values. */
+#define WITH_KV_TYPE(dtype, ...)                                                                   \
+    do {                                                                                           \
+        if ((dtype) == DTYPE_F8_E4M3) {                                                            \
+            typedef e4m3 E;                                                                        \
+            __VA_ARGS__;                                                                           \
+        } else                                                                                     \
+            WITH_TYPE(dtype, __VA_ARGS__);                                                         \
+    } while (0)
+
 /* ---- reductions ---- */
 
 struct plus {

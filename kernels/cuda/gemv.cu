@@ -89,6 +89,16 @@ struct form_f32 {
     }
 };
 
+#ifndef MMA_EMULATED
+/* Both bf16 of a word times those of another; subnormal ones count. */
+DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
+{
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+    return y;
+}
+#endif
+
 /* Two codes, in the high bytes of a word's halves, as bf16. Their exponent lands where it counts
  * 2^-120 too few. */
 DEVICE uint32_t f8_pair(uint32_t codes)

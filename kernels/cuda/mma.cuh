@@ -85,14 +85,6 @@ DEVICE uint32_t mma_pair(float first, float second, __half)
     return pair;
 }
 
-/* Both bf16 of a word times those of another; subnormal ones count. */
-DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
-{
-    uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
-    return y;
-}
-
 #endif
 
 #endif

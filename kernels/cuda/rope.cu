@@ -73,6 +73,6 @@ void rope_kv(struct backend *b, struct view qkv, struct cview table, const struc
                                 kv_place_of(&kv->spec, layer)};
     const dim3 grid((unsigned)rows->count, (unsigned)(h->heads + 2 * h->kv_heads));
     if (grid.x > 0 && grid.y > 0)
-        WITH_TYPE(kv->spec.dtype,
-                  LAUNCH(cuda_of(b), rope_kv_kernel<E>, grid, THREADS, 0, a, (E *)kv->storage));
+        WITH_KV_TYPE(kv->spec.dtype,
+                     LAUNCH(cuda_of(b), rope_kv_kernel<E>, grid, THREADS, 0, a, (E *)kv->storage));
 }

@@ -205,9 +205,10 @@ static void add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
     rmsnorm(b, y, cview_of(x), gain, eps);
 }
 
-static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces)
 {
-    (void)b;
+    (void)b, (void)pieces;
     for (int32_t t = 0; t < x.rows; t++) {
         double sum = 0;
         for (int32_t i = 0; i < x.cols; i++) {
@@ -259,6 +260,7 @@ static void rope_kv(struct backend *b, struct view qkv, struct cview table, cons
 {
     (void)b;
     const int32_t dim = h->head_dim;
+    const bool narrow = kv->spec.dtype == DTYPE_F8_E4M3;
     for (int32_t t = 0; t < rows->count; t++) {
         if (rows->slot[t] < 0)
             continue;
@@ -269,7 +271,8 @@ static void rope_kv(struct backend *b, struct view qkv, struct cview table, cons
             size_t to = kv_index(kv, layer, rows, t, rows->position[t], i % h->kv_heads,
                                  i < h->kv_heads ? KEY : VALUE);
             for (int32_t e = 0; e < dim; e++)
-                dtype_store(kv->storage, kv->spec.dtype, to + (size_t)e, src[e]);
+                dtype_store(kv->storage, kv->spec.dtype, to + (size_t)e,
+                            narrow ? dtype_saturate_e4m3(src[e]) : src[e]);
         }
     }
 }
@@ -372,6 +375,9 @@ const struct backend_ops ref_ops = {
     .free = host_memory_free,
     .upload = host_memory_upload,
     .download = host_memory_download,
+    .fetch = host_memory_fetch,
+    .landed = host_memory_landed,
+    .land = host_memory_land,
     .close = ref_close,
     .sync = ref_sync,
     .reserve = ref_reserve,

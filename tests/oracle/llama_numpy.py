@@ -149,14 +149,14 @@ def attention(config, q, k, v):
     return out.reshape(n, -1)
 
 
-def layer(config, weights, prefix, x, cos, sin):
+def layer(config, weights, prefix, x, cos, sin, stored):
     def project(name, y):
         return y @ weights[f"{prefix}{name}.weight"].T
 
     y = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], config.eps)
     q, k, v = (project(f"self_attn.{name}_proj", y).reshape(len(x), -1, config.head_dim)
                for name in "qkv")
-    y = attention(config, rotate(q, cos, sin), rotate(k, cos, sin), v)
+    y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v))
     x = x + project("self_attn.o_proj", y)
     y = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], config.eps)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
@@ -164,21 +164,21 @@ def layer(config, weights, prefix, x, cos, sin):
     return x + project("mlp.down_proj", gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up)
 
 
-def forward(config, weights, ids):
-    """Logits [n, V] at every position of ids."""
+def forward(config, weights, ids, stored=lambda x: x):
+    """Logits [n, V] at every position of ids; stored: what a KV cache makes of keys and values."""
     embedding = weights["model.embed_tokens.weight"]
     angles = np.outer(np.arange(len(ids)), inverse_frequencies(config))[:, None, :]
     cos, sin = np.cos(angles), np.sin(angles)
     x = embedding[np.asarray(ids)]
     for i in range(config.layers):
-        x = layer(config, weights, f"model.layers.{i}.", x, cos, sin)
+        x = layer(config, weights, f"model.layers.{i}.", x, cos, sin, stored)
     head = embedding if config.tied else weights["lm_head.weight"]
     return rms_norm(x, weights["model.norm.weight"], config.eps) @ head.T
 
 
-def logits(directory, ids):
+def logits(directory, ids, stored=lambda x: x):
     """Logits [n, V] of a checkpoint directory at every position of ids."""
-    return forward(read_config(directory), read_weights(directory), ids)
+    return forward(read_config(directory), read_weights(directory), ids, stored)
 
 
 def greedy(directory, ids, steps):
