@@ -243,6 +243,7 @@ static void test_linear(void **state UNUSED)
         {.dtype = DTYPE_F8_E4M3},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 16, .scale_skip = 5},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 42},
+        {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 48},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 64},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 64}};
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {

@@ -131,8 +131,8 @@ DEVICE float f8_scale(const struct gemv_args &a, int32_t o, int32_t k)
     return ((const float *)(output_row(a, o) + (int64_t)a.vectors * CUDA_VECTOR))[i];
 }
 
-/* Scales as they come. */
-struct form_f8_mixed {
+/* Scales that change within a step, at columns that are multiples of RUN. */
+template <int RUN> struct form_f8_mixed {
     static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 1;
     static constexpr enum scales SCALES = NONE;
     static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
@@ -140,8 +140,10 @@ struct form_f8_mixed {
     {
         float f[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            f[i] = to_float(e4m3{(uint8_t)(v[sub] >> 8 * i)}) * f8_scale(a, o, k + 4 * sub + i);
+        for (int i = 0; i < 4; i++) {
+            const float scale = f8_scale(a, o, k + (4 * sub + i) / RUN * RUN);
+            f[i] = to_float(e4m3{(uint8_t)(v[sub] >> 8 * i)}) * scale;
+        }
         split<PIECES, 2>(&to[0][0], f[0], f[1]);
         split<PIECES, 2>(&to[0][1], f[2], f[3]);
     }
@@ -333,7 +335,7 @@ void gemv_run(struct cuda_backend *c, struct view y, struct cview x, const struc
                                 y.rows,          s->in,
                                 s->out,          (int32_t)(bytes / CUDA_VECTOR),
                                 s->scale_cols,   s->scale_skip};
-    const int32_t step = form_f8<PER_STEP>::K * PART;
+    constexpr int32_t VECTOR = form_f8<PER_STEP>::K, STEP = VECTOR * PART;
     if (s->dtype == DTYPE_BF16)
         passes<form_bf16>(c, a);
     else if (s->dtype == DTYPE_F16)
@@ -342,8 +344,10 @@ void gemv_run(struct cuda_backend *c, struct view y, struct cview x, const struc
         passes<form_f32>(c, a);
     else if (s->scale_cols == 0)
         passes<form_f8<PER_ROW>>(c, a);
-    else if (s->scale_cols % step == 0 && s->scale_skip % step == 0)
+    else if (s->scale_cols % STEP == 0 && s->scale_skip % STEP == 0)
         passes<form_f8<PER_STEP>>(c, a);
+    else if (s->scale_cols % VECTOR == 0 && s->scale_skip % VECTOR == 0)
+        passes<form_f8_mixed<VECTOR>>(c, a);
     else
-        passes<form_f8_mixed>(c, a);
+        passes<form_f8_mixed<1>>(c, a);
 }

@@ -1,5 +1,5 @@
-/* The part of cuBLASLt that kernels/cuda calls. An algorithm here is how to refuse: one for FP8
- * exists only where a device has one, and one of them does not suit every number of rows. */
+/* The part of cuBLASLt that kernels/cuda calls. There are kernels for E4M3 only where sm_90 has
+ * them, and an algorithm that heuristics name does not suit every number of rows. */
 #ifndef TESSERA_TESTS_EMULATE_CUBLASLT_H
 #define TESSERA_TESTS_EMULATE_CUBLASLT_H
 
