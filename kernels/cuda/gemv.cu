@@ -31,7 +31,7 @@ struct gemv_args {
     const unsigned char *w;
     int64_t row_bytes;
     int32_t rows, in, out, vectors; /* vectors: 16 bytes each, of a row without scales */
-    int32_t scale_cols, scale_skip;
+    int32_t scale_cols, scale_skip; /* scale_cols > 0 */
 };
 
 /* ---- how weights become bf16 ---- */
@@ -127,25 +127,25 @@ DEVICE const unsigned char *output_row(const struct gemv_args &a, int32_t o)
 DEVICE float f8_scale(const struct gemv_args &a, int32_t o, int32_t k)
 {
     const int32_t last = k < a.in ? k : a.in - 1;
-    const int32_t i = a.scale_cols == 0 ? 0 : (a.scale_skip + last) / a.scale_cols;
-    return ((const float *)(output_row(a, o) + (int64_t)a.vectors * CUDA_VECTOR))[i];
+    const float *scale = (const float *)(output_row(a, o) + (int64_t)a.vectors * CUDA_VECTOR);
+    return scale[(a.scale_skip + last) / a.scale_cols];
 }
 
 /* Scales that change within a step, at columns that are multiples of RUN. */
 template <int RUN> struct form_f8_mixed {
-    static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 1;
+    static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 2;
     static constexpr enum scales SCALES = NONE;
     static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
                               const struct gemv_args &a, int32_t o, int32_t k)
     {
-        float f[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float scale = f8_scale(a, o, k + (4 * sub + i) / RUN * RUN);
-            f[i] = to_float(e4m3{(uint8_t)(v[sub] >> 8 * i)}) * scale;
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = f8_pair(i == 0 ? v[sub] << 8 : v[sub]);
+            const int at = 4 * sub + i;
+            split<PIECES, 2>(
+                &to[0][i], __uint_as_float(pair << 16) * f8_scale(a, o, k + at / RUN * RUN),
+                __uint_as_float(pair & 0xffff0000u) * f8_scale(a, o, k + (at + MATE) / RUN * RUN));
         }
-        split<PIECES, 2>(&to[0][0], f[0], f[1]);
-        split<PIECES, 2>(&to[0][1], f[2], f[3]);
     }
 };
 
@@ -313,16 +313,18 @@ template <typename F, int GROUPS> static void launch(struct cuda_backend *c, str
         LAUNCH(c, (gemv_kernel<F, GROUPS, false>), grid, WARPS * WARP, 0, a);
 }
 
-template <typename F> static void passes(struct cuda_backend *c, struct gemv_args a)
+/* MOST rows at once. */
+template <typename F, int MOST = GEMV_ROWS>
+static void passes(struct cuda_backend *c, struct gemv_args a)
 {
-    for (int32_t left = a.rows; left > 0; left -= GEMV_ROWS) {
-        a.rows = left < GEMV_ROWS ? left : GEMV_ROWS;
+    for (int32_t left = a.rows; left > 0; left -= MOST) {
+        a.rows = left < MOST ? left : MOST;
         if (a.rows <= GROUP)
             launch<F, 1>(c, a);
         else
-            launch<F, 2>(c, a);
-        a.x += (int64_t)GEMV_ROWS * a.in;
-        a.y += (int64_t)GEMV_ROWS * a.out;
+            launch<F, MOST / GROUP>(c, a);
+        a.x += (int64_t)MOST * a.in;
+        a.y += (int64_t)MOST * a.out;
     }
 }
 
@@ -330,11 +332,16 @@ void gemv_run(struct cuda_backend *c, struct view y, struct cview x, const struc
 {
     const struct weight_spec *s = &w->spec;
     const size_t bytes = cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype);
-    const struct gemv_args a = {(float *)y.data, (const float *)x.data,
-                                w->storage,      (int64_t)cuda_row_bytes(s),
-                                y.rows,          s->in,
-                                s->out,          (int32_t)(bytes / CUDA_VECTOR),
-                                s->scale_cols,   s->scale_skip};
+    const struct gemv_args a = {(float *)y.data,
+                                (const float *)x.data,
+                                w->storage,
+                                (int64_t)cuda_row_bytes(s),
+                                y.rows,
+                                s->in,
+                                s->out,
+                                (int32_t)(bytes / CUDA_VECTOR),
+                                s->scale_cols > 0 ? s->scale_cols : INT32_MAX,
+                                s->scale_skip};
     constexpr int32_t VECTOR = form_f8<PER_STEP>::K, STEP = VECTOR * PART;
     if (s->dtype == DTYPE_BF16)
         passes<form_bf16>(c, a);
@@ -349,5 +356,5 @@ void gemv_run(struct cuda_backend *c, struct view y, struct cview x, const struc
     else if (s->scale_cols % VECTOR == 0 && s->scale_skip % VECTOR == 0)
         passes<form_f8_mixed<VECTOR>>(c, a);
     else
-        passes<form_f8_mixed<1>>(c, a);
+        passes<form_f8_mixed<1>, GROUP>(c, a); /* registers are too few for more */
 }
