@@ -22,6 +22,7 @@ static const struct {
     {"tied_gqa2_f32", 4, "--parallel-mode=1d_sp"},
     {"untied_mha_bf16", 4, "--parallel-mode=2d"},
     {"headdim_bf16", 4, "--plan=" TEST_DATA_DIR "/corpus/plans/ok_home.json"},
+    {"untied_mha_bf16", 3, "--quantization=fp8"},
 };
 
 static const struct module *module_here(struct module_report *report)

@@ -1,44 +1,210 @@
-/* DESIGN: cuBLAS thinks in columns: a row-major matrix is its transpose there. So y^T = w x^T, with
- * w read as [in, out] and transposed back. */
+/* DESIGN: cuBLASLt thinks in columns: a row-major matrix is its transpose there. So y^T = w x^T,
+ * with w read as [in, out] and transposed back.
+ * Its heuristics are asked once per shape and class of rows, for the most rows of the class, and
+ * the answer is kept: so products of (2^n, 2^(n+1)] rows run the same algorithm, a row's bits do
+ * not depend on how many of them there are, and a step asks nothing. Descriptors live on the stack.
+ * The table of answers is bounded; where two shapes meet in an entry, the later one has it. */
 #include "kernels/cuda/blas.h"
 
-#include <cublas_v2.h>
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ANSWERS 256 /* a model has about five shapes in ten classes of rows */
+
+struct question {
+    int64_t rows, out, in, w_pitch, y_pitch, dtype, alignment;
+};
+
+struct answer {
+    struct question question;
+    cublasStatus_t status; /* SUCCESS: there is an algorithm */
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+struct blas {
+    cublasLtHandle_t handle;
+    struct answer answers[ANSWERS];
+};
+
+/* What the library wants to know of a product. */
+struct call {
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t w, x, y;
+};
 
 static cudaDataType_t type_of(enum dtype t)
 {
-    return t == DTYPE_F32 ? CUDA_R_32F : t == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+    return t == DTYPE_F32       ? CUDA_R_32F
+           : t == DTYPE_F16     ? CUDA_R_16F
+           : t == DTYPE_F8_E4M3 ? CUDA_R_8F_E4M3
+                                : CUDA_R_16BF;
 }
+
+#if CUBLAS_VERSION >= 120900
+static cublasStatus_t scale_rows(struct call *l, const struct blas_product *p)
+{
+    const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    const struct {
+        cublasLtMatmulDescAttributes_t what;
+        const void *value;
+        size_t bytes;
+    } set[] = {
+        {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w_scale, sizeof p->w_scale},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scale, sizeof p->x_scale},
+    };
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    for (size_t i = 0; i < ARRAY_LEN(set) && s == CUBLAS_STATUS_SUCCESS; i++)
+        s = cublasLtMatmulDescSetAttribute(&l->product, set[i].what, set[i].value, set[i].bytes);
+    return s;
+}
+#else
+static cublasStatus_t scale_rows(struct call *l, const struct blas_product *p)
+{
+    (void)l, (void)p;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+#endif
+
+static cublasStatus_t describe(struct call *l, const struct blas_product *p, int64_t rows)
+{
+    const int32_t transposed = CUBLAS_OP_T;
+    const uint64_t out = (uint64_t)p->out, in = (uint64_t)p->in;
+    const cudaDataType_t type = type_of(p->dtype);
+    cublasStatus_t s = cublasLtMatmulDescInit(&l->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulDescSetAttribute(&l->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                           sizeof transposed);
+    if (s == CUBLAS_STATUS_SUCCESS && p->dtype == DTYPE_F8_E4M3)
+        s = scale_rows(l, p);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatrixLayoutInit(&l->w, type, in, out, p->w_pitch);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatrixLayoutInit(&l->x, type, in, (uint64_t)rows, p->in);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatrixLayoutInit(&l->y, CUDA_R_32F, out, (uint64_t)rows, p->y_pitch);
+    return s;
+}
+
+/* ---- which algorithm ------------------------------------------------------------------------- */
+
+static struct question question_of(const struct blas_product *p)
+{
+    const uintptr_t bits = (uintptr_t)p->y | (uintptr_t)p->x | (uintptr_t)p->w;
+    struct question q = {.rows = 1,
+                         .out = p->out,
+                         .in = p->in,
+                         .w_pitch = p->w_pitch,
+                         .y_pitch = p->y_pitch,
+                         .dtype = (int64_t)p->dtype,
+                         .alignment = bits % 16 == 0 ? 16 : 4}; /* fp32 y at least */
+    while (q.rows < p->rows)
+        q.rows *= 2;
+    return q;
+}
+
+static cublasStatus_t prefer(cublasLtMatmulPreferenceOpaque_t *like, uint32_t alignment)
+{
+    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const uint64_t workspace = CUDA_WORKSPACE_BYTES;
+    cublasStatus_t s = cublasLtMatmulPreferenceInit(like);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulPreferenceSetAttribute(like, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                 &workspace, sizeof workspace);
+    for (size_t i = 0; i < ARRAY_LEN(aligned) && s == CUBLAS_STATUS_SUCCESS; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(like, aligned[i], &alignment, sizeof alignment);
+    return s;
+}
+
+static void ask(struct blas *b, const struct blas_product *p, const struct question *q,
+                struct answer *a)
+{
+    struct call l;
+    cublasLtMatmulPreferenceOpaque_t like;
+    cublasLtMatmulHeuristicResult_t best;
+    int found = 0;
+    cublasStatus_t s = describe(&l, p, q->rows);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = prefer(&like, (uint32_t)q->alignment);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulAlgoGetHeuristic(b->handle, &l.product, &l.w, &l.x, &l.y, &l.y, &like, 1,
+                                           &best, &found);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = found > 0 ? best.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    a->question = *q;
+    a->status = s;
+    if (s == CUBLAS_STATUS_SUCCESS)
+        a->algorithm = best.algo;
+}
+
+static const struct answer *answer_to(struct blas *b, const struct blas_product *p)
+{
+    const struct question q = question_of(p);
+    int64_t word[sizeof q / sizeof(int64_t)];
+    uint64_t hash = 0;
+    memcpy(word, &q, sizeof q);
+    for (size_t i = 0; i < ARRAY_LEN(word); i++)
+        hash = (hash ^ (uint64_t)word[i]) * 0x9e3779b97f4a7c15u;
+    struct answer *a = &b->answers[(hash >> 32) % ANSWERS];
+    if (memcmp(&a->question, &q, sizeof q) != 0)
+        ask(b, p, &q, a);
+    return a;
+}
+
+/* ---- the door -------------------------------------------------------------------------------- */
 
 enum status blas_open(struct cuda_backend *c, struct err *err)
 {
-    cublasHandle_t handle = NULL;
-    cublasStatus_t s = cublasCreate(&handle);
-    c->blas = handle;
-    if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasSetStream(handle, c->stream);
-    if (s == CUBLAS_STATUS_SUCCESS) /* after the stream, which sets the default one */
-        s = cublasSetWorkspace(handle, c->workspace.data, c->workspace.bytes);
-    if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasSetMathMode(handle, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
-    return s == CUBLAS_STATUS_SUCCESS
-               ? OK
-               : base_fail(err, ERR_DEVICE, "cuBLAS: %s", cublasGetStatusString(s));
+    struct blas *b = calloc(1, sizeof *b); /* no question has 0 rows */
+    if (b == NULL)
+        return base_fail(err, ERR_NOMEM, "no memory for cuBLAS");
+    const cublasStatus_t s = cublasLtCreate(&b->handle);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        free(b);
+        return base_fail(err, ERR_DEVICE, "cuBLAS: %s", cublasLtGetStatusString(s));
+    }
+    c->blas = b;
+    return OK;
 }
 
 void blas_close(struct cuda_backend *c)
 {
     if (c->blas != NULL)
-        cublasDestroy(c->blas);
+        cublasLtDestroy(c->blas->handle);
+    free(c->blas);
     c->blas = NULL;
+}
+
+bool blas_knows(struct cuda_backend *c, const struct blas_product *p)
+{
+    return answer_to(c->blas, p)->status == CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t run(struct cuda_backend *c, const struct blas_product *p, struct call *l,
+                          const cublasLtMatmulAlgo_t *algorithm)
+{
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(c->blas->handle, &l->product, &one, p->w, &l->w, p->x, &l->x, &zero, p->y,
+                          &l->y, p->y, &l->y, algorithm, c->workspace.data, c->workspace.bytes,
+                          c->stream);
 }
 
 void blas_multiply(struct cuda_backend *c, const struct blas_product *p)
 {
-    const float one = 1, zero = 0;
-    const cudaDataType_t type = type_of(p->dtype);
-    const cublasStatus_t s = cublasGemmEx(
-        c->blas, CUBLAS_OP_T, CUBLAS_OP_N, p->out, p->rows, p->in, &one, p->w, type, p->in, p->x,
-        type, p->in, &zero, p->y, CUDA_R_32F, p->out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    const struct answer *a = answer_to(c->blas, p);
+    struct call l;
+    cublasStatus_t s = a->status;
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = describe(&l, p, p->rows);
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        s = run(c, p, &l, &a->algorithm);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED) /* it does not suit so few of the class's rows */
+            s = run(c, p, &l, NULL);
+    }
     if (s != CUBLAS_STATUS_SUCCESS)
-        cuda_note_text(c, "linear (cuBLAS)", cublasGetStatusString(s));
+        cuda_note_text(c, "linear (cuBLAS)", cublasLtGetStatusString(s));
 }

@@ -14,7 +14,10 @@
 #define CUDA_PACK_MOST ((size_t)64 << 10)       /* of one upload; bigger ones take a stage */
 #define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
 #define CUDA_PARTIAL_BYTES ((size_t)32 << 20)   /* partial results of split attention */
-#define CUDA_WORKSPACE_BYTES ((size_t)64 << 20) /* cuBLAS's advice for Hopper is 32 MiB */
+#define CUDA_WORKSPACE_BYTES ((size_t)32 << 20) /* cuBLAS's advice for Hopper */
+#ifndef CUDA_TILE_BYTES
+#define CUDA_TILE_BYTES ((size_t)32 << 20) /* of an fp8 weight, widened */
+#endif
 
 /* A pinned host buffer on its way to the device. The lock is held while it is filled; the event
  * tells when it may be filled again. */
@@ -54,21 +57,24 @@ struct cuda_scratch {
 /* Bytes of the scratch for ops of these sizes: all that a backend takes for itself on the device.
  */
 struct cuda_sizes {
-    size_t x, partial, sample, workspace;
+    size_t x, partial, sample, workspace, tile;
 };
+
+struct blas; /* blas.h */
 
 struct cuda_backend {
     struct backend base;
     int32_t device;
     void *stream; /* cudaStream_t */
-    void *blas;   /* cublasHandle_t */
+    struct blas *blas;
     struct pool *pool;
     struct cuda_stage stages[CUDA_STAGES];
     _Atomic uint32_t next_stage;
     struct cuda_pack pack;
     struct cuda_flight flights[BACKEND_FLIGHTS];
-    /* Device scratch: x in the type of the weight; partial attention; rows being sampled. */
-    struct cuda_scratch x, partial, sample, workspace;
+    /* Device scratch: x in the type of the weight; partial attention; rows being sampled; cuBLAS's;
+     * what a product of an fp8 weight makes of it. */
+    struct cuda_scratch x, partial, sample, workspace, tile;
     /* Between record and record_end; a failure then is no failure of the ops. */
     bool recording, unrecordable;
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */
@@ -86,12 +92,26 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
     return (struct cuda_backend *)b;
 }
 
-/* Elements from one row of a stored weight to the next: rows begin at 16 bytes, the tail is zero.
- */
+#define CUDA_VECTOR 16 /* bytes: rows of weights begin at, and consist of, whole ones */
+
+/* Elements of a stored row: the tail beyond `in` is zero. */
 static inline size_t cuda_pitch(int32_t in, enum dtype dtype)
 {
-    const size_t vector = dtype == DTYPE_F32 ? 4 : 8; /* of 16 bytes */
-    return ((size_t)in + vector - 1) / vector * vector;
+    const size_t n = dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F8_E4M3 ? 16 : 8; /* of a vector */
+    return ((size_t)in + n - 1) / n * n;
+}
+
+static inline size_t cuda_element_bytes(enum dtype dtype)
+{
+    return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F8_E4M3 ? 1 : 2;
+}
+
+/* From one row of a stored weight to the next. The scales of an F8_E4M3 row follow its codes, so
+ * that rows stay whole wherever they are sent. */
+static inline size_t cuda_row_bytes(const struct weight_spec *s)
+{
+    return cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype) +
+           base_align((size_t)backend_scales(s) * sizeof(float), CUDA_VECTOR);
 }
 
 /* Remembers the first failure of an asynchronous op; code is a cudaError_t, 0 is none. */
@@ -163,6 +183,10 @@ void rope_kv(struct backend *b, struct view qkv, struct cview table, const struc
 
 /* linear.cu */
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
+
+/* gemv.cu: the same for few rows at a time, GEMV_ROWS of them in one pass over the weight */
+#define GEMV_ROWS 16
+void gemv_run(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w);
 
 /* attend.cu */
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,

@@ -48,13 +48,14 @@ struct cuda_sizes cuda_memory_sizes(int32_t rows_max, int32_t in_max, int32_t ou
         .sample =
             samples * (size_t)out_max * (sizeof(float) + sizeof(int32_t)), /* a logit, a count */
         .workspace = CUDA_WORKSPACE_BYTES,
+        .tile = CUDA_TILE_BYTES,
     };
 }
 
 size_t cuda_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_max)
 {
     const struct cuda_sizes s = cuda_memory_sizes(rows_max, in_max, out_max);
-    return s.x + s.partial + s.sample + s.workspace;
+    return s.x + s.partial + s.sample + s.workspace + s.tile;
 }
 
 /* A pinned buffer and the event that tells when it is free. */
@@ -97,6 +98,7 @@ enum status cuda_memory_open(struct cuda_backend *c, struct err *err)
     const struct cuda_sizes sizes = cuda_memory_sizes(0, 0, 0);
     TRY(cuda_memory_grow(c, &c->partial, sizes.partial, err));
     TRY(cuda_memory_grow(c, &c->workspace, sizes.workspace, err));
+    TRY(cuda_memory_grow(c, &c->tile, sizes.tile, err));
 out:
     return st;
 }
@@ -113,6 +115,7 @@ void cuda_memory_close(struct cuda_backend *c)
     cudaFree(c->partial.data);
     cudaFree(c->sample.data);
     cudaFree(c->workspace.data);
+    cudaFree(c->tile.data);
 }
 
 void *cuda_stream(struct backend *b)
@@ -250,25 +253,20 @@ enum status cuda_memory_land(struct backend *b, int32_t flight, struct err *err)
 
 /* ---- weights and caches ---------------------------------------------------------------------- */
 
-static size_t pitch_bytes(const struct weight_spec *spec)
+/* Of a row without its scales. */
+static size_t values_bytes(const struct weight_spec *spec)
 {
-    return cuda_pitch(spec->in, spec->dtype) * dtype_size(spec->dtype);
+    return cuda_pitch(spec->in, spec->dtype) * cuda_element_bytes(spec->dtype);
 }
 
 size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
 {
-    return base_align((size_t)spec->out * pitch_bytes(spec), STORAGE_ALIGN);
+    return base_align((size_t)spec->out * cuda_row_bytes(spec), STORAGE_ALIGN);
 }
 
 bool cuda_memory_holds(enum dtype dtype)
 {
-    return dtype_is_compute(dtype);
-}
-
-void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
-{
-    (void)row, (void)rows, (void)scale;
-    CHECK(backend_scales(&w->spec) == 0); /* there are none while holds() says no */
+    return dtype_is_compute(dtype) || dtype == DTYPE_F8_E4M3;
 }
 
 size_t cuda_memory_kv_bytes(const struct kv_spec *s)
@@ -288,27 +286,53 @@ static void convert_row(unsigned char *dst, const struct weight_spec *spec, cons
     else
         for (size_t k = 0; k < in; k++)
             dtype_store(dst, spec->dtype, k, dtype_load(src, src_dtype, k));
-    memset(dst + used, 0, pitch_bytes(spec) - used);
+    memset(dst + used, 0, values_bytes(spec) - used);
+}
+
+/* A stage's n pieces of so many bytes, to `dst` in as many rows of the weight. */
+static void put_rows(struct cuda_backend *c, const char *what, const struct weight *w,
+                     unsigned char *dst, const struct cuda_stage *s, size_t bytes, int32_t n)
+{
+    cuda_note(c, what,
+              cudaMemcpy2DAsync(dst, cuda_row_bytes(&w->spec), s->host, bytes, bytes, (size_t)n,
+                                cudaMemcpyHostToDevice, c->stream));
 }
 
 void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
                             enum dtype src_dtype, size_t stride)
 {
     struct cuda_backend *c = cuda_of(w->backend);
-    const size_t pitch = pitch_bytes(&w->spec);
-    if (rows == 0 || pitch == 0)
+    const size_t bytes = values_bytes(&w->spec), row_bytes = cuda_row_bytes(&w->spec);
+    if (rows == 0 || bytes == 0)
         return;
-    CHECK(pitch <= CUDA_STAGE_BYTES);
-    const int32_t most = (int32_t)(CUDA_STAGE_BYTES / pitch);
+    CHECK(bytes <= CUDA_STAGE_BYTES);
+    const int32_t most = (int32_t)(CUDA_STAGE_BYTES / bytes);
     for (int32_t at = 0, n; at < rows; at += n) {
         struct cuda_stage *s = take_stage(c);
         n = rows - at < most ? rows - at : most;
         for (int32_t r = 0; r < n; r++)
-            convert_row(s->host + (size_t)r * pitch, &w->spec,
+            convert_row(s->host + (size_t)r * bytes, &w->spec,
                         (const unsigned char *)src + (size_t)(at + r) * stride, src_dtype);
-        cuda_note(c, "weight_put",
-                  cudaMemcpyAsync(w->storage + (size_t)(row + at) * pitch, s->host,
-                                  (size_t)n * pitch, cudaMemcpyHostToDevice, c->stream));
+        put_rows(c, "weight_put", w, w->storage + (size_t)(row + at) * row_bytes, s, bytes, n);
+        give_stage(c, s);
+    }
+}
+
+void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
+{
+    struct cuda_backend *c = cuda_of(w->backend);
+    const size_t scales = (size_t)backend_scales(&w->spec), bytes = scales * sizeof *scale;
+    const size_t row_bytes = cuda_row_bytes(&w->spec);
+    if (rows == 0 || scales == 0)
+        return;
+    CHECK(bytes <= CUDA_STAGE_BYTES);
+    const int32_t most = (int32_t)(CUDA_STAGE_BYTES / bytes);
+    for (int32_t at = 0, n; at < rows; at += n) {
+        struct cuda_stage *s = take_stage(c);
+        n = rows - at < most ? rows - at : most;
+        memcpy(s->host, scale + (size_t)at * scales, (size_t)n * bytes);
+        put_rows(c, "weight_scale", w,
+                 w->storage + (size_t)(row + at) * row_bytes + values_bytes(&w->spec), s, bytes, n);
         give_stage(c, s);
     }
 }
@@ -317,12 +341,18 @@ void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst)
 {
     struct cuda_backend *c = cuda_of(w->backend);
     struct cuda_stage *s = take_stage(c);
-    const size_t pitch = pitch_bytes(&w->spec);
+    const struct weight_spec *spec = &w->spec;
+    const size_t row_bytes = cuda_row_bytes(spec);
+    CHECK(row_bytes <= CUDA_STAGE_BYTES);
     cuda_note(c, "weight_get",
-              cudaMemcpyAsync(s->host, w->storage + (size_t)row * pitch, pitch,
+              cudaMemcpyAsync(s->host, w->storage + (size_t)row * row_bytes, row_bytes,
                               cudaMemcpyDeviceToHost, c->stream));
     cuda_wait(c, "weight_get");
-    for (int32_t k = 0; k < w->spec.in; k++)
-        dst[k] = dtype_load(s->host, w->spec.dtype, (size_t)k);
+    for (int32_t k = 0; k < spec->in; k++) {
+        dst[k] = dtype_load(s->host, spec->dtype, (size_t)k);
+        if (spec->dtype == DTYPE_F8_E4M3)
+            dst[k] *= dtype_load(s->host + values_bytes(spec), DTYPE_F32,
+                                 (size_t)backend_scale_of(spec, k));
+    }
     pthread_mutex_unlock(&s->lock);
 }

@@ -4,6 +4,7 @@
 #ifndef TESSERA_KERNELS_CUDA_DEVICE_CUH
 #define TESSERA_KERNELS_CUDA_DEVICE_CUH
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

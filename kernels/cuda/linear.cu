@@ -1,112 +1,21 @@
 /* DESIGN: y[T, out] = x[T, in] w[out, in]^T in two ways.
- * Few rows: the weight is read once, at memory speed. A warp owns OUTPUTS rows of w and all T rows
- * of x; lane l takes vectors l, l + 32, ... of 16 bytes, sums in fp32 and folds over the lanes at
- * the end. Every output has the same order of addition whatever T is, so a row's bits do not depend
- * on the others among these. x stays fp32 there.
+ * Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu).
  * Many rows: cuBLAS on tensor cores, x rounded to the weight's type first (fp32 weights: neither
  * rounding nor tf32), fp32 accumulation. The leaves of the weight's spec are for the bits of the
- * CPU variants and are not used here. */
+ * CPU variants and are not used here.
+ * Many rows of an F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90
+ * with 12.9 or newer): x becomes E4M3, too, with a scale per row of its own. Else the weight is
+ * widened to bf16, a tile of its rows at a time; that moves five times the bytes of the codes, so
+ * up to WIDEN_ROWS rows it is faster to pass over the codes again for every 16 of them. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/blas.h"
 
-#define THREADS 128
-#define OUTPUTS 2        /* per warp: each x that was loaded serves so many */
-#define GEMV_ROWS_MAX 16 /* from here on tensor cores win */
+#define THREADS 256
+#define WIDEN_ROWS 64
+#define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
-/* ---- few rows ---- */
-
-/* Elements [k, k + N) of a row of x, zeros beyond its end. */
-template <int N, bool ALIGNED> DEVICE void load_x(float *v, const float *x, int32_t k, int32_t in)
-{
-    if (ALIGNED) {
-#pragma unroll
-        for (int i = 0; i < N; i += 4) /* in is a multiple of 4: whole or not at all */
-            *(pack<float, 4> *)(v + i) =
-                k + i < in ? *(const pack<float, 4> *)(x + k + i) : pack<float, 4>{};
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            v[i] = k + i < in ? x[k + i] : 0.0f;
-    }
-}
-
-struct gemv_args {
-    float *y;
-    const float *x;
-    int32_t rows, in, out; /* rows <= ROWS */
-    int64_t pitch;         /* of w, in elements; its tail is zero */
-};
-
-/* Up to 4 rows 80 registers hold everything; left alone, the compiler aims lower and spills. */
-template <typename E, int ROWS, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS, ROWS <= 4 ? 6 : 1)
-    gemv_kernel(struct gemv_args a, const E *w)
-{
-    constexpr int N = 16 / sizeof(E);
-    const int32_t lane = threadIdx.x % WARP;
-    const int32_t first = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / WARP) * OUTPUTS;
-    float sum[ROWS][OUTPUTS] = {};
-    if (first >= a.out)
-        return;             /* a whole warp */
-    const E *from[OUTPUTS]; /* a row beyond the end stands for the last one */
-#pragma unroll
-    for (int o = 0; o < OUTPUTS; o++)
-        from[o] = w + (first + o < a.out ? first + o : a.out - 1) * a.pitch;
-#pragma unroll(ROWS <= 4 ? 4 : 1)
-    for (int32_t k = lane * N; k < a.pitch; k += WARP * N) {
-        pack<E, N> v[OUTPUTS];
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
-            v[o] = *(const pack<E, N> *)(from[o] + k);
-#pragma unroll
-        for (int t = 0; t < ROWS; t++) {
-            alignas(16) float x[N];
-            load_x<N, ALIGNED>(x, a.x + (int64_t)(t < a.rows ? t : 0) * a.in, k, a.in);
-#pragma unroll
-            for (int o = 0; o < OUTPUTS; o++)
-#pragma unroll
-                for (int i = 0; i < N; i++)
-                    sum[t][o] = fmaf(x[i], to_float(v[o].e[i]), sum[t][o]);
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < ROWS; t++)
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
-            const float total = reduce_lanes<WARP>(sum[t][o], plus());
-            if (lane == 0 && t < a.rows && first + o < a.out)
-                a.y[(int64_t)t * a.out + first + o] = total;
-        }
-}
-
-template <typename E, int ROWS>
-static void gemv_rows(struct cuda_backend *c, const struct gemv_args &a, const E *w)
-{
-    const unsigned grid = blocks_for((size_t)a.out, THREADS / WARP * OUTPUTS);
-    const bool aligned = a.in % 4 == 0 && (uintptr_t)a.x % 16 == 0;
-    if (aligned)
-        LAUNCH(c, (gemv_kernel<E, ROWS, true>), grid, THREADS, 0, a, w);
-    else
-        LAUNCH(c, (gemv_kernel<E, ROWS, false>), grid, THREADS, 0, a, w);
-}
-
-template <typename E>
-static void gemv(struct cuda_backend *c, const struct gemv_args &a, const E *w)
-{
-    if (a.rows <= 1)
-        gemv_rows<E, 1>(c, a, w);
-    else if (a.rows <= 2)
-        gemv_rows<E, 2>(c, a, w);
-    else if (a.rows <= 4)
-        gemv_rows<E, 4>(c, a, w);
-    else if (a.rows <= 8)
-        gemv_rows<E, 8>(c, a, w);
-    else
-        gemv_rows<E, 16>(c, a, w);
-}
-
-/* ---- many rows ---- */
+/* ---- x in the weight's type ---- */
 
 /* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. */
 template <typename E>
@@ -119,20 +28,141 @@ __global__ void convert_kernel(E *y, const float *x, int32_t in, int64_t pitch, 
     from_float(y + i, col < in ? x[row * in + col] : 0.0f);
 }
 
+/* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the
+ * scale one, and so all of the row's products. */
+__global__ void quantize_kernel(e4m3 *y, float *scale, const float *x, int32_t in, int32_t pitch)
+{
+    const float *row = x + (int64_t)blockIdx.x * in;
+    e4m3 *codes = y + (int64_t)blockIdx.x * pitch;
+    uint32_t most = 0; /* magnitudes in the order of their bits; NaN on top */
+    for (int32_t k = (int32_t)threadIdx.x; k < in; k += THREADS)
+        most = maximum()(most, __float_as_uint(row[k]) & 0x7fffffffu);
+    const float largest = __uint_as_float(reduce_block(most, maximum())) / DTYPE_E4M3_MAX;
+    const float by = largest < FLT_MIN ? FLT_MIN : largest;
+    for (int32_t k = (int32_t)threadIdx.x; k < pitch; k += THREADS)
+        from_float(codes + k, k < in ? row[k] / by : 0.0f);
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = by;
+}
+
+/* ---- products of cuBLAS ---- */
+
 template <typename E>
 static void gemm(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w)
 {
     const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype), n = y.rows * pitch;
     const void *rows = x.data;
     if (w->spec.dtype != DTYPE_F32 || pitch != x.cols) {
-        LAUNCH(c, convert_kernel<E>, blocks_for((size_t)n, 256), 256, 0, (E *)c->x.data,
+        LAUNCH(c, convert_kernel<E>, blocks_for((size_t)n, THREADS), THREADS, 0, (E *)c->x.data,
                (const float *)x.data, x.cols, pitch, n);
         rows = c->x.data;
     }
-    const struct blas_product p = {y.rows,          y.cols, (int32_t)pitch, w->spec.dtype,
-                                   (float *)y.data, rows,   w->storage};
+    const struct blas_product p = {y.rows,     y.cols,        (int32_t)pitch,  pitch,
+                                   y.cols,     w->spec.dtype, (float *)y.data, rows,
+                                   w->storage, nullptr,       nullptr};
     blas_multiply(c, &p);
 }
+
+/* The scales of all rows, one after the other. */
+__global__ void scales_kernel(float *to, const unsigned char *w, int64_t row_bytes, int64_t at,
+                              int32_t out)
+{
+    const int32_t o = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (o < out)
+        to[o] = *(const float *)(w + o * row_bytes + at);
+}
+
+/* false: there is no kernel for this, and nothing has been done. */
+static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w)
+{
+    const int64_t pitch = (int64_t)cuda_pitch(x.cols, DTYPE_F8_E4M3);
+    const int64_t row_bytes = (int64_t)cuda_row_bytes(&w->spec);
+    float *w_scale = (float *)c->tile.data;
+    float *x_scale = w_scale + base_align((size_t)y.cols, 4); /* at 16 bytes */
+    const struct blas_product p = {y.rows,     y.cols,        (int32_t)pitch,  row_bytes,
+                                   y.cols,     DTYPE_F8_E4M3, (float *)y.data, c->x.data,
+                                   w->storage, x_scale,       w_scale};
+    const size_t scales = base_align((size_t)y.cols, 4) + (size_t)y.rows;
+    if (backend_scales(&w->spec) != 1 || scales * sizeof(float) > CUDA_TILE_BYTES ||
+        !blas_knows(c, &p))
+        return false;
+    LAUNCH(c, scales_kernel, blocks_for((size_t)y.cols, THREADS), THREADS, 0, w_scale, w->storage,
+           row_bytes, pitch, y.cols);
+    LAUNCH(c, quantize_kernel, (unsigned)y.rows, THREADS, 0, (e4m3 *)c->x.data, x_scale,
+           (const float *)x.data, x.cols, (int32_t)pitch);
+    blas_multiply(c, &p);
+    return true;
+}
+
+/* ---- widened tiles ---- */
+
+struct widening {
+    bf16 *to;
+    const unsigned char *w; /* the tile's first row */
+    int64_t row_bytes, scales_at;
+    int32_t in, pitch; /* of `to` */
+    int32_t scale_cols, scale_skip;
+};
+
+/* A block per row, 8 codes a thread. */
+__global__ void widen_kernel(struct widening a)
+{
+    const unsigned char *row = a.w + blockIdx.x * a.row_bytes;
+    const float *scale = (const float *)(row + a.scales_at);
+    for (int32_t k = (int32_t)threadIdx.x * 8; k < a.pitch; k += THREADS * 8) {
+        const pack<e4m3, 8> codes = *(const pack<e4m3, 8> *)(row + k);
+        int32_t group = a.scale_cols == 0 ? 0 : (a.scale_skip + k) / a.scale_cols;
+        int64_t end =
+            a.scale_cols == 0 ? a.pitch : (int64_t)(group + 1) * a.scale_cols - a.scale_skip;
+        pack<bf16, 8> wide;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (k + i >= end) {
+                group++;
+                end += a.scale_cols;
+            }
+            from_float(wide.e + i, k + i < a.in ? to_float(codes.e[i]) * scale[group] : 0.0f);
+        }
+        *(pack<bf16, 8> *)(a.to + (int64_t)blockIdx.x * a.pitch + k) = wide;
+    }
+}
+
+static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
+                         const struct weight *w)
+{
+    const struct weight_spec *s = &w->spec;
+    const int64_t pitch = (int64_t)cuda_pitch(s->in, DTYPE_BF16), n = y.rows * pitch;
+    const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
+    CHECK(fit > 0);
+    LAUNCH(c, convert_kernel<bf16>, blocks_for((size_t)n, THREADS), THREADS, 0, (bf16 *)c->x.data,
+           (const float *)x.data, x.cols, pitch, n);
+    for (int32_t first = 0, out; first < y.cols; first += out) {
+        out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
+        const struct widening a = {(bf16 *)c->tile.data,
+                                   w->storage + first * cuda_row_bytes(s),
+                                   (int64_t)cuda_row_bytes(s),
+                                   (int64_t)cuda_pitch(s->in, s->dtype),
+                                   s->in,
+                                   (int32_t)pitch,
+                                   s->scale_cols,
+                                   s->scale_skip};
+        LAUNCH(c, widen_kernel, (unsigned)out, THREADS, 0, a);
+        const struct blas_product p = {y.rows,
+                                       out,
+                                       (int32_t)pitch,
+                                       pitch,
+                                       y.cols,
+                                       DTYPE_BF16,
+                                       (float *)y.data + first,
+                                       c->x.data,
+                                       c->tile.data,
+                                       nullptr,
+                                       nullptr};
+        blas_multiply(c, &p);
+    }
+}
+
+/* ---- the op ---- */
 
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w)
 {
@@ -145,12 +175,14 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
                                   (cudaStream_t)c->stream));
         return;
     }
-    if (y.rows > GEMV_ROWS_MAX) {
+    if (y.rows <= GEMV_ROWS) {
+        gemv_run(c, y, x, w);
+    } else if (w->spec.dtype != DTYPE_F8_E4M3) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
-        return;
+    } else if (!gemm_f8(c, y, x, w)) {
+        if (y.rows <= WIDEN_ROWS)
+            gemv_run(c, y, x, w);
+        else
+            gemm_widened(c, y, x, w);
     }
-    const struct gemv_args a = {(float *)y.data, (const float *)x.data,
-                                y.rows,          x.cols,
-                                y.cols,          (int64_t)cuda_pitch(x.cols, w->spec.dtype)};
-    WITH_TYPE(w->spec.dtype, gemv<E>(c, a, (const E *)w->storage));
 }

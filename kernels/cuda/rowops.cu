@@ -24,6 +24,7 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
     const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype);
     if (y.rows == 0 || y.cols == 0)
         return;
+    CHECK(dtype_is_compute(w->spec.dtype)); /* no layout quantises the embedding */
     WITH_TYPE(w->spec.dtype,
               LAUNCH(c, embed_kernel<E>, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids,
                      (const E *)w->storage, first, w->spec.out, w->spec.in, pitch));

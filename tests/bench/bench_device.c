@@ -22,7 +22,7 @@ static void must(enum status st, const struct err *err)
     exit(1);
 }
 
-/* On the device, filled with small bf16 numbers (as fp32: small ones, too). */
+/* On the device, filled with small numbers, as bf16, as fp32 or as E4M3. */
 static void *array(size_t bytes)
 {
     enum { PIECE = 1 << 20 };
@@ -33,7 +33,7 @@ static void *array(size_t bytes)
         exit(1);
     }
     for (size_t i = 0; i < ARRAY_LEN(pattern); i++)
-        pattern[i] = (uint16_t)((numerics_mix(i) & 0x80ff) + 0x3c00);
+        pattern[i] = (uint16_t)((numerics_mix(i) & 0x803f) + 0x3c00);
     for (size_t at = 0, n; at < bytes; at += n) {
         n = bytes - at < PIECE ? bytes - at : PIECE;
         backend->ops->upload(backend, p + at, pattern, n);
@@ -128,10 +128,15 @@ static void linear_next(void *arg)
          &err);
 }
 
-static void linear(int32_t rows, int32_t in, int32_t out)
+/* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it. */
+static void linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t in, int32_t out)
 {
-    const struct weight_spec spec = {
-        .out = out, .in = in, .dtype = DTYPE_BF16, .leaves = 1, .cut = {0, in}};
+    const struct weight_spec spec = {.out = out,
+                                     .in = in,
+                                     .dtype = dtype,
+                                     .leaves = 1,
+                                     .cut = {0, in},
+                                     .scale_cols = scale_cols};
     const size_t bytes = backend->ops->weight_bytes(&spec);
     struct linear l = {.rows = rows, .in = in, .out = out, .copies = (int32_t)(span / bytes)};
     struct err err;
@@ -143,7 +148,8 @@ static void linear(int32_t rows, int32_t in, int32_t out)
     must(backend_reserve(backend, rows, in, out, &err), &err);
     l.x = array((size_t)rows * (size_t)in * sizeof(float));
     l.y = array((size_t)rows * (size_t)out * sizeof(float));
-    (void)snprintf(what, sizeof what, "linear bf16, %d rows, %d -> %d", rows, in, out);
+    (void)snprintf(what, sizeof what, "linear %s%s, %d rows, %d -> %d", dtype_name(dtype),
+                   scale_cols > 0 ? " in blocks" : "", rows, in, out);
     row(what, best(linear_next, &l, 2 * l.copies), (double)bytes, 2.0 * rows * in * out);
     for (int32_t i = 0; i < l.copies; i++)
         backend->ops->weight_close(l.weight[i]);
@@ -294,6 +300,10 @@ static void sampling(const char *what, struct sample_params params)
 int main(int argc, char **argv)
 {
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 512, 4096};
+    static const struct {
+        enum dtype dtype;
+        int32_t scale_cols;
+    } types[] = {{DTYPE_BF16, 0}, {DTYPE_F16, 0}, {DTYPE_F8_E4M3, 0}, {DTYPE_F8_E4M3, 128}};
     struct err err;
     if (argc > 2)
         span = (size_t)strtoul(argv[2], NULL, 10) << 20;
@@ -302,8 +312,10 @@ int main(int argc, char **argv)
            backend->ops->name);
     copying();
     for (size_t i = 0; i < ARRAY_LEN(rows) && (size_t)rows[i] <= span >> 18; i++) {
-        linear(rows[i], 4096, 14336);
-        linear(rows[i], 14336, 4096);
+        for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+            linear(types[t].dtype, types[t].scale_cols, rows[i], 4096, 14336);
+            linear(types[t].dtype, types[t].scale_cols, rows[i], 14336, 4096);
+        }
     }
     attention(1, 1, 1024);
     attention(64, 1, 1024);

@@ -107,6 +107,11 @@ template <typename V> V atomicExch(V *at, V value)
     return old;
 }
 
+/* Ends the program: a device would have failed, or would be wrong. */
+[[noreturn]] void emulate_fail(const char *what);
+
+#include "tests/emulate/emulate_mma.h"
+
 /* ---- bits ---- */
 
 static inline unsigned __float_as_uint(float x)
@@ -121,6 +126,19 @@ static inline float __uint_as_float(unsigned u)
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
+}
+
+/* ---- arithmetic of kernels/cuda/gemv.cu ---- */
+
+static inline uint32_t mma_times(uint32_t a, uint32_t b)
+{
+    uint32_t y = 0;
+    for (unsigned half = 0; half < 2; half++) {
+        const float x = __uint_as_float((a >> 16 * half & 0xffffu) << 16);
+        const float by = __uint_as_float((b >> 16 * half & 0xffffu) << 16);
+        y |= __float_as_uint(x * by) >> 16 << 16 * half; /* only asked for what is exact */
+    }
+    return y;
 }
 
 #endif

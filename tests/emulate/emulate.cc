@@ -4,7 +4,7 @@
  * are made once and kept; a switch is a longjmp, without a system call (and unchecked: the
  * library's check of -D_FORTIFY_SOURCE takes another stack for a corrupt one). */
 #undef _FORTIFY_SOURCE
-#include "tests/emulate/cublas_v2.h"
+#include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"
 
 #include "tests/emulate/cuda_fp16.h"
@@ -41,7 +41,7 @@ static jmp_buf scheduler;
 static const std::function<void()> *body;
 static void *shared;
 
-[[noreturn]] static void give_up(const char *what)
+[[noreturn]] void emulate_fail(const char *what)
 {
     fprintf(stderr, "emulated device: %s; block (%u, %u, %u), thread %u of %u\n", what, blockIdx.x,
             blockIdx.y, blockIdx.z, running != nullptr ? running->index.x : 0, blockDim.x);
@@ -118,7 +118,7 @@ static void release_warp(struct fiber *f)
     uint64_t words[LANES];
     const unsigned waiting = count(f, LANES, AT_WARP);
     if (waiting > 0 && count(f, LANES, DONE) > 0)
-        give_up("a shuffle for lanes that have returned");
+        emulate_fail("a shuffle for lanes that have returned");
     if (waiting < LANES)
         return;
     for (unsigned i = 0; i < LANES; i++)
@@ -161,7 +161,7 @@ static void run_block(unsigned threads)
             release_warp(&fibers[i]);
         release_block(threads);
         if (count(fibers, threads, READY) == 0 && count(fibers, threads, DONE) < threads)
-            give_up("threads wait at different barriers");
+            emulate_fail("threads wait at different barriers");
     }
 }
 
@@ -176,7 +176,7 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
         block.x % LANES != 0 || block.x > FIBERS_MAX || block.y * block.z != 1 ||
         shared_bytes > 227 << 10)
-        give_up("a launch that no device takes");
+        emulate_fail("a launch that no device takes");
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
@@ -195,68 +195,132 @@ void *emulate_shared()
 
 /* ---- cuBLAS ---- */
 
-/* A handle is the place of its stream. */
-cublasStatus_t cublasCreate(cublasHandle_t *h)
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
 {
-    *h = new cudaStream_t();
+    *h = new int();
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasDestroy(cublasHandle_t h)
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
 {
-    delete (cudaStream_t *)h;
+    delete (int *)h;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasSetStream(cublasHandle_t h, cudaStream_t s)
-{
-    *(cudaStream_t *)h = s;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t)
-{
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasSetMathMode(cublasHandle_t, int)
-{
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-const char *cublasGetStatusString(cublasStatus_t)
+const char *cublasLtGetStatusString(cublasStatus_t)
 {
     return "emulated status";
 }
 
-static float element(const void *p, cudaDataType t, size_t i)
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t d, cublasComputeType_t, cudaDataType_t)
 {
-    return dtype_load(p, t == CUDA_R_32F ? DTYPE_F32 : t == CUDA_R_16F ? DTYPE_F16 : DTYPE_BF16, i);
+    *d = {};
+    return CUBLAS_STATUS_SUCCESS;
 }
 
-static void multiply(int m, int n, int k, const void *a, cudaDataType a_type, int lda,
-                     const void *b, cudaDataType b_type, int ldb, float *c, int ldc)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                              cublasLtMatmulDescAttributes_t what,
+                                              const void *value, size_t bytes)
 {
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
+    void *const place[] = {&d->transposed[0], &d->mode[0], &d->mode[1], &d->scale[0], &d->scale[1]};
+    memcpy(place[what], value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t l, cudaDataType_t type,
+                                        uint64_t rows, uint64_t cols, int64_t ld)
+{
+    *l = {type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t p)
+{
+    *p = {};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t what,
+                                                    const void *value, size_t bytes)
+{
+    if (what == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES)
+        memcpy(&p->alignment, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* FP8 as on sm_90: all sides in whole vectors, a scale for each row of both. */
+static cublasStatus_t suits(const cublasLtMatmulDescOpaque_t *d,
+                            const cublasLtMatrixLayoutOpaque_t *a,
+                            const cublasLtMatrixLayoutOpaque_t *b,
+                            const cublasLtMatrixLayoutOpaque_t *y)
+{
+    const bool f8 = a->type == CUDA_R_8F_E4M3;
+    if (d->transposed[0] != CUBLAS_OP_T || d->transposed[1] != CUBLAS_OP_N || a->type != b->type ||
+        y->type != CUDA_R_32F || a->rows != b->rows || a->cols != y->rows || b->cols != y->cols ||
+        a->ld < (int64_t)a->rows || b->ld < (int64_t)b->rows || y->ld < (int64_t)y->rows)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    for (int i = 0; i < 2 && f8; i++)
+        if (d->mode[i] != CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F || d->scale[i] == nullptr ||
+            (uintptr_t)d->scale[i] % 16 != 0)
+            return CUBLAS_STATUS_INVALID_VALUE;
+    const bool whole = a->rows % 16 == 0 && a->cols % 16 == 0 && a->ld % 16 == 0 && b->ld % 16 == 0;
+    return f8 && !whole ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t y,
+                                              cublasLtMatmulPreference_t p, int,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found)
+{
+    const cublasStatus_t s = suits(d, a, b, y);
+    *found = s == CUBLAS_STATUS_SUCCESS;
+    results->state = s;
+    results->algo.alignment = p->alignment;
+    return s;
+}
+
+static float element(const void *p, cudaDataType_t t, size_t i)
+{
+    static const enum dtype of[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3};
+    return dtype_load(p, of[t], i);
+}
+
+static void multiply(const cublasLtMatmulDescOpaque_t &d, const void *a,
+                     const cublasLtMatrixLayoutOpaque_t &la, const void *b,
+                     const cublasLtMatrixLayoutOpaque_t &lb, float *y,
+                     const cublasLtMatrixLayoutOpaque_t &ly)
+{
+    for (size_t i = 0; i < ly.rows; i++)
+        for (size_t j = 0; j < ly.cols; j++) {
             float sum = 0;
-            for (int l = 0; l < k; l++)
-                sum = fmaf(element(a, a_type, (size_t)i * (size_t)lda + (size_t)l),
-                           element(b, b_type, (size_t)j * (size_t)ldb + (size_t)l), sum);
-            c[(size_t)j * (size_t)ldc + (size_t)i] = sum;
+            for (size_t l = 0; l < la.rows; l++)
+                sum = fmaf(element(a, la.type, i * (size_t)la.ld + l),
+                           element(b, lb.type, j * (size_t)lb.ld + l), sum);
+            if (d.scale[0] != nullptr)
+                sum = sum * ((const float *)d.scale[0])[i] * ((const float *)d.scale[1])[j];
+            y[j * (size_t)ly.ld + i] = sum;
         }
 }
 
-cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
-                            int n, int k, const void *alpha, const void *a, cudaDataType a_type,
-                            int lda, const void *b, cudaDataType b_type, int ldb, const void *beta,
-                            void *c, cudaDataType c_type, int ldc, cublasComputeType_t,
-                            cublasGemmAlgo_t)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t la, const void *b,
+                              cublasLtMatrixLayout_t lb, const void *beta, const void *,
+                              cublasLtMatrixLayout_t, void *y, cublasLtMatrixLayout_t ly,
+                              const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t s)
 {
-    if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || *(const float *)alpha != 1 ||
-        *(const float *)beta != 0 || c_type != CUDA_R_32F || lda < k || ldb < k || ldc < m)
+    const cublasStatus_t st = suits(d, la, lb, ly);
+    if (st != CUBLAS_STATUS_SUCCESS)
+        return st;
+    if (*(const float *)alpha != 1 || *(const float *)beta != 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (algo != nullptr && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)y) % algo->alignment != 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (algo != nullptr && ly->cols % 5 == 0) /* one that does not suit every number of rows */
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    emulate_enqueue(*(cudaStream_t *)h,
-                    [=] { multiply(m, n, k, a, a_type, lda, b, b_type, ldb, (float *)c, ldc); });
+    emulate_enqueue(s, [=, d = *d, la = *la, lb = *lb, ly = *ly] {
+        multiply(d, a, la, b, lb, (float *)y, ly);
+    });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -13,6 +13,7 @@
 # device    memory as planned, steps replayed as graphs and launched ahead
 # serve     the server's greedy text on one GPU is that on the CPU
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
+# fp8       the same with --quantization fp8, and what that changes in the demo model's words
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels, and the share of a copy's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
@@ -136,9 +137,13 @@ peers() {
     same_text -tp 2 --kv-cache-memory 64M
 }
 
+divergence() {
+    python3 tests/bench/bench_fp8.py --build "$BUILD" --prompts 12 --device cuda
+}
+
 functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
-$(declare -f build on_device text_of same_text shape_8b decode step peers)"
-all=(build doctor twins goldens device serve decode step kernels ranks peers sanitize)
+$(declare -f build on_device text_of same_text shape_8b decode step peers divergence)"
+all=(build doctor twins goldens device serve decode step fp8 kernels ranks peers sanitize)
 stages=("$@")
 [ $# -gt 0 ] || stages=("${all[@]}")
 mkdir -p "$OUT"
@@ -156,6 +161,11 @@ for name in "${stages[@]}"; do
         ;;
     step) stage 180 step step ;;
     kernels) stage 120 kernels on_device bench_device ;;
+    fp8)
+        stage 200 decode_fp8 decode fp8 --quantization fp8
+        stage 60 divergence divergence
+        ;;
+    kernels) stage 180 kernels on_device bench_device ;;
     ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
     peers) stage 120 peers peers ;;
     sanitize)
@@ -165,6 +175,7 @@ for name in "${stages[@]}"; do
         ;;
     *)
         sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
