@@ -11,7 +11,7 @@
 #define CUDA_STAGES 16
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
 #define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
-#define CUDA_PARTIAL_BYTES ((size_t)32 << 20)   /* partial results of split attention */
+#define CUDA_PARTIAL_BYTES ((size_t)36 << 20)   /* of split attention: 64 rows, 32 heads of 128 */
 #define CUDA_WORKSPACE_BYTES ((size_t)64 << 20) /* cuBLAS's advice for Hopper is 32 MiB */
 
 /* A pinned host buffer on its way to the device. The lock is held while it is filled; the event

@@ -104,6 +104,11 @@ template <typename V> V atomicExch(V *at, V value)
     return old;
 }
 
+/* Ends the program: a device would have failed, or would be wrong. */
+[[noreturn]] void emulate_fail(const char *what);
+
+#include "tests/emulate/emulate_mma.h"
+
 /* ---- bits ---- */
 
 static inline unsigned __float_as_uint(float x)

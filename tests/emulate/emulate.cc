@@ -41,7 +41,7 @@ static jmp_buf scheduler;
 static const std::function<void()> *body;
 static void *shared;
 
-[[noreturn]] static void give_up(const char *what)
+[[noreturn]] void emulate_fail(const char *what)
 {
     fprintf(stderr, "emulated device: %s; block (%u, %u, %u), thread %u of %u\n", what, blockIdx.x,
             blockIdx.y, blockIdx.z, running != nullptr ? running->index.x : 0, blockDim.x);
@@ -118,7 +118,7 @@ static void release_warp(struct fiber *f)
     uint64_t words[LANES];
     const unsigned waiting = count(f, LANES, AT_WARP);
     if (waiting > 0 && count(f, LANES, DONE) > 0)
-        give_up("a shuffle for lanes that have returned");
+        emulate_fail("a shuffle for lanes that have returned");
     if (waiting < LANES)
         return;
     for (unsigned i = 0; i < LANES; i++)
@@ -161,7 +161,7 @@ static void run_block(unsigned threads)
             release_warp(&fibers[i]);
         release_block(threads);
         if (count(fibers, threads, READY) == 0 && count(fibers, threads, DONE) < threads)
-            give_up("threads wait at different barriers");
+            emulate_fail("threads wait at different barriers");
     }
 }
 
@@ -176,7 +176,7 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
         block.x % LANES != 0 || block.x > FIBERS_MAX || block.y * block.z != 1 ||
         shared_bytes > 227 << 10)
-        give_up("a launch that no device takes");
+        emulate_fail("a launch that no device takes");
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {

@@ -13,7 +13,7 @@
 # device    memory as planned, steps replayed as graphs
 # serve     the server's greedy text on one GPU is that on the CPU
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
-# kernels   rates of the kernels, and the share of a copy's
+# kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
 # sanitize  the twins under compute-sanitizer
 # shellcheck disable=SC2317 # functions that "stage" calls
@@ -53,7 +53,7 @@ stage() {
 build() {
     cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON \
         -DTESSERA_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=native &&
-        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_sample test_elect test_model \
+        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_attend test_sample test_elect test_model \
             test_device bench_device
 }
 
@@ -124,7 +124,11 @@ for name in "${stages[@]}"; do
     case $name in
     build) stage 400 build build ;;
     doctor) stage 60 doctor "$BUILD/tessera" doctor "$MODEL" --device cuda ;;
-    twins) for t in test_kernels test_sample test_elect; do stage 120 "$t" on_device "$t"; done ;;
+    twins)
+        for t in test_kernels test_attend test_sample test_elect; do
+            stage 120 "$t" on_device "$t"
+        done
+        ;;
     goldens) stage 180 goldens on_device test_model ;;
     device) stage 120 device on_device test_device ;;
     serve) stage 120 serve same_text ;;
@@ -135,7 +139,7 @@ for name in "${stages[@]}"; do
     kernels) stage 120 kernels on_device bench_device ;;
     ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
     sanitize)
-        for t in test_kernels test_elect; do
+        for t in test_kernels test_attend test_elect; do
             stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
         done
         ;;
