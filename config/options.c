@@ -227,6 +227,7 @@ static const struct row rows[] = {
     {"rank", NULL, COMMAND_RANK, INT32, AT(rank), 0, 63, "0", NULL, "internal"},
     {"parent-pid", NULL, COMMAND_RANK, INT32, AT(parent_pid), 0, 0x7fffffff, "0", NULL, "internal"},
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
+    {"weights-stamp", NULL, COMMAND_RANK, STRING, AT(weights_stamp), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
     {"weights-kept", NULL, COMMAND_RANK, FLAG, AT(weights_kept), 0, 0, NULL, NULL, "internal"},

@@ -76,7 +76,8 @@ struct options {
         int32_t rest_count;
     } bench;
     /* COMMAND_RANK only */
-    const char *plan_hash; /* of the front end's plan, 16 hex digits */
+    const char *plan_hash;     /* of the front end's plan, 16 hex digits */
+    const char *weights_stamp; /* of the files that it opened, likewise; NULL: any will do */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
     bool weights_kept; /* in the memory file: those of a rank that was lost */

@@ -55,6 +55,13 @@ static int high_fd(int fd)
     return high;
 }
 
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
 static enum status memory_file(const char *name, size_t bytes, bool allocate, int *out,
                                struct err *err)
 {
@@ -143,6 +150,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--tensor-parallel-size=%d", f->ranks);
     add(a, "--parallel-mode=%s", o->parallel_mode);
     add(a, "--plan-hash=%016llx", (unsigned long long)f->plan_hash);
+    if (f->weights_stamp != 0 && !options_mpi(o)) /* copies on other machines have other times */
+        add(a, "--weights-stamp=%016llx", (unsigned long long)f->weights_stamp);
     if (o->mesh)
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
@@ -211,8 +220,10 @@ static enum status start_local(struct group *g, const struct options *o, const s
         return base_fail_errno(err, ERR_LIMIT, "link to rank %d", rank);
     *link = high_fd(pair[0]);
     int theirs = high_fd(pair[1]);
-    enum status st = start(g, o, f, rank, theirs, err);
-    close(theirs);
+    enum status st = *link < 0 || theirs < 0
+                         ? base_fail_errno(err, ERR_LIMIT, "link to rank %d", rank)
+                         : start(g, o, f, rank, theirs, err);
+    close_fd(&theirs);
     return st;
 }
 
@@ -259,13 +270,6 @@ static enum status reserve_kv(const struct group *g, const struct footprint *f, 
                              bytes, r, strerror(failed));
     }
     return OK;
-}
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
 }
 
 void group_kill(struct group *g)

@@ -304,6 +304,12 @@ static enum status read_all(int fd, char *dst, size_t n, struct err *err)
     return OK;
 }
 
+bool link_waits(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
 enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *err)
 {
     enum status st = OK;

@@ -48,6 +48,8 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
 
 /* Reads one step message into buf. */
 enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *err) MUST_USE;
+/* Whether it would find something, the end of the link included. */
+bool link_waits(int fd);
 /* Writes an answer with its result as the head counts it, or text (head.text_bytes). */
 enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,
                         const char *text, struct err *err) MUST_USE;

@@ -7,6 +7,7 @@
 #include "engine/lifeline.h"
 #include "engine/parallel/sampler.h"
 #include "engine/populate.h"
+#include "engine/rank_loop.h"
 #include "engine/rank_state.h"
 #include "engine/rendezvous.h"
 #include "engine/replay.h"
@@ -38,7 +39,26 @@ struct rank {
     struct rank_state *state;
     void *owned[2]; /* weights and KV cache in device memory */
     bool scores;    /* computes logprobs: rank 0 answers for all */
+    bool elects;    /* with the sampler distributed */
+    /* what of a launched step is to come; step n is in [n % BACKEND_FLIGHTS] */
+    struct {
+        int32_t samples, stride;
+    } flights[BACKEND_FLIGHTS];
+    uint64_t launched, landed;
 };
+
+/* Ranks that take the place of others load the same model, or none. */
+static enum status check_stamp(const struct options *o, const struct checkpoint *c, struct err *err)
+{
+    char mine[17];
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)checkpoint_stamp(c));
+    if (o->weights_stamp && strcmp(o->weights_stamp, mine) != 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.300s: the weights were written again since the server started; start "
+                         "it again to serve them",
+                         o->model);
+    return OK;
+}
 
 static enum status load(struct rank *r, const struct options *o, const struct model_config *m,
                         const struct layout *l, void *arena, struct err *err)
@@ -54,6 +74,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
         TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
     } else {
         TRY(checkpoint_open(o->model, &c, err));
+        TRY(check_stamp(o, c, err));
         TRY(checkpoint_check(c, l->weights, l->count, layout_ignored, layout_ignored_count, NULL,
                              err));
         TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,
@@ -125,6 +146,7 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
     r->footprint = *f;
     r->board = memory->board;
     r->scores = l->rank == 0;
+    r->elects = options_distributed(o);
     const struct kv_spec kv = footprint_kv(f, m, l);
     void *arenas[2];
     TRY(open_backend(r, o, l->rank, err));
@@ -152,8 +174,15 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         .progress = &r->board->progress,
     };
     TRY(model_open(&parts, &r->model, err));
-    TRY(replay_open(f->on_device && !o->enforce_eager, r->backend, r->model, r->board, m->layers,
-                    &r->replay, err));
+    const struct replay_parts replay = {
+        .backend = r->backend,
+        .model = r->model,
+        .board = r->board,
+        .bootstrap = r->shared,
+        .layers = m->layers,
+        .rows_max = f->limits.slots < f->limits.rows ? f->limits.slots : f->limits.rows,
+    };
+    TRY(replay_open(f->on_device && !o->enforce_eager, &replay, &r->replay, err));
     TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
                      f->limits.slots, m->vocab, &r->sampler, err));
     *out = r;
@@ -210,31 +239,64 @@ out:
     return st;
 }
 
-enum status rank_step(struct rank *r, const struct step *s, struct step_result *result,
-                      struct cview *logits, struct err *err)
+enum status rank_launch(struct rank *r, const struct step *s, struct cview *logits, struct err *err)
 {
     enum status st = OK;
     struct backend *b = r->backend;
     struct rank_state *state = r->state;
     struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
     const int32_t stride = r->scores && s->samples > 0 ? step_stride(s) : -1;
-    const struct rank_arrays *a = rank_state_change(state, s);
+    const int32_t rows = replay_rows(r->replay, s->rows, s->samples), padding = rows - s->rows;
+    const struct rank_arrays *a = rank_state_change(state, s, padding);
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
-        .rows = {s->rows, a->slot, a->position, a->table, state->limits.table_cols},
+        .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols},
         .ids = a->ids,
-        .samples = s->samples,
+        .samples = s->samples + padding,
         .sample = a->sample,
         .sample_host = state->host.sample,
     };
-    *result = (struct step_result){.count = 0};
     b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);
     TRY(replay_forward(r->replay, &in, &own, err));
+    own.rows = s->samples; /* nobody draws from padding */
     if (s->samples > 0)
         TRY(sample(r, s, a, stride, own, &whole, err));
-    TRY(rank_state_result(state, s->samples, stride, result, err));
+    const int32_t flight = (int32_t)(r->launched++ % BACKEND_FLIGHTS);
+    r->flights[flight].samples = s->samples;
+    r->flights[flight].stride = stride;
+    rank_state_fetch(state, flight, s->samples, stride);
     if (logits)
         *logits = whole;
+out:
+    return st;
+}
+
+bool rank_landed(const struct rank *r)
+{
+    const int32_t flight = (int32_t)(r->landed % BACKEND_FLIGHTS);
+    return r->launched == r->landed || r->backend->ops->landed(r->backend, flight);
+}
+
+enum status rank_land(struct rank *r, struct step_result *result, struct err *err)
+{
+    const int32_t flight = (int32_t)(r->landed++ % BACKEND_FLIGHTS);
+    return rank_state_land(r->state, flight, r->flights[flight].samples, r->flights[flight].stride,
+                           result, err);
+}
+
+/* Elections ask the host in the middle of a step, which would keep the step before from landing. */
+bool rank_flies(const struct rank *r)
+{
+    return r->footprint.on_device && !r->elects;
+}
+
+enum status rank_step(struct rank *r, const struct step *s, struct step_result *result,
+                      struct cview *logits, struct err *err)
+{
+    enum status st = OK;
+    *result = (struct step_result){.count = 0};
+    TRY(rank_launch(r, s, logits, err));
+    TRY(rank_land(r, result, err));
 out:
     return st;
 }
@@ -361,31 +423,6 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->rank[l->rank].kv = ops->kv_bytes(&kv);
 }
 
-/* result: of a step that ran (status OK), else empty. */
-static enum status answer(const struct options *o, uint32_t epoch, uint64_t seq,
-                          const struct step_result *result, enum status status,
-                          const struct err *text, struct err *err)
-{
-    struct step_answer head = {
-        .magic = STEP_ANSWER_MAGIC,
-        .epoch = epoch,
-        .seq = seq,
-        .hash = step_hash(result->ids, result->count),
-        .rank = o->rank,
-        .status = (int32_t)status,
-        .text_bytes = status == OK ? 0 : (int32_t)strnlen(text->text, 479),
-    };
-    if (o->rank == 0)
-        step_answer_counts(&head, result);
-    return link_answer(GROUP_FD_LINK, &head, result, text->text, err);
-}
-
-/* Where there is no shared board, what it would say goes before an answer. */
-static enum status report(const struct options *o, const struct board_rank *board, struct err *err)
-{
-    return o->remote ? link_report(GROUP_FD_LINK, board, true, err) : OK;
-}
-
 /* What a rank of several machines needs until it is ready. */
 struct start {
     const struct options *o;
@@ -405,45 +442,12 @@ static enum status await_word(void *ctx, struct err *err)
     struct step_header go;
     size_t n = 0;
     lifeline_loaded(s->lifeline);
-    TRY(report(s->o, s->board, err));
-    TRY(answer(s->o, 1, 0, &none, OK, &no_text, err));
+    TRY(rank_loop_report(s->o, s->board, err));
+    TRY(rank_loop_answer(s->o, 1, 0, &none, OK, &no_text, err));
     TRY(link_receive(GROUP_FD_LINK, &go, sizeof go, &n, err));
     if (n != sizeof go || go.magic != STEP_MAGIC)
         st = base_fail(err, ERR_COMM, "the front end sent %zu bytes where it says go", n);
 out:
-    return st;
-}
-
-static enum status loop(struct rank *r, const struct options *o, struct err *err)
-{
-    enum status st = OK;
-    struct step *step = NULL;
-    uint64_t last_seq = 0;
-    size_t n, cap = step_bytes_max(&r->footprint.limits);
-    void *message = malloc(cap);
-    if (!message)
-        return base_fail(err, ERR_NOMEM, "rank: no memory for a step message");
-    TRY(step_open_new(&r->footprint.limits, &step, err));
-    for (;;) {
-        struct err failure = {""};
-        struct step_result result = {0};
-        TRY(link_receive(GROUP_FD_LINK, message, cap, &n, err));
-        TRY(step_decode(step, message, n, err));
-        if (step->stop)
-            break;
-        if (step->seq != last_seq + 1) {
-            st = base_fail(err, ERR_COMM, "step %llu after %llu", (unsigned long long)step->seq,
-                           (unsigned long long)last_seq);
-            goto out;
-        }
-        last_seq = step->seq;
-        enum status ran = rank_step(r, step, &result, NULL, &failure);
-        TRY(report(o, r->board, err));
-        TRY(answer(o, step->epoch, step->seq, &result, ran, &failure, err));
-    }
-out:
-    step_free(step);
-    free(message);
     return st;
 }
 
@@ -455,7 +459,7 @@ static enum status check_plan(const struct options *o, const struct layout *l, s
     if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
         return base_fail(err, ERR_USAGE,
                          "E21 rank %d read another plan or config.json than the server (hash %s, "
-                         "the server's is %s); do not change them during start-up",
+                         "the server's is %s); do not change them while it runs",
                          o->rank, mine, o->plan_hash);
     return OK;
 }
@@ -542,13 +546,13 @@ int rank_main(const struct options *o)
     TRY(map_memory(o, &f, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
     TRY(seal_weights(o, &f, &memory, &err));
-    TRY(answer(o, 1, 0, &none, OK, &err, &err));
+    TRY(rank_loop_answer(o, 1, 0, &none, OK, &err, &err));
     touching = populate(o, &f, &memory); /* ready does not wait for it */
-    st = loop(r, o, &err);
+    st = rank_loop(r, o, memory.board, &f.limits, &err);
 out:
     lifeline_loaded(start.lifeline);
     if (!r && st != OK && st != ERR_CANCELLED) /* the front end is still waiting for an answer */
-        st = answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
+        st = rank_loop_answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
     populate_close(touching);

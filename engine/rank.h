@@ -36,6 +36,15 @@ void rank_close(struct rank *r);
  * from, as far as the sampler gathers them. Both valid until the next step. */
 enum status rank_step(struct rank *r, const struct step *step, struct step_result *result,
                       struct cview *logits, struct err *err) MUST_USE;
+/* The same in two parts, the steps landing in the order of their launches. Where rank_flies says so
+ * one step may be launched while another has not landed: its inputs are prepared and enqueued while
+ * the device works. A step whose launch fails does not land. */
+bool rank_flies(const struct rank *r);
+enum status rank_launch(struct rank *r, const struct step *step, struct cview *logits,
+                        struct err *err) MUST_USE;
+/* Will rank_land not wait? True when nothing is launched. */
+bool rank_landed(const struct rank *r);
+enum status rank_land(struct rank *r, struct step_result *result, struct err *err) MUST_USE;
 /* What the rank computes with, to fetch those logits. */
 struct backend *rank_backend(struct rank *r);
 

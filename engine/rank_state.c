@@ -155,15 +155,29 @@ static void copy(int32_t *dst, const int32_t *src, int32_t n)
     memcpy(dst, src, (size_t)n * sizeof *dst);
 }
 
+static void pad(const struct rank_arrays *h, const struct step *step, int32_t padding)
+{
+    for (int32_t i = 0; i < padding; i++) {
+        const int32_t row = step->rows + i, sample = step->samples + i;
+        h->slot[row] = -1;
+        h->position[row] = 0;
+        h->token[row] = -1;
+        h->sample[sample] = row;
+    }
+}
+
 /* Closes need no work here: a closed slot's state is overwritten by the next open. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step)
+const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step,
+                                            int32_t padding)
 {
     const struct rank_arrays *h = &s->host;
+    const int32_t rows = step->rows + padding, samples = step->samples + padding;
     for (int32_t i = 0; i < step->opens; i++)
         open_slot(s, &step->open[i]);
     append_blocks(s, step);
-    const size_t bytes = carve_step(&s->host, step->rows, step->samples, s->host_memory + s->step);
-    carve_step(&s->device, step->rows, step->samples, s->device_memory + s->step);
+    const size_t bytes = carve_step(&s->host, rows, samples, s->host_memory + s->step);
+    carve_step(&s->device, rows, samples, s->device_memory + s->step);
+    pad(h, step, padding);
     copy(h->slot, step->slot, step->rows);
     copy(h->position, step->position, step->rows);
     copy(h->token, step->token, step->rows);
@@ -188,23 +202,30 @@ struct sample_slots rank_state_slots(const struct rank_state *s)
     return (struct sample_slots){d->params, d->rules, d->history, s->limits.history_max};
 }
 
-enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
-                              struct step_result *out, struct err *err)
+void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride)
 {
-    enum status st = OK;
     const struct rank_arrays *h = &s->host, *d = &s->device;
     struct backend *b = s->backend;
     const size_t n = (size_t)samples;
-    struct step_result result = {.count = samples, .ids = h->sampled};
-    TRY(b->ops->download(b, h->sampled, d->sampled, n * sizeof *h->sampled, err));
+    b->ops->fetch(b, flight, h->sampled, d->sampled, n * sizeof *h->sampled);
+    if (stride < 0)
+        return;
+    b->ops->fetch(b, flight, h->logprob, d->logprob, n * sizeof *h->logprob);
+    b->ops->fetch(b, flight, h->best, d->best, n * (size_t)stride * sizeof *h->best);
+}
+
+enum status rank_state_land(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride,
+                            struct step_result *out, struct err *err)
+{
+    const struct rank_arrays *h = &s->host;
+    const enum status st = s->backend->ops->land(s->backend, flight, err);
+    if (st != OK)
+        return st;
+    *out = (struct step_result){.count = samples, .ids = h->sampled};
     if (stride >= 0) {
-        TRY(b->ops->download(b, h->logprob, d->logprob, n * sizeof *h->logprob, err));
-        TRY(b->ops->download(b, h->best, d->best, n * (size_t)stride * sizeof *h->best, err));
-        result.logprob = h->logprob;
-        result.best = h->best;
-        result.stride = stride;
+        out->logprob = h->logprob;
+        out->best = h->best;
+        out->stride = stride;
     }
-    *out = result;
-out:
-    return st;
+    return OK;
 }

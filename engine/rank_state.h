@@ -41,14 +41,17 @@ enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);
 
-/* Makes the slot changes of a decoded step and uploads it. The arrays on the device, for the ops of
- * this step. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step);
+/* Makes the slot changes of a decoded step and uploads it, with so many rows of padding after its
+ * own, which are sampled. The arrays on the device, for the ops of this step. */
+const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step,
+                                            int32_t padding);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
-/* Waits for the step and fetches what came of it: `samples` ids, and logprobs when stride >= 0.
- * Valid until the next step. ERR_DEVICE: an op of it failed. */
-enum status rank_state_result(struct rank_state *s, int32_t samples, int32_t stride,
-                              struct step_result *out, struct err *err) MUST_USE;
+/* Fetches what came of the step, in a flight (backend.h): `samples` ids, and logprobs when stride
+ * >= 0. */
+void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride);
+/* Waits for it; the same numbers. Valid until the next landing. ERR_DEVICE: an op failed. */
+enum status rank_state_land(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride,
+                            struct step_result *out, struct err *err) MUST_USE;
 
 #endif

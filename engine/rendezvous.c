@@ -7,6 +7,7 @@
 #include "config/file.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -20,7 +21,7 @@
 #include <unistd.h>
 
 #define MAGIC 0x3130707247737354ull
-#define STRANGER_S 5 /* how long one connection may keep the others waiting */
+#define STRANGER_S 2 /* how long one connection may keep the others waiting */
 #define RETRY_NS 100000000
 
 struct challenge {
@@ -211,11 +212,16 @@ static bool send_whole(int fd, const void *src, size_t n)
     return true;
 }
 
-static bool receive_whole(int fd, void *dst, size_t n)
+/* Until then at the latest, also when the other side sends a byte now and then. */
+static bool receive_whole(int fd, void *dst, size_t n, double until)
 {
     for (size_t got = 0; got < n;) {
-        const ssize_t r = recv(fd, (char *)dst + got, n - got, 0);
-        if (r < 0 && errno == EINTR)
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        const int left_ms = until < INFINITY ? (int)(fmax(until - base_now(), 0) * 1e3) : -1;
+        if (poll(&p, 1, left_ms) == 0)
+            return false;
+        const ssize_t r = recv(fd, (char *)dst + got, n - got, MSG_DONTWAIT);
+        if (r < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         if (r <= 0)
             return false;
@@ -225,17 +231,16 @@ static bool receive_whole(int fd, void *dst, size_t n)
 }
 
 /* Small messages at once; a machine that is gone is noticed within half a minute. */
-static void tune(int fd, int timeout_s)
+static void tune(int fd, int send_timeout_s)
 {
     static const int yes = 1, idle = 10, interval = 5, count = 3, unanswered_ms = 30000;
-    const struct timeval t = {.tv_sec = timeout_s};
+    const struct timeval t = {.tv_sec = send_timeout_s};
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
@@ -298,7 +303,8 @@ static int32_t challenge_rank(int fd, const struct rendezvous_secret *secret, in
     if (!challenge_make(&mine))
         return -1;
     *why = "it did not answer";
-    if (!send_whole(fd, &mine, sizeof mine) || !receive_whole(fd, &c, sizeof c))
+    if (!send_whole(fd, &mine, sizeof mine) ||
+        !receive_whole(fd, &c, sizeof c, base_now() + STRANGER_S))
         return -1;
     *why = "it does not know the secret";
     if (!challenge_same(&c.of, &mine) || c.own.magic != MAGIC ||
@@ -384,15 +390,17 @@ static int connect_until(const struct addrinfo *list, double deadline)
     }
 }
 
+/* The front end may be busy with a stranger. */
 static enum status answer_challenge(int fd, const struct rendezvous_secret *secret, int32_t rank,
-                                    int32_t ranks, struct err *err)
+                                    int32_t ranks, double deadline, struct err *err)
 {
     struct claim c = {.build = TESSERA_BUILD, .rank = rank, .ranks = ranks};
     struct proof p;
-    if (!receive_whole(fd, &c.of, sizeof c.of) || c.of.magic != MAGIC || !challenge_make(&c.own))
+    if (!receive_whole(fd, &c.of, sizeof c.of, deadline) || c.of.magic != MAGIC ||
+        !challenge_make(&c.own))
         return base_fail(err, ERR_COMM, "rank %d: no tessera front end listens there", rank);
     c.tag = base_siphash(secret->key, &c, offsetof(struct claim, tag));
-    if (!send_whole(fd, &c, sizeof c) || !receive_whole(fd, &p, sizeof p))
+    if (!send_whole(fd, &c, sizeof c) || !receive_whole(fd, &p, sizeof p, deadline))
         return base_fail(err, ERR_COMM,
                          "rank %d was turned away: --group-secret-file, build and -tp must be the "
                          "front end's",
@@ -412,13 +420,14 @@ enum status rendezvous_join(const struct rendezvous_address *at,
     enum status st = resolve(at, false, &list, err);
     if (st != OK)
         return st;
-    const int fd = connect_until(list, base_now() + seconds);
+    const double deadline = base_now() + seconds;
+    const int fd = connect_until(list, deadline);
     freeaddrinfo(list);
     if (fd < 0)
         return base_fail_errno(err, ERR_COMM,
                                "rank %d: no front end at %.100s:%d (by %s) within %.0f s", rank,
                                at->host, at->port, at->said_by, seconds);
-    st = answer_challenge(fd, secret, rank, ranks, err);
+    st = answer_challenge(fd, secret, rank, ranks, deadline, err);
     if (st != OK) {
         close(fd);
         return st;
@@ -444,10 +453,10 @@ enum status rendezvous_hear(int link, char text[RENDEZVOUS_TEXT_MAX],
 {
     uint32_t length = 0;
     int n = 0;
-    if (!receive_whole(link, &length, sizeof length))
+    if (!receive_whole(link, &length, sizeof length, INFINITY))
         return base_fail(err, ERR_CANCELLED, "the front end left");
-    if (length == 0 || length > RENDEZVOUS_TEXT_MAX || !receive_whole(link, text, length) ||
-        text[length - 1] != '\0')
+    if (length == 0 || length > RENDEZVOUS_TEXT_MAX ||
+        !receive_whole(link, text, length, INFINITY) || text[length - 1] != '\0')
         return base_fail(err, ERR_COMM, "the front end sent no options");
     for (char *word = text; word < text + length; word += strlen(word) + 1) {
         if (n + 1 == RENDEZVOUS_WORDS_MAX)

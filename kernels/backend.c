@@ -217,12 +217,14 @@ enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x,
 }
 
 enum status backend_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
-                               struct err *err)
+                               struct pieces pieces, struct err *err)
 {
     REQUIRE("square_sum", is_matrix(cview_of(x)) && (sums != NULL || x.rows == 0), x, delta);
     REQUIRE("square_sum", delta.data == NULL || has_shape(delta, x.rows, x.cols), x, delta);
     REQUIRE("square_sum", is_apart(delta, cview_of(x)), x, delta);
-    b->ops->square_sum(b, sums, x, delta);
+    REQUIRE("square_sum", pieces.count >= 1 && pieces.count <= PIECES_MAX, x, delta);
+    REQUIRE("square_sum", pieces_begin(&pieces, pieces.count) == x.cols, x, delta);
+    b->ops->square_sum(b, sums, x, delta, pieces);
     return OK;
 }
 

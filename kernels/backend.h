@@ -27,12 +27,16 @@
 
 #include "config/base.h"
 #include "config/dtype.h"
+#include "kernels/pieces.h"
 
 #define BACKEND_LEAVES_MAX 8    /* K of a row-parallel linear is cut into this many leaves */
 #define BACKEND_BLOCK_TOKENS 16 /* positions per KV block */
 #define BACKEND_SEGMENT 256     /* keys per attention segment */
 #define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
+#define BACKEND_FLIGHTS 2 /* of downloads under way */
+#define BACKEND_FETCHES 4
+#define BACKEND_FETCH_MAX ((size_t)256 << 10)
 #define BACKEND_SCALE_MAX 0x1p100f /* of F8_E4M3: room for powers of two that kernels add */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
@@ -233,6 +237,14 @@ struct backend_ops {
     /* Device to host, after the ops before; waits. Tells of the first failure since open. */
     enum status (*download)(struct backend *b, void *dst, const void *src, size_t bytes,
                             struct err *err);
+    /* The same in two parts, for the host to do other things meanwhile. fetch enqueues the copy
+     * for a flight, one of BACKEND_FLIGHTS, which takes BACKEND_FETCHES of them of
+     * BACKEND_FETCH_MAX bytes together; a flight without bytes is a mark in the order of the ops,
+     * too. landed: has it come that far? land waits, and then it is all in its dst, which nobody
+     * reads before; it tells as download does, and the flight may be used again. */
+    void (*fetch)(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes);
+    bool (*landed)(struct backend *b, int32_t flight);
+    enum status (*land)(struct backend *b, int32_t flight, struct err *err);
     /* From record to record_end ops are put down with their arguments instead of run. false: ops
      * run at once here, and there is nothing to gain. Between the two nothing is uploaded,
      * downloaded, waited for or allocated. NULL: that could not be put down; none of it has run. A
@@ -280,9 +292,11 @@ struct backend_ops {
     void (*add_rmsnorm)(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
     /* The two halves of add_rmsnorm where a row's columns are split over ranks: x += delta unless
-     * delta has no data, sums[t] = sum of x[t]^2; then, with the sums over all `width` columns,
+     * delta has no data, sums[t] = sum of x[t]^2, first of each of the pieces that x is, then of
+     * these as by sum_tree; then, with the sums over all `width` columns,
      * y = x * rsqrt(sums[t] / width + eps) * gain. y may alias x. */
-    void (*square_sum)(struct backend *b, float *sums, struct view x, struct cview delta);
+    void (*square_sum)(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces);
     void (*rms_scale)(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
     /* table[t] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32, as
@@ -375,7 +389,7 @@ enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, co
 enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                                 const float *gain, float eps, struct err *err) MUST_USE;
 enum status backend_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
-                               struct err *err) MUST_USE;
+                               struct pieces pieces, struct err *err) MUST_USE;
 enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                               int32_t width, const float *gain, float eps,
                               struct err *err) MUST_USE;

@@ -47,6 +47,24 @@ enum status host_memory_download(struct backend *b, void *dst, const void *src, 
     return OK;
 }
 
+void host_memory_fetch(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes)
+{
+    (void)flight;
+    host_memory_upload(b, dst, src, bytes);
+}
+
+bool host_memory_landed(struct backend *b, int32_t flight)
+{
+    (void)b, (void)flight;
+    return true;
+}
+
+enum status host_memory_land(struct backend *b, int32_t flight, struct err *err)
+{
+    (void)b, (void)flight, (void)err;
+    return OK;
+}
+
 bool host_memory_record(struct backend *b)
 {
     (void)b;

@@ -11,6 +11,9 @@ void host_memory_free(struct backend *b, void *p);
 void host_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes);
 enum status host_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
                                  struct err *err);
+void host_memory_fetch(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes);
+bool host_memory_landed(struct backend *b, int32_t flight);
+enum status host_memory_land(struct backend *b, int32_t flight, struct err *err);
 bool host_memory_record(struct backend *b);
 struct recording *host_memory_record_end(struct backend *b);
 void host_memory_replay(struct backend *b, const struct recording *r);

@@ -32,8 +32,9 @@ static void check_model(const struct options *o, struct findings *f)
         st = footprint_plan(&s.options, &s.model, s.layouts, s.ops, &print, &err);
     if (st == OK)
         findings_add(f, FINDING_OK, "model", NULL,
-                     "fits: %d rank%s need %s of %s; %d sequences, context %d", (int)print.ranks,
-                     print.ranks == 1 ? "" : "s", base_human_bytes(need, sizeof need, print.total),
+                     "fits: %d rank%s %s of %s; %d sequences, context %d", (int)print.ranks,
+                     print.ranks == 1 ? " needs" : "s need",
+                     base_human_bytes(need, sizeof need, print.total),
                      base_human_bytes(have, sizeof have, print.available), (int)print.limits.slots,
                      (int)print.max_model_len);
     else

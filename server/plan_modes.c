@@ -228,11 +228,11 @@ enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *ou
                "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
                "(a: outputs, b: inputs,\nw: copies of the weights, or parts to gather), ! does "
                "not fit; KV: bytes per token; residual stream and\nall activations of %d rows; "
-               "collectives per layer of steps of few and many rows; summa from so many\nrows; "
+               "collectives per layer of steps of few and many rows, many:\nfrom so many on; "
                "bytes received per layer by rows, * least\n",
                s->options.tp, rows);
     buf_printf(out, "%-17s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
-               "residual", "activations", "meetings", "summa");
+               "residual", "activations", "meetings", "many");
     write_rows(c, out);
     for (int32_t i = 0; i < c->count; i++)
         write_candidate(c, &c->list[i], out);

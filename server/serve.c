@@ -1,9 +1,9 @@
 /* DESIGN: start order is cheap checks first: model headers, memory, port; then the ranks load while
  * the port answers 503 "loading"; then the engine. The main thread sleeps in poll on signals and on
  * the ranks' pidfds, so a death is noticed at once, also when nothing runs. Then the whole group is
- * killed and another one started while the requests wait; one that is lost too often is not, so
- * that the service manager sees it. The main thread alone moves the server from phase to phase and
- * tells the manager. Closing mirrors opening. */
+ * killed and another one started while the requests wait, also those that a drain waits for; one
+ * that is lost too often is not, so that the service manager sees it. The main thread alone moves
+ * the server from phase to phase and tells the manager. Closing mirrors opening. */
 #include "config/buf.h"
 #include "config/slice.h"
 #include "engine/engine_thread.h"
@@ -55,6 +55,7 @@ struct server {
     uint64_t told_bytes, logged_bytes;
     double restarted_at[OPTIONS_RESTARTS_MAX]; /* of restart n: in [n % max_group_restarts] */
     uint32_t restarts;
+    double drained_by; /* INFINITY: nobody has asked us to stop */
 };
 
 static enum status open_signals(struct server *s, struct err *err)
@@ -107,6 +108,8 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     TRY(setup_open(o, &s->setup, err));
     TRY(footprint_plan(&s->setup.options, &s->setup.model, s->setup.layouts, s->setup.ops,
                        &s->footprint, err));
+    if (s->setup.checkpoint)
+        s->footprint.weights_stamp = checkpoint_stamp(s->setup.checkpoint);
     TRY(tokenizer_open(o->model, s->setup.model.vocab, &s->tokenizer, err));
     setup_model_name(o, s->name, sizeof s->name);
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
@@ -174,7 +177,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
 static void enter(struct server *s, enum health_phase phase)
 {
     health_enter(&s->health, phase);
-    notify_send(&s->notify, "STATUS=%s", health_phase_name(phase));
+    notify_send(&s->notify, "STATUS=%s", health_phase_name(health_phase(&s->health)));
 }
 
 /* To the manager each second; to the log after a second, then each tenth of the way or ten seconds.
@@ -211,6 +214,38 @@ static void feed_watchdog(struct server *s)
         notify_send(&s->notify, "WATCHDOG=1");
 }
 
+static bool is_draining(const struct server *s)
+{
+    return s->drained_by < INFINITY;
+}
+
+static void begin_drain(struct server *s)
+{
+    const double timeout = s->setup.options.drain_timeout;
+    base_log(LOG_INFO, "stopping: running requests have %.0f s to finish", timeout);
+    health_enter(&s->health, HEALTH_DRAINING);
+    notify_send(&s->notify, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%lld",
+                (long long)((timeout + 10) * 1e6));
+    s->drained_by = base_now() + timeout;
+}
+
+/* ERR_CANCELLED when the server shall end: at a signal when no request can be there yet, and at a
+ * second one; else the first gives requests until they have finished or the deadline. */
+static enum status obey_signals(struct server *s, struct err *err)
+{
+    const int signal_number = take_signal(s);
+    if (signal_number == SIGHUP)
+        reload_keys(s);
+    if (is_stop(signal_number)) {
+        if (!s->engine || is_draining(s))
+            return base_fail(err, ERR_CANCELLED, "stopped");
+        begin_drain(s);
+    }
+    if (is_draining(s) && (frontend_idle(s->frontend, 0) || base_now() >= s->drained_by))
+        return base_fail(err, ERR_CANCELLED, "drained");
+    return OK;
+}
+
 /* Called while ranks come from other machines. Those that have not come cannot be told that nobody
  * waits for them any more; the launcher ends them when this process fails. */
 static enum status arrival_tick(void *ctx, struct err *err)
@@ -231,11 +266,7 @@ static enum status loading_tick(void *ctx, struct err *err)
     struct server *s = ctx;
     uint64_t done = 0;
     int32_t ranks_done = 0;
-    int signal_number = take_signal(s);
-    if (signal_number == SIGHUP)
-        reload_keys(s);
-    else if (is_stop(signal_number))
-        return base_fail(err, ERR_CANCELLED, "stopped while loading");
+    TRY(obey_signals(s, err));
     feed_watchdog(s);
     for (int32_t r = 0; r < s->footprint.ranks; r++) {
         uint64_t n = atomic_load(&group_board(s->group)->rank[r].load.bytes_done);
@@ -358,8 +389,8 @@ static bool may_restart(struct server *s, const struct options *o)
 }
 
 /* The ranks are lost, as err says: kills the others, starts as many, and lets the requests go on.
- * What goes wrong meanwhile is a loss too. One that has died leaves good weights; what hangs or
- * answers nonsense may have bad ones. */
+ * What goes wrong meanwhile is a loss too; a drain goes on meanwhile, and may end (ERR_CANCELLED).
+ * One that has died leaves good weights; what hangs or answers nonsense may have bad ones. */
 static enum status recover(struct server *s, const struct options *o, bool died, struct err *err)
 {
     uint64_t ignored;
@@ -389,25 +420,17 @@ static enum status recover(struct server *s, const struct options *o, bool died,
     return OK;
 }
 
-static void begin_drain(struct server *s, double timeout)
-{
-    base_log(LOG_INFO, "stopping: running requests have %.0f s to finish", timeout);
-    health_enter(&s->health, HEALTH_DRAINING);
-    notify_send(&s->notify, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%lld",
-                (long long)((timeout + 10) * 1e6));
-}
-
 /* Milliseconds that the main thread may sleep; -1: until something happens. The manager hears of us
  * three times in its period. */
-static int nap_ms(const struct server *s, bool draining)
+static int nap_ms(const struct server *s)
 {
-    if (draining)
+    if (is_draining(s))
         return DRAIN_TICK_MS;
     return s->notify.watchdog_ns > 0 ? (int)(s->notify.watchdog_ns / 3000000) + 1 : -1;
 }
 
 /* Sleeps until something happens. ERR_COMM: the ranks are lost, one of them because it died. */
-static enum status await_event(struct server *s, bool draining, bool *died, struct err *err)
+static enum status await_event(struct server *s, bool *died, struct err *err)
 {
     struct pollfd polls[COMM_RANKS_MAX + 2];
     const int32_t ranks = s->footprint.ranks;
@@ -415,37 +438,26 @@ static enum status await_event(struct server *s, bool draining, bool *died, stru
         group_poll(s->group, r, &polls[r]);
     polls[ranks] = (struct pollfd){.fd = s->signals, .events = POLLIN};
     polls[ranks + 1] = (struct pollfd){.fd = s->lost, .events = POLLIN};
-    const bool woken = poll(polls, (nfds_t)ranks + 2, nap_ms(s, draining)) > 0;
+    const bool woken = poll(polls, (nfds_t)ranks + 2, nap_ms(s)) > 0;
     const bool lost = woken && polls[ranks + 1].revents;
     enum status st = group_check(s->group, lost ? 100 : 0, err);
     *died = st != OK;
     return st == OK && lost ? base_fail(err, ERR_COMM, "the rank group is lost") : st;
 }
 
-/* Until the requests that run at a signal have finished (OK), or ranks are lost for good
- * (ERR_COMM). A second signal or the deadline ends them. */
+/* Until what runs at a signal to stop has ended (ERR_CANCELLED), or ranks are lost for good
+ * (ERR_COMM). */
 static enum status watch(struct server *s, const struct options *o, struct err *err)
 {
-    double deadline = INFINITY;
     for (;;) {
-        const bool draining = deadline < INFINITY;
         bool died;
-        enum status st = await_event(s, draining, &died, err);
+        enum status st = await_event(s, &died, err);
         if (st != OK)
-            st = draining ? give_up(s, err) : recover(s, o, died, err);
+            st = recover(s, o, died, err);
+        if (st == OK)
+            st = obey_signals(s, err);
         if (st != OK)
             return st;
-        int signal_number = take_signal(s);
-        if (is_stop(signal_number)) {
-            if (draining)
-                return OK;
-            begin_drain(s, o->drain_timeout);
-            deadline = base_now() + o->drain_timeout;
-        }
-        if (signal_number == SIGHUP)
-            reload_keys(s);
-        if (deadline < INFINITY && (frontend_idle(s->frontend, 0) || base_now() >= deadline))
-            return OK;
         feed_watchdog(s);
     }
 }
@@ -467,7 +479,7 @@ static enum status serve(const struct options *o, struct err *err)
 {
     enum status st = OK;
     slice_request(SLICE_NS);
-    struct server s = {.signals = -1, .lost = -1};
+    struct server s = {.signals = -1, .lost = -1, .drained_by = INFINITY};
     health_init(&s.health, fmin(STALL_S_MAX, o->step_timeout / 2));
     if (notify_open(&s.notify, err) != OK)
         base_log(LOG_WARN, "%s", err->text);

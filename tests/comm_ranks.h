@@ -34,6 +34,7 @@ struct shared {
 
 struct rank {
     struct comm *c;
+    struct backend *device; /* NULL: host memory */
     struct comm_stats *stats;
     int32_t rank, ranks;
     struct shared *shared;
@@ -60,11 +61,13 @@ struct world {
                     #cond, __LINE__);                                                              \
     } while (0)
 
-/* Prints why a collective failed that should not have. */
+/* Prints why a collective failed that should not have; on a device it is waited for. */
 #define GOOD(r, call)                                                                              \
     do {                                                                                           \
         struct err err = {""};                                                                     \
         bool good = (call) == OK;                                                                  \
+        if ((r)->device)                                                                           \
+            (r)->device->ops->sync((r)->device);                                                   \
         if (!good)                                                                                 \
             fprintf(stderr, "rank %d: %s\n", (r)->rank, err.text);                                 \
         EXPECT(r, good);                                                                           \
@@ -152,11 +155,14 @@ static void start_rank(struct rank *r, struct world *w, void *region, int32_t ra
     if (between_devices) {
         CHECK(backend_open("cuda", 1, &device, &err) == OK);
         r->c = device_comm(shared, device, r->stats);
+        r->device = device;
     }
     for (int i = 0; i < 2; i++)
         r->src[i] = comm_buffer(r->c, CAP * sizeof(float));
     r->dst = comm_buffer(r->c, CAP * sizeof(float));
     CHECK(r->dst != NULL);
+    if (device)
+        device->ops->sync(device); /* the buffers are zeroed in its time */
     w->run(r);
     atomic_store(&w->shared->hash[rank], r->hash);
     comm_close(r->c);

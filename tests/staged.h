@@ -230,11 +230,11 @@ static inline void staged_add_rmsnorm(struct backend *b, struct view y, struct v
 }
 
 static inline void staged_square_sum(struct backend *b, float *sums, struct view x,
-                                     struct cview delta)
+                                     struct cview delta, struct pieces pieces)
 {
     struct staged *s = staged_of(b);
     s->inner->ops->square_sum(s->inner, staged_in(s, sums, (size_t)x.rows * 4), staged_view(s, x),
-                              staged_cview(s, delta));
+                              staged_cview(s, delta), pieces);
     staged_out(s, x.data);
     staged_end(s, sums);
 }

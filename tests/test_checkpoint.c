@@ -6,6 +6,7 @@
 #include "weights/shard.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <string.h>
 
 #define CORPUS TEST_DATA_DIR "/corpus/safetensors/checkpoints"
@@ -106,6 +107,32 @@ static void copy_file(const char *from, const char *to, bool flip_last)
     bytes[n - 1] ^= flip_last;
     scratch_write(to, bytes, n);
     free(bytes);
+}
+
+static uint64_t stamp_of(const char *name)
+{
+    struct checkpoint *c = must_open(scratch_path(name));
+    const uint64_t stamp = checkpoint_stamp(c);
+    checkpoint_close(c);
+    return stamp;
+}
+
+/* Files that were written again have another stamp. */
+static void test_stamp(void **state)
+{
+    (void)state;
+    const struct timespec later[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = 1, .tv_nsec = 7}};
+    struct timespec again[2] = {later[0], later[1]};
+    mkdir(scratch_path("stamped"), 0755);
+    copy_file(CORPUS "/plain/model.safetensors", scratch_path("stamped/model.safetensors"), false);
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path("stamped/model.safetensors"), later, 0), 0);
+    const uint64_t first = stamp_of("stamped");
+    assert_true(stamp_of("stamped") == first);
+    again[1].tv_nsec++;
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path("stamped/model.safetensors"), again, 0), 0);
+    assert_true(stamp_of("stamped") != first);
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path("stamped/model.safetensors"), later, 0), 0);
+    assert_true(stamp_of("stamped") == first);
 }
 
 /* Of two copies a rank reads its own: here rank 1's copy of the norm ends in another byte. */
@@ -461,6 +488,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_stamp),
         cmocka_unit_test(test_prefers_own_copy),
         cmocka_unit_test(test_read_outside),
         cmocka_unit_test(test_links),

@@ -133,9 +133,10 @@ static void exact_add_rmsnorm(struct backend *b, struct view y, struct view x, s
 }
 
 /* Counts columns: their sum over the ranks must be the whole row. */
-static void exact_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+static void exact_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                             struct pieces pieces)
 {
-    (void)b;
+    (void)b, (void)pieces;
     add(x, delta);
     for (int32_t t = 0; t < x.rows; t++)
         sums[t] = (float)x.cols;

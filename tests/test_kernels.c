@@ -316,20 +316,21 @@ static void norm_case(struct backend *b, const void *arg, float *out)
     guarded_free(gain, (size_t)c->cols);
 }
 
-/* Columns in two parts, as two ranks hold them, are normed as the whole. */
+/* Columns in parts of one piece and of three, as ranks hold them, are normed as the whole. */
 static void split_norm_case(struct backend *b, const void *arg, float *out)
 {
     const struct row_case *c = arg;
-    const int32_t cut[] = {0, c->cols / 3, c->cols};
+    const int32_t cut[] = {0, c->cols / 4, c->cols};
     float *gain = generated(12, (size_t)c->cols), sums[2][64], total[64];
     for (int p = 0; p < 2; p++) {
         const int32_t cols = cut[p + 1] - cut[p];
         const size_t n = (size_t)c->rows * (size_t)cols;
+        const struct pieces pieces = {c->cols, 4, p, 1 + 2 * p};
         float *x = generated(11 + (uint32_t)p, n), *delta = generated(13, n);
         struct view vx = view_f32(x, c->rows, cols);
         struct cview none = {0}, vd = {delta, DTYPE_F32, c->rows, cols};
-        ok(backend_square_sum(b, sums[p], vx, none, &err));
-        ok(backend_square_sum(b, sums[p], vx, vd, &err));
+        ok(backend_square_sum(b, sums[p], vx, none, pieces, &err));
+        ok(backend_square_sum(b, sums[p], vx, vd, pieces, &err));
         memcpy(out + (size_t)c->rows * (size_t)cut[p], x, n * 4);
         guarded_free(x, n);
         guarded_free(delta, n);

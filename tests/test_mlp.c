@@ -276,8 +276,9 @@ static enum status forward(struct ranks_member *m, struct err *err)
         {{BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}, {BATCH * WIDE, BATCH * WIDE}},
         BATCH * WIDE,
         BATCH * WIDE};
-    const struct moving_sizes moving = {{HIDDEN * WIDE, BATCH * WIDE, BATCH * WIDE},
-                                        {HIDDEN * WIDE, 2 * HIDDEN * WIDE}};
+    const struct moving_sizes moving = {
+        {HIDDEN * WIDE, BATCH * WIDE, BATCH * WIDE, MOVING_PIECES_MAX},
+        {HIDDEN * WIDE, 2 * HIDDEN * WIDE}};
     struct network n = network_of(mode);
     struct tools t = {0};
     struct view act[3] = {local(m, &n.x, HIDDEN), local(m, &n.middle, WIDE),

@@ -37,7 +37,10 @@ static const struct mode_case {
     {.mode = "2.5d", .ranks = 12, .rows = 5},
     {.mode = "3d", .ranks = 1},
     {.mode = "3d", .ranks = 8},
+    {.mode = "3d", .ranks = 8, .rows = 1}, /* rows of the stream, for decode too */
+    {.mode = "3d", .ranks = 12, .rows = 5, .sizes = "2,3,2"},
     {.mode = "3d_gathered", .ranks = 8},
+    {.mode = "3d_gathered", .ranks = 8, .rows = 1},
     {.mode = "3d_gathered", .ranks = 6, .sizes = "3,2,1"},
     {.mode = "mesh", .ranks = 6, .mesh = {1, 2, 3}, .scatter = "hidden"},
     {.mode = "mesh", .ranks = 6, .mesh = {1, 3, 2}, .scatter = "rows"},
@@ -84,8 +87,8 @@ static const char *plan_of(const struct mode_case *c)
     }
     if (c->rows == 0)
         return NULL;
-    assert_int_equal(plan_load(c->mode, NULL, NULL, c->ranks, &p, &err), OK);
-    const char *whole = plan_text(p), *key = "\"linears\": \"summa\"", *at = strstr(whole, key);
+    assert_int_equal(plan_load(c->mode, c->sizes, NULL, c->ranks, &p, &err), OK);
+    const char *whole = plan_text(p), *key = "\"linears\": ", *at = strstr(whole, key);
     assert_non_null(at);
     snprintf(text, sizeof text, "%.*s\"rows\": %d, %s", (int)(at - whole), whole, c->rows, at);
     plan_close(p);
@@ -111,7 +114,7 @@ static struct cluster *open_case(const struct mode_case *c, const char *golden, 
                                 "--max-num-batched-tokens=64",
                                 "--kv-cache-memory=16M",
                                 c->distributed ? "--sampler=distributed" : "--sampler=gather",
-                                c->sizes ? mesh : NULL,
+                                c->sizes && !text ? mesh : NULL,
                                 NULL};
     return cluster_open(model, c->ranks, args);
 }
@@ -257,6 +260,28 @@ static void test_bits_of_gathered_weights(void **state)
     }
 }
 
+/* A step of many rows has the bits of steps of few: who shares a step with a request changes
+ * nothing. Weights that travel, rows at rest instead of columns, and a step of each form. */
+static void test_bits_of_both_forms(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mode;
+        int32_t ranks;
+        const char *sizes;
+    } layouts[] = {{"2d", 4, NULL},     {"2d", 9, NULL},     {"2d", 16, NULL},
+                   {"2.5d", 8, NULL},   {"2.5d", 12, NULL},  {"3d", 8, NULL},
+                   {"3d", 12, "2,3,2"}, {"3d", 12, "1,3,4"}, {"3d", 16, "2,4,2"}};
+    for (size_t i = 0; i < ARRAY_LEN(layouts); i++) {
+        struct mode_case few = {layouts[i].mode, layouts[i].ranks, .rows = 1 << 20,
+                                .sizes = layouts[i].sizes};
+        struct mode_case many[] = {few, few};
+        many[0].rows = 1;
+        many[1].rows = 2; /* the prompt */
+        check_bits(&few, many, ARRAY_LEN(many), false);
+    }
+}
+
 /* Not all rows of a prompt want logprobs: the distributed sampler gathers these alone, in several
  * turns, and has what the other one has. */
 static void test_rows_gathered_apart(void **state)
@@ -305,6 +330,7 @@ int main(void)
         cmocka_unit_test(test_modes),
         cmocka_unit_test(test_bits_of_one_rank),
         cmocka_unit_test(test_bits_of_gathered_weights),
+        cmocka_unit_test(test_bits_of_both_forms),
         cmocka_unit_test(test_rows_gathered_apart),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

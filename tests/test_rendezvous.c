@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static const struct rendezvous_secret ours = {{0x0123456789abcdef, 0xfedcba9876543210}};
@@ -304,6 +305,41 @@ static void test_all_come(void **state)
     }
 }
 
+static void *drip(void *arg)
+{
+    const int fd = *(const int *)arg;
+    const struct timespec pause = {.tv_nsec = 100000000};
+    for (int i = 0; i < 100 && send(fd, "x", 1, MSG_NOSIGNAL) == 1; i++)
+        nanosleep(&pause, NULL);
+    return NULL;
+}
+
+/* A stranger who sends a byte now and then keeps the ranks waiting, but not for long. */
+static void test_drip(void **state)
+{
+    (void)state;
+    struct visitor v = {.rank = 1, .ranks = 2, .secret = &ours};
+    struct err err = {""};
+    pthread_t id;
+    int links[2];
+    int32_t port;
+    const int listener = listen_anywhere(&port);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(pthread_create(&id, NULL, drip, &fd), 0);
+    start(&v, port);
+    assert_int_equal(rendezvous_accept(listener, &ours, 2, 5, NULL, NULL, links, &err), OK);
+    pthread_join(v.id, NULL);
+    assert_int_equal(v.st, OK);
+    pthread_join(id, NULL);
+    close(fd);
+    close(links[1]);
+    close(v.link);
+    close(listener);
+}
+
 /* One visitor who must not be taken, and nobody else. */
 static void refuse(struct visitor v, const char *why)
 {
@@ -469,11 +505,12 @@ static void test_hear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_place),     cmocka_unit_test(test_secret),
-        cmocka_unit_test(test_all_come),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_twice),     cmocka_unit_test(test_false_front_end),
-        cmocka_unit_test(test_launchers), cmocka_unit_test(test_address),
-        cmocka_unit_test(test_hear),      cmocka_unit_test(test_patience),
+        cmocka_unit_test(test_place),           cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_all_come),        cmocka_unit_test(test_drip),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_twice),
+        cmocka_unit_test(test_false_front_end), cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_address),         cmocka_unit_test(test_hear),
+        cmocka_unit_test(test_patience),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

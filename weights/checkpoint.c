@@ -144,6 +144,18 @@ uint64_t checkpoint_bytes(const struct checkpoint *c)
     return c->bytes;
 }
 
+uint64_t checkpoint_stamp(const struct checkpoint *c)
+{
+    uint64_t stamp = BASE_HASH_INIT;
+    for (int32_t i = 0; i < c->files.file_count; i++) {
+        const struct checkpoint_file *f = &c->files.files[i];
+        stamp = base_hash(stamp, f->name, strlen(f->name) + 1);
+        stamp = base_hash(stamp, &f->st.file_bytes, sizeof f->st.file_bytes);
+        stamp = base_hash(stamp, &f->st.modified_ns, sizeof f->st.modified_ns);
+    }
+    return stamp;
+}
+
 int32_t checkpoint_ranks(const struct checkpoint *c)
 {
     return c->files.ranks;

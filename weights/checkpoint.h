@@ -33,6 +33,8 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, cons
 const char *checkpoint_nearest(const struct checkpoint *c, const char *name);
 /* Sum of tensor bytes (each tensor once). */
 uint64_t checkpoint_bytes(const struct checkpoint *c);
+/* Of names, lengths and times of its files: another one when they were written again. */
+uint64_t checkpoint_stamp(const struct checkpoint *c);
 /* Ranks of a sharded checkpoint, 0 for a plain one. */
 int32_t checkpoint_ranks(const struct checkpoint *c);
 

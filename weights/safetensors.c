@@ -337,6 +337,7 @@ enum status safetensors_adopt(int fd, const char *path, struct safetensors *out,
         goto out;
     }
     opened.file_bytes = (uint64_t)sb.st_size;
+    opened.modified_ns = (int64_t)sb.st_mtim.tv_sec * 1000000000 + sb.st_mtim.tv_nsec;
     TRY(read_header(fd, path, opened.file_bytes, &header, &n, err));
     opened.header_bytes = LENGTH_BYTES + n;
     TRY(safetensors_parse(header, n, opened.file_bytes, path, &opened, err));

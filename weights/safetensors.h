@@ -26,6 +26,7 @@ struct safetensors {
     int fd;
     char *path;
     uint64_t file_bytes, header_bytes; /* header_bytes includes the 8 of its length */
+    int64_t modified_ns;               /* when it was last written, by its file system */
     struct safetensors_entry *entries; /* in order of their bytes */
     int32_t count;
     char *metadata; /* the "__metadata__" object as JSON text, NULL when absent */

@@ -294,11 +294,7 @@ static void list_weights(struct layout *l, const struct model_config *m, enum dt
 
 static uint64_t hash_of(const struct plan *plan, const struct model_config *m)
 {
-    const int32_t sizes[] = {m->hidden,     m->layers,    m->heads,
-                             m->kv_heads,   m->mlp,       m->head_dim,
-                             m->vocab,      m->tied,      (int32_t)m->quant.kind,
-                             m->quant.rows, m->quant.cols};
-    return base_hash(plan_hash(plan), sizes, sizeof sizes);
+    return base_hash(plan_hash(plan), &m->hash, sizeof m->hash);
 }
 
 enum status layout_open(const struct model_config *m, const struct plan *plan, int32_t rank,

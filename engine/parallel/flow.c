@@ -78,8 +78,31 @@ out:
     return st;
 }
 
+/* One axis after the other, the innermost first. */
+static enum status route_sums(const struct routing *r, const struct spread *rest, struct route *out)
+{
+    enum status st = OK;
+    struct spread at = *rest;
+    struct route step;
+    for (int32_t i = 0; i < rest->count[SPREAD_COLS]; i++)
+        at =
+            spread_partial(spread_copy(at, rest->axis[SPREAD_COLS][i]), rest->axis[SPREAD_COLS][i]);
+    *out = (struct route){.from = at};
+    for (int32_t i = rest->count[SPREAD_COLS] - 1; i >= 0; i--) {
+        const struct spread next = spread_copy(at, rest->axis[SPREAD_COLS][i]);
+        TRY(route(r, columns(1, 1), at, next, &step));
+        CHECK(out->count + step.count <= REDISTRIBUTE_MOVES_MAX);
+        memcpy(out->move + out->count, step.move, (size_t)step.count * sizeof *step.move);
+        out->count += step.count;
+        at = next;
+    }
+    out->to = at;
+out:
+    return st;
+}
+
 static enum status open_phase(struct flow *f, const struct model_config *m, enum plan_phase phase,
-                              bool summa, struct extent qkv, struct err *err)
+                              const struct plan *plan, struct extent qkv, struct err *err)
 {
     enum status st = OK;
     const struct routing r = {f, typical_rows[phase], err};
@@ -87,8 +110,9 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     struct flow_phase *p = &f->phase[phase];
     struct plan_choice c[PLAN_PARTS];
     for (int32_t i = 0; i < PLAN_PARTS; i++) {
-        c[i] = summa ? plan_summa(&f->choice[i]) : f->choice[i];
-        p->linear[i].summa = summa && c[i].style == STYLE_LIN3D;
+        c[i] = phase == PLAN_PREFILL ? plan_many(plan, &f->choice[i]) : f->choice[i];
+        p->linear[i].summa =
+            phase == PLAN_PREFILL && plan_is_summa(plan) && c[i].style == STYLE_LIN3D;
         p->linear[i].gathered = c[i].gathered && f->mesh.axis[c[i].over].size > 1;
         p->linear[i].in = p->linear[i].out = f->hidden;
     }
@@ -108,15 +132,27 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
     TRY(linear(&few, head, &c[PLAN_HEAD], p->rest, f->logits));
 
-    struct spread sums = p->rest, summed = p->rest;
-    for (int32_t i = 0; i < p->rest.count[SPREAD_COLS]; i++) {
-        const int32_t axis = p->rest.axis[SPREAD_COLS][i];
-        summed = spread_copy(summed, axis);
-        sums = spread_partial(spread_copy(sums, axis), axis);
-    }
-    TRY(route(&r, columns(1, 1), sums, summed, &p->sums));
+    TRY(route_sums(&r, &p->rest, &p->sums));
 out:
     return st;
+}
+
+/* Forms whose pieces do not nest are what a plan can say and no built-in plan does: each then has
+ * its own sums. */
+static void cut_rows(struct flow *f)
+{
+    for (int32_t i = 0; i < PLAN_PHASES; i++) {
+        const int32_t n = spread_pieces(&f->mesh, &f->phase[i].rest, SPREAD_COLS);
+        f->pieces = n > f->pieces ? n : f->pieces;
+    }
+}
+
+struct pieces flow_pieces(const struct flow *f, const struct flow_phase *phase, int32_t rank)
+{
+    const int32_t n = spread_pieces(&f->mesh, &phase->rest, SPREAD_COLS);
+    const int32_t each = f->pieces % n == 0 ? f->pieces / n : 1;
+    const int32_t index = spread_index(&f->mesh, &phase->rest, SPREAD_COLS, rank);
+    return (struct pieces){(int32_t)f->hidden.units, n * each, index * each, each};
 }
 
 /* Columns of the logits as the table splits them, and further by all other axes: what several ranks
@@ -401,13 +437,14 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     TRY(cut_qkv(f, m, &qkv, err));
     TRY(open_logits(f, m, err));
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
-        TRY(open_phase(f, m, (enum plan_phase)phase,
-                       phase == PLAN_PREFILL && plan_has_prefill(plan), qkv, err));
+        TRY(open_phase(f, m, (enum plan_phase)phase, plan, qkv, err));
+    cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
     f->prefill_rows = INT32_MAX;
-    if (plan_has_prefill(plan))
-        f->prefill_rows = plan_prefill_rows(plan) > 0 ? plan_prefill_rows(plan)
-                                                      : flow_crossover(f, bytes_cost, NULL);
+    if (plan_prefill_rows(plan) > 0)
+        f->prefill_rows = plan_prefill_rows(plan);
+    else if (plan_has_prefill(plan) && flow_crossover(f, bytes_cost, NULL) < ROWS_MAX)
+        f->prefill_rows = flow_crossover(f, bytes_cost, NULL);
     *out = f;
     f = NULL;
 out:

@@ -25,7 +25,8 @@ struct flow_linear {
 
 struct flow_phase {
     struct spread rest; /* of the residual stream */
-    struct route sums;  /* of squares along a row, for norms; no moves where rows are whole */
+    struct route sums;  /* of squares along a row, for norms, inner axes first; no moves where rows
+                           are whole */
     struct flow_linear linear[PLAN_PARTS]; /* norms: unused */
 };
 
@@ -41,6 +42,7 @@ struct flow {
     struct quant_config quant;            /* but of those inside the layers when it has a kind */
     const struct backend_ops *ops;        /* borrowed */
     struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
+    int32_t pieces;                       /* of a row's sum of squares: as the finest rest has */
     int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
 };
 
@@ -70,6 +72,10 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
 /* Of its outputs those that the rank stores: all but where the weight is gathered. */
 struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank);
 struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_t rank);
+
+/* Which pieces of a row a rank holds at rest. Sums of squares are of these, added along the inner
+ * axes first, wherever that happens: all forms of a step have the same. */
+struct pieces flow_pieces(const struct flow *f, const struct flow_phase *phase, int32_t rank);
 
 /* Whether sums are added in the order of a single rank, so that the outputs have its bits. */
 bool flow_keeps_order(const struct flow *f);

@@ -17,7 +17,7 @@ struct moving {
     struct backend *b;
     struct moving_sizes sizes;
     struct lane x, w, all; /* input panels, weight blocks, gathered weights */
-    float *part;           /* product of one round of summa */
+    float *parts;          /* of summa: products and sums that are not added up yet */
 };
 
 struct moving_weight {
@@ -54,6 +54,15 @@ size_t moving_arena_bytes(const struct moving_sizes *s)
            2 * rounded(s->gathered.part_bytes) + rounded(s->gathered.whole_bytes);
 }
 
+/* Beside y: of 8 rounds the first four, two more and one are sums when the last product comes. */
+size_t moving_local_bytes(const struct moving_sizes *s)
+{
+    size_t parts = 0;
+    for (int32_t n = s->summa.rounds; n > 1; n /= 2)
+        parts++;
+    return 4 * parts * s->summa.y;
+}
+
 enum status moving_open(struct groups *g, struct backend *b, const struct moving_sizes *sizes,
                         struct moving **out, struct err *err)
 {
@@ -61,12 +70,12 @@ enum status moving_open(struct groups *g, struct backend *b, const struct moving
     if (!m)
         return base_fail(err, ERR_NOMEM, "moving weights: no memory");
     *m = (struct moving){.g = g, .b = b, .sizes = *sizes};
-    if (sizes->summa.y > 0)
-        m->part = b->ops->alloc(b, 4 * sizes->summa.y);
-    if (sizes->summa.y > 0 && !m->part) {
+    const size_t bytes = moving_local_bytes(sizes);
+    if (bytes > 0)
+        m->parts = b->ops->alloc(b, bytes);
+    if (bytes > 0 && !m->parts) {
         moving_close(m);
-        return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu elements",
-                         sizes->summa.y);
+        return base_fail(err, ERR_NOMEM, "moving weights: no memory for %zu bytes", bytes);
     }
     if (!take(g, &m->w, sizes->summa.weight_bytes, sizes->summa.weight_bytes) ||
         !take(g, &m->x, 4 * sizes->summa.x, 4 * sizes->summa.x) ||
@@ -82,8 +91,8 @@ void moving_close(struct moving *m)
 {
     if (!m)
         return;
-    if (m->part)
-        m->b->ops->free(m->b, m->part);
+    if (m->parts)
+        m->b->ops->free(m->b, m->parts);
     free(m);
 }
 
@@ -171,25 +180,41 @@ static enum status spread_out(struct moving *m, struct lane *l, int32_t axis, in
     return comm_broadcast(c, l->dst, l->src[t], n, root, err);
 }
 
+/* Sums of products, the oldest first: the first is y itself. */
+static float *sum_at(const struct moving *m, struct view y, int32_t i)
+{
+    return i == 0 ? y.data : m->parts + (size_t)(i - 1) * m->sizes.summa.y;
+}
+
+/* Adds the last of `count` sums to the one before. */
+static int32_t fold(struct moving *m, struct view y, int32_t count)
+{
+    const float *const both[] = {sum_at(m, y, count - 2), sum_at(m, y, count - 1)};
+    m->b->ops->sum_tree(m->b, sum_at(m, y, count - 2), both, 2, (size_t)y.rows * (size_t)y.cols);
+    return count - 1;
+}
+
+/* Sums of equally many products are added at once, as the carry of a binary counter. */
 static enum status summa(struct moving *m, struct view y, struct cview x,
                          const struct moving_weight *w, struct err *err)
 {
     enum status st = OK;
-    struct view part = y;
+    int32_t sums = 0;
     CHECK((size_t)y.rows * (size_t)y.cols <= m->sizes.summa.y);
+    CHECK(w->rounds <= m->sizes.summa.rounds);
     for (int32_t t = 0; t < w->rounds; t++) {
         const size_t panel = (size_t)x.rows * (size_t)w->width[t];
         CHECK(panel <= m->sizes.summa.x);
         TRY(spread_out(m, &m->x, w->col, t, x.data, panel, err));
         TRY(spread_out(m, &m->w, w->row, t, w->storage, w->block[t] / 4, err));
         const struct cview in = {m->x.dst, DTYPE_F32, x.rows, w->width[t]};
-        TRY(backend_linear(m->b, part, in, w->at[t], err));
-        if (t > 0) {
-            const float *const both[] = {y.data, part.data};
-            m->b->ops->sum_tree(m->b, y.data, both, 2, (size_t)y.rows * (size_t)y.cols);
-        }
-        part.data = m->part;
+        TRY(backend_linear(m->b, view_f32(sum_at(m, y, sums++), y.rows, y.cols), in, w->at[t],
+                           err));
+        for (int32_t n = t + 1; n % 2 == 0; n /= 2)
+            sums = fold(m, y, sums);
     }
+    while (sums > 1)
+        sums = fold(m, y, sums);
 out:
     return st;
 }

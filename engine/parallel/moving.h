@@ -3,8 +3,9 @@
  *
  * summa (2d, 2.5d; axes row i, col j, size q each):
  *   x(i,j) = rows i, inputs j; w(i,j) = inputs i, outputs j; y(i,j) = rows i, outputs j.
- *   For t = 0 .. q-1: x(i,t) is broadcast along col, w(t,j) along row, and their product added, in
- *   this order on every rank.
+ *   For t = 0 .. q-1: x(i,t) is broadcast along col, w(t,j) along row, and their products are added
+ *   in the order in which a collective adds q ranks' (backend.h, sum_tree): the bits of a linear
+ *   whose weight stays.
  * gathered (3d; axis i): w(i) = a block of outputs in whole tiles; the blocks are gathered along
  *   the axis and y = x w for all of them, with the bits of a weight that is held whole.
  * A weight travels as the backend stores it: the padding of a tile travels too. */
@@ -21,6 +22,7 @@ struct moving_sizes {
     struct {
         size_t weight_bytes; /* of a stored block */
         size_t x, y;         /* elements of a panel and of a product */
+        int32_t rounds;      /* q */
     } summa;
     struct {
         size_t part_bytes, whole_bytes; /* of a stored block, and of the weight */
@@ -31,6 +33,8 @@ struct moving;
 struct moving_weight;
 
 size_t moving_arena_bytes(const struct moving_sizes *sizes);
+/* Memory a rank keeps outside of it. */
+size_t moving_local_bytes(const struct moving_sizes *sizes);
 /* g and b are borrowed. One thread (the rank's) calls. */
 enum status moving_open(struct groups *g, struct backend *b, const struct moving_sizes *sizes,
                         struct moving **out, struct err *err) MUST_USE;

@@ -130,6 +130,8 @@ static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
             const struct weight_spec part = flow_stored(f, linears[k], rank);
             if (l->summa && rows > 0) {
                 s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
+                s.summa.rounds =
+                    f->mesh.axis[f->choice[linears[k]].weight.axis[SPREAD_COLS][0]].size;
                 s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
                 s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
             }
@@ -182,7 +184,7 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
         l = &phase->linear[PLAN_GATE_UP];
-        if (l->summa)
+        if (!spread_equal(&l->after.to, &f->mlp))
             blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
     }
     p->input = carve(base, &used, input);
@@ -200,9 +202,9 @@ size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max
 {
     struct parallel sizes = {0};
     const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = moving_sizes(f, rows_max);
     return carve_all(&sizes, f, rank, rows_max, samples_max, NULL) +
-           2 * base_align(moves.local * sizeof(float) + 1, 64) +
-           4 * moving_sizes(f, rows_max).summa.y;
+           2 * base_align(moves.local * sizeof(float) + 1, 64) + moving_local_bytes(&moving);
 }
 
 /* ---- open and close ---- */
@@ -361,7 +363,7 @@ static enum status split_norm(struct parallel *p, struct view *n, struct view x,
         redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
     float *squares = source(p, &p->now->sums, p->sums);
     struct view whole;
-    TRY(backend_square_sum(p->b, squares, x, delta, err));
+    TRY(backend_square_sum(p->b, squares, x, delta, flow_pieces(p->flow, p->now, p->rank), err));
     TRY(move(p, &sums, &p->now->sums, squares, &whole, err));
     *n = parallel_input(p, next);
     TRY(backend_rms_scale(p->b, *n, cview_of(x), whole.data, (int32_t)p->flow->hidden.units,

@@ -37,7 +37,7 @@ static uint64_t hash_of(const struct plan *p)
         h = base_hash(h, &r->from, sizeof r->from);
         h = base_hash(h, &r->to, sizeof r->to);
     }
-    h = base_hash(h, &p->prefill, sizeof p->prefill);
+    h = base_hash(h, &p->many, sizeof p->many);
     h = base_hash(h, &p->prefill_rows, sizeof p->prefill_rows);
     return h;
 }
@@ -169,7 +169,7 @@ enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err)
     static const char key[] = "\"prefill\": {"; /* as the built-in plans have it */
     const char *at = strstr(p->text, key);
     struct buf b;
-    if (!p->prefill)
+    if (!plan_has_prefill(p))
         return base_fail(err, ERR_USAGE, "--prefill-rows: %s has one form for steps of all sizes",
                          p->where);
     if (p->prefill_rows > 0 || !at)
@@ -261,7 +261,12 @@ struct spread plan_attention(const struct plan_choice *qkv)
 
 bool plan_has_prefill(const struct plan *p)
 {
-    return p->prefill;
+    return p->many != MANY_ALIKE;
+}
+
+bool plan_is_summa(const struct plan *p)
+{
+    return p->many == MANY_SUMMA;
 }
 
 int32_t plan_prefill_rows(const struct plan *p)
@@ -279,7 +284,7 @@ static struct spread grid(const struct plan_choice *c, int8_t rows, int8_t cols)
     return spread_shard(spread_shard(s, SPREAD_ROWS, rows), SPREAD_COLS, cols);
 }
 
-struct plan_choice plan_summa(const struct plan_choice *c)
+static struct plan_choice summa(const struct plan_choice *c)
 {
     struct plan_choice s = *c;
     const int8_t out = c->weight.axis[SPREAD_ROWS][0], in = c->weight.axis[SPREAD_COLS][0];
@@ -290,6 +295,33 @@ struct plan_choice plan_summa(const struct plan_choice *c)
         s.takes = s.gives = c->back ? grid(c, out, in) : s.uses;
     }
     return s;
+}
+
+/* Axes that cut columns further than the weight does cut rows instead. */
+static struct spread by_rows(struct spread s, struct spread weight, int32_t weight_dim)
+{
+    while (s.count[SPREAD_COLS] > weight.count[weight_dim]) {
+        const int32_t axis = s.axis[SPREAD_COLS][s.count[SPREAD_COLS] - 1];
+        s = spread_shard(spread_copy(s, axis), SPREAD_ROWS, axis);
+    }
+    return s;
+}
+
+static struct plan_choice scattered(const struct plan_choice *c)
+{
+    struct plan_choice s = *c;
+    if (c->style == STYLE_VOCAB) {
+        s.gives = by_rows(c->gives, c->weight, SPREAD_COLS);
+    } else if (c->style == STYLE_LIN3D) {
+        s.takes = by_rows(c->takes, c->weight, SPREAD_COLS);
+        s.gives = by_rows(c->gives, c->weight, SPREAD_ROWS);
+    }
+    return s;
+}
+
+struct plan_choice plan_many(const struct plan *p, const struct plan_choice *c)
+{
+    return p->many == MANY_SUMMA ? summa(c) : p->many == MANY_ROWS ? scattered(c) : *c;
 }
 
 bool plan_matches(const char *pattern, const char *name)

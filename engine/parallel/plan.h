@@ -74,14 +74,16 @@ struct spread plan_found(const struct plan_choice *c);
 /* Where attention has the output of QKV: whole rows, heads split by all its axes. */
 struct spread plan_attention(const struct plan_choice *qkv);
 
-/* Steps may have a second form, for many rows: linears stay split as they are, but weights travel
- * instead of sums (SUMMA, moving.h) and activations lie in rows and columns of the grid. */
+/* Steps may have a second form, for many rows. Linears stay split as they are. Either weights
+ * travel instead of sums (SUMMA, moving.h) and activations lie in rows and columns of the grid, or
+ * the stream rests in rows instead of finer columns, so that fewer ranks share a row's norm. */
 enum plan_phase { PLAN_DECODE, PLAN_PREFILL, PLAN_PHASES };
 bool plan_has_prefill(const struct plan *p);
+bool plan_is_summa(const struct plan *p);
 /* From how many rows on a step takes that form; 0: not said. */
 int32_t plan_prefill_rows(const struct plan *p);
 /* What a choice becomes in that form. */
-struct plan_choice plan_summa(const struct plan_choice *c);
+struct plan_choice plan_many(const struct plan *p, const struct plan_choice *c);
 
 /* The parameters of one decoder layer and around it, in the order they are met. */
 enum plan_part {

@@ -138,7 +138,7 @@ static enum status linear(const struct walk *w, enum plan_part part, struct spre
     if (!spread_equal(&c->takes, at))
         return REFUSE(w, "E10", part, "%s takes %s, but gets %s", plan_style_name(c->style),
                       spread_text(&w->p->mesh, &c->takes, a), spread_text(&w->p->mesh, at, b));
-    if (c->gathered && w->p->prefill)
+    if (c->gathered && w->p->many == MANY_SUMMA)
         return REFUSE(w, "E16", part,
                       "weights are %s and linears of prefill summa, which hold "
                       "other shards; expected cached",
@@ -271,12 +271,11 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
     TRY(check_layer(&w));
     TRY(check_heads(&w));
     TRY(check_sizes(&w, PLAN_HEAD));
-    if (p->prefill) {
+    if (p->many == MANY_SUMMA)
         TRY(check_grid(&w));
-        for (int32_t part = 0; part < PLAN_PARTS; part++)
-            prefill.choice[part] = plan_summa(&layer->choice[part]);
-        TRY(check_layer(&many));
-    }
+    for (int32_t part = 0; part < PLAN_PARTS; part++)
+        prefill.choice[part] = plan_many(p, &layer->choice[part]);
+    TRY(check_layer(&many));
 out:
     return st;
 }

@@ -69,7 +69,8 @@ static enum status read_phase(const struct jdoc *phases, const char *name, struc
     *norm = "plain";
     if (!phase)
         return OK;
-    TRY(plan_read_keys(phase, "|weights|attention|norm|linears|o_down|rows|", at.where, err));
+    TRY(plan_read_keys(phase, "|weights|attention|norm|linears|scatter|o_down|rows|", at.where,
+                       err));
     TRY(plan_read_word(&at, phase, "weights", "|cached|", "cached", &weights, err));
     TRY(plan_read_word(&at, phase, "attention", "|heads|home|", "heads", attention, err));
     TRY(plan_read_word(&at, phase, "norm", "|plain|fused|", "plain", norm, err));
@@ -84,7 +85,7 @@ static enum status read_linears(const struct jdoc *phases, struct plan *p, struc
     enum status st = OK;
     const struct jdoc *prefill = jdoc_get_value(phases, "prefill");
     const struct jdoc *decode = jdoc_get_value(phases, "decode");
-    const char *linears, *o_down, *other = "stationary";
+    const char *linears, *o_down, *scatter, *other = "stationary";
     struct plan_at at = {.plan = p};
     snprintf(at.where, sizeof at.where, "%s: phases", p->where);
     if (decode)
@@ -93,8 +94,14 @@ static enum status read_linears(const struct jdoc *phases, struct plan *p, struc
         return OK;
     TRY(plan_read_word(&at, prefill, "linears", "|stationary|summa|", "stationary", &linears, err));
     TRY(plan_read_word(&at, prefill, "o_down", "|transpose|keep|", "keep", &o_down, err));
-    p->prefill = strcmp(linears, "summa") == 0;
-    if (p->prefill && strcmp(o_down, "transpose") != 0)
+    TRY(plan_read_word(&at, prefill, "scatter", "|hidden|rows|", "hidden", &scatter, err));
+    p->many = strcmp(linears, "summa") == 0  ? MANY_SUMMA
+              : strcmp(scatter, "rows") == 0 ? MANY_ROWS
+                                             : MANY_ALIKE;
+    if (p->many == MANY_SUMMA && strcmp(scatter, "rows") == 0)
+        return base_fail(err, ERR_USAGE, "%s: linears that are summa in prefill scatter nothing",
+                         at.where);
+    if (p->many == MANY_SUMMA && strcmp(o_down, "transpose") != 0)
         return base_fail(
             err, ERR_USAGE,
             "%s: E16 linears are summa in prefill and stationary in decode, which hold "

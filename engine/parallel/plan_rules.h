@@ -7,6 +7,13 @@
 
 enum { PLAN_RULES_MAX = 64, PLAN_PATTERN_MAX = 128 };
 
+/* What a step of many rows does otherwise. */
+enum plan_many {
+    MANY_ALIKE, /* nothing */
+    MANY_SUMMA, /* weights travel instead of sums */
+    MANY_ROWS,  /* what lin3d scatters is cut by rows, not by columns */
+};
+
 enum plan_use { PLAN_PARAMETER, PLAN_PREPARE_IN, PLAN_PREPARE_OUT };
 
 struct plan_rule {
@@ -27,7 +34,7 @@ struct plan {
     bool strict;         /* sizes must divide */
     bool kv_replication; /* KV heads may be held by several ranks */
     bool fused_norm;     /* unscaled products, divided by the norm afterwards */
-    bool prefill;        /* a second form for many rows */
+    enum plan_many many; /* the form of steps of many rows */
     int32_t prefill_rows;
     struct plan_rule rules[PLAN_RULES_MAX];
 };

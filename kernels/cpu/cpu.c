@@ -80,6 +80,7 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .record_end = host_memory_record_end, .replay = host_memory_replay,                        \
         .recording_close = host_memory_recording_close, .alloc = host_memory_alloc,                \
         .free = host_memory_free, .upload = host_memory_upload, .download = host_memory_download,  \
+        .fetch = host_memory_fetch, .landed = host_memory_landed, .land = host_memory_land,        \
         .close = cpu_close, .sync = cpu_sync, .reserve = cpu_reserve, .parallel = cpu_parallel,    \
         .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
         .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \

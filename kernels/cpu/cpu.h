@@ -152,7 +152,8 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
-void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta);
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,

@@ -98,21 +98,29 @@ struct split_norm_job {
     const float *x, *delta, *gain, *sums_in;
     float eps;
     int32_t cols, width;
+    struct pieces pieces;
 };
 
 static void square_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct split_norm_job *j = arg;
+    const struct pieces *p = &j->pieces;
+    float of_piece[PIECES_MAX];
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         const size_t at = (size_t)t * (size_t)j->cols;
         if (j->delta != NULL)
             j->isa->add(j->sum + at, j->delta + at, j->cols);
-        j->sums[t] = j->isa->sum_squares(j->x + at, j->cols);
+        for (int32_t k = 0; k < p->count; k++) {
+            const int32_t from = pieces_begin(p, k), to = pieces_begin(p, k + 1);
+            of_piece[k] = j->isa->sum_squares(j->x + at + from, to - from);
+        }
+        j->sums[t] = pieces_sum(of_piece, p->count);
     }
 }
 
-void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces)
 {
     struct cpu_backend *c = cpu_of(b);
     struct split_norm_job j = {.isa = c->isa,
@@ -120,7 +128,8 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
                                .sum = x.data,
                                .x = x.data,
                                .delta = delta.data,
-                               .cols = x.cols};
+                               .cols = x.cols,
+                               .pieces = pieces};
     pool_run(c->pool, x.rows, grain(x.cols), square_rows, &j);
 }
 

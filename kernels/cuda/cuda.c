@@ -41,6 +41,16 @@ void cuda_note(struct cuda_backend *c, const char *what, int code)
         cuda_note_text(c, what, cudaGetErrorString((cudaError_t)code));
 }
 
+enum status cuda_told(struct cuda_backend *c, struct err *err)
+{
+    pthread_mutex_lock(&c->failure_lock);
+    const enum status st = c->failed;
+    if (st != OK)
+        *err = c->failure;
+    pthread_mutex_unlock(&c->failure_lock);
+    return st;
+}
+
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 void cuda_watch(struct backend *b, enum status (*fn)(void *arg, struct err *err), void *arg)
@@ -49,28 +59,43 @@ void cuda_watch(struct backend *b, enum status (*fn)(void *arg, struct err *err)
     cuda_of(b)->watch_arg = arg;
 }
 
-/* The watcher can end what the stream waits for, so that this wait ends too. */
-static cudaError_t wait_watched(struct cuda_backend *c)
+/* The watcher can end what the stream waits for, so that the wait that asks here ends too. */
+static void watch(struct cuda_backend *c)
 {
-    int64_t next = base_now_ns() + CUDA_WATCH_NS;
-    cudaError_t e;
-    while ((e = cudaStreamQuery(c->stream)) == cudaErrorNotReady) {
-        struct err failure;
+    const int64_t now = base_now_ns();
+    struct err failure;
+    if (c->watch == NULL || now - c->watched < CUDA_WATCH_NS)
+        return;
+    const enum status st = c->watch(c->watch_arg, &failure);
+    if (st != OK)
+        remember(c, st, &failure);
+    c->watched = now;
+}
+
+/* e: of a query. */
+static bool is_done(struct cuda_backend *c, cudaError_t e, const char *what)
+{
+    if (e == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* no error, but it would be taken for the next launch's */
-        if (base_now_ns() < next)
-            continue;
-        const enum status st = c->watch(c->watch_arg, &failure);
-        if (st != OK)
-            remember(c, st, &failure);
-        next = base_now_ns() + CUDA_WATCH_NS;
+        watch(c);
+        return false;
     }
-    return e;
+    cuda_note(c, what, (int)e);
+    return true;
+}
+
+bool cuda_passed(struct cuda_backend *c, void *event, const char *what)
+{
+    return is_done(c, cudaEventQuery(event), what);
 }
 
 void cuda_wait(struct cuda_backend *c, const char *what)
 {
-    const cudaError_t e = c->watch != NULL ? wait_watched(c) : cudaStreamSynchronize(c->stream);
-    cuda_note(c, what, (int)e);
+    if (c->watch == NULL)
+        cuda_note(c, what, (int)cudaStreamSynchronize(c->stream));
+    else
+        while (!is_done(c, cudaStreamQuery(c->stream), what))
+            ;
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -199,6 +224,9 @@ const struct backend_ops cuda_ops = {
     .free = cuda_memory_free,
     .upload = cuda_memory_upload,
     .download = cuda_memory_download,
+    .fetch = cuda_memory_fetch,
+    .landed = cuda_memory_landed,
+    .land = cuda_memory_land,
     .weight_open = weight_open,
     .weight_close = weight_close,
     .weight_put = cuda_memory_weight_put,

@@ -10,6 +10,8 @@
 #define CUDA_WATCH_NS 1000000
 #define CUDA_STAGES 16
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
+#define CUDA_PACK_BYTES ((size_t)1 << 20)
+#define CUDA_PACK_MOST ((size_t)64 << 10)       /* of one upload; bigger ones take a stage */
 #define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
 #define CUDA_PARTIAL_BYTES ((size_t)36 << 20)   /* of split attention: 64 rows, 32 heads of 128 */
 #define CUDA_WORKSPACE_BYTES ((size_t)64 << 20) /* cuBLAS's advice for Hopper is 32 MiB */
@@ -20,6 +22,28 @@ struct cuda_stage {
     pthread_mutex_t lock;
     unsigned char *host;
     void *event; /* cudaEvent_t */
+};
+
+/* Small uploads lie one after the other in a pinned buffer, then in the next: steps have many, and
+ * one event is enough for hundreds of them. */
+struct cuda_pack {
+    pthread_mutex_t lock;
+    unsigned char *host[2];
+    void *event[2]; /* cudaEvent_t: it may be filled again */
+    int32_t now;    /* the one that is being filled, */
+    size_t used;    /* so far */
+};
+
+/* Downloads nobody waits for yet, in a pinned buffer. */
+struct cuda_flight {
+    unsigned char *host;
+    void *event; /* cudaEvent_t: all of it is there */
+    size_t used;
+    int32_t pieces;
+    struct cuda_piece {
+        void *dst;
+        size_t at, bytes;
+    } piece[BACKEND_FETCHES];
 };
 
 struct cuda_scratch {
@@ -41,6 +65,8 @@ struct cuda_backend {
     struct pool *pool;
     struct cuda_stage stages[CUDA_STAGES];
     _Atomic uint32_t next_stage;
+    struct cuda_pack pack;
+    struct cuda_flight flights[BACKEND_FLIGHTS];
     /* Device scratch: x in the type of the weight; partial attention; rows being sampled. */
     struct cuda_scratch x, partial, sample, workspace;
     /* Between record and record_end; a failure then is no failure of the ops. */
@@ -48,6 +74,7 @@ struct cuda_backend {
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */
     enum status (*watch)(void *arg, struct err *err);
     void *watch_arg;
+    int64_t watched; /* ns, when last */
     /* The first thing that went wrong, told by the next sync. */
     pthread_mutex_t failure_lock;
     enum status failed;
@@ -77,6 +104,10 @@ enum status cuda_count_devices(int *count, struct err *err) MUST_USE;
 
 /* Until all that was enqueued is done, or ended by the watcher. */
 void cuda_wait(struct cuda_backend *c, const char *what);
+/* Whether all that was enqueued before a cudaEvent_t was recorded is; asks the watcher, too. */
+bool cuda_passed(struct cuda_backend *c, void *event, const char *what);
+/* What went wrong first, if anything. */
+enum status cuda_told(struct cuda_backend *c, struct err *err);
 
 /* cuda_memory.c */
 struct cuda_sizes cuda_memory_sizes(int32_t rows_max, int32_t in_max, int32_t out_max);
@@ -90,6 +121,9 @@ void cuda_memory_free(struct backend *b, void *p);
 void cuda_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes);
 enum status cuda_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
                                  struct err *err);
+void cuda_memory_fetch(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes);
+bool cuda_memory_landed(struct backend *b, int32_t flight);
+enum status cuda_memory_land(struct backend *b, int32_t flight, struct err *err);
 size_t cuda_memory_weight_bytes(const struct weight_spec *spec);
 bool cuda_memory_holds(enum dtype dtype);
 void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale);
@@ -110,7 +144,8 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
-void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta);
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
 void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);

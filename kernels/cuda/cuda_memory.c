@@ -1,7 +1,8 @@
 /* DESIGN: host memory reaches the device through a ring of pinned stages. Loader threads fill
  * stages (and convert) while copies of earlier ones are under way, so reading files and copying
  * overlap and the caller's buffer is free on return. One stream carries the copies and the ops, so
- * what was uploaded is there for the ops that follow. */
+ * what was uploaded is there for the ops that follow. What steps upload and fetch is small and
+ * much: it shares pinned buffers, and nothing of it waits for the device but land. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/entry.h"
 
@@ -56,19 +57,43 @@ size_t cuda_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_m
     return s.x + s.partial + s.sample + s.workspace;
 }
 
+/* A pinned buffer and the event that tells when it is free. */
+static enum status open_pinned(struct cuda_backend *c, unsigned char **host, void **event,
+                               size_t bytes, struct err *err)
+{
+    enum status st = OK;
+    void *p = NULL;
+    cudaEvent_t e = NULL;
+    TRY(failed(c, cudaMallocHost(&p, bytes), bytes, err));
+    *host = p;
+    TRY(failed(c, cudaEventCreateWithFlags(&e, cudaEventDisableTiming), 0, err));
+    *event = e;
+out:
+    return st;
+}
+
+static void close_pinned(unsigned char *host, void *event)
+{
+    if (event != NULL)
+        cudaEventDestroy(event);
+    if (host != NULL)
+        cudaFreeHost(host);
+}
+
 enum status cuda_memory_open(struct cuda_backend *c, struct err *err)
 {
     enum status st = OK;
+    struct cuda_pack *p = &c->pack;
+    pthread_mutex_init(&p->lock, NULL);
     for (int i = 0; i < CUDA_STAGES; i++) {
         struct cuda_stage *s = &c->stages[i];
-        void *host = NULL;
-        cudaEvent_t event = NULL;
         pthread_mutex_init(&s->lock, NULL);
-        TRY(failed(c, cudaMallocHost(&host, CUDA_STAGE_BYTES), CUDA_STAGE_BYTES, err));
-        s->host = host;
-        TRY(failed(c, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), 0, err));
-        s->event = event;
+        TRY(open_pinned(c, &s->host, &s->event, CUDA_STAGE_BYTES, err));
     }
+    for (int i = 0; i < 2; i++)
+        TRY(open_pinned(c, &p->host[i], &p->event[i], CUDA_PACK_BYTES, err));
+    for (int i = 0; i < BACKEND_FLIGHTS; i++)
+        TRY(open_pinned(c, &c->flights[i].host, &c->flights[i].event, BACKEND_FETCH_MAX, err));
     const struct cuda_sizes sizes = cuda_memory_sizes(0, 0, 0);
     TRY(cuda_memory_grow(c, &c->partial, sizes.partial, err));
     TRY(cuda_memory_grow(c, &c->workspace, sizes.workspace, err));
@@ -78,12 +103,12 @@ out:
 
 void cuda_memory_close(struct cuda_backend *c)
 {
-    for (int i = 0; i < CUDA_STAGES; i++) {
-        if (c->stages[i].event != NULL)
-            cudaEventDestroy(c->stages[i].event);
-        if (c->stages[i].host != NULL)
-            cudaFreeHost(c->stages[i].host);
-    }
+    for (int i = 0; i < CUDA_STAGES; i++)
+        close_pinned(c->stages[i].host, c->stages[i].event);
+    for (int i = 0; i < 2; i++)
+        close_pinned(c->pack.host[i], c->pack.event[i]);
+    for (int i = 0; i < BACKEND_FLIGHTS; i++)
+        close_pinned(c->flights[i].host, c->flights[i].event);
     cudaFree(c->x.data);
     cudaFree(c->partial.data);
     cudaFree(c->sample.data);
@@ -132,9 +157,36 @@ static void give_stage(struct cuda_backend *c, struct cuda_stage *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* The buffer that is full goes on its way; the other one may still be. */
+static void turn_pack(struct cuda_backend *c, struct cuda_pack *p)
+{
+    cuda_note(c, "upload", cudaEventRecord(p->event[p->now], c->stream));
+    p->now = 1 - p->now;
+    p->used = 0;
+    cuda_note(c, "upload", cudaEventSynchronize(p->event[p->now]));
+}
+
+static void upload_packed(struct cuda_backend *c, void *dst, const void *src, size_t bytes)
+{
+    struct cuda_pack *p = &c->pack;
+    pthread_mutex_lock(&p->lock);
+    cuda_note(c, "upload", cudaSetDevice(c->device));
+    if (bytes > CUDA_PACK_BYTES - p->used)
+        turn_pack(c, p);
+    unsigned char *at = p->host[p->now] + p->used;
+    memcpy(at, src, bytes);
+    p->used += base_align(bytes, 64);
+    cuda_note(c, "upload", cudaMemcpyAsync(dst, at, bytes, cudaMemcpyHostToDevice, c->stream));
+    pthread_mutex_unlock(&p->lock);
+}
+
 void cuda_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes)
 {
     struct cuda_backend *c = cuda_of(b);
+    if (bytes > 0 && bytes <= CUDA_PACK_MOST) {
+        upload_packed(c, dst, src, bytes);
+        return;
+    }
     for (size_t at = 0, n; at < bytes; at += n) {
         struct cuda_stage *s = take_stage(c);
         n = bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES;
@@ -160,12 +212,40 @@ enum status cuda_memory_download(struct backend *b, void *dst, const void *src, 
         memcpy((unsigned char *)dst + at, s->host, n);
         pthread_mutex_unlock(&s->lock);
     }
-    pthread_mutex_lock(&c->failure_lock);
-    enum status st = c->failed;
-    if (st != OK)
-        *err = c->failure;
-    pthread_mutex_unlock(&c->failure_lock);
-    return st;
+    return cuda_told(c, err);
+}
+
+void cuda_memory_fetch(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes)
+{
+    struct cuda_backend *c = cuda_of(b);
+    struct cuda_flight *f = &c->flights[flight];
+    CHECK(bytes <= BACKEND_FETCH_MAX - f->used && f->pieces < BACKEND_FETCHES);
+    if (bytes > 0) {
+        cuda_note(
+            c, "fetch",
+            cudaMemcpyAsync(f->host + f->used, src, bytes, cudaMemcpyDeviceToHost, c->stream));
+        f->piece[f->pieces++] = (struct cuda_piece){dst, f->used, bytes};
+        f->used += bytes;
+    }
+    cuda_note(c, "fetch", cudaEventRecord(f->event, c->stream));
+}
+
+bool cuda_memory_landed(struct backend *b, int32_t flight)
+{
+    return cuda_passed(cuda_of(b), cuda_of(b)->flights[flight].event, "fetch");
+}
+
+enum status cuda_memory_land(struct backend *b, int32_t flight, struct err *err)
+{
+    struct cuda_backend *c = cuda_of(b);
+    struct cuda_flight *f = &c->flights[flight];
+    while (!cuda_passed(c, f->event, "fetch"))
+        ;
+    for (int32_t i = 0; i < f->pieces; i++)
+        memcpy(f->piece[i].dst, f->host + f->piece[i].at, f->piece[i].bytes);
+    f->pieces = 0;
+    f->used = 0;
+    return cuda_told(c, err);
 }
 
 /* ---- weights and caches ---------------------------------------------------------------------- */

@@ -93,26 +93,34 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
                (float *)x.data, (const float *)delta.data, gain, eps, x.cols);
 }
 
-__global__ void square_sum_kernel(float *sums, float *x, const float *delta, int32_t cols)
+__global__ void square_sum_kernel(float *sums, float *x, const float *delta, struct pieces pieces)
 {
-    const int64_t row = (int64_t)blockIdx.x * cols;
-    float sum = 0;
-    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
-        float v = x[row + i];
-        if (delta != nullptr)
-            x[row + i] = v += delta[row + i];
-        sum = fmaf(v, v, sum);
+    __shared__ float of_piece[PIECES_MAX];
+    const int64_t row = (int64_t)blockIdx.x * pieces_begin(&pieces, pieces.count);
+    for (int32_t k = 0; k < pieces.count; k++) {
+        const int32_t end = pieces_begin(&pieces, k + 1);
+        float sum = 0;
+        for (int32_t i = pieces_begin(&pieces, k) + (int32_t)threadIdx.x; i < end;
+             i += (int32_t)blockDim.x) {
+            float v = x[row + i];
+            if (delta != nullptr)
+                x[row + i] = v += delta[row + i];
+            sum = fmaf(v, v, sum);
+        }
+        sum = reduce_block(sum, plus());
+        if (threadIdx.x == 0)
+            of_piece[k] = sum;
     }
-    sum = reduce_block(sum, plus());
     if (threadIdx.x == 0)
-        sums[blockIdx.x] = sum;
+        sums[blockIdx.x] = pieces_sum(of_piece, pieces.count);
 }
 
-void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces)
 {
     if (x.rows > 0)
         LAUNCH(cuda_of(b), square_sum_kernel, (unsigned)x.rows, THREADS, 0, sums, (float *)x.data,
-               (const float *)delta.data, x.cols);
+               (const float *)delta.data, pieces);
 }
 
 __global__ void rms_scale_kernel(float *y, const float *x, const float *sums, float width,

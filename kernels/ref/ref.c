@@ -205,9 +205,10 @@ static void add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
     rmsnorm(b, y, cview_of(x), gain, eps);
 }
 
-static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta)
+static void square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
+                       struct pieces pieces)
 {
-    (void)b;
+    (void)b, (void)pieces;
     for (int32_t t = 0; t < x.rows; t++) {
         double sum = 0;
         for (int32_t i = 0; i < x.cols; i++) {
@@ -374,6 +375,9 @@ const struct backend_ops ref_ops = {
     .free = host_memory_free,
     .upload = host_memory_upload,
     .download = host_memory_download,
+    .fetch = host_memory_fetch,
+    .landed = host_memory_landed,
+    .land = host_memory_land,
     .close = ref_close,
     .sync = ref_sync,
     .reserve = ref_reserve,

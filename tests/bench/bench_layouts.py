@@ -49,7 +49,7 @@ def closed_form(shape, mode, mesh, ranks, rows, many):
         if mode == "3d":
             w, a, b = map(int, mesh.split(","))
             place = rank % w, rank // w % a, rank // (w * a)
-            return mode_bytes.stationary(deep, (w, a, b), place, rows, [], True)
+            return mode_bytes.stationary(deep, (w, a, b), place, rows, [])
         return mode_bytes.step_bytes(deep, mode, ranks, rank, rows, [], many, weight_size=2)
     return max(step(2, rank) - step(1, rank) for rank in range(ranks))
 

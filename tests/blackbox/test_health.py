@@ -241,7 +241,7 @@ def test_drain_timeout(serve, synthetic):
 
 
 def test_rank_lost_while_draining(serve, synthetic):
-    server = serve(synthetic, "-tp", 2)
+    server = serve(synthetic, "-tp", 2, "--max-group-restarts", 0)
     body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.post, "/v1/completions", body)

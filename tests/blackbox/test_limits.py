@@ -293,6 +293,21 @@ def test_lower_limit_is_told(serve):
     assert soft <= hard
 
 
+def test_too_few_files_to_start(serve):
+    """Wherever the last one is wanted: one line says that they were too few."""
+    for files in range(60, 120):
+        def limit(files=files):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        server = serve(checkpoint.DEMO, "-tp", 2, wait=False, before=limit)
+        eventually(lambda server=server: server.process.poll() is not None
+                   or "ready: listening" in server.log, 30, "an end or a begin")
+        if server.process.poll() is None:
+            break
+        last = server.log.splitlines()[-1]
+        assert server.process.poll() == 4 and "Too many open files" in last, (files, last)
+    assert files > 64
+
+
 # ---- greedy -------------------------------------------------------------------------------------
 
 

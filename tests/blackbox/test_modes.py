@@ -82,8 +82,10 @@ def test_received_bytes(serve, tmp_path, odd, mode, ranks):
     check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 7)
 
 
-@pytest.mark.parametrize("mode,ranks", [("2d", 4), ("2d", 9), ("2.5d", 8)])
-def test_received_bytes_of_travelling_weights(serve, tmp_path, odd, mode, ranks):
+@pytest.mark.parametrize("mode,ranks", [("2d", 4), ("2d", 9), ("2.5d", 8), ("3d", 8),
+                                        ("3d 2,3,2", 12), ("3d 1,2,3", 6), ("3d_gathered", 8),
+                                        ("3d_gathered 2,3,1", 6)])
+def test_received_bytes_of_many_rows(serve, tmp_path, odd, mode, ranks):
     """The prompt is a step of many rows, its tokens are steps of few."""
     server = serve(odd, "-tp", ranks, "--plan", plan_file(tmp_path, mode, many_from=10),
                    "--load-format", "dummy", "--dtype", "float32")
@@ -305,7 +307,7 @@ def test_formulas_stand_beside_numbers(tmp_path, mode, ranks):
                                     intermediate_size=576, vocab_size=576)
     rows, shape = 144, checkpoint.shape_of(model)
     forms = explained(model, ranks, mode, rows)
-    assert len(forms) == (2 if mode in ("2d", "2.5d") else 1)
+    assert len(forms) == (1 if mode in ("1d", "1d_sp", "3d_gathered 2,1,1") else 2)
     for many, moves in enumerate(forms):
         total = 0
         for point, _, _, count, exact, formula, letters in moves:
@@ -359,7 +361,7 @@ def test_costs_beside_the_tables(tmp_path, ranks):
         assert parameters == (1 / 4 if ranks == 8 and mode != "1d" else 1 / ranks)
         assert activations == (1 if mode == "1d" else 1 / ranks)
         deep, flat = (max(mode_bytes.step_bytes(shape._replace(layers=n), mode, ranks, rank, rows,
-                                                [], mode.startswith("2")) for rank in range(ranks))
+                                                [], mode != "1d") for rank in range(ranks))
                       for n in (2, 1))
         assert bandwidth == pytest.approx((deep - flat) / (4 * rows * 512), abs=1e-4), mode
 

@@ -68,18 +68,20 @@ def test_greedy_text(serve, name, plan, ranks):
         assert server.token_ids(prompt, 24) == greedy[:24]
 
 
+@pytest.mark.parametrize("form", [mode_bytes.stationary, mode_bytes.by_rows])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_received_bytes_of_any_mesh(serve, odd, mesh):
-    """Uneven sizes, and a batch of one on every mesh."""
+def test_received_bytes_of_any_mesh(serve, odd, mesh, form):
+    """Uneven sizes, and a batch of one on every mesh, in both forms of a step."""
     (w, a, b), shape = mesh, checkpoint.shape_of(odd)
     server = dummy(serve, odd, w * a * b, "--parallel-mode", "3d", "--mesh",
-                   ",".join(map(str, mesh)))
+                   ",".join(map(str, mesh)), "--prefill-rows",
+                   1 if form == mode_bytes.by_rows else 1000)
     before = server.metrics()
     server.token_ids(PROMPT, 3)
     for rank in range(w * a * b):
         place = rank % w, rank // w % a, rank // (w * a)
         wanted = received(before, rank) + sum(
-            mode_bytes.stationary(shape, mesh, place, rows, sampled, True)
+            form(shape, mesh, place, rows, sampled)
             for rows, sampled in [(len(PROMPT), [len(PROMPT) - 1]), (1, [0]), (1, [0])])
         eventually(lambda: received(server.metrics(), rank) == wanted, 2, f"rank {rank}")
 
@@ -98,7 +100,7 @@ def test_another_numbering_of_ranks(serve, tmp_path, odd):
             i, j = (rank // 2, rank % 2) if order == "last-fastest" else (rank % 2, rank // 2)
             wanted = received(before, rank) + sum(
                 mode_bytes.stationary(checkpoint.shape_of(odd), (1, 2, 2), (0, j, i), rows, sampled,
-                                      False)
+                                      table_over_w=False)
                 for rows, sampled in [(len(PROMPT), [len(PROMPT) - 1]), (1, [0]), (1, [0])])
             eventually(lambda: received(server.metrics(), rank) == wanted, 2, f"rank {rank}")
             mine.append(received(server.metrics(), rank) - received(before, rank))

@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import pathlib
+import shutil
 import signal
 import time
 
@@ -204,13 +205,74 @@ def test_lost_again_while_loading(serve, tmp_path):
 
 
 def test_stopped_while_recovering(serve, tmp_path):
+    """What waits for the ranks gets its answer; a second signal ends it at once."""
+    with Hung(serve, tmp_path) as hung:
+        hung.server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: hung.server.get("/readyz").error["code"] == "draining", 5, "draining")
+        assert hung.reply.result(60 * PATIENCE).status == 200
+        assert hung.server.wait(10) == 0
+        assert not hung.server.ranks()
+
+
+def test_stopped_twice_while_recovering(serve, tmp_path):
     with Hung(serve, tmp_path) as hung:
         began = time.monotonic()
+        hung.server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "stopping: " in hung.server.log, 5, "draining")
         hung.server.process.send_signal(signal.SIGTERM)
         assert hung.reply.result(10 * PATIENCE).status == 503
         assert hung.server.wait(10) == 0
         assert time.monotonic() - began < 5 * PATIENCE
         assert not hung.server.ranks()
+
+
+@pytest.mark.sanitized
+def test_lost_while_draining(serve, synthetic):
+    """Streams that the end of the server waits for outlive a rank too; nothing else is taken."""
+    server = serve(synthetic, "-tp", 2)
+    tokens = 1500 // SHORTER
+    wanted = server.token_ids(PROMPT, tokens)
+    stream = server.stream(PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True,
+                           return_token_ids=True)
+    got = []
+    for _, chunk in stream:
+        if not got:
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: server.get("/readyz").error["code"] == "draining", 5, "draining")
+            kill(1)(server)
+            eventually(lambda: "starting the ranks again" in server.log, 5, "loss noticed")
+            assert server.post("/v1/completions", {"prompt": [1]}).error["code"] == "draining"
+        got += chunk["choices"][0]["token_ids"]
+    assert stream.done
+    assert got == wanted
+    assert server.wait(10) == 0
+    assert "requests go on after" in server.log
+
+
+@pytest.mark.parametrize("name, change, lose, goes_on", [
+    ("config.json", lambda text: text.replace(b"10000.0", b"20000.0"), signal.SIGKILL, False),
+    ("model.safetensors", bytes, signal.SIGSTOP, False),
+    ("model.safetensors", bytes, signal.SIGKILL, True),  # what was read is still in memory
+])
+def test_model_changed_meanwhile(serve, synthetic, tmp_path, name, change, lose, goes_on):
+    """Answers go on as the model they began with would have had them, or not at all."""
+    model = tmp_path / "model"
+    shutil.copytree(synthetic, model)
+    server = serve(model, "-tp", 2, "--step-timeout", 1)
+    wanted = server.token_ids(PROMPT, 20)
+    before = (model / name).read_bytes()
+    (model / name).unlink()
+    (model / name).write_bytes(change(before))
+    assert change is bytes or (model / name).read_bytes() != before
+    os.kill(server.ranks()[1], lose)
+    reply = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 20, "temperature": 0,
+                                            "ignore_eos": True, "return_token_ids": True})
+    if goes_on:
+        assert reply.json()["choices"][0]["token_ids"] == wanted
+    else:
+        assert (reply.status, reply.error["code"]) == (503, "rank_lost")
+        assert server.wait(10) == 5
+        assert ("config.json" if name == "config.json" else "written again") in server.log
 
 
 def test_model_gone_meanwhile(serve, tmp_path):

@@ -89,9 +89,10 @@ def crowd():
                        **({"prompt_logprobs": 2} if i % 20 == 7 else {})}
 
 
-def answers_to(server, together):
+def answers_to(server, together, count=200):
     with concurrent.futures.ThreadPoolExecutor(together) as pool:
-        answers = pool.map(lambda asked: server.complete(asked[0], **asked[1]), crowd())
+        answers = pool.map(lambda asked: server.complete(asked[0], **asked[1]),
+                           list(crowd())[:count])
         return [answer["choices"] for answer in answers]
 
 
@@ -108,6 +109,18 @@ def test_nobody_else_matters(serve):
     for asked, one, other in zip(crowd(), alone, crowded):
         assert one == other, asked
     assert len({str(choices) for choices in alone}) == 200
+
+
+@pytest.mark.parametrize("layout", [("2d",), ("2.5d",), ("3d", "--mesh", "1,2,2")])
+def test_nobody_else_matters_in_any_layout(serve, layout):
+    """Alone most steps have the form for few rows, in a crowd the form for many."""
+    options = ("-tp", 4, "--parallel-mode", *layout, "--max-model-len", 128)
+    server = serve(checkpoint.DEMO, *options, "--prefill-rows", 1000)
+    alone = answers_to(server, 1, 60)
+    server.stop()
+    server = serve(checkpoint.DEMO, *options, "--prefill-rows", 6, "--max-num-seqs", 24,
+                   "--max-num-batched-tokens", 40, "--kv-cache-memory", "1M")
+    assert answers_to(server, 50, 60) == alone
 
 
 def test_stored_type_of_the_model(serve):

@@ -1,8 +1,9 @@
 /* CUDA C++ on the host, for tests: what the kernels of kernels/cuda use of the language. A block
  * runs as fibers, one per thread, that are switched at barriers and shuffles only, in changing
- * orders; blocks run one after the other (emulate.cc). What goes wrong on a device by luck goes
- * wrong here every time: a barrier that not all threads reach, a lane missing from a shuffle, and,
- * under the address sanitizer, every access out of bounds. */
+ * orders; blocks run one after the other (emulate.cc), when the host waits (emulate_stream.cc).
+ * What goes wrong on a device by luck goes wrong here every time: a barrier that not all threads
+ * reach, a lane missing from a shuffle, and, under the address sanitizer, every access out of
+ * bounds. */
 #ifndef TESSERA_TESTS_EMULATE_CUDA_RUNTIME_H
 #define TESSERA_TESTS_EMULATE_CUDA_RUNTIME_H
 
@@ -31,8 +32,10 @@ struct dim3 {
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-/* Now, or, while the stream is captured, with every launch of the graph. */
+/* After what was enqueued before, or, while the stream is captured, with every launch of the graph.
+ */
 void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
+bool emulate_captures(cudaStream_t stream);
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
 

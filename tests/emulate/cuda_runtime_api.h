@@ -1,5 +1,5 @@
 /* The part of CUDA's run-time interface that kernels/cuda calls; the emulated device's memory is
- * the host's, and everything has happened when a call returns. */
+ * the host's, and what is enqueued happens late (emulate_stream.cc). */
 #ifndef TESSERA_TESTS_EMULATE_CUDA_RUNTIME_API_H
 #define TESSERA_TESTS_EMULATE_CUDA_RUNTIME_API_H
 
@@ -26,7 +26,8 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpy
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
-typedef struct emulated_graph *cudaGraph_t, *cudaGraphExec_t;
+typedef struct emulated_graph *cudaGraph_t;
+typedef struct emulated_exec *cudaGraphExec_t;
 struct cudaDeviceProp {
     char name[256];
 };
@@ -50,6 +51,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaEventQuery(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode);

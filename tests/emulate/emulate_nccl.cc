@@ -7,6 +7,7 @@
 #include "tests/emulate/cuda_runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -25,6 +26,7 @@ struct call { /* collectives and mail are not mixed in a group */
     float *dst;
     size_t n;
     int peer; /* or root */
+    bool captured;
 };
 
 /* What the ranks of a communicator share. */
@@ -39,10 +41,16 @@ struct meeting {
     std::condition_variable posted, taken;
 };
 
-struct emulated_nccl {
+/* A rank of it, alive for as long as something enqueued needs it. */
+struct member {
     std::shared_ptr<meeting> m;
     int rank;
-    ncclResult_t result;
+    std::atomic<ncclResult_t> result;
+    std::atomic<bool> aborted; /* what waits for peers ends */
+};
+
+struct emulated_nccl {
+    std::shared_ptr<member> my;
 };
 
 static std::mutex registry_lock;
@@ -52,8 +60,9 @@ static thread_local ncclComm_t group_comm;
 static thread_local cudaStream_t group_stream;
 static thread_local std::vector<call> group_calls;
 
-static void meet(meeting *m)
+static void meet(const member *c)
 {
+    meeting *m = c->m.get();
     std::unique_lock<std::mutex> hold(m->lock);
     const unsigned round = m->round;
     if (++m->here == m->ranks) {
@@ -61,7 +70,7 @@ static void meet(meeting *m)
         m->round++;
         m->all_here.notify_all();
     }
-    m->all_here.wait(hold, [&] { return m->round != round; });
+    m->all_here.wait(hold, [&] { return m->round != round || c->aborted; });
 }
 
 static std::shared_ptr<meeting> meeting_of(const std::string &name, int ranks)
@@ -95,7 +104,7 @@ static float sum_of(const meeting *m, size_t at, size_t i)
     return v[0];
 }
 
-static bool receive(const emulated_nccl *c, const std::vector<call> &mine, size_t at,
+static bool receive(const member *c, const std::vector<call> &mine, size_t at,
                     std::vector<float> *out)
 {
     const call &k = mine[at];
@@ -105,7 +114,7 @@ static bool receive(const emulated_nccl *c, const std::vector<call> &mine, size_
     for (int r = 0; r < m->ranks; r++) {
         const std::vector<call> &theirs = *m->lists[(size_t)r];
         if (at >= theirs.size() || theirs[at].kind != k.kind || theirs[at].n != k.n ||
-            theirs[at].peer != k.peer)
+            theirs[at].peer != k.peer || theirs[at].captured != k.captured)
             return false;
         if (k.kind == ALL_GATHER || (k.kind == BROADCAST && r == k.peer))
             out->insert(out->end(), theirs[at].src, theirs[at].src + k.n);
@@ -116,7 +125,7 @@ static bool receive(const emulated_nccl *c, const std::vector<call> &mine, size_
     return true;
 }
 
-static ncclResult_t exchange_mail(emulated_nccl *c, const std::vector<call> &mine)
+static ncclResult_t exchange_mail(member *c, const std::vector<call> &mine)
 {
     meeting *m = c->m.get();
     bool good = true;
@@ -129,7 +138,9 @@ static ncclResult_t exchange_mail(emulated_nccl *c, const std::vector<call> &min
         if (k.kind != RECV)
             continue;
         std::deque<const call *> &box = m->mail[{k.peer, c->rank}];
-        m->posted.wait(hold, [&] { return !box.empty(); });
+        m->posted.wait(hold, [&] { return !box.empty() || c->aborted; });
+        if (box.empty())
+            return ncclSystemError;
         good = good && box.front()->n == k.n;
         memcpy(k.dst, box.front()->src, std::min(k.n, box.front()->n) * sizeof(float));
         box.pop_front();
@@ -137,37 +148,43 @@ static ncclResult_t exchange_mail(emulated_nccl *c, const std::vector<call> &min
     }
     for (const call &k : mine)
         if (k.kind == SEND)
-            m->taken.wait(hold, [&] { return m->mail[{c->rank, k.peer}].empty(); });
+            m->taken.wait(hold, [&] { return m->mail[{c->rank, k.peer}].empty() || c->aborted; });
     return good ? ncclSuccess : ncclInvalidUsage;
 }
 
-static ncclResult_t exchange(emulated_nccl *c, const std::vector<call> &mine)
+static ncclResult_t exchange(member *c, const std::vector<call> &mine)
 {
     if (mine[0].kind == SEND || mine[0].kind == RECV)
         return exchange_mail(c, mine);
     std::vector<std::vector<float>> got(mine.size());
     bool good = true;
     c->m->lists[(size_t)c->rank] = &mine;
-    meet(c->m.get());
-    for (size_t i = 0; i < mine.size(); i++)
+    meet(c);
+    for (size_t i = 0; i < mine.size() && !c->aborted; i++)
         good = receive(c, mine, i, &got[i]) && good;
-    meet(c->m.get());
-    for (size_t i = 0; i < mine.size(); i++)
+    meet(c);
+    for (size_t i = 0; i < mine.size() && !c->aborted; i++)
         if (!got[i].empty())
             memcpy(mine[i].dst, got[i].data(), got[i].size() * sizeof(float));
-    meet(c->m.get());
+    meet(c);
     return good ? ncclSuccess : ncclInvalidUsage;
 }
 
-/* Of a captured exchange the result is found out with the graph's launch, and told after it. */
+/* The result is found out later, and told after it. */
 static ncclResult_t exchange_in_order(cudaStream_t s, ncclComm_t c, const std::vector<call> &calls)
 {
-    emulate_enqueue(s, [=] { c->result = std::max(c->result, exchange(c, calls)); });
-    return c->result;
+    const std::shared_ptr<member> my = c->my;
+    emulate_enqueue(s, [=] {
+        const ncclResult_t r = my->aborted ? ncclSystemError : exchange(my.get(), calls);
+        if (r != ncclSuccess)
+            my->result = r;
+    });
+    return my->result;
 }
 
-static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, const call &k)
+static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, call k)
 {
+    k.captured = emulate_captures(s);
     if (depth == 0)
         return exchange_in_order(s, c, {k});
     if (group_comm != nullptr && group_comm != c)
@@ -199,36 +216,36 @@ ncclResult_t ncclGroupEnd(void)
 ncclResult_t ncclAllReduce(const void *src, void *dst, size_t n, ncclDataType_t, ncclRedOp_t,
                            ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, s, {ALL_REDUCE, (const float *)src, (float *)dst, n, 0});
+    return enqueue(c, s, {ALL_REDUCE, (const float *)src, (float *)dst, n, 0, false});
 }
 
 ncclResult_t ncclReduce(const void *src, void *dst, size_t n, ncclDataType_t, ncclRedOp_t, int root,
                         ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, s, {REDUCE, (const float *)src, (float *)dst, n, root});
+    return enqueue(c, s, {REDUCE, (const float *)src, (float *)dst, n, root, false});
 }
 
 ncclResult_t ncclBroadcast(const void *src, void *dst, size_t n, ncclDataType_t, int root,
                            ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, s, {BROADCAST, (const float *)src, (float *)dst, n, root});
+    return enqueue(c, s, {BROADCAST, (const float *)src, (float *)dst, n, root, false});
 }
 
 ncclResult_t ncclAllGather(const void *src, void *dst, size_t n, ncclDataType_t, ncclComm_t c,
                            cudaStream_t s)
 {
-    return enqueue(c, s, {ALL_GATHER, (const float *)src, (float *)dst, n, 0});
+    return enqueue(c, s, {ALL_GATHER, (const float *)src, (float *)dst, n, 0, false});
 }
 
 ncclResult_t ncclSend(const void *src, size_t n, ncclDataType_t, int peer, ncclComm_t c,
                       cudaStream_t s)
 {
-    return enqueue(c, s, {SEND, (const float *)src, nullptr, n, peer});
+    return enqueue(c, s, {SEND, (const float *)src, nullptr, n, peer, false});
 }
 
 ncclResult_t ncclRecv(void *dst, size_t n, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s)
 {
-    return enqueue(c, s, {RECV, nullptr, (float *)dst, n, peer});
+    return enqueue(c, s, {RECV, nullptr, (float *)dst, n, peer, false});
 }
 
 /* ---- life ---- */
@@ -258,60 +275,78 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
+static ncclComm_t join(std::shared_ptr<meeting> m, int rank)
+{
+    const std::shared_ptr<member> my = std::make_shared<member>();
+    my->m = m;
+    my->rank = rank;
+    return new emulated_nccl{my};
+}
+
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int rank)
 {
-    *c = new emulated_nccl{meeting_of(id.internal, ranks), rank, ncclSuccess};
-    meet((*c)->m.get());
+    *c = join(meeting_of(id.internal, ranks), rank);
+    meet((*c)->my.get());
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *out, ncclConfig_t *)
 {
-    meeting *m = c->m.get();
+    const member *my = c->my.get();
+    meeting *m = my->m.get();
     int ranks = 0, rank = 0;
     if (color < 0)
         return ncclInvalidArgument;
-    m->color[(size_t)c->rank] = color;
-    m->key[(size_t)c->rank] = key;
-    meet(m);
+    m->color[(size_t)my->rank] = color;
+    m->key[(size_t)my->rank] = key;
+    meet(my);
     for (int r = 0; r < m->ranks; r++) {
         if (m->color[(size_t)r] != color)
             continue;
         ranks++;
-        rank += m->key[(size_t)r] < key || (m->key[(size_t)r] == key && r < c->rank);
+        rank += m->key[(size_t)r] < key || (m->key[(size_t)r] == key && r < my->rank);
     }
     const std::string name =
         std::to_string((uintptr_t)m) + " " + std::to_string(m->round) + " " + std::to_string(color);
-    *out = new emulated_nccl{meeting_of(name, ranks), rank, ncclSuccess};
-    meet(m);
+    *out = join(meeting_of(name, ranks), rank);
+    meet(my);
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommUserRank(ncclComm_t c, int *rank)
 {
-    *rank = c->rank;
+    *rank = c->my->rank;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(ncclComm_t c, int *ranks)
 {
-    *ranks = c->m->ranks;
+    *ranks = c->my->m->ranks;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
-    *r = c->result;
+    *r = c->my->result;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
-    delete c;
-    return ncclSuccess;
+    meeting *m = c->my->m.get();
+    {
+        std::lock_guard<std::mutex> hold(m->lock);
+        c->my->aborted = true;
+        m->all_here.notify_all();
+        m->posted.notify_all();
+        m->taken.notify_all();
+    }
+    return ncclCommDestroy(c);
 }
 
+/* What was enqueued goes on. */
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
-    return ncclCommAbort(c);
+    delete c;
+    return ncclSuccess;
 }

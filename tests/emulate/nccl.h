@@ -1,5 +1,5 @@
-/* The part of NCCL that engine/comm calls, between threads of one process; calls return when the
- * data is there. */
+/* The part of NCCL that engine/comm calls, between threads of one process, in the order of each
+ * one's stream. */
 #ifndef TESSERA_TESTS_EMULATE_NCCL_H
 #define TESSERA_TESTS_EMULATE_NCCL_H
 

@@ -11,6 +11,8 @@ Independent of the engine.  The layouts:
   3d_gathered  the same, and each rank stores one w-th of its weights' outputs, in whole tiles: the
           others come for every product
   2d, 2.5d with many rows: SUMMA, weights travel
+  3d, 3d_gathered with many rows: the residual stream at rest is split by rows over (w, a) and by
+          columns over b; the MLP by rows over (w, b)
 """
 
 import argparse
@@ -124,7 +126,7 @@ def stored(shape, mesh, place, weight_size):
     return (1 if shape.tied else 2) * table + shape.layers * layer * weight_size + norms
 
 
-def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
+def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True):
     """Rank (i, j, l): rows i, at rest hidden block l and in it sub-block j.  gathered: bytes of an
     element of the weights that travel."""
     (w, a, b), (i, j, l) = mesh, place
@@ -149,6 +151,27 @@ def stationary(shape, mesh, place, rows, sampled, table_over_w, gathered=0):
     count = len(sampled)
     head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, rows, sampled, b, table, others)
+    return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
+            shape.layers * gathered * travels)
+
+
+def by_rows(shape, mesh, place, rows, sampled, gathered=0):
+    """Rank (i, j, l): at rest rows (i, j) of hidden block l."""
+    (w, a, b), (i, j, l) = mesh, place
+    at_w, at_a, at_b = (i, w), (j, a), (l, b)
+    m, own = Widths(shape, w * a * b), size(rows, at_w)
+    rest, other, hidden = size(rows, at_w, at_a), size(rows, at_w, at_b), m.hidden(at_b)
+    gather, scatter = (own - rest) * hidden, (a - 1) * rest * hidden
+    layer = gather + (b - 1) * own * m.qkv(at_a, at_b)
+    layer += (rows - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
+    layer += own * (m.attended(at_a) - m.attended(at_a, at_b, at_w)) + scatter
+    layer += gather + (b - 1) * other * m.gate_up(at_a)
+    layer += (own - other) * m.mlp(at_a) + scatter
+    travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
+    norm = (b - 1) * rest
+    look_up, count = (w - 1) * own * hidden + scatter, len(sampled)
+    head = (count - among(sampled, rows, at_w, at_a)) * hidden
+    head += logits(shape, rows, sampled, b, [at_a, at_w, at_b])
     return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
             shape.layers * gathered * travels)
 
@@ -207,14 +230,16 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
         return sequence_parallel(shape, ranks, rank, rows, sampled)
     if mode.startswith("3d"):
         mesh, place = mesh_place(mode, ranks, rank)
-        return stationary(shape, mesh, place, rows, sampled, True,
-                          weight_size if "gathered" in mode else 0)
+        gathered = weight_size if "gathered" in mode else 0
+        if many:
+            return by_rows(shape, mesh, place, rows, sampled, gathered)
+        return stationary(shape, mesh, place, rows, sampled, gathered)
     q = math.isqrt(ranks) if mode == "2d" else 2
     depth = ranks // q ** 2
     k, i, j = rank // q ** 2, rank // q % q, rank % q
     if many:
         return summa(shape, q, depth, (k, i, j), rows, sampled, weight_size)
-    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, False)
+    return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, table_over_w=False)
 
 
 # ---- self-check: the formulas of the literature, where everything divides -----------------------
@@ -249,6 +274,10 @@ def check():
     cached, gathered = (layer_bytes(shape, mode, 8, rows) for mode in ("3d", "3d_gathered"))
     tp1d_bytes.expect("3d gathered, q=2", gathered - cached,
                       2 * params * (q - 1) // q ** 3)
+    # Rows at rest: what columns at rest move, but norms over b alone.
+    columns, rested = (layer_bytes(shape, "3d", 8, rows, many) for many in (False, True))
+    tp1d_bytes.expect("3d, columns for rows, q=2", columns - rested,
+                      WORD * 2 * (2 * (q - 1) * rows // q - (q - 1) * rows // q ** 2))
     tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
                       layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
 

@@ -1,0 +1,477 @@
+/* DESIGN: a stream is a thread that runs what was enqueued, as late as it can: when somebody waits
+ * for it, or after a while, as a device would. So what the host does too early goes wrong here
+ * every time: memory that a copy to the device still reads is compared when it is copied, and
+ * memory that a copy to the host will write holds rubbish until somebody has waited. */
+#include "tests/emulate/cuda_runtime.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#define DEVICES 8
+#define DEVICE_BYTES ((size_t)4 << 30)
+#define IDLE_MS 5 /* nobody waits: work begins nevertheless */
+#define ASK_US 500
+
+struct emulated_graph {
+    int device;
+    std::vector<std::function<void()>> work;
+};
+
+struct emulated_exec {
+    std::shared_ptr<const emulated_graph> graph; /* launches in flight keep it */
+};
+
+struct emulated_stream {
+    int device;
+    emulated_graph *capture; /* NULL: none */
+    bool spoilt;
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> queue;
+    uint64_t enqueued, done, wanted; /* items so far */
+    bool closing;
+    std::thread worker;
+};
+
+/* The work before it. */
+struct emulated_event {
+    emulated_stream *stream; /* NULL: never recorded */
+    uint64_t at;
+};
+
+static thread_local emulated_stream *captured; /* by this thread */
+static thread_local int device_now;
+static std::mutex streams_lock;
+static std::set<emulated_stream *> streams;
+
+static emulated_stream *stream_of(cudaStream_t s)
+{
+    return (emulated_stream *)s;
+}
+
+[[noreturn]] static void give_up(const char *what)
+{
+    fprintf(stderr, "emulated device: %s\n", what);
+    abort();
+}
+
+/* Of a call that must not be made while this thread captures. */
+static cudaError_t not_captured()
+{
+    if (captured == nullptr)
+        return cudaSuccess;
+    captured->spoilt = true;
+    return cudaErrorStreamCaptureUnsupported;
+}
+
+/* ---- streams ---- */
+
+static void work(emulated_stream *s)
+{
+    std::unique_lock<std::mutex> hold(s->lock);
+    for (;;) {
+        s->changed.wait(hold, [=] { return s->closing || !s->queue.empty(); });
+        if (s->queue.empty())
+            return;
+        s->changed.wait_for(hold, std::chrono::milliseconds(IDLE_MS),
+                            [=] { return s->closing || s->wanted > s->done; });
+        const std::function<void()> item = std::move(s->queue.front());
+        s->queue.pop_front();
+        hold.unlock();
+        item();
+        hold.lock();
+        s->done++;
+        s->changed.notify_all();
+    }
+}
+
+void emulate_enqueue(cudaStream_t stream, std::function<void()> item)
+{
+    emulated_stream *s = stream_of(stream);
+    if (s->capture != nullptr) {
+        s->capture->work.push_back(std::move(item));
+        return;
+    }
+    std::lock_guard<std::mutex> hold(s->lock);
+    s->queue.push_back(std::move(item));
+    s->enqueued++;
+    s->changed.notify_all();
+}
+
+bool emulate_captures(cudaStream_t s)
+{
+    return stream_of(s)->capture != nullptr;
+}
+
+static void await(emulated_stream *s, uint64_t until)
+{
+    std::unique_lock<std::mutex> hold(s->lock);
+    s->wanted = until > s->wanted ? until : s->wanted;
+    s->changed.notify_all();
+    s->changed.wait(hold, [=] { return s->done >= until; });
+}
+
+static uint64_t enqueued(emulated_stream *s)
+{
+    std::lock_guard<std::mutex> hold(s->lock);
+    return s->enqueued;
+}
+
+/* Asking is some waiting: what is asked for begins, and those who ask in a loop leave it a core. */
+static cudaError_t ask(emulated_stream *s, uint64_t until)
+{
+    std::unique_lock<std::mutex> hold(s->lock);
+    if (s->done >= until)
+        return cudaSuccess;
+    s->wanted = until > s->wanted ? until : s->wanted;
+    s->changed.notify_all();
+    s->changed.wait_for(hold, std::chrono::microseconds(ASK_US), [=] { return s->done >= until; });
+    return cudaErrorNotReady;
+}
+
+/* Freeing memory waits for its device. */
+static void drain(int device)
+{
+    std::vector<emulated_stream *> found;
+    {
+        std::lock_guard<std::mutex> hold(streams_lock);
+        for (emulated_stream *s : streams)
+            if (s->device == device)
+                found.push_back(s);
+    }
+    for (emulated_stream *s : found)
+        await(s, enqueued(s));
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    emulated_stream *made = new emulated_stream();
+    made->device = device_now;
+    made->worker = std::thread(work, made);
+    std::lock_guard<std::mutex> hold(streams_lock);
+    streams.insert(made);
+    *s = made;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    emulated_stream *s = stream_of(stream);
+    {
+        std::lock_guard<std::mutex> hold(streams_lock);
+        streams.erase(s);
+    }
+    {
+        std::lock_guard<std::mutex> hold(s->lock);
+        s->closing = true;
+        s->changed.notify_all();
+    }
+    s->worker.join();
+    delete s;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+    const cudaError_t e = not_captured();
+    if (e == cudaSuccess)
+        await(stream_of(s), enqueued(stream_of(s)));
+    return e;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t s)
+{
+    const cudaError_t e = not_captured();
+    return e == cudaSuccess ? ask(stream_of(s), enqueued(stream_of(s))) : e;
+}
+
+/* ---- events: recorded by the product for the host to wait for ---- */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+{
+    *e = new emulated_event();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    delete (emulated_event *)e;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+    const cudaError_t st = not_captured();
+    if (st == cudaSuccess)
+        *(emulated_event *)e = {stream_of(s), enqueued(stream_of(s))};
+    return st;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    const emulated_event *e = (emulated_event *)event;
+    const cudaError_t st = not_captured();
+    if (st == cudaSuccess && e->stream != nullptr)
+        await(e->stream, e->at);
+    return st;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    const emulated_event *e = (emulated_event *)event;
+    const cudaError_t st = not_captured();
+    return st == cudaSuccess && e->stream != nullptr ? ask(e->stream, e->at) : st;
+}
+
+/* ---- graphs ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
+{
+    if (captured != nullptr)
+        return not_captured();
+    captured = stream_of(s);
+    captured->capture = new emulated_graph{captured->device, {}};
+    captured->spoilt = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
+{
+    *graph = stream_of(s)->capture;
+    stream_of(s)->capture = nullptr;
+    captured = nullptr;
+    if (!stream_of(s)->spoilt)
+        return cudaSuccess;
+    delete *graph;
+    *graph = nullptr;
+    return cudaErrorStreamCaptureInvalidated;
+}
+
+/* A test may name a device that takes no graph. */
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                          unsigned long long)
+{
+    const char *without = getenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
+    if (without != nullptr && strtol(without, nullptr, 10) == graph->device)
+        return cudaErrorMemoryAllocation;
+    *exec = new emulated_exec{std::make_shared<emulated_graph>(*graph)};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
+{
+    const cudaError_t e = not_captured();
+    const std::shared_ptr<const emulated_graph> graph = exec->graph;
+    if (e == cudaSuccess)
+        emulate_enqueue(s, [=] {
+            for (const std::function<void()> &item : graph->work)
+                item();
+        });
+    return e;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    delete exec;
+    return cudaSuccess;
+}
+
+/* ---- devices and memory ---- */
+
+struct allocation {
+    int device;
+    size_t bytes;
+};
+
+static std::mutex memory_lock;
+static std::map<void *, allocation> allocations, pinned; /* the device's, the host's */
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = DEVICES;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (device < 0 || device >= DEVICES)
+        return cudaErrorInvalidDevice;
+    device_now = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    return cudaDriverGetVersion(version);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int)
+{
+    snprintf(out->name, sizeof out->name, "emulated device");
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
+{
+    *value = what == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    *free_bytes = *total = DEVICE_BYTES;
+    for (const auto &a : allocations)
+        *free_bytes -= a.second.device == device_now ? a.second.bytes : 0;
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaSuccess ? "no error" : "emulated error";
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+static cudaError_t allocate(std::map<void *, allocation> *all, void **p, size_t bytes)
+{
+    const cudaError_t e = not_captured();
+    if (e != cudaSuccess || posix_memalign(p, 256, bytes) != 0)
+        return e != cudaSuccess ? e : cudaErrorMemoryAllocation;
+    std::lock_guard<std::mutex> hold(memory_lock);
+    (*all)[*p] = {device_now, bytes};
+    return cudaSuccess;
+}
+
+static cudaError_t release(std::map<void *, allocation> *all, void *p)
+{
+    const cudaError_t e = not_captured();
+    int device;
+    if (e != cudaSuccess || p == nullptr)
+        return e;
+    {
+        std::lock_guard<std::mutex> hold(memory_lock);
+        const auto found = all->find(p);
+        if (found == all->end())
+            give_up("memory is freed that was not allocated");
+        device = found->second.device;
+        all->erase(found);
+    }
+    drain(device);
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    return allocate(&allocations, p, bytes);
+}
+
+cudaError_t cudaFree(void *p)
+{
+    return release(&allocations, p);
+}
+
+cudaError_t cudaMallocHost(void **p, size_t bytes)
+{
+    return allocate(&pinned, p, bytes);
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    return release(&pinned, p);
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
+{
+    emulate_enqueue(s, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+
+static void must_be_pinned(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    const auto after = pinned.upper_bound((void *)(uintptr_t)p);
+    if (after != pinned.begin()) {
+        const auto found = std::prev(after);
+        if ((const char *)p + bytes <= (const char *)found->first + found->second.bytes)
+            return;
+    }
+    give_up("a copy of host memory that is not pinned would wait");
+}
+
+static void to_device(void *dst, const void *src, size_t bytes, cudaStream_t s)
+{
+    std::vector<char> seen((const char *)src, (const char *)src + bytes);
+    emulate_enqueue(s, [=] {
+        if (memcmp(src, seen.data(), bytes) != 0)
+            give_up("host memory was written while a copy had still to read it");
+        memcpy(dst, src, bytes);
+    });
+}
+
+static void to_host(void *dst, const void *src, size_t bytes, cudaStream_t s)
+{
+    memset(dst, 0xa5, bytes);
+    emulate_enqueue(s, [=] { memcpy(dst, src, bytes); });
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t s)
+{
+    if (kind == cudaMemcpyDeviceToDevice) {
+        emulate_enqueue(s, [=] { memcpy(dst, src, bytes); });
+        return cudaSuccess;
+    }
+    if (not_captured() != cudaSuccess) /* a graph would copy what is there later */
+        return cudaErrorStreamCaptureUnsupported;
+    must_be_pinned(kind == cudaMemcpyHostToDevice ? src : dst, bytes);
+    (kind == cudaMemcpyHostToDevice ? to_device : to_host)(dst, src, bytes, s);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t s)
+{
+    emulate_enqueue(s, [=] {
+        for (size_t y = 0; y < height; y++)
+            memcpy((char *)dst + y * dst_pitch, (const char *)src + y * src_pitch, width);
+    });
+    return cudaSuccess;
+}
