@@ -9,7 +9,8 @@
  * time, all their loads under way together, for up to GROUP query heads, with its own running
  * (maximum, sum, output) in registers; nothing is shared until the end. attend_merge_kernel folds
  * the splits. In steps of so many rows that there is no room for the splits' results, a block takes
- * all splits of its row one after the other: these fill the device without being split. */
+ * all splits of its row one after the other: these fill the device without being split. Padding
+ * gets its zeros here. */
 #include "kernels/cuda/attend.cuh"
 
 #define THREADS 128
@@ -234,11 +235,16 @@ __global__ void __launch_bounds__(THREADS)
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
     const int32_t t = (int32_t)blockIdx.x;
+    const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
+    if (a.rows.slot[t] < 0) {
+        for (int32_t n = (int32_t)threadIdx.x; n < (h.past - h.first) * a.kv.dim; n += THREADS)
+            attend_out(&a, t, h.first)[n] = 0;
+        return;
+    }
     if (!attend_is_alone(&a.rows, t))
         return;
     const int32_t length = a.rows.position[t] + 1;
     const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : SPLITS;
-    const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
         const int32_t end = first + S::GROUP < h.past ? first + S::GROUP : h.past;
         for (int32_t split = one; split < past; split++) {
@@ -327,6 +333,6 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
                                   LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
                                   room <= c->partial.bytes ? (float *)c->partial.data : nullptr};
     launch_alone(c, a, kv->spec.dtype, kv->storage);
-    if (!attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
+    if (rows->count > 1 && !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
         attend_tile_run(c, &a, kv->spec.dtype, kv->storage);
 }

@@ -58,7 +58,7 @@ HOST_DEVICE const float *attend_query(const struct attend_args *a, int32_t t, in
     return a->qkv + ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
 }
 
-/* attend_tile.cu: rows that are not alone, and the zeros of padding; any head size and type. */
+/* attend_tile.cu: rows that are not alone, for any head size and type. */
 void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                      const void *cache);
 /* attend_flash.cu: the same by tensor cores. false: not for this head size or type. */

@@ -275,13 +275,6 @@ DEVICE void attend_span(typename P::C *shared, const struct attend_args &a,
     write_rows<P>(l, a, s);
 }
 
-DEVICE void clear_rows(const struct attend_args &a, const struct span &s)
-{
-    const int32_t width = s.heads * a.kv.dim, count = (s.end - s.begin) * width;
-    for (int32_t n = (int32_t)threadIdx.x; n < count; n += THREADS)
-        attend_out(&a, s.begin + n / width, s.first)[n % width] = 0;
-}
-
 /* Block (`rows` rows, KV head). */
 template <typename P>
 __global__ void __launch_bounds__(THREADS)
@@ -297,20 +290,17 @@ __global__ void __launch_bounds__(THREADS)
     for (s.begin = tile; s.begin < past; s.begin = s.end) {
         s.end = attend_run_end(&a.rows, s.begin, past);
         s.slot = a.rows.slot[s.begin];
-        if (attend_is_alone(&a.rows, s.begin))
+        if (s.slot < 0 || attend_is_alone(&a.rows, s.begin))
             continue;
         s.least = INT32_MAX;
         s.last = 0;
-        for (int32_t t = s.begin; t < s.end && s.slot >= 0; t++) {
+        for (int32_t t = s.begin; t < s.end; t++) {
             s.least = a.rows.position[t] < s.least ? a.rows.position[t] : s.least;
             s.last = a.rows.position[t] > s.last ? a.rows.position[t] : s.last;
         }
         for (s.first = h.first; s.first < h.past; s.first += s.heads) {
             s.heads = h.past - s.first < most ? h.past - s.first : most;
-            if (s.slot < 0)
-                clear_rows(a, s);
-            else
-                attend_span<P>((typename P::C *)memory, a, cache, s);
+            attend_span<P>((typename P::C *)memory, a, cache, s);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* DESIGN: runs of any head size and type, and the zeros of padding. One block per (32 rows, query
+/* DESIGN: runs of any head size and type. One block per (32 rows, query
  * head, 128 columns), keys of one cache block at a time through shared memory, in fp32. */
 #include "kernels/cuda/attend.cuh"
 
@@ -137,14 +137,8 @@ __global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args
     for (int32_t begin = 0, end; begin < count; begin = end) {
         const int32_t slot = a.rows.slot[tile + begin];
         end = attend_run_end(&a.rows, tile + begin, tile + count) - tile;
-        if (attend_is_alone(&a.rows, tile + begin))
-            continue;
-        if (slot >= 0) {
+        if (slot >= 0 && !attend_is_alone(&a.rows, tile + begin))
             attend_span<E>(s, a, cache, tile, begin, end, head, first);
-            continue;
-        }
-        for (int32_t n = (int32_t)threadIdx.x; n < (end - begin) * dim; n += THREADS)
-            attend_out(&a, tile + begin + n / dim, head)[n % dim] = 0;
     }
 }
 

@@ -53,8 +53,8 @@ stage() {
 build() {
     cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON \
         -DTESSERA_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=native &&
-        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_attend test_sample test_elect test_model \
-            test_device bench_device
+        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_attend test_sample test_elect \
+            test_model test_device bench_device
 }
 
 # Tests take the module beside them: in a folder of their own that is the real one.
