@@ -15,7 +15,7 @@
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
 # kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
-# sanitize  the twins under compute-sanitizer
+# sanitize  the twins under compute-sanitizer, and races of attention in shared memory
 # shellcheck disable=SC2317 # functions that "stage" calls
 set -uo pipefail
 
@@ -142,6 +142,8 @@ for name in "${stages[@]}"; do
         for t in test_kernels test_attend test_elect; do
             stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
         done
+        stage 240 races_test_attend on_device test_attend compute-sanitizer --tool racecheck \
+            --error-exitcode 9
         ;;
     *)
         sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
