@@ -231,7 +231,7 @@ DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache
 }
 
 template <typename S>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2) /* else 168 registers are thought to be enough */
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
     const int32_t t = (int32_t)blockIdx.x;
