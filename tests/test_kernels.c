@@ -1,5 +1,5 @@
-/* DESIGN: every op but sampling (test_sample.c), by the rules of subjects.h; and a row alone must
- * give the bits it has among many. */
+/* DESIGN: every op but attention (test_attend.c) and sampling (test_sample.c), by the rules of
+ * subjects.h; and a row alone must give the bits it has among many. */
 #include "tests/subjects.h"
 
 #include "kernels/cpu/pool.h"
@@ -498,170 +498,6 @@ static void test_lookup(void **state UNUSED)
                  0);
 }
 
-/* ---- attention ------------------------------------------------------------------------------- */
-
-#define SLOTS 3
-#define ATTEND_ROWS_MAX 3200
-
-struct attend_case {
-    int32_t heads, kv_heads, dim, length; /* length: tokens of slot 1; the others are shorter */
-    enum dtype dtype;
-};
-
-struct batch {
-    int32_t slot[ATTEND_ROWS_MAX], position[ATTEND_ROWS_MAX], kv_of[16];
-    int32_t *table;
-    struct rows rows;
-    struct heads heads;
-};
-
-/* All tokens of all slots in one step, with padding between; blocks in a scattered order. */
-static void batch_init(struct batch *b, const struct attend_case *c)
-{
-    const int32_t lengths[SLOTS] = {c->length / 3, c->length, 1}, cols = c->length / 16 + 1;
-    int32_t n = 0;
-    b->table = guarded((size_t)(SLOTS * cols));
-    for (int32_t i = 0; i < SLOTS * cols; i++)
-        b->table[i] = (i * 101 + 3) % (SLOTS * cols);
-    for (int32_t s = 0; s < SLOTS; s++) {
-        for (int32_t p = 0; p < lengths[s]; p++, n++) {
-            b->slot[n] = s;
-            b->position[n] = p;
-        }
-        b->slot[n] = -1;
-        b->position[n++] = 1 << 30;
-    }
-    for (int32_t h = 0; h < c->heads; h++) /* uneven groups */
-        b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
-    b->rows = (struct rows){n, b->slot, b->position, b->table, cols};
-    b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of};
-}
-
-static int32_t attend_rows(const struct attend_case *c)
-{
-    return c->length / 3 + c->length + 1 + SLOTS;
-}
-
-/* Rows on their own, at the places where something begins or ends, give the same bits. */
-static void attend_alone(struct backend *b, const struct batch *m, const float *qkv, int32_t cols,
-                         const struct kv_cache *kv, const float *out)
-{
-    const int32_t width = m->heads.heads * m->heads.head_dim;
-    for (int32_t t = 0; t < m->rows.count; t++) {
-        const int32_t at = m->position[t] % 256;
-        if (at > 1 && at < 254 && t % 97 != 0)
-            continue;
-        struct rows one = {1, m->slot + t, m->position + t, m->table, m->rows.table_cols};
-        float *y = guarded((size_t)width);
-        struct cview q = {qkv + (size_t)t * (size_t)cols, DTYPE_F32, 1, cols};
-        ok(backend_attend(b, view_f32(y, 1, width), q, &m->heads, &one, kv, 1, &err));
-        assert_bits("row alone", y, out + (size_t)t * (size_t)width, (size_t)width);
-        guarded_free(y, (size_t)width);
-    }
-}
-
-static void attend_case(struct backend *b, const void *arg, float *out)
-{
-    const struct attend_case *c = arg;
-    struct batch m;
-    batch_init(&m, c);
-    const int32_t rows = m.rows.count, cols = (c->heads + 2 * c->kv_heads) * c->dim;
-    const size_t n = (size_t)rows * (size_t)cols, width = (size_t)(c->heads * c->dim);
-    struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * m.rows.table_cols, c->dtype};
-    void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
-    struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
-    float *qkv = generated(31, n), *table = guarded((size_t)(rows * c->dim)), freq[256];
-    for (int32_t i = 0; i < c->dim / 2; i++)
-        freq[i] = (float)pow(10000, -2.0 * i / c->dim);
-    ok(backend_reserve(b, 64, 2048, 0, &err)); /* so that long rows may be split */
-    struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, c->dim);
-    ok(backend_rope_table(b, t, m.position, freq, &err));
-    ok(backend_rope_kv(b, v, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
-    struct view y = view_f32(out, rows, c->heads * c->dim);
-    ok(backend_attend(b, y, cview_of(v), &m.heads, &m.rows, kv, 1, &err));
-    if (b != ref && b != device) /* which takes another way then */
-        attend_alone(b, &m, qkv, cols, kv, out);
-    memcpy(out + (size_t)rows * width, qkv, n * 4);
-    memcpy(out + (size_t)rows * width + n, table, (size_t)(rows * c->dim) * 4);
-    b->ops->kv_close(kv);
-    free(storage);
-    guarded_free(qkv, n);
-    guarded_free(table, (size_t)(rows * c->dim));
-    guarded_free(m.table, (size_t)(SLOTS * m.rows.table_cols));
-}
-
-static void test_attend(void **state UNUSED)
-{
-    static const struct attend_case cases[] = {
-        {1, 1, 2, 1, DTYPE_F32},        {4, 2, 16, 40, DTYPE_F32},
-        {6, 2, 24, 33, DTYPE_BF16},     {3, 3, 64, 258, DTYPE_F16},
-        {9, 1, 20, 100, DTYPE_F32},     {0, 2, 32, 17, DTYPE_F16},
-        {0, 0, 8, 5, DTYPE_BF16},       {5, 3, 128, 70, DTYPE_F32},
-        {1, 1, 256, 20, DTYPE_F16},     {2, 1, 8, 470, DTYPE_F32},
-        {4, 1, 64, 300, DTYPE_BF16},    {5, 1, 6, 2310, DTYPE_F32},
-        {4, 2, 6, 1030, DTYPE_F32},     {2, 1, 512, 40, DTYPE_BF16},
-        {3, 1, 162, 37, DTYPE_F32},     {4, 2, 64, 300, DTYPE_F8_E4M3},
-        {3, 1, 20, 600, DTYPE_F8_E4M3}, {9, 2, 128, 45, DTYPE_F8_E4M3}};
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        const struct attend_case *c = &cases[i];
-        char what[96];
-        snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s", c->heads,
-                 c->kv_heads, c->dim, c->length, dtype_name(c->dtype));
-        const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
-        /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
-        run_case(what, attend_case, c, (size_t)attend_rows(c) * (size_t)cols,
-                 c->dtype == DTYPE_F32 ? 3e-6 : 2e-3, 2e-6);
-    }
-}
-
-/* One key: the output is its value as the cache has it. E4M3 has 3 bits behind the point, steps of
- * 2^-9 below 2^-6, and nothing above 448. */
-static void test_attend_f8(void **state UNUSED)
-{
-    static const struct {
-        float given, stored;
-    } values[] = {{1, 1},
-                  {17, 16},
-                  {19, 20},
-                  {-0.3f, -0.3125f},
-                  {447, 448},
-                  {449, 448},
-                  {480, 448},
-                  {1e9f, 448},
-                  {-1e9f, -448},
-                  {INFINITY, 448},
-                  {-INFINITY, -448},
-                  {NAN, NAN},
-                  {0x1p-10f, 0},
-                  {0x3p-10f, 0x1p-8f},
-                  {-0x1p-9f, -0x1p-9f},
-                  {0x1.2p-6f, 0x1.2p-6f}};
-    enum { DIM = ARRAY_LEN(values) };
-    const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
-    const struct rows rows = {1, &slot, &position, &block, 1};
-    const struct heads heads = {1, 1, DIM, &kv_of};
-    const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};
-    float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
-    for (int i = 0; nth_backend(i); i++) {
-        struct backend *b = nth_backend(i);
-        float qkv[3 * DIM] = {0}, out[DIM];
-        for (int e = 0; e < DIM; e++)
-            qkv[2 * DIM + e] = values[e].given;
-        void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff);
-        struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
-        struct view v = view_f32(qkv, 1, 3 * DIM);
-        const struct cview t = {table, DTYPE_F32, 1, DIM};
-        ok(backend_rope_kv(b, v, t, &heads, &rows, kv, 0, &err));
-        ok(backend_attend(b, view_f32(out, 1, DIM), cview_of(v), &heads, &rows, kv, 0, &err));
-        for (int e = 0; e < DIM; e++)
-            if (isnan(values[e].given) ? !isnan(out[e]) : out[e] != values[e].stored)
-                fail_msg("%s: %g is stored as %g, not %g", b->ops->name, (double)values[e].given,
-                         (double)out[e], (double)values[e].stored);
-        b->ops->kv_close(kv);
-        free(storage);
-    }
-}
-
 /* ---- arguments and pool ---------------------------------------------------------------------- */
 
 static void test_arguments(void **state UNUSED)
@@ -739,9 +575,9 @@ static void test_pool(void **state UNUSED)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        T2(generator, exp),     T2(tables, arguments),    T2(pool, parallel),
-        T2(weight_put, linear), T2(weight_f8, linear_f8), T2(linear_order, rows),
-        T2(sum_tree, lookup),   T2(attend, attend_f8),    cmocka_unit_test(test_codes_f8)};
+    const struct CMUnitTest tests[] = {T2(generator, exp),       T2(tables, arguments),
+                                       T2(pool, parallel),       T2(weight_put, linear),
+                                       T2(weight_f8, linear_f8), T2(linear_order, rows),
+                                       T2(sum_tree, lookup),     cmocka_unit_test(test_codes_f8)};
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

@@ -81,14 +81,12 @@ struct e4m3 {
     uint8_t bits;
 };
 
-/* The bits as those of a half, which then are 2^8 times too small. */
+/* The bits in a float's places mean 2^120 times less; NaN by its exponent, without a branch. */
 DEVICE float to_float(e4m3 x)
 {
-    const uint32_t magnitude = x.bits & 0x7fu;
-    const uint16_t half = (uint16_t)((x.bits & 0x80u) << 8 | magnitude << 7);
-    __half h;
-    memcpy(&h, &half, sizeof h);
-    return magnitude == DTYPE_E4M3_NAN ? NAN : __half2float(h) * 256.0f;
+    const uint32_t sign = x.bits & 0x80u, magnitude = x.bits & 0x7fu;
+    const uint32_t nan = (0u - ((magnitude + 1) >> 7)) & 0x7f800000u;
+    return __uint_as_float(sign << 24 | magnitude << 20 | nan) * 0x1p120f;
 }
 
 /* dtype_to_e4m3 of config/dtype.h, saturated. */

@@ -1,6 +1,7 @@
 /* Rates of the kernels of any backend, with its arrays in its own memory: bench_device [BACKEND
  * [MiB]], "cuda" without. A line of a markdown table each. The limit is a copy's bytes, read and
- * written, measured in the same run; weights cycle through so many MiB that no cache holds them. */
+ * written, measured in the same run, and for products of attention the fastest linear's; weights
+ * cycle through so many MiB that no cache holds them. */
 #include "kernels/backend.h"
 #include "kernels/numerics.h"
 
@@ -13,6 +14,7 @@
 static struct backend *backend;
 static size_t span = (size_t)1024 << 20; /* bytes that are passed over */
 static double limit;                     /* bytes per second */
+static double fastest;                   /* operations per second of a linear */
 
 static void must(enum status st, const struct err *err)
 {
@@ -81,9 +83,10 @@ static void row(const char *what, double seconds, double bytes, double flops)
     printf("| %s | %.1f us | %.1f GB/s | %.0f %% | ", what, seconds * 1e6, bytes / seconds * 1e-9,
            limit > 0 ? 100 * bytes / seconds / limit : 100.0);
     if (flops > 0)
-        printf("%.2f TFLOP/s |\n", flops / seconds * 1e-12);
-    else
-        printf("|\n");
+        printf("%.2f TFLOP/s", flops / seconds * 1e-12);
+    if (flops > 0 && fastest > 0)
+        printf(", %.0f %% of the fastest linear", 100 * flops / seconds / fastest);
+    printf(flops > 0 ? " |\n" : "|\n");
     fflush(stdout);
 }
 
@@ -128,8 +131,9 @@ static void linear_next(void *arg)
          &err);
 }
 
-/* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it. */
-static void linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t in, int32_t out)
+/* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it. Returns operations
+ * per second. */
+static double linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t in, int32_t out)
 {
     const struct weight_spec spec = {.out = out,
                                      .in = in,
@@ -150,12 +154,14 @@ static void linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t i
     l.y = array((size_t)rows * (size_t)out * sizeof(float));
     (void)snprintf(what, sizeof what, "linear %s%s, %d rows, %d -> %d", dtype_name(dtype),
                    scale_cols > 0 ? " in blocks" : "", rows, in, out);
-    row(what, best(linear_next, &l, 2 * l.copies), (double)bytes, 2.0 * rows * in * out);
+    const double t = best(linear_next, &l, 2 * l.copies), flops = 2.0 * rows * in * out;
+    row(what, t, (double)bytes, flops);
     for (int32_t i = 0; i < l.copies; i++)
         backend->ops->weight_close(l.weight[i]);
     drop(storage);
     drop(l.x);
     drop(l.y);
+    return flops / t;
 }
 
 /* ---- attention ---- */
@@ -175,13 +181,16 @@ static void attend_once(void *arg)
          &err);
 }
 
-/* The last `rows` of `keys` positions of so many sequences; 32 query heads over 8, of 128. */
-static void attention(int32_t slots, int32_t rows, int32_t keys)
+/* The last `rows` of `keys` positions of so many sequences; 32 query heads over 8, of 128. A chunk
+ * of a prompt is bound by multiplications, a decode by the bytes of the cache. */
+static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtype)
 {
     enum { H = 32, K = 8, E = 128 };
     const int32_t cols = (keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     const int32_t count = slots * rows;
-    const struct kv_spec spec = {1, K, E, slots * cols, DTYPE_BF16};
+    const struct kv_spec spec = {1, K, E, slots * cols, dtype};
+    if (backend->ops->kv_bytes(&spec) > span || count > (int32_t)(span >> 18))
+        return;
     int32_t kv_of[H], *host = calloc((size_t)(2 * count + slots * cols), sizeof *host);
     int32_t *slot = host, *position = host + count, *table = host + 2 * count;
     double pairs = 0;
@@ -206,7 +215,8 @@ static void attention(int32_t slots, int32_t rows, int32_t keys)
         .qkv = view_f32(array(n * (H + 2 * K) * E * 4), count, (H + 2 * K) * E),
         .out = view_f32(array(n * H * E * 4), count, H * E),
     };
-    (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys", slots, rows, keys);
+    (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys, %s", slots, rows, keys,
+                   dtype_name(dtype));
     row(what, best(attend_once, &a, 8), (double)bytes, pairs * H * E * 4);
     backend->ops->kv_close(a.kv);
     const void *const all[] = {storage,      a.heads.kv_of, a.rows.slot, a.rows.position,
@@ -305,6 +315,7 @@ int main(int argc, char **argv)
         int32_t scale_cols;
     } types[] = {{DTYPE_BF16, 0}, {DTYPE_F16, 0}, {DTYPE_F8_E4M3, 0}, {DTYPE_F8_E4M3, 128}};
     struct err err;
+    double most = 0;
     if (argc > 2)
         span = (size_t)strtoul(argv[2], NULL, 10) << 20;
     must(backend_open(argc > 1 ? argv[1] : "cuda", 1, &backend, &err), &err);
@@ -313,13 +324,22 @@ int main(int argc, char **argv)
     copying();
     for (size_t i = 0; i < ARRAY_LEN(rows) && (size_t)rows[i] <= span >> 18; i++) {
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-            linear(types[t].dtype, types[t].scale_cols, rows[i], 4096, 14336);
-            linear(types[t].dtype, types[t].scale_cols, rows[i], 14336, 4096);
+            const double wide = linear(types[t].dtype, types[t].scale_cols, rows[i], 4096, 14336);
+            const double deep = linear(types[t].dtype, types[t].scale_cols, rows[i], 14336, 4096);
+            const double rate = wide > deep ? wide : deep;
+            most = types[t].dtype == DTYPE_BF16 && rate > most ? rate : most;
         }
     }
-    attention(1, 1, 1024);
-    attention(64, 1, 1024);
-    attention(1, 512, 1024);
+    fastest = most;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        const enum dtype kv = narrow ? DTYPE_F8_E4M3 : DTYPE_BF16;
+        attention(1, 1, 1024, kv);
+        attention(64, 1, 1024, kv);
+        attention(1, 1, 8192, kv);
+        attention(64, 1, 4096, kv);
+        attention(1, 512, 1024, kv);
+        attention(1, 4096, 8192, kv);
+    }
     rowwise(1);
     rowwise(64);
     sampling("sample greedy, 64 rows of 128256", (struct sample_params){0, 1, 0, 0, 1, 0});

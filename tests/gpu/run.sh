@@ -15,10 +15,10 @@
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
 # fp8       the same with --quantization fp8, and what that changes in the demo model's words
 # step      microseconds of a rank's thread in each step of 32 layers
-# kernels   rates of the kernels, and the share of a copy's
+# kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
 # ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
 # peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
-# sanitize  the twins under compute-sanitizer
+# sanitize  the twins under compute-sanitizer, and races of attention in shared memory
 # shellcheck disable=SC2317 # functions that "stage" calls
 set -uo pipefail
 
@@ -56,8 +56,8 @@ stage() {
 build() {
     cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON \
         -DTESSERA_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=native &&
-        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_sample test_elect test_model \
-            test_device bench_device bench_step
+        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_attend test_sample test_elect \
+            test_model test_device bench_device bench_step
 }
 
 # Tests take the module beside them: in a folder of their own that is the real one.
@@ -151,7 +151,11 @@ for name in "${stages[@]}"; do
     case $name in
     build) stage 400 build build ;;
     doctor) stage 60 doctor "$BUILD/tessera" doctor "$MODEL" --device cuda ;;
-    twins) for t in test_kernels test_sample test_elect; do stage 120 "$t" on_device "$t"; done ;;
+    twins)
+        for t in test_kernels test_attend test_sample test_elect; do
+            stage 120 "$t" on_device "$t"
+        done
+        ;;
     goldens) stage 180 goldens on_device test_model ;;
     device) stage 120 device on_device test_device ;;
     serve) stage 120 serve same_text ;;
@@ -159,22 +163,22 @@ for name in "${stages[@]}"; do
         stage 200 decode_graphs decode graphs
         stage 200 decode_eager decode eager --enforce-eager
         ;;
-    step) stage 180 step step ;;
-    kernels) stage 120 kernels on_device bench_device ;;
     fp8)
         stage 200 decode_fp8 decode fp8 --quantization fp8
         stage 60 divergence divergence
         ;;
+    step) stage 180 step step ;;
     kernels) stage 180 kernels on_device bench_device ;;
     ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
     peers) stage 120 peers peers ;;
     sanitize)
-        for t in test_kernels test_elect; do
+        for t in test_kernels test_attend test_elect; do
             stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
         done
+        stage 240 races_test_attend on_device test_attend compute-sanitizer --tool racecheck \
+            --error-exitcode 9
         ;;
     *)
-        sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
@@ -194,6 +198,8 @@ show() {
     printf '%s\n' "${table[@]}"
     show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
     show decode_eager "The same without graphs:" .
+    show decode_fp8 "The same in fp8, with graphs:" .
+    show divergence "fp8 against bf16, the demo model:" .
     show step "The host's work in a step:" '^\|'
     show peers "Between GPUs:" 'all-reduce'
     show kernels "Kernels:" '^\|'

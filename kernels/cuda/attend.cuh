@@ -1,0 +1,68 @@
+/* What the attention kernels share: their arguments, and which rows are whose. */
+#ifndef TESSERA_KERNELS_CUDA_ATTEND_CUH
+#define TESSERA_KERNELS_CUDA_ATTEND_CUH
+
+#include "kernels/cuda/device.cuh"
+
+#include "kernels/cuda/kv_index.cuh"
+
+struct attend_args {
+    float *out;       /* [rows, heads * dim] */
+    const float *qkv; /* [rows, (heads + 2 kv heads) * dim] */
+    struct rows rows;
+    struct kv_place kv;
+    const int32_t *kv_of; /* ascending */
+    int32_t heads;
+    float scale;
+    float *partial; /* [rows][heads][ATTEND_SPLITS][dim + 2]: output, maximum, sum; or NULL */
+};
+
+/* A sequence row whose neighbours are of other slots. */
+HOST_DEVICE bool attend_is_alone(const struct rows *r, int32_t t)
+{
+    const int32_t s = r->slot[t];
+    return s >= 0 && (t == 0 || r->slot[t - 1] != s) && (t + 1 == r->count || r->slot[t + 1] != s);
+}
+
+/* Where the rows of row t's slot that follow it end, at most `end`. */
+HOST_DEVICE int32_t attend_run_end(const struct rows *r, int32_t t, int32_t end)
+{
+    const int32_t slot = r->slot[t];
+    while (++t < end && r->slot[t] == slot)
+        continue;
+    return t;
+}
+
+/* The query heads that read one KV head are neighbours: the first, and the one past the last. */
+struct attend_heads {
+    int32_t first, past;
+};
+
+HOST_DEVICE struct attend_heads attend_heads_of(const struct attend_args *a, int32_t kv_head)
+{
+    struct attend_heads h = {0, 0};
+    while (h.first < a->heads && a->kv_of[h.first] < kv_head)
+        h.first++;
+    for (h.past = h.first; h.past < a->heads && a->kv_of[h.past] == kv_head;)
+        h.past++;
+    return h;
+}
+
+HOST_DEVICE float *attend_out(const struct attend_args *a, int32_t t, int32_t head)
+{
+    return a->out + ((int64_t)t * a->heads + head) * a->kv.dim;
+}
+
+HOST_DEVICE const float *attend_query(const struct attend_args *a, int32_t t, int32_t head)
+{
+    return a->qkv + ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
+}
+
+/* attend_tile.cu: rows that are not alone, for any head size and type. */
+void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
+                     const void *cache);
+/* attend_flash.cu: the same by tensor cores. false: not for this head size or type. */
+bool attend_flash_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
+                      const void *cache);
+
+#endif
