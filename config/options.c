@@ -61,6 +61,9 @@ static const struct row rows[] = {
     {"prefill-rows", NULL, RUN, INT32, AT(prefill_rows), 0, 1 << 20, "0", NULL,
      "steps of so many rows take the layout's form of many rows; 0: where bytes, or with prices "
      "modelled times, become less"},
+    {"kv-placement", NULL, LAYOUT, CHOICE, AT(kv_placement), 0, 0, NULL, "heads|home",
+     "heads: every rank keeps the KV cache of all sequences for its heads; home: of its share of "
+     "them, for more heads (2d, 2.5d, 3d); without it as the plan says"},
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",

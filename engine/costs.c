@@ -34,25 +34,47 @@ struct bench {
     int32_t *zeros; /* [history_max] */
 };
 
-/* A step of rows from `position` on, of one sequence of zeros. */
-static void fill(struct bench *b, int32_t position, int32_t rows)
+/* Homes that have a sequence: that of home i is in slot i. */
+static int32_t homes_of(const struct step_limits *l)
+{
+    return l->homes < l->slots ? l->homes : l->slots;
+}
+
+/* Adds rows of a sequence of zeros from `position` on. */
+static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
 {
     struct step *s = b->step;
-    const int32_t end = position + rows;
-    step_clear(s);
-    s->open[s->opens++] = (struct step_open){
-        .history = end, .tokens = b->zeros, .params = {.top_p = 1}, .rules = {.repetition = 1}};
-    s->open[0].rules.prompt = end;
+    const int32_t end = position + rows, past = s->rows + rows;
+    s->open[s->opens++] = (struct step_open){.slot = home,
+                                             .history = end,
+                                             .home = home,
+                                             .tokens = b->zeros,
+                                             .params = {.top_p = 1},
+                                             .rules = {.repetition = 1, .prompt = end}};
     for (int32_t i = 0; i < kv_blocks_for(end); i++)
-        s->append[s->appends++] = (struct step_append){0, i, i % s->limits.blocks};
-    for (; s->rows < rows; s->rows++) {
-        s->position[s->rows] = position + s->rows;
-        s->slot[s->rows] = s->token[s->rows] = 0;
+        s->append[s->appends++] = (struct step_append){home, i, i % s->limits.blocks};
+    for (; s->rows < past; s->rows++) {
+        s->position[s->rows] = position++;
+        s->slot[s->rows] = home;
+        s->token[s->rows] = 0;
         if (s->samples == s->limits.slots)
             continue;
         s->sample[s->samples] = s->rows;
         s->target[s->samples] = STEP_TARGET_SAMPLE;
         s->top[s->samples++] = -1;
+    }
+}
+
+/* A step of so many rows from `position` on, of a sequence in each home. */
+static void fill(struct bench *b, int32_t position, int32_t rows)
+{
+    const int32_t homes = homes_of(&b->step->limits);
+    step_clear(b->step);
+    for (int32_t i = 0, past = 0; i < homes; i++) {
+        const int32_t first = past;
+        past = (int32_t)((int64_t)rows * (i + 1) / homes);
+        if (past > first)
+            add(b, i, position, past - first);
     }
 }
 
@@ -85,13 +107,21 @@ out:
     return st;
 }
 
+/* Rows of the largest step. */
+static int32_t rows_max(const struct step_limits *l)
+{
+    int32_t each = l->home_rows < l->history_max - 1 ? l->home_rows : l->history_max - 1;
+    if (each > 1 && kv_blocks_for(each) >= l->blocks) /* no two rows write the same position */
+        each = l->blocks > 1 ? (l->blocks - 1) * BACKEND_BLOCK_TOKENS : 1;
+    const int64_t all = (int64_t)each * homes_of(l);
+    return all < l->rows ? (int32_t)all : l->rows;
+}
+
 static enum status measure(struct bench *b, struct costs *c, struct err *err)
 {
     enum status st = OK;
     const struct step_limits *l = &b->step->limits;
-    int32_t most = l->rows < l->history_max - 1 ? l->rows : l->history_max - 1;
-    if (most > 1 && kv_blocks_for(most) >= l->blocks) /* no two rows write the same position */
-        most = l->blocks > 1 ? (l->blocks - 1) * BACKEND_BLOCK_TOKENS : 1;
+    const int32_t most = rows_max(l);
     double seconds = 0;
     TRY(time_rows(b, 0, 1, &seconds, err)); /* the first finds caches and branches cold */
     for (int32_t rows = 1; rows <= most && c->count < COSTS_MAX; rows *= 2) {
@@ -104,7 +134,7 @@ static enum status measure(struct bench *b, struct costs *c, struct err *err)
             break;
     }
     const int32_t last = c->count - 1, rows = c->rows[last];
-    const int32_t far = l->history_max - 1 - rows;
+    const int32_t homes = homes_of(l), far = l->history_max - 1 - (rows + homes - 1) / homes;
     const int32_t position = far < FAR_POSITIONS ? far : FAR_POSITIONS;
     if (position > 0) {
         TRY(time_rows(b, position, rows, &seconds, err));

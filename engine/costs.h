@@ -19,8 +19,9 @@ struct costs {
 double costs_of(const struct costs *c, int32_t rows, int64_t keys);
 
 /* Runs steps of more and more rows, until one takes twice as long as a single row: from there on
- * time grows with the rows. *seq: of the last step sent; counted on. The KV cache and slot 0 are
- * used, and hold nothing worth keeping. ERR_COMM as link_exchange, or when a rank fails. */
+ * time grows with the rows. *seq: of the last step sent; counted on. The rows are spread evenly
+ * over the homes. The KV cache and a slot for each home are used, and hold nothing worth keeping.
+ * ERR_COMM as link_exchange, or when a rank fails. */
 enum status costs_measure(struct link_set *links, const struct step_limits *limits, uint32_t epoch,
                           uint64_t *seq, link_patience *patience, void *ctx, struct costs *out,
                           struct err *err) MUST_USE;

@@ -220,7 +220,6 @@ static void deliver(struct engine *e, int32_t count)
             atomic_fetch_sub(&e->requests, 1);
         m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
     }
-    const struct kv_pool *kv = sched_kv(e->sched);
     const struct sched_stats stats = sched_stats(e->sched);
     m->running = stats.running;
     m->waiting = stats.waiting;
@@ -229,9 +228,8 @@ static void deliver(struct engine *e, int32_t count)
     m->prefix_hits = stats.prefix_hits;
     m->preemptions = stats.preemptions;
     atomic_store(&e->queued_tokens, e->mail_tokens + stats.waiting_tokens);
-    m->kv_blocks = kv_total(kv);
-    m->kv_blocks_used = kv_used(kv);
-    m->kv_usage = kv_total(kv) ? (double)kv_used(kv) / kv_total(kv) : 0;
+    m->kv_blocks_used = stats.blocks_used;
+    m->kv_usage = m->kv_blocks ? (double)m->kv_blocks_used / (double)m->kv_blocks : 0;
     pthread_mutex_unlock(&e->lock);
     if (count > 0)
         e->config.sink(e->config.sink_ctx, e->events, count);
@@ -497,7 +495,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     pthread_cond_init(&e->wake, NULL);
     pthread_cond_init(&e->parks, NULL);
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
-    e->metrics.kv_blocks = config->sched.limits.blocks;
+    e->metrics.kv_blocks = (int64_t)config->sched.limits.homes * config->sched.limits.blocks;
     e->metrics.kv_dtype = config->kv_dtype;
     for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
         e->flights[i].message = malloc(step_bytes_max(&config->sched.limits));

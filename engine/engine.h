@@ -106,7 +106,8 @@ extern const double engine_row_bounds[ENGINE_ROW_BOUNDS];
 struct engine_metrics {
     int32_t running, waiting; /* requests */
     double kv_usage;          /* 0..1; blocks that are only kept for their content are free */
-    int32_t kv_blocks, kv_blocks_used, block_tokens;
+    int64_t kv_blocks, kv_blocks_used; /* of all homes */
+    int32_t block_tokens;
     enum dtype kv_dtype;
     uint64_t prompt_tokens, generation_tokens;
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */

@@ -115,11 +115,12 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                            const struct model_config *m, struct layout *const *layouts,
                            struct err *err)
 {
+    const int32_t homes = f->limits.homes;
     int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
     const size_t block = block_bytes(f, m, layouts);
     size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f, layouts);
     int64_t fits = (int64_t)(bytes / block),
-            wanted = (int64_t)f->limits.slots * blocks_for(longest);
+            wanted = ((int64_t)f->limits.slots + homes - 1) / homes * blocks_for(longest);
     f->limits.blocks =
         min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
     int64_t positions = (int64_t)f->limits.blocks * BACKEND_BLOCK_TOKENS;
@@ -131,8 +132,10 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                          "a context of %d: a prompt and an answer need 2 tokens at least", longest);
     if (f->max_model_len > positions || f->max_model_len < 2)
         return base_fail(err, ERR_LIMIT,
-                         "the KV cache holds %lld positions (%d blocks of %zu bytes per rank), "
+                         "%s holds %lld positions (%d blocks of %zu bytes per rank), "
                          "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len",
+                         homes > 1 ? "each home of the KV cache, of which a request has one,"
+                                   : "the KV cache",
                          (long long)positions, f->limits.blocks, block, longest);
     if (o->max_model_len > m->max_position)
         return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
@@ -165,6 +168,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
+    f.limits.homes = flow_homes(layouts[0]->flow);
+    f.limits.home_rows = flow_home_rows(layouts[0]->flow, f.limits.rows);
     st = size_kv(&f, o, m, layouts, err);
     const bool distributed = options_distributed(o);
     f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots) +

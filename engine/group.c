@@ -156,6 +156,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
+    if (o->kv_placement)
+        add(a, "--kv-placement=%s", o->kv_placement);
     add(a, "--prefill-rows=%d", o->prefill_rows);
     if (options_mpi(o))
         add(a, "--comm=mpi");

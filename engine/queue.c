@@ -1,12 +1,14 @@
 /* DESIGN: the lines are sorted lists through sequence.next. Clients come from a fixed array, so
  * that a new client allocates nothing, and are found by a small hash table: a client lives exactly
- * as long as its line, and without requests nothing of it is remembered. */
+ * as long as its line, and without requests nothing of it is remembered. A sequence with a place of
+ * its own in the ring stands there as a client that cannot be found. */
 #include "engine/queue.h"
 
 #include <stdlib.h>
 
 struct client {
     uint64_t id;
+    bool apart; /* one sequence with a place of its own: not in a bucket */
     struct sequence *line;
     struct client *next;  /* in the ring, or unused */
     struct client *chain; /* in its bucket */
@@ -72,6 +74,14 @@ static struct client *find(const struct queue *q, uint64_t id)
     return c;
 }
 
+static struct client *client_take(struct queue *q)
+{
+    struct client *c = q->unused;
+    CHECK(c != NULL);
+    q->unused = c->next;
+    return c;
+}
+
 static void ring_add(struct queue *q, struct client *c)
 {
     c->next = NULL;
@@ -90,9 +100,7 @@ static void ring_take(struct queue *q, struct client **at)
 
 static struct client *client_new(struct queue *q, uint64_t id)
 {
-    struct client *c = q->unused, **bucket = bucket_of(q, id);
-    CHECK(c != NULL);
-    q->unused = c->next;
+    struct client *c = client_take(q), **bucket = bucket_of(q, id);
     *c = (struct client){.id = id, .chain = *bucket};
     *bucket = c;
     ring_add(q, c);
@@ -102,21 +110,20 @@ static struct client *client_new(struct queue *q, uint64_t id)
 /* It has left the ring. */
 static void client_end(struct queue *q, struct client *c)
 {
-    struct client **from = bucket_of(q, c->id);
-    while (*from != c)
-        from = &(*from)->chain;
-    *from = c->chain;
+    if (!c->apart) {
+        struct client **from = bucket_of(q, c->id);
+        while (*from != c)
+            from = &(*from)->chain;
+        *from = c->chain;
+    }
     c->next = q->unused;
     q->unused = c;
 }
 
 /* ---- lines ---- */
 
-/* A head that has begun stays the head. */
-static void line_add(struct queue *q, struct sequence **line, bool begun, struct sequence *s)
+static void line_add(struct queue *q, struct sequence **line, struct sequence *s)
 {
-    if (*line && begun)
-        line = &(*line)->next;
     while (*line && sequence_before(*line, s))
         line = &(*line)->next;
     s->next = *line;
@@ -142,44 +149,74 @@ void queue_push(struct queue *q, struct sequence *s)
     struct client *c = find(q, s->params.client);
     if (!c)
         c = client_new(q, s->params.client);
-    line_add(q, &c->line, c->line && c->line->admitted, s);
+    const bool begun = c->line && c->line->admitted; /* that head stays the head */
+    line_add(q, begun ? &c->line->next : &c->line, s);
 }
 
 void queue_return(struct queue *q, struct sequence *s)
 {
-    line_add(q, &q->returned, q->returned && q->returned->slot >= 0, s);
+    struct sequence **line = &q->returned;
+    while (*line && (*line)->slot >= 0) /* those who have begun stay before it */
+        line = &(*line)->next;
+    line_add(q, line, s);
     s->returned = true;
 }
 
 void queue_remove(struct queue *q, struct sequence *s)
 {
+    struct client **at = &q->ring;
     if (line_remove(q, &q->returned, s))
         return;
-    struct client *c = find(q, s->params.client), **at = &q->ring;
-    bool found = c && line_remove(q, &c->line, s);
-    CHECK(found);
+    while (*at && !line_remove(q, &(*at)->line, s))
+        at = &(*at)->next;
+    struct client *c = *at;
+    CHECK(c != NULL);
     if (c->line)
         return;
-    while (*at != c)
-        at = &(*at)->next;
     ring_take(q, at);
     client_end(q, c);
 }
 
-void queue_turns(struct queue *q, queue_offer *offer, void *ctx)
+/* ---- turns ---- */
+
+/* Those that gave way: the first without a slot once all before it have had their turns. */
+static enum queue_turn turns_of_returned(struct queue *q, queue_offer *offer, void *ctx)
 {
     enum queue_turn turn = QUEUE_DONE;
-    while (q->returned && turn == QUEUE_DONE) { /* the first of them first, or none */
-        struct sequence *s = q->returned;
-        turn = offer(ctx, s);
+    bool had = true;
+    for (struct sequence **at = &q->returned; *at && turn != QUEUE_STOP;) {
+        struct sequence *s = *at;
+        turn = had || s->slot >= 0 ? offer(ctx, s) : QUEUE_PASS;
         if (turn == QUEUE_DONE)
-            (void)line_remove(q, &q->returned, s);
+            (void)line_remove(q, at, s);
+        else if (turn != QUEUE_TAKEN) /* else it is asked again */
+            at = &s->next;
+        had = had && turn != QUEUE_PASS;
     }
+    return turn;
+}
+
+/* The head of the line of the client at *at gets a place of its own, before it. */
+static struct client **set_apart(struct queue *q, struct client **at)
+{
+    struct client *c = *at, *alone = client_take(q);
+    *alone = (struct client){.apart = true, .line = c->line, .next = c};
+    c->line = c->line->next;
+    alone->line->next = NULL;
+    *at = alone;
+    return &alone->next;
+}
+
+void queue_turns(struct queue *q, queue_offer *offer, void *ctx)
+{
+    enum queue_turn turn = turns_of_returned(q, offer, ctx);
     for (struct client **at = &q->ring; *at && turn != QUEUE_STOP;) {
         struct client *c = *at;
         struct sequence *s = c->line;
         turn = offer(ctx, s);
-        if (turn == QUEUE_PASS)
+        if (turn == QUEUE_NEXT && s->next)
+            at = set_apart(q, at);
+        else if (turn == QUEUE_PASS || turn == QUEUE_NEXT)
             at = &c->next;
         if (turn != QUEUE_TAKEN && turn != QUEUE_DONE)
             continue;

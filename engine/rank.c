@@ -247,10 +247,12 @@ enum status rank_launch(struct rank *r, const struct step *s, struct cview *logi
     struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
     const int32_t stride = r->scores && s->samples > 0 ? step_stride(s) : -1;
     const int32_t rows = replay_rows(r->replay, s->rows, s->samples), padding = rows - s->rows;
-    const struct rank_arrays *a = rank_state_change(state, s, padding);
+    const struct rank_arrays *a;
+    TRY(rank_state_change(state, s, padding, &a, err));
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
         .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols},
+        .home_cut = rank_state_cut(state),
         .ids = a->ids,
         .samples = s->samples + padding,
         .sample = a->sample,
@@ -414,6 +416,8 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.slots = o->max_num_seqs;
     f->limits.rows = o->max_num_batched_tokens;
     f->limits.vocab = m->vocab;
+    f->limits.homes = flow_homes(l->flow);
+    f->limits.home_rows = flow_home_rows(l->flow, f->limits.rows);
     f->limits.blocks = o->kv_blocks;
     f->limits.history_max = o->max_model_len;
     f->limits.table_cols = (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
@@ -538,6 +542,8 @@ int rank_main(const struct options *o)
     if (options_fp8(o))
         model_config_quantize(&m);
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, &err));
+    if (o->kv_placement)
+        TRY(plan_set_placement(plan, o->kv_placement, &err));
     if (o->prefill_rows > 0)
         TRY(plan_set_prefill_rows(plan, o->prefill_rows, &err));
     TRY(layout_open(&m, plan, o->rank, options_dtype(o, m.dtype), ops, &layout, &err));

@@ -77,7 +77,9 @@ enum status rank_state_open(struct backend *b, const struct step_limits *limits,
     s->backend = b;
     s->host_memory = aligned_alloc(64, bytes);
     s->device_memory = b->ops->alloc(b, bytes);
-    if (!s->host_memory || !s->device_memory) {
+    s->home = calloc((size_t)limits->slots, sizeof *s->home);
+    s->cut = calloc((size_t)limits->homes + 1, sizeof *s->cut);
+    if (!s->host_memory || !s->device_memory || !s->home || !s->cut) {
         rank_state_close(s);
         return base_fail(err, ERR_NOMEM, "rank: no memory for %zu bytes of %d slots", bytes,
                          limits->slots);
@@ -96,6 +98,8 @@ void rank_state_close(struct rank_state *s)
     if (s->device_memory)
         s->backend->ops->free(s->backend, s->device_memory);
     free(s->host_memory);
+    free(s->home);
+    free(s->cut);
     free(s);
 }
 
@@ -121,6 +125,7 @@ static void open_slot(struct rank_state *s, const struct step_open *o)
     const struct rank_arrays *h = &s->host, *d = &s->device;
     const size_t slot = (size_t)o->slot, bias = slot * ENGINE_BIAS_MAX, ban = slot * STEP_BANS_MAX;
     const size_t bad = slot * ENGINE_BAD_IDS_MAX;
+    s->home[slot] = o->home;
     const int32_t bad_ids = o->rules.bads > 0 ? o->rules.bad_end[o->rules.bads - 1] : 0;
     struct sample_rules rules = o->rules;
     put(s, h->history + slot * (size_t)s->limits.history_max, o->tokens, o->history,
@@ -166,14 +171,44 @@ static void pad(const struct rank_arrays *h, const struct step *step, int32_t pa
     }
 }
 
-/* Closes need no work here: a closed slot's state is overwritten by the next open. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step,
-                                            int32_t padding)
+/* A row that is padding goes with the one before it. */
+static enum status cut_rows(struct rank_state *s, const struct step *step, struct err *err)
 {
+    const int32_t homes = s->limits.homes;
+    int32_t home = 0;
+    for (int32_t i = 0; i < step->rows; i++) {
+        const int32_t next = step->slot[i] < 0 ? home : s->home[step->slot[i]];
+        if (next < home)
+            return base_fail(err, ERR_COMM,
+                             "step message: row %d is of home %d and comes after one of home %d", i,
+                             next, home);
+        while (home < next)
+            s->cut[++home] = i;
+    }
+    while (home < homes)
+        s->cut[++home] = step->rows;
+    for (int32_t x = 0; x < homes; x++)
+        if (s->cut[x + 1] - s->cut[x] > s->limits.home_rows)
+            return base_fail(err, ERR_COMM, "step message: %lld rows of home %d, at most are %d",
+                             (long long)(s->cut[x + 1] - s->cut[x]), x, s->limits.home_rows);
+    return OK;
+}
+
+const int64_t *rank_state_cut(const struct rank_state *s)
+{
+    return s->limits.homes > 1 ? s->cut : NULL;
+}
+
+/* Closes need no work here: a closed slot's state is overwritten by the next open. */
+enum status rank_state_change(struct rank_state *s, const struct step *step, int32_t padding,
+                              const struct rank_arrays **arrays, struct err *err)
+{
+    enum status st = OK;
     const struct rank_arrays *h = &s->host;
     const int32_t rows = step->rows + padding, samples = step->samples + padding;
     for (int32_t i = 0; i < step->opens; i++)
         open_slot(s, &step->open[i]);
+    TRY(cut_rows(s, step, err));
     append_blocks(s, step);
     const size_t bytes = carve_step(&s->host, rows, samples, s->host_memory + s->step);
     carve_step(&s->device, rows, samples, s->device_memory + s->step);
@@ -193,7 +228,9 @@ const struct rank_arrays *rank_state_change(struct rank_state *s, const struct s
             h->begin[i] + (step->target[i] < 0 ? sample_places(p, s->limits.vocab) : 0);
     }
     send(s, s->host_memory + s->step, bytes);
-    return &s->device;
+    *arrays = &s->device;
+out:
+    return st;
 }
 
 struct sample_slots rank_state_slots(const struct rank_state *s)

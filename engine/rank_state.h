@@ -31,7 +31,9 @@ struct rank_state {
     struct step_limits limits;
     struct backend *backend; /* borrowed */
     char *host_memory, *device_memory;
-    size_t step; /* where in them the arrays of a step begin */
+    size_t step;   /* where in them the arrays of a step begin */
+    int32_t *home; /* [slots] */
+    int64_t *cut;  /* [homes + 1] first row of each home in this step, then the end */
     struct rank_arrays host, device;
 };
 
@@ -42,9 +44,12 @@ enum status rank_state_open(struct backend *b, const struct step_limits *limits,
 void rank_state_close(struct rank_state *s);
 
 /* Makes the slot changes of a decoded step and uploads it, with so many rows of padding after its
- * own, which are sampled. The arrays on the device, for the ops of this step. */
-const struct rank_arrays *rank_state_change(struct rank_state *s, const struct step *step,
-                                            int32_t padding);
+ * own, which are sampled. *arrays: those on the device, for the ops of this step. ERR_COMM: its
+ * rows are not in order of their homes, or too many of one. */
+enum status rank_state_change(struct rank_state *s, const struct step *step, int32_t padding,
+                              const struct rank_arrays **arrays, struct err *err) MUST_USE;
+/* Where the rows of that step are cut between homes; NULL: there is one. */
+const int64_t *rank_state_cut(const struct rank_state *s);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
 /* Fetches what came of the step, in a flight (backend.h): `samples` ids, and logprobs when stride

@@ -132,7 +132,7 @@ static void count_traffic(struct replay *r, const struct traffic *t, uint64_t si
 static void run(struct replay *r, const struct size *s, int32_t rows, struct cview *logits)
 {
     struct backend *b = r->parts.backend;
-    parallel_begin(model_parallel(r->parts.model), rows);
+    parallel_begin(model_parallel(r->parts.model), rows, NULL);
     b->ops->replay(b, s->recording);
     count_traffic(r, &s->traffic, 1);
     atomic_fetch_add(&r->parts.board->replays, 1);

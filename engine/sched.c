@@ -4,19 +4,47 @@
  * preempted, keeps its blocks until the last step that names it is answered.
  *
  * No livelock: all sequences stand in one order, by priority and arrival. One preempts only those
- * behind it, and each fits the cache alone, so the first of those that run always gets its blocks,
- * a step later at most, and is never preempted. It ends, and then the next one is first. While a
- * preempted sequence waits for its place nobody new is admitted.
+ * behind it in its home, and each fits a home alone, so the first of those that run in a home
+ * always gets its blocks, a step later at most, and is never preempted. It ends, and then the next
+ * one is first. While a preempted sequence waits for its place nobody new is admitted.
  *
  * No starvation: every step computes at least one row of a prompt that can have it, and turns go
- * round by client. So the k-th request of a client is taken up after at most k turns of each other
- * client, however many requests those have; only requests of the same client with a lower priority
- * number pass it. */
+ * round by client. So the k-th request of a client is taken up after at most k turns of the line of
+ * each other client, however long that is; only requests of the same client with a lower priority
+ * number pass it. Whoever's turn it is takes the first home that has room, whichever that is. While
+ * none has, nobody is admitted anywhere, so it waits no longer than until one home has run empty.
+ *
+ * A home runs at most as many sequences as it has rows in a step: each decodes in every step, and a
+ * prompt always finds a row. */
 #include "engine/sched_state.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+static enum status open_homes(struct sched *s, struct err *err)
+{
+    const struct step_limits *l = &s->config.limits;
+    s->homes = calloc((size_t)l->homes, sizeof *s->homes);
+    for (int32_t i = 0; s->homes && i < l->homes; i++) {
+        enum status st = kv_open(l->blocks, s->config.secret, &s->homes[i].kv, err);
+        if (st != OK)
+            return st;
+        s->homes[i].rows = calloc((size_t)l->home_rows, sizeof *s->homes[i].rows);
+        if (!s->homes[i].rows)
+            return base_fail(err, ERR_NOMEM, "scheduler: no memory for %d rows", l->home_rows);
+    }
+    return s->homes ? OK : base_fail(err, ERR_NOMEM, "scheduler: no memory for %d homes", l->homes);
+}
+
+static void free_homes(struct sched *s)
+{
+    for (int32_t i = 0; s->homes && i < s->config.limits.homes; i++) {
+        kv_close(s->homes[i].kv);
+        free(s->homes[i].rows);
+    }
+    free(s->homes);
+}
 
 static void free_flights(struct sched *s)
 {
@@ -47,7 +75,7 @@ enum status sched_open(const struct sched_config *c, struct sched **out, struct 
         st = base_fail(err, ERR_NOMEM, "scheduler: no memory for %zu slots", slots);
         goto out;
     }
-    TRY(kv_open(c->limits.blocks, c->secret, &s->kv, err));
+    TRY(open_homes(s, err));
     TRY(queue_open(sched_requests_max(c), &s->queue, err));
     *out = s;
     s = NULL;
@@ -66,11 +94,11 @@ void sched_close(struct sched *s)
         s->oldest = newer;
     }
     free_flights(s);
+    free_homes(s);
     free(s->slots);
     free(s->order);
     free(s->closed);
     queue_close(s->queue);
-    kv_close(s->kv);
     free(s);
 }
 
@@ -134,9 +162,10 @@ static void emit(const struct sequence *q, int32_t token, enum finish_reason fin
 /* No step in flight names it: its blocks return, and it is freed or waits again. */
 static void settle(struct sched *s, struct sequence *q)
 {
-    s->leaving -= q->leaving;
+    struct sched_home *home = &s->homes[q->home];
+    home->leaving -= q->leaving;
     q->leaving = false;
-    sequence_release(q, s->kv);
+    sequence_release(q, home->kv);
     if (!q->ended) {
         if (!q->queued)
             queue_return(s->queue, q);
@@ -158,7 +187,8 @@ static void leave(struct sched *s, struct sequence *q)
     s->closed[s->closed_count++] = q->slot;
     q->slot = -1;
     q->leaving = true;
-    s->leaving++;
+    s->homes[q->home].running--;
+    s->homes[q->home].leaving++;
     if (q->flights == 0)
         settle(s, q);
 }
@@ -206,7 +236,7 @@ void sched_give_way(struct sched *s, struct sequence *q)
 void sched_publish(struct sched *s, struct sequence *q)
 {
     if (s->config.prefix_caching)
-        sequence_publish(q, s->kv, s->steps);
+        sequence_publish(q, s->homes[q->home].kv, s->steps);
 }
 
 static enum finish_reason finish_of(const struct sched *s, const struct sequence *q, int32_t token)
@@ -279,6 +309,12 @@ void sched_commit(struct sched *s, const struct step *step, const struct step_re
         land(s, f->named[i], events, count);
 }
 
+static void forget_all(struct sched *s)
+{
+    for (int32_t i = 0; i < s->config.limits.homes; i++)
+        kv_forget(s->homes[i].kv);
+}
+
 /* Nothing is in flight any more, of q either. */
 static void restart(struct sched *s, struct sequence *q, struct token_event *events, int32_t *count)
 {
@@ -308,7 +344,7 @@ void sched_restart(struct sched *s, struct token_event *events, int32_t *count)
     for (int32_t i = s->stats.running - 1; i >= 0; i--) /* so that the first stand first again */
         sched_give_way(s, s->slots[s->order[i]]);
     s->closed_count = 0; /* new ranks have no slots open */
-    kv_forget(s->kv);
+    forget_all(s);
 }
 
 void sched_end_all(struct sched *s, enum finish_reason reason, struct token_event *events,
@@ -327,7 +363,7 @@ void sched_end_all(struct sched *s, enum finish_reason reason, struct token_even
         end(s, q);
     }
     s->closed_count = 0;
-    kv_forget(s->kv);
+    forget_all(s);
 }
 
 int32_t sched_requests_max(const struct sched_config *c)
@@ -347,10 +383,15 @@ int32_t sched_in_flight(const struct sched *s)
 
 struct sched_stats sched_stats(const struct sched *s)
 {
-    return s->stats;
+    struct sched_stats stats = s->stats;
+    for (int32_t i = 0; i < s->config.limits.homes; i++)
+        stats.blocks_used += kv_used(s->homes[i].kv);
+    return stats;
 }
 
-const struct kv_pool *sched_kv(const struct sched *s)
+const struct kv_pool *sched_kv(const struct sched *s, int32_t home)
 {
-    return s->kv;
+    CHECK(home >= 0);
+    CHECK(home < s->config.limits.homes);
+    return s->homes[home].kv;
 }

@@ -10,6 +10,11 @@
  * there, so a row names its slot where its token is not known here. A row that had to see an answer
  * first would skip a step.
  *
+ * Each sequence is in one home (struct step_limits): its blocks are of that home's pool, and those
+ * who run short of blocks take them from others in it. It gets its home with its slot and keeps it
+ * as long; a prompt that fills the rows of its home leaves those of other homes to whoever is next,
+ * of the same client too.
+ *
  * A step has as many sample places as slots. A prompt that is scored (prompt_logprobs) takes one
  * per row, so its chunks are as long as there are places left after the decodes. */
 #ifndef TESSERA_ENGINE_SCHED_H
@@ -73,8 +78,9 @@ struct sched_stats {
     uint64_t prompt_tokens;               /* of the prompts that were computed or found */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up, and found */
     uint64_t preemptions;
+    int64_t blocks_used; /* of all homes */
 };
 struct sched_stats sched_stats(const struct sched *s);
-const struct kv_pool *sched_kv(const struct sched *s);
+const struct kv_pool *sched_kv(const struct sched *s, int32_t home); /* for tests */
 
 #endif

@@ -1,6 +1,6 @@
 /* DESIGN: decodes first, then turns (engine/queue.h) until rows, time, sample places or blocks are
  * used up. Whoever gets a row gets its block just then, so a sequence owns no more blocks than it
- * has rows for. */
+ * has rows for. Rows are gathered by home and written out last, so each home's stand together. */
 #include "engine/sched_state.h"
 
 #include "engine/request.h"
@@ -15,10 +15,15 @@ static int32_t min32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* As sequence_share, where it may: a prompt that is scored is computed whole. */
-static bool share(struct sched *s, struct sequence *q)
+static struct sched_home *home_of(const struct sched *s, const struct sequence *q)
 {
-    return !s->config.prefix_caching || sequence_is_scored(q) || sequence_share(q, s->kv, s->steps);
+    return &s->homes[q->home];
+}
+
+/* A prompt that is scored is computed whole. */
+static bool may_share(const struct sched *s, const struct sequence *q)
+{
+    return s->config.prefix_caching && !sequence_is_scored(q);
 }
 
 static struct sched_flight *flight_built(struct sched *s)
@@ -32,17 +37,17 @@ static void append(struct sched *s, struct sequence *q, int32_t index)
     step->append[step->appends++] = (struct step_append){q->slot, index, q->blocks[index]};
 }
 
-/* Lets the last sequence behind q in their order give way; false when there is none, or when blocks
- * are on their way already. Rows that are in the step stay there. */
+/* Lets the last sequence of q's home behind q in their order give way; false when there is none, or
+ * when blocks are on their way already. Rows that are in the step stay there. */
 static bool make_room(struct sched *s, const struct sequence *q)
 {
-    if (s->leaving > 0)
+    if (home_of(s, q)->leaving > 0)
         return false;
     for (int32_t i = s->stats.running - 1; i >= 0; i--) {
         struct sequence *last = s->slots[s->order[i]];
         if (last == q)
             return false;
-        if (last->step == s->steps)
+        if (last->home != q->home || last->step == s->steps)
             continue;
         s->stats.preemptions++;
         sched_give_way(s, last);
@@ -57,7 +62,7 @@ static bool grow(struct sched *s, struct sequence *q)
     int32_t block;
     if (q->computed / BACKEND_BLOCK_TOKENS < q->block_count)
         return true;
-    while ((block = kv_take(s->kv)) < 0)
+    while ((block = kv_take(home_of(s, q)->kv)) < 0)
         if (!make_room(s, q))
             return false;
     q->blocks[q->block_count++] = block;
@@ -65,25 +70,30 @@ static bool grow(struct sched *s, struct sequence *q)
     return true;
 }
 
-/* The row added last has a sample: `target` is scored there, or q's next token drawn. */
+/* The row that q added last has a sample: `target` is scored there, or q's next token drawn. */
 static void add_sample(struct sched *s, struct sequence *q, int32_t target, int32_t top)
 {
-    struct step *step = s->step;
-    flight_built(s)->samples[step->samples] = q;
-    step->sample[step->samples] = step->rows - 1;
-    step->target[step->samples] = target;
-    step->top[step->samples++] = top;
+    const struct sched_home *home = home_of(s, q);
+    struct sched_row *row = &home->rows[home->row_count - 1];
+    row->sampled = true;
+    row->target = target;
+    row->top = top;
+    s->step->samples++;
 }
 
 static void add_row(struct sched *s, struct sequence *q)
 {
-    struct step *step = s->step;
-    const int32_t position = q->computed++, row = step->rows++;
+    struct sched_home *home = home_of(s, q);
+    const int32_t position = q->computed++;
+    CHECK(home->row_count < s->config.limits.home_rows);
     s->keys += position;
-    step->slot[row] = q->slot;
-    step->position[row] = position;
-    /* what the rank sampled itself it need not be told */
-    step->token[row] = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position];
+    s->step->rows++;
+    home->rows[home->row_count++] = (struct sched_row){
+        .seq = q,
+        .position = position,
+        /* what the rank sampled itself it need not be told */
+        .token = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position],
+    };
     if (sequence_is_scored(q) && q->scored == position + 1 && q->scored < q->prompt_len)
         add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
 }
@@ -117,17 +127,63 @@ static int32_t free_slot(const struct sched *s)
     return -1;
 }
 
-/* Is there room for all of q's tokens, for what was promised to those who came before, and for one
- * more block each of those? */
-static bool has_room(const struct sched *s, const struct sequence *q)
+/* Blocks of the home that would be left with all of q's tokens there, what was promised to those
+ * who came before, and one more block for each of those; negative: it has no room for q. */
+static int32_t blocks_left(const struct sched *s, const struct sequence *q, int32_t home)
 {
-    int32_t wanted = kv_blocks_for(q->length) - q->block_count + s->stats.running;
+    const struct sched_home *h = &s->homes[home];
+    int32_t wanted = kv_blocks_for(q->length) - q->block_count + h->running;
     for (int32_t i = 0; i < s->stats.running; i++) {
         const struct sequence *other = s->slots[s->order[i]];
         int32_t promised = kv_blocks_for(other->length) - other->block_count;
-        wanted += promised > 0 ? promised : 0;
+        wanted += other->home == home && promised > 0 ? promised : 0;
     }
-    return wanted <= kv_total(s->kv) - kv_used(s->kv);
+    return kv_total(h->kv) - kv_used(h->kv) - wanted;
+}
+
+/* What a home has for a sequence that needs one. */
+struct prospect {
+    bool room;
+    int32_t blocks, found; /* those left with it, of it the prefix as free; and that prefix */
+};
+
+static struct prospect prospect_of(const struct sched *s, const struct sequence *q, int32_t home)
+{
+    int32_t owned = 0;
+    const int32_t found = may_share(s, q) ? sequence_find(q, s->homes[home].kv, &owned) : 0;
+    const int32_t left = blocks_left(s, q, home);
+    return (struct prospect){left + owned >= 0, left + found, found};
+}
+
+static bool is_better(const struct prospect *a, const struct prospect *b)
+{
+    if (a->room != b->room)
+        return a->room;
+    return a->blocks != b->blocks ? a->blocks > b->blocks : a->found > b->found;
+}
+
+/* The home for q: of those with room the one that has most blocks left. Its prefix counts as free
+ * where it is, so it draws q there against as much imbalance as it saves. No choice are homes that
+ * this step has no row left for, or that run as many as can decode in one step. -1: there is none.
+ */
+static int32_t choose_home(const struct sched *s, const struct sequence *q)
+{
+    const struct step_limits *l = &s->config.limits;
+    struct prospect best = {0};
+    int32_t chosen = -1;
+    if (l->homes == 1)
+        return 0;
+    for (int32_t i = 0; i < l->homes; i++) {
+        const struct sched_home *h = &s->homes[i];
+        if (h->running == l->home_rows || h->row_count == l->home_rows)
+            continue;
+        const struct prospect p = prospect_of(s, q, i);
+        if (chosen >= 0 && !is_better(&p, &best))
+            continue;
+        chosen = i;
+        best = p;
+    }
+    return chosen;
 }
 
 static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
@@ -138,11 +194,13 @@ static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
         s->order[at] = s->order[at - 1];
     s->order[at] = slot;
     s->slots[slot] = q;
+    home_of(s, q)->running++;
     q->slot = slot;
     q->history = q->length;
     step->open[step->opens++] = (struct step_open){
         .slot = slot,
         .history = q->length,
+        .home = q->home,
         .tokens = q->tokens,
         .params = request_draw(&q->params),
         .rules = *q->rules,
@@ -165,17 +223,22 @@ static void count_admission(struct sched *s, struct sequence *q)
     s->stats.prefix_hits += (uint64_t)q->cached;
 }
 
-/* Gives q a slot and the prefix that is there. False: not now. Without room for q nobody else is
- * admitted with this step either, so that small requests do not pass a large one for ever. */
+/* Gives q a slot and a home, and the prefix that is there. False: not now. While no home has room
+ * for q nobody else is admitted with this step either, so that small requests do not pass a large
+ * one for ever. */
 static bool admit(struct sched *s, struct sequence *q)
 {
-    int32_t slot = free_slot(s);
     if (!s->admitting || q->leaving || (s->preempted > 0 && !q->preempted))
         return false;
-    bool ready = slot >= 0 && share(s, q);
-    s->admitting = slot >= 0 && (!ready || has_room(s, q));
+    const int32_t slot = free_slot(s), home = slot >= 0 ? choose_home(s, q) : -1;
+    s->admitting = home >= 0;
+    if (home < 0)
+        return false;
+    q->home = home;
+    bool ready = !may_share(s, q) || sequence_share(q, s->homes[home].kv, s->steps);
+    s->admitting = !ready || blocks_left(s, q, home) >= 0;
     if (!ready || !s->admitting) {
-        sequence_release(q, s->kv);
+        sequence_release(q, s->homes[home].kv);
         return false;
     }
     count_admission(s, q);
@@ -197,7 +260,9 @@ static int32_t rows_for(const struct sched *s, const struct sequence *q)
 {
     const int32_t left = q->length - q->computed;
     const int32_t places = s->config.limits.slots - s->step->samples;
-    int32_t most = min32(left, s->config.limits.rows - s->step->rows), n = 0;
+    const int32_t rows = min32(s->config.limits.rows - s->step->rows,
+                               s->config.limits.home_rows - home_of(s, q)->row_count);
+    int32_t most = min32(left, rows), n = 0;
     if (sequence_is_scored(q))
         most = min32(most, places);
     else if (most == left && places == 0)
@@ -216,6 +281,8 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
     struct sched *s = ctx;
     if (s->step->rows == s->config.limits.rows || !in_time(s, 1, 0))
         return QUEUE_STOP;
+    if (q->slot >= 0 && home_of(s, q)->row_count == s->config.limits.home_rows)
+        return QUEUE_NEXT;
     if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
         return QUEUE_PASS; /* no second turn in one step */
     const int32_t rows = rows_for(s, q);
@@ -250,6 +317,30 @@ static void limit_time(struct sched *s)
     s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
+/* The rows that were gathered, home by home, and their samples. */
+static void write_rows(struct sched *s)
+{
+    struct step *step = s->step;
+    struct sequence **samples = flight_built(s)->samples;
+    int32_t n = 0, sample = 0;
+    for (int32_t i = 0; i < s->config.limits.homes; i++) {
+        const struct sched_row *row = s->homes[i].rows, *end = row + s->homes[i].row_count;
+        for (; row < end; row++, n++) {
+            step->slot[n] = row->seq->slot;
+            step->position[n] = row->position;
+            step->token[n] = row->token;
+            if (!row->sampled)
+                continue;
+            samples[sample] = row->seq;
+            step->sample[sample] = n;
+            step->target[sample] = row->target;
+            step->top[sample++] = row->top;
+        }
+    }
+    CHECK(n == step->rows);
+    CHECK(sample == step->samples);
+}
+
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
 {
     CHECK(s->in_flight < SCHED_FLIGHTS);
@@ -259,11 +350,14 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     s->step = step;
     s->admitting = true;
     s->keys = 0;
+    for (int32_t i = 0; i < s->config.limits.homes; i++)
+        s->homes[i].row_count = 0;
     flight_built(s)->named_count = 0;
     sched_end_cancelled(s, events, count);
     add_decodes(s);
     limit_time(s);
     queue_turns(s->queue, offer, s);
+    write_rows(s);
     s->step = NULL;
     if (step->rows == 0) { /* closes wait for the next step that computes */
         CHECK(step->opens == 0);

@@ -13,9 +13,26 @@ struct sched_flight {
     int32_t named_count;
 };
 
+/* A row of the step being built. */
+struct sched_row {
+    struct sequence *seq;
+    int32_t position, token;
+    bool sampled;
+    int32_t target, top; /* of its sample */
+};
+
+/* One home of KV, and who is there. */
+struct sched_home {
+    struct kv_pool *kv;
+    struct sched_row *rows; /* [limits.home_rows] */
+    int32_t row_count;      /* in the step being built */
+    int32_t running;        /* sequences with a slot */
+    int32_t leaving;        /* those whose blocks return when a step in flight is answered */
+};
+
 struct sched {
     struct sched_config config;
-    struct kv_pool *kv;
+    struct sched_home *homes; /* [limits.homes] */
     struct queue *queue;
     struct sequence *oldest, *newest; /* all there are */
     struct sequence **slots;          /* [limits.slots], NULL = free */
@@ -26,7 +43,6 @@ struct sched {
     int32_t in_flight;
     uint64_t arrivals, steps; /* so far; the step being built is number `steps` */
     int64_t now_ns;           /* for the events */
-    int32_t leaving;          /* sequences whose blocks return when a step in flight is answered */
     int32_t preempted;        /* sequences that gave way and have no place yet */
     int32_t cancelled;        /* sequences to end with the next step */
     struct sched_stats stats;

@@ -28,8 +28,10 @@ static enum status check(const struct sched_config *c, const struct request_para
     const int32_t room = c->max_model_len - prompt_len;
     *answer = params->max_tokens < room ? params->max_tokens : room;
     if (kv_blocks_for(prompt_len + *answer) > c->limits.blocks)
-        return base_fail(err, ERR_INPUT, "the request needs %d KV blocks, the cache has %d",
-                         kv_blocks_for(prompt_len + *answer), c->limits.blocks);
+        return base_fail(err, ERR_INPUT, "the request needs %d KV blocks, %s has %d",
+                         kv_blocks_for(prompt_len + *answer),
+                         c->limits.homes > 1 ? "a home of the cache" : "the cache",
+                         c->limits.blocks);
     return OK;
 }
 
@@ -89,9 +91,10 @@ bool sequence_is_scored(const struct sequence *q)
 
 /* ---- its blocks ---- */
 
-static struct kv_key key_of(const struct sequence *q, int32_t block)
+/* Of a block that follows the one with the name `before`. */
+static struct kv_key key_of(const struct sequence *q, int32_t block, uint64_t before)
 {
-    struct kv_key key = {.salt = q->params.cache_salt, .before = q->chain};
+    struct kv_key key = {.salt = q->params.cache_salt, .before = before};
     memcpy(key.tokens, q->tokens + (size_t)block * BACKEND_BLOCK_TOKENS, sizeof key.tokens);
     return key;
 }
@@ -100,16 +103,36 @@ void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step)
 {
     const int32_t known = q->computed < q->length ? q->computed : q->length;
     for (; q->published < known / BACKEND_BLOCK_TOKENS; q->published++) {
-        const struct kv_key key = key_of(q, q->published);
+        const struct kv_key key = key_of(q, q->published, q->chain);
         q->chain = kv_publish(kv, q->blocks[q->published], &key, step);
     }
 }
 
+/* The last token at least is left to compute. */
+static int32_t shared_max(const struct sequence *q)
+{
+    return (q->length - 1) / BACKEND_BLOCK_TOKENS;
+}
+
+int32_t sequence_find(const struct sequence *q, const struct kv_pool *kv, int32_t *owned)
+{
+    uint64_t before = 0;
+    int32_t found = 0;
+    for (*owned = 0; found < shared_max(q); found++) {
+        const struct kv_key key = key_of(q, found, before);
+        const int32_t block = kv_find(kv, &key);
+        if (block < 0)
+            break;
+        before = kv_name(kv, block);
+        *owned += kv_owners(kv, block) > 0;
+    }
+    return found;
+}
+
 bool sequence_share(struct sequence *q, struct kv_pool *kv, uint64_t step)
 {
-    const int32_t most = (q->length - 1) / BACKEND_BLOCK_TOKENS;
-    while (q->block_count < most) {
-        const struct kv_key key = key_of(q, q->block_count);
+    while (q->block_count < shared_max(q)) {
+        const struct kv_key key = key_of(q, q->block_count, q->chain);
         const int32_t block = kv_find(kv, &key);
         if (block < 0)
             break;

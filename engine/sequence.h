@@ -23,6 +23,7 @@ struct sequence {
     int32_t history;  /* tokens the ranks were told when its slot was opened */
     int32_t cached;   /* prompt tokens whose KV was there when it first got a slot */
     int32_t slot;     /* -1: none */
+    int32_t home;     /* whose blocks it has; chosen anew with each slot */
     int32_t *blocks;
     int32_t block_count;
     int32_t published; /* blocks that are findable, and the name of the last */
@@ -53,6 +54,9 @@ bool sequence_is_scored(const struct sequence *q);
 /* Makes the blocks findable that are full of known tokens, as computed by step number `step`. They
  * can be shared from the next step on, answered or not: the ranks run steps in order. */
 void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step);
+/* How many findable blocks q begins with, which sequence_share would share; *owned: those of them
+ * that others own now. */
+int32_t sequence_find(const struct sequence *q, const struct kv_pool *kv, int32_t *owned);
 /* Shares the findable blocks q begins with. The last token at least is left to compute, for its
  * logits, and a partly equal block is left too. False: the next block is computed by step `step`
  * itself, for another, and q had better wait for the step after. Each wait is for a block more, and

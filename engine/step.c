@@ -213,10 +213,11 @@ static bool within(float v, float min, float max) /* false for a NaN */
 
 static bool counts_fit(const struct open_wire *w, const struct step_limits *l)
 {
-    return in(w->slot, 0, l->slots) && w->home == 0 && in(w->history, 1, l->history_max + 1) &&
-           in(w->prompt, 1, w->history + 1) && w->min_tokens >= 0 &&
-           in(w->biases, 0, ENGINE_BIAS_MAX + 1) && in(w->bans, 0, STEP_BANS_MAX + 1) &&
-           in(w->bad_ids, 0, ENGINE_BAD_IDS_MAX + 1) && in(w->bads, 0, w->bad_ids + 1);
+    return in(w->slot, 0, l->slots) && in(w->home, 0, l->homes) &&
+           in(w->history, 1, l->history_max + 1) && in(w->prompt, 1, w->history + 1) &&
+           w->min_tokens >= 0 && in(w->biases, 0, ENGINE_BIAS_MAX + 1) &&
+           in(w->bans, 0, STEP_BANS_MAX + 1) && in(w->bad_ids, 0, ENGINE_BAD_IDS_MAX + 1) &&
+           in(w->bads, 0, w->bad_ids + 1);
 }
 
 static bool reals_fit(const struct open_wire *w)

@@ -9,6 +9,7 @@
  *          records, so recovery has no other path.
  *   append {slot, index, block}: entry `index` of the slot's block table
  *   close  {slot}
+ * Rows ascend by the home of their slot, and samples by row.
  * Order on a rank: closes, opens, appends, then the rows. */
 #ifndef TESSERA_ENGINE_STEP_H
 #define TESSERA_ENGINE_STEP_H
@@ -32,7 +33,7 @@ struct step_header {
 };
 
 struct step_open {
-    int32_t slot, history, home; /* home: KV home of the sequence, 0 in 1d */
+    int32_t slot, history, home; /* home: where its KV is */
     struct sample_params params;
     struct sample_rules rules; /* its arrays and tokens follow the record on the wire */
     const int32_t *tokens;     /* [history] */
@@ -42,9 +43,17 @@ struct step_append {
     int32_t slot, index, block;
 };
 
-/* Capacities, fixed at start. */
+/* Capacities, fixed at start. Where the KV cache is placed by home, each sequence keeps its KV in
+ * one of `homes` pools of blocks, and a step has at most home_rows rows of each, in ascending order
+ * of home: a rank then holds 1 / homes of the activations and of the KV, even while a single prompt
+ * fills the steps, which is why that prompt runs in smaller chunks. */
 struct step_limits {
-    int32_t slots, rows, table_cols, vocab, blocks, history_max;
+    int32_t slots; /* <= rows */
+    int32_t rows, table_cols, vocab;
+    int32_t blocks; /* of each home, numbered from 0 */
+    int32_t history_max;
+    int32_t homes;     /* 1: all sequences are everywhere */
+    int32_t home_rows; /* rows divided by homes, rounded up */
 };
 
 /* A step as its two ends see it: arrays of fixed capacity, owned. */

@@ -37,7 +37,7 @@
 #define BACKEND_FLIGHTS 2 /* of downloads under way */
 #define BACKEND_FETCHES 4
 #define BACKEND_FETCH_MAX ((size_t)256 << 10)
-#define BACKEND_SCALE_MAX 0x1p100f /* of F8_E4M3: room for powers of two that kernels add */
+#define BACKEND_SCALE_MAX 0x1p7f /* of F8_E4M3: room for the powers of two that kernels add */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
 struct view {

@@ -17,11 +17,6 @@ enum status commands_shard(const struct options *o, struct err *err)
     struct local_weight *weights[COMM_RANKS_MAX];
     int32_t counts[COMM_RANKS_MAX];
     TRY(setup_open(o, &s, err));
-    if (s.model.quant.kind != QUANT_NONE) {
-        st = base_fail(err, ERR_MODEL,
-                       "%s is quantised: serve it as it is, every rank count loads it", o->model);
-        goto out;
-    }
     for (int32_t r = 0; r < o->tp; r++) {
         weights[r] = s.layouts[r]->weights;
         counts[r] = s.layouts[r]->count;

@@ -38,6 +38,86 @@ static uint64_t weight_elements(const struct layout *l)
     return n;
 }
 
+/* The layout's other placement of the KV cache, where there is one: KV bytes of a token on each
+ * rank that has it, and the number of homes; 0: the layout has only the one it is in. */
+static int32_t other_placement(const struct setup *s, const struct footprint *f,
+                               size_t bytes[COMM_RANKS_MAX])
+{
+    enum status st = OK;
+    const char *text = plan_text(s->plan);
+    const char *other = plan_is_home(s->plan) ? "heads" : "home";
+    struct plan *plan = NULL;
+    struct err ignored;
+    int32_t homes = 0;
+    TRY(plan_open(text, strlen(text), plan_where(s->plan), f->ranks, &plan, &ignored));
+    TRY(plan_set_placement(plan, other, &ignored));
+    for (int32_t r = 0; r < f->ranks; r++) {
+        struct layout *l = NULL;
+        TRY(layout_open(&s->model, plan, r, f->dtype, s->ops, &l, &ignored));
+        bytes[r] = layout_kv_bytes_per_token(l, &s->model, f->kv_dtype);
+        homes = flow_homes(l->flow);
+        layout_close(l);
+    }
+out:
+    plan_close(plan);
+    return st == OK ? homes : 0;
+}
+
+/* KV bytes of a token, on each rank that has it, by placement. */
+struct placements {
+    struct {
+        int32_t homes; /* 0: the layout has no such placement */
+        size_t bytes[COMM_RANKS_MAX];
+    } at[2];
+};
+static const char *const placement_names[] = {"heads", "home"};
+
+static void find_placements(const struct setup *s, const struct footprint *f, struct placements *p)
+{
+    const int now = plan_is_home(s->plan);
+    p->at[now].homes = f->limits.homes;
+    for (int32_t r = 0; r < f->ranks; r++)
+        p->at[now].bytes[r] = f->rank[r].kv_per_token;
+    p->at[!now].homes = other_placement(s, f, p->at[!now].bytes);
+}
+
+static void json_placements(const struct setup *s, const struct footprint *f, struct buf *b)
+{
+    struct placements p;
+    find_placements(s, f, &p);
+    buf_printf(b, "  \"kv_placement\": \"%s\", \"kv_homes\": %d, \"kv_placements\": {",
+               placement_names[plan_is_home(s->plan)], f->limits.homes);
+    for (int i = 0, n = 0; i < 2; i++) {
+        if (p.at[i].homes == 0)
+            continue;
+        buf_printf(b, "%s\"%s\": {\"homes\": %d, \"bytes_per_token\": [", n++ ? ", " : "",
+                   placement_names[i], p.at[i].homes);
+        for (int32_t r = 0; r < f->ranks; r++)
+            buf_printf(b, "%s%zu", r ? ", " : "", p.at[i].bytes[r]);
+        buf_puts(b, "]}");
+    }
+    buf_puts(b, "},\n");
+}
+
+/* What a rank's KV cache holds per token of all sequences, when homes are even. */
+static void print_placements(const struct setup *s, const struct footprint *f, struct buf *b)
+{
+    struct placements p;
+    find_placements(s, f, &p);
+    if (p.at[0].homes == 0 || p.at[1].homes < 2)
+        return;
+    buf_puts(b, "KV bytes of a rank per token of all sequences, at most:");
+    for (int i = 0; i < 2; i++) {
+        size_t most = 0;
+        for (int32_t r = 0; r < f->ranks; r++)
+            most = p.at[i].bytes[r] > most ? p.at[i].bytes[r] : most;
+        buf_printf(b, "%s %zu by %s", i ? "," : "", most / (size_t)p.at[i].homes,
+                   placement_names[i]);
+    }
+    buf_printf(b, " (%zu of a token of one of %d homes); --kv-placement says which\n",
+               p.at[1].bytes[0], p.at[1].homes);
+}
+
 static void json_span(struct buf *b, const char *name, struct span s)
 {
     buf_printf(b, "\"%s\": [%lld, %lld], ", name, (long long)s.begin, (long long)s.end);
@@ -87,6 +167,7 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                f->max_model_len, f->limits.slots, f->limits.rows);
     buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d,\n", f->limits.blocks,
                BACKEND_BLOCK_TOKENS);
+    json_placements(s, f, b);
     buf_printf(b, "  \"fits\": %s, \"total_bytes\": %zu, \"available_bytes\": %zu,\n",
                fits ? "true" : "false", f->total, f->available);
     const struct flow *flow = s->layouts[0]->flow;
@@ -124,6 +205,7 @@ static void print_text(const struct setup *s, const struct footprint *f, struct 
                    f->rank[r].kv_per_token, base_human_bytes(one, sizeof one, layer_bytes(s, r, 1)),
                    base_human_bytes(many, sizeof many, layer_bytes(s, r, f->limits.rows)),
                    base_human_bytes(ends, sizeof ends, ends_bytes(s, r)));
+    print_placements(s, f, b);
 }
 
 /* What was asked for besides the plan itself. */

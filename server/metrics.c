@@ -259,8 +259,9 @@ static void write_cache(struct page *p, const struct engine_metrics *e)
     write_head(p, "vllm:cache_config_info", "gauge", "Always 1; the labels say the sizes.");
     buf_puts(p->out, "vllm:cache_config_info");
     write_labels(p);
-    buf_printf(p->out, ",block_size=\"%d\",cache_dtype=\"%s\",num_gpu_blocks=\"%d\"} 1\n",
-               e->block_tokens, e->kv_dtype == DTYPE_F8_E4M3 ? "fp8" : "auto", e->kv_blocks);
+    buf_printf(p->out, ",block_size=\"%d\",cache_dtype=\"%s\",num_gpu_blocks=\"%lld\"} 1\n",
+               e->block_tokens, e->kv_dtype == DTYPE_F8_E4M3 ? "fp8" : "auto",
+               (long long)e->kv_blocks);
 }
 
 static void write_iterations(struct page *p, const struct engine_metrics *e)

@@ -124,6 +124,13 @@ void plan_modes_explain(const struct setup *s, int32_t rows, struct buf *out)
     const bool two = f->prefill_rows < INT32_MAX;
     if (two)
         buf_printf(out, "; steps of %d rows or more take the second form", f->prefill_rows);
+    char at[SPREAD_TEXT_MAX];
+    buf_printf(out, "\nattention %s: ", spread_text(&f->mesh, &f->attention, at));
+    if (flow_homes(f) > 1)
+        buf_printf(out, "a rank has the KV cache of the sequences of one of %d homes",
+                   flow_homes(f));
+    else
+        buf_puts(out, "a rank has the KV cache of all sequences, for its heads");
     buf_printf(out,
                "\nbytes rank %d receives for %d rows, one of them sampled, and their closed form\n",
                v.rank, rows);

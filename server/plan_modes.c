@@ -110,6 +110,8 @@ static enum status consider(struct comparison *c, const char *mode, const char *
     out->mode = mode;
     snprintf(out->mesh, sizeof out->mesh, "%s", mesh ? mesh : "");
     snprintf(out->name, sizeof out->name, "%s%s%s", mode, mesh ? " " : "", mesh ? mesh : "");
+    if (st == OK && s->options.kv_placement)
+        st = plan_set_placement(plan, s->options.kv_placement, &why);
     for (int32_t r = 0; st == OK && r < s->options.tp; r++)
         st = layout_open(&s->model, plan, r, dtype, s->ops, &layouts[r], &why);
     if (st == OK) {

@@ -79,6 +79,8 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         TRY(plan_modes_pick(out, err));
     o = &out->options;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
+    if (o->kv_placement)
+        TRY(plan_set_placement(out->plan, o->kv_placement, err));
     TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
     if (o->load_format && strcmp(o->load_format, "dummy") == 0)
@@ -143,10 +145,13 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                                     f->rank[r].activations + f->rank[r].scratch + f->comm_bytes));
     }
     write_form(s, out);
-    buf_printf(
-        out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s\n",
-        f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks, BACKEND_BLOCK_TOKENS,
-        dtype_name(f->kv_dtype));
+    buf_printf(out,
+               "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s",
+               f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
+               BACKEND_BLOCK_TOKENS, dtype_name(f->kv_dtype));
+    if (f->limits.homes > 1)
+        buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
+    buf_puts(out, "\n");
     buf_printf(out, "sums are added in %s\n",
                flow_keeps_order(s->layouts[0]->flow)
                    ? "the order of a single rank: outputs have its bits"

@@ -18,6 +18,7 @@ struct cluster {
     struct board *board;
     struct rank *ranks[COMM_RANKS_MAX];
     struct step *step;
+    int32_t home; /* of slots that are opened */
     uint64_t seq;
     /* of the last step, per rank */
     struct step_result result[COMM_RANKS_MAX];
@@ -131,6 +132,7 @@ static void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *to
     struct step *s = c->step;
     s->open[s->opens++] = (struct step_open){.slot = slot,
                                              .history = n,
+                                             .home = c->home,
                                              .tokens = tokens,
                                              .params = params,
                                              .rules = {.prompt = n, .repetition = 1}};

@@ -5,113 +5,7 @@
 #ifndef TESSERA_TESTS_SCHED_SIM_H
 #define TESSERA_TESTS_SCHED_SIM_H
 
-#include "engine/sched.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-enum { SLOTS_MAX = 16, BLOCKS_MAX = 256, LEN_MAX = 200, LIVE_MAX = 64, VOCAB = 500, EOS = 2 };
-enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
-
-/* What a client knows of its request. */
-struct request {
-    uint64_t id; /* 0: this entry is free */
-    struct sequence *sequence;
-    struct request_params params;
-    int32_t prompt[LEN_MAX], prompt_len, budget; /* tokens it may get */
-    int32_t got, scored;                         /* tokens, and prompt tokens with the first */
-    int32_t slot;                                /* -1: none */
-    int32_t cached, cancel_age;                  /* steps built since the cancel, -1: none */
-    bool admitted, scheduled;                    /* had a slot; all prompt rows were in a step */
-    bool preempted;                              /* gave way after that */
-    int64_t since;                               /* step of its arrival */
-    uint64_t named;                              /* steps built when the last one named it */
-    int32_t losses;                              /* restarts while a step in flight named it */
-};
-
-/* What a rank knows of a slot. */
-struct slot {
-    bool open;
-    uint64_t request, salt;
-    int32_t prompt_len;
-    int32_t table[LEN_MAX / BLOCK + 1], blocks;
-    int32_t next; /* position of the next row */
-    int32_t tokens[LEN_MAX], history, known;
-    bool first, fresh; /* opened for the first time, and that by the last step */
-};
-
-/* What the KV at each position of a block was computed from. */
-struct content {
-    uint64_t text[BLOCK]; /* hash of all tokens up to there */
-    uint64_t salt;
-};
-
-/* A step in flight, as the ranks will answer it. */
-struct answer {
-    int32_t ids[SLOTS_MAX];
-    float logprob[SLOTS_MAX];
-    struct token_top best[SLOTS_MAX * TOP_MAX];
-    uint64_t named[BLOCKS_MAX]; /* request that has the block in a row's table; ~0: several */
-};
-
-struct sim {
-    struct sched_config config;
-    struct sched *sched;
-    struct step *steps_built[SCHED_FLIGHTS], *wire;
-    char *message;
-    struct token_event *events;
-    struct request requests[LIVE_MAX];
-    struct slot slots[SLOTS_MAX];
-    struct content kv[BLOCKS_MAX];
-    struct answer answers[SCHED_FLIGHTS];
-    uint64_t built, answered;
-    int32_t turns[CLIENTS][CLIENTS]; /* [d][c]: admissions of c since d had a turn */
-    bool cancels, priorities;
-    bool failed; /* to build, since the last step: closes may be of then */
-    int32_t live;
-    uint64_t next_id;
-    int64_t accepted;
-    int64_t steps, longest;
-    int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
-        restarts, given_up, scores, limited;
-};
-
-static uint64_t seed;
-
-static int32_t below(int32_t n) /* splitmix64 */
-{
-    uint64_t z = seed += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return (int32_t)((z >> 33) % (uint64_t)n);
-}
-
-/* The model: token k of request id; about 1 in 80 ends the sequence, 1 in 2000 fails. */
-static int32_t token_of(uint64_t id, int32_t k)
-{
-    uint64_t h = base_hash(base_hash(BASE_HASH_INIT, &id, sizeof id), &k, sizeof k);
-    if (h % 2000 == 1)
-        return -1;
-    return h % 80 == 0 ? EOS : 3 + (int32_t)(h % (VOCAB - 3));
-}
-
-static struct request *find(struct sim *m, uint64_t id)
-{
-    for (int32_t i = 0; i < LIVE_MAX; i++)
-        if (m->requests[i].id == id)
-            return &m->requests[i];
-    return NULL;
-}
-
-static bool before(const struct request *a, const struct request *b)
-{
-    if (a->params.priority != b->params.priority)
-        return a->params.priority < b->params.priority;
-    return a->id < b->id;
-}
+#include "tests/sched_checks.h"
 
 /* ---- the client's side ---- */
 
@@ -219,8 +113,12 @@ static void arrive(struct sim *m)
     struct err err;
     if (!r)
         return;
-    *r = (struct request){
-        .id = ++m->next_id, .scored = 1, .slot = -1, .cancel_age = -1, .since = m->steps};
+    *r = (struct request){.id = ++m->next_id,
+                          .scored = 1,
+                          .slot = -1,
+                          .home = -1,
+                          .cancel_age = -1,
+                          .since = m->steps};
     make_prompt(r, m->config.max_model_len);
     make_params(m, r);
     int32_t room = m->config.max_model_len - r->prompt_len;
@@ -280,10 +178,10 @@ static void apply_closes(struct sim *m, const struct step *s)
         m->preempted++;
         r->slot = -1;
         r->preempted = r->scheduled;
-        bool behind = false; /* somebody's that runs on */
+        bool behind = false; /* somebody's who runs on in this home */
         for (int32_t j = 0; j < m->config.limits.slots; j++) {
             const struct request *o = m->slots[j].open ? find(m, m->slots[j].request) : NULL;
-            behind = behind || (o && o->slot == j && before(o, r));
+            behind = behind || (o && o->slot == j && m->slots[j].home == t->home && before(o, r));
         }
         assert_true(behind || m->failed);
     }
@@ -323,9 +221,12 @@ static void apply_opens(struct sim *m, const struct step *s)
         if (!r->admitted)
             check_admission(m, r);
         m->reused_slots += t->request != 0;
+        m->moved += r->home >= 0 && r->home != o->home;
+        r->home = o->home;
         *t = (struct slot){.open = true,
                            .request = r->id,
                            .salt = r->params.cache_salt,
+                           .home = o->home,
                            .prompt_len = r->prompt_len,
                            .history = o->history,
                            .known = o->history,
@@ -351,42 +252,15 @@ static void apply_appends(struct sim *m, const struct step *s)
     }
 }
 
-/* A client's turn: each other client that waits has seen at most one more admission of it. */
-static void count_turn(struct sim *m, const struct slot *t)
-{
-    struct request *r = find(m, t->request);
-    uint64_t c = r ? r->params.client : 0;
-    if (!r)
-        return; /* cancelled in flight */
-    memset(m->turns[c], 0, sizeof m->turns[c]);
-    for (int32_t i = 0; i < LIVE_MAX && t->fresh; i++) {
-        const struct request *o = &m->requests[i];
-        if (!o->id || o->admitted || o->params.client == c)
-            continue;
-        int32_t *seen = &m->turns[o->params.client][c];
-        if (*seen < 0)
-            continue; /* counted for this turn */
-        *seen = -1 - *seen;
-    }
-    for (int32_t d = 0; d < CLIENTS; d++) {
-        int32_t *seen = &m->turns[d][c];
-        if (*seen >= 0)
-            continue;
-        *seen = -*seen;
-        if (!m->config.prefix_caching) /* else it may wait for its prefix and keep its turn */
-            assert_true(*seen <= 1);
-    }
-}
-
 /* One row: the position before it must hold what its own tokens make of it. */
 static void run_row(struct sim *m, struct slot *t, int32_t position)
 {
     uint64_t text = BASE_HASH_INIT;
     for (int32_t p = 0; p <= position; p++) {
-        struct content *c = &m->kv[t->table[p / BLOCK]];
+        struct content *c = &m->kv[t->home][t->table[p / BLOCK]];
         text = base_hash(text, &t->tokens[p], sizeof t->tokens[p]);
         if (p == position) {
-            assert_int_equal(kv_owners(sched_kv(m->sched), t->table[p / BLOCK]), 1);
+            assert_int_equal(kv_owners(sched_kv(m->sched, t->home), t->table[p / BLOCK]), 1);
             c->text[p % BLOCK] = text;
             c->salt = t->salt;
         }
@@ -431,28 +305,6 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
         count_turn(m, t);
 }
 
-/* Blocks that rows write belong to them alone, in this step and in the one before it if that is not
- * answered yet. */
-static void check_named(struct sim *m, const struct step *s, struct answer *a)
-{
-    const struct answer *other = &m->answers[(m->built + 1) % SCHED_FLIGHTS];
-    memset(a->named, 0, sizeof a->named);
-    for (int32_t i = 0; i < s->rows; i++) {
-        const struct slot *t = &m->slots[s->slot[i]];
-        for (int32_t b = 0; b <= s->position[i] / BLOCK; b++) {
-            uint64_t *by = &a->named[t->table[b]];
-            *by = *by == 0 || *by == t->request ? t->request : ~0ull;
-        }
-    }
-    for (int32_t i = 0; i < s->rows; i++) {
-        const struct slot *t = &m->slots[s->slot[i]];
-        int32_t block = t->table[s->position[i] / BLOCK];
-        assert_true(a->named[block] == t->request);
-        if (m->built > m->answered)
-            assert_true(other->named[block] == 0 || other->named[block] == t->request);
-    }
-}
-
 /* The next token is drawn, or scored: the one the prompt has there. */
 static void run_sample(struct sim *m, const struct step *s, struct answer *a, int32_t i)
 {
@@ -474,33 +326,6 @@ static void run_sample(struct sim *m, const struct step *s, struct answer *a, in
     t->tokens[t->known++] = a->ids[i] < 0 ? 0 : a->ids[i];
 }
 
-/* What the scheduler is told that a step takes. */
-static double cost(int32_t rows, int64_t keys)
-{
-    return 8 + rows + (double)keys / 64;
-}
-
-/* Each prompt makes a step with decodes take longer by their time at most; but one row is always
- * taken. */
-static void check_cost(struct sim *m, const struct step *s)
-{
-    int32_t decodes = 0;
-    int64_t keys = 0, decode_keys = 0;
-    for (int32_t i = 0; i < s->rows; i++) {
-        const bool decode = s->token[i] == STEP_TOKEN_FROM_SLOT;
-        decodes += decode;
-        keys += s->position[i];
-        decode_keys += decode ? s->position[i] : 0;
-    }
-    if (m->config.costs.count == 0 || decodes == 0 || s->rows <= decodes + 1)
-        return;
-    const int32_t others =
-        (m->live < m->config.limits.slots ? m->live : m->config.limits.slots) - decodes;
-    assert_true(cost(s->rows, keys) <=
-                (1 + (others < 7 ? others : 7)) * cost(decodes, decode_keys));
-    m->limited += s->rows < m->config.limits.rows;
-}
-
 static void run_step(struct sim *m, const struct step *s)
 {
     struct answer *a = &m->answers[m->built % SCHED_FLIGHTS];
@@ -508,12 +333,19 @@ static void run_step(struct sim *m, const struct step *s)
     apply_closes(m, s);
     apply_opens(m, s);
     apply_appends(m, s);
+    check_homes(m, s);
+    memset(m->had_turn, 0, sizeof m->had_turn);
     for (int32_t i = 0, end; i < s->rows; i = end) {
         end = i + 1;
         while (end < s->rows && s->slot[end] == s->slot[i])
             end++;
         run_group(m, s, i, end);
     }
+    if (m->config.limits.homes > 1)
+        settle_turns(m);
+    check_decodes(m);
+    check_prompts(m, s);
+    check_balance(m, s);
     check_named(m, s, a);
     check_cost(m, s);
     for (int32_t i = 0; i < s->samples; i++)
@@ -521,28 +353,6 @@ static void run_step(struct sim *m, const struct step *s)
     m->overlaps += m->built > m->answered;
     m->built++;
     m->steps++;
-}
-
-/* Blocks have as many owners as there are sequences with them; those that leave own theirs until
- * the steps in flight are answered. */
-static void check_blocks(struct sim *m)
-{
-    int32_t owners[BLOCKS_MAX] = {0};
-    const struct kv_pool *kv = sched_kv(m->sched);
-    const struct sched_stats stats = sched_stats(m->sched);
-    kv_check(kv);
-    for (int32_t i = 0; i < LIVE_MAX; i++) {
-        const struct request *r = &m->requests[i];
-        for (int32_t b = 0; r->id && b < r->sequence->block_count; b++)
-            owners[r->sequence->blocks[b]]++;
-    }
-    for (int32_t b = 0; b < m->config.limits.blocks; b++) {
-        assert_true(kv_owners(kv, b) >= owners[b]);
-        if (m->built == m->answered)
-            assert_int_equal(kv_owners(kv, b), owners[b]);
-    }
-    assert_int_equal(stats.running + stats.waiting, m->live);
-    assert_int_equal(sched_in_flight(m->sched), m->built - m->answered);
 }
 
 static void take_events(struct sim *m, int32_t count)
@@ -616,7 +426,8 @@ static void forget_ranks(struct sim *m)
     memset(m->kv, 0, sizeof m->kv);
     memset(m->answers, 0, sizeof m->answers);
     check_blocks(m);
-    assert_int_equal(kv_used(sched_kv(m->sched)) + kv_kept(sched_kv(m->sched)), 0);
+    for (int32_t i = 0; i < m->config.limits.homes; i++)
+        assert_int_equal(kv_used(sched_kv(m->sched, i)) + kv_kept(sched_kv(m->sched, i)), 0);
 }
 
 /* The group dies, and another takes its place: all go on, but those it has died of too often. */
@@ -674,7 +485,15 @@ struct setting {
     bool caching, priorities, costs;
 };
 
-static struct sim *sim_open(const struct setting *c)
+/* The blocks are divided among the homes, but the longest request still fits where it did. */
+static int32_t blocks_each(const struct setting *c, int32_t homes)
+{
+    const int32_t longest = kv_blocks_for(c->len),
+                  least = c->blocks < longest ? c->blocks : longest;
+    return c->blocks / homes > least ? c->blocks / homes : least;
+}
+
+static struct sim *sim_open(const struct setting *c, int32_t homes)
 {
     struct sim *m = calloc(1, sizeof *m);
     struct err err;
@@ -684,8 +503,10 @@ static struct sim *sim_open(const struct setting *c)
                    .rows = c->rows,
                    .table_cols = kv_blocks_for(c->len),
                    .vocab = VOCAB,
-                   .blocks = c->blocks,
-                   .history_max = c->len},
+                   .blocks = blocks_each(c, homes),
+                   .history_max = c->len,
+                   .homes = homes,
+                   .home_rows = (c->rows + homes - 1) / homes},
         .waiting_max = c->waiting,
         .max_model_len = c->len,
         .eos = {VOCAB - 1, EOS},

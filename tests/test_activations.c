@@ -132,30 +132,45 @@ void host_memory_recording_close(struct recording *r)
 static const struct layout_case {
     const char *mode, *mesh;
     int32_t ranks, rows;
+    bool home;
 } cases[] = {
-    {"1d", NULL, 1, 0},
-    {"1d", NULL, 3, 0},
-    {"1d", NULL, 8, 0},
-    {"1d_sp", NULL, 4, 0},
-    {"2d", NULL, 4, 0},
-    {"2d", NULL, 9, 0},
-    {"2d", NULL, 4, 1},
-    {"2d", NULL, 4, 8},
-    {"2.5d", NULL, 8, 0},
-    {"2.5d", NULL, 8, 5},
-    {"3d", NULL, 8, 0},
-    {"3d", "1,4,2", 8, 0},
-    {"3d", "3,2,1", 6, 0},
-    {"3d_gathered", NULL, 8, 0},
-    {"3d_gathered", "3,2,1", 6, 0},
-    {"3d_gathered", "5,1,1", 5, 0},
+    {"1d", NULL, 1, 0, false},
+    {"1d", NULL, 3, 0, false},
+    {"1d", NULL, 8, 0, false},
+    {"1d_sp", NULL, 4, 0, false},
+    {"2d", NULL, 4, 0, false},
+    {"2d", NULL, 9, 0, false},
+    {"2d", NULL, 4, 1, false},
+    {"2d", NULL, 4, 8, false},
+    {"2.5d", NULL, 8, 0, false},
+    {"2.5d", NULL, 8, 5, false},
+    {"3d", NULL, 8, 0, false},
+    {"3d", "1,4,2", 8, 0, false},
+    {"3d", "3,2,1", 6, 0, false},
+    {"3d_gathered", NULL, 8, 0, false},
+    {"3d_gathered", "3,2,1", 6, 0, false},
+    {"3d_gathered", "5,1,1", 5, 0, false},
+    {"2d", NULL, 4, 0, true},
+    {"2d", NULL, 9, 1, true},
+    {"2d", NULL, 4, 8, true},
+    {"2.5d", NULL, 8, 5, true},
+    {"3d", NULL, 8, 0, true},
+    {"3d", "1,2,5", 10, 0, true},
+    {"3d_gathered", "3,2,1", 6, 0, true},
 };
 
 static struct cluster *open_layout(const struct layout_case *k)
 {
     char model[1024], mode[64], mesh[64], rows[64], path[1100], text[8192];
-    const char *args[] = {mode, "--dtype=float32",      "--threads-per-rank=1", "--max-num-seqs=8",
-                          rows, "--kv-cache-memory=1M", k->mesh ? mesh : NULL,  NULL};
+    const char *args[] = {mode,
+                          "--dtype=float32",
+                          "--threads-per-rank=1",
+                          "--max-num-seqs=8",
+                          rows,
+                          "--kv-cache-memory=1M",
+                          k->home ? "--kv-placement=home" : "--kv-placement=heads",
+                          k->mesh ? mesh : NULL,
+                          NULL};
     snprintf(model, sizeof model, "%s/golden/tied_gqa2_f32", TEST_DATA_DIR);
     snprintf(mode, sizeof mode, "--parallel-mode=%s", k->mode);
     snprintf(mesh, sizeof mesh, "--mesh=%s", k->mesh ? k->mesh : "");
@@ -176,17 +191,34 @@ static struct cluster *open_layout(const struct layout_case *k)
     return cluster_open(model, k->ranks, args);
 }
 
-static void run_largest_step(struct cluster *c)
+/* As many rows as one home can have, the last 8 sampled, at `homes` homes from `first` on. */
+static void run_step(struct cluster *c, int32_t first, int32_t homes)
 {
     const struct sample_params greedy = {.temperature = 0, .top_p = 1};
-    int32_t prompt[ROWS];
+    const struct step_limits *l = &c->footprint.limits;
+    const int32_t rows = homes * l->home_rows < l->rows ? homes * l->home_rows : l->rows;
+    int32_t prompt[ROWS], done = 0;
     for (int32_t i = 0; i < ROWS; i++)
         prompt[i] = 3 + i;
-    cluster_open_slot(c, 0, prompt, ROWS, ROWS + 1, greedy);
-    for (int32_t i = 0; i < ROWS; i++)
-        cluster_row(c, 0, i, prompt[i], i >= ROWS - 8);
+    for (int32_t slot = 0; slot < homes; slot++) {
+        const int32_t left = rows - done, n = left < l->home_rows ? left : l->home_rows;
+        c->home = first + slot;
+        if (n > 0)
+            cluster_open_slot(c, slot, prompt, n, n + 1, greedy);
+        for (int32_t i = 0; i < n; i++)
+            cluster_row(c, slot, i, prompt[i], ++done > rows - 8);
+    }
     cluster_step(c);
-    cluster_row(c, 0, ROWS, STEP_TOKEN_FROM_SLOT, true);
+}
+
+/* Every home with all it can have; one alone, the first and the last; and a single row. */
+static void run_largest_steps(struct cluster *c)
+{
+    const int32_t homes = c->footprint.limits.homes;
+    run_step(c, 0, homes);
+    run_step(c, 0, 1);
+    run_step(c, homes - 1, 1);
+    cluster_row(c, 0, c->footprint.limits.home_rows, STEP_TOKEN_FROM_SLOT, true);
     cluster_step(c);
 }
 
@@ -206,7 +238,7 @@ static void test_as_planned(void **state)
                          cases[i].mode, cases[i].mesh ? cases[i].mesh : "", cases[i].ranks, r, got,
                          wanted);
         }
-        run_largest_step(c);
+        run_largest_steps(c);
         cluster_close(c);
     }
 }

@@ -1,9 +1,15 @@
-/* Costs of steps between and beyond the measured points. Measuring is tested with the engine. */
+/* Costs of steps between and beyond the measured points, and which steps are measured; that they
+ * can be is tested with the engine. */
 #include "engine/costs.h"
+#include "engine/kv.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static void test_lines(void **state)
@@ -29,11 +35,126 @@ static void test_few_points(void **state)
     assert_true(costs_of(&one, 100, 2) == 5);
 }
 
+/* ---- measuring, on a rank that only looks at the steps ---- */
+
+enum { HOMES_MAX = 8 };
+
+struct looker {
+    int fd;
+    const struct step_limits *limits;
+    uint64_t steps;
+};
+
+/* Rows in order of homes, as even as can be, at consecutive positions of one slot in each home; no
+ * two of them where the same block has them. */
+static void look(const struct step *s, const struct step_limits *l)
+{
+    int32_t home[HOMES_MAX], rows[HOMES_MAX] = {0}, next[HOMES_MAX], last = 0;
+    CHECK(s->opens >= 1 && s->opens <= l->homes);
+    CHECK(s->samples == (s->rows < l->slots ? s->rows : l->slots));
+    for (int32_t i = 0; i < s->opens; i++) {
+        home[s->open[i].slot] = s->open[i].home;
+        next[s->open[i].slot] = -1;
+        CHECK(i == 0 || s->open[i].home > s->open[i - 1].home);
+    }
+    for (int32_t i = 0; i < s->rows; i++) {
+        const int32_t slot = s->slot[i];
+        CHECK(home[slot] >= last);
+        CHECK(next[slot] < 0 || s->position[i] == next[slot]);
+        last = home[slot];
+        next[slot] = s->position[i] + 1;
+        rows[slot]++;
+    }
+    for (int32_t i = 0; i < s->opens; i++) {
+        const int32_t n = rows[s->open[i].slot];
+        CHECK(n >= 1 && n <= l->home_rows && s->open[i].history == next[s->open[i].slot]);
+        CHECK(s->opens == 1 || n == s->rows / s->opens || n == s->rows / s->opens + 1);
+        CHECK(n == 1 || kv_blocks_for(n) < l->blocks || l->blocks == 1);
+    }
+}
+
+static void *look_at_steps(void *arg)
+{
+    struct looker *r = arg;
+    struct step *step;
+    struct err err;
+    static int32_t ids[64];
+    size_t n, cap = step_bytes_max(r->limits);
+    void *message = malloc(cap);
+    CHECK(message && step_open_new(r->limits, &step, &err) == OK);
+    while (link_receive(r->fd, message, cap, &n, &err) == OK) {
+        enum status st = step_decode(step, message, n, &err);
+        CHECK(st == OK);
+        look(step, r->limits);
+        r->steps++;
+        usleep(1000); /* whatever the rows, so that all numbers of them are tried */
+        const struct step_result result = {.count = step->samples, .ids = ids};
+        struct step_answer head = {.magic = STEP_ANSWER_MAGIC,
+                                   .epoch = step->epoch,
+                                   .seq = step->seq,
+                                   .hash = step_hash(ids, step->samples)};
+        step_answer_counts(&head, &result);
+        st = link_answer(r->fd, &head, &result, "", &err);
+        CHECK(st == OK);
+    }
+    step_free(step);
+    free(message);
+    close(r->fd);
+    return NULL;
+}
+
+static enum status wait_for_it(void *ctx, struct err *err)
+{
+    (void)ctx;
+    (void)err;
+    return OK;
+}
+
+static void measure_under(const struct step_limits *l, struct looker *rank)
+{
+    struct link_set *links;
+    struct costs costs;
+    struct err err;
+    pthread_t thread;
+    int pair[2];
+    uint64_t seq = 0;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    *rank = (struct looker){.fd = pair[1], .limits = l};
+    assert_int_equal(link_open(pair, 1, l->slots, &links, &err), OK);
+    assert_int_equal(pthread_create(&thread, NULL, look_at_steps, rank), 0);
+    enum status st = costs_measure(links, l, 1, &seq, wait_for_it, NULL, &costs, &err);
+    link_close(links);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    if (st != OK)
+        fail_msg("%s", err.text);
+    assert_int_equal(seq, rank->steps);
+    assert_int_equal(costs.rows[0], 1);
+    assert_in_range(costs.count, 1, COSTS_MAX);
+}
+
+static void test_measured_steps(void **state)
+{
+    (void)state;
+    static const struct step_limits cases[] = {
+        /* slots, rows, columns of the table, vocabulary, blocks, history, homes, rows of one */
+        {16, 256, 32, 100, 64, 512, 1, 256}, {16, 256, 32, 100, 64, 512, 2, 128},
+        {16, 250, 32, 100, 64, 512, 4, 63},  {16, 256, 32, 100, 3, 512, 8, 32},
+        {16, 256, 3, 100, 64, 33, 3, 86},    {2, 256, 32, 100, 64, 512, 8, 32},
+        {1, 1, 32, 100, 64, 512, 4, 1},      {16, 64, 32, 100, 1, 512, 4, 16},
+        {16, 64, 1, 100, 64, 2, 2, 32},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct looker rank;
+        measure_under(&cases[i], &rank);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_few_points),
+        cmocka_unit_test(test_measured_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,10 +15,14 @@ static const struct {
     const char *name;
     int32_t ranks;
     const char *option;
+    const char *more[2]; /* with homes */
 } cases[] = {
-    {"tied_gqa2_f32", 1, "--sampler=gather"},     {"untied_mha_bf16", 3, "--sampler=gather"},
-    {"headdim_bf16", 2, "--sampler=distributed"}, {"tied_gqa2_f32", 4, "--parallel-mode=1d_sp"},
-    {"untied_mha_bf16", 4, "--parallel-mode=2d"},
+    {"tied_gqa2_f32", 1, "--sampler=gather", {NULL}},
+    {"untied_mha_bf16", 3, "--sampler=gather", {NULL}},
+    {"headdim_bf16", 2, "--sampler=distributed", {NULL}},
+    {"tied_gqa2_f32", 4, "--parallel-mode=1d_sp", {NULL}},
+    {"untied_mha_bf16", 4, "--parallel-mode=2d", {NULL}},
+    {"headdim_bf16", 6, "--parallel-mode=3d", {"--mesh=1,2,3", "--kv-placement=home"}},
 };
 
 static const struct module *module_here(struct module_report *report)
@@ -35,14 +39,21 @@ static const struct module *module_here(struct module_report *report)
 static struct cluster *open_case(size_t i, bool eager)
 {
     char path[1024];
-    const char *const args[] = {"--device=cuda",
-                                "--threads-per-rank=1",
-                                "--max-num-seqs=7",
-                                "--max-num-batched-tokens=64",
-                                "--kv-cache-memory=1M",
-                                cases[i].option,
-                                eager ? "--enforce-eager" : NULL,
-                                NULL};
+    const char *args[] = {"--device=cuda",
+                          "--threads-per-rank=1",
+                          "--max-num-seqs=7",
+                          "--max-num-batched-tokens=64",
+                          "--kv-cache-memory=1M",
+                          cases[i].option,
+                          NULL,
+                          NULL,
+                          NULL,
+                          NULL};
+    size_t n = 6;
+    if (eager)
+        args[n++] = "--enforce-eager";
+    for (size_t k = 0; k < 2 && cases[i].more[k]; k++)
+        args[n++] = cases[i].more[k];
     snprintf(path, sizeof path, "%s/golden/%s", TEST_DATA_DIR, cases[i].name);
     return cluster_open(path, cases[i].ranks, args);
 }
@@ -55,6 +66,7 @@ static void prefill(struct cluster *c)
         const struct sample_params p = {.temperature = 0.8f, .top_p = 0.9f, .seed = (uint64_t)s};
         for (int32_t i = 0; i < PROMPT; i++)
             prompt[s][i] = 3 + 7 * s + i;
+        c->home = s * c->footprint.limits.homes / SLOTS;
         cluster_open_slot(c, s, prompt[s], PROMPT, POSITIONS, p);
         for (int32_t i = 0; i < PROMPT; i++)
             cluster_row(c, s, i, prompt[s][i], i + 1 == PROMPT);

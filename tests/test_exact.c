@@ -300,37 +300,48 @@ static void forward(int token, int position, int64_t logits[V])
 
 static const int32_t prompts[SLOTS][6] = {{7, 130, 0, 64, 19, 88}, {5, 99}};
 static const int32_t lengths[SLOTS] = {5, 2}; /* and one more token of the first, alone */
-static int64_t wanted[8][V];
+static int64_t wanted[SLOTS][POSITIONS][V];
 
 static void want_all(void)
 {
-    int row = 0;
     for (int s = 0; s < SLOTS; s++)
-        for (int p = 0; p < lengths[s]; p++)
-            forward(prompts[s][p], p, wanted[row++]);
-    for (int p = 0; p <= lengths[0]; p++)
-        forward(prompts[0][p], p, wanted[row]);
+        for (int p = 0; p < 6 && p <= lengths[s]; p++)
+            forward(prompts[s][p], p, wanted[s][p]);
 }
 
-static void check_step(struct cluster *c, int32_t rows, int64_t (*want)[V], const char *what)
+/* The rows of the step, all of them sampled, in its order. */
+static void check_step(struct cluster *c, const char *what)
 {
+    int32_t slot[SLOTS * POSITIONS], position[SLOTS * POSITIONS];
+    const int32_t rows = c->step->rows;
+    memcpy(slot, c->step->slot, (size_t)rows * sizeof *slot);
+    memcpy(position, c->step->position, (size_t)rows * sizeof *position);
     cluster_step(c);
-    for (int32_t rank = 0; rank < c->footprint.ranks; rank++)
-        for (int32_t i = 0; i < rows * V; i++)
-            if (((const float *)c->logits[rank].data)[i] != (float)want[i / V][i % V])
+    for (int32_t rank = 0; rank < c->footprint.ranks; rank++) {
+        for (int32_t i = 0; i < rows * V; i++) {
+            const int64_t want = wanted[slot[i / V]][position[i / V]][i % V];
+            if (((const float *)c->logits[rank].data)[i] != (float)want)
                 fail_msg("%s: rank %d, row %d of %d, logit %d is %.9g, not %lld", what, rank, i / V,
                          rows, i % V, (double)((const float *)c->logits[rank].data)[i],
-                         (long long)want[i / V][i % V]);
+                         (long long)want);
+        }
+    }
 }
 
+/* Whose KV is where: of all sequences on every rank; or sequences at the first and the last home,
+ * or both at one in the middle. All other homes are empty. */
+enum placing { HEADS_OF_ALL, APART, TOGETHER };
+
 static void run_layout(const char *model, int32_t ranks, const char *mode, const char *mesh,
-                       const char *plan, const char *what)
+                       const char *plan, enum placing placing, const char *what)
 {
     char options[3][1100];
     const char *args[] = {options[0],
                           "--threads-per-rank=1",
                           "--max-num-seqs=16",
-                          "--max-num-batched-tokens=16",
+                          placing == HEADS_OF_ALL ? "--max-num-batched-tokens=16"
+                                                  : "--max-num-batched-tokens=128",
+                          placing == HEADS_OF_ALL ? "--kv-placement=heads" : "--kv-placement=home",
                           "--max-model-len=16",
                           "--kv-cache-memory=1M",
                           "--device=cpu-generic",
@@ -341,17 +352,19 @@ static void run_layout(const char *model, int32_t ranks, const char *mode, const
              plan ? plan : mode);
     snprintf(options[1], sizeof options[1], "--mesh=%s", mesh ? mesh : "");
     if (!mesh)
-        args[7] = NULL;
+        args[8] = NULL;
     struct cluster *c = cluster_open(model, ranks, args);
     hook(c);
+    const int32_t homes = c->footprint.limits.homes;
     for (int32_t s = 0; s < SLOTS; s++) {
+        c->home = placing == TOGETHER ? homes / 2 : s * (homes - 1);
         cluster_open_slot(c, s, prompts[s], lengths[s], POSITIONS, greedy);
         for (int32_t p = 0; p < lengths[s]; p++)
             cluster_row(c, s, p, prompts[s][p], true);
     }
-    check_step(c, lengths[0] + lengths[1], wanted, what);
+    check_step(c, what);
     cluster_row(c, 0, lengths[0], prompts[0][lengths[0]], true);
-    check_step(c, 1, wanted + lengths[0] + lengths[1], what);
+    check_step(c, what);
     cluster_close(c);
 }
 
@@ -383,21 +396,28 @@ static const char *edited(const char *mode, int32_t ranks, const char *mesh,
 }
 
 /* A layout as it is built in, or edited; *done counts. */
-static void check_layout(const char *model, int32_t ranks, const char *mode, const char *mesh,
-                         const struct edit *edits, int *done)
+static void check_placed(const char *model, int32_t ranks, const char *mode, const char *mesh,
+                         const struct edit *edits, enum placing placing, int *done)
 {
+    static const char *const placings[] = {"heads", "home, apart", "home, together"};
     const char *path = NULL;
-    char what[120];
-    snprintf(what, sizeof what, "%s %s at %d ranks, %s", mode, mesh ? mesh : "", ranks,
-             edits ? edits->to : "as it is");
+    char what[160];
+    snprintf(what, sizeof what, "%s %s at %d ranks, %s, %s", mode, mesh ? mesh : "", ranks,
+             edits ? edits->to : "as it is", placings[placing]);
     if (edits) {
         const char *text = edited(mode, ranks, mesh, edits);
         path = scratch_path("plan.json");
         scratch_write(path, text, strlen(text));
         mesh = NULL;
     }
-    run_layout(model, ranks, mode, mesh, path, what);
+    run_layout(model, ranks, mode, mesh, path, placing, what);
     ++*done;
+}
+
+static void check_layout(const char *model, int32_t ranks, const char *mode, const char *mesh,
+                         const struct edit *edits, int *done)
+{
+    check_placed(model, ranks, mode, mesh, edits, HEADS_OF_ALL, done);
 }
 
 static const char *model_path;
@@ -413,14 +433,15 @@ static void test_1d(void **state)
     assert_int_equal(done, 2 * RANKS);
 }
 
+static const struct edit rows[EDITS] = {
+    {"\"style\": \"lin3d\"", "\"style\": \"lin3d\", \"scatter\": \"rows\""},
+    {"\"rows\": \"w\"", "\"rows\": [\"w\", \"a\"]"}};
+
 /* Every (w, a, b) of up to 16 ranks: sums scattered over columns, over rows, and weights gathered.
  */
 static void test_3d(void **state)
 {
     (void)state;
-    static const struct edit rows[EDITS] = {
-        {"\"style\": \"lin3d\"", "\"style\": \"lin3d\", \"scatter\": \"rows\""},
-        {"\"rows\": \"w\"", "\"rows\": [\"w\", \"a\"]"}};
     int done = 0, meshes = 0;
     char mesh[40];
     for (int32_t w = 1; w <= RANKS; w++) {
@@ -435,6 +456,28 @@ static void test_3d(void **state)
         }
     }
     assert_int_equal(meshes, 110); /* ordered triples of product 1 to 16 */
+    assert_int_equal(done, 3 * meshes);
+}
+
+/* The same with the KV cache at home, w b homes, whatever rows of (w, a) they rest in. */
+static void test_3d_at_home(void **state)
+{
+    (void)state;
+    int done = 0, meshes = 0;
+    char mesh[40];
+    for (int32_t w = 1; w <= RANKS; w++) {
+        for (int32_t a = 1; w * a <= RANKS; a++) {
+            for (int32_t b = 1; w * a * b <= RANKS; b++) {
+                const enum placing placing = (w + a + b) % 2 ? APART : TOGETHER;
+                snprintf(mesh, sizeof mesh, "%d,%d,%d", w, a, b);
+                check_placed(model_path, w * a * b, "3d", mesh, NULL, APART, &done);
+                check_placed(model_path, w * a * b, "3d_gathered", mesh, NULL, placing, &done);
+                check_placed(model_path, w * a * b, "3d", mesh, rows, placing, &done);
+                meshes++;
+            }
+        }
+    }
+    assert_int_equal(meshes, 110);
     assert_int_equal(done, 3 * meshes);
 }
 
@@ -454,8 +497,10 @@ static void test_grids(void **state)
     int done = 0;
     for (size_t i = 0; i < ARRAY_LEN(grids); i++)
         for (size_t f = 0; f < ARRAY_LEN(forms); f++)
-            check_layout(model_path, grids[i].ranks, grids[i].mode, NULL, forms[f], &done);
-    assert_int_equal(done, ARRAY_LEN(grids) * ARRAY_LEN(forms));
+            for (int p = HEADS_OF_ALL; p <= TOGETHER; p++)
+                check_placed(model_path, grids[i].ranks, grids[i].mode, NULL, forms[f],
+                             (enum placing)p, &done);
+    assert_int_equal(done, 3 * ARRAY_LEN(grids) * ARRAY_LEN(forms));
 }
 
 static int open_all(void **state)
@@ -472,6 +517,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_1d),
         cmocka_unit_test(test_3d),
+        cmocka_unit_test(test_3d_at_home),
         cmocka_unit_test(test_grids),
     };
     return cmocka_run_group_tests(tests, open_all, scratch_close);

@@ -131,6 +131,13 @@ static void test_weight_put(void **state UNUSED)
     }
 }
 
+/* What an E4M3 code means, by its definition. */
+static float code_value(uint8_t c)
+{
+    const double m = c & 7, v = c & 0x78 ? ldexp(8 + m, (c >> 3 & 15) - 10) : ldexp(m, -9);
+    return (float)(c & 0x80 ? -v : v);
+}
+
 /* Every code, and scales that begin before the weight does, against the definition. */
 static void test_weight_f8(void **state UNUSED)
 {
@@ -154,13 +161,10 @@ static void test_weight_f8(void **state UNUSED)
             for (int32_t r = 0; r < spec.out; r++) {
                 b->ops->weight_get(w, r, got);
                 for (int32_t k = 0; k < spec.in; k++) {
-                    const uint8_t c = codes[r][k];
-                    const double m = c & 7,
-                                 v = c & 0x78 ? ldexp(8 + m, (c >> 3 & 15) - 10) : ldexp(m, -9);
                     const int32_t group =
                         spec.scale_cols ? (spec.scale_skip + k) / spec.scale_cols : 0;
                     const float s = scale[r * backend_scales(&spec) + group];
-                    assert_true(got[k] == (float)(c & 0x80 ? -v : v) * s);
+                    assert_true(got[k] == code_value(codes[r][k]) * s);
                 }
             }
             b->ops->weight_close(w);
@@ -267,6 +271,47 @@ static void test_linear_f8(void **state UNUSED)
             free(storage);
             free(plain);
         }
+    }
+}
+
+/* Rows that are 1 in one place and 0 else find each code times its scale, however small or large:
+ * by few rows at a time and by many. */
+static void test_codes_f8(void **state UNUSED)
+{
+    enum { IN = 255, OUT = 66, ROWS = 40 };
+    static const float some[] = {1, 0.1f, BACKEND_SCALE_MAX, 0x1p-140f, 0, 1e-5f, 0x1.8p-120f};
+    static const int32_t steps[] = {1, 2, 3, 4, 7, 12, 13, ROWS};
+    static float x[ROWS * IN], y[ROWS * OUT], scale[OUT];
+    static uint8_t codes[OUT][IN];
+    struct weight_spec spec = {.out = OUT, .in = IN, .leaves = 2, .dtype = DTYPE_F8_E4M3};
+    spec.cut[1] = 101;
+    spec.cut[2] = IN;
+    for (int32_t r = 0; r < OUT; r++) {
+        scale[r] = some[(size_t)r % ARRAY_LEN(some)];
+        for (int32_t k = 0; k < IN; k++)
+            codes[r][k] = (uint8_t)((r + k) % 0x7f | (r + k) / 0x7f % 2 * 0x80);
+    }
+    for (int i = 0; i < subject_count; i++) {
+        struct backend *b = subjects[i];
+        void *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
+        struct weight *w = must(b->ops->weight_open(b, &spec, storage));
+        b->ops->weight_put(w, 0, OUT, codes, spec.dtype, sizeof codes[0]);
+        b->ops->weight_scale(w, 0, OUT, scale);
+        for (size_t s = 0; s < ARRAY_LEN(steps); s++) {
+            for (int32_t k = 0; k < IN; k += steps[s]) {
+                const int32_t rows = IN - k < steps[s] ? IN - k : steps[s];
+                memset(x, 0, sizeof x);
+                for (int32_t n = 0; n < rows; n++)
+                    x[n * IN + k + n] = 1;
+                struct cview view = {x, DTYPE_F32, rows, IN};
+                ok(backend_linear(b, view_f32(y, rows, OUT), view, w, &err));
+                for (int32_t n = 0; n < rows; n++)
+                    for (int32_t r = 0; r < OUT; r++)
+                        assert_true(y[n * OUT + r] == code_value(codes[r][k + n]) * scale[r]);
+            }
+        }
+        b->ops->weight_close(w);
+        free(storage);
     }
 }
 
@@ -509,6 +554,6 @@ int main(void)
     const struct CMUnitTest tests[] = {T2(generator, exp),       T2(tables, arguments),
                                        T2(pool, parallel),       T2(weight_put, linear),
                                        T2(weight_f8, linear_f8), T2(linear_order, rows),
-                                       T2(sum_tree, lookup)};
+                                       T2(sum_tree, lookup),     cmocka_unit_test(test_codes_f8)};
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

@@ -1,14 +1,15 @@
 /* Every layout through the whole model: logits and greedy tokens of small checkpoints against
  * transformers' (tests/golden), on meshes of up to 16 ranks, in both forms of a step, with
- * batches smaller than the mesh; replicas agree bit for bit, 1d and 1d_sp have the bits of one
- * rank, and gathered weights those of cached ones. */
+ * batches smaller than the mesh, with the KV cache placed by heads and by home; replicas agree bit
+ * for bit, 1d and 1d_sp have the bits of one rank, gathered weights those of cached ones, and a
+ * sequence the same bits at every home, whoever else is at which. */
 #include "tests/cluster.h"
 #include "tests/scratch.h"
 #include "weights/safetensors.h"
 
 #include <math.h>
 
-enum { ROWS = 64, GREEDY = 24 };
+enum { GREEDY = 24, ROWS = 64, HOME_ROWS = 1024 };
 
 static const char *const goldens[] = {"tied_gqa2_f32", "untied_mha_bf16", "untied_mqa_f16",
                                       "headdim_bf16", "llama31_rope_f32"};
@@ -21,6 +22,7 @@ static const struct mode_case {
     const char *scatter;
     const char *sizes; /* --mesh of a built-in plan */
     bool distributed;  /* the sampler */
+    bool home;         /* --kv-placement */
 } cases[] = {
     {.mode = "1d_sp", .ranks = 3},
     {.mode = "1d_sp", .ranks = 8},
@@ -52,6 +54,18 @@ static const struct mode_case {
     {.mode = "mesh", .ranks = 12, .mesh = {3, 1, 4}, .scatter = "rows"},
     {.mode = "mesh", .ranks = 16, .mesh = {1, 1, 16}, .scatter = "hidden"},
     {.mode = "mesh", .ranks = 16, .mesh = {16, 1, 1}, .scatter = "hidden"},
+    {.mode = "2d", .ranks = 1, .home = true},
+    {.mode = "2d", .ranks = 4, .home = true},
+    {.mode = "2d", .ranks = 9, .home = true},
+    {.mode = "2d", .ranks = 4, .rows = 1, .home = true},
+    {.mode = "2d", .ranks = 9, .rows = 2, .home = true},
+    {.mode = "2.5d", .ranks = 8, .home = true},
+    {.mode = "2.5d", .ranks = 12, .rows = 5, .home = true},
+    {.mode = "3d", .ranks = 8, .home = true},
+    {.mode = "3d_gathered", .ranks = 6, .sizes = "3,1,2", .home = true},
+    {.mode = "mesh", .ranks = 6, .mesh = {1, 2, 3}, .scatter = "hidden", .home = true},
+    {.mode = "mesh", .ranks = 12, .mesh = {3, 2, 2}, .scatter = "rows", .home = true},
+    {.mode = "mesh", .ranks = 16, .mesh = {1, 1, 16}, .scatter = "hidden", .home = true},
 };
 
 /* A plan file for a case that is not a built-in one as it stands; NULL when it is. */
@@ -82,7 +96,7 @@ static const char *plan_of(const struct mode_case *c)
                  "{\"match\": \"model.norm\", \"style\": \"norm\"},"
                  "{\"match\": \"model.layers.*.*norm\", \"style\": \"norm\"},"
                  "{\"match\": \"lm_head\", \"style\": \"vocab\", \"vocab\": [\"a\", \"w\"], "
-                 "\"hidden\": \"b\"}]}");
+                 "\"hidden\": \"b\"}], \"attention\": {\"placement\": \"heads\"}}");
         return text;
     }
     if (c->rows == 0)
@@ -97,7 +111,7 @@ static const char *plan_of(const struct mode_case *c)
 
 static struct cluster *open_case(const struct mode_case *c, const char *golden, const char *dtype)
 {
-    char model[1024], mode[64], plan[1100], type[32], mesh[32];
+    char model[1024], mode[64], plan[1100], type[32], mesh[32], rows[64];
     snprintf(model, sizeof model, "%s/golden/%s", TEST_DATA_DIR, golden);
     const char *text = plan_of(c);
     if (text) {
@@ -107,11 +121,13 @@ static struct cluster *open_case(const struct mode_case *c, const char *golden, 
     snprintf(mode, sizeof mode, "--parallel-mode=%s", c->mode);
     snprintf(type, sizeof type, "--dtype=%s", dtype);
     snprintf(mesh, sizeof mesh, "--mesh=%s", c->sizes ? c->sizes : "");
+    snprintf(rows, sizeof rows, "--max-num-batched-tokens=%d", c->home ? HOME_ROWS : ROWS);
     const char *const args[] = {text ? plan : mode,
                                 type,
                                 "--threads-per-rank=1",
                                 "--max-num-seqs=64",
-                                "--max-num-batched-tokens=64",
+                                rows,
+                                c->home ? "--kv-placement=home" : "--kv-placement=heads",
                                 "--kv-cache-memory=16M",
                                 c->distributed ? "--sampler=distributed" : "--sampler=gather",
                                 c->sizes && !text ? mesh : NULL,
@@ -177,6 +193,8 @@ static void check_case(const struct mode_case *k, const char *golden)
     int32_t *prompt = golden_tensor(golden, "prompt0", &n);
     float *wanted = golden_tensor(golden, "logits0", &wanted_n);
     int32_t *ids = golden_tensor(golden, "greedy0", &count);
+    assert_true((c->footprint.limits.homes > 1) == (k->home && k->ranks > 1));
+    c->home = c->footprint.limits.homes / 2;
     float *got = run_prompt(c, prompt, (int32_t)n, tokens);
     for (size_t i = 0; i < wanted_n; i++) {
         const double d = fabs((double)got[i] - (double)wanted[i]);
@@ -260,8 +278,84 @@ static void test_bits_of_gathered_weights(void **state)
     }
 }
 
-/* A step of many rows has the bits of steps of few: who shares a step with a request changes
- * nothing. Weights that travel, rows at rest instead of columns, and a step of each form. */
+/* Rows of a neighbour's at each home: uneven, and none at one. */
+static int32_t neighbours(int32_t home)
+{
+    static const int32_t rows[] = {3, 0, 5, 1};
+    return rows[home % (int32_t)ARRAY_LEN(rows)];
+}
+
+/* In one step the rows of a neighbour at every home and the prompt, in slot 32, at home `mine`;
+ * then a token of each. The prompt's logits. */
+static float *run_among(struct cluster *c, const int32_t *prompt, int32_t n, int32_t mine)
+{
+    const size_t width = (size_t)c->setup.model.vocab;
+    float *logits = malloc(((size_t)n + 1) * width * sizeof *logits);
+    assert_non_null(logits);
+    for (int32_t pass = 0; pass < 2; pass++) {
+        int32_t first = 0, before = 0;
+        for (int32_t home = 0; home < c->footprint.limits.homes; home++) {
+            const int32_t length = neighbours(home), others = pass == 0 ? length : length > 0;
+            c->home = home;
+            if (pass == 0 && length > 0)
+                cluster_open_slot(c, home, prompt, length, n, greedy);
+            for (int32_t i = 0; i < others; i++)
+                cluster_row(c, home, pass == 0 ? i : length, prompt[pass == 0 ? i : length], true);
+            before += others;
+            if (home != mine)
+                continue;
+            first = before;
+            if (pass == 0)
+                cluster_open_slot(c, 32, prompt, n, n + 1, greedy);
+            for (int32_t i = pass == 0 ? 0 : n; i < (pass == 0 ? n : n + 1); i++)
+                cluster_row(c, 32, i, i < n ? prompt[i] : prompt[0], true);
+            before += pass == 0 ? n : 1;
+        }
+        cluster_step(c);
+        assert_replicas(c, before);
+        memcpy(logits + (pass == 0 ? 0 : (size_t)n * width),
+               (const float *)c->logits[0].data + (size_t)first * width,
+               (pass == 0 ? (size_t)n : 1) * width * sizeof *logits);
+    }
+    return logits;
+}
+
+/* Where a sequence is at home, in which slot, and who is where besides, it has the same bits. */
+static void test_any_home(void **state)
+{
+    (void)state;
+    enum { NEVER = 1 << 20 };
+    static const struct mode_case layouts[] = {
+        {.mode = "2d", .ranks = 4, .rows = NEVER, .home = true},
+        {.mode = "2d", .ranks = 9, .rows = 1, .home = true},
+        {.mode = "2.5d", .ranks = 8, .rows = NEVER, .home = true},
+        {.mode = "2.5d", .ranks = 8, .rows = 1, .home = true},
+        {.mode = "3d", .ranks = 8, .home = true},
+        {.mode = "3d_gathered", .ranks = 6, .sizes = "3,1,2", .home = true},
+        {.mode = "mesh", .ranks = 12, .mesh = {3, 2, 2}, .scatter = "rows", .home = true}};
+    for (size_t i = 0; i < ARRAY_LEN(layouts); i++) {
+        size_t n;
+        int32_t tokens[GREEDY], *prompt = golden_tensor(goldens[0], "prompt0", &n);
+        struct cluster *c = open_case(&layouts[i], goldens[0], "auto");
+        const int32_t homes = c->footprint.limits.homes;
+        const size_t bytes = n * (size_t)c->setup.model.vocab * sizeof(float);
+        float *alone = run_prompt(c, prompt, (int32_t)n, tokens);
+        cluster_close(c);
+        for (int32_t home = 0; home < homes; home++) {
+            c = open_case(&layouts[i], goldens[0], "auto");
+            float *among = run_among(c, prompt, (int32_t)n, home);
+            assert_memory_equal(among, alone, bytes);
+            free(among);
+            cluster_close(c);
+        }
+        free(alone);
+        free(prompt);
+    }
+}
+
+/* A step of many rows has the bits of steps of few: who shares a step with a request
+ * changes nothing. Weights that travel, rows at rest instead of columns, and a step of each
+ * form. */
 static void test_bits_of_both_forms(void **state)
 {
     (void)state;
@@ -269,12 +363,15 @@ static void test_bits_of_both_forms(void **state)
         const char *mode;
         int32_t ranks;
         const char *sizes;
-    } layouts[] = {{"2d", 4, NULL},     {"2d", 9, NULL},     {"2d", 16, NULL},
-                   {"2.5d", 8, NULL},   {"2.5d", 12, NULL},  {"3d", 8, NULL},
-                   {"3d", 12, "2,3,2"}, {"3d", 12, "1,3,4"}, {"3d", 16, "2,4,2"}};
+        bool home;
+    } layouts[] = {
+        {"2d", 4, NULL, false},     {"2d", 9, NULL, false},     {"2d", 16, NULL, false},
+        {"2.5d", 8, NULL, false},   {"2.5d", 12, NULL, false},  {"3d", 8, NULL, false},
+        {"3d", 12, "2,3,2", false}, {"3d", 12, "1,3,4", false}, {"3d", 16, "2,4,2", false},
+        {"2d", 9, NULL, true},      {"2.5d", 8, NULL, true},    {"3d", 12, "2,3,2", true}};
     for (size_t i = 0; i < ARRAY_LEN(layouts); i++) {
         struct mode_case few = {layouts[i].mode, layouts[i].ranks, .rows = 1 << 20,
-                                .sizes = layouts[i].sizes};
+                                .sizes = layouts[i].sizes, .home = layouts[i].home};
         struct mode_case many[] = {few, few};
         many[0].rows = 1;
         many[1].rows = 2; /* the prompt */
@@ -282,8 +379,8 @@ static void test_bits_of_both_forms(void **state)
     }
 }
 
-/* Not all rows of a prompt want logprobs: the distributed sampler gathers these alone, in several
- * turns, and has what the other one has. */
+/* Not all rows of a prompt want logprobs: the distributed sampler gathers these alone, in
+ * several turns, and has what the other one has. */
 static void test_rows_gathered_apart(void **state)
 {
     (void)state;
@@ -331,6 +428,7 @@ int main(void)
         cmocka_unit_test(test_bits_of_one_rank),
         cmocka_unit_test(test_bits_of_gathered_weights),
         cmocka_unit_test(test_bits_of_both_forms),
+        cmocka_unit_test(test_any_home),
         cmocka_unit_test(test_rows_gathered_apart),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

@@ -198,7 +198,14 @@ static const struct {
      "logits, phases or comm"},
     {HEAD "\"plan\":[{\"match\":\"a\",\"style\":\"norm\",\"units\":\"head\"}]}",
      "key \"units\" is not known"},
-    {HEAD "\"plan\":[],\"attention\":{\"placement\":\"home\"}}", "placement is \"home\", expected"},
+    {HEAD "\"plan\":[],\"attention\":{\"placement\":\"hut\"}}",
+     "placement is \"hut\", expected heads or home"},
+    {HEAD "\"plan\":[],\"attention\":{\"placement\":\"home\"},"
+          "\"phases\":{\"decode\":{\"attention\":\"heads\"}}}",
+     "E17 attention is home in prefill and heads in decode"},
+    {HEAD "\"plan\":[],\"attention\":{\"placement\":\"heads\"},\"phases\":{\"prefill\":"
+          "{\"attention\":\"home\"},\"decode\":{\"attention\":\"home\"}}}",
+     "E17 attention is home, attention.placement heads"},
     {HEAD "\"plan\":[],\"logits\":{\"gather\":\"topk\"}}", "gather is \"topk\", expected full"},
     {HEAD "\"plan\":[{\"style\":\"norm\"}]}", "plan[0]: match must be a pattern"},
     {HEAD "\"plan\":[7]}", "plan[0]: expected a JSON object"},

@@ -17,62 +17,95 @@ static const struct setting settings[] = {
     {16, 40, 13, 200, 40, false, true, false},  /* likewise */
 };
 
-static void test_simulation(void **state)
+static const int32_t homes[] = {1, 2, 3, 4, 8};
+
+/* Arrivals, cancels, steps, deaths and restarts until so many requests were accepted. */
+static void play(struct sim *m, int64_t requests)
 {
-    (void)state;
-    int64_t arrivals = 0, ended[FINISH_ERROR + 1] = {0};
-    struct sim sum = {0};
+    while (m->accepted < requests) {
+        /* bursts, then quiet until nothing is left now and then */
+        for (int32_t n = below(200) == 0 ? 40 : below(4) - 1; n > 0; n--)
+            arrive(m);
+        if (below(20) == 0)
+            cancel_some(m);
+        for (int32_t n = below(8); n >= 0; n--)
+            advance(m);
+        while (below(400) == 0 && advance(m))
+            continue;
+        if (below(1000) == 0)
+            die(m);
+        for (int32_t k = below(500) == 0 ? below(5) : -1; k >= 0; k--) {
+            outlive(m);
+            for (int32_t n = below(6); n > 0; n--)
+                advance(m);
+        }
+    }
+    while (advance(m))
+        continue;
+}
+
+static void add_up(struct sim *sum, const struct sim *m)
+{
+    sum->accepted += m->accepted;
+    for (int32_t i = 0; i <= FINISH_ERROR; i++)
+        sum->ended[i] += m->ended[i];
+    sum->multi_chunk += m->multi_chunk;
+    sum->reused_slots += m->reused_slots;
+    sum->preempted += m->preempted;
+    sum->hits += m->hits;
+    sum->overlaps += m->overlaps;
+    sum->deaths += m->deaths;
+    sum->restarts += m->restarts;
+    sum->given_up += m->given_up;
+    sum->scores += m->scores;
+    sum->limited += m->limited;
+    sum->filled += m->filled;
+    sum->moved += m->moved;
+    sum->balanced += m->balanced;
+}
+
+/* All settings, as many requests in each. */
+static void simulate(int32_t home_count, int64_t requests, struct sim *sum)
+{
     for (size_t c = 0; c < ARRAY_LEN(settings); c++) {
         seed = 1000 + c;
-        struct sim *m = sim_open(&settings[c]);
-        while (m->accepted < 3000) {
-            /* bursts, then quiet until nothing is left now and then */
-            for (int32_t n = below(200) == 0 ? 40 : below(4) - 1; n > 0; n--)
-                arrive(m);
-            if (below(20) == 0)
-                cancel_some(m);
-            for (int32_t n = below(8); n >= 0; n--)
-                advance(m);
-            while (below(400) == 0 && advance(m))
-                continue;
-            if (below(1000) == 0)
-                die(m);
-            for (int32_t k = below(500) == 0 ? below(5) : -1; k >= 0; k--) {
-                outlive(m);
-                for (int32_t n = below(6); n > 0; n--)
-                    advance(m);
-            }
-        }
-        while (advance(m))
-            continue;
+        struct sim *m = sim_open(&settings[c], home_count);
+        play(m, requests);
         assert_int_equal(m->live, 0);
-        assert_int_equal(kv_used(sched_kv(m->sched)), 0);
+        assert_int_equal(sched_stats(m->sched).blocks_used, 0);
         /* Of those live at once, each can be ahead of a request once, with all its rows, and one
          * row a step is made at least; those that give way are computed twice. */
         if (!settings[c].priorities)
             assert_true(m->longest < 2 * LIVE_MAX * LEN_MAX);
-        arrivals += m->accepted;
-        for (int32_t i = 0; i <= FINISH_ERROR; i++)
-            ended[i] += m->ended[i];
-        sum.multi_chunk += m->multi_chunk;
-        sum.reused_slots += m->reused_slots;
-        sum.preempted += m->preempted;
-        sum.hits += m->hits;
-        sum.overlaps += m->overlaps;
-        sum.deaths += m->deaths;
-        sum.restarts += m->restarts;
-        sum.given_up += m->given_up;
-        sum.scores += m->scores;
-        sum.limited += m->limited;
+        add_up(sum, m);
         sim_close(m);
     }
-    assert_true(arrivals >= 30000);            /* and the cases that matter did occur */
+}
+
+static void test_simulation(void **state)
+{
+    (void)state;
+    struct sim sum = {0};
+    simulate(1, 3000, &sum);
+    assert_true(sum.accepted >= 30000);        /* and the cases that matter did occur */
     for (int32_t i = 0; i < FINISH_ERROR; i++) /* which ends those of sum.deaths */
-        assert_true(ended[i] > 50);
+        assert_true(sum.ended[i] > 50);
     assert_true(sum.multi_chunk > 1000 && sum.reused_slots > 10000 && sum.preempted > 300);
     assert_true(sum.hits > 800 && sum.overlaps > 100000 && sum.deaths > 50);
     assert_true(sum.restarts > 150 && sum.given_up > 5);
     assert_true(sum.scores > 10000 && sum.limited > 1000);
+}
+
+static void test_simulation_of_homes(void **state)
+{
+    (void)state;
+    for (size_t i = 1; i < ARRAY_LEN(homes); i++) {
+        struct sim sum = {0};
+        simulate(homes[i], 600, &sum);
+        assert_true(sum.accepted >= 6000 && sum.overlaps > 20000 && sum.restarts > 80);
+        assert_true(sum.preempted > 80 && sum.hits > 50);
+        assert_true(sum.filled > 5000 && sum.moved > 100 && sum.balanced > 500);
+    }
 }
 
 /* ---- scoring, stop ids, prompts only ---- */
@@ -140,7 +173,7 @@ static void test_scoring(void **state)
 {
     (void)state;
     static const int32_t stop[] = {7, 136};
-    struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false});
+    struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false}, 1);
     struct scored all[6];
     float logprob[4];
     struct token_top best[12];
@@ -179,7 +212,7 @@ static void test_scoring(void **state)
         assert_int_equal(all[i].produced, i == 5 ? 3 : asked[i][1]); /* 134, 135, 136: stop */
         assert_int_equal(all[i].finish, i == 5 ? FINISH_STOP : FINISH_LENGTH);
     }
-    assert_int_equal(kv_used(sched_kv(m->sched)), 0);
+    assert_int_equal(sched_stats(m->sched).blocks_used, 0);
     sim_close(m);
 }
 
@@ -189,7 +222,7 @@ static void test_end_all(void **state)
     (void)state;
     for (int32_t round = 0; round < 300; round++) {
         seed = (uint64_t)round;
-        struct sim *m = sim_open(&settings[round % (int32_t)ARRAY_LEN(settings)]);
+        struct sim *m = sim_open(&settings[round % (int32_t)ARRAY_LEN(settings)], homes[round % 5]);
         for (int32_t i = below(30); i >= 0; i--) {
             arrive(m);
             if (below(2))
@@ -204,7 +237,7 @@ static void test_end_all(void **state)
 static void test_close_with_work(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&settings[5]);
+    struct sim *m = sim_open(&settings[5], 1);
     seed = 5;
     for (int32_t i = 0; i < 12; i++)
         arrive(m);
@@ -223,7 +256,8 @@ static void submit(struct sim *m, int32_t prompt_len, int32_t max_tokens, uint64
     struct request *r = find(m, 0);
     struct sequence *s;
     struct err err;
-    *r = (struct request){.id = ++m->next_id, .scored = 1, .slot = -1, .cancel_age = -1};
+    *r =
+        (struct request){.id = ++m->next_id, .scored = 1, .slot = -1, .home = -1, .cancel_age = -1};
     r->params = request_params_default();
     r->params.max_tokens = r->budget = max_tokens;
     r->params.ignore_eos = true;
@@ -245,7 +279,7 @@ static void submit(struct sim *m, int32_t prompt_len, int32_t max_tokens, uint64
 static void test_equal_prompts(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false});
+    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false}, 1);
     for (int32_t i = 0; i < 4; i++)
         submit(m, 100, 4, 0, 3);
     assert_true(build(m));
@@ -257,11 +291,11 @@ static void test_equal_prompts(void **state)
     commit(m);
     assert_int_equal(sched_stats(m->sched).prefix_queries, 400);
     assert_int_equal(sched_stats(m->sched).prefix_hits, 3 * 96);
-    assert_int_equal(kv_used(sched_kv(m->sched)), 7 + 3);
+    assert_int_equal(kv_used(sched_kv(m->sched, 0)), 7 + 3);
     while (advance(m))
         continue;
     /* all is kept: six shared blocks; of the last, not full, nothing */
-    assert_int_equal(kv_kept(sched_kv(m->sched)), 6);
+    assert_int_equal(kv_kept(sched_kv(m->sched, 0)), 6);
     submit(m, 96, 1, 0, 3); /* one token at least is computed */
     assert_true(build(m));
     assert_int_equal(m->wire->rows, 16);
@@ -272,7 +306,7 @@ static void test_equal_prompts(void **state)
 static void test_clients_take_turns(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false});
+    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false}, 1);
     for (int32_t i = 0; i < 50; i++)
         submit(m, 16, 3, 1, i);
     for (int32_t i = 0; i < 3; i++) {
@@ -297,7 +331,7 @@ static void test_clients_take_turns(void **state)
 static void test_long_prompt_shares_rows(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false});
+    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false}, 1);
     submit(m, 150, 1, 1, 3);
     assert_true(build(m));
     submit(m, 16, 1, 2, 7);
@@ -315,7 +349,7 @@ static void test_long_prompt_shares_rows(void **state)
 static void test_prompt_leaves_time(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true});
+    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true}, 1);
     int32_t left = 150;
     for (int32_t i = 0; i < 3; i++)
         submit(m, 1, 8, 1, i);
@@ -333,10 +367,96 @@ static void test_prompt_leaves_time(void **state)
     sim_close(m);
 }
 
+/* ---- homes ---- */
+
+/* A lone prompt has the rows of its home; the rest of the step is for those behind it, of the same
+ * client too. */
+static void test_prompts_fill_homes(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){8, 16, 256, 160, 20, false, false, false}, 4);
+    submit(m, 40, 1, 1, 3);
+    assert_true(build(m));
+    assert_int_equal(m->wire->rows, 4);
+    for (int32_t i = 0; i < 5; i++)
+        submit(m, 40, 1, 1, i);
+    for (int32_t n = 0; n < 8; n++) { /* 36 rows are left in home 0, 40 in the others */
+        commit(m);
+        assert_true(build(m));
+        assert_int_equal(m->wire->opens, n == 0 ? 3 : 0);
+        for (int32_t h = 0; h < 4; h++)
+            assert_int_equal(m->home_rows[h], 4);
+    }
+    while (advance(m))
+        continue;
+    assert_int_equal(m->live, 0);
+    sim_close(m);
+}
+
+/* Home of the only request that the next step takes in, and how much it finds there. */
+static int32_t home_of_next(struct sim *m, int32_t *cached)
+{
+    assert_true(build(m));
+    commit(m);
+    assert_int_equal(m->wire->opens, 1);
+    const struct request *r = find(m, m->next_id);
+    *cached = r ? r->cached : -1;
+    return m->wire->open[0].home;
+}
+
+/* A prefix is worth the blocks it saves: as long as its home is not fuller by more than that. */
+static void test_prefix_draws_to_its_home(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){8, 320, 80, 160, 20, true, false, false}, 2);
+    int32_t cached;
+    submit(m, 100, 1, 1, 3); /* six full blocks, which stay in home 0 */
+    while (advance(m))
+        continue;
+    submit(m, 1, 100, 1, 400); /* nothing runs: the first home; one block */
+    assert_int_equal(home_of_next(m, &cached), 0);
+    submit(m, 100, 50, 1, 3); /* six saved, against one there and one for it to grow */
+    assert_int_equal(home_of_next(m, &cached), 0);
+    assert_int_equal(cached, 96);
+    submit(m, 100, 50, 1, 3); /* six saved, against 1 + 7 and one each to grow */
+    assert_int_equal(home_of_next(m, &cached), 1);
+    assert_int_equal(cached, 0);
+    submit(m, 100, 50, 1, 3); /* in both now, and home 1 has a sequence less */
+    assert_int_equal(home_of_next(m, &cached), 1);
+    assert_int_equal(cached, 96);
+    sim_close(m);
+}
+
+/* Small requests keep coming and would fit; one that needs a home for itself waits only until those
+ * that run in one of them have ended. */
+static void test_large_request_gets_a_home(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){8, 64, 20, 160, 40, false, false, false}, 2);
+    int32_t steps = 0;
+    for (int32_t i = 0; i < 8; i++)
+        submit(m, 17, 15, 1, i);
+    assert_true(build(m));
+    commit(m);
+    submit(m, 150, 2, 2, 9);
+    const struct request *large = find(m, m->next_id);
+    for (; !large->admitted; steps++) {
+        if (m->live < 12)
+            submit(m, 17, 15, 1, steps);
+        assert_true(build(m));
+        commit(m);
+        assert_true(steps < 20); /* a prompt and 15 tokens take 16 */
+    }
+    assert_true(steps > 5);
+    while (advance(m))
+        continue;
+    sim_close(m);
+}
+
 static void test_refused_sequences(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&settings[5]); /* 9 blocks of 16, contexts of 160 */
+    struct sim *m = sim_open(&settings[5], 1); /* 9 blocks of 16, contexts of 160 */
     int32_t prompt[LEN_MAX] = {0};
     const struct {
         int32_t prompt_len, max_tokens, token;
@@ -374,6 +494,24 @@ static void test_refused_sequences(void **state)
     sim_close(m);
 }
 
+/* Every request fits the home it gets, wherever that is. */
+static void test_refused_by_homes(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){4, 16, 18, 160, 8, false, false, false}, 2);
+    const int32_t prompt[LEN_MAX] = {0};
+    struct sequence *s = NULL;
+    struct err err = {""};
+    struct request_params p = request_params_default();
+    m->config.limits.blocks = 9;
+    p.max_tokens = 1;
+    assert_int_equal(sequence_open(&m->config, &p, prompt, 144, &s, &err), ERR_INPUT);
+    assert_string_equal(err.text, "the request needs 10 KV blocks, a home of the cache has 9");
+    assert_int_equal(sequence_open(&m->config, &p, prompt, 143, &s, &err), OK);
+    sequence_free(s);
+    sim_close(m);
+}
+
 /* Every field of a request that a rank would refuse is refused before, by name. */
 static void test_refused_rules(void **state)
 {
@@ -381,7 +519,7 @@ static void test_refused_rules(void **state)
     static const struct token_bias outside[] = {{VOCAB, 1}}, loud[] = {{1, 101}},
                                    fine[] = {{1, 100}};
     static const int32_t ids[] = {1, VOCAB, 2}, ends[] = {1, 1}, far[] = {ENGINE_BAD_IDS_MAX + 1};
-    struct sim *m = sim_open(&settings[5]);
+    struct sim *m = sim_open(&settings[5], 1);
     const struct request_params p = request_params_default();
     struct request_params cases[16];
     const char *const wanted[16] = {
@@ -421,11 +559,21 @@ static void test_refused_rules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_simulation),         cmocka_unit_test(test_end_all),
-        cmocka_unit_test(test_close_with_work),    cmocka_unit_test(test_equal_prompts),
-        cmocka_unit_test(test_clients_take_turns), cmocka_unit_test(test_long_prompt_shares_rows),
-        cmocka_unit_test(test_prompt_leaves_time), cmocka_unit_test(test_refused_sequences),
-        cmocka_unit_test(test_refused_rules),      cmocka_unit_test(test_scoring),
+        cmocka_unit_test(test_simulation),
+        cmocka_unit_test(test_simulation_of_homes),
+        cmocka_unit_test(test_end_all),
+        cmocka_unit_test(test_close_with_work),
+        cmocka_unit_test(test_equal_prompts),
+        cmocka_unit_test(test_clients_take_turns),
+        cmocka_unit_test(test_long_prompt_shares_rows),
+        cmocka_unit_test(test_prompt_leaves_time),
+        cmocka_unit_test(test_prompts_fill_homes),
+        cmocka_unit_test(test_prefix_draws_to_its_home),
+        cmocka_unit_test(test_large_request_gets_a_home),
+        cmocka_unit_test(test_refused_sequences),
+        cmocka_unit_test(test_refused_by_homes),
+        cmocka_unit_test(test_refused_rules),
+        cmocka_unit_test(test_scoring),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

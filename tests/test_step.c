@@ -10,8 +10,14 @@
 #include <string.h>
 #include <cmocka.h>
 
-static const struct step_limits limits = {
-    .slots = 5, .rows = 24, .table_cols = 6, .vocab = 1000, .blocks = 40, .history_max = 90};
+static const struct step_limits limits = {.slots = 5,
+                                          .rows = 24,
+                                          .table_cols = 6,
+                                          .vocab = 1000,
+                                          .blocks = 40,
+                                          .history_max = 90,
+                                          .homes = 3,
+                                          .home_rows = 8};
 
 static uint64_t seed;
 
@@ -67,7 +73,7 @@ static void random_open(struct step_open *o, int32_t i, bool full)
     o->history = full ? limits.history_max : 1 + below(limits.history_max);
     random_rules(&o->rules, i, full);
     o->rules.prompt = 1 + below(o->history);
-    o->home = 0;
+    o->home = below(limits.homes);
     o->params = (struct sample_params){.temperature = (float)below(100) / 50,
                                        .top_p = (float)below(100) / 100,
                                        .min_p = (float)below(100) / 100,
@@ -210,7 +216,7 @@ static void check_in_range(const struct step *s)
     for (int32_t i = 0; i < s->opens; i++) {
         assert_in_range(s->open[i].slot, 0, limits.slots - 1);
         assert_in_range(s->open[i].history, 1, limits.history_max);
-        assert_int_equal(s->open[i].home, 0);
+        assert_in_range(s->open[i].home, 0, limits.homes - 1);
         assert_in_range(s->open[i].rules.prompt, 1, s->open[i].history);
         check_ints(s->open[i].tokens, s->open[i].history, 0, limits.vocab - 1);
         check_rules_in_range(&s->open[i].rules);
@@ -371,7 +377,7 @@ static void test_limits(void **state)
     const struct {
         int32_t *field, min, max;
     } fields[] = {{&s->open[0].slot, 0, limits.slots - 1},
-                  {&s->open[0].home, 0, 0},
+                  {&s->open[0].home, 0, limits.homes - 1},
                   {&tokens[1], 0, limits.vocab - 1},
                   {&s->open[0].rules.prompt, 1, 2},
                   {&s->open[0].rules.min_tokens, 0, INT32_MAX},

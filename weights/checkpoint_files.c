@@ -388,12 +388,12 @@ out:
     return st == ERR_INPUT ? ERR_MODEL : st;
 }
 
-/* [n] or [rows, cols] as two numbers >= 0, `fill` standing for the first of one. */
+/* [], [n] or [rows, cols] as two numbers >= 0, `fill` standing for those that are not there. */
 static bool pair(const struct jdoc *v, int32_t ndim, int64_t fill, int64_t out[2])
 {
-    if (!v || jdoc_size(v) != (size_t)ndim || ndim < 1 || ndim > 2)
+    if (!v || jdoc_size(v) != (size_t)ndim || ndim < 0 || ndim > 2)
         return false;
-    out[0] = fill;
+    out[0] = out[1] = fill;
     for (int32_t d = 0; d < ndim; d++) {
         const struct jdoc *x = jdoc_at(v, (size_t)d);
         if (jdoc_type(x) != JDOC_INT || jdoc_int(x) < 0)

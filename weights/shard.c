@@ -1,9 +1,9 @@
 /* DESIGN: a rank's files hold exactly the rectangles its plan gives it, under the tensors' own
  * names and with their offsets, so that a reader needs no plan to put them together again. Fused
  * per-rank tensors (vLLM's sharded_state) were rejected: they load at one rank count only. The
- * order is that of the plan and of the names, never of the source, which makes N -> M -> N
- * byte-identical. shards.json comes last: a directory without it is not a checkpoint. Invariant:
- * the plan was proved to cover every tensor before the first byte is written. */
+ * order is that of the types' sizes, of the plan and of the names, never of the source, which makes
+ * N -> M -> N byte-identical. shards.json comes last: a directory without it is not a checkpoint.
+ * Invariant: the plan was proved to cover every tensor before the first byte is written. */
 #include "weights/shard.h"
 
 #include "config/buf.h"
@@ -20,10 +20,11 @@
 
 /* A rectangle to write. */
 struct piece {
-    const struct tensor_slice *slice;
+    struct tensor_slice slice;
     const struct checkpoint_tensor *tensor;
     int32_t part;
     int32_t earlier; /* the previous piece of the same tensor, -1: none */
+    int32_t order;   /* by the plan */
 };
 
 struct sharder {
@@ -45,41 +46,65 @@ static bool same_box(const struct tensor_slice *a, const struct tensor_slice *b)
            a->cols.begin == b->cols.begin && a->cols.end == b->cols.end;
 }
 
-/* Empty slices and repeated ones (tied weights) are left out. */
-static void add_piece(struct sharder *s, const struct tensor_slice *slice)
+/* Empty slices and repeated ones (tied weights, scales of several slices) are left out. */
+static void add_piece(struct sharder *s, const struct checkpoint_tensor *t,
+                      const struct tensor_slice *slice)
 {
-    const struct checkpoint_tensor *t = checkpoint_find(s->source, slice->tensor);
     int32_t index = (int32_t)(t - checkpoint_at(s->source, 0)), part = 0;
     if (span_len(slice->rows) == 0 || span_len(slice->cols) == 0)
         return;
     for (int32_t i = s->last[index]; i >= 0; i = s->pieces[i].earlier, part++) {
-        CHECK(s->pieces[i].slice);
-        if (same_box(s->pieces[i].slice, slice))
+        if (same_box(&s->pieces[i].slice, slice))
             return;
     }
-    s->pieces[s->piece_count] = (struct piece){slice, t, part, s->last[index]};
+    s->pieces[s->piece_count] = (struct piece){*slice, t, part, s->last[index], s->piece_count};
     s->last[index] = s->piece_count++;
     s->used[index] = 1;
     if (part >= s->part_count)
         s->part_count = part + 1;
 }
 
+/* With codes go the scales of all blocks that they touch: a block across a cut is in both files. */
+static enum status add_slice(struct sharder *s, const struct local_weight *w,
+                             const struct tensor_slice *slice, struct err *err)
+{
+    const struct checkpoint_tensor *t;
+    struct tensor_slice scales;
+    add_piece(s, checkpoint_find(s->source, slice->tensor), slice);
+    if (w->quant.kind != QUANT_FILE)
+        return OK;
+    enum status st = checkpoint_scale(s->source, w, slice, &t, &scales, err);
+    if (st == OK)
+        add_piece(s, t, &scales);
+    return st;
+}
+
+/* Widest elements first, so that every tensor of a file is aligned. */
+static int by_width(const void *a, const void *b)
+{
+    const struct piece *x = a, *y = b;
+    const size_t m = dtype_size(x->tensor->dtype), n = dtype_size(y->tensor->dtype);
+    return m != n ? (m < n ? 1 : -1) : x->order - y->order;
+}
+
 static enum status list_pieces(struct sharder *s, const struct local_weight *weights, int32_t count,
                                struct err *err)
 {
     free(s->pieces);
-    s->pieces = calloc(placement_slices(weights, count) + 1, sizeof *s->pieces);
+    s->pieces = calloc(2 * placement_slices(weights, count) + 1, sizeof *s->pieces);
     if (!s->pieces)
         return base_fail(err, ERR_NOMEM, "no memory for %d weights", count);
     s->piece_count = 0;
     s->part_count = 1; /* a rank that owns nothing has an empty file */
     for (int32_t i = 0; i < checkpoint_count(s->source); i++)
         s->last[i] = -1;
-    for (int32_t i = 0; i < count; i++) {
-        for (int32_t k = 0; k < weights[i].slice_count; k++)
-            add_piece(s, &weights[i].slices[k]);
+    enum status st = OK;
+    for (int32_t i = 0; i < count && st == OK; i++) {
+        for (int32_t k = 0; k < weights[i].slice_count && st == OK; k++)
+            st = add_slice(s, &weights[i], &weights[i].slices[k], err);
     }
-    return OK;
+    qsort(s->pieces, (size_t)s->piece_count, sizeof *s->pieces, by_width);
+    return st;
 }
 
 /* ---- one file ---- */
@@ -87,7 +112,9 @@ static enum status list_pieces(struct sharder *s, const struct local_weight *wei
 static void add_offsets(struct buf *b, const struct tensor_slice *s)
 {
     buf_json(b, s->tensor, strlen(s->tensor));
-    if (s->ndim == 1)
+    if (s->ndim == 0)
+        buf_puts(b, ":{\"saved_offsets\":[]}");
+    else if (s->ndim == 1)
         buf_printf(b, ":{\"saved_offsets\":[%lld]}", (long long)s->cols.begin);
     else
         buf_printf(b, ":{\"saved_offsets\":[%lld,%lld]}", (long long)s->rows.begin,
@@ -106,7 +133,7 @@ static enum status make_metadata(const struct sharder *s, int32_t part, struct b
         if (s->pieces[i].part != part)
             continue;
         buf_puts(&info, first ? "" : ",");
-        add_offsets(&info, s->pieces[i].slice);
+        add_offsets(&info, &s->pieces[i].slice);
         first = false;
     }
     buf_puts(&info, "}");
@@ -118,7 +145,7 @@ static enum status make_metadata(const struct sharder *s, int32_t part, struct b
     return failed ? base_fail(err, ERR_NOMEM, "no memory for the offsets of a shard") : OK;
 }
 
-/* The caller frees *out; the names are borrowed from the plan. */
+/* The caller frees *out; the names are borrowed from the pieces. */
 static enum status make_entries(const struct sharder *s, int32_t part,
                                 struct safetensors_entry **out, int32_t *count, struct err *err)
 {
@@ -131,11 +158,11 @@ static enum status make_entries(const struct sharder *s, int32_t part,
         if (p->part != part)
             continue;
         struct safetensors_entry *e = &entries[n++];
-        e->name = (char *)(uintptr_t)p->slice->tensor; /* the writer only reads it */
+        e->name = (char *)(uintptr_t)p->slice.tensor; /* the writer only reads it */
         e->dtype = p->tensor->dtype;
-        e->ndim = p->slice->ndim;
-        e->shape[0] = span_len(e->ndim == 1 ? p->slice->cols : p->slice->rows);
-        e->shape[1] = span_len(p->slice->cols);
+        e->ndim = p->slice.ndim;
+        e->shape[0] = span_len(e->ndim == 1 ? p->slice.cols : p->slice.rows);
+        e->shape[1] = span_len(p->slice.cols);
     }
     *out = entries;
     *count = n;
@@ -145,7 +172,7 @@ static enum status make_entries(const struct sharder *s, int32_t part,
 static enum status copy_piece(const struct sharder *s, const struct piece *p, int32_t rank,
                               struct safetensors_writer *w, struct err *err)
 {
-    const struct tensor_slice *t = p->slice;
+    const struct tensor_slice *t = &p->slice;
     size_t row_bytes = (size_t)span_len(t->cols) * dtype_size(p->tensor->dtype);
     int64_t step = row_bytes < STAGING_BYTES ? (int64_t)(STAGING_BYTES / row_bytes) : 1;
     for (int64_t row = t->rows.begin; row < t->rows.end; row += step) {
@@ -230,7 +257,9 @@ static void add_tensor(struct buf *b, const struct checkpoint_tensor *t, bool fi
     buf_printf(b, ": {\"dtype\": \"%s\", \"shape\": [", dtype_name(t->dtype));
     if (t->ndim > 1)
         buf_printf(b, "%lld, ", (long long)t->rows);
-    buf_printf(b, "%lld]}", (long long)t->cols);
+    if (t->ndim > 0)
+        buf_printf(b, "%lld", (long long)t->cols);
+    buf_puts(b, "]}");
 }
 
 static enum status write_list(struct sharder *s, int32_t ranks, struct err *err)

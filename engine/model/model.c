@@ -28,7 +28,7 @@ struct model {
     void *memory;    /* on the device: all of the following */
     int32_t *kv_of;  /* [H] */
     float *inv_freq; /* [E/2] */
-    float *rope;     /* [T, E] */
+    float *rope;     /* [rows in attention, E] */
     float *x;        /* this rank's part of [T, D] */
 };
 
@@ -75,7 +75,7 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
     const int64_t e = cfg->head_dim;
     m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
     m->inv_freq = carve(&c, 1, e / 2);
-    m->rope = carve(&c, m->rows_max, e);
+    m->rope = carve(&c, flow_home_rows(l->flow, m->rows_max), e);
     m->x = carve(&c, 1, (int64_t)parallel_rest_size(l->flow, l->rank, m->rows_max));
     return c.used;
 }
@@ -235,8 +235,19 @@ struct parallel *model_parallel(struct model *m)
     return m->parallel;
 }
 
-/* In: *n = attention norm of x. Out: *n = the norm of x after the layer, with `gain`, as `next`
- * takes it. */
+/* Of the rows of a step those that this rank has in attention. */
+static struct rows attended(const struct model *m, const struct rows *all)
+{
+    const struct span mine = parallel_attended(m->parallel);
+    struct rows rows = *all;
+    rows.count = (int32_t)span_len(mine);
+    rows.slot += mine.begin;
+    rows.position += mine.begin;
+    return rows;
+}
+
+/* rows: in attention. In: *n = attention norm of x. Out: *n = the norm of x after the layer, with
+ * `gain`, as `next` takes it. */
 static enum status layer_forward(struct model *m, int32_t index, const struct rows *rows,
                                  struct view x, struct view *n, const float *gain,
                                  enum plan_part next, struct err *err)
@@ -273,15 +284,16 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     const int32_t last = cfg->layers - 1;
     const struct cview nothing = {0};
 
-    parallel_begin(p, in->rows.count);
-    struct view rope = view_f32(m->rope, in->rows.count, cfg->head_dim);
+    parallel_begin(p, in->rows.count, in->home_cut);
+    const struct rows rows = attended(m, &in->rows);
+    struct view rope = view_f32(m->rope, rows.count, cfg->head_dim);
     struct view x = parallel_rest(p, m->x), n;
-    TRY(backend_rope_table(m->b, rope, in->rows.position, m->inv_freq, err));
+    TRY(backend_rope_table(m->b, rope, rows.position, m->inv_freq, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, err));
     TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, PLAN_QKV, err));
     for (int32_t i = 0; i <= last; i++) {
         const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
-        TRY(layer_forward(m, i, &in->rows, x, &n, gain, i < last ? PLAN_QKV : PLAN_HEAD, err));
+        TRY(layer_forward(m, i, &rows, x, &n, gain, i < last ? PLAN_QKV : PLAN_HEAD, err));
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }

@@ -16,6 +16,22 @@ struct matrix flow_matrix(int32_t rows, struct extent cols)
     return (struct matrix){{{.units = rows, .unit = 1}, cols}};
 }
 
+int32_t flow_homes(const struct flow *f)
+{
+    return spread_pieces(&f->mesh, &f->attention, SPREAD_ROWS);
+}
+
+int32_t flow_home(const struct flow *f, int32_t rank)
+{
+    return spread_index(&f->mesh, &f->attention, SPREAD_ROWS, rank);
+}
+
+int32_t flow_home_rows(const struct flow *f, int32_t rows)
+{
+    const int32_t homes = flow_homes(f);
+    return (rows + homes - 1) / homes;
+}
+
 enum plan_phase flow_phase_of(const struct flow *f, int32_t rows)
 {
     return rows >= f->prefill_rows ? PLAN_PREFILL : PLAN_DECODE;
@@ -428,7 +444,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
         return base_fail(err, ERR_NOMEM, "flow: no memory");
     f->mesh = *plan_mesh(plan);
     memcpy(f->choice, layer->choice, sizeof f->choice);
-    f->attention = plan_attention(&f->choice[PLAN_QKV]);
+    f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;

@@ -6,8 +6,9 @@
  *   rest;  sampled rows of rest -> head -> every rank its own columns of the logits -> whole rows
  *
  * What a linear leaves goes straight to where the next operation wants it, in one redistribution.
- * Attention always has whole rows and its own heads, so that the KV cache of a rank is the same
- * whatever form a step has. */
+ * Attention lies the same in every form of a step, because the KV cache of a rank does: all rows
+ * and a rank's own heads, or the rows of a rank's home and more heads (plan_attention). With homes
+ * the rows of every matrix are cut where those of a home end in this step. */
 #ifndef TESSERA_ENGINE_PARALLEL_FLOW_H
 #define TESSERA_ENGINE_PARALLEL_FLOW_H
 
@@ -53,6 +54,13 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
 void flow_close(struct flow *f);
 
+/* Homes of sequences; 1 where every rank has all of them. */
+int32_t flow_homes(const struct flow *f);
+/* The home whose rows a rank has in attention, and whose KV. */
+int32_t flow_home(const struct flow *f, int32_t rank);
+/* Most rows of one home in steps of up to so many. */
+int32_t flow_home_rows(const struct flow *f, int32_t rows);
+
 /* The form of a step of so many rows. */
 enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
 /* What one rank's part in a step of so many rows costs in that form. */
@@ -61,7 +69,7 @@ typedef double flow_cost(const struct flow *f, enum plan_phase phase, int32_t ro
 /* The fewest rows for which the form of many rows costs less, each on the rank for which it costs
  * most; 2^20, more than a step has, when there are none. */
 int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx);
-/* The columns of a matrix, its rows being those of a step. */
+/* A matrix of so many rows, which lie evenly in the homes. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);
 
 /* Outputs and inputs of the weight that a rank's product takes, or its look-up, in elements. */

@@ -60,7 +60,7 @@ size_t moving_local_bytes(const struct moving_sizes *s)
     size_t parts = 0;
     for (int32_t n = s->summa.rounds; n > 1; n /= 2)
         parts++;
-    return 4 * parts * s->summa.y;
+    return rounded(4 * parts * s->summa.y);
 }
 
 enum status moving_open(struct groups *g, struct backend *b, const struct moving_sizes *sizes,

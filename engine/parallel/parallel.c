@@ -19,11 +19,11 @@ struct parallel {
     struct moving *moving;
 
     const struct flow_phase *now; /* of this step */
-    int32_t rows;
-    struct extent samples; /* sampled rows; cut where the rows they are from are split */
-    int64_t *cut;          /* [ranks + 1] of samples */
-    int32_t *index;        /* [samples_max] of samples within this rank's rows, */
-    int32_t *index_host;   /* and on the host, where they are found */
+    struct extent rows;           /* cut where sequences have homes */
+    struct extent samples;        /* sampled rows; cut where the rows they are from are split */
+    int64_t *cut;                 /* [ranks + 1] of samples */
+    int32_t *index;               /* [samples_max] of samples within this rank's rows, */
+    int32_t *index_host;          /* and on the host, where they are found */
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
@@ -33,14 +33,17 @@ struct parallel {
 
 static const enum plan_part linears[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
 
-/* Rows of the largest step that has this form, 0 when none has it; then so many that they are split
- * evenly in every way: no part of a smaller step is larger. */
+/* Rows of the largest step that has this form, 0 when none has it, as though every home had as many
+ * as one can have; then so many that they are split evenly in every way: no part of a smaller step
+ * is larger. */
 static int32_t most_rows(const struct flow *f, enum plan_phase phase, int32_t rows_max)
 {
     const int32_t n = mesh_ranks(&f->mesh), few = f->prefill_rows - 1;
+    const int32_t home_rows = flow_home_rows(f, rows_max);
     int32_t rows = rows_max < few ? rows_max : few;
     if (phase == PLAN_PREFILL)
         rows = rows_max > few ? rows_max : 0;
+    rows = flow_homes(f) * (rows < home_rows ? rows : home_rows);
     return (rows + n - 1) / n * n;
 }
 
@@ -290,13 +293,26 @@ bool parallel_is_recordable(const struct parallel *p)
 {
     const struct flow_phase *phase = p->flow->phase;
     return phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0 &&
-           phase[PLAN_PREFILL].rest.count[SPREAD_ROWS] == 0;
+           phase[PLAN_PREFILL].rest.count[SPREAD_ROWS] == 0 && flow_homes(p->flow) == 1;
 }
 
-void parallel_begin(struct parallel *p, int32_t rows)
+void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut)
 {
-    p->rows = rows;
+    p->rows = (struct extent){
+        .units = rows, .unit = 1, .pieces = cut ? flow_homes(p->flow) : 0, .cut = cut};
     p->now = &p->flow->phase[flow_phase_of(p->flow, rows)];
+}
+
+/* A matrix of this step. */
+static struct matrix of_step(const struct parallel *p, struct extent cols)
+{
+    return (struct matrix){{p->rows, cols}};
+}
+
+struct span parallel_attended(const struct parallel *p)
+{
+    const struct matrix x = of_step(p, p->flow->hidden);
+    return redistribute_held(&p->flow->mesh, &x, &p->flow->attention, SPREAD_ROWS, p->rank);
 }
 
 static struct view part_of(const struct parallel *p, const struct matrix *x, const struct spread *s,
@@ -324,14 +340,14 @@ static enum status move(struct parallel *p, const struct matrix *x, const struct
 
 struct view parallel_rest(const struct parallel *p, float *data)
 {
-    const struct matrix x = flow_matrix(p->rows, p->flow->hidden);
+    const struct matrix x = of_step(p, p->flow->hidden);
     return part_of(p, &x, &p->now->rest, data);
 }
 
 struct view parallel_input(struct parallel *p, enum plan_part part)
 {
     const struct flow_linear *l = &p->now->linear[part];
-    const struct matrix x = flow_matrix(p->rows, l->in);
+    const struct matrix x = of_step(p, l->in);
     /* the head's input is selected from, not read */
     float *at = part == PLAN_HEAD ? p->input : source(p, &l->before, p->input);
     return part_of(p, &x, &l->before.from, at);
@@ -342,7 +358,7 @@ enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids
 {
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[PLAN_EMBED];
-    const struct matrix m = flow_matrix(p->rows, l->out);
+    const struct matrix m = of_step(p, l->out);
     struct view found = part_of(p, &m, &l->product, source(p, &l->after, p->product)), moved;
     const struct span mine = flow_outputs(p->flow, PLAN_EMBED, p->rank);
     TRY(backend_embed(p->b, found, ids, w.local, (int32_t)mine.begin, err));
@@ -358,7 +374,7 @@ static enum status split_norm(struct parallel *p, struct view *n, struct view x,
 {
     enum status st = OK;
     const struct extent one = {.units = 1, .unit = 1};
-    const struct matrix sums = flow_matrix(p->rows, one), hidden = flow_matrix(0, p->flow->hidden);
+    const struct matrix sums = of_step(p, one), hidden = flow_matrix(0, p->flow->hidden);
     const struct span mine =
         redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
     float *squares = source(p, &p->now->sums, p->sums);
@@ -405,8 +421,7 @@ out:
 enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err)
 {
-    const struct extent rows = {.units = p->rows, .unit = 1};
-    return linear(p, &p->now->linear[part], rows, y, x, NULL, w, err);
+    return linear(p, &p->now->linear[part], p->rows, y, x, NULL, w, err);
 }
 
 enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
@@ -443,22 +458,26 @@ static const int32_t *own_samples(struct parallel *p, const int32_t *sample,
 {
     const struct mesh *m = &p->flow->mesh;
     const struct spread *rest = &p->now->rest;
+    const struct matrix x = of_step(p, p->flow->hidden);
     const int32_t pieces = spread_pieces(m, rest, SPREAD_ROWS);
     const int32_t mine = spread_index(m, rest, SPREAD_ROWS, p->rank);
+    const int64_t begin = redistribute_held(m, &x, rest, SPREAD_ROWS, p->rank).begin;
     p->samples = (struct extent){.units = samples, .unit = 1};
     *own = samples;
     if (rest->count[SPREAD_ROWS] == 0)
         return sample;
-    for (int32_t x = 0, at = 0; x < pieces; x++) {
-        const struct span rows = placement_block(p->rows, pieces, x);
-        for (; at < samples && sample_host[at] < rows.end; at++)
-            if (x == mine)
-                p->index_host[at - p->cut[x]] = sample_host[at] - (int32_t)rows.begin;
-        p->cut[x + 1] = at;
+    for (int32_t r = 0; r < mesh_ranks(m); r++)
+        p->cut[spread_index(m, rest, SPREAD_ROWS, r) + 1] =
+            redistribute_held(m, &x, rest, SPREAD_ROWS, r).end;
+    for (int32_t i = 0, at = 0; i < pieces; i++) { /* from ends of rows to ends of samples */
+        for (; at < samples && sample_host[at] < p->cut[i + 1]; at++)
+            if (i == mine)
+                p->index_host[at - p->cut[i]] = sample_host[at] - (int32_t)begin;
+        p->cut[i + 1] = at;
     }
+    *own = (int32_t)(p->cut[mine + 1] - p->cut[mine]);
     p->samples.pieces = pieces;
     p->samples.cut = p->cut;
-    *own = (int32_t)(p->cut[mine + 1] - p->cut[mine]);
     p->b->ops->upload(p->b, p->index, p->index_host, (size_t)*own * sizeof *p->index);
     return p->index;
 }

@@ -37,11 +37,15 @@ enum status parallel_weight_open(struct parallel *p, enum plan_part part,
                                  struct err *err) MUST_USE;
 void parallel_weight_close(struct parallel_weight *w);
 
-/* Begins a step of so many rows: which form it takes depends on that alone. */
-/* Is a step nothing but ops on the device (backend.h, record)? Not where the rows of the residual
- * stream are split: there the host looks for the sampled ones. */
+/* Is a step nothing but ops on the device, the same for every step of so many rows (backend.h,
+ * record)? Not where the rows of the residual stream are split: there the host looks for the
+ * sampled ones. And not where sequences have homes: there the parts differ. */
 bool parallel_is_recordable(const struct parallel *p);
-void parallel_begin(struct parallel *p, int32_t rows);
+/* Begins a step of so many rows: which form it takes depends on that alone. cut: with homes, row
+ * cut[x] is the first of home x and cut[homes] = rows; borrowed until the next step. Else NULL. */
+void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut);
+/* The rows of the step that this rank has in attention. */
+struct span parallel_attended(const struct parallel *p);
 /* The residual stream of this step over memory of parallel_rest_size elements. */
 struct view parallel_rest(const struct parallel *p, float *data);
 /* Where the input of a linear or of the head is best written. */

@@ -37,6 +37,7 @@ static uint64_t hash_of(const struct plan *p)
         h = base_hash(h, &r->from, sizeof r->from);
         h = base_hash(h, &r->to, sizeof r->to);
     }
+    h = base_hash(h, &p->home, sizeof p->home);
     h = base_hash(h, &p->many, sizeof p->many);
     h = base_hash(h, &p->prefill_rows, sizeof p->prefill_rows);
     return h;
@@ -192,6 +193,37 @@ enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err)
     return OK;
 }
 
+enum status plan_set_placement(struct plan *p, const char *placement, struct err *err)
+{
+    enum status st = OK;
+    static const char key[] = "\"placement\": \""; /* as the built-in plans have it */
+    const char *at = strstr(p->text, key);
+    struct plan *changed = NULL;
+    struct buf b;
+    if (p->home == (strcmp(placement, "home") == 0))
+        return OK;
+    if (!at)
+        return base_fail(err, ERR_USAGE,
+                         "--kv-placement: %s has no attention.placement that could be changed",
+                         p->where);
+    at += sizeof key - 1;
+    buf_init(&b, file_max + 64);
+    buf_add(&b, p->text, (size_t)(at - p->text));
+    buf_printf(&b, "%s%s", placement, at + strcspn(at, "\""));
+    if (b.failed) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory", p->where);
+        goto out;
+    }
+    TRY(plan_open(b.data, b.len, p->where, p->ranks, &changed, err));
+    const struct plan old = *p;
+    *p = *changed;
+    *changed = old;
+out:
+    plan_close(changed);
+    buf_free(&b);
+    return st;
+}
+
 void plan_close(struct plan *p)
 {
     if (!p)
@@ -218,6 +250,11 @@ const char *plan_text(const struct plan *p)
 const char *plan_mode(const struct plan *p)
 {
     return p->mode;
+}
+
+bool plan_is_home(const struct plan *p)
+{
+    return p->home;
 }
 
 const char *plan_where(const struct plan *p)
@@ -249,9 +286,20 @@ struct spread plan_found(const struct plan_choice *c)
     return s;
 }
 
-struct spread plan_attention(const struct plan_choice *qkv)
+static struct spread at_home(const struct plan_choice *qkv)
+{
+    struct spread s = plan_product(qkv);
+    for (int32_t axis = 0; axis < MESH_AXES_MAX; axis++)
+        if (s.partial >> axis & 1)
+            s = spread_shard(spread_copy(s, axis), SPREAD_ROWS, axis);
+    return s;
+}
+
+struct spread plan_attention(const struct plan *p, const struct plan_choice *qkv)
 {
     struct spread s = qkv->gives;
+    if (p->home)
+        return at_home(qkv);
     for (int32_t i = 0; i < qkv->gives.count[SPREAD_ROWS]; i++) {
         const int32_t axis = qkv->gives.axis[SPREAD_ROWS][i];
         s = spread_shard(spread_copy(s, axis), SPREAD_COLS, axis);

@@ -50,6 +50,10 @@ enum status plan_load(const char *mode, const char *mesh, const char *path, int3
  * it then does. Before layouts are opened of it. ERR_USAGE: there is no such form, or the text says
  * so already. */
 enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err) MUST_USE;
+/* Where the KV cache lives, "heads" or "home", as though the plan's text said so. Before layouts
+ * are opened of it. ERR_USAGE: the text says it in a way that cannot be changed, or contradicts it.
+ */
+enum status plan_set_placement(struct plan *p, const char *placement, struct err *err) MUST_USE;
 void plan_close(struct plan *p);
 
 int32_t plan_ranks(const struct plan *p);
@@ -58,6 +62,8 @@ const struct mesh *plan_mesh(const struct plan *p);
 const char *plan_text(const struct plan *p);
 const char *plan_where(const struct plan *p);
 const char *plan_mode(const struct plan *p);
+/* Whether the KV cache lives at home. */
+bool plan_is_home(const struct plan *p);
 /* Of the text without its layout: equal plans hash equally. */
 uint64_t plan_hash(const struct plan *p);
 /* choices[i] for each parameter name. */
@@ -71,8 +77,11 @@ enum status plan_find(const struct plan *p, const char *name, const struct plan_
 struct spread plan_product(const struct plan_choice *c);
 /* What a look-up in a table finds: every rank only its own rows of the vocabulary. */
 struct spread plan_found(const struct plan_choice *c);
-/* Where attention has the output of QKV: whole rows, heads split by all its axes. */
-struct spread plan_attention(const struct plan_choice *qkv);
+/* Where attention has the output of QKV. Placement heads: all rows, and the heads split by all axes
+ * of what QKV gives. Placement home: the heads split as the weight's outputs; rows by the axes that
+ * split them in the product and then by those along which it is partial, so that each piece of them
+ * is a home, which has all rows of its sequences. */
+struct spread plan_attention(const struct plan *p, const struct plan_choice *qkv);
 
 /* Steps may have a second form, for many rows. Linears stay split as they are. Either weights
  * travel instead of sums (SUMMA, moving.h) and activations lie in rows and columns of the grid, or

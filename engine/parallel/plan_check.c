@@ -71,7 +71,7 @@ static enum status check_sizes(const struct walk *w, enum plan_part part)
 /* Query heads are split in as many blocks as the attention's columns are. */
 static enum status check_heads(const struct walk *w)
 {
-    const struct spread at = plan_attention(&w->l->choice[PLAN_QKV]);
+    const struct spread at = plan_attention(w->p, &w->l->choice[PLAN_QKV]);
     const int32_t n = spread_pieces(&w->p->mesh, &at, SPREAD_COLS);
     if (w->p->kv_replication)
         return OK;
@@ -89,6 +89,19 @@ static enum status check_heads(const struct walk *w)
                           (long long)head, (long long)(head / query_group(w->m)));
     }
     return OK;
+}
+
+/* Attention must have rows to split, or sequences have no homes. */
+static enum status check_homes(const struct walk *w)
+{
+    const struct spread at = plan_attention(w->p, &w->l->choice[PLAN_QKV]);
+    char text[SPREAD_TEXT_MAX];
+    if (!w->p->home || at.count[SPREAD_ROWS] > 0)
+        return OK;
+    return REFUSE(w, "E17", PLAN_QKV,
+                  "attention.placement is home, but attention would be %s, where rows have no "
+                  "homes; expected heads",
+                  spread_text(&w->p->mesh, &at, text));
 }
 
 /* ---- the walk ---- */
@@ -270,6 +283,7 @@ enum status plan_check(const struct plan *p, const struct model_config *m, enum 
     TRY(check_sizes(&w, PLAN_EMBED));
     TRY(check_layer(&w));
     TRY(check_heads(&w));
+    TRY(check_homes(&w));
     TRY(check_sizes(&w, PLAN_HEAD));
     if (p->many == MANY_SUMMA)
         TRY(check_grid(&w));

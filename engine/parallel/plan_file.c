@@ -56,7 +56,8 @@ out:
     return st;
 }
 
-/* One phase: what prefill or decode does other than the styles say. */
+/* One phase: what prefill or decode does other than the styles say. *attention and *norm are what
+ * they are when it does not say. */
 static enum status read_phase(const struct jdoc *phases, const char *name, struct plan *p,
                               const char **attention, const char **norm, struct err *err)
 {
@@ -65,15 +66,13 @@ static enum status read_phase(const struct jdoc *phases, const char *name, struc
     const struct jdoc *phase = jdoc_get_value(phases, name);
     const char *weights;
     snprintf(at.where, sizeof at.where, "%s: phases.%s", p->where, name);
-    *attention = "heads";
-    *norm = "plain";
     if (!phase)
         return OK;
     TRY(plan_read_keys(phase, "|weights|attention|norm|linears|scatter|o_down|rows|", at.where,
                        err));
     TRY(plan_read_word(&at, phase, "weights", "|cached|", "cached", &weights, err));
-    TRY(plan_read_word(&at, phase, "attention", "|heads|home|", "heads", attention, err));
-    TRY(plan_read_word(&at, phase, "norm", "|plain|fused|", "plain", norm, err));
+    TRY(plan_read_word(&at, phase, "attention", "|heads|home|", *attention, attention, err));
+    TRY(plan_read_word(&at, phase, "norm", "|plain|fused|", *norm, norm, err));
 out:
     return st;
 }
@@ -119,8 +118,12 @@ static enum status read_phases(const struct jdoc *doc, struct plan *p, struct er
 {
     enum status st = OK;
     const struct jdoc *phases = jdoc_get_value(doc, "phases");
-    const char *attention[2], *norm[2];
+    const struct jdoc *section = jdoc_get_value(doc, "attention");
+    const char *said = section ? plan_read_member(section, "placement") : NULL;
+    const char *placement = said ? said : "heads", *attention[2] = {placement, placement};
+    const char *norm[2] = {"plain", "plain"};
     char where[160];
+    p->home = strcmp(placement, "home") == 0;
     if (!phases)
         return OK;
     snprintf(where, sizeof where, "%s: phases", p->where);
@@ -132,11 +135,12 @@ static enum status read_phases(const struct jdoc *doc, struct plan *p, struct er
                          "%s: E17 attention is %s in prefill and %s in decode: it decides where "
                          "the KV cache lives, so both must agree",
                          where, attention[0], attention[1]);
-    if (strcmp(attention[0], "heads") != 0)
+    if (said && strcmp(attention[0], said) != 0)
         return base_fail(err, ERR_USAGE,
-                         "%s: E17 attention is home, but rows have no homes in this layout; "
-                         "expected heads",
-                         where);
+                         "%s: E17 attention is %s, attention.placement %s: it decides where the KV "
+                         "cache lives, so both must agree",
+                         where, attention[0], said);
+    p->home = strcmp(attention[0], "home") == 0;
     TRY(read_linears(phases, p, err));
     p->fused_norm = strcmp(norm[0], "fused") == 0 || strcmp(norm[1], "fused") == 0;
 out:
@@ -149,7 +153,7 @@ static enum status read_fixed(const struct jdoc *doc, struct plan *p, struct err
     static const struct {
         const char *section, *key, *allowed, *rule;
     } fixed[] = {
-        {"attention", "placement", "|heads|", ""},
+        {"attention", "placement", "|heads|home|", ""},
         {"attention", "kv_replication", "|auto|none|", ""},
         {"logits", "gather", "|full|", ""},
         {"logits", "dtype", "|f32|", "E22 logits travel unquantised: "},

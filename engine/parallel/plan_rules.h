@@ -35,6 +35,7 @@ struct plan {
     bool kv_replication; /* KV heads may be held by several ranks */
     bool fused_norm;     /* unscaled products, divided by the norm afterwards */
     enum plan_many many; /* the form of steps of many rows */
+    bool home;           /* attention has whole sequences: plan_attention */
     int32_t prefill_rows;
     struct plan_rule rules[PLAN_RULES_MAX];
 };

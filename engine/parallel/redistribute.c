@@ -87,15 +87,26 @@ void redistribute_close(struct redistribute *r)
 
 /* ---- shapes ---- */
 
+static struct span held_of_cut(const struct mesh *m, const struct extent *e, const struct spread *s,
+                               int32_t dim, int32_t rank)
+{
+    struct spread outer = *s;
+    while (e->pieces % spread_pieces(m, &outer, dim) != 0)
+        outer.count[dim]--;
+    const int32_t n = spread_pieces(m, &outer, dim), first = spread_index(m, &outer, dim, rank);
+    const int64_t begin = e->cut[e->pieces / n * first], end = e->cut[e->pieces / n * (first + 1)];
+    const int32_t inner = spread_pieces(m, s, dim) / n;
+    const struct span part =
+        placement_block(end - begin, inner, spread_index(m, s, dim, rank) % inner);
+    return (struct span){begin + part.begin, begin + part.end};
+}
+
 struct span redistribute_held(const struct mesh *m, const struct matrix *x, const struct spread *s,
                               int32_t dim, int32_t rank)
 {
     const struct extent *e = &x->dim[dim];
-    if (e->cut) {
-        const int32_t n = spread_pieces(m, s, dim), index = spread_index(m, s, dim, rank);
-        CHECK(e->pieces % n == 0);
-        return (struct span){e->cut[e->pieces / n * index], e->cut[e->pieces / n * (index + 1)]};
-    }
+    if (e->cut)
+        return held_of_cut(m, e, s, dim, rank);
     const struct span units = spread_span(m, s, dim, e->units, rank);
     return (struct span){units.begin * e->unit, units.end * e->unit};
 }

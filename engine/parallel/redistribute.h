@@ -13,8 +13,10 @@
 #include "engine/parallel/spread.h"
 
 /* A dimension: so many units (rows, heads, columns) of `unit` elements each; units are not cut.
- * Blocks of other sizes than the balanced rule's: `cut` has the pieces + 1 boundaries, in elements,
- * of the finest split in use; borrowed. */
+ * Blocks of other sizes than the balanced rule's: `cut` has the pieces + 1 boundaries, in elements;
+ * borrowed. As many outer axes as end between whole pieces are cut there, and what they hold is
+ * split evenly by the inner ones: gathering the innermost axis gives a whole outer block here too.
+ */
 struct extent {
     int64_t units;
     int32_t unit;

@@ -7,6 +7,7 @@
 #include "kernels/handles.h"
 
 #define CPU_PANEL 32                   /* outputs per weight panel */
+#define CPU_LINE 64                    /* bytes of a line of a panel of 16-bit types */
 #define CPU_TILE_ROWS 12               /* most rows of one inner kernel of linear */
 #define CPU_WIDE_ROWS 4                /* up to here there are kernels over several panels */
 #define CPU_DTYPES (DTYPE_F8_E4M3 + 1) /* F32, F16, BF16, F8_E4M3 */
@@ -14,8 +15,8 @@
 #define CPU_STAGE 128                  /* columns per step of weight_put */
 
 /* acc[panels][rows][32] (+)= x[k][rows] * panel[k][32], ascending k, fused; `first` starts from 0.
- * Panels lie panel_bytes apart, and so do their scales, [32], which hold for all of these k (only
- * with F8_E4M3). */
+ * Panels lie panel_bytes apart. Only with F8_E4M3: so do their scales, [32], which hold for all of
+ * these k; w is a pair of lines, and odd when k begins with the second of it. */
 struct cpu_tile {
     float *acc;
     const float *x;
@@ -23,7 +24,7 @@ struct cpu_tile {
     const float *scale;
     size_t panel_bytes;
     int32_t k;
-    bool first;
+    bool first, odd;
 };
 typedef void (*cpu_tile_fn)(const struct cpu_tile *tile);
 
@@ -47,7 +48,7 @@ struct cpu_isa {
     cpu_tile_fn tile[CPU_DTYPES][CPU_TILE_ROWS + 1]; /* [dtype][rows], one panel */
     cpu_tile_fn wide[CPU_DTYPES][CPU_WIDE_ROWS + 1]; /* wide_panels[rows] panels at once */
     /* n lines of F8_E4M3 as F32, once for many tiles */
-    void (*widen)(float *lines, const unsigned char *w, const float *scale, int32_t n);
+    void (*widen)(float *lines, const unsigned char *w, const float *scale, bool odd, int32_t n);
     int32_t wide_panels[CPU_WIDE_ROWS + 1];
     bool
         tile_streams; /* false: keep the k of one call in the L1 cache, the kernel reads it twice */
@@ -116,8 +117,8 @@ size_t layout_panel_bytes(const struct weight_spec *spec);
 bool layout_holds(enum dtype dtype);
 /* The scales of column k in a panel: [32]. */
 float *layout_scale(const struct weight_spec *spec, const unsigned char *panel, int32_t k);
-/* Place of output j of 32 within a line of a panel. */
-int32_t layout_lane(enum dtype t, int32_t j);
+/* Byte of output j of 32 in line k of a panel. */
+size_t layout_place(enum dtype t, int32_t k, int32_t j);
 struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage);
 void layout_weight_close(struct weight *w);
 void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,

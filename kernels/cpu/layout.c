@@ -2,9 +2,10 @@
  * panel zero padded, so that vector lanes hold different outputs and every output is one ascending
  * chain over k. Loading a model is one pass of weight_put over it, so whole panels go through a
  * small staged transpose; parts of a panel (the seam between two tensors fused into one weight)
- * take an element-wise path. Behind the codes of an F8_E4M3 panel are its scales, [scales][32], so
- * that panels stay whole wherever they are sent. Keys are stored transposed, [head_dim][16
- * positions]: lanes hold keys.
+ * take an element-wise path. Lines of F8_E4M3 lie in pairs of 64 bytes, where each 32 bits hold two
+ * outputs of two k, so that shifts alone widen them in place. Behind the codes of a panel are its
+ * scales, [scales][32], so that panels stay whole wherever they are sent. Keys are stored
+ * transposed, [head_dim][16 positions]: lanes hold keys.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -41,9 +42,13 @@ size_t layout_weight_bytes(const struct weight_spec *spec)
     return ((size_t)spec->out + CPU_PANEL - 1) / CPU_PANEL * layout_panel_bytes(spec);
 }
 
-int32_t layout_lane(enum dtype t, int32_t j)
+size_t layout_place(enum dtype t, int32_t k, int32_t j)
 {
-    return t == DTYPE_BF16 ? (j < 16 ? 2 * j : 2 * (j - 16) + 1) : j;
+    const size_t side = (size_t)j / 16, lane = (size_t)j % 16, line = (size_t)k;
+    if (t == DTYPE_F8_E4M3)
+        return line / 2 * CPU_LINE + 4 * lane + 2 * side + line % 2;
+    const size_t at = t == DTYPE_BF16 ? 2 * lane + side : (size_t)j;
+    return (line * CPU_PANEL + at) * dtype_size(t);
 }
 
 struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage)
@@ -87,7 +92,7 @@ static void put_panel(struct weight *w, unsigned char *panel, const struct sourc
     }
 }
 
-static void put_row(struct weight *w, unsigned char *panel, int32_t lane, const unsigned char *src,
+static void put_row(struct weight *w, unsigned char *panel, int32_t j, const unsigned char *src,
                     enum dtype src_dtype)
 {
     const struct cpu_isa *isa = cpu_of(w->backend)->isa;
@@ -98,8 +103,7 @@ static void put_row(struct weight *w, unsigned char *panel, int32_t lane, const 
         const int32_t k = w->spec.in - c < CPU_STAGE ? w->spec.in - c : CPU_STAGE;
         isa->convert(line, t, src + (size_t)c * from, src_dtype, k);
         for (int32_t i = 0; i < k; i++)
-            memcpy(panel + ((size_t)(c + i) * CPU_PANEL + (size_t)lane) * size,
-                   line + (size_t)i * size, size);
+            memcpy(panel + layout_place(t, c + i, j), line + (size_t)i * size, size);
     }
 }
 
@@ -130,8 +134,7 @@ void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *
             put_panel(w, panel, &from, n);
         } else {
             for (int32_t i = 0; i < n; i++)
-                put_row(w, panel, layout_lane(w->spec.dtype, j + i), from.data + (size_t)i * stride,
-                        src_dtype);
+                put_row(w, panel, j + i, from.data + (size_t)i * stride, src_dtype);
         }
         from.data += (size_t)n * stride;
         row += n;
@@ -155,9 +158,9 @@ void layout_weight_scale(struct weight *w, int32_t row, int32_t rows, const floa
 void layout_weight_get(const struct weight *w, int32_t row, float *dst)
 {
     const unsigned char *panel = panel_of(w, row);
-    const size_t lane = (size_t)layout_lane(w->spec.dtype, row % CPU_PANEL);
     for (int32_t k = 0; k < w->spec.in; k++) {
-        dst[k] = dtype_load(panel, w->spec.dtype, (size_t)k * CPU_PANEL + lane);
+        dst[k] =
+            dtype_load(panel + layout_place(w->spec.dtype, k, row % CPU_PANEL), w->spec.dtype, 0);
         if (w->spec.dtype == DTYPE_F8_E4M3)
             dst[k] *= layout_scale(&w->spec, panel, k)[row % CPU_PANEL];
     }

@@ -112,7 +112,6 @@ static void leaf(const struct job *j, float *acc, const unsigned char *panel, in
                  int32_t from, int32_t to)
 {
     const struct weight_spec *spec = &j->w->spec;
-    const size_t line = CPU_PANEL * dtype_size(spec->dtype);
     ALIGNED64 float lines[BLOCK_BYTES / sizeof(float)];
     if (from == to)
         memset(acc, 0, (size_t)panels * (size_t)j->rows * CPU_PANEL * sizeof *acc);
@@ -120,14 +119,15 @@ static void leaf(const struct job *j, float *acc, const unsigned char *panel, in
         n = least(least(to, backend_scale_end(spec, k)) - k, j->block);
         struct cpu_tile block = {
             .acc = acc,
-            .w = panel + (size_t)k * line,
+            .w = panel + layout_place(spec->dtype, spec->dtype == DTYPE_F8_E4M3 ? k / 2 * 2 : k, 0),
             .scale = layout_scale(spec, panel, k),
             .panel_bytes = layout_panel_bytes(spec),
             .k = n,
             .first = k == from,
+            .odd = k % 2 != 0,
         };
         if (j->widens) {
-            j->isa->widen(lines, block.w, block.scale, n);
+            j->isa->widen(lines, block.w, block.scale, block.odd, n);
             block.w = (const unsigned char *)lines;
         }
         block_run(j, &block, j->widens ? DTYPE_F32 : spec->dtype, panels, k);
@@ -186,7 +186,7 @@ static void chunk_run(struct cpu_backend *c, struct job *j)
     j->partial_floats = c->partial_floats;
     j->packed = j->rows == 1 ? j->x : c->packed;
     j->group = j->rows <= CPU_WIDE_ROWS ? c->isa->wide_panels[j->rows] : 1;
-    j->widens = spec->dtype == DTYPE_F8_E4M3 && j->tiles > 1;
+    j->widens = spec->dtype == DTYPE_F8_E4M3 && j->tiles > 2;
     j->block = BLOCK_BYTES / (int32_t)(CPU_PANEL * dtype_size(j->widens ? DTYPE_F32 : spec->dtype));
     if (j->tiles == 1 && (c->isa->tile_streams || j->rows <= 2))
         j->block = spec->in > 0 ? spec->in : 1; /* all of K */

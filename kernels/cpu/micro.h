@@ -16,13 +16,17 @@ static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
 
 /* ---- linear ---------------------------------------------------------------------------------- */
 
-#define F8_SCALE 0x1p8f /* v16_load_f8 gives values 2^-8 times too small; exact to undo */
+/* v16_load_f8 and v16_line_f8 give values so many times too small; exact to undo. */
+#define F8_SCALE 0x1p8f
+#define F8_LINE_SCALE 0x1p120f
 
-/* Outputs 0..15 (side 0) or 16..31 (side 1) of one line of a panel; F8_E4M3 before the scale. */
-V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const ptrdiff_t side)
+/* Outputs 0..15 (side 0) or 16..31 (side 1) of a line of a panel; of F8_E4M3 of a line of a pair,
+ * before the scale. */
+V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const ptrdiff_t line,
+                           const ptrdiff_t side)
 {
     if (t == DTYPE_F8_E4M3)
-        return v16_load_f8(w + 16 * side);
+        return v16_line_f8(w, line, side);
     if (t == DTYPE_BF16)
         return side == 0 ? v16_even_bf16(w) : v16_odd_bf16(w);
     if (t == DTYPE_F16)
@@ -48,45 +52,68 @@ V16_TEMPLATE v16 tile_scale(const struct tile_args *a, const int cols, const ptr
                             const ptrdiff_t i)
 {
     const size_t panel = (size_t)(i / cols) * (a->t.panel_bytes / sizeof(float));
-    return v16_mul(v16_load(a->t.scale + panel + 16 * (side + i % cols)), v16_set1(F8_SCALE));
+    return v16_mul(v16_load(a->t.scale + panel + 16 * (side + i % cols)), v16_set1(F8_LINE_SCALE));
+}
+
+/* What stays in registers over all of k. */
+struct tile_sums {
+    v16 acc[V16_ROWS * V16_COLS + 8], scale[8];
+};
+
+/* Lines [first, last) of a pair of F8_E4M3, else the only one of 0, 1. */
+V16_TEMPLATE void tile_lines(struct tile_sums *b, const struct tile_args *a, const float *x,
+                             const unsigned char *w, const int rows, const int panels,
+                             const int cols, const ptrdiff_t side, const enum dtype t,
+                             const ptrdiff_t first, const ptrdiff_t last)
+{
+    foreach(q, panels) {
+        const unsigned char *p = w + (size_t)q * a->t.panel_bytes;
+        v16_prefetch(p + AHEAD / panels);
+        if (t == DTYPE_F32)
+            v16_prefetch(p + AHEAD / panels + 64);
+        v16 *sum = b->acc + q * rows * cols;
+        foreach(l, last - first) {
+            v16 v[2];
+            foreach(c, cols) {
+                v[c] = line_load(t, p, first + l, side + c);
+                if (t == DTYPE_F8_E4M3)
+                    v[c] = v16_mul(v[c], b->scale[q * cols + c]);
+            }
+            foreach(i, rows) {
+                v16 r = v16_set1(x[l * a->rows + i]);
+                foreach(c, cols)
+                    sum[i * cols + c] = v16_fma(r, v[c], sum[i * cols + c]);
+            }
+        }
+    }
 }
 
 /* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
 V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const int panels,
                              const int cols, const ptrdiff_t side, const enum dtype t)
 {
-    v16 acc[V16_ROWS * V16_COLS + 8], scale[8];
-    const size_t line = CPU_PANEL * (t == DTYPE_F32 ? 4 : t == DTYPE_F8_E4M3 ? 1 : 2);
+    struct tile_sums b;
+    const ptrdiff_t lines = t == DTYPE_F8_E4M3 ? 2 : 1;
+    const size_t bytes = t == DTYPE_F32 ? 2 * CPU_LINE : CPU_LINE;
     const ptrdiff_t sums = (ptrdiff_t)panels * rows * cols;
     foreach(i, sums)
-        acc[i] = a->t.first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
+        b.acc[i] = a->t.first ? v16_zero() : v16_load(tile_place(a, rows, cols, side, i));
     const ptrdiff_t scales = t == DTYPE_F8_E4M3 ? (ptrdiff_t)panels * cols : 0;
     foreach(i, scales)
-        scale[i] = tile_scale(a, cols, side, i);
-    const float *x = a->t.x;
+        b.scale[i] = tile_scale(a, cols, side, i);
+    const float *x = a->t.x, *end = x + (ptrdiff_t)a->t.k * a->rows;
     const unsigned char *w = a->t.w;
-    for (int32_t k = 0; k < a->t.k; k++, x += a->rows, w += line) {
-        foreach(q, panels) {
-            const unsigned char *p = w + (size_t)q * a->t.panel_bytes;
-            v16 b[2];
-            foreach(c, cols) {
-                b[c] = line_load(t, p, side + c);
-                if (t == DTYPE_F8_E4M3)
-                    b[c] = v16_mul(b[c], scale[q * cols + c]);
-            }
-            v16_prefetch(p + AHEAD / panels);
-            if (t == DTYPE_F32)
-                v16_prefetch(p + AHEAD / panels + 64);
-            v16 *sum = acc + q * rows * cols;
-            foreach(i, rows) {
-                v16 v = v16_set1(x[i]);
-                foreach(c, cols)
-                    sum[i * cols + c] = v16_fma(v, b[c], sum[i * cols + c]);
-            }
-        }
+    if (lines == 2 && a->t.odd && x < end) {
+        tile_lines(&b, a, x, w, rows, panels, cols, side, t, 1, 2);
+        x += a->rows;
+        w += bytes;
     }
+    for (; x + (lines - 1) * a->rows < end; x += lines * a->rows, w += bytes)
+        tile_lines(&b, a, x, w, rows, panels, cols, side, t, 0, lines);
+    if (lines == 2 && x < end)
+        tile_lines(&b, a, x, w, rows, panels, cols, side, t, 0, 1);
     foreach(i, sums)
-        v16_store(tile_place(a, rows, cols, side, i), acc[i]);
+        v16_store(tile_place(a, rows, cols, side, i), b.acc[i]);
 }
 
 /* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows.
@@ -110,14 +137,20 @@ V16_TEMPLATE void tile_rows(const struct cpu_tile *tile, const int rows, const i
     }
 }
 
-/* n lines of F8_E4M3 as F32 lines. */
-static void widen(float *lines, const unsigned char *w, const float *scale, int32_t n)
+/* n lines of F8_E4M3 as F32 lines; odd: from the second of a pair on. */
+static void widen(float *lines, const unsigned char *w, const float *scale, bool odd, int32_t n)
 {
-    const v16 low = v16_mul(v16_load(scale), v16_set1(F8_SCALE));
-    const v16 high = v16_mul(v16_load(scale + 16), v16_set1(F8_SCALE));
-    for (int32_t k = 0; k < n; k++, w += CPU_PANEL, lines += CPU_PANEL) {
-        v16_store(lines, v16_mul(v16_load_f8(w), low));
-        v16_store(lines + 16, v16_mul(v16_load_f8(w + 16), high));
+    const v16 low = v16_mul(v16_load(scale), v16_set1(F8_LINE_SCALE));
+    const v16 high = v16_mul(v16_load(scale + 16), v16_set1(F8_LINE_SCALE));
+    for (int32_t k = odd ? -1 : 0; k < n; k += 2, w += CPU_LINE) {
+        v16_prefetch(w + AHEAD);
+        foreach(l, 2) {
+            if (k + l < 0 || k + l == n)
+                continue;
+            float *line = lines + (k + l) * CPU_PANEL;
+            v16_store(line, v16_mul(v16_line_f8(w, l, 0), low));
+            v16_store(line + 16, v16_mul(v16_line_f8(w, l, 1), high));
+        }
     }
 }
 
@@ -222,27 +255,27 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
     }
 }
 
-/* 64 k of 32 staged rows become lines: four of them travel as a word. */
+/* 64 k of 32 staged rows become pairs of lines: four codes of a row travel as a word. */
 static void interleave_f8(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k)
 {
-    v16 r[16];
+    v16 r[2][16];
     for (int32_t c = 0; c < k; c += 64) {
-        const int32_t n = k - c < 64 ? k - c : 64;
-        for (int32_t half = 0; half < 2; half++) {
-            for (int32_t j = 0; j < 16; j++) {
-                const unsigned char *p = stage + (size_t)(16 * half + j) * pitch + c;
-                r[j] = v16_load((const float *)(const void *)p);
-            }
-            v16_transpose(r);
-            unsigned char *line = panel + (size_t)c * CPU_PANEL + (size_t)(16 * half);
-            for (int32_t i = 0; i < n; i++)
-                v16_store_byte(line + (size_t)i * CPU_PANEL, r[i / 4], i % 4);
+        const int32_t pairs = ((k - c < 64 ? k - c : 64) + 1) / 2;
+        for (int32_t j = 0; j < CPU_PANEL; j++)
+            r[j / 16][j % 16] = v16_load((const void *)(stage + (size_t)j * pitch + c));
+        v16_transpose(r[0]);
+        v16_transpose(r[1]);
+        float *pair = (float *)(void *)(panel + (size_t)c * CPU_PANEL);
+        for (int32_t i = 0; i < pairs; i++, pair += 16) {
+            const v16 a = r[0][i / 2], b = r[1][i / 2];
+            v16_stream(pair, i % 2 == 0 ? v16_low_halves(a, b) : v16_high_halves(a, b));
         }
     }
+    v16_stream_end();
 }
 
 /* Sixteen k of 32 staged rows become lines. 16-bit types travel as pairs in 32-bit lanes: bf16
- * pairs outputs j and 16 + j, f16 pairs 2j and 2j + 1, see layout_lane. */
+ * pairs outputs j and 16 + j, f16 pairs 2j and 2j + 1, see layout_place. */
 static void interleave(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
                        enum dtype dtype)
 {

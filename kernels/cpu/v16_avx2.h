@@ -248,14 +248,40 @@ V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
                   _mm256_or_ps(a.hi, _mm256_castsi256_ps(hi)));
 }
 
-V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
+V16_INLINE __m256i v16_half_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
-    const __m256i shift = _mm256_set1_epi32(8 * index), low = _mm256_set1_epi32(0xff);
-    __m256i lo = _mm256_and_si256(_mm256_srlv_epi32(_mm256_castps_si256(a.lo), shift), low);
-    __m256i hi = _mm256_and_si256(_mm256_srlv_epi32(_mm256_castps_si256(a.hi), shift), low);
-    __m256i h = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
-    _mm_storeu_si128((__m128i *)(void *)p,
-                     _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+    const __m256i codes = v16_line(p);
+    __m256i h = _mm256_srai_epi16(line == 0 ? _mm256_slli_epi16(codes, 8) : codes, 4);
+    h = _mm256_and_si256(h, _mm256_set1_epi16((short)0x87f0));
+    return side == 0 ? _mm256_slli_epi32(h, 16)
+                     : _mm256_and_si256(h, _mm256_set1_epi32((int)0xffff0000u));
+}
+
+V16_INLINE v16 v16_line_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
+{
+    return v16_of_int(v16_half_f8(p, line, side), v16_half_f8(p + 32, line, side));
+}
+
+V16_INLINE __m256i v16_low_half(__m256 a, __m256 b)
+{
+    __m256i high = _mm256_slli_epi32(_mm256_castps_si256(b), 16);
+    return _mm256_blend_epi16(_mm256_castps_si256(a), high, 0xaa);
+}
+
+V16_INLINE v16 v16_low_halves(v16 a, v16 b)
+{
+    return v16_of_int(v16_low_half(a.lo, b.lo), v16_low_half(a.hi, b.hi));
+}
+
+V16_INLINE __m256i v16_high_half(__m256 a, __m256 b)
+{
+    __m256i low = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
+    return _mm256_blend_epi16(low, _mm256_castps_si256(b), 0xaa);
+}
+
+V16_INLINE v16 v16_high_halves(v16 a, v16 b)
+{
+    return v16_of_int(v16_high_half(a.lo, b.lo), v16_high_half(a.hi, b.hi));
 }
 
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)

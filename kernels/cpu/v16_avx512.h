@@ -194,10 +194,26 @@ V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
     return _mm512_mask_mov_ps(a, nan, _mm512_set1_ps(NAN));
 }
 
-V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
+V16_INLINE v16 v16_line_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
-    __m512i u = _mm512_srlv_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(8 * index));
-    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(u));
+    const __m512i codes = _mm512_loadu_si512(p);
+    __m512i h = _mm512_srai_epi16(line == 0 ? _mm512_slli_epi16(codes, 8) : codes, 4);
+    h = _mm512_and_si512(h, _mm512_set1_epi16((short)0x87f0));
+    return _mm512_castsi512_ps(side == 0
+                                   ? _mm512_slli_epi32(h, 16)
+                                   : _mm512_and_si512(h, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+V16_INLINE v16 v16_low_halves(v16 a, v16 b)
+{
+    __m512i high = _mm512_slli_epi32(_mm512_castps_si512(b), 16);
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_castps_si512(a), high));
+}
+
+V16_INLINE v16 v16_high_halves(v16 a, v16 b)
+{
+    __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(b)));
 }
 
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)

@@ -219,11 +219,24 @@ V16_INLINE v16 v16_nan_f8(v16 a, const unsigned char *p)
     V16_EACH((p[i] & 0x7fu) == DTYPE_E4M3_NAN ? NAN : a.l[i]);
 }
 
-/* Byte `index` of each lane, from the lowest on. */
-V16_INLINE void v16_store_byte(unsigned char *p, v16 a, int32_t index)
+/* Half a line of a pair of E4M3 lines, times 2^-120: the codes' bits in a float's places. NaN codes
+ * are not known. Subnormal codes are subnormal floats, which some processors multiply slowly; they
+ * are rare, one in thousands of a normal distribution. */
+V16_INLINE v16 v16_line_f8(const unsigned char *p, ptrdiff_t line, ptrdiff_t side)
 {
-    for (int i = 0; i < 16; i++)
-        p[i] = (unsigned char)(v16_bits(a.l[i]) >> (8 * index));
+    p += 2 * side + line;
+    V16_EACH(v16_float((p[4 * i] & 0x80u) << 24 | (p[4 * i] & 0x7fu) << 20));
+}
+
+/* Lanes of 32 bits: the low or the high halves of b << 16 | those of a. */
+V16_INLINE v16 v16_low_halves(v16 a, v16 b)
+{
+    V16_EACH(v16_float(v16_bits(b.l[i]) << 16 | (v16_bits(a.l[i]) & 0xffffu)));
+}
+
+V16_INLINE v16 v16_high_halves(v16 a, v16 b)
+{
+    V16_EACH(v16_float((v16_bits(b.l[i]) & 0xffff0000u) | v16_bits(a.l[i]) >> 16));
 }
 
 /* Lanes of 32 bits, hi << 16 | lo. */

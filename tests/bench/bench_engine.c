@@ -19,7 +19,9 @@ static const struct step_limits limits = {.slots = SLOTS,
                                           .table_cols = CONTEXT / BACKEND_BLOCK_TOKENS,
                                           .vocab = 1000,
                                           .blocks = SLOTS * CONTEXT / BACKEND_BLOCK_TOKENS,
-                                          .history_max = CONTEXT};
+                                          .history_max = CONTEXT,
+                                          .homes = 1,
+                                          .home_rows = 512};
 
 struct rank {
     int fd;

@@ -28,9 +28,11 @@ STEPS = [("prefill 128", 128), ("prefill 2k", 2048), ("prefill 8k", 8192), ("dec
          ("decode 8", 8), ("decode 32", 32)]
 LAYOUTS = {
     4: [("1d", None), ("1d_sp", None), ("2d", None), ("2.5d", "1,2,2"), ("3d", "1,2,2"),
-        ("3d", "2,2,1")],
-    8: [("1d", None), ("1d_sp", None), ("2.5d", "2,2,2"), ("3d", "2,2,2"), ("3d", "1,4,2")],
+        ("3d", "2,2,1"), ("3d_gathered", "2,2,1")],
+    8: [("1d", None), ("1d_sp", None), ("2.5d", "2,2,2"), ("3d", "2,2,2"),
+        ("3d_gathered", "2,2,2"), ("3d", "1,4,2")],
 }  # 8 ranks are no square: there is no 2d
+WEIGHT_BYTES = 2  # CONFIG's dtype
 
 
 def plan(binary, model, ranks, *options):
@@ -46,11 +48,12 @@ def closed_form(shape, mode, mesh, ranks, rows, many):
     """Bytes of one layer, of the rank that receives most."""
     def step(layers, rank):
         deep = shape._replace(layers=layers)
-        if mode == "3d":
+        if mode.startswith("3d"):
             w, a, b = map(int, mesh.split(","))
             place = rank % w, rank // w % a, rank // (w * a)
-            return mode_bytes.stationary(deep, (w, a, b), place, rows, [])
-        return mode_bytes.step_bytes(deep, mode, ranks, rank, rows, [], many, weight_size=2)
+            travels = WEIGHT_BYTES if mode == "3d_gathered" else 0
+            return mode_bytes.stationary(deep, (w, a, b), place, rows, [], travels)
+        return mode_bytes.step_bytes(deep, mode, ranks, rank, rows, [], many, WEIGHT_BYTES)
     return max(step(2, rank) - step(1, rank) for rank in range(ranks))
 
 

@@ -236,7 +236,7 @@ def test_infinite_weight(serve, tmp_path):
 
 
 def test_tools(tmp_path):
-    """inspect knows whose the scales are; shard and synth refuse."""
+    """inspect knows whose the scales are; synth refuses."""
     model = broken(tmp_path)
     entries = {entry["name"]: entry
                for entry in json.loads(run("inspect", model, "-tp", 2, "--json").stdout)}
@@ -244,7 +244,5 @@ def test_tools(tmp_path):
     rows, cols = fp8.read(model)[DOWN + "_scale_inv"].shape
     assert scales["slices"][0]["cols"][0] == 0 and scales["slices"][1]["cols"][1] == cols
     assert all(part["rows"] == [0, rows] for part in scales["slices"])
-    done = run("shard", model, "-tp", 2, "-o", tmp_path / "shards")
-    assert done.returncode == 3 and "quantised" in done.stderr
     done = run("synth", "--config", model / "config.json", "-o", tmp_path / "synth")
     assert done.returncode == 2 and "quantization_config" in done.stderr

@@ -113,7 +113,7 @@ def test_lost_while_idle(serve, synthetic):
 
 @pytest.mark.sanitized
 def test_hung_rank(serve, synthetic):
-    server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
+    server = serve(synthetic, "-tp", 2, "--step-timeout", PATIENCE)
     wanted = [answer(server, REQUESTS[0])]
 
     def stop(server):
@@ -146,7 +146,7 @@ def read_by_ranks(server):
 
 def test_weights_are_kept(serve, synthetic):
     """What a rank that died had read need not be read again; of one that hung it is."""
-    server = serve(synthetic, "-tp", 2, "--step-timeout", 1)
+    server = serve(synthetic, "-tp", 2, "--step-timeout", PATIENCE)
     first = read_by_ranks(server)
     assert min(first) > 8 << 20
     wanted = server.token_ids(PROMPT, 20)
@@ -166,7 +166,7 @@ class Hung:
 
     def __init__(self, serve, directory):
         self.model, _ = hollow_checkpoint(directory)
-        self.server = serve(self.model, "-tp", 2, "--step-timeout", 1)
+        self.server = serve(self.model, "-tp", 2, "--step-timeout", PATIENCE)
         self.pool = concurrent.futures.ThreadPoolExecutor(1)
 
     def __enter__(self):
@@ -229,7 +229,7 @@ def test_stopped_twice_while_recovering(serve, tmp_path):
 @pytest.mark.sanitized
 def test_lost_while_draining(serve, synthetic):
     """Streams that the end of the server waits for outlive a rank too; nothing else is taken."""
-    server = serve(synthetic, "-tp", 2)
+    server = serve(synthetic, "-tp", 2, "--drain-timeout", 300)
     tokens = 1500 // SHORTER
     wanted = server.token_ids(PROMPT, tokens)
     stream = server.stream(PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True,
@@ -258,7 +258,7 @@ def test_model_changed_meanwhile(serve, synthetic, tmp_path, name, change, lose,
     """Answers go on as the model they began with would have had them, or not at all."""
     model = tmp_path / "model"
     shutil.copytree(synthetic, model)
-    server = serve(model, "-tp", 2, "--step-timeout", 1)
+    server = serve(model, "-tp", 2, "--step-timeout", PATIENCE)
     wanted = server.token_ids(PROMPT, 20)
     before = (model / name).read_bytes()
     (model / name).unlink()

@@ -8,8 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct step_limits limits = {
-    .slots = 8, .rows = 64, .table_cols = 16, .vocab = 4096, .blocks = 100, .history_max = 256};
+static const struct step_limits limits = {.slots = 8,
+                                          .rows = 64,
+                                          .table_cols = 16,
+                                          .vocab = 4096,
+                                          .blocks = 100,
+                                          .history_max = 256,
+                                          .homes = 3,
+                                          .home_rows = 22};
 
 static void check_rows(const struct step *s)
 {
@@ -56,7 +62,8 @@ static void check_slots(const struct step *s)
     CHECK(s->opens >= 0 && s->opens <= limits.slots);
     for (int32_t i = 0; i < s->opens; i++) {
         const struct step_open *o = &s->open[i];
-        CHECK(o->slot >= 0 && o->slot < limits.slots && o->home == 0);
+        CHECK(o->slot >= 0 && o->slot < limits.slots);
+        CHECK(o->home >= 0 && o->home < limits.homes);
         CHECK(o->history >= 1 && o->history <= limits.history_max);
         CHECK(o->rules.prompt >= 1 && o->rules.prompt <= o->history);
         check_ids(o->tokens, o->history);

@@ -13,6 +13,9 @@ Independent of the engine.  The layouts:
   2d, 2.5d with many rows: SUMMA, weights travel
   3d, 3d_gathered with many rows: the residual stream at rest is split by rows over (w, a) and by
           columns over b; the MLP by rows over (w, b)
+With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, those between
+such ends evenly where axes do not count homes, and attention has the rows of one home and the heads
+of one column of the mesh.  Homes are counted by depth or w, and in it by row or b.
 """
 
 import argparse
@@ -40,10 +43,37 @@ def size(units, *places):
     return end - begin
 
 
-def among(sampled, rows, *places):
-    """How many of the sampled rows lie in a block of rows."""
-    begin, end = block(rows, *places)
-    return sum(begin <= row < end for row in sampled)
+class Rows:
+    """Of a step: so many, cut evenly, or a list of how many each home has."""
+
+    def __init__(self, rows):
+        self.at_home = not isinstance(rows, int)
+        self.homes = list(rows) if self.at_home else None
+        self.count = sum(rows) if self.at_home else rows
+
+    @staticmethod
+    def of(rows):
+        return rows if isinstance(rows, Rows) else Rows(rows)
+
+    def block(self, *places):
+        if not self.at_home:
+            return block(self.count, *places)
+        outer = list(places)
+        while len(self.homes) % math.prod(count for _, count in outer):
+            outer.pop()
+        first, past = block(len(self.homes), *outer)  # whole homes
+        begin, end = sum(self.homes[:first]), sum(self.homes[:past])
+        inner = block(end - begin, *places[len(outer):])
+        return begin + inner[0], begin + inner[1]
+
+    def size(self, *places):
+        begin, end = self.block(*places)
+        return end - begin
+
+    def among(self, sampled, *places):
+        """How many of the sampled rows lie in a block of rows."""
+        begin, end = self.block(*places)
+        return sum(begin <= row < end for row in sampled)
 
 
 class Widths:
@@ -90,16 +120,16 @@ def logits(shape, rows, sampled, reducing, table, others=()):
     own, count = size(shape.vocab, *table, *others), len(sampled)
     summed, turned = count, 0
     if turns(shape, reducing, table, others):  # a row where it is from
-        summed = among(sampled, rows, *others)
+        summed = rows.among(sampled, *others)
         turned = count - summed
     return ((reducing - 1) * summed * size(shape.vocab, *table) + turned * own
             + count * (shape.vocab - own))
 
 
 def sequence_parallel(shape, ranks, rank, rows, sampled):
-    own, width, at = size(rows, (rank, ranks)), shape.hidden, (rank, ranks)
-    scatter, gather = (ranks - 1) * own * width, (rows - own) * width
-    head = (len(sampled) - among(sampled, rows, at)) * width
+    own, width, at = rows.size((rank, ranks)), shape.hidden, (rank, ranks)
+    scatter, gather = (ranks - 1) * own * width, (rows.count - own) * width
+    head = (len(sampled) - rows.among(sampled, at)) * width
     head += len(sampled) * (shape.vocab - size(shape.vocab, at))
     return WORD * (scatter + shape.layers * 2 * (gather + scatter) + head)
 
@@ -131,13 +161,19 @@ def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True)
     element of the weights that travel."""
     (w, a, b), (i, j, l) = mesh, place
     at_w, at_a, at_b = (i, w), (j, a), (l, b)
-    m, own = Widths(shape, w * a * b), size(rows, at_w)
+    rows = Rows.of(rows)
+    m, own = Widths(shape, a if rows.at_home else w * a * b), rows.size(at_w)
     hidden, rest = m.hidden(at_b), m.hidden(at_b, at_a)
     gather, scatter = own * (hidden - rest), (a - 1) * own * rest
-    layer = gather + (b - 1) * own * m.qkv(at_a, at_b)
-    layer += (rows - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
-    layer += own * (m.attended(at_a, at_b) - m.attended(at_a, at_b, at_w))
-    layer += own * (m.attended(at_a) - m.attended(at_a, at_b)) + scatter
+    if rows.at_home:  # sums scattered to the rows of homes, and those gathered
+        home = rows.size(at_w, at_b)
+        layer = (b - 1) * home * m.qkv(at_a) + (own - home) * m.attended(at_a)
+    else:
+        layer = (b - 1) * own * m.qkv(at_a, at_b)
+        layer += (rows.count - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
+        layer += own * (m.attended(at_a, at_b) - m.attended(at_a, at_b, at_w))
+        layer += own * (m.attended(at_a) - m.attended(at_a, at_b))
+    layer += gather + scatter
     layer += gather + (b - 1) * own * m.gate_up(at_a, at_b)
     layer += own * (m.mlp(at_a) - m.mlp(at_a, at_b)) + scatter
     travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
@@ -147,9 +183,9 @@ def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True)
         table, others = [at_a, at_w, at_b], []
         look_up = scatter + (w - 1) * own * hidden
         if a < w:
-            look_up = (a - 1) * rows * rest + (w - 1) * own * rest
+            look_up = (a - 1) * rows.count * rest + (w - 1) * own * rest
     count = len(sampled)
-    head = (count - among(sampled, rows, at_w)) * rest + count * (hidden - rest)
+    head = (count - rows.among(sampled, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, rows, sampled, b, table, others)
     return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
             shape.layers * gathered * travels)
@@ -159,18 +195,23 @@ def by_rows(shape, mesh, place, rows, sampled, gathered=0):
     """Rank (i, j, l): at rest rows (i, j) of hidden block l."""
     (w, a, b), (i, j, l) = mesh, place
     at_w, at_a, at_b = (i, w), (j, a), (l, b)
-    m, own = Widths(shape, w * a * b), size(rows, at_w)
-    rest, other, hidden = size(rows, at_w, at_a), size(rows, at_w, at_b), m.hidden(at_b)
+    rows = Rows.of(rows)
+    m, own = Widths(shape, a if rows.at_home else w * a * b), rows.size(at_w)
+    rest, other, hidden = rows.size(at_w, at_a), rows.size(at_w, at_b), m.hidden(at_b)
     gather, scatter = (own - rest) * hidden, (a - 1) * rest * hidden
-    layer = gather + (b - 1) * own * m.qkv(at_a, at_b)
-    layer += (rows - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
-    layer += own * (m.attended(at_a) - m.attended(at_a, at_b, at_w)) + scatter
+    if rows.at_home:
+        layer = (b - 1) * other * m.qkv(at_a) + (own - other) * m.attended(at_a)
+    else:
+        layer = (b - 1) * own * m.qkv(at_a, at_b)
+        layer += (rows.count - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
+        layer += own * (m.attended(at_a) - m.attended(at_a, at_b, at_w))
+    layer += gather + scatter
     layer += gather + (b - 1) * other * m.gate_up(at_a)
     layer += (own - other) * m.mlp(at_a) + scatter
     travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
     norm = (b - 1) * rest
     look_up, count = (w - 1) * own * hidden + scatter, len(sampled)
-    head = (count - among(sampled, rows, at_w, at_a)) * hidden
+    head = (count - rows.among(sampled, at_w, at_a)) * hidden
     head += logits(shape, rows, sampled, b, [at_a, at_w, at_b])
     return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
             shape.layers * gathered * travels)
@@ -181,8 +222,8 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
     that is how they are stored; what changes places with (k, j, i) is nothing where i is j."""
     k, i, j = place
     at_k, at_i, at_j = (k, depth), (i, q), (j, q)
-    m = Widths(shape, q * q * depth)
-    own, deep, turned = size(rows, at_k, at_i), size(rows, at_k), size(rows, at_k, at_j)
+    m = Widths(shape, q if rows.at_home else q * q * depth)
+    own, deep, turned = rows.size(at_k, at_i), rows.size(at_k), rows.size(at_k, at_j)
     moves = i != j
 
     def product(height, inputs, at_input, outputs, at_output):
@@ -193,9 +234,12 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
         blocks = sum(tiles * inputs(t) for t in others if t != at_input)
         return WORD * panels + weight_size * blocks
 
-    heads = (deep - own) * m.qkv(at_j, at_i) + (rows - deep) * m.qkv(at_j, at_i, at_k)
-    back = deep * (m.attended(at_j, at_i) - m.attended(at_j, at_i, at_k))
-    back += own * (m.attended(at_j) - m.attended(at_j, at_i)) + moves * turned * m.attended(at_i)
+    heads = back = 0
+    if not rows.at_home:  # rows for heads, and back
+        heads = (deep - own) * m.qkv(at_j, at_i) + (rows.count - deep) * m.qkv(at_j, at_i, at_k)
+        back = deep * (m.attended(at_j, at_i) - m.attended(at_j, at_i, at_k))
+        back += own * (m.attended(at_j) - m.attended(at_j, at_i))
+    back += moves * turned * m.attended(at_i)
     down = moves * turned * m.mlp(at_i)
     after = 2 * moves * own * m.hidden(at_j)  # of O and of down
     norm = (q - 1) * own
@@ -208,7 +252,7 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
         look_up = (q - 1) * turned * m.hidden(at_i) + moves * own * m.hidden(at_j)
     else:  # columns for rows first and then summed: as much on average
         look_up = own * (shape.hidden - m.hidden(at_i)) + (q - 1) * own * m.hidden(at_j)
-    count, swapped = len(sampled), among(sampled, rows, at_k, at_j)
+    count, swapped = len(sampled), rows.among(sampled, at_k, at_j)
     head = (moves * swapped + count - swapped) * m.hidden(at_i)
     head += logits(shape, rows, sampled, q, [at_j, at_i], [at_k])
     return WORD * (look_up + norm + head) + shape.layers * layer
@@ -222,9 +266,11 @@ def mesh_place(mode, ranks, rank):
 
 
 def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=4):
-    """sampled: indices of the sampled rows.  many: the step takes the form for many rows."""
+    """rows: their number, or with the KV cache at home that of each home.  sampled: indices of the
+    sampled rows.  many: the step takes the form for many rows."""
+    rows = Rows.of(rows)
     if mode == "1d":
-        step = tp1d_bytes.step_bytes(shape, ranks, rank, rows, len(sampled))
+        step = tp1d_bytes.step_bytes(shape, ranks, rank, rows.count, len(sampled))
         return sum(received for _, received in step.values())
     if mode == "1d_sp":
         return sequence_parallel(shape, ranks, rank, rows, sampled)
@@ -240,6 +286,27 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
     if many:
         return summa(shape, q, depth, (k, i, j), rows, sampled, weight_size)
     return stationary(shape, (depth, q, q), (k, j, i), rows, sampled, table_over_w=False)
+
+
+def homes(mode, ranks):
+    """How many a layout has."""
+    if mode.startswith("3d"):
+        (w, _, b), _ = mesh_place(mode, ranks, 0)
+        return w * b
+    return ranks // (math.isqrt(ranks) if mode == "2d" else 2)
+
+
+def kv_position_bytes(shape, mode, ranks, rank, at_home, element):
+    """Of one position of a sequence, on a rank that has it."""
+    if mode.startswith("3d"):
+        (w, a, b), (i, j, l) = mesh_place(mode, ranks, rank)
+    else:
+        q = math.isqrt(ranks) if mode == "2d" else 2
+        (w, a, b), (i, l, j) = (ranks // q ** 2, q, q), (rank // q ** 2, rank // q % q, rank % q)
+    places = [(j, a)] if at_home else [(j, a), (l, b), (i, w)]
+    group = shape.heads // shape.kv_heads
+    kv = {head // group for head in range(*block(shape.heads, *places))}
+    return 2 * shape.layers * len(kv) * shape.head_dim * element
 
 
 # ---- self-check: the formulas of the literature, where everything divides -----------------------
@@ -262,6 +329,9 @@ def check():
     formula = rows * (4 * h * (q - 1) + params // h * (q - 1)) // q ** 2
     tp1d_bytes.expect("2d stationary, q=2", layer_bytes(shape, "2d", 4, rows),
                       WORD * (formula + 4 * (q - 1) * rows))
+    # At home the same: (q-1)/q of a row's QKV and attention either way.
+    tp1d_bytes.expect("2d stationary at home, q=2", layer_bytes(shape, "2d", 4, [rows // 2] * 2),
+                      WORD * (formula + 4 * (q - 1) * rows))
     # SUMMA: (q-1)/q^2 (T S_in words + W stored), S_in = 2h + A + F; rows for heads and back; the
     # swaps of O and down on rank 1, which is off the diagonal; norms.
     panels = (q - 1) * rows * (2 * h + wide + f) // q ** 2
@@ -270,6 +340,13 @@ def check():
     norms = 2 * (q - 1) * rows // q
     tp1d_bytes.expect("2d summa, q=2", layer_bytes(shape, "2d", 4, rows, True),
                       WORD * (panels + exchange + swaps + norms) + 2 * params * (q - 1) // q ** 2)
+    # At home without the exchange.
+    tp1d_bytes.expect("2d summa at home, q=2", layer_bytes(shape, "2d", 4, [rows // 2] * 2, True),
+                      WORD * (panels + swaps + norms) + 2 * params * (q - 1) // q ** 2)
+    # 3d with weights cached: (q-1)/q^3 T (S_in + S_out), and the norms.
+    sides = (2 * h + wide + f) + (2 * h + wide + 2 * kv + 2 * f)
+    tp1d_bytes.expect("3d cached at home, q=2", layer_bytes(shape, "3d", 8, [rows // 4] * 4),
+                      WORD * (rows * (q - 1) * sides // q ** 3 + 4 * (q - 1) * rows // q))
     # Weight-gathered on (q, q, q): W (q-1)/q^3 stored bytes more.
     cached, gathered = (layer_bytes(shape, mode, 8, rows) for mode in ("3d", "3d_gathered"))
     tp1d_bytes.expect("3d gathered, q=2", gathered - cached,

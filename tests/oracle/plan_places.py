@@ -105,7 +105,11 @@ def kept(fused, rule, place, sizes):
     return rows
 
 
-def fused_outputs(name, rule, config, place, sizes):
+def is_at_home(plan):
+    return plan.get("attention", {}).get("placement") == "home"
+
+
+def fused_outputs(name, rule, config, place, sizes, at_home):
     """What the product of this rank makes, in order."""
     (out,), _ = cuts(rule, None)
     if name.endswith(("o_proj", "down_proj")):
@@ -113,7 +117,9 @@ def fused_outputs(name, rule, config, place, sizes):
                 for row in range(*held(config["hidden_size"], [out], place, sizes))]
     heads, width = config["num_attention_heads"], config["head_dim"]
     group, fused = heads // config["num_key_value_heads"], []
-    axes = [out, rule["b"]] + ([rule["w"]] if name.endswith("qkv_proj") else [])
+    axes = [out, rule["b"]]
+    if name.endswith("qkv_proj"):
+        axes = [out] if at_home else axes + [rule["w"]]
     for inner in itertools.product(*(range(sizes[axis]) for axis in axes[1:])):
         at = {out: place[out], **dict(zip(axes[1:], inner))}
         if name.endswith("qkv_proj"):
@@ -152,7 +158,8 @@ def places(plan, config, ranks):
                 rows = held(units[rows_of][0], out, place, sizes)
                 cols = held(units[cols_of][0], into, place, sizes)
                 if rule.get("weights") == "gathered":
-                    some = kept(fused_outputs(name, rule, config, place, sizes), rule, place, sizes)
+                    some = kept(fused_outputs(name, rule, config, place, sizes, is_at_home(plan)),
+                                rule, place, sizes)
                     for tensor in tensors:
                         mine[f"{prefix}{tensor}.weight"] = (sorted(some.get(tensor, [])),
                                                             scaled(cols, units[cols_of][1]))
