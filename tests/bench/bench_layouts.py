@@ -26,11 +26,13 @@ import tp1d_bytes  # noqa: E402
 
 STEPS = [("prefill 128", 128), ("prefill 2k", 2048), ("prefill 8k", 8192), ("decode 1", 1),
          ("decode 8", 8), ("decode 32", 32)]
-LAYOUTS = {
-    4: [("1d", None), ("1d_sp", None), ("2d", None), ("2.5d", "1,2,2"), ("3d", "1,2,2"),
-        ("3d", "2,2,1"), ("3d_gathered", "2,2,1")],
-    8: [("1d", None), ("1d_sp", None), ("2.5d", "2,2,2"), ("3d", "2,2,2"),
-        ("3d_gathered", "2,2,2"), ("3d", "1,4,2")],
+LAYOUTS = {  # mode, mesh, where the KV cache lies
+    4: [("1d", None, "heads"), ("1d_sp", None, "heads"), ("2d", None, "heads"),
+        ("2d", None, "home"), ("2.5d", "1,2,2", "heads"), ("3d", "1,2,2", "heads"),
+        ("3d", "2,2,1", "heads"), ("3d_gathered", "2,2,1", "heads")],
+    8: [("1d", None, "heads"), ("1d_sp", None, "heads"), ("2.5d", "2,2,2", "heads"),
+        ("2.5d", "2,2,2", "home"), ("3d", "2,2,2", "heads"), ("3d", "2,2,2", "home"),
+        ("3d_gathered", "2,2,2", "heads"), ("3d", "1,4,2", "heads")],
 }  # 8 ranks are no square: there is no 2d
 WEIGHT_BYTES = 2  # CONFIG's dtype
 
@@ -44,30 +46,30 @@ def plan(binary, model, ranks, *options):
     return done.stdout
 
 
-def closed_form(shape, mode, mesh, ranks, rows, many):
-    """Bytes of one layer, of the rank that receives most."""
+def closed_form(shape, mode, mesh, placement, ranks, rows, many):
+    """Bytes of one layer, of the rank that receives most; homes have equally many rows."""
+    name = f"{mode} {mesh}" if mode.startswith("3d") else mode
+    homes = mode_bytes.homes(name, ranks) if placement == "home" else 1
+    parts = [mode_bytes.size(rows, (home, homes)) for home in range(homes)]
+
     def step(layers, rank):
-        deep = shape._replace(layers=layers)
-        if mode.startswith("3d"):
-            w, a, b = map(int, mesh.split(","))
-            place = rank % w, rank // w % a, rank // (w * a)
-            travels = WEIGHT_BYTES if mode == "3d_gathered" else 0
-            return mode_bytes.stationary(deep, (w, a, b), place, rows, [], travels)
-        return mode_bytes.step_bytes(deep, mode, ranks, rank, rows, [], many, WEIGHT_BYTES)
+        return mode_bytes.step_bytes(shape._replace(layers=layers), name, ranks, rank,
+                                     parts if homes > 1 else rows, [], many, WEIGHT_BYTES)
     return max(step(2, rank) - step(1, rank) for rank in range(ranks))
 
 
-def row_of(binary, model, shape, ranks, mode, mesh):
+def row_of(binary, model, shape, ranks, mode, mesh, placement):
     """(bytes, collectives) for each of STEPS."""
     cells = []
     for _, rows in STEPS:
         text = plan(binary, model, ranks, "--parallel-mode", mode, "--max-num-batched-tokens", rows,
-                    "--json", *(["--mesh", mesh] if mesh else []))
+                    "--json", *(["--mesh", mesh] if mesh else []),
+                    *(["--kv-placement", "home"] if placement == "home" else []))
         found = json.loads(text)
         many = rows >= found.get("many_rows_from", 1 << 30)
         most = max(rank["received_bytes_per_layer"][f"prefill_{rows}" if rows > 1 else "decode_1"]
                    for rank in found["per_rank"])
-        wanted = closed_form(shape, mode, mesh, ranks, rows, many)
+        wanted = closed_form(shape, mode, mesh, placement, ranks, rows, many)
         if most != wanted:
             raise SystemExit(f"{mode} {mesh} at {ranks} ranks, {rows} rows: {most} bytes, the "
                              f"closed form says {wanted}")
@@ -109,9 +111,13 @@ def main():
         for ranks, layouts in LAYOUTS.items():
             took = times(binary, model, ranks)
             counted, modelled = [], []
-            for mode, mesh in layouts:
-                cells = row_of(binary, model, shape, ranks, mode, mesh)
+            for mode, mesh, placement in layouts:
+                cells = row_of(binary, model, shape, ranks, mode, mesh, placement)
                 name = f"{mode} {mesh}" if mesh else mode
+                if placement == "home":
+                    counted.append((f"{name}, KV at home", [f"{size(n)}, {meetings}"
+                                                            for n, meetings in cells]))
+                    continue
                 known = "2d" if mesh == "1,2,2" and mode == "2.5d" else name  # of depth 1
                 counted.append((name, [f"{size(n)}, {meetings}" for n, meetings in cells]))
                 modelled.append((name, [f"{took[known, rows]:.1f}" for _, rows in STEPS]))
