@@ -66,13 +66,14 @@ def main():
                                         intermediate_size=2048, vocab_size=512)
         shape = checkpoint.shape_of(model)
         for mode, ranks in LAYOUTS:
-            predicted = sum(mode_bytes.step_bytes(shape, mode, ranks, RANK, rows, sampled)
-                            for rows, sampled in STEPS)
+            plan = test_modes.predicted(model, mode, ranks, "--dtype", "float32")
+            many_from = plan.get("many_rows_from", 1 << 30)
+            predicted = sum(mode_bytes.step_bytes(shape, mode, ranks, RANK, rows, sampled,
+                                                  rows >= many_from) for rows, sampled in STEPS)
             own, in_use = counted(serve, model, mode, ranks)
             sockets = witnessed(model, mode, ranks, directory)
             planned, held = test_modes.bytes_per_row(serve, model, mode, ranks)[RANK]
-            weights = test_modes.predicted(model, mode, ranks, "--dtype",
-                                           "float32")["per_rank"][RANK]["weight_bytes"]
+            weights = plan["per_rank"][RANK]["weight_bytes"]
             print(f"| {mode}, {ranks} | {predicted:,} | {own:,.0f} | {sockets:,} | {weights:,} | "
                   f"{in_use:,} | {planned:,.0f} | {held:,.0f} |", flush=True)
         serve.close()
