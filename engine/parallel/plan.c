@@ -345,7 +345,9 @@ static struct plan_choice summa(const struct plan_choice *c)
     return s;
 }
 
-/* Axes that cut columns further than the weight does cut rows instead. */
+/* Axes that cut columns further than the weight does cut rows instead: of the stream at rest. What
+ * lies between two linears stays: as many bytes either way, and it is where the weights' blocks
+ * are. */
 static struct spread by_rows(struct spread s, struct spread weight, int32_t weight_dim)
 {
     while (s.count[SPREAD_COLS] > weight.count[weight_dim]) {
@@ -361,8 +363,8 @@ static struct plan_choice scattered(const struct plan_choice *c)
     if (c->style == STYLE_VOCAB) {
         s.gives = by_rows(c->gives, c->weight, SPREAD_COLS);
     } else if (c->style == STYLE_LIN3D) {
-        s.takes = by_rows(c->takes, c->weight, SPREAD_COLS);
-        s.gives = by_rows(c->gives, c->weight, SPREAD_ROWS);
+        s.takes = c->back ? c->takes : by_rows(c->takes, c->weight, SPREAD_COLS);
+        s.gives = c->back ? by_rows(c->gives, c->weight, SPREAD_ROWS) : c->gives;
     }
     return s;
 }

@@ -4,10 +4,12 @@ Only what can be seen from outside is used: the command line, HTTP, the log, and
 """
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -52,10 +54,13 @@ def eventually(condition, timeout=5.0, what="condition"):
 
 
 def free_port():
-    """For a server that must be talked to before it says where it listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """For a server that must be talked to before it says where it listens: below the ports that
+    connections are given, one of which could be opened from it meanwhile."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # ---- processes --------------------------------------------------------------------------------

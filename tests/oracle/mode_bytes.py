@@ -12,7 +12,7 @@ Independent of the engine.  The layouts:
           others come for every product
   2d, 2.5d with many rows: SUMMA, weights travel
   3d, 3d_gathered with many rows: the residual stream at rest is split by rows over (w, a) and by
-          columns over b; the MLP by rows over (w, b)
+          columns over b
 With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, those between
 such ends evenly where axes do not count homes, and attention has the rows of one home and the heads
 of one column of the mesh.  Homes are counted by depth or w, and in it by row or b.
@@ -206,8 +206,8 @@ def by_rows(shape, mesh, place, rows, sampled, gathered=0):
         layer += (rows.count - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
         layer += own * (m.attended(at_a) - m.attended(at_a, at_b, at_w))
     layer += gather + scatter
-    layer += gather + (b - 1) * other * m.gate_up(at_a)
-    layer += (own - other) * m.mlp(at_a) + scatter
+    layer += gather + (b - 1) * own * m.gate_up(at_a, at_b)
+    layer += own * (m.mlp(at_a) - m.mlp(at_a, at_b)) + scatter
     travels = sum((tiles(out) - tiles(out, at_w)) * into for out, into in weights(m, at_a, at_b))
     norm = (b - 1) * rest
     look_up, count = (w - 1) * own * hidden + scatter, len(sampled)
