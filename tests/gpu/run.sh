@@ -16,7 +16,8 @@
 # fp8       the same with --quantization fp8, and what that changes in the demo model's words
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
-# ranks     two ranks on one GPU, through NCCL over sockets: function only, never to be timed
+# ranks     two ranks on one GPU, and a 2d grid of four, through NCCL over sockets: function only,
+#           never to be timed
 # peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
 # sanitize  the twins under compute-sanitizer, and races of attention in shared memory
 # shellcheck disable=SC2317 # functions that "stage" calls
@@ -169,7 +170,11 @@ for name in "${stages[@]}"; do
         ;;
     step) stage 180 step step ;;
     kernels) stage 180 kernels on_device bench_device ;;
-    ranks) stage 120 ranks same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M ;;
+    ranks)
+        stage 120 ranks_2 same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M
+        stage 120 ranks_4_2d same_text -tp 4 --parallel-mode 2d --ranks-per-device 4 \
+            --kv-cache-memory 64M
+        ;;
     peers) stage 120 peers peers ;;
     sanitize)
         for t in test_kernels test_attend test_elect; do
@@ -179,7 +184,7 @@ for name in "${stages[@]}"; do
             --error-exitcode 9
         ;;
     *)
-        sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,24s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
