@@ -184,7 +184,7 @@ for name in "${stages[@]}"; do
             --error-exitcode 9
         ;;
     *)
-        sed -n '2,24s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 2
         ;;
     esac
