@@ -1,6 +1,7 @@
 /* DESIGN: every row is sampled, as decodes are, so a prompt's rows come out a little dearer than
  * they are and steps a little shorter than they may be. A step that is over quickly is timed more
- * than once and the best counts. */
+ * than once and the best counts. Rows are spread evenly over homes: a step most of whose rows are
+ * one home's takes longer than what is modelled from these. */
 #include "engine/costs.h"
 
 #include "engine/comm/comm.h"

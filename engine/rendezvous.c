@@ -398,7 +398,10 @@ static enum status answer_challenge(int fd, const struct rendezvous_secret *secr
     struct proof p;
     if (!receive_whole(fd, &c.of, sizeof c.of, deadline) || c.of.magic != MAGIC ||
         !challenge_make(&c.own))
-        return base_fail(err, ERR_COMM, "rank %d: no tessera front end listens there", rank);
+        return base_fail(
+            err, ERR_COMM,
+            "rank %d: no tessera front end listens there, or none that answers in time",
+            rank);
     c.tag = base_siphash(secret->key, &c, offsetof(struct claim, tag));
     if (!send_whole(fd, &c, sizeof c) || !receive_whole(fd, &p, sizeof p, deadline))
         return base_fail(err, ERR_COMM,

@@ -84,7 +84,7 @@ static int32_t size_index(int32_t rows)
 int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples)
 {
     const int32_t i = size_index(rows);
-    if (!r->enabled || rows == 0 || rows != samples || i == REPLAY_SIZES)
+    if (!r->enabled || rows == 0 || rows != samples || i == REPLAY_SIZES || r->size[i].refused)
         return rows;
     return sizes[i] < r->parts.rows_max ? sizes[i] : r->parts.rows_max;
 }

@@ -33,7 +33,7 @@ void replay_close(struct replay *r);
  * all ranks. */
 int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples);
 /* As model_forward, for so many rows. All arrays of `in` lie where they lay for every step of its
- * sizes. The first two steps of a size are collective over the bootstrap communicator, too. */
+ * sizes. The second step of a size is collective over the bootstrap communicator, too. */
 enum status replay_forward(struct replay *r, const struct model_input *in, struct cview *logits,
                            struct err *err) MUST_USE;
 

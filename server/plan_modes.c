@@ -118,6 +118,8 @@ static enum status consider(struct comparison *c, const char *mode, const char *
         out->prefill_rows = layouts[0]->flow->prefill_rows;
         if (s->priced && plan_has_prefill(plan))
             out->prefill_rows = price_crossover(&s->price, layouts[0]->flow, s->model.layers);
+        if (out->prefill_rows == FLOW_ROWS_MAX)
+            out->prefill_rows = INT32_MAX;
         st = weigh_all(c, layouts, out, &why);
     }
     for (int32_t r = 0; r < s->options.tp; r++)
@@ -290,7 +292,8 @@ enum status plan_modes_pick(struct setup *s, struct err *err)
     const struct candidate *one = &c->list[0], *pick = one;
     for (int32_t i = 1; i < c->count; i++) {
         const double *t = c->list[i].seconds;
-        if (c->list[i].fits && t[0] * t[last] < pick->seconds[0] * pick->seconds[last])
+        const bool faster = t[0] * t[last] < pick->seconds[0] * pick->seconds[last];
+        if (c->list[i].fits && (faster || !pick->fits))
             pick = &c->list[i];
     }
     memcpy(s->mesh, pick->mesh, sizeof s->mesh);

@@ -12,6 +12,7 @@
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -27,6 +28,8 @@ struct home {
     struct comm_window window; /* may be where the arena is */
     ncclComm_t group[1 + COMM_GROUPS_MAX];
     int32_t groups;
+    pthread_t ending[1 + COMM_GROUPS_MAX]; /* threads that abort them */
+    int32_t endings;
     _Atomic bool aborted;
     enum status failed; /* and what failed: every later call tells it again */
     struct err failure;
@@ -50,13 +53,21 @@ static ncclComm_t handle(const struct comm_nccl *c)
 
 /* ---- failures ---- */
 
+static void *end_group(void *group)
+{
+    (void)ncclCommAbort(group);
+    return NULL;
+}
+
+/* An abort waits until the communicator's graphs are closed, which this thread does, and later. */
 static void give_up(struct home *h, const char *what, ncclResult_t r)
 {
     h->failed = base_fail(&h->failure, ERR_COMM, "NCCL %s: %s: %.160s", what, ncclGetErrorString(r),
                           ncclGetLastError(NULL));
     for (int32_t i = 0; i < h->groups; i++)
-        if (h->group[i] != NULL)
-            (void)ncclCommAbort(h->group[i]);
+        if (h->group[i] != NULL &&
+            pthread_create(&h->ending[h->endings], NULL, end_group, h->group[i]) == 0)
+            h->endings++;
     h->groups = 0;
 }
 
@@ -314,6 +325,8 @@ static void nccl_abort(struct comm *comm)
 static void home_close(struct home *h)
 {
     cuda_watch(h->backend, NULL, NULL);
+    while (h->endings > 0)
+        pthread_join(h->ending[--h->endings], NULL);
     if (h->arena != NULL && h->arena != h->window.memory)
         h->backend->ops->free(h->backend, h->arena);
     comm_window_close(&h->window, h->groups > 0 ? h->group[0] : NULL);

@@ -2,8 +2,8 @@
  * whether they are any good on this machine, is for a test at start to say. Sums of odd sizes are
  * compared with fp64 and, bit for bit, between the ranks, for all ranks must draw the same token.
  * Then a sum of a decode step's size is timed with the window and without. Ranks decide by what all
- * of them tell each other over the bootstrap communicator; so one that fails alone is no deadlock.
- */
+ * of them tell each other over the bootstrap communicator; so one that fails alone is no deadlock,
+ * but inside NCCL's registration, whose ranks wait for each other until the start's deadline. */
 #include "engine/comm/comm_nccl_window.h"
 
 #include "kernels/cuda/entry.h"
@@ -114,12 +114,12 @@ static enum status time_sum(struct trial *t, uint32_t *ns, struct err *err)
     int64_t start = 0;
     for (int32_t i = 0; i < 2 * TIMED_CALLS; i++) { /* the first half warms up */
         if (i == TIMED_CALLS) {
-            t->b->ops->sync(t->b);
+            TRY(t->b->ops->download(t->b, t->host, t->dst, sizeof *t->host, err));
             start = base_now_ns();
         }
         (void)reduce(t, TIMED < t->room ? TIMED : t->room); /* a failure is the test's to find */
     }
-    t->b->ops->sync(t->b);
+    TRY(t->b->ops->download(t->b, t->host, t->dst, sizeof *t->host, err));
     TRY(tell(t, (uint32_t)((base_now_ns() - start) / TIMED_CALLS), &same, err));
     *ns = t->all[0];
 out:
@@ -189,13 +189,15 @@ enum status comm_window_open(struct comm *bootstrap, void *nccl, struct backend 
     else if (bootstrap->rank == 0)
         base_log(LOG_INFO, "all-reduce in symmetric memory: 16 KiB take %.1f us, %.1f without",
                  ns[1] * 1e-3, ns[0] * 1e-3);
-    if (why == NULL && cudaMemsetAsync(w.memory, 0, bytes, cuda_stream(b)) == cudaSuccess) {
+    if (why == NULL && cudaMemsetAsync(w.memory, 0, bytes, cuda_stream(b)) != cudaSuccess) {
+        st = base_fail(err, ERR_DEVICE, "symmetric memory cannot be cleared");
+    } else if (why == NULL) {
         *out = w;
         w = (struct comm_window){0};
     }
 out:
     b->ops->sync(b);
-    comm_window_close(&w, nccl);
+    comm_window_close(&w, st == OK ? nccl : NULL); /* it may have been given up */
     free(t.host);
     return st;
 }

@@ -9,7 +9,6 @@
 
 /* Rows for which routes are chosen: a route suits all steps of its form. */
 static const int32_t typical_rows[PLAN_PHASES] = {16, 1024};
-enum { ROWS_MAX = 1 << 20 }; /* a step is smaller */
 
 struct matrix flow_matrix(int32_t rows, struct extent cols)
 {
@@ -395,7 +394,7 @@ int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase)
 
 int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx)
 {
-    int32_t low = 1, high = ROWS_MAX;
+    int32_t low = 1, high = FLOW_ROWS_MAX;
     while (low < high) {
         const int32_t rows = low + (high - low) / 2;
         double most[PLAN_PHASES] = {0};
@@ -457,10 +456,11 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
     f->prefill_rows = INT32_MAX;
-    if (plan_prefill_rows(plan) > 0)
-        f->prefill_rows = plan_prefill_rows(plan);
-    else if (plan_has_prefill(plan) && flow_crossover(f, bytes_cost, NULL) < ROWS_MAX)
-        f->prefill_rows = flow_crossover(f, bytes_cost, NULL);
+    if (plan_has_prefill(plan)) {
+        const int32_t said = plan_prefill_rows(plan);
+        const int32_t rows = said > 0 ? said : flow_crossover(f, bytes_cost, NULL);
+        f->prefill_rows = rows < FLOW_ROWS_MAX ? rows : INT32_MAX;
+    }
     *out = f;
     f = NULL;
 out:

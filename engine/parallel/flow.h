@@ -15,6 +15,8 @@
 #include "engine/parallel/plan.h"
 #include "engine/parallel/redistribute.h"
 
+enum { FLOW_ROWS_MAX = 1 << 20 }; /* a step is smaller */
+
 /* A linear, the table, or the head. */
 struct flow_linear {
     struct extent in, out; /* columns it takes and makes */
@@ -67,7 +69,7 @@ enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
 typedef double flow_cost(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank,
                          const void *ctx);
 /* The fewest rows for which the form of many rows costs less, each on the rank for which it costs
- * most; 2^20, more than a step has, when there are none. */
+ * most; FLOW_ROWS_MAX when there are none. */
 int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx);
 /* A matrix of so many rows, which lie evenly in the homes. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);

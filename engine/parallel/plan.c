@@ -204,7 +204,8 @@ enum status plan_set_placement(struct plan *p, const char *placement, struct err
         return OK;
     if (!at)
         return base_fail(err, ERR_USAGE,
-                         "--kv-placement: %s has no attention.placement that could be changed",
+                         "--kv-placement: %s does not say \"placement\": \"...\", written with one "
+                         "blank; set attention.placement there",
                          p->where);
     at += sizeof key - 1;
     buf_init(&b, file_max + 64);

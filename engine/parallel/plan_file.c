@@ -68,8 +68,11 @@ static enum status read_phase(const struct jdoc *phases, const char *name, struc
     snprintf(at.where, sizeof at.where, "%s: phases.%s", p->where, name);
     if (!phase)
         return OK;
-    TRY(plan_read_keys(phase, "|weights|attention|norm|linears|scatter|o_down|rows|", at.where,
-                       err));
+    TRY(plan_read_keys(phase,
+                       strcmp(name, "decode") == 0
+                           ? "|weights|attention|norm|linears|"
+                           : "|weights|attention|norm|linears|scatter|o_down|rows|",
+                       at.where, err));
     TRY(plan_read_word(&at, phase, "weights", "|cached|", "cached", &weights, err));
     TRY(plan_read_word(&at, phase, "attention", "|heads|home|", *attention, attention, err));
     TRY(plan_read_word(&at, phase, "norm", "|plain|fused|", *norm, norm, err));

@@ -3,7 +3,7 @@
  * Its heuristics are asked once per shape and class of rows, for the most rows of the class, and
  * the answer is kept: so products of (2^n, 2^(n+1)] rows run the same algorithm, a row's bits do
  * not depend on how many of them there are, and a step asks nothing. Descriptors live on the stack.
- * The table of answers is bounded; where two shapes meet in an entry, the later one has it. */
+ * The table of answers is bounded; when it is full, new shapes take each other's place. */
 #include "kernels/cuda/blas.h"
 
 #include <cublasLt.h>
@@ -149,8 +149,15 @@ static const struct answer *answer_to(struct blas *b, const struct blas_product 
     memcpy(word, &q, sizeof q);
     for (size_t i = 0; i < ARRAY_LEN(word); i++)
         hash = (hash ^ (uint64_t)word[i]) * 0x9e3779b97f4a7c15u;
-    struct answer *a = &b->answers[(hash >> 32) % ANSWERS];
-    if (memcmp(&a->question, &q, sizeof q) != 0)
+    struct answer *a = NULL;
+    for (size_t i = 0; i < ANSWERS; i++) { /* the next place where one is another's */
+        a = &b->answers[((hash >> 32) + i) % ANSWERS];
+        if (a->question.rows == 0 || memcmp(&a->question, &q, sizeof q) == 0)
+            break;
+    }
+    const bool final =
+        a->status == CUBLAS_STATUS_SUCCESS || a->status == CUBLAS_STATUS_NOT_SUPPORTED;
+    if (memcmp(&a->question, &q, sizeof q) != 0 || !final)
         ask(b, p, &q, a);
     return a;
 }

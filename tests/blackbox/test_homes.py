@@ -111,7 +111,7 @@ def test_placement_that_a_file_contradicts(tmp_path, odd):
     path.write_text(json.dumps(plan))
     done = run("plan", odd, "-tp", 4, "--plan", path, *HOME, "--load-format", "dummy")
     assert done.returncode == 2
-    assert "has no attention.placement that could be changed" in done.stderr
+    assert "set attention.placement there" in done.stderr
 
 
 def test_explained(odd):

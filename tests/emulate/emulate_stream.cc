@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <set>
 #include <thread>
 #include <vector>
@@ -139,10 +140,14 @@ static cudaError_t ask(emulated_stream *s, uint64_t until)
     return cudaErrorNotReady;
 }
 
+/* Shared by those who wait for streams of other threads, which are not deleted meanwhile. */
+static std::shared_mutex lives;
+
 /* Freeing memory waits for its device. */
 static void drain(int device)
 {
     std::vector<emulated_stream *> found;
+    const std::shared_lock<std::shared_mutex> alive(lives);
     {
         std::lock_guard<std::mutex> hold(streams_lock);
         for (emulated_stream *s : streams)
@@ -177,6 +182,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
         s->changed.notify_all();
     }
     s->worker.join();
+    const std::lock_guard<std::shared_mutex> alone(lives);
     delete s;
     return cudaSuccess;
 }
