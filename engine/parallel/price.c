@@ -100,7 +100,7 @@ void price_write(const struct price *p, struct buf *out)
     for (size_t i = 0; i < ARRAY_LEN(members); i++) {
         double seconds;
         memcpy(&seconds, (const char *)p + members[i].offset, sizeof seconds);
-        buf_printf(out, "%s\"%s\": %.6g", i ? ", " : "{", members[i].key, seconds);
+        buf_printf(out, "%s\"%s\": %.9g", i ? ", " : "{", members[i].key, seconds);
     }
     buf_puts(out, "}");
 }
