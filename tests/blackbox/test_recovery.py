@@ -243,7 +243,7 @@ def test_stopped_twice_while_recovering(serve, tmp_path):
 @pytest.mark.sanitized
 def test_lost_while_draining(serve, synthetic):
     """Streams that the end of the server waits for outlive a rank too; nothing else is taken."""
-    server = serve(synthetic, "-tp", 2, "--drain-timeout", 300)
+    server = serve(synthetic, "-tp", 2, "--drain-timeout", 3600)
     tokens = 1500 // SHORTER
     wanted = server.token_ids(PROMPT, tokens)
     stream = server.stream(PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True,
