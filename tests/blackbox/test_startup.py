@@ -61,13 +61,14 @@ def variables_warned(variables):
 @pytest.mark.parametrize("variable, meant", [
     ("TESSERA_MAX_NUM_SEQ", "TESSERA_MAX_NUM_SEQS"),
     ("TESSERA_TP", "TESSERA_TENSOR_PARALLEL_SIZE"),
-    ("TESSERA_", "TESSERA_"),
-    ("TESSERA_" + 100 * "X", "TESSERA_"),
+    ("TESSERA_", None),
+    ("TESSERA_" + 100 * "X", None),
 ])
 def test_unknown_variable(variable, meant):
     lines = variables_warned({variable: "4"})
     assert len(lines) == 1
-    assert f"{variable[:80]}" in lines[0] and f"did you mean {meant}" in lines[0]
+    assert variable[:80] in lines[0]
+    assert lines[0].endswith(f"ignored; did you mean {meant}?" if meant else "ignored")
 
 
 def test_known_variables():
