@@ -196,11 +196,12 @@ static enum status read_detokenize(const void *text, struct err *err)
 /* SentencePiece itself is left out: its protobuf does not survive. */
 static enum status read_tokenizer_config(const void *text, struct err *err)
 {
-    const struct tokenizer_config_more more = {.bos = "<s>", .eos = "</s>"};
+    const struct tokenizer_config_more more = {
+        .bos = "<s>", .eos = "</s>", .class = "LlamaTokenizer"};
     struct tokenizer_config c = {0};
     enum status st = tokenizer_config_parse(text, strlen(text), &more, &c, err);
-    CHECK(st != OK || (c.add_bos && strstr(c.info, "<s>")));
-    free(c.info);
+    CHECK(st != OK || (c.bos.add && strstr(c.info, "<s>")));
+    tokenizer_config_free(&c);
     return st;
 }
 
