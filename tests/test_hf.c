@@ -400,6 +400,13 @@ static void test_regex_bounds(void **state)
     assert_non_null(strstr(err.text, "there: pattern: end pattern with unmatched parenthesis"));
     assert_int_equal(regex_open("a(", 2, true, "there", &r, &err), OK); /* a text */
     regex_close(r);
+    char groups[128] = "";
+    for (int i = 0; i < 32; i++)
+        memcpy(groups + 2 * i, "()", 2);
+    assert_int_equal(regex_open(groups, 62, false, "x", &r, &err), OK);
+    regex_close(r);
+    assert_int_equal(regex_open(groups, 64, false, "x", &r, &err), ERR_MODEL);
+    assert_non_null(strstr(err.text, "more than 31 groups"));
     regex_work_close(work);
     free(text);
 }

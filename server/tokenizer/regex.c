@@ -8,13 +8,15 @@
 
 #define RETRIES_MAX 10000000
 #define PLACES_MAX (1u << 20) /* of some 40 bytes each */
+#define GROUPS_MAX 31
 
 struct regex {
     regex_t *compiled;
 };
 
 struct regex_work {
-    OnigRegion *region;
+    OnigRegion region; /* of begin and end, so that Oniguruma allocates none: it would lose some */
+    int begin[GROUPS_MAX + 1], end[GROUPS_MAX + 1];
     OnigMatchParam *limits;
 };
 
@@ -44,9 +46,13 @@ enum status regex_open(const char *pattern, size_t n, bool literal, const char *
     int code =
         onig_new(&r->compiled, bytes(pattern), bytes(pattern) + n, ONIG_OPTION_NONE,
                  ONIG_ENCODING_UTF8, literal ? ONIG_SYNTAX_ASIS : ONIG_SYNTAX_DEFAULT, &info);
-    if (code == ONIG_NORMAL) {
+    if (code == ONIG_NORMAL && onig_number_of_captures(r->compiled) <= GROUPS_MAX) {
         *out = r;
         return OK;
+    }
+    if (code == ONIG_NORMAL) {
+        regex_close(r);
+        return base_fail(err, ERR_MODEL, "%s: a pattern of more than %d groups", where, GROUPS_MAX);
     }
     OnigUChar text[ONIG_MAX_ERROR_MESSAGE_LEN] = "";
     onig_error_code_to_str(text, code, &info);
@@ -65,14 +71,13 @@ void regex_close(struct regex *r)
 enum status regex_work_open(struct regex_work **out, struct err *err)
 {
     struct regex_work *w = calloc(1, sizeof *w);
-    if (w) {
-        w->region = onig_region_new();
+    if (w)
         w->limits = onig_new_match_param();
-    }
-    if (!w || !w->region || !w->limits) {
+    if (!w || !w->limits) {
         regex_work_close(w);
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory to search a text");
     }
+    w->region = (OnigRegion){.allocated = GROUPS_MAX + 1, .beg = w->begin, .end = w->end};
     onig_initialize_match_param(w->limits);
     onig_set_match_stack_limit_size_of_match_param(w->limits, PLACES_MAX);
     onig_set_retry_limit_in_match_of_match_param(w->limits, RETRIES_MAX);
@@ -85,8 +90,6 @@ void regex_work_close(struct regex_work *w)
 {
     if (!w)
         return;
-    if (w->region)
-        onig_region_free(w->region, 1);
     if (w->limits)
         onig_free_match_param(w->limits);
     free(w);
@@ -96,7 +99,7 @@ enum status regex_find(const struct regex *r, struct regex_work *w, const char *
                        size_t from, struct regex_match *out, bool *found, struct err *err)
 {
     const OnigUChar *begin = bytes(text), *end = begin + n;
-    int at = onig_search_with_param(r->compiled, begin, end, begin + from, end, w->region,
+    int at = onig_search_with_param(r->compiled, begin, end, begin + from, end, &w->region,
                                     ONIG_OPTION_NONE, w->limits);
     if (at == ONIGERR_MEMORY)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory to search %zu bytes", n);
@@ -107,6 +110,6 @@ enum status regex_find(const struct regex *r, struct regex_work *w, const char *
                          n - from);
     *found = at >= 0;
     if (*found)
-        *out = (struct regex_match){(size_t)w->region->beg[0], (size_t)w->region->end[0]};
+        *out = (struct regex_match){(size_t)w->begin[0], (size_t)w->end[0]};
     return OK;
 }
