@@ -216,7 +216,8 @@ TESTED_BY = {
     "server/plan_explain.c": "tests/blackbox/test_modes.py",
     "server/plan_modes.c": "tests/blackbox/test_modes.py",
     "server/setup.c": "tests/test_model.c tests/blackbox/test_files.py",
-    "server/tokenizer/bpe.c": "tests/test_hf.c tests/blackbox/test_tokenizer_json.py",
+    "server/tokenizer/bpe.c": "tests/test_hf.c tests/fuzz/fuzz_hf_text.c "
+        "tests/blackbox/test_tokenizer_json.py",
     "server/tokenizer/detok.c": "tests/test_tokenizer.c tests/fuzz/fuzz_output.c",
     "server/tokenizer/hf.c": "tests/test_hf.c tests/blackbox/test_tokenizer_json.py",
     "server/tokenizer/hf_file.c": "tests/test_hf.c tests/fuzz/fuzz_hf.c tests/test_nomem.c",
