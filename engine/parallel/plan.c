@@ -121,7 +121,9 @@ static enum status resized(const char *text, const char *mode, const char *mesh,
         return base_fail(err, ERR_USAGE, "--mesh %s: expected numbers from 1 to 64, as 1,4,2",
                          mesh);
     if (count != axes)
-        return base_fail(err, ERR_USAGE, "--mesh %s: the %s plan has %d axes", mesh, mode, axes);
+        return base_fail(err, ERR_USAGE,
+                         "--mesh %s: got %d sizes, expected %d, as layout %s has axes", mesh,
+                         (int)count, (int)axes, mode);
     for (int32_t i = 0; i < axes; i++) {
         const char *at = strstr(text, key) + sizeof key - 1;
         buf_add(out, text, (size_t)(at - text));
