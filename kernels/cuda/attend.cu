@@ -13,6 +13,8 @@
  * gets its zeros here. */
 #include "kernels/cuda/attend.cuh"
 
+#include "kernels/cuda/mma.cuh"
+
 #define THREADS 128
 #define SPLITS 32
 #define SPLIT_KEYS_MIN 64 /* shorter ones are not worth the fold */
@@ -22,17 +24,26 @@ struct key_range {
     int32_t begin, end;
 };
 
-/* The keys of one split: even parts of whole cache blocks, the last ones may be empty. */
-HOST_DEVICE struct key_range split_range(int32_t length, int32_t split)
+/* Keys of a split: even parts of whole cache blocks. */
+HOST_DEVICE int32_t split_size(int32_t length)
 {
     const int32_t even = (length + SPLITS - 1) / SPLITS;
     const int32_t blocks = (even + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     const int32_t part = blocks * BACKEND_BLOCK_TOKENS;
-    const int64_t size = part < SPLIT_KEYS_MIN ? SPLIT_KEYS_MIN : part;
-    const int64_t begin = split * size, end = begin + size;
-    struct key_range r;
-    r.begin = (int32_t)(begin < length ? begin : length);
-    r.end = (int32_t)(end < length ? end : length);
+    return part < SPLIT_KEYS_MIN ? SPLIT_KEYS_MIN : part;
+}
+
+/* At most SPLITS. */
+HOST_DEVICE int32_t split_count(int32_t length)
+{
+    const int32_t size = split_size(length);
+    return (length + size - 1) / size;
+}
+
+HOST_DEVICE struct key_range split_range(int32_t length, int32_t split)
+{
+    const int32_t size = split_size(length), begin = split * size;
+    const struct key_range r = {begin, length - begin < size ? length : begin + size};
     return r;
 }
 
@@ -64,7 +75,9 @@ template <typename S> struct vectors {
     pack<typename S::E, S::VEC> of[S::AT_ONCE][S::ITER];
 };
 
-/* The first `count`; dim is a multiple of VEC. */
+/* The first `count` (at least one), and the last of them again for the rest; a lane without
+ * elements of its own takes the first ones again. So every load is done, and finds what was stored:
+ * weights and queries of what is not asked for are zero. dim is a multiple of VEC. */
 template <typename S>
 DEVICE void load_vectors(struct vectors<S> &v, const typename S::E *from, int32_t count,
                          int32_t dim)
@@ -72,29 +85,40 @@ DEVICE void load_vectors(struct vectors<S> &v, const typename S::E *from, int32_
 #pragma unroll
     for (int u = 0; u < S::AT_ONCE; u++)
 #pragma unroll
-        for (int i = 0; i < S::ITER; i++)
-            if (u < count && S::element(i) < dim)
-                v.of[u][i] = *(const pack<typename S::E, S::VEC> *)(from + u * dim + S::element(i));
+        for (int i = 0; i < S::ITER; i++) {
+            const int32_t key = u < count ? u : count - 1;
+            const int32_t e = S::element(i) < dim ? S::element(i) : 0;
+            v.of[u][i] = *(const pack<typename S::E, S::VEC> *)(from + key * dim + e);
+        }
+}
+
+/* fn(key, i, j, x) with every element. */
+template <typename S, typename F> DEVICE void for_elements(const struct vectors<S> &v, F fn)
+{
+#pragma unroll
+    for (int u = 0; u < S::AT_ONCE; u++)
+#pragma unroll
+        for (int i = 0; i < S::ITER; i++) {
+            float x[S::VEC];
+            widen(x, v.of[u][i]);
+#pragma unroll
+            for (int j = 0; j < S::VEC; j++)
+                fn(u, i, j, x[j]);
+        }
 }
 
 /* The first `count` of AT_ONCE keys: the same for all lanes of the team, but teams of a warp may
- * differ. Vectors that were not loaded are zero. */
+ * differ. */
 template <typename S>
 DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S::VEC],
                       const struct vectors<S> &k, const struct vectors<S> &v, int32_t count)
 {
     float score[S::AT_ONCE][S::GROUP] = {};
+    for_elements<S>(k, [&](int u, int i, int j, float key) {
 #pragma unroll
-    for (int u = 0; u < S::AT_ONCE; u++)
-#pragma unroll
-        for (int i = 0; i < S::ITER; i++)
-#pragma unroll
-            for (int j = 0; j < S::VEC; j++) {
-                const float key = to_float(k.of[u][i].e[j]);
-#pragma unroll
-                for (int g = 0; g < S::GROUP; g++)
-                    score[u][g] = fmaf(q[g][i][j], key, score[u][g]);
-            }
+        for (int g = 0; g < S::GROUP; g++)
+            score[u][g] = fmaf(q[g][i][j], key, score[u][g]);
+    });
 #pragma unroll
     for (int g = 0; g < S::GROUP; g++) {
         float max = s.max[g], add = 0;
@@ -103,10 +127,10 @@ DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S:
             score[u][g] = reduce_lanes<S::LANES>(score[u][g], plus());
             max = u < count ? fmaxf(max, score[u][g]) : max;
         }
-        const float old = count > 0 ? exp2f(s.max[g] - max) : 1;
+        const float old = count > 0 ? mma_exp2(s.max[g] - max) : 1;
 #pragma unroll
         for (int u = 0; u < S::AT_ONCE; u++) {
-            score[u][g] = u < count ? exp2f(score[u][g] - max) : 0;
+            score[u][g] = u < count ? mma_exp2(score[u][g] - max) : 0;
             add += score[u][g];
         }
         s.max[g] = max;
@@ -117,17 +141,11 @@ DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S:
             for (int j = 0; j < S::VEC; j++)
                 s.out[g][i][j] *= old;
     }
+    for_elements<S>(v, [&](int u, int i, int j, float value) {
 #pragma unroll
-    for (int u = 0; u < S::AT_ONCE; u++)
-#pragma unroll
-        for (int i = 0; i < S::ITER; i++)
-#pragma unroll
-            for (int j = 0; j < S::VEC; j++) {
-                const float value = to_float(v.of[u][i].e[j]);
-#pragma unroll
-                for (int g = 0; g < S::GROUP; g++)
-                    s.out[g][i][j] = fmaf(score[u][g], value, s.out[g][i][j]);
-            }
+        for (int g = 0; g < S::GROUP; g++)
+            s.out[g][i][j] = fmaf(score[u][g], value, s.out[g][i][j]);
+    });
 }
 
 /* One element of the output, or of a part of it. */
@@ -139,7 +157,7 @@ struct folded {
 DEVICE struct folded fold(struct folded all, struct folded more)
 {
     const float max = fmaxf(all.max, more.max);
-    const float a = exp2f(all.max - max), b = exp2f(more.max - max);
+    const float a = mma_exp2(all.max - max), b = mma_exp2(more.max - max);
     all.out = fmaf(all.out, a, more.out * b);
     all.sum = fmaf(all.sum, a, more.sum * b);
     all.max = max;
@@ -175,7 +193,7 @@ DEVICE void fold_teams(const struct attend_args &a, const struct state<S> &s, in
         for (int i = 0; i < S::TEAMS; i++)
             f.max = fmaxf(f.max, max[i][g]);
         for (int i = 0; i < S::TEAMS; i++) {
-            const float weight = exp2f(max[i][g] - f.max);
+            const float weight = mma_exp2(max[i][g] - f.max);
             f.sum = fmaf(sum[i][g], weight, f.sum);
             f.out = fmaf(out[i][g][e], weight, f.out);
         }
@@ -200,7 +218,7 @@ template <typename S>
 DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache, int32_t t,
                          int32_t split, struct key_range r, int32_t first, int32_t past)
 {
-    const int32_t dim = a.kv.dim, kv_head = a.kv_of[first];
+    const int32_t dim = a.kv.dim, kv_head = a.kv_of[first], slot = a.rows.slot[t];
     float q[S::GROUP][S::ITER][S::VEC] = {};
     struct state<S> s = {
     };
@@ -217,21 +235,20 @@ DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache
     }
     for (int32_t base = r.begin; base < r.end; base += S::TEAMS * S::AT_ONCE) {
         const int32_t p = base + (int32_t)threadIdx.x / S::LANES * S::AT_ONCE, left = r.end - p;
-        const int32_t block =
-            kv_block(&a.rows, a.rows.slot[t], (left > 0 ? p : base) / BACKEND_BLOCK_TOKENS);
+        const int32_t at = left > 0 ? p : base, count = left > 0 ? left : 1; /* of what is there */
+        const int32_t block = kv_block(&a.rows, slot, at / BACKEND_BLOCK_TOKENS);
         const typename S::E *key = cache + kv_index(&a.kv, block, kv_head, false) +
-                                   (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
-        struct vectors<S> k = {}, v = {
-        };
-        load_vectors<S>(k, key, left, dim);
-        load_vectors<S>(v, key + BACKEND_BLOCK_TOKENS * dim, left, dim);
+                                   (int64_t)(at % BACKEND_BLOCK_TOKENS) * dim;
+        struct vectors<S> k, v;
+        load_vectors<S>(k, key, count, dim);
+        load_vectors<S>(v, key + BACKEND_BLOCK_TOKENS * dim, count, dim);
         take_keys<S>(s, q, k, v, left);
     }
     fold_teams<S>(a, s, t, split, first, past, r.end == a.rows.position[t] + 1);
 }
 
 template <typename S>
-__global__ void __launch_bounds__(THREADS, 2) /* else 168 registers are thought to be enough */
+__global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads */
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
     const int32_t t = (int32_t)blockIdx.x;
@@ -243,16 +260,12 @@ __global__ void __launch_bounds__(THREADS, 2) /* else 168 registers are thought 
     }
     if (!attend_is_alone(&a.rows, t))
         return;
-    const int32_t length = a.rows.position[t] + 1;
-    const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : SPLITS;
+    const int32_t length = a.rows.position[t] + 1, splits = split_count(length);
+    const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
         const int32_t end = first + S::GROUP < h.past ? first + S::GROUP : h.past;
-        for (int32_t split = one; split < past; split++) {
-            const struct key_range r = split_range(length, split);
-            if (r.begin == r.end)
-                break;
-            attend_split<S>(a, cache, t, split, r, first, end);
-        }
+        for (int32_t split = one; split < past && split < splits; split++)
+            attend_split<S>(a, cache, t, split, split_range(length, split), first, end);
     }
 }
 
@@ -261,12 +274,13 @@ __global__ void attend_merge_kernel(struct attend_args a)
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
     if (!attend_is_alone(&a.rows, t))
         return;
-    const int32_t length = a.rows.position[t] + 1;
+    const int32_t splits = split_count(a.rows.position[t] + 1);
     const float *first = partial_at(&a, t, head, 0);
     for (int32_t e = (int32_t)threadIdx.x; e < dim; e += (int32_t)blockDim.x) {
         struct folded all = {first[e], first[dim], first[dim + 1]};
-        for (int32_t s = 1; s < SPLITS && split_range(length, s).begin < length; s++) {
-            const float *p = partial_at(&a, t, head, s);
+#pragma unroll 8 /* loads under way together */
+        for (int32_t s = 1; s < splits; s++) {
+            const float *p = first + (int64_t)s * (dim + 2);
             all = fold(all, {p[e], p[dim], p[dim + 1]});
         }
         attend_out(&a, t, head)[e] = all.out / all.sum;

@@ -107,6 +107,23 @@ template <typename E, int N> struct alignas(sizeof(E) * N) pack {
     E e[N];
 };
 
+template <typename E, int N> DEVICE void widen(float (&y)[N], const pack<E, N> &x)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        y[i] = to_float(x.e[i]);
+}
+
+/* By words, or the compiler takes each element out of its word first. */
+DEVICE void widen(float (&y)[8], const pack<bf16, 8> &x)
+{
+    uint32_t word[4];
+    memcpy(word, &x, sizeof word);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        y[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000u);
+}
+
 /* Runs `call` with E standing for the element type. */
 #define WITH_TYPE(dtype, ...)                                                                      \
     do {                                                                                           \

@@ -93,6 +93,13 @@ template <typename V> V __shfl_xor_sync(unsigned, V value, int mask)
     return value;
 }
 
+static inline int __any_sync(unsigned lanes, int value)
+{
+    for (int mask = 16; mask > 0; mask /= 2)
+        value |= __shfl_xor_sync(lanes, value, mask);
+    return value;
+}
+
 template <typename V> V atomicAdd(V *at, V value)
 {
     const V old = *at;
