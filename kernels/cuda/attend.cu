@@ -272,6 +272,7 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
 __global__ void attend_merge_kernel(struct attend_args a)
 {
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
+    launch_release();
     if (!attend_is_alone(&a.rows, t))
         return;
     const int32_t splits = split_count(a.rows.position[t] + 1);

@@ -34,6 +34,7 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
 
 __global__ void select_kernel(float *y, const float *x, const int32_t *index, int32_t cols)
 {
+    launch_release();
     const float *from = x + (int64_t)index[blockIdx.x] * cols;
     for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
         y[(int64_t)blockIdx.x * cols + i] = from[i];
@@ -70,6 +71,7 @@ __global__ void rmsnorm_kernel(float *y, float *x, const float *delta, const flo
 {
     const int64_t row = (int64_t)blockIdx.x * cols;
     float sum = 0;
+    launch_release();
     for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
         float v = x[row + i];
         if (delta != nullptr)
@@ -130,6 +132,7 @@ __global__ void rms_scale_kernel(float *y, const float *x, const float *sums, fl
                                  const float *gain, float eps, int32_t cols)
 {
     const int64_t row = (int64_t)blockIdx.x * cols;
+    launch_release();
     const float scale = 1 / sqrtf(sums[blockIdx.x] / width + eps);
     for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
         y[row + i] = x[row + i] * scale * gain[i];
@@ -151,6 +154,7 @@ __global__ void silu_mul_kernel(float *__restrict__ y, const float *__restrict__
     const float *gate = gu + (int64_t)blockIdx.x * 2 * cols, *up = gate + cols;
     float *to = y + (int64_t)blockIdx.x * cols;
     const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
+    launch_release();
 #pragma unroll
     for (int32_t i = begin; i < begin + PART; i += THREADS)
         if (i < cols)

@@ -54,6 +54,7 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         emulate_enqueue((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });      \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
+#define LAUNCH_AHEAD LAUNCH
 #define SHARED_DYNAMIC(type, name) type *name = (type *)emulate_shared()
 
 /* ---- threads together ---- */
@@ -112,6 +113,14 @@ template <typename V> V atomicExch(V *at, V value)
     const V old = *at;
     *at = value;
     return old;
+}
+
+static inline void launch_wait()
+{
+}
+
+static inline void launch_release()
+{
 }
 
 /* Ends the program: a device would have failed, or would be wrong. */
