@@ -35,7 +35,6 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 /* After what was enqueued before, or, while the stream is captured, with every launch of the graph.
  */
 void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
-bool emulate_captures(cudaStream_t stream);
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
 
