@@ -8,17 +8,23 @@
  * attend_split_kernel, one block per (row, KV head, split): a team of lanes takes AT_ONCE keys at a
  * time, all their loads under way together, for up to GROUP query heads, with its own running
  * (maximum, sum, output) in registers; nothing is shared until the end. attend_merge_kernel folds
- * the splits. In steps of so many rows that there is no room for the splits' results, a block takes
- * all splits of its row one after the other: these fill the device without being split. Padding
- * gets its zeros here. */
+ * the splits. In steps of so many rows that there is no room for all splits' results, a block takes
+ * all splits of its row one after the other: these fill the device without being split, but for a
+ * few long rows that would keep the others waiting. attend_pick_kernel picks such, and they are
+ * split as ever. That changes no bit, so it does not matter which are picked. Padding gets its
+ * zeros here. */
 #include "kernels/cuda/attend.cuh"
 
 #include "kernels/cuda/mma.cuh"
 
 #define THREADS 128
 #define SPLITS 32
-#define SPLIT_KEYS_MIN 64 /* shorter ones are not worth the fold */
+#define SPLIT_KEYS_MIN 64  /* shorter ones are not worth the fold */
+#define PICKED_BLOCKS 2048 /* for so many blocks at most */
 #define LOG2E 1.44269504f
+#ifndef ATTEND_LONG_KEYS
+#define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
+#endif
 
 struct key_range {
     int32_t begin, end;
@@ -48,9 +54,43 @@ HOST_DEVICE struct key_range split_range(int32_t length, int32_t split)
 }
 
 /* Output, maximum and sum of one split. */
-HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t t, int32_t head, int32_t split)
+HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_t head,
+                              int32_t split)
 {
-    return a->partial + (((int64_t)t * a->heads + head) * SPLITS + split) * (a->kv.dim + 2);
+    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) * (a->kv.dim + 2);
+}
+
+/* Of the block's place; -1: none. */
+DEVICE int32_t row_of_place(const struct attend_args *a)
+{
+    return a->partial != nullptr && a->picked != nullptr ? a->picked[blockIdx.x]
+                                                         : (int32_t)blockIdx.x;
+}
+
+DEVICE bool is_picked(const struct attend_args *a, int32_t t)
+{
+    bool found = false;
+    for (int32_t i = 0; i < a->picks; i++)
+        found = found || a->picked[i] == t;
+    return found;
+}
+
+/* One block: some rows that are alone and long. */
+__global__ void attend_pick_kernel(struct attend_args a)
+{
+    __shared__ int32_t count;
+    if (threadIdx.x == 0)
+        count = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < a.picks; i += THREADS)
+        a.picked[i] = -1;
+    __syncthreads();
+    for (int32_t t = (int32_t)threadIdx.x; t < a.rows.count; t += THREADS) {
+        if (a.rows.position[t] + 1 < ATTEND_LONG_KEYS || !attend_is_alone(&a.rows, t))
+            continue;
+        const int32_t place = atomicAdd(&count, 1);
+        if (place < a.picks)
+            a.picked[place] = t;
+    }
 }
 
 /* How a team of LANES lanes holds a vector of up to WIDTH elements: ITER times VEC together. */
@@ -198,7 +238,7 @@ DEVICE void fold_teams(const struct attend_args &a, const struct state<S> &s, in
             f.out = fmaf(out[i][g][e], weight, f.out);
         }
         if (a.partial != nullptr) {
-            float *p = partial_at(&a, t, first + g, split);
+            float *p = partial_at(&a, (int32_t)blockIdx.x, first + g, split);
             p[e] = f.out;
             if (e == 0) {
                 p[dim] = f.max;
@@ -251,7 +291,9 @@ template <typename S>
 __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads */
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
-    const int32_t t = (int32_t)blockIdx.x;
+    const int32_t t = row_of_place(&a);
+    if (t < 0)
+        return;
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     if (a.rows.slot[t] < 0) {
         for (int32_t n = (int32_t)threadIdx.x; n < (h.past - h.first) * a.kv.dim; n += THREADS)
@@ -261,6 +303,8 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     if (!attend_is_alone(&a.rows, t))
         return;
     const int32_t length = a.rows.position[t] + 1, splits = split_count(length);
+    if (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t))
+        return;
     const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
         const int32_t end = first + S::GROUP < h.past ? first + S::GROUP : h.past;
@@ -271,12 +315,12 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
 
 __global__ void attend_merge_kernel(struct attend_args a)
 {
-    const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
+    const int32_t t = row_of_place(&a), head = (int32_t)blockIdx.y, dim = a.kv.dim;
     launch_release();
-    if (!attend_is_alone(&a.rows, t))
+    if (t < 0 || !attend_is_alone(&a.rows, t))
         return;
     const int32_t splits = split_count(a.rows.position[t] + 1);
-    const float *first = partial_at(&a, t, head, 0);
+    const float *first = partial_at(&a, (int32_t)blockIdx.x, head, 0);
     for (int32_t e = (int32_t)threadIdx.x; e < dim; e += (int32_t)blockDim.x) {
         struct folded all = {first[e], first[dim], first[dim + 1]};
 #pragma unroll 8 /* loads under way together */
@@ -288,19 +332,33 @@ __global__ void attend_merge_kernel(struct attend_args a)
     }
 }
 
+/* Each place by as many blocks as it may have splits. */
 template <typename S>
-static void launch_split(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+static void launch_places(struct cuda_backend *c, const struct attend_args &a, const void *cache,
+                          int32_t places)
 {
     const unsigned longest = (unsigned)a.rows.table_cols * BACKEND_BLOCK_TOKENS;
     const unsigned splits = blocks_for(longest, SPLIT_KEYS_MIN);
-    const unsigned rows = (unsigned)a.rows.count;
-    const dim3 grid(rows, (unsigned)a.kv.heads,
-                    a.partial == nullptr ? 1
-                    : splits < SPLITS    ? splits
-                                         : SPLITS);
+    const dim3 grid((unsigned)places, (unsigned)a.kv.heads, splits < SPLITS ? splits : SPLITS);
     LAUNCH(c, attend_split_kernel<S>, grid, THREADS, 0, a, (const typename S::E *)cache);
-    if (a.partial != nullptr)
-        LAUNCH(c, attend_merge_kernel, dim3(rows, (unsigned)a.heads), THREADS, 0, a);
+    LAUNCH(c, attend_merge_kernel, dim3(grid.x, (unsigned)a.heads), THREADS, 0, a);
+}
+
+template <typename S>
+static void launch_split(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+{
+    struct attend_args whole = a;
+    if (a.picked == nullptr) {
+        launch_places<S>(c, a, cache, a.rows.count);
+        return;
+    }
+    if (a.picks > 0) {
+        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+        launch_places<S>(c, a, cache, a.picks);
+    }
+    whole.partial = nullptr;
+    LAUNCH(c, attend_split_kernel<S>, dim3((unsigned)a.rows.count, (unsigned)a.kv.heads), THREADS,
+           0, whole, (const typename S::E *)cache);
 }
 
 /* 16-bit and narrower keys: 16 or 8 bytes a lane, four query heads at once. */
@@ -331,22 +389,35 @@ static void launch_alone(struct cuda_backend *c, const struct attend_args &a, en
         launch_wide<bf16>(c, a, cache);
 }
 
+/* The list lies behind the places that it leaves. */
+static void pick(struct attend_args *a, size_t places)
+{
+    const int32_t longest = a->rows.table_cols * BACKEND_BLOCK_TOKENS;
+    const size_t most = PICKED_BLOCKS / (SPLITS * (size_t)a->kv.heads), left = places - 1;
+    a->picks = longest < ATTEND_LONG_KEYS || places < 2 ? 0 : (int32_t)(most < left ? most : left);
+    a->picked = (int32_t *)partial_at(a, a->picks, 0, 0);
+}
+
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer)
 {
     struct cuda_backend *c = cuda_of(b);
     if (rows->count == 0 || h->heads == 0)
         return;
-    const size_t room =
-        (size_t)rows->count * (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
-    const struct attend_args a = {(float *)out.data,
-                                  (const float *)qkv.data,
-                                  *rows,
-                                  kv_place_of(&kv->spec, layer),
-                                  h->kv_of,
-                                  h->heads,
-                                  LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
-                                  room <= c->partial.bytes ? (float *)c->partial.data : nullptr};
+    struct attend_args a = {(float *)out.data,
+                            (const float *)qkv.data,
+                            *rows,
+                            kv_place_of(&kv->spec, layer),
+                            h->kv_of,
+                            h->heads,
+                            LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
+                            (float *)c->partial.data,
+                            nullptr,
+                            0};
+    const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
+    const size_t places = c->partial.bytes / place;
+    if ((size_t)rows->count > places)
+        pick(&a, places);
     launch_alone(c, a, kv->spec.dtype, kv->storage);
     if (rows->count > 1 && !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
         attend_tile_run(c, &a, kv->spec.dtype, kv->storage);

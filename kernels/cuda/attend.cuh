@@ -14,7 +14,9 @@ struct attend_args {
     const int32_t *kv_of; /* ascending */
     int32_t heads;
     float scale;
-    float *partial; /* [rows][heads][ATTEND_SPLITS][dim + 2]: output, maximum, sum; or NULL */
+    float *partial;  /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
+    int32_t *picked; /* the rows that have places, or -1; NULL: each row has its own */
+    int32_t picks;
 };
 
 /* A sequence row whose neighbours are of other slots. */
