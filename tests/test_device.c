@@ -3,7 +3,10 @@
  * run op by op. */
 #include "kernels/module.h"
 #include "tests/cluster.h"
+#include "tests/emulate/calls.h"
 #include "tests/only.h"
+
+#include <dlfcn.h>
 
 /* Of steps that are replayed the sizes are 1, 2, 4 and, for want of slots, 7. */
 enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48 };
@@ -78,7 +81,40 @@ static void decode(struct cluster *c, int32_t rows, int32_t *at)
     cluster_step(c);
 }
 
+/* *calls = what the emulated device has been asked to do; false: it is a real one. */
+static bool count_calls(const struct module *m, struct emulated_calls *calls)
+{
+    Dl_info where;
+    emulated_calls_fn *count = NULL;
+    assert_int_not_equal(dladdr(m->ops, &where), 0);
+    void *handle = dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    assert_non_null(handle);
+    void *symbol = dlsym(handle, "emulated_calls");
+    memcpy(&count, &symbol, sizeof count);
+    if (count)
+        count(calls);
+    dlclose(handle);
+    return count != NULL;
+}
+
 /* ---- memory ---- */
+
+/* The front end only asks: on every device it leaves all memory, and its place, to the ranks. */
+static void test_asking_takes_nothing(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    struct err err;
+    size_t bytes;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    assert_true(calls.contexts > 0); /* of the report, whose process ends */
+    assert_int_equal(m->ops->probe(report.devices, &bytes, &err), OK);
+    count_calls(m, &calls);
+    assert_int_equal(calls.contexts, 0);
+}
 
 static size_t taken(const struct cluster *c, size_t before)
 {
@@ -225,6 +261,40 @@ static void test_replayed_steps_are_the_same(void **state)
     }
 }
 
+/* What each rank's host asks of the driver in a step of decodes that is replayed. */
+static void test_replayed_step_is_few_calls(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls before, after;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &before))
+        skip();
+    for (size_t i = 0; i < 2; i++) {
+        struct cluster *c = open_case(i, false);
+        const uint64_t ranks = (uint64_t)c->footprint.ranks;
+        int32_t at[SLOTS];
+        begin(at);
+        prefill(c);
+        for (int n = 0; n < 3; n++)
+            decode(c, 4, at);
+        for (int32_t s = 0; s < 4; s++)
+            cluster_row(c, s, at[s], STEP_TOKEN_FROM_SLOT, true);
+        count_calls(m, &before);
+        cluster_run(c, false);
+        count_calls(m, &after);
+        assert_int_equal(after.graphs - before.graphs, ranks);
+        /* resolve, sample; logits of several ranks side by side */
+        assert_int_equal(after.launches - before.launches, ranks * (ranks > 1 ? 3 : 2));
+        assert_int_equal(after.copies - before.copies,
+                         ranks * 2); /* the step's arrays, its tokens */
+        assert_int_equal(after.records - before.records, ranks);
+        assert_int_equal(after.waits - before.waits, 0);
+        assert_int_equal(after.allocations - before.allocations, 0);
+        cluster_close(c);
+    }
+}
+
 /* One rank's device takes no graph: nobody replays then, and all go on. The emulated NCCL refuses
  * collectives that only some of the ranks have captured. */
 static void test_all_ranks_replay_or_none(void **state)
@@ -355,8 +425,10 @@ static void test_host_has_no_graphs(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_asking_takes_nothing),
         cmocka_unit_test(test_memory_is_as_planned),
         cmocka_unit_test(test_replayed_steps_are_the_same),
+        cmocka_unit_test(test_replayed_step_is_few_calls),
         cmocka_unit_test(test_all_ranks_replay_or_none),
         cmocka_unit_test(test_steps_ahead_are_the_same),
         cmocka_unit_test(test_host_has_no_graphs),

@@ -8,6 +8,7 @@
 #include "kernels/cuda/entry.h"
 
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,6 +114,22 @@ enum status cuda_count_devices(int *count, struct err *err)
     return OK;
 }
 
+/* Backends of this process. */
+static _Atomic int32_t opened;
+
+/* A process that only asks keeps no context: ranks need that memory, and on a device for one
+ * process at a time its place. */
+static cudaError_t ask_memory(int device, size_t *free_bytes)
+{
+    size_t total = 0;
+    cudaError_t e = cudaSetDevice(device);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(free_bytes, &total);
+    if (e == cudaSuccess && atomic_load(&opened) == 0)
+        e = cudaDeviceReset();
+    return e;
+}
+
 static enum status cuda_probe(int32_t devices, size_t *bytes, struct err *err)
 {
     enum status st = OK;
@@ -127,10 +144,8 @@ static enum status cuda_probe(int32_t devices, size_t *bytes, struct err *err)
         goto out;
     }
     for (int d = 0; d < devices; d++) {
-        size_t free_bytes = 0, total = 0;
-        cudaError_t e = cudaSetDevice(d);
-        if (e == cudaSuccess)
-            e = cudaMemGetInfo(&free_bytes, &total);
+        size_t free_bytes = 0;
+        const cudaError_t e = ask_memory(d, &free_bytes);
         if (e != cudaSuccess) {
             st = base_fail(err, ERR_DEVICE, "device %d: %s", d, cudaGetErrorString(e));
             goto out;
@@ -154,6 +169,7 @@ static void cuda_close(struct backend *b)
     pool_close(c->pool);
     pthread_mutex_destroy(&c->failure_lock);
     free(c);
+    atomic_fetch_sub(&opened, 1);
 }
 
 static void cuda_sync(struct backend *b)
@@ -269,6 +285,7 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     struct cuda_backend *c = calloc(1, sizeof *c);
     if (c == NULL)
         return base_fail(err, ERR_NOMEM, "no memory for backend %s", name);
+    atomic_fetch_add(&opened, 1);
     c->base.ops = &cuda_ops;
     c->device = device_of(name);
     pthread_mutex_init(&c->failure_lock, NULL);
