@@ -53,6 +53,8 @@ TESTED_BY = {
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
     "config/slice.c": "tests/test_slice.c tests/blackbox/test_health.py",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
+    "config/options_environment.c": "tests/test_options.c",
+    "config/options_help.c": "tests/test_options.c",
     "engine/parallel/sampler.c": "tests/test_rank.c",
     "kernels/backend.c": "tests/test_kernels.c",
     "kernels/cpu/attend.c": "tests/test_attend.c",
