@@ -314,6 +314,55 @@ static void test_all_ranks_replay_or_none(void **state)
     cluster_close(refused);
 }
 
+/* ---- failures ---- */
+
+/* One line that names the device, again at every step, and the rank can still close. */
+static void test_broken_device_is_told(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    struct step_result result;
+    struct err err;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    struct cluster *c = open_case(0, false);
+    int32_t at[SLOTS];
+    begin(at);
+    prefill(c);
+    setenv("EMULATED_DEVICE_BROKEN", "1", 1);
+    for (int i = 0; i < 2; i++) {
+        cluster_row(c, 0, at[0]++, STEP_TOKEN_FROM_SLOT, true);
+        err.text[0] = '\0';
+        assert_int_equal(rank_step(c->ranks[0], c->step, &result, NULL, &err), ERR_DEVICE);
+        assert_int_equal(strncmp(err.text, "device 0: ", 10), 0);
+        assert_null(strchr(err.text, '\n'));
+        step_clear(c->step);
+    }
+    unsetenv("EMULATED_DEVICE_BROKEN");
+    cluster_close(c);
+}
+
+static void test_old_driver_is_told(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    struct err err;
+    size_t bytes;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    setenv("EMULATED_DRIVER", "12040", 1);
+    assert_int_equal(m->ops->probe(1, &bytes, &err), ERR_DEVICE);
+    assert_non_null(strstr(err.text, "driver is for CUDA 12.4, the module was built with 13.0"));
+    setenv("EMULATED_DRIVER", "0", 1);
+    assert_int_equal(m->ops->probe(1, &bytes, &err), ERR_DEVICE);
+    assert_non_null(strstr(err.text, "no NVIDIA driver"));
+    unsetenv("EMULATED_DRIVER");
+}
+
 /* ---- steps that are launched while others run ---- */
 
 struct flown {
@@ -430,6 +479,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_replayed_steps_are_the_same),
         cmocka_unit_test(test_replayed_step_is_few_calls),
         cmocka_unit_test(test_all_ranks_replay_or_none),
+        cmocka_unit_test(test_broken_device_is_told),
+        cmocka_unit_test(test_old_driver_is_told),
         cmocka_unit_test(test_steps_ahead_are_the_same),
         cmocka_unit_test(test_host_has_no_graphs),
     };

@@ -103,12 +103,19 @@ void cuda_wait(struct cuda_backend *c, const char *what)
 
 enum status cuda_count_devices(int *count, struct err *err)
 {
+    int driver = 0, runtime = 0; /* no driver: 0, and it is as insufficient as an old one */
     const cudaError_t e = cudaGetDeviceCount(count);
-    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !*count))
+    if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+        driver > 0 && cudaRuntimeGetVersion(&runtime) == cudaSuccess)
         return base_fail(err, ERR_DEVICE,
-                         "--device cuda: no NVIDIA driver or GPU is usable here "
-                         "(%s); nvidia-smi should list one",
-                         cudaGetErrorString(e));
+                         "--device cuda: the NVIDIA driver is for CUDA %d.%d, the module was built "
+                         "with %d.%d: install a newer driver",
+                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !*count))
+        return base_fail(
+            err, ERR_DEVICE,
+            "--device cuda: no NVIDIA %s is usable here; nvidia-smi -L should list a GPU",
+            e == cudaErrorInsufficientDriver ? "driver" : "GPU");
     if (e != cudaSuccess)
         return base_fail(err, ERR_DEVICE, "--device cuda: %s", cudaGetErrorString(e));
     return OK;

@@ -86,11 +86,12 @@ static emulated_stream *stream_of(cudaStream_t s)
     abort();
 }
 
-/* Of a call that must not be made while this thread captures. */
+/* Of a call that must not be made while this thread captures. EMULATED_DEVICE_BROKEN: a kernel
+ * went astray, which every later call tells. */
 static cudaError_t not_captured()
 {
     if (captured == nullptr)
-        return cudaSuccess;
+        return getenv("EMULATED_DEVICE_BROKEN") == nullptr ? cudaSuccess : cudaErrorIllegalAddress;
     captured->spoilt = true;
     return cudaErrorStreamCaptureUnsupported;
 }
@@ -346,8 +347,13 @@ struct allocation {
 static std::mutex memory_lock;
 static std::map<void *, allocation> allocations, pinned; /* the device's, the host's */
 
+/* EMULATED_DRIVER: its version. */
 cudaError_t cudaGetDeviceCount(int *n)
 {
+    int driver = 0, runtime = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess ||
+        cudaRuntimeGetVersion(&runtime) != cudaSuccess || driver < runtime)
+        return cudaErrorInsufficientDriver;
     *n = DEVICES;
     return cudaSuccess;
 }
@@ -374,13 +380,15 @@ cudaError_t cudaDeviceReset(void)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = 13000;
+    const char *named = getenv("EMULATED_DRIVER");
+    *version = named != nullptr ? (int)strtol(named, nullptr, 10) : 13000;
     return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version)
 {
-    return cudaDriverGetVersion(version);
+    *version = 13000;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int)
