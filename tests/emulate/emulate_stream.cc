@@ -347,14 +347,15 @@ struct allocation {
 static std::mutex memory_lock;
 static std::map<void *, allocation> allocations, pinned; /* the device's, the host's */
 
-/* EMULATED_DRIVER: its version. */
+/* EMULATED_DRIVER: its version; EMULATED_DEVICES: so many. */
 cudaError_t cudaGetDeviceCount(int *n)
 {
     int driver = 0, runtime = 0;
     if (cudaDriverGetVersion(&driver) != cudaSuccess ||
         cudaRuntimeGetVersion(&runtime) != cudaSuccess || driver < runtime)
         return cudaErrorInsufficientDriver;
-    *n = DEVICES;
+    const char *named = getenv("EMULATED_DEVICES");
+    *n = named != nullptr ? (int)strtol(named, nullptr, 10) : DEVICES;
     return cudaSuccess;
 }
 
