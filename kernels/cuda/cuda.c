@@ -121,8 +121,8 @@ enum status cuda_count_devices(int *count, struct err *err)
     return OK;
 }
 
-/* Backends of this process. */
-static _Atomic int32_t opened;
+/* This process has opened a backend. */
+static _Atomic bool opened;
 
 /* A process that only asks keeps no context: ranks need that memory, and on a device for one
  * process at a time its place. */
@@ -132,7 +132,7 @@ static cudaError_t ask_memory(int device, size_t *free_bytes)
     cudaError_t e = cudaSetDevice(device);
     if (e == cudaSuccess)
         e = cudaMemGetInfo(free_bytes, &total);
-    if (e == cudaSuccess && atomic_load(&opened) == 0)
+    if (e == cudaSuccess && !atomic_load(&opened))
         e = cudaDeviceReset();
     return e;
 }
@@ -176,7 +176,6 @@ static void cuda_close(struct backend *b)
     pool_close(c->pool);
     pthread_mutex_destroy(&c->failure_lock);
     free(c);
-    atomic_fetch_sub(&opened, 1);
 }
 
 static void cuda_sync(struct backend *b)
@@ -292,7 +291,7 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     struct cuda_backend *c = calloc(1, sizeof *c);
     if (c == NULL)
         return base_fail(err, ERR_NOMEM, "no memory for backend %s", name);
-    atomic_fetch_add(&opened, 1);
+    atomic_store(&opened, true);
     c->base.ops = &cuda_ops;
     c->device = device_of(name);
     pthread_mutex_init(&c->failure_lock, NULL);

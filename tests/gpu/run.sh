@@ -42,6 +42,7 @@ PROGRAMS=(test_loader test_kernels test_attend test_sample test_elect test_model
     bench_device bench_step)
 all=(doctor loader twins goldens graphs serve nccl fp8 decode step kernels peers sanitize)
 failed=0
+running= # the session of a check
 
 # ---- one check: a line of the table ----
 
@@ -66,6 +67,7 @@ check() {
     fi
     setsid "$BASH" "$SELF" --inside "$@" >"$LOGS/$name.log" 2>&1 </dev/null &
     pid=$!
+    running=$pid
     while kill -0 "$pid" 2>/dev/null && [ $((SECONDS - begin)) -lt "$limit" ]; do
         sleep 0.2
     done
@@ -77,6 +79,7 @@ check() {
     signal_session KILL "$pid"
     wait "$pid" 2>/dev/null
     status=$?
+    running=
     case $result-$status in
     ok-0) ;;
     ok-77) result="skipped: not on this machine" ;;
@@ -96,11 +99,11 @@ tell() {
 
 # ---- what checks run ----
 
-# Folders of NCCL and cuBLAS where only Python's packages brought them.
+# Folders of NCCL (and of cuBLAS, to run) where only Python's packages brought them.
 python_libraries() {
-    python3 - 2>/dev/null <<'END'
+    python3 - "$@" 2>/dev/null <<'END'
 import glob, os, sys
-found = [f for p in sys.path for name in ("libnccl.so.2", "libcublasLt.so.*")
+found = [f for p in sys.path for name in ("libnccl.so.2", *sys.argv[1:])
          for f in glob.glob(os.path.join(p, "nvidia", "*", "lib", name))]
 print(":".join(sorted({os.path.dirname(f) for f in found})))
 END
@@ -120,15 +123,11 @@ pack() {
 
 build() {
     local options=(-DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_WERROR=ON
-        -DTESSERA_TEST_ROOT=. "-DCMAKE_PREFIX_PATH=$(python_prefixes)")
+        -DTESSERA_TEST_ROOT=. "-DCMAKE_PREFIX_PATH=$(python_libraries | sed 's#/lib\(:\|$\)#;#g')")
     ! command -v ninja >/dev/null || options+=(-G Ninja)
     [ -z "${ARCH:-}" ] || options+=("-DCMAKE_CUDA_ARCHITECTURES=$ARCH")
     cmake -S . -B "$BUILD" "${options[@]}" &&
         cmake --build "$BUILD" -j "$(nproc)" --target tessera tessera_cuda "${PROGRAMS[@]}" && pack
-}
-
-python_prefixes() {
-    python_libraries | sed 's#/lib\(:\|$\)#;#g'
 }
 
 # one PROGRAM TEST [TOOL...]: a single test, which must have met the device.
@@ -279,8 +278,10 @@ if [ "${stages[*]}" != build ] && [ ! -e /dev/nvidia0 ] &&
     exit 77
 fi
 export BUILD OUT PATH=$PATH:/usr/local/cuda/bin
-LD_LIBRARY_PATH="$RUN/lib:$(python_libraries):/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
 export LD_LIBRARY_PATH
+trap '[ -z "$running" ] || signal_session KILL "$running"' EXIT
+trap 'exit 143' HUP INT TERM
 mkdir -p "$OUT" "$LOGS"
 : >"$OUT/logs.txt"
 [ ! -x "$BUILD/tessera" ] || pack || exit
