@@ -3,7 +3,7 @@
 # Each stage can be run alone. A check that outlasts its limit is killed with all that it started,
 # and the next goes on; what no longer fits into BUDGET seconds (1500) is skipped. $OUT/results.md
 # has the table so far after every check, $OUT/logs.txt what each of them said. Without a GPU the
-# script says so and returns 77.
+# script says so and returns 77. Where commands may take ten minutes: BUDGET=570.
 #
 #   tests/gpu/run.sh [STAGE...]
 #
@@ -278,7 +278,8 @@ if [ "${stages[*]}" != build ] && [ ! -e /dev/nvidia0 ] &&
     exit 77
 fi
 export BUILD OUT PATH=$PATH:/usr/local/cuda/bin
-LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+LD_LIBRARY_PATH="/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):$LD_LIBRARY_PATH"
 export LD_LIBRARY_PATH
 trap '[ -z "$running" ] || signal_session KILL "$running"' EXIT
 trap 'exit 143' HUP INT TERM
