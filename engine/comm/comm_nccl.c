@@ -175,26 +175,22 @@ static ncclResult_t gather_blocks(struct comm_nccl *c, char *dst, const void *sr
     return result;
 }
 
-/* Some rows: into the gather buffer, then side by side; a single row needs only the first. */
+/* Some rows: into the gather buffer, then side by side; what is a single row, or of a single rank,
+ * needs only the first. */
 static ncclResult_t gather_rows(struct comm_nccl *c, char *dst, const char *src, size_t rows,
-                                const int32_t *cols, size_t total)
+                                const int32_t *cols)
 {
+    const int32_t ranks = c->base.ranks;
+    struct home *h = c->home;
     size_t blocks[COMM_RANKS_MAX];
-    for (int32_t r = 0; r < c->base.ranks; r++)
+    for (int32_t r = 0; r < ranks; r++)
         blocks[r] = rows * (size_t)cols[r];
-    if (rows == 1)
+    if (rows == 1 || ranks == 1)
         return gather_blocks(c, dst, src, blocks);
-    const char *from = c->home->gather;
-    ncclResult_t result = gather_blocks(c, c->home->gather, src, blocks);
-    for (int32_t r = 0; r < c->base.ranks && result == ncclSuccess; r++) {
-        const size_t width = (size_t)cols[r] * 4;
-        if (width > 0 &&
-            cudaMemcpy2DAsync(dst, total * 4, from, width, width, rows, cudaMemcpyDeviceToDevice,
-                              c->home->stream) != cudaSuccess)
-            result = ncclUnhandledCudaError;
-        dst += width;
-        from += rows * width;
-    }
+    const ncclResult_t result = gather_blocks(c, h->gather, src, blocks);
+    if (result == ncclSuccess)
+        rowops_interleave(h->backend, (float *)dst, (const float *)h->gather, (int32_t)rows, cols,
+                          ranks);
     return result;
 }
 
@@ -212,11 +208,11 @@ static enum status nccl_all_gather(struct comm *comm, void *dst, const void *src
     TRY(watch(c->home, err));
     if (is_spoilt(c->home))
         goto out;
-    const size_t fit = total > 0 ? GATHER_BYTES / (total * 4) : height, most = fit > 1 ? fit : 1;
+    const size_t fit = comm->ranks > 1 && total > 0 ? GATHER_BYTES / (total * 4) : height;
+    const size_t most = fit > 1 ? fit : 1;
     for (size_t at = 0, n; at < height && total > 0 && r == ncclSuccess; at += n) {
         n = height - at < most ? height - at : most;
-        r = gather_rows(c, (char *)dst + at * total * 4, (const char *)src + at * own * 4, n, cols,
-                        total);
+        r = gather_rows(c, (char *)dst + at * total * 4, (const char *)src + at * own * 4, n, cols);
     }
     st = finish(c, COMM_ALL_GATHER, start, height * (total - own), r, err);
 out:
@@ -345,15 +341,16 @@ static void nccl_abort(struct comm *comm)
 
 static void home_close(struct home *h)
 {
+    const bool own_arena = h->arena != NULL && h->arena != h->window.memory;
     cuda_watch(h->backend, NULL, NULL);
     while (h->endings > 0)
         pthread_join(h->ending[--h->endings], NULL);
-    if (h->arena != NULL && h->arena != h->window.memory)
-        h->backend->ops->free(h->backend, h->arena);
     comm_window_close(&h->window, h->groups > 0 ? h->group[0] : NULL);
     for (int32_t i = h->groups; i-- > 0;)
         if (h->group[i] != NULL)
             (void)ncclCommDestroy(h->group[i]);
+    if (own_arena) /* after NCCL, which may have shown it to peers */
+        h->backend->ops->free(h->backend, h->arena);
     if (h->gather != NULL)
         h->backend->ops->free(h->backend, h->gather);
     free(h);
@@ -433,6 +430,7 @@ static void set_environment(int32_t rank, bool shared_device)
     setenv("NCCL_NET", "Socket", 0);
     setenv("NCCL_P2P_DISABLE", "1", 0);
     setenv("NCCL_SHM_DISABLE", "1", 0);
+    setenv("NCCL_MNNVL_ENABLE", "0", 0); /* hosts that NVLink joins would share memory, too */
 }
 
 /* The group's id, made by the first rank. */

@@ -3,6 +3,8 @@
  * the block of fixed size, so a row's bits do not depend on the other rows. */
 #include "kernels/cuda/device.cuh"
 
+#include "kernels/cuda/entry.h"
+
 #define THREADS 256
 #define NORM_THREADS 1024  /* few rows wait for every pass of theirs */
 #define PART (2 * THREADS) /* columns of a block that multiplies gates */
@@ -61,6 +63,29 @@ void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *
     if (rows > 0 && cols > 0)
         LAUNCH(cuda_of(b), copy_kernel, (unsigned)rows, THREADS, 0, dst, (int64_t)dst_stride, src,
                (int64_t)src_stride, cols);
+}
+
+struct blocks {
+    int32_t begin[ROWOPS_BLOCKS_MAX + 1]; /* columns */
+};
+
+__global__ void interleave_kernel(float *dst, const float *from, struct blocks b, int32_t total)
+{
+    const int32_t begin = b.begin[blockIdx.y], cols = b.begin[blockIdx.y + 1] - begin;
+    const float *row = from + (int64_t)begin * gridDim.x + (int64_t)cols * blockIdx.x;
+    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+        dst[(int64_t)blockIdx.x * total + begin + i] = row[i];
+}
+
+void rowops_interleave(struct backend *b, float *dst, const float *blocks, int32_t rows,
+                       const int32_t *cols, int32_t count)
+{
+    struct blocks all = {};
+    CHECK(count <= ROWOPS_BLOCKS_MAX);
+    for (int32_t i = 0; i < count; i++)
+        all.begin[i + 1] = all.begin[i] + cols[i];
+    LAUNCH(cuda_of(b), interleave_kernel, dim3((unsigned)rows, (unsigned)count), THREADS, 0, dst,
+           blocks, all, all.begin[count]);
 }
 
 /* ---- norms ---- */

@@ -35,6 +35,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 /* After what was enqueued before, or, while the stream is captured, with every launch of the graph.
  */
 void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
+void emulate_kernel(cudaStream_t stream, std::function<void()> work);
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
 
@@ -50,7 +51,7 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
         const dim3 grid_ = grid, block_ = block;                                                   \
         const size_t shared_ = shared;                                                             \
-        emulate_enqueue((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });      \
+        emulate_kernel((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });       \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
 #define LAUNCH_AHEAD LAUNCH
