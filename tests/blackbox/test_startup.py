@@ -48,6 +48,10 @@ def fails(code, *arguments):
     (("serv", "MODEL"), "serve"),
     (("serve",), "MODEL"),
     (("plan", ""), "which model directory"),
+    (("serve", "MODEL", "--cors-origins", "https://a.example/"), "is no origin"),
+    (("serve", "MODEL", "--http-max-bodies-bytes", "1M"), "--http-max-body-bytes 4194304"),
+    (("complete", "http://127.0.0.1:65600", "x"), "65535"),
+    (("health", "http://127.0.0.1:65600"), "HOST:PORT"),
 ])
 def test_usage(arguments, wanted):
     model = str(checkpoint.GOLDEN / NAME)
@@ -288,10 +292,11 @@ def test_a_fifo_does_not_block(tmp_path, name):
 # ---- standard streams ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["plan", "inspect"])
+@pytest.mark.parametrize("command", [("plan", checkpoint.DEMO), ("inspect", checkpoint.DEMO),
+                                     ("version",), ("help",), ("serve", "--help")])
 def test_output_that_is_not_written(command):
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([BINARY, command, checkpoint.DEMO], stdout=full, text=True,
+        done = subprocess.run([BINARY, *command], stdout=full, text=True,
                               stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
     assert done.returncode == 3
     assert done.stderr == "tessera: stdout: No space left on device\n"
