@@ -188,6 +188,19 @@ def test_wrong_dtype(model):
     assert TENSOR in line and "I32" in line
 
 
+def test_head_of_a_tied_model(serve, model):
+    """Files may repeat the embedding as lm_head.weight; of one that differs transformers makes an
+    untied model, so that nobody knows what is meant."""
+    path = model / "model.safetensors"
+    prompt, tokens = checkpoint.golden_runs(NAME)[0]
+    checkpoint.copy_tensor(path, "model.embed_tokens.weight", "lm_head.weight")
+    server = serve(model, "-tp", 2)
+    assert server.token_ids(prompt, len(tokens)) == tokens
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    line = refused(model)
+    assert "lm_head.weight" in line and "tie_word_embeddings" in line
+
+
 def test_overlapping_tensors(model):
     def edit(header):
         names = sorted(name for name in header if name != "__metadata__")
