@@ -53,7 +53,8 @@ static void put_word(struct line *l, const char *word)
 static void put_number(struct line *l, double number)
 {
     char text[32];
-    put(l, text, (size_t)snprintf(text, sizeof text, "%.10g", number));
+    const bool whole = number > -1e15 && number < 1e15 && number == (double)(int64_t)number;
+    put(l, text, (size_t)snprintf(text, sizeof text, whole ? "%.0f" : "%.6f", number));
 }
 
 static void put_plain(struct line *l, const char *text)

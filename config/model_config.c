@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 struct reader {
     const char *where;
@@ -32,6 +33,8 @@ static void fail(struct reader *r, const char *key, const char *wanted)
         snprintf(value, sizeof value, "%g", jdoc_number(v));
     else if (v && jdoc_type(v) == JDOC_STRING)
         snprintf(value, sizeof value, "\"%.40s\"", jdoc_string(v));
+    else if (v && jdoc_type(v) == JDOC_BOOL)
+        snprintf(value, sizeof value, "%s", jdoc_bool(v) ? "true" : "false");
     else if (v)
         snprintf(value, sizeof value, "%s", jdoc_type_name(jdoc_type(v)));
     r->st = base_fail(r->err, ERR_MODEL, "%s: %s is %s, expected %s", r->where, key, value, wanted);
@@ -329,8 +332,10 @@ static void read_shape(struct reader *r, struct model_config *m)
     m->tied = read_bool(r, "tie_word_embeddings", false);
     if (r->st != OK)
         return;
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "a divisor of num_attention_heads, which is %d", (int)m->heads);
     if (m->heads % m->kv_heads != 0)
-        fail(r, "num_key_value_heads", "a divisor of num_attention_heads");
+        fail(r, "num_key_value_heads", wanted);
     if (!jdoc_get_value(r->object, "head_dim") && m->hidden % m->heads != 0)
         fail(r, "head_dim", "a value, since hidden_size is no multiple of num_attention_heads");
     /* at most what the kernels compute (BACKEND_HEAD_DIM_MAX) */
@@ -408,6 +413,27 @@ out:
     return st;
 }
 
+/* "org/name" or "host:8000" is no directory by mistake: what the user may have meant. */
+static enum status no_directory(const char *dir, struct err *err)
+{
+    const char *slash = strchr(dir, '/'), *colon = strrchr(dir, ':');
+    if (access(dir, F_OK) == 0)
+        return base_fail(err, ERR_MODEL,
+                         "%s is not a directory; expected one with config.json and safetensors "
+                         "files, as Hugging Face publishes them",
+                         dir);
+    if (colon && colon[1] && colon[1 + strspn(colon + 1, "0123456789")] == '\0')
+        return base_fail(err, ERR_MODEL, "%s: no such model directory (a server is http://%s)", dir,
+                         dir);
+    if (slash && slash > dir && dir[0] != '.' && slash[1] && !strchr(slash + 1, '/'))
+        return base_fail(
+            err, ERR_MODEL,
+            "%s: no such model directory; models are not downloaded, if that is a name "
+            "on the Hugging Face Hub: hf download %s --local-dir DIR",
+            dir, dir);
+    return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);
+}
+
 enum status model_config_load(const char *dir, struct model_config *out,
                               struct generation_defaults *defaults, struct err *err)
 {
@@ -419,7 +445,7 @@ enum status model_config_load(const char *dir, struct model_config *out,
     struct generation_defaults d = model_config_no_defaults();
     struct stat sb;
     if (stat(dir, &sb) != 0 || !S_ISDIR(sb.st_mode))
-        return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);
+        return no_directory(dir, err);
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
         return base_fail(err, ERR_MODEL, "%.100s...: path too long", dir);
     const struct file_spec f = {.path = path, .bytes_max = 1u << 20, .failure = ERR_MODEL};

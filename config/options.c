@@ -1,44 +1,27 @@
 /* DESIGN: an option is a row: name, alias, commands, kind, range, where it goes. getopt_long is not
- * used because `-tp` is a word with one dash, and because a row must also drive the environment and
- * the help text. A value that is not understood is an error that names option, value and range. */
-#include "config/options.h"
+ * used because `-tp` is a word with one dash, and because a row must also drive the environment
+ * (options_environment.c) and the help text (options_help.c). A value that is not understood is an
+ * error that names option, value and range. */
+#include "config/options_rows.h"
 
 #include "config/config_file.h"
 #include "config/log.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#define PREFIX "TESSERA_"
-enum { VARIABLE_MAX = 64 };
-
-enum kind { INT32, INT64, BYTES, NUMBER, STRING, CHOICE, FLAG };
-
-struct row {
-    const char *name, *alias;
-    int commands;
-    enum kind kind;
-    size_t offset;
-    double min, max;
-    const char *fallback; /* parsed like a value; NULL: stays zero */
-    const char *choices;  /* CHOICE: "a|b|c" */
-    const char *help;
-};
 
 #define AT(field) offsetof(struct options, field)
 #define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_DOCTOR | COMMAND_RANK)
 #define LAYOUT (RUN | COMMAND_INSPECT | COMMAND_SHARD)
-#define ALL (~0)
+#define ALL OPTIONS_ROWS_ALL
 
-static const struct row rows[] = {
+const struct options_row options_rows[] = {
     {"model", NULL, LAYOUT & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
-     "the same as MODEL, for the environment and files"},
+     "as MODEL; for the environment and --config files"},
     {"config", NULL, ALL & ~(COMMAND_SYNTH | COMMAND_RANK), STRING, AT(config), 0, 0, NULL, NULL,
      "YAML file of options, one \"name: value\" a line"},
     {"log-format", NULL, ALL, CHOICE, AT(log_format), 0, 0, "text", LOG_FORMATS,
@@ -51,7 +34,8 @@ static const struct row rows[] = {
     {"parallel-mode", NULL, LAYOUT, CHOICE, AT(parallel_mode), 0, 0, NULL,
      "1d|1d_sp|2d|2.5d|3d|3d_gathered", "tensor-parallel layout; without it 1d"},
     {"mesh", NULL, LAYOUT, STRING, AT(mesh), 0, 0, NULL, NULL,
-     "sizes of the layout's axes, as 1,4,2 for 3d: w weights' copies, a outputs, b inputs"},
+     "sizes of the layout's axes; for 3d w,a,b (copies of the weights, parts of outputs and of "
+     "inputs), as 1,4,2"},
     {"auto", NULL, COMMAND_SERVE | COMMAND_PLAN, FLAG, AT(pick_layout), 0, 0, NULL, NULL,
      "pick layout and mesh with the least modelled time, and the rows from which its steps change "
      "form; measures this machine, or takes --prices"},
@@ -70,9 +54,9 @@ static const struct row rows[] = {
      "cpu|cpu-generic|cpu-avx2|cpu-avx512|cuda|ref",
      "cpu picks the best variant for this machine; cuda: one GPU per rank"},
     {"ranks-per-device", NULL, RUN, INT32, AT(ranks_per_device), 1, 64, "1", NULL,
-     "GPU only: so many ranks share each; slow, to test several ranks on one"},
+     "GPU only: ranks that share each; slow, to test several ranks on one"},
     {"enforce-eager", NULL, RUN, FLAG, AT(enforce_eager), 0, 0, NULL, NULL,
-     "GPU only: every step launches its kernels one by one, no CUDA graphs"},
+     "GPU only: no CUDA graphs, every step launches its kernels one by one"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"kv-cache-dtype", NULL, RUN, CHOICE, AT(kv_cache_dtype), 0, 0, "auto", "auto|fp8",
@@ -81,6 +65,8 @@ static const struct row rows[] = {
      "fp8: the layers' linears become E4M3 with a scale per row; auto: as the checkpoint has them"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
+    {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
+     NULL, "seed of synthetic weights"},
     {"sampler", NULL, RUN, CHOICE, AT(sampler), 0, 0, "gather", "gather|distributed",
      "gather: all logits on every rank; distributed: candidates only, the same tokens"},
     {"comm", NULL, COMMAND_SERVE | COMMAND_DOCTOR | COMMAND_RANK, CHOICE, AT(comm), 0, 0, "shm",
@@ -98,14 +84,14 @@ static const struct row rows[] = {
     {"api-key-file", NULL, COMMAND_SERVE, STRING, AT(api_key_file), 0, 0, NULL, NULL,
      "keys of clients, one a line; mode 0600; read again on SIGHUP"},
     {"insecure-no-auth", NULL, COMMAND_SERVE, FLAG, AT(insecure_no_auth), 0, 0, NULL, NULL,
-     "listen where others can reach it, without keys"},
+     "let anyone who can reach the server use it"},
     {"metrics-without-key", NULL, COMMAND_SERVE, FLAG, AT(metrics_without_key), 0, 0, NULL, NULL,
      "/metrics needs no key"},
     {"cors-origins", NULL, COMMAND_SERVE, STRING, AT(cors_origins), 0, 0, NULL, NULL,
      "origins whose pages may read answers, separated by commas; *: all"},
     {"max-connections", NULL, COMMAND_SERVE | COMMAND_DOCTOR, INT32, AT(max_connections), 1,
      1000000, "16384", NULL,
-     "open at once; from nine tenths on, idle and slow ones have a tenth of the time"},
+     "open at once; when nine tenths are, idle and slow ones are closed ten times sooner"},
     {"http-header-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.header_timeout), 1, 3600, "10",
      NULL, "seconds from the first to the last byte of a request's head"},
     {"http-body-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.body_timeout), 1, 3600, "30", NULL,
@@ -115,17 +101,17 @@ static const struct row rows[] = {
     {"http-idle-timeout", NULL, COMMAND_SERVE, NUMBER, AT(http.idle_timeout), 1, 3600, "75", NULL,
      "seconds a connection may stay open without a request"},
     {"http-max-header-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.header_bytes), 1024, 16384,
-     "16384", NULL, "of a request's head"},
+     "16384", NULL, "most bytes of a request's head"},
     {"http-max-headers", NULL, COMMAND_SERVE, INT32, AT(http.headers), 1, 1000, "100", NULL,
-     "of a request"},
+     "most header fields of a request"},
     {"http-max-target-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.target_bytes), 64, 8192, "4096",
-     NULL, "of a request's path and query"},
+     NULL, "most bytes of a request's path and query"},
     {"http-max-body-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.body_bytes), 1024, 1 << 30, "4M",
-     NULL, "of one request"},
+     NULL, "most bytes of a request's body"},
     {"http-max-bodies-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.bodies_bytes), 1024, 0x1p40,
-     "256M", NULL, "of all requests at once; more get 503"},
+     "256M", NULL, "most bytes of all bodies at once; more get 503"},
     {"http-max-unsent-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.unsent_bytes), 4096, 1 << 30,
-     "1M", NULL, "of one stream before its reader is dropped"},
+     "1M", NULL, "most bytes a stream's reader may be behind before it is dropped"},
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
     {"cpu-bind", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(cpu_bind), 0, 0, "auto",
@@ -135,13 +121,13 @@ static const struct row rows[] = {
     {"max-num-seqs", NULL, RUN, INT32, AT(max_num_seqs), 1, 1024, "64", NULL,
      "sequences running at once"},
     {"max-num-batched-tokens", NULL, RUN, INT32, AT(max_num_batched_tokens), 1, 16384, "512", NULL,
-     "rows of one step"},
+     "rows of one step: decodes and prompt tokens together"},
     {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
      NULL, "requests that wait, beside those that may run, before new ones get 429"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
-     "keep the KV cache of common beginnings; --no-enable-prefix-caching turns it off"},
+     "reuse the KV cache of prompts that begin alike; --no-enable-prefix-caching turns it off"},
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
@@ -156,13 +142,11 @@ static const struct row rows[] = {
      "seconds without progress of any layer before the ranks count as hung"},
     {"max-group-restarts", NULL, COMMAND_SERVE, INT32, AT(max_group_restarts), 0,
      OPTIONS_RESTARTS_MAX, "3", NULL,
-     "times in five minutes that lost ranks are started again, while requests wait"},
+     "how often in five minutes lost ranks are started again, while requests wait"},
     {"output", "o", COMMAND_SHARD | COMMAND_SYNTH, STRING, AT(output), 0, 0, NULL, NULL,
      "directory to write; must not exist or be empty"},
     {"config", NULL, COMMAND_SYNTH, STRING, AT(synth_config), 0, 0, NULL, NULL,
      "config.json of the model to make"},
-    {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
-     NULL, "seed of synthetic weights"},
     {"max-tokens", NULL, COMMAND_COMPLETE, STRING, AT(complete.max_tokens), 0, 0, "256", NULL,
      "most tokens of the answer"},
     {"temperature", NULL, COMMAND_COMPLETE, STRING, AT(complete.temperature), 0, 0, NULL, NULL,
@@ -174,13 +158,13 @@ static const struct row rows[] = {
     {"min-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.min_p), 0, 0, NULL, NULL,
      "least probability, as a share of the likeliest token's"},
     {"presence-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.presence_penalty), 0, 0, NULL,
-     NULL, "for tokens that were produced"},
+     NULL, "taken once from the logit of each token that was produced"},
     {"frequency-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.frequency_penalty), 0, 0,
-     NULL, NULL, "for each time a token was produced"},
+     NULL, NULL, "... and for each time that it was"},
     {"repetition-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.repetition_penalty), 0, 0,
      NULL, NULL, "factor for tokens of prompt and answer"},
     {"seed", NULL, COMMAND_COMPLETE, STRING, AT(complete.seed), 0, 0, NULL, NULL,
-     "the same answer each time"},
+     "number that fixes what is drawn: the same answer each time"},
     {"stop", NULL, COMMAND_COMPLETE, STRING, AT(complete.stop), 0, 0, NULL, NULL,
      "text that ends the answer"},
     {"seed", NULL, COMMAND_BENCH, INT64, AT(seed), 0, 0x1p62, "0", NULL,
@@ -198,11 +182,11 @@ static const struct row rows[] = {
     {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
      "random token ids are below it"},
     {"ignore-eos", NULL, COMMAND_BENCH | COMMAND_COMPLETE, FLAG, AT(bench.ignore_eos), 0, 0, NULL,
-     NULL, "asks for answers of full length"},
+     NULL, "answers go on past the end token, to their full length"},
     {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
      "JSON lines {\"prompt\": text or ids, \"max_tokens\": N}"},
     {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
-     "ms a good request keeps to, as ttft:500,tpot:50,e2e:10000"},
+     "most milliseconds of a good request, as ttft:500,tpot:50,e2e:10000"},
     {"model", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.model), 0, 0, NULL, NULL,
      "name in the requests; default: the first one the server lists"},
     {"api-key", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
@@ -237,67 +221,26 @@ static const struct row rows[] = {
     {"on-device", NULL, COMMAND_RANK, FLAG, AT(on_device), 0, 0, NULL, NULL, "internal"},
     {"comm-bytes", NULL, COMMAND_RANK, INT64, AT(comm_bytes), 0, 0x1p50, "0", NULL, "internal"},
 };
+const size_t options_rows_count = ARRAY_LEN(options_rows);
 
-static const struct {
-    const char *name;
-    enum command command;
-    const char *usage;
-} commands[] = {
-    {"serve", COMMAND_SERVE,
-     "tessera serve MODEL [options]\n\nServes a model directory over HTTP.\n"},
-    {"plan", COMMAND_PLAN,
-     "tessera plan MODEL [-tp N] [options]\n\nWhat each rank would hold and send, from headers "
-     "alone.\n"},
-    {"inspect", COMMAND_INSPECT,
-     "tessera inspect MODEL [-tp N]\n\nLists the tensors and the slice of each rank.\n"},
-    {"shard", COMMAND_SHARD,
-     "tessera shard MODEL -tp N -o DIR\n\nWrites the checkpoint cut for N ranks (loads at any).\n"},
-    {"synth", COMMAND_SYNTH,
-     "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that "
-     "shape.\n"},
-    {"health", COMMAND_HEALTH,
-     "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
-     "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
-     "file describe.\n"},
-    {"doctor", COMMAND_DOCTOR,
-     "tessera doctor [MODEL] [options]\n\nWhat this machine can do and what is wrong with it, a "
-     "line each: ok, warn or fail, with what to\ndo. With a model directory: would it be served "
-     "with these options? Exit code 1: a check failed.\n"},
-    {"complete", COMMAND_COMPLETE,
-     "tessera complete URL|MODEL [\"PROMPT\"] [options] [-- options of tessera serve]\n\n"
-     "Prints one completion as it comes, of a server at http://HOST:PORT or of one that it starts "
-     "on a\nmodel directory and stops again. Without PROMPT: all of stdin. Text goes to stdout, "
-     "the "
-     "rest to\nstderr. Exit code 1: the server fails, or none answers.\n"},
-    {"bench", COMMAND_BENCH,
-     "tessera bench URL [options]\n"
-     "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"
-     "Measures an OpenAI-style server at http://HOST:PORT (for chats: .../v1/chat/completions),\n"
-     "or one that it starts on a model directory and stops again. A burst, unless told "
-     "otherwise:\n\n"
-     "  --request-rate 4               open loop: requests come at random, four per second\n"
-     "  --rates 1,2,4,8 --plot x.svg   an open loop for each rate, and a picture of latency\n"
-     "  --max-concurrency 16           closed loop: who is answered makes room for the next\n"
-     "  --latency --throughput         a model directory without HTTP\n\n"
-     "Latency counts from when a request was due, and of successful requests only: TTFT to the\n"
-     "first token, E2E to the last; ITL is each gap between chunks, TPOT is (E2E - TTFT) /\n"
-     "(tokens - 1). Exit code 1: requests failed, or no server answers.\n"},
-    {"rank", COMMAND_RANK, "tessera rank: started by `tessera serve`\n"},
-};
-
-static enum status bad_value(const struct row *r, const char *value, const char *wanted,
+static enum status bad_value(const struct options_row *r, const char *value, const char *wanted,
                              struct err *err)
 {
     return base_fail(err, ERR_USAGE, "--%s: got \"%.80s\", expected %s", r->name, value, wanted);
 }
 
 /* Number with an optional K, M, G, T (powers of 1024) or B suffix for BYTES. */
-static enum status parse_number(const struct row *r, const char *value, double *out,
+static enum status parse_number(const struct options_row *r, const char *value, double *out,
                                 struct err *err)
 {
-    char wanted[96];
-    snprintf(wanted, sizeof wanted, "a%s number from %.0f to %.0f",
-             r->kind == NUMBER ? "" : " whole", r->min, r->max);
+    char wanted[96], least[32], most[32];
+    if (r->kind == BYTES)
+        snprintf(wanted, sizeof wanted, "bytes from %s to %s, as 512M or 4G",
+                 base_human_bytes(least, sizeof least, (uint64_t)r->min),
+                 base_human_bytes(most, sizeof most, (uint64_t)r->max));
+    else
+        snprintf(wanted, sizeof wanted, "a%s number from %.0f to %.0f",
+                 r->kind == NUMBER ? "" : " whole", r->min, r->max);
     char *end;
     errno = 0;
     double v = strtod(value, &end);
@@ -333,7 +276,8 @@ static bool is_choice(const char *choices, const char *value)
     return false;
 }
 
-static enum status set(const struct row *r, const char *value, struct options *o, struct err *err)
+enum status options_rows_set(const struct options_row *r, const char *value, struct options *o,
+                             struct err *err)
 {
     void *at = (char *)o + r->offset;
     double v = 0;
@@ -366,22 +310,23 @@ static enum status set(const struct row *r, const char *value, struct options *o
     return OK;
 }
 
-/* The option of these commands whose name is most like the word. */
-static const char *nearest(int which, const char *word)
+const char *options_rows_nearest(int commands, const char *word)
 {
-    const char *best = "help";
-    int best_distance = 1000;
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        if (!(rows[i].commands & which))
+    const char *best = NULL;
+    int best_distance = ((int)strlen(word) + 2) / 3; /* what is further away was not meant */
+    for (size_t i = 0; i < options_rows_count; i++) {
+        const struct options_row *r = &options_rows[i];
+        if (!(r->commands & commands))
             continue;
-        int d = base_edit_distance(word, rows[i].name);
+        int d = base_edit_distance(word, r->name);
         /* a word that begins like a known option is closer than its length says */
-        if (strlen(word) >= 3 && strncmp(rows[i].name, word, strlen(word)) == 0)
+        if (strlen(word) >= 3 && strncmp(r->name, word, strlen(word)) == 0)
             d = 1;
-        int a = rows[i].alias ? base_edit_distance(word, rows[i].alias) : d;
-        if (d < best_distance || a < best_distance) {
-            best_distance = a < d ? a : d;
-            best = rows[i].name;
+        int a = r->alias ? base_edit_distance(word, r->alias) : d;
+        d = a < d ? a : d;
+        if (d < best_distance || (!best && d == best_distance)) {
+            best_distance = d;
+            best = r->name;
         }
     }
     return best;
@@ -389,15 +334,15 @@ static const char *nearest(int which, const char *word)
 
 /* "--name", "--name=value", "--no-flag", "-alias" or "-tp" (a word). Points *inline_value behind
  * '='. */
-static const struct row *find_argument(enum command command, const char *arg,
-                                       const char **inline_value)
+static const struct options_row *find_argument(enum command command, const char *arg,
+                                               const char **inline_value)
 {
     const char *word = arg + (arg[1] == '-' ? 2 : 1);
     const char *eq = strchr(word, '=');
     size_t n = eq ? (size_t)(eq - word) : strlen(word);
     *inline_value = eq ? eq + 1 : NULL;
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct row *r = &rows[i];
+    for (size_t i = 0; i < options_rows_count; i++) {
+        const struct options_row *r = &options_rows[i];
         bool named = strlen(r->name) == n && memcmp(r->name, word, n) == 0;
         bool aliased = r->alias && strlen(r->alias) == n && memcmp(r->alias, word, n) == 0;
         bool negated = r->kind == FLAG && !eq && n == strlen(r->name) + 3 &&
@@ -411,101 +356,37 @@ static const struct row *find_argument(enum command command, const char *arg,
     return NULL;
 }
 
-/* A key names the row of this command, else of any other. */
-static const struct row *find_key(enum command command, const char *key)
+const struct options_row *options_rows_find(enum command command, const char *name)
 {
-    const struct row *found = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct row *r = &rows[i];
-        if (strcmp(r->name, key) == 0 && r->commands != COMMAND_RANK &&
+    const struct options_row *found = NULL;
+    for (size_t i = 0; i < options_rows_count; i++) {
+        const struct options_row *r = &options_rows[i];
+        if (strcmp(r->name, name) == 0 && r->commands != COMMAND_RANK &&
             (!found || (r->commands & (int)command)))
             found = r;
     }
     return found;
 }
 
-/* TESSERA_MAX_MODEL_LEN for --max-model-len. */
-static void variable_of(const struct row *r, char out[VARIABLE_MAX])
+static enum status unknown_option(enum command command, const char *arg, struct err *err)
 {
-    const int n = snprintf(out, VARIABLE_MAX, PREFIX "%s", r->name);
-    for (int i = 0; i < n; i++)
-        out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
-}
-
-/* Kubernetes tells every pod where each service of its namespace is. Of one called "tessera", or
- * "tessera-SOMETHING", the variables look like ours, and TESSERA_PORT is one: tcp://10.0.0.1:8000.
- */
-static bool is_service_link(const char *name, const char *value)
-{
-    static const char *const names[] = {PREFIX "*SERVICE_HOST", PREFIX "*SERVICE_PORT*",
-                                        PREFIX "*PORT_[0-9]*_TCP*", PREFIX "*PORT_[0-9]*_UDP*",
-                                        PREFIX "*PORT_[0-9]*_SCTP*"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (fnmatch(names[i], name, 0) == 0)
-            return true;
-    return fnmatch(PREFIX "*PORT", name, 0) == 0 && strstr(value, "://");
-}
-
-/* Not for internal options. */
-static enum status from_environment(struct options *o, struct err *err)
-{
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct row *r = &rows[i];
-        if (!(r->commands & (int)o->command) || o->command == COMMAND_RANK)
-            continue;
-        char name[VARIABLE_MAX];
-        variable_of(r, name);
-        const char *value = getenv(name);
-        struct err why;
-        if (value && !is_service_link(name, value) && set(r, value, o, &why) != OK)
-            return base_fail(err, ERR_USAGE, "%s: %.400s", name, why.text);
-    }
-    return OK;
-}
-
-static bool is_variable(const char *name)
-{
-    char known[VARIABLE_MAX];
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        variable_of(&rows[i], known);
-        if (rows[i].commands != COMMAND_RANK && strcmp(known, name) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* The variable whose name is most like that of an unknown one. */
-static void nearest_variable(const char *unknown, char out[VARIABLE_MAX])
-{
-    char word[VARIABLE_MAX] = "";
-    const char *c = unknown + strlen(PREFIX);
-    for (size_t i = 0; i + 1 < sizeof word && c[i]; i++)
-        word[i] = c[i] == '_' ? '-' : (char)tolower((unsigned char)c[i]);
-    variable_of(find_key(0, nearest(ALL & ~COMMAND_RANK, word)), out);
-}
-
-void options_warn_environment(void)
-{
-    for (char **e = environ; *e; e++) {
-        char name[256], meant[VARIABLE_MAX];
-        const size_t n = strcspn(*e, "=");
-        if (strncmp(*e, PREFIX, strlen(PREFIX)) != 0 || (*e)[n] == '\0')
-            continue;
-        snprintf(name, sizeof name, "%.*s", (int)n, *e);
-        const char *value = *e + n + 1;
-        if (is_service_link(name, value)) {
-            if (is_variable(name))
-                base_log(
-                    LOG_WARN,
-                    "%.100s=%.80s is how Kubernetes announces a service and no option: ignored; "
-                    "enableServiceLinks: false in the pod's spec turns it off",
-                    name, value);
-        } else if (!is_variable(name)) {
-            nearest_variable(name, meant);
-            base_log(LOG_WARN, "%.100s in the environment is no option: ignored; did you mean %s?",
-                     name, meant);
-        }
-    }
+    char name[64];
+    const char *word = arg + (arg[1] == '-' ? 2 : 1), *of = options_rows_command(command);
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    const struct options_row *other = options_rows_find(command, name);
+    const char *near = options_rows_nearest((int)command, name);
+    if (other && (command & (COMMAND_BENCH | COMMAND_COMPLETE)) &&
+        (other->commands & COMMAND_SERVE))
+        return base_fail(err, ERR_USAGE,
+                         "--%s is an option of the server: tessera %s MODEL -- --%s", name, of,
+                         name);
+    if (other)
+        return base_fail(err, ERR_USAGE,
+                         "--%s is no option of %s, but of other commands (tessera %s "
+                         "--help lists all)",
+                         name, of, of);
+    return base_fail(err, ERR_USAGE, "unknown option \"%.80s\"%s%s%s (tessera %s --help lists all)",
+                     arg, near ? "; did you mean --" : "", near ? near : "", near ? "?" : "", of);
 }
 
 static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
@@ -525,7 +406,7 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
         }
         if (arg[0] != '-' || arg[1] == '\0') {
             if (word && (o->command != COMMAND_COMPLETE || o->complete.prompt))
-                return base_fail(err, ERR_USAGE, "one %s is wanted, got \"%.80s\" too",
+                return base_fail(err, ERR_USAGE, "expected one %s, got \"%.80s\" too",
                                  o->command == COMMAND_HEALTH     ? "URL"
                                  : o->command == COMMAND_COMPLETE ? "prompt"
                                                                   : "model directory",
@@ -533,17 +414,14 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             *(word ? &o->complete.prompt : &word) = arg;
             continue;
         }
-        const struct row *r = find_argument(o->command, arg, &value);
+        const struct options_row *r = find_argument(o->command, arg, &value);
         if (!r)
-            return base_fail(err, ERR_USAGE,
-                             "unknown option \"%.80s\"; did you mean --%s? (--help lists all)",
-                             arg + (arg[1] == '-' ? 2 : 1),
-                             nearest((int)o->command, arg + (arg[1] == '-' ? 2 : 1)));
+            return unknown_option(o->command, arg, err);
         if (r->kind == FLAG && !value)
             value = "1";
         if (!value && i + 1 == argc)
             return base_fail(err, ERR_USAGE, "--%s needs a value", r->name);
-        enum status st = set(r, value ? value : argv[++i], o, err);
+        enum status st = options_rows_set(r, value ? value : argv[++i], o, err);
         if (st != OK)
             return st;
     }
@@ -552,20 +430,28 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
     return OK;
 }
 
+static enum status unknown_key(enum command command, const char *path, const struct config_entry *e,
+                               struct err *err)
+{
+    const char *near = options_rows_nearest((int)command, e->key);
+    return base_fail(err, ERR_USAGE, "%s:%d: unknown key \"%.80s\"%s%s%s", path, e->line, e->key,
+                     near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+}
+
 static enum status from_file(struct options *o, struct err *err)
 {
     const char *path = o->config;
     for (int32_t i = 0; i < o->file->count; i++) {
         const struct config_entry *e = &o->file->entries[i];
-        const struct row *r = find_key(o->command, e->key);
+        const struct options_row *r = options_rows_find(o->command, e->key);
         struct options elsewhere = {0};
         struct err why;
         if (!r)
-            return base_fail(err, ERR_USAGE, "%s:%d: unknown key \"%.80s\"; did you mean %s?", path,
-                             e->line, e->key, nearest((int)o->command, e->key));
+            return unknown_key(o->command, path, e, err);
         if (r->offset == AT(config))
             return base_fail(err, ERR_USAGE, "%s:%d: a file cannot name another", path, e->line);
-        if (set(r, e->value, r->commands & (int)o->command ? o : &elsewhere, &why) != OK)
+        if (options_rows_set(r, e->value, r->commands & (int)o->command ? o : &elsewhere, &why) !=
+            OK)
             return base_fail(err, ERR_USAGE, "%s:%d: %.400s", path, e->line, why.text);
     }
     return OK;
@@ -573,8 +459,10 @@ static enum status from_file(struct options *o, struct err *err)
 
 static enum status from_defaults(struct options *o, struct err *err)
 {
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        enum status st = rows[i].fallback ? set(&rows[i], rows[i].fallback, o, err) : OK;
+    for (size_t i = 0; i < options_rows_count; i++) {
+        enum status st = options_rows[i].fallback
+                             ? options_rows_set(&options_rows[i], options_rows[i].fallback, o, err)
+                             : OK;
         if (st != OK)
             return st;
     }
@@ -585,8 +473,7 @@ static enum status check_layout(const char *name, const struct options *o, struc
 {
     if (o->pick_layout && (o->parallel_mode || o->mesh || o->plan_file))
         return base_fail(err, ERR_USAGE,
-                         "tessera %s: --auto picks the layout, and %s names one; leave out either",
-                         name,
+                         "--auto picks the layout, and %s names one; leave out either",
                          o->parallel_mode ? "--parallel-mode"
                          : o->mesh        ? "--mesh"
                                           : "--plan");
@@ -630,19 +517,18 @@ static enum status check_complete(const char *name, struct options *o, struct er
     if (!o->parallel_mode)
         o->parallel_mode = "1d";
     if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain))
-        return base_fail(err, ERR_USAGE,
-                         "tessera plan: --modes and --explain are text; leave out --json");
+        return base_fail(err, ERR_USAGE, "--modes and --explain are text; leave out --json");
     if (o->prices && o->measure)
         return base_fail(err, ERR_USAGE,
-                         "tessera plan: --prices has what --measure would find; leave out either");
+                         "--prices has what --measure would find; leave out either");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
     if (((LAYOUT | with_url) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
-        return base_fail(err, ERR_USAGE, "tessera %s: which model directory%s?", name,
-                         (with_url & (int)o->command) ? " or http:// URL" : "");
+        return base_fail(err, ERR_USAGE, "%s: which model directory%s? (tessera %s --help)", name,
+                         (with_url & (int)o->command) ? " or http:// URL" : "", name);
     if (o->command == COMMAND_SYNTH && !o->synth_config)
-        return base_fail(err, ERR_USAGE, "tessera synth: --config FILE is needed");
+        return base_fail(err, ERR_USAGE, "synth: --config FILE is needed");
     if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)
-        return base_fail(err, ERR_USAGE, "tessera %s: -o DIR is needed", name);
+        return base_fail(err, ERR_USAGE, "%s: -o DIR is needed", name);
     return OK;
 }
 
@@ -651,15 +537,13 @@ enum status options_parse(int argc, char **argv, struct options *out, bool *help
     struct options o = {0};
     enum status st = OK;
     *help = false;
-    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        if (strcmp(commands[i].name, argv[0]) == 0)
-            o.command = commands[i].command;
+    o.command = options_rows_command_named(argv[0]);
     if (!o.command) {
         *out = o;
         return base_fail(err, ERR_USAGE, "unknown command \"%.80s\"", argv[0]);
     }
     TRY(from_defaults(&o, err));
-    TRY(from_environment(&o, err));
+    TRY(options_rows_environment(&o, err));
     TRY(from_arguments(argc, argv, &o, help, err));
     if (*help)
         goto out;
@@ -670,7 +554,7 @@ enum status options_parse(int argc, char **argv, struct options *out, bool *help
         o = again;
         TRY(from_defaults(&o, err));
         TRY(from_file(&o, err));
-        TRY(from_environment(&o, err));
+        TRY(options_rows_environment(&o, err));
         TRY(from_arguments(argc, argv, &o, help, err));
     }
     TRY(check_complete(argv[0], &o, err));
@@ -683,32 +567,6 @@ void options_close(struct options *o)
 {
     config_file_close(o->file);
     o->file = NULL;
-}
-
-void options_help(enum command command)
-{
-    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        if (commands[i].command == command)
-            printf("usage: %s\n", commands[i].usage);
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct row *r = &rows[i];
-        if (!(r->commands & (int)command) || command == COMMAND_RANK)
-            continue;
-        char left[64];
-        snprintf(left, sizeof left, "--%s%s%s", r->name,
-                 !r->alias              ? ""
-                 : strlen(r->alias) > 2 ? ", --"
-                                        : ", -",
-                 r->alias ? r->alias : "");
-        printf("  %-32s %s", left, r->help);
-        if (r->choices)
-            printf(" (%s)", r->choices);
-        if (r->fallback)
-            printf(" [%s]", r->fallback);
-        printf("\n");
-    }
-    printf("\nEach option can also be set as TESSERA_NAME in the environment%s.\n",
-           command == COMMAND_SYNTH ? "" : ", or in the file of --config");
 }
 
 bool options_distributed(const struct options *o)

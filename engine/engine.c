@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 
 #define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
@@ -399,9 +400,10 @@ static enum status measure_costs(struct engine *e, struct err *err)
     if (st == OK) {
         e->config.measure_costs = false;
         sched_set_costs(e->sched, &costs);
-        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
+        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d%s",
                  costs.seconds[0] * 1e3, costs.seconds[costs.count - 1] * 1e3,
-                 costs.rows[costs.count - 1]);
+                 costs.rows[costs.count - 1],
+                 e->config.sched.limits.homes > 1 ? ", in each home" : "");
     }
     return st;
 }
@@ -466,6 +468,7 @@ static void *engine_loop(void *arg)
     struct engine *e = arg;
     struct err err;
     int32_t count;
+    prctl(PR_SET_NAME, "tessera-engine");
     enum status st = run(e, &err);
     while (st != OK && survive(e, &err))
         st = run(e, &err);

@@ -400,8 +400,7 @@ static enum status answer_challenge(int fd, const struct rendezvous_secret *secr
         !challenge_make(&c.own))
         return base_fail(
             err, ERR_COMM,
-            "rank %d: no tessera front end listens there, or none that answers in time",
-            rank);
+            "rank %d: no tessera front end listens there, or none that answers in time", rank);
     c.tag = base_siphash(secret->key, &c, offsetof(struct claim, tag));
     if (!send_whole(fd, &c, sizeof c) || !receive_whole(fd, &p, sizeof p, deadline))
         return base_fail(err, ERR_COMM,

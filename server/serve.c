@@ -121,8 +121,12 @@ static enum status open_model(struct server *s, const struct options *o, struct 
         base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
         s->setup.model.quant.kind == QUANT_NONE ? "" : " and F8_E4M3", s->footprint.ranks,
         s->setup.ops->name, s->footprint.threads, s->footprint.threads == 1 ? "" : "s");
-    if (!s->tokenizer)
-        base_log(LOG_WARN, "no tokenizer.model in %s: prompts must be token ids", o->model);
+    if (s->tokenizer)
+        base_log(LOG_INFO, "%s: %d tokens", tokenizer_kind(s->tokenizer),
+                 tokenizer_count(s->tokenizer));
+    else
+        base_log(LOG_WARN, "no tokenizer.model or tokenizer.json in %s: prompts must be token ids",
+                 o->model);
     if (s->setup.ignored > 0)
         base_log(LOG_INFO, "%d tensors of the checkpoint are not used", s->setup.ignored);
     setup_table(&s->setup, &s->footprint, &table);
@@ -327,9 +331,11 @@ static enum status await_weights(struct server *s, struct err *err)
     TRY(group_wait_ready(s->group, loading_tick, s, err));
     health_progress(&s->health, total, s->footprint.ranks);
     const double spent = base_now() - s->began_at;
+    char bytes[32], rate[32];
     if (!group_has_weights(s->group))
-        base_log(LOG_INFO, "weights loaded in %.2f s (%.1f GB/s)", spent,
-                 (double)total / 1e9 / spent);
+        base_log(LOG_INFO, "weights loaded: %s in %.2f s, %s/s",
+                 base_human_bytes(bytes, sizeof bytes, total), spent,
+                 base_human_bytes(rate, sizeof rate, (uint64_t)((double)total / spent)));
 out:
     return st;
 }

@@ -548,7 +548,7 @@ static void test_config_ranges(void **state)
         {"original_max_position_embeddings", "0", "1", "16777216", "16777217", 0, 0, 1, 1, 0},
     };
     static const char *const wrong[][2] = {
-        {"\"7\"", "\"7\""}, {"true", "a boolean"}, {"{}", "an object"}};
+        {"\"7\"", "\"7\""}, {"true", "true"}, {"{}", "an object"}};
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         const char *key = fields[i].key;
         bool in = fields[i].inner;
@@ -583,8 +583,8 @@ static void test_config_refusals(void **state)
         {"model_type", "\"gemma2\"", "\"gemma2\""},
         {"model_type", "7", "7"},
         {"model_type", NULL, "missing"},
-        {"attention_bias", "true", "a boolean"},
-        {"mlp_bias", "true", "a boolean"},
+        {"attention_bias", "true", "true"},
+        {"mlp_bias", "true", "true"},
         {"mlp_bias", "1", "1"},
         {"hidden_act", "\"gelu\"", "\"gelu\""},
         {"quantization_config", "[]", "an array"},
@@ -738,6 +738,16 @@ static void test_config_files(void **state)
     assert_contains(err.text, "No such file");
     assert_int_equal(model_config_load("/nowhere/at/all", &m, NULL, &err), ERR_MODEL);
     assert_contains(err.text, "/nowhere/at/all: no such model directory");
+    static const char *const meant[][2] = {
+        {"org/model",
+         "if that is a name on the Hugging Face Hub: hf download org/model --local-dir"},
+        {"localhost:8000", "no such model directory (a server is http://localhost:8000)"},
+        {"/dev/null", "/dev/null is not a directory; expected one with config.json"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(meant); i++) {
+        assert_int_equal(model_config_load(meant[i][0], &m, NULL, &err), ERR_MODEL);
+        assert_contains(err.text, meant[i][1]);
+    }
 }
 
 int main(void)

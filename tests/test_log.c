@@ -92,6 +92,18 @@ static void test_json(void **state)
     }
 }
 
+/* Whole numbers have no decimals, and the smallest times no exponent. */
+static void test_numbers(void **state)
+{
+    (void)state;
+    log_setup("text", "info");
+    capture();
+    log_event(LOG_INFO, "m",
+              (struct log_field[]){{"status", NULL, 200}, {"big", NULL, 1e14}, {"s", NULL, 9.5e-5}},
+              3);
+    assert_non_null(strstr(release(), " status=200 big=100000000000000 s=0.000095\n"));
+}
+
 /* A line that is too long loses the end of its message, never its form. */
 static void test_long(void **state)
 {
@@ -155,9 +167,9 @@ static void test_journal(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),    cmocka_unit_test(test_json),
-        cmocka_unit_test(test_long),    cmocka_unit_test(test_full_pipe),
-        cmocka_unit_test(test_journal),
+        cmocka_unit_test(test_numbers),   cmocka_unit_test(test_text),
+        cmocka_unit_test(test_json),      cmocka_unit_test(test_long),
+        cmocka_unit_test(test_full_pipe), cmocka_unit_test(test_journal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

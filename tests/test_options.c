@@ -141,7 +141,8 @@ static void test_bytes(void **state)
         snprintf(line, sizeof line, "serve m --kv-cache-memory=%s", wrong[i]);
         bad(line, "--kv-cache-memory: got \"");
     }
-    bad("serve m --kv-cache-memory=32q", "got \"32q\", expected a whole number from 0 to");
+    bad("serve m --kv-cache-memory=32q",
+        "got \"32q\", expected bytes from 0 B to 1024 TiB, as 512M or 4G");
 }
 
 static void test_ranges(void **state)
@@ -237,17 +238,20 @@ static void test_choices(void **state)
 static void test_unknown(void **state)
 {
     (void)state;
-    bad("serve m --prot 80", "unknown option \"prot\"; did you mean --port?");
+    bad("serve m --prot 80",
+        "unknown option \"--prot\"; did you mean --port? (tessera serve --help lists all)");
     bad("serve m --max-model-length=5", "did you mean --max-model-len?");
     bad("serve m --max-num-seq 5", "did you mean --max-num-seqs?");
     bad("serve m -tpp 5", "did you mean --tensor-parallel-size?");
     bad("serve m --tensor-parallel 5", "did you mean --tensor-parallel-size?");
     bad("serve m --drain", "did you mean --drain-timeout?");
+    bad("serve m --frobnicate", "unknown option \"--frobnicate\" (tessera serve --help lists all)");
+    bad("serve m --rank 1", "unknown option \"--rank\"; did you mean --ranks-per-device?");
     bad("serve m --", "unknown option");
     /* of another command */
-    bad("serve m -o x", "unknown option \"o\"");
-    bad("inspect m --port 1", "unknown option \"port\"");
-    bad("serve m --json", "unknown option \"json\"");
+    bad("serve m -o x", "unknown option \"-o\" (tessera serve --help lists all)");
+    bad("inspect m --port=1", "--port is no option of inspect, but of other commands");
+    bad("serve m --json", "--json is no option of serve");
     bad("server m", "unknown command \"server\"");
     /* internal ones, which are not even suggested */
     static const char *const internal[] = {"rank", "parent-pid", "kv-blocks", "on-device",
@@ -320,11 +324,11 @@ static void test_service_links(void **state)
 static void test_positionals(void **state)
 {
     (void)state;
-    bad("serve", "tessera serve: which model directory?");
-    bad("serve a b", "one model directory is wanted, got \"b\" too");
+    bad("serve", "serve: which model directory? (tessera serve --help)");
+    bad("serve a b", "expected one model directory, got \"b\" too");
     bad("synth -o x", "--config FILE is needed");
-    bad("synth --config x", "tessera synth: -o DIR is needed");
-    bad("shard m", "tessera shard: -o DIR is needed");
+    bad("synth --config x", "synth: -o DIR is needed");
+    bad("shard m", "shard: -o DIR is needed");
 }
 
 /* What options_help prints; the caller frees. */
@@ -374,6 +378,29 @@ static void test_help(void **state)
     free(text);
 }
 
+/* Nothing wraps on a terminal of 80 columns, explanations are aligned, groups have their titles. */
+static void test_help_layout(void **state)
+{
+    (void)state;
+    char *text = help_text(COMMAND_SERVE), *next;
+    const char *last = strstr(text, "\nEach option");
+    assert_non_null(last);
+    for (char *line = strstr(text, ":\n  --") + 2; line < last; line = next) {
+        next = strchr(line, '\n') + 1;
+        const int n = (int)(next - line) - 1;
+        if (n > 80 || (line[0] == ' ' && (line[31] != ' ' || line[32] == ' ')))
+            fail_msg("badly laid out: \"%.*s\"", n, line);
+    }
+    assert_non_null(
+        strstr(text, "\n\nHTTP:\n  --host HOST                   address to listen on"));
+    assert_non_null(strstr(text, "\n  --enable-prefix-caching "));
+    assert_non_null(strstr(text, " [on]\n"));
+    free(text);
+    text = help_text(COMMAND_SHARD);
+    assert_non_null(strstr(text, "\n\nOptions:\n  --model MODEL "));
+    free(text);
+}
+
 /* Two rows of one name would mean that the second is never set. */
 static void test_names_are_unique(void **state)
 {
@@ -382,10 +409,8 @@ static void test_names_are_unique(void **state)
                                             COMMAND_SHARD, COMMAND_SYNTH, COMMAND_BENCH};
     char line[64];
     for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
-        char *text = help_text(commands[i]), *options = NULL;
-        for (char *at = text; (at = strstr(at, "\n\n  --")) != NULL; at++)
-            options = at + 1; /* behind the examples */
-        assert_non_null(options);
+        char *text = help_text(commands[i]), *options = strstr(text, ":\n  --");
+        assert_non_null(options); /* behind the examples, which have an empty line before them */
         for (char *at = options; at; at = strstr(at + 1, "\n  --")) {
             snprintf(line, sizeof line, "\n  --%.*s ", (int)strcspn(at + 5, " ,"), at + 5);
             char *again = strstr(at + 1, line);
@@ -413,8 +438,8 @@ static void test_bench(void **state)
     assert_int_equal(o.tp, 1); /* they are the server's */
     bad("serve m -- -tp 2", "unknown option");
     bad("bench m --max-concurrency 0", "--max-concurrency");
-    bad("bench m --port 1", "unknown option \"port\"");
-    bad("serve m --num-prompts 1", "unknown option");
+    bad("bench m --port 1", "--port is an option of the server: tessera bench MODEL -- --port");
+    bad("serve m --num-prompts 1", "--num-prompts is no option of serve");
     bad("bench", "http:// URL");
 }
 
@@ -495,10 +520,10 @@ static void test_file_refused(void **state)
         {"port: 1\nport: 2\n", ":2: port is there already, in line 1"},
         {"port:\n", ":1: port has no value"},
         {"port: ~\n", ":1: port has no value"},
-        {"port: [1, 2]\n", ":1: expected a plain value"},
-        {"model: m\nlimits:\n  port: 1\n", ":3: expected a plain value"},
-        {"? [a]\n: b\n", ":1: expected a plain key"},
-        {"host: &a x\n", ":1: expected a plain value"},
+        {"port: [1, 2]\n", ":1: expected one plain value"},
+        {"model: m\nlimits:\n  port: 1\n", ":3: expected one plain value"},
+        {"? [a]\n: b\n", ":1: expected one plain key"},
+        {"host: &a x\n", ":1: expected one plain value"},
         {"host: *a\n", ":1: "},
         {"- port\n", ":1: expected lines of the form"},
         {"port\n", ":1: expected lines of the form"},
@@ -528,21 +553,14 @@ static void test_file_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_ways_to_write),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_without_effect),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_service_links),
-        cmocka_unit_test(test_positionals),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_names_are_unique),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_ways_to_write),
+        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_seed),        cmocka_unit_test(test_without_effect),
+        cmocka_unit_test(test_choices),     cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_service_links),
+        cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_help_layout), cmocka_unit_test(test_names_are_unique),
+        cmocka_unit_test(test_file),        cmocka_unit_test(test_file_refused),
         cmocka_unit_test(test_bench),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

@@ -186,7 +186,7 @@ static void find_route(struct http_request *r, const char *path, const char *met
     if (allowed && strcmp(method, "OPTIONS") == 0)
         reply_nothing(r);
     else if (!allowed)
-        refuse_as(r, 404, "not_found", "no such path");
+        refuse_as(r, 404, "not_found", "no such path; GET / lists those that there are");
     else if (!r->route)
         refuse_as(r, 405, "method_not_allowed", "this path does not have that method");
 }

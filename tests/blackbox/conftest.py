@@ -3,8 +3,9 @@
 The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the deadlines.
 """
 
+import contextlib
+import os
 import subprocess
-import time
 
 import pytest
 
@@ -16,6 +17,7 @@ LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitized: also run with the thread sanitizer")
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # every server of the tests is here
     if not harness.BINARY.exists():
         pytest.exit(f"{harness.BINARY} is not there: build it, or name it in TESSERA", 1)
 
@@ -23,7 +25,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     for item in items:
         if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(120 * harness.PATIENCE))
+            item.add_marker(pytest.mark.timeout(90 * harness.PATIENCE))
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -56,10 +58,7 @@ class Starter:
             assert code == 0, f"exit code {code} after SIGTERM:\n{server.log[-4000:]}"
         for server in self.servers:
             assert "Sanitizer" not in server.log, server.log[-8000:]
-        deadline = time.monotonic() + 2  # what the ranks of a killed server have, too
-        while harness.orphans() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not harness.orphans()
+        harness.eventually(lambda: not harness.orphans(), 2, "no orphans")
 
 
 @pytest.fixture
@@ -96,18 +95,49 @@ def synthetic(tmp_path_factory):
     return model
 
 
+def preload(name, tmp_path, monkeypatch):
+    """Builds tests/blackbox/NAME.c; servers that start now load it before the C library."""
+    if harness.is_sanitized():
+        pytest.skip("sanitizers want to be the first library")
+    source, library = harness.ROOT / f"tests/blackbox/{name}.c", tmp_path / f"{name}.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+
+
 @pytest.fixture
 def hanging_disk(tmp_path, monkeypatch):
     """Rank 1 of servers that start now reads up to a place in its files, and no further. The value
     is a path: the offset of that read is in it."""
-    if harness.is_sanitized():
-        pytest.skip("sanitizers want to be the first library")
-    source, library = harness.ROOT / "tests/blackbox/hanging_disk.c", tmp_path / "hangs.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
+    preload("hanging_disk", tmp_path, monkeypatch)
     monkeypatch.setenv("HANGS_FROM", "6000000")
     monkeypatch.setenv("HANGS_TELL", str(tmp_path / "offset"))
     return tmp_path / "offset"
+
+
+@pytest.fixture
+def allocations(tmp_path, monkeypatch):
+    """A context: what servers that were started in this test allocate while it lasts, as a list of
+    (process, thread, who asked, bytes)."""
+    preload("allocations", tmp_path, monkeypatch)
+    flag, log = tmp_path / "flag", tmp_path / "allocations"
+    flag.write_bytes(b"\0")
+    log.touch()
+    monkeypatch.setenv("ALLOCATIONS_FLAG", str(flag))
+    monkeypatch.setenv("ALLOCATIONS_LOG", str(log))
+
+    @contextlib.contextmanager
+    def counted():
+        found = []
+        with open(flag, "r+b", buffering=0) as switch:
+            switch.write(b"1")
+            yield found
+            switch.seek(0)
+            switch.write(b"\0")
+        for line in log.read_text().splitlines():
+            pid, thread, asker, size = line.split()
+            found.append((int(pid), int(thread), asker, int(size)))
+
+    return counted
 
 
 @pytest.fixture

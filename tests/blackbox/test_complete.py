@@ -109,7 +109,7 @@ def test_key(serve, tmp_path):
     (("--max-tokens", -1), "max_tokens must be"),
     (("--seed", 1.5), "seed must be a whole number"),
     (("--top-k", '1, "n": 8'), "top_k must be a whole number"),
-    (("more",), 'one prompt is wanted, got "more" too'),
+    (("more",), 'expected one prompt, got "more" too'),
     (("--temprature", 1), "did you mean --temperature"),
     (("--stop", b"\xff"), "not UTF-8"),
     (("--api-key", "key\r\nHost: other"), "--api-key: blanks and controls cannot be sent"),

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 
@@ -22,15 +21,12 @@ TENSOR = "model.layers.1.mlp.down_proj.weight"
 
 
 def fails(code, *arguments):
-    """The one line on stderr of a command that must fail with this code, within two seconds."""
-    begin = time.monotonic()
-    done = run(*arguments)
-    spent = time.monotonic() - begin
+    """The one line on stderr of a command that must fail with this code, and soon."""
+    done = run(*arguments, timeout=10)
     assert done.returncode == code, done.stderr
     assert "Sanitizer" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("tessera: ")]
     assert len(lines) == 1, done.stderr
-    assert spent < 2 * PATIENCE
     return lines[0]
 
 
@@ -69,13 +65,14 @@ def variables_warned(variables):
 @pytest.mark.parametrize("variable, meant", [
     ("TESSERA_MAX_NUM_SEQ", "TESSERA_MAX_NUM_SEQS"),
     ("TESSERA_TP", "TESSERA_TENSOR_PARALLEL_SIZE"),
-    ("TESSERA_", "TESSERA_"),
-    ("TESSERA_" + 100 * "X", "TESSERA_"),
+    ("TESSERA_", None),
+    ("TESSERA_" + 100 * "X", None),
 ])
 def test_unknown_variable(variable, meant):
     lines = variables_warned({variable: "4"})
     assert len(lines) == 1
-    assert f"{variable[:80]}" in lines[0] and f"did you mean {meant}" in lines[0]
+    assert variable[:80] in lines[0]
+    assert lines[0].endswith(f"ignored; did you mean {meant}?" if meant else "ignored")
 
 
 def test_known_variables():
@@ -100,11 +97,14 @@ def test_names_that_are_no_text(tmp_path):
     """They would go into JSON and labels as they are."""
     model = checkpoint.GOLDEN / NAME
     odd = os.fsencode(tmp_path) + b"/caf\xe9"
-    shutil.copytree(model, os.fsdecode(odd))
+    try:
+        shutil.copytree(model, os.fsdecode(odd))
+    except (OSError, shutil.Error):
+        pytest.skip("file names are text here")
     for arguments in (("serve", model, "--served-model-name", b"good,caf\xe9"), ("serve", odd),
                       ("serve", model, "--served-model-name", "a\nb")):
         done = subprocess.run([BINARY, *arguments, "--port", "0"], capture_output=True,
-                              env=environment(), timeout=60, check=False)
+                              env=environment(), timeout=60 * PATIENCE, check=False)
         assert done.returncode == 2
         assert b"which is not plain UTF-8: give --served-model-name" in done.stderr
 
@@ -309,8 +309,14 @@ def test_a_fifo_does_not_block(tmp_path, name):
                                      ("version",), ("help",), ("serve", "--help")])
 def test_output_that_is_not_written(command):
     with open("/dev/full", "wb") as full:
+<<<<<<< HEAD
         done = subprocess.run([BINARY, *command], stdout=full, text=True,
                               stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
+=======
+        done = subprocess.run([BINARY, command, checkpoint.DEMO], stdout=full, text=True,
+                              stderr=subprocess.PIPE, env=environment(), timeout=60 * PATIENCE,
+                              check=False)
+>>>>>>> main
     assert done.returncode == 3
     assert done.stderr == "tessera: stdout: No space left on device\n"
 
@@ -318,7 +324,7 @@ def test_output_that_is_not_written(command):
 def limited(which, value, *arguments):
     """The exit code and the line of a command under a hard limit of the system."""
     done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True,
-                          env=environment(), timeout=60, check=False,
+                          env=environment(), timeout=60 * PATIENCE, check=False,
                           preexec_fn=lambda: resource.setrlimit(which, (value, value)))
     return done.returncode, done.stderr.splitlines()[-1]
 
@@ -343,7 +349,7 @@ def test_a_reader_that_leaves():
     with subprocess.Popen([BINARY, "inspect", checkpoint.DEMO, "-tp", "64"], env=environment(),
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
-        assert process.wait(timeout=60) == -signal.SIGPIPE
+        assert process.wait(timeout=60 * PATIENCE) == -signal.SIGPIPE
         assert process.stderr.read() == b""
 
 
@@ -383,14 +389,14 @@ def test_cuda_is_not_here(tmp_path):
     shutil.copy(BINARY, program)
     (tmp_path / "libtessera_cuda.so").write_bytes(b"not a module")
     done = subprocess.run([program, "serve", checkpoint.GOLDEN / NAME, "--device", "cuda"],
-                          capture_output=True, text=True, timeout=60, check=False)
+                          capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     assert done.returncode == 4 and done.stderr.count("\n") == 1
     assert "libtessera_cuda.so" in done.stderr
 
 
 def test_program_links_no_cuda():
-    needed = subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True, timeout=60,
-                            check=True).stdout.lower()
+    needed = subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True,
+                            timeout=60 * PATIENCE, check=True).stdout.lower()
     assert "needed" in needed
     assert not any(name in needed for name in ("cuda", "cublas", "nccl", "libcu"))
 

@@ -114,7 +114,7 @@ END
 decode() {
     shape_8b
     "$BUILD/tessera" bench "$OUT/8b" --latency --throughput --num-prompts 64 \
-        --random-input-len 1024 --random-output-len 128 --output-json "$OUT/decode_$1.json" -- \
+        --random-input-len 1024 --random-output-len 128 -- \
         --device cuda --load-format dummy --max-model-len 4096 \
         --max-num-batched-tokens 8192 "${@:2}"
 }
