@@ -112,6 +112,24 @@ out:
     return st;
 }
 
+enum status setup_check_head(const struct setup *s, struct err *err)
+{
+    if (!s->checkpoint || !s->model.tied)
+        return OK;
+    const struct checkpoint_tensor *head = checkpoint_find(s->checkpoint, "lm_head.weight");
+    const struct checkpoint_tensor *embedding =
+        checkpoint_find(s->checkpoint, "model.embed_tokens.weight");
+    bool same = true;
+    enum status st =
+        head && embedding ? checkpoint_same(s->checkpoint, head, embedding, &same, err) : OK;
+    if (st != OK || same)
+        return st;
+    return base_fail(err, ERR_MODEL,
+                     "%s: lm_head.weight is not model.embed_tokens.weight, as config.json says by "
+                     "tie_word_embeddings: set it to false, or leave out the tensor",
+                     s->options.model);
+}
+
 void setup_close(struct setup *s)
 {
     for (int32_t r = 0; r < COMM_RANKS_MAX; r++)

@@ -56,7 +56,8 @@ def test_received_bytes(tmp_path, odd, mode, ranks, many):
 
 
 def predicted(model, mode, ranks, *more):
-    done = run("plan", model, "-tp", ranks, *layout(mode), "--json", "--load-format", "dummy",
+    named = () if "--plan" in more else layout(mode)
+    done = run("plan", model, "-tp", ranks, *named, "--json", "--load-format", "dummy",
                *more)
     assert done.returncode in (0, 4), done.stderr
     return json.loads(done.stdout)

@@ -214,7 +214,8 @@ def test_received_bytes_of_many_logits(serve, tmp_path, mode, ranks, many_from, 
 
 
 def predicted(model, mode, ranks, *more):
-    done = run("plan", model, "-tp", str(ranks), *layout(mode), "--json", "--load-format", "dummy",
+    named = () if "--plan" in more else layout(mode)
+    done = run("plan", model, "-tp", str(ranks), *named, "--json", "--load-format", "dummy",
                "--max-num-seqs", "4", "--max-model-len", "64", *map(str, more))
     assert done.returncode in (0, 4), done.stderr
     return json.loads(done.stdout)
