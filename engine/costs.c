@@ -1,7 +1,8 @@
 /* DESIGN: every row is sampled, as decodes are, so a prompt's rows come out a little dearer than
  * they are and steps a little shorter than they may be. A step that is over quickly is timed more
- * than once and the best counts. Rows are spread evenly over homes: a step most of whose rows are
- * one home's takes longer than what is modelled from these. */
+ * than once and the best counts. All homes have as many rows: what ranks do for theirs they do at
+ * the same time and wait for each other, so a step with fewer rows in some takes no less for that.
+ */
 #include "engine/costs.h"
 
 #include "engine/comm/comm.h"
@@ -35,10 +36,15 @@ struct bench {
     int32_t *zeros; /* [history_max] */
 };
 
+static int32_t min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Homes that have a sequence: that of home i is in slot i. */
 static int32_t homes_of(const struct step_limits *l)
 {
-    return l->homes < l->slots ? l->homes : l->slots;
+    return min32(l->homes, l->slots);
 }
 
 /* Adds rows of a sequence of zeros from `position` on. */
@@ -69,14 +75,9 @@ static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
 /* A step of so many rows from `position` on, of a sequence in each home. */
 static void fill(struct bench *b, int32_t position, int32_t rows)
 {
-    const int32_t homes = homes_of(&b->step->limits);
     step_clear(b->step);
-    for (int32_t i = 0, past = 0; i < homes; i++) {
-        const int32_t first = past;
-        past = (int32_t)((int64_t)rows * (i + 1) / homes);
-        if (past > first)
-            add(b, i, position, past - first);
-    }
+    for (int32_t home = 0; home < homes_of(&b->step->limits); home++)
+        add(b, home, position, rows);
 }
 
 /* Seconds of the step that is filled. */
@@ -108,14 +109,14 @@ out:
     return st;
 }
 
-/* Rows of the largest step. */
+/* Most rows that all homes can have. */
 static int32_t rows_max(const struct step_limits *l)
 {
-    int32_t each = l->home_rows < l->history_max - 1 ? l->home_rows : l->history_max - 1;
-    if (each > 1 && kv_blocks_for(each) >= l->blocks) /* no two rows write the same position */
-        each = l->blocks > 1 ? (l->blocks - 1) * BACKEND_BLOCK_TOKENS : 1;
-    const int64_t all = (int64_t)each * homes_of(l);
-    return all < l->rows ? (int32_t)all : l->rows;
+    const int32_t share = min32(l->home_rows, l->rows / homes_of(l));
+    const int32_t most = min32(share, l->history_max - 1);
+    if (most > 1 && kv_blocks_for(most) >= l->blocks) /* no two rows write the same position */
+        return l->blocks > 1 ? (l->blocks - 1) * BACKEND_BLOCK_TOKENS : 1;
+    return most;
 }
 
 static enum status measure(struct bench *b, struct costs *c, struct err *err)
@@ -135,7 +136,7 @@ static enum status measure(struct bench *b, struct costs *c, struct err *err)
             break;
     }
     const int32_t last = c->count - 1, rows = c->rows[last];
-    const int32_t homes = homes_of(l), far = l->history_max - 1 - (rows + homes - 1) / homes;
+    const int32_t far = l->history_max - 1 - rows;
     const int32_t position = far < FAR_POSITIONS ? far : FAR_POSITIONS;
     if (position > 0) {
         TRY(time_rows(b, position, rows, &seconds, err));

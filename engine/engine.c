@@ -399,9 +399,10 @@ static enum status measure_costs(struct engine *e, struct err *err)
     if (st == OK) {
         e->config.measure_costs = false;
         sched_set_costs(e->sched, &costs);
-        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d",
+        base_log(LOG_INFO, "a step takes %.1f ms with 1 row, %.1f ms with %d%s",
                  costs.seconds[0] * 1e3, costs.seconds[costs.count - 1] * 1e3,
-                 costs.rows[costs.count - 1]);
+                 costs.rows[costs.count - 1],
+                 e->config.sched.limits.homes > 1 ? ", in each home" : "");
     }
     return st;
 }

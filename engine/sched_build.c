@@ -15,6 +15,16 @@ static int32_t min32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+static int32_t max32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 static struct sched_home *home_of(const struct sched *s, const struct sequence *q)
 {
     return &s->homes[q->home];
@@ -86,7 +96,6 @@ static void add_row(struct sched *s, struct sequence *q)
     struct sched_home *home = home_of(s, q);
     const int32_t position = q->computed++;
     CHECK(home->row_count < s->config.limits.home_rows);
-    s->keys += position;
     s->step->rows++;
     home->rows[home->row_count++] = (struct sched_row){
         .seq = q,
@@ -94,6 +103,9 @@ static void add_row(struct sched *s, struct sequence *q)
         /* what the rank sampled itself it need not be told */
         .token = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position],
     };
+    home->keys += position;
+    s->most_rows = max32(s->most_rows, home->row_count);
+    s->most_keys = max64(s->most_keys, home->keys);
     if (sequence_is_scored(q) && q->scored == position + 1 && q->scored < q->prompt_len)
         add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
 }
@@ -117,6 +129,30 @@ static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
     }
     sched_publish(s, q);
     return added;
+}
+
+/* Is there time for so many rows more of this home, which attend to so many positions more? One row
+ * is always in time, so that prompts do not starve. */
+static bool in_time(const struct sched *s, const struct sched_home *home, int32_t rows,
+                    int64_t keys)
+{
+    const double seconds = costs_of(&s->config.costs, max32(s->most_rows, home->row_count + rows),
+                                    max64(s->most_keys, home->keys + keys));
+    return s->step->rows + rows == s->decodes + 1 || seconds <= s->seconds;
+}
+
+/* May this home have another row in this step? */
+static bool has_room(const struct sched *s, const struct sched_home *home)
+{
+    return home->row_count < s->config.limits.home_rows && in_time(s, home, 1, 0);
+}
+
+static bool has_room_somewhere(const struct sched *s)
+{
+    int32_t i = 0;
+    while (i < s->config.limits.homes && !has_room(s, &s->homes[i]))
+        i++;
+    return i < s->config.limits.homes && s->step->rows < s->config.limits.rows;
 }
 
 static int32_t free_slot(const struct sched *s)
@@ -164,8 +200,7 @@ static bool is_better(const struct prospect *a, const struct prospect *b)
 
 /* The home for q: of those with room the one that has most blocks left. Its prefix counts as free
  * where it is, so it draws q there against as much imbalance as it saves. No choice are homes that
- * this step has no row left for, or that run as many as can decode in one step. -1: there is none.
- */
+ * this step has no room for, or that run as many as can decode in one. -1: there is none. */
 static int32_t choose_home(const struct sched *s, const struct sequence *q)
 {
     const struct step_limits *l = &s->config.limits;
@@ -175,7 +210,7 @@ static int32_t choose_home(const struct sched *s, const struct sequence *q)
         return 0;
     for (int32_t i = 0; i < l->homes; i++) {
         const struct sched_home *h = &s->homes[i];
-        if (h->running == l->home_rows || h->row_count == l->home_rows)
+        if (h->running == l->home_rows || !has_room(s, h))
             continue;
         const struct prospect p = prospect_of(s, q, i);
         if (chosen >= 0 && !is_better(&p, &best))
@@ -246,22 +281,15 @@ static bool admit(struct sched *s, struct sequence *q)
     return true;
 }
 
-/* Is there time for so many rows more, which attend to so many positions more? One row is always in
- * time, so that prompts do not starve. */
-static bool in_time(const struct sched *s, int32_t rows, int64_t keys)
-{
-    const int32_t all = s->step->rows + rows;
-    return all == s->decodes + 1 || costs_of(&s->config.costs, all, s->keys + keys) <= s->seconds;
-}
-
 /* Rows that q can add with the rows, the time and the sample places that the step has left: a
  * scored prompt takes a place per row. */
 static int32_t rows_for(const struct sched *s, const struct sequence *q)
 {
     const int32_t left = q->length - q->computed;
     const int32_t places = s->config.limits.slots - s->step->samples;
-    const int32_t rows = min32(s->config.limits.rows - s->step->rows,
-                               s->config.limits.home_rows - home_of(s, q)->row_count);
+    const struct sched_home *home = home_of(s, q);
+    const int32_t rows =
+        min32(s->config.limits.rows - s->step->rows, s->config.limits.home_rows - home->row_count);
     int32_t most = min32(left, rows), n = 0;
     if (sequence_is_scored(q))
         most = min32(most, places);
@@ -269,7 +297,7 @@ static int32_t rows_for(const struct sched *s, const struct sequence *q)
         most--;
     for (int64_t keys = 0; n < most; n++) {
         keys += q->computed + n;
-        if (!in_time(s, n + 1, keys))
+        if (!in_time(s, home, n + 1, keys))
             break;
     }
     return n;
@@ -279,9 +307,9 @@ static int32_t rows_for(const struct sched *s, const struct sequence *q)
 static enum queue_turn offer(void *ctx, struct sequence *q)
 {
     struct sched *s = ctx;
-    if (s->step->rows == s->config.limits.rows || !in_time(s, 1, 0))
+    if (!has_room_somewhere(s))
         return QUEUE_STOP;
-    if (q->slot >= 0 && home_of(s, q)->row_count == s->config.limits.home_rows)
+    if (q->slot >= 0 && !has_room(s, home_of(s, q)))
         return QUEUE_NEXT;
     if (q->step == s->steps || (q->slot < 0 && !admit(s, q)))
         return QUEUE_PASS; /* no second turn in one step */
@@ -313,7 +341,7 @@ static void limit_time(struct sched *s)
 {
     const int32_t decodes = s->decodes = s->step->rows;
     const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decodes);
-    const double alone = costs_of(&s->config.costs, decodes, s->keys);
+    const double alone = costs_of(&s->config.costs, s->most_rows, s->most_keys);
     s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
@@ -349,9 +377,10 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     s->steps++;
     s->step = step;
     s->admitting = true;
-    s->keys = 0;
+    s->most_rows = 0;
+    s->most_keys = 0;
     for (int32_t i = 0; i < s->config.limits.homes; i++)
-        s->homes[i].row_count = 0;
+        s->homes[i].keys = s->homes[i].row_count = 0;
     flight_built(s)->named_count = 0;
     sched_end_cancelled(s, events, count);
     add_decodes(s);

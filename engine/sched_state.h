@@ -25,7 +25,8 @@ struct sched_row {
 struct sched_home {
     struct kv_pool *kv;
     struct sched_row *rows; /* [limits.home_rows] */
-    int32_t row_count;      /* in the step being built */
+    int32_t row_count;      /* in the step being built, */
+    int64_t keys;           /* and the positions before them that they attend to */
     int32_t running;        /* sequences with a slot */
     int32_t leaving;        /* those whose blocks return when a step in flight is answered */
 };
@@ -48,7 +49,8 @@ struct sched {
     struct sched_stats stats;
     struct step *step; /* during sched_build: the one being built, */
     int32_t decodes;   /* its rows that are no prompt's, */
-    int64_t keys;      /* the positions before them that its rows attend to, */
+    int32_t most_rows; /* those of the home that has most, */
+    int64_t most_keys; /* likewise, */
     double seconds;    /* how long it may take, */
     bool admitting;    /* and whether it may still take in others */
 };

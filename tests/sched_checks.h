@@ -25,7 +25,8 @@ struct request {
     int32_t slot, home;                          /* -1: none; none yet */
     int32_t cached, cancel_age;                  /* steps built since the cancel, -1: none */
     bool admitted, scheduled;                    /* had a slot; all prompt rows were in a step */
-    bool preempted;                              /* gave way after that */
+    bool preempted;                              /* gave way after that, */
+    uint64_t left;                               /* in that many steps built */
     int64_t since;                               /* step of its arrival */
     uint64_t named;                              /* steps built when the last one named it */
     int32_t losses;                              /* restarts while a step in flight named it */
@@ -223,10 +224,26 @@ static void check_blocks(struct sim *m)
 
 /* ---- a step ---- */
 
-/* What the scheduler is told that a step takes. */
+/* What the scheduler is told that a step takes with so many rows in each home. */
 static double cost(int32_t rows, int64_t keys)
 {
     return 8 + rows + (double)keys / 64;
+}
+
+/* What a step takes, of all its rows or only of those that decode: what its fullest home does. */
+static double cost_of_step(const struct sim *m, const struct step *s, bool decodes_only)
+{
+    int32_t rows[HOMES_MAX] = {0}, most_rows = 0;
+    int64_t keys[HOMES_MAX] = {0}, most_keys = 0;
+    for (int32_t i = 0; i < s->rows; i++) {
+        const int32_t home = m->slots[s->slot[i]].home;
+        if (decodes_only && s->token[i] != STEP_TOKEN_FROM_SLOT)
+            continue;
+        keys[home] += s->position[i];
+        most_keys = keys[home] > most_keys ? keys[home] : most_keys;
+        most_rows = ++rows[home] > most_rows ? rows[home] : most_rows;
+    }
+    return cost(most_rows, most_keys);
 }
 
 /* Each prompt makes a step with decodes take longer by their time at most; but one row is always
@@ -234,19 +251,14 @@ static double cost(int32_t rows, int64_t keys)
 static void check_cost(struct sim *m, const struct step *s)
 {
     int32_t decodes = 0;
-    int64_t keys = 0, decode_keys = 0;
-    for (int32_t i = 0; i < s->rows; i++) {
-        const bool decode = s->token[i] == STEP_TOKEN_FROM_SLOT;
-        decodes += decode;
-        keys += s->position[i];
-        decode_keys += decode ? s->position[i] : 0;
-    }
+    for (int32_t i = 0; i < s->rows; i++)
+        decodes += s->token[i] == STEP_TOKEN_FROM_SLOT;
     if (m->config.costs.count == 0 || decodes == 0 || s->rows <= decodes + 1)
         return;
     const int32_t others =
         (m->live < m->config.limits.slots ? m->live : m->config.limits.slots) - decodes;
-    assert_true(cost(s->rows, keys) <=
-                (1 + (others < 7 ? others : 7)) * cost(decodes, decode_keys));
+    assert_true(cost_of_step(m, s, false) <=
+                (1 + (others < 7 ? others : 7)) * cost_of_step(m, s, true));
     m->limited += s->rows < m->config.limits.rows;
 }
 

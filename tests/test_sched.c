@@ -68,7 +68,7 @@ static void add_up(struct sim *sum, const struct sim *m)
 static void simulate(int32_t home_count, int64_t requests, struct sim *sum)
 {
     for (size_t c = 0; c < ARRAY_LEN(settings); c++) {
-        seed = 1000 + c;
+        seed = 100 + c;
         struct sim *m = sim_open(&settings[c], home_count);
         play(m, requests);
         assert_int_equal(m->live, 0);
@@ -393,6 +393,24 @@ static void test_prompts_fill_homes(void **state)
     sim_close(m);
 }
 
+/* Prompts in two homes beside a stream in one: each takes what time its home has, for a step takes
+ * as long as the fullest. */
+static void test_prompts_take_time_of_homes(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true}, 2);
+    submit(m, 1, 8, 1, 0);
+    assert_true(build(m));
+    submit(m, 150, 1, 2, 3);
+    submit(m, 150, 1, 3, 4);
+    assert_true(build(m));
+    /* 3 * (8 + 1 + 1 / 64) seconds: n rows of a prompt alone take 8 + n + (n * (n - 1) / 2) / 64,
+     * beside the stream (1 + 1 / 64) more; 17 would be too many here and there */
+    assert_int_equal(m->home_rows[0], 1 + 16);
+    assert_int_equal(m->home_rows[1], 16);
+    sim_close(m);
+}
+
 /* Home of the only request that the next step takes in, and how much it finds there. */
 static int32_t home_of_next(struct sim *m, int32_t *cached)
 {
@@ -568,6 +586,7 @@ int main(void)
         cmocka_unit_test(test_long_prompt_shares_rows),
         cmocka_unit_test(test_prompt_leaves_time),
         cmocka_unit_test(test_prompts_fill_homes),
+        cmocka_unit_test(test_prompts_take_time_of_homes),
         cmocka_unit_test(test_prefix_draws_to_its_home),
         cmocka_unit_test(test_large_request_gets_a_home),
         cmocka_unit_test(test_refused_sequences),

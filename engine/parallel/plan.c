@@ -167,11 +167,35 @@ enum status plan_load(const char *mode, const char *mesh, const char *path, int3
                      mode);
 }
 
+/* p becomes what its text says once `word` stands in it instead of the `old` bytes at `at`. */
+static enum status edit(struct plan *p, const char *at, size_t old, const char *word,
+                        struct err *err)
+{
+    enum status st = OK;
+    struct plan *changed = NULL;
+    struct buf b;
+    buf_init(&b, file_max + 64);
+    buf_add(&b, p->text, (size_t)(at - p->text));
+    buf_printf(&b, "%s%s", word, at + old);
+    if (b.failed) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory", p->where);
+        goto out;
+    }
+    TRY(plan_open(b.data, b.len, p->where, p->ranks, &changed, err));
+    const struct plan before = *p;
+    *p = *changed;
+    *changed = before;
+out:
+    plan_close(changed);
+    buf_free(&b);
+    return st;
+}
+
 enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err)
 {
     static const char key[] = "\"prefill\": {"; /* as the built-in plans have it */
     const char *at = strstr(p->text, key);
-    struct buf b;
+    char word[32];
     if (!plan_has_prefill(p))
         return base_fail(err, ERR_USAGE, "--prefill-rows: %s has one form for steps of all sizes",
                          p->where);
@@ -180,28 +204,14 @@ enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err)
                          "--prefill-rows: %s says itself from how many rows on steps take its form "
                          "of many rows, in phases.prefill.rows",
                          p->where);
-    at += sizeof key - 1;
-    buf_init(&b, file_max + 64);
-    buf_add(&b, p->text, (size_t)(at - p->text));
-    buf_printf(&b, "\"rows\": %d, %s", rows, at);
-    char *text = b.failed ? NULL : strdup(b.data);
-    buf_free(&b);
-    if (!text)
-        return base_fail(err, ERR_NOMEM, "%s: no memory", p->where);
-    free(p->text);
-    p->text = text;
-    p->prefill_rows = rows;
-    p->hash = hash_of(p);
-    return OK;
+    snprintf(word, sizeof word, "\"rows\": %d, ", rows);
+    return edit(p, at + sizeof key - 1, 0, word, err);
 }
 
 enum status plan_set_placement(struct plan *p, const char *placement, struct err *err)
 {
-    enum status st = OK;
-    static const char key[] = "\"placement\": \""; /* as the built-in plans have it */
+    static const char key[] = "\"placement\": \""; /* likewise */
     const char *at = strstr(p->text, key);
-    struct plan *changed = NULL;
-    struct buf b;
     if (p->home == (strcmp(placement, "home") == 0))
         return OK;
     if (!at)
@@ -210,21 +220,7 @@ enum status plan_set_placement(struct plan *p, const char *placement, struct err
                          "blank; set attention.placement there",
                          p->where);
     at += sizeof key - 1;
-    buf_init(&b, file_max + 64);
-    buf_add(&b, p->text, (size_t)(at - p->text));
-    buf_printf(&b, "%s%s", placement, at + strcspn(at, "\""));
-    if (b.failed) {
-        st = base_fail(err, ERR_NOMEM, "%s: no memory", p->where);
-        goto out;
-    }
-    TRY(plan_open(b.data, b.len, p->where, p->ranks, &changed, err));
-    const struct plan old = *p;
-    *p = *changed;
-    *changed = old;
-out:
-    plan_close(changed);
-    buf_free(&b);
-    return st;
+    return edit(p, at, strcspn(at, "\""), placement, err);
 }
 
 void plan_close(struct plan *p)

@@ -3,8 +3,8 @@
 The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the deadlines.
 """
 
+import os
 import subprocess
-import time
 
 import pytest
 
@@ -16,6 +16,7 @@ LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitized: also run with the thread sanitizer")
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # every server of the tests is here
     if not harness.BINARY.exists():
         pytest.exit(f"{harness.BINARY} is not there: build it, or name it in TESSERA", 1)
 
@@ -23,7 +24,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     for item in items:
         if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(120 * harness.PATIENCE))
+            item.add_marker(pytest.mark.timeout(60 * harness.PATIENCE))
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -56,10 +57,7 @@ class Starter:
             assert code == 0, f"exit code {code} after SIGTERM:\n{server.log[-4000:]}"
         for server in self.servers:
             assert "Sanitizer" not in server.log, server.log[-8000:]
-        deadline = time.monotonic() + 2  # what the ranks of a killed server have, too
-        while harness.orphans() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not harness.orphans()
+        harness.eventually(lambda: not harness.orphans(), 2, "no orphans")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Only what can be seen from outside is used: the command line, HTTP, the log, and
 
 import concurrent.futures
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -18,9 +19,11 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("TESSERA", ROOT / "build/dev/tessera")).resolve()
+RUN = str(os.getpid())
 EMULATED = BINARY.parent / "tests" / "libtessera_cuda.so"  # the CUDA module on an emulated device
-# Sanitized builds and loaded machines are slow: they stretch every deadline that is ours.
-PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
+# Deadlines are those of an idle machine times this: what must happen is waited for, and a machine
+# that is slow, loaded or runs sanitized programs may take its time.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "4"))
 
 
 def is_sanitized():
@@ -30,8 +33,10 @@ def is_sanitized():
 
 
 def environment():
-    """Ours without TESSERA_... variables, which the program would take as options."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")}
+    """Ours without TESSERA_... variables, which the program would take as options, and with a mark
+    by which the processes of this test run are told from those of others."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")}
+    return {**ours, "TEST_RUN": RUN}
 
 
 def run(*arguments, timeout=60, variables=None):
@@ -49,7 +54,7 @@ def eventually(condition, timeout=5.0, what="condition"):
         value = condition()
         if value:
             return value
-        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        assert time.monotonic() < end, f"{what}: not within {timeout * PATIENCE:g} s"
         time.sleep(0.005)
 
 
@@ -102,11 +107,71 @@ def is_running(pid):
     return bool(command_line(pid))
 
 
+@contextlib.contextmanager
+def halted(pids):
+    """These processes stand still: what happens meanwhile happens within one step."""
+    def state(pid):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: all(state(pid) in "TtZ" for pid in pids), what="halted")
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def files_of(pid):
+    """{descriptor: what it is} of a process."""
+    found = {}
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found[int(entry)] = os.readlink(f"/proc/{pid}/fd/{entry}")
+    return found
+
+
+def listening(pid):
+    """The ports a process listens on, by the kernel's tables."""
+    sockets, ports = set(files_of(pid).values()), set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for row in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                words = row.split()
+                if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                    ports.add(int(words[1].rsplit(":", 1)[1], 16))
+    return ports
+
+
+def cpu_seconds(*pids):
+    """What processes have used of the processor."""
+    stats = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+             for pid in pids]
+    return sum(int(words[11]) + int(words[12]) for words in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def small_pages():
+    """For a process whose memory is counted: its system may round it up to huge pages otherwise."""
+    ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE, which children inherit
+
+
+def check_rests(*pids, share=0.05):
+    """Who spins always spins; who rests may first have something to finish."""
+    def rests():
+        begin, used = time.monotonic(), cpu_seconds(*pids)
+        time.sleep(1)
+        return cpu_seconds(*pids) - used < share * (time.monotonic() - begin)
+    eventually(rests, what="no use of the processor")
+
+
 def orphans():
-    """`tessera rank` processes of this binary whose server is gone."""
+    """`tessera rank` processes of this binary and this test run whose server is gone."""
     def ours(pid):
         try:
-            return os.readlink(f"/proc/{pid}/exe") == str(BINARY)
+            mark = f"TEST_RUN={RUN}".encode()
+            return (os.readlink(f"/proc/{pid}/exe") == str(BINARY) and
+                    mark in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         except OSError:
             return False
     return [pid for pid in processes() if command_line(pid)[1:2] == ["rank"] and ours(pid)
@@ -243,6 +308,12 @@ class Server:
 
     def ranks(self):
         return ranks_of(self.pid)
+
+    def halted(self):
+        return halted(self.ranks())
+
+    def requests(self, state):
+        return self.metrics().sum(f"vllm:num_requests_{state}")
 
     def wait(self, timeout=10.0):
         """Its exit code."""

@@ -92,11 +92,14 @@ def test_auto_picks_from_prices(serve, tmp_path):
 def test_memory_bounds_the_pick(tmp_path):
     """Copies of the weights for which there is no room are no choice, however fast."""
     free = predicted(checkpoint.GOLDEN / "tied_gqa2_f32", "1d", 1)["available_bytes"]
-    layer = 4 * 4096 * (4 * 4096 + 3 * 16384)  # of fp32
+    width = 512  # the layers: enough to come near a third of what is free, few enough to be allowed
+    while free / 3 / (4 * 16 * width**2) > 100:
+        width *= 2
     model = checkpoint.write_config(
-        tmp_path / "large", hidden_size=4096, intermediate_size=16384, num_attention_heads=32,
-        num_key_value_heads=32, head_dim=128, vocab_size=512,
-        num_hidden_layers=max(2, round(free / 3 / layer)), torch_dtype="float32")
+        tmp_path / "large", hidden_size=width, intermediate_size=4 * width,
+        num_attention_heads=width // 64, num_key_value_heads=width // 64, head_dim=64,
+        vocab_size=512, num_hidden_layers=round(free / 3 / (4 * 16 * width**2)),
+        torch_dtype="float32")
     file = prices(tmp_path / "prices.json", 0, 1e-6)
     done = run("plan", model, "-tp", 4, "--load-format", "dummy", "--auto", "--prices", file,
                "--max-num-seqs", 1, "--max-model-len", 16, "--modes")

@@ -1,7 +1,7 @@
 """`tessera bench` against our server, and against a scripted peer whose every delay is known.
 
-What the client prints is compared with what the peer did by its own clock. Bounds on times are one
-sided where the machine may be slow: a measured delay is never below the scripted one.
+What the client prints is compared with what the peer did by its own clock. A machine that is busy
+with something else now and then adds delays of its own: times must be right in one of some tries.
 """
 
 import http.server
@@ -19,7 +19,7 @@ import pytest
 import checkpoint
 import harness
 
-SLACK = 0.15 * harness.PATIENCE  # seconds that a loaded machine may add
+SLACK = 0.04 * harness.PATIENCE  # seconds that a loaded machine may add
 MASK = (1 << 64) - 1
 
 
@@ -128,6 +128,16 @@ def steady(first, gap, tokens, newline=b"\n"):
     return actions + [event("", "length", newline, **usage), DONE]
 
 
+def in_one_of_several(tries, attempt):
+    """Calls attempt() until it passes."""
+    for _ in range(tries - 1):
+        try:
+            return attempt()
+        except AssertionError as error:
+            print(f"once more: {error}")
+    return attempt()
+
+
 @pytest.fixture
 def peer():
     peers = []
@@ -157,16 +167,19 @@ def bench(tmp_path):
 @pytest.mark.parametrize("framing, newline", [("chunked", b"\n"), ("close", b"\r\n")])
 def test_measures_the_scripted_delays(peer, bench, framing, newline):
     server = peer(lambda *_: steady(0.2, 0.03, 8, newline), framing=framing)
-    done, (figures,) = bench(server.url, "--num-prompts", 6, "--max-concurrency", 2)
-    assert figures["completed"] == 6 and figures["failed"] == 0
-    assert figures["total_output_tokens"] == 48 and figures["total_input_tokens"] == 66
-    for name, scripted in (("ttft", 200), ("itl", 30), ("tpot", 30), ("e2el", 200 + 7 * 30)):
-        for statistic in ("mean", "median"):
-            measured = figures[f"{statistic}_{name}_ms"]
-            assert scripted - 2 <= measured <= scripted + SLACK * 1000, (statistic, name)
-    assert figures["max_itl_ms"] >= 30
-    assert 3 * 0.41 <= figures["duration"] <= 3 * 0.41 + 3 * SLACK + 0.2
-    assert "TTFT" in done.stdout and "scripted" in done.stdout
+
+    def attempt():
+        done, (figures,) = bench(server.url, "--num-prompts", 6, "--max-concurrency", 2)
+        assert figures["completed"] == 6 and figures["failed"] == 0
+        assert figures["total_output_tokens"] == 48 and figures["total_input_tokens"] == 66
+        for name, scripted in (("ttft", 200), ("itl", 30), ("tpot", 30), ("e2el", 200 + 7 * 30)):
+            for statistic in ("mean", "median"):
+                measured = figures[f"{statistic}_{name}_ms"]
+                assert scripted - 2 <= measured <= scripted + SLACK * 1000, (statistic, name)
+        assert figures["max_itl_ms"] >= 30
+        assert 3 * 0.41 <= figures["duration"] <= 3 * 0.41 + 3 * SLACK + 0.2
+        assert "TTFT" in done.stdout and "scripted" in done.stdout
+    in_one_of_several(5, attempt)
 
 
 def test_tokens_are_counted_without_usage(peer, bench):
@@ -191,16 +204,23 @@ def test_latency_counts_from_the_schedule(peer, bench):
     waits in the peer or for a place in the client."""
     for arguments in ([], ["--request-rate", 5000, "--max-concurrency", 1]):
         server = peer(lambda *_: steady(0.1, 0.0, 1), one_at_a_time=True)
-        _, (figures,) = bench(server.url, "--num-prompts", 8, *arguments)
-        assert figures["max_ttft_ms"] >= 800
-        assert 400 <= figures["mean_ttft_ms"] <= 450 + 1000 * SLACK * 8
+
+        def attempt(server=server, arguments=arguments):
+            _, (figures,) = bench(server.url, "--num-prompts", 8, *arguments)
+            assert figures["max_ttft_ms"] >= 800
+            assert 400 <= figures["mean_ttft_ms"] <= 450 + 1000 * SLACK * 8
+            return figures
+        figures = in_one_of_several(5, attempt)
     assert figures["max_send_delay_ms"] >= 695  # the client's part is told apart
 
 
 def test_a_closed_loop_counts_from_sending(peer, bench):
     server = peer(lambda *_: steady(0.1, 0.0, 1), one_at_a_time=True)
-    _, (figures,) = bench(server.url, "--num-prompts", 8, "--max-concurrency", 1)
-    assert 100 <= figures["max_ttft_ms"] <= 100 + 1000 * SLACK
+
+    def attempt():
+        _, (figures,) = bench(server.url, "--num-prompts", 8, "--max-concurrency", 1)
+        assert 100 <= figures["max_ttft_ms"] <= 100 + 1000 * SLACK
+    in_one_of_several(5, attempt)
 
 
 def splitmix(state):
@@ -244,12 +264,15 @@ def test_peer_may_close_idle_connections(peer, bench):
 
 
 def test_requests_arrive_by_the_seed(peer, bench):
-    server = peer(lambda *_: steady(0.0, 0.0, 1))
-    bench(server.url, "--num-prompts", 30, "--request-rate", 30, "--seed", 5)
     due = schedule(5, 30, 30)
-    late = [arrival - server.arrivals[0] - wanted
-            for arrival, wanted in zip(server.arrivals, due)]
-    assert all(abs(seconds) <= SLACK for seconds in late), late
+
+    def attempt():
+        server = peer(lambda *_: steady(0.0, 0.0, 1))
+        bench(server.url, "--num-prompts", 30, "--request-rate", 30, "--seed", 5)
+        late = [arrival - server.arrivals[0] - wanted
+                for arrival, wanted in zip(server.arrivals, due)]
+        assert all(abs(seconds) <= SLACK for seconds in late), late
+    in_one_of_several(8, attempt)
 
 
 # ---- failures ---------------------------------------------------------------------------------
@@ -275,16 +298,20 @@ def test_how_long_a_refusal_takes(peer, bench):
             return steady(0.0, 0.0, 1)
         time.sleep(0.3)
         return [429]
-    done, (figures,) = bench(peer(script).url, "--num-prompts", 4, code=1)
-    assert figures["errors"] == {"http_429": 4}
-    assert 300 <= figures["median_http_error_ms"] <= 300 + 1000 * SLACK
-    assert "(answered in " in done.stdout
+    def attempt():
+        done, (figures,) = bench(peer(script).url, "--num-prompts", 4, code=1)
+        assert figures["errors"] == {"http_429": 4}
+        assert 300 <= figures["median_http_error_ms"] <= 300 + 1000 * SLACK
+        assert "(answered in " in done.stdout
+    in_one_of_several(5, attempt)
 
 
 def test_a_stalled_request_times_out(peer, bench):
-    server = peer(lambda number, body: [event(), 5.0] if number == 1 else steady(0.0, 0.0, 2))
-    _, (figures,) = bench(server.url, "--num-prompts", 3, "--timeout", 1, code=1)
-    assert figures["completed"] == 2 and figures["errors"] == {"timeout": 1}
+    def attempt():
+        server = peer(lambda number, body: [event(), 9.0] if number == 1 else steady(0.0, 0.0, 2))
+        _, (figures,) = bench(server.url, "--num-prompts", 3, "--timeout", 1, code=1)
+        assert figures["completed"] == 2 and figures["errors"] == {"timeout": 1}
+    in_one_of_several(5, attempt)
 
 
 def test_an_answer_that_is_no_stream(peer, bench):
@@ -295,11 +322,13 @@ def test_an_answer_that_is_no_stream(peer, bench):
 
 
 def test_goodput(peer, bench):
-    server = peer(lambda number, _: steady(0.0 if number % 2 else 0.6, 0.0, 2))
-    done, (figures,) = bench(server.url, "--num-prompts", 8, "--max-concurrency", 2,
-                             "--goodput", "ttft:500,tpot:400")
-    assert figures["request_goodput"] * figures["duration"] == pytest.approx(4, rel=1e-4)
-    assert "(50.0 % of those sent) within ttft 500 tpot 400 ms" in done.stdout
+    def attempt():
+        server = peer(lambda number, _: steady(0.0 if number % 2 else 0.6, 0.0, 2))
+        done, (figures,) = bench(server.url, "--num-prompts", 8, "--max-concurrency", 2,
+                                 "--goodput", "ttft:500,tpot:400")
+        assert figures["request_goodput"] * figures["duration"] == pytest.approx(4, rel=1e-4)
+        assert "(50.0 % of those sent) within ttft 500 tpot 400 ms" in done.stdout
+    in_one_of_several(5, attempt)
 
 
 # ---- peers that differ ------------------------------------------------------------------------

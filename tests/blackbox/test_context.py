@@ -7,7 +7,7 @@ import random
 import pytest
 
 import checkpoint
-from harness import is_sanitized, run
+from harness import PATIENCE, is_sanitized, run, small_pages
 
 LENGTH = 2048 if is_sanitized() else 16384  # sanitized ranks are slow
 MIB = 1 << 20
@@ -21,7 +21,7 @@ def resident(pid):
     return {name: int(sizes[name][0]) << 10 for name in ("VmHWM", "RssAnon")}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(120 * PATIENCE)
 def test_prompt_of_16k_tokens(serve, tmp_path):
     """The same continuation whatever the ranks and chunks; no memory beyond the plan; and none
     that was not there before the first request, KV cache and buffers apart."""
@@ -37,7 +37,7 @@ def test_prompt_of_16k_tokens(serve, tmp_path):
         options_here = (*options, "-tp", ranks, "--max-num-batched-tokens", chunk)
         planned = json.loads(run("plan", model, "--kv-cache-memory", "24M", "--json",
                                  *options_here).stdout)
-        server = serve(model, *options_here)
+        server = serve(model, *options_here, before=small_pages)
         before = [resident(pid) for pid in server.ranks()]
         answers.append(server.complete(prompt, timeout=300, max_tokens=8, temperature=0.8, seed=1,
                                        ignore_eos=True, return_token_ids=True)["choices"])

@@ -4,6 +4,7 @@ import concurrent.futures
 
 import pytest
 
+from harness import eventually
 from test_modes import layout
 from test_recovery import answer, kill, lose_a_rank
 
@@ -16,7 +17,11 @@ REQUESTS = [
 
 def together(server, requests):
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(lambda request: answer(server, request), requests))
+        with server.halted():  # so that all come together
+            asked = [pool.submit(answer, server, request) for request in requests]
+            eventually(lambda: server.requests("running") + server.requests("waiting")
+                       == sum(request["n"] for request in requests), what="all requests")
+        return [one.result() for one in asked]
 
 
 def at_home(serve, model, mode, ranks, *more):

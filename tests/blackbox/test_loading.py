@@ -2,7 +2,9 @@
 
 import signal
 
-from harness import eventually, is_running
+from harness import PATIENCE, eventually, is_running
+
+SECONDS = max(1, round(PATIENCE / 2))  # after which a rank that is well has read something
 
 
 def check_given_up(server, ranks):
@@ -11,24 +13,25 @@ def check_given_up(server, ranks):
 
 
 def test_hanging_read(serve, synthetic, hanging_disk):
-    server = serve(synthetic, "-tp", 2, "--load-timeout", 2, wait=False)
+    server = serve(synthetic, "-tp", 2, "--load-timeout", 2 * SECONDS, wait=False)
     ranks = eventually(server.ranks, 5, "ranks")
     offset = eventually(lambda: hanging_disk.exists() and hanging_disk.read_text(), 10, "hangs")
     place = f"rank 1, at byte {offset} of model.safetensors, has read nothing for"
-    eventually(lambda: f"{place} 1 s; after 2 s (--load-timeout)" in server.log, 10, "warning")
+    eventually(lambda: f"{place} {SECONDS} s; after {2 * SECONDS} s (--load-timeout)" in server.log,
+               10, "warning")
     check_given_up(server, ranks)
-    assert f"{place} 2 s (--load-timeout)" in server.log
+    assert f"{place} {2 * SECONDS} s (--load-timeout)" in server.log
     assert "rank 0 has read nothing" not in server.log
 
 
 def test_hanging_header(serve, synthetic, hanging_disk, monkeypatch):
     """Before the first byte of a weight there is no place to name."""
     monkeypatch.setenv("HANGS_FROM", "0")
-    server = serve(synthetic, "-tp", 2, "--load-timeout", 1, wait=False)
+    server = serve(synthetic, "-tp", 2, "--load-timeout", SECONDS, wait=False)
     ranks = eventually(server.ranks, 5, "ranks")
     eventually(hanging_disk.exists, 10, "hangs")
     check_given_up(server, ranks)
-    assert "rank 1 has read nothing for 1 s (--load-timeout)" in server.log
+    assert f"rank 1 has read nothing for {SECONDS} s (--load-timeout)" in server.log
 
 
 def test_sigterm_while_a_read_hangs(serve, synthetic, hanging_disk):

@@ -1,14 +1,13 @@
 """The log as machines and people read it: valid lines, one per request, and nothing private."""
 
 import json
-import os
 import re
 import socket
 
 import pytest
 
 import checkpoint
-from harness import eventually, run
+from harness import PATIENCE, eventually, listening, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -38,7 +37,7 @@ def test_json_lines(serve):
     for line, answer in zip(told, answers):
         assert line["status"] == answer.status and line["level"] == "info"
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
-        assert 0 < line["total_s"] < 60
+        assert 0 < line["total_s"] < 60 * PATIENCE
     assert told[0]["prompt_tokens"] == usage["prompt_tokens"]
     assert told[0]["completion_tokens"] == usage["completion_tokens"] == 14
     assert 0 <= told[0]["queue_s"] <= told[0]["first_token_s"] <= told[0]["total_s"]
@@ -60,26 +59,10 @@ def test_text_lines(serve):
 
 def test_levels(serve):
     server = serve(checkpoint.DEMO, "--log-level", "error", wait=False)
-    server.port = int(eventually(lambda: listening(server.pid), 10, "the port"))
+    (server.port,) = eventually(lambda: listening(server.pid), 10, "the port")
     eventually(lambda: server.get("/health").status == 200, 10, "ready")
     server.complete("Once", max_tokens=2)
     assert server.stop() == 0 and server.log == ""
-
-
-def listening(pid):
-    """The port a process listens on, by the kernel's tables."""
-    inodes = set()
-    for entry in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            inodes.add(os.readlink(f"/proc/{pid}/fd/{entry}"))
-        except OSError:
-            pass
-    with open(f"/proc/{pid}/net/tcp") as table:
-        for row in table.readlines()[1:]:
-            words = row.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                return int(words[1].split(":")[1], 16)
-    return None
 
 
 def test_client_that_left(serve, synthetic):

@@ -9,7 +9,7 @@ import re
 import pytest
 
 import checkpoint
-from harness import eventually, is_sanitized, run
+from harness import eventually, is_sanitized, run, small_pages
 
 SETUP = ["-tp", 2, "--threads-per-rank", 1, "--kv-cache-memory", "24M", "--max-num-seqs", 8]
 GROWTH_MAX = 2 << 20
@@ -30,7 +30,7 @@ def knows_populate():
 def test_resident_memory_is_flat(serve):
     plan = json.loads(run("plan", checkpoint.DEMO, *SETUP[:6], "--json").stdout)
     wanted = [rank["kv_bytes"] + rank["weight_bytes"] for rank in plan["per_rank"]]
-    server = serve(checkpoint.DEMO, *SETUP)
+    server = serve(checkpoint.DEMO, *SETUP, before=small_pages)
     ranks = server.ranks()
     eventually(lambda: all(resident(pid, "RssShmem") >= bytes_planned
                            for pid, bytes_planned in zip(ranks, wanted)), 60, "planned memory")

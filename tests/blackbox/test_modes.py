@@ -7,18 +7,18 @@ import pathlib
 import re
 import sys
 import threading
-import time
 
 import pytest
 
 import checkpoint
-from harness import ROOT, eventually, is_sanitized, run
+from harness import ROOT, eventually, is_sanitized, run, small_pages
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mode_bytes  # noqa: E402
 import tp1d_bytes  # noqa: E402
 
 PLANS = ROOT / "engine/parallel/plans"
+PAGE = os.sysconf("SC_PAGE_SIZE")
 LAYOUTS = [("1d", 3), ("1d_sp", 3), ("1d_sp", 4), ("2d", 4), ("2d", 9), ("2.5d", 4), ("2.5d", 8),
            ("3d", 8), ("3d_gathered", 8), ("3d_gathered 2,3,1", 6), ("3d_gathered 5,1,1", 5)]
 
@@ -125,7 +125,7 @@ def test_gathered_weights_are_held_once(serve, tmp_path, mode, ranks):
         wanted = mode_bytes.stored(shape, *mode_bytes.mesh_place(mode, ranks, rank), 2)
         gaps = 64 * 40  # each weight begins at a multiple of 64 bytes
         assert 0 <= said[rank]["weight_bytes"] - wanted < gaps, rank
-        assert 0 <= mapped(pid, "tessera-weights") - wanted < gaps + 4096, rank
+        assert 0 <= mapped(pid, "tessera-weights") - wanted < gaps + PAGE, rank
         total += wanted
     norms = 7 * 384 * 4
     elements = sum(tp1d_bytes.weight_elements(shape, 1, 0).values())
@@ -138,7 +138,7 @@ def activations(serve, model, mode, ranks, rows):
     more = ["--dtype", "float32", "--max-num-batched-tokens", rows]
     planned = predicted(model, mode, ranks, *more)["per_rank"]
     server = serve(model, "-tp", ranks, *layout(mode), *more, "--load-format", "dummy",
-                   "--max-num-seqs", 4, "--max-model-len", 64)
+                   "--max-num-seqs", 4, "--max-model-len", 64, before=small_pages)
     held = []
     for pid in server.ranks():
         sizes = mappings(pid)
@@ -379,7 +379,7 @@ def test_times_are_modelled(odd):
     found = times(lines)
     assert {"1d", "1d_sp", "2d", "3d 2,2,1"} <= found.keys()
     assert all(t > 0 for row in found.values() for t in row)
-    assert all(row[0] < row[-1] for row in found.values()), "512 rows take longer than one"
+    assert all(row[0] <= row[-1] for row in found.values()), "512 rows take no less than one"
     assert any(re.match(r"measured here with 4 ranks of \d+ threads: \d", line) for line in lines)
 
 
@@ -417,8 +417,10 @@ def test_a_plan_that_changes_during_start_up(tmp_path):
 
     def feed():
         for text in (first, other):
-            path.write_text(text)
-            time.sleep(0.3)  # so that the reader sees the end before the next writer opens
+            with open(path, "w", encoding="ascii") as pipe:  # waits for the reader
+                os.mkfifo(tmp_path / "next")
+                os.replace(tmp_path / "next", path)  # the next reader opens another one
+                pipe.write(text)
 
     writer = threading.Thread(target=feed, daemon=True)
     writer.start()

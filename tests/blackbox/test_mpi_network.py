@@ -4,9 +4,11 @@ The kernel's count of what came in on the sockets of each rank is the witness of
 closed forms of tests/oracle say. Needs root, iproute2 and Open MPI; skipped elsewhere.
 """
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,19 +32,19 @@ def ip(*arguments, check=True):
 
 
 def can_have_namespaces():
-    name = f"tessera-probe-{os.getpid()}"
+    """Not in every container, nor with every kernel."""
     try:
-        made = ip("netns", "add", name, check=False).returncode == 0
-        return made and ip("netns", "del", name, check=False).returncode == 0
-    except FileNotFoundError:
+        network = Network(1)
+    except (OSError, subprocess.CalledProcessError):
         return False
-
-
-pytestmark = [
-    *test_mpi.pytestmark,
-    pytest.mark.skipif(os.geteuid() != 0 or not can_have_namespaces(),
-                       reason="no network namespaces: not root, or no iproute2"),
-]
+    try:
+        network.run(0, "unshare", "--uts", "hostname", "probe")
+        network.run(0, "ss", "-HOtnpi")
+    except AssertionError:
+        return False
+    finally:
+        network.close()
+    return bool(shutil.which("curl"))
 
 
 class Network:
@@ -52,6 +54,13 @@ class Network:
         name = f"tessera-{os.getpid()}"
         self.switch = f"{name}-switch"
         self.machines = [f"{name}-{number}" for number in range(machines)]
+        try:
+            self.connect()
+        except (OSError, subprocess.CalledProcessError):
+            self.close()
+            raise
+
+    def connect(self):
         ip("netns", "add", self.switch)
         ip("-n", self.switch, "link", "add", "bridge0", "type", "bridge")
         ip("-n", self.switch, "link", "set", "bridge0", "up")
@@ -65,12 +74,14 @@ class Network:
                 ip("-n", machine, "link", "set", device, "up")
 
     def close(self):
-        for namespace in (*self.machines, self.switch):
-            ip("netns", "del", namespace, check=False)
+        with contextlib.suppress(FileNotFoundError):  # without iproute2 there is nothing
+            for namespace in (*self.machines, self.switch):
+                ip("netns", "del", namespace, check=False)
 
     def run(self, machine, *command):
         done = subprocess.run(["ip", "netns", "exec", self.machines[machine], *command],
-                              capture_output=True, text=True, check=False, timeout=60)
+                              capture_output=True, text=True, check=False,
+                              timeout=60 * harness.PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -80,6 +91,13 @@ class Network:
         return sum(int(re.search(r"bytes_received:(\d+)", line)[1]) for line in lines
                    if '"tessera-rank"' in line and f":{MASTER_PORT} " not in line
                    and "bytes_received:" in line)
+
+
+pytestmark = [
+    *test_mpi.pytestmark,
+    pytest.mark.skipif(os.geteuid() != 0 or not can_have_namespaces(),
+                       reason="no network namespaces: not root, no iproute2, or not allowed"),
+]
 
 
 @pytest.fixture
@@ -122,8 +140,9 @@ class NetworkServer(test_mpi.MpiServer):
     def complete(self, prompt, timeout=60, **fields):
         body = json.dumps({"prompt": prompt, **fields})
         return json.loads(self.network.run(
-            0, "curl", "-sSf", "--max-time", str(timeout), "-H", "Content-Type: application/json",
-            "-d", body, f"http://127.0.0.1:{PORT}/v1/completions"))
+            0, "curl", "-sSf", "--max-time", str(timeout * harness.PATIENCE),
+            "-H", "Content-Type: application/json", "-d", body,
+            f"http://127.0.0.1:{PORT}/v1/completions"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import checkpoint
-from harness import eventually, free_port
+from harness import PATIENCE, eventually, free_port
 
 
 @pytest.fixture
@@ -139,7 +139,10 @@ def test_full_queue_is_tried_again(serve, synthetic):
         return client.completions.create(model="m", prompt=[5, 6, 7], max_tokens=100,
                                          extra_body={"ignore_eos": True})
     with client, concurrent.futures.ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(ask, range(6)))
+        with server.halted():
+            asked = [pool.submit(ask, number) for number in range(6)]
+            eventually(lambda: 429 in statuses, what="a refusal")
+        answers = [answer.result() for answer in asked]
     assert all(answer.usage.completion_tokens == 100 for answer in answers)
     assert statuses.count(200) == 6 and 429 in statuses
 
@@ -157,7 +160,10 @@ def test_full_queue_by_type(serve, synthetic):
             return error.code
         return "done"
     with client, concurrent.futures.ThreadPoolExecutor(8) as pool:
-        outcomes = set(pool.map(ask, range(8)))
+        with server.halted():
+            asked = [pool.submit(ask, number) for number in range(8)]
+            eventually(lambda: any(outcome.done() for outcome in asked), what="a refusal")
+        outcomes = {outcome.result() for outcome in asked}
     assert outcomes == {"done", "queue_full"}
 
 
@@ -173,7 +179,7 @@ def test_loading_is_tried_again(serve, synthetic):
         answer = pool.submit(client.completions.create, model="m", prompt=[5], max_tokens=1)
         eventually(lambda: 503 in statuses, 10, "503")
         os.kill(rank, signal.SIGCONT)
-        assert answer.result(60).choices
+        assert answer.result(60 * PATIENCE).choices
     assert set(statuses) == {200, 503} and statuses[-1] == 200
 
 

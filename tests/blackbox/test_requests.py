@@ -3,13 +3,11 @@
 import concurrent.futures
 import http.client
 import json
-import os
-import signal
 import time
 
 import pytest
 
-from harness import eventually
+from harness import PATIENCE, eventually
 
 pytestmark = pytest.mark.sanitized
 
@@ -178,7 +176,10 @@ def test_full_queue(serve, synthetic):
     server = serve(synthetic, "-tp", 2, "--max-num-seqs", 1, "--max-num-queued-reqs", 2)
     body = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        replies = list(pool.map(lambda _: server.post("/v1/completions", body), range(12)))
+        with server.halted():
+            asked = [pool.submit(server.post, "/v1/completions", body) for _ in range(12)]
+            eventually(lambda: sum(reply.done() for reply in asked) >= 6, what="refusals")
+        replies = [reply.result() for reply in asked]
     statuses = [reply.status for reply in replies]
     assert set(statuses) == {200, 429}
     assert 2 <= statuses.count(200) <= 6
@@ -195,18 +196,17 @@ def test_retry_after_is_what_others_waited(serve, synthetic):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         def fill():
             replies = [pool.submit(server.post, "/v1/completions", short) for _ in range(2)]
-            eventually(lambda: all(server.metrics().sum(f"vllm:num_requests_{state}") == 1
-                                   for state in ("running", "waiting")))
+            eventually(lambda: server.requests("running") == server.requests("waiting") == 1)
             return replies, int(server.post("/v1/completions", b"").headers["retry-after"])
-        for least in (1, 3):
-            for pid in server.ranks():
-                os.kill(pid, signal.SIGSTOP)
-            replies, told = fill()
-            assert least <= told <= least + 5 * (least > 1)
-            time.sleep(2.2)
-            for pid in server.ranks():
-                os.kill(pid, signal.SIGCONT)
+        least = most = 1
+        for _ in range(2):
+            begin = time.monotonic()
+            with server.halted():
+                replies, told = fill()
+                assert least <= told <= most
+                time.sleep(2.2)
             assert all(reply.result().status == 200 for reply in replies)
+            least, most = 3, time.monotonic() - begin + 2
 
 
 @pytest.mark.parametrize("head", [
@@ -214,7 +214,7 @@ def test_retry_after_is_what_others_waited(serve, synthetic):
     "Transfer-Encoding: xchunked", "Content-Length: five", "Content-Length: -5"])
 def test_ambiguous_framing(demo, head):
     """A body whose length is in doubt is refused, and the connection is closed."""
-    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=5 * PATIENCE)
     connection.connect()
     connection.sock.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n"
                             "5\r\nhello\r\n0\r\n\r\n".encode())
@@ -239,7 +239,7 @@ def test_many_connections(demo):
 def test_body_in_pieces(demo):
     """A chunked upload of one byte per chunk."""
     body = json.dumps(GOOD).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=10 * PATIENCE)
     connection.request("POST", "/v1/completions", (bytes([byte]) for byte in body),
                        {"Content-Type": "application/json"}, encode_chunked=True)
     assert connection.getresponse().status == 200

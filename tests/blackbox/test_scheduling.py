@@ -82,7 +82,10 @@ def test_shortage_changes_no_text(serve, options):
     alone = [server.token_ids(**request) for request in requests]
     assert server.metrics().sum("vllm:num_preemptions_total") == 0
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda request: server.token_ids(**request), requests))
+        with server.halted():
+            asked = [pool.submit(server.token_ids, **request) for request in requests]
+            eventually(lambda: server.requests("running") + server.requests("waiting") == 16)
+        together = [answer.result() for answer in asked]
     assert together == alone
     assert server.metrics().sum("vllm:num_preemptions_total") > 0
 
@@ -92,11 +95,12 @@ def test_queue_is_bounded_by_tokens(serve):
                    "--served-model-name", "demo")
     body = {"prompt": PROMPT[:60], "max_tokens": 400, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = pool.submit(server.post, "/v1/completions", body)
-        eventually(lambda: server.metrics().sum("vllm:num_requests_running") == 1)
-        waiting = pool.submit(server.post, "/v1/completions", body)
-        eventually(lambda: server.metrics().sum("vllm:num_requests_waiting") == 1)
-        refused = server.post("/v1/completions", body)
+        with server.halted():
+            running = pool.submit(server.post, "/v1/completions", body)
+            eventually(lambda: server.requests("running") == 1)
+            waiting = pool.submit(server.post, "/v1/completions", body)
+            eventually(lambda: server.requests("waiting") == 1)
+            refused = server.post("/v1/completions", body)
         assert refused.status == 429 and int(refused.headers["retry-after"]) > 0
         assert "60 prompt tokens are waiting" in refused.error["message"]
         assert running.result().status == waiting.result().status == 200

@@ -21,7 +21,7 @@ def test_document_names_every_route(demo):
     assert paths - {"/v1/models/{model}"} == listed - {"/openapi.json"}
 
 
-@pytest.mark.timeout(300 + EXAMPLES)
+@pytest.mark.timeout((60 + EXAMPLES) * harness.PATIENCE)
 def test_generated_requests(demo, tmp_path):
     pytest.importorskip("schemathesis")
     folder = harness.ROOT / "tests/schema"
