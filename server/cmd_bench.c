@@ -64,6 +64,14 @@ static enum status check_options(struct bench *b, struct err *err)
                          "options after -- go to a server that bench starts itself");
     if (offline && is_url(o->model))
         return base_fail(err, ERR_USAGE, "--latency and --throughput run a model directory");
+    if (offline && (o->bench.request_rate || o->bench.goodput || o->bench.plot))
+        return base_fail(
+            err, ERR_USAGE,
+            "--%s is about requests over HTTP, which --latency and --throughput do not "
+            "send; leave out either",
+            o->bench.request_rate ? "request-rate"
+            : o->bench.goodput    ? "goodput"
+                                  : "plot");
     if (is_url(o->model))
         TRY(target_parse(o->model, &b->target, err));
     if (o->bench.goodput)

@@ -469,7 +469,9 @@ def test_wrong_use(tmp_path):
     refused(2, "--goodput", "http://h", "--goodput", "fast")
     refused(2, "after --", "http://h", "--", "-tp", "2")
     refused(2, "model directory", "http://h", "--latency")
-    refused(3, "no such model directory", tmp_path / "nothing")
+    refused(2, "--plot is about requests over HTTP", checkpoint.DEMO, "--latency", "--plot", "x")
+    refused(3, f"tessera: the server stopped: {tmp_path}/nothing: no such model directory",
+            tmp_path / "nothing")
     refused(2, "did you mean", checkpoint.DEMO, "--", "--tensor-paralel-size", "2")
 
 
