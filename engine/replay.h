@@ -9,8 +9,8 @@
 #include "engine/model/model.h"
 
 #define REPLAY_SIZES 19
-#define REPLAY_ROWS_MAX                                                                            \
-    256 /* bigger steps keep the device busy for longer than their launches take */
+/* Bigger steps keep the device busy for longer than their launches take. */
+#define REPLAY_ROWS_MAX 256
 
 struct replay;
 
