@@ -23,8 +23,7 @@
 
 enum { HIGH_FD = 64, ARRIVAL_S = 60 };
 
-/* pid 0: this process did not start it. Its launcher watches it; here only its link shows its end.
- */
+/* pid 0: not started here. Its launcher watches it; only its link shows that it has ended. */
 struct member {
     pid_t pid;
     int pidfd, link; /* link: of the links' */

@@ -1,5 +1,4 @@
-/* One rank: its shards, its KV blocks, and the loop that runs steps. No queue, no HTTP, no policy.
- */
+/* One rank: its shards, its KV blocks, and how it runs a step. No queue, no HTTP, no policy. */
 #ifndef TESSERA_ENGINE_RANK_H
 #define TESSERA_ENGINE_RANK_H
 

@@ -37,8 +37,7 @@ struct rank_state {
     struct rank_arrays host, device;
 };
 
-/* Bytes of the arrays, twice: on the device and on the host; elsewhere: those on the device only.
- */
+/* Bytes of the arrays on device and host together; elsewhere: of those on the device only. */
 size_t rank_state_bytes(const struct step_limits *limits, bool elsewhere);
 enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;

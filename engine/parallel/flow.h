@@ -96,8 +96,7 @@ int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase);
 
 /* Bytes a rank receives in one layer for a step of so many rows in that form. */
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);
-/* The same for what is before and after the layers: look-up, last norm, head for so many samples.
- */
+/* The same before and after the layers: look-up, last norm, and the head for `samples` samples. */
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
                          int32_t rank);
 
