@@ -249,8 +249,8 @@ struct backend_ops {
     /* Between record and record_end ops are recorded with their arguments instead of run (a CUDA
      * graph). record: false where this backend does not record, because nothing would be gained.
      * Nothing may be uploaded, downloaded, waited for or allocated in between. record_end: NULL
-     * when recording failed; no op has run then. A replay reads what the arrays hold at that time;
-     * a recording must not outlive the arrays. */
+     * when recording failed; no op has run then. A replay reads what the arrays hold at that time,
+     * but none of its ops writes a weight; a recording must not outlive the arrays. */
     bool (*record)(struct backend *b);
     struct recording *(*record_end)(struct backend *b);
     void (*replay)(struct backend *b, const struct recording *r);

@@ -39,7 +39,8 @@ void parallel_weight_close(struct parallel_weight *w);
 
 /* Is a step nothing but ops on the device, the same ones for every step of this many rows
  * (backend.h, record)? Not where the rows of the residual stream are split, because the host looks
- * up the sampled ones; and not with homes, because the ranks' parts differ from step to step. */
+ * up the sampled ones; not where weights move; and not with homes, because the ranks' parts differ
+ * from step to step. */
 bool parallel_is_recordable(const struct parallel *p);
 /* Begins a step of `rows` rows, on which alone its form depends. cut: with homes, row cut[x] is the
  * first of home x and cut[homes] = rows; borrowed until the next step. NULL without homes. */
