@@ -72,8 +72,7 @@ size_t base_align(size_t n, size_t align);
 int64_t base_now_ns(void);
 double base_now(void);
 
-/* ---- logging: thread-safe, one line per call (config/log.h); only thread roots and main log ----
- */
+/* ---- logging: thread-safe, one line per call (config/log.h); only thread roots and main log */
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 void base_log_level(enum log_level level);
 void base_log(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);

@@ -202,8 +202,7 @@ void log_level(enum log_level level)
     atomic_store(&current_level, (int)level);
 }
 
-/* $JOURNAL_STREAM is the device and inode of the journal's socket; ours unless it was redirected.
- */
+/* $JOURNAL_STREAM is device and inode of the journal's socket: stderr, unless it was redirected. */
 static bool is_journal(void)
 {
     struct stat sb;

@@ -521,6 +521,14 @@ static enum status check_complete(const char *name, struct options *o, struct er
     if (o->prices && o->measure)
         return base_fail(err, ERR_USAGE,
                          "--prices has what --measure would find; leave out either");
+    if (o->command == COMMAND_SERVE && !options_mpi(o) &&
+        (o->master_addr || o->master_port || o->group_secret_file))
+        return base_fail(err, ERR_USAGE,
+                         "--%s is for ranks on several machines: add --comm mpi, or "
+                         "leave it out",
+                         o->master_addr   ? "master-addr"
+                         : o->master_port ? "master-port"
+                                          : "group-secret-file");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
     if (((LAYOUT | with_url) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "%s: which model directory%s? (tessera %s --help)", name,

@@ -1,5 +1,4 @@
-/* Private to config/options*.c: the table of options and commands, and what finds and sets a row.
- */
+/* Private to config/options*.c: the table of options, and what finds and sets one of its rows. */
 #ifndef TESSERA_CONFIG_OPTIONS_ROWS_H
 #define TESSERA_CONFIG_OPTIONS_ROWS_H
 

@@ -31,9 +31,9 @@ struct board_report {
     uint64_t counter[BOARD_COUNTERS];
 };
 
-/* Any thread; each counter by itself is as it was at one moment. */
+/* Copies all counters into a report. Any thread; each counter is consistent by itself only. */
 void board_tell(const struct board_rank *b, struct board_report *out);
-/* ERR_COMM: not a report. */
+/* Stores a report's counters in b. ERR_COMM: it is not a report of this build. */
 enum status board_hear(struct board_rank *b, const struct board_report *r,
                        struct err *err) MUST_USE;
 

@@ -12,7 +12,7 @@ struct costs {
     int32_t count;             /* 0: unknown */
     int32_t rows[COSTS_MAX];   /* 1, then ascending */
     double seconds[COSTS_MAX]; /* of a step of so many rows; never descending */
-    double per_key;            /* and for each position before the first that a row attends to */
+    double per_key;            /* in addition, for each earlier position that a row attends to */
 };
 
 /* Seconds of a step with these rows, which attend to so many positions in all; between the measured

@@ -12,7 +12,7 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 
-#define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
+#define STOP_PATIENCE_S 2 /* how long a stop waits for the steps in flight */
 
 const double engine_step_bounds[ENGINE_STEP_BOUNDS] = {
     0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10};
@@ -79,9 +79,9 @@ static enum status lost(struct err *err)
     return base_fail(err, ERR_COMM, "the rank group is lost");
 }
 
-/* Requests count whether they run or wait, so that what comes at once while seats are free has
- * these and the queue. A prompt larger than the bound is taken when it is alone. Under the lock it
- * stays as it is found. */
+/* Is there room for one more prompt? Running requests count, too: of many that come at once, as
+ * many fit as there are free slots and places in the queue. A prompt that is larger than the bound
+ * of tokens fits when no other waits. The answer can change at once unless the lock is held. */
 static enum status check_queue(const struct engine *e, int32_t prompt_len, struct err *err)
 {
     const int64_t tokens = atomic_load(&e->queued_tokens);
@@ -147,7 +147,7 @@ void engine_cancel(struct engine *e, uint64_t id)
             e->cancel_max *= 2;
         }
     }
-    if (e->cancel_count < e->cancel_max) /* else without memory: it runs to its max_tokens */
+    if (e->cancel_count < e->cancel_max) /* else, without memory: it goes on to its max_tokens */
         e->cancels[e->cancel_count++] = id;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->lock);
@@ -210,7 +210,7 @@ static void note_progress(struct engine *e)
     atomic_store(&e->moved_ns, base_now_ns());
 }
 
-/* The numbers first: who has seen an event finds it counted. */
+/* Counts before it delivers, so that whoever has seen an event finds it in the metrics. */
 static void deliver(struct engine *e, int32_t count)
 {
     pthread_mutex_lock(&e->lock);
@@ -374,7 +374,7 @@ out:
     return st;
 }
 
-/* As patience; a server that shall stop does not go on measuring. */
+/* As patience, but a request to stop ends the measurement, too. */
 static enum status patience_to_measure(void *ctx, struct err *err)
 {
     struct engine *e = ctx;
@@ -384,8 +384,8 @@ static enum status patience_to_measure(void *ctx, struct err *err)
     return stop ? base_fail(err, ERR_CANCELLED, "stopped") : patience(e, err);
 }
 
-/* The first work on the ranks, so that ready does not wait for it; the first request may, a moment.
- */
+/* Measured after the server is ready, as the first work of the ranks: a first request may have to
+ * wait for it, for a moment. */
 static enum status measure_costs(struct engine *e, struct err *err)
 {
     const struct engine_group *g = &e->config.group;

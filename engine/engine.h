@@ -26,7 +26,7 @@ enum finish_reason {
  * request_params_default sets them. Order of transforms: kernels/numerics.h. */
 struct request_params {
     int32_t max_tokens; /* >= 0; the engine cuts it to the context; 0 computes the prompt only */
-    int32_t min_tokens; /* until so many are produced: no end token, no stop id */
+    int32_t min_tokens; /* until as many are produced: no end token, no stop id */
     float temperature;  /* 0 = greedy */
     float top_p, min_p;
     int32_t top_k;
@@ -35,8 +35,8 @@ struct request_params {
     uint64_t seed; /* always set: the server draws one when the client gave none */
     int32_t choice;
     bool ignore_eos;
-    int32_t logprobs;        /* -1: none; else that of each produced token, and of so many best */
-    int32_t prompt_logprobs; /* likewise of each prompt token but the first */
+    int32_t logprobs;        /* of each produced token, and of this many best ones; -1: none */
+    int32_t prompt_logprobs; /* the same of each prompt token but the first */
     const struct token_bias *bias; /* -100..100 */
     int32_t bias_count;
     const int32_t *stop_ids; /* tokens that end the request as an end token does */
@@ -65,8 +65,8 @@ struct token_event {
     void *user;    /* as given at submission */
     int32_t token; /* -1: none (cancelled, error, nothing was to be produced) */
     enum finish_reason finish;
-    bool prompt;         /* `token` is a scored prompt token: the next one, from the second on */
-    int32_t cached;      /* prompt tokens whose KV was there already */
+    bool prompt;         /* `token` is a scored prompt token; they come in order, from the second */
+    int32_t cached;      /* prompt tokens whose KV was found in the prefix cache */
     int64_t admitted_ns; /* base_now_ns() when its work began; 0: it never did */
     float logprob;       /* of token under the raw model distribution; <= 0; when asked for */
     int32_t top_count;   /* 0: none asked for */
@@ -85,8 +85,8 @@ struct engine;
 enum status engine_submit(struct engine *e, const struct request_params *params,
                           const int32_t *prompt, int32_t prompt_len, void *user, uint64_t *id,
                           struct err *err) MUST_USE;
-/* ERR_LIMIT when not even the smallest request would be taken now: what a server under more load
- * than it can take finds out before it reads a request. Takes no lock. */
+/* ERR_LIMIT when not even the smallest request would be taken now, so that an overloaded server can
+ * refuse a request before it reads it. Takes no lock. */
 enum status engine_check_room(const struct engine *e, struct err *err) MUST_USE;
 /* The request ends with FINISH_CANCELLED within two steps, unless it has ended already. */
 void engine_cancel(struct engine *e, uint64_t id);
@@ -129,8 +129,8 @@ struct engine_metrics {
     } rank[ENGINE_RANKS_MAX];
 };
 void engine_metrics(const struct engine *e, struct engine_metrics *out);
-/* Seconds for which there has been work and neither a rank nor the engine has moved; 0: it moves,
- * or has nothing to do. Takes no lock. */
+/* For how many seconds neither a rank nor the engine has made progress although there is work; 0:
+ * there is nothing to do. Takes no lock. */
 double engine_stalled_s(const struct engine *e);
 
 #endif

@@ -1,5 +1,4 @@
-/* Starting and stopping the engine: for serve.c and tests; the server proper needs engine.h only.
- */
+/* Starting and stopping the engine: for serve.c and tests; all others need engine.h only. */
 #ifndef TESSERA_ENGINE_ENGINE_THREAD_H
 #define TESSERA_ENGINE_ENGINE_THREAD_H
 

@@ -42,7 +42,7 @@ struct kv_spec footprint_kv(const struct footprint *f, const struct model_config
 /* Free memory by the kernel's account, within the cgroup's limit. */
 size_t footprint_available(void);
 
-/* Threads of each rank: as told, or its share of the cores. */
+/* Threads of each rank: --threads-per-rank, or its share of the cores. */
 int32_t footprint_threads(const struct options *o);
 
 #endif

@@ -23,7 +23,7 @@
 
 enum { HIGH_FD = 64, ARRIVAL_S = 60 };
 
-/* pid 0: on another machine, or on none; its launcher watches it, and its link is what we see. */
+/* pid 0: not started here. Its launcher watches it; only its link shows that it has ended. */
 struct member {
     pid_t pid;
     int pidfd, link; /* link: of the links' */
@@ -36,7 +36,7 @@ struct group {
     bool mpi;          /* ranks but 0 come from elsewhere */
     bool met;          /* by MPI: all are in it */
     bool ended;        /* killed: nobody leaves in good order */
-    bool loaded, kept; /* all weights are in the memory files; since before the ranks started */
+    bool loaded, kept; /* all weights are in the memory files; kept: from the ranks before */
     uint32_t epoch;
     struct member members[COMM_RANKS_MAX];
     int comm, board_fd;
@@ -293,7 +293,7 @@ static void await_leave(const struct group *g)
         base_log(LOG_ERROR, "rank 0 did not leave MPI within %d s: killed", (int)LIFELINE_LEAVE_S);
 }
 
-/* Nothing of the processes and of what they share is left. */
+/* Ends all processes and frees what they share. */
 static void end_ranks(struct group *g)
 {
     link_close(g->links); /* they leave when their link closes */
@@ -475,7 +475,7 @@ static enum status while_meeting(void *ctx, struct err *err)
     return OK;
 }
 
-/* All have loaded: tells them to meet, and waits until they have. */
+/* All ranks have loaded: tells them to start MPI together, and waits until they have. */
 static enum status meet(struct group *g, link_patience *tick, void *ctx, struct err *err)
 {
     static const struct step_header go = {

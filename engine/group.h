@@ -9,9 +9,8 @@
 #include "engine/footprint.h"
 #include "engine/link.h"
 
-/* Descriptors a rank finds at start. */
-/* With --comm mpi there is no communicator's file, and a rank that the front end did not start
- * finds its link only. */
+/* Descriptors a rank finds at start. With --comm mpi there is no file of a communicator, and a rank
+ * that the front end did not start finds its link only. */
 enum group_fd { GROUP_FD_LINK = 3, GROUP_FD_COMM, GROUP_FD_WEIGHTS, GROUP_FD_KV, GROUP_FD_BOARD };
 
 struct group;
@@ -21,9 +20,9 @@ struct group;
  * `o` and `f` are passed on as arguments. */
 enum status group_open(const struct options *o, const struct footprint *f, link_patience *tick,
                        void *ctx, struct group **out, struct err *err) MUST_USE;
-/* Other ranks in the place of those that are lost, with the next epoch; links and board are new
- * ones. With keep_weights they find theirs in memory, if the lost ones had loaded them and they do
- * not lie on a device. After a failure it can be tried again. Not with --comm mpi. */
+/* Starts new ranks in place of lost ones, with the next epoch, new links and a new board. With
+ * keep_weights they find their weights in memory, if the lost ranks had loaded them and they are
+ * not on a device. After a failure it can be tried again. Not with --comm mpi. */
 enum status group_reopen(const struct options *o, const struct footprint *f, bool keep_weights,
                          struct group *g, struct err *err) MUST_USE;
 /* The ranks need not load: the weights were kept. */

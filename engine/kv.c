@@ -1,7 +1,7 @@
 /* DESIGN: one array of blocks, one list of those without an owner, one hash table of those that are
  * findable. The list runs from the block to take next: blocks without content go to its front (the
  * one just freed is warm in the caches), kept ones to its back. Names are serial numbers, so a
- * block whose predecessor was forgotten can never be reached by mistake, only by nobody. */
+ * block whose predecessor was forgotten is never found by mistake: it is not found at all. */
 #include "engine/kv.h"
 
 #include <stdlib.h>

@@ -14,7 +14,7 @@ struct link_set;
 enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
                       struct err *err) MUST_USE;
 void link_close(struct link_set *l);
-/* The reports of a rank are heard into b from now on; without this they are malformed. */
+/* From now on reports of this rank are stored in b; of other ranks a report is malformed. */
 void link_hear(struct link_set *l, int32_t rank, struct board_rank *b);
 int32_t link_count(const struct link_set *l);
 
@@ -48,7 +48,7 @@ enum status link_exchange(struct link_set *l, const void *message, size_t bytes,
 
 /* Reads one step message into buf. */
 enum status link_receive(int fd, void *buf, size_t cap, size_t *n, struct err *err) MUST_USE;
-/* Whether it would find something, the end of the link included. */
+/* True when link_receive would not wait: a message has begun to come, or the link has ended. */
 bool link_waits(int fd);
 /* Writes an answer with its result as the head counts it, or text (head.text_bytes). */
 enum status link_answer(int fd, const struct step_answer *head, const struct step_result *result,

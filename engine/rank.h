@@ -1,5 +1,4 @@
-/* One rank: its shards, its KV blocks, and the loop that runs steps. No queue, no HTTP, no policy.
- */
+/* One rank: its shards, its KV blocks, and how it runs a step. No queue, no HTTP, no policy. */
 #ifndef TESSERA_ENGINE_RANK_H
 #define TESSERA_ENGINE_RANK_H
 
@@ -36,16 +35,17 @@ void rank_close(struct rank *r);
  * from, as far as the sampler gathers them. Both valid until the next step. */
 enum status rank_step(struct rank *r, const struct step *step, struct step_result *result,
                       struct cview *logits, struct err *err) MUST_USE;
-/* The same in two parts, the steps landing in the order of their launches. Where rank_flies says so
- * one step may be launched while another has not landed: its inputs are prepared and enqueued while
- * the device works. A step whose launch fails does not land. */
+/* The same in two parts: rank_launch prepares and enqueues a step, rank_land waits for its result.
+ * Steps land in the order of their launches; a step whose launch fails does not land. With
+ * rank_flies one step may be launched before the previous one has landed, so that the host prepares
+ * it while the device works. */
 bool rank_flies(const struct rank *r);
 enum status rank_launch(struct rank *r, const struct step *step, struct cview *logits,
                         struct err *err) MUST_USE;
-/* Will rank_land not wait? True when nothing is launched. */
+/* True when rank_land would not wait, or nothing is launched. */
 bool rank_landed(const struct rank *r);
 enum status rank_land(struct rank *r, struct step_result *result, struct err *err) MUST_USE;
-/* What the rank computes with, to fetch those logits. */
+/* The rank's backend, with which those logits can be downloaded. */
 struct backend *rank_backend(struct rank *r);
 
 /* What a process that a launcher started for a rank other than 0 does: finds the front end, hears

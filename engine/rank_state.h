@@ -15,12 +15,12 @@ struct rank_arrays {
     int32_t *ban;               /* [slots, STEP_BANS_MAX] */
     int32_t *bad_end, *bad;     /* [slots, ENGINE_BAD_IDS_MAX] */
     int32_t *history;           /* [slots, history_max]; written by sample on the device */
-    /* what came of a step */
+    /* results of a step */
     int32_t *ids;               /* [rows] */
     int32_t *elected, *sampled; /* [slots] */
     float *logprob;             /* [slots] */
     struct token_top *best;     /* [slots, ENGINE_LOGPROBS_MAX] */
-    /* a step, close together for one upload: places depend on its counts of rows and samples */
+    /* inputs of a step, packed for one upload: their addresses depend on its T and R */
     int32_t *slot, *position, *token;   /* [T] */
     int32_t *sample, *target, *top;     /* [R] */
     int32_t *sample_slot, *sample_next; /* [R] slot, and position of the token to come */
@@ -37,23 +37,23 @@ struct rank_state {
     struct rank_arrays host, device;
 };
 
-/* On the device and again on the host; elsewhere: without those of the host. */
+/* Bytes of the arrays on device and host together; elsewhere: of those on the device only. */
 size_t rank_state_bytes(const struct step_limits *limits, bool elsewhere);
 enum status rank_state_open(struct backend *b, const struct step_limits *limits,
                             struct rank_state **out, struct err *err) MUST_USE;
 void rank_state_close(struct rank_state *s);
 
-/* Makes the slot changes of a decoded step and uploads it, with so many rows of padding after its
- * own, which are sampled. *arrays: those on the device, for the ops of this step. ERR_COMM: its
- * rows are not in order of their homes, or too many of one. */
+/* Makes the slot changes of a decoded step and uploads it, followed by `padding` rows of padding,
+ * which count as sampled. *arrays: those on the device, for the ops of this step. ERR_COMM: its
+ * rows are not in the order of their homes, or too many are of one. */
 enum status rank_state_change(struct rank_state *s, const struct step *step, int32_t padding,
                               const struct rank_arrays **arrays, struct err *err) MUST_USE;
 /* Where the rows of that step are cut between homes; NULL: there is one. */
 const int64_t *rank_state_cut(const struct rank_state *s);
 /* The slots for the sampling ops. */
 struct sample_slots rank_state_slots(const struct rank_state *s);
-/* Fetches what came of the step, in a flight (backend.h): `samples` ids, and logprobs when stride
- * >= 0. */
+/* Starts the download of the step's results, in a flight (backend.h): `samples` ids, and logprobs
+ * when stride >= 0. */
 void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride);
 /* Waits for it; the same numbers. Valid until the next landing. ERR_DEVICE: an op failed. */
 enum status rank_state_land(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride,

@@ -9,8 +9,8 @@
 #include "engine/model/model.h"
 
 #define REPLAY_SIZES 19
-#define REPLAY_ROWS_MAX                                                                            \
-    256 /* bigger steps keep the device busy for longer than their launches take */
+/* Bigger steps keep the device busy for longer than their launches take. */
+#define REPLAY_ROWS_MAX 256
 
 struct replay;
 
@@ -18,8 +18,7 @@ struct replay_parts {
     struct backend *backend;
     struct model *model;
     struct board_rank *board; /* replayed collectives count as the others do, but for their time */
-    /* Between the same ranks as the model's, over host memory: by it they agree whether to replay.
-     */
+    /* Of the same ranks, over host memory: by it they agree whether to replay a step. */
     struct comm *bootstrap;
     int32_t layers;
     int32_t rows_max; /* of a step whose rows are all sampled: none is padded beyond */

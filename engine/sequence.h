@@ -17,26 +17,26 @@ struct sequence {
     int32_t *tokens; /* prompt, then what was sampled; capacity prompt_len + max_tokens */
     int32_t prompt_len, length;
     int32_t pending;  /* tokens sampled by steps in flight */
-    int32_t scored;   /* prompt tokens whose scores are known or in flight, where they are asked */
-    int32_t told;     /* of those, whose scores have been handed out */
+    int32_t scored;   /* prompt tokens whose logprobs are known or in flight, where asked for */
+    int32_t told;     /* ... and whose events have been sent */
     int32_t computed; /* positions whose KV is in the cache or in a step in flight */
-    int32_t history;  /* tokens the ranks were told when its slot was opened */
-    int32_t cached;   /* prompt tokens whose KV was there when it first got a slot */
+    int32_t history;  /* tokens sent to the ranks when its slot was opened */
+    int32_t cached;   /* prompt tokens found in the prefix cache when it first got a slot */
     int32_t slot;     /* -1: none */
     int32_t home;     /* whose blocks it has; chosen anew with each slot */
     int32_t *blocks;
     int32_t block_count;
-    int32_t published; /* blocks that are findable, and the name of the last */
-    uint64_t chain;
+    int32_t published;      /* its first blocks that others can find in the prefix cache, */
+    uint64_t chain;         /* and the name of the last of these (kv.h) */
     uint64_t arrival, step; /* number in order of arrival; of the last step with rows of it */
     int64_t admitted_ns;    /* the scheduler's time then; 0: not yet */
     int32_t flights;        /* steps in flight that name it */
     int32_t deferrals;      /* steps it waited for another to compute its prefix */
-    int32_t losses;         /* groups that were lost while steps named it */
-    bool queued, returned;  /* in a line; in the one before the ring */
+    int32_t losses;         /* rank groups that were lost while steps in flight named it */
+    bool queued, returned;  /* in a line of the queue; in the one before the ring (queue.h) */
     bool admitted, preempted, leaving, cancelled, ended;
     struct sequence *next;          /* in the mailbox or its line */
-    struct sequence *older, *newer; /* among all */
+    struct sequence *older, *newer; /* among all sequences */
 };
 
 /* Room for prompt and answer; params and prompt are checked and copied, and max_tokens is cut to

@@ -66,9 +66,9 @@ struct step {
     int32_t *slot, *position, *token; /* [rows_max] */
     int32_t *sample;                  /* [slots] row indices, ascending */
     int32_t *target;                  /* [slots] token to score there, or STEP_TARGET_SAMPLE */
-    int32_t *top;                     /* [slots] -1: no logprobs wanted; else of so many best */
-    struct step_open *open;           /* [slots] */
-    struct step_append *append;       /* [append_max] */
+    int32_t *top;               /* [slots] how many best logprobs are wanted; -1: none at all */
+    struct step_open *open;     /* [slots] */
+    struct step_append *append; /* [append_max] */
     int32_t append_max;
     int32_t *close; /* [2 * slots] */
 };
@@ -110,14 +110,14 @@ struct step_result {
     const struct token_top *best; /* [count, stride] of which `top` are filled */
     int32_t stride;
 };
-/* Most best tokens that a sample of the step wants; -1: it wants no logprobs. */
+/* The largest `top` of the step's samples; -1: none wants logprobs. */
 int32_t step_stride(const struct step *s);
-/* The counts of rank 0's answer as the head of it says them, and back. */
+/* Sets the counts in the head of rank 0's answer. */
 void step_answer_counts(struct step_answer *h, const struct step_result *r);
-/* Bytes that follow the head, text apart; 0 <= counts are checked by the caller. */
+/* Bytes that follow the head, text not included; the caller has checked that counts are >= 0. */
 size_t step_answer_bytes(const struct step_answer *h);
-/* Is r, as it came over a link, what s can have led to? ERR_COMM says what is off. A row without
- * finite logits has a NaN logprob. */
+/* Checks that r, as it came over a link, can be the result of s. ERR_COMM says what is wrong. A row
+ * without finite logits has a NaN logprob. */
 enum status step_check_result(const struct step *s, int32_t vocab, const struct step_result *r,
                               struct err *err) MUST_USE;
 

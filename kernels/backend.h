@@ -1,26 +1,27 @@
 /* Backend: math on one device behind one op table. Knows no ranks and no requests.
  *
  * Asynchronous by contract: the result of an op is visible to later ops of the same backend, and to
- * the host after backend_sync. One thread drives a backend. Ops allocate nothing. Every op is
- * checked in one place (backend.c) before dispatch; the table has no optional members.
+ * the host after sync. One thread drives a backend. Ops allocate nothing. Every op is checked in
+ * one place (backend.c) before dispatch; the table has no optional members.
  *
  * Shapes: T rows of this step, R rows that are sampled, D hidden, H/K local query/KV heads, E head
  * size, F local MLP width, V vocabulary. Activations are row-major, contiguous, fp32 on the CPU.
- * Per-step values (ids, positions, slots, tables) are device arrays; host scalars are bucket sizes.
+ * Per-step values (ids, positions, slots, tables) are device arrays; scalars on the host are sizes.
  * A padded row has slot -1: it reads and writes nothing but its own row of the output, as zeros.
  *
  * Numerics contract of the CPU variants (generic states it, the others equal it bit for bit):
- *  - linear: each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf
- * of K; leaves are folded by the tree of backend_tree (stride 1, 2, 4, ...). Rows never mix.
- *  - an F8_E4M3 weight is its code times its scale, rounded to fp32: so results are those of the
- *    same values held in F32.
- *  - sums over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds elements
- *    j, j+16, ... in ascending order; lanes fold as ((0+8)+(4+12))+((2+10)+(6+14)) + odd likewise,
- *    i.e. stride 8, 4, 2, 1.
- *  - attention reduces keys in ascending segments of 256 positions: per segment the maximum, the
- *    exponentials, their sum and the weighted values (ascending over keys, FMA); segments are
- * merged ascending with the running (maximum, sum, output).
- *  - exp is the polynomial of kernels/cpu, the same operations in every variant.
+ *
+ *   linear     each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf
+ *              of K; leaves are folded by a tree (stride 1, 2, 4, ...). Rows never mix.
+ *   F8_E4M3    a weight is its code times its scale, rounded to fp32: results are those of the same
+ *              values held in F32.
+ *   sums       over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds
+ *              elements j, j+16, ... in ascending order; lanes fold with stride 8, 4, 2, 1.
+ *   attention  reduces keys in ascending segments of 256 positions: per segment the maximum, the
+ *              exponentials, their sum and the weighted values (ascending over keys, FMA); segments
+ *              are merged ascending with the running (maximum, sum, output).
+ *   exp        is the polynomial of kernels/numerics.h, the same operations in every variant.
+ *
  * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
 #ifndef TESSERA_KERNELS_BACKEND_H
 #define TESSERA_KERNELS_BACKEND_H
@@ -34,10 +35,10 @@
 #define BACKEND_SEGMENT 256     /* keys per attention segment */
 #define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
-#define BACKEND_FLIGHTS 2 /* of downloads under way */
-#define BACKEND_FETCHES 4
-#define BACKEND_FETCH_MAX ((size_t)256 << 10)
-#define BACKEND_SCALE_MAX 0x1p7f /* of F8_E4M3: room for the powers of two that kernels add */
+#define BACKEND_FLIGHTS 2                     /* groups of downloads under way (fetch) */
+#define BACKEND_FETCHES 4                     /* downloads in one of them, */
+#define BACKEND_FETCH_MAX ((size_t)256 << 10) /* and their bytes together */
+#define BACKEND_SCALE_MAX 0x1p7f /* largest scale of F8_E4M3: kernels add powers of two to it */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
 struct view {
@@ -58,12 +59,12 @@ struct weight_spec {
     enum dtype dtype; /* storage: F32, F16, BF16, or F8_E4M3 with scales */
     int32_t leaves;
     int32_t cut[BACKEND_LEAVES_MAX + 1];
-    /* F8_E4M3: columns that share a scale, 0: all of an output's; and how many of the first group
-     * lie before column 0 (the weight is a part of a wider one), less than scale_cols. */
+    /* F8_E4M3: an output has one scale for each group of scale_cols columns (0: one for all). Where
+     * the weight is cut out of a wider one, scale_skip columns of the first group lie before it. */
     int32_t scale_cols, scale_skip;
 };
 
-/* Scales of each output. */
+/* How many scales each output has; 0 unless the type is F8_E4M3. */
 static inline int32_t backend_scales(const struct weight_spec *s)
 {
     if (s->dtype != DTYPE_F8_E4M3)
@@ -135,14 +136,14 @@ struct token_top {
 /* Per slot, on the device, arrays included: what the history and lists do to the logits before a
  * token is drawn. All off: repetition 1, the rest zero. */
 struct sample_rules {
-    int32_t prompt;     /* so many tokens of the history are the prompt, the rest is produced */
-    int32_t min_tokens; /* until so many are produced, no token of `ban` */
+    int32_t prompt;     /* length of the prompt in the history; what follows was produced */
+    int32_t min_tokens; /* until as many tokens are produced, none of `ban` may be */
     float repetition;   /* > 0 */
     float frequency, presence;
     int32_t biases, bans, bads;
     const struct token_bias *bias; /* [biases] */
     const int32_t *ban;            /* [bans] */
-    const int32_t *bad, *bad_end;  /* words one after the other; [bads] where each ends */
+    const int32_t *bad, *bad_end;  /* bad words one after the other; [bads] where each ends */
 };
 
 /* What sampling knows of the slots: arrays on the device, indexed by slot. */
@@ -161,21 +162,23 @@ struct sample_rows {
 };
 
 /* ---- distributed sampling: each of `shards` ranks has some columns of every row ----
- * Three ops, with an exchange after each of the first two, find the token that `sample` would have
- * drawn from whole rows, or that they cannot tell. A survey says what a shard alone can say. If a
- * row keeps a nucleus (top-k, top-p, min-p), each shard then nominates its first ids in the order
- * of z, into so many places; and says their mass. */
+ * Three ops, with an exchange between ranks after each of the first two, find the token that
+ * `sample` would have drawn from whole rows, or find that they cannot tell:
+ *   survey    each shard's maxima, and its best draw where the row keeps all tokens
+ *   nominate  for a row that keeps a nucleus (top-k, top-p, min-p): the shard's first ids in order
+ *             of z = logit / temperature, as many as the row has places, and the shard's mass
+ *   elect     the token, on every rank alike */
 #define SAMPLE_PLACES_MAX 256 /* nominees of a row and shard */
 
 struct sample_survey {
-    float raw_max, max, z_max; /* largest logit: raw, by the rules, over temperature */
-    int32_t argmax;            /* first id with `max` */
-    double value;              /* largest z + noise, and whose; where no nucleus is kept */
-    int32_t id;
-    uint32_t flags; /* SURVEY_... */
+    float raw_max, max, z_max; /* largest logit: raw, after the rules, and as z */
+    int32_t argmax;            /* lowest id with `max` */
+    double value;              /* largest z + noise, where no nucleus is kept, */
+    int32_t id;                /* and the id that has it */
+    uint32_t flags;            /* SURVEY_... */
 };
 #define SURVEY_BAD 1u   /* a NaN or +inf among the logits */
-#define SURVEY_BAD_Z 2u /* ... among z */
+#define SURVEY_BAD_Z 2u /* the same among the z */
 #define SURVEY_MORE 4u  /* the shard has more columns than the row has places */
 
 struct sample_candidate {
@@ -215,41 +218,39 @@ struct backend_ops {
 
     /* --- storage: pure functions of the spec, so that `plan` needs no device --- */
     size_t (*weight_bytes)(const struct weight_spec *spec);
-    /* Can weights be held in this type? F32, F16 and BF16 always. A device may then round x, too:
-     * with F8_E4M3 to that type with a scale per row. */
+    /* Can weights be held in this type? F32, F16 and BF16 always. With F8_E4M3 weights a device
+     * may also round x to that type, with a scale per row. */
     bool (*holds)(enum dtype dtype);
     size_t (*kv_bytes)(const struct kv_spec *spec);
-    /* Are there so many devices? ERR_DEVICE says what is missing. *bytes = memory that is free on
-     * the one with least; 0: ops work in the host's memory, which the front end gives to the ranks.
-     */
+    /* Are there at least `devices` devices? ERR_DEVICE says what is missing. *bytes = free memory
+     * of the one with least; 0: ops work in the host's memory, which the front end provides. */
     enum status (*probe)(int32_t devices, size_t *bytes, struct err *err);
-    /* Of that memory, what a backend takes for itself by open and reserve of these sizes. */
+    /* What a backend takes of that memory for itself, after a reserve of these sizes. */
     size_t (*scratch_bytes)(int32_t rows_max, int32_t in_max, int32_t out_max);
 
     void (*close)(struct backend *b);
     void (*sync)(struct backend *b);
-    /* Memory for whatever the ops take: 64-byte aligned, zeroed; NULL when there is none left. Not
-     * while steps run. */
+    /* Device memory: 64-byte aligned, zeroed; NULL when there is none left. Not while steps run. */
     void *(*alloc)(struct backend *b, size_t bytes);
     void (*free)(struct backend *b, void *p);
     /* Host to device, before the ops that follow; src is free on return. Any thread. */
     void (*upload)(struct backend *b, void *dst, const void *src, size_t bytes);
-    /* Device to host, after the ops before; waits. Tells of the first failure since open. */
+    /* Device to host, after the ops before; waits. Reports the first failure since open. */
     enum status (*download)(struct backend *b, void *dst, const void *src, size_t bytes,
                             struct err *err);
-    /* The same in two parts, for the host to do other things meanwhile. fetch enqueues the copy
-     * for a flight, one of BACKEND_FLIGHTS, which takes BACKEND_FETCHES of them of
-     * BACKEND_FETCH_MAX bytes together; a flight without bytes is a mark in the order of the ops,
-     * too. landed: has it come that far? land waits, and then it is all in its dst, which nobody
-     * reads before; it tells as download does, and the flight may be used again. */
+    /* The same in two parts, so that the host can work meanwhile. fetch enqueues a copy in a flight
+     * (0 .. BACKEND_FLIGHTS - 1), up to BACKEND_FETCHES copies and BACKEND_FETCH_MAX bytes in each;
+     * one of 0 bytes only marks a place in the order of the ops. landed: have all its copies, and
+     * the ops before them, been done? land waits for that and reports as download does; only then
+     * may dst be read, and the flight be used again. */
     void (*fetch)(struct backend *b, int32_t flight, void *dst, const void *src, size_t bytes);
     bool (*landed)(struct backend *b, int32_t flight);
     enum status (*land)(struct backend *b, int32_t flight, struct err *err);
-    /* From record to record_end ops are put down with their arguments instead of run. false: ops
-     * run at once here, and there is nothing to gain. Between the two nothing is uploaded,
-     * downloaded, waited for or allocated. NULL: that could not be put down; none of it has run. A
-     * recording is only of the arguments: each replay reads what the arrays hold by then, but none
-     * of its ops writes a weight. It must not outlive what they point to. */
+    /* Between record and record_end ops are recorded with their arguments instead of run (a CUDA
+     * graph). record: false where this backend does not record, because nothing would be gained.
+     * Nothing may be uploaded, downloaded, waited for or allocated in between. record_end: NULL
+     * when recording failed; no op has run then. A replay reads what the arrays hold at that time,
+     * but none of its ops writes a weight; a recording must not outlive the arrays. */
     bool (*record)(struct backend *b);
     struct recording *(*record_end)(struct backend *b);
     void (*replay)(struct backend *b, const struct recording *r);
@@ -264,9 +265,8 @@ struct backend_ops {
     struct weight *(*weight_open)(struct backend *b, const struct weight_spec *spec, void *storage);
     void (*weight_close)(struct weight *w);
     /* Writes rows [row, row + rows) from row-major src with `stride` bytes per row and all `in`
-     * columns; converts src_dtype to the storage dtype (codes of F8_E4M3 are taken as they are, and
-     * nothing else is). Thread-safe for disjoint groups of 32 rows that start at a multiple of 32.
-     */
+     * columns, converted from src_dtype to the storage dtype; F8_E4M3 storage takes codes only, as
+     * they are. Thread-safe for disjoint groups of 32 rows that start at a multiple of 32. */
     void (*weight_put)(struct weight *w, int32_t row, int32_t rows, const void *src,
                        enum dtype src_dtype, size_t stride);
     /* F8_E4M3: the scales of those rows, [rows, backend_scales], 0 to BACKEND_SCALE_MAX. Threads as
@@ -291,9 +291,9 @@ struct backend_ops {
     /* x += delta; y = rmsnorm(x). y may alias delta, not x. */
     void (*add_rmsnorm)(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
-    /* The two halves of add_rmsnorm where a row's columns are split over ranks: x += delta unless
-     * delta has no data, sums[t] = sum of x[t]^2, first of each of the pieces that x is, then of
-     * these as by sum_tree; then, with the sums over all `width` columns,
+    /* The two halves of add_rmsnorm where a row's columns are split over ranks. square_sum: x +=
+     * delta unless delta has no data; sums[t] = sum of x[t]^2, of each of the pieces first, then of
+     * the pieces as by sum_tree. rms_scale, with the sums over all `width` columns:
      * y = x * rsqrt(sums[t] / width + eps) * gain. y may alias x. */
     void (*square_sum)(struct backend *b, float *sums, struct view x, struct cview delta,
                        struct pieces pieces);

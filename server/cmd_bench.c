@@ -89,7 +89,8 @@ static enum status check_options(struct bench *b, struct err *err)
         return base_fail(err, ERR_USAGE, "--latency and --throughput run a model directory");
     if (offline && option_of_http(o))
         return base_fail(err, ERR_USAGE,
-                         "--%s is not for --latency and --throughput, which know no HTTP",
+                         "--%s is about requests over HTTP, which --latency and --throughput do "
+                         "not send; leave out either",
                          option_of_http(o));
     if (is_url(o->model))
         TRY(target_parse(o->model, &b->target, err));

@@ -1,5 +1,4 @@
-/* The commands of the binary; each prints its result and returns a status whose text main prints.
- */
+/* The commands of the program; each prints its result. On failure main prints the text of *err. */
 #ifndef TESSERA_SERVER_COMMANDS_H
 #define TESSERA_SERVER_COMMANDS_H
 

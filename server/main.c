@@ -12,17 +12,18 @@
 static void usage(FILE *out)
 {
     fputs("usage: tessera COMMAND [options]\n\n"
-          "  serve MODEL     serve a model directory over HTTP\n"
-          "  complete URL|MODEL \"PROMPT\"\n"
-          "                  one completion, printed as it comes\n"
-          "  plan MODEL      what each rank would hold and send, from headers alone\n"
-          "  inspect MODEL   list tensors and the slice of each rank\n"
-          "  shard MODEL     write a checkpoint cut for N ranks\n"
-          "  doctor [MODEL]  what this machine can do, what is wrong, and whether MODEL fits\n"
-          "  health [URL]    ask a server whether it is ready\n"
-          "  synth           write a random checkpoint of a given shape\n"
-          "  bench URL|MODEL measure a server under load\n"
-          "  version\n\n"
+          "  serve MODEL                  serve a model directory over HTTP\n"
+          "  complete URL|MODEL \"PROMPT\"  one completion, printed as it comes\n"
+          "  bench URL|MODEL              measure a server under load\n"
+          "  doctor [MODEL]               what this machine can do, what is wrong with it, and\n"
+          "                               whether MODEL fits\n"
+          "  health [URL]                 ask a server whether it is ready\n"
+          "  plan MODEL                   what each rank would hold and send, from headers alone\n"
+          "  inspect MODEL                list tensors and the slice of each rank\n"
+          "  shard MODEL                  write a checkpoint cut for N ranks\n"
+          "  synth                        write a random checkpoint of a given shape\n"
+          "  version                      print version and CPU kernels\n\n"
+          "MODEL is a directory as Hugging Face publishes it, URL is http://HOST:PORT.\n"
           "tessera COMMAND --help lists the options of a command.\n",
           out);
 }
@@ -99,8 +100,8 @@ int main(int argc, char **argv)
     struct err err = {""};
     bool help = false;
     open_standard_streams();
-    signal(SIGXFSZ,
-           SIG_IGN); /* a file that may not grow is an error with a line, as a full disk is */
+    /* A file that may not grow is an error with a line, as a full disk is. */
+    signal(SIGXFSZ, SIG_IGN);
     if (argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : finish_text();

@@ -50,8 +50,8 @@ out:
     return st;
 }
 
-/* A word is other tokens after a space than inside a text. The former is what it encodes to; the
- * latter is what it adds to a line break, as far as that stays what it is. */
+/* A bad word has two spellings in tokens: after a space, which is how it encodes by itself, and
+ * inside a text, which is what it adds to the tokens of a line break. Both are forbidden. */
 static enum status forbid(struct job *j, const struct field_string *word, struct api_error *e)
 {
     enum status st = OK;

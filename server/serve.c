@@ -32,7 +32,7 @@
 #include <unistd.h>
 
 #define DRAIN_TICK_MS 50
-#define SLICE_NS 500000 /* turns of our threads: they have little to do, and it is waited for */
+#define SLICE_NS 500000 /* time slice of our threads, which do little and are waited for */
 #define STALL_S_MAX 10
 #define RESTARTS_WINDOW_S 300
 
@@ -136,7 +136,7 @@ out:
     return st;
 }
 
-/* Benchmarks are surprised by what a model's own file says. */
+/* Logged because a benchmark would not expect defaults from the model's own file. */
 static void log_defaults(const struct generation_defaults *d)
 {
     struct buf b;
@@ -212,7 +212,7 @@ static bool is_stop(int signal_number)
     return signal_number == SIGTERM || signal_number == SIGINT;
 }
 
-/* The manager hears of us in time unless the ranks hang. */
+/* Feeds the service manager's watchdog, unless the ranks hang. */
 static void feed_watchdog(struct server *s)
 {
     if (s->notify.watchdog_ns > 0 && !health_stalled(&s->health, s->engine))
@@ -234,8 +234,8 @@ static void begin_drain(struct server *s)
     s->drained_by = base_now() + timeout;
 }
 
-/* ERR_CANCELLED when the server shall end: at a signal when no request can be there yet, and at a
- * second one; else the first gives requests until they have finished or the deadline. */
+/* The first signal lets running requests finish until the deadline. ERR_CANCELLED, to end at once:
+ * it came before there could be requests, or it is the second one. */
 static enum status obey_signals(struct server *s, struct err *err)
 {
     const int signal_number = take_signal(s);
@@ -251,8 +251,8 @@ static enum status obey_signals(struct server *s, struct err *err)
     return OK;
 }
 
-/* Called while ranks come from other machines. Those that have not come cannot be told that nobody
- * waits for them any more; the launcher ends them when this process fails. */
+/* Called while the server waits for ranks on other machines. If it gives up, those that have not
+ * come yet cannot be told; the launcher ends them when this process fails. */
 static enum status arrival_tick(void *ctx, struct err *err)
 {
     struct server *s = ctx;
@@ -381,7 +381,7 @@ static enum status give_up(struct server *s, struct err *err)
     return ERR_COMM;
 }
 
-/* Is this loss one that others outlive? Ranks that a launcher has started it alone can start. */
+/* May the ranks be started again? Not too often; and over MPI only the launcher can. */
 static bool may_restart(struct server *s, const struct options *o)
 {
     const uint32_t max = options_mpi(o) ? 0 : (uint32_t)o->max_group_restarts;
@@ -395,9 +395,9 @@ static bool may_restart(struct server *s, const struct options *o)
     return true;
 }
 
-/* The ranks are lost, as err says: kills the others, starts as many, and lets the requests go on.
- * What goes wrong meanwhile is a loss too; a drain goes on meanwhile, and may end (ERR_CANCELLED).
- * One that has died leaves good weights; what hangs or answers nonsense may have bad ones. */
+/* A rank is lost, as err says: kills the others, starts new ones, and lets the requests go on. A
+ * failure meanwhile counts as another loss; a drain goes on meanwhile and may end (ERR_CANCELLED).
+ * died: the weights in memory are good. Ranks that hung or answered nonsense may have bad ones. */
 static enum status recover(struct server *s, const struct options *o, bool died, struct err *err)
 {
     uint64_t ignored;
@@ -452,8 +452,8 @@ static enum status await_event(struct server *s, bool *died, struct err *err)
     return st == OK && lost ? base_fail(err, ERR_COMM, "the rank group is lost") : st;
 }
 
-/* Until what runs at a signal to stop has ended (ERR_CANCELLED), or ranks are lost for good
- * (ERR_COMM). */
+/* Returns when a signal has ended the server and its requests (ERR_CANCELLED), or when the ranks
+ * are lost for good (ERR_COMM). */
 static enum status watch(struct server *s, const struct options *o, struct err *err)
 {
     for (;;) {

@@ -48,7 +48,7 @@ enum status service_check_room(struct service *s, struct api_error *e)
 
 void service_ready(struct service *s, struct engine *e)
 {
-    atomic_store(&s->engine, e); /* first: who finds the phase ready finds the engine */
+    atomic_store(&s->engine, e); /* before the phase: whoever sees it ready finds the engine */
     health_enter(s->health, HEALTH_READY);
 }
 

@@ -329,6 +329,10 @@ static void test_positionals(void **state)
     bad("synth -o x", "--config FILE is needed");
     bad("synth --config x", "synth: -o DIR is needed");
     bad("shard m", "shard: -o DIR is needed");
+    bad("serve m --master-addr a",
+        "--master-addr is for ranks on several machines: add --comm mpi");
+    bad("serve m --group-secret-file f", "--group-secret-file is for ranks on several machines");
+    good("serve m --master-addr a --comm mpi");
 }
 
 /* What options_help prints; the caller frees. */

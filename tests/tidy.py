@@ -140,7 +140,8 @@ TESTED_BY = {
     "engine/parallel/spread.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
     "engine/queue.c": "tests/test_sched.c",
     "engine/populate.c": "tests/test_populate.c tests/blackbox/test_memory.py",
-    "engine/rank.c": "tests/test_model.c tests/blackbox/test_faults.py",
+    "engine/rank.c": "tests/test_rank.c tests/test_model.c tests/blackbox/test_faults.py",
+    "engine/rank_process.c": "tests/blackbox/test_faults.py tests/blackbox/test_mpi.py",
     "engine/rank_state.c": "tests/test_model.c",
     "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py "
         "tests/fuzz/fuzz_rendezvous.c",

@@ -12,8 +12,7 @@
 
 struct checkpoint;
 
-/* A whole tensor; 1-d tensors have rows = 1, more than two dimensions cols = product of the rest.
- */
+/* A whole tensor; a 1-d one has rows = 1, one of more than 2-d has cols = product of the rest. */
 struct checkpoint_tensor {
     const char *name;
     enum dtype dtype;

@@ -31,8 +31,7 @@ enum status loader_open(struct backend *b, const struct local_weight *weights, i
                         void *arena, struct loaded *out, struct err *err) MUST_USE;
 void loader_close(struct backend *b, struct loaded *l);
 
-/* Fills them from the checkpoint, on the backend's threads. read_bytes: bytes asked of the files.
- */
+/* Fills them from the checkpoint, on the backend's threads. *read_bytes: bytes read from files. */
 enum status loader_fill(struct backend *b, const struct checkpoint *c,
                         const struct local_weight *weights, struct loaded *l, int32_t rank,
                         struct load_progress *progress, uint64_t *read_bytes,

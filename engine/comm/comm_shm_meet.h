@@ -9,9 +9,8 @@
 
 #define COMM_SHM_MAGIC 0x6d686d6d6f635354ull
 #define COMM_SHM_VERSION 1u
-#define COMM_SHM_SPLIT                                                                             \
-    ((uint32_t)COMM_OP_COUNT) /* op number of comm_split, which is not counted                     \
-                               */
+/* Op number of comm_split, which is not counted. */
+#define COMM_SHM_SPLIT ((uint32_t)COMM_OP_COUNT)
 #define COMM_SHM_CPU_WORDS 16
 
 /* The phase and the counter of arrivals start shortly before they wrap around, so that every run of

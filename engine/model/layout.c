@@ -92,8 +92,8 @@ static struct span kv_heads(const struct model_config *m, struct span query)
     return (struct span){query.begin / group, (query.end - 1) / group + 1};
 }
 
-/* The blocks of a fused weight that this rank holds, first and last of the n that its outputs end
- * in (flow.h). */
+/* A fused weight's outputs are redistributed to `end`, which cuts them into *n blocks. Returns the
+ * blocks that this rank's product makes. */
 static struct span blocks_of(const struct layout *l, enum plan_part part, const struct spread *end,
                              int32_t *n)
 {
@@ -138,8 +138,8 @@ static int64_t clamped(int64_t x, struct span s)
     return x < s.begin ? s.begin : x > s.end ? s.end : x;
 }
 
-/* Keeps these rows of what the slices fill. Slices that lose all their rows stay, empty: the tensor
- * is still one of the model's. */
+/* Keeps these rows of the local weight and drops the others. Slices that lose all their rows stay,
+ * empty, because their tensor still belongs to the model. */
 static void keep(struct local_weight *w, struct span rows)
 {
     for (int32_t i = 0; i < w->slice_count; i++) {
@@ -185,20 +185,20 @@ static void fill(const struct layout *l, const struct model_config *m, const str
         w->quant = m->quant;
 }
 
-/* One flow serves all layers. */
+/* All layers must be split alike, because one flow serves them all. */
 static enum status check_alike(const struct plan *plan, const struct layout *l, struct err *err)
 {
     for (int32_t i = 0; i < l->count; i++) {
         const int32_t first = l->layers[i] > 0 ? layout_find(l, l->roles[i], 0) : i;
         if (memcmp(&l->choices[i], &l->choices[first], sizeof l->choices[i]) != 0)
             return base_fail(err, ERR_USAGE,
-                             "%s: %s is split otherwise than %s; all layers need one layout",
+                             "%s: %s is split differently from %s; all layers must be split alike",
                              plan_where(plan), l->weights[i].name, l->weights[first].name);
     }
     return OK;
 }
 
-/* The most slices of a weight: fused ones have theirs in every block. */
+/* How many slices a weight has: a fused one has its two or three in each block. */
 static size_t slices_of(const struct layout *l, enum role role)
 {
     const enum plan_part part = (enum plan_part)role;
@@ -223,7 +223,8 @@ static enum status slices_open(struct layout *l, struct err *err)
     return OK;
 }
 
-/* The parameters of the first layer, as the plan's check walks them; roles are in its order. */
+/* Proves the plan on the parameters of the first layer (roles are in the order of enum plan_part)
+ * and works out the flow. */
 static enum status check(const struct plan *plan, const struct model_config *m, enum dtype dtype,
                          const struct backend_ops *ops, struct layout *l, struct err *err)
 {

@@ -28,7 +28,7 @@ struct layout {
     struct flow *flow;
     struct span heads;      /* query heads of this rank in attention */
     struct span kv_heads;   /* every KV head those touch; shared ones are held by several ranks */
-    struct span mlp, vocab; /* of the weights it holds */
+    struct span mlp, vocab; /* MLP columns and vocabulary rows of the weights it holds */
     int32_t *kv_of;         /* [heads] local KV head of each local query head */
 
     struct local_weight *weights;

@@ -85,7 +85,7 @@ static int32_t max32(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* The largest product: the backend's scratch is for that, so that no step allocates. */
+/* Sizes of the largest product, for which the backend reserves scratch: then no step allocates. */
 static void largest(const struct model_config *m, const struct layout *l, int32_t *in, int32_t *out)
 {
     static const enum plan_part products[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
@@ -113,7 +113,7 @@ size_t model_scratch_bytes(const struct model_config *m, const struct layout *l,
     return ops->scratch_bytes(rows_max, in, out);
 }
 
-/* The constants of the model, to the device. */
+/* Uploads the constants of the model. */
 static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
 {
     const size_t half = (size_t)m->config->head_dim / 2;
@@ -235,7 +235,7 @@ struct parallel *model_parallel(struct model *m)
     return m->parallel;
 }
 
-/* Of the rows of a step those that this rank has in attention. */
+/* Those rows of a step for which this rank computes attention. */
 static struct rows attended(const struct model *m, const struct rows *all)
 {
     const struct span mine = parallel_attended(m->parallel);
@@ -246,8 +246,8 @@ static struct rows attended(const struct model *m, const struct rows *all)
     return rows;
 }
 
-/* rows: in attention. In: *n = attention norm of x. Out: *n = the norm of x after the layer, with
- * `gain`, as `next` takes it. */
+/* One decoder layer. x: the residual stream; rows: those of this rank in attention. *n is the input
+ * of QKV on entry, and on return the input of `next`, normed with `gain`. */
 static enum status layer_forward(struct model *m, int32_t index, const struct rows *rows,
                                  struct view x, struct view *n, const float *gain,
                                  enum plan_part next, struct err *err)

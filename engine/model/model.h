@@ -28,11 +28,10 @@ struct model_parts {
 /* The rows of one step. Arrays are borrowed, on the device but for the one that says so. */
 struct model_input {
     struct rows rows;
-    const int64_t *home_cut;    /* [homes + 1] where the rows of each home begin, on the host; NULL:
-                                   there is one home */
-    const int32_t *ids;         /* [T] token ids, -1 = padding */
-    int32_t samples;            /* R */
-    const int32_t *sample;      /* [R] row indices whose logits are wanted */
+    const int64_t *home_cut; /* [homes + 1] first row of each home, on the host; NULL: one home */
+    const int32_t *ids;      /* [T] token ids, -1 = padding */
+    int32_t samples;         /* R */
+    const int32_t *sample;   /* [R] row indices whose logits are wanted */
     const int32_t *sample_host; /* the same, on the host */
 };
 

@@ -21,15 +21,15 @@ enum { FLOW_ROWS_MAX = 1 << 20 }; /* a step is smaller */
 struct flow_linear {
     struct extent in, out; /* columns it takes and makes */
     struct spread uses, product;
-    struct route before;  /* from where its input lies to what it uses; not of the table */
-    struct route after;   /* from the product to where it is wanted */
+    struct route before;  /* from where its input lies to what it uses; unused for the table */
+    struct route after;   /* from the product to where the next operation takes it */
     bool summa, gathered; /* the weight travels (moving.h) */
 };
 
 struct flow_phase {
     struct spread rest; /* of the residual stream */
-    struct route sums;  /* of squares along a row, for norms, inner axes first; no moves where rows
-                           are whole */
+    struct route sums;  /* adds a row's sum of squares for norms, inner axes first; no moves
+                           where every rank has whole rows */
     struct flow_linear linear[PLAN_PARTS]; /* norms: unused */
 };
 
@@ -41,12 +41,12 @@ struct flow {
     struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
     int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
     struct extent hidden;
-    enum dtype dtype;                     /* of the weights, */
-    struct quant_config quant;            /* but of those inside the layers when it has a kind */
+    enum dtype dtype;                     /* of the weights */
+    struct quant_config quant;            /* if it has a kind, of the linears inside the layers */
     const struct backend_ops *ops;        /* borrowed */
     struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
-    int32_t pieces;                       /* of a row's sum of squares: as the finest rest has */
-    int32_t prefill_rows;                 /* steps of so many rows take it; INT32_MAX: none does */
+    int32_t pieces;       /* in which a row's squares are summed: those of the finest rest */
+    int32_t prefill_rows; /* least rows of the prefill form; INT32_MAX: none */
 };
 
 /* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE:
@@ -58,20 +58,20 @@ void flow_close(struct flow *f);
 
 /* Homes of sequences; 1 where every rank has all of them. */
 int32_t flow_homes(const struct flow *f);
-/* The home whose rows a rank has in attention, and whose KV. */
+/* The home of a rank: it holds the KV of this home's sequences and attends for their rows. */
 int32_t flow_home(const struct flow *f, int32_t rank);
-/* Most rows of one home in steps of up to so many. */
+/* Most rows of one home in a step of up to `rows` rows. */
 int32_t flow_home_rows(const struct flow *f, int32_t rows);
 
-/* The form of a step of so many rows. */
+/* The form that a step of `rows` rows takes. */
 enum plan_phase flow_phase_of(const struct flow *f, int32_t rows);
-/* What one rank's part in a step of so many rows costs in that form. */
+/* What one rank's part in a step of `rows` rows costs in that form, in any unit. */
 typedef double flow_cost(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank,
                          const void *ctx);
-/* The fewest rows for which the form of many rows costs less, each on the rank for which it costs
- * most; FLOW_ROWS_MAX when there are none. */
+/* The fewest rows for which the prefill form costs less than the decode form, each taken on the
+ * rank where it costs most; FLOW_ROWS_MAX when there are none. */
 int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx);
-/* A matrix of so many rows, which lie evenly in the homes. */
+/* A matrix of `rows` rows, divided evenly among the homes. */
 struct matrix flow_matrix(int32_t rows, struct extent cols);
 
 /* Outputs and inputs of the weight that a rank's product takes, or its look-up, in elements. */
@@ -83,27 +83,26 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
 struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank);
 struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_t rank);
 
-/* Which pieces of a row a rank holds at rest. Sums of squares are of these, added along the inner
- * axes first, wherever that happens: all forms of a step have the same. */
+/* Which pieces of a row of the residual stream a rank holds. Sums of squares are made per piece and
+ * added along the inner axes first in all forms of a step, so all have the same bits. */
 struct pieces flow_pieces(const struct flow *f, const struct flow_phase *phase, int32_t rank);
 
 /* Whether sums are added in the order of a single rank, so that the outputs have its bits. */
 bool flow_keeps_order(const struct flow *f);
-/* Collectives of one layer in which ranks wait for others. */
+/* Collectives of one layer, without those that are local on every rank. */
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase);
 /* The same for what is before and after the layers. */
 int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase);
 
 /* Bytes a rank receives in one layer for a step of so many rows in that form. */
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank);
-/* The same for what is before and after the layers: look-up, last norm, head for so many samples.
- */
+/* The same before and after the layers: look-up, last norm, and the head for `samples` samples. */
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
                          int32_t rank);
 
-/* Of them the panels of x and of the weight that others send for a linear that is summa. */
+/* Of these, the panels of x and of the weight that others send for a summa linear. */
 uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t rows, int32_t rank);
-/* The parts of a gathered weight that others store. */
+/* Of these, the parts of a gathered weight that others store. */
 uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank);
 
 /* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. */

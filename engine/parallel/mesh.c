@@ -78,7 +78,9 @@ enum status mesh_size(const char *text, int32_t ranks, int32_t *size, struct err
                          "cbrt(ranks)",
                          text);
     if (n == 0)
-        return base_fail(err, ERR_USAGE, "size %.40s is not whole at %d ranks", text, ranks);
+        return base_fail(err, ERR_USAGE,
+                         "size %.40s is not whole at %d ranks; give --mesh, or another -tp", text,
+                         ranks);
     *size = n;
     return OK;
 }

@@ -1,8 +1,7 @@
-/* DESIGN: an operation is: redistribute the input, make the local product, redistribute that. A
- * producer writes where the next collective reads, so nothing is copied on the way; parts that no
- * collective reads in place lie in one of two buffers of this layer, inputs in one, products in the
- * other. Every rank takes part in every collective, also one that owns nothing: its part is empty
- * or zeros. */
+/* DESIGN: an operation redistributes its input, makes the local product, and redistributes that. A
+ * producer writes where the next collective reads, so nothing is copied on the way; what no
+ * collective reads in place lies in one of two buffers, one for inputs and one for products. Every
+ * rank takes part in every collective, even if it owns nothing: then its part is empty or zeros. */
 #include "engine/parallel/parallel.h"
 
 #include "engine/parallel/moving.h"
@@ -20,10 +19,10 @@ struct parallel {
 
     const struct flow_phase *now; /* of this step */
     struct extent rows;           /* cut where sequences have homes */
-    struct extent samples;        /* sampled rows; cut where the rows they are from are split */
-    int64_t *cut;                 /* [ranks + 1] of samples */
-    int32_t *index;               /* [samples_max] of samples within this rank's rows, */
-    int32_t *index_host;          /* and on the host, where they are found */
+    struct extent samples;        /* the sampled rows, which lie on the ranks of their rows: */
+    int64_t *cut;                 /* [ranks + 1] where those of each piece of the rows begin */
+    int32_t *index;      /* [samples_max] rows of this rank that are sampled, on the device */
+    int32_t *index_host; /* the same on the host, which finds them */
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
@@ -33,9 +32,9 @@ struct parallel {
 
 static const enum plan_part linears[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
 
-/* Rows of the largest step that has this form, 0 when none has it, as though every home had as many
- * as one can have; then so many that they are split evenly in every way: no part of a smaller step
- * is larger. */
+/* An upper bound of the rows of a step of this form, for sizes: as many in every home as the
+ * fullest can have, rounded up so that all splits are even. No rank's part of a smaller step is
+ * larger than its part of this. 0 when no step has the form. */
 static int32_t most_rows(const struct flow *f, enum plan_phase phase, int32_t rows_max)
 {
     const int32_t n = mesh_ranks(&f->mesh), few = f->prefill_rows - 1;
@@ -83,7 +82,7 @@ static void measure(const struct flow *f, int32_t rows, struct extent cols, cons
     redistribute_measure(&f->mesh, &x, r, sizes);
 }
 
-/* Of sampled rows, which may all come from the rows of one rank. */
+/* The same for sampled rows, which may all lie on one rank. */
 static void measure_samples(const struct flow *f, const struct flow_phase *p, int32_t samples,
                             struct extent cols, const struct route *r,
                             struct redistribute_sizes *sizes)
@@ -331,14 +330,14 @@ static struct view part_of(const struct parallel *p, const struct matrix *x, con
     return part_view(p->flow, p->rank, x, s, data);
 }
 
-/* Where the part that a route starts from is written. */
+/* Where to write a part that a route starts from: where its first collective reads, if it does. */
 static float *source(struct parallel *p, const struct route *r, float *otherwise)
 {
     float *at = redistribute_source(p->moves, r);
     return at ? at : otherwise;
 }
 
-/* The part that `from` becomes; a result may be written by its owner (redistribute.h). */
+/* Redistributes `from`; *to is this rank's part of the result, which it may write to. */
 static enum status move(struct parallel *p, const struct matrix *x, const struct route *r,
                         const float *from, struct view *to, struct err *err)
 {
@@ -358,7 +357,7 @@ struct view parallel_input(struct parallel *p, enum plan_part part)
 {
     const struct flow_linear *l = &p->now->linear[part];
     const struct matrix x = of_step(p, l->in);
-    /* the head's input is selected from, not read */
+    /* of the head's input only sampled rows are used, and these are copied */
     float *at = part == PLAN_HEAD ? p->input : source(p, &l->before, p->input);
     return part_of(p, &x, &l->before.from, at);
 }
@@ -378,7 +377,7 @@ out:
     return st;
 }
 
-/* Rows whose columns other ranks hold too: the sums of squares meet, the rest stays local. */
+/* Norm of rows whose columns lie on several ranks: only the sums of squares are exchanged. */
 static enum status split_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                               const float *gain, float eps, enum plan_part next, struct err *err)
 {
@@ -408,7 +407,8 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
                       : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
 }
 
-/* rows: those of x and y. then: a route that takes y where the product is made; may be NULL. */
+/* rows: of x and y. then: the route that y takes next, so that the product can be written where it
+ * starts; NULL: unknown. */
 static enum status linear(struct parallel *p, const struct flow_linear *l, struct extent rows,
                           struct view *y, struct cview x, const struct route *then,
                           struct parallel_weight w, struct err *err)
@@ -446,7 +446,7 @@ enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu
     float *to = y.data;
     if (blocks == 1)
         return backend_silu_mul(p->b, y, gu, err);
-    for (int32_t i = 0; i < blocks; i++) { /* [gate | up] side by side, each to be whole */
+    for (int32_t i = 0; i < blocks; i++) { /* each block is [gate | up]; the op takes one of them */
         const int32_t cols = (int32_t)span_len(placement_block(l->out.units, n, first + i));
         struct view both = view_f32(p->gate_up, gu.rows, 2 * cols);
         struct view act = view_f32(p->act, gu.rows, cols);
@@ -461,8 +461,8 @@ out:
     return st;
 }
 
-/* The sampled rows among those this rank holds, by their place here; p->samples says whose the
- * others are. */
+/* Which of this rank's rows are sampled: *own indices into them, on the device. Sets p->samples,
+ * which says how the sampled rows are divided among the ranks. */
 static const int32_t *own_samples(struct parallel *p, const int32_t *sample,
                                   const int32_t *sample_host, int32_t samples, int32_t *own)
 {
@@ -504,7 +504,7 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     TRY(backend_select(p->b, chosen, n, index, err));
     TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
     *logits = cview_of(mine);
-    if (l->after.count > 0) { /* out of the way of gathering them, some rows after others */
+    if (l->after.count > 0) { /* parallel_gather would overwrite the buffer they are in */
         p->b->ops->copy(p->b, p->product, (size_t)mine.cols, mine.data, (size_t)mine.cols,
                         mine.rows, mine.cols);
         logits->data = p->product;

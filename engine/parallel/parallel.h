@@ -37,13 +37,13 @@ enum status parallel_weight_open(struct parallel *p, enum plan_part part,
                                  struct err *err) MUST_USE;
 void parallel_weight_close(struct parallel_weight *w);
 
-/* Is a step nothing but ops on the device, the same for every step of so many rows (backend.h,
- * record)? Not where the rows of the residual stream are split: there the host looks for the
- * sampled ones, and not where weights move. And not where sequences have homes: there the parts
- * differ. */
+/* Is a step nothing but ops on the device, the same ones for every step of this many rows
+ * (backend.h, record)? Not where the rows of the residual stream are split, because the host looks
+ * up the sampled ones; not where weights move; and not with homes, because the ranks' parts differ
+ * from step to step. */
 bool parallel_is_recordable(const struct parallel *p);
-/* Begins a step of so many rows: which form it takes depends on that alone. cut: with homes, row
- * cut[x] is the first of home x and cut[homes] = rows; borrowed until the next step. Else NULL. */
+/* Begins a step of `rows` rows, on which alone its form depends. cut: with homes, row cut[x] is the
+ * first of home x and cut[homes] = rows; borrowed until the next step. NULL without homes. */
 void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut);
 /* The rows of the step that this rank has in attention. */
 struct span parallel_attended(const struct parallel *p);

@@ -30,8 +30,8 @@ struct plan_choice {
     enum style style;
     enum unit unit;
     bool back;            /* lin3d of direction out */
-    bool gathered;        /* lin3d: each rank along axis `over` keeps a part of the outputs, and */
-    int8_t over;          /* the weight is put together for every product */
+    bool gathered;        /* lin3d: ranks along axis `over` store a part of the outputs each, */
+    int8_t over;          /* and gather the whole weight for every product */
     struct spread weight; /* in a product: [outputs, inputs]; a table: [vocabulary, hidden] */
     struct spread takes, uses, gives;
 };
@@ -46,13 +46,13 @@ enum status plan_open(const char *text, size_t n, const char *where, int32_t ran
  * or the file when path is not NULL. */
 enum status plan_load(const char *mode, const char *mesh, const char *path, int32_t ranks,
                       struct plan **out, struct err *err) MUST_USE;
-/* From so many rows on a step takes the form of many rows, as though the plan's text said so, which
- * it then does. Before layouts are opened of it. ERR_USAGE: there is no such form, or the text says
- * so already. */
+/* Steps of `rows` rows or more take the form for many rows; the plan's text then says so, too. To
+ * be called before layouts are opened. ERR_USAGE: the plan has no such form, or its file sets the
+ * number itself. */
 enum status plan_set_prefill_rows(struct plan *p, int32_t rows, struct err *err) MUST_USE;
-/* Where the KV cache lives, "heads" or "home", as though the plan's text said so. Before layouts
- * are opened of it. ERR_USAGE: the text says it in a way that cannot be changed, or contradicts it.
- */
+/* Where the KV cache lives, "heads" or "home"; the plan's text then says so, too. To be called
+ * before layouts are opened. ERR_USAGE: the layout has no homes, or a plan file does not have the
+ * words that would be replaced. */
 enum status plan_set_placement(struct plan *p, const char *placement, struct err *err) MUST_USE;
 void plan_close(struct plan *p);
 
@@ -75,7 +75,7 @@ enum status plan_find(const struct plan *p, const char *name, const struct plan_
 /* What the local product of a linear is, from what it uses: split as the weight's outputs, partial
  * along the axes that split its inputs. */
 struct spread plan_product(const struct plan_choice *c);
-/* What a look-up in a table finds: every rank only its own rows of the vocabulary. */
+/* What a look-up in a table gives: each rank finds only the ids in its own rows of the table. */
 struct spread plan_found(const struct plan_choice *c);
 /* Where attention has the output of QKV. Placement heads: all rows, and the heads split by all axes
  * of what QKV gives. Placement home: the heads split as the weight's outputs; rows by the axes that
@@ -83,15 +83,16 @@ struct spread plan_found(const struct plan_choice *c);
  * is a home, which has all rows of its sequences. */
 struct spread plan_attention(const struct plan *p, const struct plan_choice *qkv);
 
-/* Steps may have a second form, for many rows. Linears stay split as they are. Either weights
- * travel instead of sums (SUMMA, moving.h) and activations lie in rows and columns of the grid, or
- * the stream rests in rows instead of finer columns, so that fewer ranks share a row's norm. */
+/* A plan may have a second form of a step, for many rows. Weights stay where they are; what differs
+ * is what moves. With SUMMA (moving.h) weights travel instead of partial sums, and activations lie
+ * in blocks of rows and columns. Otherwise the residual stream is split by rows instead of into
+ * finer columns, so that fewer ranks share the norm of a row. */
 enum plan_phase { PLAN_DECODE, PLAN_PREFILL, PLAN_PHASES };
 bool plan_has_prefill(const struct plan *p);
 bool plan_is_summa(const struct plan *p);
-/* From how many rows on a step takes that form; 0: not said. */
+/* From how many rows on a step takes that form; 0: the plan does not say. */
 int32_t plan_prefill_rows(const struct plan *p);
-/* What a choice becomes in that form. */
+/* The same choice in that form. */
 struct plan_choice plan_many(const struct plan *p, const struct plan_choice *c);
 
 /* The parameters of one decoder layer and around it, in the order they are met. */

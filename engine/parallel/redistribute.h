@@ -12,16 +12,16 @@
 #include "engine/parallel/groups.h"
 #include "engine/parallel/spread.h"
 
-/* A dimension: so many units (rows, heads, columns) of `unit` elements each; units are not cut.
- * Blocks of other sizes than the balanced rule's: `cut` has the pieces + 1 boundaries, in elements;
- * borrowed. As many outer axes as end between whole pieces are cut there, and what they hold is
- * split evenly by the inner ones: gathering the innermost axis gives a whole outer block here too.
- */
+/* A dimension: `units` units (rows, heads, columns) of `unit` elements each; no unit is cut. It is
+ * split by the balanced rule (spread.h), unless `cut` gives the boundaries of `pieces` pieces of
+ * other sizes, in elements. Then outer axes split it between pieces as long as their blocks are
+ * whole pieces, and inner axes split a piece evenly: gathering the innermost axis gives a whole
+ * outer block here, too. */
 struct extent {
     int64_t units;
     int32_t unit;
     int32_t pieces;
-    const int64_t *cut; /* NULL: balanced */
+    const int64_t *cut; /* [pieces + 1], borrowed; NULL: balanced */
 };
 
 struct matrix {

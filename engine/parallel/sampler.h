@@ -12,8 +12,8 @@
 
 struct sampler;
 
-/* Bytes a rank receives for one row of the distributed sampler: with places, in a step with some.
- */
+/* Bytes a rank receives for one row of the distributed sampler that has `places` places; 0: in a
+ * step where no row has any. */
 static inline uint64_t sampler_row_bytes(int32_t ranks, int32_t places)
 {
     const uint64_t ballot = places > 0 ? (1 + (uint64_t)places) * sizeof(union sample_ballot) : 0;

@@ -1,5 +1,4 @@
-/* What goes wrong with a request, as OpenAI clients read it: {"error":{message,type,param,code}}.
- */
+/* An error of a request as OpenAI clients read it: {"error": {message, type, param, code}}. */
 #ifndef TESSERA_SERVER_API_API_ERROR_H
 #define TESSERA_SERVER_API_API_ERROR_H
 

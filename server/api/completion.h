@@ -14,9 +14,8 @@
 #define COMPLETION_STOP_MAX 16
 #define COMPLETION_BAD_WORDS_MAX 64
 #define COMPLETION_SALT_BYTES_MAX 64
-#define COMPLETION_SCORES_MAX                                                                      \
-    (1 << 22) /* logprobs of prompts in one answer: some 150 MB of JSON                            \
-               */
+/* Logprobs of prompts in one answer: some 150 MB of JSON. */
+#define COMPLETION_SCORES_MAX (1 << 22)
 
 /* What the server is, as far as a request must fit it. */
 struct completion_rules {

@@ -32,9 +32,9 @@ enum field_use {
     FIELD_UNSUPPORTED, /* 400 unless absent, null or neutral */
 };
 
+/* Borrowed from the document; may hold NULs, and ends with one. */
 struct field_string {
-    const char
-        *bytes; /* borrowed from the document, may hold NUL and ends with one; NULL: absent */
+    const char *bytes; /* NULL: absent */
     size_t len;
 };
 bool field_string_is(const struct field_string *s, const char *text);

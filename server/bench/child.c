@@ -82,6 +82,10 @@ static enum status stopped_early(const char *log, int status, struct err *err)
     size_t begin = n;
     while (begin > 0 && log[begin - 1] != '\n')
         begin--;
+    static const char name[] =
+        "tessera: "; /* the line that main ends with, which begins ours, too */
+    if (strncmp(log + begin, name, sizeof name - 1) == 0)
+        begin += sizeof name - 1;
     return base_fail(err, st, "the server stopped: %.*s", (int)(n - begin), log + begin);
 }
 

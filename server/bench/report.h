@@ -30,8 +30,7 @@ struct report {
     int64_t streamed;             /* chunks with tokens */
     int32_t streams;              /* most that were between first and last token at once */
     double client_cpu;            /* seconds */
-    double server_cpu,
-        ranks_cpu; /* seconds of our own server's front end and ranks; < 0: unknown */
+    double server_cpu, ranks_cpu; /* of our own server; < 0: unknown */
     bool interrupted;
     char first_error[200];
 };

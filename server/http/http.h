@@ -42,8 +42,7 @@ int32_t http_port(const struct http *h);
  * requests stay valid until released. NULL is fine. */
 void http_close(struct http *h);
 
-/* ---- the request; valid in the handler, and while held. Text is valid in the handler only. ----
- */
+/* ---- the request; valid in the handler and while held; text is valid in the handler only ---- */
 
 /* Path after the route's prefix; "" for an exact route. */
 const char *http_rest(const struct http_request *r);
@@ -70,8 +69,7 @@ void http_reply_error(struct http_request *r, const struct api_error *e);
 void http_stream_begin(struct http_request *r);
 /* Copies n bytes. False when the client has gone or reads too slowly: it is being dropped. */
 bool http_stream_push(struct http_request *r, const void *bytes, size_t n);
-/* The stream is complete; with ok = false the connection is cut, so that nobody takes it for whole.
- */
+/* Ends the stream; with ok = false the connection is cut, so that nobody takes it for complete. */
 void http_stream_end(struct http_request *r, bool ok);
 
 #endif

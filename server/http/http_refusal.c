@@ -1,5 +1,4 @@
-/* DESIGN: such an answer is a few hundred bytes into an empty socket buffer, so one send does it.
- */
+/* DESIGN: an answer is a few hundred bytes into an empty socket buffer, so one send will do. */
 #include "server/http/http_refusal.h"
 
 #include "server/http/http_id.h"

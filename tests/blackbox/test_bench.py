@@ -469,10 +469,10 @@ def test_wrong_use(tmp_path):
     refused(2, "--goodput", "http://h", "--goodput", "fast")
     refused(2, "after --", "http://h", "--", "-tp", "2")
     refused(2, "model directory", "http://h", "--latency")
-    refused(2, "--output-json is not for --latency", checkpoint.DEMO, "--latency",
-            "--output-json", "figures.json")
-    refused(2, "--request-rate is not for", checkpoint.DEMO, "--throughput", "--request-rate", 2)
-    refused(3, "no such model directory", tmp_path / "nothing")
+    for option in ("--output-json", "figures.json"), ("--request-rate", 2), ("--plot", "x"):
+        refused(2, f"{option[0]} is about requests over HTTP", checkpoint.DEMO, "--latency", *option)
+    refused(3, f"tessera: the server stopped: {tmp_path}/nothing: no such model directory",
+            tmp_path / "nothing")
     refused(2, "did you mean", checkpoint.DEMO, "--", "--tensor-paralel-size", "2")
 
 
