@@ -320,6 +320,7 @@ static int launch(int ranks, const char *mode, int *noticed)
     (void)snprintf(command, sizeof command,
                    "timeout 600 mpirun --allow-run-as-root --oversubscribe -n %d '%s' %s 2>&1",
                    ranks, self, mode);
+    (void)setenv("HOME", "/tmp", 0); /* PMIx of Open MPI 4 wants one */
     FILE *f = popen(command, "r");
     assert_non_null(f);
     *noticed = 0;

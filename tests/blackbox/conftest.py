@@ -6,6 +6,7 @@ The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the dea
 import contextlib
 import os
 import subprocess
+import tempfile
 
 import pytest
 
@@ -17,6 +18,7 @@ LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitized: also run with the thread sanitizer")
+    os.environ.setdefault("HOME", tempfile.gettempdir())  # PMIx of Open MPI 4 wants one
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # every server of the tests is here
     if not harness.BINARY.exists():
         pytest.exit(f"{harness.BINARY} is not there: build it, or name it in TESSERA", 1)

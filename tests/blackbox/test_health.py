@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import tempfile
+import threading
 import time
 
 import pytest
@@ -23,28 +24,31 @@ LONG = 3000  # tokens: many seconds of work for the synthetic model
 
 
 class Manager:
-    """The other end of systemd's notification protocol."""
+    """The other end of systemd's notification protocol, which listens all the time as systemd does:
+    the kernel keeps ten messages."""
 
     def __init__(self, path):
+        self.messages = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(path)
-        self.socket.setblocking(False)
-        self.messages = []
+        self.socket.settimeout(0.1)
+        self.listener = threading.Thread(target=self.listen)
+        self.listener.start()
 
-    def lines(self):
-        """All lines so far."""
-        try:
-            while True:
+    def listen(self):
+        while self.socket.fileno() >= 0:
+            with contextlib.suppress(OSError):  # nothing came, or it is closed
                 self.messages += self.socket.recv(4096).decode().split("\n")
-        except BlockingIOError:
-            return self.messages
 
     def heard(self, beginning):
-        return any(line.startswith(beginning) for line in self.lines())
+        return any(line.startswith(beginning) for line in self.messages)
 
     def forget(self):
-        self.lines()
         self.messages = []
+
+    def close(self):
+        self.socket.close()
+        self.listener.join()
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def manager(request, monkeypatch):
         monkeypatch.setenv("NOTIFY_SOCKET", path)
         other = Manager(path.replace("@", "\0"))
         yield other
-        other.socket.close()
+        other.close()
 
 
 def hollow_checkpoint(directory):
@@ -100,11 +104,11 @@ def test_loading_is_told(serve, tmp_path, manager):
     assert server.get("/livez").status == 200
     eventually(lambda: manager.heard("STATUS=loading weights: "), 5, "the status")
     time.sleep(1.2)  # a rank that does not move gets no more time
-    extensions = [line for line in manager.lines() if line.startswith("EXTEND_TIMEOUT_USEC=")]
+    extensions = [line for line in manager.messages if line.startswith("EXTEND_TIMEOUT_USEC=")]
     assert len(extensions) <= 1, manager.messages
     assert not manager.heard("READY=1")
     os.kill(rank, signal.SIGCONT)
-    eventually(lambda: manager.heard("READY=1"), 30, "ready")  # reads on: its queue is short
+    eventually(lambda: manager.heard("READY=1"), 30, "ready")
     server.wait_ready()
     told = server.get("/startupz").json()
     assert told["phase"] == "ready" and told["bytes_done"] == told["bytes_total"] == size, told
@@ -143,7 +147,7 @@ def test_ranks_do_not_speak_to_the_manager(serve, synthetic, manager):
 
 
 def test_manager_that_is_gone(serve, synthetic, monkeypatch, manager):
-    manager.socket.close()
+    manager.close()
     path = os.environ["NOTIFY_SOCKET"]
     os.unlink(path)
     monkeypatch.setenv("WATCHDOG_USEC", "30000")
@@ -153,7 +157,7 @@ def test_manager_that_is_gone(serve, synthetic, monkeypatch, manager):
     assert server.log.count("NOTIFY_SOCKET") == 1  # said once, tried again and again
     late = Manager(path)
     eventually(lambda: late.heard("WATCHDOG=1"), 5, "found after all")
-    late.socket.close()
+    late.close()
 
 
 def test_watchdog_is_fed_by_progress(serve, synthetic, manager, monkeypatch):
@@ -161,7 +165,7 @@ def test_watchdog_is_fed_by_progress(serve, synthetic, manager, monkeypatch):
     server = serve(synthetic, "-tp", 2, "--step-timeout", 3 * PATIENCE)
     eventually(lambda: manager.heard("READY=1"), 5, "ready")
     manager.forget()
-    eventually(lambda: manager.lines().count("WATCHDOG=1") >= 3, 5, "fed while idle")
+    eventually(lambda: manager.messages.count("WATCHDOG=1") >= 3, 5, "fed while idle")
     stream = server.stream([5, 6, 7], max_tokens=LONG, ignore_eos=True)
     pieces = iter(stream)
     next(pieces)
