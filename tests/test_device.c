@@ -228,23 +228,28 @@ static void test_replayed_steps_are_the_same(void **state)
     }
 }
 
-/* One rank's device takes no graph: nobody replays then, and all go on. The emulated NCCL refuses
- * collectives that only some of the ranks have captured. */
+/* One rank's device takes no graph, or spoils its capture: nobody replays then, and all go on. The
+ * emulated NCCL refuses collectives that only some of the ranks have captured, and fails for good
+ * when it is called while a spoilt capture goes on. */
 static void test_all_ranks_replay_or_none(void **state)
 {
+    static const char *const reasons[] = {"EMULATED_DEVICE_WITHOUT_GRAPHS",
+                                          "EMULATED_DEVICE_SPOILS_GRAPHS"};
     (void)state;
     struct module_report report;
     if (!module_here(&report) || strcmp(report.device[0].name, "emulated device") != 0)
         skip();
-    const size_t i = 1;
-    setenv("EMULATED_DEVICE_WITHOUT_GRAPHS", "2", 1);
-    struct cluster *plain = open_case(i, true), *refused = open_case(i, false);
-    (void)compare(plain, refused, true, true);
-    for (int32_t r = 0; r < refused->footprint.ranks; r++)
-        assert_int_equal(atomic_load(&refused->board->rank[r].replays), 0);
-    unsetenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
-    cluster_close(plain);
-    cluster_close(refused);
+    for (size_t n = 0; n < ARRAY_LEN(reasons); n++) {
+        const size_t i = 1;
+        setenv(reasons[n], "2", 1);
+        struct cluster *plain = open_case(i, true), *refused = open_case(i, false);
+        (void)compare(plain, refused, true, true);
+        for (int32_t r = 0; r < refused->footprint.ranks; r++)
+            assert_int_equal(atomic_load(&refused->board->rank[r].replays), 0);
+        unsetenv(reasons[n]);
+        cluster_close(plain);
+        cluster_close(refused);
+    }
 }
 
 /* ---- steps that are launched while others run ---- */

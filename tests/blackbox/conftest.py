@@ -25,7 +25,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     for item in items:
         if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(60 * harness.PATIENCE))
+            item.add_marker(pytest.mark.timeout(90 * harness.PATIENCE))
 
 
 @pytest.hookimpl(hookwrapper=True)
