@@ -210,17 +210,10 @@ static void note_progress(struct engine *e)
     atomic_store(&e->moved_ns, base_now_ns());
 }
 
-/* Counts before it delivers, so that whoever has seen an event finds it in the metrics. */
-static void deliver(struct engine *e, int32_t count)
+/* What the scheduler counts, for those who look from outside; under the lock. */
+static void show_stats(struct engine *e)
 {
-    pthread_mutex_lock(&e->lock);
     struct engine_metrics *m = &e->metrics;
-    for (int32_t i = 0; i < count; i++) {
-        m->finished[e->events[i].finish]++;
-        if (e->events[i].finish != FINISH_NONE)
-            atomic_fetch_sub(&e->requests, 1);
-        m->generation_tokens += e->events[i].token >= 0 && !e->events[i].prompt;
-    }
     const struct sched_stats stats = sched_stats(e->sched);
     m->running = stats.running;
     m->waiting = stats.waiting;
@@ -228,9 +221,23 @@ static void deliver(struct engine *e, int32_t count)
     m->prefix_queries = stats.prefix_queries;
     m->prefix_hits = stats.prefix_hits;
     m->preemptions = stats.preemptions;
-    atomic_store(&e->queued_tokens, e->mail_tokens + stats.waiting_tokens);
     m->kv_blocks_used = stats.blocks_used;
     m->kv_usage = m->kv_blocks ? (double)m->kv_blocks_used / (double)m->kv_blocks : 0;
+    atomic_store(&e->queued_tokens, e->mail_tokens + stats.waiting_tokens);
+}
+
+/* Counts before it delivers, so that whoever has seen an event finds it in the metrics. */
+static void deliver(struct engine *e, int32_t count)
+{
+    pthread_mutex_lock(&e->lock);
+    for (int32_t i = 0; i < count; i++) {
+        const struct token_event *event = &e->events[i];
+        e->metrics.finished[event->finish]++;
+        e->metrics.generation_tokens += event->token >= 0 && !event->prompt;
+        if (event->finish != FINISH_NONE)
+            atomic_fetch_sub(&e->requests, 1);
+    }
+    show_stats(e);
     pthread_mutex_unlock(&e->lock);
     if (count > 0)
         e->config.sink(e->config.sink_ctx, e->events, count);
@@ -255,9 +262,7 @@ static bool collect(struct engine *e, bool idle)
     e->mail_tail = &e->mail;
     e->mail_count = 0;
     e->mail_tokens = 0;
-    const struct sched_stats stats = sched_stats(e->sched);
-    atomic_store(&e->queued_tokens, stats.waiting_tokens);
-    e->metrics.waiting = stats.waiting;
+    show_stats(e);
     for (int32_t i = 0; i < e->cancel_count; i++)
         sched_cancel(e->sched, e->cancels[i]);
     e->cancel_count = 0;
@@ -486,6 +491,26 @@ static enum status open_sched(struct engine *e, struct err *err)
     return sched_open(&e->config.sched, &e->sched, err);
 }
 
+static enum status open_buffers(struct engine *e, struct err *err)
+{
+    const struct sched_config *c = &e->config.sched;
+    bool complete = true;
+    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
+        struct flight *f = &e->flights[i];
+        const enum status st = step_open_new(&c->limits, &f->step, err);
+        if (st != OK)
+            return st;
+        f->message = malloc(step_bytes_max(&c->limits));
+        complete = complete && f->message;
+    }
+    e->events = calloc((size_t)sched_events_max(c), sizeof *e->events);
+    e->cancel_max = sched_events_max(c);
+    e->cancels = calloc((size_t)e->cancel_max, sizeof *e->cancels);
+    if (!complete || !e->events || !e->cancels)
+        return base_fail(err, ERR_NOMEM, "engine: no memory for its buffers");
+    return OK;
+}
+
 enum status engine_open(const struct engine_config *config, struct engine **out, struct err *err)
 {
     enum status st = OK;
@@ -500,17 +525,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
     e->metrics.kv_blocks = (int64_t)config->sched.limits.homes * config->sched.limits.blocks;
     e->metrics.kv_dtype = config->kv_dtype;
-    for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
-        e->flights[i].message = malloc(step_bytes_max(&config->sched.limits));
-        TRY(step_open_new(&config->sched.limits, &e->flights[i].step, err));
-    }
-    e->events = calloc((size_t)sched_events_max(&config->sched), sizeof *e->events);
-    e->cancel_max = sched_events_max(&config->sched);
-    e->cancels = calloc((size_t)e->cancel_max, sizeof *e->cancels);
-    if (!e->flights[0].message || !e->flights[1].message || !e->events || !e->cancels) {
-        st = base_fail(err, ERR_NOMEM, "engine: no memory for its buffers");
-        goto out;
-    }
+    TRY(open_buffers(e, err));
     TRY(open_sched(e, err));
     if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {
         st = base_fail(err, ERR_NOMEM, "engine: no thread");

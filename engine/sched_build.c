@@ -266,14 +266,15 @@ static bool admit(struct sched *s, struct sequence *q)
     if (!s->admitting || q->leaving || (s->preempted > 0 && !q->preempted))
         return false;
     const int32_t slot = free_slot(s), home = slot >= 0 ? choose_home(s, q) : -1;
-    s->admitting = home >= 0;
-    if (home < 0)
+    if (home < 0) {
+        s->admitting = false;
         return false;
+    }
     q->home = home;
-    bool ready = !may_share(s, q) || sequence_share(q, s->homes[home].kv, s->steps);
-    s->admitting = !ready || blocks_left(s, q, home) >= 0;
-    if (!ready || !s->admitting) {
+    const bool ready = !may_share(s, q) || sequence_share(q, s->homes[home].kv, s->steps);
+    if (!ready || blocks_left(s, q, home) < 0) {
         sequence_release(q, s->homes[home].kv);
+        s->admitting = !ready; /* who waits for its prefix keeps nobody out */
         return false;
     }
     count_admission(s, q);
@@ -294,7 +295,7 @@ static int32_t rows_for(const struct sched *s, const struct sequence *q)
     if (sequence_is_scored(q))
         most = min32(most, places);
     else if (most == left && places == 0)
-        most--;
+        most--; /* the last would draw */
     for (int64_t keys = 0; n < most; n++) {
         keys += q->computed + n;
         if (!in_time(s, home, n + 1, keys))
@@ -315,7 +316,7 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
         return QUEUE_PASS; /* no second turn in one step */
     const int32_t rows = rows_for(s, q);
     if (rows == 0)
-        return QUEUE_STOP; /* no sample place is left, and nobody shall pass it for that */
+        return QUEUE_STOP; /* places or time are used up, and nobody shall pass it for that */
     if (add_rows(s, q, rows) == 0)
         return QUEUE_PASS;
     if (q->computed < q->length)
