@@ -292,23 +292,22 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
     const int32_t t = row_of_place(&a);
-    if (t < 0)
+    if (t < 0 || attend_is_in_run(&a.rows, t))
         return;
+    const bool padding = a.rows.slot[t] < 0;
+    const int32_t length = padding ? 1 : a.rows.position[t] + 1, splits = split_count(length);
+    const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
+    if (one >= splits || (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t)))
+        return; /* at once: there are many such */
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
-    if (a.rows.slot[t] < 0) {
+    if (padding) {
         for (int32_t n = (int32_t)threadIdx.x; n < (h.past - h.first) * a.kv.dim; n += THREADS)
             attend_out(&a, t, h.first)[n] = 0;
         return;
     }
-    if (!attend_is_alone(&a.rows, t))
-        return;
-    const int32_t length = a.rows.position[t] + 1, splits = split_count(length);
-    if (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t))
-        return;
-    const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
         const int32_t end = first + S::GROUP < h.past ? first + S::GROUP : h.past;
-        for (int32_t split = one; split < past && split < splits; split++)
+        for (int32_t split = one; split < past; split++)
             attend_split<S>(a, cache, t, split, split_range(length, split), first, end);
     }
 }
