@@ -143,13 +143,26 @@ static void read_rope_kind(struct reader *r, struct rope_config *rope)
         fail(r, "high_freq_factor", "more than low_freq_factor");
 }
 
-/* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling. */
+static void expect_whole_heads(struct reader *r)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
+    if (v && jdoc_number(v) != 1)
+        fail(r, "partial_rotary_factor", "1 (others are not supported)");
+}
+
+/* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling, which wins in
+ * transformers where both have something. */
 static void read_rope(struct reader *r, struct model_config *m)
 {
     const struct jdoc *outer = r->object;
     m->rope.theta = read_number(r, "rope_theta", 1, 1e12, 10000);
-    const char *key = jdoc_get_value(outer, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    const char *key = "rope_scaling";
     const struct jdoc *inner = jdoc_get_value(outer, key);
+    if (!inner || (jdoc_type(inner) == JDOC_OBJECT && jdoc_size(inner) == 0)) {
+        key = "rope_parameters";
+        inner = jdoc_get_value(outer, key);
+    }
+    expect_whole_heads(r);
     if (!inner)
         return;
     if (jdoc_type(inner) != JDOC_OBJECT) {
@@ -159,6 +172,7 @@ static void read_rope(struct reader *r, struct model_config *m)
     r->object = inner;
     m->rope.theta = read_number(r, "rope_theta", 1, 1e12, m->rope.theta);
     read_rope_kind(r, &m->rope);
+    expect_whole_heads(r);
     r->object = outer;
 }
 

@@ -469,8 +469,7 @@ static enum status from_defaults(struct options *o, struct err *err)
     return OK;
 }
 
-/* Everything there must be, whatever it was said by, and nothing that contradicts. */
-static enum status check_complete(const char *name, struct options *o, struct err *err)
+static enum status check_layout(const char *name, const struct options *o, struct err *err)
 {
     if (o->pick_layout && (o->parallel_mode || o->mesh || o->plan_file))
         return base_fail(err, ERR_USAGE,
@@ -478,6 +477,43 @@ static enum status check_complete(const char *name, struct options *o, struct er
                          o->parallel_mode ? "--parallel-mode"
                          : o->mesh        ? "--mesh"
                                           : "--plan");
+    if (o->plan_file && o->parallel_mode && o->command != COMMAND_RANK)
+        return base_fail(err, ERR_USAGE,
+                         "tessera %s: --plan says what the layout is, and --parallel-mode, too; "
+                         "leave out either",
+                         name);
+    return OK;
+}
+
+/* What would have no effect is refused: its user expects one. */
+static enum status check_serve(const struct options *o, struct err *err)
+{
+    const char *mpi_only = o->master_addr         ? "master-addr"
+                           : o->master_port != 0  ? "master-port"
+                           : o->group_secret_file ? "group-secret-file"
+                                                  : NULL;
+    if (mpi_only && !options_mpi(o))
+        return base_fail(err, ERR_USAGE, "--%s is for --comm mpi", mpi_only);
+    if (o->seed != 0 && strcmp(o->load_format, "dummy") != 0)
+        return base_fail(err, ERR_USAGE,
+                         "--seed is for --load-format dummy; what tokens are drawn depends on the "
+                         "field seed of each request");
+    if (o->http.bodies_bytes < o->http.body_bytes)
+        return base_fail(err, ERR_USAGE,
+                         "--http-max-bodies-bytes %lld is less than one request may have: "
+                         "--http-max-body-bytes %lld",
+                         (long long)o->http.bodies_bytes, (long long)o->http.body_bytes);
+    return OK;
+}
+
+/* Everything there must be, whatever it was said by, and nothing that contradicts. */
+static enum status check_complete(const char *name, struct options *o, struct err *err)
+{
+    enum status st = check_layout(name, o, err);
+    if (st == OK && o->command == COMMAND_SERVE)
+        st = check_serve(o, err);
+    if (st != OK)
+        return st;
     if (!o->parallel_mode)
         o->parallel_mode = "1d";
     if (o->command == COMMAND_PLAN && o->json && (o->modes || o->explain))

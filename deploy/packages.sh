@@ -71,8 +71,14 @@ packages_install() {
         root=(sudo)
     fi
     echo "    apt-get install $missing"
+    # Mirrors have hiccups, a machine that has just started may be updating itself, and a list that
+    # cannot be had (of somebody else's repository) may not be one that is wanted.
+    local options=(-o Acquire::Retries=5 -o Acquire::http::Timeout=60 -o DPkg::Lock::Timeout=300)
     # shellcheck disable=SC2086 # a list of words
-    { "${root[@]}" apt-get update &&
+    {
+        "${root[@]}" apt-get "${options[@]}" update ||
+            echo "apt-get update failed: trying with the lists that are here"
         "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
-            apt-get install -y --no-install-recommends $missing; } >>"$log" 2>&1
+            apt-get "${options[@]}" install -y --no-install-recommends $missing
+    } >>"$log" 2>&1
 }

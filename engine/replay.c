@@ -122,6 +122,8 @@ static void count_traffic(struct replay *r, const struct traffic *t, uint64_t si
 {
     for (int32_t g = 0; g < GROUPS; g++)
         for (int32_t op = 0; op < COMM_OP_COUNT; op++) {
+            if (t->calls[g][op] == 0)
+                continue;
             atomic_fetch_add(&stats_of(r, g)->op[op].calls, sign * t->calls[g][op]);
             atomic_fetch_add(&stats_of(r, g)->op[op].bytes, sign * t->bytes[g][op]);
         }

@@ -3,6 +3,7 @@
  * machine, an environment by every child. */
 #include "server/access.h"
 
+#include "server/http/http_cors.h"
 #include "server/http/http_listen.h"
 #include "server/keys.h"
 
@@ -26,6 +27,9 @@ enum status access_open(const struct options *o, struct keys **keys, struct err 
     char credential[4096];
     const bool has_credential = !o->api_key_file && find_credential(credential, sizeof credential);
     const char *file = has_credential ? credential : o->api_key_file;
+    enum status st = http_cors_check(o->cors_origins, err);
+    if (st != OK)
+        return st;
     if (file && o->insecure_no_auth)
         return base_fail(err, ERR_USAGE,
                          "--insecure-no-auth and the key file %.200s exclude each other", file);

@@ -54,6 +54,29 @@ static bool is_url(const char *s)
 }
 
 /* Everything that can be wrong with the command line, before anything is started. */
+/* An option that asks for what --latency and --throughput do not do, or NULL. */
+static const char *option_of_http(const struct options *o)
+{
+    return o->bench.request_rate          ? "request-rate"
+           : o->bench.max_concurrency > 0 ? "max-concurrency"
+           : o->bench.prompts             ? "prompts"
+           : o->bench.goodput             ? "goodput"
+           : o->bench.output_json         ? "output-json"
+           : o->bench.plot                ? "plot"
+                                          : NULL;
+}
+
+/* Found out before the time is spent that the result would lie in. */
+static enum status check_file(const char *option, const char *path, struct err *err)
+{
+    FILE *f = path ? fopen(path, "ae") : NULL;
+    if (path && !f)
+        return base_fail_errno(err, ERR_USAGE, "--%s %s", option, path);
+    if (f)
+        fclose(f);
+    return OK;
+}
+
 static enum status check_options(struct bench *b, struct err *err)
 {
     enum status st = OK;
@@ -64,6 +87,10 @@ static enum status check_options(struct bench *b, struct err *err)
                          "options after -- go to a server that bench starts itself");
     if (offline && is_url(o->model))
         return base_fail(err, ERR_USAGE, "--latency and --throughput run a model directory");
+    if (offline && option_of_http(o))
+        return base_fail(err, ERR_USAGE,
+                         "--%s is not for --latency and --throughput, which know no HTTP",
+                         option_of_http(o));
     if (is_url(o->model))
         TRY(target_parse(o->model, &b->target, err));
     if (o->bench.goodput)
@@ -75,6 +102,8 @@ static enum status check_options(struct bench *b, struct err *err)
     TRY(target_check(o->bench.model, o->bench.api_key, err));
     if (o->bench.prompts && !utf8_is_plain(o->bench.prompts))
         return base_fail(err, ERR_USAGE, "--prompts: the file's name is not plain UTF-8");
+    TRY(check_file("output-json", o->bench.output_json, err));
+    TRY(check_file("plot", o->bench.plot, err));
 out:
     return st;
 }

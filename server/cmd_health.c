@@ -29,7 +29,7 @@ static enum status parse_url(const char *url, struct target *t, struct err *err)
     bool good = n > 0;
     if (good && *at == ':') {
         n = 0;
-        good = sscanf(at, ":%7[0-9]%n", t->port, &n) == 1;
+        good = sscanf(at, ":%5[0-9]%n", t->port, &n) == 1 && strtol(t->port, NULL, 10) <= 65535;
         at += n;
     }
     if (good && *at)

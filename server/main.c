@@ -83,6 +83,16 @@ static enum status finish_output(struct err *err)
     return OK;
 }
 
+/* After a text that needs no run: the exit code. */
+static int finish_text(void)
+{
+    struct err err = {""};
+    enum status st = finish_output(&err);
+    if (st != OK)
+        log_failure(err.text);
+    return base_exit_code(st);
+}
+
 int main(int argc, char **argv)
 {
     struct options o;
@@ -93,11 +103,11 @@ int main(int argc, char **argv)
            SIG_IGN); /* a file that may not grow is an error with a line, as a full disk is */
     if (argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
         usage(argc < 2 ? stderr : stdout);
-        return argc < 2 ? 2 : 0;
+        return argc < 2 ? 2 : finish_text();
     }
     if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
         printf("tessera %s (%s)\n", TESSERA_VERSION, backend_cpu_variant());
-        return 0;
+        return finish_text();
     }
     enum status st = options_parse(argc - 1, argv + 1, &o, &help, &err);
     if (st == ERR_USAGE && !o.command)
@@ -105,7 +115,7 @@ int main(int argc, char **argv)
                        nearest_command(argv[1]));
     if (st == OK && help) {
         options_help(o.command);
-        return 0;
+        return finish_text();
     }
     if (o.command & (COMMAND_SERVE | COMMAND_RANK | COMMAND_HEALTH | COMMAND_BENCH))
         signal(SIGPIPE, SIG_IGN); /* the others end, as filters do, when their reader has left */

@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #define EVENTS_START 65536
@@ -139,8 +140,9 @@ static void fail_job(struct job *j, enum finish_reason finish)
     struct api_error e = {0};
     if (finish == FINISH_FAILED)
         api_error_set(&e, 500, "not_finite",
-                      "the model computed NaN or infinity for this request: its weights are "
-                      "damaged, or their values need another --dtype");
+                      "no token could be chosen: the model computed NaN or infinity, since its "
+                      "weights are damaged or their values need another --dtype, or this request "
+                      "forbids every token");
     else if (finish == FINISH_ERROR)
         api_error_set(&e, 503, "rank_lost", "a rank was lost while this request was running");
     else
@@ -306,6 +308,7 @@ static bool take_batch(struct output *o)
 static void *output_loop(void *arg)
 {
     struct output *o = arg;
+    prctl(PR_SET_NAME, "tessera-output");
     while (take_batch(o)) {
         const struct token_top *top = o->work.tops;
         o->now_ns = base_now_ns();

@@ -29,6 +29,10 @@ struct setup {
 enum status setup_open(const struct options *o, struct setup *out, struct err *err) MUST_USE;
 void setup_close(struct setup *s);
 
+/* The head that a tied checkpoint repeats must be the embedding: reads both. ERR_MODEL otherwise.
+ */
+enum status setup_check_head(const struct setup *s, struct err *err) MUST_USE;
+
 /* Checkpoint bytes rank r reads; 0 for dummy weights. */
 uint64_t setup_read_bytes(const struct setup *s, int32_t rank);
 /* The table of ranks that `plan` prints and `serve` shows at start; lines to `out`. */

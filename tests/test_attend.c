@@ -1,5 +1,6 @@
 /* DESIGN: attention and the store of keys and values, by the rules of subjects.h; and a row alone
  * must give the bits it has among many. */
+#include "tests/only.h"
 #include "tests/subjects.h"
 
 #define SLOTS 3
@@ -294,10 +295,11 @@ static void test_attend_f8(void **state UNUSED)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_attend), cmocka_unit_test(test_chunks),
                                        cmocka_unit_test(test_decodes),
                                        cmocka_unit_test(test_attend_f8)};
+    only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

@@ -471,12 +471,26 @@ static void test_urls(void **state)
         {"http://h", "h", "/v1/completions", "/v1", false},
         {"http://h:8000/", "h:8000", "/v1/completions", "/v1", false},
         {"http://h:8000/v1", "h:8000", "/v1/completions", "/v1", false},
+        {"http://h:65535", "h:65535", "/v1/completions", "/v1", false},
         {"http://[::1]:80/api/v1/", "[::1]:80", "/api/v1/completions", "/api/v1", false},
         {"http://h/v1/completions", "h", "/v1/completions", "/v1", false},
         {"http://h/v1/chat/completions", "h", "/v1/chat/completions", "/v1", true},
     };
-    static const char *const bad[] = {"https://h",  "h:80",       "http://",      "http:///v1",
-                                      "http://a@b", "http://h?x", "http://h/ v1", "ftp://h"};
+    static const char *const bad[] = {"https://h",
+                                      "h:80",
+                                      "http://",
+                                      "http:///v1",
+                                      "http://a@b",
+                                      "http://h?x",
+                                      "http://h/ v1",
+                                      "ftp://h",
+                                      "http://h:",
+                                      "http://h:0",
+                                      "http://h:65536",
+                                      "http://h:99999/v1",
+                                      "http://[::1]:65536",
+                                      "http://h:008080",
+                                      "http://[::1"};
     struct target t;
     for (size_t i = 0; i < ARRAY_LEN(good); i++) {
         assert_int_equal(target_parse(good[i].url, &t, &err), OK);

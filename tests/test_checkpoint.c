@@ -320,6 +320,37 @@ static void test_check(void **state)
     checkpoint_close(c);
 }
 
+/* Two tensors that are one until the last byte changes, several reads long. */
+static void test_same(void **state)
+{
+    (void)state;
+    enum { HEADER = 211, BYTES = 700 * 1000 * 4, FILE_BYTES = 8 + HEADER + 3 * BYTES };
+    static const char header[] =
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[700,1000],\"data_offsets\":[0,2800000]},"
+        "\"b\":{\"dtype\":\"F32\",\"shape\":[700,1000],\"data_offsets\":[2800000,5600000]},"
+        "\"c\":{\"dtype\":\"F32\",\"shape\":[1000,700],\"data_offsets\":[5600000,8400000]}}";
+    struct err err = {{0}};
+    char *file = calloc(1, FILE_BYTES);
+    assert_non_null(file);
+    assert_int_equal(sizeof header - 1, HEADER);
+    file[0] = (char)HEADER;
+    memcpy(file + 8, header, HEADER);
+    assert_int_equal(mkdir(scratch_path("same"), 0700), 0);
+    for (int changed = 0; changed < 2; changed++) {
+        bool same = changed;
+        file[8 + HEADER + 2 * BYTES - 1] = (char)changed;
+        scratch_write(scratch_path("same/model.safetensors"), file, FILE_BYTES);
+        struct checkpoint *c = must_open(scratch_path("same"));
+        const struct checkpoint_tensor *a = checkpoint_find(c, "a"), *b = checkpoint_find(c, "b");
+        assert_int_equal(checkpoint_same(c, a, b, &same, &err), OK);
+        assert_int_equal(same, !changed);
+        assert_int_equal(checkpoint_same(c, a, checkpoint_find(c, "c"), &same, &err), OK);
+        assert_false(same);
+        checkpoint_close(c);
+    }
+    free(file);
+}
+
 /* ---- shard ---- */
 
 static const struct toy model = {20, 6, 2, 4, 29, 37};
@@ -494,6 +525,7 @@ int main(void)
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_no_directory),
         cmocka_unit_test(test_check),
+        cmocka_unit_test(test_same),
         cmocka_unit_test(test_shard_round_trip),
         cmocka_unit_test(test_shard_metadata),
         cmocka_unit_test(test_shard_leaves_out),

@@ -595,6 +595,7 @@ static void test_config_refusals(void **state)
         {"num_key_value_heads", "3", "3"}, /* does not divide 4 */
         {"head_dim", "7", "7"},
         {"rope_scaling", "[]", "an array"},
+        {"partial_rotary_factor", "0.5", "0.5"},
         {"eos_token_id", "[2, 259]", "an array"},
         {"eos_token_id", "[0,1,2,3,4,5,6,7,8]", "an array"},
     };
@@ -604,6 +605,8 @@ static void test_config_refusals(void **state)
         refused(false, cases[i][0], cases[i][1], cases[i][2]);
     refused(true, "rope_type", "\"yarn\"", "\"yarn\"");
     refused(true, "rope_type", "3", "3");
+    refused(true, "partial_rotary_factor", "0.25", "0.25");
+    accepted(true, "partial_rotary_factor", "1.0");
     refused(true, "high_freq_factor", "1", "1"); /* not above low_freq_factor */
     accepted(true, "rope_type", "null");         /* the rest then does not matter */
     accepted(false, "quantization_config", "null");
@@ -663,6 +666,16 @@ static void test_config_dialects(void **state)
     assert_int_equal(a.kv_heads, 4); /* defaults */
     assert_int_equal(a.head_dim, 16);
     assert_int_equal(a.bos, -1);
+    /* both at once, as transformers' convert_rope_params_to_dict has it */
+    static const char both[] =
+        "{\"rope_theta\":9,\"rope_parameters\":{\"rope_theta\":7.5},\"rope_scaling\":%s,%s";
+    static const char *const scaling[] = {"{\"type\":\"default\"}", "{}", "null"};
+    for (size_t i = 0; i < ARRAY_LEN(scaling); i++) {
+        char full[512];
+        int n = snprintf(full, sizeof full, both, scaling[i], rest);
+        assert_int_equal(model_config_parse(full, (size_t)n, "f", &b, &err), OK);
+        assert_true(b.rope.theta == (i == 0 ? 9 : 7.5));
+    }
     uint64_t hash = a.hash;
     assert_int_equal(parse_config("rope_scaling", true, "factor", "9", &b, &err), OK);
     assert_true(b.hash != hash);

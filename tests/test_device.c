@@ -3,10 +3,10 @@
  * run op by op. */
 #include "kernels/module.h"
 #include "tests/cluster.h"
+#include "tests/emulate/calls.h"
+#include "tests/only.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include <dlfcn.h>
 
 /* Of steps that are replayed the sizes are 1, 2, 4 and, for want of slots, 7. */
 enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48 };
@@ -30,13 +30,24 @@ static const struct module *module_here(struct module_report *report)
     struct err err;
     const struct module *m = NULL;
     if (module_find(&m, &err) != OK || m->report(report, &err) != OK) {
-        print_message("%s\n", err.text);
+        print_message("skipped: %s\n", err.text);
         return NULL;
     }
     return m;
 }
 
-static struct cluster *open_case(size_t i, bool eager)
+/* As many as the case wants or, with fewer devices, one, which layouts of several are not for: 0.
+ */
+static int32_t ranks_here(const struct module *m, size_t i)
+{
+    struct err err;
+    size_t bytes;
+    if (m->ops->probe(cases[i].ranks, &bytes, &err) == OK)
+        return cases[i].ranks;
+    return strncmp(cases[i].option, "--p", 3) != 0;
+}
+
+static struct cluster *open_case(size_t i, int32_t ranks, bool eager)
 {
     char path[1024];
     const char *const args[] = {"--device=cuda",
@@ -48,7 +59,7 @@ static struct cluster *open_case(size_t i, bool eager)
                                 eager ? "--enforce-eager" : NULL,
                                 NULL};
     snprintf(path, sizeof path, "%s/golden/%s", TEST_DATA_DIR, cases[i].name);
-    return cluster_open(path, cases[i].ranks, args);
+    return cluster_open(path, ranks, args);
 }
 
 /* Prompts of all slots in one step. */
@@ -81,7 +92,40 @@ static void decode(struct cluster *c, int32_t rows, int32_t *at)
     cluster_step(c);
 }
 
+/* *calls = what the emulated device has been asked to do; false: it is a real one. */
+static bool count_calls(const struct module *m, struct emulated_calls *calls)
+{
+    Dl_info where;
+    emulated_calls_fn *count = NULL;
+    assert_int_not_equal(dladdr(m->ops, &where), 0);
+    void *handle = dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    assert_non_null(handle);
+    void *symbol = dlsym(handle, "emulated_calls");
+    memcpy(&count, &symbol, sizeof count);
+    if (count)
+        count(calls);
+    dlclose(handle);
+    return count != NULL;
+}
+
 /* ---- memory ---- */
+
+/* The front end only asks: on every device it leaves all memory, and its place, to the ranks. */
+static void test_asking_takes_nothing(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    struct err err;
+    size_t bytes;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    assert_true(calls.contexts > 0); /* of the report, whose process ends */
+    assert_int_equal(m->ops->probe(report.devices, &bytes, &err), OK);
+    count_calls(m, &calls);
+    assert_int_equal(calls.contexts, 0);
+}
 
 static size_t taken(const struct cluster *c, size_t before)
 {
@@ -102,11 +146,11 @@ static void test_memory_is_as_planned(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct err err;
         size_t before = 0, planned = 0;
-        if (m->ops->probe(cases[i].ranks, &before, &err) != OK) {
-            print_message("%s\n", err.text);
+        const int32_t ranks = ranks_here(m, i);
+        if (ranks == 0)
             continue;
-        }
-        struct cluster *c = open_case(i, false);
+        assert_int_equal(m->ops->probe(ranks, &before, &err), OK);
+        struct cluster *c = open_case(i, ranks, false);
         for (int32_t r = 0; r < c->footprint.ranks; r++) {
             const size_t n = c->footprint.rank[r].weights + c->footprint.rank[r].kv +
                              c->footprint.rank[r].activations + c->footprint.rank[r].scratch +
@@ -128,7 +172,7 @@ static void test_memory_is_as_planned(void **state)
         cluster_close(c);
         if (exact) {
             size_t after = 0;
-            assert_int_equal(m->ops->probe(cases[i].ranks, &after, &err), OK);
+            assert_int_equal(m->ops->probe(ranks, &after, &err), OK);
             assert_int_equal(after, before);
         }
     }
@@ -212,12 +256,12 @@ static void test_replayed_steps_are_the_same(void **state)
     if (!m)
         skip();
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct err err;
-        size_t bytes;
-        if (m->ops->probe(cases[i].ranks, &bytes, &err) != OK)
+        const int32_t ranks = ranks_here(m, i);
+        if (ranks == 0)
             continue;
         const bool split = strncmp(cases[i].option, "--p", 3) == 0;
-        struct cluster *plain = open_case(i, true), *replayed = open_case(i, false);
+        struct cluster *plain = open_case(i, ranks, true);
+        struct cluster *replayed = open_case(i, ranks, false);
         const uint64_t expected = compare(plain, replayed, !split, false);
         for (int32_t r = 0; r < plain->footprint.ranks; r++) {
             assert_int_equal(atomic_load(&plain->board->rank[r].replays), 0);
@@ -228,23 +272,114 @@ static void test_replayed_steps_are_the_same(void **state)
     }
 }
 
-/* One rank's device takes no graph: nobody replays then, and all go on. The emulated NCCL refuses
- * collectives that only some of the ranks have captured. */
-static void test_all_ranks_replay_or_none(void **state)
+/* What each rank's host asks of the driver in a step of decodes that is replayed. */
+static void test_replayed_step_is_few_calls(void **state)
 {
     (void)state;
     struct module_report report;
-    if (!module_here(&report) || strcmp(report.device[0].name, "emulated device") != 0)
+    struct emulated_calls before, after;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &before))
         skip();
+    for (size_t i = 0; i < 2; i++) {
+        struct cluster *c = open_case(i, ranks_here(m, i), false);
+        const uint64_t ranks = (uint64_t)c->footprint.ranks;
+        int32_t at[SLOTS];
+        begin(at);
+        prefill(c);
+        for (int n = 0; n < 3; n++)
+            decode(c, 4, at);
+        for (int32_t s = 0; s < 4; s++)
+            cluster_row(c, s, at[s], STEP_TOKEN_FROM_SLOT, true);
+        count_calls(m, &before);
+        cluster_run(c, false);
+        count_calls(m, &after);
+        assert_int_equal(after.graphs - before.graphs, ranks);
+        /* resolve, sample; logits of several ranks side by side */
+        assert_int_equal(after.launches - before.launches, ranks * (ranks > 1 ? 3 : 2));
+        assert_int_equal(after.copies - before.copies,
+                         ranks * 2); /* the step's arrays, its tokens */
+        assert_int_equal(after.records - before.records, ranks);
+        assert_int_equal(after.waits - before.waits, 0);
+        assert_int_equal(after.allocations - before.allocations, 0);
+        cluster_close(c);
+    }
+}
+
+/* One rank's device takes no graph, or spoils its capture: nobody replays then, and all go on. The
+ * emulated NCCL refuses collectives that only some of the ranks have captured, and fails for good
+ * when it is called while a spoilt capture goes on. */
+static void test_all_ranks_replay_or_none(void **state)
+{
+    static const char *const reasons[] = {"EMULATED_DEVICE_WITHOUT_GRAPHS",
+                                          "EMULATED_DEVICE_SPOILS_GRAPHS"};
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
     const size_t i = 1;
-    setenv("EMULATED_DEVICE_WITHOUT_GRAPHS", "2", 1);
-    struct cluster *plain = open_case(i, true), *refused = open_case(i, false);
-    (void)compare(plain, refused, true, true);
-    for (int32_t r = 0; r < refused->footprint.ranks; r++)
-        assert_int_equal(atomic_load(&refused->board->rank[r].replays), 0);
-    unsetenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
-    cluster_close(plain);
-    cluster_close(refused);
+    const int32_t ranks = cases[i].ranks;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls) || ranks_here(m, i) != ranks)
+        skip();
+    for (size_t n = 0; n < ARRAY_LEN(reasons); n++) {
+        setenv(reasons[n], "2", 1);
+        struct cluster *plain = open_case(i, ranks, true), *refused = open_case(i, ranks, false);
+        (void)compare(plain, refused, true, true);
+        for (int32_t r = 0; r < refused->footprint.ranks; r++)
+            assert_int_equal(atomic_load(&refused->board->rank[r].replays), 0);
+        unsetenv(reasons[n]);
+        cluster_close(plain);
+        cluster_close(refused);
+    }
+}
+
+/* ---- failures ---- */
+
+/* One line that names the device, again at every step, and the rank can still close. */
+static void test_broken_device_is_told(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    struct step_result result;
+    struct err err;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    struct cluster *c = open_case(0, 1, false);
+    int32_t at[SLOTS];
+    begin(at);
+    prefill(c);
+    setenv("EMULATED_DEVICE_BROKEN", "1", 1);
+    for (int i = 0; i < 2; i++) {
+        cluster_row(c, 0, at[0]++, STEP_TOKEN_FROM_SLOT, true);
+        err.text[0] = '\0';
+        assert_int_equal(rank_step(c->ranks[0], c->step, &result, NULL, &err), ERR_DEVICE);
+        assert_int_equal(strncmp(err.text, "device 0: ", 10), 0);
+        assert_null(strchr(err.text, '\n'));
+        step_clear(c->step);
+    }
+    unsetenv("EMULATED_DEVICE_BROKEN");
+    cluster_close(c);
+}
+
+static void test_old_driver_is_told(void **state)
+{
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    struct err err;
+    size_t bytes;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    setenv("EMULATED_DRIVER", "12040", 1);
+    assert_int_equal(m->ops->probe(1, &bytes, &err), ERR_DEVICE);
+    assert_non_null(strstr(err.text, "driver is for CUDA 12.4, the module was built with 13.0"));
+    setenv("EMULATED_DRIVER", "0", 1);
+    assert_int_equal(m->ops->probe(1, &bytes, &err), ERR_DEVICE);
+    assert_non_null(strstr(err.text, "no NVIDIA driver"));
+    unsetenv("EMULATED_DRIVER");
 }
 
 /* ---- steps that are launched while others run ---- */
@@ -315,13 +450,12 @@ static void test_steps_ahead_are_the_same(void **state)
     (void)state;
     static const int32_t batches[][BACKEND_FLIGHTS] = {{2, 2}, {5, 3}, {2, 5}, {6, 2}};
     struct module_report report;
-    struct err err;
-    size_t bytes;
     const struct module *m = module_here(&report);
-    const size_t i = 1;
-    if (!m || m->ops->probe(cases[i].ranks, &bytes, &err) != OK)
+    if (!m)
         skip();
-    struct cluster *plain = open_case(i, true), *ahead = open_case(i, false);
+    const size_t i = 1;
+    const int32_t ranks = ranks_here(m, i);
+    struct cluster *plain = open_case(i, ranks, true), *ahead = open_case(i, ranks, false);
     int32_t at[2][SLOTS];
     begin(at[0]);
     begin(at[1]);
@@ -355,14 +489,19 @@ static void test_host_has_no_graphs(void **state)
     backend_close(b);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_asking_takes_nothing),
         cmocka_unit_test(test_memory_is_as_planned),
         cmocka_unit_test(test_replayed_steps_are_the_same),
+        cmocka_unit_test(test_replayed_step_is_few_calls),
         cmocka_unit_test(test_all_ranks_replay_or_none),
+        cmocka_unit_test(test_broken_device_is_told),
+        cmocka_unit_test(test_old_driver_is_told),
         cmocka_unit_test(test_steps_ahead_are_the_same),
         cmocka_unit_test(test_host_has_no_graphs),
     };
+    only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * and rules and any number of shards, the token elected is the one that sample draws from whole
  * rows; every variant and ref write the same surveys and ballots; and what cannot be decided is
  * rare where rows look like a language model's, and is said where it must be. */
+#include "tests/only.h"
 #include "tests/subjects.h"
 
 #include <float.h>
@@ -315,10 +316,11 @@ static void test_edge(void **state UNUSED)
     free_trial(t);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_mixes), cmocka_unit_test(test_flat),
                                        cmocka_unit_test(test_twins), cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_edge)};
+    only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

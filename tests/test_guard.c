@@ -265,12 +265,40 @@ static void test_cors(void **state)
     assert_false(http_cors_allows(", ,", "https://a.example"));
 }
 
+/* What the Fetch standard never serialises an origin as would match no page. */
+static void test_cors_list(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"*", "null", "https://a.example",
+                                       "http://localhost:3000,https://b.example, http://[::1]:80",
+                                       "chrome-extension://abcdef"};
+    static const char *const bad[] = {",",
+                                      "a.example",
+                                      "https://",
+                                      "://a",
+                                      "https://a.example/",
+                                      "https://a.example/x",
+                                      "https://a,,https://b",
+                                      "https://A.example",
+                                      "**",
+                                      "https://a.example,b"};
+    struct err err;
+    assert_int_equal(http_cors_check(NULL, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(good); i++)
+        if (http_cors_check(good[i], &err) != OK)
+            fail_msg("%s: %s", good[i], err.text);
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        if (http_cors_check(bad[i], &err) != ERR_USAGE)
+            fail_msg("accepted: %s", bad[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),      cmocka_unit_test(test_any_cut),
         cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_framing),
         cmocka_unit_test(test_chunks),     cmocka_unit_test(test_cors),
+        cmocka_unit_test(test_cors_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

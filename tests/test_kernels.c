@@ -1,5 +1,6 @@
 /* DESIGN: every op but attention (test_attend.c) and sampling (test_sample.c), by the rules of
  * subjects.h; and a row alone must give the bits it has among many. */
+#include "tests/only.h"
 #include "tests/subjects.h"
 
 #include "kernels/cpu/pool.h"
@@ -573,11 +574,12 @@ static void test_pool(void **state UNUSED)
 
 #define T2(a, b) cmocka_unit_test(test_##a), cmocka_unit_test(test_##b)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {T2(generator, exp),       T2(tables, arguments),
                                        T2(pool, parallel),       T2(weight_put, linear),
                                        T2(weight_f8, linear_f8), T2(linear_order, rows),
                                        T2(sum_tree, lookup),     cmocka_unit_test(test_codes_f8)};
+    only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

@@ -1,5 +1,6 @@
 /* The loader and synthetic values: what a rank ends up with equals what the files hold, for every
  * form, rank count and type; each rank reads its own bytes and no others. */
+#include "tests/only.h"
 #include "tests/scratch.h"
 #include "tests/toy_plan.h"
 #include "weights/loader.h"
@@ -32,19 +33,27 @@ static void rank_open(struct rank *r, const char *backend, const struct toy *m, 
     toy_plan(m, rank, ranks, dtype, r->plan);
     assert_int_equal(backend_open(backend, 3, &r->b, &err), OK);
     assert_int_equal(placement_layout(r->b->ops, r->plan, TOY_WEIGHTS, &r->bytes, &err), OK);
-    r->arena = aligned_alloc(64, r->bytes + 64);
+    r->arena = r->b->ops->alloc(r->b, r->bytes + 64);
     assert_non_null(r->arena);
-    memset(r->arena, 0, r->bytes + 64);
     assert_int_equal(loader_open(r->b, r->plan, TOY_WEIGHTS, r->arena, &r->l, &err), OK);
+}
+
+static void fetch(const struct rank *r, void *dst, const void *src, size_t bytes)
+{
+    struct err err = {{0}};
+    if (r->b->ops->download(r->b, dst, src, bytes, &err) != OK)
+        fail_msg("%s", err.text);
 }
 
 static void rank_close(struct rank *r)
 {
-    for (int i = 0; i < 64; i++)
-        assert_int_equal(r->arena[r->bytes + (size_t)i], 0); /* nothing behind the end */
+    static const unsigned char nothing[64];
+    unsigned char behind[64];
+    fetch(r, behind, r->arena + r->bytes, sizeof behind);
+    assert_memory_equal(behind, nothing, sizeof behind);
     loader_close(r->b, &r->l);
+    r->b->ops->free(r->b, r->arena);
     backend_close(r->b);
-    free(r->arena);
 }
 
 static uint64_t wanted_bytes(const struct rank *r, enum dtype file)
@@ -96,7 +105,7 @@ static void check_weights(const struct rank *r, enum dtype file)
                 if (w->kind == LOCAL_LINEAR)
                     r->b->ops->weight_get(r->l.linear[i], local, got);
                 else
-                    memcpy(got, r->l.vector[i], n * sizeof got[0]);
+                    fetch(r, got, r->l.vector[i], n * sizeof got[0]);
                 for (size_t c = 0; c < n; c++) {
                     unsigned char stored[4];
                     dtype_store(stored, w->spec.dtype, 0, dtype_load(raw, file, c));
@@ -130,6 +139,32 @@ static void test_load(void **state)
                     rank_close(&r);
                 }
             }
+        }
+    }
+}
+
+/* The memory of a CUDA module's device, emulated or real. */
+static void test_load_device(void **state)
+{
+    static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16};
+    const struct backend_ops *ops = NULL;
+    struct err err = {{0}};
+    size_t bytes;
+    (void)state;
+    if (backend_table("cuda", &ops, &err) != OK || ops->probe(1, &bytes, &err) != OK) {
+        print_message("skipped: %s\n", err.text);
+        skip();
+    }
+    for (size_t f = 0; f < ARRAY_LEN(dtypes); f++) {
+        char dir[64];
+        snprintf(dir, sizeof dir, "device-%zu", f);
+        make_model(scratch_path(dir), &models[1], dtypes[f]);
+        for (int32_t rank = 0; rank < 3; rank++) {
+            struct rank r;
+            rank_open(&r, "cuda", &models[1], rank, 3, dtypes[(f + (size_t)rank) % 3]);
+            fill(&r, scratch_path(dir), rank);
+            check_weights(&r, dtypes[f]);
+            rank_close(&r);
         }
     }
 }
@@ -448,15 +483,22 @@ static void test_synth_write(void **state)
     assert_non_null(strstr(err.text, "expected a new or empty directory"));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_load),         cmocka_unit_test(test_dummy),
-        cmocka_unit_test(test_reshard),      cmocka_unit_test(test_reads_only_its_bytes),
-        cmocka_unit_test(test_failures),     cmocka_unit_test(test_synth_slices),
-        cmocka_unit_test(test_synth_values), cmocka_unit_test(test_synth_rules),
-        cmocka_unit_test(test_synth_fixed),  cmocka_unit_test(test_tokenizer),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_device),
+        cmocka_unit_test(test_dummy),
+        cmocka_unit_test(test_reshard),
+        cmocka_unit_test(test_reads_only_its_bytes),
+        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_synth_slices),
+        cmocka_unit_test(test_synth_values),
+        cmocka_unit_test(test_synth_rules),
+        cmocka_unit_test(test_synth_fixed),
+        cmocka_unit_test(test_tokenizer),
         cmocka_unit_test(test_synth_write),
     };
+    only(argc, argv);
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -183,13 +183,30 @@ static void test_ranges(void **state)
 static void test_seed(void **state)
 {
     (void)state;
-    good("serve m --seed 9007199254740993"); /* 2^53 + 1: no double */
+    good("serve m --load-format dummy --seed 9007199254740993"); /* 2^53 + 1: no double */
     assert_true(o.seed == 9007199254740993);
-    good("serve m --seed 4611686018427387903");
+    good("serve m --load-format dummy --seed 4611686018427387903");
     assert_true(o.seed == 4611686018427387903);
     bad("serve m --seed 9223372036854775808", "--seed: got");
     bad("serve m --seed -1", "--seed: got \"-1\"");
     bad("serve m --seed 1.5", "--seed: got \"1.5\"");
+    bad("serve m --seed 5", "--seed is for --load-format dummy");
+}
+
+/* An option that would do nothing, or that another one takes back. */
+static void test_without_effect(void **state)
+{
+    (void)state;
+    bad("serve m --master-addr h", "--master-addr is for --comm mpi");
+    bad("serve m --master-port 7", "--master-port is for --comm mpi");
+    bad("serve m --group-secret-file f", "--group-secret-file is for --comm mpi");
+    good("serve m --comm mpi --master-addr h --master-port 7 --group-secret-file f");
+    bad("serve m --plan f --parallel-mode 2d", "--parallel-mode, too");
+    bad("plan m --plan f --parallel-mode 1d", "--parallel-mode, too");
+    good("rank m --plan f --parallel-mode 1d");
+    bad("serve m --http-max-bodies-bytes 1M", "--http-max-body-bytes 4194304");
+    bad("serve m --http-max-body-bytes 1G", "--http-max-bodies-bytes 268435456 is less");
+    good("serve m --http-max-body-bytes 1M --http-max-bodies-bytes 1M");
 }
 
 static void test_choices(void **state)
@@ -536,21 +553,14 @@ static void test_file_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_ways_to_write),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_service_links),
-        cmocka_unit_test(test_positionals),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_help_layout),
-        cmocka_unit_test(test_names_are_unique),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_ways_to_write),
+        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_seed),        cmocka_unit_test(test_without_effect),
+        cmocka_unit_test(test_choices),     cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_service_links),
+        cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_help_layout), cmocka_unit_test(test_names_are_unique),
+        cmocka_unit_test(test_file),        cmocka_unit_test(test_file_refused),
         cmocka_unit_test(test_bench),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

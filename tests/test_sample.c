@@ -1,5 +1,6 @@
 /* DESIGN: sampling and logprobs on every variant (subjects.h): twins by bits, sets and rules
  * against their definitions in doubles, frequencies against probabilities. */
+#include "tests/only.h"
 #include "tests/subjects.h"
 
 #include <float.h>
@@ -432,12 +433,13 @@ static void test_logprobs_edges(void **state UNUSED)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sample_twins),   cmocka_unit_test(test_rules),
         cmocka_unit_test(test_rule_edges),     cmocka_unit_test(test_sample_sets),
         cmocka_unit_test(test_sample_edges),   cmocka_unit_test(test_sample_distribution),
         cmocka_unit_test(test_logprobs_twins), cmocka_unit_test(test_logprobs_edges)};
+    only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

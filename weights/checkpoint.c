@@ -286,6 +286,31 @@ enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_
     return read_region(&r, (struct placement_box){rows, cols}, dst);
 }
 
+enum { COMPARED_BYTES = 1 << 20 }; /* at a time, or one row */
+
+enum status checkpoint_same(const struct checkpoint *c, const struct checkpoint_tensor *a,
+                            const struct checkpoint_tensor *b, bool *same, struct err *err)
+{
+    enum status st = OK;
+    *same = a->dtype == b->dtype && a->ndim == b->ndim && a->rows == b->rows && a->cols == b->cols;
+    const size_t row = (size_t)a->cols * dtype_size(a->dtype);
+    const int64_t step = row < COMPARED_BYTES && row > 0 ? (int64_t)(COMPARED_BYTES / row) : 1;
+    char *both = *same ? malloc(2 * (size_t)step * row + 1) : NULL;
+    if (*same && !both)
+        return base_fail(err, ERR_NOMEM, "%s: no memory", c->files.dir);
+    for (int64_t at = 0; *same && at < a->rows; at += step) {
+        const struct span rows = {at, at + step < a->rows ? at + step : a->rows};
+        const struct span cols = {0, a->cols};
+        const size_t bytes = (size_t)span_len(rows) * row;
+        TRY(checkpoint_read(c, a, rows, cols, 0, both, err));
+        TRY(checkpoint_read(c, b, rows, cols, 0, both + bytes, err));
+        *same = memcmp(both, both + bytes, bytes) == 0;
+    }
+out:
+    free(both);
+    return st;
+}
+
 /* ---- checking against a plan ---- */
 
 /* Dotted names: `*` is one component, `**` any number of them. */

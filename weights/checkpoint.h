@@ -59,6 +59,11 @@ enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_
                             struct span rows, struct span cols, int32_t prefer_rank, void *dst,
                             struct err *err) MUST_USE;
 
+/* Have both tensors the same shape, type and bytes? Reads both. Thread-safe. */
+enum status checkpoint_same(const struct checkpoint *c, const struct checkpoint_tensor *a,
+                            const struct checkpoint_tensor *b, bool *same,
+                            struct err *err) MUST_USE;
+
 /* Checks that the slices name existing tensors of the expected shape and a dtype we compute with
  * (those of a QUANT_FILE weight F8_E4M3, with scales), and that every tensor of the checkpoint is
  * named by a slice or matches an ignore pattern

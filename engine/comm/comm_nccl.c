@@ -90,6 +90,15 @@ static enum status watch(void *arg, struct err *err)
 
 /* ---- every collective ---- */
 
+/* Something has spoilt the recording that goes on: nothing of it will run, and NCCL would take it
+ * for a failure of its own. */
+static bool is_spoilt(const struct home *h)
+{
+    enum cudaStreamCaptureStatus recording;
+    return cudaStreamIsCapturing(h->stream, &recording) == cudaSuccess &&
+           recording == cudaStreamCaptureStatusInvalidated;
+}
+
 /* The next call of a collective, unless one before it failed. */
 #define NEXT(result, call)                                                                         \
     do {                                                                                           \
@@ -138,6 +147,8 @@ static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *s
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     const ncclResult_t r =
         ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
     const size_t ranks = (size_t)comm->ranks;
@@ -164,26 +175,22 @@ static ncclResult_t gather_blocks(struct comm_nccl *c, char *dst, const void *sr
     return result;
 }
 
-/* Some rows: into the gather buffer, then side by side; a single row needs only the first. */
+/* Some rows: into the gather buffer, then side by side; what is a single row, or of a single rank,
+ * needs only the first. */
 static ncclResult_t gather_rows(struct comm_nccl *c, char *dst, const char *src, size_t rows,
-                                const int32_t *cols, size_t total)
+                                const int32_t *cols)
 {
+    const int32_t ranks = c->base.ranks;
+    struct home *h = c->home;
     size_t blocks[COMM_RANKS_MAX];
-    for (int32_t r = 0; r < c->base.ranks; r++)
+    for (int32_t r = 0; r < ranks; r++)
         blocks[r] = rows * (size_t)cols[r];
-    if (rows == 1)
+    if (rows == 1 || ranks == 1)
         return gather_blocks(c, dst, src, blocks);
-    const char *from = c->home->gather;
-    ncclResult_t result = gather_blocks(c, c->home->gather, src, blocks);
-    for (int32_t r = 0; r < c->base.ranks && result == ncclSuccess; r++) {
-        const size_t width = (size_t)cols[r] * 4;
-        if (width > 0 &&
-            cudaMemcpy2DAsync(dst, total * 4, from, width, width, rows, cudaMemcpyDeviceToDevice,
-                              c->home->stream) != cudaSuccess)
-            result = ncclUnhandledCudaError;
-        dst += width;
-        from += rows * width;
-    }
+    const ncclResult_t result = gather_blocks(c, h->gather, src, blocks);
+    if (result == ncclSuccess)
+        rowops_interleave(h->backend, (float *)dst, (const float *)h->gather, (int32_t)rows, cols,
+                          ranks);
     return result;
 }
 
@@ -199,11 +206,13 @@ static enum status nccl_all_gather(struct comm *comm, void *dst, const void *src
     for (int32_t i = 0; i < comm->ranks; i++)
         total += (size_t)cols[i];
     TRY(watch(c->home, err));
-    const size_t fit = total > 0 ? GATHER_BYTES / (total * 4) : height, most = fit > 1 ? fit : 1;
+    if (is_spoilt(c->home))
+        goto out;
+    const size_t fit = comm->ranks > 1 && total > 0 ? GATHER_BYTES / (total * 4) : height;
+    const size_t most = fit > 1 ? fit : 1;
     for (size_t at = 0, n; at < height && total > 0 && r == ncclSuccess; at += n) {
         n = height - at < most ? height - at : most;
-        r = gather_rows(c, (char *)dst + at * total * 4, (const char *)src + at * own * 4, n, cols,
-                        total);
+        r = gather_rows(c, (char *)dst + at * total * 4, (const char *)src + at * own * 4, n, cols);
     }
     st = finish(c, COMM_ALL_GATHER, start, height * (total - own), r, err);
 out:
@@ -218,6 +227,8 @@ static enum status nccl_reduce_scatter(struct comm *comm, float *dst, const floa
     const int64_t start = base_now_ns();
     const float *block = src;
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     ncclResult_t r = ncclGroupStart();
     for (int32_t to = 0; to < comm->ranks; to++) {
         if (counts[to] > 0)
@@ -239,6 +250,8 @@ static enum status nccl_broadcast(struct comm *comm, void *dst, const void *src,
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     const ncclResult_t r =
         ncclBroadcast(src, dst, n, ncclFloat32, root, handle(c), c->home->stream);
     st = finish(c, COMM_BROADCAST, start, comm->rank == root ? 0 : n, r, err);
@@ -255,6 +268,8 @@ static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *r
     const char *from = src;
     char *to = dst;
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     ncclResult_t r = ncclGroupStart();
     for (int32_t peer = 0; peer < comm->ranks; peer++) {
         if (send_counts[peer] > 0)
@@ -279,6 +294,8 @@ static enum status nccl_send_recv(struct comm *comm, void *dst, int32_t from, co
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     ncclResult_t r = ncclGroupStart();
     NEXT(r, ncclSend(src, n, ncclFloat32, to, handle(c), c->home->stream));
     NEXT(r, ncclRecv(dst, n, ncclFloat32, from, handle(c), c->home->stream));
@@ -324,15 +341,16 @@ static void nccl_abort(struct comm *comm)
 
 static void home_close(struct home *h)
 {
+    const bool own_arena = h->arena != NULL && h->arena != h->window.memory;
     cuda_watch(h->backend, NULL, NULL);
     while (h->endings > 0)
         pthread_join(h->ending[--h->endings], NULL);
-    if (h->arena != NULL && h->arena != h->window.memory)
-        h->backend->ops->free(h->backend, h->arena);
     comm_window_close(&h->window, h->groups > 0 ? h->group[0] : NULL);
     for (int32_t i = h->groups; i-- > 0;)
         if (h->group[i] != NULL)
             (void)ncclCommDestroy(h->group[i]);
+    if (own_arena) /* after NCCL, which may have shown it to peers */
+        h->backend->ops->free(h->backend, h->arena);
     if (h->gather != NULL)
         h->backend->ops->free(h->backend, h->gather);
     free(h);
@@ -412,6 +430,7 @@ static void set_environment(int32_t rank, bool shared_device)
     setenv("NCCL_NET", "Socket", 0);
     setenv("NCCL_P2P_DISABLE", "1", 0);
     setenv("NCCL_SHM_DISABLE", "1", 0);
+    setenv("NCCL_MNNVL_ENABLE", "0", 0); /* hosts that NVLink joins would share memory, too */
 }
 
 /* The group's id, made by the first rank. */

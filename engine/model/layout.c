@@ -40,11 +40,11 @@ static const struct param llama[] = {
     {ROLE_HEAD, false, "lm_head", {"lm_head.weight"}},
 };
 
-/* Old checkpoints carry the rotary frequencies; a tied one may repeat the head; quantised ones may
- * have scales for activations, which stay as they are. */
+/* Old checkpoints carry the rotary frequencies; a tied one may repeat the embedding as its head;
+ * quantised ones may have scales for activations, which stay as they are. */
 const char *const layout_ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq",
-                                      "model.rotary_emb.inv_freq",
-                                      "model.layers.*.*.*.input_scale"};
+                                      "model.rotary_emb.inv_freq", "model.layers.*.*.*.input_scale",
+                                      "lm_head.weight"};
 const int32_t layout_ignored_count = ARRAY_LEN(layout_ignored);
 
 static void name_at(char *dst, const char *pattern, int32_t layer)

@@ -209,7 +209,8 @@ void blas_multiply(struct cuda_backend *c, const struct blas_product *p)
         s = describe(&l, p, p->rows);
     if (s == CUBLAS_STATUS_SUCCESS) {
         s = run(c, p, &l, &a->algorithm);
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED) /* it does not suit so few of the class's rows */
+        /* it does not suit so few of the class's rows */
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)
             s = run(c, p, &l, NULL);
     }
     if (s != CUBLAS_STATUS_SUCCESS)

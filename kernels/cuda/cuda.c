@@ -8,6 +8,7 @@
 #include "kernels/cuda/entry.h"
 
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,15 +103,38 @@ void cuda_wait(struct cuda_backend *c, const char *what)
 
 enum status cuda_count_devices(int *count, struct err *err)
 {
+    int driver = 0, runtime = 0; /* no driver: 0, and it is as insufficient as an old one */
     const cudaError_t e = cudaGetDeviceCount(count);
-    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !*count))
+    if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+        driver > 0 && cudaRuntimeGetVersion(&runtime) == cudaSuccess)
         return base_fail(err, ERR_DEVICE,
-                         "--device cuda: no NVIDIA driver or GPU is usable here "
-                         "(%s); nvidia-smi should list one",
-                         cudaGetErrorString(e));
+                         "--device cuda: the NVIDIA driver is for CUDA %d.%d, the module was built "
+                         "with %d.%d: install a newer driver",
+                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !*count))
+        return base_fail(
+            err, ERR_DEVICE,
+            "--device cuda: no NVIDIA %s is usable here; nvidia-smi -L should list a GPU",
+            e == cudaErrorInsufficientDriver ? "driver" : "GPU");
     if (e != cudaSuccess)
         return base_fail(err, ERR_DEVICE, "--device cuda: %s", cudaGetErrorString(e));
     return OK;
+}
+
+/* This process has opened a backend. */
+static _Atomic bool opened;
+
+/* A process that only asks keeps no context: ranks need that memory, and on a device for one
+ * process at a time its place. */
+static cudaError_t ask_memory(int device, size_t *free_bytes)
+{
+    size_t total = 0;
+    cudaError_t e = cudaSetDevice(device);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(free_bytes, &total);
+    if (e == cudaSuccess && !atomic_load(&opened))
+        e = cudaDeviceReset();
+    return e;
 }
 
 static enum status cuda_probe(int32_t devices, size_t *bytes, struct err *err)
@@ -127,10 +151,8 @@ static enum status cuda_probe(int32_t devices, size_t *bytes, struct err *err)
         goto out;
     }
     for (int d = 0; d < devices; d++) {
-        size_t free_bytes = 0, total = 0;
-        cudaError_t e = cudaSetDevice(d);
-        if (e == cudaSuccess)
-            e = cudaMemGetInfo(&free_bytes, &total);
+        size_t free_bytes = 0;
+        const cudaError_t e = ask_memory(d, &free_bytes);
         if (e != cudaSuccess) {
             st = base_fail(err, ERR_DEVICE, "device %d: %s", d, cudaGetErrorString(e));
             goto out;
@@ -269,6 +291,7 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     struct cuda_backend *c = calloc(1, sizeof *c);
     if (c == NULL)
         return base_fail(err, ERR_NOMEM, "no memory for backend %s", name);
+    atomic_store(&opened, true);
     c->base.ops = &cuda_ops;
     c->device = device_of(name);
     pthread_mutex_init(&c->failure_lock, NULL);

@@ -4,6 +4,10 @@
 
 #include "kernels/backend.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 extern const struct backend_ops cuda_ops;
 
 /* name: "cuda" (the first device) or "cuda:N". ERR_DEVICE: no driver, no such device. */
@@ -16,5 +20,15 @@ void *cuda_stream(struct backend *b);
  * thread. A failure it returns is told as that of the ops; it then has to end what they wait for.
  * fn NULL: no more. */
 void cuda_watch(struct backend *b, enum status (*fn)(void *arg, struct err *err), void *arg);
+
+/* dst[rows, sum of cols] = `count` blocks of [rows, cols[i]] that lie one after the other, side by
+ * side. All on the device but cols. */
+#define ROWOPS_BLOCKS_MAX 64
+void rowops_interleave(struct backend *b, float *dst, const float *blocks, int32_t rows,
+                       const int32_t *cols, int32_t count);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -131,7 +131,7 @@ static void write_errors(int may, struct buf *out)
         {BODY, "413", "The body is too large"},
         {BODY, "415", "The body is compressed, or not JSON"},
         {BUSY, "429", "Too many requests wait; Retry-After says when to come back"},
-        {VALUES, "500", "The model computed NaN or infinity: its weights are damaged"},
+        {VALUES, "500", "The model computed NaN or infinity, or the request forbids every token"},
         {TOKENIZER, "501", "The model came without a tokenizer"},
         {BUSY | READY, "503", "Loading, draining, out of memory, or a rank is lost"},
     };

@@ -9,6 +9,7 @@
 #include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -39,9 +40,34 @@ static void set_paths(struct target *t, const char *path, size_t n)
     snprintf(t->base, sizeof t->base, "%.*s", (int)(strlen(t->path) - tail), t->path);
 }
 
+/* The resolver would cut a larger number to 16 bits, and another server be asked. */
+static bool is_port(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    const long port = digits <= 5 ? strtol(text, NULL, 10) : 0;
+    return text[digits] == '\0' && port >= 1 && port <= 65535;
+}
+
+/* "host", "host:port", "[v6]", "[v6]:port" */
+static bool split_host(const char *from, char *host, size_t cap, const char **port)
+{
+    const char *close = from[0] == '[' ? strchr(from, ']') : NULL;
+    const char *colon = strrchr(close ? close : from, ':');
+    const char *begin = close ? from + 1 : from;
+    size_t n = close ? (size_t)(close - begin) : colon ? (size_t)(colon - from) : strlen(from);
+    *port = colon ? colon + 1 : "80";
+    if (n == 0 || n >= cap || (from[0] == '[' && !close) || !is_port(*port))
+        return false;
+    memcpy(host, begin, n);
+    host[n] = '\0';
+    return true;
+}
+
 enum status target_parse(const char *url, struct target *out, struct err *err)
 {
     struct target t = {.is_chat = false};
+    char name[sizeof t.host];
+    const char *port;
     if (strncmp(url, "https://", 8) == 0)
         return bad_url(url,
                        "needs TLS, which this client does not speak: name the server itself, "
@@ -60,6 +86,8 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
         if (!isgraph((unsigned char)*c) || strchr("?#\\\"", *c))
             return bad_url(url, "has a query, a fragment, or a character that no URL has", err);
     memcpy(t.host, host, n);
+    if (!split_host(t.host, name, sizeof name, &port))
+        return bad_url(url, "names no host, or no port from 1 to 65535", err);
     set_paths(&t, path, strlen(path));
     *out = t;
     return OK;
@@ -73,22 +101,6 @@ enum status target_check(const char *model, const char *api_key, struct err *err
         if (!isgraph((unsigned char)*c))
             return base_fail(err, ERR_USAGE, "--api-key: blanks and controls cannot be sent");
     return OK;
-}
-
-/* "host", "host:port", "[v6]", "[v6]:port" */
-static bool split_host(const char *from, char *host, size_t cap, const char **port)
-{
-    const char *close = from[0] == '[' ? strchr(from, ']') : NULL;
-    const char *colon = strrchr(close ? close : from, ':');
-    const char *begin = close ? from + 1 : from;
-    size_t n = close ? (size_t)(close - begin) : colon ? (size_t)(colon - from) : strlen(from);
-    *port = colon ? colon + 1 : "80";
-    if (n == 0 || n >= cap || (from[0] == '[' && !close) || strspn(*port, "0123456789") == 0 ||
-        (*port)[strspn(*port, "0123456789")])
-        return false;
-    memcpy(host, begin, n);
-    host[n] = '\0';
-    return true;
 }
 
 static void set_timeout(int fd, double seconds)
@@ -120,8 +132,7 @@ enum status target_resolve(struct target *t, double timeout_s, struct err *err)
     const char *port;
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct addrinfo *found = NULL;
-    if (!split_host(t->host, host, sizeof host, &port))
-        return base_fail(err, ERR_USAGE, "\"%.200s\": expected HOST or HOST:PORT", t->host);
+    CHECK(split_host(t->host, host, sizeof host, &port)); /* as target_parse did */
     int rc = getaddrinfo(host, port, &hints, &found);
     if (rc != 0)
         return base_fail(err, ERR_PEER, "cannot find %s: %s", t->host, gai_strerror(rc));

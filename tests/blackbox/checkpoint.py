@@ -127,6 +127,16 @@ def fill_tensor(path, name, element):
         file.write(element * ((end - begin) // len(element)))
 
 
+def copy_tensor(path, name, copy):
+    """Adds a tensor that is another one once more."""
+    header, start = read_header(path)
+    data = path.read_bytes()[start:]
+    begin, end = header[name]["data_offsets"]
+    header[copy] = {**header[name], "data_offsets": [len(data), len(data) + end - begin]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data + data[begin:end])
+
+
 def drop_tensor(path, name):
     """Removes a tensor and its bytes, so that the file is valid but incomplete."""
     header, start = read_header(path)

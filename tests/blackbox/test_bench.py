@@ -469,6 +469,9 @@ def test_wrong_use(tmp_path):
     refused(2, "--goodput", "http://h", "--goodput", "fast")
     refused(2, "after --", "http://h", "--", "-tp", "2")
     refused(2, "model directory", "http://h", "--latency")
+    refused(2, "--output-json is not for --latency", checkpoint.DEMO, "--latency",
+            "--output-json", "figures.json")
+    refused(2, "--request-rate is not for", checkpoint.DEMO, "--throughput", "--request-rate", 2)
     refused(3, "no such model directory", tmp_path / "nothing")
     refused(2, "did you mean", checkpoint.DEMO, "--", "--tensor-paralel-size", "2")
 
@@ -478,3 +481,10 @@ def test_wrong_peers(demo, peer, tmp_path):
     refused(1, "nobody", demo.url, "--model", "nobody")
     refused(1, "HTTP 503", peer(lambda *_: [503]).url)
     refused(2, "No such file", demo.url, "--prompts", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("option", ["--output-json", "--plot"])
+def test_results_have_a_place_before_anything_is_sent(peer, tmp_path, option):
+    server = peer(lambda *_: steady(0.0, 0.0, 1))
+    refused(2, "No such file or directory", server.url, option, tmp_path / "none" / "file")
+    assert not server.bodies

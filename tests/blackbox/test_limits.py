@@ -291,7 +291,8 @@ def test_too_few_files_to_start(serve):
 
 
 def test_memory_of_bodies(serve):
-    server = serve(checkpoint.DEMO, "--http-max-bodies-bytes", "2500K")
+    server = serve(checkpoint.DEMO, "--http-max-bodies-bytes", "2500K", "--http-max-body-bytes",
+                   "2M")
     half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
     held = [Raw(server).send(half + b" " * 999999) for _ in range(2)]
     eventually(lambda: has_read_all(server), what="both are held")

@@ -157,6 +157,18 @@ def test_without_a_seed_each_request_gets_its_own(demo):
     assert len(drawn) > 1
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_equal_prompts_of_a_request(demo, n):
+    """They are as independent as requests without a seed, and as equal as requests with one."""
+    def drawn(**fields):
+        answer = demo.complete(4 * [[1, 400, 500, 600]], n=n, temperature=1.5, max_tokens=24,
+                               ignore_eos=True, return_token_ids=True, **fields)
+        return [tuple(choice["token_ids"]) for choice in answer["choices"]]
+    assert len(set(drawn())) == 4 * n
+    seeded = drawn(seed=3)
+    assert seeded == 4 * seeded[:n] and len(set(seeded)) == n
+
+
 def test_choices_differ_and_repeat(demo):
     fields = dict(n=3, temperature=1.0, seed=9, max_tokens=16, ignore_eos=True,
                   return_token_ids=True)

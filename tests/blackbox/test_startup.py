@@ -44,6 +44,10 @@ def fails(code, *arguments):
     (("serv", "MODEL"), "serve"),
     (("serve",), "MODEL"),
     (("plan", ""), "which model directory"),
+    (("serve", "MODEL", "--cors-origins", "https://a.example/"), "is no origin"),
+    (("serve", "MODEL", "--http-max-bodies-bytes", "1M"), "--http-max-body-bytes 4194304"),
+    (("complete", "http://127.0.0.1:65600", "x"), "65535"),
+    (("health", "http://127.0.0.1:65600"), "HOST:PORT"),
 ])
 def test_usage(arguments, wanted):
     model = str(checkpoint.GOLDEN / NAME)
@@ -184,6 +188,19 @@ def test_wrong_dtype(model):
     assert TENSOR in line and "I32" in line
 
 
+def test_head_of_a_tied_model(serve, model):
+    """Files may repeat the embedding as lm_head.weight; of one that differs transformers makes an
+    untied model, so that nobody knows what is meant."""
+    path = model / "model.safetensors"
+    prompt, tokens = checkpoint.golden_runs(NAME)[0]
+    checkpoint.copy_tensor(path, "model.embed_tokens.weight", "lm_head.weight")
+    server = serve(model, "-tp", 2)
+    assert server.token_ids(prompt, len(tokens)) == tokens
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    line = refused(model)
+    assert "lm_head.weight" in line and "tie_word_embeddings" in line
+
+
 def test_overlapping_tensors(model):
     def edit(header):
         names = sorted(name for name in header if name != "__metadata__")
@@ -288,12 +305,18 @@ def test_a_fifo_does_not_block(tmp_path, name):
 # ---- standard streams ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["plan", "inspect"])
+@pytest.mark.parametrize("command", [("plan", checkpoint.DEMO), ("inspect", checkpoint.DEMO),
+                                     ("version",), ("help",), ("serve", "--help")])
 def test_output_that_is_not_written(command):
     with open("/dev/full", "wb") as full:
+<<<<<<< HEAD
+        done = subprocess.run([BINARY, *command], stdout=full, text=True,
+                              stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
+=======
         done = subprocess.run([BINARY, command, checkpoint.DEMO], stdout=full, text=True,
                               stderr=subprocess.PIPE, env=environment(), timeout=60 * PATIENCE,
                               check=False)
+>>>>>>> main
     assert done.returncode == 3
     assert done.stderr == "tessera: stdout: No space left on device\n"
 

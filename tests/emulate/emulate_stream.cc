@@ -2,6 +2,7 @@
  * for it, or after a while, as a device would. So what the host does too early goes wrong here
  * every time: memory that a copy to the device still reads is compared when it is copied, and
  * memory that a copy to the host will write holds rubbish until somebody has waited. */
+#include "tests/emulate/calls.h"
 #include "tests/emulate/cuda_runtime.h"
 
 #include <atomic>
@@ -55,6 +56,25 @@ static thread_local int device_now;
 static std::mutex streams_lock;
 static std::set<emulated_stream *> streams;
 
+static struct {
+    std::atomic<uint64_t> launches, graphs, copies, records, waits, allocations;
+    std::atomic<bool> context[DEVICES];
+} calls;
+
+extern "C" __attribute__((visibility("default"))) emulated_calls_fn emulated_calls;
+void emulated_calls(struct emulated_calls *out)
+{
+    *out = {calls.launches,
+            calls.graphs,
+            calls.copies,
+            calls.records,
+            calls.waits,
+            calls.allocations,
+            0};
+    for (const std::atomic<bool> &c : calls.context)
+        out->contexts += c;
+}
+
 static emulated_stream *stream_of(cudaStream_t s)
 {
     return (emulated_stream *)s;
@@ -66,11 +86,12 @@ static emulated_stream *stream_of(cudaStream_t s)
     abort();
 }
 
-/* Of a call that must not be made while this thread captures. */
+/* Of a call that must not be made while this thread captures. EMULATED_DEVICE_BROKEN: a kernel
+ * went astray, which every later call tells. */
 static cudaError_t not_captured()
 {
     if (captured == nullptr)
-        return cudaSuccess;
+        return getenv("EMULATED_DEVICE_BROKEN") == nullptr ? cudaSuccess : cudaErrorIllegalAddress;
     captured->spoilt = true;
     return cudaErrorStreamCaptureUnsupported;
 }
@@ -109,9 +130,13 @@ void emulate_enqueue(cudaStream_t stream, std::function<void()> item)
     s->changed.notify_all();
 }
 
-bool emulate_captures(cudaStream_t s)
+/* A kernel is launched on the thread's own device. */
+void emulate_kernel(cudaStream_t stream, std::function<void()> item)
 {
-    return stream_of(s)->capture != nullptr;
+    if (stream_of(stream)->device != device_now)
+        give_up("a kernel is launched on a stream of another device");
+    calls.launches += stream_of(stream)->capture == nullptr;
+    emulate_enqueue(stream, std::move(item));
 }
 
 static void await(emulated_stream *s, uint64_t until)
@@ -190,6 +215,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     const cudaError_t e = not_captured();
+    calls.waits++;
     if (e == cudaSuccess)
         await(stream_of(s), enqueued(stream_of(s)));
     return e;
@@ -218,6 +244,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     const cudaError_t st = not_captured();
+    calls.records++;
     if (st == cudaSuccess)
         *(emulated_event *)e = {stream_of(s), enqueued(stream_of(s))};
     return st;
@@ -227,6 +254,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     const emulated_event *e = (emulated_event *)event;
     const cudaError_t st = not_captured();
+    calls.waits++;
     if (st == cudaSuccess && e->stream != nullptr)
         await(e->stream, e->at);
     return st;
@@ -241,13 +269,29 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 /* ---- graphs ---- */
 
+/* Does the environment name this device? */
+static bool is_named(const char *variable, int device)
+{
+    const char *value = getenv(variable);
+    return value != nullptr && strtol(value, nullptr, 10) == device;
+}
+
+/* A test may name a device on which something spoils every capture. */
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 {
     if (captured != nullptr)
         return not_captured();
     captured = stream_of(s);
     captured->capture = new emulated_graph{captured->device, {}};
-    captured->spoilt = false;
+    captured->spoilt = is_named("EMULATED_DEVICE_SPOILS_GRAPHS", captured->device);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status)
+{
+    *status = stream_of(s)->capture == nullptr ? cudaStreamCaptureStatusNone
+              : stream_of(s)->spoilt           ? cudaStreamCaptureStatusInvalidated
+                                               : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 
@@ -267,8 +311,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
                                           unsigned long long)
 {
-    const char *without = getenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
-    if (without != nullptr && strtol(without, nullptr, 10) == graph->device)
+    if (is_named("EMULATED_DEVICE_WITHOUT_GRAPHS", graph->device))
         return cudaErrorMemoryAllocation;
     *exec = new emulated_exec{std::make_shared<emulated_graph>(*graph)};
     return cudaSuccess;
@@ -283,6 +326,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
 {
     const cudaError_t e = not_captured();
     const std::shared_ptr<const emulated_graph> graph = exec->graph;
+    calls.graphs++;
     if (e == cudaSuccess)
         emulate_enqueue(s, [=] {
             for (const std::function<void()> &item : graph->work)
@@ -313,9 +357,15 @@ struct allocation {
 static std::mutex memory_lock;
 static std::map<void *, allocation> allocations, pinned; /* the device's, the host's */
 
+/* EMULATED_DRIVER: its version; EMULATED_DEVICES: so many. */
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = DEVICES;
+    int driver = 0, runtime = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess ||
+        cudaRuntimeGetVersion(&runtime) != cudaSuccess || driver < runtime)
+        return cudaErrorInsufficientDriver;
+    const char *named = getenv("EMULATED_DEVICES");
+    *n = named != nullptr ? (int)strtol(named, nullptr, 10) : DEVICES;
     return cudaSuccess;
 }
 
@@ -324,18 +374,32 @@ cudaError_t cudaSetDevice(int device)
     if (device < 0 || device >= DEVICES)
         return cudaErrorInvalidDevice;
     device_now = device;
+    calls.context[device] = true;
+    return cudaSuccess;
+}
+
+/* Of all threads: nobody may be using the device. */
+cudaError_t cudaDeviceReset(void)
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    for (const auto &a : allocations)
+        if (a.second.device == device_now)
+            give_up("a device is reset that is in use");
+    calls.context[device_now] = false;
     return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = 13000;
+    const char *named = getenv("EMULATED_DRIVER");
+    *version = named != nullptr ? (int)strtol(named, nullptr, 10) : 13000;
     return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version)
 {
-    return cudaDriverGetVersion(version);
+    *version = 13000;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int)
@@ -378,6 +442,7 @@ cudaError_t cudaGetLastError(void)
 static cudaError_t allocate(std::map<void *, allocation> *all, void **p, size_t bytes)
 {
     const cudaError_t e = not_captured();
+    calls.allocations++;
     if (e != cudaSuccess || posix_memalign(p, 256, bytes) != 0)
         return e != cudaSuccess ? e : cudaErrorMemoryAllocation;
     std::lock_guard<std::mutex> hold(memory_lock);
@@ -426,6 +491,7 @@ cudaError_t cudaFreeHost(void *p)
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
+    calls.copies++;
     emulate_enqueue(s, [=] { memset(p, value, bytes); });
     return cudaSuccess;
 }
@@ -461,6 +527,7 @@ static void to_host(void *dst, const void *src, size_t bytes, cudaStream_t s)
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t s)
 {
+    calls.copies++;
     if (kind == cudaMemcpyDeviceToDevice) {
         emulate_enqueue(s, [=] { memcpy(dst, src, bytes); });
         return cudaSuccess;
@@ -475,6 +542,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                               size_t width, size_t height, cudaMemcpyKind, cudaStream_t s)
 {
+    calls.copies++;
     emulate_enqueue(s, [=] {
         for (size_t y = 0; y < height; y++)
             memcpy((char *)dst + y * dst_pitch, (const char *)src + y * src_pitch, width);

@@ -1,107 +1,163 @@
 #!/usr/bin/env bash
-# What only a machine with an NVIDIA GPU can check, the most telling first. Each stage can be run
-# alone and has a time limit; what no longer fits into BUDGET seconds (1500) is skipped. The results
-# are markdown: on the terminal at the end, and in $OUT/results.md with each stage's log. Without a
-# GPU the script says so and returns 77.
+# What only a machine with an NVIDIA GPU can check, in the order in which faults hide each other.
+# Each stage can be run alone. A check that outlasts its limit is killed with all that it started,
+# and the next goes on; what no longer fits into BUDGET seconds (1500) is skipped. $OUT/results.md
+# has the table so far after every check, $OUT/logs.txt what each of them said. Without a GPU the
+# script says so and returns 77. Where commands may take ten minutes: BUDGET=570.
 #
 #   tests/gpu/run.sh [STAGE...]
 #
-# build     program, module and tests into build/gpu (BUILD=folder: those of another build)
+# build     program, module, tests and the libraries they need, into build/gpu/run: see below
 # doctor    what the machine is
-# twins     every op of the device against kernels/ref
+# loader    weights of a small checkpoint in the device's memory, row by row
+# twins     every op of the device against kernels/ref, each in a process of its own
 # goldens   logits of the small checkpoints against transformers, through the ranks' own code
-# device    memory as planned, steps replayed as graphs and launched ahead
+# graphs    memory as planned, steps replayed as graphs and launched ahead
 # serve     the server's greedy text on one GPU is that on the CPU
+# nccl      two ranks on one GPU, and a 2d grid of four, through NCCL over sockets: function only,
+#           never to be timed
+# fp8       decode (below) with --quantization fp8, and what that changes in the demo model's words
 # decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
-# fp8       the same with --quantization fp8, and what that changes in the demo model's words
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
-# ranks     two ranks on one GPU, and a 2d grid of four, through NCCL over sockets: function only,
-#           never to be timed
 # peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
 # sanitize  the twins under compute-sanitizer, and races of attention in shared memory
-# shellcheck disable=SC2317 # functions that "stage" calls
+#
+# A machine with a GPU often has neither our packages nor a network. "build" needs no GPU, but the
+# toolkit, NCCL and the packages of deploy/packages.sh and libcmocka-dev; the folder build/gpu/run
+# (20 MiB; BUILD=folder: folder/run) can be copied to a Linux that is as new or newer, into the same
+# place of a checkout, where all other stages take it as it is and need bash and Python only, NCCL
+# and cuBLAS as PyTorch brings them. ARCH=90-real builds for Hopper alone.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 BUILD=${BUILD:-build/gpu}
 OUT=${OUT:-$BUILD/out}
 BUDGET=${BUDGET:-1500}
+RUN=$BUILD/run
+LOGS=$BUILD/logs
+SELF=$PWD/tests/gpu/run.sh
 MODEL=deploy/demo/model
-table=()
+PROGRAMS=(test_loader test_kernels test_attend test_sample test_elect test_model test_device
+    bench_device bench_step)
+all=(doctor loader twins goldens graphs serve nccl fp8 decode step kernels peers sanitize)
 failed=0
+running= # the session of a check
 
-if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    echo "skipped: no NVIDIA GPU here"
-    exit 77
-fi
+# ---- one check: a line of the table ----
 
-# stage SECONDS NAME COMMAND...: one row of the table; its log is $OUT/NAME.log.
-stage() {
-    local limit=$1 name=$2 begin=$SECONDS result
+# The processes of a session, whatever groups they made.
+signal_session() {
+    local stat fields session
+    for stat in /proc/[0-9]*/stat; do
+        read -r fields 2>/dev/null <"$stat" || continue
+        read -r _ _ _ session _ <<<"${fields##*) }"
+        [ "$session" != "$2" ] || kill -s "$1" "${fields%% *}" 2>/dev/null
+    done
+}
+
+# check SECONDS NAME COMMAND...: its log is $LOGS/NAME.log. A session of its own, so that what it
+# leaves behind can be found.
+check() {
+    local limit=$1 name=$2 begin=$SECONDS result=ok pid status
     shift 2
     if [ $((BUDGET - SECONDS)) -lt $((limit / 2)) ]; then
-        table+=("| $name | skipped: $((BUDGET - SECONDS)) s are left | |")
+        tell "| $name | skipped: $((BUDGET - SECONDS)) s are left | |"
         return
     fi
-    if timeout -k 5 "$limit" bash -c "$functions"'; "$@"' - "$@" >"$OUT/$name.log" 2>&1; then
-        result=ok
-    else
-        result="FAILED ($?)"
-        failed=1
-        tail -n 15 "$OUT/$name.log"
+    setsid "$BASH" "$SELF" --inside "$@" >"$LOGS/$name.log" 2>&1 </dev/null &
+    pid=$!
+    running=$pid
+    while kill -0 "$pid" 2>/dev/null && [ $((SECONDS - begin)) -lt "$limit" ]; do
+        sleep 0.2
+    done
+    if kill -0 "$pid" 2>/dev/null; then
+        result="FAILED: longer than $limit s"
+        signal_session TERM "$pid"
+        sleep 3
     fi
-    table+=("| $name | $result | $((SECONDS - begin)) s |")
+    signal_session KILL "$pid"
+    wait "$pid" 2>/dev/null
+    status=$?
+    running=
+    case $result-$status in
+    ok-0) ;;
+    ok-77) result="skipped: not on this machine" ;;
+    ok-*) result="FAILED ($status)" ;;
+    esac
+    { printf '\n==== %s: %s\n' "$name" "$result" && cat "$LOGS/$name.log"; } >>"$OUT/logs.txt"
+    tell "| $name | $result | $((SECONDS - begin)) s |"
+    if [[ $result == FAILED* ]]; then
+        failed=1
+        tail -n 8 "$LOGS/$name.log" | cut -c1-300 | sed 's/^/    /'
+    fi
+}
+
+tell() {
+    printf '%s\n' "$1" | tee -a "$OUT/results.md"
+}
+
+# ---- what checks run ----
+
+# Folders of NCCL (and of cuBLAS, to run) where only Python's packages brought them.
+python_libraries() {
+    python3 - "$@" 2>/dev/null <<'END'
+import glob, os, sys
+found = [f for p in sys.path for name in ("libnccl.so.2", *sys.argv[1:])
+         for f in glob.glob(os.path.join(p, "nvidia", "*", "lib", name))]
+print(":".join(sorted({os.path.dirname(f) for f in found})))
+END
+}
+
+# What the other stages need, in one folder; of libraries all but those of the compiler, which every
+# Linux has, and NVIDIA's.
+pack() {
+    rm -rf "$RUN"
+    mkdir -p "$RUN/lib"
+    cp "$BUILD/tessera" "$BUILD/libtessera_cuda.so" "${PROGRAMS[@]/#/$BUILD/tests/}" "$RUN/" ||
+        return
+    ldd "$RUN"/tessera "$RUN"/test_* "$RUN"/bench_* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' |
+        sort -u | grep -vE '/lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s)\.so' |
+        xargs -r -I{} cp -L {} "$RUN/lib/"
 }
 
 build() {
-    cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON \
-        -DTESSERA_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=native &&
-        ninja -C "$BUILD" tessera tessera_cuda test_kernels test_attend test_sample test_elect \
-            test_model test_device bench_device bench_step
+    local options=(-DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_WERROR=ON
+        -DTESSERA_TEST_ROOT=. "-DCMAKE_PREFIX_PATH=$(python_libraries | sed 's#/lib\(:\|$\)#;#g')")
+    ! command -v ninja >/dev/null || options+=(-G Ninja)
+    [ -z "${ARCH:-}" ] || options+=("-DCMAKE_CUDA_ARCHITECTURES=$ARCH")
+    cmake -S . -B "$BUILD" "${options[@]}" &&
+        cmake --build "$BUILD" -j "$(nproc)" --target tessera tessera_cuda "${PROGRAMS[@]}" && pack
 }
 
-# Tests take the module beside them: in a folder of their own that is the real one.
-on_device() {
-    local program=$1
-    shift
-    mkdir -p "$BUILD/device"
-    cp "$BUILD/libtessera_cuda.so" "$BUILD/tests/$program" "$BUILD/device/"
-    "$@" "$BUILD/device/$program" 2>&1 | tee "$OUT/$program.out"
-    [ "${PIPESTATUS[0]}" = 0 ] && ! grep -q "cuda: skipped" "$OUT/$program.out"
+# one PROGRAM TEST [TOOL...]: a single test, which must have met the device.
+one() {
+    local program=$1 name=$2 log
+    shift 2
+    log=$LOGS/$program.$name.out
+    "$@" "$RUN/$program" "$name" 2>&1 | tee "$log"
+    [ "${PIPESTATUS[0]}" = 0 ] && ! grep -q 'skipped:' "$log" || return 1
+    ! grep -q '\[  SKIPPED \] 1 test' "$log" || return 77
+    grep -q '\[  PASSED  \] 1 test' "$log"
 }
 
-# Greedy text of the demo model, by the server with these options.
+# text_of TOKENS OPTION...: the demo model's greedy words with these options of the server's.
 text_of() {
-    local port=$((20000 + RANDOM % 20000)) server text status=1
-    "$BUILD/tessera" serve "$MODEL" --host 127.0.0.1 --port "$port" "$@" &
-    server=$!
-    for _ in $(seq 600); do
-        curl -fs "http://127.0.0.1:$port/readyz" >/dev/null && break
-        kill -0 "$server" 2>/dev/null || return 1
-        sleep 0.1
-    done
-    text=$(curl -fs "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' \
-        -d '{"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0}' |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["choices"][0]["text"])') &&
-        status=0
-    kill "$server"
-    wait "$server"
-    printf '%s\n' "$text" >"$OUT/text"
-    return "$status"
+    "$RUN/tessera" complete "$MODEL" "Once upon a time" --max-tokens "$1" --temperature 0 -- \
+        --dtype float32 "${@:2}"
 }
 
 same_text() {
-    local want
-    text_of --dtype float32 --device cpu && want=$(cat "$OUT/text") &&
-        text_of --dtype float32 --device cuda "$@" && cat "$OUT/text" &&
-        [ -n "$want" ] && [ "$want" = "$(cat "$OUT/text")" ]
+    local want got
+    want=$(text_of "$1" --device cpu) && got=$(text_of "$1" --device cuda "${@:2}") || return
+    printf 'cpu:  %s\ncuda: %s\n' "$want" "$got"
+    [ -n "$want" ] && [ "$want" = "$got" ]
 }
 
 # Llama 3.1 8B's shape; weights are hashed on the fly.
 shape_8b() {
-    mkdir -p "$OUT/8b"
-    cat >"$OUT/8b/config.json" <<'END'
+    mkdir -p "$LOGS/8b"
+    cat >"$LOGS/8b/config.json" <<'END'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
  "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
  "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "rms_norm_eps": 1e-05,
@@ -113,94 +169,91 @@ END
 # One request alone, then 64 at once.
 decode() {
     shape_8b
-    "$BUILD/tessera" bench "$OUT/8b" --latency --throughput --num-prompts 64 \
-        --random-input-len 1024 --random-output-len 128 --output-json "$OUT/decode_$1.json" -- \
+    "$RUN/tessera" bench "$LOGS/8b" --latency --throughput --num-prompts 64 \
+        --random-input-len 1024 --random-output-len 128 -- \
         --device cuda --load-format dummy --max-model-len 4096 \
-        --max-num-batched-tokens 8192 "${@:2}"
+        --max-num-batched-tokens 8192 "$@"
 }
 
 # As many layers; their width is nothing to the host.
 step() {
     shape_8b
-    mkdir -p "$OUT/narrow" "$BUILD/device"
+    mkdir -p "$LOGS/narrow"
     sed 's/4096/1024/; s/14336/3584/; s/\(attention_heads": \)32/\18/; s/\(value_heads": \)8/\12/' \
-        "$OUT/8b/config.json" >"$OUT/narrow/config.json"
-    cp "$BUILD/libtessera_cuda.so" "$BUILD/tests/bench_step" "$BUILD/device/"
-    "$BUILD/device/bench_step" "$OUT/narrow" --load-format=dummy --max-model-len=512 \
-        --kv-cache-memory=1G
+        "$LOGS/8b/config.json" >"$LOGS/narrow/config.json"
+    "$RUN/bench_step" "$LOGS/narrow" --load-format=dummy --max-model-len=512 --kv-cache-memory=1G
 }
 
 peers() {
-    if [ "$(nvidia-smi -L | grep -c GPU)" -lt 2 ]; then
-        echo "all-reduce: skipped, one GPU is here"
-        return
-    fi
-    same_text -tp 2 --kv-cache-memory 64M
+    [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || return 77
+    same_text 48 -tp 2 --kv-cache-memory 64M
 }
 
 divergence() {
-    python3 tests/bench/bench_fp8.py --build "$BUILD" --prompts 12 --device cuda
+    python3 tests/bench/bench_fp8.py --build "$RUN" --prompts 12 --device cuda
 }
 
-functions="BUILD=$BUILD OUT=$OUT MODEL=$MODEL; set -uo pipefail
-$(declare -f build on_device text_of same_text shape_8b decode step peers divergence)"
-all=(build doctor twins goldens device serve decode step fp8 kernels ranks peers sanitize)
-stages=("$@")
-[ $# -gt 0 ] || stages=("${all[@]}")
-mkdir -p "$OUT"
-for name in "${stages[@]}"; do
-    case $name in
-    build) stage 400 build build ;;
-    doctor) stage 60 doctor "$BUILD/tessera" doctor "$MODEL" --device cuda ;;
-    twins)
-        for t in test_kernels test_attend test_sample test_elect; do
-            stage 120 "$t" on_device "$t"
-        done
-        ;;
-    goldens) stage 180 goldens on_device test_model ;;
-    device) stage 120 device on_device test_device ;;
-    serve) stage 120 serve same_text ;;
-    decode)
-        stage 200 decode_graphs decode graphs
-        stage 200 decode_eager decode eager --enforce-eager
-        ;;
-    fp8)
-        stage 200 decode_fp8 decode fp8 --quantization fp8
-        stage 60 divergence divergence
-        ;;
-    step) stage 180 step step ;;
-    kernels) stage 180 kernels on_device bench_device ;;
-    ranks)
-        stage 120 ranks_2 same_text -tp 2 --ranks-per-device 2 --kv-cache-memory 64M
-        stage 120 ranks_4_2d same_text -tp 4 --parallel-mode 2d --ranks-per-device 4 \
+# ---- the stages ----
+
+# each SECONDS PROGRAM [TOOL...]: a check for each of its tests.
+each() {
+    local limit=$1 program=$2 name
+    shift 2
+    while read -r name; do
+        check "$limit" "${1:+sanitize_}${program#test_}.${name#test_}" one "$program" "$name" "$@"
+    done < <(sed -n 's/^static void \(test_[a-z0-9_]*\)(void \*\*state.*/\1/p' "tests/$program.c")
+}
+
+stage() {
+    local t
+    case $1 in
+    build) check 540 build build ;;
+    doctor) check 60 doctor "$RUN/tessera" doctor "$MODEL" --device cuda ;;
+    loader) check 60 loader one test_loader test_load_device ;;
+    twins) for t in test_kernels test_attend test_sample test_elect; do each 60 "$t"; done ;;
+    goldens) check 120 goldens one test_model test_goldens_device ;;
+    graphs) each 90 test_device ;;
+    serve) check 60 serve same_text 48 ;;
+    nccl) # ranks take turns of milliseconds on the device, in every collective: few tokens
+        check 120 nccl_2 same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M
+        check 180 nccl_4_2d same_text 8 -tp 4 --parallel-mode 2d --ranks-per-device 4 \
             --kv-cache-memory 64M
         ;;
-    peers) stage 120 peers peers ;;
+    fp8)
+        check 60 divergence divergence
+        check 200 decode_fp8 decode --quantization fp8
+        ;;
+    decode)
+        check 200 decode_graphs decode
+        check 200 decode_eager decode --enforce-eager
+        ;;
+    step) check 180 step step ;;
+    kernels) check 180 kernels "$RUN/bench_device" ;;
+    peers) check 120 peers peers ;;
     sanitize)
         for t in test_kernels test_attend test_elect; do
-            stage 240 "sanitize_$t" on_device "$t" compute-sanitizer --error-exitcode 9
+            each 120 "$t" compute-sanitizer --error-exitcode 9
         done
-        stage 240 races_test_attend on_device test_attend compute-sanitizer --tool racecheck \
+        check 240 races one test_attend test_attend compute-sanitizer --tool racecheck \
             --error-exitcode 9
         ;;
     *)
-        sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '2,/^set/s/^# \{0,1\}//p' "$SELF"
         exit 2
         ;;
     esac
-done
+}
 
-# The log of a stage, when there is one.
+# Figures of a check that passed.
 show() {
-    if [ -s "$OUT/$1.log" ]; then
+    if grep -qF "| $1 | ok |" "$OUT/results.md"; then
         printf '\n%s\n\n' "$2"
-        grep -E "$3" "$OUT/$1.log"
+        grep -E "$3" "$LOGS/$1.log"
     fi
 }
-{
-    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-    printf '\n| stage | result | time |\n| --- | --- | --- |\n'
-    printf '%s\n' "${table[@]}"
+
+figures() {
+    show doctor "The machine:" .
     show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
     show decode_eager "The same without graphs:" .
     show decode_fp8 "The same in fp8, with graphs:" .
@@ -208,5 +261,34 @@ show() {
     show step "The host's work in a step:" '^\|'
     show peers "Between GPUs:" 'all-reduce'
     show kernels "Kernels:" '^\|'
-} | tee "$OUT/results.md"
+}
+
+if [ "${1:-}" = --inside ]; then
+    "${@:2}"
+    exit
+fi
+stages=("$@")
+[ $# -gt 0 ] || stages=("${all[@]}")
+# a folder that was copied here has no cache
+[ $# -gt 0 ] || { [ -x "$RUN/tessera" ] && [ ! -e "$BUILD/CMakeCache.txt" ]; } ||
+    stages=(build "${all[@]}")
+if [ "${stages[*]}" != build ] && [ ! -e /dev/nvidia0 ] &&
+    ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    echo "skipped: no NVIDIA GPU here"
+    exit 77
+fi
+export BUILD OUT PATH=$PATH:/usr/local/cuda/bin
+LD_LIBRARY_PATH="/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):$LD_LIBRARY_PATH"
+export LD_LIBRARY_PATH
+trap '[ -z "$running" ] || signal_session KILL "$running"' EXIT
+trap 'exit 143' HUP INT TERM
+mkdir -p "$OUT" "$LOGS"
+: >"$OUT/logs.txt"
+[ ! -x "$BUILD/tessera" ] || pack || exit
+printf '| check | result | time |\n| --- | --- | --- |\n' | tee "$OUT/results.md"
+for name in "${stages[@]}"; do
+    stage "$name"
+done
+figures | tee -a "$OUT/results.md"
 exit $failed
