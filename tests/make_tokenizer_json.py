@@ -12,8 +12,8 @@ sys.path.insert(0, str(HERE / "oracle"))
 import tokenizer_json as oracle  # noqa: E402  (lives in the folder just added)
 import tokenizers  # noqa: E402
 
-SIZES = {"llama3": 420, "gpt2": 400, "deepseek": 400, "behaviors": 360, "llama2": 360,
-         "llama2_old": 360, "metaspace": 200}
+SIZES = {"llama3": 420, "gpt2": 400, "deepseek": 400, "behaviors": 500, "llama2": 360,
+         "llama2_old": 360, "metaspace": 200, **{name: 400 for name in oracle.SPLITS}}
 
 
 def golden(tokenizer, text):
@@ -29,7 +29,7 @@ def main():
     goldens = {}
     (HERE / "corpus/hf").mkdir(exist_ok=True)
     for name, size in SIZES.items():
-        document = oracle.FAMILIES[name](size)
+        document = {**oracle.FAMILIES, **oracle.SPLITS}[name](vocab=size)
         text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
         (HERE / "corpus/hf" / f"{name}.json").write_text(text)
         tokenizer = tokenizers.Tokenizer.from_str(text)

@@ -14,8 +14,18 @@
 #define CORPUS TEST_DATA_DIR "/corpus"
 #define VOCAB 2000
 
-static const char *const models[] = {"llama3", "gpt2",       "deepseek", "behaviors",
-                                     "llama2", "llama2_old", "metaspace"};
+static const char *const models[] = {"llama3",
+                                     "gpt2",
+                                     "deepseek",
+                                     "behaviors",
+                                     "llama2",
+                                     "llama2_old",
+                                     "metaspace",
+                                     "split_isolated",
+                                     "split_removed",
+                                     "split_merged_with_previous",
+                                     "split_merged_with_next",
+                                     "split_contiguous"};
 
 /* Deterministic noise. */
 static uint64_t random_state = 1;
@@ -120,6 +130,12 @@ static void test_goldens(void **state)
 
 /* ---- streams ---- */
 
+static void assert_new_text(const struct buf *out, size_t before)
+{
+    if (out->len > before)
+        assert_true(utf8_is_valid(out->data + before, out->len - before));
+}
+
 /* Any ids: whatever comes out is whole characters, and where the bytes are text, it is they. */
 static void check_stream(const struct tokenizer *t)
 {
@@ -133,13 +149,13 @@ static void check_stream(const struct tokenizer *t)
         const struct token_view v = tokenizer_view(t, id);
         const size_t before = out.len;
         detok_push(&d, id, &out);
-        assert_true(utf8_is_valid(out.data + before, out.len - before));
+        assert_new_text(&out, before);
         if (v.kind != TOKEN_HIDDEN)
             buf_add(&bytes, v.text, (size_t)v.len);
     }
     const size_t before = out.len;
     detok_finish(&d, &out);
-    assert_true(utf8_is_valid(out.data + before, out.len - before));
+    assert_new_text(&out, before);
     if (bytes.len > 0 && utf8_is_valid(bytes.data, bytes.len)) {
         assert_int_equal(out.len, bytes.len);
         assert_memory_equal(out.data, bytes.data, bytes.len);
@@ -537,6 +553,30 @@ static void test_damage(void **state)
     }
 }
 
+/* A control token that is also in the vocabulary is not reached by spelling it out. */
+static void test_forging(void **state)
+{
+    static const char json[] =
+        "{\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true}],\"model\":{"
+        "\"ignore_merges\":true,\"vocab\":{\"<\":0,\"s\":1,\">\":2,\"<s>\":3,\"<s\":4},"
+        "\"merges\":[\"< s\",\"<s >\"]}," DECODER "}";
+    static const int32_t letters[] = {4, 2}, control[] = {3};
+    struct err err = {""};
+    struct tokenizer *t = NULL;
+    int32_t *ids = NULL, count = 0;
+    (void)state;
+    assert_int_equal(open_text(json, strlen(json), &t, &err), OK);
+    assert_int_equal(tokenizer_encode(t, "<s>", 3, true, &ids, &count, &err), OK);
+    assert_int_equal(count, ARRAY_LEN(letters));
+    assert_memory_equal(ids, letters, sizeof letters);
+    free(ids);
+    assert_int_equal(tokenizer_encode_named(t, "<s>", 3, true, &ids, &count, &err), OK);
+    assert_int_equal(count, ARRAY_LEN(control));
+    assert_memory_equal(ids, control, sizeof control);
+    free(ids);
+    tokenizer_close(t);
+}
+
 /* No text has fewer tokens than is promised. */
 static void test_tokens_min(void **state)
 {
@@ -573,7 +613,8 @@ int main(void)
         cmocka_unit_test(test_hidden_inside), cmocka_unit_test(test_bpe_random),
         cmocka_unit_test(test_bpe_hidden),    cmocka_unit_test(test_names),
         cmocka_unit_test(test_regex_bounds),  cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_damage),        cmocka_unit_test(test_tokens_min),
+        cmocka_unit_test(test_forging),       cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_tokens_min),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

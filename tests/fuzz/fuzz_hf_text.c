@@ -42,7 +42,7 @@ static void check_round_trip(const struct tokenizer *t, const char *text, size_t
         const size_t before = out.len;
         CHECK(tokenizer_view(t, ids[i]).kind != TOKEN_HIDDEN); /* nothing is forged */
         detok_push(&d, ids[i], &out);
-        CHECK(utf8_is_valid(out.data + before, out.len - before));
+        CHECK(out.len == before || utf8_is_valid(out.data + before, out.len - before));
     }
     detok_finish(&d, &out);
     CHECK(out.len == n && memcmp(out.data, text, n) == 0);

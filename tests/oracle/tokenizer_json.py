@@ -33,7 +33,8 @@ CASES = [
     "x <|mask|>  y", "<|eot|><|eot|>", "<|eo|eot|>", "<tool>x</tool>", "a<sep>b", " <sep> ",
     "<sep><sep>", "x" * 300, " " * 300, "\n" * 300, "!" * 300, "9" * 300,
     "\u00a0\u2003\u3000\u180e\u200b\u2028x", "\u0915\u094d\u0937", "\u202eright to left",
-    "e\u0301\u0302",
+    "e\u0301\u0302", "(a) <b> ((the water", "x. y.. z!! a?", "qqab(xy)z 12ab",
+    "a(bab<x(yzz(.!.bba!(1(12<qq<bb xba", "abxy..(!<12q..!a(b<xyz((<<1.2.1",
 ]
 
 
@@ -104,15 +105,32 @@ def deepseek(vocab=600):
         [AddedToken("<｜begin｜>", special=True, normalized=True)], ["<｜begin｜>"])
 
 
+def cut(vocab, *steps):
+    """Pieces that reach over every cut that these steps make."""
+    noise = random.Random(1)
+    t = tokenizers.Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    t.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    t.train_from_iterator(("".join(noise.choices("abxyz(<.!q 12", k=9)) for _ in range(2000)),
+                          trainer)
+    t.pre_tokenizer = pre_tokenizers.Sequence([*steps, t.pre_tokenizer])
+    return json.loads(t.to_str())
+
+
 def behaviors(vocab=500):
     """Every behaviour of a split, one after the other."""
-    return byte_level(vocab, pre_tokenizers.Sequence([
-        split("ab", "isolated"), split(Regex("[xyz]"), "merged_with_previous"),
-        split(Regex("[(<]"), "merged_with_next"), split(Regex("[.!]"), "contiguous"),
-        split(Regex("q+"), "removed"), split(Regex(r"\w+|[^\w\s]+|\s+"), "removed", invert=True),
-        split(Regex("x*"), "isolated"), pre_tokenizers.Punctuation("merged_with_previous"),
-        pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.WhitespaceSplit(),
-        pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+    return cut(vocab, split("ab", "isolated"), split(Regex("[xyz]"), "merged_with_previous"),
+               split(Regex("[(<]"), "merged_with_next"), split(Regex("[.!]"), "contiguous"),
+               split(Regex("q+"), "removed"),
+               split(Regex(r"\w+|[^\w\s]+|\s+"), "removed", invert=True),
+               split(Regex("x*"), "isolated"), pre_tokenizers.Punctuation("merged_with_previous"),
+               pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.WhitespaceSplit())
+
+
+def split_by(behavior, vocab=500):
+    return cut(vocab, split(Regex("[ab.]"), behavior))
 
 
 def spm_like(vocab, byte_fallback=True):
@@ -157,6 +175,8 @@ FAMILIES = {
     "llama3": llama3, "gpt2": gpt2, "deepseek": deepseek, "behaviors": behaviors, "llama2": llama2,
     "llama2_old": functools.partial(llama2, normalized=True), "metaspace": metaspace,
 }
+SPLITS = {f"split_{name}": functools.partial(split_by, name) for name in (
+    "isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous")}
 
 ALPHABETS = [
     "abcdefghijklmnopqrstuvwxyz", "ABCDEFG xyz", "  \t\n\r", "0123456789",
@@ -168,6 +188,7 @@ ALPHABETS = [
 PARTS = [
     "don't", "I'LL", "<s>", "</s>", "<unk>", "<|eot|>", "<|begin_of_text|>", " <|mask|> ", "<tool>",
     "<tool>x", "<sep>", "<0x0A>", "▁the", "the water", "unmerged", " unmerged", "http://x.y/z?a=1",
+    "a(bx(yab<z..!q1", "12(<xx!!.a b",
     "    return 0;\n", "\r\n\r\n", "2026-11-22", "1,234.56", "qq", "ab", "xy(z)",
 ]
 # Characters of Unicode 3.2, on whose classes all versions agree.
