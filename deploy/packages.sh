@@ -4,7 +4,7 @@
 # What a build needs; the tests add their own.
 # shellcheck disable=SC2034 # read by the scripts that source this file
 PACKAGES_BUILD=(build-essential cmake ninja-build pkg-config libmicrohttpd-dev nettle-dev
-    libjansson-dev libyaml-dev libsentencepiece-dev curl ca-certificates)
+    libjansson-dev libyaml-dev libsentencepiece-dev libonig-dev curl ca-certificates)
 
 # True when what the package is for can be used, however it was installed.
 package_present() {
@@ -17,6 +17,7 @@ package_present() {
     libjansson-dev) pkg-config --exists jansson ;;
     libyaml-dev) pkg-config --exists yaml-0.1 ;;
     libsentencepiece-dev) c++ -E -x c++ - <<<'#include <sentencepiece_processor.h>' ;;
+    libonig-dev) pkg-config --exists oniguruma ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     python3) python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' ;;
     python3-venv) python3 -c 'import ensurepip, venv' ;;
@@ -70,8 +71,14 @@ packages_install() {
         root=(sudo)
     fi
     echo "    apt-get install $missing"
+    # Mirrors have hiccups, a machine that has just started may be updating itself, and a list that
+    # cannot be had (of somebody else's repository) may not be one that is wanted.
+    local options=(-o Acquire::Retries=5 -o Acquire::http::Timeout=60 -o DPkg::Lock::Timeout=300)
     # shellcheck disable=SC2086 # a list of words
-    { "${root[@]}" apt-get update &&
+    {
+        "${root[@]}" apt-get "${options[@]}" update ||
+            echo "apt-get update failed: trying with the lists that are here"
         "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
-            apt-get install -y --no-install-recommends $missing; } >>"$log" 2>&1
+            apt-get "${options[@]}" install -y --no-install-recommends $missing
+    } >>"$log" 2>&1
 }

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 
 #define STOP_PATIENCE_S 2 /* steps in flight may end by themselves for so long */
@@ -467,6 +468,7 @@ static void *engine_loop(void *arg)
     struct engine *e = arg;
     struct err err;
     int32_t count;
+    prctl(PR_SET_NAME, "tessera-engine");
     enum status st = run(e, &err);
     while (st != OK && survive(e, &err))
         st = run(e, &err);

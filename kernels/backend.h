@@ -248,8 +248,8 @@ struct backend_ops {
     /* From record to record_end ops are put down with their arguments instead of run. false: ops
      * run at once here, and there is nothing to gain. Between the two nothing is uploaded,
      * downloaded, waited for or allocated. NULL: that could not be put down; none of it has run. A
-     * recording is only of the arguments: each replay reads what the arrays hold by then. It must
-     * not outlive what they point to. */
+     * recording is only of the arguments: each replay reads what the arrays hold by then, but none
+     * of its ops writes a weight. It must not outlive what they point to. */
     bool (*record)(struct backend *b);
     struct recording *(*record_end)(struct backend *b);
     void (*replay)(struct backend *b, const struct recording *r);

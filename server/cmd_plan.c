@@ -220,6 +220,10 @@ static enum status write_layouts(const struct setup *s, int32_t rows, struct buf
     }
     if (s->priced && !o->json)
         plan_modes_price(s, out);
+    if (o->kv_placement && strcmp(o->kv_placement, placement_names[plan_is_home(s->plan)]) != 0)
+        buf_printf(out, "\n%s has no --kv-placement %s: above, every rank has %s\n",
+                   plan_mode(s->plan), o->kv_placement,
+                   plan_is_home(s->plan) ? "the sequences of its home" : "all sequences");
     if (o->modes)
         TRY(plan_modes_table(s, rows, out, err));
 out:

@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #define EVENTS_START 65536
@@ -306,6 +307,7 @@ static bool take_batch(struct output *o)
 static void *output_loop(void *arg)
 {
     struct output *o = arg;
+    prctl(PR_SET_NAME, "tessera-output");
     while (take_batch(o)) {
         const struct token_top *top = o->work.tops;
         o->now_ns = base_now_ns();

@@ -12,15 +12,17 @@
 
 /* ---- all layouts ---- */
 
-enum { COLUMNS = 6, POWERS = 15, SIZES = COLUMNS + POWERS, CANDIDATES_MAX = 160 };
+enum { COLUMNS = 6, POWERS = 15, SIZES = COLUMNS + POWERS, CANDIDATES_MAX = 256 };
 
 struct candidate {
     char name[48];
     bool fits; /* into the memory that is free */
-    /* Bytes of the rank that holds most; kv: of a token; rest: the residual stream of a step of
-     * most rows; activations: with it all that such a step computes in. */
+    /* Bytes of the rank that holds most; kv: per token of all sequences, when homes have as many;
+     * rest: the residual stream of a step of most rows; activations: with it all that such a step
+     * computes in. */
     size_t weights, kv, rest, activations;
-    int32_t meetings[PLAN_PHASES], prefill_rows;
+    int32_t homes, meetings[PLAN_PHASES], prefill_rows;
+    bool home;             /* where its KV cache lives */
     uint64_t bytes[SIZES]; /* per layer, of the rank that receives most */
     double seconds[SIZES]; /* modelled, of a step, of the rank that takes longest */
     const char *mode;      /* static */
@@ -29,18 +31,20 @@ struct candidate {
 
 struct comparison {
     const struct setup *s;
+    bool homes;          /* with each layout that has homes, too, if nothing says which */
     int32_t rows[SIZES]; /* of the columns, the first 1, the last the most; then powers of two */
     struct candidate list[CANDIDATES_MAX];
     int32_t count;
 };
 
-static struct comparison *comparison_open(const struct setup *s, int32_t rows)
+static struct comparison *comparison_open(const struct setup *s, int32_t rows, bool homes)
 {
     static const int32_t columns[COLUMNS] = {1, 8, 32, 128, 2048};
     struct comparison *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->s = s;
+    c->homes = homes && !s->options.kv_placement;
     memcpy(c->rows, columns, sizeof columns);
     c->rows[COLUMNS - 1] = rows;
     for (int32_t i = 0; i < POWERS; i++)
@@ -89,44 +93,66 @@ static enum status weigh_all(const struct comparison *c, struct layout *const *l
         out->meetings[i] = flow_meetings(flow, (enum plan_phase)i);
     for (int32_t r = 0; r < s->options.tp; r++) {
         weigh(c, layouts[r], out);
-        take_size(&out->kv, f.rank[r].kv_per_token);
+        take_size(&out->kv, f.rank[r].kv_per_token / (size_t)f.limits.homes);
         take_size(&out->activations, f.rank[r].activations);
     }
     return OK;
 }
 
-/* Adds a layout; one that does not suit ranks or model is left out. */
-static enum status consider(struct comparison *c, const char *mode, const char *mesh,
-                            struct err *err)
+/* Opens the layouts of all ranks and weighs them. */
+static enum status weigh_plan(const struct comparison *c, const struct plan *plan,
+                              struct candidate *out, struct err *err)
 {
-    struct plan *plan = NULL;
-    struct layout *layouts[COMM_RANKS_MAX] = {NULL};
-    struct candidate *out = &c->list[c->count];
-    struct err why;
+    enum status st = OK;
     const struct setup *s = c->s;
     const enum dtype dtype = options_dtype(&s->options, s->model.dtype);
-    enum status st = plan_load(mode, mesh, NULL, s->options.tp, &plan, &why);
+    struct layout *layouts[COMM_RANKS_MAX] = {NULL};
+    for (int32_t r = 0; r < s->options.tp; r++)
+        TRY(layout_open(&s->model, plan, r, dtype, s->ops, &layouts[r], err));
+    const struct flow *flow = layouts[0]->flow;
+    out->homes = flow_homes(flow);
+    out->prefill_rows = flow->prefill_rows;
+    if (s->priced && plan_has_prefill(plan))
+        out->prefill_rows = price_crossover(&s->price, flow, s->model.layers);
+    if (out->prefill_rows == FLOW_ROWS_MAX)
+        out->prefill_rows = INT32_MAX;
+    TRY(weigh_all(c, layouts, out, err));
+out:
+    for (int32_t r = 0; r < s->options.tp; r++)
+        layout_close(layouts[r]);
+    return st;
+}
+
+/* Adds a layout with that placement of the KV cache; one that does not suit ranks or model is left
+ * out. */
+static enum status consider(struct comparison *c, const char *mode, const char *mesh,
+                            const char *placement, struct err *err)
+{
+    enum status st = OK;
+    struct plan *plan = NULL;
+    struct candidate *out = &c->list[c->count];
+    struct err why;
     memset(out, 0, sizeof *out);
     out->mode = mode;
     snprintf(out->mesh, sizeof out->mesh, "%s", mesh ? mesh : "");
-    snprintf(out->name, sizeof out->name, "%s%s%s", mode, mesh ? " " : "", mesh ? mesh : "");
-    if (st == OK && s->options.kv_placement)
-        st = plan_set_placement(plan, s->options.kv_placement, &why);
-    for (int32_t r = 0; st == OK && r < s->options.tp; r++)
-        st = layout_open(&s->model, plan, r, dtype, s->ops, &layouts[r], &why);
-    if (st == OK) {
-        out->prefill_rows = layouts[0]->flow->prefill_rows;
-        if (s->priced && plan_has_prefill(plan))
-            out->prefill_rows = price_crossover(&s->price, layouts[0]->flow, s->model.layers);
-        if (out->prefill_rows == FLOW_ROWS_MAX)
-            out->prefill_rows = INT32_MAX;
-        st = weigh_all(c, layouts, out, &why);
-    }
-    for (int32_t r = 0; r < s->options.tp; r++)
-        layout_close(layouts[r]);
+    TRY(plan_load(mode, mesh, NULL, c->s->options.tp, &plan, &why));
+    TRY(plan_set_placement(plan, placement, &why));
+    TRY(weigh_plan(c, plan, out, &why));
+    out->home = plan_is_home(plan);
+    snprintf(out->name, sizeof out->name, "%s%s%s%s", mode, mesh ? " " : "", mesh ? mesh : "",
+             out->home ? " home" : "");
+    c->count += !c->homes || !out->home || out->homes > 1;
+out:
     plan_close(plan);
-    c->count += st == OK;
     return st == OK || st == ERR_USAGE ? OK : base_fail(err, st, "%s", why.text);
+}
+
+static enum status consider_mesh(struct comparison *c, const char *mode, const char *mesh,
+                                 struct err *err)
+{
+    const char *asked = c->s->options.kv_placement;
+    const enum status st = consider(c, mode, mesh, asked ? asked : "heads", err);
+    return st == OK && c->homes ? consider(c, mode, mesh, "home", err) : st;
 }
 
 static enum status consider_all(struct comparison *c, struct err *err)
@@ -134,26 +160,40 @@ static enum status consider_all(struct comparison *c, struct err *err)
     enum status st = OK;
     const int32_t ranks = c->s->options.tp;
     char mesh[40];
-    TRY(consider(c, "1d", NULL, err));
-    TRY(consider(c, "1d_sp", NULL, err));
-    TRY(consider(c, "2d", NULL, err));
+    TRY(consider_mesh(c, "1d", NULL, err));
+    TRY(consider_mesh(c, "1d_sp", NULL, err));
+    TRY(consider_mesh(c, "2d", NULL, err));
     for (int32_t q = 2; q * q < ranks; q++) {
         snprintf(mesh, sizeof mesh, "%d,%d,%d", ranks / (q * q), q, q);
         if (ranks % (q * q) == 0)
-            TRY(consider(c, "2.5d", mesh, err));
+            TRY(consider_mesh(c, "2.5d", mesh, err));
     }
     for (int32_t w = 1; w <= ranks; w++) {
         for (int32_t a = 1; ranks % w == 0 && a <= ranks / w; a++) {
             snprintf(mesh, sizeof mesh, "%d,%d,%d", w, a, ranks / w / a);
-            if (ranks / w % a != 0 || c->count > CANDIDATES_MAX - 2)
+            if (ranks / w % a != 0 || c->count > CANDIDATES_MAX - 4)
                 continue;
-            TRY(consider(c, "3d", mesh, err));
+            TRY(consider_mesh(c, "3d", mesh, err));
             if (w > 1)
-                TRY(consider(c, "3d_gathered", mesh, err));
+                TRY(consider_mesh(c, "3d_gathered", mesh, err));
         }
     }
 out:
     return st;
+}
+
+static double amount(const struct candidate *k, bool by_time, int32_t i)
+{
+    return by_time ? k->seconds[i] : (double)k->bytes[i];
+}
+
+/* Has no other layout with its placement of the KV cache less? */
+static bool is_least(const struct comparison *c, const struct candidate *k, bool by_time, int32_t i)
+{
+    for (int32_t j = 0; j < c->count; j++)
+        if (c->list[j].home == k->home && amount(&c->list[j], by_time, i) < amount(k, by_time, i))
+            return false;
+    return true;
 }
 
 static void write_candidate(const struct comparison *c, const struct candidate *k, struct buf *out)
@@ -161,18 +201,14 @@ static void write_candidate(const struct comparison *c, const struct candidate *
     char w[32], rest[32], n[32], all[32], rows[16] = "-";
     if (k->prefill_rows < INT32_MAX)
         snprintf(rows, sizeof rows, "%d", k->prefill_rows);
-    buf_printf(out, "%-17s%c %10s  %9zu  %10s  %11s  %4d %4d  %7s ", k->name, k->fits ? ' ' : '!',
+    buf_printf(out, "%-22s%c %10s  %9zu  %10s  %11s  %4d %4d  %7s ", k->name, k->fits ? ' ' : '!',
                base_human_bytes(w, sizeof w, k->weights), k->kv,
                base_human_bytes(rest, sizeof rest, k->rest),
                base_human_bytes(all, sizeof all, k->activations), k->meetings[PLAN_DECODE],
                k->meetings[PLAN_PREFILL], rows);
-    for (int32_t i = 0; i < COLUMNS; i++) {
-        uint64_t least = UINT64_MAX;
-        for (int32_t j = 0; j < c->count; j++)
-            least = c->list[j].bytes[i] < least ? c->list[j].bytes[i] : least;
+    for (int32_t i = 0; i < COLUMNS; i++)
         buf_printf(out, "  %9s%c", base_human_bytes(n, sizeof n, (size_t)k->bytes[i]),
-                   k->bytes[i] == least ? '*' : ' ');
-    }
+                   is_least(c, k, false, i) ? '*' : ' ');
     buf_puts(out, "\n");
 }
 
@@ -186,56 +222,64 @@ static void write_rows(const struct comparison *c, struct buf *out)
 static void write_times(const struct comparison *c, struct buf *out)
 {
     buf_puts(out, "\nmodelled ms of a step by its rows (collectives and linears; attention, norms "
-                  "and sampling are alike), * least\n");
-    buf_printf(out, "%-17s", "layout");
+                  "and sampling are alike), * least of its placement\n");
+    buf_printf(out, "%-22s", "layout");
     write_rows(c, out);
-    for (int32_t k = 0; k < c->count; k++) {
-        buf_printf(out, "%-17s", c->list[k].name);
-        for (int32_t i = 0; i < COLUMNS; i++) {
-            double least = INFINITY;
-            for (int32_t j = 0; j < c->count; j++)
-                least = fmin(least, c->list[j].seconds[i]);
-            const double t = c->list[k].seconds[i];
-            buf_printf(out, "  %9.3f%c", 1e3 * t, t <= least ? '*' : ' ');
-        }
+    for (int32_t j = 0; j < c->count; j++) {
+        const struct candidate *k = &c->list[j];
+        buf_printf(out, "%-22s", k->name);
+        for (int32_t i = 0; i < COLUMNS; i++)
+            buf_printf(out, "  %9.3f%c", 1e3 * k->seconds[i], is_least(c, k, true, i) ? '*' : ' ');
         buf_puts(out, "\n");
     }
 }
 
-/* Which layout has least of what, from which power of two rows on. */
+/* Which layout with this placement has least of what, from which power of two rows on. */
+static void write_leaders_of(const struct comparison *c, bool by_time, bool home, struct buf *out)
+{
+    const struct candidate *leader = NULL, *const end = c->list + c->count;
+    for (int32_t i = COLUMNS; i < SIZES && c->rows[i] <= c->rows[COLUMNS - 1]; i++) {
+        const struct candidate *k = c->list;
+        if (leader && is_least(c, leader, by_time, i))
+            continue;
+        while (k < end && (k->home != home || !is_least(c, k, by_time, i)))
+            k++;
+        if (k == end)
+            return;
+        buf_printf(out, "%s %s from %d",
+                   leader ? ","
+                   : home ? "\nwith homes:"
+                          : "",
+                   k->name, c->rows[i]);
+        leader = k;
+    }
+}
+
 static void write_leaders(const struct comparison *c, bool by_time, struct buf *out)
 {
-    const struct candidate *leader = NULL;
     buf_puts(out, by_time ? "\nleast modelled time:" : "\nfewest bytes, of powers of two rows:");
-    for (int32_t i = COLUMNS; i < SIZES && c->rows[i] <= c->rows[COLUMNS - 1]; i++) {
-        const struct candidate *best = leader ? leader : &c->list[0];
-        for (int32_t k = 0; k < c->count; k++) {
-            const struct candidate *other = &c->list[k];
-            if (by_time ? other->seconds[i] < best->seconds[i] : other->bytes[i] < best->bytes[i])
-                best = other;
-        }
-        if (best != leader)
-            buf_printf(out, "%s %s from %d", leader ? "," : "", best->name, c->rows[i]);
-        leader = best;
-    }
+    write_leaders_of(c, by_time, false, out);
+    write_leaders_of(c, by_time, true, out);
     buf_puts(out, "\n");
 }
 
 enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *out, struct err *err)
 {
     enum status st = OK;
-    struct comparison *c = comparison_open(s, rows);
+    struct comparison *c = comparison_open(s, rows, true);
     if (!c)
         return base_fail(err, ERR_NOMEM, "no memory to compare layouts");
     TRY(consider_all(c, err));
-    buf_printf(out,
-               "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
-               "(a: outputs, b: inputs,\nw: copies of the weights, or parts to gather), ! does "
-               "not fit; KV: bytes per token; residual stream and\nall activations of %d rows; "
-               "collectives per layer of steps of few and many rows, many:\nfrom so many on; "
-               "bytes received per layer by rows, * least\n",
-               s->options.tp, rows);
-    buf_printf(out, "%-17s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
+    buf_printf(
+        out,
+        "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
+        "(a: outputs, b: inputs,\nw: copies of the weights, or parts to gather); home: "
+        "--kv-placement home, while homes have as much\nto do; ! does not fit; KV: bytes per "
+        "token of all sequences; residual stream and all activations\nof %d rows; "
+        "collectives per layer of steps of few and many rows, many: from so many on;\nbytes "
+        "received per layer by rows, * least of its placement\n",
+        s->options.tp, rows);
+    buf_printf(out, "%-22s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
                "residual", "activations", "meetings", "many");
     write_rows(c, out);
     for (int32_t i = 0; i < c->count; i++)
@@ -280,7 +324,7 @@ enum status plan_modes_pick(struct setup *s, struct err *err)
 {
     enum status st = OK;
     const int32_t rows = s->options.max_num_batched_tokens, last = COLUMNS - 1;
-    struct comparison *c = comparison_open(s, rows);
+    struct comparison *c = comparison_open(s, rows, false);
     if (!c)
         return base_fail(err, ERR_NOMEM, "no memory to compare layouts");
     TRY(consider_all(c, err));

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 #define THREADS_MAX 64
 #define LARGE_BYTES ((size_t)256 << 10) /* takes so long that others would notice */
@@ -57,6 +58,7 @@ static struct work *take(struct request_worker *w, struct lane **from)
 static void *worker_loop(void *arg)
 {
     struct request_worker *w = arg;
+    prctl(PR_SET_NAME, "tessera-worker");
     pthread_mutex_lock(&w->lock);
     for (;;) {
         struct lane *lane;

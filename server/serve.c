@@ -120,8 +120,12 @@ static enum status open_model(struct server *s, const struct options *o, struct 
         base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
         s->setup.model.quant.kind == QUANT_NONE ? "" : " and F8_E4M3", s->footprint.ranks,
         s->setup.ops->name, s->footprint.threads, s->footprint.threads == 1 ? "" : "s");
-    if (!s->tokenizer)
-        base_log(LOG_WARN, "no tokenizer.model in %s: prompts must be token ids", o->model);
+    if (s->tokenizer)
+        base_log(LOG_INFO, "%s: %d tokens", tokenizer_kind(s->tokenizer),
+                 tokenizer_count(s->tokenizer));
+    else
+        base_log(LOG_WARN, "no tokenizer.model or tokenizer.json in %s: prompts must be token ids",
+                 o->model);
     if (s->setup.ignored > 0)
         base_log(LOG_INFO, "%d tensors of the checkpoint are not used", s->setup.ignored);
     setup_table(&s->setup, &s->footprint, &table);

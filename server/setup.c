@@ -62,6 +62,27 @@ static enum status quantize(struct setup *s, struct err *err)
     return OK;
 }
 
+/* As --kv-placement says. Where layouts are compared (--modes) it says which of them are: the one
+ * in use keeps its own when it has no other. */
+static enum status place(struct setup *s, struct err *err)
+{
+    enum status st = OK;
+    const struct options *o = &s->options;
+    struct layout *l = NULL;
+    const char *own = plan_is_home(s->plan) ? "home" : "heads";
+    if (!o->kv_placement)
+        return OK;
+    TRY(plan_set_placement(s->plan, o->kv_placement, err));
+    if (!o->modes)
+        return OK;
+    st = layout_open(&s->model, s->plan, 0, options_dtype(o, s->model.dtype), s->ops, &l, err);
+    layout_close(l);
+    if (st == ERR_USAGE)
+        st = plan_set_placement(s->plan, own, err);
+out:
+    return st;
+}
+
 enum status setup_open(const struct options *o, struct setup *out, struct err *err)
 {
     enum status st = OK;
@@ -79,8 +100,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         TRY(plan_modes_pick(out, err));
     o = &out->options;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &out->plan, err));
-    if (o->kv_placement)
-        TRY(plan_set_placement(out->plan, o->kv_placement, err));
+    TRY(place(out, err));
     TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
     if (o->load_format && strcmp(o->load_format, "dummy") == 0)

@@ -187,7 +187,7 @@ static void wait_for_ends(struct group *g, int32_t ends)
 {
     struct timespec limit;
     clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += 120;
+    limit.tv_sec += 600;
     int timed_out = 0;
     pthread_mutex_lock(&g->lock);
     while (g->ends < ends && timed_out == 0)

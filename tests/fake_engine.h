@@ -206,6 +206,17 @@ static struct token_event fake_step(struct engine *e, struct fake_request *r, st
     return event;
 }
 
+/* Until the next step, which may be made to come sooner. */
+static inline void fake_pause(struct engine *e)
+{
+    int32_t slept = 0;
+    do {
+        const int32_t left = atomic_load(&e->pause_us) - slept;
+        usleep(left <= 0 ? 0 : left < 1000 ? (useconds_t)left : 1000);
+        slept += 1000;
+    } while (slept < atomic_load(&e->pause_us) && !atomic_load(&e->stop));
+}
+
 static void *fake_loop(void *arg)
 {
     struct engine *e = arg;
@@ -221,7 +232,7 @@ static void *fake_loop(void *arg)
         pthread_mutex_unlock(&e->lock);
         if (count > 0)
             e->sink(e->sink_ctx, events, count);
-        usleep((useconds_t)atomic_load(&e->pause_us));
+        fake_pause(e);
     }
     return NULL;
 }

@@ -7,6 +7,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export LC_ALL=C.UTF-8 # what tools print is read here and in the tests
 # shellcheck source=deploy/packages.sh
 . deploy/packages.sh
 
@@ -44,14 +45,16 @@ quietly() {
 }
 
 install_packages() {
-    local packages=("${PACKAGES_BUILD[@]}" libcmocka-dev python3 python3-venv systemd
-        libseccomp2 libopenmpi-dev openmpi-bin iproute2)
+    local packages=(systemd libseccomp2 libopenmpi-dev openmpi-bin iproute2)
     if ! command -v "$FORMATTER" >/dev/null && apt-cache show "$FORMATTER" >/dev/null 2>&1; then
         packages+=("$FORMATTER") # not every release has this version: the check is skipped there
     fi
     printf '==> packages\n'
-    packages_install "$LOGS/packages.log" "${packages[@]}" ||
+    packages_install "$LOGS/packages.log" "${PACKAGES_BUILD[@]}" libcmocka-dev python3 \
+        python3-venv ||
         stop "$LOGS/packages.log" "installing packages failed (see $LOGS/packages.log)"
+    packages_install "$LOGS/packages.log" "${packages[@]}" ||
+        printf '    %s are not all here: some tests are skipped\n' "${packages[*]}"
 }
 
 # The virtual environment is made again only when the list of packages changes.
@@ -60,9 +63,13 @@ make_venv() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || python=/usr/bin/python3
     cmp -s tests/requirements.txt "$VENV/installed.txt" && return
     rm -rf "$VENV"
-    "$python" -m venv "$VENV" &&
-        "$VENV/bin/pip" install --quiet --disable-pip-version-check -r tests/requirements.txt &&
-        cp tests/requirements.txt "$VENV/installed.txt"
+    "$python" -m venv "$VENV" || return
+    for pause in 5 20 60 0; do # an index may be away for a moment
+        "$VENV/bin/pip" install --quiet --disable-pip-version-check --retries 5 --timeout 30 \
+            -r tests/requirements.txt && cp tests/requirements.txt "$VENV/installed.txt" && return
+        sleep "$pause"
+    done
+    return 1
 }
 
 build() {
@@ -107,7 +114,7 @@ run_pytest() {
     rm -f "$LOGS/pytest.xml"
     TESSERA="${TESSERA:-$PWD/$BUILD/tessera}" PYTHONDONTWRITEBYTECODE=1 \
         "$VENV/bin/python" -m pytest tests/blackbox -q --durations=10 -p no:cacheprovider \
-        --junitxml="$LOGS/pytest.xml" "$@" || true
+        -n "$((jobs < 4 ? jobs : 4))" --dist loadfile --junitxml="$LOGS/pytest.xml" "$@" || true
     count "$LOGS/pytest.xml"
 }
 

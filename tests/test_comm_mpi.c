@@ -318,7 +318,7 @@ static int launch(int ranks, const char *mode, int *noticed)
     assert_true(n > 0);
     self[n] = '\0';
     (void)snprintf(command, sizeof command,
-                   "timeout 120 mpirun --allow-run-as-root --oversubscribe -n %d '%s' %s 2>&1",
+                   "timeout 600 mpirun --allow-run-as-root --oversubscribe -n %d '%s' %s 2>&1",
                    ranks, self, mode);
     FILE *f = popen(command, "r");
     assert_non_null(f);

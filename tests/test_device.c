@@ -306,10 +306,13 @@ static void test_replayed_step_is_few_calls(void **state)
     }
 }
 
-/* One rank's device takes no graph: nobody replays then, and all go on. The emulated NCCL refuses
- * collectives that only some of the ranks have captured. */
+/* One rank's device takes no graph, or spoils its capture: nobody replays then, and all go on. The
+ * emulated NCCL refuses collectives that only some of the ranks have captured, and fails for good
+ * when it is called while a spoilt capture goes on. */
 static void test_all_ranks_replay_or_none(void **state)
 {
+    static const char *const reasons[] = {"EMULATED_DEVICE_WITHOUT_GRAPHS",
+                                          "EMULATED_DEVICE_SPOILS_GRAPHS"};
     (void)state;
     struct module_report report;
     struct emulated_calls calls;
@@ -318,14 +321,16 @@ static void test_all_ranks_replay_or_none(void **state)
     const struct module *m = module_here(&report);
     if (!m || !count_calls(m, &calls) || ranks_here(m, i) != ranks)
         skip();
-    setenv("EMULATED_DEVICE_WITHOUT_GRAPHS", "2", 1);
-    struct cluster *plain = open_case(i, ranks, true), *refused = open_case(i, ranks, false);
-    (void)compare(plain, refused, true, true);
-    for (int32_t r = 0; r < refused->footprint.ranks; r++)
-        assert_int_equal(atomic_load(&refused->board->rank[r].replays), 0);
-    unsetenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
-    cluster_close(plain);
-    cluster_close(refused);
+    for (size_t n = 0; n < ARRAY_LEN(reasons); n++) {
+        setenv(reasons[n], "2", 1);
+        struct cluster *plain = open_case(i, ranks, true), *refused = open_case(i, ranks, false);
+        (void)compare(plain, refused, true, true);
+        for (int32_t r = 0; r < refused->footprint.ranks; r++)
+            assert_int_equal(atomic_load(&refused->board->rank[r].replays), 0);
+        unsetenv(reasons[n]);
+        cluster_close(plain);
+        cluster_close(refused);
+    }
 }
 
 /* ---- failures ---- */

@@ -9,6 +9,7 @@
 #include "server/api/tokenize.h"
 #include "server/keys.h"
 #include "server/tokenizer/spm_file.h"
+#include "server/tokenizer/tokenizer.h"
 #include "server/tokenizer/tokenizer_config.h"
 #include "tests/nomem.h"
 #include "tests/scratch.h"
@@ -179,6 +180,26 @@ static enum status read_pieces(const void *path, struct err *err)
     return st;
 }
 
+/* Without patterns, whose compiler does not survive. */
+static enum status read_tokenizer_json(const void *text, struct err *err)
+{
+    const struct tokenizer_bytes b = {.json = text, .json_n = strlen(text), .where = "here"};
+    struct tokenizer *t = NULL;
+    enum status st = tokenizer_open_bytes(&b, 100, &t, err);
+    CHECK(st != OK || tokenizer_count(t) == 6);
+    tokenizer_close(t);
+    return st;
+}
+
+static enum status encode(const void *tokenizer, struct err *err)
+{
+    int32_t *ids = NULL, count = 0;
+    enum status st = tokenizer_encode(tokenizer, "b ab<x>", 7, true, &ids, &count, err);
+    CHECK(st != OK || (count == 5 && ids[0] == 5 && ids[3] == 2));
+    free(ids);
+    return st;
+}
+
 static enum status read_detokenize(const void *text, struct err *err)
 {
     const struct completion_rules rules = some_rules();
@@ -196,12 +217,41 @@ static enum status read_detokenize(const void *text, struct err *err)
 /* SentencePiece itself is left out: its protobuf does not survive. */
 static enum status read_tokenizer_config(const void *text, struct err *err)
 {
-    const struct tokenizer_config_more more = {.bos = "<s>", .eos = "</s>"};
+    const struct tokenizer_config_more more = {
+        .bos = "<s>", .eos = "</s>", .class = "LlamaTokenizer"};
     struct tokenizer_config c = {0};
     enum status st = tokenizer_config_parse(text, strlen(text), &more, &c, err);
-    CHECK(st != OK || (c.add_bos && strstr(c.info, "<s>")));
-    free(c.info);
+    CHECK(st != OK || (c.bos.add && strstr(c.info, "<s>")));
+    tokenizer_config_free(&c);
     return st;
+}
+
+#define TOKENIZER_JSON(normalizer, pre_tokenizer)                                                  \
+    "{\"added_tokens\": [{\"id\": 4, \"content\": \"<x>\", \"normalized\": true},"                 \
+    " {\"id\": 5, \"content\": \"<s>\", \"special\": true}],"                                      \
+    " \"normalizer\": " normalizer ", \"pre_tokenizer\": " pre_tokenizer ","                       \
+    " \"model\": {\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"\\u2581\": 3},"                     \
+    " \"merges\": [[\"a\", \"b\"]]},"                                                              \
+    " \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\":"      \
+    " {\"id\": \"<s>\"}}, {\"Sequence\": {\"id\": \"A\"}}],"                                       \
+    " \"special_tokens\": {\"<s>\": {\"ids\": [5]}}}, \"decoder\": {\"type\": \"Fuse\"}}"
+
+static void test_tokenizer_json(void **state)
+{
+    static const char plain[] =
+        TOKENIZER_JSON("{\"type\": \"Prepend\", \"prepend\": \"a\"}", "null");
+    static const char cut[] = TOKENIZER_JSON(
+        "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\\u2581\"}",
+        "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?i:B)\"},"
+        " \"behavior\": \"MergedWithPrevious\"}");
+    const struct tokenizer_bytes b = {.json = cut, .json_n = strlen(cut), .where = "here"};
+    struct tokenizer *t = NULL;
+    struct err err = {""};
+    (void)state;
+    nomem_sweep("tokenizer.json", read_tokenizer_json, plain);
+    assert_int_equal(tokenizer_open_bytes(&b, 100, &t, &err), OK);
+    nomem_sweep("encoding", encode, t);
+    tokenizer_close(t);
 }
 
 static void test_requests(void **state)
@@ -233,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_config),
         cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_tokenizer_json),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

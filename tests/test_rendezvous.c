@@ -255,7 +255,7 @@ static void *visit(void *arg)
     v->link = -1;
     if (v->secret)
         v->st = rendezvous_join(&(struct rendezvous_address){.host = "127.0.0.1", .port = v->port},
-                                v->secret, v->rank, v->ranks, 5, &v->link, &v->err);
+                                v->secret, v->rank, v->ranks, 60, &v->link, &v->err);
     else
         send_rubbish(v->port);
     return NULL;
@@ -282,7 +282,7 @@ static void test_all_come(void **state)
         v[r - 1] = (struct visitor){.rank = r, .ranks = 4, .secret = &ours};
         start(&v[r - 1], port);
     }
-    assert_int_equal(rendezvous_accept(listener, &ours, 4, 20, NULL, NULL, links, &err), OK);
+    assert_int_equal(rendezvous_accept(listener, &ours, 4, 120, NULL, NULL, links, &err), OK);
     close(listener); /* whoever was not looked at yet is turned away by it */
     pthread_join(stranger.id, NULL);
     pthread_join(liar.id, NULL);
@@ -309,7 +309,7 @@ static void *drip(void *arg)
 {
     const int fd = *(const int *)arg;
     const struct timespec pause = {.tv_nsec = 100000000};
-    for (int i = 0; i < 100 && send(fd, "x", 1, MSG_NOSIGNAL) == 1; i++)
+    for (int i = 0; i < 3000 && send(fd, "x", 1, MSG_NOSIGNAL) == 1; i++)
         nanosleep(&pause, NULL);
     return NULL;
 }
@@ -330,7 +330,7 @@ static void test_drip(void **state)
     assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(pthread_create(&id, NULL, drip, &fd), 0);
     start(&v, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 2, 5, NULL, NULL, links, &err), OK);
+    assert_int_equal(rendezvous_accept(listener, &ours, 2, 120, NULL, NULL, links, &err), OK);
     pthread_join(v.id, NULL);
     assert_int_equal(v.st, OK);
     pthread_join(id, NULL);
@@ -348,7 +348,7 @@ static void refuse(struct visitor v, const char *why)
     int32_t port;
     const int listener = listen_anywhere(&port);
     start(&v, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 2, 1, NULL, NULL, links, &err), ERR_COMM);
+    assert_int_equal(rendezvous_accept(listener, &ours, 2, 2, NULL, NULL, links, &err), ERR_COMM);
     pthread_join(v.id, NULL);
     close(listener);
     assert_non_null(strstr(err.text, "0 of 1 ranks came"));
@@ -380,7 +380,7 @@ static void test_twice(void **state)
     const int listener = listen_anywhere(&port);
     start(&a, port);
     start(&b, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 3, 1, NULL, NULL, links, &err), ERR_COMM);
+    assert_int_equal(rendezvous_accept(listener, &ours, 3, 2, NULL, NULL, links, &err), ERR_COMM);
     assert_non_null(strstr(err.text, "1 of 2 ranks came"));
     assert_non_null(strstr(err.text, "it came twice"));
     pthread_join(a.id, NULL);
@@ -407,7 +407,7 @@ static void test_patience(void **state)
     int32_t port;
     const int listener = listen_anywhere(&port);
     start(&a, port);
-    assert_int_equal(rendezvous_accept(listener, &ours, 3, 20, enough, &asked, links, &err),
+    assert_int_equal(rendezvous_accept(listener, &ours, 3, 120, enough, &asked, links, &err),
                      ERR_CANCELLED);
     assert_string_equal(err.text, "enough");
     close(listener);
@@ -427,7 +427,7 @@ static void *pretend(void *arg)
 {
     const struct pretender *p = arg;
     struct pollfd wait = {.fd = p->listener, .events = POLLIN};
-    CHECK(poll(&wait, 1, 5000) == 1);
+    CHECK(poll(&wait, 1, 60000) == 1);
     const int fd = accept(p->listener, NULL, NULL);
     uint8_t challenge[24] = {'T', 's', 's', 'G', 'r', 'p', '0', '1'}, claim[112];
     if (!p->protocol)
@@ -455,7 +455,7 @@ static void test_false_front_end(void **state)
         struct pretender p = {.listener = listener, .protocol = protocol != 0};
         assert_int_equal(pthread_create(&id, NULL, pretend, &p), 0);
         at.port = port;
-        assert_int_equal(rendezvous_join(&at, &ours, 1, 2, 5, &link, &err), ERR_COMM);
+        assert_int_equal(rendezvous_join(&at, &ours, 1, 2, 60, &link, &err), ERR_COMM);
         assert_non_null(strstr(err.text, protocol ? "does not know the secret" : "no tessera"));
         assert_int_equal(link, -7);
         pthread_join(id, NULL);

@@ -45,6 +45,17 @@ static unsigned char *read_model(const char *name, size_t *n)
     return scratch_read(path, n);
 }
 
+static enum status open_bytes(const void *model, size_t n, const char *config, int32_t vocab,
+                              struct tokenizer **out, struct err *err)
+{
+    const struct tokenizer_bytes b = {.model = model,
+                                      .model_n = n,
+                                      .config = config,
+                                      .config_n = config ? strlen(config) : 0,
+                                      .where = "here"};
+    return tokenizer_open_bytes(&b, vocab, out, err);
+}
+
 static struct spm *open_oracle(const char *name)
 {
     char text[200];
@@ -388,8 +399,7 @@ static void test_damage(void **state)
             unsigned char old = bytes[i];
             bytes[i] = (unsigned char)(old ^ (1u << noise(8)));
             /* whole opening is slow under sanitizers: a sample */
-            enum status st =
-                i % 8 ? OK : tokenizer_open_bytes(bytes, n, NULL, 0, VOCAB, "here", &t, &err);
+            enum status st = i % 8 ? OK : open_bytes(bytes, n, NULL, VOCAB, &t, &err);
             struct spm_file file;
             if (i % 8)
                 st = spm_file_parse(bytes, n, "here", &file, &err);
@@ -547,10 +557,10 @@ static void test_open(void **state)
     assert_int_equal(tokenizer_open(scratch_path(""), VOCAB, &t, &err), OK);
     assert_null(t);
     unsigned char *bytes = read_model("bytes", &n);
-    assert_int_equal(tokenizer_open_bytes(bytes, n, NULL, 0, 399, "here", &t, &err), ERR_MODEL);
+    assert_int_equal(open_bytes(bytes, n, NULL, 399, &t, &err), ERR_MODEL);
     assert_non_null(strstr(err.text, "400 pieces"));
     static const char off[] = "{\"add_bos_token\": false, \"add_eos_token\": true}";
-    assert_int_equal(tokenizer_open_bytes(bytes, n, off, strlen(off), 400, "here", &t, &err), OK);
+    assert_int_equal(open_bytes(bytes, n, off, 400, &t, &err), OK);
     assert_int_equal(tokenizer_encode(t, "a", 1, true, &ids, &count, &err), OK);
     assert_int_equal(count, 2);
     assert_int_equal(ids[1], 2);
@@ -558,8 +568,7 @@ static void test_open(void **state)
     tokenizer_close(t);
     t = NULL;
     static const char bad[] = "{\"add_bos_token\": 1}";
-    assert_int_equal(tokenizer_open_bytes(bytes, n, bad, strlen(bad), 400, "here", &t, &err),
-                     ERR_MODEL);
+    assert_int_equal(open_bytes(bytes, n, bad, 400, &t, &err), ERR_MODEL);
     assert_non_null(strstr(err.text, "add_bos_token"));
     assert_null(t);
     free(bytes);

@@ -90,6 +90,15 @@ static enum status watch(void *arg, struct err *err)
 
 /* ---- every collective ---- */
 
+/* Something has spoilt the recording that goes on: nothing of it will run, and NCCL would take it
+ * for a failure of its own. */
+static bool is_spoilt(const struct home *h)
+{
+    enum cudaStreamCaptureStatus recording;
+    return cudaStreamIsCapturing(h->stream, &recording) == cudaSuccess &&
+           recording == cudaStreamCaptureStatusInvalidated;
+}
+
 /* The next call of a collective, unless one before it failed. */
 #define NEXT(result, call)                                                                         \
     do {                                                                                           \
@@ -138,6 +147,8 @@ static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *s
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     const ncclResult_t r =
         ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
     const size_t ranks = (size_t)comm->ranks;
@@ -195,6 +206,8 @@ static enum status nccl_all_gather(struct comm *comm, void *dst, const void *src
     for (int32_t i = 0; i < comm->ranks; i++)
         total += (size_t)cols[i];
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     const size_t fit = comm->ranks > 1 && total > 0 ? GATHER_BYTES / (total * 4) : height;
     const size_t most = fit > 1 ? fit : 1;
     for (size_t at = 0, n; at < height && total > 0 && r == ncclSuccess; at += n) {
@@ -214,6 +227,8 @@ static enum status nccl_reduce_scatter(struct comm *comm, float *dst, const floa
     const int64_t start = base_now_ns();
     const float *block = src;
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     ncclResult_t r = ncclGroupStart();
     for (int32_t to = 0; to < comm->ranks; to++) {
         if (counts[to] > 0)
@@ -235,6 +250,8 @@ static enum status nccl_broadcast(struct comm *comm, void *dst, const void *src,
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     const ncclResult_t r =
         ncclBroadcast(src, dst, n, ncclFloat32, root, handle(c), c->home->stream);
     st = finish(c, COMM_BROADCAST, start, comm->rank == root ? 0 : n, r, err);
@@ -251,6 +268,8 @@ static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *r
     const char *from = src;
     char *to = dst;
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     ncclResult_t r = ncclGroupStart();
     for (int32_t peer = 0; peer < comm->ranks; peer++) {
         if (send_counts[peer] > 0)
@@ -275,6 +294,8 @@ static enum status nccl_send_recv(struct comm *comm, void *dst, int32_t from, co
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
     ncclResult_t r = ncclGroupStart();
     NEXT(r, ncclSend(src, n, ncclFloat32, to, handle(c), c->home->stream));
     NEXT(r, ncclRecv(dst, n, ncclFloat32, from, handle(c), c->home->stream));

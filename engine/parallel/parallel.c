@@ -289,10 +289,20 @@ void parallel_weight_close(struct parallel_weight *w)
 
 /* ---- a step ---- */
 
+static bool moves_weights(const struct flow *f)
+{
+    bool moves = false;
+    for (int32_t i = 0; i < PLAN_PHASES; i++)
+        for (size_t k = 0; k < ARRAY_LEN(linears); k++)
+            moves = moves || f->phase[i].linear[linears[k]].summa ||
+                    f->phase[i].linear[linears[k]].gathered;
+    return moves;
+}
+
 bool parallel_is_recordable(const struct parallel *p)
 {
     const struct flow_phase *phase = p->flow->phase;
-    return phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0 &&
+    return !moves_weights(p->flow) && phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0 &&
            phase[PLAN_PREFILL].rest.count[SPREAD_ROWS] == 0 && flow_homes(p->flow) == 1;
 }
 

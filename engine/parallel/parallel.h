@@ -39,7 +39,8 @@ void parallel_weight_close(struct parallel_weight *w);
 
 /* Is a step nothing but ops on the device, the same for every step of so many rows (backend.h,
  * record)? Not where the rows of the residual stream are split: there the host looks for the
- * sampled ones. And not where sequences have homes: there the parts differ. */
+ * sampled ones, and not where weights move. And not where sequences have homes: there the parts
+ * differ. */
 bool parallel_is_recordable(const struct parallel *p);
 /* Begins a step of so many rows: which form it takes depends on that alone. cut: with homes, row
  * cut[x] is the first of home x and cut[homes] = rows; borrowed until the next step. Else NULL. */

@@ -8,38 +8,89 @@
  * attend_split_kernel, one block per (row, KV head, split): a team of lanes takes AT_ONCE keys at a
  * time, all their loads under way together, for up to GROUP query heads, with its own running
  * (maximum, sum, output) in registers; nothing is shared until the end. attend_merge_kernel folds
- * the splits. In steps of so many rows that there is no room for the splits' results, a block takes
- * all splits of its row one after the other: these fill the device without being split. Padding
- * gets its zeros here. */
+ * the splits. In steps of so many rows that there is no room for all splits' results, a block takes
+ * all splits of its row one after the other: these fill the device without being split, but for a
+ * few long rows that would keep the others waiting. attend_pick_kernel picks such, and they are
+ * split as ever. That changes no bit, so it does not matter which are picked. Padding gets its
+ * zeros here. */
 #include "kernels/cuda/attend.cuh"
+
+#include "kernels/cuda/mma.cuh"
 
 #define THREADS 128
 #define SPLITS 32
-#define SPLIT_KEYS_MIN 64 /* shorter ones are not worth the fold */
+#define SPLIT_KEYS_MIN 64  /* shorter ones are not worth the fold */
+#define PICKED_BLOCKS 2048 /* for so many blocks at most */
 #define LOG2E 1.44269504f
+#ifndef ATTEND_LONG_KEYS
+#define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
+#endif
 
 struct key_range {
     int32_t begin, end;
 };
 
-/* The keys of one split: even parts of whole cache blocks, the last ones may be empty. */
-HOST_DEVICE struct key_range split_range(int32_t length, int32_t split)
+/* Keys of a split: even parts of whole cache blocks. */
+HOST_DEVICE int32_t split_size(int32_t length)
 {
     const int32_t even = (length + SPLITS - 1) / SPLITS;
     const int32_t blocks = (even + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     const int32_t part = blocks * BACKEND_BLOCK_TOKENS;
-    const int64_t size = part < SPLIT_KEYS_MIN ? SPLIT_KEYS_MIN : part;
-    const int64_t begin = split * size, end = begin + size;
-    struct key_range r;
-    r.begin = (int32_t)(begin < length ? begin : length);
-    r.end = (int32_t)(end < length ? end : length);
+    return part < SPLIT_KEYS_MIN ? SPLIT_KEYS_MIN : part;
+}
+
+/* At most SPLITS. */
+HOST_DEVICE int32_t split_count(int32_t length)
+{
+    const int32_t size = split_size(length);
+    return (length + size - 1) / size;
+}
+
+HOST_DEVICE struct key_range split_range(int32_t length, int32_t split)
+{
+    const int32_t size = split_size(length), begin = split * size;
+    const struct key_range r = {begin, length - begin < size ? length : begin + size};
     return r;
 }
 
 /* Output, maximum and sum of one split. */
-HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t t, int32_t head, int32_t split)
+HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_t head,
+                              int32_t split)
 {
-    return a->partial + (((int64_t)t * a->heads + head) * SPLITS + split) * (a->kv.dim + 2);
+    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) * (a->kv.dim + 2);
+}
+
+/* Of the block's place; -1: none. */
+DEVICE int32_t row_of_place(const struct attend_args *a)
+{
+    return a->partial != nullptr && a->picked != nullptr ? a->picked[blockIdx.x]
+                                                         : (int32_t)blockIdx.x;
+}
+
+DEVICE bool is_picked(const struct attend_args *a, int32_t t)
+{
+    bool found = false;
+    for (int32_t i = 0; i < a->picks; i++)
+        found = found || a->picked[i] == t;
+    return found;
+}
+
+/* One block: some rows that are alone and long. */
+__global__ void attend_pick_kernel(struct attend_args a)
+{
+    __shared__ int32_t count;
+    if (threadIdx.x == 0)
+        count = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < a.picks; i += THREADS)
+        a.picked[i] = -1;
+    __syncthreads();
+    for (int32_t t = (int32_t)threadIdx.x; t < a.rows.count; t += THREADS) {
+        if (a.rows.position[t] + 1 < ATTEND_LONG_KEYS || !attend_is_alone(&a.rows, t))
+            continue;
+        const int32_t place = atomicAdd(&count, 1);
+        if (place < a.picks)
+            a.picked[place] = t;
+    }
 }
 
 /* How a team of LANES lanes holds a vector of up to WIDTH elements: ITER times VEC together. */
@@ -64,7 +115,9 @@ template <typename S> struct vectors {
     pack<typename S::E, S::VEC> of[S::AT_ONCE][S::ITER];
 };
 
-/* The first `count`; dim is a multiple of VEC. */
+/* The first `count` (at least one), and the last of them again for the rest; a lane without
+ * elements of its own takes the first ones again. So every load is done, and finds what was stored:
+ * weights and queries of what is not asked for are zero. dim is a multiple of VEC. */
 template <typename S>
 DEVICE void load_vectors(struct vectors<S> &v, const typename S::E *from, int32_t count,
                          int32_t dim)
@@ -72,29 +125,40 @@ DEVICE void load_vectors(struct vectors<S> &v, const typename S::E *from, int32_
 #pragma unroll
     for (int u = 0; u < S::AT_ONCE; u++)
 #pragma unroll
-        for (int i = 0; i < S::ITER; i++)
-            if (u < count && S::element(i) < dim)
-                v.of[u][i] = *(const pack<typename S::E, S::VEC> *)(from + u * dim + S::element(i));
+        for (int i = 0; i < S::ITER; i++) {
+            const int32_t key = u < count ? u : count - 1;
+            const int32_t e = S::element(i) < dim ? S::element(i) : 0;
+            v.of[u][i] = *(const pack<typename S::E, S::VEC> *)(from + key * dim + e);
+        }
+}
+
+/* fn(key, i, j, x) with every element. */
+template <typename S, typename F> DEVICE void for_elements(const struct vectors<S> &v, F fn)
+{
+#pragma unroll
+    for (int u = 0; u < S::AT_ONCE; u++)
+#pragma unroll
+        for (int i = 0; i < S::ITER; i++) {
+            float x[S::VEC];
+            widen(x, v.of[u][i]);
+#pragma unroll
+            for (int j = 0; j < S::VEC; j++)
+                fn(u, i, j, x[j]);
+        }
 }
 
 /* The first `count` of AT_ONCE keys: the same for all lanes of the team, but teams of a warp may
- * differ. Vectors that were not loaded are zero. */
+ * differ. */
 template <typename S>
 DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S::VEC],
                       const struct vectors<S> &k, const struct vectors<S> &v, int32_t count)
 {
     float score[S::AT_ONCE][S::GROUP] = {};
+    for_elements<S>(k, [&](int u, int i, int j, float key) {
 #pragma unroll
-    for (int u = 0; u < S::AT_ONCE; u++)
-#pragma unroll
-        for (int i = 0; i < S::ITER; i++)
-#pragma unroll
-            for (int j = 0; j < S::VEC; j++) {
-                const float key = to_float(k.of[u][i].e[j]);
-#pragma unroll
-                for (int g = 0; g < S::GROUP; g++)
-                    score[u][g] = fmaf(q[g][i][j], key, score[u][g]);
-            }
+        for (int g = 0; g < S::GROUP; g++)
+            score[u][g] = fmaf(q[g][i][j], key, score[u][g]);
+    });
 #pragma unroll
     for (int g = 0; g < S::GROUP; g++) {
         float max = s.max[g], add = 0;
@@ -103,10 +167,10 @@ DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S:
             score[u][g] = reduce_lanes<S::LANES>(score[u][g], plus());
             max = u < count ? fmaxf(max, score[u][g]) : max;
         }
-        const float old = count > 0 ? exp2f(s.max[g] - max) : 1;
+        const float old = count > 0 ? mma_exp2(s.max[g] - max) : 1;
 #pragma unroll
         for (int u = 0; u < S::AT_ONCE; u++) {
-            score[u][g] = u < count ? exp2f(score[u][g] - max) : 0;
+            score[u][g] = u < count ? mma_exp2(score[u][g] - max) : 0;
             add += score[u][g];
         }
         s.max[g] = max;
@@ -117,17 +181,11 @@ DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S:
             for (int j = 0; j < S::VEC; j++)
                 s.out[g][i][j] *= old;
     }
+    for_elements<S>(v, [&](int u, int i, int j, float value) {
 #pragma unroll
-    for (int u = 0; u < S::AT_ONCE; u++)
-#pragma unroll
-        for (int i = 0; i < S::ITER; i++)
-#pragma unroll
-            for (int j = 0; j < S::VEC; j++) {
-                const float value = to_float(v.of[u][i].e[j]);
-#pragma unroll
-                for (int g = 0; g < S::GROUP; g++)
-                    s.out[g][i][j] = fmaf(score[u][g], value, s.out[g][i][j]);
-            }
+        for (int g = 0; g < S::GROUP; g++)
+            s.out[g][i][j] = fmaf(score[u][g], value, s.out[g][i][j]);
+    });
 }
 
 /* One element of the output, or of a part of it. */
@@ -139,7 +197,7 @@ struct folded {
 DEVICE struct folded fold(struct folded all, struct folded more)
 {
     const float max = fmaxf(all.max, more.max);
-    const float a = exp2f(all.max - max), b = exp2f(more.max - max);
+    const float a = mma_exp2(all.max - max), b = mma_exp2(more.max - max);
     all.out = fmaf(all.out, a, more.out * b);
     all.sum = fmaf(all.sum, a, more.sum * b);
     all.max = max;
@@ -175,12 +233,12 @@ DEVICE void fold_teams(const struct attend_args &a, const struct state<S> &s, in
         for (int i = 0; i < S::TEAMS; i++)
             f.max = fmaxf(f.max, max[i][g]);
         for (int i = 0; i < S::TEAMS; i++) {
-            const float weight = exp2f(max[i][g] - f.max);
+            const float weight = mma_exp2(max[i][g] - f.max);
             f.sum = fmaf(sum[i][g], weight, f.sum);
             f.out = fmaf(out[i][g][e], weight, f.out);
         }
         if (a.partial != nullptr) {
-            float *p = partial_at(&a, t, first + g, split);
+            float *p = partial_at(&a, (int32_t)blockIdx.x, first + g, split);
             p[e] = f.out;
             if (e == 0) {
                 p[dim] = f.max;
@@ -200,7 +258,7 @@ template <typename S>
 DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache, int32_t t,
                          int32_t split, struct key_range r, int32_t first, int32_t past)
 {
-    const int32_t dim = a.kv.dim, kv_head = a.kv_of[first];
+    const int32_t dim = a.kv.dim, kv_head = a.kv_of[first], slot = a.rows.slot[t];
     float q[S::GROUP][S::ITER][S::VEC] = {};
     struct state<S> s = {
     };
@@ -217,24 +275,25 @@ DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache
     }
     for (int32_t base = r.begin; base < r.end; base += S::TEAMS * S::AT_ONCE) {
         const int32_t p = base + (int32_t)threadIdx.x / S::LANES * S::AT_ONCE, left = r.end - p;
-        const int32_t block =
-            kv_block(&a.rows, a.rows.slot[t], (left > 0 ? p : base) / BACKEND_BLOCK_TOKENS);
+        const int32_t at = left > 0 ? p : base, count = left > 0 ? left : 1; /* of what is there */
+        const int32_t block = kv_block(&a.rows, slot, at / BACKEND_BLOCK_TOKENS);
         const typename S::E *key = cache + kv_index(&a.kv, block, kv_head, false) +
-                                   (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
-        struct vectors<S> k = {}, v = {
-        };
-        load_vectors<S>(k, key, left, dim);
-        load_vectors<S>(v, key + BACKEND_BLOCK_TOKENS * dim, left, dim);
+                                   (int64_t)(at % BACKEND_BLOCK_TOKENS) * dim;
+        struct vectors<S> k, v;
+        load_vectors<S>(k, key, count, dim);
+        load_vectors<S>(v, key + BACKEND_BLOCK_TOKENS * dim, count, dim);
         take_keys<S>(s, q, k, v, left);
     }
     fold_teams<S>(a, s, t, split, first, past, r.end == a.rows.position[t] + 1);
 }
 
 template <typename S>
-__global__ void __launch_bounds__(THREADS, 2) /* else 168 registers are thought to be enough */
+__global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads */
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
-    const int32_t t = (int32_t)blockIdx.x;
+    const int32_t t = row_of_place(&a);
+    if (t < 0)
+        return;
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     if (a.rows.slot[t] < 0) {
         for (int32_t n = (int32_t)threadIdx.x; n < (h.past - h.first) * a.kv.dim; n += THREADS)
@@ -243,49 +302,63 @@ __global__ void __launch_bounds__(THREADS, 2) /* else 168 registers are thought 
     }
     if (!attend_is_alone(&a.rows, t))
         return;
-    const int32_t length = a.rows.position[t] + 1;
-    const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : SPLITS;
+    const int32_t length = a.rows.position[t] + 1, splits = split_count(length);
+    if (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t))
+        return;
+    const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
         const int32_t end = first + S::GROUP < h.past ? first + S::GROUP : h.past;
-        for (int32_t split = one; split < past; split++) {
-            const struct key_range r = split_range(length, split);
-            if (r.begin == r.end)
-                break;
-            attend_split<S>(a, cache, t, split, r, first, end);
-        }
+        for (int32_t split = one; split < past && split < splits; split++)
+            attend_split<S>(a, cache, t, split, split_range(length, split), first, end);
     }
 }
 
 __global__ void attend_merge_kernel(struct attend_args a)
 {
-    const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
-    if (!attend_is_alone(&a.rows, t))
+    const int32_t t = row_of_place(&a), head = (int32_t)blockIdx.y, dim = a.kv.dim;
+    launch_release();
+    if (t < 0 || !attend_is_alone(&a.rows, t))
         return;
-    const int32_t length = a.rows.position[t] + 1;
-    const float *first = partial_at(&a, t, head, 0);
+    const int32_t splits = split_count(a.rows.position[t] + 1);
+    const float *first = partial_at(&a, (int32_t)blockIdx.x, head, 0);
     for (int32_t e = (int32_t)threadIdx.x; e < dim; e += (int32_t)blockDim.x) {
         struct folded all = {first[e], first[dim], first[dim + 1]};
-        for (int32_t s = 1; s < SPLITS && split_range(length, s).begin < length; s++) {
-            const float *p = partial_at(&a, t, head, s);
+#pragma unroll 8 /* loads under way together */
+        for (int32_t s = 1; s < splits; s++) {
+            const float *p = first + (int64_t)s * (dim + 2);
             all = fold(all, {p[e], p[dim], p[dim + 1]});
         }
         attend_out(&a, t, head)[e] = all.out / all.sum;
     }
 }
 
+/* Each place by as many blocks as it may have splits. */
 template <typename S>
-static void launch_split(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+static void launch_places(struct cuda_backend *c, const struct attend_args &a, const void *cache,
+                          int32_t places)
 {
     const unsigned longest = (unsigned)a.rows.table_cols * BACKEND_BLOCK_TOKENS;
     const unsigned splits = blocks_for(longest, SPLIT_KEYS_MIN);
-    const unsigned rows = (unsigned)a.rows.count;
-    const dim3 grid(rows, (unsigned)a.kv.heads,
-                    a.partial == nullptr ? 1
-                    : splits < SPLITS    ? splits
-                                         : SPLITS);
+    const dim3 grid((unsigned)places, (unsigned)a.kv.heads, splits < SPLITS ? splits : SPLITS);
     LAUNCH(c, attend_split_kernel<S>, grid, THREADS, 0, a, (const typename S::E *)cache);
-    if (a.partial != nullptr)
-        LAUNCH(c, attend_merge_kernel, dim3(rows, (unsigned)a.heads), THREADS, 0, a);
+    LAUNCH(c, attend_merge_kernel, dim3(grid.x, (unsigned)a.heads), THREADS, 0, a);
+}
+
+template <typename S>
+static void launch_split(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+{
+    struct attend_args whole = a;
+    if (a.picked == nullptr) {
+        launch_places<S>(c, a, cache, a.rows.count);
+        return;
+    }
+    if (a.picks > 0) {
+        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+        launch_places<S>(c, a, cache, a.picks);
+    }
+    whole.partial = nullptr;
+    LAUNCH(c, attend_split_kernel<S>, dim3((unsigned)a.rows.count, (unsigned)a.kv.heads), THREADS,
+           0, whole, (const typename S::E *)cache);
 }
 
 /* 16-bit and narrower keys: 16 or 8 bytes a lane, four query heads at once. */
@@ -316,22 +389,35 @@ static void launch_alone(struct cuda_backend *c, const struct attend_args &a, en
         launch_wide<bf16>(c, a, cache);
 }
 
+/* The list lies behind the places that it leaves. */
+static void pick(struct attend_args *a, size_t places)
+{
+    const int32_t longest = a->rows.table_cols * BACKEND_BLOCK_TOKENS;
+    const size_t most = PICKED_BLOCKS / (SPLITS * (size_t)a->kv.heads), left = places - 1;
+    a->picks = longest < ATTEND_LONG_KEYS || places < 2 ? 0 : (int32_t)(most < left ? most : left);
+    a->picked = (int32_t *)partial_at(a, a->picks, 0, 0);
+}
+
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer)
 {
     struct cuda_backend *c = cuda_of(b);
     if (rows->count == 0 || h->heads == 0)
         return;
-    const size_t room =
-        (size_t)rows->count * (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
-    const struct attend_args a = {(float *)out.data,
-                                  (const float *)qkv.data,
-                                  *rows,
-                                  kv_place_of(&kv->spec, layer),
-                                  h->kv_of,
-                                  h->heads,
-                                  LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
-                                  room <= c->partial.bytes ? (float *)c->partial.data : nullptr};
+    struct attend_args a = {(float *)out.data,
+                            (const float *)qkv.data,
+                            *rows,
+                            kv_place_of(&kv->spec, layer),
+                            h->kv_of,
+                            h->heads,
+                            LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
+                            (float *)c->partial.data,
+                            nullptr,
+                            0};
+    const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
+    const size_t places = c->partial.bytes / place;
+    if ((size_t)rows->count > places)
+        pick(&a, places);
     launch_alone(c, a, kv->spec.dtype, kv->storage);
     if (rows->count > 1 && !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
         attend_tile_run(c, &a, kv->spec.dtype, kv->storage);

@@ -14,7 +14,9 @@ struct attend_args {
     const int32_t *kv_of; /* ascending */
     int32_t heads;
     float scale;
-    float *partial; /* [rows][heads][ATTEND_SPLITS][dim + 2]: output, maximum, sum; or NULL */
+    float *partial;  /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
+    int32_t *picked; /* the rows that have places, or -1; NULL: each row has its own */
+    int32_t picks;
 };
 
 /* A sequence row whose neighbours are of other slots. */
@@ -22,6 +24,12 @@ HOST_DEVICE bool attend_is_alone(const struct rows *r, int32_t t)
 {
     const int32_t s = r->slot[t];
     return s >= 0 && (t == 0 || r->slot[t - 1] != s) && (t + 1 == r->count || r->slot[t + 1] != s);
+}
+
+/* A sequence row that is not. */
+HOST_DEVICE bool attend_is_in_run(const struct rows *r, int32_t t)
+{
+    return r->slot[t] >= 0 && !attend_is_alone(r, t);
 }
 
 /* Where the rows of row t's slot that follow it end, at most `end`. */
@@ -38,13 +46,24 @@ struct attend_heads {
     int32_t first, past;
 };
 
+/* How many heads read KV heads before this one. */
+HOST_DEVICE int32_t attend_heads_before(const struct attend_args *a, int32_t kv_head)
+{
+    int32_t low = 0, high = a->heads;
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (a->kv_of[middle] < kv_head)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 HOST_DEVICE struct attend_heads attend_heads_of(const struct attend_args *a, int32_t kv_head)
 {
-    struct attend_heads h = {0, 0};
-    while (h.first < a->heads && a->kv_of[h.first] < kv_head)
-        h.first++;
-    for (h.past = h.first; h.past < a->heads && a->kv_of[h.past] == kv_head;)
-        h.past++;
+    const struct attend_heads h = {attend_heads_before(a, kv_head),
+                                   attend_heads_before(a, kv_head + 1)};
     return h;
 }
 

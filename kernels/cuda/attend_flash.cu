@@ -89,22 +89,29 @@ template <typename C> DEVICE void load_chunk(C *to, const e4m3 *from, bool there
     *(pack<uint32_t, 4> *)(to + 8) = words[1];
 }
 
-/* The nth KEYS keys, then their values; zeros beyond the last, where nothing was ever written. */
+/* The nth KEYS keys, then their values; zeros beyond the last, where nothing was ever written. A
+ * cache block's keys lie together. */
 template <typename P>
 DEVICE void load_keys(typename P::C *stage, const struct attend_args &a, const typename P::E *cache,
                       const struct span &s, int32_t nth)
 {
-#pragma unroll 1 /* registers are few */
-    for (int32_t n = (int32_t)threadIdx.x; n < P::KEYS * P::CHUNKS; n += THREADS) {
-        const int32_t j = n / P::CHUNKS, e = n % P::CHUNKS * P::VEC, p = nth * P::KEYS + j;
-        const bool there = p <= s.last;
-        const int32_t at = there ? p : s.last; /* an address that is valid in any case */
-        const int32_t block = kv_block(&a.rows, s.slot, at / BACKEND_BLOCK_TOKENS);
-        const typename P::E *key = cache + kv_index(&a.kv, block, s.kv_head, false) +
-                                   (int64_t)(at % BACKEND_BLOCK_TOKENS) * P::DIM + e;
-        load_chunk(stage + j * P::PITCH + e, key, there);
-        load_chunk(stage + (P::KEYS + j) * P::PITCH + e, key + BACKEND_BLOCK_TOKENS * P::DIM,
-                   there);
+    constexpr int BLOCK = BACKEND_BLOCK_TOKENS, LOADS = BLOCK * P::CHUNKS;
+#pragma unroll
+    for (int32_t b = 0; b < P::KEYS; b += BLOCK) {
+        const int32_t first = nth * P::KEYS + b;
+        const int32_t at = first <= s.last ? first : s.last; /* a block there is in any case */
+        const int32_t block = kv_block(&a.rows, s.slot, at / BLOCK);
+        const typename P::E *key = cache + kv_index(&a.kv, block, s.kv_head, false);
+#pragma unroll
+        for (int i = 0; i < LOADS; i += THREADS) {
+            const uint32_t n = threadIdx.x + i, j = n / P::CHUNKS, e = n % P::CHUNKS * P::VEC;
+            if (LOADS % THREADS != 0 && n >= LOADS)
+                break;
+            const bool there = first + (int32_t)j <= s.last;
+            typename P::C *to = stage + (b + j) * P::PITCH + e;
+            load_chunk(to, key + n * P::VEC, there);
+            load_chunk(to + P::KEYS * P::PITCH, key + BLOCK * P::DIM + n * P::VEC, there);
+        }
     }
     mma_copy_group();
 }
@@ -172,16 +179,18 @@ template <typename P> DEVICE void weigh(struct rows_of_lane<P> &l, int t, int ha
         top = fmaxf(top, fmaxf(l.score[t][n][2 * half], l.score[t][n][2 * half + 1]));
     top = reduce_lanes<QUAD>(top, maximum());
     const float shift = -top * scale;
-    const float old = exp2f((l.max[t][half] - top) * scale); /* 1, exactly, where none is larger */
+    const float old = mma_exp2((l.max[t][half] - top) * scale);
 #pragma unroll
     for (int n = 0; n < P::KEYS / 8; n++)
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; i++) {
-            l.score[t][n][i] = exp2f(fmaf(l.score[t][n][i], scale, shift));
+            l.score[t][n][i] = mma_exp2(fmaf(l.score[t][n][i], scale, shift));
             add += l.score[t][n][i];
         }
     l.max[t][half] = top;
     l.sum[t][half] = fmaf(l.sum[t][half], old, add);
+    if (!__any_sync(ALL_LANES, old != 1)) /* no maximum of the warp's has grown, as most times */
+        return;
 #pragma unroll
     for (int n = 0; n < P::DIM / 8; n++)
 #pragma unroll
@@ -225,7 +234,7 @@ DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, c
     for (int t = 0; t < P::TILES; t++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = reduce_lanes<QUAD>(l.sum[t][half], plus());
+            const float share = 1 / reduce_lanes<QUAD>(l.sum[t][half], plus());
             const int32_t r = row_of<P>(t, half);
             if (!span_has(s, r))
                 continue;
@@ -233,8 +242,8 @@ DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, c
                         threadIdx.x % QUAD * 2;
 #pragma unroll
             for (int n = 0; n < P::DIM / 8; n++) {
-                to[n * 8] = l.out[t][n][2 * half] / sum;
-                to[n * 8 + 1] = l.out[t][n][2 * half + 1] / sum;
+                to[n * 8] = l.out[t][n][2 * half] * share;
+                to[n * 8 + 1] = l.out[t][n][2 * half + 1] * share;
             }
         }
 }
@@ -275,22 +284,26 @@ DEVICE void attend_span(typename P::C *shared, const struct attend_args &a,
     write_rows<P>(l, a, s);
 }
 
-/* Block (`rows` rows, KV head). */
+/* Block (`rows` rows, KV head). Those that see most begin first, so that none ends late. */
 template <typename P>
 __global__ void __launch_bounds__(THREADS)
     attend_flash_kernel(struct attend_args a, const typename P::E *cache, int32_t rows)
 {
     typedef pack<uint32_t, 4> aligned;
     SHARED_DYNAMIC(aligned, memory);
-    const int32_t tile = (int32_t)blockIdx.x * rows, most = P::ROWS / rows;
+    const int32_t tile = (int32_t)(gridDim.x - 1 - blockIdx.x) * rows, most = P::ROWS / rows;
     const int32_t past = tile + rows < a.rows.count ? tile + rows : a.rows.count;
+    const int32_t mine = tile + (int32_t)threadIdx.x;
+    static_assert(P::ROWS <= THREADS, "a thread looks at each row");
+    if (!__syncthreads_or(mine < past && attend_is_in_run(&a.rows, mine)))
+        return;
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     struct span s = {tile};
     s.kv_head = (int32_t)blockIdx.y;
     for (s.begin = tile; s.begin < past; s.begin = s.end) {
         s.end = attend_run_end(&a.rows, s.begin, past);
         s.slot = a.rows.slot[s.begin];
-        if (s.slot < 0 || attend_is_alone(&a.rows, s.begin))
+        if (!attend_is_in_run(&a.rows, s.begin))
             continue;
         s.least = INT32_MAX;
         s.last = 0;

@@ -135,9 +135,8 @@ __global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args
         s.q[r * s.pitch + e] = r < count ? attend_query(&a, tile + r, head)[e] * a.scale : 0.0f;
     }
     for (int32_t begin = 0, end; begin < count; begin = end) {
-        const int32_t slot = a.rows.slot[tile + begin];
         end = attend_run_end(&a.rows, tile + begin, tile + count) - tile;
-        if (slot >= 0 && !attend_is_alone(&a.rows, tile + begin))
+        if (attend_is_in_run(&a.rows, tile + begin))
             attend_span<E>(s, a, cache, tile, begin, end, head, first);
     }
 }

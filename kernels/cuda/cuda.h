@@ -13,8 +13,10 @@
 #define CUDA_PACK_BYTES ((size_t)1 << 20)
 #define CUDA_PACK_MOST ((size_t)64 << 10)       /* of one upload; bigger ones take a stage */
 #define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
-#define CUDA_PARTIAL_BYTES ((size_t)36 << 20)   /* of split attention: 64 rows, 32 heads of 128 */
 #define CUDA_WORKSPACE_BYTES ((size_t)32 << 20) /* cuBLAS's advice for Hopper */
+#ifndef CUDA_PARTIAL_BYTES
+#define CUDA_PARTIAL_BYTES ((size_t)36 << 20) /* of split attention: 64 rows, 32 heads of 128 */
+#endif
 #ifndef CUDA_TILE_BYTES
 #define CUDA_TILE_BYTES ((size_t)32 << 20) /* of an fp8 weight, widened */
 #endif

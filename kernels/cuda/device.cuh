@@ -31,7 +31,57 @@ extern "C" {
         kernel<<<grid, block, shared, (cudaStream_t)(c)->stream>>>(__VA_ARGS__);                   \
         cuda_note(c, #kernel, cudaGetLastError());                                                 \
     } while (0)
+/* A kernel that calls launch_wait before it touches what other kernels write. In a recording, whose
+ * weights stay where they are, it may begin as soon as all blocks of the kernel before it have
+ * called launch_release. */
+#define LAUNCH_AHEAD(c, kernel, grid, block, shared, ...)                                          \
+    cuda_note(c, #kernel, launch_ahead(c, kernel, grid, block, shared, __VA_ARGS__))
 #define SHARED_DYNAMIC(type, name) extern __shared__ type name[]
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+DEVICE void launch_wait()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+DEVICE void launch_release()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#else
+DEVICE void launch_wait()
+{
+}
+
+DEVICE void launch_release()
+{
+}
+#endif
+
+template <typename... P, typename... A>
+static cudaError_t launch_ahead(const struct cuda_backend *c, void (*kernel)(P...), dim3 grid,
+                                dim3 block, size_t shared, const A &...arguments)
+{
+    cudaFuncAttributes code;
+    cudaLaunchAttribute ahead = {};
+    cudaLaunchConfig_t how = {};
+    ahead.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    ahead.val.programmaticStreamSerializationAllowed = 1;
+    how.gridDim = grid;
+    how.blockDim = block;
+    how.dynamicSmemBytes = shared;
+    how.stream = (cudaStream_t)c->stream;
+    how.attrs = &ahead;
+    if (c->recording) {
+        const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
+        if (e != cudaSuccess)
+            return e;
+        how.numAttrs = code.ptxVersion >= 90; /* older code does not wait */
+    }
+    const cudaError_t e = cudaLaunchKernelEx(&how, kernel, arguments...);
+    (void)cudaGetLastError(); /* told here; not to be found by the next launch */
+    return e;
+}
 #endif
 
 #define WARP 32
@@ -106,6 +156,23 @@ DEVICE void from_float(e4m3 *y, float x)
 template <typename E, int N> struct alignas(sizeof(E) * N) pack {
     E e[N];
 };
+
+template <typename E, int N> DEVICE void widen(float (&y)[N], const pack<E, N> &x)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        y[i] = to_float(x.e[i]);
+}
+
+/* By words, or the compiler takes each element out of its word first. */
+DEVICE void widen(float (&y)[8], const pack<bf16, 8> &x)
+{
+    uint32_t word[4];
+    memcpy(word, &x, sizeof word);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        y[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000u);
+}
 
 /* Runs `call` with E standing for the element type. */
 #define WITH_TYPE(dtype, ...)                                                                      \

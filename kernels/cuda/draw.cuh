@@ -3,7 +3,9 @@
  * always "sort key above K, or equal to K with a column up to C" and two numbers describe it. A
  * prefix of a given mass is found by three histograms over the bits of the keys, 11 + 11 + 10.
  * Masses are integers: sums have no order, and neither threads nor atomics show in the result.
- * Masses are computed anew in every pass; that is cheaper than keeping them. */
+ * Masses are computed anew in every pass; that is cheaper than keeping them. Most of a row falls
+ * into few bins, and shared memory adds 32 bits in one go but 64 in a loop that spins on such: so a
+ * bin is some words, each of as many bits of the masses as its sum has room for. */
 #ifndef TESSERA_KERNELS_CUDA_DRAW_CUH
 #define TESSERA_KERNELS_CUDA_DRAW_CUH
 
@@ -13,6 +15,8 @@
 
 #define THREADS 512
 #define BINS 2048
+#define WORDS 4      /* of a bin */
+#define WORD_BITS 11 /* in rows of up to 2^21 */
 
 /* ---- order ---- */
 
@@ -91,16 +95,38 @@ DEVICE bool is_kept(const struct draw *d, float z, int32_t id)
            (d->least <= 0 || (double)mass_of(d, z) >= d->least);
 }
 
-/* The bin where the mass from the top first reaches *need; *need loses what lies above it. */
-DEVICE uint32_t select_bin(const unsigned long long *bins, uint32_t count, uint64_t *need)
+typedef uint32_t histogram[WORDS][BINS];
+
+DEVICE void add_to_bin(histogram &bins, uint32_t bin, uint64_t mass)
 {
-    __shared__ unsigned long long of_lane[WARP], left;
+    static_assert(NUMERICS_MASS_ONE < (double)(1ull << WORDS * WORD_BITS), "a mass has its words");
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) {
+        const uint32_t word = (uint32_t)(mass >> i * WORD_BITS) & ((1u << WORD_BITS) - 1);
+        if (word != 0)
+            atomicAdd(&bins[i][bin], word);
+    }
+}
+
+DEVICE uint64_t mass_in_bin(const histogram &bins, uint32_t bin)
+{
+    uint64_t mass = 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        mass += (uint64_t)bins[i][bin] << i * WORD_BITS;
+    return mass;
+}
+
+/* The bin where the mass from the top first reaches *need; *need loses what lies above it. */
+DEVICE uint32_t select_bin(const histogram &bins, uint32_t count, uint64_t *need)
+{
+    __shared__ uint64_t of_lane[WARP], left;
     __shared__ uint32_t found;
     const uint32_t part = count / WARP;
     if (threadIdx.x < WARP) {
-        unsigned long long sum = 0;
-        for (uint32_t i = 0; i < part; i++)
-            sum += bins[threadIdx.x * part + i];
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < part; i++) /* lanes in different banks */
+            sum += mass_in_bin(bins, threadIdx.x * part + (i + threadIdx.x) % part);
         of_lane[threadIdx.x] = sum;
     }
     __syncthreads();
@@ -110,8 +136,8 @@ DEVICE uint32_t select_bin(const unsigned long long *bins, uint32_t count, uint6
         while (lane > 0 && of_lane[lane] < left)
             left -= of_lane[lane--];
         found = lane * part + part - 1;
-        while (found > lane * part && bins[found] < left)
-            left -= bins[found--];
+        while (found > lane * part && mass_in_bin(bins, found) < left)
+            left -= mass_in_bin(bins, found--);
     }
     __syncthreads();
     const uint32_t bin = found;
@@ -152,20 +178,19 @@ DEVICE int32_t nth_equal(const struct draw *d, uint32_t key, uint64_t nth)
  * need >= 1; there is that much. */
 DEVICE void keep_prefix(struct draw *d, bool unit, uint64_t need)
 {
-    __shared__ unsigned long long bins[BINS];
+    __shared__ histogram bins;
     uint32_t key = 0, mask = 0;
     for (int pass = 0; pass < 3; pass++) {
         const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
         const uint32_t count = pass < 2 ? BINS : BINS / 2;
-        FOR_EACH(i, 0, BINS)
-            bins[i] = 0;
+        FOR_EACH(i, 0, WORDS * BINS)
+            bins[i / BINS][i % BINS] = 0;
         __syncthreads();
         FOR_EACH(i, 0, d->n) {
             const float z = z_of(d, i);
             const uint32_t k = sort_key(z);
             if ((k & mask) == key && is_kept(d, z, i))
-                atomicAdd(&bins[k >> shift & (count - 1)],
-                          (unsigned long long)(unit ? 1 : mass_of(d, z)));
+                add_to_bin(bins, k >> shift & (count - 1), unit ? 1 : mass_of(d, z));
         }
         __syncthreads();
         key |= select_bin(bins, count, &need) << shift;

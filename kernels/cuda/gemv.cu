@@ -12,8 +12,9 @@
  *
  * The warps of a block share its outputs and take the steps of k in turns: rows are read in runs of
  * 512 bytes. Each step is a sum of its own, so that the tensor cores need not wait for the one
- * before. Which k a lane's elements have is free as long as those of w and x agree: so a lane takes
- * 16 bytes of a row for several products, instead of the scattered pairs of the manual.
+ * before. The ring fills while the kernel that makes x is still running. Which k a lane's elements
+ * have is free as long as those of w and x agree: so a lane takes 16 bytes of a row for several
+ * products, instead of the scattered pairs of the manual.
  *
  * Rejected: a pass that splits x ahead (a launch more; splitting hides behind the loads), and
  * splitting k over blocks (small weights would like it, but sums would need a second pass). */
@@ -285,6 +286,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) gemv_kernel(struct gemv_args a
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
         fetch(warp + s * WARPS, s);
+    launch_wait(); /* the weight is no kernel's result, x is */
     for (int32_t step = warp, stage = 0; step < steps; step += WARPS) {
         fetch(step + (STAGES - 1) * WARPS, stage == 0 ? STAGES - 1 : stage - 1);
         mma_copy_wait<STAGES - 1>();
@@ -308,9 +310,9 @@ template <typename F, int GROUPS> static void launch(struct cuda_backend *c, str
 {
     const unsigned grid = blocks_for((size_t)a.out, COLUMNS * 2 * GROUPS);
     if (a.in % 4 == 0 && (uintptr_t)a.x % 16 == 0)
-        LAUNCH(c, (gemv_kernel<F, GROUPS, true>), grid, WARPS * WARP, 0, a);
+        LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, true>), grid, WARPS * WARP, 0, a);
     else
-        LAUNCH(c, (gemv_kernel<F, GROUPS, false>), grid, WARPS * WARP, 0, a);
+        LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, false>), grid, WARPS * WARP, 0, a);
 }
 
 /* MOST rows at once. */

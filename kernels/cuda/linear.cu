@@ -12,20 +12,31 @@
 #include "kernels/cuda/blas.h"
 
 #define THREADS 256
+#define PART (4 * THREADS) /* columns of a block that converts */
 #define WIDEN_ROWS 64
 #define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
 /* ---- x in the weight's type ---- */
 
-/* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. */
+/* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. Block (row, part). */
 template <typename E>
-__global__ void convert_kernel(E *y, const float *x, int32_t in, int64_t pitch, int64_t count)
+__global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, int32_t in,
+                               int32_t pitch)
 {
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count)
-        return;
-    const int64_t row = i / pitch, col = i % pitch;
-    from_float(y + i, col < in ? x[row * in + col] : 0.0f);
+    const float *from = x + (int64_t)blockIdx.x * in;
+    E *to = y + (int64_t)blockIdx.x * pitch;
+    const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
+#pragma unroll
+    for (int32_t k = begin; k < begin + PART; k += THREADS)
+        if (k < pitch)
+            from_float(to + k, k < in ? from[k] : 0.0f);
+}
+
+template <typename E> static void convert(struct cuda_backend *c, struct cview x, int32_t pitch)
+{
+    const dim3 grid((unsigned)x.rows, blocks_for((size_t)pitch, PART));
+    LAUNCH(c, convert_kernel<E>, grid, THREADS, 0, (E *)c->x.data, (const float *)x.data, x.cols,
+           pitch);
 }
 
 /* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the
@@ -50,14 +61,13 @@ __global__ void quantize_kernel(e4m3 *y, float *scale, const float *x, int32_t i
 template <typename E>
 static void gemm(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w)
 {
-    const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype), n = y.rows * pitch;
+    const int32_t pitch = (int32_t)cuda_pitch(w->spec.in, w->spec.dtype);
     const void *rows = x.data;
     if (w->spec.dtype != DTYPE_F32 || pitch != x.cols) {
-        LAUNCH(c, convert_kernel<E>, blocks_for((size_t)n, THREADS), THREADS, 0, (E *)c->x.data,
-               (const float *)x.data, x.cols, pitch, n);
+        convert<E>(c, x, pitch);
         rows = c->x.data;
     }
-    const struct blas_product p = {y.rows,     y.cols,        (int32_t)pitch,  pitch,
+    const struct blas_product p = {y.rows,     y.cols,        pitch,           pitch,
                                    y.cols,     w->spec.dtype, (float *)y.data, rows,
                                    w->storage, nullptr,       nullptr};
     blas_multiply(c, &p);
@@ -131,11 +141,10 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
                          const struct weight *w)
 {
     const struct weight_spec *s = &w->spec;
-    const int64_t pitch = (int64_t)cuda_pitch(s->in, DTYPE_BF16), n = y.rows * pitch;
+    const int32_t pitch = (int32_t)cuda_pitch(s->in, DTYPE_BF16);
     const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
     CHECK(fit > 0);
-    LAUNCH(c, convert_kernel<bf16>, blocks_for((size_t)n, THREADS), THREADS, 0, (bf16 *)c->x.data,
-           (const float *)x.data, x.cols, pitch, n);
+    convert<bf16>(c, x, pitch);
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
         const struct widening a = {(bf16 *)c->tile.data,
@@ -143,21 +152,13 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
                                    (int64_t)cuda_row_bytes(s),
                                    (int64_t)cuda_pitch(s->in, s->dtype),
                                    s->in,
-                                   (int32_t)pitch,
+                                   pitch,
                                    s->scale_cols,
                                    s->scale_skip};
         LAUNCH(c, widen_kernel, (unsigned)out, THREADS, 0, a);
-        const struct blas_product p = {y.rows,
-                                       out,
-                                       (int32_t)pitch,
-                                       pitch,
-                                       y.cols,
-                                       DTYPE_BF16,
-                                       (float *)y.data + first,
-                                       c->x.data,
-                                       c->tile.data,
-                                       nullptr,
-                                       nullptr};
+        const struct blas_product p = {
+            y.rows,    out,          pitch,   pitch,  y.cols, DTYPE_BF16, (float *)y.data + first,
+            c->x.data, c->tile.data, nullptr, nullptr};
         blas_multiply(c, &p);
     }
 }

@@ -1,5 +1,5 @@
-/* Tensor cores and copies into shared memory that run in the background, sm_80 and newer: PTX, each
- * instruction one function. tests/emulate states what they mean, lane by lane. */
+/* Tensor cores, copies into shared memory that run in the background, powers of two; sm_80 and
+ * newer: PTX, each instruction one function. tests/emulate states what they mean, lane by lane. */
 #ifndef TESSERA_KERNELS_CUDA_MMA_CUH
 #define TESSERA_KERNELS_CUDA_MMA_CUH
 
@@ -83,6 +83,14 @@ DEVICE uint32_t mma_pair(float first, float second, __half)
     uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
+}
+
+/* 2^x, off by two units in its last place at most; 0 where that is no normal number. */
+DEVICE float mma_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/kv_index.cuh"
 
-#define THREADS 128
+#define THREADS 64 /* half a usual head */
 
 __global__ void rope_table_kernel(float *table, const int32_t *position, const float *inv_freq,
                                   int32_t half)

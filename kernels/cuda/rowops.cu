@@ -6,6 +6,8 @@
 #include "kernels/cuda/entry.h"
 
 #define THREADS 256
+#define NORM_THREADS 1024  /* few rows wait for every pass of theirs */
+#define PART (2 * THREADS) /* columns of a block that multiplies gates */
 
 /* ---- embed, select ---- */
 
@@ -34,6 +36,7 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
 
 __global__ void select_kernel(float *y, const float *x, const int32_t *index, int32_t cols)
 {
+    launch_release();
     const float *from = x + (int64_t)index[blockIdx.x] * cols;
     for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
         y[(int64_t)blockIdx.x * cols + i] = from[i];
@@ -93,6 +96,7 @@ __global__ void rmsnorm_kernel(float *y, float *x, const float *delta, const flo
 {
     const int64_t row = (int64_t)blockIdx.x * cols;
     float sum = 0;
+    launch_release();
     for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
         float v = x[row + i];
         if (delta != nullptr)
@@ -107,7 +111,7 @@ __global__ void rmsnorm_kernel(float *y, float *x, const float *delta, const flo
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
 {
     if (x.rows > 0 && x.cols > 0) /* without a delta x is only read */
-        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, NORM_THREADS, 0, (float *)y.data,
                (float *)const_cast<void *>(x.data), (const float *)nullptr, gain, eps, x.cols);
 }
 
@@ -115,7 +119,7 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
                         const float *gain, float eps)
 {
     if (x.rows > 0 && x.cols > 0)
-        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, NORM_THREADS, 0, (float *)y.data,
                (float *)x.data, (const float *)delta.data, gain, eps, x.cols);
 }
 
@@ -145,14 +149,15 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
                        struct pieces pieces)
 {
     if (x.rows > 0)
-        LAUNCH(cuda_of(b), square_sum_kernel, (unsigned)x.rows, THREADS, 0, sums, (float *)x.data,
-               (const float *)delta.data, pieces);
+        LAUNCH(cuda_of(b), square_sum_kernel, (unsigned)x.rows, NORM_THREADS, 0, sums,
+               (float *)x.data, (const float *)delta.data, pieces);
 }
 
 __global__ void rms_scale_kernel(float *y, const float *x, const float *sums, float width,
                                  const float *gain, float eps, int32_t cols)
 {
     const int64_t row = (int64_t)blockIdx.x * cols;
+    launch_release();
     const float scale = 1 / sqrtf(sums[blockIdx.x] / width + eps);
     for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
         y[row + i] = x[row + i] * scale * gain[i];
@@ -162,28 +167,31 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
                       int32_t width, const float *gain, float eps)
 {
     if (x.rows > 0 && x.cols > 0)
-        LAUNCH(cuda_of(b), rms_scale_kernel, (unsigned)x.rows, THREADS, 0, (float *)y.data,
+        LAUNCH(cuda_of(b), rms_scale_kernel, (unsigned)x.rows, NORM_THREADS, 0, (float *)y.data,
                (const float *)x.data, sums, (float)width, gain, eps, x.cols);
 }
 
 /* ---- element-wise ---- */
 
-__global__ void silu_mul_kernel(float *y, const float *gu, int32_t cols, int64_t count)
+/* Block (row, part of it). */
+__global__ void silu_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols)
 {
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count)
-        return;
-    const int64_t row = i / cols, col = i % cols;
-    const float g = gu[row * 2 * cols + col], u = gu[row * 2 * cols + cols + col];
-    y[i] = g / (1 + expf(-g)) * u;
+    const float *gate = gu + (int64_t)blockIdx.x * 2 * cols, *up = gate + cols;
+    float *to = y + (int64_t)blockIdx.x * cols;
+    const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
+    launch_release();
+#pragma unroll
+    for (int32_t i = begin; i < begin + PART; i += THREADS)
+        if (i < cols)
+            to[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }
 
 void rowops_silu_mul(struct backend *b, struct view y, struct cview gu)
 {
-    const size_t n = (size_t)y.rows * (size_t)y.cols;
-    if (n > 0)
-        LAUNCH(cuda_of(b), silu_mul_kernel, blocks_for(n, THREADS), THREADS, 0, (float *)y.data,
-               (const float *)gu.data, y.cols, (int64_t)n);
+    const dim3 grid((unsigned)y.rows, blocks_for((size_t)y.cols, PART));
+    if (y.rows > 0 && y.cols > 0)
+        LAUNCH(cuda_of(b), silu_mul_kernel, grid, THREADS, 0, (float *)y.data,
+               (const float *)gu.data, y.cols);
 }
 
 struct addends {

@@ -3,6 +3,8 @@
  * order, so keeping the first keeps the larger. */
 #include "server/api/logprobs.h"
 
+#include "server/utf8.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -84,35 +86,51 @@ static void write_float(float x, struct buf *out)
         buf_puts(out, ".0"); /* stays a float to a reader that tells them apart */
 }
 
-/* A token's text. A byte that is no character by itself is spelt as OpenAI does. */
-struct name {
+/* A token's text. Bytes that are no characters are spelt as OpenAI does. */
+struct token_name {
     char spelt[24];
     const char *text; /* valid as long as the name and the tokenizer */
     size_t len;
+    bool bytes; /* text is any bytes */
 };
 
-static void name_token(const struct logprobs_names *names, int32_t token, struct name *out)
+static void name_token(const struct logprobs_names *names, int32_t token, struct token_name *out)
 {
     struct token_view v = {.kind = TOKEN_HIDDEN};
     if (names->tokenizer && !names->as_ids)
         v = tokenizer_view(names->tokenizer, token);
     out->text = v.text;
     out->len = (size_t)v.len;
-    if (v.kind == TOKEN_BYTE && (unsigned char)v.text[0] >= 0x80)
-        snprintf(out->spelt, sizeof out->spelt, "bytes:\\x%02x", (unsigned char)v.text[0]);
-    else if (v.len == 0)
-        snprintf(out->spelt, sizeof out->spelt, "token_id:%" PRId32, token);
-    else
+    out->bytes = v.kind == TOKEN_BYTE && !utf8_is_valid(v.text, out->len);
+    if (v.len > 0)
         return;
+    snprintf(out->spelt, sizeof out->spelt, "token_id:%" PRId32, token);
     out->text = out->spelt;
     out->len = strlen(out->spelt);
 }
 
+static void write_name(const struct token_name *n, struct buf *out)
+{
+    if (!n->bytes) {
+        buf_json(out, n->text, n->len);
+        return;
+    }
+    buf_puts(out, "\"bytes:");
+    for (size_t i = 0; i < n->len; i++) {
+        const unsigned char c = (unsigned char)n->text[i];
+        if (c < 0x20 || c >= 0x7f || c == '"' || c == '\\')
+            buf_printf(out, "\\\\x%02x", c);
+        else
+            buf_add(out, &n->text[i], 1);
+    }
+    buf_puts(out, "\"");
+}
+
 void logprobs_write_name(const struct logprobs_names *names, int32_t token, struct buf *out)
 {
-    struct name n;
+    struct token_name n;
     name_token(names, token, &n);
-    buf_json(out, n.text, n.len);
+    write_name(&n, out);
 }
 
 /* The k best and the token itself, in descending order; returns how many. */
@@ -135,7 +153,7 @@ static void write_dict(const struct logprobs *l, const struct entry *e, int32_t 
                        const struct logprobs_names *names, struct buf *out)
 {
     struct token_top top[DICT_MAX];
-    struct name keys[DICT_MAX];
+    struct token_name keys[DICT_MAX];
     int32_t written = 0;
     if (isnan(e->logprob)) {
         buf_puts(out, "null");
@@ -144,7 +162,7 @@ static void write_dict(const struct logprobs *l, const struct entry *e, int32_t 
     int32_t count = candidates(l, e, k, top);
     buf_puts(out, "{");
     for (int32_t i = 0; i < count; i++) {
-        struct name *key = &keys[written];
+        struct token_name *key = &keys[written];
         bool clash = false;
         name_token(names, top[i].token, key);
         for (int32_t j = 0; j < written && !clash; j++)
@@ -152,7 +170,7 @@ static void write_dict(const struct logprobs *l, const struct entry *e, int32_t 
         if (clash)
             continue;
         buf_puts(out, written++ ? "," : "");
-        buf_json(out, key->text, key->len);
+        write_name(key, out);
         buf_puts(out, ":");
         write_float(top[i].logprob, out);
     }

@@ -1,6 +1,8 @@
-/* DESIGN: only byte tokens can be part of a character, and any other token ends a run of them; so
- * at most three bytes are held, and bytes are given up as soon as no byte can save them. This is
- * SentencePiece's own rule (one U+FFFD per bad byte), applied without waiting for the end. */
+/* DESIGN: only byte tokens can be part of a character, and text ends a run of them; so at most
+ * three bytes are held, and bytes are given up as soon as no byte can save them. How many U+FFFD
+ * they are is SentencePiece's rule, one per bad byte, or Unicode's, which Hugging Face's byte-level
+ * decoder follows, one per longest run that begins like a character; applied without waiting for
+ * the end. */
 #include "server/tokenizer/detok.h"
 
 #include "server/utf8.h"
@@ -30,6 +32,17 @@ static void drop(struct detok *d, int32_t n)
     memmove(d->held, d->held + n, (size_t)d->held_len);
 }
 
+/* Bytes at the start of what is held that are one U+FFFD. */
+static int32_t lost(const struct detok *d)
+{
+    int32_t n = 1;
+    if (!tokenizer_is_byte_level(d->tokenizer))
+        return n;
+    while (n < d->held_len && utf8_is_prefix(d->held, (size_t)n + 1))
+        n++;
+    return n;
+}
+
 /* Lets go of whole characters and of bytes that cannot become one. */
 static void settle(struct detok *d, struct buf *out)
 {
@@ -41,14 +54,16 @@ static void settle(struct detok *d, struct buf *out)
             buf_add(out, d->held, k);
         else
             buf_puts(out, REPLACEMENT);
-        drop(d, k > 0 ? (int32_t)k : 1);
+        drop(d, k > 0 ? (int32_t)k : lost(d));
     }
 }
 
 void detok_finish(struct detok *d, struct buf *out)
 {
-    for (; d->held_len > 0; d->held_len--)
+    while (d->held_len > 0) {
         buf_puts(out, REPLACEMENT);
+        drop(d, lost(d));
+    }
 }
 
 static void push_text(struct detok *d, struct token_view v, struct buf *out)
@@ -71,10 +86,15 @@ void detok_push(struct detok *d, int32_t id, struct buf *out)
     struct token_view v = tokenizer_view(d->tokenizer, id);
     if (v.kind == TOKEN_BYTE) {
         d->at_start = false;
-        d->held[d->held_len++] = v.text[0];
-        settle(d, out);
+        for (int32_t i = 0; i < v.len; i++) {
+            d->held[d->held_len++] = v.text[i];
+            settle(d, out);
+        }
         return;
     }
+    /* A byte-level token without text leaves a character as it is. */
+    if (v.kind == TOKEN_HIDDEN && !d->show_hidden && tokenizer_is_byte_level(d->tokenizer))
+        return;
     detok_finish(d, out);
     if (v.kind == TOKEN_TEXT)
         push_text(d, v, out);

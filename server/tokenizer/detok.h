@@ -17,10 +17,10 @@ struct detok {
 /* Continues after `prompt`: a word mark at once is a space, as it is in the text of the whole.
  * After a prompt without visible text (none at all, or control tokens only) it is dropped. */
 void detok_init(struct detok *d, const struct tokenizer *t, const int32_t *prompt, int32_t count);
-/* Appends the text that id completes. Bytes that cannot become a character come out as U+FFFD each.
- */
+/* Appends the text that id completes. Bytes that cannot become a character come out as U+FFFD:
+ * each, or with byte-level tokens each run that begins like one. */
 void detok_push(struct detok *d, int32_t id, struct buf *out);
-/* At the end: what is held comes out as U+FFFD each. */
+/* At the end: what is held comes out as U+FFFD in the same way. */
 void detok_finish(struct detok *d, struct buf *out);
 
 #endif

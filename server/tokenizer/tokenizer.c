@@ -1,11 +1,13 @@
-/* DESIGN: encoding is SentencePiece's; decoding is ours, from a table made once: views into one
- * block of text in which the word mark is a space already. So a stream decodes token by token
- * without a call into C++, and without losing spaces, which SentencePiece drops from each piece
- * decoded alone. */
+/* DESIGN: two kinds of files, one tokenizer. Encoding is SentencePiece's (spm.h), or that of a
+ * tokenizer.json (hf.h); decoding is ours, from a table made once: views into one block of text in
+ * which the word mark is a space already. So a stream decodes token by token without a call into
+ * C++, and without losing spaces, which SentencePiece drops from each piece decoded alone. */
 #include "server/tokenizer/tokenizer.h"
 
 #include "config/buf.h"
 #include "config/file.h"
+#include "server/tokenizer/hf.h"
+#include "server/tokenizer/names.h"
 #include "server/tokenizer/spm.h"
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/tokenizer_config.h"
@@ -20,17 +22,26 @@
 #define UNKNOWN_TEXT_BYTES_MAX (256u << 10)
 #define WORD_MARK "\xe2\x96\x81" /* U+2581 */
 
+/* Ids around every text. */
+struct fringe {
+    int32_t ids[HF_FILE_TEMPLATE_MAX];
+    int32_t count;
+};
+
 struct tokenizer {
-    struct spm *spm;
-    struct token_view *views; /* [count] */
-    char *text;               /* what the views point into */
-    int32_t count, bos, eos;
-    int32_t bytes_max; /* of the longest view */
+    struct spm *spm;                /* of a tokenizer.model, or */
+    struct hf *hf;                  /* of a tokenizer.json */
+    const struct token_view *views; /* [count] */
+    int32_t count;
+    int32_t bytes_max; /* of the longest piece; 0: any text can be few tokens */
+    struct fringe before, after;
     struct tokenizer_config config;
-    int32_t *names; /* [name_count] control tokens, which a text may spell out */
-    int32_t name_count;
-    bool name_first[256]; /* bytes that one of them begins with */
-    bool add_dummy_prefix, remove_extra_whitespaces, has_bytes;
+    bool drops_first_space, drops_all_first_spaces;
+    /* of a tokenizer.model: */
+    struct token_view *own_views;
+    char *text;          /* what they point into */
+    struct names *names; /* control tokens, which a text may spell out */
+    bool has_bytes;
 };
 
 /* ---- the table ---- */
@@ -81,40 +92,45 @@ static struct token_view make_view(const struct spm_file *file, const struct spm
 
 static enum status make_table(struct tokenizer *t, const struct spm_file *file, struct err *err)
 {
-    size_t total = file->unk_surface_len + 1, names = 1;
+    size_t total = file->unk_surface_len + 1;
+    int32_t longest = 0;
     CHECK(file->count > 0);
     for (int32_t id = 0; id < file->count; id++) {
         total += (size_t)file->pieces[id].len;
-        names += file->pieces[id].type == SPM_CONTROL;
+        longest = file->pieces[id].len > longest ? file->pieces[id].len : longest;
     }
-    t->views = calloc((size_t)file->count, sizeof *t->views);
-    t->names = calloc(names, sizeof *t->names);
+    t->own_views = calloc((size_t)file->count, sizeof *t->own_views);
     t->text = malloc(total);
-    if (!t->views || !t->names || !t->text)
+    if (!t->own_views || !t->text)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d pieces", file->count);
     char *to = t->text;
     for (int32_t id = 0; id < file->count; id++) {
-        t->views[id] = make_view(file, &file->pieces[id], to);
-        to += t->views[id].len;
-        if (t->views[id].len > t->bytes_max)
-            t->bytes_max = t->views[id].len;
-        t->has_bytes = t->has_bytes || t->views[id].kind == TOKEN_BYTE;
-        if (t->views[id].kind == TOKEN_HIDDEN) {
-            t->names[t->name_count++] = id;
-            t->name_first[(unsigned char)t->views[id].text[0]] = true;
-        }
+        t->own_views[id] = make_view(file, &file->pieces[id], to);
+        to += t->own_views[id].len;
+        t->has_bytes = t->has_bytes || t->own_views[id].kind == TOKEN_BYTE;
     }
+    t->views = t->own_views;
     t->count = file->count;
+    /* where runs of spaces become one, text of any length can be few tokens */
+    t->bytes_max = file->remove_extra_whitespaces ? 0 : longest;
     return OK;
 }
 
-/* ---- opening ---- */
+static enum status name_controls(struct tokenizer *t, struct err *err)
+{
+    int32_t count = 0;
+    struct name *list = calloc((size_t)t->count, sizeof *list);
+    if (!list)
+        return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d names", t->count);
+    for (int32_t id = 0; id < t->count; id++)
+        if (t->views[id].kind == TOKEN_HIDDEN)
+            list[count++] = (struct name){t->views[id].text, t->views[id].len, id, .control = true};
+    enum status st = names_open(list, count, &t->names, err);
+    free(list);
+    return st;
+}
 
-/* Bytes of the files of a model; NULL: there is no such file. */
-struct parts {
-    const char *model, *config, *chat_template;
-    size_t model_n, config_n;
-};
+/* ---- opening ---- */
 
 static const char *name_of(const struct tokenizer *t, int32_t id, char *text, size_t cap)
 {
@@ -123,47 +139,94 @@ static const char *name_of(const struct tokenizer *t, int32_t id, char *text, si
     return v.len > 0 ? text : NULL;
 }
 
-static enum status read_config(struct tokenizer *t, const struct parts *p, struct err *err)
+static enum status read_config(struct tokenizer *t, const struct tokenizer_bytes *p, int32_t bos,
+                               int32_t eos, const char *class, struct err *err)
 {
-    char bos[SPM_FILE_PIECE_BYTES_MAX + 1], eos[SPM_FILE_PIECE_BYTES_MAX + 1];
+    char bos_name[SPM_FILE_PIECE_BYTES_MAX + 1], eos_name[SPM_FILE_PIECE_BYTES_MAX + 1];
     const struct tokenizer_config_more more = {
-        .bos = name_of(t, t->bos, bos, sizeof bos),
-        .eos = name_of(t, t->eos, eos, sizeof eos),
+        .bos = name_of(t, bos, bos_name, sizeof bos_name),
+        .eos = name_of(t, eos, eos_name, sizeof eos_name),
+        .class = class,
         .chat_template = p->chat_template,
     };
     return tokenizer_config_parse(p->config, p->config_n, &more, &t->config, err);
 }
 
-static enum status open_parts(const struct parts *p, int32_t vocab, const char *where,
-                              struct tokenizer **out, struct err *err)
+static enum status open_spm(struct tokenizer *t, const struct tokenizer_bytes *p,
+                            const struct spm_file *file, int32_t vocab, struct err *err)
+{
+    const char *where = p->where;
+    char text[256];
+    enum status st = OK;
+    if (file->count > vocab)
+        return base_fail(err, ERR_MODEL, "%s: %d pieces, but the model has only %d token ids",
+                         where, file->count, vocab);
+    if (spm_open(p->model, p->model_n, &t->spm, text, sizeof text) != 0)
+        return base_fail(err, ERR_MODEL, "%s: %s", where, text);
+    if (spm_count(t->spm) != file->count)
+        return base_fail(err, ERR_MODEL, "%s: SentencePiece sees %d pieces, we see %d", where,
+                         spm_count(t->spm), file->count);
+    TRY(make_table(t, file, err));
+    TRY(name_controls(t, err));
+    TRY(read_config(t, p, file->bos, file->eos, "LlamaTokenizer", err));
+    t->drops_first_space = file->add_dummy_prefix || file->remove_extra_whitespaces;
+    t->drops_all_first_spaces = file->remove_extra_whitespaces;
+    if (t->config.bos.add && file->bos >= 0)
+        t->before = (struct fringe){{file->bos}, 1};
+    if (t->config.eos.add && file->eos >= 0)
+        t->after = (struct fringe){{file->eos}, 1};
+out:
+    return st;
+}
+
+/* The file's template, unless tokenizer_config.json says otherwise. */
+static struct fringe fringe_of(const struct tokenizer *t, const int32_t *ids, int32_t count,
+                               const struct tokenizer_config_end *end)
+{
+    struct fringe f = {.count = count};
+    memcpy(f.ids, ids, sizeof f.ids);
+    if (end->said && !end->add)
+        f.count = 0;
+    int32_t id = end->said && end->add && end->name ? hf_find(t->hf, end->name) : -1;
+    if (f.count == 0 && id >= 0)
+        f = (struct fringe){{id}, 1};
+    return f;
+}
+
+static enum status open_hf(struct tokenizer *t, const struct tokenizer_bytes *p, int32_t vocab,
+                           struct err *err)
+{
+    enum status st = hf_open(p->json, p->json_n, p->where, vocab, &t->hf, err);
+    if (st != OK)
+        return st;
+    const struct hf_file *file = hf_about(t->hf);
+    t->views = file->views;
+    t->count = file->count;
+    t->bytes_max = hf_bytes_max(t->hf);
+    t->drops_first_space = file->steps.drops_space;
+    st = read_config(t, p, file->before_count ? file->before[0] : -1,
+                     file->after_count ? file->after[0] : -1, "PreTrainedTokenizerFast", err);
+    if (st != OK)
+        return st;
+    t->before = fringe_of(t, file->before, file->before_count, &t->config.bos);
+    t->after = fringe_of(t, file->after, file->after_count, &t->config.eos);
+    return OK;
+}
+
+enum status tokenizer_open_bytes(const struct tokenizer_bytes *p, int32_t vocab,
+                                 struct tokenizer **out, struct err *err)
 {
     enum status st = OK;
     struct spm_file file = {0};
-    char text[256];
     struct tokenizer *t = calloc(1, sizeof *t);
     if (!t)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory");
-    TRY(spm_file_parse(p->model, p->model_n, where, &file, err));
-    if (file.count > vocab) {
-        st = base_fail(err, ERR_MODEL, "%s: %d pieces, but the model has only %d token ids", where,
-                       file.count, vocab);
-        goto out;
+    if (p->model) {
+        TRY(spm_file_parse(p->model, p->model_n, p->where, &file, err));
+        TRY(open_spm(t, p, &file, vocab, err));
+    } else {
+        TRY(open_hf(t, p, vocab, err));
     }
-    if (spm_open(p->model, p->model_n, &t->spm, text, sizeof text) != 0) {
-        st = base_fail(err, ERR_MODEL, "%s: %s", where, text);
-        goto out;
-    }
-    if (spm_count(t->spm) != file.count) {
-        st = base_fail(err, ERR_MODEL, "%s: SentencePiece sees %d pieces, we see %d", where,
-                       spm_count(t->spm), file.count);
-        goto out;
-    }
-    TRY(make_table(t, &file, err));
-    t->bos = file.bos;
-    t->eos = file.eos;
-    t->add_dummy_prefix = file.add_dummy_prefix;
-    t->remove_extra_whitespaces = file.remove_extra_whitespaces;
-    TRY(read_config(t, p, err));
     *out = t;
     t = NULL;
 out:
@@ -172,35 +235,36 @@ out:
     return st;
 }
 
-enum status tokenizer_open_bytes(const void *model, size_t n, const char *config, size_t config_n,
-                                 int32_t vocab, const char *where, struct tokenizer **out,
-                                 struct err *err)
-{
-    const struct parts p = {.model = model, .model_n = n, .config = config, .config_n = config_n};
-    return open_parts(&p, vocab, where, out, err);
-}
-
 enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenizer **out,
                            struct err *err)
 {
+    enum { CONFIG, TEMPLATE, MODEL, JSON, COUNT };
     static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja",
-                                        "tokenizer.model"};
+                                        "tokenizer.model", "tokenizer.json"};
     enum status st = OK;
-    char path[4096], *bytes[ARRAY_LEN(names)] = {NULL};
-    size_t n[ARRAY_LEN(names)] = {0};
+    char path[COUNT][4096], *bytes[COUNT] = {NULL};
+    size_t n[COUNT] = {0};
     struct tokenizer *t = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        if (snprintf(path, sizeof path, "%s/%s", model_dir, names[i]) >= (int)sizeof path) {
+    for (int i = 0; i < COUNT && !(i == JSON && bytes[MODEL]); i++) {
+        if (snprintf(path[i], sizeof path[i], "%s/%s", model_dir, names[i]) >=
+            (int)sizeof path[i]) {
             st = base_fail(err, ERR_MODEL, "%.100s...: path too long", model_dir);
             goto out;
         }
         const struct file_spec f = {
-            .path = path, .bytes_max = FILE_BYTES_MAX, .failure = ERR_MODEL, .optional = true};
+            .path = path[i], .bytes_max = FILE_BYTES_MAX, .failure = ERR_MODEL, .optional = true};
         TRY(file_read(&f, &bytes[i], &n[i], err));
     }
-    const struct parts p = {bytes[2], bytes[0], bytes[1], n[2], n[0]};
-    if (p.model)
-        TRY(open_parts(&p, vocab, path, &t, err));
+    const struct tokenizer_bytes b = {.model = bytes[MODEL],
+                                      .model_n = n[MODEL],
+                                      .json = bytes[JSON],
+                                      .json_n = n[JSON],
+                                      .config = bytes[CONFIG],
+                                      .config_n = n[CONFIG],
+                                      .chat_template = bytes[TEMPLATE],
+                                      .where = path[bytes[MODEL] ? MODEL : JSON]};
+    if (b.model || b.json)
+        TRY(tokenizer_open_bytes(&b, vocab, &t, err));
     *out = t;
 out:
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
@@ -213,61 +277,57 @@ void tokenizer_close(struct tokenizer *t)
     if (!t)
         return;
     spm_close(t->spm);
-    free(t->config.info);
-    free(t->names);
-    free(t->views);
+    hf_close(t->hf);
+    names_close(t->names);
+    tokenizer_config_free(&t->config);
+    free(t->own_views);
     free(t->text);
     free(t);
 }
 
 /* ---- use ---- */
 
-static enum status add_text(const struct tokenizer *t, const char *text, size_t n, struct buf *out,
-                            struct err *err)
+/* A text that SentencePiece makes ids of. */
+struct spm_text {
+    const struct tokenizer *tokenizer;
+    struct buf *ids;
+};
+
+static enum status add_text(void *ctx, const char *text, size_t n, bool first, struct err *err)
 {
+    const struct spm_text *s = ctx;
     char message[200];
     int32_t *ids = NULL, count = 0;
-    if (n == 0)
-        return OK;
-    if (spm_encode(t->spm, text, n, &ids, &count, message, sizeof message) != 0)
+    (void)first;
+    if (spm_encode(s->tokenizer->spm, text, n, &ids, &count, message, sizeof message) != 0)
         return base_fail(err, ERR_NOMEM, "tokenizer: %s", message);
-    buf_add(out, ids, (size_t)count * sizeof *ids);
+    buf_add(s->ids, ids, (size_t)count * sizeof *ids);
     free(ids);
     return OK;
 }
 
-/* The control token whose name the text begins with, the longest if several do; -1: none. */
-static int32_t named_at(const struct tokenizer *t, const char *text, size_t n)
+static enum status add_token(void *ctx, int32_t id, struct err *err)
 {
-    int32_t found = -1, longest = 0;
-    if (!t->name_first[(unsigned char)text[0]])
-        return -1;
-    for (int32_t i = 0; i < t->name_count; i++) {
-        const struct token_view *v = &t->views[t->names[i]];
-        if (v->len > longest && (size_t)v->len <= n && memcmp(v->text, text, (size_t)v->len) == 0) {
-            found = t->names[i];
-            longest = v->len;
-        }
-    }
-    return found;
+    const struct spm_text *s = ctx;
+    (void)err;
+    buf_add(s->ids, &id, sizeof id);
+    return OK;
 }
 
-static enum status add_named_text(const struct tokenizer *t, const char *text, size_t n,
-                                  struct buf *out, struct err *err)
+static enum status encode_spm(const struct tokenizer *t, const char *text, size_t n, bool named,
+                              struct buf *ids, struct err *err)
 {
-    enum status st = OK;
-    size_t start = 0;
-    for (size_t i = 0; i < n && st == OK;) {
-        int32_t id = named_at(t, text + i, n - i);
-        if (id < 0) {
-            i++;
-            continue;
-        }
-        st = add_text(t, text + start, i - start, out, err);
-        buf_add(out, &id, sizeof id);
-        start = i += (size_t)t->views[id].len;
-    }
-    return st == OK ? add_text(t, text + start, n - start, out, err) : st;
+    struct spm_text s = {t, ids};
+    const struct names_sink sink = {.text = add_text, .token = add_token, .ctx = &s};
+    if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
+        return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
+                         UNKNOWN_TEXT_BYTES_MAX);
+    return names_cut(t->names, text, n, named, true, &sink, err);
+}
+
+static void add_fringe(const struct fringe *f, struct buf *ids)
+{
+    buf_add(ids, f->ids, (size_t)f->count * sizeof *f->ids);
 }
 
 static enum status encode(const struct tokenizer *t, const char *text, size_t n, bool special,
@@ -276,15 +336,13 @@ static enum status encode(const struct tokenizer *t, const char *text, size_t n,
     struct buf all;
     size_t bytes;
     enum status st = OK;
-    if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
-        return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
-                         UNKNOWN_TEXT_BYTES_MAX);
     buf_init(&all, IDS_BYTES_MAX);
-    if (special && t->config.add_bos && t->bos >= 0)
-        buf_add(&all, &t->bos, sizeof t->bos);
-    TRY(named ? add_named_text(t, text, n, &all, err) : add_text(t, text, n, &all, err));
-    if (special && t->config.add_eos && t->eos >= 0)
-        buf_add(&all, &t->eos, sizeof t->eos);
+    if (special)
+        add_fringe(&t->before, &all);
+    TRY((t->hf ? hf_encode(t->hf, text, n, named, &all, err)
+               : encode_spm(t, text, n, named, &all, err)));
+    if (special)
+        add_fringe(&t->after, &all);
     int32_t *found = (int32_t *)(void *)buf_take(&all, &bytes);
     if (!found) {
         st = base_fail(err, ERR_NOMEM, "tokenizer: no memory for the ids of %zu bytes", n);
@@ -321,8 +379,7 @@ enum status tokenizer_encode_named(const struct tokenizer *t, const char *text, 
 
 size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n)
 {
-    /* where runs of spaces become one, text of any length can be few tokens */
-    return t->remove_extra_whitespaces ? 0 : n / ((size_t)t->bytes_max + 1);
+    return t->bytes_max > 0 ? n / ((size_t)t->bytes_max + 1) : 0;
 }
 
 struct token_view tokenizer_view(const struct tokenizer *t, int32_t id)
@@ -343,10 +400,20 @@ int32_t tokenizer_count(const struct tokenizer *t)
 
 bool tokenizer_drops_first_space(const struct tokenizer *t)
 {
-    return t->add_dummy_prefix || t->remove_extra_whitespaces;
+    return t->drops_first_space;
 }
 
 bool tokenizer_drops_all_first_spaces(const struct tokenizer *t)
 {
-    return t->remove_extra_whitespaces;
+    return t->drops_all_first_spaces;
+}
+
+bool tokenizer_is_byte_level(const struct tokenizer *t)
+{
+    return t->hf && hf_about(t->hf)->steps.byte_level;
+}
+
+const char *tokenizer_kind(const struct tokenizer *t)
+{
+    return t->hf ? "tokenizer.json" : "tokenizer.model";
 }

@@ -5,6 +5,7 @@
 #include "config/buf.h"
 #include "config/jdoc.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define INFO_BYTES_MAX ((size_t)64 << 20)
@@ -83,7 +84,7 @@ static void write_info(const struct jdoc *doc, const struct tokenizer_config_mor
     if (is_string(class))
         buf_json(out, jdoc_string(class), jdoc_string_len(class));
     else
-        buf_puts(out, "\"LlamaTokenizer\"");
+        buf_json(out, more->class, strlen(more->class));
     write_member("bos_token", token_text(member(doc, "bos_token")), more->bos, out);
     write_member("eos_token", token_text(member(doc, "eos_token")), more->eos, out);
     write_member("unk_token", token_text(member(doc, "unk_token")), NULL, out);
@@ -102,21 +103,26 @@ static void write_info(const struct jdoc *doc, const struct tokenizer_config_mor
     buf_puts(out, "}");
 }
 
-static enum status read_flag(const struct jdoc *doc, const char *key, bool *out, struct err *err)
+static enum status read_end(const struct jdoc *doc, const char *add_key, const char *name_key,
+                            struct tokenizer_config_end *out, struct err *err)
 {
-    const struct jdoc *v = member(doc, key);
-    if (v && jdoc_type(v) != JDOC_BOOL)
-        return base_fail(err, ERR_MODEL, "tokenizer_config.json: %s: expected a boolean", key);
-    if (v)
-        *out = jdoc_bool(v);
-    return OK;
+    const struct jdoc *add = member(doc, add_key), *name = token_text(member(doc, name_key));
+    if (add && jdoc_type(add) != JDOC_BOOL)
+        return base_fail(err, ERR_MODEL, "tokenizer_config.json: %s: expected a boolean", add_key);
+    out->said = add != NULL;
+    if (add)
+        out->add = jdoc_bool(add);
+    if (!name)
+        return OK;
+    out->name = strdup(jdoc_string(name));
+    return out->name ? OK : base_fail(err, ERR_NOMEM, "tokenizer_config.json: no memory");
 }
 
 enum status tokenizer_config_parse(const char *text, size_t n,
                                    const struct tokenizer_config_more *more,
                                    struct tokenizer_config *out, struct err *err)
 {
-    struct tokenizer_config c = {.add_bos = true};
+    struct tokenizer_config c = {.bos = {.add = true}};
     struct jdoc *doc = NULL;
     struct buf info;
     size_t length;
@@ -128,17 +134,26 @@ enum status tokenizer_config_parse(const char *text, size_t n,
         st = base_fail(err, ERR_MODEL, "tokenizer_config.json: expected a JSON object");
         goto out;
     }
-    TRY(read_flag(doc, "add_bos_token", &c.add_bos, err));
-    TRY(read_flag(doc, "add_eos_token", &c.add_eos, err));
+    TRY(read_end(doc, "add_bos_token", "bos_token", &c.bos, err));
+    TRY(read_end(doc, "add_eos_token", "eos_token", &c.eos, err));
     write_info(doc, more, &info);
     c.info = buf_take(&info, &length);
-    if (c.info)
-        *out = c;
-    else
+    if (!c.info)
         st = base_fail(err, ERR_NOMEM, "tokenizer_config.json: no memory");
 out:
+    if (st == OK)
+        *out = c;
+    else
+        tokenizer_config_free(&c);
     buf_free(&info);
     if (doc)
         jdoc_close(doc);
     return st == ERR_INPUT ? ERR_MODEL : st;
+}
+
+void tokenizer_config_free(struct tokenizer_config *c)
+{
+    free(c->bos.name);
+    free(c->eos.name);
+    free(c->info);
 }

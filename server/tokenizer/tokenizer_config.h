@@ -4,14 +4,21 @@
 
 #include "config/base.h"
 
+/* What the file says of a token at one end of every text. */
+struct tokenizer_config_end {
+    bool said, add; /* not said: what is usual, or what another file says */
+    char *name;     /* the caller's; NULL: not said */
+};
+
 struct tokenizer_config {
-    bool add_bos, add_eos;
+    struct tokenizer_config_end bos, eos;
     char *info; /* JSON object: the file with special tokens as plain strings; the caller's */
 };
 
 /* What other files of the model say; NULL: nothing. */
 struct tokenizer_config_more {
-    const char *bos, *eos; /* names that tokenizer.model gives */
+    const char *bos, *eos; /* names */
+    const char *class;     /* the usual one for such files */
     const char *chat_template;
 };
 
@@ -19,5 +26,6 @@ struct tokenizer_config_more {
 enum status tokenizer_config_parse(const char *text, size_t n,
                                    const struct tokenizer_config_more *more,
                                    struct tokenizer_config *out, struct err *err) MUST_USE;
+void tokenizer_config_free(struct tokenizer_config *c);
 
 #endif

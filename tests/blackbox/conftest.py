@@ -3,6 +3,7 @@
 The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the deadlines.
 """
 
+import contextlib
 import os
 import subprocess
 
@@ -24,7 +25,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     for item in items:
         if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(60 * harness.PATIENCE))
+            item.add_marker(pytest.mark.timeout(90 * harness.PATIENCE))
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -94,18 +95,49 @@ def synthetic(tmp_path_factory):
     return model
 
 
+def preload(name, tmp_path, monkeypatch):
+    """Builds tests/blackbox/NAME.c; servers that start now load it before the C library."""
+    if harness.is_sanitized():
+        pytest.skip("sanitizers want to be the first library")
+    source, library = harness.ROOT / f"tests/blackbox/{name}.c", tmp_path / f"{name}.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+
+
 @pytest.fixture
 def hanging_disk(tmp_path, monkeypatch):
     """Rank 1 of servers that start now reads up to a place in its files, and no further. The value
     is a path: the offset of that read is in it."""
-    if harness.is_sanitized():
-        pytest.skip("sanitizers want to be the first library")
-    source, library = harness.ROOT / "tests/blackbox/hanging_disk.c", tmp_path / "hangs.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
+    preload("hanging_disk", tmp_path, monkeypatch)
     monkeypatch.setenv("HANGS_FROM", "6000000")
     monkeypatch.setenv("HANGS_TELL", str(tmp_path / "offset"))
     return tmp_path / "offset"
+
+
+@pytest.fixture
+def allocations(tmp_path, monkeypatch):
+    """A context: what servers that were started in this test allocate while it lasts, as a list of
+    (process, thread, who asked, bytes)."""
+    preload("allocations", tmp_path, monkeypatch)
+    flag, log = tmp_path / "flag", tmp_path / "allocations"
+    flag.write_bytes(b"\0")
+    log.touch()
+    monkeypatch.setenv("ALLOCATIONS_FLAG", str(flag))
+    monkeypatch.setenv("ALLOCATIONS_LOG", str(log))
+
+    @contextlib.contextmanager
+    def counted():
+        found = []
+        with open(flag, "r+b", buffering=0) as switch:
+            switch.write(b"1")
+            yield found
+            switch.seek(0)
+            switch.write(b"\0")
+        for line in log.read_text().splitlines():
+            pid, thread, asker, size = line.split()
+            found.append((int(pid), int(thread), asker, int(size)))
+
+    return counted
 
 
 @pytest.fixture

@@ -141,15 +141,19 @@ def test_leaders_by_rows(tmp_path, odd):
     start = done.stdout.index("modelled ms")
     heads, *lines = done.stdout[start:].split("\n\n")[0].splitlines()[1:]
     columns = [int(word) for word in heads.split()[1:]]
-    fastest = {}
+    fastest = {False: {}, True: {}}
     for line in lines:
         name, *cells = re.split(r"\s{2,}", line.rstrip())
-        fastest.update({rows: name for rows, cell in zip(columns, cells) if cell.endswith("*")})
-    leaders = [(name, int(rows)) for name, rows in re.findall(
-        r"[:,] (\S+(?: \d,\d,\d)?) from (\d+)", done.stdout[done.stdout.index("least modelled"):])]
-    assert len(leaders) > 1
-    for rows in (1, 8, 32, 128):
-        assert [name for name, first in leaders if first <= rows][-1] == fastest[rows], rows
+        fastest[name.endswith(" home")].update(
+            {rows: name for rows, cell in zip(columns, cells) if cell.endswith("*")})
+    said = done.stdout[done.stdout.index("least modelled"):].splitlines()[:2]
+    assert said[1].startswith("with homes: ")
+    for text, home in zip(said, (False, True)):
+        leaders = [(name, int(rows)) for name, rows in re.findall(
+            r"[:,] (\S+(?: \d,\d,\d)?(?: home)?) from (\d+)", text)]
+        assert len(leaders) > 1 or home
+        for rows in (1, 8, 32, 128):
+            assert [name for name, first in leaders if first <= rows][-1] == fastest[home][rows]
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_client_that_leaves_frees_its_place(serve, synthetic):
 
 
 def test_sigterm_lets_running_requests_finish(serve, synthetic):
-    server = serve(synthetic, "-tp", 2)
+    server = serve(synthetic, "-tp", 2, "--drain-timeout", 3600)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with server.halted():
             future = pool.submit(server.token_ids, [5, 6, 7], 300)

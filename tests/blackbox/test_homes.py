@@ -2,6 +2,8 @@
 the whole server."""
 
 import json
+import math
+import re
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 import checkpoint
 from harness import BINARY, ROOT, eventually, run
-from test_modes import layout, mapped, plan_file
+from test_modes import block, layout, mapped, plan_file
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import mode_bytes  # noqa: E402
@@ -75,6 +77,67 @@ def test_plan_compares_placements(odd, mode, ranks):
         assert plan["kv_homes"] == wanted[name]["homes"]
         each = [entry["kv_bytes_per_token"] for entry in plan["per_rank"]]
         assert each == wanted[name]["bytes_per_token"]
+
+
+@pytest.mark.parametrize("mode,ranks", LAYOUTS)
+@pytest.mark.parametrize("rows", [64, 250, 257])
+def test_rows_of_a_home(odd, mode, ranks, rows):
+    """Where they do not divide, a home may have the larger part."""
+    homes = mode_bytes.homes(mode, ranks)
+    done = run("plan", odd, "-tp", ranks, *layout(mode), *HOME, "--load-format", "dummy",
+               "--max-num-batched-tokens", rows)
+    assert f" and {math.ceil(rows / homes)} rows in each of {homes} homes\n" in done.stdout
+
+
+def compared(model, ranks, *more):
+    """The cells of each line of --modes, by layout; bytes of a step of 8 rows as a number."""
+    done = run("plan", model, "-tp", ranks, "--modes", "--load-format", "dummy", *more)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for line in block(done.stdout.splitlines(), "layout  "):
+        name, _, kv, _, _, few, many, start, _, received, *_ = re.split(r"\s{2,}", line.strip())
+        count, unit = received.rstrip("*").split()
+        found[name] = (int(kv), int(few), int(many), start,
+                       float(count) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit])
+    return found
+
+
+def most_received(shape, mode, ranks, rows, many):
+    """In a layer, by the rank that receives most."""
+    one, two = (shape._replace(layers=n) for n in (1, 2))
+    return max(mode_bytes.step_bytes(two, mode, ranks, rank, rows, [], many, 2) -
+               mode_bytes.step_bytes(one, mode, ranks, rank, rows, [], many, 2)
+               for rank in range(ranks))
+
+
+def test_modes_by_placement(odd):
+    """Every layout that has homes stands there both ways; KV and bytes by the closed forms."""
+    shape, ranks, rows = checkpoint.shape_of(odd), 8, 8
+    found = compared(odd, ranks, "--dtype", "bfloat16")
+    for name, (kv, *_, start, received) in found.items():
+        mode, at_home = name.removesuffix(" home"), name.endswith(" home")
+        if mode.startswith("1d"):
+            continue
+        mode = "2.5d" if mode.startswith("2.5d") else mode
+        homes = mode_bytes.homes(mode, ranks)
+        assert (f"{name} home" in found) == (homes > 1 and not at_home), name
+        assert kv == max(mode_bytes.kv_position_bytes(shape, mode, ranks, rank, at_home, 2)
+                         for rank in range(ranks)) // (homes if at_home else 1), name
+        wanted = most_received(shape, mode, ranks, [rows // homes] * homes if at_home else rows,
+                               start != "-" and rows >= int(start))
+        assert received == pytest.approx(wanted, rel=0.05), name  # two digits at least
+    assert sum(name.endswith(" home") for name in found) == 1 + 9 + 6
+
+
+def test_modes_of_one_placement(odd):
+    """--kv-placement says which are compared; the layout in use need not have homes."""
+    every = compared(odd, 4)
+    heads, home = (compared(odd, 4, "--kv-placement", name) for name in ("heads", "home"))
+    assert heads == {name: cells for name, cells in every.items() if not name.endswith(" home")}
+    assert home.pop("3d 1,4,1 home")[0] == heads["3d 1,4,1"][0], "one home has all sequences"
+    assert home == {name: cells for name, cells in every.items() if name.endswith(" home")}
+    done = run("plan", odd, "-tp", 4, "--modes", *HOME, "--load-format", "dummy")
+    assert "\n1d has no --kv-placement home: above, every rank has all sequences\n" in done.stdout
 
 
 @pytest.mark.parametrize("mode", ["1d", "1d_sp"])

@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import json
+import operator
 import pathlib
 import random
 import re
+import threading
 
 import pytest
 
@@ -44,3 +46,48 @@ def test_resident_memory_is_flat(serve):
     assert sum(answer["usage"]["prompt_tokens"] for answer in answers) > tokens
     grown = [resident(pid) - was for pid, was in zip(ranks, before)]
     assert max(grown) < GROWTH_MAX, grown
+
+
+# ---- the decode path -----------------------------------------------------------------------------
+
+KINDS = [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 5}, {"logprobs": 2},
+         {"temperature": 1, "presence_penalty": 0.5, "logit_bias": {"300": 1}, "top_k": 20}]
+
+
+def threads(pid):
+    """Names of the threads of a process."""
+    return {int(task.name): (task / "comm").read_text().strip()
+            for task in pathlib.Path(f"/proc/{pid}/task").iterdir()}
+
+
+@pytest.mark.parametrize("options", [
+    ("-tp", 2, "--threads-per-rank", 2), ("-tp", 2, "--sampler", "distributed"),
+    ("-tp", 4, "--parallel-mode", "2d", "--kv-placement", "home", "--threads-per-rank", 1)])
+def test_decodes_allocate_nothing(serve, allocations, options):
+    """While four streams get 200 tokens each: no allocation on the engine thread or in a rank. What
+    is left are buffers of the answers, which double when a client reads late."""
+    server = serve(checkpoint.DEMO, *options)
+    got, enough = [0] * len(KINDS), threading.Event()
+
+    def read(i):
+        prompt = "Once upon a time" + " there" * i
+        for _ in server.stream(prompt, max_tokens=900, ignore_eos=True, **KINDS[i]):
+            got[i] += 1
+            if enough.is_set():
+                break
+
+    with concurrent.futures.ThreadPoolExecutor(len(KINDS)) as pool:
+        readers = [pool.submit(read, i) for i in range(len(KINDS))]
+        eventually(lambda: min(got) >= 30, 30, "streams run")
+        with allocations() as found:
+            begun = list(got)
+            eventually(lambda: min(map(operator.sub, got, begun)) >= 200, 60, "200 tokens each")
+        names = threads(server.pid)
+        enough.set()
+        for reader in readers:
+            reader.result()
+    assert "tessera-engine" in names.values()
+    asked = [(names.get(thread, pid), *rest) for pid, thread, *rest in found]
+    assert [each for each in asked if each[0] not in names.values()] == [], "of ranks"
+    assert [each for each in asked if each[0] == "tessera-engine"] == []
+    assert len(asked) < 800 / 20, asked

@@ -270,9 +270,11 @@ def test_modes_are_compared(odd):
     lines = done.stdout.splitlines()
     names = [line.split("  ")[0] for line in block(lines, "layout  ")]
     meshes = [(w, a, 8 // w // a) for w in (1, 2, 4, 8) for a in (1, 2, 4, 8) if 8 % (w * a) == 0]
-    assert names == ["1d", "1d_sp", "2.5d 2,2,2"] + [
-        f"{mode} %d,%d,%d" % mesh for mesh in meshes
-        for mode in (["3d", "3d_gathered"] if mesh[0] > 1 else ["3d"])]
+    by_mesh = [(f"{mode} %d,%d,%d" % mesh, mesh[0] * mesh[2] > 1) for mesh in meshes
+               for mode in (["3d", "3d_gathered"] if mesh[0] > 1 else ["3d"])]
+    assert names == ["1d", "1d_sp"] + [
+        name + more for name, has_homes in [("2.5d 2,2,2", True)] + by_mesh
+        for more in (["", " home"] if has_homes else [""])]
 
 
 EXPLAINED = re.compile(r"  (\w+(?: norm)?) +(before|after)? +(\S.*?)  +(\d+)  (=|about) +(.+?); "

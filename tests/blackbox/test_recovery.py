@@ -53,6 +53,11 @@ def lose_a_rank(server, requests, lose):
         return [future.result(60 * PATIENCE) for future in futures]
 
 
+def is_draining(server):
+    reply = server.get("/readyz")
+    return reply.status == 503 and reply.error["code"] == "draining"
+
+
 def kill(rank):
     return lambda server: os.kill(server.ranks()[rank], signal.SIGKILL)
 
@@ -223,7 +228,7 @@ def test_stopped_while_recovering(serve, tmp_path):
     """What waits for the ranks gets its answer; a second signal ends it at once."""
     with Hung(serve, tmp_path) as hung:
         hung.server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: hung.server.get("/readyz").error["code"] == "draining", 5, "draining")
+        eventually(lambda: is_draining(hung.server), 5, "draining")
         hung.go_on()
         assert hung.reply.result(60 * PATIENCE).status == 200
         assert hung.server.wait(10) == 0
@@ -243,7 +248,7 @@ def test_stopped_twice_while_recovering(serve, tmp_path):
 @pytest.mark.sanitized
 def test_lost_while_draining(serve, synthetic):
     """Streams that the end of the server waits for outlive a rank too; nothing else is taken."""
-    server = serve(synthetic, "-tp", 2, "--drain-timeout", 300)
+    server = serve(synthetic, "-tp", 2, "--drain-timeout", 3600)
     tokens = 1500 // SHORTER
     wanted = server.token_ids(PROMPT, tokens)
     stream = server.stream(PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True,
@@ -251,9 +256,10 @@ def test_lost_while_draining(serve, synthetic):
     got = []
     for _, chunk in stream:
         if not got:
-            server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: server.get("/readyz").error["code"] == "draining", 5, "draining")
-            kill(1)(server)
+            with server.halted():
+                server.process.send_signal(signal.SIGTERM)
+                eventually(lambda: is_draining(server), 5, "draining")
+                kill(1)(server)
             eventually(lambda: "starting the ranks again" in server.log, 5, "loss noticed")
             assert server.post("/v1/completions", {"prompt": [1]}).error["code"] == "draining"
         got += chunk["choices"][0]["token_ids"]

@@ -36,7 +36,6 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
  */
 void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
 void emulate_kernel(cudaStream_t stream, std::function<void()> work);
-bool emulate_captures(cudaStream_t stream);
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
 
@@ -55,6 +54,7 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         emulate_kernel((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });       \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
+#define LAUNCH_AHEAD LAUNCH
 #define SHARED_DYNAMIC(type, name) type *name = (type *)emulate_shared()
 
 /* ---- threads together ---- */
@@ -94,6 +94,13 @@ template <typename V> V __shfl_xor_sync(unsigned, V value, int mask)
     return value;
 }
 
+static inline int __any_sync(unsigned lanes, int value)
+{
+    for (int mask = 16; mask > 0; mask /= 2)
+        value |= __shfl_xor_sync(lanes, value, mask);
+    return value;
+}
+
 template <typename V> V atomicAdd(V *at, V value)
 {
     const V old = *at;
@@ -106,6 +113,14 @@ template <typename V> V atomicExch(V *at, V value)
     const V old = *at;
     *at = value;
     return old;
+}
+
+static inline void launch_wait()
+{
+}
+
+static inline void launch_release()
+{
 }
 
 /* Ends the program: a device would have failed, or would be wrong. */

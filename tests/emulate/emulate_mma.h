@@ -136,4 +136,10 @@ template <typename C> uint32_t mma_pair(float first, float second, C)
     return word;
 }
 
+static float mma_exp2(float x)
+{
+    const float y = exp2f(x);
+    return y < FLT_MIN ? 0 : y;
+}
+
 #endif

@@ -205,9 +205,14 @@ static ncclResult_t exchange_in_order(cudaStream_t s, ncclComm_t c, const std::v
     return my->result;
 }
 
+/* On a stream whose capture is spoilt the call fails, and the communicator with it. */
 static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, call k)
 {
-    k.captured = emulate_captures(s);
+    cudaStreamCaptureStatus capture;
+    if (cudaStreamIsCapturing(s, &capture) != cudaSuccess ||
+        capture == cudaStreamCaptureStatusInvalidated)
+        return c->my->result = ncclUnhandledCudaError;
+    k.captured = capture == cudaStreamCaptureStatusActive;
     if (depth == 0)
         return exchange_in_order(s, c, {k});
     if (group_comm != nullptr && group_comm != c)

@@ -139,11 +139,6 @@ void emulate_kernel(cudaStream_t stream, std::function<void()> item)
     emulate_enqueue(stream, std::move(item));
 }
 
-bool emulate_captures(cudaStream_t s)
-{
-    return stream_of(s)->capture != nullptr;
-}
-
 static void await(emulated_stream *s, uint64_t until)
 {
     std::unique_lock<std::mutex> hold(s->lock);
@@ -274,13 +269,29 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 /* ---- graphs ---- */
 
+/* Does the environment name this device? */
+static bool is_named(const char *variable, int device)
+{
+    const char *value = getenv(variable);
+    return value != nullptr && strtol(value, nullptr, 10) == device;
+}
+
+/* A test may name a device on which something spoils every capture. */
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 {
     if (captured != nullptr)
         return not_captured();
     captured = stream_of(s);
     captured->capture = new emulated_graph{captured->device, {}};
-    captured->spoilt = false;
+    captured->spoilt = is_named("EMULATED_DEVICE_SPOILS_GRAPHS", captured->device);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status)
+{
+    *status = stream_of(s)->capture == nullptr ? cudaStreamCaptureStatusNone
+              : stream_of(s)->spoilt           ? cudaStreamCaptureStatusInvalidated
+                                               : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 
@@ -300,8 +311,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
                                           unsigned long long)
 {
-    const char *without = getenv("EMULATED_DEVICE_WITHOUT_GRAPHS");
-    if (without != nullptr && strtol(without, nullptr, 10) == graph->device)
+    if (is_named("EMULATED_DEVICE_WITHOUT_GRAPHS", graph->device))
         return cudaErrorMemoryAllocation;
     *exec = new emulated_exec{std::make_shared<emulated_graph>(*graph)};
     return cudaSuccess;

@@ -96,7 +96,7 @@ static void read_options(char *path)
 
 static void read_tokenizer_config(const uint8_t *data, size_t size)
 {
-    const struct tokenizer_config_more more = {.bos = "<s>"};
+    const struct tokenizer_config_more more = {.bos = "<s>", .class = "LlamaTokenizer"};
     struct tokenizer_config c;
     struct jdoc *info = NULL;
     struct err err = {""};

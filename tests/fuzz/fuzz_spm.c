@@ -37,10 +37,12 @@ static void check_promises(const struct spm_file *file, const uint8_t *data, siz
 static void use(const uint8_t *data, size_t size, int32_t count)
 {
     static const char text[] = "Once upon a time \xe4\xbd\xa0 \xf0\x9f\xa6\x8a \xef\xac\x81 ab\n";
+    const struct tokenizer_bytes b = {
+        .model = (const char *)data, .model_n = size, .where = "input"};
     struct tokenizer *t = NULL;
     struct err err = {""};
     int32_t *ids = NULL, n = 0;
-    enum status st = tokenizer_open_bytes(data, size, NULL, 0, count, "input", &t, &err);
+    enum status st = tokenizer_open_bytes(&b, count, &t, &err);
     if (st != OK) { /* SentencePiece has rules beyond safety */
         CHECK(st == ERR_MODEL && strstr(err.text, "input"));
         return;

@@ -31,15 +31,30 @@ cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_WERR
     -DSANITIZE=address,undefined -DFUZZ=ON
 cmake --build "$BUILD" -j "$(nproc)" --target "${targets[@]/#/fuzz_}"
 
-for name in "${targets[@]}"; do
-    inputs=("$BUILD/corpus/$name") # what it finds goes to the first, not to the tree
+# fuzz NAME: leaves the file NAME.passed when nothing was found.
+fuzz() {
+    local inputs=("$BUILD/corpus/$1") # what it finds goes there, not to the tree
     mkdir -p "${inputs[0]}"
-    if [ -d "tests/corpus/$name" ]; then
-        inputs+=("tests/corpus/$name")
+    if [ -d "tests/corpus/$1" ]; then
+        inputs+=("tests/corpus/$1")
     fi
-    if "$BUILD/tests/fuzz_$name" -max_total_time="$seconds" -timeout=10 \
-        -rss_limit_mb="$MEMORY_MB" -artifact_prefix="$BUILD/$name-" -print_final_stats=1 \
-        "${inputs[@]}"; then
+    rm -f "$BUILD/$1.passed"
+    "$BUILD/tests/fuzz_$1" -max_total_time="$seconds" -timeout=25 -rss_limit_mb="$MEMORY_MB" \
+        -artifact_prefix="$BUILD/$1-" -print_final_stats=1 "${inputs[@]}" >"$BUILD/$1.log" 2>&1 &&
+        touch "$BUILD/$1.passed"
+    printf '==> %s\n' "$1"
+    tail -n 40 "$BUILD/$1.log"
+}
+
+for i in "${!targets[@]}"; do
+    if [ "$i" -ge "$(nproc)" ]; then
+        wait -n || true
+    fi
+    fuzz "${targets[$i]}" &
+done
+wait
+for name in "${targets[@]}"; do
+    if [ -e "$BUILD/$name.passed" ]; then
         good=$((good + 1))
     else
         bad=$((bad + 1))

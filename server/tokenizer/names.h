@@ -1,0 +1,35 @@
+/* Tokens that are looked for in a text by their whole spelling, before anything else is made of it:
+ * control tokens and tokens that were added to a vocabulary. */
+#ifndef TESSERA_SERVER_TOKENIZER_NAMES_H
+#define TESSERA_SERVER_TOKENIZER_NAMES_H
+
+#include "config/base.h"
+
+struct name {
+    const char *text; /* borrowed; UTF-8 */
+    int32_t len, id;
+    bool control;                   /* found only where control tokens may be spelt out */
+    bool takes_before, takes_after; /* the spaces beside it belong to it */
+};
+
+struct names; /* immutable: any thread */
+
+/* Copies the list. Of the same text twice the first counts. ERR_NOMEM. */
+enum status names_open(const struct name *list, int32_t count, struct names **out,
+                       struct err *err) MUST_USE;
+void names_close(struct names *n); /* NULL is fine */
+
+/* A text or a token, in the order of the text. */
+struct names_sink {
+    enum status (*text)(void *ctx, const char *text, size_t n, bool first, struct err *err);
+    enum status (*token)(void *ctx, int32_t id, struct err *err);
+    void *ctx;
+};
+
+/* Cuts a text at the names in it: the leftmost, of those the longest. control: control tokens are
+ * tokens; else they stay text, and no name is looked for inside them. first: given on with a text
+ * that begins where this one does. Texts are never empty. */
+enum status names_cut(const struct names *n, const char *text, size_t length, bool control,
+                      bool first, const struct names_sink *sink, struct err *err) MUST_USE;
+
+#endif

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Writes tests/corpus/hf, small tokenizer.json files where its fuzzer begins, and
+tests/corpus/tokenizer/hf_golden.json, what Hugging Face's tokenizers make of some texts with them.
+Run by hand with the packages of tests/requirements.txt; the unit tests read the files only."""
+
+import json
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "oracle"))
+import tokenizer_json as oracle  # noqa: E402  (lives in the folder just added)
+import tokenizers  # noqa: E402
+
+SIZES = {"llama3": 420, "gpt2": 400, "deepseek": 400, "behaviors": 360, "llama2": 360,
+         "llama2_old": 360, "metaspace": 200}
+
+
+def golden(tokenizer, text):
+    tokenizer.encode_special_tokens = False
+    named = tokenizer.encode(text).ids
+    tokenizer.encode_special_tokens = True
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return {"text": text, "named": named, "ids": ids,
+            "decoded": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
+def main():
+    goldens = {}
+    (HERE / "corpus/hf").mkdir(exist_ok=True)
+    for name, size in SIZES.items():
+        document = oracle.FAMILIES[name](size)
+        text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+        (HERE / "corpus/hf" / f"{name}.json").write_text(text)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        goldens[name] = [golden(tokenizer, case) for case in oracle.CASES]
+    text = json.dumps(goldens, ensure_ascii=True, indent=0, separators=(",", ":"))
+    (HERE / "corpus/tokenizer/hf_golden.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
