@@ -149,7 +149,7 @@ static enum status submit_choice(struct job *j, struct choice *c, const struct r
 {
     const struct completion_prompt *p = &j->request.prompts[c->prompt];
     struct request_params params = *base;
-    /* by a seed a prompt has the answers that it has alone; without one equal prompts differ, too */
+    /* a seed gives a prompt the answers it has alone; without one equal prompts differ, too */
     params.choice = j->request.has_seed ? c->index % j->request.n : c->index;
     atomic_fetch_add(&j->refs, 1); /* the engine's, until the terminal event */
     c->submitted = true;
