@@ -309,14 +309,9 @@ def test_a_fifo_does_not_block(tmp_path, name):
                                      ("version",), ("help",), ("serve", "--help")])
 def test_output_that_is_not_written(command):
     with open("/dev/full", "wb") as full:
-<<<<<<< HEAD
         done = subprocess.run([BINARY, *command], stdout=full, text=True,
-                              stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
-=======
-        done = subprocess.run([BINARY, command, checkpoint.DEMO], stdout=full, text=True,
                               stderr=subprocess.PIPE, env=environment(), timeout=60 * PATIENCE,
                               check=False)
->>>>>>> main
     assert done.returncode == 3
     assert done.stderr == "tessera: stdout: No space left on device\n"
 
