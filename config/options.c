@@ -217,6 +217,7 @@ const struct options_row options_rows[] = {
     {"weights-stamp", NULL, COMMAND_RANK, STRING, AT(weights_stamp), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
+    {"restarted", NULL, COMMAND_RANK, FLAG, AT(restarted), 0, 0, NULL, NULL, "internal"},
     {"weights-kept", NULL, COMMAND_RANK, FLAG, AT(weights_kept), 0, 0, NULL, NULL, "internal"},
     {"on-device", NULL, COMMAND_RANK, FLAG, AT(on_device), 0, 0, NULL, NULL, "internal"},
     {"comm-bytes", NULL, COMMAND_RANK, INT64, AT(comm_bytes), 0, 0x1p50, "0", NULL, "internal"},

@@ -81,6 +81,7 @@ struct options {
     const char *weights_stamp; /* of the files that it opened, likewise; NULL: any will do */
     int32_t rank, parent_pid, kv_blocks;
     int64_t comm_bytes;
+    bool restarted;    /* in the place of ranks that were lost */
     bool weights_kept; /* in the memory file: those of a rank that was lost */
     bool remote;       /* not started by the front end: no memory files are inherited */
     bool on_device;    /* weights, KV cache and arenas lie in device memory */

@@ -140,7 +140,7 @@ static void add(struct arguments *a, const char *fmt, ...)
 }
 
 static void build_arguments(const struct options *o, const struct footprint *f, int32_t rank,
-                            bool kept, struct arguments *a)
+                            bool restarted, bool kept, struct arguments *a)
 {
     add(a, "tessera");
     add(a, "rank");
@@ -182,6 +182,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--comm-bytes=%zu", f->comm_bytes);
     if (f->on_device)
         add(a, "--on-device");
+    if (restarted)
+        add(a, "--restarted");
     if (kept)
         add(a, "--weights-kept");
 }
@@ -194,7 +196,7 @@ static enum status start(struct group *g, const struct options *o, const struct 
     const int from[] = {link, g->comm, m->weights, m->kv, g->board_fd};
     struct arguments a = {.used = 0};
     posix_spawn_file_actions_t actions;
-    build_arguments(o, f, rank, g->kept, &a);
+    build_arguments(o, f, rank, g->epoch > 1, g->kept, &a);
     posix_spawn_file_actions_init(&actions);
     for (size_t i = 0; i < ARRAY_LEN(from); i++)
         if (from[i] >= 0) /* no memory files for what lies on a device or another machine */
@@ -233,7 +235,7 @@ static enum status start_remote(const struct options *o, const struct footprint 
                                 int link, struct err *err)
 {
     struct arguments a = {.used = 0};
-    build_arguments(o, f, rank, false, &a);
+    build_arguments(o, f, rank, false, false, &a);
     return rendezvous_tell(link, a.text, a.used, err);
 }
 

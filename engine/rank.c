@@ -105,6 +105,9 @@ static enum status open_comm(struct rank *r, const struct options *o, const stru
                              const struct rank_memory *memory, struct err *err)
 {
     struct comm_stats *stats = &r->board->comm;
+    /* Symmetric memory has been seen to hang: nobody need lose the ranks to it twice. */
+    const uint32_t how =
+        (o->ranks_per_device > 1 ? COMM_SHARED_DEVICE : 0u) | (o->restarted ? COMM_NO_WINDOWS : 0u);
     const struct mesh *mesh = &l->flow->mesh;
     snprintf(stats->group, sizeof stats->group, "%s", mesh->axes == 1 ? mesh->axis[0].name : "all");
     enum status st;
@@ -115,8 +118,8 @@ static enum status open_comm(struct rank *r, const struct options *o, const stru
         st = comm_shm_open(memory->comm, l->rank, r->backend,
                            r->footprint.on_device ? &r->shared_stats : stats, &r->shared, err);
     if (st == OK && r->footprint.on_device)
-        return comm_device_open(r->shared, r->backend, r->footprint.comm_bytes,
-                                o->ranks_per_device > 1, stats, &r->comm, err);
+        return comm_device_open(r->shared, r->backend, r->footprint.comm_bytes, how, stats,
+                                &r->comm, err);
     r->comm = r->shared;
     return st;
 }

@@ -29,7 +29,7 @@ struct module {
     enum status (*open)(const char *name, int32_t threads, struct backend **out, struct err *err);
     /* As comm_device_open in engine/comm/comm.h. */
     enum status (*comm_open)(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
-                             bool shared_device, struct comm_stats *stats, struct comm **out,
+                             uint32_t how, struct comm_stats *stats, struct comm **out,
                              struct err *err);
     /* Versions are filled in even when a driver or a device is missing: ERR_DEVICE. */
     enum status (*report)(struct module_report *out, struct err *err);

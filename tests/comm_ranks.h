@@ -124,7 +124,8 @@ static bool sums_are(const struct rank *r, uint32_t it, size_t first, size_t n)
 
 static int32_t threads_per_rank = 1; /* all set before the ranks start */
 static bool between_devices;         /* NCCL, on the emulated device whose memory is the host's */
-static bool apart;                   /* each rank has a device that the others reach */
+static uint32_t device_how =
+    COMM_SHARED_DEVICE; /* 0: each rank has a device that the others reach */
 
 /* The communicator of the ranks over the devices of `device`; `shared` only helps to open it. */
 static struct comm *device_comm(struct comm *shared, struct backend *device,
@@ -132,7 +133,7 @@ static struct comm *device_comm(struct comm *shared, struct backend *device,
 {
     struct err err = {""};
     struct comm *c = NULL;
-    if (comm_device_open(shared, device, ARENA, !apart, stats, &c, &err) != OK)
+    if (comm_device_open(shared, device, ARENA, device_how, stats, &c, &err) != OK)
         fprintf(stderr, "%s\n", err.text);
     CHECK(c != NULL);
     return c;
@@ -155,7 +156,7 @@ static void start_rank(struct rank *r, struct world *w, void *region, int32_t ra
     r->c = shared;
     if (between_devices) {
         char name[16];
-        snprintf(name, sizeof name, "cuda:%d", apart ? (int)rank : 0);
+        snprintf(name, sizeof name, "cuda:%d", device_how == 0 ? (int)rank : 0);
         CHECK(backend_open(name, 1, &device, &err) == OK);
         r->c = device_comm(shared, device, r->stats);
         r->device = device;

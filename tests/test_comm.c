@@ -430,7 +430,14 @@ static void body_window(struct rank *r)
 static void test_windows(void **state)
 {
     (void)state;
-    static const char *const how[] = {NULL, "fast", "unlike"};
+    static const struct {
+        const char *emulated;
+        uint32_t how;
+        bool used;
+    } cases[] = {{NULL, 0, false},
+                 {"fast", 0, true},
+                 {"unlike", 0, false},
+                 {"fast", COMM_NO_WINDOWS, false}};
     struct err err = {""};
     struct backend *b = NULL;
     if (backend_open("cuda:7", 1, &b, &err) != OK) {
@@ -438,18 +445,20 @@ static void test_windows(void **state)
         skip();
     }
     backend_close(b);
-    between_devices = apart = true;
-    for (size_t i = 0; i < ARRAY_LEN(how); i++) {
-        if (how[i] != NULL)
-            setenv("EMULATED_NCCL_WINDOWS", how[i], 1);
-        windows_are_used = how[i] != NULL && strcmp(how[i], "fast") == 0;
+    between_devices = true;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        if (cases[i].emulated != NULL)
+            setenv("EMULATED_NCCL_WINDOWS", cases[i].emulated, 1);
+        device_how = cases[i].how;
+        windows_are_used = cases[i].used;
         run(2, false, body_window, NULL);
         run(4, false, body_window, NULL);
         if (!windows_are_used)
             run(4, false, body_mesh, NULL);
     }
     unsetenv("EMULATED_NCCL_WINDOWS");
-    between_devices = apart = false;
+    between_devices = false;
+    device_how = COMM_SHARED_DEVICE;
 }
 
 /* ---- failure ---- */

@@ -148,10 +148,16 @@ enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
  * asynchronous in b's order; a lost peer or link aborts the communicator, so that waiting ends, and
  * the next call returns ERR_COMM. Sums are NCCL's: the same bits on every rank, in NCCL's order.
- * shared_device: several ranks use one GPU (to test function; slow): peers then talk over sockets
- * of the loopback interface, as processes of different hosts would. All borrowed. */
+ * how: 0, or of enum comm_how. All borrowed. */
+enum comm_how {
+    /* Several ranks use one GPU (to test function; slow): peers talk over sockets of the loopback
+     * interface, as processes of different hosts would. */
+    COMM_SHARED_DEVICE = 1,
+    /* Nothing lies in NCCL's symmetric memory. */
+    COMM_NO_WINDOWS = 2,
+};
 enum status comm_device_open(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
-                             bool shared_device, struct comm_stats *stats, struct comm **out,
+                             uint32_t how, struct comm_stats *stats, struct comm **out,
                              struct err *err) MUST_USE;
 
 #endif

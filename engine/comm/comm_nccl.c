@@ -419,11 +419,11 @@ static const struct comm_ops nccl_ops = {
 /* NCCL reads its settings from the environment, once. What the user set holds. All ranks are on one
  * host, so its sockets have no business outside. Two ranks on one device are refused within a host:
  * there each rank says that it is a host of its own. */
-static void set_environment(int32_t rank, bool shared_device)
+static void set_environment(int32_t rank, uint32_t how)
 {
     char host[32];
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-    if (!shared_device)
+    if (!(how & COMM_SHARED_DEVICE))
         return;
     (void)snprintf(host, sizeof host, "tessera-rank-%d", (int)rank);
     setenv("NCCL_HOSTID", host, 1);
@@ -467,13 +467,12 @@ static enum status join(struct home *h, struct comm *bootstrap, struct err *err)
 }
 
 /* Ranks that share a device are kept from each other's memory. */
-static enum status open_arena(struct home *h, struct comm *bootstrap, bool shared_device,
-                              struct err *err)
+static enum status open_arena(struct home *h, struct comm *bootstrap, uint32_t how, struct err *err)
 {
     enum status st = OK;
     struct backend *b = h->backend;
     h->gather = b->ops->alloc(b, GATHER_BYTES);
-    if (bootstrap->ranks > 1 && !shared_device)
+    if (bootstrap->ranks > 1 && how == 0)
         TRY(comm_window_open(bootstrap, h->group[0], b, h->arena_bytes, &h->window, err));
     h->arena = h->window.memory;
     if (h->arena == NULL)
@@ -486,7 +485,7 @@ out:
 }
 
 static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
-                             bool shared_device, struct comm_stats *stats, struct comm **out,
+                             uint32_t how, struct comm_stats *stats, struct comm **out,
                              struct err *err)
 {
     enum status st = OK;
@@ -497,13 +496,13 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
         free(c);
         return base_fail(err, ERR_NOMEM, "no memory for the communicator");
     }
-    set_environment(bootstrap->rank, shared_device);
+    set_environment(bootstrap->rank, how);
     h->backend = b;
     h->stream = cuda_stream(b);
     h->arena_bytes = arena_bytes;
     TRY(join(h, bootstrap, err));
     cuda_watch(b, watch, h);
-    TRY(open_arena(h, bootstrap, shared_device, err));
+    TRY(open_arena(h, bootstrap, how, err));
     *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};
     if (stats->group[0] == '\0')
         (void)snprintf(stats->group, sizeof stats->group, "world");

@@ -470,7 +470,8 @@ def test_wrong_use(tmp_path):
     refused(2, "after --", "http://h", "--", "-tp", "2")
     refused(2, "model directory", "http://h", "--latency")
     for option in ("--output-json", "figures.json"), ("--request-rate", 2), ("--plot", "x"):
-        refused(2, f"{option[0]} is about requests over HTTP", checkpoint.DEMO, "--latency", *option)
+        refused(2, f"{option[0]} is about requests over HTTP", checkpoint.DEMO, "--latency",
+                *option)
     refused(3, f"tessera: the server stopped: {tmp_path}/nothing: no such model directory",
             tmp_path / "nothing")
     refused(2, "did you mean", checkpoint.DEMO, "--", "--tensor-paralel-size", "2")

@@ -3,7 +3,9 @@
 One rank only: the emulated NCCL is between threads.
 """
 
+import os
 import shutil
+import signal
 
 import pytest
 
@@ -31,6 +33,19 @@ def device_server(tmp_path, request):
     for server in servers:
         if server.process.poll() is None:
             assert server.stop() == 0
+
+
+def test_lost_rank(device_server):
+    """The next one is told that it is not the first, and leaves out what may be the cause."""
+    name = "tied_gqa2_f32"
+    server = device_server(checkpoint.GOLDEN / name)
+    (prompt, tokens), *_ = checkpoint.golden_runs(name)
+    for restarted in (False, True):
+        assert server.token_ids(prompt, len(tokens)) == tokens
+        rank, = server.ranks()
+        assert ("--restarted" in harness.command_line(rank)) == restarted
+        os.kill(rank, signal.SIGKILL)
+        server.wait_ready(90)
 
 
 @pytest.mark.parametrize("sampler", ["gather", "distributed"])
