@@ -134,6 +134,8 @@ const struct options_row options_rows[] = {
      "name in the API, or several with commas between; default: the directory's"},
     {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",
      "auto|none", "sampling defaults: the model's generation_config.json, or OpenAI's"},
+    {"skip-tokenizer-init", NULL, COMMAND_SERVE, FLAG, AT(skip_tokenizer_init), 0, 0, NULL, NULL,
+     "read no tokenizer: prompts are token ids, and answers have no text"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
      "seconds running requests may go on after SIGTERM"},
     {"load-timeout", NULL, COMMAND_SERVE, NUMBER, AT(load_timeout), 1, 86400, "300", NULL,
@@ -494,7 +496,9 @@ static enum status check_serve(const struct options *o, struct err *err)
                            : o->group_secret_file ? "group-secret-file"
                                                   : NULL;
     if (mpi_only && !options_mpi(o))
-        return base_fail(err, ERR_USAGE, "--%s is for --comm mpi", mpi_only);
+        return base_fail(err, ERR_USAGE,
+                         "--%s is for ranks on several machines: add --comm mpi, or leave it out",
+                         mpi_only);
     if (o->seed != 0 && strcmp(o->load_format, "dummy") != 0)
         return base_fail(err, ERR_USAGE,
                          "--seed is for --load-format dummy; what tokens are drawn depends on the "
@@ -522,14 +526,6 @@ static enum status check_complete(const char *name, struct options *o, struct er
     if (o->prices && o->measure)
         return base_fail(err, ERR_USAGE,
                          "--prices has what --measure would find; leave out either");
-    if (o->command == COMMAND_SERVE && !options_mpi(o) &&
-        (o->master_addr || o->master_port || o->group_secret_file))
-        return base_fail(err, ERR_USAGE,
-                         "--%s is for ranks on several machines: add --comm mpi, or "
-                         "leave it out",
-                         o->master_addr   ? "master-addr"
-                         : o->master_port ? "master-port"
-                                          : "group-secret-file");
     const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
     if (((LAYOUT | with_url) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "%s: which model directory%s? (tessera %s --help)", name,

@@ -99,6 +99,19 @@ static void log_lines(struct buf *b)
         base_log(LOG_INFO, "%s", line);
 }
 
+static enum status open_tokenizer(struct server *s, const struct options *o, struct err *err)
+{
+    struct err why = {""};
+    if (o->skip_tokenizer_init)
+        return OK;
+    const enum status st = tokenizer_open(o->model, s->setup.model.vocab, &s->tokenizer, &why);
+    if (st == ERR_MODEL)
+        return base_fail(
+            err, st, "%s (--skip-tokenizer-init serves prompts of token ids without it)", why.text);
+    *err = why;
+    return st;
+}
+
 static enum status open_model(struct server *s, const struct options *o, struct err *err)
 {
     enum status st = OK;
@@ -111,7 +124,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
                        &s->footprint, err));
     if (s->setup.checkpoint)
         s->footprint.weights_stamp = checkpoint_stamp(s->setup.checkpoint);
-    TRY(tokenizer_open(o->model, s->setup.model.vocab, &s->tokenizer, err));
+    TRY(open_tokenizer(s, o, err));
     setup_model_name(o, s->name, sizeof s->name);
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
     base_log(
@@ -124,7 +137,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     if (s->tokenizer)
         base_log(LOG_INFO, "%s: %d tokens", tokenizer_kind(s->tokenizer),
                  tokenizer_count(s->tokenizer));
-    else
+    else if (!o->skip_tokenizer_init)
         base_log(LOG_WARN, "no tokenizer.model or tokenizer.json in %s: prompts must be token ids",
                  o->model);
     if (s->setup.ignored > 0)

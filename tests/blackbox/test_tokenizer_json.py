@@ -237,4 +237,12 @@ def test_refused(tmp_path, place, value, message):
     (model / "tokenizer.json").write_text(json.dumps(document))
     done = run("serve", model, "-tp", 1, "--load-format", "dummy", "--port", 0)
     assert done.returncode == 3
-    assert f"tokenizer.json: {message}" in done.stderr
+    assert f"tokenizer.json: {message}" in done.stderr and "--skip-tokenizer-init" in done.stderr
+
+
+def test_none_is_wanted(serve, tmp_path):
+    model = checkpoint.write_config(tmp_path / "model", vocab_size=300)
+    (model / "tokenizer.json").write_text("{")
+    server = serve(model, "-tp", 1, "--load-format", "dummy", "--skip-tokenizer-init")
+    assert len(server.token_ids([1, 2, 3], 4)) == 4
+    assert server.post("/v1/completions", {"prompt": "a"}).status == 400
