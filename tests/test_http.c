@@ -194,11 +194,16 @@ static void test_choices(void **state)
         char text[32];
         snprintf(text, sizeof text, "{\"index\":%d,", i);
         assert_non_null(strstr(answer, text));
-        assert_int_equal(w->engine.choices[i], i % 3);
+        assert_int_equal(w->engine.choices[i], i); /* all differ, equal prompts, too */
         assert_int_equal(w->engine.seeds[i], w->engine.seeds[0]);
     }
     expect(answer, "200", "\"prompt_tokens\":2,\"completion_tokens\":12");
     int32_t next = atomic_load(&w->engine.submits);
+    answer = post(w, "{\"prompt\":[[1],[2]],\"n\":3,\"max_tokens\":2,\"seed\":7}");
+    for (int i = 0; i < 6; i++) /* each prompt has the answers that it has alone */
+        assert_int_equal(w->engine.choices[next + i], i % 3);
+    expect(answer, "200", "");
+    next = atomic_load(&w->engine.submits);
     expect(post(w, "{\"prompt\":[1],\"max_tokens\":1,\"seed\":-5}"), "200", "");
     assert_int_equal(w->engine.seeds[next], (uint64_t)-5);
 }
