@@ -41,7 +41,7 @@ def test_lost_rank(device_server):
     server = device_server(checkpoint.GOLDEN / name)
     (prompt, tokens), *_ = checkpoint.golden_runs(name)
     for restarted in (False, True):
-        assert server.token_ids(prompt, len(tokens)) == tokens
+        assert server.token_ids(prompt, 8) == tokens[:8]
         rank, = server.ranks()
         assert ("--restarted" in harness.command_line(rank)) == restarted
         os.kill(rank, signal.SIGKILL)
