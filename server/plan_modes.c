@@ -263,6 +263,27 @@ static void write_leaders(const struct comparison *c, bool by_time, struct buf *
     buf_puts(out, "\n");
 }
 
+static void write_legend(int32_t ranks, int32_t rows, struct buf *out)
+{
+    buf_printf(
+        out,
+        "\nAll layouts of %d ranks. Each figure is that of the rank that has most.\n"
+        "  layout       2.5d depth,rows,columns; 3d w,a,b: outputs are cut into a parts, inputs "
+        "into b,\n"
+        "               and there are w copies of the weights (3d_gathered: w parts to "
+        "gather);\n"
+        "               home: with --kv-placement home, while homes have as much to do;\n"
+        "               !: does not fit into memory\n"
+        "  KV           bytes per token of all sequences\n"
+        "  residual     bytes of the residual stream in a step of %d rows\n"
+        "  activations  bytes of all that such a step computes in\n"
+        "  few, many    collectives per layer in steps of few and of many rows\n"
+        "  from         how many rows are many; -: no number is\n"
+        "  1, 8, ...    bytes received per layer in a step of so many rows; *: the least of "
+        "its placement\n\n",
+        ranks, rows);
+}
+
 enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *out, struct err *err)
 {
     enum status st = OK;
@@ -270,17 +291,9 @@ enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *ou
     if (!c)
         return base_fail(err, ERR_NOMEM, "no memory to compare layouts");
     TRY(consider_all(c, err));
-    buf_printf(
-        out,
-        "\nlayouts of %d ranks, of the rank that has most; 2.5d dep,row,col; 3d w,a,b "
-        "(a: outputs, b: inputs,\nw: copies of the weights, or parts to gather); home: "
-        "--kv-placement home, while homes have as much\nto do; ! does not fit; KV: bytes per "
-        "token of all sequences; residual stream and all activations\nof %d rows; "
-        "collectives per layer of steps of few and many rows, many: from so many on;\nbytes "
-        "received per layer by rows, * least of its placement\n",
-        s->options.tp, rows);
+    write_legend(s->options.tp, rows, out);
     buf_printf(out, "%-22s  %10s  %9s  %10s  %11s  %9s  %7s ", "layout", "weights", "KV",
-               "residual", "activations", "meetings", "many");
+               "residual", "activations", "few many", "from");
     write_rows(c, out);
     for (int32_t i = 0; i < c->count; i++)
         write_candidate(c, &c->list[i], out);
