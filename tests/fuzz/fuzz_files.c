@@ -108,7 +108,7 @@ static void read_tokenizer_config(const uint8_t *data, size_t size)
     CHECK(jdoc_parse(c.info, strlen(c.info), &jdoc_limits_file, "info", &info, &err) == OK);
     CHECK(jdoc_type(info) == JDOC_OBJECT && jdoc_get(info, "eos_token"));
     jdoc_close(info);
-    free(c.info);
+    tokenizer_config_free(&c);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
