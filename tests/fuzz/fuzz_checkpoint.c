@@ -68,9 +68,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct err err = {""};
     if (size == 0 || size > 65536)
         return 0;
-    if (strchr(dir, 'X')) {
+    static bool made;
+    if (!made) {
         CHECK(mkdtemp(dir));
         atexit(leave);
+        made = true;
     }
     remove_all();
     const char *zero = data[0] % 2 ? memchr(text, '\0', size - 1) : NULL;
