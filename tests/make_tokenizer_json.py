@@ -34,8 +34,10 @@ def main():
         (HERE / "corpus/hf" / f"{name}.json").write_text(text)
         tokenizer = tokenizers.Tokenizer.from_str(text)
         goldens[name] = [golden(tokenizer, case) for case in oracle.CASES]
-    text = json.dumps(goldens, ensure_ascii=True, indent=0, separators=(",", ":"))
-    (HERE / "corpus/tokenizer/hf_golden.json").write_text(text + "\n")
+    families = (json.dumps(name) + ":[\n" + ",\n".join(json.dumps(case, separators=(",", ":"))
+                                                      for case in cases) + "\n]"
+                for name, cases in goldens.items())
+    (HERE / "corpus/tokenizer/hf_golden.json").write_text("{\n" + ",\n".join(families) + "\n}\n")
 
 
 if __name__ == "__main__":

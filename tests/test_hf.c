@@ -7,6 +7,7 @@
 #include "server/tokenizer/names.h"
 #include "server/tokenizer/regex.h"
 #include "server/utf8.h"
+#include "tests/detok_all.h"
 #include "tests/scratch.h"
 
 #include <string.h>
@@ -68,15 +69,6 @@ static void assert_ids(const int32_t *ids, int32_t count, const struct jdoc *wan
     assert_int_equal(count, jdoc_size(wanted));
     for (int32_t i = 0; i < count; i++)
         assert_int_equal(ids[i], jdoc_int(jdoc_at(wanted, (size_t)i)));
-}
-
-static void detok_all(const struct tokenizer *t, const int32_t *ids, int32_t count, struct buf *out)
-{
-    struct detok d;
-    detok_init(&d, t, NULL, 0);
-    for (int32_t i = 0; i < count; i++)
-        detok_push(&d, ids[i], out);
-    detok_finish(&d, out);
 }
 
 static void check_golden(const struct tokenizer *t, const struct jdoc *c)

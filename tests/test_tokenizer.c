@@ -7,6 +7,7 @@
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/stop.h"
 #include "server/utf8.h"
+#include "tests/detok_all.h"
 #include "tests/scratch.h"
 
 #include <math.h>
@@ -68,15 +69,6 @@ static struct spm *open_oracle(const char *name)
 }
 
 /* ---- goldens ---- */
-
-static void detok_all(const struct tokenizer *t, const int32_t *ids, int32_t count, struct buf *out)
-{
-    struct detok d;
-    detok_init(&d, t, NULL, 0);
-    for (int32_t i = 0; i < count; i++)
-        detok_push(&d, ids[i], out);
-    detok_finish(&d, out);
-}
 
 static void check_golden(const struct tokenizer *t, const struct jdoc *c)
 {
