@@ -14,6 +14,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* What transformers' configuration classes say where config.json does not, and what their models
+ * compute whatever it says. */
+struct family {
+    const char *model_type;
+    int32_t max_position;
+    int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
+    int32_t head_dim; /* 0: hidden_size / num_attention_heads */
+    int32_t window;   /* sliding_window; 0: the key is not theirs */
+    bool window_off;  /* unless use_sliding_window and a layer that slides */
+    bool qkv_bias, head_norm;
+};
+static const struct family families[] = {
+    {"llama", 2048, 0, 0, 0, false, false, false},
+    {"mistral", 131072, 8, 0, 4096, false, false, false},
+    {"qwen2", 32768, 32, 0, 4096, true, true, false},
+    {"qwen3", 32768, 32, 128, 4096, true, false, true},
+};
+
 struct reader {
     const char *where;
     const struct jdoc *object;
@@ -203,17 +221,63 @@ static void read_eos(struct reader *r, struct model_config *m)
     }
 }
 
-static void refuse_unsupported(struct reader *r)
+/* Qwen2 has its biases whatever attention_bias says; with Qwen3 and Llama it means o's, too. */
+static void refuse_unsupported(struct reader *r, const struct family *f)
 {
-    static const char *const off[] = {"attention_bias", "mlp_bias"};
-    for (size_t i = 0; i < ARRAY_LEN(off); i++)
-        if (read_bool(r, off[i], false))
-            fail(r, off[i], "false (biases are not supported)");
+    if (!f->qkv_bias && read_bool(r, "attention_bias", false))
+        fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
+    if (read_bool(r, "mlp_bias", false))
+        fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
     const char *act = read_string(r, "hidden_act");
     if (act && strcmp(act, "silu") != 0)
         fail(r, "hidden_act", "\"silu\"");
-    if (jdoc_get_value(r->object, "sliding_window"))
+    if (f->window == 0 && jdoc_get_value(r->object, "sliding_window"))
         fail(r, "sliding_window", "null (not supported)");
+}
+
+/* ---- sliding windows ---- */
+
+/* Does layer_types, which must name each layer's, have a sliding one? */
+static bool read_layer_types(struct reader *r, const struct jdoc *types, int32_t layers)
+{
+    bool slides = false;
+    if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)layers) {
+        fail(r, "layer_types", "a list of as many as num_hidden_layers");
+        return false;
+    }
+    for (size_t i = 0; i < jdoc_size(types) && r->st == OK; i++) {
+        const struct jdoc *v = jdoc_at(types, i);
+        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
+        const bool sliding = strcmp(type, "sliding_attention") == 0;
+        if (!sliding && strcmp(type, "full_attention") != 0)
+            r->st = base_fail(r->err, ERR_MODEL,
+                              "%s: layer_types[%zu] is %.40s, expected full_attention or "
+                              "sliding_attention",
+                              r->where, i, type);
+        slides = slides || sliding;
+    }
+    return slides;
+}
+
+static void read_window(struct reader *r, const struct family *f, struct model_config *m)
+{
+    const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
+    bool slides = true;
+    if (types)
+        slides = read_layer_types(r, types, m->layers);
+    else if (f->window_off)
+        slides = read_int(r, "max_window_layers", 0, 1 << 20, 28) < m->layers;
+    if (f->window_off && !read_bool(r, "use_sliding_window", false)) {
+        if (types && slides)
+            fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");
+        return;
+    }
+    const bool none = jdoc_get(r->object, "sliding_window") &&
+                      !jdoc_get_value(r->object, "sliding_window"); /* null is not the default */
+    const int32_t window = read_int(r, "sliding_window", 1, 1 << 24, f->window);
+    if (f->window_off && !slides)
+        return;
+    m->window = none ? 0 : window;
 }
 
 /* ---- quantization_config ---- */
@@ -319,15 +383,39 @@ static void read_quant(struct reader *r, struct quant_config *q)
     r->object = outer;
 }
 
-static void read_shape(struct reader *r, struct model_config *m)
+/* The nearest family where model_type is none, which is then reported. */
+static const struct family *read_family(struct reader *r, struct model_config *m)
 {
+    const char *type = read_string(r, "model_type");
+    const char *word = type ? type : "";
+    const struct family *f = families;
+    for (size_t i = 1; i < ARRAY_LEN(families); i++)
+        if (base_edit_distance(word, families[i].model_type) <
+            base_edit_distance(word, f->model_type))
+            f = &families[i];
+    const int distance = base_edit_distance(word, f->model_type);
+    const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "llama, mistral, qwen2 or qwen3%s%s",
+             meant ? "; the nearest is " : "", meant ? f->model_type : "");
+    if (distance > 0)
+        fail(r, "model_type", wanted);
+    snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
+    m->qkv_bias = f->qkv_bias;
+    m->head_norm = f->head_norm;
+    return f;
+}
+
+static void read_shape(struct reader *r, const struct family *f, struct model_config *m)
+{
+    const bool all_kv = f->kv_heads == 0 || jdoc_get(r->object, "num_key_value_heads");
     m->hidden = read_int(r, "hidden_size", 1, 1 << 17, -1);
     m->layers = read_int(r, "num_hidden_layers", 1, 1024, -1);
     m->heads = read_int(r, "num_attention_heads", 1, 4096, -1);
-    m->kv_heads = read_int(r, "num_key_value_heads", 1, 4096, m->heads);
+    m->kv_heads = read_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
     m->mlp = read_int(r, "intermediate_size", 1, 1 << 20, -1);
     m->vocab = read_int(r, "vocab_size", 1, 1 << 20, -1);
-    m->max_position = read_int(r, "max_position_embeddings", 1, 1 << 24, 2048);
+    m->max_position = read_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
     m->norm_eps = (float)read_number(r, "rms_norm_eps", 0, 1, 1e-6);
     m->tied = read_bool(r, "tie_word_embeddings", false);
     if (r->st != OK)
@@ -336,10 +424,11 @@ static void read_shape(struct reader *r, struct model_config *m)
     snprintf(wanted, sizeof wanted, "a divisor of num_attention_heads, which is %d", (int)m->heads);
     if (m->heads % m->kv_heads != 0)
         fail(r, "num_key_value_heads", wanted);
-    if (!jdoc_get_value(r->object, "head_dim") && m->hidden % m->heads != 0)
+    const int32_t head_dim = f->head_dim > 0 ? f->head_dim : m->hidden / m->heads;
+    if (!jdoc_get_value(r->object, "head_dim") && f->head_dim == 0 && m->hidden % m->heads != 0)
         fail(r, "head_dim", "a value, since hidden_size is no multiple of num_attention_heads");
     /* at most what the kernels compute (BACKEND_HEAD_DIM_MAX) */
-    m->head_dim = read_int(r, "head_dim", 2, 512, m->hidden / m->heads);
+    m->head_dim = read_int(r, "head_dim", 2, 512, head_dim);
     if (r->st == OK && (m->head_dim < 2 || m->head_dim > 512 || m->head_dim % 2 != 0))
         fail(r, "head_dim", "an even number from 2 to 512");
 }
@@ -358,16 +447,14 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
         st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", where);
         goto out;
     }
-    const char *type = read_string(&r, "model_type");
-    if (!type || strcmp(type, "llama") != 0)
-        fail(&r, "model_type", "\"llama\" (the supported family)");
-    else
-        memcpy(m.model_type, "llama", 6);
-    read_shape(&r, &m);
+    const struct family *f = read_family(&r, &m);
+    read_shape(&r, f, &m);
+    if (r.st == OK && f->window > 0)
+        read_window(&r, f, &m);
     read_dtype(&r, &m);
     read_rope(&r, &m);
     read_quant(&r, &m.quant);
-    refuse_unsupported(&r);
+    refuse_unsupported(&r, f);
     m.bos = -1;
     if (r.st == OK && jdoc_get_value(doc, "bos_token_id"))
         m.bos = read_int(&r, "bos_token_id", 0, m.vocab - 1, -1);

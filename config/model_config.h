@@ -35,7 +35,7 @@ struct quant_config {
 #define MODEL_EOS_MAX 8
 
 struct model_config {
-    char model_type[32]; /* "llama" */
+    char model_type[32]; /* a family: "llama", "mistral", "qwen2" or "qwen3" */
     int32_t hidden;      /* D */
     int32_t layers;      /* L */
     int32_t heads;       /* Hq */
@@ -44,7 +44,10 @@ struct model_config {
     int32_t mlp;         /* F */
     int32_t vocab;       /* V */
     int32_t max_position;
+    int32_t window; /* positions a layer attends to, its own among them; 0: all */
     float norm_eps;
+    bool qkv_bias;    /* q, k and v have a bias, o has none */
+    bool head_norm;   /* an RMS norm of each head of q and of k before the rotation */
     bool tied;        /* head shares the embedding's storage */
     enum dtype dtype; /* of the checkpoint, as config.json says */
     struct quant_config quant;
@@ -72,6 +75,13 @@ enum status model_config_load(const char *dir, struct model_config *out,
 /* The same from config.json text, for tests and fuzzing; `where` names it in messages. */
 enum status model_config_parse(const char *text, size_t n, const char *where,
                                struct model_config *out, struct err *err) MUST_USE;
+
+/* The longest context. Every layer attends to all positions, so it ends where a window would begin
+ * to leave some out. */
+static inline int32_t model_config_longest(const struct model_config *m)
+{
+    return m->window > 0 && m->window < m->max_position ? m->window : m->max_position;
+}
 
 /* --quantization fp8: has no effect on a model that is quantised already. */
 static inline void model_config_quantize(struct model_config *m)

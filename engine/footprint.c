@@ -116,7 +116,7 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                            struct err *err)
 {
     const int32_t homes = f->limits.homes;
-    int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
+    int32_t longest = o->max_model_len > 0 ? o->max_model_len : model_config_longest(m);
     const size_t block = block_bytes(f, m, layouts);
     size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f, layouts);
     int64_t fits = (int64_t)(bytes / block),
@@ -137,9 +137,12 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                          homes > 1 ? "each home of the KV cache, of which a request has one,"
                                    : "the KV cache",
                          (long long)positions, f->limits.blocks, block, longest);
-    if (o->max_model_len > m->max_position)
-        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
-                         m->max_position);
+    if (o->max_model_len > model_config_longest(m))
+        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d%s", longest,
+                         model_config_longest(m),
+                         model_config_longest(m) < m->max_position
+                             ? ", its sliding window; windows that move are not supported"
+                             : "");
     return OK;
 }
 

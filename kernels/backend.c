@@ -249,15 +249,16 @@ enum status backend_rope_table(struct backend *b, struct view table, const int32
     return OK;
 }
 
-enum status backend_rope_kv(struct backend *b, struct view qkv, struct cview table,
-                            const struct heads *h, const struct rows *rows, struct kv_cache *kv,
-                            int32_t layer, struct err *err)
+enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                            struct cview table, const struct heads *h, const struct rows *rows,
+                            struct kv_cache *kv, int32_t layer, struct err *err)
 {
     REQUIRE("rope_kv", is_rows(rows) && is_heads(h), qkv, table);
     REQUIRE("rope_kv", has_shape(cview_of(qkv), rows->count, qkv_cols(h)), qkv, table);
+    REQUIRE("rope_kv", (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
     REQUIRE("rope_kv", has_shape(table, rows->count, h->head_dim), qkv, table);
     REQUIRE("rope_kv", is_cache_of(kv, h, layer), qkv, table);
-    b->ops->rope_kv(b, qkv, table, h, rows, kv, layer);
+    b->ops->rope_kv(b, qkv, rules, table, h, rows, kv, layer);
     return OK;
 }
 

@@ -113,6 +113,13 @@ struct heads {
     const int32_t *kv_of;
 };
 
+/* What a family does to q, k and v before the rotation; NULL: nothing. fp32, on the device. */
+struct qkv_rules {
+    const float *bias;            /* [(H + 2K) * E], added */
+    const float *q_norm, *k_norm; /* [E], both or none: gains of an RMS norm of each head */
+    float eps;
+};
+
 /* Per slot, on the device. Greedy when temperature == 0. */
 struct sample_params {
     float temperature;
@@ -303,10 +310,12 @@ struct backend_ops {
      * transformers does). inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq);
-    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: rotates q and k in place (halves: i
-     * with i + E/2) and stores k and v at the rows' positions of `layer`. */
-    void (*rope_kv)(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
-                    const struct rows *rows, struct kv_cache *kv, int32_t layer);
+    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: applies the rules (the bias is one
+     * addition, the norm of a head that of rmsnorm), rotates q and k (halves: i with i + E/2), all
+     * in place, and stores k and v at the rows' positions of `layer`. */
+    void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                    struct cview table, const struct heads *h, const struct rows *rows,
+                    struct kv_cache *kv, int32_t layer);
     /* out[T, H * E]: causal attention of each row's q over positions 0..position of its slot,
      * scaled by 1/sqrt(E). */
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
@@ -395,9 +404,9 @@ enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, 
                               struct err *err) MUST_USE;
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, struct err *err) MUST_USE;
-enum status backend_rope_kv(struct backend *b, struct view qkv, struct cview table,
-                            const struct heads *h, const struct rows *rows, struct kv_cache *kv,
-                            int32_t layer, struct err *err) MUST_USE;
+enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                            struct cview table, const struct heads *h, const struct rows *rows,
+                            struct kv_cache *kv, int32_t layer, struct err *err) MUST_USE;
 enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
                            const struct heads *h, const struct rows *rows,
                            const struct kv_cache *kv, int32_t layer, struct err *err) MUST_USE;

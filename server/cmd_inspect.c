@@ -61,6 +61,8 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
         }
         if (span_len(rows) == t->rows && span_len(cols) == t->cols)
             printf("  %d: all", r);
+        else if (t->ndim == 1)
+            printf("  %d: [%lld:%lld]", r, (long long)cols.begin, (long long)cols.end);
         else
             printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)rows.begin, (long long)rows.end,
                    (long long)cols.begin, (long long)cols.end);

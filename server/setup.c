@@ -190,6 +190,11 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
     buf_puts(out, "\n");
+    if (model_config_longest(&s->model) < s->model.max_position)
+        buf_printf(out,
+                   "contexts end with the model's sliding window of %d positions, of %d that it "
+                   "has: windows that move are not supported\n",
+                   s->model.window, s->model.max_position);
     buf_printf(out, "sums are added in %s\n",
                flow_keeps_order(s->layouts[0]->flow)
                    ? "the order of a single rank: outputs have its bits"

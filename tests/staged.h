@@ -259,14 +259,18 @@ static inline void staged_rope_table(struct backend *b, struct view table, const
     staged_end(s, table.data);
 }
 
-static inline void staged_rope_kv(struct backend *b, struct view qkv, struct cview table,
-                                  const struct heads *h, const struct rows *rows,
-                                  struct kv_cache *kv, int32_t layer)
+static inline void staged_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                                  struct cview table, const struct heads *h,
+                                  const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
     struct staged *s = staged_of(b);
+    const size_t head = (size_t)h->head_dim * 4;
+    const struct qkv_rules dq = {staged_in(s, rules->bias, (size_t)qkv.cols * 4),
+                                 staged_in(s, rules->q_norm, head),
+                                 staged_in(s, rules->k_norm, head), rules->eps};
     const struct heads dh = staged_heads(s, h);
     const struct rows dr = staged_rows(s, rows);
-    s->inner->ops->rope_kv(s->inner, staged_view(s, qkv), staged_cview(s, table), &dh, &dr,
+    s->inner->ops->rope_kv(s->inner, staged_view(s, qkv), &dq, staged_cview(s, table), &dh, &dr,
                            ((struct staged_cache *)kv)->inner, layer);
     staged_end(s, qkv.data);
 }

@@ -11,6 +11,13 @@ struct attend_case {
     enum dtype dtype;
 };
 
+/* A case with what a family does before the rotation. */
+struct rules_case {
+    struct attend_case shape;
+    bool bias, norm;
+};
+static const struct qkv_rules no_rules;
+
 struct batch {
     int32_t slot[ATTEND_ROWS_MAX], position[ATTEND_ROWS_MAX], kv_of[16];
     int32_t *table;
@@ -65,7 +72,8 @@ static void attend_alone(struct backend *b, const struct batch *m, const float *
 
 static void attend_case(struct backend *b, const void *arg, float *out)
 {
-    const struct attend_case *c = arg;
+    const struct rules_case *r = arg;
+    const struct attend_case *c = &r->shape;
     struct batch m;
     batch_init(&m, c);
     const int32_t rows = m.rows.count, cols = (c->heads + 2 * c->kv_heads) * c->dim;
@@ -79,7 +87,10 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     ok(backend_reserve(b, 64, 2048, 0, &err)); /* so that long rows may be split */
     struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, c->dim);
     ok(backend_rope_table(b, t, m.position, freq, &err));
-    ok(backend_rope_kv(b, v, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
+    float *bias = generated(35, (size_t)cols), *gain = generated(36, (size_t)(2 * c->dim));
+    const struct qkv_rules rules = {r->bias ? bias : NULL, r->norm ? gain : NULL,
+                                    r->norm ? gain + c->dim : NULL, 1e-5f};
+    ok(backend_rope_kv(b, v, &rules, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
     struct view y = view_f32(out, rows, c->heads * c->dim);
     ok(backend_attend(b, y, cview_of(v), &m.heads, &m.rows, kv, 1, &err));
     if (b != ref && b != device) /* which takes another way then */
@@ -89,8 +100,26 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     b->ops->kv_close(kv);
     free(storage);
     guarded_free(qkv, n);
+    guarded_free(bias, (size_t)cols);
+    guarded_free(gain, (size_t)(2 * c->dim));
     guarded_free(table, (size_t)(rows * c->dim));
     guarded_free(m.table, (size_t)(SLOTS * m.rows.table_cols));
+}
+
+static void check_attend(const struct rules_case *r)
+{
+    const struct attend_case *c = &r->shape;
+    char what[96];
+    snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s%s%s", c->heads,
+             c->kv_heads, c->dim, c->length, dtype_name(c->dtype), r->bias ? ", bias" : "",
+             r->norm ? ", norm" : "");
+    const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
+    /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
+    const double abs = c->dtype == DTYPE_F32 ? 3e-6 : 2e-3;
+    /* A device may round queries and weights to the type of the keys, with F8_E4M3 to bf16. */
+    const double rounding = c->dtype == DTYPE_F32 ? 0 : c->dtype == DTYPE_F16 ? 1e-3 : 4e-3;
+    run_case_loose(what, attend_case, r, (size_t)attend_rows(c) * (size_t)cols, abs, 2e-6,
+                   abs + rounding);
 }
 
 static void test_attend(void **state UNUSED)
@@ -108,19 +137,20 @@ static void test_attend(void **state UNUSED)
         {7, 2, 64, 150, DTYPE_F16},     {3, 2, 80, 140, DTYPE_BF16},
         {2, 1, 96, 100, DTYPE_F8_E4M3}, {6, 1, 128, 130, DTYPE_BF16},
         {1, 1, 256, 70, DTYPE_BF16}};
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        const struct attend_case *c = &cases[i];
-        char what[96];
-        snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s", c->heads,
-                 c->kv_heads, c->dim, c->length, dtype_name(c->dtype));
-        const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
-        /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
-        const double abs = c->dtype == DTYPE_F32 ? 3e-6 : 2e-3;
-        /* A device may round queries and weights to the type of the keys, with F8_E4M3 to bf16. */
-        const double rounding = c->dtype == DTYPE_F32 ? 0 : c->dtype == DTYPE_F16 ? 1e-3 : 4e-3;
-        run_case_loose(what, attend_case, c, (size_t)attend_rows(c) * (size_t)cols, abs, 2e-6,
-                       abs + rounding);
-    }
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_attend(&(struct rules_case){cases[i], false, false});
+}
+
+/* Biases, norms of heads, and both. */
+static void test_rules(void **state UNUSED)
+{
+    static const struct rules_case cases[] = {
+        {{5, 1, 16, 40, DTYPE_F32}, true, false},  {{4, 2, 128, 20, DTYPE_F32}, false, true},
+        {{3, 3, 20, 33, DTYPE_BF16}, true, false}, {{2, 1, 162, 37, DTYPE_F32}, false, true},
+        {{6, 2, 24, 20, DTYPE_F16}, true, true},   {{1, 1, 2, 3, DTYPE_F32}, true, true},
+        {{0, 1, 8, 9, DTYPE_F32}, true, true},     {{0, 0, 8, 5, DTYPE_F32}, true, true}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_attend(&cases[i]);
 }
 
 /* ---- steps of other rows ---- */
@@ -159,7 +189,7 @@ static void attended_open(struct attended *a, struct backend *b, const struct at
     float *table = generated(34, (size_t)(rows * c->dim));
     const struct cview t = {table, DTYPE_F32, rows, c->dim};
     struct view qkv = view_f32(a->qkv, rows, a->cols);
-    ok(backend_rope_kv(b, qkv, t, &a->m.heads, &a->m.rows, a->kv, 1, &err));
+    ok(backend_rope_kv(b, qkv, &no_rules, t, &a->m.heads, &a->m.rows, a->kv, 1, &err));
     attend_part(b, a, 0, rows, a->out);
     guarded_free(table, (size_t)(rows * c->dim));
 }
@@ -284,7 +314,7 @@ static void test_attend_f8(void **state UNUSED)
         struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
         struct view v = view_f32(qkv, 1, 3 * DIM);
         const struct cview t = {table, DTYPE_F32, 1, DIM};
-        ok(backend_rope_kv(b, v, t, &heads, &rows, kv, 0, &err));
+        ok(backend_rope_kv(b, v, &no_rules, t, &heads, &rows, kv, 0, &err));
         ok(backend_attend(b, view_f32(out, 1, DIM), cview_of(v), &heads, &rows, kv, 0, &err));
         for (int e = 0; e < DIM; e++)
             if (isnan(values[e].given) ? !isnan(out[e]) : out[e] != values[e].stored)
@@ -297,9 +327,9 @@ static void test_attend_f8(void **state UNUSED)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_attend), cmocka_unit_test(test_chunks),
-                                       cmocka_unit_test(test_decodes),
-                                       cmocka_unit_test(test_attend_f8)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attend), cmocka_unit_test(test_rules), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_decodes), cmocka_unit_test(test_attend_f8)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

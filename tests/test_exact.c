@@ -159,11 +159,11 @@ static int32_t rank_of(const struct backend *b)
 }
 
 /* No rotation; keys and values are kept as they are. */
-static void exact_rope_kv(struct backend *b, struct view qkv, struct cview table,
-                          const struct heads *h, const struct rows *rows, struct kv_cache *kv,
-                          int32_t layer)
+static void exact_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                          struct cview table, const struct heads *h, const struct rows *rows,
+                          struct kv_cache *kv, int32_t layer)
 {
-    (void)table, (void)kv;
+    (void)rules, (void)table, (void)kv;
     const int32_t rank = rank_of(b), width = 2 * h->kv_heads * DH;
     const float *row = qkv.data;
     for (int32_t t = 0; t < qkv.rows; t++, row += qkv.cols)

@@ -79,6 +79,12 @@ static bool is_named(const char *tensor, const char *name)
     return name && strcmp(tensor, name) == 0;
 }
 
+static bool is_gain(const char *tensor, int32_t ndim)
+{
+    const char *last = strrchr(tensor, '.');
+    return ndim == 1 && !(last && strcmp(last, ".bias") == 0);
+}
+
 void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim, int64_t cols,
                int64_t row, struct span range, enum dtype dtype, void *dst)
 {
@@ -92,7 +98,7 @@ void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim
     for (int64_t col = range.begin; col < range.end; col += BLOCK) {
         float block[BLOCK];
         int64_t n = range.end - col < BLOCK ? range.end - col : BLOCK;
-        if (ndim == 1)
+        if (is_gain(tensor, ndim))
             vector_block(key, (uint32_t)col, block);
         else
             matrix_block(key, (uint32_t)col, scale, block);

@@ -5,11 +5,11 @@
 
 #include "weights/placement.h"
 
-/* Matrices: uniform with standard deviation `std`. Vectors (norm gains): 1 + j / 128, |j| <= 12,
- * which every dtype holds exactly. In the tensors named embed or head the first tiny_rows rows are
- * scaled by 2^-10, so that control and byte tokens never win. Matrix values are rounded to a dtype:
- * that of the checkpoint in synth_write, that of the local weight in loader_fill_dummy. The two are
- * equal when these dtypes are. */
+/* Matrices, and vectors named *.bias: uniform with standard deviation `std`. Other vectors (norm
+ * gains): 1 + j / 128, |j| <= 12, which every dtype holds exactly. In the tensors named embed or
+ * head the first tiny_rows rows are scaled by 2^-10, so that control and byte tokens never win.
+ * Matrix values are rounded to a dtype: that of the checkpoint in synth_write, that of the local
+ * weight in loader_fill_dummy. The two are equal when these dtypes are. */
 struct synth_rules {
     uint64_t seed;
     float std;

@@ -1,13 +1,14 @@
-/* DESIGN: a family is a table of parameters (name, role, source tensors); the loops below know
- * roles, not families. Fused weights (QKV, gate/up) are stacked from the rank's own part of each
- * source tensor, never sliced from a concatenation: [Q heads | K heads | V heads]. */
+/* DESIGN: the families share one table of parameters (name, role, source tensors), of which each
+ * has some; the loops below know roles, not families. Fused weights (QKV, gate/up) are stacked from
+ * the rank's own part of each source tensor, never sliced from a concatenation: [Q heads | K heads
+ * | V heads]. */
 #include "engine/model/layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Llama (2, 3, 3.1, 3.2): transformers' tensor names. %d is the layer. */
+/* Llama's names, which Mistral and Qwen kept, as transformers has them. %d is the layer. */
 struct param {
     enum role role;
     bool per_layer;
@@ -15,7 +16,7 @@ struct param {
     const char *tensors[3];
 };
 
-static const struct param llama[] = {
+static const struct param params[] = {
     {ROLE_EMBED, false, "model.embed_tokens", {"model.embed_tokens.weight"}},
     {ROLE_ATTN_NORM,
      true,
@@ -26,6 +27,19 @@ static const struct param llama[] = {
      "model.layers.%d.self_attn.qkv_proj",
      {"model.layers.%d.self_attn.q_proj.weight", "model.layers.%d.self_attn.k_proj.weight",
       "model.layers.%d.self_attn.v_proj.weight"}},
+    {ROLE_QKV_BIAS,
+     true,
+     "model.layers.%d.self_attn.qkv_proj.bias",
+     {"model.layers.%d.self_attn.q_proj.bias", "model.layers.%d.self_attn.k_proj.bias",
+      "model.layers.%d.self_attn.v_proj.bias"}},
+    {ROLE_Q_NORM,
+     true,
+     "model.layers.%d.self_attn.q_norm",
+     {"model.layers.%d.self_attn.q_norm.weight"}},
+    {ROLE_K_NORM,
+     true,
+     "model.layers.%d.self_attn.k_norm",
+     {"model.layers.%d.self_attn.k_norm.weight"}},
     {ROLE_O, true, "model.layers.%d.self_attn.o_proj", {"model.layers.%d.self_attn.o_proj.weight"}},
     {ROLE_MLP_NORM,
      true,
@@ -39,6 +53,21 @@ static const struct param llama[] = {
     {ROLE_FINAL_NORM, false, "model.norm", {"model.norm.weight"}},
     {ROLE_HEAD, false, "lm_head", {"lm_head.weight"}},
 };
+
+/* Those of the attention beside the product; the plan says nothing about them. */
+static bool goes_with_qkv(enum role role)
+{
+    return role == ROLE_QKV_BIAS || role == ROLE_Q_NORM || role == ROLE_K_NORM;
+}
+
+static bool has_role(const struct model_config *m, enum role role)
+{
+    if (role == ROLE_HEAD)
+        return !m->tied;
+    if (role == ROLE_QKV_BIAS)
+        return m->qkv_bias;
+    return m->head_norm || (role != ROLE_Q_NORM && role != ROLE_K_NORM);
+}
 
 /* Old checkpoints carry the rotary frequencies; a tied one may repeat the embedding as its head;
  * quantised ones may have scales for activations, which stay as they are. */
@@ -63,14 +92,27 @@ static void add_slice(struct local_weight *w, const char *pattern, int32_t layer
     name_at(s->tensor, pattern, layer);
     s->shape[0] = rows;
     s->shape[1] = cols;
-    s->ndim = w->kind == LOCAL_VECTOR ? 1 : 2;
+    s->ndim = 2;
     s->rows = mine_rows;
     s->cols = mine_cols;
     s->dst_row = w->spec.out;
     w->spec.out += (int32_t)span_len(mine_rows);
     w->spec.in = (int32_t)span_len(mine_cols);
-    w->spec.leaves = 1;
-    w->spec.cut[1] = w->spec.in;
+}
+
+/* Elements `mine` of a vector of n, behind those that are there. */
+static void add_elements(struct local_weight *w, const char *pattern, int32_t layer, int64_t n,
+                         struct span mine)
+{
+    struct tensor_slice *s = &w->slices[w->slice_count++];
+    name_at(s->tensor, pattern, layer);
+    s->shape[0] = 1;
+    s->shape[1] = n;
+    s->ndim = 1;
+    s->rows = (struct span){0, 1};
+    s->cols = mine;
+    s->dst_row = w->spec.in;
+    w->spec.in += (int32_t)span_len(mine);
 }
 
 static struct span scaled(struct span s, int64_t unit)
@@ -153,15 +195,37 @@ static void keep(struct local_weight *w, struct span rows)
     w->spec.out = (int32_t)span_len(rows);
 }
 
+/* Norms are whole on every rank: each form of a step scales with another part of them. A bias is
+ * added where the heads are whole, in attention. */
+static void fill_vector(const struct layout *l, const struct model_config *m, const struct param *p,
+                        int32_t layer, struct local_weight *w)
+{
+    const int64_t dh = m->head_dim;
+    w->kind = LOCAL_VECTOR;
+    w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
+    if (p->role == ROLE_QKV_BIAS) {
+        add_elements(w, p->tensors[0], layer, m->heads * dh, scaled(l->heads, dh));
+        add_elements(w, p->tensors[1], layer, m->kv_heads * dh, scaled(l->kv_heads, dh));
+        add_elements(w, p->tensors[2], layer, m->kv_heads * dh, scaled(l->kv_heads, dh));
+    } else {
+        const int64_t n = goes_with_qkv(p->role) ? dh : m->hidden;
+        add_elements(w, p->tensors[0], layer, n, (struct span){0, n});
+    }
+    w->spec.cut[1] = w->spec.in;
+}
+
+static bool is_vector(enum role role)
+{
+    return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
+           goes_with_qkv(role);
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  int32_t layer, struct local_weight *w)
 {
-    const struct span hidden = {0, m->hidden}, one = {0, 1};
     const enum plan_part part = (enum plan_part)p->role;
-    if (p->role == ROLE_ATTN_NORM || p->role == ROLE_MLP_NORM || p->role == ROLE_FINAL_NORM) {
-        w->kind = LOCAL_VECTOR; /* whole: each form of a step scales with another part of it */
-        w->spec.dtype = DTYPE_F32;
-        add_slice(w, p->tensors[0], layer, 1, m->hidden, one, hidden);
+    if (is_vector(p->role)) {
+        fill_vector(l, m, p, layer, w);
         return;
     }
     const struct span out = flow_outputs(l->flow, part, l->rank);
@@ -207,6 +271,8 @@ static size_t slices_of(const struct layout *l, enum role role)
         return 3 * (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
     if (role == ROLE_GATE_UP)
         return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
+    if (role == ROLE_QKV_BIAS)
+        return 3;
     return 1;
 }
 
@@ -249,13 +315,14 @@ out:
     return st;
 }
 
+/* What goes with a product has its choice: the table lists them behind it. */
 static enum status bind(const struct plan *plan, struct layout *l, struct err *err)
 {
     const char **names = calloc((size_t)l->count, sizeof *names);
     if (!names)
         return base_fail(err, ERR_NOMEM, "layout: no memory");
     for (int32_t i = 0; i < l->count; i++)
-        names[i] = l->weights[i].name;
+        names[i] = goes_with_qkv(l->roles[i]) ? names[i - 1] : l->weights[i].name;
     enum status st = plan_bind(plan, names, l->count, l->choices, err);
     free(names);
     return st;
@@ -276,17 +343,17 @@ static void split(struct layout *l, const struct model_config *m)
 
 /* Name, role and layer of every weight; what it holds comes after the plan is bound. */
 static void list_weights(struct layout *l, const struct model_config *m, enum dtype dtype,
-                         const struct param **params)
+                         const struct param **of)
 {
     for (int32_t layer = -1; layer < m->layers; layer++) {
-        for (size_t i = 0; i < ARRAY_LEN(llama); i++) {
-            const struct param *p = &llama[i];
-            if (p->per_layer != (layer >= 0) || (p->role == ROLE_HEAD && m->tied))
+        for (size_t i = 0; i < ARRAY_LEN(params); i++) {
+            const struct param *p = &params[i];
+            if (p->per_layer != (layer >= 0) || !has_role(m, p->role))
                 continue;
             struct local_weight *w = &l->weights[l->count];
             name_at(w->name, p->name, layer);
             w->spec.dtype = dtype;
-            params[l->count] = p;
+            of[l->count] = p;
             l->roles[l->count] = p->role;
             l->layers[l->count++] = layer;
         }
@@ -303,8 +370,8 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
                         struct err *err)
 {
     enum status st = OK;
-    size_t most = 3 + 6 * (size_t)m->layers;
-    const struct param **params = NULL;
+    const size_t most = ARRAY_LEN(params) * ((size_t)m->layers + 1);
+    const struct param **of = NULL; /* each weight's */
     struct layout *l = calloc(1, sizeof *l);
     if (!l)
         return base_fail(err, ERR_NOMEM, "layout: no memory");
@@ -316,23 +383,23 @@ enum status layout_open(const struct model_config *m, const struct plan *plan, i
     l->roles = calloc(most, sizeof *l->roles);
     l->layers = calloc(most, sizeof *l->layers);
     l->choices = calloc(most, sizeof *l->choices);
-    params = calloc(most, sizeof *params);
-    if (!params || !l->kv_of || !l->weights || !l->roles || !l->layers || !l->choices) {
+    of = calloc(most, sizeof *of);
+    if (!of || !l->kv_of || !l->weights || !l->roles || !l->layers || !l->choices) {
         st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
         goto out;
     }
-    list_weights(l, m, dtype, params);
+    list_weights(l, m, dtype, of);
     TRY(bind(plan, l, err));
     TRY(check(plan, m, dtype, ops, l, err));
     split(l, m);
     TRY(slices_open(l, err));
     for (int32_t i = 0; i < l->count; i++)
-        fill(l, m, params[i], l->layers[i], &l->weights[i]);
+        fill(l, m, of[i], l->layers[i], &l->weights[i]);
     TRY(placement_layout(ops, l->weights, l->count, &l->arena_bytes, err));
     *out = l;
     l = NULL;
 out:
-    free(params);
+    free(of);
     layout_close(l);
     return st;
 }

@@ -8,8 +8,9 @@
 #include "weights/placement.h"
 #include "weights/synth.h"
 
-/* What a local weight is for, in the order of enum plan_part. One each of the model-wide roles, one
- * per layer of the others. */
+/* What a local weight is for: those that a plan places, in the order of enum plan_part, and those
+ * that go where the QKV product does. One each of the model-wide roles, one per layer of the
+ * others. */
 enum role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
@@ -19,7 +20,10 @@ enum role {
     ROLE_GATE_UP,
     ROLE_DOWN,
     ROLE_FINAL_NORM,
-    ROLE_HEAD, /* absent when tied: the embedding serves */
+    ROLE_HEAD,     /* absent when tied: the embedding serves */
+    ROLE_QKV_BIAS, /* of this rank's heads in attention: [Q heads | K heads | V heads] */
+    ROLE_Q_NORM,   /* [head_dim], the same for every head */
+    ROLE_K_NORM,
 };
 
 struct layout {
@@ -51,7 +55,7 @@ int32_t layout_find(const struct layout *l, enum role role, int32_t layer);
 /* KV bytes one token takes on this rank. */
 size_t layout_kv_bytes_per_token(const struct layout *l, const struct model_config *m,
                                  enum dtype kv_dtype);
-/* Tensors a Llama checkpoint may hold that we do not read. */
+/* Tensors a checkpoint may hold that we do not read. */
 extern const char *const layout_ignored[];
 extern const int32_t layout_ignored_count;
 

@@ -10,6 +10,7 @@
 struct layer {
     struct parallel_weight qkv, o, gate_up, down;
     const float *attn_norm, *mlp_norm;
+    struct qkv_rules rules;
 };
 
 struct model {
@@ -141,11 +142,11 @@ size_t model_activation_bytes(const struct model_config *m, const struct layout 
            parallel_local_bytes(l->flow, l->rank, rows_max, samples_max);
 }
 
+/* NULL: the family has none. */
 static const float *vector_of(const struct model_parts *p, enum role role, int32_t layer)
 {
     int32_t i = layout_find(p->layout, role, layer);
-    CHECK(i >= 0);
-    return p->weights->vector[i];
+    return i >= 0 ? p->weights->vector[i] : NULL;
 }
 
 static enum status bind_linear(struct model *m, const struct model_parts *p, enum role role,
@@ -168,6 +169,8 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
         struct layer *l = &m->layers[i];
         l->attn_norm = vector_of(p, ROLE_ATTN_NORM, i);
         l->mlp_norm = vector_of(p, ROLE_MLP_NORM, i);
+        l->rules = (struct qkv_rules){vector_of(p, ROLE_QKV_BIAS, i), vector_of(p, ROLE_Q_NORM, i),
+                                      vector_of(p, ROLE_K_NORM, i), m->config->norm_eps};
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
         TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
         TRY(bind_linear(m, p, ROLE_GATE_UP, i, &l->gate_up, err));
@@ -260,7 +263,7 @@ static enum status layer_forward(struct model *m, int32_t index, const struct ro
     struct view qkv, attn, gu, act, delta;
 
     TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
-    TRY(backend_rope_kv(m->b, qkv, rope, &m->heads, rows, m->kv, index, err));
+    TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, index, err));
     attn = parallel_input(p, PLAN_O);
     TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, rows, m->kv, index, err));
     TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));

@@ -9,6 +9,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/numerics.h"
 
+#include <math.h>
 #include <string.h>
 
 #define SEGMENT_BLOCKS (BACKEND_SEGMENT / BACKEND_BLOCK_TOKENS)
@@ -19,6 +20,7 @@ struct job {
     const struct heads *heads;
     const struct rows *rows;
     float *qkv; /* rope_kv */
+    const struct qkv_rules *rules;
     const float *table;
     const float *q; /* attend */
     float *out;
@@ -61,6 +63,20 @@ static void store_row(const struct job *j, const float *k, const float *v, int32
     }
 }
 
+static void apply_rules(const struct job *j, float *row)
+{
+    const struct qkv_rules *r = j->rules;
+    const int32_t dim = j->heads->head_dim, normed = j->heads->heads + j->heads->kv_heads;
+    if (r->bias != NULL)
+        j->isa->add(row, r->bias, j->cols);
+    for (int32_t h = 0; r->q_norm != NULL && h < normed; h++) {
+        float *x = row + (size_t)h * (size_t)dim;
+        const float *gain = h < j->heads->heads ? r->q_norm : r->k_norm;
+        const float mean = j->isa->sum_squares(x, dim) / (float)dim;
+        j->isa->norm(x, x, gain, 1.0f / sqrtf(mean + r->eps), dim);
+    }
+}
+
 static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
@@ -70,6 +86,7 @@ static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         if (j->rows->slot[t] < 0)
             continue;
         float *row = j->qkv + (size_t)t * (size_t)j->cols;
+        apply_rules(j, row);
         for (int32_t h = 0; h < rotated; h++)
             j->isa->rotate(row + (size_t)h * (size_t)dim, j->table + (size_t)t * (size_t)dim,
                            dim / 2);
@@ -82,11 +99,13 @@ static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
     }
 }
 
-void attend_rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
-                    const struct rows *rows, struct kv_cache *kv, int32_t layer)
+void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                    struct cview table, const struct heads *h, const struct rows *rows,
+                    struct kv_cache *kv, int32_t layer)
 {
     struct cpu_backend *c = cpu_of(b);
     struct job j = {.isa = c->isa, .kv = kv, .heads = h, .rows = rows, .qkv = qkv.data};
+    j.rules = rules;
     j.table = table.data;
     j.layer = layer;
     j.cols = qkv.cols;

@@ -140,8 +140,9 @@ enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in,
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
 
 /* attend.c */
-void attend_rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
-                    const struct rows *rows, struct kv_cache *kv, int32_t layer);
+void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                    struct cview table, const struct heads *h, const struct rows *rows,
+                    struct kv_cache *kv, int32_t layer);
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer);
 

@@ -180,8 +180,8 @@ void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, i
 /* rope.cu */
 void rope_table(struct backend *b, struct view table, const int32_t *position,
                 const float *inv_freq);
-void rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
-             const struct rows *rows, struct kv_cache *kv, int32_t layer);
+void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
+             const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer);
 
 /* linear.cu */
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);

@@ -1,5 +1,6 @@
-/* DESIGN: rotation and the store of keys and values are one pass over a row's q, k and v. A cache
- * block is [head][key, value][16 positions][head_dim], so one head's keys of a block lie together.
+/* DESIGN: a family's rules, the rotation and the store of keys and values are one launch for a
+ * row's q, k and v. A cache block is [head][key, value][16 positions][head_dim], so one head's keys
+ * of a block lie together.
  */
 #include "kernels/cuda/device.cuh"
 
@@ -27,11 +28,28 @@ void rope_table(struct backend *b, struct view table, const int32_t *position,
 
 struct rope_args {
     float *qkv;
+    struct qkv_rules rules;
     const float *table;
     struct rows rows;
     int32_t heads;
     struct kv_place kv;
 };
+
+/* Adds the bias, and returns the factor of the norm. A thread has elements i and half + i from here
+ * to the store, so that none waits for another. */
+DEVICE float apply_rules(float *x, const float *bias, int32_t half, float eps)
+{
+    float sum = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
+        if (bias != nullptr) {
+            x[i] += bias[i];
+            x[half + i] += bias[half + i];
+        }
+        sum = fmaf(x[i], x[i], sum);
+        sum = fmaf(x[half + i], x[half + i], sum);
+    }
+    return 1 / sqrtf(reduce_block(sum, plus()) / (float)(2 * half) + eps);
+}
 
 /* Block (row, head of [q | k | v]). */
 template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cache)
@@ -50,8 +68,17 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
         to = cache + kv_index(&a.kv, block, kv_head, is_value) +
              (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
     }
+    const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
+    const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
+    float scale = 1;
+    if (gain != nullptr || bias != nullptr)
+        scale = apply_rules(x, bias, half, a.rules.eps);
     for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
         float low = x[i], high = x[half + i];
+        if (gain != nullptr) {
+            low = low * scale * gain[i];
+            high = high * scale * gain[half + i];
+        }
         if (!is_value) {
             const float turned = low * c[i] - high * s[i];
             high = high * c[i] + low * s[i];
@@ -66,10 +93,14 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     }
 }
 
-void rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
-             const struct rows *rows, struct kv_cache *kv, int32_t layer)
+void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
+             const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
-    const struct rope_args a = {(float *)qkv.data, (const float *)table.data, *rows, h->heads,
+    const struct rope_args a = {(float *)qkv.data,
+                                *rules,
+                                (const float *)table.data,
+                                *rows,
+                                h->heads,
                                 kv_place_of(&kv->spec, layer)};
     const dim3 grid((unsigned)rows->count, (unsigned)(h->heads + 2 * h->kv_heads));
     if (grid.x > 0 && grid.y > 0)

@@ -183,17 +183,21 @@ static void linear(struct backend *b, struct view y, struct cview x, const struc
     }
 }
 
+static void norm(float *y, const float *x, const float *gain, float eps, int32_t n)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)x[i];
+    double r = 1 / sqrt(sum / n + (double)eps);
+    for (int32_t i = 0; i < n; i++)
+        y[i] = (float)((double)x[i] * r * (double)gain[i]);
+}
+
 static void rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
 {
     (void)b;
-    for (int32_t t = 0; t < y.rows; t++) {
-        double sum = 0;
-        for (int32_t i = 0; i < x.cols; i++)
-            sum += (double)at(x, t, i) * (double)at(x, t, i);
-        double r = 1 / sqrt(sum / x.cols + (double)eps);
-        for (int32_t i = 0; i < x.cols; i++)
-            *cell(y, t, i) = (float)((double)at(x, t, i) * r * (double)gain[i]);
-    }
+    for (int32_t t = 0; t < y.rows; t++)
+        norm(cell(y, t, 0), (const float *)x.data + (size_t)t * (size_t)x.cols, gain, eps, x.cols);
 }
 
 static void add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
@@ -255,8 +259,18 @@ static void rotate(float *head, struct cview table, int32_t t)
     }
 }
 
-static void rope_kv(struct backend *b, struct view qkv, struct cview table, const struct heads *h,
-                    const struct rows *rows, struct kv_cache *kv, int32_t layer)
+static void apply(const struct qkv_rules *r, float *row, const struct heads *h)
+{
+    const int32_t dim = h->head_dim;
+    for (int32_t i = 0; r->bias != NULL && i < (h->heads + 2 * h->kv_heads) * dim; i++)
+        row[i] += r->bias[i];
+    for (int32_t i = 0; r->q_norm != NULL && i < h->heads + h->kv_heads; i++)
+        norm(row + i * dim, row + i * dim, i < h->heads ? r->q_norm : r->k_norm, r->eps, dim);
+}
+
+static void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
+                    struct cview table, const struct heads *h, const struct rows *rows,
+                    struct kv_cache *kv, int32_t layer)
 {
     (void)b;
     const int32_t dim = h->head_dim;
@@ -264,6 +278,7 @@ static void rope_kv(struct backend *b, struct view qkv, struct cview table, cons
     for (int32_t t = 0; t < rows->count; t++) {
         if (rows->slot[t] < 0)
             continue;
+        apply(rules, cell(qkv, t, 0), h);
         for (int32_t i = 0; i < h->heads + h->kv_heads; i++)
             rotate(cell(qkv, t, i * dim), table, t);
         for (int32_t i = 0; i < 2 * h->kv_heads; i++) {

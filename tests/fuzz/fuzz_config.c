@@ -14,7 +14,11 @@ static bool in(int32_t v, int32_t min, int32_t max)
 
 static void check_promises(const struct model_config *m)
 {
-    CHECK(strcmp(m->model_type, "llama") == 0);
+    CHECK(strcmp(m->model_type, "llama") == 0 || strcmp(m->model_type, "mistral") == 0 ||
+          strcmp(m->model_type, "qwen2") == 0 || strcmp(m->model_type, "qwen3") == 0);
+    CHECK(m->qkv_bias == (strcmp(m->model_type, "qwen2") == 0));
+    CHECK(m->head_norm == (strcmp(m->model_type, "qwen3") == 0));
+    CHECK(in(m->window, 0, 1 << 24) && in(model_config_longest(m), 1, m->max_position));
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
     CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);

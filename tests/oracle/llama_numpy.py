@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama checkpoint directory: numpy, no torch.
+"""An independent float64 forward pass of a Llama, Mistral or Qwen checkpoint: numpy, no torch.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -85,7 +85,10 @@ def read_config(directory):
     raw = json.loads((pathlib.Path(directory) / "config.json").read_text())
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     scaling = {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
-    unsupported = [key for key in ("attention_bias", "mlp_bias") if raw.get(key)]
+    unsupported = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window")
+                   if raw.get(key)]
+    if raw["model_type"] not in ("llama", "mistral", "qwen2", "qwen3"):
+        unsupported.append("model_type")
     if raw.get("hidden_act", "silu") != "silu":
         unsupported.append("hidden_act")
     if scaling["rope_type"] not in ("default", "llama3") or "partial_rotary_factor" in rope:
@@ -151,11 +154,15 @@ def attention(config, q, k, v):
 
 def layer(config, weights, prefix, x, cos, sin, stored):
     def project(name, y):
-        return y @ weights[f"{prefix}{name}.weight"].T
+        bias = weights.get(f"{prefix}{name}.bias", 0.0)  # Qwen2: of q, k and v
+        return y @ weights[f"{prefix}{name}.weight"].T + bias
 
     y = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], config.eps)
     q, k, v = (project(f"self_attn.{name}_proj", y).reshape(len(x), -1, config.head_dim)
                for name in "qkv")
+    if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3: of each head
+        q = rms_norm(q, weights[f"{prefix}self_attn.q_norm.weight"], config.eps)
+        k = rms_norm(k, weights[f"{prefix}self_attn.k_norm.weight"], config.eps)
     y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v))
     x = x + project("self_attn.o_proj", y)
     y = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], config.eps)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Closed forms for 1D tensor parallelism of a Llama model: communication, weights, KV memory.
+"""Closed forms for 1D tensor parallelism of a Llama, Mistral or Qwen model: bytes moved and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -10,7 +10,8 @@ against these.  All communication is counted as bytes RECEIVED by a rank in one 
 The 1D cut, per layer: QKV and gate/up by output columns (whole heads, MLP columns), O and down by
 input columns, each of the two followed by an all-reduce of [T, hidden].  The embedding is cut by
 vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
-its logits all-gathered for the R sampled rows.  Norms are replicated.
+its logits all-gathered for the R sampled rows.  Norms are replicated; biases of q, k and v
+go with their heads.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
 keeps a nucleus (top-k, top-p or min-p), 8 bytes a row and 8 per place in a second exchange.
@@ -26,7 +27,7 @@ ONESHOT_MAX_BYTES = 256 << 10  # default of the command line only; the functions
 
 
 class Shape(typing.NamedTuple):
-    """The sizes of a Llama model that decide bytes."""
+    """The sizes of a model that decide bytes."""
 
     vocab: int
     hidden: int
@@ -36,6 +37,8 @@ class Shape(typing.NamedTuple):
     head_dim: int
     mlp: int
     tied: bool
+    bias: bool = False  # of q, k and v
+    head_norm: bool = False  # of q and of k
 
 
 def shape_of(config):
@@ -50,6 +53,8 @@ def shape_of(config):
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         mlp=config["intermediate_size"],
         tied=config.get("tie_word_embeddings", False),
+        bias=config["model_type"] == "qwen2",
+        head_norm=config["model_type"] == "qwen3",
     )
 
 
@@ -124,6 +129,8 @@ def weight_elements(shape, ranks, rank):
     kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
+    bias = (q_width + 2 * kv_width) * shape.bias
+    norms = 2 * shape.hidden + 2 * shape.head_dim * shape.head_norm
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
@@ -131,7 +138,8 @@ def weight_elements(shape, ranks, rank):
         "o": shape.layers * q_width * shape.hidden,
         "gate_up": shape.layers * 2 * columns * shape.hidden,
         "down": shape.layers * columns * shape.hidden,
-        "norms": (2 * shape.layers + 1) * shape.hidden,
+        "bias": shape.layers * bias,
+        "norms": shape.layers * norms + shape.hidden,
     }
 
 
@@ -144,6 +152,8 @@ def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
 
 LLAMA3_8B = Shape(128256, 4096, 32, 32, 8, 128, 14336, False)
 LLAMA32_1B = Shape(128256, 2048, 16, 32, 8, 64, 8192, True)
+QWEN25_05B = Shape(151936, 896, 24, 14, 2, 64, 4864, True, bias=True)
+QWEN3_06B = Shape(151936, 1024, 28, 16, 8, 128, 3072, True, head_norm=True)
 
 
 def expect(what, value, by_hand):
@@ -180,6 +190,10 @@ def check_memory():
     expect("Llama 3 8B parameters", whole, 8030261248)
     whole = sum(weight_elements(LLAMA32_1B, 1, 0).values())
     expect("Llama 3.2 1B parameters", whole, 1235814400)
+    whole = sum(weight_elements(QWEN25_05B, 1, 0).values())
+    expect("Qwen2.5 0.5B parameters", whole, 494032768)
+    whole = sum(weight_elements(QWEN3_06B, 1, 0).values())
+    expect("Qwen3 0.6B parameters", whole, 596049920)
     # When everything divides, the ranks together repeat only the norms: 65 * 4096 each.
     total = sum(sum(weight_elements(LLAMA3_8B, 4, rank).values()) for rank in range(4))
     expect("Llama 3 8B, P=4, elements in all", total, 8030261248 + 3 * 266240)
