@@ -23,6 +23,8 @@ static const struct {
     {"untied_mha_bf16", 4, "--parallel-mode=2d"},
     {"headdim_bf16", 4, "--plan=" TEST_DATA_DIR "/corpus/plans/ok_home.json"},
     {"untied_mha_bf16", 3, "--quantization=fp8"},
+    {"qwen2_gqa_bf16", 2, "--quantization=fp8"},
+    {"qwen3_bf16", 4, "--parallel-mode=2d"},
 };
 
 static const struct module *module_here(struct module_report *report)

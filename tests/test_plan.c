@@ -402,6 +402,36 @@ static void check_heads(const struct layout *l, const struct model_config *m)
         assert_true(read[kv]); /* none is held for nothing */
 }
 
+/* The bias is that of the QKV product's outputs, one by one; the norms of heads are whole. */
+static void check_qkv_vectors(const struct layout *l, const struct model_config *m)
+{
+    static const enum role norms[] = {ROLE_Q_NORM, ROLE_K_NORM};
+    const struct local_weight *qkv = &l->weights[layout_find(l, ROLE_QKV, 0)];
+    const int32_t at = layout_find(l, ROLE_QKV_BIAS, 0);
+    struct err err;
+    assert_int_equal(at >= 0, m->qkv_bias);
+    for (int32_t i = 0; at >= 0 && i < 3; i++) {
+        const struct tensor_slice *rows = &qkv->slices[i], *bias = &l->weights[at].slices[i];
+        const size_t stem = strlen(rows->tensor) - strlen("weight");
+        assert_memory_equal(bias->tensor, rows->tensor, stem);
+        assert_string_equal(bias->tensor + stem, "bias");
+        assert_int_equal(bias->cols.begin, rows->rows.begin);
+        assert_int_equal(bias->cols.end, rows->rows.end);
+        assert_int_equal(bias->dst_row, rows->dst_row);
+        assert_int_equal(bias->shape[1], rows->shape[0]);
+    }
+    if (at >= 0) {
+        assert_int_equal(l->weights[at].spec.in, qkv->spec.out);
+        assert_int_equal(placement_tiled(&l->weights[at], &err), OK);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(norms); i++) {
+        const int32_t norm = layout_find(l, norms[i], m->layers - 1);
+        assert_int_equal(norm >= 0, m->head_norm);
+        if (norm >= 0)
+            assert_int_equal(l->weights[norm].spec.in, m->head_dim);
+    }
+}
+
 static void check_shapes(const struct layout *l, const struct model_config *m)
 {
     const int32_t dh = m->head_dim, heads = (int32_t)span_len(l->heads);
@@ -425,6 +455,7 @@ static void check_shapes(const struct layout *l, const struct model_config *m)
         assert_int_equal(l->weights[at].spec.in, wanted[i].in);
     }
     assert_int_equal(layout_find(l, ROLE_O, m->layers), -1);
+    check_qkv_vectors(l, m);
     assert_int_equal(layout_kv_bytes_per_token(l, m, DTYPE_BF16), 4 * m->layers * kv * dh);
 }
 
@@ -439,7 +470,8 @@ static void check_layouts(const struct model_config *m, int32_t ranks)
         struct layout *l = layouts[r] = lay_out(m, r, ranks);
         weights[r] = l->weights;
         counts[r] = l->count;
-        assert_int_equal(l->count, 3 - m->tied + 6 * m->layers);
+        const int32_t each = 6 + m->qkv_bias + 2 * m->head_norm;
+        assert_int_equal(l->count, 3 - m->tied + each * m->layers);
         check_span(l->heads, &head);
         check_span(l->mlp, &mlp);
         check_span(l->vocab, &vocab);
@@ -472,6 +504,8 @@ static void test_layouts_tile(void **state)
         m.mlp = shapes[i][2];
         m.vocab = shapes[i][3];
         m.tied = i % 2 == 1;
+        m.qkv_bias = i % 3 > 0;
+        m.head_norm = i / 2 == 1;
         for (int32_t ranks = 1; ranks <= 8; ranks++)
             check_layouts(&m, ranks);
         struct layout *l = lay_out(&m, 0, 8);

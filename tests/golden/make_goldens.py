@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the small random Llama checkpoints in this directory and their golden outputs.
+"""Makes the small random checkpoints in this directory and their golden outputs.
 
     pip install -r requirements.txt
     python3 make_goldens.py [NAME ...]          # all checkpoints when no name is given
@@ -61,6 +61,8 @@ class Spec:
     dialect: str = "new"  # "new": rope_parameters and dtype; "old": rope_theta and torch_dtype
     rope_theta: float = 10000.0
     scaling: dict | None = None
+    family: str = "Llama"  # of transformers' classes
+    extra: dict = dataclasses.field(default_factory=dict)  # more config keys
     omit: tuple = ()  # config keys left out because the loader must know their default
     shard_bytes: int | None = None
     std: float = 0.2
@@ -82,14 +84,29 @@ SPECS = (
     Spec("llama31_rope_f32", 42, "float32", **LLAMA31),
     # As in Llama 3.1 files: no head_dim.
     Spec("llama31_rope_old_bf16", 23, "bfloat16", dialect="old", omit=("head_dim",), **LLAMA31),
+    # As in Mistral Nemo files: head_dim is not hidden / heads; a window longer than the context.
+    Spec("mistral_f32", 4, "float32", tied=False, vocab=211, hidden=64, layers=2, heads=4,
+         kv_heads=2, mlp=112, head_dim=24, family="Mistral", extra={"sliding_window": 4096}),
+    # As in Qwen2.5 files of small models: no head_dim, a window that is off; seven query heads.
+    Spec("qwen2_gqa_bf16", 19, "bfloat16", tied=True, vocab=307, hidden=84, layers=2, heads=7,
+         kv_heads=1, mlp=149, head_dim=12, dialect="old", rope_theta=1000000.0, omit=("head_dim",),
+         family="Qwen2", extra={"sliding_window": 64, "use_sliding_window": False,
+                                "max_window_layers": 1}),
+    Spec("qwen2_f32", 29, "float32", tied=False, vocab=241, hidden=64, layers=2, heads=8,
+         kv_heads=2, mlp=96, head_dim=8, family="Qwen2"),
+    Spec("qwen3_bf16", 49, "bfloat16", tied=True, vocab=311, hidden=64, layers=2, heads=6,
+         kv_heads=3, mlp=112, head_dim=16, family="Qwen3", rope_theta=1000000.0,
+         extra={"layer_types": ["full_attention"] * 2}),
+    Spec("qwen3_f32", 32, "float32", tied=False, vocab=233, hidden=48, layers=3, heads=8,
+         kv_heads=4, mlp=80, head_dim=12, dialect="old", family="Qwen3",
+         extra={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3}),
 )
 
 
 def config_dict(spec, dialect):
     """config.json by hand: transformers writes only the new dialect, engines must read both."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
+        "architectures": [f"{spec.family}ForCausalLM"],
         "attention_dropout": 0.0,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -98,8 +115,7 @@ def config_dict(spec, dialect):
         "hidden_size": spec.hidden,
         "intermediate_size": spec.mlp,
         "max_position_embeddings": 512,
-        "mlp_bias": False,
-        "model_type": "llama",
+        "model_type": spec.family.lower(),
         "num_attention_heads": spec.heads,
         "num_hidden_layers": spec.layers,
         "num_key_value_heads": spec.kv_heads,
@@ -107,7 +123,12 @@ def config_dict(spec, dialect):
         "tie_word_embeddings": spec.tied,
         "use_cache": True,
         "vocab_size": spec.vocab,
+        **spec.extra,
     }
+    if spec.family in ("Llama", "Qwen3"):
+        config["attention_bias"] = False
+    if spec.family == "Llama":
+        config["mlp_bias"] = False
     if dialect == "new":
         config["dtype"] = spec.dtype
         scaling = spec.scaling or {"rope_type": "default"}
@@ -128,14 +149,20 @@ def random_model(spec, rng):
     """A float32 model whose every weight is exactly representable in the stored dtype.
 
     Matrices are much larger than the usual 0.02: that spreads the logits and lets attention pick
-    out positions, so that a wrong mask, head or frequency cannot hide in a flat softmax.
+    out positions, so that a wrong mask, head or frequency cannot hide in a flat softmax.  Biases,
+    which transformers begins as zeros, are as large as what they are added to.
     """
-    config = transformers.LlamaConfig(**config_dict(spec, "new"), attn_implementation="eager")
-    model = transformers.LlamaForCausalLM(config).float().eval()
+    configuration = getattr(transformers, f"{spec.family}Config")
+    config = configuration(**config_dict(spec, "new"), attn_implementation="eager")
+    model = getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = rng.standard_normal(tuple(parameter.shape))
-            value = 1.0 + 0.15 * noise if "norm" in name else spec.std * noise
+            value = spec.std * noise
+            if "norm" in name:
+                value = 1.0 + 0.15 * noise
+            elif name.endswith(".bias"):
+                value = noise
             stored = torch.from_numpy(value).to(torch.float32).to(DTYPES[spec.dtype])
             parameter.copy_(stored.float())
     return model
@@ -198,7 +225,7 @@ def save_checkpoint(directory, spec, model):
 
 
 def load(directory):
-    return transformers.LlamaForCausalLM.from_pretrained(
+    return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype="auto", attn_implementation="eager").eval()
 
 
