@@ -1,0 +1,119 @@
+"""What Mistral, Qwen2 and Qwen3 have that Llama has not: biases and norms of heads in every file
+that holds them, and sliding windows. Their tokens are tested with those of all goldens."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+import checkpoint
+from harness import ROOT, run
+
+sys.path.insert(0, str(ROOT / "tests/oracle"))
+import llama_numpy  # noqa: E402  (lives in the folder just added)
+
+BIAS = "model.layers.1.self_attn.k_proj.bias"
+NORM = "model.layers.1.self_attn.q_norm.weight"
+WINDOW = 32
+
+
+def fails(code, *arguments):
+    done = run(*arguments)
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
+def family_config(directory, family, **changes):
+    """A config.json with members that are Llama's left out."""
+    checkpoint.write_config(directory, model_type=family, hidden_size=64, intermediate_size=112,
+                            num_hidden_layers=2, num_attention_heads=7, num_key_value_heads=1,
+                            head_dim=16, vocab_size=300, torch_dtype="float32",
+                            tie_word_embeddings=True, sliding_window=None, **changes)
+    return directory / "config.json"
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_synthetic_model(serve, tmp_path, family):
+    """Tokens of numpy, from the file and from the same values without one; biases are not gains."""
+    config, model = family_config(tmp_path / "shape", family), tmp_path / "model"
+    assert run("synth", "--config", config, "-o", model, "--seed", 3).returncode == 0
+    weights = llama_numpy.read_weights(model)
+    assert (BIAS in weights) == (family == "qwen2") and (NORM in weights) == (family == "qwen3")
+    if BIAS in weights:
+        assert 0 < abs(weights[BIAS]).max() < 0.1
+    prompt = [270, 281, 292, 263]
+    wanted, _ = llama_numpy.greedy(model, prompt, 24)
+    assert serve(model, "-tp", 3).token_ids(prompt, 24) == wanted
+    dummy = serve(config.parent, "-tp", 2, "--load-format", "dummy", "--seed", 3)
+    assert dummy.token_ids(prompt, 24) == wanted
+
+
+@pytest.mark.parametrize("name, tensor", [("qwen2_f32", BIAS), ("qwen3_f32", NORM)])
+def test_missing_vector(tmp_path, name, tensor):
+    model = checkpoint.copy_model(name, tmp_path / "model")
+    checkpoint.drop_tensor(model / "model.safetensors", tensor)
+    assert tensor in fails(3, "serve", model, "--port", 0)
+
+
+def test_other_family_than_the_file(tmp_path):
+    """Biases that Llama would not add, and gains that Qwen2 would not multiply with."""
+    for name, family, tensor in (("qwen2_f32", "llama", "_proj.bias"),
+                                 ("qwen3_f32", "mistral", "_norm.weight")):
+        model = checkpoint.copy_model(name, tmp_path / family)
+        checkpoint.edit_config(model, lambda config: config.update(model_type=family))
+        assert tensor in fails(3, "serve", model, "--port", 0)
+
+
+def test_inspect_shows_elements_of_a_bias():
+    model = checkpoint.GOLDEN / "qwen2_gqa_bf16"
+    wanted = {"q_proj.bias": [[0, 24], [24, 48], [48, 84]], "k_proj.bias": [[0, 12]] * 3}
+    done = run("inspect", model, "-tp", 3, "--json")
+    for tensor in json.loads(done.stdout):
+        name = tensor["name"].rpartition("self_attn.")[2]
+        if name in wanted:
+            assert [part["cols"] for part in tensor["slices"]] == wanted[name]
+    assert "0: [0:24]  1: [24:48]  2: [48:84]" in run("inspect", model, "-tp", 3).stdout
+
+
+def test_unknown_family(tmp_path):
+    model = checkpoint.copy_model("qwen3_f32", tmp_path / "model")
+    checkpoint.edit_config(model, lambda config: config.update(model_type="Qwen3"))
+    line = fails(3, "plan", model)
+    assert "llama, mistral, qwen2 or qwen3; the nearest is qwen3" in line
+
+
+# ---- sliding windows ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def windowed(tmp_path):
+    """The Mistral golden with a window that its own tokens would leave behind."""
+    shutil.copytree(checkpoint.GOLDEN / "mistral_f32", tmp_path / "windowed")
+    checkpoint.edit_config(tmp_path / "windowed",
+                           lambda config: config.update(sliding_window=WINDOW))
+    return tmp_path / "windowed"
+
+
+def test_window_ends_the_context(serve, windowed):
+    """Up to its end the tokens are those of full attention; beyond it nothing is served."""
+    server = serve(windowed, "-tp", 2)
+    prompt, tokens = checkpoint.golden_runs("mistral_f32")[1]
+    assert server.get("/v1/models").json()["data"][0]["max_model_len"] == WINDOW
+    room = WINDOW - len(prompt)
+    assert server.token_ids(prompt, room) == tokens[:room]
+    answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": room + 1})
+    assert answer.status == 400 and str(WINDOW) in answer.error["message"]
+    assert "contexts end with the model's sliding window of 32 positions" in server.log
+
+
+def test_longer_context_than_the_window(windowed):
+    assert json.loads(run("plan", windowed, "--json").stdout)["max_model_len"] == WINDOW
+    assert run("plan", windowed, "--max-model-len", WINDOW).returncode == 0
+    line = fails(4, "serve", windowed, "--port", 0, "--max-model-len", WINDOW + 1)
+    assert f"--max-model-len {WINDOW + 1}: the model allows {WINDOW}, its sliding window" in line
+    line = fails(4, "plan", checkpoint.GOLDEN / "mistral_f32", "--max-model-len", 513)
+    assert "the model allows 512" in line and "window" not in line
