@@ -4,7 +4,8 @@
 # What a build needs; the tests add their own.
 # shellcheck disable=SC2034 # read by the scripts that source this file
 PACKAGES_BUILD=(build-essential cmake ninja-build pkg-config libmicrohttpd-dev nettle-dev
-    libjansson-dev libyaml-dev libsentencepiece-dev libonig-dev curl ca-certificates)
+    libjansson-dev libyaml-dev libsentencepiece-dev libonig-dev libutf8proc-dev curl
+    ca-certificates)
 
 # True when what the package is for can be used, however it was installed.
 package_present() {
@@ -18,6 +19,7 @@ package_present() {
     libyaml-dev) pkg-config --exists yaml-0.1 ;;
     libsentencepiece-dev) c++ -E -x c++ - <<<'#include <sentencepiece_processor.h>' ;;
     libonig-dev) pkg-config --exists oniguruma ;;
+    libutf8proc-dev) pkg-config --exists libutf8proc ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     python3) python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' ;;
     python3-venv) python3 -c 'import ensurepip, venv' ;;

@@ -12,7 +12,7 @@ sys.path.insert(0, str(HERE / "oracle"))
 import tokenizer_json as oracle  # noqa: E402  (lives in the folder just added)
 import tokenizers  # noqa: E402
 
-SIZES = {"llama3": 420, "gpt2": 400, "deepseek": 400, "behaviors": 500, "llama2": 360,
+SIZES = {"llama3": 420, "qwen": 420, "gpt2": 400, "deepseek": 400, "behaviors": 500, "llama2": 360,
          "llama2_old": 360, "metaspace": 200, **{name: 400 for name in oracle.SPLITS}}
 
 

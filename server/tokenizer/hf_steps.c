@@ -148,6 +148,9 @@ static enum status read_normalizer(struct reader *r, const struct jdoc *v, const
     } else if (is(type, "Prepend")) {
         TRY(hf_json_string(r->json, v, place, "prepend", &content));
         st = add_prepend(r, content, PREPEND_ALWAYS, place);
+    } else if (is(type, "NFC")) {
+        r->out->removes_text = true; /* several characters may become one */
+        st = add_step(r, place, TEXTSTEP_NFC) ? OK : ERR_MODEL;
     } else {
         st = hf_json_unsupported(r->json, place, type);
     }

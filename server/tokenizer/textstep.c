@@ -2,6 +2,7 @@
  * are no lists of pieces, and a step that changes a text needs one buffer whatever their number. */
 #include "server/tokenizer/textstep.h"
 
+#include "server/tokenizer/nfc.h"
 #include "server/utf8.h"
 
 #include <string.h>
@@ -64,6 +65,16 @@ static enum status prepend(const struct run *r, int32_t i, const char *text, siz
     buf_add(b, s->content, s->content_len);
     buf_add(b, text, n);
     return run_changed(r, i, first);
+}
+
+static enum status compose(const struct run *r, int32_t i, const char *text, size_t n, bool first)
+{
+    struct buf *b = &r->work->texts[i];
+    if (!nfc_may_change(text, n))
+        return run_from(r, i + 1, text, n, first);
+    buf_clear(b);
+    enum status st = nfc_add(b, text, n, r->err);
+    return st == OK ? run_changed(r, i, first) : st;
 }
 
 /* The matches of a text, in order. An empty one does not follow at once on another match. */
@@ -195,6 +206,8 @@ static enum status run_from(const struct run *r, int32_t i, const char *text, si
         return prepend(r, i, text, n, first);
     case TEXTSTEP_REPLACE:
         return replace(r, i, text, n, first);
+    case TEXTSTEP_NFC:
+        return compose(r, i, text, n, first);
     case TEXTSTEP_SPLIT:
         break;
     }

@@ -1,5 +1,5 @@
 /* Steps that change a text or cut it into pieces, one after the other: the normalizers and
- * pre-tokenizers of a tokenizer.json come down to these three. */
+ * pre-tokenizers of a tokenizer.json come down to these four. */
 #ifndef TESSERA_SERVER_TOKENIZER_TEXTSTEP_H
 #define TESSERA_SERVER_TOKENIZER_TEXTSTEP_H
 
@@ -13,6 +13,7 @@
 enum textstep_kind {
     TEXTSTEP_PREPEND, /* content goes before the text */
     TEXTSTEP_REPLACE, /* content takes the place of every match */
+    TEXTSTEP_NFC,     /* the same text in normalization form C */
     TEXTSTEP_SPLIT,   /* every match and what lies between matches are pieces */
 };
 
@@ -58,8 +59,8 @@ typedef enum status textstep_sink(void *ctx, const char *text, size_t n, bool fi
                                   struct err *err);
 
 /* Gives what all steps make of a text to the sink, in order; never an empty piece. ERR_INPUT when a
- * search is too long (regex.h), ERR_NOMEM when there is no memory or a text grows past
- * TEXTSTEP_BYTES_MAX. */
+ * search is too long (regex.h) or marks are too many (nfc.h), ERR_NOMEM when there is no memory or
+ * a text grows past TEXTSTEP_BYTES_MAX. */
 enum status textstep_run(const struct textsteps *s, struct textstep_work *w, const char *text,
                          size_t n, bool first, textstep_sink *sink, void *ctx,
                          struct err *err) MUST_USE;

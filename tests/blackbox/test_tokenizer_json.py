@@ -1,5 +1,5 @@
 """tokenizer.json: ids and texts are those of Hugging Face's own tokenizers, for files of the kinds
-that Llama checkpoints come with."""
+that checkpoints come with."""
 
 import http.client
 import json
@@ -224,7 +224,7 @@ def test_tokenizer_model_wins(serve, tmp_path):
 
 
 @pytest.mark.parametrize("place, value, message", [
-    ("normalizer", {"type": "NFC"}, "normalizer: NFC is not supported"),
+    ("normalizer", {"type": "NFKC"}, "normalizer: NFKC is not supported"),
     ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}]},
      "pre_tokenizer.pretokenizers[0]: BertPreTokenizer is not supported"),
     ("model", {"type": "Unigram"}, "model.type: Unigram is not supported"),

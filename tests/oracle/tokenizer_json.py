@@ -1,4 +1,4 @@
-"""Small tokenizer.json files of the kinds that Llama checkpoints come with, trained in a second by
+"""Small tokenizer.json files of the kinds that checkpoints come with, trained in a second by
 Hugging Face's tokenizers, and texts to try them on."""
 
 import functools
@@ -15,6 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+QWEN_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
 WORDS = """
 The harbour lay quiet in the morning, and the boats moved slowly on the water. Don't you think
@@ -35,6 +37,11 @@ CASES = [
     "\u00a0\u2003\u3000\u180e\u200b\u2028x", "\u0915\u094d\u0937", "\u202eright to left",
     "e\u0301\u0302", "(a) <b> ((the water", "x. y.. z!! a?", "qqab(xy)z 12ab",
     "a(bab<x(yzz(.!.bba!(1(12<qq<bb xba", "abxy..(!<12q..!a(b<xyz((<<1.2.1",
+    # what normalization form C composes, puts in order, replaces or leaves apart
+    "nin\u0303o la fore\u0302t", "q\u0307\u0323 s\u0323\u0307", "\u212b \u2126 \u0374 \ufa10",
+    "\u1112\u1161\u11ab\uae00\u11a8", "\u0958 \u0928\u093c", "\u0344\u0301 x\u0301\u0301",
+    "\u0301a<\u03b1\u0301>b", "<\u03ac><\u03b1>", "<|e\u0301|><|\u00e9|>",
+    "e<tool>\u0301", "\U0001d15e \ufb2c \u1e9b\u0323",
 ]
 
 
@@ -86,6 +93,20 @@ def llama3(vocab=700):
         AddedToken("<tool>", special=False, normalized=False),
         AddedToken("<tool>x", special=False, normalized=False),
     ], ["<|begin_of_text|>"])
+
+
+def qwen(vocab=700):
+    """As Qwen2's and Qwen3's: texts, and names that say so, in normalization form C."""
+    document = byte_level(vocab, pre_tokenizers.Sequence([
+        split(Regex(QWEN_PATTERN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+    document["normalizer"] = {"type": "NFC"}
+    return finish(document, [
+        AddedToken("<|endoftext|>", special=True, normalized=False),
+        AddedToken("<|im_start|>", special=True, normalized=False),
+        AddedToken("<|e\u0301|>", special=False, normalized=False),
+        AddedToken("<tool>", special=False, normalized=False),
+        AddedToken("<\u03b1\u0301>", special=False, normalized=True)])
 
 
 def gpt2(vocab=600):
@@ -172,8 +193,9 @@ def metaspace(vocab=400):
 
 
 FAMILIES = {
-    "llama3": llama3, "gpt2": gpt2, "deepseek": deepseek, "behaviors": behaviors, "llama2": llama2,
-    "llama2_old": functools.partial(llama2, normalized=True), "metaspace": metaspace,
+    "llama3": llama3, "qwen": qwen, "gpt2": gpt2, "deepseek": deepseek, "behaviors": behaviors,
+    "llama2": llama2, "llama2_old": functools.partial(llama2, normalized=True),
+    "metaspace": metaspace,
 }
 SPLITS = {f"split_{name}": functools.partial(split_by, name) for name in (
     "isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous")}
@@ -187,7 +209,8 @@ ALPHABETS = [
 ]
 PARTS = [
     "don't", "I'LL", "<s>", "</s>", "<unk>", "<|eot|>", "<|begin_of_text|>", " <|mask|> ", "<tool>",
-    "<tool>x", "<sep>", "<0x0A>", "▁the", "the water", "unmerged", " unmerged", "http://x.y/z?a=1",
+    "<tool>x", "<sep>", "<\u03ac>", "<\u03b1\u0301>", "<|e\u0301|>", "<0x0A>", "▁the", "the water",
+    "unmerged", " unmerged", "http://x.y/z?a=1",
     "a(bx(yab<z..!q1", "12(<xx!!.a b",
     "    return 0;\n", "\r\n\r\n", "2026-11-22", "1,234.56", "qq", "ab", "xy(z)",
 ]
