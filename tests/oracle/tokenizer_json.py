@@ -101,6 +101,9 @@ def qwen(vocab=700):
         split(Regex(QWEN_PATTERN), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
     document["normalizer"] = {"type": "NFC"}
+    document["model"].update(continuing_subword_prefix="", end_of_word_suffix="")
+    document["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False,
+                                  "trim_offsets": False, "use_regex": False}
     return finish(document, [
         AddedToken("<|endoftext|>", special=True, normalized=False),
         AddedToken("<|im_start|>", special=True, normalized=False),
