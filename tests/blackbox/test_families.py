@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import checkpoint
+import fp8
 from harness import ROOT, run
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
@@ -50,6 +51,20 @@ def test_synthetic_model(serve, tmp_path, family):
     assert serve(model, "-tp", 3).token_ids(prompt, 24) == wanted
     dummy = serve(config.parent, "-tp", 2, "--load-format", "dummy", "--seed", 3)
     assert dummy.token_ids(prompt, 24) == wanted
+
+
+@pytest.mark.parametrize("name", ["qwen2_f32", "qwen3_f32"])
+def test_fp8(serve, tmp_path, name):
+    """Codes of linears, made while loading or before, mean what ml_dtypes says; biases and norms are
+    as they were."""
+    golden, rows, blocks = checkpoint.GOLDEN / name, (1, 0), (128, 128)
+    coded = fp8.quantized(tmp_path / "coded", golden, fp8.BLOCK, blocks, "_scale_inv")
+    prompt, _ = checkpoint.golden_runs(name)[0]
+    for model, block, options in ((golden, rows, ("--quantization", "fp8")), (coded, blocks, ())):
+        plain = fp8.plain(tmp_path / f"plain-{block[0]}", golden, block)
+        wanted, _ = llama_numpy.greedy(plain, prompt, 16)
+        server = serve(model, "-tp", 2, "--dtype", "float32", *options)
+        assert server.token_ids(prompt, 16) == wanted
 
 
 @pytest.mark.parametrize("name, tensor", [("qwen2_f32", BIAS), ("qwen3_f32", NORM)])
