@@ -630,15 +630,52 @@ static void test_tokens_min(void **state)
     tokenizer_close(t);
 }
 
+/* Where a normalizer composes, a token may stand for more bytes than its own: nothing is promised.
+ */
+static void test_tokens_min_composed(void **state)
+{
+    enum { SYLLABLES = 8 };
+    struct err err = {""};
+    struct tokenizer *t = NULL;
+    struct buf json;
+    int32_t *ids = NULL, count = 0;
+    char text[9 * SYLLABLES];
+    (void)state;
+    buf_init(&json, 1 << 16);
+    buf_puts(&json, "{\"normalizer\":{\"type\":\"NFC\"},\"model\":{\"vocab\":{");
+    for (int i = 0; i < 256; i++)
+        buf_printf(&json, "\"<0x%02X>\":%d,", i, i);
+    buf_puts(&json, "\"\\uac01\":256},\"merges\":[],\"byte_fallback\":true},\"decoder\":{"
+                    "\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":"
+                    "\"Fuse\"}]}}");
+    if (open_text(json.data, json.len, &t, &err) != OK)
+        fail_msg("%s", err.text);
+    for (size_t i = 0; i < SYLLABLES; i++) /* U+1100 U+1161 U+11A8 make U+AC01 */
+        memcpy(text + 9 * i, "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", 9);
+    assert_int_equal(tokenizer_encode(t, text, sizeof text, false, &ids, &count, &err), OK);
+    assert_int_equal(count, SYLLABLES);
+    assert_true(tokenizer_tokens_min(t, sizeof text) <= SYLLABLES);
+    free(ids);
+    buf_free(&json);
+    tokenizer_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goldens),       cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_hidden_inside), cmocka_unit_test(test_bpe_random),
-        cmocka_unit_test(test_bpe_hidden),    cmocka_unit_test(test_names),
-        cmocka_unit_test(test_regex_bounds),  cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_marks_bound),   cmocka_unit_test(test_forging),
-        cmocka_unit_test(test_damage),        cmocka_unit_test(test_tokens_min),
+        cmocka_unit_test(test_goldens),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_hidden_inside),
+        cmocka_unit_test(test_bpe_random),
+        cmocka_unit_test(test_bpe_hidden),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_regex_bounds),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_marks_bound),
+        cmocka_unit_test(test_forging),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_tokens_min),
+        cmocka_unit_test(test_tokens_min_composed),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

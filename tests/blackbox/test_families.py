@@ -55,8 +55,8 @@ def test_synthetic_model(serve, tmp_path, family):
 
 @pytest.mark.parametrize("name", ["qwen2_f32", "qwen3_f32"])
 def test_fp8(serve, tmp_path, name):
-    """Codes of linears, made while loading or before, mean what ml_dtypes says; biases and norms are
-    as they were."""
+    """Codes of linears, made while loading or before, mean what ml_dtypes says; biases and norms
+    are as they were."""
     golden, rows, blocks = checkpoint.GOLDEN / name, (1, 0), (128, 128)
     coded = fp8.quantized(tmp_path / "coded", golden, fp8.BLOCK, blocks, "_scale_inv")
     prompt, _ = checkpoint.golden_runs(name)[0]
