@@ -2,7 +2,8 @@
  * not exact (norms, rotation, softmax, SiLU) the ranks run integer functions instead, so that every
  * sum is a whole number below 2^24 and no order of additions rounds. The logits of every rank must
  * then equal plain int64 loops, with no tolerance: a wrong block, a swapped group, a double count
- * or a sum left out cannot hide. Nothing divides: 6 heads, 3 KV heads, MLP 97, vocabulary 131. */
+ * or a sum left out cannot hide. q, k and v have biases. Nothing divides: 6 heads, 3 KV heads, MLP
+ * 97, vocabulary 131. */
 #include "tests/cluster.h"
 #include "tests/scratch.h"
 
@@ -12,7 +13,24 @@ enum { EXACT = 1 << 24 };
 
 /* ---- weights ---- */
 
-enum tensor { EMBED, HEAD, NORM, IN_NORM, MLP_NORM, Q, K, VALUE, O, GATE, UP, DOWN, TENSORS };
+enum tensor {
+    EMBED,
+    HEAD,
+    NORM,
+    IN_NORM,
+    MLP_NORM,
+    Q,
+    K,
+    VALUE,
+    O,
+    GATE,
+    UP,
+    DOWN,
+    Q_BIAS,
+    K_BIAS,
+    VALUE_BIAS,
+    TENSORS
+};
 static const struct {
     const char *name;
     int rows, cols; /* rows 0: a vector */
@@ -29,6 +47,9 @@ static const struct {
     [GATE] = {"mlp.gate_proj", F, H},
     [UP] = {"mlp.up_proj", F, H},
     [DOWN] = {"mlp.down_proj", H, F},
+    [Q_BIAS] = {"self_attn.q_proj", 0, HEADS *DH},
+    [K_BIAS] = {"self_attn.k_proj", 0, KV *DH},
+    [VALUE_BIAS] = {"self_attn.v_proj", 0, KV *DH},
 };
 
 /* -1, 0 or 1; of a norm 1 or 2. */
@@ -39,7 +60,8 @@ static int weight(enum tensor t, int layer, int row, int col)
     x = (x ^ x >> 15) * 0x2c1b3c6du;
     x = (x ^ x >> 12) * 0x297a2d39u;
     x ^= x >> 15;
-    return tensors[t].rows == 0 ? 1 + (int)(x & 1) : (int)(x % 3) - 1;
+    const bool norm = tensors[t].rows == 0 && t < Q_BIAS;
+    return norm ? 1 + (int)(x & 1) : (int)(x % 3) - 1;
 }
 
 static void write_tensor(FILE *header, FILE *data, enum tensor t, int layer)
@@ -52,7 +74,8 @@ static void write_tensor(FILE *header, FILE *data, enum tensor t, int layer)
     fprintf(header, "%s\"", begin > 0 ? "," : "");
     if (t >= IN_NORM)
         fprintf(header, "model.layers.%d.", layer);
-    fprintf(header, "%s.weight\":{\"dtype\":\"F32\",\"shape\":[", tensors[t].name);
+    fprintf(header, "%s.%s\":{\"dtype\":\"F32\",\"shape\":[", tensors[t].name,
+            t < Q_BIAS ? "weight" : "bias");
     if (tensors[t].rows > 0)
         fprintf(header, "%d,", rows);
     fprintf(header, "%d],\"data_offsets\":[%ld,%ld]}", cols, begin, ftell(data));
@@ -86,7 +109,7 @@ static const char *write_model(void)
     free(text[0]);
     free(text[1]);
     snprintf(config, sizeof config,
-             "{\"model_type\":\"llama\",\"hidden_size\":%d,\"num_hidden_layers\":%d,"
+             "{\"model_type\":\"qwen2\",\"hidden_size\":%d,\"num_hidden_layers\":%d,"
              "\"num_attention_heads\":%d,\"num_key_value_heads\":%d,\"head_dim\":%d,"
              "\"intermediate_size\":%d,\"vocab_size\":%d,\"max_position_embeddings\":64,"
              "\"rms_norm_eps\":1e-5,\"torch_dtype\":\"float32\",\"tie_word_embeddings\":false}",
@@ -158,18 +181,21 @@ static int32_t rank_of(const struct backend *b)
     return r;
 }
 
-/* No rotation; keys and values are kept as they are. */
+/* No rotation; keys and values are kept as they are with their bias. */
 static void exact_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                           struct cview table, const struct heads *h, const struct rows *rows,
                           struct kv_cache *kv, int32_t layer)
 {
-    (void)rules, (void)table, (void)kv;
+    (void)table, (void)kv;
     const int32_t rank = rank_of(b), width = 2 * h->kv_heads * DH;
-    const float *row = qkv.data;
-    for (int32_t t = 0; t < qkv.rows; t++, row += qkv.cols)
+    float *row = qkv.data;
+    for (int32_t t = 0; t < qkv.rows; t++, row += qkv.cols) {
+        for (int32_t i = 0; i < qkv.cols; i++)
+            row[i] += rules->bias[i];
         if (rows->slot[t] >= 0)
             memcpy(cache[rank][layer][rows->slot[t]][rows->position[t]], row + h->heads * DH,
                    (size_t)width * sizeof *row);
+    }
 }
 
 /* Linear attention: the sum of (q k) v over the positions up to the row's own. */
@@ -242,6 +268,13 @@ static void product(int64_t *out, const int64_t *x, enum tensor t, int layer)
     }
 }
 
+static void biased(int64_t *out, const int64_t *x, enum tensor t, enum tensor bias, int layer)
+{
+    product(out, x, t, layer);
+    for (int r = 0; r < tensors[t].rows; r++)
+        out[r] += weight(bias, layer, 0, r);
+}
+
 static void normed(int64_t *out, const int64_t *x, enum tensor t, int layer)
 {
     for (int i = 0; i < H; i++)
@@ -276,9 +309,9 @@ static void forward(int token, int position, int64_t logits[V])
     for (int layer = 0; layer < LAYERS; layer++) {
         int64_t *qkv = kept[layer][position];
         normed(n, x, IN_NORM, layer);
-        product(qkv, n, Q, layer);
-        product(qkv + HEADS * DH, n, K, layer);
-        product(qkv + (HEADS + KV) * DH, n, VALUE, layer);
+        biased(qkv, n, Q, Q_BIAS, layer);
+        biased(qkv + HEADS * DH, n, K, K_BIAS, layer);
+        biased(qkv + (HEADS + KV) * DH, n, VALUE, VALUE_BIAS, layer);
         attention(attn, layer, position);
         product(delta, attn, O, layer);
         for (int i = 0; i < H; i++)
