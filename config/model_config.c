@@ -259,6 +259,8 @@ static bool read_layer_types(struct reader *r, const struct jdoc *types, int32_t
     return slides;
 }
 
+/* Mistral's layers all have the window, whatever layer_types says. Qwen's have it where that is
+ * switched on: those that layer_types names, or else those from max_window_layers on. */
 static void read_window(struct reader *r, const struct family *f, struct model_config *m)
 {
     const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
