@@ -37,6 +37,10 @@ try:
 except ImportError as missing:
     print(f"bench_torch: skipped: {missing}")
     sys.exit(77)
+try:
+    from safetensors.torch import load_file
+except ImportError:
+    load_file = None  # only --check reads checkpoints
 
 RUNS = 3
 DECODES = 32  # replays of a run
@@ -348,7 +352,6 @@ NAMES = {"embed": ["model.embed_tokens"], "head": ["lm_head"], "norm": ["model.n
 
 
 def checkpoint(folder, device):
-    from safetensors.torch import load_file
     tensors = {name: tensor for path in folder.glob("model*.safetensors")
                for name, tensor in load_file(path, device).items()}
 
@@ -364,7 +367,6 @@ def checkpoint(folder, device):
 def differences(folder, device):
     """Largest ones of the logits, relative to the largest logit: of the prompt, of a decode; and
     whether the decode's token is that of transformers."""
-    from safetensors.torch import load_file
     golden = load_file(folder / "golden.safetensors", device)
     model = checkpoint(folder, device)
     ids, wanted = golden["prompt0"].long()[None], golden["logits0"]
@@ -388,6 +390,9 @@ def differences(folder, device):
 @torch.inference_mode()
 def check(args):
     good = True
+    if load_file is None:
+        print("bench_torch: skipped: no module safetensors to read checkpoints with")
+        return 77
     for folder in args.model:
         whole, last, same = differences(folder, args.device)
         good = good and max(whole, last) <= args.tolerance and same

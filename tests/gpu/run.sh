@@ -5,7 +5,8 @@
 # its limit is killed with all that it started, and the next goes on; what no longer fits into its
 # stage or into BUDGET seconds (1500) is skipped. $OUT/results.md has the table so far after every
 # check and the figures in the end, $OUT/logs.txt what each of them said. Without a GPU the script
-# says so and returns 77. Where commands may take ten minutes: BUDGET=570.
+# says so and returns 77. Where commands may take ten minutes: BUDGET=570, and the stages in parts;
+# forward, fp8 and torch belong together.
 #
 #   tests/gpu/run.sh [STAGE...]
 #
@@ -222,8 +223,9 @@ torch() {
 http() {
     local model=$LOGS/8b_words
     shape_8b
-    sed 's/4096/64/; s/14336/64/; s/\(hidden_layers": \)32/\11/' "$LOGS/8b/config.json" >"$model.json"
     rm -rf "$model"
+    sed 's/4096/64/; s/14336/64/; s/\(hidden_layers": \)32/\11/' "$LOGS/8b/config.json" \
+        >"$model.json"
     "$RUN/tessera" synth --config "$model.json" -o "$model" || return
     rm "$model"/*.safetensors
     cp "$LOGS/8b/config.json" "$model/"
