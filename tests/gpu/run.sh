@@ -72,6 +72,7 @@ signal_session() {
 check() {
     local limit=$1 name=$2 begin=$SECONDS result=ok left pid status
     left=$(((stage_end < BUDGET ? stage_end : BUDGET) - begin))
+    [ "$left" -gt 0 ] || left=0
     shift 2
     if [ "$left" -lt $((limit / 2)) ]; then
         tell "| $name | skipped: $left s are left | |"
@@ -317,10 +318,6 @@ stage() {
         check 240 races one test_attend test_attend compute-sanitizer --tool racecheck \
             --error-exitcode 9
         ;;
-    *)
-        sed -n '3,/^set/s/^# \{0,1\}//p' "$SELF"
-        exit 2
-        ;;
     esac
 }
 
@@ -360,6 +357,12 @@ stages=("$@")
 # a folder that was copied here has no cache
 [ $# -gt 0 ] || { [ -x "$RUN/tessera" ] && [ ! -e "$BUILD/CMakeCache.txt" ]; } ||
     stages=(build "${all[@]}")
+for name in "${stages[@]}"; do
+    [[ " build ${all[*]} " == *" $name "* ]] || {
+        sed -n '3,/^set/s/^# \{0,1\}//p' "$SELF"
+        exit 2
+    }
+done
 if [ "${stages[*]}" != build ] && [ ! -e /dev/nvidia0 ] &&
     ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     echo "skipped: no NVIDIA GPU here"
