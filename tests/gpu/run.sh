@@ -12,13 +12,14 @@
 #
 # build     program, module, tests and the libraries they need, into build/gpu/run: see below
 # doctor    what the machine is
-# loader    weights of a small checkpoint in the device's memory, row by row; GiB/s of 4 GB
+# loader    weights of a small checkpoint in the device's memory, row by row
 # twins     every op of the device against kernels/ref, each in a process of its own
 # goldens   logits of the small checkpoints against transformers, through the ranks' own code
 # graphs    memory as planned, steps replayed as graphs and launched ahead
 # serve     the server's greedy text on one GPU is that on the CPU
 # nccl      two ranks on one GPU, and a 2d grid of four, through NCCL over sockets: function only,
 #           never to be timed
+# load      GiB/s of 4 GB of weights from the page cache into the device's memory
 # forward   whole steps of an 8 B shape (Llama 3.1's, random bf16 weights): decodes of 1 and of 64
 #           sequences with 1,024 tokens of context, a prompt of 8,192; shares of the device's limits
 # fp8       the same with --quantization fp8, and what that changes in the demo model's words
@@ -29,7 +30,7 @@
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
 # peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
-# sanitize  the twins under compute-sanitizer, as many as fit
+# sanitize  the twins under compute-sanitizer; sanitize_attend: those of attention and elections
 # races     of attention in shared memory, under compute-sanitizer
 #
 # A machine with a GPU often has neither our packages nor a network. "build" needs no GPU, but the
@@ -49,8 +50,8 @@ SELF=$PWD/tests/gpu/run.sh
 MODEL=deploy/demo/model
 PROGRAMS=(test_loader test_kernels test_attend test_sample test_elect test_model test_device
     bench_device bench_forward bench_step)
-all=(doctor loader twins goldens graphs serve nccl forward fp8 torch http decode step kernels peers
-    sanitize races)
+all=(doctor loader twins goldens graphs serve nccl load forward fp8 torch http decode step kernels
+    peers sanitize sanitize_attend races)
 failed=0
 running=      # the session of a check
 stage_end=240 # in SECONDS
@@ -279,10 +280,8 @@ stage() {
     case $1 in
     build) check 540 build build ;;
     doctor) check 60 doctor "$RUN/tessera" doctor "$MODEL" --device cuda ;;
-    loader)
-        check 60 loader one test_loader test_load_device
-        check 120 load_rate load_rate
-        ;;
+    loader) check 60 loader one test_loader test_load_device ;;
+    load) check 150 load load_rate ;;
     twins) for t in test_kernels test_attend test_sample test_elect; do each 60 "$t"; done ;;
     goldens) check 120 goldens one test_model test_goldens_device ;;
     graphs) each 90 test_device ;;
@@ -309,8 +308,9 @@ stage() {
     step) check 180 step step ;;
     kernels) check 180 kernels "$RUN/bench_device" ;;
     peers) check 120 peers peers ;;
-    sanitize)
-        for t in test_kernels test_attend test_elect; do
+    sanitize) each 60 test_kernels compute-sanitizer --error-exitcode 9 ;;
+    sanitize_attend)
+        for t in test_attend test_elect; do
             each 60 "$t" compute-sanitizer --error-exitcode 9
         done
         ;;
@@ -331,7 +331,7 @@ show() {
 
 figures() {
     show doctor "The machine:" .
-    show load_rate "From a file in the page cache, 4 layers of the 8 B shape:" 'weights loaded'
+    show load "From a file in the page cache, 4 layers of the 8 B shape:" 'weights loaded'
     if passed torch; then
         show torch "Steps of the 8 B shape, beside PyTorch:" '^(\||limits|$)'
     else
