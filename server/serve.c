@@ -345,7 +345,9 @@ static enum status await_weights(struct server *s, struct err *err)
     health_progress(&s->health, total, s->footprint.ranks);
     const double spent = base_now() - s->began_at;
     char bytes[32], rate[32];
-    if (!group_has_weights(s->group))
+    if (total == 0 && !group_has_weights(s->group))
+        base_log(LOG_INFO, "random weights made in %.2f s", spent);
+    else if (!group_has_weights(s->group))
         base_log(LOG_INFO, "weights loaded: %s in %.2f s, %s/s",
                  base_human_bytes(bytes, sizeof bytes, total), spent,
                  base_human_bytes(rate, sizeof rate, (uint64_t)((double)total / spent)));

@@ -99,11 +99,13 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
     void *comm = cluster_zeroed(comm_shm_bytes(ranks, c->footprint.comm_bytes));
     comm_shm_init(comm, ranks, c->footprint.comm_bytes);
     c->board = cluster_zeroed(sizeof *c->board);
-    for (int32_t r = 0; r < ranks; r++)
-        c->memory[r] = (struct rank_memory){.weights = cluster_zeroed(c->footprint.rank[r].weights),
-                                            .kv = cluster_zeroed(c->footprint.rank[r].kv),
-                                            .comm = comm,
-                                            .board = &c->board->rank[r]};
+    for (int32_t r = 0; r < ranks; r++) {
+        c->memory[r] = (struct rank_memory){.comm = comm, .board = &c->board->rank[r]};
+        if (c->footprint.on_device)
+            continue;
+        c->memory[r].weights = cluster_zeroed(c->footprint.rank[r].weights);
+        c->memory[r].kv = cluster_zeroed(c->footprint.rank[r].kv);
+    }
     st = step_open_new(&c->footprint.limits, &c->step, &err);
     CHECK(st == OK);
     cluster_run(c, true);
@@ -126,8 +128,8 @@ static void cluster_close(struct cluster *c)
 }
 
 /* Opens slot `slot` with the prompt given and blocks slot * table_cols .. (a private range). */
-static void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *tokens, int32_t n,
-                              int32_t positions, struct sample_params params)
+static inline void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *tokens,
+                                     int32_t n, int32_t positions, struct sample_params params)
 {
     struct step *s = c->step;
     s->open[s->opens++] = (struct step_open){.slot = slot,
@@ -173,7 +175,7 @@ static void cluster_fetch_logits(struct cluster *c)
 }
 
 /* Runs the step on all ranks through its wire form and clears it. */
-static void cluster_step(struct cluster *c)
+static inline void cluster_step(struct cluster *c)
 {
     struct err err;
     struct step *wire;

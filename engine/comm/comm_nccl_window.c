@@ -1,9 +1,10 @@
 /* DESIGN: NCCL adds up what lies in a window by other kernels than the rest; which of them, and
  * whether they are any good on this machine, is for a test at start to say. Sums of odd sizes are
  * compared with fp64 and, bit for bit, between the ranks, for all ranks must draw the same token.
- * Then a sum of a decode step's size is timed with the window and without. Ranks decide by what all
- * of them tell each other over the bootstrap communicator; so one that fails alone is no deadlock,
- * but inside NCCL's registration, whose ranks wait for each other until the start's deadline. */
+ * Then sums of three sizes are timed with the window and without, and that of a decode step's size
+ * decides for all, which lie in one arena. Ranks decide by what all of them tell each other over
+ * the bootstrap communicator; so one that fails alone is no deadlock, but inside NCCL's
+ * registration, whose ranks wait for each other until the start's deadline. */
 #include "engine/comm/comm_nccl_window.h"
 
 #include "kernels/cuda/entry.h"
@@ -12,14 +13,17 @@
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <nccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 27, 0)
 #error "NCCL 2.27 or newer is wanted"
 #endif
 
-#define TIMED 4096 /* elements: a row or two */
-#define TIMED_CALLS 50
+/* Elements: a row or two, a batch of decodes, part of a prompt. Those that the arena has room for
+ * are timed. */
+static const size_t timed[] = {4096, 65536, 524288};
+static const int calls[] = {50, 10, 10}; /* after as many to warm up */
 
 struct trial {
     struct comm *bootstrap;
@@ -27,7 +31,9 @@ struct trial {
     struct backend *b;
     float *src, *dst, *host; /* on the device, on the device, and `room` elements here */
     size_t room;
-    uint32_t *mine[2], *all; /* words of each rank; `mine` in turns, as comm.h asks */
+    size_t space;                     /* elements of src and of dst */
+    uint32_t ns[ARRAY_LEN(timed)][2]; /* of a sum without and with the window */
+    uint32_t *mine[2], *all;          /* words of each rank; `mine` in turns, as comm.h asks */
     int32_t told;
 };
 
@@ -106,36 +112,66 @@ out:
     return st;
 }
 
-/* Nanoseconds of a sum, as the first rank has them. */
-static enum status time_sum(struct trial *t, uint32_t *ns, struct err *err)
+/* The i-th size; the first is cut to a small arena, and 0 ends them. */
+static size_t size_timed(const struct trial *t, size_t i)
+{
+    const size_t n = i < ARRAY_LEN(timed) ? timed[i] : SIZE_MAX;
+    return n <= t->space ? n : i == 0 ? t->space : 0;
+}
+
+/* Nanoseconds of the i-th sum, as the first rank has them. */
+static enum status time_sum(struct trial *t, size_t i, uint32_t *ns, struct err *err)
 {
     enum status st = OK;
     bool same;
     int64_t start = 0;
-    for (int32_t i = 0; i < 2 * TIMED_CALLS; i++) { /* the first half warms up */
-        if (i == TIMED_CALLS) {
+    for (int call = 0; call < 2 * calls[i]; call++) {
+        if (call == calls[i]) {
             TRY(t->b->ops->download(t->b, t->host, t->dst, sizeof *t->host, err));
             start = base_now_ns();
         }
-        (void)reduce(t, TIMED < t->room ? TIMED : t->room); /* a failure is the test's to find */
+        (void)reduce(t, size_timed(t, i)); /* a failure is the test's to find */
     }
     TRY(t->b->ops->download(t->b, t->host, t->dst, sizeof *t->host, err));
-    TRY(tell(t, (uint32_t)((base_now_ns() - start) / TIMED_CALLS), &same, err));
+    TRY(tell(t, (uint32_t)((base_now_ns() - start) / calls[i]), &same, err));
     *ns = t->all[0];
 out:
     return st;
 }
 
+static enum status time_sums(struct trial *t, int with, struct err *err)
+{
+    enum status st = OK;
+    for (size_t i = 0; size_timed(t, i) > 0; i++)
+        TRY(time_sum(t, i, &t->ns[i][with], err));
+out:
+    return st;
+}
+
+/* Which way sums go, and what both take. */
+static void tell_log(const struct trial *t, const char *why)
+{
+    char text[200] = "";
+    for (size_t i = 0, n = 0; size_timed(t, i) > 0 && t->ns[i][1] > 0; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%zu KiB %.1f us (%.1f without)",
+                              i > 0 ? ", " : ": ", size_timed(t, i) / 256, t->ns[i][1] * 1e-3,
+                              t->ns[i][0] * 1e-3);
+    if (why != NULL)
+        base_log(LOG_INFO, "all-reduce without symmetric memory: %s%s", why, text);
+    else
+        base_log(LOG_INFO, "all-reduce in symmetric memory%s", text);
+}
+
 /* *why: NULL, or what is wrong with the window. */
 static enum status judge(struct trial *t, struct comm_window *w, size_t bytes, const char **why,
-                         uint32_t ns[2], struct err *err)
+                         struct err *err)
 {
     enum status st = OK;
     bool good;
     ncclWindow_t handle = NULL;
     t->src = w->memory;
-    t->dst = t->src + bytes / 2 / 64 * 64 / sizeof *t->dst;
-    TRY(time_sum(t, &ns[0], err));
+    t->dst = t->src + t->space;
+    TRY(time_sums(t, 0, err));
     good = ncclCommWindowRegister(t->nccl, w->memory, bytes, &handle, NCCL_WIN_COLL_SYMMETRIC) ==
            ncclSuccess;
     w->handle = handle;
@@ -147,8 +183,8 @@ static enum status judge(struct trial *t, struct comm_window *w, size_t bytes, c
     *why = "its sums are wrong";
     if (!good)
         goto out;
-    TRY(time_sum(t, &ns[1], err));
-    *why = ns[1] < ns[0] ? NULL : "it is no faster";
+    TRY(time_sums(t, 1, err));
+    *why = t->ns[0][1] < t->ns[0][0] ? NULL : "it is no faster";
 out:
     return st;
 }
@@ -156,8 +192,8 @@ out:
 static enum status open_trial(struct trial *t, size_t bytes, struct err *err)
 {
     const size_t most = 65537;
-    t->room = bytes / 2 / 64 * 64 / sizeof *t->host;
-    t->room = t->room < most ? t->room : most;
+    t->space = bytes / 2 / 64 * 64 / sizeof *t->host;
+    t->room = t->space < most ? t->space : most;
     t->host = calloc(t->room + 1, sizeof *t->host);
     for (int i = 0; i < 2; i++)
         t->mine[i] = comm_buffer(t->bootstrap, sizeof *t->mine[i]);
@@ -174,7 +210,6 @@ enum status comm_window_open(struct comm *bootstrap, void *nccl, struct backend 
     struct trial t = {.bootstrap = bootstrap, .nccl = nccl, .b = b};
     struct comm_window w = {0};
     const char *why = "there is no memory for it";
-    uint32_t ns[2] = {0};
     bool good;
     *out = w;
     TRY(open_trial(&t, bytes, err));
@@ -183,12 +218,9 @@ enum status comm_window_open(struct comm *bootstrap, void *nccl, struct backend 
     (void)cudaGetLastError(); /* no op's */
     TRY(all_could(&t, good, &good, err));
     if (good)
-        TRY(judge(&t, &w, bytes, &why, ns, err));
-    if (bootstrap->rank == 0 && why != NULL)
-        base_log(LOG_INFO, "all-reduce without symmetric memory: %s", why);
-    else if (bootstrap->rank == 0)
-        base_log(LOG_INFO, "all-reduce in symmetric memory: 16 KiB take %.1f us, %.1f without",
-                 ns[1] * 1e-3, ns[0] * 1e-3);
+        TRY(judge(&t, &w, bytes, &why, err));
+    if (bootstrap->rank == 0)
+        tell_log(&t, why);
     if (why == NULL && cudaMemsetAsync(w.memory, 0, bytes, cuda_stream(b)) != cudaSuccess) {
         st = base_fail(err, ERR_DEVICE, "symmetric memory cannot be cleared");
     } else if (why == NULL) {

@@ -240,9 +240,10 @@ void report_table(const struct report *r, const struct report_goodput *bounds, s
                r->late.p99);
     if (r->server_cpu >= 0)
         buf_printf(out,
-                   "server     front end %.2f s of CPU, %.1f us per streamed token; "
-                   "ranks %.2f s\n",
-                   r->server_cpu, per_token_us(r, r->server_cpu), r->ranks_cpu);
+                   "server     front end %.2f s of CPU, %.1f %% of a core, %.1f us per streamed "
+                   "token; ranks %.2f s\n",
+                   r->server_cpu, 100 * r->server_cpu / r->seconds, per_token_us(r, r->server_cpu),
+                   r->ranks_cpu);
     buf_printf(out, "%-8s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p95", "p99", "max");
     row(out, "TTFT", &r->ttft);
     row(out, "ITL", &r->itl);

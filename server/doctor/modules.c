@@ -62,8 +62,11 @@ static void check_cuda(const struct options *o, struct findings *f)
     struct module_report r = {0};
     struct err err;
     if (module_find(&m, &err) != OK) { /* nothing is wrong with a machine for CPU ranks */
-        findings_add(f, wanted ? FINDING_FAIL : FINDING_OK, "cuda module",
-                     "install or build it, or leave out --device cuda", "%s", err.text);
+        findings_add(
+            f, wanted ? FINDING_FAIL : FINDING_OK, "cuda module",
+            "install or build it, with NVIDIA's packages libcublas-13-0 and libnccl2 where "
+            "these are missing, or leave out --device cuda",
+            "%s", err.text);
         return;
     }
     findings_add(f, FINDING_OK, "cuda module", NULL, "build %s, as the program", m->head.build);

@@ -2,45 +2,16 @@
  * [MiB]], "cuda" without. A line of a markdown table each. The limit is a copy's bytes, read and
  * written, measured in the same run, and for products of attention the fastest linear's; weights
  * cycle through so many MiB that no cache holds them. */
-#include "kernels/backend.h"
-#include "kernels/numerics.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define RUNS 5
+#include "tests/bench/rates.h"
 
 static struct backend *backend;
 static size_t span = (size_t)1024 << 20; /* bytes that are passed over */
 static double limit;                     /* bytes per second */
 static double fastest;                   /* operations per second of a linear */
 
-static void must(enum status st, const struct err *err)
-{
-    if (st == OK)
-        return;
-    fprintf(stderr, "bench_device: %s\n", err->text);
-    exit(1);
-}
-
-/* On the device, filled with small numbers, as bf16, as fp32 or as E4M3. */
 static void *array(size_t bytes)
 {
-    enum { PIECE = 1 << 20 };
-    static uint16_t pattern[PIECE / 2];
-    char *p = backend->ops->alloc(backend, bytes);
-    if (!p) {
-        fprintf(stderr, "bench_device: no memory for %zu bytes\n", bytes);
-        exit(1);
-    }
-    for (size_t i = 0; i < ARRAY_LEN(pattern); i++)
-        pattern[i] = (uint16_t)((numerics_mix(i) & 0x803f) + 0x3c00);
-    for (size_t at = 0, n; at < bytes; at += n) {
-        n = bytes - at < PIECE ? bytes - at : PIECE;
-        backend->ops->upload(backend, p + at, pattern, n);
-    }
-    return p;
+    return rates_array(backend, bytes);
 }
 
 static void *uploaded(const void *src, size_t bytes)
@@ -54,28 +25,6 @@ static void *uploaded(const void *src, size_t bytes)
 static void drop(const void *p)
 {
     backend->ops->free(backend, (void *)(uintptr_t)p);
-}
-
-/* Best seconds of one call, over several that follow each other. */
-static double best(void (*fn)(void *arg), void *arg, int32_t calls)
-{
-    double least = 1e30;
-    struct err err;
-    char told;
-    fn(arg);
-    for (int i = 0; i < RUNS; i++) {
-        backend->ops->sync(backend);
-        double t = base_now();
-        for (int32_t n = 0; n < calls; n++)
-            fn(arg);
-        backend->ops->sync(backend);
-        t = (base_now() - t) / calls;
-        least = t < least ? t : least;
-    }
-    void *p = array(1);
-    must(backend->ops->download(backend, &told, p, 1, &err), &err); /* tells of failures */
-    drop(p);
-    return least;
 }
 
 static void row(const char *what, double seconds, double bytes, double flops)
@@ -92,44 +41,14 @@ static void row(const char *what, double seconds, double bytes, double flops)
 
 /* ---- limit ---- */
 
-struct copying {
-    float *dst, *src;
-};
-
-static void copy_all(void *arg)
-{
-    const struct copying *c = arg;
-    const int32_t cols = 4096, rows = (int32_t)(span / 2 / sizeof(float) / (size_t)cols);
-    backend->ops->copy(backend, c->dst, (size_t)cols, c->src, (size_t)cols, rows, cols);
-}
-
 static void copying(void)
 {
-    struct copying c = {array(span / 2), array(span / 2)};
-    const double t = best(copy_all, &c, 4);
+    const double t = rates_copy(backend, span);
     limit = (double)span / t;
     row("copy", t, (double)span, 0);
-    drop(c.dst);
-    drop(c.src);
 }
 
 /* ---- linear ---- */
-
-struct linear {
-    int32_t rows, in, out, copies, next;
-    struct weight *weight[64];
-    float *x, *y;
-};
-
-static void linear_next(void *arg)
-{
-    struct linear *l = arg;
-    struct err err;
-    must(backend_linear(backend, view_f32(l->y, l->rows, l->out),
-                        (struct cview){l->x, DTYPE_F32, l->rows, l->in},
-                        l->weight[l->next++ % l->copies], &err),
-         &err);
-}
 
 /* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it. Returns operations
  * per second. */
@@ -141,26 +60,11 @@ static double linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t
                                      .leaves = 1,
                                      .cut = {0, in},
                                      .scale_cols = scale_cols};
-    const size_t bytes = backend->ops->weight_bytes(&spec);
-    struct linear l = {.rows = rows, .in = in, .out = out, .copies = (int32_t)(span / bytes)};
-    struct err err;
     char what[64];
-    l.copies = l.copies < 1 ? 1 : l.copies > 64 ? 64 : l.copies;
-    unsigned char *storage = array(bytes * (size_t)l.copies);
-    for (int32_t i = 0; i < l.copies; i++)
-        l.weight[i] = backend->ops->weight_open(backend, &spec, storage + (size_t)i * bytes);
-    must(backend_reserve(backend, rows, in, out, &err), &err);
-    l.x = array((size_t)rows * (size_t)in * sizeof(float));
-    l.y = array((size_t)rows * (size_t)out * sizeof(float));
     (void)snprintf(what, sizeof what, "linear %s%s, %d rows, %d -> %d", dtype_name(dtype),
                    scale_cols > 0 ? " in blocks" : "", rows, in, out);
-    const double t = best(linear_next, &l, 2 * l.copies), flops = 2.0 * rows * in * out;
-    row(what, t, (double)bytes, flops);
-    for (int32_t i = 0; i < l.copies; i++)
-        backend->ops->weight_close(l.weight[i]);
-    drop(storage);
-    drop(l.x);
-    drop(l.y);
+    const double t = rates_linear(backend, span, &spec, rows), flops = 2.0 * rows * in * out;
+    row(what, t, (double)backend->ops->weight_bytes(&spec), flops);
     return flops / t;
 }
 
@@ -177,8 +81,9 @@ static void attend_once(void *arg)
 {
     struct attention *a = arg;
     struct err err;
-    must(backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->rows, a->kv, 0, &err),
-         &err);
+    rates_must(
+        backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->rows, a->kv, 0, &err),
+        &err);
 }
 
 /* The last `rows` of `keys` positions of so many sequences; 32 query heads over 8, of 128. A chunk
@@ -217,7 +122,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
     };
     (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys, %s", slots, rows, keys,
                    dtype_name(dtype));
-    row(what, best(attend_once, &a, 8), (double)bytes, pairs * H * E * 4);
+    row(what, rates_best(backend, attend_once, &a, 8), (double)bytes, pairs * H * E * 4);
     backend->ops->kv_close(a.kv);
     const void *const all[] = {storage,      a.heads.kv_of, a.rows.slot, a.rows.position,
                                a.rows.table, a.qkv.data,    a.out.data};
@@ -237,14 +142,15 @@ static void norm_once(void *arg)
 {
     struct rowwise *r = arg;
     struct err err;
-    must(backend_add_rmsnorm(backend, r->y, r->x, cview_of(r->y), r->gain, 1e-5f, &err), &err);
+    rates_must(backend_add_rmsnorm(backend, r->y, r->x, cview_of(r->y), r->gain, 1e-5f, &err),
+               &err);
 }
 
 static void silu_once(void *arg)
 {
     struct rowwise *r = arg;
     struct err err;
-    must(backend_silu_mul(backend, r->y, cview_of(r->gu), &err), &err);
+    rates_must(backend_silu_mul(backend, r->y, cview_of(r->gu), &err), &err);
 }
 
 static void rowwise(int32_t rows)
@@ -255,9 +161,9 @@ static void rowwise(int32_t rows)
                         view_f32(array(n * 8), rows, 2 * D), array(D * 4)};
     char what[64];
     (void)snprintf(what, sizeof what, "add and norm, %d rows of %d", rows, D);
-    row(what, best(norm_once, &r, 64), (double)n * 16, 0);
+    row(what, rates_best(backend, norm_once, &r, 64), (double)n * 16, 0);
     (void)snprintf(what, sizeof what, "silu and multiply, %d rows of %d", rows, D);
-    row(what, best(silu_once, &r, 64), (double)n * 12, 0);
+    row(what, rates_best(backend, silu_once, &r, 64), (double)n * 12, 0);
     drop(r.x.data);
     drop(r.y.data);
     drop(r.gu.data);
@@ -277,7 +183,7 @@ static void sample_once(void *arg)
 {
     struct sampling *s = arg;
     struct err err;
-    must(backend_sample(backend, s->ids, s->logits, &s->rows, &s->slots, &err), &err);
+    rates_must(backend_sample(backend, s->ids, s->logits, &s->rows, &s->slots, &err), &err);
 }
 
 static void sampling(const char *what, struct sample_params params)
@@ -292,7 +198,7 @@ static void sampling(const char *what, struct sample_params params)
         slot[i] = i;
         none[i] = -1;
     }
-    must(backend_reserve(backend, SAMPLED, 0, V, &err), &err);
+    rates_must(backend_reserve(backend, SAMPLED, 0, V, &err), &err);
     struct sampling s = {
         .ids = array(sizeof slot),
         .logits = {array((size_t)SAMPLED * V * 4), DTYPE_F32, SAMPLED, V},
@@ -300,7 +206,7 @@ static void sampling(const char *what, struct sample_params params)
                  uploaded(none, sizeof none)},
         .slots = {uploaded(p, sizeof p), uploaded(rules, sizeof rules), array(sizeof slot), 1},
     };
-    row(what, best(sample_once, &s, 8), (double)SAMPLED * V * 4, 0);
+    row(what, rates_best(backend, sample_once, &s, 8), (double)SAMPLED * V * 4, 0);
     const void *const all[] = {s.ids,         s.logits.data,  s.rows.slot,   s.rows.position,
                                s.rows.target, s.slots.params, s.slots.rules, s.slots.history};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
@@ -318,7 +224,7 @@ int main(int argc, char **argv)
     double most = 0;
     if (argc > 2)
         span = (size_t)strtoul(argv[2], NULL, 10) << 20;
-    must(backend_open(argc > 1 ? argv[1] : "cuda", 1, &backend, &err), &err);
+    rates_must(backend_open(argc > 1 ? argv[1] : "cuda", 1, &backend, &err), &err);
     printf("| %s | time | bytes | of the copy | operations |\n| --- | --- | --- | --- | --- |\n",
            backend->ops->name);
     copying();

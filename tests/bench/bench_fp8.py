@@ -91,8 +91,8 @@ def main():
     same = sum(max(p, key=p.get) == max(q, key=q.get) for p, q in pairs)
     mass = sum(sum(sorted(map(math.exp, p.values()))[-BEST:]) for p, _ in pairs) / len(pairs)
     total = sum(divergence(p, q) for p, q in pairs) / len(pairs)
-    print(f"{len(pairs)} places: mean divergence {total:.6f} nats (20 best of each: {mass:.4f} of "
-          f"the mass), same best token {100 * same / len(pairs):.2f} %")
+    print(f"{len(pairs)} places: mean KL divergence {total:.6f} nats (20 best of each: {mass:.4f} "
+          f"of the mass), same best token {100 * same / len(pairs):.2f} %")
 
 
 if __name__ == "__main__":

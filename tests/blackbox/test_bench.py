@@ -420,6 +420,9 @@ def test_a_model_directory(bench):
                                    "--log-format", "json", "--log-level", "error"])
     assert figures["completed"] == 8 and "model mine" in done.stdout
     assert figures["server_cpu_seconds"] >= 0 and figures["ranks_cpu_seconds"] >= 0
+    told = re.search(r"front end [\d.]+ s of CPU, ([\d.]+) % of a core", done.stdout)
+    share = 100 * figures["server_cpu_seconds"] / figures["duration"]
+    assert told and abs(float(told[1]) - share) < 0.06
     harness.eventually(lambda: not harness.orphans(), what="no orphans")
 
 

@@ -113,6 +113,7 @@ def test_dummy_weights_need_only_a_config(serve, tmp_path):
     model = checkpoint.write_config(tmp_path / "shape", vocab_size=300)
     server = serve(model, "-tp", 2, "--load-format", "dummy")
     assert len(server.token_ids(PROMPT, 4)) == 4
+    assert "random weights made in" in server.log and "weights loaded" not in server.log
 
 
 # ---- plan and inspect ---------------------------------------------------------------------------

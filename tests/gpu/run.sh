@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2317 # functions are called through --inside
 # What only a machine with an NVIDIA GPU can check, in the order in which faults hide each other.
-# Each stage can be run alone. A check that outlasts its limit is killed with all that it started,
-# and the next goes on; what no longer fits into BUDGET seconds (1500) is skipped. $OUT/results.md
-# has the table so far after every check, $OUT/logs.txt what each of them said. Without a GPU the
-# script says so and returns 77. Where commands may take ten minutes: BUDGET=570.
+# Each stage can be run alone and takes at most four minutes (a build nine). A check that outlasts
+# its limit is killed with all that it started, and the next goes on; what no longer fits into its
+# stage or into BUDGET seconds (1500) is skipped. $OUT/results.md has the table so far after every
+# check and the figures in the end, $OUT/logs.txt what each of them said. Without a GPU the script
+# says so and returns 77. Where commands may take ten minutes: BUDGET=570, and the stages in parts;
+# forward, fp8 and torch belong together.
 #
 #   tests/gpu/run.sh [STAGE...]
 #
@@ -16,12 +19,19 @@
 # serve     the server's greedy text on one GPU is that on the CPU
 # nccl      two ranks on one GPU, and a 2d grid of four, through NCCL over sockets: function only,
 #           never to be timed
-# fp8       decode (below) with --quantization fp8, and what that changes in the demo model's words
-# decode    tokens/s of an 8 B shape with random weights, with CUDA graphs and without
+# load      GiB/s of 4 GB of weights from the page cache into the device's memory
+# forward   whole steps of an 8 B shape (Llama 3.1's, random bf16 weights): decodes of 1 and of 64
+#           sequences with 1,024 tokens of context, a prompt of 8,192; shares of the device's limits
+# fp8       the same with --quantization fp8, and what that changes in the demo model's words
+# torch     the same in plain PyTorch with CUDA graphs, beside what the two before printed if they
+#           are run together with it; PyTorch's model is first held against transformers'
+# http      64 streams of the 8 B shape, front to back: TTFT, ITL, CPU of the front end
+# decode    the 8 B shape through scheduler and links: with CUDA graphs and without
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
 # peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
-# sanitize  the twins under compute-sanitizer, and races of attention in shared memory
+# sanitize  the twins under compute-sanitizer; sanitize_attend: those of attention and elections
+# races     of attention in shared memory, under compute-sanitizer
 #
 # A machine with a GPU often has neither our packages nor a network. "build" needs no GPU, but the
 # toolkit, NCCL and the packages of deploy/packages.sh and libcmocka-dev; the folder build/gpu/run
@@ -39,10 +49,12 @@ LOGS=$BUILD/logs
 SELF=$PWD/tests/gpu/run.sh
 MODEL=deploy/demo/model
 PROGRAMS=(test_loader test_kernels test_attend test_sample test_elect test_model test_device
-    bench_device bench_step)
-all=(doctor loader twins goldens graphs serve nccl fp8 decode step kernels peers sanitize)
+    bench_device bench_forward bench_step)
+all=(doctor loader twins goldens graphs serve nccl load forward fp8 torch http decode step kernels
+    peers sanitize sanitize_attend races)
 failed=0
-running= # the session of a check
+running=      # the session of a check
+stage_end=240 # in SECONDS
 
 # ---- one check: a line of the table ----
 
@@ -59,12 +71,15 @@ signal_session() {
 # check SECONDS NAME COMMAND...: its log is $LOGS/NAME.log. A session of its own, so that what it
 # leaves behind can be found.
 check() {
-    local limit=$1 name=$2 begin=$SECONDS result=ok pid status
+    local limit=$1 name=$2 begin=$SECONDS result=ok left pid status
+    left=$(((stage_end < BUDGET ? stage_end : BUDGET) - begin))
+    [ "$left" -gt 0 ] || left=0
     shift 2
-    if [ $((BUDGET - SECONDS)) -lt $((limit / 2)) ]; then
-        tell "| $name | skipped: $((BUDGET - SECONDS)) s are left | |"
+    if [ "$left" -lt $((limit / 2)) ]; then
+        tell "| $name | skipped: $left s are left | |"
         return
     fi
+    [ "$limit" -le "$left" ] || limit=$left
     setsid "$BASH" "$SELF" --inside "$@" >"$LOGS/$name.log" 2>&1 </dev/null &
     pid=$!
     running=$pid
@@ -95,6 +110,11 @@ check() {
 
 tell() {
     printf '%s\n' "$1" | tee -a "$OUT/results.md"
+}
+
+# passed NAME: in this run.
+passed() {
+    grep -qF "| $1 | ok |" "$OUT/results.md"
 }
 
 # ---- what checks run ----
@@ -166,6 +186,57 @@ shape_8b() {
 END
 }
 
+# The rate at which a checkpoint comes from the page cache into the device's memory.
+load_rate() {
+    local model=$LOGS/4layers status
+    shape_8b
+    sed 's/\(hidden_layers": \)32/\14/' "$LOGS/8b/config.json" >"$model.json"
+    rm -rf "$model"
+    "$RUN/tessera" synth --config "$model.json" -o "$model" &&
+        grep -q 'weights loaded' < <("$RUN/tessera" serve "$model" --device cuda --port 0 \
+            --skip-tokenizer-init --max-model-len 4096 2>&1 | tee /dev/stderr)
+    status=$?
+    rm -rf "$model"
+    return "$status"
+}
+
+# Every sequence has its own blocks, of 1,077 positions at most.
+forward() {
+    shape_8b
+    "$RUN/bench_forward" "$LOGS/8b" --load-format=dummy --max-num-seqs=64 \
+        --max-num-batched-tokens=8192 --max-model-len=8256 --kv-cache-memory=9G "$@"
+}
+
+torch_golden() {
+    LD_LIBRARY_PATH=$LIBRARIES_OF_PYTHON python3 tests/bench/bench_torch.py --check tests/golden/*/
+}
+
+torch() {
+    local name beside=()
+    for name in forward forward_fp8; do
+        ! passed "$name" || beside+=("$LOGS/$name.log")
+    done
+    shape_8b
+    LD_LIBRARY_PATH=$LIBRARIES_OF_PYTHON python3 tests/bench/bench_torch.py "$LOGS/8b" \
+        --beside "${beside[@]}"
+}
+
+# The tokenizer is that of a small model of as many tokens.
+http() {
+    local model=$LOGS/8b_words
+    shape_8b
+    rm -rf "$model"
+    sed 's/4096/64/; s/14336/64/; s/\(hidden_layers": \)32/\11/' "$LOGS/8b/config.json" \
+        >"$model.json"
+    "$RUN/tessera" synth --config "$model.json" -o "$model" || return
+    rm "$model"/*.safetensors
+    cp "$LOGS/8b/config.json" "$model/"
+    "$RUN/tessera" bench "$model" --max-concurrency 64 --num-prompts 192 \
+        --random-input-len 1024 --random-output-len 128 --ignore-eos -- \
+        --device cuda --load-format dummy --max-num-seqs 64 --max-model-len 4096 \
+        --max-num-batched-tokens 8192
+}
+
 # One request alone, then 64 at once.
 decode() {
     shape_8b
@@ -210,6 +281,7 @@ stage() {
     build) check 540 build build ;;
     doctor) check 60 doctor "$RUN/tessera" doctor "$MODEL" --device cuda ;;
     loader) check 60 loader one test_loader test_load_device ;;
+    load) check 150 load load_rate ;;
     twins) for t in test_kernels test_attend test_sample test_elect; do each 60 "$t"; done ;;
     goldens) check 120 goldens one test_model test_goldens_device ;;
     graphs) each 90 test_device ;;
@@ -221,32 +293,37 @@ stage() {
         ;;
     fp8)
         check 60 divergence divergence
-        check 200 decode_fp8 decode --quantization fp8
+        check 150 forward_fp8 forward --quantization=fp8
         ;;
+    forward) check 150 forward forward ;;
+    torch)
+        check 60 torch_golden torch_golden
+        check 180 torch torch
+        ;;
+    http) check 180 http http ;;
     decode)
-        check 200 decode_graphs decode
-        check 200 decode_eager decode --enforce-eager
+        check 120 decode_graphs decode
+        check 120 decode_eager decode --enforce-eager
         ;;
     step) check 180 step step ;;
     kernels) check 180 kernels "$RUN/bench_device" ;;
     peers) check 120 peers peers ;;
-    sanitize)
-        for t in test_kernels test_attend test_elect; do
-            each 120 "$t" compute-sanitizer --error-exitcode 9
+    sanitize) each 60 test_kernels compute-sanitizer --error-exitcode 9 ;;
+    sanitize_attend)
+        for t in test_attend test_elect; do
+            each 60 "$t" compute-sanitizer --error-exitcode 9
         done
+        ;;
+    races)
         check 240 races one test_attend test_attend compute-sanitizer --tool racecheck \
             --error-exitcode 9
-        ;;
-    *)
-        sed -n '2,/^set/s/^# \{0,1\}//p' "$SELF"
-        exit 2
         ;;
     esac
 }
 
 # Figures of a check that passed.
 show() {
-    if grep -qF "| $1 | ok |" "$OUT/results.md"; then
+    if passed "$1"; then
         printf '\n%s\n\n' "$2"
         grep -E "$3" "$LOGS/$1.log"
     fi
@@ -254,10 +331,18 @@ show() {
 
 figures() {
     show doctor "The machine:" .
-    show decode_graphs "8 B shape, bf16, random weights, CUDA graphs:" .
+    show load "From a file in the page cache, 4 layers of the 8 B shape:" 'weights loaded'
+    if passed torch; then
+        show torch "Steps of the 8 B shape, beside PyTorch:" '^(\||limits|$)'
+    else
+        show forward "Steps of the 8 B shape:" '^(\||limits|$)'
+        show forward_fp8 "The same in fp8:" '^(\||limits|$)'
+    fi
+    show divergence "fp8 against bf16, the demo model:" 'mean KL'
+    show http "64 streams of the 8 B shape over HTTP, prompts of 1,024:" \
+        '^(requests|throughput|client|server|ms|TTFT|ITL)'
+    show decode_graphs "The 8 B shape without HTTP, CUDA graphs:" .
     show decode_eager "The same without graphs:" .
-    show decode_fp8 "The same in fp8, with graphs:" .
-    show divergence "fp8 against bf16, the demo model:" .
     show step "The host's work in a step:" '^\|'
     show peers "Between GPUs:" 'all-reduce'
     show kernels "Kernels:" '^\|'
@@ -272,12 +357,19 @@ stages=("$@")
 # a folder that was copied here has no cache
 [ $# -gt 0 ] || { [ -x "$RUN/tessera" ] && [ ! -e "$BUILD/CMakeCache.txt" ]; } ||
     stages=(build "${all[@]}")
+for name in "${stages[@]}"; do
+    [[ " build ${all[*]} " == *" $name "* ]] || {
+        sed -n '3,/^set/s/^# \{0,1\}//p' "$SELF"
+        exit 2
+    }
+done
 if [ "${stages[*]}" != build ] && [ ! -e /dev/nvidia0 ] &&
     ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     echo "skipped: no NVIDIA GPU here"
     exit 77
 fi
 export BUILD OUT PATH=$PATH:/usr/local/cuda/bin
+export LIBRARIES_OF_PYTHON=${LD_LIBRARY_PATH:-} # without ours
 LD_LIBRARY_PATH="/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
 LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):$LD_LIBRARY_PATH"
 export LD_LIBRARY_PATH
@@ -285,9 +377,11 @@ trap '[ -z "$running" ] || signal_session KILL "$running"' EXIT
 trap 'exit 143' HUP INT TERM
 mkdir -p "$OUT" "$LOGS"
 : >"$OUT/logs.txt"
-[ ! -x "$BUILD/tessera" ] || pack || exit
+# what is built already, by ctest or by hand
+[ "${stages[0]}" = build ] || [ ! -x "$BUILD/tessera" ] || pack || exit
 printf '| check | result | time |\n| --- | --- | --- |\n' | tee "$OUT/results.md"
 for name in "${stages[@]}"; do
+    stage_end=$((SECONDS + $([ "$name" = build ] && echo 540 || echo 240)))
     stage "$name"
 done
 figures | tee -a "$OUT/results.md"
