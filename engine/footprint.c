@@ -49,10 +49,10 @@ static int32_t blocks_for(int64_t positions)
 }
 
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
-                            const struct layout *l)
+                            const struct flow *flow, int32_t rank)
 {
-    return (struct kv_spec){m->layers, (int32_t)span_len(l->kv_heads), m->head_dim,
-                            f->limits.blocks, f->kv_dtype};
+    const int32_t heads = (int32_t)span_len(layout_kv_heads(m, flow, rank));
+    return (struct kv_spec){m->layers, heads, m->head_dim, f->limits.blocks, f->kv_dtype};
 }
 
 int32_t footprint_threads(const struct options *o)
@@ -88,37 +88,33 @@ static enum status find_memory(struct footprint *f, const struct options *o,
 
 /* Automatic size of a rank's KV cache: modest in the host's memory, which others use too; on a
  * device most of what the weights leave. */
-static size_t kv_automatic(const struct footprint *f, struct layout *const *layouts)
+static size_t kv_automatic(const struct footprint *f)
 {
     const size_t each = f->available / (size_t)f->ranks;
     size_t most = 0;
     for (int32_t r = 0; r < f->ranks; r++)
-        most = layouts[r]->arena_bytes > most ? layouts[r]->arena_bytes : most;
+        most = f->rank[r].weights > most ? f->rank[r].weights : most;
     if (!f->on_device)
         return each / 16;
     return each > most ? (each - most) / 8 * 7 : 0;
 }
 
 /* Bytes of 16 positions on the rank that holds most KV heads. */
-static size_t block_bytes(const struct footprint *f, const struct model_config *m,
-                          struct layout *const *layouts)
+static size_t block_bytes(const struct footprint *f)
 {
     size_t most = 0;
-    for (int32_t r = 0; r < f->ranks; r++) {
-        size_t n = BACKEND_BLOCK_TOKENS * layout_kv_bytes_per_token(layouts[r], m, f->kv_dtype);
-        most = n > most ? n : most;
-    }
-    return most;
+    for (int32_t r = 0; r < f->ranks; r++)
+        most = f->rank[r].kv_per_token > most ? f->rank[r].kv_per_token : most;
+    return BACKEND_BLOCK_TOKENS * most;
 }
 
 static enum status size_kv(struct footprint *f, const struct options *o,
-                           const struct model_config *m, struct layout *const *layouts,
-                           struct err *err)
+                           const struct model_config *m, struct err *err)
 {
     const int32_t homes = f->limits.homes;
     int32_t longest = o->max_model_len > 0 ? o->max_model_len : model_config_longest(m);
-    const size_t block = block_bytes(f, m, layouts);
-    size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f, layouts);
+    const size_t block = block_bytes(f);
+    size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f);
     int64_t fits = (int64_t)(bytes / block),
             wanted = ((int64_t)f->limits.slots + homes - 1) / homes * blocks_for(longest);
     f->limits.blocks =
@@ -146,17 +142,37 @@ static enum status size_kv(struct footprint *f, const struct options *o,
     return OK;
 }
 
-/* What backend and communicator take for themselves on a device. */
-static size_t scratch_bytes(const struct footprint *f, const struct model_config *m,
-                            const struct layout *l, const struct backend_ops *ops)
+/* What a rank holds whatever the size of its KV cache. */
+static enum status find_weights(struct footprint *f, const struct model_config *m,
+                                const struct flow *flow, struct err *err)
 {
-    return f->on_device ? model_scratch_bytes(m, l, ops, f->limits.rows) + COMM_DEVICE_STAGING_BYTES
-                        : 0;
+    enum status st = OK;
+    for (int32_t r = 0; r < f->ranks; r++) {
+        TRY(layout_arena_bytes(m, flow, r, &f->rank[r].weights, err));
+        f->rank[r].kv_per_token = layout_kv_bytes_per_token(m, flow, r, f->kv_dtype);
+    }
+out:
+    return st;
+}
+
+/* The rest of a rank's, for those limits. */
+static void find_rest(struct footprint *f, const struct options *o, const struct model_config *m,
+                      const struct flow *flow, int32_t r)
+{
+    const int32_t rows = f->limits.rows, slots = f->limits.slots;
+    const struct kv_spec kv = footprint_kv(f, m, flow, r);
+    f->rank[r].kv = flow->ops->kv_bytes(&kv);
+    f->rank[r].activations = model_activation_bytes(m, flow, r, rows, slots) +
+                             sampler_local_bytes(options_distributed(o), slots, m->vocab) +
+                             rank_state_bytes(&f->limits, f->on_device);
+    if (f->on_device) /* what backend and communicator take for themselves */
+        f->rank[r].scratch = model_scratch_bytes(m, flow, r, rows) + COMM_DEVICE_STAGING_BYTES;
+    f->total += f->rank[r].weights + f->rank[r].kv + f->rank[r].activations + f->rank[r].scratch +
+                f->comm_bytes;
 }
 
 enum status footprint_plan(const struct options *o, const struct model_config *m,
-                           struct layout *const *layouts, const struct backend_ops *ops,
-                           struct footprint *out, struct err *err)
+                           const struct flow *flow, struct footprint *out, struct err *err)
 {
     struct footprint f;
     memset(&f, 0, sizeof f);
@@ -164,32 +180,22 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.threads = footprint_threads(o);
     f.dtype = options_dtype(o, m->dtype);
     f.kv_dtype = options_kv_dtype(o, m->dtype);
-    f.plan_hash = layouts[0]->hash;
-    enum status st = find_memory(&f, o, ops, err);
+    f.plan_hash = flow->hash;
+    enum status st = find_memory(&f, o, flow->ops, err);
+    if (st == OK)
+        st = find_weights(&f, m, flow, err);
     if (st != OK)
         return st;
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
-    f.limits.homes = flow_homes(layouts[0]->flow);
-    f.limits.home_rows = flow_home_rows(layouts[0]->flow, f.limits.rows);
-    st = size_kv(&f, o, m, layouts, err);
-    const bool distributed = options_distributed(o);
-    f.comm_bytes = model_comm_bytes(layouts[0], f.limits.rows, f.limits.slots) +
-                   sampler_arena_bytes(distributed, f.ranks, f.limits.slots);
-    for (int32_t r = 0; r < f.ranks; r++) {
-        struct kv_spec kv = footprint_kv(&f, m, layouts[r]);
-        f.rank[r].weights = layouts[r]->arena_bytes;
-        f.rank[r].kv = ops->kv_bytes(&kv);
-        f.rank[r].kv_per_token = layout_kv_bytes_per_token(layouts[r], m, f.kv_dtype);
-        f.rank[r].activations =
-            model_activation_bytes(m, layouts[r], f.limits.rows, f.limits.slots) +
-            sampler_local_bytes(distributed, f.limits.slots, m->vocab) +
-            rank_state_bytes(&f.limits, f.on_device);
-        f.rank[r].scratch = scratch_bytes(&f, m, layouts[r], ops);
-        f.total += f.rank[r].weights + f.rank[r].kv + f.rank[r].activations + f.rank[r].scratch +
-                   f.comm_bytes;
-    }
+    f.limits.homes = flow_homes(flow);
+    f.limits.home_rows = flow_home_rows(flow, f.limits.rows);
+    st = size_kv(&f, o, m, err);
+    f.comm_bytes = model_comm_bytes(flow, f.limits.rows, f.limits.slots) +
+                   sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.slots);
+    for (int32_t r = 0; r < f.ranks; r++)
+        find_rest(&f, o, m, flow, r);
     *out = f;
     if (st == OK && f.total > f.available) {
         char need[32], have[32];

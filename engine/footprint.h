@@ -29,16 +29,16 @@ struct footprint {
     size_t available; /* memory that is free now */
 };
 
-/* layouts[ranks]. ERR_LIMIT says what is needed and what is there; *out is filled even then.
- * ERR_DEVICE: devices are missing. */
+/* flow: of that model on the options' ranks. ERR_LIMIT says what is needed and what is there; *out
+ * is filled even then. ERR_DEVICE: devices are missing. */
 enum status footprint_plan(const struct options *o, const struct model_config *m,
-                           struct layout *const *layouts, const struct backend_ops *ops,
-                           struct footprint *out, struct err *err) MUST_USE;
+                           const struct flow *flow, struct footprint *out,
+                           struct err *err) MUST_USE;
 /* Arena per rank of the shared memory communicator. */
 size_t footprint_shared_bytes(const struct footprint *f);
 /* KV spec of one rank. */
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
-                            const struct layout *l);
+                            const struct flow *flow, int32_t rank);
 /* Free memory by the kernel's account, within the cgroup's limit. */
 size_t footprint_available(void);
 

@@ -170,7 +170,7 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
     r->board = memory->board;
     r->scores = l->rank == 0;
     r->elects = options_distributed(o);
-    const struct kv_spec kv = footprint_kv(f, m, l);
+    const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank);
     void *arenas[2];
     TRY(open_backend(r, o, l->rank, err));
     TRY(find_arenas(r, memory, l->arena_bytes, r->backend->ops->kv_bytes(&kv), arenas, err));

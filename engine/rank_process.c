@@ -134,7 +134,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.history_max = o->max_model_len;
     f->limits.table_cols = (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     f->comm_bytes = (size_t)o->comm_bytes;
-    const struct kv_spec kv = footprint_kv(f, m, l);
+    const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank);
     f->rank[l->rank].weights = l->arena_bytes;
     f->rank[l->rank].kv = ops->kv_bytes(&kv);
 }
@@ -168,10 +168,10 @@ out:
 }
 
 /* The plan file and config.json are read by every process; they may have changed meanwhile. */
-static enum status check_plan(const struct options *o, const struct layout *l, struct err *err)
+static enum status check_plan(const struct options *o, const struct flow *flow, struct err *err)
 {
     char mine[17];
-    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)l->hash);
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)flow->hash);
     if (o->plan_hash && strcmp(o->plan_hash, mine) != 0)
         return base_fail(err, ERR_USAGE,
                          "E21 rank %d read another plan or config.json than the server (hash %s, "
@@ -180,24 +180,27 @@ static enum status check_plan(const struct options *o, const struct layout *l, s
     return OK;
 }
 
-/* Model, plan and layout of this rank, from the files and options of the front end. The caller
- * closes *plan and *layout, also after a failure. */
+/* Model, flow and layout of this rank, from the files and options of the front end. The caller
+ * closes *layout and *flow, also after a failure. */
 static enum status read_layout(const struct options *o, const struct backend_ops *ops,
-                               struct model_config *m, struct plan **plan, struct layout **layout,
+                               struct model_config *m, struct flow **flow, struct layout **layout,
                                struct err *err)
 {
     enum status st = OK;
+    struct plan *plan = NULL;
     TRY(model_config_load(o->model, m, NULL, err));
     if (options_fp8(o))
         model_config_quantize(m);
-    TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, plan, err));
+    TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, err));
     if (o->kv_placement)
-        TRY(plan_set_placement(*plan, o->kv_placement, err));
+        TRY(plan_set_placement(plan, o->kv_placement, err));
     if (o->prefill_rows > 0)
-        TRY(plan_set_prefill_rows(*plan, o->prefill_rows, err));
-    TRY(layout_open(m, *plan, o->rank, options_dtype(o, m->dtype), ops, layout, err));
-    TRY(check_plan(o, *layout, err));
+        TRY(plan_set_prefill_rows(plan, o->prefill_rows, err));
+    TRY(layout_flow(m, plan, options_dtype(o, m->dtype), ops, flow, err));
+    TRY(check_plan(o, *flow, err));
+    TRY(layout_open(m, *flow, o->rank, layout, err));
 out:
+    plan_close(plan);
     return st;
 }
 
@@ -249,7 +252,7 @@ int rank_main(const struct options *o)
     struct err err = {""}, ignored;
     const struct step_result none = {0};
     struct model_config m;
-    struct plan *plan = NULL;
+    struct flow *flow = NULL;
     struct layout *layout = NULL;
     struct rank *r = NULL;
     struct populate *touching = NULL;
@@ -272,7 +275,7 @@ int rank_main(const struct options *o)
         memory.loaded_ctx = &start;
     }
     TRY(backend_table(o->device, &ops, &err));
-    TRY(read_layout(o, ops, &m, &plan, &layout, &err));
+    TRY(read_layout(o, ops, &m, &flow, &layout, &err));
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(o, &f, &memory, &err));
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
@@ -291,6 +294,6 @@ out:
         (void)lifeline_closed(GROUP_FD_LINK, LIFELINE_LEAVE_S);
     rank_close(r);
     layout_close(layout);
-    plan_close(plan);
+    flow_close(flow);
     return base_exit_code(st);
 }

@@ -53,6 +53,7 @@ enum status commands_synth(const struct options *o, struct err *err)
     size_t len = 0;
     struct model_config m;
     struct plan *plan = NULL;
+    struct flow *flow = NULL;
     struct layout *layout = NULL;
     struct synth_tensor *tensors = NULL;
     cpu_set_t set;
@@ -67,7 +68,8 @@ enum status commands_synth(const struct options *o, struct err *err)
         goto out;
     }
     TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
-    TRY(layout_open(&m, plan, 0, m.dtype, backend_find("ref"), &layout, err));
+    TRY(layout_flow(&m, plan, m.dtype, backend_find("ref"), &flow, err));
+    TRY(layout_open(&m, flow, 0, &layout, err));
     tensors = calloc(placement_slices(layout->weights, layout->count), sizeof *tensors);
     if (!tensors) {
         st = base_fail(err, ERR_NOMEM, "synth: no memory");
@@ -80,6 +82,7 @@ enum status commands_synth(const struct options *o, struct err *err)
 out:
     free(tensors);
     layout_close(layout);
+    flow_close(flow);
     plan_close(plan);
     free(text);
     return st;

@@ -29,7 +29,7 @@ static void check_model(const struct options *o, struct findings *f)
     char need[32], have[32];
     enum status st = setup_open(o, &s, &err);
     if (st == OK)
-        st = footprint_plan(&s.options, &s.model, s.layouts, s.ops, &print, &err);
+        st = footprint_plan(&s.options, &s.model, s.flow, &print, &err);
     if (st == OK)
         findings_add(f, FINDING_OK, "model", NULL,
                      "fits: %d rank%s %s of %s; %d sequences, context %d", (int)print.ranks,

@@ -12,15 +12,13 @@
 
 static uint64_t layer_bytes(const struct setup *s, int32_t rank, int32_t rows)
 {
-    const struct flow *f = s->layouts[rank]->flow;
-    return flow_layer_bytes(f, flow_phase_of(f, rows), rows, rank);
+    return flow_layer_bytes(s->flow, flow_phase_of(s->flow, rows), rows, rank);
 }
 
 /* Of the rows sampled and of what is before and after the layers, for a step of one row. */
 static uint64_t ends_bytes(const struct setup *s, int32_t rank)
 {
-    const struct flow *f = s->layouts[rank]->flow;
-    return flow_ends_bytes(f, flow_phase_of(f, 1), 1, 1, rank);
+    return flow_ends_bytes(s->flow, flow_phase_of(s->flow, 1), 1, 1, rank);
 }
 
 /* A row of the distributed sampler: with top-k 1 to the most that are sent, or greedy (0). */
@@ -47,20 +45,19 @@ static int32_t other_placement(const struct setup *s, const struct footprint *f,
     const char *text = plan_text(s->plan);
     const char *other = plan_is_home(s->plan) ? "heads" : "home";
     struct plan *plan = NULL;
+    struct flow *flow = NULL;
     struct err ignored;
     int32_t homes = 0;
     TRY(plan_open(text, strlen(text), plan_where(s->plan), f->ranks, &plan, &ignored));
     TRY(plan_set_placement(plan, other, &ignored));
-    for (int32_t r = 0; r < f->ranks; r++) {
-        struct layout *l = NULL;
-        TRY(layout_open(&s->model, plan, r, f->dtype, s->ops, &l, &ignored));
-        bytes[r] = layout_kv_bytes_per_token(l, &s->model, f->kv_dtype);
-        homes = flow_homes(l->flow);
-        layout_close(l);
-    }
+    TRY(layout_flow(&s->model, plan, f->dtype, s->ops, &flow, &ignored));
+    for (int32_t r = 0; r < f->ranks; r++)
+        bytes[r] = layout_kv_bytes_per_token(&s->model, flow, r, f->kv_dtype);
+    homes = flow_homes(flow);
 out:
+    flow_close(flow);
     plan_close(plan);
-    return st == OK ? homes : 0;
+    return homes;
 }
 
 /* KV bytes of a token, on each rank that has it, by placement. */
@@ -147,7 +144,7 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
                    (unsigned long long)election_bytes(s, 0),
                    (unsigned long long)election_bytes(s, SAMPLE_PLACES_MAX));
     buf_printf(b, "\"residual_bytes\": %zu, \"received_bytes_around_layers\": %llu}%s\n",
-               4 * parallel_rest_size(l->flow, r, f->limits.rows),
+               4 * parallel_rest_size(s->flow, r, f->limits.rows),
                (unsigned long long)ends_bytes(s, r), r + 1 < f->ranks ? "," : "");
 }
 
@@ -170,7 +167,7 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
     json_placements(s, f, b);
     buf_printf(b, "  \"fits\": %s, \"total_bytes\": %zu, \"available_bytes\": %zu,\n",
                fits ? "true" : "false", f->total, f->available);
-    const struct flow *flow = s->layouts[0]->flow;
+    const struct flow *flow = s->flow;
     buf_puts(b, "  \"mesh\": {");
     for (int32_t i = 0; i < flow->mesh.axes; i++)
         buf_printf(b, "%s\"%s\": %d", i ? ", " : "", flow->mesh.axis[i].name,
@@ -242,7 +239,7 @@ enum status commands_plan(const struct options *o, struct err *err)
         fputs(plan_text(s.plan), stdout);
         goto out;
     }
-    st = footprint_plan(&s.options, &s.model, s.layouts, s.ops, &f, err);
+    st = footprint_plan(&s.options, &s.model, s.flow, &f, err);
     if (st != OK && st != ERR_LIMIT)
         goto out;
     if (o->json)

@@ -78,16 +78,14 @@ static enum status measure(const struct setup *s, const char *mode, int32_t rows
     const struct options *o = &s->options;
     const enum dtype dtype = options_dtype(o, s->model.dtype);
     struct plan *plan = NULL;
-    struct layout *l = NULL;
+    struct flow *flow = NULL;
     struct err why;
     enum status st = plan_load(mode, NULL, NULL, o->tp, &plan, &why);
-    for (int32_t r = 0; st == OK && r < o->tp; r++) {
-        st = layout_open(&s->model, plan, r, dtype, s->ops, &l, &why);
-        if (st != OK)
-            break;
-        weigh(l->flow, r, rows, out);
-        layout_close(l);
-    }
+    if (st == OK)
+        st = layout_flow(&s->model, plan, dtype, s->ops, &flow, &why);
+    for (int32_t r = 0; st == OK && r < o->tp; r++)
+        weigh(flow, r, rows, out);
+    flow_close(flow);
     plan_close(plan);
     *suits = st == OK;
     return st == OK || st == ERR_USAGE ? OK : base_fail(err, st, "%s", why.text);

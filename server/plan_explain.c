@@ -116,7 +116,7 @@ static void explain_form(const struct form *v)
 
 void plan_modes_explain(const struct setup *s, int32_t rows, struct buf *out)
 {
-    const struct flow *f = s->layouts[0]->flow;
+    const struct flow *f = s->flow;
     struct form v = {.f = f, .rows = rows, .rank = mesh_ranks(&f->mesh) > 1, .out = out};
     buf_printf(out, "\n%s, mesh", plan_where(s->plan));
     for (int32_t i = 0; i < f->mesh.axes; i++)

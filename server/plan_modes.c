@@ -62,64 +62,58 @@ static void take_size(size_t *most, size_t n)
     *most = n > *most ? n : *most;
 }
 
-static void weigh(const struct comparison *c, const struct layout *l, struct candidate *out)
+static void weigh(const struct comparison *c, const struct flow *f, int32_t rank,
+                  struct candidate *out)
 {
-    const struct flow *f = l->flow;
     const struct setup *s = c->s;
-    take_size(&out->weights, l->arena_bytes);
-    take_size(&out->rest, 4 * parallel_rest_size(f, l->rank, c->rows[COLUMNS - 1]));
+    take_size(&out->rest, 4 * parallel_rest_size(f, rank, c->rows[COLUMNS - 1]));
     for (int32_t i = 0; i < SIZES; i++) {
         const int32_t rows = c->rows[i];
         const enum plan_phase phase = rows >= out->prefill_rows ? PLAN_PREFILL : PLAN_DECODE;
-        take_most(&out->bytes[i], flow_layer_bytes(f, phase, rows, l->rank));
+        take_most(&out->bytes[i], flow_layer_bytes(f, phase, rows, rank));
         if (s->priced)
-            out->seconds[i] = fmax(out->seconds[i],
-                                   price_step(&s->price, f, phase, s->model.layers, rows, l->rank));
+            out->seconds[i] =
+                fmax(out->seconds[i], price_step(&s->price, f, phase, s->model.layers, rows, rank));
     }
 }
 
-/* layouts: of all ranks. */
-static enum status weigh_all(const struct comparison *c, struct layout *const *layouts,
-                             struct candidate *out, struct err *err)
+static enum status weigh_flow(const struct comparison *c, const struct flow *flow,
+                              struct candidate *out, struct err *err)
 {
     const struct setup *s = c->s;
-    const struct flow *flow = layouts[0]->flow;
     struct footprint f;
-    const enum status st = footprint_plan(&s->options, &s->model, layouts, s->ops, &f, err);
+    const enum status st = footprint_plan(&s->options, &s->model, flow, &f, err);
     if (st != OK && st != ERR_LIMIT)
         return st;
     out->fits = st == OK;
     for (int32_t i = 0; i < PLAN_PHASES; i++)
         out->meetings[i] = flow_meetings(flow, (enum plan_phase)i);
     for (int32_t r = 0; r < s->options.tp; r++) {
-        weigh(c, layouts[r], out);
+        weigh(c, flow, r, out);
+        take_size(&out->weights, f.rank[r].weights);
         take_size(&out->kv, f.rank[r].kv_per_token / (size_t)f.limits.homes);
         take_size(&out->activations, f.rank[r].activations);
     }
     return OK;
 }
 
-/* Opens the layouts of all ranks and weighs them. */
 static enum status weigh_plan(const struct comparison *c, const struct plan *plan,
                               struct candidate *out, struct err *err)
 {
     enum status st = OK;
     const struct setup *s = c->s;
     const enum dtype dtype = options_dtype(&s->options, s->model.dtype);
-    struct layout *layouts[COMM_RANKS_MAX] = {NULL};
-    for (int32_t r = 0; r < s->options.tp; r++)
-        TRY(layout_open(&s->model, plan, r, dtype, s->ops, &layouts[r], err));
-    const struct flow *flow = layouts[0]->flow;
+    struct flow *flow = NULL;
+    TRY(layout_flow(&s->model, plan, dtype, s->ops, &flow, err));
     out->homes = flow_homes(flow);
     out->prefill_rows = flow->prefill_rows;
     if (s->priced && plan_has_prefill(plan))
         out->prefill_rows = price_crossover(&s->price, flow, s->model.layers);
     if (out->prefill_rows == FLOW_ROWS_MAX)
         out->prefill_rows = INT32_MAX;
-    TRY(weigh_all(c, layouts, out, err));
+    TRY(weigh_flow(c, flow, out, err));
 out:
-    for (int32_t r = 0; r < s->options.tp; r++)
-        layout_close(layouts[r]);
+    flow_close(flow);
     return st;
 }
 

@@ -120,8 +120,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     buf_init(&table, 1 << 16);
     TRY(setup_open(o, &s->setup, err));
     TRY(setup_check_head(&s->setup, err));
-    TRY(footprint_plan(&s->setup.options, &s->setup.model, s->setup.layouts, s->setup.ops,
-                       &s->footprint, err));
+    TRY(footprint_plan(&s->setup.options, &s->setup.model, s->setup.flow, &s->footprint, err));
     if (s->setup.checkpoint)
         s->footprint.weights_stamp = checkpoint_stamp(s->setup.checkpoint);
     TRY(open_tokenizer(s, o, err));

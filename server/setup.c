@@ -10,14 +10,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+static enum status open_flow(const struct setup *s, struct flow **out, struct err *err)
+{
+    return layout_flow(&s->model, s->plan, options_dtype(&s->options, s->model.dtype), s->ops, out,
+                       err);
+}
+
 static enum status open_layouts(struct setup *s, struct err *err)
 {
     enum status st = OK;
     struct local_weight *weights[COMM_RANKS_MAX];
     int32_t counts[COMM_RANKS_MAX];
-    enum dtype dtype = options_dtype(&s->options, s->model.dtype);
+    TRY(open_flow(s, &s->flow, err));
     for (int32_t r = 0; r < s->options.tp; r++) {
-        TRY(layout_open(&s->model, s->plan, r, dtype, s->ops, &s->layouts[r], err));
+        TRY(layout_open(&s->model, s->flow, r, &s->layouts[r], err));
         weights[r] = s->layouts[r]->weights;
         counts[r] = s->layouts[r]->count;
     }
@@ -32,20 +38,20 @@ static enum status choose_form(struct setup *s, struct err *err)
 {
     enum status st = OK;
     struct options *o = &s->options;
-    struct layout *l = NULL;
+    struct flow *flow = NULL;
     s->form_reason = o->prefill_rows > 0              ? "--prefill-rows says"
                      : plan_prefill_rows(s->plan) > 0 ? "the plan says"
                                                       : "fewer bytes are received";
     if (o->prefill_rows == 0 && s->priced && plan_has_prefill(s->plan) &&
         plan_prefill_rows(s->plan) == 0) {
         s->form_reason = "less time is modelled";
-        TRY(layout_open(&s->model, s->plan, 0, options_dtype(o, s->model.dtype), s->ops, &l, err));
-        o->prefill_rows = price_crossover(&s->price, l->flow, s->model.layers);
+        TRY(open_flow(s, &flow, err));
+        o->prefill_rows = price_crossover(&s->price, flow, s->model.layers);
     }
     if (o->prefill_rows > 0)
         TRY(plan_set_prefill_rows(s->plan, o->prefill_rows, err));
 out:
-    layout_close(l);
+    flow_close(flow);
     return st;
 }
 
@@ -68,15 +74,15 @@ static enum status place(struct setup *s, struct err *err)
 {
     enum status st = OK;
     const struct options *o = &s->options;
-    struct layout *l = NULL;
+    struct flow *flow = NULL;
     const char *own = plan_is_home(s->plan) ? "home" : "heads";
     if (!o->kv_placement)
         return OK;
     TRY(plan_set_placement(s->plan, o->kv_placement, err));
     if (!o->modes)
         return OK;
-    st = layout_open(&s->model, s->plan, 0, options_dtype(o, s->model.dtype), s->ops, &l, err);
-    layout_close(l);
+    st = open_flow(s, &flow, err);
+    flow_close(flow);
     if (st == ERR_USAGE)
         st = plan_set_placement(s->plan, own, err);
 out:
@@ -134,6 +140,7 @@ void setup_close(struct setup *s)
 {
     for (int32_t r = 0; r < COMM_RANKS_MAX; r++)
         layout_close(s->layouts[r]);
+    flow_close(s->flow);
     checkpoint_close(s->checkpoint);
     plan_close(s->plan);
     memset(s, 0, sizeof *s);
@@ -156,7 +163,7 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
 /* The layout, and from how many rows on its steps have another form, and why from there. */
 static void write_form(const struct setup *s, struct buf *out)
 {
-    const struct flow *f = s->layouts[0]->flow;
+    const struct flow *f = s->flow;
     buf_printf(out, "layout %s: mesh", plan_mode(s->plan));
     for (int32_t i = 0; i < f->mesh.axes; i++)
         buf_printf(out, " %s=%d", f->mesh.axis[i].name, f->mesh.axis[i].size);
@@ -196,7 +203,7 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                    "has: windows that move are not supported\n",
                    s->model.window, s->model.max_position);
     buf_printf(out, "sums are added in %s\n",
-               flow_keeps_order(s->layouts[0]->flow)
+               flow_keeps_order(s->flow)
                    ? "the order of a single rank: outputs have its bits"
                    : "this layout's own order: outputs are a single rank's but for rounding");
     buf_printf(out, "needs %s in all; %s are free\n", base_human_bytes(w, sizeof w, f->total),

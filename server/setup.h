@@ -18,6 +18,7 @@ struct setup {
     bool priced;
     struct plan *plan;
     const char *form_reason; /* why steps change form at plan_prefill_rows; static */
+    struct flow *flow;       /* of all ranks */
     struct layout *layouts[COMM_RANKS_MAX];
     const struct backend_ops *ops;
     struct checkpoint *checkpoint; /* NULL with --load-format dummy */

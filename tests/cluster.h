@@ -90,8 +90,7 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
     if (st == OK)
         st = setup_open(&o, &c->setup, &err);
     if (st == OK)
-        st = footprint_plan(&c->setup.options, &c->setup.model, c->setup.layouts, c->setup.ops,
-                            &c->footprint, &err);
+        st = footprint_plan(&c->setup.options, &c->setup.model, c->setup.flow, &c->footprint, &err);
     options_close(&o);
     if (st != OK)
         fprintf(stderr, "%s: %s\n", model, err.text);

@@ -238,7 +238,7 @@ static void check_bits(const struct mode_case *first, const struct mode_case *ot
         cluster_close(c);
         for (size_t i = 0; i < count; i++) {
             c = open_case(&others[i], goldens[g], "auto");
-            assert_int_equal(flow_keeps_order(c->setup.layouts[0]->flow), keeps_order);
+            assert_int_equal(flow_keeps_order(c->setup.flow), keeps_order);
             float *got = run_prompt(c, prompt, (int32_t)n, tokens[1]);
             assert_memory_equal(got, wanted, bytes);
             assert_memory_equal(tokens[1], tokens[0], sizeof tokens[0]);

@@ -35,16 +35,24 @@ static struct plan *builtin(int32_t ranks)
     return p;
 }
 
-static struct layout *lay_out(const struct model_config *m, int32_t rank, int32_t ranks)
+static struct flow *flow_of(const struct model_config *m, const char *mode, int32_t ranks)
+{
+    struct flow *f = NULL;
+    struct plan *p = NULL;
+    struct err err;
+    if (plan_load(mode, NULL, NULL, ranks, &p, &err) != OK ||
+        layout_flow(m, p, DTYPE_F32, backend_find("ref"), &f, &err) != OK)
+        fail_msg("%s at %d ranks: %s", mode, ranks, err.text);
+    plan_close(p);
+    return f;
+}
+
+static struct layout *lay_out(const struct model_config *m, const struct flow *f, int32_t rank)
 {
     struct layout *l = NULL;
     struct err err;
-    struct plan *p = builtin(ranks);
-    const struct backend_ops *ops = backend_find("ref");
-    assert_non_null(ops);
-    if (layout_open(m, p, rank, DTYPE_F32, ops, &l, &err) != OK)
+    if (layout_open(m, f, rank, &l, &err) != OK)
         fail_msg("%s", err.text);
-    plan_close(p);
     return l;
 }
 
@@ -304,17 +312,17 @@ static void test_plan_files(void **state)
     (void)state;
     static const char text[] = HEAD "\"plan\":[" RULE("model.*", "norm") "]}";
     struct plan *p;
-    struct layout *l = NULL;
+    struct flow *f = NULL;
     struct err err;
     const char *path = scratch_path("plan.json");
     assert_int_equal(plan_load("1d", NULL, path, 2, &p, &err), ERR_USAGE);
     assert_contains(err.text, "plan.json: No such file");
     scratch_write(path, text, sizeof text - 1);
     assert_int_equal(plan_load("1d", NULL, path, 2, &p, &err), OK);
-    assert_int_equal(layout_open(&odd, p, 0, DTYPE_F32, backend_find("ref"), &l, &err), ERR_USAGE);
+    assert_int_equal(layout_flow(&odd, p, DTYPE_F32, backend_find("ref"), &f, &err), ERR_USAGE);
     assert_contains(err.text, "plan.json: E04 no pattern matches parameter lm_head");
     plan_close(p);
-    assert_null(l);
+    assert_null(f);
     plan_text_and_mesh();
 }
 
@@ -327,7 +335,7 @@ static enum status lay_out_file(const char *name, const char *model, int32_t ran
     enum status st = OK;
     char path[512];
     struct plan *p = NULL;
-    struct layout *l[8] = {NULL};
+    struct flow *flow = NULL;
     struct footprint f;
     struct model_config m = odd;
     const struct options o = {.tp = ranks,
@@ -335,7 +343,6 @@ static enum status lay_out_file(const char *name, const char *model, int32_t ran
                               .dtype = dtype == DTYPE_F16 ? "float16" : "float32",
                               .max_num_seqs = 1,
                               .max_num_batched_tokens = 1};
-    assert_true((size_t)ranks <= ARRAY_LEN(l));
     m.tied = strcmp(model, "tied") == 0;
     if (strcmp(model, "huge") == 0) {
         m.hidden = 1 << 16;
@@ -343,12 +350,10 @@ static enum status lay_out_file(const char *name, const char *model, int32_t ran
     }
     snprintf(path, sizeof path, "%s/corpus/plans/%s.json", TEST_DATA_DIR, name);
     TRY(plan_load("1d", NULL, path, ranks, &p, err));
-    for (int32_t r = 0; r < ranks; r++)
-        TRY(layout_open(&m, p, r, dtype, backend_find("ref"), &l[r], err));
-    TRY(footprint_plan(&o, &m, l, backend_find("ref"), &f, err));
+    TRY(layout_flow(&m, p, dtype, backend_find("ref"), &flow, err));
+    TRY(footprint_plan(&o, &m, flow, &f, err));
 out:
-    for (int32_t r = 0; r < ranks; r++)
-        layout_close(l[r]);
+    flow_close(flow);
     plan_close(p);
     return st;
 }
@@ -456,7 +461,8 @@ static void check_shapes(const struct layout *l, const struct model_config *m)
     }
     assert_int_equal(layout_find(l, ROLE_O, m->layers), -1);
     check_qkv_vectors(l, m);
-    assert_int_equal(layout_kv_bytes_per_token(l, m, DTYPE_BF16), 4 * m->layers * kv * dh);
+    assert_int_equal(layout_kv_bytes_per_token(m, l->flow, l->rank, DTYPE_BF16),
+                     4 * m->layers * kv * dh);
 }
 
 static void check_layouts(const struct model_config *m, int32_t ranks)
@@ -466,8 +472,9 @@ static void check_layouts(const struct model_config *m, int32_t ranks)
     int32_t counts[8];
     struct err err;
     int64_t head = 0, mlp = 0, vocab = 0;
+    struct flow *flow = flow_of(m, "1d", ranks);
     for (int32_t r = 0; r < ranks; r++) {
-        struct layout *l = layouts[r] = lay_out(m, r, ranks);
+        struct layout *l = layouts[r] = lay_out(m, flow, r);
         weights[r] = l->weights;
         counts[r] = l->count;
         const int32_t each = 6 + m->qkv_bias + 2 * m->head_norm;
@@ -488,6 +495,7 @@ static void check_layouts(const struct model_config *m, int32_t ranks)
         fail_msg("%d ranks: %s", ranks, err.text);
     for (int32_t r = 0; r < ranks; r++)
         layout_close(layouts[r]);
+    flow_close(flow);
 }
 
 static void test_layouts_tile(void **state)
@@ -508,11 +516,43 @@ static void test_layouts_tile(void **state)
         m.head_norm = i / 2 == 1;
         for (int32_t ranks = 1; ranks <= 8; ranks++)
             check_layouts(&m, ranks);
-        struct layout *l = lay_out(&m, 0, 8);
-        empty += span_len(l->heads) == 0 && span_len(l->vocab) == 0;
-        layout_close(l);
+        struct flow *f = flow_of(&m, "1d", 8);
+        empty += span_len(layout_heads(&m, f, 0)) + span_len(flow_outputs(f, PLAN_EMBED, 0)) == 0;
+        flow_close(f);
     }
     assert_true(empty > 0); /* the shapes above include a rank that owns nothing */
+}
+
+/* What is planned for a rank without a list of its weights is what the list comes to. */
+static void test_arenas(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mode;
+        int32_t ranks, layers;
+        bool tied;
+    } cases[] = {{"1d", 8, 1, true},   {"1d_sp", 5, 3, false}, {"2d", 9, 2, true},
+                 {"2.5d", 8, 4, true}, {"3d", 8, 3, false},    {"3d_gathered", 8, 5, true}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model_config m = odd;
+        m.tied = cases[i].tied;
+        m.layers = cases[i].layers;
+        struct flow *f = flow_of(&m, cases[i].mode, cases[i].ranks);
+        for (int32_t r = 0; r < cases[i].ranks; r++) {
+            struct err err;
+            size_t planned, end = 0;
+            struct layout *l = lay_out(&m, f, r);
+            for (int32_t w = 0; w < l->count; w++) {
+                assert_int_equal(l->weights[w].offset, end);
+                end = base_align(end + l->weights[w].bytes, 64);
+            }
+            assert_int_equal(layout_arena_bytes(&m, f, r, &planned, &err), OK);
+            assert_int_equal(planned, end);
+            assert_int_equal(planned, l->arena_bytes);
+            layout_close(l);
+        }
+        flow_close(f);
+    }
 }
 
 /* ---- leaves: a symbolic sum, so that the order of addition itself is compared ---- */
@@ -555,9 +595,10 @@ static void check_leaves(const struct model_config *m, enum role role, int32_t r
 {
     char global[TERM_MAX], sums[8][TERM_MAX];
     int64_t unit_size = role == ROLE_O ? m->head_dim : 1;
+    struct flow *f = flow_of(m, "1d", ranks);
     global_sum(global, role == ROLE_O ? m->heads : m->mlp, unit_size);
     for (int32_t r = 0; r < ranks; r++) {
-        struct layout *l = lay_out(m, r, ranks);
+        struct layout *l = lay_out(m, f, r);
         const struct weight_spec *s = &l->weights[layout_find(l, role, 0)].spec;
         int64_t begin = (role == ROLE_O ? l->heads.begin : l->mlp.begin) * unit_size;
         char terms[8][TERM_MAX];
@@ -571,6 +612,7 @@ static void check_leaves(const struct model_config *m, enum role role, int32_t r
         memcpy(sums[r], terms[0], TERM_MAX);
         layout_close(l);
     }
+    flow_close(f);
     fold(sums, ranks);
     if (strcmp(sums[0], global) != 0)
         fail_msg("%d ranks, role %d: %s, one rank adds %s", ranks, role, sums[0], global);
@@ -602,6 +644,7 @@ int main(void)
         cmocka_unit_test(test_plan_files),
         cmocka_unit_test(test_corpus),
         cmocka_unit_test(test_layouts_tile),
+        cmocka_unit_test(test_arenas),
         cmocka_unit_test(test_leaves_fold_alike),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

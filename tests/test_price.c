@@ -22,24 +22,24 @@ static const struct model_config model = {.layers = LAYERS,
                                           .mlp = F,
                                           .vocab = V};
 
-static struct layout *lay_out(const char *mode, const char *mesh, int32_t ranks)
+static struct flow *flow_of(const char *mode, const char *mesh, int32_t ranks)
 {
     struct err err = {""};
     struct plan *plan = NULL;
-    struct layout *l = NULL;
+    struct flow *f = NULL;
     assert_int_equal(plan_load(mode, mesh, NULL, ranks, &plan, &err), OK);
-    assert_int_equal(layout_open(&model, plan, 0, DTYPE_F32, backend_find("ref"), &l, &err), OK);
+    assert_int_equal(layout_flow(&model, plan, DTYPE_F32, backend_find("ref"), &f, &err), OK);
     plan_close(plan);
-    return l;
+    return f;
 }
 
 /* Seconds of rank 0, each number of the price alone. */
 static double priced(const char *mode, const char *mesh, int32_t ranks, int32_t rows,
                      struct price p)
 {
-    struct layout *l = lay_out(mode, mesh, ranks);
-    const double seconds = price_step(&p, l->flow, flow_phase_of(l->flow, rows), LAYERS, rows, 0);
-    layout_close(l);
+    struct flow *f = flow_of(mode, mesh, ranks);
+    const double seconds = price_step(&p, f, flow_phase_of(f, rows), LAYERS, rows, 0);
+    flow_close(f);
     return seconds;
 }
 
@@ -116,19 +116,19 @@ static void test_crossover(void **state)
     const double saved = LAYERS * ((4. * H + weights / H) / 4 + 4 - (2. * H + H + F) / 4 -
                                    4. * H / 8 - (3. * H + F) / 4 - 1) +
                          (H / 4. + 2) - (H / 2. + 0.5);
-    struct layout *l = lay_out("2d", NULL, 4);
+    struct flow *f = flow_of("2d", NULL, 4);
     for (size_t i = 0; i < ARRAY_LEN(prices); i++) {
         const struct price *p = &prices[i];
         const double once =
             LAYERS * (weights / 4 + 4 * p->weight * weights / 4 + 12 * p->meet) + p->meet;
-        const int32_t got = price_crossover(p, l->flow, LAYERS);
+        const int32_t got = price_crossover(p, f, LAYERS);
         if (fabs(got - once / saved) > 2)
             fail_msg("price %zu: the forms cross at %d rows, not %g", i, got, once / saved);
     }
-    layout_close(l);
-    l = lay_out("1d", NULL, 4); /* one form: never */
-    assert_int_equal(price_crossover(&prices[0], l->flow, LAYERS), 1 << 20);
-    layout_close(l);
+    flow_close(f);
+    f = flow_of("1d", NULL, 4); /* one form: never */
+    assert_int_equal(price_crossover(&prices[0], f, LAYERS), 1 << 20);
+    flow_close(f);
 }
 
 static void test_measured(void **state)

@@ -134,6 +134,17 @@ static struct span kv_heads(const struct model_config *m, struct span query)
     return (struct span){query.begin / group, (query.end - 1) / group + 1};
 }
 
+struct span layout_heads(const struct model_config *m, const struct flow *f, int32_t rank)
+{
+    return query_heads(m, spread_pieces(&f->mesh, &f->attention, SPREAD_COLS),
+                       spread_index(&f->mesh, &f->attention, SPREAD_COLS, rank));
+}
+
+struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank)
+{
+    return kv_heads(m, layout_heads(m, f, rank));
+}
+
 /* A fused weight's outputs are redistributed to `end`, which cuts them into *n blocks. Returns the
  * blocks that this rank's product makes. */
 static struct span blocks_of(const struct layout *l, enum plan_part part, const struct spread *end,
@@ -250,11 +261,12 @@ static void fill(const struct layout *l, const struct model_config *m, const str
 }
 
 /* All layers must be split alike, because one flow serves them all. */
-static enum status check_alike(const struct plan *plan, const struct layout *l, struct err *err)
+static enum status check_alike(const struct plan *plan, const struct layout *l,
+                               const struct plan_choice *choices, struct err *err)
 {
     for (int32_t i = 0; i < l->count; i++) {
         const int32_t first = l->layers[i] > 0 ? layout_find(l, l->roles[i], 0) : i;
-        if (memcmp(&l->choices[i], &l->choices[first], sizeof l->choices[i]) != 0)
+        if (memcmp(&choices[i], &choices[first], sizeof choices[i]) != 0)
             return base_fail(err, ERR_USAGE,
                              "%s: %s is split differently from %s; all layers must be split alike",
                              plan_where(plan), l->weights[i].name, l->weights[first].name);
@@ -289,63 +301,60 @@ static enum status slices_open(struct layout *l, struct err *err)
     return OK;
 }
 
-/* Proves the plan on the parameters of the first layer (roles are in the order of enum plan_part)
- * and works out the flow. */
-static enum status check(const struct plan *plan, const struct model_config *m, enum dtype dtype,
-                         const struct backend_ops *ops, struct layout *l, struct err *err)
+/* The parameters of the first layer and around it, with what they are bound to; roles are in the
+ * order of enum plan_part. */
+static enum status first_layer(const struct plan *plan, const struct layout *l,
+                               const struct plan_choice *choices, struct plan_layer *out,
+                               struct err *err)
 {
     enum status st = OK;
-    struct plan_layer layer;
     for (int32_t part = 0; part < PLAN_PARTS; part++) {
         const enum role role = (enum role)part;
         int32_t i = layout_find(l, role, 0);
         i = i >= 0 ? i : layout_find(l, role, -1);
         if (i >= 0) {
-            layer.name[part] = l->weights[i].name;
-            layer.choice[part] = l->choices[i];
+            out->name[part] = l->weights[i].name;
+            out->choice[part] = choices[i];
         } else { /* tied: the embedding serves, if the plan's entry for the head allows it */
-            layer.name[part] = "lm_head";
-            TRY(plan_find(plan, "lm_head", &layer.choice[PLAN_EMBED], &layer.choice[part], err));
+            out->name[part] = "lm_head";
+            TRY(plan_find(plan, "lm_head", &out->choice[PLAN_EMBED], &out->choice[part], err));
         }
     }
-    TRY(plan_check(plan, m, dtype, &layer, err));
-    TRY(check_alike(plan, l, err));
-    TRY(flow_open(plan, m, &layer, dtype, ops, &l->flow, err));
 out:
     return st;
 }
 
 /* What goes with a product has its choice: the table lists them behind it. */
-static enum status bind(const struct plan *plan, struct layout *l, struct err *err)
+static enum status bind(const struct plan *plan, const struct layout *l,
+                        struct plan_choice *choices, struct err *err)
 {
     const char **names = calloc((size_t)l->count, sizeof *names);
     if (!names)
         return base_fail(err, ERR_NOMEM, "layout: no memory");
     for (int32_t i = 0; i < l->count; i++)
         names[i] = goes_with_qkv(l->roles[i]) ? names[i - 1] : l->weights[i].name;
-    enum status st = plan_bind(plan, names, l->count, l->choices, err);
+    enum status st = plan_bind(plan, names, l->count, choices, err);
     free(names);
     return st;
 }
 
 static void split(struct layout *l, const struct model_config *m)
 {
-    const struct flow *f = l->flow;
     const int32_t group = m->heads / m->kv_heads;
-    l->heads = query_heads(m, spread_pieces(&f->mesh, &f->attention, SPREAD_COLS),
-                           spread_index(&f->mesh, &f->attention, SPREAD_COLS, l->rank));
-    l->kv_heads = kv_heads(m, l->heads);
-    l->mlp = flow_inputs(f, PLAN_DOWN, l->rank);
-    l->vocab = flow_outputs(f, PLAN_EMBED, l->rank);
+    l->heads = layout_heads(m, l->flow, l->rank);
+    l->kv_heads = layout_kv_heads(m, l->flow, l->rank);
+    l->mlp = flow_inputs(l->flow, PLAN_DOWN, l->rank);
+    l->vocab = flow_outputs(l->flow, PLAN_EMBED, l->rank);
     for (int64_t h = l->heads.begin; h < l->heads.end; h++)
         l->kv_of[h - l->heads.begin] = (int32_t)(h / group - l->kv_heads.begin);
 }
 
-/* Name, role and layer of every weight; what it holds comes after the plan is bound. */
-static void list_weights(struct layout *l, const struct model_config *m, enum dtype dtype,
-                         const struct param **of)
+/* Name, role and layer of every weight of the first `layers`; what a rank holds of it is filled in
+ * later. of: room for as many as weights. */
+static void list_weights(struct layout *l, const struct model_config *m, int32_t layers,
+                         enum dtype dtype, const struct param **of)
 {
-    for (int32_t layer = -1; layer < m->layers; layer++) {
+    for (int32_t layer = -1; layer < layers; layer++) {
         for (size_t i = 0; i < ARRAY_LEN(params); i++) {
             const struct param *p = &params[i];
             if (p->per_layer != (layer >= 0) || !has_role(m, p->role))
@@ -360,42 +369,79 @@ static void list_weights(struct layout *l, const struct model_config *m, enum dt
     }
 }
 
-static uint64_t hash_of(const struct plan *plan, const struct model_config *m)
-{
-    return base_hash(plan_hash(plan), &m->hash, sizeof m->hash);
-}
-
-enum status layout_open(const struct model_config *m, const struct plan *plan, int32_t rank,
-                        enum dtype dtype, const struct backend_ops *ops, struct layout **out,
-                        struct err *err)
+/* *of: each weight's; the caller frees it, too. */
+static enum status open_list(const struct model_config *m, int32_t layers, enum dtype dtype,
+                             struct layout **out, const struct param ***of, struct err *err)
 {
     enum status st = OK;
-    const size_t most = ARRAY_LEN(params) * ((size_t)m->layers + 1);
-    const struct param **of = NULL; /* each weight's */
+    const size_t most = ARRAY_LEN(params) * ((size_t)layers + 1);
     struct layout *l = calloc(1, sizeof *l);
-    if (!l)
-        return base_fail(err, ERR_NOMEM, "layout: no memory");
-    l->rank = rank;
-    l->ranks = plan_ranks(plan);
-    l->hash = hash_of(plan, m);
-    l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
+    *of = calloc(most, sizeof **of);
+    if (!l || !*of) {
+        st = base_fail(err, ERR_NOMEM, "layout: no memory");
+        goto out;
+    }
     l->weights = calloc(most, sizeof *l->weights);
     l->roles = calloc(most, sizeof *l->roles);
     l->layers = calloc(most, sizeof *l->layers);
-    l->choices = calloc(most, sizeof *l->choices);
-    of = calloc(most, sizeof *of);
-    if (!of || !l->kv_of || !l->weights || !l->roles || !l->layers || !l->choices) {
+    if (!l->weights || !l->roles || !l->layers) {
         st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
         goto out;
     }
-    list_weights(l, m, dtype, of);
-    TRY(bind(plan, l, err));
-    TRY(check(plan, m, dtype, ops, l, err));
+    list_weights(l, m, layers, dtype, *of);
+    *out = l;
+    l = NULL;
+out:
+    layout_close(l);
+    return st;
+}
+
+enum status layout_flow(const struct model_config *m, const struct plan *plan, enum dtype dtype,
+                        const struct backend_ops *ops, struct flow **out, struct err *err)
+{
+    enum status st = OK;
+    struct layout *l = NULL;
+    const struct param **of = NULL;
+    struct plan_choice *choices = NULL;
+    struct plan_layer layer;
+    TRY(open_list(m, m->layers, dtype, &l, &of, err));
+    choices = calloc((size_t)l->count, sizeof *choices);
+    if (!choices) {
+        st = base_fail(err, ERR_NOMEM, "layout: no memory");
+        goto out;
+    }
+    TRY(bind(plan, l, choices, err));
+    TRY(first_layer(plan, l, choices, &layer, err));
+    TRY(plan_check(plan, m, dtype, &layer, err));
+    TRY(check_alike(plan, l, choices, err));
+    TRY(flow_open(plan, m, &layer, dtype, ops, out, err));
+out:
+    free(choices);
+    free(of);
+    layout_close(l);
+    return st;
+}
+
+/* With the weights of the first `layers` layers. */
+static enum status open_layers(const struct model_config *m, const struct flow *f, int32_t rank,
+                               int32_t layers, struct layout **out, struct err *err)
+{
+    enum status st = OK;
+    struct layout *l = NULL;
+    const struct param **of = NULL;
+    TRY(open_list(m, layers, f->dtype, &l, &of, err));
+    l->rank = rank;
+    l->flow = f;
+    l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
+    if (!l->kv_of) {
+        st = base_fail(err, ERR_NOMEM, "layout: no memory");
+        goto out;
+    }
     split(l, m);
     TRY(slices_open(l, err));
     for (int32_t i = 0; i < l->count; i++)
         fill(l, m, of[i], l->layers[i], &l->weights[i]);
-    TRY(placement_layout(ops, l->weights, l->count, &l->arena_bytes, err));
+    TRY(placement_layout(f->ops, l->weights, l->count, &l->arena_bytes, err));
     *out = l;
     l = NULL;
 out:
@@ -404,18 +450,42 @@ out:
     return st;
 }
 
+enum status layout_open(const struct model_config *m, const struct flow *f, int32_t rank,
+                        struct layout **out, struct err *err)
+{
+    return open_layers(m, f, rank, m->layers, out, err);
+}
+
 void layout_close(struct layout *l)
 {
     if (!l)
         return;
-    flow_close(l->flow);
     free(l->kv_of);
     free(l->weights);
     free(l->slices);
     free(l->roles);
     free(l->layers);
-    free(l->choices);
     free(l);
+}
+
+/* Every layer has the bytes of the first. */
+enum status layout_arena_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                               size_t *bytes, struct err *err)
+{
+    struct layout *l = NULL;
+    const enum status st = open_layers(m, f, rank, 1, &l, err);
+    *bytes = 0;
+    for (int32_t i = 0; st == OK && i < l->count; i++)
+        *bytes += base_align(l->weights[i].bytes, 64) * (l->layers[i] < 0 ? 1 : (size_t)m->layers);
+    layout_close(l);
+    return st;
+}
+
+size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow *f, int32_t rank,
+                                 enum dtype kv_dtype)
+{
+    return 2 * (size_t)m->layers * (size_t)span_len(layout_kv_heads(m, f, rank)) *
+           (size_t)m->head_dim * dtype_size(kv_dtype);
 }
 
 int32_t layout_find(const struct layout *l, enum role role, int32_t layer)
@@ -424,13 +494,6 @@ int32_t layout_find(const struct layout *l, enum role role, int32_t layer)
         if (l->roles[i] == role && l->layers[i] == layer)
             return i;
     return -1;
-}
-
-size_t layout_kv_bytes_per_token(const struct layout *l, const struct model_config *m,
-                                 enum dtype kv_dtype)
-{
-    return 2 * (size_t)m->layers * (size_t)span_len(l->kv_heads) * (size_t)m->head_dim *
-           dtype_size(kv_dtype);
 }
 
 struct synth_rules layout_synth_rules(const struct model_config *m, uint64_t seed)

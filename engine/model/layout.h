@@ -1,5 +1,6 @@
-/* Layout: a family's parameters under a plan, for one rank: which local weights it holds, cut from
- * which checkpoint tensors. Pure: model_config + plan + rank -> data. */
+/* Layout: a family's parameters under a plan. All ranks share the flow; the layout of one says
+ * which local weights it holds, cut from which checkpoint tensors. Pure: model_config + plan ->
+ * flow, model_config + flow + rank -> data. */
 #ifndef TESSERA_ENGINE_MODEL_LAYOUT_H
 #define TESSERA_ENGINE_MODEL_LAYOUT_H
 
@@ -27,34 +28,42 @@ enum role {
 };
 
 struct layout {
-    int32_t rank, ranks;
-    uint64_t hash; /* of the plan and the model's sizes: equal on all ranks */
-    struct flow *flow;
-    struct span heads;      /* query heads of this rank in attention */
-    struct span kv_heads;   /* every KV head those touch; shared ones are held by several ranks */
-    struct span mlp, vocab; /* MLP columns and vocabulary rows of the weights it holds */
-    int32_t *kv_of;         /* [heads] local KV head of each local query head */
+    int32_t rank;
+    const struct flow *flow; /* borrowed */
+    struct span heads;       /* query heads of this rank in attention */
+    struct span kv_heads;    /* every KV head those touch; shared ones are held by several ranks */
+    struct span mlp, vocab;  /* MLP columns and vocabulary rows of the weights it holds */
+    int32_t *kv_of;          /* [heads] local KV head of each local query head */
 
     struct local_weight *weights;
     struct tensor_slice *slices; /* of all weights */
     enum role *roles;
     int32_t *layers; /* of each weight, -1 for model-wide ones */
-    struct plan_choice *choices;
     int32_t count;
     size_t arena_bytes; /* of all weights, with alignment */
 };
 
-/* ERR_USAGE when the plan does not fit the family. dtype: what linears are stored in. */
-enum status layout_open(const struct model_config *m, const struct plan *plan, int32_t rank,
-                        enum dtype dtype, const struct backend_ops *ops, struct layout **out,
-                        struct err *err) MUST_USE;
+/* Proves the plan on the family and works out the flow. dtype: what linears are stored in. The flow
+ * is closed after all layouts that have it. ERR_USAGE when the plan does not fit the family. */
+enum status layout_flow(const struct model_config *m, const struct plan *plan, enum dtype dtype,
+                        const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
+
+/* What a rank has, without a list of its weights: query heads in attention, every KV head those
+ * touch, KV bytes of one token, and bytes of all weights with alignment. */
+struct span layout_heads(const struct model_config *m, const struct flow *f, int32_t rank);
+struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank);
+size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow *f, int32_t rank,
+                                 enum dtype kv_dtype);
+enum status layout_arena_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                               size_t *bytes, struct err *err) MUST_USE;
+
+/* f: of that model; borrowed. */
+enum status layout_open(const struct model_config *m, const struct flow *f, int32_t rank,
+                        struct layout **out, struct err *err) MUST_USE;
 void layout_close(struct layout *l);
 
 /* Index of a weight; -1 when there is none. layer = -1 for model-wide roles. */
 int32_t layout_find(const struct layout *l, enum role role, int32_t layer);
-/* KV bytes one token takes on this rank. */
-size_t layout_kv_bytes_per_token(const struct layout *l, const struct model_config *m,
-                                 enum dtype kv_dtype);
 /* Tensors a checkpoint may hold that we do not read. */
 extern const char *const layout_ignored[];
 extern const int32_t layout_ignored_count;

@@ -69,15 +69,15 @@ static float *carve(struct carver *c, int64_t rows, int64_t cols)
     return at;
 }
 
-static size_t carve_all(struct model *m, const struct model_config *cfg, const struct layout *l,
-                        char *base)
+static size_t carve_all(struct model *m, const struct model_config *cfg, const struct flow *f,
+                        int32_t rank, char *base)
 {
     struct carver c = {base, 0};
     const int64_t e = cfg->head_dim;
     m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
     m->inv_freq = carve(&c, 1, e / 2);
-    m->rope = carve(&c, flow_home_rows(l->flow, m->rows_max), e);
-    m->x = carve(&c, 1, (int64_t)parallel_rest_size(l->flow, l->rank, m->rows_max));
+    m->rope = carve(&c, flow_home_rows(f, m->rows_max), e);
+    m->x = carve(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
 }
 
@@ -87,13 +87,14 @@ static int32_t max32(int32_t a, int32_t b)
 }
 
 /* Sizes of the largest product, for which the backend reserves scratch: then no step allocates. */
-static void largest(const struct model_config *m, const struct layout *l, int32_t *in, int32_t *out)
+static void largest(const struct model_config *m, const struct flow *f, int32_t rank, int32_t *in,
+                    int32_t *out)
 {
     static const enum plan_part products[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
     *in = 0;
     *out = m->vocab;
     for (size_t i = 0; i < ARRAY_LEN(products); i++) {
-        const struct weight_spec w = flow_weight(l->flow, products[i], l->rank);
+        const struct weight_spec w = flow_weight(f, products[i], rank);
         *in = max32(*in, w.in);
         *out = max32(*out, w.out);
     }
@@ -102,16 +103,16 @@ static void largest(const struct model_config *m, const struct layout *l, int32_
 static enum status reserve(const struct model *m, const struct layout *l, struct err *err)
 {
     int32_t in, out;
-    largest(m->config, l, &in, &out);
+    largest(m->config, l->flow, l->rank, &in, &out);
     return backend_reserve(m->b, m->rows_max, in, out, err);
 }
 
-size_t model_scratch_bytes(const struct model_config *m, const struct layout *l,
-                           const struct backend_ops *ops, int32_t rows_max)
+size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                           int32_t rows_max)
 {
     int32_t in, out;
-    largest(m, l, &in, &out);
-    return ops->scratch_bytes(rows_max, in, out);
+    largest(m, f, rank, &in, &out);
+    return f->ops->scratch_bytes(rows_max, in, out);
 }
 
 /* Uploads the constants of the model. */
@@ -129,17 +130,18 @@ static enum status upload_constants(struct model *m, const struct layout *l, str
     return OK;
 }
 
-size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t samples_max)
+size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max)
 {
-    return parallel_arena_bytes(l->flow, rows_max, samples_max);
+    return parallel_arena_bytes(f, rows_max, samples_max);
 }
 
-size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
+size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
                               int32_t rows_max, int32_t samples_max)
 {
-    struct model sizes = {.rows_max = rows_max, .heads = {.heads = (int32_t)span_len(l->heads)}};
-    return carve_all(&sizes, m, l, NULL) +
-           parallel_local_bytes(l->flow, l->rank, rows_max, samples_max);
+    const int32_t heads = (int32_t)span_len(layout_heads(m, f, rank));
+    struct model sizes = {.rows_max = rows_max, .heads = {.heads = heads}};
+    return carve_all(&sizes, m, f, rank, NULL) +
+           parallel_local_bytes(f, rank, rows_max, samples_max);
 }
 
 /* NULL: the family has none. */
@@ -195,14 +197,14 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
                               cfg->head_dim, NULL};
-    size_t bytes = carve_all(m, cfg, l, NULL);
+    size_t bytes = carve_all(m, cfg, l->flow, l->rank, NULL);
     m->memory = m->b->ops->alloc(m->b, bytes);
     m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
     if (!m->memory || !m->layers) {
         st = base_fail(err, ERR_NOMEM, "model: no memory for %zu bytes of activations", bytes);
         goto out;
     }
-    carve_all(m, cfg, l, m->memory);
+    carve_all(m, cfg, l->flow, l->rank, m->memory);
     TRY(upload_constants(m, l, err));
     TRY(reserve(m, l, err));
     TRY(parallel_open(l->flow, m->b, parts->comm, parts->axis_stats, m->rows_max,

@@ -36,14 +36,14 @@ struct model_input {
 };
 
 /* Communicator arena a rank needs for these sizes. */
-size_t model_comm_bytes(const struct layout *l, int32_t rows_max, int32_t samples_max);
+size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max);
 /* Activation memory a rank allocates outside the communicator. */
-size_t model_activation_bytes(const struct model_config *m, const struct layout *l,
+size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
                               int32_t rows_max, int32_t samples_max);
 
 /* Memory the backend takes for its scratch; 0 on the host. */
-size_t model_scratch_bytes(const struct model_config *m, const struct layout *l,
-                           const struct backend_ops *ops, int32_t rows_max);
+size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                           int32_t rows_max);
 
 enum status model_open(const struct model_parts *parts, struct model **out,
                        struct err *err) MUST_USE;

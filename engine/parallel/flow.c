@@ -441,6 +441,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     struct flow *f = calloc(1, sizeof *f);
     if (!f)
         return base_fail(err, ERR_NOMEM, "flow: no memory");
+    f->hash = base_hash(plan_hash(plan), &m->hash, sizeof m->hash);
     f->mesh = *plan_mesh(plan);
     memcpy(f->choice, layer->choice, sizeof f->choice);
     f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);

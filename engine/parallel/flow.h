@@ -34,6 +34,7 @@ struct flow_phase {
 };
 
 struct flow {
+    uint64_t hash; /* of the plan and the model's sizes: equal on all ranks */
     struct mesh mesh;
     struct plan_choice choice[PLAN_PARTS];
     struct spread logits;         /* every column on one rank */

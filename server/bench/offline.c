@@ -68,8 +68,7 @@ static enum status open_engine(struct offline *o, const struct options *serve, s
 {
     enum status st = OK;
     TRY(setup_open(serve, &o->setup, err));
-    TRY(footprint_plan(&o->setup.options, &o->setup.model, o->setup.layouts, o->setup.ops,
-                       &o->footprint, err));
+    TRY(footprint_plan(&o->setup.options, &o->setup.model, o->setup.flow, &o->footprint, err));
     TRY(group_open(&o->setup.options, &o->footprint, NULL, NULL, &o->group, err));
     TRY(group_wait_ready(o->group, check_group, o, err));
     struct engine_config c = {
