@@ -233,7 +233,7 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
 
 struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank)
 {
-    const int64_t out = flow_weight(f, part, rank).out;
+    const int64_t out = span_len(flow_outputs(f, part, rank));
     const int32_t axis = f->choice[part].over;
     if (!f->phase[PLAN_DECODE].linear[part].gathered)
         return (struct span){0, out};
@@ -292,15 +292,11 @@ uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t row
     return n;
 }
 
+/* Whole tiles lie in a part as they do in the whole. */
 uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank)
 {
-    const int32_t axis = f->choice[part].over;
-    uint64_t n = 0;
-    for (int32_t t = 0; t < f->mesh.axis[axis].size; t++) {
-        const struct weight_spec s = flow_stored(f, part, mesh_peer(&f->mesh, rank, axis, t));
-        n += t != mesh_coord(&f->mesh, rank, axis) ? f->ops->weight_bytes(&s) : 0;
-    }
-    return n;
+    const struct weight_spec whole = flow_weight(f, part, rank), mine = flow_stored(f, part, rank);
+    return f->ops->weight_bytes(&whole) - f->ops->weight_bytes(&mine);
 }
 
 static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum plan_part part,
@@ -392,19 +388,27 @@ int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase)
 
 /* ---- open ---- */
 
+/* Does any rank have more to do in the decode form than every rank has in the prefill form? */
+static bool is_dearer(const struct flow *f, flow_cost *cost, int32_t rows, const void *ctx)
+{
+    const int32_t ranks = mesh_ranks(&f->mesh);
+    double most = 0;
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        const double n = cost(f, PLAN_PREFILL, rows, rank, ctx);
+        most = n > most ? n : most;
+    }
+    for (int32_t rank = 0; rank < ranks; rank++)
+        if (cost(f, PLAN_DECODE, rows, rank, ctx) > most)
+            return true;
+    return false;
+}
+
 int32_t flow_crossover(const struct flow *f, flow_cost *cost, const void *ctx)
 {
     int32_t low = 1, high = FLOW_ROWS_MAX;
     while (low < high) {
         const int32_t rows = low + (high - low) / 2;
-        double most[PLAN_PHASES] = {0};
-        for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
-            for (int32_t i = 0; i < PLAN_PHASES; i++) {
-                const double n = cost(f, (enum plan_phase)i, rows, rank, ctx);
-                most[i] = n > most[i] ? n : most[i];
-            }
-        }
-        if (most[PLAN_PREFILL] < most[PLAN_DECODE])
+        if (is_dearer(f, cost, rows, ctx))
             high = rows;
         else
             low = rows + 1;

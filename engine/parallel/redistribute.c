@@ -134,19 +134,20 @@ int64_t redistribute_received(const struct mesh *m, const struct matrix *x, cons
                               int32_t rank)
 {
     const int32_t n = m->axis[v->axis].size, coord = mesh_coord(m, rank, v->axis);
-    const int64_t before = area(m, x, &v->before, rank), after = area(m, x, &v->after, rank);
+    const struct spread *before = &v->before, *after = &v->after;
     switch (v->kind) {
     case MOVE_REDUCE:
-        return (int64_t)(comm_all_reduce_bytes(n, coord, (size_t)before) / sizeof(float));
+        return (int64_t)(comm_all_reduce_bytes(n, coord, (size_t)area(m, x, before, rank)) /
+                         sizeof(float));
     case MOVE_SCATTER:
-        return (n - 1) * after;
+        return (n - 1) * area(m, x, after, rank);
     case MOVE_GATHER:
-        return after - before;
+        return area(m, x, after, rank) - area(m, x, before, rank);
     case MOVE_TURN: /* all but the block that stays */
-        return after -
-               length(m, x, &v->after, v->to, rank) * length(m, x, &v->before, v->from, rank);
+        return area(m, x, after, rank) -
+               length(m, x, after, v->to, rank) * length(m, x, before, v->from, rank);
     case MOVE_SWAP:
-        return opposite(m, v, rank) == rank ? 0 : after;
+        return opposite(m, v, rank) == rank ? 0 : area(m, x, after, rank);
     case MOVE_SLICE:
     case MOVE_CLAIM:
         break;
@@ -159,6 +160,26 @@ static int32_t place_of(const struct move *v)
     return v->kind == MOVE_SWAP ? (int32_t)WORLD : v->axis;
 }
 
+/* Elements of a dimension that the rank holds which holds most. */
+static int64_t longest(const struct mesh *m, const struct matrix *x, const struct spread *s,
+                       int32_t dim)
+{
+    const struct extent *e = &x->dim[dim];
+    const int32_t n = spread_pieces(m, s, dim);
+    int64_t most = 0;
+    if (!e->cut)
+        return (e->units + n - 1) / n * e->unit;
+    for (int32_t rank = 0; rank < mesh_ranks(m); rank++)
+        most = length(m, x, s, dim, rank) > most ? length(m, x, s, dim, rank) : most;
+    return most;
+}
+
+/* Of the largest part: other axes split rows than columns, so some rank has the longest of both. */
+static int64_t largest(const struct mesh *m, const struct matrix *x, const struct spread *s)
+{
+    return longest(m, x, s, SPREAD_ROWS) * longest(m, x, s, SPREAD_COLS);
+}
+
 static void raise(size_t *size, int64_t to)
 {
     *size = *size < (size_t)to ? (size_t)to : *size;
@@ -167,19 +188,16 @@ static void raise(size_t *size, int64_t to)
 void redistribute_measure(const struct mesh *m, const struct matrix *x, const struct route *route,
                           struct redistribute_sizes *sizes)
 {
-    for (int32_t rank = 0; rank < mesh_ranks(m); rank++) {
-        for (int32_t i = 0; i < route->count; i++) {
-            const struct move *v = &route->move[i];
-            const int64_t n[2] = {area(m, x, &v->before, rank), area(m, x, &v->after, rank)};
-            const bool stays = v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM;
-            if (!stays) {
-                raise(&sizes->place[place_of(v)].src, n[0]);
-                raise(v->kind == MOVE_REDUCE ? &sizes->place[place_of(v)].sum : &sizes->result,
-                      n[1]);
-            }
-            if (stays || v->kind == MOVE_TURN)
-                raise(&sizes->local, n[1]);
+    for (int32_t i = 0; i < route->count; i++) {
+        const struct move *v = &route->move[i];
+        const int64_t before = largest(m, x, &v->before), after = largest(m, x, &v->after);
+        const bool stays = v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM;
+        if (!stays) {
+            raise(&sizes->place[place_of(v)].src, before);
+            raise(v->kind == MOVE_REDUCE ? &sizes->place[place_of(v)].sum : &sizes->result, after);
         }
+        if (stays || v->kind == MOVE_TURN)
+            raise(&sizes->local, after);
     }
 }
 
