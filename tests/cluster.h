@@ -10,11 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 struct cluster {
     struct setup setup;
     struct footprint footprint;
     struct rank_memory memory[COMM_RANKS_MAX];
+    size_t comm_bytes; /* of all of memory's comm */
     struct board *board;
     struct rank *ranks[COMM_RANKS_MAX];
     struct step *step;
@@ -34,12 +36,23 @@ struct cluster_call {
     struct err err;
 };
 
-static void *cluster_zeroed(size_t bytes)
+enum { CLUSTER_PAGE = 4096 };
+
+/* Fresh pages are zeros, and cost nothing until they are touched, as most of a KV cache never is.
+ * Behind them is one that nobody can touch. */
+static void *cluster_map(size_t bytes)
 {
-    void *p = aligned_alloc(4096, base_align(bytes + 1, 4096));
-    CHECK(p != NULL);
-    memset(p, 0, base_align(bytes + 1, 4096));
+    const size_t n = base_align(bytes + 1, CLUSTER_PAGE);
+    char *p =
+        mmap(NULL, n + CLUSTER_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED);
+    CHECK(mprotect(p + n, CLUSTER_PAGE, PROT_NONE) == 0);
     return p;
+}
+
+static void cluster_unmap(void *p, size_t bytes)
+{
+    CHECK(!p || munmap(p, base_align(bytes + 1, CLUSTER_PAGE) + CLUSTER_PAGE) == 0);
 }
 
 static void *cluster_thread(void *arg)
@@ -95,15 +108,16 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
     if (st != OK)
         fprintf(stderr, "%s: %s\n", model, err.text);
     CHECK(st == OK);
-    void *comm = cluster_zeroed(comm_shm_bytes(ranks, c->footprint.comm_bytes));
+    c->comm_bytes = comm_shm_bytes(ranks, c->footprint.comm_bytes);
+    void *comm = cluster_map(c->comm_bytes);
     comm_shm_init(comm, ranks, c->footprint.comm_bytes);
-    c->board = cluster_zeroed(sizeof *c->board);
+    c->board = cluster_map(sizeof *c->board);
     for (int32_t r = 0; r < ranks; r++) {
         c->memory[r] = (struct rank_memory){.comm = comm, .board = &c->board->rank[r]};
         if (c->footprint.on_device)
             continue;
-        c->memory[r].weights = cluster_zeroed(c->footprint.rank[r].weights);
-        c->memory[r].kv = cluster_zeroed(c->footprint.rank[r].kv);
+        c->memory[r].weights = cluster_map(c->footprint.rank[r].weights);
+        c->memory[r].kv = cluster_map(c->footprint.rank[r].kv);
     }
     st = step_open_new(&c->footprint.limits, &c->step, &err);
     CHECK(st == OK);
@@ -113,14 +127,15 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
 
 static void cluster_close(struct cluster *c)
 {
-    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+    const struct footprint *f = &c->footprint;
+    for (int32_t r = 0; r < f->ranks; r++) {
         rank_close(c->ranks[r]);
-        free(c->memory[r].weights);
-        free(c->memory[r].kv);
+        cluster_unmap(c->memory[r].weights, f->rank[r].weights);
+        cluster_unmap(c->memory[r].kv, f->rank[r].kv);
         free(c->fetched[r]);
     }
-    free(c->memory[0].comm);
-    free(c->board);
+    cluster_unmap(c->memory[0].comm, c->comm_bytes);
+    cluster_unmap(c->board, sizeof *c->board);
     step_free(c->step);
     setup_close(&c->setup);
     free(c);
