@@ -537,6 +537,8 @@ static void test_arenas(void **state)
         struct model_config m = odd;
         m.tied = cases[i].tied;
         m.layers = cases[i].layers;
+        m.qkv_bias = i % 2 == 0;
+        m.head_norm = i >= 3;
         struct flow *f = flow_of(&m, cases[i].mode, cases[i].ranks);
         for (int32_t r = 0; r < cases[i].ranks; r++) {
             struct err err;
