@@ -251,7 +251,10 @@ static void test_linear(void **state UNUSED)
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 48},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 64},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 64}};
+    struct backend *const all_rows = invariant;
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+        /* few rows are those of test_leaves */
+        invariant = shapes[s][0] > DEVICE_FEW_ROWS ? all_rows : NULL;
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
             struct linear_case c = types[t];
             char what[96];
@@ -266,6 +269,7 @@ static void test_linear(void **state UNUSED)
                            device_bound(c.rows, c.in, c.dtype, abs));
         }
     }
+    invariant = all_rows;
 }
 
 /* What rank r of `ranks` has of a weight that made() fills: some leaves of it. */
@@ -323,7 +327,7 @@ static float *rank_sums(struct backend *b, const struct linear_case *c,
     return y;
 }
 
-/* The leaves of a weight on two, four or eight ranks, summed up as a collective does, give the bits
+/* The leaves of a weight on two or eight ranks, summed up as a collective does, give the bits
  * that one rank has: with rows for both kernels of a device, and leaves as uneven as ranks have
  * them.
  */
@@ -336,7 +340,7 @@ static void leaves_case(struct backend *b, const struct linear_case *c)
     struct weight *w = made(b, &spec, c->dtype, 0, &storage);
     const struct cview all = {x, DTYPE_F32, c->rows, c->in};
     ok(backend_linear(b, view_f32(want, c->rows, c->out), all, w, &err));
-    for (int32_t ranks = 2; ranks <= 8; ranks *= 2) {
+    for (int32_t ranks = 2; ranks <= 8; ranks *= 4) {
         float *sums[8];
         for (int32_t r = 0; r < ranks; r++)
             sums[r] = rank_sums(b, c, &spec, x, ranks, r);
@@ -359,7 +363,7 @@ static void test_leaves(void **state UNUSED)
                                                {.dtype = DTYPE_BF16},
                                                {.dtype = DTYPE_F8_E4M3},
                                                {.dtype = DTYPE_F8_E4M3, .scale_cols = 64}};
-    static const int32_t shapes[][3] = {{1, 776, 40}, {5, 1536, 70}, {19, 777, 33}, {70, 512, 130}};
+    static const int32_t shapes[][3] = {{2, 776, 40}, {19, 301, 33}, {70, 264, 66}};
     for (size_t t = 0; t < ARRAY_LEN(types); t++)
         for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
             struct linear_case c = types[t];
