@@ -32,7 +32,7 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
-    bool enforce_eager;
+    bool enforce_eager, deterministic;
     const char *parallel_mode, *mesh, *plan_file, *prices, *device;
     int32_t prefill_rows;     /* 0: where the costs of the two forms cross */
     const char *kv_placement; /* NULL: as the plan says */
@@ -107,6 +107,8 @@ void options_help(enum command command);
 bool options_distributed(const struct options *o);
 /* Is --quantization fp8 asked for? */
 bool options_fp8(const struct options *o);
+/* Backend of kernels/backend.h that --device and --deterministic name. */
+const char *options_backend(const struct options *o);
 /* Is --comm mpi in force? */
 bool options_mpi(const struct options *o);
 /* dtype option to weight dtype: auto keeps the checkpoint's. */

@@ -168,6 +168,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
     if (o->enforce_eager)
         add(a, "--enforce-eager");
+    if (o->deterministic)
+        add(a, "--deterministic");
     add(a, "--dtype=%s", o->dtype);
     add(a, "--kv-cache-dtype=%s", o->kv_cache_dtype ? o->kv_cache_dtype : "auto");
     add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");

@@ -81,7 +81,7 @@ static enum status open_backend(struct rank *r, const struct options *o, int32_t
     char name[32];
     if (!r->footprint.on_device)
         return backend_open(o->device, r->footprint.threads, &r->backend, err);
-    snprintf(name, sizeof name, "%s:%d", o->device, rank / o->ranks_per_device);
+    snprintf(name, sizeof name, "%s:%d", options_backend(o), rank / o->ranks_per_device);
     return backend_open(name, r->footprint.threads, &r->backend, err);
 }
 
@@ -106,8 +106,9 @@ static enum status open_comm(struct rank *r, const struct options *o, const stru
 {
     struct comm_stats *stats = &r->board->comm;
     /* Symmetric memory has been seen to hang: nobody need lose the ranks to it twice. */
-    const uint32_t how =
-        (o->ranks_per_device > 1 ? COMM_SHARED_DEVICE : 0u) | (o->restarted ? COMM_NO_WINDOWS : 0u);
+    const uint32_t how = (o->ranks_per_device > 1 ? COMM_SHARED_DEVICE : 0u) |
+                         (o->restarted ? COMM_NO_WINDOWS : 0u) |
+                         (o->deterministic ? COMM_FIXED_ORDER : 0u);
     const struct mesh *mesh = &l->flow->mesh;
     snprintf(stats->group, sizeof stats->group, "%s", mesh->axes == 1 ? mesh->axis[0].name : "all");
     enum status st;

@@ -17,7 +17,9 @@ static bool is_cpu(const char *name)
 
 static bool is_cuda(const char *name)
 {
-    return strcmp(name, "cuda") == 0 || strncmp(name, "cuda:", 5) == 0;
+    const size_t n = strcspn(name, ":");
+    return (n == 4 && strncmp(name, "cuda", n) == 0) ||
+           (n == 18 && strncmp(name, "cuda-deterministic", n) == 0);
 }
 
 enum status backend_table(const char *name, const struct backend_ops **out, struct err *err)
@@ -28,7 +30,7 @@ enum status backend_table(const char *name, const struct backend_ops **out, stru
         enum status st = module_find(&module, err);
         if (st != OK)
             return st;
-        ops = module->ops;
+        ops = module->find(name);
     }
     if (ops == NULL)
         return base_fail(err, ERR_DEVICE, "--device %s is not available here", name);
@@ -66,7 +68,8 @@ enum status backend_open(const char *name, int32_t threads, struct backend **out
         return cpu_open(name, threads, out, err);
     if (is_cuda(name))
         return open_cuda(name, threads, out, err);
-    return base_fail(err, ERR_DEVICE, "no backend is called %s: cpu, cpu-generic%s, cuda, ref",
+    return base_fail(err, ERR_DEVICE,
+                     "no backend is called %s: cpu, cpu-generic%s, cuda, cuda-deterministic, ref",
                      name,
                      strcmp(cpu_variant(), "cpu-generic") == 0 ? "" : ", cpu-avx2, cpu-avx512");
 }

@@ -24,8 +24,9 @@ struct module_report {
 
 struct module {
     struct plugin head;
-    const struct backend_ops *ops;
-    /* As backend_open; name is "cuda" or "cuda:N". */
+    /* As backend_table and backend_open; name is "cuda" or "cuda-deterministic", and may end in
+     * ":N" for open. */
+    const struct backend_ops *(*find)(const char *name);
     enum status (*open)(const char *name, int32_t threads, struct backend **out, struct err *err);
     /* As comm_device_open in engine/comm/comm.h. */
     enum status (*comm_open)(struct comm *bootstrap, struct backend *b, size_t arena_bytes,

@@ -96,7 +96,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     out->options = *o;
     if (!o->dtype)
         out->options.dtype = "auto";
-    TRY(backend_table(o->device ? o->device : "cpu", &out->ops, err));
+    TRY(backend_table(options_backend(o), &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
     TRY(quantize(out, err));
     out->priced = o->prices || o->measure || o->pick_layout;
@@ -160,6 +160,17 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
     return n;
 }
 
+static void write_order(const struct setup *s, const struct footprint *f, struct buf *out)
+{
+    const char *order = "this layout's own order: outputs are a single rank's but for rounding";
+    if (f->on_device && !s->options.deterministic)
+        order = "an order that depends on what else is in a step: outputs are a single rank's but "
+                "for rounding (--deterministic keeps to one order)";
+    else if (flow_keeps_order(s->flow))
+        order = "the order of a single rank: outputs have its bits";
+    buf_printf(out, "sums are added in %s\n", order);
+}
+
 /* The layout, and from how many rows on its steps have another form, and why from there. */
 static void write_form(const struct setup *s, struct buf *out)
 {
@@ -202,10 +213,7 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                    "contexts end with the model's sliding window of %d positions, of %d that it "
                    "has: windows that move are not supported\n",
                    s->model.window, s->model.max_position);
-    buf_printf(out, "sums are added in %s\n",
-               flow_keeps_order(s->flow)
-                   ? "the order of a single rank: outputs have its bits"
-                   : "this layout's own order: outputs are a single rank's but for rounding");
+    write_order(s, f, out);
     buf_printf(out, "needs %s in all; %s are free\n", base_human_bytes(w, sizeof w, f->total),
                base_human_bytes(k, sizeof k, f->available));
 }

@@ -102,6 +102,8 @@ static struct backend *subjects[9]; /* subject i has i % 3 + 1 threads */
 static int subject_count;
 static struct backend *ref;
 static struct backend *device; /* NULL: none */
+/* The same with bits of a row that depend on no other; opened where that makes a difference. */
+static struct backend *invariant;
 
 /* All of them, i from 0 until NULL. */
 static inline struct backend *nth_backend(int i)
@@ -109,6 +111,7 @@ static inline struct backend *nth_backend(int i)
     return i < subject_count        ? subjects[i]
            : i == subject_count     ? ref
            : i == subject_count + 1 ? device
+           : i == subject_count + 2 ? invariant
                                     : NULL;
 }
 
@@ -122,6 +125,16 @@ static inline int open_device(void)
     return 0;
 }
 
+static inline int close_subjects(void **state UNUSED)
+{
+    for (int i = 0; i < subject_count; i++)
+        backend_close(subjects[i]);
+    backend_close(ref);
+    backend_close(device);
+    backend_close(invariant);
+    return 0;
+}
+
 static inline int open_subjects(void **state UNUSED)
 {
     static const char *const names[] = {"cpu-generic", "cpu-avx2", "cpu-avx512"};
@@ -132,20 +145,22 @@ static inline int open_subjects(void **state UNUSED)
     return backend_open("ref", 1, &ref, &err) == OK ? open_device() : -1;
 }
 
-static inline int close_subjects(void **state UNUSED)
+/* For tests of linear and attention. */
+UNUSED static inline int open_invariant_too(void **state)
 {
-    for (int i = 0; i < subject_count; i++)
-        backend_close(subjects[i]);
-    backend_close(ref);
-    backend_close(device);
-    return 0;
+    struct backend *b = NULL;
+    if (open_subjects(state) != 0)
+        return -1;
+    if (device != NULL && backend_open("cuda-deterministic", 2, &b, &err) == OK)
+        invariant = staged_open(b);
+    return (device != NULL) == (invariant != NULL) ? 0 : -1;
 }
 
 /* Runs one case into n words of out; the words it does not write stay canaries. */
 typedef void (*case_fn)(struct backend *b, const void *arg, float *out);
 
-/* All subjects against each other and against ref; the device, which may round otherwise, against
- * ref with a larger bound. */
+/* All subjects against each other and against ref; devices, which may round otherwise, against ref
+ * with a larger bound. */
 static inline void run_case_loose(const char *what, case_fn fn, const void *arg, size_t n,
                                   double abs, double eps, double device_abs)
 {
@@ -163,10 +178,10 @@ static inline void run_case_loose(const char *what, case_fn fn, const void *arg,
             guarded_free(got, n);
     }
     guarded_free(first, n);
-    if (device != NULL) {
+    for (int i = subject_count + 1; nth_backend(i) != NULL; i++) {
         float *got = guarded(n);
-        snprintf(where, sizeof where, "%.90s, %s", what, device->ops->name);
-        fn(device, arg, got);
+        snprintf(where, sizeof where, "%.90s, %s", what, nth_backend(i)->ops->name);
+        fn(nth_backend(i), arg, got);
         assert_near(where, got, want, n, device_abs, eps);
         guarded_free(got, n);
     }

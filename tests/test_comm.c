@@ -32,13 +32,19 @@ static bool words_are(const struct rank *r, size_t at, int32_t from, uint32_t it
     return true;
 }
 
+/* Sums are NCCL's, as are the bytes of them. */
+static bool in_nccls_order(void)
+{
+    return between_devices && !(device_how & COMM_FIXED_ORDER);
+}
+
 /* Bytes of an all_reduce of n elements, by comm.h. */
 static uint64_t all_reduce_bytes(const struct rank *r, size_t n)
 {
     size_t ranks = (size_t)r->ranks, peers = ranks - 1;
     size_t own = n * (size_t)(r->rank + 1) / ranks - n * (size_t)r->rank / ranks;
     bool oneshot = r->ranks == 2 || n * 4 <= 262144;
-    if (between_devices)
+    if (in_nccls_order())
         return 4 * 2 * (n - n / ranks);
     return r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own));
 }
@@ -308,7 +314,7 @@ static void expect_group(struct rank *r, struct comm *c, const struct comm_stats
         EXPECT(r, r->dst[0] == (float)members);
     }
     EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].calls) == 50);
-    uint32_t each = between_devices ? 2 * (c->ranks > 1) : (uint32_t)(c->ranks - 1);
+    uint32_t each = in_nccls_order() ? 2 * (c->ranks > 1) : (uint32_t)(c->ranks - 1);
     EXPECT(r, atomic_load(&stats->op[COMM_ALL_REDUCE].bytes) == 50u * 4 * each);
 }
 
@@ -402,6 +408,16 @@ static void test_devices(void **state)
     run(6, false, body_uneven, NULL);
     run(3, false, body_device_abort, NULL);
     between_devices = false;
+}
+
+/* The bits and the counters of shared memory, in whatever order NCCL would have added. */
+static void test_fixed_order(void **state)
+{
+    device_how |= COMM_FIXED_ORDER;
+    setenv("EMULATED_NCCL_CHAINS", "1", 1);
+    test_devices(state);
+    unsetenv("EMULATED_NCCL_CHAINS");
+    device_how &= ~(uint32_t)COMM_FIXED_ORDER;
 }
 
 static bool windows_are_used; /* set before the ranks start */
@@ -643,17 +659,12 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_processes),
-        cmocka_unit_test(test_threaded_ranks),
-        cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_divergence),
-        cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),  cmocka_unit_test(test_threaded_ranks),
+        cmocka_unit_test(test_reuse),      cmocka_unit_test(test_split),
+        cmocka_unit_test(test_devices),    cmocka_unit_test(test_fixed_order),
+        cmocka_unit_test(test_windows),    cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -44,7 +44,7 @@ static int32_t ranks_here(const struct module *m, size_t i)
 {
     struct err err;
     size_t bytes;
-    if (m->ops->probe(cases[i].ranks, &bytes, &err) == OK)
+    if (m->find("cuda")->probe(cases[i].ranks, &bytes, &err) == OK)
         return cases[i].ranks;
     return strncmp(cases[i].option, "--p", 3) != 0;
 }
@@ -99,7 +99,7 @@ static bool count_calls(const struct module *m, struct emulated_calls *calls)
 {
     Dl_info where;
     emulated_calls_fn *count = NULL;
-    assert_int_not_equal(dladdr(m->ops, &where), 0);
+    assert_int_not_equal(dladdr(m->find("cuda"), &where), 0);
     void *handle = dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     assert_non_null(handle);
     void *symbol = dlsym(handle, "emulated_calls");
@@ -124,7 +124,7 @@ static void test_asking_takes_nothing(void **state)
     if (!m || !count_calls(m, &calls))
         skip();
     assert_true(calls.contexts > 0); /* of the report, whose process ends */
-    assert_int_equal(m->ops->probe(report.devices, &bytes, &err), OK);
+    assert_int_equal(m->find("cuda")->probe(report.devices, &bytes, &err), OK);
     count_calls(m, &calls);
     assert_int_equal(calls.contexts, 0);
 }
@@ -151,7 +151,7 @@ static void test_memory_is_as_planned(void **state)
         const int32_t ranks = ranks_here(m, i);
         if (ranks == 0)
             continue;
-        assert_int_equal(m->ops->probe(ranks, &before, &err), OK);
+        assert_int_equal(m->find("cuda")->probe(ranks, &before, &err), OK);
         struct cluster *c = open_case(i, ranks, false);
         for (int32_t r = 0; r < c->footprint.ranks; r++) {
             const size_t n = c->footprint.rank[r].weights + c->footprint.rank[r].kv +
@@ -174,7 +174,7 @@ static void test_memory_is_as_planned(void **state)
         cluster_close(c);
         if (exact) {
             size_t after = 0;
-            assert_int_equal(m->ops->probe(ranks, &after, &err), OK);
+            assert_int_equal(m->find("cuda")->probe(ranks, &after, &err), OK);
             assert_int_equal(after, before);
         }
     }
@@ -376,10 +376,10 @@ static void test_old_driver_is_told(void **state)
     if (!m || !count_calls(m, &calls))
         skip();
     setenv("EMULATED_DRIVER", "12040", 1);
-    assert_int_equal(m->ops->probe(1, &bytes, &err), ERR_DEVICE);
+    assert_int_equal(m->find("cuda")->probe(1, &bytes, &err), ERR_DEVICE);
     assert_non_null(strstr(err.text, "driver is for CUDA 12.4, the module was built with 13.0"));
     setenv("EMULATED_DRIVER", "0", 1);
-    assert_int_equal(m->ops->probe(1, &bytes, &err), ERR_DEVICE);
+    assert_int_equal(m->find("cuda")->probe(1, &bytes, &err), ERR_DEVICE);
     assert_non_null(strstr(err.text, "no NVIDIA driver"));
     unsetenv("EMULATED_DRIVER");
 }

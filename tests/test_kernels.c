@@ -251,7 +251,10 @@ static void test_linear(void **state UNUSED)
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 48},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 128, .scale_skip = 64},
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 64}};
+    struct backend *const all_rows = invariant;
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+        /* few rows are those of test_leaves */
+        invariant = shapes[s][0] > DEVICE_FEW_ROWS ? all_rows : NULL;
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
             struct linear_case c = types[t];
             char what[96];
@@ -266,6 +269,112 @@ static void test_linear(void **state UNUSED)
                            device_bound(c.rows, c.in, c.dtype, abs));
         }
     }
+    invariant = all_rows;
+}
+
+/* What rank r of `ranks` has of a weight that made() fills: some leaves of it. */
+static struct weight *made_part(struct backend *b, const struct weight_spec *whole, int32_t ranks,
+                                int32_t r, void **storage)
+{
+    const int32_t leaves = whole->leaves / ranks, first = leaves * r, at = whole->cut[first];
+    const size_t size = dtype_size(whole->dtype);
+    struct weight_spec spec = *whole;
+    spec.leaves = leaves;
+    spec.in = whole->cut[first + leaves] - at;
+    for (int32_t l = 0; l <= leaves; l++)
+        spec.cut[l] = whole->cut[first + l] - at;
+    spec.scale_skip = whole->scale_cols > 0 ? at % whole->scale_cols : 0;
+    const size_t stride = (size_t)spec.in * size;
+    unsigned char *src = aligned_bytes((size_t)spec.out * stride, 0xff);
+    for (int32_t o = 0; o < spec.out; o++)
+        for (int32_t k = 0; k < spec.in; k++)
+            dtype_store(src + (size_t)o * stride, whole->dtype, (size_t)k,
+                        gen(7, (size_t)o * 100003 + (size_t)(at + k)) *
+                            (whole->dtype == DTYPE_F8_E4M3 ? 96.0f : 1.0f));
+    *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
+    struct weight *w = must(b->ops->weight_open(b, &spec, *storage));
+    b->ops->weight_put(w, 0, spec.out, src, whole->dtype, stride);
+    free(src);
+    if (whole->dtype == DTYPE_F8_E4M3) {
+        const int32_t all = backend_scales(whole), some = backend_scales(&spec);
+        float *scale = scales_of(whole), *mine = aligned_bytes((size_t)(spec.out * some) * 4, 0xff);
+        for (int32_t o = 0; o < spec.out; o++)
+            for (int32_t i = 0; i < some; i++)
+                mine[o * some + i] = scale[o * all + backend_scale_of(whole, at) + i];
+        b->ops->weight_scale(w, 0, spec.out, mine);
+        free(scale);
+        free(mine);
+    }
+    return w;
+}
+
+/* That rank's sums. */
+static float *rank_sums(struct backend *b, const struct linear_case *c,
+                        const struct weight_spec *whole, const float *x, int32_t ranks, int32_t r)
+{
+    void *storage;
+    struct weight *w = made_part(b, whole, ranks, r, &storage);
+    const int32_t in = backend_weight_spec(w)->in, at = whole->cut[whole->leaves / ranks * r];
+    const size_t words = (size_t)c->rows * (size_t)in;
+    float *mine = guarded(words), *y = guarded((size_t)c->rows * (size_t)c->out);
+    for (int32_t t = 0; t < c->rows; t++)
+        memcpy(mine + (ptrdiff_t)t * in, x + (ptrdiff_t)t * c->in + at, (size_t)in * 4);
+    const struct cview view = {mine, DTYPE_F32, c->rows, in};
+    ok(backend_linear(b, view_f32(y, c->rows, c->out), view, w, &err));
+    guarded_free(mine, words);
+    b->ops->weight_close(w);
+    free(storage);
+    return y;
+}
+
+/* The leaves of a weight on two or eight ranks, summed up as a collective does, give the bits
+ * that one rank has: with rows for both kernels of a device, and leaves as uneven as ranks have
+ * them.
+ */
+static void leaves_case(struct backend *b, const struct linear_case *c)
+{
+    const struct weight_spec spec = linear_spec(c);
+    const size_t n = (size_t)c->rows * (size_t)c->out, x_words = (size_t)c->rows * (size_t)c->in;
+    float *x = generated(3, x_words), *want = guarded(n), *got = guarded(n);
+    void *storage;
+    struct weight *w = made(b, &spec, c->dtype, 0, &storage);
+    const struct cview all = {x, DTYPE_F32, c->rows, c->in};
+    ok(backend_linear(b, view_f32(want, c->rows, c->out), all, w, &err));
+    for (int32_t ranks = 2; ranks <= 8; ranks *= 4) {
+        float *sums[8];
+        for (int32_t r = 0; r < ranks; r++)
+            sums[r] = rank_sums(b, c, &spec, x, ranks, r);
+        b->ops->sum_tree(b, got, (const float *const *)sums, ranks, n);
+        assert_bits(b->ops->name, got, want, n);
+        for (int32_t r = 0; r < ranks; r++)
+            guarded_free(sums[r], n);
+    }
+    guarded_free(x, x_words);
+    guarded_free(want, n);
+    guarded_free(got, n);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+static void test_leaves(void **state UNUSED)
+{
+    static const struct linear_case types[] = {{.dtype = DTYPE_F32},
+                                               {.dtype = DTYPE_F16},
+                                               {.dtype = DTYPE_BF16},
+                                               {.dtype = DTYPE_F8_E4M3},
+                                               {.dtype = DTYPE_F8_E4M3, .scale_cols = 64}};
+    static const int32_t shapes[][3] = {{2, 776, 40}, {19, 301, 33}, {70, 264, 66}};
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+            struct linear_case c = types[t];
+            c.rows = shapes[i][0];
+            c.in = c.scale_cols > 0 ? (shapes[i][1] + 511) / 512 * 512 : shapes[i][1];
+            c.out = shapes[i][2];
+            c.leaves = 8;
+            leaves_case(subjects[0], &c);
+            if (invariant != NULL)
+                leaves_case(invariant, &c);
+        }
 }
 
 /* F8_E4M3 gives the bits of the same values held in F32. */
@@ -579,7 +688,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {T2(generator, exp),       T2(tables, arguments),
                                        T2(pool, parallel),       T2(weight_put, linear),
                                        T2(weight_f8, linear_f8), T2(linear_order, rows),
-                                       T2(sum_tree, lookup),     cmocka_unit_test(test_codes_f8)};
+                                       T2(sum_tree, lookup),     T2(codes_f8, leaves)};
     only(argc, argv);
-    return cmocka_run_group_tests(tests, open_subjects, close_subjects);
+    return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

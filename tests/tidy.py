@@ -81,6 +81,7 @@ TESTED_BY = {
     "kernels/cuda/cuda_memory.c": "tests/test_kernels.c",
     "kernels/cuda/record.c": "tests/test_device.c",
     "kernels/cuda/report.c": "tests/test_device.c",
+    "kernels/cuda/gemm.cu": "tests/test_kernels.c tests/test_deterministic.c",
     "kernels/cuda/gemv.cu": "tests/test_kernels.c",
     "kernels/cuda/elect.cu": "tests/test_elect.c",
     "kernels/cuda/linear.cu": "tests/test_kernels.c",

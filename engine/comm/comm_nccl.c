@@ -16,8 +16,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Rows that come to lie side by side are gathered rank by rank in here first. */
+/* Rows that come to lie side by side, and addends, are gathered rank by rank in here first. */
+#ifndef GATHER_BYTES
 #define GATHER_BYTES COMM_DEVICE_STAGING_BYTES
+#endif
 
 /* What the communicators of a rank share. */
 struct home {
@@ -26,6 +28,7 @@ struct home {
     char *arena, *gather;
     size_t arena_bytes, arena_used;
     struct comm_window window; /* may be where the arena is */
+    bool fixed_order;
     ncclComm_t group[1 + COMM_GROUPS_MAX];
     int32_t groups;
     pthread_t ending[1 + COMM_GROUPS_MAX]; /* threads that abort them */
@@ -137,25 +140,7 @@ static size_t sum_of(const size_t *counts, int32_t n)
     return sum;
 }
 
-/* ---- collectives ---- */
-
-/* Bytes as in a ring: each rank receives all blocks but one, twice. */
-static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *src, size_t n,
-                                   struct err *err)
-{
-    enum status st = OK;
-    struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
-    const ncclResult_t r =
-        ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
-    const size_t ranks = (size_t)comm->ranks;
-    st = finish(c, COMM_ALL_REDUCE, start, 2 * (n - n / ranks), r, err);
-out:
-    return st;
-}
+/* ---- pieces of collectives ---- */
 
 /* dst = the ranks' src[n[rank]] one after the other. */
 static ncclResult_t gather_blocks(struct comm_nccl *c, char *dst, const void *src, const size_t *n)
@@ -173,6 +158,116 @@ static ncclResult_t gather_blocks(struct comm_nccl *c, char *dst, const void *sr
     }
     NEXT(result, ncclGroupEnd());
     return result;
+}
+
+/* ---- sums in the order of the ranks ---- */
+
+/* dst[n] = the tree of the ranks' addends, which have been gathered. */
+static void fold(struct comm_nccl *c, float *dst, size_t n)
+{
+    struct backend *b = c->home->backend;
+    const float *of[COMM_RANKS_MAX];
+    for (int32_t r = 0; r < c->base.ranks; r++)
+        of[r] = (const float *)(const void *)c->home->gather + (size_t)r * n;
+    b->ops->sum_tree(b, dst, of, c->base.ranks, n);
+}
+
+/* Elements of each rank for which there is room at a time. */
+static size_t fold_room(const struct comm_nccl *c)
+{
+    return GATHER_BYTES / sizeof(float) / (size_t)c->base.ranks;
+}
+
+static size_t rest_of(size_t n, size_t done, size_t most)
+{
+    return n <= done ? 0 : n - done < most ? n - done : most;
+}
+
+/* Every rank gathers and sums everything. */
+static ncclResult_t sum_whole(struct comm_nccl *c, float *dst, const float *src, size_t n)
+{
+    ncclResult_t r = ncclSuccess;
+    const size_t room = fold_room(c);
+    for (size_t at = 0; at < n && r == ncclSuccess; at += room) {
+        const size_t part = rest_of(n, at, room);
+        r = ncclAllGather(src + at, c->home->gather, part, ncclFloat32, handle(c), c->home->stream);
+        fold(c, dst + at, part);
+    }
+    return r;
+}
+
+/* Each rank gathers and sums its block of src[sum(counts)], into dst[counts[rank]]. */
+static ncclResult_t sum_blocks(struct comm_nccl *c, float *dst, const float *src,
+                               const size_t *counts)
+{
+    ncclResult_t r = ncclSuccess;
+    const size_t room = fold_room(c);
+    size_t longest = 0;
+    for (int32_t peer = 0; peer < c->base.ranks; peer++)
+        longest = counts[peer] > longest ? counts[peer] : longest;
+    for (size_t at = 0; at < longest && r == ncclSuccess; at += room) {
+        const size_t own = rest_of(counts[c->base.rank], at, room);
+        const float *block = src;
+        float *from = (float *)(void *)c->home->gather;
+        r = ncclGroupStart();
+        for (int32_t peer = 0; peer < c->base.ranks; peer++) {
+            const size_t theirs = rest_of(counts[peer], at, room);
+            if (theirs > 0)
+                NEXT(r,
+                     ncclSend(block + at, theirs, ncclFloat32, peer, handle(c), c->home->stream));
+            if (own > 0)
+                NEXT(r, ncclRecv(from, own, ncclFloat32, peer, handle(c), c->home->stream));
+            block += counts[peer];
+            from += own;
+        }
+        NEXT(r, ncclGroupEnd());
+        if (own > 0)
+            fold(c, dst + at, own);
+    }
+    return r;
+}
+
+/* In one or two shots, by the rule of comm.h. */
+static ncclResult_t reduce_in_order(struct comm_nccl *c, float *dst, const float *src, size_t n)
+{
+    const size_t ranks = (size_t)c->base.ranks;
+    size_t block[COMM_RANKS_MAX], begin[COMM_RANKS_MAX + 1];
+    if (ranks <= 2 || n * sizeof(float) <= COMM_ONESHOT_MAX_BYTES)
+        return sum_whole(c, dst, src, n);
+    for (size_t r = 0; r <= ranks; r++) /* floor(n r / ranks) without the product of n */
+        begin[r] = n / ranks * r + n % ranks * r / ranks;
+    for (size_t r = 0; r < ranks; r++)
+        block[r] = begin[r + 1] - begin[r];
+    float *own = dst + begin[c->base.rank];
+    ncclResult_t r = sum_blocks(c, own, src, block);
+    NEXT(r, gather_blocks(c, (char *)dst, own, block));
+    return r;
+}
+
+/* ---- collectives ---- */
+
+/* Bytes of NCCL's as in a ring: each rank receives all blocks but one, twice. */
+static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *src, size_t n,
+                                   struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
+    const size_t ranks = (size_t)comm->ranks;
+    size_t received = 2 * (n - n / ranks);
+    ncclResult_t r;
+    if (c->home->fixed_order) {
+        received = comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float);
+        r = reduce_in_order(c, dst, src, n);
+    } else {
+        r = ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
+    }
+    st = finish(c, COMM_ALL_REDUCE, start, received, r, err);
+out:
+    return st;
 }
 
 /* Some rows: into the gather buffer, then side by side; what is a single row, or of a single rank,
@@ -219,24 +314,32 @@ out:
     return st;
 }
 
+/* By NCCL: a sum for each rank. */
+static ncclResult_t reduce_blocks(struct comm_nccl *c, float *dst, const float *src,
+                                  const size_t *counts)
+{
+    ncclResult_t r = ncclGroupStart();
+    for (int32_t to = 0; to < c->base.ranks; to++) {
+        if (counts[to] > 0)
+            NEXT(r, ncclReduce(src, dst, counts[to], ncclFloat32, ncclSum, to, handle(c),
+                               c->home->stream));
+        src += counts[to];
+    }
+    NEXT(r, ncclGroupEnd());
+    return r;
+}
+
 static enum status nccl_reduce_scatter(struct comm *comm, float *dst, const float *src,
                                        const size_t *counts, struct err *err)
 {
     enum status st = OK;
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
-    const float *block = src;
     TRY(watch(c->home, err));
     if (is_spoilt(c->home))
         goto out;
-    ncclResult_t r = ncclGroupStart();
-    for (int32_t to = 0; to < comm->ranks; to++) {
-        if (counts[to] > 0)
-            NEXT(r, ncclReduce(block, dst, counts[to], ncclFloat32, ncclSum, to, handle(c),
-                               c->home->stream));
-        block += counts[to];
-    }
-    NEXT(r, ncclGroupEnd());
+    const ncclResult_t r =
+        c->home->fixed_order ? sum_blocks(c, dst, src, counts) : reduce_blocks(c, dst, src, counts);
     const size_t others = (size_t)comm->ranks - 1;
     st = finish(c, COMM_REDUCE_SCATTER, start, others * counts[comm->rank], r, err);
 out:
@@ -500,6 +603,7 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
     h->backend = b;
     h->stream = cuda_stream(b);
     h->arena_bytes = arena_bytes;
+    h->fixed_order = (how & COMM_FIXED_ORDER) != 0;
     TRY(join(h, bootstrap, err));
     cuda_watch(b, watch, h);
     TRY(open_arena(h, bootstrap, how, err));
@@ -528,6 +632,6 @@ static enum status report(struct module_report *out, struct err *err)
 const struct plugin *module_entry(void)
 {
     static const struct module module = {
-        {sizeof(struct module), TESSERA_BUILD}, &cuda_ops, cuda_open, open_comm, report};
+        {sizeof(struct module), TESSERA_BUILD}, cuda_find, cuda_open, open_comm, report};
     return &module.head;
 }

@@ -85,7 +85,7 @@ __global__ void attend_pick_kernel(struct attend_args a)
         a.picked[i] = -1;
     __syncthreads();
     for (int32_t t = (int32_t)threadIdx.x; t < a.rows.count; t += THREADS) {
-        if (a.rows.position[t] + 1 < ATTEND_LONG_KEYS || !attend_is_alone(&a.rows, t))
+        if (a.rows.position[t] + 1 < ATTEND_LONG_KEYS || !attend_is_alone(&a, t))
             continue;
         const int32_t place = atomicAdd(&count, 1);
         if (place < a.picks)
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
     const int32_t t = row_of_place(&a);
-    if (t < 0 || attend_is_in_run(&a.rows, t))
+    if (t < 0 || attend_is_in_run(&a, t))
         return;
     const bool padding = a.rows.slot[t] < 0;
     const int32_t length = padding ? 1 : a.rows.position[t] + 1, splits = split_count(length);
@@ -316,7 +316,7 @@ __global__ void attend_merge_kernel(struct attend_args a)
 {
     const int32_t t = row_of_place(&a), head = (int32_t)blockIdx.y, dim = a.kv.dim;
     launch_release();
-    if (t < 0 || !attend_is_alone(&a.rows, t))
+    if (t < 0 || !attend_is_alone(&a, t))
         return;
     const int32_t splits = split_count(a.rows.position[t] + 1);
     const float *first = partial_at(&a, (int32_t)blockIdx.x, head, 0);
@@ -397,10 +397,9 @@ static void pick(struct attend_args *a, size_t places)
     a->picked = (int32_t *)partial_at(a, a->picks, 0, 0);
 }
 
-void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+static void run(struct cuda_backend *c, struct view out, struct cview qkv, const struct heads *h,
+                const struct rows *rows, const struct kv_cache *kv, int32_t layer, bool apart)
 {
-    struct cuda_backend *c = cuda_of(b);
     if (rows->count == 0 || h->heads == 0)
         return;
     struct attend_args a = {(float *)out.data,
@@ -412,12 +411,25 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
                             LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
                             (float *)c->partial.data,
                             nullptr,
-                            0};
+                            0,
+                            apart};
     const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
     const size_t places = c->partial.bytes / place;
     if ((size_t)rows->count > places)
         pick(&a, places);
     launch_alone(c, a, kv->spec.dtype, kv->storage);
-    if (rows->count > 1 && !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
+    if (rows->count > 1 && !apart && !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
         attend_tile_run(c, &a, kv->spec.dtype, kv->storage);
+}
+
+void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+{
+    run(cuda_of(b), out, qkv, h, rows, kv, layer, false);
+}
+
+void attend_invariant(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                      const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+{
+    run(cuda_of(b), out, qkv, h, rows, kv, layer, true);
 }

@@ -17,19 +17,22 @@ struct attend_args {
     float *partial;  /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
     int32_t *picked; /* the rows that have places, or -1; NULL: each row has its own */
     int32_t picks;
+    bool apart; /* no rows are a run */
 };
 
 /* A sequence row whose neighbours are of other slots. */
-HOST_DEVICE bool attend_is_alone(const struct rows *r, int32_t t)
+HOST_DEVICE bool attend_is_alone(const struct attend_args *a, int32_t t)
 {
+    const struct rows *r = &a->rows;
     const int32_t s = r->slot[t];
-    return s >= 0 && (t == 0 || r->slot[t - 1] != s) && (t + 1 == r->count || r->slot[t + 1] != s);
+    return s >= 0 && (a->apart || ((t == 0 || r->slot[t - 1] != s) &&
+                                   (t + 1 == r->count || r->slot[t + 1] != s)));
 }
 
 /* A sequence row that is not. */
-HOST_DEVICE bool attend_is_in_run(const struct rows *r, int32_t t)
+HOST_DEVICE bool attend_is_in_run(const struct attend_args *a, int32_t t)
 {
-    return r->slot[t] >= 0 && !attend_is_alone(r, t);
+    return a->rows.slot[t] >= 0 && !attend_is_alone(a, t);
 }
 
 /* Where the rows of row t's slot that follow it end, at most `end`. */

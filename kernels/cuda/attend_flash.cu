@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(THREADS)
     const int32_t past = tile + rows < a.rows.count ? tile + rows : a.rows.count;
     const int32_t mine = tile + (int32_t)threadIdx.x;
     static_assert(P::ROWS <= THREADS, "a thread looks at each row");
-    if (!__syncthreads_or(mine < past && attend_is_in_run(&a.rows, mine)))
+    if (!__syncthreads_or(mine < past && attend_is_in_run(&a, mine)))
         return;
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     struct span s = {tile};
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(THREADS)
     for (s.begin = tile; s.begin < past; s.begin = s.end) {
         s.end = attend_run_end(&a.rows, s.begin, past);
         s.slot = a.rows.slot[s.begin];
-        if (!attend_is_in_run(&a.rows, s.begin))
+        if (!attend_is_in_run(&a, s.begin))
             continue;
         s.least = INT32_MAX;
         s.last = 0;

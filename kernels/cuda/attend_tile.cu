@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args
     }
     for (int32_t begin = 0, end; begin < count; begin = end) {
         end = attend_run_end(&a.rows, tile + begin, tile + count) - tile;
-        if (attend_is_in_run(&a.rows, tile + begin))
+        if (attend_is_in_run(&a, tile + begin))
             attend_span<E>(s, a, cache, tile, begin, end, head, first);
     }
 }

@@ -227,61 +227,46 @@ static void kv_close(struct kv_cache *kv)
     free(kv);
 }
 
-const struct backend_ops cuda_ops = {
-    .name = "cuda",
-    .weight_bytes = cuda_memory_weight_bytes,
-    .holds = cuda_memory_holds,
-    .kv_bytes = cuda_memory_kv_bytes,
-    .probe = cuda_probe,
-    .scratch_bytes = cuda_memory_scratch_bytes,
-    .record = record_begin,
-    .record_end = record_end,
-    .replay = record_replay,
-    .recording_close = record_close,
-    .close = cuda_close,
-    .sync = cuda_sync,
-    .reserve = cuda_reserve,
-    .parallel = cuda_parallel,
-    .alloc = cuda_memory_alloc,
-    .free = cuda_memory_free,
-    .upload = cuda_memory_upload,
-    .download = cuda_memory_download,
-    .fetch = cuda_memory_fetch,
-    .landed = cuda_memory_landed,
-    .land = cuda_memory_land,
-    .weight_open = weight_open,
-    .weight_close = weight_close,
-    .weight_put = cuda_memory_weight_put,
-    .weight_scale = cuda_memory_weight_scale,
-    .weight_get = cuda_memory_weight_get,
-    .kv_open = kv_open,
-    .kv_close = kv_close,
-    .resolve = sample_resolve,
-    .embed = rowops_embed,
-    .linear = linear_run,
-    .rmsnorm = rowops_rmsnorm,
-    .add_rmsnorm = rowops_add_rmsnorm,
-    .square_sum = rowops_square_sum,
-    .rms_scale = rowops_rms_scale,
-    .rope_table = rope_table,
-    .rope_kv = rope_kv,
-    .attend = attend_run,
-    .silu_mul = rowops_silu_mul,
-    .select = rowops_select,
-    .copy = rowops_copy,
-    .sum_tree = rowops_sum_tree,
-    .sample = sample_run,
-    .survey = elect_survey,
-    .nominate = elect_nominate,
-    .elect = elect_run,
-    .logprobs = sample_logprobs,
-};
+/* What the two differ in: name, linear, attend. */
+#define OPS(NAME, LINEAR, ATTEND)                                                                  \
+    {                                                                                              \
+        .name = NAME, .weight_bytes = cuda_memory_weight_bytes, .holds = cuda_memory_holds,        \
+        .kv_bytes = cuda_memory_kv_bytes, .probe = cuda_probe,                                     \
+        .scratch_bytes = cuda_memory_scratch_bytes, .record = record_begin,                        \
+        .record_end = record_end, .replay = record_replay, .recording_close = record_close,        \
+        .close = cuda_close, .sync = cuda_sync, .reserve = cuda_reserve,                           \
+        .parallel = cuda_parallel, .alloc = cuda_memory_alloc, .free = cuda_memory_free,           \
+        .upload = cuda_memory_upload, .download = cuda_memory_download,                            \
+        .fetch = cuda_memory_fetch, .landed = cuda_memory_landed, .land = cuda_memory_land,        \
+        .weight_open = weight_open, .weight_close = weight_close,                                  \
+        .weight_put = cuda_memory_weight_put, .weight_scale = cuda_memory_weight_scale,            \
+        .weight_get = cuda_memory_weight_get, .kv_open = kv_open, .kv_close = kv_close,            \
+        .resolve = sample_resolve, .embed = rowops_embed, .linear = LINEAR,                        \
+        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
+        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .rope_table = rope_table,  \
+        .rope_kv = rope_kv, .attend = ATTEND, .silu_mul = rowops_silu_mul,                         \
+        .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \
+        .sample = sample_run, .survey = elect_survey, .nominate = elect_nominate,                  \
+        .elect = elect_run, .logprobs = sample_logprobs,                                           \
+    }
 
-/* N of "cuda:N", 0 of "cuda". */
+const struct backend_ops cuda_ops = OPS("cuda", linear_run, attend_run);
+const struct backend_ops cuda_invariant_ops =
+    OPS("cuda-deterministic", linear_invariant, attend_invariant);
+
+/* N of "NAME:N", 0 of "NAME". */
 static int32_t device_of(const char *name)
 {
     const char *colon = strchr(name, ':');
     return colon != NULL ? (int32_t)strtol(colon + 1, NULL, 10) : 0;
+}
+
+const struct backend_ops *cuda_find(const char *name)
+{
+    const size_t n = strcspn(name, ":");
+    const bool invariant =
+        strncmp(name, cuda_invariant_ops.name, n) == 0 && cuda_invariant_ops.name[n] == '\0';
+    return invariant ? &cuda_invariant_ops : &cuda_ops;
 }
 
 enum status cuda_open(const char *name, int32_t threads, struct backend **out, struct err *err)
@@ -292,7 +277,7 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     if (c == NULL)
         return base_fail(err, ERR_NOMEM, "no memory for backend %s", name);
     atomic_store(&opened, true);
-    c->base.ops = &cuda_ops;
+    c->base.ops = cuda_find(name);
     c->device = device_of(name);
     pthread_mutex_init(&c->failure_lock, NULL);
     int count = 0;

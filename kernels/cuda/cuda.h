@@ -183,16 +183,23 @@ void rope_table(struct backend *b, struct view table, const int32_t *position,
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
              const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer);
 
-/* linear.cu */
+/* linear.cu. invariant: a row's bits depend on no other row, and leaves are those of the spec. */
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
+void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w);
 
-/* gemv.cu: the same for few rows at a time, GEMV_ROWS of them in one pass over the weight */
+/* gemv.cu: the same for few rows at a time, GEMV_ROWS of them in one pass over the weight.
+ * gemm.cu: for many, with the same bits. */
 #define GEMV_ROWS 16
-void gemv_run(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w);
+struct product; /* product.cuh */
+void gemv_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
+void gemm_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
 
-/* attend.cu */
+/* attend.cu. invariant: a row's bits do not depend on which rows of its sequence are in the step.
+ */
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                 const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+void attend_invariant(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
+                      const struct rows *rows, const struct kv_cache *kv, int32_t layer);
 
 /* sample.cu */
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,

@@ -8,9 +8,13 @@
 extern "C" {
 #endif
 
-extern const struct backend_ops cuda_ops;
+/* "cuda", or "cuda-deterministic": the bits of a row depend neither on the other rows of a step nor
+ * on how leaves lie on ranks (linear.cu, attend.cu). */
+extern const struct backend_ops cuda_ops, cuda_invariant_ops;
+/* Either; name may end in ":N". */
+const struct backend_ops *cuda_find(const char *name);
 
-/* name: "cuda" (the first device) or "cuda:N". ERR_DEVICE: no driver, no such device. */
+/* name: of the table, on the first device, or NAME:N. ERR_DEVICE: no driver, no such device. */
 enum status cuda_open(const char *name, int32_t threads, struct backend **out,
                       struct err *err) MUST_USE;
 

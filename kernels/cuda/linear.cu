@@ -1,18 +1,20 @@
-/* DESIGN: y[T, out] = x[T, in] w[out, in]^T in two ways.
- * Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu).
- * Many rows: cuBLAS on tensor cores, x rounded to the weight's type first (fp32 weights: neither
- * rounding nor tf32), fp32 accumulation. The leaves of the weight's spec are for the bits of the
- * CPU variants and are not used here.
- * Many rows of an F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90
- * with 12.9 or newer): x becomes E4M3, too, with a scale per row of its own. Else the weight is
- * widened to bf16, a tile of its rows at a time; that moves five times the bytes of the codes, so
- * up to WIDEN_ROWS rows it is faster to pass over the codes again for every 16 of them. */
-#include "kernels/cuda/device.cuh"
+/* DESIGN: y[T, out] = x[T, in] w[out, in]^T in two ways, and in a third if bits are not to depend
+ * on T (below). Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu). Many rows:
+ * cuBLAS on tensor cores, x rounded to the weight's type first (fp32 weights: neither rounding nor
+ * tf32), fp32 accumulation. The leaves of the weight's spec are not used here. Many rows of an
+ * F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or
+ * newer): x becomes E4M3, too, with a scale per row of its own. Else the weight is widened to bf16,
+ * a tile of its rows at a time; that moves five times the bytes of the codes, so up to WIDEN_ROWS
+ * rows it is faster to pass over the codes again for every 16 of them.
+ *
+ * The third way: our own kernels for many rows, too (gemm.cu), whose results have the bits of those
+ * for few; and each leaf is a product of its own, as if it were another rank's. */
+#include "kernels/cuda/product.cuh"
 
 #include "kernels/cuda/blas.h"
 
 #define THREADS 256
-#define PART (4 * THREADS) /* columns of a block that converts */
+#define SPAN (4 * THREADS) /* columns of a block that converts */
 #define WIDEN_ROWS 64
 #define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
@@ -25,16 +27,16 @@ __global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, i
 {
     const float *from = x + (int64_t)blockIdx.x * in;
     E *to = y + (int64_t)blockIdx.x * pitch;
-    const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
+    const int32_t begin = (int32_t)(blockIdx.y * SPAN + threadIdx.x);
 #pragma unroll
-    for (int32_t k = begin; k < begin + PART; k += THREADS)
+    for (int32_t k = begin; k < begin + SPAN; k += THREADS)
         if (k < pitch)
             from_float(to + k, k < in ? from[k] : 0.0f);
 }
 
 template <typename E> static void convert(struct cuda_backend *c, struct cview x, int32_t pitch)
 {
-    const dim3 grid((unsigned)x.rows, blocks_for((size_t)pitch, PART));
+    const dim3 grid((unsigned)x.rows, blocks_for((size_t)pitch, SPAN));
     LAUNCH(c, convert_kernel<E>, grid, THREADS, 0, (E *)c->x.data, (const float *)x.data, x.cols,
            pitch);
 }
@@ -165,25 +167,96 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
 
 /* ---- the op ---- */
 
+/* Without leaves: one for all columns. */
+static struct product product_of(struct view y, struct cview x, const struct weight *w)
+{
+    const struct weight_spec *s = &w->spec;
+    const int64_t codes = (int64_t)(cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype));
+    const struct product p = {(float *)y.data,
+                              (const float *)x.data,
+                              w->storage,
+                              0,
+                              (int64_t)cuda_row_bytes(s),
+                              codes,
+                              y.rows,
+                              s->out,
+                              x.cols,
+                              s->scale_cols > 0 ? s->scale_cols : INT32_MAX,
+                              s->scale_skip,
+                              1,
+                              {0, s->in}};
+    return p;
+}
+
+/* What has no elements; and zeros, if there is nothing to add up. */
+static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
+{
+    const size_t bytes = (size_t)y.rows * (size_t)y.cols * sizeof(float);
+    if (bytes > 0 && x.cols == 0)
+        cuda_note(c, "linear", cudaMemsetAsync(y.data, 0, bytes, (cudaStream_t)c->stream));
+    return bytes == 0 || x.cols == 0;
+}
+
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w)
 {
     struct cuda_backend *c = cuda_of(b);
-    if (y.rows == 0 || y.cols == 0)
+    const struct product p = product_of(y, x, w);
+    if (is_nothing(c, y, x))
         return;
-    if (x.cols == 0) {
-        cuda_note(c, "linear",
-                  cudaMemsetAsync(y.data, 0, (size_t)y.rows * (size_t)y.cols * 4,
-                                  (cudaStream_t)c->stream));
-        return;
-    }
     if (y.rows <= GEMV_ROWS) {
-        gemv_run(c, y, x, w);
+        gemv_run(c, &w->spec, &p);
     } else if (w->spec.dtype != DTYPE_F8_E4M3) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
     } else if (!gemm_f8(c, y, x, w)) {
         if (y.rows <= WIDEN_ROWS)
-            gemv_run(c, y, x, w);
+            gemv_run(c, &w->spec, &p);
         else
             gemm_widened(c, y, x, w);
     }
+}
+
+/* ---- the same bits at any number of rows and ranks ---- */
+
+static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
+                          const struct product *p)
+{
+    if (p->rows <= GEMV_ROWS)
+        gemv_run(c, s, p);
+    else
+        gemm_run(c, s, p);
+}
+
+/* The leaves side by side in scratch, for as many rows at a time as fit there, then their tree. */
+static void fold_leaves(struct cuda_backend *c, const struct weight_spec *s, struct product p)
+{
+    const float *leaf[BACKEND_LEAVES_MAX];
+    float *y = p.y;
+    const size_t row = (size_t)s->leaves * (size_t)p.out * sizeof(float);
+    const int32_t rows = p.rows, most = (int32_t)(CUDA_TILE_BYTES / row);
+    CHECK(most > 0);
+    p.leaves = s->leaves;
+    memcpy(p.cut, s->cut, sizeof p.cut);
+    p.y = (float *)c->tile.data;
+    for (int32_t at = 0; at < rows; at += most) {
+        p.rows = rows - at < most ? rows - at : most;
+        p.leaf_pitch = (int64_t)p.rows * p.out;
+        for (int32_t l = 0; l < p.leaves; l++)
+            leaf[l] = p.y + l * p.leaf_pitch;
+        multiply_rows(c, s, &p);
+        rowops_sum_tree(&c->base, y, leaf, p.leaves, (size_t)p.leaf_pitch);
+        p.x += (int64_t)most * p.x_pitch;
+        y += (int64_t)most * p.out;
+    }
+}
+
+void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w)
+{
+    struct cuda_backend *c = cuda_of(b);
+    const struct product p = product_of(y, x, w);
+    if (is_nothing(c, y, x))
+        return;
+    if (w->spec.leaves > 1)
+        fold_leaves(c, &w->spec, p);
+    else
+        multiply_rows(c, &w->spec, &p);
 }

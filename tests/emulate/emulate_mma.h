@@ -50,7 +50,7 @@ static void mma_copy_group()
     emulate_groups().emplace_back();
 }
 
-template <int n> void mma_copy_wait()
+template <int n> static void mma_copy_wait()
 {
     std::deque<std::vector<emulated_copy>> &groups = emulate_groups();
     while (groups.size() > n + 1) {

@@ -1,0 +1,201 @@
+/* DESIGN: many rows, with the bits that each of them has alone: the products of gemv.cu, in its
+ * order (product.cuh). A block has some outputs of some rows, and walks through all turns, which
+ * the warps of gemv.cu share; x and weights pass through shared memory in steps, the next ones
+ * being copied while one is computed. Slower than cuBLAS: x counts twice on tensor cores, as two
+ * bf16, and its splitting is done again for all outputs of a warp.
+ *
+ * Blocks are numbered in bands of rows, so that those which run at the same time read few rows and
+ * few outputs, which stay in the cache. */
+#include "kernels/cuda/product.cuh"
+
+#define ROW_WARPS 2
+#define OUT_WARPS 4
+#define THREADS (ROW_WARPS * OUT_WARPS * WARP)
+#define GROUPS 4 /* of rows, of a warp */
+#define TILE_ROWS (ROW_WARPS * GROUPS * GROUP)
+#define STAGES 3
+#define BAND 16           /* row tiles */
+#define ENOUGH_BLOCKS 256 /* to fill a device about twice */
+
+/* One step of x and of the weight. Rows of x are padded by 16 bytes: the eight that a group reads
+ * at once lie in different banks. */
+template <typename F, int OUTPUTS> struct stage {
+    static constexpr int STEP = F::K * PART, OUTS = OUT_WARPS * OUTPUTS * COLUMNS;
+    float x[TILE_ROWS][STEP + 4];
+    pack<uint32_t, 4> w[OUTS][PART];
+};
+
+/* Tiles of rows and outputs of a block. */
+struct place {
+    int32_t row, out;
+};
+
+HOST_DEVICE struct place place_of(int32_t block, int32_t row_tiles, int32_t out_tiles)
+{
+    const int32_t band = block / (BAND * out_tiles), rest = block % (BAND * out_tiles);
+    const int32_t left = row_tiles - band * BAND, rows = left < BAND ? left : BAND;
+    return {band * BAND + rest % rows, rest / rows};
+}
+
+/* A walk through the steps in the order of their turns. */
+struct walk {
+    int32_t turn, step;
+};
+
+DEVICE void next_step(struct walk *w, int32_t steps)
+{
+    w->step += TURNS;
+    if (w->step >= steps)
+        w->step = ++w->turn;
+}
+
+/* Elements [k, k + 4) of row t of x; zeros where there are none. */
+template <bool ALIGNED>
+DEVICE void copy_x(float *to, const struct product &p, struct leaf l, int32_t t, int32_t k)
+{
+    const float *row = p.x + (int64_t)(t < p.rows ? t : 0) * p.x_pitch;
+    if constexpr (ALIGNED) { /* end is a multiple of 4: whole or not at all */
+        mma_copy(to, row + k, t < p.rows && k < l.end);
+    } else {
+        for (int i = 0; i < 4; i++)
+            to[i] = t < p.rows && k + i < l.end ? row[k + i] : 0.0f;
+    }
+}
+
+template <typename F, int OUTPUTS, bool ALIGNED>
+DEVICE void copy_step(struct stage<F, OUTPUTS> *s, const struct product &p, struct leaf l,
+                      int32_t first_row, int32_t first_out, int32_t step)
+{
+    typedef struct stage<F, OUTPUTS> S;
+    constexpr int QUADS = S::STEP / 4;
+    const int32_t begin = l.begin + step * S::STEP;
+    static_assert(TILE_ROWS * QUADS % THREADS == 0 && S::OUTS * PART % THREADS == 0,
+                  "no thread is idle");
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS * QUADS; i += THREADS) {
+        const int32_t n = i + (int32_t)threadIdx.x, t = n / QUADS, k = n % QUADS * 4;
+        copy_x<ALIGNED>(&s->x[t][k], p, l, first_row + t, begin + k);
+    }
+#pragma unroll
+    for (int i = 0; i < S::OUTS * PART; i += THREADS) {
+        const int32_t n = i + (int32_t)threadIdx.x, o = n / PART, v = n % PART;
+        copy_weight<F, ALIGNED>(&s->w[o][v], p, l, output_row(p, first_out + o), begin + v * F::K);
+    }
+}
+
+/* sum += one step; row and out: the warp's first ones in the block. */
+template <typename F, int OUTPUTS>
+DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, OUTPUTS> *s,
+                      const struct product &p, struct leaf l, int32_t row, int32_t out,
+                      int32_t first_out, int32_t step)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP, k = lane % PART * F::K;
+    const int32_t begin = l.begin + step * PART * F::K;
+    pack<uint32_t, 4> v[OUTPUTS];
+    float part[GROUPS][OUTPUTS][4] = {};
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; o++)
+        v[o] = s->w[out + o * COLUMNS + lane / PART][lane % PART];
+    multiply<F, GROUPS, OUTPUTS>(
+        part, v, p, l, first_out + out, begin + k, [&](float(&f)[4], int g, int i) {
+            *(pack<float, 4> *)f =
+                *(const pack<float, 4> *)&s->x[row + g * GROUP + lane / PART][k + i];
+        });
+    add_step<F, GROUPS, OUTPUTS>(sum, part, p, l, first_out + out, begin);
+}
+
+/* Block (place, leaf). */
+template <typename F, int OUTPUTS, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_kernel(struct product p, int32_t row_tiles, int32_t out_tiles)
+{
+    typedef struct stage<F, OUTPUTS> S;
+    typedef pack<uint32_t, 4> aligned;
+    SHARED_DYNAMIC(aligned, memory);
+    S *stages = (S *)memory;
+    const struct leaf l = leaf_of(p, (int32_t)blockIdx.y);
+    float *y = p.y + blockIdx.y * p.leaf_pitch;
+    const struct place at = place_of((int32_t)blockIdx.x, row_tiles, out_tiles);
+    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
+    const int32_t row = warp / OUT_WARPS * GROUPS * GROUP, first_row = at.row * TILE_ROWS;
+    const int32_t out = warp % OUT_WARPS * OUTPUTS * COLUMNS, first_out = at.out * S::OUTS;
+    const int32_t steps = (l.end - l.begin + S::STEP - 1) / S::STEP;
+    float total[GROUPS][OUTPUTS * 2] = {}, sum[GROUPS][OUTPUTS * 2] = {};
+    struct walk ahead = {}, now = {};
+    const auto fetch = [&](int32_t nth) {
+        if (nth < steps) {
+            copy_step<F, OUTPUTS, ALIGNED>(stages + nth % STAGES, p, l, first_row, first_out,
+                                           ahead.step);
+            next_step(&ahead, steps);
+        }
+        mma_copy_group(); /* an empty one, too: the wait counts groups */
+    };
+#pragma unroll
+    for (int nth = 0; nth < STAGES - 1; nth++)
+        fetch(nth);
+    for (int32_t nth = 0; nth < steps; nth++) {
+        mma_copy_wait<STAGES - 2>();
+        __syncthreads(); /* the step is there, and the one before has been used */
+        fetch(nth + STAGES - 1);
+        take_step<F, OUTPUTS>(sum, stages + nth % STAGES, p, l, row, out, first_out, now.step);
+        const bool first = now.turn == 0, turned = now.step + TURNS >= steps;
+        next_step(&now, steps);
+        if (!turned)
+            continue;
+#pragma unroll
+        for (int i = 0; i < GROUPS * OUTPUTS * 2; i++) {
+            float *t = &total[i / (OUTPUTS * 2)][i % (OUTPUTS * 2)];
+            float *s = &sum[i / (OUTPUTS * 2)][i % (OUTPUTS * 2)];
+            *t = first ? *s : *t + *s;
+            *s = 0;
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+        for (int i = 0; i < OUTPUTS * 2; i++) {
+            const int32_t o = output_of(first_out + out, i);
+            const int32_t t = first_row + row + g * GROUP + lane / PART;
+            const float v =
+                steps < TURNS ? total[g][i] + 0.0f : total[g][i]; /* turns without one */
+            if (o < p.out && t < p.rows)
+                y[(int64_t)t * p.out + o] =
+                    F::SCALES == PER_ROW ? v * f8_scale(p, l, o, l.begin) : v;
+        }
+}
+
+/* ---- launches ---- */
+
+template <typename F, int OUTPUTS, bool ALIGNED>
+static void launch(struct cuda_backend *c, const struct product &p)
+{
+    typedef struct stage<F, OUTPUTS> S;
+    const unsigned rows = blocks_for((size_t)p.rows, TILE_ROWS),
+                   outs = blocks_for((size_t)p.out, S::OUTS);
+    const auto kernel = gemm_kernel<F, OUTPUTS, ALIGNED>;
+    const size_t shared = STAGES * sizeof(S);
+    cuda_note(
+        c, "linear",
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    LAUNCH(c, kernel, dim3(rows * outs, (unsigned)p.leaves), THREADS, shared, p, (int32_t)rows,
+           (int32_t)outs);
+}
+
+/* Wide blocks read less, where there are enough of them. */
+template <typename F> static void launch_form(struct cuda_backend *c, const struct product &p)
+{
+    constexpr int WIDE = F::AT_ONCE == 16 ? 4 : 2; /* as registers allow */
+    const size_t wide = (size_t)blocks_for((size_t)p.rows, TILE_ROWS) * (size_t)p.leaves *
+                        blocks_for((size_t)p.out, stage<F, WIDE>::OUTS);
+    if (!is_aligned<F>(p))
+        launch<F, 2, false>(c, p);
+    else if (wide >= ENOUGH_BLOCKS)
+        launch<F, WIDE, true>(c, p);
+    else
+        launch<F, 2, true>(c, p);
+}
+
+void gemm_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p)
+{
+    with_form(s, *p, [&](auto form) { launch_form<decltype(form)>(c, *p); });
+}

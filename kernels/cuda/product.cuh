@@ -1,0 +1,289 @@
+/* What gemv.cu and gemm.cu share: y[T, out] = x[T, in] w[out, in]^T by tensor cores, such that a
+ * row has the same bits alone, among few and among many.
+ *
+ * From 6 rows on fp32 arithmetic would take longer than the memory, so tensor cores multiply, and
+ * for one row too. They take bf16. A weight is the
+ * sum of one bf16 (bf16; E4M3 before its scale), two (fp16) or three (fp32). So is x: of three with
+ * fp32 weights, which is all of it, of two with the others, which is 16 bits of it. Two pieces of 8
+ * rows are the 16 rows of one product. Where scales of E4M3 change within a step, codes times
+ * scales are cut to 16 bits, too. Products that count beside those are added up in fp32.
+ *
+ * The order of a result's sum: a step is 64 bytes of a row of the weight, and a sum of its own, so
+ * that the tensor cores need not wait for the one before; step s belongs to turn s % TURNS; a turn
+ * adds its steps in ascending order, and the turns are added in theirs. Which k a lane's elements
+ * have is free as long as those of w and x agree: so a lane takes 16 bytes of a row for several
+ * products, instead of the scattered pairs of the manual. */
+#ifndef TESSERA_KERNELS_CUDA_PRODUCT_CUH
+#define TESSERA_KERNELS_CUDA_PRODUCT_CUH
+
+#include "kernels/cuda/mma.cuh"
+
+#define TURNS 8
+#define COLUMNS 8 /* outputs of a product of tensor cores */
+#define GROUP 8   /* rows of x of one, in two pieces */
+#define PART 4    /* lanes that share a row of the weight */
+
+struct product {
+    float *y; /* [leaves][rows, out], leaf_pitch elements from one to the next */
+    const float *x;
+    const unsigned char *w;
+    int64_t leaf_pitch, row_bytes;
+    int64_t scales_at; /* bytes from w's row to its scales: there the codes end */
+    int32_t rows, out, x_pitch;
+    int32_t scale_cols, scale_skip; /* scale_cols > 0 */
+    int32_t leaves, cut[BACKEND_LEAVES_MAX + 1];
+};
+
+/* Some columns of x and w, whose sums are a result. */
+struct leaf {
+    int32_t begin, end;
+};
+
+DEVICE struct leaf leaf_of(const struct product &p, int32_t i)
+{
+    return {p.cut[i], p.cut[i + 1]};
+}
+
+/* ---- how weights become bf16 ---- */
+
+/* a and b, each as the sum of N bf16: exact up to 8 bits a piece, the last is rounded. */
+template <int N, int STRIDE> DEVICE void split(uint32_t *word, float a, float b)
+{
+#pragma unroll
+    for (int i = 0; i < N - 1; i++) {
+        const uint32_t high_a = __float_as_uint(a) & 0xffff0000u,
+                       high_b = __float_as_uint(b) & 0xffff0000u;
+        word[i * STRIDE] = high_a >> 16 | high_b;
+        a -= __uint_as_float(high_a);
+        b -= __uint_as_float(high_b);
+    }
+    word[(N - 1) * STRIDE] = mma_pair(a, b, bf16());
+}
+
+/* A form has K elements a vector; four of them, the sub-th, become PIECES times two words: elements
+ * 0 and MATE, then the others. X_PIECES: of x. AT_ONCE: rows of x, most. */
+enum scales { NONE, PER_ROW, PER_STEP }; /* that are left to do after unpack */
+
+struct form_bf16 {
+    static constexpr int K = 8, PIECES = 1, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
+    static constexpr enum scales SCALES = NONE;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &, struct leaf, int32_t, int32_t)
+    {
+        to[0][0] = v[2 * sub];
+        to[0][1] = v[2 * sub + 1];
+    }
+};
+
+struct form_f16 {
+    static constexpr int K = 8, PIECES = 2, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
+    static constexpr enum scales SCALES = NONE;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &, struct leaf, int32_t, int32_t)
+    {
+        pack<__half, 4> h;
+        memcpy(&h, v + 2 * sub, sizeof h);
+        split<PIECES, 2>(&to[0][0], to_float(h.e[0]), to_float(h.e[1]));
+        split<PIECES, 2>(&to[0][1], to_float(h.e[2]), to_float(h.e[3]));
+    }
+};
+
+struct form_f32 {
+    static constexpr int K = 4, PIECES = 3, X_PIECES = 3, MATE = 1, AT_ONCE = 16;
+    static constexpr enum scales SCALES = NONE;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int,
+                              const struct product &, struct leaf, int32_t, int32_t)
+    {
+        split<PIECES, 2>(&to[0][0], __uint_as_float(v[0]), __uint_as_float(v[1]));
+        split<PIECES, 2>(&to[0][1], __uint_as_float(v[2]), __uint_as_float(v[3]));
+    }
+};
+
+#ifndef MMA_EMULATED
+/* Both bf16 of a word times those of another; subnormal ones count. */
+DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
+{
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+    return y;
+}
+#endif
+
+/* Two codes, in the high bytes of a word's halves, as bf16. Their exponent lands where it counts
+ * 2^-120 too few. */
+DEVICE uint32_t f8_pair(uint32_t codes)
+{
+    return mma_times((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u), 0x7b807b80u);
+}
+
+template <enum scales WHICH> struct form_f8 {
+    static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 2, AT_ONCE = 16;
+    static constexpr enum scales SCALES = WHICH;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &, struct leaf, int32_t, int32_t)
+    {
+        to[0][0] = f8_pair(v[sub] << 8);
+        to[0][1] = f8_pair(v[sub]);
+    }
+};
+
+/* One beyond the end stands for the last. */
+DEVICE const unsigned char *output_row(const struct product &p, int32_t o)
+{
+    return p.w + (o < p.out ? o : p.out - 1) * p.row_bytes;
+}
+
+/* Of an output's column, which may lie behind the leaf. */
+DEVICE float f8_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
+{
+    const int32_t last = k < l.end ? k : l.end - 1;
+    const float *scale = (const float *)(output_row(p, o) + p.scales_at);
+    return scale[(p.scale_skip + last) / p.scale_cols];
+}
+
+/* Scales that change within a step, at columns that are multiples of RUN. */
+template <int RUN> struct form_f8_mixed {
+    static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 2;
+    static constexpr int AT_ONCE = RUN == 1 ? 8 : 16; /* registers are too few for more */
+    static constexpr enum scales SCALES = NONE;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = f8_pair(i == 0 ? v[sub] << 8 : v[sub]);
+            const int at = 4 * sub + i;
+            split<PIECES, 2>(&to[0][i],
+                             __uint_as_float(pair << 16) * f8_scale(p, l, o, k + at / RUN * RUN),
+                             __uint_as_float(pair & 0xffff0000u) *
+                                 f8_scale(p, l, o, k + (at + MATE) / RUN * RUN));
+        }
+    }
+};
+
+/* ---- copies ---- */
+
+/* The vector of a row of the weight that begins with column k, into shared memory; zeros behind the
+ * leaf. ALIGNED: all vectors begin at their size, as those of the first leaf do. */
+template <typename F, bool ALIGNED>
+DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct leaf l,
+                        const unsigned char *row, int32_t k)
+{
+    const int64_t at = (int64_t)k * (CUDA_VECTOR / F::K);
+    if constexpr (!ALIGNED) {
+        if (at % CUDA_VECTOR != 0) {
+            pack<unsigned char, CUDA_VECTOR> v;
+            for (int b = 0; b < CUDA_VECTOR; b++)
+                v.e[b] = k < l.end && at + b < p.scales_at ? row[at + b] : 0;
+            memcpy(to, &v, sizeof v);
+            return;
+        }
+    }
+    mma_copy(to, row + at, k < l.end);
+}
+
+/* ---- a step ---- */
+
+/* sum[g][o] += one step: the vectors v of the lane's outputs, times x from column k on, of which
+ * load(f, g, i) gives elements [i, i + 4) of the lane's row in group g. Of the four the first two
+ * are the sums of one piece of x, the others of the next. */
+template <typename F, int GROUPS, int OUTPUTS, typename Load>
+DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (&v)[OUTPUTS],
+                     const struct product &p, struct leaf l, int32_t first, int32_t k, Load load)
+{
+    constexpr int PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
+#pragma unroll
+    for (int sub = 0; sub < F::K / 4; sub++) {
+        uint32_t rows[GROUPS][PAIRS][4] = {};
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            alignas(16) float f[4];
+            uint32_t word[2][F::X_PIECES];
+            load(f, g, 4 * sub);
+            split<F::X_PIECES, 1>(word[0], f[0], f[F::MATE]);
+            split<F::X_PIECES, 1>(word[1], f[3 - F::MATE], f[3]);
+#pragma unroll
+            for (int i = 0; i < F::X_PIECES * 2; i++)
+                rows[g][i / 2 / 2][i % 2 * 2 + i / 2 % 2] = word[i % 2][i / 2];
+        }
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            const int32_t out = first + o * COLUMNS + (int32_t)threadIdx.x % WARP / PART;
+            uint32_t to[F::PIECES][2];
+            F::unpack(to, v[o].e, sub, p, l, out, k);
+#pragma unroll
+            for (int j = F::PIECES - 1; j >= 0; j--) /* what is small first */
+#pragma unroll
+                for (int i = PAIRS - 1; i >= 0; i--)
+#pragma unroll
+                    for (int g = 0; g < GROUPS; g++)
+                        if (j + 2 * i < 3)
+                            mma_multiply(sum[g][o], rows[g][i], to[j][0], to[j][1], bf16());
+        }
+    }
+}
+
+/* Output i of those that a lane sums up, of which a product leaves it two: 2 * j and the next. */
+DEVICE int32_t output_of(int32_t first, int i)
+{
+    return first + i / 2 * COLUMNS + (int32_t)threadIdx.x % PART * 2 + i % 2;
+}
+
+/* sum += part, which has its first column's scales. */
+template <typename F, int GROUPS, int OUTPUTS>
+DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROUPS][OUTPUTS][4],
+                     const struct product &p, struct leaf l, int32_t first, int32_t k)
+{
+#pragma unroll
+    for (int i = 0; i < OUTPUTS * 2; i++) {
+        const float scale = F::SCALES == PER_STEP ? f8_scale(p, l, output_of(first, i), k) : 1.0f;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const float *pieces = part[g][i / 2] + i % 2;
+            sum[g][i] = fmaf(pieces[0] + pieces[2], scale, sum[g][i]);
+        }
+    }
+}
+
+/* ---- the host's part ---- */
+
+/* Whether all vectors of x and w begin at their size. */
+template <typename F> static bool is_aligned(const struct product &p)
+{
+    bool whole = p.x_pitch % 4 == 0 && (uintptr_t)p.x % 16 == 0;
+    for (int32_t l = 0; l < p.leaves; l++)
+        whole = whole && p.cut[l] % F::K == 0;
+    return whole;
+}
+
+/* Whether the scales of E4M3 change at multiples of n columns of every leaf only. */
+static inline bool scales_change_every(const struct product &p, int32_t n)
+{
+    bool so = p.scale_cols % n == 0;
+    for (int32_t l = 0; l < p.leaves; l++)
+        so = so && (p.scale_skip + p.cut[l]) % n == 0;
+    return so;
+}
+
+/* run(form) with that of the weight. */
+template <typename Run>
+static void with_form(const struct weight_spec *s, const struct product &p, Run run)
+{
+    constexpr int32_t VECTOR = form_f8<PER_STEP>::K, STEP = VECTOR * PART;
+    if (s->dtype == DTYPE_BF16)
+        run(form_bf16());
+    else if (s->dtype == DTYPE_F16)
+        run(form_f16());
+    else if (s->dtype == DTYPE_F32)
+        run(form_f32());
+    else if (s->scale_cols == 0)
+        run(form_f8<PER_ROW>());
+    else if (scales_change_every(p, STEP))
+        run(form_f8<PER_STEP>());
+    else if (scales_change_every(p, VECTOR))
+        run(form_f8_mixed<VECTOR>());
+    else
+        run(form_f8_mixed<1>());
+}
+
+#endif
