@@ -3,6 +3,7 @@
 One rank only: the emulated NCCL is between threads.
 """
 
+import concurrent.futures
 import os
 import shutil
 import signal
@@ -58,3 +59,26 @@ def test_greedy_tokens(device_server, sampler):
             for prompt, tokens in checkpoint.golden_runs(name)]
     requests = [(prompt, len(tokens), {}) for prompt, tokens in runs]
     assert server.token_ids_together(requests) == [tokens for _, tokens in runs]
+
+
+def test_deterministic(device_server):
+    """A drawn answer and its logprobs do not depend on who else is served, nor on ranks that are
+    lost while it is given."""
+    name = "tied_gqa2_f32"
+    server = device_server(checkpoint.GOLDEN / name, "--deterministic", "--max-num-seqs", 4,
+                           "--max-num-batched-tokens", 24)
+    prompts = [prompt[:20] for prompt, _ in checkpoint.golden_runs(name)][:3]
+
+    def answer(i):
+        choice = server.complete(prompts[i], max_tokens=5, temperature=0.9, top_p=0.9, seed=i,
+                                 presence_penalty=0.5, ignore_eos=True, logprobs=3,
+                                 return_token_ids=True)["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+    alone = [answer(i) for i in range(len(prompts))]
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(answer, range(len(prompts)))) == alone
+        again = pool.map(answer, range(len(prompts)))
+        harness.eventually(lambda: server.requests("running") > 0, what="a running request")
+        os.kill(server.ranks()[0], signal.SIGKILL)
+        assert list(again) == alone
