@@ -137,7 +137,9 @@ static void test_bits(void **state)
     if (devices == 0)
         skip();
     setenv("EMULATED_NCCL_CHAINS", "1", 1);
-    for (size_t i = 0; i < ARRAY_LEN(cases) && cases[i].ranks <= devices; i++) {
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        if (cases[i].ranks > devices)
+            continue;
         struct cluster *c = open_case(i);
         snprintf(what, sizeof what, "%s %s, %d ranks", cases[i].name, cases[i].option,
                  cases[i].ranks);

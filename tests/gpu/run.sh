@@ -15,7 +15,7 @@
 # loader    weights of a small checkpoint in the device's memory, row by row
 # twins     every op of the device against kernels/ref, each in a process of its own
 # goldens   logits of the small checkpoints against transformers, through the ranks' own code
-# graphs    memory as planned, steps replayed as graphs and launched ahead
+# graphs    memory as planned, steps replayed as graphs and launched ahead; --deterministic
 # serve     the server's greedy text on one GPU is that on the CPU
 # nccl      two ranks on one GPU, and a 2d grid of four, through NCCL over sockets: function only,
 #           never to be timed
@@ -49,7 +49,7 @@ LOGS=$BUILD/logs
 SELF=$PWD/tests/gpu/run.sh
 MODEL=deploy/demo/model
 PROGRAMS=(test_loader test_kernels test_attend test_sample test_elect test_model test_device
-    bench_device bench_forward bench_step)
+    test_deterministic bench_device bench_forward bench_step)
 all=(doctor loader twins goldens graphs serve nccl load forward fp8 torch http decode step kernels
     peers sanitize sanitize_attend races)
 failed=0
@@ -284,10 +284,15 @@ stage() {
     load) check 150 load load_rate ;;
     twins) for t in test_kernels test_attend test_sample test_elect; do each 60 "$t"; done ;;
     goldens) check 120 goldens one test_model test_goldens_device ;;
-    graphs) each 90 test_device ;;
+    graphs)
+        each 90 test_device
+        check 90 deterministic one test_deterministic test_bits
+        ;;
     serve) check 60 serve same_text 48 ;;
     nccl) # ranks take turns of milliseconds on the device, in every collective: few tokens
         check 120 nccl_2 same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M
+        check 120 nccl_2_order same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M \
+            --deterministic
         check 180 nccl_4_2d same_text 8 -tp 4 --parallel-mode 2d --ranks-per-device 4 \
             --kv-cache-memory 64M
         ;;
