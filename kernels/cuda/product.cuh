@@ -2,11 +2,11 @@
  * row has the same bits alone, among few and among many.
  *
  * From 6 rows on fp32 arithmetic would take longer than the memory, so tensor cores multiply, and
- * for one row too. They take bf16. A weight is the
- * sum of one bf16 (bf16; E4M3 before its scale), two (fp16) or three (fp32). So is x: of three with
- * fp32 weights, which is all of it, of two with the others, which is 16 bits of it. Two pieces of 8
- * rows are the 16 rows of one product. Where scales of E4M3 change within a step, codes times
- * scales are cut to 16 bits, too. Products that count beside those are added up in fp32.
+ * for one row too. They take bf16. A weight is the sum of one bf16 (bf16; E4M3 before its scale),
+ * two (fp16) or three (fp32). So is x: of three with fp32 weights, which is all of it, of two with
+ * the others, which is 16 bits of it. Two pieces of 8 rows are the 16 rows of one product. Where
+ * scales of E4M3 change within a step, codes times scales are cut to 16 bits, too. Products that
+ * count beside those are added up in fp32.
  *
  * The order of a result's sum: a step is 64 bytes of a row of the weight, and a sum of its own, so
  * that the tensor cores need not wait for the one before; step s belongs to turn s % TURNS; a turn
@@ -23,6 +23,7 @@
 #define GROUP 8   /* rows of x of one, in two pieces */
 #define PART 4    /* lanes that share a row of the weight */
 
+/* A sum for each leaf, of columns [cut[i], cut[i + 1]). */
 struct product {
     float *y; /* [leaves][rows, out], leaf_pitch elements from one to the next */
     const float *x;
@@ -34,7 +35,6 @@ struct product {
     int32_t leaves, cut[BACKEND_LEAVES_MAX + 1];
 };
 
-/* Some columns of x and w, whose sums are a result. */
 struct leaf {
     int32_t begin, end;
 };
