@@ -1,7 +1,7 @@
 /* What --deterministic promises of a device (the CUDA module beside the test, emulated or real):
  * the logits of a sequence have the same bits alone and among others, however its prompt is cut
- * into chunks, decoded one by one or scored as a prompt, on 1, 2, 4 and 8 ranks. The emulated NCCL
- * adds in an order that depends on the size of the message meanwhile. */
+ * into chunks, down to one row, on 1, 2, 4 and 8 ranks. The emulated NCCL adds in an order that
+ * depends on the size of the message meanwhile. */
 #include "kernels/module.h"
 #include "tests/cluster.h"
 #include "tests/only.h"
@@ -79,17 +79,17 @@ static void step(struct cluster *c, struct outcome *o, const int32_t *slot, int3
     }
 }
 
-/* One sequence after the other, its prompt in a chunk or, of odd slots, in two, of which the first
+/* One sequence after the other, its prompt in a chunk or, of odd slots, in two, of which the second
  * is one row. */
 static void alone(struct cluster *c, struct outcome *o)
 {
     for (int32_t s = 0; s < SLOTS; s++) {
         open_slot(c, s);
         if (s % 2 == 1) {
-            rows(c, s, 0, 1);
+            rows(c, s, 0, PROMPT - 1);
             step(c, o, &s, 0);
         }
-        rows(c, s, s % 2, PROMPT);
+        rows(c, s, s % 2 * (PROMPT - 1), PROMPT);
         step(c, o, &s, PROMPT - 1);
         for (int32_t i = PROMPT; i < LENGTH; i++) {
             rows(c, s, i, i + 1);
