@@ -58,9 +58,8 @@ const struct options_row options_rows[] = {
     {"enforce-eager", NULL, RUN, FLAG, AT(enforce_eager), 0, 0, NULL, NULL,
      "GPU only: no CUDA graphs, every step launches its kernels one by one"},
     {"deterministic", NULL, RUN, FLAG, AT(deterministic), 0, 0, NULL, NULL,
-     "an answer depends on no other request, nor, in the layouts 1d and 1d_sp, on whether there "
-     "are "
-     "1, 2, 4 or 8 ranks; CPU ranks always keep to that, GPUs become slower by it"},
+     "an answer depends on no other request, nor, in the layouts 1d and 1d_sp, on having 1, 2, 4 "
+     "or 8 ranks; CPU ranks always keep to that, GPUs become slower by it"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"kv-cache-dtype", NULL, RUN, CHOICE, AT(kv_cache_dtype), 0, 0, "auto", "auto|fp8",

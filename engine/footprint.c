@@ -185,7 +185,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     if (st == OK)
         st = find_weights(&f, m, flow, err);
     if (st != OK)
-        return st;
+        goto out;
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.vocab = m->vocab;
@@ -196,7 +196,6 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
                    sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.slots);
     for (int32_t r = 0; r < f.ranks; r++)
         find_rest(&f, o, m, flow, r);
-    *out = f;
     if (st == OK && f.total > f.available) {
         char need[32], have[32];
         st = base_fail(
@@ -205,5 +204,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
             f.ranks, base_human_bytes(need, sizeof need, f.total), f.total,
             base_human_bytes(have, sizeof have, f.available), f.available);
     }
+out:
+    *out = f;
     return st;
 }

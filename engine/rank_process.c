@@ -274,7 +274,7 @@ int rank_main(const struct options *o)
         memory.loaded = await_word;
         memory.loaded_ctx = &start;
     }
-    TRY(backend_table(o->device, &ops, &err));
+    TRY(backend_table(options_backend(o), &ops, &err));
     TRY(read_layout(o, ops, &m, &flow, &layout, &err));
     footprint_of(o, &m, layout, ops, &f);
     TRY(map_memory(o, &f, &memory, &err));

@@ -18,8 +18,8 @@ static bool is_cpu(const char *name)
 static bool is_cuda(const char *name)
 {
     const size_t n = strcspn(name, ":");
-    return (n == 4 && strncmp(name, "cuda", n) == 0) ||
-           (n == 18 && strncmp(name, "cuda-deterministic", n) == 0);
+    return (n == strlen("cuda") && strncmp(name, "cuda", n) == 0) ||
+           (n == strlen("cuda-deterministic") && strncmp(name, "cuda-deterministic", n) == 0);
 }
 
 enum status backend_table(const char *name, const struct backend_ops **out, struct err *err)

@@ -363,8 +363,8 @@ struct backend {
 };
 
 /* By name: "cpu" (best variant for this machine), "cpu-generic", "cpu-avx2", "cpu-avx512", "ref",
- * "cuda" or "cuda:N" (device N, through the module). threads >= 1 includes the calling thread.
- * ERR_DEVICE names what is missing. */
+ * "cuda" or "cuda-deterministic", of which ":N" names the device (through the module). threads >= 1
+ * includes the calling thread. ERR_DEVICE names what is missing. */
 enum status backend_open(const char *name, int32_t threads, struct backend **out,
                          struct err *err) MUST_USE;
 /* The table alone, for size questions; NULL when unknown. */

@@ -308,8 +308,8 @@ enum status plan_modes_measure(struct setup *s, struct err *err)
     const enum dtype dtype = s->model.quant.kind == QUANT_NONE
                                  ? options_dtype(&s->options, s->model.dtype)
                                  : DTYPE_F8_E4M3;
-    return price_measure(options_backend(&s->options), s->options.tp,
-                         footprint_threads(&s->options), dtype, &s->price, err);
+    return price_measure(s->options.device, s->options.tp, footprint_threads(&s->options), dtype,
+                         &s->price, err);
 }
 
 void plan_modes_price(const struct setup *s, struct buf *out)

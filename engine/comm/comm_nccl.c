@@ -18,7 +18,7 @@
 
 /* Rows that come to lie side by side, and addends, are gathered rank by rank in here first. */
 #ifndef GATHER_BYTES
-#define GATHER_BYTES COMM_DEVICE_STAGING_BYTES
+#define GATHER_BYTES COMM_DEVICE_STAGING_BYTES /* at a time */
 #endif
 
 /* What the communicators of a rank share. */
@@ -574,7 +574,7 @@ static enum status open_arena(struct home *h, struct comm *bootstrap, uint32_t h
 {
     enum status st = OK;
     struct backend *b = h->backend;
-    h->gather = b->ops->alloc(b, GATHER_BYTES);
+    h->gather = b->ops->alloc(b, COMM_DEVICE_STAGING_BYTES);
     if (bootstrap->ranks > 1 && how == 0)
         TRY(comm_window_open(bootstrap, h->group[0], b, h->arena_bytes, &h->window, err));
     h->arena = h->window.memory;
@@ -582,7 +582,7 @@ static enum status open_arena(struct home *h, struct comm *bootstrap, uint32_t h
         h->arena = b->ops->alloc(b, h->arena_bytes);
     if (h->arena == NULL || h->gather == NULL)
         st = base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
-                       h->arena_bytes + GATHER_BYTES);
+                       h->arena_bytes + COMM_DEVICE_STAGING_BYTES);
 out:
     return st;
 }

@@ -14,8 +14,12 @@
 #define GROUPS 4 /* of rows, of a warp */
 #define TILE_ROWS (ROW_WARPS * GROUPS * GROUP)
 #define STAGES 3
-#define BAND 16           /* row tiles */
-#define ENOUGH_BLOCKS 256 /* to fill a device about twice */
+#ifndef GEMM_BAND
+#define GEMM_BAND 16 /* row tiles */
+#endif
+#ifndef GEMM_BLOCKS
+#define GEMM_BLOCKS 256 /* fill a device about twice */
+#endif
 
 /* One step of x and of the weight. Rows of x are padded by 16 bytes: the eight that a group reads
  * at once lie in different banks. */
@@ -32,9 +36,9 @@ struct place {
 
 HOST_DEVICE struct place place_of(int32_t block, int32_t row_tiles, int32_t out_tiles)
 {
-    const int32_t band = block / (BAND * out_tiles), rest = block % (BAND * out_tiles);
-    const int32_t left = row_tiles - band * BAND, rows = left < BAND ? left : BAND;
-    return {band * BAND + rest % rows, rest / rows};
+    const int32_t band = block / (GEMM_BAND * out_tiles), rest = block % (GEMM_BAND * out_tiles);
+    const int32_t left = row_tiles - band * GEMM_BAND, rows = left < GEMM_BAND ? left : GEMM_BAND;
+    return {band * GEMM_BAND + rest % rows, rest / rows};
 }
 
 /* A walk through the steps in the order of their turns. */
@@ -189,7 +193,7 @@ template <typename F> static void launch_form(struct cuda_backend *c, const stru
                         blocks_for((size_t)p.out, stage<F, WIDE>::OUTS);
     if (!is_aligned<F>(p))
         launch<F, 2, false>(c, p);
-    else if (wide >= ENOUGH_BLOCKS)
+    else if (wide >= GEMM_BLOCKS)
         launch<F, WIDE, true>(c, p);
     else
         launch<F, 2, true>(c, p);

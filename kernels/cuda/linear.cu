@@ -217,6 +217,7 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
 
 /* ---- the same bits at any number of rows and ranks ---- */
 
+/* A product of one leaf, or of all of them in one form. */
 static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
                           const struct product *p)
 {
@@ -224,6 +225,25 @@ static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
         gemv_run(c, s, p);
     else
         gemm_run(c, s, p);
+}
+
+/* Where the form depends on where a leaf begins, each has its own: that which it has on a rank of
+ * its own. */
+static void multiply_leaves(struct cuda_backend *c, const struct weight_spec *s,
+                            const struct product *p)
+{
+    if (s->scale_cols == 0 || scales_change_every(*p, F8_STEP)) {
+        multiply_rows(c, s, p);
+        return;
+    }
+    for (int32_t l = 0; l < p->leaves; l++) {
+        struct product one = *p;
+        one.leaves = 1;
+        one.cut[0] = p->cut[l];
+        one.cut[1] = p->cut[l + 1];
+        one.y += l * p->leaf_pitch;
+        multiply_rows(c, s, &one);
+    }
 }
 
 /* The leaves side by side in scratch, for as many rows at a time as fit there, then their tree. */
@@ -242,7 +262,7 @@ static void fold_leaves(struct cuda_backend *c, const struct weight_spec *s, str
         p.leaf_pitch = (int64_t)p.rows * p.out;
         for (int32_t l = 0; l < p.leaves; l++)
             leaf[l] = p.y + l * p.leaf_pitch;
-        multiply_rows(c, s, &p);
+        multiply_leaves(c, s, &p);
         rowops_sum_tree(&c->base, y, leaf, p.leaves, (size_t)p.leaf_pitch);
         p.x += (int64_t)most * p.x_pitch;
         y += (int64_t)most * p.out;

@@ -19,9 +19,10 @@
 #include "kernels/cuda/mma.cuh"
 
 #define TURNS 8
-#define COLUMNS 8 /* outputs of a product of tensor cores */
-#define GROUP 8   /* rows of x of one, in two pieces */
-#define PART 4    /* lanes that share a row of the weight */
+#define COLUMNS 8                    /* outputs of a product of tensor cores */
+#define GROUP 8                      /* rows of x of one, in two pieces */
+#define PART 4                       /* lanes that share a row of the weight */
+#define F8_STEP (CUDA_VECTOR * PART) /* columns of a step of E4M3 */
 
 /* A sum for each leaf, of columns [cut[i], cut[i + 1]). */
 struct product {
@@ -247,10 +248,10 @@ DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROU
 
 /* ---- the host's part ---- */
 
-/* Whether all vectors of x and w begin at their size. */
+/* Whether all vectors of x and w begin at their size, and x's last one is whole. */
 template <typename F> static bool is_aligned(const struct product &p)
 {
-    bool whole = p.x_pitch % 4 == 0 && (uintptr_t)p.x % 16 == 0;
+    bool whole = p.x_pitch % 4 == 0 && (uintptr_t)p.x % 16 == 0 && p.cut[p.leaves] % 4 == 0;
     for (int32_t l = 0; l < p.leaves; l++)
         whole = whole && p.cut[l] % F::K == 0;
     return whole;
@@ -269,7 +270,7 @@ static inline bool scales_change_every(const struct product &p, int32_t n)
 template <typename Run>
 static void with_form(const struct weight_spec *s, const struct product &p, Run run)
 {
-    constexpr int32_t VECTOR = form_f8<PER_STEP>::K, STEP = VECTOR * PART;
+    constexpr int32_t VECTOR = form_f8<PER_STEP>::K;
     if (s->dtype == DTYPE_BF16)
         run(form_bf16());
     else if (s->dtype == DTYPE_F16)
@@ -278,7 +279,7 @@ static void with_form(const struct weight_spec *s, const struct product &p, Run 
         run(form_f32());
     else if (s->scale_cols == 0)
         run(form_f8<PER_ROW>());
-    else if (scales_change_every(p, STEP))
+    else if (scales_change_every(p, F8_STEP))
         run(form_f8<PER_STEP>());
     else if (scales_change_every(p, VECTOR))
         run(form_f8_mixed<VECTOR>());

@@ -53,11 +53,17 @@ ATTENTIONS = {"": None, ", flash": SDPBackend.FLASH_ATTENTION,
 # ---- the model --------------------------------------------------------------------------------
 
 
+class Unsupported(Exception):
+    pass
+
+
 class Shape:
     """Of config.json: D hidden, F MLP width, V vocabulary, L layers, H, K heads, E their size."""
 
     def __init__(self, folder):
         c = json.loads((pathlib.Path(folder) / "config.json").read_text())
+        if c["model_type"] not in ("llama", "mistral"):
+            raise Unsupported(f"{folder}: {c['model_type']} has more than a Llama")
         self.D, self.F, self.V = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
         self.L, self.H = c["num_hidden_layers"], c["num_attention_heads"]
         self.K = c.get("num_key_value_heads") or self.H
@@ -394,7 +400,11 @@ def check(args):
         print("bench_torch: skipped: no module safetensors to read checkpoints with")
         return 77
     for folder in args.model:
-        whole, last, same = differences(folder, args.device)
+        try:
+            whole, last, same = differences(folder, args.device)
+        except Unsupported as e:
+            print(f"bench_torch: skipped: {e}")
+            continue
         good = good and max(whole, last) <= args.tolerance and same
         print(f"{folder.name}: largest difference of the logits {whole:.1e} of a prompt, "
               f"{last:.1e} of a decode; greedy token {'the same' if same else 'DIFFERS'}")
@@ -417,7 +427,10 @@ def main():
         print("bench_torch: skipped: PyTorch finds no CUDA device")
         return 77
     torch.manual_seed(1)
-    return check(args) if args.check else bench(args)
+    try:
+        return check(args) if args.check else bench(args)
+    except Unsupported as e:
+        sys.exit(f"bench_torch: {e}")
 
 
 if __name__ == "__main__":

@@ -82,3 +82,5 @@ def test_deterministic(device_server):
         harness.eventually(lambda: server.requests("running") > 0, what="a running request")
         os.kill(server.ranks()[0], signal.SIGKILL)
         assert list(again) == alone
+    assert "--restarted" in harness.command_line(server.ranks()[0])
+    assert "order of a single rank: outputs have its bits" in server.log

@@ -80,7 +80,8 @@ check() {
         return
     fi
     [ "$limit" -le "$left" ] || limit=$left
-    setsid "$BASH" "$SELF" --inside "$@" >"$LOGS/$name.log" 2>&1 </dev/null &
+    : >"$LOGS/$name.log"
+    setsid "$BASH" "$SELF" --inside "$@" >>"$LOGS/$name.log" 2>&1 </dev/null &
     pid=$!
     running=$pid
     while kill -0 "$pid" 2>/dev/null && [ $((SECONDS - begin)) -lt "$limit" ]; do
@@ -194,7 +195,7 @@ load_rate() {
     rm -rf "$model"
     "$RUN/tessera" synth --config "$model.json" -o "$model" &&
         grep -q 'weights loaded' < <("$RUN/tessera" serve "$model" --device cuda --port 0 \
-            --skip-tokenizer-init --max-model-len 4096 2>&1 | tee /dev/stderr)
+            --skip-tokenizer-init --max-model-len 4096 2>&1 | tee -a /dev/stderr)
     status=$?
     rm -rf "$model"
     return "$status"
@@ -290,8 +291,8 @@ stage() {
         ;;
     serve) check 60 serve same_text 48 ;;
     nccl) # ranks take turns of milliseconds on the device, in every collective: few tokens
-        check 120 nccl_2 same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M
-        check 120 nccl_2_order same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M \
+        check 90 nccl_2 same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M
+        check 60 nccl_2_order same_text 16 -tp 2 --ranks-per-device 2 --kv-cache-memory 64M \
             --deterministic
         check 180 nccl_4_2d same_text 8 -tp 4 --parallel-mode 2d --ranks-per-device 4 \
             --kv-cache-memory 64M
