@@ -11,7 +11,7 @@
 #define MMA_EMULATED
 
 /* Every lane's words to every lane. */
-template <int N> static void emulate_share(uint32_t (&all)[32][N], const uint32_t (&mine)[N])
+template <int N> inline void emulate_share(uint32_t (&all)[32][N], const uint32_t (&mine)[N])
 {
     static uint32_t words[1024][N];
     const unsigned lane = threadIdx.x % 32, first = threadIdx.x - lane;
@@ -30,7 +30,7 @@ struct emulated_copy {
 };
 
 /* Groups of the running thread; the last one is open. */
-static std::deque<std::vector<emulated_copy>> &emulate_groups()
+inline std::deque<std::vector<emulated_copy>> &emulate_groups()
 {
     static std::deque<std::vector<emulated_copy>> groups[1024];
     if (groups[threadIdx.x].empty())
@@ -38,19 +38,19 @@ static std::deque<std::vector<emulated_copy>> &emulate_groups()
     return groups[threadIdx.x];
 }
 
-static void mma_copy(void *shared, const void *global, bool there)
+inline void mma_copy(void *shared, const void *global, bool there)
 {
     if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0)
         emulate_fail("a copy that is not aligned to its 16 bytes");
     emulate_groups().back().push_back({shared, global, there});
 }
 
-static void mma_copy_group()
+inline void mma_copy_group()
 {
     emulate_groups().emplace_back();
 }
 
-template <int n> static void mma_copy_wait()
+template <int n> inline void mma_copy_wait()
 {
     std::deque<std::vector<emulated_copy>> &groups = emulate_groups();
     while (groups.size() > n + 1) {
@@ -66,7 +66,7 @@ template <int n> static void mma_copy_wait()
 /* ---- matrices ---- */
 
 /* m[j] of lane i: elements 2 * (i % 4) and the next of row i / 4, or of that column. */
-static void emulate_load(uint32_t (&m)[4], const void *row, bool transposed)
+inline void emulate_load(uint32_t (&m)[4], const void *row, bool transposed)
 {
     uint32_t mine[4], rows[32][4];
     if ((uintptr_t)row % 16 != 0)
@@ -85,12 +85,12 @@ static void emulate_load(uint32_t (&m)[4], const void *row, bool transposed)
     }
 }
 
-static void mma_load(uint32_t (&m)[4], const void *row)
+inline void mma_load(uint32_t (&m)[4], const void *row)
 {
     emulate_load(m, row, false);
 }
 
-static void mma_load_transposed(uint32_t (&m)[4], const void *row)
+inline void mma_load_transposed(uint32_t (&m)[4], const void *row)
 {
     emulate_load(m, row, true);
 }
@@ -136,7 +136,7 @@ template <typename C> uint32_t mma_pair(float first, float second, C)
     return word;
 }
 
-static float mma_exp2(float x)
+inline float mma_exp2(float x)
 {
     const float y = exp2f(x);
     return y < FLT_MIN ? 0 : y;
