@@ -65,8 +65,9 @@ struct comm_shm_home {
     int32_t rank;
     int32_t groups; /* split communicators made so far */
     size_t arena_used;
-    bool met;     /* all ranks have opened: the union of CPUs is complete */
-    bool crowded; /* fewer CPUs than ranks: do not spin */
+    bool met;       /* all ranks have opened: the union of CPUs is complete */
+    bool crowded;   /* fewer CPUs than ranks: do not spin */
+    int32_t sleeps; /* when crowded: waits that do not yield first, since yields were slow */
 };
 
 struct comm_shm {
