@@ -1,9 +1,9 @@
-/* DESIGN: the scheduler resumes fibers until each waits or is done, then lets those go on that wait
- * for the same thing, if all who must wait for it do. It walks the threads forwards and backwards
- * in turns, so a kernel that lacks a barrier gives another result, and usually a wrong one. Fibers
- * are made once and kept; a switch is a longjmp, without a system call (and unchecked: the
- * library's check of -D_FORTIFY_SOURCE takes another stack for a corrupt one). */
-#undef _FORTIFY_SOURCE
+/* DESIGN: a thread of a block runs until it waits or is done, then the next one that may; when none
+ * may, those go on that wait for the same thing, if all who must wait for it do. Threads are walked
+ * forwards and backwards in turns, so a kernel that lacks a barrier gives another result, and
+ * usually a wrong one. A thread borrows a stack when it begins and keeps it while it waits; one
+ * that is done hands its own to the next that begins, without a switch. A switch is the compiler's
+ * own longjmp, a few instructions: it crosses stacks, which the C library's would check for. */
 #include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"
 
@@ -13,156 +13,190 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <setjmp.h>
 #include <ucontext.h>
 #include <vector>
 
-#define FIBERS_MAX 1024
+#define THREADS_MAX 1024
 #define STACK_BYTES (64 << 10)
 #define LANES 32
 
-enum state { READY, AT_BLOCK, AT_WARP, DONE };
+enum state : uint8_t { NEW, READY, AT_BLOCK, AT_WARP, DONE };
 
-struct fiber {
-    jmp_buf resume;
-    ucontext_t start;
-    bool started;
-    enum state state;
-    dim3 index;
-    int value; /* given to the block's barrier, then its sum */
-    uint64_t word;
+/* Where a stack is left: __builtin_setjmp's. */
+typedef void *place[5];
+
+struct thread {
+    place *at;     /* while it waits: where, on its stack */
+    int value;     /* given to the block's barrier, then its sum */
+    uint64_t word; /* given to the warp, then what comes from lane `from` */
     unsigned from;
 };
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
-static struct fiber fibers[FIBERS_MAX];
-static struct fiber *running;
-static jmp_buf scheduler;
+static struct thread threads[THREADS_MAX];
+static enum state states[THREADS_MAX];
+static unsigned running;
+static struct {
+    unsigned turn, walked;   /* threads that this turn has come by */
+    unsigned done, at_block; /* threads of the block */
+    unsigned char at_warp[THREADS_MAX / LANES], gone[THREADS_MAX / LANES]; /* lanes of each warp */
+} walk;
+static std::vector<place *> free_stacks; /* each left in live_on */
+static place scheduler;
 static const std::function<void()> *body;
 static void *shared;
 
 [[noreturn]] void emulate_fail(const char *what)
 {
     fprintf(stderr, "emulated device: %s; block (%u, %u, %u), thread %u of %u\n", what, blockIdx.x,
-            blockIdx.y, blockIdx.z, running != nullptr ? running->index.x : 0, blockDim.x);
+            blockIdx.y, blockIdx.z, running, blockDim.x);
     abort();
-}
-
-/* ---- switching ---- */
-
-static void leave(enum state why)
-{
-    running->state = why;
-    if (_setjmp(running->resume) == 0)
-        _longjmp(scheduler, 1);
-}
-
-static void fiber_main()
-{
-    for (;;) { /* one turn per block that the fiber is a thread of */
-        (*body)();
-        leave(DONE);
-    }
-}
-
-static void start(struct fiber *f)
-{
-    f->started = true;
-    getcontext(&f->start);
-    f->start.uc_stack.ss_sp = malloc(STACK_BYTES);
-    f->start.uc_stack.ss_size = STACK_BYTES;
-    makecontext(&f->start, fiber_main, 0);
-    setcontext(&f->start);
-}
-
-static void resume(struct fiber *f)
-{
-    running = f;
-    threadIdx = f->index;
-    if (_setjmp(scheduler) != 0)
-        return;
-    if (f->started)
-        _longjmp(f->resume, 1);
-    start(f);
-}
-
-int emulate_block(int value)
-{
-    struct fiber *f = running;
-    f->value = value;
-    leave(AT_BLOCK);
-    return f->value;
-}
-
-uint64_t emulate_warp(uint64_t value, unsigned from)
-{
-    struct fiber *f = running;
-    f->word = value;
-    f->from = from;
-    leave(AT_WARP);
-    return f->word;
 }
 
 /* ---- scheduling ---- */
 
-static unsigned count(const struct fiber *f, unsigned n, enum state s)
+static void release_warp(unsigned warp)
 {
-    unsigned found = 0;
-    for (unsigned i = 0; i < n; i++)
-        found += f[i].state == s;
-    return found;
-}
-
-static void release_warp(struct fiber *f)
-{
+    struct thread *lane = threads + warp * LANES;
     uint64_t words[LANES];
-    const unsigned waiting = count(f, LANES, AT_WARP);
-    if (waiting > 0 && count(f, LANES, DONE) > 0)
+    if (walk.at_warp[warp] > 0 && walk.gone[warp] > 0)
         emulate_fail("a shuffle for lanes that have returned");
-    if (waiting < LANES)
-        return;
     for (unsigned i = 0; i < LANES; i++)
-        words[i] = f[f[i].from].word;
-    for (unsigned i = 0; i < LANES; i++) {
-        f[i].word = words[i];
-        f[i].state = READY;
-    }
+        words[i] = lane[lane[i].from].word;
+    for (unsigned i = 0; i < LANES; i++)
+        lane[i].word = words[i];
+    memset(states + warp * LANES, READY, LANES);
+    walk.at_warp[warp] = 0;
 }
 
-static void release_block(unsigned threads)
+static void release_block()
 {
     int sum = 0;
-    if (count(fibers, threads, AT_BLOCK) + count(fibers, threads, DONE) < threads)
-        return;
-    for (unsigned i = 0; i < threads; i++)
-        sum += fibers[i].state == AT_BLOCK ? fibers[i].value : 0;
-    for (unsigned i = 0; i < threads; i++)
-        if (fibers[i].state == AT_BLOCK) {
-            fibers[i].value = sum;
-            fibers[i].state = READY;
+    for (unsigned i = 0; i < blockDim.x; i++)
+        sum += states[i] == AT_BLOCK ? threads[i].value : 0;
+    for (unsigned i = 0; i < blockDim.x; i++)
+        if (states[i] == AT_BLOCK) {
+            threads[i].value = sum;
+            states[i] = READY;
         }
+    walk.at_block = 0;
 }
 
-static void run_block(unsigned threads)
+static void release()
 {
-    static unsigned turn;
-    for (unsigned i = 0; i < threads; i++) {
-        fibers[i].state = READY;
-        fibers[i].index = dim3(i, 0, 0);
-    }
-    while (count(fibers, threads, DONE) < threads) {
-        turn++;
-        for (unsigned n = 0; n < threads; n++) {
-            struct fiber *f = &fibers[turn % 2 ? n : threads - 1 - n];
-            if (f->state == READY)
-                resume(f);
+    bool any = false;
+    for (unsigned warp = 0; warp < blockDim.x / LANES; warp++)
+        if (walk.at_warp[warp] == LANES || (walk.at_warp[warp] > 0 && walk.gone[warp] > 0)) {
+            release_warp(warp);
+            any = true;
         }
-        for (unsigned i = 0; i < threads; i += LANES)
-            release_warp(&fibers[i]);
-        release_block(threads);
-        if (count(fibers, threads, READY) == 0 && count(fibers, threads, DONE) < threads)
-            emulate_fail("threads wait at different barriers");
+    if (walk.at_block > 0 && walk.at_block + walk.done == blockDim.x) {
+        release_block();
+        any = true;
     }
+    if (!any)
+        emulate_fail("threads wait at different barriers");
+}
+
+/* Makes `running` the next thread that may run; false: all are done. */
+static bool choose()
+{
+    while (walk.done < blockDim.x) {
+        while (walk.walked < blockDim.x) {
+            const unsigned n = walk.walked++;
+            running = walk.turn % 2 ? n : blockDim.x - 1 - n;
+            if (states[running] <= READY) {
+                threadIdx = dim3(running, 0, 0);
+                return true;
+            }
+        }
+        release();
+        walk.walked = 0;
+        walk.turn++;
+    }
+    return false;
+}
+
+/* ---- switching ---- */
+
+__attribute__((noinline, noreturn, no_sanitize("address"))) static void jump(place *to)
+{
+    __builtin_longjmp(*to, 1);
+}
+
+/* Begins threads, one after the other, until the next one waits on another stack. Then this one is
+ * free, and left here until it is borrowed. */
+static void live_on()
+{
+    place here;
+    for (;;) {
+        states[running] = READY;
+        (*body)();
+        states[running] = DONE;
+        walk.done++;
+        walk.gone[running / LANES]++;
+        const bool more = choose();
+        if (more && states[running] == NEW)
+            continue;
+        free_stacks.push_back(&here);
+        if (__builtin_setjmp(here) == 0)
+            jump(more ? threads[running].at : &scheduler);
+    }
+}
+
+[[noreturn]] static void borrow_stack()
+{
+    if (!free_stacks.empty()) {
+        place *p = free_stacks.back();
+        free_stacks.pop_back();
+        jump(p);
+    }
+    ucontext_t fresh;
+    getcontext(&fresh);
+    fresh.uc_stack.ss_sp = malloc(STACK_BYTES);
+    fresh.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fresh, live_on, 0);
+    setcontext(&fresh);
+    emulate_fail("no context");
+}
+
+/* The running thread waits; back when it may go on. */
+__attribute__((noinline)) static void wait_as(enum state why)
+{
+    place here;
+    threads[running].at = &here;
+    states[running] = why;
+    choose(); /* there is one: this one is not done */
+    if (__builtin_setjmp(here) == 0) {
+        if (states[running] == NEW)
+            borrow_stack();
+        jump(threads[running].at);
+    }
+}
+
+int emulate_block(int value)
+{
+    threads[running].value = value;
+    walk.at_block++;
+    wait_as(AT_BLOCK);
+    return threads[running].value;
+}
+
+uint64_t emulate_warp(uint64_t value, unsigned from)
+{
+    threads[running].word = value;
+    threads[running].from = from;
+    walk.at_warp[running / LANES]++;
+    wait_as(AT_WARP);
+    return threads[running].word;
+}
+
+__attribute__((noinline)) static void run_block()
+{
+    memset(states, NEW, blockDim.x);
+    walk = {walk.turn + 1, 0, 0, 0, {}, {}};
+    if (__builtin_setjmp(scheduler) == 0 && choose())
+        borrow_stack();
 }
 
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &fn)
@@ -172,9 +206,9 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
     gridDim = grid;
     blockDim = block;
     body = &fn;
-    running = nullptr;
+    running = 0;
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
-        block.x % LANES != 0 || block.x > FIBERS_MAX || block.y * block.z != 1 ||
+        block.x % LANES != 0 || block.x > THREADS_MAX || block.y * block.z != 1 ||
         shared_bytes > 227 << 10)
         emulate_fail("a launch that no device takes");
     for (unsigned z = 0; z < grid.z; z++)
@@ -183,7 +217,7 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
                 blockIdx = dim3(x, y, z);
                 shared = malloc(shared_bytes + 1);
                 memset(shared, 0xff, shared_bytes);
-                run_block(block.x);
+                run_block();
                 free(shared);
             }
 }

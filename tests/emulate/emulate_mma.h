@@ -6,19 +6,20 @@
 #define TESSERA_TESTS_EMULATE_EMULATE_MMA_H
 
 #include <deque>
-#include <vector>
 
 #define MMA_EMULATED
 
-/* Every lane's words to every lane. */
-template <int N> inline void emulate_share(uint32_t (&all)[32][N], const uint32_t (&mine)[N])
+/* Every lane's words, to be read until its next call. There are two places for them in turns: who
+ * is a call ahead of a lane that still reads has met it in no later one. */
+template <int N> inline const uint32_t (*emulate_share(const uint32_t (&mine)[N]))[N]
 {
-    static uint32_t words[1024][N];
-    const unsigned lane = threadIdx.x % 32, first = threadIdx.x - lane;
-    memcpy(words[threadIdx.x], mine, sizeof mine);
+    static uint32_t words[2][1024][N];
+    static bool turns[1024];
+    const unsigned thread = threadIdx.x;
+    const bool turn = turns[thread] = !turns[thread];
+    memcpy(words[turn][thread], mine, sizeof mine);
     __syncwarp();
-    memcpy(all, words[first], sizeof all);
-    __syncwarp(); /* the words may be written again */
+    return &words[turn][thread / 32 * 32];
 }
 
 /* ---- copies ---- */
@@ -29,38 +30,43 @@ struct emulated_copy {
     bool there;
 };
 
-/* Groups of the running thread; the last one is open. */
-inline std::deque<std::vector<emulated_copy>> &emulate_groups()
+/* Of one thread: what it has begun to copy, and how much of that each group has; the last group is
+ * open. */
+struct emulated_copies {
+    std::deque<emulated_copy> copies;
+    std::deque<size_t> groups;
+};
+
+inline emulated_copies &emulate_copies()
 {
-    static std::deque<std::vector<emulated_copy>> groups[1024];
-    if (groups[threadIdx.x].empty())
-        groups[threadIdx.x].emplace_back();
-    return groups[threadIdx.x];
+    static emulated_copies all[1024];
+    if (all[threadIdx.x].groups.empty())
+        all[threadIdx.x].groups.push_back(0);
+    return all[threadIdx.x];
 }
 
 inline void mma_copy(void *shared, const void *global, bool there)
 {
     if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0)
         emulate_fail("a copy that is not aligned to its 16 bytes");
-    emulate_groups().back().push_back({shared, global, there});
+    emulate_copies().copies.push_back({shared, global, there});
+    emulate_copies().groups.back()++;
 }
 
 inline void mma_copy_group()
 {
-    emulate_groups().emplace_back();
+    emulate_copies().groups.push_back(0);
 }
 
 template <int n> inline void mma_copy_wait()
 {
-    std::deque<std::vector<emulated_copy>> &groups = emulate_groups();
-    while (groups.size() > n + 1) {
-        for (const emulated_copy &c : groups.front())
-            if (c.there)
-                memcpy(c.to, c.from, 16);
+    emulated_copies &c = emulate_copies();
+    for (; c.groups.size() > n + 1; c.groups.pop_front())
+        for (size_t i = 0; i < c.groups.front(); i++, c.copies.pop_front())
+            if (c.copies.front().there)
+                memcpy(c.copies.front().to, c.copies.front().from, 16);
             else
-                memset(c.to, 0, 16);
-        groups.pop_front();
-    }
+                memset(c.copies.front().to, 0, 16);
 }
 
 /* ---- matrices ---- */
@@ -68,11 +74,11 @@ template <int n> inline void mma_copy_wait()
 /* m[j] of lane i: elements 2 * (i % 4) and the next of row i / 4, or of that column. */
 inline void emulate_load(uint32_t (&m)[4], const void *row, bool transposed)
 {
-    uint32_t mine[4], rows[32][4];
+    uint32_t mine[4];
     if ((uintptr_t)row % 16 != 0)
         emulate_fail("a matrix row that is not aligned to its 16 bytes");
     memcpy(mine, row, sizeof mine);
-    emulate_share(rows, mine);
+    const uint32_t(*rows)[4] = emulate_share(mine);
     const unsigned lane = threadIdx.x % 32;
     for (unsigned j = 0; j < 4; j++) {
         uint16_t e[8][8], pair[2];
@@ -104,26 +110,24 @@ template <typename C> float emulate_element(uint32_t word, unsigned which)
     return to_float(element);
 }
 
+/* Of x and y each lane wants two rows and two columns, which four lanes have of each. */
 template <typename C>
 void mma_multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, C)
 {
-    float x[16][16], y[16][8];
-    uint32_t all[32][6];
+    float x[2][16], y[2][16];
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    emulate_share(all, mine);
-    for (unsigned i = 0; i < 32; i++) {
-        const unsigned r = i / 4, p = 2 * (i % 4);
-        for (unsigned n = 0; n < 2; n++) {
-            for (unsigned j = 0; j < 4; j++)
-                x[r + j % 2 * 8][p + j / 2 * 8 + n] = emulate_element<C>(all[i][j], n);
-            for (unsigned j = 0; j < 2; j++)
-                y[p + j * 8 + n][r] = emulate_element<C>(all[i][4 + j], n);
+    const uint32_t(*all)[6] = emulate_share(mine);
+    const unsigned r = threadIdx.x % 32 / 4, p = 2 * (threadIdx.x % 4);
+    for (unsigned k = 0; k < 16; k++) {
+        const unsigned lane = k % 8 / 2, half = k / 8, n = k % 2;
+        for (unsigned j = 0; j < 2; j++) {
+            x[j][k] = emulate_element<C>(all[4 * r + lane][2 * half + j], n);
+            y[j][k] = emulate_element<C>(all[4 * (p + j) + lane][4 + half], n);
         }
     }
-    const unsigned r = threadIdx.x % 32 / 4, p = 2 * (threadIdx.x % 4);
     for (unsigned j = 0; j < 4; j++)
         for (unsigned k = 0; k < 16; k++)
-            c[j] = fmaf(x[r + j / 2 * 8][k], y[k][p + j % 2], c[j]);
+            c[j] = fmaf(x[j / 2][k], y[j % 2][k], c[j]);
 }
 
 template <typename C> uint32_t mma_pair(float first, float second, C)

@@ -96,12 +96,9 @@ static std::shared_ptr<meeting> meeting_of(const std::string &name, int ranks)
 
 /* ---- exchange ---- */
 
-/* In the order of the tree of sum_tree, so that tests can demand its bits. */
-static float sum_of(const meeting *m, size_t at, size_t i)
+/* Adds in the order of the tree of sum_tree, so that tests can demand its bits. */
+static float tree_of(std::vector<float> &v)
 {
-    std::vector<float> v;
-    for (int r = 0; r < m->ranks; r++)
-        v.push_back((*m->lists[(size_t)r])[at].src[i]);
     for (size_t step = 1; step < v.size(); step *= 2)
         for (size_t j = 0; j + step < v.size(); j += 2 * step)
             v[j] += v[j + step];
@@ -109,22 +106,33 @@ static float sum_of(const meeting *m, size_t at, size_t i)
 }
 
 /* As NCCL's kernels for windows do: one after the other, from rank `first` on. */
-static float chain_of(const meeting *m, size_t at, size_t i, int first)
+static float chain_of(const std::vector<float> &v, size_t first)
 {
-    float sum = (*m->lists[(size_t)first])[at].src[i];
-    for (int r = 1; r < m->ranks; r++)
-        sum += (*m->lists[(size_t)((first + r) % m->ranks)])[at].src[i];
+    float sum = v[first];
+    for (size_t r = 1; r < v.size(); r++)
+        sum += v[(first + r) % v.size()];
     return sum;
 }
 
-static float reduced(const member *c, const call &k, size_t at, size_t i)
+static void reduce(const member *c, const call &k, size_t at, std::vector<float> *out)
 {
     const char *how = getenv("EMULATED_NCCL_WINDOWS"), *src = (const char *)k.src;
-    if (getenv("EMULATED_NCCL_CHAINS") != nullptr) /* an order of its own, by the size */
-        return chain_of(c->m.get(), at, i, (int)(k.n % (size_t)c->m->ranks));
-    if (how == nullptr || src < c->window || src >= c->past)
-        return sum_of(c->m.get(), at, i);
-    return chain_of(c->m.get(), at, i, strcmp(how, "unlike") == 0 ? c->rank : 0);
+    const size_t ranks = (size_t)c->m->ranks;
+    size_t first = 0;
+    bool chain = how != nullptr && src >= c->window && src < c->past;
+    if (chain && strcmp(how, "unlike") == 0)
+        first = (size_t)c->rank;
+    if (getenv("EMULATED_NCCL_CHAINS") != nullptr) { /* an order of its own, by the size */
+        chain = true;
+        first = k.n % ranks;
+    }
+    std::vector<float> v(ranks);
+    out->reserve(k.n);
+    for (size_t i = 0; i < k.n; i++) {
+        for (size_t r = 0; r < ranks; r++)
+            v[r] = (*c->m->lists[r])[at].src[i];
+        out->push_back(chain ? chain_of(v, first) : tree_of(v));
+    }
 }
 
 static bool receive(const member *c, const std::vector<call> &mine, size_t at,
@@ -143,8 +151,7 @@ static bool receive(const member *c, const std::vector<call> &mine, size_t at,
             out->insert(out->end(), theirs[at].src, theirs[at].src + k.n);
     }
     if (k.kind == ALL_REDUCE || k.kind == REDUCE)
-        for (size_t i = 0; i < k.n; i++)
-            out->push_back(reduced(c, k, at, i));
+        reduce(c, k, at, out);
     return true;
 }
 
