@@ -12,6 +12,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* What a rank's thread does next, and how it went. */
+struct cluster_call {
+    struct cluster *c;
+    int32_t rank;
+    enum status st;
+    struct err err;
+};
+
 struct cluster {
     struct setup setup;
     struct footprint footprint;
@@ -22,18 +30,16 @@ struct cluster {
     struct step *step;
     int32_t home; /* of slots that are opened */
     uint64_t seq;
+    /* a thread for each rank, from open to close: the step begins when they and the caller have met
+     * at the gate, and ends when they meet again */
+    pthread_t threads[COMM_RANKS_MAX];
+    struct cluster_call calls[COMM_RANKS_MAX];
+    pthread_barrier_t gate;
+    enum { CLUSTER_OPEN, CLUSTER_STEP, CLUSTER_END } task;
     /* of the last step, per rank */
     struct step_result result[COMM_RANKS_MAX];
     struct cview logits[COMM_RANKS_MAX];
     void *fetched[COMM_RANKS_MAX]; /* logits that were on a device */
-};
-
-struct cluster_call {
-    struct cluster *c;
-    int32_t rank;
-    bool open;
-    enum status st;
-    struct err err;
 };
 
 enum { CLUSTER_PAGE = 4096 };
@@ -55,32 +61,54 @@ static void cluster_unmap(void *p, size_t bytes)
     CHECK(!p || munmap(p, base_align(bytes + 1, CLUSTER_PAGE) + CLUSTER_PAGE) == 0);
 }
 
+static enum status cluster_work(struct cluster *c, int32_t r, struct err *err)
+{
+    if (c->task == CLUSTER_OPEN)
+        return rank_open(&c->setup.options, &c->setup.model, c->setup.layouts[r], &c->footprint,
+                         &c->memory[r], &c->ranks[r], err);
+    return rank_step(c->ranks[r], c->step, &c->result[r], &c->logits[r], err);
+}
+
 static void *cluster_thread(void *arg)
 {
     struct cluster_call *k = arg;
-    struct cluster *c = k->c;
-    int32_t r = k->rank;
-    if (k->open)
-        k->st = rank_open(&c->setup.options, &c->setup.model, c->setup.layouts[r], &c->footprint,
-                          &c->memory[r], &c->ranks[r], &k->err);
-    else
-        k->st = rank_step(c->ranks[r], c->step, &c->result[r], &c->logits[r], &k->err);
-    return NULL;
+    for (;;) {
+        pthread_barrier_wait(&k->c->gate);
+        if (k->c->task == CLUSTER_END)
+            return NULL;
+        k->st = cluster_work(k->c, k->rank, &k->err);
+        pthread_barrier_wait(&k->c->gate);
+    }
 }
 
+static void cluster_start(struct cluster *c)
+{
+    CHECK(pthread_barrier_init(&c->gate, NULL, (unsigned)c->footprint.ranks + 1) == 0);
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        c->calls[r] = (struct cluster_call){.c = c, .rank = r};
+        CHECK(pthread_create(&c->threads[r], NULL, cluster_thread, &c->calls[r]) == 0);
+    }
+}
+
+static void cluster_end(struct cluster *c)
+{
+    c->task = CLUSTER_END;
+    pthread_barrier_wait(&c->gate);
+    for (int32_t r = 0; r < c->footprint.ranks; r++)
+        pthread_join(c->threads[r], NULL);
+    pthread_barrier_destroy(&c->gate);
+}
+
+/* Opens all ranks, or runs c->step on them. */
 static void cluster_run(struct cluster *c, bool open)
 {
-    pthread_t threads[COMM_RANKS_MAX];
-    struct cluster_call calls[COMM_RANKS_MAX];
+    c->task = open ? CLUSTER_OPEN : CLUSTER_STEP;
+    pthread_barrier_wait(&c->gate);
+    pthread_barrier_wait(&c->gate);
     for (int32_t r = 0; r < c->footprint.ranks; r++) {
-        calls[r] = (struct cluster_call){.c = c, .rank = r, .open = open};
-        CHECK(pthread_create(&threads[r], NULL, cluster_thread, &calls[r]) == 0);
-    }
-    for (int32_t r = 0; r < c->footprint.ranks; r++) {
-        pthread_join(threads[r], NULL);
-        if (calls[r].st != OK)
-            fprintf(stderr, "rank %d: %s\n", r, calls[r].err.text);
-        CHECK(calls[r].st == OK);
+        if (c->calls[r].st != OK)
+            fprintf(stderr, "rank %d: %s\n", r, c->calls[r].err.text);
+        CHECK(c->calls[r].st == OK);
     }
 }
 
@@ -121,6 +149,7 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
     }
     st = step_open_new(&c->footprint.limits, &c->step, &err);
     CHECK(st == OK);
+    cluster_start(c);
     cluster_run(c, true);
     return c;
 }
@@ -128,6 +157,7 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
 static void cluster_close(struct cluster *c)
 {
     const struct footprint *f = &c->footprint;
+    cluster_end(c);
     for (int32_t r = 0; r < f->ranks; r++) {
         rank_close(c->ranks[r]);
         cluster_unmap(c->memory[r].weights, f->rank[r].weights);
