@@ -119,18 +119,19 @@ static bool choose()
 
 /* ---- switching ---- */
 
-/* The address sanitizer keeps marks of frames on their stack until they return. These two never do,
- * so they make none, and are not declared so, at which it would take all marks away. */
-#define LEAVES_STACK __attribute__((noinline, no_sanitize("address")))
+/* The address sanitizer marks the frames on a stack until they return, and takes all marks away
+ * where a stack is left for good. These functions are left, some for good, but their stacks are
+ * not. */
+#define SWITCHES __attribute__((noinline, no_sanitize("address"))) static
 
-LEAVES_STACK static void jump(place *to)
+SWITCHES void jump(place *to)
 {
     __builtin_longjmp(*to, 1);
 }
 
 /* Begins threads, one after the other, until the next one waits on another stack. Then this one is
  * free, and left here until it is borrowed. */
-static void live_on()
+SWITCHES void live_on()
 {
     place here;
     for (;;) {
@@ -148,7 +149,7 @@ static void live_on()
     }
 }
 
-LEAVES_STACK static void borrow_stack()
+SWITCHES void borrow_stack()
 {
     if (free_count > 0)
         jump(free_stacks[--free_count]);
@@ -161,7 +162,7 @@ LEAVES_STACK static void borrow_stack()
 }
 
 /* The running thread waits; back when it may go on. */
-__attribute__((noinline)) static void wait_as(enum state why)
+SWITCHES void wait_as(enum state why)
 {
     place here;
     threads[running].at = &here;
@@ -191,7 +192,7 @@ uint64_t emulate_warp(uint64_t value, unsigned from)
     return threads[running].word;
 }
 
-__attribute__((noinline)) static void run_block()
+SWITCHES void run_block()
 {
     memset(states, NEW, blockDim.x);
     walk = {walk.turn + 1, 0, 0, 0, {}, {}};
