@@ -31,6 +31,7 @@ struct dim3 {
 };
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+extern bool emulate_early; /* copies in the background happen at once in this block, else late */
 
 /* After what was enqueued before, or, while the stream is captured, with every launch of the graph.
  */

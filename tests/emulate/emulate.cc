@@ -1,9 +1,10 @@
-/* DESIGN: a thread of a block runs until it waits or is done, then the next one that may; when none
- * may, those go on that wait for the same thing, if all who must wait for it do. Threads are walked
- * forwards and backwards in turns, so a kernel that lacks a barrier gives another result, and
- * usually a wrong one. A thread borrows a stack when it begins and keeps it while it waits; one
- * that is done hands its own to the next that begins, without a switch. A switch is the compiler's
- * own longjmp, a few instructions: it crosses stacks, which the C library's would check for. */
+/* DESIGN: a thread of a block runs until it waits or is done, then the next one of its warp that
+ * may. A warp goes on through its own barriers until it waits for the block's, as far ahead of the
+ * other warps as it may be. Lanes and warps are walked forwards and backwards in turns. So a kernel
+ * that lacks a barrier gives another result, and usually a wrong one. A thread borrows a stack when
+ * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
+ * without a switch. A switch is the compiler's own longjmp, a few instructions: it crosses stacks,
+ * which the C library's would check for. */
 #include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"
 
@@ -32,11 +33,13 @@ struct thread {
 };
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
+bool emulate_early;
 static struct thread threads[THREADS_MAX];
 static enum state states[THREADS_MAX];
 static unsigned running;
 static struct {
-    unsigned turn, walked;   /* threads that this turn has come by */
+    unsigned round, turn;    /* of all warps, of one: every other is walked backwards */
+    unsigned warps, lanes;   /* walked in them */
     unsigned done, at_block; /* threads of the block */
     unsigned char at_warp[THREADS_MAX / LANES], gone[THREADS_MAX / LANES]; /* lanes of each warp */
 } walk;
@@ -55,23 +58,29 @@ static void *shared;
 
 /* ---- scheduling ---- */
 
-static void release_warp(unsigned warp)
+/* False: not all lanes wait for it. */
+static bool release_warp(unsigned warp)
 {
     struct thread *lane = threads + warp * LANES;
     uint64_t words[LANES];
     if (walk.at_warp[warp] > 0 && walk.gone[warp] > 0)
         emulate_fail("a shuffle for lanes that have returned");
+    if (walk.at_warp[warp] < LANES)
+        return false;
     for (unsigned i = 0; i < LANES; i++)
         words[i] = lane[lane[i].from].word;
     for (unsigned i = 0; i < LANES; i++)
         lane[i].word = words[i];
     memset(states + warp * LANES, READY, LANES);
     walk.at_warp[warp] = 0;
+    return true;
 }
 
 static void release_block()
 {
     int sum = 0;
+    if (walk.at_block + walk.done < blockDim.x)
+        emulate_fail("threads wait at different barriers");
     for (unsigned i = 0; i < blockDim.x; i++)
         sum += states[i] == AT_BLOCK ? threads[i].value : 0;
     for (unsigned i = 0; i < blockDim.x; i++)
@@ -82,37 +91,27 @@ static void release_block()
     walk.at_block = 0;
 }
 
-static void release()
-{
-    bool any = false;
-    for (unsigned warp = 0; warp < blockDim.x / LANES; warp++)
-        if (walk.at_warp[warp] == LANES || (walk.at_warp[warp] > 0 && walk.gone[warp] > 0)) {
-            release_warp(warp);
-            any = true;
-        }
-    if (walk.at_block > 0 && walk.at_block + walk.done == blockDim.x) {
-        release_block();
-        any = true;
-    }
-    if (!any)
-        emulate_fail("threads wait at different barriers");
-}
-
 /* Makes `running` the next thread that may run; false: all are done. */
 static bool choose()
 {
+    const unsigned warps = blockDim.x / LANES;
     while (walk.done < blockDim.x) {
-        while (walk.walked < blockDim.x) {
-            const unsigned n = walk.walked++;
-            running = walk.turn % 2 ? n : blockDim.x - 1 - n;
+        const unsigned warp = walk.round % 2 ? walk.warps : warps - 1 - walk.warps;
+        while (walk.lanes < LANES) {
+            const unsigned n = walk.lanes++;
+            running = warp * LANES + (walk.turn % 2 ? n : LANES - 1 - n);
             if (states[running] <= READY) {
                 threadIdx = dim3(running, 0, 0);
                 return true;
             }
         }
-        release();
-        walk.walked = 0;
+        walk.lanes = 0;
         walk.turn++;
+        if (release_warp(warp) || ++walk.warps < warps)
+            continue;
+        release_block();
+        walk.warps = 0;
+        walk.round++;
     }
     return false;
 }
@@ -195,7 +194,7 @@ uint64_t emulate_warp(uint64_t value, unsigned from)
 SWITCHES void run_block()
 {
     memset(states, NEW, blockDim.x);
-    walk = {walk.turn + 1, 0, 0, 0, {}, {}};
+    walk = {walk.round + 1, walk.turn + 1, 0, 0, 0, 0, {}, {}};
     if (__builtin_setjmp(scheduler) == 0 && choose())
         borrow_stack();
 }
@@ -218,6 +217,7 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
                 blockIdx = dim3(x, y, z);
                 shared = malloc(shared_bytes + 1);
                 memset(shared, 0xff, shared_bytes);
+                emulate_early = !emulate_early;
                 run_block();
                 free(shared);
             }

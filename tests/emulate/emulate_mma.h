@@ -1,7 +1,8 @@
 /* What the instructions of kernels/cuda/mma.cuh mean, lane by lane. Matrices are put together from
  * all lanes of the warp as the PTX manual draws them, multiplied plainly, and taken apart again.
- * Copies in the background happen as late as they may: when the thread waits for their group, so
- * that reading before it finds what was there before. */
+ * Copies in the background happen as late as they may in one block, when the thread waits for their
+ * group, so that reading before it finds what was there before; and at once in the next, so that
+ * reading after it finds what is there next. */
 #ifndef TESSERA_TESTS_EMULATE_EMULATE_MMA_H
 #define TESSERA_TESTS_EMULATE_EMULATE_MMA_H
 
@@ -45,11 +46,24 @@ inline emulated_copies &emulate_copies()
     return all[threadIdx.x];
 }
 
+inline void emulate_copy(const emulated_copy &c)
+{
+    if (c.there)
+        memcpy(c.to, c.from, 16);
+    else
+        memset(c.to, 0, 16);
+}
+
 inline void mma_copy(void *shared, const void *global, bool there)
 {
+    const emulated_copy c = {shared, global, there};
     if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0)
         emulate_fail("a copy that is not aligned to its 16 bytes");
-    emulate_copies().copies.push_back({shared, global, there});
+    if (emulate_early) {
+        emulate_copy(c);
+        return;
+    }
+    emulate_copies().copies.push_back(c);
     emulate_copies().groups.back()++;
 }
 
@@ -63,10 +77,7 @@ template <int n> inline void mma_copy_wait()
     emulated_copies &c = emulate_copies();
     for (; c.groups.size() > n + 1; c.groups.pop_front())
         for (size_t i = 0; i < c.groups.front(); i++, c.copies.pop_front())
-            if (c.copies.front().there)
-                memcpy(c.copies.front().to, c.copies.front().from, 16);
-            else
-                memset(c.copies.front().to, 0, 16);
+            emulate_copy(c.copies.front());
 }
 
 /* ---- matrices ---- */
