@@ -1,6 +1,7 @@
 """tokenizer.json: ids and texts are those of Hugging Face's own tokenizers, for files of the kinds
 that checkpoints come with."""
 
+import concurrent.futures
 import http.client
 import json
 import random
@@ -120,6 +121,21 @@ def test_completions(client):
     pieces = [payload["choices"][0]["text"] for _, payload in stream]
     assert "".join(pieces) == choice["text"]
     assert len([piece for piece in pieces if piece]) > 10
+
+
+@pytest.mark.sanitized
+def test_ids_for_many_at_once(client):
+    """Each asks on a connection of its own, so that the pattern is run on several threads."""
+    texts = oracle.texts(40, seed=5)
+    wanted = [client.wanted(text) for text in texts]
+    document = json.loads(client.oracle.to_str())
+
+    def ids_of_all(_):
+        own = Client(client.server, document)
+        return [own.ids(text, add_special_tokens=False) for text in texts]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(ids == wanted for ids in pool.map(ids_of_all, range(8)))
 
 
 # ---- one server of Llama 3's kind -------------------------------------------------------------
