@@ -3,8 +3,10 @@
  * other warps as it may be. Lanes and warps are walked forwards and backwards in turns. So a kernel
  * that lacks a barrier gives another result, and usually a wrong one. A thread borrows a stack when
  * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
- * without a switch. A switch is the compiler's own longjmp, a few instructions: it crosses stacks,
- * which the C library's would check for. */
+ * without a switch. A switch is the compiler's own longjmp where that is a few instructions that
+ * keep all registers; else the C library's, without the check of -D_FORTIFY_SOURCE, which takes
+ * another stack for a corrupt one. */
+#undef _FORTIFY_SOURCE
 #include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"
 
@@ -14,6 +16,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #define THREADS_MAX 1024
@@ -22,8 +25,16 @@
 
 enum state : uint8_t { NEW, READY, AT_BLOCK, AT_WARP, DONE };
 
-/* Where a stack is left: __builtin_setjmp's. */
+/* Where a stack is left. */
+#ifdef __clang__
+typedef jmp_buf place;
+#define LEAVE(here) _setjmp(here)
+#define RETURN_TO(there) _longjmp(there, 1)
+#else
 typedef void *place[5];
+#define LEAVE(here) __builtin_setjmp(here)
+#define RETURN_TO(there) __builtin_longjmp(there, 1)
+#endif
 
 struct thread {
     place *at;     /* while it waits: where, on its stack */
@@ -36,7 +47,7 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 bool emulate_early;
 static struct thread threads[THREADS_MAX];
 static enum state states[THREADS_MAX];
-static unsigned running;
+static volatile unsigned running; /* reread after a switch, which compilers do not see through */
 static struct {
     unsigned round, turn;    /* of all warps, of one: every other is walked backwards */
     unsigned warps, lanes;   /* walked in them */
@@ -125,7 +136,7 @@ static bool choose()
 
 SWITCHES void jump(place *to)
 {
-    __builtin_longjmp(*to, 1);
+    RETURN_TO(*to);
 }
 
 /* Begins threads, one after the other, until the next one waits on another stack. Then this one is
@@ -143,7 +154,7 @@ SWITCHES void live_on()
         if (more && states[running] == NEW)
             continue;
         free_stacks[free_count++] = &here;
-        if (__builtin_setjmp(here) == 0)
+        if (LEAVE(here) == 0)
             jump(more ? threads[running].at : &scheduler);
     }
 }
@@ -167,7 +178,7 @@ SWITCHES void wait_as(enum state why)
     threads[running].at = &here;
     states[running] = why;
     choose(); /* there is one: this one is not done */
-    if (__builtin_setjmp(here) == 0) {
+    if (LEAVE(here) == 0) {
         if (states[running] == NEW)
             borrow_stack();
         jump(threads[running].at);
@@ -195,7 +206,7 @@ SWITCHES void run_block()
 {
     memset(states, NEW, blockDim.x);
     walk = {walk.round + 1, walk.turn + 1, 0, 0, 0, 0, {}, {}};
-    if (__builtin_setjmp(scheduler) == 0 && choose())
+    if (LEAVE(scheduler) == 0 && choose())
         borrow_stack();
 }
 
