@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* What a rank's thread does next, and how it went. */
+/* Of a rank's thread: whose it is, and how its last task went. */
 struct cluster_call {
     struct cluster *c;
     int32_t rank;

@@ -109,9 +109,8 @@ static bool shares_cpu(const struct comm_shm *c, int32_t rank)
 }
 
 /* To yield is cheaper than to sleep as long as peers alone want the CPU. Another busy program makes
- * each yield cost a whole turn of its own, while a wake-up may cut that turn short: with one such
- * program on two CPUs, four ranks were three times faster asleep. So what yields cost is watched.
- */
+ * each yield cost a whole turn of its own, while a wake-up may cut that turn short. So what yields
+ * cost is watched. */
 static bool yield_for(const struct comm_shm *c, int32_t rank)
 {
     if (c->home->sleeps > 0) {

@@ -3,8 +3,8 @@
  * other warps as it may be. Lanes and warps are walked forwards and backwards in turns. So a kernel
  * that lacks a barrier gives another result, and usually a wrong one. A thread borrows a stack when
  * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
- * without a switch. A switch is the compiler's own longjmp where that is a few instructions that
- * keep all registers; else the C library's, without the check of -D_FORTIFY_SOURCE, which takes
+ * without a switch. A switch is gcc's own longjmp, a few instructions. With clang, whose own made
+ * kernels go in circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes
  * another stack for a corrupt one. */
 #undef _FORTIFY_SOURCE
 #include "tests/emulate/cublasLt.h"
