@@ -57,6 +57,8 @@ const struct options_row options_rows[] = {
      "GPU only: ranks that share each; slow, to test several ranks on one"},
     {"enforce-eager", NULL, RUN, FLAG, AT(enforce_eager), 0, 0, NULL, NULL,
      "GPU only: no CUDA graphs, every step launches its kernels one by one"},
+    {"disable-custom-all-reduce", NULL, RUN, FLAG, AT(disable_custom_all_reduce), 0, 0, NULL, NULL,
+     "GPU only: every sum goes through NCCL, also where our own kernel was found to be faster"},
     {"deterministic", NULL, RUN, FLAG, AT(deterministic), 0, 0, NULL, NULL,
      "an answer depends on no other request, nor, in the layouts 1d and 1d_sp, on having 1, 2, 4 "
      "or 8 ranks; CPU ranks always keep to that, GPUs become slower by it"},

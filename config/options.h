@@ -32,7 +32,7 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
-    bool enforce_eager, deterministic;
+    bool enforce_eager, deterministic, disable_custom_all_reduce;
     const char *parallel_mode, *mesh, *plan_file, *prices, *device;
     int32_t prefill_rows;     /* 0: where the costs of the two forms cross */
     const char *kv_placement; /* NULL: as the plan says */

@@ -170,6 +170,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--enforce-eager");
     if (o->deterministic)
         add(a, "--deterministic");
+    if (o->disable_custom_all_reduce)
+        add(a, "--disable-custom-all-reduce");
     add(a, "--dtype=%s", o->dtype);
     add(a, "--kv-cache-dtype=%s", o->kv_cache_dtype ? o->kv_cache_dtype : "auto");
     add(a, "--quantization=%s", options_fp8(o) ? "fp8" : "auto");

@@ -108,7 +108,8 @@ static enum status open_comm(struct rank *r, const struct options *o, const stru
     /* Symmetric memory has been seen to hang: nobody need lose the ranks to it twice. */
     const uint32_t how = (o->ranks_per_device > 1 ? COMM_SHARED_DEVICE : 0u) |
                          (o->restarted ? COMM_NO_WINDOWS : 0u) |
-                         (o->deterministic ? COMM_FIXED_ORDER : 0u);
+                         (o->deterministic ? COMM_FIXED_ORDER : 0u) |
+                         (o->disable_custom_all_reduce ? COMM_NO_ONESHOT : 0u);
     const struct mesh *mesh = &l->flow->mesh;
     snprintf(stats->group, sizeof stats->group, "%s", mesh->axes == 1 ? mesh->axis[0].name : "all");
     enum status st;

@@ -125,7 +125,7 @@ static bool sums_are(const struct rank *r, uint32_t it, size_t first, size_t n)
 static int32_t threads_per_rank = 1; /* all set before the ranks start */
 static bool between_devices;         /* NCCL, on the emulated device whose memory is the host's */
 static uint32_t device_how =
-    COMM_SHARED_DEVICE; /* 0: each rank has a device that the others reach */
+    COMM_SHARED_DEVICE; /* without it each rank has a device that the others reach */
 
 /* The communicator of the ranks over the devices of `device`; `shared` only helps to open it. */
 static struct comm *device_comm(struct comm *shared, struct backend *device,
@@ -156,7 +156,7 @@ static void start_rank(struct rank *r, struct world *w, void *region, int32_t ra
     r->c = shared;
     if (between_devices) {
         char name[16];
-        snprintf(name, sizeof name, "cuda:%d", device_how == 0 ? (int)rank : 0);
+        snprintf(name, sizeof name, "cuda:%d", device_how & COMM_SHARED_DEVICE ? 0 : (int)rank);
         CHECK(backend_open(name, 1, &device, &err) == OK);
         r->c = device_comm(shared, device, r->stats);
         r->device = device;

@@ -477,6 +477,85 @@ static void test_windows(void **state)
     device_how = COMM_SHARED_DEVICE;
 }
 
+static bool oneshots_are_used; /* likewise */
+
+/* Sums of many sizes, also back to back: up to ONESHOT elements in the tree of the ranks if
+ * one-shot kernels are used, else in NCCL's chain; the bytes of either. */
+#define ONESHOT 65536
+static void body_oneshot(struct rank *r)
+{
+    static const size_t sizes[] = {4096, 1,    2, 511, 512,     513,         1000,
+                                   3,    4095, 7, 512, ONESHOT, ONESHOT + 1, 17};
+    for (uint32_t it = 0; it < 2 * ARRAY_LEN(sizes); it++) {
+        const size_t n = sizes[it % ARRAY_LEN(sizes)];
+        const uint64_t before = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes);
+        fill_values(r, it, n);
+        if (it % 3 == 0)
+            delay(r);
+        GOOD(r, comm_all_reduce(r->c, r->dst, r->src[it & 1], n, &err));
+        const bool used = oneshots_are_used && n <= ONESHOT;
+        EXPECT(r, !used || sums_are(r, it, 0, n));
+        const uint64_t bytes = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes) - before;
+        EXPECT(r, bytes == (used ? 4 * (size_t)(r->ranks - 1) * n : all_reduce_bytes(r, n)));
+        r->hash = base_hash(r->hash, r->dst, n * 4);
+    }
+}
+
+/* What waits for peers that do not come ends with an abort. */
+static void body_oneshot_abort(struct rank *r)
+{
+    struct err why = {""};
+    fill_values(r, 0, 1000);
+    GOOD(r, comm_all_reduce(r->c, r->dst, r->src[0], 1000, &err));
+    if (r->rank == 0) {
+        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &why) == OK);
+        comm_abort(r->c);
+        r->device->ops->sync(r->device);
+        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &why) == ERR_COMM);
+    }
+    atomic_fetch_add(&r->shared->done, 1);
+    while (atomic_load(&r->shared->done) < r->ranks) /* what it sends still has a place */
+        usleep(1000);
+}
+
+/* Where devices reach each other and NCCL takes longer, unless all sums have to be NCCL's. */
+static void test_oneshot(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *emulated;
+        uint32_t how;
+        bool used;
+    } cases[] = {{NULL, 0, false},
+                 {"fast", 0, true},
+                 {"fast", COMM_FIXED_ORDER, true},
+                 {"silent", 0, false},
+                 {"fast", COMM_NO_ONESHOT, false}};
+    struct err err = {""};
+    struct backend *b = NULL;
+    if (backend_open("cuda:7", 1, &b, &err) != OK) {
+        print_message("%s\n", err.text);
+        skip();
+    }
+    backend_close(b);
+    between_devices = true;
+    setenv("EMULATED_NCCL_CHAINS", "1", 1);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        if (cases[i].emulated != NULL)
+            setenv("EMULATED_PEERS", cases[i].emulated, 1);
+        device_how = cases[i].how;
+        oneshots_are_used = cases[i].used;
+        for (int32_t ranks = 2; ranks <= (cases[i].used ? 8 : 3); ranks++)
+            run(ranks, false, body_oneshot, NULL);
+        if (cases[i].used)
+            run(3, false, body_oneshot_abort, NULL);
+        unsetenv("EMULATED_PEERS");
+    }
+    unsetenv("EMULATED_NCCL_CHAINS");
+    between_devices = false;
+    device_how = COMM_SHARED_DEVICE;
+}
+
 /* ---- failure ---- */
 
 /* The last rank does not come; the first one gives up later. */
@@ -659,12 +738,19 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_processes),  cmocka_unit_test(test_threaded_ranks),
-        cmocka_unit_test(test_reuse),      cmocka_unit_test(test_split),
-        cmocka_unit_test(test_devices),    cmocka_unit_test(test_fixed_order),
-        cmocka_unit_test(test_windows),    cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_threaded_ranks),
+        cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_fixed_order),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_oneshot),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -147,9 +147,9 @@ enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
 /* Collective over the ranks of `bootstrap`, which carries the group's id once and is then idle. b
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
  * asynchronous in b's order; a lost peer or link aborts the communicator, so that waiting ends, and
- * the next call returns ERR_COMM. Sums are NCCL's: the same bits on every rank, in NCCL's order,
- * unless COMM_FIXED_ORDER.
- * how: 0, or of enum comm_how. All borrowed. */
+ * the next call returns ERR_COMM. Sums have the same bits on every rank: in NCCL's order, or, where
+ * a kernel of ours is faster, in the tree above, and always in that with COMM_FIXED_ORDER. how: 0,
+ * or of enum comm_how. All borrowed. */
 enum comm_how {
     /* Several ranks use one GPU (to test function; slow): peers talk over sockets of the loopback
      * interface, as processes of different hosts would. */
@@ -159,6 +159,8 @@ enum comm_how {
     /* Sums are those of the other communicators to the bit, and so is what is counted: addends are
      * exchanged and added here. */
     COMM_FIXED_ORDER = 4,
+    /* Small sums do not go through the memory of peers by a kernel of ours. */
+    COMM_NO_ONESHOT = 8,
 };
 enum status comm_device_open(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
                              uint32_t how, struct comm_stats *stats, struct comm **out,

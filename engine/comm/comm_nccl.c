@@ -2,10 +2,11 @@
  * nothing waits here. The waiting is the backend's, which asks watch() meanwhile: an error that
  * NCCL reports later, or comm_abort from any thread, aborts all communicators of this rank, so that
  * kernels that wait for a peer end. A peer that is gone without NCCL noticing is the front end's to
- * notice. The group's id, and what ranks find of symmetric memory, travel over the bootstrap
- * communicator. */
+ * notice. Small sums of all ranks need no NCCL where a kernel of ours is faster. The group's id,
+ * and what ranks find of such ways at start, travel over the bootstrap communicator. */
 #include "engine/comm/comm.h"
 
+#include "engine/comm/comm_nccl_oneshot.h"
 #include "engine/comm/comm_nccl_window.h"
 #include "kernels/cuda/entry.h"
 #include "kernels/cuda/report.h"
@@ -16,18 +17,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Rows that come to lie side by side, and addends, are gathered rank by rank in here first. */
 #ifndef GATHER_BYTES
-#define GATHER_BYTES COMM_DEVICE_STAGING_BYTES /* at a time */
+#define GATHER_BYTES COMM_DEVICE_STAGING_BYTES
 #endif
 
 /* What the communicators of a rank share. */
 struct home {
     struct backend *backend;
     cudaStream_t stream;
-    char *arena, *gather;
+    char *arena;
     size_t arena_bytes, arena_used;
+    /* Rows that come to lie side by side, and addends, are gathered rank by rank in the staging's
+     * first bytes, so many at a time; its last may be the inbox of oneshot. */
+    char *staging;
+    size_t gather_bytes;
     struct comm_window window; /* may be where the arena is */
+    struct comm_oneshot oneshot;
     bool fixed_order;
     ncclComm_t group[1 + COMM_GROUPS_MAX];
     int32_t groups;
@@ -72,6 +77,7 @@ static void give_up(struct home *h, const char *what, ncclResult_t r)
             pthread_create(&h->ending[h->endings], NULL, end_group, h->group[i]) == 0)
             h->endings++;
     h->groups = 0;
+    comm_oneshot_stop(&h->oneshot);
 }
 
 /* Called by the backend while it waits, and before every collective. */
@@ -168,14 +174,14 @@ static void fold(struct comm_nccl *c, float *dst, size_t n)
     struct backend *b = c->home->backend;
     const float *of[COMM_RANKS_MAX];
     for (int32_t r = 0; r < c->base.ranks; r++)
-        of[r] = (const float *)(const void *)c->home->gather + (size_t)r * n;
+        of[r] = (const float *)(const void *)c->home->staging + (size_t)r * n;
     b->ops->sum_tree(b, dst, of, c->base.ranks, n);
 }
 
 /* Elements of each rank for which there is room at a time. */
 static size_t fold_room(const struct comm_nccl *c)
 {
-    return GATHER_BYTES / sizeof(float) / (size_t)c->base.ranks;
+    return c->home->gather_bytes / sizeof(float) / (size_t)c->base.ranks;
 }
 
 static size_t rest_of(size_t n, size_t done, size_t most)
@@ -190,7 +196,8 @@ static ncclResult_t sum_whole(struct comm_nccl *c, float *dst, const float *src,
     const size_t room = fold_room(c);
     for (size_t at = 0; at < n && r == ncclSuccess; at += room) {
         const size_t part = rest_of(n, at, room);
-        r = ncclAllGather(src + at, c->home->gather, part, ncclFloat32, handle(c), c->home->stream);
+        r = ncclAllGather(src + at, c->home->staging, part, ncclFloat32, handle(c),
+                          c->home->stream);
         fold(c, dst + at, part);
     }
     return r;
@@ -208,7 +215,7 @@ static ncclResult_t sum_blocks(struct comm_nccl *c, float *dst, const float *src
     for (size_t at = 0; at < longest && r == ncclSuccess; at += room) {
         const size_t own = rest_of(counts[c->base.rank], at, room);
         const float *block = src;
-        float *from = (float *)(void *)c->home->gather;
+        float *from = (float *)(void *)c->home->staging;
         r = ncclGroupStart();
         for (int32_t peer = 0; peer < c->base.ranks; peer++) {
             const size_t theirs = rest_of(counts[peer], at, room);
@@ -246,6 +253,14 @@ static ncclResult_t reduce_in_order(struct comm_nccl *c, float *dst, const float
 
 /* ---- collectives ---- */
 
+/* By NCCL, in its order or in ours. */
+static ncclResult_t reduce(struct comm_nccl *c, float *dst, const float *src, size_t n)
+{
+    return c->home->fixed_order
+               ? reduce_in_order(c, dst, src, n)
+               : ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
+}
+
 /* Bytes of NCCL's as in a ring: each rank receives all blocks but one, twice. */
 static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *src, size_t n,
                                    struct err *err)
@@ -256,15 +271,15 @@ static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *s
     TRY(watch(c->home, err));
     if (is_spoilt(c->home))
         goto out;
-    const size_t ranks = (size_t)comm->ranks;
-    size_t received = 2 * (n - n / ranks);
-    ncclResult_t r;
-    if (c->home->fixed_order) {
-        received = comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float);
-        r = reduce_in_order(c, dst, src, n);
-    } else {
-        r = ncclAllReduce(src, dst, n, ncclFloat32, ncclSum, handle(c), c->home->stream);
-    }
+    const bool oneshot = c->group == 0 && n <= c->home->oneshot.max;
+    const size_t received = oneshot || c->home->fixed_order
+                                ? comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float)
+                                : 2 * (n - n / (size_t)comm->ranks);
+    ncclResult_t r = ncclSuccess;
+    if (oneshot)
+        comm_oneshot_sum(&c->home->oneshot, c->home->backend, dst, src, n);
+    else
+        r = reduce(c, dst, src, n);
     st = finish(c, COMM_ALL_REDUCE, start, received, r, err);
 out:
     return st;
@@ -282,9 +297,9 @@ static ncclResult_t gather_rows(struct comm_nccl *c, char *dst, const char *src,
         blocks[r] = rows * (size_t)cols[r];
     if (rows == 1 || ranks == 1)
         return gather_blocks(c, dst, src, blocks);
-    const ncclResult_t result = gather_blocks(c, h->gather, src, blocks);
+    const ncclResult_t result = gather_blocks(c, h->staging, src, blocks);
     if (result == ncclSuccess)
-        rowops_interleave(h->backend, (float *)dst, (const float *)h->gather, (int32_t)rows, cols,
+        rowops_interleave(h->backend, (float *)dst, (const float *)h->staging, (int32_t)rows, cols,
                           ranks);
     return result;
 }
@@ -303,7 +318,7 @@ static enum status nccl_all_gather(struct comm *comm, void *dst, const void *src
     TRY(watch(c->home, err));
     if (is_spoilt(c->home))
         goto out;
-    const size_t fit = comm->ranks > 1 && total > 0 ? GATHER_BYTES / (total * 4) : height;
+    const size_t fit = comm->ranks > 1 && total > 0 ? c->home->gather_bytes / (total * 4) : height;
     const size_t most = fit > 1 ? fit : 1;
     for (size_t at = 0, n; at < height && total > 0 && r == ncclSuccess; at += n) {
         n = height - at < most ? height - at : most;
@@ -415,8 +430,8 @@ static enum status nccl_barrier(struct comm *comm, struct err *err)
     struct comm_nccl *c = nccl_of(comm);
     const int64_t start = base_now_ns();
     TRY(watch(c->home, err));
-    const ncclResult_t r = ncclAllReduce(c->home->gather, c->home->gather, 1, ncclFloat32, ncclSum,
-                                         handle(c), c->home->stream);
+    const ncclResult_t r = ncclAllReduce(c->home->staging, c->home->staging, 1, ncclFloat32,
+                                         ncclSum, handle(c), c->home->stream);
     c->home->backend->ops->sync(c->home->backend);
     TRY(watch(c->home, err));
     st = finish(c, COMM_BARRIER, start, 0, r, err);
@@ -448,14 +463,15 @@ static void home_close(struct home *h)
     cuda_watch(h->backend, NULL, NULL);
     while (h->endings > 0)
         pthread_join(h->ending[--h->endings], NULL);
+    comm_oneshot_close(&h->oneshot);
     comm_window_close(&h->window, h->groups > 0 ? h->group[0] : NULL);
     for (int32_t i = h->groups; i-- > 0;)
         if (h->group[i] != NULL)
             (void)ncclCommDestroy(h->group[i]);
     if (own_arena) /* after NCCL, which may have shown it to peers */
         h->backend->ops->free(h->backend, h->arena);
-    if (h->gather != NULL)
-        h->backend->ops->free(h->backend, h->gather);
+    if (h->staging != NULL)
+        h->backend->ops->free(h->backend, h->staging);
     free(h);
 }
 
@@ -569,21 +585,57 @@ static enum status join(struct home *h, struct comm *bootstrap, struct err *err)
     return OK;
 }
 
-/* Ranks that share a device are kept from each other's memory. */
-static enum status open_arena(struct home *h, struct comm *bootstrap, uint32_t how, struct err *err)
+static enum status open_arena(struct home *h, struct err *err)
 {
-    enum status st = OK;
     struct backend *b = h->backend;
-    h->gather = b->ops->alloc(b, COMM_DEVICE_STAGING_BYTES);
-    if (bootstrap->ranks > 1 && how == 0)
-        TRY(comm_window_open(bootstrap, h->group[0], b, h->arena_bytes, &h->window, err));
     h->arena = h->window.memory;
     if (h->arena == NULL)
         h->arena = b->ops->alloc(b, h->arena_bytes);
-    if (h->arena == NULL || h->gather == NULL)
-        st = base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
-                       h->arena_bytes + COMM_DEVICE_STAGING_BYTES);
+    if (h->arena == NULL)
+        return base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
+                         h->arena_bytes);
+    return OK;
+}
+
+static enum status open_staging(struct home *h, int32_t ranks, struct err *err)
+{
+    const size_t left = COMM_DEVICE_STAGING_BYTES - comm_oneshot_bytes(ranks);
+    h->gather_bytes = GATHER_BYTES < left ? GATHER_BYTES : left;
+    h->staging = h->backend->ops->alloc(h->backend, COMM_DEVICE_STAGING_BYTES);
+    if (h->staging == NULL)
+        return base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
+                         COMM_DEVICE_STAGING_BYTES);
+    return OK;
+}
+
+static bool way_of_all(void *arg, float *dst, const float *src, size_t n)
+{
+    return reduce(arg, dst, src, n) == ncclSuccess;
+}
+
+/* How this machine adds up fastest, found by sums in memory that becomes the arena. */
+static enum status find_ways(struct comm_nccl *c, struct comm *bootstrap, uint32_t how,
+                             struct err *err)
+{
+    enum status st = OK;
+    struct home *h = c->home;
+    struct comm_trial *trial = NULL;
+    const struct comm_way by_nccl = {way_of_all, c};
+    const size_t space = h->arena_bytes / 2 / 64 * 64 / sizeof(float);
+    if (space > 0)
+        TRY(comm_trial_open(bootstrap, h->backend, space, &trial, err));
+    if (trial != NULL && !(how & (COMM_NO_WINDOWS | COMM_FIXED_ORDER)))
+        TRY(comm_window_open(trial, h->group[0], &by_nccl, h->arena_bytes, &h->window, err));
+    TRY(open_arena(h, err));
+    if (trial != NULL && !(how & COMM_NO_ONESHOT) && comm_oneshot_bytes(bootstrap->ranks) > 0) {
+        comm_trial_use(trial, (float *)(void *)h->arena);
+        TRY(comm_oneshot_open(trial, &by_nccl, h->staging, COMM_DEVICE_STAGING_BYTES, &h->oneshot,
+                              err));
+        if (cudaMemsetAsync(h->arena, 0, h->arena_bytes, h->stream) != cudaSuccess)
+            st = base_fail(err, ERR_DEVICE, "device memory cannot be cleared");
+    }
 out:
+    comm_trial_close(trial);
     return st;
 }
 
@@ -606,8 +658,12 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
     h->fixed_order = (how & COMM_FIXED_ORDER) != 0;
     TRY(join(h, bootstrap, err));
     cuda_watch(b, watch, h);
-    TRY(open_arena(h, bootstrap, how, err));
     *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};
+    TRY(open_staging(h, bootstrap->ranks, err));
+    if (bootstrap->ranks > 1 && !(how & COMM_SHARED_DEVICE)) /* they are kept from each other's */
+        TRY(find_ways(c, bootstrap, how, err));
+    else
+        TRY(open_arena(h, err));
     if (stats->group[0] == '\0')
         (void)snprintf(stats->group, sizeof stats->group, "world");
     *out = &c->base;

@@ -22,6 +22,7 @@
 #define __forceinline__ inline
 #define __shared__ static /* blocks do not overlap */
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 struct dim3 {
     unsigned x, y, z;
@@ -39,6 +40,11 @@ void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
 void emulate_kernel(cudaStream_t stream, std::function<void()> work);
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
+/* The block waits for what another kernel has yet to do; now its threads have to return. It begins
+ * again later, unless it is not patient and has done so often. Then it has stored already: a peer
+ * that got it may be gone. */
+void emulate_later(bool patient);
+extern bool emulate_again;
 
 /* A kernel with its arguments as they are now: a graph knows no others. */
 template <typename... P, typename... A>
@@ -128,6 +134,29 @@ static inline void launch_release()
 [[noreturn]] void emulate_fail(const char *what);
 
 #include "tests/emulate/emulate_mma.h"
+
+/* ---- memory that several devices use at once, of kernels/cuda/oneshot.cu ---- */
+
+#define WORDS_EMULATED
+
+static inline void words_store(uint64_t *to, const uint64_t (&w)[2])
+{
+    for (int i = 0; i < 2 && !emulate_again; i++)
+        __atomic_store_n(to + i, w[i], __ATOMIC_RELAXED);
+}
+
+static inline void words_load(uint64_t (&w)[2], const uint64_t *from)
+{
+    for (int i = 0; i < 2; i++)
+        w[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
+}
+
+static inline bool words_wait(uint32_t, uint32_t patience, const uint32_t *stop)
+{
+    if (__atomic_load_n(stop, __ATOMIC_RELAXED) == 0)
+        emulate_later(patience == 0);
+    return false;
+}
 
 /* ---- bits ---- */
 

@@ -46,6 +46,15 @@ cudaError_t cudaRuntimeGetVersion(int *version);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr what, int device);
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
+/* Ranks are threads, and another's memory is their own. EMULATED_PEERS: NULL: it is not to be had;
+ * "silent": what is stored there does not arrive; "fast": it is, and NCCL is slow. */
+typedef struct {
+    char reserved[64];
+} cudaIpcMemHandle_t;
+enum { cudaIpcMemLazyEnablePeerAccess = 1 };
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p);
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *p);
 /* What cudaMalloc has given away is not free, byte for byte. */
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);
 const char *cudaGetErrorString(cudaError_t e);

@@ -3,25 +3,31 @@
  * other warps as it may be. Lanes and warps are walked forwards and backwards in turns. So a kernel
  * that lacks a barrier gives another result, and usually a wrong one. A thread borrows a stack when
  * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
- * without a switch. A switch is gcc's own longjmp, a few instructions. With clang, whose own made
- * kernels go in circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes
- * another stack for a corrupt one. */
+ * without a switch. Blocks that wait for what a peer's kernel has yet to do end, and begin again
+ * later. A switch is gcc's own longjmp, a few instructions. With clang, whose own made kernels go in
+ * circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes another stack
+ * for a corrupt one. */
 #undef _FORTIFY_SOURCE
 #include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"
 
 #include "tests/emulate/cuda_fp16.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <setjmp.h>
+#include <thread>
 #include <ucontext.h>
+#include <vector>
 
 #define THREADS_MAX 1024
 #define STACK_BYTES (64 << 10)
 #define LANES 32
+#define LATER_US 20 /* until blocks that wait for a peer begin again, */
+#define TRIES 2000  /* so often, unless they wait without end */
 
 enum state : uint8_t { NEW, READY, AT_BLOCK, AT_WARP, DONE };
 
@@ -44,7 +50,7 @@ struct thread {
 };
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
-bool emulate_early;
+bool emulate_early, emulate_again;
 static struct thread threads[THREADS_MAX];
 static enum state states[THREADS_MAX];
 static volatile unsigned running; /* reread after a switch, which compilers do not see through */
@@ -59,6 +65,7 @@ static unsigned free_count;
 static place scheduler;
 static const std::function<void()> *body;
 static void *shared;
+static bool waits, gives_up; /* the block waits for a peer; one of the launch does not for ever */
 
 [[noreturn]] void emulate_fail(const char *what)
 {
@@ -210,28 +217,54 @@ SWITCHES void run_block()
         borrow_stack();
 }
 
+/* False: it waits for a peer, and has to begin again. */
+static bool run_block_at(dim3 at, size_t shared_bytes)
+{
+    blockIdx = at;
+    shared = malloc(shared_bytes + 1);
+    memset(shared, 0xff, shared_bytes);
+    emulate_early = !emulate_early;
+    waits = false;
+    run_block();
+    free(shared);
+    return !waits;
+}
+
+void emulate_later(bool patient)
+{
+    waits = true;
+    gives_up = gives_up || !patient;
+}
+
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &fn)
 {
     static std::mutex one_at_a_time;
-    std::lock_guard<std::mutex> lock(one_at_a_time);
-    gridDim = grid;
-    blockDim = block;
-    body = &fn;
-    running = 0;
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
-        block.x % LANES != 0 || block.x > THREADS_MAX || block.y * block.z != 1 ||
-        shared_bytes > 227 << 10)
-        emulate_fail("a launch that no device takes");
+    std::vector<dim3> todo, left;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
-                blockIdx = dim3(x, y, z);
-                shared = malloc(shared_bytes + 1);
-                memset(shared, 0xff, shared_bytes);
-                emulate_early = !emulate_early;
-                run_block();
-                free(shared);
-            }
+            for (unsigned x = 0; x < grid.x; x++)
+                todo.push_back(dim3(x, y, z));
+    for (int tries = 0; tries == 0 || !todo.empty(); tries++) {
+        if (tries > 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(LATER_US));
+        std::lock_guard<std::mutex> lock(one_at_a_time);
+        gridDim = grid;
+        blockDim = block;
+        body = &fn;
+        running = 0;
+        gives_up = false;
+        emulate_again = tries > 0;
+        if (todo.empty() || grid.y > 65535 || grid.z > 65535 || block.x % LANES != 0 ||
+            block.x > THREADS_MAX || block.y * block.z != 1 || shared_bytes > 227 << 10)
+            emulate_fail("a launch that no device takes");
+        for (const dim3 &at : todo)
+            if (!run_block_at(at, shared_bytes))
+                left.push_back(at);
+        todo.swap(left);
+        left.clear();
+        if (gives_up && tries == TRIES)
+            return;
+    }
 }
 
 void *emulate_shared()
