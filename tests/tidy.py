@@ -87,6 +87,7 @@ TESTED_BY = {
     "kernels/cuda/linear.cu": "tests/test_kernels.c",
     "kernels/cuda/rope.cu": "tests/test_attend.c",
     "kernels/cuda/rowops.cu": "tests/test_kernels.c",
+    "kernels/cuda/oneshot.cu": "tests/test_comm.c",
     "kernels/cuda/sample.cu": "tests/test_sample.c",
     "kernels/host_memory.c": "tests/test_kernels.c tests/test_model.c",
     "kernels/module.c": "tests/blackbox/test_startup.py",
@@ -109,6 +110,8 @@ TESTED_BY = {
     "engine/comm/comm.c": "tests/test_comm.c",
     "engine/comm/comm_device.c": "tests/test_comm.c",
     "engine/comm/comm_nccl.c": "tests/test_comm.c",
+    "engine/comm/comm_nccl_oneshot.c": "tests/test_comm.c",
+    "engine/comm/comm_nccl_trial.c": "tests/test_comm.c",
     "engine/comm/comm_nccl_window.c": "tests/test_comm.c",
     "engine/comm/comm_mpi.c": "tests/test_comm_mpi.c tests/blackbox/test_mpi.py "
                               "tests/blackbox/test_mpi_network.py",

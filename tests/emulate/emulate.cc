@@ -4,9 +4,9 @@
  * that lacks a barrier gives another result, and usually a wrong one. A thread borrows a stack when
  * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
  * without a switch. Blocks that wait for what a peer's kernel has yet to do end, and begin again
- * later. A switch is gcc's own longjmp, a few instructions. With clang, whose own made kernels go in
- * circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes another stack
- * for a corrupt one. */
+ * later. A switch is gcc's own longjmp, a few instructions. With clang, whose own made kernels go
+ * in circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes another
+ * stack for a corrupt one. */
 #undef _FORTIFY_SOURCE
 #include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"

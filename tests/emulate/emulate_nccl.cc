@@ -20,8 +20,7 @@
 #include <string>
 #include <vector>
 
-#define SLOW_NS 250000000 /* what a test wants slow takes so much longer, by the clock of trials   \
-                           */
+#define SLOW_NS 250000000 /* added to what a test wants slow, by the clock of trials */
 
 enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, SEND, RECV };
 
