@@ -142,11 +142,12 @@ static bool is_mark(const struct jinja_text *text, size_t at, const char *mark, 
     return true;
 }
 
-/* Cuts at the last mark. A template that has trimmed the mark's own space has trimmed the spaces
- * before it, too, had it not been there. */
+/* Cuts at the last mark. A template that has trimmed the mark's own space would have trimmed the
+ * spaces before it, had it not been there; where it writes one there itself they stay, as with
+ * transformers. */
 static enum status cut_at_mark(struct jinja_text *text, const char *mark, struct api_error *e)
 {
-    const size_t whole = strlen(mark), n = whole - 1;
+    const size_t n = strlen(mark) - 1;
     size_t at = text->bytes.len;
     while (at > 0 && !is_mark(text, at - 1, mark, n))
         at--;
@@ -155,7 +156,7 @@ static enum status cut_at_mark(struct jinja_text *text, const char *mark, struct
                                "continue_final_message is not possible: the chat template leaves "
                                "out the end of the last message");
     at--;
-    if (!is_mark(text, at, mark, whole))
+    if (at + n == text->bytes.len || text->bytes.data[at + n] != mark[n])
         while (at > 0 && strchr(" \t\n\v\f\r", text->bytes.data[at - 1]))
             at--;
     text->bytes.len = text->foreign.len = at;

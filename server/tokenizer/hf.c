@@ -68,7 +68,8 @@ static enum status normalize(void *ctx, const char *text, size_t n, bool first, 
 }
 
 /* What comes from whom is known of the text as it is, not of what normalizers make of it: where
- * that counts, all control tokens are looked for before them. */
+ * that counts, all control tokens are looked for before them. In the few files that have them
+ * after, the text behind such a token then begins as one of its own does. */
 enum status hf_encode(const struct hf *h, const char *text, size_t n, struct names_allow allow,
                       struct buf *ids, struct err *err)
 {

@@ -213,7 +213,9 @@ def test_control_tokens_cannot_be_forged(chat, spelt):
 @pytest.mark.parametrize("template, wanted", [
     (MARKED, "<|im_start|>user\nOnce upon a time<|im_end|>\n"
              "<|im_start|>assistant\n there was a fox "),
-    (TRIMMED, "<|begin_of_text|>[Q] Once upon a time [A] there was a fox")])
+    (TRIMMED, "<|begin_of_text|>[Q] Once upon a time [A] there was a fox "),
+    (TRIMMED.replace(" {{ eos_token }}", "{{ eos_token }}"),
+     "<|begin_of_text|>[Q] Once upon a time [A] there was a fox")])
 def test_continued(serve, tmp_path, template, wanted):
     """The prompt ends where the last message does; an end that the template trims stays away."""
     server = serve(chat_model(tmp_path / "model", template), "-tp", 1, "--load-format", "dummy",
