@@ -4,6 +4,7 @@
 #include "config/file.h"
 #include "server/api/chat.h"
 #include "server/api/chat_reply.h"
+#include "server/chat_template.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/scratch.h"
 
@@ -283,7 +284,8 @@ static void test_frames(void **state)
 
 /* ---- control tokens ---- */
 
-static struct tokenizer *open_tokenizer(const char *path, int32_t vocab)
+/* config: the text of a tokenizer_config.json; NULL: none. */
+static struct tokenizer *open_tokenizer(const char *path, const char *config)
 {
     const struct file_spec f = {.path = path, .bytes_max = 1 << 20, .failure = ERR_MODEL};
     struct tokenizer_bytes b = {.where = path};
@@ -293,7 +295,9 @@ static struct tokenizer *open_tokenizer(const char *path, int32_t vocab)
     if (file_read(&f, &json, &b.json_n, &err) != OK)
         fail_msg("%s", err.text);
     b.json = json;
-    if (tokenizer_open_bytes(&b, vocab, &t, &err) != OK)
+    b.config = config;
+    b.config_n = config ? strlen(config) : 0;
+    if (tokenizer_open_bytes(&b, 1000, &t, &err) != OK)
         fail_msg("%s", err.text);
     free(json);
     return t;
@@ -337,7 +341,7 @@ static void test_control_tokens(void **state)
         {"<|im_start|><|im_start|>", "............xxxxxxxxxxxx", 1},
         {"<|im_start|><|im_start|>", "........................", 2},
     };
-    struct tokenizer *t = open_tokenizer(TEST_DATA_DIR "/corpus/hf/qwen.json", 1000);
+    struct tokenizer *t = open_tokenizer(TEST_DATA_DIR "/corpus/hf/qwen.json", NULL);
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         if (controls(t, cases[i].text, cases[i].marks) != cases[i].controls)
@@ -349,12 +353,111 @@ static void test_control_tokens(void **state)
  */
 static void test_control_tokens_behind_a_normalizer(void **state)
 {
-    struct tokenizer *t = open_tokenizer(TEST_DATA_DIR "/corpus/hf/llama2_old.json", 1000);
+    struct tokenizer *t = open_tokenizer(TEST_DATA_DIR "/corpus/hf/llama2_old.json", NULL);
     (void)state;
     assert_int_equal(controls(t, "<s>a b</s>", "...xxx...."), 2);
     assert_int_equal(controls(t, "<s>a b</s>", "xxxxxxxxxx"), 0);
     assert_int_equal(controls(t, "<s>a</s></s>", "...xxxxx...."), 2);
     tokenizer_close(t);
+}
+
+/* ---- templates ---- */
+
+#define TEMPLATE                                                                                   \
+    "{% for m in messages %}{{ bos_token }}{{ m.content | trim }}{{ eos_token }}{% endfor %}"      \
+    "{% if messages | length > 2 %}{{ raise_exception('at most two') }}{% endif %}"
+#define CONFIG(template)                                                                           \
+    "{\"bos_token\": \"<|im_start|>\", \"eos_token\": {\"content\": \"<|im_end|>\"}, "             \
+    "\"pad_token\": null, \"chat_template\": " template "}"
+
+/* The text of messages; NULL where they are refused. The caller's. */
+static char *render(const struct chat_template *t, const char *body, struct api_error *e)
+{
+    struct chat_request r;
+    struct jinja_text text;
+    size_t n;
+    char *bytes = NULL;
+    if (parse(body, &r, e) != OK)
+        fail_msg("%s: %s", body, e->message);
+    if (chat_template_render(t, &r.conversation, &text, e) == OK) {
+        assert_int_equal(text.bytes.len, text.foreign.len);
+        bytes = buf_take(&text.bytes, &n);
+        jinja_text_free(&text);
+    }
+    chat_free(&r);
+    return bytes;
+}
+
+static void test_template(void **state)
+{
+    static const struct {
+        const char *body, *text; /* NULL: refused */
+    } cases[] = {
+        {"[{\"role\": \"user\", \"content\": \" a \"}]", "<|im_start|>a<|im_end|>"},
+        {"[{\"role\": \"user\", \"content\": \"a \"}], \"continue_final_message\": true",
+         "<|im_start|>a"},
+        {"[{\"role\": \"user\", \"content\": \"CONTINUE_FINAL_MESSAGE_TAG b\"}], "
+         "\"continue_final_message\": true",
+         "<|im_start|>CONTINUE_FINAL_MESSAGE_TAG b"},
+        {"[{\"role\": \"user\", \"content\": \"\"}, {\"role\": \"user\", \"content\": \"\"}, "
+         "{\"role\": \"user\", \"content\": \"\"}]",
+         NULL},
+    };
+    struct tokenizer *t =
+        open_tokenizer(TEST_DATA_DIR "/corpus/hf/qwen.json", CONFIG("\"" TEMPLATE "\""));
+    struct chat_template *template = NULL;
+    struct api_error e;
+    struct err err = {""};
+    (void)state;
+    assert_int_equal(chat_template_open(t, NULL, &template, &err), OK);
+    assert_null(chat_template_problem(template));
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char body[512];
+        snprintf(body, sizeof body, "{\"messages\": %s}", cases[i].body);
+        char *text = render(template, body, &e);
+        if (cases[i].text && text)
+            assert_string_equal(text, cases[i].text);
+        else
+            assert_ptr_equal(text, cases[i].text);
+        free(text);
+    }
+    assert_non_null(strstr(e.message, "at most two"));
+    assert_string_equal(e.param, "messages");
+    chat_template_close(template);
+    tokenizer_close(t);
+}
+
+/* What is wrong with a model's template is said when a chat comes; a file must be good. */
+static void test_no_template(void **state)
+{
+    static const struct {
+        const char *config, *problem;
+    } cases[] = {
+        {CONFIG("null"), "no chat template"},
+        {"{}", "no chat template"},
+        {CONFIG("\"{% for\""), "cannot be used"},
+        {CONFIG("\"{% frobnicate %}\""), "cannot be used"},
+    };
+    static const char body[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}";
+    struct api_error e;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct tokenizer *t = open_tokenizer(TEST_DATA_DIR "/corpus/hf/qwen.json", cases[i].config);
+        struct chat_template *template = NULL;
+        struct err err = {""};
+        assert_int_equal(chat_template_open(t, NULL, &template, &err), OK);
+        assert_non_null(strstr(chat_template_problem(template), cases[i].problem));
+        assert_null(render(template, body, &e));
+        assert_int_equal(e.http_status, 400);
+        assert_string_equal(e.message, chat_template_problem(template));
+        chat_template_close(template);
+        template = NULL;
+        assert_int_equal(chat_template_open(t, "/nowhere/at/all", &template, &err), ERR_USAGE);
+        assert_null(template);
+        tokenizer_close(t);
+    }
+    assert_null(render(NULL, body, &e));
+    assert_non_null(strstr(e.message, "without a tokenizer"));
 }
 
 int main(void)
@@ -369,6 +472,8 @@ int main(void)
         cmocka_unit_test(test_frames),
         cmocka_unit_test(test_control_tokens),
         cmocka_unit_test(test_control_tokens_behind_a_normalizer),
+        cmocka_unit_test(test_template),
+        cmocka_unit_test(test_no_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,10 +7,24 @@ import sys
 
 import pytest
 
+import checkpoint
 import harness
+from conftest import shared
+
+TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+            "{% if tools %}{{ tools | tojson }}{% endif %}")
 
 # Per operation and kind; a release is worth a thousand.
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "30"))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo model, and a template with which conversations are answered, too."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    yield from shared(tmp_path_factory, checkpoint.DEMO, "-tp", 2, "--served-model-name", "demo",
+                      "--chat-template", template)
 
 
 def test_document_names_every_route(demo):
