@@ -84,7 +84,7 @@ static void test_marks(void **state)
         {"{{ l|tojson }}", "[1, \"x\"]", "ffffffff"},
         {"{{ {'k': u}|tojson }}", "{\"k\": \"you\"}", "......fffff."},
         {"{{ {u: 1}|tojson }}", "{\"you\": 1}", ".fffff...."},
-        {"{{ d|tojson(indent=1) }}", "{\n \"k\": 1\n}", "ffffffffff"},
+        {"{{ d|tojson(indent=1) }}", "{\n \"k\": 1\n}", "ff.ffffffff"},
         {"{{ n }}{{ n + 1 }}{{ 5 }}{{ n == 12 }}", "12135True", "ffff....."},
         {"{{ u|length }}", "3", "."},
         {"{{ u if u else 'a' }}{{ missing|default(u) }}", "youyou", "ffffff"},
