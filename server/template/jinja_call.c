@@ -59,7 +59,8 @@ static enum status place_arguments(struct run *r, const struct function *f, stru
     }
     for (int i = 0; i < f->needed; i++)
         if (c->arg[i].kind == VALUE_ABSENT)
-            return jinja_fail(r, "%s needs the argument \"%s\"", f->name, f->params[i]);
+            return jinja_fail(r, "%s needs the argument \"%s\"", f->name,
+                              f->params[i] + (f->params[i][0] == '/'));
     return OK;
 }
 

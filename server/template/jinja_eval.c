@@ -440,11 +440,8 @@ enum status jinja_index_slice(struct run *r, const struct value *object, const s
     enum status st = OK;
     if (object->kind == VALUE_UNDEFINED)
         return jinja_say_undefined(r, object);
-    if (!text && (!jinja_is_list(object) || object->kind == VALUE_VIEW)) {
-        const struct value what = jinja_literal("slice");
-        *out = jinja_undefined(jinja_type_name(object), &what);
-        return OK;
-    }
+    if (!text && (!jinja_is_list(object) || object->kind == VALUE_VIEW))
+        return jinja_fail(r, "slicing a %s is not supported", jinja_type_name(object));
     TRY(jinja_spend(r, text ? object->s.n : 0));
     const size_t n = text ? jinja_chars(object->s.bytes, object->s.n) : object->list->n;
     TRY(slice_bounds(r, part, (int64_t)n, b));

@@ -162,8 +162,7 @@ struct node *jinja_expression(struct parser *p)
 
 static bool at_tuple_end(const struct parser *p)
 {
-    return p->now.kind == TOKEN_PRINT_END || p->now.kind == TOKEN_BLOCK_END || jinja_at(p, ")") ||
-           jinja_at_word(p, "in");
+    return p->now.kind == TOKEN_PRINT_END || p->now.kind == TOKEN_BLOCK_END || jinja_at(p, ")");
 }
 
 typedef struct node *parse_item(struct parser *p);

@@ -127,8 +127,6 @@ enum status jinja_filter_last(struct run *r, const struct call *c, struct value 
     const struct value name = jinja_literal("last");
     struct list *items = NULL;
     enum status st = OK;
-    if (c->self.kind == VALUE_UNDEFINED)
-        return jinja_say_undefined(r, &c->self);
     if (c->self.kind == VALUE_ITERATOR)
         return jinja_fail(r, "last: make it a list first");
     TRY(jinja_items(r, &c->self, &items));
@@ -156,7 +154,7 @@ enum status jinja_filter_reverse(struct run *r, const struct call *c, struct val
         items[i] = last;
     }
     /* only of what Python cannot go through backwards is the result a list */
-    if (c->self.kind != VALUE_ITERATOR && c->self.kind != VALUE_UNDEFINED)
+    if (c->self.kind != VALUE_ITERATOR)
         out->kind = VALUE_ITERATOR;
 out:
     return st;

@@ -22,9 +22,10 @@ typedef enum status function_body(struct run *r, const struct call *c, struct va
 
 struct function {
     const char *name;
-    function_body *body;                     /* NULL: Python has it, this engine does not */
-    int32_t needed;                          /* how many of the parameters must be given */
-    const char *params[FUNCTION_PARAMS_MAX]; /* "*": anything, the body looks at `given` */
+    function_body *body; /* NULL: Python has it, this engine does not */
+    int32_t needed;      /* how many of the parameters must be given */
+    /* "*": anything, the body looks at `given`. "/x" can only be given by its place. */
+    const char *params[FUNCTION_PARAMS_MAX];
 };
 
 /* NULL when there is none of that name. */

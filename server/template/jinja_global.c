@@ -150,7 +150,7 @@ const struct function *jinja_global(const char *name, size_t n)
         {"dict", make_dict, 0, {"*"}},
         {"namespace", make_namespace, 0, {"*"}},
         {"raise_exception", raise_exception, 1, {"message"}},
-        {"range", range, 1, {"start", "stop", "step"}},
+        {"range", range, 1, {"/start", "/stop", "/step"}},
         {"strftime_now", strftime_now, 1, {"format"}},
     };
     return jinja_function_find(rows, ARRAY_LEN(rows), name, n);

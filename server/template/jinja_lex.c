@@ -114,6 +114,8 @@ static enum status lex_raw(struct lexer *l, struct token *out)
                  strip_before(l->t->text + start, end - start, sign, true, line_starting));
         return OK;
     }
+    if (start == l->t->n) /* as Jinja2 has it: nothing has to be ended */
+        return OK;
     l->at = start;
     return bad(l, "raw is not ended");
 }
@@ -124,6 +126,8 @@ static enum status skip_comment(struct lexer *l)
     l->at += 2;
     if (rest(l) > 0 && (here(l)[0] == '-' || here(l)[0] == '+'))
         l->at++;
+    if (rest(l) == 0) /* as Jinja2 has it: nothing has to be ended */
+        return OK;
     for (; l->at < l->t->n; l->at++)
         if (skip_close(l, '#', true, true))
             return OK;

@@ -206,24 +206,24 @@ static enum status isspace_(struct run *r, const struct call *c, struct value *o
 
 static const struct function string_methods[] = {
     {"capitalize", capitalize, 0, {NULL}},
-    {"count", string_count, 1, {"sub"}},
-    {"endswith", endswith, 1, {"suffix"}},
-    {"find", find, 1, {"sub"}},
-    {"index", string_index, 1, {"sub"}},
+    {"count", string_count, 1, {"/sub"}},
+    {"endswith", endswith, 1, {"/suffix"}},
+    {"find", find, 1, {"/sub"}},
+    {"index", string_index, 1, {"/sub"}},
     {"isalnum", isalnum_, 0, {NULL}},
     {"isalpha", isalpha_, 0, {NULL}},
     {"isdigit", isdigit_, 0, {NULL}},
     {"isspace", isspace_, 0, {NULL}},
-    {"join", join, 1, {"iterable"}},
+    {"join", join, 1, {"/iterable"}},
     {"lower", lower, 0, {NULL}},
-    {"lstrip", lstrip, 0, {"chars"}},
-    {"replace", replace, 2, {"old", "new", "count"}},
+    {"lstrip", lstrip, 0, {"/chars"}},
+    {"replace", replace, 2, {"/old", "/new", "/count"}},
     {"rsplit", rsplit, 0, {"sep", "maxsplit"}},
-    {"rstrip", rstrip, 0, {"chars"}},
+    {"rstrip", rstrip, 0, {"/chars"}},
     {"split", split, 0, {"sep", "maxsplit"}},
     {"splitlines", splitlines, 0, {"keepends"}},
-    {"startswith", startswith, 1, {"prefix"}},
-    {"strip", strip, 0, {"chars"}},
+    {"startswith", startswith, 1, {"/prefix"}},
+    {"strip", strip, 0, {"/chars"}},
     {"title", title, 0, {NULL}},
     {"upper", upper, 0, {NULL}},
     {.name = "casefold"},
@@ -292,7 +292,7 @@ static enum status dict_copy(struct run *r, const struct call *c, struct value *
 
 static const struct function dict_methods[] = {
     {"copy", dict_copy, 0, {NULL}},
-    {"get", get, 1, {"key", "default"}},
+    {"get", get, 1, {"/key", "/default"}},
     {"items", dict_items, 0, {NULL}},
     {"keys", keys, 0, {NULL}},
     {"values", values, 0, {NULL}},
@@ -333,8 +333,8 @@ static enum status list_index(struct run *r, const struct call *c, struct value 
 }
 
 static const struct function list_methods[] = {
-    {"count", list_count, 1, {"value"}},
-    {"index", list_index, 1, {"value"}},
+    {"count", list_count, 1, {"/value"}},
+    {"index", list_index, 1, {"/value"}},
     {.name = "append"},
     {.name = "clear"},
     {.name = "copy"},
@@ -346,8 +346,8 @@ static const struct function list_methods[] = {
     {.name = "sort"},
 };
 static const struct function tuple_methods[] = {
-    {"count", list_count, 1, {"value"}},
-    {"index", list_index, 1, {"value"}},
+    {"count", list_count, 1, {"/value"}},
+    {"index", list_index, 1, {"/value"}},
 };
 
 /* ---- loops ---- */

@@ -290,7 +290,7 @@ static struct node *call_statement(struct parser *p)
     if (!n || !caller || (jinja_at(p, "(") && !jinja_parameters(p, &caller->a)))
         return NULL;
     n->a = caller;
-    caller->value = jinja_literal("caller");
+    caller->value = VALUE_NOTHING; /* it has no name */
     n->b = jinja_expression(p);
     if (n->b && n->b->kind != NODE_CALL)
         return jinja_wrong(p, "a call is expected");

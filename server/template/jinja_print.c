@@ -142,6 +142,20 @@ static enum status print_number(struct run *r, const struct value *v)
     return jinja_puts(r, text, v->foreign);
 }
 
+/* The one of a call block has no name. */
+static enum status print_macro(struct run *r, const struct value *name)
+{
+    enum status st = OK;
+    TRY(jinja_puts(r, "<Macro ", false));
+    if (name->kind == VALUE_STRING)
+        TRY(print_quoted(r, name));
+    else
+        TRY(jinja_puts(r, "anonymous", false));
+    st = jinja_puts(r, ">", false);
+out:
+    return st;
+}
+
 static enum status print_plain(struct run *r, const struct value *v, bool quoted)
 {
     if (v->kind == VALUE_STRING)
@@ -154,7 +168,9 @@ static enum status print_plain(struct run *r, const struct value *v, bool quoted
         return jinja_puts(r, "None", v->foreign);
     if (v->kind == VALUE_UNDEFINED)
         return quoted ? jinja_puts(r, "Undefined", false) : OK;
-    return jinja_fail(r, "a %s cannot be printed%s", jinja_type_name(v),
+    if (v->kind == VALUE_MACRO)
+        return print_macro(r, &v->macro->node->value);
+    return jinja_fail(r, "printing a %s is not supported%s", jinja_type_name(v),
                       v->kind == VALUE_ITERATOR ? ": make it a list first" : "");
 }
 

@@ -45,14 +45,6 @@ static size_t goes(const char *s, size_t n, const struct value *chars)
     return memmem(chars->s.bytes, chars->s.n, s, width) ? width : 0;
 }
 
-static size_t last_char(const char *s, size_t n)
-{
-    size_t width = 1;
-    while (width < n && width < 4 && ((unsigned char)s[n - width] & 0xc0) == 0x80)
-        width++;
-    return width;
-}
-
 enum status jinja_string_strip(struct run *r, const struct value *s, const struct value *chars,
                                int32_t sides, struct value *out)
 {
@@ -67,7 +59,7 @@ enum status jinja_string_strip(struct run *r, const struct value *s, const struc
             break;
     }
     for (size_t width; (sides & STRIP_RIGHT) && n > 0; n -= width) {
-        width = last_char(s->s.bytes + from, n);
+        width = jinja_char_before(s->s.bytes + from, n);
         if (goes(s->s.bytes + from + n - width, width, chars) == 0)
             break;
     }
@@ -244,10 +236,8 @@ static enum status split_words(struct run *r, const struct value *s, int64_t max
         const size_t from = i;
         while (i < n && jinja_space(b + i, n - i) == 0)
             i += jinja_char(b + i, n - i);
-        if (max == 0) { /* the rest, but for white space at its end */
-            for (i = n; jinja_space_before(b, i) > 0;)
-                i -= jinja_space_before(b, i);
-            st = add_place(r, p, from, i - from);
+        if (max == 0) { /* the rest, with the white space at its end */
+            st = add_place(r, p, from, n - from);
             break;
         }
         TRY(add_place(r, p, from, i - from));
@@ -269,10 +259,9 @@ static enum status split_words_right(struct run *r, const struct value *s, int64
             break;
         size_t from = n;
         while (from > 0 && jinja_space_before(b, from) == 0)
-            from -= last_char(b, from);
+            from -= jinja_char_before(b, from);
         if (max == 0)
-            for (from = 0; jinja_space(b + from, n - from) > 0;)
-                from += jinja_space(b + from, n - from);
+            from = 0;
         TRY(add_place(r, p, from, n - from));
         if (max == 0)
             break;

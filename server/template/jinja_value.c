@@ -183,6 +183,8 @@ static bool is_space(uint32_t code)
 uint32_t jinja_decode(const char *s, size_t width)
 {
     static const unsigned char first_bits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
+    if (width == 1 && (unsigned char)s[0] >= 0x80)
+        return 0xfffd; /* a stray byte */
     uint32_t code = (unsigned char)s[0] & first_bits[width];
     for (size_t i = 1; i < width; i++)
         code = code << 6 | ((unsigned char)s[i] & 0x3f);
@@ -195,12 +197,18 @@ size_t jinja_space(const char *s, size_t n)
     return width > 0 && is_space(jinja_decode(s, width)) ? width : 0;
 }
 
+size_t jinja_char_before(const char *s, size_t n)
+{
+    size_t width = 1;
+    while (width < n && width < 4 && ((unsigned char)s[n - width] & 0xc0) == 0x80)
+        width++;
+    return width <= n && jinja_char(s + n - width, width) == width ? width : n > 0;
+}
+
 size_t jinja_space_before(const char *s, size_t n)
 {
-    for (size_t width = 1; width <= 3 && width <= n; width++)
-        if (jinja_char(s + n - width, width) == width)
-            return jinja_space(s + n - width, width);
-    return 0;
+    const size_t width = jinja_char_before(s, n);
+    return jinja_space(s + n - width, width);
 }
 
 size_t jinja_chars(const char *s, size_t n)

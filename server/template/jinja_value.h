@@ -112,6 +112,8 @@ bool jinja_equal_plain(const struct value *a, const struct value *b);
 
 /* Bytes of the character at s. Text that is not UTF-8 counts byte by byte. */
 size_t jinja_char(const char *s, size_t n);
+/* The same for what ends at s + n; 0 where n is. */
+size_t jinja_char_before(const char *s, size_t n);
 /* Bytes of the white space at s as str.isspace() has it; 0: none. */
 size_t jinja_space(const char *s, size_t n);
 /* The same for what ends at s + n. */
