@@ -128,7 +128,7 @@ static void test_variables(void **state)
          "true"},
         {"\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}], "
          "\"continue_final_message\": true",
-         "[{\"role\":\"assistant\",\"content\":\"bCONTINUE_FINAL_MESSAGE_TAG \"}]", "false"},
+         "[{\"role\":\"assistant\",\"content\":\"bEND_OF_MESSAGE_TO_CONTINUE \"}]", "false"},
         {"\"messages\": [{\"role\": \"assistant\", \"content\": \"b\", \"reasoning\": \"r\"}]",
          "[{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"r\","
          "\"reasoning\":\"r\",\"thinking\":\"r\"}]",
@@ -396,9 +396,9 @@ static void test_template(void **state)
         {"[{\"role\": \"user\", \"content\": \" a \"}]", "<|im_start|>a<|im_end|>"},
         {"[{\"role\": \"user\", \"content\": \"a \"}], \"continue_final_message\": true",
          "<|im_start|>a"},
-        {"[{\"role\": \"user\", \"content\": \"CONTINUE_FINAL_MESSAGE_TAG b\"}], "
+        {"[{\"role\": \"user\", \"content\": \"END_OF_MESSAGE_TO_CONTINUE b\"}], "
          "\"continue_final_message\": true",
-         "<|im_start|>CONTINUE_FINAL_MESSAGE_TAG b"},
+         "<|im_start|>END_OF_MESSAGE_TO_CONTINUE b"},
         {"[{\"role\": \"user\", \"content\": \"\"}, {\"role\": \"user\", \"content\": \"\"}, "
          "{\"role\": \"user\", \"content\": \"\"}]",
          NULL},

@@ -14,7 +14,9 @@
 #include "server/api/field_row.h"
 
 /* The space shows whether a template trims the ends of contents. */
-#define MARK "CONTINUE_FINAL_MESSAGE_TAG "
+#define MARK "END_OF_MESSAGE_TO_CONTINUE "
+#define DIGITS_OF(number) #number
+#define DIGITS(macro) DIGITS_OF(macro)
 #define VARS_BYTES_MAX ((size_t)64 << 20)
 
 /* A request's own limits, and room for what decoded arguments add. */
@@ -75,9 +77,13 @@ const struct field conversation_message_rows[CONVERSATION_MESSAGE_ROWS] = {
      AT(role)},
     {.name = "content",
      .kind = FIELD_ANY,
-     .schema = "\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\",\"maxItems\":1024,"
-               "\"items\":{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"text\"},"
-               "\"text\":{\"type\":\"string\"}},\"required\":[\"type\",\"text\"]}}]",
+     .schema = "\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\","
+               "\"maxItems\":" DIGITS(
+                   CONVERSATION_PARTS_MAX) ","
+                                           "\"items\":{\"type\":\"object\",\"properties\":{"
+                                           "\"type\":{\"const\":\"text\"},"
+                                           "\"text\":{\"type\":\"string\"}},\"required\":[\"type\","
+                                           "\"text\"]}}]",
      AT(content)},
     STRING(name, 0, CONVERSATION_NAME_BYTES_MAX),
     STRING(tool_call_id, 0, CONVERSATION_NAME_BYTES_MAX),
