@@ -5,6 +5,7 @@
 #include "server/chat_template.h"
 
 #include "config/file.h"
+#include "server/template/jinja_value.h" /* white space as templates see it */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,8 +158,8 @@ static enum status cut_at_mark(struct jinja_text *text, const char *mark, struct
                                "out the end of the last message");
     at--;
     if (at + n == text->bytes.len || text->bytes.data[at + n] != mark[n])
-        while (at > 0 && strchr(" \t\n\v\f\r", text->bytes.data[at - 1]))
-            at--;
+        for (size_t k; (k = jinja_space_before(text->bytes.data, at)) > 0;)
+            at -= k;
     text->bytes.len = text->foreign.len = at;
     text->bytes.data[at] = '\0';
     return OK;

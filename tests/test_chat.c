@@ -396,6 +396,11 @@ static void test_template(void **state)
         {"[{\"role\": \"user\", \"content\": \" a \"}]", "<|im_start|>a<|im_end|>"},
         {"[{\"role\": \"user\", \"content\": \"a \"}], \"continue_final_message\": true",
          "<|im_start|>a"},
+        {"[{\"role\": \"user\", \"content\": \"a\\u3000\\u00a0\"}], \"continue_final_message\": "
+         "true",
+         "<|im_start|>a"},
+        {"[{\"role\": \"user\", \"content\": \"\"}], \"continue_final_message\": true",
+         "<|im_start|>"},
         {"[{\"role\": \"user\", \"content\": \"END_OF_MESSAGE_TO_CONTINUE b\"}], "
          "\"continue_final_message\": true",
          "<|im_start|>END_OF_MESSAGE_TO_CONTINUE b"},

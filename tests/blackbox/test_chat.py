@@ -490,6 +490,20 @@ def test_template_of_a_file(serve, tmp_path):
     chat.client.close()
 
 
+def test_template_beside_the_configuration(serve, tmp_path):
+    """chat_template.jinja counts more than tokenizer_config.json, as with transformers."""
+    model = chat_model(tmp_path / "model", TRIMMED)
+    (model / "chat_template.jinja").write_text(MARKED)
+    server = serve(model, "-tp", 1, "--load-format", "dummy", "--served-model-name", "m")
+    chat = Chat(server, oracle.qwen(), MARKED)
+    assert chat.prompt(TALK) == chat.oracle.ids(TALK)
+    assert server.get("/tokenizer_info").json()["chat_template"] == MARKED
+    chat.client.close()
+    (model / "chat_template.jinja").write_bytes(b"\xff")
+    done = run("serve", model, "-tp", 1, "--load-format", "dummy", "--port", 0)
+    assert done.returncode == 3 and "chat_template.jinja: not UTF-8" in done.stderr
+
+
 def test_sentencepiece(serve, tmp_path):
     """A tokenizer.model knows its control tokens by name, too."""
     template = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
