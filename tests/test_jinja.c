@@ -261,6 +261,8 @@ static void test_limits_of_a_render(void **state)
 {
     static const char *const rows[][2] = {
         {"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+         "too many steps"},
+        {"{% set r = range(99999) %}{% for i in r %}{% set x = r|list %}{% endfor %}",
          "too much memory"},
         {"{% set r = range(999) %}{% for a in r %}{% for b in r if b < a %}{% endfor %}{% endfor "
          "%}",

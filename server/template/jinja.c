@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARSE_MEMORY_MAX (256u << 20)
+#define PARSE_MEMORY_MAX (128u << 20)
 
 /* The text with LF for every line end, and without the last one. */
 static enum status copy_text(struct jinja *t, const char *text, size_t n, struct err *err)

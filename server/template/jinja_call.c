@@ -179,8 +179,8 @@ out:
 
 /* ---- calls ---- */
 
-enum status jinja_call_value(struct run *r, const struct value *callee, struct call *c,
-                             struct value *out)
+static enum status call_value(struct run *r, const struct value *callee, struct call *c,
+                              struct value *out)
 {
     if (callee->kind == VALUE_FUNCTION)
         return jinja_call_function(r, callee->function, c, out);
@@ -211,7 +211,7 @@ static enum status call_with(struct run *r, const struct node *n, const struct v
         named[c.named_n++] = more;
         c.named = named;
     }
-    st = jinja_call_value(r, &callee, &c, out);
+    st = call_value(r, &callee, &c, out);
 out:
     return st;
 }

@@ -36,9 +36,10 @@ enum status jinja_push_scope(struct run *r, struct scope *outer)
     return OK;
 }
 
-static struct binding *find_binding(struct scope *s, const struct value *name)
+/* *seen counts how many names were looked at. */
+static struct binding *find_binding(const struct scope *s, const struct value *name, size_t *seen)
 {
-    for (struct binding *b = s->names; b; b = b->next)
+    for (struct binding *b = s->names; b; b = b->next, ++*seen)
         if (jinja_same_text(&b->name, name))
             return b;
     return NULL;
@@ -46,30 +47,34 @@ static struct binding *find_binding(struct scope *s, const struct value *name)
 
 enum status jinja_bind(struct run *r, const struct value *name, const struct value *v)
 {
-    struct binding *b = find_binding(r->scope, name);
+    size_t seen = 0;
+    struct binding *b = find_binding(r->scope, name, &seen);
+    enum status st = OK;
+    TRY(jinja_spend(r, seen * 8));
     if (!b) {
-        enum status st = jinja_take(r, 1, sizeof *b, &b);
-        if (st != OK)
-            return st;
+        TRY(jinja_take(r, 1, sizeof *b, &b));
         b->name = *name;
         b->next = r->scope->names;
         r->scope->names = b;
     }
     b->value = *v;
-    return OK;
+out:
+    return st;
 }
 
 static enum status eval_name(struct run *r, const struct node *n, struct value *out)
 {
     struct value *found = NULL;
+    size_t seen = 0;
     enum status st = OK;
-    for (struct scope *s = r->scope; s; s = s->outer) {
-        const struct binding *b = find_binding(s, &n->value);
+    for (struct scope *s = r->scope; s; s = s->outer, seen++) {
+        const struct binding *b = find_binding(s, &n->value, &seen);
         if (b) {
             *out = b->value;
-            return OK;
+            return jinja_spend(r, seen * 8);
         }
     }
+    TRY(jinja_spend(r, seen * 8));
     TRY(jinja_find(r, &r->vars, &n->value, &found));
     if (!found)
         TRY(jinja_find(r, &r->own, &n->value, &found));
@@ -314,8 +319,8 @@ out:
 }
 
 /* object.name: what the type has, then what the dict holds. */
-enum status jinja_attribute(struct run *r, const struct value *object, const struct value *name,
-                            struct value *out)
+static enum status attribute(struct run *r, const struct value *object, const struct value *name,
+                             struct value *out)
 {
     struct value v = jinja_undefined(jinja_type_name(object), name);
     enum status st = OK;
@@ -374,7 +379,7 @@ static enum status eval_attribute(struct run *r, const struct node *n, struct va
 {
     struct value object;
     enum status st = jinja_eval(r, n->a, &object);
-    return st == OK ? jinja_attribute(r, &object, &n->value, out) : st;
+    return st == OK ? attribute(r, &object, &n->value, out) : st;
 }
 
 /* Start, stop and step as Python's slice.indices() makes them for a length. */

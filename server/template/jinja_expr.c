@@ -131,7 +131,7 @@ static struct node *conjunction(struct parser *p)
     return left;
 }
 
-struct node *jinja_expression_plain(struct parser *p)
+static struct node *plain_expression(struct parser *p)
 {
     if (!jinja_deeper(p))
         return NULL;
@@ -144,9 +144,9 @@ struct node *jinja_expression_plain(struct parser *p)
 
 struct node *jinja_expression(struct parser *p)
 {
-    struct node *then = jinja_expression_plain(p);
+    struct node *then = plain_expression(p);
     while (then && jinja_skip_word(p, "if")) {
-        struct node *condition = jinja_expression_plain(p);
+        struct node *condition = plain_expression(p);
         struct node *n = pair_of(p, NODE_CHOICE, condition, then);
         if (n && jinja_skip_word(p, "else")) {
             if (!jinja_deeper(p) || !(n->c = jinja_expression(p)))
@@ -190,7 +190,7 @@ static struct node *tuple_of(struct parser *p, parse_item *item, bool empty)
 
 struct node *jinja_tuple(struct parser *p, bool with_choice)
 {
-    return tuple_of(p, with_choice ? jinja_expression : jinja_expression_plain, false);
+    return tuple_of(p, with_choice ? jinja_expression : plain_expression, false);
 }
 
 static struct node *target_name(struct parser *p)

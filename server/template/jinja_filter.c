@@ -86,26 +86,23 @@ static enum status filter_escape(struct run *r, const struct call *c, struct val
     return st;
 }
 
-static bool is_word(const char *s, size_t width)
-{
-    return width > 1 ? jinja_space(s, width) == 0 : isalnum((unsigned char)*s) || *s == '_';
-}
-
 static enum status filter_wordcount(struct run *r, const struct call *c, struct value *out)
 {
     struct value s;
     int64_t words = 0;
     bool inside = false;
-    enum status st = jinja_to_string(r, &c->self, &s);
-    if (st == OK)
-        st = jinja_spend(r, s.s.n);
-    for (size_t i = 0, width; st == OK && i < s.s.n; i += width) {
-        width = jinja_char(s.s.bytes + i, s.s.n - i);
-        const bool word = is_word(s.s.bytes + i, width);
-        words += word && !inside;
-        inside = word;
+    enum status st = OK;
+    TRY(jinja_to_string(r, &c->self, &s));
+    TRY(jinja_spend(r, s.s.n));
+    for (size_t i = 0; i < s.s.n; i++) {
+        const unsigned char b = (unsigned char)s.s.bytes[i];
+        if (b >= 0x80)
+            return jinja_fail(r, "wordcount of text beyond ASCII is not supported");
+        words += !inside && (isalnum(b) || b == '_');
+        inside = isalnum(b) || b == '_';
     }
     *out = jinja_int(words);
+out:
     return st;
 }
 

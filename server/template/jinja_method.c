@@ -177,7 +177,7 @@ static enum status all_characters(struct run *r, const struct call *c, enum char
     for (size_t i = 0, width; i < s->n && all; i += width) {
         width = jinja_char(s->bytes + i, s->n - i);
         if (kind != CHARACTER_SPACE && width > 1)
-            return jinja_fail(r, "only ASCII letters and digits are told apart");
+            return jinja_fail(r, "letters beyond ASCII are not supported here");
         all = is_character(s->bytes + i, width, kind);
     }
     *out = jinja_bool(all);
@@ -375,6 +375,7 @@ const struct function *jinja_method(const struct value *self, const char *name, 
         [VALUE_DICT] = {dict_methods, ARRAY_LEN(dict_methods)},
         [VALUE_LIST] = {list_methods, ARRAY_LEN(list_methods)},
         [VALUE_TUPLE] = {tuple_methods, ARRAY_LEN(tuple_methods)},
+        [VALUE_RANGE] = {tuple_methods, ARRAY_LEN(tuple_methods)},
         [VALUE_LOOP] = {loop_methods, ARRAY_LEN(loop_methods)},
     };
     return jinja_function_find(types[self->kind].rows, types[self->kind].count, name, n);

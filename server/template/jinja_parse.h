@@ -21,9 +21,8 @@ enum status jinja_parse(struct jinja *t, struct err *err) MUST_USE;
 
 /* ---- for the two halves of the parser: NULL or false means that p->st says why ---- */
 
-struct node *jinja_expression(struct parser *p);       /* "a if b else c" and below */
-struct node *jinja_expression_plain(struct parser *p); /* without "if" */
-/* One expression, or several with commas as a TUPLE. */
+struct node *jinja_expression(struct parser *p);
+/* One expression, or several with commas as a TUPLE; with_choice: "a if b else c" is one too. */
 struct node *jinja_tuple(struct parser *p, bool with_choice);
 struct node *jinja_target(struct parser *p, bool members);
 /* Filters from the "|" on, or from a name where start is true, on an input that may be NULL. */

@@ -51,7 +51,7 @@ static bool is_hidden(uint32_t code)
 
 static enum status print_escaped(struct run *r, uint32_t code, bool foreign)
 {
-    static const char letters[] = "tnr\\", means[] = "\t\n\r\\";
+    static const char letters[] = "tnr\\'\"", means[] = "\t\n\r\\'\"";
     char text[12];
     const char *letter = code && code < 0x80 ? strchr(means, (int)code) : NULL;
     if (letter)
@@ -70,19 +70,21 @@ static enum status print_quoted(struct run *r, const struct value *s)
     const size_t n = s->s.n;
     const bool inside = n > 0 && memchr(bytes, '\'', n);
     const char quote = inside && !memchr(bytes, '"', n) ? '"' : '\'';
+    size_t plain = 0;
     enum status st = OK;
     TRY(jinja_add(r, &quote, 1, s->foreign));
     for (size_t i = 0, width; i < n; i += width) {
         width = jinja_char(bytes + i, n - i);
         const uint32_t code = jinja_decode(bytes + i, width);
-        const struct value piece = jinja_slice(s, i, width);
-        if (code == (uint32_t)quote)
-            TRY(jinja_add(r, "\\", 1, jinja_mark_of(s, i)));
-        if (code == '\\' || is_hidden(code))
-            TRY(print_escaped(r, code, jinja_mark_of(s, i)));
-        else
-            TRY(jinja_add_string(r, &piece));
+        if (code != '\\' && code != (uint32_t)quote && !is_hidden(code))
+            continue;
+        const struct value before = jinja_slice(s, plain, i - plain);
+        TRY(jinja_add_string(r, &before));
+        TRY(print_escaped(r, code, jinja_mark_of(s, i)));
+        plain = i + width;
     }
+    const struct value last = jinja_slice(s, plain, n - plain);
+    TRY(jinja_add_string(r, &last));
     TRY(jinja_add(r, &quote, 1, s->foreign));
 out:
     return st;

@@ -23,13 +23,18 @@ enum status jinja_over(struct run *r, const char *what)
     return base_fail(r->err, ERR_LIMIT, "%.80s: %s", r->t->where, what);
 }
 
+static enum status pay(struct run *r, size_t bytes)
+{
+    if (bytes > RUN_BYTES_MAX - r->bytes)
+        return jinja_over(r, "rendering takes too many steps");
+    r->bytes += bytes;
+    return OK;
+}
+
 enum status jinja_spend(struct run *r, size_t bytes)
 {
-    const size_t steps = 1 + bytes / RUN_STEP_BYTES;
-    if (steps > (size_t)(RUN_STEPS_MAX - r->steps))
-        return jinja_over(r, "rendering takes too many steps");
-    r->steps += (int64_t)steps;
-    return OK;
+    return bytes > RUN_BYTES_MAX ? jinja_over(r, "rendering takes too many steps")
+                                 : pay(r, RUN_STEP_BYTES + bytes);
 }
 
 static enum status no_memory(struct run *r)
@@ -57,22 +62,21 @@ size_t jinja_mark(const struct run *r)
 static enum status add_marked(struct run *r, const char *bytes, const char *marks, size_t n,
                               bool foreign)
 {
-    static const char same[2][64] = {{0}, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                           1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                           1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                           1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}};
+    char same[256];
     struct buf *out = &r->text->bytes, *out_marks = &r->text->foreign;
-    enum status st = jinja_spend(r, n);
-    if (st != OK)
-        return st;
     if (n > out->max - out->len)
         return jinja_over(r, "the text becomes too long");
+    enum status st = pay(r, n + RUN_PIECE_BYTES);
+    if (st != OK)
+        return st;
     buf_add(out, bytes, n);
     if (marks)
         buf_add(out_marks, marks, n);
+    else
+        memset(same, foreign, n < sizeof same ? n : sizeof same);
     for (size_t left = marks ? 0 : n, piece; left > 0; left -= piece) {
-        piece = left < sizeof same[0] ? left : sizeof same[0];
-        buf_add(out_marks, same[foreign], piece);
+        piece = left < sizeof same ? left : sizeof same;
+        buf_add(out_marks, same, piece);
     }
     return out->failed || out_marks->failed ? no_memory(r) : OK;
 }
@@ -90,12 +94,6 @@ enum status jinja_puts(struct run *r, const char *text, bool foreign)
 enum status jinja_add_string(struct run *r, const struct value *s)
 {
     return add_marked(r, s->s.bytes, s->s.marks, s->s.n, s->foreign);
-}
-
-void jinja_drop(struct run *r, size_t mark)
-{
-    r->text->bytes.len = mark;
-    r->text->foreign.len = mark;
 }
 
 enum status jinja_cut(struct run *r, size_t mark, struct value *out)
@@ -117,7 +115,7 @@ enum status jinja_cut(struct run *r, size_t mark, struct value *out)
         memcpy(marks, from, n);
         out->s.marks = marks;
     }
-    jinja_drop(r, mark);
+    r->text->bytes.len = r->text->foreign.len = mark;
 out:
     return st;
 }

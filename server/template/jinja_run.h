@@ -8,8 +8,11 @@
 #include "server/template/jinja_function.h"
 #include "server/template/jinja_tree.h"
 
+/* What a render may do is counted in bytes it walks through; a step counts as so many. */
+#define RUN_STEP_BYTES 64
+#define RUN_PIECE_BYTES 8 /* on top of the bytes of a piece of text */
 #define RUN_STEPS_MAX 1000000
-#define RUN_STEP_BYTES 64 /* walking through so many bytes is one step */
+#define RUN_BYTES_MAX ((size_t)RUN_STEPS_MAX * RUN_STEP_BYTES)
 #define RUN_DEPTH_MAX 400 /* nodes inside nodes, through macros too */
 #define RUN_DATA_DEPTH_MAX 64
 #define RUN_MEMORY_MAX (64u << 20)
@@ -51,8 +54,8 @@ struct run {
     struct scope *scope;
     struct value piped; /* input of a block's first filter */
     enum leaving leaving;
-    uint32_t at; /* of the node that is evaluated */
-    int64_t steps;
+    uint32_t at;  /* of the node that is evaluated */
+    size_t bytes; /* that it has walked through, with what counts as such */
     int32_t depth;
     struct err *err;
 };
@@ -61,7 +64,7 @@ struct run {
 
 enum status jinja_fail(struct run *r, const char *fmt, ...) PRINTF_LIKE(2, 3); /* ERR_INPUT */
 enum status jinja_over(struct run *r, const char *what);                       /* ERR_LIMIT */
-/* Counts a step and what n bytes, or n / 8 items, cost on top of it. */
+/* Counts a step and so many bytes; an item of a list counts as 8. */
 enum status jinja_spend(struct run *r, size_t bytes) MUST_USE;
 enum status jinja_take(struct run *r, size_t count, size_t size, void *out) MUST_USE;
 
@@ -73,7 +76,6 @@ enum status jinja_add(struct run *r, const char *bytes, size_t n, bool foreign) 
 enum status jinja_puts(struct run *r, const char *text, bool foreign) MUST_USE;
 enum status jinja_add_string(struct run *r, const struct value *s) MUST_USE;
 enum status jinja_cut(struct run *r, size_t mark, struct value *out) MUST_USE;
-void jinja_drop(struct run *r, size_t mark);
 bool jinja_mark_of(const struct value *s, size_t i); /* is byte i of a string foreign? */
 
 /* ---- containers ---- */
@@ -116,8 +118,6 @@ enum status jinja_exec(struct run *r, const struct node *list) MUST_USE; /* stat
 enum status jinja_assign(struct run *r, const struct node *target, const struct value *v) MUST_USE;
 enum status jinja_operate(struct run *r, enum operation op, const struct value *a,
                           const struct value *b, struct value *out) MUST_USE;
-enum status jinja_attribute(struct run *r, const struct value *object, const struct value *name,
-                            struct value *out) MUST_USE;
 enum status jinja_item(struct run *r, const struct value *object, const struct value *index,
                        struct value *out) MUST_USE;
 enum status jinja_index_slice(struct run *r, const struct value *object, const struct value part[3],
@@ -135,8 +135,6 @@ enum status jinja_call_filter(struct run *r, const struct node *n, struct value 
 /* c->arg is filled from what is given. */
 enum status jinja_call_function(struct run *r, const struct function *f, struct call *c,
                                 struct value *out) MUST_USE;
-enum status jinja_call_value(struct run *r, const struct value *callee, struct call *c,
-                             struct value *out) MUST_USE;
 enum status jinja_call_block(struct run *r, const struct node *n) MUST_USE;
 enum status jinja_loop_attribute(struct run *r, const struct value *loop, const struct value *name,
                                  struct value *out) MUST_USE;

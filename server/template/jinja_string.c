@@ -50,9 +50,9 @@ enum status jinja_string_strip(struct run *r, const struct value *s, const struc
 {
     size_t from = 0, n = s->s.n;
     enum status st = OK;
-    TRY(jinja_spend(r, n));
     if (!not_given(chars))
         TRY(need_string(r, chars));
+    TRY(jinja_spend(r, n * (1 + (not_given(chars) ? 0 : chars->s.n / 64))));
     for (size_t width; (sides & STRIP_LEFT) && n > 0; from += width, n -= width) {
         width = goes(s->s.bytes + from, n, chars);
         if (width == 0)
@@ -283,6 +283,7 @@ enum status jinja_string_split(struct run *r, const struct value *s, const struc
         TRY(need_string(r, separator));
         if (separator->s.n == 0)
             return jinja_fail(r, "an empty separator");
+        TRY(jinja_spend(r, from_right ? s->s.n * (separator->s.n / 64) : 0));
         TRY(from_right ? split_at_right(r, s, separator, max, &p)
                        : split_at(r, s, separator, max, &p));
     }

@@ -73,6 +73,6 @@ enum status jinja_refuse(const struct jinja *t, uint32_t at, struct err *err, co
     PRINTF_LIKE(4, 5);
 /* The same for any status, of arguments already taken. */
 enum status jinja_refuse_v(const struct jinja *t, uint32_t at, struct err *err, enum status st,
-                           const char *fmt, va_list ap);
+                           const char *fmt, va_list ap) PRINTF_LIKE(5, 0);
 
 #endif
