@@ -139,6 +139,8 @@ const struct options_row options_rows[] = {
      "name in the API, or several with commas between; default: the directory's"},
     {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",
      "auto|none", "sampling defaults: the model's generation_config.json, or OpenAI's"},
+    {"chat-template", NULL, COMMAND_SERVE, STRING, AT(chat_template), 0, 0, NULL, NULL,
+     "file with the chat template, instead of the model's"},
     {"skip-tokenizer-init", NULL, COMMAND_SERVE, FLAG, AT(skip_tokenizer_init), 0, 0, NULL, NULL,
      "read no tokenizer: prompts are token ids, and answers have no text"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,

@@ -56,6 +56,7 @@ struct options {
     bool prefix_caching;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
+    const char *chat_template; /* file; NULL: the model's */
     bool skip_tokenizer_init;
     double drain_timeout, load_timeout, step_timeout;
     int32_t max_group_restarts; /* in five minutes */

@@ -101,15 +101,16 @@ static void get_root(void *ctx, struct http_request *r)
     buf_init(&body, 4096);
     buf_printf(&body,
                "tessera %s, serving %s\n\n"
-               "POST /v1/completions   complete a prompt (OpenAI's completions API)\n"
-               "GET  /v1/models        the model that is served\n"
-               "POST /tokenize         text to token ids; /detokenize: and back\n"
-               "GET  /tokenizer_info   the tokenizer's configuration\n"
-               "GET  /openapi.json     every field of every request\n"
-               "GET  /health           200 when requests are welcome (also /readyz)\n"
-               "GET  /livez            200 while the server runs\n"
-               "GET  /startupz         how far it has loaded; 200 once it has been ready\n"
-               "GET  /metrics          counters for Prometheus\n"
+               "POST /v1/completions        complete a prompt (OpenAI's completions API)\n"
+               "POST /v1/chat/completions   answer a conversation (OpenAI's chat API)\n"
+               "GET  /v1/models             the model that is served\n"
+               "POST /tokenize              text to token ids; /detokenize: and back\n"
+               "GET  /tokenizer_info        the tokenizer's configuration\n"
+               "GET  /openapi.json          every field of every request\n"
+               "GET  /health                200 when requests are welcome (also /readyz)\n"
+               "GET  /livez                 200 while the server runs\n"
+               "GET  /startupz              how far it has loaded; 200 once it has been ready\n"
+               "GET  /metrics               counters for Prometheus\n"
                "GET  /version\n",
                s->version, s->names[0]);
     http_reply(r, 200, "text/plain; charset=utf-8", &body);
@@ -117,6 +118,7 @@ static void get_root(void *ctx, struct http_request *r)
 
 static const struct http_route routes[] = {
     {"POST", "/v1/completions", route_completions},
+    {"POST", "/v1/chat/completions", route_chat},
     {"GET", "/v1/models", route_models},
     {"GET", "/v1/models/", route_models_by_name},
     {"POST", "/tokenize", route_tokenize},
@@ -173,6 +175,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
     snprintf(s->version, sizeof s->version, "%s", c->version);
     snprintf(s->fingerprint, sizeof s->fingerprint, "tessera-%s", s->version);
     s->tokenizer = c->tokenizer;
+    s->chat_template = c->chat_template;
     s->health = c->health;
     s->ping_s = c->ping_s > 0 ? c->ping_s : PING_S;
     s->rules = (struct completion_rules){

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "server/http/http_limits.h"
 
+struct chat_template;
 struct frontend;
 struct health;
 struct keys;
@@ -25,7 +26,8 @@ struct frontend_config {
     const char *version;
     struct health *health; /* outlives the front end */
     int32_t vocab, max_model_len;
-    const struct tokenizer *tokenizer; /* NULL: token-id prompts only; immutable */
+    const struct tokenizer *tokenizer;         /* NULL: token-id prompts only; immutable */
+    const struct chat_template *chat_template; /* NULL: no chat; immutable */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
     int32_t queued_max;                    /* requests that wait for a worker; one more gets 429 */

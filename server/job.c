@@ -53,7 +53,7 @@ static void on_end(void *user, bool sent)
     job_release(j);
 }
 
-struct job *job_open(struct service *s, struct http_request *r)
+struct job *job_open(struct service *s, const struct job_kind *kind, struct http_request *r)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j)
@@ -61,10 +61,11 @@ struct job *job_open(struct service *s, struct http_request *r)
     atomic_init(&j->refs, 2);
     pthread_mutex_init(&j->lock, NULL);
     j->service = s;
+    j->kind = kind;
     j->http = r;
     j->arrived_ns = base_now_ns();
-    snprintf(j->meta.id, sizeof j->meta.id, "cmpl-%016" PRIx64 "%016" PRIx64, random_word(),
-             random_word());
+    snprintf(j->meta.id, sizeof j->meta.id, "%s-%016" PRIx64 "%016" PRIx64, kind->reply->id_prefix,
+             random_word(), random_word());
     j->meta.created = (int64_t)time(NULL);
     j->meta.model = s->names[0];
     j->meta.fingerprint = s->fingerprint;
@@ -89,6 +90,7 @@ void job_release(struct job *j)
     free(j->choices);
     buf_free(&j->body);
     completion_free(&j->request);
+    conversation_free(&j->conversation);
     stop_set_close(j->stops);
     http_release(j->http);
     pthread_mutex_destroy(&j->lock);
@@ -236,6 +238,7 @@ static struct completion_choice describe(const struct choice *c)
     const struct completion_prompt *p = &q->prompts[c->prompt];
     struct completion_choice out = {
         .index = c->index,
+        .first = c->chunks == 0,
         .text = c->text.data,
         .text_len = c->text.len,
         .finish_reason = c->finish_reason,
@@ -275,13 +278,13 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
     struct completion_choice view = describe(c);
     struct completion_usage usage = count_usage(j);
     buf_clear(scratch);
-    completion_reply_chunk(&j->meta, &view, j->request.include_usage,
-                           j->request.continuous_usage ? &usage : NULL, scratch);
+    j->kind->reply->chunk(&j->meta, &view, j->request.include_usage,
+                          j->request.continuous_usage ? &usage : NULL, scratch);
     buf_clear(&c->text);
     buf_clear(&c->ids);
     logprobs_clear(&c->logprobs);
     c->chunks++;
-    if (!http_stream_push(j->http, scratch->data, scratch->len)) {
+    if (scratch->len > 0 && !http_stream_push(j->http, scratch->data, scratch->len)) {
         cancel_choices(j, METRICS_ABORT);
         j->status = JOB_CLIENT_LEFT; /* or it reads too slowly */
         j->over = true;
@@ -293,11 +296,29 @@ static void complete_stream(struct job *j, struct buf *scratch)
     buf_clear(scratch);
     if (j->request.include_usage) {
         struct completion_usage usage = count_usage(j);
-        completion_reply_usage(&j->meta, &usage, scratch);
+        j->kind->reply->usage(&j->meta, &usage, scratch);
     }
     completion_reply_done(scratch);
     bool good = !scratch->failed && http_stream_push(j->http, scratch->data, scratch->len);
     http_stream_end(j->http, good);
+}
+
+static void complete_object(struct job *j)
+{
+    const struct reply *reply = j->kind->reply;
+    const struct completion_usage usage = count_usage(j);
+    struct buf body;
+    buf_init(&body, REPLY_BYTES_MAX);
+    for (int32_t i = 0; i < j->choice_count; i++) {
+        struct completion_choice view = describe(&j->choices[i]);
+        if (i == 0)
+            reply->begin(&j->meta, &view, &body);
+        else
+            buf_puts(&body, ",");
+        reply->choice(&j->meta, &view, &body);
+    }
+    reply->end(&usage, &body);
+    http_reply(j->http, 200, "application/json", &body);
 }
 
 void job_complete(struct job *j, struct buf *scratch)
@@ -306,20 +327,10 @@ void job_complete(struct job *j, struct buf *scratch)
         return;
     /* before the answer: who has it finds it counted */
     metrics_observe(j->service->metrics, METRICS_N, j->request.n);
-    if (j->streaming) {
+    if (j->streaming)
         complete_stream(j, scratch);
-    } else {
-        struct completion_usage usage = count_usage(j);
-        struct buf body;
-        buf_init(&body, REPLY_BYTES_MAX);
-        completion_reply_begin(&j->meta, &body);
-        for (int32_t i = 0; i < j->choice_count; i++) {
-            struct completion_choice view = describe(&j->choices[i]);
-            completion_reply_choice(&j->meta, &view, i == 0, &body);
-        }
-        completion_reply_end(&usage, &body);
-        http_reply(j->http, 200, "application/json", &body);
-    }
+    else
+        complete_object(j);
     j->status = 200;
     j->over = true;
 }

@@ -1,4 +1,4 @@
-/* One completion request from its body to the last byte of its answer: the choices it asked for,
+/* One request for text from its body to the last byte of its answer: the choices it asked for,
  * what of them has come, and the one way each ends.
  *
  * References: the HTTP exchange, the worker, and every request inside the engine until its terminal
@@ -8,6 +8,7 @@
 #define TESSERA_SERVER_JOB_H
 
 #include "server/api/completion_reply.h"
+#include "server/api/conversation.h"
 #include "server/http/http.h"
 #include "server/request_worker.h"
 #include "server/service.h"
@@ -38,13 +39,27 @@ struct choice {
 
 #define JOB_CLIENT_LEFT 499 /* as nginx has it: before the answer was complete */
 
+struct job;
+
+/* What the routes that answer with text differ in. */
+struct job_kind {
+    const struct reply *reply;
+    /* Both on a request worker; ERR_INPUT, ERR_NOMEM with the answer in *e. From j->body to
+     * j->request, and j->conversation if it is one; */
+    enum status (*parse)(struct job *j, struct api_error *e);
+    /* then prompts become ids that fit. */
+    enum status (*encode)(struct job *j, struct api_error *e);
+};
+
 struct job {
     _Atomic int32_t refs;
     struct service *service;
+    const struct job_kind *kind;
     struct http_request *http; /* held */
     int64_t arrived_ns;
     struct buf body;
     struct completion_request request; /* the worker's, immutable once submitted */
+    struct conversation conversation;  /* the worker's; gone once submitted */
     struct stop_set *stops;
     struct completion_meta meta;
     struct work work;
@@ -63,7 +78,7 @@ struct job {
 
 /* In the handler: takes the body and the exchange. Two references: the exchange's, and the
  * caller's. NULL without memory. */
-struct job *job_open(struct service *s, struct http_request *r);
+struct job *job_open(struct service *s, const struct job_kind *kind, struct http_request *r);
 void job_release(struct job *j);
 
 /* The worker, when request and stops are set: makes the choices and gives them to the engine.

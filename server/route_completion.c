@@ -1,40 +1,12 @@
-/* DESIGN: the handler only takes the body; the worker turns it into a request that is ready to be
- * submitted, or into the one error that says why not. What finds the engine full is refused before
- * that, unread: many times what a server can take must not keep it from what it has taken. */
+/* DESIGN: each prompt by itself: text is checked for length before it is tokenized, because a body
+ * holds more text than any context, and ids after. */
 #include "server/route.h"
 
-#include "server/job.h"
-
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
+#include "server/job_start.h"
 
 /* ---- on a request worker ---- */
 
-static enum status open_stops(struct job *j, struct err *err)
-{
-    const char *strings[COMPLETION_STOP_MAX];
-    size_t lens[COMPLETION_STOP_MAX];
-    for (int32_t i = 0; i < j->request.stop_count; i++) {
-        strings[i] = j->request.stop[i].bytes;
-        lens[i] = j->request.stop[i].len;
-    }
-    return stop_set_open(strings, lens, j->request.stop_count, &j->stops, err);
-}
-
-static enum status encode(const struct job *j, const char *field, const char *text, size_t n,
-                          bool special, int32_t **ids, int32_t *count, struct api_error *e)
-{
-    struct err err = {""};
-    enum status st = tokenizer_encode(j->service->tokenizer, text, n, special, ids, count, &err);
-    if (st == ERR_INPUT)
-        return api_error_field(e, field, "%s: %s", field, err.text);
-    if (st != OK)
-        api_error_from_status(e, st, &err);
-    return st;
-}
-
-static enum status tokenize(struct job *j, struct completion_prompt *p, struct api_error *e)
+static enum status encode_prompt(struct job *j, struct completion_prompt *p, struct api_error *e)
 {
     const int32_t max = j->service->rules.max_model_len;
     const struct field_string *text = &p->text;
@@ -42,103 +14,34 @@ static enum status tokenize(struct job *j, struct completion_prompt *p, struct a
     if (text->bytes) {
         size_t tokens_min = tokenizer_tokens_min(j->service->tokenizer, text->len);
         TRY(completion_prompt_fit_text(&j->request, tokens_min, max, e));
-        TRY(encode(j, "prompt", text->bytes, text->len, j->request.add_special_tokens, &p->ids,
-                   &p->count, e));
+        TRY(job_start_encode(j, "prompt", text->bytes, text->len, j->request.add_special_tokens,
+                             &p->ids, &p->count, e));
     }
     st = completion_prompt_fit(&j->request, p, max, e);
 out:
     return st;
 }
 
-/* A bad word has two spellings in tokens: after a space, which is how it encodes by itself, and
- * inside a text, which is what it adds to the tokens of a line break. Both are forbidden. */
-static enum status forbid(struct job *j, const struct field_string *word, struct api_error *e)
+static enum status parse(struct job *j, struct api_error *e)
+{
+    return completion_parse(j->body.data ? j->body.data : "", j->body.len, &j->service->rules,
+                            &j->request, e);
+}
+
+static enum status encode(struct job *j, struct api_error *e)
 {
     enum status st = OK;
-    char text[FIELD_WORD_BYTES_MAX + 2] = "\n";
-    int32_t *whole = NULL, *line = NULL, *inside = NULL;
-    int32_t whole_count = 0, line_count = 0, inside_count = 0;
-    size_t spaces = strspn(word->bytes, " ");
-    if (spaces == word->len)
-        spaces = 0;
-    size_t n = word->len - spaces;
-    memcpy(text + 1, word->bytes + spaces, n);
-    TRY(encode(j, "bad_words", text + 1, n, false, &whole, &whole_count, e));
-    TRY(completion_forbid(&j->request, whole, whole_count, e));
-    TRY(encode(j, "bad_words", text, 1, false, &line, &line_count, e));
-    TRY(encode(j, "bad_words", text, n + 1, false, &inside, &inside_count, e));
-    int32_t count = inside_count - line_count;
-    if (count > 0 && memcmp(inside, line, (size_t)line_count * sizeof *line) == 0)
-        st = completion_forbid(&j->request, inside + line_count, count, e);
-out:
-    free(whole);
-    free(line);
-    free(inside);
+    for (int32_t i = 0; i < j->request.prompt_count && st == OK; i++)
+        st = encode_prompt(j, &j->request.prompts[i], e);
     return st;
 }
 
-/* From bytes to a request that is ready to be submitted. */
-static enum status prepare(struct job *j, struct api_error *e)
-{
-    struct err err = {""};
-    enum status st = OK;
-    TRY(service_check(j->service, e));
-    TRY(completion_parse(j->body.data ? j->body.data : "", j->body.len, &j->service->rules,
-                         &j->request, e));
-    buf_free(&j->body);
-    service_log_unknown(j->service, &j->request.unknown);
-    for (int32_t i = 0; i < j->request.prompt_count; i++)
-        TRY(tokenize(j, &j->request.prompts[i], e));
-    TRY(completion_prompt_check_scores(&j->request, e));
-    for (int32_t i = 0; i < j->request.bad_word_count; i++)
-        TRY(forbid(j, &j->request.bad_words[i], e));
-    st = open_stops(j, &err);
-    if (st != OK)
-        api_error_from_status(e, st, &err);
-    completion_forget_text(&j->request);
-out:
-    return st;
-}
-
-static void fail(struct job *j, const struct api_error *e)
-{
-    pthread_mutex_lock(&j->lock);
-    job_fail(j, e);
-    pthread_mutex_unlock(&j->lock);
-}
-
-static void run(struct work *w)
-{
-    struct job *j = (struct job *)(void *)((char *)w - offsetof(struct job, work));
-    struct api_error e = {0};
-    if (prepare(j, &e) == OK)
-        job_submit(j);
-    else
-        fail(j, &e);
-    job_release(j);
-}
+static const struct job_kind completions = {
+    .reply = &completion_reply, .parse = parse, .encode = encode};
 
 /* ---- on an HTTP thread ---- */
 
 void route_completions(void *ctx, struct http_request *r)
 {
-    struct service *s = ctx;
-    struct api_error e = {0};
-    if (service_check(s, &e) != OK || service_check_room(s, &e) != OK) {
-        http_reply_error(r, &e);
-        return;
-    }
-    struct job *j = job_open(s, r);
-    if (!j) {
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
-        http_reply_error(r, &e);
-        return;
-    }
-    j->work.run = run;
-    j->work.bytes = j->body.cap;
-    if (!request_worker_push(s->worker, &j->work)) {
-        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
-        fail(j, &e);
-        job_release(j);
-    }
+    job_start(ctx, &completions, r);
 }

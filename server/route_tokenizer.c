@@ -3,6 +3,7 @@
 #include "server/route.h"
 
 #include "server/api/tokenize.h"
+#include "server/chat_template.h"
 #include "server/request_worker.h"
 #include "server/service.h"
 #include "server/tokenizer/detok.h"
@@ -23,25 +24,44 @@ struct task {
 
 /* ---- on a request worker ---- */
 
+static enum status encode_text(const struct service *s, const struct tokenize_request *r,
+                               int32_t **ids, int32_t *count, struct api_error *e)
+{
+    struct err err = {""};
+    enum status st = (r->parse_special ? tokenizer_encode_named : tokenizer_encode)(
+        s->tokenizer, r->text.bytes, r->text.len, r->add_special_tokens, ids, count, &err);
+    if (st == ERR_INPUT)
+        return api_error_field(e, "prompt", "prompt: %s", err.text);
+    if (st != OK)
+        api_error_from_status(e, st, &err);
+    return st;
+}
+
+static enum status encode_messages(const struct service *s, const struct tokenize_request *r,
+                                   int32_t **ids, int32_t *count, struct api_error *e)
+{
+    struct jinja_text text;
+    enum status st = chat_template_render(s->chat_template, &r->conversation, &text, e);
+    if (st != OK)
+        return st;
+    st = chat_template_encode(s->chat_template, &text, r->add_special_tokens, ids, count, e);
+    jinja_text_free(&text);
+    return st;
+}
+
 static enum status answer_tokenize(struct task *t, struct api_error *e)
 {
     const struct service *s = t->service;
     const struct logprobs_names names = {.tokenizer = s->tokenizer};
     struct tokenize_request r = {0};
-    struct err err = {""};
     int32_t *ids = NULL, count = 0;
     enum status st = OK;
     TRY(tokenize_parse(t->body.data ? t->body.data : "", t->body.len, &s->rules, &r, e));
     service_log_unknown(t->service, &r.unknown);
-    st = (r.parse_special ? tokenizer_encode_named : tokenizer_encode)(
-        s->tokenizer, r.text.bytes, r.text.len, r.add_special_tokens, &ids, &count, &err);
-    if (st == ERR_INPUT)
-        st = api_error_field(e, "prompt", "prompt: %s", err.text);
-    else if (st != OK)
-        api_error_from_status(e, st, &err);
-    if (st == OK)
-        tokenize_reply(ids, count, s->rules.max_model_len, r.return_token_strs ? &names : NULL,
-                       &t->reply);
+    service_log_unknown(t->service, &r.conversation.unknown);
+    TRY((r.conversation.vars ? encode_messages : encode_text)(s, &r, &ids, &count, e));
+    tokenize_reply(ids, count, s->rules.max_model_len, r.return_token_strs ? &names : NULL,
+                   &t->reply);
 out:
     free(ids);
     tokenize_free(&r);

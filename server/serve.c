@@ -12,6 +12,7 @@
 #include "engine/rank.h"
 #include "engine/rendezvous.h"
 #include "server/access.h"
+#include "server/chat_template.h"
 #include "server/commands.h"
 #include "server/frontend.h"
 #include "server/health.h"
@@ -42,7 +43,8 @@ struct server {
     struct setup setup;
     struct footprint footprint;
     struct tokenizer *tokenizer;
-    struct keys *keys; /* NULL: nobody needs one */
+    struct chat_template *chat_template; /* NULL: no tokenizer */
+    struct keys *keys;                   /* NULL: nobody needs one */
     struct frontend *frontend;
     struct group *group;
     struct engine *engine;
@@ -112,6 +114,21 @@ static enum status open_tokenizer(struct server *s, const struct options *o, str
     return st;
 }
 
+/* Without a template completions are served all the same. */
+static enum status open_chat(struct server *s, const struct options *o, struct err *err)
+{
+    if (!s->tokenizer)
+        return o->chat_template
+                   ? base_fail(err, ERR_USAGE,
+                               "--chat-template needs a tokenizer, this model has none")
+                   : OK;
+    const enum status st =
+        chat_template_open(s->tokenizer, o->chat_template, &s->chat_template, err);
+    if (st == OK && chat_template_problem(s->chat_template))
+        base_log(LOG_WARN, "chat is refused: %s", chat_template_problem(s->chat_template));
+    return st;
+}
+
 static enum status open_model(struct server *s, const struct options *o, struct err *err)
 {
     enum status st = OK;
@@ -124,6 +141,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     if (s->setup.checkpoint)
         s->footprint.weights_stamp = checkpoint_stamp(s->setup.checkpoint);
     TRY(open_tokenizer(s, o, err));
+    TRY(open_chat(s, o, err));
     setup_model_name(o, s->name, sizeof s->name);
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
     base_log(
@@ -178,6 +196,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .vocab = s->setup.model.vocab,
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
+        .chat_template = s->chat_template,
         .queued_max = s->footprint.limits.slots + o->max_num_queued_reqs,
         .choices_max = o->max_num_queued_reqs,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
@@ -519,6 +538,7 @@ out:
     engine_close(s.engine);
     group_close(s.group);
     keys_close(s.keys);
+    chat_template_close(s.chat_template);
     tokenizer_close(s.tokenizer);
     setup_close(&s.setup);
     if (s.signals >= 0)

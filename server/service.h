@@ -14,15 +14,17 @@
 #define SERVICE_NAMES_MAX 8
 #define SERVICE_UNKNOWN_MAX 64
 
+struct chat_template;
 struct request_worker;
 struct output;
 
 struct service {
     /* immutable after service_open */
     struct completion_rules rules;
-    const struct tokenizer *tokenizer; /* NULL: none */
-    struct metrics *metrics;           /* owned */
-    struct request_worker *worker;     /* these three borrowed */
+    const struct tokenizer *tokenizer;         /* NULL: none */
+    const struct chat_template *chat_template; /* NULL: no tokenizer */
+    struct metrics *metrics;                   /* owned */
+    struct request_worker *worker;             /* these three borrowed */
     struct output *output;
     struct health *health;
     char name_text[1024];                 /* what names points into */

@@ -412,7 +412,7 @@ static enum status fit(const struct completion_request *r, int32_t tokens, struc
 
 static void test_length(void **state)
 {
-    struct completion_request r = {.params.max_tokens = 10};
+    struct completion_request r = {.source = "prompt", .params.max_tokens = 10};
     struct api_error e = {0};
     (void)state;
     assert_int_equal(fit(&r, 54, &e), OK);
@@ -607,9 +607,9 @@ static void test_response(void **state)
     struct buf b;
     (void)state;
     buf_init(&b, 1 << 16);
-    completion_reply_begin(&meta, &b);
-    completion_reply_choice(&meta, &choice, true, &b);
-    completion_reply_end(&usage, &b);
+    completion_reply.begin(&meta, &choice, &b);
+    completion_reply.choice(&meta, &choice, &b);
+    completion_reply.end(&usage, &b);
     struct jdoc *doc = read_back(b.data, b.len);
     const struct jdoc *c = only_choice(doc), *u = jdoc_get(doc, "usage");
     assert_int_equal(jdoc_int(jdoc_get(c, "index")), 3);
@@ -640,10 +640,10 @@ static void test_frames(void **state)
     (void)state;
     api_error_set(&e, 503, "rank_lost", "gone");
     buf_init(&b, 1 << 16);
-    completion_reply_chunk(&meta, &going, false, NULL, &b);
-    completion_reply_chunk(&meta, &last, true, NULL, &b);
-    completion_reply_chunk(&meta, &last, true, &usage, &b);
-    completion_reply_usage(&meta, &usage, &b);
+    completion_reply.chunk(&meta, &going, false, NULL, &b);
+    completion_reply.chunk(&meta, &last, true, NULL, &b);
+    completion_reply.chunk(&meta, &last, true, &usage, &b);
+    completion_reply.usage(&meta, &usage, &b);
     completion_reply_error(&e, &b);
     completion_reply_done(&b);
     const char *at = b.data;

@@ -376,9 +376,10 @@ static void test_names(void **state)
         struct buf out;
         buf_init(&out, 1000);
         const struct names_sink sink = {put_text, put_token, &out};
-        assert_int_equal(
-            names_cut(n, cases[i].text, strlen(cases[i].text), cases[i].control, true, &sink, &err),
-            OK);
+        assert_int_equal(names_cut(n, cases[i].text, strlen(cases[i].text),
+                                   (struct names_allow){.control = cases[i].control}, true, &sink,
+                                   &err),
+                         OK);
         assert_string_equal(out.len ? out.data : "", cases[i].wanted);
         buf_free(&out);
     }

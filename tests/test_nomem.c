@@ -5,6 +5,7 @@
 #include "config/model_config.h"
 #include "config/options.h"
 #include "engine/parallel/plan.h"
+#include "server/api/chat.h"
 #include "server/api/completion.h"
 #include "server/api/tokenize.h"
 #include "server/keys.h"
@@ -154,6 +155,21 @@ static enum status read_completion(const void *text, struct err *err)
     return st;
 }
 
+static enum status read_chat(const void *text, struct err *err)
+{
+    const struct completion_rules rules = some_rules();
+    struct chat_request r;
+    struct api_error e = {0};
+    enum status st = chat_parse(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        CHECK(jdoc_size(jdoc_get(r.conversation.vars, "messages")) == 2);
+        chat_free(&r);
+    }
+    CHECK(st == OK || e.http_status == 503);
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
 static enum status read_keys(const void *path, struct err *err)
 {
     struct keys *k = NULL;
@@ -196,6 +212,16 @@ static enum status encode(const void *tokenizer, struct err *err)
     int32_t *ids = NULL, count = 0;
     enum status st = tokenizer_encode(tokenizer, "b ab<x>", 7, true, &ids, &count, err);
     CHECK(st != OK || (count == 5 && ids[0] == 5 && ids[3] == 2));
+    free(ids);
+    return st;
+}
+
+static enum status encode_marked(const void *tokenizer, struct err *err)
+{
+    const struct tokenizer_text text = {.bytes = "b<s>b<s>", .foreign = "\0\0\0\0\0\1\0", .n = 8};
+    int32_t *ids = NULL, count = 0;
+    enum status st = tokenizer_encode_marked(tokenizer, &text, false, &ids, &count, err);
+    CHECK(st != OK || (count > 2 && ids[1] == 5));
     free(ids);
     return st;
 }
@@ -251,6 +277,7 @@ static void test_tokenizer_json(void **state)
     nomem_sweep("tokenizer.json", read_tokenizer_json, plain);
     assert_int_equal(tokenizer_open_bytes(&b, 100, &t, &err), OK);
     nomem_sweep("encoding", encode, t);
+    nomem_sweep("encoding of several", encode_marked, t);
     tokenizer_close(t);
 }
 
@@ -264,6 +291,11 @@ static void test_requests(void **state)
     nomem_sweep("ids", read_completion,
                 "{\"prompt\": [[1, 2, 3], [4, 5]], \"logit_bias\": {\"5\": 1}, \"stop_token_ids\": "
                 "[7], \"logprobs\": 2}");
+    nomem_sweep(
+        "chat", read_chat,
+        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
+        "\"a\"}]}, {\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", "
+        "\"arguments\": \"{\\\"x\\\": 1}\"}}]}], \"chat_template_kwargs\": {\"a\": [1]}}");
     nomem_sweep("detokenize", read_detokenize, "{\"tokens\": [1, 2, 3]}");
     nomem_sweep("tokenizer configuration", read_tokenizer_config,
                 "{\"add_bos_token\": true, \"bos_token\": {\"content\": \"<s>\"}}");

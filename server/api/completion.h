@@ -1,4 +1,5 @@
-/* POST /v1/completions: bytes to a checked request. Pure: no clock, no log, no tokenizer. */
+/* POST /v1/completions: bytes to a checked request; chat.h makes the same of messages. Pure: no
+ * clock, no log, no tokenizer. */
 #ifndef TESSERA_SERVER_API_COMPLETION_H
 #define TESSERA_SERVER_API_COMPLETION_H
 
@@ -36,14 +37,16 @@ struct completion_prompt {
 };
 
 struct completion_request {
-    struct jdoc *doc; /* owns all text below */
+    struct jdoc *doc;   /* owns all text below */
+    const char *source; /* the field that the prompt came from */
     struct completion_prompt *prompts;
     int32_t prompt_count;
     struct field_string stop[COMPLETION_STOP_MAX], bad_words[COMPLETION_BAD_WORDS_MAX];
     int32_t stop_count, bad_word_count;
     int32_t n;
     int32_t logprobs, prompt_logprobs; /* how many best ones go to the client; -1: none at all */
-    int32_t truncate; /* so many of a prompt's last tokens are kept; -1: what fits; 0: all */
+    bool fills_context; /* max_tokens: all that is left; completion_fill says how many */
+    int32_t truncate;   /* so many of a prompt's last tokens are kept; -1: what fits; 0: all */
     bool has_seed, echo, stream, include_usage, continuous_usage, include_stop, skip_special;
     bool return_token_ids, tokens_as_ids, add_special_tokens;
     /* for the engine: completion_params */
@@ -63,6 +66,10 @@ struct request_params completion_params(const struct completion_request *r);
 /* One more sequence of tokens that may not be produced. ERR_INPUT when there are too many. */
 enum status completion_forbid(struct completion_request *r, const int32_t *ids, int32_t count,
                               struct api_error *e) MUST_USE;
+/* More answers than can ever wait are no matter of trying again. */
+enum status completion_check_choices(const struct completion_request *r,
+                                     const struct completion_rules *rules,
+                                     struct api_error *e) MUST_USE;
 /* Drops the texts: the document and what points into it. Ids stay. */
 void completion_forget_text(struct completion_request *r);
 void completion_free(struct completion_request *r); /* zeroed memory is fine */
@@ -83,6 +90,10 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
  * with code context_length_exceeded, in the words that clients look for. */
 enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
                                   int32_t max_model_len, struct api_error *e) MUST_USE;
+/* Once prompt 0 is tokens that fit: sets max_tokens where the request leaves it open. ERR_INPUT:
+ * there is less room than min_tokens. */
+enum status completion_fill(struct completion_request *r, int32_t max_model_len,
+                            struct api_error *e) MUST_USE;
 /* Once all prompts are tokens: are their logprobs few enough to answer with? */
 enum status completion_prompt_check_scores(const struct completion_request *r,
                                            struct api_error *e) MUST_USE;

@@ -86,16 +86,17 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
 
 /* ---- length ---- */
 
-static enum status too_long(struct api_error *e, int32_t max_model_len, const char *about,
-                            int64_t prompt, int64_t completion)
+static enum status too_long(const struct completion_request *r, int32_t max_model_len,
+                            const char *about, int64_t prompt, struct api_error *e)
 {
+    const int64_t completion = r->params.max_tokens;
     enum status st = api_error_set(
         e, 400, "context_length_exceeded",
         "This model's maximum context length is %d tokens. However, you requested %s%lld tokens "
-        "(%lld in the prompt, %lld for the completion). Please reduce the prompt or max_tokens.",
-        max_model_len, about, (long long)(prompt + completion), (long long)prompt,
-        (long long)completion);
-    snprintf(e->param, sizeof e->param, "prompt");
+        "(%lld in the %s, %lld for the completion). Please reduce the %s or max_tokens.",
+        max_model_len, about, (long long)(prompt + completion), (long long)prompt, r->source,
+        (long long)completion, r->source);
+    snprintf(e->param, sizeof e->param, "%s", r->source);
     return st;
 }
 
@@ -110,7 +111,7 @@ enum status completion_prompt_fit(const struct completion_request *r, struct com
     }
     if ((int64_t)p->count + answer <= (int64_t)max_model_len)
         return OK;
-    return too_long(e, max_model_len, "", p->count, answer);
+    return too_long(r, max_model_len, "", p->count, e);
 }
 
 enum status completion_prompt_fit_text(const struct completion_request *r, size_t tokens_min,
@@ -118,7 +119,21 @@ enum status completion_prompt_fit_text(const struct completion_request *r, size_
 {
     if (tokens_min <= (size_t)max_model_len || r->truncate != 0)
         return OK;
-    return too_long(e, max_model_len, "at least ", (int64_t)tokens_min, r->params.max_tokens);
+    return too_long(r, max_model_len, "at least ", (int64_t)tokens_min, e);
+}
+
+enum status completion_fill(struct completion_request *r, int32_t max_model_len,
+                            struct api_error *e)
+{
+    const int32_t left = max_model_len - r->prompts[0].count;
+    if (!r->fills_context)
+        return OK;
+    if (r->params.min_tokens > left)
+        return api_error_field(e, "min_tokens",
+                               "min_tokens must be at most max_tokens (%d are left), got %d", left,
+                               r->params.min_tokens);
+    r->params.max_tokens = left;
+    return OK;
 }
 
 enum status completion_prompt_check_scores(const struct completion_request *r, struct api_error *e)

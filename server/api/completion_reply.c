@@ -10,18 +10,17 @@ static void write_string(const char *text, struct buf *out)
     buf_json(out, text, strlen(text));
 }
 
-static void write_meta(const struct completion_meta *meta, struct buf *out)
+void completion_reply_meta(const struct completion_meta *meta, const char *object, struct buf *out)
 {
     buf_puts(out, "{\"id\":");
     write_string(meta->id, out);
-    buf_printf(out,
-               ",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":", meta->created);
+    buf_printf(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", object, meta->created);
     write_string(meta->model, out);
     buf_puts(out, ",\"system_fingerprint\":");
     write_string(meta->fingerprint, out);
 }
 
-static void write_ids(const char *name, const int32_t *ids, int32_t count, struct buf *out)
+void completion_reply_ids(const char *name, const int32_t *ids, int32_t count, struct buf *out)
 {
     buf_printf(out, ",\"%s\":[", name);
     for (int32_t i = 0; i < count; i++)
@@ -51,30 +50,17 @@ static void write_stop_reason(const struct completion_choice *c, struct buf *out
         buf_puts(out, "null");
 }
 
-static void write_choice(const struct completion_meta *meta, const struct completion_choice *c,
-                         struct buf *out)
+void completion_reply_finish(const struct completion_choice *c, struct buf *out)
 {
-    buf_printf(out, "{\"index\":%d,\"text\":", c->index);
-    buf_json(out, c->text ? c->text : "", c->text_len);
-    write_logprobs(meta, c, out);
     buf_puts(out, ",\"finish_reason\":");
     if (c->finish_reason)
         write_string(c->finish_reason, out);
     else
         buf_puts(out, "null");
     write_stop_reason(c, out);
-    if (c->prompt_logprobs) {
-        buf_puts(out, ",\"prompt_logprobs\":");
-        logprobs_write_prompt(c->prompt_logprobs, c->prompt_logprobs_top, &meta->names, out);
-    }
-    if (c->with_token_ids)
-        write_ids("token_ids", c->token_ids, c->token_count, out);
-    if (c->with_token_ids && c->prompt_ids)
-        write_ids("prompt_token_ids", c->prompt_ids, c->prompt_count, out);
-    buf_puts(out, "}");
 }
 
-static void write_usage(const struct completion_usage *u, struct buf *out)
+void completion_reply_totals(const struct completion_usage *u, struct buf *out)
 {
     buf_printf(out,
                ",\"usage\":{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRId64
@@ -84,52 +70,80 @@ static void write_usage(const struct completion_usage *u, struct buf *out)
                u->cached_tokens);
 }
 
-void completion_reply_begin(const struct completion_meta *meta, struct buf *out)
+void completion_reply_so_far(bool with_usage, const struct completion_usage *so_far,
+                             struct buf *out)
 {
-    write_meta(meta, out);
-    buf_puts(out, ",\"choices\":[");
+    if (with_usage && so_far)
+        completion_reply_totals(so_far, out);
+    else if (with_usage)
+        buf_puts(out, ",\"usage\":null");
 }
 
-void completion_reply_choice(const struct completion_meta *meta,
-                             const struct completion_choice *choice, bool first, struct buf *out)
-{
-    if (!first)
-        buf_puts(out, ",");
-    write_choice(meta, choice, out);
-}
+/* ---- completions ---- */
 
-void completion_reply_end(const struct completion_usage *usage, struct buf *out)
+static void write_choice(const struct completion_meta *meta, const struct completion_choice *c,
+                         struct buf *out)
 {
-    buf_puts(out, "]");
-    write_usage(usage, out);
+    buf_printf(out, "{\"index\":%d,\"text\":", c->index);
+    buf_json(out, c->text ? c->text : "", c->text_len);
+    write_logprobs(meta, c, out);
+    completion_reply_finish(c, out);
+    if (c->prompt_logprobs) {
+        buf_puts(out, ",\"prompt_logprobs\":");
+        logprobs_write_prompt(c->prompt_logprobs, c->prompt_logprobs_top, &meta->names, out);
+    }
+    if (c->with_token_ids)
+        completion_reply_ids("token_ids", c->token_ids, c->token_count, out);
+    if (c->with_token_ids && c->prompt_ids)
+        completion_reply_ids("prompt_token_ids", c->prompt_ids, c->prompt_count, out);
     buf_puts(out, "}");
 }
 
-void completion_reply_chunk(const struct completion_meta *meta,
-                            const struct completion_choice *choice, bool with_usage,
-                            const struct completion_usage *so_far, struct buf *out)
+static void begin(const struct completion_meta *meta, const struct completion_choice *choice,
+                  struct buf *out)
+{
+    (void)choice;
+    completion_reply_meta(meta, "text_completion", out);
+    buf_puts(out, ",\"choices\":[");
+}
+
+static void end(const struct completion_usage *usage, struct buf *out)
+{
+    buf_puts(out, "]");
+    completion_reply_totals(usage, out);
+    buf_puts(out, "}");
+}
+
+static void write_chunk(const struct completion_meta *meta, const struct completion_choice *choice,
+                        bool with_usage, const struct completion_usage *so_far, struct buf *out)
 {
     buf_puts(out, "data: ");
-    write_meta(meta, out);
-    buf_puts(out, ",\"choices\":[");
+    begin(meta, choice, out);
     write_choice(meta, choice, out);
     buf_puts(out, "]");
-    if (with_usage && so_far)
-        write_usage(so_far, out);
-    else if (with_usage)
-        buf_puts(out, ",\"usage\":null");
+    completion_reply_so_far(with_usage, so_far, out);
     buf_puts(out, "}\n\n");
 }
 
-void completion_reply_usage(const struct completion_meta *meta,
-                            const struct completion_usage *usage, struct buf *out)
+static void write_usage(const struct completion_meta *meta, const struct completion_usage *usage,
+                        struct buf *out)
 {
     buf_puts(out, "data: ");
-    write_meta(meta, out);
-    buf_puts(out, ",\"choices\":[]");
-    write_usage(usage, out);
-    buf_puts(out, "}\n\n");
+    begin(meta, NULL, out);
+    end(usage, out);
+    buf_puts(out, "\n\n");
 }
+
+const struct reply completion_reply = {
+    .id_prefix = "cmpl",
+    .begin = begin,
+    .choice = write_choice,
+    .end = end,
+    .chunk = write_chunk,
+    .usage = write_usage,
+};
+
+/* ---- what all forms have in common ---- */
 
 void completion_reply_error(const struct api_error *e, struct buf *out)
 {

@@ -1,5 +1,6 @@
-/* What goes back to the client of /v1/completions: the response object and the frames of a stream.
- * Pure. All text must be valid UTF-8. */
+/* What goes back to a client: the response object and the frames of a stream, in a form of which
+ * /v1/completions has the one here and /v1/chat/completions another. Pure. All text must be valid
+ * UTF-8. */
 #ifndef TESSERA_SERVER_API_COMPLETION_REPLY_H
 #define TESSERA_SERVER_API_COMPLETION_REPLY_H
 
@@ -17,6 +18,7 @@ struct completion_meta {
 
 struct completion_choice {
     int32_t index; /* prompt * n + choice of the prompt */
+    bool first;    /* nothing of it has gone out */
     const char *text;
     size_t text_len;
     const char *finish_reason; /* "stop", "length"; NULL: goes on */
@@ -39,20 +41,38 @@ struct completion_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
 };
 
-/* The parts of a response object, in this order: begin, each choice, end. */
-void completion_reply_begin(const struct completion_meta *meta, struct buf *out);
-void completion_reply_choice(const struct completion_meta *meta,
-                             const struct completion_choice *choice, bool first, struct buf *out);
-void completion_reply_end(const struct completion_usage *usage, struct buf *out);
+/* A form of replies. */
+struct reply {
+    const char *id_prefix;
+    /* The parts of a response object, in this order: begin, with the first of the choices; each
+     * choice, commas between them being the caller's; end. */
+    void (*begin)(const struct completion_meta *meta, const struct completion_choice *choice,
+                  struct buf *out);
+    void (*choice)(const struct completion_meta *meta, const struct completion_choice *choice,
+                   struct buf *out);
+    void (*end)(const struct completion_usage *usage, struct buf *out);
+    /* Frames of a stream, each "data: ...\n\n"; there may be none. with_usage: the request asked
+     * for a usage chunk at the end, so the others carry "usage": null, or what has been used so
+     * far. */
+    void (*chunk)(const struct completion_meta *meta, const struct completion_choice *choice,
+                  bool with_usage, const struct completion_usage *so_far, struct buf *out);
+    void (*usage)(const struct completion_meta *meta, const struct completion_usage *usage,
+                  struct buf *out);
+};
+extern const struct reply completion_reply;
 
-/* Frames of a stream, each "data: ...\n\n". with_usage: the request asked for a usage chunk at the
- * end, so the others carry "usage": null, or what has been used so far. */
-void completion_reply_chunk(const struct completion_meta *meta,
-                            const struct completion_choice *choice, bool with_usage,
-                            const struct completion_usage *so_far, struct buf *out);
-void completion_reply_usage(const struct completion_meta *meta,
-                            const struct completion_usage *usage, struct buf *out);
+/* ---- what all forms have in common ---- */
+
 void completion_reply_error(const struct api_error *e, struct buf *out);
 void completion_reply_done(struct buf *out);
+/* The opening brace and the first members. */
+void completion_reply_meta(const struct completion_meta *meta, const char *object, struct buf *out);
+/* Members, each with a comma in front. */
+void completion_reply_finish(const struct completion_choice *c, struct buf *out);
+void completion_reply_ids(const char *name, const int32_t *ids, int32_t count, struct buf *out);
+void completion_reply_totals(const struct completion_usage *u, struct buf *out);
+/* "usage" of a frame, if it has one. */
+void completion_reply_so_far(bool with_usage, const struct completion_usage *so_far,
+                             struct buf *out);
 
 #endif

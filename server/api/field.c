@@ -8,11 +8,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct field *field_find(const struct field_set *set, const char *name)
+const struct field *field_at(const struct field_set *set, size_t i)
 {
-    for (size_t i = 0; i < set->count; i++)
-        if (strcmp(set->rows[i].name, name) == 0)
-            return &set->rows[i];
+    for (size_t part = 0; part < FIELD_PARTS_MAX; part++) {
+        if (i < set->parts[part].count)
+            return &set->parts[part].rows[i];
+        i -= set->parts[part].count;
+    }
+    return NULL;
+}
+
+/* The row of a name and where its part of the target begins; NULL when there is none. */
+static const struct field *find(const struct field_set *set, const char *name, size_t *base)
+{
+    for (size_t part = 0; part < FIELD_PARTS_MAX; part++) {
+        const struct field_rows *rows = &set->parts[part];
+        *base = rows->base;
+        for (size_t i = 0; i < rows->count; i++)
+            if (strcmp(rows->rows[i].name, name) == 0)
+                return &rows->rows[i];
+    }
     return NULL;
 }
 
@@ -55,8 +70,8 @@ const char *field_text(const struct jdoc *v, char *text, size_t cap)
     return text;
 }
 
-static enum status wrong_type(const char *name, const struct jdoc *v, const char *wanted,
-                              struct api_error *e)
+enum status field_wrong_type(const char *name, const struct jdoc *v, const char *wanted,
+                             struct api_error *e)
 {
     char text[80];
     return api_error_field(e, name, "%s must be %s, got %s", name, wanted,
@@ -71,7 +86,7 @@ static enum status apply_int(const struct field *row, const struct jdoc *v, int6
     char text[80];
     int64_t x;
     if (!jdoc_whole(v, &x))
-        return wrong_type(row->name, v, "a whole number", e);
+        return field_wrong_type(row->name, v, "a whole number", e);
     if (x < row->int_min || x > row->int_max)
         return api_error_field(e, row->name,
                                "%s must be between %" PRId64 " and %" PRId64 ", got %s", row->name,
@@ -85,7 +100,7 @@ static enum status apply_number(const struct field *row, const struct jdoc *v, d
 {
     char text[80];
     if (jdoc_type(v) != JDOC_INT && jdoc_type(v) != JDOC_REAL)
-        return wrong_type(row->name, v, "a number", e);
+        return field_wrong_type(row->name, v, "a number", e);
     double x = jdoc_number(v);
     if (!(x >= row->min && x <= row->max) || (row->above_min && x <= row->min))
         return api_error_field(e, row->name, "%s must be %s %g and at most %g, got %s", row->name,
@@ -101,7 +116,7 @@ static enum status apply_string(const struct field *row, const struct jdoc *v,
                                 struct field_string *out, struct api_error *e)
 {
     if (jdoc_type(v) != JDOC_STRING)
-        return wrong_type(row->name, v, "a string", e);
+        return field_wrong_type(row->name, v, "a string", e);
     size_t len = jdoc_string_len(v);
     if ((int64_t)len < row->int_min || (int64_t)len > row->int_max)
         return api_error_field(e, row->name,
@@ -111,10 +126,30 @@ static enum status apply_string(const struct field *row, const struct jdoc *v,
     return OK;
 }
 
+/* One of "a|b|c". */
+static enum status apply_choice(const struct field *row, const struct jdoc *v,
+                                struct field_string *out, struct api_error *e)
+{
+    char text[80];
+    const char *end = row->choices;
+    if (jdoc_type(v) != JDOC_STRING)
+        return field_wrong_type(row->name, v, "a string", e);
+    for (const char *word = row->choices; *end; word = end + 1) {
+        const size_t len = strcspn(word, "|");
+        end = word + len;
+        if (jdoc_string_len(v) == len && memcmp(jdoc_string(v), word, len) == 0) {
+            *out = (struct field_string){jdoc_string(v), len};
+            return OK;
+        }
+    }
+    return api_error_field(e, row->name, "%s must be one of %s, got %s", row->name, row->choices,
+                           field_text(v, text, sizeof text));
+}
+
 static enum status check_word(const struct field *row, const struct jdoc *v, struct api_error *e)
 {
     if (jdoc_type(v) != JDOC_STRING)
-        return wrong_type(row->name, v, "a string or a list of strings", e);
+        return field_wrong_type(row->name, v, "a string or a list of strings", e);
     if (jdoc_string_len(v) == 0 || jdoc_string_len(v) > FIELD_WORD_BYTES_MAX)
         return api_error_field(e, row->name, "%s: each string must have 1 to %d bytes, got %zu",
                                row->name, FIELD_WORD_BYTES_MAX, jdoc_string_len(v));
@@ -141,7 +176,7 @@ enum status field_tokens(const char *name, const struct jdoc *array, int64_t max
 {
     char text[80];
     if (jdoc_type(array) != JDOC_ARRAY)
-        return wrong_type(name, array, "a list of token ids", e);
+        return field_wrong_type(name, array, "a list of token ids", e);
     if (jdoc_size(array) > (uint64_t)max)
         return api_error_field(e, name, "%s may hold at most %" PRId64 " token ids, got %zu", name,
                                max, jdoc_size(array));
@@ -176,7 +211,7 @@ static enum status check_bias(const struct field *row, const struct jdoc *v, int
     double x;
     int32_t id;
     if (jdoc_type(v) != JDOC_OBJECT)
-        return wrong_type(row->name, v, "an object of token ids and numbers", e);
+        return field_wrong_type(row->name, v, "an object of token ids and numbers", e);
     if (jdoc_size(v) > (uint64_t)row->int_max)
         return api_error_field(e, row->name, "%s may hold at most %" PRId64 " entries, got %zu",
                                row->name, row->int_max, jdoc_size(v));
@@ -189,6 +224,45 @@ static enum status check_bias(const struct field *row, const struct jdoc *v, int
             st = apply_number(row, value, &x, e);
     }
     return st;
+}
+
+/* ---- objects ---- */
+
+static enum status check_objects(const struct field *row, const struct jdoc *v, struct api_error *e)
+{
+    if (jdoc_type(v) != JDOC_ARRAY)
+        return field_wrong_type(row->name, v, "a list of objects", e);
+    const int64_t count = (int64_t)jdoc_size(v);
+    if (count < row->int_min || count > row->int_max)
+        return api_error_field(e, row->name,
+                               "%s must have %" PRId64 " to %" PRId64 " entries, got %" PRId64,
+                               row->name, row->int_min, row->int_max, count);
+    for (size_t i = 0; i < (size_t)count; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%.40s[%zu]", row->name, i);
+        if (jdoc_type(jdoc_at(v, i)) != JDOC_OBJECT)
+            return field_wrong_type(name, jdoc_at(v, i), "an object", e);
+    }
+    return OK;
+}
+
+static enum status check_map(const struct field *row, const struct jdoc *v, struct api_error *e)
+{
+    if (jdoc_type(v) != JDOC_OBJECT)
+        return field_wrong_type(row->name, v, "an object", e);
+    if ((int64_t)jdoc_size(v) > row->int_max)
+        return api_error_field(e, row->name, "%s may hold at most %" PRId64 " entries, got %zu",
+                               row->name, row->int_max, jdoc_size(v));
+    return OK;
+}
+
+void field_prefix(struct api_error *e, const char *outer, size_t i)
+{
+    const struct api_error inner = *e;
+    char path[128];
+    snprintf(path, sizeof path, "%.24s[%zu]%s%s", outer, i, inner.param[0] ? "." : "", inner.param);
+    snprintf(e->param, sizeof e->param, "%.63s", path);
+    snprintf(e->message, sizeof e->message, "%.24s[%zu].%.400s", outer, i, inner.message);
 }
 
 /* ---- a field ---- */
@@ -204,9 +278,11 @@ static enum status apply_used(const struct field_set *set, const struct field *r
         return apply_number(row, v, at, e);
     case FIELD_STRING:
         return apply_string(row, v, at, e);
+    case FIELD_CHOICE:
+        return apply_choice(row, v, at, e);
     case FIELD_BOOL:
         if (jdoc_type(v) != JDOC_BOOL)
-            return wrong_type(row->name, v, "a boolean", e);
+            return field_wrong_type(row->name, v, "a boolean", e);
         *(bool *)at = jdoc_bool(v);
         return OK;
     case FIELD_STRINGS:
@@ -220,11 +296,17 @@ static enum status apply_used(const struct field_set *set, const struct field *r
         break;
     case FIELD_ARRAY:
         if (jdoc_type(v) != JDOC_ARRAY)
-            return wrong_type(row->name, v, "an array", e);
+            return field_wrong_type(row->name, v, "an array", e);
         break;
     case FIELD_OBJECT:
         if (jdoc_type(v) != JDOC_OBJECT)
-            return wrong_type(row->name, v, "an object", e);
+            return field_wrong_type(row->name, v, "an object", e);
+        break;
+    case FIELD_OBJECTS:
+        st = check_objects(row, v, e);
+        break;
+    case FIELD_MAP:
+        st = check_map(row, v, e);
         break;
     case FIELD_PROMPT:
     case FIELD_ANY:
@@ -276,6 +358,9 @@ static enum status apply_unsupported(const struct field_set *set, const struct f
     case FIELD_OBJECT:
         neutral = jdoc_size(v) == 0;
         break;
+    case FIELD_CHOICE:
+    case FIELD_OBJECTS:
+    case FIELD_MAP:
     case FIELD_STRINGS:
     case FIELD_TOKENS:
     case FIELD_BIAS:
@@ -292,9 +377,10 @@ static enum status apply_members(const struct field_set *set, const struct field
                                  const struct jdoc *v, void *target, struct field_unknown *unknown,
                                  struct api_error *e)
 {
-    const struct field_set members = {row->members, row->member_count, set->vocab};
+    const struct field_set members = {.parts = {{row->members, row->member_count, 0}},
+                                      .vocab = set->vocab};
     if (jdoc_type(v) != JDOC_OBJECT)
-        return wrong_type(row->name, v, "an object", e);
+        return field_wrong_type(row->name, v, "an object", e);
     enum status st = field_apply(&members, v, target, unknown, e);
     if (st != OK) {
         struct api_error inner = *e;
@@ -325,17 +411,29 @@ enum status field_apply(const struct field_set *set, const struct jdoc *object, 
 {
     const char *name;
     const struct jdoc *value;
+    const struct field *row;
+    size_t base;
     enum status st = OK;
     for (void *i = jdoc_iter(object, NULL, &name, &value); i && st == OK;
          i = jdoc_iter(object, i, &name, &value)) {
-        const struct field *row = field_find(set, name);
+        row = find(set, name, &base);
         if (row && jdoc_type(value) != JDOC_NULL)
-            st = apply_row(set, row, value, target, unknown, e);
+            st = apply_row(set, row, value, (char *)target + base, unknown, e);
         else if (!row && unknown->count < FIELD_UNKNOWN_MAX)
             snprintf(unknown->names[unknown->count++], sizeof unknown->names[0], "%s", name);
     }
-    for (size_t i = 0; i < set->count && st == OK; i++)
-        if (set->rows[i].required && !jdoc_get_value(object, set->rows[i].name))
-            st = api_error_field(e, set->rows[i].name, "%s is missing", set->rows[i].name);
+    for (size_t i = 0; st == OK && (row = field_at(set, i)); i++)
+        if (row->required && !jdoc_get_value(object, row->name))
+            st = api_error_field(e, row->name, "%s is missing", row->name);
+    return st;
+}
+
+enum status field_apply_item(const struct field *row, const struct jdoc *array, size_t i,
+                             void *target, struct field_unknown *unknown, struct api_error *e)
+{
+    const struct field_set members = {.parts = {{row->members, row->member_count, 0}}};
+    enum status st = field_apply(&members, jdoc_at(array, i), target, unknown, e);
+    if (st == ERR_INPUT)
+        field_prefix(e, row->name, i);
     return st;
 }

@@ -17,12 +17,16 @@ enum field_kind {
     FIELD_NUMBER,  /* finite, min..max; stored as double */
     FIELD_BOOL,    /* stored as bool */
     FIELD_STRING,  /* int_min..int_max bytes; stored as struct field_string */
+    FIELD_CHOICE,  /* one of `choices`; stored as struct field_string */
     FIELD_STRINGS, /* a string, or up to int_max of them; stored as const struct jdoc * */
     FIELD_TOKENS,  /* up to int_max token ids; stored as const struct jdoc * */
     FIELD_BIAS,    /* up to int_max of "token id": number in min..max; as const struct jdoc * */
     FIELD_PROMPT,  /* checked by completion_prompt; stored as const struct jdoc * */
     FIELD_ARRAY,   /* any; stored as const struct jdoc * */
     FIELD_OBJECT,  /* its members go by rows of their own, into the same target; not stored */
+    FIELD_OBJECTS, /* int_min..int_max of them, whose members go by rows: field_apply_item; stored
+                      as const struct jdoc * */
+    FIELD_MAP,     /* up to int_max members of any names; stored as const struct jdoc * */
     FIELD_ANY,     /* any; stored as const struct jdoc * */
 };
 
@@ -54,15 +58,24 @@ struct field {
     const char *neutral_text;
     /* FIELD_USED: where in the target. The target holds the default already. */
     size_t offset;
-    /* FIELD_OBJECT */
+    /* FIELD_OBJECT, FIELD_OBJECTS */
     const struct field *members;
     size_t member_count;
+    const char *choices; /* FIELD_CHOICE: "a|b|c" */
+    const char *schema;  /* FIELD_ANY: what is checked elsewhere, as members of a JSON schema */
+};
+
+#define FIELD_PARTS_MAX 3
+
+/* Rows that several kinds of requests may have. */
+struct field_rows {
+    const struct field *rows;
+    size_t count, base; /* base: where in the target the rows' own target begins */
 };
 
 /* The fields of one kind of request. */
 struct field_set {
-    const struct field *rows;
-    size_t count;
+    struct field_rows parts[FIELD_PARTS_MAX];
     int32_t vocab; /* token ids are below it */
 };
 
@@ -72,12 +85,17 @@ struct field_unknown {
     int32_t count;
 };
 
-/* The row of a name, NULL when there is none. */
-const struct field *field_find(const struct field_set *set, const char *name);
+/* All rows of a set in order: NULL after the last. */
+const struct field *field_at(const struct field_set *set, size_t i);
 /* Checks every member of object (null: absent) against its row and stores it into target, which
  * holds the defaults. ERR_INPUT with the field's name, its value and the limit in *e. */
 enum status field_apply(const struct field_set *set, const struct jdoc *object, void *target,
                         struct field_unknown *unknown, struct api_error *e) MUST_USE;
+/* The same for item i of FIELD_OBJECTS, which has been checked to be one; errors begin with the
+ * path of the item. */
+enum status field_apply_item(const struct field *row, const struct jdoc *array, size_t i,
+                             void *target, struct field_unknown *unknown,
+                             struct api_error *e) MUST_USE;
 /* The set as a JSON schema of an object; defaults is a target nothing was applied to. */
 void field_schema(const struct field_set *set, const void *defaults, struct buf *out);
 
@@ -88,6 +106,11 @@ enum status field_tokens(const char *name, const struct jdoc *array, int64_t max
                          int32_t *ids, struct api_error *e) MUST_USE;
 /* A token id written as the key of an object; false unless it is one below vocab. */
 bool field_token_key(const char *key, int32_t vocab, int32_t *id) MUST_USE;
+/* 400 about a value of the wrong type. */
+enum status field_wrong_type(const char *name, const struct jdoc *v, const char *wanted,
+                             struct api_error *e);
+/* Puts "outer[i]." in front of an error's field and message. */
+void field_prefix(struct api_error *e, const char *outer, size_t i);
 /* 400 with code unsupported_parameter. */
 enum status field_unsupported(const char *name, const struct jdoc *value, struct api_error *e);
 /* The value as a client would write it, cut to cap bytes; returns text. */

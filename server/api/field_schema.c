@@ -77,10 +77,35 @@ static void write_prompt(const struct field *row, int32_t vocab, struct buf *out
     buf_puts(out, "}}]");
 }
 
+static void write_choices(const struct field *row, struct buf *out)
+{
+    buf_puts(out, "\"enum\":[");
+    for (const char *word = row->choices;; word++) {
+        const size_t len = strcspn(word, "|");
+        buf_json(out, word, len);
+        word += len;
+        if (!*word)
+            break;
+        buf_puts(out, ",");
+    }
+    buf_puts(out, row->required ? "]" : ",null]");
+}
+
+static void write_bias(const struct field *row, struct buf *out)
+{
+    write_type(row, "object", out);
+    buf_printf(out, ",\"maxProperties\":%" PRId64 ",\"propertyNames\":{\"pattern\":\"%s\"}",
+               row->int_max, "^(0|[1-9][0-9]{0,8})$");
+    buf_puts(out, ",\"additionalProperties\":{\"type\":\"number\"");
+    write_range(row, out);
+    buf_puts(out, "}");
+}
+
 static void write_used(const struct field_set *set, const struct field *row, const void *target,
                        struct buf *out)
 {
-    const struct field_set members = {row->members, row->member_count, set->vocab};
+    const struct field_set members = {.parts = {{row->members, row->member_count, 0}},
+                                      .vocab = set->vocab};
     switch (row->kind) {
     case FIELD_INT:
         write_type(row, "integer", out);
@@ -98,6 +123,9 @@ static void write_used(const struct field_set *set, const struct field *row, con
         write_type(row, "string", out);
         buf_printf(out, ",\"minLength\":%d,\"maxLength\":%" PRId64, row->int_min > 0, row->int_max);
         break;
+    case FIELD_CHOICE:
+        write_choices(row, out);
+        break;
     case FIELD_STRINGS:
         buf_puts(out, "\"anyOf\":[{\"type\":\"null\"},");
         write_word(out);
@@ -111,12 +139,7 @@ static void write_used(const struct field_set *set, const struct field *row, con
         write_ids(0, row->int_max, set->vocab, out);
         break;
     case FIELD_BIAS:
-        write_type(row, "object", out);
-        buf_printf(out, ",\"maxProperties\":%" PRId64 ",\"propertyNames\":{\"pattern\":\"%s\"}",
-                   row->int_max, "^(0|[1-9][0-9]{0,8})$");
-        buf_puts(out, ",\"additionalProperties\":{\"type\":\"number\"");
-        write_range(row, out);
-        buf_puts(out, "}");
+        write_bias(row, out);
         break;
     case FIELD_PROMPT:
         write_prompt(row, set->vocab, out);
@@ -126,10 +149,24 @@ static void write_used(const struct field_set *set, const struct field *row, con
         buf_puts(out, ",");
         write_properties(&members, target, out);
         break;
+    case FIELD_OBJECTS:
+        write_type(row, "array", out);
+        buf_printf(out,
+                   ",\"minItems\":%" PRId64 ",\"maxItems\":%" PRId64
+                   ",\"items\":{\"type\":\"object\",",
+                   row->int_min, row->int_max);
+        write_properties(&members, target, out);
+        buf_puts(out, "}");
+        break;
+    case FIELD_MAP:
+        write_type(row, "object", out);
+        buf_printf(out, ",\"maxProperties\":%" PRId64, row->int_max);
+        break;
     case FIELD_ARRAY:
         write_type(row, "array", out);
         break;
     case FIELD_ANY:
+        buf_puts(out, row->schema ? row->schema : "");
         break;
     }
     write_default(row, target, out);
@@ -161,25 +198,36 @@ static void write_neutral(const struct field *row, struct buf *out)
                row->required ? "" : "null", row->required || !*text ? "" : ",", text);
 }
 
+static void write_property(const struct field_set *set, const struct field *row,
+                           const void *defaults, struct buf *out)
+{
+    buf_printf(out, "\"%s\":{", row->name);
+    if (row->use == FIELD_USED)
+        write_used(set, row, defaults, out);
+    else if (row->use == FIELD_UNSUPPORTED)
+        write_neutral(row, out);
+    else
+        buf_puts(out, "\"description\":\"accepted, without effect\"");
+    buf_puts(out, "}");
+}
+
 static void write_properties(const struct field_set *set, const void *defaults, struct buf *out)
 {
-    const char *separator = ",\"required\":[";
+    const char *separator = "";
+    const struct field *row;
     buf_puts(out, "\"properties\":{");
-    for (size_t i = 0; i < set->count; i++) {
-        const struct field *row = &set->rows[i];
-        buf_printf(out, "%s\"%s\":{", i ? "," : "", row->name);
-        if (row->use == FIELD_USED)
-            write_used(set, row, defaults, out);
-        else if (row->use == FIELD_UNSUPPORTED)
-            write_neutral(row, out);
-        else
-            buf_puts(out, "\"description\":\"accepted, without effect\"");
-        buf_puts(out, "}");
-    }
+    for (size_t part = 0; part < FIELD_PARTS_MAX; part++)
+        for (size_t i = 0; i < set->parts[part].count; i++) {
+            buf_puts(out, separator);
+            separator = ",";
+            write_property(set, &set->parts[part].rows[i],
+                           (const char *)defaults + set->parts[part].base, out);
+        }
     buf_puts(out, "}");
-    for (size_t i = 0; i < set->count; i++)
-        if (set->rows[i].required) {
-            buf_printf(out, "%s\"%s\"", separator, set->rows[i].name);
+    separator = ",\"required\":[";
+    for (size_t i = 0; (row = field_at(set, i)); i++)
+        if (row->required) {
+            buf_printf(out, "%s\"%s\"", separator, row->name);
             separator = ",";
         }
     if (strcmp(separator, ",") == 0)

@@ -1,5 +1,5 @@
-/* Log-probabilities of a row of tokens: collected as they come, written as OpenAI's legacy object
- * or as vLLM's prompt_logprobs. Used by one thread at a time. */
+/* Log-probabilities of a row of tokens: collected as they come, written as OpenAI's objects for
+ * completions and for chat, or as vLLM's prompt_logprobs. Used by one thread at a time. */
 #ifndef TESSERA_SERVER_API_LOGPROBS_H
 #define TESSERA_SERVER_API_LOGPROBS_H
 
@@ -35,6 +35,10 @@ void logprobs_write_name(const struct logprobs_names *names, int32_t token, stru
  * other; of each token its own and its k best. Equal floats print equally, and -inf as -9999.0. */
 void logprobs_write(const struct logprobs *const *lists, int32_t list_count, int32_t k,
                     const struct logprobs_names *names, struct buf *out);
+/* {"content":[{"token","logprob","bytes","top_logprobs":[the same three of each of the k best]}]}
+ */
+void logprobs_write_chat(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
+                         struct buf *out);
 /* [null, {"ID":{"logprob","rank","decoded_token"}, ...}, ...] */
 void logprobs_write_prompt(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
                            struct buf *out);

@@ -2,12 +2,17 @@
  * tests hold real answers against. */
 #include "server/api/openapi.h"
 
+#include "server/api/chat.h"
 #include "server/api/tokenize.h"
 
 #include <string.h>
 
 #define REF(name) "{\"$ref\":\"#/components/schemas/" name "\"}"
 #define LIST(item) "{\"type\":\"array\",\"items\":" item "}"
+
+#define BYTES                                                                                      \
+    "{\"type\":[\"array\",\"null\"],\"items\":{\"type\":\"integer\",\"minimum\":0,"                \
+    "\"maximum\":255}}"
 
 static const char string[] = "{\"type\":\"string\"}";
 static const char string_or_null[] = "{\"type\":[\"string\",\"null\"]}";
@@ -52,6 +57,32 @@ static const struct property {
     {"Completion", "system_fingerprint", string, true},
     {"Completion", "choices", LIST(REF("Choice")), true},
     {"Completion", "usage", REF("Usage"), true},
+    {"ChatTopLogprob", "token", string, true},
+    {"ChatTopLogprob", "logprob", "{\"type\":\"number\",\"maximum\":0}", true},
+    {"ChatTopLogprob", "bytes", BYTES, true},
+    {"ChatLogprob", "token", string, true},
+    {"ChatLogprob", "logprob", "{\"type\":\"number\",\"maximum\":0}", true},
+    {"ChatLogprob", "bytes", BYTES, true},
+    {"ChatLogprob", "top_logprobs", LIST(REF("ChatTopLogprob")), true},
+    {"ChatLogprobs", "content", LIST(REF("ChatLogprob")), true},
+    {"ChatMessage", "role", "{\"const\":\"assistant\"}", true},
+    {"ChatMessage", "content", string, true},
+    {"ChatMessage", "refusal", "{\"type\":\"null\"}", true},
+    {"ChatChoice", "index", count, true},
+    {"ChatChoice", "message", REF("ChatMessage"), true},
+    {"ChatChoice", "logprobs", "{\"anyOf\":[{\"type\":\"null\"}," REF("ChatLogprobs") "]}", true},
+    {"ChatChoice", "finish_reason", "{\"enum\":[\"stop\",\"length\"]}", true},
+    {"ChatChoice", "stop_reason", "{\"type\":[\"string\",\"integer\",\"null\"]}", true},
+    {"ChatChoice", "token_ids", counts, false},
+    {"ChatCompletion", "id", string, true},
+    {"ChatCompletion", "object", "{\"const\":\"chat.completion\"}", true},
+    {"ChatCompletion", "created", count, true},
+    {"ChatCompletion", "model", string, true},
+    {"ChatCompletion", "system_fingerprint", string, true},
+    {"ChatCompletion", "prompt_token_ids", counts, false},
+    {"ChatCompletion", "prompt_logprobs", LIST("{\"type\":[\"object\",\"null\"]}"), false},
+    {"ChatCompletion", "choices", LIST(REF("ChatChoice")), true},
+    {"ChatCompletion", "usage", REF("Usage"), true},
     {"Model", "id", string, true},
     {"Model", "object", "{\"const\":\"model\"}", true},
     {"Model", "created", count, true},
@@ -102,6 +133,8 @@ static const struct operation {
 } operations[] = {
     {"/v1/completions", "post", "complete", "Continues prompts", "Completion",
      BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
+    {"/v1/chat/completions", "post", "chat", "Answers a conversation", "ChatCompletion",
+     BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
     {"/tokenize", "post", "tokenize", "Text to token ids", "Tokens",
      BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
     {"/detokenize", "post", "detokenize", "Token ids to text", "Text",
@@ -151,6 +184,8 @@ static void write_request(const char *path, const struct completion_rules *rules
         tokenize_schema(rules->vocab, out);
     else if (strcmp(path, "/detokenize") == 0)
         tokenize_id_schema(rules->vocab, out);
+    else if (strcmp(path, "/v1/chat/completions") == 0)
+        chat_schema(rules, out);
     else
         completion_schema(rules, out);
     buf_puts(out, "}}}");

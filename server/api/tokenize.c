@@ -3,17 +3,20 @@
 
 #include "server/api/body.h"
 
-#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 
 struct raw {
     struct field_string model, prompt, content;
     const struct jdoc *tokens;
+    struct conversation_fields conversation;
     bool add_special_tokens, parse_special, return_token_strs;
 };
 
-static const struct raw defaults = {.add_special_tokens = true, .parse_special = true};
+/* As conversation_defaults has them. */
+static const struct raw defaults = {.conversation = {.add_generation_prompt = true},
+                                    .add_special_tokens = true,
+                                    .parse_special = true};
 
 #define AT(member) .offset = offsetof(struct raw, member)
 #define TEXT_BYTES_MAX (4 << 20)
@@ -27,8 +30,7 @@ static const struct field text_rows[] = {
     {.name = "parse_special", .kind = FIELD_BOOL, AT(parse_special)},
     {.name = "return_token_strs", .kind = FIELD_BOOL, AT(return_token_strs)},
     {.name = "with_pieces", .kind = FIELD_BOOL, .use = FIELD_UNSUPPORTED},
-    {.name = "messages", .kind = FIELD_ANY, .use = FIELD_UNSUPPORTED, .neutral = NAN},
-    {.name = "tools", .kind = FIELD_ARRAY, .use = FIELD_UNSUPPORTED},
+    CONVERSATION_MESSAGES(false, conversation.messages),
 };
 
 static const struct field id_rows[] = {
@@ -42,12 +44,16 @@ static const struct field id_rows[] = {
 
 struct field_set tokenize_fields(int32_t vocab)
 {
-    return (struct field_set){text_rows, ARRAY_LEN(text_rows), vocab};
+    return (struct field_set){
+        .parts = {{text_rows, ARRAY_LEN(text_rows), 0},
+                  conversation_rows(offsetof(struct raw, conversation))},
+        .vocab = vocab,
+    };
 }
 
 struct field_set tokenize_id_fields(int32_t vocab)
 {
-    return (struct field_set){id_rows, ARRAY_LEN(id_rows), vocab};
+    return (struct field_set){.parts = {{id_rows, ARRAY_LEN(id_rows), 0}}, .vocab = vocab};
 }
 
 void tokenize_schema(int32_t vocab, struct buf *out)
@@ -62,6 +68,24 @@ void tokenize_id_schema(int32_t vocab, struct buf *out)
     field_schema(&set, &defaults, out);
 }
 
+/* A text under one of its two names, or messages. */
+static enum status check_source(const struct raw *raw, const struct jdoc *doc, struct api_error *e)
+{
+    const struct field_rows more = conversation_rows(0);
+    const int given = (raw->prompt.bytes != NULL) + (raw->content.bytes != NULL) +
+                      (raw->conversation.messages != NULL);
+    if (given == 0)
+        return api_error_field(e, "prompt", "prompt is missing, or messages");
+    if (given > 1)
+        return api_error_field(e, raw->prompt.bytes ? "prompt" : "content",
+                               "prompt, content and messages are all a text: give only one");
+    for (size_t i = 0; i < more.count && !raw->conversation.messages; i++)
+        if (more.rows[i].use == FIELD_USED && jdoc_get_value(doc, more.rows[i].name))
+            return api_error_field(e, more.rows[i].name, "%s goes with messages only",
+                                   more.rows[i].name);
+    return OK;
+}
+
 enum status tokenize_parse(const char *text, size_t n, const struct completion_rules *rules,
                            struct tokenize_request *out, struct api_error *e)
 {
@@ -72,14 +96,14 @@ enum status tokenize_parse(const char *text, size_t n, const struct completion_r
     TRY(body_parse(text, n, &r.doc, e));
     TRY(field_apply(&set, r.doc, &raw, &r.unknown, e));
     TRY(completion_check_model(rules, &raw.model, e));
-    if (!raw.prompt.bytes == !raw.content.bytes) {
-        st = api_error_field(e, "prompt", "%s",
-                             raw.prompt.bytes ? "prompt and content are the same: give only one"
-                                              : "prompt is missing");
-        goto out;
-    }
+    TRY(check_source(&raw, r.doc, e));
+    if (raw.conversation.messages)
+        TRY(conversation_make(&raw.conversation, r.doc, &r.conversation, e));
     r.text = raw.prompt.bytes ? raw.prompt : raw.content;
     r.add_special_tokens = raw.add_special_tokens;
+    if (raw.conversation.messages) /* templates write them */
+        r.add_special_tokens &=
+            jdoc_get_value(r.doc, "add_special_tokens") || jdoc_get_value(r.doc, "add_special");
     r.parse_special = raw.parse_special;
     r.return_token_strs = raw.return_token_strs;
     *out = r;
@@ -93,6 +117,7 @@ void tokenize_free(struct tokenize_request *r)
 {
     if (r->doc)
         jdoc_close(r->doc);
+    conversation_free(&r->conversation);
     *r = (struct tokenize_request){0};
 }
 

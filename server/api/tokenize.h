@@ -1,16 +1,19 @@
-/* POST /tokenize and /detokenize: bytes to checked requests, and what goes back. Field names are
+/* POST /tokenize, of a text or of a conversation, and /detokenize: bytes to checked requests, and
+ * what goes back. Field names are
  * vLLM's; llama.cpp's `content` and `add_special` are understood too. Pure. */
 #ifndef TESSERA_SERVER_API_TOKENIZE_H
 #define TESSERA_SERVER_API_TOKENIZE_H
 
 #include "server/api/completion.h"
+#include "server/api/conversation.h"
 #include "server/api/logprobs.h"
 
 #define TOKENIZE_IDS_MAX 200000
 
 struct tokenize_request {
-    struct jdoc *doc; /* owns the text */
-    struct field_string text;
+    struct jdoc *doc;                 /* owns the text */
+    struct field_string text;         /* or */
+    struct conversation conversation; /* vars NULL: a text */
     bool add_special_tokens, parse_special, return_token_strs;
     struct field_unknown unknown;
 };

@@ -12,6 +12,7 @@
 struct hf {
     struct hf_file file;
     struct names *names, *normalized_names;
+    struct names *spelt_names;  /* names, and control tokens of the others as they are spelt */
     struct buf normalized_text; /* what the latter point into */
     struct buf shown_text;      /* as these names read */
     int32_t bytes_max;
@@ -55,7 +56,8 @@ static enum status cut_normalized(void *ctx, const char *text, size_t n, bool fi
 {
     struct encoder *e = ctx;
     const struct names_sink sink = {.text = cut_pieces, .token = add_token, .ctx = e};
-    return names_cut(e->hf->normalized_names, text, n, e->named, first, &sink, err);
+    const struct names_allow allow = {.control = e->named};
+    return names_cut(e->hf->normalized_names, text, n, allow, first, &sink, err);
 }
 
 static enum status normalize(void *ctx, const char *text, size_t n, bool first, struct err *err)
@@ -65,10 +67,13 @@ static enum status normalize(void *ctx, const char *text, size_t n, bool first, 
                         cut_normalized, e, err);
 }
 
-enum status hf_encode(const struct hf *h, const char *text, size_t n, bool named, struct buf *ids,
-                      struct err *err)
+/* What comes from whom is known of the text as it is, not of what normalizers make of it: where
+ * that counts, all control tokens are looked for before them. In the few files that have them
+ * after, the text behind such a token then begins as one of its own does. */
+enum status hf_encode(const struct hf *h, const char *text, size_t n, struct names_allow allow,
+                      struct buf *ids, struct err *err)
 {
-    struct encoder e = {.hf = h, .named = named, .ids = ids};
+    struct encoder e = {.hf = h, .named = allow.control && !allow.foreign, .ids = ids};
     const struct names_sink sink = {.text = normalize, .token = add_token, .ctx = &e};
     if (!utf8_is_valid(text, n))
         return base_fail(err, ERR_INPUT, "the text is not UTF-8");
@@ -77,7 +82,7 @@ enum status hf_encode(const struct hf *h, const char *text, size_t n, bool named
         return st;
     textstep_work_init(&e.normalizer, e.regex);
     textstep_work_init(&e.pieces, e.regex);
-    st = names_cut(h->names, text, n, named, true, &sink, err);
+    st = names_cut(allow.foreign ? h->spelt_names : h->names, text, n, allow, true, &sink, err);
     textstep_work_free(&e.normalizer);
     textstep_work_free(&e.pieces);
     bpe_work_free(&e.bpe);
@@ -172,9 +177,10 @@ static enum status open_names(struct hf *h, struct err *err)
     const int32_t count = h->file.added_count;
     struct name *plain = calloc((size_t)count + 1, sizeof *plain);
     struct name *normalized = calloc((size_t)count + 1, sizeof *normalized);
-    int32_t plain_count = 0, normalized_count = 0;
+    struct name *spelt = calloc((size_t)count + 1, sizeof *spelt);
+    int32_t plain_count = 0, normalized_count = 0, spelt_count = 0;
     enum status st = OK;
-    if (!plain || !normalized) {
+    if (!plain || !normalized || !spelt) {
         st = base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d names", count);
         goto out;
     }
@@ -184,12 +190,16 @@ static enum status open_names(struct hf *h, struct err *err)
             normalized[normalized_count++] = a->name;
         else
             plain[plain_count++] = a->name;
+        if (!a->normalized || a->name.control)
+            spelt[spelt_count++] = a->name;
     }
     TRY(names_open(plain, plain_count, &h->names, err));
+    TRY(names_open(spelt, spelt_count, &h->spelt_names, err));
     TRY(open_normalized(h, normalized, normalized_count, err));
 out:
     free(plain);
     free(normalized);
+    free(spelt);
     return st;
 }
 
@@ -235,6 +245,7 @@ void hf_close(struct hf *h)
         return;
     names_close(h->names);
     names_close(h->normalized_names);
+    names_close(h->spelt_names);
     buf_free(&h->normalized_text);
     buf_free(&h->shown_text);
     hf_file_free(&h->file);

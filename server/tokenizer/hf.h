@@ -4,6 +4,7 @@
 
 #include "config/buf.h"
 #include "server/tokenizer/hf_file.h"
+#include "server/tokenizer/names.h"
 
 struct hf;
 
@@ -19,10 +20,10 @@ int32_t hf_find(const struct hf *h, const char *name);
 /* Bytes of the longest token; 0: there is no bound on what one token may stand for. */
 int32_t hf_bytes_max(const struct hf *h);
 
-/* Appends the ids of a text as int32_t, without those that the template puts around it. named:
- * control tokens that are spelt out are tokens. ERR_INPUT when the text is not UTF-8, or has a
- * piece that is too long for the pattern; ERR_NOMEM. */
-enum status hf_encode(const struct hf *h, const char *text, size_t n, bool named, struct buf *ids,
-                      struct err *err) MUST_USE;
+/* Appends the ids of a text as int32_t, without those that the template puts around it. allow:
+ * where control tokens that are spelt out are tokens. ERR_INPUT when the text is not UTF-8, or has
+ * a piece that is too long for the pattern; ERR_NOMEM. */
+enum status hf_encode(const struct hf *h, const char *text, size_t n, struct names_allow allow,
+                      struct buf *ids, struct err *err) MUST_USE;
 
 #endif

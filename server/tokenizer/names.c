@@ -62,8 +62,9 @@ static int32_t lower_bound(const struct names *n, int32_t low, int32_t high, int
     return low;
 }
 
-/* The longest name that the text begins with; NULL: none. */
-static const struct name *name_at(const struct names *n, const char *text, size_t length)
+/* The longest name that the text begins with, of control tokens none beyond `own`; NULL: none. */
+static const struct name *name_at(const struct names *n, const char *text, size_t length,
+                                  size_t own)
 {
     const struct name *found = NULL;
     int32_t low = 0, high = n->count;
@@ -73,7 +74,7 @@ static const struct name *name_at(const struct names *n, const char *text, size_
         int byte = (unsigned char)text[at];
         low = lower_bound(n, low, high, at, byte);
         high = lower_bound(n, low, high, at, byte + 1);
-        if (low < high && n->list[low].len == at + 1)
+        if (low < high && n->list[low].len == at + 1 && (!n->list[low].control || (size_t)at < own))
             found = &n->list[low];
         while (low < high && n->list[low].len == at + 1)
             low++;
@@ -122,16 +123,41 @@ static size_t spaces_before(const char *text, size_t low, size_t end)
     return end;
 }
 
-enum status names_cut(const struct names *n, const char *text, size_t length, bool control,
-                      bool first, const struct names_sink *sink, struct err *err)
+/* How far the text from i on is not foreign; *end: where it was last found to end. */
+static size_t own_bytes(const char *foreign, size_t i, size_t length, size_t *end)
+{
+    if (!foreign)
+        return length - i;
+    if (*end <= i)
+        for (*end = i; *end < length && !foreign[*end];)
+            ++*end;
+    return *end - i;
+}
+
+/* How many bytes from the first on are foreign. */
+static size_t foreign_bytes(const char *foreign, size_t n)
+{
+    size_t i = 0;
+    while (i < n && foreign[i])
+        i++;
+    return i;
+}
+
+enum status names_cut(const struct names *n, const char *text, size_t length,
+                      struct names_allow allow, bool first, const struct names_sink *sink,
+                      struct err *err)
 {
     enum status st = OK;
-    size_t done = 0;
+    size_t done = 0, own_end = 0;
     for (size_t i = 0; i < length;) {
-        const struct name *name = name_at(n, text + i, length - i);
+        const size_t own = own_bytes(allow.foreign, i, length, &own_end);
+        const struct name *name = name_at(n, text + i, length - i, own ? own : length);
+        const bool allowed = name && (!name->control || (allow.control && own > 0));
         size_t begin = i;
-        i += name ? (size_t)name->len : 1;
-        if (!name || (name->control && !control))
+        i += !name                ? 1
+             : allowed || own > 0 ? (size_t)name->len
+                                  : foreign_bytes(allow.foreign + i, (size_t)name->len);
+        if (!allowed)
             continue;
         size_t end = name->takes_after ? spaces_after(text, i, length) : i;
         if (name->takes_before)

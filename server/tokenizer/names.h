@@ -19,6 +19,12 @@ enum status names_open(const struct name *list, int32_t count, struct names **ou
                        struct err *err) MUST_USE;
 void names_close(struct names *n); /* NULL is fine */
 
+/* Where control tokens may be spelt out in a text. */
+struct names_allow {
+    bool control;        /* at all */
+    const char *foreign; /* [length]; not where one of its bytes is not 0; NULL: anywhere */
+};
+
 /* A text or a token, in the order of the text. */
 struct names_sink {
     enum status (*text)(void *ctx, const char *text, size_t n, bool first, struct err *err);
@@ -26,10 +32,11 @@ struct names_sink {
     void *ctx;
 };
 
-/* Cuts a text at the names in it: the leftmost, of those the longest. control: control tokens are
- * tokens; else they stay text, and no name is looked for inside them. first: given on with a text
- * that begins where this one does. Texts are never empty. */
-enum status names_cut(const struct names *n, const char *text, size_t length, bool control,
-                      bool first, const struct names_sink *sink, struct err *err) MUST_USE;
+/* Cuts a text at the names in it: the leftmost, of those the longest. Control tokens that are not
+ * allowed stay text, and no name is looked for inside them. first: given on with a text that begins
+ * where this one does. Texts are never empty. */
+enum status names_cut(const struct names *n, const char *text, size_t length,
+                      struct names_allow allow, bool first, const struct names_sink *sink,
+                      struct err *err) MUST_USE;
 
 #endif

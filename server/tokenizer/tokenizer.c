@@ -314,15 +314,15 @@ static enum status add_token(void *ctx, int32_t id, struct err *err)
     return OK;
 }
 
-static enum status encode_spm(const struct tokenizer *t, const char *text, size_t n, bool named,
-                              struct buf *ids, struct err *err)
+static enum status encode_spm(const struct tokenizer *t, const char *text, size_t n,
+                              struct names_allow allow, struct buf *ids, struct err *err)
 {
     struct spm_text s = {t, ids};
     const struct names_sink sink = {.text = add_text, .token = add_token, .ctx = &s};
     if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
         return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
                          UNKNOWN_TEXT_BYTES_MAX);
-    return names_cut(t->names, text, n, named, true, &sink, err);
+    return names_cut(t->names, text, n, allow, true, &sink, err);
 }
 
 static void add_fringe(const struct fringe *f, struct buf *ids)
@@ -331,7 +331,7 @@ static void add_fringe(const struct fringe *f, struct buf *ids)
 }
 
 static enum status encode(const struct tokenizer *t, const char *text, size_t n, bool special,
-                          bool named, int32_t **ids, int32_t *count, struct err *err)
+                          struct names_allow allow, int32_t **ids, int32_t *count, struct err *err)
 {
     struct buf all;
     size_t bytes;
@@ -339,8 +339,8 @@ static enum status encode(const struct tokenizer *t, const char *text, size_t n,
     buf_init(&all, IDS_BYTES_MAX);
     if (special)
         add_fringe(&t->before, &all);
-    TRY((t->hf ? hf_encode(t->hf, text, n, named, &all, err)
-               : encode_spm(t, text, n, named, &all, err)));
+    TRY((t->hf ? hf_encode(t->hf, text, n, allow, &all, err)
+               : encode_spm(t, text, n, allow, &all, err)));
     if (special)
         add_fringe(&t->after, &all);
     int32_t *found = (int32_t *)(void *)buf_take(&all, &bytes);
@@ -359,7 +359,8 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
                              int32_t **ids, int32_t *count, struct err *err)
 {
     int32_t *found = NULL, found_count = 0;
-    enum status st = encode(t, text, n, special, false, &found, &found_count, err);
+    enum status st = encode(t, text, n, special, (struct names_allow){.control = false}, &found,
+                            &found_count, err);
     if (st != OK)
         return st;
     if (found_count == 0) {
@@ -374,7 +375,14 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 enum status tokenizer_encode_named(const struct tokenizer *t, const char *text, size_t n,
                                    bool special, int32_t **ids, int32_t *count, struct err *err)
 {
-    return encode(t, text, n, special, true, ids, count, err);
+    return encode(t, text, n, special, (struct names_allow){.control = true}, ids, count, err);
+}
+
+enum status tokenizer_encode_marked(const struct tokenizer *t, const struct tokenizer_text *text,
+                                    bool special, int32_t **ids, int32_t *count, struct err *err)
+{
+    const struct names_allow allow = {.control = true, .foreign = text->foreign};
+    return encode(t, text->bytes, text->n, special, allow, ids, count, err);
 }
 
 size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n)

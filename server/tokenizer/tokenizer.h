@@ -49,6 +49,16 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 enum status tokenizer_encode_named(const struct tokenizer *t, const char *text, size_t n,
                                    bool special, int32_t **ids, int32_t *count,
                                    struct err *err) MUST_USE;
+/* A text that several have written. */
+struct tokenizer_text {
+    const char *bytes, *foreign; /* [n] each; foreign: not 0 for a byte that a client wrote */
+    size_t n;
+};
+/* The same, but a control token is one only where no byte of its spelling is foreign: what a chat
+ * template writes counts, what is quoted in it does not. */
+enum status tokenizer_encode_marked(const struct tokenizer *t, const struct tokenizer_text *text,
+                                    bool special, int32_t **ids, int32_t *count,
+                                    struct err *err) MUST_USE;
 /* No text of n bytes has fewer tokens than this. */
 size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n);
 

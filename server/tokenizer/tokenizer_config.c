@@ -4,6 +4,7 @@
 
 #include "config/buf.h"
 #include "config/jdoc.h"
+#include "server/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -89,8 +90,9 @@ static void write_info(const struct jdoc *doc, const struct tokenizer_config_mor
     write_member("eos_token", token_text(member(doc, "eos_token")), more->eos, out);
     write_member("unk_token", token_text(member(doc, "unk_token")), NULL, out);
     write_member("pad_token", token_text(member(doc, "pad_token")), NULL, out);
-    write_member("chat_template", template_text(member(doc, "chat_template")), more->chat_template,
-                 out);
+    write_member("chat_template",
+                 more->chat_template ? NULL : template_text(member(doc, "chat_template")),
+                 more->chat_template, out); /* a file of its own counts, as with transformers */
     for (void *i = doc ? jdoc_iter(doc, NULL, &key, &value) : NULL; i;
          i = jdoc_iter(doc, i, &key, &value)) {
         if (is_special(key))
@@ -136,6 +138,10 @@ enum status tokenizer_config_parse(const char *text, size_t n,
     }
     TRY(read_end(doc, "add_bos_token", "bos_token", &c.bos, err));
     TRY(read_end(doc, "add_eos_token", "eos_token", &c.eos, err));
+    if (more->chat_template && !utf8_is_valid(more->chat_template, strlen(more->chat_template))) {
+        st = base_fail(err, ERR_MODEL, "chat_template.jinja: not UTF-8");
+        goto out;
+    }
     write_info(doc, more, &info);
     c.info = buf_take(&info, &length);
     if (!c.info)

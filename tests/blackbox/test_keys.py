@@ -12,7 +12,8 @@ from raw import Raw
 
 KEY, OTHER = "sk-first-0123456789", "sk-other-9876543210"
 OPEN = ["/health", "/livez", "/readyz", "/startupz", "/version"]
-CLOSED = ["/", "/v1/models", "/v1/models/demo", "/v1/completions", "/metrics", "/nowhere",
+CLOSED = ["/", "/v1/models", "/v1/models/demo", "/v1/completions",
+          "/v1/chat/completions", "/metrics", "/nowhere",
           "//v1/models", "/v1/../metrics", "/%2e%2e/metrics", "/v1/models?", "/health/",
           "/health/../v1/models", "/HEALTH", "/livez/x"]
 

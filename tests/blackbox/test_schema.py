@@ -7,10 +7,24 @@ import sys
 
 import pytest
 
+import checkpoint
 import harness
+from conftest import shared
+
+TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+            "{% if tools %}{{ tools | tojson }}{% endif %}")
 
 # Per operation and kind; a release is worth a thousand.
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "30"))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo model, and a template with which conversations are answered, too."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    yield from shared(tmp_path_factory, checkpoint.DEMO, "-tp", 2, "--served-model-name", "demo",
+                      "--chat-template", template)
 
 
 def test_document_names_every_route(demo):
@@ -32,5 +46,5 @@ def test_generated_requests(demo, tmp_path):
     done = subprocess.run([str(word) for word in command], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "Operations:       12 selected" in done.stdout, done.stdout[:2000]
+    assert "Operations:       13 selected" in done.stdout, done.stdout[:2000]
     assert demo.complete("Once", max_tokens=1)["choices"]

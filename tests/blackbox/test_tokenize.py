@@ -62,7 +62,11 @@ def test_tokenizer_info(demo):
 
 def test_refused(demo):
     assert demo.post("/tokenize", {}).error["param"] == "prompt"
-    assert demo.post("/tokenize", {"messages": []}).error["code"] == "unsupported_parameter"
+    assert demo.post("/tokenize", {"messages": []}).error["param"] == "messages"
+    both = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    assert "only one" in demo.post("/tokenize", both).error["message"]
+    alone = demo.post("/tokenize", {"prompt": "a", "add_generation_prompt": True}).error
+    assert alone["param"] == "add_generation_prompt" and "messages only" in alone["message"]
     assert demo.post("/detokenize", {"tokens": [2048]}).error["param"] == "tokens"
     assert demo.post("/detokenize", {"tokens": "1"}).error["param"] == "tokens"
 

@@ -1,6 +1,7 @@
 /* Arbitrary bytes as the body of every POST route. What was accepted must lie within every limit;
  * what was refused must make an error that is JSON. */
 #include "config/buf.h"
+#include "server/api/chat.h"
 #include "server/api/completion.h"
 #include "server/api/tokenize.h"
 #include "tests/fuzz/fuzz.h"
@@ -14,7 +15,6 @@
 
 static void check_accepted(const struct completion_request *r, bool has_tokenizer)
 {
-    struct api_error e = {0};
     CHECK(r->prompt_count >= 1);
     CHECK(r->prompt_count <= COMPLETION_PROMPTS_MAX);
     CHECK(r->n >= 1);
@@ -27,7 +27,8 @@ static void check_accepted(const struct completion_request *r, bool has_tokenize
     CHECK(r->params.min_p >= 0);
     CHECK(r->params.min_p <= 1);
     CHECK(r->params.top_k >= 0);
-    CHECK(r->params.min_tokens >= 0 && r->params.min_tokens <= r->params.max_tokens);
+    CHECK(r->params.min_tokens >= 0);
+    CHECK(r->fills_context || r->params.min_tokens <= r->params.max_tokens);
     CHECK(r->params.logprobs >= -1 && r->params.logprobs <= ENGINE_LOGPROBS_MAX);
     CHECK(r->params.prompt_logprobs >= -1 && r->params.prompt_logprobs <= ENGINE_LOGPROBS_MAX);
     CHECK(fabsf(r->params.presence_penalty) <= 2 && fabsf(r->params.frequency_penalty) <= 2);
@@ -43,6 +44,11 @@ static void check_accepted(const struct completion_request *r, bool has_tokenize
         CHECK(r->stop[i].len >= 1);
         CHECK(r->stop[i].len <= FIELD_WORD_BYTES_MAX);
     }
+}
+
+static void check_prompts(const struct completion_request *r, bool has_tokenizer)
+{
+    struct api_error e = {0};
     for (int32_t i = 0; i < r->prompt_count; i++) {
         const struct completion_prompt *p = &r->prompts[i];
         CHECK((p->text.bytes != NULL) != (p->ids != NULL));
@@ -81,8 +87,38 @@ static void run_completion(const char *text, size_t n, const struct completion_r
         return;
     }
     check_accepted(&r, rules->has_tokenizer);
+    check_prompts(&r, rules->has_tokenizer);
     completion_forget_text(&r);
     completion_free(&r);
+}
+
+/* Every message has a role and a content, and templates get each variable once. */
+static void check_conversation(const struct conversation *c)
+{
+    const struct jdoc *messages = jdoc_get(c->vars, "messages");
+    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= CONVERSATION_MESSAGES_MAX);
+    for (size_t i = 0; i < jdoc_size(messages); i++) {
+        const struct jdoc *m = jdoc_at(messages, i), *content = jdoc_get(m, "content");
+        CHECK(jdoc_type(jdoc_get(m, "role")) == JDOC_STRING);
+        CHECK(jdoc_type(content) == JDOC_STRING || jdoc_get(m, "tool_calls"));
+    }
+    CHECK(jdoc_type(jdoc_get(c->vars, "add_generation_prompt")) == JDOC_BOOL);
+    CHECK(!c->mark || !jdoc_bool(jdoc_get(c->vars, "add_generation_prompt")));
+}
+
+static void run_chat(const char *text, size_t n, const struct completion_rules *rules)
+{
+    struct chat_request r;
+    struct api_error e = {0};
+    enum status st = chat_parse(text, n, rules, &r, &e);
+    if (st != OK) {
+        check_refused(st, &e);
+        return;
+    }
+    check_accepted(&r.completion, rules->has_tokenizer);
+    CHECK(r.completion.prompt_count == 1 && r.completion.params.max_tokens >= 1);
+    check_conversation(&r.conversation);
+    chat_free(&r);
 }
 
 static void run_tokenize(const char *text, size_t n, const struct completion_rules *rules)
@@ -94,7 +130,10 @@ static void run_tokenize(const char *text, size_t n, const struct completion_rul
         check_refused(st, &e);
         return;
     }
-    CHECK(r.text.bytes && r.text.bytes[r.text.len] == '\0');
+    CHECK(!r.text.bytes != !r.conversation.vars);
+    CHECK(!r.text.bytes || r.text.bytes[r.text.len] == '\0');
+    if (r.conversation.vars)
+        check_conversation(&r.conversation);
     tokenize_free(&r);
 }
 
@@ -129,6 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > 0)
         memcpy(copy, data, size);
     run_completion(copy, size, &rules);
+    run_chat(copy, size, &rules);
     run_tokenize(copy, size, &rules);
     run_detokenize(copy, size, &rules);
     rules.has_tokenizer = false;

@@ -1,0 +1,204 @@
+/* DESIGN: a chat request is a completion request whose prompt is a conversation: sampling.c and
+ * conversation.c have the rows of both halves, and what follows the prompt knows only the first.
+ * Tool calls in answers are not parsed, so tools are refused unless the answer may not call them.
+ */
+#include "server/api/chat.h"
+
+#include "server/api/body.h"
+#include "server/api/sampling.h"
+
+#include <stdlib.h>
+
+/* What the rows store into. */
+struct raw {
+    struct sampling sampling;
+    struct conversation_fields conversation;
+    const struct jdoc *tool_choice, *modalities;
+    int64_t max_completion_tokens, top_logprobs;
+    bool logprobs, add_special_tokens;
+};
+
+#define AT(member) .offset = offsetof(struct raw, member)
+#include "server/api/field_row.h"
+
+static const struct field rows[] = {
+    CONVERSATION_MESSAGES(true, conversation.messages),
+    {.name = "max_tokens",
+     .kind = FIELD_INT,
+     .int_min = 1,
+     .int_max = INT32_MAX,
+     .no_default = true,
+     AT(sampling.max_tokens)},
+    OPTIONAL_INT(max_completion_tokens, 1, INT32_MAX),
+    BOOL(logprobs),
+    OPTIONAL_INT(top_logprobs, 0, ENGINE_LOGPROBS_MAX),
+    BOOL(add_special_tokens),
+    {.name = "tool_choice",
+     .kind = FIELD_ANY,
+     .schema = "\"type\":[\"string\",\"object\",\"null\"]",
+     AT(tool_choice)},
+    {.name = "modalities",
+     .kind = FIELD_ANY,
+     .schema = "\"enum\":[null,[\"text\"]]",
+     AT(modalities)},
+    UNSUPPORTED(echo, FIELD_BOOL, 0),
+    UNSUPPORTED(functions, FIELD_ARRAY, 0),
+    UNSUPPORTED(function_call, FIELD_ANY, NAN),
+    UNSUPPORTED(audio, FIELD_ANY, NAN),
+    UNSUPPORTED(web_search_options, FIELD_ANY, NAN),
+    UNSUPPORTED(include_reasoning, FIELD_BOOL, 1),
+    IGNORED(parallel_tool_calls),
+    IGNORED(verbosity),
+    IGNORED(prediction),
+};
+
+struct field_set chat_fields(int32_t vocab)
+{
+    return (struct field_set){
+        .parts = {{rows, ARRAY_LEN(rows), 0},
+                  sampling_rows(offsetof(struct raw, sampling)),
+                  conversation_rows(offsetof(struct raw, conversation))},
+        .vocab = vocab,
+    };
+}
+
+static struct raw defaults_of(const struct generation_defaults *d)
+{
+    struct raw raw = {
+        .sampling = sampling_defaults(d),
+        .conversation = conversation_defaults(),
+        .max_completion_tokens = -1,
+        .top_logprobs = -1,
+    };
+    raw.sampling.max_tokens = -1;
+    return raw;
+}
+
+void chat_schema(const struct completion_rules *rules, struct buf *out)
+{
+    const struct field_set set = chat_fields(rules->vocab);
+    const struct raw raw = defaults_of(&rules->defaults);
+    field_schema(&set, &raw, out);
+}
+
+/* ---- what rows cannot say ---- */
+
+static enum status check_tool_choice(const struct raw *raw, struct api_error *e)
+{
+    const struct jdoc *tools = raw->conversation.tools, *choice = raw->tool_choice;
+    const bool has_tools = tools && jdoc_size(tools) > 0;
+    struct field_string word = {NULL, 0};
+    char text[80];
+    if (choice && jdoc_type(choice) == JDOC_STRING) {
+        word = (struct field_string){jdoc_string(choice), jdoc_string_len(choice)};
+        if (field_string_is(&word, "none"))
+            return OK;
+        if (!field_string_is(&word, "auto") && !field_string_is(&word, "required"))
+            return api_error_field(e, "tool_choice",
+                                   "tool_choice must be none, auto, required or a function, got %s",
+                                   field_text(choice, text, sizeof text));
+    } else if (choice && jdoc_type(choice) != JDOC_OBJECT) {
+        return field_wrong_type("tool_choice", choice, "a string or an object", e);
+    }
+    if (choice && !has_tools)
+        return api_error_field(e, "tool_choice", "tool_choice needs tools");
+    if (!has_tools)
+        return OK;
+    enum status st = api_error_field(
+        e, "tool_choice",
+        "tool_choice %s is not supported: this server does not parse tool calls in answers; with "
+        "\"none\" the model still sees the tools",
+        choice ? field_text(choice, text, sizeof text) : "\"auto\" (which tools stand for)");
+    e->code = "unsupported_parameter";
+    return st;
+}
+
+static enum status check_modalities(const struct jdoc *v, struct api_error *e)
+{
+    if (!v)
+        return OK;
+    if (jdoc_type(v) != JDOC_ARRAY)
+        return field_wrong_type("modalities", v, "a list", e);
+    for (size_t i = 0; i < jdoc_size(v); i++) {
+        const struct jdoc *item = jdoc_at(v, i);
+        if (jdoc_type(item) != JDOC_STRING ||
+            !field_string_is(&(struct field_string){jdoc_string(item), jdoc_string_len(item)},
+                             "text"))
+            return field_unsupported("modalities", item, e);
+    }
+    return OK;
+}
+
+static enum status check_together(const struct raw *raw, struct api_error *e)
+{
+    enum status st = OK;
+    if (raw->top_logprobs > 0 && !raw->logprobs)
+        return api_error_field(e, "top_logprobs", "top_logprobs needs \"logprobs\": true");
+    TRY(check_modalities(raw->modalities, e));
+    TRY(check_tool_choice(raw, e));
+out:
+    return st;
+}
+
+/* ---- the request ---- */
+
+/* Of both names the newer one counts; of neither, the answer may fill the context. A prompt must
+ * leave room for one token at least. */
+static bool set_max_tokens(struct raw *raw)
+{
+    if (raw->max_completion_tokens > 0)
+        raw->sampling.max_tokens = raw->max_completion_tokens;
+    if (raw->sampling.max_tokens > 0)
+        return false;
+    raw->sampling.max_tokens = INT32_MAX;
+    return true;
+}
+
+static enum status convert(const struct raw *raw, const struct completion_rules *rules,
+                           bool fills_context, struct completion_request *r, struct api_error *e)
+{
+    enum status st = sampling_convert(&raw->sampling, rules, r, e);
+    if (st != OK)
+        return st;
+    r->fills_context = fills_context;
+    if (fills_context)
+        r->params.max_tokens = 1;
+    r->logprobs = raw->logprobs ? (int32_t)(raw->top_logprobs > 0 ? raw->top_logprobs : 0) : -1;
+    r->params.logprobs = r->logprobs;
+    r->add_special_tokens = raw->add_special_tokens;
+    r->prompts = calloc(1, sizeof *r->prompts);
+    if (!r->prompts)
+        return ERR_NOMEM;
+    r->prompt_count = 1;
+    return completion_check_choices(r, rules, e);
+}
+
+enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
+                       struct chat_request *out, struct api_error *e)
+{
+    enum status st = OK;
+    const struct field_set set = chat_fields(rules->vocab);
+    struct chat_request r = {.completion = {.source = "messages"}};
+    struct completion_request *q = &r.completion;
+    struct raw raw = defaults_of(&rules->defaults);
+    TRY(body_parse(text, n, &q->doc, e));
+    TRY(field_apply(&set, q->doc, &raw, &q->unknown, e));
+    const bool fills_context = set_max_tokens(&raw);
+    TRY(check_together(&raw, e));
+    TRY(sampling_check(&raw.sampling, q->doc, rules, e));
+    TRY(convert(&raw, rules, fills_context, q, e));
+    TRY(conversation_make(&raw.conversation, q->doc, &r.conversation, e));
+    *out = r;
+    return OK;
+out:
+    chat_free(&r);
+    if (st == ERR_NOMEM)
+        api_error_from_status(e, st, &(struct err){""});
+    return st;
+}
+
+void chat_free(struct chat_request *r)
+{
+    completion_free(&r->completion);
+    conversation_free(&r->conversation);
+}

@@ -1,0 +1,451 @@
+/* DESIGN: messages are checked by rows like any other field, and written once more as the object
+ * that templates expect: texts instead of parts, tool calls with decoded arguments. Writing JSON to
+ * parse it again costs little beside tokenizing, and spares a second kind of tree. What a template
+ * would drop without a word (images, unknown roles) is refused here.
+ *
+ * Where the last message is to be continued, its content ends with a mark that the rendered text is
+ * cut at, as transformers does it: templates may trim what they are given. */
+#include "server/api/conversation.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define AT(member) .offset = offsetof(struct message, member)
+#include "server/api/field_row.h"
+
+/* The space shows whether a template trims the ends of contents. */
+#define MARK "END_OF_MESSAGE_TO_CONTINUE "
+#define DIGITS_OF(number) #number
+#define DIGITS(macro) DIGITS_OF(macro)
+#define VARS_BYTES_MAX ((size_t)64 << 20)
+
+/* A request's own limits, and room for what decoded arguments add. */
+static const struct jdoc_limits limits = {
+    .bytes_max = VARS_BYTES_MAX, .depth_max = 160, .tokens_max = 2000000, .nul = true};
+
+/* ---- tables ---- */
+
+struct message {
+    struct field_string role, name, tool_call_id, reasoning, reasoning_content;
+    const struct jdoc *content, *tool_calls;
+};
+
+struct tool_call {
+    struct field_string id, type, name;
+    const struct jdoc *arguments;
+};
+
+struct part {
+    struct field_string type;
+    const struct jdoc *text;
+};
+
+static const struct field function_rows[] = {
+    {.name = "name",
+     .kind = FIELD_STRING,
+     .int_min = 1,
+     .int_max = CONVERSATION_NAME_BYTES_MAX,
+     .required = true,
+     .offset = offsetof(struct tool_call, name)},
+    {.name = "arguments",
+     .kind = FIELD_ANY,
+     .schema = "\"type\":[\"string\",\"object\",\"null\"]",
+     .offset = offsetof(struct tool_call, arguments)},
+};
+
+static const struct field tool_call_rows[] = {
+    {.name = "id",
+     .kind = FIELD_STRING,
+     .int_max = CONVERSATION_NAME_BYTES_MAX,
+     .offset = offsetof(struct tool_call, id)},
+    {.name = "type",
+     .kind = FIELD_CHOICE,
+     .choices = "function",
+     .offset = offsetof(struct tool_call, type)},
+    {.name = "function",
+     .kind = FIELD_OBJECT,
+     .required = true,
+     .members = function_rows,
+     .member_count = ARRAY_LEN(function_rows)},
+};
+
+const struct field conversation_message_rows[CONVERSATION_MESSAGE_ROWS] = {
+    {.name = "role",
+     .kind = FIELD_CHOICE,
+     .choices = "system|developer|user|assistant|tool|function",
+     .required = true,
+     AT(role)},
+    {.name = "content",
+     .kind = FIELD_ANY,
+     .schema = "\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\","
+               "\"maxItems\":" DIGITS(
+                   CONVERSATION_PARTS_MAX) ","
+                                           "\"items\":{\"type\":\"object\",\"properties\":{"
+                                           "\"type\":{\"const\":\"text\"},"
+                                           "\"text\":{\"type\":\"string\"}},\"required\":[\"type\","
+                                           "\"text\"]}}]",
+     AT(content)},
+    STRING(name, 0, CONVERSATION_NAME_BYTES_MAX),
+    STRING(tool_call_id, 0, CONVERSATION_NAME_BYTES_MAX),
+    {.name = "tool_calls",
+     .kind = FIELD_OBJECTS,
+     .int_max = CONVERSATION_TOOL_CALLS_MAX,
+     .members = tool_call_rows,
+     .member_count = ARRAY_LEN(tool_call_rows),
+     AT(tool_calls)},
+    STRING(reasoning, 0, CONVERSATION_TEXT_BYTES_MAX),
+    STRING(reasoning_content, 0, CONVERSATION_TEXT_BYTES_MAX),
+    UNSUPPORTED(function_call, FIELD_ANY, NAN),
+    UNSUPPORTED(audio, FIELD_ANY, NAN),
+    IGNORED(refusal),
+    IGNORED(annotations),
+};
+
+static const struct field part_rows[] = {
+    {.name = "type",
+     .kind = FIELD_STRING,
+     .int_max = CONVERSATION_NAME_BYTES_MAX,
+     .required = true,
+     .offset = offsetof(struct part, type)},
+    {.name = "text", .kind = FIELD_ANY, .offset = offsetof(struct part, text)},
+    IGNORED(image_url),
+    IGNORED(input_audio),
+    IGNORED(file),
+};
+
+struct tool {
+    struct field_string type;
+    const struct jdoc *function;
+};
+
+static const struct field tool_rows[] = {
+    {.name = "type",
+     .kind = FIELD_CHOICE,
+     .choices = "function",
+     .required = true,
+     .offset = offsetof(struct tool, type)},
+    {.name = "function",
+     .kind = FIELD_MAP,
+     .int_max = CONVERSATION_KWARGS_MAX,
+     .required = true,
+     .offset = offsetof(struct tool, function)},
+};
+
+static const struct field tool_row = {
+    .name = "tools", .members = tool_rows, .member_count = ARRAY_LEN(tool_rows)};
+
+static const struct field tool_call_row = {
+    .name = "tool_calls", .members = tool_call_rows, .member_count = ARRAY_LEN(tool_call_rows)};
+
+static const struct field part_row = {
+    .name = "content", .members = part_rows, .member_count = ARRAY_LEN(part_rows)};
+
+#undef AT
+#define AT(member) .offset = offsetof(struct conversation_fields, member)
+
+static const struct field rows[] = {
+    BOOL(add_generation_prompt),
+    BOOL(continue_final_message),
+    {.name = "tools",
+     .kind = FIELD_OBJECTS,
+     .int_max = CONVERSATION_TOOLS_MAX,
+     .members = tool_rows,
+     .member_count = ARRAY_LEN(tool_rows),
+     AT(tools)},
+    {.name = "documents",
+     .kind = FIELD_OBJECTS,
+     .int_max = CONVERSATION_DOCUMENTS_MAX,
+     AT(documents)},
+    LIST(chat_template_kwargs, FIELD_MAP, CONVERSATION_KWARGS_MAX),
+    STRING(reasoning_effort, 0, 64),
+    UNSUPPORTED(chat_template, FIELD_STRING, 0),
+    UNSUPPORTED(mm_processor_kwargs, FIELD_OBJECT, 0),
+};
+
+struct field_rows conversation_rows(size_t base)
+{
+    return (struct field_rows){rows, ARRAY_LEN(rows), base};
+}
+
+struct conversation_fields conversation_defaults(void)
+{
+    return (struct conversation_fields){.add_generation_prompt = true};
+}
+
+/* ---- one message ---- */
+
+static void write_string(const char *key, const struct field_string *s, struct buf *out)
+{
+    if (!s->bytes)
+        return;
+    buf_printf(out, ",\"%s\":", key);
+    buf_json(out, s->bytes, s->len);
+}
+
+/* The texts of the parts, a line each. */
+static enum status join_parts(const struct jdoc *parts, struct buf *text,
+                              struct field_unknown *unknown, struct api_error *e)
+{
+    char shown[80];
+    enum status st = OK;
+    if (jdoc_size(parts) > CONVERSATION_PARTS_MAX)
+        return api_error_field(e, "content", "content may hold at most %d parts, got %zu",
+                               CONVERSATION_PARTS_MAX, jdoc_size(parts));
+    for (size_t i = 0; i < jdoc_size(parts) && st == OK; i++) {
+        struct part p = {.text = NULL};
+        if (jdoc_type(jdoc_at(parts, i)) != JDOC_OBJECT)
+            st = field_wrong_type("content", jdoc_at(parts, i), "text, or a list of parts", e);
+        else
+            st = field_apply_item(&part_row, parts, i, &p, unknown, e);
+        if (st != OK)
+            return st;
+        buf_puts(text, i ? "\n" : "");
+        if (!field_string_is(&p.type, "text"))
+            st = api_error_field(
+                e, "type", "type must be \"text\", got \"%.40s\": this server reads text only",
+                p.type.bytes);
+        else if (!p.text || jdoc_type(p.text) != JDOC_STRING)
+            st = api_error_field(e, "text", "text must be a string, got %s",
+                                 p.text ? field_text(p.text, shown, sizeof shown) : "nothing");
+        else
+            buf_add(text, jdoc_string(p.text), jdoc_string_len(p.text));
+        if (st != OK)
+            field_prefix(e, "content", i);
+    }
+    return st;
+}
+
+static enum status read_content(const struct message *m, struct buf *text,
+                                struct field_unknown *unknown, struct api_error *e)
+{
+    if (!m->content && !field_string_is(&m->role, "assistant"))
+        return api_error_field(e, "content", "content is missing");
+    if (!m->content)
+        return OK;
+    if (jdoc_type(m->content) == JDOC_ARRAY)
+        return join_parts(m->content, text, unknown, e);
+    if (jdoc_type(m->content) != JDOC_STRING)
+        return field_wrong_type("content", m->content, "a string or a list of parts", e);
+    buf_add(text, jdoc_string(m->content), jdoc_string_len(m->content));
+    return OK;
+}
+
+/* A string that holds a JSON object, as models write it, or the object itself. */
+static enum status write_arguments(const struct jdoc *v, struct buf *out, struct api_error *e)
+{
+    static const char name[] = "function.arguments";
+    struct err err = {""};
+    struct jdoc *decoded = NULL;
+    enum status st = OK;
+    if (v && jdoc_type(v) == JDOC_STRING && jdoc_string_len(v) > 0) {
+        st = jdoc_parse(jdoc_string(v), jdoc_string_len(v), &jdoc_limits_request, name, &decoded,
+                        &err);
+        if (st == ERR_INPUT)
+            return api_error_field(e, name, "%s must be a JSON object: %.300s", name, err.text);
+        if (st != OK)
+            return st;
+        v = decoded;
+    } else if (!v || jdoc_type(v) == JDOC_STRING) {
+        buf_puts(out, "{}");
+        return OK;
+    }
+    if (jdoc_type(v) == JDOC_OBJECT)
+        jdoc_write(v, out);
+    else
+        st = field_wrong_type(name, v, "a JSON object", e);
+    if (decoded)
+        jdoc_close(decoded);
+    return st;
+}
+
+static enum status write_tool_calls(const struct jdoc *calls, struct buf *out,
+                                    struct field_unknown *unknown, struct api_error *e)
+{
+    enum status st = OK;
+    buf_puts(out, ",\"tool_calls\":[");
+    for (size_t i = 0; i < jdoc_size(calls); i++) {
+        struct tool_call call = {.arguments = NULL};
+        TRY(field_apply_item(&tool_call_row, calls, i, &call, unknown, e));
+        buf_puts(out, i ? ",{\"type\":\"function\"" : "{\"type\":\"function\"");
+        write_string("id", &call.id, out);
+        buf_puts(out, ",\"function\":{\"name\":");
+        buf_json(out, call.name.bytes, call.name.len);
+        buf_puts(out, ",\"arguments\":");
+        st = write_arguments(call.arguments, out, e);
+        if (st == ERR_INPUT)
+            field_prefix(e, "tool_calls", i);
+        if (st != OK)
+            goto out;
+        buf_puts(out, "}}");
+    }
+    buf_puts(out, "]");
+out:
+    return st;
+}
+
+/* Under every name that templates look for it. */
+static void write_reasoning(const struct message *m, struct buf *out)
+{
+    const struct field_string *text =
+        m->reasoning_content.bytes ? &m->reasoning_content : &m->reasoning;
+    write_string("reasoning_content", text, out);
+    write_string("reasoning", text, out);
+    write_string("thinking", text, out);
+}
+
+/* mark: the content goes on after it. Templates know `developer` by its older name; and they ask
+ * whether a message that calls tools has no content. */
+static enum status write_message(const struct message *m, const char *mark, struct buf *out,
+                                 struct field_unknown *unknown, struct api_error *e)
+{
+    const bool developer = field_string_is(&m->role, "developer");
+    const bool calls = m->tool_calls && jdoc_size(m->tool_calls) > 0;
+    enum status st = OK;
+    struct buf text;
+    buf_init(&text, VARS_BYTES_MAX);
+    TRY(read_content(m, &text, unknown, e));
+    buf_puts(&text, mark ? mark : "");
+    buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
+    if (m->content || mark || !calls)
+        buf_json(out, text.data ? text.data : "", text.len);
+    else
+        buf_puts(out, "null");
+    out->failed = out->failed || text.failed;
+    write_string("name", &m->name, out);
+    write_string("tool_call_id", &m->tool_call_id, out);
+    write_reasoning(m, out);
+    if (calls)
+        TRY(write_tool_calls(m->tool_calls, out, unknown, e));
+    buf_puts(out, "}");
+out:
+    buf_free(&text);
+    return st;
+}
+
+static enum status write_messages(const struct jdoc *messages, const char *mark, struct buf *out,
+                                  struct field_unknown *unknown, struct api_error *e)
+{
+    static const struct field row = CONVERSATION_MESSAGES(true, messages);
+    const size_t count = jdoc_size(messages);
+    enum status st = OK;
+    buf_puts(out, "\"messages\":[");
+    for (size_t i = 0; i < count && st == OK; i++) {
+        struct message m = {.content = NULL};
+        TRY(field_apply_item(&row, messages, i, &m, unknown, e));
+        buf_puts(out, i ? "," : "");
+        st = write_message(&m, i + 1 == count ? mark : NULL, out, unknown, e);
+        if (st == ERR_INPUT)
+            field_prefix(e, "messages", i);
+    }
+    buf_puts(out, "]");
+out:
+    return st;
+}
+
+/* ---- the variables ---- */
+
+/* null where there is none: templates ask `is not none`. */
+static void write_list(const char *key, const struct jdoc *v, struct buf *out)
+{
+    buf_printf(out, ",\"%s\":", key);
+    if (v && jdoc_size(v) > 0)
+        jdoc_write(v, out);
+    else
+        buf_puts(out, "null");
+}
+
+static enum status check_tools(const struct jdoc *tools, struct field_unknown *unknown,
+                               struct api_error *e)
+{
+    enum status st = OK;
+    struct tool tool;
+    for (size_t i = 0; tools && i < jdoc_size(tools) && st == OK; i++)
+        st = field_apply_item(&tool_row, tools, i, &tool, unknown, e);
+    return st;
+}
+
+/* Variables of the client's own; the others cannot be overruled. */
+static enum status write_kwargs(const struct jdoc *kwargs, struct buf *out, struct api_error *e)
+{
+    static const char *const taken[] = {
+        "messages",      "tools",   "documents", "add_generation_prompt", "continue_final_message",
+        "chat_template", "tokenize"};
+    const char *key;
+    const struct jdoc *value;
+    for (void *i = kwargs ? jdoc_iter(kwargs, NULL, &key, &value) : NULL; i;
+         i = jdoc_iter(kwargs, i, &key, &value)) {
+        const size_t len = strlen(key);
+        bool bad = len >= 6 && strcmp(key + len - 6, "_token") == 0;
+        for (size_t k = 0; k < ARRAY_LEN(taken); k++)
+            bad = bad || strcmp(taken[k], key) == 0;
+        if (bad)
+            return api_error_field(e, "chat_template_kwargs",
+                                   "chat_template_kwargs may not set \"%.40s\"", key);
+        buf_puts(out, ",");
+        buf_json(out, key, len);
+        buf_puts(out, ":");
+        jdoc_write(value, out);
+    }
+    return OK;
+}
+
+static enum status check_together(const struct conversation_fields *f, const struct jdoc *doc,
+                                  struct api_error *e)
+{
+    if (f->continue_final_message && f->add_generation_prompt &&
+        jdoc_get_value(doc, "add_generation_prompt"))
+        return api_error_field(e, "continue_final_message",
+                               "continue_final_message and add_generation_prompt cannot both be "
+                               "true");
+    return OK;
+}
+
+static enum status write_vars(const struct conversation_fields *f, const struct jdoc *doc,
+                              const char *mark, struct buf *out, struct field_unknown *unknown,
+                              struct api_error *e)
+{
+    const bool prompt = f->add_generation_prompt && !f->continue_final_message;
+    enum status st = OK;
+    TRY(check_together(f, doc, e));
+    TRY(check_tools(f->tools, unknown, e));
+    buf_puts(out, "{");
+    TRY(write_messages(f->messages, mark, out, unknown, e));
+    write_list("tools", f->tools, out);
+    write_list("documents", f->documents, out);
+    buf_printf(out, ",\"add_generation_prompt\":%s", prompt ? "true" : "false");
+    TRY(write_kwargs(f->chat_template_kwargs, out, e));
+    if (!f->chat_template_kwargs || !jdoc_get(f->chat_template_kwargs, "reasoning_effort"))
+        write_string("reasoning_effort", &f->reasoning_effort, out);
+    buf_puts(out, "}");
+out:
+    return st;
+}
+
+enum status conversation_make(const struct conversation_fields *f, const struct jdoc *doc,
+                              struct conversation *out, struct api_error *e)
+{
+    struct err err = {""};
+    struct conversation c = {.mark = f->continue_final_message ? MARK : NULL};
+    struct buf text;
+    enum status st = OK;
+    buf_init(&text, VARS_BYTES_MAX);
+    TRY(write_vars(f, doc, c.mark, &text, &c.unknown, e));
+    st = text.failed ? ERR_NOMEM
+                     : jdoc_parse(text.data, text.len, &limits, "messages", &c.vars, &err);
+    if (st == ERR_INPUT)
+        api_error_field(e, "messages", "messages: %.400s", err.text);
+    if (st == OK)
+        *out = c;
+out:
+    if (st == ERR_NOMEM)
+        api_error_from_status(e, st, &err);
+    buf_free(&text);
+    return st;
+}
+
+void conversation_free(struct conversation *c)
+{
+    if (c->vars)
+        jdoc_close(c->vars);
+    *c = (struct conversation){0};
+}

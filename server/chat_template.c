@@ -1,0 +1,211 @@
+/* DESIGN: what the model's files say (its special tokens) and what a client says go to the template
+ * apart, so that each byte of the text is known to be one's or the other's. A template of the model
+ * that we do not understand is no reason not to serve completions; one that the operator names is
+ * checked at the start. */
+#include "server/chat_template.h"
+
+#include "config/file.h"
+#include "server/template/jinja_value.h" /* white space as templates see it */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEXT_BYTES_MAX ((size_t)16 << 20) /* of a conversation, four times a request's body */
+
+struct chat_template {
+    const struct tokenizer *tokenizer;
+    struct jinja *jinja; /* NULL: there is a problem */
+    struct jdoc *own;    /* variables */
+    char problem[400];
+};
+
+/* ---- opening ---- */
+
+/* {"bos_token": "<s>", ...}: of the special tokens those that the model has. */
+static enum status read_own(const struct jdoc *info, struct jdoc **out, struct err *err)
+{
+    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};
+    const char *separator = "{";
+    struct buf text;
+    enum status st = OK;
+    buf_init(&text, 1 << 20);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const struct jdoc *v = jdoc_get(info, names[i]);
+        if (v && jdoc_type(v) == JDOC_OBJECT)
+            v = jdoc_get(v, "content");
+        if (!v || jdoc_type(v) != JDOC_STRING)
+            continue;
+        buf_printf(&text, "%s\"%s\":", separator, names[i]);
+        buf_json(&text, jdoc_string(v), jdoc_string_len(v));
+        separator = ",";
+    }
+    buf_puts(&text, *separator == '{' ? "{}" : "}");
+    if (text.failed)
+        st = base_fail(err, ERR_NOMEM, "chat template: no memory");
+    else
+        st = jdoc_parse(text.data, text.len, &jdoc_limits_file, "special tokens", out, err);
+    buf_free(&text);
+    return st;
+}
+
+static enum status open_file(struct chat_template *t, const char *path, struct err *err)
+{
+    const struct file_spec f = {.path = path,
+                                .what = "--chat-template ",
+                                .bytes_max = JINJA_BYTES_MAX,
+                                .failure = ERR_USAGE,
+                                .pipes = true};
+    char *text = NULL;
+    size_t n = 0;
+    enum status st = OK;
+    struct err why = {""};
+    TRY(file_read(&f, &text, &n, err));
+    st = jinja_open(text, n, path, &t->jinja, &why);
+    if (st != OK)
+        st = base_fail(err, st == ERR_NOMEM ? st : ERR_USAGE, "--chat-template %s", why.text);
+out:
+    free(text);
+    return st;
+}
+
+static enum status open_own(struct chat_template *t, const struct jdoc *info, struct err *err)
+{
+    struct err why = {""};
+    const struct jdoc *text = jdoc_get(info, "chat_template");
+    if (!text || jdoc_type(text) != JDOC_STRING) {
+        snprintf(t->problem, sizeof t->problem,
+                 "this model has no chat template: give one with --chat-template");
+        return OK;
+    }
+    enum status st =
+        jinja_open(jdoc_string(text), jdoc_string_len(text), "chat_template", &t->jinja, &why);
+    if (st == ERR_NOMEM) {
+        *err = why;
+        return st;
+    }
+    if (st != OK)
+        snprintf(t->problem, sizeof t->problem,
+                 "this model's chat template cannot be used: %.240s; give another with "
+                 "--chat-template",
+                 why.text);
+    return OK;
+}
+
+enum status chat_template_open(const struct tokenizer *t, const char *file,
+                               struct chat_template **out, struct err *err)
+{
+    const char *text = tokenizer_info(t);
+    struct jdoc *info = NULL;
+    enum status st = OK;
+    struct chat_template *c = calloc(1, sizeof *c);
+    if (!c)
+        return base_fail(err, ERR_NOMEM, "chat template: no memory");
+    c->tokenizer = t;
+    TRY(jdoc_parse(text, strlen(text), &jdoc_limits_file, "tokenizer_config.json", &info, err));
+    TRY(read_own(info, &c->own, err));
+    TRY(file ? open_file(c, file, err) : open_own(c, info, err));
+    *out = c;
+    c = NULL;
+out:
+    chat_template_close(c);
+    if (info)
+        jdoc_close(info);
+    return st;
+}
+
+void chat_template_close(struct chat_template *t)
+{
+    if (!t)
+        return;
+    if (t->jinja)
+        jinja_close(t->jinja);
+    if (t->own)
+        jdoc_close(t->own);
+    free(t);
+}
+
+const char *chat_template_problem(const struct chat_template *t)
+{
+    return t->jinja ? NULL : t->problem;
+}
+
+/* ---- use ---- */
+
+static bool is_mark(const struct jinja_text *text, size_t at, const char *mark, size_t n)
+{
+    if (at + n > text->bytes.len || memcmp(text->bytes.data + at, mark, n) != 0)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (!text->foreign.data[at + i])
+            return false;
+    return true;
+}
+
+/* Cuts at the last mark. A template that has trimmed the mark's own space would have trimmed the
+ * spaces before it, had it not been there; where it writes one there itself they stay, as with
+ * transformers. */
+static enum status cut_at_mark(struct jinja_text *text, const char *mark, struct api_error *e)
+{
+    const size_t n = strlen(mark) - 1;
+    size_t at = text->bytes.len;
+    while (at > 0 && !is_mark(text, at - 1, mark, n))
+        at--;
+    if (at == 0)
+        return api_error_field(e, "continue_final_message",
+                               "continue_final_message is not possible: the chat template leaves "
+                               "out the end of the last message");
+    at--;
+    if (at + n == text->bytes.len || text->bytes.data[at + n] != mark[n])
+        for (size_t k; (k = jinja_space_before(text->bytes.data, at)) > 0;)
+            at -= k;
+    text->bytes.len = text->foreign.len = at;
+    text->bytes.data[at] = '\0';
+    return OK;
+}
+
+static enum status refuse(enum status st, const struct err *err, struct api_error *e)
+{
+    if (st == ERR_INPUT || st == ERR_LIMIT)
+        return api_error_field(
+            e, "messages", "messages do not go with the model's chat template: %.240s", err->text);
+    api_error_from_status(e, st, err);
+    return st;
+}
+
+enum status chat_template_render(const struct chat_template *t, const struct conversation *c,
+                                 struct jinja_text *out, struct api_error *e)
+{
+    struct err err = {""};
+    struct jinja_text text;
+    if (!t)
+        return api_error_field(e, "messages", "messages: this model came without a tokenizer");
+    if (!t->jinja)
+        return api_error_field(e, "messages", "%s", t->problem);
+    enum status st = jinja_render(t->jinja, c->vars, t->own, TEXT_BYTES_MAX, &text, &err);
+    if (st != OK)
+        return refuse(st, &err, e);
+    if (c->mark)
+        st = cut_at_mark(&text, c->mark, e);
+    if (st == OK)
+        *out = text;
+    else
+        jinja_text_free(&text);
+    return st;
+}
+
+enum status chat_template_encode(const struct chat_template *t, const struct jinja_text *text,
+                                 bool special, int32_t **ids, int32_t *count, struct api_error *e)
+{
+    struct err err = {""};
+    const struct tokenizer_text marked = {.bytes = text->bytes.data ? text->bytes.data : "",
+                                          .foreign = text->foreign.data ? text->foreign.data : "",
+                                          .n = text->bytes.len};
+    enum status st = tokenizer_encode_marked(t->tokenizer, &marked, special, ids, count, &err);
+    if (st == ERR_INPUT)
+        return api_error_field(e, "messages", "messages: %s", err.text);
+    if (st != OK)
+        api_error_from_status(e, st, &err);
+    return st;
+}

@@ -1,0 +1,124 @@
+/* DESIGN: the handler only takes the body; the worker turns it into a request that is ready to be
+ * submitted, or into the one error that says why not. What finds the engine full is refused before
+ * that, unread: many times what a server can take must not keep it from what it has taken. What
+ * kind of request it is makes a difference only between the body and the ids of its prompts. */
+#include "server/job_start.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- on a request worker ---- */
+
+enum status job_start_encode(const struct job *j, const char *field, const char *text, size_t n,
+                             bool special, int32_t **ids, int32_t *count, struct api_error *e)
+{
+    struct err err = {""};
+    enum status st = tokenizer_encode(j->service->tokenizer, text, n, special, ids, count, &err);
+    if (st == ERR_INPUT)
+        return api_error_field(e, field, "%s: %s", field, err.text);
+    if (st != OK)
+        api_error_from_status(e, st, &err);
+    return st;
+}
+
+/* A bad word has two spellings in tokens: after a space, which is how it encodes by itself, and
+ * inside a text, which is what it adds to the tokens of a line break. Both are forbidden. */
+static enum status forbid(struct job *j, const struct field_string *word, struct api_error *e)
+{
+    enum status st = OK;
+    char text[FIELD_WORD_BYTES_MAX + 2] = "\n";
+    int32_t *whole = NULL, *line = NULL, *inside = NULL;
+    int32_t whole_count = 0, line_count = 0, inside_count = 0;
+    size_t spaces = strspn(word->bytes, " ");
+    if (spaces == word->len)
+        spaces = 0;
+    size_t n = word->len - spaces;
+    memcpy(text + 1, word->bytes + spaces, n);
+    TRY(job_start_encode(j, "bad_words", text + 1, n, false, &whole, &whole_count, e));
+    TRY(completion_forbid(&j->request, whole, whole_count, e));
+    TRY(job_start_encode(j, "bad_words", text, 1, false, &line, &line_count, e));
+    TRY(job_start_encode(j, "bad_words", text, n + 1, false, &inside, &inside_count, e));
+    int32_t count = inside_count - line_count;
+    if (count > 0 && memcmp(inside, line, (size_t)line_count * sizeof *line) == 0)
+        st = completion_forbid(&j->request, inside + line_count, count, e);
+out:
+    free(whole);
+    free(line);
+    free(inside);
+    return st;
+}
+
+static enum status open_stops(struct job *j, struct err *err)
+{
+    const char *strings[COMPLETION_STOP_MAX];
+    size_t lens[COMPLETION_STOP_MAX];
+    for (int32_t i = 0; i < j->request.stop_count; i++) {
+        strings[i] = j->request.stop[i].bytes;
+        lens[i] = j->request.stop[i].len;
+    }
+    return stop_set_open(strings, lens, j->request.stop_count, &j->stops, err);
+}
+
+/* From bytes to a request that is ready to be submitted. */
+static enum status prepare(struct job *j, struct api_error *e)
+{
+    struct err err = {""};
+    enum status st = OK;
+    TRY(service_check(j->service, e));
+    TRY(j->kind->parse(j, e));
+    buf_free(&j->body);
+    service_log_unknown(j->service, &j->request.unknown);
+    TRY(j->kind->encode(j, e));
+    TRY(completion_prompt_check_scores(&j->request, e));
+    for (int32_t i = 0; i < j->request.bad_word_count; i++)
+        TRY(forbid(j, &j->request.bad_words[i], e));
+    st = open_stops(j, &err);
+    if (st != OK)
+        api_error_from_status(e, st, &err);
+    completion_forget_text(&j->request);
+out:
+    return st;
+}
+
+static void fail(struct job *j, const struct api_error *e)
+{
+    pthread_mutex_lock(&j->lock);
+    job_fail(j, e);
+    pthread_mutex_unlock(&j->lock);
+}
+
+static void run(struct work *w)
+{
+    struct job *j = (struct job *)(void *)((char *)w - offsetof(struct job, work));
+    struct api_error e = {0};
+    if (prepare(j, &e) == OK)
+        job_submit(j);
+    else
+        fail(j, &e);
+    job_release(j);
+}
+
+/* ---- on an HTTP thread ---- */
+
+void job_start(struct service *s, const struct job_kind *kind, struct http_request *r)
+{
+    struct api_error e = {0};
+    if (service_check(s, &e) != OK || service_check_room(s, &e) != OK) {
+        http_reply_error(r, &e);
+        return;
+    }
+    struct job *j = job_open(s, kind, r);
+    if (!j) {
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        http_reply_error(r, &e);
+        return;
+    }
+    j->work.run = run;
+    j->work.bytes = j->body.cap;
+    if (!request_worker_push(s->worker, &j->work)) {
+        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
+        fail(j, &e);
+        job_release(j);
+    }
+}

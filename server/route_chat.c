@@ -1,0 +1,57 @@
+/* DESIGN: the conversation becomes a text by the model's template, and the text ids, of which only
+ * those that the template wrote may be control tokens: what a client says cannot end its own
+ * message or begin somebody else's. */
+#include "server/route.h"
+
+#include "server/api/chat.h"
+#include "server/api/chat_reply.h"
+#include "server/chat_template.h"
+#include "server/job_start.h"
+
+/* ---- on a request worker ---- */
+
+static enum status parse(struct job *j, struct api_error *e)
+{
+    struct chat_request r;
+    enum status st =
+        chat_parse(j->body.data ? j->body.data : "", j->body.len, &j->service->rules, &r, e);
+    if (st != OK)
+        return st;
+    j->request = r.completion;
+    j->conversation = r.conversation;
+    return OK;
+}
+
+static enum status encode(struct job *j, struct api_error *e)
+{
+    struct completion_request *q = &j->request;
+    struct completion_prompt *p = &q->prompts[0];
+    const int32_t max = j->service->rules.max_model_len;
+    const struct chat_template *template = j->service->chat_template;
+    struct jinja_text text = {{0}, {0}};
+    enum status st = OK;
+    service_log_unknown(j->service, &j->conversation.unknown);
+    TRY(chat_template_render(template, &j->conversation, &text, e));
+    conversation_free(&j->conversation);
+    const size_t tokens_min = tokenizer_tokens_min(j->service->tokenizer, text.bytes.len);
+    TRY(completion_prompt_fit_text(q, tokens_min, max, e));
+    TRY(chat_template_encode(template, &text, q->add_special_tokens, &p->ids, &p->count, e));
+    if (p->count == 0) {
+        st = api_error_field(e, "messages", "messages: the chat template makes no text of them");
+        goto out;
+    }
+    TRY(completion_prompt_fit(q, p, max, e));
+    st = completion_fill(q, max, e);
+out:
+    jinja_text_free(&text);
+    return st;
+}
+
+static const struct job_kind chats = {.reply = &chat_reply, .parse = parse, .encode = encode};
+
+/* ---- on an HTTP thread ---- */
+
+void route_chat(void *ctx, struct http_request *r)
+{
+    job_start(ctx, &chats, r);
+}
