@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_BYTES_MAX (8u << 20)
+#define TEXT_BYTES_MAX ((size_t)8 << 20)
 
 static enum status render(const struct jdoc *line, struct jinja_text *out, struct err *err)
 {

@@ -42,7 +42,7 @@ static enum status render(const char *text, const char *vars, const char *own, s
 /* marks: a '.' for each byte of the template's own, an 'f' for a foreign one. */
 static void assert_marks(const char *text, const char *vars, const char *wanted, const char *marks)
 {
-    struct jinja_text out;
+    struct jinja_text out = {.bytes = {.data = NULL}};
     struct err err = {""};
     char got[512];
     if (render(text, vars, "{\"bos\": \"<s>\", \"both\": \"own\"}", TEXT_MAX, &out, &err) != OK)
@@ -112,7 +112,7 @@ static void test_marks(void **state)
 
 static void assert_fails(const char *text, enum status wanted, const char *message)
 {
-    struct jinja_text out;
+    struct jinja_text out = {.bytes = {.data = NULL}};
     struct err err = {""};
     const enum status st =
         render(text, "{\"u\": \"you\", \"l\": [1, 2]}", NULL, TEXT_MAX, &out, &err);
@@ -171,7 +171,7 @@ static void test_exception_is_whole_characters(void **state)
 {
     char text[2000] = "{{ raise_exception('";
     struct err err = {""};
-    struct jinja_text out;
+    struct jinja_text out = {.bytes = {.data = NULL}};
     (void)state;
     for (int i = 0; i < 300; i++)
         strncat(text, "\xe2\x9c\x93", 4);
@@ -200,7 +200,7 @@ static char *nested(const char *open, const char *middle, const char *close, siz
 
 static enum status render_nested(const char *open, const char *middle, const char *close, size_t n)
 {
-    struct jinja_text out;
+    struct jinja_text out = {.bytes = {.data = NULL}};
     struct err err = {""};
     char *text = nested(open, middle, close, n);
     enum status st = render(text, "{\"n\": 1}", NULL, TEXT_MAX, &out, &err);
@@ -233,7 +233,7 @@ static void assert_expression_fails(const char *open, const char *close, enum st
     char *inner = nested(open, "n", close, 5000);
     struct buf b;
     struct err err = {""};
-    struct jinja_text out;
+    struct jinja_text out = {.bytes = {.data = NULL}};
     buf_init(&b, 1 << 20);
     buf_printf(&b, "{{ %s }}", inner);
     assert_int_equal(render(b.data, "{\"n\": 1}", NULL, TEXT_MAX, &out, &err), wanted);
@@ -295,7 +295,7 @@ static void test_limits_of_a_render(void **state)
 
 static void test_text_has_a_bound(void **state)
 {
-    struct jinja_text out;
+    struct jinja_text out = {.bytes = {.data = NULL}};
     struct err err = {""};
     (void)state;
     assert_int_equal(render("abcde", "{}", NULL, 5, &out, &err), OK);
@@ -336,7 +336,7 @@ static void *render_often(void *arg)
     struct jdoc *vars = parse(busy_vars);
     size_t len = 0;
     for (int i = 0; i < 200; i++) {
-        struct jinja_text out;
+        struct jinja_text out = {.bytes = {.data = NULL}};
         struct err err = {""};
         CHECK(jinja_render(t, vars, NULL, TEXT_MAX, &out, &err) == OK);
         CHECK(i == 0 || out.bytes.len == len);

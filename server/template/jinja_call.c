@@ -14,8 +14,8 @@ static enum status eval_arguments(struct run *r, const struct node *list, struct
     enum status st = OK;
     for (const struct node *a = list; a; a = a->next)
         count++;
-    TRY(jinja_take(r, count, sizeof *given, &given));
-    TRY(jinja_take(r, count, sizeof *named, &named));
+    TAKE(r, given, count);
+    TAKE(r, named, count);
     for (const struct node *a = list; a; a = a->next) {
         if (a->kind != NODE_KEYWORD) {
             TRY(jinja_eval(r, a, &given[c->given_n++]));
@@ -45,6 +45,7 @@ static enum status place_arguments(struct run *r, const struct function *f, stru
     while (params < FUNCTION_PARAMS_MAX && f->params[params])
         params++;
     memset(c->arg, 0, sizeof c->arg);
+    CHECK(c->given || c->given_n == 0);
     if (c->given_n > params)
         return jinja_fail(r, "%s takes at most %zu arguments", f->name, params);
     for (size_t i = 0; i < c->given_n; i++)
@@ -139,7 +140,7 @@ static enum status bind_extra_named(struct run *r, const struct node *macro, con
     const struct value name = jinja_literal("kwargs");
     struct value rest = {.kind = VALUE_DICT};
     enum status st = OK;
-    TRY(jinja_take(r, 1, sizeof *rest.dict, &rest.dict));
+    TAKE(r, rest.dict, 1);
     for (size_t i = 0; i < c->named_n; i++) {
         const struct value *key = &c->named[i].key;
         if (is_param(macro, key) || ((macro->flags & MACRO_CALLER) && jinja_is(key, "caller")))
@@ -206,7 +207,7 @@ static enum status call_with(struct run *r, const struct node *n, const struct v
     if (caller) {
         const struct pair more = {jinja_literal("caller"), *caller};
         struct pair *named = NULL;
-        TRY(jinja_take(r, c.named_n + 1, sizeof *named, &named));
+        TAKE(r, named, c.named_n + 1);
         memcpy(named, c.named, c.named_n * sizeof *named);
         named[c.named_n++] = more;
         c.named = named;
@@ -225,7 +226,7 @@ enum status jinja_call_block(struct run *r, const struct node *n)
 {
     struct value caller = {.kind = VALUE_MACRO}, text;
     enum status st = OK;
-    TRY(jinja_take(r, 1, sizeof *caller.macro, &caller.macro));
+    TAKE(r, caller.macro, 1);
     *caller.macro = (struct macro){n->a, r->scope};
     TRY(call_with(r, n->b, &caller, &text));
     st = jinja_print(r, &text);

@@ -28,12 +28,12 @@ enum status jinja_say_undefined(struct run *r, const struct value *v)
 enum status jinja_push_scope(struct run *r, struct scope *outer)
 {
     struct scope *s = NULL;
-    enum status st = jinja_take(r, 1, sizeof *s, &s);
-    if (st != OK)
-        return st;
+    enum status st = OK;
+    TAKE(r, s, 1);
     s->outer = outer;
     r->scope = s;
-    return OK;
+out:
+    return st;
 }
 
 /* *seen counts how many names were looked at. */
@@ -52,7 +52,7 @@ enum status jinja_bind(struct run *r, const struct value *name, const struct val
     enum status st = OK;
     TRY(jinja_spend(r, seen * 8));
     if (!b) {
-        TRY(jinja_take(r, 1, sizeof *b, &b));
+        TAKE(r, b, 1);
         b->name = *name;
         b->next = r->scope->names;
         r->scope->names = b;
@@ -151,7 +151,7 @@ static enum status eval_dict(struct run *r, const struct node *n, struct value *
     struct value key, value;
     struct dict *d = NULL;
     enum status st = OK;
-    TRY(jinja_take(r, 1, sizeof *d, &d));
+    TAKE(r, d, 1);
     for (const struct node *i = n->a; i; i = i->next->next) {
         TRY(jinja_eval(r, i, &key));
         TRY(jinja_eval(r, i->next, &value));
@@ -297,7 +297,7 @@ static enum status own_attribute(struct run *r, const struct value *object,
         return OK;
     if (!f->body)
         return jinja_fail(r, "%s.%s is not supported", jinja_type_name(object), f->name);
-    TRY(jinja_take(r, 1, sizeof *m, &m));
+    TAKE(r, m, 1);
     *m = (struct method){*object, f};
     *out = (struct value){.kind = VALUE_METHOD, .method = m};
 out:
@@ -423,7 +423,7 @@ static enum status slice_string(struct run *r, const struct value *s, const int6
         *out = jinja_slice(s, from, jinja_offset(s->s.bytes + from, n - from, chars));
         return OK;
     }
-    TRY(jinja_take(r, n + 1, sizeof *at, &at));
+    TAKE(r, at, n + 1);
     for (size_t i = 0; i < n; i += jinja_char(s->s.bytes + i, n - i))
         at[count++] = i;
     at[count] = n;
@@ -509,6 +509,7 @@ enum status jinja_eval(struct run *r, const struct node *n, struct value *out)
         [NODE_CHOICE] = eval_choice,
     };
     const uint32_t at = r->at;
+    *out = (struct value){.kind = VALUE_ABSENT};
     enum status st = jinja_spend(r, 0);
     if (st != OK)
         return st;

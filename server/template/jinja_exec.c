@@ -54,7 +54,7 @@ static enum status peek(struct run *r, struct loop *l, struct value *out)
         TRY(advance(r, l, out));
         if (out->kind == VALUE_ABSENT)
             return OK;
-        TRY(jinja_take(r, 1, sizeof *l->ahead, &l->ahead));
+        TAKE(r, l->ahead, 1);
         *l->ahead = *out;
         l->ahead_n = 1;
     }
@@ -70,7 +70,7 @@ static enum status count_rounds(struct run *r, struct loop *l, int64_t *out)
     size_t n = 0;
     enum status st = OK;
     if (l->from->taken < l->from->n) {
-        TRY(jinja_take(r, l->ahead_n + l->from->n - l->from->taken, sizeof *all, &all));
+        TAKE(r, all, l->ahead_n + l->from->n - l->from->taken);
         for (;; n++) {
             TRY(advance(r, l, &all[n]));
             if (all[n].kind == VALUE_ABSENT)
@@ -179,7 +179,7 @@ static enum status exec_for(struct run *r, const struct node *n)
     bool finished_one = false;
     enum status st = OK;
     TRY(jinja_eval(r, n->b, &from));
-    TRY(jinja_take(r, 1, sizeof *l, &l));
+    TAKE(r, l, 1);
     *l = (struct loop){.node = n, .scope = outside, .index = -1};
     TRY(jinja_items(r, &from, &l->from));
     for (;;) {
@@ -287,11 +287,12 @@ static enum status exec_block(struct run *r, const struct node *n)
 static enum status exec_macro(struct run *r, const struct node *n)
 {
     struct value v = {.kind = VALUE_MACRO};
-    enum status st = jinja_take(r, 1, sizeof *v.macro, &v.macro);
-    if (st != OK)
-        return st;
+    enum status st = OK;
+    TAKE(r, v.macro, 1);
     *v.macro = (struct macro){n, r->scope};
-    return jinja_bind(r, &n->value, &v);
+    st = jinja_bind(r, &n->value, &v);
+out:
+    return st;
 }
 
 static enum status exec_leave(struct run *r, const struct node *n)

@@ -199,31 +199,43 @@ static bool to_whole(double f, int64_t *out)
     return true;
 }
 
+/* *fits: is there a whole number, whatever its size? */
+static bool float_to_int(double f, int64_t *out, bool *fits)
+{
+    *fits = to_whole(f, out);
+    return isfinite(f);
+}
+
+static bool string_to_int(const struct value *s, int base, int64_t *out, bool *fits)
+{
+    double f = 0;
+    *fits = read_int(s, base, out);
+    return *fits || (read_float(s, &f) && float_to_int(f, out, fits));
+}
+
 static enum status filter_int(struct run *r, const struct call *c, struct value *out)
 {
     const struct value *v = &c->self;
     const int64_t base = jinja_is_whole(&c->arg[1]) ? jinja_as_int(&c->arg[1]) : 10;
     int64_t i = 0;
-    double f = 0;
+    bool found = true, fits = true;
     if (base != 0 && (base < 2 || base > 36))
         return jinja_fail(r, "int: the base must be 0 or 2 to 36");
-    *out = c->arg[0].kind == VALUE_ABSENT ? jinja_int(0) : c->arg[0];
     if (v->kind == VALUE_UNDEFINED)
         return jinja_say_undefined(r, v);
-    if (jinja_is_whole(v))
-        *out = jinja_int(jinja_as_int(v));
-    else if (v->kind == VALUE_FLOAT && isinf(v->f))
+    if (v->kind == VALUE_FLOAT && isinf(v->f))
         return jinja_fail(r, "int: infinity has no whole number");
-    else if (v->kind == VALUE_FLOAT && isfinite(v->f) && !to_whole(v->f, &i))
+    if (v->kind == VALUE_STRING)
+        found = string_to_int(v, (int)base, &i, &fits);
+    else if (v->kind == VALUE_FLOAT)
+        found = float_to_int(v->f, &i, &fits);
+    else if (jinja_is_whole(v))
+        i = jinja_as_int(v);
+    else
+        found = false;
+    if (found && !fits)
         return jinja_fail(r, "a number becomes too large");
-    else if (v->kind == VALUE_FLOAT && isfinite(v->f))
-        *out = jinja_int(i);
-    else if (v->kind == VALUE_STRING && read_int(v, (int)base, &i))
-        *out = jinja_int(i);
-    else if (v->kind == VALUE_STRING && read_float(v, &f) && to_whole(f, &i))
-        *out = jinja_int(i);
-    else if (v->kind == VALUE_STRING && isfinite(f) && f != 0)
-        return jinja_fail(r, "a number becomes too large");
+    *out = found || c->arg[0].kind == VALUE_ABSENT ? jinja_int(i) : c->arg[0];
     out->foreign |= v->foreign;
     return OK;
 }

@@ -287,7 +287,7 @@ enum status jinja_filter_sort(struct run *r, const struct call *c, struct value 
     enum status st = OK;
     TRY(all_items(r, &c->self, &all));
     const size_t n = all.list->n;
-    TRY(jinja_take(r, n, sizeof *pairs, &pairs));
+    TAKE(r, pairs, n);
     for (size_t i = 0; i < n; i++) {
         pairs[i].value = all.list->items[i];
         TRY(sort_key(r, &pairs[i].value, &c->arg[2], jinja_truth(&c->arg[1]), &pairs[i].key));
@@ -313,7 +313,7 @@ enum status jinja_filter_dictsort(struct run *r, const struct call *c, struct va
         return jinja_fail(r, "dictsort: by must be \"key\" or \"value\"");
     TRY(jinja_view(r, &c->self, "dict_items", &view));
     const size_t n = view.list->n;
-    TRY(jinja_take(r, n, sizeof *pairs, &pairs));
+    TAKE(r, pairs, n);
     for (size_t i = 0; i < n; i++) {
         pairs[i].value = view.list->items[i];
         TRY(item_key(r, &pairs[i].value.list->items[by_value], &whole, jinja_truth(&c->arg[0]),

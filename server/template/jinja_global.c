@@ -84,7 +84,7 @@ static enum status make_dict(struct run *r, const struct call *c, struct value *
 {
     struct value v = {.kind = VALUE_DICT};
     enum status st = OK;
-    TRY(jinja_take(r, 1, sizeof *v.dict, &v.dict));
+    TAKE(r, v.dict, 1);
     TRY(fill(r, c, v.dict));
     *out = v;
 out:

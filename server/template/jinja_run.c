@@ -42,13 +42,14 @@ static enum status no_memory(struct run *r)
     return base_fail(r->err, ERR_NOMEM, "%.80s: no memory to render", r->t->where);
 }
 
-enum status jinja_take(struct run *r, size_t count, size_t size, void *out)
+void *jinja_take(struct run *r, size_t count, size_t size)
 {
-    void *piece = jinja_arena_array(&r->arena, count ? count : 1, size);
-    if (!piece)
-        return r->arena.full ? jinja_over(r, "rendering takes too much memory") : no_memory(r);
-    memcpy(out, &piece, sizeof piece);
-    return OK;
+    return jinja_arena_array(&r->arena, count ? count : 1, size);
+}
+
+enum status jinja_no_room(struct run *r)
+{
+    return r->arena.full ? jinja_over(r, "rendering takes too much memory") : no_memory(r);
 }
 
 /* ---- text ---- */
@@ -105,13 +106,13 @@ enum status jinja_cut(struct run *r, size_t mark, struct value *out)
     if (n == 0)
         return OK;
     TRY(jinja_spend(r, n));
-    TRY(jinja_take(r, n, 1, &bytes));
+    TAKE(r, bytes, n);
     memcpy(bytes, r->text->bytes.data + mark, n);
     const char *from = r->text->foreign.data + mark;
     out->s = (struct string){.bytes = bytes, .n = n};
     out->foreign = from[0];
     if (memchr(from, !from[0], n)) {
-        TRY(jinja_take(r, n, 1, &marks));
+        TAKE(r, marks, n);
         memcpy(marks, from, n);
         out->s.marks = marks;
     }
@@ -132,8 +133,8 @@ enum status jinja_new_list(struct run *r, enum value_kind kind, size_t n, struct
     struct list *list = NULL;
     enum status st = OK;
     TRY(jinja_spend(r, n * 8));
-    TRY(jinja_take(r, 1, sizeof *list, &list));
-    TRY(jinja_take(r, n, sizeof *list->items, &list->items));
+    TAKE(r, list, 1);
+    TAKE(r, list->items, n);
     list->n = n;
     *out = (struct value){.kind = kind, .list = list};
 out:
@@ -174,7 +175,7 @@ enum status jinja_put(struct run *r, struct dict *d, const struct value *key,
     if (d->n == d->cap) {
         struct pair *more = NULL;
         const size_t cap = d->cap ? 2 * d->cap : 4;
-        TRY(jinja_take(r, cap, sizeof *more, &more));
+        TAKE(r, more, cap);
         if (d->n > 0)
             memcpy(more, d->pairs, d->n * sizeof *more);
         d->pairs = more;
@@ -249,7 +250,7 @@ enum status jinja_items(struct run *r, const struct value *v, struct list **out)
         TRY(jinja_new_list(r, VALUE_LIST, 0, &view));
     else if (!jinja_is_list(v))
         return jinja_fail(r, "a %s has no items", jinja_type_name(v));
-    TRY(jinja_take(r, 1, sizeof **out, out));
+    TAKE(r, *out, 1);
     **out = *view.list;
 out:
     return st;
@@ -276,9 +277,9 @@ static enum status from_object(struct run *r, const struct jdoc *v, bool foreign
     const struct jdoc *member;
     enum status st = OK;
     struct dict *d = NULL;
-    TRY(jinja_take(r, 1, sizeof *d, &d));
+    TAKE(r, d, 1);
     d->cap = jdoc_size(v);
-    TRY(jinja_take(r, d->cap, sizeof *d->pairs, &d->pairs));
+    TAKE(r, d->pairs, d->cap);
     for (void *i = jdoc_iter(v, NULL, &key, &member); i; i = jdoc_iter(v, i, &key, &member)) {
         struct pair *p = &d->pairs[d->n++];
         p->key = jinja_literal(key);

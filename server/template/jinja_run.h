@@ -66,7 +66,12 @@ enum status jinja_fail(struct run *r, const char *fmt, ...) PRINTF_LIKE(2, 3); /
 enum status jinja_over(struct run *r, const char *what);                       /* ERR_LIMIT */
 /* Counts a step and so many bytes; an item of a list counts as 8. */
 enum status jinja_spend(struct run *r, size_t bytes) MUST_USE;
-enum status jinja_take(struct run *r, size_t count, size_t size, void *out) MUST_USE;
+/* Zeroed, for as long as the render; NULL: jinja_no_room says why. */
+void *jinja_take(struct run *r, size_t count, size_t size);
+enum status jinja_no_room(struct run *r);
+/* Makes x point to room for `count` of what it points to, or fails. Needs what TRY needs. */
+#define TAKE(r, x, count)                                                                          \
+    TRY(((x) = jinja_take((r), (count), sizeof *(x))) != NULL ? OK : jinja_no_room(r))
 
 /* ---- text ---- */
 

@@ -39,7 +39,7 @@ enum status jinja_sort_pairs(struct run *r, struct pair *pairs, size_t n, bool r
 {
     struct sorter s = {.r = r, .reverse = reverse};
     enum status st = OK;
-    TRY(jinja_take(r, n, sizeof *s.spare, &s.spare));
+    TAKE(r, s.spare, n);
     for (size_t run = 1; run < n; run *= 2)
         for (size_t at = 0; at + run < n; at += 2 * run)
             TRY(merge(&s, pairs + at, run, n - at < 2 * run ? n - at : 2 * run));

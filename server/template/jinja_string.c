@@ -52,7 +52,7 @@ enum status jinja_string_strip(struct run *r, const struct value *s, const struc
     enum status st = OK;
     if (!not_given(chars))
         TRY(need_string(r, chars));
-    TRY(jinja_spend(r, n * (1 + (not_given(chars) ? 0 : chars->s.n / 64))));
+    TRY(jinja_spend(r, n * (1 + (not_given(chars) ? 0 : chars->s.n / 16))));
     for (size_t width; (sides & STRIP_LEFT) && n > 0; from += width, n -= width) {
         width = goes(s->s.bytes + from, n, chars);
         if (width == 0)
@@ -136,7 +136,7 @@ enum status jinja_string_case(struct run *r, const struct value *s, enum string_
     char *bytes = NULL;
     struct value changed = *s;
     enum status st = OK;
-    TRY(jinja_take(r, s->s.n, 1, &bytes));
+    TAKE(r, bytes, s->s.n);
     for (size_t i = 0; i < s->s.n; i++)
         bytes[i] = to_case(s->s.bytes[i],
                            how == CASE_UPPER || (how != CASE_LOWER && begins_word(s, i, how)));
@@ -161,7 +161,7 @@ static enum status add_place(struct run *r, struct parts *p, size_t from, size_t
     enum status st = OK;
     if (p->n == p->cap) {
         const size_t cap = p->cap ? 2 * p->cap : 8;
-        TRY(jinja_take(r, cap, sizeof *more, &more));
+        TAKE(r, more, cap);
         if (p->n > 0)
             memcpy(more, p->at, p->n * sizeof *more);
         p->at = more;

@@ -154,7 +154,7 @@ static enum status sorted(const struct writer *w, const struct value *v, struct 
     struct pair *pairs = NULL;
     const size_t n = v->dict->n;
     enum status st = OK;
-    TRY(jinja_take(w->r, n, sizeof *pairs, &pairs));
+    TAKE(w->r, pairs, n);
     if (n > 0)
         memcpy(pairs, v->dict->pairs, n * sizeof *pairs);
     if (w->sort_keys)
