@@ -44,10 +44,10 @@ struct job;
 /* What the routes that answer with text differ in. */
 struct job_kind {
     const struct reply *reply;
-    /* Both on a request worker; ERR_INPUT, ERR_NOMEM with the answer in *e. From j->body to
-     * j->request, and j->conversation if it is one; */
+    /* Both on a request worker; ERR_INPUT, ERR_NOMEM with the answer in *e.
+     * parse: j->body becomes j->request, and j->conversation if there is one.
+     * encode: the prompts become ids, for which there is room. */
     enum status (*parse)(struct job *j, struct api_error *e);
-    /* then prompts become ids that fit. */
     enum status (*encode)(struct job *j, struct api_error *e);
 };
 

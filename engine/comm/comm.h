@@ -15,7 +15,8 @@
  *
  * Bytes counted: what this rank receives from peers, per group and op. all_reduce of n elements:
  * one-shot (P-1) * 4n when P == 2 or 4n <= COMM_ONESHOT_MAX_BYTES; else two-shot: (P-1) * 4 len_r
- * + 4 (n - len_r), len_r = the balanced block of rank r. */
+ * + 4 (n - len_r), len_r = the balanced block of rank r. The words that a GPU's one-shot kernel
+ * sends beside the values are not counted. */
 #ifndef TESSERA_ENGINE_COMM_COMM_H
 #define TESSERA_ENGINE_COMM_COMM_H
 

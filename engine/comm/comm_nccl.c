@@ -597,10 +597,9 @@ static enum status open_arena(struct home *h, struct err *err)
     return OK;
 }
 
-static enum status open_staging(struct home *h, int32_t ranks, struct err *err)
+static enum status open_staging(struct home *h, struct err *err)
 {
-    const size_t left = COMM_DEVICE_STAGING_BYTES - comm_oneshot_bytes(ranks);
-    h->gather_bytes = GATHER_BYTES < left ? GATHER_BYTES : left;
+    h->gather_bytes = GATHER_BYTES;
     h->staging = h->backend->ops->alloc(h->backend, COMM_DEVICE_STAGING_BYTES);
     if (h->staging == NULL)
         return base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
@@ -622,15 +621,20 @@ static enum status find_ways(struct comm_nccl *c, struct comm *bootstrap, uint32
     struct comm_trial *trial = NULL;
     const struct comm_way by_nccl = {way_of_all, c};
     const size_t space = h->arena_bytes / 2 / 64 * 64 / sizeof(float);
+    const size_t inbox = comm_oneshot_bytes(bootstrap->ranks);
     if (space > 0)
         TRY(comm_trial_open(bootstrap, h->backend, space, &trial, err));
     if (trial != NULL && !(how & (COMM_NO_WINDOWS | COMM_FIXED_ORDER)))
         TRY(comm_window_open(trial, h->group[0], &by_nccl, h->arena_bytes, &h->window, err));
     TRY(open_arena(h, err));
-    if (trial != NULL && !(how & COMM_NO_ONESHOT) && comm_oneshot_bytes(bootstrap->ranks) > 0) {
+    if (trial != NULL && !(how & COMM_NO_ONESHOT) && inbox > 0) {
         comm_trial_use(trial, (float *)(void *)h->arena);
+        if (h->gather_bytes > COMM_DEVICE_STAGING_BYTES - inbox)
+            h->gather_bytes = COMM_DEVICE_STAGING_BYTES - inbox;
         TRY(comm_oneshot_open(trial, &by_nccl, h->staging, COMM_DEVICE_STAGING_BYTES, &h->oneshot,
                               err));
+        if (h->oneshot.max == 0)
+            h->gather_bytes = GATHER_BYTES;
         if (cudaMemsetAsync(h->arena, 0, h->arena_bytes, h->stream) != cudaSuccess)
             st = base_fail(err, ERR_DEVICE, "device memory cannot be cleared");
     }
@@ -659,7 +663,7 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
     TRY(join(h, bootstrap, err));
     cuda_watch(b, watch, h);
     *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};
-    TRY(open_staging(h, bootstrap->ranks, err));
+    TRY(open_staging(h, err));
     if (bootstrap->ranks > 1 && !(how & COMM_SHARED_DEVICE)) /* they are kept from each other's */
         TRY(find_ways(c, bootstrap, how, err));
     else

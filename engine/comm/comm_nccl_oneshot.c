@@ -7,8 +7,6 @@
 #include "kernels/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
-#include <stdatomic.h>
-#include <string.h>
 
 #define PATIENCE (1u << 22) /* looks at an inbox, a few seconds */
 
@@ -103,6 +101,9 @@ static enum status judge(struct comm_trial *t, const struct comm_way *other, str
         goto out;
     TRY(comm_trial_time(t, other, ONESHOT_MAX, &j->other, err));
     TRY(comm_trial_time(t, &ours, ONESHOT_MAX, &j->ours, err));
+    TRY(comm_trial_check(t, &ours, ONESHOT_MAX, &good, err));
+    if (!good) /* one that was given up meanwhile has left the ranks out of step */
+        goto out;
     for (size_t i = 0; i < COMM_TRIAL_SIZES && j->ours.n[i] > 0; i++) {
         if (j->ours.ns[i] >= j->other.ns[i])
             break;

@@ -42,7 +42,7 @@ DEVICE bool words_wait(uint32_t looks, uint32_t patience, const uint32_t *stop)
 {
     if (looks % LOOKS == 0 && *(const volatile uint32_t *)stop != 0)
         return false;
-    return looks != patience;
+    return patience == 0 || looks != patience;
 }
 
 #endif

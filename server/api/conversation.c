@@ -21,7 +21,7 @@
 
 /* A request's own limits, and room for what decoded arguments add. */
 static const struct jdoc_limits limits = {
-    .bytes_max = VARS_BYTES_MAX, .depth_max = 160, .tokens_max = 2000000, .nul = true};
+    .bytes_max = VARS_BYTES_MAX, .depth_max = 160, .tokens_max = 600000, .nul = true};
 
 /* ---- tables ---- */
 

@@ -79,6 +79,8 @@ static enum status check_source(const struct raw *raw, const struct jdoc *doc, s
     if (given > 1)
         return api_error_field(e, raw->prompt.bytes ? "prompt" : "content",
                                "prompt, content and messages are all a text: give only one");
+    if (raw->conversation.messages && !raw->parse_special)
+        return api_error_field(e, "parse_special", "parse_special goes with a text only");
     for (size_t i = 0; i < more.count && !raw->conversation.messages; i++)
         if (more.rows[i].use == FIELD_USED && jdoc_get_value(doc, more.rows[i].name))
             return api_error_field(e, more.rows[i].name, "%s goes with messages only",

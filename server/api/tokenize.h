@@ -1,6 +1,6 @@
 /* POST /tokenize, of a text or of a conversation, and /detokenize: bytes to checked requests, and
- * what goes back. Field names are
- * vLLM's; llama.cpp's `content` and `add_special` are understood too. Pure. */
+ * what goes back. Field names are vLLM's; llama.cpp's `content` and `add_special` are understood
+ * too. Pure. */
 #ifndef TESSERA_SERVER_API_TOKENIZE_H
 #define TESSERA_SERVER_API_TOKENIZE_H
 

@@ -172,6 +172,12 @@ static enum status open_normalized(struct hf *h, struct name *list, int32_t coun
     return st;
 }
 
+/* <...>: templates mark turns by such names, also where the file calls them text. */
+static bool is_mark(const struct name *n)
+{
+    return n->len > 2 && n->text[0] == '<' && n->text[n->len - 1] == '>';
+}
+
 static enum status open_names(struct hf *h, struct err *err)
 {
     const int32_t count = h->file.added_count;
@@ -190,8 +196,10 @@ static enum status open_names(struct hf *h, struct err *err)
             normalized[normalized_count++] = a->name;
         else
             plain[plain_count++] = a->name;
-        if (!a->normalized || a->name.control)
-            spelt[spelt_count++] = a->name;
+        if (!a->normalized || a->name.control) {
+            spelt[spelt_count] = a->name;
+            spelt[spelt_count++].control |= is_mark(&a->name);
+        }
     }
     TRY(names_open(plain, plain_count, &h->names, err));
     TRY(names_open(spelt, spelt_count, &h->spelt_names, err));

@@ -30,8 +30,9 @@ def knows_populate():
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer has memory of its own")
 @pytest.mark.skipif(not knows_populate(), reason="the kernel cannot touch memory ahead")
 def test_resident_memory_is_flat(serve):
-    plan = json.loads(run("plan", checkpoint.DEMO, *SETUP[:6], "--json").stdout)
-    wanted = [rank["kv_bytes"] + rank["weight_bytes"] for rank in plan["per_rank"]]
+    plan = json.loads(run("plan", checkpoint.DEMO, *SETUP, "--json").stdout)
+    buffers = sum(rank["comm_buffer_bytes"] for rank in plan["per_rank"])
+    wanted = [rank["kv_bytes"] + rank["weight_bytes"] + buffers for rank in plan["per_rank"]]
     server = serve(checkpoint.DEMO, *SETUP, before=small_pages)
     ranks = server.ranks()
     eventually(lambda: all(resident(pid, "RssShmem") >= bytes_planned

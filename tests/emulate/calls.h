@@ -7,7 +7,8 @@
 
 struct emulated_calls {
     uint64_t launches, graphs, copies, records, waits, allocations;
-    uint64_t contexts; /* devices that this process has one on, now */
+    uint64_t contexts;    /* devices that this process has one on, now */
+    uint64_t collectives; /* of NCCL, that this thread has asked for */
 };
 
 typedef void emulated_calls_fn(struct emulated_calls *out);

@@ -45,6 +45,7 @@ void *emulate_shared(); /* the launch's shared memory */
  * that got it may be gone. */
 void emulate_later(bool patient);
 extern bool emulate_again;
+extern thread_local uint64_t emulate_collectives; /* that this thread has asked NCCL for */
 
 /* A kernel with its arguments as they are now: a graph knows no others. */
 template <typename... P, typename... A>

@@ -27,7 +27,7 @@
 #define STACK_BYTES (64 << 10)
 #define LANES 32
 #define LATER_US 20 /* until blocks that wait for a peer begin again, */
-#define TRIES 2000  /* so often, unless they wait without end */
+#define TRIES 20000 /* so often, unless they wait without end */
 
 enum state : uint8_t { NEW, READY, AT_BLOCK, AT_WARP, DONE };
 

@@ -66,6 +66,7 @@ static thread_local cudaStream_t group_stream;
 static thread_local std::vector<call> group_calls;
 
 static std::atomic<int64_t> lost;
+thread_local uint64_t emulate_collectives;
 
 extern "C" __attribute__((visibility("default"))) int64_t emulated_now(void);
 int64_t emulated_now(void)
@@ -234,6 +235,7 @@ static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, call k)
         capture == cudaStreamCaptureStatusInvalidated)
         return c->my->result = ncclUnhandledCudaError;
     k.captured = capture == cudaStreamCaptureStatusActive;
+    emulate_collectives++;
     if (depth == 0)
         return exchange_in_order(s, c, {k});
     if (group_comm != nullptr && group_comm != c)

@@ -70,7 +70,8 @@ void emulated_calls(struct emulated_calls *out)
             calls.records,
             calls.waits,
             calls.allocations,
-            0};
+            0,
+            emulate_collectives};
     for (const std::atomic<bool> &c : calls.context)
         out->contexts += c;
 }
