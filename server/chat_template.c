@@ -50,8 +50,10 @@ static enum status read_own(const struct jdoc *info, struct jdoc **out, struct e
     return st;
 }
 
+/* Clients read what the template says of itself, and learn the file's name, but not its folder. */
 static enum status open_file(struct chat_template *t, const char *path, struct err *err)
 {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     const struct file_spec f = {.path = path,
                                 .what = "--chat-template ",
                                 .bytes_max = JINJA_BYTES_MAX,
@@ -62,9 +64,10 @@ static enum status open_file(struct chat_template *t, const char *path, struct e
     enum status st = OK;
     struct err why = {""};
     TRY(file_read(&f, &text, &n, err));
-    st = jinja_open(text, n, path, &t->jinja, &why);
+    st = jinja_open(text, n, name, &t->jinja, &why);
     if (st != OK)
-        st = base_fail(err, st == ERR_NOMEM ? st : ERR_USAGE, "--chat-template %s", why.text);
+        st = base_fail(err, st == ERR_NOMEM ? st : ERR_USAGE, "--chat-template %.*s%s",
+                       (int)(name - path), path, why.text);
 out:
     free(text);
     return st;

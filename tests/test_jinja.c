@@ -161,6 +161,8 @@ static void test_fails_at_render(void **state)
         {"{{ l|map('upper') }}", "make it a list first"},
         {"{% macro m() %}{% endmacro %}{{ m(1) }}", "at most 0 arguments"},
         {"{{ u.replace('a') }}", "replace needs the argument \"new\""},
+        {"{{ strftime_now('%c' * 200) }}", "the date becomes too long"},
+        {"{{ '0o17'|int(0, 8) }}", "a base other than 10 and 16 is not supported"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
@@ -222,7 +224,7 @@ static void test_nesting(void **state)
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
-        assert_int_equal(render_nested(rows[i].open, rows[i].middle, rows[i].close, 100000 / 10),
+        assert_int_equal(render_nested(rows[i].open, rows[i].middle, rows[i].close, 10000),
                          ERR_MODEL);
     assert_int_equal(render_nested("{% if n %}", "x", "{% endif %}", 60), OK);
     assert_int_equal(render_nested("{% if n %}", "x", "{% endif %}", 70), ERR_MODEL);
@@ -257,6 +259,8 @@ static void test_deep_expressions(void **state)
     assert_expression_fails("", "[0]", ERR_LIMIT);
 }
 
+#define TEN_TIMES(x) x x x x x x x x x x
+
 static void test_limits_of_a_render(void **state)
 {
     static const char *const rows[][2] = {
@@ -284,6 +288,19 @@ static void test_limits_of_a_render(void **state)
         {"{% set ns = namespace() %}{% for i in range(9999) %}{% set ns.a = [ns.a] %}{% endfor %}"
          "{{ ns.a|tojson }}",
          "too deep"},
+        {"{{ 'x'|map(" TEN_TIMES(TEN_TIMES("'map', 'map', 'map', 'map', 'map',")) ")|list }}",
+         "too deep"},
+        {"{% set x = 1e-300 * 1e-10 %}{% for i in range(60000) %}{{ x }}{% endfor %}",
+         "too many steps"},
+        {"{% set x = 1e-300 * 1e-10 %}{% for i in range(60000) %}{% set s = x|tojson %}"
+         "{% endfor %}",
+         "too many steps"},
+        {"{% set r = range(99999)|list %}{% for i in range(60000) %}{% set x = -1 in r %}"
+         "{% endfor %}",
+         "too many steps"},
+        {"{% set x = 'x' * 100000 %}{% set a = x + 'a' %}{% set b = x + 'b' %}{% set d = {a: 1} %}"
+         "{% for i in range(60000) %}{% set x = b in d %}{% endfor %}",
+         "too many steps"},
         {"{% set a = namespace() %}{% set b = namespace() %}{% for i in range(9999) %}"
          "{% set a.a = [a.a] %}{% set b.a = [b.a] %}{% endfor %}{{ a.a == b.a }}",
          "too deep"},
@@ -291,6 +308,20 @@ static void test_limits_of_a_render(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         assert_fails(rows[i][0], ERR_LIMIT, rows[i][1]);
+}
+
+/* A loop that is asked for its length looks at all of its items first. */
+static void test_long_loop(void **state)
+{
+    struct jinja_text out = {.bytes = {.data = NULL}};
+    struct err err = {""};
+    (void)state;
+    assert_int_equal(render("{% for i in range(40000) %}{% if loop.first %}{{ loop.length }}"
+                            "{% endif %}{% endfor %}",
+                            "{}", NULL, TEXT_MAX, &out, &err),
+                     OK);
+    assert_string_equal(out.bytes.data, "40000");
+    jinja_text_free(&out);
 }
 
 static void test_text_has_a_bound(void **state)
@@ -326,21 +357,27 @@ static const char *const busy_text =
     "{% for m in messages if m.role %}{% set ns.s = ns.s ~ m.role|upper %}{{ loop.last }}"
     "{{ m|tojson(indent=2) }}{% for k, v in m|dictsort %}{{ k }}{{ v }}{% endfor %}{% endfor %}"
     "{{ ns.s }}{{ m(1) }}{{ [3, 1, 2]|sort|join('-') }}{{ 'a b c'.split()|map('upper')|list }}"
-    "{% set x %}{{ bos }}{% endset %}{{ x.replace('s', '//') }}{{ [1, 2][::-1] }}{{ {'a': 1} }}";
+    "{% set x %}{{ bos }}{% endset %}{{ x.replace('s', '//') }}{{ [1, 2][::-1] }}{{ {'a': 1} }}"
+    "{{ 'a' 'b' }}";
 static const char *const busy_vars =
     "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\"}]}";
 
+struct often {
+    const struct jinja *t;
+    struct jinja_text wanted;
+};
+
 static void *render_often(void *arg)
 {
-    const struct jinja *t = arg;
+    const struct often *o = arg;
+    const size_t n = o->wanted.bytes.len;
     struct jdoc *vars = parse(busy_vars);
-    size_t len = 0;
     for (int i = 0; i < 200; i++) {
         struct jinja_text out = {.bytes = {.data = NULL}};
         struct err err = {""};
-        CHECK(jinja_render(t, vars, NULL, TEXT_MAX, &out, &err) == OK);
-        CHECK(i == 0 || out.bytes.len == len);
-        len = out.bytes.len;
+        CHECK(jinja_render(o->t, vars, NULL, TEXT_MAX, &out, &err) == OK);
+        CHECK(out.bytes.len == n && memcmp(out.bytes.data, o->wanted.bytes.data, n) == 0);
+        CHECK(memcmp(out.foreign.data, o->wanted.foreign.data, n) == 0);
         jinja_text_free(&out);
     }
     jdoc_close(vars);
@@ -351,13 +388,19 @@ static void test_threads(void **state)
 {
     pthread_t threads[4];
     struct jinja *t = NULL;
+    struct jdoc *vars = parse(busy_vars);
+    struct often o;
     struct err err = {""};
     (void)state;
     assert_int_equal(open_text(busy_text, &t, &err), OK);
+    assert_int_equal(jinja_render(t, vars, NULL, TEXT_MAX, &o.wanted, &err), OK);
+    o.t = t;
     for (size_t i = 0; i < ARRAY_LEN(threads); i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, render_often, t), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, render_often, &o), 0);
     for (size_t i = 0; i < ARRAY_LEN(threads); i++)
         pthread_join(threads[i], NULL);
+    jinja_text_free(&o.wanted);
+    jdoc_close(vars);
     jinja_close(t);
 }
 
@@ -393,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_deep_expressions),
         cmocka_unit_test(test_limits_of_a_render),
+        cmocka_unit_test(test_long_loop),
         cmocka_unit_test(test_text_has_a_bound),
         cmocka_unit_test(test_template_has_a_bound),
         cmocka_unit_test(test_threads),

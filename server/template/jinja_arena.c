@@ -7,6 +7,18 @@
 #define BLOCK_MIN 4096u
 #define BLOCK_MAX (1u << 20)
 
+/* Under AddressSanitizer a piece is a block of its own, so that a step past its end is seen. */
+#if defined(__SANITIZE_ADDRESS__)
+#define PIECES_APART true
+#elif defined(__clang__)
+#if __has_feature(address_sanitizer)
+#define PIECES_APART true
+#endif
+#endif
+#ifndef PIECES_APART
+#define PIECES_APART false
+#endif
+
 struct arena_block {
     struct arena_block *older;
     size_t used, size;
@@ -18,13 +30,17 @@ void jinja_arena_init(struct arena *a, size_t bytes_max)
     *a = (struct arena){.left = bytes_max};
 }
 
-static struct arena_block *add_block(struct arena *a, size_t n)
+static size_t block_size(const struct arena *a, size_t n)
 {
     size_t size = a->newest ? 2 * a->newest->size : BLOCK_MIN;
     if (size > BLOCK_MAX)
         size = BLOCK_MAX;
-    if (size < n)
-        size = n;
+    return PIECES_APART || size < n ? n : size;
+}
+
+static struct arena_block *add_block(struct arena *a, size_t n)
+{
+    const size_t size = block_size(a, n);
     struct arena_block *b = calloc(1, sizeof *b + size);
     if (!b)
         return NULL;
@@ -41,14 +57,16 @@ void *jinja_arena_take(struct arena *a, size_t n)
         a->full = true;
         return NULL;
     }
-    n = base_align(n, sizeof(max_align_t));
-    if (!b || n > b->size - b->used)
+    const size_t aligned = base_align(n, sizeof(max_align_t));
+    if (PIECES_APART)
         b = add_block(a, n);
+    else if (!b || aligned > b->size - b->used)
+        b = add_block(a, aligned);
     if (!b)
         return NULL;
     char *piece = (char *)b->bytes + b->used;
-    b->used += n;
-    a->left -= n < a->left ? n : a->left;
+    b->used += aligned;
+    a->left -= aligned < a->left ? aligned : a->left;
     return piece;
 }
 

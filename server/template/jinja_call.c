@@ -70,7 +70,13 @@ enum status jinja_call_function(struct run *r, const struct function *f, struct 
 {
     const bool any = f->params[0] && strcmp(f->params[0], "*") == 0;
     enum status st = any ? OK : place_arguments(r, f, c);
-    return st == OK ? f->body(r, c, out) : st;
+    if (st != OK)
+        return st;
+    if (++r->depth > RUN_DEPTH_MAX)
+        return jinja_over(r, "rendering goes too deep");
+    st = f->body(r, c, out);
+    r->depth--;
+    return st;
 }
 
 /* ---- macros ---- */

@@ -134,6 +134,7 @@ enum status jinja_contains(struct run *r, const struct value *box, const struct 
         return OK;
     }
     TRY(jinja_items(r, box, &items));
+    TRY(jinja_spend(r, (items->n - items->taken) * 8));
     while (items->taken < items->n && !*out)
         TRY(jinja_equal(r, item, &items->items[items->taken++], out));
 out:

@@ -1,5 +1,6 @@
-/* DESIGN: one small function per kind of node, in a table. Depth is counted in one place: what goes
- * round in circles does so through jinja_eval. */
+/* DESIGN: one small function per kind of node, in a table. Whatever can go round in circles counts
+ * the depth: evaluating here, statements in jinja_exec, what is built in in jinja_call_function
+ * ("map" calls filters), and what walks through values. */
 #include "server/template/jinja_run.h"
 
 #include <string.h>

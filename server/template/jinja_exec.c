@@ -70,7 +70,7 @@ static enum status count_rounds(struct run *r, struct loop *l, int64_t *out)
     size_t n = 0;
     enum status st = OK;
     if (l->from->taken < l->from->n) {
-        TAKE(r, all, l->ahead_n + l->from->n - l->from->taken);
+        TAKE(r, all, l->ahead_n + l->from->n - l->from->taken + 1); /* and an ABSENT */
         for (;; n++) {
             TRY(advance(r, l, &all[n]));
             if (all[n].kind == VALUE_ABSENT)

@@ -318,9 +318,9 @@ static struct node *literal(struct parser *p)
     while (n && n->value.kind == VALUE_STRING && p->now.kind == TOKEN_LITERAL &&
            p->now.value.kind == VALUE_STRING) {
         const struct string a = n->value.s, b = p->now.value.s;
-        char *both = jinja_arena_take(&p->t->arena, a.n + b.n + 1);
+        char *both = jinja_parse_take(p, a.n + b.n + 1);
         if (!both)
-            return jinja_wrong(p, "no memory for a string");
+            return NULL;
         memcpy(both, a.bytes, a.n);
         memcpy(both + a.n, b.bytes, b.n);
         n->value.s = (struct string){.bytes = both, .n = a.n + b.n};

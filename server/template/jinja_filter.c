@@ -140,55 +140,52 @@ out:
 
 /* ---- numbers ---- */
 
-/* Reads all of a string as strtod does, but with Python's underscores and no C extras. */
-static bool read_float(const struct value *s, double *out)
+/* The value without white space around it where it is a string. */
+static enum status stripped(struct run *r, const struct value *v, struct value *out)
 {
-    char text[DIGITS_MAX], *end = NULL;
-    struct value v = *s;
+    const struct value nothing = VALUE_NOTHING;
+    *out = *v;
+    return v->kind == VALUE_STRING
+               ? jinja_string_strip(r, v, &nothing, STRIP_LEFT | STRIP_RIGHT, out)
+               : OK;
+}
+
+/* Without Python's underscores, which stand between two of what is_digit takes. */
+static bool copy_digits(const struct value *s, int (*is_digit)(int), char text[DIGITS_MAX])
+{
     size_t n = 0;
-    for (; v.s.n > 0 && jinja_space(v.s.bytes, v.s.n); v.s.n--, v.s.bytes++)
-        continue;
-    for (; v.s.n > 0 && jinja_space_before(v.s.bytes, v.s.n); v.s.n--)
-        continue;
-    if (v.s.n == 0 || v.s.n >= sizeof text || memchr(v.s.bytes, 'x', v.s.n) ||
-        memchr(v.s.bytes, 'X', v.s.n) || memchr(v.s.bytes, '(', v.s.n))
+    if (s->s.n == 0 || s->s.n >= DIGITS_MAX || memchr(s->s.bytes, '\0', s->s.n))
         return false;
-    for (size_t i = 0; i < v.s.n; i++) {
-        const char *b = v.s.bytes + i;
+    for (size_t i = 0; i < s->s.n; i++) {
+        const char *b = s->s.bytes + i;
         if (*b != '_')
             text[n++] = *b;
-        else if (i == 0 || i + 1 == v.s.n || !isdigit((unsigned char)b[-1]) ||
-                 !isdigit((unsigned char)b[1]))
+        else if (i == 0 || i + 1 == s->s.n || !is_digit((unsigned char)b[-1]) ||
+                 !is_digit((unsigned char)b[1]))
             return false;
     }
     text[n] = '\0';
+    return true;
+}
+
+/* Reads all of a stripped string as strtod does, but without C's extras. */
+static bool read_float(const struct value *s, double *out)
+{
+    char text[DIGITS_MAX], *end = NULL;
+    if (!copy_digits(s, isdigit, text) || strpbrk(text, "xX("))
+        return false;
     *out = strtod(text, &end);
-    return end == text + n && !isspace((unsigned char)text[0]);
+    return *end == '\0';
 }
 
 static bool read_int(const struct value *s, int base, int64_t *out)
 {
     char text[DIGITS_MAX], *end = NULL;
-    struct value v = *s;
-    size_t n = 0;
-    for (; v.s.n > 0 && jinja_space(v.s.bytes, v.s.n); v.s.n--, v.s.bytes++)
-        continue;
-    for (; v.s.n > 0 && jinja_space_before(v.s.bytes, v.s.n); v.s.n--)
-        continue;
-    if (v.s.n == 0 || v.s.n >= sizeof text)
+    if (!copy_digits(s, isalnum, text))
         return false;
-    for (size_t i = 0; i < v.s.n; i++) {
-        const char *b = v.s.bytes + i;
-        if (*b != '_')
-            text[n++] = *b;
-        else if (i == 0 || i + 1 == v.s.n || !isalnum((unsigned char)b[-1]) ||
-                 !isalnum((unsigned char)b[1]))
-            return false;
-    }
-    text[n] = '\0';
     errno = 0;
     *out = strtoll(text, &end, base);
-    return end == text + n && n > 0 && errno == 0 && !isspace((unsigned char)text[0]);
+    return *end == '\0' && errno == 0;
 }
 
 static bool to_whole(double f, int64_t *out)
@@ -217,16 +214,19 @@ static enum status filter_int(struct run *r, const struct call *c, struct value 
 {
     const struct value *v = &c->self;
     const int64_t base = jinja_is_whole(&c->arg[1]) ? jinja_as_int(&c->arg[1]) : 10;
+    struct value text;
     int64_t i = 0;
     bool found = true, fits = true;
-    if (base != 0 && (base < 2 || base > 36))
-        return jinja_fail(r, "int: the base must be 0 or 2 to 36");
+    enum status st = OK;
+    if (base != 10 && base != 16)
+        return jinja_fail(r, "int: a base other than 10 and 16 is not supported");
+    TRY(stripped(r, v, &text));
     if (v->kind == VALUE_UNDEFINED)
         return jinja_say_undefined(r, v);
     if (v->kind == VALUE_FLOAT && isinf(v->f))
         return jinja_fail(r, "int: infinity has no whole number");
     if (v->kind == VALUE_STRING)
-        found = string_to_int(v, (int)base, &i, &fits);
+        found = string_to_int(&text, (int)base, &i, &fits);
     else if (v->kind == VALUE_FLOAT)
         found = float_to_int(v->f, &i, &fits);
     else if (jinja_is_whole(v))
@@ -234,25 +234,30 @@ static enum status filter_int(struct run *r, const struct call *c, struct value 
     else
         found = false;
     if (found && !fits)
-        return jinja_fail(r, "a number becomes too large");
+        return jinja_fail(r, RUN_TOO_LARGE);
     *out = found || c->arg[0].kind == VALUE_ABSENT ? jinja_int(i) : c->arg[0];
     out->foreign |= v->foreign;
-    return OK;
+out:
+    return st;
 }
 
 static enum status filter_float(struct run *r, const struct call *c, struct value *out)
 {
     const struct value *v = &c->self;
+    struct value text;
     double f = 0;
+    enum status st = OK;
+    TRY(stripped(r, v, &text));
     *out = c->arg[0].kind == VALUE_ABSENT ? jinja_float(0) : c->arg[0];
     if (v->kind == VALUE_UNDEFINED)
         return jinja_say_undefined(r, v);
     if (jinja_is_number(v))
         *out = jinja_float(jinja_as_float(v));
-    else if (v->kind == VALUE_STRING && read_float(v, &f))
+    else if (v->kind == VALUE_STRING && read_float(&text, &f))
         *out = jinja_float(f);
     out->foreign |= v->foreign;
-    return OK;
+out:
+    return st;
 }
 
 static enum status filter_abs(struct run *r, const struct call *c, struct value *out)
@@ -273,9 +278,11 @@ static double round_common(double f, int64_t digits)
     char text[DIGITS_MAX];
     if (digits > 300 || !isfinite(f))
         return f;
+    if (digits < -308)
+        return copysign(0, f);
     if (digits < 0) {
         const double scale = pow(10, (double)-digits);
-        return digits < -308 ? copysign(0, f) : rint(f / scale) * scale;
+        return rint(f / scale) * scale;
     }
     snprintf(text, sizeof text, "%.*f", (int)digits, f);
     return strtod(text, NULL);
@@ -319,11 +326,6 @@ static enum status filter_default(struct run *r, const struct call *c, struct va
     return OK;
 }
 
-static enum status filter_safe(struct run *r, const struct call *c, struct value *out)
-{
-    return jinja_to_string(r, &c->self, out);
-}
-
 const struct function *jinja_filter(const char *name, size_t n)
 {
     static const struct function rows[] = {
@@ -354,7 +356,7 @@ const struct function *jinja_filter(const char *name, size_t n)
         {"replace", filter_replace, 2, {"old", "new", "count"}},
         {"reverse", jinja_filter_reverse, 0, {NULL}},
         {"round", filter_round, 0, {"precision", "method"}},
-        {"safe", filter_safe, 0, {NULL}},
+        {"safe", filter_string, 0, {NULL}},
         {"select", jinja_filter_select, 0, {"*"}},
         {"selectattr", jinja_filter_selectattr, 0, {"*"}},
         {"sort", jinja_filter_sort, 0, {"reverse", "case_sensitive", "attribute"}},

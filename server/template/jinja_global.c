@@ -49,7 +49,7 @@ static enum status range(struct run *r, const struct call *c, struct value *out)
     TRY(range_length(r, bounds[0], bounds[1], bounds[2], &n));
     TRY(jinja_new_list(r, VALUE_RANGE, n, out));
     for (size_t i = 0; i < n; i++)
-        out->list->items[i] = jinja_int(bounds[0] + (int64_t)i * bounds[2]);
+        out->list->items[i] = jinja_int((int64_t)((uint64_t)bounds[0] + i * (uint64_t)bounds[2]));
 out:
     return st;
 }
@@ -134,13 +134,16 @@ static enum status strftime_now(struct run *r, const struct call *c, struct valu
     const time_t now = time(NULL);
     struct tm local;
     const size_t mark = jinja_mark(r);
-    if (f->kind != VALUE_STRING || f->s.n >= sizeof format || memchr(f->s.bytes, '\0', f->s.n) ||
-        !localtime_r(&now, &local))
+    if (f->kind != VALUE_STRING || f->s.n + 1 >= sizeof format ||
+        memchr(f->s.bytes, '\0', f->s.n) || !localtime_r(&now, &local))
         return jinja_fail(r, "strftime_now: a short format is needed");
     memcpy(format, f->s.bytes, f->s.n);
-    format[f->s.n] = '\0';
+    format[f->s.n] = '.'; /* for a date that may be empty: 0 bytes mean that it does not fit */
+    format[f->s.n + 1] = '\0';
     const size_t n = format_time(text, sizeof text, format, &local);
-    enum status st = jinja_add(r, text, n, f->foreign || f->s.marks);
+    if (n == 0)
+        return jinja_fail(r, "strftime_now: the date becomes too long");
+    enum status st = jinja_add(r, text, n - 1, f->foreign || f->s.marks);
     return st == OK ? jinja_cut(r, mark, out) : st;
 }
 

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-#define BIG_POWER_ERROR "a number becomes too large"
-
 /* ---- whole numbers ---- */
 
 static enum status whole_power(struct run *r, int64_t base, int64_t exponent, int64_t *out)
@@ -14,10 +12,10 @@ static enum status whole_power(struct run *r, int64_t base, int64_t exponent, in
     int64_t result = 1;
     while (exponent > 0) {
         if ((exponent & 1) && __builtin_mul_overflow(result, base, &result))
-            return jinja_fail(r, BIG_POWER_ERROR);
+            return jinja_fail(r, RUN_TOO_LARGE);
         exponent >>= 1;
         if (exponent > 0 && __builtin_mul_overflow(base, base, &base))
-            return jinja_fail(r, BIG_POWER_ERROR);
+            return jinja_fail(r, RUN_TOO_LARGE);
     }
     *out = result;
     return OK;
@@ -63,7 +61,7 @@ static enum status operate_whole(struct run *r, enum operation op, int64_t a, in
         break;
     }
     if (st == OK && !fits)
-        st = jinja_fail(r, BIG_POWER_ERROR);
+        st = jinja_fail(r, RUN_TOO_LARGE);
     *out = jinja_int(x);
     return st;
 }
@@ -77,7 +75,7 @@ static enum status float_power(struct run *r, double a, double b, double *out)
     if (a < 0 && isfinite(b) && b != floor(b))
         return jinja_fail(r, "this power is not a real number");
     *out = pow(a, b);
-    return isinf(*out) && isfinite(a) && isfinite(b) ? jinja_fail(r, BIG_POWER_ERROR) : OK;
+    return isinf(*out) && isfinite(a) && isfinite(b) ? jinja_fail(r, RUN_TOO_LARGE) : OK;
 }
 
 /* The remainder has the divisor's sign; the quotient is exact before it is rounded down. */

@@ -90,15 +90,20 @@ static bool expect_kind(struct parser *p, enum token_kind kind, const char *what
     return here && p->st == OK;
 }
 
+void *jinja_parse_take(struct parser *p, size_t n)
+{
+    void *piece = jinja_arena_take(&p->t->arena, n);
+    if (!piece && p->st == OK)
+        p->st = base_fail(p->err, p->t->arena.full ? ERR_MODEL : ERR_NOMEM,
+                          "%s: no memory for the template", p->t->where);
+    return piece;
+}
+
 struct node *jinja_node(struct parser *p, enum node_kind kind)
 {
-    struct node *n = jinja_arena_take(&p->t->arena, sizeof *n);
-    if (!n) {
-        if (p->st == OK)
-            p->st = base_fail(p->err, p->t->arena.full ? ERR_MODEL : ERR_NOMEM,
-                              "%s: no memory for the template", p->t->where);
+    struct node *n = jinja_parse_take(p, sizeof *n);
+    if (!n)
         return NULL;
-    }
     n->kind = kind;
     n->at = p->now.at;
     return n;

@@ -36,6 +36,7 @@ bool jinja_at_word(const struct parser *p, const char *word);
 bool jinja_skip(struct parser *p, const char *op); /* goes past it if it is here */
 bool jinja_skip_word(struct parser *p, const char *word);
 bool jinja_expect(struct parser *p, const char *op);
+void *jinja_parse_take(struct parser *p, size_t n); /* zeroed, as long as the template */
 /* A new node at the token that is here; NULL without memory. */
 struct node *jinja_node(struct parser *p, enum node_kind kind);
 struct node *jinja_named(struct parser *p, enum node_kind kind); /* takes a name as its value */

@@ -3,33 +3,52 @@
 #include "server/template/jinja_run.h"
 
 #include <ctype.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* What finding the digits of a float counts as. */
+#define FLOAT_BYTES 256
+#define SUBNORMAL_BYTES 2048
+
 static enum status print(struct run *r, const struct value *v, bool quoted);
 
 /* ---- numbers ---- */
 
-/* The fewest digits that read back as the same number, as repr() has them: 1.0, 0.1, 1e+16. */
-void jinja_float_text(double f, char out[32])
+/* How many digits after the first are the fewest that read back as the same number. Any number
+ * keeps DBL_DIG digits, so fewer than these show as zeros at their end; but not a subnormal. */
+static int digits_needed(double f, bool subnormal)
 {
     char text[32];
-    if (!isfinite(f)) {
-        snprintf(out, 32, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
-        return;
-    }
-    int digits = 0;
+    int digits = subnormal ? 0 : DBL_DIG - 1;
     do
         snprintf(text, sizeof text, "%.*e", digits, f);
     while (strtod(text, NULL) != f && ++digits < 17);
+    for (const char *end = strchr(text, 'e'); digits > 0 && end[-1] == '0'; end--)
+        digits--;
+    return digits;
+}
+
+/* As repr() has it: 1.0, 0.1, 1e+16. */
+enum status jinja_float_text(struct run *r, double f, char out[32])
+{
+    const bool subnormal = fpclassify(f) == FP_SUBNORMAL;
+    char text[32];
+    if (!isfinite(f)) {
+        snprintf(out, 32, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
+        return OK;
+    }
+    const int digits = digits_needed(f, subnormal);
+    snprintf(text, sizeof text, "%.*e", digits, f);
     const int exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
     if (exponent >= -4 && exponent < 16)
         snprintf(out, 32, "%.*f", digits > exponent ? digits - exponent : 1, f);
     else
         snprintf(out, 32, "%s", text);
+    return jinja_spend(r, subnormal ? SUBNORMAL_BYTES : FLOAT_BYTES);
 }
 
 /* ---- strings ---- */
@@ -137,11 +156,12 @@ out:
 static enum status print_number(struct run *r, const struct value *v)
 {
     char text[32];
+    enum status st = OK;
     if (v->kind == VALUE_INT)
         snprintf(text, sizeof text, "%" PRId64, v->i);
     else
-        jinja_float_text(v->f, text);
-    return jinja_puts(r, text, v->foreign);
+        st = jinja_float_text(r, v->f, text);
+    return st == OK ? jinja_puts(r, text, v->foreign) : st;
 }
 
 /* The one of a call block has no name. */

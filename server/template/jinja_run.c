@@ -150,11 +150,14 @@ enum status jinja_find(struct run *r, const struct dict *d, const struct value *
     if (key->kind == VALUE_LIST || key->kind == VALUE_DICT)
         return jinja_fail(r, "a %s cannot be a key of a dict", jinja_type_name(key));
     for (size_t i = 0; i < d->n && !*out; i++) {
+        const struct value *other = &d->pairs[i].key;
         bool same = false;
-        if (key->kind == VALUE_STRING && d->pairs[i].key.kind == VALUE_STRING)
-            same = jinja_same_text(key, &d->pairs[i].key);
-        else
-            TRY(jinja_equal(r, key, &d->pairs[i].key, &same));
+        if (key->kind != VALUE_STRING || other->kind != VALUE_STRING) {
+            TRY(jinja_equal(r, key, other, &same));
+        } else if (key->s.n == other->s.n) {
+            TRY(pay(r, key->s.n / 8));
+            same = jinja_same_text(key, other);
+        }
         if (same)
             *out = &d->pairs[i].value;
     }

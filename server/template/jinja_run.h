@@ -16,6 +16,7 @@
 #define RUN_DEPTH_MAX 400 /* nodes inside nodes, through macros too */
 #define RUN_DATA_DEPTH_MAX 64
 #define RUN_MEMORY_MAX (64u << 20)
+#define RUN_TOO_LARGE "a number becomes too large"
 
 struct binding {
     struct binding *next;
@@ -114,7 +115,7 @@ enum status jinja_contains(struct run *r, const struct value *box, const struct 
 
 enum status jinja_print(struct run *r, const struct value *v) MUST_USE; /* as str() */
 enum status jinja_to_string(struct run *r, const struct value *v, struct value *out) MUST_USE;
-void jinja_float_text(double f, char out[32]);
+enum status jinja_float_text(struct run *r, double f, char out[32]) MUST_USE;
 
 /* ---- evaluating ---- */
 

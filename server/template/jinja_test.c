@@ -43,11 +43,11 @@ KIND_TEST(callable, v->kind == VALUE_FUNCTION || v->kind == VALUE_METHOD ||
 static enum status divisible(struct run *r, const struct value *v, const struct value *by,
                              int64_t wanted, struct value *out)
 {
-    const struct value zero = jinja_int(wanted);
+    const struct value rest = jinja_int(wanted);
     struct value left;
     enum status st = OK;
     TRY(jinja_operate(r, OP_MOD, v, by, &left));
-    *out = jinja_bool(jinja_equal_plain(&left, &zero));
+    *out = jinja_bool(jinja_equal_plain(&left, &rest));
 out:
     return st;
 }

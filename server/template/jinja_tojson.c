@@ -69,6 +69,7 @@ out:
 static enum status write_number(const struct writer *w, const struct value *v)
 {
     char text[32];
+    enum status st = OK;
     if (v->kind == VALUE_INT)
         snprintf(text, sizeof text, "%" PRId64, v->i);
     else if (isnan(v->f))
@@ -76,8 +77,8 @@ static enum status write_number(const struct writer *w, const struct value *v)
     else if (isinf(v->f))
         snprintf(text, sizeof text, "%sInfinity", v->f < 0 ? "-" : "");
     else
-        jinja_float_text(v->f, text);
-    return jinja_puts(w->r, text, v->foreign);
+        st = jinja_float_text(w->r, v->f, text);
+    return st == OK ? jinja_puts(w->r, text, v->foreign) : st;
 }
 
 static enum status write_plain(const struct writer *w, const struct value *v)

@@ -1,5 +1,5 @@
-/* DESIGN: what needs neither memory nor a render. Whatever walks through containers can go deep and
- * is in jinja_compare.c, with a check of the depth. */
+/* DESIGN: what needs neither memory nor a render. Whatever walks through containers can go deep: it
+ * needs the render's count of the depth, and stands with what it does, such as comparing. */
 #include "server/template/jinja_value.h"
 
 #include <string.h>

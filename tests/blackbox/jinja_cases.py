@@ -511,7 +511,12 @@ no|string
 'x'|int(default=-1)
 '0x1f'|int(0, 16)
 '1f'|int(base=16)
-'101'|int(0, 2)
+'0X1F'|int(0, 16)
+'-1_f'|int(0, 16)
+'\u2003\xa0 12\u3000\n'|int
+'\u2003\xa0 1.5\u3000\n'|float
+'\u2003'|int(4)
+'1\u20032'|int(4)
 2.9|int
 -2.9|int
 true|int
@@ -777,8 +782,11 @@ range(3)
 range(3)[1:]
 l.copy()
 '\N{BULLET}'
-'9' * 1
-""".strip("\n").split("\n")[:-1]
+'101'|int(0, 2)
+'0o17'|int(0, 8)
+'010'|int(0, 0)
+'0z'|int(0, 36)
+""".strip("\n").split("\n")
 
 TEMPLATES = [
     # ---- white space ----

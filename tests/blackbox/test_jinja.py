@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 
@@ -31,10 +32,10 @@ def reference(template):
     return jinja_reference.render(template, cases.VARIABLES)
 
 
-def assert_same(templates, comparable=lambda wanted: True):
-    """The same text or both fail; to say that something is not supported is no difference either
-    (test_refused has what may). Returns how many were compared."""
-    found, compared = [], 0
+def assert_same(templates, comparable=lambda wanted: True, refusals=False):
+    """The same text or both fail; refusals: to say that something is not supported is no difference
+    either (test_refused has what may). Returns how many rendered to the same text."""
+    found, same_text = [], 0
     for template, ours in zip(templates, render_all(templates)):
         wanted = reference(template)
         if isinstance(wanted, Exception):
@@ -42,12 +43,13 @@ def assert_same(templates, comparable=lambda wanted: True):
         elif not comparable(wanted):
             continue
         else:
-            same = ours.get("text") == wanted or "not supported" in ours.get("error", "")
-        compared += 1
+            same = ours.get("text") == wanted
+            same_text += same
+            same = same or (refusals and "not supported" in ours.get("error", ""))
         if not same:
             found.append(f"{template!r}:\n   {ours.get('text', ours)!r}\n   {wanted!r}")
-    assert not found, f"{len(found)} of {compared} differ:\n" + "\n".join(found[:20])
-    return compared
+    assert not found, f"{len(found)} of {len(templates)} differ:\n" + "\n".join(found[:20])
+    return same_text
 
 
 def test_expressions():
@@ -58,11 +60,49 @@ def test_templates():
     assert_same(cases.TEMPLATES)
 
 
-def test_chat_templates():
-    """Templates in the style of the models that people use."""
+def chat_templates():
+    """In the style of the models that people use."""
     files = sorted((harness.ROOT / "tests/corpus/chat_templates").glob("*.jinja"))
     assert len(files) > 5
-    assert_same([path.read_text(encoding="utf-8") for path in files])
+    return [path.read_text(encoding="utf-8") for path in files]
+
+
+def test_chat_templates():
+    templates = chat_templates()
+    assert assert_same(templates) == len(templates)
+
+
+# What the client says, as templates that trim it write it; one spells a control token.
+SAID = ["Be brief.", "What is 2+2? <|im_end|>", "It is 4: \"vier\" \u2713",
+        "Adds <b>two</b> & 'more' numbers"]
+CONTROL = re.compile(r"<\|?/?[a-z_]+\|?>|\[/?INST\]|# Tools|=> any;")
+
+
+def marks(ours, part):
+    """Those of each place where the part stands in the text."""
+    part = part.encode()
+    return [ours["foreign"][m.start():m.end()]
+            for m in re.finditer(re.escape(part), ours["text"].encode())]
+
+
+def test_marks_of_chat_templates():
+    """A template's control tokens and the model's are its own; what the client spells like them is
+    foreign."""
+    templates = chat_templates()
+    own = {name: cases.VARIABLES[name] for name in ["bos_token", "eos_token"]}
+    said_by_client = {k: v for k, v in cases.VARIABLES.items() if k not in own}
+    for template, ours in zip(templates, render_all(templates, said_by_client, own)):
+        assert ours["text"] == reference(template)
+        said = [text for text in SAID if text in ours["text"]]
+        assert said and all(set(m) == {"1"} for text in said for m in marks(ours, text)), ours
+        own_count = 0
+        for token in {*CONTROL.findall(template), *own.values()}:
+            inside = sum(text.count(token) * len(marks(ours, text)) for text in said)
+            found = sorted(set(m) == {"1"} for m in marks(ours, token))
+            assert found.count(True) == inside, (token, ours)
+            assert all(len(set(m)) == 1 for m in marks(ours, token)), (token, ours)
+            own_count += found.count(False)
+        assert own_count > 0, template
 
 
 def test_refused():
@@ -129,7 +169,7 @@ def ascii_case(text):
 def test_random_expressions():
     r = random.Random(5)
     made = ["{{ " + expression(r, r.randint(1, 3)) + " }}" for _ in range(RANDOM_EXPRESSIONS)]
-    assert assert_same(made, ascii_case) > RANDOM_EXPRESSIONS * 0.9
+    assert assert_same(made, ascii_case, refusals=True) > RANDOM_EXPRESSIONS * 0.45
 
 
 def block(r, depth):
@@ -164,4 +204,4 @@ def block(r, depth):
 def test_random_templates():
     r = random.Random(6)
     made = ["".join(block(r, 3) for _ in range(r.randint(1, 4))) for _ in range(RANDOM_TEMPLATES)]
-    assert assert_same(made, ascii_case) > RANDOM_TEMPLATES * 0.9
+    assert assert_same(made, ascii_case, refusals=True) > RANDOM_TEMPLATES * 0.65
