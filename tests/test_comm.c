@@ -7,8 +7,7 @@
 #include "tests/comm_ranks.h"
 
 #include "tests/emulate/calls.h"
-
-#include <dlfcn.h>
+#include "tests/only.h"
 
 /* ---- one collective of every kind, checked ---- */
 
@@ -533,20 +532,6 @@ static void body_oneshot_abort(struct rank *r)
         usleep(1000);
 }
 
-/* NULL: the device is not emulated. */
-static emulated_calls_fn *find_count(const struct backend_ops *ops)
-{
-    Dl_info where;
-    emulated_calls_fn *found = NULL;
-    assert_int_not_equal(dladdr(ops, &where), 0);
-    void *handle = dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    assert_non_null(handle);
-    void *symbol = dlsym(handle, "emulated_calls");
-    memcpy(&found, &symbol, sizeof found);
-    dlclose(handle); /* the program keeps it open */
-    return found;
-}
-
 /* Where devices reach each other and NCCL takes longer, unless all sums have to be NCCL's. */
 static void test_oneshot(void **state)
 {
@@ -566,7 +551,7 @@ static void test_oneshot(void **state)
         print_message("%s\n", err.text);
         skip();
     }
-    count_calls = find_count(b->ops);
+    count_calls = emulated_calls_of(b->ops);
     backend_close(b);
     if (!count_calls)
         skip(); /* real devices decide by themselves */
@@ -767,7 +752,7 @@ static void test_open(void **state)
     free(region);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),
@@ -785,5 +770,6 @@ int main(void)
         cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
+    only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,8 +6,6 @@
 #include "tests/emulate/calls.h"
 #include "tests/only.h"
 
-#include <dlfcn.h>
-
 /* Of steps that are replayed the sizes are 1, 2, 4 and, for want of slots, 7. */
 enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48 };
 
@@ -97,16 +95,9 @@ static void decode(struct cluster *c, int32_t rows, int32_t *at)
 /* *calls = what the emulated device has been asked to do; false: it is a real one. */
 static bool count_calls(const struct module *m, struct emulated_calls *calls)
 {
-    Dl_info where;
-    emulated_calls_fn *count = NULL;
-    assert_int_not_equal(dladdr(m->find("cuda"), &where), 0);
-    void *handle = dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    assert_non_null(handle);
-    void *symbol = dlsym(handle, "emulated_calls");
-    memcpy(&count, &symbol, sizeof count);
+    emulated_calls_fn *count = emulated_calls_of(m->find("cuda"));
     if (count)
         count(calls);
-    dlclose(handle);
     return count != NULL;
 }
 

@@ -13,4 +13,23 @@ struct emulated_calls {
 
 typedef void emulated_calls_fn(struct emulated_calls *out);
 
+#ifndef __cplusplus
+#include <dlfcn.h>
+#include <string.h>
+
+/* Of the module that `inside` is a part of, which stays open; NULL: its devices are real. */
+static inline emulated_calls_fn *emulated_calls_of(const void *inside)
+{
+    Dl_info where;
+    emulated_calls_fn *found = NULL;
+    void *handle = dladdr(inside, &where) ? dlopen(where.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (!handle)
+        return NULL;
+    void *symbol = dlsym(handle, "emulated_calls");
+    memcpy(&found, &symbol, sizeof found);
+    dlclose(handle);
+    return found;
+}
+#endif
+
 #endif
