@@ -205,7 +205,7 @@ static void run_threads(struct world *w)
 static _Noreturn void process_main(struct world *w, int32_t rank)
 {
     struct rank r;
-    alarm(600); /* a hang is a failure, not a stuck test run */
+    alarm(300); /* of tests/watchdog.c, which a child does not inherit */
     /* A gap before the mapping, so that every process has it at another address. */
     (void)mmap(NULL, (size_t)(1 + rank) << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     void *region =

@@ -16,6 +16,7 @@ VENV=build/venv
 LOGS=build/tests
 FORMATTER=clang-format-14 # other versions break lines differently
 passed=0 failed=0 skipped=0
+failures=
 jobs=$(nproc)
 
 usage() {
@@ -23,6 +24,7 @@ usage() {
 }
 
 finish() {
+    printf '%s' "$failures"
     printf '%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
     exit $((failed > 0))
 }
@@ -80,9 +82,13 @@ build() {
 }
 
 # Adds the counts of a JUnit file, which both ctest and pytest write; a missing one is a failure.
+# What failed is told at the end, with the last that it said.
 count() {
-    local p f s
-    read -r p f s < <("$VENV/bin/python" - "$1" <<'PYTHON'
+    local p f s rest
+    {
+        read -r p f s
+        IFS= read -r -d '' rest || true
+    } < <("$VENV/bin/python" - "$1" <<'PYTHON'
 import sys
 import xml.etree.ElementTree as tree
 
@@ -93,12 +99,18 @@ except (OSError, tree.ParseError):
 if not cases:
     print(0, 1, 0)
     sys.exit()
-bad = sum(any(case.find(tag) is not None for tag in ("failure", "error")) for case in cases)
+bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
 skipped = sum(case.find("skipped") is not None for case in cases)
-print(len(cases) - bad - skipped, bad, skipped)
+print(len(cases) - len(bad) - skipped, len(bad), skipped)
+for case in bad[:4]:
+    said = "".join(case.itertext()).strip().splitlines()
+    print(f"--- failed: {case.get('name')}", *said[-80:], sep="\n")
+if len(bad) > 4:
+    print("--- and:", *[case.get("name") for case in bad[4:]])
 PYTHON
     )
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    failures+=$rest
 }
 
 run_ctest() {

@@ -10,8 +10,8 @@ REASONS = (
     "must have 1 to 64 bytes", "bad_words may have at most", "does not exist",
     "must have token ids from", "of more than 64 bits",
     "no chat template", "chat template makes no text", "do not go with the model's chat template",
-    "goes with messages only", "content is missing", "cannot both be", "may not set",
-    "top_logprobs needs", "tool_choice needs tools", "tool_choice must be none",
+    "goes with messages only", "goes with a text only", "content is missing", "cannot both be",
+    "may not set", "top_logprobs needs", "tool_choice needs tools", "tool_choice must be none",
     "does not parse tool calls", "must be a JSON object",
     "too big", "answers at once", "for each of n, are more than",
 )
