@@ -18,6 +18,8 @@ LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitized: also run with the thread sanitizer")
+    # of the Python that Jinja2 makes of random templates
+    config.addinivalue_line("filterwarnings", "ignore::SyntaxWarning")
     os.environ.setdefault("HOME", tempfile.gettempdir())  # PMIx of Open MPI 4 wants one
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # every server of the tests is here
     if not harness.BINARY.exists():

@@ -301,6 +301,14 @@ ncclResult_t ncclRecv(void *dst, size_t n, ncclDataType_t, int peer, ncclComm_t 
 
 /* ---- life ---- */
 
+/* Ranks are threads here: what they set for NCCL would move the environment that others read. */
+__attribute__((constructor)) static void make_room()
+{
+    for (const char *name : {"NCCL_SOCKET_IFNAME", "NCCL_HOSTID", "NCCL_NET", "NCCL_P2P_DISABLE",
+                             "NCCL_SHM_DISABLE", "NCCL_MNNVL_ENABLE"})
+        setenv(name, "", 0);
+}
+
 const char *ncclGetErrorString(ncclResult_t r)
 {
     return r == ncclSuccess ? "no error" : "emulated error";
