@@ -44,6 +44,8 @@ void *emulate_shared(); /* the launch's shared memory */
  * again later, unless it is not patient and has done so often. Then it has stored already: a peer
  * that got it may be gone. */
 void emulate_later(bool patient);
+/* Stored when other kernels have been able to run. */
+void emulate_store_late(uint64_t *to, uint64_t value);
 extern bool emulate_again;
 extern thread_local uint64_t emulate_collectives; /* that this thread has asked NCCL for */
 
@@ -140,10 +142,14 @@ static inline void launch_release()
 
 #define WORDS_EMULATED
 
+/* Either may come first, and a peer may look between them. */
 static inline void words_store(uint64_t *to, const uint64_t (&w)[2])
 {
-    for (int i = 0; i < 2 && !emulate_again; i++)
-        __atomic_store_n(to + i, w[i], __ATOMIC_RELAXED);
+    const int first = emulate_early;
+    if (emulate_again)
+        return;
+    __atomic_store_n(to + first, w[first], __ATOMIC_RELAXED);
+    emulate_store_late(to + !first, w[!first]);
 }
 
 static inline void words_load(uint64_t (&w)[2], const uint64_t *from)

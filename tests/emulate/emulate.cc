@@ -67,6 +67,12 @@ static const std::function<void()> *body;
 static void *shared;
 static bool waits, gives_up; /* the block waits for a peer; one of the launch does not for ever */
 
+struct late_word {
+    uint64_t *to;
+    uint64_t value;
+};
+static std::vector<late_word> late; /* of the blocks that have run under the lock */
+
 [[noreturn]] void emulate_fail(const char *what)
 {
     fprintf(stderr, "emulated device: %s; block (%u, %u, %u), thread %u of %u\n", what, blockIdx.x,
@@ -236,34 +242,54 @@ void emulate_later(bool patient)
     gives_up = gives_up || !patient;
 }
 
+void emulate_store_late(uint64_t *to, uint64_t value)
+{
+    late.push_back({to, value});
+}
+
+/* Runs the blocks once, one launch at a time. Those that have to begin again are left in todo, what
+ * they have stored late in *words. False: there is no use in it. */
+static bool run_blocks(std::vector<dim3> &todo, size_t shared_bytes, bool again,
+                       std::vector<late_word> *words)
+{
+    std::vector<dim3> left;
+    gives_up = false;
+    emulate_again = again;
+    running = 0;
+    for (const dim3 &at : todo)
+        if (!run_block_at(at, shared_bytes))
+            left.push_back(at);
+    todo.swap(left);
+    words->clear();
+    words->swap(late);
+    return !gives_up;
+}
+
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &fn)
 {
     static std::mutex one_at_a_time;
-    std::vector<dim3> todo, left;
+    std::vector<dim3> todo;
+    std::vector<late_word> words;
+    bool patient = true;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++)
                 todo.push_back(dim3(x, y, z));
-    for (int tries = 0; tries == 0 || !todo.empty(); tries++) {
-        if (tries > 0)
+    if (todo.empty() || grid.y > 65535 || grid.z > 65535 || block.x % LANES != 0 ||
+        block.x > THREADS_MAX || block.y * block.z != 1 || shared_bytes > 227 << 10)
+        emulate_fail("a launch that no device takes");
+    for (int tries = 0; !todo.empty() && (patient || tries <= TRIES); tries++) {
+        {
+            std::lock_guard<std::mutex> lock(one_at_a_time);
+            gridDim = grid;
+            blockDim = block;
+            body = &fn;
+            patient = run_blocks(todo, shared_bytes, tries > 0, &words);
+        }
+        if (!todo.empty() || !words.empty())
             std::this_thread::sleep_for(std::chrono::microseconds(LATER_US));
-        std::lock_guard<std::mutex> lock(one_at_a_time);
-        gridDim = grid;
-        blockDim = block;
-        body = &fn;
-        running = 0;
-        gives_up = false;
-        emulate_again = tries > 0;
-        if (todo.empty() || grid.y > 65535 || grid.z > 65535 || block.x % LANES != 0 ||
-            block.x > THREADS_MAX || block.y * block.z != 1 || shared_bytes > 227 << 10)
-            emulate_fail("a launch that no device takes");
-        for (const dim3 &at : todo)
-            if (!run_block_at(at, shared_bytes))
-                left.push_back(at);
-        todo.swap(left);
-        left.clear();
-        if (gives_up && tries == TRIES)
-            return;
+        for (const late_word &w : words)
+            __atomic_store_n(w.to, w.value, __ATOMIC_RELAXED);
     }
 }
 
