@@ -17,6 +17,8 @@
 #define AT(field) offsetof(struct options, field)
 #define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_DOCTOR | COMMAND_RANK)
 #define LAYOUT (RUN | COMMAND_INSPECT | COMMAND_SHARD)
+#define ASKING (COMMAND_COMPLETE | COMMAND_CHAT)
+#define WITH_URL (COMMAND_BENCH | ASKING)
 #define ALL OPTIONS_ROWS_ALL
 
 const struct options_row options_rows[] = {
@@ -158,23 +160,27 @@ const struct options_row options_rows[] = {
      "config.json of the model to make"},
     {"max-tokens", NULL, COMMAND_COMPLETE, STRING, AT(complete.max_tokens), 0, 0, "256", NULL,
      "most tokens of the answer"},
-    {"temperature", NULL, COMMAND_COMPLETE, STRING, AT(complete.temperature), 0, 0, NULL, NULL,
+    {"max-tokens", NULL, COMMAND_CHAT, STRING, AT(complete.max_tokens), 0, 0, NULL, NULL,
+     "most tokens of an answer; default: what the context has room for"},
+    {"system-prompt", NULL, COMMAND_CHAT, STRING, AT(complete.system_prompt), 0, 0, NULL, NULL,
+     "what the model is told before the conversation"},
+    {"temperature", NULL, ASKING, STRING, AT(complete.temperature), 0, 0, NULL, NULL,
      "0: always the likeliest token; without it and those below: the model's own"},
-    {"top-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.top_p), 0, 0, NULL, NULL,
+    {"top-p", NULL, ASKING, STRING, AT(complete.top_p), 0, 0, NULL, NULL,
      "share of the probability that is drawn from"},
-    {"top-k", NULL, COMMAND_COMPLETE, STRING, AT(complete.top_k), 0, 0, NULL, NULL,
+    {"top-k", NULL, ASKING, STRING, AT(complete.top_k), 0, 0, NULL, NULL,
      "number of tokens that are drawn from; 0: all"},
-    {"min-p", NULL, COMMAND_COMPLETE, STRING, AT(complete.min_p), 0, 0, NULL, NULL,
+    {"min-p", NULL, ASKING, STRING, AT(complete.min_p), 0, 0, NULL, NULL,
      "least probability, as a share of the likeliest token's"},
-    {"presence-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.presence_penalty), 0, 0, NULL,
-     NULL, "taken once from the logit of each token that was produced"},
-    {"frequency-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.frequency_penalty), 0, 0,
-     NULL, NULL, "... and for each time that it was"},
-    {"repetition-penalty", NULL, COMMAND_COMPLETE, STRING, AT(complete.repetition_penalty), 0, 0,
-     NULL, NULL, "factor for tokens of prompt and answer"},
-    {"seed", NULL, COMMAND_COMPLETE, STRING, AT(complete.seed), 0, 0, NULL, NULL,
+    {"presence-penalty", NULL, ASKING, STRING, AT(complete.presence_penalty), 0, 0, NULL, NULL,
+     "taken once from the logit of each token that was produced"},
+    {"frequency-penalty", NULL, ASKING, STRING, AT(complete.frequency_penalty), 0, 0, NULL, NULL,
+     "... and for each time that it was"},
+    {"repetition-penalty", NULL, ASKING, STRING, AT(complete.repetition_penalty), 0, 0, NULL, NULL,
+     "factor for tokens of prompt and answer"},
+    {"seed", NULL, ASKING, STRING, AT(complete.seed), 0, 0, NULL, NULL,
      "number that fixes what is drawn: the same answer each time"},
-    {"stop", NULL, COMMAND_COMPLETE, STRING, AT(complete.stop), 0, 0, NULL, NULL,
+    {"stop", NULL, ASKING, STRING, AT(complete.stop), 0, 0, NULL, NULL,
      "text that ends the answer"},
     {"seed", NULL, COMMAND_BENCH, INT64, AT(seed), 0, 0x1p62, "0", NULL,
      "fixes prompts and arrival times"},
@@ -190,18 +196,18 @@ const struct options_row options_rows[] = {
      "most tokens of an answer"},
     {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
      "random token ids are below it"},
-    {"ignore-eos", NULL, COMMAND_BENCH | COMMAND_COMPLETE, FLAG, AT(bench.ignore_eos), 0, 0, NULL,
-     NULL, "answers go on past the end token, to their full length"},
+    {"ignore-eos", NULL, WITH_URL, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
+     "answers go on past the end token, to their full length"},
     {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
      "JSON lines {\"prompt\": text or ids, \"max_tokens\": N}"},
     {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
      "most milliseconds of a good request, as ttft:500,tpot:50,e2e:10000"},
-    {"model", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.model), 0, 0, NULL, NULL,
+    {"model", NULL, WITH_URL, STRING, AT(bench.model), 0, 0, NULL, NULL,
      "name in the requests; default: the first one the server lists"},
-    {"api-key", NULL, COMMAND_BENCH | COMMAND_COMPLETE, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
+    {"api-key", NULL, WITH_URL, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
      "bearer token; TESSERA_API_KEY keeps it off the command line"},
-    {"timeout", NULL, COMMAND_BENCH | COMMAND_COMPLETE, NUMBER, AT(bench.timeout), 1, 86400, "600",
-     NULL, "seconds a request may take"},
+    {"timeout", NULL, WITH_URL, NUMBER, AT(bench.timeout), 1, 86400, "600", NULL,
+     "seconds a request may take"},
     {"output-json", NULL, COMMAND_BENCH, STRING, AT(bench.output_json), 0, 0, NULL, NULL,
      "file for all figures"},
     {"plot", NULL, COMMAND_BENCH, STRING, AT(bench.plot), 0, 0, NULL, NULL,
@@ -385,8 +391,7 @@ static enum status unknown_option(enum command command, const char *arg, struct 
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
     const struct options_row *other = options_rows_find(command, name);
     const char *near = options_rows_nearest((int)command, name);
-    if (other && (command & (COMMAND_BENCH | COMMAND_COMPLETE)) &&
-        (other->commands & COMMAND_SERVE))
+    if (other && (command & WITH_URL) && (other->commands & COMMAND_SERVE))
         return base_fail(err, ERR_USAGE,
                          "--%s is an option of the server: tessera %s MODEL -- --%s", name, of,
                          name);
@@ -409,16 +414,17 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             *help = true;
             return OK;
         }
-        if (strcmp(arg, "--") == 0 && (o->command & (COMMAND_BENCH | COMMAND_COMPLETE))) {
+        if (strcmp(arg, "--") == 0 && (o->command & WITH_URL)) {
             o->bench.rest = argv + i + 1;
             o->bench.rest_count = argc - i - 1;
             break;
         }
         if (arg[0] != '-' || arg[1] == '\0') {
-            if (word && (o->command != COMMAND_COMPLETE || o->complete.prompt))
+            if (word && (!(o->command & ASKING) || o->complete.prompt))
                 return base_fail(err, ERR_USAGE, "expected one %s, got \"%.80s\" too",
                                  o->command == COMMAND_HEALTH     ? "URL"
                                  : o->command == COMMAND_COMPLETE ? "prompt"
+                                 : o->command == COMMAND_CHAT     ? "message"
                                                                   : "model directory",
                                  arg);
             *(word ? &o->complete.prompt : &word) = arg;
@@ -467,12 +473,15 @@ static enum status from_file(struct options *o, struct err *err)
     return OK;
 }
 
+/* Also of options that the command does not have, unless it has another one of that name. */
 static enum status from_defaults(struct options *o, struct err *err)
 {
     for (size_t i = 0; i < options_rows_count; i++) {
-        enum status st = options_rows[i].fallback
-                             ? options_rows_set(&options_rows[i], options_rows[i].fallback, o, err)
-                             : OK;
+        const struct options_row *r = &options_rows[i];
+        const struct options_row *own = options_rows_find(o->command, r->name);
+        if (!r->fallback || (own && own != r && (own->commands & (int)o->command)))
+            continue;
+        enum status st = options_rows_set(r, r->fallback, o, err);
         if (st != OK)
             return st;
     }
@@ -533,10 +542,9 @@ static enum status check_complete(const char *name, struct options *o, struct er
     if (o->prices && o->measure)
         return base_fail(err, ERR_USAGE,
                          "--prices has what --measure would find; leave out either");
-    const int with_url = COMMAND_BENCH | COMMAND_COMPLETE;
-    if (((LAYOUT | with_url) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
+    if (((LAYOUT | WITH_URL) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "%s: which model directory%s? (tessera %s --help)", name,
-                         (with_url & (int)o->command) ? " or http:// URL" : "", name);
+                         (WITH_URL & (int)o->command) ? " or http:// URL" : "", name);
     if (o->command == COMMAND_SYNTH && !o->synth_config)
         return base_fail(err, ERR_USAGE, "synth: --config FILE is needed");
     if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)

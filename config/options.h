@@ -19,14 +19,15 @@ enum command {
     COMMAND_HEALTH = 128,
     COMMAND_COMPLETE = 256,
     COMMAND_DOCTOR = 512,
+    COMMAND_CHAT = 1024,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or
  * the file. */
 struct options {
     enum command command;
-    const char *model; /* --model, or the word without a dash: checkpoint directory; of bench
-                        * and complete a URL too */
+    const char *model; /* --model, or the word without a dash: checkpoint directory; of bench,
+                        * complete and chat a URL too */
     const char *url;   /* COMMAND_HEALTH: the word without a dash */
     const char *config;
     const char *log_format, *log_level;
@@ -64,12 +65,13 @@ struct options {
     int64_t seed;
     bool json, print_plan, modes, explain, measure;
     bool pick_layout;       /* --auto */
-    struct {                /* COMMAND_COMPLETE; as the request has them, NULL: left out */
+    struct {                /* COMMAND_COMPLETE, COMMAND_CHAT; as in a request, NULL: left out */
         const char *prompt; /* the second word; NULL: stdin */
+        const char *system_prompt;
         const char *max_tokens, *temperature, *top_p, *top_k, *min_p, *presence_penalty;
         const char *frequency_penalty, *repetition_penalty, *seed, *stop;
     } complete;
-    struct { /* COMMAND_BENCH, and some of COMMAND_COMPLETE */
+    struct { /* COMMAND_BENCH, and some of the two above */
         int32_t num_prompts, input_len, output_len, vocab;
         int32_t max_concurrency; /* 0: no bound */
         const char *request_rate, *goodput, *prompts, *model, *api_key, *output_json, *plot;

@@ -15,6 +15,7 @@ enum status commands_doctor(const struct options *o, struct err *err) MUST_USE;
 enum status commands_synth(const struct options *o, struct err *err) MUST_USE;
 /* ERR_USAGE also for what the server finds wrong with the request, ERR_PEER when it fails. */
 enum status commands_complete(const struct options *o, struct err *err) MUST_USE;
+enum status commands_chat(const struct options *o, struct err *err) MUST_USE; /* likewise */
 enum status commands_bench(const struct options *o, struct err *err) MUST_USE;
 
 #endif

@@ -14,6 +14,7 @@ static void usage(FILE *out)
     fputs("usage: tessera COMMAND [options]\n\n"
           "  serve MODEL                  serve a model directory over HTTP\n"
           "  complete URL|MODEL \"PROMPT\"  one completion, printed as it comes\n"
+          "  chat URL|MODEL               a conversation in the terminal\n"
           "  bench URL|MODEL              measure a server under load\n"
           "  doctor [MODEL]               what this machine can do, what is wrong with it, and\n"
           "                               whether MODEL fits\n"
@@ -45,6 +46,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_health(o, err);
     case COMMAND_COMPLETE:
         return commands_complete(o, err);
+    case COMMAND_CHAT:
+        return commands_chat(o, err);
     case COMMAND_BENCH:
         return commands_bench(o, err);
     case COMMAND_DOCTOR:
@@ -57,8 +60,8 @@ static enum status run(const struct options *o, struct err *err)
 
 static const char *nearest_command(const char *word)
 {
-    static const char *const names[] = {"serve",    "plan",  "inspect", "shard",  "synth",
-                                        "complete", "bench", "health",  "doctor", "version"};
+    static const char *const names[] = {"serve", "plan",  "inspect", "shard",  "synth",  "complete",
+                                        "chat",  "bench", "health",  "doctor", "version"};
     const char *best = names[0];
     for (size_t i = 1; i < ARRAY_LEN(names); i++)
         if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))

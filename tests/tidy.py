@@ -183,7 +183,9 @@ TESTED_BY = {
     "server/bench/target.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/chat_template.c": "tests/test_chat.c tests/blackbox/test_chat.py",
+    "server/client.c": "tests/blackbox/test_complete.py tests/blackbox/test_chat_command.py",
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",
+    "server/cmd_chat.c": "tests/blackbox/test_chat_command.py",
     "server/cmd_complete.c": "tests/blackbox/test_complete.py",
     "server/cmd_convert.c": "tests/blackbox/test_files.py",
     "server/cmd_doctor.c": "tests/blackbox/test_doctor.py",
@@ -279,7 +281,7 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
                    "commands_synth", "commands_doctor", "commands_health", "commands_bench",
-                   "commands_complete", "module_entry",
+                   "commands_complete", "commands_chat", "module_entry",
                    "recv"}  # server/http/http_intake.c stands in for it
 
 

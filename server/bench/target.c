@@ -80,7 +80,7 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
     const char *path = host + n;
     if (n == 0 || n >= sizeof t.host || memchr(host, '@', n))
         return bad_url(url, "names no host", err);
-    if (strlen(path) + sizeof "/completions" > sizeof t.path)
+    if (strlen(path) + sizeof "/v1/chat/completions" > sizeof t.path)
         return bad_url(url, "has a long path", err);
     for (const char *c = host; *c; c++)
         if (!isgraph((unsigned char)*c) || strchr("?#\\\"", *c))
@@ -91,6 +91,14 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
     set_paths(&t, path, strlen(path));
     *out = t;
     return OK;
+}
+
+void target_chat(struct target *t)
+{
+    const size_t n = strlen(t->base); /* target_parse has left room */
+    memcpy(t->path, t->base, n);
+    snprintf(t->path + n, sizeof t->path - n, "/chat/completions");
+    t->is_chat = true;
 }
 
 enum status target_check(const char *model, const char *api_key, struct err *err)
@@ -178,10 +186,13 @@ static enum status send_all(int fd, const struct buf *b)
     return OK;
 }
 
-static enum status receive(int fd, double end, struct reply *r, struct err *err)
+static enum status receive(int fd, double end, const volatile sig_atomic_t *stop, struct reply *r,
+                           struct err *err)
 {
     char bytes[16384];
     while (!reply_is_complete(r)) {
+        if (stop && *stop)
+            return base_fail(err, ERR_PEER, "stopped");
         if (base_now() > end)
             return base_fail(err, ERR_PEER, "no whole answer in time");
         ssize_t n = recv(fd, bytes, sizeof bytes, 0);
@@ -228,7 +239,7 @@ static enum status exchange(const struct target *t, const struct exchange *x, in
     if (fd < 0 || request.failed || send_all(fd, &request) != OK)
         st = base_fail_errno(&cause, ERR_PEER, "cannot send");
     TRY(st);
-    TRY(receive(fd, end, &r, &cause));
+    TRY(receive(fd, end, t->stop, &r, &cause));
     *http_status = r.http_status;
     buf_add(body, r.body.data, r.body.len);
 out:

@@ -5,6 +5,7 @@
 #include "config/buf.h"
 #include "server/bench/reply.h"
 
+#include <signal.h>
 #include <sys/socket.h>
 
 #define TARGET_NAME_MAX 256 /* bytes of a model's name, with the NUL */
@@ -16,12 +17,15 @@ struct target {
     bool is_chat;
     struct sockaddr_storage address;
     socklen_t address_len;
-    const char *api_key; /* borrowed; NULL: none */
+    const char *api_key;               /* borrowed; NULL: none */
+    const volatile sig_atomic_t *stop; /* borrowed; not 0 after a signal: an exchange ends */
 };
 
 /* http://HOST[:PORT][/BASE], or the whole URL of an endpoint that ends in /completions (with
  * /chat/completions: chat). ERR_USAGE for anything else. */
 enum status target_parse(const char *url, struct target *out, struct err *err) MUST_USE;
+/* From now on its endpoint is that for chats. */
+void target_chat(struct target *t);
 /* Can a model of that name be asked for, with that key? NULL: none was given. ERR_USAGE if not. */
 enum status target_check(const char *model, const char *api_key, struct err *err) MUST_USE;
 /* Finds an address that accepts a connection, within timeout_s each. ERR_PEER when none does. */
@@ -35,8 +39,8 @@ void target_write_head(const struct target *t, const char *method, const char *p
 enum status target_exchange(const struct target *t, const char *method, const char *path,
                             const struct buf *request_body, double timeout_s, int32_t *http_status,
                             struct buf *body, struct err *err) MUST_USE;
-/* Posts to the endpoint and hands out the events of the answer as they come; the body is filled by
- * an answer of another kind. */
+/* Likewise; posts to the endpoint and hands out the events of the answer as they come; the body is
+ * filled by an answer of another kind. */
 enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,
                           reply_event *on_event, void *ctx, int32_t *http_status, struct buf *body,
                           struct err *err) MUST_USE;

@@ -74,7 +74,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         arrived = time.monotonic()
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            is_probe = body["max_tokens"] == 1
+            is_probe = body.get("max_tokens") == 1
             kept = self.server.probes if is_probe else self.server.bodies
             number = len(kept)
             kept.append((self.path, body))
