@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define RANKS 4
@@ -310,6 +311,8 @@ static int rank_abort(void)
 
 /* ---- the launcher ---- */
 
+#define PATIENCE_S 200 /* such a launch takes seconds */
+
 /* mpirun's exit status, and how many of its processes "noticed". */
 static int launch(int ranks, const char *mode, int *noticed)
 {
@@ -318,8 +321,8 @@ static int launch(int ranks, const char *mode, int *noticed)
     assert_true(n > 0);
     self[n] = '\0';
     (void)snprintf(command, sizeof command,
-                   "timeout 600 mpirun --allow-run-as-root --oversubscribe -n %d '%s' %s 2>&1",
-                   ranks, self, mode);
+                   "timeout -k 9 %d mpirun --allow-run-as-root --oversubscribe -n %d '%s' %s 2>&1",
+                   PATIENCE_S, ranks, self, mode);
     (void)setenv("HOME", "/tmp", 0); /* PMIx of Open MPI 4 wants one */
     FILE *f = popen(command, "r");
     assert_non_null(f);
@@ -329,7 +332,10 @@ static int launch(int ranks, const char *mode, int *noticed)
         if (strcmp(mode, "bits") == 0)
             print_message("%s", line);
     }
-    return pclose(f);
+    const int how = pclose(f);
+    if (how == -1 || (WIFEXITED(how) && WEXITSTATUS(how) == 124))
+        fail_msg("mpirun -n %d of \"%s\" has not ended in %d s", ranks, mode, PATIENCE_S);
+    return how;
 }
 
 static bool can_run(void)
