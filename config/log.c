@@ -59,8 +59,13 @@ static void put_number(struct line *l, double number)
 
 static void put_plain(struct line *l, const char *text)
 {
-    for (; *text; text++)
-        put(l, (unsigned char)*text < ' ' || *text == 0x7f ? "?" : text, 1);
+    for (; *text; text++) {
+        const unsigned char c = (unsigned char)text[0];
+        const bool high =
+            c == 0xc2 && ((unsigned char)text[1] & 0xe0) == 0x80; /* U+0080 - U+009F */
+        put(l, c < ' ' || c == 0x7f || high ? "?" : text, 1);
+        text += high;
+    }
 }
 
 /* Bytes of the UTF-8 character at text, 0 when there is none. */

@@ -28,10 +28,10 @@ struct answer {
     bool masked; /* stdout is a terminal, which must not obey what a model says */
     char last;   /* byte that was printed; 0: none */
     int64_t tokens;
-    bool finished;
-    double first_at;   /* 0: nothing has come */
-    struct buf *text;  /* NULL: is not kept */
-    struct err failed; /* what the stream says went wrong; "": nothing */
+    bool finished, cut; /* cut: by the limit of tokens */
+    double first_at;    /* 0: nothing has come */
+    struct buf *text;   /* NULL: is not kept */
+    struct err failed;  /* what the stream says went wrong; "": nothing */
 };
 
 /* ---- the request ---- */
@@ -109,7 +109,7 @@ enum status client_read_text(const struct options *o, char **text, size_t *n, st
         *n = strlen(word);
         read = strdup(word);
         if (!read)
-            return base_fail(err, ERR_NOMEM, "no memory for the prompt");
+            return base_fail(err, ERR_NOMEM, "no memory for what is to be said");
     } else
         TRY(file_read(&in, &read, n, err));
     *text = read;
@@ -123,8 +123,11 @@ static void print(struct answer *a, const char *text, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)text[i];
-        const bool control = (c < ' ' && c != '\n' && c != '\t') || c == 0x7f;
+        const unsigned char next = i + 1 < n ? (unsigned char)text[i + 1] : 0;
+        const bool high = c == 0xc2 && next >= 0x80 && next < 0xa0; /* U+0080 to U+009F */
+        const bool control = (c < ' ' && c != '\n' && c != '\t') || c == 0x7f || high;
         putchar(a->masked && control ? '?' : c);
+        i += a->masked && high;
     }
     if (n > 0)
         a->last = text[n - 1];
@@ -138,13 +141,17 @@ static const struct jdoc *member(const struct jdoc *in, const char *name, enum j
     return found && jdoc_type(found) == type ? found : NULL;
 }
 
-/* The text of the first choice of a chunk, of a chat or not; NULL when it has none. */
-static const struct jdoc *text_of(const struct jdoc *chunk)
+static const struct jdoc *first_choice(const struct jdoc *chunk)
 {
     const struct jdoc *choices = member(chunk, "choices", JDOC_ARRAY);
-    const struct jdoc *first = choices && jdoc_size(choices) > 0 ? jdoc_at(choices, 0) : NULL;
-    const struct jdoc *delta = member(first, "delta", JDOC_OBJECT);
-    return delta ? member(delta, "content", JDOC_STRING) : member(first, "text", JDOC_STRING);
+    return choices && jdoc_size(choices) > 0 ? jdoc_at(choices, 0) : NULL;
+}
+
+/* The text of a choice, of a chat or not; NULL when it has none. */
+static const struct jdoc *text_of(const struct jdoc *choice)
+{
+    const struct jdoc *delta = member(choice, "delta", JDOC_OBJECT);
+    return delta ? member(delta, "content", JDOC_STRING) : member(choice, "text", JDOC_STRING);
 }
 
 static void take_event(void *ctx, const char *data, size_t n)
@@ -167,7 +174,9 @@ static void take_event(void *ctx, const char *data, size_t n)
     a->finished |= c.finished;
     if (c.completion_tokens >= 0)
         a->tokens = c.completion_tokens;
-    const struct jdoc *text = text_of(doc);
+    const struct jdoc *choice = first_choice(doc), *text = text_of(choice);
+    const struct jdoc *reason = member(choice, "finish_reason", JDOC_STRING);
+    a->cut |= reason && strcmp(jdoc_string(reason), "length") == 0;
     if (text && a->first_at == 0)
         a->first_at = base_now();
     if (text)
@@ -194,8 +203,9 @@ static enum status end_answer(const struct answer *a, const struct target *t, do
     if (!a->finished)
         return base_fail(err, ERR_PEER, "http://%s%s: the answer was cut off", t->host, t->path);
     const double now = base_now();
-    base_log(LOG_INFO, "%" PRId64 " tokens in %.2f s, the first after %.2f s", a->tokens,
-             now - began, (a->first_at > 0 ? a->first_at : now) - began);
+    base_log(LOG_INFO, "%" PRId64 " tokens in %.2f s, the first after %.2f s%s", a->tokens,
+             now - began, (a->first_at > 0 ? a->first_at : now) - began,
+             a->cut ? "; --max-tokens or the context ended it" : "");
     return OK;
 }
 
@@ -227,7 +237,7 @@ static enum status post(struct client *c, const struct buf *body, struct answer 
     buf_init(&other, REPLY_BODY_BYTES_MAX + 1);
     st = target_stream(&c->target, body, c->o->bench.timeout, take_event, a, &http_status, &other,
                        err);
-    if (st != OK && c->target.stop && *c->target.stop) {
+    if (st != OK && target_is_stopped(&c->target)) {
         end_line(a);
         st = OK;
     } else if (st == OK)
@@ -237,13 +247,13 @@ static enum status post(struct client *c, const struct buf *body, struct answer 
     return st;
 }
 
-enum status client_ask(struct client *c, const struct buf *members,
-                       const volatile sig_atomic_t *stop, struct buf *text, struct err *err)
+enum status client_ask(struct client *c, const struct buf *members, int stop_fd, struct buf *text,
+                       struct err *err)
 {
     enum status st = OK;
     struct buf body;
     struct answer a = {.masked = isatty(STDOUT_FILENO) == 1, .text = text};
-    c->target.stop = stop;
+    c->target.stop_fd = stop_fd;
     buf_init(&body, members->max + 4096);
     buf_puts(&body, "{\"model\": ");
     buf_json(&body, c->model, strlen(c->model));

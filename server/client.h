@@ -7,8 +7,6 @@
 #include "config/options.h"
 #include "server/api/completion.h"
 
-#include <signal.h>
-
 #define CLIENT_TEXT_BYTES_MAX (1u << 20) /* of what is typed */
 
 struct client;
@@ -26,15 +24,14 @@ void client_close(struct client *c);
 void client_add_sampling(const struct options *o, struct buf *out);
 /* Of a server of which nothing is known: what they refuse, every one would. */
 struct completion_rules client_rules(void);
-/* All of stdin, or the second word of the command line. ERR_USAGE: not UTF-8, or too long. */
+/* All of stdin, or the second word of the command line. ERR_USAGE: it is too long. */
 enum status client_read_text(const struct options *o, char **text, size_t *n,
                              struct err *err) MUST_USE;
 
 /* One answer, printed, and added to *text unless that is NULL. members: of the request's object,
- * but for the model and the stream. *stop, which may be NULL, is set by a signal, that ends the
- * answer as if it were whole. ERR_USAGE: the server finds the request wrong; ERR_PEER: it fails. */
-enum status client_ask(struct client *c, const struct buf *members,
-                       const volatile sig_atomic_t *stop, struct buf *text,
+ * but for the model and the stream. When something is to be read from stop_fd (0: none) the answer
+ * ends as if it were whole. ERR_USAGE: the server finds the request wrong; ERR_PEER: it fails. */
+enum status client_ask(struct client *c, const struct buf *members, int stop_fd, struct buf *text,
                        struct err *err) MUST_USE;
 
 #endif

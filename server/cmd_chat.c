@@ -1,15 +1,21 @@
 /* tessera chat: a conversation in the terminal, with a server or with one that it starts. Answers
  * go to stdout as they come, everything else to stderr. */
+#include "config/log.h"
 #include "server/api/chat.h"
 #include "server/client.h"
 #include "server/commands.h"
 #include "server/utf8.h"
 
-#include <errno.h>
+#include <ctype.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
+
+#define LINE_BYTES_MAX 4095 /* a terminal cuts longer ones */
 
 struct talk {
     const struct options *o;
@@ -17,14 +23,14 @@ struct talk {
     struct buf said;     /* messages so far, as JSON with commas between */
     struct buf members;  /* of a request */
     struct buf answered; /* the text of the last answer */
+    int interrupts;      /* readable after Ctrl-C; 0: that ends the program */
 };
 
-static volatile sig_atomic_t interrupted;
-
-static void interrupt(int number)
+/* Has there been a Ctrl-C since it was asked? */
+static bool was_interrupted(const struct talk *t)
 {
-    (void)number;
-    interrupted = 1;
+    struct signalfd_siginfo info;
+    return t->interrupts > 0 && read(t->interrupts, &info, sizeof info) > 0;
 }
 
 /* ---- messages ---- */
@@ -69,16 +75,19 @@ static enum status say(struct talk *t, const char *text, size_t n, struct err *e
     buf_clear(&t->answered);
     add_message(&t->said, "user", text, n);
     make_members(t);
-    if (t->said.failed || t->members.failed)
-        TRY(base_fail(err, ERR_USAGE, "the conversation has more than %zu bytes", t->said.max));
-    TRY(client_ask(t->client, &t->members, &interrupted, &t->answered, err));
-    if (t->answered.failed)
-        TRY(base_fail(err, ERR_PEER, "the answer has more than %zu bytes", t->answered.max));
-    if (!interrupted || t->answered.len > 0)
+    if (!t->said.failed && !t->members.failed)
+        TRY(client_ask(t->client, &t->members, t->interrupts, &t->answered, err));
+    const bool stopped = was_interrupted(t);
+    if (stopped)
+        fputc('\n', stderr); /* after the terminal's ^C */
+    if (stopped && t->answered.len == 0)
+        drop_after(&t->said, before);
+    else
         add_message(&t->said, "assistant", t->answered.data ? t->answered.data : "",
                     t->answered.len);
-    else
-        drop_after(&t->said, before);
+    if (t->said.failed || t->members.failed || t->answered.failed)
+        TRY(base_fail(err, ERR_USAGE, "the conversation has more than %zu bytes; /clear forgets it",
+                      t->said.max));
 out:
     if (st != OK) {
         drop_after(&t->said, before);
@@ -106,8 +115,12 @@ static enum status check(struct talk *t, const char *text, size_t n, struct err 
     buf_printf(&body, "{%s}", t->members.data);
     if (t->said.failed || t->members.failed || body.failed)
         st = base_fail(err, ERR_USAGE, "more than %zu bytes are to be said", t->said.max);
-    else if (chat_parse(body.data, body.len, &rules, &r, &e) != OK)
+    else
+        st = chat_parse(body.data, body.len, &rules, &r, &e);
+    if (st == ERR_INPUT)
         st = base_fail(err, ERR_USAGE, "%s", e.message);
+    else if (st == ERR_NOMEM)
+        st = base_fail(err, ERR_NOMEM, "no memory for the message");
     chat_free(&r);
     buf_free(&body);
     begin(t);
@@ -116,45 +129,98 @@ static enum status check(struct talk *t, const char *text, size_t n, struct err 
 
 /* ---- the conversation ---- */
 
-/* The next line without its end; -1: there is none, or an interrupt came instead. */
-static ssize_t read_line(char **line, size_t *cap)
+enum typed { TYPED_LINE, TYPED_INTERRUPT, TYPED_END };
+
+/* The next line, without its end. The terminal hands out one at a time. */
+static enum status read_line(struct talk *t, char *line, size_t *n, enum typed *what,
+                             struct err *err)
 {
+    struct pollfd in[] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                          {.fd = t->interrupts, .events = POLLIN}};
+    ssize_t got;
     fputs("> ", stderr);
-    ssize_t n = getline(line, cap, stdin);
-    if (n > 0 && (*line)[n - 1] == '\n')
-        (*line)[--n] = '\0';
-    if (n < 0)
+    if (poll(in, 2, -1) < 0)
+        return base_fail_errno(err, ERR_IO, "stdin");
+    if (was_interrupted(t)) {
         fputc('\n', stderr);
-    return n;
+        *what = TYPED_INTERRUPT;
+        return OK;
+    }
+    got = read(STDIN_FILENO, line, LINE_BYTES_MAX + 1);
+    if (got < 0)
+        return base_fail_errno(err, ERR_IO, "stdin");
+    *what = got > 0 ? TYPED_LINE : TYPED_END;
+    *n = (size_t)got - (got > 0 && line[got - 1] == '\n');
+    if (got == 0)
+        fputc('\n', stderr);
+    return OK;
+}
+
+static bool is(const char *line, size_t n, const char *word)
+{
+    return n == strlen(word) && memcmp(line, word, n) == 0;
+}
+
+/* A slash and letters, and nothing else. */
+static bool is_command(const char *line, size_t n)
+{
+    size_t i = 1;
+    while (i < n && isalpha((unsigned char)line[i]))
+        i++;
+    return n > 1 && line[0] == '/' && i == n;
+}
+
+static enum status take_line(struct talk *t, const char *line, size_t n, struct err *err)
+{
+    if (is(line, n, "/clear"))
+        begin(t);
+    else if (is_command(line, n))
+        return base_fail(err, ERR_USAGE, "no such command: /clear forgets all, /exit ends");
+    else if (n >= LINE_BYTES_MAX)
+        return base_fail(err, ERR_USAGE,
+                         "a terminal cuts lines after %d bytes: give long messages as a file on "
+                         "stdin",
+                         LINE_BYTES_MAX);
+    else if (n > 0)
+        return say(t, line, n, err);
+    return OK;
 }
 
 /* Lines from the terminal. An answer that fails is told, and the next line may do better. */
 static enum status converse(struct talk *t, struct err *err)
 {
-    const struct sigaction on_interrupt = {.sa_handler = interrupt}; /* ends what it interrupts */
     enum status st = OK;
-    char *line = NULL;
-    size_t cap = 0;
-    ssize_t n;
-    if (sigaction(SIGINT, &on_interrupt, NULL) != 0)
-        return base_fail_errno(err, ERR_INTERNAL, "cannot wait for interrupts");
+    enum typed what = TYPED_LINE, last = TYPED_LINE;
+    char line[LINE_BYTES_MAX + 1];
+    size_t n = 0;
     base_log(LOG_INFO,
              "a line is a message; /clear forgets all, /exit ends, Ctrl-C stops an answer");
-    while (st != ERR_NOMEM && (n = read_line(&line, &cap)) >= 0) {
-        if (strcmp(line, "/exit") == 0)
+    for (;; last = what) {
+        TRY(read_line(t, line, &n, &what, err));
+        if (what == TYPED_END || (what == TYPED_INTERRUPT && last == TYPED_INTERRUPT))
             break;
-        if (strcmp(line, "/clear") == 0)
-            begin(t);
-        else if (n > 0)
-            st = say(t, line, (size_t)n, err);
-        if (st != OK && st != ERR_NOMEM) {
-            fprintf(stderr, "tessera: %s\n", err->text);
-            st = OK;
-        }
-        interrupted = 0;
+        if (what == TYPED_LINE && is(line, n, "/exit"))
+            break;
+        st = what == TYPED_LINE ? take_line(t, line, n, err) : OK;
+        if (st == ERR_NOMEM)
+            break;
+        if (st != OK)
+            log_failure(err->text);
     }
-    free(line);
+out:
     return st;
+}
+
+/* From now on Ctrl-C can be read. */
+static enum status watch_interrupts(struct talk *t, struct err *err)
+{
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    if (sigprocmask(SIG_BLOCK, &interrupt, NULL) != 0 ||
+        (t->interrupts = signalfd(-1, &interrupt, SFD_NONBLOCK | SFD_CLOEXEC)) < 0)
+        return base_fail_errno(err, ERR_INTERNAL, "cannot wait for interrupts");
+    return OK;
 }
 
 enum status commands_chat(const struct options *o, struct err *err)
@@ -170,10 +236,17 @@ enum status commands_chat(const struct options *o, struct err *err)
     TRY(client_open(o, true, &t.client, err));
     if (once)
         TRY(client_read_text(o, &text, &n, err));
+    n -= n > 0 && !o->complete.prompt && text[n - 1] == '\n'; /* as of a line that is typed */
+    if (once && n == 0)
+        TRY(base_fail(err, ERR_USAGE, "the message is empty"));
     TRY(check(&t, text ? text : "", n, err));
     TRY(client_start(t.client, err));
+    if (!once)
+        TRY(watch_interrupts(&t, err));
     st = once ? say(&t, text, n, err) : converse(&t, err);
 out:
+    if (t.interrupts > 0)
+        close(t.interrupts);
     client_close(t.client);
     buf_free(&t.said);
     buf_free(&t.members);

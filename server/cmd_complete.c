@@ -53,7 +53,7 @@ enum status commands_complete(const struct options *o, struct err *err)
     TRY(client_open(o, false, &client, err));
     TRY(make_fields(o, &members, err));
     TRY(client_start(client, err));
-    st = client_ask(client, &members, NULL, NULL, err);
+    st = client_ask(client, &members, 0, NULL, err);
 out:
     client_close(client);
     buf_free(&members);

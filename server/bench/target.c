@@ -14,6 +14,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#define HEAD_BYTES_MAX 4096 /* of a request, without its key */
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), m = strlen(end);
@@ -179,6 +181,8 @@ static enum status send_all(int fd, const struct buf *b)
 {
     for (size_t sent = 0; sent < b->len;) {
         ssize_t n = send(fd, b->data + sent, b->len - sent, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n <= 0)
             return ERR_PEER;
         sent += (size_t)n;
@@ -186,25 +190,48 @@ static enum status send_all(int fd, const struct buf *b)
     return OK;
 }
 
-static enum status receive(int fd, double end, const volatile sig_atomic_t *stop, struct reply *r,
+bool target_is_stopped(const struct target *t)
+{
+    struct pollfd stop = {.fd = t->stop_fd, .events = POLLIN};
+    return t->stop_fd > 0 && poll(&stop, 1, 0) == 1;
+}
+
+/* Until bytes have come, or the end of them; ERR_PEER: not in time, or stopped. */
+static enum status await(const struct target *t, int fd, double end, struct err *err)
+{
+    struct pollfd in[] = {{.fd = fd, .events = POLLIN}, {.fd = t->stop_fd, .events = POLLIN}};
+    const nfds_t count = t->stop_fd > 0 ? 2 : 1;
+    for (;;) {
+        const double left = end - base_now();
+        if (left <= 0)
+            return base_fail(err, ERR_PEER, "no whole answer in time");
+        const int ready = poll(in, count, (int)(left * 1e3) + 1);
+        if (ready < 0 && errno != EINTR)
+            return base_fail_errno(err, ERR_PEER, "no answer");
+        if (ready > 0 && count == 2 && in[1].revents)
+            return base_fail(err, ERR_PEER, "stopped");
+        if (ready > 0)
+            return OK;
+    }
+}
+
+static enum status receive(const struct target *t, int fd, double end, struct reply *r,
                            struct err *err)
 {
+    enum status st = OK;
     char bytes[16384];
     while (!reply_is_complete(r)) {
-        if (stop && *stop)
-            return base_fail(err, ERR_PEER, "stopped");
-        if (base_now() > end)
-            return base_fail(err, ERR_PEER, "no whole answer in time");
+        TRY(await(t, fd, end, err));
         ssize_t n = recv(fd, bytes, sizeof bytes, 0);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return base_fail_errno(err, ERR_PEER, "no answer");
-        enum status st = n == 0 ? reply_close(r, err) : reply_feed(r, bytes, (size_t)n, err);
-        if (st != OK)
+            TRY(base_fail_errno(err, ERR_PEER, "no answer"));
+        if ((n == 0 ? reply_close(r, err) : reply_feed(r, bytes, (size_t)n, err)) != OK)
             return ERR_PEER;
     }
-    return OK;
+out:
+    return st;
 }
 
 static void ignore_event(void *ctx, const char *data, size_t n)
@@ -230,16 +257,19 @@ static enum status exchange(const struct target *t, const struct exchange *x, in
     struct buf request;
     struct err cause = {""};
     double end = base_now() + x->timeout_s;
-    buf_init(&request, 8u << 20);
+    buf_init(&request,
+             HEAD_BYTES_MAX + (t->api_key ? strlen(t->api_key) : 0) + (x->body ? x->body->len : 0));
     reply_init(&r, x->on_event, x->ctx);
     int fd = dial((const struct sockaddr *)&t->address, t->address_len, x->timeout_s);
     target_write_head(t, x->method, x->path, x->body ? x->body->len : 0, false, &request);
     if (x->body)
         buf_add(&request, x->body->data, x->body->len);
-    if (fd < 0 || request.failed || send_all(fd, &request) != OK)
+    if (request.failed)
+        st = base_fail(&cause, ERR_NOMEM, "no memory for the request");
+    else if (fd < 0 || send_all(fd, &request) != OK)
         st = base_fail_errno(&cause, ERR_PEER, "cannot send");
     TRY(st);
-    TRY(receive(fd, end, t->stop, &r, &cause));
+    TRY(receive(t, fd, end, &r, &cause));
     *http_status = r.http_status;
     buf_add(body, r.body.data, r.body.len);
 out:

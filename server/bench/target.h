@@ -5,7 +5,6 @@
 #include "config/buf.h"
 #include "server/bench/reply.h"
 
-#include <signal.h>
 #include <sys/socket.h>
 
 #define TARGET_NAME_MAX 256 /* bytes of a model's name, with the NUL */
@@ -17,8 +16,8 @@ struct target {
     bool is_chat;
     struct sockaddr_storage address;
     socklen_t address_len;
-    const char *api_key;               /* borrowed; NULL: none */
-    const volatile sig_atomic_t *stop; /* borrowed; not 0 after a signal: an exchange ends */
+    const char *api_key; /* borrowed; NULL: none */
+    int stop_fd;         /* when something is to be read there an exchange ends; 0: none */
 };
 
 /* http://HOST[:PORT][/BASE], or the whole URL of an endpoint that ends in /completions (with
@@ -39,6 +38,7 @@ void target_write_head(const struct target *t, const char *method, const char *p
 enum status target_exchange(const struct target *t, const char *method, const char *path,
                             const struct buf *request_body, double timeout_s, int32_t *http_status,
                             struct buf *body, struct err *err) MUST_USE;
+bool target_is_stopped(const struct target *t);
 /* Likewise; posts to the endpoint and hands out the events of the answer as they come; the body is
  * filled by an answer of another kind. */
 enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,

@@ -33,7 +33,7 @@ class Peer(http.server.ThreadingHTTPServer):
     def __init__(self, script, framing="chunked", one_at_a_time=False, exchanges=1):
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.framing, self.exchanges = script, framing, exchanges
-        self.connections = 0
+        self.connections, self.failure = 0, "scripted failure"
         self.turn = threading.Lock() if one_at_a_time else None
         self.lock = threading.Lock()
         self.arrivals, self.bodies, self.probes = [], [], []
@@ -93,7 +93,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def play(self, actions):
         if isinstance(actions[0], int):
-            self.answer(actions[0], {"error": {"message": "scripted failure", "code": None}})
+            self.answer(actions[0], {"error": {"message": self.server.failure, "code": None}})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

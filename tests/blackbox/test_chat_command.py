@@ -100,6 +100,7 @@ def test_same_text(server, fields):
     wanted += "" if wanted.endswith("\n") else "\n"
     assert text(server.url, QUESTION, *words) == wanted
     assert text(server.url, *words, stdin=QUESTION.encode()) == wanted
+    assert text(server.url, *words, stdin=QUESTION.encode() + b"\n") == wanted  # as if typed
     for url in (f"{server.url}/v1/", f"{server.url}/v1/chat/completions",
                 f"{server.url}/v1/completions"):
         assert text(url, QUESTION, *words) == wanted
@@ -119,10 +120,11 @@ def test_a_server_of_its_own(server, template):
 class Terminal:
     """The program with a terminal of its own, where keys are typed and everything is seen."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, echo=False):
         self.keys, theirs = pty.openpty()
         mode = termios.tcgetattr(theirs)
-        mode[3] &= ~termios.ECHO
+        if not echo:
+            mode[3] &= ~termios.ECHO
         termios.tcsetattr(theirs, termios.TCSANOW, mode)
         self.process = subprocess.Popen(
             [str(harness.BINARY), "chat", *map(str, arguments)], stdin=theirs, stdout=theirs,
@@ -157,8 +159,8 @@ class Terminal:
 @pytest.fixture
 def terminal():
     with contextlib.ExitStack() as opened:
-        def start(*arguments):
-            made = Terminal(*arguments)
+        def start(*arguments, **more):
+            made = Terminal(*arguments, **more)
             opened.callback(os.close, made.keys)
             opened.callback(made.process.wait)
             opened.callback(made.process.kill)
@@ -178,6 +180,10 @@ def test_messages_are_kept(peer, terminal):
     t.type("one")
     assert "answer 0\r\n" in t.wait_for("answer 0\r\n")
     t.type("")  # is nothing
+    t.type("/quit")  # and neither is this
+    t.wait_for("tessera: no such command")
+    t.type("x" * 4094 + "\u00e9" * 900)
+    t.wait_for("tessera: a terminal cuts lines")
     t.type('two "é"')
     t.type("/clear")
     t.type("three")
@@ -213,7 +219,7 @@ def test_an_answer_is_stopped(peer, terminal):
     """Ctrl-C: what has come is kept; of one that has not begun the message is dropped, too."""
     script = {0: [delta("half"), 60.0], 1: [60.0], 2: whole("fine")}
     it = peer(lambda number, _: script[number])
-    t = terminal(it.url)
+    t = terminal(it.url, echo=True)
     t.type("one")
     t.wait_for("half")
     os.write(t.keys, b"\x03")
@@ -224,8 +230,10 @@ def test_an_answer_is_stopped(peer, terminal):
     os.write(t.keys, b"\x03")
     t.type("three")
     t.wait_for("fine")
-    t.wait_for("> ")
-    os.write(t.keys, b"\x03")  # where nothing is to be stopped it ends the program
+    t.wait_for("(?m)^> ")
+    os.write(t.keys, b"half a line\x03")  # which is thrown away
+    t.wait_for("(?m)^> ")
+    os.write(t.keys, b"\x03")  # twice where nothing is to be stopped: the end
     t.end()
     half = [("user", "one"), ("assistant", "half")]
     assert said(it) == [half[:1], [*half, ("user", "two")], [*half, ("user", "three")]]
@@ -242,6 +250,34 @@ def test_the_context_fills_up(server, terminal):
     t.type("/clear")
     t.type(QUESTION)
     t.wait_for("300 tokens in ")
+    t.type("/exit")
+    t.end()
+
+
+def test_a_conversation_has_an_end(peer, terminal):
+    """An answer for which there is no room is none, and what was said before is still right."""
+    sizes = [1 << 20, 1 << 10, 1 << 10]
+    it = peer(lambda number, _: [delta("x" * 1000)] * (sizes[min(number, 2)] // 1000 + 1) +
+              [delta("", "stop"), DONE])
+    t = terminal(it.url, "--log-level", "error")
+    t.type("one")
+    t.wait_for("tessera: the conversation has more than .*; /clear forgets it")
+    t.type("two")
+    t.type("three")
+    t.type("/exit")
+    t.end()
+    assert said(it)[2] == [("user", "two"), ("assistant", "x" * 2000), ("user", "three")]
+
+
+def test_a_terminal_obeys_nobody(peer, terminal):
+    """Neither a model nor a server."""
+    it = peer(lambda number, _: [[400], whole("a\x1b]0;t\x07\u009d0;t\u009bm\u00e9")][number])
+    it.failure = "no\x1b[31m \u009d0;t\u00e9"
+    t = terminal(it.url)
+    t.type("one")
+    t.wait_for("HTTP 400: no\\?\\[31m \\?0;t\u00e9")
+    t.type("two")
+    t.wait_for("a\\?\\]0;t\\?\\?0;t\\?m\u00e9")
     t.type("/exit")
     t.end()
 
@@ -270,6 +306,8 @@ def test_usage(words, wanted):
 
 def test_what_is_wrong(demo, peer):
     assert "not UTF-8" in refused(2, demo.url, stdin=b"caf\xe9")
+    assert "the message is empty" in refused(2, demo.url, stdin=b"\n")
+    assert "the message is empty" in refused(2, demo.url, "")
     assert "more than 1048576 bytes" in refused(2, demo.url, stdin=b"x" * 1048577)
     assert "no chat template" in refused(2, demo.url, QUESTION)
     assert "options after --" in refused(2, demo.url, QUESTION, "--", "-tp", 2)
