@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -205,7 +206,8 @@ static void run_threads(struct world *w)
 static _Noreturn void process_main(struct world *w, int32_t rank)
 {
     struct rank r;
-    alarm(300); /* of tests/watchdog.c, which a child does not inherit */
+    alarm(300); /* for tests/watchdog.c: that of the parent is not the child's */
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* A gap before the mapping, so that every process has it at another address. */
     (void)mmap(NULL, (size_t)(1 + rank) << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     void *region =

@@ -86,7 +86,7 @@ build() {
 count() {
     local p f s rest
     {
-        read -r p f s
+        read -r p f s || { p=0 f=1 s=0; }
         IFS= read -r -d '' rest || true
     } < <("$VENV/bin/python" - "$1" <<'PYTHON'
 import sys
@@ -102,11 +102,12 @@ if not cases:
 bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
 skipped = sum(case.find("skipped") is not None for case in cases)
 print(len(cases) - len(bad) - skipped, len(bad), skipped)
-for case in bad[:4]:
-    said = "".join(case.itertext()).strip().splitlines()
-    print(f"--- failed: {case.get('name')}", *said[-80:], sep="\n")
-if len(bad) > 4:
-    print("--- and:", *[case.get("name") for case in bad[4:]])
+for case in bad[:3]:
+    tags = [tag for tag in ("failure", "error", "system-out") if case.find(tag) is not None]
+    said = "".join(case.find(tag).text or "" for tag in tags).strip().splitlines()
+    print(f"--- {case.get('name')}:", *said[-60 // len(bad) - 1:], sep="\n")
+if bad:
+    print("--- failed:", *[case.get("name") for case in bad])
 PYTHON
     )
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))

@@ -44,7 +44,7 @@ void *emulate_shared(); /* the launch's shared memory */
  * again later, unless it is not patient and has done so often. Then it has stored already: a peer
  * that got it may be gone. */
 void emulate_later(bool patient);
-/* Stored when other kernels have been able to run. */
+/* Stored when other kernels have been able to run; the place has to outlive the launch. */
 void emulate_store_late(uint64_t *to, uint64_t value);
 extern bool emulate_again;
 extern thread_local uint64_t emulate_collectives; /* that this thread has asked NCCL for */
