@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,6 +21,17 @@
 
 static atomic_int told;
 
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+    char line[600];
+    va_list values;
+    va_start(values, format);
+    const int n = vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    if (n < 0 || write(STDERR_FILENO, line, strnlen(line, sizeof line)) < 0)
+        return; /* nobody hears it */
+}
+
 /* Of a static function only the file and the offset: addr2line -fpe FILE 0xOFFSET */
 static _Unwind_Reason_Code tell_frame(struct _Unwind_Context *context, void *arg)
 {
@@ -29,9 +41,8 @@ static _Unwind_Reason_Code tell_frame(struct _Unwind_Context *context, void *arg
     if (at == 0 || ++*frames > FRAMES_MAX)
         return _URC_END_OF_STACK;
     if (dladdr((void *)at, &where))
-        dprintf(STDERR_FILENO, "    %s 0x%jx %s\n", where.dli_fname,
-                (uintmax_t)(at - (uintptr_t)where.dli_fbase),
-                where.dli_sname ? where.dli_sname : "");
+        say("    %s 0x%jx %s\n", where.dli_fname, (uintmax_t)(at - (uintptr_t)where.dli_fbase),
+            where.dli_sname ? where.dli_sname : "");
     return _URC_NO_REASON;
 }
 
@@ -46,12 +57,12 @@ static void tell(int code)
 static void ask(long thread)
 {
     const int before = atomic_load(&told);
-    dprintf(STDERR_FILENO, "thread %ld:\n", thread);
+    say("thread %ld:\n", thread);
     (void)syscall(SYS_tgkill, getpid(), thread, SIGURG);
     for (int us = 0; us < ANSWER_US && atomic_load(&told) == before; us += 1000)
         usleep(1000);
     if (atomic_load(&told) == before)
-        dprintf(STDERR_FILENO, "    blocks signals\n");
+        say("    blocks signals\n");
 }
 
 /* As getdents64(2) writes them. */
@@ -68,7 +79,7 @@ static void bark(int code)
     const long self = syscall(SYS_gettid);
     const int threads = open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const long n = syscall(SYS_getdents64, threads, entries, sizeof entries);
-    dprintf(STDERR_FILENO, "process %d hangs; thread %ld:\n", getpid(), self);
+    say("process %d hangs; thread %ld:\n", getpid(), self);
     tell(code);
     for (long at = 0; at < n;) {
         const struct entry *e = (const void *)(entries + at);
