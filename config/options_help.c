@@ -41,11 +41,10 @@ static const struct {
     {"chat", COMMAND_CHAT,
      "tessera chat URL|MODEL [\"MESSAGE\"] [options] [-- options of tessera serve]\n\n"
      "A conversation in the terminal, with a server at http://HOST:PORT or with one that it starts "
-     "on a\nmodel directory and stops again: a line is a message; /clear forgets all, /exit ends, "
-     "Ctrl-C stops\nan answer. With MESSAGE, or all of stdin where that is no terminal: one "
-     "answer. "
-     "Answers go to\nstdout, the rest to stderr. Exit code 1: the server fails, or none "
-     "answers.\n"},
+     "on a\nmodel directory and stops again: a line is a message; /clear forgets all, /exit or "
+     "Ctrl-D ends,\nCtrl-C stops an answer. With MESSAGE, or all of stdin where that is no "
+     "terminal: one answer.\nAnswers go to stdout, the rest to stderr. Exit code 1: the server "
+     "fails, or none answers.\n"},
     {"bench", COMMAND_BENCH,
      "tessera bench URL [options]\n"
      "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"

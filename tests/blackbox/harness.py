@@ -47,6 +47,31 @@ def run(*arguments, timeout=60, variables=None):
                           check=False)
 
 
+class Command:
+    """One of the program's commands that print what a server answers."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def run(self, *arguments, stdin=b"", stdout=subprocess.PIPE):
+        return subprocess.run([str(BINARY), self.name, *map(str, arguments)], input=stdin,
+                              stdout=stdout, stderr=subprocess.PIPE, env=environment(),
+                              timeout=60 * PATIENCE, check=False)
+
+    def text(self, *arguments, **more):
+        done = self.run(*arguments, **more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    def refused(self, code, *arguments, **more):
+        """The one line that says why."""
+        done = self.run(*arguments, **more)
+        assert done.returncode == code, done.stderr
+        lines = [line for line in done.stderr.decode().splitlines() if line.startswith("tessera: ")]
+        assert len(lines) == 1, done.stderr
+        return lines[0]
+
+
 def eventually(condition, timeout=5.0, what="condition"):
     """Polls until condition() is true and returns its value."""
     end = time.monotonic() + timeout * PATIENCE

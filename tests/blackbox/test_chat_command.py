@@ -22,27 +22,8 @@ MARKED = (  # each message in a line, with marks that the demo's tokenizer knows
     "{%- endfor %}{%- if add_generation_prompt %}{{ '[assistant]' }}{%- endif %}")
 QUESTION = "Once upon a time — “Tom”"
 RULE = "Tell a story."
-
-
-def chat(*arguments, stdin=b""):
-    command = [str(harness.BINARY), "chat", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, env=harness.environment(),
-                          timeout=60 * harness.PATIENCE, check=False)
-
-
-def text(*arguments, **more):
-    done = chat(*arguments, **more)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
-
-
-def refused(code, *arguments, **more):
-    """The one line that says why."""
-    done = chat(*arguments, **more)
-    assert done.returncode == code, done.stderr
-    lines = [line for line in done.stderr.decode().splitlines() if line.startswith("tessera: ")]
-    assert len(lines) == 1, done.stderr
-    return lines[0]
+COMMAND = harness.Command("chat")
+chat, text, refused = COMMAND.run, COMMAND.text, COMMAND.refused
 
 
 def delta(content, finish=None, **more):

@@ -11,27 +11,8 @@ import harness
 from test_bench import DONE, Peer, event
 
 PROMPT = "Once upon a time"
-
-
-def complete(*arguments, stdin=b"", stdout=subprocess.PIPE):
-    command = [str(harness.BINARY), "complete", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE,
-                          env=harness.environment(), timeout=60 * harness.PATIENCE, check=False)
-
-
-def text(*arguments, **more):
-    done = complete(*arguments, **more)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
-
-
-def refused(code, *arguments, **more):
-    """The one line that says why."""
-    done = complete(*arguments, **more)
-    assert done.returncode == code, done.stderr
-    lines = [line for line in done.stderr.decode().splitlines() if line.startswith("tessera: ")]
-    assert len(lines) == 1, done.stderr
-    return lines[0]
+COMMAND = harness.Command("complete")
+complete, text, refused = COMMAND.run, COMMAND.text, COMMAND.refused
 
 
 @pytest.fixture
