@@ -64,13 +64,16 @@ static void write_calls(const struct completion_choice *c, bool indexed, const c
         buf_puts(out, "]");
 }
 
+static bool has_more_than_content(const struct completion_choice *c)
+{
+    return c->answer && (answer_call_count(c->answer) > 0 || answer_reasoning(c->answer)->len > 0);
+}
+
 /* Content that is nothing because the answer is something else is null. */
 static void write_content(const struct completion_choice *c, struct buf *out)
 {
-    const bool other =
-        c->answer && (answer_call_count(c->answer) > 0 || answer_reasoning(c->answer)->len > 0);
     buf_puts(out, "\"content\":");
-    if (c->text_len == 0 && other)
+    if (c->text_len == 0 && has_more_than_content(c))
         buf_puts(out, "null");
     else
         buf_json(out, c->text ? c->text : "", c->text_len);
@@ -153,9 +156,7 @@ static void write_finish(const struct completion_meta *meta, const struct comple
 /* A token whose text is held back, and that nobody asked more about, makes no frame. */
 static bool has_parts(const struct completion_choice *c)
 {
-    return c->text_len > 0 ||
-           (c->answer &&
-            (answer_call_count(c->answer) > 0 || answer_reasoning(c->answer)->len > 0)) ||
+    return c->text_len > 0 || has_more_than_content(c) ||
            (c->with_token_ids && c->token_count > 0) ||
            (c->logprobs_top >= 0 && logprobs_count(c->logprobs) > 0);
 }
