@@ -223,7 +223,7 @@ static enum status sample(struct rank *r, const struct step *s, const struct ran
     const struct rank_arrays *host = &r->state->host;
     const struct sampler_input in = {
         .logits = logits,
-        .rows = {a->sample_slot, a->sample_next, a->target},
+        .rows = {a->sample_slot, a->sample_next, a->target, s->mask_count > 0 ? a->mask : NULL},
         .slots = rank_state_slots(r->state),
         .begin = a->begin,
         .places = host->begin[s->samples],

@@ -31,6 +31,7 @@ static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char
     a->bad_end = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad_end);
     a->bad = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad);
     a->history = carve(&c, l->slots, l->history_max, sizeof *a->history);
+    a->masks = carve(&c, l->slots, sample_mask_words(l->vocab), sizeof *a->masks);
     a->ids = carve(&c, l->rows, 1, sizeof *a->ids);
     a->elected = carve(&c, l->slots, 1, sizeof *a->elected);
     a->sampled = carve(&c, l->slots, 1, sizeof *a->sampled);
@@ -49,6 +50,7 @@ static size_t carve_step(struct rank_arrays *a, int32_t rows, int32_t samples, c
     a->sample = carve(&c, samples, 1, sizeof *a->sample);
     a->target = carve(&c, samples, 1, sizeof *a->target);
     a->top = carve(&c, samples, 1, sizeof *a->top);
+    a->mask = carve(&c, samples, 1, sizeof *a->mask);
     a->sample_slot = carve(&c, samples, 1, sizeof *a->sample_slot);
     a->sample_next = carve(&c, samples, 1, sizeof *a->sample_next);
     a->begin = carve(&c, samples + 1, 1, sizeof *a->begin);
@@ -168,6 +170,7 @@ static void pad(const struct rank_arrays *h, const struct step *step, int32_t pa
         h->position[row] = 0;
         h->token[row] = -1;
         h->sample[sample] = row;
+        h->mask[sample] = -1;
     }
 }
 
@@ -219,6 +222,9 @@ enum status rank_state_change(struct rank_state *s, const struct step *step, int
     copy(h->sample, step->sample, step->samples);
     copy(h->target, step->target, step->samples);
     copy(h->top, step->top, step->samples);
+    copy(h->mask, step->mask, step->samples);
+    put(s, h->masks, step->masks, step->mask_count * sample_mask_words(s->limits.vocab),
+        sizeof *h->masks);
     h->begin[0] = 0;
     for (int32_t i = 0; i < step->samples; i++) {
         h->sample_slot[i] = step->slot[step->sample[i]];
@@ -236,7 +242,12 @@ out:
 struct sample_slots rank_state_slots(const struct rank_state *s)
 {
     const struct rank_arrays *d = &s->device;
-    return (struct sample_slots){d->params, d->rules, d->history, s->limits.history_max};
+    return (struct sample_slots){.params = d->params,
+                                 .rules = d->rules,
+                                 .history = d->history,
+                                 .history_cols = s->limits.history_max,
+                                 .masks = d->masks,
+                                 .mask_words = sample_mask_words(s->limits.vocab)};
 }
 
 void rank_state_fetch(struct rank_state *s, int32_t flight, int32_t samples, int32_t stride)

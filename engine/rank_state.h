@@ -15,6 +15,7 @@ struct rank_arrays {
     int32_t *ban;               /* [slots, STEP_BANS_MAX] */
     int32_t *bad_end, *bad;     /* [slots, ENGINE_BAD_IDS_MAX] */
     int32_t *history;           /* [slots, history_max]; written by sample on the device */
+    uint32_t *masks;            /* [slots, sample_mask_words(vocab)] of this step */
     /* results of a step */
     int32_t *ids;               /* [rows] */
     int32_t *elected, *sampled; /* [slots] */
@@ -22,7 +23,8 @@ struct rank_arrays {
     struct token_top *best;     /* [slots, ENGINE_LOGPROBS_MAX] */
     /* inputs of a step, packed for one upload: their addresses depend on its T and R */
     int32_t *slot, *position, *token;   /* [T] */
-    int32_t *sample, *target, *top;     /* [R] */
+    int32_t *sample, *target;           /* [R] */
+    int32_t *top, *mask;                /* [R] */
     int32_t *sample_slot, *sample_next; /* [R] slot, and position of the token to come */
     int32_t *begin;                     /* [R + 1] where each sample's places begin */
 };

@@ -23,6 +23,11 @@ enum {
     LIST_WORDS = 2 * ENGINE_BIAS_MAX + STEP_BANS_MAX + 2 * ENGINE_BAD_IDS_MAX,
 };
 
+static size_t mask_bytes(const struct step_limits *l)
+{
+    return (size_t)sample_mask_words(l->vocab) * sizeof(uint32_t);
+}
+
 static void *array(size_t n, size_t size)
 {
     return calloc(n > 0 ? n : 1, size);
@@ -42,11 +47,13 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     s->sample = array(slots, sizeof *s->sample);
     s->target = array(slots, sizeof *s->target);
     s->top = array(slots, sizeof *s->top);
+    s->mask = array(slots, sizeof *s->mask);
+    s->masks = array(slots, mask_bytes(limits));
     s->open = array(slots, sizeof *s->open);
     s->append = array((size_t)s->append_max, sizeof *s->append);
     s->close = array(2 * slots, sizeof *s->close);
-    if (!s->slot || !s->position || !s->token || !s->sample || !s->target || !s->top || !s->open ||
-        !s->append || !s->close) {
+    if (!s->slot || !s->position || !s->token || !s->sample || !s->target || !s->top || !s->mask ||
+        !s->masks || !s->open || !s->append || !s->close) {
         step_free(s);
         return base_fail(err, ERR_NOMEM, "step: no memory for %d rows", limits->rows);
     }
@@ -64,6 +71,8 @@ void step_free(struct step *s)
     free(s->sample);
     free(s->target);
     free(s->top);
+    free(s->mask);
+    free(s->masks);
     free(s->open);
     free(s->append);
     free(s->close);
@@ -72,7 +81,7 @@ void step_free(struct step *s)
 
 void step_clear(struct step *s)
 {
-    s->rows = s->samples = s->opens = s->appends = s->closes = 0;
+    s->rows = s->samples = s->opens = s->appends = s->closes = s->mask_count = 0;
     s->stop = false;
 }
 
@@ -81,8 +90,8 @@ size_t step_bytes_max(const struct step_limits *l)
     size_t slots = (size_t)l->slots, rows = (size_t)l->rows;
     size_t appends = slots * (size_t)l->table_cols;
     size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) + 3 * appends +
-                   2 * slots + 3 * rows + 3 * slots;
-    return sizeof(struct step_header) + 4 * words;
+                   2 * slots + 3 * rows + 4 * slots;
+    return sizeof(struct step_header) + 4 * words + slots * mask_bytes(l);
 }
 
 /* ---- writing ---- */
@@ -145,6 +154,8 @@ size_t step_encode(const struct step *s, void *dst)
     at = put(at, s->sample, (size_t)s->samples * 4);
     at = put(at, s->target, (size_t)s->samples * 4);
     at = put(at, s->top, (size_t)s->samples * 4);
+    at = put(at, s->mask, s->mask_count > 0 ? (size_t)s->samples * 4 : 0);
+    at = put(at, s->masks, (size_t)s->mask_count * mask_bytes(&s->limits));
     const struct step_header h = {
         .magic = STEP_MAGIC,
         .version = STEP_VERSION,
@@ -156,6 +167,7 @@ size_t step_encode(const struct step *s, void *dst)
         .opens = s->opens,
         .appends = s->appends,
         .closes = s->closes,
+        .masks = s->mask_count,
         .stop = s->stop,
     };
     memcpy(dst, &h, sizeof h);
@@ -287,7 +299,7 @@ static enum status check_header(const struct step *s, const struct step_header *
     const struct step_limits *l = &s->limits;
     if (!in(h->rows, 0, l->rows + 1) || !in(h->samples, 0, l->slots + 1) ||
         !in(h->opens, 0, l->slots + 1) || !in(h->appends, 0, s->append_max + 1) ||
-        !in(h->closes, 0, 2 * l->slots + 1))
+        !in(h->closes, 0, 2 * l->slots + 1) || !in(h->masks, 0, h->samples + 1))
         return bad(err, "a count");
     return OK;
 }
@@ -303,6 +315,20 @@ static bool samples_fit(const struct step *s, const struct step_header *h)
     }
     return all_in(s->target, h->samples, STEP_TARGET_SAMPLE, s->limits.vocab) &&
            all_in(s->top, h->samples, -1, ENGINE_LOGPROBS_MAX + 1);
+}
+
+/* Only what is drawn has a mask, and no mask has ids that there are not. */
+static bool masks_fit(const struct step *s, const struct step_header *h)
+{
+    const int32_t words = sample_mask_words(s->limits.vocab), over = s->limits.vocab % 32;
+    const uint32_t beyond = over > 0 ? UINT32_MAX << over : 0;
+    for (int32_t i = 0; i < h->samples; i++)
+        if (!in(s->mask[i], -1, s->target[i] < 0 ? h->masks : 0))
+            return false;
+    for (int32_t i = 0; i < h->masks; i++)
+        if ((s->masks[(size_t)(i + 1) * (size_t)words - 1] & beyond) != 0)
+            return false;
+    return true;
 }
 
 enum status step_decode(struct step *s, const void *src, size_t n, struct err *err)
@@ -331,6 +357,9 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
     get(&c, s->sample, (size_t)h.samples * 4);
     get(&c, s->target, (size_t)h.samples * 4);
     get(&c, s->top, (size_t)h.samples * 4);
+    memset(s->mask, 0xff, (size_t)h.samples * 4);
+    get(&c, s->mask, h.masks > 0 ? (size_t)h.samples * 4 : 0);
+    get(&c, s->masks, (size_t)h.masks * mask_bytes(l));
     if (c.short_of || c.at != c.end)
         return bad(err, "its length");
     if (!all_in(s->close, h.closes, 0, l->slots) || !all_in(s->slot, h.rows, -1, l->slots))
@@ -341,6 +370,8 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
         return bad(err, "a token");
     if (!samples_fit(s, &h))
         return bad(err, "a sample row");
+    if (!masks_fit(s, &h))
+        return bad(err, "a mask");
     s->epoch = h.epoch;
     s->seq = h.seq;
     s->rows = h.rows;
@@ -348,6 +379,7 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
     s->opens = h.opens;
     s->appends = h.appends;
     s->closes = h.closes;
+    s->mask_count = h.masks;
     s->stop = h.stop != 0;
     return OK;
 }

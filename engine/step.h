@@ -3,7 +3,7 @@
  *
  * Wire form of a step: struct step_header, then its slot changes in order (opens, appends, closes),
  * then the rows as arrays [T] of slot, position, token, then the sample list as arrays [R] of row,
- * target, top. All 32-bit.
+ * target, top, then, where there are masks, mask [R] and these. All 32-bit.
  *   open   struct open_wire (step.c), then `history` token ids: everything the sequence holds so
  *          far; then biases, bans, ends of the bad words, their ids. A new group gets the same
  *          records, so recovery has no other path.
@@ -17,7 +17,7 @@
 #include "engine/engine.h"
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
-#define STEP_VERSION 2
+#define STEP_VERSION 3
 #define STEP_TOKEN_FROM_SLOT (-1) /* the rank takes the token from the slot's history */
 #define STEP_TARGET_SAMPLE (-1)   /* the row's next token is drawn, not given */
 #define STEP_BANS_MAX (8 + ENGINE_STOP_IDS_MAX) /* end tokens and stop ids of a sequence */
@@ -28,8 +28,9 @@ struct step_header {
     uint32_t bytes; /* of the whole message, header included */
     uint64_t seq;   /* previous + 1 */
     int32_t rows, samples;
-    int32_t opens, appends, closes;
+    int32_t opens, appends, closes, masks;
     int32_t stop; /* 1: leave; nothing follows */
+    int32_t zero; /* so that there is no hole */
 };
 
 struct step_open {
@@ -61,12 +62,15 @@ struct step {
     struct step_limits limits;
     uint32_t epoch;
     uint64_t seq;
-    int32_t rows, samples, opens, appends, closes;
+    int32_t rows, samples, opens, appends, closes, mask_count;
     bool stop;
     int32_t *slot, *position, *token; /* [rows_max] */
     int32_t *sample;                  /* [slots] row indices, ascending */
     int32_t *target;                  /* [slots] token to score there, or STEP_TARGET_SAMPLE */
     int32_t *top;               /* [slots] how many best logprobs are wanted; -1: none at all */
+    int32_t *mask;              /* [slots] which mask says what may be drawn; -1: anything;
+                                   not looked at in a step without masks */
+    uint32_t *masks;            /* [slots, sample_mask_words(vocab)], as in struct sample_slots */
     struct step_open *open;     /* [slots] */
     struct step_append *append; /* [append_max] */
     int32_t append_max;

@@ -308,9 +308,10 @@ static bool is_sample_rows(const struct sample_rows *r)
     return r->slot != NULL && r->position != NULL && r->target != NULL;
 }
 
-static bool is_sample_slots(const struct sample_slots *s)
+static bool is_sample_slots(const struct sample_slots *s, const struct sample_rows *r)
 {
-    return s->params != NULL && s->rules != NULL && s->history != NULL && s->history_cols > 0;
+    return s->params != NULL && s->rules != NULL && s->history != NULL && s->history_cols > 0 &&
+           (r->mask == NULL || (s->masks != NULL && s->mask_words > 0));
 }
 
 enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
@@ -319,7 +320,7 @@ enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,
 {
     REQUIRE("sample", is_logits(logits), logits, logits);
     REQUIRE("sample", logits.rows == 0 || (ids != NULL && is_sample_rows(rows)), logits, logits);
-    REQUIRE("sample", logits.rows == 0 || is_sample_slots(slots), logits, logits);
+    REQUIRE("sample", logits.rows == 0 || is_sample_slots(slots, rows), logits, logits);
     enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
     if (st == OK)
         b->ops->sample(b, ids, logits, rows, slots);
@@ -345,7 +346,7 @@ enum status backend_survey(struct backend *b, struct sample_survey *out, struct 
                            struct err *err)
 {
     REQUIRE("survey", is_part(logits, first, e), logits, logits);
-    REQUIRE("survey", out != NULL && is_sample_rows(rows) && is_sample_slots(slots), logits,
+    REQUIRE("survey", out != NULL && is_sample_rows(rows) && is_sample_slots(slots, rows), logits,
             logits);
     enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
     if (st == OK)
@@ -360,7 +361,7 @@ enum status backend_nominate(struct backend *b, union sample_ballot *ballot, str
 {
     REQUIRE("nominate", is_part(logits, first, e), logits, logits);
     REQUIRE("nominate", ballot != NULL && e->surveys != NULL, logits, logits);
-    REQUIRE("nominate", is_sample_rows(rows) && is_sample_slots(slots), logits, logits);
+    REQUIRE("nominate", is_sample_rows(rows) && is_sample_slots(slots, rows), logits, logits);
     enum status st = b->ops->reserve(b, 1, 0, logits.cols, err);
     if (st == OK)
         b->ops->nominate(b, ballot, logits, first, e, rows, slots);
@@ -373,7 +374,7 @@ enum status backend_elect(struct backend *b, int32_t *ids, const struct sample_e
 {
     const struct cview shape = {ids, DTYPE_I32, e->rows, e->vocab};
     REQUIRE("elect", is_election(e) && ids != NULL && e->surveys != NULL, shape, shape);
-    REQUIRE("elect", is_sample_rows(rows) && is_sample_slots(slots), shape, shape);
+    REQUIRE("elect", is_sample_rows(rows) && is_sample_slots(slots, rows), shape, shape);
     enum status st = b->ops->reserve(b, 1, 0, e->vocab, err);
     if (st == OK)
         b->ops->elect(b, ids, e, rows, slots);

@@ -167,13 +167,22 @@ struct sample_slots {
     const struct sample_rules *rules;
     int32_t *history; /* [slots, history_cols] token at each position */
     int32_t history_cols;
+    /* [.., mask_words] of the step, not of the slots: bit id % 32 of word id / 32: id may be drawn
+     */
+    const uint32_t *masks;
+    int32_t mask_words; /* sample_mask_words(V) */
 };
+static inline int32_t sample_mask_words(int32_t vocab)
+{
+    return (vocab + 31) / 32;
+}
 
 /* What is wanted of the R rows of logits. Arrays on the device. */
 struct sample_rows {
     const int32_t *slot;     /* -1 = padding */
     const int32_t *position; /* that the new token will have, < history_cols */
     const int32_t *target;   /* -1: draw a token; else this one is given, nothing is drawn */
+    const int32_t *mask;     /* which of the masks; -1: all ids may be drawn. NULL: in no row one */
 };
 
 /* ---- distributed sampling: each of `shards` ranks has some columns of every row ----

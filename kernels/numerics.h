@@ -13,6 +13,7 @@
  *     word whose other ids are the last ones produced.
  *  c. numerics_penalise: repetition for the ids in the history, frequency and presence for those
  *     produced.
+ *  d. -inf for the ids that the row's mask lacks, if it has one.
  * and with the logits that result:
  *  1. z_i = logit_i / t (fp32), -0 counts as +0. t == 0, or a z that overflows: argmax of the
  *     logits, ties to the lowest id, done.

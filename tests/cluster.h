@@ -199,6 +199,7 @@ static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32
     if (sample) {
         s->sample[s->samples] = s->rows;
         s->target[s->samples] = STEP_TARGET_SAMPLE;
+        s->mask[s->samples] = -1;
         s->top[s->samples++] = -1;
     }
     s->rows++;

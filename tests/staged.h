@@ -326,7 +326,7 @@ static inline void staged_sum_tree(struct backend *b, float *y, const float *con
 
 /* ---- sampling ---- */
 
-/* The first n slots; the history comes to lie in *history. */
+/* The first n slots and masks; the history comes to lie in *history. */
 static inline struct sample_slots staged_sample_slots(struct staged *s,
                                                       const struct sample_slots *h, size_t n)
 {
@@ -349,6 +349,8 @@ static inline struct sample_slots staged_sample_slots(struct staged *s,
             rules[i].bad = staged_in(s, r->bad, (size_t)bad_ids * 4);
     }
     d.params = staged_in(s, h->params, n * sizeof *h->params);
+    if (h->masks)
+        d.masks = staged_in(s, h->masks, n * (size_t)h->mask_words * sizeof *h->masks);
     d.rules = staged_in(s, rules, n * sizeof *rules);
     free(rules);
     return d;
@@ -359,7 +361,8 @@ static inline struct sample_rows staged_sample_rows(struct staged *s, const stru
 {
     const size_t n = (size_t)rows * 4;
     return (struct sample_rows){staged_in(s, r->slot, n), staged_in(s, r->position, n),
-                                staged_in(s, r->target, n)};
+                                staged_in(s, r->target, n),
+                                r->mask ? staged_in(s, r->mask, n) : NULL};
 }
 
 static inline void staged_resolve(struct backend *b, int32_t *ids, const int32_t *token,

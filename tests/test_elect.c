@@ -17,6 +17,8 @@ struct trial {
     struct sample_rules rules[ROWS];
     int32_t history[ROWS][COLS], ban[ROWS][LISTED], bad[ROWS][LISTED], bad_end[ROWS][2];
     struct token_bias bias[ROWS][LISTED];
+    int32_t mask[ROWS];                       /* row r has mask r or none */
+    uint32_t masks[ROWS][VOCAB_MAX / 32 + 1]; /* the first words of each, one after the other */
 };
 
 /* Uniform in [0, 1), another one at each call. */
@@ -72,6 +74,28 @@ static void make_rules(struct trial *t, int32_t r)
     q->min_tokens = below(30);
 }
 
+static uint32_t *mask_of(struct trial *t, int32_t r)
+{
+    return t->masks[0] + r * sample_mask_words(t->vocab);
+}
+
+static void allow(struct trial *t, int32_t r, int32_t id)
+{
+    mask_of(t, r)[id / 32] |= 1u << (id % 32);
+}
+
+/* A third of the rows: none, one, a run (so that shards may have none), most ids or all. */
+static void make_mask(struct trial *t, int32_t r)
+{
+    const int32_t kind = below(5), begin = below(t->vocab),
+                  end = begin + 1 + below(t->vocab / 8 + 1);
+    t->mask[r] = below(3) ? -1 : r;
+    for (int32_t i = 0; i < t->vocab; i++)
+        if (kind == 4 || (kind == 3 && below(10)) || (kind == 2 && i >= begin && i < end) ||
+            (kind == 1 && i == begin))
+            allow(t, r, i);
+}
+
 static struct sample_params make_params(void)
 {
     static const int32_t ks[] = {1, 2, 20, 40, 50, 100, 250};
@@ -94,6 +118,7 @@ static struct trial *make_trial(int32_t vocab, bool flat)
         t->params[r] = make_params();
         make_row(t->logits + (size_t)r * (size_t)vocab, vocab, flat);
         make_rules(t, r);
+        make_mask(t, r);
         t->begin[r + 1] = t->begin[r] + sample_places(&t->params[r], vocab);
     }
     return t;
@@ -107,12 +132,13 @@ static void free_trial(struct trial *t)
 
 static struct sample_rows rows_of(const struct trial *t)
 {
-    return (struct sample_rows){t->slot, t->at, t->target};
+    return (struct sample_rows){t->slot, t->at, t->target, t->mask};
 }
 
 static struct sample_slots slots_of(struct trial *t)
 {
-    return (struct sample_slots){t->params, t->rules, t->history[0], COLS};
+    return (struct sample_slots){t->params, t->rules,    t->history[0],
+                                 COLS,      t->masks[0], sample_mask_words(t->vocab)};
 }
 
 /* What the shards write. */
@@ -189,6 +215,8 @@ static int32_t compare(struct backend *b, struct trial *t, int32_t shards, bool 
     ok(backend_sample(b, want, v, &rows, &slots, &err));
     for (int32_t r = 0; r < ROWS; r++) {
         none += got[r] < 0 && want[r] >= 0; /* refused by both: everything was banned */
+        if (want[r] >= 0 && t->mask[r] >= 0)
+            assert_true(mask_of(t, r)[want[r] / 32] >> (want[r] % 32) & 1);
         if (got[r] >= 0 && got[r] != want[r])
             fail_msg("%d shards, vocabulary %d, row %d: elected %d, sampled %d", shards, t->vocab,
                      r, got[r], want[r]);
@@ -264,6 +292,7 @@ static void test_refused(void **state UNUSED)
     for (int32_t r = 0; r < ROWS; r++) {
         float *x = t->logits + r * 40;
         t->rules[r] = (struct sample_rules){.prompt = 1, .repetition = 1};
+        t->mask[r] = -1;
         for (int32_t i = 0; i < 40 && r % 4 < 2; i++)
             x[i] = -INFINITY;
         if (r % 4 == 1)
@@ -292,6 +321,7 @@ static void test_edge(void **state UNUSED)
         for (int32_t i = 0; i < V; i++)
             t->logits[r * V + i] = 0;
         t->rules[r] = (struct sample_rules){.prompt = 1, .repetition = 1};
+        t->mask[r] = -1;
         t->params[r] = (struct sample_params){.temperature = 1, .top_p = 1, .seed = (uint64_t)r};
     }
     t->params[0].top_k = PLACES;
@@ -316,11 +346,42 @@ static void test_edge(void **state UNUSED)
     free_trial(t);
 }
 
+/* A mask leaves one id, or those of one shard, or none: what is drawn is never another. */
+static void test_masked(void **state UNUSED)
+{
+    enum { V = 70 };
+    dice = 11;
+    struct trial *t = make_trial(V, false);
+    for (int32_t r = 0; r < ROWS; r++) {
+        t->rules[r] = (struct sample_rules){.prompt = 1, .repetition = 1};
+        memset(mask_of(t, r), 0, sizeof(uint32_t) * (size_t)sample_mask_words(V));
+        t->mask[r] = r % 4 == 3 ? -1 : r;
+        if (r % 4 == 0)
+            allow(t, r, (r * 7) % V);
+        for (int32_t i = 0; i < V / 3 && r % 4 == 1; i++)
+            allow(t, r, i);
+    }
+    for (int s = 0; nth_backend(s); s++) {
+        int32_t got[ROWS];
+        struct papers p = elect(nth_backend(s), t, 3, false, got);
+        for (int32_t r = 0; r < ROWS; r++) {
+            if (r % 4 == 0)
+                assert_int_equal(got[r], (r * 7) % V);
+            else if (r % 4 == 1)
+                assert_in_range(got[r], 0, V / 3 - 1);
+            else
+                assert_int_equal(got[r] < 0, r % 4 == 2);
+        }
+        free_papers(&p);
+    }
+    free_trial(t);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_mixes), cmocka_unit_test(test_flat),
                                        cmocka_unit_test(test_twins), cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_edge)};
+                                       cmocka_unit_test(test_edge),  cmocka_unit_test(test_masked)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

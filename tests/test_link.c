@@ -497,7 +497,7 @@ static void test_receive_limits(void **state)
     static const struct {
         uint32_t bytes;
         enum status wanted;
-    } cases[] = {{48, OK},      {64, OK},       {47, ERR_COMM},
+    } cases[] = {{56, OK},      {64, OK},       {55, ERR_COMM},
                  {0, ERR_COMM}, {65, ERR_COMM}, {UINT32_MAX, ERR_COMM}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         int pair[2];

@@ -332,6 +332,82 @@ static void test_fallback(void **state)
     cluster_close(distributed);
 }
 
+/* Marks a few ids of a vocabulary: those that i % 17 says. */
+static void few_ids(uint32_t *mask, int32_t vocab, int32_t i)
+{
+    memset(mask, 0, (size_t)sample_mask_words(vocab) * sizeof *mask);
+    for (int32_t id = i % 17; id < vocab; id += 17)
+        mask[id / 32] |= 1u << id % 32;
+}
+
+/* The same rows as `run`, of which every second draws by a mask, another one at each step: masks
+ * are numbered the other way round than the rows. */
+static void run_masked(struct cluster *c, const struct mix *mixes, int32_t count,
+                       struct outcome *out)
+{
+    struct step *s = c->step;
+    const int32_t vocab = c->footprint.limits.vocab, masks = count / 2;
+    const size_t words = (size_t)sample_mask_words(vocab);
+    for (int32_t t = 0; t < STEPS; t++) {
+        for (int32_t i = 0; i < count; i++) {
+            const struct mix *m = &mixes[i];
+            const int32_t n = m->prompt_len;
+            if (t == 0) {
+                cluster_open_slot(c, i, m->prompt, n, n + STEPS, m->params);
+                s->open[s->opens - 1].rules = m->rules;
+            }
+            for (int32_t p = 0; t == 0 && p < n; p++)
+                cluster_row(c, i, p, m->prompt[p], p == n - 1);
+            if (t > 0)
+                cluster_row(c, i, n + t - 1, STEP_TOKEN_FROM_SLOT, true);
+            if (i % 2)
+                s->mask[i] = masks - 1 - i / 2;
+        }
+        s->mask_count = masks;
+        for (int32_t i = 1; i < count; i += 2)
+            few_ids(s->masks + (size_t)(masks - 1 - i / 2) * words, vocab, i + t);
+        cluster_step(c);
+        for (int32_t i = 0; i < count; i++) {
+            out[i].ids[t] = c->result[0].ids[i];
+            if (i % 2)
+                assert_int_equal(out[i].ids[t] % 17, (i + t) % 17);
+        }
+    }
+}
+
+/* A masked row draws what its mask allows, its neighbours what they drew without it, at any number
+ * of ranks and by both samplers; and the next step's masks are its own. */
+static void test_masks(void **state)
+{
+    (void)state;
+    static struct outcome plain[SLOTS], first[SLOTS], out[SLOTS];
+    static const int32_t counts[] = {1, 2, 2, 4};
+    struct mix mixes[MIXES], crowd[SLOTS];
+    for (int32_t i = 0; i < MIXES; i++)
+        open_mix(&mixes[i], i);
+    make_crowd(crowd, mixes);
+    for (int32_t i = 0; i < SLOTS; i++)
+        crowd[i].silent = true;
+    for (size_t p = 0; p < ARRAY_LEN(counts); p++) {
+        struct cluster *c = open_ranks(MODEL, counts[p], p % 2 ? "distributed" : "gather");
+        if (p == 0)
+            run(c, crowd, SLOTS, plain);
+        run_masked(c, crowd, SLOTS, p == 0 ? first : out);
+        for (int32_t i = 0; i < SLOTS; i++) {
+            if (i % 2 == 0)
+                assert_memory_equal(first[i].ids, plain[i].ids, sizeof first[i].ids);
+            if (p > 0)
+                assert_same(&out[i], &first[i], counts[p], i);
+        }
+        run(c, crowd, SLOTS, out); /* nothing is left of the masks */
+        for (int32_t i = 0; i < SLOTS; i++)
+            assert_memory_equal(out[i].ids, plain[i].ids, sizeof out[i].ids);
+        cluster_close(c);
+    }
+    for (int32_t i = 0; i < MIXES; i++)
+        close_mix(&mixes[i]);
+}
+
 /* Every prompt token but the first, in chunks of the sample places, the last row sampled. */
 static void score_prompt(struct cluster *c, const int32_t *prompt, int32_t n, int32_t chunk,
                          struct outcome *out)
@@ -441,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_samplers),
         cmocka_unit_test(test_fallback),
+        cmocka_unit_test(test_masks),
         cmocka_unit_test(test_prompt_as_transformers),
         cmocka_unit_test(test_open_with_history),
     };

@@ -17,11 +17,17 @@ static int32_t draw_ruled(struct backend *b, const float *logits, int32_t vocab,
     const int32_t slot = 0, target = -1;
     int32_t id = 77;
     struct cview v = {logits, DTYPE_F32, 1, vocab};
-    const struct sample_rows rows = {&slot, &position, &target};
-    const struct sample_slots slots = {&params, rules, history, POSITIONS};
+    const struct sample_rows rows = {&slot, &position, &target, NULL};
+    const struct sample_slots slots = {
+        .params = &params, .rules = rules, .history = history, .history_cols = POSITIONS};
     ok(backend_sample(b, &id, v, &rows, &slots, &err));
     assert_int_equal(history[position], id < 0 ? 0 : id);
     return id;
+}
+
+static bool allows(const uint32_t *mask, int32_t id)
+{
+    return (mask[id / 32] >> (id % 32) & 1) != 0;
 }
 
 static int32_t draw(struct backend *b, const float *logits, int32_t vocab,
@@ -38,7 +44,7 @@ static int32_t draw(struct backend *b, const float *logits, int32_t vocab,
 struct sample_case {
     int32_t rows, vocab;
     float spread;
-    bool ruled;
+    bool ruled, masked;
 };
 
 /* What the slots of a case hold. */
@@ -117,7 +123,9 @@ static void sample_case(struct backend *b, const void *arg, float *out)
     const size_t n = (size_t)c->rows * (size_t)c->vocab, rows = (size_t)c->rows;
     float *logits = make_logits(c), *copy = must(malloc(n * sizeof *copy));
     struct slots_of *s = must(malloc(sizeof *s));
-    int32_t slot[300], position[300], target[300], *ids = guarded(rows);
+    int32_t slot[300], position[300], target[300], mask[300], *ids = guarded(rows);
+    const size_t words = (size_t)sample_mask_words(c->vocab);
+    uint32_t *masks = must(calloc((rows + 1) * words, sizeof *masks));
     static int32_t history[POSITIONS];
     make_slots(s, c);
     memcpy(copy, logits, n * sizeof *copy);
@@ -125,9 +133,14 @@ static void sample_case(struct backend *b, const void *arg, float *out)
         slot[r] = r % 11 == 10 ? -1 : (int32_t)(rows - r);
         position[r] = COLS / 2 + (int32_t)r % 8;
         target[r] = r % 17 == 16 ? (int32_t)r % c->vocab : -1;
+        mask[r] = r % 3 == 1 ? (int32_t)(rows - 1 - r) : -1;
+        for (int32_t i = 0; i < c->vocab; i++) /* from all to none */
+            if (gen(88, r * 4099 + (size_t)i) < (float)(r % 9) / 3 - 1.1f)
+                masks[r * words + (size_t)i / 32] |= 1u << (i % 32);
     }
-    const struct sample_slots slots = {s->params, s->rules, s->history[0], COLS};
-    const struct sample_rows wanted = {slot, position, target};
+    const struct sample_slots slots = {s->params, s->rules, s->history[0],
+                                       COLS,      masks,    (int32_t)words};
+    const struct sample_rows wanted = {slot, position, target, c->masked ? mask : NULL};
     struct cview v = {logits, DTYPE_F32, c->rows, c->vocab};
     ok(backend_sample(b, ids, v, &wanted, &slots, &err));
     assert_memory_equal(logits, copy, n * sizeof *copy);
@@ -139,12 +152,17 @@ static void sample_case(struct backend *b, const void *arg, float *out)
         }
         const size_t at = (size_t)slot[r];
         assert_int_equal(s->history[at][position[r]], ids[r] < 0 ? 0 : ids[r]);
+        if (c->masked && mask[r] >= 0) {
+            assert_true(ids[r] < 0 || allows(masks + (size_t)mask[r] * words, ids[r]));
+            continue;
+        }
         memcpy(history, s->history[at], sizeof s->history[at]);
         assert_int_equal(ids[r], draw_ruled(b, logits + r * (size_t)c->vocab, c->vocab,
                                             s->params[at], &s->rules[at], history, position[r]));
     }
     free(s);
     free(copy);
+    free(masks);
     guarded_free(ids, rows);
     guarded_free(logits, n);
 }
@@ -152,9 +170,11 @@ static void sample_case(struct backend *b, const void *arg, float *out)
 static void test_sample_twins(void **state UNUSED)
 {
     static const struct sample_case cases[] = {
-        {1, 1, 1, false},     {90, 2, 3, false},      {300, 37, 6, false}, {80, 1000, 9, false},
-        {40, 5003, 4, false}, {3, 200000, 12, false}, {300, 37, 6, true},  {300, 1000, 5, true},
-        {40, 5003, 4, true},  {20, 2, 1, true}};
+        {1, 1, 1, false, false},     {90, 2, 3, false, false},    {300, 37, 6, false, false},
+        {80, 1000, 9, false, false}, {40, 5003, 4, false, false}, {3, 200000, 12, false, false},
+        {300, 37, 6, true, false},   {300, 1000, 5, true, false}, {40, 5003, 4, true, false},
+        {20, 2, 1, true, false},     {300, 37, 6, true, true},    {90, 1000, 5, true, true},
+        {40, 5003, 4, false, true},  {50, 64, 3, false, true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         run_case("sample", sample_case, &cases[i], (size_t)cases[i].rows, 0, 0);
 }
@@ -192,7 +212,7 @@ static void rule_by_hand(double *x, int32_t vocab, const struct sample_rules *r,
 /* Greedy draws are the largest by hand, to the rounding of floats. */
 static void test_rules(void **state UNUSED)
 {
-    const struct sample_case c = {SLOTS - 1, 53, 3, true};
+    const struct sample_case c = {SLOTS - 1, 53, 3, true, false};
     float *logits = make_logits(&c);
     struct slots_of *s = must(malloc(sizeof *s));
     static int32_t history[POSITIONS];
@@ -402,9 +422,9 @@ static void logprobs_case(struct backend *b, const void *arg, float *out)
 
 static void test_logprobs_twins(void **state UNUSED)
 {
-    static const struct sample_case cases[] = {{1, 1, 1, false},      {90, 2, 3, false},
-                                               {300, 37, 6, false},   {80, 1000, 9, false},
-                                               {44, 5003, 40, false}, {22, 200000, 3, false}};
+    static const struct sample_case cases[] = {
+        {1, 1, 1, false, false},     {90, 2, 3, false, false},     {300, 37, 6, false, false},
+        {80, 1000, 9, false, false}, {44, 5003, 40, false, false}, {22, 200000, 3, false, false}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         run_case("logprobs", logprobs_case, &cases[i], (size_t)cases[i].rows * (1 + 2 * STRIDE),
                  1e-6, 2e-7);

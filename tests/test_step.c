@@ -85,6 +85,24 @@ static void random_open(struct step_open *o, int32_t i, bool full)
     o->tokens = history[i];
 }
 
+/* Of what is drawn, every sample or some. */
+static void random_masks(struct step *s, bool full)
+{
+    const int32_t words = sample_mask_words(limits.vocab);
+    for (int32_t i = 0; i < s->samples; i++) {
+        s->mask[i] = -1;
+        if (full)
+            s->target[i] = STEP_TARGET_SAMPLE;
+        if (s->target[i] >= 0 || (!full && below(2)))
+            continue;
+        for (int32_t id = 0; id < limits.vocab; id++) {
+            uint32_t *word = &s->masks[s->mask_count * words + id / 32];
+            *word = (id % 32 ? *word : 0) | (uint32_t)below(2) << (id % 32);
+        }
+        s->mask[i] = s->mask_count++;
+    }
+}
+
 /* full: every count at its limit. */
 static void random_step(struct step *s, bool full)
 {
@@ -112,6 +130,7 @@ static void random_step(struct step *s, bool full)
         s->target[s->samples] = below(limits.vocab + 1) - 1;
         s->top[s->samples++] = below(ENGINE_LOGPROBS_MAX + 2) - 1;
     }
+    random_masks(s, full);
 }
 
 static void assert_ints_equal(const int32_t *a, const int32_t *b, int32_t n)
@@ -150,6 +169,11 @@ static void assert_steps_equal(const struct step *a, const struct step *b)
     assert_ints_equal(a->sample, b->sample, a->samples);
     assert_ints_equal(a->target, b->target, a->samples);
     assert_ints_equal(a->top, b->top, a->samples);
+    assert_int_equal(a->mask_count, b->mask_count);
+    for (int32_t i = 0; i < a->samples; i++)
+        assert_int_equal(b->mask[i], a->mask_count > 0 ? a->mask[i] : -1);
+    assert_memory_equal(a->masks, b->masks,
+                        (size_t)(a->mask_count * sample_mask_words(limits.vocab)) * 4);
     assert_ints_equal(a->close, b->close, a->closes);
     assert_memory_equal(a->append, b->append, (size_t)a->appends * sizeof *a->append);
     for (int32_t i = 0; i < a->opens; i++) {
@@ -363,7 +387,10 @@ static void test_limits(void **state)
     char *bytes = malloc(step_bytes_max(&limits));
     int32_t tokens[] = {0, 999}, banned[] = {7, 8}, words[] = {1, 2, 3}, ends[] = {1, 3};
     struct token_bias biased[] = {{5, 1}, {6, 1}};
-    s->opens = s->appends = s->closes = s->rows = s->samples = 1;
+    const int32_t words_of_mask = sample_mask_words(limits.vocab);
+    s->opens = s->appends = s->closes = s->rows = s->samples = s->mask_count = 1;
+    s->target[0] = STEP_TARGET_SAMPLE;
+    s->mask[0] = -1;
     s->open[0] = (struct step_open){.history = 2, .tokens = tokens};
     s->open[0].rules = (struct sample_rules){.prompt = 1,
                                              .repetition = 1,
@@ -376,25 +403,28 @@ static void test_limits(void **state)
                                              .bad = words};
     const struct {
         int32_t *field, min, max;
-    } fields[] = {{&s->open[0].slot, 0, limits.slots - 1},
-                  {&s->open[0].home, 0, limits.homes - 1},
-                  {&tokens[1], 0, limits.vocab - 1},
-                  {&s->open[0].rules.prompt, 1, 2},
-                  {&s->open[0].rules.min_tokens, 0, INT32_MAX},
-                  {&biased[1].token, 0, limits.vocab - 1},
-                  {&banned[1], 0, limits.vocab - 1},
-                  {&words[2], 0, limits.vocab - 1},
-                  {&ends[0], 1, 2}, /* the next word ends at 3 */
-                  {&s->append[0].slot, 0, limits.slots - 1},
-                  {&s->append[0].index, 0, limits.table_cols - 1},
-                  {&s->append[0].block, 0, limits.blocks - 1},
-                  {&s->close[0], 0, limits.slots - 1},
-                  {&s->slot[0], 0, limits.slots - 1},           /* of a sampled row */
-                  {&s->position[0], 0, limits.history_max - 2}, /* of a sampled row */
-                  {&s->token[0], STEP_TOKEN_FROM_SLOT, limits.vocab - 1},
-                  {&s->sample[0], 0, 0},
-                  {&s->target[0], STEP_TARGET_SAMPLE, limits.vocab - 1},
-                  {&s->top[0], -1, ENGINE_LOGPROBS_MAX}};
+    } fields[] = {
+        {&s->open[0].slot, 0, limits.slots - 1},
+        {&s->open[0].home, 0, limits.homes - 1},
+        {&tokens[1], 0, limits.vocab - 1},
+        {&s->open[0].rules.prompt, 1, 2},
+        {&s->open[0].rules.min_tokens, 0, INT32_MAX},
+        {&biased[1].token, 0, limits.vocab - 1},
+        {&banned[1], 0, limits.vocab - 1},
+        {&words[2], 0, limits.vocab - 1},
+        {&ends[0], 1, 2}, /* the next word ends at 3 */
+        {&s->append[0].slot, 0, limits.slots - 1},
+        {&s->append[0].index, 0, limits.table_cols - 1},
+        {&s->append[0].block, 0, limits.blocks - 1},
+        {&s->close[0], 0, limits.slots - 1},
+        {&s->slot[0], 0, limits.slots - 1},           /* of a sampled row */
+        {&s->position[0], 0, limits.history_max - 2}, /* of a sampled row */
+        {&s->token[0], STEP_TOKEN_FROM_SLOT, limits.vocab - 1},
+        {&s->sample[0], 0, 0},
+        {&s->target[0], STEP_TARGET_SAMPLE, limits.vocab - 1},
+        {&s->top[0], -1, ENGINE_LOGPROBS_MAX},
+        {&s->mask[0], -1, 0},
+        {(int32_t *)(void *)&s->masks[words_of_mask - 1], 0, 255}}; /* 1000 = 31 * 32 + 8 */
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         const int32_t min = fields[i].min, max = fields[i].max, before = *fields[i].field;
         const int32_t values[] = {min,       max,      min - 1, max < INT32_MAX ? max + 1 : -1,
@@ -408,7 +438,13 @@ static void test_limits(void **state)
         *fields[i].field = before;
     }
     check_reals(s, in, bytes, &biased[1].value);
-    s->samples = 0;
+    s->mask[0] = 0;
+    assert_true(decodes(in, bytes, step_encode(s, bytes)));
+    s->target[0] = 5; /* which is given, and not drawn */
+    assert_false(decodes(in, bytes, step_encode(s, bytes)));
+    s->samples = 0; /* more masks than samples */
+    assert_false(decodes(in, bytes, step_encode(s, bytes)));
+    s->mask_count = 0;
     s->position[0] = limits.history_max - 1; /* the last, when nothing comes after it */
     assert_true(decodes(in, bytes, step_encode(s, bytes)));
     s->slot[0] = -1; /* padding, not sampled */
@@ -450,8 +486,8 @@ static void test_header(void **state)
     wrong[0].magic++;
     wrong[1].version++;
     wrong[2].bytes += 4;
-    static const char *const messages[] = {"magic 53455355 version 2, expected 53455354 2",
-                                           "magic 53455354 version 3", "says 52 bytes, has 48"};
+    static const char *const messages[] = {"magic 53455355 version 3, expected 53455354 3",
+                                           "magic 53455354 version 4", "says 60 bytes, has 56"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
         assert_non_null(strstr(err.text, messages[i]));

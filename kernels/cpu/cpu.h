@@ -208,6 +208,10 @@ void sample_run(struct backend *b, int32_t *ids, struct cview logits,
 bool rules_change(const struct sample_rules *r, int32_t position);
 void rules_apply(float *x, int32_t first, int32_t n, const struct sample_rules *r,
                  const int32_t *history, int32_t position, int32_t *count);
+/* The mask of row r; NULL: it has none. What it lacks of those ids becomes -inf. */
+const uint32_t *rules_mask(const struct sample_rows *rows, const struct sample_slots *slots,
+                           int64_t r);
+void rules_apply_mask(float *x, int32_t first, int32_t n, const uint32_t *mask);
 
 /* elect.c */
 void elect_survey(struct backend *b, struct sample_survey *out, struct cview logits, int32_t first,

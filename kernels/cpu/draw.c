@@ -10,16 +10,21 @@
 #define BINS 2048
 #define LN2_UP 0.69315 /* above ln 2 by more than any rounding here */
 
-/* The row as the rules leave it: the logits themselves, or a copy in `own` that they changed. */
-static const float *ruled(const struct draw *d, const float *logits, int32_t slot, int32_t position,
-                          const struct sample_slots *slots, float *own)
+/* The row as rules and mask leave it: the logits themselves, or a copy in `own`. */
+static const float *ruled(const struct draw *d, const float *logits, int64_t r,
+                          const struct sample_rows *rows, const struct sample_slots *slots,
+                          float *own)
 {
+    const int32_t slot = rows->slot[r], position = rows->position[r];
     const struct sample_rules *rules = &slots->rules[slot];
-    if (!rules_change(rules, position))
+    const uint32_t *mask = rules_mask(rows, slots, r);
+    if (!mask && !rules_change(rules, position))
         return logits;
     memcpy(own, logits, (size_t)d->n * sizeof *own);
     rules_apply(own, d->first, d->n, rules,
                 slots->history + (size_t)slot * (size_t)slots->history_cols, position, d->list);
+    if (mask)
+        rules_apply_mask(own, d->first, d->n, mask);
     return own;
 }
 
@@ -41,7 +46,7 @@ void draw_open(struct draw *d, const struct cpu_backend *c, int32_t worker, stru
                        .mass = scratch + c->partial_floats / 2,
                        .list = c->list + (size_t)worker * c->list_ids};
     d->raw_max = d->max = d->isa->maximum(raw, d->n, &d->bad);
-    d->x = ruled(d, raw, slot, position, slots, d->mass);
+    d->x = ruled(d, raw, r, rows, slots, d->mass);
     if (d->x != raw)
         d->max = d->isa->maximum(d->x, d->n, &bad);
     d->bad |= bad;

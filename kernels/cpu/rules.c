@@ -89,3 +89,25 @@ void rules_apply(float *x, int32_t first, int32_t n, const struct sample_rules *
     if (penalises(r))
         penalise(&p, r, history, position, count);
 }
+
+const uint32_t *rules_mask(const struct sample_rows *rows, const struct sample_slots *slots,
+                           int64_t r)
+{
+    if (!rows->mask || rows->mask[r] < 0)
+        return NULL;
+    return slots->masks + (size_t)rows->mask[r] * (size_t)slots->mask_words;
+}
+
+void rules_apply_mask(float *x, int32_t first, int32_t n, const uint32_t *mask)
+{
+    for (int32_t i = 0; i < n;) {
+        const int32_t id = first + i;
+        const uint32_t bits = mask[id / 32];
+        const int32_t end = i + 32 - id % 32 < n ? i + 32 - id % 32 : n;
+        if (bits == UINT32_MAX)
+            i = end;
+        for (; i < end; i++)
+            if ((bits >> ((first + i) % 32) & 1) == 0)
+                x[i] = -INFINITY;
+    }
+}

@@ -279,20 +279,23 @@ DEVICE bool is_drawn(const struct sample_rows *rows, int32_t r)
     return rows->slot[r] >= 0 && rows->target[r] < 0;
 }
 
-/* Row r as the rules leave it: the logits themselves, or a copy. */
+/* Row r as rules and mask leave it: the logits themselves, or a copy. */
 DEVICE const float *ruled(const struct drawn_rows *a, int32_t r)
 {
     const int32_t slot = a->rows.slot[r], position = a->rows.position[r];
     const struct sample_rules *rules = &a->slots.rules[slot];
     const float *x = a->logits + (int64_t)r * a->cols;
     float *copy = a->copies + (int64_t)blockIdx.x * a->cols;
-    if (!rules_change(rules, position))
+    const uint32_t *mask = mask_of(&a->rows, &a->slots, r);
+    if (mask == NULL && !rules_change(rules, position))
         return x;
     FOR_EACH(i, 0, a->cols)
         copy[i] = x[i];
     __syncthreads();
     const struct part part = {copy, a->first, a->cols, a->counts + (int64_t)blockIdx.x * a->cols};
     rules_apply(&part, rules, a->slots.history + (int64_t)slot * a->slots.history_cols, position);
+    if (mask != NULL)
+        apply_mask(&part, mask);
     return copy;
 }
 

@@ -295,14 +295,14 @@ DEVICE int32_t elect_row(const struct elect_args &a, int32_t r)
 
 __global__ void __launch_bounds__(THREADS) elect_kernel(int32_t *ids, struct elect_args a)
 {
-    const int32_t r = a.row + (int32_t)blockIdx.x, slot = a.rows.slot[r];
-    const bool drawn = is_drawn(&a.rows, r);
-    const int32_t id = drawn ? elect_row(a, r) : slot < 0 ? -1 : a.rows.target[r];
+    const int32_t r = a.row + (int32_t)blockIdx.x;
+    const int32_t given = a.rows.slot[r] < 0 ? -1 : a.rows.target[r];
+    const int32_t id = is_drawn(&a.rows, r) ? elect_row(a, r) : given;
     if (threadIdx.x != 0)
         return;
     ids[r] = id;
-    if (drawn && id >= 0)
-        a.slots.history[(int64_t)slot * a.slots.history_cols + a.rows.position[r]] = id;
+    if (is_drawn(&a.rows, r) && id >= 0) /* asked again: what is kept takes registers */
+        a.slots.history[(int64_t)a.rows.slot[r] * a.slots.history_cols + a.rows.position[r]] = id;
 }
 
 /* ---- ops ---- */

@@ -118,4 +118,23 @@ DEVICE void rules_apply(const struct part *p, const struct sample_rules *r, cons
         penalise(p, r, history, position);
 }
 
+/* The mask of row r; NULL: it has none. */
+DEVICE const uint32_t *mask_of(const struct sample_rows *rows, const struct sample_slots *slots,
+                               int32_t r)
+{
+    if (rows->mask == NULL || rows->mask[r] < 0)
+        return NULL;
+    return slots->masks + (int64_t)rows->mask[r] * slots->mask_words;
+}
+
+DEVICE void apply_mask(const struct part *p, const uint32_t *mask)
+{
+    FOR_EACH(i, 0, p->n) {
+        const int32_t id = p->first + i;
+        if ((mask[id / 32] >> (id % 32) & 1) == 0)
+            p->x[i] = -INFINITY;
+    }
+    __syncthreads();
+}
+
 #endif

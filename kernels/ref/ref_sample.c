@@ -108,6 +108,24 @@ static void apply_rules(float *x, int32_t n, const struct sample_rules *r, const
     free(count);
 }
 
+/* What may be drawn in row r, by its mask. */
+static bool allows(const struct sample_rows *rows, const struct sample_slots *s, int32_t r,
+                   int32_t id)
+{
+    if (rows->mask == NULL || rows->mask[r] < 0)
+        return true;
+    const uint32_t *mask = s->masks + (size_t)rows->mask[r] * (size_t)s->mask_words;
+    return (mask[id / 32] & 1u << (id % 32)) != 0;
+}
+
+static void apply_mask(float *x, int32_t n, const struct sample_rows *rows,
+                       const struct sample_slots *s, int32_t r)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (!allows(rows, s, r, i))
+            x[i] = -INFINITY;
+}
+
 static int32_t sample_row(const float *logits, int32_t n, const struct sample_params *p,
                           int32_t position)
 {
@@ -132,9 +150,10 @@ static int32_t sample_row(const float *logits, int32_t n, const struct sample_pa
 }
 
 /* The token of row r from a copy of it that the rules have changed. */
-static int32_t ruled_row(const float *logits, int32_t n, const struct sample_slots *s, int32_t slot,
-                         int32_t position)
+static int32_t ruled_row(const float *logits, int32_t n, const struct sample_rows *rows,
+                         const struct sample_slots *s, int32_t r)
 {
+    const int32_t slot = rows->slot[r], position = rows->position[r];
     const int32_t *history = s->history + (size_t)slot * (size_t)s->history_cols;
     if (!is_drawable(logits, n))
         return -1;
@@ -142,6 +161,7 @@ static int32_t ruled_row(const float *logits, int32_t n, const struct sample_slo
     CHECK(x != NULL);
     memcpy(x, logits, (size_t)n * sizeof *x);
     apply_rules(x, n, &s->rules[slot], history, position);
+    apply_mask(x, n, rows, s, r);
     const int32_t id = sample_row(x, n, &s->params[slot], position);
     free(x);
     return id;
@@ -157,7 +177,7 @@ void ref_sample(struct backend *b, int32_t *ids, struct cview logits,
         ids[r] = slot < 0 ? -1 : rows->target[r];
         if (slot < 0 || ids[r] >= 0)
             continue;
-        ids[r] = ruled_row(row, logits.cols, s, slot, position);
+        ids[r] = ruled_row(row, logits.cols, rows, s, r);
         s->history[(size_t)slot * (size_t)s->history_cols + (size_t)position] =
             ids[r] < 0 ? 0 : ids[r];
     }
@@ -165,7 +185,7 @@ void ref_sample(struct backend *b, int32_t *ids, struct cview logits,
 
 /* ---- distributed sampling -------------------------------------------------------------------- */
 
-/* Columns [first, first + cols) of a row as the rules leave them, at their ids; zeros elsewhere. */
+/* Columns [first, first + cols) of a row as rules and mask leave them, at their ids. */
 static float *ruled_part(struct cview logits, int32_t first, int32_t vocab, int32_t r,
                          const struct sample_rows *rows, const struct sample_slots *s)
 {
@@ -176,6 +196,7 @@ static float *ruled_part(struct cview logits, int32_t first, int32_t vocab, int3
            (size_t)logits.cols * sizeof *x);
     apply_rules(x, vocab, &s->rules[slot], s->history + (size_t)slot * (size_t)s->history_cols,
                 rows->position[r]);
+    apply_mask(x, vocab, rows, s, r);
     return x;
 }
 

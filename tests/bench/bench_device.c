@@ -203,8 +203,11 @@ static void sampling(const char *what, struct sample_params params)
         .ids = array(sizeof slot),
         .logits = {array((size_t)SAMPLED * V * 4), DTYPE_F32, SAMPLED, V},
         .rows = {uploaded(slot, sizeof slot), uploaded(zero, sizeof zero),
-                 uploaded(none, sizeof none)},
-        .slots = {uploaded(p, sizeof p), uploaded(rules, sizeof rules), array(sizeof slot), 1},
+                 uploaded(none, sizeof none), NULL},
+        .slots = {.params = uploaded(p, sizeof p),
+                  .rules = uploaded(rules, sizeof rules),
+                  .history = array(sizeof slot),
+                  .history_cols = 1},
     };
     row(what, rates_best(backend, sample_once, &s, 8), (double)SAMPLED * V * 4, 0);
     const void *const all[] = {s.ids,         s.logits.data,  s.rows.slot,   s.rows.position,

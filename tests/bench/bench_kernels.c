@@ -421,8 +421,9 @@ static void sample_all(void *arg)
 {
     struct sampling *s = arg;
     struct err err;
-    const struct sample_rows rows = {s->slot, s->position, s->target};
-    const struct sample_slots slots = {s->params, s->rules, s->history[0], COLS};
+    const struct sample_rows rows = {s->slot, s->position, s->target, NULL};
+    const struct sample_slots slots = {
+        .params = s->params, .rules = s->rules, .history = s->history[0], .history_cols = COLS};
     CHECK(backend_sample(backend, s->ids, s->logits, &rows, &slots, &err) == OK);
 }
 
@@ -436,8 +437,9 @@ static void elect_all(void *arg)
     static union sample_ballot ballots[SHARDS * R * (1 + SAMPLE_PLACES_MAX)];
     int32_t begin[R + 1] = {0};
     const struct cview half = {s->logits.data, DTYPE_F32, R, s->logits.cols / 2};
-    const struct sample_rows rows = {s->slot, s->position, s->target};
-    const struct sample_slots slots = {s->params, s->rules, s->history[0], COLS};
+    const struct sample_rows rows = {s->slot, s->position, s->target, NULL};
+    const struct sample_slots slots = {
+        .params = s->params, .rules = s->rules, .history = s->history[0], .history_cols = COLS};
     for (int32_t r = 0; r < R; r++)
         begin[r + 1] = begin[r] + sample_places(&s->params[r], s->logits.cols);
     const struct sample_election e = {R, SHARDS, s->logits.cols, begin, surveys, ballots};

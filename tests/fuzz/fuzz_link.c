@@ -25,6 +25,7 @@ static struct step *three_samples(void)
     for (int32_t i = 0; i < s->samples; i++) {
         s->target[i] = i == 1 ? 17 : STEP_TARGET_SAMPLE;
         s->top[i] = i == 2 ? -1 : 2 * i;
+        s->mask[i] = -1;
     }
     return s;
 }
