@@ -9,10 +9,11 @@
 
 enum finish_reason {
     FINISH_NONE,
-    FINISH_STOP,   /* an end-of-sequence token (counted, carried by the event) */
-    FINISH_LENGTH, /* max_tokens or the context is used up */
+    FINISH_STOP,     /* an end-of-sequence token (counted, carried by the event) */
+    FINISH_LENGTH,   /* max_tokens or the context is used up */
+    FINISH_COMPLETE, /* its guide lets nothing follow; the event's token belongs to the text */
     FINISH_CANCELLED,
-    FINISH_FAILED, /* this request's logits are not finite */
+    FINISH_FAILED, /* this request's logits are not finite, or nothing may be drawn from them */
     FINISH_ERROR,  /* the group is lost for good, or often while it ran this */
 };
 
@@ -20,6 +21,8 @@ enum finish_reason {
 #define ENGINE_BIAS_MAX 300
 #define ENGINE_STOP_IDS_MAX 64
 #define ENGINE_BAD_IDS_MAX 256 /* over all bad words of a request */
+
+struct guide;
 
 /* Validated by the server before submission; the engine only checks. Arrays are copied. Fields that
  * ask for nothing: zero, but for top_p and repetition_penalty (1), logprobs, prompt_logprobs (-1):
@@ -47,6 +50,14 @@ struct request_params {
     int32_t priority;    /* lower runs first; 0 unless asked */
     uint64_t client;     /* whose request: turns are shared fairly between clients */
     uint64_t cache_salt; /* requests share cached prefixes only where this is equal */
+    /* Which texts the answer may be (engine/grammar/guide.h); NULL: any. The engine takes a
+     * reference of its own. End tokens and stop ids are possible where the text is whole. What is
+     * between the tokens reasoning_begin, with which the answer may begin, and reasoning_end is not
+     * guided, nor a reasoning_gap behind it; is_reasoning: the prompt has begun it. -1: the model
+     * has no such token. */
+    struct guide *guide;
+    int32_t reasoning_begin, reasoning_end, reasoning_gap;
+    bool is_reasoning;
 };
 static inline struct request_params request_params_default(void)
 {
@@ -55,7 +66,10 @@ static inline struct request_params request_params_default(void)
                                    .top_p = 1,
                                    .repetition_penalty = 1,
                                    .logprobs = -1,
-                                   .prompt_logprobs = -1};
+                                   .prompt_logprobs = -1,
+                                   .reasoning_begin = -1,
+                                   .reasoning_end = -1,
+                                   .reasoning_gap = -1};
 }
 
 /* One per produced token, one per scored prompt token (prompt_logprobs) before those, and exactly

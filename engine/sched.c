@@ -239,12 +239,15 @@ void sched_publish(struct sched *s, struct sequence *q)
         sequence_publish(q, s->homes[q->home].kv, s->steps);
 }
 
-static enum finish_reason finish_of(const struct sched *s, const struct sequence *q, int32_t token)
+static enum finish_reason finish_of(const struct sched *s, struct sequence *q, int32_t token)
 {
     /* the bans are the end tokens, then the stop ids */
     for (int32_t i = q->params.ignore_eos ? s->config.eos_count : 0; i < q->rules->bans; i++)
         if (token == q->rules->ban[i])
             return FINISH_STOP;
+    const enum finish_reason guided = sequence_follow(q);
+    if (guided != FINISH_NONE)
+        return guided;
     return q->length - q->prompt_len >= q->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 

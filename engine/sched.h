@@ -8,7 +8,7 @@
  *
  * SCHED_FLIGHTS steps may be under way: the next one is built before the answer to the last is
  * there, so a row names its slot where its token is not known here. A row that had to see an answer
- * first would skip a step.
+ * first would skip a step; while one must (its request has a guide), no step is built ahead.
  *
  * Each sequence is in one home (struct step_limits): its blocks are of that home's pool, and those
  * who run short of blocks take them from others in it. It gets its home with its slot and keeps it

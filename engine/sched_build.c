@@ -346,6 +346,27 @@ static void limit_time(struct sched *s)
     s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
+/* A sequence that is guided draws its next token from a mask, which its last one says. A step ahead
+ * would be one without it; so that it and all others have a row in every step, none is built. */
+static bool awaits_answer(const struct sched *s)
+{
+    for (int32_t i = 0; i < s->stats.running && s->in_flight > 0; i++) {
+        const struct sequence *q = s->slots[s->order[i]];
+        if (q->params.guide && q->pending > 0)
+            return true;
+    }
+    return false;
+}
+
+/* The mask of sample i, which is drawn: its number in the step; -1: it needs none. */
+static int32_t add_mask(const struct sched *s, struct sequence *q)
+{
+    struct step *step = s->step;
+    const int32_t words = sample_mask_words(s->config.limits.vocab);
+    uint32_t *mask = step->masks + (size_t)step->mask_count * (size_t)words;
+    return sequence_mask(q, mask, words) ? step->mask_count++ : -1;
+}
+
 /* The rows that were gathered, home by home, and their samples. */
 static void write_rows(struct sched *s)
 {
@@ -363,6 +384,7 @@ static void write_rows(struct sched *s)
             samples[sample] = row->seq;
             step->sample[sample] = n;
             step->target[sample] = row->target;
+            step->mask[sample] = row->target < 0 ? add_mask(s, row->seq) : -1;
             step->top[sample++] = row->top;
         }
     }
@@ -384,10 +406,12 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
         s->homes[i].keys = s->homes[i].row_count = 0;
     flight_built(s)->named_count = 0;
     sched_end_cancelled(s, events, count);
-    add_decodes(s);
-    limit_time(s);
-    queue_turns(s->queue, offer, s);
-    write_rows(s);
+    if (!awaits_answer(s)) {
+        add_decodes(s);
+        limit_time(s);
+        queue_turns(s->queue, offer, s);
+        write_rows(s);
+    }
     s->step = NULL;
     if (step->rows == 0) { /* closes wait for the next step that computes */
         CHECK(step->opens == 0);

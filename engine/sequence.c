@@ -25,6 +25,12 @@ static enum status check(const struct sched_config *c, const struct request_para
         if (prompt[i] < 0 || prompt[i] >= c->limits.vocab)
             return base_fail(err, ERR_INPUT, "token id %d of the prompt is outside 0..%d",
                              prompt[i], c->limits.vocab - 1);
+    const int32_t marks[] = {params->reasoning_begin, params->reasoning_end, params->reasoning_gap};
+    bool known = !params->guide || guide_vocab(params->guide) == c->limits.vocab;
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++)
+        known = known && marks[i] >= -1 && marks[i] < c->limits.vocab;
+    if (!known)
+        return base_fail(err, ERR_INPUT, "the request is not guided by the tokens of this model");
     const int32_t room = c->max_model_len - prompt_len;
     *answer = params->max_tokens < room ? params->max_tokens : room;
     if (kv_blocks_for(prompt_len + *answer) > c->limits.blocks)
@@ -55,10 +61,12 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
     memcpy(q->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
     q->params = *params;
     q->params.max_tokens = answer;
+    q->params.guide = params->guide ? guide_ref(params->guide) : NULL;
     q->params.bias = NULL;
     q->params.stop_ids = q->params.bad_ids = q->params.bad_ends = NULL;
     q->prompt_len = q->length = prompt_len;
     q->scored = q->told = 1; /* nothing comes before the first */
+    q->guided = params->is_reasoning && params->reasoning_end >= 0 ? -1 : prompt_len;
     q->slot = -1;
     *out = q;
     q = NULL;
@@ -71,6 +79,7 @@ void sequence_free(struct sequence *q)
 {
     if (!q)
         return;
+    guide_unref(q->params.guide);
     free(q->rules);
     free(q->tokens);
     free(q->blocks);
@@ -87,6 +96,79 @@ bool sequence_before(const struct sequence *a, const struct sequence *b)
 bool sequence_is_scored(const struct sequence *q)
 {
     return q->params.prompt_logprobs >= 0;
+}
+
+/* ---- its guide ---- */
+
+/* Has the answer begun with the token that begins reasoning? It may do so once. */
+static bool may_reason(const struct sequence *q)
+{
+    return q->params.reasoning_begin >= 0 && q->params.reasoning_end >= 0 &&
+           q->guided == q->prompt_len;
+}
+
+/* Has its reasoning just ended? */
+static bool may_have_gap(const struct sequence *q)
+{
+    return q->params.reasoning_gap >= 0 && q->guided > q->prompt_len &&
+           q->tokens[q->guided - 1] == q->params.reasoning_end;
+}
+
+enum finish_reason sequence_follow(struct sequence *q)
+{
+    const int32_t token = q->tokens[q->length - 1];
+    if (!q->params.guide)
+        return FINISH_NONE;
+    if (q->guided < 0) {
+        if (token == q->params.reasoning_end)
+            q->guided = q->length;
+        return FINISH_NONE;
+    }
+    if (may_reason(q) && q->length == q->prompt_len + 1 && token == q->params.reasoning_begin) {
+        q->guided = -1;
+        return FINISH_NONE;
+    }
+    if (may_have_gap(q) && q->length == q->guided + 1 && token == q->params.reasoning_gap) {
+        q->guided = q->length;
+        return FINISH_NONE;
+    }
+    switch (guide_move(q->params.guide, &q->place, q->tokens + q->guided, q->length - q->guided)) {
+    case GUIDE_OPEN:
+        return FINISH_NONE;
+    case GUIDE_COMPLETE:
+        return FINISH_COMPLETE;
+    case GUIDE_LOST:
+        break;
+    }
+    return FINISH_FAILED;
+}
+
+static void allow(uint32_t *mask, int32_t token)
+{
+    mask[token / 32] |= 1u << (token % 32);
+}
+
+bool sequence_mask(struct sequence *q, uint32_t *mask, int32_t words)
+{
+    const struct sample_rules *r = q->rules;
+    bool whole = false;
+    if (!q->params.guide || q->guided < 0)
+        return false;
+    const uint32_t *text = guide_mask(q->params.guide, &q->place, q->tokens + q->guided,
+                                      q->length - q->guided, &whole);
+    if (text)
+        memcpy(mask, text, (size_t)words * sizeof *mask);
+    else
+        memset(mask, 0, (size_t)words * sizeof *mask);
+    /* the bans are the end tokens, then the stop ids */
+    for (int32_t i = q->params.ignore_eos ? r->bans - q->params.stop_id_count : 0;
+         whole && i < r->bans; i++)
+        allow(mask, r->ban[i]);
+    if (may_reason(q) && q->length == q->prompt_len)
+        allow(mask, q->params.reasoning_begin);
+    if (may_have_gap(q) && q->length == q->guided)
+        allow(mask, q->params.reasoning_gap);
+    return true;
 }
 
 /* ---- its blocks ---- */

@@ -5,6 +5,7 @@
 #define TESSERA_ENGINE_SEQUENCE_H
 
 #include "engine/engine.h"
+#include "engine/grammar/guide.h"
 #include "engine/kv.h"
 
 struct sched_config;
@@ -26,14 +27,16 @@ struct sequence {
     int32_t home;     /* whose blocks it has; chosen anew with each slot */
     int32_t *blocks;
     int32_t block_count;
-    int32_t published;      /* its first blocks that others can find in the prefix cache, */
-    uint64_t chain;         /* and the name of the last of these (kv.h) */
-    uint64_t arrival, step; /* number in order of arrival; of the last step with rows of it */
-    int64_t admitted_ns;    /* the scheduler's time then; 0: not yet */
-    int32_t flights;        /* steps in flight that name it */
-    int32_t deferrals;      /* steps it waited for another to compute its prefix */
-    int32_t losses;         /* rank groups that were lost while steps in flight named it */
-    bool queued, returned;  /* in a line of the queue; in the one before the ring (queue.h) */
+    int32_t published;        /* its first blocks that others can find in the prefix cache, */
+    uint64_t chain;           /* and the name of the last of these (kv.h) */
+    uint64_t arrival, step;   /* number in order of arrival; of the last step with rows of it */
+    int64_t admitted_ns;      /* the scheduler's time then; 0: not yet */
+    int32_t flights;          /* steps in flight that name it */
+    int32_t deferrals;        /* steps it waited for another to compute its prefix */
+    struct guide_place place; /* of params.guide, of which it has a reference, */
+    int32_t guided;           /* and the first of `tokens` that it guides; -1: it is reasoning */
+    int32_t losses;           /* rank groups that were lost while steps in flight named it */
+    bool queued, returned;    /* in a line of the queue; in the one before the ring (queue.h) */
     bool admitted, preempted, leaving, cancelled, ended;
     struct sequence *next;          /* in the mailbox or its line */
     struct sequence *older, *newer; /* among all sequences */
@@ -51,6 +54,12 @@ bool sequence_before(const struct sequence *a, const struct sequence *b);
 /* Are its prompt tokens to be scored? */
 bool sequence_is_scored(const struct sequence *q);
 
+/* Its last token is new: does its guide let more follow? FINISH_NONE, FINISH_COMPLETE, or
+ * FINISH_FAILED: the token is none that its mask had. */
+enum finish_reason sequence_follow(struct sequence *q);
+/* Which tokens may come next, by its guide; false: any. mask: [sample_mask_words(vocab)]; all zero
+ * when there is none. */
+bool sequence_mask(struct sequence *q, uint32_t *mask, int32_t words);
 /* Makes the blocks findable that are full of known tokens, as computed by step number `step`. They
  * can be shared from the next step on, answered or not: the ranks run steps in order. */
 void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step);

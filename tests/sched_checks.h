@@ -4,6 +4,7 @@
 #define TESSERA_TESTS_SCHED_CHECKS_H
 
 #include "engine/sched.h"
+#include "tests/guided.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +14,7 @@
 
 enum { SLOTS_MAX = 16, BLOCKS_MAX = 256, LEN_MAX = 200, LIVE_MAX = 64, VOCAB = 500, EOS = 2 };
 enum { HOMES_MAX = 8 };
+enum { GUIDED = 12 }; /* tokens that a guided request gets, if nothing ends it */
 enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
 
 /* What a client knows of its request. */
@@ -62,6 +64,7 @@ struct sim {
     struct sched_config config;
     struct sched *sched;
     struct step *steps_built[SCHED_FLIGHTS], *wire;
+    struct guided guided;
     char *message;
     struct token_event *events;
     struct request requests[LIVE_MAX];
@@ -79,7 +82,7 @@ struct sim {
     int64_t accepted;
     int64_t steps, longest;
     int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
-        restarts, given_up, scores, limited, filled, moved, balanced;
+        restarts, given_up, scores, limited, filled, moved, balanced, masks;
 };
 
 static uint64_t seed;
@@ -92,12 +95,21 @@ static int32_t below(int32_t n) /* splitmix64 */
     return (int32_t)((z >> 33) % (uint64_t)n);
 }
 
-/* The model: token k of request id; about 1 in 80 ends the sequence, 1 in 2000 fails. */
+/* Few, since no step is built ahead while one of them runs. */
+static bool is_guided(uint64_t id)
+{
+    return id % 64 == 5;
+}
+
+/* The model: token k of request id; about 1 in 80 ends the sequence unless that is guided, 1 in
+ * 2000 fails. */
 static int32_t token_of(uint64_t id, int32_t k)
 {
     uint64_t h = base_hash(base_hash(BASE_HASH_INIT, &id, sizeof id), &k, sizeof k);
     if (h % 2000 == 1)
         return -1;
+    if (is_guided(id))
+        return 3 + (int32_t)(h % (VOCAB - 4));
     return h % 80 == 0 ? EOS : 3 + (int32_t)(h % (VOCAB - 3));
 }
 

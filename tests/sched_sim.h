@@ -14,6 +14,8 @@ static enum finish_reason wanted_finish(const struct request *r, int32_t token)
 {
     if (token < 0)
         return FINISH_FAILED;
+    if (r->params.guide && r->got + 1 == GUIDED)
+        return FINISH_COMPLETE;
     if ((token == EOS || token == VOCAB - 1) && !r->params.ignore_eos)
         return FINISH_STOP;
     return r->got + 1 == r->budget ? FINISH_LENGTH : FINISH_NONE;
@@ -104,6 +106,8 @@ static void make_params(struct sim *m, struct request *r)
     r->params.cache_salt = (uint64_t)below(SALTS) << 40;
     if (m->priorities)
         r->params.priority = below(3) - 1;
+    if (is_guided(r->id))
+        r->params.guide = m->guided.guide;
 }
 
 static void arrive(struct sim *m)
@@ -319,6 +323,22 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
         count_turn(m, t);
 }
 
+/* Of a guided request: any token but the end ones, and only once its last token is known. */
+static void check_mask(struct sim *m, const struct step *s, const struct slot *t, int32_t i)
+{
+    const struct request *r = find(m, t->request);
+    const int32_t words = sample_mask_words(VOCAB), mask = s->mask[i];
+    if (!r) /* it has ended since */
+        return;
+    assert_int_equal(mask >= 0, r->params.guide != NULL);
+    if (mask < 0)
+        return;
+    for (int32_t id = (int32_t)(m->masks % 32); id < VOCAB; id += 32)
+        assert_true(s->masks[mask * words + id / 32] >> (id % 32) & 1);
+    assert_int_equal(t->known - t->prompt_len, r->got);
+    m->masks++;
+}
+
 /* The next token is drawn, or scored: the one the prompt has there. */
 static void run_sample(struct sim *m, const struct step *s, struct answer *a, int32_t i)
 {
@@ -336,6 +356,7 @@ static void run_sample(struct sim *m, const struct step *s, struct answer *a, in
     }
     assert_int_equal(next, t->known);
     assert_true(t->known < LEN_MAX);
+    check_mask(m, s, t, i);
     a->ids[i] = token_of(t->request, t->known - t->prompt_len);
     t->tokens[t->known++] = a->ids[i] < 0 ? 0 : a->ids[i];
 }
@@ -539,6 +560,7 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
     for (int32_t i = 0; i < SCHED_FLIGHTS; i++)
         assert_int_equal(step_open_new(&m->config.limits, &m->steps_built[i], &err), OK);
     assert_int_equal(step_open_new(&m->config.limits, &m->wire, &err), OK);
+    guided_open(&m->guided, VOCAB, GUIDED);
     m->message = malloc(step_bytes_max(&m->config.limits));
     m->events = calloc((size_t)sched_events_max(&m->config), sizeof *m->events);
     return m;
@@ -547,6 +569,7 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
 static void sim_close(struct sim *m)
 {
     sched_close(m->sched);
+    guided_close(&m->guided);
     for (int32_t i = 0; i < SCHED_FLIGHTS; i++)
         step_free(m->steps_built[i]);
     step_free(m->wire);

@@ -62,6 +62,7 @@ static void add_up(struct sim *sum, const struct sim *m)
     sum->filled += m->filled;
     sum->moved += m->moved;
     sum->balanced += m->balanced;
+    sum->masks += m->masks;
 }
 
 /* All settings, as many requests in each. */
@@ -92,7 +93,7 @@ static void test_simulation(void **state)
         assert_true(sum.ended[i] > 50);
     assert_true(sum.multi_chunk > 1000 && sum.reused_slots > 10000 && sum.preempted > 300);
     assert_true(sum.hits > 800 && sum.overlaps > 100000 && sum.deaths > 50);
-    assert_true(sum.restarts > 150 && sum.given_up > 5);
+    assert_true(sum.restarts > 150 && sum.given_up > 5 && sum.masks > 1000);
     assert_true(sum.scores > 10000 && sum.limited > 1000);
 }
 
