@@ -50,6 +50,15 @@ size_t utf8_char(const char *text, size_t n)
     return k == length ? length : 0;
 }
 
+uint32_t utf8_code(const char *character, size_t n)
+{
+    const unsigned char first = (unsigned char)character[0];
+    uint32_t code = n == 1 ? first : first & (0x7fu >> n);
+    for (size_t i = 1; i < n; i++)
+        code = code << 6 | ((unsigned char)character[i] & 0x3f);
+    return code;
+}
+
 bool utf8_is_prefix(const char *text, size_t n)
 {
     size_t length;

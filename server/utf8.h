@@ -4,10 +4,13 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Bytes of the character that text (n bytes) begins with; 0 when it begins with none, be it invalid
  * or cut short. */
 size_t utf8_char(const char *text, size_t n);
+/* The code point of that character, whose bytes they are (n of 1 to 4). */
+uint32_t utf8_code(const char *character, size_t n);
 /* True when more bytes after these n (>= 1) can still make a character of them. */
 bool utf8_is_prefix(const char *text, size_t n);
 /* Is all of it UTF-8? */

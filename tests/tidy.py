@@ -154,6 +154,10 @@ TESTED_BY = {
     "engine/rendezvous.c": "tests/test_rendezvous.c tests/blackbox/test_mpi.py "
         "tests/fuzz/fuzz_rendezvous.c",
     "engine/replay.c": "tests/test_device.c",
+    "engine/grammar/grammar.c": "tests/test_grammar.c tests/blackbox/test_structures.py",
+    "engine/grammar/guide.c": "tests/test_grammar.c tests/fuzz/fuzz_structure.c "
+                              "tests/blackbox/test_structures.py",
+    "engine/grammar/vocabulary.c": "tests/test_grammar.c",
     "engine/rank_loop.c": "tests/test_rank.c",
     "engine/request.c": "tests/test_sched.c",
     "engine/sched.c": "tests/test_sched.c",
@@ -166,6 +170,7 @@ TESTED_BY = {
     "server/answer/answer.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c tests/test_nomem.c "
                               "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
+    "server/api/response_format.c": "tests/fuzz/fuzz_api.c tests/blackbox/test_structured.py",
     "server/api/tool_choice.c": "tests/test_chat.c tests/blackbox/test_tools.py",
     "server/api/chat.c": "tests/test_chat.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/chat_reply.c": "tests/test_chat.c tests/blackbox/test_chat.py",
@@ -179,6 +184,20 @@ TESTED_BY = {
     "server/api/openapi.c": "tests/test_fields.c",
     "server/api/sampling.c": "tests/test_api.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/tokenize.c": "tests/test_fields.c tests/blackbox/test_tokenize.py",
+    "server/grammar/json_format.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_keyword.c": "tests/fuzz/fuzz_structure.c "
+                                     "tests/blackbox/test_structures.py",
+    "server/grammar/json_number.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_object.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_schema.c": "tests/fuzz/fuzz_structure.c "
+                                    "tests/blackbox/test_structures.py",
+    "server/grammar/json_text.c": "tests/blackbox/test_structures.py",
+    "server/grammar/pattern.c": "tests/fuzz/fuzz_structure.c tests/blackbox/test_structures.py",
+    "server/grammar/pattern_tree.c": "tests/fuzz/fuzz_structure.c "
+                                     "tests/blackbox/test_structures.py",
+    "server/grammar/structure.c": "tests/blackbox/test_structures.py "
+                                  "tests/blackbox/test_tools.py",
+    "server/guides.c": "tests/blackbox/test_structured.py",
     "server/bench/child.c": "tests/blackbox/test_bench.py",
     "server/bench/chunk.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
     "server/bench/load.c": "tests/blackbox/test_bench.py",

@@ -19,7 +19,9 @@ static const char call_id[] = "[CALL_ID]", args[] = "[ARGS]"; /* between a name 
 static const struct syntax {
     const char *name;
     const char *open, *close;   /* close: may be missing after the last call; NULL: there is none */
-    const char *before, *after; /* around the name of a call that is begun for the model */
+    const char *before, *after; /* around the name of a call that is begun for the model, */
+    const char *end, *last;     /* behind its arguments and behind the last call, */
+    const char *again;          /* and between `end` and the next name; NULL: one call only */
     bool leads;                 /* only where the content begins; `open` may be missing */
     bool varied;                /* objects in a list, too, or a name and its arguments */
 } syntaxes[] = {
@@ -28,21 +30,32 @@ static const struct syntax {
                              .open = "<tool_call>",
                              .close = "</tool_call>",
                              .before = "<tool_call>\n{\"name\": \"",
-                             .after = "\", \"arguments\":"},
+                             .after = "\", \"arguments\":",
+                             .end = "}",
+                             .last = "\n</tool_call>",
+                             .again = "\n</tool_call>\n<tool_call>\n{\"name\": \""},
     [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
                              .open = "<|python_tag|>",
                              .before = "{\"name\": \"",
                              .after = "\", \"parameters\":",
+                             .end = "}",
+                             .last = "",
                              .leads = true},
     [ANSWER_CALLS_MISTRAL] = {.name = "mistral",
                               .open = "[TOOL_CALLS]",
                               .before = "[TOOL_CALLS][{\"name\": \"",
                               .after = "\", \"arguments\":",
+                              .end = "}",
+                              .last = "]",
+                              .again = ", {\"name\": \"",
                               .varied = true},
     [ANSWER_CALLS_MISTRAL_ARGS] = {.name = "mistral",
                                    .open = "[TOOL_CALLS]",
                                    .before = "[TOOL_CALLS]",
                                    .after = "[ARGS]",
+                                   .end = "",
+                                   .last = "",
+                                   .again = "[TOOL_CALLS]",
                                    .varied = true},
 };
 
@@ -127,6 +140,17 @@ void answer_form_begin(const struct answer_form *f, const char *name, struct buf
     buf_puts(out, syntax->before);
     buf_puts(out, name);
     buf_puts(out, *name ? syntax->after : "");
+}
+
+struct answer_words answer_form_words(const struct answer_form *f)
+{
+    const struct syntax *s = &syntaxes[f->calls];
+    return (struct answer_words){.before = s->before,
+                                 .after = s->after,
+                                 .end = s->end,
+                                 .close = s->last,
+                                 .may_stay_open = s->last[0] != ']',
+                                 .again = s->again};
 }
 
 static bool contains(const char *text, size_t n, const char *part)

@@ -41,6 +41,15 @@ void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MAR
 /* Appends the beginning of a call, up to the arguments; name "": up to the tool's name, which else
  * is as call_is_name wants it. */
 void answer_form_begin(const struct answer_form *f, const char *name, struct buf *out);
+/* The words around calls where a model keeps to one spelling. */
+struct answer_words {
+    const char *before, *after; /* the name of the tool, */
+    const char *end;            /* its arguments, */
+    const char *close;          /* and the last call; "": nothing */
+    bool may_stay_open;         /* the answer may also end without `close` */
+    const char *again; /* between `end` and the name of another call; NULL: there is none */
+};
+struct answer_words answer_form_words(const struct answer_form *f);
 /* By the source of a chat template: in which form it shows calls, and whether it knows <think>. */
 enum answer_calls answer_calls_of_template(const char *text, size_t n);
 bool answer_reasoning_of_template(const char *text, size_t n);

@@ -1,0 +1,533 @@
+/* DESIGN: every schema in the schema becomes one rule, found by its place in the document, so that
+ * references may go in circles and a schema that is used twice is there once. */
+#include "server/grammar/json_schema.h"
+
+#include "server/grammar/json_format.h"
+#include "server/grammar/json_keyword.h"
+#include "server/grammar/json_number.h"
+#include "server/grammar/json_object.h"
+#include "server/grammar/pattern.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SCHEMAS_MAX = 4096, PATH_BYTES_MAX = 200 };
+
+struct schema {
+    struct json_text t;
+    struct grammar *g;
+    const struct jdoc *root;
+    struct {
+        const struct jdoc *schema;
+        int32_t rule;
+    } known[SCHEMAS_MAX];
+    int32_t known_count;
+    struct buf path; /* where in the document we are */
+};
+
+static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule, struct err *err);
+
+#define FAIL(s, err, fmt, ...)                                                                     \
+    base_fail(err, ERR_INPUT, "schema at #%.*s: " fmt, (int)(s)->path.len,                         \
+              (s)->path.data ? (s)->path.data : "", __VA_ARGS__)
+
+/* The rule of a schema that is a step further in the document; `key` may be a number's text. */
+static enum status rule_below(struct schema *s, const char *keyword, const char *key,
+                              const struct jdoc *v, int32_t *rule, struct err *err)
+{
+    const size_t here = s->path.len;
+    if (here < PATH_BYTES_MAX)
+        buf_printf(&s->path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
+    const enum status st = rule_of(s, v, rule, err);
+    s->path.len = here;
+    return st;
+}
+
+/* ---- values that are given ---- */
+
+static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next);
+
+/* A value without parts. */
+static int32_t scalar(struct schema *s, const struct jdoc *v, int32_t next)
+{
+    struct buf text;
+    buf_init(&text, (size_t)1 << 20);
+    jdoc_write(v, &text);
+    const int32_t first =
+        text.failed ? GRAMMAR_NEVER : grammar_text(s->g, text.data, text.len, next);
+    buf_free(&text);
+    return first;
+}
+
+/* The elements from number i on. */
+static int32_t elements(struct schema *s, const struct jdoc *list, size_t i, int32_t next)
+{
+    if (i == jdoc_size(list))
+        return next;
+    next = i + 1 == jdoc_size(list) ? grammar_call(s->g, s->t.space, next)
+                                    : json_text_word(&s->t, ",", elements(s, list, i + 1, next));
+    return literal(s, jdoc_at(list, i), next);
+}
+
+/* The member at i, and those after it. */
+static int32_t members(struct schema *s, const struct jdoc *object, void *i, const char *name,
+                       const struct jdoc *value, int32_t next)
+{
+    struct buf key;
+    const char *after;
+    const struct jdoc *other;
+    void *more = jdoc_iter(object, i, &after, &other);
+    next = more ? json_text_word(&s->t, ",", members(s, object, more, after, other, next))
+                : grammar_call(s->g, s->t.space, next);
+    next = json_text_word(&s->t, ":", literal(s, value, next));
+    buf_init(&key, (size_t)1 << 20);
+    buf_json(&key, name, strlen(name));
+    next = key.failed ? GRAMMAR_NEVER : grammar_text(s->g, key.data, key.len, next);
+    buf_free(&key);
+    return next;
+}
+
+/* A value that is given, with its members in their order. */
+static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next)
+{
+    const char *name;
+    const struct jdoc *value;
+    void *first;
+    if (jdoc_type(v) == JDOC_ARRAY) {
+        next = elements(s, v, 0, grammar_text(s->g, "]", 1, next));
+        return json_text_word(&s->t, "[", next);
+    }
+    if (jdoc_type(v) != JDOC_OBJECT)
+        return scalar(s, v, next);
+    next = grammar_text(s->g, "}", 1, next);
+    first = jdoc_iter(v, NULL, &name, &value);
+    if (first)
+        next = members(s, v, first, name, value, next);
+    return json_text_word(&s->t, "{", next);
+}
+
+static enum status build_values(struct schema *s, const struct jdoc *values, uint32_t types,
+                                int32_t *first, struct err *err)
+{
+    if (jdoc_type(values) != JDOC_ARRAY || jdoc_size(values) == 0)
+        return FAIL(s, err, "enum must be a list with at least one value, got %s",
+                    jdoc_type_name(jdoc_type(values)));
+    *first = GRAMMAR_NEVER;
+    for (size_t i = jdoc_size(values); i-- > 0 && !grammar_failed(s->g);)
+        if ((json_types_of_value(jdoc_at(values, i)) & types) != 0)
+            *first = grammar_either(s->g, literal(s, jdoc_at(values, i), GRAMMAR_END), *first);
+    return OK;
+}
+
+/* ---- strings ---- */
+
+/* A count of characters or elements; *out is left where the keyword is absent. */
+static enum status read_count(const struct schema *s, const struct jdoc *v, const char *keyword,
+                              int64_t *out, struct err *err)
+{
+    const struct jdoc *n = jdoc_get(v, keyword);
+    if (n && (!jdoc_whole(n, out) || *out < 0))
+        return FAIL(s, err, "%s must be an integer of at least 0", keyword);
+    return OK;
+}
+
+static enum status build_pattern(struct schema *s, const char *pattern, size_t n, bool whole,
+                                 int32_t *first, struct err *err)
+{
+    struct err why;
+    const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
+    const enum status st = pattern_build(s->g, pattern, n, PATTERN_JSON, whole, end, first, &why);
+    if (st != OK)
+        return FAIL(s, err, "%s", why.text);
+    *first = grammar_text(s->g, "\"", 1, *first);
+    return OK;
+}
+
+static enum status build_string(struct schema *s, const struct jdoc *v, int32_t *first,
+                                struct err *err)
+{
+    enum status st = OK;
+    int64_t min = 0, max = -1;
+    const struct jdoc *pattern = jdoc_get(v, "pattern"), *format = jdoc_get(v, "format");
+    TRY(read_count(s, v, "minLength", &min, err));
+    TRY(read_count(s, v, "maxLength", &max, err));
+    const bool counts = min > 0 || max >= 0;
+    if ((pattern && jdoc_type(pattern) != JDOC_STRING) ||
+        (format && jdoc_type(format) != JDOC_STRING))
+        return FAIL(s, err, "%s must be a string", pattern ? "pattern" : "format");
+    if ((pattern != NULL) + (format != NULL) + counts > 1)
+        return FAIL(s, err, "%s cannot be combined with %s", pattern ? "pattern" : "format",
+                    pattern && format ? "format" : "minLength or maxLength");
+    if (pattern)
+        return build_pattern(s, jdoc_string(pattern), jdoc_string_len(pattern), false, first, err);
+    if (format) {
+        const char *known = json_format_pattern(jdoc_string(format));
+        if (!known)
+            return FAIL(s, err, "format %.40s is not supported (the nearest that is: %s)",
+                        jdoc_string(format), json_format_nearest(jdoc_string(format)));
+        return build_pattern(s, known, strlen(known), true, first, err);
+    }
+    const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
+    *first = counts
+                 ? grammar_text(s->g, "\"", 1, grammar_repeat(s->g, s->t.character, min, max, end))
+                 : grammar_call(s->g, s->t.string, GRAMMAR_END);
+out:
+    return st;
+}
+
+/* ---- numbers ---- */
+
+static enum status read_bound(const struct schema *s, const struct jdoc *v, const char *keyword,
+                              bool lower, bool exclusive, struct json_bound *out, struct err *err)
+{
+    const struct jdoc *n = jdoc_get(v, keyword);
+    if (!n)
+        return OK;
+    if (jdoc_type(n) != JDOC_INT && jdoc_type(n) != JDOC_REAL)
+        return FAIL(s, err, "%s must be a number", keyword);
+    const double value = jdoc_number(n);
+    const bool tighter = lower ? value > out->value : value < out->value;
+    if (!out->set || tighter || (value == out->value && exclusive))
+        *out = (struct json_bound){true, exclusive, value};
+    return OK;
+}
+
+static enum status build_number(struct schema *s, const struct jdoc *v, bool integer,
+                                int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    struct json_bound lo = {0}, hi = {0};
+    struct err why;
+    TRY(read_bound(s, v, "minimum", true, false, &lo, err));
+    TRY(read_bound(s, v, "exclusiveMinimum", true, true, &lo, err));
+    TRY(read_bound(s, v, "maximum", false, false, &hi, err));
+    TRY(read_bound(s, v, "exclusiveMaximum", false, true, &hi, err));
+    *first = grammar_call(s->g, integer ? s->t.integer : s->t.number, GRAMMAR_END);
+    if (lo.set || hi.set)
+        st = json_number_build(&s->t, integer, lo, hi, GRAMMAR_END, first, &why);
+    if (st != OK)
+        return FAIL(s, err, "%s", why.text);
+out:
+    return st;
+}
+
+/* ---- arrays ---- */
+
+struct elements {
+    int64_t min, max;      /* how many; max < 0: any number */
+    int64_t prefix_count;  /* the first ones, by rules of their own; */
+    const int32_t *prefix; /* [prefix_count] */
+    int32_t item;          /* the rule of all others */
+};
+
+static int32_t rule_at(const struct elements *e, int64_t i)
+{
+    return i < e->prefix_count ? e->prefix[i] : e->item;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* From the end: what may come after i elements, and the element that follows them. */
+static int32_t array_of(struct schema *s, const struct elements *e)
+{
+    struct grammar *g = s->g;
+    const int32_t close = grammar_text(g, "]", 1, GRAMMAR_END);
+    const int32_t last = grammar_call(g, s->t.space, close);
+    int64_t count = e->max;
+    int32_t after = last; /* `count` elements */
+    if (count < 0) {
+        count = larger(larger(e->prefix_count, e->min), 1);
+        const int32_t loop = grammar_fork(g);
+        grammar_fork_set(g, loop, last, json_text_word(&s->t, ",", grammar_call(g, e->item, loop)));
+        after = loop;
+    }
+    int32_t element = GRAMMAR_NEVER; /* number `count` and those after it */
+    for (int64_t i = count - 1; i >= 0 && !grammar_failed(g); i--) {
+        element = grammar_call(g, rule_at(e, i), after);
+        after = grammar_either(g, i >= e->min ? last : GRAMMAR_NEVER,
+                               json_text_word(&s->t, ",", element));
+    }
+    const int32_t empty = e->min <= 0 ? close : GRAMMAR_NEVER;
+    return json_text_word(&s->t, "[", grammar_either(g, empty, element));
+}
+
+static enum status build_prefix(struct schema *s, const struct jdoc *prefix, int32_t *rules,
+                                struct err *err)
+{
+    enum status st = OK;
+    char key[24];
+    for (size_t i = 0; st == OK && i < jdoc_size(prefix); i++) {
+        snprintf(key, sizeof key, "%zu", i);
+        st = rule_below(s, "prefixItems", key, jdoc_at(prefix, i), &rules[i], err);
+    }
+    return st;
+}
+
+static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *first,
+                               struct err *err)
+{
+    enum status st = OK;
+    struct elements e = {.max = -1, .item = s->t.value};
+    const struct jdoc *items = jdoc_get(v, "items"), *prefix = jdoc_get(v, "prefixItems");
+    int32_t *rules = NULL;
+    TRY(read_count(s, v, "minItems", &e.min, err));
+    TRY(read_count(s, v, "maxItems", &e.max, err));
+    if (prefix && jdoc_type(prefix) != JDOC_ARRAY)
+        return FAIL(s, err, "prefixItems must be a list, got %s",
+                    jdoc_type_name(jdoc_type(prefix)));
+    if (items && jdoc_type(items) == JDOC_ARRAY)
+        return FAIL(s, err, "%s", "items must be a schema; lists of them are prefixItems");
+    if (items)
+        TRY(rule_below(s, "items", NULL, items, &e.item, err));
+    e.prefix_count = prefix ? (int64_t)jdoc_size(prefix) : 0;
+    e.prefix = rules = calloc((size_t)e.prefix_count + 1, sizeof *rules);
+    if (!rules)
+        return base_fail(err, ERR_NOMEM, "no memory for a schema");
+    if (prefix)
+        TRY(build_prefix(s, prefix, rules, err));
+    *first = array_of(s, &e);
+out:
+    free(rules);
+    return st;
+}
+
+/* ---- objects ---- */
+
+static bool is_required(const struct jdoc *required, const char *name)
+{
+    for (size_t i = 0; required && i < jdoc_size(required); i++)
+        if (strcmp(jdoc_string(jdoc_at(required, i)), name) == 0)
+            return true;
+    return false;
+}
+
+static enum status check_object(const struct schema *s, const struct jdoc *properties,
+                                const struct jdoc *required, struct err *err)
+{
+    if (properties && jdoc_type(properties) != JDOC_OBJECT)
+        return FAIL(s, err, "properties must be an object, got %s",
+                    jdoc_type_name(jdoc_type(properties)));
+    if (required && jdoc_type(required) != JDOC_ARRAY)
+        return FAIL(s, err, "required must be a list, got %s", jdoc_type_name(jdoc_type(required)));
+    for (size_t i = 0; required && i < jdoc_size(required); i++)
+        if (jdoc_type(jdoc_at(required, i)) != JDOC_STRING)
+            return FAIL(s, err, "%s", "required must be a list of names");
+    if ((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) >
+        SCHEMAS_MAX)
+        return FAIL(s, err, "it has more than %d members", SCHEMAS_MAX);
+    return OK;
+}
+
+/* Members in the order of the document, then those that are required without being described. */
+static enum status list_members(struct schema *s, const struct jdoc *properties,
+                                const struct jdoc *required, int32_t other, struct json_member *out,
+                                int32_t *count, struct err *err)
+{
+    enum status st = OK;
+    const char *name;
+    const struct jdoc *value;
+    if (properties)
+        for (void *i = jdoc_iter(properties, NULL, &name, &value); i;
+             i = jdoc_iter(properties, i, &name, &value)) {
+            struct json_member *m = &out[(*count)++];
+            *m = (struct json_member){name, is_required(required, name), 0};
+            TRY(rule_below(s, "properties", name, value, &m->rule, err));
+        }
+    for (size_t i = 0; required && i < jdoc_size(required); i++) {
+        name = jdoc_string(jdoc_at(required, i));
+        if (properties && jdoc_get(properties, name))
+            continue;
+        if (other < 0)
+            return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
+        out[(*count)++] = (struct json_member){name, true, other};
+    }
+out:
+    return st;
+}
+
+static enum status build_object(struct schema *s, const struct jdoc *v, int32_t *first,
+                                struct err *err)
+{
+    enum status st = OK;
+    const struct jdoc *properties = jdoc_get(v, "properties"), *required = jdoc_get(v, "required");
+    const struct jdoc *additional = jdoc_get(v, "additionalProperties");
+    struct json_member *members = NULL;
+    int32_t count = 0, other = properties ? -1 : s->t.value;
+    TRY(check_object(s, properties, required, err));
+    if (additional && jdoc_type(additional) == JDOC_BOOL)
+        other = jdoc_bool(additional) ? s->t.value : -1;
+    else if (additional)
+        TRY(rule_below(s, "additionalProperties", NULL, additional, &other, err));
+    members =
+        calloc((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) + 1,
+               sizeof *members);
+    if (!members)
+        return base_fail(err, ERR_NOMEM, "no memory for a schema");
+    TRY(list_members(s, properties, required, other, members, &count, err));
+    TRY(json_object_build(&s->t, members, count, other, first, err));
+out:
+    free(members);
+    return st;
+}
+
+/* ---- any schema ---- */
+
+static enum status build_type(struct schema *s, const struct jdoc *v, uint32_t type, int32_t *first,
+                              struct err *err)
+{
+    switch ((enum json_type)type) {
+    case JSON_OBJECT:
+        return build_object(s, v, first, err);
+    case JSON_ARRAY:
+        return build_array(s, v, first, err);
+    case JSON_STRING:
+        return build_string(s, v, first, err);
+    case JSON_INTEGER:
+        return build_number(s, v, true, first, err);
+    case JSON_NUMBER:
+        return build_number(s, v, false, first, err);
+    case JSON_TRUTH:
+        *first = grammar_either(s->g, grammar_text(s->g, "true", 4, GRAMMAR_END),
+                                grammar_text(s->g, "false", 5, GRAMMAR_END));
+        return OK;
+    case JSON_NOTHING:
+        *first = grammar_text(s->g, "null", 4, GRAMMAR_END);
+        return OK;
+    case JSON_ANY_TYPE:
+        break;
+    }
+    return ERR_INTERNAL;
+}
+
+static enum status build_types(struct schema *s, const struct jdoc *v, uint32_t types,
+                               int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    *first = GRAMMAR_NEVER;
+    if (types == JSON_ANY_TYPE) {
+        *first = grammar_call(s->g, s->t.value, GRAMMAR_END);
+        return OK;
+    }
+    if ((types & JSON_NUMBER) != 0) /* of which integers are some */
+        types &= ~(uint32_t)JSON_INTEGER;
+    for (uint32_t type = 1; type < JSON_ANY_TYPE; type <<= 1) {
+        int32_t one;
+        if ((types & type) == 0)
+            continue;
+        TRY(build_type(s, v, type, &one, err));
+        *first = grammar_either(s->g, one, *first);
+    }
+out:
+    return st;
+}
+
+static enum status build_choice(struct schema *s, const struct jdoc *v, const char *keyword,
+                                int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    char key[24];
+    const struct jdoc *list = jdoc_get(v, keyword);
+    if (jdoc_type(list) != JDOC_ARRAY || jdoc_size(list) == 0)
+        return FAIL(s, err, "%s must be a list with at least one schema", keyword);
+    const size_t n = jdoc_size(list);
+    if (strcmp(keyword, "allOf") == 0 && n > 1)
+        return FAIL(s, err, "allOf with %zu schemas is not supported, only with one", n);
+    size_t a, b;
+    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(s->root, list, &a, &b))
+        return FAIL(s, err,
+                    "oneOf: a value might fulfil both number %zu and number %zu; what tells them "
+                    "apart must be their types, or a required member with other constants "
+                    "(anyOf does without)",
+                    a, b);
+    *first = GRAMMAR_NEVER;
+    for (size_t i = n; i-- > 0;) {
+        int32_t rule;
+        snprintf(key, sizeof key, "%zu", i);
+        TRY(rule_below(s, keyword, key, jdoc_at(list, i), &rule, err));
+        *first = grammar_either(s->g, grammar_call(s->g, rule, GRAMMAR_END), *first);
+    }
+out:
+    return st;
+}
+
+static enum status build_ref(struct schema *s, const struct jdoc *v, int32_t *first,
+                             struct err *err)
+{
+    enum status st = OK;
+    int32_t rule;
+    const struct jdoc *target = json_ref(s->root, jdoc_get(v, "$ref"));
+    if (!target)
+        return FAIL(s, err, "%s", "$ref must name a part of this schema, as in #/$defs/name");
+    TRY(rule_of(s, target, &rule, err));
+    *first = grammar_call(s->g, rule, GRAMMAR_END);
+out:
+    return st;
+}
+
+static enum status build(struct schema *s, const struct jdoc *v, int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    struct err why;
+    struct json_keywords k;
+    if (jdoc_type(v) == JDOC_BOOL) {
+        *first = jdoc_bool(v) ? grammar_call(s->g, s->t.value, GRAMMAR_END) : GRAMMAR_NEVER;
+        return OK;
+    }
+    if (json_keywords_read(v, &k, &why) != OK)
+        return FAIL(s, err, "%s", why.text);
+    if (k.leading && strcmp(k.leading, "$ref") == 0)
+        return build_ref(s, v, first, err);
+    if (k.leading && strcmp(k.leading, "enum") == 0)
+        return build_values(s, jdoc_get(v, "enum"), k.types, first, err);
+    if (k.leading && strcmp(k.leading, "const") == 0) {
+        const bool fits = (json_types_of_value(jdoc_get(v, "const")) & k.types) != 0;
+        *first = fits ? literal(s, jdoc_get(v, "const"), GRAMMAR_END) : GRAMMAR_NEVER;
+        return OK;
+    }
+    if (k.leading)
+        return build_choice(s, v, k.leading, first, err);
+    TRY(build_types(s, v, k.types, first, err));
+out:
+    return st;
+}
+
+static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule, struct err *err)
+{
+    enum status st = OK;
+    int32_t first;
+    for (int32_t i = 0; i < s->known_count; i++)
+        if (s->known[i].schema == v) {
+            *rule = s->known[i].rule;
+            return OK;
+        }
+    if (s->known_count == SCHEMAS_MAX || grammar_failed(s->g))
+        return FAIL(s, err, "it is too large (more than %d schemas or %d states)", SCHEMAS_MAX,
+                    GRAMMAR_NODES_MAX);
+    *rule = grammar_rule(s->g);
+    s->known[s->known_count].schema = v;
+    s->known[s->known_count++].rule = *rule;
+    TRY(build(s, v, &first, err));
+    grammar_define(s->g, *rule, first);
+out:
+    return st;
+}
+
+enum status json_schema_build(const struct json_text *t, const struct jdoc *schema, int32_t *rule,
+                              struct err *err)
+{
+    struct schema *s = calloc(1, sizeof *s);
+    if (!s)
+        return base_fail(err, ERR_NOMEM, "no memory for a schema");
+    s->t = *t;
+    s->g = t->g;
+    s->root = schema;
+    buf_init(&s->path, 2 * PATH_BYTES_MAX);
+    const enum status st = rule_of(s, schema, rule, err);
+    buf_free(&s->path);
+    free(s);
+    return st;
+}

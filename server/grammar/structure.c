@@ -1,0 +1,198 @@
+#include "server/grammar/structure.h"
+
+#include "server/answer/call.h"
+#include "server/grammar/json_schema.h"
+#include "server/grammar/pattern.h"
+
+#include <string.h>
+
+enum { CHOICES_MAX = 1024 };
+
+bool structure_is_none(const struct structure *s)
+{
+    return s->kind == STRUCTURE_NONE && !s->begun;
+}
+
+/* Is the answer, or may it be, a call? */
+static bool has_calls(const struct structure *s)
+{
+    return s->tools && s->form.calls != ANSWER_CALLS_NONE;
+}
+
+void structure_key(const struct structure *s, struct buf *out)
+{
+    buf_printf(out, "%d %d %d ", (int)s->kind, s->begun, has_calls(s));
+    if (s->value)
+        jdoc_write(s->value, out);
+    if (!has_calls(s))
+        return;
+    buf_printf(out, " %d %d %s ", (int)s->form.calls, s->form.one_call, s->begun ? s->name : "");
+    jdoc_write(s->tools, out);
+}
+
+/* ---- calls of tools ---- */
+
+static const struct jdoc *function_of(const struct jdoc *tool)
+{
+    const struct jdoc *f = jdoc_type(tool) == JDOC_OBJECT ? jdoc_get_value(tool, "function") : NULL;
+    return f && jdoc_type(f) == JDOC_OBJECT ? f : NULL;
+}
+
+/* Its name, when it can be called; else NULL. */
+static const char *name_of(const struct jdoc *function)
+{
+    const struct jdoc *name = function ? jdoc_get_value(function, "name") : NULL;
+    if (!name || jdoc_type(name) != JDOC_STRING ||
+        !call_is_name(jdoc_string(name), jdoc_string_len(name)))
+        return NULL;
+    return jdoc_string(name);
+}
+
+/* The rule of a tool's arguments. Parameters that cannot be kept to are an object at least, unless
+ * the tool is "strict". */
+static enum status build_arguments(const struct json_text *t, const struct jdoc *function,
+                                   int32_t *rule, struct err *err)
+{
+    const struct jdoc *parameters = jdoc_get_value(function, "parameters");
+    const struct jdoc *strict = jdoc_get_value(function, "strict");
+    struct err why;
+    *rule = t->object;
+    if (!parameters)
+        return OK;
+    const enum status st = json_schema_build(t, parameters, rule, &why);
+    if (st != ERR_INPUT)
+        return st == OK ? OK : base_fail(err, st, "%s", why.text);
+    if (strict && jdoc_type(strict) == JDOC_BOOL && jdoc_bool(strict))
+        return base_fail(err, ERR_INPUT, "tool %.64s: %.360s", name_of(function), why.text);
+    *rule = t->object;
+    return OK;
+}
+
+/* One call from the tool's name on, or from its arguments where the name is given, then `tail`. */
+static enum status build_call(const struct structure *s, const struct json_text *t,
+                              const struct answer_words *words, const char *name, int32_t tail,
+                              int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    *first = GRAMMAR_NEVER;
+    for (size_t i = 0; i < jdoc_size(s->tools); i++) {
+        const struct jdoc *function = function_of(jdoc_at(s->tools, i));
+        const char *own = name_of(function);
+        int32_t rule;
+        if (!own || (*name && strcmp(own, name) != 0))
+            continue;
+        TRY(build_arguments(t, function, &rule, err));
+        int32_t way = grammar_call(t->g, t->space, grammar_call(t->g, rule, tail));
+        if (!*name) {
+            way = grammar_text(t->g, words->after, strlen(words->after), way);
+            way = grammar_text(t->g, own, strlen(own), way);
+        }
+        *first = grammar_either(t->g, *first, way);
+    }
+out:
+    return st;
+}
+
+/* What may follow the arguments of a call: its end, and other calls from their names on. */
+static int32_t tail_of(const struct json_text *t, const struct answer_words *words, bool one_call,
+                       int32_t names)
+{
+    struct grammar *g = t->g;
+    int32_t all = words->may_stay_open ? GRAMMAR_END : GRAMMAR_NEVER;
+    if (*words->close && !(one_call && words->may_stay_open))
+        all = grammar_either(g, all,
+                             grammar_text(g, words->close, strlen(words->close), GRAMMAR_END));
+    if (!one_call && words->again)
+        all = grammar_either(g, all, grammar_text(g, words->again, strlen(words->again), names));
+    return grammar_text(g, words->end, strlen(words->end), all);
+}
+
+static enum status build_calls(const struct structure *s, const struct json_text *t, int32_t *first,
+                               struct err *err)
+{
+    enum status st = OK;
+    struct grammar *g = t->g;
+    const struct answer_words words = answer_form_words(&s->form);
+    const int32_t names = grammar_rule(g), tail = grammar_rule(g);
+    const int32_t end = grammar_call(g, tail, GRAMMAR_END);
+    int32_t call;
+    TRY(build_call(s, t, &words, "", end, &call, err));
+    grammar_define(g, names, call);
+    const int32_t more = grammar_call(g, names, GRAMMAR_END);
+    grammar_define(g, tail, tail_of(t, &words, s->form.one_call, more));
+    if (s->begun && *s->name)
+        TRY(build_call(s, t, &words, s->name, end, &call, err));
+    *first = call;
+    if (!s->begun)
+        *first = grammar_text(g, words.before, strlen(words.before), call);
+out:
+    return st;
+}
+
+/* ---- all else ---- */
+
+static enum status build_choices(struct grammar *g, const struct jdoc *list, int32_t *first,
+                                 struct err *err)
+{
+    if (jdoc_type(list) != JDOC_ARRAY || jdoc_size(list) < 1 || jdoc_size(list) > CHOICES_MAX)
+        return base_fail(err, ERR_INPUT, "it must be a list of 1 to %d texts", CHOICES_MAX);
+    *first = GRAMMAR_NEVER;
+    for (size_t i = 0; i < jdoc_size(list); i++) {
+        const struct jdoc *v = jdoc_at(list, i);
+        if (jdoc_type(v) != JDOC_STRING || jdoc_string_len(v) == 0)
+            return base_fail(err, ERR_INPUT, "number %zu must be a text that is not empty", i);
+        *first = grammar_either(g, *first,
+                                grammar_text(g, jdoc_string(v), jdoc_string_len(v), GRAMMAR_END));
+    }
+    return OK;
+}
+
+static enum status build_content(const struct structure *s, const struct json_text *t,
+                                 int32_t *first, struct err *err)
+{
+    int32_t rule;
+    enum status st = OK;
+    *first = GRAMMAR_NEVER;
+    switch (s->kind) {
+    case STRUCTURE_NONE:
+        break;
+    case STRUCTURE_OBJECT:
+        *first = grammar_call(t->g, t->object, GRAMMAR_END);
+        break;
+    case STRUCTURE_SCHEMA:
+        TRY(json_schema_build(t, s->value, &rule, err));
+        *first = grammar_call(t->g, rule, GRAMMAR_END);
+        break;
+    case STRUCTURE_PATTERN:
+        TRY(pattern_build(t->g, jdoc_string(s->value), jdoc_string_len(s->value), PATTERN_TEXT,
+                          true, GRAMMAR_END, first, err));
+        break;
+    case STRUCTURE_CHOICES:
+        TRY(build_choices(t->g, s->value, first, err));
+        break;
+    }
+out:
+    return st;
+}
+
+enum status structure_build(const struct structure *s, struct grammar **out, struct err *err)
+{
+    enum status st = OK;
+    int32_t content, calls = GRAMMAR_NEVER;
+    struct json_text t;
+    struct grammar *g = grammar_new();
+    if (!g)
+        return base_fail(err, ERR_NOMEM, "no memory for a grammar");
+    json_text_open(&t, g);
+    const int32_t all = grammar_rule(g);
+    TRY(build_content(s, &t, &content, err));
+    if (has_calls(s))
+        TRY(build_calls(s, &t, &calls, err));
+    grammar_define(g, all, grammar_either(g, content, calls));
+    TRY(grammar_close_rules(g, all, err));
+    *out = g;
+    g = NULL;
+out:
+    grammar_free(g);
+    return st;
+}

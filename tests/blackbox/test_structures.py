@@ -1,0 +1,447 @@
+"""What structures allow, against jsonschema, Python's re and plain arithmetic: every text that a
+grammar lets through fulfils its schema, and what is written as models write it is let through."""
+
+import decimal
+import json
+import random
+import re
+import subprocess
+
+import harness
+import jsonschema
+import pytest
+
+PROGRAM = harness.BINARY.parent / "tests" / "match_structure"
+WALKS = 60
+
+
+def ask(*lines):
+    """What the program answers to each line."""
+    asked = [
+        json.dumps({"texts": [], "walks": 0, "seed": 1, "value": None, **line}) for line in lines
+    ]
+    done = subprocess.run([PROGRAM],
+                          input="\n".join(asked) + "\n",
+                          capture_output=True,
+                          text=True,
+                          encoding="utf-8",
+                          timeout=300 * harness.PATIENCE,
+                          check=True)
+    answers = [json.loads(line) for line in done.stdout.split("\n") if line]
+    assert len(answers) == len(lines), done.stderr
+    return answers
+
+
+def fits(kind, value, texts):
+    answer, = ask({"kind": kind, "value": value, "texts": list(texts)})
+    return answer["fits"]
+
+
+# ---- JSON schemas ----
+
+NAMES = {
+    "type": "object", "properties": {"first": {"type": "string"}, "last": {"type": "string"}},
+    "required": ["first"], "additionalProperties": False
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object", "required": ["value"], "additionalProperties": False, "properties": {
+                "value": {"type": "integer"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}
+            }
+        }
+    }, "$ref": "#/$defs/node"
+}
+CAT = {
+    "type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
+    "required": ["kind", "lives"]
+}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]}
+
+# each with values that fulfil it and values that do not
+SCHEMAS = [
+    (True, [1, "a", None, [1, {"a": 2.5}], {}], []),
+    ({}, [1, "a", None, [], {"x": [True]}], []),
+    ({"type": "object"}, [{}, {"a": 1}, {"b": {"c": [1, 2]}}], [1, "a", []]),
+    ({"type": "string"}, ["", "a\n\"\\\u0001é😀", "x" * 300], [1, None]),
+    ({"type": "integer"}, [0, -1, 12, 10 ** 17], [1.5, "1", None]),
+    ({"type": "number"}, [0, -1.5, 1e20, 3.25e-7, 12], ["1", None]),
+    ({"type": "boolean"}, [True, False], [1, "true"]),
+    ({"type": "null"}, [None], [0, "null"]),
+    ({"type": ["string", "null"]}, ["a", None], [1]),
+    ({"type": ["integer", "number"]}, [1, 1.5], ["a"]),
+    (NAMES, [{"first": "a"}, {"first": "a", "last": "b"}], [{}, {"last": "b"}, {"first": 1},
+                                                            {"first": "a", "x": 1}]),
+    ({"type": "object",
+      "properties": {"a": {"type": "integer"}}}, [{}, {"a": 1}], [{"a": "x"},
+                                                                  {"a": 1, "b": 2.5, "c": "x"}]),
+    ({
+        "type": "object", "properties": {"a": {"type": "integer"}, "ab": {"type": "null"}},
+        "additionalProperties": {"type": "string"}
+    }, [{}, {"a": 1}, {"b": "x"}, {"a": 1, "ab": None, "abc": "x", "": "y"},
+        {"é": "x", "aé": "y"}], [{"a": "x"}, {"b": 1}, {"ab": "x"}]),
+    ({
+        "type": "object", "properties": {"é": {"type": "integer"}, "z😀": {"type": "null"}},
+        "additionalProperties": {"type": "string"}, "required": ["q"]
+    }, [{"é": 1, "z😀": None, "q": "1", "z": "x"}, {"q": ""}], [{"é": "1", "q": ""}, {}, {"q": 1}]),
+    ({"required": ["a", "b"]}, [{"a": 1, "b": [2]}, {"a": 1, "b": 2, "c": 3}], [{"a": 1}]),
+    ({"type": "array"}, [[], [1, "a", [None]]], [{}]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 2,
+      "maxItems": 4}, [[1, 2], [1, 2, 3], [1, 2, 3, 4]], [[], [1], [1, 2, 3, 4, 5], ["a", "b"]]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 3}, [[1, 2, 3], [1] * 9], [[1,
+                                                                                             2]]),
+    ({"type": "array", "items": {"type": "integer"}, "maxItems": 0}, [[]], [[1]]),
+    ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}],
+      "items": False}, [[1, "a"], [1], []], [["a"], [1, 2], [1, "a", 2]]),
+    ({
+        "type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"},
+        "minItems": 1
+    }, [[1], [1, "a", "b"]], [[], ["a"], [1, 2]]),
+    ({"enum": ["red", "green", 3, None, {"a": [1, 2]}]}, ["red", 3, None,
+                                                          {"a": [1, 2]}], ["blue", 4, {"a": [1]}]),
+    ({"type": "string", "enum": ["red", 3]}, ["red"], [3]),
+    ({"const": {"a": "é\n"}}, [{"a": "é\n"}], [{"a": "é"}]),
+    ({"anyOf": [NAMES, {"type": "integer"}, {"type": "null"}]}, [{"first": "a"}, 1,
+                                                                 None], ["a", {}, 1.5]),
+    ({"oneOf": [CAT, DOG]}, [{"kind": "cat", "lives": 9}, {"kind": "wolf"}], [{"kind": "cat"},
+                                                                              {"kind": "cow"}]),
+    ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [None, 1.5]),
+    ({"allOf": [NAMES]}, [{"first": "a"}], [{}]),
+    (TREE, [{"value": 1}, {"value": 1,
+                           "children": [{"value": 2, "children": []},
+                                        {"value": 3}]}], [{"children": []},
+                                                          {"value": 1, "children": [{}]}]),
+    ({
+        "type": "object", "properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}},
+        "additionalProperties": False
+    }, [{}, {"next": {"next": {"n": 1}}}, {"next": {}, "n": 3}], [{"next": 1}, {"n": {}}]),
+    ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "\n\"\\",
+                                                          "é😀é😀"], ["a", "abcde", "é"]),
+    ({"type": "string", "minLength": 3}, ["abc", "x" * 50], ["ab"]),
+    ({"type": "string", "maxLength": 0}, [""], ["a"]),
+    ({"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, ["AB-1", "ZZ-0099"], ["AB", "ab-1",
+                                                                             "AB-1x"]),
+    ({"type": "string", "pattern": "b"}, ["b", "abc", "\n\"b\\"], ["", "a"]),
+    ({"type": "string", "pattern": "[\"\\\\]\n"}, ["\"\n", "x\\\ny"], ["\n", "\""]),
+    ({"type": "string",
+      "format": "date"}, ["2024-01-31",
+                          "1999-11-30"], ["2024-13-01", "2024-02-30", "2024-11-31", "24-01-01"]),
+    ({"type": "string",
+      "format": "date-time"}, ["2024-01-31T12:00:00Z", "2024-06-30T23:59:59.5+02:00"],
+     ["2024-01-31", "2024-01-31T25:00:00Z"]),
+    ({"type": "string", "format": "time"}, ["12:00:00Z", "00:00:00.25-05:30"], ["24:00:00Z"]),
+    ({"type": "string", "format": "duration"}, ["P1Y2M3D", "PT36H",
+                                                "P1DT12H30M5S"], ["P", "1D", "PT"]),
+    ({"type": "string", "format": "email"}, ["a@b", "first.last@example.com"], ["a", "@b", "a@"]),
+    ({"type": "string", "format": "ipv4"}, ["0.0.0.0",
+                                            "255.249.19.1"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
+    ({"type": "string", "format": "ipv6"}, ["1:2:3:4:5:6:7:8",
+                                            "fe80:0:0:0:0:0:0:1"], ["1:2", "g:1"]),
+    ({"type": "string", "format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    ({"type": "string", "format": "uri"}, ["https://example.com/a?b=c#d", "ftp://a"], ["a", "://"]),
+    ({"type": "string", "format": "hostname"}, ["a", "example.com"], ["-a", "a..b", ""]),
+    ({"type": "integer", "minimum": -3, "maximum": 12}, [-3, 0, 9, 10, 12], [-4, 13, 100]),
+    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 1}, [0.5, 0.75,
+                                                                 0.999], [0.25, 1, 0.4999]),
+    ({"type": "number", "exclusiveMinimum": -1.5}, [-1.25, 0, 1000.5], [-1.5, -2]),
+    ({
+        "type": "object", "title": "T", "description": "d", "properties": {
+            "a": {"type": "integer", "default": 3, "examples": [1]},
+            "b": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "B"}
+        }, "required": ["a"], "additionalProperties": False, "x-order": 1, "uniqueItems": False
+    }, [{"a": 1}, {"a": 1, "b": None}], [{}, {"b": "x"}]),
+]
+
+
+def styles(value):
+    """As models write it."""
+    yield json.dumps(value, ensure_ascii=False)
+    yield json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    yield json.dumps(value, ensure_ascii=False, indent=2)
+    yield json.dumps(value, ensure_ascii=False, indent="\t")
+
+
+def checker(schema):
+    formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return jsonschema.Draft202012Validator(schema, format_checker=formats)
+
+
+def lone(text):
+    """Has it NUL, which is not allowed in strings?"""
+    return "\\u0000" in text
+
+
+@pytest.mark.parametrize("index", range(len(SCHEMAS)))
+def test_schema(index):
+    schema, good, bad = SCHEMAS[index]
+    validator = checker(schema)
+    assert all(validator.is_valid(v) for v in good)
+    texts = [text for v in good for text in styles(v)]
+    assert fits("json", schema, texts) == [True] * len(texts), texts
+    texts = [text for v in bad for text in styles(v)]
+    assert not any(fits("json", schema, texts)), texts
+    # all of them are refused by jsonschema, too, but where we are stricter
+    stricter = schema == {"type": "object", "properties": {"a": {"type": "integer"}}
+                          } or "format" in str(schema)
+    assert stricter or not any(validator.is_valid(v) for v in bad)
+
+
+@pytest.mark.parametrize("index", range(len(SCHEMAS)))
+def test_whatever_is_allowed_fulfils_the_schema(index):
+    schema = SCHEMAS[index][0]
+    validator = checker(schema)
+    answer, = ask({"kind": "json", "value": schema, "walks": WALKS, "seed": 7 + index})
+    rare = "pattern" in str(schema)  # what it wants is seldom found by chance
+    assert len(answer["walked"]) > WALKS // 4 or rare
+    for text in answer["walked"]:
+        value = json.loads(text)
+        validator.validate(value)
+    assert len(set(answer["walked"])) > 1 or len(SCHEMAS[index][1]) == 1 or rare
+
+
+def test_any_object():
+    answer, = ask({"kind": "object", "walks": 300})
+    for text in answer["walked"]:
+        assert isinstance(json.loads(text), dict)
+    texts = [t for v in ({}, {"a": [1, {"b": None}], "c": "é"}) for t in styles(v)]
+    assert all(fits("object", None, texts))
+    wrong = [
+        "", "[]", "1", " {}", "{}\n", "{", '{"a"}', '{"a":1,}', "{'a':1}", '{"a":01}', '{"a":+1}',
+        '{"a":.5}', '{"a":1.}', '{"a":NaN}', '{"a":"\n"}', '{"a":"\\x"}', '{"a":"\\ud800"}',
+        '{"a":"\\udc00"}', '{"a" :1}', '{"a":1 ,"b":2}', '{"a":tru}', '{"a":[1,]}'
+    ]
+    assert not any(fits("object", None, wrong))
+    right = [
+        '{"a":"\\ud83d\\ude00"}', '{"a":"\\u00e9\\/\\b"}', '{"a":-0}', '{"a":1e5}', '{"a":1.5E-3}'
+    ]
+    assert all(fits("object", None, right))
+
+
+def test_depth_is_bounded_and_never_a_dead_end():
+    texts = ["[" * n + "]" * n for n in (1, 10, 40, 60, 70, 200)]
+    allowed = fits("json", {"type": "array"}, texts)
+    assert allowed[:3] == [True] * 3 and not allowed[-1]
+    nested = {
+        "$defs": {
+            "a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": []}
+        }, "$ref": "#/$defs/a"
+    }
+    answer, = ask({"kind": "json", "value": nested, "walks": 200})
+    assert len(answer["walked"]) > 150
+
+
+# ---- numbers, by arithmetic ----
+
+BOUNDS = [(None, None), (0, None), (None, 0), (1, 9), (0, 10), (-5, 5), (7, 123), (99, 101),
+          (100, 999), (-1000, -10), (-12, 1234), (5, 5), (1000, 100000), (-99, 99), (0, 0),
+          (19, 21), (-21, -19)]
+
+
+@pytest.mark.parametrize("low, high", BOUNDS)
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_integers(low, high, exclusive):
+    names = ("exclusiveMinimum", "exclusiveMaximum") if exclusive else ("minimum", "maximum")
+    schema = {
+        "type": "integer", **({names[0]: low} if low is not None else {}),
+        **({names[1]: high} if high is not None else {})
+    }
+    edges = [v + d for v in (low, high) if v is not None for d in range(-12, 13)]
+    values = sorted(set(list(range(-130, 131)) + edges + [10 ** k for k in range(16)]))
+    wanted = [(low is None or (v > low if exclusive else v >= low)) and
+              (high is None or (v < high if exclusive else v <= high)) for v in values]
+    if not any(wanted):
+        answer, = ask({"kind": "json", "value": schema})
+        assert "nothing can fulfil" in answer["error"]
+        return
+    assert fits("json", schema, map(str, values)) == wanted
+    spelled = [f"0{values[0]}", "+5", "5.0", "5e0", "--5", "05"]
+    assert not any(fits("json", schema, spelled))
+
+
+DECIMALS = [(0, 1), (0.5, 0.75), (-1.5, 2.25), (0.1, 0.1), (0.05, 10), (-0.001, 0.001), (3, None),
+            (None, -0.5), (9.99, 10.01), (-20.5, -3.125), (1e-7, 2e-7), (99.5, 1000)]
+
+
+@pytest.mark.parametrize("low, high", DECIMALS)
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_decimals(low, high, exclusive):
+    names = ("exclusiveMinimum", "exclusiveMaximum") if exclusive else ("minimum", "maximum")
+    schema = {
+        "type": "number", **({names[0]: low} if low is not None else {}),
+        **({names[1]: high} if high is not None else {})
+    }
+    dice, texts = random.Random(3), []
+    for bound in [b for b in (low, high) if b is not None]:
+        plain = format(decimal.Decimal(repr(bound)), "f")
+        texts += [
+            plain, plain + ("000" if "." in plain else ".000"),
+            plain + ("1" if "." in plain else ".1")
+        ]
+        for digits in range(12):
+            step = decimal.Decimal(1).scaleb(-digits)
+            texts += [format(decimal.Decimal(repr(bound)) + sign * \
+                             dice.randrange(1, 10) * step, "f") for sign in (1, -1)]
+    texts += [f"{dice.uniform(-30, 30):.{dice.randrange(1, 9)}f}" for _ in range(300)]
+    texts = [t for t in texts if not (t.lstrip("-").strip("0.") == "" and t.startswith("-"))]
+    exact = [decimal.Decimal(t) for t in texts]
+    low, high = (None if b is None else decimal.Decimal(repr(b)) for b in (low, high))
+    wanted = [(low is None or (v > low if exclusive else v >= low)) and
+              (high is None or (v < high if exclusive else v <= high)) for v in exact]
+    if not any(wanted):
+        answer, = ask({"kind": "json", "value": schema})
+        assert "nothing can fulfil" in answer["error"]
+        return
+    got = fits("json", schema, texts)
+    assert [t for t, g, w in zip(texts, got, wanted) if g != w] == []
+
+
+# ---- regular expressions ----
+
+PATTERNS = [
+    "", "abc", "a|b|", "(a|b)*c", "a+b?c*", "(?:ab){2,3}", "[a-c]{1,3}", "[^a-c]+", "a{0}", "a{3}",
+    "a{2,}", "x?y", ".", ".+", "\\d+", "\\D", "\\w+\\s\\W", "[\\d_]+", "[^\\w]+", "[-a]", "[a-]",
+    "[\\]]", "[a\\-z]", "\\.", "\\\\", "\\/", "\\t|\\n", "\\x41", "\\u00e9+", "é|😀", "[é-ö]+",
+    "[😀-😂]", "(?P<name>a)b", "a*?b", "a+?", "(a*)*b", "(a|aa)+", "(ab|a)(bc|c)", "((a)|(b))c",
+    "a{1,2}{2}x", "(x+x+)+y", "[a-zA-Z_][a-zA-Z0-9_]*", "(0|[1-9][0-9]*)", "[\"\\\\]+",
+    "(a(b(c)?)?)?", "{", "a{", "a{,2}", "}", "[ -~]*", "(\\w+)@(\\w+)\\.com", "a.c", "(?:a|b){2}$",
+    "^abc$", "^(a|b)$", "^a|b$", "(^a|b$)", "^", "$", "^$"
+]
+SEARCHED = [p for p in PATTERNS if p not in ("a{1,2}{2}x", )]
+
+
+def near(pattern, dice):
+    """Texts near what the pattern might match."""
+    letters = "abcxy019_- .,@\"\\/\n\tABZéöè😀😁\u0001{}"
+    plain = re.sub(r"[\\()?:*+|{}\[\]^$]", "", pattern)
+    texts = {"", plain, "abc", "abab", "aab", "xxxxxxxxxxxxxxxxxxxxxxxx", "a@b.com"}
+    for _ in range(150):
+        base = dice.choice([plain, "", "ab", "abc", "abcabc"])
+        n = dice.randrange(0, 4)
+        texts.add("".join(
+            dice.choice([base[i:i + 1], dice.choice(letters)]) for i in range(len(base) + n)))
+        texts.add("".join(dice.choice("abc") for _ in range(dice.randrange(0, 7))))
+    return sorted(texts)
+
+
+def python_of(pattern):
+    """$ is the end itself, and \\d, \\w are ASCII's, in ECMA's expressions; a{,2} has no count."""
+    spaces = "[\\t-\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]"
+    pattern = re.sub(r"(?<!\\)\$", r"\\Z", pattern).replace("a{,2}",
+                                                            "a\\{,2\\}").replace("\\/", "/")
+    return re.compile(pattern.replace("\\s", spaces), re.ASCII)
+
+
+@pytest.mark.parametrize("pattern", [p for p in PATTERNS if p != "a{1,2}{2}x"])
+def test_pattern(pattern):
+    texts = near(pattern, random.Random(pattern))
+    compiled = python_of(pattern)
+    if re.search(r"\.", pattern.replace("\\.", "")):  # ECMA's dot has no \r, U+2028, U+2029 either
+        texts = [t for t in texts if not set(t) & set("\r\u2028\u2029")]
+    answer, = ask({"kind": "regex", "value": pattern, "texts": texts})
+    wanted = [compiled.fullmatch(t) is not None for t in texts]
+    if "error" in answer:
+        assert wanted == [t == "" for t in texts] and "empty" in answer["error"]
+    else:
+        assert [t for t, g, w in zip(texts, answer["fits"], wanted) if g != w] == []
+    # the same as a part of a JSON string
+    spelled = [json.dumps(t, ensure_ascii=False) for t in texts]
+    wanted = [compiled.search(t) is not None for t in texts]
+    got = fits("json", {"type": "string", "pattern": pattern}, spelled)
+    assert [t for t, g, w in zip(texts, got, wanted) if g != w] == []
+
+
+@pytest.mark.parametrize("pattern", SEARCHED)
+def test_whatever_a_pattern_allows_matches(pattern):
+    whole, part = ask(
+        {"kind": "regex", "value": pattern, "walks": WALKS},
+        {"kind": "json", "value": {"type": "string", "pattern": pattern}, "walks": WALKS})
+    compiled = python_of(pattern)
+    assert all(compiled.fullmatch(t) for t in whole.get("walked", []))
+    assert all(compiled.search(json.loads(t)) for t in part["walked"])
+
+
+@pytest.mark.parametrize("pattern, words", [
+    ("(", "a ( without its ) at character 1"),
+    ("a)", "a ) without its ( at character 2"),
+    ("[a", "a [ without its ] at character 2"),
+    ("*a", "nothing to repeat at character 1"),
+    ("a**", "nothing to repeat"),
+    ("a{2,1}", "counts in the wrong order"),
+    ("[b-a]", "does not ascend"),
+    ("(?=a)b", "a look around"),
+    ("(?<!a)b", "a look around"),
+    ("\\bword", "not supported at character 2"),
+    ("(a)\\1", "not supported at character 5"),
+    ("\\p{L}", "not supported"),
+    ("a^b", "an anchor"),
+    ("(a$)+", "an anchor"),
+    ("a++", "possessive"),
+    ("(?i)a", "not supported"),
+    ("\\", "nothing to escape"),
+    ("\\x4", "no hexadecimal"),
+    ("\\ud800", "no character"),
+    ("a{99999}", "too large"),
+    ("é\\q", "not supported at character 3"),
+    ("(" * 80 + ")" * 80, "nested too deep"),
+    ("((a{1,1000}){1,1000}){1,1000}b" * 9, ""),
+    ("(a{1,60000}|b{1,60000}|c{1,60000}){5}", "needs more than"),
+])
+def test_refused_pattern(pattern, words):
+    answer, = ask({"kind": "regex", "value": pattern})
+    assert words in answer.get("error", "" if words == "" else "none"), answer
+
+
+def test_choices():
+    choices = ["yes", "no", "yes and no", "é", "{\"a\": 1}"]
+    assert fits("choice", choices,
+                choices + ["", "ye", "yes ", "n", "maybe"]) == [True] * 5 + [False] * 5
+    for wrong in ([], [1], [""], "yes", {"a": 1}, ["a"] * 1025):
+        answer, = ask({"kind": "choice", "value": wrong})
+        assert "must be" in answer["error"]
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("schema, words", [
+    (1, "schema at #: a schema must be an object, true or false, got"),
+    ({"type": "objekt"}, "type must be object, array"),
+    ({"type": "object", "proprieties": {}}, "did you mean properties?"),
+    ({"properties": {"a": {"items": {"multipleOf": 2}}}
+      }, "schema at #/properties/a/items: multipleOf"),
+    ({"not": {"type": "string"}}, "not is not supported"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems is not supported"),
+    ({"allOf": [{}, {}]}, "allOf with 2 schemas"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "both number 0 and number 1"),
+    ({"oneOf": [CAT, CAT]}, "both number 0 and number 1"),
+    ({"oneOf": [CAT, {"type": "object"}]}, "both number 0"),
+    ({"$ref": "#/$defs/a"}, "$ref must name a part"),
+    ({"$ref": "http://x"}, "$ref must name a part"),
+    ({"$ref": "#", "type": "object"}, "other keywords beside $ref"),
+    ({"$ref": "#"}, "nothing can fulfil"),
+    ({"anyOf": []}, "anyOf must be a list"),
+    ({"enum": []}, "enum must be a list"),
+    ({"type": "string", "format": "colour"}, "format colour is not supported"),
+    ({"type": "string", "pattern": "a", "minLength": 1}, "cannot be combined"),
+    ({"type": "string", "pattern": "("}, "schema at #: the regular expression has a ( without"),
+    ({"type": "string", "minLength": -1}, "minLength must be an integer"),
+    ({"type": "string", "minLength": 2, "maxLength": 1}, "nothing can fulfil"),
+    ({"type": "integer", "minimum": "1"}, "minimum must be a number"),
+    ({"type": "integer", "minimum": 5, "maximum": 4}, "nothing can fulfil"),
+    ({"type": "integer", "minimum": 1e300}, "too many digits"),
+    ({"type": "array", "items": [{}]}, "prefixItems"),
+    ({"type": "array", "items": False, "minItems": 1}, "nothing can fulfil"),
+    ({"properties": [], "type": "object"}, "properties must be an object"),
+    ({"required": "a"}, "required must be a list"),
+    ({"required": [1]}, "a list of names"),
+    ({"properties": {}, "required": ["a"]}, "\"a\" is required, but is none of the properties"),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]
+      }, "nothing can fulfil"),
+    (False, "nothing can fulfil"),
+    ({"type": "string", "maxLength": 10 ** 9}, "needs more than"),
+    ({"type": "array", "minItems": 10 ** 9}, "needs more than"),
+])
+def test_refused_schema(schema, words):
+    answer, = ask({"kind": "json", "value": schema})
+    assert words in answer.get("error", ""), answer
