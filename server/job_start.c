@@ -60,6 +60,22 @@ static enum status open_stops(struct job *j, struct err *err)
     return stop_set_open(strings, lens, j->request.stop_count, &j->stops, err);
 }
 
+/* Where the answer may reason first, that is free. */
+static enum status guide(struct job *j, struct api_error *e)
+{
+    struct completion_request *q = &j->request;
+    struct guides *guides = j->service->guides;
+    if (structure_is_none(&q->structure))
+        return OK;
+    if (q->answer.reasoning && !q->structure.begun) {
+        q->params.reasoning_begin = j->service->reasoning_begin;
+        q->params.reasoning_end = j->service->reasoning_end;
+        q->params.reasoning_gap = j->service->reasoning_gap;
+        q->params.is_reasoning = q->answer.reasoning_open;
+    }
+    return guides_get(guides, &q->structure, &q->params.guide, e);
+}
+
 /* From bytes to a request that is ready to be submitted. */
 static enum status prepare(struct job *j, struct api_error *e)
 {
@@ -71,6 +87,7 @@ static enum status prepare(struct job *j, struct api_error *e)
     service_log_unknown(j->service, &j->request.unknown);
     TRY(j->kind->encode(j, e));
     TRY(completion_prompt_check_scores(&j->request, e));
+    TRY(guide(j, e));
     for (int32_t i = 0; i < j->request.bad_word_count; i++)
         TRY(forbid(j, &j->request.bad_words[i], e));
     st = open_stops(j, &err);

@@ -142,7 +142,8 @@ static void fail_job(struct job *j, enum finish_reason finish)
         api_error_set(&e, 500, "not_finite",
                       "no token could be chosen: the model computed NaN or infinity, since its "
                       "weights are damaged or their values need another --dtype, or this request "
-                      "forbids every token");
+                      "forbids every token that the form of its answer leaves, or that form is too "
+                      "ambiguous");
     else if (finish == FINISH_ERROR)
         api_error_set(&e, 503, "rank_lost", "a rank was lost while this request was running");
     else
@@ -172,8 +173,9 @@ static void handle_live(struct output *o, struct choice *c, const struct token_e
         break;
     case FINISH_STOP:
     case FINISH_LENGTH:
+    case FINISH_COMPLETE:
         if (!c->ended)
-            end_text(o, c, event->finish == FINISH_STOP ? "stop" : "length");
+            end_text(o, c, event->finish == FINISH_LENGTH ? "length" : "stop");
         break;
     case FINISH_CANCELLED:
     case FINISH_FAILED:

@@ -18,11 +18,20 @@ enum status service_open(struct service *s, struct err *err)
     pthread_cond_init(&s->idle, &attr);
     pthread_condattr_destroy(&attr);
     s->created = (int64_t)time(NULL);
-    return metrics_open(&s->metrics, err);
+    enum status st = metrics_open(&s->metrics, err);
+    if (st == OK)
+        st = guides_open(s->tokenizer, s->rules.vocab, &s->guides, err);
+    if (st != OK)
+        return st;
+    s->reasoning_begin = guides_token(s->guides, "<think>");
+    s->reasoning_end = guides_token(s->guides, "</think>");
+    s->reasoning_gap = guides_token(s->guides, "\n\n");
+    return OK;
 }
 
 void service_close(struct service *s)
 {
+    guides_close(s->guides);
     metrics_close(s->metrics);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->lock);

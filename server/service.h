@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "server/api/completion.h"
+#include "server/guides.h"
 #include "server/health.h"
 #include "server/metrics.h"
 #include "server/tokenizer/tokenizer.h"
@@ -23,8 +24,11 @@ struct service {
     struct completion_rules rules;
     const struct tokenizer *tokenizer;         /* NULL: none */
     const struct chat_template *chat_template; /* NULL: no tokenizer */
-    struct metrics *metrics;                   /* owned */
-    struct request_worker *worker;             /* these three borrowed */
+    struct metrics *metrics;                   /* these two owned */
+    struct guides *guides;
+    int32_t reasoning_begin, reasoning_end; /* tokens of <think> and </think>; -1: none; */
+    int32_t reasoning_gap;                  /* and of the empty line behind it */
+    struct request_worker *worker;          /* these three borrowed */
     struct output *output;
     struct health *health;
     char name_text[1024];                 /* what names points into */

@@ -162,6 +162,26 @@ static void set_answer(const struct raw *raw, const struct completion_rules *rul
         answer_form_begin(&r->answer, choice->name, &r->answer_begin);
 }
 
+/* Where the answer may be calls of tools, its structure is that of content or calls; where it has
+ * to be calls, that of calls. */
+static enum status set_structure(const struct raw *raw, const struct tool_choice *choice,
+                                 struct completion_request *r, struct api_error *e)
+{
+    struct structure *s = &r->structure;
+    if (choice->required && s->kind != STRUCTURE_NONE)
+        return api_error_field(e, "tool_choice",
+                               "tool_choice and %s cannot both say what the answer is", s->field);
+    if (!choice->calls)
+        return OK;
+    s->form = r->answer;
+    s->tools = raw->conversation.tools;
+    s->begun = choice->required;
+    s->name = choice->name;
+    if (s->begun)
+        s->field = "tool_choice";
+    return OK;
+}
+
 enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
                        struct chat_request *out, struct api_error *e)
 {
@@ -178,6 +198,7 @@ enum status chat_parse(const char *text, size_t n, const struct completion_rules
     TRY(sampling_check(&raw.sampling, q->doc, rules, e));
     TRY(convert(&raw, rules, fills_context, q, e));
     set_answer(&raw, rules, &choice, q);
+    TRY(set_structure(&raw, &choice, q, e));
     TRY(conversation_make(&raw.conversation, q->doc, &r.conversation, e));
     *out = r;
     return OK;

@@ -2,6 +2,8 @@
  * what depends on two fields or on the forms of `prompt` is checked after them. */
 #include "server/api/completion.h"
 
+#include "engine/grammar/guide.h"
+
 #include "server/api/body.h"
 #include "server/api/sampling.h"
 
@@ -161,8 +163,10 @@ void completion_forget_text(struct completion_request *r)
     for (int32_t i = 0; i < r->prompt_count; i++)
         r->prompts[i].text = (struct field_string){NULL, 0};
     r->stop_count = r->bad_word_count = 0;
+    r->structure = (struct structure){.kind = STRUCTURE_NONE};
+    jdoc_close(r->own_schema);
     jdoc_close(r->doc);
-    r->doc = NULL;
+    r->own_schema = r->doc = NULL;
 }
 
 void completion_free(struct completion_request *r)
@@ -171,6 +175,8 @@ void completion_free(struct completion_request *r)
         free(r->prompts[i].ids);
     free(r->prompts);
     buf_free(&r->answer_begin);
+    guide_unref(r->params.guide);
+    jdoc_close(r->own_schema);
     if (r->doc)
         jdoc_close(r->doc);
     *r = (struct completion_request){0};

@@ -10,6 +10,7 @@
 #include "server/answer/answer.h"
 #include "server/api/api_error.h"
 #include "server/api/field.h"
+#include "server/grammar/structure.h"
 
 #define COMPLETION_PROMPTS_MAX 64
 #define COMPLETION_N_MAX 8
@@ -54,7 +55,9 @@ struct completion_request {
     bool return_token_ids, tokens_as_ids, add_special_tokens;
     struct answer_form answer; /* of a chat */
     struct buf answer_begin;   /* what the prompt ends with for it; empty: nothing */
-    /* for the engine: completion_params */
+    struct structure structure;
+    struct jdoc *own_schema; /* that it borrows from, beside doc; NULL: none */
+    /* for the engine: completion_params. A guide is a reference that is ours. */
     struct request_params params;
     struct token_bias bias[ENGINE_BIAS_MAX];
     int32_t stop_ids[ENGINE_STOP_IDS_MAX];

@@ -14,13 +14,52 @@ static const struct field stream_rows[] = {
     IGNORED(include_obfuscation),
 };
 
+#define SCHEMA(field, member)                                                                      \
+    {                                                                                              \
+        .name = (field), .kind = FIELD_ANY,                                                        \
+        .schema = "\"type\":[\"object\",\"boolean\",\"string\",\"null\"]", AT(member)              \
+    }
+#define PATTERN(field, member)                                                                     \
+    {                                                                                              \
+        .name = (field), .kind = FIELD_STRING, .int_min = 1,                                       \
+        .int_max = RESPONSE_FORMAT_PATTERN_BYTES_MAX, AT(member)                                   \
+    }
+#define CHOICES(field, member)                                                                     \
+    {                                                                                              \
+        .name = (field), .kind = FIELD_ARRAY, AT(member)                                           \
+    }
+
+static const struct field json_schema_rows[] = {
+    IGNORED(name),
+    IGNORED(description),
+    IGNORED(strict), /* always */
+    SCHEMA("schema", format.schema),
+};
+
 static const struct field format_rows[] = {
     {.name = "type",
-     .kind = FIELD_STRING,
-     .use = FIELD_UNSUPPORTED,
-     .int_max = 64,
+     .kind = FIELD_CHOICE,
+     .choices = "text|json_object|json_schema",
      .required = true,
-     .neutral_text = "text"},
+     AT(format.type)},
+    {.name = "json_schema",
+     .kind = FIELD_OBJECT,
+     .members = json_schema_rows,
+     .member_count = ARRAY_LEN(json_schema_rows)},
+    SCHEMA("schema", format.object_schema),
+};
+
+static const struct field structured_rows[] = {
+    SCHEMA("json", format.json),
+    {.name = "json_object", .kind = FIELD_BOOL, AT(format.json_object)},
+    PATTERN("regex", format.regex),
+    CHOICES("choice", format.choice),
+    UNSUPPORTED(grammar, FIELD_STRING, 0),
+    UNSUPPORTED(structural_tag, FIELD_ANY, NAN),
+    UNSUPPORTED(whitespace_pattern, FIELD_STRING, 0),
+    UNSUPPORTED(disable_additional_properties, FIELD_BOOL, 0),
+    IGNORED(disable_fallback),
+    IGNORED(disable_any_whitespace), /* there is little of it */
 };
 
 static const struct field rows[] = {
@@ -62,11 +101,16 @@ static const struct field rows[] = {
      .kind = FIELD_OBJECT,
      .members = format_rows,
      .member_count = ARRAY_LEN(format_rows)},
-    UNSUPPORTED(structured_outputs, FIELD_OBJECT, 0),
-    UNSUPPORTED(guided_json, FIELD_ANY, NAN),
-    UNSUPPORTED(guided_regex, FIELD_STRING, 0),
+    {.name = "structured_outputs",
+     .kind = FIELD_OBJECT,
+     .members = structured_rows,
+     .member_count = ARRAY_LEN(structured_rows)},
+    SCHEMA("guided_json", format.guided_json),
+    PATTERN("guided_regex", format.guided_regex),
+    CHOICES("guided_choice", format.guided_choice),
     UNSUPPORTED(guided_grammar, FIELD_STRING, 0),
-    UNSUPPORTED(guided_choice, FIELD_ARRAY, 0),
+    UNSUPPORTED(guided_whitespace_pattern, FIELD_STRING, 0),
+    IGNORED(guided_decoding_backend),
     UNSUPPORTED(prompt_embeds, FIELD_ANY, NAN),
     UNSUPPORTED(allowed_token_ids, FIELD_ARRAY, 0),
     UNSUPPORTED(logits_processors, FIELD_ARRAY, 0),
@@ -201,6 +245,9 @@ static enum status list_tokens(const struct sampling *s, int32_t vocab,
 enum status sampling_convert(const struct sampling *s, const struct completion_rules *rules,
                              struct completion_request *r, struct api_error *e)
 {
+    enum status st = response_format_read(&s->format, r->doc, &r->structure, &r->own_schema, e);
+    if (st != OK)
+        return st;
     convert(s, r);
     r->stop_count = list_strings(s->stop, r->stop);
     r->bad_word_count = list_strings(s->bad_words, r->bad_words);

@@ -4,6 +4,7 @@
 #define TESSERA_SERVER_API_SAMPLING_H
 
 #include "server/api/completion.h"
+#include "server/api/response_format.h"
 
 /* What the rows store into. */
 struct sampling {
@@ -16,6 +17,7 @@ struct sampling {
     bool stream, include_usage, continuous_usage_stats;
     bool ignore_eos, include_stop_str_in_output, skip_special_tokens;
     bool return_token_ids, return_tokens_as_token_ids;
+    struct response_format format;
 };
 
 struct field_rows sampling_rows(size_t base);

@@ -422,7 +422,7 @@ def test_refused(chat, fields, param, words):
     ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
      "tool_choice"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"guided_grammar": "root ::= a"}, "guided_grammar"),
     ({"echo": True}, "echo"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),

@@ -275,8 +275,9 @@ def test_refused_because_of_another(demo):
     for fields, param in [({"best_of": 2}, "best_of"), ({"stream_options": {}}, "stream_options"),
                           ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
                           ({"min_tokens": 17}, "min_tokens"), ({"suffix": "x"}, "suffix"),
-                          ({"response_format": {"type": "json_object"}}, "response_format"),
-                          ({"structured_outputs": {"regex": "a"}}, "structured_outputs")]:
+                          ({"response_format": {"type": "json_schema"}}, "response_format"),
+                          ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"},
+                           "guided_regex")]:
         reply = demo.post("/v1/completions", {"prompt": PROMPT, **fields})
         assert (reply.status, reply.error["param"]) == (400, param), reply.body
     demo.complete(PROMPT, max_tokens=1, n=2, best_of=2, response_format={"type": "text"}, suffix="")

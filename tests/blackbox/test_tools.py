@@ -5,6 +5,7 @@ test (parrot.py) and written as models' templates write it, by jinja2; the offic
 import json
 
 import jinja2
+import jsonschema
 import openai
 import pytest
 from tokenizers import AddedToken
@@ -65,6 +66,9 @@ SCRIPTS["hermes"] |= {
     "thought_call": "<think>\nI must look.\n</think>\n\n" + write_calls(QWEN, [TIDE]),
     "open": "The sea.\n</think>\n\nIt rains.",
     "only": "<think>\nFor ever",
+    "thought_form": '<think>\nThe sea, perhaps.\n</think>\n\n{"sky": "grey", "wind": 7.25}',
+    "open_form": 'The sea.\n</think>{"sky": "grey", "wind": 7.25}',
+    "open_no": "The sea.\n</think>No.",
     "mistral0": SCRIPTS["mistral"]["mistral0"],
 }
 SAID = SCRIPTS["hermes"]
@@ -250,6 +254,7 @@ def test_a_limit_after_a_call(qwen):
 
 
 RAIN_ONLY = {"type": "function", "function": {"name": "rain"}}
+ANY = [{"type": "function", "function": {"name": name}} for name in ("rain", "tide")]
 
 
 @pytest.mark.parametrize("choice", ["required", RAIN_ONLY])
@@ -259,9 +264,9 @@ def test_a_call_that_has_to_be(family, choice):
     whole = write_calls((form, ""), [RAIN])
     begin = BEGINS[name][0] + ("" if choice == "required" else BEGINS[name][1])
     assert whole.startswith(begin)
-    for each in family.both(text=whole[len(begin):], begin=begin, tools=TOOLS, tool_choice=choice):
+    for each in family.both(text=whole[len(begin):], begin=begin, tools=ANY, tool_choice=choice):
         check_calls(each, "", [RAIN])
-    ids = family.ask(text="x", tools=TOOLS, tool_choice=choice, max_tokens=1,
+    ids = family.ask(text="x", tools=ANY, tool_choice=choice, max_tokens=1,
                      extra_body={"return_token_ids": True}).prompt_token_ids
     end = family.server.post("/detokenize", {"tokens": ids[-40:]}).json()["prompt"]
     assert end.endswith(begin)
@@ -275,11 +280,120 @@ def test_a_call_that_has_to_be_ends_reasoning(qwen):
         assert not each.message.model_extra
 
 
-def test_a_call_that_has_to_be_and_is_none(qwen):
-    begin = '<tool_call>\n{"name": "'
-    choice = qwen.ask(text="I'd rather not", begin=begin, tools=TOOLS,
-                      tool_choice="required").choices[0]
-    assert choice.message.content == "I'd rather not" and choice.finish_reason == "stop"
+def test_a_call_that_has_to_be_is_one(family):
+    """Whatever the model would say: the name is that of a tool, the arguments are what it takes."""
+    (name, _), *_ = family.forms.items()
+    parameters = {
+        "type": "object", "properties": {
+            "where": {"enum": ["here", "there"]},
+            "days": {"type": "integer", "maximum": 9, "minimum": 1}
+        }, "required": ["where", "days"], "additionalProperties": False
+    }
+    others = {"type": "object", "properties": {"moon": {"const": "full"}}, "required": ["moon"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": taken}}
+             for name, taken in (("tide", others), ("rain", parameters))]
+    for choice in "required", RAIN_ONLY:
+        begin = BEGINS[name][0] + ("" if choice == "required" else BEGINS[name][1])
+        for each in family.both(text="I'd rather not",
+                                begin=begin,
+                                tools=tools,
+                                tool_choice=choice,
+                                parallel_tool_calls=False):
+            call, = each.message.tool_calls
+            assert each.finish_reason == "tool_calls" and not each.message.content
+            assert call.function.name in (["rain", "tide"] if choice == "required" else ["rain"])
+            jsonschema.validate(json.loads(call.function.arguments),
+                                parameters if call.function.name == "rain" else others)
+
+
+def test_several_calls_that_have_to_be(family):
+    (name, (form, _)), *_ = family.forms.items()
+    whole, begin = write_calls((form, ""), [RAIN, TIDE, RAIN]), BEGINS[name][0]
+    for parallel in True, False:
+        wanted = [RAIN, TIDE, RAIN] if parallel and name != "llama3_json" else [RAIN]
+        for each in family.both(text=whole[len(begin):], begin=begin, tools=ANY,
+                                tool_choice="required", parallel_tool_calls=parallel):
+            check_calls(each, "", wanted)
+
+
+def test_parameters_that_cannot_be_kept_to(qwen):
+    """They are an object at least, unless the tool is strict."""
+    function = {"name": "rain", "parameters": {"not": {"type": "string"}}}
+    begin = '<tool_call>\n{"name": "rain", "arguments":'
+    call, = qwen.ask(text="no", begin=begin, tool_choice=RAIN_ONLY, max_tokens=200, tools=[
+                     {"type": "function", "function": function}]).choices[0].message.tool_calls
+    assert isinstance(json.loads(call.function.arguments), dict)
+    error = qwen.server.post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "x"}], "tool_choice": RAIN_ONLY,
+        "tools": [{"type": "function", "function": {**function, "strict": True}}]})
+    assert error.status == 400 and error.error["param"] == "tool_choice"
+    assert "tool rain: schema at #: not is not supported" in error.error["message"]
+
+
+# ---- answers that have to be of a form ----
+
+WEATHER = {
+    "type": "object", "properties": {
+        "sky": {"enum": ["clear", "grey"]}, "wind": {"type": "number", "minimum": 0, "maximum": 99}
+    }, "required": ["sky", "wind"], "additionalProperties": False
+}
+IN_FORM = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "weather", "strict": True, "schema": WEATHER}
+    }
+}
+
+
+def test_a_form_leaves_alone_what_is_in_it(family):
+    for text in '{"sky": "grey", "wind": 7.25}', '{"sky":"clear","wind":0}', \
+            '{\n  "sky": "clear",\n  "wind": 98.5\n}':
+        for choice in family.both(text=text, **IN_FORM):
+            assert (choice.message.content, choice.finish_reason) == (text, "stop")
+
+
+def no_thought(family):
+    """Whoever may reason may choose to where nothing else is likely."""
+    ids = family.server.post(
+        "/tokenize", {"prompt": "<think>", "add_special_tokens": False}).json()["tokens"]
+    return {ids[0]: -100} if len(ids) == 1 else {}
+
+
+def test_a_form_is_kept_to(family):
+    for text in "It is grey.", '{"sky": "blue", "wind": 7}', '{"wind": 7, "sky": "grey"}', "":
+        for choice in family.both(text=text, logit_bias=no_thought(family), **IN_FORM):
+            assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(choice.message.content), WEATHER)
+
+
+def test_calls_or_a_form(family):
+    """With tools the answer may be calls of them, too."""
+    (name, (form, _)), *_ = family.forms.items()
+    if "|python_tag|" in form:
+        return  # is written without the mark where the form is to be kept to
+    for choice in family.both(text=write_calls((form, ""), [RAIN]), tools=ANY, **IN_FORM):
+        check_calls(choice, "", [RAIN])
+    text = '{"sky": "grey", "wind": 7.25}'
+    for choice in family.both(text=text, tools=ANY, **IN_FORM):
+        assert (choice.message.content, choice.message.tool_calls) == (text, None)
+
+
+def test_reasoning_before_a_form(qwen):
+    """It is free, whether the prompt has begun it or the model does."""
+    for script, think in ("thought_form", False), ("open_form", True):
+        for choice in qwen.both(script, think=think, **IN_FORM):
+            assert choice.message.content == '{"sky": "grey", "wind": 7.25}'
+            assert choice.message.reasoning.startswith("The sea")
+    for choice in qwen.both("open_no", think=True, **IN_FORM):
+        assert choice.message.reasoning == "The sea."
+        jsonschema.validate(json.loads(choice.message.content), WEATHER)
+
+
+def test_a_form_and_a_call_that_has_to_be(qwen):
+    error = qwen.server.post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "x"}], "tools": ANY, "tool_choice": "required",
+        **IN_FORM})
+    assert error.status == 400 and "cannot both say" in error.error["message"]
 
 
 def test_stop_strings_come_first(qwen):

@@ -15,6 +15,8 @@ REASONS = (
     "how this model writes calls is not known", "tool_choice must be {", "is none of the tools",
     "must name a tool by",
     "must be a JSON object",
+    "cannot both say what the answer is", "json_schema.schema is required", "its type is not",
+    "guided_json:", "guided_regex:", "guided_choice:", "structured_outputs:", "response_format:",
     "too big", "answers at once", "for each of n, are more than",
 )
 

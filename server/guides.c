@@ -1,0 +1,201 @@
+/* DESIGN: a table with a lock, for the lookup only: grammars are made outside of it, on the thread
+ * of the request. What nobody uses gives way to what is new, the longest unused first; while all
+ * are in use, there is no room for another. The vocabulary's tree is made when it is first needed.
+ */
+#include "server/guides.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    char *key; /* NULL: free */
+    size_t key_len;
+    struct guide *guide;
+    uint64_t used; /* when, by the table's clock */
+};
+
+struct guides {
+    const struct tokenizer *tokenizer;
+    int32_t vocab;
+    pthread_mutex_t lock; /* guards what follows */
+    struct vocabulary *vocabulary;
+    struct entry entries[GUIDES_MAX];
+    uint64_t clock;
+};
+
+enum status guides_open(const struct tokenizer *t, int32_t vocab, struct guides **out,
+                        struct err *err)
+{
+    struct guides *g = calloc(1, sizeof *g);
+    if (!g)
+        return base_fail(err, ERR_NOMEM, "no memory for grammars");
+    g->tokenizer = t;
+    g->vocab = vocab;
+    pthread_mutex_init(&g->lock, NULL);
+    *out = g;
+    return OK;
+}
+
+void guides_close(struct guides *g)
+{
+    if (!g)
+        return;
+    for (int32_t i = 0; i < GUIDES_MAX; i++) {
+        free(g->entries[i].key);
+        guide_unref(g->entries[i].guide);
+    }
+    vocabulary_close(g->vocabulary);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+/* ---- tokens ---- */
+
+/* Marks of calls are text, even where they are control tokens: so are they in answers. */
+static bool is_mark(struct token_view v)
+{
+    for (enum answer_calls calls = ANSWER_CALLS_NONE; calls <= ANSWER_CALLS_MISTRAL_ARGS; calls++) {
+        const char *marks[ANSWER_MARKS_MAX];
+        answer_form_marks(&(struct answer_form){.calls = calls}, marks);
+        for (size_t i = 0; marks[i]; i++)
+            if (strlen(marks[i]) == (size_t)v.len && memcmp(marks[i], v.text, (size_t)v.len) == 0)
+                return true;
+    }
+    return false;
+}
+
+static const char *text_of(const void *ctx, int32_t id, int32_t *n)
+{
+    const struct token_view v = tokenizer_view(ctx, id);
+    *n = v.kind != TOKEN_HIDDEN || is_mark(v) ? v.len : 0;
+    return v.text;
+}
+
+int32_t guides_token(struct guides *g, const char *text)
+{
+    const size_t n = strlen(text);
+    for (int32_t id = 0; g->tokenizer && id < g->vocab; id++) {
+        const struct token_view v = tokenizer_view(g->tokenizer, id);
+        if ((size_t)v.len == n && memcmp(v.text, text, n) == 0)
+            return id;
+    }
+    return -1;
+}
+
+static enum status need_vocabulary(struct guides *g, struct err *err)
+{
+    if (g->vocabulary)
+        return OK;
+    return vocabulary_open(g->vocab, text_of, g->tokenizer, &g->vocabulary, err);
+}
+
+/* ---- the table, under its lock ---- */
+
+static struct entry *find(struct guides *g, const struct buf *key)
+{
+    for (int32_t i = 0; i < GUIDES_MAX; i++) {
+        struct entry *e = &g->entries[i];
+        if (e->key && e->key_len == key->len && memcmp(e->key, key->data, key->len) == 0)
+            return e;
+    }
+    return NULL;
+}
+
+/* One that is free, or whose guide nobody has but us; NULL: there is none. */
+static struct entry *find_room(struct guides *g)
+{
+    struct entry *best = NULL;
+    for (int32_t i = 0; i < GUIDES_MAX; i++) {
+        struct entry *e = &g->entries[i];
+        if (!e->key)
+            return e;
+        if (!guide_is_shared(e->guide) && (!best || e->used < best->used))
+            best = e;
+    }
+    return best;
+}
+
+static struct guide *use(struct guides *g, struct entry *e)
+{
+    e->used = ++g->clock;
+    return guide_ref(e->guide);
+}
+
+/* Takes *key and *guide over, unless another thread was faster or there is no room. */
+static enum status keep(struct guides *g, struct buf *key, struct guide **guide, struct guide **out,
+                        struct err *err)
+{
+    struct entry *e = find(g, key);
+    if (!e) {
+        e = find_room(g);
+        if (!e)
+            return base_fail(err, ERR_LIMIT,
+                             "%d different structures are in use already, try again later",
+                             GUIDES_MAX);
+        free(e->key);
+        guide_unref(e->guide);
+        *e = (struct entry){.guide = *guide};
+        e->key = buf_take(key, &e->key_len);
+        *guide = NULL;
+        if (!e->key) {
+            guide_unref(e->guide);
+            e->guide = NULL;
+            return base_fail(err, ERR_NOMEM, "no memory for a grammar");
+        }
+    }
+    *out = use(g, e);
+    return OK;
+}
+
+/* ---- on the thread of a request ---- */
+
+static enum status make(struct guides *g, const struct structure *s, struct buf *key,
+                        struct guide **out, struct err *err)
+{
+    enum status st = OK;
+    struct grammar *grammar = NULL;
+    struct guide *guide = NULL;
+    TRY(structure_build(s, &grammar, err));
+    TRY(guide_open(grammar, g->vocabulary, &guide, err));
+    pthread_mutex_lock(&g->lock);
+    st = keep(g, key, &guide, out, err);
+    pthread_mutex_unlock(&g->lock);
+out:
+    guide_unref(guide);
+    return st;
+}
+
+static enum status get(struct guides *g, const struct structure *s, struct buf *key,
+                       struct guide **out, struct err *err)
+{
+    structure_key(s, key);
+    if (key->failed)
+        return base_fail(err, ERR_INPUT, "it is too large (at most %d bytes)",
+                         GUIDES_KEY_BYTES_MAX);
+    pthread_mutex_lock(&g->lock);
+    const enum status st = need_vocabulary(g, err);
+    struct entry *known = st == OK ? find(g, key) : NULL;
+    if (known)
+        *out = use(g, known);
+    pthread_mutex_unlock(&g->lock);
+    return st != OK || known ? st : make(g, s, key, out, err);
+}
+
+enum status guides_get(struct guides *g, const struct structure *s, struct guide **out,
+                       struct api_error *e)
+{
+    struct err err = {""};
+    struct buf key;
+    if (!g->tokenizer)
+        return api_error_field(e, s->field, "%s needs text: this model came without a tokenizer",
+                               s->field);
+    buf_init(&key, GUIDES_KEY_BYTES_MAX);
+    const enum status st = get(g, s, &key, out, &err);
+    buf_free(&key);
+    if (st == ERR_INPUT)
+        return api_error_field(e, s->field, "%s: %s", s->field, err.text);
+    if (st != OK)
+        api_error_from_status(e, st, &err);
+    return st;
+}
