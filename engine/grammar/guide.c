@@ -26,7 +26,7 @@ enum {
     STEPS_BYTES_MAX = 2 << 20,
     MASKS_BYTES_MAX = 2 << 20,
     MASKS_MIN = 8,
-    WORK_MAX = 1 << 19, /* spots that one token or mask may look at: tens of milliseconds */
+    WORK_MAX = 1 << 18, /* spots that one token or mask may look at: about 10 ms */
 };
 
 struct spot {

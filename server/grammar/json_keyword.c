@@ -247,7 +247,7 @@ const struct jdoc *json_ref(const struct jdoc *root, const struct jdoc *ref)
 
 /* ---- alternatives ---- */
 
-enum { REFS_MAX = 16, VALUES_MAX = 64 };
+enum { REFS_MAX = 16, VALUES_MAX = 64, MEMBERS_MAX = 64 }; /* that are looked at */
 
 static const struct jdoc *follow(const struct jdoc *root, const struct jdoc *v)
 {
@@ -286,9 +286,11 @@ static bool values_are_apart(const struct jdoc *a, const struct jdoc *b)
         return false;
     const bool list = jdoc_get(a, "const") == NULL;
     const size_t n = list ? jdoc_size(values) : 1;
+    if (n > VALUES_MAX || (!jdoc_get(b, "const") && jdoc_size(values_of(b)) > VALUES_MAX))
+        return false;
     for (size_t i = 0; i < n; i++) {
         const struct jdoc *v = list ? jdoc_at(values, i) : values;
-        if (n > VALUES_MAX || jdoc_type(v) != JDOC_STRING || has(b, v))
+        if (jdoc_type(v) != JDOC_STRING || has(b, v))
             return false;
     }
     return true;
@@ -297,8 +299,8 @@ static bool values_are_apart(const struct jdoc *a, const struct jdoc *b)
 static bool requires(const struct jdoc *v, const char *name)
 {
     const struct jdoc *required = jdoc_get(v, "required");
-    for (size_t i = 0; required && jdoc_type(required) == JDOC_ARRAY && i < jdoc_size(required);
-         i++)
+    const size_t n = required && jdoc_type(required) == JDOC_ARRAY ? jdoc_size(required) : 0;
+    for (size_t i = 0; i < n && i < MEMBERS_MAX; i++)
         if (jdoc_type(jdoc_at(required, i)) == JDOC_STRING &&
             strcmp(jdoc_string(jdoc_at(required, i)), name) == 0)
             return true;
@@ -318,40 +320,52 @@ static bool members_are_apart(const struct jdoc *root, const struct jdoc *a, con
 {
     const struct jdoc *properties = jdoc_get(a, "properties"), *value;
     const char *name;
+    int32_t seen = 0;
     if (!properties || jdoc_type(properties) != JDOC_OBJECT)
         return false;
-    for (void *i = jdoc_iter(properties, NULL, &name, &value); i;
-         i = jdoc_iter(properties, i, &name, &value))
+    for (void *i = jdoc_iter(properties, NULL, &name, &value); i && seen < MEMBERS_MAX;
+         i = jdoc_iter(properties, i, &name, &value), seen++)
         if (requires(a, name) && requires(b, name) &&
             values_are_apart(follow(root, value), property(root, b, name)))
             return true;
     return false;
 }
 
-static bool are_apart(const struct jdoc *root, const struct jdoc *a, const struct jdoc *b)
+/* One of the schemas, where its references lead. */
+struct alternative {
+    const struct jdoc *schema; /* NULL: it is none, or not supported */
+    struct json_keywords keywords;
+};
+
+static bool are_apart(const struct jdoc *root, const struct alternative *a,
+                      const struct alternative *b)
 {
-    struct json_keywords ka, kb;
-    struct err err;
-    a = follow(root, a);
-    b = follow(root, b);
-    if (!a || !b || json_keywords_read(a, &ka, &err) != OK ||
-        json_keywords_read(b, &kb, &err) != OK)
+    const uint32_t both = a->keywords.types & b->keywords.types;
+    const uint32_t numbers = JSON_INTEGER | JSON_NUMBER;
+    if (!a->schema || !b->schema)
         return false;
-    const uint32_t numbers = JSON_INTEGER | JSON_NUMBER, both = ka.types & kb.types;
-    if (both == 0 && ((ka.types & numbers) == 0 || (kb.types & numbers) == 0))
+    if (both == 0 && ((a->keywords.types & numbers) == 0 || (b->keywords.types & numbers) == 0))
         return true;
-    if (values_are_apart(a, b))
+    if (values_are_apart(a->schema, b->schema))
         return true;
-    return ka.types == JSON_OBJECT && kb.types == JSON_OBJECT && !ka.leading && !kb.leading &&
-           members_are_apart(root, a, b);
+    return a->keywords.types == JSON_OBJECT && b->keywords.types == JSON_OBJECT &&
+           !a->keywords.leading && !b->keywords.leading &&
+           members_are_apart(root, a->schema, b->schema);
 }
 
 bool json_are_apart(const struct jdoc *root, const struct jdoc *schemas, size_t *a, size_t *b)
 {
+    struct alternative all[JSON_ALTERNATIVES_MAX] = {{NULL, {NULL, 0}}};
     const size_t n = jdoc_size(schemas);
+    struct err err;
+    for (size_t i = 0; i < n && i < JSON_ALTERNATIVES_MAX; i++) {
+        const struct jdoc *v = follow(root, jdoc_at(schemas, i));
+        const bool fine = v && json_keywords_read(v, &all[i].keywords, &err) == OK;
+        all[i].schema = fine ? v : NULL;
+    }
     for (*a = 0; *a < n; ++*a)
         for (*b = *a + 1; *b < n; ++*b)
-            if (!are_apart(root, jdoc_at(schemas, *a), jdoc_at(schemas, *b)))
+            if (*b >= JSON_ALTERNATIVES_MAX || !are_apart(root, &all[*a], &all[*b]))
                 return false;
     return true;
 }

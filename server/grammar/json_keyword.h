@@ -28,8 +28,10 @@ enum status json_keywords_read(const struct jdoc *v, struct json_keywords *out,
 uint32_t json_types_of_value(const struct jdoc *v);
 /* What "#/..." names in the document (RFC 6901); NULL: nothing, or it is no such reference. */
 const struct jdoc *json_ref(const struct jdoc *root, const struct jdoc *ref);
-/* Can no value fulfil two of the schemas? By their types, their constants, or a required member of
- * both with other constants. False: *a and *b are two of which it is not known. */
+enum { JSON_ALTERNATIVES_MAX = 64 };
+/* Can no value fulfil two of the schemas, up to so many of them? By their types, their constants,
+ * or a required member of both with other constants. False: *a and *b are two of which it is not
+ * known. */
 bool json_are_apart(const struct jdoc *root, const struct jdoc *schemas, size_t *a, size_t *b);
 
 #endif

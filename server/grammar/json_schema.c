@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCHEMAS_MAX = 4096, PATH_BYTES_MAX = 200 };
+enum { SCHEMAS_MAX = 4096, DEPTH_MAX = 64, PATH_BYTES_MAX = 200 };
 
 struct schema {
     struct json_text t;
@@ -22,7 +22,7 @@ struct schema {
         const struct jdoc *schema;
         int32_t rule;
     } known[SCHEMAS_MAX];
-    int32_t known_count;
+    int32_t known_count, depth;
     struct buf path; /* where in the document we are */
 };
 
@@ -60,51 +60,61 @@ static int32_t scalar(struct schema *s, const struct jdoc *v, int32_t next)
     return first;
 }
 
-/* The elements from number i on. */
-static int32_t elements(struct schema *s, const struct jdoc *list, size_t i, int32_t next)
+/* What stands behind one of several: a comma and the next one, or the end. */
+static int32_t join(struct schema *s, bool last, int32_t next)
 {
-    if (i == jdoc_size(list))
-        return next;
-    next = i + 1 == jdoc_size(list) ? grammar_call(s->g, s->t.space, next)
-                                    : json_text_word(&s->t, ",", elements(s, list, i + 1, next));
-    return literal(s, jdoc_at(list, i), next);
+    return last ? grammar_call(s->g, s->t.space, next) : json_text_word(&s->t, ",", next);
 }
 
-/* The member at i, and those after it. */
-static int32_t members(struct schema *s, const struct jdoc *object, void *i, const char *name,
-                       const struct jdoc *value, int32_t next)
+/* The elements, then the bracket at `next`. */
+static int32_t elements(struct schema *s, const struct jdoc *list, int32_t next)
 {
-    struct buf key;
-    const char *after;
-    const struct jdoc *other;
-    void *more = jdoc_iter(object, i, &after, &other);
-    next = more ? json_text_word(&s->t, ",", members(s, object, more, after, other, next))
-                : grammar_call(s->g, s->t.space, next);
-    next = json_text_word(&s->t, ":", literal(s, value, next));
-    buf_init(&key, (size_t)1 << 20);
-    buf_json(&key, name, strlen(name));
-    next = key.failed ? GRAMMAR_NEVER : grammar_text(s->g, key.data, key.len, next);
-    buf_free(&key);
+    const size_t n = jdoc_size(list);
+    for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
+        next = literal(s, jdoc_at(list, i), join(s, i + 1 == n, next));
+    return next;
+}
+
+struct member {
+    const char *name;
+    const struct jdoc *value;
+};
+
+static int32_t member(struct schema *s, const struct member *m, int32_t next)
+{
+    struct buf name;
+    buf_init(&name, (size_t)1 << 20);
+    buf_json(&name, m->name, strlen(m->name));
+    next = json_text_word(&s->t, ":", literal(s, m->value, next));
+    next = name.failed ? GRAMMAR_NEVER : grammar_text(s->g, name.data, name.len, next);
+    buf_free(&name);
+    return next;
+}
+
+/* The members in their order, then the brace at `next`. */
+static int32_t members(struct schema *s, const struct jdoc *object, int32_t next)
+{
+    size_t n = 0;
+    struct member m, *list = calloc(jdoc_size(object) + 1, sizeof *list);
+    if (!list)
+        return GRAMMAR_NEVER;
+    for (void *i = jdoc_iter(object, NULL, &m.name, &m.value); i;
+         i = jdoc_iter(object, i, &m.name, &m.value))
+        list[n++] = m;
+    for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
+        next = member(s, &list[i], join(s, i + 1 == n, next));
+    free(list);
     return next;
 }
 
 /* A value that is given, with its members in their order. */
 static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next)
 {
-    const char *name;
-    const struct jdoc *value;
-    void *first;
-    if (jdoc_type(v) == JDOC_ARRAY) {
-        next = elements(s, v, 0, grammar_text(s->g, "]", 1, next));
-        return json_text_word(&s->t, "[", next);
-    }
-    if (jdoc_type(v) != JDOC_OBJECT)
-        return scalar(s, v, next);
-    next = grammar_text(s->g, "}", 1, next);
-    first = jdoc_iter(v, NULL, &name, &value);
-    if (first)
-        next = members(s, v, first, name, value, next);
-    return json_text_word(&s->t, "{", next);
+    if (jdoc_type(v) == JDOC_ARRAY)
+        return json_text_word(&s->t, "[", elements(s, v, grammar_text(s->g, "]", 1, next)));
+    if (jdoc_type(v) == JDOC_OBJECT)
+        return json_text_word(&s->t, "{", members(s, v, grammar_text(s->g, "}", 1, next)));
+    return scalar(s, v, next);
 }
 
 static enum status build_values(struct schema *s, const struct jdoc *values, uint32_t types,
@@ -314,7 +324,8 @@ static enum status check_object(const struct schema *s, const struct jdoc *prope
     if (required && jdoc_type(required) != JDOC_ARRAY)
         return FAIL(s, err, "required must be a list, got %s", jdoc_type_name(jdoc_type(required)));
     for (size_t i = 0; required && i < jdoc_size(required); i++)
-        if (jdoc_type(jdoc_at(required, i)) != JDOC_STRING)
+        if (jdoc_type(jdoc_at(required, i)) != JDOC_STRING ||
+            strlen(jdoc_string(jdoc_at(required, i))) != jdoc_string_len(jdoc_at(required, i)))
             return FAIL(s, err, "%s", "required must be a list of names");
     if ((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) >
         SCHEMAS_MAX)
@@ -436,6 +447,8 @@ static enum status build_choice(struct schema *s, const struct jdoc *v, const ch
     const size_t n = jdoc_size(list);
     if (strcmp(keyword, "allOf") == 0 && n > 1)
         return FAIL(s, err, "allOf with %zu schemas is not supported, only with one", n);
+    if (strcmp(keyword, "oneOf") == 0 && n > JSON_ALTERNATIVES_MAX)
+        return FAIL(s, err, "oneOf has %zu schemas, at most are %d", n, JSON_ALTERNATIVES_MAX);
     size_t a, b;
     if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(s->root, list, &a, &b))
         return FAIL(s, err,
@@ -507,10 +520,14 @@ static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule
     if (s->known_count == SCHEMAS_MAX || grammar_failed(s->g))
         return FAIL(s, err, "it is too large (more than %d schemas or %d states)", SCHEMAS_MAX,
                     GRAMMAR_NODES_MAX);
+    if (s->depth == DEPTH_MAX)
+        return FAIL(s, err, "it is the %dth schema within another", DEPTH_MAX + 1);
     *rule = grammar_rule(s->g);
     s->known[s->known_count].schema = v;
     s->known[s->known_count++].rule = *rule;
+    s->depth++;
     TRY(build(s, v, &first, err));
+    s->depth--;
     grammar_define(s->g, *rule, first);
 out:
     return st;

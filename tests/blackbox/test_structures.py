@@ -445,3 +445,33 @@ def test_choices():
 def test_refused_schema(schema, words):
     answer, = ask({"kind": "json", "value": schema})
     assert words in answer.get("error", ""), answer
+
+
+CHAIN = {"$defs": {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}}
+                   for i in range(3000)} | {"a3000": {}}, "$ref": "#/$defs/a0"}
+HUGE = [
+    (CHAIN, "schema within another"),
+    ({"const": [1] * 90000}, "needs more than"),
+    ({"const": {str(i): i for i in range(40000)}}, "needs more than"),
+    ({"enum": [f"value {i}" for i in range(40000)]}, "needs more than"),
+    ({"oneOf": [{"const": f"value {i}"} for i in range(65)]}, "at most are 64"),
+    ({"oneOf": [{"type": "object", "required": [f"p{k}" for k in range(300)],
+                 "properties": {f"p{k}": {"enum": ["a", "b"]} for k in range(300)}}
+                for _ in range(60)]}, "both number 0"),
+    ({"anyOf": [{"anyOf": [{"anyOf": [{"type": "object"}] * 30}] * 30}] * 30}, "too large"),
+    ({"properties": {f"p{i}": {"type": "string", "maxLength": 500} for i in range(300)}},
+     "too large"),
+    ({"properties": {f"p{i}": {} for i in range(500)}, "additionalProperties": True}, None),
+    ({"properties": {f"p{i}": {} for i in range(3000)}, "required": [f"p{i}" for i in range(900)]},
+     None),
+    ({"enum": [f"value {i}" for i in range(4000)]}, None),
+    ({"type": "object", "x-a": [[[[[]]]]] * 9000}, None),
+]
+
+
+@pytest.mark.parametrize("index", range(len(HUGE)))
+def test_huge_schema(index):
+    """An answer in any case, and soon: it is the thread of a request that thinks about it."""
+    schema, words = HUGE[index]
+    answer, = ask({"kind": "json", "value": schema, "walks": 2})
+    assert words in answer["error"] if words else "walked" in answer, answer
