@@ -94,6 +94,14 @@ static const char *nearest(const char *name)
     return best->name;
 }
 
+static enum status unknown(const char *name, struct err *err)
+{
+    const char *known = nearest(name);
+    if (base_edit_distance(name, known) > 3)
+        return base_fail(err, ERR_INPUT, "%.64s is not known", name);
+    return base_fail(err, ERR_INPUT, "%.64s is not known; did you mean %s?", name, known);
+}
+
 /* A keyword that is refused unless it asks for nothing. */
 static bool is_idle(const char *name, const struct jdoc *value)
 {
@@ -136,8 +144,7 @@ static enum status count_groups(const struct jdoc *v, int32_t counts[REFUSED + 1
         if (!k && strncmp(name, "x-", 2) == 0)
             continue;
         if (!k)
-            return base_fail(err, ERR_INPUT, "%.64s is not known; did you mean %s?", name,
-                             nearest(name));
+            return unknown(name, err);
         if (k->group == REFUSED && is_idle(name, value))
             continue;
         if (k->group == REFUSED)

@@ -166,10 +166,10 @@ static enum status build_string(struct schema *s, const struct jdoc *v, int32_t 
     if ((pattern && jdoc_type(pattern) != JDOC_STRING) ||
         (format && jdoc_type(format) != JDOC_STRING))
         return FAIL(s, err, "%s must be a string", pattern ? "pattern" : "format");
-    if ((pattern != NULL) + (format != NULL) + counts > 1)
-        return FAIL(s, err, "%s cannot be combined with %s", pattern ? "pattern" : "format",
-                    pattern && format ? "format" : "minLength or maxLength");
-    if (pattern)
+    if ((pattern || format) && counts)
+        return FAIL(s, err, "%s cannot be combined with minLength or maxLength",
+                    pattern ? "pattern" : "format");
+    if (pattern) /* a format beside it is an annotation */
         return build_pattern(s, jdoc_string(pattern), jdoc_string_len(pattern), false, first, err);
     if (format) {
         const char *known = json_format_pattern(jdoc_string(format));

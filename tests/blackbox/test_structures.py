@@ -39,24 +39,15 @@ def fits(kind, value, texts):
 
 # ---- JSON schemas ----
 
-NAMES = {
-    "type": "object", "properties": {"first": {"type": "string"}, "last": {"type": "string"}},
-    "required": ["first"], "additionalProperties": False
-}
-TREE = {
-    "$defs": {
-        "node": {
-            "type": "object", "required": ["value"], "additionalProperties": False, "properties": {
-                "value": {"type": "integer"},
-                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}
-            }
-        }
-    }, "$ref": "#/$defs/node"
-}
-CAT = {
-    "type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
-    "required": ["kind", "lives"]
-}
+NAMES = {"type": "object", "properties": {"first": {"type": "string"}, "last": {"type": "string"}},
+         "required": ["first"], "additionalProperties": False}
+TREE = {"$defs": {"node": {"type": "object", "required": ["value"], "additionalProperties": False,
+                           "properties": {"value": {"type": "integer"},
+                                          "children": {"type": "array",
+                                                       "items": {"$ref": "#/$defs/node"}}}}},
+        "$ref": "#/$defs/node"}
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
+       "required": ["kind", "lives"]}
 DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]}
 
 # each with values that fulfil it and values that do not
@@ -71,86 +62,77 @@ SCHEMAS = [
     ({"type": "null"}, [None], [0, "null"]),
     ({"type": ["string", "null"]}, ["a", None], [1]),
     ({"type": ["integer", "number"]}, [1, 1.5], ["a"]),
-    (NAMES, [{"first": "a"}, {"first": "a", "last": "b"}], [{}, {"last": "b"}, {"first": 1},
-                                                            {"first": "a", "x": 1}]),
-    ({"type": "object",
-      "properties": {"a": {"type": "integer"}}}, [{}, {"a": 1}], [{"a": "x"},
-                                                                  {"a": 1, "b": 2.5, "c": "x"}]),
-    ({
-        "type": "object", "properties": {"a": {"type": "integer"}, "ab": {"type": "null"}},
-        "additionalProperties": {"type": "string"}
-    }, [{}, {"a": 1}, {"b": "x"}, {"a": 1, "ab": None, "abc": "x", "": "y"},
-        {"é": "x", "aé": "y"}], [{"a": "x"}, {"b": 1}, {"ab": "x"}]),
-    ({
-        "type": "object", "properties": {"é": {"type": "integer"}, "z😀": {"type": "null"}},
-        "additionalProperties": {"type": "string"}, "required": ["q"]
-    }, [{"é": 1, "z😀": None, "q": "1", "z": "x"}, {"q": ""}], [{"é": "1", "q": ""}, {}, {"q": 1}]),
+    (NAMES, [{"first": "a"}, {"first": "a", "last": "b"}],
+     [{}, {"last": "b"}, {"first": 1}, {"first": "a", "x": 1}]),
+    ({"type": "object", "properties": {"a": {"type": "integer"}}},
+     [{}, {"a": 1}], [{"a": "x"}, {"a": 1, "b": 2.5, "c": "x"}]),
+    ({"type": "object", "properties": {"a": {"type": "integer"}, "ab": {"type": "null"}},
+      "additionalProperties": {"type": "string"}},
+     [{}, {"a": 1}, {"b": "x"}, {"a": 1, "ab": None, "abc": "x", "": "y"}, {"é": "x", "aé": "y"}],
+     [{"a": "x"}, {"b": 1}, {"ab": "x"}]),
+    ({"type": "object", "properties": {"é": {"type": "integer"}, "z😀": {"type": "null"}},
+      "additionalProperties": {"type": "string"}, "required": ["q"]},
+     [{"é": 1, "z😀": None, "q": "1", "z": "x"}, {"q": ""}], [{"é": "1", "q": ""}, {}, {"q": 1}]),
     ({"required": ["a", "b"]}, [{"a": 1, "b": [2]}, {"a": 1, "b": 2, "c": 3}], [{"a": 1}]),
     ({"type": "array"}, [[], [1, "a", [None]]], [{}]),
-    ({"type": "array", "items": {"type": "integer"}, "minItems": 2,
-      "maxItems": 4}, [[1, 2], [1, 2, 3], [1, 2, 3, 4]], [[], [1], [1, 2, 3, 4, 5], ["a", "b"]]),
-    ({"type": "array", "items": {"type": "integer"}, "minItems": 3}, [[1, 2, 3], [1] * 9], [[1,
-                                                                                             2]]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
+     [[1, 2], [1, 2, 3], [1, 2, 3, 4]], [[], [1], [1, 2, 3, 4, 5], ["a", "b"]]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 3}, [[1, 2, 3], [1] * 9],
+    [[1, 2]]),
     ({"type": "array", "items": {"type": "integer"}, "maxItems": 0}, [[]], [[1]]),
-    ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}],
-      "items": False}, [[1, "a"], [1], []], [["a"], [1, 2], [1, "a", 2]]),
-    ({
-        "type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"},
-        "minItems": 1
-    }, [[1], [1, "a", "b"]], [[], ["a"], [1, 2]]),
-    ({"enum": ["red", "green", 3, None, {"a": [1, 2]}]}, ["red", 3, None,
-                                                          {"a": [1, 2]}], ["blue", 4, {"a": [1]}]),
+    ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+     [[1, "a"], [1], []], [["a"], [1, 2], [1, "a", 2]]),
+    ({"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"},
+      "minItems": 1}, [[1], [1, "a", "b"]], [[], ["a"], [1, 2]]),
+    ({"enum": ["red", "green", 3, None, {"a": [1, 2]}]}, ["red", 3, None, {"a": [1, 2]}],
+     ["blue", 4, {"a": [1]}]),
     ({"type": "string", "enum": ["red", 3]}, ["red"], [3]),
     ({"const": {"a": "é\n"}}, [{"a": "é\n"}], [{"a": "é"}]),
-    ({"anyOf": [NAMES, {"type": "integer"}, {"type": "null"}]}, [{"first": "a"}, 1,
-                                                                 None], ["a", {}, 1.5]),
-    ({"oneOf": [CAT, DOG]}, [{"kind": "cat", "lives": 9}, {"kind": "wolf"}], [{"kind": "cat"},
-                                                                              {"kind": "cow"}]),
+    ({"anyOf": [NAMES, {"type": "integer"}, {"type": "null"}]},
+     [{"first": "a"}, 1, None], ["a", {}, 1.5]),
+    ({"oneOf": [CAT, DOG]}, [{"kind": "cat", "lives": 9}, {"kind": "wolf"}],
+     [{"kind": "cat"}, {"kind": "cow"}]),
     ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [None, 1.5]),
     ({"allOf": [NAMES]}, [{"first": "a"}], [{}]),
-    (TREE, [{"value": 1}, {"value": 1,
-                           "children": [{"value": 2, "children": []},
-                                        {"value": 3}]}], [{"children": []},
-                                                          {"value": 1, "children": [{}]}]),
-    ({
-        "type": "object", "properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}},
-        "additionalProperties": False
-    }, [{}, {"next": {"next": {"n": 1}}}, {"next": {}, "n": 3}], [{"next": 1}, {"n": {}}]),
-    ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "\n\"\\",
-                                                          "é😀é😀"], ["a", "abcde", "é"]),
+    (TREE, [{"value": 1}, {"value": 1, "children": [{"value": 2, "children": []}, {"value": 3}]}],
+     [{"children": []}, {"value": 1, "children": [{}]}]),
+    ({"type": "object", "properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}},
+      "additionalProperties": False}, [{}, {"next": {"next": {"n": 1}}}, {"next": {}, "n": 3}],
+     [{"next": 1}, {"n": {}}]),
+    ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "\n\"\\", "é😀é😀"],
+     ["a", "abcde", "é"]),
     ({"type": "string", "minLength": 3}, ["abc", "x" * 50], ["ab"]),
     ({"type": "string", "maxLength": 0}, [""], ["a"]),
     ({"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, ["AB-1", "ZZ-0099"], ["AB", "ab-1",
-                                                                             "AB-1x"]),
+    "AB-1x"]),
     ({"type": "string", "pattern": "b"}, ["b", "abc", "\n\"b\\"], ["", "a"]),
     ({"type": "string", "pattern": "[\"\\\\]\n"}, ["\"\n", "x\\\ny"], ["\n", "\""]),
-    ({"type": "string",
-      "format": "date"}, ["2024-01-31",
-                          "1999-11-30"], ["2024-13-01", "2024-02-30", "2024-11-31", "24-01-01"]),
-    ({"type": "string",
-      "format": "date-time"}, ["2024-01-31T12:00:00Z", "2024-06-30T23:59:59.5+02:00"],
+    ({"type": "string", "format": "postcode", "pattern": "^[0-9]{5}$"}, ["01234"], ["1234"]),
+    ({"type": "string", "format": "date"}, ["2024-01-31", "1999-11-30"],
+     ["2024-13-01", "2024-02-30", "2024-11-31", "24-01-01"]),
+    ({"type": "string", "format": "date-time"}, ["2024-01-31T12:00:00Z",
+    "2024-06-30T23:59:59.5+02:00"],
      ["2024-01-31", "2024-01-31T25:00:00Z"]),
     ({"type": "string", "format": "time"}, ["12:00:00Z", "00:00:00.25-05:30"], ["24:00:00Z"]),
-    ({"type": "string", "format": "duration"}, ["P1Y2M3D", "PT36H",
-                                                "P1DT12H30M5S"], ["P", "1D", "PT"]),
+    ({"type": "string", "format": "duration"}, ["P1Y2M3D", "PT36H", "P1DT12H30M5S"], ["P", "1D",
+    "PT"]),
     ({"type": "string", "format": "email"}, ["a@b", "first.last@example.com"], ["a", "@b", "a@"]),
-    ({"type": "string", "format": "ipv4"}, ["0.0.0.0",
-                                            "255.249.19.1"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
-    ({"type": "string", "format": "ipv6"}, ["1:2:3:4:5:6:7:8",
-                                            "fe80:0:0:0:0:0:0:1"], ["1:2", "g:1"]),
+    ({"type": "string", "format": "ipv4"}, ["0.0.0.0", "255.249.19.1"], ["256.1.1.1", "1.1.1",
+    "01.1.1.1"]),
+    ({"type": "string", "format": "ipv6"}, ["1:2:3:4:5:6:7:8", "fe80:0:0:0:0:0:0:1"], ["1:2",
+    "g:1"]),
     ({"type": "string", "format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
     ({"type": "string", "format": "uri"}, ["https://example.com/a?b=c#d", "ftp://a"], ["a", "://"]),
     ({"type": "string", "format": "hostname"}, ["a", "example.com"], ["-a", "a..b", ""]),
     ({"type": "integer", "minimum": -3, "maximum": 12}, [-3, 0, 9, 10, 12], [-4, 13, 100]),
-    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 1}, [0.5, 0.75,
-                                                                 0.999], [0.25, 1, 0.4999]),
+    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 1}, [0.5, 0.75, 0.999],
+    [0.25, 1, 0.4999]),
     ({"type": "number", "exclusiveMinimum": -1.5}, [-1.25, 0, 1000.5], [-1.5, -2]),
-    ({
-        "type": "object", "title": "T", "description": "d", "properties": {
-            "a": {"type": "integer", "default": 3, "examples": [1]},
-            "b": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "B"}
-        }, "required": ["a"], "additionalProperties": False, "x-order": 1, "uniqueItems": False
-    }, [{"a": 1}, {"a": 1, "b": None}], [{}, {"b": "x"}]),
+    ({"type": "object", "title": "T", "description": "d", "properties": {
+        "a": {"type": "integer", "default": 3, "examples": [1]},
+        "b": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "B"}},
+      "required": ["a"], "additionalProperties": False, "x-order": 1, "uniqueItems": False},
+     [{"a": 1}, {"a": 1, "b": None}], [{}, {"b": "x"}]),
 ]
 
 
@@ -408,6 +390,7 @@ def test_choices():
     (1, "schema at #: a schema must be an object, true or false, got"),
     ({"type": "objekt"}, "type must be object, array"),
     ({"type": "object", "proprieties": {}}, "did you mean properties?"),
+    ({"type": "string", "nullable": True}, "schema at #: nullable is not known"),
     ({"properties": {"a": {"items": {"multipleOf": 2}}}
       }, "schema at #/properties/a/items: multipleOf"),
     ({"not": {"type": "string"}}, "not is not supported"),
@@ -424,6 +407,7 @@ def test_choices():
     ({"enum": []}, "enum must be a list"),
     ({"type": "string", "format": "colour"}, "format colour is not supported"),
     ({"type": "string", "pattern": "a", "minLength": 1}, "cannot be combined"),
+    ({"type": "string", "format": "date", "maxLength": 9}, "cannot be combined"),
     ({"type": "string", "pattern": "("}, "schema at #: the regular expression has a ( without"),
     ({"type": "string", "minLength": -1}, "minLength must be an integer"),
     ({"type": "string", "minLength": 2, "maxLength": 1}, "nothing can fulfil"),
