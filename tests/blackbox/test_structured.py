@@ -14,29 +14,23 @@ from harness import eventually, is_sanitized
 from test_recovery import answer, kill, lose_a_rank
 
 PERSON = {
-    "type": "object", "additionalProperties": False, "required": ["name", "age", "pets"],
+    "type": "object",
     "properties": {
-        "name": {"type": "string",
-                 "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "born": {"type": "string", "format": "date"},
-        "mood": {"anyOf": [{"enum": ["glad", "sad"]}, {"type": "null"}]}, "pets": {
-            "type": "array", "maxItems": 3, "items": {
-                "type": "object", "properties": {
-                    "kind": {"enum": ["cat", "dog"]},
-                    "weight": {"type": "number", "minimum": 0.5, "maximum": 80}
-                }, "required": ["kind", "weight"], "additionalProperties": False
-            }
-        }
-    }
-}
+        "mood": {"anyOf": [{"enum": ["glad", "sad"]}, {"type": "null"}]},
+        "pets": {"type": "array", "maxItems": 3, "items": {
+            "type": "object",
+            "properties": {"kind": {"enum": ["cat", "dog"]},
+                           "weight": {"type": "number", "minimum": 0.5, "maximum": 80}},
+            "required": ["kind", "weight"], "additionalProperties": False}}},
+    "required": ["name", "age", "pets"], "additionalProperties": False}
 
 
 def form(schema):
-    return {
-        "response_format": {
-            "type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}
-        }
-    }
+    return {"response_format": {"type": "json_schema", "json_schema": {
+        "name": "it", "schema": schema, "strict": True}}}
 
 
 WORDS = {"structured_outputs": {"regex": "([a-z]{2,9} ){40}[a-z]{2,9}\\."}}
@@ -44,14 +38,10 @@ WORDS = {"structured_outputs": {"regex": "([a-z]{2,9} ){40}[a-z]{2,9}\\."}}
 REQUESTS = [
     {"prompt": "Once", "max_tokens": 400, "seed": 1, **form(PERSON)},
     {"prompt": "Once", "max_tokens": 400, "temperature": 0, "logprobs": 2, **form(PERSON)},
-    {
-        "prompt": "The", "max_tokens": 400, "seed": 2, "top_p": 0.8, "frequency_penalty": 0.7,
-        "presence_penalty": 0.4, "repetition_penalty": 1.2, **form(PERSON)
-    },
-    {
-        "prompt": "A", "max_tokens": 400, "seed": 3, "temperature": 1.8, "top_k": 40, "n": 3,
-        "min_tokens": 20, **form(PERSON)
-    },
+    {"prompt": "The", "max_tokens": 400, "seed": 2, "top_p": 0.8, "frequency_penalty": 0.7,
+     "presence_penalty": 0.4, "repetition_penalty": 1.2, **form(PERSON)},
+    {"prompt": "A", "max_tokens": 400, "seed": 3, "temperature": 1.8, "top_k": 40, "n": 3,
+     "min_tokens": 20, **form(PERSON)},
     {"prompt": "One day", "max_tokens": 300, "seed": 4, "min_p": 0.02, **WORDS},
 ]
 FREE = {"prompt": "Once upon a time", "max_tokens": 150, "seed": 5, "ignore_eos": True}
@@ -68,16 +58,13 @@ def check(requests, answers):
 
 
 def choices_of(server, request):
-    return server.complete(request["prompt"],
-                           **{k: v
-                              for k, v in request.items() if k != "prompt"},
-                           return_token_ids=True)["choices"]
+    return server.complete(**request, return_token_ids=True)["choices"]
 
 
 def test_same_bits_everywhere(serve):
     """On 1, 2 and 4 ranks, by both samplers, and beside others."""
     wanted = None
-    for arguments in (("-tp", 1), ("-tp", 2), ("-tp", 4)):
+    for arguments in (("-tp", 1), ("-tp", 2, "--sampler", "distributed"), ("-tp", 4)):
         server = serve(checkpoint.DEMO, *arguments)
         alone = [choices_of(server, request) for request in [*REQUESTS, FREE]]
         check(REQUESTS, alone)
@@ -90,10 +77,8 @@ def test_same_bits_everywhere(serve):
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_rank_changes_nothing(serve, lost):
     server = serve(checkpoint.DEMO, "-tp", 2, "--max-model-len", 1024)
-    long = {
-        "prompt": "Once", "max_tokens": 900, "seed": 6,
-        "structured_outputs": {"regex": "([a-z]{3,9} )*"}, "ignore_eos": True
-    }
+    long = {"prompt": "Once", "max_tokens": 900, "seed": 6, "ignore_eos": True,
+            "structured_outputs": {"regex": "([a-z]{3,9} )*"}}
     requests = [long, *REQUESTS, {**long, "seed": 7, "frequency_penalty": 0.5}]
     wanted = [answer(server, request) for request in requests]
     assert lose_a_rank(server, requests, kill(lost)) == wanted
@@ -127,10 +112,7 @@ def test_stream(demo):
 def test_the_end(demo):
     """It is where nothing can follow: without a token more, and with one for the end where
     something could."""
-    reply = demo.complete("Once",
-                          max_tokens=50,
-                          return_token_ids=True,
-                          logprobs=0,
+    reply = demo.complete("Once", max_tokens=50, return_token_ids=True, logprobs=0,
                           structured_outputs={"choice": ["Yes", "No"]})
     choice = reply["choices"][0]
     assert choice["text"] in ("Yes", "No") and choice["finish_reason"] == "stop"
