@@ -103,19 +103,6 @@ out:
 
 /* ---- objects ---- */
 
-/* "name": value, then `next`. */
-static int32_t pair(const struct json_text *t, const struct json_member *m, int32_t next)
-{
-    struct buf name;
-    buf_init(&name, (size_t)1 << 20);
-    buf_json(&name, m->name, strlen(m->name));
-    const int32_t value = json_text_word(t, ":", grammar_call(t->g, m->rule, next));
-    const int32_t first =
-        name.failed ? GRAMMAR_NEVER : grammar_text(t->g, name.data, name.len, value);
-    buf_free(&name);
-    return first;
-}
-
 /* The rule of a member with another name. */
 static enum status build_other(const struct json_text *t, const struct json_member *members,
                                int32_t count, int32_t other, int32_t *rule, struct err *err)
@@ -149,7 +136,8 @@ enum status json_object_build(const struct json_text *t, const struct json_membe
         grammar_fork_set(g, rest, last, json_text_word(t, ",", key));
     }
     for (int32_t i = count - 1; i >= 0 && !grammar_failed(g); i--) {
-        const int32_t one = pair(t, &members[i], rest);
+        const int32_t value = grammar_call(g, members[i].rule, rest);
+        const int32_t one = json_text_name(t, members[i].name, value);
         key = members[i].required ? one : grammar_either(g, one, key);
         may_end = may_end && !members[i].required;
         rest = grammar_either(g, json_text_word(t, ",", key), may_end ? last : GRAMMAR_NEVER);

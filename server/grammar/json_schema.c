@@ -80,17 +80,6 @@ struct member {
     const struct jdoc *value;
 };
 
-static int32_t member(struct schema *s, const struct member *m, int32_t next)
-{
-    struct buf name;
-    buf_init(&name, (size_t)1 << 20);
-    buf_json(&name, m->name, strlen(m->name));
-    next = json_text_word(&s->t, ":", literal(s, m->value, next));
-    next = name.failed ? GRAMMAR_NEVER : grammar_text(s->g, name.data, name.len, next);
-    buf_free(&name);
-    return next;
-}
-
 /* The members in their order, then the brace at `next`. */
 static int32_t members(struct schema *s, const struct jdoc *object, int32_t next)
 {
@@ -102,7 +91,8 @@ static int32_t members(struct schema *s, const struct jdoc *object, int32_t next
          i = jdoc_iter(object, i, &m.name, &m.value))
         list[n++] = m;
     for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
-        next = member(s, &list[i], join(s, i + 1 == n, next));
+        next = json_text_name(&s->t, list[i].name,
+                              literal(s, list[i].value, join(s, i + 1 == n, next)));
     free(list);
     return next;
 }

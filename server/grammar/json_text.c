@@ -1,10 +1,23 @@
 #include "server/grammar/json_text.h"
 
+#include "config/buf.h"
+
 #include <string.h>
 
 int32_t json_text_word(const struct json_text *t, const char *text, int32_t next)
 {
     return grammar_text(t->g, text, strlen(text), grammar_call(t->g, t->space, next));
+}
+
+int32_t json_text_name(const struct json_text *t, const char *name, int32_t next)
+{
+    struct buf quoted;
+    buf_init(&quoted, (size_t)1 << 20);
+    buf_json(&quoted, name, strlen(name));
+    next = json_text_word(t, ":", next);
+    next = quoted.failed ? GRAMMAR_NEVER : grammar_text(t->g, quoted.data, quoted.len, next);
+    buf_free(&quoted);
+    return next;
 }
 
 int32_t json_text_digit(const struct json_text *t, int32_t next)

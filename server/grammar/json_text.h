@@ -27,6 +27,8 @@ void json_text_open(struct json_text *t, struct grammar *g);
 
 /* `text` and the space that may follow it. */
 int32_t json_text_word(const struct json_text *t, const char *text, int32_t next);
+/* A member's name as JSON writes it, and the colon. */
+int32_t json_text_name(const struct json_text *t, const char *name, int32_t next);
 /* A digit. */
 int32_t json_text_digit(const struct json_text *t, int32_t next);
 /* A character that stands in a string as it is, of lo..hi. */

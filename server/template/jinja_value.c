@@ -2,6 +2,8 @@
  * needs the render's count of the depth, and stands with what it does, such as comparing. */
 #include "server/template/jinja_value.h"
 
+#include "server/utf8.h"
+
 #include <string.h>
 
 struct value jinja_bool(bool b)
@@ -182,13 +184,9 @@ static bool is_space(uint32_t code)
 
 uint32_t jinja_decode(const char *s, size_t width)
 {
-    static const unsigned char first_bits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
     if (width == 1 && (unsigned char)s[0] >= 0x80)
         return 0xfffd; /* a stray byte */
-    uint32_t code = (unsigned char)s[0] & first_bits[width];
-    for (size_t i = 1; i < width; i++)
-        code = code << 6 | ((unsigned char)s[i] & 0x3f);
-    return code;
+    return utf8_code(s, width);
 }
 
 size_t jinja_space(const char *s, size_t n)
