@@ -270,17 +270,20 @@ DEVICE int32_t elect_nucleus(struct ballots *b, const struct sample_params *p, f
     return shared.end < 0 ? -1 : draw_kept(b, &shared, key).id;
 }
 
+/* Of rows and slots only what is needed: the kernel has no register to spare. */
 struct elect_args {
     struct sample_election e;
-    struct sample_rows rows;
-    struct sample_slots slots;
-    struct sample_candidate *orders; /* [blocks, vocab] */
+    const int32_t *slot, *position, *target;
+    const struct sample_params *params;
+    int32_t *history;
+    int32_t history_cols;
     int32_t row;                     /* of block 0 */
+    struct sample_candidate *orders; /* [blocks, vocab] */
 };
 
 DEVICE int32_t elect_row(const struct elect_args &a, int32_t r)
 {
-    const struct sample_params p = a.slots.params[a.rows.slot[r]];
+    const struct sample_params p = a.params[a.slot[r]];
     const struct sample_survey all = election_sum(&a.e, r);
     struct ballots b = {
         &a.e, r, election_places(&a.e, r), a.orders + (int64_t)blockIdx.x * a.e.vocab, 0, 0};
@@ -290,19 +293,20 @@ DEVICE int32_t elect_row(const struct elect_args &a, int32_t r)
         return all.argmax;
     if (b.places == 0)
         return all.id;
-    return elect_nucleus(&b, &p, all.z_max, numerics_key(p.seed, p.choice, a.rows.position[r]));
+    return elect_nucleus(&b, &p, all.z_max, numerics_key(p.seed, p.choice, a.position[r]));
 }
 
 __global__ void __launch_bounds__(THREADS) elect_kernel(int32_t *ids, struct elect_args a)
 {
     const int32_t r = a.row + (int32_t)blockIdx.x;
-    const int32_t given = a.rows.slot[r] < 0 ? -1 : a.rows.target[r];
-    const int32_t id = is_drawn(&a.rows, r) ? elect_row(a, r) : given;
+    const int32_t slot = a.slot[r];
+    const bool drawn = slot >= 0 && a.target[r] < 0;
+    const int32_t id = drawn ? elect_row(a, r) : slot < 0 ? -1 : a.target[r];
     if (threadIdx.x != 0)
         return;
     ids[r] = id;
-    if (is_drawn(&a.rows, r) && id >= 0) /* asked again: what is kept takes registers */
-        a.slots.history[(int64_t)a.rows.slot[r] * a.slots.history_cols + a.rows.position[r]] = id;
+    if (drawn && id >= 0)
+        a.history[(int64_t)slot * a.history_cols + a.position[r]] = id;
 }
 
 /* ---- ops ---- */
@@ -339,7 +343,15 @@ void elect_run(struct backend *b, int32_t *ids, const struct sample_election *e,
 {
     struct cuda_backend *c = cuda_of(b);
     const int32_t step = rows_at_once(c, e->vocab);
-    struct elect_args a = {*e, *rows, *slots, (struct sample_candidate *)c->sample.data, 0};
+    struct elect_args a = {*e,
+                           rows->slot,
+                           rows->position,
+                           rows->target,
+                           slots->params,
+                           slots->history,
+                           slots->history_cols,
+                           0,
+                           (struct sample_candidate *)c->sample.data};
     for (; a.row < e->rows; a.row += step) {
         const int32_t left = e->rows - a.row;
         LAUNCH(c, elect_kernel, (unsigned)(left < step ? left : step), THREADS, 0, ids, a);
