@@ -306,6 +306,19 @@ def test_a_call_that_has_to_be_is_one(family):
                                 parameters if call.function.name == "rain" else others)
 
 
+def test_arguments_are_those_of_the_tool(qwen):
+    """And not another's, whatever the model says."""
+    def tool(name, member):
+        return {"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {member: {"const": 1}}, "required": [member]}}}
+
+    begin = '<tool_call>\n{"name": "rain", "arguments":'
+    choice = qwen.ask(text=' {"moon": 1}}', begin=begin, tool_choice=RAIN_ONLY,
+                      tools=[tool("tide", "moon"), tool("rain", "sky")]).choices[0]
+    call, = choice.message.tool_calls
+    assert json.loads(call.function.arguments) == {"sky": 1}
+
+
 def test_several_calls_that_have_to_be(family):
     (name, (form, _)), *_ = family.forms.items()
     whole, begin = write_calls((form, ""), [RAIN, TIDE, RAIN]), BEGINS[name][0]
