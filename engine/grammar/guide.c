@@ -60,7 +60,7 @@ struct guide {
     int32_t class_count, words;
     uint64_t era;
     bool full;    /* there is no room or no time for what was asked */
-    int32_t work; /* spots looked at during this call */
+    int32_t work; /* spots looked at for this token or mask */
     struct stack *stacks;
     struct state *states;
     struct spot *places;

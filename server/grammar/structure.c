@@ -115,13 +115,12 @@ static enum status build_calls(const struct structure *s, const struct json_text
     const struct answer_words words = answer_form_words(&s->form);
     const int32_t names = grammar_rule(g), tail = grammar_rule(g);
     const int32_t end = grammar_call(g, tail, GRAMMAR_END);
+    const bool named = s->begun && *s->name; /* other tools do not matter: it is one call */
     int32_t call;
-    TRY(build_call(s, t, &words, "", end, &call, err));
-    grammar_define(g, names, call);
+    TRY(build_call(s, t, &words, named ? s->name : "", end, &call, err));
+    grammar_define(g, names, named ? GRAMMAR_NEVER : call);
     const int32_t more = grammar_call(g, names, GRAMMAR_END);
-    grammar_define(g, tail, tail_of(t, &words, s->form.one_call, more));
-    if (s->begun && *s->name)
-        TRY(build_call(s, t, &words, s->name, end, &call, err));
+    grammar_define(g, tail, tail_of(t, &words, named || s->form.one_call, more));
     *first = call;
     if (!s->begun)
         *first = grammar_text(g, words.before, strlen(words.before), call);

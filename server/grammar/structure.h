@@ -30,7 +30,7 @@ struct structure {
 bool structure_is_none(const struct structure *s);
 /* Appends a text that is the same for equal structures only. */
 void structure_key(const struct structure *s, struct buf *out);
-/* ERR_INPUT, ERR_LIMIT: what is not supported, or too much. The caller frees *out. */
+/* ERR_INPUT: what is not supported, or too much. The caller frees *out. */
 enum status structure_build(const struct structure *s, struct grammar **out,
                             struct err *err) MUST_USE;
 
