@@ -76,7 +76,8 @@ bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
     if (good) {
         if (r->out.len == 0) {
             http_peer_move(r->peer, HTTP_PEER_SENDING);
-            r->out.max = n > r->unsent_max ? n : r->unsent_max; /* nothing waits: it is not slow */
+            /* nothing waits: it is not slow, and what follows a large piece may wait behind it */
+            r->out.max = r->unsent_max + (n > r->unsent_max ? n : 0);
         }
         buf_add(&r->out, bytes, n);
         good = !r->out.failed;
