@@ -196,6 +196,71 @@ enum status backend_linear(struct backend *b, struct view y, struct cview x, con
     return st;
 }
 
+static bool is_like(const struct weight_spec *a, const struct weight_spec *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+enum status backend_experts_open(struct backend *b, const struct weight *const *weight,
+                                 int32_t count, int32_t chosen, int32_t rows_max,
+                                 struct experts **out, struct err *err)
+{
+    bool alike = count >= 1 && count <= BACKEND_EXPERTS_MAX;
+    for (int32_t i = 0; alike && i < count; i++)
+        alike = is_like(&weight[i]->spec, &weight[0]->spec);
+    if (!alike || chosen < 1 || chosen > count || chosen > BACKEND_CHOSEN_MAX || rows_max < 0)
+        return base_fail(err, ERR_INTERNAL, "experts: %d of %d, %s", (int)chosen, (int)count,
+                         alike ? "of one shape" : "not of one shape");
+    *out = b->ops->experts_open(b, weight, count, chosen, rows_max);
+    return *out ? OK
+                : base_fail(err, ERR_NOMEM, "no memory for %d experts and %d rows", (int)count,
+                            (int)rows_max);
+}
+
+static bool is_routing(const struct routing *r)
+{
+    return r->chosen >= 1 && r->chosen <= r->experts && r->chosen <= BACKEND_CHOSEN_MAX &&
+           r->experts <= BACKEND_EXPERTS_MAX && r->expert != NULL && r->share != NULL;
+}
+
+/* Is there scratch for so many rows of these experts? */
+static bool is_ready(const struct experts *w, const struct routing *r, int32_t rows)
+{
+    return is_routing(r) && w->count == r->experts && w->chosen == r->chosen && rows <= w->rows_max;
+}
+
+enum status backend_route(struct backend *b, const struct routing *r, struct cview logits,
+                          bool among, struct err *err)
+{
+    REQUIRE("route", is_routing(r) && has_shape(logits, logits.rows, r->experts), logits, logits);
+    b->ops->route(b, r, logits, among);
+    return OK;
+}
+
+enum status backend_expert_linear(struct backend *b, struct view y, struct cview x,
+                                  const struct experts *w, const struct routing *r, struct err *err)
+{
+    REQUIRE("expert_linear", is_ready(w, r, x.rows), x, y);
+    REQUIRE("expert_linear", has_shape(x, x.rows, w->spec.in), x, y);
+    REQUIRE("expert_linear", has_shape(cview_of(y), x.rows, (int64_t)r->chosen * w->spec.out), x,
+            y);
+    REQUIRE("expert_linear", w->spec.leaves == 1, x, y);
+    REQUIRE("expert_linear", is_apart(cview_of(y), x), x, y);
+    b->ops->expert_linear(b, y, x, w, r);
+    return OK;
+}
+
+enum status backend_expert_sum(struct backend *b, struct view y, struct cview x,
+                               const struct experts *w, const struct routing *r, struct err *err)
+{
+    REQUIRE("expert_sum", is_ready(w, r, x.rows), x, y);
+    REQUIRE("expert_sum", has_shape(x, x.rows, (int64_t)r->chosen * w->spec.in), x, y);
+    REQUIRE("expert_sum", has_shape(cview_of(y), x.rows, w->spec.out), x, y);
+    REQUIRE("expert_sum", is_apart(cview_of(y), x), x, y);
+    b->ops->expert_sum(b, y, x, w, r);
+    return OK;
+}
+
 enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
                             float eps, struct err *err)
 {

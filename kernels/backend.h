@@ -21,6 +21,9 @@
  *              integer, so exact; an output is one ascending chain over the runs of fused
  *              multiply-adds of that sum and (scale of the weight * scale of x) from +0.0, per
  *              leaf.
+ *   experts    expert_linear is linear, with each row's experts for itself. In expert_sum a leaf's
+ *              sum of a row begins with +0.0; to it are added, ascending over the row's experts,
+ *              the products of share and the expert's chain over that leaf. Leaves fold as above.
  *   sums       over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds
  *              elements j, j+16, ... in ascending order; lanes fold with stride 8, 4, 2, 1.
  *   attention  reduces keys in ascending segments of 256 positions: per segment the maximum, the
@@ -46,6 +49,8 @@
 #define BACKEND_FETCH_MAX ((size_t)256 << 10) /* and their bytes together */
 #define BACKEND_SCALE_MAX 0x1p7f /* largest scale of F8_E4M3: kernels add powers of two to it */
 #define BACKEND_GROUP 32         /* columns that share a scale of I8 and I4 */
+#define BACKEND_EXPERTS_MAX 1024
+#define BACKEND_CHOSEN_MAX 64 /* experts of a row */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
 struct view {
@@ -126,6 +131,17 @@ struct qkv_rules {
     const float *bias;            /* [(H + 2K) * E], added */
     const float *q_norm, *k_norm; /* [E], both or none: gains of an RMS norm of each head */
     float eps;
+};
+
+/* One linear of all experts of a mixture: their weights, of one shape and type. Opaque. */
+struct experts;
+
+/* Which experts the rows of a step take, and how much of each. Arrays on the device, which route
+ * writes. */
+struct routing {
+    int32_t experts, chosen; /* E; how many a row takes, <= E */
+    int32_t *expert;         /* [T, chosen] ascending in each row */
+    float *share;            /* [T, chosen] */
 };
 
 /* Per slot, on the device. Greedy when temperature == 0. */
@@ -300,6 +316,15 @@ struct backend_ops {
     /* Reads one row back as fp32 [in]; for checks. */
     void (*weight_get)(const struct weight *w, int32_t row, float *dst);
 
+    /* The handle of a linear's experts, weight[0..count), which are borrowed. Reserves scratch for
+     * its ops with up to rows_max rows that take `chosen` experts each. NULL: no memory. */
+    struct experts *(*experts_open)(struct backend *b, const struct weight *const *weight,
+                                    int32_t count, int32_t chosen, int32_t rows_max);
+    void (*experts_close)(struct experts *e);
+    /* Scratch it takes beside that of `reserve`; 0 on the host. */
+    size_t (*experts_bytes)(const struct weight_spec *spec, int32_t count, int32_t chosen,
+                            int32_t rows_max);
+
     struct kv_cache *(*kv_open)(struct backend *b, const struct kv_spec *spec, void *storage);
     void (*kv_close)(struct kv_cache *kv);
 
@@ -311,6 +336,17 @@ struct backend_ops {
                   int32_t first);
     /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
+    /* For each row of logits[T, E] the `chosen` largest, ties to the lowest expert: their numbers,
+     * ascending, and as shares the softmax over all E or, if `among`, over those. */
+    void (*route)(struct backend *b, const struct routing *r, struct cview logits, bool among);
+    /* y[t] = [x[t] * w[e]^T for each expert e of the row, one after the other]; w[e] is [out, in],
+     * y [T, chosen * out]. */
+    void (*expert_linear)(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                          const struct routing *r);
+    /* y[t] = sum of share * (x[t, i] * w[e]^T) over the row's experts e, of which the i-th has
+     * columns [i * in, (i + 1) * in) of x; y [T, out]. */
+    void (*expert_sum)(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                       const struct routing *r);
     /* y = x * rsqrt(mean(x^2) + eps) * gain, per row. y may alias x. gain fp32 [D]. */
     void (*rmsnorm)(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
     /* x += delta; y = rmsnorm(x). y may alias delta, not x. */
@@ -411,6 +447,18 @@ enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
                           const struct weight *w, int32_t first, struct err *err) MUST_USE;
 enum status backend_linear(struct backend *b, struct view y, struct cview x, const struct weight *w,
                            struct err *err) MUST_USE;
+/* As experts_open. weight: all of one spec, count <= BACKEND_EXPERTS_MAX. */
+enum status backend_experts_open(struct backend *b, const struct weight *const *weight,
+                                 int32_t count, int32_t chosen, int32_t rows_max,
+                                 struct experts **out, struct err *err) MUST_USE;
+enum status backend_route(struct backend *b, const struct routing *r, struct cview logits,
+                          bool among, struct err *err) MUST_USE;
+enum status backend_expert_linear(struct backend *b, struct view y, struct cview x,
+                                  const struct experts *w, const struct routing *r,
+                                  struct err *err) MUST_USE;
+enum status backend_expert_sum(struct backend *b, struct view y, struct cview x,
+                               const struct experts *w, const struct routing *r,
+                               struct err *err) MUST_USE;
 enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
                             float eps, struct err *err) MUST_USE;
 enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,

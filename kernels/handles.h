@@ -11,6 +11,14 @@ struct weight {
     unsigned char *storage;  /* borrowed */
 };
 
+struct experts {
+    struct weight_spec spec; /* of each */
+    struct backend *backend;
+    int32_t count;
+    int32_t rows_max, chosen;     /* for which there is scratch */
+    const struct weight **weight; /* [count] */
+};
+
 struct kv_cache {
     struct kv_spec spec;
     struct backend *backend;

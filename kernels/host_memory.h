@@ -8,6 +8,12 @@ enum status host_memory_probe(int32_t devices, size_t *bytes, struct err *err);
 size_t host_memory_scratch_bytes(int32_t rows_max, int32_t in_max, int32_t out_max);
 void *host_memory_alloc(struct backend *b, size_t bytes);
 void host_memory_free(struct backend *b, void *p);
+/* The handle alone. */
+struct experts *host_memory_experts_open(struct backend *b, const struct weight *const *weight,
+                                         int32_t count, int32_t chosen, int32_t rows_max);
+void host_memory_experts_close(struct experts *e);
+size_t host_memory_experts_bytes(const struct weight_spec *spec, int32_t count, int32_t chosen,
+                                 int32_t rows_max);
 void host_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes);
 enum status host_memory_download(struct backend *b, void *dst, const void *src, size_t bytes,
                                  struct err *err);

@@ -1,7 +1,7 @@
 /* DESIGN: every op but attention (test_attend.c) and sampling (test_sample.c), by the rules of
  * subjects.h; and a row alone must give the bits it has among many. */
 #include "tests/only.h"
-#include "tests/subjects.h"
+#include "tests/made_weight.h"
 
 #include "kernels/cpu/pool.h"
 
@@ -59,73 +59,17 @@ static void test_tables(void **state UNUSED)
 
 static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3};
 
-/* Some of 0.001 to 0.02, all bits of the mantissa in use; of I8 and I4 values of bf16, and of
- * either sign. */
-static float *scales_of(const struct weight_spec *spec)
-{
-    const size_t n = (size_t)spec->out * (size_t)backend_scales(spec);
-    float *scale = aligned_bytes(n * sizeof *scale, 0xff);
-    for (size_t i = 0; i < n; i++) {
-        scale[i] = 0.0105f + 0.0095f * gen(8, i);
-        if (dtype_is_int(spec->dtype))
-            scale[i] = dtype_from_bf16(dtype_to_bf16(gen(9, i) < 0 ? -scale[i] : scale[i]));
-    }
-    return scale;
-}
-
-/* The type that weight_put takes for a storage type, and the range of its values. */
-static enum dtype put_dtype(enum dtype storage)
-{
-    return dtype_is_int(storage) ? DTYPE_I8 : storage;
-}
-
-static float put_range(enum dtype storage)
-{
-    return storage == DTYPE_F8_E4M3 ? 96.0f
-           : storage == DTYPE_I8    ? 127.9f
-           : storage == DTYPE_I4    ? 7.9f
-                                    : 1.0f;
-}
-
 struct weight_case {
     struct weight_spec spec;
     enum dtype src;
     int32_t seam; /* rows of the first weight_put */
 };
 
-static struct weight *made(struct backend *b, const struct weight_spec *spec, enum dtype src_dtype,
-                           int32_t seam, void **storage)
-{
-    const size_t size = dtype_size(src_dtype), stride = (size_t)spec->in * size + 2 * size;
-    unsigned char *src = aligned_bytes((size_t)spec->out * stride, 0xff);
-    for (int32_t r = 0; r < spec->out; r++)
-        for (int32_t k = 0; k < spec->in; k++)
-            dtype_store(src + (size_t)r * stride, src_dtype, (size_t)k,
-                        gen(7, (size_t)r * 100003 + (size_t)k) * put_range(spec->dtype));
-    const size_t bytes = b->ops->weight_bytes(spec);
-    *storage = aligned_bytes(bytes, 0);
-    memset((unsigned char *)*storage + bytes, 0xa5, 64);
-    struct weight *w = must(b->ops->weight_open(b, spec, *storage));
-    b->ops->weight_put(w, seam, spec->out - seam, src + (size_t)seam * stride, src_dtype, stride);
-    b->ops->weight_put(w, 0, seam, src, src_dtype, stride);
-    if (dtype_is_scaled(spec->dtype)) {
-        float *scale = scales_of(spec);
-        const ptrdiff_t at = (ptrdiff_t)seam * backend_scales(spec);
-        b->ops->weight_scale(w, 0, seam, scale);
-        b->ops->weight_scale(w, seam, spec->out - seam, scale + at);
-        free(scale);
-    }
-    for (size_t i = 0; i < 64; i++)
-        assert_int_equal(((unsigned char *)*storage)[bytes + i], 0xa5);
-    free(src);
-    return w;
-}
-
 static void weight_case(struct backend *b, const void *arg, float *out)
 {
     const struct weight_case *c = arg;
     void *storage;
-    struct weight *w = made(b, &c->spec, c->src, c->seam, &storage);
+    struct weight *w = made(b, &c->spec, 7, c->src, c->seam, &storage);
     assert_int_equal(backend_weight_spec(w)->out, c->spec.out);
     for (int32_t r = 0; r < c->spec.out; r++)
         b->ops->weight_get(w, r, out + (size_t)r * (size_t)c->spec.in);
@@ -194,19 +138,6 @@ static void test_weight_f8(void **state UNUSED)
 
 /* ---- linear ---------------------------------------------------------------------------------- */
 
-/* Up to here a device promises the bits of a row alone. */
-#define DEVICE_FEW_ROWS 16
-
-/* Six standard deviations of a sum of `in` products of these tests whose x are rounded: to 16 bits
- * for few rows, else to 8 (bf16) or 4 (E4M3). */
-static double device_bound(int32_t rows, int32_t in, enum dtype dtype, double exact)
-{
-    if (dtype == DTYPE_F32)
-        return exact;
-    const bool few = rows <= DEVICE_FEW_ROWS;
-    return sqrt(in) * (few ? 0x1p-16 : dtype == DTYPE_F8_E4M3 ? 0x1p-4 : 0x1p-8);
-}
-
 struct linear_case {
     int32_t rows, in, out, leaves;
     enum dtype dtype;
@@ -228,7 +159,7 @@ static void linear_case(struct backend *b, const void *arg, float *out)
     const struct linear_case *c = arg;
     void *storage;
     struct weight_spec spec = linear_spec(c);
-    struct weight *w = made(b, &spec, put_dtype(c->dtype), 0, &storage);
+    struct weight *w = made(b, &spec, 7, put_dtype(c->dtype), 0, &storage);
     const size_t x_words = (size_t)c->rows * (size_t)c->in;
     float *x = generated(3, x_words);
     struct cview view = {x, DTYPE_F32, c->rows, c->in};
@@ -295,47 +226,12 @@ static void test_linear(void **state UNUSED)
     device = all_types;
 }
 
-/* What rank r of `ranks` has of a weight that made() fills: some leaves of it. */
-static struct weight *made_part(struct backend *b, const struct weight_spec *whole, int32_t ranks,
-                                int32_t r, void **storage)
-{
-    const int32_t leaves = whole->leaves / ranks, first = leaves * r, at = whole->cut[first];
-    const size_t size = dtype_size(put_dtype(whole->dtype));
-    struct weight_spec spec = *whole;
-    spec.leaves = leaves;
-    spec.in = whole->cut[first + leaves] - at;
-    for (int32_t l = 0; l <= leaves; l++)
-        spec.cut[l] = whole->cut[first + l] - at;
-    spec.scale_skip = whole->scale_cols > 0 ? at % whole->scale_cols : 0;
-    const size_t stride = (size_t)spec.in * size;
-    unsigned char *src = aligned_bytes((size_t)spec.out * stride, 0xff);
-    for (int32_t o = 0; o < spec.out; o++)
-        for (int32_t k = 0; k < spec.in; k++)
-            dtype_store(src + (size_t)o * stride, put_dtype(whole->dtype), (size_t)k,
-                        gen(7, (size_t)o * 100003 + (size_t)(at + k)) * put_range(whole->dtype));
-    *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
-    struct weight *w = must(b->ops->weight_open(b, &spec, *storage));
-    b->ops->weight_put(w, 0, spec.out, src, put_dtype(whole->dtype), stride);
-    free(src);
-    if (dtype_is_scaled(whole->dtype)) {
-        const int32_t all = backend_scales(whole), some = backend_scales(&spec);
-        float *scale = scales_of(whole), *mine = aligned_bytes((size_t)(spec.out * some) * 4, 0xff);
-        for (int32_t o = 0; o < spec.out; o++)
-            for (int32_t i = 0; i < some; i++)
-                mine[o * some + i] = scale[o * all + backend_scale_of(whole, at) + i];
-        b->ops->weight_scale(w, 0, spec.out, mine);
-        free(scale);
-        free(mine);
-    }
-    return w;
-}
-
 /* That rank's sums. */
 static float *rank_sums(struct backend *b, const struct linear_case *c,
                         const struct weight_spec *whole, const float *x, int32_t ranks, int32_t r)
 {
     void *storage;
-    struct weight *w = made_part(b, whole, ranks, r, &storage);
+    struct weight *w = made_part(b, whole, 7, ranks, r, &storage);
     const int32_t in = backend_weight_spec(w)->in, at = whole->cut[whole->leaves / ranks * r];
     const size_t words = (size_t)c->rows * (size_t)in;
     float *mine = guarded(words), *y = guarded((size_t)c->rows * (size_t)c->out);
@@ -359,7 +255,7 @@ static void leaves_case(struct backend *b, const struct linear_case *c)
     const size_t n = (size_t)c->rows * (size_t)c->out, x_words = (size_t)c->rows * (size_t)c->in;
     float *x = generated(3, x_words), *want = guarded(n), *got = guarded(n);
     void *storage;
-    struct weight *w = made(b, &spec, put_dtype(c->dtype), 0, &storage);
+    struct weight *w = made(b, &spec, 7, put_dtype(c->dtype), 0, &storage);
     const struct cview all = {x, DTYPE_F32, c->rows, c->in};
     ok(backend_linear(b, view_f32(want, c->rows, c->out), all, w, &err));
     for (int32_t ranks = 2; ranks <= 8; ranks *= 4) {
@@ -412,7 +308,7 @@ static void test_linear_f8(void **state UNUSED)
                                           DTYPE_F8_E4M3, rows % 3 * 64, rows % 3 * 21};
             struct weight_spec spec = linear_spec(&c), same = spec;
             void *storage, *plain;
-            struct weight *w = made(b, &spec, c.dtype, 0, &storage);
+            struct weight *w = made(b, &spec, 7, c.dtype, 0, &storage);
             same.dtype = DTYPE_F32;
             plain = aligned_bytes(b->ops->weight_bytes(&same), 0);
             struct weight *v = must(b->ops->weight_open(b, &same, plain));
@@ -634,7 +530,7 @@ static void lookup_case(struct backend *b, const void *arg, float *out)
     void *storage;
     struct weight_spec spec = {.out = 70, .in = c->cols, .leaves = 1, .dtype = DTYPE_F16};
     spec.cut[1] = spec.in;
-    struct weight *w = made(b, &spec, DTYPE_F32, 0, &storage);
+    struct weight *w = made(b, &spec, 7, DTYPE_F32, 0, &storage);
     const int32_t token[] = {30, -1, 99, 100, 29, 35, -1}, slot[] = {0, 1, 2, 3, 0, -1, 2};
     const int32_t position[] = {0, 2, 1, 0, 1, 0, 0}, index[] = {6, 0, 0, 3, 2, 1, 6};
     int32_t history[4][3] = {{1, 2, 3}, {4, 5, 64}, {31, 7, 8}, {0, 9, 10}}, ids[7];
@@ -665,7 +561,7 @@ static void test_arguments(void **state UNUSED)
     float x[64] = {0}, y[64];
     void *storage;
     struct weight_spec spec = {.out = 8, .in = 4, .dtype = DTYPE_F32, .leaves = 1, .cut = {0, 4}};
-    struct weight *w = made(b, &spec, DTYPE_F32, 0, &storage);
+    struct weight *w = made(b, &spec, 7, DTYPE_F32, 0, &storage);
     struct cview v = {x, DTYPE_F32, 2, 4};
     assert_int_equal(backend_linear(b, view_f32(y, 2, 8), v, w, &err), OK);
     assert_int_equal(backend_linear(b, view_f32(y, 2, 7), v, w, &err), ERR_INTERNAL);

@@ -85,13 +85,15 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .weight_open = layout_weight_open, .weight_close = layout_weight_close,                    \
         .weight_put = layout_weight_put, .weight_get = layout_weight_get,                          \
         .kv_open = layout_kv_open, .kv_close = layout_kv_close, .resolve = rowops_resolve,         \
-        .embed = rowops_embed, .linear = linear_run, .rmsnorm = rowops_rmsnorm,                    \
-        .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
-        .rms_scale = rowops_rms_scale, .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, \
-        .attend = attend_run, .silu_mul = rowops_silu_mul, .select = rowops_select,                \
-        .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
-        .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \
-        .logprobs = logprobs_run,                                                                  \
+        .experts_open = experts_open, .experts_close = host_memory_experts_close,                  \
+        .experts_bytes = host_memory_experts_bytes, .route = experts_route,                        \
+        .expert_linear = experts_linear, .expert_sum = experts_sum, .embed = rowops_embed,         \
+        .linear = linear_run, .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,        \
+        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale,                            \
+        .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, .attend = attend_run,          \
+        .silu_mul = rowops_silu_mul, .select = rowops_select, .copy = rowops_copy,                 \
+        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
+        .nominate = elect_nominate, .elect = elect_run, .logprobs = logprobs_run,                  \
     }
 
 struct variant {

@@ -115,7 +115,8 @@ struct cpu_backend {
     size_t packed_floats;
     float *partial;        /* per thread: accumulators of linear, or z and masses of sample */
     size_t partial_floats; /* of one thread */
-    int32_t *list;         /* per thread: counters of rules, then candidate ids of sample */
+    int32_t *list;         /* per thread: counters of rules, then candidate ids of sample; or the
+                              order of experts, in that of the first */
     size_t list_ids;       /* of one thread */
 };
 
@@ -169,6 +170,15 @@ int32_t layout_kv_dim(const struct kv_spec *spec); /* head_dim rounded up to 16 
 enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in,
                            struct err *err) MUST_USE;
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
+
+/* experts.c */
+struct experts *experts_open(struct backend *b, const struct weight *const *weight, int32_t count,
+                             int32_t chosen, int32_t rows_max);
+void experts_route(struct backend *b, const struct routing *r, struct cview logits, bool among);
+void experts_linear(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                    const struct routing *r);
+void experts_sum(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                 const struct routing *r);
 
 /* attend.c */
 void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,

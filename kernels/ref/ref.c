@@ -207,21 +207,94 @@ static void row_of(double *row, struct cview x, int32_t t, const struct weight_s
     }
 }
 
+static double *row_open(int32_t n)
+{
+    double *row = calloc((size_t)n + 1, sizeof *row);
+    CHECK(row != NULL);
+    return row;
+}
+
+static double dot(const double *row, const struct weight *w, int32_t out)
+{
+    double sum = 0;
+    for (int32_t k = 0; k < w->spec.in; k++)
+        sum += row[k] * (double)weight_at(w, out, k);
+    return sum;
+}
+
 static void linear(struct backend *b, struct view y, struct cview x, const struct weight *w)
 {
     (void)b;
-    double *row = calloc((size_t)x.cols + 1, sizeof *row);
-    CHECK(row != NULL);
+    double *row = row_open(x.cols);
+    for (int32_t t = 0; t < y.rows; t++) {
+        row_of(row, x, t, &w->spec);
+        for (int32_t n = 0; n < y.cols; n++)
+            *cell(y, t, n) = (float)dot(row, w, n);
+    }
+    free(row);
+}
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+static void route(struct backend *b, const struct routing *r, struct cview logits, bool among)
+{
+    (void)b;
+    for (int32_t t = 0; t < logits.rows; t++) {
+        int32_t *expert = r->expert + (ptrdiff_t)t * r->chosen, n = 0;
+        double total = 0, max = -INFINITY;
+        for (int32_t e = 0; e < r->experts; e++) {
+            int32_t before = 0; /* how many are chosen first */
+            for (int32_t o = 0; o < r->experts; o++)
+                before += at(logits, t, o) > at(logits, t, e) ||
+                          (at(logits, t, o) == at(logits, t, e) && o < e);
+            if (before < r->chosen)
+                expert[n++] = e;
+            max = fmax(max, (double)at(logits, t, e));
+        }
+        CHECK(n == r->chosen); /* no NaN, which has no order */
+        for (int32_t i = 0; i < (among ? n : r->experts); i++)
+            total += exp((double)at(logits, t, among ? expert[i] : i) - max);
+        for (int32_t i = 0; i < n; i++)
+            r->share[t * r->chosen + i] =
+                (float)(exp((double)at(logits, t, expert[i]) - max) / total);
+    }
+}
+
+static void expert_linear(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                          const struct routing *r)
+{
+    (void)b;
+    double *row = row_open(x.cols);
     for (int32_t t = 0; t < y.rows; t++) {
         row_of(row, x, t, &w->spec);
         for (int32_t n = 0; n < y.cols; n++) {
-            double sum = 0;
-            for (int32_t k = 0; k < x.cols; k++)
-                sum += row[k] * (double)weight_at(w, n, k);
-            *cell(y, t, n) = (float)sum;
+            const int32_t e = r->expert[t * r->chosen + n / w->spec.out];
+            *cell(y, t, n) = (float)dot(row, w->weight[e], n % w->spec.out);
         }
     }
     free(row);
+}
+
+static void expert_sum(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                       const struct routing *r)
+{
+    (void)b;
+    const struct cview parts = {x.data, x.dtype, x.rows * r->chosen, w->spec.in};
+    double *rows = row_open(x.cols);
+    for (int32_t t = 0; t < y.rows; t++) {
+        for (int32_t i = 0; i < r->chosen; i++)
+            row_of(rows + (ptrdiff_t)i * w->spec.in, parts, t * r->chosen + i, &w->spec);
+        for (int32_t n = 0; n < y.cols; n++) {
+            double sum = 0;
+            for (int32_t i = 0; i < r->chosen; i++) {
+                const int32_t at = t * r->chosen + i;
+                sum += (double)r->share[at] *
+                       dot(rows + (ptrdiff_t)i * w->spec.in, w->weight[r->expert[at]], n);
+            }
+            *cell(y, t, n) = (float)sum;
+        }
+    }
+    free(rows);
 }
 
 static void norm(float *y, const float *x, const float *gain, float eps, int32_t n)
@@ -448,6 +521,12 @@ const struct backend_ops ref_ops = {
     .resolve = resolve,
     .embed = embed,
     .linear = linear,
+    .experts_open = host_memory_experts_open,
+    .experts_close = host_memory_experts_close,
+    .experts_bytes = host_memory_experts_bytes,
+    .route = route,
+    .expert_linear = expert_linear,
+    .expert_sum = expert_sum,
     .rmsnorm = rmsnorm,
     .add_rmsnorm = add_rmsnorm,
     .square_sum = square_sum,

@@ -1,0 +1,344 @@
+/* DESIGN: rows are put in the order of their experts, so that each expert's weight is read once for
+ * all rows that take it, a product like any other (product.c). expert_linear: threads take panels
+ * of one expert after the other. expert_sum: threads take panels of the output, and for each of
+ * them all experts, because a row's sum has to begin with its first expert and end with its last;
+ * the sums of all leaves are alive until then. So bits depend neither on the rows beside it nor on
+ * the number of threads or ranks. Rejected: adding experts up after the leaves are folded (one sum
+ * a row instead of eight, but ranks fold what they have before they meet). */
+#include "kernels/cpu/product.h"
+#include "kernels/host_memory.h"
+#include "kernels/numerics.h"
+
+#include <string.h>
+
+#define CHUNK_ROWS 256         /* rows that are put in order together, */
+#define CHUNK_FLOATS (1 << 24) /* or fewer where they are this large, */
+#define CHUNK_ROWS_MIN 16      /* but not fewer than this */
+#define PANELS 4               /* of an item; and of a sum's with few rows */
+
+/* The rows of one expert. */
+struct segment {
+    int32_t expert, begin, end; /* in the order of experts */
+    int32_t tile;               /* how many tiles come before */
+};
+
+/* A pair is a row and one of its experts: row * chosen + place. Arrays are scratch. */
+struct job {
+    struct cpu_backend *c;
+    const struct experts *w;
+    const int32_t *expert; /* [rows, chosen] */
+    const float *share;
+    const float *x;
+    float *y;
+    bool sums;
+    int32_t rows, chosen, pairs;
+
+    int32_t *order; /* [pairs] by expert, then row */
+    int32_t *of;    /* [tiles] the segment of each tile */
+    struct segment *segments;
+    int32_t segment_count, tiles, slices;
+};
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- sizes ---- */
+
+static int32_t chunk_rows(const struct weight_spec *s, int32_t chosen)
+{
+    const size_t rows = CHUNK_FLOATS / (product_words(s->in) * (size_t)chosen);
+    return rows < CHUNK_ROWS_MIN ? CHUNK_ROWS_MIN : rows > CHUNK_ROWS ? CHUNK_ROWS : (int32_t)rows;
+}
+
+/* Tiles of so many pairs, at most: each segment may end with one that is not full. */
+static int32_t tiles_of(int32_t pairs, int32_t count)
+{
+    return pairs / CPU_TILE_ROWS + least(pairs, count);
+}
+
+/* Floats of the accumulators of an item: a product's, and with sums those of all leaves. */
+static size_t partial_floats(const struct weight_spec *s, int32_t rows)
+{
+    const int32_t panels = rows <= CPU_WIDE_ROWS ? PANELS : 1;
+    return (size_t)(s->leaves + 1) * (size_t)panels * (size_t)rows * CPU_PANEL;
+}
+
+static enum status reserve(struct cpu_backend *c, const struct experts *w, struct err *err)
+{
+    const int32_t rows = least(w->rows_max, chunk_rows(&w->spec, w->chosen));
+    const int32_t pairs = rows * w->chosen, tiles = tiles_of(pairs, w->count);
+    const int32_t few = least(rows, CPU_WIDE_ROWS);
+    const size_t words = product_words(w->spec.in);
+    size_t partial = partial_floats(&w->spec, rows), gather = CPU_TILE_ROWS * (size_t)w->spec.in;
+    if (partial_floats(&w->spec, few) > partial)
+        partial = partial_floats(&w->spec, few);
+    const size_t segments = sizeof(struct segment) / sizeof(int32_t) * (size_t)w->count;
+    return cpu_grow(c, (size_t)(pairs + tiles) * words + (size_t)tiles * PRODUCT_SLACK,
+                    partial > gather ? partial : gather,
+                    (size_t)(pairs + tiles + w->count + 1) + segments, err);
+}
+
+struct experts *experts_open(struct backend *b, const struct weight *const *weight, int32_t count,
+                             int32_t chosen, int32_t rows_max)
+{
+    struct err ignored;
+    struct experts *e = host_memory_experts_open(b, weight, count, chosen, rows_max);
+    if (e && reserve(cpu_of(b), e, &ignored) != OK) {
+        host_memory_experts_close(e);
+        return NULL;
+    }
+    return e;
+}
+
+/* ---- routing ---- */
+
+static void route_row(const struct routing *r, int64_t row, const float *logit, bool among)
+{
+    int32_t *expert = r->expert + row * r->chosen;
+    float *share = r->share + row * r->chosen;
+    uint64_t taken[BACKEND_EXPERTS_MAX / 64] = {0};
+    float max = logit[0], total = 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < r->chosen; i++) { /* a NaN is no largest, but one has to be taken */
+        int32_t best = -1;
+        for (int32_t e = 0; e < r->experts; e++)
+            if ((taken[e / 64] >> e % 64 & 1) == 0 && (best < 0 || logit[e] > logit[best]))
+                best = e;
+        taken[best / 64] |= (uint64_t)1 << best % 64;
+        max = i == 0 ? logit[best] : max;
+    }
+    for (int32_t e = 0; e < r->experts; e++) {
+        const bool mine = (taken[e / 64] >> e % 64 & 1) != 0;
+        const float mass = mine || !among ? numerics_exp(logit[e] - max) : 0.0f;
+        total += mass;
+        if (mine) {
+            expert[n] = e;
+            share[n++] = mass;
+        }
+    }
+    for (int32_t i = 0; i < n; i++)
+        share[i] /= total;
+}
+
+void experts_route(struct backend *b, const struct routing *r, struct cview logits, bool among)
+{
+    (void)b;
+    for (int32_t t = 0; t < logits.rows; t++)
+        route_row(r, t, (const float *)logits.data + (ptrdiff_t)t * logits.cols, among);
+}
+
+/* ---- in the order of experts ---- */
+
+/* Sets order, segments and tiles. */
+static void put_in_order(struct job *j)
+{
+    int32_t *list = j->c->list, *start;
+    j->order = list;
+    j->of = j->order + j->pairs;
+    start = j->of + tiles_of(j->pairs, j->w->count); /* [count + 1] */
+    j->segments = (struct segment *)(void *)(start + j->w->count + 1);
+    memset(start, 0, ((size_t)j->w->count + 1) * sizeof *start);
+    for (int32_t i = 0; i < j->pairs; i++)
+        start[j->expert[i] + 1]++;
+    for (int32_t e = 0; e < j->w->count; e++) {
+        const int32_t n = start[e + 1], tiles = product_tiles(n);
+        start[e + 1] += start[e];
+        if (n == 0)
+            continue;
+        j->segments[j->segment_count] = (struct segment){e, start[e], start[e + 1], j->tiles};
+        for (int32_t i = 0; i < tiles; i++)
+            j->of[j->tiles++] = j->segment_count;
+        j->segment_count++;
+    }
+    for (int32_t i = 0; i < j->pairs; i++)
+        j->order[start[j->expert[i]]++] = i;
+}
+
+/* Of a pair. */
+static const float *row_of(const struct job *j, int32_t pair)
+{
+    return j->x + (ptrdiff_t)(j->sums ? pair : pair / j->chosen) * j->w->spec.in;
+}
+
+/* Where a segment's tiles lie, which follow those of the segments before. */
+static float *packed_of(const struct job *j, const struct segment *s, const struct product *p)
+{
+    return j->c->packed + (size_t)(s->begin + s->tile) * p->row_words +
+           (size_t)s->tile * PRODUCT_SLACK;
+}
+
+/* The product of a segment. A row alone needs no packing, but as integers. */
+static struct product product_in(const struct job *j, const struct segment *s)
+{
+    struct product p = product_of(j->c->isa, j->w->weight[s->expert], s->end - s->begin);
+    p.tile_floats = (size_t)((p.rows - 1) / p.tiles + 1) * p.row_words + PRODUCT_SLACK;
+    p.packed = p.rows == 1 && !p.ints ? row_of(j, j->order[s->begin]) : packed_of(j, s, &p);
+    return p;
+}
+
+static void pack_tile(const struct job *j, float *gather, int32_t tile, int32_t slice)
+{
+    const struct segment *s = &j->segments[j->of[tile]];
+    const struct product p = product_in(j, s);
+    const int32_t row = product_tile(&p, tile - s->tile);
+    const int32_t rows = product_tile(&p, tile - s->tile + 1) - row, in = j->w->spec.in;
+    const int32_t *pair = j->order + s->begin + row;
+    float *to = packed_of(j, s, &p) + (size_t)(tile - s->tile) * p.tile_floats;
+    if (p.ints) {
+        for (int32_t r = 0; r < rows; r++)
+            product_pack_runs(&p, to, rows, r, row_of(j, pair[r]), slice);
+    } else if (p.rows > 1) {
+        for (int32_t r = 0; r < rows; r++)
+            memcpy(gather + (ptrdiff_t)r * in, row_of(j, pair[r]), (size_t)in * sizeof *gather);
+        j->c->isa->pack(to, gather, (size_t)in, rows, in);
+    }
+}
+
+static void pack_tiles(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct job *j = arg;
+    float *gather = j->c->partial + (size_t)worker * j->c->partial_floats;
+    for (int64_t i = begin; i < end; i++)
+        pack_tile(j, gather, (int32_t)(i / j->slices), (int32_t)(i % j->slices));
+}
+
+/* ---- the products ---- */
+
+/* Panels of one leaf from `first` on, as many at once as there are kernels for; returns how many,
+ * <= most. */
+static int32_t some_panels(const struct product *p, float *acc, int32_t first, int32_t most,
+                           int32_t leaf)
+{
+    const int32_t n = most >= p->group ? p->group : 1;
+    product_leaf(p, acc, first, n, leaf);
+    return n;
+}
+
+/* Outputs of a panel. */
+static int32_t outputs(const struct job *j, int32_t panel)
+{
+    return least(j->w->spec.out - panel * CPU_PANEL, CPU_PANEL);
+}
+
+/* Item i of expert_linear: some panels of a segment. */
+static void multiply(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct job *j = arg;
+    float *acc = j->c->partial + (size_t)worker * j->c->partial_floats;
+    const int32_t panels = product_panels(j->w->weight[0]), items = (panels - 1) / PANELS + 1;
+    for (int64_t i = begin; i < end; i++) {
+        const struct segment *s = &j->segments[i / items];
+        const struct product p = product_in(j, s);
+        const int32_t first = (int32_t)(i % items) * PANELS, last = least(first + PANELS, panels);
+        for (int32_t panel = first, n; panel < last; panel += n) {
+            n = some_panels(&p, acc, panel, last - panel, 0);
+            for (int32_t q = 0; q < n; q++)
+                for (int32_t r = 0; r < p.rows; r++)
+                    memcpy(j->y + (ptrdiff_t)j->order[s->begin + r] * j->w->spec.out +
+                               (panel + q) * CPU_PANEL,
+                           acc + ((ptrdiff_t)q * p.rows + r) * CPU_PANEL,
+                           (size_t)outputs(j, panel + q) * sizeof(float));
+        }
+    }
+}
+
+/* sum[leaf][panels][rows][32] += the segment's products, by their shares. */
+static void add_segment(const struct job *j, float *sum, float *acc, int32_t first, int32_t panels,
+                        const struct segment *s)
+{
+    const struct product p = product_in(j, s);
+    const ptrdiff_t leaf_floats = (ptrdiff_t)panels * j->rows * CPU_PANEL;
+    for (int32_t panel = 0, n = 0; panel < panels; panel += n) {
+        for (int32_t l = 0; l < j->w->spec.leaves; l++) {
+            n = some_panels(&p, acc, first + panel, panels - panel, l);
+            for (int32_t i = 0; i < n * p.rows; i++) {
+                const int32_t pair = j->order[s->begin + i % p.rows];
+                float *to =
+                    sum + l * leaf_floats +
+                    ((ptrdiff_t)(panel + i / p.rows) * j->rows + pair / j->chosen) * CPU_PANEL;
+                j->c->isa->merge(to, acc + (ptrdiff_t)i * CPU_PANEL, 1.0f, j->share[pair],
+                                 CPU_PANEL);
+            }
+        }
+    }
+}
+
+/* Item i of expert_sum: some panels of all rows. */
+static void add_up(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct job *j = arg;
+    const struct weight_spec *spec = &j->w->spec;
+    const int32_t each = j->rows <= CPU_WIDE_ROWS ? PANELS : 1;
+    const float *leaf[BACKEND_LEAVES_MAX];
+    float *sum = j->c->partial + (size_t)worker * j->c->partial_floats;
+    for (int64_t item = begin; item < end; item++) {
+        const int32_t first = (int32_t)item * each;
+        const int32_t panels = least(product_panels(j->w->weight[0]) - first, each);
+        const size_t floats = (size_t)panels * (size_t)j->rows * CPU_PANEL;
+        float *acc = sum + (size_t)spec->leaves * floats;
+        memset(sum, 0, (size_t)spec->leaves * floats * sizeof *sum);
+        for (int32_t s = 0; s < j->segment_count; s++)
+            add_segment(j, sum, acc, first, panels, &j->segments[s]);
+        for (int32_t l = 0; l < spec->leaves; l++)
+            leaf[l] = sum + (size_t)l * floats;
+        j->c->isa->sum_tree(sum, leaf, spec->leaves, 0, (int64_t)floats);
+        for (int32_t i = 0; i < panels * j->rows; i++) {
+            const int32_t panel = first + i / j->rows;
+            memcpy(j->y + (ptrdiff_t)(i % j->rows) * spec->out + panel * CPU_PANEL,
+                   sum + (ptrdiff_t)i * CPU_PANEL, (size_t)outputs(j, panel) * sizeof *sum);
+        }
+    }
+}
+
+static void chunk_run(struct job *j)
+{
+    const int32_t panels = product_panels(j->w->weight[0]);
+    put_in_order(j);
+    const struct product p = product_in(j, &j->segments[0]);
+    j->slices = p.ints ? p.slices : 1;
+    if (p.ints || j->tiles < j->pairs) /* otherwise rows alone, which are used where they are */
+        pool_run(j->c->pool, (int64_t)j->tiles * j->slices, 1, pack_tiles, j);
+    if (j->sums)
+        pool_run(j->c->pool, j->rows <= CPU_WIDE_ROWS ? (panels - 1) / PANELS + 1 : panels, 1,
+                 add_up, j);
+    else
+        pool_run(j->c->pool, (int64_t)j->segment_count * ((panels - 1) / PANELS + 1), 1, multiply,
+                 j);
+}
+
+static void run(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                const struct routing *r, bool sums)
+{
+    const int32_t most = chunk_rows(&w->spec, r->chosen);
+    if (x.rows == 0 || y.cols == 0)
+        return;
+    if (w->spec.in == 0) {
+        memset(y.data, 0, (size_t)y.rows * (size_t)y.cols * sizeof(float));
+        return;
+    }
+    const int32_t chunks = (x.rows - 1) / most + 1, chunk = (x.rows - 1) / chunks + 1;
+    for (int32_t row = 0; row < x.rows; row += chunk) {
+        struct job j = {.c = cpu_of(b), .w = w, .sums = sums, .chosen = r->chosen};
+        j.rows = least(x.rows - row, chunk);
+        j.pairs = j.rows * r->chosen;
+        j.expert = r->expert + (ptrdiff_t)row * r->chosen;
+        j.share = r->share + (ptrdiff_t)row * r->chosen;
+        j.x = (const float *)x.data + (ptrdiff_t)row * x.cols;
+        j.y = (float *)y.data + (ptrdiff_t)row * y.cols;
+        chunk_run(&j);
+    }
+}
+
+void experts_linear(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                    const struct routing *r)
+{
+    run(b, y, x, w, r, false);
+}
+
+void experts_sum(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                 const struct routing *r)
+{
+    run(b, y, x, w, r, true);
+}

@@ -1,0 +1,111 @@
+/* Weights with generated values, on any backend, for tests of products. */
+#ifndef TESSERA_TESTS_MADE_WEIGHT_H
+#define TESSERA_TESTS_MADE_WEIGHT_H
+
+#include "tests/subjects.h"
+
+/* Some of 0.001 to 0.02, all bits of the mantissa in use; of I8 and I4 values of bf16, and of
+ * either sign. */
+static inline float *scales_of(const struct weight_spec *spec)
+{
+    const size_t n = (size_t)spec->out * (size_t)backend_scales(spec);
+    float *scale = aligned_bytes(n * sizeof *scale, 0xff);
+    for (size_t i = 0; i < n; i++) {
+        scale[i] = 0.0105f + 0.0095f * gen(8, i);
+        if (dtype_is_int(spec->dtype))
+            scale[i] = dtype_from_bf16(dtype_to_bf16(gen(9, i) < 0 ? -scale[i] : scale[i]));
+    }
+    return scale;
+}
+
+/* The type that weight_put takes for a storage type, and the range of its values. */
+static inline enum dtype put_dtype(enum dtype storage)
+{
+    return dtype_is_int(storage) ? DTYPE_I8 : storage;
+}
+
+static inline float put_range(enum dtype storage)
+{
+    return storage == DTYPE_F8_E4M3 ? 96.0f
+           : storage == DTYPE_I8    ? 127.9f
+           : storage == DTYPE_I4    ? 7.9f
+                                    : 1.0f;
+}
+
+static inline struct weight *made(struct backend *b, const struct weight_spec *spec, uint64_t seed,
+                                  enum dtype src_dtype, int32_t seam, void **storage)
+{
+    const size_t size = dtype_size(src_dtype), stride = (size_t)spec->in * size + 2 * size;
+    unsigned char *src = aligned_bytes((size_t)spec->out * stride, 0xff);
+    for (int32_t r = 0; r < spec->out; r++)
+        for (int32_t k = 0; k < spec->in; k++)
+            dtype_store(src + (size_t)r * stride, src_dtype, (size_t)k,
+                        gen(seed, (size_t)r * 100003 + (size_t)k) * put_range(spec->dtype));
+    const size_t bytes = b->ops->weight_bytes(spec);
+    *storage = aligned_bytes(bytes, 0);
+    memset((unsigned char *)*storage + bytes, 0xa5, 64);
+    struct weight *w = must(b->ops->weight_open(b, spec, *storage));
+    b->ops->weight_put(w, seam, spec->out - seam, src + (size_t)seam * stride, src_dtype, stride);
+    b->ops->weight_put(w, 0, seam, src, src_dtype, stride);
+    if (dtype_is_scaled(spec->dtype)) {
+        float *scale = scales_of(spec);
+        const ptrdiff_t at = (ptrdiff_t)seam * backend_scales(spec);
+        b->ops->weight_scale(w, 0, seam, scale);
+        b->ops->weight_scale(w, seam, spec->out - seam, scale + at);
+        free(scale);
+    }
+    for (size_t i = 0; i < 64; i++)
+        assert_int_equal(((unsigned char *)*storage)[bytes + i], 0xa5);
+    free(src);
+    return w;
+}
+
+/* What rank r of `ranks` has of a weight that made() fills: some leaves of it. */
+UNUSED static struct weight *made_part(struct backend *b, const struct weight_spec *whole,
+                                       uint64_t seed, int32_t ranks, int32_t r, void **storage)
+{
+    const int32_t leaves = whole->leaves / ranks, first = leaves * r, at = whole->cut[first];
+    const size_t size = dtype_size(put_dtype(whole->dtype));
+    struct weight_spec spec = *whole;
+    spec.leaves = leaves;
+    spec.in = whole->cut[first + leaves] - at;
+    for (int32_t l = 0; l <= leaves; l++)
+        spec.cut[l] = whole->cut[first + l] - at;
+    spec.scale_skip = whole->scale_cols > 0 ? at % whole->scale_cols : 0;
+    const size_t stride = (size_t)spec.in * size;
+    unsigned char *src = aligned_bytes((size_t)spec.out * stride, 0xff);
+    for (int32_t o = 0; o < spec.out; o++)
+        for (int32_t k = 0; k < spec.in; k++)
+            dtype_store(src + (size_t)o * stride, put_dtype(whole->dtype), (size_t)k,
+                        gen(seed, (size_t)o * 100003 + (size_t)(at + k)) * put_range(whole->dtype));
+    *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
+    struct weight *w = must(b->ops->weight_open(b, &spec, *storage));
+    b->ops->weight_put(w, 0, spec.out, src, put_dtype(whole->dtype), stride);
+    free(src);
+    if (dtype_is_scaled(whole->dtype)) {
+        const int32_t all = backend_scales(whole), some = backend_scales(&spec);
+        float *scale = scales_of(whole), *mine = aligned_bytes((size_t)(spec.out * some) * 4, 0xff);
+        for (int32_t o = 0; o < spec.out; o++)
+            for (int32_t i = 0; i < some; i++)
+                mine[o * some + i] = scale[o * all + backend_scale_of(whole, at) + i];
+        b->ops->weight_scale(w, 0, spec.out, mine);
+        free(scale);
+        free(mine);
+    }
+    return w;
+}
+
+/* Up to here a device promises the bits of a row alone. */
+#define DEVICE_FEW_ROWS 16
+
+/* Six standard deviations of a sum of `in` products of these tests whose x are rounded: to 16 bits
+ * for few rows, else to 8 (bf16) or 4 (E4M3). */
+static inline double device_bound(int32_t rows, int32_t in, enum dtype dtype, double exact)
+{
+    if (dtype == DTYPE_F32)
+        return exact;
+    const bool few = rows <= DEVICE_FEW_ROWS;
+    return sqrt(in) * (few ? 0x1p-16 : dtype == DTYPE_F8_E4M3 ? 0x1p-4 : 0x1p-8);
+}
+
+#endif

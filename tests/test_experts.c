@@ -1,0 +1,341 @@
+/* DESIGN: the ops of a mixture of experts, by the rules of subjects.h: routing by the definition,
+ * products against ref; a row must have the bits it has alone, and parts of ranks must fold to the
+ * bits of the whole. */
+#include "tests/made_weight.h"
+#include "tests/only.h"
+
+/* ---- routing ---- */
+
+struct route_case {
+    int32_t rows, experts, chosen;
+    bool among, ties;
+};
+
+static float *route_logits(const struct route_case *c)
+{
+    const size_t n = (size_t)c->rows * (size_t)c->experts;
+    float *logits = generated(11, n);
+    for (size_t i = 0; i < n; i++)
+        logits[i] = c->ties ? floorf(logits[i] * 3) : logits[i] * 9;
+    return logits;
+}
+
+/* Experts and shares of all rows, as floats. */
+static void route_case(struct backend *b, const void *arg, float *out)
+{
+    const struct route_case *c = arg;
+    const size_t n = (size_t)c->rows * (size_t)c->chosen;
+    const size_t words = (size_t)c->rows * (size_t)c->experts;
+    float *logits = route_logits(c);
+    int32_t *expert = guarded(n);
+    const struct routing r = {c->experts, c->chosen, expert, out + n};
+    ok(backend_route(b, &r, (struct cview){logits, DTYPE_F32, c->rows, c->experts}, c->among,
+                     &err));
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (float)expert[i];
+        assert_true(i % (size_t)c->chosen == 0 || expert[i] > expert[i - 1]);
+    }
+    guarded_free(expert, n);
+    guarded_free(logits, words);
+}
+
+static void test_route(void **state UNUSED)
+{
+    static const struct route_case cases[] = {
+        {1, 8, 2, true, false},   {5, 8, 2, false, false},   {7, 128, 8, true, false},
+        {33, 60, 4, false, true}, {3, 1, 1, true, false},    {2, 64, 64, false, false},
+        {9, 16, 3, true, true},   {0, 8, 2, true, false},    {2, 1024, 64, true, false},
+        {4, 100, 10, true, true}, {300, 128, 8, true, false}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char what[64];
+        snprintf(what, sizeof what, "route %d of %d, %d rows", cases[i].chosen, cases[i].experts,
+                 cases[i].rows);
+        run_case(what, route_case, &cases[i], 2 * (size_t)cases[i].rows * (size_t)cases[i].chosen,
+                 1e-7, 2e-6);
+    }
+}
+
+/* Whatever the logits are, experts are different ones and shares of NaN say so. */
+static void test_route_nan(void **state UNUSED)
+{
+    float logits[2][4] = {{NAN, 1, NAN, 2}, {-INFINITY, INFINITY, 0, 1}};
+    for (int i = 0; i < subject_count; i++) {
+        int32_t expert[4];
+        float share[4];
+        const struct routing r = {4, 2, expert, share};
+        ok(backend_route(subjects[i], &r, (struct cview){logits, DTYPE_F32, 2, 4}, true, &err));
+        for (int n = 0; n < 4; n += 2)
+            assert_true(expert[n] >= 0 && expert[n] < expert[n + 1] && expert[n + 1] < 4);
+        assert_true(isnan(share[0]) && isnan(share[2]));
+    }
+}
+
+/* ---- products ---- */
+
+struct experts_case {
+    int32_t rows, experts, chosen, in, out, leaves;
+    enum dtype dtype;
+    bool sums, crowded; /* crowded: few experts are taken */
+    int32_t scale_cols, scale_skip;
+};
+
+static struct weight_spec experts_spec(const struct experts_case *c)
+{
+    struct weight_spec s = {.out = c->out, .in = c->in, .leaves = c->leaves, .dtype = c->dtype};
+    s.scale_cols = c->scale_cols;
+    s.scale_skip = c->scale_skip;
+    for (int32_t l = 0; l <= c->leaves; l++)
+        s.cut[l] = c->in * l / c->leaves;
+    return s;
+}
+
+/* The same on every backend, whatever route says there. */
+static void choose(const struct experts_case *c, int32_t *expert, float *share)
+{
+    for (int32_t t = 0; t < c->rows; t++) {
+        const int32_t some = c->crowded ? c->chosen + 1 : c->experts;
+        const int32_t last = some < c->experts ? some : c->experts;
+        int32_t e = 0;
+        for (int32_t i = 0; i < c->chosen; i++, e++) {
+            const int32_t room = last - c->chosen + i - e; /* how many may be left out */
+            e += (int32_t)((gen(12, (size_t)(t * 64 + i)) + 1) * (float)(room + 1) / 2) /
+                 (c->crowded ? 1 : 2);
+            expert[t * c->chosen + i] = e;
+            share[t * c->chosen + i] = (gen(13, (size_t)(t * 64 + i)) + 1) / 2;
+        }
+        assert_true(e <= c->experts);
+    }
+}
+
+struct made_experts {
+    struct experts *experts;
+    const struct weight **weight;
+    void **storage;
+    int32_t count;
+};
+
+static struct made_experts make(struct backend *b, const struct experts_case *c)
+{
+    const struct weight_spec spec = experts_spec(c);
+    struct made_experts m = {.count = c->experts};
+    m.weight = must(calloc((size_t)m.count, sizeof(void *)));
+    m.storage = must(calloc((size_t)m.count, sizeof(void *)));
+    for (int32_t e = 0; e < m.count; e++)
+        m.weight[e] = made(b, &spec, 100 + (uint64_t)e, put_dtype(c->dtype), 0, &m.storage[e]);
+    ok(backend_experts_open(b, m.weight, m.count, c->chosen, c->rows, &m.experts, &err));
+    return m;
+}
+
+static void unmake(struct backend *b, struct made_experts *m)
+{
+    b->ops->experts_close(m->experts);
+    for (int32_t e = 0; e < m->count; e++) {
+        b->ops->weight_close((struct weight *)(uintptr_t)m->weight[e]);
+        free(m->storage[e]);
+    }
+    free(m->weight);
+    free(m->storage);
+}
+
+static void multiply(struct backend *b, const struct experts_case *c, const struct made_experts *m,
+                     const float *x, int32_t row, int32_t rows, struct routing r, float *y)
+{
+    const int32_t x_cols = c->in * (c->sums ? c->chosen : 1);
+    const int32_t y_cols = c->out * (c->sums ? 1 : c->chosen);
+    const struct cview in = {x + (ptrdiff_t)row * x_cols, DTYPE_F32, rows, x_cols};
+    r.expert += (ptrdiff_t)row * c->chosen;
+    r.share += (ptrdiff_t)row * c->chosen;
+    const enum status st =
+        c->sums ? backend_expert_sum(b, view_f32(y, rows, y_cols), in, m->experts, &r, &err)
+                : backend_expert_linear(b, view_f32(y, rows, y_cols), in, m->experts, &r, &err);
+    ok(st);
+}
+
+static size_t y_words(const struct experts_case *c)
+{
+    return (size_t)c->rows * (size_t)c->out * (size_t)(c->sums ? 1 : c->chosen);
+}
+
+static void experts_case(struct backend *b, const void *arg, float *out)
+{
+    const struct experts_case *c = arg;
+    const size_t pairs = (size_t)c->rows * (size_t)c->chosen;
+    const size_t words = (size_t)c->rows * (size_t)c->in * (size_t)(c->sums ? c->chosen : 1);
+    float *x = generated(3, words), *share = guarded(pairs);
+    int32_t *expert = guarded(pairs);
+    struct made_experts m = make(b, c);
+    const struct routing r = {c->experts, c->chosen, expert, share};
+    choose(c, expert, share);
+    multiply(b, c, &m, x, 0, c->rows, r, out);
+    const int32_t alone = b == device && c->rows > DEVICE_FEW_ROWS ? 0 : c->rows;
+    const size_t row_words = c->rows > 0 ? y_words(c) / (size_t)c->rows : 0;
+    for (int32_t t = 0; t < alone; t += 1 + c->rows / 3) { /* the same bits */
+        float *y = guarded(row_words);
+        multiply(b, c, &m, x, t, 1, r, y);
+        assert_bits("row alone", y, out + (size_t)t * row_words, row_words);
+        guarded_free(y, row_words);
+    }
+    unmake(b, &m);
+    guarded_free(expert, pairs);
+    guarded_free(share, pairs);
+    guarded_free(x, words);
+}
+
+static const struct experts_case shapes[] = {
+    {.rows = 1, .experts = 8, .chosen = 2, .in = 64, .out = 96},
+    {.rows = 1, .experts = 128, .chosen = 8, .in = 200, .out = 64},
+    {.rows = 3, .experts = 5, .chosen = 3, .in = 77, .out = 130},
+    {.rows = 4, .experts = 4, .chosen = 4, .in = 40, .out = 33},
+    {.rows = 5, .experts = 16, .chosen = 2, .in = 96, .out = 200, .crowded = true},
+    {.rows = 16, .experts = 6, .chosen = 2, .in = 129, .out = 50},
+    {.rows = 70, .experts = 8, .chosen = 2, .in = 130, .out = 64},
+    {.rows = 90, .experts = 3, .chosen = 1, .in = 33, .out = 40, .crowded = true},
+    {.rows = 300, .experts = 12, .chosen = 3, .in = 48, .out = 40},
+    {.rows = 600, .experts = 4, .chosen = 2, .in = 17, .out = 31},
+    {.rows = 2, .experts = 3, .chosen = 1, .in = 0, .out = 20},
+    {.rows = 2, .experts = 3, .chosen = 1, .in = 20, .out = 0},
+    {.rows = 0, .experts = 3, .chosen = 2, .in = 20, .out = 8},
+};
+
+static void run_shapes(bool sums, enum dtype dtype, int32_t scale_cols, int32_t scale_skip)
+{
+    struct backend *const all_types = device;
+    device = all_types != NULL && all_types->ops->holds(dtype) ? all_types : NULL;
+    static const int32_t leaves[] = {8, 1, 4, 3};
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+        struct experts_case c = shapes[s];
+        char what[96];
+        c.sums = sums;
+        c.leaves = sums ? leaves[s % ARRAY_LEN(leaves)] : 1;
+        c.dtype = dtype;
+        c.scale_cols = dtype_is_int(dtype) ? BACKEND_GROUP : scale_cols;
+        c.scale_skip = scale_skip;
+        const int32_t in = c.in * (sums ? c.chosen : 1);
+        const double abs = 1e-6 + 6e-8 * in;
+        snprintf(what, sizeof what, "%s %d rows, %d of %d, %dx%d/%d %s", sums ? "sum" : "linear",
+                 c.rows, c.chosen, c.experts, c.in, c.out, c.leaves, dtype_name(dtype));
+        run_case_loose(what, experts_case, &c, y_words(&c), abs, 1e-6,
+                       device_bound(c.rows, in, dtype, abs));
+    }
+    device = all_types;
+}
+
+static const struct weight_type {
+    enum dtype dtype;
+    int32_t scale_cols, scale_skip;
+} types[] = {{DTYPE_F32, 0, 0},     {DTYPE_F16, 0, 0},      {DTYPE_BF16, 0, 0},
+             {DTYPE_F8_E4M3, 0, 0}, {DTYPE_F8_E4M3, 64, 5}, {DTYPE_I8, 32, 0},
+             {DTYPE_I8, 32, 7},     {DTYPE_I4, 32, 0},      {DTYPE_I4, 32, 30}};
+
+static void test_linear(void **state UNUSED)
+{
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        run_shapes(false, types[t].dtype, types[t].scale_cols, types[t].scale_skip);
+}
+
+static void test_sum(void **state UNUSED)
+{
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        run_shapes(true, types[t].dtype, types[t].scale_cols, types[t].scale_skip);
+}
+
+/* ---- parts of ranks ---- */
+
+/* The sums of rank r, which has some leaves of every expert. */
+static float *rank_sums(struct backend *b, const struct experts_case *c, const float *x,
+                        const struct routing *routing, int32_t ranks, int32_t r)
+{
+    const struct weight_spec whole = experts_spec(c);
+    struct made_experts m = {.count = c->experts};
+    const int32_t pairs = c->rows * c->chosen, at = whole.cut[whole.leaves / ranks * r];
+    m.weight = must(calloc((size_t)m.count, sizeof(void *)));
+    m.storage = must(calloc((size_t)m.count, sizeof(void *)));
+    for (int32_t e = 0; e < m.count; e++)
+        m.weight[e] = made_part(b, &whole, 100 + (uint64_t)e, ranks, r, &m.storage[e]);
+    ok(backend_experts_open(b, m.weight, m.count, c->chosen, c->rows, &m.experts, &err));
+    struct experts_case mine = *c;
+    mine.in = backend_weight_spec(m.weight[0])->in;
+    float *part = guarded((size_t)pairs * (size_t)mine.in), *y = guarded(y_words(c));
+    for (int32_t i = 0; i < pairs; i++)
+        memcpy(part + (ptrdiff_t)i * mine.in, x + (ptrdiff_t)i * c->in + at, (size_t)mine.in * 4);
+    multiply(b, &mine, &m, part, 0, c->rows, *routing, y);
+    guarded_free(part, (size_t)pairs * (size_t)mine.in);
+    unmake(b, &m);
+    return y;
+}
+
+/* Sums of two or eight ranks, added up as a collective does, have the bits of one. */
+static void test_parts(void **state UNUSED)
+{
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        const struct experts_case c = {
+            19, 6, 2, 301, 40, 8, types[t].dtype, true, false, types[t].scale_cols, 0};
+        const size_t pairs = (size_t)c.rows * (size_t)c.chosen, words = pairs * (size_t)c.in;
+        struct backend *b = subjects[0];
+        float *x = generated(3, words), *share = guarded(pairs), *want = guarded(y_words(&c));
+        int32_t *expert = guarded(pairs);
+        float *got = guarded(y_words(&c)), *sums[8];
+        const struct routing r = {c.experts, c.chosen, expert, share};
+        struct made_experts m = make(b, &c);
+        choose(&c, expert, share);
+        multiply(b, &c, &m, x, 0, c.rows, r, want);
+        for (int32_t ranks = 2; ranks <= 8; ranks *= 4) {
+            for (int32_t i = 0; i < ranks; i++)
+                sums[i] = rank_sums(b, &c, x, &r, ranks, i);
+            b->ops->sum_tree(b, got, (const float *const *)sums, ranks, y_words(&c));
+            assert_bits(dtype_name(c.dtype), got, want, y_words(&c));
+            for (int32_t i = 0; i < ranks; i++)
+                guarded_free(sums[i], y_words(&c));
+        }
+        unmake(b, &m);
+        guarded_free(expert, pairs);
+        guarded_free(share, pairs);
+        guarded_free(x, words);
+        guarded_free(want, y_words(&c));
+        guarded_free(got, y_words(&c));
+    }
+}
+
+/* ---- arguments ---- */
+
+static void test_arguments(void **state UNUSED)
+{
+    const struct experts_case c = {
+        .rows = 2, .experts = 4, .chosen = 2, .in = 8, .out = 8, .leaves = 1, .dtype = DTYPE_F32};
+    struct backend *b = subjects[0];
+    struct made_experts m = make(b, &c);
+    int32_t expert[8] = {0, 1, 2, 3};
+    float share[8] = {0}, x[64] = {0}, y[64];
+    struct routing r = {4, 2, expert, share}, more = {4, 3, expert, share};
+    const struct cview in = {x, DTYPE_F32, 2, 8};
+    struct experts *e = NULL;
+    ok(backend_expert_linear(b, view_f32(y, 2, 16), in, m.experts, &r, &err));
+    assert_int_equal(backend_expert_linear(b, view_f32(y, 2, 8), in, m.experts, &r, &err),
+                     ERR_INTERNAL);
+    assert_int_equal(backend_expert_linear(b, view_f32(y, 2, 24), in, m.experts, &more, &err),
+                     ERR_INTERNAL);
+    assert_int_equal(backend_expert_sum(b, view_f32(y, 2, 8), in, m.experts, &r, &err),
+                     ERR_INTERNAL);
+    const struct cview many = {x, DTYPE_F32, 3, 8}; /* there is scratch for two rows */
+    assert_int_equal(backend_expert_linear(b, view_f32(y, 3, 16), many, m.experts, &r, &err),
+                     ERR_INTERNAL);
+    assert_non_null(strstr(err.text, "expert_linear"));
+    assert_int_equal(backend_experts_open(b, m.weight, 4, 5, 1, &e, &err), ERR_INTERNAL);
+    assert_int_equal(backend_experts_open(b, m.weight, 0, 1, 1, &e, &err), ERR_INTERNAL);
+    r.expert = NULL;
+    assert_int_equal(backend_route(b, &r, (struct cview){x, DTYPE_F32, 2, 4}, true, &err),
+                     ERR_INTERNAL);
+    assert_null(e);
+    unmake(b, &m);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_route),  cmocka_unit_test(test_route_nan),
+        cmocka_unit_test(test_linear), cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_parts),  cmocka_unit_test(test_arguments),
+    };
+    only(argc, argv);
+    return cmocka_run_group_tests(tests, open_subjects, close_subjects);
+}
