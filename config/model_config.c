@@ -24,12 +24,38 @@ struct family {
     int32_t window;   /* sliding_window; 0: the key is not theirs */
     bool window_off;  /* unless use_sliding_window and a layer that slides */
     bool qkv_bias, head_norm;
+    double theta, norm_eps; /* 0: 10000 and 1e-6 */
+    struct mixture_config mixture;
 };
 static const struct family families[] = {
-    {"llama", 2048, 0, 0, 0, false, false, false},
-    {"mistral", 131072, 8, 0, 4096, false, false, false},
-    {"qwen2", 32768, 32, 0, 4096, true, true, false},
-    {"qwen3", 32768, 32, 128, 4096, true, false, true},
+    {.model_type = "llama", .max_position = 2048},
+    {.model_type = "mistral", .max_position = 131072, .kv_heads = 8, .window = 4096},
+    {.model_type = "mixtral",
+     .max_position = 131072,
+     .kv_heads = 8,
+     .theta = 1e6,
+     .norm_eps = 1e-5,
+     .mixture = {MIXTURE_MIXTRAL, 8, 2, true}},
+    {.model_type = "qwen2",
+     .max_position = 32768,
+     .kv_heads = 32,
+     .window = 4096,
+     .window_off = true,
+     .qkv_bias = true},
+    {.model_type = "qwen3",
+     .max_position = 32768,
+     .kv_heads = 32,
+     .head_dim = 128,
+     .window = 4096,
+     .window_off = true,
+     .head_norm = true},
+    {.model_type = "qwen3_moe",
+     .max_position = 32768,
+     .kv_heads = 4,
+     .window = 4096,
+     .window_off = true,
+     .head_norm = true,
+     .mixture = {MIXTURE_QWEN, 128, 8, false}},
 };
 
 struct reader {
@@ -170,10 +196,10 @@ static void expect_whole_heads(struct reader *r)
 
 /* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling, which wins in
  * transformers where both have something. */
-static void read_rope(struct reader *r, struct model_config *m)
+static void read_rope(struct reader *r, const struct family *f, struct model_config *m)
 {
     const struct jdoc *outer = r->object;
-    m->rope.theta = read_number(r, "rope_theta", 1, 1e12, 10000);
+    m->rope.theta = read_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
     const char *key = "rope_scaling";
     const struct jdoc *inner = jdoc_get_value(outer, key);
     if (!inner || (jdoc_type(inner) == JDOC_OBJECT && jdoc_size(inner) == 0)) {
@@ -235,6 +261,42 @@ static void refuse_unsupported(struct reader *r, const struct family *f)
         fail(r, "sliding_window", "null (not supported)");
 }
 
+/* ---- mixtures of experts ---- */
+
+/* Some layers may be without experts; we compute only models in which none is. */
+static void expect_all_layers(struct reader *r)
+{
+    const struct jdoc *none = jdoc_get_value(r->object, "mlp_only_layers");
+    if (none && (jdoc_type(none) != JDOC_ARRAY || jdoc_size(none) > 0))
+        fail(r, "mlp_only_layers", "an empty list (layers without experts are not supported)");
+    if (read_int(r, "decoder_sparse_step", 0, 1 << 20, 1) != 1)
+        fail(r, "decoder_sparse_step", "1 (layers without experts are not supported)");
+}
+
+/* at most what the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX) */
+static void read_mixture(struct reader *r, const struct family *f, struct model_config *m)
+{
+    struct mixture_config *x = &m->mixture;
+    const bool local = jdoc_get_value(r->object, "num_local_experts");
+    *x = f->mixture;
+    if (x->kind == MIXTURE_NONE)
+        return;
+    x->experts = read_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
+    x->chosen = read_int(r, "num_experts_per_tok", 1, 64, x->chosen);
+    if (x->kind == MIXTURE_QWEN) {
+        x->among = read_bool(r, "norm_topk_prob", x->among);
+        expect_all_layers(r);
+    }
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
+    if (r->st == OK && x->chosen > x->experts)
+        fail(r, "num_experts_per_tok", wanted);
+    if (r->st == OK && x->experts * m->layers > MODEL_EXPERTS_MAX)
+        r->st = base_fail(
+            r->err, ERR_MODEL, "%s: %d experts in %d layers are %d, expected at most %d", r->where,
+            (int)x->experts, (int)m->layers, (int)(x->experts * m->layers), MODEL_EXPERTS_MAX);
+}
+
 /* ---- sliding windows ---- */
 
 /* Does layer_types, which must name each layer's, have a sliding one? */
@@ -260,14 +322,15 @@ static bool read_layer_types(struct reader *r, const struct jdoc *types, int32_t
 }
 
 /* Mistral's layers all have the window, whatever layer_types says. Qwen's have it where that is
- * switched on: those that layer_types names, or else those from max_window_layers on. */
+ * switched on: those that layer_types names, or else those from max_window_layers on, or all of a
+ * mixture's. */
 static void read_window(struct reader *r, const struct family *f, struct model_config *m)
 {
     const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
     bool slides = true;
     if (types)
         slides = read_layer_types(r, types, m->layers);
-    else if (f->window_off)
+    else if (f->window_off && f->mixture.kind == MIXTURE_NONE)
         slides = read_int(r, "max_window_layers", 0, 1 << 20, 28) < m->layers;
     if (f->window_off && !read_bool(r, "use_sliding_window", false)) {
         if (types && slides)
@@ -411,8 +474,8 @@ static const struct family *read_family(struct reader *r, struct model_config *m
             f = &families[i];
     const int distance = base_edit_distance(word, f->model_type);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "llama, mistral, qwen2 or qwen3%s%s",
+    char wanted[96];
+    snprintf(wanted, sizeof wanted, "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe%s%s",
              meant ? "; the nearest is " : "", meant ? f->model_type : "");
     if (distance > 0)
         fail(r, "model_type", wanted);
@@ -429,10 +492,13 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
     m->layers = read_int(r, "num_hidden_layers", 1, 1024, -1);
     m->heads = read_int(r, "num_attention_heads", 1, 4096, -1);
     m->kv_heads = read_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
-    m->mlp = read_int(r, "intermediate_size", 1, 1 << 20, -1);
+    if (f->mixture.kind == MIXTURE_QWEN) /* intermediate_size is that of layers without experts */
+        m->mlp = read_int(r, "moe_intermediate_size", 1, 1 << 20, 768);
+    else
+        m->mlp = read_int(r, "intermediate_size", 1, 1 << 20, -1);
     m->vocab = read_int(r, "vocab_size", 1, 1 << 20, -1);
     m->max_position = read_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
-    m->norm_eps = (float)read_number(r, "rms_norm_eps", 0, 1, 1e-6);
+    m->norm_eps = (float)read_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
     m->tied = read_bool(r, "tie_word_embeddings", false);
     if (r->st != OK)
         return;
@@ -465,10 +531,11 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
     }
     const struct family *f = read_family(&r, &m);
     read_shape(&r, f, &m);
+    read_mixture(&r, f, &m);
     if (r.st == OK && f->window > 0)
         read_window(&r, f, &m);
     read_dtype(&r, &m);
-    read_rope(&r, &m);
+    read_rope(&r, f, &m);
     read_quant(&r, &m.quant);
     refuse_unsupported(&r, f);
     m.bos = -1;

@@ -33,16 +33,27 @@ struct quant_config {
     int32_t inverse; /* X_scale_inv; what is multiplied with all the same */
 };
 
+/* A mixture of experts in every layer's place of an MLP, by how its family names it. */
+enum mixture_kind { MIXTURE_NONE, MIXTURE_QWEN, MIXTURE_MIXTRAL };
+
+struct mixture_config {
+    enum mixture_kind kind;
+    int32_t experts; /* E; 0 without a mixture */
+    int32_t chosen;  /* that a token goes through, 1 to E */
+    int32_t among;   /* shares are of the chosen ones, not of all */
+};
+
+#define MODEL_EXPERTS_MAX 65536 /* of all layers together */
 #define MODEL_EOS_MAX 8
 
 struct model_config {
-    char model_type[32]; /* a family: "llama", "mistral", "qwen2" or "qwen3" */
+    char model_type[32]; /* a family, e.g. "llama" */
     int32_t hidden;      /* D */
     int32_t layers;      /* L */
     int32_t heads;       /* Hq */
     int32_t kv_heads;    /* Hkv, divides Hq */
     int32_t head_dim;    /* dh, even */
-    int32_t mlp;         /* F */
+    int32_t mlp;         /* F; of a mixture: of each expert */
     int32_t vocab;       /* V */
     int32_t max_position;
     int32_t window; /* positions a layer attends to, its own among them; 0: all */
@@ -51,6 +62,7 @@ struct model_config {
     bool head_norm;   /* an RMS norm of each head of q and of k before the rotation */
     bool tied;        /* head shares the embedding's storage */
     enum dtype dtype; /* of the checkpoint, as config.json says */
+    struct mixture_config mixture;
     struct quant_config quant;
     struct rope_config rope;
     int32_t bos;                /* -1: none */

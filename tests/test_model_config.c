@@ -259,7 +259,8 @@ static enum status parse_family(const char *family, const char *more, struct mod
 }
 
 /* What the configuration classes of transformers 5.23 hold for these keys when nothing else is
- * given (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config), and what their attention has. */
+ * given (LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig), and
+ * what their attention has. */
 static void test_family_defaults(void **state)
 {
     (void)state;
@@ -267,10 +268,16 @@ static void test_family_defaults(void **state)
         const char *family;
         int32_t kv_heads, head_dim, max_position, window;
         bool qkv_bias, head_norm;
-    } families[] = {{"llama", 64, 8, 2048, 0, false, false},
-                    {"mistral", 8, 8, 131072, 4096, false, false},
-                    {"qwen2", 32, 8, 32768, 0, true, false},
-                    {"qwen3", 32, 128, 32768, 0, false, true}};
+        double theta, norm_eps;
+        int32_t mlp;
+        struct mixture_config mixture;
+    } families[] = {
+        {"llama", 64, 8, 2048, 0, false, false, 1e4, 1e-6, 8, {0}},
+        {"mistral", 8, 8, 131072, 4096, false, false, 1e4, 1e-6, 8, {0}},
+        {"mixtral", 8, 8, 131072, 0, false, false, 1e6, 1e-5, 8, {MIXTURE_MIXTRAL, 8, 2, true}},
+        {"qwen2", 32, 8, 32768, 0, true, false, 1e4, 1e-6, 8, {0}},
+        {"qwen3", 32, 128, 32768, 0, false, true, 1e4, 1e-6, 8, {0}},
+        {"qwen3_moe", 4, 8, 32768, 0, false, true, 1e4, 1e-6, 768, {MIXTURE_QWEN, 128, 8, false}}};
     for (size_t i = 0; i < ARRAY_LEN(families); i++) {
         struct model_config m;
         struct err err = {""};
@@ -283,7 +290,9 @@ static void test_family_defaults(void **state)
         assert_int_equal(m.window, families[i].window);
         assert_int_equal(m.qkv_bias, families[i].qkv_bias);
         assert_int_equal(m.head_norm, families[i].head_norm);
-        assert_true(m.norm_eps == 1e-6f && m.rope.theta == 10000 && !m.tied);
+        assert_true(m.norm_eps == (float)families[i].norm_eps && !m.tied);
+        assert_true(m.rope.theta == families[i].theta && m.mlp == families[i].mlp);
+        assert_memory_equal(&m.mixture, &families[i].mixture, sizeof m.mixture);
         assert_int_equal(m.rope.kind, ROPE_DEFAULT);
         assert_int_equal(m.dtype, DTYPE_F32);
         /* null: no default, but one KV head for each query head */
@@ -316,6 +325,9 @@ static void test_family_windows(void **state)
         {"qwen3", SLIDES TYPES("full_attention", "sliding_attention"), 4096, 4096},
         {"qwen3", SLIDES TYPES("full_attention", "full_attention"), 0, 32768},
         {"qwen3", TYPES("full_attention", "full_attention"), 0, 32768},
+        {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28", 0, 32768},
+        {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28" SLIDES, 9, 9},
+        {"mixtral", ",\"sliding_window\":null", 0, 131072},
     };
     static const char *const refused[][3] = {
         {"qwen3", TYPES("full_attention", "linear_attention"),
@@ -352,9 +364,17 @@ static void test_family_refusals(void **state)
     (void)state;
     static const char *const refused[][3] = {
         {"Qwen2", "",
-         "model_type is \"Qwen2\", expected llama, mistral, qwen2 or qwen3; the nearest "
-         "is qwen2"},
-        {"mistal", "", "or qwen3; the nearest is mistral"},
+         "model_type is \"Qwen2\", expected llama, mistral, mixtral, qwen2, qwen3 or "
+         "qwen3_moe; the nearest is qwen2"},
+        {"mistal", "", "or qwen3_moe; the nearest is mistral"},
+        {"mixtral", ",\"sliding_window\":4096", "sliding_window is 4096, expected null"},
+        {"qwen3_moe", ",\"num_experts\":0", "num_experts is 0, expected an integer from 1"},
+        {"qwen3_moe", ",\"num_experts\":4", "num_experts_per_tok is missing, expected at most as"},
+        {"mixtral", ",\"num_experts_per_tok\":9", "is 9, expected at most as many as there are "},
+        {"qwen3_moe", ",\"mlp_only_layers\":7", "mlp_only_layers is 7, expected an empty list"},
+        {"qwen3_moe", ",\"mlp_only_layers\":[2]", "layers without experts are not supported"},
+        {"qwen3_moe", ",\"decoder_sparse_step\":2", "decoder_sparse_step is 2, expected 1"},
+
         {"qwen3", ",\"attention_bias\":true", "attention_bias is true, expected false"},
         {"mistral", ",\"attention_bias\":true", "attention_bias is true, expected false"},
         {"qwen2", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},

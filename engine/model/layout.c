@@ -8,65 +8,75 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Llama's names, which Mistral and Qwen kept, as transformers has them. %d is the layer. */
+/* Llama's names, which Mistral and Qwen kept, as checkpoints have them. %d is the expert. */
 struct param {
     enum role role;
-    bool per_layer;
-    const char *name; /* of the local weight, as plans know it */
+    bool per_layer;              /* then all names begin with "model.layers.", its number and "." */
+    enum mixture_kind mixture;   /* whose it is; NONE: of all families, or of those without one */
+    const char *name, *of_plans; /* of the local weight; as plans know it, alike for all experts */
     const char *tensors[3];
 };
 
-static const struct param params[] = {
-    {ROLE_EMBED, false, "model.embed_tokens", {"model.embed_tokens.weight"}},
-    {ROLE_ATTN_NORM,
-     true,
-     "model.layers.%d.input_layernorm",
-     {"model.layers.%d.input_layernorm.weight"}},
-    {ROLE_QKV,
-     true,
-     "model.layers.%d.self_attn.qkv_proj",
-     {"model.layers.%d.self_attn.q_proj.weight", "model.layers.%d.self_attn.k_proj.weight",
-      "model.layers.%d.self_attn.v_proj.weight"}},
-    {ROLE_QKV_BIAS,
-     true,
-     "model.layers.%d.self_attn.qkv_proj.bias",
-     {"model.layers.%d.self_attn.q_proj.bias", "model.layers.%d.self_attn.k_proj.bias",
-      "model.layers.%d.self_attn.v_proj.bias"}},
-    {ROLE_Q_NORM,
-     true,
-     "model.layers.%d.self_attn.q_norm",
-     {"model.layers.%d.self_attn.q_norm.weight"}},
-    {ROLE_K_NORM,
-     true,
-     "model.layers.%d.self_attn.k_norm",
-     {"model.layers.%d.self_attn.k_norm.weight"}},
-    {ROLE_O, true, "model.layers.%d.self_attn.o_proj", {"model.layers.%d.self_attn.o_proj.weight"}},
-    {ROLE_MLP_NORM,
-     true,
-     "model.layers.%d.post_attention_layernorm",
-     {"model.layers.%d.post_attention_layernorm.weight"}},
-    {ROLE_GATE_UP,
-     true,
-     "model.layers.%d.mlp.gate_up_proj",
-     {"model.layers.%d.mlp.gate_proj.weight", "model.layers.%d.mlp.up_proj.weight"}},
-    {ROLE_DOWN, true, "model.layers.%d.mlp.down_proj", {"model.layers.%d.mlp.down_proj.weight"}},
-    {ROLE_FINAL_NORM, false, "model.norm", {"model.norm.weight"}},
-    {ROLE_HEAD, false, "lm_head", {"lm_head.weight"}},
-};
+#define ATTN "self_attn."
+#define QWEN "mlp.experts.%d."
+#define MIXTRAL "block_sparse_moe.experts.%d."
+#define GATE_UP "mlp.gate_up_proj"
+#define DOWN "mlp.down_proj"
 
-/* Those of the attention beside the product; the plan says nothing about them. */
+/* clang-format off */
+static const struct param params[] = {
+    {ROLE_EMBED, false, MIXTURE_NONE, "model.embed_tokens", NULL, {"model.embed_tokens.weight"}},
+    {ROLE_ATTN_NORM, true, MIXTURE_NONE, "input_layernorm", NULL, {"input_layernorm.weight"}},
+    {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
+     {ATTN "q_proj.weight", ATTN "k_proj.weight", ATTN "v_proj.weight"}},
+    {ROLE_QKV_BIAS, true, MIXTURE_NONE, ATTN "qkv_proj.bias", NULL,
+     {ATTN "q_proj.bias", ATTN "k_proj.bias", ATTN "v_proj.bias"}},
+    {ROLE_Q_NORM, true, MIXTURE_NONE, ATTN "q_norm", NULL, {ATTN "q_norm.weight"}},
+    {ROLE_K_NORM, true, MIXTURE_NONE, ATTN "k_norm", NULL, {ATTN "k_norm.weight"}},
+    {ROLE_O, true, MIXTURE_NONE, ATTN "o_proj", NULL, {ATTN "o_proj.weight"}},
+    {ROLE_MLP_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
+     {"post_attention_layernorm.weight"}},
+
+    {ROLE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL,
+     {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+    {ROLE_DOWN, true, MIXTURE_NONE, DOWN, NULL, {"mlp.down_proj.weight"}},
+    {ROLE_GATE_UP, true, MIXTURE_QWEN, QWEN "gate_up_proj", GATE_UP,
+     {QWEN "gate_proj.weight", QWEN "up_proj.weight"}},
+    {ROLE_ROUTER, true, MIXTURE_QWEN, "mlp.gate", NULL, {"mlp.gate.weight"}},
+    {ROLE_DOWN, true, MIXTURE_QWEN, QWEN "down_proj", DOWN, {QWEN "down_proj.weight"}},
+    {ROLE_GATE_UP, true, MIXTURE_MIXTRAL, QWEN "gate_up_proj", GATE_UP,
+     {MIXTRAL "w1.weight", MIXTRAL "w3.weight"}},
+    {ROLE_ROUTER, true, MIXTURE_MIXTRAL, "mlp.gate", NULL, {"block_sparse_moe.gate.weight"}},
+    {ROLE_DOWN, true, MIXTURE_MIXTRAL, QWEN "down_proj", DOWN, {MIXTRAL "w2.weight"}},
+
+    {ROLE_FINAL_NORM, false, MIXTURE_NONE, "model.norm", NULL, {"model.norm.weight"}},
+    {ROLE_HEAD, false, MIXTURE_NONE, "lm_head", NULL, {"lm_head.weight"}},
+};
+/* clang-format on */
+
+/* Those of the attention beside the product. */
 static bool goes_with_qkv(enum role role)
 {
     return role == ROLE_QKV_BIAS || role == ROLE_Q_NORM || role == ROLE_K_NORM;
 }
 
-static bool has_role(const struct model_config *m, enum role role)
+/* The plan says nothing about these. */
+static bool is_beside(enum role role)
 {
-    if (role == ROLE_HEAD)
+    return goes_with_qkv(role) || role == ROLE_ROUTER;
+}
+
+static bool has_param(const struct model_config *m, const struct param *p)
+{
+    if (p->role == ROLE_HEAD)
         return !m->tied;
-    if (role == ROLE_QKV_BIAS)
+    if (p->role == ROLE_QKV_BIAS)
         return m->qkv_bias;
-    return m->head_norm || (role != ROLE_Q_NORM && role != ROLE_K_NORM);
+    if (p->role == ROLE_Q_NORM || p->role == ROLE_K_NORM)
+        return m->head_norm;
+    if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->role == ROLE_ROUTER)
+        return p->mixture == m->mixture.kind;
+    return true;
 }
 
 /* Old checkpoints carry the rotary frequencies; a tied one may repeat the embedding as its head;
@@ -76,20 +86,30 @@ const char *const layout_ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_f
                                       "lm_head.weight"};
 const int32_t layout_ignored_count = ARRAY_LEN(layout_ignored);
 
-static void name_at(char *dst, const char *pattern, int32_t layer)
+/* Which of the weights of a parameter; layer -1: the model's. */
+struct which {
+    int32_t layer, expert;
+};
+
+static void name_at(char *dst, const char *pattern, struct which at)
 {
-    const char *at = strstr(pattern, "%d");
-    if (at)
-        snprintf(dst, PLACEMENT_NAME_MAX, "%.*s%d%s", (int)(at - pattern), pattern, layer, at + 2);
-    else
-        snprintf(dst, PLACEMENT_NAME_MAX, "%s", pattern);
+    const char *gap = strstr(pattern, "%d");
+    size_t n = 0;
+    if (at.layer >= 0)
+        n += (size_t)snprintf(dst, PLACEMENT_NAME_MAX, "model.layers.%d.", at.layer);
+    if (gap) {
+        n += (size_t)snprintf(dst + n, PLACEMENT_NAME_MAX - n, "%.*s%d", (int)(gap - pattern),
+                              pattern, at.expert);
+        pattern = gap + 2;
+    }
+    snprintf(dst + n, PLACEMENT_NAME_MAX - n, "%s", pattern);
 }
 
-static void add_slice(struct local_weight *w, const char *pattern, int32_t layer, int64_t rows,
+static void add_slice(struct local_weight *w, const char *pattern, struct which at, int64_t rows,
                       int64_t cols, struct span mine_rows, struct span mine_cols)
 {
     struct tensor_slice *s = &w->slices[w->slice_count++];
-    name_at(s->tensor, pattern, layer);
+    name_at(s->tensor, pattern, at);
     s->shape[0] = rows;
     s->shape[1] = cols;
     s->ndim = 2;
@@ -101,11 +121,11 @@ static void add_slice(struct local_weight *w, const char *pattern, int32_t layer
 }
 
 /* Elements `mine` of a vector of n, behind those that are there. */
-static void add_elements(struct local_weight *w, const char *pattern, int32_t layer, int64_t n,
+static void add_elements(struct local_weight *w, const char *pattern, struct which at, int64_t n,
                          struct span mine)
 {
     struct tensor_slice *s = &w->slices[w->slice_count++];
-    name_at(s->tensor, pattern, layer);
+    name_at(s->tensor, pattern, at);
     s->shape[0] = 1;
     s->shape[1] = n;
     s->ndim = 1;
@@ -160,7 +180,7 @@ static struct span blocks_of(const struct layout *l, enum plan_part part, const 
 }
 
 static void fill_qkv(const struct layout *l, const struct model_config *m, const struct param *p,
-                     int32_t layer, struct local_weight *w)
+                     struct which at, struct local_weight *w)
 {
     const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
     const int64_t dh = m->head_dim;
@@ -168,22 +188,21 @@ static void fill_qkv(const struct layout *l, const struct model_config *m, const
     const struct span mine = blocks_of(l, PLAN_QKV, &l->flow->attention, &n);
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
         const struct span q = query_heads(m, n, x), kv = kv_heads(m, q);
-        add_slice(w, p->tensors[0], layer, m->heads * dh, m->hidden, scaled(q, dh), in);
-        add_slice(w, p->tensors[1], layer, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
-        add_slice(w, p->tensors[2], layer, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
+        add_slice(w, p->tensors[0], at, m->heads * dh, m->hidden, scaled(q, dh), in);
+        add_slice(w, p->tensors[1], at, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
+        add_slice(w, p->tensors[2], at, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
     }
 }
 
 static void fill_gate_up(const struct layout *l, const struct model_config *m,
-                         const struct param *p, int32_t layer, struct local_weight *w)
+                         const struct param *p, struct which at, struct local_weight *w)
 {
     const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
     int32_t n;
     const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
         for (int32_t t = 0; t < 2; t++)
-            add_slice(w, p->tensors[t], layer, m->mlp, m->hidden, placement_block(m->mlp, n, x),
-                      in);
+            add_slice(w, p->tensors[t], at, m->mlp, m->hidden, placement_block(m->mlp, n, x), in);
 }
 
 static int64_t clamped(int64_t x, struct span s)
@@ -209,18 +228,18 @@ static void keep(struct local_weight *w, struct span rows)
 /* Norms are whole on every rank: each form of a step scales with another part of them. A bias is
  * added where the heads are whole, in attention. */
 static void fill_vector(const struct layout *l, const struct model_config *m, const struct param *p,
-                        int32_t layer, struct local_weight *w)
+                        struct which at, struct local_weight *w)
 {
     const int64_t dh = m->head_dim;
     w->kind = LOCAL_VECTOR;
     w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
     if (p->role == ROLE_QKV_BIAS) {
-        add_elements(w, p->tensors[0], layer, m->heads * dh, scaled(l->heads, dh));
-        add_elements(w, p->tensors[1], layer, m->kv_heads * dh, scaled(l->kv_heads, dh));
-        add_elements(w, p->tensors[2], layer, m->kv_heads * dh, scaled(l->kv_heads, dh));
+        add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
+        add_elements(w, p->tensors[1], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+        add_elements(w, p->tensors[2], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
     } else {
         const int64_t n = goes_with_qkv(p->role) ? dh : m->hidden;
-        add_elements(w, p->tensors[0], layer, n, (struct span){0, n});
+        add_elements(w, p->tensors[0], at, n, (struct span){0, n});
     }
     w->spec.cut[1] = w->spec.in;
 }
@@ -231,26 +250,41 @@ static bool is_vector(enum role role)
            goes_with_qkv(role);
 }
 
+/* Never quantised: what it chooses changes at once. */
+static void fill_router(const struct layout *l, const struct model_config *m, const struct param *p,
+                        struct which at, struct local_weight *w)
+{
+    const struct span all = {0, m->mixture.experts}, in = {0, m->hidden};
+    add_slice(w, p->tensors[0], at, m->mixture.experts, m->hidden, all, in);
+    w->spec.dtype = l->flow->dtype;
+    w->spec.leaves = 1;
+    w->spec.cut[1] = w->spec.in;
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
-                 int32_t layer, struct local_weight *w)
+                 struct which at, struct local_weight *w)
 {
     const enum plan_part part = (enum plan_part)p->role;
     if (is_vector(p->role)) {
-        fill_vector(l, m, p, layer, w);
+        fill_vector(l, m, p, at, w);
+        return;
+    }
+    if (p->role == ROLE_ROUTER) {
+        fill_router(l, m, p, at, w);
         return;
     }
     const struct span out = flow_outputs(l->flow, part, l->rank);
     const struct span in = flow_inputs(l->flow, part, l->rank);
     if (p->role == ROLE_QKV)
-        fill_qkv(l, m, p, layer, w);
+        fill_qkv(l, m, p, at, w);
     else if (p->role == ROLE_GATE_UP)
-        fill_gate_up(l, m, p, layer, w);
+        fill_gate_up(l, m, p, at, w);
     else if (p->role == ROLE_O)
-        add_slice(w, p->tensors[0], layer, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
+        add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
     else if (p->role == ROLE_DOWN)
-        add_slice(w, p->tensors[0], layer, m->hidden, m->mlp, out, in);
+        add_slice(w, p->tensors[0], at, m->hidden, m->mlp, out, in);
     else
-        add_slice(w, p->tensors[0], layer, m->vocab, m->hidden, out, in);
+        add_slice(w, p->tensors[0], at, m->vocab, m->hidden, out, in);
     const struct weight_spec spec = flow_weight(l->flow, part, l->rank);
     CHECK(spec.out == w->spec.out);
     CHECK(spec.in == w->spec.in);
@@ -324,7 +358,7 @@ out:
     return st;
 }
 
-/* What goes with a product has its choice: the table lists them behind it. */
+/* What goes with a product has its choice: the table lists it behind that. */
 static enum status bind(const struct plan *plan, const struct layout *l,
                         struct plan_choice *choices, struct err *err)
 {
@@ -332,7 +366,7 @@ static enum status bind(const struct plan *plan, const struct layout *l,
     if (!names)
         return base_fail(err, ERR_NOMEM, "layout: no memory");
     for (int32_t i = 0; i < l->count; i++)
-        names[i] = goes_with_qkv(l->roles[i]) ? names[i - 1] : l->weights[i].name;
+        names[i] = is_beside(l->roles[i]) ? names[i - 1] : l->weights[i].name;
     enum status st = plan_bind(plan, names, l->count, choices, err);
     free(names);
     return st;
@@ -349,32 +383,40 @@ static void split(struct layout *l, const struct model_config *m)
         l->kv_of[h - l->heads.begin] = (int32_t)(h / group - l->kv_heads.begin);
 }
 
-/* Name, role and layer of every weight of the first `layers`; what a rank holds of it is filled in
- * later. of: room for as many as weights. */
+/* Name, role and place of every weight of the first `layers`; what a rank holds of it is filled in
+ * later. planned: as plans know them, all experts as one. of: room for as many as weights. */
 static void list_weights(struct layout *l, const struct model_config *m, int32_t layers,
-                         enum dtype dtype, const struct param **of)
+                         bool planned, enum dtype dtype, const struct param **of)
 {
     for (int32_t layer = -1; layer < layers; layer++) {
         for (size_t i = 0; i < ARRAY_LEN(params); i++) {
             const struct param *p = &params[i];
-            if (p->per_layer != (layer >= 0) || !has_role(m, p->role))
+            if (p->per_layer != (layer >= 0) || !has_param(m, p))
                 continue;
-            struct local_weight *w = &l->weights[l->count];
-            name_at(w->name, p->name, layer);
-            w->spec.dtype = dtype;
-            of[l->count] = p;
-            l->roles[l->count] = p->role;
-            l->layers[l->count++] = layer;
+            const bool experts = p->of_plans && !planned;
+            const int32_t count = experts ? m->mixture.experts : 1;
+            for (int32_t expert = 0; expert < count; expert++) {
+                struct local_weight *w = &l->weights[l->count];
+                name_at(w->name, p->of_plans && planned ? p->of_plans : p->name,
+                        (struct which){layer, expert});
+                w->spec.dtype = dtype;
+                of[l->count] = p;
+                l->roles[l->count] = p->role;
+                l->experts[l->count] = expert;
+                l->layers[l->count++] = layer;
+            }
         }
     }
 }
 
 /* *of: each weight's; the caller frees it, too. */
-static enum status open_list(const struct model_config *m, int32_t layers, enum dtype dtype,
-                             struct layout **out, const struct param ***of, struct err *err)
+static enum status open_list(const struct model_config *m, int32_t layers, bool planned,
+                             enum dtype dtype, struct layout **out, const struct param ***of,
+                             struct err *err)
 {
     enum status st = OK;
-    const size_t most = ARRAY_LEN(params) * ((size_t)layers + 1);
+    const size_t experts = planned ? 0 : (size_t)m->mixture.experts;
+    const size_t most = (ARRAY_LEN(params) + 2 * experts) * ((size_t)layers + 1);
     struct layout *l = calloc(1, sizeof *l);
     *of = calloc(most, sizeof **of);
     if (!l || !*of) {
@@ -384,11 +426,12 @@ static enum status open_list(const struct model_config *m, int32_t layers, enum 
     l->weights = calloc(most, sizeof *l->weights);
     l->roles = calloc(most, sizeof *l->roles);
     l->layers = calloc(most, sizeof *l->layers);
-    if (!l->weights || !l->roles || !l->layers) {
+    l->experts = calloc(most, sizeof *l->experts);
+    if (!l->weights || !l->roles || !l->layers || !l->experts) {
         st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
         goto out;
     }
-    list_weights(l, m, layers, dtype, *of);
+    list_weights(l, m, layers, planned, dtype, *of);
     *out = l;
     l = NULL;
 out:
@@ -404,7 +447,7 @@ enum status layout_flow(const struct model_config *m, const struct plan *plan, e
     const struct param **of = NULL;
     struct plan_choice *choices = NULL;
     struct plan_layer layer;
-    TRY(open_list(m, m->layers, dtype, &l, &of, err));
+    TRY(open_list(m, m->layers, true, dtype, &l, &of, err));
     choices = calloc((size_t)l->count, sizeof *choices);
     if (!choices) {
         st = base_fail(err, ERR_NOMEM, "layout: no memory");
@@ -429,7 +472,7 @@ static enum status open_layers(const struct model_config *m, const struct flow *
     enum status st = OK;
     struct layout *l = NULL;
     const struct param **of = NULL;
-    TRY(open_list(m, layers, f->dtype, &l, &of, err));
+    TRY(open_list(m, layers, false, f->dtype, &l, &of, err));
     l->rank = rank;
     l->flow = f;
     l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
@@ -440,7 +483,7 @@ static enum status open_layers(const struct model_config *m, const struct flow *
     split(l, m);
     TRY(slices_open(l, err));
     for (int32_t i = 0; i < l->count; i++)
-        fill(l, m, of[i], l->layers[i], &l->weights[i]);
+        fill(l, m, of[i], (struct which){l->layers[i], l->experts[i]}, &l->weights[i]);
     TRY(placement_layout(f->ops, l->weights, l->count, &l->arena_bytes, err));
     *out = l;
     l = NULL;
@@ -465,6 +508,7 @@ void layout_close(struct layout *l)
     free(l->slices);
     free(l->roles);
     free(l->layers);
+    free(l->experts);
     free(l);
 }
 

@@ -10,8 +10,8 @@
 #include "weights/synth.h"
 
 /* What a local weight is for: those that a plan places, in the order of enum plan_part, and those
- * that go where the QKV product does. One each of the model-wide roles, one per layer of the
- * others. */
+ * that go with one of them. One each of the model-wide roles, one per layer of the others; of a
+ * mixture one of GATE_UP and DOWN for each expert. */
 enum role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
@@ -25,6 +25,7 @@ enum role {
     ROLE_QKV_BIAS, /* of this rank's heads in attention: [Q heads | K heads | V heads] */
     ROLE_Q_NORM,   /* [head_dim], the same for every head */
     ROLE_K_NORM,
+    ROLE_ROUTER, /* of a mixture, [E, D] and whole on every rank */
 };
 
 struct layout {
@@ -38,7 +39,8 @@ struct layout {
     struct local_weight *weights;
     struct tensor_slice *slices; /* of all weights */
     enum role *roles;
-    int32_t *layers; /* of each weight, -1 for model-wide ones */
+    int32_t *layers;  /* of each weight, -1 for model-wide ones */
+    int32_t *experts; /* of each weight; 0 for those that are not an expert's */
     int32_t count;
     size_t arena_bytes; /* of all weights, with alignment */
 };
@@ -62,7 +64,8 @@ enum status layout_open(const struct model_config *m, const struct flow *f, int3
                         struct layout **out, struct err *err) MUST_USE;
 void layout_close(struct layout *l);
 
-/* Index of a weight; -1 when there is none. layer = -1 for model-wide roles. */
+/* Index of a weight; -1 when there is none. layer = -1 for model-wide roles. Of experts: the first,
+ * which the others follow. */
 int32_t layout_find(const struct layout *l, enum role role, int32_t layer);
 /* Tensors a checkpoint may hold that we do not read. */
 extern const char *const layout_ignored[];

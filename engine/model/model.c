@@ -11,6 +11,10 @@ struct layer {
     struct parallel_weight qkv, o, gate_up, down;
     const float *attn_norm, *mlp_norm;
     struct qkv_rules rules;
+    struct {                         /* instead of gate_up and down */
+        const struct weight *router; /* NULL: there is none */
+        struct experts *gate_up, *down;
+    } mixture;
 };
 
 struct model {
@@ -107,12 +111,25 @@ static enum status reserve(const struct model *m, const struct layout *l, struct
     return backend_reserve(m->b, m->rows_max, in, out, err);
 }
 
+static size_t experts_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                            int32_t rows_max)
+{
+    const struct mixture_config *x = &m->mixture;
+    const struct weight_spec gate_up = flow_weight(f, PLAN_GATE_UP, rank);
+    const struct weight_spec down = flow_weight(f, PLAN_DOWN, rank);
+    if (x->kind == MIXTURE_NONE)
+        return 0;
+    const size_t first = f->ops->experts_bytes(&gate_up, x->experts, x->chosen, rows_max);
+    const size_t second = f->ops->experts_bytes(&down, x->experts, x->chosen, rows_max);
+    return first > second ? first : second;
+}
+
 size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
                            int32_t rows_max)
 {
     int32_t in, out;
     largest(m, f, rank, &in, &out);
-    return f->ops->scratch_bytes(rows_max, in, out);
+    return f->ops->scratch_bytes(rows_max, in, out) + experts_bytes(m, f, rank, rows_max);
 }
 
 /* Uploads the constants of the model. */
@@ -159,6 +176,34 @@ static enum status bind_linear(struct model *m, const struct model_parts *p, enu
     return parallel_weight_open(m->parallel, (enum plan_part)role, p->weights->linear[i], out, err);
 }
 
+/* The experts of one of a layer's linears. */
+static enum status bind_experts(struct model *m, const struct model_parts *p, enum role role,
+                                int32_t layer, struct experts **out, struct err *err)
+{
+    const struct mixture_config *x = &m->config->mixture;
+    const int32_t first = layout_find(p->layout, role, layer);
+    CHECK(first >= 0);
+    return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
+                                x->experts, x->chosen, m->rows_max, out, err);
+}
+
+static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_t layer,
+                            struct err *err)
+{
+    enum status st = OK;
+    struct layer *l = &m->layers[layer];
+    if (m->config->mixture.kind == MIXTURE_NONE) {
+        TRY(bind_linear(m, p, ROLE_GATE_UP, layer, &l->gate_up, err));
+        TRY(bind_linear(m, p, ROLE_DOWN, layer, &l->down, err));
+    } else {
+        l->mixture.router = p->weights->linear[layout_find(p->layout, ROLE_ROUTER, layer)];
+        TRY(bind_experts(m, p, ROLE_GATE_UP, layer, &l->mixture.gate_up, err));
+        TRY(bind_experts(m, p, ROLE_DOWN, layer, &l->mixture.down, err));
+    }
+out:
+    return st;
+}
+
 static enum status bind_weights(struct model *m, const struct model_parts *p, struct err *err)
 {
     enum status st = OK;
@@ -175,8 +220,7 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
                                       vector_of(p, ROLE_K_NORM, i), m->config->norm_eps};
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
         TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
-        TRY(bind_linear(m, p, ROLE_GATE_UP, i, &l->gate_up, err));
-        TRY(bind_linear(m, p, ROLE_DOWN, i, &l->down, err));
+        TRY(bind_mlp(m, p, i, err));
     }
 out:
     return st;
@@ -227,6 +271,8 @@ void model_close(struct model *m)
         parallel_weight_close(&l->o);
         parallel_weight_close(&l->gate_up);
         parallel_weight_close(&l->down);
+        m->b->ops->experts_close(l->mixture.gate_up);
+        m->b->ops->experts_close(l->mixture.down);
     }
     parallel_close(m->parallel);
     free(m->layers);
@@ -251,6 +297,38 @@ static struct rows attended(const struct model *m, const struct rows *all)
     return rows;
 }
 
+static enum status mlp_forward(struct model *m, const struct layer *l, struct view *delta,
+                               struct cview n, struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = m->parallel;
+    struct view gu, act;
+    TRY(parallel_linear(p, PLAN_GATE_UP, &gu, n, l->gate_up, err));
+    act = parallel_input(p, PLAN_DOWN);
+    TRY(parallel_silu_mul(p, act, cview_of(gu), err));
+    TRY(parallel_linear(p, PLAN_DOWN, delta, cview_of(act), l->down, err));
+out:
+    return st;
+}
+
+/* The same with the MLPs of those experts that the router chooses for each row. */
+static enum status mixture_forward(struct model *m, const struct layer *l, struct view *delta,
+                                   struct cview n, struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = m->parallel;
+    struct routing chosen;
+    struct cview used;
+    struct view gu, act;
+    TRY(parallel_route(p, &used, &chosen, n, l->mixture.router, err));
+    TRY(parallel_expert_linear(p, &gu, used, l->mixture.gate_up, &chosen, err));
+    act = parallel_input(p, PLAN_DOWN);
+    TRY(parallel_silu_mul(p, act, cview_of(gu), err));
+    TRY(parallel_expert_sum(p, delta, cview_of(act), l->mixture.down, &chosen, err));
+out:
+    return st;
+}
+
 /* One decoder layer. x: the residual stream; rows: those of this rank in attention. *n is the input
  * of QKV on entry, and on return the input of `next`, normed with `gain`. */
 static enum status layer_forward(struct model *m, int32_t index, const struct rows *rows,
@@ -262,7 +340,7 @@ static enum status layer_forward(struct model *m, int32_t index, const struct ro
     const struct layer *l = &m->layers[index];
     const struct cview rope = {m->rope, DTYPE_F32, rows->count, m->heads.head_dim};
     const float eps = m->config->norm_eps;
-    struct view qkv, attn, gu, act, delta;
+    struct view qkv, attn, delta;
 
     TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
     TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, index, err));
@@ -271,10 +349,8 @@ static enum status layer_forward(struct model *m, int32_t index, const struct ro
     TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, PLAN_GATE_UP, err));
 
-    TRY(parallel_linear(p, PLAN_GATE_UP, &gu, cview_of(*n), l->gate_up, err));
-    act = parallel_input(p, PLAN_DOWN);
-    TRY(parallel_silu_mul(p, act, cview_of(gu), err));
-    TRY(parallel_linear(p, PLAN_DOWN, &delta, cview_of(act), l->down, err));
+    TRY(l->mixture.router ? mixture_forward(m, l, &delta, cview_of(*n), err)
+                          : mlp_forward(m, l, &delta, cview_of(*n), err));
     TRY(parallel_norm(p, n, x, cview_of(delta), gain, eps, next, err));
 out:
     return st;

@@ -67,13 +67,13 @@ static enum status cut_qkv(struct flow *f, const struct model_config *m, struct 
 
 /* ---- routes ---- */
 
-struct routing {
+struct course {
     const struct flow *f;
     int32_t rows;
     struct err *err;
 };
 
-static enum status route(const struct routing *r, struct extent cols, struct spread from,
+static enum status route(const struct course *r, struct extent cols, struct spread from,
                          struct spread to, struct route *out)
 {
     const struct matrix x = flow_matrix(r->rows, cols);
@@ -81,7 +81,7 @@ static enum status route(const struct routing *r, struct extent cols, struct spr
 }
 
 /* in, out and uses are set. */
-static enum status linear(const struct routing *r, struct flow_linear *l,
+static enum status linear(const struct course *r, struct flow_linear *l,
                           const struct plan_choice *c, struct spread from, struct spread to)
 {
     enum status st = OK;
@@ -94,7 +94,7 @@ out:
 }
 
 /* One axis after the other, the innermost first. */
-static enum status route_sums(const struct routing *r, const struct spread *rest, struct route *out)
+static enum status route_sums(const struct course *r, const struct spread *rest, struct route *out)
 {
     enum status st = OK;
     struct spread at = *rest;
@@ -120,8 +120,8 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
                               const struct plan *plan, struct extent qkv, struct err *err)
 {
     enum status st = OK;
-    const struct routing r = {f, typical_rows[phase], err};
-    const struct routing few = {f, typical_rows[PLAN_DECODE], err}; /* rows that are sampled */
+    const struct course r = {f, typical_rows[phase], err};
+    const struct course few = {f, typical_rows[PLAN_DECODE], err}; /* rows that are sampled */
     struct flow_phase *p = &f->phase[phase];
     struct plan_choice c[PLAN_PARTS];
     for (int32_t i = 0; i < PLAN_PARTS; i++) {
@@ -135,8 +135,9 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     p->rest = c[PLAN_EMBED].gives;
     p->linear[PLAN_QKV].out = qkv;
     p->linear[PLAN_O].in = columns(m->heads, m->head_dim);
-    p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2);
-    p->linear[PLAN_DOWN].in = columns(m->mlp, 1);
+    const int32_t experts = m->mixture.kind == MIXTURE_NONE ? 1 : m->mixture.chosen;
+    p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2 * experts);
+    p->linear[PLAN_DOWN].in = columns(m->mlp, experts);
     embed->in = head->out = columns(m->vocab, 1);
 
     embed->product = plan_found(&c[PLAN_EMBED]);
@@ -175,7 +176,7 @@ struct pieces flow_pieces(const struct flow *f, const struct flow_phase *phase, 
 static enum status open_logits(struct flow *f, const struct model_config *m, struct err *err)
 {
     const struct spread *table = &f->choice[PLAN_HEAD].weight, whole = {0};
-    const struct routing r = {f, typical_rows[PLAN_DECODE], err};
+    const struct course r = {f, typical_rows[PLAN_DECODE], err};
     int32_t dim, place;
     for (int32_t d = 0; d < SPREAD_DIMS; d++)
         for (int32_t i = 0; i < table->count[d]; i++)
@@ -195,13 +196,21 @@ static struct span held(const struct flow *f, const struct spread *s, struct ext
     return redistribute_held(&f->mesh, &x, s, SPREAD_COLS, rank);
 }
 
+/* Columns that a weight has of what its linear takes or makes: those of one expert. */
+static struct extent of_weight(const struct flow *f, struct extent cols, bool experts)
+{
+    if (experts && f->mixture.kind != MIXTURE_NONE)
+        cols.unit /= f->mixture.chosen;
+    return cols;
+}
+
 /* Of the first form: both forms hold the same. */
 struct span flow_outputs(const struct flow *f, enum plan_part part, int32_t rank)
 {
     const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
     if (part == PLAN_EMBED) /* a table: its rows are looked up */
         return spread_span(&f->mesh, &f->choice[part].weight, SPREAD_ROWS, l->in.units, rank);
-    return held(f, &l->product, l->out, rank);
+    return held(f, &l->product, of_weight(f, l->out, part == PLAN_GATE_UP), rank);
 }
 
 struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
@@ -209,7 +218,7 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
     const struct flow_linear *l = &f->phase[PLAN_DECODE].linear[part];
     if (part == PLAN_EMBED)
         return held(f, &f->choice[part].weight, f->hidden, rank);
-    return held(f, &l->uses, l->in, rank);
+    return held(f, &l->uses, of_weight(f, l->in, part == PLAN_DOWN), rank);
 }
 
 /* Quantised are the linears inside the layers; with integers the head, too, of which every step
@@ -228,7 +237,8 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
 {
     const struct span out = flow_outputs(f, part, rank), in = flow_inputs(f, part, rank);
     const struct extent cols =
-        part == PLAN_EMBED ? f->hidden : f->phase[PLAN_DECODE].linear[part].in;
+        part == PLAN_EMBED ? f->hidden
+                           : of_weight(f, f->phase[PLAN_DECODE].linear[part].in, part == PLAN_DOWN);
     struct weight_spec s = {
         .out = (int32_t)span_len(out), .in = (int32_t)span_len(in), .leaves = 1};
     s.cut[1] = s.in;
@@ -349,12 +359,16 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
         (uint64_t)span_len(redistribute_held(&f->mesh, &x, &l->uses, SPREAD_ROWS, rank));
     const int8_t row = f->choice[part].weight.axis[SPREAD_COLS][0];
     const int32_t panels = l->summa ? f->mesh.axis[row].size : 1;
+    const bool experts = f->mixture.experts > 0 && (part == PLAN_GATE_UP || part == PLAN_DOWN);
+    const uint64_t passes = experts ? (uint64_t)f->mixture.chosen : 1; /* of a row */
+    const uint64_t most = (uint64_t)f->mixture.experts; /* that can be read, if rows differ */
+    const uint64_t weights = !experts ? 1 : mine * passes < most ? mine * passes : most;
     struct flow_work w = {0};
     for (int32_t t = 0; t < panels; t++) {
         const struct weight_spec block =
             flow_weight(f, part, l->summa ? mesh_peer(&f->mesh, rank, row, t) : rank);
-        w.bytes += f->ops->weight_bytes(&block);
-        w.macs += mine * (uint64_t)block.out * (uint64_t)block.in;
+        w.bytes += weights * f->ops->weight_bytes(&block);
+        w.macs += passes * mine * (uint64_t)block.out * (uint64_t)block.in;
     }
     return w;
 }
@@ -448,6 +462,25 @@ static enum status check_gathered(const struct flow *f, const struct plan *plan,
     return OK;
 }
 
+/* Rows take different experts, so they have to be whole where experts are, and stay there. */
+static enum status check_mixture(const struct flow *f, const struct plan *plan, struct err *err)
+{
+    for (int32_t phase = 0; phase < PLAN_PHASES && f->mixture.kind != MIXTURE_NONE; phase++) {
+        const struct flow_linear *gate_up = &f->phase[phase].linear[PLAN_GATE_UP];
+        const struct flow_linear *down = &f->phase[phase].linear[PLAN_DOWN];
+        const struct spread *uses = &gate_up->uses;
+        if (uses->count[SPREAD_ROWS] + uses->count[SPREAD_COLS] + gate_up->after.count +
+                    down->before.count >
+                0 ||
+            gate_up->summa || gate_up->gathered || down->summa || down->gathered)
+            return base_fail(err, ERR_USAGE,
+                             "%s: a mixture of experts needs whole rows in front of its experts; "
+                             "1d and 1d_sp are layouts that have them",
+                             plan_where(plan));
+    }
+    return OK;
+}
+
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err)
@@ -465,6 +498,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;
     f->quant = m->quant;
+    f->mixture = m->mixture;
     f->tied = m->tied;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
@@ -473,6 +507,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
         TRY(open_phase(f, m, (enum plan_phase)phase, plan, qkv, err));
     cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
+    TRY(check_mixture(f, plan, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan)) {
         const int32_t said = plan_prefill_rows(plan);

@@ -44,6 +44,8 @@ struct flow {
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;
+    struct mixture_config mixture;        /* gate/up's outputs and down's inputs: of all experts of
+                                             a row, one after the other */
     bool tied;                            /* head and embedding are one weight */
     const struct backend_ops *ops;        /* borrowed */
     struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
@@ -52,7 +54,8 @@ struct flow {
 };
 
 /* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE:
- * gathered weights of 8 bits. */
+ * gathered weights of 8 bits, or a mixture of experts in a layout that cuts rows of
+ * their inputs or moves them. */
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
@@ -79,7 +82,7 @@ struct matrix flow_matrix(int32_t rows, struct extent cols);
 /* Outputs and inputs of the weight that a rank's product takes, or its look-up, in elements. */
 struct span flow_outputs(const struct flow *f, enum plan_part part, int32_t rank);
 struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank);
-/* Spec of that weight. */
+/* Spec of that weight; of each expert's. */
 struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank);
 /* Of its outputs those that the rank stores: all but where the weight is gathered. */
 struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank);

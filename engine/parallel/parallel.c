@@ -26,6 +26,8 @@ struct parallel {
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
+    float *router; /* [rows, E] logits of experts */
+    struct routing routing;
 };
 
 /* ---- sizes ---- */
@@ -196,6 +198,12 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
     p->gate_up = carve(base, &used, blocks);
     p->act = carve(base, &used, blocks);
     p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
+    const struct mixture_config *mixture = &f->mixture;
+    const size_t pairs = (size_t)rows_max * (size_t)mixture->chosen;
+    p->router = carve(base, &used, (size_t)rows_max * (size_t)mixture->experts);
+    p->routing =
+        (struct routing){mixture->experts, mixture->chosen,
+                         (int32_t *)(void *)carve(base, &used, pairs), carve(base, &used, pairs)};
     return used;
 }
 
@@ -434,6 +442,62 @@ enum status parallel_linear(struct parallel *p, enum plan_part part, struct view
     return linear(p, &p->now->linear[part], p->rows, y, x, NULL, w, err);
 }
 
+enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
+                           struct cview n, const struct weight *router, struct err *err)
+{
+    enum status st = OK;
+    const struct flow_linear *l = &p->now->linear[PLAN_GATE_UP];
+    const struct matrix in = of_step(p, l->in);
+    struct view whole;
+    TRY(move(p, &in, &l->before, n.data, &whole, err));
+    const struct view logits = view_f32(p->router, whole.rows, p->routing.experts);
+    TRY(backend_linear(p->b, logits, cview_of(whole), router, err));
+    TRY(backend_route(p->b, &p->routing, cview_of(logits), p->flow->mixture.among, err));
+    *used = cview_of(whole);
+    *r = p->routing;
+out:
+    return st;
+}
+
+/* The product of a linear whose rows lie where it takes them. */
+static struct view product_of(struct parallel *p, const struct flow_linear *l)
+{
+    const struct matrix out = of_step(p, l->out);
+    return part_of(p, &out, &l->product, source(p, &l->after, p->product));
+}
+
+enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct cview used,
+                                   const struct experts *w, const struct routing *r,
+                                   struct err *err)
+{
+    *gu = product_of(p, &p->now->linear[PLAN_GATE_UP]);
+    return backend_expert_linear(p->b, *gu, used, w, r, err);
+}
+
+enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview x,
+                                const struct experts *w, const struct routing *r, struct err *err)
+{
+    enum status st = OK;
+    const struct flow_linear *l = &p->now->linear[PLAN_DOWN];
+    const struct matrix out = of_step(p, l->out);
+    const struct view product = product_of(p, l);
+    TRY(backend_expert_sum(p->b, product, x, w, r, err));
+    TRY(move(p, &out, &l->after, product.data, y, err));
+out:
+    return st;
+}
+
+/* Of experts: each as if it were a row. */
+static enum status silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
+{
+    const int32_t each = p->flow->mixture.experts > 0 ? p->flow->mixture.chosen : 1;
+    y.rows *= each;
+    y.cols /= each;
+    gu.rows *= each;
+    gu.cols /= each;
+    return backend_silu_mul(p->b, y, gu, err);
+}
+
 enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
 {
     enum status st = OK;
@@ -445,7 +509,7 @@ enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu
     const float *from = gu.data;
     float *to = y.data;
     if (blocks == 1)
-        return backend_silu_mul(p->b, y, gu, err);
+        return silu_mul(p, y, gu, err);
     for (int32_t i = 0; i < blocks; i++) { /* each block is [gate | up]; the op takes one of them */
         const int32_t cols = (int32_t)span_len(placement_block(l->out.units, n, first + i));
         struct view both = view_f32(p->gate_up, gu.rows, 2 * cols);

@@ -64,6 +64,18 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
  * parallel_input or parallel_norm. */
 enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
+/* A mixture of experts instead of the two linears of an MLP. route: *used = n as experts take it,
+ * *r = the experts of its rows, by router [E, D]; both valid until the next parallel_norm. */
+enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
+                           struct cview n, const struct weight *router, struct err *err) MUST_USE;
+/* *gu = the gate/up of each expert of a row, one after the other. */
+enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct cview used,
+                                   const struct experts *w, const struct routing *r,
+                                   struct err *err) MUST_USE;
+/* *y = the sum of the experts' outputs by their shares, where the next operation wants it. */
+enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview x,
+                                const struct experts *w, const struct routing *r,
+                                struct err *err) MUST_USE;
 /* y = silu(gate) * up, gu being the output of gate/up. */
 enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu,
                               struct err *err) MUST_USE;

@@ -53,7 +53,7 @@ def test_synthetic_model(serve, tmp_path, family):
     assert dummy.token_ids(prompt, 24) == wanted
 
 
-@pytest.mark.parametrize("name", ["qwen2_f32", "qwen3_f32"])
+@pytest.mark.parametrize("name", ["qwen2_f32", "qwen3_f32", "qwen3_moe_bf16"])
 def test_fp8(serve, tmp_path, name):
     """Codes of linears, made while loading or before, mean what ml_dtypes says; biases and norms
     are as they were."""
@@ -98,7 +98,7 @@ def test_unknown_family(tmp_path):
     model = checkpoint.copy_model("qwen3_f32", tmp_path / "model")
     checkpoint.edit_config(model, lambda config: config.update(model_type="Qwen3"))
     line = fails(3, "plan", model)
-    assert "llama, mistral, qwen2 or qwen3; the nearest is qwen3" in line
+    assert "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe; the nearest is qwen3" in line
 
 
 # ---- sliding windows ----------------------------------------------------------------------------

@@ -14,10 +14,18 @@ static bool in(int32_t v, int32_t min, int32_t max)
 
 static void check_promises(const struct model_config *m)
 {
-    CHECK(strcmp(m->model_type, "llama") == 0 || strcmp(m->model_type, "mistral") == 0 ||
-          strcmp(m->model_type, "qwen2") == 0 || strcmp(m->model_type, "qwen3") == 0);
+    static const char *const families[] = {"llama", "mistral", "mixtral",
+                                           "qwen2", "qwen3",   "qwen3_moe"};
+    bool known = false;
+    for (size_t i = 0; i < ARRAY_LEN(families); i++)
+        known = known || strcmp(m->model_type, families[i]) == 0;
+    CHECK(known);
     CHECK(m->qkv_bias == (strcmp(m->model_type, "qwen2") == 0));
-    CHECK(m->head_norm == (strcmp(m->model_type, "qwen3") == 0));
+    CHECK(m->head_norm == (strncmp(m->model_type, "qwen3", 5) == 0));
+    const struct mixture_config *x = &m->mixture;
+    CHECK((x->kind == MIXTURE_NONE) == (x->experts == 0) && in(x->experts, 0, 1024));
+    CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
+    CHECK(x->experts * m->layers <= MODEL_EXPERTS_MAX);
     CHECK(in(m->window, 0, 1 << 24) && in(model_config_longest(m), 1, m->max_position));
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);

@@ -34,6 +34,7 @@ MIN_DISTINCT = 40  # distinct tokens in a continuation: rejects runs that fall i
 MAX_TRIES = 20000
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -62,6 +63,7 @@ class Spec:
     rope_theta: float = 10000.0
     scaling: dict | None = None
     family: str = "Llama"  # of transformers' classes
+    model_type: str = ""  # family in small letters, where nothing else is said
     extra: dict = dataclasses.field(default_factory=dict)  # more config keys
     omit: tuple = ()  # config keys left out because the loader must know their default
     shard_bytes: int | None = None
@@ -100,6 +102,22 @@ SPECS = (
     Spec("qwen3_f32", 32, "float32", tied=False, vocab=233, hidden=48, layers=3, heads=8,
          kv_heads=4, mlp=80, head_dim=12, dialect="old", family="Qwen3",
          extra={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3}),
+    # As Mixtral's files: tensors are named after its own layers; MLP columns that need not divide.
+    Spec("mixtral_f32", 1, "float32", tied=False, vocab=223, hidden=48, layers=2, heads=6,
+         kv_heads=2, mlp=37, head_dim=8, dialect="old", family="Mixtral", rope_theta=1000000.0,
+         extra={"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
+    Spec("qwen3_moe_bf16", 33, "bfloat16", tied=False, vocab=251, hidden=64, layers=2, heads=8,
+         kv_heads=2, mlp=16, head_dim=16, family="Qwen3Moe", model_type="qwen3_moe",
+         rope_theta=1000000.0,
+         extra={"num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": True,
+                "moe_intermediate_size": 40, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                "use_sliding_window": False, "sliding_window": None, "max_window_layers": 2}),
+    # Shares among all experts, which then add up to less than one.
+    Spec("qwen3_moe_f32", 4, "float32", tied=False, vocab=229, hidden=48, layers=3, heads=4,
+         kv_heads=1, mlp=16, head_dim=12, dialect="old", family="Qwen3Moe",
+         model_type="qwen3_moe", extra={"num_experts": 8, "num_experts_per_tok": 3,
+                                        "norm_topk_prob": False, "moe_intermediate_size": 24},
+         std=0.35),
 )
 
 
@@ -115,7 +133,7 @@ def config_dict(spec, dialect):
         "hidden_size": spec.hidden,
         "intermediate_size": spec.mlp,
         "max_position_embeddings": 512,
-        "model_type": spec.family.lower(),
+        "model_type": spec.model_type or spec.family.lower(),
         "num_attention_heads": spec.heads,
         "num_hidden_layers": spec.layers,
         "num_key_value_heads": spec.kv_heads,
@@ -125,7 +143,7 @@ def config_dict(spec, dialect):
         "vocab_size": spec.vocab,
         **spec.extra,
     }
-    if spec.family in ("Llama", "Qwen3"):
+    if spec.family in ("Llama", "Qwen3", "Qwen3Moe"):
         config["attention_bias"] = False
     if spec.family == "Llama":
         config["mlp_bias"] = False
@@ -153,7 +171,7 @@ def random_model(spec, rng):
     which transformers begins as zeros, are as large as what they are added to.
     """
     configuration = getattr(transformers, f"{spec.family}Config")
-    config = configuration(**config_dict(spec, "new"), attn_implementation="eager")
+    config = configuration(**config_dict(spec, "new"), **EAGER)
     model = getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -226,7 +244,7 @@ def save_checkpoint(directory, spec, model):
 
 def load(directory):
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype="auto", attn_implementation="eager").eval()
+        directory, dtype="auto", **EAGER).eval()
 
 
 def check_dialects(directory, spec, ids, expected):

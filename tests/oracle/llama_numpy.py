@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama, Mistral or Qwen checkpoint: numpy, no torch.
+"""An independent float64 forward pass of a Llama, Mistral, Mixtral or Qwen checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -41,6 +41,8 @@ class Config(typing.NamedTuple):
     tied: bool
     theta: float
     scaling: dict  # {"rope_type": "default"} or the llama3 parameters
+    chosen: int  # experts of a token; 0: no mixture
+    among: bool  # whether their shares add up to one
 
 
 # ---- reading ----------------------------------------------------------------------------------
@@ -87,7 +89,8 @@ def read_config(directory):
     scaling = {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
     unsupported = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window")
                    if raw.get(key)]
-    if raw["model_type"] not in ("llama", "mistral", "qwen2", "qwen3"):
+    mixture = raw["model_type"] in ("mixtral", "qwen3_moe")
+    if not mixture and raw["model_type"] not in ("llama", "mistral", "qwen2", "qwen3"):
         unsupported.append("model_type")
     if raw.get("hidden_act", "silu") != "silu":
         unsupported.append("hidden_act")
@@ -95,6 +98,8 @@ def read_config(directory):
         unsupported.append("rope")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        unsupported.append("layers without experts")
     heads = raw["num_attention_heads"]
     return Config(
         vocab=raw["vocab_size"],
@@ -107,6 +112,8 @@ def read_config(directory):
         tied=raw.get("tie_word_embeddings", False),
         theta=rope.get("rope_theta", raw.get("rope_theta", 10000.0)),
         scaling=scaling,
+        chosen=raw["num_experts_per_tok"] if mixture else 0,
+        among=raw["model_type"] == "mixtral" or raw.get("norm_topk_prob", False),
     )
 
 
@@ -152,6 +159,31 @@ def attention(config, q, k, v):
     return out.reshape(n, -1)
 
 
+def silu(x):
+    """As x * (1 + tanh(x / 2)) / 2, which cannot overflow."""
+    return x * (0.5 + 0.5 * np.tanh(0.5 * x))
+
+
+def mixture(config, weights, prefix, y, met):
+    """The experts of each row of y by their shares of the softmax."""
+    mixtral = f"{prefix}block_sparse_moe.gate.weight" in weights
+    where = f"{prefix}block_sparse_moe." if mixtral else f"{prefix}mlp."
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    shares = y @ weights[f"{where}gate.weight"].T
+    shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    out = np.zeros_like(y)
+    for t, share in enumerate(shares):
+        chosen = np.argsort(-share, kind="stable")[:config.chosen]
+        total = share[chosen].sum() if config.among else 1.0
+        for e in chosen:
+            def project(name, x, e=e):
+                return met(x, name) @ weights[f"{where}experts.{e}.{name}.weight"].T
+            x = y[t:t + 1]
+            out[t] += share[e] / total * project(down, silu(project(gate, x)) * project(up, x))[0]
+    return out
+
+
 def layer(config, weights, prefix, x, cos, sin, stored, met):
     def project(name, y):
         bias = weights.get(f"{prefix}{name}.bias", 0.0)  # Qwen2: of q, k and v
@@ -166,9 +198,10 @@ def layer(config, weights, prefix, x, cos, sin, stored, met):
     y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v))
     x = x + project("self_attn.o_proj", y)
     y = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], config.eps)
+    if config.chosen > 0:
+        return x + mixture(config, weights, prefix, y, met)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
-    # silu as gate * (1 + tanh(gate / 2)) / 2, which cannot overflow
-    return x + project("mlp.down_proj", gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up)
+    return x + project("mlp.down_proj", silu(gate) * up)
 
 
 def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Closed forms for 1D tensor parallelism of a Llama, Mistral or Qwen model: bytes moved and held.
+"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral or Qwen model: bytes moved
+and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -11,7 +12,7 @@ The 1D cut, per layer: QKV and gate/up by output columns (whole heads, MLP colum
 input columns, each of the two followed by an all-reduce of [T, hidden].  The embedding is cut by
 vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
 its logits all-gathered for the R sampled rows.  Norms are replicated; biases of q, k and v
-go with their heads.
+go with their heads.  Each expert of a mixture is cut as an MLP is, its router is replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
 keeps a nucleus (top-k, top-p or min-p), 8 bytes a row and 8 per place in a second exchange.
@@ -39,6 +40,7 @@ class Shape(typing.NamedTuple):
     tied: bool
     bias: bool = False  # of q, k and v
     head_norm: bool = False  # of q and of k
+    experts: int = 0  # that have the MLP's columns each, and a router; 0: an MLP
 
 
 def shape_of(config):
@@ -51,10 +53,12 @@ def shape_of(config):
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        mlp=config["intermediate_size"],
+        mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
+                   "intermediate_size"],
         tied=config.get("tie_word_embeddings", False),
         bias=config["model_type"] == "qwen2",
-        head_norm=config["model_type"] == "qwen3",
+        head_norm=config["model_type"] in ("qwen3", "qwen3_moe"),
+        experts=config.get("num_local_experts") or config.get("num_experts") or 0,
     )
 
 
@@ -130,14 +134,16 @@ def weight_elements(shape, ranks, rank):
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
     bias = (q_width + 2 * kv_width) * shape.bias
+    mlps = shape.layers * max(shape.experts, 1)
     norms = 2 * shape.hidden + 2 * shape.head_dim * shape.head_norm
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
         "qkv": shape.layers * (q_width + 2 * kv_width) * shape.hidden,
         "o": shape.layers * q_width * shape.hidden,
-        "gate_up": shape.layers * 2 * columns * shape.hidden,
-        "down": shape.layers * columns * shape.hidden,
+        "gate_up": mlps * 2 * columns * shape.hidden,
+        "down": mlps * columns * shape.hidden,
+        "router": shape.layers * shape.experts * shape.hidden,
         "bias": shape.layers * bias,
         "norms": shape.layers * norms + shape.hidden,
     }
@@ -154,6 +160,8 @@ LLAMA3_8B = Shape(128256, 4096, 32, 32, 8, 128, 14336, False)
 LLAMA32_1B = Shape(128256, 2048, 16, 32, 8, 64, 8192, True)
 QWEN25_05B = Shape(151936, 896, 24, 14, 2, 64, 4864, True, bias=True)
 QWEN3_06B = Shape(151936, 1024, 28, 16, 8, 128, 3072, True, head_norm=True)
+MIXTRAL_8X7B = Shape(32000, 4096, 32, 32, 8, 128, 14336, False, experts=8)
+QWEN3_30B_A3B = Shape(151936, 2048, 48, 32, 4, 128, 768, False, head_norm=True, experts=128)
 
 
 def expect(what, value, by_hand):
@@ -194,6 +202,10 @@ def check_memory():
     expect("Qwen2.5 0.5B parameters", whole, 494032768)
     whole = sum(weight_elements(QWEN3_06B, 1, 0).values())
     expect("Qwen3 0.6B parameters", whole, 596049920)
+    whole = sum(weight_elements(MIXTRAL_8X7B, 1, 0).values())
+    expect("Mixtral 8x7B parameters", whole, 46702792704)
+    whole = sum(weight_elements(QWEN3_30B_A3B, 1, 0).values())
+    expect("Qwen3 30B A3B parameters", whole, 30532122624)
     # When everything divides, the ranks together repeat only the norms: 65 * 4096 each.
     total = sum(sum(weight_elements(LLAMA3_8B, 4, rank).values()) for rank in range(4))
     expect("Llama 3 8B, P=4, elements in all", total, 8030261248 + 3 * 266240)
