@@ -133,30 +133,34 @@ static const struct layout_case {
     const char *mode, *mesh;
     int32_t ranks, rows;
     bool home;
+    const char *model; /* NULL: tied_gqa2_f32 */
 } cases[] = {
-    {"1d", NULL, 1, 0, false},
-    {"1d", NULL, 3, 0, false},
-    {"1d", NULL, 8, 0, false},
-    {"1d_sp", NULL, 4, 0, false},
-    {"2d", NULL, 4, 0, false},
-    {"2d", NULL, 9, 0, false},
-    {"2d", NULL, 4, 1, false},
-    {"2d", NULL, 4, 8, false},
-    {"2.5d", NULL, 8, 0, false},
-    {"2.5d", NULL, 8, 5, false},
-    {"3d", NULL, 8, 0, false},
-    {"3d", "1,4,2", 8, 0, false},
-    {"3d", "3,2,1", 6, 0, false},
-    {"3d_gathered", NULL, 8, 0, false},
-    {"3d_gathered", "3,2,1", 6, 0, false},
-    {"3d_gathered", "5,1,1", 5, 0, false},
-    {"2d", NULL, 4, 0, true},
-    {"2d", NULL, 9, 1, true},
-    {"2d", NULL, 4, 8, true},
-    {"2.5d", NULL, 8, 5, true},
-    {"3d", NULL, 8, 0, true},
-    {"3d", "1,2,5", 10, 0, true},
-    {"3d_gathered", "3,2,1", 6, 0, true},
+    {"1d", NULL, 1, 0, false, NULL},
+    {"1d", NULL, 3, 0, false, NULL},
+    {"1d", NULL, 8, 0, false, NULL},
+    {"1d_sp", NULL, 4, 0, false, NULL},
+    {"2d", NULL, 4, 0, false, NULL},
+    {"2d", NULL, 9, 0, false, NULL},
+    {"2d", NULL, 4, 1, false, NULL},
+    {"2d", NULL, 4, 8, false, NULL},
+    {"2.5d", NULL, 8, 0, false, NULL},
+    {"2.5d", NULL, 8, 5, false, NULL},
+    {"3d", NULL, 8, 0, false, NULL},
+    {"3d", "1,4,2", 8, 0, false, NULL},
+    {"3d", "3,2,1", 6, 0, false, NULL},
+    {"3d_gathered", NULL, 8, 0, false, NULL},
+    {"3d_gathered", "3,2,1", 6, 0, false, NULL},
+    {"3d_gathered", "5,1,1", 5, 0, false, NULL},
+    {"2d", NULL, 4, 0, true, NULL},
+    {"2d", NULL, 9, 1, true, NULL},
+    {"2d", NULL, 4, 8, true, NULL},
+    {"2.5d", NULL, 8, 5, true, NULL},
+    {"3d", NULL, 8, 0, true, NULL},
+    {"3d", "1,2,5", 10, 0, true, NULL},
+    {"3d_gathered", "3,2,1", 6, 0, true, NULL},
+    {"1d", NULL, 3, 0, false, "mixtral_f32"},
+    {"1d", NULL, 8, 0, false, "qwen3_moe_bf16"},
+    {"1d_sp", NULL, 4, 0, false, "mixtral_f32"},
 };
 
 static struct cluster *open_layout(const struct layout_case *k)
@@ -171,7 +175,8 @@ static struct cluster *open_layout(const struct layout_case *k)
                           k->home ? "--kv-placement=home" : "--kv-placement=heads",
                           k->mesh ? mesh : NULL,
                           NULL};
-    snprintf(model, sizeof model, "%s/golden/tied_gqa2_f32", TEST_DATA_DIR);
+    snprintf(model, sizeof model, "%s/golden/%s", TEST_DATA_DIR,
+             k->model ? k->model : "tied_gqa2_f32");
     snprintf(mode, sizeof mode, "--parallel-mode=%s", k->mode);
     snprintf(mesh, sizeof mesh, "--mesh=%s", k->mesh ? k->mesh : "");
     snprintf(rows, sizeof rows, "--max-num-batched-tokens=%d", ROWS);

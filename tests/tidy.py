@@ -94,6 +94,7 @@ TESTED_BY = {
     "kernels/cuda/oneshot.cu": "tests/test_comm.c",
     "kernels/cuda/sample.cu": "tests/test_sample.c",
     "kernels/host_memory.c": "tests/test_kernels.c tests/test_model.c",
+    "kernels/host_memory_experts.c": "tests/test_experts.c",
     "kernels/module.c": "tests/blackbox/test_startup.py",
     "kernels/ref/ref.c": "tests/test_kernels.c",
     "kernels/ref/ref_sample.c": "tests/test_sample.c",

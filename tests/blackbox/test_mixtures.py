@@ -165,7 +165,8 @@ def test_shards_serve_at_any_size(serve, tmp_path, held, served):
 
 @pytest.mark.parametrize("mode, ranks", [("2d", 4), ("2.5d", 8), ("3d", 8), ("3d_gathered", 8)])
 def test_other_layouts(mode, ranks):
-    line = fails(2, "plan", checkpoint.GOLDEN / "mixtral_f32", "-tp", ranks, "--parallel-mode", mode)
+    model = checkpoint.GOLDEN / "mixtral_f32"
+    line = fails(2, "plan", model, "-tp", ranks, "--parallel-mode", mode)
     assert "1d and 1d_sp" in line and "mixture of experts" in line
 
 
