@@ -3,6 +3,7 @@
 #include "server/setup.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The slice, or the part of its scales, when it is of this tensor. */
@@ -22,6 +23,28 @@ static const struct tensor_slice *part_of(const struct setup *s, const struct lo
                : NULL;
 }
 
+/* The layer in a tensor's name, -1 when there is none. */
+static int32_t layer_of(const char *tensor)
+{
+    static const char before[] = "model.layers.";
+    const size_t n = sizeof before - 1;
+    return strncmp(tensor, before, n) == 0 ? (int32_t)strtol(tensor + n, NULL, 10) : -1;
+}
+
+/* The first weight of a layer or a later one: weights are listed by layer. */
+static int32_t first_of(const struct layout *l, int32_t layer)
+{
+    int32_t low = 0, high = l->count;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (l->layers[middle] < layer)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* What a rank holds of a tensor: its slices follow one another. False: nothing. */
 static bool held(const struct setup *s, int32_t rank, const char *tensor, struct span *rows,
                  struct span *cols)
@@ -29,7 +52,8 @@ static bool held(const struct setup *s, int32_t rank, const char *tensor, struct
     bool found = false;
     struct tensor_slice room;
     const struct layout *l = s->layouts[rank];
-    for (int32_t i = 0; i < l->count; i++) {
+    const int32_t layer = layer_of(tensor);
+    for (int32_t i = first_of(l, layer); i < l->count && l->layers[i] == layer; i++) {
         for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
             const struct tensor_slice *k =
                 part_of(s, &l->weights[i], &l->weights[i].slices[j], tensor, &room);
