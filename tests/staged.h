@@ -191,6 +191,35 @@ static inline void staged_kv_close(struct kv_cache *base)
     free(kv);
 }
 
+struct staged_experts {
+    struct experts base;
+    struct experts *inner;
+};
+
+static inline struct experts *staged_experts_open(struct backend *b,
+                                                  const struct weight *const *weight, int32_t count,
+                                                  int32_t chosen, int32_t rows_max)
+{
+    struct backend *inner = staged_of(b)->inner;
+    struct staged_experts *e = calloc(1, sizeof *e);
+    const struct weight **all = calloc((size_t)count, sizeof *all);
+    for (int32_t i = 0; i < count; i++)
+        all[i] = staged_inner(weight[i]);
+    e->base = (struct experts){weight[0]->spec, b, count, rows_max, chosen, NULL};
+    e->inner = inner->ops->experts_open(inner, all, count, chosen, rows_max);
+    free(all);
+    if (e->inner == NULL)
+        abort();
+    return &e->base;
+}
+
+static inline void staged_experts_close(struct experts *base)
+{
+    struct staged_experts *e = (struct staged_experts *)base;
+    staged_of(base->backend)->inner->ops->experts_close(e->inner);
+    free(e);
+}
+
 /* ---- ops ---- */
 
 static inline void staged_embed(struct backend *b, struct view y, const int32_t *ids,
@@ -207,6 +236,45 @@ static inline void staged_linear(struct backend *b, struct view y, struct cview 
 {
     struct staged *s = staged_of(b);
     s->inner->ops->linear(s->inner, staged_view(s, y), staged_cview(s, x), staged_inner(w));
+    staged_end(s, y.data);
+}
+
+static inline struct routing staged_routing(struct staged *s, const struct routing *r, int32_t rows)
+{
+    struct routing d = *r;
+    const size_t bytes = (size_t)rows * (size_t)r->chosen * 4;
+    d.expert = staged_in(s, r->expert, bytes);
+    d.share = staged_in(s, r->share, bytes);
+    return d;
+}
+
+static inline void staged_route(struct backend *b, const struct routing *r, struct cview logits,
+                                bool among)
+{
+    struct staged *s = staged_of(b);
+    const struct routing dr = staged_routing(s, r, logits.rows);
+    s->inner->ops->route(s->inner, &dr, staged_cview(s, logits), among);
+    staged_out(s, r->expert);
+    staged_end(s, r->share);
+}
+
+static inline void staged_expert_linear(struct backend *b, struct view y, struct cview x,
+                                        const struct experts *w, const struct routing *r)
+{
+    struct staged *s = staged_of(b);
+    const struct routing dr = staged_routing(s, r, x.rows);
+    s->inner->ops->expert_linear(s->inner, staged_view(s, y), staged_cview(s, x),
+                                 ((const struct staged_experts *)(const void *)w)->inner, &dr);
+    staged_end(s, y.data);
+}
+
+static inline void staged_expert_sum(struct backend *b, struct view y, struct cview x,
+                                     const struct experts *w, const struct routing *r)
+{
+    struct staged *s = staged_of(b);
+    const struct routing dr = staged_routing(s, r, x.rows);
+    s->inner->ops->expert_sum(s->inner, staged_view(s, y), staged_cview(s, x),
+                              ((const struct staged_experts *)(const void *)w)->inner, &dr);
     staged_end(s, y.data);
 }
 
@@ -502,6 +570,11 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.weight_put = staged_weight_put;
     s->ops.weight_scale = staged_weight_scale;
     s->ops.weight_get = staged_weight_get;
+    s->ops.experts_open = staged_experts_open;
+    s->ops.experts_close = staged_experts_close;
+    s->ops.route = staged_route;
+    s->ops.expert_linear = staged_expert_linear;
+    s->ops.expert_sum = staged_expert_sum;
     s->ops.kv_open = staged_kv_open;
     s->ops.kv_close = staged_kv_close;
     s->ops.resolve = staged_resolve;

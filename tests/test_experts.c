@@ -337,5 +337,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_parts),  cmocka_unit_test(test_arguments),
     };
     only(argc, argv);
-    return cmocka_run_group_tests(tests, open_subjects, close_subjects);
+    return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

@@ -227,8 +227,8 @@ static void kv_close(struct kv_cache *kv)
     free(kv);
 }
 
-/* What the two differ in: name, linear, attend. */
-#define OPS(NAME, LINEAR, ATTEND)                                                                  \
+/* What the two differ in: name, linear, expert_sum, attend. */
+#define OPS(NAME, LINEAR, EXPERT_SUM, ATTEND)                                                      \
     {                                                                                              \
         .name = NAME, .weight_bytes = cuda_memory_weight_bytes, .holds = cuda_memory_holds,        \
         .kv_bytes = cuda_memory_kv_bytes, .probe = cuda_probe,                                     \
@@ -241,8 +241,10 @@ static void kv_close(struct kv_cache *kv)
         .weight_open = weight_open, .weight_close = weight_close,                                  \
         .weight_put = cuda_memory_weight_put, .weight_scale = cuda_memory_weight_scale,            \
         .weight_get = cuda_memory_weight_get, .kv_open = kv_open, .kv_close = kv_close,            \
-        .resolve = sample_resolve, .embed = rowops_embed, .linear = LINEAR,                        \
-        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
+        .experts_open = experts_open, .experts_close = experts_close,                              \
+        .experts_bytes = experts_bytes, .route = route_run, .expert_linear = experts_linear,       \
+        .expert_sum = EXPERT_SUM, .resolve = sample_resolve, .embed = rowops_embed,                \
+        .linear = LINEAR, .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,            \
         .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .rope_table = rope_table,  \
         .rope_kv = rope_kv, .attend = ATTEND, .silu_mul = rowops_silu_mul,                         \
         .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \
@@ -250,9 +252,9 @@ static void kv_close(struct kv_cache *kv)
         .elect = elect_run, .logprobs = sample_logprobs,                                           \
     }
 
-const struct backend_ops cuda_ops = OPS("cuda", linear_run, attend_run);
+const struct backend_ops cuda_ops = OPS("cuda", linear_run, experts_sum, attend_run);
 const struct backend_ops cuda_invariant_ops =
-    OPS("cuda-deterministic", linear_invariant, attend_invariant);
+    OPS("cuda-deterministic", linear_invariant, experts_sum_invariant, attend_invariant);
 
 /* N of "NAME:N", 0 of "NAME". */
 static int32_t device_of(const char *name)

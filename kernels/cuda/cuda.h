@@ -75,8 +75,8 @@ struct cuda_backend {
     struct cuda_pack pack;
     struct cuda_flight flights[BACKEND_FLIGHTS];
     /* Device scratch: x in the type of the weight; partial attention; rows being sampled; cuBLAS's;
-     * what a product of an fp8 weight makes of it. */
-    struct cuda_scratch x, partial, sample, workspace, tile;
+     * what a product of an fp8 weight makes of it; the order of rows by expert, their products. */
+    struct cuda_scratch x, partial, sample, workspace, tile, experts;
     /* Between record and record_end; a failure then is no failure of the ops. */
     bool recording, unrecordable;
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */
@@ -188,11 +188,34 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
 void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w);
 
 /* gemv.cu: the same for few rows at a time, GEMV_ROWS of them in one pass over the weight.
- * gemm.cu: for many, with the same bits. */
+ * gemm.cu: for many, with the same bits, in tiles of GEMM_ROWS. experts: of each pair of a row and
+ * one of its experts, where p's x and y are those of all pairs. */
 #define GEMV_ROWS 16
+#define GEMM_ROWS 64
 struct product; /* product.cuh */
+struct mixture;
 void gemv_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
 void gemm_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
+void gemv_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
+                  const struct mixture *m);
+void gemm_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
+                  const struct mixture *m);
+
+/* route.cu */
+void route_run(struct backend *b, const struct routing *r, struct cview logits, bool among);
+
+/* experts.cu. invariant: leaves are those of the spec. */
+struct experts *experts_open(struct backend *b, const struct weight *const *weight, int32_t count,
+                             int32_t chosen, int32_t rows_max);
+void experts_close(struct experts *e);
+size_t experts_bytes(const struct weight_spec *spec, int32_t count, int32_t chosen,
+                     int32_t rows_max);
+void experts_linear(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                    const struct routing *r);
+void experts_sum(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                 const struct routing *r);
+void experts_sum_invariant(struct backend *b, struct view y, struct cview x,
+                           const struct experts *w, const struct routing *r);
 
 /* attend.cu. invariant: a row's bits do not depend on which rows of its sequence are in the step.
  */

@@ -116,6 +116,7 @@ void cuda_memory_close(struct cuda_backend *c)
     cudaFree(c->sample.data);
     cudaFree(c->workspace.data);
     cudaFree(c->tile.data);
+    cudaFree(c->experts.data);
 }
 
 void *cuda_stream(struct backend *b)

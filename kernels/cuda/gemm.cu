@@ -12,7 +12,7 @@
 #define OUT_WARPS 4
 #define THREADS (ROW_WARPS * OUT_WARPS * WARP)
 #define GROUPS 4 /* of rows, of a warp */
-#define TILE_ROWS (ROW_WARPS * GROUPS * GROUP)
+#define TILE_ROWS GEMM_ROWS
 #define STAGES 3
 #ifndef GEMM_BAND
 #define GEMM_BAND 16 /* row tiles */
@@ -20,6 +20,8 @@
 #ifndef GEMM_BLOCKS
 #define GEMM_BLOCKS 256 /* fill a device about twice */
 #endif
+
+static_assert(TILE_ROWS == ROW_WARPS * GROUPS * GROUP, "what warps have");
 
 /* One step of x and of the weight. Rows of x are padded by 16 bytes: the eight that a group reads
  * at once lie in different banks. */
@@ -41,6 +43,61 @@ HOST_DEVICE struct place place_of(int32_t block, int32_t row_tiles, int32_t out_
     return {band * GEMM_BAND + rest % rows, rest / rows};
 }
 
+/* ---- a block's rows ---- */
+
+/* Where the rows of a tile are, in units of rows. */
+struct places {
+    int32_t x[TILE_ROWS], y[TILE_ROWS];
+};
+
+DEVICE int32_t x_row(alone, const struct places &, int32_t t)
+{
+    return t;
+}
+
+DEVICE int32_t x_row(const struct mixture &, const struct places &of, int32_t t)
+{
+    return of.x[t];
+}
+
+DEVICE int32_t y_row(alone, const struct places &, int32_t t)
+{
+    return t;
+}
+
+DEVICE int32_t y_row(const struct mixture &, const struct places &of, int32_t t)
+{
+    return of.y[t];
+}
+
+/* The block's product, of whose rows its own are those of a tile from *first on. */
+DEVICE const struct product &product_here(const struct product &all, alone, struct places *,
+                                          int32_t tile, int32_t *first)
+{
+    *first = tile * TILE_ROWS;
+    return all;
+}
+
+DEVICE struct product product_here(const struct product &all, const struct mixture &m,
+                                   struct places *of, int32_t tile, int32_t *first)
+{
+    struct product p = all;
+    const bool there = tile < *m.tiles;
+    const struct tile t = m.tile[there ? tile : 0];
+    *first = 0;
+    p.rows = there ? t.rows : 0;
+    p.w = m.weight[t.expert];
+    if ((int32_t)threadIdx.x < p.rows) {
+        const int32_t pair = m.order[t.begin + (int32_t)threadIdx.x];
+        of->x[threadIdx.x] = pair / m.together;
+        of->y[threadIdx.x] = pair;
+    }
+    __syncthreads();
+    return p;
+}
+
+/* ---- steps ---- */
+
 /* A walk through the steps in the order of their turns. */
 struct walk {
     int32_t turn, step;
@@ -54,10 +111,11 @@ DEVICE void next_step(struct walk *w, int32_t steps)
 }
 
 /* Elements [k, k + 4) of row t of x; zeros where there are none. */
-template <bool ALIGNED>
-DEVICE void copy_x(float *to, const struct product &p, struct leaf l, int32_t t, int32_t k)
+template <bool ALIGNED, typename Which>
+DEVICE void copy_x(float *to, const struct product &p, struct leaf l, const Which &which,
+                   const struct places &of, int32_t t, int32_t k)
 {
-    const float *row = p.x + (int64_t)(t < p.rows ? t : 0) * p.x_pitch;
+    const float *row = p.x + (int64_t)x_row(which, of, t < p.rows ? t : 0) * p.x_pitch;
     if constexpr (ALIGNED) { /* end is a multiple of 4: whole or not at all */
         mma_copy(to, row + k, t < p.rows && k < l.end);
     } else {
@@ -66,9 +124,10 @@ DEVICE void copy_x(float *to, const struct product &p, struct leaf l, int32_t t,
     }
 }
 
-template <typename F, int OUTPUTS, bool ALIGNED>
+template <typename F, int OUTPUTS, bool ALIGNED, typename Which>
 DEVICE void copy_step(struct stage<F, OUTPUTS> *s, const struct product &p, struct leaf l,
-                      int32_t first_row, int32_t first_out, int32_t step)
+                      const Which &which, const struct places &of, int32_t first_row,
+                      int32_t first_out, int32_t step)
 {
     typedef struct stage<F, OUTPUTS> S;
     constexpr int QUADS = S::STEP / 4;
@@ -78,7 +137,7 @@ DEVICE void copy_step(struct stage<F, OUTPUTS> *s, const struct product &p, stru
 #pragma unroll
     for (int i = 0; i < TILE_ROWS * QUADS; i += THREADS) {
         const int32_t n = i + (int32_t)threadIdx.x, t = n / QUADS, k = n % QUADS * 4;
-        copy_x<ALIGNED>(&s->x[t][k], p, l, first_row + t, begin + k);
+        copy_x<ALIGNED>(&s->x[t][k], p, l, which, of, first_row + t, begin + k);
     }
 #pragma unroll
     for (int i = 0; i < S::OUTS * PART; i += THREADS) {
@@ -109,27 +168,32 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
 }
 
 /* Block (place, leaf). */
-template <typename F, int OUTPUTS, bool ALIGNED>
+template <typename F, int OUTPUTS, bool ALIGNED, typename Which>
 __global__ void __launch_bounds__(THREADS, 1)
-    gemm_kernel(struct product p, int32_t row_tiles, int32_t out_tiles)
+    gemm_kernel(struct product all, Which which, int32_t row_tiles, int32_t out_tiles)
 {
     typedef struct stage<F, OUTPUTS> S;
     typedef pack<uint32_t, 4> aligned;
     SHARED_DYNAMIC(aligned, memory);
+    __shared__ struct places of;
     S *stages = (S *)memory;
-    const struct leaf l = leaf_of(p, (int32_t)blockIdx.y);
-    float *y = p.y + blockIdx.y * p.leaf_pitch;
+    const struct leaf l = leaf_of(all, (int32_t)blockIdx.y);
     const struct place at = place_of((int32_t)blockIdx.x, row_tiles, out_tiles);
+    int32_t first_row;
+    const auto &p = product_here(all, which, &of, at.row, &first_row);
+    if (p.rows == 0)
+        return;
+    float *y = p.y + blockIdx.y * p.leaf_pitch;
     const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
-    const int32_t row = warp / OUT_WARPS * GROUPS * GROUP, first_row = at.row * TILE_ROWS;
+    const int32_t row = warp / OUT_WARPS * GROUPS * GROUP;
     const int32_t out = warp % OUT_WARPS * OUTPUTS * COLUMNS, first_out = at.out * S::OUTS;
     const int32_t steps = (l.end - l.begin + S::STEP - 1) / S::STEP;
     float total[GROUPS][OUTPUTS * 2] = {}, sum[GROUPS][OUTPUTS * 2] = {};
     struct walk ahead = {}, now = {};
     const auto fetch = [&](int32_t nth) {
         if (nth < steps) {
-            copy_step<F, OUTPUTS, ALIGNED>(stages + nth % STAGES, p, l, first_row, first_out,
-                                           ahead.step);
+            copy_step<F, OUTPUTS, ALIGNED>(stages + nth % STAGES, p, l, which, of, first_row,
+                                           first_out, ahead.step);
             next_step(&ahead, steps);
         }
         mma_copy_group(); /* an empty one, too: the wait counts groups */
@@ -163,43 +227,54 @@ __global__ void __launch_bounds__(THREADS, 1)
             const float v =
                 steps < TURNS ? total[g][i] + 0.0f : total[g][i]; /* turns without one */
             if (o < p.out && t < p.rows)
-                y[(int64_t)t * p.out + o] =
+                y[(int64_t)y_row(which, of, t) * p.out + o] =
                     F::SCALES == PER_ROW ? v * f8_scale(p, l, o, l.begin) : v;
         }
 }
 
 /* ---- launches ---- */
 
-template <typename F, int OUTPUTS, bool ALIGNED>
-static void launch(struct cuda_backend *c, const struct product &p)
+/* rows: how many tiles of them. */
+template <typename F, int OUTPUTS, bool ALIGNED, typename Which>
+static void launch(struct cuda_backend *c, const struct product &p, const Which &which,
+                   unsigned rows)
 {
     typedef struct stage<F, OUTPUTS> S;
-    const unsigned rows = blocks_for((size_t)p.rows, TILE_ROWS),
-                   outs = blocks_for((size_t)p.out, S::OUTS);
-    const auto kernel = gemm_kernel<F, OUTPUTS, ALIGNED>;
+    const unsigned outs = blocks_for((size_t)p.out, S::OUTS);
+    const auto kernel = gemm_kernel<F, OUTPUTS, ALIGNED, Which>;
     const size_t shared = STAGES * sizeof(S);
     cuda_note(
         c, "linear",
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    LAUNCH(c, kernel, dim3(rows * outs, (unsigned)p.leaves), THREADS, shared, p, (int32_t)rows,
-           (int32_t)outs);
+    LAUNCH(c, kernel, dim3(rows * outs, (unsigned)p.leaves), THREADS, shared, p, which,
+           (int32_t)rows, (int32_t)outs);
 }
 
 /* Wide blocks read less, where there are enough of them. */
-template <typename F> static void launch_form(struct cuda_backend *c, const struct product &p)
+template <typename F, typename Which>
+static void launch_form(struct cuda_backend *c, const struct product &p, const Which &which,
+                        unsigned rows)
 {
     constexpr int WIDE = F::AT_ONCE == 16 ? 4 : 2; /* as registers allow */
-    const size_t wide = (size_t)blocks_for((size_t)p.rows, TILE_ROWS) * (size_t)p.leaves *
-                        blocks_for((size_t)p.out, stage<F, WIDE>::OUTS);
+    const size_t wide =
+        (size_t)rows * (size_t)p.leaves * blocks_for((size_t)p.out, stage<F, WIDE>::OUTS);
     if (!is_aligned<F>(p))
-        launch<F, 2, false>(c, p);
+        launch<F, 2, false>(c, p, which, rows);
     else if (wide >= GEMM_BLOCKS)
-        launch<F, WIDE, true>(c, p);
+        launch<F, WIDE, true>(c, p, which, rows);
     else
-        launch<F, 2, true>(c, p);
+        launch<F, 2, true>(c, p, which, rows);
 }
 
 void gemm_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p)
 {
-    with_form(s, *p, [&](auto form) { launch_form<decltype(form)>(c, *p); });
+    const unsigned rows = blocks_for((size_t)p->rows, TILE_ROWS);
+    with_form(s, *p, [&](auto form) { launch_form<decltype(form)>(c, *p, alone(), rows); });
+}
+
+void gemm_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
+                  const struct mixture *m)
+{
+    with_form(s, *p,
+              [&](auto form) { launch_form<decltype(form)>(c, *p, *m, (unsigned)m->places); });
 }

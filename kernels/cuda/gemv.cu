@@ -13,6 +13,95 @@
 #define WARPS TURNS
 #define SLOTS 6 /* vectors of a thread in the ring, times two */
 
+/* ---- a block's rows ---- */
+
+/* Row t of x, or another one where there is none: nobody takes its sums. */
+DEVICE int32_t x_row(const struct product &p, alone, int32_t t, int32_t)
+{
+    return t < p.rows ? t : 0;
+}
+
+DEVICE int32_t x_row(const struct product &, const struct mixture &m, int32_t, int32_t pair)
+{
+    return pair / m.together;
+}
+
+DEVICE int32_t y_row(alone, int32_t t, int32_t)
+{
+    return t;
+}
+
+DEVICE int32_t y_row(const struct mixture &, int32_t, int32_t pair)
+{
+    return pair;
+}
+
+/* The pairs of few rows that take the block's expert, from the skip-th on, of which a lane gets its
+ * own; returns how many. Blocks are those of all experts or, if these are fewer, of all pairs, of
+ * which the first of an expert has its rows. */
+template <int GROUPS>
+DEVICE int32_t find_rows(int32_t *expert, int32_t (&mine)[GROUPS], const struct mixture &m,
+                         int32_t *pair_of)
+{
+    const int32_t pairs = m.rows * m.chosen, block = (int32_t)blockIdx.z;
+    const bool by_pair = pairs < m.experts;
+    int32_t n = 0, first = 0;
+    *expert = by_pair ? m.expert[block] : block;
+    if (threadIdx.x < GEMV_ROWS)
+        pair_of[threadIdx.x] = -1;
+    __syncthreads();
+    for (int32_t i = (int32_t)threadIdx.x; i < pairs; i += WARPS * WARP)
+        if (m.expert[i] == *expert)
+            pair_of[i / m.chosen] = i;
+    __syncthreads();
+    for (int32_t t = 0; t < m.rows; t++) {
+        const int32_t pair = pair_of[t];
+        if (pair < 0)
+            continue;
+        first = n == 0 ? pair : first;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            if (n - m.skip == g * GROUP + (int32_t)threadIdx.x % WARP / PART)
+                mine[g] = pair;
+        n++;
+    }
+    __syncthreads(); /* pair_of is used for other things */
+    return (by_pair && first != block) || n < m.skip ? 0 : n - m.skip;
+}
+
+template <int GROUPS>
+DEVICE const struct product &product_here(const struct product &all, alone, int32_t (&)[GROUPS],
+                                          void *)
+{
+    return all;
+}
+
+/* That of the block's expert, and the pairs of the lane's rows. rows 0: there is none. */
+template <int GROUPS>
+DEVICE struct product product_here(const struct product &all, const struct mixture &m,
+                                   int32_t (&mine)[GROUPS], void *shared)
+{
+    struct product p = all;
+    int32_t expert = 0;
+    p.rows = 0;
+    launch_wait(); /* the experts are a kernel's result */
+    if (m.tile == nullptr) {
+        p.rows = find_rows<GROUPS>(&expert, mine, m, (int32_t *)shared);
+    } else if ((int32_t)blockIdx.z < *m.tiles) {
+        const struct tile t = m.tile[blockIdx.z];
+        expert = t.expert;
+        p.rows = t.rows < m.skip ? 0 : t.rows - m.skip;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const int32_t at = g * GROUP + (int32_t)threadIdx.x % WARP / PART;
+            if (at < p.rows)
+                mine[g] = m.order[t.begin + m.skip + at];
+        }
+    }
+    p.w = m.weight[expert];
+    return p;
+}
+
 /* ---- the product ---- */
 
 /* Elements [k, k + 4) of a row of x, of those before `end`. */
@@ -28,9 +117,10 @@ template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int3
 }
 
 /* The sums of all warps, in their order, to y; `shared` has room for them. */
-template <typename F, int GROUPS, int N>
+template <typename F, int GROUPS, int N, typename Which>
 DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)[GROUPS][N],
-                      int32_t first, void *shared)
+                      int32_t first, void *shared, const Which &which,
+                      const int32_t (&pair)[GROUPS])
 {
     typedef float sums[GROUPS * N][WARP];
     sums *of_warp = (sums *)shared;
@@ -47,22 +137,31 @@ DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)
         for (int32_t from = 1; from < WARPS; from++)
             total += of_warp[from][i][lane];
         if (o < p.out && t < p.rows)
-            y[(int64_t)t * p.out + o] =
+            y[(int64_t)y_row(which, t, i < N ? pair[0] : pair[GROUPS - 1]) * p.out + o] =
                 F::SCALES == PER_ROW ? total * f8_scale(p, l, o, l.begin) : total;
     }
 }
 
-/* Block (outputs, leaf). GROUPS: of rows of x. More of them want more outputs, among which their
- * splitting is shared. */
-template <typename F, int GROUPS, bool ALIGNED>
-__global__ void __launch_bounds__(WARPS *WARP, 2) gemv_kernel(struct product p)
+/* Blocks of a multiprocessor, for which there have to be registers. */
+template <typename Which, bool ALIGNED> constexpr int RESIDENT = 2;
+template <> constexpr int RESIDENT<mixture, false> = 1;
+
+/* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. More of them want more outputs,
+ * among which their splitting is shared. */
+template <typename F, int GROUPS, bool ALIGNED, typename Which>
+__global__ void __launch_bounds__(WARPS *WARP, RESIDENT<Which, ALIGNED>)
+    gemv_kernel(struct product all, Which which)
 {
     constexpr int OUTPUTS = 2 * GROUPS, STAGES = SLOTS / GROUPS, ROUND = WARPS * PART * F::K;
     __shared__ pack<uint32_t, 4> ring[STAGES][OUTPUTS][WARPS * WARP];
     const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
     const int32_t first = (int32_t)blockIdx.x * COLUMNS * OUTPUTS;
-    const struct leaf l = leaf_of(p, (int32_t)blockIdx.y);
-    const float *x[GROUPS]; /* a row that is not there is the first: nobody takes its sums */
+    const struct leaf l = leaf_of(all, (int32_t)blockIdx.y);
+    const float *x[GROUPS];
+    int32_t pair[GROUPS] = {};
+    const auto &p = product_here(all, which, pair, ring);
+    if (p.rows == 0)
+        return;
     float sum[GROUPS][OUTPUTS * 2] = {};
     const unsigned char *w[OUTPUTS];
 #pragma unroll
@@ -71,7 +170,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) gemv_kernel(struct product p)
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         const int32_t t = g * GROUP + lane / PART;
-        x[g] = p.x + (int64_t)(t < p.rows ? t : 0) * p.x_pitch;
+        x[g] = p.x + (int64_t)x_row(p, which, t, pair[g]) * p.x_pitch;
     }
     /* mine: the lane's first column of a step; the next one of the warp's turn is ROUND on */
     const auto fetch = [&](int32_t mine, int32_t stage) {
@@ -100,19 +199,32 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) gemv_kernel(struct product p)
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     mma_copy_wait<0>();
-    write_out<F, GROUPS>(p, l, sum, first, ring);
+    write_out<F, GROUPS>(p, l, sum, first, ring, which, pair);
 }
 
 /* ---- launches ---- */
 
-template <typename F, int GROUPS>
-static void launch(struct cuda_backend *c, const struct product &p)
+/* blocks: of every output and leaf. */
+template <typename F, int GROUPS, typename Which>
+static void launch(struct cuda_backend *c, const struct product &p, const Which &which,
+                   unsigned blocks)
 {
-    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * 2 * GROUPS), (unsigned)p.leaves);
+    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * 2 * GROUPS), (unsigned)p.leaves, blocks);
     if (is_aligned<F>(p))
-        LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, true>), grid, WARPS * WARP, 0, p);
+        LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, true, Which>), grid, WARPS * WARP, 0, p, which);
     else
-        LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, false>), grid, WARPS * WARP, 0, p);
+        LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, false, Which>), grid, WARPS * WARP, 0, p, which);
+}
+
+/* rows: most of one weight, for which there are kernels. */
+template <typename F, typename Which>
+static void launch_few(struct cuda_backend *c, const struct product &p, const Which &which,
+                       int32_t rows, unsigned blocks)
+{
+    if (rows <= GROUP)
+        launch<F, 1>(c, p, which, blocks);
+    else
+        launch<F, F::AT_ONCE / GROUP>(c, p, which, blocks);
 }
 
 /* As many rows at once as the form takes. */
@@ -120,16 +232,28 @@ template <typename F> static void passes(struct cuda_backend *c, struct product 
 {
     for (int32_t left = p.rows; left > 0; left -= F::AT_ONCE) {
         p.rows = left < F::AT_ONCE ? left : F::AT_ONCE;
-        if (p.rows <= GROUP)
-            launch<F, 1>(c, p);
-        else
-            launch<F, F::AT_ONCE / GROUP>(c, p);
+        launch_few<F>(c, p, alone(), p.rows, 1);
         p.x += (int64_t)F::AT_ONCE * p.x_pitch;
         p.y += (int64_t)F::AT_ONCE * p.out;
     }
 }
 
+/* The same of each expert's rows. */
+template <typename F>
+static void expert_passes(struct cuda_backend *c, const struct product &p, struct mixture m)
+{
+    const int32_t rows = m.tile != nullptr ? m.tile_rows : m.rows;
+    for (m.skip = 0; m.skip < rows; m.skip += F::AT_ONCE)
+        launch_few<F>(c, p, m, rows - m.skip, (unsigned)m.places);
+}
+
 void gemv_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p)
 {
     with_form(s, *p, [&](auto form) { passes<decltype(form)>(c, *p); });
+}
+
+void gemv_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
+                  const struct mixture *m)
+{
+    with_form(s, *p, [&](auto form) { expert_passes<decltype(form)>(c, *p, *m); });
 }

@@ -167,27 +167,6 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
 
 /* ---- the op ---- */
 
-/* Without leaves: one for all columns. */
-static struct product product_of(struct view y, struct cview x, const struct weight *w)
-{
-    const struct weight_spec *s = &w->spec;
-    const int64_t codes = (int64_t)(cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype));
-    const struct product p = {(float *)y.data,
-                              (const float *)x.data,
-                              w->storage,
-                              0,
-                              (int64_t)cuda_row_bytes(s),
-                              codes,
-                              y.rows,
-                              s->out,
-                              x.cols,
-                              s->scale_cols > 0 ? s->scale_cols : INT32_MAX,
-                              s->scale_skip,
-                              1,
-                              {0, s->in}};
-    return p;
-}
-
 /* What has no elements; and zeros, if there is nothing to add up. */
 static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 {
@@ -200,7 +179,7 @@ static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w)
 {
     struct cuda_backend *c = cuda_of(b);
-    const struct product p = product_of(y, x, w);
+    const struct product p = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
     if (is_nothing(c, y, x))
         return;
     if (y.rows <= GEMV_ROWS) {
@@ -272,7 +251,7 @@ static void fold_leaves(struct cuda_backend *c, const struct weight_spec *s, str
 void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w)
 {
     struct cuda_backend *c = cuda_of(b);
-    const struct product p = product_of(y, x, w);
+    const struct product p = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
     if (is_nothing(c, y, x))
         return;
     if (w->spec.leaves > 1)

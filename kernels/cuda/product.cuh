@@ -45,6 +45,29 @@ DEVICE struct leaf leaf_of(const struct product &p, int32_t i)
     return {p.cut[i], p.cut[i + 1]};
 }
 
+/* ---- rows of several weights ---- */
+
+/* Which rows a block has: all of one weight, */
+struct alone {
+};
+
+/* or those that take an expert. A pair is a row and one of its experts, row * chosen + place. */
+struct tile {
+    int32_t expert, begin, rows; /* pairs order[begin ..] */
+};
+
+struct mixture {
+    const unsigned char *const *weight; /* [experts] of one shape */
+    const int32_t *expert;              /* of each pair */
+    int32_t rows, chosen, experts;
+    int32_t together;          /* pairs that have a row of x in common */
+    int32_t skip;              /* rows of each expert that others have seen to */
+    const struct tile *tile;   /* nullptr: there are few rows, among which a block finds its own */
+    const int32_t *tiles;      /* how many */
+    const int32_t *order;      /* [pairs] by expert */
+    int32_t tile_rows, places; /* no more than so many in a tile, and tiles */
+};
+
 /* ---- how weights become bf16 ---- */
 
 /* a and b, each as the sum of N bf16: exact up to 8 bits a piece, the last is rounded. */
@@ -247,6 +270,27 @@ DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROU
 }
 
 /* ---- the host's part ---- */
+
+/* y = x w^T, where w has this shape. Without leaves: one for all columns. */
+static inline struct product product_of(const struct weight_spec *s, const unsigned char *w,
+                                        const void *x, void *y, int32_t rows)
+{
+    const int64_t codes = (int64_t)(cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype));
+    const struct product p = {(float *)y,
+                              (const float *)x,
+                              w,
+                              0,
+                              (int64_t)cuda_row_bytes(s),
+                              codes,
+                              rows,
+                              s->out,
+                              s->in,
+                              s->scale_cols > 0 ? s->scale_cols : INT32_MAX,
+                              s->scale_skip,
+                              1,
+                              {0, s->in}};
+    return p;
+}
 
 /* Whether all vectors of x and w begin at their size, and x's last one is whole. */
 template <typename F> static bool is_aligned(const struct product &p)

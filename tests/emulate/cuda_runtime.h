@@ -111,6 +111,19 @@ static inline int __any_sync(unsigned lanes, int value)
     return value;
 }
 
+static inline unsigned __ballot_sync(unsigned lanes, int value)
+{
+    unsigned ballot = (unsigned)(value != 0) << threadIdx.x % 32;
+    for (int mask = 16; mask > 0; mask /= 2)
+        ballot |= __shfl_xor_sync(lanes, ballot, mask);
+    return ballot;
+}
+
+static inline int __popc(unsigned word)
+{
+    return __builtin_popcount(word);
+}
+
 template <typename V> V atomicAdd(V *at, V value)
 {
     const V old = *at;

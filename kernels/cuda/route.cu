@@ -1,0 +1,111 @@
+/* DESIGN: a warp per row, each lane with every 32nd of its experts. As often as experts are chosen,
+ * the warp finds the best one left; only the lane that had it looks for its next. Where a row has a
+ * NaN, the rule is that of a walk from the first expert to the last (kernels/cpu/experts.c): a NaN
+ * stays where no other is left before it, and is no largest otherwise. So experts are valid and
+ * different ones, whatever the logits are. */
+#include "kernels/cuda/device.cuh"
+
+#include "kernels/numerics.h"
+
+#define WARPS 4
+#define NONE_LEFT INT32_MAX
+
+struct routes {
+    const float *logits;
+    int32_t *expert;
+    float *share;
+    int32_t rows, experts, chosen;
+    bool among;
+};
+
+/* Greater for a greater logit, then for a lower expert; any beats a NaN's, that beats 0. */
+DEVICE uint64_t rank_of(float logit, int32_t expert)
+{
+    const uint32_t u = __float_as_uint(logit + 0.0f); /* one zero */
+    const uint32_t order = logit != logit ? 0 : (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+    return (uint64_t)order << 32 | ~(uint32_t)expert;
+}
+
+DEVICE bool is_taken(uint32_t taken, int32_t expert)
+{
+    return (taken >> expert / WARP & 1) != 0;
+}
+
+/* The lane's best expert that is not taken; *first: its first. */
+DEVICE uint64_t best_left(const float *logit, int32_t experts, uint32_t taken, int32_t *first)
+{
+    uint64_t best = 0;
+    *first = NONE_LEFT;
+    for (int32_t e = (int32_t)threadIdx.x % WARP; e < experts; e += WARP)
+        if (!is_taken(taken, e)) {
+            best = maximum()(best, rank_of(logit[e], e));
+            *first = *first == NONE_LEFT ? e : *first;
+        }
+    return best;
+}
+
+/* Marks the chosen ones of the lane; *max: the first choice's logit. */
+DEVICE uint32_t choose(const float *logit, const struct routes &r, float *max)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    uint32_t taken = 0;
+    int32_t first;
+    int odd = 0;
+    for (int32_t e = lane; e < r.experts; e += WARP)
+        odd |= logit[e] != logit[e];
+    odd = __any_sync(ALL_LANES, odd);
+    uint64_t mine = best_left(logit, r.experts, taken, &first);
+    for (int32_t i = 0; i < r.chosen; i++) {
+        int32_t best = (int32_t) ~(uint32_t)reduce_lanes<WARP>(mine, maximum());
+        if (odd) { /* a NaN, if it comes first */
+            const int32_t next = -reduce_lanes<WARP>(-first, maximum());
+            best = logit[next] != logit[next] ? next : best;
+        }
+        *max = i == 0 ? logit[best] : *max;
+        if (best % WARP == lane) {
+            taken |= 1u << best / WARP;
+            mine = best_left(logit, r.experts, taken, &first);
+        }
+    }
+    return taken;
+}
+
+__global__ void route_kernel(struct routes r)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    launch_release();
+    if (row >= r.rows)
+        return;
+    const float *logit = r.logits + row * r.experts;
+    float max = 0, total = 0;
+    const uint32_t taken = choose(logit, r, &max);
+    const auto mass_of = [&](int32_t e) {
+        const float d = logit[e] - max;
+        return d != d ? d : numerics_exp(d); /* whose NaN is none of a device's */
+    };
+    for (int32_t e = lane; e < r.experts; e += WARP)
+        if (is_taken(taken, e) || !r.among)
+            total += mass_of(e);
+    total = reduce_lanes<WARP>(total, plus());
+    int32_t n = 0;
+    for (int32_t begin = 0; begin < r.experts; begin += WARP) {
+        const bool mine = is_taken(taken, begin);
+        const uint32_t all = __ballot_sync(ALL_LANES, mine);
+        const int64_t at = row * r.chosen + n + __popc(all & ((1u << lane) - 1));
+        if (mine) {
+            r.expert[at] = begin + lane;
+            r.share[at] = mass_of(begin + lane) / total;
+        }
+        n += __popc(all);
+    }
+}
+
+void route_run(struct backend *b, const struct routing *r, struct cview logits, bool among)
+{
+    const struct routes a = {
+        (const float *)logits.data, r->expert, r->share, logits.rows, r->experts, r->chosen, among};
+    if (logits.rows > 0)
+        LAUNCH(cuda_of(b), route_kernel, blocks_for((size_t)logits.rows, WARPS), WARPS * WARP, 0,
+               a);
+}
