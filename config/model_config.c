@@ -1,11 +1,9 @@
-/* DESIGN: one reader object holds file name, object and error, so that each key is one line and
- * every message has the same form: file, key, value, what is wanted. An unknown model_type and a
- * feature we do not compute are refused by name: serving a model approximately is worse than not.
- */
+/* DESIGN: each key is one line (reader.h). An unknown model_type and a feature we do not compute
+ * are refused by name: serving a model approximately is worse than not. */
 #include "config/model_config.h"
 
 #include "config/file.h"
-#include "config/jdoc.h"
+#include "config/reader.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -58,95 +56,6 @@ static const struct family families[] = {
      .mixture = {MIXTURE_QWEN, 128, 8, false}},
 };
 
-struct reader {
-    const char *where;
-    const struct jdoc *object;
-    struct err *err;
-    enum status st; /* first failure; later reads do nothing */
-};
-
-static void fail(struct reader *r, const char *key, const char *wanted)
-{
-    if (r->st != OK)
-        return;
-    const struct jdoc *v = jdoc_get(r->object, key);
-    char value[64] = "missing";
-    if (v && jdoc_type(v) == JDOC_INT)
-        snprintf(value, sizeof value, "%lld", (long long)jdoc_int(v));
-    else if (v && jdoc_type(v) == JDOC_REAL)
-        snprintf(value, sizeof value, "%g", jdoc_number(v));
-    else if (v && jdoc_type(v) == JDOC_STRING)
-        snprintf(value, sizeof value, "\"%.40s\"", jdoc_string(v));
-    else if (v && jdoc_type(v) == JDOC_BOOL)
-        snprintf(value, sizeof value, "%s", jdoc_bool(v) ? "true" : "false");
-    else if (v)
-        snprintf(value, sizeof value, "%s", jdoc_type_name(jdoc_type(v)));
-    r->st = base_fail(r->err, ERR_MODEL, "%s: %s is %s, expected %s", r->where, key, value, wanted);
-}
-
-/* Required when fallback < 0. */
-static int32_t read_int(struct reader *r, const char *key, int64_t min, int64_t max,
-                        int64_t fallback)
-{
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "an integer from %lld to %lld", (long long)min, (long long)max);
-    const struct jdoc *v = jdoc_get_value(r->object, key);
-    if (!v) {
-        if (fallback < 0)
-            fail(r, key, wanted);
-        return (int32_t)fallback;
-    }
-    int64_t n;
-    if (!jdoc_whole(v, &n) || n < min || n > max) {
-        fail(r, key, wanted);
-        return (int32_t)min;
-    }
-    return (int32_t)n;
-}
-
-static double read_number(struct reader *r, const char *key, double min, double max,
-                          double fallback)
-{
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "a number from %g to %g", min, max);
-    const struct jdoc *v = jdoc_get_value(r->object, key);
-    if (!v) {
-        if (isnan(fallback))
-            fail(r, key, wanted);
-        return fallback;
-    }
-    bool number = jdoc_type(v) == JDOC_INT || jdoc_type(v) == JDOC_REAL;
-    double x = number ? jdoc_number(v) : NAN;
-    if (!(x >= min && x <= max)) {
-        fail(r, key, wanted);
-        return min;
-    }
-    return x;
-}
-
-static bool read_bool(struct reader *r, const char *key, bool fallback)
-{
-    const struct jdoc *v = jdoc_get_value(r->object, key);
-    if (!v)
-        return fallback;
-    if (jdoc_type(v) != JDOC_BOOL) {
-        fail(r, key, "true or false");
-        return fallback;
-    }
-    return jdoc_bool(v);
-}
-
-/* NULL when absent or not a string (which is then reported). */
-static const char *read_string(struct reader *r, const char *key)
-{
-    const struct jdoc *v = jdoc_get_value(r->object, key);
-    if (v && jdoc_type(v) != JDOC_STRING) {
-        fail(r, key, "a string");
-        return NULL;
-    }
-    return v ? jdoc_string(v) : NULL;
-}
-
 static void read_dtype(struct reader *r, struct model_config *m)
 {
     static const struct {
@@ -154,7 +63,7 @@ static void read_dtype(struct reader *r, struct model_config *m)
         enum dtype dtype;
     } names[] = {{"float32", DTYPE_F32}, {"float16", DTYPE_F16}, {"bfloat16", DTYPE_BF16}};
     const char *key = jdoc_get_value(r->object, "dtype") ? "dtype" : "torch_dtype";
-    const char *text = read_string(r, key);
+    const char *text = reader_string(r, key);
     m->dtype = DTYPE_F32; /* transformers' default */
     if (!text)
         return;
@@ -164,34 +73,35 @@ static void read_dtype(struct reader *r, struct model_config *m)
             return;
         }
     }
-    fail(r, key, "float32, float16 or bfloat16");
+    reader_fail(r, key, "float32, float16 or bfloat16");
 }
 
 static void read_rope_kind(struct reader *r, struct rope_config *rope)
 {
-    const char *kind = read_string(r, "rope_type");
+    const char *kind = reader_string(r, "rope_type");
     if (!kind)
-        kind = read_string(r, "type");
+        kind = reader_string(r, "type");
     if (!kind || strcmp(kind, "default") == 0)
         return;
     if (strcmp(kind, "llama3") != 0) {
-        fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type", "default or llama3");
+        reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
+                    "default or llama3");
         return;
     }
     rope->kind = ROPE_LLAMA3;
-    rope->factor = read_number(r, "factor", 1, 1e6, NAN);
-    rope->low_freq_factor = read_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
-    rope->high_freq_factor = read_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
-    rope->original_max_position = read_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
+    rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    rope->low_freq_factor = reader_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
+    rope->high_freq_factor = reader_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
+    rope->original_max_position = reader_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
     if (r->st == OK && rope->high_freq_factor <= rope->low_freq_factor)
-        fail(r, "high_freq_factor", "more than low_freq_factor");
+        reader_fail(r, "high_freq_factor", "more than low_freq_factor");
 }
 
 static void expect_whole_heads(struct reader *r)
 {
     const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
     if (v && jdoc_number(v) != 1)
-        fail(r, "partial_rotary_factor", "1 (others are not supported)");
+        reader_fail(r, "partial_rotary_factor", "1 (others are not supported)");
 }
 
 /* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling, which wins in
@@ -199,7 +109,7 @@ static void expect_whole_heads(struct reader *r)
 static void read_rope(struct reader *r, const struct family *f, struct model_config *m)
 {
     const struct jdoc *outer = r->object;
-    m->rope.theta = read_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
+    m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
     const char *key = "rope_scaling";
     const struct jdoc *inner = jdoc_get_value(outer, key);
     if (!inner || (jdoc_type(inner) == JDOC_OBJECT && jdoc_size(inner) == 0)) {
@@ -210,11 +120,11 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     if (!inner)
         return;
     if (jdoc_type(inner) != JDOC_OBJECT) {
-        fail(r, key, "an object");
+        reader_fail(r, key, "an object");
         return;
     }
     r->object = inner;
-    m->rope.theta = read_number(r, "rope_theta", 1, 1e12, m->rope.theta);
+    m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, m->rope.theta);
     read_rope_kind(r, &m->rope);
     expect_whole_heads(r);
     r->object = outer;
@@ -231,7 +141,7 @@ static void read_eos(struct reader *r, struct model_config *m)
         const struct jdoc *id = jdoc_type(v) == JDOC_ARRAY ? jdoc_at(v, i) : v;
         int64_t n;
         if (!jdoc_whole(id, &n) || n < 0 || n >= m->vocab) {
-            fail(r, "eos_token_id", "ids below vocab_size");
+            reader_fail(r, "eos_token_id", "ids below vocab_size");
             return;
         }
         bool known = false;
@@ -240,7 +150,7 @@ static void read_eos(struct reader *r, struct model_config *m)
         if (known)
             continue;
         if (m->eos_count == MODEL_EOS_MAX) {
-            fail(r, "eos_token_id", "at most 8 ids");
+            reader_fail(r, "eos_token_id", "at most 8 ids");
             return;
         }
         m->eos[m->eos_count++] = (int32_t)n;
@@ -250,15 +160,15 @@ static void read_eos(struct reader *r, struct model_config *m)
 /* Qwen2 has its biases whatever attention_bias says; with Qwen3 and Llama it means o's, too. */
 static void refuse_unsupported(struct reader *r, const struct family *f)
 {
-    if (!f->qkv_bias && read_bool(r, "attention_bias", false))
-        fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
-    if (read_bool(r, "mlp_bias", false))
-        fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
-    const char *act = read_string(r, "hidden_act");
+    if (!f->qkv_bias && reader_bool(r, "attention_bias", false))
+        reader_fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
+    if (reader_bool(r, "mlp_bias", false))
+        reader_fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
+    const char *act = reader_string(r, "hidden_act");
     if (act && strcmp(act, "silu") != 0)
-        fail(r, "hidden_act", "\"silu\"");
+        reader_fail(r, "hidden_act", "\"silu\"");
     if (f->window == 0 && jdoc_get_value(r->object, "sliding_window"))
-        fail(r, "sliding_window", "null (not supported)");
+        reader_fail(r, "sliding_window", "null (not supported)");
 }
 
 /* ---- mixtures of experts ---- */
@@ -268,9 +178,10 @@ static void expect_all_layers(struct reader *r)
 {
     const struct jdoc *none = jdoc_get_value(r->object, "mlp_only_layers");
     if (none && (jdoc_type(none) != JDOC_ARRAY || jdoc_size(none) > 0))
-        fail(r, "mlp_only_layers", "an empty list (layers without experts are not supported)");
-    if (read_int(r, "decoder_sparse_step", 0, 1 << 20, 1) != 1)
-        fail(r, "decoder_sparse_step", "1 (layers without experts are not supported)");
+        reader_fail(r, "mlp_only_layers",
+                    "an empty list (layers without experts are not supported)");
+    if (reader_int(r, "decoder_sparse_step", 0, 1 << 20, 1) != 1)
+        reader_fail(r, "decoder_sparse_step", "1 (layers without experts are not supported)");
 }
 
 /* at most what the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX) */
@@ -281,16 +192,16 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
     *x = f->mixture;
     if (x->kind == MIXTURE_NONE)
         return;
-    x->experts = read_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
-    x->chosen = read_int(r, "num_experts_per_tok", 1, 64, x->chosen);
+    x->experts = reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
+    x->chosen = reader_int(r, "num_experts_per_tok", 1, 64, x->chosen);
     if (x->kind == MIXTURE_QWEN) {
-        x->among = read_bool(r, "norm_topk_prob", x->among);
+        x->among = reader_bool(r, "norm_topk_prob", x->among);
         expect_all_layers(r);
     }
     char wanted[80];
     snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
     if (r->st == OK && x->chosen > x->experts)
-        fail(r, "num_experts_per_tok", wanted);
+        reader_fail(r, "num_experts_per_tok", wanted);
     if (r->st == OK && x->experts * m->layers > MODEL_EXPERTS_MAX)
         r->st = base_fail(
             r->err, ERR_MODEL, "%s: %d experts in %d layers are %d, expected at most %d", r->where,
@@ -304,7 +215,7 @@ static bool read_layer_types(struct reader *r, const struct jdoc *types, int32_t
 {
     bool slides = false;
     if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)layers) {
-        fail(r, "layer_types", "a list of as many as num_hidden_layers");
+        reader_fail(r, "layer_types", "a list of as many as num_hidden_layers");
         return false;
     }
     for (size_t i = 0; i < jdoc_size(types) && r->st == OK; i++) {
@@ -331,15 +242,15 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
     if (types)
         slides = read_layer_types(r, types, m->layers);
     else if (f->window_off && f->mixture.kind == MIXTURE_NONE)
-        slides = read_int(r, "max_window_layers", 0, 1 << 20, 28) < m->layers;
-    if (f->window_off && !read_bool(r, "use_sliding_window", false)) {
+        slides = reader_int(r, "max_window_layers", 0, 1 << 20, 28) < m->layers;
+    if (f->window_off && !reader_bool(r, "use_sliding_window", false)) {
         if (types && slides)
-            fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");
+            reader_fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");
         return;
     }
     const bool none = jdoc_get(r->object, "sliding_window") &&
                       !jdoc_get_value(r->object, "sliding_window"); /* null is not the default */
-    const int32_t window = read_int(r, "sliding_window", 1, 1 << 24, f->window);
+    const int32_t window = reader_int(r, "sliding_window", 1, 1 << 24, f->window);
     if (f->window_off && !slides)
         return;
     m->window = none ? 0 : window;
@@ -352,7 +263,7 @@ static const struct jdoc *enter(struct reader *r, const char *key)
 {
     const struct jdoc *v = jdoc_get_value(r->object, key);
     if (!v || jdoc_type(v) != JDOC_OBJECT) {
-        fail(r, key, "an object");
+        reader_fail(r, key, "an object");
         return NULL;
     }
     r->object = v;
@@ -361,17 +272,17 @@ static const struct jdoc *enter(struct reader *r, const char *key)
 
 static void expect(struct reader *r, const char *key, const char *value)
 {
-    const char *text = read_string(r, key);
+    const char *text = reader_string(r, key);
     char wanted[64];
     snprintf(wanted, sizeof wanted, "\"%s\"", value);
     if (!text || strcmp(text, value) != 0)
-        fail(r, key, wanted);
+        reader_fail(r, key, wanted);
 }
 
 static void expect_absent(struct reader *r, const char *key)
 {
     if (jdoc_get_value(r->object, key))
-        fail(r, key, "null (not supported)");
+        reader_fail(r, key, "null (not supported)");
 }
 
 /* [rows, cols] of the blocks that have a scale. */
@@ -383,7 +294,7 @@ static void read_block(struct reader *r, const char *key, struct quant_config *q
         if (jdoc_type(jdoc_at(v, i)) == JDOC_INT)
             size[i] = jdoc_int(jdoc_at(v, i));
     if (size[0] < 1 || size[1] < 1 || size[0] > 1 << 20 || size[1] > 1 << 20)
-        fail(r, key, "two numbers from 1 to 1048576");
+        reader_fail(r, key, "two numbers from 1 to 1048576");
     q->rows = (int32_t)size[0];
     q->cols = (int32_t)size[1];
 }
@@ -413,23 +324,23 @@ static void read_quant_compressed(struct reader *r, struct quant_config *q)
         jdoc_iter(groups, NULL, &name, &group);
     if (!group || jdoc_type(group) != JDOC_OBJECT) {
         r->object = groups;
-        fail(r, "config_groups", "an object with one group");
+        reader_fail(r, "config_groups", "an object with one group");
         return;
     }
     r->object = group;
     if (!enter(r, "weights"))
         return;
-    read_int(r, "num_bits", 8, 8, -1);
+    reader_int(r, "num_bits", 8, 8, -1);
     expect(r, "type", "float");
-    if (!read_bool(r, "symmetric", true))
-        fail(r, "symmetric", "true");
-    const char *strategy = read_string(r, "strategy");
+    if (!reader_bool(r, "symmetric", true))
+        reader_fail(r, "symmetric", "true");
+    const char *strategy = reader_string(r, "strategy");
     if (strategy && strcmp(strategy, "channel") == 0)
         q->rows = 1;
     else if (strategy && strcmp(strategy, "block") == 0)
         read_block(r, "block_structure", q);
     else if (!strategy || strcmp(strategy, "tensor") != 0)
-        fail(r, "strategy", "\"channel\", \"tensor\" or \"block\"");
+        reader_fail(r, "strategy", "\"channel\", \"tensor\" or \"block\"");
 }
 
 static void read_quant(struct reader *r, struct quant_config *q)
@@ -437,7 +348,7 @@ static void read_quant(struct reader *r, struct quant_config *q)
     const struct jdoc *outer = r->object;
     if (!jdoc_get_value(outer, "quantization_config") || !enter(r, "quantization_config"))
         return;
-    const char *method = read_string(r, "quant_method");
+    const char *method = reader_string(r, "quant_method");
     q->kind = QUANT_FILE;
     q->code = DTYPE_F8_E4M3;
     if (method && strcmp(method, "fp8") == 0)
@@ -445,7 +356,7 @@ static void read_quant(struct reader *r, struct quant_config *q)
     else if (method && strcmp(method, "compressed-tensors") == 0)
         read_quant_compressed(r, q);
     else
-        fail(r, "quant_method", "\"fp8\" or \"compressed-tensors\" (of E4M3 weights)");
+        reader_fail(r, "quant_method", "\"fp8\" or \"compressed-tensors\" (of E4M3 weights)");
     r->object = outer;
 }
 
@@ -465,7 +376,7 @@ enum status model_config_quantize(struct model_config *m, enum dtype code, struc
 /* The nearest family where model_type is none, which is then reported. */
 static const struct family *read_family(struct reader *r, struct model_config *m)
 {
-    const char *type = read_string(r, "model_type");
+    const char *type = reader_string(r, "model_type");
     const char *word = type ? type : "";
     const struct family *f = families;
     for (size_t i = 1; i < ARRAY_LEN(families); i++)
@@ -478,7 +389,7 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     snprintf(wanted, sizeof wanted, "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe%s%s",
              meant ? "; the nearest is " : "", meant ? f->model_type : "");
     if (distance > 0)
-        fail(r, "model_type", wanted);
+        reader_fail(r, "model_type", wanted);
     snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
     m->qkv_bias = f->qkv_bias;
     m->head_norm = f->head_norm;
@@ -488,31 +399,33 @@ static const struct family *read_family(struct reader *r, struct model_config *m
 static void read_shape(struct reader *r, const struct family *f, struct model_config *m)
 {
     const bool all_kv = f->kv_heads == 0 || jdoc_get(r->object, "num_key_value_heads");
-    m->hidden = read_int(r, "hidden_size", 1, 1 << 17, -1);
-    m->layers = read_int(r, "num_hidden_layers", 1, 1024, -1);
-    m->heads = read_int(r, "num_attention_heads", 1, 4096, -1);
-    m->kv_heads = read_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
+    m->hidden = reader_int(r, "hidden_size", 1, 1 << 17, -1);
+    m->layers = reader_int(r, "num_hidden_layers", 1, 1024, -1);
+    m->heads = reader_int(r, "num_attention_heads", 1, 4096, -1);
+    m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
     if (f->mixture.kind == MIXTURE_QWEN) /* intermediate_size is that of layers without experts */
-        m->mlp = read_int(r, "moe_intermediate_size", 1, 1 << 20, 768);
+        m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, 768);
     else
-        m->mlp = read_int(r, "intermediate_size", 1, 1 << 20, -1);
-    m->vocab = read_int(r, "vocab_size", 1, 1 << 20, -1);
-    m->max_position = read_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
-    m->norm_eps = (float)read_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
-    m->tied = read_bool(r, "tie_word_embeddings", false);
+        m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
+    m->vocab = reader_int(r, "vocab_size", 1, 1 << 20, -1);
+    m->max_position = reader_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
+    m->norm_eps =
+        (float)reader_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
+    m->tied = reader_bool(r, "tie_word_embeddings", false);
     if (r->st != OK)
         return;
     char wanted[80];
     snprintf(wanted, sizeof wanted, "a divisor of num_attention_heads, which is %d", (int)m->heads);
     if (m->heads % m->kv_heads != 0)
-        fail(r, "num_key_value_heads", wanted);
+        reader_fail(r, "num_key_value_heads", wanted);
     const int32_t head_dim = f->head_dim > 0 ? f->head_dim : m->hidden / m->heads;
     if (!jdoc_get_value(r->object, "head_dim") && f->head_dim == 0 && m->hidden % m->heads != 0)
-        fail(r, "head_dim", "a value, since hidden_size is no multiple of num_attention_heads");
+        reader_fail(r, "head_dim",
+                    "a value, since hidden_size is no multiple of num_attention_heads");
     /* at most what the kernels compute (BACKEND_HEAD_DIM_MAX) */
-    m->head_dim = read_int(r, "head_dim", 2, 512, head_dim);
+    m->head_dim = reader_int(r, "head_dim", 2, 512, head_dim);
     if (r->st == OK && (m->head_dim < 2 || m->head_dim > 512 || m->head_dim % 2 != 0))
-        fail(r, "head_dim", "an even number from 2 to 512");
+        reader_fail(r, "head_dim", "an even number from 2 to 512");
 }
 
 enum status model_config_parse(const char *text, size_t n, const char *where,
@@ -540,7 +453,7 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
     refuse_unsupported(&r, f);
     m.bos = -1;
     if (r.st == OK && jdoc_get_value(doc, "bos_token_id"))
-        m.bos = read_int(&r, "bos_token_id", 0, m.vocab - 1, -1);
+        m.bos = reader_int(&r, "bos_token_id", 0, m.vocab - 1, -1);
     if (r.st == OK)
         read_eos(&r, &m);
     TRY(r.st);
@@ -565,17 +478,17 @@ static enum status read_generation(const char *path, struct model_config *m,
     }
     read_eos(&r, m);
     if (jdoc_get_value(doc, "temperature"))
-        d->temperature = (float)read_number(&r, "temperature", 0, 2, 1);
+        d->temperature = (float)reader_number(&r, "temperature", 0, 2, 1);
     if (jdoc_get_value(doc, "top_p"))
-        d->top_p = (float)read_number(&r, "top_p", 1e-6, 1, 1);
+        d->top_p = (float)reader_number(&r, "top_p", 1e-6, 1, 1);
     if (jdoc_get_value(doc, "min_p"))
-        d->min_p = (float)read_number(&r, "min_p", 0, 1, 0);
+        d->min_p = (float)reader_number(&r, "min_p", 0, 1, 0);
     if (jdoc_get_value(doc, "repetition_penalty"))
-        d->repetition_penalty = (float)read_number(&r, "repetition_penalty", 1e-6, 100, 1);
+        d->repetition_penalty = (float)reader_number(&r, "repetition_penalty", 1e-6, 100, 1);
     if (jdoc_get_value(doc, "top_k"))
-        d->top_k = read_int(&r, "top_k", 0, 1 << 20, 0);
+        d->top_k = reader_int(&r, "top_k", 0, 1 << 20, 0);
     /* transformers' do_sample: false means greedy whatever the temperature says */
-    if (!read_bool(&r, "do_sample", true))
+    if (!reader_bool(&r, "do_sample", true))
         d->temperature = 0;
     st = r.st;
 out:

@@ -53,6 +53,7 @@ TESTED_BY = {
     "config/log.c": "tests/test_log.c tests/blackbox/test_log.py",
     "config/model_config.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
+    "config/reader.c": "tests/test_model_config.c",
     "config/slice.c": "tests/test_slice.c tests/blackbox/test_health.py",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
     "config/options_environment.c": "tests/test_options.c",

@@ -1,0 +1,24 @@
+/* Members of a JSON object, checked as they are read: every message has the same form, file, key,
+ * value and what is wanted. null counts as absent. */
+#ifndef TESSERA_CONFIG_READER_H
+#define TESSERA_CONFIG_READER_H
+
+#include "config/jdoc.h"
+
+struct reader {
+    const char *where;
+    const struct jdoc *object; /* the caller may move it to a member and back */
+    struct err *err;
+    enum status st; /* of the first failure, ERR_MODEL; later reads report nothing */
+};
+
+void reader_fail(struct reader *r, const char *key, const char *wanted);
+/* Required when fallback < 0. */
+int32_t reader_int(struct reader *r, const char *key, int64_t min, int64_t max, int64_t fallback);
+/* Required when fallback is NaN. */
+double reader_number(struct reader *r, const char *key, double min, double max, double fallback);
+bool reader_bool(struct reader *r, const char *key, bool fallback);
+/* NULL when absent or not a string (which is then reported). */
+const char *reader_string(struct reader *r, const char *key);
+
+#endif
