@@ -76,25 +76,74 @@ static void read_dtype(struct reader *r, struct model_config *m)
     reader_fail(r, key, "float32, float16 or bfloat16");
 }
 
-static void read_rope_kind(struct reader *r, struct rope_config *rope)
+static void read_llama3(struct reader *r, struct rope_config *rope)
 {
-    const char *kind = reader_string(r, "rope_type");
-    if (!kind)
-        kind = reader_string(r, "type");
-    if (!kind || strcmp(kind, "default") == 0)
-        return;
-    if (strcmp(kind, "llama3") != 0) {
-        reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
-                    "default or llama3");
-        return;
-    }
-    rope->kind = ROPE_LLAMA3;
     rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
     rope->low_freq_factor = reader_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
     rope->high_freq_factor = reader_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
     rope->original_max_position = reader_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
     if (r->st == OK && rope->high_freq_factor <= rope->low_freq_factor)
         reader_fail(r, "high_freq_factor", "more than low_freq_factor");
+}
+
+/* Equation 22 of the paper, by which attention gets less even over more positions. */
+static double yarn_scale(double factor, double by)
+{
+    return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1;
+}
+
+static void read_yarn(struct reader *r, const struct model_config *m, struct rope_config *rope)
+{
+    rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    const double by = reader_number(r, "mscale", 0, 1e6, 0);
+    const double all = reader_number(r, "mscale_all_dim", 0, 1e6, 0);
+    const double scale = by > 0 && all > 0
+                             ? yarn_scale(rope->factor, by) / yarn_scale(rope->factor, all)
+                             : yarn_scale(rope->factor, 1);
+    rope->original_max_position =
+        reader_int(r, "original_max_position_embeddings", 1, 1 << 24, m->max_position);
+    rope->attention_factor = reader_number(r, "attention_factor", 1e-6, 1e6, scale);
+    rope->beta_fast = reader_number(r, "beta_fast", 1e-6, 1e6, 32);
+    rope->beta_slow = reader_number(r, "beta_slow", 1e-6, 1e6, 1);
+    rope->truncate = reader_bool(r, "truncate", true);
+    if (r->st == OK && rope->beta_fast < rope->beta_slow)
+        reader_fail(r, "beta_fast", "at least beta_slow");
+    if (r->st == OK && rope->theta <= 1)
+        reader_fail(r, "rope_theta", "more than 1");
+}
+
+/* How far a stretched context reaches, as vLLM has it; YaRN's configurations may say the first or
+ * the last themselves. */
+static int32_t stretched(const struct rope_config *rope, int32_t positions)
+{
+    const double from = rope->kind == ROPE_YARN ? rope->original_max_position : positions;
+    const double to = from * rope->factor;
+    return to < 1 << 24 ? (int32_t)to : 1 << 24;
+}
+
+static void read_rope_kind(struct reader *r, struct model_config *m)
+{
+    struct rope_config *rope = &m->rope;
+    const char *kind = reader_string(r, "rope_type");
+    if (!kind)
+        kind = reader_string(r, "type");
+    if (!kind || strcmp(kind, "default") == 0)
+        return;
+    if (strcmp(kind, "llama3") == 0) {
+        rope->kind = ROPE_LLAMA3;
+        read_llama3(r, rope);
+    } else if (strcmp(kind, "yarn") == 0) {
+        rope->kind = ROPE_YARN;
+        read_yarn(r, m, rope);
+    } else if (strcmp(kind, "linear") == 0) {
+        rope->kind = ROPE_LINEAR;
+        rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    } else {
+        reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
+                    "default, linear, llama3 or yarn");
+    }
+    if (r->st == OK && (rope->kind == ROPE_YARN || rope->kind == ROPE_LINEAR))
+        m->max_position = stretched(rope, m->max_position);
 }
 
 static void expect_whole_heads(struct reader *r)
@@ -125,7 +174,7 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     }
     r->object = inner;
     m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, m->rope.theta);
-    read_rope_kind(r, &m->rope);
+    read_rope_kind(r, m);
     expect_whole_heads(r);
     r->object = outer;
 }

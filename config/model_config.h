@@ -8,14 +8,19 @@
 
 #include <math.h>
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LLAMA3 };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 
+/* As transformers' modeling_rope_utils has them. */
 struct rope_config {
     enum rope_kind kind;
     double theta;
-    /* ROPE_LLAMA3 only (Llama 3.1 model card; transformers modeling_rope_utils) */
-    double factor, low_freq_factor, high_freq_factor;
-    int32_t original_max_position;
+    double factor;                 /* but DEFAULT; by how much the context is stretched */
+    int32_t original_max_position; /* LLAMA3, YARN */
+    double low_freq_factor, high_freq_factor; /* LLAMA3 (Llama 3.1's model card) */
+    /* YARN (arXiv 2309.00071): where the ramp begins and ends, in turns within the original
+     * context, whether in whole pairs, and what cosines and sines are multiplied with. */
+    double beta_fast, beta_slow, attention_factor;
+    int32_t truncate;
 };
 
 /* The linears inside the layers (flow_weight: and others) as codes of F8_E4M3, I8 or I4: each times
@@ -47,16 +52,16 @@ struct mixture_config {
 #define MODEL_EOS_MAX 8
 
 struct model_config {
-    char model_type[32]; /* a family, e.g. "llama" */
-    int32_t hidden;      /* D */
-    int32_t layers;      /* L */
-    int32_t heads;       /* Hq */
-    int32_t kv_heads;    /* Hkv, divides Hq */
-    int32_t head_dim;    /* dh, even */
-    int32_t mlp;         /* F; of a mixture: of each expert */
-    int32_t vocab;       /* V */
-    int32_t max_position;
-    int32_t window; /* positions a layer attends to, its own among them; 0: all */
+    char model_type[32];  /* a family, e.g. "llama" */
+    int32_t hidden;       /* D */
+    int32_t layers;       /* L */
+    int32_t heads;        /* Hq */
+    int32_t kv_heads;     /* Hkv, divides Hq */
+    int32_t head_dim;     /* dh, even */
+    int32_t mlp;          /* F; of a mixture: of each expert */
+    int32_t vocab;        /* V */
+    int32_t max_position; /* stretched, where the rotation is */
+    int32_t window;       /* positions a layer attends to, its own among them; 0: all */
     float norm_eps;
     bool qkv_bias;    /* q, k and v have a bias, o has none */
     bool head_norm;   /* an RMS norm of each head of q and of k before the rotation */

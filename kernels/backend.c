@@ -308,12 +308,12 @@ enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, 
 }
 
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
-                               const float *inv_freq, struct err *err)
+                               const float *inv_freq, float scale, struct err *err)
 {
     REQUIRE("rope_table", is_matrix(cview_of(table)) && table.cols % 2 == 0, table, table);
     REQUIRE("rope_table", position != NULL || table.rows == 0, table, table);
     REQUIRE("rope_table", inv_freq != NULL || table.cols == 0, table, table);
-    b->ops->rope_table(b, table, position, inv_freq);
+    b->ops->rope_table(b, table, position, inv_freq, scale);
     return OK;
 }
 

@@ -318,12 +318,12 @@ static inline void staged_rms_scale(struct backend *b, struct view y, struct cvi
 }
 
 static inline void staged_rope_table(struct backend *b, struct view table, const int32_t *position,
-                                     const float *inv_freq)
+                                     const float *inv_freq, float scale)
 {
     struct staged *s = staged_of(b);
     s->inner->ops->rope_table(s->inner, staged_view(s, table),
                               staged_in(s, position, (size_t)table.rows * 4),
-                              staged_in(s, inv_freq, (size_t)table.cols / 2 * 4));
+                              staged_in(s, inv_freq, (size_t)table.cols / 2 * 4), scale);
     staged_end(s, table.data);
 }
 

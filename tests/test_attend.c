@@ -16,6 +16,7 @@ struct attend_case {
 struct rules_case {
     struct attend_case shape;
     bool bias, norm;
+    float scale; /* of the rotation */
 };
 static const struct qkv_rules no_rules;
 
@@ -87,7 +88,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
         freq[i] = (float)pow(10000, -2.0 * i / c->dim);
     ok(backend_reserve(b, 64, 2048, 0, &err)); /* so that long rows may be split */
     struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, c->dim);
-    ok(backend_rope_table(b, t, m.position, freq, &err));
+    ok(backend_rope_table(b, t, m.position, freq, r->scale, &err));
     float *bias = generated(35, (size_t)cols), *gain = generated(36, (size_t)(2 * c->dim));
     const struct qkv_rules rules = {r->bias ? bias : NULL, r->norm ? gain : NULL,
                                     r->norm ? gain + c->dim : NULL, 1e-5f};
@@ -141,7 +142,7 @@ static void test_attend(void **state UNUSED)
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;
-        check_attend(&(struct rules_case){cases[i], false, false});
+        check_attend(&(struct rules_case){cases[i], false, false, 1});
     }
     invariant = apart;
 }
@@ -149,11 +150,14 @@ static void test_attend(void **state UNUSED)
 /* Biases, norms of heads, and both. */
 static void test_rules(void **state UNUSED)
 {
-    static const struct rules_case cases[] = {
-        {{5, 1, 16, 40, DTYPE_F32}, true, false},  {{4, 2, 128, 20, DTYPE_F32}, false, true},
-        {{3, 3, 20, 33, DTYPE_BF16}, true, false}, {{2, 1, 162, 37, DTYPE_F32}, false, true},
-        {{6, 2, 24, 20, DTYPE_F16}, true, true},   {{1, 1, 2, 3, DTYPE_F32}, true, true},
-        {{0, 1, 8, 9, DTYPE_F32}, true, true},     {{0, 0, 8, 5, DTYPE_F32}, true, true}};
+    static const struct rules_case cases[] = {{{5, 1, 16, 40, DTYPE_F32}, true, false, 1.14f},
+                                              {{4, 2, 128, 20, DTYPE_F32}, false, true, 1},
+                                              {{3, 3, 20, 33, DTYPE_BF16}, true, false, 1},
+                                              {{2, 1, 162, 37, DTYPE_F32}, false, true, 1},
+                                              {{6, 2, 24, 20, DTYPE_F16}, true, true, 1.2f},
+                                              {{1, 1, 2, 3, DTYPE_F32}, true, true, 1},
+                                              {{0, 1, 8, 9, DTYPE_F32}, true, true, 1},
+                                              {{0, 0, 8, 5, DTYPE_F32}, true, true, 1}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_attend(&cases[i]);
 }

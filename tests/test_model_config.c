@@ -165,7 +165,7 @@ static void test_config_refusals(void **state)
     struct err err;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         refused(false, cases[i][0], cases[i][1], cases[i][2]);
-    refused(true, "rope_type", "\"yarn\"", "\"yarn\"");
+    refused(true, "rope_type", "\"longrope\"", "\"longrope\"");
     refused(true, "rope_type", "3", "3");
     refused(true, "partial_rotary_factor", "0.25", "0.25");
     accepted(true, "partial_rotary_factor", "1.0");
@@ -359,6 +359,45 @@ static void test_family_windows(void **state)
     }
 }
 
+/* The context that a stretched rotation reaches, and YaRN's factor (0.1 ln s + 1) by its formula.
+ */
+static void test_stretched(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family, *rope;
+        enum rope_kind kind;
+        int32_t original, longest;
+        double factor, attention;
+    } cases[] = {
+        {"llama", "\"type\":\"linear\",\"factor\":2.5", ROPE_LINEAR, 0, 5120, 2.5, 0},
+        {"qwen2", "\"type\":\"yarn\",\"factor\":4", ROPE_YARN, 32768, 131072, 4, 1.1386294361},
+        {"qwen3", "\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":1024",
+         ROPE_YARN, 1024, 4096, 4, 1.1386294361},
+        {"qwen3", "\"type\":\"yarn\",\"factor\":8,\"attention_factor\":1", ROPE_YARN, 32768, 262144,
+         8, 1},
+        {"qwen3", "\"type\":\"yarn\",\"factor\":1", ROPE_YARN, 32768, 32768, 1, 1},
+        {"qwen3", "\"type\":\"yarn\",\"factor\":16,\"mscale\":1,\"mscale_all_dim\":0.5", ROPE_YARN,
+         32768, 524288, 16, 1.2772588722 / 1.1386294361},
+        {"mistral", "\"type\":\"yarn\",\"factor\":1000", ROPE_YARN, 131072, 4096, 1000,
+         1.6907755279},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model_config m;
+        struct err err = {""};
+        char more[256];
+        snprintf(more, sizeof more, ",\"rope_scaling\":{%s}", cases[i].rope);
+        if (parse_family(cases[i].family, more, &m, &err) != OK)
+            fail_msg("%s: %s", cases[i].rope, err.text);
+        assert_int_equal(m.rope.kind, cases[i].kind);
+        assert_int_equal(m.rope.original_max_position, cases[i].original);
+        assert_int_equal(model_config_longest(&m), cases[i].longest);
+        assert_true(m.rope.factor == cases[i].factor);
+        if (fabs(m.rope.attention_factor - cases[i].attention) > 1e-9)
+            fail_msg("%s: %.12g", cases[i].rope, m.rope.attention_factor);
+    }
+}
+
 static void test_family_refusals(void **state)
 {
     (void)state;
@@ -378,8 +417,17 @@ static void test_family_refusals(void **state)
         {"qwen3", ",\"attention_bias\":true", "attention_bias is true, expected false"},
         {"mistral", ",\"attention_bias\":true", "attention_bias is true, expected false"},
         {"qwen2", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
-        {"qwen2", ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}",
-         "type is \"yarn\", expected default or llama3"},
+        {"qwen2", ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}",
+         "type is \"dynamic\", expected default, linear, llama3 or yarn"},
+        {"qwen2", ",\"rope_scaling\":{\"type\":\"yarn\"}", "factor is missing, expected a number"},
+        {"llama", ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}",
+         "factor is 0.5, expected a number from 1"},
+        {"qwen2", ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":0.5}",
+         "beta_fast is 0.5, expected at least beta_slow"},
+        {"qwen2", ",\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}",
+         "rope_theta is missing, expected more than 1"},
+        {"qwen2", ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"truncate\":0}",
+         "truncate is 0, expected true or false"},
     };
     struct model_config m;
     struct err err;
@@ -468,8 +516,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
         cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_family_defaults),
-        cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_family_refusals),
-        cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_stretched),
+        cmocka_unit_test(test_family_refusals), cmocka_unit_test(test_config_files),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

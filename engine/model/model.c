@@ -37,26 +37,50 @@ struct model {
     float *x;        /* this rank's part of [T, D] */
 };
 
-/* Inverse frequencies as transformers computes them (modeling_rope_utils: default and llama3), in
- * fp32 steps, so that long positions round the same way. */
+/* One that turns often keeps its frequency, one that turns seldom is slowed, between is between. */
+static float llama3_frequency(const struct rope_config *r, float f)
+{
+    const double pi = 3.14159265358979323846;
+    const double original = r->original_max_position, wavelength = 2 * pi / (double)f;
+    if (wavelength > original / r->low_freq_factor)
+        return (float)((double)f / r->factor);
+    if (wavelength < original / r->high_freq_factor)
+        return f;
+    const double smooth =
+        (original / wavelength - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    return (float)((1 - smooth) * (double)f / r->factor + smooth * (double)f);
+}
+
+/* The pair that turns so often within the original context. */
+static double yarn_pair(const struct rope_config *r, int32_t dim, double turns)
+{
+    const double pi = 3.14159265358979323846;
+    return dim * log(r->original_max_position / (turns * 2 * pi)) / (2 * log(r->theta));
+}
+
+/* The same by a ramp over the pairs. */
+static float yarn_frequency(const struct rope_config *r, int32_t dim, int32_t pair, float f)
+{
+    double low = yarn_pair(r, dim, r->beta_fast), high = yarn_pair(r, dim, r->beta_slow);
+    low = fmax(r->truncate ? floor(low) : low, 0);
+    high = fmin(r->truncate ? ceil(high) : high, dim - 1);
+    high = high == low ? high + 0.001 : high;
+    const float slowed = (float)fmin(fmax((pair - low) / (high - low), 0), 1);
+    return f / (float)r->factor * slowed + f * (1 - slowed);
+}
+
+/* Inverse frequencies as transformers computes them (modeling_rope_utils), in fp32 steps, so that
+ * long positions round the same way. */
 static void rope_frequencies(const struct model_config *m, float *inv_freq)
 {
     const struct rope_config *r = &m->rope;
-    const double pi = 3.14159265358979323846;
     for (int32_t i = 0; i < m->head_dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)m->head_dim;
         float f = 1.0f / (float)pow(r->theta, (double)exponent);
-        if (r->kind == ROPE_LLAMA3) {
-            double original = r->original_max_position, wavelength = 2 * pi / (double)f;
-            if (wavelength > original / r->low_freq_factor) {
-                f = (float)((double)f / r->factor);
-            } else if (wavelength >= original / r->high_freq_factor) {
-                double smooth = (original / wavelength - r->low_freq_factor) /
-                                (r->high_freq_factor - r->low_freq_factor);
-                f = (float)((1 - smooth) * (double)f / r->factor + smooth * (double)f);
-            }
-        }
-        inv_freq[i] = f;
+        inv_freq[i] = r->kind == ROPE_LLAMA3   ? llama3_frequency(r, f)
+                      : r->kind == ROPE_YARN   ? yarn_frequency(r, m->head_dim, i, f)
+                      : r->kind == ROPE_LINEAR ? f / (float)r->factor
+                                               : f;
     }
 }
 
@@ -369,7 +393,8 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     const struct rows rows = attended(m, &in->rows);
     struct view rope = view_f32(m->rope, rows.count, cfg->head_dim);
     struct view x = parallel_rest(p, m->x), n;
-    TRY(backend_rope_table(m->b, rope, rows.position, m->inv_freq, err));
+    const float rope_scale = cfg->rope.kind == ROPE_YARN ? (float)cfg->rope.attention_factor : 1;
+    TRY(backend_rope_table(m->b, rope, rows.position, m->inv_freq, rope_scale, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, err));
     TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, PLAN_QKV, err));
     for (int32_t i = 0; i <= last; i++) {

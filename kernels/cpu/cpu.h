@@ -200,7 +200,7 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
-                       const float *inv_freq);
+                       const float *inv_freq, float scale);
 void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,

@@ -163,6 +163,7 @@ struct rope_job {
     float *table;
     const int32_t *position;
     const float *inv_freq;
+    float scale;
     int32_t half;
 };
 
@@ -175,16 +176,16 @@ static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         const float position = (float)j->position[t];
         for (int32_t i = 0; i < j->half; i++) {
             double angle = (double)(position * j->inv_freq[i]);
-            row[i] = (float)cos(angle);
-            row[j->half + i] = (float)sin(angle);
+            row[i] = (float)cos(angle) * j->scale;
+            row[j->half + i] = (float)sin(angle) * j->scale;
         }
     }
 }
 
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
-                       const float *inv_freq)
+                       const float *inv_freq, float scale)
 {
-    struct rope_job j = {table.data, position, inv_freq, table.cols / 2};
+    struct rope_job j = {table.data, position, inv_freq, scale, table.cols / 2};
     pool_run(cpu_of(b)->pool, table.rows, 1 + 512 / ((int64_t)table.cols + 1), rope_rows, &j);
 }
 

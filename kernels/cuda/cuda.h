@@ -179,7 +179,7 @@ void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, i
 
 /* rope.cu */
 void rope_table(struct backend *b, struct view table, const int32_t *position,
-                const float *inv_freq);
+                const float *inv_freq, float scale);
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
              const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer);
 

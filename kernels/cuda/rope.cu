@@ -9,21 +9,21 @@
 #define THREADS 64 /* half a usual head */
 
 __global__ void rope_table_kernel(float *table, const int32_t *position, const float *inv_freq,
-                                  int32_t half)
+                                  float scale, int32_t half)
 {
     for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
         const float angle = (float)position[blockIdx.x] * inv_freq[i];
-        table[(int64_t)blockIdx.x * 2 * half + i] = cosf(angle);
-        table[(int64_t)blockIdx.x * 2 * half + half + i] = sinf(angle);
+        table[(int64_t)blockIdx.x * 2 * half + i] = cosf(angle) * scale;
+        table[(int64_t)blockIdx.x * 2 * half + half + i] = sinf(angle) * scale;
     }
 }
 
 void rope_table(struct backend *b, struct view table, const int32_t *position,
-                const float *inv_freq)
+                const float *inv_freq, float scale)
 {
     if (table.rows > 0 && table.cols > 0)
         LAUNCH(cuda_of(b), rope_table_kernel, (unsigned)table.rows, THREADS, 0, (float *)table.data,
-               position, inv_freq, table.cols / 2);
+               position, inv_freq, scale, table.cols / 2);
 }
 
 struct rope_args {

@@ -349,15 +349,15 @@ static void rms_scale(struct backend *b, struct view y, struct cview x, const fl
 }
 
 static void rope_table(struct backend *b, struct view table, const int32_t *position,
-                       const float *inv_freq)
+                       const float *inv_freq, float scale)
 {
     (void)b;
     const int32_t half = table.cols / 2;
     for (int32_t t = 0; t < table.rows; t++) {
         for (int32_t i = 0; i < half; i++) {
             float angle = (float)position[t] * inv_freq[i];
-            *cell(table, t, i) = (float)cos((double)angle);
-            *cell(table, t, half + i) = (float)sin((double)angle);
+            *cell(table, t, i) = (float)cos((double)angle) * scale;
+            *cell(table, t, half + i) = (float)sin((double)angle) * scale;
         }
     }
 }

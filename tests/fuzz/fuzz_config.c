@@ -37,6 +37,10 @@ static void check_promises(const struct model_config *m)
     if (m->rope.kind == ROPE_LLAMA3)
         CHECK(m->rope.factor >= 1 && m->rope.original_max_position >= 1 &&
               m->rope.high_freq_factor > m->rope.low_freq_factor && m->rope.low_freq_factor > 0);
+    if (m->rope.kind == ROPE_YARN)
+        CHECK(m->rope.original_max_position >= 1 && m->rope.theta > 1 && m->rope.beta_slow > 0 &&
+              m->rope.beta_fast >= m->rope.beta_slow && m->rope.attention_factor > 0);
+    CHECK((m->rope.kind == ROPE_DEFAULT) == (m->rope.factor < 1));
     CHECK(in(m->bos, -1, m->vocab - 1) && in(m->eos_count, 0, MODEL_EOS_MAX));
     for (int32_t i = 0; i < m->eos_count; i++)
         CHECK(in(m->eos[i], 0, m->vocab - 1));

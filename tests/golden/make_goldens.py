@@ -102,6 +102,18 @@ SPECS = (
     Spec("qwen3_f32", 32, "float32", tied=False, vocab=233, hidden=48, layers=3, heads=8,
          kv_heads=4, mlp=80, head_dim=12, dialect="old", family="Qwen3",
          extra={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3}),
+    # As Qwen's files whose context was stretched by hand.
+    Spec("qwen3_yarn_f32", 38, "float32", tied=True, vocab=239, hidden=64, layers=2, heads=4,
+         kv_heads=2, mlp=96, head_dim=32, dialect="old", family="Qwen3", rope_theta=10000.0,
+         scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}),
+    # All that YaRN's parameters can say, and a ramp that begins between pairs.
+    Spec("qwen2_yarn_bf16", 19, "bfloat16", tied=False, vocab=217, hidden=64, layers=2, heads=4,
+         kv_heads=4, mlp=80, head_dim=16, family="Qwen2", rope_theta=500.0,
+         scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
+                  "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 0.4,
+                  "truncate": False}),
+    Spec("linear_rope_f32", 6, "float32", tied=True, vocab=227, hidden=64, layers=2, heads=4,
+         kv_heads=4, mlp=96, head_dim=16, scaling={"rope_type": "linear", "factor": 4.0}),
     # As Mixtral's files: tensors are named after its own layers; MLP columns that need not divide.
     Spec("mixtral_f32", 1, "float32", tied=False, vocab=223, hidden=48, layers=2, heads=6,
          kv_heads=2, mlp=37, head_dim=8, dialect="old", family="Mixtral", rope_theta=1000000.0,

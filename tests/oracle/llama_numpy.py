@@ -40,7 +40,7 @@ class Config(typing.NamedTuple):
     eps: float
     tied: bool
     theta: float
-    scaling: dict  # {"rope_type": "default"} or the llama3 parameters
+    scaling: dict  # {"rope_type": "default"}, or the parameters of another
     chosen: int  # experts of a token; 0: no mixture
     among: bool  # whether their shares add up to one
 
@@ -94,7 +94,7 @@ def read_config(directory):
         unsupported.append("model_type")
     if raw.get("hidden_act", "silu") != "silu":
         unsupported.append("hidden_act")
-    if scaling["rope_type"] not in ("default", "llama3") or "partial_rotary_factor" in rope:
+    if scaling["rope_type"] not in ("default", "linear", "llama3", "yarn") or "partial_rotary_factor" in rope:
         unsupported.append("rope")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
@@ -126,6 +126,10 @@ def inverse_frequencies(config):
     inverse = config.theta ** -pairs
     if config.scaling["rope_type"] == "default":
         return inverse
+    if config.scaling["rope_type"] == "linear":
+        return inverse / config.scaling["factor"]
+    if config.scaling["rope_type"] == "yarn":
+        return yarn_frequencies(config, inverse)
     factor, low, high, context = (config.scaling[key] for key in (
         "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
     # How often a pair turns within the original context decides: at least `high` times, it is
@@ -133,6 +137,37 @@ def inverse_frequencies(config):
     turns = context * inverse / (2 * math.pi)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return inverse * (keep + (1 - keep) / factor)
+
+
+def yarn_frequencies(config, inverse):
+    """Peng et al. 2023 (arXiv 2309.00071), section 3.2: a ramp over the pairs, from those that turn
+    beta_fast times within the original context and are kept, to those that turn beta_slow times and
+    are slowed by the factor.  transformers rounds the ramp's ends outwards."""
+    given = config.scaling
+    context = given["original_max_position_embeddings"]
+    ends = [config.head_dim * math.log(context / (turns * 2 * math.pi)) /
+            (2 * math.log(config.theta))
+            for turns in (given.get("beta_fast") or 32, given.get("beta_slow") or 1)]
+    if given.get("truncate", True):
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    low, high = max(ends[0], 0), min(ends[1], config.head_dim - 1)
+    slowed = np.clip((np.arange(len(inverse)) - low) / max(high - low, 0.001), 0, 1)
+    return inverse / given["factor"] * slowed + inverse * (1 - slowed)
+
+
+def rotation_scale(config):
+    """What YaRN multiplies cosines and sines with."""
+    def scale(by):
+        return 0.1 * by * math.log(given["factor"]) + 1 if given["factor"] > 1 else 1.0
+
+    given = config.scaling
+    if given["rope_type"] != "yarn":
+        return 1.0
+    if given.get("attention_factor") is not None:
+        return given["attention_factor"]
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return scale(given["mscale"]) / scale(given["mscale_all_dim"])
+    return scale(1)
 
 
 def rms_norm(x, weight, eps):
@@ -209,7 +244,7 @@ def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
     met: what the weight of that name makes of its input."""
     embedding = weights["model.embed_tokens.weight"]
     angles = np.outer(np.arange(len(ids)), inverse_frequencies(config))[:, None, :]
-    cos, sin = np.cos(angles), np.sin(angles)
+    cos, sin = (rotation_scale(config) * turn(angles) for turn in (np.cos, np.sin))
     x = embedding[np.asarray(ids)]
     for i in range(config.layers):
         x = layer(config, weights, f"model.layers.{i}.", x, cos, sin, stored, met)
