@@ -94,7 +94,8 @@ def read_config(directory):
         unsupported.append("model_type")
     if raw.get("hidden_act", "silu") != "silu":
         unsupported.append("hidden_act")
-    if scaling["rope_type"] not in ("default", "linear", "llama3", "yarn") or "partial_rotary_factor" in rope:
+    known = scaling["rope_type"] in ("default", "linear", "llama3", "yarn")
+    if not known or "partial_rotary_factor" in rope:
         unsupported.append("rope")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
