@@ -239,6 +239,38 @@ static void test_sum(void **state UNUSED)
         run_shapes(true, types[t].dtype, types[t].scale_cols, types[t].scale_skip);
 }
 
+/* Ascending over a row's experts: (2^27 - 2^27) + 1, which in any other order is 0. */
+static void test_sum_order(void **state UNUSED)
+{
+    static const float value[3] = {0x1p27f, -0x1p27f, 1}, x[3] = {1, 1, 1};
+    const struct weight_spec spec = {
+        .out = 1, .in = 1, .dtype = DTYPE_F32, .leaves = 1, .cut = {0, 1}};
+    for (int i = 0; nth_backend(i); i++) {
+        struct backend *b = nth_backend(i);
+        const struct weight *w[3];
+        void *storage[3];
+        int32_t expert[3] = {0, 1, 2};
+        float share[3] = {1, 1, 1}, y = 0;
+        const struct routing r = {3, 3, expert, share};
+        struct experts *e = NULL;
+        for (int n = 0; n < 3; n++) {
+            storage[n] = aligned_bytes(b->ops->weight_bytes(&spec), 0);
+            struct weight *made = must(b->ops->weight_open(b, &spec, storage[n]));
+            b->ops->weight_put(made, 0, 1, &value[n], DTYPE_F32, sizeof value[n]);
+            w[n] = made;
+        }
+        ok(backend_experts_open(b, w, 3, 3, 1, &e, &err));
+        ok(backend_expert_sum(b, view_f32(&y, 1, 1), (struct cview){x, DTYPE_F32, 1, 3}, e, &r,
+                              &err));
+        assert_true(y == 1);
+        b->ops->experts_close(e);
+        for (int n = 0; n < 3; n++) {
+            b->ops->weight_close((struct weight *)(uintptr_t)w[n]);
+            free(storage[n]);
+        }
+    }
+}
+
 /* ---- parts of ranks ---- */
 
 /* The sums of rank r, which has some leaves of every expert. */
@@ -332,9 +364,10 @@ static void test_arguments(void **state UNUSED)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_route),  cmocka_unit_test(test_route_nan),
-        cmocka_unit_test(test_linear), cmocka_unit_test(test_sum),
-        cmocka_unit_test(test_parts),  cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
+        cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_sum_order), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_arguments),
     };
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
