@@ -321,7 +321,7 @@ struct backend_ops {
     struct experts *(*experts_open)(struct backend *b, const struct weight *const *weight,
                                     int32_t count, int32_t chosen, int32_t rows_max);
     void (*experts_close)(struct experts *e);
-    /* Scratch it takes beside that of `reserve`; 0 on the host. */
+    /* Scratch it takes beside that of `reserve`, which all handles share; 0 on the host. */
     size_t (*experts_bytes)(const struct weight_spec *spec, int32_t count, int32_t chosen,
                             int32_t rows_max);
 

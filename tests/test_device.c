@@ -23,6 +23,9 @@ static const struct {
     {"untied_mha_bf16", 3, "--quantization=fp8"},
     {"qwen2_gqa_bf16", 2, "--quantization=fp8"},
     {"qwen3_bf16", 4, "--parallel-mode=2d"},
+    {"mixtral_f32", 2, "--sampler=gather"},
+    {"qwen3_moe_bf16", 4, "--parallel-mode=1d_sp"},
+    {"qwen3_moe_bf16", 1, "--quantization=fp8"},
 };
 
 static const struct module *module_here(struct module_report *report)

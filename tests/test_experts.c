@@ -16,7 +16,12 @@ static float *route_logits(const struct route_case *c)
     const size_t n = (size_t)c->rows * (size_t)c->experts;
     float *logits = generated(11, n);
     for (size_t i = 0; i < n; i++)
-        logits[i] = c->ties ? floorf(logits[i] * 3) : logits[i] * 9;
+        if (!c->ties)
+            logits[i] *= 9;
+        else if (logits[i] > 0) /* many are the largest, of either sign */
+            logits[i] = i % 3 == 0 ? 0.0f : -0.0f;
+        else
+            logits[i] = floorf(logits[i] * 3);
     return logits;
 }
 
@@ -55,18 +60,35 @@ static void test_route(void **state UNUSED)
     }
 }
 
-/* Whatever the logits are, experts are different ones and shares of NaN say so. */
+/* Whatever the logits are, experts are different ones, everywhere the same, and shares of NaN say
+ * so. */
 static void test_route_nan(void **state UNUSED)
 {
-    float logits[2][4] = {{NAN, 1, NAN, 2}, {-INFINITY, INFINITY, 0, 1}};
-    for (int i = 0; i < subject_count; i++) {
-        int32_t expert[4];
-        float share[4];
-        const struct routing r = {4, 2, expert, share};
-        ok(backend_route(subjects[i], &r, (struct cview){logits, DTYPE_F32, 2, 4}, true, &err));
-        for (int n = 0; n < 4; n += 2)
-            assert_true(expert[n] >= 0 && expert[n] < expert[n + 1] && expert[n + 1] < 4);
-        assert_true(isnan(share[0]) && isnan(share[2]));
+    enum { ROWS = 6, EXPERTS = 70, CHOSEN = 5, PAIRS = ROWS * CHOSEN };
+    float logits[ROWS][EXPERTS];
+    int32_t first[PAIRS], expert[PAIRS];
+    for (size_t e = 0; e < EXPERTS; e++) {
+        const float some = gen(14, e);
+        logits[0][e] = e % 2 == 0 ? NAN : some;
+        logits[1][e] = e == 0 ? -INFINITY : e == 1 ? INFINITY : some;
+        logits[2][e] = NAN;
+        logits[3][e] = e < 3 || e == 40 ? NAN : some;
+        logits[4][e] = e == 0 ? 2 : e == 1 ? NAN : some; /* comes first when 0 is taken */
+        logits[5][e] = -INFINITY;
+    }
+    for (int i = 0; nth_backend(i) != NULL; i++) {
+        float share[PAIRS];
+        const struct routing r = {EXPERTS, CHOSEN, i == 0 ? first : expert, share};
+        if (nth_backend(i) == ref) /* knows numbers only */
+            continue;
+        ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, ROWS, EXPERTS}, true,
+                         &err));
+        for (int n = 0; n < PAIRS; n++) {
+            assert_true(r.expert[n] >= 0 && r.expert[n] < EXPERTS);
+            assert_true(n % CHOSEN == 0 || r.expert[n] > r.expert[n - 1]);
+            assert_int_equal(r.expert[n], first[n]);
+            assert_true(isnan(share[n]));
+        }
     }
 }
 
@@ -167,9 +189,8 @@ static void experts_case(struct backend *b, const void *arg, float *out)
     const struct routing r = {c->experts, c->chosen, expert, share};
     choose(c, expert, share);
     multiply(b, c, &m, x, 0, c->rows, r, out);
-    const int32_t alone = b == device && c->rows > DEVICE_FEW_ROWS ? 0 : c->rows;
     const size_t row_words = c->rows > 0 ? y_words(c) / (size_t)c->rows : 0;
-    for (int32_t t = 0; t < alone; t += 1 + c->rows / 3) { /* the same bits */
+    for (int32_t t = 0; t < c->rows; t += 1 + c->rows / 3) { /* the same bits */
         float *y = guarded(row_words);
         multiply(b, c, &m, x, t, 1, r, y);
         assert_bits("row alone", y, out + (size_t)t * row_words, row_words);
@@ -188,6 +209,7 @@ static const struct experts_case shapes[] = {
     {.rows = 4, .experts = 4, .chosen = 4, .in = 40, .out = 33},
     {.rows = 5, .experts = 16, .chosen = 2, .in = 96, .out = 200, .crowded = true},
     {.rows = 16, .experts = 6, .chosen = 2, .in = 129, .out = 50},
+    {.rows = 40, .experts = 16, .chosen = 1, .in = 72, .out = 48, .crowded = true},
     {.rows = 70, .experts = 8, .chosen = 2, .in = 130, .out = 64},
     {.rows = 90, .experts = 3, .chosen = 1, .in = 33, .out = 40, .crowded = true},
     {.rows = 300, .experts = 12, .chosen = 3, .in = 48, .out = 40},
@@ -224,8 +246,9 @@ static const struct weight_type {
     enum dtype dtype;
     int32_t scale_cols, scale_skip;
 } types[] = {{DTYPE_F32, 0, 0},     {DTYPE_F16, 0, 0},      {DTYPE_BF16, 0, 0},
-             {DTYPE_F8_E4M3, 0, 0}, {DTYPE_F8_E4M3, 64, 5}, {DTYPE_I8, 32, 0},
-             {DTYPE_I8, 32, 7},     {DTYPE_I4, 32, 0},      {DTYPE_I4, 32, 30}};
+             {DTYPE_F8_E4M3, 0, 0}, {DTYPE_F8_E4M3, 64, 0}, {DTYPE_F8_E4M3, 64, 5},
+             {DTYPE_I8, 32, 0},     {DTYPE_I8, 32, 7},      {DTYPE_I4, 32, 0},
+             {DTYPE_I4, 32, 30}};
 
 static void test_linear(void **state UNUSED)
 {
@@ -297,34 +320,140 @@ static float *rank_sums(struct backend *b, const struct experts_case *c, const f
 }
 
 /* Sums of two or eight ranks, added up as a collective does, have the bits of one. */
+static void parts_case(struct backend *b, const struct experts_case *c)
+{
+    const size_t pairs = (size_t)c->rows * (size_t)c->chosen, words = pairs * (size_t)c->in;
+    float *x = generated(3, words), *share = guarded(pairs), *want = guarded(y_words(c));
+    int32_t *expert = guarded(pairs);
+    float *got = guarded(y_words(c)), *sums[8];
+    const struct routing r = {c->experts, c->chosen, expert, share};
+    struct made_experts m = make(b, c);
+    choose(c, expert, share);
+    multiply(b, c, &m, x, 0, c->rows, r, want);
+    for (int32_t ranks = 2; ranks <= 8; ranks *= 4) {
+        for (int32_t i = 0; i < ranks; i++)
+            sums[i] = rank_sums(b, c, x, &r, ranks, i);
+        b->ops->sum_tree(b, got, (const float *const *)sums, ranks, y_words(c));
+        assert_bits(dtype_name(c->dtype), got, want, y_words(c));
+        for (int32_t i = 0; i < ranks; i++)
+            guarded_free(sums[i], y_words(c));
+    }
+    unmake(b, &m);
+    guarded_free(expert, pairs);
+    guarded_free(share, pairs);
+    guarded_free(x, words);
+    guarded_free(want, y_words(c));
+    guarded_free(got, y_words(c));
+}
+
+/* With rows for all kernels of a device, and scales that change where leaves do or elsewhere. */
 static void test_parts(void **state UNUSED)
 {
-    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-        const struct experts_case c = {
-            19, 6, 2, 301, 40, 8, types[t].dtype, true, false, types[t].scale_cols, 0};
-        const size_t pairs = (size_t)c.rows * (size_t)c.chosen, words = pairs * (size_t)c.in;
-        struct backend *b = subjects[0];
-        float *x = generated(3, words), *share = guarded(pairs), *want = guarded(y_words(&c));
-        int32_t *expert = guarded(pairs);
-        float *got = guarded(y_words(&c)), *sums[8];
-        const struct routing r = {c.experts, c.chosen, expert, share};
-        struct made_experts m = make(b, &c);
-        choose(&c, expert, share);
-        multiply(b, &c, &m, x, 0, c.rows, r, want);
-        for (int32_t ranks = 2; ranks <= 8; ranks *= 4) {
-            for (int32_t i = 0; i < ranks; i++)
-                sums[i] = rank_sums(b, &c, x, &r, ranks, i);
-            b->ops->sum_tree(b, got, (const float *const *)sums, ranks, y_words(&c));
-            assert_bits(dtype_name(c.dtype), got, want, y_words(&c));
-            for (int32_t i = 0; i < ranks; i++)
-                guarded_free(sums[i], y_words(&c));
+    static const int32_t shapes_of_parts[][2] = {{2, 512}, {19, 301}, {120, 264}};
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        for (size_t i = 0; i < ARRAY_LEN(shapes_of_parts); i++) {
+            const struct experts_case c = {.rows = shapes_of_parts[i][0],
+                                           .experts = 6,
+                                           .chosen = 2,
+                                           .in = shapes_of_parts[i][1],
+                                           .out = 40,
+                                           .leaves = 8,
+                                           .dtype = types[t].dtype,
+                                           .sums = true,
+                                           .scale_cols = types[t].scale_cols};
+            parts_case(subjects[0], &c);
+            if (invariant != NULL && invariant->ops->holds(c.dtype))
+                parts_case(invariant, &c);
         }
-        unmake(b, &m);
-        guarded_free(expert, pairs);
-        guarded_free(share, pairs);
-        guarded_free(x, words);
-        guarded_free(want, y_words(&c));
-        guarded_free(got, y_words(&c));
+}
+
+/* ---- recordings of a device ---- */
+
+/* A layer's ops, whose arrays lie on the device. */
+struct layer {
+    struct backend *b;
+    const struct experts *up, *down;
+    struct routing routing;
+    struct cview logits, x;
+    struct view h, y;
+};
+
+static struct view array(struct backend *b, int32_t rows, int32_t cols)
+{
+    return view_f32(must(b->ops->alloc(b, (size_t)rows * (size_t)cols * 4)), rows, cols);
+}
+
+static void run_layer(const struct layer *l)
+{
+    ok(backend_route(l->b, &l->routing, l->logits, false, &err));
+    ok(backend_expert_linear(l->b, l->h, l->x, l->up, &l->routing, &err));
+    ok(backend_expert_sum(l->b, l->y, cview_of(l->h), l->down, &l->routing, &err));
+}
+
+static void upload_logits(const struct layer *l, uint64_t seed)
+{
+    const size_t n = (size_t)l->logits.rows * (size_t)l->logits.cols;
+    float *logits = generated(seed, n);
+    l->b->ops->upload(l->b, (void *)(uintptr_t)l->logits.data, logits, n * 4);
+    guarded_free(logits, n);
+}
+
+static float *download_sums(const struct layer *l)
+{
+    float *y = guarded((size_t)l->y.rows * (size_t)l->y.cols);
+    ok(l->b->ops->download(l->b, y, l->y.data, (size_t)l->y.rows * (size_t)l->y.cols * 4, &err));
+    return y;
+}
+
+/* A replay finds the experts that rows take then. */
+static void recorded_case(struct backend *staged, int32_t rows)
+{
+    const struct experts_case c = {rows, 8, 2, 64, 48, 1, DTYPE_BF16, false, false, 0, 0};
+    const struct experts_case d = {rows, 8, 2, 48, 32, 4, DTYPE_BF16, true, false, 0, 0};
+    struct backend *b = staged_of(staged)->inner;
+    struct made_experts up = make(staged, &c), down = make(staged, &d);
+    const struct view expert = array(b, rows, c.chosen), share = array(b, rows, c.chosen);
+    const struct view logits = array(b, rows, c.experts), x = array(b, rows, c.in);
+    float *words = generated(7, (size_t)rows * (size_t)c.in);
+    const struct layer l = {b,
+                            ((struct staged_experts *)up.experts)->inner,
+                            ((struct staged_experts *)down.experts)->inner,
+                            {c.experts, c.chosen, expert.data, share.data},
+                            cview_of(logits),
+                            cview_of(x),
+                            array(b, rows, c.chosen * c.out),
+                            array(b, rows, d.out)};
+    b->ops->upload(b, x.data, words, (size_t)rows * (size_t)c.in * 4);
+    guarded_free(words, (size_t)rows * (size_t)c.in);
+    upload_logits(&l, 20);
+    run_layer(&l);
+    assert_true(b->ops->record(b));
+    run_layer(&l);
+    struct recording *r = must(b->ops->record_end(b));
+    for (uint64_t seed = 20; seed < 23; seed++) {
+        upload_logits(&l, seed);
+        b->ops->replay(b, r);
+        float *got = download_sums(&l);
+        run_layer(&l);
+        float *want = download_sums(&l);
+        assert_bits("replayed", got, want, y_words(&d));
+        guarded_free(got, y_words(&d));
+        guarded_free(want, y_words(&d));
+    }
+    b->ops->recording_close(r);
+    const struct view arrays[] = {expert, share, logits, x, l.h, l.y};
+    for (size_t i = 0; i < ARRAY_LEN(arrays); i++)
+        b->ops->free(b, arrays[i].data);
+    unmake(staged, &up);
+    unmake(staged, &down);
+}
+
+static void test_recorded(void **state UNUSED)
+{
+    for (int i = subject_count + 1; nth_backend(i) != NULL; i++) {
+        recorded_case(nth_backend(i), 3);
+        recorded_case(nth_backend(i), 40);
+        recorded_case(nth_backend(i), 200);
     }
 }
 
@@ -366,7 +495,10 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
         cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
+        cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
         cmocka_unit_test(test_sum_order), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_recorded),  cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_arguments),
     };
     only(argc, argv);

@@ -77,6 +77,9 @@ struct cuda_backend {
     /* Device scratch: x in the type of the weight; partial attention; rows being sampled; cuBLAS's;
      * what a product of an fp8 weight makes of it; the order of rows by expert, their products. */
     struct cuda_scratch x, partial, sample, workspace, tile, experts;
+    struct cuda_scratch tables; /* of pointers, of all mixtures that are open, */
+    size_t table_pointers;      /* one after the other until none is */
+    int32_t tables_open;
     /* Between record and record_end; a failure then is no failure of the ops. */
     bool recording, unrecordable;
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */

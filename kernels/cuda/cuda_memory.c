@@ -117,6 +117,7 @@ void cuda_memory_close(struct cuda_backend *c)
     cudaFree(c->workspace.data);
     cudaFree(c->tile.data);
     cudaFree(c->experts.data);
+    cudaFree(c->tables.data);
 }
 
 void *cuda_stream(struct backend *b)

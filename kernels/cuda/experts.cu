@@ -16,15 +16,17 @@
 #define THREADS 256
 #define ORDER_THREADS 1024
 #define ORDER_WARPS (ORDER_THREADS / WARP)
-#define TILE_FEW 8 /* pairs of an expert, on average, up to which tiles are those of gemv.cu */
 #ifndef CUDA_EXPERTS_BYTES
-#define CUDA_EXPERTS_BYTES ((size_t)128 << 20) /* of products: less for few rows, more if need be  \
-                                                */
+#define CUDA_EXPERTS_BYTES                                                                         \
+    ((size_t)128 << 20) /* of products: less for few rows, more if need be                         \
+                         */
 #endif
 
+#define TABLES_BYTES ((size_t)1 << 20) /* two tables of 1,024 experts in each of 64 layers */
+
 struct cuda_experts {
-    struct experts base; /* without a list of weights: */
-    void *table;         /* [count] where they lie, on the device */
+    struct experts base;                /* without a list of weights: */
+    const unsigned char *const *weight; /* [count] where they lie, on the device */
 };
 
 static const struct cuda_experts *experts_of(const struct experts *e)
@@ -58,20 +60,20 @@ static struct plan plan_of(const struct weight_spec *s, int32_t count, int32_t c
     const size_t rows = (size_t)rows_max, pairs = rows * (size_t)chosen;
     const size_t few = rows < GEMV_ROWS ? rows : GEMV_ROWS;
     const size_t most = rows * row_bytes(s, chosen, 1, s->leaves);
-    const size_t least = few * row_bytes(s, chosen, s->leaves, s->leaves);
+    const size_t need = few * row_bytes(s, chosen, s->leaves, s->leaves);
     const size_t some = most < CUDA_EXPERTS_BYTES ? most : CUDA_EXPERTS_BYTES;
     struct plan p = {};
     p.tile = p.order + base_align(pairs * sizeof(int32_t), 256);
     p.tiles = p.tile + base_align((pairs / GEMV_ROWS + (size_t)count) * sizeof(struct tile), 256);
     p.products = p.tiles + 256;
-    p.end = p.products + (some > least ? some : least);
+    p.end = p.products + (some > need ? some : need);
     return p;
 }
 
 size_t experts_bytes(const struct weight_spec *spec, int32_t count, int32_t chosen,
                      int32_t rows_max)
 {
-    return plan_of(spec, count, chosen, rows_max).end;
+    return TABLES_BYTES + plan_of(spec, count, chosen, rows_max).end;
 }
 
 static void *scratch_at(const struct cuda_backend *c, size_t at)
@@ -81,20 +83,22 @@ static void *scratch_at(const struct cuda_backend *c, size_t at)
 
 /* ---- the handle ---- */
 
-void experts_close(struct experts *e)
+static bool reserve(struct cuda_backend *c, const struct experts *e)
 {
-    if (e == nullptr)
-        return;
-    cuda_memory_free(e->backend, ((struct cuda_experts *)e)->table);
-    free(e);
+    struct err ignored;
+    const size_t bytes = plan_of(&e->spec, e->count, e->chosen, e->rows_max).end;
+    if (cuda_memory_grow(c, &c->tables, TABLES_BYTES, &ignored) == OK &&
+        cuda_memory_grow(c, &c->experts, bytes, &ignored) == OK)
+        return c->table_pointers + (size_t)e->count <= TABLES_BYTES / sizeof(void *);
+    (void)cudaGetLastError(); /* told by the caller's NULL; not to be found by the next launch */
+    return false;
 }
 
 struct experts *experts_open(struct backend *b, const struct weight *const *weight, int32_t count,
                              int32_t chosen, int32_t rows_max)
 {
-    struct err ignored;
+    struct cuda_backend *c = cuda_of(b);
     const unsigned char *storage[BACKEND_EXPERTS_MAX];
-    const size_t bytes = (size_t)count * sizeof *storage;
     struct cuda_experts *e = (struct cuda_experts *)calloc(1, sizeof *e);
     if (e == nullptr)
         return nullptr;
@@ -103,18 +107,28 @@ struct experts *experts_open(struct backend *b, const struct weight *const *weig
     e->base.count = count;
     e->base.rows_max = rows_max;
     e->base.chosen = chosen;
-    e->table = cuda_memory_alloc(b, bytes);
-    if (e->table == nullptr ||
-        cuda_memory_grow(cuda_of(b), &cuda_of(b)->experts,
-                         experts_bytes(&e->base.spec, count, chosen, rows_max), &ignored) != OK) {
-        (void)cudaGetLastError(); /* told by the NULL; not to be found by the next launch */
-        experts_close(&e->base);
+    if (!reserve(c, &e->base)) {
+        free(e);
         return nullptr;
     }
+    void **table = (void **)c->tables.data + c->table_pointers;
     for (int32_t i = 0; i < count; i++)
         storage[i] = weight[i]->storage;
-    cuda_memory_upload(b, e->table, storage, bytes);
+    cuda_memory_upload(b, table, storage, (size_t)count * sizeof *storage);
+    e->weight = (const unsigned char *const *)table;
+    c->table_pointers += (size_t)count;
+    c->tables_open++;
     return &e->base;
+}
+
+void experts_close(struct experts *e)
+{
+    if (e == nullptr)
+        return;
+    struct cuda_backend *c = cuda_of(e->backend);
+    if (--c->tables_open == 0)
+        c->table_pointers = 0;
+    free(e);
 }
 
 /* ---- pairs in the order of experts ---- */
@@ -182,7 +196,7 @@ static struct mixture mixture_of(struct cuda_backend *c, const struct experts *w
     const struct plan plan = plan_of(&w->spec, w->count, w->chosen, w->rows_max);
     const int32_t pairs = rows * r->chosen;
     struct mixture m = {};
-    m.weight = (const unsigned char *const *)experts_of(w)->table;
+    m.weight = experts_of(w)->weight;
     m.expert = r->expert + (int64_t)at * r->chosen;
     m.rows = rows;
     m.chosen = r->chosen;
@@ -191,7 +205,8 @@ static struct mixture mixture_of(struct cuda_backend *c, const struct experts *w
     m.places = least(pairs, m.experts);
     if (rows <= GEMV_ROWS)
         return m;
-    m.tile_rows = pairs / TILE_FEW <= m.experts ? GEMV_ROWS : GEMM_ROWS;
+    /* where most experts have few rows, reading those of others again is less than idle rows */
+    m.tile_rows = pairs / GEMV_ROWS <= m.experts ? GEMV_ROWS : GEMM_ROWS;
     m.places += pairs / m.tile_rows;
     m.tile = (const struct tile *)scratch_at(c, plan.tile);
     m.tiles = (const int32_t *)scratch_at(c, plan.tiles);

@@ -46,6 +46,11 @@ DEVICE int32_t find_rows(int32_t *expert, int32_t (&mine)[GROUPS], const struct 
     const int32_t pairs = m.rows * m.chosen, block = (int32_t)blockIdx.z;
     const bool by_pair = pairs < m.experts;
     int32_t n = 0, first = 0;
+    if (m.rows == 1) { /* as many blocks as it has experts, in their order */
+        *expert = m.expert[block];
+        mine[0] = block;
+        return 1;
+    }
     *expert = by_pair ? m.expert[block] : block;
     if (threadIdx.x < GEMV_ROWS)
         pair_of[threadIdx.x] = -1;
