@@ -197,22 +197,23 @@ def rounded(x, cuts):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", [checkpoint.DEMO, checkpoint.GOLDEN / "tied_gqa2_f32"],
+@pytest.mark.parametrize("model", [checkpoint.DEMO, checkpoint.GOLDEN / "tied_gqa2_f32",
+                                   checkpoint.GOLDEN / "qwen3_moe_f32"],
                          ids=lambda model: model.name)
 def test_against_numpy(serve, model, kind):
     """Logprobs of the second and third token are those of a forward pass that rounds weights and
     activations. (Later places are no measure: where an angle's last bit decides how an activation
     is rounded, all that follows is rounded otherwise.) The median, since that can happen here. At
     the third, attention has keys to choose from. Leaves cut runs of down_proj in the demo model,
-    and of o_proj in the other, whose heads have 8 columns."""
+    and of o_proj in the second, whose heads have 8 columns. A router's weights are rounded never."""
     config, weights = llama_numpy.read_config(model), llama_numpy.read_weights(model)
-    assert config.tied
-    embedding = "model.embed_tokens.weight"  # and head, which is 8 bits with either
-    low = {name: quantized(values, 8 if name == embedding else int(kind[3]))
-           if fp8.is_linear(name) or name == embedding else values
+    head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"  # 8 bits with either
+    low = {name: quantized(values, 8 if name == head else int(kind[3]))
+           if fp8.is_linear(name) or name == head else values
            for name, values in weights.items()}
     mlp = checkpoint.shape_of(model).mlp
-    cuts = {"mlp.down_proj": [mlp * leaf // 8 for leaf in range(9)],
+    leaves = [mlp * leaf // 8 for leaf in range(9)]
+    cuts = {"mlp.down_proj": leaves, "down_proj": leaves,  # of an MLP, of an expert
             "self_attn.o_proj": [config.heads * leaf // 8 * config.head_dim for leaf in range(9)]}
     server = serve(model, "--quantization", kind, "--dtype", "float32", "-tp", 2)
     prompts = [[(7 * first + 13 * place) % (config.vocab - 10) + 5 for place in range(3)]
