@@ -205,7 +205,7 @@ def test_against_numpy(serve, model, kind):
     activations. (Later places are no measure: where an angle's last bit decides how an activation
     is rounded, all that follows is rounded otherwise.) The median, since that can happen here. At
     the third, attention has keys to choose from. Leaves cut runs of down_proj in the demo model,
-    and of o_proj in the second, whose heads have 8 columns. A router's weights are rounded never."""
+    and of o_proj in the second, whose heads have 8 columns. A router is not rounded."""
     config, weights = llama_numpy.read_config(model), llama_numpy.read_weights(model)
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"  # 8 bits with either
     low = {name: quantized(values, 8 if name == head else int(kind[3]))

@@ -336,6 +336,10 @@ def test_parameters_that_cannot_be_kept_to(qwen):
     call, = qwen.ask(text="no", begin=begin, tool_choice=RAIN_ONLY, max_tokens=200, tools=[
                      {"type": "function", "function": function}]).choices[0].message.tool_calls
     assert isinstance(json.loads(call.function.arguments), dict)
+    other = {"name": "tide", "strict": True, "parameters": {"not": {}}}  # which is not called
+    choice = qwen.ask(text=" {}}", begin=begin, tool_choice=RAIN_ONLY,
+                      tools=[*TOOLS[:1], {"type": "function", "function": other}]).choices[0]
+    assert choice.message.tool_calls[0].function.arguments == "{}"
     error = qwen.server.post("/v1/chat/completions", {
         "messages": [{"role": "user", "content": "x"}], "tool_choice": RAIN_ONLY,
         "tools": [{"type": "function", "function": {**function, "strict": True}}]})
