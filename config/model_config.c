@@ -19,21 +19,28 @@ struct family {
     int32_t max_position;
     int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
     int32_t head_dim; /* 0: hidden_size / num_attention_heads */
-    int32_t window;   /* sliding_window; 0: the key is not theirs */
+    int32_t window;   /* sliding_window; 0: the key is not theirs; WINDOW_NONE: none */
     bool window_off;  /* unless use_sliding_window and a layer that slides */
-    bool qkv_bias, head_norm;
+    bool fused, qkv_bias, head_norm;
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
     struct mixture_config mixture;
 };
+#define WINDOW_NONE (-1)
 static const struct family families[] = {
     {.model_type = "llama", .max_position = 2048},
     {.model_type = "mistral", .max_position = 131072, .kv_heads = 8, .window = 4096},
     {.model_type = "mixtral",
      .max_position = 131072,
      .kv_heads = 8,
+     .window = WINDOW_NONE,
      .theta = 1e6,
      .norm_eps = 1e-5,
      .mixture = {MIXTURE_MIXTRAL, 8, 2, true}},
+    {.model_type = "phi3",
+     .max_position = 4096,
+     .window = WINDOW_NONE,
+     .fused = true,
+     .norm_eps = 1e-5},
     {.model_type = "qwen2",
      .max_position = 32768,
      .kv_heads = 32,
@@ -297,12 +304,13 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
             reader_fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");
         return;
     }
-    const bool none = jdoc_get(r->object, "sliding_window") &&
-                      !jdoc_get_value(r->object, "sliding_window"); /* null is not the default */
-    const int32_t window = reader_int(r, "sliding_window", 1, 1 << 24, f->window);
+    const bool null = jdoc_get(r->object, "sliding_window") != NULL; /* which is no default */
+    const bool none =
+        !jdoc_get_value(r->object, "sliding_window") && (null || f->window == WINDOW_NONE);
+    const int32_t window = reader_int(r, "sliding_window", 1, 1 << 24, none ? 0 : f->window);
     if (f->window_off && !slides)
         return;
-    m->window = none ? 0 : window;
+    m->window = window;
 }
 
 /* ---- quantization_config ---- */
@@ -435,11 +443,12 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     const int distance = base_edit_distance(word, f->model_type);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
     char wanted[96];
-    snprintf(wanted, sizeof wanted, "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe%s%s",
+    snprintf(wanted, sizeof wanted, "llama, mistral, mixtral, phi3, qwen2, qwen3 or qwen3_moe%s%s",
              meant ? "; the nearest is " : "", meant ? f->model_type : "");
     if (distance > 0)
         reader_fail(r, "model_type", wanted);
     snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
+    m->fused = f->fused;
     m->qkv_bias = f->qkv_bias;
     m->head_norm = f->head_norm;
     return f;
@@ -494,7 +503,7 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
     const struct family *f = read_family(&r, &m);
     read_shape(&r, f, &m);
     read_mixture(&r, f, &m);
-    if (r.st == OK && f->window > 0)
+    if (r.st == OK && f->window != 0)
         read_window(&r, f, &m);
     read_dtype(&r, &m);
     read_rope(&r, f, &m);

@@ -63,6 +63,7 @@ struct model_config {
     int32_t max_position; /* stretched, where the rotation is */
     int32_t window;       /* positions a layer attends to, its own among them; 0: all */
     float norm_eps;
+    bool fused;       /* the checkpoint has q, k and v in one tensor, and gate and up in one */
     bool qkv_bias;    /* q, k and v have a bias, o has none */
     bool head_norm;   /* an RMS norm of each head of q and of k before the rotation */
     bool tied;        /* head shares the embedding's storage */

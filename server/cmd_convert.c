@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum status commands_shard(const struct options *o, struct err *err)
 {
@@ -35,6 +36,8 @@ static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
     for (int32_t i = 0; i < l->count; i++) {
         for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
             const struct tensor_slice *k = &l->weights[i].slices[j];
+            if (n > 0 && strcmp(out[n - 1].name, k->tensor) == 0)
+                continue; /* another part of the same */
             out[n++] = (struct synth_tensor){k->tensor, k->ndim, k->shape[0], k->shape[1]};
         }
     }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define HELD_MAX 8 /* runs: a tensor has at most three matrices */
+
 /* The slice, or the part of its scales, when it is of this tensor. */
 static const struct tensor_slice *part_of(const struct setup *s, const struct local_weight *w,
                                           const struct tensor_slice *slice, const char *tensor,
@@ -45,11 +47,31 @@ static int32_t first_of(const struct layout *l, int32_t layer)
     return low;
 }
 
-/* What a rank holds of a tensor: its slices follow one another. False: nothing. */
-static bool held(const struct setup *s, int32_t rank, const char *tensor, struct span *rows,
-                 struct span *cols)
+/* What a rank holds of a tensor: some runs of its rows, and of these some columns. */
+struct held {
+    struct span rows[HELD_MAX], cols;
+    int32_t count; /* 0: nothing, and the tensor is not the model's */
+};
+
+/* Rows that follow those of a run, or overlap them as blocks of scales do, lengthen it. */
+static void add_rows(struct held *h, struct span rows)
 {
-    bool found = false;
+    for (int32_t i = 0; i < h->count; i++) {
+        struct span *run = &h->rows[i];
+        if (span_len(*run) == 0)
+            *run = rows;
+        if (rows.begin < run->begin || (rows.begin > run->end && i + 1 < HELD_MAX))
+            continue;
+        run->end = rows.end > run->end ? rows.end : run->end;
+        return;
+    }
+    if (h->count < HELD_MAX && (span_len(rows) > 0 || h->count == 0))
+        h->rows[h->count++] = rows;
+}
+
+static struct held held(const struct setup *s, int32_t rank, const char *tensor)
+{
+    struct held h = {.count = 0};
     struct tensor_slice room;
     const struct layout *l = s->layouts[rank];
     const int32_t layer = layer_of(tensor);
@@ -59,15 +81,11 @@ static bool held(const struct setup *s, int32_t rank, const char *tensor, struct
                 part_of(s, &l->weights[i], &l->weights[i].slices[j], tensor, &room);
             if (!k)
                 continue;
-            if (!found || span_len(*rows) == 0)
-                *rows = k->rows;
-            else if (span_len(k->rows) > 0)
-                rows->end = k->rows.end > rows->end ? k->rows.end : rows->end;
-            *cols = k->cols;
-            found = true;
+            add_rows(&h, k->rows);
+            h.cols = k->cols;
         }
     }
-    return found;
+    return h;
 }
 
 static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
@@ -78,36 +96,38 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
         printf("%-52s %-4s [%lld, %lld]", t->name, dtype_name(t->dtype), (long long)t->rows,
                (long long)t->cols);
     for (int32_t r = 0; r < s->options.tp; r++) {
-        struct span rows, cols;
-        if (!held(s, r, t->name, &rows, &cols)) {
+        const struct held h = held(s, r, t->name);
+        if (h.count == 0) {
             printf("  not used");
             break;
         }
-        if (span_len(rows) == t->rows && span_len(cols) == t->cols)
+        if (h.count == 1 && span_len(h.rows[0]) == t->rows && span_len(h.cols) == t->cols) {
             printf("  %d: all", r);
-        else if (t->ndim == 1)
-            printf("  %d: [%lld:%lld]", r, (long long)cols.begin, (long long)cols.end);
-        else
-            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)rows.begin, (long long)rows.end,
-                   (long long)cols.begin, (long long)cols.end);
+            continue;
+        }
+        if (t->ndim == 1)
+            printf("  %d: [%lld:%lld]", r, (long long)h.cols.begin, (long long)h.cols.end);
+        for (int32_t i = 0; t->ndim == 2 && i < h.count; i++)
+            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)h.rows[i].begin,
+                   (long long)h.rows[i].end, (long long)h.cols.begin, (long long)h.cols.end);
     }
     printf("\n");
 }
 
 static void print_json(const struct setup *s, const struct checkpoint_tensor *t, bool last)
 {
+    const char *comma = "";
     printf("  {\"name\": \"%s\", \"dtype\": \"%s\", ", t->name, dtype_name(t->dtype));
     if (t->ndim == 1)
         printf("\"shape\": [%lld], \"slices\": [", (long long)t->cols);
     else
         printf("\"shape\": [%lld, %lld], \"slices\": [", (long long)t->rows, (long long)t->cols);
     for (int32_t r = 0; r < s->options.tp; r++) {
-        struct span rows, cols;
-        if (!held(s, r, t->name, &rows, &cols))
-            break;
-        printf("%s{\"rank\": %d, \"rows\": [%lld, %lld], \"cols\": [%lld, %lld]}", r ? ", " : "", r,
-               (long long)rows.begin, (long long)rows.end, (long long)cols.begin,
-               (long long)cols.end);
+        const struct held h = held(s, r, t->name);
+        for (int32_t i = 0; i < h.count; i++, comma = ", ")
+            printf("%s{\"rank\": %d, \"rows\": [%lld, %lld], \"cols\": [%lld, %lld]}", comma, r,
+                   (long long)h.rows[i].begin, (long long)h.rows[i].end, (long long)h.cols.begin,
+                   (long long)h.cols.end);
     }
     printf("]}%s\n", last ? "" : ",");
 }

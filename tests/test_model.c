@@ -13,7 +13,8 @@ static const char *const goldens[] = {
     "mistral_f32",     "qwen2_gqa_bf16",   "qwen2_f32",
     "qwen3_bf16",      "qwen3_f32",        "mixtral_f32",
     "qwen3_moe_f32",   "qwen3_moe_bf16",   "qwen3_yarn_f32",
-    "qwen2_yarn_bf16", "linear_rope_f32"};
+    "qwen2_yarn_bf16", "linear_rope_f32",  "phi3_bf16",
+    "phi3_gqa_f32"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

@@ -259,8 +259,8 @@ static enum status parse_family(const char *family, const char *more, struct mod
 }
 
 /* What the configuration classes of transformers 5.23 hold for these keys when nothing else is
- * given (LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig), and
- * what their attention has. */
+ * given (LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3Config,
+ * Qwen3MoeConfig), and what their attention has. */
 static void test_family_defaults(void **state)
 {
     (void)state;
@@ -275,6 +275,7 @@ static void test_family_defaults(void **state)
         {"llama", 64, 8, 2048, 0, false, false, 1e4, 1e-6, 8, {0}},
         {"mistral", 8, 8, 131072, 4096, false, false, 1e4, 1e-6, 8, {0}},
         {"mixtral", 8, 8, 131072, 0, false, false, 1e6, 1e-5, 8, {MIXTURE_MIXTRAL, 8, 2, true}},
+        {"phi3", 64, 8, 4096, 0, false, false, 1e4, 1e-5, 8, {0}},
         {"qwen2", 32, 8, 32768, 0, true, false, 1e4, 1e-6, 8, {0}},
         {"qwen3", 32, 128, 32768, 0, false, true, 1e4, 1e-6, 8, {0}},
         {"qwen3_moe", 4, 8, 32768, 0, false, true, 1e4, 1e-6, 768, {MIXTURE_QWEN, 128, 8, false}}};
@@ -328,6 +329,9 @@ static void test_family_windows(void **state)
         {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28", 0, 32768},
         {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28" SLIDES, 9, 9},
         {"mixtral", ",\"sliding_window\":null", 0, 131072},
+        {"mixtral", ",\"sliding_window\":9", 9, 9},
+        {"phi3", ",\"sliding_window\":null", 0, 4096},
+        {"phi3", ",\"sliding_window\":2047", 2047, 2047},
     };
     static const char *const refused[][3] = {
         {"qwen3", TYPES("full_attention", "linear_attention"),
@@ -403,10 +407,12 @@ static void test_family_refusals(void **state)
     (void)state;
     static const char *const refused[][3] = {
         {"Qwen2", "",
-         "model_type is \"Qwen2\", expected llama, mistral, mixtral, qwen2, qwen3 or "
+         "model_type is \"Qwen2\", expected llama, mistral, mixtral, phi3, qwen2, qwen3 or "
          "qwen3_moe; the nearest is qwen2"},
         {"mistal", "", "or qwen3_moe; the nearest is mistral"},
-        {"mixtral", ",\"sliding_window\":4096", "sliding_window is 4096, expected null"},
+        {"phi3", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
+        {"phi3", ",\"rope_scaling\":{\"type\":\"longrope\"}",
+         "type is \"longrope\", expected default"},
         {"qwen3_moe", ",\"num_experts\":0", "num_experts is 0, expected an integer from 1"},
         {"qwen3_moe", ",\"num_experts\":4", "num_experts_per_tok is missing, expected at most as"},
         {"mixtral", ",\"num_experts_per_tok\":9", "is 9, expected at most as many as there are "},

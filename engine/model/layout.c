@@ -14,7 +14,7 @@ struct param {
     bool per_layer;              /* then all names begin with "model.layers.", its number and "." */
     enum mixture_kind mixture;   /* whose it is; NONE: of all families, or of those without one */
     const char *name, *of_plans; /* of the local weight; as plans know it, alike for all experts */
-    const char *tensors[3];
+    const char *tensors[3];      /* of QKV and gate/up the first alone: one has all of it */
 };
 
 #define ATTN "self_attn."
@@ -29,6 +29,7 @@ static const struct param params[] = {
     {ROLE_ATTN_NORM, true, MIXTURE_NONE, "input_layernorm", NULL, {"input_layernorm.weight"}},
     {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
      {ATTN "q_proj.weight", ATTN "k_proj.weight", ATTN "v_proj.weight"}},
+    {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL, {ATTN "qkv_proj.weight"}},
     {ROLE_QKV_BIAS, true, MIXTURE_NONE, ATTN "qkv_proj.bias", NULL,
      {ATTN "q_proj.bias", ATTN "k_proj.bias", ATTN "v_proj.bias"}},
     {ROLE_Q_NORM, true, MIXTURE_NONE, ATTN "q_norm", NULL, {ATTN "q_norm.weight"}},
@@ -39,6 +40,7 @@ static const struct param params[] = {
 
     {ROLE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL,
      {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+    {ROLE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL, {GATE_UP ".weight"}},
     {ROLE_DOWN, true, MIXTURE_NONE, DOWN, NULL, {"mlp.down_proj.weight"}},
     {ROLE_GATE_UP, true, MIXTURE_QWEN, QWEN "gate_up_proj", GATE_UP,
      {QWEN "gate_proj.weight", QWEN "up_proj.weight"}},
@@ -66,6 +68,11 @@ static bool is_beside(enum role role)
     return goes_with_qkv(role) || role == ROLE_ROUTER;
 }
 
+static bool is_fused(const struct param *p)
+{
+    return p->tensors[1] == NULL;
+}
+
 static bool has_param(const struct model_config *m, const struct param *p)
 {
     if (p->role == ROLE_HEAD)
@@ -74,6 +81,8 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return m->qkv_bias;
     if (p->role == ROLE_Q_NORM || p->role == ROLE_K_NORM)
         return m->head_norm;
+    if ((p->role == ROLE_QKV || p->role == ROLE_GATE_UP) && is_fused(p) != m->fused)
+        return false;
     if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->role == ROLE_ROUTER)
         return p->mixture == m->mixture.kind;
     return true;
@@ -179,18 +188,36 @@ static struct span blocks_of(const struct layout *l, enum plan_part part, const 
     return (struct span){(int64_t)index * each, ((int64_t)index + 1) * each};
 }
 
+/* Rows of the t-th of some matrices that have a tensor each, or one all together. */
+static void add_part(struct local_weight *w, const struct param *p, struct which at,
+                     const int64_t *sizes, size_t count, size_t t, int64_t cols, struct span rows,
+                     struct span in)
+{
+    int64_t before = 0, all = 0;
+    for (size_t i = 0; i < count; i++) {
+        before += i < t ? sizes[i] : 0;
+        all += sizes[i];
+    }
+    if (is_fused(p))
+        add_slice(w, p->tensors[0], at, all, cols,
+                  (struct span){before + rows.begin, before + rows.end}, in);
+    else
+        add_slice(w, p->tensors[t], at, sizes[t], cols, rows, in);
+}
+
 static void fill_qkv(const struct layout *l, const struct model_config *m, const struct param *p,
                      struct which at, struct local_weight *w)
 {
     const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
     const int64_t dh = m->head_dim;
+    const int64_t sizes[] = {m->heads * dh, m->kv_heads * dh, m->kv_heads * dh};
     int32_t n;
     const struct span mine = blocks_of(l, PLAN_QKV, &l->flow->attention, &n);
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
         const struct span q = query_heads(m, n, x), kv = kv_heads(m, q);
-        add_slice(w, p->tensors[0], at, m->heads * dh, m->hidden, scaled(q, dh), in);
-        add_slice(w, p->tensors[1], at, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
-        add_slice(w, p->tensors[2], at, m->kv_heads * dh, m->hidden, scaled(kv, dh), in);
+        const struct span mine_of[] = {scaled(q, dh), scaled(kv, dh), scaled(kv, dh)};
+        for (size_t t = 0; t < ARRAY_LEN(mine_of); t++)
+            add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden, mine_of[t], in);
     }
 }
 
@@ -198,11 +225,13 @@ static void fill_gate_up(const struct layout *l, const struct model_config *m,
                          const struct param *p, struct which at, struct local_weight *w)
 {
     const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
+    const int64_t sizes[] = {m->mlp, m->mlp};
     int32_t n;
     const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
-        for (int32_t t = 0; t < 2; t++)
-            add_slice(w, p->tensors[t], at, m->mlp, m->hidden, placement_block(m->mlp, n, x), in);
+        for (size_t t = 0; t < ARRAY_LEN(sizes); t++)
+            add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden, placement_block(m->mlp, n, x),
+                     in);
 }
 
 static int64_t clamped(int64_t x, struct span s)

@@ -1,5 +1,6 @@
-"""What Mistral, Qwen2 and Qwen3 have that Llama has not: biases and norms of heads in every file
-that holds them, and sliding windows. Their tokens are tested with those of all goldens."""
+"""What Mistral, Phi-3, Qwen2 and Qwen3 have that Llama has not: biases and norms of heads in every
+file that holds them, fused tensors, and sliding windows. Their tokens are tested with those of all
+goldens."""
 
 import json
 import shutil
@@ -37,7 +38,7 @@ def family_config(directory, family, **changes):
 # ---- files --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "qwen3"])
 def test_synthetic_model(serve, tmp_path, family):
     """Tokens of numpy, from the file and from the same values without one; biases are not gains."""
     config, model = family_config(tmp_path / "shape", family), tmp_path / "model"
@@ -53,7 +54,7 @@ def test_synthetic_model(serve, tmp_path, family):
     assert dummy.token_ids(prompt, 24) == wanted
 
 
-@pytest.mark.parametrize("name", ["qwen2_f32", "qwen3_f32", "qwen3_moe_bf16"])
+@pytest.mark.parametrize("name", ["phi3_gqa_f32", "qwen2_f32", "qwen3_f32", "qwen3_moe_bf16"])
 def test_fp8(serve, tmp_path, name):
     """Codes of linears, made while loading or before, mean what ml_dtypes says; biases and norms
     are as they were."""
@@ -94,11 +95,21 @@ def test_inspect_shows_elements_of_a_bias():
     assert "0: [0:24]  1: [24:48]  2: [48:84]" in run("inspect", model, "-tp", 3).stdout
 
 
+def test_inspect_shows_parts_of_a_tensor():
+    """What is fused in the file is cut matrix by matrix."""
+    wanted = {"qkv_proj": [[0, 32], [64, 72], [80, 88]], "gate_up_proj": [[0, 48], [96, 144]]}
+    done = run("inspect", checkpoint.GOLDEN / "phi3_gqa_f32", "-tp", 2, "--json")
+    found = {tensor["name"].split(".")[-2]: [part["rows"] for part in tensor["slices"]
+                                             if part["rank"] == 0]
+             for tensor in json.loads(done.stdout)}
+    assert wanted.items() <= found.items()
+
+
 def test_unknown_family(tmp_path):
     model = checkpoint.copy_model("qwen3_f32", tmp_path / "model")
     checkpoint.edit_config(model, lambda config: config.update(model_type="Qwen3"))
     line = fails(3, "plan", model)
-    assert "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe; the nearest is qwen3" in line
+    assert "llama, mistral, mixtral, phi3, qwen2, qwen3 or qwen3_moe; the nearest is qwen3" in line
 
 
 # ---- sliding windows ----------------------------------------------------------------------------

@@ -14,12 +14,13 @@ static bool in(int32_t v, int32_t min, int32_t max)
 
 static void check_promises(const struct model_config *m)
 {
-    static const char *const families[] = {"llama", "mistral", "mixtral",
+    static const char *const families[] = {"llama", "mistral", "mixtral",  "phi3",
                                            "qwen2", "qwen3",   "qwen3_moe"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
+    CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
     CHECK(m->qkv_bias == (strcmp(m->model_type, "qwen2") == 0));
     CHECK(m->head_norm == (strncmp(m->model_type, "qwen3", 5) == 0));
     const struct mixture_config *x = &m->mixture;

@@ -102,6 +102,13 @@ SPECS = (
     Spec("qwen3_f32", 32, "float32", tied=False, vocab=233, hidden=48, layers=3, heads=8,
          kv_heads=4, mlp=80, head_dim=12, dialect="old", family="Qwen3",
          extra={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3}),
+    # As Phi-4's files: q, k and v in one tensor, gate and up in one; no head_dim.
+    Spec("phi3_bf16", 0, "bfloat16", tied=False, vocab=263, hidden=60, layers=2, heads=5,
+         kv_heads=5, mlp=74, head_dim=12, dialect="old", family="Phi3", omit=("head_dim",),
+         extra={"sliding_window": None, "pad_token_id": 0}),
+    Spec("phi3_gqa_f32", 3, "float32", tied=False, vocab=237, hidden=64, layers=2, heads=8,
+         kv_heads=2, mlp=96, head_dim=8, family="Phi3", rope_theta=250000.0,
+         extra={"sliding_window": 2047, "pad_token_id": 0}),
     # As Qwen's files whose context was stretched by hand.
     Spec("qwen3_yarn_f32", 38, "float32", tied=True, vocab=239, hidden=64, layers=2, heads=4,
          kv_heads=2, mlp=96, head_dim=32, dialect="old", family="Qwen3", rope_theta=10000.0,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama, Mistral, Mixtral or Qwen checkpoint, in numpy.
+"""An independent float64 forward pass of a Llama, Mistral, Mixtral, Phi-3 or Qwen checkpoint, in
+numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -71,15 +72,34 @@ def read_safetensors(path):
     return tensors
 
 
+def split_fused(directory, weights):
+    """Phi-3 has q, k and v in one tensor, and gate and up in another; here they are apart."""
+    config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] != "phi3":
+        return weights
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    dim, split = config.get("head_dim") or config["hidden_size"] // heads, {}
+    for name, values in weights.items():
+        fused = [part for part in ("qkv_proj", "gate_up_proj") if part in name]
+        parts, at = (("q", "k", "v"), [heads * dim, (heads + kv_heads) * dim]) \
+            if "qkv_proj" in name else (("gate", "up"), 2)
+        for part, rows in zip(parts, np.split(values, at) if fused else ()):
+            split[name.replace(fused[0], f"{part}_proj")] = rows
+        if not fused:
+            split[name] = values
+    return split
+
+
 def read_weights(directory):
     """The weights of a checkpoint directory, by name, from its index or its single file."""
     directory = pathlib.Path(directory)
     index = directory / "model.safetensors.index.json"
     if not index.exists():
-        return read_safetensors(directory / "model.safetensors")
+        return split_fused(directory, read_safetensors(directory / "model.safetensors"))
     where = json.loads(index.read_text())["weight_map"]
     files = {file: read_safetensors(directory / file) for file in set(where.values())}
-    return {name: files[file][name] for name, file in where.items()}
+    return split_fused(directory, {name: files[file][name] for name, file in where.items()})
 
 
 def read_config(directory):
@@ -90,7 +110,7 @@ def read_config(directory):
     unsupported = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window")
                    if raw.get(key)]
     mixture = raw["model_type"] in ("mixtral", "qwen3_moe")
-    if not mixture and raw["model_type"] not in ("llama", "mistral", "qwen2", "qwen3"):
+    if not mixture and raw["model_type"] not in ("llama", "mistral", "phi3", "qwen2", "qwen3"):
         unsupported.append("model_type")
     if raw.get("hidden_act", "silu") != "silu":
         unsupported.append("hidden_act")
