@@ -1,7 +1,7 @@
 /* DESIGN: the families share one table of parameters (name, role, source tensors), of which each
  * has some; the loops below know roles, not families. Fused weights (QKV, gate/up) are stacked from
- * the rank's own part of each source tensor, never sliced from a concatenation: [Q heads | K heads
- * | V heads]. */
+ * the rank's own part of each matrix, whether the file has it in a tensor of its own or in one with
+ * the others: [Q heads | K heads | V heads]. */
 #include "engine/model/layout.h"
 
 #include <stdio.h>
