@@ -495,11 +495,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
         cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
-        cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
-        cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
         cmocka_unit_test(test_sum_order), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_recorded),  cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_arguments),
     };
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
