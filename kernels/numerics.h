@@ -74,6 +74,7 @@ NUMERICS_FN float numerics_exp(float x)
     memcpy(&shift, &t, sizeof shift);
     bits += shift << 23;
     memcpy(&p, &bits, sizeof p);
+    p = x != x ? x : p; /* of a GPU's NaN, all ones, the exponent would become a number's */
     return x < NUMERICS_EXP_LOW ? 0.0f : p;
 }
 

@@ -80,10 +80,7 @@ __global__ void route_kernel(struct routes r)
     const float *logit = r.logits + row * r.experts;
     float max = 0, total = 0;
     const uint32_t taken = choose(logit, r, &max);
-    const auto mass_of = [&](int32_t e) {
-        const float d = logit[e] - max;
-        return d != d ? d : numerics_exp(d); /* whose NaN is none of a device's */
-    };
+    const auto mass_of = [&](int32_t e) { return numerics_exp(logit[e] - max); };
     for (int32_t e = lane; e < r.experts; e += WARP)
         if (is_taken(taken, e) || !r.among)
             total += mass_of(e);
