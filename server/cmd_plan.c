@@ -164,6 +164,8 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                f->max_model_len, f->limits.slots, f->limits.rows);
     buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d,\n", f->limits.blocks,
                BACKEND_BLOCK_TOKENS);
+    buf_printf(b, "  \"experts\": %d, \"experts_per_token\": %d,\n", s->model.mixture.experts,
+               s->model.mixture.chosen);
     json_placements(s, f, b);
     buf_printf(b, "  \"fits\": %s, \"total_bytes\": %zu, \"available_bytes\": %zu,\n",
                fits ? "true" : "false", f->total, f->available);

@@ -201,6 +201,9 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                                     f->rank[r].activations + f->rank[r].scratch + f->comm_bytes));
     }
     write_form(s, out);
+    if (s->model.mixture.kind != MIXTURE_NONE)
+        buf_printf(out, "%d experts, each with these MLP columns; a token takes %d\n",
+                   s->model.mixture.experts, s->model.mixture.chosen);
     buf_printf(out,
                "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,

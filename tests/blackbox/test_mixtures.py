@@ -1,6 +1,7 @@
 """Mixtures of experts: Mixtral's and Qwen3's. Their greedy tokens at every number of ranks are
 tested with those of all goldens; here is what only a mixture has."""
 
+import json
 import os
 import signal
 import sys
@@ -168,6 +169,15 @@ def test_other_layouts(mode, ranks):
     model = checkpoint.GOLDEN / "mixtral_f32"
     line = fails(2, "plan", model, "-tp", ranks, "--parallel-mode", mode)
     assert "1d and 1d_sp" in line and "mixture of experts" in line
+
+
+def test_plan_says_how_many():
+    done = run("plan", checkpoint.GOLDEN / "qwen3_moe_bf16", "-tp", 2)
+    assert "12 experts, each with these MLP columns; a token takes 4" in done.stdout
+    told = json.loads(run("plan", checkpoint.GOLDEN / "qwen3_moe_bf16", "--json").stdout)
+    assert (told["experts"], told["experts_per_token"]) == (12, 4)
+    told = json.loads(run("plan", checkpoint.GOLDEN / "qwen3_f32", "--json").stdout)
+    assert (told["experts"], told["experts_per_token"]) == (0, 0)
 
 
 def test_auto_takes_a_layout_that_fits(serve):
