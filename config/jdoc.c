@@ -14,10 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true, false};
-const struct jdoc_limits jdoc_limits_call = {4u << 20, 64, 200000, true, true};
-const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false, false};
-const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, false};
+const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true, false, false};
+const struct jdoc_limits jdoc_limits_call = {4u << 20, 64, 200000, true, true, true};
+const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false, false, false};
+const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, false, false};
 
 /* jansson's lexer goes on after a failed allocation: it drops a byte of a string, or asserts. So a
  * failure leaves the parser at once, and what it held is freed by this list: the blocks of one
@@ -136,8 +136,8 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
         return st;
     json_error_t e;
     json_t *root = NULL;
-    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (limits->nul ? JSON_ALLOW_NUL : 0) |
-                   (limits->big ? JSON_DECODE_INT_AS_REAL : 0);
+    size_t flags = JSON_DECODE_ANY | (limits->repeats ? 0 : JSON_REJECT_DUPLICATES) |
+                   (limits->nul ? JSON_ALLOW_NUL : 0) | (limits->big ? JSON_DECODE_INT_AS_REAL : 0);
     if (!load(text, n, flags, &root, &e))
         return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
     if (!root)

@@ -16,15 +16,17 @@ struct jdoc_limits {
     size_t bytes_max;
     int32_t depth_max;
     size_t tokens_max;
-    bool nul; /* "\\u0000" may stand in strings, but never in keys */
-    bool big; /* integers of any size are read, and all of them as reals */
+    bool nul;     /* "\\u0000" may stand in strings, but never in keys */
+    bool big;     /* integers of any size are read, and all of them as reals */
+    bool repeats; /* of two members with one name the last counts; else they are refused */
 };
 extern const struct jdoc_limits jdoc_limits_request; /* 4 MiB, 64, 200 000, NUL: what a user says */
-extern const struct jdoc_limits jdoc_limits_call;    /* the same, any integers: what models say */
+extern const struct jdoc_limits jdoc_limits_call;    /* the same, whatever models say */
 extern const struct jdoc_limits jdoc_limits_config;  /* the same without NUL: names and numbers */
 extern const struct jdoc_limits jdoc_limits_file;    /* 100 MB, 64, 20 million, no NUL */
 
-/* Strict: one value, no duplicate keys, valid UTF-8. `where` names the text in messages. */
+/* Strict: one value, valid UTF-8, no duplicate keys unless the limits say so. `where` names the
+ * text in messages. */
 enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *limits,
                        const char *where, struct jdoc **out, struct err *err) MUST_USE;
 enum status jdoc_load(const char *path, struct jdoc **out, struct err *err) MUST_USE;

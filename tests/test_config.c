@@ -365,16 +365,16 @@ static void test_json_limits(void **state)
         struct jdoc_limits limits;
         const char *wanted; /* NULL: is read */
     } cases[] = {
-        {"[[[]]]", {6, 3, 6, false, false}, NULL},
-        {"[[[]]]", {5, 3, 6, false, false}, "where: 6 bytes of JSON, at most 5"},
-        {"[[[]]]", {6, 2, 6, false, false}, "where: JSON nested deeper than 2"},
-        {"[[[]]]", {6, 3, 5, false, false}, "where: more than 5 JSON tokens"},
-        {"{\"a\":[1,2],\"b\":0}", {99, 2, 8, false, false}, NULL},
-        {"{\"a\":[1,2],\"b\":0}", {99, 2, 7, false, false}, "more than 7 JSON tokens"},
-        {"[[],[],[]]", {99, 2, 10, false, false}, NULL}, /* depth is not a count */
-        {"\"[[[{{{,,,:::\\\"[[[\\\\\"", {99, 1, 1, false, false}, NULL},
-        {"[\"]\",\"\\\"]\"]", {99, 1, 3, false, false}, NULL},
-        {"1", {99, 0, 0, false, false}, NULL},
+        {"[[[]]]", {6, 3, 6, false, false, false}, NULL},
+        {"[[[]]]", {5, 3, 6, false, false, false}, "where: 6 bytes of JSON, at most 5"},
+        {"[[[]]]", {6, 2, 6, false, false, false}, "where: JSON nested deeper than 2"},
+        {"[[[]]]", {6, 3, 5, false, false, false}, "where: more than 5 JSON tokens"},
+        {"{\"a\":[1,2],\"b\":0}", {99, 2, 8, false, false, false}, NULL},
+        {"{\"a\":[1,2],\"b\":0}", {99, 2, 7, false, false, false}, "more than 7 JSON tokens"},
+        {"[[],[],[]]", {99, 2, 10, false, false, false}, NULL}, /* depth is not a count */
+        {"\"[[[{{{,,,:::\\\"[[[\\\\\"", {99, 1, 1, false, false, false}, NULL},
+        {"[\"]\",\"\\\"]\"]", {99, 1, 3, false, false, false}, NULL},
+        {"1", {99, 0, 0, false, false, false}, NULL},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         enum status st = parse(cases[i].text, &cases[i].limits, &err);

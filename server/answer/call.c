@@ -37,6 +37,7 @@ static void end_member(struct call_scan *s, const char *text)
         s->arguments = s->value;
         s->arguments_end = s->at;
     }
+    s->members += s->value > 0;
     s->value = 0;
 }
 
@@ -140,7 +141,8 @@ enum status call_read(const struct call_scan *s, const char *text, enum call_kin
     if (kind == CALL_ARGUMENTS) {
         out->arguments = text;
         out->arguments_len = s->at;
-    } else if (!read_name(root, out) || !read_arguments(root, s, text, kind == CALL_TAGGED, out)) {
+    } else if (jdoc_type(root) != JDOC_OBJECT || jdoc_size(root) != s->members ||
+               !read_name(root, out) || !read_arguments(root, s, text, kind == CALL_TAGGED, out)) {
         st = ERR_INPUT;
     }
     jdoc_close(root);

@@ -27,6 +27,7 @@ struct call_scan {
     size_t at; /* bytes that have been looked at */
     size_t key, key_end, value;
     size_t arguments, arguments_end; /* both 0: no such member so far */
+    size_t members;                  /* of the object that have ended */
     int32_t depth;
     bool in_string, escaped;
 };
@@ -48,8 +49,9 @@ enum call_kind {
     CALL_ARGUMENTS, /* the arguments alone; out->name is set */
 };
 
-/* Of an object that call_scan found whole. ERR_INPUT: it is no JSON that config/jdoc.h reads, or no
- * call. ERR_NOMEM. */
+/* Of an object that call_scan found whole. A member of it may not be there twice, one of the
+ * arguments may, since that is what a form cannot forbid. ERR_INPUT: it is no JSON that
+ * config/jdoc.h reads, or no call. ERR_NOMEM. */
 enum status call_read(const struct call_scan *s, const char *text, enum call_kind kind,
                       struct call *out) MUST_USE;
 

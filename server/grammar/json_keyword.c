@@ -111,6 +111,12 @@ static bool is_idle(const char *name, const struct jdoc *value)
     return strcmp(name, "minProperties") == 0 && jdoc_whole(value, &n) && n == 0;
 }
 
+/* A string without NUL, behind which more could stand. */
+static bool is_text(const struct jdoc *v)
+{
+    return jdoc_type(v) == JDOC_STRING && strlen(jdoc_string(v)) == jdoc_string_len(v);
+}
+
 static enum status read_type(const struct jdoc *type, uint32_t *out, struct err *err)
 {
     const bool list = jdoc_type(type) == JDOC_ARRAY;
@@ -120,7 +126,7 @@ static enum status read_type(const struct jdoc *type, uint32_t *out, struct err 
         const struct jdoc *one = list ? jdoc_at(type, i) : type;
         size_t t = 0;
         while (t < ARRAY_LEN(types) &&
-               (jdoc_type(one) != JDOC_STRING || strcmp(jdoc_string(one), types[t].name) != 0))
+               (!is_text(one) || strcmp(jdoc_string(one), types[t].name) != 0))
             t++;
         if (t == ARRAY_LEN(types))
             return base_fail(
@@ -173,6 +179,8 @@ enum status json_keywords_read(const struct jdoc *v, struct json_keywords *out, 
                          jdoc_type_name(jdoc_type(v)));
     TRY(count_groups(v, counts, out, err));
     const bool others = counts[STRINGS] + counts[NUMBERS] + counts[ARRAYS] + counts[OBJECTS] > 0;
+    out->others = others;
+    out->typed = counts[TYPE] > 0;
     if (out->leading && (others || (counts[TYPE] > 0 && !is_value(out->leading))))
         return base_fail(err, ERR_INPUT, "other keywords beside %s are not supported",
                          out->leading);
@@ -230,7 +238,7 @@ static const char *next_name(const char *at, char *name, size_t max)
 const struct jdoc *json_ref(const struct jdoc *root, const struct jdoc *ref)
 {
     char name[256];
-    if (jdoc_type(ref) != JDOC_STRING || jdoc_string(ref)[0] != '#')
+    if (!is_text(ref) || jdoc_string(ref)[0] != '#')
         return NULL;
     const char *at = jdoc_string(ref) + 1;
     while (root && *at == '/') {
@@ -254,13 +262,26 @@ const struct jdoc *json_ref(const struct jdoc *root, const struct jdoc *ref)
 
 /* ---- alternatives ---- */
 
-enum { REFS_MAX = 16, VALUES_MAX = 64, MEMBERS_MAX = 64 }; /* that are looked at */
+enum { REFS_MAX = 16, VALUES_MAX = 64, MEMBERS_MAX = 64 }; /* that are looked at, */
+enum { COMPARISONS_MAX = 1 << 24, REF_COST = 64 };         /* of a document (some 100 ms) */
 
-static const struct jdoc *follow(const struct jdoc *root, const struct jdoc *v)
+struct json_search json_search(const struct jdoc *root)
+{
+    return (struct json_search){root, COMPARISONS_MAX};
+}
+
+/* False: there have been too many. */
+static bool spend(struct json_search *s, int32_t comparisons)
+{
+    s->left -= s->left > 0 ? comparisons : 0;
+    return s->left > 0;
+}
+
+static const struct jdoc *follow(struct json_search *s, const struct jdoc *v)
 {
     for (int32_t i = 0; i < REFS_MAX && v && jdoc_type(v) == JDOC_OBJECT && jdoc_get(v, "$ref");
          i++)
-        v = json_ref(root, jdoc_get(v, "$ref"));
+        v = spend(s, REF_COST) ? json_ref(s->root, jdoc_get(v, "$ref")) : NULL;
     return v;
 }
 
@@ -286,7 +307,7 @@ static bool has(const struct jdoc *schema, const struct jdoc *text)
 }
 
 /* Do both name values, those of a being strings, and none that the other does? */
-static bool values_are_apart(const struct jdoc *a, const struct jdoc *b)
+static bool values_are_apart(struct json_search *s, const struct jdoc *a, const struct jdoc *b)
 {
     const struct jdoc *values = a && b ? values_of(a) : NULL;
     if (!values || !values_of(b))
@@ -297,7 +318,7 @@ static bool values_are_apart(const struct jdoc *a, const struct jdoc *b)
         return false;
     for (size_t i = 0; i < n; i++) {
         const struct jdoc *v = list ? jdoc_at(values, i) : values;
-        if (jdoc_type(v) != JDOC_STRING || has(b, v))
+        if (jdoc_type(v) != JDOC_STRING || !spend(s, VALUES_MAX) || has(b, v))
             return false;
     }
     return true;
@@ -314,16 +335,16 @@ static bool requires(const struct jdoc *v, const char *name)
     return false;
 }
 
-static const struct jdoc *property(const struct jdoc *root, const struct jdoc *v, const char *name)
+static const struct jdoc *property(struct json_search *s, const struct jdoc *v, const char *name)
 {
     const struct jdoc *properties = jdoc_get(v, "properties");
     if (!properties || jdoc_type(properties) != JDOC_OBJECT)
         return NULL;
-    return follow(root, jdoc_get(properties, name));
+    return follow(s, jdoc_get(properties, name));
 }
 
 /* Objects: does a member that both need tell them apart? */
-static bool members_are_apart(const struct jdoc *root, const struct jdoc *a, const struct jdoc *b)
+static bool members_are_apart(struct json_search *s, const struct jdoc *a, const struct jdoc *b)
 {
     const struct jdoc *properties = jdoc_get(a, "properties"), *value;
     const char *name;
@@ -332,8 +353,8 @@ static bool members_are_apart(const struct jdoc *root, const struct jdoc *a, con
         return false;
     for (void *i = jdoc_iter(properties, NULL, &name, &value); i && seen < MEMBERS_MAX;
          i = jdoc_iter(properties, i, &name, &value), seen++)
-        if (requires(a, name) && requires(b, name) &&
-            values_are_apart(follow(root, value), property(root, b, name)))
+        if (spend(s, 2 * MEMBERS_MAX) && requires(a, name) && requires(b, name) &&
+            values_are_apart(s, follow(s, value), property(s, b, name)))
             return true;
     return false;
 }
@@ -344,35 +365,73 @@ struct alternative {
     struct json_keywords keywords;
 };
 
-static bool are_apart(const struct jdoc *root, const struct alternative *a,
+/* Of the values that fulfil it: keywords about one type say nothing of others. */
+static uint32_t types_of(const struct alternative *a)
+{
+    return a->keywords.typed ? a->keywords.types : (uint32_t)JSON_ANY_TYPE;
+}
+
+static bool are_apart(struct json_search *s, const struct alternative *a,
                       const struct alternative *b)
 {
-    const uint32_t both = a->keywords.types & b->keywords.types;
     const uint32_t numbers = JSON_INTEGER | JSON_NUMBER;
     if (!a->schema || !b->schema)
         return false;
-    if (both == 0 && ((a->keywords.types & numbers) == 0 || (b->keywords.types & numbers) == 0))
+    if ((types_of(a) & types_of(b)) == 0 &&
+        ((types_of(a) & numbers) == 0 || (types_of(b) & numbers) == 0))
         return true;
-    if (values_are_apart(a->schema, b->schema))
+    if (values_are_apart(s, a->schema, b->schema))
         return true;
+    /* here an object without `type` will be one, since nothing else is written */
     return a->keywords.types == JSON_OBJECT && b->keywords.types == JSON_OBJECT &&
            !a->keywords.leading && !b->keywords.leading &&
-           members_are_apart(root, a->schema, b->schema);
+           members_are_apart(s, a->schema, b->schema);
 }
 
-bool json_are_apart(const struct jdoc *root, const struct jdoc *schemas, size_t *a, size_t *b)
+bool json_are_apart(struct json_search *s, const struct jdoc *schemas, size_t *a, size_t *b)
 {
-    struct alternative all[JSON_ALTERNATIVES_MAX] = {{NULL, {NULL, 0}}};
+    struct alternative all[JSON_ALTERNATIVES_MAX] = {{.schema = NULL}};
     const size_t n = jdoc_size(schemas);
     struct err err;
     for (size_t i = 0; i < n && i < JSON_ALTERNATIVES_MAX; i++) {
-        const struct jdoc *v = follow(root, jdoc_at(schemas, i));
+        const struct jdoc *v = follow(s, jdoc_at(schemas, i));
         const bool fine = v && json_keywords_read(v, &all[i].keywords, &err) == OK;
         all[i].schema = fine ? v : NULL;
     }
     for (*a = 0; *a < n; ++*a)
         for (*b = *a + 1; *b < n; ++*b)
-            if (*b >= JSON_ALTERNATIVES_MAX || !are_apart(root, &all[*a], &all[*b]))
+            if (*b >= JSON_ALTERNATIVES_MAX || !are_apart(s, &all[*a], &all[*b]))
                 return false;
     return true;
+}
+
+/* All that a choice allows, or the only one. */
+static bool all_are_objects(struct json_search *s, const struct jdoc *list)
+{
+    for (size_t i = 0; i < jdoc_size(list); i++)
+        if (!json_is_object(s, jdoc_at(list, i)))
+            return false;
+    return jdoc_size(list) > 0;
+}
+
+bool json_is_object(struct json_search *s, const struct jdoc *schema)
+{
+    struct err ignored;
+    struct json_keywords k;
+    const struct jdoc *v = follow(s, schema);
+    if (!v || !spend(s, COMPARISONS_MAX / 1024) || json_keywords_read(v, &k, &ignored) != OK)
+        return false;
+    if (!k.leading)
+        return k.types == JSON_OBJECT;
+    const struct jdoc *of = jdoc_get(v, k.leading);
+    if (strcmp(k.leading, "const") == 0)
+        return jdoc_type(of) == JDOC_OBJECT;
+    if (jdoc_type(of) != JDOC_ARRAY)
+        return false;
+    if (strcmp(k.leading, "enum") != 0)
+        return all_are_objects(s, of);
+    for (size_t i = 0; i < jdoc_size(of); i++)
+        if (jdoc_type(jdoc_at(of, i)) != JDOC_OBJECT)
+            return false;
+    return jdoc_size(of) > 0;
 }

@@ -21,6 +21,7 @@ struct decimal {
 static enum status read_decimal(struct json_bound bound, struct decimal *out, struct err *err)
 {
     char text[400];
+    bound.value += 0.0; /* -0 has the digits of 0 */
     *out = (struct decimal){.set = bound.set, .exclusive = bound.exclusive};
     for (int precision = 0; precision <= FRACTION; precision++) {
         snprintf(text, sizeof text, "%.*f", precision, bound.value);

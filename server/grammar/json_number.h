@@ -5,6 +5,8 @@
 
 #include "server/grammar/json_text.h"
 
+#define JSON_NUMBER_END 1e18 /* numbers have at most 18 digits before the point */
+
 struct json_bound {
     bool set, exclusive;
     double value; /* finite */

@@ -18,6 +18,7 @@ struct schema {
     struct json_text t;
     struct grammar *g;
     const struct jdoc *root;
+    struct json_search search;
     struct {
         const struct jdoc *schema;
         int32_t rule;
@@ -48,12 +49,29 @@ static enum status rule_below(struct schema *s, const char *keyword, const char 
 
 static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next);
 
+/* With as few digits as tell it from others. */
+static void write_real(double value, struct buf *out)
+{
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
+    buf_puts(out, text);
+    if (!strpbrk(text, ".e"))
+        buf_puts(out, ".0");
+}
+
 /* A value without parts. */
 static int32_t scalar(struct schema *s, const struct jdoc *v, int32_t next)
 {
     struct buf text;
     buf_init(&text, (size_t)1 << 20);
-    jdoc_write(v, &text);
+    if (jdoc_type(v) == JDOC_REAL)
+        write_real(jdoc_number(v), &text);
+    else
+        jdoc_write(v, &text);
     const int32_t first =
         text.failed ? GRAMMAR_NEVER : grammar_text(s->g, text.data, text.len, next);
     buf_free(&text);
@@ -187,6 +205,11 @@ static enum status read_bound(const struct schema *s, const struct jdoc *v, cons
     if (jdoc_type(n) != JDOC_INT && jdoc_type(n) != JDOC_REAL)
         return FAIL(s, err, "%s must be a number", keyword);
     const double value = jdoc_number(n);
+    if (lower ? value <= -JSON_NUMBER_END : value >= JSON_NUMBER_END)
+        return OK; /* as all numbers are */
+    const int64_t exact = (int64_t)1 << 53;
+    if (jdoc_type(n) == JDOC_INT && (jdoc_int(n) > exact || jdoc_int(n) < -exact))
+        return FAIL(s, err, "%s is beyond 2^53, which is not supported", keyword);
     const bool tighter = lower ? value > out->value : value < out->value;
     if (!out->set || tighter || (value == out->value && exclusive))
         *out = (struct json_bound){true, exclusive, value};
@@ -237,6 +260,8 @@ static int32_t array_of(struct schema *s, const struct elements *e)
     struct grammar *g = s->g;
     const int32_t close = grammar_text(g, "]", 1, GRAMMAR_END);
     const int32_t last = grammar_call(g, s->t.space, close);
+    if (e->max >= 0 && e->max < e->min)
+        return GRAMMAR_NEVER;
     int64_t count = e->max;
     int32_t after = last; /* `count` elements */
     if (count < 0) {
@@ -297,9 +322,10 @@ out:
 
 /* ---- objects ---- */
 
-static bool is_required(const struct jdoc *required, const char *name)
+/* Is the name one of the first n? */
+static bool is_among(const struct jdoc *required, size_t n, const char *name)
 {
-    for (size_t i = 0; required && i < jdoc_size(required); i++)
+    for (size_t i = 0; i < n; i++)
         if (strcmp(jdoc_string(jdoc_at(required, i)), name) == 0)
             return true;
     return false;
@@ -335,12 +361,13 @@ static enum status list_members(struct schema *s, const struct jdoc *properties,
         for (void *i = jdoc_iter(properties, NULL, &name, &value); i;
              i = jdoc_iter(properties, i, &name, &value)) {
             struct json_member *m = &out[(*count)++];
-            *m = (struct json_member){name, is_required(required, name), 0};
+            *m = (struct json_member){
+                name, is_among(required, required ? jdoc_size(required) : 0, name), 0};
             TRY(rule_below(s, "properties", name, value, &m->rule, err));
         }
     for (size_t i = 0; required && i < jdoc_size(required); i++) {
         name = jdoc_string(jdoc_at(required, i));
-        if (properties && jdoc_get(properties, name))
+        if ((properties && jdoc_get(properties, name)) || is_among(required, i, name))
             continue;
         if (other < 0)
             return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
@@ -404,12 +431,13 @@ static enum status build_type(struct schema *s, const struct jdoc *v, uint32_t t
     return ERR_INTERNAL;
 }
 
-static enum status build_types(struct schema *s, const struct jdoc *v, uint32_t types,
-                               int32_t *first, struct err *err)
+static enum status build_types(struct schema *s, const struct jdoc *v,
+                               const struct json_keywords *k, int32_t *first, struct err *err)
 {
     enum status st = OK;
+    uint32_t types = k->types;
     *first = GRAMMAR_NEVER;
-    if (types == JSON_ANY_TYPE) {
+    if (types == JSON_ANY_TYPE && !k->others) {
         *first = grammar_call(s->g, s->t.value, GRAMMAR_END);
         return OK;
     }
@@ -440,7 +468,7 @@ static enum status build_choice(struct schema *s, const struct jdoc *v, const ch
     if (strcmp(keyword, "oneOf") == 0 && n > JSON_ALTERNATIVES_MAX)
         return FAIL(s, err, "oneOf has %zu schemas, at most are %d", n, JSON_ALTERNATIVES_MAX);
     size_t a, b;
-    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(s->root, list, &a, &b))
+    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(&s->search, list, &a, &b))
         return FAIL(s, err,
                     "oneOf: a value might fulfil both number %zu and number %zu; what tells them "
                     "apart must be their types, or a required member with other constants "
@@ -482,6 +510,8 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
     }
     if (json_keywords_read(v, &k, &why) != OK)
         return FAIL(s, err, "%s", why.text);
+    if (v != s->root && jdoc_get(v, "$id"))
+        return FAIL(s, err, "%s", "$id within a schema is not supported, only at its beginning");
     if (k.leading && strcmp(k.leading, "$ref") == 0)
         return build_ref(s, v, first, err);
     if (k.leading && strcmp(k.leading, "enum") == 0)
@@ -493,7 +523,7 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
     }
     if (k.leading)
         return build_choice(s, v, k.leading, first, err);
-    TRY(build_types(s, v, k.types, first, err));
+    TRY(build_types(s, v, &k, first, err));
 out:
     return st;
 }
@@ -532,6 +562,7 @@ enum status json_schema_build(const struct json_text *t, const struct jdoc *sche
     s->t = *t;
     s->g = t->g;
     s->root = schema;
+    s->search = json_search(schema);
     buf_init(&s->path, 2 * PATH_BYTES_MAX);
     const enum status st = rule_of(s, schema, rule, err);
     buf_free(&s->path);

@@ -1,6 +1,7 @@
 #include "server/grammar/structure.h"
 
 #include "server/answer/call.h"
+#include "server/grammar/json_keyword.h"
 #include "server/grammar/json_schema.h"
 #include "server/grammar/pattern.h"
 
@@ -57,9 +58,12 @@ static enum status build_arguments(const struct json_text *t, const struct jdoc 
     const struct jdoc *strict = jdoc_get_value(function, "strict");
     struct err why;
     *rule = t->object;
-    if (!parameters)
+    if (!parameters || (jdoc_type(parameters) == JDOC_OBJECT && jdoc_size(parameters) == 0))
         return OK;
-    const enum status st = json_schema_build(t, parameters, rule, &why);
+    struct json_search search = json_search(parameters);
+    enum status st = json_schema_build(t, parameters, rule, &why);
+    if (st == OK && !json_is_object(&search, parameters))
+        st = base_fail(&why, ERR_INPUT, "its parameters are not those of an object");
     if (st != ERR_INPUT)
         return st == OK ? OK : base_fail(err, st, "%s", why.text);
     if (strict && jdoc_type(strict) == JDOC_BOOL && jdoc_bool(strict))

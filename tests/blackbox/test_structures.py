@@ -128,6 +128,17 @@ SCHEMAS = [
     ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 1}, [0.5, 0.75, 0.999],
     [0.25, 1, 0.4999]),
     ({"type": "number", "exclusiveMinimum": -1.5}, [-1.25, 0, 1000.5], [-1.5, -2]),
+    ({"type": "integer", "minimum": -0.5}, [0, 7, 99, 100], [-1]),
+    ({"type": "integer", "exclusiveMinimum": -0.5, "maximum": 5}, [0, 5], [-1, 6]),
+    ({"type": "number", "maximum": -0.0}, [0, -0.5, -7], [1, 0.5]),
+    ({"type": "integer", "minimum": -2 ** 63, "maximum": 2 ** 63 - 1}, [0, 10 ** 17, -5], [1.5]),
+    ({"enum": [0.1, 2.3, 1e-05, 3.0, 0.1 + 0.2]}, [0.1, 2.3, 1e-05, 3.0, 0.1 + 0.2], [0.2, 0.3]),
+    ({"const": 3.14}, [3.14], [3]),
+    ({"type": ["object", "array", "string", "integer", "number", "boolean", "null"],
+      "minLength": 3, "minimum": 3}, ["abc", 3, None, [], {}, True], ["ab", 2]),
+    ({"required": ["a", "b", "a"]}, [{"a": 1, "b": 2}], [{"a": 1}]),
+    ({"properties": {"a": {}}, "required": ["b", "b"], "additionalProperties": True},
+     [{"b": 1}, {"a": 2, "b": 1}], [{"a": 1}]),
     ({"type": "object", "title": "T", "description": "d", "properties": {
         "a": {"type": "integer", "default": 3, "examples": [1]},
         "b": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "B"}},
@@ -402,6 +413,14 @@ def test_choices():
     ({"$ref": "#/$defs/a"}, "$ref must name a part"),
     ({"$ref": "http://x"}, "$ref must name a part"),
     ({"$ref": "#", "type": "object"}, "other keywords beside $ref"),
+    ({"oneOf": [{"minimum": 3}, {"type": "string"}]}, "both number 0 and number 1"),
+    ({"oneOf": [{"required": ["a"]}, {"type": "array"}]}, "both number 0 and number 1"),
+    ({"type": "string\u0000x"}, "type must be object"),
+    ({"$ref": "#/$defs/a\u0000b", "$defs": {"a": {}}}, "$ref must name a part"),
+    ({"properties": {"x": {"$id": "http://e/x", "type": "string"}}}, "$id within a schema"),
+    ({"type": "integer", "minimum": 2 ** 53 + 1}, "minimum is beyond 2^53"),
+    ({"type": "array", "minItems": 5, "maxItems": 3}, "nothing can fulfil"),
+    ({"type": "array", "minItems": 2, "maxItems": 1}, "nothing can fulfil"),
     ({"$ref": "#"}, "nothing can fulfil"),
     ({"anyOf": []}, "anyOf must be a list"),
     ({"enum": []}, "enum must be a list"),
@@ -433,7 +452,13 @@ def test_refused_schema(schema, words):
 
 CHAIN = {"$defs": {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}}
                    for i in range(3000)} | {"a3000": {}}, "$ref": "#/$defs/a0"}
+# objects that only their last member tells apart, where their values are compared at length
+KINDS = {f"k{d}": {"type": "object", "required": [f"m{i}" for i in range(40)], "properties": {
+    f"m{i}": {"enum": [f"{d} {j}" for j in range(63)] + ["last"] if i < 39 else [str(d)]}
+    for i in range(40)}} for d in range(64)}
 HUGE = [
+    ({"$defs": KINDS, "anyOf": [{"oneOf": [{"$ref": f"#/$defs/{name}"} for name in KINDS]}]},
+     "a value might fulfil both"),
     (CHAIN, "schema within another"),
     ({"const": [1] * 90000}, "needs more than"),
     ({"const": {str(i): i for i in range(40000)}}, "needs more than"),

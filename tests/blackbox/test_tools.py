@@ -319,6 +319,15 @@ def test_arguments_are_those_of_the_tool(qwen):
     assert json.loads(call.function.arguments) == {"sky": 1}
 
 
+def test_a_member_twice(qwen):
+    """Which a form cannot forbid is a call all the same; the last one counts."""
+    call, = qwen.ask(text='{"name": "rain", "arguments": {"a": 1, "a": 2}}\n</tool_call>',
+                     begin="<tool_call>\n", tool_choice="required", tools=[
+                         {"type": "function", "function": {"name": "rain", "parameters": {}}}]
+                     ).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"a": 2}
+
+
 def test_several_calls_that_have_to_be(family):
     (name, (form, _)), *_ = family.forms.items()
     whole, begin = write_calls((form, ""), [RAIN, TIDE, RAIN]), BEGINS[name][0]
@@ -336,6 +345,12 @@ def test_parameters_that_cannot_be_kept_to(qwen):
     call, = qwen.ask(text="no", begin=begin, tool_choice=RAIN_ONLY, max_tokens=200, tools=[
                      {"type": "function", "function": function}]).choices[0].message.tool_calls
     assert isinstance(json.loads(call.function.arguments), dict)
+    for parameters in ({}, True, {"type": "string"}, {"type": ["object", "null"]},
+                       {"anyOf": [{"type": "object"}, {"type": "integer"}]}):
+        some = {"name": "rain", "parameters": parameters}
+        call, = qwen.ask(text=" 9.5}", begin=begin, tool_choice=RAIN_ONLY, max_tokens=200, tools=[
+                         {"type": "function", "function": some}]).choices[0].message.tool_calls
+        assert isinstance(json.loads(call.function.arguments), dict)
     other = {"name": "tide", "strict": True, "parameters": {"not": {}}}  # which is not called
     choice = qwen.ask(text=" {}}", begin=begin, tool_choice=RAIN_ONLY,
                       tools=[*TOOLS[:1], {"type": "function", "function": other}]).choices[0]
