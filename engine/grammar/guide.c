@@ -5,7 +5,8 @@
  * many table lookups. A mask is one walk over the vocabulary's tree, which leaves out whatever
  * begins with bytes that do not fit, and is kept with its state.
  * What is kept is forgotten when it is too much, all but the state that is at work. Other places
- * know the era they are of and are found again from their tokens. */
+ * know the era they are of, and are found again by what they keep of their state, or from their
+ * tokens. */
 #include "engine/grammar/guide.h"
 
 #include "kernels/backend.h"
@@ -380,21 +381,20 @@ static int32_t list_stack(const struct guide *g, int32_t stack, int32_t *nodes)
     return n;
 }
 
-enum { ROW = GRAMMAR_DEPTH_MAX + 2 }; /* of a spot: node, depth, nodes to return to */
-
 static void save_spots(const struct guide *g, const struct state *s, int32_t *rows)
 {
     for (int32_t i = 0; i < s->count; i++) {
         const struct spot *spot = &g->places[s->first + i];
-        rows[i * ROW] = spot->node;
-        rows[i * ROW + 1] = list_stack(g, spot->stack, rows + i * ROW + 2);
+        rows[i * GUIDE_SPOT_WORDS] = spot->node;
+        rows[i * GUIDE_SPOT_WORDS + 1] =
+            list_stack(g, spot->stack, rows + i * GUIDE_SPOT_WORDS + 2);
     }
 }
 
 static void restore_spots(struct guide *g, const int32_t *rows, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
-        const int32_t *row = rows + (ptrdiff_t)i * ROW;
+        const int32_t *row = rows + (ptrdiff_t)i * GUIDE_SPOT_WORDS;
         int32_t stack = NO_STACK;
         for (int32_t k = row[1]; k-- > 0;)
             stack = push_stack(g, row[2 + k], stack);
@@ -406,7 +406,7 @@ static void restore_spots(struct guide *g, const int32_t *rows, int32_t count)
 static void forget_others(struct guide *g, struct guide_place *place)
 {
     const struct state s = g->states[place->state];
-    int32_t *rows = malloc(((size_t)s.count + 1) * ROW * sizeof *rows);
+    int32_t *rows = malloc(((size_t)s.count + 1) * GUIDE_SPOT_WORDS * sizeof *rows);
     if (rows)
         save_spots(g, &s, rows);
     forget(g);
@@ -418,6 +418,35 @@ static void forget_others(struct guide *g, struct guide_place *place)
         place->state = intern(g, s.count, s.whole);
     place->era = g->full ? 0 : g->era;
     free(rows);
+}
+
+/* So that the place is found again in another era. */
+static void keep_spots(const struct guide *g, struct guide_place *place)
+{
+    const struct state *s = &g->states[place->state];
+    place->spots = s->count <= GUIDE_SPOTS_MAX ? s->count : 0;
+    place->whole = s->whole;
+    if (place->spots > 0)
+        save_spots(g, s, place->kept);
+}
+
+/* The place in this era: where it was, or else at the beginning. */
+static void find_again(struct guide *g, struct guide_place *place)
+{
+    int32_t state = DEAD;
+    if (place->spots > 0) {
+        restore_spots(g, place->kept, place->spots);
+        const bool all = !g->full && g->spot_count == place->spots;
+        drop_spots(g);
+        if (all)
+            state = intern(g, place->spots, place->whole);
+    }
+    if (state != DEAD && !g->full) {
+        place->state = state;
+        place->era = g->era;
+    } else {
+        *place = (struct guide_place){.era = g->era, .state = START};
+    }
 }
 
 static void feed(struct guide *g, struct guide_place *place, int32_t token)
@@ -438,7 +467,7 @@ static void catch_up(struct guide *g, struct guide_place *place, const int32_t *
                      int32_t count)
 {
     if (place->era != g->era)
-        *place = (struct guide_place){g->era, START, 0};
+        find_again(g, place);
     while (place->count < count && !g->full)
         feed(g, place, tokens[place->count]);
 }
@@ -459,6 +488,7 @@ enum guide_move guide_move(struct guide *g, struct guide_place *place, const int
     }
     if (g->full || place->state == DEAD)
         return GUIDE_LOST;
+    keep_spots(g, place);
     const struct state *s = &g->states[place->state];
     return s->whole && s->count == 0 ? GUIDE_COMPLETE : GUIDE_OPEN;
 }

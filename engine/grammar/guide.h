@@ -21,11 +21,20 @@ void guide_unref(struct guide *g); /* NULL is fine */
 bool guide_is_shared(const struct guide *g);
 int32_t guide_vocab(const struct guide *g);
 
-/* Where an answer is in the grammar. All zero: at its beginning. */
+/* Where an answer is in the grammar. All zero: at its beginning. It keeps what its state consists
+ * of, if that is little, as it mostly is: so it is found again when the guide has forgotten it for
+ * another's sake, without going through the answer once more. */
+enum {
+    GUIDE_SPOTS_MAX = 4,
+    GUIDE_SPOT_WORDS = GRAMMAR_DEPTH_MAX + 2, /* node, depth, nodes to return to */
+};
 struct guide_place {
     uint64_t era; /* of what the guide remembers */
     int32_t state;
     int32_t count; /* tokens so far */
+    int32_t spots; /* of the state, that are kept; 0: none */
+    bool whole;    /* the text may end there */
+    int32_t kept[GUIDE_SPOTS_MAX * GUIDE_SPOT_WORDS];
 };
 
 enum guide_move {
