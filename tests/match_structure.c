@@ -35,6 +35,15 @@ static bool allows(const uint32_t *mask, int32_t id)
     return (mask[id / 32] >> (id % 32) & 1) != 0;
 }
 
+/* Number n of those that may follow. */
+static int32_t nth(const uint32_t *mask, uint32_t n)
+{
+    int32_t id = 0;
+    for (; !allows(mask, id) || n > 0; id++)
+        n -= allows(mask, id);
+    return id;
+}
+
 /* Closing what is open is more likely than all else, so that texts end; so is ASCII. */
 static int32_t choose(const uint32_t *mask)
 {
@@ -42,6 +51,11 @@ static int32_t choose(const uint32_t *mask)
     for (size_t i = 0; i < strlen(closers); i++)
         if (allows(mask, closers[i]) && below(6) == 0)
             return closers[i];
+    uint32_t few = 0;
+    for (int32_t i = 0; i < 256; i++)
+        few += allows(mask, i);
+    if (few > 0 && few <= 8)
+        return nth(mask, below(few));
     const int32_t from = (int32_t)below(below(8) ? 128 : 256);
     for (int32_t i = 0; i < 256; i++)
         if (allows(mask, (from + i) % 256))

@@ -122,11 +122,16 @@ static int32_t find_anchor(const struct pattern_tree *tree, int32_t part)
     return -1;
 }
 
-static enum status build_top(const struct builder *b, int32_t part, int32_t next, int32_t *first);
+/* All alternatives share what is before and behind those that have no anchor there: a text can be
+ * at any character of it at once. */
+struct ways {
+    int32_t next, after; /* behind $, and behind any text; GRAMMAR_NEVER until it is wanted */
+    int32_t bound, free; /* with ^, and without */
+};
 
 /* A sequence, whose anchors are around it. */
-static enum status build_bound(const struct builder *b, const struct pattern_part *t, int32_t next,
-                               int32_t *first)
+static enum status build_bound(const struct builder *b, const struct pattern_part *t,
+                               struct ways *w)
 {
     bool begins = b->whole, ends = b->whole;
     for (int32_t i = t->child; i >= 0; i = pattern_tree_part(b->tree, i)->sibling) {
@@ -141,29 +146,26 @@ static enum status build_bound(const struct builder *b, const struct pattern_par
             return pattern_tree_fail(b->tree, pattern_tree_part(b->tree, anchor)->at,
                                      "an anchor that is not around a whole alternative", b->err);
     }
-    const int32_t after = ends ? next : build_any(b, next);
-    const int32_t body = build_sequence(b, t->child, after);
-    *first = begins ? body : build_any(b, body);
+    if (!ends && w->after == GRAMMAR_NEVER)
+        w->after = build_any(b, w->next);
+    int32_t *ways = begins ? &w->bound : &w->free;
+    *ways = grammar_either(b->g, *ways, build_sequence(b, t->child, ends ? w->next : w->after));
     return OK;
 }
 
-static enum status build_top(const struct builder *b, int32_t part, int32_t next, int32_t *first)
+static enum status build_top(const struct builder *b, int32_t part, struct ways *w)
 {
     enum status st = OK;
     const struct pattern_part *t = pattern_tree_part(b->tree, part);
-    *first = GRAMMAR_NEVER;
     if (t->kind == PATTERN_SEQUENCE) { /* of one group is that group */
         const struct pattern_part *only =
             t->child >= 0 ? pattern_tree_part(b->tree, t->child) : NULL;
         if (!only || only->sibling >= 0 || only->kind != PATTERN_CHOICE)
-            return build_bound(b, t, next, first);
-        return build_top(b, t->child, next, first);
+            return build_bound(b, t, w);
+        return build_top(b, t->child, w);
     }
-    for (int32_t i = t->child; i >= 0; i = pattern_tree_part(b->tree, i)->sibling) {
-        int32_t way;
-        TRY(build_top(b, i, next, &way));
-        *first = grammar_either(b->g, *first, way);
-    }
+    for (int32_t i = t->child; i >= 0; i = pattern_tree_part(b->tree, i)->sibling)
+        TRY(build_top(b, i, w));
 out:
     return st;
 }
@@ -175,7 +177,9 @@ enum status pattern_build(struct grammar *g, const char *text, size_t n, enum pa
     struct pattern_tree tree;
     const struct builder b = {&tree, g, form, whole, err};
     TRY(pattern_tree_open(text, n, &tree, err));
-    TRY(build_top(&b, tree.root, next, first));
+    struct ways w = {next, GRAMMAR_NEVER, GRAMMAR_NEVER, GRAMMAR_NEVER};
+    TRY(build_top(&b, tree.root, &w));
+    *first = w.free == GRAMMAR_NEVER ? w.bound : grammar_either(g, w.bound, build_any(&b, w.free));
 out:
     pattern_tree_close(&tree);
     return st;

@@ -106,6 +106,8 @@ SCHEMAS = [
     ({"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, ["AB-1", "ZZ-0099"], ["AB", "ab-1",
     "AB-1x"]),
     ({"type": "string", "pattern": "b"}, ["b", "abc", "\n\"b\\"], ["", "a"]),
+    ({"type": "string", "pattern": "^ab|cd$|e|^f$|gh"}, ["abx", "xcd", "xex", "f", "gh", "xghx"],
+     ["xab", "cdx", "fx", "xf", "g"]),
     ({"type": "string", "pattern": "[\"\\\\]\n"}, ["\"\n", "x\\\ny"], ["\n", "\""]),
     ({"type": "string", "format": "postcode", "pattern": "^[0-9]{5}$"}, ["01234"], ["1234"]),
     ({"type": "string", "format": "date"}, ["2024-01-31", "1999-11-30"],
