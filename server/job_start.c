@@ -72,6 +72,8 @@ static enum status guide(struct job *j, struct api_error *e)
         q->params.reasoning_end = j->service->reasoning_end;
         q->params.reasoning_gap = j->service->reasoning_gap;
         q->params.is_reasoning = q->answer.reasoning_open;
+        if (j->service->reasoning_end < 0) /* no token ends it: the answer begins with its form */
+            q->answer.reasoning_open = false;
     }
     return guides_get(guides, &q->structure, &q->params.guide, e);
 }

@@ -49,6 +49,25 @@ static const char *name_of(const struct jdoc *function)
     return jdoc_string(name);
 }
 
+/* In a grammar of its own, because one that has become too large is of no use any more. */
+static enum status try_schema(const struct jdoc *schema, struct err *why)
+{
+    struct json_text t;
+    int32_t rule;
+    struct grammar *g = grammar_new();
+    struct json_search search = json_search(schema);
+    if (!g)
+        return base_fail(why, ERR_NOMEM, "no memory for a grammar");
+    json_text_open(&t, g);
+    enum status st = json_schema_build(&t, schema, &rule, why);
+    if (st == OK && grammar_failed(g))
+        st = base_fail(why, ERR_INPUT, "its parameters need too many states");
+    if (st == OK && !json_is_object(&search, schema))
+        st = base_fail(why, ERR_INPUT, "its parameters are not those of an object");
+    grammar_free(g);
+    return st;
+}
+
 /* The rule of a tool's arguments. Parameters that cannot be kept to are an object at least, unless
  * the tool is "strict". */
 static enum status build_arguments(const struct json_text *t, const struct jdoc *function,
@@ -60,10 +79,9 @@ static enum status build_arguments(const struct json_text *t, const struct jdoc 
     *rule = t->object;
     if (!parameters || (jdoc_type(parameters) == JDOC_OBJECT && jdoc_size(parameters) == 0))
         return OK;
-    struct json_search search = json_search(parameters);
-    enum status st = json_schema_build(t, parameters, rule, &why);
-    if (st == OK && !json_is_object(&search, parameters))
-        st = base_fail(&why, ERR_INPUT, "its parameters are not those of an object");
+    enum status st = try_schema(parameters, &why);
+    if (st == OK)
+        st = json_schema_build(t, parameters, rule, &why);
     if (st != ERR_INPUT)
         return st == OK ? OK : base_fail(err, st, "%s", why.text);
     if (strict && jdoc_type(strict) == JDOC_BOOL && jdoc_bool(strict))

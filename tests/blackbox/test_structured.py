@@ -220,3 +220,15 @@ def test_what_is_kept_is_bounded(serve):
     assert len(refused) == 16 and {r.status for r in refused} == {429}
     assert "different structures are in use" in refused[0].error["message"]
     assert ask(5000).status == 200
+
+
+def test_reasoning_that_no_token_ends(serve, tmp_path):
+    """The form begins with the answer, which is no reasoning then, though the prompt begins it."""
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think>\n")
+    server = serve(checkpoint.DEMO, "--chat-template", tmp_path / "template",
+                   "--reasoning-parser", "think")
+    message = server.post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, **form(PERSON)}
+    ).json()["choices"][0]["message"]
+    jsonschema.validate(json.loads(message["content"]), PERSON)
+    assert not message.get("reasoning")

@@ -346,7 +346,8 @@ def test_parameters_that_cannot_be_kept_to(qwen):
                      {"type": "function", "function": function}]).choices[0].message.tool_calls
     assert isinstance(json.loads(call.function.arguments), dict)
     for parameters in ({}, True, {"type": "string"}, {"type": ["object", "null"]},
-                       {"anyOf": [{"type": "object"}, {"type": "integer"}]}):
+                       {"anyOf": [{"type": "object"}, {"type": "integer"}]},
+                       {"properties": {"x": {"type": "string", "maxLength": 100000}}}):
         some = {"name": "rain", "parameters": parameters}
         call, = qwen.ask(text=" 9.5}", begin=begin, tool_choice=RAIN_ONLY, max_tokens=200, tools=[
                          {"type": "function", "function": some}]).choices[0].message.tool_calls
