@@ -224,7 +224,8 @@ def test_what_is_kept_is_bounded(serve):
 
 def test_reasoning_that_no_token_ends(serve, tmp_path):
     """The form begins with the answer, which is no reasoning then, though the prompt begins it."""
-    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think>\n")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    (tmp_path / "template").write_text(template)
     server = serve(checkpoint.DEMO, "--chat-template", tmp_path / "template",
                    "--reasoning-parser", "think")
     message = server.post("/v1/chat/completions", {
