@@ -93,7 +93,7 @@ static void read_llama3(struct reader *r, struct rope_config *rope)
         reader_fail(r, "high_freq_factor", "more than low_freq_factor");
 }
 
-/* Equation 22 of the paper, by which attention gets less even over more positions. */
+/* What the paper advises, so that attention stays as sharp over more positions. */
 static double yarn_scale(double factor, double by)
 {
     return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1;
@@ -119,8 +119,7 @@ static void read_yarn(struct reader *r, const struct model_config *m, struct rop
         reader_fail(r, "rope_theta", "more than 1");
 }
 
-/* How far a stretched context reaches, as vLLM has it; YaRN's configurations may say the first or
- * the last themselves. */
+/* How far a stretched context reaches. YaRN's configurations say either length as theirs. */
 static int32_t stretched(const struct rope_config *rope, int32_t positions)
 {
     const double from = rope->kind == ROPE_YARN ? rope->original_max_position : positions;

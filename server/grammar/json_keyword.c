@@ -405,20 +405,23 @@ bool json_are_apart(struct json_search *s, const struct jdoc *schemas, size_t *a
     return true;
 }
 
+static bool is_object(struct json_search *s, const struct jdoc *schema, int32_t depth);
+
 /* All that a choice allows, or the only one. */
-static bool all_are_objects(struct json_search *s, const struct jdoc *list)
+static bool all_are_objects(struct json_search *s, const struct jdoc *list, int32_t depth)
 {
     for (size_t i = 0; i < jdoc_size(list); i++)
-        if (!json_is_object(s, jdoc_at(list, i)))
+        if (!is_object(s, jdoc_at(list, i), depth))
             return false;
     return jdoc_size(list) > 0;
 }
 
-bool json_is_object(struct json_search *s, const struct jdoc *schema)
+/* depth: of choices within choices, which references may make endless. */
+static bool is_object(struct json_search *s, const struct jdoc *schema, int32_t depth)
 {
     struct err ignored;
     struct json_keywords k;
-    const struct jdoc *v = follow(s, schema);
+    const struct jdoc *v = depth < REFS_MAX ? follow(s, schema) : NULL;
     if (!v || !spend(s, COMPARISONS_MAX / 1024) || json_keywords_read(v, &k, &ignored) != OK)
         return false;
     if (!k.leading)
@@ -429,9 +432,14 @@ bool json_is_object(struct json_search *s, const struct jdoc *schema)
     if (jdoc_type(of) != JDOC_ARRAY)
         return false;
     if (strcmp(k.leading, "enum") != 0)
-        return all_are_objects(s, of);
+        return all_are_objects(s, of, depth + 1);
     for (size_t i = 0; i < jdoc_size(of); i++)
         if (jdoc_type(jdoc_at(of, i)) != JDOC_OBJECT)
             return false;
     return jdoc_size(of) > 0;
+}
+
+bool json_is_object(struct json_search *s, const struct jdoc *schema)
+{
+    return is_object(s, schema, 0);
 }

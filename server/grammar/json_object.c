@@ -36,9 +36,10 @@ static int32_t other_names(const struct names *s, const struct name *given, int3
 {
     struct grammar *g = s->t->g;
     const bool ends = n > 0 && given[0].count == depth;
-    int32_t all = ends ? GRAMMAR_NEVER : grammar_text(g, "\"", 1, s->end), i = ends;
+    int32_t all = ends ? GRAMMAR_NEVER : grammar_text(g, "\"", 1, s->end), i = 0;
     uint32_t from = 0;
-    CHECK(n < 2 || given[1].count > depth); /* no name is there twice */
+    while (i < n && given[i].count == depth)
+        i++;
     while (i < n && !grammar_failed(g)) {
         const uint32_t c = given[i].characters[depth];
         int32_t same = 1;

@@ -347,6 +347,7 @@ def test_parameters_that_cannot_be_kept_to(qwen):
     assert isinstance(json.loads(call.function.arguments), dict)
     for parameters in ({}, True, {"type": "string"}, {"type": ["object", "null"]},
                        {"anyOf": [{"type": "object"}, {"type": "integer"}]},
+                       {"anyOf": [{"$ref": "#"}, {"type": "object"}]},
                        {"properties": {"x": {"type": "string", "maxLength": 100000}}}):
         some = {"name": "rain", "parameters": parameters}
         call, = qwen.ask(text=" 9.5}", begin=begin, tool_choice=RAIN_ONLY, max_tokens=200, tools=[
