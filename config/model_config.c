@@ -2,7 +2,9 @@
  * are refused by name: serving a model approximately is worse than not. */
 #include "config/model_config.h"
 
+#include "config/family.h"
 #include "config/file.h"
+#include "config/model_attention.h"
 #include "config/reader.h"
 
 #include <math.h>
@@ -12,57 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What transformers' configuration classes say where config.json does not, and what their models
- * compute whatever it says. */
-struct family {
-    const char *model_type;
-    int32_t max_position;
-    int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
-    int32_t head_dim; /* 0: hidden_size / num_attention_heads */
-    int32_t window;   /* sliding_window; 0: the key is not theirs; WINDOW_NONE: none */
-    bool window_off;  /* unless use_sliding_window and a layer that slides */
-    bool fused, qkv_bias, head_norm;
-    double theta, norm_eps; /* 0: 10000 and 1e-6 */
-    struct mixture_config mixture;
-};
-#define WINDOW_NONE (-1)
-static const struct family families[] = {
-    {.model_type = "llama", .max_position = 2048},
-    {.model_type = "mistral", .max_position = 131072, .kv_heads = 8, .window = 4096},
-    {.model_type = "mixtral",
-     .max_position = 131072,
-     .kv_heads = 8,
-     .window = WINDOW_NONE,
-     .theta = 1e6,
-     .norm_eps = 1e-5,
-     .mixture = {MIXTURE_MIXTRAL, 8, 2, true}},
-    {.model_type = "phi3",
-     .max_position = 4096,
-     .window = WINDOW_NONE,
-     .fused = true,
-     .norm_eps = 1e-5},
-    {.model_type = "qwen2",
-     .max_position = 32768,
-     .kv_heads = 32,
-     .window = 4096,
-     .window_off = true,
-     .qkv_bias = true},
-    {.model_type = "qwen3",
-     .max_position = 32768,
-     .kv_heads = 32,
-     .head_dim = 128,
-     .window = 4096,
-     .window_off = true,
-     .head_norm = true},
-    {.model_type = "qwen3_moe",
-     .max_position = 32768,
-     .kv_heads = 4,
-     .window = 4096,
-     .window_off = true,
-     .head_norm = true,
-     .mixture = {MIXTURE_QWEN, 128, 8, false}},
-};
-
 static void read_dtype(struct reader *r, struct model_config *m)
 {
     static const struct {
@@ -71,7 +22,6 @@ static void read_dtype(struct reader *r, struct model_config *m)
     } names[] = {{"float32", DTYPE_F32}, {"float16", DTYPE_F16}, {"bfloat16", DTYPE_BF16}};
     const char *key = jdoc_get_value(r->object, "dtype") ? "dtype" : "torch_dtype";
     const char *text = reader_string(r, key);
-    m->dtype = DTYPE_F32; /* transformers' default */
     if (!text)
         return;
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -81,108 +31,6 @@ static void read_dtype(struct reader *r, struct model_config *m)
         }
     }
     reader_fail(r, key, "float32, float16 or bfloat16");
-}
-
-static void read_llama3(struct reader *r, struct rope_config *rope)
-{
-    rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
-    rope->low_freq_factor = reader_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
-    rope->high_freq_factor = reader_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
-    rope->original_max_position = reader_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
-    if (r->st == OK && rope->high_freq_factor <= rope->low_freq_factor)
-        reader_fail(r, "high_freq_factor", "more than low_freq_factor");
-}
-
-/* What the paper advises, so that attention stays as sharp over more positions. */
-static double yarn_scale(double factor, double by)
-{
-    return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1;
-}
-
-static void read_yarn(struct reader *r, const struct model_config *m, struct rope_config *rope)
-{
-    rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
-    const double by = reader_number(r, "mscale", 0, 1e6, 0);
-    const double all = reader_number(r, "mscale_all_dim", 0, 1e6, 0);
-    const double scale = by > 0 && all > 0
-                             ? yarn_scale(rope->factor, by) / yarn_scale(rope->factor, all)
-                             : yarn_scale(rope->factor, 1);
-    rope->original_max_position =
-        reader_int(r, "original_max_position_embeddings", 1, 1 << 24, m->max_position);
-    rope->attention_factor = reader_number(r, "attention_factor", 1e-6, 1e6, scale);
-    rope->beta_fast = reader_number(r, "beta_fast", 1e-6, 1e6, 32);
-    rope->beta_slow = reader_number(r, "beta_slow", 1e-6, 1e6, 1);
-    rope->truncate = reader_bool(r, "truncate", true);
-    if (r->st == OK && rope->beta_fast < rope->beta_slow)
-        reader_fail(r, "beta_fast", "at least beta_slow");
-    if (r->st == OK && rope->theta <= 1)
-        reader_fail(r, "rope_theta", "more than 1");
-}
-
-/* How far a stretched context reaches. YaRN's configurations say either length as theirs. */
-static int32_t stretched(const struct rope_config *rope, int32_t positions)
-{
-    const double from = rope->kind == ROPE_YARN ? rope->original_max_position : positions;
-    const double to = from * rope->factor;
-    return to < 1 << 24 ? (int32_t)to : 1 << 24;
-}
-
-static void read_rope_kind(struct reader *r, struct model_config *m)
-{
-    struct rope_config *rope = &m->rope;
-    const char *kind = reader_string(r, "rope_type");
-    if (!kind)
-        kind = reader_string(r, "type");
-    if (!kind || strcmp(kind, "default") == 0)
-        return;
-    if (strcmp(kind, "llama3") == 0) {
-        rope->kind = ROPE_LLAMA3;
-        read_llama3(r, rope);
-    } else if (strcmp(kind, "yarn") == 0) {
-        rope->kind = ROPE_YARN;
-        read_yarn(r, m, rope);
-    } else if (strcmp(kind, "linear") == 0) {
-        rope->kind = ROPE_LINEAR;
-        rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
-    } else {
-        reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
-                    "default, linear, llama3 or yarn");
-    }
-    if (r->st == OK && (rope->kind == ROPE_YARN || rope->kind == ROPE_LINEAR))
-        m->max_position = stretched(rope, m->max_position);
-}
-
-static void expect_whole_heads(struct reader *r)
-{
-    const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
-    if (v && jdoc_number(v) != 1)
-        reader_fail(r, "partial_rotary_factor", "1 (others are not supported)");
-}
-
-/* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling, which wins in
- * transformers where both have something. */
-static void read_rope(struct reader *r, const struct family *f, struct model_config *m)
-{
-    const struct jdoc *outer = r->object;
-    m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
-    const char *key = "rope_scaling";
-    const struct jdoc *inner = jdoc_get_value(outer, key);
-    if (!inner || (jdoc_type(inner) == JDOC_OBJECT && jdoc_size(inner) == 0)) {
-        key = "rope_parameters";
-        inner = jdoc_get_value(outer, key);
-    }
-    expect_whole_heads(r);
-    if (!inner)
-        return;
-    if (jdoc_type(inner) != JDOC_OBJECT) {
-        reader_fail(r, key, "an object");
-        return;
-    }
-    r->object = inner;
-    m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, m->rope.theta);
-    read_rope_kind(r, m);
-    expect_whole_heads(r);
-    r->object = outer;
 }
 
 /* An integer or a list of them, added to what is there. */
@@ -219,11 +67,11 @@ static void refuse_unsupported(struct reader *r, const struct family *f)
         reader_fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
     if (reader_bool(r, "mlp_bias", false))
         reader_fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
-    const char *act = reader_string(r, "hidden_act");
-    if (act && strcmp(act, "silu") != 0)
-        reader_fail(r, "hidden_act", "\"silu\"");
-    if (f->window == 0 && jdoc_get_value(r->object, "sliding_window"))
-        reader_fail(r, "sliding_window", "null (not supported)");
+    const char *key = f->gemma ? "hidden_activation" : "hidden_act";
+    const char *wanted = f->gemma ? "gelu_pytorch_tanh" : "silu";
+    const char *act = reader_string(r, key);
+    if (act && strcmp(act, wanted) != 0)
+        reader_fail(r, key, f->gemma ? "\"gelu_pytorch_tanh\"" : "\"silu\"");
 }
 
 /* ---- mixtures of experts ---- */
@@ -261,55 +109,6 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
         r->st = base_fail(
             r->err, ERR_MODEL, "%s: %d experts in %d layers are %d, expected at most %d", r->where,
             (int)x->experts, (int)m->layers, (int)(x->experts * m->layers), MODEL_EXPERTS_MAX);
-}
-
-/* ---- sliding windows ---- */
-
-/* Does layer_types, which must name each layer's, have a sliding one? */
-static bool read_layer_types(struct reader *r, const struct jdoc *types, int32_t layers)
-{
-    bool slides = false;
-    if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)layers) {
-        reader_fail(r, "layer_types", "a list of as many as num_hidden_layers");
-        return false;
-    }
-    for (size_t i = 0; i < jdoc_size(types) && r->st == OK; i++) {
-        const struct jdoc *v = jdoc_at(types, i);
-        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
-        const bool sliding = strcmp(type, "sliding_attention") == 0;
-        if (!sliding && strcmp(type, "full_attention") != 0)
-            r->st = base_fail(r->err, ERR_MODEL,
-                              "%s: layer_types[%zu] is %.40s, expected full_attention or "
-                              "sliding_attention",
-                              r->where, i, type);
-        slides = slides || sliding;
-    }
-    return slides;
-}
-
-/* Mistral's layers all have the window, whatever layer_types says. Qwen's have it where that is
- * switched on: those that layer_types names, or else those from max_window_layers on, or all of a
- * mixture's. */
-static void read_window(struct reader *r, const struct family *f, struct model_config *m)
-{
-    const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
-    bool slides = true;
-    if (types)
-        slides = read_layer_types(r, types, m->layers);
-    else if (f->window_off && f->mixture.kind == MIXTURE_NONE)
-        slides = reader_int(r, "max_window_layers", 0, 1 << 20, 28) < m->layers;
-    if (f->window_off && !reader_bool(r, "use_sliding_window", false)) {
-        if (types && slides)
-            reader_fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");
-        return;
-    }
-    const bool null = jdoc_get(r->object, "sliding_window") != NULL; /* which is no default */
-    const bool none =
-        !jdoc_get_value(r->object, "sliding_window") && (null || f->window == WINDOW_NONE);
-    const int32_t window = reader_int(r, "sliding_window", 1, 1 << 24, none ? 0 : f->window);
-    if (f->window_off && !slides)
-        return;
-    m->window = window;
 }
 
 /* ---- quantization_config ---- */
@@ -434,41 +233,49 @@ static const struct family *read_family(struct reader *r, struct model_config *m
 {
     const char *type = reader_string(r, "model_type");
     const char *word = type ? type : "";
-    const struct family *f = families;
-    for (size_t i = 1; i < ARRAY_LEN(families); i++)
-        if (base_edit_distance(word, families[i].model_type) <
-            base_edit_distance(word, f->model_type))
-            f = &families[i];
-    const int distance = base_edit_distance(word, f->model_type);
+    int distance;
+    const struct family *f = family_find(word, &distance);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
-    char wanted[96];
-    snprintf(wanted, sizeof wanted, "llama, mistral, mixtral, phi3, qwen2, qwen3 or qwen3_moe%s%s",
-             meant ? "; the nearest is " : "", meant ? f->model_type : "");
+    char names[160], wanted[200];
+    family_names(names, sizeof names);
+    snprintf(wanted, sizeof wanted, "%s%s%s", names, meant ? "; the nearest is " : "",
+             meant ? f->model_type : "");
     if (distance > 0)
         reader_fail(r, "model_type", wanted);
     snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
     m->fused = f->fused;
     m->qkv_bias = f->qkv_bias;
     m->head_norm = f->head_norm;
+    m->gelu = f->gemma;
+    m->norm_offset = f->gemma;
+    m->post_norms = f->post_norms;
     return f;
+}
+
+/* What Gemma's models multiply embeddings with, in the checkpoint's own type. */
+static float embed_scale(const struct model_config *m)
+{
+    float scale;
+    dtype_store(&scale, m->dtype, 0, (float)sqrt((double)m->hidden));
+    return dtype_load(&scale, m->dtype, 0);
 }
 
 static void read_shape(struct reader *r, const struct family *f, struct model_config *m)
 {
     const bool all_kv = f->kv_heads == 0 || jdoc_get(r->object, "num_key_value_heads");
     m->hidden = reader_int(r, "hidden_size", 1, 1 << 17, -1);
-    m->layers = reader_int(r, "num_hidden_layers", 1, 1024, -1);
-    m->heads = reader_int(r, "num_attention_heads", 1, 4096, -1);
+    m->layers = reader_int(r, "num_hidden_layers", 1, MODEL_LAYERS_MAX, -1);
+    m->heads = reader_int(r, "num_attention_heads", 1, 4096, f->heads > 0 ? f->heads : -1);
     m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
     if (f->mixture.kind == MIXTURE_QWEN) /* intermediate_size is that of layers without experts */
         m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, 768);
     else
         m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
-    m->vocab = reader_int(r, "vocab_size", 1, 1 << 20, -1);
+    m->vocab = reader_int(r, "vocab_size", 1, 1 << 20, f->vocab > 0 ? f->vocab : -1);
     m->max_position = reader_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
     m->norm_eps =
         (float)reader_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
-    m->tied = reader_bool(r, "tie_word_embeddings", false);
+    m->tied = reader_bool(r, "tie_word_embeddings", f->tied);
     if (r->st != OK)
         return;
     char wanted[80];
@@ -485,6 +292,48 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
         reader_fail(r, "head_dim", "an even number from 2 to 512");
 }
 
+/* All but what stands beside the description of a model that is one of several. */
+static void read_model(struct reader *r, const struct family *f, struct model_config *m)
+{
+    if (jdoc_get_value(r->object, "dtype") || jdoc_get_value(r->object, "torch_dtype"))
+        read_dtype(r, m);
+    read_shape(r, f, m);
+    read_mixture(r, f, m);
+    m->embed_scale = f->gemma ? embed_scale(m) : 1;
+    if (r->st == OK)
+        model_attention_read(r, f, m);
+    refuse_unsupported(r, f);
+}
+
+static void read_ends(struct reader *r, struct model_config *m)
+{
+    if (r->st == OK && jdoc_get_value(r->object, "bos_token_id"))
+        m->bos = reader_int(r, "bos_token_id", 0, m->vocab - 1, -1);
+    if (r->st == OK)
+        read_eos(r, m);
+}
+
+static void read_config(struct reader *r, struct model_config *m)
+{
+    const struct jdoc *outer = r->object;
+    const struct family *f = read_family(r, m);
+    m->bos = -1;
+    m->dtype = DTYPE_F32; /* transformers' default */
+    if (f->inner) {
+        read_dtype(r, m);
+        read_quant(r, &m->quant);
+        if (!enter(r, f->inner))
+            return;
+        read_model(r, f, m);
+        read_ends(r, m);
+        r->object = outer;
+    } else {
+        read_model(r, f, m);
+        read_quant(r, &m->quant);
+    }
+    read_ends(r, m);
+}
+
 enum status model_config_parse(const char *text, size_t n, const char *where,
                                struct model_config *out, struct err *err)
 {
@@ -499,20 +348,7 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
         st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", where);
         goto out;
     }
-    const struct family *f = read_family(&r, &m);
-    read_shape(&r, f, &m);
-    read_mixture(&r, f, &m);
-    if (r.st == OK && f->window != 0)
-        read_window(&r, f, &m);
-    read_dtype(&r, &m);
-    read_rope(&r, f, &m);
-    read_quant(&r, &m.quant);
-    refuse_unsupported(&r, f);
-    m.bos = -1;
-    if (r.st == OK && jdoc_get_value(doc, "bos_token_id"))
-        m.bos = reader_int(&r, "bos_token_id", 0, m.vocab - 1, -1);
-    if (r.st == OK)
-        read_eos(&r, &m);
+    read_config(&r, &m);
     TRY(r.st);
     m.hash = base_hash(BASE_HASH_INIT, &m, sizeof m);
     *out = m;

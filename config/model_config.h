@@ -49,6 +49,7 @@ struct mixture_config {
 };
 
 #define MODEL_EXPERTS_MAX 65536 /* of all layers together */
+#define MODEL_LAYERS_MAX 1024
 #define MODEL_EOS_MAX 8
 
 struct model_config {
@@ -61,16 +62,28 @@ struct model_config {
     int32_t mlp;          /* F; of a mixture: of each expert */
     int32_t vocab;        /* V */
     int32_t max_position; /* stretched, where the rotation is */
-    int32_t window;       /* positions a layer attends to, its own among them; 0: all */
     float norm_eps;
-    bool fused;       /* the checkpoint has q, k and v in one tensor, and gate and up in one */
-    bool qkv_bias;    /* q, k and v have a bias, o has none */
-    bool head_norm;   /* an RMS norm of each head of q and of k before the rotation */
-    bool tied;        /* head shares the embedding's storage */
-    enum dtype dtype; /* of the checkpoint, as config.json says */
+    bool fused;          /* the checkpoint has q, k and v in one tensor, and gate and up in one */
+    bool qkv_bias;       /* q, k and v have a bias, o has none */
+    bool head_norm;      /* an RMS norm of each head of q and of k before the rotation */
+    bool tied;           /* head shares the embedding's storage */
+    bool gelu;           /* the MLP's gate: gelu by tanh; else silu */
+    bool norm_offset;    /* the checkpoint has gains of norms less one */
+    bool post_norms;     /* what attention and MLP make is normed before it is added */
+    float embed_scale;   /* of the embedding's rows; 1 for most */
+    float final_softcap; /* of logits: cap * tanh(logit / cap); 0: none */
+    enum dtype dtype;    /* of the checkpoint, as config.json says */
     struct mixture_config mixture;
     struct quant_config quant;
-    struct rope_config rope;
+
+    /* Layers that slide attend to the last `window` positions, the row's own among them, and turn
+     * by local_rope; the others to all, by rope. */
+    int32_t window; /* 0: no layer slides */
+    uint32_t slides[MODEL_LAYERS_MAX / 32];
+    float attention_scale;   /* of the products of queries and keys */
+    float attention_softcap; /* of these; 0: none */
+    struct rope_config rope, local_rope;
+
     int32_t bos;                /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
     int32_t eos_count;
@@ -95,11 +108,9 @@ enum status model_config_load(const char *dir, struct model_config *out,
 enum status model_config_parse(const char *text, size_t n, const char *where,
                                struct model_config *out, struct err *err) MUST_USE;
 
-/* The longest context. Every layer attends to all positions, so it ends where a window would begin
- * to leave some out. */
-static inline int32_t model_config_longest(const struct model_config *m)
+static inline bool model_config_slides(const struct model_config *m, int32_t layer)
 {
-    return m->window > 0 && m->window < m->max_position ? m->window : m->max_position;
+    return (m->slides[layer / 32] >> layer % 32 & 1) != 0;
 }
 
 /* --quantization, as options_quantization has it; F32: leaves the model as it is. F8_E4M3 has no

@@ -117,7 +117,7 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                            const struct model_config *m, struct err *err)
 {
     const int32_t homes = f->limits.homes;
-    int32_t longest = o->max_model_len > 0 ? o->max_model_len : model_config_longest(m);
+    int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
     const size_t block = block_bytes(f);
     size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f);
     int64_t fits = (int64_t)(bytes / block),
@@ -138,12 +138,9 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                          homes > 1 ? "each home of the KV cache, of which a request has one,"
                                    : "the KV cache",
                          (long long)positions, f->limits.blocks, block, longest);
-    if (o->max_model_len > model_config_longest(m))
-        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d%s", longest,
-                         model_config_longest(m),
-                         model_config_longest(m) < m->max_position
-                             ? ", its sliding window; windows that move are not supported"
-                             : "");
+    if (o->max_model_len > m->max_position)
+        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
+                         m->max_position);
     return OK;
 }
 

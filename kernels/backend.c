@@ -176,11 +176,11 @@ static bool is_cache_of(const struct kv_cache *kv, const struct heads *h, int32_
 /* ---- ops ------------------------------------------------------------------------------------- */
 
 enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
-                          const struct weight *w, int32_t first, struct err *err)
+                          const struct weight *w, int32_t first, float scale, struct err *err)
 {
     REQUIRE("embed", has_shape(cview_of(y), y.rows, w->spec.in), y, y);
     REQUIRE("embed", (ids != NULL || y.rows == 0) && first >= 0, y, y);
-    b->ops->embed(b, y, ids, w, first);
+    b->ops->embed(b, y, ids, w, first, scale);
     return OK;
 }
 
@@ -331,25 +331,35 @@ enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv
 }
 
 enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
-                           const struct heads *h, const struct rows *rows,
-                           const struct kv_cache *kv, int32_t layer, struct err *err)
+                           const struct heads *h, const struct attention *how,
+                           const struct rows *rows, const struct kv_cache *kv, int32_t layer,
+                           struct err *err)
 {
     REQUIRE("attend", is_rows(rows) && is_heads(h), qkv, out);
+    REQUIRE("attend", how->scale > 0 && how->softcap >= 0 && how->window >= 0, qkv, out);
     REQUIRE("attend", has_shape(qkv, rows->count, qkv_cols(h)), qkv, out);
     REQUIRE("attend", has_shape(cview_of(out), rows->count, (int64_t)h->heads * h->head_dim), qkv,
             out);
     REQUIRE("attend", is_apart(cview_of(out), qkv), qkv, out);
     REQUIRE("attend", is_cache_of(kv, h, layer), qkv, out);
-    b->ops->attend(b, out, qkv, h, rows, kv, layer);
+    b->ops->attend(b, out, qkv, h, how, rows, kv, layer);
     return OK;
 }
 
-enum status backend_silu_mul(struct backend *b, struct view y, struct cview gu, struct err *err)
+enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
+                            struct err *err)
 {
-    REQUIRE("silu_mul", is_matrix(cview_of(y)), y, gu);
-    REQUIRE("silu_mul", has_shape(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
-    REQUIRE("silu_mul", is_apart(cview_of(y), gu), y, gu);
-    b->ops->silu_mul(b, y, gu);
+    REQUIRE("act_mul", is_matrix(cview_of(y)), y, gu);
+    REQUIRE("act_mul", has_shape(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
+    REQUIRE("act_mul", is_apart(cview_of(y), gu), y, gu);
+    b->ops->act_mul(b, y, gu, act);
+    return OK;
+}
+
+enum status backend_softcap(struct backend *b, struct view x, float cap, struct err *err)
+{
+    REQUIRE("softcap", is_matrix(cview_of(x)) && cap > 0, x, x);
+    b->ops->softcap(b, x, cap);
     return OK;
 }
 

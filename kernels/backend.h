@@ -28,7 +28,8 @@
  *              elements j, j+16, ... in ascending order; lanes fold with stride 8, 4, 2, 1.
  *   attention  reduces keys in ascending segments of 256 positions: per segment the maximum, the
  *              exponentials, their sum and the weighted values (ascending over keys, FMA); segments
- *              are merged ascending with the running (maximum, sum, output).
+ *              are merged ascending with the running (maximum, sum, output). A window leaves out
+ *              keys and whole segments before it; where the others are in theirs stays.
  *   exp        is the polynomial of kernels/numerics.h, the same operations in every variant.
  *
  * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
@@ -132,6 +133,18 @@ struct qkv_rules {
     const float *q_norm, *k_norm; /* [E], both or none: gains of an RMS norm of each head */
     float eps;
 };
+
+/* How a layer attends. A row's query sees the keys of its slot at positions (p - window, p], p
+ * being its own, or all from 0 on where window is 0. */
+struct attention {
+    float scale;    /* of the products with the keys, > 0 */
+    float softcap;  /* 0: off; else a score s, which is scaled, becomes numerics_softcap(s) */
+    int32_t window; /* >= 0 */
+};
+
+/* Of the gate in an MLP: silu(g) = g / (1 + exp(-g)), or gelu's approximation by tanh, which is
+ * numerics_gelu. */
+enum activation { ACT_SILU, ACT_GELU_TANH };
 
 /* One linear of all experts of a mixture: their weights, of one shape and type. Opaque. */
 struct experts;
@@ -331,9 +344,10 @@ struct backend_ops {
     /* ids[t] = token[t] >= 0 ? token[t] : history[slot[t]][position[t]]; padding gives -1. */
     void (*resolve)(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
                     const struct sample_slots *slots);
-    /* y[t] = row (ids[t] - first) of w[out, D] as fp32, zeros when outside [first, first + out). */
+    /* y[t] = row (ids[t] - first) of w[out, D] as fp32, times scale; zeros when outside
+     * [first, first + out). */
     void (*embed)(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
-                  int32_t first);
+                  int32_t first, float scale);
     /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
     /* For each row of logits[T, E] the `chosen` largest, ties to the lowest expert: their numbers,
@@ -370,12 +384,14 @@ struct backend_ops {
     void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);
-    /* out[T, H * E]: causal attention of each row's q over positions 0..position of its slot,
-     * scaled by 1/sqrt(E). */
+    /* out[T, H * E]: attention of each row's q over the positions of its slot that it sees. */
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                   const struct rows *rows, const struct kv_cache *kv, int32_t layer);
-    /* y[T, F] = silu(gu[:, :F]) * gu[:, F:2F] */
-    void (*silu_mul)(struct backend *b, struct view y, struct cview gu);
+                   const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                   int32_t layer);
+    /* y[T, F] = act(gu[:, :F]) * gu[:, F:2F] */
+    void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
+    /* x[R, V] = numerics_softcap(x, cap), cap > 0 */
+    void (*softcap)(struct backend *b, struct view x, float cap);
     /* y[r] = x[index[r]] */
     void (*select)(struct backend *b, struct view y, struct cview x, const int32_t *index);
     /* dst[rows, cols] = src[rows, cols], whose rows begin `stride` elements apart; zeros when src
@@ -444,7 +460,8 @@ void backend_parallel(struct backend *b, int64_t count, int64_t grain,
 
 /* --- checked front of the table: what model code calls. ERR_INTERNAL names op and shapes. --- */
 enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
-                          const struct weight *w, int32_t first, struct err *err) MUST_USE;
+                          const struct weight *w, int32_t first, float scale,
+                          struct err *err) MUST_USE;
 enum status backend_linear(struct backend *b, struct view y, struct cview x, const struct weight *w,
                            struct err *err) MUST_USE;
 /* As experts_open. weight: all of one spec, count <= BACKEND_EXPERTS_MAX. */
@@ -474,10 +491,12 @@ enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv
                             struct cview table, const struct heads *h, const struct rows *rows,
                             struct kv_cache *kv, int32_t layer, struct err *err) MUST_USE;
 enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
-                           const struct heads *h, const struct rows *rows,
-                           const struct kv_cache *kv, int32_t layer, struct err *err) MUST_USE;
-enum status backend_silu_mul(struct backend *b, struct view y, struct cview gu,
-                             struct err *err) MUST_USE;
+                           const struct heads *h, const struct attention *how,
+                           const struct rows *rows, const struct kv_cache *kv, int32_t layer,
+                           struct err *err) MUST_USE;
+enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
+                            struct err *err) MUST_USE;
+enum status backend_softcap(struct backend *b, struct view x, float cap, struct err *err) MUST_USE;
 enum status backend_select(struct backend *b, struct view y, struct cview x, const int32_t *index,
                            struct err *err) MUST_USE;
 enum status backend_sample(struct backend *b, int32_t *ids, struct cview logits,

@@ -78,6 +78,23 @@ NUMERICS_FN float numerics_exp(float x)
     return x < NUMERICS_EXP_LOW ? 0.0f : p;
 }
 
+/* gelu by its approximation with tanh, g / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (g + 0.044715
+ * g^3) (arXiv 1606.08415), which is g / (1 + exp(-2 u)). Its two factors in -2 u / g: */
+#define NUMERICS_GELU_1 (-1.5957691216057308f)
+#define NUMERICS_GELU_3 (-0.0713548162726009f)
+
+NUMERICS_FN float numerics_gelu(float g)
+{
+    return g / (1.0f + numerics_exp(g * fmaf(g * g, NUMERICS_GELU_3, NUMERICS_GELU_1)));
+}
+
+/* cap * tanh(x / cap) (arXiv 2408.00118), by tanh(t) = (exp(2 t) - 1) / (exp(2 t) + 1). */
+NUMERICS_FN float numerics_softcap(float x, float cap)
+{
+    const float e = numerics_exp(x * (2.0f / cap));
+    return cap * ((e - 1.0f) / (e + 1.0f));
+}
+
 /* Activations for weights of I8 and I4: x over a run of columns, of which max is the largest
  * magnitude, becomes codes -127 to 127, x * (127 / max) rounded to the nearest, ties to even, of
  * which each means code * (max / 127). A run below SMALL counts as zeros; one with a value that is

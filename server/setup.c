@@ -211,11 +211,6 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
     buf_puts(out, "\n");
-    if (model_config_longest(&s->model) < s->model.max_position)
-        buf_printf(out,
-                   "contexts end with the model's sliding window of %d positions, of %d that it "
-                   "has: windows that move are not supported\n",
-                   s->model.window, s->model.max_position);
     write_order(s, f, out);
     buf_printf(out, "needs %s in all; %s are free\n", base_human_bytes(w, sizeof w, f->total),
                base_human_bytes(k, sizeof k, f->available));

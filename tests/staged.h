@@ -223,11 +223,11 @@ static inline void staged_experts_close(struct experts *base)
 /* ---- ops ---- */
 
 static inline void staged_embed(struct backend *b, struct view y, const int32_t *ids,
-                                const struct weight *w, int32_t first)
+                                const struct weight *w, int32_t first, float scale)
 {
     struct staged *s = staged_of(b);
     s->inner->ops->embed(s->inner, staged_view(s, y), staged_in(s, ids, (size_t)y.rows * 4),
-                         staged_inner(w), first);
+                         staged_inner(w), first, scale);
     staged_end(s, y.data);
 }
 
@@ -344,22 +344,30 @@ static inline void staged_rope_kv(struct backend *b, struct view qkv, const stru
 }
 
 static inline void staged_attend(struct backend *b, struct view out, struct cview qkv,
-                                 const struct heads *h, const struct rows *rows,
-                                 const struct kv_cache *kv, int32_t layer)
+                                 const struct heads *h, const struct attention *how,
+                                 const struct rows *rows, const struct kv_cache *kv, int32_t layer)
 {
     struct staged *s = staged_of(b);
     const struct heads dh = staged_heads(s, h);
     const struct rows dr = staged_rows(s, rows);
-    s->inner->ops->attend(s->inner, staged_view(s, out), staged_cview(s, qkv), &dh, &dr,
+    s->inner->ops->attend(s->inner, staged_view(s, out), staged_cview(s, qkv), &dh, how, &dr,
                           ((const struct staged_cache *)(const void *)kv)->inner, layer);
     staged_end(s, out.data);
 }
 
-static inline void staged_silu_mul(struct backend *b, struct view y, struct cview gu)
+static inline void staged_act_mul(struct backend *b, struct view y, struct cview gu,
+                                  enum activation act)
 {
     struct staged *s = staged_of(b);
-    s->inner->ops->silu_mul(s->inner, staged_view(s, y), staged_cview(s, gu));
+    s->inner->ops->act_mul(s->inner, staged_view(s, y), staged_cview(s, gu), act);
     staged_end(s, y.data);
+}
+
+static inline void staged_softcap(struct backend *b, struct view x, float cap)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->softcap(s->inner, staged_view(s, x), cap);
+    staged_end(s, x.data);
 }
 
 static inline void staged_select(struct backend *b, struct view y, struct cview x,
@@ -587,7 +595,8 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.rope_table = staged_rope_table;
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;
-    s->ops.silu_mul = staged_silu_mul;
+    s->ops.act_mul = staged_act_mul;
+    s->ops.softcap = staged_softcap;
     s->ops.select = staged_select;
     s->ops.copy = staged_copy;
     s->ops.sum_tree = staged_sum_tree;

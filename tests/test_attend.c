@@ -10,7 +10,15 @@
 struct attend_case {
     int32_t heads, kv_heads, dim, length; /* length: tokens of slot 1; the others are shorter */
     enum dtype dtype;
+    int32_t window;
+    float softcap, scale; /* scale 0: the usual one */
 };
+
+static struct attention how_of(const struct attend_case *c)
+{
+    const float usual = 1.0f / sqrtf((float)c->dim);
+    return (struct attention){c->scale > 0 ? c->scale : usual, c->softcap, c->window};
+}
 
 /* A case with what a family does before the rotation. */
 struct rules_case {
@@ -25,6 +33,7 @@ struct batch {
     int32_t *table;
     struct rows rows;
     struct heads heads;
+    struct attention how;
 };
 
 /* All tokens of all slots in one step, with padding between; blocks in a scattered order. */
@@ -47,6 +56,7 @@ static void batch_init(struct batch *b, const struct attend_case *c)
         b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
     b->rows = (struct rows){n, b->slot, b->position, b->table, cols};
     b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of};
+    b->how = how_of(c);
 }
 
 static int32_t attend_rows(const struct attend_case *c)
@@ -66,7 +76,7 @@ static void attend_alone(struct backend *b, const struct batch *m, const float *
         struct rows one = {1, m->slot + t, m->position + t, m->table, m->rows.table_cols};
         float *y = guarded((size_t)width);
         struct cview q = {qkv + (size_t)t * (size_t)cols, DTYPE_F32, 1, cols};
-        ok(backend_attend(b, view_f32(y, 1, width), q, &m->heads, &one, kv, 1, &err));
+        ok(backend_attend(b, view_f32(y, 1, width), q, &m->heads, &m->how, &one, kv, 1, &err));
         assert_bits("row alone", y, out + (size_t)t * (size_t)width, (size_t)width);
         guarded_free(y, (size_t)width);
     }
@@ -94,7 +104,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
                                     r->norm ? gain + c->dim : NULL, 1e-5f};
     ok(backend_rope_kv(b, v, &rules, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
     struct view y = view_f32(out, rows, c->heads * c->dim);
-    ok(backend_attend(b, y, cview_of(v), &m.heads, &m.rows, kv, 1, &err));
+    ok(backend_attend(b, y, cview_of(v), &m.heads, &m.how, &m.rows, kv, 1, &err));
     if (b != ref && b != device) /* which takes another way then */
         attend_alone(b, &m, qkv, cols, kv, out);
     memcpy(out + (size_t)rows * width, qkv, n * 4);
@@ -111,10 +121,10 @@ static void attend_case(struct backend *b, const void *arg, float *out)
 static void check_attend(const struct rules_case *r)
 {
     const struct attend_case *c = &r->shape;
-    char what[96];
-    snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s%s%s", c->heads,
-             c->kv_heads, c->dim, c->length, dtype_name(c->dtype), r->bias ? ", bias" : "",
-             r->norm ? ", norm" : "");
+    char what[128];
+    snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s%s%s, window %d, cap %g",
+             c->heads, c->kv_heads, c->dim, c->length, dtype_name(c->dtype),
+             r->bias ? ", bias" : "", r->norm ? ", norm" : "", c->window, (double)c->softcap);
     const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
     /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
     const double abs = c->dtype == DTYPE_F32 ? 3e-6 : 2e-3;
@@ -127,18 +137,48 @@ static void check_attend(const struct rules_case *r)
 static void test_attend(void **state UNUSED)
 {
     static const struct attend_case cases[] = {
-        {1, 1, 2, 1, DTYPE_F32},        {4, 2, 16, 40, DTYPE_F32},
-        {6, 2, 24, 33, DTYPE_BF16},     {3, 3, 64, 258, DTYPE_F16},
-        {9, 1, 20, 100, DTYPE_F32},     {0, 2, 32, 17, DTYPE_F16},
-        {0, 0, 8, 5, DTYPE_BF16},       {5, 3, 128, 70, DTYPE_F32},
-        {1, 1, 256, 20, DTYPE_F16},     {2, 1, 8, 470, DTYPE_F32},
-        {4, 1, 64, 300, DTYPE_BF16},    {5, 1, 6, 2310, DTYPE_F32},
-        {4, 2, 6, 1030, DTYPE_F32},     {2, 1, 512, 40, DTYPE_BF16},
-        {3, 1, 162, 37, DTYPE_F32},     {4, 2, 64, 300, DTYPE_F8_E4M3},
-        {3, 1, 20, 600, DTYPE_F8_E4M3}, {9, 2, 128, 45, DTYPE_F8_E4M3},
-        {7, 2, 64, 150, DTYPE_F16},     {3, 2, 80, 140, DTYPE_BF16},
-        {2, 1, 96, 100, DTYPE_F8_E4M3}, {6, 1, 128, 130, DTYPE_BF16},
-        {1, 1, 256, 70, DTYPE_BF16}};
+        {1, 1, 2, 1, .dtype = DTYPE_F32},        {4, 2, 16, 40, .dtype = DTYPE_F32},
+        {6, 2, 24, 33, .dtype = DTYPE_BF16},     {3, 3, 64, 258, .dtype = DTYPE_F16},
+        {9, 1, 20, 100, .dtype = DTYPE_F32},     {0, 2, 32, 17, .dtype = DTYPE_F16},
+        {0, 0, 8, 5, .dtype = DTYPE_BF16},       {5, 3, 128, 70, .dtype = DTYPE_F32},
+        {1, 1, 256, 20, .dtype = DTYPE_F16},     {2, 1, 8, 470, .dtype = DTYPE_F32},
+        {4, 1, 64, 300, .dtype = DTYPE_BF16},    {5, 1, 6, 2310, .dtype = DTYPE_F32},
+        {4, 2, 6, 1030, .dtype = DTYPE_F32},     {2, 1, 512, 40, .dtype = DTYPE_BF16},
+        {3, 1, 162, 37, .dtype = DTYPE_F32},     {4, 2, 64, 300, .dtype = DTYPE_F8_E4M3},
+        {3, 1, 20, 600, .dtype = DTYPE_F8_E4M3}, {9, 2, 128, 45, .dtype = DTYPE_F8_E4M3},
+        {7, 2, 64, 150, .dtype = DTYPE_F16},     {3, 2, 80, 140, .dtype = DTYPE_BF16},
+        {2, 1, 96, 100, .dtype = DTYPE_F8_E4M3}, {6, 1, 128, 130, .dtype = DTYPE_BF16},
+        {1, 1, 256, 70, .dtype = DTYPE_BF16}};
+    struct backend *const apart = invariant;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        invariant = cases[i].length <= APART_MOST ? apart : NULL;
+        check_attend(&(struct rules_case){cases[i], false, false, 1});
+    }
+    invariant = apart;
+}
+
+/* Windows that end in a block, in a segment, at their ends, and behind a whole segment; and scores
+ * that are capped or scaled otherwise. */
+static void test_windows(void **state UNUSED)
+{
+    static const struct attend_case cases[] = {
+        {4, 2, 16, 40, DTYPE_F32, .window = 1},
+        {6, 2, 24, 33, DTYPE_BF16, .window = 7, .softcap = 5},
+        {3, 3, 64, 258, DTYPE_F16, .window = 16},
+        {9, 1, 20, 100, DTYPE_F32, .window = 33, .scale = 0.4f},
+        {4, 1, 64, 300, DTYPE_BF16, .window = 250, .softcap = 2},
+        {5, 1, 6, 2310, DTYPE_F32, .window = 1100},
+        {4, 2, 6, 1030, DTYPE_F32, .window = 256, .softcap = 1.5f},
+        {2, 1, 8, 1470, DTYPE_F32, .window = 530},
+        {2, 1, 512, 40, DTYPE_BF16, .window = 20},
+        {3, 1, 162, 37, DTYPE_F32, .window = 17},
+        {4, 2, 64, 300, DTYPE_F8_E4M3, .window = 65},
+        {3, 1, 20, 600, DTYPE_F8_E4M3, .window = 300},
+        {7, 2, 64, 150, DTYPE_F16, .softcap = 3},
+        {6, 1, 128, 130, DTYPE_BF16, .window = 48, .softcap = 4},
+        {2, 1, 96, 100, DTYPE_F8_E4M3, .softcap = 2, .scale = 0.3f},
+        {1, 1, 256, 70, DTYPE_BF16, .window = 31, .softcap = 5, .scale = 0.1f},
+        {1, 1, 256, 70, DTYPE_BF16, .window = 1000}};
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;
@@ -150,14 +190,15 @@ static void test_attend(void **state UNUSED)
 /* Biases, norms of heads, and both. */
 static void test_rules(void **state UNUSED)
 {
-    static const struct rules_case cases[] = {{{5, 1, 16, 40, DTYPE_F32}, true, false, 1.14f},
-                                              {{4, 2, 128, 20, DTYPE_F32}, false, true, 1},
-                                              {{3, 3, 20, 33, DTYPE_BF16}, true, false, 1},
-                                              {{2, 1, 162, 37, DTYPE_F32}, false, true, 1},
-                                              {{6, 2, 24, 20, DTYPE_F16}, true, true, 1.2f},
-                                              {{1, 1, 2, 3, DTYPE_F32}, true, true, 1},
-                                              {{0, 1, 8, 9, DTYPE_F32}, true, true, 1},
-                                              {{0, 0, 8, 5, DTYPE_F32}, true, true, 1}};
+    static const struct rules_case cases[] = {
+        {{5, 1, 16, 40, .dtype = DTYPE_F32}, true, false, 1.14f},
+        {{4, 2, 128, 20, .dtype = DTYPE_F32}, false, true, 1},
+        {{3, 3, 20, 33, .dtype = DTYPE_BF16}, true, false, 1},
+        {{2, 1, 162, 37, .dtype = DTYPE_F32}, false, true, 1},
+        {{6, 2, 24, 20, .dtype = DTYPE_F16}, true, true, 1.2f},
+        {{1, 1, 2, 3, .dtype = DTYPE_F32}, true, true, 1},
+        {{0, 1, 8, 9, .dtype = DTYPE_F32}, true, true, 1},
+        {{0, 0, 8, 5, .dtype = DTYPE_F32}, true, true, 1}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_attend(&cases[i]);
 }
@@ -181,7 +222,8 @@ static void attend_part(struct backend *b, const struct attended *a, int32_t beg
     const struct rows part = {end - begin, m->slot + begin, m->position + begin, m->table,
                               m->rows.table_cols};
     const struct cview q = {a->qkv + (ptrdiff_t)begin * a->cols, DTYPE_F32, part.count, a->cols};
-    ok(backend_attend(b, view_f32(y, part.count, a->width), q, &m->heads, &part, a->kv, 1, &err));
+    ok(backend_attend(b, view_f32(y, part.count, a->width), q, &m->heads, &m->how, &part, a->kv, 1,
+                      &err));
 }
 
 static void attended_open(struct attended *a, struct backend *b, const struct attend_case *c)
@@ -232,11 +274,15 @@ static void chunks(struct backend *b, const struct attend_case *c)
 
 static void test_chunks(void **state UNUSED)
 {
-    static const struct attend_case cases[] = {{6, 2, 64, 150, DTYPE_BF16},
-                                               {5, 1, 80, 70, DTYPE_F16},
-                                               {4, 4, 128, 90, DTYPE_F8_E4M3},
-                                               {3, 2, 256, 70, DTYPE_BF16},
-                                               {3, 1, 24, 100, DTYPE_F32}};
+    static const struct attend_case cases[] = {
+        {6, 2, 64, 150, .dtype = DTYPE_BF16},
+        {6, 2, 64, 150, DTYPE_BF16, .window = 37},
+        {3, 1, 24, 100, DTYPE_F32, .window = 18},
+        {5, 1, 128, 90, DTYPE_BF16, .window = 9, .softcap = 3},
+        {5, 1, 80, 70, .dtype = DTYPE_F16},
+        {4, 4, 128, 90, .dtype = DTYPE_F8_E4M3},
+        {3, 2, 256, 70, .dtype = DTYPE_BF16},
+        {3, 1, 24, 100, .dtype = DTYPE_F32}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         chunks(subjects[0], &cases[i]);
         if (device != NULL)
@@ -277,8 +323,9 @@ static void decodes(struct backend *b, const struct attend_case *c)
 
 static void test_decodes(void **state UNUSED)
 {
-    static const struct attend_case cases[] = {{16, 3, 128, 90, DTYPE_BF16},
-                                               {16, 2, 128, 70, DTYPE_F8_E4M3}};
+    static const struct attend_case cases[] = {{16, 3, 128, 90, .dtype = DTYPE_BF16},
+                                               {16, 3, 128, 90, DTYPE_BF16, .window = 21},
+                                               {16, 2, 128, 70, .dtype = DTYPE_F8_E4M3}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         decodes(subjects[0], &cases[i]);
         if (device != NULL)
@@ -316,6 +363,7 @@ static void test_attend_f8(void **state UNUSED)
     const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
     const struct rows rows = {1, &slot, &position, &block, 1};
     const struct heads heads = {1, 1, DIM, &kv_of};
+    const struct attention how = {0.25f, 0, 0};
     const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};
     float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int i = 0; nth_backend(i); i++) {
@@ -328,7 +376,7 @@ static void test_attend_f8(void **state UNUSED)
         struct view v = view_f32(qkv, 1, 3 * DIM);
         const struct cview t = {table, DTYPE_F32, 1, DIM};
         ok(backend_rope_kv(b, v, &no_rules, t, &heads, &rows, kv, 0, &err));
-        ok(backend_attend(b, view_f32(out, 1, DIM), cview_of(v), &heads, &rows, kv, 0, &err));
+        ok(backend_attend(b, view_f32(out, 1, DIM), cview_of(v), &heads, &how, &rows, kv, 0, &err));
         for (int e = 0; e < DIM; e++)
             if (isnan(values[e].given) ? !isnan(out[e]) : out[e] != values[e].stored)
                 fail_msg("%s: %g is stored as %g, not %g", b->ops->name, (double)values[e].given,
@@ -341,7 +389,8 @@ static void test_attend_f8(void **state UNUSED)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attend), cmocka_unit_test(test_rules), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_attend),  cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_rules),   cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_decodes), cmocka_unit_test(test_attend_f8)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);

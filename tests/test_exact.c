@@ -200,9 +200,10 @@ static void exact_rope_kv(struct backend *b, struct view qkv, const struct qkv_r
 
 /* Linear attention: the sum of (q k) v over the positions up to the row's own. */
 static void exact_attend(struct backend *b, struct view out, struct cview qkv,
-                         const struct heads *h, const struct rows *rows, const struct kv_cache *kv,
-                         int32_t layer)
+                         const struct heads *h, const struct attention *how,
+                         const struct rows *rows, const struct kv_cache *kv, int32_t layer)
 {
+    (void)how;
     (void)kv;
     const int32_t rank = rank_of(b);
     float *y = out.data;
@@ -223,9 +224,10 @@ static void exact_attend(struct backend *b, struct view out, struct cview qkv,
     }
 }
 
-static void exact_silu_mul(struct backend *b, struct view y, struct cview gu)
+static void exact_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
 {
     (void)b;
+    assert_int_equal(act, ACT_SILU);
     for (int32_t t = 0; t < y.rows; t++) {
         const float *g = (const float *)gu.data + (int64_t)t * gu.cols, *u = g + y.cols;
         for (int32_t i = 0; i < y.cols; i++)
@@ -243,7 +245,7 @@ static void hook(struct cluster *c)
     ops.rms_scale = exact_rms_scale;
     ops.rope_kv = exact_rope_kv;
     ops.attend = exact_attend;
-    ops.silu_mul = exact_silu_mul;
+    ops.act_mul = exact_act_mul;
     for (int32_t r = 0; r < c->footprint.ranks; r++)
         rank_backend(c->ranks[r])->ops = &ops;
     running = c;

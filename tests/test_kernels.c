@@ -448,7 +448,7 @@ static void split_norm_case(struct backend *b, const void *arg, float *out)
     guarded_free(gain, (size_t)c->cols);
 }
 
-static void silu_case(struct backend *b, const void *arg, float *out)
+static void act_case(struct backend *b, const void *arg, float *out)
 {
     const struct row_case *c = arg;
     const size_t n = 2 * (size_t)c->rows * (size_t)c->cols;
@@ -456,8 +456,21 @@ static void silu_case(struct backend *b, const void *arg, float *out)
     for (size_t i = 0; i < n; i++)
         gu[i] *= i % 7 == 0 ? 95.0f : 5.0f;
     struct cview v = {gu, DTYPE_F32, c->rows, 2 * c->cols};
-    ok(backend_silu_mul(b, view_f32(out, c->rows, c->cols), v, &err));
+    ok(backend_act_mul(b, view_f32(out, c->rows, c->cols), v, ACT_SILU, &err));
+    ok(backend_act_mul(b, view_f32(out + n / 2, c->rows, c->cols), v, ACT_GELU_TANH, &err));
     guarded_free(gu, n);
+}
+
+/* From hardly any effect of the cap to hardly anything left of the logit. */
+static void softcap_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    float *x = generated(15, n);
+    for (size_t i = 0; i < n; i++)
+        out[i] = x[i] * (i % 5 == 0 ? 1e-3f : i % 5 == 1 ? 1e4f : 40.0f);
+    ok(backend_softcap(b, view_f32(out, c->rows, c->cols), 30, &err));
+    guarded_free(x, n);
 }
 
 static void test_rows(void **state UNUSED)
@@ -468,7 +481,8 @@ static void test_rows(void **state UNUSED)
         const size_t n = (size_t)cases[i].rows * (size_t)cases[i].cols;
         run_case("norm", norm_case, &cases[i], 4 * n, 1e-6, 2e-6);
         run_case("split norm", split_norm_case, &cases[i], n, 1e-6, 2e-6);
-        run_case("silu_mul", silu_case, &cases[i], n, 1e-6, 1e-6);
+        run_case("act_mul", act_case, &cases[i], 2 * n, 1e-6, 1e-6);
+        run_case("softcap", softcap_case, &cases[i], n, 4e-6, 1e-6);
     }
 }
 
@@ -541,7 +555,7 @@ static void lookup_case(struct backend *b, const void *arg, float *out)
     const struct sample_slots slots = {.history = history[0], .history_cols = 3};
     b->ops->resolve(b, ids, token, &rows, &slots);
     struct view y = view_f32(out, c->rows, c->cols);
-    ok(backend_embed(b, y, ids, w, 30, &err));
+    ok(backend_embed(b, y, ids, w, 30, c->cols == 130 ? 7.75f : 1, &err));
     const size_t n = (size_t)c->rows * (size_t)c->cols;
     ok(backend_select(b, view_f32(out + n, c->rows, c->cols), cview_of(y), index, &err));
     b->ops->weight_close(w);
@@ -575,7 +589,8 @@ static void test_arguments(void **state UNUSED)
     assert_int_equal(backend_linear(b, view_f32(NULL, 2, 8), v, w, &err), ERR_INTERNAL);
     v.dtype = DTYPE_BF16;
     assert_int_equal(backend_linear(b, view_f32(y, 2, 8), v, w, &err), ERR_INTERNAL);
-    assert_int_equal(backend_silu_mul(b, view_f32(y, 2, 8), v, &err), ERR_INTERNAL);
+    assert_int_equal(backend_act_mul(b, view_f32(y, 2, 8), v, ACT_SILU, &err), ERR_INTERNAL);
+    assert_int_equal(backend_softcap(b, view_f32(y, 2, 8), 0, &err), ERR_INTERNAL);
     assert_int_equal(backend_reserve(b, -1, 0, 0, &err), ERR_INTERNAL);
     assert_int_equal(backend_reserve(b, 1000, 4096, 100000, &err), OK);
     b->ops->weight_close(w);

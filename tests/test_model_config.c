@@ -142,7 +142,7 @@ static void test_config_refusals(void **state)
 {
     (void)state;
     static const char *const cases[][3] = {
-        {"model_type", "\"gemma2\"", "\"gemma2\""},
+        {"model_type", "\"gptj\"", "\"gptj\""},
         {"model_type", "7", "7"},
         {"model_type", NULL, "missing"},
         {"attention_bias", "true", "true"},
@@ -303,7 +303,7 @@ static void test_family_defaults(void **state)
     }
 }
 
-/* Positions up to which full attention is what the model was trained with. */
+/* Which layers slide, and how far they see. */
 static void test_family_windows(void **state)
 {
     (void)state;
@@ -311,27 +311,35 @@ static void test_family_windows(void **state)
 #define SLIDES ",\"use_sliding_window\":true"
     static const struct {
         const char *family, *more;
-        int32_t window, longest;
+        int32_t window;
+        uint32_t slides; /* of the four layers */
     } cases[] = {
-        {"mistral", ",\"sliding_window\":null", 0, 131072},
-        {"mistral", ",\"sliding_window\":9", 9, 9},
-        {"mistral", ",\"sliding_window\":9,\"max_position_embeddings\":8", 9, 8},
-        {"mistral", TYPES("full_attention", "full_attention"), 4096, 4096}, /* it does not look */
-        {"qwen2", ",\"sliding_window\":9", 0, 32768},
-        {"qwen2", ",\"sliding_window\":9" SLIDES, 0, 32768}, /* from layer 28 on */
-        {"qwen2", ",\"sliding_window\":9,\"max_window_layers\":3" SLIDES, 9, 9},
-        {"qwen2", ",\"sliding_window\":9,\"max_window_layers\":4" SLIDES, 0, 32768},
-        {"qwen2", ",\"sliding_window\":null,\"max_window_layers\":0" SLIDES, 0, 32768},
-        {"qwen3", ",\"max_window_layers\":0" SLIDES, 4096, 4096},
-        {"qwen3", SLIDES TYPES("full_attention", "sliding_attention"), 4096, 4096},
-        {"qwen3", SLIDES TYPES("full_attention", "full_attention"), 0, 32768},
-        {"qwen3", TYPES("full_attention", "full_attention"), 0, 32768},
-        {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28", 0, 32768},
-        {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28" SLIDES, 9, 9},
-        {"mixtral", ",\"sliding_window\":null", 0, 131072},
-        {"mixtral", ",\"sliding_window\":9", 9, 9},
-        {"phi3", ",\"sliding_window\":null", 0, 4096},
-        {"phi3", ",\"sliding_window\":2047", 2047, 2047},
+        {"mistral", ",\"sliding_window\":null", 0, 0},
+        {"mistral", ",\"sliding_window\":9", 9, 15},
+        {"mistral", TYPES("full_attention", "full_attention"), 4096, 15}, /* it does not look */
+        {"qwen2", ",\"sliding_window\":9", 0, 0},
+        {"qwen2", ",\"sliding_window\":9" SLIDES, 0, 0}, /* from layer 28 on */
+        {"qwen2", ",\"sliding_window\":9,\"max_window_layers\":3" SLIDES, 9, 8},
+        {"qwen2", ",\"sliding_window\":9,\"max_window_layers\":1" SLIDES, 9, 14},
+        {"qwen2", ",\"sliding_window\":9,\"max_window_layers\":4" SLIDES, 0, 0},
+        {"qwen2", ",\"sliding_window\":null,\"max_window_layers\":0" SLIDES, 0, 0},
+        {"qwen3", ",\"max_window_layers\":0" SLIDES, 4096, 15},
+        {"qwen3", SLIDES TYPES("full_attention", "sliding_attention"), 4096, 8},
+        {"qwen3", SLIDES TYPES("full_attention", "full_attention"), 0, 0},
+        {"qwen3", TYPES("full_attention", "full_attention"), 0, 0},
+        {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28", 0, 0},
+        {"qwen3_moe", ",\"sliding_window\":9,\"max_window_layers\":28" SLIDES, 9, 15},
+        {"mixtral", ",\"sliding_window\":null", 0, 0},
+        {"mixtral", ",\"sliding_window\":9", 9, 15},
+        {"phi3", ",\"sliding_window\":null", 0, 0},
+        {"phi3", ",\"sliding_window\":2047", 2047, 15},
+        {"gemma2", "", 4096, 5},
+        {"gemma2", ",\"sliding_window\":9", 9, 5},
+        {"gemma2", TYPES("full_attention", "sliding_attention"), 4096, 8},
+        {"gemma3_text", "", 4096, 15}, /* the first full one is the sixth */
+        {"gemma3_text", ",\"sliding_window_pattern\":2", 4096, 5},
+        {"gemma3_text", ",\"sliding_window_pattern\":1", 0, 0},
+        {"gemma3_text", TYPES("sliding_attention", "full_attention"), 4096, 7},
     };
     static const char *const refused[][3] = {
         {"qwen3", TYPES("full_attention", "linear_attention"),
@@ -352,9 +360,9 @@ static void test_family_windows(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         if (parse_family(cases[i].family, cases[i].more, &m, &err) != OK)
             fail_msg("%s%s: %s", cases[i].family, cases[i].more, err.text);
-        if (m.window != cases[i].window || model_config_longest(&m) != cases[i].longest)
-            fail_msg("%s%s: window %d, longest %d", cases[i].family, cases[i].more, m.window,
-                     model_config_longest(&m));
+        if (m.window != cases[i].window || m.slides[0] != cases[i].slides)
+            fail_msg("%s%s: window %d, layers %x", cases[i].family, cases[i].more, m.window,
+                     (unsigned)m.slides[0]);
     }
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         if (parse_family(refused[i][0], refused[i][1], &m, &err) != ERR_MODEL)
@@ -383,7 +391,7 @@ static void test_stretched(void **state)
         {"qwen3", "\"type\":\"yarn\",\"factor\":1", ROPE_YARN, 32768, 32768, 1, 1},
         {"qwen3", "\"type\":\"yarn\",\"factor\":16,\"mscale\":1,\"mscale_all_dim\":0.5", ROPE_YARN,
          32768, 524288, 16, 1.2772588722 / 1.1386294361},
-        {"mistral", "\"type\":\"yarn\",\"factor\":1000", ROPE_YARN, 131072, 4096, 1000,
+        {"mistral", "\"type\":\"yarn\",\"factor\":1000", ROPE_YARN, 131072, 1 << 24, 1000,
          1.6907755279},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -395,7 +403,7 @@ static void test_stretched(void **state)
             fail_msg("%s: %s", cases[i].rope, err.text);
         assert_int_equal(m.rope.kind, cases[i].kind);
         assert_int_equal(m.rope.original_max_position, cases[i].original);
-        assert_int_equal(model_config_longest(&m), cases[i].longest);
+        assert_int_equal(m.max_position, cases[i].longest);
         assert_true(m.rope.factor == cases[i].factor);
         if (fabs(m.rope.attention_factor - cases[i].attention) > 1e-9)
             fail_msg("%s: %.12g", cases[i].rope, m.rope.attention_factor);
@@ -442,7 +450,7 @@ static void test_family_refusals(void **state)
             fail_msg("%s%s was accepted", refused[i][0], refused[i][1]);
         assert_contains(err.text, refused[i][2]);
     }
-    assert_int_equal(parse_family("gemma2", "", &m, &err), ERR_MODEL);
+    assert_int_equal(parse_family("gptj", "", &m, &err), ERR_MODEL);
     assert_null(strstr(err.text, "nearest"));
     assert_int_equal(parse_family("qwen2", ",\"attention_bias\":false", &m, &err), OK);
     assert_true(m.qkv_bias); /* transformers' class does not ask */

@@ -51,6 +51,8 @@ TESTED_BY = {
     "config/file.c": "tests/test_file.c tests/test_nomem.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c tests/test_nomem.c",
     "config/log.c": "tests/test_log.c tests/blackbox/test_log.py",
+    "config/family.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
+    "config/model_attention.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/model_config.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
     "config/reader.c": "tests/test_model_config.c",

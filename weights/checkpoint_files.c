@@ -193,11 +193,22 @@ static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])
         shape[1] = e->bytes == 0 && e->ndim > 2 ? 0 : shape[1] * e->shape[d];
 }
 
+/* Checkpoints of a language model with others beside it say so in front of its tensors' names, in
+ * one of two ways: language_model.model.X or model.language_model.X is model.X. */
+static const char *text_name(const char *name)
+{
+    static const char before[] = "language_model.", inside[] = "model.language_model.";
+    const bool has = strncmp(name, before, sizeof before - 1) == 0 ||
+                     strncmp(name, inside, sizeof inside - 1) == 0;
+    return has ? name + sizeof before - 1 : name;
+}
+
 static void add_piece(struct checkpoint_files *f, int32_t file, const struct safetensors_entry *e,
                       const int64_t shape[2], struct placement_box box)
 {
     f->pieces[f->piece_count++] = (struct checkpoint_piece){
-        .name = e->name,
+        .name = text_name(e->name),
+        .name_in_file = e->name,
         .dtype = e->dtype,
         .ndim = e->ndim,
         .shape = {shape[0], shape[1]},
@@ -289,17 +300,17 @@ static enum status index_agrees(const struct checkpoint_files *f, const struct j
     const struct jdoc *file;
     for (int32_t i = 0; i < f->piece_count; i++) {
         const struct checkpoint_piece *p = &f->pieces[i];
-        file = jdoc_get(map, p->name);
+        file = jdoc_get(map, p->name_in_file);
         if (!file)
             return base_fail(err, ERR_MODEL, "%.200s/%s: tensor %.100s is not in " INDEX, f->dir,
-                             f->files[p->file].name, p->name);
+                             f->files[p->file].name, p->name_in_file);
         if (strcmp(jdoc_string(file), f->files[p->file].name) != 0)
             return base_fail(err, ERR_MODEL,
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, found in %s",
                              f->dir, p->name, jdoc_string(file), f->files[p->file].name);
     }
     for (void *i = jdoc_iter(map, NULL, &tensor, &file); i; i = jdoc_iter(map, i, &tensor, &file)) {
-        if (!has_piece(f, tensor))
+        if (!has_piece(f, text_name(tensor)))
             return base_fail(err, ERR_MODEL,
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, which lacks it",
                              f->dir, tensor, jdoc_string(file));
@@ -472,7 +483,7 @@ static enum status open_shards(struct checkpoint_files *f, struct err *err)
     TRY(add_shard_pieces(f, tensors, err));
     void *i = jdoc_iter(tensors, NULL, &tensor, &value);
     for (; i && st == OK; i = jdoc_iter(tensors, i, &tensor, &value)) {
-        if (!has_piece(f, tensor))
+        if (!has_piece(f, text_name(tensor)))
             st = base_fail(err, ERR_MODEL, "%.200s/" SHARDS ": tensor %.100s is in no rank's file",
                            f->dir, tensor);
     }

@@ -244,11 +244,12 @@ static void put_vector(const struct job *j, int32_t weight, int64_t at, const vo
 {
     /* Read-only for its users, but it lies in the arena that is being filled here. */
     float *dst = (float *)(uintptr_t)j->l->vector[weight] + at;
+    const float plus = j->weights[weight].plus;
     float part[256];
     for (int64_t done = 0, m; done < n; done += m) {
         m = least(n - done, ARRAY_LEN(part));
         for (int64_t i = 0; i < m; i++)
-            part[i] = dtype_load(values, dtype, (size_t)(done + i));
+            part[i] = plus + dtype_load(values, dtype, (size_t)(done + i));
         j->backend->ops->upload(j->backend, dst + done, part, (size_t)m * sizeof *part);
     }
 }

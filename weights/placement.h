@@ -48,6 +48,7 @@ struct local_weight {
     int32_t slice_count;
     struct tensor_slice *slices; /* borrowed */
     size_t offset, bytes;        /* in the rank's arena, by placement_layout */
+    float plus;                  /* LOCAL_VECTOR: added to each element that is loaded */
     struct quant_config quant;   /* kind is QUANT_NONE unless spec.dtype has scales */
 };
 

@@ -22,6 +22,8 @@ struct param {
 #define MIXTRAL "block_sparse_moe.experts.%d."
 #define GATE_UP "mlp.gate_up_proj"
 #define DOWN "mlp.down_proj"
+#define GEMMA_NORM "pre_feedforward_layernorm"
+#define GEMMA_POST_NORM "post_feedforward_layernorm"
 
 /* clang-format off */
 static const struct param params[] = {
@@ -35,8 +37,11 @@ static const struct param params[] = {
     {ROLE_Q_NORM, true, MIXTURE_NONE, ATTN "q_norm", NULL, {ATTN "q_norm.weight"}},
     {ROLE_K_NORM, true, MIXTURE_NONE, ATTN "k_norm", NULL, {ATTN "k_norm.weight"}},
     {ROLE_O, true, MIXTURE_NONE, ATTN "o_proj", NULL, {ATTN "o_proj.weight"}},
+    {ROLE_ATTN_POST_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
+     {"post_attention_layernorm.weight"}},
     {ROLE_MLP_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
+    {ROLE_MLP_NORM, true, MIXTURE_NONE, GEMMA_NORM, NULL, {GEMMA_NORM ".weight"}},
 
     {ROLE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL,
      {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
@@ -51,6 +56,7 @@ static const struct param params[] = {
     {ROLE_ROUTER, true, MIXTURE_MIXTRAL, "mlp.gate", NULL, {"block_sparse_moe.gate.weight"}},
     {ROLE_DOWN, true, MIXTURE_MIXTRAL, QWEN "down_proj", DOWN, {MIXTRAL "w2.weight"}},
 
+    {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GEMMA_POST_NORM, NULL, {GEMMA_POST_NORM ".weight"}},
     {ROLE_FINAL_NORM, false, MIXTURE_NONE, "model.norm", NULL, {"model.norm.weight"}},
     {ROLE_HEAD, false, MIXTURE_NONE, "lm_head", NULL, {"lm_head.weight"}},
 };
@@ -62,10 +68,15 @@ static bool goes_with_qkv(enum role role)
     return role == ROLE_QKV_BIAS || role == ROLE_Q_NORM || role == ROLE_K_NORM;
 }
 
+static bool is_post_norm(enum role role)
+{
+    return role == ROLE_ATTN_POST_NORM || role == ROLE_MLP_POST_NORM;
+}
+
 /* The plan says nothing about these. */
 static bool is_beside(enum role role)
 {
-    return goes_with_qkv(role) || role == ROLE_ROUTER;
+    return goes_with_qkv(role) || role == ROLE_ROUTER || is_post_norm(role);
 }
 
 static bool is_fused(const struct param *p)
@@ -85,14 +96,24 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return false;
     if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->role == ROLE_ROUTER)
         return p->mixture == m->mixture.kind;
+    if (is_post_norm(p->role))
+        return m->post_norms;
+    if (p->role == ROLE_MLP_NORM) /* Gemma's has the name that others' has where it norms O's */
+        return m->post_norms == (strcmp(p->name, GEMMA_NORM) == 0);
     return true;
 }
 
 /* Old checkpoints carry the rotary frequencies; a tied one may repeat the embedding as its head;
- * quantised ones may have scales for activations, which stay as they are. */
+ * quantised ones may have scales for activations, which stay as they are; a model that also sees
+ * has more than its texts take. */
 const char *const layout_ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq",
-                                      "model.rotary_emb.inv_freq", "model.layers.*.*.*.input_scale",
-                                      "lm_head.weight"};
+                                      "model.rotary_emb.inv_freq",
+                                      "model.layers.*.*.*.input_scale",
+                                      "lm_head.weight",
+                                      "vision_tower.**",
+                                      "multi_modal_projector.**",
+                                      "model.vision_tower.**",
+                                      "model.multi_modal_projector.**"};
 const int32_t layout_ignored_count = ARRAY_LEN(layout_ignored);
 
 /* Which of the weights of a parameter; layer -1: the model's. */
@@ -261,6 +282,7 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 {
     const int64_t dh = m->head_dim;
     w->kind = LOCAL_VECTOR;
+    w->plus = m->norm_offset && p->role != ROLE_QKV_BIAS ? 1 : 0;
     w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
     if (p->role == ROLE_QKV_BIAS) {
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
@@ -276,7 +298,7 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 static bool is_vector(enum role role)
 {
     return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
-           goes_with_qkv(role);
+           is_post_norm(role) || goes_with_qkv(role);
 }
 
 /* Never quantised: what it chooses changes at once. */

@@ -25,7 +25,9 @@ enum role {
     ROLE_QKV_BIAS, /* of this rank's heads in attention: [Q heads | K heads | V heads] */
     ROLE_Q_NORM,   /* [head_dim], the same for every head */
     ROLE_K_NORM,
-    ROLE_ROUTER, /* of a mixture, [E, D] and whole on every rank */
+    ROLE_ROUTER,         /* of a mixture, [E, D] and whole on every rank */
+    ROLE_ATTN_POST_NORM, /* of what attention makes, before it is added */
+    ROLE_MLP_POST_NORM,
 };
 
 struct layout {

@@ -10,7 +10,12 @@
 struct layer {
     struct parallel_weight qkv, o, gate_up, down;
     const float *attn_norm, *mlp_norm;
+    struct {                     /* of what attention and MLP make */
+        const float *attn, *mlp; /* NULL: none */
+    } post_norm;
     struct qkv_rules rules;
+    struct attention attention;
+    const float *rope;               /* the model's, or its local one */
     struct {                         /* instead of gate_up and down */
         const struct weight *router; /* NULL: there is none */
         struct experts *gate_up, *down;
@@ -22,7 +27,8 @@ struct model {
     struct backend *b;
     struct parallel *parallel;
     struct kv_cache *kv;
-    struct heads heads; /* local */
+    struct heads heads;         /* local */
+    enum activation activation; /* of the MLP's gate */
     int32_t rows_max;
     _Atomic uint64_t *progress;
 
@@ -30,11 +36,13 @@ struct model {
     const float *final_norm;
     struct layer *layers;
 
-    void *memory;    /* on the device: all of the following */
-    int32_t *kv_of;  /* [H] */
-    float *inv_freq; /* [E/2] */
-    float *rope;     /* [rows in attention, E] */
-    float *x;        /* this rank's part of [T, D] */
+    void *memory;   /* on the device: all of the following */
+    int32_t *kv_of; /* [H] */
+    struct rotation {
+        float *inv_freq; /* [E/2] */
+        float *table;    /* [rows in attention, E] */
+    } rope, local_rope;  /* local: of layers that slide, NULLs where it is the same */
+    float *x;            /* this rank's part of [T, D] */
 };
 
 /* One that turns often keeps its frequency, one that turns seldom is slowed, between is between. */
@@ -71,14 +79,13 @@ static float yarn_frequency(const struct rope_config *r, int32_t dim, int32_t pa
 
 /* Inverse frequencies as transformers computes them (modeling_rope_utils), in fp32 steps, so that
  * long positions round the same way. */
-static void rope_frequencies(const struct model_config *m, float *inv_freq)
+static void rope_frequencies(const struct rope_config *r, int32_t dim, float *inv_freq)
 {
-    const struct rope_config *r = &m->rope;
-    for (int32_t i = 0; i < m->head_dim / 2; i++) {
-        float exponent = (float)(2 * i) / (float)m->head_dim;
+    for (int32_t i = 0; i < dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)dim;
         float f = 1.0f / (float)pow(r->theta, (double)exponent);
         inv_freq[i] = r->kind == ROPE_LLAMA3   ? llama3_frequency(r, f)
-                      : r->kind == ROPE_YARN   ? yarn_frequency(r, m->head_dim, i, f)
+                      : r->kind == ROPE_YARN   ? yarn_frequency(r, dim, i, f)
                       : r->kind == ROPE_LINEAR ? f / (float)r->factor
                                                : f;
     }
@@ -97,14 +104,21 @@ static float *carve(struct carver *c, int64_t rows, int64_t cols)
     return at;
 }
 
+/* Do layers that slide turn otherwise? */
+static bool has_local_rope(const struct model_config *cfg)
+{
+    return cfg->window > 0 && memcmp(&cfg->rope, &cfg->local_rope, sizeof cfg->rope) != 0;
+}
+
 static size_t carve_all(struct model *m, const struct model_config *cfg, const struct flow *f,
                         int32_t rank, char *base)
 {
     struct carver c = {base, 0};
-    const int64_t e = cfg->head_dim;
+    const int64_t e = cfg->head_dim, rows = flow_home_rows(f, m->rows_max);
     m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
-    m->inv_freq = carve(&c, 1, e / 2);
-    m->rope = carve(&c, flow_home_rows(f, m->rows_max), e);
+    m->rope = (struct rotation){carve(&c, 1, e / 2), carve(&c, rows, e)};
+    if (has_local_rope(cfg))
+        m->local_rope = (struct rotation){carve(&c, 1, e / 2), carve(&c, rows, e)};
     m->x = carve(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
 }
@@ -163,8 +177,12 @@ static enum status upload_constants(struct model *m, const struct layout *l, str
     float *inv_freq = calloc(half, sizeof *inv_freq);
     if (!inv_freq)
         return base_fail(err, ERR_NOMEM, "model: no memory for %zu frequencies", half);
-    rope_frequencies(m->config, inv_freq);
-    m->b->ops->upload(m->b, m->inv_freq, inv_freq, half * sizeof *inv_freq);
+    rope_frequencies(&m->config->rope, m->config->head_dim, inv_freq);
+    m->b->ops->upload(m->b, m->rope.inv_freq, inv_freq, half * sizeof *inv_freq);
+    if (m->local_rope.table) {
+        rope_frequencies(&m->config->local_rope, m->config->head_dim, inv_freq);
+        m->b->ops->upload(m->b, m->local_rope.inv_freq, inv_freq, half * sizeof *inv_freq);
+    }
     free(inv_freq);
     m->b->ops->upload(m->b, m->kv_of, l->kv_of, (size_t)m->heads.heads * sizeof *l->kv_of);
     m->heads.kv_of = m->kv_of;
@@ -228,6 +246,15 @@ out:
     return st;
 }
 
+static void bind_attention(const struct model *m, int32_t layer, struct layer *l)
+{
+    const struct model_config *cfg = m->config;
+    const bool slides = model_config_slides(cfg, layer);
+    l->attention =
+        (struct attention){cfg->attention_scale, cfg->attention_softcap, slides ? cfg->window : 0};
+    l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
+}
+
 static enum status bind_weights(struct model *m, const struct model_parts *p, struct err *err)
 {
     enum status st = OK;
@@ -240,6 +267,9 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
         struct layer *l = &m->layers[i];
         l->attn_norm = vector_of(p, ROLE_ATTN_NORM, i);
         l->mlp_norm = vector_of(p, ROLE_MLP_NORM, i);
+        l->post_norm.attn = vector_of(p, ROLE_ATTN_POST_NORM, i);
+        l->post_norm.mlp = vector_of(p, ROLE_MLP_POST_NORM, i);
+        bind_attention(m, i, l);
         l->rules = (struct qkv_rules){vector_of(p, ROLE_QKV_BIAS, i), vector_of(p, ROLE_Q_NORM, i),
                                       vector_of(p, ROLE_K_NORM, i), m->config->norm_eps};
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
@@ -261,6 +291,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->b = parts->backend;
     m->kv = parts->kv;
     m->progress = parts->progress;
+    m->activation = cfg->gelu ? ACT_GELU_TANH : ACT_SILU;
     m->rows_max = parts->rows_max;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
@@ -329,7 +360,7 @@ static enum status mlp_forward(struct model *m, const struct layer *l, struct vi
     struct view gu, act;
     TRY(parallel_linear(p, PLAN_GATE_UP, &gu, n, l->gate_up, err));
     act = parallel_input(p, PLAN_DOWN);
-    TRY(parallel_silu_mul(p, act, cview_of(gu), err));
+    TRY(parallel_act_mul(p, act, cview_of(gu), m->activation, err));
     TRY(parallel_linear(p, PLAN_DOWN, delta, cview_of(act), l->down, err));
 out:
     return st;
@@ -347,7 +378,7 @@ static enum status mixture_forward(struct model *m, const struct layer *l, struc
     TRY(parallel_route(p, &used, &chosen, n, l->mixture.router, err));
     TRY(parallel_expert_linear(p, &gu, used, l->mixture.gate_up, &chosen, err));
     act = parallel_input(p, PLAN_DOWN);
-    TRY(parallel_silu_mul(p, act, cview_of(gu), err));
+    TRY(parallel_act_mul(p, act, cview_of(gu), m->activation, err));
     TRY(parallel_expert_sum(p, delta, cview_of(act), l->mixture.down, &chosen, err));
 out:
     return st;
@@ -362,22 +393,38 @@ static enum status layer_forward(struct model *m, int32_t index, const struct ro
     enum status st = OK;
     struct parallel *p = m->parallel;
     const struct layer *l = &m->layers[index];
-    const struct cview rope = {m->rope, DTYPE_F32, rows->count, m->heads.head_dim};
+    const struct cview rope = {l->rope, DTYPE_F32, rows->count, m->heads.head_dim};
     const float eps = m->config->norm_eps;
     struct view qkv, attn, delta;
 
     TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
     TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, index, err));
     attn = parallel_input(p, PLAN_O);
-    TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, rows, m->kv, index, err));
+    TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, &l->attention, rows, m->kv, index,
+                       err));
     TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));
+    if (l->post_norm.attn)
+        TRY(parallel_post_norm(p, &delta, l->post_norm.attn, eps, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, PLAN_GATE_UP, err));
 
     TRY(l->mixture.router ? mixture_forward(m, l, &delta, cview_of(*n), err)
                           : mlp_forward(m, l, &delta, cview_of(*n), err));
+    if (l->post_norm.mlp)
+        TRY(parallel_post_norm(p, &delta, l->post_norm.mlp, eps, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), gain, eps, next, err));
 out:
     return st;
+}
+
+/* The table of this step's rotation. */
+static enum status rotate(struct model *m, const struct rope_config *cfg, const struct rotation *r,
+                          const struct rows *rows, struct err *err)
+{
+    const float scale = cfg->kind == ROPE_YARN ? (float)cfg->attention_factor : 1;
+    if (!r->table)
+        return OK;
+    return backend_rope_table(m->b, view_f32(r->table, rows->count, m->heads.head_dim),
+                              rows->position, r->inv_freq, scale, err);
 }
 
 enum status model_forward(struct model *m, const struct model_input *in, struct cview *logits,
@@ -391,11 +438,10 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
 
     parallel_begin(p, in->rows.count, in->home_cut);
     const struct rows rows = attended(m, &in->rows);
-    struct view rope = view_f32(m->rope, rows.count, cfg->head_dim);
-    struct view x = parallel_rest(p, m->x), n;
-    const float rope_scale = cfg->rope.kind == ROPE_YARN ? (float)cfg->rope.attention_factor : 1;
-    TRY(backend_rope_table(m->b, rope, rows.position, m->inv_freq, rope_scale, err));
-    TRY(parallel_embed(p, x, in->ids, m->embed, err));
+    struct view x = parallel_rest(p, m->x), n, scores;
+    TRY(rotate(m, &cfg->rope, &m->rope, &rows, err));
+    TRY(rotate(m, &cfg->local_rope, &m->local_rope, &rows, err));
+    TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
     TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, PLAN_QKV, err));
     for (int32_t i = 0; i <= last; i++) {
         const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
@@ -404,9 +450,13 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }
     *logits = (struct cview){NULL, DTYPE_F32, 0, 0};
-    if (in->samples > 0)
-        TRY(parallel_head(p, cview_of(n), in->sample, in->sample_host, in->samples, m->head, logits,
-                          err));
+    if (in->samples == 0)
+        goto out;
+    TRY(parallel_head(p, cview_of(n), in->sample, in->sample_host, in->samples, m->head, &scores,
+                      err));
+    if (cfg->final_softcap > 0)
+        TRY(backend_softcap(m->b, scores, cfg->final_softcap, err));
+    *logits = cview_of(scores);
 out:
     return st;
 }

@@ -331,13 +331,19 @@ static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum p
            (l->gathered ? flow_gathered_bytes(f, part, rank) : 0);
 }
 
+/* Norms of a layer. */
+static int32_t norms(const struct flow *f)
+{
+    return f->post_norms ? 4 : 2;
+}
+
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
 {
     return linear_bytes(f, phase, PLAN_QKV, rows, rank) +
            linear_bytes(f, phase, PLAN_O, rows, rank) +
            linear_bytes(f, phase, PLAN_GATE_UP, rows, rank) +
            linear_bytes(f, phase, PLAN_DOWN, rows, rank) +
-           2 * route_bytes(f, &f->phase[phase].sums, rows, columns(1, 1), rank);
+           (uint64_t)norms(f) * route_bytes(f, &f->phase[phase].sums, rows, columns(1, 1), rank);
 }
 
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
@@ -392,7 +398,7 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
 {
     static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
     const struct flow_phase *p = &f->phase[phase];
-    int32_t n = 2 * route_meetings(f, &p->sums);
+    int32_t n = norms(f) * route_meetings(f, &p->sums);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         const struct flow_linear *l = &p->linear[parts[i]];
         const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
@@ -500,6 +506,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->quant = m->quant;
     f->mixture = m->mixture;
     f->tied = m->tied;
+    f->post_norms = m->post_norms;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
     TRY(open_logits(f, m, err));

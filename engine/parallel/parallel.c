@@ -26,6 +26,7 @@ struct parallel {
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
+    float *delta;  /* what a norm of its own takes while sums are exchanged */
     float *router; /* [rows, E] logits of experts */
     struct routing routing;
 };
@@ -168,7 +169,7 @@ static float *carve(char *base, size_t *used, size_t elements)
 static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
                         int32_t samples_max, char *base)
 {
-    size_t input = 0, product = 0, sampled = 0, blocks = 0, used = 0;
+    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, used = 0;
     for (int32_t i = 0; i < PLAN_PHASES; i++) {
         const struct flow_phase *phase = &f->phase[i];
         const struct flow_linear *head = &phase->linear[PLAN_HEAD], *l = NULL;
@@ -187,6 +188,8 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct matrix x = flow_matrix(0, f->hidden);
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
+        if (f->post_norms && phase->rest.count[SPREAD_COLS] > 0)
+            delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
         l = &phase->linear[PLAN_GATE_UP];
         if (!spread_equal(&l->after.to, &f->mlp))
             blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
@@ -197,6 +200,7 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
     p->sums = carve(base, &used, (size_t)rows_max);
     p->gate_up = carve(base, &used, blocks);
     p->act = carve(base, &used, blocks);
+    p->delta = carve(base, &used, delta);
     p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
     const struct mixture_config *mixture = &f->mixture;
     const size_t pairs = (size_t)rows_max * (size_t)mixture->chosen;
@@ -371,21 +375,22 @@ struct view parallel_input(struct parallel *p, enum plan_part part)
 }
 
 enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
-                           struct parallel_weight w, struct err *err)
+                           struct parallel_weight w, float scale, struct err *err)
 {
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[PLAN_EMBED];
     const struct matrix m = of_step(p, l->out);
     struct view found = part_of(p, &m, &l->product, source(p, &l->after, p->product)), moved;
     const struct span mine = flow_outputs(p->flow, PLAN_EMBED, p->rank);
-    TRY(backend_embed(p->b, found, ids, w.local, (int32_t)mine.begin, err));
+    TRY(backend_embed(p->b, found, ids, w.local, (int32_t)mine.begin, scale, err));
     TRY(move(p, &m, &l->after, found.data, &moved, err));
     p->b->ops->copy(p->b, x.data, (size_t)x.cols, moved.data, (size_t)x.cols, x.rows, x.cols);
 out:
     return st;
 }
 
-/* Norm of rows whose columns lie on several ranks: only the sums of squares are exchanged. */
+/* Norm of rows whose columns lie on several ranks: only the sums of squares are exchanged. next:
+ * who takes it; PLAN_PARTS: it goes where x is. */
 static enum status split_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                               const float *gain, float eps, enum plan_part next, struct err *err)
 {
@@ -398,11 +403,25 @@ static enum status split_norm(struct parallel *p, struct view *n, struct view x,
     struct view whole;
     TRY(backend_square_sum(p->b, squares, x, delta, flow_pieces(p->flow, p->now, p->rank), err));
     TRY(move(p, &sums, &p->now->sums, squares, &whole, err));
-    *n = parallel_input(p, next);
+    *n = next == PLAN_PARTS ? x : parallel_input(p, next);
     TRY(backend_rms_scale(p->b, *n, cview_of(x), whole.data, (int32_t)p->flow->hidden.units,
                           gain + mine.begin, eps, err));
 out:
     return st;
+}
+
+enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
+                               struct err *err)
+{
+    const struct cview nothing = {0};
+    const struct view from = *delta;
+    if (p->now->rest.count[SPREAD_COLS] == 0)
+        return backend_rmsnorm(p->b, from, cview_of(from), gain, eps, err);
+    /* the exchange of sums may use the buffer that it is in */
+    const struct view kept = view_f32(p->delta, from.rows, from.cols);
+    p->b->ops->copy(p->b, p->delta, (size_t)from.cols, from.data, (size_t)from.cols, from.rows,
+                    from.cols);
+    return split_norm(p, delta, kept, nothing, gain, eps, PLAN_PARTS, err);
 }
 
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
@@ -488,17 +507,19 @@ out:
 }
 
 /* Of experts: each as if it were a row. */
-static enum status silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
+static enum status act_mul(struct parallel *p, struct view y, struct cview gu, enum activation act,
+                           struct err *err)
 {
     const int32_t each = p->flow->mixture.experts > 0 ? p->flow->mixture.chosen : 1;
     y.rows *= each;
     y.cols /= each;
     gu.rows *= each;
     gu.cols /= each;
-    return backend_silu_mul(p->b, y, gu, err);
+    return backend_act_mul(p->b, y, gu, act, err);
 }
 
-enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu, struct err *err)
+enum status parallel_act_mul(struct parallel *p, struct view y, struct cview gu,
+                             enum activation act, struct err *err)
 {
     enum status st = OK;
     const struct flow *f = p->flow;
@@ -509,14 +530,14 @@ enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu
     const float *from = gu.data;
     float *to = y.data;
     if (blocks == 1)
-        return silu_mul(p, y, gu, err);
+        return act_mul(p, y, gu, act, err);
     for (int32_t i = 0; i < blocks; i++) { /* each block is [gate | up]; the op takes one of them */
         const int32_t cols = (int32_t)span_len(placement_block(l->out.units, n, first + i));
         struct view both = view_f32(p->gate_up, gu.rows, 2 * cols);
-        struct view act = view_f32(p->act, gu.rows, cols);
+        const struct view done = view_f32(p->act, gu.rows, cols);
         p->b->ops->copy(p->b, p->gate_up, (size_t)both.cols, from, (size_t)gu.cols, gu.rows,
                         both.cols);
-        TRY(backend_silu_mul(p->b, act, cview_of(both), err));
+        TRY(backend_act_mul(p->b, done, cview_of(both), act, err));
         p->b->ops->copy(p->b, to, (size_t)y.cols, p->act, (size_t)cols, gu.rows, cols);
         from += both.cols;
         to += cols;
@@ -558,7 +579,7 @@ static const int32_t *own_samples(struct parallel *p, const int32_t *sample,
 
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
                           const int32_t *sample_host, int32_t samples, struct parallel_weight w,
-                          struct cview *logits, struct err *err)
+                          struct view *logits, struct err *err)
 {
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[PLAN_HEAD];
@@ -567,7 +588,7 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), mine;
     TRY(backend_select(p->b, chosen, n, index, err));
     TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
-    *logits = cview_of(mine);
+    *logits = mine;
     if (l->after.count > 0) { /* parallel_gather would overwrite the buffer they are in */
         p->b->ops->copy(p->b, p->product, (size_t)mine.cols, mine.data, (size_t)mine.cols,
                         mine.rows, mine.cols);

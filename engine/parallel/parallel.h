@@ -52,9 +52,14 @@ struct view parallel_rest(const struct parallel *p, float *data);
 /* Where the input of a linear or of the head is best written. */
 struct view parallel_input(struct parallel *p, enum plan_part part);
 
-/* x = rows ids[t] of the whole table; padding (-1) gives zeros. ids: of all rows of the step. */
+/* x = rows ids[t] of the whole table, times scale; padding (-1) gives zeros. ids: of all rows of
+ * the step. */
 enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
-                           struct parallel_weight w, struct err *err) MUST_USE;
+                           struct parallel_weight w, float scale, struct err *err) MUST_USE;
+/* *delta, the result of parallel_linear or parallel_expert_sum, becomes its rmsnorm over whole
+ * rows. gain: of all columns. Valid until the next linear or norm. */
+enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
+                               struct err *err) MUST_USE;
 /* x += delta when it has data; *n = rmsnorm(x) over whole rows, as `next` takes it. gain: of all
  * columns. delta may be the result of parallel_linear. */
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
@@ -76,14 +81,14 @@ enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct c
 enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview x,
                                 const struct experts *w, const struct routing *r,
                                 struct err *err) MUST_USE;
-/* y = silu(gate) * up, gu being the output of gate/up. */
-enum status parallel_silu_mul(struct parallel *p, struct view y, struct cview gu,
-                              struct err *err) MUST_USE;
+/* y = act(gate) * up, gu being the output of gate/up. */
+enum status parallel_act_mul(struct parallel *p, struct view y, struct cview gu,
+                             enum activation act, struct err *err) MUST_USE;
 /* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step.
  * sample is on the device, sample_host the same on the host. */
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
                           const int32_t *sample_host, int32_t samples, struct parallel_weight w,
-                          struct cview *logits, struct err *err) MUST_USE;
+                          struct view *logits, struct err *err) MUST_USE;
 /* Ids whose logits a rank has: every id is on one rank. */
 struct span parallel_vocab(const struct parallel *p, int32_t rank);
 /* *whole = rows [begin, end) of these logits from all ranks, [end - begin, V], valid until the next

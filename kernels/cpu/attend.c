@@ -4,8 +4,8 @@
  * whatever the rows and threads: scores, maximum, exp, sum and weighted values of the segment; then
  * it is merged into the running state (M, L, O) in this order of operations: m' = max(M, m), a =
  * exp(M - m'), b = exp(m - m'), L = fma(L, a, l * b), O = fma(O, a, o * b) The first segment
- * initialises the state; the result is O / L. Positions beyond the row's are never part of it:
- * their score is -inf before the maximum and their values are not read. */
+ * initialises the state; the result is O / L. Positions beyond the row's, or before its window, are
+ * never part of it: their score is -inf before the maximum and their values are not read. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/numerics.h"
 
@@ -18,6 +18,7 @@ struct job {
     const struct cpu_isa *isa;
     const struct kv_cache *kv;
     const struct heads *heads;
+    const struct attention *how;
     const struct rows *rows;
     float *qkv; /* rope_kv */
     const struct qkv_rules *rules;
@@ -129,17 +130,44 @@ struct part {
     float max, sum;
 };
 
-/* Keys [from, from + BACKEND_SEGMENT) of the row, as far as it has them: maximum, exponentials,
- * their sum and the weighted values of each head. */
+/* The first key that a row sees, and the segment it lies in. */
+static int32_t first_key(const struct job *j, int32_t row)
+{
+    const int32_t keys = j->rows->position[row] + 1, window = j->how->window;
+    return window > 0 && keys > window ? keys - window : 0;
+}
+
+static int32_t first_segment(const struct job *j, int32_t row)
+{
+    return first_key(j, row) / BACKEND_SEGMENT * BACKEND_SEGMENT;
+}
+
+/* Scores of the segment's keys, those that the row does not see left out. */
+static void score_segment(const struct job *j, struct state *s)
+{
+    j->isa->scores(&s->a);
+    for (int32_t h = 0; h < s->a.heads; h++) {
+        if (j->how->softcap > 0)
+            j->isa->softcap(s->s[h], j->how->softcap, s->a.keys);
+        for (int32_t i = 0; i < s->a.skip; i++)
+            s->s[h][i] = -INFINITY;
+    }
+}
+
+/* Keys [segment, segment + BACKEND_SEGMENT) of the row, as far as it sees them, from the block of
+ * the first on: maximum, exponentials, their sum and the weighted values of each head. */
 static void reduce_segment(const struct job *j, struct state *s, int32_t row, int32_t kv_head,
-                           int32_t from)
+                           int32_t segment)
 {
     const struct kv_spec *spec = &j->kv->spec;
-    const int32_t keys = j->rows->position[row] + 1 - from;
+    const int32_t first = first_key(j, row) > segment ? first_key(j, row) : segment;
+    const int32_t from = first / BACKEND_BLOCK_TOKENS * BACKEND_BLOCK_TOKENS;
+    const int32_t keys = j->rows->position[row] + 1 - from, most = segment + BACKEND_SEGMENT - from;
     const int32_t *table =
         j->rows->table + (size_t)j->rows->slot[row] * (size_t)j->rows->table_cols;
     const unsigned char *k[SEGMENT_BLOCKS], *v[SEGMENT_BLOCKS];
-    s->a.keys = keys < BACKEND_SEGMENT ? keys : BACKEND_SEGMENT;
+    s->a.keys = keys < most ? keys : most;
+    s->a.skip = first - from;
     const int32_t blocks = (s->a.keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     for (int32_t i = 0; i < blocks; i++) {
         k[i] = layout_kv_block(j->kv, j->layer, table[from / BACKEND_BLOCK_TOKENS + i], kv_head);
@@ -147,7 +175,7 @@ static void reduce_segment(const struct job *j, struct state *s, int32_t row, in
     }
     s->a.blocks = k;
     s->a.dim = spec->head_dim;
-    j->isa->scores(&s->a);
+    score_segment(j, s);
     for (int32_t h = 0; h < s->a.heads; h++)
         s->sum[h] = j->isa->softmax(s->s[h], s->a.keys, &s->max[h]);
     s->a.blocks = v;
@@ -185,7 +213,7 @@ static bool next_heads(const struct job *j, struct state *s, int32_t row, int32_
     const int32_t dim = j->heads->head_dim;
     const float *q = j->q + (size_t)row * (size_t)j->cols;
     s->a = (struct cpu_scores){.s = s->s[0], .o = s->o[0], .dtype = j->kv->spec.dtype};
-    s->a.scale = 1.0f / sqrtf((float)dim);
+    s->a.scale = j->how->scale;
     for (; *head < j->heads->heads && s->a.heads < CPU_HEADS; ++*head)
         if (j->heads->kv_of[*head] == kv_head) {
             s->head[s->a.heads] = *head;
@@ -197,16 +225,18 @@ static bool next_heads(const struct job *j, struct state *s, int32_t row, int32_
 static void attend_item(const struct job *j, int32_t row, int32_t kv_head)
 {
     const int32_t dim = j->heads->head_dim, keys = j->rows->position[row] + 1;
+    const int32_t first = first_segment(j, row);
     ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];
     struct part all[CPU_HEADS];
     struct state s;
     for (int32_t h = 0; h < CPU_HEADS; h++)
         all[h] = (struct part){.o = o[h]};
     for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
-        for (int32_t from = 0; from < keys; from += BACKEND_SEGMENT) {
+        for (int32_t from = first; from < keys; from += BACKEND_SEGMENT) {
             reduce_segment(j, &s, row, kv_head, from);
             for (int32_t h = 0; h < s.a.heads; h++)
-                merge(j->isa, &all[h], (struct part){s.o[h], s.max[h], s.sum[h]}, from == 0, dim);
+                merge(j->isa, &all[h], (struct part){s.o[h], s.max[h], s.sum[h]}, from == first,
+                      dim);
         }
         for (int32_t h = 0; h < s.a.heads; h++)
             j->isa->divide(out_of(j, row, s.head[h]), o[h], all[h].sum, dim);
@@ -256,7 +286,7 @@ static void wave_reduce(void *arg, int32_t worker, int64_t begin, int64_t end)
     for (int64_t n = begin; n < end; n++) {
         const int32_t i = (int32_t)(n % WAVE), row = (int32_t)(n / WAVE % rows);
         const int32_t kv_head = (int32_t)(n / WAVE / rows), from = j->from + i * BACKEND_SEGMENT;
-        if (j->rows->slot[row] < 0 || from > j->rows->position[row])
+        if (j->rows->slot[row] < 0 || from > j->rows->position[row] || from < first_segment(j, row))
             continue;
         for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
             reduce_segment(j, &s, row, kv_head, from);
@@ -282,9 +312,14 @@ static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
         struct part all = {running, running[dim], running[dim + 1]};
         if (j->rows->slot[row] < 0 || j->from > position)
             continue;
+        const int32_t first = first_segment(j, row), wave = j->from + WAVE * BACKEND_SEGMENT;
+        if (wave <= first)
+            continue;
         for (int32_t i = 0, from = j->from; i < WAVE && from <= position; i++) {
             float *part = part_of(j, n, 1 + i);
-            merge(j->isa, &all, (struct part){part, part[dim], part[dim + 1]}, from == 0, dim);
+            if (from >= first)
+                merge(j->isa, &all, (struct part){part, part[dim], part[dim + 1]}, from == first,
+                      dim);
             from += BACKEND_SEGMENT;
         }
         running[dim] = all.max;
@@ -293,23 +328,35 @@ static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
     }
 }
 
-/* Longest row when its segments shall be shared out; 0: there are items for all threads, or no
- * scratch was reserved that is large enough. */
-static int32_t split_keys(const struct cpu_backend *c, const struct job *j)
+/* The segments of all rows when they shall be shared out: [begin, end). */
+struct stretch {
+    int32_t begin, end;
+};
+
+/* Empty: there are items for all threads, or no row sees so many keys, or no scratch was reserved
+ * that is large enough. */
+static struct stretch split_keys(const struct cpu_backend *c, const struct job *j)
 {
     const int32_t rows = j->rows->count, kv_heads = j->heads->kv_heads;
-    int32_t keys = 0;
+    struct stretch all = {INT32_MAX, 0};
+    int32_t most = 0;
     if ((int64_t)rows * kv_heads >= pool_threads(c->pool) ||
         (size_t)rows * (size_t)j->heads->heads * wave_floats(j->heads->head_dim) > c->packed_floats)
-        return 0;
-    for (int32_t t = 0; t < rows; t++)
-        if (j->rows->slot[t] >= 0 && j->rows->position[t] >= keys)
-            keys = j->rows->position[t] + 1;
-    return keys >= WAVE_KEYS_MIN ? keys : 0;
+        return (struct stretch){0};
+    for (int32_t t = 0; t < rows; t++) {
+        if (j->rows->slot[t] < 0)
+            continue;
+        const int32_t end = j->rows->position[t] + 1, begin = first_segment(j, t);
+        most = end - begin > most ? end - begin : most;
+        all.begin = begin < all.begin ? begin : all.begin;
+        all.end = end > all.end ? end : all.end;
+    }
+    return most >= WAVE_KEYS_MIN ? all : (struct stretch){0};
 }
 
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+                const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                int32_t layer)
 {
     struct cpu_backend *c = cpu_of(b);
     const size_t row_bytes = (size_t)out.cols * sizeof(float);
@@ -317,16 +364,17 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
         if (rows->slot[t] < 0)
             memset((unsigned char *)out.data + (size_t)t * row_bytes, 0, row_bytes);
     struct job j = {.isa = c->isa, .kv = kv, .heads = h, .rows = rows, .q = qkv.data};
+    j.how = how;
     j.out = out.data;
     j.layer = layer;
     j.cols = qkv.cols;
     const int64_t items = (int64_t)rows->count * h->kv_heads;
-    const int32_t keys = split_keys(c, &j);
+    const struct stretch split = split_keys(c, &j);
     j.parts = c->packed;
-    for (; j.from < keys; j.from += WAVE * BACKEND_SEGMENT) {
+    for (j.from = split.begin; j.from < split.end; j.from += WAVE * BACKEND_SEGMENT) {
         pool_run(c->pool, items * WAVE, 1, wave_reduce, &j);
         pool_run(c->pool, (int64_t)rows->count * h->heads, 1, wave_merge, &j);
     }
-    if (keys == 0)
+    if (split.end == 0)
         pool_run(c->pool, items, 1, attend_items, &j);
 }

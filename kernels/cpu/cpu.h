@@ -51,6 +51,7 @@ struct cpu_scores {
     int32_t heads;                      /* 1 .. CPU_HEADS */
     const unsigned char *const *blocks; /* keys [head_dim][16] or values [16][padded head_dim] */
     int32_t keys;                       /* 1 .. BACKEND_SEGMENT */
+    int32_t skip;                       /* so many of them, < 16, are not seen */
     int32_t dim;                        /* head_dim for keys, padded to 16 for values */
     enum dtype dtype;
     float scale;
@@ -87,7 +88,9 @@ struct cpu_isa {
     void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
     float (*sum_squares)(const float *x, int32_t n);
     void (*norm)(float *y, const float *x, const float *gain, float r, int32_t n);
-    void (*silu_mul)(float *y, const float *gate, const float *up, int32_t n);
+    /* by enum activation */
+    void (*act_mul[2])(float *y, const float *gate, const float *up, int32_t n);
+    void (*softcap)(float *x, float cap, int32_t n);
     void (*rotate)(float *head, const float *cos_sin, int32_t half);
     void (*sum_tree)(float *y, const float *const *addends, int32_t count, int64_t begin,
                      int64_t end);
@@ -95,7 +98,7 @@ struct cpu_isa {
     /* attention */
     void (*scores)(const struct cpu_scores *a);           /* s = (q . k) * scale */
     float (*softmax)(float *s, int32_t keys, float *max); /* s = exp(s - max); the sum */
-    void (*weigh)(const struct cpu_scores *a);            /* o = sum s * v, ascending keys */
+    void (*weigh)(const struct cpu_scores *a); /* o = sum s * v, ascending keys from skip on */
     void (*merge)(float *o, const float *add, float a, float b, int32_t n); /* o * a + add * b */
     void (*divide)(float *dst, const float *o, float by, int32_t n);
 
@@ -185,13 +188,14 @@ void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+                const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                int32_t layer);
 
 /* rowops.c */
 void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
                     const struct sample_slots *slots);
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
-                  int32_t first);
+                  int32_t first, float scale);
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
@@ -201,7 +205,8 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
                       int32_t width, const float *gain, float eps);
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
-void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
+void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
                  size_t src_stride, int32_t rows, int32_t cols);

@@ -387,6 +387,29 @@ static void silu_mul(float *y, const float *gate, const float *up, int32_t n)
     }
 }
 
+static void gelu_mul(float *y, const float *gate, const float *up, int32_t n)
+{
+    const v16 one = v16_set1(1.0f);
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 g = load_group(gate + i, m);
+        v16 f = v16_fma(v16_mul(g, g), v16_set1(NUMERICS_GELU_3), v16_set1(NUMERICS_GELU_1));
+        v16 s = v16_div(g, v16_add(one, exp16(v16_mul(g, f))));
+        store_group(y + i, v16_mul(s, load_group(up + i, m)), m);
+    }
+}
+
+static void softcap(float *x, float cap, int32_t n)
+{
+    const v16 one = v16_set1(1.0f), by = v16_set1(2.0f / cap);
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        v16 e = exp16(v16_mul(load_group(x + i, m), by));
+        v16 t = v16_div(v16_sub(e, one), v16_add(e, one));
+        store_group(x + i, v16_mul(v16_set1(cap), t), m);
+    }
+}
+
 static void rotate(float *head, const float *cos_sin, int32_t half)
 {
     for (int32_t i = 0; i < half; i += 16) {
@@ -516,7 +539,7 @@ V16_TEMPLATE void weigh_block(const struct cpu_scores *a, int32_t head, int32_t 
     v16 acc[CPU_HEADS * V16_KEYS];
     foreach(i, sums)
         acc[i] = v16_zero();
-    for (int32_t key = 0; key < a->keys; key++) {
+    for (int32_t key = a->skip; key < a->keys; key++) {
         const unsigned char *v = a->blocks[key / 16] + (size_t)(key % 16) * row + (size_t)e * size;
         v16 x[V16_KEYS];
         foreach(c, vecs)
@@ -644,7 +667,8 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
         .pack_run = pack_run, .wide_panels = {1, V16_WIDE1, V16_WIDE2, V16_WIDE3, V16_WIDE4},      \
         .tile_streams = V16_COLS == 2, .widen = widen, .pack = pack, .convert = convert,           \
         .interleave = interleave, .add = add, .sum_squares = sum_squares, .norm = norm,            \
-        .silu_mul = silu_mul, .rotate = rotate, .sum_tree = sum_tree, .scores = scores,            \
-        .softmax = softmax, .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum,  \
-        .find = find, .scale = scale, .exp = exponentials,                                         \
+        .act_mul = {[ACT_SILU] = silu_mul, [ACT_GELU_TANH] = gelu_mul}, .softcap = softcap,        \
+        .rotate = rotate, .sum_tree = sum_tree, .scores = scores, .softmax = softmax,              \
+        .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum, .find = find,        \
+        .scale = scale, .exp = exponentials,                                                       \
     }

@@ -31,6 +31,7 @@ struct embed_job {
     const int32_t *ids;
     const struct weight *w;
     int32_t first;
+    float scale;
 };
 
 static void embed_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
@@ -45,13 +46,15 @@ static void embed_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
             layout_weight_get(j->w, (int32_t)row, y);
         else
             memset(y, 0, cols * sizeof *y);
+        for (size_t i = 0; j->scale != 1 && i < cols; i++)
+            y[i] *= j->scale;
     }
 }
 
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
-                  int32_t first)
+                  int32_t first, float scale)
 {
-    struct embed_job j = {y.data, ids, w, first};
+    struct embed_job j = {y.data, ids, w, first, scale};
     pool_run(cpu_of(b)->pool, y.rows, 1 + 4096 / ((int64_t)y.cols + 1), embed_rows, &j);
 }
 
@@ -189,29 +192,50 @@ void rowops_rope_table(struct backend *b, struct view table, const int32_t *posi
     pool_run(cpu_of(b)->pool, table.rows, 1 + 512 / ((int64_t)table.cols + 1), rope_rows, &j);
 }
 
-struct silu_job {
-    const struct cpu_isa *isa;
+struct act_job {
+    void (*act_mul)(float *y, const float *gate, const float *up, int32_t n);
     float *y;
     const float *gu;
     int32_t cols;
 };
 
-static void silu_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+static void act_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
-    const struct silu_job *j = arg;
+    const struct act_job *j = arg;
     (void)worker;
     const size_t cols = (size_t)j->cols;
     for (int64_t t = begin; t < end; t++) {
         const float *row = j->gu + (size_t)t * 2 * cols;
-        j->isa->silu_mul(j->y + (size_t)t * cols, row, row + cols, j->cols);
+        j->act_mul(j->y + (size_t)t * cols, row, row + cols, j->cols);
     }
 }
 
-void rowops_silu_mul(struct backend *b, struct view y, struct cview gu)
+void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
 {
     struct cpu_backend *c = cpu_of(b);
-    struct silu_job j = {c->isa, y.data, gu.data, y.cols};
-    pool_run(c->pool, y.rows, grain(4 * y.cols), silu_rows, &j);
+    struct act_job j = {c->isa->act_mul[act], y.data, gu.data, y.cols};
+    pool_run(c->pool, y.rows, grain(4 * y.cols), act_rows, &j);
+}
+
+struct softcap_job {
+    const struct cpu_isa *isa;
+    float *x, cap;
+    int32_t cols;
+};
+
+static void softcap_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct softcap_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        j->isa->softcap(j->x + (size_t)t * (size_t)j->cols, j->cap, j->cols);
+}
+
+void rowops_softcap(struct backend *b, struct view x, float cap)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct softcap_job j = {c->isa, x.data, cap, x.cols};
+    pool_run(c->pool, x.rows, grain(4 * x.cols), softcap_rows, &j);
 }
 
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index)

@@ -3,16 +3,16 @@
  * all rows and each block leaves at once when its rows belong to the other; a launch depends on
  * host scalars only, as a graph needs it. Runs: attend_flash.cu and attend_tile.cu.
  *
- * Rows alone are bound by the reads of keys and values. A row's keys are cut into splits by its own
- * length only, and splits are folded in ascending order, so its bits do not depend on other rows.
- * attend_split_kernel, one block per (row, KV head, split): a team of lanes takes AT_ONCE keys at a
- * time, all their loads under way together, for up to GROUP query heads, with its own running
- * (maximum, sum, output) in registers; nothing is shared until the end. attend_merge_kernel folds
- * the splits. In steps of so many rows that there is no room for all splits' results, a block takes
- * all splits of its row one after the other: these fill the device without being split, but for a
- * few long rows that would keep the others waiting. attend_pick_kernel picks such, and they are
- * split as ever. That changes no bit, so it does not matter which are picked. Padding gets its
- * zeros here. */
+ * Rows alone are bound by the reads of keys and values. The keys that a row sees, from the cache
+ * block of the first on, are cut into splits by their own number only, and splits are folded in
+ * ascending order, so its bits do not depend on other rows. attend_split_kernel, one block per
+ * (row, KV head, split): a team of lanes takes AT_ONCE keys at a time, all their loads under way
+ * together, for up to GROUP query heads, with its own running (maximum, sum, output) in registers;
+ * nothing is shared until the end. attend_merge_kernel folds the splits. In steps of so many rows
+ * that there is no room for all splits' results, a block takes all splits of its row one after the
+ * other: these fill the device without being split, but for a few long rows that would keep the
+ * others waiting. attend_pick_kernel picks such, and they are split as ever. That changes no bit,
+ * so it does not matter which are picked. Padding gets its zeros here. */
 #include "kernels/cuda/attend.cuh"
 
 #include "kernels/cuda/mma.cuh"
@@ -21,7 +21,6 @@
 #define SPLITS 32
 #define SPLIT_KEYS_MIN 64  /* shorter ones are not worth the fold */
 #define PICKED_BLOCKS 2048 /* for so many blocks at most */
-#define LOG2E 1.44269504f
 #ifndef ATTEND_LONG_KEYS
 #define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
 #endif
@@ -46,11 +45,25 @@ HOST_DEVICE int32_t split_count(int32_t length)
     return (length + size - 1) / size;
 }
 
-HOST_DEVICE struct key_range split_range(int32_t length, int32_t split)
+HOST_DEVICE struct key_range split_range(struct key_range all, int32_t split)
 {
-    const int32_t size = split_size(length), begin = split * size;
-    const struct key_range r = {begin, length - begin < size ? length : begin + size};
+    const int32_t size = split_size(all.end - all.begin), begin = all.begin + split * size;
+    const struct key_range r = {begin, all.end - begin < size ? all.end : begin + size};
     return r;
+}
+
+/* The keys that row t is given: those it sees, and what is before them in the first's block. */
+HOST_DEVICE struct key_range keys_of(const struct attend_args *a, int32_t t)
+{
+    const int32_t position = a->rows.position[t], first = attend_first(a, position);
+    const struct key_range r = {first - first % BACKEND_BLOCK_TOKENS, position + 1};
+    return r;
+}
+
+HOST_DEVICE int32_t keys_count(const struct attend_args *a, int32_t t)
+{
+    const struct key_range r = keys_of(a, t);
+    return r.end - r.begin;
 }
 
 /* Output, maximum and sum of one split. */
@@ -85,7 +98,7 @@ __global__ void attend_pick_kernel(struct attend_args a)
         a.picked[i] = -1;
     __syncthreads();
     for (int32_t t = (int32_t)threadIdx.x; t < a.rows.count; t += THREADS) {
-        if (a.rows.position[t] + 1 < ATTEND_LONG_KEYS || !attend_is_alone(&a, t))
+        if (!attend_is_alone(&a, t) || keys_count(&a, t) < ATTEND_LONG_KEYS)
             continue;
         const int32_t place = atomicAdd(&count, 1);
         if (place < a.picks)
@@ -147,12 +160,14 @@ template <typename S, typename F> DEVICE void for_elements(const struct vectors<
         }
 }
 
-/* The first `count` of AT_ONCE keys: the same for all lanes of the team, but teams of a warp may
- * differ. */
+/* Of AT_ONCE keys those from `skip` on, below `count`: the same for all lanes of the team, but
+ * teams of a warp may differ. */
 template <typename S>
-DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S::VEC],
-                      const struct vectors<S> &k, const struct vectors<S> &v, int32_t count)
+DEVICE void take_keys(const struct attend_args &a, struct state<S> &s,
+                      const float (&q)[S::GROUP][S::ITER][S::VEC], const struct vectors<S> &k,
+                      const struct vectors<S> &v, int32_t skip, int32_t count)
 {
+    const bool any = count > 0 && skip < count && skip < S::AT_ONCE;
     float score[S::AT_ONCE][S::GROUP] = {};
     for_elements<S>(k, [&](int u, int i, int j, float key) {
 #pragma unroll
@@ -165,12 +180,14 @@ DEVICE void take_keys(struct state<S> &s, const float (&q)[S::GROUP][S::ITER][S:
 #pragma unroll
         for (int u = 0; u < S::AT_ONCE; u++) {
             score[u][g] = reduce_lanes<S::LANES>(score[u][g], plus());
-            max = u < count ? fmaxf(max, score[u][g]) : max;
+            if (a.softcap > 0)
+                score[u][g] = attend_capped(a, score[u][g]);
+            max = u >= skip && u < count ? fmaxf(max, score[u][g]) : max;
         }
-        const float old = count > 0 ? mma_exp2(s.max[g] - max) : 1;
+        const float old = any ? mma_exp2(s.max[g] - max) : 1;
 #pragma unroll
         for (int u = 0; u < S::AT_ONCE; u++) {
-            score[u][g] = u < count ? mma_exp2(score[u][g] - max) : 0;
+            score[u][g] = u >= skip && u < count ? mma_exp2(score[u][g] - max) : 0;
             add += score[u][g];
         }
         s.max[g] = max;
@@ -259,6 +276,7 @@ DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache
                          int32_t split, struct key_range r, int32_t first, int32_t past)
 {
     const int32_t dim = a.kv.dim, kv_head = a.kv_of[first], slot = a.rows.slot[t];
+    const int32_t seen = attend_first(&a, a.rows.position[t]);
     float q[S::GROUP][S::ITER][S::VEC] = {};
     struct state<S> s = {
     };
@@ -282,7 +300,7 @@ DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache
         struct vectors<S> k, v;
         load_vectors<S>(k, key, count, dim);
         load_vectors<S>(v, key + BACKEND_BLOCK_TOKENS * dim, count, dim);
-        take_keys<S>(s, q, k, v, left);
+        take_keys<S>(a, s, q, k, v, seen - p, left);
     }
     fold_teams<S>(a, s, t, split, first, past, r.end == a.rows.position[t] + 1);
 }
@@ -295,7 +313,8 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     if (t < 0 || attend_is_in_run(&a, t))
         return;
     const bool padding = a.rows.slot[t] < 0;
-    const int32_t length = padding ? 1 : a.rows.position[t] + 1, splits = split_count(length);
+    const struct key_range all = padding ? key_range{0, 1} : keys_of(&a, t);
+    const int32_t length = all.end - all.begin, splits = split_count(length);
     const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
     if (one >= splits || (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t)))
         return; /* at once: there are many such */
@@ -308,7 +327,7 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
         const int32_t end = first + S::GROUP < h.past ? first + S::GROUP : h.past;
         for (int32_t split = one; split < past; split++)
-            attend_split<S>(a, cache, t, split, split_range(length, split), first, end);
+            attend_split<S>(a, cache, t, split, split_range(all, split), first, end);
     }
 }
 
@@ -318,7 +337,7 @@ __global__ void attend_merge_kernel(struct attend_args a)
     launch_release();
     if (t < 0 || !attend_is_alone(&a, t))
         return;
-    const int32_t splits = split_count(a.rows.position[t] + 1);
+    const int32_t splits = split_count(keys_count(&a, t));
     const float *first = partial_at(&a, (int32_t)blockIdx.x, head, 0);
     for (int32_t e = (int32_t)threadIdx.x; e < dim; e += (int32_t)blockDim.x) {
         struct folded all = {first[e], first[dim], first[dim + 1]};
@@ -398,7 +417,8 @@ static void pick(struct attend_args *a, size_t places)
 }
 
 static void run(struct cuda_backend *c, struct view out, struct cview qkv, const struct heads *h,
-                const struct rows *rows, const struct kv_cache *kv, int32_t layer, bool apart)
+                const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                int32_t layer, bool apart)
 {
     if (rows->count == 0 || h->heads == 0)
         return;
@@ -408,7 +428,9 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             kv_place_of(&kv->spec, layer),
                             h->kv_of,
                             h->heads,
-                            LOG2E / sqrtf((float)h->head_dim), /* weights are powers of two */
+                            how->window > 0 ? how->window : INT32_MAX,
+                            how->scale * ATTEND_LOG2E,
+                            how->softcap * ATTEND_LOG2E,
                             (float *)c->partial.data,
                             nullptr,
                             0,
@@ -423,13 +445,15 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
 }
 
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+                const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                int32_t layer)
 {
-    run(cuda_of(b), out, qkv, h, rows, kv, layer, false);
+    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, false);
 }
 
 void attend_invariant(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                      const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+                      const struct attention *how, const struct rows *rows,
+                      const struct kv_cache *kv, int32_t layer)
 {
-    run(cuda_of(b), out, qkv, h, rows, kv, layer, true);
+    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, true);
 }

@@ -6,6 +6,8 @@
 
 #include "kernels/cuda/kv_index.cuh"
 
+#define ATTEND_LOG2E 1.44269504f
+
 struct attend_args {
     float *out;       /* [rows, heads * dim] */
     const float *qkv; /* [rows, (heads + 2 kv heads) * dim] */
@@ -13,12 +15,26 @@ struct attend_args {
     struct kv_place kv;
     const int32_t *kv_of; /* ascending */
     int32_t heads;
-    float scale;
-    float *partial;  /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
-    int32_t *picked; /* the rows that have places, or -1; NULL: each row has its own */
+    int32_t window;       /* INT32_MAX: none */
+    float scale, softcap; /* scores are powers of two, so both are times log2(e) */
+    float *partial;       /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
+    int32_t *picked;      /* the rows that have places, or -1; NULL: each row has its own */
     int32_t picks;
     bool apart; /* no rows are a run */
 };
+
+/* The first key that a row at this position sees. */
+HOST_DEVICE int32_t attend_first(const struct attend_args *a, int32_t position)
+{
+    return position < a->window ? 0 : position + 1 - a->window;
+}
+
+/* A score that is scaled, capped (numerics_softcap). */
+DEVICE float attend_capped(const struct attend_args &a, float score)
+{
+    const float e = exp2f(fminf(score * (2 * ATTEND_LOG2E / a.softcap), 126));
+    return a.softcap * ((e - 1) / (e + 1));
+}
 
 /* A sequence row whose neighbours are of other slots. */
 HOST_DEVICE bool attend_is_alone(const struct attend_args *a, int32_t t)

@@ -5,8 +5,8 @@
  * step being copied while this one is computed.
  *
  * Queries and weights are rounded to the type of the keys (bf16 where those are narrower), sums are
- * fp32. A row takes its keys in the same steps from 0 on wherever it lies in a tile, and steps in
- * which it sees nothing change no bit of it: its result depends on no other row. */
+ * fp32. A row takes its keys in the same steps wherever it lies in a tile, and steps in which it
+ * sees nothing change no bit of it: its result depends on no other row. */
 #include "kernels/cuda/attend.cuh"
 
 #include "kernels/cuda/mma.cuh"
@@ -150,7 +150,7 @@ DEVICE void multiply_keys(struct rows_of_lane<P> &l, const typename P::C *q,
     }
 }
 
-/* Keys from first_key on that a row does not see yet score -inf. */
+/* Keys from first_key on that a row does not see yet, or not any more, score -inf. */
 template <typename P>
 DEVICE void mask(struct rows_of_lane<P> &l, const struct attend_args &a, const struct span &s,
                  int32_t first_key)
@@ -161,16 +161,30 @@ DEVICE void mask(struct rows_of_lane<P> &l, const struct attend_args &a, const s
         for (int half = 0; half < 2; half++) {
             const int32_t r = row_of<P>(t, half), mine = (int32_t)threadIdx.x % QUAD * 2;
             const int32_t visible = span_has(s, r) ? a.rows.position[s.tile + r / s.heads] : 0;
+            const int32_t seen = attend_first(&a, visible);
 #pragma unroll
             for (int n = 0; n < P::KEYS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    if (first_key + mine + n * 8 + i > visible)
+                    if (first_key + mine + n * 8 + i > visible ||
+                        first_key + mine + n * 8 + i < seen)
                         l.score[t][n][2 * half + i] = -INFINITY;
         }
 }
 
-/* Scores become weights; what was summed before shrinks as the maximum grows. */
+template <typename P> DEVICE void cap_scores(struct rows_of_lane<P> &l, const struct attend_args &a)
+{
+#pragma unroll
+    for (int t = 0; t < P::TILES; t++)
+#pragma unroll
+        for (int n = 0; n < P::KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                l.score[t][n][i] = attend_capped(a, l.score[t][n][i] * a.scale);
+}
+
+/* Scores become weights; what was summed before shrinks as the maximum grows. A row that has seen
+ * no key yet has zeros, and no maximum to shrink by. */
 template <typename P> DEVICE void weigh(struct rows_of_lane<P> &l, int t, int half, float scale)
 {
     float top = l.max[t][half], add = 0;
@@ -178,8 +192,9 @@ template <typename P> DEVICE void weigh(struct rows_of_lane<P> &l, int t, int ha
     for (int n = 0; n < P::KEYS / 8; n++)
         top = fmaxf(top, fmaxf(l.score[t][n][2 * half], l.score[t][n][2 * half + 1]));
     top = reduce_lanes<QUAD>(top, maximum());
-    const float shift = -top * scale;
-    const float old = mma_exp2((l.max[t][half] - top) * scale);
+    const bool any = top != -INFINITY;
+    const float shift = any ? -top * scale : 0;
+    const float old = any ? mma_exp2((l.max[t][half] - top) * scale) : 1;
 #pragma unroll
     for (int n = 0; n < P::KEYS / 8; n++)
 #pragma unroll
@@ -260,9 +275,12 @@ DEVICE void attend_span(typename P::C *shared, const struct attend_args &a,
 #pragma unroll
         for (int half = 0; half < 2; half++)
             l.max[t][half] = -INFINITY;
-    load_keys<P>(stage, a, cache, s, 0);
+    const int32_t begin = attend_first(&a, s.least) / P::KEYS;
+    const int32_t whole = attend_first(&a, s.last); /* all rows see the keys from here to s.least */
+    const float scale = a.softcap > 0 ? 1 : a.scale;
+    load_keys<P>(stage + begin % 2 * P::STAGE, a, cache, s, begin);
     load_queries<P>(q, a, s);
-    for (int32_t nth = 0; nth <= s.last / P::KEYS; nth++) {
+    for (int32_t nth = begin; nth <= s.last / P::KEYS; nth++) {
         typename P::C *now = stage + nth % 2 * P::STAGE, *next = stage + (nth + 1) % 2 * P::STAGE;
         if (nth < s.last / P::KEYS)
             load_keys<P>(next, a, cache, s, nth + 1);
@@ -271,13 +289,15 @@ DEVICE void attend_span(typename P::C *shared, const struct attend_args &a,
         mma_copy_wait<1>();
         __syncthreads();
         multiply_keys<P>(l, q, now);
-        if (nth * P::KEYS + P::KEYS - 1 > s.least)
+        if (a.softcap > 0)
+            cap_scores<P>(l, a);
+        if (nth * P::KEYS + P::KEYS - 1 > s.least || nth * P::KEYS < whole)
             mask<P>(l, a, s, nth * P::KEYS);
 #pragma unroll
         for (int t = 0; t < P::TILES; t++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                weigh<P>(l, t, half, a.scale);
+                weigh<P>(l, t, half, scale);
         multiply_values<P>(l, now + P::KEYS * P::PITCH);
         __syncthreads(); /* the stage is copied into again */
     }

@@ -57,10 +57,15 @@ DEVICE void load_keys(const struct tile &s, const struct attend_args &a, const E
     }
 }
 
-/* One cache block for one row of queries whose last visible key is `visible` (-1: none); sums of
- * columns from `first` on. */
-DEVICE void take_keys(const struct tile &s, float (&out)[SUMS], float *max, float *sum, int32_t r,
-                      int32_t c, int32_t first_key, int32_t visible, int32_t dim, int32_t first)
+/* What a row of queries sees: keys seen .. visible (-1: none). */
+struct sight {
+    int32_t seen, visible;
+};
+
+/* One cache block for one row of queries; sums of columns from `first` on. */
+DEVICE void take_keys(const struct attend_args &a, const struct tile &s, float (&out)[SUMS],
+                      float *max, float *sum, int32_t r, int32_t c, int32_t first_key,
+                      struct sight sight, int32_t dim, int32_t first)
 {
     float score[KEYS / QUAD], top = *max, add = 0;
 #pragma unroll
@@ -69,7 +74,10 @@ DEVICE void take_keys(const struct tile &s, float (&out)[SUMS], float *max, floa
         float dot = 0;
         for (int32_t e = 0; e < dim; e++)
             dot = fmaf(s.q[r * s.pitch + e], s.k[j * s.pitch + e], dot);
-        score[i] = first_key + j <= visible ? dot : -INFINITY;
+        if (a.softcap > 0)
+            dot = attend_capped(a, dot);
+        const int32_t key = first_key + j;
+        score[i] = key >= sight.seen && key <= sight.visible ? dot : -INFINITY;
         top = fmaxf(top, score[i]);
     }
     top = reduce_lanes<QUAD>(top, maximum());
@@ -81,7 +89,7 @@ DEVICE void take_keys(const struct tile &s, float (&out)[SUMS], float *max, floa
         add += weight;
     }
     add = reduce_lanes<QUAD>(add, plus());
-    const float old = any ? exp2f(*max - top) : 0;
+    const float old = any ? exp2f(*max - top) : 1;
     *max = top;
     *sum = fmaf(*sum, old, add);
     __syncwarp(); /* the four threads of a row are of one warp */
@@ -106,15 +114,18 @@ DEVICE void attend_span(const struct tile &s, const struct attend_args &a, const
     const int32_t dim = a.kv.dim, slot = a.rows.slot[tile + begin];
     const bool mine = r >= begin && r < end;
     const int32_t visible = mine ? a.rows.position[tile + r] : -1;
+    const struct sight sight = {attend_first(&a, visible), visible};
     float out[SUMS] = {}, max = -INFINITY, sum = 0;
-    int32_t last = 0;
-    for (int32_t t = begin; t < end; t++)
+    int32_t least = INT32_MAX, last = 0;
+    for (int32_t t = begin; t < end; t++) {
+        least = a.rows.position[tile + t] < least ? a.rows.position[tile + t] : least;
         last = a.rows.position[tile + t] > last ? a.rows.position[tile + t] : last;
-    for (int32_t nth = 0; nth <= last / KEYS; nth++) {
+    }
+    for (int32_t nth = attend_first(&a, least) / KEYS; nth <= last / KEYS; nth++) {
         __syncthreads(); /* the block before has been used */
         load_keys(s, a, cache, slot, a.kv_of[head], nth, last);
         __syncthreads();
-        take_keys(s, out, &max, &sum, r, c, nth * KEYS, visible, dim, first);
+        take_keys(a, s, out, &max, &sum, r, c, nth * KEYS, sight, dim, first);
     }
 #pragma unroll
     for (int i = 0; i < SUMS; i++)

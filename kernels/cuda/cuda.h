@@ -165,7 +165,7 @@ void record_close(struct recording *r);
 
 /* rowops.cu */
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
-                  int32_t first);
+                  int32_t first, float scale);
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
@@ -173,7 +173,8 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
                        struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
-void rowops_silu_mul(struct backend *b, struct view y, struct cview gu);
+void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
                  size_t src_stride, int32_t rows, int32_t cols);
@@ -223,9 +224,11 @@ void experts_sum_invariant(struct backend *b, struct view y, struct cview x,
 /* attend.cu. invariant: a row's bits do not depend on which rows of its sequence are in the step.
  */
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+                const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                int32_t layer);
 void attend_invariant(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                      const struct rows *rows, const struct kv_cache *kv, int32_t layer);
+                      const struct attention *how, const struct rows *rows,
+                      const struct kv_cache *kv, int32_t layer);
 
 /* sample.cu */
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,

@@ -4,6 +4,7 @@
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/entry.h"
+#include "kernels/numerics.h"
 
 #define THREADS 256
 #define COPY_COLS 4096     /* of a row, by one block */
@@ -14,16 +15,16 @@
 
 template <typename E>
 __global__ void embed_kernel(float *y, const int32_t *ids, const E *w, int32_t first, int32_t out,
-                             int32_t in, int64_t pitch)
+                             int32_t in, int64_t pitch, float scale)
 {
     const int64_t row = (int64_t)ids[blockIdx.x] - first;
     const bool mine = row >= 0 && row < out;
     for (int32_t k = (int32_t)threadIdx.x; k < in; k += (int32_t)blockDim.x)
-        y[(int64_t)blockIdx.x * in + k] = mine ? to_float(w[row * pitch + k]) : 0.0f;
+        y[(int64_t)blockIdx.x * in + k] = mine ? to_float(w[row * pitch + k]) * scale : 0.0f;
 }
 
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
-                  int32_t first)
+                  int32_t first, float scale)
 {
     struct cuda_backend *c = cuda_of(b);
     const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype);
@@ -32,7 +33,7 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
     CHECK(dtype_is_compute(w->spec.dtype)); /* no layout quantises the embedding */
     WITH_TYPE(w->spec.dtype,
               LAUNCH(c, embed_kernel<E>, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids,
-                     (const E *)w->storage, first, w->spec.out, w->spec.in, pitch));
+                     (const E *)w->storage, first, w->spec.out, w->spec.in, pitch, scale));
 }
 
 __global__ void select_kernel(float *y, const float *x, const int32_t *index, int32_t cols)
@@ -180,7 +181,8 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
 /* ---- element-wise ---- */
 
 /* Block (row, part of it). */
-__global__ void silu_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols)
+template <enum activation ACT>
+__global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols)
 {
     const float *gate = gu + (int64_t)blockIdx.x * 2 * cols, *up = gate + cols;
     float *to = y + (int64_t)blockIdx.x * cols;
@@ -189,15 +191,42 @@ __global__ void silu_mul_kernel(float *__restrict__ y, const float *__restrict__
 #pragma unroll
     for (int32_t i = begin; i < begin + PART; i += THREADS)
         if (i < cols)
-            to[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+            to[i] =
+                (ACT == ACT_SILU ? gate[i] / (1 + expf(-gate[i])) : numerics_gelu(gate[i])) * up[i];
 }
 
-void rowops_silu_mul(struct backend *b, struct view y, struct cview gu)
+template <enum activation ACT>
+static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview gu)
 {
     const dim3 grid((unsigned)y.rows, blocks_for((size_t)y.cols, PART));
-    if (y.rows > 0 && y.cols > 0)
-        LAUNCH(cuda_of(b), silu_mul_kernel, grid, THREADS, 0, (float *)y.data,
-               (const float *)gu.data, y.cols);
+    LAUNCH(c, act_mul_kernel<ACT>, grid, THREADS, 0, (float *)y.data, (const float *)gu.data,
+           y.cols);
+}
+
+void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
+{
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    if (act == ACT_SILU)
+        launch_act_mul<ACT_SILU>(cuda_of(b), y, gu);
+    else
+        launch_act_mul<ACT_GELU_TANH>(cuda_of(b), y, gu);
+}
+
+__global__ void softcap_kernel(float *x, float cap, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    launch_release();
+    if (i < n)
+        x[i] = numerics_softcap(x[i], cap);
+}
+
+void rowops_softcap(struct backend *b, struct view x, float cap)
+{
+    const int64_t n = (int64_t)x.rows * x.cols;
+    if (n > 0)
+        LAUNCH(cuda_of(b), softcap_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
+               (float *)x.data, cap, n);
 }
 
 struct addends {

@@ -166,13 +166,14 @@ static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const
 }
 
 static void embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
-                  int32_t first)
+                  int32_t first, float scale)
 {
     (void)b;
     for (int32_t t = 0; t < y.rows; t++) {
         int64_t row = (int64_t)ids[t] - first;
+        const bool mine = row >= 0 && row < w->spec.out;
         for (int32_t k = 0; k < y.cols; k++)
-            *cell(y, t, k) = row >= 0 && row < w->spec.out ? weight_at(w, (int32_t)row, k) : 0.0f;
+            *cell(y, t, k) = mine ? weight_at(w, (int32_t)row, k) * scale : 0.0f;
     }
 }
 
@@ -406,24 +407,28 @@ static void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
     }
 }
 
-static double score(const float *q, const struct kv_cache *kv, size_t key)
+static double score(const float *q, const struct kv_cache *kv, const struct attention *how,
+                    size_t key)
 {
     double sum = 0;
     for (int32_t e = 0; e < kv->spec.head_dim; e++)
         sum += (double)q[e] * (double)dtype_load(kv->storage, kv->spec.dtype, key + (size_t)e);
-    return sum / sqrt(kv->spec.head_dim);
+    sum *= (double)how->scale;
+    return how->softcap > 0 ? (double)how->softcap * tanh(sum / (double)how->softcap) : sum;
 }
 
 /* Two passes over the keys: the maximum, then the weighted values. */
-static void attend_head(float *out, const float *q, const struct kv_cache *kv, int32_t layer,
-                        const struct rows *rows, int32_t t, int32_t kv_head)
+static void attend_head(float *out, const float *q, const struct kv_cache *kv,
+                        const struct attention *how, int32_t layer, const struct rows *rows,
+                        int32_t t, int32_t kv_head)
 {
-    const int32_t dim = kv->spec.head_dim;
+    const int32_t dim = kv->spec.head_dim, last = rows->position[t];
+    const int32_t first = how->window > 0 && last >= how->window ? last + 1 - how->window : 0;
     double max = -INFINITY, sum = 0, o[BACKEND_HEAD_DIM_MAX] = {0};
-    for (int32_t p = 0; p <= rows->position[t]; p++)
-        max = fmax(max, score(q, kv, kv_index(kv, layer, rows, t, p, kv_head, KEY)));
-    for (int32_t p = 0; p <= rows->position[t]; p++) {
-        double weight = exp(score(q, kv, kv_index(kv, layer, rows, t, p, kv_head, KEY)) - max);
+    for (int32_t p = first; p <= last; p++)
+        max = fmax(max, score(q, kv, how, kv_index(kv, layer, rows, t, p, kv_head, KEY)));
+    for (int32_t p = first; p <= last; p++) {
+        double weight = exp(score(q, kv, how, kv_index(kv, layer, rows, t, p, kv_head, KEY)) - max);
         size_t value = kv_index(kv, layer, rows, t, p, kv_head, VALUE);
         sum += weight;
         for (int32_t e = 0; e < dim; e++)
@@ -434,7 +439,8 @@ static void attend_head(float *out, const float *q, const struct kv_cache *kv, i
 }
 
 static void attend(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
-                   const struct rows *rows, const struct kv_cache *kv, int32_t layer)
+                   const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
+                   int32_t layer)
 {
     (void)b;
     for (int32_t t = 0; t < rows->count; t++) {
@@ -444,19 +450,31 @@ static void attend(struct backend *b, struct view out, struct cview qkv, const s
             attend_head(cell(out, t, i * h->head_dim),
                         (const float *)qkv.data + (size_t)t * (size_t)qkv.cols +
                             (size_t)(i * h->head_dim),
-                        kv, layer, rows, t, h->kv_of[i]);
+                        kv, how, layer, rows, t, h->kv_of[i]);
     }
 }
 
-static void silu_mul(struct backend *b, struct view y, struct cview gu)
+static double activate(double g, enum activation act)
+{
+    const double u = sqrt(2 / acos(-1.0)) * (g + 0.044715 * g * g * g);
+    return act == ACT_SILU ? g / (1 + exp(-g)) : 0.5 * g * (1 + tanh(u));
+}
+
+static void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
 {
     (void)b;
-    for (int32_t t = 0; t < y.rows; t++) {
-        for (int32_t i = 0; i < y.cols; i++) {
-            double g = (double)at(gu, t, i);
-            *cell(y, t, i) = (float)(g / (1 + exp(-g)) * (double)at(gu, t, y.cols + i));
-        }
-    }
+    for (int32_t t = 0; t < y.rows; t++)
+        for (int32_t i = 0; i < y.cols; i++)
+            *cell(y, t, i) =
+                (float)(activate((double)at(gu, t, i), act) * (double)at(gu, t, y.cols + i));
+}
+
+static void softcap(struct backend *b, struct view x, float cap)
+{
+    (void)b;
+    for (int32_t t = 0; t < x.rows; t++)
+        for (int32_t i = 0; i < x.cols; i++)
+            *cell(x, t, i) = (float)((double)cap * tanh((double)*cell(x, t, i) / (double)cap));
 }
 
 static void select_rows(struct backend *b, struct view y, struct cview x, const int32_t *index)
@@ -534,7 +552,8 @@ const struct backend_ops ref_ops = {
     .rope_table = rope_table,
     .rope_kv = rope_kv,
     .attend = attend,
-    .silu_mul = silu_mul,
+    .act_mul = act_mul,
+    .softcap = softcap,
     .select = select_rows,
     .copy = copy,
     .sum_tree = sum_tree,

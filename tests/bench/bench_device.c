@@ -70,8 +70,9 @@ static double linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t
 
 /* ---- attention ---- */
 
-struct attention {
+struct attending {
     struct heads heads;
+    struct attention how;
     struct rows rows;
     struct kv_cache *kv;
     struct view qkv, out;
@@ -79,11 +80,11 @@ struct attention {
 
 static void attend_once(void *arg)
 {
-    struct attention *a = arg;
+    struct attending *a = arg;
     struct err err;
-    rates_must(
-        backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->rows, a->kv, 0, &err),
-        &err);
+    rates_must(backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->how, &a->rows,
+                              a->kv, 0, &err),
+               &err);
 }
 
 /* The last `rows` of `keys` positions of so many sequences; 32 query heads over 8, of 128. A chunk
@@ -112,8 +113,9 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
     }
     const size_t n = (size_t)count, bytes = backend->ops->kv_bytes(&spec);
     void *storage = array(bytes);
-    struct attention a = {
+    struct attending a = {
         .heads = {H, K, E, uploaded(kv_of, sizeof kv_of)},
+        .how = {1.0f / sqrtf(E), 0, 0},
         .rows = {count, uploaded(slot, n * 4), uploaded(position, n * 4),
                  uploaded(table, (size_t)(slots * cols) * 4), cols},
         .kv = backend->ops->kv_open(backend, &spec, storage),
@@ -150,7 +152,7 @@ static void silu_once(void *arg)
 {
     struct rowwise *r = arg;
     struct err err;
-    rates_must(backend_silu_mul(backend, r->y, cview_of(r->gu), &err), &err);
+    rates_must(backend_act_mul(backend, r->y, cview_of(r->gu), ACT_SILU, &err), &err);
 }
 
 static void rowwise(int32_t rows)

@@ -5,6 +5,7 @@
 #include "kernels/backend.h"
 #include "kernels/numerics.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -354,8 +355,9 @@ static void put(enum dtype to, enum dtype from)
     free(src);
 }
 
-struct attention {
+struct attending {
     struct heads heads;
+    struct attention how;
     struct rows rows;
     struct kv_cache *kv;
     struct view qkv, out;
@@ -363,10 +365,10 @@ struct attention {
 
 static void attend_all(void *arg)
 {
-    struct attention *a = arg;
+    struct attending *a = arg;
     struct err err;
-    CHECK(backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->rows, a->kv, 0, &err) ==
-          OK);
+    CHECK(backend_attend(backend, a->out, cview_of(a->qkv), &a->heads, &a->how, &a->rows, a->kv, 0,
+                         &err) == OK);
 }
 
 /* The last `rows` positions of each of `slots` sequences of `keys` tokens: 32 query heads, 8 for
@@ -387,7 +389,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
         kv_of[h] = h / 4;
     struct kv_spec spec = {1, 8, dim, slots * cols, DTYPE_BF16};
     void *storage = buffer(backend->ops->kv_bytes(&spec), 9);
-    struct attention a = {.heads = {32, 8, dim, kv_of}};
+    struct attending a = {.heads = {32, 8, dim, kv_of}, .how = {1.0f / sqrtf((float)dim), 0, 0}};
     a.rows = (struct rows){count, slot, position, table, cols};
     a.kv = backend->ops->kv_open(backend, &spec, storage);
     a.qkv = view_f32(floats((size_t)(count * 48 * dim)), count, 48 * dim);

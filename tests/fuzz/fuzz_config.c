@@ -12,36 +12,57 @@ static bool in(int32_t v, int32_t min, int32_t max)
     return v >= min && v <= max;
 }
 
+static void check_rope(const struct rope_config *r)
+{
+    CHECK(isfinite(r->theta) && r->theta >= 1);
+    if (r->kind == ROPE_LLAMA3)
+        CHECK(r->factor >= 1 && r->original_max_position >= 1 &&
+              r->high_freq_factor > r->low_freq_factor && r->low_freq_factor > 0);
+    if (r->kind == ROPE_YARN)
+        CHECK(r->original_max_position >= 1 && r->theta > 1 && r->beta_slow > 0 &&
+              r->beta_fast >= r->beta_slow && r->attention_factor > 0);
+    CHECK((r->kind == ROPE_DEFAULT) == (r->factor < 1));
+}
+
 static void check_promises(const struct model_config *m)
 {
-    static const char *const families[] = {"llama", "mistral", "mixtral",  "phi3",
-                                           "qwen2", "qwen3",   "qwen3_moe"};
+    static const char *const families[] = {"llama",  "mistral",     "mixtral",   "phi3",
+                                           "qwen2",  "qwen3",       "qwen3_moe", "gemma",
+                                           "gemma2", "gemma3_text", "gemma3"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
     CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
     CHECK(m->qkv_bias == (strcmp(m->model_type, "qwen2") == 0));
-    CHECK(m->head_norm == (strncmp(m->model_type, "qwen3", 5) == 0));
+    const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
+    CHECK(m->head_norm ==
+          (strncmp(m->model_type, "qwen3", 5) == 0 || strncmp(m->model_type, "gemma3", 6) == 0));
+    CHECK(m->gelu == gemma && m->norm_offset == gemma);
+    CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'));
+    CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400 : m->embed_scale == 1);
+    CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
+    CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e6f && m->final_softcap >= 0 &&
+          m->final_softcap <= 1e6f);
+    bool slides = false;
+    for (int32_t i = 0; i < MODEL_LAYERS_MAX; i++)
+        slides = slides || model_config_slides(m, i);
+    for (int32_t i = m->layers; i < MODEL_LAYERS_MAX; i++)
+        CHECK(!model_config_slides(m, i));
+    CHECK(slides == (m->window > 0));
     const struct mixture_config *x = &m->mixture;
     CHECK((x->kind == MIXTURE_NONE) == (x->experts == 0) && in(x->experts, 0, 1024));
     CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
     CHECK(x->experts * m->layers <= MODEL_EXPERTS_MAX);
-    CHECK(in(m->window, 0, 1 << 24) && in(model_config_longest(m), 1, m->max_position));
+    CHECK(in(m->window, 0, 1 << 24));
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
     CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);
     CHECK(in(m->vocab, 1, 1 << 20) && in(m->max_position, 1, 1 << 24));
     CHECK(m->norm_eps >= 0 && m->norm_eps <= 1);
     CHECK(dtype_is_compute(m->dtype));
-    CHECK(isfinite(m->rope.theta) && m->rope.theta >= 1);
-    if (m->rope.kind == ROPE_LLAMA3)
-        CHECK(m->rope.factor >= 1 && m->rope.original_max_position >= 1 &&
-              m->rope.high_freq_factor > m->rope.low_freq_factor && m->rope.low_freq_factor > 0);
-    if (m->rope.kind == ROPE_YARN)
-        CHECK(m->rope.original_max_position >= 1 && m->rope.theta > 1 && m->rope.beta_slow > 0 &&
-              m->rope.beta_fast >= m->rope.beta_slow && m->rope.attention_factor > 0);
-    CHECK((m->rope.kind == ROPE_DEFAULT) == (m->rope.factor < 1));
+    check_rope(&m->rope);
+    check_rope(&m->local_rope);
     CHECK(in(m->bos, -1, m->vocab - 1) && in(m->eos_count, 0, MODEL_EOS_MAX));
     for (int32_t i = 0; i < m->eos_count; i++)
         CHECK(in(m->eos[i], 0, m->vocab - 1));

@@ -42,6 +42,17 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 64,  # small, so that 165 positions feel the scaling
     "rope_type": "llama3",
 }
+GEMMA = ("Gemma", "Gemma2", "Gemma3")  # norms multiply by 1 + weight, embeddings are scaled
+VISION = {  # of a multimodal checkpoint: one block of a tower that a text engine leaves alone
+    "hidden_size": 8,
+    "image_size": 8,
+    "intermediate_size": 12,
+    "model_type": "siglip_vision_model",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,7 @@ class Spec:
     head_dim: int
     dialect: str = "new"  # "new": rope_parameters and dtype; "old": rope_theta and torch_dtype
     rope_theta: float = 10000.0
+    local_theta: float = 10000.0  # Gemma3: of the layers with a window
     scaling: dict | None = None
     family: str = "Llama"  # of transformers' classes
     model_type: str = ""  # family in small letters, where nothing else is said
@@ -68,6 +80,8 @@ class Spec:
     omit: tuple = ()  # config keys left out because the loader must know their default
     shard_bytes: int | None = None
     std: float = 0.2
+    embed_std: float | None = None  # std where nothing else is said
+    wrapped: bool = False  # inside a multimodal checkpoint
 
 
 LLAMA31 = dict(tied=True, vocab=509, hidden=96, layers=2, heads=4, kv_heads=2, mlp=176,
@@ -137,6 +151,54 @@ SPECS = (
          model_type="qwen3_moe", extra={"num_experts": 8, "num_experts_per_tok": 3,
                                         "norm_topk_prob": False, "moe_intermediate_size": 24},
          std=0.35),
+    # Every layer has a window.
+    Spec("mistral_window_f32", 0, "float32", tied=False, vocab=215, hidden=60, layers=2, heads=6,
+         kv_heads=2, mlp=106, head_dim=20, family="Mistral", extra={"sliding_window": 24}),
+    # The first layer has none; no layer_types.
+    Spec("qwen2_window_bf16", 0, "bfloat16", tied=True, vocab=219, hidden=60, layers=3, heads=5,
+         kv_heads=1, mlp=90, head_dim=12, dialect="old", rope_theta=1000000.0, omit=("head_dim",),
+         family="Qwen2", extra={"sliding_window": 19, "use_sliding_window": True,
+                                "max_window_layers": 1}),
+    Spec("phi3_window_f32", 0, "float32", tied=False, vocab=221, hidden=60, layers=2, heads=5,
+         kv_heads=1, mlp=74, head_dim=12, family="Phi3",
+         extra={"sliding_window": 33, "pad_token_id": 0}),
+    # As Gemma 1.1's files: "gelu" means the tanh form there; nothing says tied.
+    Spec("gemma_f32", 0, "float32", tied=True, vocab=225, hidden=60, layers=2, heads=3,
+         kv_heads=1, mlp=106, head_dim=28, dialect="old", family="Gemma", embed_std=0.08,
+         omit=("tie_word_embeddings", "rope_scaling"),
+         extra={"hidden_act": "gelu", "pad_token_id": 0}),
+    # As Gemma 2's files: no layer_types, nothing says tied.  Caps small enough to be felt.
+    Spec("gemma2_f32", 0, "float32", tied=True, vocab=235, hidden=60, layers=3, heads=6,
+         kv_heads=3, mlp=106, head_dim=20, dialect="old", family="Gemma2", embed_std=0.08,
+         omit=("tie_word_embeddings", "rope_scaling"),
+         extra={"hidden_act": "gelu_pytorch_tanh", "pad_token_id": 0, "sliding_window": 21,
+                "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 1.5}),
+    # As transformers 5 writes it: layer_types, and rotations of each kind of layer.
+    Spec("gemma3_f32", 0, "float32", tied=True, vocab=245, hidden=60, layers=4, heads=5,
+         kv_heads=1, mlp=90, head_dim=20, family="Gemma3", model_type="gemma3_text",
+         rope_theta=1000.0, local_theta=100.0, scaling={"rope_type": "linear", "factor": 8.0},
+         embed_std=0.08,
+         extra={"layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                                "sliding_attention"],
+                "pad_token_id": 0, "sliding_window": 20, "query_pre_attn_scalar": 4}),
+    # As gemma-3-1b's file: a pattern for layer_types; nothing says tied.
+    Spec("gemma3_bf16", 0, "bfloat16", tied=True, vocab=255, hidden=60, layers=7, heads=4,
+         kv_heads=1, mlp=74, head_dim=20, dialect="old", family="Gemma3",
+         model_type="gemma3_text", rope_theta=1000000.0, omit=("tie_word_embeddings",),
+         embed_std=0.08,
+         extra={"attn_logit_softcapping": None, "final_logit_softcapping": None,
+                "cache_implementation": "hybrid", "pad_token_id": 0, "sliding_window": 18,
+                "sliding_window_pattern": 3, "query_pre_attn_scalar": 6}),
+    # As gemma-3-4b's file: most keys are left to their defaults, the layers to a pattern of 6.
+    Spec("gemma3_wrapped_bf16", 0, "bfloat16", tied=True, vocab=253, hidden=60, layers=7, heads=6,
+         kv_heads=2, mlp=90, head_dim=36, dialect="old", family="Gemma3",
+         model_type="gemma3_text", rope_theta=1000000.0,
+         scaling={"rope_type": "linear", "factor": 8.0}, embed_std=0.08, wrapped=True,
+         omit=("architectures", "attention_bias", "attention_dropout", "bos_token_id",
+               "eos_token_id", "hidden_activation", "rms_norm_eps", "rope_local_base_freq",
+               "rope_theta", "tie_word_embeddings", "use_cache"),
+         extra={"sliding_window": 22, "rms_norm_eps": 1e-6}),
 )
 
 
@@ -162,23 +224,53 @@ def config_dict(spec, dialect):
         "vocab_size": spec.vocab,
         **spec.extra,
     }
-    if spec.family in ("Llama", "Qwen3", "Qwen3Moe"):
+    if spec.family in ("Llama", "Qwen3", "Qwen3Moe", *GEMMA):
         config["attention_bias"] = False
     if spec.family == "Llama":
         config["mlp_bias"] = False
+    if spec.family in GEMMA:
+        config["hidden_activation"] = "gelu_pytorch_tanh"
+    if spec.family == "Gemma3":
+        del config["hidden_act"]
     if dialect == "new":
         config["dtype"] = spec.dtype
         scaling = spec.scaling or {"rope_type": "default"}
-        config["rope_parameters"] = {**scaling, "rope_theta": spec.rope_theta}
+        rope = {**scaling, "rope_theta": spec.rope_theta}
+        if spec.family == "Gemma3":
+            local = {"rope_type": "default", "rope_theta": spec.local_theta}
+            rope = {"full_attention": rope, "sliding_attention": local}
+        config["rope_parameters"] = rope
     else:
         config["torch_dtype"] = spec.dtype
         config["rope_scaling"] = spec.scaling
         config["rope_theta"] = spec.rope_theta
+        if spec.family == "Gemma3":
+            config["rope_local_base_freq"] = spec.local_theta
     return {k: v for k, v in sorted(config.items()) if k not in spec.omit}
 
 
+def wrapped_config(spec, dialect):
+    """config.json of a multimodal checkpoint whose text model spec describes."""
+    text = config_dict(spec, dialect)
+    dtype = "dtype" if dialect == "new" else "torch_dtype"
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 2],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 1,
+        "model_type": "gemma3",
+        "text_config": {key: value for key, value in text.items() if key != dtype},
+        dtype: text[dtype],
+        "vision_config": VISION,
+    }
+
+
 def write_config(directory, spec, dialect):
-    text = json.dumps(config_dict(spec, dialect), indent=2) + "\n"
+    config = (wrapped_config if spec.wrapped else config_dict)(spec, dialect)
+    text = json.dumps(config, indent=2) + "\n"
     (directory / "config.json").write_text(text)
 
 
@@ -188,8 +280,12 @@ def random_model(spec, rng):
     Matrices are much larger than the usual 0.02: that spreads the logits and lets attention pick
     out positions, so that a wrong mask, head or frequency cannot hide in a flat softmax.  Biases,
     which transformers begins as zeros, are as large as what they are added to.
+
+    Gemma's embeddings are scaled and are the head too, so every token would repeat itself: they
+    are small, and the last norm gives about half of the numbers the other sign.
     """
-    configuration = getattr(transformers, f"{spec.family}Config")
+    text = "Text" if spec.family == "Gemma3" else ""
+    configuration = getattr(transformers, f"{spec.family}{text}Config")
     config = configuration(**config_dict(spec, "new"), **EAGER)
     model = getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
@@ -197,12 +293,44 @@ def random_model(spec, rng):
             noise = rng.standard_normal(tuple(parameter.shape))
             value = spec.std * noise
             if "norm" in name:
-                value = 1.0 + 0.15 * noise
+                value = (spec.family not in GEMMA) + 0.15 * noise
+                if spec.family in GEMMA and name == "model.norm.weight":
+                    value = noise - 1.0
             elif name.endswith(".bias"):
                 value = noise
+            elif "embed_tokens" in name:
+                value = (spec.embed_std or spec.std) * noise
             stored = torch.from_numpy(value).to(torch.float32).to(DTYPES[spec.dtype])
             parameter.copy_(stored.float())
+    return widened(model, DTYPES[spec.dtype])
+
+
+def widened(model, dtype):
+    """The model in float32, exactly: every stored dtype is a subset of it.
+
+    Gemma scales embeddings by sqrt(hidden), which transformers rounds to the dtype that it runs
+    in.  The goldens mean the scale that the stored dtype has, so it is rounded to that one here.
+    """
+    model = model.float()
+    for module in model.modules():
+        if hasattr(module, "embed_scale"):
+            scale = torch.tensor(module.scalar_embed_scale).to(dtype)
+            module.embed_scale = scale.float()
     return model
+
+
+def wrapped(spec, model):
+    """The text model inside a multimodal one, with a vision tower of small random weights."""
+    rng = np.random.default_rng(spec.seed)
+    full = dataclasses.replace(spec, omit=())
+    config = transformers.Gemma3Config(**wrapped_config(full, "new"))
+    whole = transformers.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in sorted(whole.named_parameters()):
+            if "language_model" not in name:
+                parameter.copy_(torch.from_numpy(0.02 * rng.standard_normal(parameter.shape)))
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    return whole
 
 
 def random_prompts(spec, rng):
@@ -253,6 +381,8 @@ def search(spec):
 def save_checkpoint(directory, spec, model):
     """Writes the weights as transformers lays them out, and the hand-written config.json."""
     shutil.rmtree(directory, ignore_errors=True)
+    if spec.wrapped:
+        model = wrapped(spec, model)
     model.to(DTYPES[spec.dtype]).save_pretrained(
         directory, max_shard_size=spec.shard_bytes or 10**9)
     (directory / "generation_config.json").unlink(missing_ok=True)
@@ -276,7 +406,8 @@ def check_dialects(directory, spec, ids, expected):
             write_config(copy, full, dialect)
             model = load(copy)
             assert model.dtype == DTYPES[spec.dtype], (dialect, model.dtype)
-            assert np.array_equal(prompt_logits(model.float(), ids), expected), dialect
+            model = widened(model, model.dtype)
+            assert np.array_equal(prompt_logits(model, ids), expected), dialect
 
 
 def check_teacher_forced(model, prompt, tokens):
@@ -291,7 +422,7 @@ def golden_tensors(directory, prompts):
     tensors, smallest = {}, np.inf
     if model.dtype == torch.bfloat16:
         tensors["logits0_bf16"] = prompt_logits(model, prompts[0])
-    model = model.float()  # exact: every stored dtype is a subset of float32
+    model = widened(model, model.dtype)
     for i, prompt in enumerate(prompts):
         tokens, gaps, relative = greedy(model, prompt)
         check_teacher_forced(model, prompt, tokens)

@@ -1,0 +1,93 @@
+#include "config/family.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+#define GEMMA3                                                                                     \
+    .vocab = 262208, .heads = 8, .max_position = 131072, .reaches = true, .kv_heads = 4,           \
+    .head_dim = 256, .tied = true, .head_norm = true, .gemma = true, .post_norms = true,           \
+    .theta = 1e6, .window = 4096, .period = 6, .local_theta = 1e4, .query_scalar = 256
+
+static const struct family families[] = {
+    {.model_type = "llama", .max_position = 2048},
+    {.model_type = "mistral", .max_position = 131072, .kv_heads = 8, .window = 4096},
+    {.model_type = "mixtral",
+     .max_position = 131072,
+     .kv_heads = 8,
+     .window = FAMILY_NO_WINDOW,
+     .theta = 1e6,
+     .norm_eps = 1e-5,
+     .mixture = {MIXTURE_MIXTRAL, 8, 2, true}},
+    {.model_type = "phi3",
+     .max_position = 4096,
+     .window = FAMILY_NO_WINDOW,
+     .fused = true,
+     .norm_eps = 1e-5},
+    {.model_type = "qwen2",
+     .max_position = 32768,
+     .kv_heads = 32,
+     .window = 4096,
+     .window_off = true,
+     .qkv_bias = true},
+    {.model_type = "qwen3",
+     .max_position = 32768,
+     .kv_heads = 32,
+     .head_dim = 128,
+     .window = 4096,
+     .window_off = true,
+     .head_norm = true},
+    {.model_type = "qwen3_moe",
+     .max_position = 32768,
+     .kv_heads = 4,
+     .window = 4096,
+     .window_off = true,
+     .head_norm = true,
+     .mixture = {MIXTURE_QWEN, 128, 8, false}},
+    {.model_type = "gemma",
+     .vocab = 256000,
+     .max_position = 8192,
+     .kv_heads = 16,
+     .head_dim = 256,
+     .tied = true,
+     .gemma = true},
+    {.model_type = "gemma2",
+     .vocab = 256000,
+     .max_position = 8192,
+     .kv_heads = 4,
+     .head_dim = 256,
+     .tied = true,
+     .gemma = true,
+     .post_norms = true,
+     .window = 4096,
+     .period = 2,
+     .query_scalar = 256,
+     .attention_softcap = 50,
+     .final_softcap = 30},
+    {.model_type = "gemma3_text", GEMMA3},
+    {.model_type = "gemma3", .inner = "text_config", GEMMA3},
+};
+
+const struct family *family_find(const char *model_type, int *distance)
+{
+    const struct family *found = families;
+    *distance = INT_MAX;
+    for (size_t i = 0; i < ARRAY_LEN(families); i++) {
+        const int d = base_edit_distance(model_type, families[i].model_type);
+        if (d < *distance) {
+            *distance = d;
+            found = &families[i];
+        }
+    }
+    return found;
+}
+
+void family_names(char *to, size_t size)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(families) && n < size; i++)
+        n += (size_t)snprintf(to + n, size - n, "%s%s",
+                              i == 0                        ? ""
+                              : i + 1 < ARRAY_LEN(families) ? ", "
+                                                            : " or ",
+                              families[i].model_type);
+}

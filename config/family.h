@@ -1,0 +1,39 @@
+/* Families: what transformers' configuration classes say where config.json does not, and what their
+ * models compute whatever it says. */
+#ifndef TESSERA_CONFIG_FAMILY_H
+#define TESSERA_CONFIG_FAMILY_H
+
+#include "config/model_config.h"
+
+#define FAMILY_NO_WINDOW (-1)
+
+struct family {
+    const char *model_type;
+    const char *inner;    /* the member of config.json that describes the model; NULL: itself */
+    int32_t vocab, heads; /* 0: config.json has to say */
+    int32_t max_position;
+    bool reaches;     /* max_position is the stretched one, where the rotation is */
+    int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
+    int32_t head_dim; /* 0: hidden_size / num_attention_heads */
+    bool tied;
+    bool fused, qkv_bias, head_norm;
+    bool gemma, post_norms; /* gemma: as model_config has gelu, norm_offset and embed_scale */
+    double theta, norm_eps; /* 0: 10000 and 1e-6 */
+    struct mixture_config mixture;
+
+    /* Which layers slide: all; those from max_window_layers on (or all of a mixture's), once
+     * use_sliding_window is set; or, with a period, all but every period-th. */
+    int32_t window; /* sliding_window; 0: the key is not theirs */
+    bool window_off;
+    int32_t period;
+    double local_theta;                      /* of the layers that slide; 0: theta */
+    double query_scalar;                     /* query_pre_attn_scalar; 0: head_dim */
+    double attention_softcap, final_softcap; /* 0: the keys are not theirs */
+};
+
+/* The one of this model_type, or the nearest, which differs in *distance letters. */
+const struct family *family_find(const char *model_type, int *distance);
+/* All of them, for messages: "a, b or c". */
+void family_names(char *to, size_t size);
+
+#endif

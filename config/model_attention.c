@@ -1,0 +1,251 @@
+#include "config/model_attention.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- rotation ---- */
+
+static void read_llama3(struct reader *r, struct rope_config *rope)
+{
+    rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    rope->low_freq_factor = reader_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
+    rope->high_freq_factor = reader_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
+    rope->original_max_position = reader_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
+    if (r->st == OK && rope->high_freq_factor <= rope->low_freq_factor)
+        reader_fail(r, "high_freq_factor", "more than low_freq_factor");
+}
+
+/* What the paper advises, so that attention stays as sharp over more positions. */
+static double yarn_scale(double factor, double by)
+{
+    return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1;
+}
+
+static void read_yarn(struct reader *r, const struct model_config *m, struct rope_config *rope)
+{
+    rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    const double by = reader_number(r, "mscale", 0, 1e6, 0);
+    const double all = reader_number(r, "mscale_all_dim", 0, 1e6, 0);
+    const double scale = by > 0 && all > 0
+                             ? yarn_scale(rope->factor, by) / yarn_scale(rope->factor, all)
+                             : yarn_scale(rope->factor, 1);
+    rope->original_max_position =
+        reader_int(r, "original_max_position_embeddings", 1, 1 << 24, m->max_position);
+    rope->attention_factor = reader_number(r, "attention_factor", 1e-6, 1e6, scale);
+    rope->beta_fast = reader_number(r, "beta_fast", 1e-6, 1e6, 32);
+    rope->beta_slow = reader_number(r, "beta_slow", 1e-6, 1e6, 1);
+    rope->truncate = reader_bool(r, "truncate", true);
+    if (r->st == OK && rope->beta_fast < rope->beta_slow)
+        reader_fail(r, "beta_fast", "at least beta_slow");
+    if (r->st == OK && rope->theta <= 1)
+        reader_fail(r, "rope_theta", "more than 1");
+}
+
+/* How far a stretched context reaches. YaRN's configurations say either length as theirs. */
+static int32_t stretched(const struct rope_config *rope, int32_t positions)
+{
+    const double from = rope->kind == ROPE_YARN ? rope->original_max_position : positions;
+    const double to = from * rope->factor;
+    return to < 1 << 24 ? (int32_t)to : 1 << 24;
+}
+
+static void read_kind(struct reader *r, const struct model_config *m, struct rope_config *rope)
+{
+    const char *kind = reader_string(r, "rope_type");
+    if (!kind)
+        kind = reader_string(r, "type");
+    if (!kind || strcmp(kind, "default") == 0)
+        return;
+    if (strcmp(kind, "llama3") == 0) {
+        rope->kind = ROPE_LLAMA3;
+        read_llama3(r, rope);
+    } else if (strcmp(kind, "yarn") == 0) {
+        rope->kind = ROPE_YARN;
+        read_yarn(r, m, rope);
+    } else if (strcmp(kind, "linear") == 0) {
+        rope->kind = ROPE_LINEAR;
+        rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    } else {
+        reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
+                    "default, linear, llama3 or yarn");
+    }
+}
+
+static void expect_whole_heads(struct reader *r)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
+    if (v && jdoc_number(v) != 1)
+        reader_fail(r, "partial_rotary_factor", "1 (others are not supported)");
+}
+
+/* The members of one rotation; what they leave out stays. */
+static void read_rotation(struct reader *r, const struct jdoc *object, const char *key,
+                          const struct model_config *m, struct rope_config *rope)
+{
+    const struct jdoc *outer = r->object;
+    if (jdoc_type(object) != JDOC_OBJECT) {
+        reader_fail(r, key, "an object");
+        return;
+    }
+    r->object = object;
+    rope->theta = reader_number(r, "rope_theta", 1, 1e12, rope->theta);
+    read_kind(r, m, rope);
+    expect_whole_heads(r);
+    r->object = outer;
+}
+
+/* Each kind of layer has its own in rope_parameters. */
+static void read_both(struct reader *r, const struct jdoc *object, struct model_config *m)
+{
+    static const char *const keys[] = {"full_attention", "sliding_attention"};
+    struct rope_config *const ropes[] = {&m->rope, &m->local_rope};
+    const struct jdoc *outer = r->object;
+    r->object = object;
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        const struct jdoc *of_kind = jdoc_get_value(object, keys[i]);
+        if (of_kind)
+            read_rotation(r, of_kind, keys[i], m, ropes[i]);
+    }
+    r->object = outer;
+}
+
+/* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling, which wins in
+ * transformers where both have something, and is not for layers with a rotation of their own. */
+static void read_rope(struct reader *r, const struct family *f, struct model_config *m)
+{
+    const struct jdoc *outer = r->object;
+    const bool local = f->local_theta > 0;
+    m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
+    if (local)
+        m->local_rope.theta = reader_number(r, "rope_local_base_freq", 1, 1e12, f->local_theta);
+    const char *key = "rope_scaling";
+    const struct jdoc *inner = jdoc_get_value(outer, key);
+    if (!inner || (jdoc_type(inner) == JDOC_OBJECT && jdoc_size(inner) == 0)) {
+        key = "rope_parameters";
+        inner = jdoc_get_value(outer, key);
+    }
+    expect_whole_heads(r);
+    if (inner && jdoc_type(inner) == JDOC_OBJECT &&
+        (jdoc_get(inner, "full_attention") || jdoc_get(inner, "sliding_attention"))) {
+        if (local)
+            read_both(r, inner, m);
+        else
+            reader_fail(r, key, "one rotation for all layers of this family");
+    } else if (inner) {
+        read_rotation(r, inner, key, m, &m->rope);
+    }
+    const enum rope_kind kind = m->rope.kind;
+    if (r->st == OK && !f->reaches && (kind == ROPE_YARN || kind == ROPE_LINEAR))
+        m->max_position = stretched(&m->rope, m->max_position);
+    if (!local)
+        m->local_rope = m->rope;
+}
+
+/* ---- windows ---- */
+
+static void set_slides(struct model_config *m, int32_t layer)
+{
+    m->slides[layer / 32] |= 1u << layer % 32;
+}
+
+/* As layer_types says of each layer. */
+static void read_layer_types(struct reader *r, const struct jdoc *types, struct model_config *m)
+{
+    if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)m->layers) {
+        reader_fail(r, "layer_types", "a list of as many as num_hidden_layers");
+        return;
+    }
+    for (int32_t i = 0; i < m->layers && r->st == OK; i++) {
+        const struct jdoc *v = jdoc_at(types, (size_t)i);
+        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
+        if (strcmp(type, "sliding_attention") == 0)
+            set_slides(m, i);
+        else if (strcmp(type, "full_attention") != 0)
+            r->st = base_fail(r->err, ERR_MODEL,
+                              "%s: layer_types[%d] is %.40s, expected full_attention or "
+                              "sliding_attention",
+                              r->where, i, type);
+    }
+}
+
+/* As the family has it where nothing names the layers. */
+static void slide_by_rule(struct reader *r, const struct family *f, struct model_config *m)
+{
+    int32_t period = f->period, from = 0;
+    if (f->period > 0 && f->local_theta > 0)
+        period = reader_int(r, "sliding_window_pattern", 1, 1 << 20, period);
+    if (f->window_off && f->mixture.kind == MIXTURE_NONE)
+        from = reader_int(r, "max_window_layers", 0, 1 << 20, 28);
+    for (int32_t i = from; i < m->layers && r->st == OK; i++)
+        if (period == 0 || (i + 1) % period != 0)
+            set_slides(m, i);
+}
+
+static bool any_slides(const struct model_config *m)
+{
+    for (int32_t i = 0; i < m->layers; i++)
+        if (model_config_slides(m, i))
+            return true;
+    return false;
+}
+
+/* Layers of Mistral, Mixtral and Phi-3 all slide, whatever layer_types says, which is read all the
+ * same. */
+static void read_window(struct reader *r, const struct family *f, struct model_config *m)
+{
+    const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
+    if (types)
+        read_layer_types(r, types, m);
+    if (!types || (!f->window_off && f->period == 0))
+        slide_by_rule(r, f, m);
+    const bool slides = any_slides(m);
+    if (f->window_off && !reader_bool(r, "use_sliding_window", false)) {
+        if (types && slides)
+            reader_fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");
+        memset(m->slides, 0, sizeof m->slides);
+        return;
+    }
+    const bool null = jdoc_get(r->object, "sliding_window") != NULL; /* which is no default */
+    const bool none =
+        !jdoc_get_value(r->object, "sliding_window") && (null || f->window == FAMILY_NO_WINDOW);
+    m->window = reader_int(r, "sliding_window", 1, 1 << 24, none ? 0 : f->window);
+    if (!slides)
+        m->window = 0;
+    if (m->window == 0)
+        memset(m->slides, 0, sizeof m->slides);
+}
+
+/* ---- scores ---- */
+
+/* null is no cap, and not the family's. */
+static float read_cap(struct reader *r, const char *key, double fallback)
+{
+    const bool null = jdoc_get(r->object, key) && !jdoc_get_value(r->object, key);
+    return (float)reader_number(r, key, 1e-3, 1e6, null ? 0 : fallback);
+}
+
+static void read_scores(struct reader *r, const struct family *f, struct model_config *m)
+{
+    m->attention_scale = 1.0f / sqrtf((float)m->head_dim);
+    if (f->query_scalar > 0)
+        m->attention_scale =
+            (float)pow(reader_number(r, "query_pre_attn_scalar", 1e-3, 1e6, f->query_scalar), -0.5);
+    if (f->attention_softcap > 0)
+        m->attention_softcap = read_cap(r, "attn_logit_softcapping", f->attention_softcap);
+    else if (jdoc_get_value(r->object, "attn_logit_softcapping"))
+        reader_fail(r, "attn_logit_softcapping", "null (not of this family)");
+    if (f->post_norms)
+        m->final_softcap = read_cap(r, "final_logit_softcapping", f->final_softcap);
+    if (reader_bool(r, "use_bidirectional_attention", false))
+        reader_fail(r, "use_bidirectional_attention", "false (a model that generates)");
+}
+
+void model_attention_read(struct reader *r, const struct family *f, struct model_config *m)
+{
+    if (r->st == OK && f->window != 0)
+        read_window(r, f, m);
+    else if (jdoc_get_value(r->object, "sliding_window"))
+        reader_fail(r, "sliding_window", "null (not supported)");
+    read_rope(r, f, m);
+    read_scores(r, f, m);
+}
