@@ -131,6 +131,8 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
             read_both(r, inner, m);
         else
             reader_fail(r, key, "one rotation for all layers of this family");
+    } else if (inner && local && strcmp(key, "rope_parameters") == 0) {
+        reader_fail(r, key, "full_attention and sliding_attention, each with a rotation");
     } else if (inner) {
         read_rotation(r, inner, key, m, &m->rope);
     }
@@ -181,14 +183,6 @@ static void slide_by_rule(struct reader *r, const struct family *f, struct model
             set_slides(m, i);
 }
 
-static bool any_slides(const struct model_config *m)
-{
-    for (int32_t i = 0; i < m->layers; i++)
-        if (model_config_slides(m, i))
-            return true;
-    return false;
-}
-
 /* Layers of Mistral, Mixtral and Phi-3 all slide, whatever layer_types says, which is read all the
  * same. */
 static void read_window(struct reader *r, const struct family *f, struct model_config *m)
@@ -198,7 +192,7 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
         read_layer_types(r, types, m);
     if (!types || (!f->window_off && f->period == 0))
         slide_by_rule(r, f, m);
-    const bool slides = any_slides(m);
+    const bool slides = model_config_sliding(m) > 0;
     if (f->window_off && !reader_bool(r, "use_sliding_window", false)) {
         if (types && slides)
             reader_fail(r, "use_sliding_window", "true, since layer_types has sliding_attention");

@@ -60,6 +60,18 @@ static void read_eos(struct reader *r, struct model_config *m)
     }
 }
 
+/* What transformers' models read: the newer Gemmas a key of their own; and the first takes gelu for
+ * its approximation. */
+static void expect_activation(struct reader *r, const struct family *f)
+{
+    const char *key = f->post_norms ? "hidden_activation" : "hidden_act";
+    const char *wanted = f->gemma ? "gelu_pytorch_tanh" : "silu";
+    const char *act = reader_string(r, key);
+    const bool first = f->gemma && !f->post_norms && act && strcmp(act, "gelu") == 0;
+    if (act && strcmp(act, wanted) != 0 && !first)
+        reader_fail(r, key, f->gemma ? "\"gelu_pytorch_tanh\"" : "\"silu\"");
+}
+
 /* Qwen2 has its biases whatever attention_bias says; with Qwen3 and Llama it means o's, too. */
 static void refuse_unsupported(struct reader *r, const struct family *f)
 {
@@ -67,11 +79,7 @@ static void refuse_unsupported(struct reader *r, const struct family *f)
         reader_fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
     if (reader_bool(r, "mlp_bias", false))
         reader_fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
-    const char *key = f->gemma ? "hidden_activation" : "hidden_act";
-    const char *wanted = f->gemma ? "gelu_pytorch_tanh" : "silu";
-    const char *act = reader_string(r, key);
-    if (act && strcmp(act, wanted) != 0)
-        reader_fail(r, key, f->gemma ? "\"gelu_pytorch_tanh\"" : "\"silu\"");
+    expect_activation(r, f);
 }
 
 /* ---- mixtures of experts ---- */

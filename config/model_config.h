@@ -113,6 +113,15 @@ static inline bool model_config_slides(const struct model_config *m, int32_t lay
     return (m->slides[layer / 32] >> layer % 32 & 1) != 0;
 }
 
+/* How many layers slide. */
+static inline int32_t model_config_sliding(const struct model_config *m)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < m->layers; i++)
+        n += model_config_slides(m, i);
+    return n;
+}
+
 /* --quantization, as options_quantization has it; F32: leaves the model as it is. F8_E4M3 has no
  * effect on a model that is quantised already; I8 and I4 cannot be had of one: ERR_USAGE. */
 enum status model_config_quantize(struct model_config *m, enum dtype code,

@@ -166,6 +166,8 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                BACKEND_BLOCK_TOKENS);
     buf_printf(b, "  \"experts\": %d, \"experts_per_token\": %d,\n", s->model.mixture.experts,
                s->model.mixture.chosen);
+    buf_printf(b, "  \"sliding_window\": %d, \"sliding_layers\": %d,\n", s->model.window,
+               model_config_sliding(&s->model));
     json_placements(s, f, b);
     buf_printf(b, "  \"fits\": %s, \"total_bytes\": %zu, \"available_bytes\": %zu,\n",
                fits ? "true" : "false", f->total, f->available);

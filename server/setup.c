@@ -204,6 +204,9 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     if (s->model.mixture.kind != MIXTURE_NONE)
         buf_printf(out, "%d experts, each with these MLP columns; a token takes %d\n",
                    s->model.mixture.experts, s->model.mixture.chosen);
+    if (s->model.window > 0)
+        buf_printf(out, "%d of %d layers attend to the last %d positions only\n",
+                   model_config_sliding(&s->model), s->model.layers, s->model.window);
     buf_printf(out,
                "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,

@@ -18,10 +18,15 @@ static const struct {
     const char *name, *option;
     int32_t ranks; /* 1: what the next cases of 1d and 1d_sp are compared with */
 } cases[] = {
-    {"tied_gqa2_f32", "--dtype=auto", 1},         {"tied_gqa2_f32", "--parallel-mode=1d_sp", 4},
-    {"untied_mha_bf16", "--quantization=fp8", 1}, {"untied_mha_bf16", "--quantization=fp8", 8},
-    {"tied_gqa2_f32", "--parallel-mode=2d", 4},   {"qwen3_moe_bf16", "--dtype=auto", 1},
+    {"tied_gqa2_f32", "--dtype=auto", 1},
+    {"tied_gqa2_f32", "--parallel-mode=1d_sp", 4},
+    {"untied_mha_bf16", "--quantization=fp8", 1},
+    {"untied_mha_bf16", "--quantization=fp8", 8},
+    {"tied_gqa2_f32", "--parallel-mode=2d", 4},
+    {"qwen3_moe_bf16", "--dtype=auto", 1},
     {"qwen3_moe_bf16", "--dtype=auto", 8},
+    {"gemma2_f32", "--dtype=auto", 1},
+    {"gemma2_f32", "--dtype=auto", 4},
 };
 
 static int32_t devices_here(void)

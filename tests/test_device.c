@@ -24,6 +24,9 @@ static const struct {
     {"qwen2_gqa_bf16", 2, "--quantization=fp8"},
     {"qwen3_bf16", 4, "--parallel-mode=2d"},
     {"mixtral_f32", 2, "--sampler=gather"},
+    {"qwen2_window_bf16", 2, "--dtype=auto"},
+    {"gemma2_f32", 4, "--parallel-mode=2d"},
+    {"gemma3_bf16", 2, "--dtype=auto"},
     {"qwen3_moe_bf16", 4, "--parallel-mode=1d_sp"},
     {"qwen3_moe_bf16", 1, "--quantization=fp8"},
 };

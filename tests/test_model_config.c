@@ -258,6 +258,20 @@ static enum status parse_family(const char *family, const char *more, struct mod
     return model_config_parse(text, (size_t)n, "config.json", m, err);
 }
 
+static void ok_config(const char *text, struct model_config *m)
+{
+    struct err err;
+    if (model_config_parse(text, strlen(text), "config.json", m, &err) != OK)
+        fail_msg("%s", err.text);
+}
+
+static void ok_family(const char *family, const char *more, struct model_config *m)
+{
+    struct err err;
+    if (parse_family(family, more, m, &err) != OK)
+        fail_msg("%s%s: %s", family, more, err.text);
+}
+
 /* What the configuration classes of transformers 5.23 hold for these keys when nothing else is
  * given (LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3Config,
  * Qwen3MoeConfig), and what their attention has. */
@@ -415,9 +429,9 @@ static void test_family_refusals(void **state)
     (void)state;
     static const char *const refused[][3] = {
         {"Qwen2", "",
-         "model_type is \"Qwen2\", expected llama, mistral, mixtral, phi3, qwen2, qwen3 or "
-         "qwen3_moe; the nearest is qwen2"},
-        {"mistal", "", "or qwen3_moe; the nearest is mistral"},
+         "model_type is \"Qwen2\", expected llama, mistral, mixtral, phi3, qwen2, qwen3, "
+         "qwen3_moe, gemma, gemma2, gemma3_text or gemma3; the nearest is qwen2"},
+        {"mistal", "", "or gemma3; the nearest is mistral"},
         {"phi3", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
         {"phi3", ",\"rope_scaling\":{\"type\":\"longrope\"}",
          "type is \"longrope\", expected default"},
@@ -442,6 +456,15 @@ static void test_family_refusals(void **state)
          "rope_theta is missing, expected more than 1"},
         {"qwen2", ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"truncate\":0}",
          "truncate is 0, expected true or false"},
+
+        {"gemma", ",\"hidden_act\":\"silu\"", "\"silu\", expected \"gelu_pytorch_tanh\""},
+        {"gemma2", ",\"hidden_activation\":\"silu\"", "\"silu\", expected \"gelu_pytorch_tanh\""},
+        {"gemma2", ",\"attn_logit_softcapping\":-5", "attn_logit_softcapping is -5, expected"},
+        {"gemma2", ",\"query_pre_attn_scalar\":0", "query_pre_attn_scalar is 0, expected a number"},
+        {"gemma3_text", ",\"attn_logit_softcapping\":50", "expected null"},
+        {"gemma3_text", ",\"use_bidirectional_attention\":true", "is true, expected false"},
+        {"gemma3_text", ",\"sliding_window_pattern\":0", "sliding_window_pattern is 0, expected"},
+        {"gemma", ",\"sliding_window\":9", "sliding_window is 9, expected null"},
     };
     struct model_config m;
     struct err err;
@@ -454,6 +477,94 @@ static void test_family_refusals(void **state)
     assert_null(strstr(err.text, "nearest"));
     assert_int_equal(parse_family("qwen2", ",\"attention_bias\":false", &m, &err), OK);
     assert_true(m.qkv_bias); /* transformers' class does not ask */
+}
+
+/* What Gemma's models have beside the others; defaults as transformers' GemmaConfig, Gemma2Config
+ * and Gemma3TextConfig have them. */
+static void test_gemma(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family;
+        int32_t kv_heads, max_position;
+        bool post_norms, head_norm;
+        float scale, softcap, final_softcap;
+        double theta, local_theta;
+    } cases[] = {
+        {"gemma", 16, 8192, false, false, 0.0625f, 0, 0, 1e4, 1e4},
+        {"gemma2", 4, 8192, true, false, 0.0625f, 50, 30, 1e4, 1e4},
+        {"gemma3_text", 4, 131072, true, true, 0.0625f, 0, 0, 1e6, 1e4},
+    };
+    struct model_config m;
+    struct err err;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        if (parse_family(cases[i].family, ",\"dtype\":\"bfloat16\"", &m, &err) != OK)
+            fail_msg("%s: %s", cases[i].family, err.text);
+        assert_true(m.gelu && m.norm_offset && m.tied && m.head_dim == 256);
+        assert_int_equal(m.kv_heads, cases[i].kv_heads);
+        assert_int_equal(m.max_position, cases[i].max_position);
+        assert_true(m.post_norms == cases[i].post_norms && m.head_norm == cases[i].head_norm);
+        assert_true(m.attention_scale == cases[i].scale);
+        assert_true(m.attention_softcap == cases[i].softcap);
+        assert_true(m.final_softcap == cases[i].final_softcap);
+        assert_true(m.rope.theta == cases[i].theta && m.local_rope.theta == cases[i].local_theta);
+        assert_true(m.embed_scale == 22.625f); /* sqrt(512) in bf16 */
+    }
+    ok_family("gemma", ",\"hidden_act\":\"gelu\"", &m);
+    assert_true(m.embed_scale == 22.627417f);
+    ok_family("gemma2",
+              ",\"query_pre_attn_scalar\":144,\"attn_logit_softcapping\":null,"
+              "\"final_logit_softcapping\":12.5",
+              &m);
+    assert_true(m.attention_scale == (float)(1 / 12.0) && m.attention_softcap == 0);
+    assert_true(m.final_softcap == 12.5f);
+    ok_family("llama", "", &m);
+    assert_true(m.embed_scale == 1 && !m.gelu && !m.norm_offset && !m.post_norms && !m.tied);
+}
+
+/* Two rotations, in either dialect; the length is the stretched one already. */
+static void test_two_rotations(void **state)
+{
+    (void)state;
+    static const char *const dialects[] = {
+        ",\"rope_theta\":5e5,\"rope_local_base_freq\":7e3,"
+        "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8.0}",
+        ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8.0,"
+        "\"rope_theta\":5e5},\"sliding_attention\":{\"rope_type\":\"default\","
+        "\"rope_theta\":7e3}}"};
+    struct model_config m;
+    struct err err;
+    for (size_t i = 0; i < ARRAY_LEN(dialects); i++) {
+        ok_family("gemma3_text", dialects[i], &m);
+        assert_true(m.rope.kind == ROPE_LINEAR && m.rope.factor == 8 && m.rope.theta == 5e5);
+        assert_true(m.local_rope.kind == ROPE_DEFAULT && m.local_rope.theta == 7e3);
+        assert_int_equal(m.max_position, 131072);
+    }
+    assert_int_equal(parse_family("qwen3", dialects[1], &m, &err), ERR_MODEL);
+    assert_contains(err.text, "rope_parameters is an object, expected one rotation for all layers");
+}
+
+/* A model of texts inside one that also sees. */
+static void test_wrapped(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"model_type\":\"gemma3\",\"eos_token_id\":[1,106],\"torch_dtype\":\"bfloat16\","
+        "\"vision_config\":{\"hidden_size\":1152},\"text_config\":{\"hidden_size\":2560,"
+        "\"intermediate_size\":10240,\"model_type\":\"gemma3_text\",\"num_hidden_layers\":34,"
+        "\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},\"sliding_window\":1024}}";
+    struct model_config m;
+    struct err err;
+    ok_config(text, &m);
+    assert_int_equal(m.hidden, 2560);
+    assert_int_equal(m.layers, 34);
+    assert_true(m.heads == 8 && m.kv_heads == 4 && m.head_dim == 256 && m.vocab == 262208);
+    assert_true(m.eos_count == 2 && m.eos[1] == 106 && m.dtype == DTYPE_BF16);
+    assert_true(m.window == 1024 && model_config_slides(&m, 4) && !model_config_slides(&m, 5));
+    assert_true(m.embed_scale == 50.5f && m.tied);
+    static const char none[] = "{\"model_type\":\"gemma3\",\"text_config\":7}";
+    assert_int_equal(model_config_parse(none, strlen(none), "config.json", &m, &err), ERR_MODEL);
+    assert_contains(err.text, "text_config is 7, expected an object");
 }
 
 static enum status load(const char *config, const char *generation, struct model_config *m,
@@ -530,8 +641,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
         cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_family_defaults),
-        cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_stretched),
-        cmocka_unit_test(test_family_refusals), cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_two_rotations),   cmocka_unit_test(test_wrapped),
+        cmocka_unit_test(test_stretched),       cmocka_unit_test(test_family_refusals),
+        cmocka_unit_test(test_config_files),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -13,7 +13,7 @@ enum { GREEDY = 24, ROWS = 64, HOME_ROWS = 1024 };
 
 static const char *const goldens[] = {"tied_gqa2_f32", "untied_mha_bf16",  "untied_mqa_f16",
                                       "headdim_bf16",  "llama31_rope_f32", "qwen2_gqa_bf16",
-                                      "qwen3_bf16"};
+                                      "qwen3_bf16",    "gemma2_f32"};
 
 /* mode: of a built-in plan. rows: steps of so many rows take the prefill form; 0: as the plan says.
  * mesh: sizes of (w, a, b) instead of a mode. */

@@ -51,11 +51,11 @@ static void matrix_block(uint64_t key, uint32_t col, float scale, float out[BLOC
         out[i] = (float)((int32_t)element(key, col + i) >> 8) * scale;
 }
 
-static void vector_block(uint64_t key, uint32_t col, float out[BLOCK])
+static void gains_block(uint64_t key, uint32_t col, bool less_one, float out[BLOCK])
 {
     for (uint32_t i = 0; i < BLOCK; i++) {
         int32_t j = (int32_t)((uint64_t)element(key, col + i) * 25 >> 32) - 12;
-        out[i] = (float)(128 + j) * 0x1p-7f;
+        out[i] = (float)((less_one ? 0 : 128) + j) * 0x1p-7f;
     }
 }
 
@@ -99,7 +99,7 @@ void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim
         float block[BLOCK];
         int64_t n = range.end - col < BLOCK ? range.end - col : BLOCK;
         if (is_gain(tensor, ndim))
-            vector_block(key, (uint32_t)col, block);
+            gains_block(key, (uint32_t)col, rules->less_one, block);
         else
             matrix_block(key, (uint32_t)col, scale, block);
         store_block(block, n, dtype, out);

@@ -15,6 +15,7 @@ struct synth_rules {
     float std;
     const char *embed, *head; /* tensor names; head may be NULL (tied) */
     int64_t tiny_rows;
+    bool less_one; /* gains are stored less one */
 };
 
 /* Elements [range.begin, range.end) of a row of a tensor in `dtype` (F32, F16, BF16), rounded to

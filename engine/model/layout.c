@@ -601,5 +601,6 @@ struct synth_rules layout_synth_rules(const struct model_config *m, uint64_t see
         .embed = "model.embed_tokens.weight",
         .head = m->tied ? NULL : "lm_head.weight",
         .tiny_rows = m->vocab >= SMALLEST_WITH_TOKENIZER ? CONTROL_AND_BYTES : 0,
+        .less_one = m->norm_offset,
     };
 }

@@ -1,9 +1,7 @@
 """What Mistral, Phi-3, Qwen2 and Qwen3 have that Llama has not: biases and norms of heads in every
-file that holds them, fused tensors, and sliding windows. Their tokens are tested with those of all
-goldens."""
+file that holds them, and fused tensors. Their tokens are tested with those of all goldens."""
 
 import json
-import shutil
 import sys
 
 import pytest
@@ -17,7 +15,6 @@ import llama_numpy  # noqa: E402  (lives in the folder just added)
 
 BIAS = "model.layers.1.self_attn.k_proj.bias"
 NORM = "model.layers.1.self_attn.q_norm.weight"
-WINDOW = 32
 
 
 def fails(code, *arguments):
@@ -109,37 +106,4 @@ def test_unknown_family(tmp_path):
     model = checkpoint.copy_model("qwen3_f32", tmp_path / "model")
     checkpoint.edit_config(model, lambda config: config.update(model_type="Qwen3"))
     line = fails(3, "plan", model)
-    assert "llama, mistral, mixtral, phi3, qwen2, qwen3 or qwen3_moe; the nearest is qwen3" in line
-
-
-# ---- sliding windows ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def windowed(tmp_path):
-    """The Mistral golden with a window that its own tokens would leave behind."""
-    shutil.copytree(checkpoint.GOLDEN / "mistral_f32", tmp_path / "windowed")
-    checkpoint.edit_config(tmp_path / "windowed",
-                           lambda config: config.update(sliding_window=WINDOW))
-    return tmp_path / "windowed"
-
-
-def test_window_ends_the_context(serve, windowed):
-    """Up to its end the tokens are those of full attention; beyond it nothing is served."""
-    server = serve(windowed, "-tp", 2)
-    prompt, tokens = checkpoint.golden_runs("mistral_f32")[1]
-    assert server.get("/v1/models").json()["data"][0]["max_model_len"] == WINDOW
-    room = WINDOW - len(prompt)
-    assert server.token_ids(prompt, room) == tokens[:room]
-    answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": room + 1})
-    assert answer.status == 400 and str(WINDOW) in answer.error["message"]
-    assert "contexts end with the model's sliding window of 32 positions" in server.log
-
-
-def test_longer_context_than_the_window(windowed):
-    assert json.loads(run("plan", windowed, "--json").stdout)["max_model_len"] == WINDOW
-    assert run("plan", windowed, "--max-model-len", WINDOW).returncode == 0
-    line = fails(4, "serve", windowed, "--port", 0, "--max-model-len", WINDOW + 1)
-    assert f"--max-model-len {WINDOW + 1}: the model allows {WINDOW}, its sliding window" in line
-    line = fails(4, "plan", checkpoint.GOLDEN / "mistral_f32", "--max-model-len", 513)
-    assert "the model allows 512" in line and "window" not in line
+    assert "gemma2, gemma3_text or gemma3; the nearest is qwen3" in line

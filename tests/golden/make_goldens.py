@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
+from safetensors.torch import load_file, save_file as save_torch_file
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROMPT_LENGTHS = (37, 5)
@@ -152,10 +154,10 @@ SPECS = (
                                         "norm_topk_prob": False, "moe_intermediate_size": 24},
          std=0.35),
     # Every layer has a window.
-    Spec("mistral_window_f32", 0, "float32", tied=False, vocab=215, hidden=60, layers=2, heads=6,
+    Spec("mistral_window_f32", 17, "float32", tied=False, vocab=215, hidden=60, layers=2, heads=6,
          kv_heads=2, mlp=106, head_dim=20, family="Mistral", extra={"sliding_window": 24}),
     # The first layer has none; no layer_types.
-    Spec("qwen2_window_bf16", 0, "bfloat16", tied=True, vocab=219, hidden=60, layers=3, heads=5,
+    Spec("qwen2_window_bf16", 25, "bfloat16", tied=True, vocab=219, hidden=60, layers=3, heads=5,
          kv_heads=1, mlp=90, head_dim=12, dialect="old", rope_theta=1000000.0, omit=("head_dim",),
          family="Qwen2", extra={"sliding_window": 19, "use_sliding_window": True,
                                 "max_window_layers": 1}),
@@ -163,19 +165,19 @@ SPECS = (
          kv_heads=1, mlp=74, head_dim=12, family="Phi3",
          extra={"sliding_window": 33, "pad_token_id": 0}),
     # As Gemma 1.1's files: "gelu" means the tanh form there; nothing says tied.
-    Spec("gemma_f32", 0, "float32", tied=True, vocab=225, hidden=60, layers=2, heads=3,
+    Spec("gemma_f32", 3, "float32", tied=True, vocab=225, hidden=60, layers=2, heads=3,
          kv_heads=1, mlp=106, head_dim=28, dialect="old", family="Gemma", embed_std=0.08,
          omit=("tie_word_embeddings", "rope_scaling"),
          extra={"hidden_act": "gelu", "pad_token_id": 0}),
     # As Gemma 2's files: no layer_types, nothing says tied.  Caps small enough to be felt.
-    Spec("gemma2_f32", 0, "float32", tied=True, vocab=235, hidden=60, layers=3, heads=6,
+    Spec("gemma2_f32", 11, "float32", tied=True, vocab=235, hidden=60, layers=3, heads=6,
          kv_heads=3, mlp=106, head_dim=20, dialect="old", family="Gemma2", embed_std=0.08,
          omit=("tie_word_embeddings", "rope_scaling"),
          extra={"hidden_act": "gelu_pytorch_tanh", "pad_token_id": 0, "sliding_window": 21,
                 "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0,
                 "final_logit_softcapping": 1.5}),
     # As transformers 5 writes it: layer_types, and rotations of each kind of layer.
-    Spec("gemma3_f32", 0, "float32", tied=True, vocab=245, hidden=60, layers=4, heads=5,
+    Spec("gemma3_f32", 15, "float32", tied=True, vocab=245, hidden=60, layers=4, heads=5,
          kv_heads=1, mlp=90, head_dim=20, family="Gemma3", model_type="gemma3_text",
          rope_theta=1000.0, local_theta=100.0, scaling={"rope_type": "linear", "factor": 8.0},
          embed_std=0.08,
@@ -183,7 +185,7 @@ SPECS = (
                                 "sliding_attention"],
                 "pad_token_id": 0, "sliding_window": 20, "query_pre_attn_scalar": 4}),
     # As gemma-3-1b's file: a pattern for layer_types; nothing says tied.
-    Spec("gemma3_bf16", 0, "bfloat16", tied=True, vocab=255, hidden=60, layers=7, heads=4,
+    Spec("gemma3_bf16", 14, "bfloat16", tied=True, vocab=255, hidden=60, layers=7, heads=4,
          kv_heads=1, mlp=74, head_dim=20, dialect="old", family="Gemma3",
          model_type="gemma3_text", rope_theta=1000000.0, omit=("tie_word_embeddings",),
          embed_std=0.08,
@@ -191,7 +193,7 @@ SPECS = (
                 "cache_implementation": "hybrid", "pad_token_id": 0, "sliding_window": 18,
                 "sliding_window_pattern": 3, "query_pre_attn_scalar": 6}),
     # As gemma-3-4b's file: most keys are left to their defaults, the layers to a pattern of 6.
-    Spec("gemma3_wrapped_bf16", 0, "bfloat16", tied=True, vocab=253, hidden=60, layers=7, heads=6,
+    Spec("gemma3_wrapped_bf16", 70, "bfloat16", tied=True, vocab=253, hidden=60, layers=7, heads=6,
          kv_heads=2, mlp=90, head_dim=36, dialect="old", family="Gemma3",
          model_type="gemma3_text", rope_theta=1000000.0,
          scaling={"rope_type": "linear", "factor": 8.0}, embed_std=0.08, wrapped=True,
@@ -386,6 +388,11 @@ def save_checkpoint(directory, spec, model):
     model.to(DTYPES[spec.dtype]).save_pretrained(
         directory, max_shard_size=spec.shard_bytes or 10**9)
     (directory / "generation_config.json").unlink(missing_ok=True)
+    if spec.wrapped:  # published files have one more level in the tower's names
+        tensors = load_file(directory / "model.safetensors")
+        named = {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): tensor
+                 for name, tensor in tensors.items()}
+        save_torch_file(named, directory / "model.safetensors", metadata={"format": "pt"})
     write_config(directory, spec, spec.dialect)
     shards = len(list(directory.glob("model*.safetensors")))
     assert shards == (2 if spec.shard_bytes else 1), shards

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama, Mistral, Mixtral, Phi-3 or Qwen checkpoint, in
-numpy.
+"""An independent float64 forward pass of a Llama, Mistral, Mixtral, Phi-3, Qwen or Gemma
+checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -8,7 +8,8 @@ numpy.
 As a module: logits(DIR, ids) -> float64 [n, V], and greedy(DIR, ids, steps) -> tokens, gaps.
 
 It reads config.json in either dialect (rope_parameters, or rope_theta with rope_scaling) and
-model.safetensors or the files model.safetensors.index.json lists.  It exists so that a test can
+model.safetensors or the files model.safetensors.index.json lists.  Of a multimodal Gemma 3 it reads
+the text model.  It exists so that a test can
 check any checkpoint, a synthetic or a resharded one too, and is written for clarity: nothing is
 cached between calls and every step recomputes the whole sequence.
 """
@@ -28,6 +29,13 @@ import numpy as np
 LOGITS_TOLERANCE = 2e-5
 GAP_TOLERANCE = 1e-4
 
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
 
 class Config(typing.NamedTuple):
     """What the forward pass needs of config.json, the same for both dialects."""
@@ -42,8 +50,16 @@ class Config(typing.NamedTuple):
     tied: bool
     theta: float
     scaling: dict  # {"rope_type": "default"}, or the parameters of another
+    local: tuple  # Gemma 3: theta and scaling of the layers with a window; else those above
+    windows: list  # of each layer: how many of the latest positions it sees; 0: all
     chosen: int  # experts of a token; 0: no mixture
     among: bool  # whether their shares add up to one
+    act: typing.Callable  # of the gate
+    norm_offset: float  # added to the weights of norms
+    embed_scale: float  # multiplies embeddings
+    query_scalar: float  # scores are divided by its root
+    score_cap: float | None  # tanh keeps scores within it
+    logit_cap: float | None
 
 
 # ---- reading ----------------------------------------------------------------------------------
@@ -72,9 +88,27 @@ def read_safetensors(path):
     return tensors
 
 
+def read_json(directory):
+    """config.json, or the part of it that is about the text model."""
+    raw = json.loads((pathlib.Path(directory) / "config.json").read_text())
+    if raw["model_type"] != "gemma3":
+        return raw
+    dtype = {key: raw[key] for key in ("dtype", "torch_dtype") if key in raw}
+    return {"model_type": "gemma3_text", **GEMMA3, **dtype, **raw["text_config"]}
+
+
+def text_part(weights):
+    """A multimodal Gemma 3's text model, by the names that it has alone."""
+    inner = "language_model."
+    if not any(name.startswith(inner) for name in weights):
+        return weights
+    return {name[len(inner):]: values for name, values in weights.items()
+            if name.startswith(inner)}
+
+
 def split_fused(directory, weights):
     """Phi-3 has q, k and v in one tensor, and gate and up in another; here they are apart."""
-    config = json.loads((directory / "config.json").read_text())
+    config = read_json(directory)
     if config["model_type"] != "phi3":
         return weights
     heads = config["num_attention_heads"]
@@ -96,45 +130,114 @@ def read_weights(directory):
     directory = pathlib.Path(directory)
     index = directory / "model.safetensors.index.json"
     if not index.exists():
-        return split_fused(directory, read_safetensors(directory / "model.safetensors"))
+        weights = text_part(read_safetensors(directory / "model.safetensors"))
+        return split_fused(directory, weights)
     where = json.loads(index.read_text())["weight_map"]
     files = {file: read_safetensors(directory / file) for file in set(where.values())}
-    return split_fused(directory, {name: files[file][name] for name, file in where.items()})
+    weights = {name: files[file][name] for name, file in where.items()}
+    return split_fused(directory, text_part(weights))
+
+
+def windows_of(raw):
+    """Of each layer, how many of the latest positions it sees; 0: all."""
+    kind, layers = raw["model_type"], range(raw["num_hidden_layers"])
+    window = raw.get("sliding_window", None if kind in ("mixtral", "phi3") else 4096) or 0
+    if kind in ("llama", "gemma") or "qwen" in kind and not raw.get("use_sliding_window"):
+        window = 0
+    if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+        slides = [True for _ in layers]
+    elif raw.get("layer_types"):
+        slides = [given == "sliding_attention" for given in raw["layer_types"]]
+    elif "gemma" in kind:
+        pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else 2
+        slides = [(i + 1) % pattern != 0 for i in layers]
+    else:
+        slides = [i >= raw.get("max_window_layers", 28) for i in layers]
+    return [window if one else 0 for one in slides]
+
+
+def rotations_of(raw):
+    """theta and scaling, and the same of the layers with a window."""
+    def rotation(rope, theta):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        return rope.get("rope_theta", theta), {**rope, "rope_type": kind}
+
+    gemma3 = raw["model_type"] == "gemma3_text"
+    theta = raw.get("rope_theta", 1000000.0 if gemma3 else 10000.0)
+    rope = raw.get("rope_parameters") or {}
+    whole = rope.get("full_attention", {}) if gemma3 else rope
+    whole = rotation(whole or raw.get("rope_scaling") or {}, theta)
+    if not gemma3:
+        return whole, whole
+    local = raw.get("rope_local_base_freq", 10000.0)
+    return whole, rotation(rope.get("sliding_attention", {}), local)
+
+
+def embed_scale_of(raw):
+    """What embeddings are multiplied with: rounded to the dtype of the weights."""
+    if raw["model_type"] not in GEMMA:
+        return 1.0
+    scale = np.float32(math.sqrt(raw["hidden_size"]))
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    if dtype == "bfloat16":  # to nearest: no root below 256 lies half way
+        bits = np.array([scale]).view(np.uint32) + np.uint32(0x8000) & np.uint32(0xffff0000)
+        return float(bits.view(np.float32)[0])
+    return float(np.dtype(dtype).type(scale))
 
 
 def read_config(directory):
     """config.json with its defaults filled in; refuses what the forward pass does not do."""
-    raw = json.loads((pathlib.Path(directory) / "config.json").read_text())
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    scaling = {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
-    unsupported = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window")
+    raw = read_json(directory)
+    kind = raw["model_type"]
+    (theta, scaling), local = rotations_of(raw)
+    unsupported = [key for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention")
                    if raw.get(key)]
-    mixture = raw["model_type"] in ("mixtral", "qwen3_moe")
-    if not mixture and raw["model_type"] not in ("llama", "mistral", "phi3", "qwen2", "qwen3"):
+    gemma, mixture = kind in GEMMA, kind in ("mixtral", "qwen3_moe")
+    later = kind in ("gemma2", "gemma3_text")
+    if not (gemma or mixture) and kind not in ("llama", "mistral", "phi3", "qwen2", "qwen3"):
         unsupported.append("model_type")
-    if raw.get("hidden_act", "silu") != "silu":
+    if later:  # these do not read hidden_act
+        known = raw.get("hidden_activation", "gelu_pytorch_tanh") == "gelu_pytorch_tanh"
+    elif gemma:  # "gelu" means the form with tanh, too; hidden_activation is not read
+        known = raw.get("hidden_act", "gelu") in ("gelu", "gelu_pytorch_tanh")
+    else:
+        known = raw.get("hidden_act", "silu") == "silu"
+    if not known:
         unsupported.append("hidden_act")
-    known = scaling["rope_type"] in ("default", "linear", "llama3", "yarn")
-    if not known or "partial_rotary_factor" in rope:
+    if raw.get("attn_logit_softcapping") and kind == "gemma3_text":
+        unsupported.append("attn_logit_softcapping")  # transformers does not apply it there
+    known = all(one["rope_type"] in ("default", "linear", "llama3", "yarn")
+                for one in (scaling, local[1]))
+    if not known or "partial_rotary_factor" in scaling:
         unsupported.append("rope")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         unsupported.append("layers without experts")
     heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim") or (256 if gemma else raw["hidden_size"] // heads)
     return Config(
         vocab=raw["vocab_size"],
         hidden=raw["hidden_size"],
         layers=raw["num_hidden_layers"],
         heads=heads,
         kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+        head_dim=head_dim,
         eps=raw.get("rms_norm_eps", 1e-6),
-        tied=raw.get("tie_word_embeddings", False),
-        theta=rope.get("rope_theta", raw.get("rope_theta", 10000.0)),
+        tied=raw.get("tie_word_embeddings", gemma),
+        theta=theta,
         scaling=scaling,
+        local=local,
+        windows=windows_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
-        among=raw["model_type"] == "mixtral" or raw.get("norm_topk_prob", False),
+        among=kind == "mixtral" or raw.get("norm_topk_prob", False),
+        act=gelu if gemma else silu,
+        norm_offset=float(gemma),
+        embed_scale=embed_scale_of(raw),
+        query_scalar=raw.get("query_pre_attn_scalar", 256) if later else head_dim,
+        score_cap=raw.get("attn_logit_softcapping", 50.0) if kind == "gemma2" else None,
+        logit_cap=raw.get("final_logit_softcapping", 30.0 if kind == "gemma2" else None)
+        if later else None,
     )
 
 
@@ -201,15 +304,22 @@ def rotate(x, cos, sin):
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention(config, q, k, v):
-    """Causal attention of q [n, heads, head_dim] on k and v [n, kv_heads, head_dim]."""
+def capped(x, cap):
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def attention(config, q, k, v, window):
+    """Causal attention of q [n, heads, head_dim] on k and v [n, kv_heads, head_dim], or on the
+    latest `window` of them, the query's own position included."""
     n = q.shape[0]
-    future = np.triu(np.ones((n, n), bool), 1)
+    age = np.arange(n)[:, None] - np.arange(n)
+    unseen = (age < 0) | (age >= (window or n))
     out = np.empty_like(q)
     for head in range(config.heads):
         kv = head // (config.heads // config.kv_heads)
-        scores = q[:, head] @ k[:, kv].T / math.sqrt(config.head_dim)
-        scores[future] = -np.inf
+        scores = q[:, head] @ k[:, kv].T / math.sqrt(config.query_scalar)
+        scores = capped(scores, config.score_cap)
+        scores[unseen] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, head] = scores / scores.sum(axis=-1, keepdims=True) @ v[:, kv]
     return out.reshape(n, -1)
@@ -218,6 +328,11 @@ def attention(config, q, k, v):
 def silu(x):
     """As x * (1 + tanh(x / 2)) / 2, which cannot overflow."""
     return x * (0.5 + 0.5 * np.tanh(0.5 * x))
+
+
+def gelu(x):
+    """In the form with tanh."""
+    return x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
 def mixture(config, weights, prefix, y, met):
@@ -240,37 +355,49 @@ def mixture(config, weights, prefix, y, met):
     return out
 
 
-def layer(config, weights, prefix, x, cos, sin, stored, met):
+def layer(config, weights, prefix, x, rotation, window, stored, met):
     def project(name, y):
         bias = weights.get(f"{prefix}{name}.bias", 0.0)  # Qwen2: of q, k and v
         return met(y, name) @ weights[f"{prefix}{name}.weight"].T + bias
 
-    y = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], config.eps)
+    def norm(name, y):
+        return rms_norm(y, config.norm_offset + weights[f"{prefix}{name}.weight"], config.eps)
+
+    cos, sin = rotation
+    four = f"{prefix}pre_feedforward_layernorm.weight" in weights  # Gemma 2 and 3: norms
+    y = norm("input_layernorm", x)
     q, k, v = (project(f"self_attn.{name}_proj", y).reshape(len(x), -1, config.head_dim)
                for name in "qkv")
-    if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3: of each head
-        q = rms_norm(q, weights[f"{prefix}self_attn.q_norm.weight"], config.eps)
-        k = rms_norm(k, weights[f"{prefix}self_attn.k_norm.weight"], config.eps)
-    y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v))
-    x = x + project("self_attn.o_proj", y)
-    y = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], config.eps)
+    if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3 and Gemma 3: of each head
+        q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
+    y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v), window)
+    y = project("self_attn.o_proj", y)
+    x = x + (norm("post_attention_layernorm", y) if four else y)
+    y = norm("pre_feedforward_layernorm" if four else "post_attention_layernorm", x)
     if config.chosen > 0:
         return x + mixture(config, weights, prefix, y, met)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
-    return x + project("mlp.down_proj", silu(gate) * up)
+    y = project("mlp.down_proj", config.act(gate) * up)
+    return x + (norm("post_feedforward_layernorm", y) if four else y)
 
 
 def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
     """Logits [n, V] at every position of ids; stored: what a KV cache makes of keys and values;
     met: what the weight of that name makes of its input."""
+    def rotation(theta, scaling):
+        own = config._replace(theta=theta, scaling=scaling)
+        angles = np.outer(np.arange(len(ids)), inverse_frequencies(own))[:, None, :]
+        return [rotation_scale(own) * turn(angles) for turn in (np.cos, np.sin)]
+
     embedding = weights["model.embed_tokens.weight"]
-    angles = np.outer(np.arange(len(ids)), inverse_frequencies(config))[:, None, :]
-    cos, sin = (rotation_scale(config) * turn(angles) for turn in (np.cos, np.sin))
-    x = embedding[np.asarray(ids)]
-    for i in range(config.layers):
-        x = layer(config, weights, f"model.layers.{i}.", x, cos, sin, stored, met)
+    whole, local = rotation(config.theta, config.scaling), rotation(*config.local)
+    x = embedding[np.asarray(ids)] * config.embed_scale
+    for i, window in enumerate(config.windows):
+        x = layer(config, weights, f"model.layers.{i}.", x, local if window else whole, window,
+                  stored, met)
+    x = rms_norm(x, config.norm_offset + weights["model.norm.weight"], config.eps)
     head = embedding if config.tied else weights["lm_head.weight"]
-    return met(rms_norm(x, weights["model.norm.weight"], config.eps), "lm_head") @ head.T
+    return capped(met(x, "lm_head") @ head.T, config.logit_cap)
 
 
 def logits(directory, ids, stored=lambda x: x):

@@ -152,7 +152,7 @@ def stored(shape, mesh, place, weight_size):
     m = Widths(shape, w * a * b)
     table = tiles(size(shape.vocab, (j, a), (i, w))) * m.hidden((l, b)) * weight_size
     layer = sum(tiles(out, (i, w)) * into for out, into in weights(m, (j, a), (l, b)))
-    norms = (2 * shape.layers + 1) * shape.hidden * WORD
+    norms = (shape.norms * shape.layers + 1) * shape.hidden * WORD
     return (1 if shape.tied else 2) * table + shape.layers * layer * weight_size + norms
 
 
@@ -187,7 +187,7 @@ def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True)
     count = len(sampled)
     head = (count - rows.among(sampled, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, rows, sampled, b, table, others)
-    return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
+    return (WORD * (look_up + norm + shape.layers * (layer + shape.norms * norm) + head) +
             shape.layers * gathered * travels)
 
 
@@ -213,7 +213,7 @@ def by_rows(shape, mesh, place, rows, sampled, gathered=0):
     look_up, count = (w - 1) * own * hidden + scatter, len(sampled)
     head = (count - rows.among(sampled, at_w, at_a)) * hidden
     head += logits(shape, rows, sampled, b, [at_a, at_w, at_b])
-    return (WORD * (look_up + norm + shape.layers * (layer + 2 * norm) + head) +
+    return (WORD * (look_up + norm + shape.layers * (layer + shape.norms * norm) + head) +
             shape.layers * gathered * travels)
 
 
@@ -243,7 +243,7 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
     down = moves * turned * m.mlp(at_i)
     after = 2 * moves * own * m.hidden(at_j)  # of O and of down
     norm = (q - 1) * own
-    layer = WORD * (heads + back + down + after + 2 * norm)
+    layer = WORD * (heads + back + down + after + shape.norms * norm)
     layer += product(own, m.hidden, at_i, m.qkv, at_j)
     layer += product(turned, m.attended, at_j, m.hidden, at_i)
     layer += product(own, m.hidden, at_i, m.gate_up, at_j)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral or Qwen model: bytes moved
-and held.
+"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen or Gemma model: bytes
+moved and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -25,6 +25,11 @@ import typing
 
 PLACES_MAX = 256  # of a row and rank
 ONESHOT_MAX_BYTES = 256 << 10  # default of the command line only; the functions are told
+GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 
 
 class Shape(typing.NamedTuple):
@@ -41,10 +46,19 @@ class Shape(typing.NamedTuple):
     bias: bool = False  # of q, k and v
     head_norm: bool = False  # of q and of k
     experts: int = 0  # that have the MLP's columns each, and a router; 0: an MLP
+    post_norm: bool = False  # of what attention and MLP add: four norms in a layer, not two
+
+    @property
+    def norms(self):
+        """Of whole rows, in a layer."""
+        return 4 if self.post_norm else 2
 
 
 def shape_of(config):
     """The Shape of a parsed config.json, with that file's defaults filled in."""
+    if config["model_type"] == "gemma3":  # of a multimodal checkpoint: the text model
+        config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
+    gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
     heads = config["num_attention_heads"]
     return Shape(
         vocab=config["vocab_size"],
@@ -52,13 +66,14 @@ def shape_of(config):
         layers=config["num_hidden_layers"],
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        head_dim=config.get("head_dim") or (256 if gemma else config["hidden_size"] // heads),
         mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
                    "intermediate_size"],
-        tied=config.get("tie_word_embeddings", False),
+        tied=config.get("tie_word_embeddings", gemma),
         bias=config["model_type"] == "qwen2",
-        head_norm=config["model_type"] in ("qwen3", "qwen3_moe"),
+        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         experts=config.get("num_local_experts") or config.get("num_experts") or 0,
+        post_norm=config["model_type"] in ("gemma2", "gemma3_text"),
     )
 
 
@@ -135,7 +150,7 @@ def weight_elements(shape, ranks, rank):
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
     bias = (q_width + 2 * kv_width) * shape.bias
     mlps = shape.layers * max(shape.experts, 1)
-    norms = 2 * shape.hidden + 2 * shape.head_dim * shape.head_norm
+    norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
@@ -162,6 +177,10 @@ QWEN25_05B = Shape(151936, 896, 24, 14, 2, 64, 4864, True, bias=True)
 QWEN3_06B = Shape(151936, 1024, 28, 16, 8, 128, 3072, True, head_norm=True)
 MIXTRAL_8X7B = Shape(32000, 4096, 32, 32, 8, 128, 14336, False, experts=8)
 QWEN3_30B_A3B = Shape(151936, 2048, 48, 32, 4, 128, 768, False, head_norm=True, experts=128)
+GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
+GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
+GEMMA3_1B = Shape(262144, 1152, 26, 4, 1, 256, 6912, True, head_norm=True, post_norm=True)
+GEMMA3_4B = Shape(262208, 2560, 34, 8, 4, 256, 10240, True, head_norm=True, post_norm=True)
 
 
 def expect(what, value, by_hand):
@@ -206,6 +225,21 @@ def check_memory():
     expect("Mixtral 8x7B parameters", whole, 46702792704)
     whole = sum(weight_elements(QWEN3_30B_A3B, 1, 0).values())
     expect("Qwen3 30B A3B parameters", whole, 30532122624)
+    whole = sum(weight_elements(GEMMA_2B, 1, 0).values())
+    expect("Gemma 2B parameters", whole, 2506172416)
+    whole = sum(weight_elements(GEMMA2_9B, 1, 0).values())
+    expect("Gemma 2 9B parameters", whole, 9241705984)
+    whole = sum(weight_elements(GEMMA3_1B, 1, 0).values())
+    expect("Gemma 3 1B parameters", whole, 999885952)
+    # Of 4300079472, 416866032 are the vision tower's and 2950272 the projector's.
+    whole = sum(weight_elements(GEMMA3_4B, 1, 0).values())
+    expect("Gemma 3 4B parameters of the text", whole, 4300079472 - 416866032 - 2950272)
+    # As its file has it: what is left out takes the defaults.
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    expect("its shape", shape_of({"model_type": "gemma3", "text_config": text}), GEMMA3_4B)
+    # Norms of a layer: 4 * 1152 + 2 * 256, and the last.
+    expect("Gemma 3 1B, P=4, elements of norms", weight_elements(GEMMA3_1B, 4, 2)["norms"],
+           26 * 5120 + 1152)
     # When everything divides, the ranks together repeat only the norms: 65 * 4096 each.
     total = sum(sum(weight_elements(LLAMA3_8B, 4, rank).values()) for rank in range(4))
     expect("Llama 3 8B, P=4, elements in all", total, 8030261248 + 3 * 266240)
