@@ -8,9 +8,18 @@
     .head_dim = 256, .tied = true, .head_norm = true, .gemma = true, .post_norms = true,           \
     .theta = 1e6, .window = 4096, .period = 6, .local_theta = 1e4, .query_scalar = 256
 
+#define QWEN2_VL                                                                                   \
+    .flat = true, .max_position = 32768, .kv_heads = 8, .theta = 1e6, .norm_eps = 1e-5,            \
+    .window = 4096, .window_off = true, .window_from = 80, .sections = true, .qkv_bias = true
+
 static const struct family families[] = {
     {.model_type = "llama", .max_position = 2048},
     {.model_type = "mistral", .max_position = 131072, .kv_heads = 8, .window = 4096},
+    {.model_type = "mistral3",
+     .inner = "mistral",
+     .max_position = 131072,
+     .kv_heads = 8,
+     .window = 4096},
     {.model_type = "mixtral",
      .max_position = 131072,
      .kv_heads = 8,
@@ -28,13 +37,25 @@ static const struct family families[] = {
      .kv_heads = 32,
      .window = 4096,
      .window_off = true,
+     .window_from = 28,
      .qkv_bias = true},
+    {.model_type = "qwen2_vl", .inner = "qwen2_vl_text", QWEN2_VL},
+    {.model_type = "qwen2_5_vl", .inner = "qwen2_5_vl_text", QWEN2_VL},
     {.model_type = "qwen3",
      .max_position = 32768,
      .kv_heads = 32,
      .head_dim = 128,
      .window = 4096,
      .window_off = true,
+     .window_from = 28,
+     .head_norm = true},
+    {.model_type = "qwen3_vl",
+     .inner = "qwen3_vl_text",
+     .max_position = 128000,
+     .kv_heads = 32,
+     .head_dim = 128,
+     .theta = 5e5,
+     .sections = true,
      .head_norm = true},
     {.model_type = "qwen3_moe",
      .max_position = 32768,
@@ -64,7 +85,7 @@ static const struct family families[] = {
      .attention_softcap = 50,
      .final_softcap = 30},
     {.model_type = "gemma3_text", GEMMA3},
-    {.model_type = "gemma3", .inner = "text_config", GEMMA3},
+    {.model_type = "gemma3", .inner = "gemma3_text", GEMMA3},
 };
 
 const struct family *family_find(const char *model_type, int *distance)

@@ -9,7 +9,9 @@
 
 struct family {
     const char *model_type;
-    const char *inner;    /* the member of config.json that describes the model; NULL: itself */
+    const char *inner;    /* the text_config of a model that also sees has this model_type; NULL:
+                             config.json itself describes the model */
+    bool flat;            /* without a text_config config.json itself does so, too */
     int32_t vocab, heads; /* 0: config.json has to say */
     int32_t max_position;
     bool reaches;     /* max_position is the stretched one, where the rotation is */
@@ -21,11 +23,13 @@ struct family {
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
     struct mixture_config mixture;
 
-    /* Which layers slide: all; those from max_window_layers on (or all of a mixture's), once
-     * use_sliding_window is set; or, with a period, all but every period-th. */
-    int32_t window; /* sliding_window; 0: the key is not theirs */
-    bool window_off;
+    /* Which layers slide: all; those from max_window_layers on; or, with a period, all but every
+     * period-th. */
+    int32_t window;      /* sliding_window; 0: the key is not theirs */
+    bool window_off;     /* unless use_sliding_window is set */
+    int32_t window_from; /* max_window_layers; 0: the key is not theirs */
     int32_t period;
+    bool sections;                           /* places have several numbers, all alike for texts */
     double local_theta;                      /* of the layers that slide; 0: theta */
     double query_scalar;                     /* query_pre_attn_scalar; 0: head_dim */
     double attention_softcap, final_softcap; /* 0: the keys are not theirs */

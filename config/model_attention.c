@@ -49,12 +49,13 @@ static int32_t stretched(const struct rope_config *rope, int32_t positions)
     return to < 1 << 24 ? (int32_t)to : 1 << 24;
 }
 
-static void read_kind(struct reader *r, const struct model_config *m, struct rope_config *rope)
+static void read_kind(struct reader *r, const struct family *f, const struct model_config *m,
+                      struct rope_config *rope)
 {
     const char *kind = reader_string(r, "rope_type");
     if (!kind)
         kind = reader_string(r, "type");
-    if (!kind || strcmp(kind, "default") == 0)
+    if (!kind || strcmp(kind, "default") == 0 || (f->sections && strcmp(kind, "mrope") == 0))
         return;
     if (strcmp(kind, "llama3") == 0) {
         rope->kind = ROPE_LLAMA3;
@@ -79,8 +80,8 @@ static void expect_whole_heads(struct reader *r)
 }
 
 /* The members of one rotation; what they leave out stays. */
-static void read_rotation(struct reader *r, const struct jdoc *object, const char *key,
-                          const struct model_config *m, struct rope_config *rope)
+static void read_rotation(struct reader *r, const struct family *f, const struct jdoc *object,
+                          const char *key, const struct model_config *m, struct rope_config *rope)
 {
     const struct jdoc *outer = r->object;
     if (jdoc_type(object) != JDOC_OBJECT) {
@@ -89,13 +90,14 @@ static void read_rotation(struct reader *r, const struct jdoc *object, const cha
     }
     r->object = object;
     rope->theta = reader_number(r, "rope_theta", 1, 1e12, rope->theta);
-    read_kind(r, m, rope);
+    read_kind(r, f, m, rope);
     expect_whole_heads(r);
     r->object = outer;
 }
 
 /* Each kind of layer has its own in rope_parameters. */
-static void read_both(struct reader *r, const struct jdoc *object, struct model_config *m)
+static void read_both(struct reader *r, const struct family *f, const struct jdoc *object,
+                      struct model_config *m)
 {
     static const char *const keys[] = {"full_attention", "sliding_attention"};
     struct rope_config *const ropes[] = {&m->rope, &m->local_rope};
@@ -104,7 +106,7 @@ static void read_both(struct reader *r, const struct jdoc *object, struct model_
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
         const struct jdoc *of_kind = jdoc_get_value(object, keys[i]);
         if (of_kind)
-            read_rotation(r, of_kind, keys[i], m, ropes[i]);
+            read_rotation(r, f, of_kind, keys[i], m, ropes[i]);
     }
     r->object = outer;
 }
@@ -128,13 +130,13 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     if (inner && jdoc_type(inner) == JDOC_OBJECT &&
         (jdoc_get(inner, "full_attention") || jdoc_get(inner, "sliding_attention"))) {
         if (local)
-            read_both(r, inner, m);
+            read_both(r, f, inner, m);
         else
             reader_fail(r, key, "one rotation for all layers of this family");
     } else if (inner && local && strcmp(key, "rope_parameters") == 0) {
         reader_fail(r, key, "full_attention and sliding_attention, each with a rotation");
     } else if (inner) {
-        read_rotation(r, inner, key, m, &m->rope);
+        read_rotation(r, f, inner, key, m, &m->rope);
     }
     const enum rope_kind kind = m->rope.kind;
     if (r->st == OK && !f->reaches && (kind == ROPE_YARN || kind == ROPE_LINEAR))
@@ -176,8 +178,8 @@ static void slide_by_rule(struct reader *r, const struct family *f, struct model
     int32_t period = f->period, from = 0;
     if (f->period > 0 && f->local_theta > 0)
         period = reader_int(r, "sliding_window_pattern", 1, 1 << 20, period);
-    if (f->window_off && f->mixture.kind == MIXTURE_NONE)
-        from = reader_int(r, "max_window_layers", 0, 1 << 20, 28);
+    if (f->window_from > 0)
+        from = reader_int(r, "max_window_layers", 0, 1 << 20, f->window_from);
     for (int32_t i = from; i < m->layers && r->st == OK; i++)
         if (period == 0 || (i + 1) % period != 0)
             set_slides(m, i);

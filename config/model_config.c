@@ -254,6 +254,7 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     m->fused = f->fused;
     m->qkv_bias = f->qkv_bias;
     m->head_norm = f->head_norm;
+    m->tied = f->tied;
     m->gelu = f->gemma;
     m->norm_offset = f->gemma;
     m->post_norms = f->post_norms;
@@ -283,7 +284,7 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
     m->max_position = reader_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
     m->norm_eps =
         (float)reader_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
-    m->tied = reader_bool(r, "tie_word_embeddings", f->tied);
+    m->tied = reader_bool(r, "tie_word_embeddings", m->tied);
     if (r->st != OK)
         return;
     char wanted[80];
@@ -327,11 +328,14 @@ static void read_config(struct reader *r, struct model_config *m)
     const struct family *f = read_family(r, m);
     m->bos = -1;
     m->dtype = DTYPE_F32; /* transformers' default */
-    if (f->inner) {
+    if (f->inner && !(f->flat && !jdoc_get_value(outer, "text_config"))) {
         read_dtype(r, m);
         read_quant(r, &m->quant);
-        if (!enter(r, f->inner))
+        m->tied = reader_bool(r, "tie_word_embeddings", m->tied);
+        if (!enter(r, "text_config"))
             return;
+        if (jdoc_get_value(r->object, "model_type"))
+            expect(r, "model_type", f->inner);
         read_model(r, f, m);
         read_ends(r, m);
         r->object = outer;

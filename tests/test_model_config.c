@@ -290,6 +290,8 @@ static void test_family_defaults(void **state)
         {"mistral", 8, 8, 131072, 4096, false, false, 1e4, 1e-6, 8, {0}},
         {"mixtral", 8, 8, 131072, 0, false, false, 1e6, 1e-5, 8, {MIXTURE_MIXTRAL, 8, 2, true}},
         {"phi3", 64, 8, 4096, 0, false, false, 1e4, 1e-5, 8, {0}},
+        {"qwen2_vl", 8, 8, 32768, 0, true, false, 1e6, 1e-5, 8, {0}},
+        {"qwen2_5_vl", 8, 8, 32768, 0, true, false, 1e6, 1e-5, 8, {0}},
         {"qwen2", 32, 8, 32768, 0, true, false, 1e4, 1e-6, 8, {0}},
         {"qwen3", 32, 128, 32768, 0, false, true, 1e4, 1e-6, 8, {0}},
         {"qwen3_moe", 4, 8, 32768, 0, false, true, 1e4, 1e-6, 768, {MIXTURE_QWEN, 128, 8, false}}};
@@ -347,6 +349,7 @@ static void test_family_windows(void **state)
         {"mixtral", ",\"sliding_window\":9", 9, 15},
         {"phi3", ",\"sliding_window\":null", 0, 0},
         {"phi3", ",\"sliding_window\":2047", 2047, 15},
+        {"qwen2_5_vl", ",\"sliding_window\":9,\"max_window_layers\":2" SLIDES, 9, 12},
         {"gemma2", "", 4096, 5},
         {"gemma2", ",\"sliding_window\":9", 9, 5},
         {"gemma2", TYPES("full_attention", "sliding_attention"), 4096, 8},
@@ -429,8 +432,9 @@ static void test_family_refusals(void **state)
     (void)state;
     static const char *const refused[][3] = {
         {"Qwen2", "",
-         "model_type is \"Qwen2\", expected llama, mistral, mixtral, phi3, qwen2, qwen3, "
-         "qwen3_moe, gemma, gemma2, gemma3_text or gemma3; the nearest is qwen2"},
+         "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, phi3, qwen2, "
+         "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gemma, gemma2, gemma3_text or gemma3; "
+         "the nearest is qwen2"},
         {"mistal", "", "or gemma3; the nearest is mistral"},
         {"phi3", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
         {"phi3", ",\"rope_scaling\":{\"type\":\"longrope\"}",
@@ -458,6 +462,7 @@ static void test_family_refusals(void **state)
          "truncate is 0, expected true or false"},
 
         {"gemma", ",\"hidden_act\":\"silu\"", "\"silu\", expected \"gelu_pytorch_tanh\""},
+        {"qwen2", ",\"rope_scaling\":{\"type\":\"mrope\"}", "type is \"mrope\", expected default"},
         {"gemma2", ",\"hidden_activation\":\"silu\"", "\"silu\", expected \"gelu_pytorch_tanh\""},
         {"gemma2", ",\"attn_logit_softcapping\":-5", "attn_logit_softcapping is -5, expected"},
         {"gemma2", ",\"query_pre_attn_scalar\":0", "query_pre_attn_scalar is 0, expected a number"},
@@ -562,9 +567,23 @@ static void test_wrapped(void **state)
     assert_true(m.eos_count == 2 && m.eos[1] == 106 && m.dtype == DTYPE_BF16);
     assert_true(m.window == 1024 && model_config_slides(&m, 4) && !model_config_slides(&m, 5));
     assert_true(m.embed_scale == 50.5f && m.tied);
+    static const char qwen[] =
+        "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{"
+        "\"model_type\":\"qwen3_vl_text\",\"hidden_size\":64,\"intermediate_size\":8,"
+        "\"num_attention_heads\":32,\"num_hidden_layers\":2,\"vocab_size\":99,\"rope_scaling\":{"
+        "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20],\"rope_type\":\"default\"}}}";
+    ok_config(qwen, &m);
+    assert_true(m.tied && m.head_norm && m.head_dim == 128 && m.kv_heads == 32);
+    assert_true(m.max_position == 128000 && m.rope.theta == 5e5 && m.rope.kind == ROPE_DEFAULT);
+    ok_family("qwen2_5_vl", ",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[1,1]}", &m);
+    assert_true(m.rope.kind == ROPE_DEFAULT && m.rope.theta == 1e6);
     static const char none[] = "{\"model_type\":\"gemma3\",\"text_config\":7}";
     assert_int_equal(model_config_parse(none, strlen(none), "config.json", &m, &err), ERR_MODEL);
     assert_contains(err.text, "text_config is 7, expected an object");
+    static const char other[] =
+        "{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"ministral3\"}}";
+    assert_int_equal(model_config_parse(other, strlen(other), "config.json", &m, &err), ERR_MODEL);
+    assert_contains(err.text, "model_type is \"ministral3\", expected \"mistral\"");
 }
 
 static enum status load(const char *config, const char *generation, struct model_config *m,

@@ -113,7 +113,9 @@ const char *const layout_ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_f
                                       "vision_tower.**",
                                       "multi_modal_projector.**",
                                       "model.vision_tower.**",
-                                      "model.multi_modal_projector.**"};
+                                      "model.multi_modal_projector.**",
+                                      "visual.**",
+                                      "model.visual.**"};
 const int32_t layout_ignored_count = ARRAY_LEN(layout_ignored);
 
 /* Which of the weights of a parameter; layer -1: the model's. */

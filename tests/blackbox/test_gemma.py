@@ -183,6 +183,43 @@ def test_inspect_names_the_text_model():
     assert seeing and not any(seeing)
 
 
+def seeing(tmp_path, name, prefix, **config):
+    """A golden inside a model that also sees: its tensors behind a prefix, its config in another.
+    """
+    model = checkpoint.copy_model(name, tmp_path / "model")
+    text = {**checkpoint.read_config(model), "sliding_window": None}
+    config = {"torch_dtype": text.pop("dtype", None) or text.pop("torch_dtype"),
+              "vision_config": {"depth": 1}, **config}
+    inner = config.pop("inner")
+    tensors = {prefix(key): tensor for key, tensor in fp8.read(model).items()}
+    fp8.write(model, tensors, model)
+    if inner:
+        config["text_config"] = {**text, "model_type": inner}
+    else:
+        config = {**text, **config}
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def newer(key):
+    return key.replace("model.", "model.language_model.", 1)
+
+
+@pytest.mark.parametrize("name, prefix, config", [
+    ("mistral_f32", lambda key: "language_model." + key,
+     {"model_type": "mistral3", "inner": "mistral", "image_token_index": 10}),
+    ("qwen2_f32", str, {"model_type": "qwen2_5_vl", "inner": None, "rope_theta": 10000.0,
+                        "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}}),
+    ("qwen2_f32", newer, {"model_type": "qwen2_vl", "inner": "qwen2_vl_text"}),
+    ("qwen3_f32", newer, {"model_type": "qwen3_vl", "inner": "qwen3_vl_text"})],
+    ids=["mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+def test_others_that_see(serve, tmp_path, name, prefix, config):
+    """As they are published. transformers' classes give texts the golden's logits, too."""
+    model = seeing(tmp_path, name, prefix, **config)
+    prompt, tokens = checkpoint.golden_runs(name)[0]
+    assert serve(model, "-tp", 2).token_ids(prompt, len(tokens)) == tokens
+
+
 def test_newer_names(serve, tmp_path):
     """As transformers writes them today: model.language_model. in front."""
     model = checkpoint.copy_model(WRAPPED, tmp_path / "model")

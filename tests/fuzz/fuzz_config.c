@@ -26,15 +26,16 @@ static void check_rope(const struct rope_config *r)
 
 static void check_promises(const struct model_config *m)
 {
-    static const char *const families[] = {"llama",  "mistral",     "mixtral",   "phi3",
-                                           "qwen2",  "qwen3",       "qwen3_moe", "gemma",
-                                           "gemma2", "gemma3_text", "gemma3"};
+    static const char *const families[] = {"llama",    "mistral",     "mixtral",   "phi3",
+                                           "qwen2",    "qwen3",       "qwen3_moe", "gemma",
+                                           "gemma2",   "gemma3_text", "gemma3",    "mistral3",
+                                           "qwen2_vl", "qwen2_5_vl",  "qwen3_vl"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
     CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
-    CHECK(m->qkv_bias == (strcmp(m->model_type, "qwen2") == 0));
+    CHECK(m->qkv_bias == (strncmp(m->model_type, "qwen2", 5) == 0));
     const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
     CHECK(m->head_norm ==
           (strncmp(m->model_type, "qwen3", 5) == 0 || strncmp(m->model_type, "gemma3", 6) == 0));
