@@ -26,7 +26,7 @@ struct parallel {
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
-    float *delta;  /* what a norm of its own takes while sums are exchanged */
+    float *delta;  /* of parallel_post_norm */
     float *router; /* [rows, E] logits of experts */
     struct routing routing;
 };
@@ -188,7 +188,7 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct matrix x = flow_matrix(0, f->hidden);
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
-        if (f->post_norms && phase->rest.count[SPREAD_COLS] > 0)
+        if (f->post_norms)
             delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
         l = &phase->linear[PLAN_GATE_UP];
         if (!spread_equal(&l->after.to, &f->mlp))
@@ -349,7 +349,8 @@ static float *source(struct parallel *p, const struct route *r, float *otherwise
     return at ? at : otherwise;
 }
 
-/* Redistributes `from`; *to is this rank's part of the result, which it may write to. */
+/* Redistributes `from`; *to is this rank's part of the result, which it may write to, unless peers
+ * have the same sum: they may still read it (comm.h, reuse rule). */
 static enum status move(struct parallel *p, const struct matrix *x, const struct route *r,
                         const float *from, struct view *to, struct err *err)
 {
@@ -389,49 +390,68 @@ out:
     return st;
 }
 
-/* Norm of rows whose columns lie on several ranks: only the sums of squares are exchanged. next:
- * who takes it; PLAN_PARTS: it goes where x is. */
-static enum status split_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
-                              const float *gain, float eps, enum plan_part next, struct err *err)
+/* Rows whose columns lie on several ranks: only their sums of squares are exchanged, after x +=
+ * delta where it has data. */
+static enum status exchange_squares(struct parallel *p, struct view x, struct cview delta,
+                                    struct view *sums, struct err *err)
 {
     enum status st = OK;
     const struct extent one = {.units = 1, .unit = 1};
-    const struct matrix sums = of_step(p, one), hidden = flow_matrix(0, p->flow->hidden);
-    const struct span mine =
-        redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
-    float *squares = source(p, &p->now->sums, p->sums);
-    struct view whole;
-    TRY(backend_square_sum(p->b, squares, x, delta, flow_pieces(p->flow, p->now, p->rank), err));
-    TRY(move(p, &sums, &p->now->sums, squares, &whole, err));
-    *n = next == PLAN_PARTS ? x : parallel_input(p, next);
-    TRY(backend_rms_scale(p->b, *n, cview_of(x), whole.data, (int32_t)p->flow->hidden.units,
-                          gain + mine.begin, eps, err));
+    const struct matrix m = of_step(p, one);
+    float *own = source(p, &p->now->sums, p->sums);
+    TRY(backend_square_sum(p->b, own, x, delta, flow_pieces(p->flow, p->now, p->rank), err));
+    TRY(move(p, &m, &p->now->sums, own, sums, err));
 out:
     return st;
 }
 
+static enum status scale_by(struct parallel *p, struct view n, struct cview x, struct view sums,
+                            const float *gain, float eps, struct err *err)
+{
+    const struct matrix hidden = flow_matrix(0, p->flow->hidden);
+    const struct span mine =
+        redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
+    return backend_rms_scale(p->b, n, x, sums.data, (int32_t)p->flow->hidden.units,
+                             gain + mine.begin, eps, err);
+}
+
+static bool is_split(const struct parallel *p)
+{
+    return p->now->rest.count[SPREAD_COLS] > 0;
+}
+
+/* Not in place: peers may still read a sum (comm.h, reuse rule). */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err)
 {
+    enum status st = OK;
     const struct cview nothing = {0};
     const struct view from = *delta;
-    if (p->now->rest.count[SPREAD_COLS] == 0)
-        return backend_rmsnorm(p->b, from, cview_of(from), gain, eps, err);
-    /* the exchange of sums may use the buffer that it is in */
-    const struct view kept = view_f32(p->delta, from.rows, from.cols);
-    p->b->ops->copy(p->b, p->delta, (size_t)from.cols, from.data, (size_t)from.cols, from.rows,
-                    from.cols);
-    return split_norm(p, delta, kept, nothing, gain, eps, PLAN_PARTS, err);
+    struct view sums;
+    *delta = view_f32(p->delta, from.rows, from.cols);
+    if (!is_split(p))
+        return backend_rmsnorm(p->b, *delta, cview_of(from), gain, eps, err);
+    TRY(exchange_squares(p, from, nothing, &sums, err));
+    TRY(scale_by(p, *delta, cview_of(from), sums, gain, eps, err));
+out:
+    return st;
 }
 
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, enum plan_part next, struct err *err)
 {
-    if (p->now->rest.count[SPREAD_COLS] > 0)
-        return split_norm(p, n, x, delta, gain, eps, next, err);
+    enum status st = OK;
+    struct view sums;
+    if (!is_split(p)) {
+        *n = parallel_input(p, next);
+        return delta.data ? backend_add_rmsnorm(p->b, *n, x, delta, gain, eps, err)
+                          : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
+    }
+    TRY(exchange_squares(p, x, delta, &sums, err));
     *n = parallel_input(p, next);
-    return delta.data ? backend_add_rmsnorm(p->b, *n, x, delta, gain, eps, err)
-                      : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
+    TRY(scale_by(p, *n, cview_of(x), sums, gain, eps, err));
+out:
+    return st;
 }
 
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it

@@ -92,6 +92,23 @@ def test_same_bits(serve, name, options):
         assert alone == wanted, more
 
 
+@pytest.mark.parametrize("mode", ["1d", "1d_sp"])
+def test_large_sums(serve, tmp_path, mode):
+    """Sums that travel in two halves, which peers still read when the next operation begins."""
+    model = checkpoint.write_config(
+        tmp_path / "shape", model_type="gemma2", hidden_size=256, intermediate_size=384,
+        num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4, head_dim=32,
+        vocab_size=900, sliding_window=100, query_pre_attn_scalar=32, tie_word_embeddings=True,
+        torch_dtype="float32")
+    prompts = [[50 + 7 * i % 800 for i in range(700 + n)] for n in range(4)]
+    assert 4 * 256 * len(prompts[0]) > 2 * checkpoint.ONESHOT_MAX_BYTES
+    outcomes = []
+    for options in (("-tp", 1), ("-tp", 4, "--parallel-mode", mode)):
+        server = serve(model, *options, "--load-format", "dummy", "--max-num-batched-tokens", 1024)
+        outcomes.append([outcome(server, prompt, temperature=0) for prompt in prompts])
+    assert outcomes[0] == outcomes[1]
+
+
 def test_lost_rank(serve):
     """A request goes on to the same tokens when a rank dies under it."""
     server = serve(checkpoint.GOLDEN / "gemma3_f32", "-tp", 2)
