@@ -31,6 +31,7 @@ static const struct family families[] = {
      .max_position = 4096,
      .window = FAMILY_NO_WINDOW,
      .fused = true,
+     .partial = true,
      .norm_eps = 1e-5},
     {.model_type = "qwen2",
      .max_position = 32768,

@@ -29,6 +29,7 @@ struct family {
     bool window_off;     /* unless use_sliding_window is set */
     int32_t window_from; /* max_window_layers; 0: the key is not theirs */
     int32_t period;
+    bool partial;                            /* partial_rotary_factor may be less than 1 */
     bool sections;                           /* places have several numbers, all alike for texts */
     double local_theta;                      /* of the layers that slide; 0: theta */
     double query_scalar;                     /* query_pre_attn_scalar; 0: head_dim */

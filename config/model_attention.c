@@ -1,6 +1,7 @@
 #include "config/model_attention.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- rotation ---- */
@@ -41,6 +42,41 @@ static void read_yarn(struct reader *r, const struct model_config *m, struct rop
         reader_fail(r, "rope_theta", "more than 1");
 }
 
+/* A number for each pair that turns. */
+static void read_factors(struct reader *r, const char *key, int32_t pairs,
+                         float factors[ROPE_PAIRS_MAX])
+{
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "a list of %d numbers from 0.001 to 1000000", (int)pairs);
+    bool good = v && jdoc_type(v) == JDOC_ARRAY && jdoc_size(v) == (size_t)pairs;
+    for (int32_t i = 0; good && i < pairs; i++) {
+        const double f = jdoc_number(jdoc_at(v, (size_t)i));
+        good = f >= 1e-3 && f <= 1e6;
+        factors[i] = good ? (float)f : 0;
+    }
+    if (!good)
+        reader_fail(r, key, wanted);
+}
+
+/* The original length may be said beside the rotation, in `outer`; Phi-3's is 4096 otherwise. */
+static void read_long(struct reader *r, const struct family *f, const struct jdoc *outer,
+                      const struct model_config *m, struct rope_config *rope)
+{
+    const struct jdoc *inner = r->object;
+    if (!jdoc_get_value(inner, "original_max_position_embeddings"))
+        r->object = outer;
+    const int32_t original = reader_int(r, "original_max_position_embeddings", 2, 1 << 24,
+                                        f->fused ? 4096 : m->max_position);
+    r->object = inner;
+    rope->original_max_position = original;
+    rope->factor = reader_number(r, "factor", 1, 1e6, fmax(1, (double)m->max_position / original));
+    const double scale = rope->factor > 1 ? sqrt(1 + log(rope->factor) / log((double)original)) : 1;
+    rope->attention_factor = reader_number(r, "attention_factor", 1e-6, 1e6, scale);
+    read_factors(r, "short_factor", m->rotary_dim / 2, rope->short_factor);
+    read_factors(r, "long_factor", m->rotary_dim / 2, rope->long_factor);
+}
+
 /* How far a stretched context reaches. YaRN's configurations say either length as theirs. */
 static int32_t stretched(const struct rope_config *rope, int32_t positions)
 {
@@ -49,8 +85,8 @@ static int32_t stretched(const struct rope_config *rope, int32_t positions)
     return to < 1 << 24 ? (int32_t)to : 1 << 24;
 }
 
-static void read_kind(struct reader *r, const struct family *f, const struct model_config *m,
-                      struct rope_config *rope)
+static void read_kind(struct reader *r, const struct family *f, const struct jdoc *outer,
+                      const struct model_config *m, struct rope_config *rope)
 {
     const char *kind = reader_string(r, "rope_type");
     if (!kind)
@@ -66,22 +102,32 @@ static void read_kind(struct reader *r, const struct family *f, const struct mod
     } else if (strcmp(kind, "linear") == 0) {
         rope->kind = ROPE_LINEAR;
         rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
+    } else if (strcmp(kind, "longrope") == 0 || (f->fused && strcmp(kind, "su") == 0)) {
+        rope->kind = ROPE_LONG; /* su: as Phi-3's first files have it */
+        read_long(r, f, outer, m, rope);
     } else {
         reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
-                    "default, linear, llama3 or yarn");
+                    "default, linear, llama3, longrope or yarn");
     }
 }
 
-static void expect_whole_heads(struct reader *r)
+/* Wherever partial_rotary_factor is. */
+static void read_partial(struct reader *r, const struct family *f, struct model_config *m)
 {
     const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
-    if (v && jdoc_number(v) != 1)
-        reader_fail(r, "partial_rotary_factor", "1 (others are not supported)");
+    const double part = v ? jdoc_number(v) : 1;
+    if (v && f->partial && part > 0 && part <= 1)
+        m->rotary_dim = (int32_t)(m->head_dim * part);
+    else if (v && part != 1)
+        reader_fail(r, "partial_rotary_factor",
+                    f->partial ? "a number above 0, to 1" : "1 (others are not supported)");
+    if (m->rotary_dim < 2 || m->rotary_dim % 2 != 0)
+        reader_fail(r, "partial_rotary_factor", "one by which an even number of elements turns");
 }
 
 /* The members of one rotation; what they leave out stays. */
 static void read_rotation(struct reader *r, const struct family *f, const struct jdoc *object,
-                          const char *key, const struct model_config *m, struct rope_config *rope)
+                          const char *key, struct model_config *m, struct rope_config *rope)
 {
     const struct jdoc *outer = r->object;
     if (jdoc_type(object) != JDOC_OBJECT) {
@@ -90,8 +136,8 @@ static void read_rotation(struct reader *r, const struct family *f, const struct
     }
     r->object = object;
     rope->theta = reader_number(r, "rope_theta", 1, 1e12, rope->theta);
-    read_kind(r, f, m, rope);
-    expect_whole_heads(r);
+    read_partial(r, f, m);
+    read_kind(r, f, outer, m, rope);
     r->object = outer;
 }
 
@@ -126,7 +172,8 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
         key = "rope_parameters";
         inner = jdoc_get_value(outer, key);
     }
-    expect_whole_heads(r);
+    m->rotary_dim = m->head_dim;
+    read_partial(r, f, m);
     if (inner && jdoc_type(inner) == JDOC_OBJECT &&
         (jdoc_get(inner, "full_attention") || jdoc_get(inner, "sliding_attention"))) {
         if (local)

@@ -8,19 +8,23 @@
 
 #include <math.h>
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG };
+#define ROPE_PAIRS_MAX 256
 
 /* As transformers' modeling_rope_utils has them. */
 struct rope_config {
     enum rope_kind kind;
     double theta;
     double factor;                 /* but DEFAULT; by how much the context is stretched */
-    int32_t original_max_position; /* LLAMA3, YARN */
+    int32_t original_max_position; /* LLAMA3, YARN, LONG */
     double low_freq_factor, high_freq_factor; /* LLAMA3 (Llama 3.1's model card) */
     /* YARN (arXiv 2309.00071): where the ramp begins and ends, in turns within the original
      * context, whether in whole pairs, and what cosines and sines are multiplied with. */
-    double beta_fast, beta_slow, attention_factor;
+    double beta_fast, beta_slow, attention_factor; /* the last: LONG's, too */
     int32_t truncate;
+    /* LONG (arXiv 2402.13753): by how much each pair is slowed, in contexts of up to the original
+     * length and in longer ones. */
+    float short_factor[ROPE_PAIRS_MAX], long_factor[ROPE_PAIRS_MAX];
 };
 
 /* The linears inside the layers (flow_weight: and others) as codes of F8_E4M3, I8 or I4: each times
@@ -59,6 +63,7 @@ struct model_config {
     int32_t heads;        /* Hq */
     int32_t kv_heads;     /* Hkv, divides Hq */
     int32_t head_dim;     /* dh, even */
+    int32_t rotary_dim;   /* even; so many elements of a head turn, the first ones */
     int32_t mlp;          /* F; of a mixture: of each expert */
     int32_t vocab;        /* V */
     int32_t max_position; /* stretched, where the rotation is */

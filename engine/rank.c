@@ -142,6 +142,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .kv = r->kv,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.slots,
+        .context = f->limits.history_max,
         .progress = &r->board->progress,
     };
     TRY(model_open(&parts, &r->model, err));

@@ -324,7 +324,8 @@ enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv
     REQUIRE("rope_kv", is_rows(rows) && is_heads(h), qkv, table);
     REQUIRE("rope_kv", has_shape(cview_of(qkv), rows->count, qkv_cols(h)), qkv, table);
     REQUIRE("rope_kv", (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
-    REQUIRE("rope_kv", has_shape(table, rows->count, h->head_dim), qkv, table);
+    REQUIRE("rope_kv", table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
+    REQUIRE("rope_kv", has_shape(table, rows->count, table.cols), qkv, table);
     REQUIRE("rope_kv", is_cache_of(kv, h, layer), qkv, table);
     b->ops->rope_kv(b, qkv, rules, table, h, rows, kv, layer);
     return OK;

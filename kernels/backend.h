@@ -374,13 +374,14 @@ struct backend_ops {
                        struct pieces pieces);
     void (*rms_scale)(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
-    /* table[t] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32, as
-     * transformers does), times scale. inv_freq fp32 [E/2]. */
+    /* table[t, E] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32,
+     * as transformers does), times scale. inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
     /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: applies the rules (the bias is one
-     * addition, the norm of a head that of rmsnorm), rotates q and k (halves: i with i + E/2), all
-     * in place, and stores k and v at the rows' positions of `layer`. */
+     * addition, the norm of a head that of rmsnorm), rotates the first R elements of each q and k
+     * by table[T, R] (halves: i with i + R/2), all in place, and stores k and v at the rows'
+     * positions of `layer`. */
     void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);

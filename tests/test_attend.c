@@ -24,7 +24,8 @@ static struct attention how_of(const struct attend_case *c)
 struct rules_case {
     struct attend_case shape;
     bool bias, norm;
-    float scale; /* of the rotation */
+    float scale;    /* of the rotation */
+    int32_t rotary; /* 0: whole heads */
 };
 static const struct qkv_rules no_rules;
 
@@ -93,11 +94,13 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * m.rows.table_cols, c->dtype};
     void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
     struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
+    const int32_t rotary = r->rotary > 0 ? r->rotary : c->dim;
     float *qkv = generated(31, n), *table = guarded((size_t)(rows * c->dim)), freq[256];
-    for (int32_t i = 0; i < c->dim / 2; i++)
-        freq[i] = (float)pow(10000, -2.0 * i / c->dim);
+    memset(table, 0, (size_t)(rows * c->dim) * sizeof *table); /* what a part of them leaves */
+    for (int32_t i = 0; i < rotary / 2; i++)
+        freq[i] = (float)pow(10000, -2.0 * i / rotary);
     ok(backend_reserve(b, 64, 2048, 0, &err)); /* so that long rows may be split */
-    struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, c->dim);
+    struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, rotary);
     ok(backend_rope_table(b, t, m.position, freq, r->scale, &err));
     float *bias = generated(35, (size_t)cols), *gain = generated(36, (size_t)(2 * c->dim));
     const struct qkv_rules rules = {r->bias ? bias : NULL, r->norm ? gain : NULL,
@@ -152,7 +155,7 @@ static void test_attend(void **state UNUSED)
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;
-        check_attend(&(struct rules_case){cases[i], false, false, 1});
+        check_attend(&(struct rules_case){cases[i], .scale = 1});
     }
     invariant = apart;
 }
@@ -182,7 +185,7 @@ static void test_windows(void **state UNUSED)
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;
-        check_attend(&(struct rules_case){cases[i], false, false, 1});
+        check_attend(&(struct rules_case){cases[i], .scale = 1});
     }
     invariant = apart;
 }
@@ -191,14 +194,20 @@ static void test_windows(void **state UNUSED)
 static void test_rules(void **state UNUSED)
 {
     static const struct rules_case cases[] = {
-        {{5, 1, 16, 40, .dtype = DTYPE_F32}, true, false, 1.14f},
-        {{4, 2, 128, 20, .dtype = DTYPE_F32}, false, true, 1},
-        {{3, 3, 20, 33, .dtype = DTYPE_BF16}, true, false, 1},
-        {{2, 1, 162, 37, .dtype = DTYPE_F32}, false, true, 1},
-        {{6, 2, 24, 20, .dtype = DTYPE_F16}, true, true, 1.2f},
-        {{1, 1, 2, 3, .dtype = DTYPE_F32}, true, true, 1},
-        {{0, 1, 8, 9, .dtype = DTYPE_F32}, true, true, 1},
-        {{0, 0, 8, 5, .dtype = DTYPE_F32}, true, true, 1}};
+        {{5, 2, 128, 20, .dtype = DTYPE_BF16},
+         .bias = true,
+         .norm = true,
+         .scale = 1.2f,
+         .rotary = 96},
+        {{3, 1, 20, 33, .dtype = DTYPE_F32}, .scale = 1, .rotary = 2},
+        {{5, 1, 16, 40, .dtype = DTYPE_F32}, .bias = true, .norm = false, .scale = 1.14f},
+        {{4, 2, 128, 20, .dtype = DTYPE_F32}, .bias = false, .norm = true, .scale = 1},
+        {{3, 3, 20, 33, .dtype = DTYPE_BF16}, .bias = true, .norm = false, .scale = 1},
+        {{2, 1, 162, 37, .dtype = DTYPE_F32}, .bias = false, .norm = true, .scale = 1},
+        {{6, 2, 24, 20, .dtype = DTYPE_F16}, .bias = true, .norm = true, .scale = 1.2f},
+        {{1, 1, 2, 3, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1},
+        {{0, 1, 8, 9, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1},
+        {{0, 0, 8, 5, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_attend(&cases[i]);
 }

@@ -27,6 +27,7 @@ static const struct {
     {"qwen2_window_bf16", 2, "--dtype=auto"},
     {"gemma2_f32", 4, "--parallel-mode=2d"},
     {"gemma3_bf16", 2, "--dtype=auto"},
+    {"phi3_longrope_f32", 2, "--dtype=auto"},
     {"qwen3_moe_bf16", 4, "--parallel-mode=1d_sp"},
     {"qwen3_moe_bf16", 1, "--quantization=fp8"},
 };

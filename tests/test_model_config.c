@@ -165,7 +165,7 @@ static void test_config_refusals(void **state)
     struct err err;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         refused(false, cases[i][0], cases[i][1], cases[i][2]);
-    refused(true, "rope_type", "\"longrope\"", "\"longrope\"");
+    refused(true, "rope_type", "\"dynamic\"", "\"dynamic\"");
     refused(true, "rope_type", "3", "3");
     refused(true, "partial_rotary_factor", "0.25", "0.25");
     accepted(true, "partial_rotary_factor", "1.0");
@@ -436,9 +436,20 @@ static void test_family_refusals(void **state)
          "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gemma, gemma2, gemma3_text or gemma3; "
          "the nearest is qwen2"},
         {"mistal", "", "or gemma3; the nearest is mistral"},
-        {"phi3", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
-        {"phi3", ",\"rope_scaling\":{\"type\":\"longrope\"}",
-         "type is \"longrope\", expected default"},
+        {"llama", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
+        {"phi3", ",\"partial_rotary_factor\":1.5", "is 1.5, expected a number above 0, to 1"},
+        {"phi3", ",\"partial_rotary_factor\":0", "is 0, expected a number above 0, to 1"},
+        {"phi3", ",\"partial_rotary_factor\":0.9", "by which an even number of elements turns"},
+        {"phi3", ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,1,1,1]}",
+         "long_factor is missing, expected a list of 4 numbers"},
+        {"phi3",
+         ",\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,0,1]}",
+         "long_factor is an array, expected a list of 4 numbers"},
+        {"phi3",
+         ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,1,1],\"long_factor\":[1,1,1]"
+         "}",
+         "short_factor is an array, expected a list of 4 numbers"},
+        {"qwen2", ",\"rope_scaling\":{\"type\":\"su\"}", "type is \"su\", expected default"},
         {"qwen3_moe", ",\"num_experts\":0", "num_experts is 0, expected an integer from 1"},
         {"qwen3_moe", ",\"num_experts\":4", "num_experts_per_tok is missing, expected at most as"},
         {"mixtral", ",\"num_experts_per_tok\":9", "is 9, expected at most as many as there are "},
@@ -450,7 +461,7 @@ static void test_family_refusals(void **state)
         {"mistral", ",\"attention_bias\":true", "attention_bias is true, expected false"},
         {"qwen2", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
         {"qwen2", ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}",
-         "type is \"dynamic\", expected default, linear, llama3 or yarn"},
+         "type is \"dynamic\", expected default, linear, llama3, longrope or yarn"},
         {"qwen2", ",\"rope_scaling\":{\"type\":\"yarn\"}", "factor is missing, expected a number"},
         {"llama", ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}",
          "factor is 0.5, expected a number from 1"},
@@ -525,6 +536,29 @@ static void test_gemma(void **state)
     assert_true(m.final_softcap == 12.5f);
     ok_family("llama", "", &m);
     assert_true(m.embed_scale == 1 && !m.gelu && !m.norm_offset && !m.post_norms && !m.tied);
+}
+
+/* As Phi-3-mini-128k and Phi-4-mini have it: the original length beside the rotation. */
+static void test_longrope(void **state)
+{
+    (void)state;
+    static const char rope[] =
+        ",\"max_position_embeddings\":131072,\"original_max_position_embeddings\":8192,"
+        "\"partial_rotary_factor\":0.5,\"rope_scaling\":{\"type\":\"longrope\","
+        "\"short_factor\":[1,2],\"long_factor\":[3,4.5]}";
+    struct model_config m;
+    ok_family("phi3", rope, &m);
+    assert_true(m.rope.kind == ROPE_LONG && m.rope.original_max_position == 8192);
+    assert_int_equal(m.max_position, 131072);
+    assert_int_equal(m.rotary_dim, 4);
+    assert_true(m.rope.short_factor[1] == 2 && m.rope.long_factor[1] == 4.5f);
+    assert_true(fabs(m.rope.attention_factor - 1.1435439) < 1e-6); /* sqrt(1 + ln 16 / ln 8192) */
+    ok_family("phi3",
+              ",\"max_position_embeddings\":131072,\"rope_scaling\":{\"type\":\"su\","
+              "\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,1,1],\"attention_factor\":1.5}",
+              &m);
+    assert_true(m.rope.original_max_position == 4096 && m.rope.attention_factor == 1.5);
+    assert_true(m.rotary_dim == 8);
 }
 
 /* Two rotations, in either dialect; the length is the stretched one already. */
@@ -661,9 +695,9 @@ int main(void)
         cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
         cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_family_defaults),
         cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_gemma),
-        cmocka_unit_test(test_two_rotations),   cmocka_unit_test(test_wrapped),
-        cmocka_unit_test(test_stretched),       cmocka_unit_test(test_family_refusals),
-        cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_two_rotations),   cmocka_unit_test(test_longrope),
+        cmocka_unit_test(test_wrapped),         cmocka_unit_test(test_stretched),
+        cmocka_unit_test(test_family_refusals), cmocka_unit_test(test_config_files),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -29,7 +29,7 @@ struct model {
     struct kv_cache *kv;
     struct heads heads;         /* local */
     enum activation activation; /* of the MLP's gate */
-    int32_t rows_max;
+    int32_t rows_max, context;
     _Atomic uint64_t *progress;
 
     struct parallel_weight embed, head;
@@ -39,7 +39,7 @@ struct model {
     void *memory;   /* on the device: all of the following */
     int32_t *kv_of; /* [H] */
     struct rotation {
-        float *inv_freq; /* [E/2] */
+        float *inv_freq; /* [E/2]; E: of a head, what turns */
         float *table;    /* [rows in attention, E] */
     } rope, local_rope;  /* local: of layers that slide, NULLs where it is the same */
     float *x;            /* this rank's part of [T, D] */
@@ -79,11 +79,14 @@ static float yarn_frequency(const struct rope_config *r, int32_t dim, int32_t pa
 
 /* Inverse frequencies as transformers computes them (modeling_rope_utils), in fp32 steps, so that
  * long positions round the same way. */
-static void rope_frequencies(const struct rope_config *r, int32_t dim, float *inv_freq)
+static void rope_frequencies(const struct rope_config *r, int32_t dim, int32_t context,
+                             float *inv_freq)
 {
+    const float *by = context > r->original_max_position ? r->long_factor : r->short_factor;
     for (int32_t i = 0; i < dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)dim;
-        float f = 1.0f / (float)pow(r->theta, (double)exponent);
+        float wavelength = (float)pow(r->theta, (double)exponent); /* over 2 pi */
+        float f = 1.0f / (r->kind == ROPE_LONG ? by[i] * wavelength : wavelength);
         inv_freq[i] = r->kind == ROPE_LLAMA3   ? llama3_frequency(r, f)
                       : r->kind == ROPE_YARN   ? yarn_frequency(r, dim, i, f)
                       : r->kind == ROPE_LINEAR ? f / (float)r->factor
@@ -114,7 +117,7 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
                         int32_t rank, char *base)
 {
     struct carver c = {base, 0};
-    const int64_t e = cfg->head_dim, rows = flow_home_rows(f, m->rows_max);
+    const int64_t e = cfg->rotary_dim, rows = flow_home_rows(f, m->rows_max);
     m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
     m->rope = (struct rotation){carve(&c, 1, e / 2), carve(&c, rows, e)};
     if (has_local_rope(cfg))
@@ -173,14 +176,15 @@ size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, i
 /* Uploads the constants of the model. */
 static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
 {
-    const size_t half = (size_t)m->config->head_dim / 2;
+    const int32_t dim = m->config->rotary_dim;
+    const size_t half = (size_t)dim / 2;
     float *inv_freq = calloc(half, sizeof *inv_freq);
     if (!inv_freq)
         return base_fail(err, ERR_NOMEM, "model: no memory for %zu frequencies", half);
-    rope_frequencies(&m->config->rope, m->config->head_dim, inv_freq);
+    rope_frequencies(&m->config->rope, dim, m->context, inv_freq);
     m->b->ops->upload(m->b, m->rope.inv_freq, inv_freq, half * sizeof *inv_freq);
     if (m->local_rope.table) {
-        rope_frequencies(&m->config->local_rope, m->config->head_dim, inv_freq);
+        rope_frequencies(&m->config->local_rope, dim, m->context, inv_freq);
         m->b->ops->upload(m->b, m->local_rope.inv_freq, inv_freq, half * sizeof *inv_freq);
     }
     free(inv_freq);
@@ -293,6 +297,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->progress = parts->progress;
     m->activation = cfg->gelu ? ACT_GELU_TANH : ACT_SILU;
     m->rows_max = parts->rows_max;
+    m->context = parts->context;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
                               cfg->head_dim, NULL};
@@ -393,7 +398,7 @@ static enum status layer_forward(struct model *m, int32_t index, const struct ro
     enum status st = OK;
     struct parallel *p = m->parallel;
     const struct layer *l = &m->layers[index];
-    const struct cview rope = {l->rope, DTYPE_F32, rows->count, m->heads.head_dim};
+    const struct cview rope = {l->rope, DTYPE_F32, rows->count, m->config->rotary_dim};
     const float eps = m->config->norm_eps;
     struct view qkv, attn, delta;
 
@@ -420,10 +425,11 @@ out:
 static enum status rotate(struct model *m, const struct rope_config *cfg, const struct rotation *r,
                           const struct rows *rows, struct err *err)
 {
-    const float scale = cfg->kind == ROPE_YARN ? (float)cfg->attention_factor : 1;
+    const bool scaled = cfg->kind == ROPE_YARN || cfg->kind == ROPE_LONG;
+    const float scale = scaled ? (float)cfg->attention_factor : 1;
     if (!r->table)
         return OK;
-    return backend_rope_table(m->b, view_f32(r->table, rows->count, m->heads.head_dim),
+    return backend_rope_table(m->b, view_f32(r->table, rows->count, m->config->rotary_dim),
                               rows->position, r->inv_freq, scale, err);
 }
 

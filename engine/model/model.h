@@ -22,6 +22,7 @@ struct model_parts {
     struct kv_cache *kv;
     int32_t rows_max;           /* T of the largest step */
     int32_t samples_max;        /* R of the largest step */
+    int32_t context;            /* positions that a sequence may have */
     _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
 };
 

@@ -22,7 +22,8 @@ struct job {
     const struct rows *rows;
     float *qkv; /* rope_kv */
     const struct qkv_rules *rules;
-    const float *table;
+    const float *table; /* [rows, rotary] */
+    int32_t rotary;
     const float *q; /* attend */
     float *out;
     int32_t layer, cols; /* cols of qkv */
@@ -89,8 +90,8 @@ static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         float *row = j->qkv + (size_t)t * (size_t)j->cols;
         apply_rules(j, row);
         for (int32_t h = 0; h < rotated; h++)
-            j->isa->rotate(row + (size_t)h * (size_t)dim, j->table + (size_t)t * (size_t)dim,
-                           dim / 2);
+            j->isa->rotate(row + (size_t)h * (size_t)dim, j->table + (size_t)t * (size_t)j->rotary,
+                           j->rotary / 2);
         const int32_t position = j->rows->position[t];
         const int32_t *table =
             j->rows->table + (size_t)j->rows->slot[t] * (size_t)j->rows->table_cols;
@@ -108,6 +109,7 @@ void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
     struct job j = {.isa = c->isa, .kv = kv, .heads = h, .rows = rows, .qkv = qkv.data};
     j.rules = rules;
     j.table = table.data;
+    j.rotary = table.cols;
     j.layer = layer;
     j.cols = qkv.cols;
     pool_run(c->pool, rows->count, 1 + 8192 / ((int64_t)qkv.cols + 1), rope_rows, &j);

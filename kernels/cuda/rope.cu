@@ -31,36 +31,50 @@ struct rope_args {
     struct qkv_rules rules;
     const float *table;
     struct rows rows;
-    int32_t heads;
+    int32_t heads, rotary; /* elements of a head that turn: the first ones */
     struct kv_place kv;
 };
 
-/* Adds the bias, and returns the factor of the norm. A thread has elements i and half + i from here
- * to the store, so that none waits for another. */
-DEVICE float apply_rules(float *x, const float *bias, int32_t half, float eps)
+/* The elements of a head that one thread has, from its rules to its store, so that none waits for
+ * another: two that turn together, or of the others any two. */
+struct pair {
+    int32_t low, high;
+};
+
+HOST_DEVICE struct pair rope_pair(int32_t i, int32_t rotary, int32_t dim)
+{
+    const int32_t turning = rotary / 2, resting = (dim - rotary) / 2;
+    const int32_t first = i < turning ? i : turning + i; /* behind those that turn */
+    const struct pair p = {first, first + (i < turning ? turning : resting)};
+    return p;
+}
+
+/* Adds the bias, and returns the factor of the norm. */
+DEVICE float apply_rules(float *x, const float *bias, int32_t rotary, int32_t dim, float eps)
 {
     float sum = 0;
-    for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
+    for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
+        const struct pair p = rope_pair(i, rotary, dim);
         if (bias != nullptr) {
-            x[i] += bias[i];
-            x[half + i] += bias[half + i];
+            x[p.low] += bias[p.low];
+            x[p.high] += bias[p.high];
         }
-        sum = fmaf(x[i], x[i], sum);
-        sum = fmaf(x[half + i], x[half + i], sum);
+        sum = fmaf(x[p.low], x[p.low], sum);
+        sum = fmaf(x[p.high], x[p.high], sum);
     }
-    return 1 / sqrtf(reduce_block(sum, plus()) / (float)(2 * half) + eps);
+    return 1 / sqrtf(reduce_block(sum, plus()) / (float)dim + eps);
 }
 
 /* Block (row, head of [q | k | v]). */
 template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cache)
 {
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
-    const int32_t slot = a.rows.slot[t], half = dim / 2;
+    const int32_t slot = a.rows.slot[t], turning = a.rotary / 2;
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
         return;
     float *x = a.qkv + ((int64_t)t * (a.heads + 2 * a.kv.heads) + head) * dim;
-    const float *c = a.table + (int64_t)t * dim, *s = c + half;
+    const float *c = a.table + (int64_t)t * a.rotary, *s = c + turning;
     E *to = nullptr;
     if (is_key || is_value) {
         const int32_t kv_head = (head - a.heads) % a.kv.heads, p = a.rows.position[t];
@@ -72,23 +86,26 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
     float scale = 1;
     if (gain != nullptr || bias != nullptr)
-        scale = apply_rules(x, bias, half, a.rules.eps);
-    for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
-        float low = x[i], high = x[half + i];
+        scale = apply_rules(x, bias, a.rotary, dim, a.rules.eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
+        const struct pair p = rope_pair(i, a.rotary, dim);
+        float low = x[p.low], high = x[p.high];
         if (gain != nullptr) {
-            low = low * scale * gain[i];
-            high = high * scale * gain[half + i];
+            low = low * scale * gain[p.low];
+            high = high * scale * gain[p.high];
         }
         if (!is_value) {
-            const float turned = low * c[i] - high * s[i];
-            high = high * c[i] + low * s[i];
-            low = turned;
-            x[i] = low;
-            x[half + i] = high;
+            if (i < turning) {
+                const float turned = low * c[i] - high * s[i];
+                high = high * c[i] + low * s[i];
+                low = turned;
+            }
+            x[p.low] = low;
+            x[p.high] = high;
         }
         if (to != nullptr) {
-            from_float(to + i, low);
-            from_float(to + half + i, high);
+            from_float(to + p.low, low);
+            from_float(to + p.high, high);
         }
     }
 }
@@ -96,12 +113,8 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
              const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
-    const struct rope_args a = {(float *)qkv.data,
-                                *rules,
-                                (const float *)table.data,
-                                *rows,
-                                h->heads,
-                                kv_place_of(&kv->spec, layer)};
+    const struct rope_args a = {(float *)qkv.data, *rules,     (const float *)table.data,    *rows,
+                                h->heads,          table.cols, kv_place_of(&kv->spec, layer)};
     const dim3 grid((unsigned)rows->count, (unsigned)(h->heads + 2 * h->kv_heads));
     if (grid.x > 0 && grid.y > 0)
         WITH_KV_TYPE(kv->spec.dtype,

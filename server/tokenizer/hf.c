@@ -172,12 +172,6 @@ static enum status open_normalized(struct hf *h, struct name *list, int32_t coun
     return st;
 }
 
-/* <...>: templates mark turns by such names, also where the file calls them text. */
-static bool is_mark(const struct name *n)
-{
-    return n->len > 2 && n->text[0] == '<' && n->text[n->len - 1] == '>';
-}
-
 static enum status open_names(struct hf *h, struct err *err)
 {
     const int32_t count = h->file.added_count;
@@ -198,7 +192,7 @@ static enum status open_names(struct hf *h, struct err *err)
             plain[plain_count++] = a->name;
         if (!a->normalized || a->name.control) {
             spelt[spelt_count] = a->name;
-            spelt[spelt_count++].control |= is_mark(&a->name);
+            spelt[spelt_count++].control |= names_is_mark(a->name.text, a->name.len);
         }
     }
     TRY(names_open(plain, plain_count, &h->names, err));

@@ -300,7 +300,12 @@ static enum status read_added(struct parser *p, const struct jdoc *v, const char
     memcpy(p->text_end, text, n);
     a->name.text = p->text_end;
     a->name.len = (int32_t)n;
-    set_view(p, a->name.id, a->name.control ? TOKEN_HIDDEN : TOKEN_TEXT, n);
+    if (p->file->steps.space_marks && !a->name.control) { /* it reads as other pieces do */
+        p->text_end += n;
+        set_view(p, a->name.id, TOKEN_TEXT, copy_spaced(text, n, p->text_end));
+    } else {
+        set_view(p, a->name.id, a->name.control ? TOKEN_HIDDEN : TOKEN_TEXT, n);
+    }
     if (in_vocab >= 0 && a->name.control)
         bpe_hide(p->file->bpe, in_vocab);
 out:
@@ -402,11 +407,12 @@ out:
 
 /* ---- the whole ---- */
 
-/* Decoded, no string is longer than it stands in the file; added tokens may stand there twice. */
+/* Decoded, no string is longer than it stands in the file; of an added token, which may stand there
+ * twice, there are its name and what it reads as once more. */
 static enum status make_room(struct parser *p, size_t n)
 {
     p->file->views = calloc((size_t)p->ids, sizeof *p->file->views);
-    p->file->text = malloc(n);
+    p->file->text = malloc(2 * n);
     if (!p->file->views || !p->file->text)
         return base_fail(p->json.err, ERR_NOMEM, "%s: no memory for %d pieces", p->json.where,
                          p->ids);

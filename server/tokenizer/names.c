@@ -14,6 +14,27 @@ struct names {
     bool begins[256]; /* is there a name that begins with this byte? */
 };
 
+/* Those that vocabularies have. Not <s>: others than Gemma's begin and end a text with it. */
+static bool is_html_tag(const char *name, size_t n)
+{
+    static const char *const tags[] = {"b",      "blockquote", "caption", "code",  "em",    "h1",
+                                       "h2",     "h3",         "h4",      "h5",    "h6",    "i",
+                                       "strong", "sub",        "sup",     "table", "tbody", "td",
+                                       "tfoot",  "th",         "thead",   "tr",    "u"};
+    for (size_t i = 0; i < ARRAY_LEN(tags); i++)
+        if (strlen(tags[i]) == n && memcmp(tags[i], name, n) == 0)
+            return true;
+    return false;
+}
+
+bool names_is_mark(const char *text, int32_t len)
+{
+    if (len <= 2 || text[0] != '<' || text[len - 1] != '>')
+        return false;
+    const int32_t begin = text[1] == '/' ? 2 : 1;
+    return !is_html_tag(text + begin, (size_t)(len - 1 - begin));
+}
+
 static int compare(const void *a, const void *b)
 {
     const struct name *x = a, *y = b;

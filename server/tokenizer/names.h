@@ -12,6 +12,10 @@ struct name {
     bool takes_before, takes_after; /* the spaces beside it belong to it */
 };
 
+/* <...>: templates mark turns by such names, also where a file calls them text. Not so tags of
+ * HTML, which are in messages as they are in other texts. */
+bool names_is_mark(const char *text, int32_t len);
+
 struct names; /* immutable: any thread */
 
 /* Copies the list. Of the same text twice the first counts. ERR_NOMEM. */

@@ -18,7 +18,7 @@ struct span {
 struct proto_field {
     uint32_t number;
     uint64_t value;    /* varint, or the bits of a fixed32/64 */
-    struct span bytes; /* length-delimited */
+    struct span bytes; /* length-delimited; of a varint where it begins */
     int wire;
 };
 
@@ -26,6 +26,7 @@ struct parser {
     struct spm_file *file;
     int32_t capacity;
     const char *where;
+    const unsigned char *begin; /* of the file */
     struct span charsmap;
     struct err *err;
 };
@@ -70,6 +71,7 @@ static bool take_field(struct span *s, struct proto_field *f)
     f->wire = (int)(key & 7);
     switch (f->wire) {
     case 0:
+        f->bytes = (struct span){s->at, 0};
         return take_varint(s, &f->value);
     case 1:
         return take_fixed(s, 8, &f->value);
@@ -136,6 +138,7 @@ static enum status add_piece(struct parser *p, struct span s)
             memcpy(&score, &bits, sizeof score);
         } else if (f.number == 3 && f.wire == 0) {
             piece.type = f.value > SPM_BYTE ? 0 : (enum spm_piece_type)f.value;
+            piece.type_at = (size_t)(f.bytes.at - p->begin);
         }
     }
     enum status st = check_piece(p, &piece, score);
@@ -362,7 +365,7 @@ enum status spm_file_parse(const void *bytes, size_t n, const char *where, struc
         .add_dummy_prefix = true,
         .remove_extra_whitespaces = true,
     };
-    struct parser p = {.file = &file, .where = where, .err = err};
+    struct parser p = {.file = &file, .where = where, .begin = bytes, .err = err};
     enum status st = parse(&p, (struct span){bytes, n});
     if (st == OK)
         *out = file;
@@ -376,4 +379,11 @@ void spm_file_free(struct spm_file *f)
     free(f->pieces);
     f->pieces = NULL;
     f->count = 0;
+}
+
+/* All types fit into the low bits of a varint's first byte. */
+void spm_file_make_control(const struct spm_piece *piece, char *bytes)
+{
+    CHECK(piece->type_at > 0);
+    bytes[piece->type_at] = (char)((bytes[piece->type_at] & 0x80) | SPM_CONTROL);
 }

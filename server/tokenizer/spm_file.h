@@ -22,6 +22,7 @@ struct spm_piece {
     const char *text; /* not terminated; points into the file's bytes */
     int32_t len;
     enum spm_piece_type type;
+    size_t type_at; /* where the file says so; 0: it does not */
 };
 
 struct spm_file {
@@ -40,5 +41,9 @@ struct spm_file {
 enum status spm_file_parse(const void *bytes, size_t n, const char *where, struct spm_file *out,
                            struct err *err) MUST_USE;
 void spm_file_free(struct spm_file *f);
+
+/* Makes a control token, to which no text leads, of a piece that the file says a type of. bytes: a
+ * copy of the file. */
+void spm_file_make_control(const struct spm_piece *piece, char *bytes);
 
 #endif

@@ -1,7 +1,11 @@
 /* DESIGN: two kinds of files, one tokenizer. Encoding is SentencePiece's (spm.h), or that of a
  * tokenizer.json (hf.h); decoding is ours, from a table made once: views into one block of text in
  * which the word mark is a space already. So a stream decodes token by token without a call into
- * C++, and without losing spaces, which SentencePiece drops from each piece decoded alone. */
+ * C++, and without losing spaces, which SentencePiece drops from each piece decoded alone.
+ *
+ * SentencePiece finds pieces that a user has defined wherever they are spelt out, and knows nothing
+ * of who has written a text. So those that may mark turns are control tokens to it, and found here,
+ * where that is allowed; the text between two is encoded by itself. */
 #include "server/tokenizer/tokenizer.h"
 
 #include "config/buf.h"
@@ -39,8 +43,9 @@ struct tokenizer {
     bool drops_first_space, drops_all_first_spaces;
     /* of a tokenizer.model: */
     struct token_view *own_views;
-    char *text;          /* what they point into */
-    struct names *names; /* control tokens, which a text may spell out */
+    char *text;                /* what they point into */
+    struct names *names;       /* control tokens and marks, which a text may spell out */
+    struct names *spelt_names; /* the same where it counts who has: marks are control tokens */
     bool has_bytes;
 };
 
@@ -116,16 +121,45 @@ static enum status make_table(struct tokenizer *t, const struct spm_file *file, 
     return OK;
 }
 
-static enum status name_controls(struct tokenizer *t, struct err *err)
+/* Has the user defined it, without a word mark, which is no text? */
+static bool is_name(const struct tokenizer *t, const struct spm_file *file, int32_t id)
+{
+    const struct spm_piece *piece = &file->pieces[id];
+    return piece->type == SPM_USER_DEFINED && piece->len == t->views[id].len;
+}
+
+/* As a tokenizer.json would have them. */
+static void hide_specials(struct tokenizer *t, const struct spm_file *file)
+{
+    for (int32_t i = 0; i < t->config.special_count; i++) {
+        const int32_t id = t->config.special_ids[i];
+        if (id < t->count && is_name(t, file, id))
+            t->own_views[id].kind = TOKEN_HIDDEN;
+    }
+}
+
+/* bytes: a copy of the file, for SentencePiece. */
+static enum status open_names(struct tokenizer *t, const struct spm_file *file, char *bytes,
+                              struct err *err)
 {
     int32_t count = 0;
     struct name *list = calloc((size_t)t->count, sizeof *list);
     if (!list)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d names", t->count);
-    for (int32_t id = 0; id < t->count; id++)
-        if (t->views[id].kind == TOKEN_HIDDEN)
-            list[count++] = (struct name){t->views[id].text, t->views[id].len, id, .control = true};
+    for (int32_t id = 0; id < t->count; id++) {
+        const struct token_view v = t->views[id];
+        const bool control = v.kind == TOKEN_HIDDEN;
+        if (!control && !(is_name(t, file, id) && names_is_mark(v.text, v.len)))
+            continue;
+        if (file->pieces[id].type == SPM_USER_DEFINED)
+            spm_file_make_control(&file->pieces[id], bytes);
+        list[count++] = (struct name){v.text, v.len, id, .control = control};
+    }
     enum status st = names_open(list, count, &t->names, err);
+    for (int32_t i = 0; i < count; i++)
+        list[i].control = true;
+    if (st == OK)
+        st = names_open(list, count, &t->spelt_names, err);
     free(list);
     return st;
 }
@@ -148,27 +182,42 @@ static enum status read_config(struct tokenizer *t, const struct tokenizer_bytes
         .eos = name_of(t, eos, eos_name, sizeof eos_name),
         .class = class,
         .chat_template = p->chat_template,
+        .chat_json = p->chat_json,
+        .chat_json_n = p->chat_json_n,
     };
     return tokenizer_config_parse(p->config, p->config_n, &more, &t->config, err);
+}
+
+static enum status load_spm(struct tokenizer *t, const struct tokenizer_bytes *p,
+                            const struct spm_file *file, struct err *err)
+{
+    char text[256], *bytes = malloc(p->model_n);
+    enum status st = OK;
+    if (!bytes)
+        return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %zu bytes", p->model_n);
+    memcpy(bytes, p->model, p->model_n);
+    TRY(open_names(t, file, bytes, err));
+    if (spm_open(bytes, p->model_n, &t->spm, text, sizeof text) != 0)
+        st = base_fail(err, ERR_MODEL, "%s: %s", p->where, text);
+    else if (spm_count(t->spm) != file->count)
+        st = base_fail(err, ERR_MODEL, "%s: SentencePiece sees %d pieces, we see %d", p->where,
+                       spm_count(t->spm), file->count);
+out:
+    free(bytes);
+    return st;
 }
 
 static enum status open_spm(struct tokenizer *t, const struct tokenizer_bytes *p,
                             const struct spm_file *file, int32_t vocab, struct err *err)
 {
-    const char *where = p->where;
-    char text[256];
     enum status st = OK;
     if (file->count > vocab)
         return base_fail(err, ERR_MODEL, "%s: %d pieces, but the model has only %d token ids",
-                         where, file->count, vocab);
-    if (spm_open(p->model, p->model_n, &t->spm, text, sizeof text) != 0)
-        return base_fail(err, ERR_MODEL, "%s: %s", where, text);
-    if (spm_count(t->spm) != file->count)
-        return base_fail(err, ERR_MODEL, "%s: SentencePiece sees %d pieces, we see %d", where,
-                         spm_count(t->spm), file->count);
+                         p->where, file->count, vocab);
     TRY(make_table(t, file, err));
-    TRY(name_controls(t, err));
     TRY(read_config(t, p, file->bos, file->eos, "LlamaTokenizer", err));
+    hide_specials(t, file);
+    TRY(load_spm(t, p, file, err));
     t->drops_first_space = file->add_dummy_prefix || file->remove_extra_whitespaces;
     t->drops_all_first_spaces = file->remove_extra_whitespaces;
     if (t->config.bos.add && file->bos >= 0)
@@ -238,9 +287,9 @@ out:
 enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenizer **out,
                            struct err *err)
 {
-    enum { CONFIG, TEMPLATE, MODEL, JSON, COUNT };
+    enum { CONFIG, TEMPLATE, CHAT_JSON, MODEL, JSON, COUNT };
     static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja",
-                                        "tokenizer.model", "tokenizer.json"};
+                                        "chat_template.json", "tokenizer.model", "tokenizer.json"};
     enum status st = OK;
     char path[COUNT][4096], *bytes[COUNT] = {NULL};
     size_t n[COUNT] = {0};
@@ -262,6 +311,8 @@ enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenize
                                       .config = bytes[CONFIG],
                                       .config_n = n[CONFIG],
                                       .chat_template = bytes[TEMPLATE],
+                                      .chat_json = bytes[CHAT_JSON],
+                                      .chat_json_n = n[CHAT_JSON],
                                       .where = path[bytes[MODEL] ? MODEL : JSON]};
     if (b.model || b.json)
         TRY(tokenizer_open_bytes(&b, vocab, &t, err));
@@ -279,6 +330,7 @@ void tokenizer_close(struct tokenizer *t)
     spm_close(t->spm);
     hf_close(t->hf);
     names_close(t->names);
+    names_close(t->spelt_names);
     tokenizer_config_free(&t->config);
     free(t->own_views);
     free(t->text);
@@ -322,7 +374,7 @@ static enum status encode_spm(const struct tokenizer *t, const char *text, size_
     if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
         return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
                          UNKNOWN_TEXT_BYTES_MAX);
-    return names_cut(t->names, text, n, allow, true, &sink, err);
+    return names_cut(allow.foreign ? t->spelt_names : t->names, text, n, allow, true, &sink, err);
 }
 
 static void add_fringe(const struct fringe *f, struct buf *ids)

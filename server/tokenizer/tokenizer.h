@@ -29,8 +29,8 @@ enum status tokenizer_open(const char *model_dir, int32_t vocab, struct tokenize
 /* The same from the bytes of the files; NULL: there is no such file. One of model and json must be
  * there; `where` names it in messages. */
 struct tokenizer_bytes {
-    const char *model, *json, *config, *chat_template;
-    size_t model_n, json_n, config_n;
+    const char *model, *json, *config, *chat_template, *chat_json;
+    size_t model_n, json_n, config_n, chat_json_n;
     const char *where;
 };
 enum status tokenizer_open_bytes(const struct tokenizer_bytes *b, int32_t vocab,

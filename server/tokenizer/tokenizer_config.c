@@ -87,8 +87,21 @@ static const struct jdoc *member(const struct jdoc *doc, const char *key)
     return doc ? jdoc_get_value(doc, key) : NULL;
 }
 
-static void write_info(const struct jdoc *doc, const struct tokenizer_config_more *more,
-                       struct buf *out)
+/* beside: of a file that has only them. */
+static void write_templates(const struct jdoc *doc, const struct jdoc *beside,
+                            const struct tokenizer_config_more *more, struct buf *out)
+{
+    const struct jdoc *own = member(doc, "chat_template");
+    const struct jdoc *v = own ? own : member(beside, "chat_template");
+    if (more->chat_template) /* a file of its own counts, as with transformers */
+        v = NULL;
+    write_member("chat_template", template_text(v), more->chat_template, out);
+    if (tools_template(v))
+        write_member("tool_use_template", tools_template(v), NULL, out);
+}
+
+static void write_info(const struct jdoc *doc, const struct jdoc *beside,
+                       const struct tokenizer_config_more *more, struct buf *out)
 {
     const struct jdoc *class = member(doc, "tokenizer_class");
     const char *key;
@@ -102,11 +115,7 @@ static void write_info(const struct jdoc *doc, const struct tokenizer_config_mor
     write_member("eos_token", token_text(member(doc, "eos_token")), more->eos, out);
     write_member("unk_token", token_text(member(doc, "unk_token")), NULL, out);
     write_member("pad_token", token_text(member(doc, "pad_token")), NULL, out);
-    write_member("chat_template",
-                 more->chat_template ? NULL : template_text(member(doc, "chat_template")),
-                 more->chat_template, out); /* a file of its own counts, as with transformers */
-    if (!more->chat_template && tools_template(member(doc, "chat_template")))
-        write_member("tool_use_template", tools_template(member(doc, "chat_template")), NULL, out);
+    write_templates(doc, beside, more, out);
     for (void *i = doc ? jdoc_iter(doc, NULL, &key, &value) : NULL; i;
          i = jdoc_iter(doc, i, &key, &value)) {
         if (is_special(key))
@@ -134,29 +143,61 @@ static enum status read_end(const struct jdoc *doc, const char *add_key, const c
     return out->name ? OK : base_fail(err, ERR_NOMEM, "tokenizer_config.json: no memory");
 }
 
+/* {"106": {"content": "<start_of_turn>", "special": true}}: a tokenizer.model does not say so. */
+static enum status read_specials(const struct jdoc *doc, struct tokenizer_config *out,
+                                 struct err *err)
+{
+    const struct jdoc *list = member(doc, "added_tokens_decoder"), *value;
+    const char *key;
+    if (!list || jdoc_type(list) != JDOC_OBJECT)
+        return OK;
+    out->special_ids = calloc(jdoc_size(list) + 1, sizeof *out->special_ids);
+    if (!out->special_ids)
+        return base_fail(err, ERR_NOMEM, "tokenizer_config.json: no memory");
+    for (void *i = jdoc_iter(list, NULL, &key, &value); i; i = jdoc_iter(list, i, &key, &value)) {
+        const bool object = jdoc_type(value) == JDOC_OBJECT;
+        const struct jdoc *special = object ? jdoc_get(value, "special") : NULL;
+        char *end;
+        const long id = strtol(key, &end, 10);
+        if (special && jdoc_type(special) == JDOC_BOOL && jdoc_bool(special) && end != key &&
+            *end == '\0' && id >= 0 && id <= INT32_MAX)
+            out->special_ids[out->special_count++] = (int32_t)id;
+    }
+    return OK;
+}
+
+/* An object, where there is a file. */
+static enum status read_object(const char *text, size_t n, const char *where, struct jdoc **out,
+                               struct err *err)
+{
+    if (!text)
+        return OK;
+    enum status st = jdoc_parse(text, n, &jdoc_limits_file, where, out, err);
+    if (st == OK && jdoc_type(*out) != JDOC_OBJECT)
+        st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", where);
+    return st;
+}
+
 enum status tokenizer_config_parse(const char *text, size_t n,
                                    const struct tokenizer_config_more *more,
                                    struct tokenizer_config *out, struct err *err)
 {
     struct tokenizer_config c = {.bos = {.add = true}};
-    struct jdoc *doc = NULL;
+    struct jdoc *doc = NULL, *beside = NULL;
     struct buf info;
     size_t length;
     enum status st = OK;
     buf_init(&info, INFO_BYTES_MAX);
-    if (text)
-        TRY(jdoc_parse(text, n, &jdoc_limits_file, "tokenizer_config.json", &doc, err));
-    if (doc && jdoc_type(doc) != JDOC_OBJECT) {
-        st = base_fail(err, ERR_MODEL, "tokenizer_config.json: expected a JSON object");
-        goto out;
-    }
+    TRY(read_object(text, n, "tokenizer_config.json", &doc, err));
+    TRY(read_object(more->chat_json, more->chat_json_n, "chat_template.json", &beside, err));
     TRY(read_end(doc, "add_bos_token", "bos_token", &c.bos, err));
     TRY(read_end(doc, "add_eos_token", "eos_token", &c.eos, err));
+    TRY(read_specials(doc, &c, err));
     if (more->chat_template && !utf8_is_valid(more->chat_template, strlen(more->chat_template))) {
         st = base_fail(err, ERR_MODEL, "chat_template.jinja: not UTF-8");
         goto out;
     }
-    write_info(doc, more, &info);
+    write_info(doc, beside, more, &info);
     c.info = buf_take(&info, &length);
     if (!c.info)
         st = base_fail(err, ERR_NOMEM, "tokenizer_config.json: no memory");
@@ -166,8 +207,8 @@ out:
     else
         tokenizer_config_free(&c);
     buf_free(&info);
-    if (doc)
-        jdoc_close(doc);
+    jdoc_close(doc);
+    jdoc_close(beside);
     return st == ERR_INPUT ? ERR_MODEL : st;
 }
 
@@ -175,5 +216,6 @@ void tokenizer_config_free(struct tokenizer_config *c)
 {
     free(c->bos.name);
     free(c->eos.name);
+    free(c->special_ids);
     free(c->info);
 }

@@ -12,6 +12,8 @@ struct tokenizer_config_end {
 
 struct tokenizer_config {
     struct tokenizer_config_end bos, eos;
+    int32_t *special_ids; /* [special_count] of added_tokens_decoder; the caller's */
+    int32_t special_count;
     char *info; /* JSON object: the file with special tokens as plain strings; the caller's */
 };
 
@@ -20,6 +22,8 @@ struct tokenizer_config_more {
     const char *bos, *eos; /* names */
     const char *class;     /* the usual one for such files */
     const char *chat_template;
+    const char *chat_json; /* {"chat_template": ...}: counts where nothing else has one */
+    size_t chat_json_n;
 };
 
 /* text NULL: there is no such file. ERR_MODEL when it is not what it should be. */

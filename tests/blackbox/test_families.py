@@ -65,6 +65,23 @@ def test_fp8(serve, tmp_path, name):
         assert server.token_ids(prompt, 16) == wanted
 
 
+@pytest.mark.parametrize("context, length", [(512, 300), (300, 300)])
+def test_longrope(serve, tmp_path, context, length):
+    """The longest context of the server decides which factors slow the rotation."""
+    model = checkpoint.copy_model("phi3_longrope_f32", tmp_path / "model")
+    prompt, tokens = checkpoint.golden_runs("phi3_longrope_f32")[0]
+    checkpoint.edit_config(model, lambda config: config.update(
+        original_max_position_embeddings=length, max_position_embeddings=context,
+        rope_scaling={**config["rope_scaling"], "attention_factor": 1.2}))
+    wanted, _ = llama_numpy.greedy(model, prompt, 24)
+    assert (wanted == tokens[:24]) is False
+    assert serve(model, "-tp", 2).token_ids(prompt, 24) == wanted
+    if context > length:
+        short = serve(model, "-tp", 2, "--max-model-len", length).token_ids(prompt, 24)
+        checkpoint.edit_config(model, lambda config: config.update(max_position_embeddings=length))
+        assert short == llama_numpy.greedy(model, prompt, 24)[0] != wanted
+
+
 @pytest.mark.parametrize("name, tensor", [("qwen2_f32", BIAS), ("qwen3_f32", NORM)])
 def test_missing_vector(tmp_path, name, tensor):
     model = checkpoint.copy_model(name, tmp_path / "model")

@@ -12,7 +12,7 @@ static bool in(int32_t v, int32_t min, int32_t max)
     return v >= min && v <= max;
 }
 
-static void check_rope(const struct rope_config *r)
+static void check_rope(const struct rope_config *r, int32_t rotary_dim)
 {
     CHECK(isfinite(r->theta) && r->theta >= 1);
     if (r->kind == ROPE_LLAMA3)
@@ -21,6 +21,10 @@ static void check_rope(const struct rope_config *r)
     if (r->kind == ROPE_YARN)
         CHECK(r->original_max_position >= 1 && r->theta > 1 && r->beta_slow > 0 &&
               r->beta_fast >= r->beta_slow && r->attention_factor > 0);
+    if (r->kind == ROPE_LONG)
+        CHECK(r->original_max_position >= 2 && r->attention_factor > 0);
+    for (int32_t i = 0; r->kind == ROPE_LONG && i < rotary_dim / 2; i++)
+        CHECK(r->short_factor[i] >= 0.0009f && r->long_factor[i] >= 0.0009f);
     CHECK((r->kind == ROPE_DEFAULT) == (r->factor < 1));
 }
 
@@ -59,11 +63,13 @@ static void check_promises(const struct model_config *m)
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
     CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);
+    CHECK(in(m->rotary_dim, 2, m->head_dim) && m->rotary_dim % 2 == 0);
+    CHECK(m->rotary_dim == m->head_dim || m->fused);
     CHECK(in(m->vocab, 1, 1 << 20) && in(m->max_position, 1, 1 << 24));
     CHECK(m->norm_eps >= 0 && m->norm_eps <= 1);
     CHECK(dtype_is_compute(m->dtype));
-    check_rope(&m->rope);
-    check_rope(&m->local_rope);
+    check_rope(&m->rope, m->rotary_dim);
+    check_rope(&m->local_rope, m->rotary_dim);
     CHECK(in(m->bos, -1, m->vocab - 1) && in(m->eos_count, 0, MODEL_EOS_MAX));
     for (int32_t i = 0; i < m->eos_count; i++)
         CHECK(in(m->eos[i], 0, m->vocab - 1));

@@ -164,6 +164,14 @@ SPECS = (
     Spec("phi3_window_f32", 0, "float32", tied=False, vocab=221, hidden=60, layers=2, heads=5,
          kv_heads=1, mlp=74, head_dim=12, family="Phi3",
          extra={"sliding_window": 33, "pad_token_id": 0}),
+    # As Phi-4-mini's files: a part of each head turns, every pair slowed by a factor of its own; all
+    # contexts of more than 4 tokens are long.
+    Spec("phi3_longrope_f32", 7, "float32", tied=True, vocab=243, hidden=64, layers=2, heads=4,
+         kv_heads=2, mlp=90, head_dim=16, dialect="old", family="Phi3",
+         scaling={"type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 3.0],
+                  "long_factor": [1.0, 1.5, 2.5, 6.0, 20.0, 60.0]},
+         extra={"partial_rotary_factor": 0.75, "original_max_position_embeddings": 4,
+                "sliding_window": None, "pad_token_id": 0}),
     # As Gemma 1.1's files: "gelu" means the tanh form there; nothing says tied.
     Spec("gemma_f32", 3, "float32", tied=True, vocab=225, hidden=60, layers=2, heads=3,
          kv_heads=1, mlp=106, head_dim=28, dialect="old", family="Gemma", embed_std=0.08,

@@ -46,6 +46,7 @@ class Config(typing.NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
+    rotary_dim: int  # elements of a head that turn: the first ones
     eps: float
     tied: bool
     theta: float
@@ -160,6 +161,10 @@ def rotations_of(raw):
     """theta and scaling, and the same of the layers with a window."""
     def rotation(rope, theta):
         kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "longrope":
+            rope = {"original_max_position_embeddings":
+                    raw.get("original_max_position_embeddings", 4096), **rope,
+                    "context": raw["max_position_embeddings"]}
         return rope.get("rope_theta", theta), {**rope, "rope_type": kind}
 
     gemma3 = raw["model_type"] == "gemma3_text"
@@ -206,9 +211,10 @@ def read_config(directory):
         unsupported.append("hidden_act")
     if raw.get("attn_logit_softcapping") and kind == "gemma3_text":
         unsupported.append("attn_logit_softcapping")  # transformers does not apply it there
-    known = all(one["rope_type"] in ("default", "linear", "llama3", "yarn")
+    known = all(one["rope_type"] in ("default", "linear", "llama3", "longrope", "yarn")
                 for one in (scaling, local[1]))
-    if not known or "partial_rotary_factor" in scaling:
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if not known or partial != 1 and kind != "phi3":
         unsupported.append("rope")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
@@ -223,6 +229,7 @@ def read_config(directory):
         heads=heads,
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
+        rotary_dim=int(head_dim * partial),
         eps=raw.get("rms_norm_eps", 1e-6),
         tied=raw.get("tie_word_embeddings", gemma),
         theta=theta,
@@ -245,8 +252,8 @@ def read_config(directory):
 
 
 def inverse_frequencies(config):
-    """Rotation per position of each of the head_dim / 2 pairs, in radians."""
-    pairs = np.arange(0, config.head_dim, 2) / config.head_dim
+    """Rotation per position of each of the pairs that turn, in radians."""
+    pairs = np.arange(0, config.rotary_dim, 2) / config.rotary_dim
     inverse = config.theta ** -pairs
     if config.scaling["rope_type"] == "default":
         return inverse
@@ -254,6 +261,9 @@ def inverse_frequencies(config):
         return inverse / config.scaling["factor"]
     if config.scaling["rope_type"] == "yarn":
         return yarn_frequencies(config, inverse)
+    if config.scaling["rope_type"] == "longrope":  # as vLLM: by the longest context, not by now's
+        long = config.scaling["context"] > config.scaling["original_max_position_embeddings"]
+        return inverse / np.array(config.scaling["long_factor" if long else "short_factor"])
     factor, low, high, context = (config.scaling[key] for key in (
         "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
     # How often a pair turns within the original context decides: at least `high` times, it is
@@ -280,15 +290,19 @@ def yarn_frequencies(config, inverse):
 
 
 def rotation_scale(config):
-    """What YaRN multiplies cosines and sines with."""
+    """What YaRN and LongRoPE multiply cosines and sines with."""
     def scale(by):
         return 0.1 * by * math.log(given["factor"]) + 1 if given["factor"] > 1 else 1.0
 
     given = config.scaling
-    if given["rope_type"] != "yarn":
+    if given["rope_type"] not in ("longrope", "yarn"):
         return 1.0
     if given.get("attention_factor") is not None:
         return given["attention_factor"]
+    if given["rope_type"] == "longrope":
+        original = given["original_max_position_embeddings"]
+        stretch = max(1, given.get("factor") or given["context"] / original)
+        return math.sqrt(1 + math.log(stretch) / math.log(original))
     if given.get("mscale") and given.get("mscale_all_dim"):
         return scale(given["mscale"]) / scale(given["mscale_all_dim"])
     return scale(1)
@@ -299,9 +313,11 @@ def rms_norm(x, weight, eps):
 
 
 def rotate(x, cos, sin):
-    """Rotary embedding of x [n, heads, head_dim]: element i is paired with i + head_dim / 2."""
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    """Rotary embedding of x [n, heads, head_dim]: of the elements that turn, the first ones, each
+    of the first half is paired with one of the second."""
+    pairs = cos.shape[-1]
+    first, second, rest = np.split(x, [pairs, 2 * pairs], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
 def capped(x, cap):
