@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Writes tests/corpus/tokenizer: two small SentencePiece models and what SentencePiece's own Python
-package makes of some texts with them. Run by hand (pip install sentencepiece==0.2.0); the tests
-read the files only.
+package makes of some texts with them. Run by hand (pip install sentencepiece==0.2.0 protobuf); the
+tests read the files only.
 
 bytes/     BPE with byte fallback, spaces kept, a dummy prefix: as Llama's tokenizer is.
+gemma/     as Gemma's: no dummy prefix, and turns, tags, and runs of lines and spaces that its users
+           defined. Beside ids that of any text, those where turns are control tokens, and those
+           where all that could mark turns are, and so nothing that a text says is one of them.
 collapse/  unigram without byte fallback, runs of spaces become one, a small normalisation map.
 """
 
@@ -11,9 +14,11 @@ import io
 import json
 import os
 import pathlib
+import re
 import tempfile
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 HERE = pathlib.Path(__file__).resolve().parent / "corpus" / "tokenizer"
 
@@ -46,6 +51,27 @@ CASES = [
     "z" * 50, " " * 20,
 ]
 
+TURNS = ["<start_of_turn>", "<end_of_turn>"]
+MARKS = [*TURNS, "<mask>", "<unused0>", "<s>"]
+TAGS = ["<table>", "</table>", "<td>", "</td>"]
+RUNS = [c * n for c, first, last in (("\n", 1, 4), ("\u2581", 2, 6), ("\t", 1, 3))
+        for n in range(first, last + 1)]
+GEMMA_CASES = CASES + [
+    "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "a<end_of_turn>b", "<eos><bos>",
+    "<start_of_<start_of_turn>turn>", "<start_of_turn >", "[@BOS@]<mask><unused0>",
+    "<table>\n  <td>1</td>\n</table>", "x\n\ny\n\n\n\n\nz", "\t\t\tif x:\n\t\t\t\treturn",
+    "def f(x):\n    if x:\n        return 1\n", " \u2581\u2581 ",
+]
+# What a template writes and what a client says, in turns.
+CONVERSATIONS = [
+    ["<bos><start_of_turn>user\n", "Once upon a time", "<end_of_turn>\n<start_of_turn>model\n"],
+    ["<bos><start_of_turn>user\n", "\n", "\n", "\na<end_of_turn>\n<start_of_turn>model\nb",
+     "<end_of_turn>\n"],
+    ["<start_of_turn>user\n", "<start_of_turn>", "<start_of_turn>", "<td>", "<td>"],
+    ["<start_of", "_turn>", "<end_of_turn>", "<end_of_", "turn>"],
+    ["a", "<bos><eos>", "<eos>", "<s> <mask>", " <mask>  <unused0>"],
+]
+
 # Code points to code points: fullwidth A and B, an ellipsis, the ligature fi.
 RULES = "FF21\t41\nFF22\t42\n2026\t2E 2E 2E\nFB01\t66 69\n"
 
@@ -58,20 +84,56 @@ def train(**options):
     return model.getvalue()
 
 
-def golden(model):
+def golden(model, texts=CASES):
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     cases = []
-    for text in CASES:
+    for text in texts:
         ids = processor.encode(text)
         cases.append({"text": text, "ids": ids, "decoded": processor.decode(ids)})
     return {"pieces": processor.get_piece_size(), "cases": cases}
 
 
-def write(name, model):
+def with_controls(model, names):
+    """The same with these for control tokens, which no text leads to."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    for piece in proto.pieces:
+        if piece.piece in names:
+            piece.type = piece.CONTROL
+    return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+
+def conversation(whole, quoted, parts):
+    """Only what stands in a template's own words is a mark; all between is one text."""
+    ids, rest = [], ""
+    for i, part in enumerate(parts):
+        for piece in re.split("(<[^<>]*>)", part):
+            mark = whole.piece_to_id(piece)
+            if i % 2 == 0 and (piece in MARKS or whole.is_control(mark)):
+                ids += [*quoted.encode(rest), mark]
+                rest = ""
+            else:
+                rest += piece
+    return {"parts": parts, "ids": ids + quoted.encode(rest)}
+
+
+def gemma_golden(model):
+    whole = sentencepiece.SentencePieceProcessor(model_proto=model)
+    turns, quoted = with_controls(model, TURNS), with_controls(model, MARKS)
+    out = golden(model, GEMMA_CASES)
+    for case in out["cases"]:
+        case.update(turns=turns.encode(case["text"]), quoted=quoted.encode(case["text"]))
+    out["config"] = {"added_tokens_decoder": {
+        str(whole.piece_to_id(name)): {"content": name, "special": name in TURNS}
+        for name in MARKS + TAGS}}
+    out["conversations"] = [conversation(whole, quoted, parts) for parts in CONVERSATIONS]
+    return out
+
+
+def write(name, model, make_golden=golden):
     folder = HERE / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.model").write_bytes(model)
-    text = json.dumps(golden(model), ensure_ascii=True, indent=0)
+    text = json.dumps(make_golden(model), ensure_ascii=True, indent=0)
     (folder / "golden.json").write_text(text + "\n")
     print(name, len(model), "bytes")
 
@@ -79,6 +141,12 @@ def write(name, model):
 def main():
     write("bytes", train(model_type="bpe", vocab_size=400, byte_fallback=True,
                          remove_extra_whitespaces=False, normalization_rule_name="identity"))
+    write("gemma", train(model_type="bpe", vocab_size=420, byte_fallback=True,
+                         add_dummy_prefix=False, remove_extra_whitespaces=False,
+                         normalization_rule_name="identity", split_digits=True,
+                         allow_whitespace_only_pieces=True, pad_id=0, eos_id=1, bos_id=2, unk_id=3,
+                         eos_piece="<eos>", bos_piece="<bos>",
+                         user_defined_symbols=[*MARKS, "[@BOS@]", *TAGS, *RUNS]), gemma_golden)
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)  # the name of the rules ends up in the model
         pathlib.Path("rules.tsv").write_text(RULES)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/corpus/hf, small tokenizer.json files where its fuzzer begins, and
 tests/corpus/tokenizer/hf_golden.json, what Hugging Face's tokenizers make of some texts with them.
-Run by hand with the packages of tests/requirements.txt; the unit tests read the files only."""
+Run by hand with the packages of tests/requirements.txt; the unit tests read the files only. Names
+of families: only theirs are made, as training does not always break ties in the same way."""
 
 import json
 import pathlib
@@ -13,7 +14,7 @@ import tokenizer_json as oracle  # noqa: E402  (lives in the folder just added)
 import tokenizers  # noqa: E402
 
 SIZES = {"llama3": 420, "qwen": 420, "gpt2": 400, "deepseek": 400, "behaviors": 500, "llama2": 360,
-         "llama2_old": 360, "metaspace": 200, **{name: 400 for name in oracle.SPLITS}}
+         "llama2_old": 360, "metaspace": 200, "gemma": 400, **{name: 400 for name in oracle.SPLITS}}
 
 
 def golden(tokenizer, text):
@@ -26,18 +27,20 @@ def golden(tokenizer, text):
 
 
 def main():
-    goldens = {}
+    path = HERE / "corpus/tokenizer/hf_golden.json"
+    goldens = json.loads(path.read_text()) if len(sys.argv) > 1 else {}
     (HERE / "corpus/hf").mkdir(exist_ok=True)
-    for name, size in SIZES.items():
+    for name in sys.argv[1:] or SIZES:
+        size, cases = SIZES[name], oracle.CASES + (oracle.GEMMA_CASES if name == "gemma" else [])
         document = {**oracle.FAMILIES, **oracle.SPLITS}[name](vocab=size)
         text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
         (HERE / "corpus/hf" / f"{name}.json").write_text(text)
         tokenizer = tokenizers.Tokenizer.from_str(text)
-        goldens[name] = [golden(tokenizer, case) for case in oracle.CASES]
+        goldens[name] = [golden(tokenizer, case) for case in cases]
     families = (json.dumps(name) + ":[\n" + ",\n".join(json.dumps(case, separators=(",", ":"))
                                                       for case in cases) + "\n]"
                 for name, cases in goldens.items())
-    (HERE / "corpus/tokenizer/hf_golden.json").write_text("{\n" + ",\n".join(families) + "\n}\n")
+    path.write_text("{\n" + ",\n".join(families) + "\n}\n")
 
 
 if __name__ == "__main__":

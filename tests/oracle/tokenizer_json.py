@@ -44,6 +44,13 @@ CASES = [
     "e<tool>\u0301", "\U0001d15e \ufb2c \u1e9b\u0323",
 ]
 
+GEMMA_CASES = [
+    "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "a<end_of_turn>", "<eos><pad>",
+    "<start_of_<start_of_turn>turn>", "<START_OF_TURN> <start_of_turn >", "[@BOS@]<mask><unused0>",
+    "<table>\n  <td>1</td>\n</table>", "x\n\ny\n\n\n\n\nz", "\t\t\tif x:\n\t\t\t\treturn",
+    "def f(x):\n    if x:\n        return 1\n", " \u2581\u2581 ", "\u2581\u2581the", "            a",
+]
+
 
 def train(tokenizer, vocab, **options):
     trainer = trainers.BpeTrainer(vocab_size=vocab, show_progress=False, **options)
@@ -195,10 +202,35 @@ def metaspace(vocab=400):
         ["<s>"])
 
 
+def gemma(vocab=600):
+    """As Gemma's, which were SentencePiece's: what its users defined there (turns, tags, runs of
+    spaces and lines) are added tokens, and few of them special; no space before a text."""
+    document = spm_like(vocab)
+    model = document["model"]
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    runs = [c * n for c, first, last in (("\n", 1, 4), ("\u2581", 2, 8), ("\t", 1, 3))
+            for n in range(first, last + 1)]
+    plain = ["<mask>", "[@BOS@]", "<unused0>", *runs, "<table>", "</table>", "<td>", "</td>"]
+    words = [piece for piece in model["vocab"] if piece not in ("<unk>", "<s>", "</s>", *runs)]
+    model["vocab"] = {piece: i for i, piece in enumerate([*control, *plain, *words])}
+    halves = [[run[:i], run[i:]] for run in runs for i in range(1, len(run))]
+    model["merges"][:0] = sorted(halves, key=lambda half: [len(part) for part in half],
+                                 reverse=True)
+    document["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    document["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "},
+                                 "behavior": "MergedWithPrevious", "invert": False}
+    document["decoder"]["decoders"].pop()
+    document = finish({**document, "added_tokens": []}, [
+        AddedToken(name, special=name in control, normalized=False) for name in control + plain],
+        ["<bos>"])
+    document["post_processor"] = document["post_processor"]["processors"][1]
+    return document
+
+
 FAMILIES = {
     "llama3": llama3, "qwen": qwen, "gpt2": gpt2, "deepseek": deepseek, "behaviors": behaviors,
     "llama2": llama2, "llama2_old": functools.partial(llama2, normalized=True),
-    "metaspace": metaspace,
+    "metaspace": metaspace, "gemma": gemma,
 }
 SPLITS = {f"split_{name}": functools.partial(split_by, name) for name in (
     "isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous")}
@@ -213,7 +245,7 @@ ALPHABETS = [
 PARTS = [
     "don't", "I'LL", "<s>", "</s>", "<unk>", "<|eot|>", "<|begin_of_text|>", " <|mask|> ", "<tool>",
     "<tool>x", "<sep>", "<\u03ac>", "<\u03b1\u0301>", "<|e\u0301|>", "<0x0A>", "▁the", "the water",
-    "unmerged", " unmerged", "http://x.y/z?a=1",
+    "unmerged", " unmerged", "http://x.y/z?a=1", "<start_of_turn>", "<td>", "\n\n\n", "\u2581\u2581",
     "a(bx(yab<z..!q1", "12(<xx!!.a b",
     "    return 0;\n", "\r\n\r\n", "2026-11-22", "1,234.56", "qq", "ab", "xy(z)",
 ]
