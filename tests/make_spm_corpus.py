@@ -8,6 +8,7 @@ import struct
 HERE = pathlib.Path(__file__).resolve().parent
 DEMO = HERE.parent / "deploy/demo/model/tokenizer.model"
 MAPPED = HERE / "corpus/tokenizer/collapse/tokenizer.model"  # it has a normalisation map
+MARKED = HERE / "corpus/tokenizer/gemma/tokenizer.model"  # it has marks of turns
 
 
 def varint(value):
@@ -70,6 +71,7 @@ def files():
         "good": good,
         "byte_pieces": bytes_too,
         "mapped": cut(MAPPED, 3, 40),
+        "marked": cut(MARKED, 16, 24),
         "empty": b"",
         "truncated": good[:-3],
         "long_varint": good + b"\x80" * 11,

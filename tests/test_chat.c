@@ -391,9 +391,10 @@ static struct tokenizer *open_tokenizer(const char *path, const char *config)
     return t;
 }
 
-/* How many tokens are control tokens. `marks`: '.' for a byte of the template, 'x' for a client's.
- */
-static int32_t controls(const struct tokenizer *t, const char *bytes, const char *marks)
+/* How many tokens there are, and how many of them are control tokens. `marks`: '.' for a byte of
+ * the template, 'x' for a client's. */
+static int32_t tokens(const struct tokenizer *t, const char *bytes, const char *marks,
+                      int32_t *controls)
 {
     char foreign[64] = "";
     int32_t *ids = NULL, count = 0, found = 0;
@@ -407,6 +408,15 @@ static int32_t controls(const struct tokenizer *t, const char *bytes, const char
     for (int32_t i = 0; i < count; i++)
         found += tokenizer_view(t, ids[i]).kind == TOKEN_HIDDEN;
     free(ids);
+    if (controls)
+        *controls = found;
+    return count;
+}
+
+static int32_t controls(const struct tokenizer *t, const char *bytes, const char *marks)
+{
+    int32_t found = 0;
+    tokens(t, bytes, marks, &found);
     return found;
 }
 
@@ -446,6 +456,35 @@ static void test_control_tokens_behind_a_normalizer(void **state)
     assert_int_equal(controls(t, "<s>a b</s>", "...xxx...."), 2);
     assert_int_equal(controls(t, "<s>a b</s>", "xxxxxxxxxx"), 0);
     assert_int_equal(controls(t, "<s>a</s></s>", "...xxxxx...."), 2);
+    tokenizer_close(t);
+}
+
+/* <...> may mark turns also where a file calls it text, but a tag of HTML does not: messages have
+ * it as other texts do. */
+static void test_marks_and_tags(void **state)
+{
+    static const struct {
+        const char *text, *marks;
+        bool one; /* token */
+    } cases[] = {
+        {"<start_of_turn>", "...............", true},
+        {"<start_of_turn>", "xxxxxxxxxxxxxxx", false},
+        {"<mask>", "......", true},
+        {"<mask>", "xxxxxx", false},
+        {"<unused0>", "xxxxxxxxx", false},
+        {"<td>", "....", true},
+        {"<td>", "xxxx", true},
+        {"</table>", "xxxxxxxx", true},
+        {"[@BOS@]", "xxxxxxx", true},
+        {"\n\n\n", ".x.", true},
+    };
+    struct tokenizer *t = open_tokenizer(TEST_DATA_DIR "/corpus/hf/gemma.json", NULL);
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const int32_t count = tokens(t, cases[i].text, cases[i].marks, NULL);
+        if ((count == 1) != cases[i].one)
+            fail_msg("\"%s\" %s: %d tokens", cases[i].text, cases[i].marks, count);
+    }
     tokenizer_close(t);
 }
 
@@ -567,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_frames),
         cmocka_unit_test(test_control_tokens),
         cmocka_unit_test(test_control_tokens_behind_a_normalizer),
+        cmocka_unit_test(test_marks_and_tags),
         cmocka_unit_test(test_template),
         cmocka_unit_test(test_no_template),
     };

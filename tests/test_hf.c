@@ -23,6 +23,7 @@ static const char *const models[] = {"llama3",
                                      "llama2",
                                      "llama2_old",
                                      "metaspace",
+                                     "gemma",
                                      "split_isolated",
                                      "split_removed",
                                      "split_merged_with_previous",
@@ -626,9 +627,12 @@ static void test_tokens_min(void **state)
         }
         tokenizer_close(t);
     }
-    struct tokenizer *t = open_model("llama2");
-    assert_true(tokenizer_tokens_min(t, 1 << 20) > 10000);
-    tokenizer_close(t);
+    static const char *const bounded[] = {"llama2", "gemma"};
+    for (size_t i = 0; i < ARRAY_LEN(bounded); i++) {
+        struct tokenizer *t = open_model(bounded[i]);
+        assert_true(tokenizer_tokens_min(t, 1 << 20) > 10000);
+        tokenizer_close(t);
+    }
 }
 
 /* Where a normalizer composes, a token may stand for more bytes than its own: nothing is promised.

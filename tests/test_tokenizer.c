@@ -16,7 +16,7 @@
 #define CORPUS TEST_DATA_DIR "/corpus/tokenizer"
 #define VOCAB 32000
 
-static const char *const models[] = {"bytes", "collapse"};
+static const char *const models[] = {"bytes", "collapse", "gemma"};
 
 /* Deterministic noise. */
 static uint64_t random_state = 1;
@@ -93,16 +93,22 @@ static void check_golden(const struct tokenizer *t, const struct jdoc *c)
     free(ids);
 }
 
+static struct jdoc *load_goldens(const char *name)
+{
+    char path[PATH_MAX];
+    struct err err = {""};
+    struct jdoc *doc = NULL;
+    snprintf(path, sizeof path, CORPUS "/%s/golden.json", name);
+    assert_int_equal(jdoc_load(path, &doc, &err), OK);
+    return doc;
+}
+
 static void test_goldens(void **state)
 {
     (void)state;
     for (size_t m = 0; m < ARRAY_LEN(models); m++) {
-        char path[PATH_MAX];
-        struct err err = {""};
-        struct jdoc *doc = NULL;
+        struct jdoc *doc = load_goldens(models[m]);
         struct tokenizer *t = open_model(models[m]);
-        snprintf(path, sizeof path, CORPUS "/%s/golden.json", models[m]);
-        assert_int_equal(jdoc_load(path, &doc, &err), OK);
         assert_int_equal(tokenizer_count(t), jdoc_int(jdoc_get(doc, "pieces")));
         const struct jdoc *cases = jdoc_get(doc, "cases");
         assert_true(jdoc_size(cases) > 25);
@@ -585,6 +591,121 @@ static void test_special(void **state)
     tokenizer_close(t);
 }
 
+/* ---- marks of turns that users have defined ---- */
+
+/* With a tokenizer_config.json that says which of them are special. */
+static struct tokenizer *open_gemma(const struct jdoc *goldens)
+{
+    struct err err = {""};
+    struct tokenizer *t = NULL;
+    struct buf config;
+    size_t n;
+    unsigned char *bytes = read_model("gemma", &n);
+    buf_init(&config, 1 << 16);
+    jdoc_write(jdoc_get(goldens, "config"), &config);
+    if (open_bytes(bytes, n, config.data, VOCAB, &t, &err) != OK)
+        fail_msg("%s", err.text);
+    buf_free(&config);
+    free(bytes);
+    return t;
+}
+
+/* foreign: of a client, not 0 for each of its bytes; NULL: the text is a prompt. */
+static void check_ids(const struct tokenizer *t, const struct buf *text, const char *foreign,
+                      const struct jdoc *wanted)
+{
+    const struct tokenizer_text marked = {
+        .bytes = text->len ? text->data : "", .foreign = foreign, .n = text->len};
+    struct err err = {""};
+    int32_t *ids = NULL, count = 0;
+    enum status st = foreign
+                         ? tokenizer_encode_marked(t, &marked, false, &ids, &count, &err)
+                         : tokenizer_encode(t, marked.bytes, marked.n, false, &ids, &count, &err);
+    if (!foreign && jdoc_size(wanted) == 0) {
+        assert_int_equal(st, ERR_INPUT);
+        return;
+    }
+    assert_int_equal(st, OK);
+    bool same = (size_t)count == jdoc_size(wanted);
+    for (int32_t i = 0; same && i < count; i++)
+        same = ids[i] == jdoc_int(jdoc_at(wanted, (size_t)i));
+    if (!same)
+        fail_msg("\"%s\": %d ids are not the %zu wanted", marked.bytes, count, jdoc_size(wanted));
+    free(ids);
+}
+
+/* Special ones are letters in a prompt; in what a client says to a template, all of them are. Tags
+ * and runs of spaces stay what they are. */
+static void test_marks(void **state)
+{
+    (void)state;
+    struct jdoc *doc = load_goldens("gemma");
+    struct tokenizer *t = open_gemma(doc);
+    const struct jdoc *cases = jdoc_get(doc, "cases");
+    char foreign[256];
+    memset(foreign, 1, sizeof foreign);
+    for (size_t i = 0; i < jdoc_size(cases); i++) {
+        const struct jdoc *c = jdoc_at(cases, i), *in = jdoc_get(c, "text");
+        struct buf text;
+        buf_init(&text, 1 << 16);
+        buf_add(&text, jdoc_string(in), jdoc_string_len(in));
+        assert_true(text.len < sizeof foreign);
+        check_ids(t, &text, NULL, jdoc_get(c, "turns"));
+        check_ids(t, &text, foreign, jdoc_get(c, "quoted"));
+        buf_free(&text);
+    }
+    tokenizer_close(t);
+    jdoc_close(doc);
+}
+
+/* A template's words and a client's in turns. */
+static void test_marks_of_conversations(void **state)
+{
+    (void)state;
+    struct jdoc *doc = load_goldens("gemma");
+    struct tokenizer *t = open_gemma(doc);
+    const struct jdoc *cases = jdoc_get(doc, "conversations");
+    assert_true(jdoc_size(cases) > 3);
+    for (size_t i = 0; i < jdoc_size(cases); i++) {
+        const struct jdoc *parts = jdoc_get(jdoc_at(cases, i), "parts");
+        struct buf text, foreign;
+        buf_init(&text, 1 << 16);
+        buf_init(&foreign, 1 << 16);
+        for (size_t k = 0; k < jdoc_size(parts); k++) {
+            const struct jdoc *part = jdoc_at(parts, k);
+            buf_add(&text, jdoc_string(part), jdoc_string_len(part));
+            for (size_t j = 0; j < jdoc_string_len(part); j++)
+                buf_add(&foreign, k % 2 ? "\1" : "\0", 1);
+        }
+        check_ids(t, &text, foreign.data, jdoc_get(jdoc_at(cases, i), "ids"));
+        buf_free(&text);
+        buf_free(&foreign);
+    }
+    tokenizer_close(t);
+    jdoc_close(doc);
+}
+
+/* Special ones are no text of an answer either; others are. Ids beyond the pieces are nothing. */
+static void test_marks_hidden(void **state)
+{
+    static const char config[] =
+        "{\"added_tokens_decoder\": {\"4\": {\"special\": true}, \"5\": {\"special\": false}, "
+        "\"7\": "
+        "{\"special\": true}, \"9999\": {\"special\": true}, \"-1\": {\"special\": true}, \"6x\": "
+        "{\"special\": true}, \"\": {\"special\": true}, \"8\": true}}";
+    struct err err = {""};
+    struct tokenizer *t = NULL;
+    size_t n;
+    (void)state;
+    unsigned char *bytes = read_model("gemma", &n);
+    assert_int_equal(open_bytes(bytes, n, config, VOCAB, &t, &err), OK);
+    for (int32_t id = 4; id < 9; id++)
+        assert_int_equal(tokenizer_view(t, id).kind,
+                         id == 4 || id == 7 ? TOKEN_HIDDEN : TOKEN_TEXT);
+    tokenizer_close(t);
+    free(bytes);
+}
+
 /* The bound holds for any text: it is what lets a server refuse without tokenizing. */
 static void test_tokens_min(void **state)
 {
@@ -621,6 +742,9 @@ int main(void)
         cmocka_unit_test(test_file_rules),
         cmocka_unit_test(test_open),
         cmocka_unit_test(test_special),
+        cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_marks_of_conversations),
+        cmocka_unit_test(test_marks_hidden),
         cmocka_unit_test(test_tokens_min),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

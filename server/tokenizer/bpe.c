@@ -178,20 +178,22 @@ const char *bpe_piece(const struct bpe *b, int32_t id, int32_t *len)
     return b->text.data + b->pieces[id].begin;
 }
 
-bool bpe_keeps_all(const struct bpe *b)
-{
-    bool all = b->settings.units_are_bytes || b->settings.byte_fallback;
-    for (int i = 0; i < 256 && all; i++)
-        all = b->bytes[i] != NONE;
-    return all;
-}
-
-/* ---- a piece into symbols ---- */
-
 static int32_t visible(const struct bpe *b, int32_t id)
 {
     return id != NONE && b->pieces[id].hidden ? NONE : id;
 }
+
+/* The byte of an ASCII character is only met as that, which may be a piece: so is Gemma's tab. */
+bool bpe_keeps_all(const struct bpe *b)
+{
+    bool all = b->settings.units_are_bytes || b->settings.byte_fallback;
+    for (int i = 0; i < 256 && all; i++)
+        all = b->bytes[i] != NONE ||
+              (i < 0x80 && visible(b, bpe_find(b, (const char[]){(char)i}, 1)) != NONE);
+    return all;
+}
+
+/* ---- a piece into symbols ---- */
 
 struct row {
     struct symbol *symbols;

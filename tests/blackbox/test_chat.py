@@ -518,6 +518,25 @@ def test_template_beside_the_configuration(serve, tmp_path):
     assert done.returncode == 3 and "chat_template.jinja: not UTF-8" in done.stderr
 
 
+def test_template_in_a_file_of_its_own(serve, tmp_path):
+    """chat_template.json counts where nothing else has a template."""
+    model = chat_model(tmp_path / "model", TRIMMED)
+    (model / "chat_template.json").write_text(json.dumps({"chat_template": MARKED}))
+
+    def template():
+        server = serve(model, "-tp", 1, "--load-format", "dummy")
+        return server.get("/tokenizer_info").json()["chat_template"]
+
+    assert template() == TRIMMED
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert template() == MARKED
+    (model / "chat_template.json").write_text("[]")
+    done = run("serve", model, "-tp", 1, "--load-format", "dummy", "--port", 0)
+    assert done.returncode == 3 and "chat_template.json: expected a JSON object" in done.stderr
+
+
 def test_sentencepiece(serve, tmp_path):
     """A tokenizer.model knows its control tokens by name, too."""
     template = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"

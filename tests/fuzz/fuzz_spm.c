@@ -28,6 +28,7 @@ static void check_promises(const struct spm_file *file, const uint8_t *data, siz
         const struct spm_piece *piece = &file->pieces[i];
         CHECK(piece->len >= 1 && piece->len <= SPM_FILE_PIECE_BYTES_MAX);
         CHECK(piece->type >= SPM_NORMAL && piece->type <= SPM_BYTE);
+        CHECK(piece->type_at < size && (piece->type_at > 0 || piece->type == SPM_NORMAL));
         check_text(data, size, piece->text, (size_t)piece->len);
         unknown += piece->type == SPM_UNKNOWN;
     }

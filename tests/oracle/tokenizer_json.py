@@ -45,10 +45,10 @@ CASES = [
 ]
 
 GEMMA_CASES = [
-    "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "a<end_of_turn>", "<eos><pad>",
+    "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "<eos><pad>", "a<end_of_turn>",
     "<start_of_<start_of_turn>turn>", "<START_OF_TURN> <start_of_turn >", "[@BOS@]<mask><unused0>",
     "<table>\n  <td>1</td>\n</table>", "x\n\ny\n\n\n\n\nz", "\t\t\tif x:\n\t\t\t\treturn",
-    "def f(x):\n    if x:\n        return 1\n", " \u2581\u2581 ", "\u2581\u2581the", "            a",
+    "def f(x):\n    if x:\n        return 1\n", " \u2581\u2581 ", "\u2581\u2581the", "           a",
 ]
 
 
@@ -204,14 +204,16 @@ def metaspace(vocab=400):
 
 def gemma(vocab=600):
     """As Gemma's, which were SentencePiece's: what its users defined there (turns, tags, runs of
-    spaces and lines) are added tokens, and few of them special; no space before a text."""
+    spaces and lines) are added tokens, and few of them special; no space before a text; a tab has
+    taken the place of its byte."""
     document = spm_like(vocab)
     model = document["model"]
     control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-    runs = [c * n for c, first, last in (("\n", 1, 4), ("\u2581", 2, 8), ("\t", 1, 3))
+    runs = [c * n for c, first, last in (("\n", 1, 4), ("\u2581", 2, 8), ("\t", 2, 3))
             for n in range(first, last + 1)]
     plain = ["<mask>", "[@BOS@]", "<unused0>", *runs, "<table>", "</table>", "<td>", "</td>"]
     words = [piece for piece in model["vocab"] if piece not in ("<unk>", "<s>", "</s>", *runs)]
+    words[words.index("<0x09>")] = "\t"
     model["vocab"] = {piece: i for i, piece in enumerate([*control, *plain, *words])}
     halves = [[run[:i], run[i:]] for run in runs for i in range(1, len(run))]
     model["merges"][:0] = sorted(halves, key=lambda half: [len(part) for part in half],
@@ -245,9 +247,9 @@ ALPHABETS = [
 PARTS = [
     "don't", "I'LL", "<s>", "</s>", "<unk>", "<|eot|>", "<|begin_of_text|>", " <|mask|> ", "<tool>",
     "<tool>x", "<sep>", "<\u03ac>", "<\u03b1\u0301>", "<|e\u0301|>", "<0x0A>", "▁the", "the water",
-    "unmerged", " unmerged", "http://x.y/z?a=1", "<start_of_turn>", "<td>", "\n\n\n", "\u2581\u2581",
+    "unmerged", " unmerged", "http://x.y/z?a=1", "<start_of_turn>", "<td>", "\n\n\n",
     "a(bx(yab<z..!q1", "12(<xx!!.a b",
-    "    return 0;\n", "\r\n\r\n", "2026-11-22", "1,234.56", "qq", "ab", "xy(z)",
+    "    return 0;\n", "\r\n\r\n", "2026-11-22", "1,234.56", "qq", "ab", "xy(z)", "▁▁",
 ]
 # Characters of Unicode 3.2, on whose classes all versions agree.
 ANY = [c for c in [*range(0x20, 0x30000, 7), 0xe000, 0x10fffd]
