@@ -28,7 +28,7 @@ struct job {
     float *out;
     int32_t layer, cols; /* cols of qkv */
     float *parts;        /* few long rows: [rows, heads] parts of the wave of keys `from` .. */
-    int32_t from;
+    int32_t from;        /* counted from each row's first segment */
 };
 
 /* ---- rope and store -------------------------------------------------------------------------- */
@@ -287,8 +287,11 @@ static void wave_reduce(void *arg, int32_t worker, int64_t begin, int64_t end)
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int32_t i = (int32_t)(n % WAVE), row = (int32_t)(n / WAVE % rows);
-        const int32_t kv_head = (int32_t)(n / WAVE / rows), from = j->from + i * BACKEND_SEGMENT;
-        if (j->rows->slot[row] < 0 || from > j->rows->position[row] || from < first_segment(j, row))
+        const int32_t kv_head = (int32_t)(n / WAVE / rows);
+        if (j->rows->slot[row] < 0)
+            continue;
+        const int32_t from = first_segment(j, row) + j->from + i * BACKEND_SEGMENT;
+        if (from > j->rows->position[row])
             continue;
         for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
             reduce_segment(j, &s, row, kv_head, from);
@@ -312,16 +315,14 @@ static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
         const int32_t position = j->rows->position[row];
         float *running = part_of(j, n, 0);
         struct part all = {running, running[dim], running[dim + 1]};
-        if (j->rows->slot[row] < 0 || j->from > position)
+        if (j->rows->slot[row] < 0)
             continue;
-        const int32_t first = first_segment(j, row), wave = j->from + WAVE * BACKEND_SEGMENT;
-        if (wave <= first)
+        const int32_t first = first_segment(j, row);
+        if (first + j->from > position)
             continue;
-        for (int32_t i = 0, from = j->from; i < WAVE && from <= position; i++) {
+        for (int32_t i = 0, from = first + j->from; i < WAVE && from <= position; i++) {
             float *part = part_of(j, n, 1 + i);
-            if (from >= first)
-                merge(j->isa, &all, (struct part){part, part[dim], part[dim + 1]}, from == first,
-                      dim);
+            merge(j->isa, &all, (struct part){part, part[dim], part[dim + 1]}, from == first, dim);
             from += BACKEND_SEGMENT;
         }
         running[dim] = all.max;
@@ -330,30 +331,22 @@ static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
     }
 }
 
-/* The segments of all rows when they shall be shared out: [begin, end). */
-struct stretch {
-    int32_t begin, end;
-};
-
-/* Empty: there are items for all threads, or no row sees so many keys, or no scratch was reserved
- * that is large enough. */
-static struct stretch split_keys(const struct cpu_backend *c, const struct job *j)
+/* Most keys that a row sees, in whole segments from the first on, when its segments shall be shared
+ * out; 0: there are items for all threads, or no scratch was reserved that is large enough. */
+static int32_t split_keys(const struct cpu_backend *c, const struct job *j)
 {
     const int32_t rows = j->rows->count, kv_heads = j->heads->kv_heads;
-    struct stretch all = {INT32_MAX, 0};
     int32_t most = 0;
     if ((int64_t)rows * kv_heads >= pool_threads(c->pool) ||
         (size_t)rows * (size_t)j->heads->heads * wave_floats(j->heads->head_dim) > c->packed_floats)
-        return (struct stretch){0};
+        return 0;
     for (int32_t t = 0; t < rows; t++) {
         if (j->rows->slot[t] < 0)
             continue;
-        const int32_t end = j->rows->position[t] + 1, begin = first_segment(j, t);
-        most = end - begin > most ? end - begin : most;
-        all.begin = begin < all.begin ? begin : all.begin;
-        all.end = end > all.end ? end : all.end;
+        const int32_t keys = j->rows->position[t] + 1 - first_segment(j, t);
+        most = keys > most ? keys : most;
     }
-    return most >= WAVE_KEYS_MIN ? all : (struct stretch){0};
+    return most >= WAVE_KEYS_MIN ? most : 0;
 }
 
 void attend_run(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
@@ -371,12 +364,12 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
     j.layer = layer;
     j.cols = qkv.cols;
     const int64_t items = (int64_t)rows->count * h->kv_heads;
-    const struct stretch split = split_keys(c, &j);
+    const int32_t keys = split_keys(c, &j);
     j.parts = c->packed;
-    for (j.from = split.begin; j.from < split.end; j.from += WAVE * BACKEND_SEGMENT) {
+    for (; j.from < keys; j.from += WAVE * BACKEND_SEGMENT) {
         pool_run(c->pool, items * WAVE, 1, wave_reduce, &j);
         pool_run(c->pool, (int64_t)rows->count * h->heads, 1, wave_merge, &j);
     }
-    if (split.end == 0)
+    if (keys == 0)
         pool_run(c->pool, items, 1, attend_items, &j);
 }
