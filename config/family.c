@@ -31,6 +31,7 @@ static const struct family families[] = {
      .max_position = 4096,
      .window = FAMILY_NO_WINDOW,
      .fused = true,
+     .original = 4096,
      .partial = true,
      .norm_eps = 1e-5},
     {.model_type = "qwen2",

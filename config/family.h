@@ -29,6 +29,7 @@ struct family {
     bool window_off;     /* unless use_sliding_window is set */
     int32_t window_from; /* max_window_layers; 0: the key is not theirs */
     int32_t period;
+    int32_t original;                        /* original_max_position_embeddings; 0: max_position */
     bool partial;                            /* partial_rotary_factor may be less than 1 */
     bool sections;                           /* places have several numbers, all alike for texts */
     double local_theta;                      /* of the layers that slide; 0: theta */

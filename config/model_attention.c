@@ -59,7 +59,7 @@ static void read_factors(struct reader *r, const char *key, int32_t pairs,
         reader_fail(r, key, wanted);
 }
 
-/* The original length may be said beside the rotation, in `outer`; Phi-3's is 4096 otherwise. */
+/* The original length may be said beside the rotation, in `outer`. */
 static void read_long(struct reader *r, const struct family *f, const struct jdoc *outer,
                       const struct model_config *m, struct rope_config *rope)
 {
@@ -67,7 +67,7 @@ static void read_long(struct reader *r, const struct family *f, const struct jdo
     if (!jdoc_get_value(inner, "original_max_position_embeddings"))
         r->object = outer;
     const int32_t original = reader_int(r, "original_max_position_embeddings", 2, 1 << 24,
-                                        f->fused ? 4096 : m->max_position);
+                                        f->original > 0 ? f->original : m->max_position);
     r->object = inner;
     rope->original_max_position = original;
     rope->factor = reader_number(r, "factor", 1, 1e6, fmax(1, (double)m->max_position / original));
@@ -102,7 +102,7 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
     } else if (strcmp(kind, "linear") == 0) {
         rope->kind = ROPE_LINEAR;
         rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
-    } else if (strcmp(kind, "longrope") == 0 || (f->fused && strcmp(kind, "su") == 0)) {
+    } else if (strcmp(kind, "longrope") == 0 || (f->original > 0 && strcmp(kind, "su") == 0)) {
         rope->kind = ROPE_LONG; /* su: as Phi-3's first files have it */
         read_long(r, f, outer, m, rope);
     } else {
@@ -251,6 +251,8 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
     const bool null = jdoc_get(r->object, "sliding_window") != NULL; /* which is no default */
     const bool none =
         !jdoc_get_value(r->object, "sliding_window") && (null || f->window == FAMILY_NO_WINDOW);
+    if (none && f->period > 0 && slides)
+        reader_fail(r, "sliding_window", "a number, since some layers slide");
     m->window = reader_int(r, "sliding_window", 1, 1 << 24, none ? 0 : f->window);
     if (!slides)
         m->window = 0;

@@ -479,6 +479,7 @@ static void test_family_refusals(void **state)
         {"gemma2", ",\"query_pre_attn_scalar\":0", "query_pre_attn_scalar is 0, expected a number"},
         {"gemma3_text", ",\"attn_logit_softcapping\":50", "expected null"},
         {"gemma3_text", ",\"use_bidirectional_attention\":true", "is true, expected false"},
+        {"gemma2", ",\"sliding_window\":null", "expected a number, since some layers slide"},
         {"gemma3_text", ",\"sliding_window_pattern\":0", "sliding_window_pattern is 0, expected"},
         {"gemma", ",\"sliding_window\":9", "sliding_window is 9, expected null"},
     };

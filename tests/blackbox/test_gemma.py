@@ -2,8 +2,6 @@
 number of ranks are tested with those of all goldens; here is what only they have."""
 
 import json
-import os
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,28 +9,15 @@ import pytest
 
 import checkpoint
 import fp8
-from harness import ROOT, eventually, run
-from test_int_weights import SAMPLED
-from test_modes import LAYOUTS, check_received, layout, plan_file
+from harness import ROOT, run
+from test_mixtures import check_lost_rank, check_same_bits, fails, outcome
+from test_modes import check_received, plan_file
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import llama_numpy  # noqa: E402
 
 WINDOWS = ["mistral_window_f32", "qwen2_window_bf16", "phi3_window_f32"]
 GEMMAS = ["gemma_f32", "gemma2_f32", "gemma3_f32"]
-PROMPTS = [list(range(5, 5 + n)) for n in (3, 19, 40, 70)]
-
-
-def fails(code, *arguments):
-    done = run(*arguments)
-    assert done.returncode == code, done.stderr
-    return done.stderr
-
-
-def outcome(server, prompt, **options):
-    choice = server.complete(prompt, max_tokens=24, ignore_eos=True, logprobs=3,
-                             return_token_ids=True, **options)["choices"][0]
-    return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
 # ---- windows that move --------------------------------------------------------------------------
@@ -78,18 +63,7 @@ def test_plan_says_which_layers_slide():
     ("gemma2_f32", ()), ("gemma3_bf16", ("--quantization", "int4")),
     ("qwen2_window_bf16", ("--kv-cache-dtype", "fp8"))], ids=str)
 def test_same_bits(serve, name, options):
-    """Sampled with penalties: alone, among others, at any number of ranks, in steps of any size."""
-    model, wanted = checkpoint.GOLDEN / name, None
-    for more in (("-tp", 1), ("-tp", 2), ("-tp", 4), ("-tp", 8),
-                 ("-tp", 4, "--parallel-mode", "1d_sp"), ("-tp", 2, "--sampler", "distributed"),
-                 ("-tp", 2, "--max-num-batched-tokens", 7)):
-        server = serve(model, *options, *more)
-        alone = [outcome(server, prompt, **SAMPLED) for prompt in PROMPTS]
-        with ThreadPoolExecutor(8) as pool:
-            jobs = [pool.submit(outcome, server, prompt, **SAMPLED) for prompt in 2 * PROMPTS]
-            assert [job.result() for job in jobs] == 2 * alone, more
-        wanted = wanted or alone
-        assert alone == wanted, more
+    check_same_bits(serve, checkpoint.GOLDEN / name, options)
 
 
 @pytest.mark.parametrize("mode", ["1d", "1d_sp"])
@@ -110,30 +84,10 @@ def test_large_sums(serve, tmp_path, mode):
 
 
 def test_lost_rank(serve):
-    """A request goes on to the same tokens when a rank dies under it."""
-    server = serve(checkpoint.GOLDEN / "gemma3_f32", "-tp", 2)
-    body = dict(max_tokens=400, ignore_eos=True, return_token_ids=True, **SAMPLED)
-    want = server.complete(PROMPTS[1], **body)["choices"][0]["token_ids"]
-    before = server.metrics().sum("vllm:generation_tokens_total")
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(server.complete, PROMPTS[1], **body)
-        eventually(lambda: server.metrics().sum("vllm:generation_tokens_total") > before + 1, 5,
-                   "running")
-        os.kill(server.ranks()[-1], signal.SIGKILL)
-        assert job.result(60)["choices"][0]["token_ids"] == want
-    assert server.metrics().sum("tessera:group_restarts_total") == 1
+    check_lost_rank(serve, checkpoint.GOLDEN / "gemma3_f32", 400)
 
 
 # ---- what is computed ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode, ranks", LAYOUTS)
-@pytest.mark.parametrize("name", ["gemma2_f32", "gemma3_f32"])
-def test_layouts(serve, name, mode, ranks):
-    """Norms of what attention and MLP make, where rows are whole and where columns are cut."""
-    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, *layout(mode), "--dtype", "float32")
-    for prompt, tokens in checkpoint.golden_runs(name):
-        assert server.token_ids(prompt, 24) == tokens[:24]
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
@@ -235,6 +189,25 @@ def test_others_that_see(serve, tmp_path, name, prefix, config):
     model = seeing(tmp_path, name, prefix, **config)
     prompt, tokens = checkpoint.golden_runs(name)[0]
     assert serve(model, "-tp", 2).token_ids(prompt, len(tokens)) == tokens
+
+
+def test_index_and_fp8(serve, tmp_path):
+    """Its tensors in two files, and then its linears as codes with scales beside them."""
+    prompt, tokens = checkpoint.golden_runs(WRAPPED)[0]
+    coded = fp8.quantized(tmp_path / "coded", checkpoint.GOLDEN / WRAPPED, fp8.BLOCK, (128, 128),
+                          "_scale_inv")
+    plain = fp8.plain(tmp_path / "plain", checkpoint.GOLDEN / WRAPPED, (128, 128))
+    wanted = serve(plain, "-tp", 2, "--dtype", "float32").token_ids(prompt, 16)
+    assert serve(coded, "-tp", 2, "--dtype", "float32").token_ids(prompt, 16) == wanted
+    model = checkpoint.copy_model(WRAPPED, tmp_path / "model")
+    names, tensors = {}, fp8.read(model)
+    for i, part in enumerate((list(tensors)[::2], list(tensors)[1::2]), 1):
+        file = f"model-0000{i}-of-00002.safetensors"
+        fp8.write(model, {name: tensors[name] for name in part}, model)
+        (model / "model.safetensors").rename(model / file)
+        names.update(dict.fromkeys(part, file))
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert serve(model, "--dtype", "float32").token_ids(prompt, 24) == tokens[:24]
 
 
 def test_newer_names(serve, tmp_path):

@@ -54,12 +54,9 @@ PROMPTS = [list(range(5, 5 + n)) for n in (3, 19, 40, 70)]
 # ---- the same bits ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [(), ("--quantization", "int8"), ("--quantization", "int4")],
-                         ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_same_bits(serve, name, options):
+def check_same_bits(serve, model, options):
     """Sampled with penalties: alone, among others, at any number of ranks, in steps of any size."""
-    model, wanted = checkpoint.GOLDEN / name, None
+    wanted = None
     for more in (("-tp", 1), ("-tp", 2), ("-tp", 4), ("-tp", 8),
                  ("-tp", 4, "--parallel-mode", "1d_sp"), ("-tp", 2, "--sampler", "distributed"),
                  ("-tp", 2, "--max-num-batched-tokens", 7)):
@@ -72,10 +69,10 @@ def test_same_bits(serve, name, options):
         assert alone == wanted, more
 
 
-def test_lost_rank(serve):
+def check_lost_rank(serve, model, tokens):
     """A request goes on to the same tokens when a rank dies under it."""
-    server = serve(checkpoint.GOLDEN / "mixtral_f32", "-tp", 2)
-    body = dict(max_tokens=450, ignore_eos=True, return_token_ids=True, **SAMPLED)
+    server = serve(model, "-tp", 2)
+    body = dict(max_tokens=tokens, ignore_eos=True, return_token_ids=True, **SAMPLED)
     want = server.complete(PROMPTS[1], **body)["choices"][0]["token_ids"]
     before = server.metrics().sum("vllm:generation_tokens_total")
     with ThreadPoolExecutor(1) as pool:
@@ -85,6 +82,17 @@ def test_lost_rank(serve):
         os.kill(server.ranks()[-1], signal.SIGKILL)
         assert job.result(60)["choices"][0]["token_ids"] == want
     assert server.metrics().sum("tessera:group_restarts_total") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--quantization", "int8"), ("--quantization", "int4")],
+                         ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_same_bits(serve, name, options):
+    check_same_bits(serve, checkpoint.GOLDEN / name, options)
+
+
+def test_lost_rank(serve):
+    check_lost_rank(serve, checkpoint.GOLDEN / "mixtral_f32", 450)
 
 
 # ---- what is computed ---------------------------------------------------------------------------
