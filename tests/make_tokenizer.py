@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tests/corpus/tokenizer: two small SentencePiece models and what SentencePiece's own Python
-package makes of some texts with them. Run by hand (pip install sentencepiece==0.2.0 protobuf); the
-tests read the files only.
+"""Writes tests/corpus/tokenizer: four small SentencePiece models and what SentencePiece's own
+Python package makes of some texts with them. Run by hand (pip install sentencepiece==0.2.0
+protobuf); the tests read the files only.
 
 bytes/     BPE with byte fallback, spaces kept, a dummy prefix: as Llama's tokenizer is.
 gemma/     as Gemma's: no dummy prefix, and turns, tags, and runs of lines and spaces that its users
            defined. Beside ids that of any text, those where turns are control tokens, and those
            where all that could mark turns are, and so nothing that a text says is one of them.
+prefixed/  with marks that its users defined and a dummy prefix, which is that of a whole text.
 collapse/  unigram without byte fallback, runs of spaces become one, a small normalisation map.
 """
 
@@ -72,6 +73,20 @@ CONVERSATIONS = [
     ["a", "<bos><eos>", "<eos>", "<s> <mask>", " <mask>  <unused0>"],
 ]
 
+# Marks of a model that begins every text with a word mark and drops spaces.
+PREFIXED_MARKS = ["<mark>", "<|turn|>", "<hidden>"]
+PREFIXED_CASES = [
+    "once<mark>upon", "once <mark> upon", "<mark>once", "  a <mark><|turn|>  b ", "once <|turn|>",
+    "<mark>", " <|turn|> ", "<mark><mark> <mark>", "<mark once", "once<hidden>upon",
+]
+PREFIXED_TALKS = [  # a template's words and a client's in turns
+    ["<|turn|>user\n", "Once upon a time", "<|turn|>model\n"],
+    ["<|turn|> user ", "  once ", " <mark>", " upon", "<|turn|>"],
+    ["<|turn|>user\n", "Once<|turn|>model\nupon", "<|turn|>"],
+    ["<|tu", "rn|>", "once"],
+    ["<mark>", "<hidden>", "<hidden>once"],
+]
+
 # Code points to code points: fullwidth A and B, an ellipsis, the ligature fi.
 RULES = "FF21\t41\nFF22\t42\n2026\t2E 2E 2E\nFB01\t66 69\n"
 
@@ -108,7 +123,7 @@ def conversation(whole, quoted, parts):
     for i, part in enumerate(parts):
         for piece in re.split("(<[^<>]*>)", part):
             mark = whole.piece_to_id(piece)
-            if i % 2 == 0 and (piece in MARKS or whole.is_control(mark)):
+            if i % 2 == 0 and (piece in MARKS + PREFIXED_MARKS or whole.is_control(mark)):
                 ids += [*quoted.encode(rest), mark]
                 rest = ""
             else:
@@ -126,6 +141,26 @@ def gemma_golden(model):
         str(whole.piece_to_id(name)): {"content": name, "special": name in TURNS}
         for name in MARKS + TAGS}}
     out["conversations"] = [conversation(whole, quoted, parts) for parts in CONVERSATIONS]
+    return out
+
+
+def prefixed_golden(model):
+    """Hidden is a control token, by what its configuration says; it is letters to all but a
+    template. The other marks are SentencePiece's to find, unless a client has spelt one out."""
+    shown = PREFIXED_MARKS[:2]
+    hidden, quoted = with_controls(model, ["<hidden>"]), with_controls(model, PREFIXED_MARKS)
+    whole = sentencepiece.SentencePieceProcessor(model_proto=model)
+    out = {"pieces": whole.get_piece_size(), "cases": [], "config": {"added_tokens_decoder": {
+        str(whole.piece_to_id("<hidden>")): {"content": "<hidden>", "special": True}}}}
+    for text in CASES + PREFIXED_CASES:
+        out["cases"].append({"text": text, "ids": hidden.encode(text)})
+    out["conversations"] = []
+    for parts in PREFIXED_TALKS:
+        forged = "".join(parts).count("<|turn|>") + "".join(parts).count("<mark>") != \
+            sum(part.count(mark) for part in parts[::2] for mark in shown)
+        ids = hidden.encode("".join(parts)) if not forged and "<hidden>" not in "".join(parts) \
+            else conversation(whole, quoted, parts)["ids"]
+        out["conversations"].append({"parts": parts, "ids": ids})
     return out
 
 
@@ -147,6 +182,9 @@ def main():
                          allow_whitespace_only_pieces=True, pad_id=0, eos_id=1, bos_id=2, unk_id=3,
                          eos_piece="<eos>", bos_piece="<bos>",
                          user_defined_symbols=[*MARKS, "[@BOS@]", *TAGS, *RUNS]), gemma_golden)
+    write("prefixed", train(model_type="bpe", vocab_size=400, byte_fallback=True,
+                            normalization_rule_name="identity",
+                            user_defined_symbols=PREFIXED_MARKS), prefixed_golden)
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)  # the name of the rules ends up in the model
         pathlib.Path("rules.tsv").write_text(RULES)

@@ -594,13 +594,13 @@ static void test_special(void **state)
 /* ---- marks of turns that users have defined ---- */
 
 /* With a tokenizer_config.json that says which of them are special. */
-static struct tokenizer *open_gemma(const struct jdoc *goldens)
+static struct tokenizer *open_with_config(const char *name, const struct jdoc *goldens)
 {
     struct err err = {""};
     struct tokenizer *t = NULL;
     struct buf config;
     size_t n;
-    unsigned char *bytes = read_model("gemma", &n);
+    unsigned char *bytes = read_model(name, &n);
     buf_init(&config, 1 << 16);
     jdoc_write(jdoc_get(goldens, "config"), &config);
     if (open_bytes(bytes, n, config.data, VOCAB, &t, &err) != OK)
@@ -640,7 +640,7 @@ static void test_marks(void **state)
 {
     (void)state;
     struct jdoc *doc = load_goldens("gemma");
-    struct tokenizer *t = open_gemma(doc);
+    struct tokenizer *t = open_with_config("gemma", doc);
     const struct jdoc *cases = jdoc_get(doc, "cases");
     char foreign[256];
     memset(foreign, 1, sizeof foreign);
@@ -659,12 +659,8 @@ static void test_marks(void **state)
 }
 
 /* A template's words and a client's in turns. */
-static void test_marks_of_conversations(void **state)
+static void check_conversations(const struct tokenizer *t, const struct jdoc *cases)
 {
-    (void)state;
-    struct jdoc *doc = load_goldens("gemma");
-    struct tokenizer *t = open_gemma(doc);
-    const struct jdoc *cases = jdoc_get(doc, "conversations");
     assert_true(jdoc_size(cases) > 3);
     for (size_t i = 0; i < jdoc_size(cases); i++) {
         const struct jdoc *parts = jdoc_get(jdoc_at(cases, i), "parts");
@@ -681,6 +677,36 @@ static void test_marks_of_conversations(void **state)
         buf_free(&text);
         buf_free(&foreign);
     }
+}
+
+static void test_marks_of_conversations(void **state)
+{
+    (void)state;
+    struct jdoc *doc = load_goldens("gemma");
+    struct tokenizer *t = open_with_config("gemma", doc);
+    check_conversations(t, jdoc_get(doc, "conversations"));
+    tokenizer_close(t);
+    jdoc_close(doc);
+}
+
+/* Where every text begins with a word mark, one with marks is still one text, in prompts and in
+ * conversations, but where a client has spelt out a mark. */
+static void test_marks_of_prefixed(void **state)
+{
+    (void)state;
+    struct jdoc *doc = load_goldens("prefixed");
+    struct tokenizer *t = open_with_config("prefixed", doc);
+    const struct jdoc *cases = jdoc_get(doc, "cases");
+    assert_true(jdoc_size(cases) > 25);
+    for (size_t i = 0; i < jdoc_size(cases); i++) {
+        const struct jdoc *c = jdoc_at(cases, i), *in = jdoc_get(c, "text");
+        struct buf text;
+        buf_init(&text, 1 << 16);
+        buf_add(&text, jdoc_string(in), jdoc_string_len(in));
+        check_ids(t, &text, NULL, jdoc_get(c, "ids"));
+        buf_free(&text);
+    }
+    check_conversations(t, jdoc_get(doc, "conversations"));
     tokenizer_close(t);
     jdoc_close(doc);
 }
@@ -744,6 +770,7 @@ int main(void)
         cmocka_unit_test(test_special),
         cmocka_unit_test(test_marks),
         cmocka_unit_test(test_marks_of_conversations),
+        cmocka_unit_test(test_marks_of_prefixed),
         cmocka_unit_test(test_marks_hidden),
         cmocka_unit_test(test_tokens_min),
     };

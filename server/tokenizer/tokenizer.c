@@ -5,7 +5,9 @@
  *
  * SentencePiece finds pieces that a user has defined wherever they are spelt out, and knows nothing
  * of who has written a text. So those that may mark turns are control tokens to it, and found here,
- * where that is allowed; the text between two is encoded by itself. */
+ * where that is allowed; the text between two is encoded by itself. Where a model begins every text
+ * with a word mark, or drops spaces, ids would then differ from SentencePiece's own: there it sees
+ * such pieces itself, in all texts but those in which a message has spelt one out. */
 #include "server/tokenizer/tokenizer.h"
 
 #include "config/buf.h"
@@ -46,6 +48,10 @@ struct tokenizer {
     char *text;                /* what they point into */
     struct names *names;       /* control tokens and marks, which a text may spell out */
     struct names *spelt_names; /* the same where it counts who has: marks are control tokens */
+    struct {                   /* SentencePiece with the marks as they are, and what is left */
+        struct spm *spm;       /* to be found here; NULL: they can be cut out of any text */
+        struct names *names;
+    } marked;
     bool has_bytes;
 };
 
@@ -138,9 +144,24 @@ static void hide_specials(struct tokenizer *t, const struct spm_file *file)
     }
 }
 
-/* bytes: a copy of the file, for SentencePiece. */
-static enum status open_names(struct tokenizer *t, const struct spm_file *file, char *bytes,
+static enum status open_spelt(struct tokenizer *t, const struct name *list, int32_t count,
                               struct err *err)
+{
+    struct name *controls = calloc((size_t)count + 1, sizeof *controls);
+    if (!controls)
+        return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %d names", count);
+    for (int32_t i = 0; i < count; i++) {
+        controls[i] = list[i];
+        controls[i].control = true;
+    }
+    const enum status st = names_open(controls, count, &t->spelt_names, err);
+    free(controls);
+    return st;
+}
+
+/* bytes, marked: copies of the file, for SentencePiece; the second with its marks. */
+static enum status open_names(struct tokenizer *t, const struct spm_file *file, char *bytes,
+                              char *marked, struct err *err)
 {
     int32_t count = 0;
     struct name *list = calloc((size_t)t->count, sizeof *list);
@@ -153,13 +174,20 @@ static enum status open_names(struct tokenizer *t, const struct spm_file *file, 
             continue;
         if (file->pieces[id].type == SPM_USER_DEFINED)
             spm_file_make_control(&file->pieces[id], bytes);
+        if (file->pieces[id].type == SPM_USER_DEFINED && control)
+            spm_file_make_control(&file->pieces[id], marked);
         list[count++] = (struct name){v.text, v.len, id, .control = control};
     }
     enum status st = names_open(list, count, &t->names, err);
-    for (int32_t i = 0; i < count; i++)
-        list[i].control = true;
     if (st == OK)
-        st = names_open(list, count, &t->spelt_names, err);
+        st = open_spelt(t, list, count, err);
+    int32_t controls = 0;
+    for (int32_t i = 0; i < count; i++) {
+        if (list[i].control)
+            list[controls++] = list[i];
+    }
+    if (st == OK && controls < count && (file->add_dummy_prefix || file->remove_extra_whitespaces))
+        st = names_open(list, controls, &t->marked.names, err);
     free(list);
     return st;
 }
@@ -191,17 +219,21 @@ static enum status read_config(struct tokenizer *t, const struct tokenizer_bytes
 static enum status load_spm(struct tokenizer *t, const struct tokenizer_bytes *p,
                             const struct spm_file *file, struct err *err)
 {
-    char text[256], *bytes = malloc(p->model_n);
+    char text[256], *bytes = malloc(2 * p->model_n), *marked = bytes ? bytes + p->model_n : NULL;
     enum status st = OK;
     if (!bytes)
         return base_fail(err, ERR_NOMEM, "tokenizer: no memory for %zu bytes", p->model_n);
     memcpy(bytes, p->model, p->model_n);
-    TRY(open_names(t, file, bytes, err));
+    memcpy(marked, p->model, p->model_n);
+    TRY(open_names(t, file, bytes, marked, err));
     if (spm_open(bytes, p->model_n, &t->spm, text, sizeof text) != 0)
         st = base_fail(err, ERR_MODEL, "%s: %s", p->where, text);
     else if (spm_count(t->spm) != file->count)
         st = base_fail(err, ERR_MODEL, "%s: SentencePiece sees %d pieces, we see %d", p->where,
                        spm_count(t->spm), file->count);
+    else if (t->marked.names &&
+             spm_open(marked, p->model_n, &t->marked.spm, text, sizeof text) != 0)
+        st = base_fail(err, ERR_MODEL, "%s: %s", p->where, text);
 out:
     free(bytes);
     return st;
@@ -328,6 +360,8 @@ void tokenizer_close(struct tokenizer *t)
     if (!t)
         return;
     spm_close(t->spm);
+    spm_close(t->marked.spm);
+    names_close(t->marked.names);
     hf_close(t->hf);
     names_close(t->names);
     names_close(t->spelt_names);
@@ -341,7 +375,7 @@ void tokenizer_close(struct tokenizer *t)
 
 /* A text that SentencePiece makes ids of. */
 struct spm_text {
-    const struct tokenizer *tokenizer;
+    const struct spm *spm;
     struct buf *ids;
 };
 
@@ -351,7 +385,7 @@ static enum status add_text(void *ctx, const char *text, size_t n, bool first, s
     char message[200];
     int32_t *ids = NULL, count = 0;
     (void)first;
-    if (spm_encode(s->tokenizer->spm, text, n, &ids, &count, message, sizeof message) != 0)
+    if (spm_encode(s->spm, text, n, &ids, &count, message, sizeof message) != 0)
         return base_fail(err, ERR_NOMEM, "tokenizer: %s", message);
     buf_add(s->ids, ids, (size_t)count * sizeof *ids);
     free(ids);
@@ -366,15 +400,58 @@ static enum status add_token(void *ctx, int32_t id, struct err *err)
     return OK;
 }
 
+static enum status note_text(void *ctx, const char *text, size_t n, bool first, struct err *err)
+{
+    uint64_t *seen = ctx;
+    (void)text, (void)first, (void)err;
+    *seen = base_hash(*seen, &n, sizeof n);
+    return OK;
+}
+
+static enum status note_token(void *ctx, int32_t id, struct err *err)
+{
+    uint64_t *seen = ctx;
+    (void)err;
+    *seen = base_hash(*seen, &id, sizeof id);
+    return OK;
+}
+
+/* Is a mark spelt out where it is not allowed? Then a text is not cut as it would be if it were. */
+static enum status find_forged(const struct tokenizer *t, const char *text, size_t n,
+                               struct names_allow allow, bool *forged, struct err *err)
+{
+    enum status st = OK;
+    uint64_t seen[2] = {BASE_HASH_INIT, BASE_HASH_INIT};
+    for (int anywhere = 0; anywhere < 2; anywhere++) {
+        const struct names_sink sink = {note_text, note_token, &seen[anywhere]};
+        const struct names_allow where = {allow.control, anywhere ? NULL : allow.foreign};
+        TRY(names_cut(t->spelt_names, text, n, where, true, &sink, err));
+    }
+    *forged = seen[0] != seen[1];
+out:
+    return st;
+}
+
 static enum status encode_spm(const struct tokenizer *t, const char *text, size_t n,
                               struct names_allow allow, struct buf *ids, struct err *err)
 {
-    struct spm_text s = {t, ids};
+    enum status st = OK;
+    bool forged = false;
+    struct spm_text s = {t->spm, ids};
     const struct names_sink sink = {.text = add_text, .token = add_token, .ctx = &s};
+    const struct names *names = allow.foreign ? t->spelt_names : t->names;
     if (!t->has_bytes && n > UNKNOWN_TEXT_BYTES_MAX)
         return base_fail(err, ERR_INPUT, "a text of %zu bytes: this tokenizer takes at most %u", n,
                          UNKNOWN_TEXT_BYTES_MAX);
-    return names_cut(allow.foreign ? t->spelt_names : t->names, text, n, allow, true, &sink, err);
+    if (t->marked.spm && allow.foreign)
+        TRY(find_forged(t, text, n, allow, &forged, err));
+    if (t->marked.spm && !forged) {
+        s.spm = t->marked.spm;
+        names = t->marked.names;
+    }
+    TRY(names_cut(names, text, n, allow, true, &sink, err));
+out:
+    return st;
 }
 
 static void add_fringe(const struct fringe *f, struct buf *ids)

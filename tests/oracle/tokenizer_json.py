@@ -16,6 +16,12 @@ LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+O200K_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
 WORDS = """
@@ -117,6 +123,16 @@ def qwen(vocab=700):
         AddedToken("<|e\u0301|>", special=False, normalized=False),
         AddedToken("<tool>", special=False, normalized=False),
         AddedToken("<\u03b1\u0301>", special=False, normalized=True)])
+
+
+def gpt_oss(vocab=700):
+    document = byte_level(vocab, pre_tokenizers.Sequence([
+        split(Regex(O200K_PATTERN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+    return finish(document, [
+        AddedToken(f"<|{name}|>", special=True, normalized=False)
+        for name in ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end",
+                     "message", "call")])
 
 
 def gpt2(vocab=600):
@@ -230,7 +246,8 @@ def gemma(vocab=600):
 
 
 FAMILIES = {
-    "llama3": llama3, "qwen": qwen, "gpt2": gpt2, "deepseek": deepseek, "behaviors": behaviors,
+    "llama3": llama3, "qwen": qwen, "gpt_oss": gpt_oss, "gpt2": gpt2, "deepseek": deepseek,
+    "behaviors": behaviors,
     "llama2": llama2, "llama2_old": functools.partial(llama2, normalized=True),
     "metaspace": metaspace, "gemma": gemma,
 }
@@ -247,7 +264,8 @@ ALPHABETS = [
 PARTS = [
     "don't", "I'LL", "<s>", "</s>", "<unk>", "<|eot|>", "<|begin_of_text|>", " <|mask|> ", "<tool>",
     "<tool>x", "<sep>", "<\u03ac>", "<\u03b1\u0301>", "<|e\u0301|>", "<0x0A>", "▁the", "the water",
-    "unmerged", " unmerged", "http://x.y/z?a=1", "<start_of_turn>", "<td>", "\n\n\n",
+    "unmerged", " unmerged", "<|start|>", "<|channel|>", "McDonald's HTTPServer's",
+    "http://x.y/z?a=1", "<start_of_turn>", "<td>", "\n\n\n",
     "a(bx(yab<z..!q1", "12(<xx!!.a b",
     "    return 0;\n", "\r\n\r\n", "2026-11-22", "1,234.56", "qq", "ab", "xy(z)", "▁▁",
 ]
