@@ -5,6 +5,7 @@
 #include "server/chat_template.h"
 
 #include "config/file.h"
+#include "server/answer/harmony.h"
 #include "server/template/jinja_value.h" /* white space as templates see it */
 
 #include <stdio.h>
@@ -18,8 +19,7 @@ struct chat_template {
     struct jinja *jinja; /* NULL: there is a problem */
     struct jinja *tools; /* for conversations with tools; NULL: the same, or there is a problem */
     struct jdoc *own;    /* variables */
-    enum answer_calls calls;
-    bool reasoning;
+    struct answer_form form;
     char problem[400], tools_problem[400];
 };
 
@@ -56,8 +56,7 @@ static enum status read_own(const struct jdoc *info, struct jdoc **out, struct e
 static enum status open_text(struct chat_template *t, const char *text, size_t n, const char *name,
                              struct err *err)
 {
-    t->calls = answer_calls_of_template(text, n);
-    t->reasoning = answer_reasoning_of_template(text, n);
+    t->form = answer_form_of_template(text, n);
     return jinja_open(text, n, name, &t->jinja, err);
 }
 
@@ -98,7 +97,10 @@ static enum status open_tools(struct chat_template *t, const struct jdoc *info, 
         *err = why;
         return st;
     }
-    t->calls = answer_calls_of_template(source, n);
+    const struct answer_form form = answer_form_of_template(source, n);
+    t->form.calls = form.calls;
+    t->form.harmony = form.harmony;
+    t->form.reasoning |= form.reasoning;
     if (st != OK)
         snprintf(t->tools_problem, sizeof t->tools_problem,
                  "this model's chat template for tools cannot be used: %.240s; give another with "
@@ -169,14 +171,9 @@ const char *chat_template_problem(const struct chat_template *t)
     return t->jinja ? NULL : t->problem;
 }
 
-enum answer_calls chat_template_calls(const struct chat_template *t)
+struct answer_form chat_template_form(const struct chat_template *t)
 {
-    return t->calls;
-}
-
-bool chat_template_reasoning(const struct chat_template *t)
-{
-    return t->reasoning;
+    return t->form;
 }
 
 /* ---- use ---- */
@@ -249,15 +246,54 @@ enum status chat_template_render(const struct chat_template *t, const struct con
     return st;
 }
 
-bool chat_template_opens_reasoning(const struct jinja_text *text, bool goes_on)
+static bool opens_reasoning(const struct jinja_text *text, bool goes_on)
 {
-    static const char mark[] = "<think>";
+    static const char mark[] = ANSWER_THINK;
     const size_t n = sizeof mark - 1;
     size_t end = text->bytes.len;
     while (end > 0 && text->bytes.data[end - 1] == '\n')
         end--;
     return end >= n && (is_mark(text, end - n, mark, n, false) ||
                         (goes_on && is_mark(text, end - n, mark, n, true)));
+}
+
+static bool ends_message(const struct jinja_text *text, size_t at)
+{
+    static const char *const marks[] = {HARMONY_END, HARMONY_RETURN, HARMONY_CALL};
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++)
+        if (is_mark(text, at, marks[i], strlen(marks[i]), false))
+            return true;
+    return false;
+}
+
+/* The last message, if it has a header and no end. */
+static void find_open_message(const struct jinja_text *text, struct answer_form *form)
+{
+    const size_t n = strlen(HARMONY_START);
+    struct harmony_header h;
+    size_t at = text->bytes.len;
+    while (at > 0 && !is_mark(text, at - 1, HARMONY_START, n, false))
+        at--;
+    if (at == 0)
+        return;
+    at--;
+    if (harmony_read_header(text->bytes.data + at, text->bytes.len - at, false, false, &h) !=
+        MARK_YES)
+        return;
+    for (at += h.len; at < text->bytes.len; at++)
+        if (ends_message(text, at))
+            return;
+    form->reasoning_open = !h.name[0] && h.kind == HARMONY_REASONING;
+    form->content_open = !h.name[0] && h.kind == HARMONY_CONTENT;
+}
+
+void chat_template_find_open(const struct jinja_text *text, bool goes_on, struct answer_form *form)
+{
+    form->reasoning_open = form->content_open = false;
+    if (form->harmony)
+        find_open_message(text, form);
+    else
+        form->reasoning_open = opens_reasoning(text, goes_on);
 }
 
 void chat_template_add(struct jinja_text *text, const char *more, size_t n)

@@ -19,16 +19,16 @@ void chat_template_close(struct chat_template *t); /* NULL is fine */
 /* NULL: none. */
 const char *chat_template_problem(const struct chat_template *t);
 /* By its source: how the model writes calls of tools, and whether it may reason. */
-enum answer_calls chat_template_calls(const struct chat_template *t);
-bool chat_template_reasoning(const struct chat_template *t);
+struct answer_form chat_template_form(const struct chat_template *t);
 
 /* The text of a conversation, cut where its last message is to go on. t NULL: there is no
  * tokenizer. ERR_INPUT, ERR_NOMEM with the answer in *e, and nothing to free. */
 enum status chat_template_render(const struct chat_template *t, const struct conversation *c,
                                  struct jinja_text *out, struct api_error *e) MUST_USE;
-/* Does it end with a <think>, so that the answer begins with reasoning? It has to be the
- * template's, unless the answer goes on where the client's text ends. */
-bool chat_template_opens_reasoning(const struct jinja_text *text, bool goes_on);
+/* What the text has begun of the answer, into *form: reasoning, where it ends with a <think>, which
+ * has to be the template's, unless the answer goes on where the client's text ends; or a message of
+ * the harmony format. */
+void chat_template_find_open(const struct jinja_text *text, bool goes_on, struct answer_form *form);
 /* Appends text as if the template had written it; text->bytes.failed without memory. */
 void chat_template_add(struct jinja_text *text, const char *more, size_t n);
 /* Its ids: control tokens are only what the template wrote. There may be none. */

@@ -183,8 +183,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
         .max_model_len = c->max_model_len,
         .choices_max = c->choices_max,
         .has_tokenizer = c->tokenizer != NULL,
-        .calls = c->calls,
-        .reasoning = c->reasoning,
+        .answer = c->answer,
         .defaults = c->defaults,
     };
     TRY(service_open(s, err));

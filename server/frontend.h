@@ -29,8 +29,7 @@ struct frontend_config {
     int32_t vocab, max_model_len;
     const struct tokenizer *tokenizer;         /* NULL: token-id prompts only; immutable */
     const struct chat_template *chat_template; /* NULL: no chat; immutable */
-    enum answer_calls calls;                   /* of chats, with their reasoning */
-    bool reasoning;
+    struct answer_form answer;                 /* of chats */
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
     int32_t queued_max;                    /* requests that wait for a worker; one more gets 429 */

@@ -5,6 +5,7 @@
 #include "server/guides.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,58 +19,44 @@ struct entry {
 struct guides {
     const struct tokenizer *tokenizer;
     int32_t vocab;
-    pthread_mutex_t lock; /* guards what follows */
+    char marks[ANSWER_MARKS_MAX][32]; /* of the model's answers, each behind STRUCTURE_CONTROL */
+    pthread_mutex_t lock;             /* guards what follows */
     struct vocabulary *vocabulary;
     struct entry entries[GUIDES_MAX];
     uint64_t clock;
 };
 
-enum status guides_open(const struct tokenizer *t, int32_t vocab, struct guides **out,
-                        struct err *err)
-{
-    struct guides *g = calloc(1, sizeof *g);
-    if (!g)
-        return base_fail(err, ERR_NOMEM, "no memory for grammars");
-    g->tokenizer = t;
-    g->vocab = vocab;
-    pthread_mutex_init(&g->lock, NULL);
-    *out = g;
-    return OK;
-}
-
-void guides_close(struct guides *g)
-{
-    if (!g)
-        return;
-    for (int32_t i = 0; i < GUIDES_MAX; i++) {
-        free(g->entries[i].key);
-        guide_unref(g->entries[i].guide);
-    }
-    vocabulary_close(g->vocabulary);
-    pthread_mutex_destroy(&g->lock);
-    free(g);
-}
-
 /* ---- tokens ---- */
 
-/* Marks of calls are text, even where they are control tokens: so are they in answers. */
-static bool is_mark(struct token_view v)
+/* As grammars have the control token; NULL: it is no mark. */
+static const char *mark_of(const struct guides *g, struct token_view v)
 {
-    for (enum answer_calls calls = ANSWER_CALLS_NONE; calls <= ANSWER_CALLS_MISTRAL_ARGS; calls++) {
-        const char *marks[ANSWER_MARKS_MAX];
-        answer_form_marks(&(struct answer_form){.calls = calls}, marks);
-        for (size_t i = 0; marks[i]; i++)
-            if (strlen(marks[i]) == (size_t)v.len && memcmp(marks[i], v.text, (size_t)v.len) == 0)
-                return true;
-    }
-    return false;
+    for (size_t i = 0; g->marks[i][0]; i++)
+        if (strlen(g->marks[i] + 1) == (size_t)v.len &&
+            memcmp(g->marks[i] + 1, v.text, (size_t)v.len) == 0)
+            return g->marks[i];
+    return NULL;
 }
 
+/* What is no part of any text, nobody may choose. */
 static const char *text_of(const void *ctx, int32_t id, int32_t *n)
 {
-    const struct token_view v = tokenizer_view(ctx, id);
-    *n = v.kind != TOKEN_HIDDEN || is_mark(v) ? v.len : 0;
-    return v.text;
+    const struct guides *g = ctx;
+    const struct token_view v = tokenizer_view(g->tokenizer, id);
+    const char *mark = v.kind == TOKEN_HIDDEN ? mark_of(g, v) : NULL;
+    const bool text = v.kind != TOKEN_HIDDEN && !memchr(v.text, STRUCTURE_CONTROL, (size_t)v.len);
+    *n = mark ? (int32_t)strlen(mark) : text ? v.len : 0;
+    return mark ? mark : v.text;
+}
+
+/* Reasoning has no grammar but in the harmony format. */
+static void set_marks(struct guides *g, const struct answer_form *form)
+{
+    const struct answer_form f = {.calls = form->calls, .harmony = form->harmony};
+    const char *marks[ANSWER_MARKS_MAX];
+    answer_form_marks(&f, marks);
+    for (size_t i = 0; marks[i]; i++)
+        snprintf(g->marks[i], sizeof g->marks[i], "%c%s", STRUCTURE_CONTROL, marks[i]);
 }
 
 int32_t guides_token(struct guides *g, const char *text)
@@ -87,7 +74,36 @@ static enum status need_vocabulary(struct guides *g, struct err *err)
 {
     if (g->vocabulary)
         return OK;
-    return vocabulary_open(g->vocab, text_of, g->tokenizer, &g->vocabulary, err);
+    return vocabulary_open(g->vocab, text_of, g, &g->vocabulary, err);
+}
+
+/* ---- opening ---- */
+
+enum status guides_open(const struct tokenizer *t, int32_t vocab, const struct answer_form *form,
+                        struct guides **out, struct err *err)
+{
+    struct guides *g = calloc(1, sizeof *g);
+    if (!g)
+        return base_fail(err, ERR_NOMEM, "no memory for grammars");
+    g->tokenizer = t;
+    g->vocab = vocab;
+    set_marks(g, form);
+    pthread_mutex_init(&g->lock, NULL);
+    *out = g;
+    return OK;
+}
+
+void guides_close(struct guides *g)
+{
+    if (!g)
+        return;
+    for (int32_t i = 0; i < GUIDES_MAX; i++) {
+        free(g->entries[i].key);
+        guide_unref(g->entries[i].guide);
+    }
+    vocabulary_close(g->vocabulary);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
 }
 
 /* ---- the table, under its lock ---- */

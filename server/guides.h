@@ -15,9 +15,9 @@ enum {
 
 struct guides;
 
-/* t is borrowed; NULL: nothing can be guided. vocab: ids of the model. */
-enum status guides_open(const struct tokenizer *t, int32_t vocab, struct guides **out,
-                        struct err *err) MUST_USE;
+/* t is borrowed; NULL: nothing can be guided. vocab: ids of the model. form: of its answers. */
+enum status guides_open(const struct tokenizer *t, int32_t vocab, const struct answer_form *form,
+                        struct guides **out, struct err *err) MUST_USE;
 /* Guides that others have references to stay, but can only be given back. */
 void guides_close(struct guides *g);
 

@@ -247,7 +247,7 @@ void job_take_parts(struct choice *c, bool token)
     const bool before = answer_reasons(c->answer);
     answer_push(c->answer, c->text.data, c->text.len);
     if (c->ended)
-        answer_finish(c->answer);
+        answer_finish(c->answer, strcmp(c->finish_reason, "stop") == 0 && c->stop_index < 0);
     c->reasoning_tokens += token && (before || answer_reasons(c->answer));
     buf_clear(&c->text);
 }

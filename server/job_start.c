@@ -60,14 +60,17 @@ static enum status open_stops(struct job *j, struct err *err)
     return stop_set_open(strings, lens, j->request.stop_count, &j->stops, err);
 }
 
-/* Where the answer may reason first, that is free. */
+/* Where the answer may reason first, that is free: between tokens that the engine knows, or as the
+ * grammar of harmony's messages has it. */
 static enum status guide(struct job *j, struct api_error *e)
 {
     struct completion_request *q = &j->request;
     struct guides *guides = j->service->guides;
     if (structure_is_none(&q->structure))
         return OK;
-    if (q->answer.reasoning && !q->structure.begun) {
+    q->answer.guided = q->structure.kind != STRUCTURE_NONE;
+    q->structure.form = q->answer;
+    if (q->answer.reasoning && !q->answer.harmony && !q->structure.begun) {
         q->params.reasoning_begin = j->service->reasoning_begin;
         q->params.reasoning_end = j->service->reasoning_end;
         q->params.reasoning_gap = j->service->reasoning_gap;

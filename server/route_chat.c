@@ -8,6 +8,8 @@
 #include "server/chat_template.h"
 #include "server/job_start.h"
 
+#include <string.h>
+
 /* ---- on a request worker ---- */
 
 static enum status parse(struct job *j, struct api_error *e)
@@ -25,10 +27,9 @@ static enum status parse(struct job *j, struct api_error *e)
 /* An answer that has to be a call does not reason. */
 static void begin_answer(struct completion_request *q, struct jinja_text *text)
 {
-    static const char end[] = "\n</think>\n\n";
-    if (q->answer.reasoning_open)
-        chat_template_add(text, end, sizeof end - 1);
-    q->answer.reasoning_open = false;
+    const char *close = answer_form_close(&q->answer);
+    chat_template_add(text, close, strlen(close));
+    q->answer.reasoning_open = q->answer.content_open = false;
     chat_template_add(text, q->answer_begin.data, q->answer_begin.len);
 }
 
@@ -42,7 +43,7 @@ static enum status encode(struct job *j, struct api_error *e)
     enum status st = OK;
     service_log_unknown(j->service, &j->conversation.unknown);
     TRY(chat_template_render(template, &j->conversation, &text, e));
-    q->answer.reasoning_open = chat_template_opens_reasoning(&text, j->conversation.mark != NULL);
+    chat_template_find_open(&text, j->conversation.mark != NULL, &q->answer);
     conversation_free(&j->conversation);
     if (q->answer_begin.len > 0)
         begin_answer(q, &text);

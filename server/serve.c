@@ -129,22 +129,18 @@ static enum status open_chat(struct server *s, const struct options *o, struct e
     return st;
 }
 
-static enum answer_calls calls_of_chats(const struct server *s, const struct options *o)
+/* How the model answers in chats. */
+static enum status choose_form(const struct server *s, const struct options *o,
+                               struct answer_form *out, struct err *err)
 {
-    const enum answer_calls seen =
-        s->chat_template ? chat_template_calls(s->chat_template) : ANSWER_CALLS_NONE;
-    enum answer_calls calls = seen;
-    if (!o->auto_tool_choice)
-        return ANSWER_CALLS_NONE;
-    answer_calls_named(o->tool_call_parser, &calls);
-    return calls == ANSWER_CALLS_MISTRAL && seen == ANSWER_CALLS_MISTRAL_ARGS ? seen : calls;
-}
-
-static bool chats_reason(const struct server *s, const struct options *o)
-{
-    if (strcmp(o->reasoning_parser, "auto") != 0)
-        return strcmp(o->reasoning_parser, "none") != 0;
-    return s->chat_template && chat_template_reasoning(s->chat_template);
+    struct answer_form shown = {.calls = ANSWER_CALLS_NONE};
+    if (s->chat_template)
+        shown = chat_template_form(s->chat_template);
+    const enum status st =
+        answer_form_choose(&shown, o->tool_call_parser, o->reasoning_parser, out, err);
+    if (st == OK && !o->auto_tool_choice)
+        out->calls = ANSWER_CALLS_NONE;
+    return st;
 }
 
 static enum status open_model(struct server *s, const struct options *o, struct err *err)
@@ -206,6 +202,10 @@ static void log_defaults(const struct generation_defaults *d)
 
 static enum status open_frontend(struct server *s, const struct options *o, struct err *err)
 {
+    struct answer_form form;
+    const enum status st = choose_form(s, o, &form, err);
+    if (st != OK)
+        return st;
     const struct frontend_config c = {
         .host = o->host,
         .port = o->port,
@@ -216,8 +216,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .max_model_len = s->footprint.max_model_len,
         .tokenizer = s->tokenizer,
         .chat_template = s->chat_template,
-        .calls = calls_of_chats(s, o),
-        .reasoning = chats_reason(s, o),
+        .answer = form,
         .queued_max = s->footprint.limits.slots + o->max_num_queued_reqs,
         .choices_max = o->max_num_queued_reqs,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
@@ -229,8 +228,10 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
     };
     log_defaults(&c.defaults);
     if (s->chat_template && !chat_template_problem(s->chat_template))
-        base_log(LOG_INFO, "chat: calls of tools: %s; reasoning: %s", answer_calls_name(c.calls),
-                 c.reasoning ? "<think>" : "none");
+        base_log(LOG_INFO, "chat: calls of tools: %s; reasoning: %s", answer_calls_name(form.calls),
+                 !form.reasoning ? "none"
+                 : form.harmony  ? "analysis channel"
+                                 : "<think>");
     return frontend_open(&c, &s->frontend, err);
 }
 

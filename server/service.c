@@ -20,7 +20,7 @@ enum status service_open(struct service *s, struct err *err)
     s->created = (int64_t)time(NULL);
     enum status st = metrics_open(&s->metrics, err);
     if (st == OK)
-        st = guides_open(s->tokenizer, s->rules.vocab, &s->guides, err);
+        st = guides_open(s->tokenizer, s->rules.vocab, &s->rules.answer, &s->guides, err);
     if (st != OK)
         return st;
     s->reasoning_begin = guides_token(s->guides, "<think>");

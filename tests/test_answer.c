@@ -1,11 +1,14 @@
 /* What an answer is made of: the same parts whatever pieces its text comes in. How models write
- * calls is from the cards and chat templates of Qwen2.5, Qwen3, Llama 3.1 and Mistral. */
+ * calls is from the cards and chat templates of Qwen2.5, Qwen3, Llama 3.1 and Mistral, and from the
+ * harmony format's own description (harmony.h). */
 #include "server/answer/answer.h"
 
 #include "server/answer/call.h"
+#include "server/answer/harmony.h"
 #include "tests/scratch.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HERMES                                                                                     \
@@ -19,6 +22,10 @@
 #define MISTRAL                                                                                    \
     {                                                                                              \
         .calls = ANSWER_CALLS_MISTRAL                                                              \
+    }
+#define HARMONY                                                                                    \
+    {                                                                                              \
+        .calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true                           \
     }
 #define THINKS                                                                                     \
     {                                                                                              \
@@ -140,6 +147,144 @@ static const struct example {
     {{.reasoning = true, .calls = ANSWER_CALLS_HERMES},
      "<think>\n<tool_call>{\"name\": \"f\"}\n</think>\n\n<tool_call>{\"name\": \"g\"}</tool_call>",
      "<tool_call>{\"name\": \"f\"}||g {}"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>Hm.\n\nYes.<|end|><|start|>assistant<|channel|>final<|message|>"
+     "It is.\n",
+     "Hm.\n\nYes.|It is.\n"},
+    {HARMONY, " to=functions.f <|constrain|>json<|message|>{}", "||f {}"},
+    {HARMONY, " to=functions.f<|message|>{}<|call|>", "||f {}"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>a<|end|>\n<|start|>assistant<|channel|>final<|message|>b<|end|>"
+     " ",
+     "a|b"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis to=python "
+     "code<|message|>print(1)<|call|><|start|>assistant<|channel|>final<|message|>b",
+     "a\nprint(1)|b"},
+    {HARMONY, "<|channel|>final<|message|>Say <|channel|>banana", "|Say <|channel|>banana"},
+    {HARMONY, "<|channel|>final<|message|>Say <|channel|>fin", "|Say "},
+    {HARMONY,
+     "<|channel|>commentary<|message|>Let me.<|end|><|start|>assistant<|channel|>commentary "
+     "to=functions.f <|constrain|>json<|message|>{} and more",
+     "|Let me.\nand more|f {}"},
+    {HARMONY, "<|channel|>final<|message|>It is.", "|It is."},
+    {HARMONY, "<|channel|>fin<|message|>a", "|<|channel|>fin<|message|>a"},
+    {HARMONY,
+     "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|><|end|><|"
+     "start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]",
+     "|a\n<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]"},
+    {HARMONY,
+     "<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{x}<|call|><|start|>assistant<|channel|>final<|message|>a",
+     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>{x}\na"},
+    {HARMONY, "<|channel|>final<|message|>It is.<|return|>", "|It is."},
+    {HARMONY, "", "|"},
+    {HARMONY, "<|channel|>analysis<|message|>", "|"},
+    {HARMONY, "<|channel|>analysis<|message|>Hm", "Hm|"},
+    {HARMONY, "<|channel|>analysis<|message|><|end|><|start|>assistant<|channel|>final<|message|>",
+     "|"},
+    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1.10}",
+     "||f {\"x\": 1.10}"},
+    {HARMONY,
+     "<|channel|>commentary to=functions.f <|constrain|>json<|message|> {\"s\": "
+     "\"<|call|><|end|>\"}\n<|call|>",
+     "||f {\"s\": \"<|call|><|end|>\"}"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>I must.<|end|><|start|>assistant<|channel|>commentary "
+     "to=functions.f <|constrain|>json<|message|>{\"a\": [{\"b\": \"}]\\\"{\"}]}<|call|>",
+     "I must.||f {\"a\": [{\"b\": \"}]\\\"{\"}]}"},
+    {HARMONY, " to=functions.f<|channel|>commentary json<|message|>{}", "||f {}"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.g<|channel|>analysis "
+     "<|constrain|>application/json<|message|>{\"y\":2}<|call|>",
+     "a||g {\"y\":2}"},
+    {HARMONY, "<|channel|>commentary to=browser.search code<|message|>{\"q\": \"x\"}<|call|>",
+     "|{\"q\": \"x\"}"},
+    {HARMONY,
+     "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary "
+     "to=functions.f <|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>commentary "
+     "to=functions.g<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Done",
+     "|Let me see.\nDone|f {}|g {}"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|"
+     "><|start|>assistant<|channel|>commentary<|message|>c<|end|><|start|>assistant<|channel|>"
+     "analysis<|message|>d",
+     "a\nb\nd|c"},
+    {HARMONY,
+     "<|channel|>commentary<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>"
+     "commentary to=assistant<|channel|>final<|message|>b",
+     "a|b"},
+    {HARMONY,
+     "<|channel|>final<|message|>a<|channel|>analysis<|message|>b<|start|>assistant<|message|>c<|"
+     "start|>assistant<|channel|>final <|constrain|>json<|message|>{}",
+     "b|a\nc\n{}"},
+    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>", "||f {}"},
+    {HARMONY,
+     "<|channel|>commentary to=functions.f <|constrain|>json<|message|> "
+     "\n<|call|><|start|>assistant<|channel|>final<|message|>x",
+     "|x|f {}"},
+    {HARMONY, "Hello, <b>.", "|Hello, <b>."},
+    {HARMONY, " \n", "| \n"},
+    {HARMONY, " to be", "| to be"},
+    {HARMONY, " to", "| to"},
+    {HARMONY, "to=x", "|to=x"},
+    {HARMONY, "<|channel|>banana<|message|>a", "|<|channel|>banana<|message|>a"},
+    {HARMONY, "<|channel|>final|<|channel|>final<|message|>a", "|<|channel|>final|\na"},
+    {HARMONY, "<|start|>user<|message|>a", "|<|start|>user<|message|>a"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>the mark <|end|> ends, and <|channel|> or <|start|>assistant "
+     "begins",
+     "the mark <|end|> ends, and <|channel|> or <|start|>assistant begins|"},
+    {HARMONY, "<|channel|>final<|message|>a <|en<|end|>", "|a <|en"},
+    {HARMONY, "<|channel|>final<|message|>a<|end|><|end|>", "|a<|end|>"},
+    {HARMONY, "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>fin", "a|"},
+    {HARMONY, "<|channel|>analysis<|message|>a<|end|><|sta", "a<|end|><|sta|"},
+    {HARMONY, "<|channel|>ana", "|"},
+    {HARMONY, "<|channel|>commentary to=functions", "|"},
+    {HARMONY, "<|channel|>final<|message|>a<|start|>assistant", "|a"},
+    {HARMONY, "<|channel|>final<|message|>a <", "|a <"},
+    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1",
+     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1"},
+    {HARMONY,
+     "<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>f(1)<|call|><|start|>assistant<|channel|>final<|message|>a",
+     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>f(1)\na"},
+    {HARMONY,
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{x}<|call|>",
+     "a|<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{x}"},
+    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]",
+     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]"},
+    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{} and more",
+     "|and more|f {}"},
+    {HARMONY, "<|channel|>commentary to=functions.f!<|message|>{}",
+     "|<|channel|>commentary to=functions.f!<|message|>{}"},
+    {HARMONY, "<|channel|>commentary to=functions.<|message|>{}",
+     "|<|channel|>commentary to=functions.<|message|>{}"},
+    {{.harmony = true, .reasoning = true},
+     "<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>a",
+     "|{}\na"},
+    {{.harmony = true, .calls = ANSWER_CALLS_OPENAI},
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+     "|a\nb"},
+    {{.harmony = true, .reasoning = true, .reasoning_open = true},
+     "a<|end|><|start|>assistant<|channel|>final<|message|>b",
+     "a|b"},
+    {{.harmony = true, .reasoning = true, .content_open = true},
+     "a<|end|><|start|>assistant<|channel|>analysis<|message|>b",
+     "b|a"},
+    {{.harmony = true, .reasoning = true, .content_open = true},
+     " to=f<|message|>a",
+     "| to=f<|message|>a"},
+    {{.harmony = true, .reasoning = true, .drop_reasoning = true},
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+     "|b"},
+    {{.harmony = true, .calls = ANSWER_CALLS_OPENAI, .one_call = true},
+     "<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{\"x\":1}<|call|>",
+     "||f {}"},
     {{.reasoning = true, .reasoning_open = true, .calls = ANSWER_CALLS_LLAMA3},
      "Hm</think>\n\n{\"name\": \"g\", \"parameters\": {}}",
      "Hm||g {}"},
@@ -147,7 +292,7 @@ static const struct example {
 
 /* What has come, of several rounds. */
 struct seen {
-    char reasoning[512], content[512], calls[512], ids[8][ANSWER_ID_BYTES + 1];
+    char reasoning[512], content[1024], calls[512], ids[8][ANSWER_ID_BYTES + 1];
     int32_t count;
 };
 
@@ -184,7 +329,7 @@ static void run(const struct example *x, size_t first, size_t size, bool often, 
         if (step == 0)
             break;
     }
-    answer_finish(a);
+    answer_finish(a, true);
     take(a, out);
     assert_false(answer_failed(a));
     assert_int_equal(answer_calls_total(a), out->count);
@@ -215,18 +360,19 @@ static void test_examples(void **state)
 /* What is surely content is not held back. */
 static void test_at_once(void **state)
 {
-    static const struct answer_form forms[] = {HERMES, LLAMA3, MISTRAL, THINKS, THINKS_AT_ONCE};
+    static const struct answer_form forms[] = {HERMES,  LLAMA3, MISTRAL,
+                                               HARMONY, THINKS, THINKS_AT_ONCE};
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
         struct answer *a = answer_open(&forms[i], 0);
         answer_push(a, "some words", 10);
-        const struct buf *out = i == 4 ? answer_reasoning(a) : answer_content(a);
+        const struct buf *out = i == 5 ? answer_reasoning(a) : answer_content(a);
         assert_int_equal(out->len, 10);
         answer_clear(a);
         answer_push(a, "<t", 2);
         answer_push(a, "d>", 2);
         assert_int_equal(out->len, 4);
-        assert_int_equal(answer_reasons(a), i == 4);
+        assert_int_equal(answer_reasons(a), i == 5);
         answer_close(a);
     }
 }
@@ -239,6 +385,7 @@ static void test_blanks(void **state)
         const char *before, *blank, *after;
     } cases[] = {
         {THINKS, "", " ", "<think>a</think>b"},
+        {HARMONY, "<|channel|>commentary to=functions.f<|message|>", " ", "{}"},
         {THINKS, "<think>a", "\n", "</think>b"},
         {LLAMA3, "", " ", "{\"name\": \"f\", \"parameters\": {}}"},
         {HERMES, "<tool_call>", " ", "{\"name\": \"f\"}"},
@@ -259,8 +406,54 @@ static void test_blanks(void **state)
             run(&x, sizeof text, sizeof text, false, &other);
             assert_memory_equal(&one, &other, sizeof one);
             const bool seen = one.count > 0 || one.reasoning[0];
-            assert_int_equal(seen, n <= 256 || i == 1 || i == 4);
+            assert_int_equal(seen, n <= 256 || i == 2 || i == 5);
         }
+}
+
+/* Headers wait for their end, but not for ever. */
+static void test_long_headers(void **state)
+{
+    (void)state;
+    for (int n = HARMONY_HEADER_BYTES_MAX - 2; n < HARMONY_HEADER_BYTES_MAX + 3; n++) {
+        const size_t before = strlen("<|channel|>final"), mark = strlen("<|message|>");
+        char text[1024];
+        struct example x = {HARMONY, text, NULL};
+        struct seen one, other;
+        memset(text, ' ', sizeof text);
+        memcpy(text, "<|channel|>final", before);
+        stpcpy(text + n - mark, "<|message|>a");
+        run(&x, 1, 1, true, &one);
+        run(&x, sizeof text, sizeof text, false, &other);
+        assert_memory_equal(&one, &other, sizeof one);
+        assert_string_equal(one.content, n <= HARMONY_HEADER_BYTES_MAX ? "a" : text);
+    }
+}
+
+/* What the prompt has said is not said again, when the model makes no call of it. */
+static void test_begun(void **state)
+{
+    static const struct {
+        struct answer_form form;
+        const char *begun, *text, *content;
+    } cases[] = {
+        {HERMES, "<tool_call>\n{\"name\": \"", "f\"", "f\""},
+        {HARMONY, "<|channel|>commentary to=functions.", "!", "!"},
+        {HARMONY, "<|channel|>commentary to=functions.", "f<|message|>{", "f<|message|>{"},
+        {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "No.", "No."},
+        {HARMONY, "<|channel|>commentary to=functions.f<|message|>", " ", " "}, /* a limit */
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct answer *a = answer_open(&cases[i].form, 0);
+        answer_begin(a, cases[i].begun, strlen(cases[i].begun));
+        answer_push(a, cases[i].text, strlen(cases[i].text));
+        answer_finish(a, false);
+        const struct buf *out = answer_content(a);
+        assert_int_equal(answer_calls_total(a), 0);
+        assert_int_equal(out->len, strlen(cases[i].content));
+        assert_memory_equal(out->data, cases[i].content, out->len);
+        answer_close(a);
+    }
 }
 
 /* No text takes longer than its length allows: these would take minutes. */
@@ -271,6 +464,9 @@ static void test_linear(void **state)
         const char *before, *piece;
     } cases[] = {
         {THINKS, "", "                                "},
+        {HARMONY, "<|channel|>final<|message|>", "<|start|>assistant<|channel|>final !"},
+        {HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant to=!"},
+        {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "                        "},
         {THINKS, "<think>a", "\n\n\n\n\n\n\n\n"},
         {LLAMA3, "", "                                "},
         {HERMES, "a", "\n\n\n\n\n\n\n\n"},
@@ -291,11 +487,53 @@ static void test_linear(void **state)
             seen += answer_content(a)->len + answer_reasoning(a)->len;
             answer_clear(a);
         }
-        answer_finish(a);
+        answer_finish(a, true);
         seen += answer_content(a)->len + answer_reasoning(a)->len;
         assert_in_range(seen, 100000 * n, 100000 * n + strlen(cases[i].before));
         answer_close(a);
     }
+}
+
+/* Nor in one piece; and a final message that is held to a form has no marks. */
+static void test_at_once_and_guided(void **state)
+{
+    static const char piece[] = "<|channel|>final a ", begin[] = "<|channel|>final<|message|>";
+    enum { N = sizeof piece - 1, TIMES = 200000 };
+    (void)state;
+    char *text = malloc((size_t)N * TIMES);
+    assert_non_null(text);
+    for (size_t i = 0; i < TIMES; i++)
+        memcpy(text + i * N, piece, N);
+    for (int guided = 0; guided < 2; guided++) {
+        struct answer_form form = HARMONY;
+        form.guided = guided;
+        struct answer *a = answer_open(&form, 0);
+        answer_push(a, begin, sizeof begin - 1);
+        answer_push(a, text, (size_t)N * TIMES);
+        answer_push(a, "<|end|><|start|>assistant", 25);
+        answer_push(a, begin, sizeof begin - 1);
+        answer_finish(a, true);
+        assert_int_equal(answer_content(a)->len,
+                         (size_t)N * TIMES + (guided ? 25 + sizeof begin - 1 : 0));
+        answer_close(a);
+    }
+    free(text);
+}
+
+/* With a form to keep to, messages before the last end by their marks only. */
+static void test_guided_messages(void **state)
+{
+    static const struct answer_form form = {
+        .calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .guided = true};
+    const struct example x = {form,
+                              "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final"
+                              "<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>{}",
+                              NULL};
+    struct seen seen;
+    (void)state;
+    run(&x, 1, 1, true, &seen);
+    assert_string_equal(seen.reasoning, "a<|start|>assistant<|channel|>final<|message|>b");
+    assert_string_equal(seen.content, "{}");
 }
 
 /* Calls beyond the bound are content. */
@@ -307,7 +545,7 @@ static void test_many(void **state)
     (void)state;
     for (int i = 0; i < ANSWER_CALLS_MAX + 2; i++)
         answer_push(a, call, sizeof call - 1);
-    answer_finish(a);
+    answer_finish(a, true);
     assert_int_equal(answer_call_count(a), ANSWER_CALLS_MAX);
     assert_int_equal(answer_content(a)->len, 2 * (sizeof call - 1));
     answer_close(a);
@@ -346,14 +584,18 @@ static void test_forms(void **state)
         {"Respond in the format {\"name\": function name, \"parameters\": dictionary of ...}",
          ANSWER_CALLS_LLAMA3, false},
         {"content.split('</think>')[-1] ... <tool_call>", ANSWER_CALLS_HERMES, true},
+        {"{{ '<|start|>assistant<|channel|>final<|message|>' }}", ANSWER_CALLS_OPENAI, true},
+        {"<|channel>thought", ANSWER_CALLS_NONE, false},
     };
     static const char *const names[] = {"none", "hermes", "llama3_json", "mistral"};
     enum answer_calls calls;
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const size_t n = strlen(cases[i].template);
-        assert_int_equal(answer_calls_of_template(cases[i].template, n), cases[i].calls);
-        assert_int_equal(answer_reasoning_of_template(cases[i].template, n), cases[i].reasoning);
+        const struct answer_form f = answer_form_of_template(cases[i].template, n);
+        assert_int_equal(f.calls, cases[i].calls);
+        assert_int_equal(f.reasoning, cases[i].reasoning);
+        assert_int_equal(f.harmony, f.calls == ANSWER_CALLS_OPENAI);
     }
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         assert_true(answer_calls_named(names[i], &calls));
@@ -361,16 +603,71 @@ static void test_forms(void **state)
         assert_string_equal(answer_calls_name(calls), names[i]);
     }
     assert_false(answer_calls_named("auto", &calls));
+    assert_true(answer_calls_named("openai", &calls) && calls == ANSWER_CALLS_OPENAI);
     assert_string_equal(answer_calls_name(ANSWER_CALLS_MISTRAL_ARGS), "mistral");
+    assert_string_equal(answer_calls_name(ANSWER_CALLS_OPENAI), "openai");
+}
+
+/* What the operator says goes before what the template shows. */
+static void test_choices(void **state)
+{
+    static const struct answer_form plain = {0}, harmony = HARMONY,
+                                    mistral = {.calls = ANSWER_CALLS_MISTRAL_ARGS},
+                                    qwen = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
+    static const struct {
+        const struct answer_form *shown;
+        const char *tools, *reasoning;
+        enum answer_calls calls;
+        bool reasons, harmony;
+    } cases[] = {
+        {&plain, "auto", "auto", ANSWER_CALLS_NONE, false, false},
+        {&plain, "hermes", "think", ANSWER_CALLS_HERMES, true, false},
+        {&plain, "openai", "auto", ANSWER_CALLS_OPENAI, true, true},
+        {&plain, "auto", "openai_gptoss", ANSWER_CALLS_OPENAI, true, true},
+        {&qwen, "auto", "auto", ANSWER_CALLS_HERMES, true, false},
+        {&qwen, "none", "none", ANSWER_CALLS_NONE, false, false},
+        {&qwen, "mistral", "auto", ANSWER_CALLS_MISTRAL, true, false},
+        {&qwen, "none", "openai_gptoss", ANSWER_CALLS_NONE, true, true},
+        {&mistral, "mistral", "auto", ANSWER_CALLS_MISTRAL_ARGS, false, false},
+        {&harmony, "auto", "auto", ANSWER_CALLS_OPENAI, true, true},
+        {&harmony, "openai", "openai_gptoss", ANSWER_CALLS_OPENAI, true, true},
+        {&harmony, "none", "auto", ANSWER_CALLS_NONE, true, true},
+        {&harmony, "none", "none", ANSWER_CALLS_NONE, false, true},
+        {&harmony, "openai", "none", ANSWER_CALLS_OPENAI, false, true},
+        {&harmony, "hermes", "auto", ANSWER_CALLS_HERMES, false, false},
+        {&harmony, "auto", "qwen3", ANSWER_CALLS_NONE, true, false},
+    };
+    struct answer_form f;
+    struct err err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        assert_int_equal(
+            answer_form_choose(cases[i].shown, cases[i].tools, cases[i].reasoning, &f, &err), OK);
+        if (f.calls != cases[i].calls || f.reasoning != cases[i].reasons ||
+            f.harmony != cases[i].harmony)
+            fail_msg("case %zu: calls %d, reasoning %d, harmony %d", i, f.calls, f.reasoning,
+                     f.harmony);
+    }
+    assert_int_equal(answer_form_choose(&harmony, "hermes", "openai_gptoss", &f, &err), ERR_USAGE);
+    assert_int_equal(answer_form_choose(&harmony, "openai", "think", &f, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "--tool-call-parser openai"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_examples), cmocka_unit_test(test_at_once),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_ids_differ),
-        cmocka_unit_test(test_forms),    cmocka_unit_test(test_blanks),
+        cmocka_unit_test(test_examples),
+        cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_ids_differ),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_blanks),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_long_headers),
+        cmocka_unit_test(test_at_once_and_guided),
+        cmocka_unit_test(test_guided_messages),
+        cmocka_unit_test(test_begun),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

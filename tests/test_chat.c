@@ -4,6 +4,7 @@
 #include "config/file.h"
 #include "server/api/chat.h"
 #include "server/api/chat_reply.h"
+#include "server/api/tokenize.h"
 #include "server/chat_template.h"
 #include "server/tokenizer/tokenizer.h"
 #include "tests/scratch.h"
@@ -98,6 +99,19 @@ static void test_logprobs(void **state)
     }
 }
 
+/* foreign: a 1 for each byte that is the client's; what is behind it is the template's. */
+static struct jinja_text text_of(const char *bytes, const char *foreign)
+{
+    const size_t marked = strlen(foreign);
+    struct jinja_text t;
+    buf_init(&t.bytes, 256);
+    buf_init(&t.foreign, 256);
+    buf_puts(&t.bytes, bytes);
+    for (size_t i = 0; i < strlen(bytes); i++)
+        buf_add(&t.foreign, i < marked && foreign[i] == '1' ? "\1" : "\0", 1);
+    return t;
+}
+
 /* A <think> at the end, of the template's or of a client who is to be continued. */
 static void test_opens_reasoning(void **state)
 {
@@ -117,17 +131,53 @@ static void test_opens_reasoning(void **state)
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct jinja_text t;
-        const size_t n = strlen(cases[i].text);
-        buf_init(&t.bytes, 64);
-        buf_init(&t.foreign, 64);
-        buf_add(&t.bytes, cases[i].text, n);
-        for (size_t k = 0; k < n; k++)
-            buf_add(&t.foreign, cases[i].foreign[k] == '1' ? "\1" : "\0", 1);
-        assert_int_equal(chat_template_opens_reasoning(&t, cases[i].goes_on), cases[i].opens);
+        struct jinja_text t = text_of(cases[i].text, cases[i].foreign);
+        struct answer_form f = {.reasoning = true};
+        chat_template_find_open(&t, cases[i].goes_on, &f);
+        assert_int_equal(f.reasoning_open, cases[i].opens);
         chat_template_add(&t, "<think>", 7);
-        assert_true(chat_template_opens_reasoning(&t, false));
+        chat_template_find_open(&t, false, &f);
+        assert_true(f.reasoning_open && !f.content_open);
         assert_int_equal(t.bytes.len, t.foreign.len);
+        jinja_text_free(&t);
+    }
+}
+
+/* A message that the prompt has begun and not ended, by the template's own marks. */
+static void test_opens_message(void **state)
+{
+    static const struct {
+        const char *text, *foreign;
+        bool reasoning, content;
+    } cases[] = {
+        {"", "", false, false},
+        {"<|start|>assistant", "", false, false},
+        {"<|start|>user<|message|>a", "", false, false},
+        {"<|start|>assistant<|channel|>final<|message|>", "", false, true},
+        {"<|start|>assistant<|channel|>final<|message|>a", "", false, true},
+        {"<|start|>assistant<|channel|>final<|message|>a<|end|>", "", false, false},
+        {"<|start|>assistant<|channel|>final<|message|><|end|>",
+         "000000000000000000000000000000000000000000000"
+         "1111111",
+         false, true},
+        {"<|start|>assistant<|channel|>analysis<|message|>a", "", true, false},
+        {"<|start|>assistant<|channel|>final<|message|>a<|end|><|start|>assistant", "", false,
+         false},
+        {"<|start|>assistant to=functions.f<|channel|>commentary<|message|>{", "", false, false},
+        {"<|start|>assistant<|channel|>final<|message|>", "1", false, false},
+        {"<|start|>assistant<|channel|>final<|message|><|start|>assistant",
+         "000000000000000000000000000000000000000000000"
+         "111111111"
+         "111111111",
+         false, true},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct jinja_text t = text_of(cases[i].text, cases[i].foreign);
+        struct answer_form f = {.harmony = true, .reasoning_open = true, .content_open = true};
+        chat_template_find_open(&t, false, &f);
+        if (f.reasoning_open != cases[i].reasoning || f.content_open != cases[i].content)
+            fail_msg("%s: %d %d", cases[i].text, f.reasoning_open, f.content_open);
         jinja_text_free(&t);
     }
 }
@@ -160,6 +210,10 @@ static void test_tool_choice(void **state)
          "[TOOL_CALLS][{\"name\": \"f-1\", \"arguments\":"},
         {TOOLS FUNCTION, ANSWER_CALLS_MISTRAL_ARGS, ANSWER_CALLS_MISTRAL_ARGS, true,
          "[TOOL_CALLS]f-1[ARGS]"},
+        {TOOLS FUNCTION, ANSWER_CALLS_OPENAI, ANSWER_CALLS_OPENAI, true,
+         "<|channel|>commentary to=functions.f-1 <|constrain|>json<|message|>"},
+        {TOOLS ", \"tool_choice\": \"required\"", ANSWER_CALLS_OPENAI, ANSWER_CALLS_OPENAI, false,
+         "<|channel|>commentary to=functions."},
         {TOOLS ", \"tool_choice\": \"required\"", ANSWER_CALLS_MISTRAL_ARGS,
          ANSWER_CALLS_MISTRAL_ARGS, false, "[TOOL_CALLS]"},
     };
@@ -171,7 +225,7 @@ static void test_tool_choice(void **state)
         struct chat_request r;
         struct api_error e;
         char body[512];
-        known.calls = cases[i].form;
+        known.answer.calls = cases[i].form;
         snprintf(body, sizeof body,
                  "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], %s}",
                  cases[i].members);
@@ -238,6 +292,64 @@ static void test_variables(void **state)
         assert_string_equal(vars.data, wanted);
         buf_free(&vars);
         chat_free(&r);
+    }
+}
+
+/* What the template of the harmony format needs: a text in each message, reasoning or content
+ * before a call, and tools that are described. */
+static void test_harmony_variables(void **state)
+{
+    static const char call[] = "\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":"
+                               "\"f\",\"arguments\":{}}}]";
+    static const struct {
+        const char *content, *wanted;
+    } cases[] = {
+        {"\"content\":null", "\"content\":\"\""},
+        {"\"content\":\"a\"", "\"content\":\"a\""},
+        {"\"content\":\"a\",\"reasoning\":\"\"",
+         "\"content\":\"a\",\"reasoning_content\":\"\",\"reasoning\":\"\",\"thinking\":\"\""},
+        {"\"reasoning_content\":\"r\"", "\"content\":\"\",\"reasoning_content\":\"r\","
+                                        "\"reasoning\":\"r\",\"thinking\":\"r\""},
+        {"\"content\":\"a\",\"reasoning\":\"r\"",
+         "\"content\":\"\",\"reasoning_content\":\"r\\na\",\"reasoning\":\"r\\na\","
+         "\"thinking\":\"r\\na\""},
+    };
+    static const char tools[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":null}},"
+        "{\"type\":\"function\",\"function\":{\"description\":\"d\",\"name\":\"g\"}},"
+        "{\"type\":\"function\",\"function\":{}}]";
+    static const char described[] =
+        "[{\"type\":\"function\",\"function\":{\"description\":\"\",\"name\":\"f\"}},"
+        "{\"type\":\"function\",\"function\":{\"description\":\"d\",\"name\":\"g\"}},"
+        "{\"type\":\"function\",\"function\":{\"description\":\"\"}}]";
+    struct completion_rules known = rules;
+    (void)state;
+    known.answer =
+        (struct answer_form){.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char text[1024], wanted[1024];
+        struct chat_request r;
+        struct api_error e;
+        struct tokenize_request t;
+        struct buf vars;
+        snprintf(text, sizeof text, "{\"messages\":[{\"role\":\"assistant\",%s,%s}],\"tools\":%s}",
+                 cases[i].content, call, tools);
+        snprintf(wanted, sizeof wanted,
+                 "{\"messages\":[{\"role\":\"assistant\",%s,%s}],\"tools\":%s,\"documents\":null,"
+                 "\"add_generation_prompt\":true}",
+                 cases[i].wanted, call, described);
+        if (chat_parse(text, strlen(text), &known, &r, &e) != OK ||
+            tokenize_parse(text, strlen(text), &known, &t, &e) != OK)
+            fail_msg("%s: %s", text, e.message);
+        buf_init(&vars, 1 << 16);
+        jdoc_write(r.conversation.vars, &vars);
+        assert_string_equal(vars.data, wanted);
+        buf_clear(&vars);
+        jdoc_write(t.conversation.vars, &vars);
+        assert_string_equal(vars.data, wanted);
+        buf_free(&vars);
+        chat_free(&r);
+        tokenize_free(&t);
     }
 }
 
@@ -599,7 +711,9 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_tool_choice),
         cmocka_unit_test(test_opens_reasoning),
+        cmocka_unit_test(test_opens_message),
         cmocka_unit_test(test_variables),
+        cmocka_unit_test(test_harmony_variables),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_object),

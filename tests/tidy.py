@@ -51,7 +51,7 @@ TESTED_BY = {
     "config/file.c": "tests/test_file.c tests/test_nomem.c",
     "config/jdoc.c": "tests/test_config.c tests/fuzz/fuzz_config.c tests/test_nomem.c",
     "config/log.c": "tests/test_log.c tests/blackbox/test_log.py",
-    "config/family.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
+    "config/family.c": "tests/test_family.c tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/model_attention.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/model_config.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
@@ -108,6 +108,7 @@ TESTED_BY = {
     "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/intq.c": "tests/test_intq.c tests/blackbox/test_int_weights.py",
+    "weights/mxfp4.c": "tests/test_mxfp4.c",
     "weights/loader.c": "tests/test_loader.c",
     "weights/outdir.c": "tests/test_outdir.c",
     "weights/placement.c": "tests/test_placement.c",
@@ -177,7 +178,11 @@ TESTED_BY = {
     "server/api/body.c": "tests/test_api.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
     "server/answer/answer.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c tests/test_nomem.c "
                               "tests/blackbox/test_tools.py",
+    "server/answer/answer_form.c": "tests/test_answer.c tests/test_chat.c "
+                                   "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
+    "server/answer/harmony.c": "tests/test_answer.c tests/test_chat.c tests/fuzz/fuzz_answer.c "
+                               "tests/blackbox/test_harmony.py",
     "server/api/response_format.c": "tests/fuzz/fuzz_api.c tests/blackbox/test_structured.py",
     "server/api/tool_choice.c": "tests/test_chat.c tests/blackbox/test_tools.py",
     "server/api/chat.c": "tests/test_chat.c tests/test_fields.c tests/fuzz/fuzz_api.c",

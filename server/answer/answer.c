@@ -5,59 +5,13 @@
  * all else that waits is short. */
 #include "server/answer/answer.h"
 
-#include "server/answer/call.h"
+#include "server/answer/harmony.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define BYTES_MAX ((size_t)1 << 30)
 #define BLANKS_MAX 256 /* white space that waits for what follows it; more of it is content */
-
-static const char think[] = "<think>", think_end[] = "</think>";
-static const char call_id[] = "[CALL_ID]", args[] = "[ARGS]"; /* between a name and arguments */
-
-static const struct syntax {
-    const char *name;
-    const char *open, *close;   /* close: may be missing after the last call; NULL: there is none */
-    const char *before, *after; /* around the name of a call that is begun for the model, */
-    const char *end, *last;     /* behind its arguments and behind the last call, */
-    const char *again;          /* and between `end` and the next name; NULL: one call only */
-    bool leads;                 /* only where the content begins; `open` may be missing */
-    bool varied;                /* objects in a list, too, or a name and its arguments */
-} syntaxes[] = {
-    [ANSWER_CALLS_NONE] = {.name = "none"},
-    [ANSWER_CALLS_HERMES] = {.name = "hermes",
-                             .open = "<tool_call>",
-                             .close = "</tool_call>",
-                             .before = "<tool_call>\n{\"name\": \"",
-                             .after = "\", \"arguments\":",
-                             .end = "}",
-                             .last = "\n</tool_call>",
-                             .again = "\n</tool_call>\n<tool_call>\n{\"name\": \""},
-    [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
-                             .open = "<|python_tag|>",
-                             .before = "{\"name\": \"",
-                             .after = "\", \"parameters\":",
-                             .end = "}",
-                             .last = "",
-                             .leads = true},
-    [ANSWER_CALLS_MISTRAL] = {.name = "mistral",
-                              .open = "[TOOL_CALLS]",
-                              .before = "[TOOL_CALLS][{\"name\": \"",
-                              .after = "\", \"arguments\":",
-                              .end = "}",
-                              .last = "]",
-                              .again = ", {\"name\": \"",
-                              .varied = true},
-    [ANSWER_CALLS_MISTRAL_ARGS] = {.name = "mistral",
-                                   .open = "[TOOL_CALLS]",
-                                   .before = "[TOOL_CALLS]",
-                                   .after = "[ARGS]",
-                                   .end = "",
-                                   .last = "",
-                                   .again = "[TOOL_CALLS]",
-                                   .varied = true},
-};
 
 enum state {
     BEGINNING, /* nothing but white space has come */
@@ -69,6 +23,11 @@ enum state {
     VALUE,   /* its object is being read */
     CLOSING, /* behind it */
     PLAIN,   /* the rest is content */
+    /* of the harmony format */
+    HEADING,   /* a message begins at `at` */
+    BODY,      /* its text: reasoning or content */
+    ADDRESSED, /* it is to a tool: `at` is where it begins, `value` behind its header */
+    ENDING,    /* the tool has its arguments */
 };
 
 struct item {
@@ -77,11 +36,14 @@ struct item {
 
 struct answer {
     struct answer_form form;
-    const struct syntax *syntax;
+    const struct answer_syntax *syntax;
     enum state state;
     uint64_t key;
-    bool finished, reasoned, failed, in_list;
-    bool bare; /* calls have no mark */
+    bool finished, whole, reasoned, failed, in_list;
+    bool bare;                      /* calls have no mark */
+    bool said[HARMONY_CONTENT + 1]; /* by kind: some of it has come */
+    enum harmony_kind kind;         /* of the BODY: REASONING or CONTENT, */
+    bool breaks;                    /* which is a new line of what was said */
 
     struct buf pending;
     size_t at; /* what is before it in pending is done with */
@@ -94,88 +56,6 @@ struct answer {
     struct item items[ANSWER_CALLS_MAX]; /* since the last clear */
     int32_t count, total;
 };
-
-/* ---- forms ---- */
-
-const char *answer_calls_name(enum answer_calls calls)
-{
-    return syntaxes[calls].name;
-}
-
-bool answer_calls_named(const char *name, enum answer_calls *out)
-{
-    for (size_t i = 0; i < ARRAY_LEN(syntaxes); i++)
-        if (strcmp(name, syntaxes[i].name) == 0) {
-            *out = (enum answer_calls)i;
-            return true;
-        }
-    return false;
-}
-
-bool answer_form_parts(const struct answer_form *f)
-{
-    return f->reasoning || f->calls != ANSWER_CALLS_NONE;
-}
-
-void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MARKS_MAX])
-{
-    const struct syntax *s = &syntaxes[f->calls];
-    const char *const all[] = {s->open,
-                               s->close,
-                               s->varied ? args : NULL,
-                               s->varied ? call_id : NULL,
-                               f->reasoning ? think : NULL,
-                               f->reasoning ? think_end : NULL};
-    size_t n = 0;
-    for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        if (all[i])
-            marks[n++] = all[i];
-    while (n < ANSWER_MARKS_MAX)
-        marks[n++] = NULL;
-}
-
-void answer_form_begin(const struct answer_form *f, const char *name, struct buf *out)
-{
-    const struct syntax *syntax = &syntaxes[f->calls];
-    buf_puts(out, syntax->before);
-    buf_puts(out, name);
-    buf_puts(out, *name ? syntax->after : "");
-}
-
-struct answer_words answer_form_words(const struct answer_form *f)
-{
-    const struct syntax *s = &syntaxes[f->calls];
-    return (struct answer_words){.before = s->before,
-                                 .after = s->after,
-                                 .end = s->end,
-                                 .close = s->last,
-                                 .may_stay_open = s->last[0] != ']',
-                                 .again = s->again};
-}
-
-static bool contains(const char *text, size_t n, const char *part)
-{
-    return memmem(text, n, part, strlen(part)) != NULL;
-}
-
-enum answer_calls answer_calls_of_template(const char *text, size_t n)
-{
-    /* other formats between the same tags: Qwen3-Coder's, GLM's */
-    if (contains(text, n, "<function=") || contains(text, n, "<arg_key>"))
-        return ANSWER_CALLS_NONE;
-    if (contains(text, n, "<tool_call>"))
-        return ANSWER_CALLS_HERMES;
-    if (contains(text, n, "[TOOL_CALLS]"))
-        return contains(text, n, args) ? ANSWER_CALLS_MISTRAL_ARGS : ANSWER_CALLS_MISTRAL;
-    if (contains(text, n, "{\"name\": function name, \"parameters\""))
-        return ANSWER_CALLS_LLAMA3;
-    return ANSWER_CALLS_NONE;
-}
-
-bool answer_reasoning_of_template(const char *text, size_t n)
-{
-    return contains(text, n, think) || contains(text, n, think_end);
-}
 
 /* ---- text ---- */
 
@@ -198,21 +78,13 @@ static size_t skip_lines(const struct answer *a, size_t i)
     return i;
 }
 
-enum match { MATCH_NO, MATCH_YES, MATCH_PERHAPS };
-
-/* PERHAPS: the text ends before the mark does. */
-static enum match match(const struct answer *a, size_t i, const char *mark)
+static enum mark_match match(const struct answer *a, size_t i, const char *mark)
 {
-    const size_t n = strlen(mark), left = a->pending.len - i;
-    if (left >= n)
-        return memcmp(text_at(a, i), mark, n) == 0 ? MATCH_YES : MATCH_NO;
-    if (a->finished || memcmp(text_at(a, i), mark, left) != 0)
-        return MATCH_NO;
-    return MATCH_PERHAPS;
+    return mark_match(text_at(a, i), a->pending.len - i, mark, a->finished);
 }
 
 /* Where the mark begins or may begin; else the end. */
-static size_t find(const struct answer *a, const char *mark, enum match *found)
+static size_t find(const struct answer *a, const char *mark, enum mark_match *found)
 {
     for (size_t i = a->at; i < a->pending.len; i++) {
         const char *next = memchr(text_at(a, i), mark[0], a->pending.len - i);
@@ -220,10 +92,10 @@ static size_t find(const struct answer *a, const char *mark, enum match *found)
             break;
         i = (size_t)(next - a->pending.data);
         *found = match(a, i, mark);
-        if (*found != MATCH_NO)
+        if (*found != MARK_NO)
             return i;
     }
-    *found = MATCH_NO;
+    *found = MARK_NO;
     return a->pending.len;
 }
 
@@ -240,15 +112,23 @@ static void give_text(struct answer *a, struct buf *out, size_t end, bool mark_m
 
 /* ---- calls ---- */
 
-/* What seemed to be a call is content, as far as the model wrote it. */
+/* What seemed to be a call is content, as far as the model wrote it; in the harmony format it is a
+ * message like others, of which each is a line, and goes on. */
 static bool give_up(struct answer *a, size_t end)
 {
     if (a->begun > a->at)
         a->at = a->begun < end ? a->begun : end;
+    a->breaks = a->form.harmony && a->said[HARMONY_CONTENT];
+    if (end > a->at) {
+        buf_puts(&a->content, a->breaks ? "\n" : "");
+        a->said[HARMONY_CONTENT] = true;
+        a->breaks = false;
+    }
     buf_add(&a->content, text_at(a, a->at), end - a->at);
     a->at = end;
     a->in_list = false;
-    a->state = a->syntax->leads ? PLAIN : CONTENT;
+    a->kind = HARMONY_CONTENT;
+    a->state = a->form.harmony ? BODY : a->syntax->leads ? PLAIN : CONTENT;
     return true;
 }
 
@@ -290,7 +170,7 @@ static bool read_value(struct answer *a)
         return give_up(a, end);
     add_call(a, &call);
     a->at = end;
-    a->state = CLOSING;
+    a->state = a->form.harmony ? ENDING : CLOSING;
     return true;
 }
 
@@ -308,16 +188,16 @@ static bool read_name(struct answer *a, size_t begin)
     if (end == begin || end - begin > CALL_NAME_BYTES_MAX)
         return give_up(a, a->value);
     size_t i = skip_space(a, end);
-    enum match m = match(a, i, call_id);
-    if (m == MATCH_YES)
-        i = skip_name(a, i + strlen(call_id));
-    if (m != MATCH_PERHAPS)
-        m = match(a, i, args);
-    if (m == MATCH_YES)
-        i = skip_space(a, i + strlen(args));
+    enum mark_match m = match(a, i, ANSWER_CALL_ID);
+    if (m == MARK_YES)
+        i = skip_name(a, i + strlen(ANSWER_CALL_ID));
+    if (m != MARK_PERHAPS)
+        m = match(a, i, ANSWER_ARGS);
+    if (m == MARK_YES)
+        i = skip_space(a, i + strlen(ANSWER_ARGS));
     if (i - end > BLANKS_MAX)
         return give_up(a, a->value);
-    if (i == a->pending.len || m == MATCH_PERHAPS)
+    if (i == a->pending.len || m == MARK_PERHAPS)
         return a->finished && give_up(a, a->value);
     if (*text_at(a, i) != '{')
         return give_up(a, a->value);
@@ -352,6 +232,13 @@ static bool begin_mark(struct answer *a, size_t i)
     return true;
 }
 
+/* What may stand behind its arguments is text, as is that of any message. */
+static bool read_ending(struct answer *a)
+{
+    a->at = skip_space(a, a->at);
+    return a->at < a->pending.len && give_up(a, a->at);
+}
+
 static bool read_closing(struct answer *a)
 {
     const char separator = a->syntax->leads ? ';' : a->in_list ? ',' : ' ';
@@ -361,13 +248,13 @@ static bool read_closing(struct answer *a)
     a->at = i;
     if (i == a->pending.len)
         return false;
-    const enum match close = a->syntax->close ? match(a, i, a->syntax->close) : MATCH_NO,
-                     open = match(a, i, a->syntax->open);
-    if (close == MATCH_PERHAPS || open == MATCH_PERHAPS)
+    const enum mark_match close = a->syntax->close ? match(a, i, a->syntax->close) : MARK_NO,
+                          open = match(a, i, a->syntax->open);
+    if (close == MARK_PERHAPS || open == MARK_PERHAPS)
         return false;
-    if (close == MATCH_YES) {
+    if (close == MARK_YES) {
         a->at += strlen(a->syntax->close);
-    } else if (open == MATCH_YES) {
+    } else if (open == MARK_YES) {
         a->in_list = false;
         begin_mark(a, i);
     } else if (*text_at(a, i) == '{' && (a->in_list || a->syntax->leads)) {
@@ -381,32 +268,114 @@ static bool read_closing(struct answer *a)
     return true;
 }
 
+/* ---- messages of the harmony format ---- */
+
+static bool begin_body(struct answer *a, const struct harmony_header *h)
+{
+    a->kind = a->form.reasoning ? h->kind : HARMONY_CONTENT;
+    a->breaks = a->said[a->kind];
+    a->state = BODY;
+    if (a->form.guided && h->final) {
+        buf_puts(&a->content, a->breaks ? "\n" : "");
+        a->state = PLAIN;
+    }
+    return true;
+}
+
+static bool begin_message(struct answer *a, const struct harmony_header *h)
+{
+    const size_t body = a->at + h->len;
+    if (h->kind != HARMONY_CUT && h->name[0] && a->form.calls != ANSWER_CALLS_NONE) {
+        memcpy(a->name, h->name, sizeof a->name);
+        a->value = body;
+        a->state = ADDRESSED;
+        return true;
+    }
+    a->at = body;
+    return h->kind == HARMONY_CUT || begin_body(a, h);
+}
+
+static bool read_heading(struct answer *a)
+{
+    struct harmony_header h;
+    const enum mark_match m =
+        harmony_read_header(text_at(a, a->at), a->pending.len - a->at, true, a->finished, &h);
+    if (m == MARK_PERHAPS)
+        return false;
+    return m == MARK_YES ? begin_message(a, &h) : give_up(a, a->begun > a->at ? a->begun : a->at);
+}
+
+/* Messages that become one text are lines of it. */
+static bool read_body(struct answer *a)
+{
+    struct buf *out = a->kind == HARMONY_REASONING ? &a->reasoning : &a->content;
+    size_t end, next;
+    const enum mark_match m = harmony_find_end(text_at(a, a->at), a->pending.len - a->at,
+                                               a->form.guided, a->finished, &end, &next);
+    if (end > 0) {
+        buf_puts(out, a->breaks ? "\n" : "");
+        buf_add(out, text_at(a, a->at), end);
+        a->said[a->kind] = true;
+        a->breaks = false;
+    }
+    a->at += m == MARK_YES ? next : end;
+    a->state = m == MARK_YES ? HEADING : BODY;
+    return m == MARK_YES;
+}
+
+/* A message to a tool is a call if it is an object; or nothing, where there are no arguments, which
+ * the model has to have ended. */
+static bool read_addressed(struct answer *a)
+{
+    struct call call = {.arguments = "{}", .arguments_len = 2};
+    const size_t i = skip_space(a, a->value), left = a->pending.len - i;
+    size_t end = 0, next = 0;
+    if (i - a->value > BLANKS_MAX)
+        return give_up(a, a->value);
+    if (left == 0 && !a->finished)
+        return false;
+    if (left > 0 && *text_at(a, i) == '{')
+        return begin_value(a, i);
+    const enum mark_match m =
+        left == 0 ? (a->whole ? MARK_YES : MARK_NO)
+                  : harmony_find_end(text_at(a, i), left, false, a->finished, &end, &next);
+    if (m == MARK_PERHAPS && end == 0)
+        return false;
+    if (m != MARK_YES || end > 0 || a->total == ANSWER_CALLS_MAX)
+        return give_up(a, a->value);
+    memcpy(call.name, a->name, sizeof a->name);
+    add_call(a, &call);
+    a->at = i + next;
+    a->state = HEADING;
+    return true;
+}
+
 /* ---- what is around them ---- */
 
 static bool read_beginning(struct answer *a)
 {
     const size_t i = skip_space(a, a->at);
     const bool near = i - a->at <= BLANKS_MAX;
-    const enum match m = a->form.reasoning && near ? match(a, i, think) : MATCH_NO;
-    if (m == MATCH_PERHAPS)
+    const enum mark_match m = a->form.reasoning && near ? match(a, i, ANSWER_THINK) : MARK_NO;
+    if (m == MARK_PERHAPS)
         return false;
-    a->state = m == MATCH_YES ? REASONING : LEADING;
-    if (m == MATCH_YES)
-        a->at = i + strlen(think);
+    a->state = m == MARK_YES ? REASONING : LEADING;
+    if (m == MARK_YES)
+        a->at = i + strlen(ANSWER_THINK);
     return true;
 }
 
 static bool read_reasoning(struct answer *a)
 {
-    enum match m;
+    enum mark_match m;
     if (!a->reasoned)
         a->at = skip_lines(a, a->at);
-    const size_t end = find(a, think_end, &m);
+    const size_t end = find(a, ANSWER_THINK_END, &m);
     a->reasoned |= end > a->at;
-    give_text(a, &a->reasoning, end, m == MATCH_YES || !a->finished);
-    if (m != MATCH_YES)
+    give_text(a, &a->reasoning, end, m == MARK_YES || !a->finished);
+    if (m != MARK_YES)
         return false;
-    a->at = end + strlen(think_end);
+    a->at = end + strlen(ANSWER_THINK_END);
     a->state = REASONED;
     return true;
 }
@@ -427,10 +396,10 @@ static bool read_leading(struct answer *a)
         return true;
     }
     const size_t i = skip_space(a, a->at);
-    const enum match m = i - a->at <= BLANKS_MAX ? match(a, i, a->syntax->open) : MATCH_NO;
-    if (m == MATCH_PERHAPS)
+    const enum mark_match m = i - a->at <= BLANKS_MAX ? match(a, i, a->syntax->open) : MARK_NO;
+    if (m == MARK_PERHAPS)
         return false;
-    if (m == MATCH_YES)
+    if (m == MARK_YES)
         return begin_mark(a, i);
     a->bare = true;
     if (i - a->at <= BLANKS_MAX && *text_at(a, i) == '{')
@@ -441,10 +410,10 @@ static bool read_leading(struct answer *a)
 
 static bool read_content(struct answer *a)
 {
-    enum match m;
+    enum mark_match m;
     const size_t end = find(a, a->syntax->open, &m);
-    give_text(a, &a->content, end, m == MATCH_YES || !a->finished);
-    return m == MATCH_YES && begin_mark(a, end);
+    give_text(a, &a->content, end, m == MARK_YES || !a->finished);
+    return m == MARK_YES && begin_mark(a, end);
 }
 
 static bool read_plain(struct answer *a)
@@ -460,6 +429,8 @@ static void read_all(struct answer *a)
         [BEGINNING] = read_beginning, [REASONING] = read_reasoning, [REASONED] = read_reasoned,
         [LEADING] = read_leading,     [CONTENT] = read_content,     [MARKED] = read_marked,
         [VALUE] = read_value,         [CLOSING] = read_closing,     [PLAIN] = read_plain,
+        [HEADING] = read_heading,     [BODY] = read_body,           [ADDRESSED] = read_addressed,
+        [ENDING] = read_ending,
     };
     while (a->at < a->pending.len && readers[a->state](a))
         ;
@@ -473,15 +444,27 @@ static void read_all(struct answer *a)
 
 /* ---- one answer ---- */
 
+static enum state first_state(struct answer *a)
+{
+    const struct answer_form *f = &a->form;
+    const bool reasons = f->reasoning && f->reasoning_open;
+    a->kind = reasons ? HARMONY_REASONING : HARMONY_CONTENT;
+    if (f->harmony && f->content_open && f->guided)
+        return PLAIN;
+    if (f->harmony)
+        return f->reasoning_open || f->content_open ? BODY : HEADING;
+    return reasons ? REASONING : BEGINNING;
+}
+
 struct answer *answer_open(const struct answer_form *form, uint64_t key)
 {
     struct answer *a = calloc(1, sizeof *a);
     if (!a)
         return NULL;
     a->form = *form;
-    a->syntax = &syntaxes[form->calls];
+    a->syntax = answer_syntax(form->calls);
     a->key = key;
-    a->state = form->reasoning && form->reasoning_open ? REASONING : BEGINNING;
+    a->state = first_state(a);
     buf_init(&a->pending, BYTES_MAX);
     buf_init(&a->content, BYTES_MAX);
     buf_init(&a->reasoning, BYTES_MAX);
@@ -515,9 +498,10 @@ void answer_begin(struct answer *a, const char *text, size_t n)
     answer_push(a, text, n);
 }
 
-void answer_finish(struct answer *a)
+void answer_finish(struct answer *a, bool whole)
 {
     a->finished = true;
+    a->whole = whole;
     if (!a->pending.failed)
         read_all(a);
 }
@@ -582,5 +566,5 @@ int32_t answer_calls_total(const struct answer *a)
 
 bool answer_reasons(const struct answer *a)
 {
-    return a->state == REASONING;
+    return a->state == REASONING || (a->state == BODY && a->kind == HARMONY_REASONING);
 }

@@ -109,7 +109,8 @@ static enum status check_together(const struct raw *raw, const struct completion
     if (raw->top_logprobs > 0 && !raw->logprobs)
         return api_error_field(e, "top_logprobs", "top_logprobs needs \"logprobs\": true");
     TRY(check_modalities(raw->modalities, e));
-    TRY(tool_choice_read(raw->tool_choice, raw->conversation.tools, rules->calls, choice, e));
+    TRY(tool_choice_read(raw->tool_choice, raw->conversation.tools, rules->answer.calls, choice,
+                         e));
 out:
     return st;
 }
@@ -151,12 +152,11 @@ static enum status convert(const struct raw *raw, const struct completion_rules 
 static void set_answer(const struct raw *raw, const struct completion_rules *rules,
                        const struct tool_choice *choice, struct completion_request *r)
 {
-    r->answer = (struct answer_form){
-        .calls = choice->calls ? rules->calls : ANSWER_CALLS_NONE,
-        .reasoning = rules->reasoning,
-        .drop_reasoning = !raw->include_reasoning,
-        .one_call = !raw->parallel_tool_calls || *choice->name,
-    };
+    r->answer = rules->answer;
+    if (!choice->calls)
+        r->answer.calls = ANSWER_CALLS_NONE;
+    r->answer.drop_reasoning = !raw->include_reasoning;
+    r->answer.one_call = !raw->parallel_tool_calls || *choice->name;
     buf_init(&r->answer_begin, ANSWER_BEGIN_BYTES_MAX);
     if (choice->required)
         answer_form_begin(&r->answer, choice->name, &r->answer_begin);
@@ -173,7 +173,6 @@ static enum status set_structure(const struct raw *raw, const struct tool_choice
                                "tool_choice and %s cannot both say what the answer is", s->field);
     if (!choice->calls)
         return OK;
-    s->form = r->answer;
     s->tools = raw->conversation.tools;
     s->begun = choice->required;
     s->name = choice->name;
@@ -199,6 +198,7 @@ enum status chat_parse(const char *text, size_t n, const struct completion_rules
     TRY(convert(&raw, rules, fills_context, q, e));
     set_answer(&raw, rules, &choice, q);
     TRY(set_structure(&raw, &choice, q, e));
+    raw.conversation.harmony = rules->answer.harmony;
     TRY(conversation_make(&raw.conversation, q->doc, &r.conversation, e));
     *out = r;
     return OK;

@@ -27,8 +27,7 @@ struct completion_rules {
     int32_t vocab, max_model_len;
     int32_t choices_max; /* of one request, all prompts together; 0: as many as fields allow */
     bool has_tokenizer;
-    enum answer_calls calls; /* how the model writes calls of tools in a chat */
-    bool reasoning;          /* it may reason there */
+    struct answer_form answer; /* how the model answers in a chat */
     struct generation_defaults defaults;
     uint64_t salt_key; /* random: no client can aim at the hash of another's cache_salt */
 };

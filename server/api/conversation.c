@@ -284,48 +284,68 @@ out:
 }
 
 /* Under every name that templates look for it. */
-static void write_reasoning(const struct message *m, struct buf *out)
+static void write_reasoning(const struct field_string *text, struct buf *out)
 {
-    const struct field_string *text =
-        m->reasoning_content.bytes ? &m->reasoning_content : &m->reasoning;
     write_string("reasoning_content", text, out);
     write_string("reasoning", text, out);
     write_string("thinking", text, out);
 }
 
+/* In the harmony format what is said before a call is one message: its template takes reasoning or
+ * content, and asks in it for marks, so that there has to be a text. */
+static void join_reasoning(struct field_string *reasoning, struct buf *joined, struct buf *text)
+{
+    if (!reasoning->bytes || reasoning->len == 0 || text->len == 0)
+        return;
+    buf_add(joined, reasoning->bytes, reasoning->len);
+    buf_puts(joined, "\n");
+    buf_add(joined, text->data, text->len);
+    buf_clear(text);
+    *reasoning = (struct field_string){joined->data, joined->len};
+}
+
 /* mark: the content goes on after it. Templates know `developer` by its older name; and they ask
  * whether a message that calls tools has no content. */
-static enum status write_message(const struct message *m, const char *mark, struct buf *out,
-                                 struct field_unknown *unknown, struct api_error *e)
+static enum status write_message(const struct message *m, const char *mark, bool harmony,
+                                 struct buf *out, struct field_unknown *unknown,
+                                 struct api_error *e)
 {
     const bool developer = field_string_is(&m->role, "developer");
     const bool calls = m->tool_calls && jdoc_size(m->tool_calls) > 0;
+    struct field_string reasoning =
+        m->reasoning_content.bytes ? m->reasoning_content : m->reasoning;
     enum status st = OK;
-    struct buf text;
+    struct buf text, joined;
     buf_init(&text, VARS_BYTES_MAX);
+    buf_init(&joined, VARS_BYTES_MAX);
     TRY(read_content(m, &text, unknown, e));
+    if (harmony && calls && !mark)
+        join_reasoning(&reasoning, &joined, &text);
     buf_puts(&text, mark ? mark : "");
     buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
-    if (m->content || mark || !calls)
+    if (m->content || mark || !calls || harmony)
         buf_json(out, text.data ? text.data : "", text.len);
     else
         buf_puts(out, "null");
-    out->failed = out->failed || text.failed;
+    out->failed = out->failed || text.failed || joined.failed;
     write_string("name", &m->name, out);
     write_string("tool_call_id", &m->tool_call_id, out);
-    write_reasoning(m, out);
+    write_reasoning(&reasoning, out);
     if (calls)
         TRY(write_tool_calls(m->tool_calls, out, unknown, e));
     buf_puts(out, "}");
 out:
     buf_free(&text);
+    buf_free(&joined);
     return st;
 }
 
-static enum status write_messages(const struct jdoc *messages, const char *mark, struct buf *out,
-                                  struct field_unknown *unknown, struct api_error *e)
+static enum status write_messages(const struct conversation_fields *f, const char *mark,
+                                  struct buf *out, struct field_unknown *unknown,
+                                  struct api_error *e)
 {
     static const struct field row = CONVERSATION_MESSAGES(true, messages);
+    const struct jdoc *messages = f->messages;
     const size_t count = jdoc_size(messages);
     enum status st = OK;
     buf_puts(out, "\"messages\":[");
@@ -333,7 +353,7 @@ static enum status write_messages(const struct jdoc *messages, const char *mark,
         struct message m = {.content = NULL};
         TRY(field_apply_item(&row, messages, i, &m, unknown, e));
         buf_puts(out, i ? "," : "");
-        st = write_message(&m, i + 1 == count ? mark : NULL, out, unknown, e);
+        st = write_message(&m, i + 1 == count ? mark : NULL, f->harmony, out, unknown, e);
         if (st == ERR_INPUT)
             field_prefix(e, "messages", i);
     }
@@ -352,6 +372,32 @@ static void write_list(const char *key, const struct jdoc *v, struct buf *out)
         jdoc_write(v, out);
     else
         buf_puts(out, "null");
+}
+
+/* Each with a description, because the harmony format's template wants one. */
+static void write_described(const struct jdoc *tools, struct buf *out)
+{
+    buf_puts(out, ",\"tools\":[");
+    for (size_t i = 0; i < jdoc_size(tools); i++) {
+        const struct jdoc *function = jdoc_get(jdoc_at(tools, i), "function"), *value;
+        const bool described = jdoc_get_value(function, "description") != NULL;
+        const char *key, *separator = described ? "" : ",";
+        buf_puts(out, i ? ",{" : "{");
+        buf_puts(out, "\"type\":\"function\",\"function\":{");
+        buf_puts(out, described ? "" : "\"description\":\"\"");
+        for (void *k = jdoc_iter(function, NULL, &key, &value); k;
+             k = jdoc_iter(function, k, &key, &value)) {
+            if (!described && strcmp(key, "description") == 0)
+                continue;
+            buf_puts(out, separator);
+            buf_json(out, key, strlen(key));
+            buf_puts(out, ":");
+            jdoc_write(value, out);
+            separator = ",";
+        }
+        buf_puts(out, "}}");
+    }
+    buf_puts(out, "]");
 }
 
 static enum status check_tools(const struct jdoc *tools, struct field_unknown *unknown,
@@ -409,8 +455,11 @@ static enum status write_vars(const struct conversation_fields *f, const struct 
     TRY(check_together(f, doc, e));
     TRY(check_tools(f->tools, unknown, e));
     buf_puts(out, "{");
-    TRY(write_messages(f->messages, mark, out, unknown, e));
-    write_list("tools", f->tools, out);
+    TRY(write_messages(f, mark, out, unknown, e));
+    if (f->harmony && f->tools && jdoc_size(f->tools) > 0)
+        write_described(f->tools, out);
+    else
+        write_list("tools", f->tools, out);
     write_list("documents", f->documents, out);
     buf_printf(out, ",\"add_generation_prompt\":%s", prompt ? "true" : "false");
     TRY(write_kwargs(f->chat_template_kwargs, out, e));

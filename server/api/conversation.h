@@ -19,6 +19,7 @@ struct conversation_fields {
     const struct jdoc *messages, *tools, *documents, *chat_template_kwargs;
     struct field_string reasoning_effort;
     bool add_generation_prompt, continue_final_message;
+    bool harmony; /* no row stores it: the template is one of the harmony format */
 };
 
 #define CONVERSATION_MESSAGE_ROWS 11

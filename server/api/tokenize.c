@@ -99,6 +99,7 @@ enum status tokenize_parse(const char *text, size_t n, const struct completion_r
     TRY(field_apply(&set, r.doc, &raw, &r.unknown, e));
     TRY(completion_check_model(rules, &raw.model, e));
     TRY(check_source(&raw, r.doc, e));
+    raw.conversation.harmony = rules->answer.harmony;
     if (raw.conversation.messages)
         TRY(conversation_make(&raw.conversation, r.doc, &r.conversation, e));
     r.text = raw.prompt.bytes ? raw.prompt : raw.content;

@@ -1,13 +1,13 @@
 #include "server/grammar/structure.h"
 
-#include "server/answer/call.h"
+#include "server/answer/harmony.h"
 #include "server/grammar/json_keyword.h"
 #include "server/grammar/json_schema.h"
 #include "server/grammar/pattern.h"
 
 #include <string.h>
 
-enum { CHOICES_MAX = 1024 };
+enum { CHOICES_MAX = 1024, SPELLED_BYTES_MAX = 96 };
 
 bool structure_is_none(const struct structure *s)
 {
@@ -22,13 +22,43 @@ static bool has_calls(const struct structure *s)
 
 void structure_key(const struct structure *s, struct buf *out)
 {
+    const struct answer_form *f = &s->form;
     buf_printf(out, "%d %d %d ", (int)s->kind, s->begun, has_calls(s));
+    if (f->harmony)
+        buf_printf(out, "%d %d %d ", f->reasoning, f->reasoning_open, f->content_open);
     if (s->value)
         jdoc_write(s->value, out);
     if (!has_calls(s))
         return;
     buf_printf(out, " %d %d %s ", (int)s->form.calls, s->form.one_call, s->begun ? s->name : "");
     jdoc_write(s->tools, out);
+}
+
+/* ---- marks ---- */
+
+static int32_t control(struct grammar *g, const char *mark, int32_t next)
+{
+    return grammar_range(g, (uint8_t)STRUCTURE_CONTROL, (uint8_t)STRUCTURE_CONTROL,
+                         grammar_text(g, mark, strlen(mark), next));
+}
+
+/* The words of a form, whose marks may be control tokens or text. */
+static int32_t spell(const struct structure *s, struct grammar *g, const char *words, int32_t next)
+{
+    const size_t n = strlen(words);
+    const char *marks[ANSWER_MARKS_MAX];
+    int32_t from[SPELLED_BYTES_MAX + 1]; /* the node that goes on with words + i */
+    answer_form_marks(&s->form, marks);
+    CHECK(n <= SPELLED_BYTES_MAX);
+    from[n] = next;
+    for (size_t i = n; i-- > 0;) {
+        from[i] = grammar_text(g, words + i, 1, from[i + 1]);
+        for (size_t m = 0; marks[m]; m++)
+            if (strncmp(words + i, marks[m], strlen(marks[m])) == 0)
+                from[i] =
+                    grammar_either(g, from[i], control(g, marks[m], from[i + strlen(marks[m])]));
+    }
+    return from[0];
 }
 
 /* ---- calls of tools ---- */
@@ -92,7 +122,7 @@ static enum status build_arguments(const struct json_text *t, const struct jdoc 
 
 /* One call from the tool's name on, or from its arguments where the name is given, then `tail`. */
 static enum status build_call(const struct structure *s, const struct json_text *t,
-                              const struct answer_words *words, const char *name, int32_t tail,
+                              const struct answer_syntax *words, const char *name, int32_t tail,
                               int32_t *first, struct err *err)
 {
     enum status st = OK;
@@ -106,7 +136,7 @@ static enum status build_call(const struct structure *s, const struct json_text 
         TRY(build_arguments(t, function, &rule, err));
         int32_t way = grammar_call(t->g, t->space, grammar_call(t->g, rule, tail));
         if (!*name) {
-            way = grammar_text(t->g, words->after, strlen(words->after), way);
+            way = spell(s, t->g, words->after, way);
             way = grammar_text(t->g, own, strlen(own), way);
         }
         *first = grammar_either(t->g, *first, way);
@@ -116,17 +146,16 @@ out:
 }
 
 /* What may follow the arguments of a call: its end, and other calls from their names on. */
-static int32_t tail_of(const struct json_text *t, const struct answer_words *words, bool one_call,
-                       int32_t names)
+static int32_t tail_of(const struct structure *s, struct grammar *g,
+                       const struct answer_syntax *words, bool one_call, int32_t names)
 {
-    struct grammar *g = t->g;
     int32_t all = words->may_stay_open ? GRAMMAR_END : GRAMMAR_NEVER;
-    if (*words->close && !(one_call && words->may_stay_open))
-        all = grammar_either(g, all,
-                             grammar_text(g, words->close, strlen(words->close), GRAMMAR_END));
+    if (*words->last && !(one_call && words->may_stay_open))
+        all =
+            grammar_either(g, all, grammar_text(g, words->last, strlen(words->last), GRAMMAR_END));
     if (!one_call && words->again)
-        all = grammar_either(g, all, grammar_text(g, words->again, strlen(words->again), names));
-    return grammar_text(g, words->end, strlen(words->end), all);
+        all = grammar_either(g, all, spell(s, g, words->again, names));
+    return spell(s, g, words->end, all);
 }
 
 static enum status build_calls(const struct structure *s, const struct json_text *t, int32_t *first,
@@ -134,18 +163,24 @@ static enum status build_calls(const struct structure *s, const struct json_text
 {
     enum status st = OK;
     struct grammar *g = t->g;
-    const struct answer_words words = answer_form_words(&s->form);
+    const struct answer_syntax *words = answer_syntax(s->form.calls);
     const int32_t names = grammar_rule(g), tail = grammar_rule(g);
     const int32_t end = grammar_call(g, tail, GRAMMAR_END);
     const bool named = s->begun && *s->name; /* other tools do not matter: it is one call */
     int32_t call;
-    TRY(build_call(s, t, &words, named ? s->name : "", end, &call, err));
+    TRY(build_call(s, t, words, named ? s->name : "", end, &call, err));
     grammar_define(g, names, named ? GRAMMAR_NEVER : call);
     const int32_t more = grammar_call(g, names, GRAMMAR_END);
-    grammar_define(g, tail, tail_of(t, &words, named || s->form.one_call, more));
+    grammar_define(g, tail, tail_of(s, g, words, named || s->form.one_call, more));
     *first = call;
-    if (!s->begun)
-        *first = grammar_text(g, words.before, strlen(words.before), call);
+    if (s->begun)
+        goto out;
+    *first = spell(s, g, words->before, call);
+    if (words->or_before) {
+        const struct answer_syntax other = {.after = words->or_after};
+        TRY(build_call(s, t, &other, "", end, &call, err));
+        *first = grammar_either(g, *first, spell(s, g, words->or_before, call));
+    }
 out:
     return st;
 }
@@ -196,6 +231,87 @@ out:
     return st;
 }
 
+/* ---- messages of the harmony format ---- */
+
+/* One character, but for a and b, of which a is not the greater one. */
+static int32_t any_but(struct grammar *g, uint32_t a, uint32_t b, int32_t next)
+{
+    int32_t all = grammar_either(g, grammar_chars(g, 1, a - 1, next),
+                                 grammar_chars(g, b + 1, 0x10ffff, next));
+    if (b > a + 1)
+        all = grammar_either(g, all, grammar_chars(g, a + 1, b - 1, next));
+    return all;
+}
+
+/* The text of a message, its end, and what begins the next one. Letters that spell the end are the
+ * end: at[i] has read i of them. */
+static int32_t build_text(const struct structure *s, struct grammar *g, int32_t next)
+{
+    static const char end[] = HARMONY_END;
+    enum { N = sizeof end - 1 };
+    int32_t at[N + 1];
+    const int32_t after = spell(s, g, HARMONY_START "assistant", next);
+    const int32_t marked = control(g, end, after);
+    for (int i = 0; i < N; i++)
+        at[i] = grammar_fork(g);
+    at[N] = after;
+    for (int i = 0; i < N; i++) {
+        const uint32_t begin = (uint8_t)end[0], c = (uint8_t)end[i];
+        const int32_t other = any_but(g, c < begin ? c : begin, c < begin ? begin : c, at[0]);
+        int32_t more = grammar_range(g, (uint8_t)c, (uint8_t)c, at[i + 1]);
+        if (c != begin)
+            more = grammar_either(g, more, grammar_range(g, (uint8_t)begin, (uint8_t)begin, at[1]));
+        grammar_fork_set(g, at[i], grammar_either(g, other, more), marked);
+    }
+    return at[0];
+}
+
+/* A message of the channel, and what comes then. */
+static int32_t build_message(const struct structure *s, struct grammar *g, const char *header,
+                             int32_t next)
+{
+    return spell(s, g, header, build_text(s, g, next));
+}
+
+/* What may come before the content, or calls: reasoning as long as the model likes, and, where only
+ * calls follow, what it tells the user of them. */
+static int32_t build_before(const struct structure *s, struct grammar *g, int32_t begin, bool tells)
+{
+    int32_t all = GRAMMAR_NEVER;
+    if (s->form.reasoning)
+        all = build_message(s, g, HARMONY_CHANNEL "analysis" HARMONY_MESSAGE, begin);
+    if (tells)
+        all = grammar_either(
+            g, all, build_message(s, g, HARMONY_CHANNEL "commentary" HARMONY_MESSAGE, begin));
+    return all;
+}
+
+/* The content is in the final message. */
+static int32_t build_messages(const struct structure *s, struct grammar *g, int32_t content,
+                              int32_t calls)
+{
+    if (s->begun)
+        return calls;
+    if (s->form.content_open)
+        return content;
+    const int32_t body = spell(s, g, HARMONY_MESSAGE, content);
+    const int32_t json = spell(s, g, " " HARMONY_CONSTRAIN "json", body);
+    const int32_t final = spell(s, g, HARMONY_CHANNEL "final", grammar_either(g, body, json));
+    const int32_t begin = grammar_fork(g);
+    int32_t before = build_before(s, g, begin, false);
+    if (calls != GRAMMAR_NEVER) {
+        const int32_t told = grammar_fork(g);
+        grammar_fork_set(g, told, build_before(s, g, told, true), calls);
+        before = grammar_either(
+            g, before, build_message(s, g, HARMONY_CHANNEL "commentary" HARMONY_MESSAGE, told));
+    }
+    grammar_fork_set(g, begin, before, grammar_either(g, final, calls));
+    if (!s->form.reasoning_open)
+        return begin;
+    return s->form.reasoning ? build_text(s, g, begin)
+                             : spell(s, g, HARMONY_END HARMONY_START "assistant", begin);
+}
+
 enum status structure_build(const struct structure *s, struct grammar **out, struct err *err)
 {
     enum status st = OK;
@@ -209,7 +325,9 @@ enum status structure_build(const struct structure *s, struct grammar **out, str
     TRY(build_content(s, &t, &content, err));
     if (has_calls(s))
         TRY(build_calls(s, &t, &calls, err));
-    grammar_define(g, all, grammar_either(g, content, calls));
+    grammar_define(g, all,
+                   s->form.harmony ? build_messages(s, g, content, calls)
+                                   : grammar_either(g, content, calls));
     TRY(grammar_close_rules(g, all, err));
     *out = g;
     g = NULL;

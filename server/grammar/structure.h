@@ -6,6 +6,10 @@
 #include "engine/grammar/grammar.h"
 #include "server/answer/answer.h"
 
+/* A control token that a form spells stands in grammars behind this byte, which is in no text: so
+ * it may come where the form has it, and nowhere else. */
+#define STRUCTURE_CONTROL '\xff'
+
 enum structure_kind {
     STRUCTURE_NONE,    /* anything */
     STRUCTURE_OBJECT,  /* a JSON object */
@@ -21,7 +25,7 @@ struct structure {
     /* In a chat the answer may be calls of tools instead (`tools` != NULL), or has to be, where the
      * prompt has begun one up to the tool's name, or to the arguments of the tool `name`. */
     const struct jdoc *tools; /* borrowed */
-    struct answer_form form;
+    struct answer_form form;  /* of a chat; harmony: in its messages, behind reasoning */
     bool begun;
     const char *name; /* "": any of the tools; borrowed */
 };

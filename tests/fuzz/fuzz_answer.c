@@ -3,6 +3,7 @@
  * the form, one for the cuts, then the text. */
 #include "config/jdoc.h"
 #include "server/answer/answer.h"
+#include "server/answer/harmony.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -41,7 +42,7 @@ static void read_parts(const struct answer_form *form, const char *text, size_t 
         size_t step = 1 + (seed >> 16) % most;
         step = step < n - i ? step : n - i;
         if (i == n)
-            answer_finish(a);
+            answer_finish(a, true);
         else
             answer_push(a, text + i, step);
         buf_add(&parts[0], answer_content(a)->data, answer_content(a)->len);
@@ -51,8 +52,10 @@ static void read_parts(const struct answer_form *form, const char *text, size_t 
         i += i == n ? 1 : step;
     }
     CHECK(!answer_failed(a));
-    CHECK(parts[0].len + parts[1].len <= n);
-    if (answer_calls_total(a) == 0 && !form->reasoning) {
+    /* messages of the harmony format are lines, also those whose header stays in the text */
+    const size_t lines = form->harmony ? n / strlen(HARMONY_CHANNEL HARMONY_MESSAGE) : 0;
+    CHECK(parts[0].len + parts[1].len <= n + lines);
+    if (answer_calls_total(a) == 0 && !form->reasoning && !form->harmony) {
         CHECK(parts[0].len == n);
         CHECK(n == 0 || memcmp(parts[0].data, text, n) == 0);
     }
@@ -66,7 +69,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct buf whole[2], pieces[2];
     if (size < 2 || size > TEXT_MAX)
         return 0;
-    const struct answer_form form = {.calls = (enum answer_calls)((data[0] & 7) % 5),
+    const enum answer_calls calls = (enum answer_calls)((data[0] & 7) % ANSWER_CALLS_COUNT);
+    const struct answer_form form = {.calls = calls,
+                                     .harmony = calls == ANSWER_CALLS_OPENAI,
+                                     .content_open = data[0] & 128,
                                      .reasoning = data[0] & 8,
                                      .reasoning_open = data[0] & 16,
                                      .drop_reasoning = data[0] & 32,

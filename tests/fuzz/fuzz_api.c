@@ -161,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .vocab = VOCAB,
         .max_model_len = CONTEXT,
         .has_tokenizer = true,
-        .calls = ANSWER_CALLS_HERMES,
+        .answer = {.calls = ANSWER_CALLS_HERMES},
         .defaults = model_config_no_defaults(),
     };
     char *copy = malloc(size ? size : 1); /* exactly as long, so that the sanitizer sees its end */

@@ -1,0 +1,180 @@
+#include "server/answer/answer_form.h"
+
+#include "server/answer/harmony.h"
+
+#include <string.h>
+
+static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
+    [ANSWER_CALLS_NONE] = {.name = "none"},
+    [ANSWER_CALLS_HERMES] = {.name = "hermes",
+                             .open = "<tool_call>",
+                             .close = "</tool_call>",
+                             .before = "<tool_call>\n{\"name\": \"",
+                             .after = "\", \"arguments\":",
+                             .end = "}",
+                             .last = "\n</tool_call>",
+                             .again = "\n</tool_call>\n<tool_call>\n{\"name\": \"",
+                             .may_stay_open = true},
+    [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
+                             .open = "<|python_tag|>",
+                             .before = "{\"name\": \"",
+                             .after = "\", \"parameters\":",
+                             .end = "}",
+                             .last = "",
+                             .may_stay_open = true,
+                             .leads = true},
+    [ANSWER_CALLS_MISTRAL] = {.name = "mistral",
+                              .open = "[TOOL_CALLS]",
+                              .before = "[TOOL_CALLS][{\"name\": \"",
+                              .after = "\", \"arguments\":",
+                              .end = "}",
+                              .last = "]",
+                              .again = ", {\"name\": \"",
+                              .varied = true},
+    [ANSWER_CALLS_MISTRAL_ARGS] = {.name = "mistral",
+                                   .open = "[TOOL_CALLS]",
+                                   .before = "[TOOL_CALLS]",
+                                   .after = ANSWER_ARGS,
+                                   .end = "",
+                                   .last = "",
+                                   .again = "[TOOL_CALLS]",
+                                   .may_stay_open = true,
+                                   .varied = true},
+    [ANSWER_CALLS_OPENAI] = {.name = "openai",
+                             .before = HARMONY_CHANNEL "commentary to=functions.",
+                             .after = " " HARMONY_CONSTRAIN "json" HARMONY_MESSAGE,
+                             .or_before = " to=functions.",
+                             .or_after = HARMONY_CHANNEL "commentary json" HARMONY_MESSAGE,
+                             .end = "",
+                             .last = "",
+                             .may_stay_open = true},
+};
+
+const char *answer_calls_name(enum answer_calls calls)
+{
+    return syntaxes[calls].name;
+}
+
+bool answer_calls_named(const char *name, enum answer_calls *out)
+{
+    for (size_t i = 0; i < ARRAY_LEN(syntaxes); i++)
+        if (strcmp(name, syntaxes[i].name) == 0) {
+            *out = (enum answer_calls)i;
+            return true;
+        }
+    return false;
+}
+
+const struct answer_syntax *answer_syntax(enum answer_calls calls)
+{
+    return &syntaxes[calls];
+}
+
+bool answer_form_parts(const struct answer_form *f)
+{
+    return f->reasoning || f->harmony || f->calls != ANSWER_CALLS_NONE;
+}
+
+void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MARKS_MAX])
+{
+    static const char *const harmony[ANSWER_MARKS_MAX] = {
+        HARMONY_START, HARMONY_CHANNEL, HARMONY_CONSTRAIN, HARMONY_MESSAGE,
+        HARMONY_END,   HARMONY_RETURN,  HARMONY_CALL};
+    const struct answer_syntax *s = &syntaxes[f->calls];
+    const char *const others[] = {s->open,
+                                  s->close,
+                                  s->varied ? ANSWER_ARGS : NULL,
+                                  s->varied ? ANSWER_CALL_ID : NULL,
+                                  f->reasoning ? ANSWER_THINK : NULL,
+                                  f->reasoning ? ANSWER_THINK_END : NULL};
+    size_t n = 0;
+    if (f->harmony) {
+        memcpy(marks, harmony, sizeof harmony);
+        return;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        if (others[i])
+            marks[n++] = others[i];
+    while (n < ANSWER_MARKS_MAX)
+        marks[n++] = NULL;
+}
+
+const char *answer_form_close(const struct answer_form *f)
+{
+    if (f->harmony)
+        return f->reasoning_open || f->content_open ? HARMONY_END HARMONY_START "assistant" : "";
+    return f->reasoning_open ? "\n" ANSWER_THINK_END "\n\n" : "";
+}
+
+void answer_form_begin(const struct answer_form *f, const char *name, struct buf *out)
+{
+    const struct answer_syntax *s = &syntaxes[f->calls];
+    buf_puts(out, s->before);
+    buf_puts(out, name);
+    buf_puts(out, *name ? s->after : "");
+}
+
+static bool contains(const char *text, size_t n, const char *part)
+{
+    return memmem(text, n, part, strlen(part)) != NULL;
+}
+
+static enum answer_calls calls_of_template(const char *text, size_t n)
+{
+    /* other formats between the same tags: Qwen3-Coder's, GLM's */
+    if (contains(text, n, "<function=") || contains(text, n, "<arg_key>"))
+        return ANSWER_CALLS_NONE;
+    if (contains(text, n, "<tool_call>"))
+        return ANSWER_CALLS_HERMES;
+    if (contains(text, n, "[TOOL_CALLS]"))
+        return contains(text, n, ANSWER_ARGS) ? ANSWER_CALLS_MISTRAL_ARGS : ANSWER_CALLS_MISTRAL;
+    if (contains(text, n, "{\"name\": function name, \"parameters\""))
+        return ANSWER_CALLS_LLAMA3;
+    return ANSWER_CALLS_NONE;
+}
+
+static struct answer_form harmony_form(void)
+{
+    return (struct answer_form){.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true};
+}
+
+struct answer_form answer_form_of_template(const char *text, size_t n)
+{
+    if (contains(text, n, HARMONY_CHANNEL) && contains(text, n, HARMONY_MESSAGE))
+        return harmony_form();
+    return (struct answer_form){.calls = calls_of_template(text, n),
+                                .reasoning = contains(text, n, ANSWER_THINK) ||
+                                             contains(text, n, ANSWER_THINK_END)};
+}
+
+/* Neither of the two that leave it open. */
+static bool says(const char *parser)
+{
+    return strcmp(parser, "auto") != 0 && strcmp(parser, "none") != 0;
+}
+
+enum status answer_form_choose(const struct answer_form *shown, const char *tools,
+                               const char *reasoning, struct answer_form *out, struct err *err)
+{
+    const bool openai = strcmp(tools, "openai") == 0,
+               gptoss = strcmp(reasoning, "openai_gptoss") == 0;
+    const bool other = (says(tools) && !openai) || (says(reasoning) && !gptoss);
+    struct answer_form f = *shown;
+    if ((openai || gptoss) && other)
+        return base_fail(err, ERR_USAGE,
+                         "--tool-call-parser %s and --reasoning-parser %s do not go together: "
+                         "openai goes with openai_gptoss",
+                         tools, reasoning);
+    if (openai || gptoss)
+        f = harmony_form();
+    else if (f.harmony && other)
+        f = (struct answer_form){.calls = ANSWER_CALLS_NONE};
+    if (strcmp(tools, "auto") != 0)
+        answer_calls_named(tools, &f.calls);
+    if (f.calls == ANSWER_CALLS_MISTRAL && shown->calls == ANSWER_CALLS_MISTRAL_ARGS)
+        f.calls = shown->calls;
+    if (strcmp(reasoning, "auto") != 0)
+        f.reasoning = says(reasoning);
+    *out = f;
+    return OK;
+}

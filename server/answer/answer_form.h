@@ -1,0 +1,74 @@
+/* The form in which a model writes the parts of a chat's answer: reasoning, content, and calls of
+ * tools. Pure. */
+#ifndef TESSERA_SERVER_ANSWER_ANSWER_FORM_H
+#define TESSERA_SERVER_ANSWER_ANSWER_FORM_H
+
+#include "config/buf.h"
+
+#define ANSWER_MARKS_MAX 8          /* with the NULL behind them */
+#define ANSWER_BEGIN_BYTES_MAX 4096 /* of answer_form_begin */
+
+#define ANSWER_THINK "<think>"
+#define ANSWER_THINK_END "</think>"
+#define ANSWER_CALL_ID "[CALL_ID]" /* between the name and the arguments of a call */
+#define ANSWER_ARGS "[ARGS]"
+
+/* How a model writes calls, by the names that vLLM gives the formats. */
+enum answer_calls {
+    ANSWER_CALLS_NONE,    /* not at all: everything is content */
+    ANSWER_CALLS_HERMES,  /* <tool_call>{"name": ..., "arguments": ...}</tool_call>, also Qwen's */
+    ANSWER_CALLS_LLAMA3,  /* the answer is {"name": ..., "parameters": ...}, or several with ; */
+    ANSWER_CALLS_MISTRAL, /* [TOOL_CALLS][{"name": ..., "arguments": ...}] */
+    ANSWER_CALLS_MISTRAL_ARGS, /* [TOOL_CALLS]name[ARGS]{...}, since 2025; either is read as both */
+    ANSWER_CALLS_OPENAI,       /* a message of the harmony format to functions.name (harmony.h) */
+    ANSWER_CALLS_COUNT
+};
+
+struct answer_form {
+    enum answer_calls calls; /* OPENAI: with `harmony` only, which goes with OPENAI or NONE */
+    bool harmony;            /* the answer is messages of the harmony format */
+    bool reasoning;      /* what is between <think> and </think> at the beginning is reasoning, or
+                          * what the messages of the analysis channel say */
+    bool reasoning_open; /* the prompt has begun it */
+    bool guided;       /* harmony: the final message is held to a form: there are no marks in it */
+    bool content_open; /* harmony: the prompt has begun the final message */
+    bool drop_reasoning; /* nobody wants it */
+    bool one_call;       /* those after the first are dropped */
+};
+
+/* The words around calls. */
+struct answer_syntax {
+    const char *name;
+    const char *open, *close; /* close: may be missing after the last call; NULL: there is none */
+    /* Where a model keeps to one spelling: around the name of a call, */
+    const char *before, *after;
+    const char *or_before, *or_after; /* the same in other words; NULL: there are none */
+    const char *end, *last; /* behind its arguments and behind the last call; "": nothing, */
+    const char *again;      /* and between `end` and the next name; NULL: one call only */
+    bool may_stay_open;     /* the answer may also end without `last` */
+    bool leads;             /* only where the content begins; `open` may be missing */
+    bool varied;            /* objects in a list, too, or a name and its arguments */
+};
+
+/* "none", "hermes", "llama3_json", "mistral" (both), "openai". named: false for any other name. */
+const char *answer_calls_name(enum answer_calls calls);
+bool answer_calls_named(const char *name, enum answer_calls *out);
+const struct answer_syntax *answer_syntax(enum answer_calls calls);
+/* Is there anything to take out? */
+bool answer_form_parts(const struct answer_form *f);
+/* What has to be seen in the text even where it is a control token; NULL after the last. */
+void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MARKS_MAX]);
+/* What ends the part that the prompt has begun, before another begins; "": it has begun none. */
+const char *answer_form_close(const struct answer_form *f);
+/* Appends the beginning of a call, up to the arguments; name "": up to the tool's name, which else
+ * is as call_is_name wants it. */
+void answer_form_begin(const struct answer_form *f, const char *name, struct buf *out);
+/* By the source of a chat template: how it shows calls, and whether it knows reasoning. */
+struct answer_form answer_form_of_template(const char *text, size_t n);
+/* tools, reasoning: --tool-call-parser and --reasoning-parser; auto: as the template shows it.
+ * ERR_USAGE: they do not go together. */
+enum status answer_form_choose(const struct answer_form *shown, const char *tools,
+                               const char *reasoning, struct answer_form *out,
+                               struct err *err) MUST_USE;
+
+#endif
