@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets with clang's address and undefined behaviour sanitizers, and runs each for
 # a while from tests/corpus. What it finds stays in build/fuzz: inputs that reach new code in
-# corpus/TARGET, inputs that fail as TARGET-crash-... The last line counts targets.
+# corpus/TARGET, inputs that fail as TARGET-crash-... What failed is told at the end, and the last
+# line counts targets.
 #
 #   tests/fuzz/run.sh [SECONDS [TARGET...]]      e.g. tests/fuzz/run.sh 600 spm config
 set -euo pipefail
@@ -11,7 +12,7 @@ BUILD=${FUZZ_BUILD:-build/fuzz}
 MEMORY_MB=3000
 case ${1:-20} in
 *[!0-9]*)
-    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    sed -n '2,7s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
@@ -58,6 +59,11 @@ for name in "${targets[@]}"; do
         good=$((good + 1))
     else
         bad=$((bad + 1))
+        printf -- '--- failed: %s\n' "$name"
+        grep -B 2 -A 30 -m 1 -E 'internal error|ERROR|runtime error' "$BUILD/$name.log" || true
+        for input in "$BUILD/$name"-*; do
+            [ ! -f "$input" ] || od -A d -t x1z "$input" | head -n 40
+        done
     fi
 done
 printf '%s passed, %s failed\n' "$good" "$bad"
