@@ -18,7 +18,7 @@ struct family {
     int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
     int32_t head_dim; /* 0: hidden_size / num_attention_heads */
     bool tied;
-    bool fused, qkv_bias, head_norm;
+    bool fused, qkv_bias, o_bias, head_norm, sinks;
     bool gemma, post_norms; /* gemma: as model_config has gelu, norm_offset and embed_scale */
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
     struct mixture_config mixture;

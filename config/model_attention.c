@@ -6,12 +6,29 @@
 
 /* ---- rotation ---- */
 
-static void read_llama3(struct reader *r, struct rope_config *rope)
+/* How long contexts were before they were stretched: transformers takes what stands beside the
+ * rotation, in `outer`, before what stands in it; Phi-3's configuration class always has it there.
+ */
+static int32_t original_length(struct reader *r, const struct family *f, const struct jdoc *outer,
+                               int64_t least, int64_t fallback)
+{
+    static const char key[] = "original_max_position_embeddings";
+    const struct jdoc *inner = r->object;
+    if (jdoc_get_value(outer, key) || f->original > 0)
+        r->object = outer;
+    const int32_t length =
+        reader_int(r, key, least, 1 << 24, f->original > 0 ? f->original : fallback);
+    r->object = inner;
+    return length;
+}
+
+static void read_llama3(struct reader *r, const struct family *f, const struct jdoc *outer,
+                        struct rope_config *rope)
 {
     rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
     rope->low_freq_factor = reader_number(r, "low_freq_factor", 1e-6, 1e6, NAN);
     rope->high_freq_factor = reader_number(r, "high_freq_factor", 1e-6, 1e6, NAN);
-    rope->original_max_position = reader_int(r, "original_max_position_embeddings", 1, 1 << 24, -1);
+    rope->original_max_position = original_length(r, f, outer, 1, -1);
     if (r->st == OK && rope->high_freq_factor <= rope->low_freq_factor)
         reader_fail(r, "high_freq_factor", "more than low_freq_factor");
 }
@@ -22,7 +39,8 @@ static double yarn_scale(double factor, double by)
     return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1;
 }
 
-static void read_yarn(struct reader *r, const struct model_config *m, struct rope_config *rope)
+static void read_yarn(struct reader *r, const struct family *f, const struct jdoc *outer,
+                      const struct model_config *m, struct rope_config *rope)
 {
     rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
     const double by = reader_number(r, "mscale", 0, 1e6, 0);
@@ -30,8 +48,7 @@ static void read_yarn(struct reader *r, const struct model_config *m, struct rop
     const double scale = by > 0 && all > 0
                              ? yarn_scale(rope->factor, by) / yarn_scale(rope->factor, all)
                              : yarn_scale(rope->factor, 1);
-    rope->original_max_position =
-        reader_int(r, "original_max_position_embeddings", 1, 1 << 24, m->max_position);
+    rope->original_max_position = original_length(r, f, outer, 1, m->max_position);
     rope->attention_factor = reader_number(r, "attention_factor", 1e-6, 1e6, scale);
     rope->beta_fast = reader_number(r, "beta_fast", 1e-6, 1e6, 32);
     rope->beta_slow = reader_number(r, "beta_slow", 1e-6, 1e6, 1);
@@ -59,16 +76,10 @@ static void read_factors(struct reader *r, const char *key, int32_t pairs,
         reader_fail(r, key, wanted);
 }
 
-/* The original length may be said beside the rotation, in `outer`. */
 static void read_long(struct reader *r, const struct family *f, const struct jdoc *outer,
                       const struct model_config *m, struct rope_config *rope)
 {
-    const struct jdoc *inner = r->object;
-    if (!jdoc_get_value(inner, "original_max_position_embeddings"))
-        r->object = outer;
-    const int32_t original = reader_int(r, "original_max_position_embeddings", 2, 1 << 24,
-                                        f->original > 0 ? f->original : m->max_position);
-    r->object = inner;
+    const int32_t original = original_length(r, f, outer, 2, m->max_position);
     rope->original_max_position = original;
     rope->factor = reader_number(r, "factor", 1, 1e6, fmax(1, (double)m->max_position / original));
     const double scale = rope->factor > 1 ? sqrt(1 + log(rope->factor) / log((double)original)) : 1;
@@ -93,18 +104,20 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
         kind = reader_string(r, "type");
     if (!kind || strcmp(kind, "default") == 0 || (f->sections && strcmp(kind, "mrope") == 0))
         return;
+    const bool phi3 = f->original > 0; /* whose class takes these two for longrope */
     if (strcmp(kind, "llama3") == 0) {
         rope->kind = ROPE_LLAMA3;
-        read_llama3(r, rope);
+        read_llama3(r, f, outer, rope);
+    } else if (strcmp(kind, "longrope") == 0 ||
+               (phi3 && (strcmp(kind, "su") == 0 || strcmp(kind, "yarn") == 0))) {
+        rope->kind = ROPE_LONG;
+        read_long(r, f, outer, m, rope);
     } else if (strcmp(kind, "yarn") == 0) {
         rope->kind = ROPE_YARN;
-        read_yarn(r, m, rope);
+        read_yarn(r, f, outer, m, rope);
     } else if (strcmp(kind, "linear") == 0) {
         rope->kind = ROPE_LINEAR;
         rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
-    } else if (strcmp(kind, "longrope") == 0 || (f->original > 0 && strcmp(kind, "su") == 0)) {
-        rope->kind = ROPE_LONG; /* su: as Phi-3's first files have it */
-        read_long(r, f, outer, m, rope);
     } else {
         reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
                     "default, linear, llama3, longrope or yarn");
@@ -157,34 +170,51 @@ static void read_both(struct reader *r, const struct family *f, const struct jdo
     r->object = outer;
 }
 
+static bool is_filled(const struct jdoc *v)
+{
+    return v && !(jdoc_type(v) == JDOC_OBJECT && jdoc_size(v) == 0);
+}
+
+static bool is_by_kind(const struct jdoc *v)
+{
+    return jdoc_type(v) == JDOC_OBJECT &&
+           (jdoc_get(v, "full_attention") || jdoc_get(v, "sliding_attention"));
+}
+
 /* New dialect: rope_parameters holds theta too. Old: rope_theta beside rope_scaling, which wins in
- * transformers where both have something, and is not for layers with a rotation of their own. */
+ * transformers where both have something; where rope_parameters says it of each kind of layer, it
+ * is about those that do not slide. */
+static void read_rotations(struct reader *r, const struct family *f, struct model_config *m)
+{
+    static const char old[] = "rope_scaling", key[] = "rope_parameters";
+    const bool local = f->local_theta > 0;
+    const struct jdoc *scaling = jdoc_get_value(r->object, old);
+    const struct jdoc *parameters = jdoc_get_value(r->object, key);
+    if (is_filled(parameters) && (local || !is_filled(scaling))) {
+        if (local && is_by_kind(parameters))
+            read_both(r, f, parameters, m);
+        else if (local)
+            reader_fail(r, key, "full_attention and sliding_attention, each with a rotation");
+        else if (is_by_kind(parameters))
+            reader_fail(r, key, "one rotation for all layers of this family");
+        else
+            read_rotation(r, f, parameters, key, m, &m->rope);
+    }
+    if (is_filled(scaling) && is_by_kind(scaling))
+        reader_fail(r, old, "one rotation");
+    else if (is_filled(scaling))
+        read_rotation(r, f, scaling, old, m, &m->rope);
+}
+
 static void read_rope(struct reader *r, const struct family *f, struct model_config *m)
 {
-    const struct jdoc *outer = r->object;
     const bool local = f->local_theta > 0;
     m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
     if (local)
         m->local_rope.theta = reader_number(r, "rope_local_base_freq", 1, 1e12, f->local_theta);
-    const char *key = "rope_scaling";
-    const struct jdoc *inner = jdoc_get_value(outer, key);
-    if (!inner || (jdoc_type(inner) == JDOC_OBJECT && jdoc_size(inner) == 0)) {
-        key = "rope_parameters";
-        inner = jdoc_get_value(outer, key);
-    }
     m->rotary_dim = m->head_dim;
     read_partial(r, f, m);
-    if (inner && jdoc_type(inner) == JDOC_OBJECT &&
-        (jdoc_get(inner, "full_attention") || jdoc_get(inner, "sliding_attention"))) {
-        if (local)
-            read_both(r, f, inner, m);
-        else
-            reader_fail(r, key, "one rotation for all layers of this family");
-    } else if (inner && local && strcmp(key, "rope_parameters") == 0) {
-        reader_fail(r, key, "full_attention and sliding_attention, each with a rotation");
-    } else if (inner) {
-        read_rotation(r, f, inner, key, m, &m->rope);
-    }
+    read_rotations(r, f, m);
     const enum rope_kind kind = m->rope.kind;
     if (r->st == OK && !f->reaches && (kind == ROPE_YARN || kind == ROPE_LINEAR))
         m->max_position = stretched(&m->rope, m->max_position);
@@ -251,7 +281,7 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
     const bool null = jdoc_get(r->object, "sliding_window") != NULL; /* which is no default */
     const bool none =
         !jdoc_get_value(r->object, "sliding_window") && (null || f->window == FAMILY_NO_WINDOW);
-    if (none && f->period > 0 && slides)
+    if (none && (f->period > 0 || (types && f->window_off)) && slides)
         reader_fail(r, "sliding_window", "a number, since some layers slide");
     m->window = reader_int(r, "sliding_window", 1, 1 << 24, none ? 0 : f->window);
     if (!slides)
@@ -266,7 +296,7 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
 static float read_cap(struct reader *r, const char *key, double fallback)
 {
     const bool null = jdoc_get(r->object, key) && !jdoc_get_value(r->object, key);
-    return (float)reader_number(r, key, 1e-3, 1e6, null ? 0 : fallback);
+    return (float)reader_number(r, key, 1e-3, 1e3, null ? 0 : fallback);
 }
 
 static void read_scores(struct reader *r, const struct family *f, struct model_config *m)

@@ -77,6 +77,8 @@ static void refuse_unsupported(struct reader *r, const struct family *f)
 {
     if (!f->qkv_bias && reader_bool(r, "attention_bias", false))
         reader_fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
+    if (f->o_bias && !reader_bool(r, "attention_bias", true))
+        reader_fail(r, "attention_bias", "true");
     if (reader_bool(r, "mlp_bias", false))
         reader_fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
     expect_activation(r, f);
@@ -95,6 +97,26 @@ static void expect_all_layers(struct reader *r)
         reader_fail(r, "decoder_sparse_step", "1 (layers without experts are not supported)");
 }
 
+#define GPT_OSS_COLUMNS_MAX (1 << 28) /* their biases are one vector */
+
+/* What its experts compute beside their products (numerics_swiglu), and that they come as MXFP4. */
+static void expect_gpt_oss(struct reader *r, const struct model_config *m)
+{
+    const struct mixture_config *x = &m->mixture;
+    if (reader_number(r, "swiglu_limit", 0, 1e6, 7) != 7)
+        reader_fail(r, "swiglu_limit", "7");
+    if (reader_number(r, "swiglu_alpha", 0, 1e6, 1.702) != 1.702)
+        reader_fail(r, "swiglu_alpha", "1.702");
+    if (!jdoc_get_value(r->object, "quantization_config"))
+        reader_fail(r, "quantization_config",
+                    "quant_method \"mxfp4\" (experts in other types are "
+                    "not supported)");
+    if (x->experts * (int64_t)m->mlp > GPT_OSS_COLUMNS_MAX)
+        reader_fail(r, "intermediate_size", "at most 268435456 of all experts together");
+    if (!jdoc_get_value(r->object, "rope_scaling") && !jdoc_get_value(r->object, "rope_parameters"))
+        reader_fail(r, "rope_scaling", "an object");
+}
+
 /* at most what the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX) */
 static void read_mixture(struct reader *r, const struct family *f, struct model_config *m)
 {
@@ -109,6 +131,8 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
         x->among = reader_bool(r, "norm_topk_prob", x->among);
         expect_all_layers(r);
     }
+    if (x->kind == MIXTURE_GPT_OSS)
+        expect_gpt_oss(r, m);
     char wanted[80];
     snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
     if (r->st == OK && x->chosen > x->experts)
@@ -206,8 +230,22 @@ static void read_quant_compressed(struct reader *r, struct quant_config *q)
         reader_fail(r, "strategy", "\"channel\", \"tensor\" or \"block\"");
 }
 
-static void read_quant(struct reader *r, struct quant_config *q)
+/* As gpt-oss is published: the experts' linears, in groups of 32 columns. */
+static void read_quant_mxfp4(struct reader *r, const struct model_config *m, struct quant_config *q)
 {
+    const int32_t group = 32;
+    q->code = DTYPE_F4_E2M1;
+    q->rows = 1;
+    q->cols = group;
+    if (m->mixture.kind != MIXTURE_GPT_OSS)
+        reader_fail(r, "quant_method", "\"fp8\" or \"compressed-tensors\" (mxfp4: of gpt_oss)");
+    else if (m->hidden % group != 0 || m->mlp % group != 0)
+        reader_fail(r, "quant_method", "hidden_size and intermediate_size in multiples of 32");
+}
+
+static void read_quant(struct reader *r, struct model_config *m)
+{
+    struct quant_config *q = &m->quant;
     const struct jdoc *outer = r->object;
     if (!jdoc_get_value(outer, "quantization_config") || !enter(r, "quantization_config"))
         return;
@@ -218,20 +256,27 @@ static void read_quant(struct reader *r, struct quant_config *q)
         read_quant_fp8(r, q);
     else if (method && strcmp(method, "compressed-tensors") == 0)
         read_quant_compressed(r, q);
+    else if (method && strcmp(method, "mxfp4") == 0)
+        read_quant_mxfp4(r, m, q);
     else
-        reader_fail(r, "quant_method", "\"fp8\" or \"compressed-tensors\" (of E4M3 weights)");
+        reader_fail(r, "quant_method",
+                    "\"fp8\" or \"compressed-tensors\" (of E4M3 weights), or \"mxfp4\"");
+    if (r->st == OK && m->mixture.kind == MIXTURE_GPT_OSS && q->code != DTYPE_F4_E2M1)
+        reader_fail(r, "quant_method", "\"mxfp4\" (of gpt_oss)");
     r->object = outer;
 }
 
-enum status model_config_quantize(struct model_config *m, enum dtype code, struct err *err)
+enum status model_config_quantize(struct model_config *m, enum dtype code, bool widen,
+                                  struct err *err)
 {
+    m->quant.widened = widen && m->quant.kind == QUANT_FILE && m->quant.code == DTYPE_F4_E2M1;
     if (code == DTYPE_F32 || (m->quant.kind == QUANT_FILE && code == m->quant.code))
         return OK;
     if (m->quant.kind == QUANT_FILE)
         return base_fail(err, ERR_USAGE,
-                         "--quantization %s: the checkpoint's weights are fp8 already; it takes "
+                         "--quantization %s: the checkpoint's weights are %s already; it takes "
                          "one in float32, float16 or bfloat16",
-                         code == DTYPE_I8 ? "int8" : "int4");
+                         model_config_code_name(code), model_config_code_name(m->quant.code));
     m->quant = (struct quant_config){.kind = QUANT_LOAD, .code = code, .rows = 1};
     return OK;
 }
@@ -244,7 +289,7 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     int distance;
     const struct family *f = family_find(word, &distance);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
-    char names[160], wanted[200];
+    char names[200], wanted[240];
     family_names(names, sizeof names);
     snprintf(wanted, sizeof wanted, "%s%s%s", names, meant ? "; the nearest is " : "",
              meant ? f->model_type : "");
@@ -253,6 +298,8 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
     m->fused = f->fused;
     m->qkv_bias = f->qkv_bias;
+    m->o_bias = f->o_bias;
+    m->sinks = f->sinks;
     m->head_norm = f->head_norm;
     m->tied = f->tied;
     m->gelu = f->gemma;
@@ -329,9 +376,10 @@ static void read_config(struct reader *r, struct model_config *m)
     m->bos = -1;
     m->dtype = DTYPE_F32; /* transformers' default */
     if (f->inner && !(f->flat && !jdoc_get_value(outer, "text_config"))) {
+        const bool said = jdoc_get_value(outer, "tie_word_embeddings") != NULL;
+        const bool tied = reader_bool(r, "tie_word_embeddings", m->tied);
         read_dtype(r, m);
-        read_quant(r, &m->quant);
-        m->tied = reader_bool(r, "tie_word_embeddings", m->tied);
+        read_quant(r, m);
         if (!enter(r, "text_config"))
             return;
         if (jdoc_get_value(r->object, "model_type"))
@@ -339,9 +387,11 @@ static void read_config(struct reader *r, struct model_config *m)
         read_model(r, f, m);
         read_ends(r, m);
         r->object = outer;
+        if (said) /* transformers: what is outside counts; Qwen2's take either */
+            m->tied = tied || (f->flat && m->tied);
     } else {
         read_model(r, f, m);
-        read_quant(r, &m->quant);
+        read_quant(r, m);
     }
     read_ends(r, m);
 }

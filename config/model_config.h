@@ -28,22 +28,32 @@ struct rope_config {
 };
 
 /* The linears inside the layers (flow_weight: and others) as codes of F8_E4M3, I8 or I4: each times
- * the scale of its block of rows x cols (0: as many as the tensor has). */
+ * the scale of its block of rows x cols (0: as many as the tensor has). Of F4_E2M1 only those of
+ * experts. */
 enum quant_kind {
     QUANT_NONE,
     QUANT_LOAD, /* while loading: a scale per row, or per group of it of I8 and I4 */
-    QUANT_FILE, /* the checkpoint holds F8_E4M3, and the scales of X in X_scale or X_scale_inv */
+    QUANT_FILE, /* the checkpoint holds F8_E4M3, and the scales of X in X_scale or X_scale_inv; or
+                   MXFP4 (weights/mxfp4.h), the codes in X_blocks and the scales in X_scales */
 };
 
 struct quant_config {
     enum quant_kind kind;
-    enum dtype code; /* F8_E4M3, I8 or I4 */
+    enum dtype code; /* F8_E4M3, I8, I4 or F4_E2M1 */
     int32_t rows, cols;
     int32_t inverse; /* X_scale_inv; what is multiplied with all the same */
+    int32_t widened; /* F4_E2M1 of a file: held as values, not as codes */
 };
 
 /* A mixture of experts in every layer's place of an MLP, by how its family names it. */
-enum mixture_kind { MIXTURE_NONE, MIXTURE_QWEN, MIXTURE_MIXTRAL };
+enum mixture_kind {
+    MIXTURE_NONE,
+    MIXTURE_QWEN,
+    MIXTURE_MIXTRAL,
+    /* All experts in one tensor, gates and ups in turns; biases of router and experts;
+       ACT_SWIGLU_PAIRS */
+    MIXTURE_GPT_OSS
+};
 
 struct mixture_config {
     enum mixture_kind kind;
@@ -69,7 +79,9 @@ struct model_config {
     int32_t max_position; /* stretched, where the rotation is */
     float norm_eps;
     bool fused;          /* the checkpoint has q, k and v in one tensor, and gate and up in one */
-    bool qkv_bias;       /* q, k and v have a bias, o has none */
+    bool qkv_bias;       /* q, k and v have a bias, */
+    bool o_bias;         /* and o has one */
+    bool sinks;          /* each query head has the score of a key without a value */
     bool head_norm;      /* an RMS norm of each head of q and of k before the rotation */
     bool tied;           /* head shares the embedding's storage */
     bool gelu;           /* the MLP's gate: gelu by tanh; else silu */
@@ -127,17 +139,24 @@ static inline int32_t model_config_sliding(const struct model_config *m)
     return n;
 }
 
-/* --quantization, as options_quantization has it; F32: leaves the model as it is. F8_E4M3 has no
- * effect on a model that is quantised already; I8 and I4 cannot be had of one: ERR_USAGE. */
-enum status model_config_quantize(struct model_config *m, enum dtype code,
+/* --quantization, as options_quantization has it. F8_E4M3 has no effect on a model that is
+ * quantised so already; others cannot be had of one that is quantised: ERR_USAGE. widen: codes that
+ * can be are held as values (--quantization none, or the device holds no such codes). */
+enum status model_config_quantize(struct model_config *m, enum dtype code, bool widen,
                                   struct err *err) MUST_USE;
-/* The name of its codes: "fp8", "int8", "int4", or NULL where it has none. */
+/* "fp8", "int8", "int4", "mxfp4". */
+static inline const char *model_config_code_name(enum dtype code)
+{
+    return code == DTYPE_F8_E4M3 ? "fp8"
+           : code == DTYPE_I8    ? "int8"
+           : code == DTYPE_I4    ? "int4"
+                                 : "mxfp4";
+}
+/* The name of the codes it is held in, or NULL where it has none. */
 static inline const char *model_config_codes(const struct model_config *m)
 {
-    return m->quant.kind == QUANT_NONE      ? NULL
-           : m->quant.code == DTYPE_F8_E4M3 ? "fp8"
-           : m->quant.code == DTYPE_I8      ? "int8"
-                                            : "int4";
+    const bool values = m->quant.kind == QUANT_NONE || m->quant.widened;
+    return values ? NULL : model_config_code_name(m->quant.code);
 }
 
 #endif

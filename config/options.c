@@ -68,9 +68,10 @@ const struct options_row options_rows[] = {
      "type weights and KV cache are held in; auto: the checkpoint's"},
     {"kv-cache-dtype", NULL, RUN, CHOICE, AT(kv_cache_dtype), 0, 0, "auto", "auto|fp8",
      "fp8: keys and values are stored as E4M3, so that the cache holds more; auto: as --dtype"},
-    {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|fp8|int8|int4",
+    {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|none|fp8|int8|int4",
      "fp8: the layers' linears become E4M3 with a scale per row; int8, int4 (CPU): integers with a "
-     "scale per 32 columns, times activations rounded to int8; auto: as the checkpoint has them"},
+     "scale per 32 columns, times activations rounded to int8; auto: as the checkpoint has them; "
+     "none: the same, but MXFP4 as values of --dtype"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
@@ -147,12 +148,13 @@ const struct options_row options_rows[] = {
     {"enable-auto-tool-choice", NULL, COMMAND_SERVE, FLAG, AT(auto_tool_choice), 0, 0, "1", NULL,
      "tools may be called; --no-enable-auto-tool-choice refuses them"},
     {"tool-call-parser", NULL, COMMAND_SERVE, CHOICE, AT(tool_call_parser), 0, 0, "auto",
-     "auto|none|hermes|llama3_json|mistral",
+     "auto|none|hermes|llama3_json|mistral|openai",
      "how the model writes calls of tools; auto: as its chat template shows them"},
     {"reasoning-parser", NULL, COMMAND_SERVE, CHOICE, AT(reasoning_parser), 0, 0, "auto",
-     "auto|none|think|qwen3|deepseek_r1",
+     "auto|none|think|qwen3|deepseek_r1|openai_gptoss",
      "think, or a model that does: what a chat's answer has between <think> and </think> is its "
-     "reasoning; auto: if the chat template has them"},
+     "reasoning; openai_gptoss: what it says in the analysis channel; auto: as the chat template "
+     "has it"},
     {"skip-tokenizer-init", NULL, COMMAND_SERVE, FLAG, AT(skip_tokenizer_init), 0, 0, NULL, NULL,
      "read no tokenizer: prompts are token ids, and answers have no text"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,
@@ -611,6 +613,11 @@ enum dtype options_quantization(const struct options *o)
            : strcmp(name, "int8") == 0 ? DTYPE_I8
            : strcmp(name, "int4") == 0 ? DTYPE_I4
                                        : DTYPE_F32;
+}
+
+bool options_widen(const struct options *o)
+{
+    return o->quantization && strcmp(o->quantization, "none") == 0;
 }
 
 const char *options_backend(const struct options *o)

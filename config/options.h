@@ -112,6 +112,8 @@ void options_help(enum command command);
 bool options_distributed(const struct options *o);
 /* What --quantization makes of linears: F8_E4M3, I8, I4, or F32: nothing. */
 enum dtype options_quantization(const struct options *o);
+/* --quantization none. */
+bool options_widen(const struct options *o);
 /* Backend of kernels/backend.h that --device and --deterministic name. */
 const char *options_backend(const struct options *o);
 /* Is --comm mpi in force? */

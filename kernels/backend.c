@@ -261,6 +261,35 @@ enum status backend_expert_sum(struct backend *b, struct view y, struct cview x,
     return OK;
 }
 
+enum status backend_add_bias(struct backend *b, struct view y, struct cview x, const float *bias,
+                             struct err *err)
+{
+    REQUIRE("add_bias", is_matrix(x) && has_shape(cview_of(y), x.rows, x.cols), y, x);
+    REQUIRE("add_bias", is_same_or_apart(cview_of(y), x), y, x);
+    REQUIRE("add_bias", bias != NULL || x.cols == 0, y, x);
+    b->ops->add_bias(b, y, x, bias);
+    return OK;
+}
+
+enum status backend_expert_bias(struct backend *b, struct view y, const float *bias,
+                                const struct routing *r, struct err *err)
+{
+    REQUIRE("expert_bias", is_matrix(cview_of(y)) && is_routing(r), y, y);
+    REQUIRE("expert_bias", y.cols % r->chosen == 0 && (bias != NULL || y.cols == 0), y, y);
+    b->ops->expert_bias(b, y, bias, r);
+    return OK;
+}
+
+enum status backend_expert_bias_sum(struct backend *b, struct view y, struct cview x,
+                                    const float *bias, const struct routing *r, struct err *err)
+{
+    REQUIRE("expert_bias_sum", is_matrix(x) && has_shape(cview_of(y), x.rows, x.cols), y, x);
+    REQUIRE("expert_bias_sum", is_same_or_apart(cview_of(y), x) && is_routing(r), y, x);
+    REQUIRE("expert_bias_sum", bias != NULL || x.cols == 0, y, x);
+    b->ops->expert_bias_sum(b, y, x, bias, r);
+    return OK;
+}
+
 enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
                             float eps, struct err *err)
 {

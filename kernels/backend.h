@@ -15,8 +15,8 @@
  *              of K; leaves are folded by a tree (stride 1, 2, 4, ...). Rows never mix.
  *   F8_E4M3    a weight is its code times its scale, rounded to fp32: results are those of the same
  *              values held in F32.
- *   I8, I4     a weight is a code of 8 or 4 bits times the scale of its group of 32 columns; x is
- *              rounded to codes of 8 bits, too, with a scale for each run: the columns of a group
+ *   I8, I4,    a weight is a code of 8 or 4 bits times the scale of its group of 32 columns; x is
+ *   F4_E2M1    rounded to codes of 8 bits, too, with a scale for each run: the columns of a group
  *              that lie in one leaf (numerics.h). The sum of products of codes over a run is an
  *              integer, so exact; an output is one ascending chain over the runs of fused
  *              multiply-adds of that sum and (scale of the weight * scale of x) from +0.0, per
@@ -29,7 +29,8 @@
  *   attention  reduces keys in ascending segments of 256 positions: per segment the maximum, the
  *              exponentials, their sum and the weighted values (ascending over keys, FMA); segments
  *              are merged ascending with the running (maximum, sum, output). A window leaves out
- *              keys and whole segments before it; where the others are in theirs stays.
+ *              keys and whole segments before it; where the others are in theirs stays. A sink is
+ *              added to the sum last.
  *   exp        is the polynomial of kernels/numerics.h, the same operations in every variant.
  *
  * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
@@ -49,7 +50,7 @@
 #define BACKEND_FETCHES 4                     /* downloads in one of them, */
 #define BACKEND_FETCH_MAX ((size_t)256 << 10) /* and their bytes together */
 #define BACKEND_SCALE_MAX 0x1p7f /* largest scale of F8_E4M3: kernels add powers of two to it */
-#define BACKEND_GROUP 32         /* columns that share a scale of I8 and I4 */
+#define BACKEND_GROUP 32         /* columns that share a scale of I8, I4 and F4_E2M1 */
 #define BACKEND_EXPERTS_MAX 1024
 #define BACKEND_CHOSEN_MAX 64 /* experts of a row */
 
@@ -69,12 +70,12 @@ struct cview {
  * cut[0] = 0, cut[leaves] = in, ascending, empty leaves allowed. leaves = 1 for column-parallel. */
 struct weight_spec {
     int32_t out, in;  /* either may be 0: the rank owns nothing of it */
-    enum dtype dtype; /* storage: F32, F16, BF16, or F8_E4M3, I8, I4 with scales */
+    enum dtype dtype; /* storage: F32, F16, BF16, or F8_E4M3, I8, I4, F4_E2M1 with scales */
     int32_t leaves;
     int32_t cut[BACKEND_LEAVES_MAX + 1];
     /* F8_E4M3: an output has one scale for each group of scale_cols columns (0: one for all). Where
      * the weight is cut out of a wider one, scale_skip columns of the first group lie before it.
-     * I8, I4: the same, and scale_cols is BACKEND_GROUP. */
+     * I8, I4, F4_E2M1: the same, and scale_cols is BACKEND_GROUP. */
     int32_t scale_cols, scale_skip;
 };
 
@@ -140,11 +141,17 @@ struct attention {
     float scale;    /* of the products with the keys, > 0 */
     float softcap;  /* 0: off; else a score s, which is scaled, becomes numerics_softcap(s) */
     int32_t window; /* >= 0 */
+    /* [H] score of a key of each query head that has no value, on the device; NULL: there is none.
+     * numerics_sink. */
+    const float *sink;
 };
 
-/* Of the gate in an MLP: silu(g) = g / (1 + exp(-g)), or gelu's approximation by tanh, which is
- * numerics_gelu. */
-enum activation { ACT_SILU, ACT_GELU_TANH };
+/* What an MLP makes of a row of gates and ups, [gates | ups]:
+ *   SILU          up * silu(gate), silu(g) = g / (1 + exp(-g))
+ *   GELU_TANH     up * numerics_gelu(gate)
+ * and where they take turns, gate, up, gate, ...:
+ *   SWIGLU_PAIRS  numerics_swiglu(gate, up) */
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_SWIGLU_PAIRS, ACT_COUNT };
 
 /* One linear of all experts of a mixture: their weights, of one shape and type. Opaque. */
 struct experts;
@@ -319,12 +326,13 @@ struct backend_ops {
     void (*weight_close)(struct weight *w);
     /* Writes rows [row, row + rows) from row-major src with `stride` bytes per row and all `in`
      * columns, converted from src_dtype to the storage dtype; F8_E4M3 storage takes codes only, as
-     * they are, I8 and I4 take I8 (-127 to 127, -8 to 7). Thread-safe for disjoint groups of 32
-     * rows that start at a multiple of 32. */
+     * they are, I8 and I4 take I8 (-127 to 127, -8 to 7), F4_E2M1 takes I8, twice the value: 0, 1,
+     * 2, 3, 4, 6, 8, 12 or less than 0. Thread-safe for disjoint groups of 32 rows that start at a
+     * multiple of 32. */
     void (*weight_put)(struct weight *w, int32_t row, int32_t rows, const void *src,
                        enum dtype src_dtype, size_t stride);
-    /* The scales of those rows, [rows, backend_scales]. F8_E4M3: 0 to BACKEND_SCALE_MAX. I8, I4:
-     * finite values of bf16. Threads as in weight_put. */
+    /* The scales of those rows, [rows, backend_scales]. F8_E4M3: 0 to BACKEND_SCALE_MAX. Of the
+     * integers: finite values of bf16. Threads as in weight_put. */
     void (*weight_scale)(struct weight *w, int32_t row, int32_t rows, const float *scale);
     /* Reads one row back as fp32 [in]; for checks. */
     void (*weight_get)(const struct weight *w, int32_t row, float *dst);
@@ -361,6 +369,15 @@ struct backend_ops {
      * columns [i * in, (i + 1) * in) of x; y [T, out]. */
     void (*expert_sum)(struct backend *b, struct view y, struct cview x, const struct experts *w,
                        const struct routing *r);
+    /* y[t] = x[t] + bias, fp32 [D]. y may alias x. */
+    void (*add_bias)(struct backend *b, struct view y, struct cview x, const float *bias);
+    /* Biases [E, out] of a linear of experts. After expert_linear, in place: y[t, i] += bias[e], e
+     * being the i-th expert of the row. After expert_sum: y[t] = x[t], to which the products of
+     * share and bias[e] are added, ascending; y may alias x. */
+    void (*expert_bias)(struct backend *b, struct view y, const float *bias,
+                        const struct routing *r);
+    void (*expert_bias_sum)(struct backend *b, struct view y, struct cview x, const float *bias,
+                            const struct routing *r);
     /* y = x * rsqrt(mean(x^2) + eps) * gain, per row. y may alias x. gain fp32 [D]. */
     void (*rmsnorm)(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
     /* x += delta; y = rmsnorm(x). y may alias delta, not x. */
@@ -389,7 +406,7 @@ struct backend_ops {
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                    const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                    int32_t layer);
-    /* y[T, F] = act(gu[:, :F]) * gu[:, F:2F] */
+    /* y[T, F] of gu[T, 2F] */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
     /* x[R, V] = numerics_softcap(x, cap), cap > 0 */
     void (*softcap)(struct backend *b, struct view x, float cap);
@@ -477,6 +494,13 @@ enum status backend_expert_linear(struct backend *b, struct view y, struct cview
 enum status backend_expert_sum(struct backend *b, struct view y, struct cview x,
                                const struct experts *w, const struct routing *r,
                                struct err *err) MUST_USE;
+enum status backend_add_bias(struct backend *b, struct view y, struct cview x, const float *bias,
+                             struct err *err) MUST_USE;
+enum status backend_expert_bias(struct backend *b, struct view y, const float *bias,
+                                const struct routing *r, struct err *err) MUST_USE;
+enum status backend_expert_bias_sum(struct backend *b, struct view y, struct cview x,
+                                    const float *bias, const struct routing *r,
+                                    struct err *err) MUST_USE;
 enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
                             float eps, struct err *err) MUST_USE;
 enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,

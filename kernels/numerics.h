@@ -88,6 +88,25 @@ NUMERICS_FN float numerics_gelu(float g)
     return g / (1.0f + numerics_exp(g * fmaf(g * g, NUMERICS_GELU_3, NUMERICS_GELU_1)));
 }
 
+/* Of gpt-oss (arXiv 2508.10925; as transformers has it): the gate at most 7, the up within 7 of 0,
+ * (up + 1) * gate * sigmoid(1.702 gate). */
+#define NUMERICS_SWIGLU_ALPHA 1.702f
+#define NUMERICS_SWIGLU_LIMIT 7.0f
+
+NUMERICS_FN float numerics_swiglu(float gate, float up)
+{
+    const float limit = NUMERICS_SWIGLU_LIMIT;
+    gate = gate > limit ? limit : gate; /* a NaN stays one */
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return (up + 1.0f) * (gate / (1.0f + numerics_exp(gate * -NUMERICS_SWIGLU_ALPHA)));
+}
+
+/* The sum of exp(score - max) over a row's keys, and that of its sink, which may be the larger. */
+NUMERICS_FN float numerics_sink(float sum, float max, float sink)
+{
+    return sum + numerics_exp(sink - max);
+}
+
 /* cap * tanh(x / cap) (arXiv 2408.00118), by tanh(t) = (exp(2 t) - 1) / (exp(2 t) + 1). */
 NUMERICS_FN float numerics_softcap(float x, float cap)
 {

@@ -1,12 +1,14 @@
 /* tessera inspect: the tensors of a checkpoint and which part of each every rank holds. */
 #include "server/commands.h"
 #include "server/setup.h"
+#include "weights/mxfp4.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define HELD_MAX 8 /* runs: a tensor has at most three matrices */
+#define HELD_MAX BACKEND_EXPERTS_MAX /* runs: a tensor has three matrices, or all experts */
+#define SHOWN_MAX 4
 
 /* The slice, or the part of its scales, when it is of this tensor. */
 static const struct tensor_slice *part_of(const struct setup *s, const struct local_weight *w,
@@ -15,9 +17,13 @@ static const struct tensor_slice *part_of(const struct setup *s, const struct lo
 {
     const struct checkpoint_tensor *t;
     struct err ignored; /* checked by setup_open */
-    if (strcmp(slice->tensor, tensor) == 0)
-        return slice;
-    if (w->quant.kind != QUANT_FILE || strncmp(slice->tensor, tensor, strlen(slice->tensor)) != 0)
+    const bool blocks = mxfp4_is_source(w);
+    const size_t same = strlen(slice->tensor) - (blocks ? strlen(MXFP4_CODES) : 0);
+    if (strcmp(slice->tensor, tensor) == 0) {
+        *room = blocks ? mxfp4_bytes(slice) : *slice;
+        return room;
+    }
+    if (w->quant.kind != QUANT_FILE || strncmp(slice->tensor, tensor, same) != 0)
         return NULL;
     return checkpoint_scale(s->checkpoint, w, slice, &t, room, &ignored) == OK &&
                    strcmp(t->name, tensor) == 0
@@ -107,9 +113,11 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
         }
         if (t->ndim == 1)
             printf("  %d: [%lld:%lld]", r, (long long)h.cols.begin, (long long)h.cols.end);
-        for (int32_t i = 0; t->ndim == 2 && i < h.count; i++)
+        for (int32_t i = 0; t->ndim > 1 && i < h.count && i < SHOWN_MAX; i++)
             printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)h.rows[i].begin,
                    (long long)h.rows[i].end, (long long)h.cols.begin, (long long)h.cols.end);
+        if (t->ndim > 1 && h.count > SHOWN_MAX)
+            printf(" and %d more", h.count - SHOWN_MAX);
     }
     printf("\n");
 }

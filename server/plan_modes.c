@@ -305,9 +305,9 @@ out:
 
 enum status plan_modes_measure(struct setup *s, struct err *err)
 {
-    const enum dtype dtype = s->model.quant.kind == QUANT_NONE
-                                 ? options_dtype(&s->options, s->model.dtype)
-                                 : s->model.quant.code;
+    const enum dtype dtype = model_config_codes(&s->model)
+                                 ? s->model.quant.code
+                                 : options_dtype(&s->options, s->model.dtype);
     return price_measure(s->options.device, s->options.tp, footprint_threads(&s->options), dtype,
                          &s->price, err);
 }

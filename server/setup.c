@@ -57,8 +57,10 @@ out:
 
 static enum status quantize(struct setup *s, struct err *err)
 {
-    enum status st = model_config_quantize(&s->model, options_quantization(&s->options), err);
-    if (st != OK || s->model.quant.kind == QUANT_NONE || s->ops->holds(s->model.quant.code))
+    const bool widen = options_widen(&s->options) || !s->ops->holds(DTYPE_F4_E2M1);
+    enum status st =
+        model_config_quantize(&s->model, options_quantization(&s->options), widen, err);
+    if (st != OK || !model_config_codes(&s->model) || s->ops->holds(s->model.quant.code))
         return st;
     const char *codes = model_config_codes(&s->model);
     return base_fail(err, ERR_DEVICE, "--device %s cannot hold %s weights; use --device cpu, or %s",

@@ -4,7 +4,7 @@
 
 #include "tests/subjects.h"
 
-/* Some of 0.001 to 0.02, all bits of the mantissa in use; of I8 and I4 values of bf16, and of
+/* Some of 0.001 to 0.02, all bits of the mantissa in use; of integers values of bf16, and of
  * either sign. */
 static inline float *scales_of(const struct weight_spec *spec)
 {
@@ -24,12 +24,23 @@ static inline enum dtype put_dtype(enum dtype storage)
     return dtype_is_int(storage) ? DTYPE_I8 : storage;
 }
 
+/* Twice the values of E2M1 (OCP Microscaling Formats 1.0, table 5.3.3). */
+static const int8_t e2m1[15] = {-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12};
+
 static inline float put_range(enum dtype storage)
 {
     return storage == DTYPE_F8_E4M3 ? 96.0f
            : storage == DTYPE_I8    ? 127.9f
            : storage == DTYPE_I4    ? 7.9f
                                     : 1.0f;
+}
+
+/* Such a value, of one from -1 to 1. */
+static inline float put_value(enum dtype storage, float unit)
+{
+    if (storage == DTYPE_F4_E2M1)
+        return e2m1[(int)((unit + 1) * 7.49f)];
+    return unit * put_range(storage);
 }
 
 static inline struct weight *made(struct backend *b, const struct weight_spec *spec, uint64_t seed,
@@ -40,7 +51,7 @@ static inline struct weight *made(struct backend *b, const struct weight_spec *s
     for (int32_t r = 0; r < spec->out; r++)
         for (int32_t k = 0; k < spec->in; k++)
             dtype_store(src + (size_t)r * stride, src_dtype, (size_t)k,
-                        gen(seed, (size_t)r * 100003 + (size_t)k) * put_range(spec->dtype));
+                        put_value(spec->dtype, gen(seed, (size_t)r * 100003 + (size_t)k)));
     const size_t bytes = b->ops->weight_bytes(spec);
     *storage = aligned_bytes(bytes, 0);
     memset((unsigned char *)*storage + bytes, 0xa5, 64);
@@ -77,7 +88,7 @@ UNUSED static struct weight *made_part(struct backend *b, const struct weight_sp
     for (int32_t o = 0; o < spec.out; o++)
         for (int32_t k = 0; k < spec.in; k++)
             dtype_store(src + (size_t)o * stride, put_dtype(whole->dtype), (size_t)k,
-                        gen(seed, (size_t)o * 100003 + (size_t)(at + k)) * put_range(whole->dtype));
+                        put_value(whole->dtype, gen(seed, (size_t)o * 100003 + (size_t)(at + k))));
     *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
     struct weight *w = must(b->ops->weight_open(b, &spec, *storage));
     b->ops->weight_put(w, 0, spec.out, src, put_dtype(whole->dtype), stride);

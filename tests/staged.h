@@ -278,6 +278,36 @@ static inline void staged_expert_sum(struct backend *b, struct view y, struct cv
     staged_end(s, y.data);
 }
 
+static inline void staged_add_bias(struct backend *b, struct view y, struct cview x,
+                                   const float *bias)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->add_bias(s->inner, staged_view(s, y), staged_cview(s, x),
+                            staged_in(s, bias, (size_t)x.cols * 4));
+    staged_end(s, y.data);
+}
+
+static inline void staged_expert_bias(struct backend *b, struct view y, const float *bias,
+                                      const struct routing *r)
+{
+    struct staged *s = staged_of(b);
+    const struct routing dr = staged_routing(s, r, y.rows);
+    const size_t n = (size_t)r->experts * (size_t)(y.cols / r->chosen);
+    s->inner->ops->expert_bias(s->inner, staged_view(s, y), staged_in(s, bias, n * 4), &dr);
+    staged_end(s, y.data);
+}
+
+static inline void staged_expert_bias_sum(struct backend *b, struct view y, struct cview x,
+                                          const float *bias, const struct routing *r)
+{
+    struct staged *s = staged_of(b);
+    const struct routing dr = staged_routing(s, r, y.rows);
+    const size_t n = (size_t)r->experts * (size_t)y.cols;
+    s->inner->ops->expert_bias_sum(s->inner, staged_view(s, y), staged_cview(s, x),
+                                   staged_in(s, bias, n * 4), &dr);
+    staged_end(s, y.data);
+}
+
 static inline void staged_rmsnorm(struct backend *b, struct view y, struct cview x,
                                   const float *gain, float eps)
 {
@@ -350,7 +380,9 @@ static inline void staged_attend(struct backend *b, struct view out, struct cvie
     struct staged *s = staged_of(b);
     const struct heads dh = staged_heads(s, h);
     const struct rows dr = staged_rows(s, rows);
-    s->inner->ops->attend(s->inner, staged_view(s, out), staged_cview(s, qkv), &dh, how, &dr,
+    struct attention there = *how;
+    there.sink = staged_in(s, how->sink, (size_t)h->heads * 4);
+    s->inner->ops->attend(s->inner, staged_view(s, out), staged_cview(s, qkv), &dh, &there, &dr,
                           ((const struct staged_cache *)(const void *)kv)->inner, layer);
     staged_end(s, out.data);
 }
@@ -588,6 +620,9 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.resolve = staged_resolve;
     s->ops.embed = staged_embed;
     s->ops.linear = staged_linear;
+    s->ops.add_bias = staged_add_bias;
+    s->ops.expert_bias = staged_expert_bias;
+    s->ops.expert_bias_sum = staged_expert_bias_sum;
     s->ops.rmsnorm = staged_rmsnorm;
     s->ops.add_rmsnorm = staged_add_rmsnorm;
     s->ops.square_sum = staged_square_sum;

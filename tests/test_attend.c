@@ -12,12 +12,17 @@ struct attend_case {
     enum dtype dtype;
     int32_t window;
     float softcap, scale; /* scale 0: the usual one */
+    bool sink;
 };
+
+/* From no weight beside the keys' to nearly all. */
+static const float sinks[] = {-3, 4.5f, 0.25f, 12, -90, 1, 99, -0.5f, 2};
 
 static struct attention how_of(const struct attend_case *c)
 {
     const float usual = 1.0f / sqrtf((float)c->dim);
-    return (struct attention){c->scale > 0 ? c->scale : usual, c->softcap, c->window};
+    return (struct attention){c->scale > 0 ? c->scale : usual, c->softcap, c->window,
+                              c->sink ? sinks : NULL};
 }
 
 /* A case with what a family does before the rotation. */
@@ -125,9 +130,10 @@ static void check_attend(const struct rules_case *r)
 {
     const struct attend_case *c = &r->shape;
     char what[128];
-    snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s%s%s, window %d, cap %g",
+    snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s%s%s%s, window %d, cap %g",
              c->heads, c->kv_heads, c->dim, c->length, dtype_name(c->dtype),
-             r->bias ? ", bias" : "", r->norm ? ", norm" : "", c->window, (double)c->softcap);
+             r->bias ? ", bias" : "", r->norm ? ", norm" : "", c->sink ? ", sinks" : "", c->window,
+             (double)c->softcap);
     const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
     /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
     const double abs = c->dtype == DTYPE_F32 ? 3e-6 : 2e-3;
@@ -182,6 +188,26 @@ static void test_windows(void **state UNUSED)
         {2, 1, 96, 100, DTYPE_F8_E4M3, .softcap = 2, .scale = 0.3f},
         {1, 1, 256, 70, DTYPE_BF16, .window = 31, .softcap = 5, .scale = 0.1f},
         {1, 1, 256, 70, DTYPE_BF16, .window = 1000}};
+    struct backend *const apart = invariant;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        invariant = cases[i].length <= APART_MOST ? apart : NULL;
+        check_attend(&(struct rules_case){cases[i], .scale = 1});
+    }
+    invariant = apart;
+}
+
+/* Keys without a value, of every kernel, beside windows and caps. */
+static void test_sinks(void **state UNUSED)
+{
+    static const struct attend_case cases[] = {
+        {8, 1, 64, 140, DTYPE_BF16, .window = 128, .sink = true},
+        {8, 2, 64, 300, .dtype = DTYPE_BF16, .sink = true},
+        {9, 3, 24, 60, .dtype = DTYPE_F32, .sink = true},
+        {5, 1, 6, 2310, .dtype = DTYPE_F32, .sink = true},
+        {4, 2, 6, 1030, DTYPE_F32, .window = 256, .softcap = 1.5f, .sink = true},
+        {7, 2, 64, 150, DTYPE_F16, .softcap = 3, .sink = true},
+        {4, 1, 128, 100, .dtype = DTYPE_F8_E4M3, .sink = true},
+        {1, 1, 256, 70, DTYPE_BF16, .window = 31, .sink = true}};
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;
@@ -281,6 +307,38 @@ static void chunks(struct backend *b, const struct attend_case *c)
     attended_close(&a, b);
 }
 
+/* What is not a number stays so, capped or not, and stays in its row and head. */
+static void not_finite(struct backend *b, const struct attend_case *c)
+{
+    struct attended a;
+    attended_open(&a, b, c);
+    const int32_t rows = a.m.rows.count, row = c->length / 3 + 3, head = c->heads - 1;
+    a.qkv[row * a.cols + head * c->dim + 1] = NAN;
+    for (int alone = 0; alone < 2; alone++) {
+        attend_part(b, &a, alone ? row : 0, alone ? row + 1 : rows,
+                    a.out + (alone ? (ptrdiff_t)row * a.width : 0));
+        for (int32_t t = 0; t < rows; t++)
+            for (int32_t i = 0; i < a.width; i++)
+                assert_int_equal(isnan(a.out[t * a.width + i]), t == row && i / c->dim == head);
+    }
+    attended_close(&a, b);
+}
+
+static void test_not_finite(void **state UNUSED)
+{
+    static const struct attend_case cases[] = {{4, 2, 64, 40, .dtype = DTYPE_BF16},
+                                               {4, 2, 64, 40, DTYPE_BF16, .softcap = 5},
+                                               {3, 1, 24, 40, DTYPE_F32, .softcap = 2},
+                                               {4, 1, 64, 40, DTYPE_BF16, .sink = true}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        not_finite(subjects[0], &cases[i]);
+        if (device != NULL)
+            not_finite(device, &cases[i]);
+        if (invariant != NULL)
+            not_finite(invariant, &cases[i]);
+    }
+}
+
 static void test_chunks(void **state UNUSED)
 {
     static const struct attend_case cases[] = {
@@ -288,6 +346,7 @@ static void test_chunks(void **state UNUSED)
         {6, 2, 64, 150, DTYPE_BF16, .window = 37},
         {3, 1, 24, 100, DTYPE_F32, .window = 18},
         {5, 1, 128, 90, DTYPE_BF16, .window = 9, .softcap = 3},
+        {8, 1, 64, 150, DTYPE_BF16, .window = 37, .sink = true},
         {5, 1, 80, 70, .dtype = DTYPE_F16},
         {4, 4, 128, 90, .dtype = DTYPE_F8_E4M3},
         {3, 2, 256, 70, .dtype = DTYPE_BF16},
@@ -372,7 +431,7 @@ static void test_attend_f8(void **state UNUSED)
     const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
     const struct rows rows = {1, &slot, &position, &block, 1};
     const struct heads heads = {1, 1, DIM, &kv_of};
-    const struct attention how = {0.25f, 0, 0};
+    const struct attention how = {0.25f, 0, 0, NULL};
     const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};
     float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int i = 0; nth_backend(i); i++) {
@@ -400,6 +459,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attend),  cmocka_unit_test(test_windows),
         cmocka_unit_test(test_rules),   cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_sinks),   cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_decodes), cmocka_unit_test(test_attend_f8)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);

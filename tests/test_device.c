@@ -28,6 +28,9 @@ static const struct {
     {"gemma2_f32", 4, "--parallel-mode=2d"},
     {"gemma3_bf16", 2, "--dtype=auto"},
     {"phi3_longrope_f32", 2, "--dtype=auto"},
+    {"gpt_oss_bf16", 2, "--dtype=auto"},
+    {"gpt_oss_f32", 1, "--dtype=auto"},
+    {"gpt_oss_bf16", 4, "--parallel-mode=1d_sp"},
     {"qwen3_moe_bf16", 4, "--parallel-mode=1d_sp"},
     {"qwen3_moe_bf16", 1, "--quantization=fp8"},
 };

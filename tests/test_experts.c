@@ -60,6 +60,45 @@ static void test_route(void **state UNUSED)
     }
 }
 
+/* Biases of each row's experts one after the other, and by their shares, beside x and in its place.
+ */
+static void bias_case(struct backend *b, const void *arg, float *out)
+{
+    enum { OUT = 37 };
+    const struct route_case *c = arg;
+    const size_t pairs = (size_t)c->rows * (size_t)c->chosen, rows = (size_t)c->rows;
+    const size_t logits_n = rows * (size_t)c->experts, biases = (size_t)c->experts * OUT;
+    float *logits = route_logits(c), *share = guarded(pairs);
+    float *bias = generated(12, biases), *x = generated(13, pairs * OUT);
+    int32_t *expert = guarded(pairs);
+    const struct routing r = {c->experts, c->chosen, expert, share};
+    const struct cview of_rows = {x, DTYPE_F32, c->rows, OUT};
+    float *sum = out + pairs * OUT, *again = sum + rows * OUT;
+    ok(backend_route(b, &r, (struct cview){logits, DTYPE_F32, c->rows, c->experts}, c->among,
+                     &err));
+    memcpy(out, x, pairs * OUT * sizeof *out);
+    memcpy(again, x, rows * OUT * sizeof *out);
+    ok(backend_expert_bias(b, view_f32(out, c->rows, c->chosen * OUT), bias, &r, &err));
+    ok(backend_expert_bias_sum(b, view_f32(sum, c->rows, OUT), of_rows, bias, &r, &err));
+    ok(backend_expert_bias_sum(b, view_f32(again, c->rows, OUT),
+                               (struct cview){again, DTYPE_F32, c->rows, OUT}, bias, &r, &err));
+    guarded_free(expert, pairs);
+    guarded_free(x, pairs * OUT);
+    guarded_free(bias, biases);
+    guarded_free(share, pairs);
+    guarded_free(logits, logits_n);
+}
+
+static void test_biases(void **state UNUSED)
+{
+    static const struct route_case cases[] = {{1, 8, 2, true, false},    {5, 8, 2, false, false},
+                                              {7, 32, 4, true, false},   {0, 8, 2, true, false},
+                                              {130, 32, 4, true, false}, {3, 1, 1, true, false}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        run_case("biases of experts", bias_case, &cases[i],
+                 (size_t)cases[i].rows * (size_t)(cases[i].chosen + 2) * 37, 1e-6, 1e-6);
+}
+
 /* Whatever the logits are, experts are different ones, everywhere the same, and shares of NaN say
  * so. */
 static void test_route_nan(void **state UNUSED)
@@ -248,7 +287,7 @@ static const struct weight_type {
 } types[] = {{DTYPE_F32, 0, 0},     {DTYPE_F16, 0, 0},      {DTYPE_BF16, 0, 0},
              {DTYPE_F8_E4M3, 0, 0}, {DTYPE_F8_E4M3, 64, 0}, {DTYPE_F8_E4M3, 64, 5},
              {DTYPE_I8, 32, 0},     {DTYPE_I8, 32, 7},      {DTYPE_I4, 32, 0},
-             {DTYPE_I4, 32, 30}};
+             {DTYPE_I4, 32, 30},    {DTYPE_F4_E2M1, 32, 0}, {DTYPE_F4_E2M1, 32, 11}};
 
 static void test_linear(void **state UNUSED)
 {
@@ -494,9 +533,10 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
-        cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
-        cmocka_unit_test(test_sum_order), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_recorded),  cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_biases),    cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_sum),       cmocka_unit_test(test_sum_order),
+        cmocka_unit_test(test_parts),     cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_arguments),
     };
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);

@@ -128,7 +128,7 @@ static void check_quant(const char *quant, int32_t rows, int32_t cols, bool inve
     assert_int_equal(m.quant.cols, cols);
     assert_int_equal(m.quant.inverse, inverse);
     const struct quant_config before = m.quant;
-    assert_int_equal(model_config_quantize(&m, DTYPE_F8_E4M3, &err), OK);
+    assert_int_equal(model_config_quantize(&m, DTYPE_F8_E4M3, false, &err), OK);
     assert_memory_equal(&before, &m.quant, sizeof before);
 }
 
@@ -146,7 +146,7 @@ static void test_quant(void **state)
     check_quant(GROUP("\"block\",\"block_structure\":[16,32]"), 16, 32, false);
     struct err err;
     struct model_config m = {.quant.kind = QUANT_NONE};
-    assert_int_equal(model_config_quantize(&m, DTYPE_F8_E4M3, &err), OK);
+    assert_int_equal(model_config_quantize(&m, DTYPE_F8_E4M3, false, &err), OK);
     assert_int_equal(m.quant.kind, QUANT_LOAD);
     assert_int_equal(m.quant.rows, 1);
     assert_int_equal(m.quant.cols, 0);

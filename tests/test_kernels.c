@@ -205,7 +205,9 @@ static void test_linear(void **state UNUSED)
         {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP},
         {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP, .scale_skip = 7},
         {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP},
-        {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP, .scale_skip = 30}};
+        {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP, .scale_skip = 30},
+        {.dtype = DTYPE_F4_E2M1, .scale_cols = BACKEND_GROUP},
+        {.dtype = DTYPE_F4_E2M1, .scale_cols = BACKEND_GROUP, .scale_skip = 19}};
     struct backend *const all_rows = invariant, *const all_types = device;
     for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
         /* few rows are those of test_leaves */
@@ -279,14 +281,16 @@ static void leaves_case(struct backend *b, const struct linear_case *c)
 
 static void test_leaves(void **state UNUSED)
 {
-    static const struct linear_case types[] = {{.dtype = DTYPE_F32},
-                                               {.dtype = DTYPE_F16},
-                                               {.dtype = DTYPE_BF16},
-                                               {.dtype = DTYPE_F8_E4M3},
-                                               {.dtype = DTYPE_F8_E4M3, .scale_cols = 64},
-                                               {.dtype = DTYPE_F8_E4M3, .scale_cols = 24},
-                                               {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP},
-                                               {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP}};
+    static const struct linear_case types[] = {
+        {.dtype = DTYPE_F32},
+        {.dtype = DTYPE_F16},
+        {.dtype = DTYPE_BF16},
+        {.dtype = DTYPE_F8_E4M3},
+        {.dtype = DTYPE_F8_E4M3, .scale_cols = 64},
+        {.dtype = DTYPE_F8_E4M3, .scale_cols = 24},
+        {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP},
+        {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP},
+        {.dtype = DTYPE_F4_E2M1, .scale_cols = BACKEND_GROUP}};
     static const int32_t shapes[][3] = {{2, 776, 40}, {19, 301, 33}, {70, 264, 130}};
     for (size_t t = 0; t < ARRAY_LEN(types); t++)
         for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
@@ -451,14 +455,30 @@ static void split_norm_case(struct backend *b, const void *arg, float *out)
 static void act_case(struct backend *b, const void *arg, float *out)
 {
     const struct row_case *c = arg;
-    const size_t n = 2 * (size_t)c->rows * (size_t)c->cols;
+    const size_t n = 2 * (size_t)c->rows * (size_t)c->cols, each = n / 2;
     float *gu = generated(14, n);
     for (size_t i = 0; i < n; i++)
         gu[i] *= i % 7 == 0 ? 95.0f : 5.0f;
     struct cview v = {gu, DTYPE_F32, c->rows, 2 * c->cols};
-    ok(backend_act_mul(b, view_f32(out, c->rows, c->cols), v, ACT_SILU, &err));
-    ok(backend_act_mul(b, view_f32(out + n / 2, c->rows, c->cols), v, ACT_GELU_TANH, &err));
+    for (int32_t act = 0; act < ACT_COUNT; act++)
+        ok(backend_act_mul(b, view_f32(out + (size_t)act * each, c->rows, c->cols), v,
+                           (enum activation)act, &err));
     guarded_free(gu, n);
+}
+
+/* Beside x, and in its place. */
+static void bias_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    float *x = generated(16, n), *bias = generated(17, (size_t)c->cols);
+    const struct view y = view_f32(out, c->rows, c->cols),
+                      again = view_f32(out + n, c->rows, c->cols);
+    ok(backend_add_bias(b, y, (struct cview){x, DTYPE_F32, c->rows, c->cols}, bias, &err));
+    memcpy(out + n, x, n * sizeof *x);
+    ok(backend_add_bias(b, again, cview_of(again), bias, &err));
+    guarded_free(x, n);
+    guarded_free(bias, (size_t)c->cols);
 }
 
 /* From hardly any effect of the cap to hardly anything left of the logit. */
@@ -481,7 +501,8 @@ static void test_rows(void **state UNUSED)
         const size_t n = (size_t)cases[i].rows * (size_t)cases[i].cols;
         run_case("norm", norm_case, &cases[i], 4 * n, 1e-6, 2e-6);
         run_case("split norm", split_norm_case, &cases[i], n, 1e-6, 2e-6);
-        run_case("act_mul", act_case, &cases[i], 2 * n, 1e-6, 1e-6);
+        run_case("act_mul", act_case, &cases[i], ACT_COUNT * n, 1e-6, 2e-6);
+        run_case("add_bias", bias_case, &cases[i], 2 * n, 0, 0);
         run_case("softcap", softcap_case, &cases[i], n, 4e-6, 1e-6);
     }
 }
@@ -591,6 +612,7 @@ static void test_arguments(void **state UNUSED)
     assert_int_equal(backend_linear(b, view_f32(y, 2, 8), v, w, &err), ERR_INTERNAL);
     assert_int_equal(backend_act_mul(b, view_f32(y, 2, 8), v, ACT_SILU, &err), ERR_INTERNAL);
     assert_int_equal(backend_softcap(b, view_f32(y, 2, 8), 0, &err), ERR_INTERNAL);
+    assert_int_equal(backend_add_bias(b, view_f32(y, 2, 8), v, y, &err), ERR_INTERNAL);
     assert_int_equal(backend_reserve(b, -1, 0, 0, &err), ERR_INTERNAL);
     assert_int_equal(backend_reserve(b, 1000, 4096, 100000, &err), OK);
     b->ops->weight_close(w);

@@ -1,25 +1,38 @@
-/* DESIGN: what is I8's and I4's own among the ops, by the rules of subjects.h: codes and scales as
+/* DESIGN: what is the integers' own among the ops, by the rules of subjects.h: codes and scales as
  * they are stored, and what becomes of activations. Products of all shapes are test_kernels.c's. */
+#include "tests/made_weight.h"
 #include "tests/only.h"
-#include "tests/subjects.h"
+
+static const struct {
+    enum dtype dtype;
+    int32_t top;
+} types[] = {{DTYPE_I8, 127}, {DTYPE_I4, 7}, {DTYPE_F4_E2M1, 12}};
+
+/* All of a type come up. */
+static int8_t nth_code(enum dtype dtype, int32_t top, int32_t n, int32_t k)
+{
+    if (dtype == DTYPE_F4_E2M1)
+        return e2m1[n % 15];
+    return (int8_t)(n % (2 * top + 1) - top - (top == 7 && k % 3 == 0));
+}
 
 /* Every code, parts of panels, and groups that begin before the weight does. */
 static void test_weights(void **state UNUSED)
 {
     enum { OUT = 70, IN = 261 };
     static int8_t codes[OUT][IN];
-    for (int t = 0; t < 8; t++) {
+    for (int t = 0; t < 12; t++) {
         struct weight_spec spec = {.out = OUT, .in = IN, .leaves = 1, .scale_cols = BACKEND_GROUP};
-        const int32_t top = t % 2 == 0 ? 127 : 7, seam = t < 4 ? 64 : 37;
-        spec.dtype = t % 2 == 0 ? DTYPE_I8 : DTYPE_I4;
+        const int32_t top = types[t % 3].top, seam = t < 6 ? 64 : 37;
+        spec.dtype = types[t % 3].dtype;
         spec.cut[1] = IN;
-        spec.scale_skip = t / 2 * 9;
+        spec.scale_skip = t / 3 * 9;
         float got[IN], scale[OUT * (IN / BACKEND_GROUP + 2)];
         for (size_t i = 0; i < ARRAY_LEN(scale); i++)
             scale[i] = dtype_from_bf16(dtype_to_bf16(gen(8, i)));
         for (int32_t r = 0; r < OUT; r++)
             for (int32_t k = 0; k < IN; k++)
-                codes[r][k] = (int8_t)((r + k) % (2 * top + 1) - top - (top == 7 && k % 3 == 0));
+                codes[r][k] = nth_code(spec.dtype, top, r + k, k);
         for (int i = 0; nth_backend(i); i++) {
             struct backend *b = nth_backend(i);
             if (!b->ops->holds(spec.dtype))
@@ -43,7 +56,7 @@ static void test_weights(void **state UNUSED)
     }
 }
 
-/* What I8 and I4 make of x, by the definition in numerics.h: codes that fit are exact, a run of
+/* What they make of x, by the definition in numerics.h: codes that fit are exact, a run of
  * zeros or of next to nothing is zeros, and what is not finite spoils its own row alone. */
 static void test_activations(void **state UNUSED)
 {
@@ -51,14 +64,14 @@ static void test_activations(void **state UNUSED)
     static const float special[ROWS] = {1, 0, 0x1p-120f, NAN, INFINITY, 1};
     static int8_t codes[OUT][IN];
     static float x[ROWS * IN], y[ROWS * OUT], scale[OUT * 4];
-    for (int t = 0; t < 4 * subject_count; t++) {
-        struct backend *b = subjects[t / 4];
+    for (int t = 0; t < 6 * subject_count; t++) {
+        struct backend *b = subjects[t / 6];
         struct weight_spec spec = {.out = OUT, .in = IN, .leaves = 2, .scale_cols = BACKEND_GROUP};
-        spec.dtype = t % 2 == 0 ? DTYPE_I8 : DTYPE_I4;
-        spec.scale_skip = t % 4 / 2 * 5;
+        spec.dtype = types[t % 3].dtype;
+        spec.scale_skip = t % 6 / 3 * 5;
         spec.cut[1] = 41;
         spec.cut[2] = IN;
-        const int32_t top = t % 2 == 0 ? 127 : 7;
+        const int32_t top = types[t % 3].top;
         for (size_t i = 0; i < ARRAY_LEN(scale); i++)
             scale[i] = i % 2 == 0 ? 0.5f : -0.25f;
         for (int32_t r = 0; r < OUT; r++)
@@ -91,10 +104,47 @@ static void test_activations(void **state UNUSED)
     }
 }
 
+/* The same codes and scales give the same bits, however many bits hold them. */
+static void test_same_codes(void **state UNUSED)
+{
+    enum { IN = 301, OUT = 70, ROWS = 13, SKIP = 11 };
+    static const int32_t rows[] = {1, 3, ROWS};
+    float *x = generated(3, (size_t)ROWS * IN);
+    static float y[2][ROWS * OUT];
+    for (int t = 0; t < (int)ARRAY_LEN(rows) * subject_count; t++) {
+        struct backend *b = subjects[t / (int)ARRAY_LEN(rows)];
+        const int32_t n = rows[t % (int)ARRAY_LEN(rows)];
+        for (int narrow = 0; narrow < 2; narrow++) {
+            struct weight_spec spec = {.out = OUT, .in = IN, .leaves = 2, .cut = {0, 140, IN}};
+            spec.scale_cols = BACKEND_GROUP;
+            spec.scale_skip = SKIP;
+            spec.dtype = narrow ? DTYPE_F4_E2M1 : DTYPE_I8;
+            void *storage = aligned_bytes(b->ops->weight_bytes(&spec), 0);
+            struct weight *w = must(b->ops->weight_open(b, &spec, storage));
+            float *scale = scales_of(&spec);
+            for (int32_t o = 0; o < OUT; o++) {
+                int8_t codes[IN];
+                for (int32_t k = 0; k < IN; k++)
+                    codes[k] = e2m1[(o * 7 + k * k) % 15];
+                b->ops->weight_put(w, o, 1, codes, DTYPE_I8, IN);
+            }
+            b->ops->weight_scale(w, 0, OUT, scale);
+            const struct cview view = {x, DTYPE_F32, n, IN};
+            ok(backend_linear(b, view_f32(y[narrow], n, OUT), view, w, &err));
+            b->ops->weight_close(w);
+            free(storage);
+            free(scale);
+        }
+        assert_bits("4 and 8 bits", y[1], y[0], (size_t)(n * OUT));
+    }
+    guarded_free(x, (size_t)ROWS * IN);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_weights),
-                                       cmocka_unit_test(test_activations)};
+                                       cmocka_unit_test(test_activations),
+                                       cmocka_unit_test(test_same_codes)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

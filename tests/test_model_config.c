@@ -2,6 +2,7 @@
  * what each family says where the file does not. */
 #include "config/buf.h"
 #include "config/model_config.h"
+#include "tests/family_text.h"
 #include "tests/scratch.h"
 
 #include <math.h>
@@ -245,33 +246,6 @@ static void test_config_dialects(void **state)
 
 /* ---- families ---- */
 
-/* The least a config.json of this family can say, and more members. */
-static enum status parse_family(const char *family, const char *more, struct model_config *m,
-                                struct err *err)
-{
-    char text[512];
-    const int n = snprintf(text, sizeof text,
-                           "{\"model_type\":\"%s\",\"hidden_size\":512,\"num_hidden_layers\":4,"
-                           "\"num_attention_heads\":64,\"intermediate_size\":8,\"vocab_size\":9%s}",
-                           family, more);
-    assert_true(n < (int)sizeof text);
-    return model_config_parse(text, (size_t)n, "config.json", m, err);
-}
-
-static void ok_config(const char *text, struct model_config *m)
-{
-    struct err err;
-    if (model_config_parse(text, strlen(text), "config.json", m, &err) != OK)
-        fail_msg("%s", err.text);
-}
-
-static void ok_family(const char *family, const char *more, struct model_config *m)
-{
-    struct err err;
-    if (parse_family(family, more, m, &err) != OK)
-        fail_msg("%s%s: %s", family, more, err.text);
-}
-
 /* What the configuration classes of transformers 5.23 hold for these keys when nothing else is
  * given (LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3Config,
  * Qwen3MoeConfig), and what their attention has. */
@@ -433,7 +407,8 @@ static void test_family_refusals(void **state)
     static const char *const refused[][3] = {
         {"Qwen2", "",
          "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, phi3, qwen2, "
-         "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gemma, gemma2, gemma3_text or gemma3; "
+         "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gpt_oss, gemma, gemma2, gemma3_text "
+         "or gemma3; "
          "the nearest is qwen2"},
         {"mistal", "", "or gemma3; the nearest is mistral"},
         {"llama", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
@@ -478,6 +453,9 @@ static void test_family_refusals(void **state)
         {"gemma2", ",\"attn_logit_softcapping\":-5", "attn_logit_softcapping is -5, expected"},
         {"gemma2", ",\"query_pre_attn_scalar\":0", "query_pre_attn_scalar is 0, expected a number"},
         {"gemma3_text", ",\"attn_logit_softcapping\":50", "expected null"},
+        {"gemma2", ",\"attn_logit_softcapping\":1001", "1001, expected"},
+        {"qwen2", ",\"sliding_window\":null" SLIDES TYPES("full_attention", "sliding_attention"),
+         "sliding_window is null, expected a number, since some layers slide"},
         {"gemma3_text", ",\"use_bidirectional_attention\":true", "is true, expected false"},
         {"gemma2", ",\"sliding_window\":null", "expected a number, since some layers slide"},
         {"gemma3_text", ",\"sliding_window_pattern\":0", "sliding_window_pattern is 0, expected"},

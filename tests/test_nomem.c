@@ -177,7 +177,7 @@ static enum status read_answer(const void *text, struct err *err)
     if (!a)
         return base_fail(err, ERR_NOMEM, "answer: no memory");
     answer_push(a, text, strlen(text));
-    answer_finish(a);
+    answer_finish(a, true);
     const bool failed = answer_failed(a);
     CHECK(failed || (answer_call_count(a) == 1 && answer_reasoning(a)->len == 1));
     answer_close(a);

@@ -238,7 +238,11 @@ static void test_choices(void **state)
     assert_int_equal(options_quantization(&o), DTYPE_I8);
     good("serve m --quantization int4");
     assert_int_equal(options_quantization(&o), DTYPE_I4);
-    bad("serve m --quantization int5", "--quantization: got \"int5\", expected auto|fp8|int8|int4");
+    assert_false(options_widen(&o));
+    good("serve m --quantization none");
+    assert_true(options_quantization(&o) == DTYPE_F32 && options_widen(&o));
+    bad("serve m --quantization int5",
+        "--quantization: got \"int5\", expected auto|none|fp8|int8|int4");
     bad("serve m --parallel-mode 4d", "expected 1d|1d_sp|2d|2.5d|3d");
     good("serve m --parallel-mode 2.5d --mesh 1,3,3");
 }

@@ -6,6 +6,7 @@
 #include "weights/checkpoint.h"
 
 #include "weights/checkpoint_files.h"
+#include "weights/mxfp4.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -345,6 +346,21 @@ static enum status missing(const struct checkpoint *c, const char *name, struct 
                      name, near ? near : "none");
 }
 
+/* Of codes whose name ends in one way, or begins that of the scales. */
+static void scale_name(char name[PLACEMENT_NAME_MAX], const struct local_weight *w,
+                       const struct tensor_slice *s)
+{
+    const size_t n = strlen(s->tensor), end = sizeof MXFP4_CODES - 1;
+    const bool blocks = mxfp4_is_source(w);
+    CHECK(!blocks || (n > end && strcmp(s->tensor + n - end, MXFP4_CODES) == 0));
+    const int used =
+        snprintf(name, PLACEMENT_NAME_MAX, "%.*s%s", (int)(blocks ? n - end : n), s->tensor,
+                 blocks             ? MXFP4_SCALES
+                 : w->quant.inverse ? "_scale_inv"
+                                    : "_scale");
+    CHECK(used > 0 && used < PLACEMENT_NAME_MAX);
+}
+
 enum status checkpoint_scale(const struct checkpoint *c, const struct local_weight *w,
                              const struct tensor_slice *s, const struct checkpoint_tensor **tensor,
                              struct tensor_slice *part, struct err *err)
@@ -352,9 +368,7 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
     const struct placement_box box = placement_scales(w, s);
     *part = (struct tensor_slice){.ndim = 2, .rows = box.rows, .cols = box.cols};
     placement_scales_shape(w, s, part->shape);
-    const int n = snprintf(part->tensor, sizeof part->tensor, "%s_scale%s", s->tensor,
-                           w->quant.inverse ? "_inv" : "");
-    CHECK(n > 0 && (size_t)n < sizeof part->tensor);
+    scale_name(part->tensor, w, s);
     const struct checkpoint_tensor *t = checkpoint_find(c, part->tensor);
     if (!t)
         return missing(c, part->tensor, err);
@@ -365,15 +379,16 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
         part->cols = part->rows;
         part->rows = (struct span){0, span_len(part->cols) > 0};
     }
-    if (t->ndim > 2 || t->rows != part->shape[0] || t->cols != part->shape[1])
+    const bool blocks = mxfp4_is_source(w);
+    if (t->ndim > (blocks ? 3 : 2) || t->rows != part->shape[0] || t->cols != part->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected [%lld, %lld] scales, found %d-d [%lld, %lld]",
                          c->files.dir, t->name, (long long)part->shape[0],
                          (long long)part->shape[1], t->ndim, (long long)t->rows,
                          (long long)t->cols);
-    if (!dtype_is_compute(t->dtype))
-        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected F32, F16 or BF16, found %s",
-                         c->files.dir, t->name, dtype_name(t->dtype));
+    if (blocks ? t->dtype != DTYPE_U8 : !dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
+                         t->name, blocks ? "U8" : "F32, F16 or BF16", dtype_name(t->dtype));
     *tensor = t;
     return OK;
 }
@@ -396,17 +411,21 @@ static enum status check_slice(const struct checkpoint *c, const struct local_we
 {
     const struct checkpoint_tensor *t = checkpoint_find(c, s->tensor), *scale = NULL;
     const bool codes = w->quant.kind == QUANT_FILE;
+    const bool blocks = mxfp4_is_source(w); /* [experts, rows, groups, 16]; cut for ranks, 2-d */
+    const enum dtype of_codes = blocks ? DTYPE_U8 : DTYPE_F8_E4M3;
+    const int32_t ndim = blocks && checkpoint_ranks(c) == 0 ? 4 : s->ndim;
+    const int64_t cols = blocks ? mxfp4_bytes(s).shape[1] : s->shape[1];
     if (!t)
         return missing(c, s->tensor, err);
-    if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
+    if (t->ndim != ndim || t->rows != s->shape[0] || t->cols != cols)
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
-                         c->files.dir, s->tensor, s->ndim, (long long)s->shape[0],
-                         (long long)s->shape[1], t->ndim, (long long)t->rows, (long long)t->cols);
-    if (codes ? t->dtype != DTYPE_F8_E4M3 : !dtype_is_compute(t->dtype))
-        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
-                         s->tensor, codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
-                         dtype_name(t->dtype));
+                         c->files.dir, s->tensor, ndim, (long long)s->shape[0], (long long)cols,
+                         t->ndim, (long long)t->rows, (long long)t->cols);
+    if (codes ? t->dtype != of_codes : !dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s%s, found %s", c->files.dir,
+                         s->tensor, codes ? dtype_name(of_codes) : "F32, F16 or BF16",
+                         codes ? ", by quantization_config" : "", dtype_name(t->dtype));
     used[t - c->tensors] = 1;
     if (!codes)
         return OK;

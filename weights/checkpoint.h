@@ -12,7 +12,8 @@
 
 struct checkpoint;
 
-/* A whole tensor; a 1-d one has rows = 1, one of more than 2-d has cols = product of the rest. */
+/* A whole tensor; a 1-d one has rows = 1, one of more than 2-d has rows = the product of its first
+ * two sizes and cols = that of the rest. */
 struct checkpoint_tensor {
     const char *name;
     enum dtype dtype;

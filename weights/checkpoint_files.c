@@ -187,10 +187,11 @@ static enum status reserve_pieces(struct checkpoint_files *f, struct err *err)
 
 static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])
 {
-    shape[0] = e->ndim > 1 ? e->shape[0] : 1;
+    const int32_t rows = e->ndim > 2 ? 2 : e->ndim - 1; /* so many sizes multiply to that of rows */
+    shape[0] = 1;
     shape[1] = 1;
-    for (int32_t d = e->ndim > 1 ? 1 : 0; d < e->ndim; d++)
-        shape[1] = e->bytes == 0 && e->ndim > 2 ? 0 : shape[1] * e->shape[d];
+    for (int32_t d = 0; d < e->ndim; d++)
+        shape[d >= rows] = e->bytes == 0 && e->ndim > 2 ? 0 : shape[d >= rows] * e->shape[d];
 }
 
 /* Checkpoints of a language model with others beside it say so in front of its tensors' names, in
@@ -251,7 +252,8 @@ static enum status add_whole_tensors(struct checkpoint_files *f, struct err *err
     return OK;
 }
 
-static bool has_piece(const struct checkpoint_files *f, const char *name)
+/* A piece of that name; NULL: there is none. */
+static const struct checkpoint_piece *find_piece(const struct checkpoint_files *f, const char *name)
 {
     int32_t low = 0, high = f->piece_count;
     while (low < high) {
@@ -261,7 +263,8 @@ static bool has_piece(const struct checkpoint_files *f, const char *name)
         else
             high = mid;
     }
-    return low < f->piece_count && strcmp(f->pieces[low].name, name) == 0;
+    const bool found = low < f->piece_count && strcmp(f->pieces[low].name, name) == 0;
+    return found ? &f->pieces[low] : NULL;
 }
 
 /* ---- form 1: one file ---- */
@@ -307,10 +310,11 @@ static enum status index_agrees(const struct checkpoint_files *f, const struct j
         if (strcmp(jdoc_string(file), f->files[p->file].name) != 0)
             return base_fail(err, ERR_MODEL,
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, found in %s",
-                             f->dir, p->name, jdoc_string(file), f->files[p->file].name);
+                             f->dir, p->name_in_file, jdoc_string(file), f->files[p->file].name);
     }
     for (void *i = jdoc_iter(map, NULL, &tensor, &file); i; i = jdoc_iter(map, i, &tensor, &file)) {
-        if (!has_piece(f, text_name(tensor)))
+        const struct checkpoint_piece *p = find_piece(f, text_name(tensor));
+        if (!p || strcmp(p->name_in_file, tensor) != 0)
             return base_fail(err, ERR_MODEL,
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, which lacks it",
                              f->dir, tensor, jdoc_string(file));
@@ -483,7 +487,8 @@ static enum status open_shards(struct checkpoint_files *f, struct err *err)
     TRY(add_shard_pieces(f, tensors, err));
     void *i = jdoc_iter(tensors, NULL, &tensor, &value);
     for (; i && st == OK; i = jdoc_iter(tensors, i, &tensor, &value)) {
-        if (!has_piece(f, text_name(tensor)))
+        const struct checkpoint_piece *p = find_piece(f, text_name(tensor));
+        if (!p || strcmp(p->name_in_file, tensor) != 0)
             st = base_fail(err, ERR_MODEL, "%.200s/" SHARDS ": tensor %.100s is in no rank's file",
                            f->dir, tensor);
     }

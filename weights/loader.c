@@ -9,6 +9,7 @@
 
 #include "weights/fp8.h"
 #include "weights/intq.h"
+#include "weights/mxfp4.h"
 #include "weights/synth.h"
 
 #include <stdlib.h>
@@ -117,6 +118,20 @@ static int64_t rows_of(const struct local_weight *w)
     return w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in;
 }
 
+/* Are its rows groups of 4 bits a code in the checkpoint? */
+static bool is_blocks(const struct job *j, const struct local_weight *w)
+{
+    return j->c && mxfp4_is_source(w);
+}
+
+/* Bytes of one row of such in staging: as it is read, its codes, its scales or values. */
+static size_t blocks_bytes(const struct local_weight *w)
+{
+    const size_t in = (size_t)w->spec.in, groups = in / MXFP4_GROUP + 2;
+    const size_t wide = in > groups ? in : groups;
+    return groups * (MXFP4_BLOCK + 1) + in + wide * sizeof(float);
+}
+
 /* The type a slice's values come in. */
 static enum dtype source_dtype(const struct job *j, const struct local_weight *w,
                                const struct tensor_slice *s)
@@ -145,6 +160,8 @@ static struct span source_cols(const struct job *j, const struct local_weight *w
 static size_t row_bytes(const struct job *j, const struct local_weight *w)
 {
     size_t widest = 1;
+    if (is_blocks(j, w))
+        return blocks_bytes(w);
     for (int32_t s = 0; s < w->slice_count; s++) {
         size_t row = dtype_size(source_dtype(j, w, &w->slices[s]));
         if (w->kind == LOCAL_LINEAR)
@@ -207,7 +224,25 @@ static enum status cut(struct job *j, struct err *err)
 
 /* ---- filling ---- */
 
-/* Rows of one slice into staging, in its own type; *bytes: how many. */
+static enum status read_part(struct job *j, const struct checkpoint_tensor *t, struct span rows,
+                             struct span cols, void *to, const struct worker *own, struct err *err)
+{
+    int32_t file;
+    uint64_t offset;
+    checkpoint_where(j->c, t, rows.begin, cols.begin, j->rank, &file, &offset);
+    if (own->reading)
+        atomic_store_explicit(own->reading, loader_place(file, offset), memory_order_relaxed);
+    const enum status st = checkpoint_read(j->c, t, rows, cols, j->rank, to, err);
+    if (own->reading)
+        atomic_store_explicit(own->reading, 0, memory_order_relaxed);
+    if (st == OK)
+        atomic_fetch_add_explicit(
+            &j->read_bytes, (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(t->dtype),
+            memory_order_relaxed);
+    return st;
+}
+
+/* Rows of one slice into staging, in its own type. */
 static enum status fetch(struct job *j, const struct local_weight *w, const struct tensor_slice *s,
                          struct span rows, struct span cols, enum dtype dtype,
                          const struct worker *own, struct err *err)
@@ -225,18 +260,7 @@ static enum status fetch(struct job *j, const struct local_weight *w, const stru
     if (!known || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL, "weight %s: the checkpoint has no such tensor %s", w->name,
                          s->tensor);
-    int32_t file;
-    uint64_t offset;
-    checkpoint_where(j->c, t, rows.begin, cols.begin, j->rank, &file, &offset);
-    if (own->reading)
-        atomic_store_explicit(own->reading, loader_place(file, offset), memory_order_relaxed);
-    enum status st = checkpoint_read(j->c, t, rows, cols, j->rank, staging, err);
-    if (own->reading)
-        atomic_store_explicit(own->reading, 0, memory_order_relaxed);
-    if (st == OK)
-        atomic_fetch_add_explicit(&j->read_bytes, stride * (size_t)span_len(rows),
-                                  memory_order_relaxed);
-    return st;
+    return read_part(j, t, rows, cols, staging, own, err);
 }
 
 static void put_vector(const struct job *j, int32_t weight, int64_t at, const void *values,
@@ -267,6 +291,8 @@ static bool quantize_row(const struct job *j, const struct local_weight *w,
                          float *scale)
 {
     const enum dtype dtype = source_dtype(j, w, s);
+    if (w->spec.dtype == DTYPE_F4_E2M1)
+        return mxfp4_quantize((int8_t *)codes, scale, row, dtype, source_cols(j, w, s), s->cols);
     if (dtype_is_int(w->spec.dtype))
         return intq_quantize((int8_t *)codes, scale, row, dtype, source_cols(j, w, s), s->cols,
                              w->spec.dtype);
@@ -312,6 +338,80 @@ static enum status put_codes(struct job *j, int32_t weight, const struct tensor_
     return OK;
 }
 
+/* ---- MXFP4 ---- */
+
+/* Where a thread has rows of it: as they are in the file, and what they become. */
+struct blocks {
+    uint8_t *codes, *scales;
+    int8_t *out;
+    float *factors; /* scales, or values where these are held */
+};
+
+static struct blocks blocks_in(const struct local_weight *w, char *staging, size_t rows,
+                               size_t groups)
+{
+    const size_t in = (size_t)w->spec.in, wide = in > groups ? in : groups;
+    struct blocks b = {.codes = (uint8_t *)staging};
+    b.factors = (float *)(void *)(staging + base_align(rows * groups * MXFP4_BLOCK, 64));
+    b.scales = (uint8_t *)(b.factors + rows * wide);
+    b.out = (int8_t *)b.scales + rows * groups;
+    return b;
+}
+
+/* Rows of codes, or of values, into the weight from its row `at` on. */
+static enum status put_blocks(struct job *j, int32_t weight, const struct tensor_slice *s,
+                              struct span rows, int64_t at, const struct blocks *b, struct err *err)
+{
+    const struct backend_ops *ops = j->backend->ops;
+    const struct local_weight *w = &j->weights[weight];
+    struct weight *to = j->l->linear[weight];
+    const bool values = !dtype_is_scaled(w->spec.dtype);
+    const size_t n = (size_t)span_len(rows), in = (size_t)w->spec.in;
+    const size_t groups = (size_t)span_len(mxfp4_groups(s->cols));
+    for (size_t r = 0; r < n; r++) {
+        const uint8_t *codes = b->codes + r * groups * MXFP4_BLOCK,
+                      *scales = b->scales + r * groups;
+        if (!(values
+                  ? mxfp4_values(b->factors + r * in, codes, scales, s->cols)
+                  : mxfp4_codes(b->out + r * in, b->factors + r * groups, codes, scales, s->cols)))
+            return base_fail(
+                err, ERR_MODEL,
+                "tensor %s: row %lld has a scale that is NaN, below 2^-125 or above 2^124",
+                s->tensor, (long long)rows.begin + (long long)r);
+    }
+    if (values) {
+        ops->weight_put(to, (int32_t)at, (int32_t)n, b->factors, DTYPE_F32, in * sizeof(float));
+    } else {
+        ops->weight_put(to, (int32_t)at, (int32_t)n, b->out, DTYPE_I8, in);
+        ops->weight_scale(to, (int32_t)at, (int32_t)n, b->factors);
+    }
+    return OK;
+}
+
+static enum status fill_blocks(struct job *j, int32_t weight, const struct tensor_slice *s,
+                               struct span rows, int64_t at, const struct worker *own,
+                               struct err *err)
+{
+    enum status st = OK;
+    const struct local_weight *w = &j->weights[weight];
+    const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor), *scale;
+    const struct span groups = mxfp4_groups(s->cols);
+    const struct span bytes = mxfp4_bytes(s).cols;
+    struct tensor_slice part;
+    const struct blocks b =
+        blocks_in(w, own->staging, (size_t)span_len(rows), (size_t)span_len(groups));
+    TRY(checkpoint_scale(j->c, w, s, &scale, &part, err));
+    TRY(read_part(j, t, rows, bytes, b.codes, own, err));
+    TRY(read_part(j, scale, rows, groups, b.scales, own, err));
+    TRY(put_blocks(j, weight, s, rows, at, &b, err));
+    if (j->progress)
+        atomic_fetch_add_explicit(&j->progress->bytes_done,
+                                  (uint64_t)(span_len(rows) * (span_len(bytes) + span_len(groups))),
+                                  memory_order_relaxed);
+out:
+    return st;
+}
+
 /* The part of one slice that falls into the piece. */
 static enum status fill_slice(struct job *j, const struct item *it, const struct tensor_slice *s,
                               const struct worker *own, struct err *err)
@@ -329,6 +429,12 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
         rows = (struct span){s->rows.begin + part.begin, s->rows.begin + part.end};
     else
         cols = (struct span){s->cols.begin + part.begin, s->cols.begin + part.end};
+    if (is_blocks(j, w)) {
+        const enum status done = fill_blocks(j, it->weight, s, rows, begin, own, err);
+        if (done == OK)
+            atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
+        return done;
+    }
     const bool scaled = dtype_is_scaled(w->spec.dtype);
     enum dtype dtype = source_dtype(j, w, s);
     cols = scaled ? source_cols(j, w, s) : cols;
@@ -426,8 +532,8 @@ static enum status read_scales(struct job *j, struct err *err)
         const struct local_weight *w = &j->weights[i];
         for (int32_t k = 0; k < w->slice_count && st == OK; k++) {
             struct fp8_scales *s = &j->scales[(size_t)i * j->slices_max + (size_t)k];
-            if (w->quant.kind != QUANT_FILE || !j->c || is_empty(w))
-                continue;
+            if (w->quant.kind != QUANT_FILE || !j->c || is_empty(w) || is_blocks(j, w))
+                continue; /* of blocks they are read with the codes */
             st = fp8_scales_read(j->c, w, &w->slices[k], j->rank, s, err);
             count_read(j, s->bytes);
         }

@@ -72,9 +72,16 @@ void placement_leaves(int64_t units, int64_t unit_size, struct span mine, struct
         spec->cut[i] = (int32_t)(cut[first + i] * unit_size);
 }
 
+/* Of MXFP4, two elements a byte. */
+static bool is_blocks(const struct local_weight *w)
+{
+    return w->quant.kind == QUANT_FILE && w->quant.code == DTYPE_F4_E2M1;
+}
+
 struct span placement_read_cols(const struct local_weight *w, const struct tensor_slice *s)
 {
-    const int64_t group = w->spec.scale_cols;
+    const bool blocks = is_blocks(w);
+    const int64_t group = blocks ? w->quant.cols : w->spec.scale_cols;
     if (group == 0)
         return (struct span){0, s->shape[1]};
     const int64_t end = (s->cols.end + group - 1) / group * group;
@@ -83,14 +90,15 @@ struct span placement_read_cols(const struct local_weight *w, const struct tenso
 
 size_t placement_read_bytes(const struct local_weight *w, enum dtype file_dtype)
 {
+    const bool blocks = is_blocks(w);
     size_t elements = 0;
     for (int32_t i = 0; i < w->slice_count; i++) {
         const struct tensor_slice *s = &w->slices[i];
-        const bool more = w->quant.kind == QUANT_LOAD && span_len(s->cols) > 0;
+        const bool more = (w->quant.kind == QUANT_LOAD || blocks) && span_len(s->cols) > 0;
         const struct span cols = more ? placement_read_cols(w, s) : s->cols;
         elements += (size_t)(span_len(s->rows) * span_len(cols));
     }
-    return elements * dtype_size(file_dtype);
+    return blocks ? elements / 2 : elements * dtype_size(file_dtype);
 }
 
 static struct span blocks(struct span s, int32_t block)

@@ -49,7 +49,8 @@ struct local_weight {
     struct tensor_slice *slices; /* borrowed */
     size_t offset, bytes;        /* in the rank's arena, by placement_layout */
     float plus;                  /* LOCAL_VECTOR: added to each element that is loaded */
-    struct quant_config quant;   /* kind is QUANT_NONE unless spec.dtype has scales */
+    struct quant_config quant;   /* kind is QUANT_NONE unless spec.dtype or what is read for it
+                                    has scales */
 };
 
 /* Assigns 64-byte aligned offsets in order and returns the arena's size. */

@@ -8,6 +8,7 @@
 
 #include "config/buf.h"
 #include "weights/checkpoint_files.h"
+#include "weights/mxfp4.h"
 #include "weights/outdir.h"
 
 #include <stdio.h>
@@ -69,8 +70,9 @@ static enum status add_slice(struct sharder *s, const struct local_weight *w,
                              const struct tensor_slice *slice, struct err *err)
 {
     const struct checkpoint_tensor *t;
+    const struct tensor_slice bytes = mxfp4_is_source(w) ? mxfp4_bytes(slice) : *slice;
     struct tensor_slice scales;
-    add_piece(s, checkpoint_find(s->source, slice->tensor), slice);
+    add_piece(s, checkpoint_find(s->source, slice->tensor), &bytes);
     if (w->quant.kind != QUANT_FILE)
         return OK;
     enum status st = checkpoint_scale(s->source, w, slice, &t, &scales, err);

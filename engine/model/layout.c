@@ -20,6 +20,7 @@ struct param {
 #define ATTN "self_attn."
 #define QWEN "mlp.experts.%d."
 #define MIXTRAL "block_sparse_moe.experts.%d."
+#define GPT_OSS "mlp.experts."
 #define GATE_UP "mlp.gate_up_proj"
 #define DOWN "mlp.down_proj"
 #define GEMMA_NORM "pre_feedforward_layernorm"
@@ -36,7 +37,9 @@ static const struct param params[] = {
      {ATTN "q_proj.bias", ATTN "k_proj.bias", ATTN "v_proj.bias"}},
     {ROLE_Q_NORM, true, MIXTURE_NONE, ATTN "q_norm", NULL, {ATTN "q_norm.weight"}},
     {ROLE_K_NORM, true, MIXTURE_NONE, ATTN "k_norm", NULL, {ATTN "k_norm.weight"}},
+    {ROLE_SINKS, true, MIXTURE_NONE, ATTN "sinks", NULL, {ATTN "sinks"}},
     {ROLE_O, true, MIXTURE_NONE, ATTN "o_proj", NULL, {ATTN "o_proj.weight"}},
+    {ROLE_O_BIAS, true, MIXTURE_NONE, ATTN "o_proj.bias", NULL, {ATTN "o_proj.bias"}},
     {ROLE_ATTN_POST_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
     {ROLE_MLP_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
@@ -55,6 +58,15 @@ static const struct param params[] = {
      {MIXTRAL "w1.weight", MIXTRAL "w3.weight"}},
     {ROLE_ROUTER, true, MIXTURE_MIXTRAL, "mlp.gate", NULL, {"block_sparse_moe.gate.weight"}},
     {ROLE_DOWN, true, MIXTURE_MIXTRAL, QWEN "down_proj", DOWN, {MIXTRAL "w2.weight"}},
+    {ROLE_GATE_UP, true, MIXTURE_GPT_OSS, QWEN "gate_up_proj", GATE_UP,
+     {GPT_OSS "gate_up_proj_blocks"}},
+    {ROLE_GATE_UP_BIAS, true, MIXTURE_GPT_OSS, GPT_OSS "gate_up_proj.bias", NULL,
+     {GPT_OSS "gate_up_proj_bias"}},
+    {ROLE_ROUTER, true, MIXTURE_GPT_OSS, "mlp.router", NULL, {"mlp.router.weight"}},
+    {ROLE_ROUTER_BIAS, true, MIXTURE_GPT_OSS, "mlp.router.bias", NULL, {"mlp.router.bias"}},
+    {ROLE_DOWN, true, MIXTURE_GPT_OSS, QWEN "down_proj", DOWN, {GPT_OSS "down_proj_blocks"}},
+    {ROLE_DOWN_BIAS, true, MIXTURE_GPT_OSS, GPT_OSS "down_proj.bias", NULL,
+     {GPT_OSS "down_proj_bias"}},
 
     {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GEMMA_POST_NORM, NULL, {GEMMA_POST_NORM ".weight"}},
     {ROLE_FINAL_NORM, false, MIXTURE_NONE, "model.norm", NULL, {"model.norm.weight"}},
@@ -65,7 +77,14 @@ static const struct param params[] = {
 /* Those of the attention beside the product. */
 static bool goes_with_qkv(enum role role)
 {
-    return role == ROLE_QKV_BIAS || role == ROLE_Q_NORM || role == ROLE_K_NORM;
+    return role == ROLE_QKV_BIAS || role == ROLE_Q_NORM || role == ROLE_K_NORM ||
+           role == ROLE_SINKS;
+}
+
+static bool is_bias(enum role role)
+{
+    return role == ROLE_QKV_BIAS || role == ROLE_O_BIAS || role == ROLE_ROUTER_BIAS ||
+           role == ROLE_GATE_UP_BIAS || role == ROLE_DOWN_BIAS;
 }
 
 static bool is_post_norm(enum role role)
@@ -76,12 +95,23 @@ static bool is_post_norm(enum role role)
 /* The plan says nothing about these. */
 static bool is_beside(enum role role)
 {
-    return goes_with_qkv(role) || role == ROLE_ROUTER || is_post_norm(role);
+    return goes_with_qkv(role) || role == ROLE_ROUTER || is_post_norm(role) || is_bias(role);
+}
+
+static bool is_expert(const struct param *p)
+{
+    return p->of_plans != NULL;
 }
 
 static bool is_fused(const struct param *p)
 {
     return p->tensors[1] == NULL;
+}
+
+/* Do an expert's gates and ups take turns, and have all experts a tensor together? */
+static bool in_turns(const struct model_config *m)
+{
+    return m->mixture.kind == MIXTURE_GPT_OSS;
 }
 
 static bool has_param(const struct model_config *m, const struct param *p)
@@ -90,12 +120,17 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return !m->tied;
     if (p->role == ROLE_QKV_BIAS)
         return m->qkv_bias;
+    if (p->role == ROLE_O_BIAS)
+        return m->o_bias;
+    if (p->role == ROLE_SINKS)
+        return m->sinks;
     if (p->role == ROLE_Q_NORM || p->role == ROLE_K_NORM)
         return m->head_norm;
-    if ((p->role == ROLE_QKV || p->role == ROLE_GATE_UP) && is_fused(p) != m->fused)
-        return false;
-    if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->role == ROLE_ROUTER)
-        return p->mixture == m->mixture.kind;
+    if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->mixture != MIXTURE_NONE)
+        if (p->mixture != m->mixture.kind)
+            return false;
+    if (p->role == ROLE_QKV || (p->role == ROLE_GATE_UP && !in_turns(m)))
+        return is_fused(p) == m->fused;
     if (is_post_norm(p->role))
         return m->post_norms;
     if (p->role == ROLE_MLP_NORM) /* Gemma's has the name that others' has where it norms O's */
@@ -152,19 +187,27 @@ static void add_slice(struct local_weight *w, const char *pattern, struct which 
     w->spec.in = (int32_t)span_len(mine_cols);
 }
 
-/* Elements `mine` of a vector of n, behind those that are there. */
-static void add_elements(struct local_weight *w, const char *pattern, struct which at, int64_t n,
-                         struct span mine)
+/* Elements `mine` of a row of [rows, n], behind those that are there. */
+static void add_row(struct local_weight *w, const char *pattern, struct which at, int64_t rows,
+                    int64_t row, int64_t n, struct span mine)
 {
     struct tensor_slice *s = &w->slices[w->slice_count++];
     name_at(s->tensor, pattern, at);
-    s->shape[0] = 1;
+    s->shape[0] = rows;
     s->shape[1] = n;
-    s->ndim = 1;
-    s->rows = (struct span){0, 1};
+    s->ndim = 2;
+    s->rows = (struct span){row, row + 1};
     s->cols = mine;
     s->dst_row = w->spec.in;
     w->spec.in += (int32_t)span_len(mine);
+}
+
+/* The same of a vector. */
+static void add_elements(struct local_weight *w, const char *pattern, struct which at, int64_t n,
+                         struct span mine)
+{
+    add_row(w, pattern, at, 1, 0, n, mine);
+    w->slices[w->slice_count - 1].ndim = 1;
 }
 
 static struct span scaled(struct span s, int64_t unit)
@@ -257,6 +300,42 @@ static void fill_gate_up(const struct layout *l, const struct model_config *m,
                      in);
 }
 
+/* Rows of an expert among those of all, which one tensor has. */
+static struct span of_expert(struct span rows, int32_t expert, int64_t each)
+{
+    return (struct span){expert * each + rows.begin, expert * each + rows.end};
+}
+
+/* The same with gates and ups in turns. */
+static void fill_pairs(const struct layout *l, const struct model_config *m, const struct param *p,
+                       struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
+    const int64_t each = 2 * (int64_t)m->mlp;
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
+    for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
+        add_slice(w, p->tensors[0], at, m->mixture.experts * each, m->hidden,
+                  of_expert(scaled(placement_block(m->mlp, n, x), 2), at.expert, each), in);
+}
+
+/* Biases of all experts, one after the other. */
+static void fill_expert_bias(const struct layout *l, const struct model_config *m,
+                             const struct param *p, struct which at, struct local_weight *w)
+{
+    const bool down = p->role == ROLE_DOWN_BIAS;
+    const int64_t each = down ? m->hidden : 2 * (int64_t)m->mlp;
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
+    for (int32_t e = 0; e < m->mixture.experts; e++) {
+        if (down)
+            add_row(w, p->tensors[0], at, m->mixture.experts, e, each, (struct span){0, each});
+        for (int32_t x = (int32_t)mine.begin; x < mine.end && !down; x++)
+            add_row(w, p->tensors[0], at, m->mixture.experts, e, each,
+                    scaled(placement_block(m->mlp, n, x), 2));
+    }
+}
+
 static int64_t clamped(int64_t x, struct span s)
 {
     return x < s.begin ? s.begin : x > s.end ? s.end : x;
@@ -284,14 +363,20 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 {
     const int64_t dh = m->head_dim;
     w->kind = LOCAL_VECTOR;
-    w->plus = m->norm_offset && p->role != ROLE_QKV_BIAS ? 1 : 0;
+    w->plus = m->norm_offset && !is_bias(p->role) ? 1 : 0;
     w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
     if (p->role == ROLE_QKV_BIAS) {
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
         add_elements(w, p->tensors[1], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
         add_elements(w, p->tensors[2], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+    } else if (p->role == ROLE_SINKS) {
+        add_elements(w, p->tensors[0], at, m->heads, l->heads);
+    } else if (p->role == ROLE_GATE_UP_BIAS || p->role == ROLE_DOWN_BIAS) {
+        fill_expert_bias(l, m, p, at, w);
     } else {
-        const int64_t n = goes_with_qkv(p->role) ? dh : m->hidden;
+        const int64_t n = goes_with_qkv(p->role)        ? dh
+                          : p->role == ROLE_ROUTER_BIAS ? m->mixture.experts
+                                                        : m->hidden;
         add_elements(w, p->tensors[0], at, n, (struct span){0, n});
     }
     w->spec.cut[1] = w->spec.in;
@@ -300,7 +385,7 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 static bool is_vector(enum role role)
 {
     return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
-           is_post_norm(role) || goes_with_qkv(role);
+           is_post_norm(role) || goes_with_qkv(role) || is_bias(role);
 }
 
 /* Never quantised: what it chooses changes at once. */
@@ -330,10 +415,15 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     const struct span in = flow_inputs(l->flow, part, l->rank);
     if (p->role == ROLE_QKV)
         fill_qkv(l, m, p, at, w);
+    else if (p->role == ROLE_GATE_UP && in_turns(m))
+        fill_pairs(l, m, p, at, w);
     else if (p->role == ROLE_GATE_UP)
         fill_gate_up(l, m, p, at, w);
     else if (p->role == ROLE_O)
         add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
+    else if (p->role == ROLE_DOWN && in_turns(m))
+        add_slice(w, p->tensors[0], at, m->mixture.experts * (int64_t)m->hidden, m->mlp,
+                  of_expert(out, at.expert, m->hidden), in);
     else if (p->role == ROLE_DOWN)
         add_slice(w, p->tensors[0], at, m->hidden, m->mlp, out, in);
     else
@@ -343,7 +433,7 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     CHECK(spec.in == w->spec.in);
     w->spec = spec;
     keep(w, flow_stored_outputs(l->flow, part, l->rank));
-    if (dtype_is_scaled(spec.dtype))
+    if (dtype_is_scaled(spec.dtype) || (m->quant.widened && in_turns(m) && is_expert(p)))
         w->quant = m->quant;
 }
 
@@ -364,6 +454,7 @@ static enum status check_alike(const struct plan *plan, const struct layout *l,
 /* How many slices a weight has: a fused one has its two or three in each block. */
 static size_t slices_of(const struct layout *l, enum role role)
 {
+    const size_t experts = (size_t)l->flow->mixture.experts;
     const enum plan_part part = (enum plan_part)role;
     int32_t n;
     if (role == ROLE_QKV)
@@ -372,6 +463,10 @@ static size_t slices_of(const struct layout *l, enum role role)
         return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
     if (role == ROLE_QKV_BIAS)
         return 3;
+    if (role == ROLE_DOWN_BIAS)
+        return experts;
+    if (role == ROLE_GATE_UP_BIAS)
+        return experts * (size_t)span_len(blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n));
     return 1;
 }
 

@@ -28,6 +28,11 @@ enum role {
     ROLE_ROUTER,         /* of a mixture, [E, D] and whole on every rank */
     ROLE_ATTN_POST_NORM, /* of what attention makes, before it is added */
     ROLE_MLP_POST_NORM,
+    ROLE_O_BIAS, /* [D] */
+    ROLE_SINKS,  /* [heads of this rank in attention] */
+    ROLE_ROUTER_BIAS,
+    ROLE_GATE_UP_BIAS, /* of a mixture, [E, outputs that this rank has] */
+    ROLE_DOWN_BIAS,    /* [E, D] */
 };
 
 struct layout {

@@ -9,9 +9,9 @@
 
 struct layer {
     struct parallel_weight qkv, o, gate_up, down;
-    const float *attn_norm, *mlp_norm;
-    struct {                     /* of what attention and MLP make */
-        const float *attn, *mlp; /* NULL: none */
+    const float *attn_norm, *mlp_norm, *o_bias; /* of the last NULL: none */
+    struct {                                    /* of what attention and MLP make */
+        const float *attn, *mlp;                /* NULL: none */
     } post_norm;
     struct qkv_rules rules;
     struct attention attention;
@@ -19,6 +19,7 @@ struct layer {
     struct {                         /* instead of gate_up and down */
         const struct weight *router; /* NULL: there is none */
         struct experts *gate_up, *down;
+        const float *router_bias, *gate_up_bias, *down_bias; /* NULL: none */
     } mixture;
 };
 
@@ -245,17 +246,21 @@ static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_
         l->mixture.router = p->weights->linear[layout_find(p->layout, ROLE_ROUTER, layer)];
         TRY(bind_experts(m, p, ROLE_GATE_UP, layer, &l->mixture.gate_up, err));
         TRY(bind_experts(m, p, ROLE_DOWN, layer, &l->mixture.down, err));
+        l->mixture.router_bias = vector_of(p, ROLE_ROUTER_BIAS, layer);
+        l->mixture.gate_up_bias = vector_of(p, ROLE_GATE_UP_BIAS, layer);
+        l->mixture.down_bias = vector_of(p, ROLE_DOWN_BIAS, layer);
     }
 out:
     return st;
 }
 
-static void bind_attention(const struct model *m, int32_t layer, struct layer *l)
+static void bind_attention(const struct model *m, const struct model_parts *p, int32_t layer,
+                           struct layer *l)
 {
     const struct model_config *cfg = m->config;
     const bool slides = model_config_slides(cfg, layer);
-    l->attention =
-        (struct attention){cfg->attention_scale, cfg->attention_softcap, slides ? cfg->window : 0};
+    l->attention = (struct attention){cfg->attention_scale, cfg->attention_softcap,
+                                      slides ? cfg->window : 0, vector_of(p, ROLE_SINKS, layer)};
     l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
 }
 
@@ -273,7 +278,8 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
         l->mlp_norm = vector_of(p, ROLE_MLP_NORM, i);
         l->post_norm.attn = vector_of(p, ROLE_ATTN_POST_NORM, i);
         l->post_norm.mlp = vector_of(p, ROLE_MLP_POST_NORM, i);
-        bind_attention(m, i, l);
+        l->o_bias = vector_of(p, ROLE_O_BIAS, i);
+        bind_attention(m, p, i, l);
         l->rules = (struct qkv_rules){vector_of(p, ROLE_QKV_BIAS, i), vector_of(p, ROLE_Q_NORM, i),
                                       vector_of(p, ROLE_K_NORM, i), m->config->norm_eps};
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
@@ -295,7 +301,9 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->b = parts->backend;
     m->kv = parts->kv;
     m->progress = parts->progress;
-    m->activation = cfg->gelu ? ACT_GELU_TANH : ACT_SILU;
+    m->activation = cfg->mixture.kind == MIXTURE_GPT_OSS ? ACT_SWIGLU_PAIRS
+                    : cfg->gelu                          ? ACT_GELU_TANH
+                                                         : ACT_SILU;
     m->rows_max = parts->rows_max;
     m->context = parts->context;
     const struct layout *l = parts->layout;
@@ -380,11 +388,15 @@ static enum status mixture_forward(struct model *m, const struct layer *l, struc
     struct routing chosen;
     struct cview used;
     struct view gu, act;
-    TRY(parallel_route(p, &used, &chosen, n, l->mixture.router, err));
+    TRY(parallel_route(p, &used, &chosen, n, l->mixture.router, l->mixture.router_bias, err));
     TRY(parallel_expert_linear(p, &gu, used, l->mixture.gate_up, &chosen, err));
+    if (l->mixture.gate_up_bias)
+        TRY(backend_expert_bias(m->b, gu, l->mixture.gate_up_bias, &chosen, err));
     act = parallel_input(p, PLAN_DOWN);
     TRY(parallel_act_mul(p, act, cview_of(gu), m->activation, err));
     TRY(parallel_expert_sum(p, delta, cview_of(act), l->mixture.down, &chosen, err));
+    if (l->mixture.down_bias)
+        TRY(parallel_expert_bias(p, delta, l->mixture.down_bias, &chosen, err));
 out:
     return st;
 }
@@ -408,6 +420,8 @@ static enum status layer_forward(struct model *m, int32_t index, const struct ro
     TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, &l->attention, rows, m->kv, index,
                        err));
     TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));
+    if (l->o_bias)
+        TRY(parallel_bias(p, &delta, l->o_bias, err));
     if (l->post_norm.attn)
         TRY(parallel_post_norm(p, &delta, l->post_norm.attn, eps, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, PLAN_GATE_UP, err));

@@ -226,8 +226,10 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
     const bool head = part == PLAN_HEAD || (part == PLAN_EMBED && f->tied);
-    if (f->quant.kind == QUANT_NONE)
+    if (f->quant.kind == QUANT_NONE || f->quant.widened)
         return f->dtype;
+    if (f->quant.code == DTYPE_F4_E2M1)
+        return part == PLAN_GATE_UP || part == PLAN_DOWN ? DTYPE_F4_E2M1 : f->dtype;
     if (part != PLAN_EMBED && part != PLAN_HEAD)
         return f->quant.code;
     return head && dtype_is_int(f->quant.code) ? DTYPE_I8 : f->dtype;
@@ -507,6 +509,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->mixture = m->mixture;
     f->tied = m->tied;
     f->post_norms = m->post_norms;
+    f->o_bias = m->o_bias;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
     TRY(open_logits(f, m, err));

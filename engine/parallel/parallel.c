@@ -188,7 +188,7 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct matrix x = flow_matrix(0, f->hidden);
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
-        if (f->post_norms)
+        if (f->post_norms || f->o_bias)
             delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
         l = &phase->linear[PLAN_GATE_UP];
         if (!spread_equal(&l->after.to, &f->mlp))
@@ -405,30 +405,62 @@ out:
     return st;
 }
 
-static enum status scale_by(struct parallel *p, struct view n, struct cview x, struct view sums,
-                            const float *gain, float eps, struct err *err)
-{
-    const struct matrix hidden = flow_matrix(0, p->flow->hidden);
-    const struct span mine =
-        redistribute_held(&p->flow->mesh, &hidden, &p->now->rest, SPREAD_COLS, p->rank);
-    return backend_rms_scale(p->b, n, x, sums.data, (int32_t)p->flow->hidden.units,
-                             gain + mine.begin, eps, err);
-}
-
 static bool is_split(const struct parallel *p)
 {
     return p->now->rest.count[SPREAD_COLS] > 0;
 }
 
-/* Not in place: peers may still read a sum (comm.h, reuse rule). */
+/* Rows or columns of the residual stream that this rank has. */
+static struct span own_rest(const struct parallel *p, int32_t dim)
+{
+    const struct matrix x = of_step(p, p->flow->hidden);
+    return redistribute_held(&p->flow->mesh, &x, &p->now->rest, dim, p->rank);
+}
+
+static enum status scale_by(struct parallel *p, struct view n, struct cview x, struct view sums,
+                            const float *gain, float eps, struct err *err)
+{
+    return backend_rms_scale(p->b, n, x, sums.data, (int32_t)p->flow->hidden.units,
+                             gain + own_rest(p, SPREAD_COLS).begin, eps, err);
+}
+
+/* Something is made of *delta, which is returned, in a place of its own: peers may still read a sum
+ * (comm.h, reuse rule). */
+static struct view move_delta(struct parallel *p, struct view *delta)
+{
+    const struct view from = *delta;
+    if (from.data != p->delta)
+        *delta = view_f32(p->delta, from.rows, from.cols);
+    return from;
+}
+
+enum status parallel_bias(struct parallel *p, struct view *delta, const float *bias,
+                          struct err *err)
+{
+    const struct view from = move_delta(p, delta);
+    return backend_add_bias(p->b, *delta, cview_of(from), bias + own_rest(p, SPREAD_COLS).begin,
+                            err);
+}
+
+enum status parallel_expert_bias(struct parallel *p, struct view *delta, const float *bias,
+                                 const struct routing *r, struct err *err)
+{
+    const struct view from = move_delta(p, delta);
+    const ptrdiff_t before = own_rest(p, SPREAD_ROWS).begin * r->chosen;
+    struct routing mine = *r;
+    mine.expert += before;
+    mine.share += before;
+    CHECK(!is_split(p)); /* flow.c refuses mixtures in such layouts */
+    return backend_expert_bias_sum(p->b, *delta, cview_of(from), bias, &mine, err);
+}
+
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err)
 {
     enum status st = OK;
     const struct cview nothing = {0};
-    const struct view from = *delta;
+    const struct view from = move_delta(p, delta);
     struct view sums;
-    *delta = view_f32(p->delta, from.rows, from.cols);
     if (!is_split(p))
         return backend_rmsnorm(p->b, *delta, cview_of(from), gain, eps, err);
     TRY(exchange_squares(p, from, nothing, &sums, err));
@@ -482,7 +514,8 @@ enum status parallel_linear(struct parallel *p, enum plan_part part, struct view
 }
 
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
-                           struct cview n, const struct weight *router, struct err *err)
+                           struct cview n, const struct weight *router, const float *bias,
+                           struct err *err)
 {
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[PLAN_GATE_UP];
@@ -491,6 +524,8 @@ enum status parallel_route(struct parallel *p, struct cview *used, struct routin
     TRY(move(p, &in, &l->before, n.data, &whole, err));
     const struct view logits = view_f32(p->router, whole.rows, p->routing.experts);
     TRY(backend_linear(p->b, logits, cview_of(whole), router, err));
+    if (bias)
+        TRY(backend_add_bias(p->b, logits, cview_of(logits), bias, err));
     TRY(backend_route(p->b, &p->routing, cview_of(logits), p->flow->mixture.among, err));
     *used = cview_of(whole);
     *r = p->routing;

@@ -56,7 +56,13 @@ struct view parallel_input(struct parallel *p, enum plan_part part);
  * the step. */
 enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
                            struct parallel_weight w, float scale, struct err *err) MUST_USE;
-/* *delta, the result of parallel_linear or parallel_expert_sum, becomes its rmsnorm over whole
+/* *delta, the result of parallel_linear or parallel_expert_sum, gets a bias, of all columns; or
+ * those [E, D] of each row's experts by their shares. Valid until the next linear or norm. */
+enum status parallel_bias(struct parallel *p, struct view *delta, const float *bias,
+                          struct err *err) MUST_USE;
+enum status parallel_expert_bias(struct parallel *p, struct view *delta, const float *bias,
+                                 const struct routing *r, struct err *err) MUST_USE;
+/* *delta, as from any of those, becomes its rmsnorm over whole
  * rows. gain: of all columns. Valid until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err) MUST_USE;
@@ -70,9 +76,11 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
 enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
 /* A mixture of experts instead of the two linears of an MLP. route: *used = n as experts take it,
- * *r = the experts of its rows, by router [E, D]; both valid until the next parallel_norm. */
+ * *r = the experts of its rows, by router [E, D] and bias [E] (NULL: none); both valid until the
+ * next parallel_norm. */
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
-                           struct cview n, const struct weight *router, struct err *err) MUST_USE;
+                           struct cview n, const struct weight *router, const float *bias,
+                           struct err *err) MUST_USE;
 /* *gu = the gate/up of each expert of a row, one after the other. */
 enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct cview used,
                                    const struct experts *w, const struct routing *r,

@@ -4,8 +4,9 @@
  * whatever the rows and threads: scores, maximum, exp, sum and weighted values of the segment; then
  * it is merged into the running state (M, L, O) in this order of operations: m' = max(M, m), a =
  * exp(M - m'), b = exp(m - m'), L = fma(L, a, l * b), O = fma(O, a, o * b) The first segment
- * initialises the state; the result is O / L. Positions beyond the row's, or before its window, are
- * never part of it: their score is -inf before the maximum and their values are not read. */
+ * initialises the state; the result is O / L, the sink added to L. Positions beyond the row's, or
+ * before its window, are never part of it: their score is -inf before the maximum and their values
+ * are not read. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/numerics.h"
 
@@ -202,10 +203,13 @@ static void merge(const struct cpu_isa *isa, struct part *all, struct part more,
     isa->merge(all->o, more.o, a, b, dim);
 }
 
-static float *out_of(const struct job *j, int32_t row, int32_t head)
+/* The result of one row and head, of all its segments. */
+static void finish(const struct job *j, int32_t row, int32_t head, struct part all)
 {
-    return j->out +
-           ((size_t)row * (size_t)j->heads->heads + (size_t)head) * (size_t)j->heads->head_dim;
+    const int32_t dim = j->heads->head_dim;
+    const float *sink = j->how->sink;
+    float *out = j->out + ((size_t)row * (size_t)j->heads->heads + (size_t)head) * (size_t)dim;
+    j->isa->divide(out, all.o, sink ? numerics_sink(all.sum, all.max, sink[head]) : all.sum, dim);
 }
 
 /* The next heads from *head on that read kv_head; false when there are none. */
@@ -241,7 +245,7 @@ static void attend_item(const struct job *j, int32_t row, int32_t kv_head)
                       dim);
         }
         for (int32_t h = 0; h < s.a.heads; h++)
-            j->isa->divide(out_of(j, row, s.head[h]), o[h], all[h].sum, dim);
+            finish(j, row, s.head[h], all[h]);
     }
 }
 
@@ -327,7 +331,7 @@ static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
         }
         running[dim] = all.max;
         running[dim + 1] = all.sum;
-        j->isa->divide(out_of(j, row, head), running, all.sum, dim); /* the last wave's stays */
+        finish(j, row, head, all); /* the last wave's stays */
     }
 }
 

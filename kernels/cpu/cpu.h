@@ -3,6 +3,7 @@
 #ifndef TESSERA_KERNELS_CPU_CPU_H
 #define TESSERA_KERNELS_CPU_CPU_H
 
+#include "kernels/cpu/e2m1.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/handles.h"
 
@@ -42,7 +43,7 @@ struct cpu_run_tile {
     bool first;
 };
 typedef void (*cpu_run_fn)(const struct cpu_run_tile *tile);
-enum cpu_bits { CPU_BITS_8, CPU_BITS_4, CPU_BITS };
+enum cpu_bits { CPU_BITS_8, CPU_BITS_4, CPU_BITS_E2M1, CPU_BITS };
 
 /* Query heads that share the keys of one segment: s[h][256] and o[h][stride]. */
 struct cpu_scores {
@@ -88,8 +89,8 @@ struct cpu_isa {
     void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
     float (*sum_squares)(const float *x, int32_t n);
     void (*norm)(float *y, const float *x, const float *gain, float r, int32_t n);
-    /* by enum activation */
-    void (*act_mul[2])(float *y, const float *gate, const float *up, int32_t n);
+    /* by enum activation; of pairs all are behind `gate` */
+    void (*act_mul[ACT_COUNT])(float *y, const float *gate, const float *up, int32_t n);
     void (*softcap)(float *x, float cap, int32_t n);
     void (*rotate)(float *head, const float *cos_sin, int32_t half);
     void (*sum_tree)(float *y, const float *const *addends, int32_t count, int64_t begin,
@@ -196,6 +197,11 @@ void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const
                     const struct sample_slots *slots);
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first, float scale);
+void rowops_add_bias(struct backend *b, struct view y, struct cview x, const float *bias);
+void rowops_expert_bias(struct backend *b, struct view y, const float *bias,
+                        const struct routing *r);
+void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, const float *bias,
+                            const struct routing *r);
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);

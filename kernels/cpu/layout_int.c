@@ -1,9 +1,10 @@
-/* DESIGN: a panel of I8 or I4 is its groups one after the other, codes and then scales, so that one
- * stream of bytes feeds a product. Four codes of an output that follow each other in k are one word
- * of 32 bits (a quad), because processors multiply and add four bytes at once; a line is a quad of
- * each of the 32 outputs. I8 has eight lines a group. I4 has four: a byte holds a code of quad 2i
- * in its low bits and that of quad 2i + 1 in its high ones, each plus 8. Columns that a cut weight
- * lacks of its first or last group are zeros that no code of x ever meets. */
+/* DESIGN: a panel of I8, I4 or F4_E2M1 is its groups one after the other, codes and then scales, so
+ * that one stream of bytes feeds a product. Four codes of an output that follow each other in k are
+ * one word of 32 bits (a quad), because processors multiply and add four bytes at once; a line is a
+ * quad of each of the 32 outputs. I8 has eight lines a group. The others have four: a byte holds a
+ * code of quad 2i in its low bits and that of quad 2i + 1 in its high ones, of I4 each plus 8, of
+ * F4_E2M1 as the format has them. Columns that a cut weight lacks of its first or last group are
+ * zeros that no code of x ever meets. */
 #include "kernels/cpu/cpu.h"
 
 #define LINE (CPU_PANEL * CPU_QUAD) /* bytes */
@@ -11,7 +12,7 @@
 
 static size_t code_bytes(enum dtype dtype)
 {
-    return (size_t)LINE * CPU_RUN_QUADS / (dtype == DTYPE_I4 ? 2 : 1);
+    return (size_t)LINE * CPU_RUN_QUADS / (dtype == DTYPE_I8 ? 1 : 2);
 }
 
 size_t layout_int_group_bytes(enum dtype dtype)
@@ -31,11 +32,23 @@ static struct part part_of(const struct weight_spec *spec, int32_t g)
     return (struct part){begin, last < spec->in ? last : spec->in, begin - first};
 }
 
-/* Both nibbles of each byte: two quads. */
-static uint32_t packed(uint32_t low, uint32_t high)
+/* The four bits of a code. */
+static uint32_t nibble(enum dtype dtype, int8_t code)
 {
-    const uint32_t mask = 0x0f0f0f0fu, eight = 0x08080808u;
-    return ((low & mask) ^ eight) | ((high & mask) ^ eight) << 4;
+    static const uint8_t magnitude[] = {0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7};
+    if (dtype == DTYPE_I4)
+        return ((uint32_t)code & 15u) ^ 8u;
+    CHECK(code >= -12 && code <= 12);
+    return magnitude[code < 0 ? -code : code] | (code < 0 ? 8u : 0u);
+}
+
+/* Two quads of codes, both of each byte. */
+static uint32_t packed(enum dtype dtype, const int8_t *codes)
+{
+    uint32_t word = 0;
+    for (int i = 0; i < CPU_QUAD; i++)
+        word |= (nibble(dtype, codes[i]) | nibble(dtype, codes[CPU_QUAD + i]) << 4) << 8 * i;
+    return word;
 }
 
 /* The codes of one output in a group. */
@@ -43,14 +56,12 @@ static void put_group(enum dtype dtype, unsigned char *word, const struct part *
                       const int8_t *codes)
 {
     int8_t group[BACKEND_GROUP] = {0};
-    uint32_t quad[CPU_RUN_QUADS];
     memcpy(group + p->skip, codes + p->begin, (size_t)(p->end - p->begin));
-    memcpy(quad, group, sizeof quad);
     for (size_t q = 0; q < CPU_RUN_QUADS; q++) {
         if (dtype == DTYPE_I8)
-            memcpy(word + q * LINE, &quad[q], CPU_QUAD);
+            memcpy(word + q * LINE, group + q * CPU_QUAD, CPU_QUAD);
         else if (q % 2 == 0)
-            memcpy(word + q / 2 * LINE, &(uint32_t){packed(quad[q], quad[q + 1])}, CPU_QUAD);
+            memcpy(word + q / 2 * LINE, &(uint32_t){packed(dtype, group + q * CPU_QUAD)}, CPU_QUAD);
     }
 }
 
@@ -89,7 +100,9 @@ static int32_t code_at(const unsigned char *group, enum dtype dtype, int32_t p, 
     const int32_t q = p / CPU_QUAD, place = j * CPU_QUAD + p % CPU_QUAD;
     if (dtype == DTYPE_I8)
         return (int8_t)group[q * LINE + place];
-    return (int32_t)(group[q / 2 * LINE + place] >> q % 2 * 4 & 15u) - 8;
+    static const uint8_t e2m1[] = {E2M1_CODES};
+    const uint32_t bits = group[q / 2 * LINE + place] >> q % 2 * 4 & 15u;
+    return dtype == DTYPE_I4 ? (int32_t)bits - 8 : e2m1[bits] - E2M1_OFFSET;
 }
 
 void layout_int_get(const struct weight_spec *spec, const unsigned char *panel, int32_t j,

@@ -399,6 +399,26 @@ static void gelu_mul(float *y, const float *gate, const float *up, int32_t n)
     }
 }
 
+/* Gates and ups take turns, all of them behind `gate`. */
+static void swiglu_pairs(float *y, const float *gate, const float *up, int32_t n)
+{
+    const v16 one = v16_set1(1.0f), limit = v16_set1(NUMERICS_SWIGLU_LIMIT);
+    const v16 least = v16_set1(-NUMERICS_SWIGLU_LIMIT), by = v16_set1(-NUMERICS_SWIGLU_ALPHA);
+    (void)up;
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t m = group(n, i);
+        ALIGNED64 float both[2][16] = {{0}};
+        for (int32_t j = 0; j < m; j++) {
+            both[0][j] = gate[2 * (i + j)];
+            both[1][j] = gate[2 * (i + j) + 1];
+        }
+        const v16 g = v16_min(limit, v16_load(both[0]));
+        const v16 u = v16_max(least, v16_min(limit, v16_load(both[1])));
+        const v16 s = v16_div(g, v16_add(one, exp16(v16_mul(g, by))));
+        store_group(y + i, v16_mul(v16_add(u, one), s), m);
+    }
+}
+
 static void softcap(float *x, float cap, int32_t n)
 {
     const v16 one = v16_set1(1.0f), by = v16_set1(2.0f / cap);
@@ -662,13 +682,19 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
                  [DTYPE_F16] = WIDE_TABLE(wide, f16),                                              \
                  [DTYPE_BF16] = WIDE_TABLE(wide, bf16),                                            \
                  [DTYPE_F8_E4M3] = WIDE_TABLE(wide, f8)},                                          \
-        .run_tile = {[CPU_BITS_8] = TILE_TABLE(run, 8), [CPU_BITS_4] = TILE_TABLE(run, 4)},        \
-        .run_wide = {[CPU_BITS_8] = WIDE_TABLE(runs, 8), [CPU_BITS_4] = WIDE_TABLE(runs, 4)},      \
+        .run_tile = {[CPU_BITS_8] = TILE_TABLE(run, 8),                                            \
+                     [CPU_BITS_4] = TILE_TABLE(run, 4),                                            \
+                     [CPU_BITS_E2M1] = TILE_TABLE(run, e2m1)},                                     \
+        .run_wide = {[CPU_BITS_8] = WIDE_TABLE(runs, 8),                                           \
+                     [CPU_BITS_4] = WIDE_TABLE(runs, 4),                                           \
+                     [CPU_BITS_E2M1] = WIDE_TABLE(runs, e2m1)},                                    \
         .pack_run = pack_run, .wide_panels = {1, V16_WIDE1, V16_WIDE2, V16_WIDE3, V16_WIDE4},      \
         .tile_streams = V16_COLS == 2, .widen = widen, .pack = pack, .convert = convert,           \
         .interleave = interleave, .add = add, .sum_squares = sum_squares, .norm = norm,            \
-        .act_mul = {[ACT_SILU] = silu_mul, [ACT_GELU_TANH] = gelu_mul}, .softcap = softcap,        \
-        .rotate = rotate, .sum_tree = sum_tree, .scores = scores, .softmax = softmax,              \
-        .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum, .find = find,        \
-        .scale = scale, .exp = exponentials,                                                       \
+        .act_mul = {[ACT_SILU] = silu_mul,                                                         \
+                    [ACT_GELU_TANH] = gelu_mul,                                                    \
+                    [ACT_SWIGLU_PAIRS] = swiglu_pairs},                                            \
+        .softcap = softcap, .rotate = rotate, .sum_tree = sum_tree, .scores = scores,              \
+        .softmax = softmax, .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum,  \
+        .find = find, .scale = scale, .exp = exponentials,                                         \
     }

@@ -1,6 +1,6 @@
-/* The inner kernels for weights of I8 and I4, a part of micro.h: sixteen outputs are sixteen sums
- * of 32 bits (q16), each of quads of codes. Integers, so their order does not matter; what follows
- * each run is one fused multiply-add, the same in every variant. */
+/* The inner kernels for weights of I8, I4 and F4_E2M1, a part of micro.h: sixteen outputs are
+ * sixteen sums of 32 bits (q16), each of quads of codes. Integers, so their order does not matter;
+ * what follows each run is one fused multiply-add, the same in every variant. */
 #ifndef TESSERA_KERNELS_CPU_MICRO_INT_H
 #define TESSERA_KERNELS_CPU_MICRO_INT_H
 
@@ -11,12 +11,23 @@ struct run_args {
     int32_t rows; /* of the whole tile */
 };
 
-/* The products of one line of each panel: one quad of I8, two of I4. */
+V16_INLINE ptrdiff_t run_quads(const enum cpu_bits bits)
+{
+    return bits == CPU_BITS_8 ? 1 : 2;
+}
+
+/* What codes have in them beside their value. */
+V16_INLINE int32_t run_offset(const enum cpu_bits bits)
+{
+    return bits == CPU_BITS_8 ? Q16_CODE8_OFFSET : bits == CPU_BITS_4 ? CODE4_OFFSET : E2M1_OFFSET;
+}
+
+/* The products of one line of each panel: one quad of I8, two of 4 bits. */
 V16_TEMPLATE void run_line(q16 *sums, const struct run_args *a, const int32_t *x,
                            const unsigned char *w, const int rows, const int panels, const int cols,
                            const ptrdiff_t side, const enum cpu_bits bits)
 {
-    const ptrdiff_t quads = bits == CPU_BITS_8 ? 1 : 2;
+    const ptrdiff_t quads = run_quads(bits);
     foreach(q, panels) {
         const unsigned char *p = w + (size_t)q * a->t.panel_bytes;
         q16 v[2][2], *sum = sums + q * rows * cols;
@@ -25,8 +36,12 @@ V16_TEMPLATE void run_line(q16 *sums, const struct run_args *a, const int32_t *x
         foreach(c, cols) {
             const q16 line = q16_load(p + 64 * (side + c));
             v[0][c] = bits == CPU_BITS_8 ? q16_code8(line) : q16_low(line);
-            if (bits == CPU_BITS_4)
+            if (bits != CPU_BITS_8)
                 v[1][c] = q16_high(line);
+            if (bits == CPU_BITS_E2M1) {
+                v[0][c] = q16_e2m1(v[0][c]);
+                v[1][c] = q16_e2m1(v[1][c]);
+            }
         }
         foreach(l, quads) {
             foreach(i, rows) {
@@ -68,9 +83,9 @@ V16_TEMPLATE void run_fold(const q16 *sums, const struct run_args *a, const int3
 V16_TEMPLATE void run_block(const struct run_args *a, const int rows, const int panels,
                             const int cols, const ptrdiff_t side, const enum cpu_bits bits)
 {
-    const ptrdiff_t count = (ptrdiff_t)panels * rows * cols, quads = bits == CPU_BITS_8 ? 1 : 2;
+    const ptrdiff_t count = (ptrdiff_t)panels * rows * cols, quads = run_quads(bits);
     const ptrdiff_t lines = CPU_RUN_QUADS / quads;
-    const int32_t offset = bits == CPU_BITS_8 ? Q16_CODE8_OFFSET : CODE4_OFFSET;
+    const int32_t offset = run_offset(bits);
     const unsigned char *w = a->t.w;
     const int32_t *x = a->t.x;
     for (int32_t run = 0; run < a->t.runs; run++, x += (ptrdiff_t)CPU_RUN_WORDS * a->rows) {
@@ -115,6 +130,7 @@ V16_TEMPLATE void run_rows(const struct cpu_run_tile *tile, const int rows, cons
 
 EACH_TILE(RUN_TILE, run, runs, 8, CPU_BITS_8)
 EACH_TILE(RUN_TILE, run, runs, 4, CPU_BITS_4)
+EACH_TILE(RUN_TILE, run, runs, e2m1, CPU_BITS_E2M1)
 
 /* The rounding constant leaves each code in the low bits of a float, as in exp. */
 static void pack_run(int32_t *dst, int32_t rows, int32_t row, const float *x, int32_t from,

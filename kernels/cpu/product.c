@@ -148,7 +148,9 @@ static void leaf_int(const struct product *p, float *acc, const unsigned char *p
                      int32_t panels, int32_t l)
 {
     const struct weight_spec *spec = &p->w->spec;
-    const enum cpu_bits bits = spec->dtype == DTYPE_I8 ? CPU_BITS_8 : CPU_BITS_4;
+    const enum cpu_bits bits = spec->dtype == DTYPE_I8   ? CPU_BITS_8
+                               : spec->dtype == DTYPE_I4 ? CPU_BITS_4
+                                                         : CPU_BITS_E2M1;
     int32_t first, end;
     leaf_groups(spec, l, &first, &end);
     if (first == end)

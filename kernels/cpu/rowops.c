@@ -162,6 +162,70 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
     pool_run(c->pool, x.rows, grain(x.cols), scale_rows, &j);
 }
 
+/* ---- biases ---- */
+
+struct bias_job {
+    const struct cpu_isa *isa;
+    float *y;
+    const float *x; /* y, or elsewhere */
+    const float *bias;
+    const struct routing *routing; /* of experts, */
+    bool sum;                      /* whose shares are added up */
+    int32_t cols;
+};
+
+static void bias_row(const struct bias_job *j, float *y, int64_t t)
+{
+    const struct routing *r = j->routing;
+    const int32_t each = r && !j->sum ? j->cols / r->chosen : j->cols;
+    if (!r)
+        j->isa->add(y, j->bias, j->cols);
+    for (int32_t i = 0; r && i < r->chosen; i++) {
+        const float *bias = j->bias + (ptrdiff_t)r->expert[t * r->chosen + i] * each;
+        if (j->sum)
+            j->isa->merge(y, bias, 1.0f, r->share[t * r->chosen + i], each);
+        else
+            j->isa->add(y + (ptrdiff_t)i * each, bias, each);
+    }
+}
+
+static void bias_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct bias_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        float *y = j->y + (ptrdiff_t)t * j->cols;
+        if (j->x != j->y)
+            memcpy(y, j->x + (ptrdiff_t)t * j->cols, (size_t)j->cols * sizeof *y);
+        bias_row(j, y, t);
+    }
+}
+
+static void bias_run(struct backend *b, struct view y, const float *x, const float *bias,
+                     const struct routing *r, bool sum)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct bias_job j = {c->isa, y.data, x, bias, r, sum, y.cols};
+    pool_run(c->pool, y.rows, grain(y.cols), bias_rows, &j);
+}
+
+void rowops_add_bias(struct backend *b, struct view y, struct cview x, const float *bias)
+{
+    bias_run(b, y, x.data, bias, NULL, false);
+}
+
+void rowops_expert_bias(struct backend *b, struct view y, const float *bias,
+                        const struct routing *r)
+{
+    bias_run(b, y, y.data, bias, r, false);
+}
+
+void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, const float *bias,
+                            const struct routing *r)
+{
+    bias_run(b, y, x.data, bias, r, true);
+}
+
 struct rope_job {
     float *table;
     const int32_t *position;

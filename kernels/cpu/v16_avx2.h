@@ -2,6 +2,7 @@
 #ifndef TESSERA_KERNELS_CPU_V16_AVX2_H
 #define TESSERA_KERNELS_CPU_V16_AVX2_H
 
+#include "kernels/cpu/e2m1.h"
 #include "kernels/cpu/foreach.h"
 
 #include <immintrin.h>
@@ -359,6 +360,12 @@ V16_INLINE q16 q16_low(q16 a)
 V16_INLINE q16 q16_high(q16 a)
 {
     return q16_low((q16){_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)});
+}
+
+V16_INLINE q16 q16_e2m1(q16 a)
+{
+    const __m256i codes = _mm256_broadcastsi128_si256(_mm_setr_epi8(E2M1_CODES));
+    return (q16){_mm256_shuffle_epi8(codes, a.lo), _mm256_shuffle_epi8(codes, a.hi)};
 }
 
 /* Products of u, 0 to 127, with s, -127 to 127: two of them fit in 16 bits. */

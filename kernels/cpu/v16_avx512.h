@@ -3,6 +3,7 @@
 #ifndef TESSERA_KERNELS_CPU_V16_AVX512_H
 #define TESSERA_KERNELS_CPU_V16_AVX512_H
 
+#include "kernels/cpu/e2m1.h"
 #include "kernels/cpu/foreach.h"
 
 #include <immintrin.h>
@@ -276,6 +277,11 @@ V16_INLINE q16 q16_low(q16 a)
 V16_INLINE q16 q16_high(q16 a)
 {
     return q16_low(_mm512_srli_epi16(a, 4));
+}
+
+V16_INLINE q16 q16_e2m1(q16 a)
+{
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(E2M1_CODES)), a);
 }
 
 #ifdef V16_VNNI

@@ -3,6 +3,7 @@
 #define TESSERA_KERNELS_CPU_V16_GENERIC_H
 
 #include "config/dtype.h"
+#include "kernels/cpu/e2m1.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -295,6 +296,14 @@ V16_INLINE q16 q16_low(q16 a)
 V16_INLINE q16 q16_high(q16 a)
 {
     Q16_EACH(a.l[i] >> 4 & 0x0f0f0f0fu);
+}
+
+/* Those as F4_E2M1 has them: E2M1_CODES. */
+V16_INLINE q16 q16_e2m1(q16 a)
+{
+    static const uint8_t codes[16] = {E2M1_CODES};
+    Q16_EACH((uint32_t)codes[a.l[i] & 15] | (uint32_t)codes[a.l[i] >> 8 & 15] << 8 |
+             (uint32_t)codes[a.l[i] >> 16 & 15] << 16 | (uint32_t)codes[a.l[i] >> 24 & 15] << 24);
 }
 
 V16_INLINE int32_t q16_byte(uint32_t word, int at)

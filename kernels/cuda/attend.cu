@@ -265,7 +265,8 @@ DEVICE void fold_teams(const struct attend_args &a, const struct state<S> &s, in
         }
         all[n] = split == 0 ? f : fold(all[n], f);
         if (last)
-            attend_out(&a, t, first + g)[e] = all[n].out / all[n].sum;
+            attend_out(&a, t, first + g)[e] =
+                all[n].out / attend_sum(a, first + g, all[n].sum, all[n].max);
     }
     __syncthreads(); /* the next split or heads write these again */
 }
@@ -346,7 +347,7 @@ __global__ void attend_merge_kernel(struct attend_args a)
             const float *p = first + (int64_t)s * (dim + 2);
             all = fold(all, {p[e], p[dim], p[dim + 1]});
         }
-        attend_out(&a, t, head)[e] = all.out / all.sum;
+        attend_out(&a, t, head)[e] = all.out / attend_sum(a, head, all.sum, all.max);
     }
 }
 
@@ -434,7 +435,8 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             (float *)c->partial.data,
                             nullptr,
                             0,
-                            apart};
+                            apart,
+                            how->sink};
     const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
     const size_t places = c->partial.bytes / place;
     if ((size_t)rows->count > places)

@@ -20,8 +20,15 @@ struct attend_args {
     float *partial;       /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
     int32_t *picked;      /* the rows that have places, or -1; NULL: each row has its own */
     int32_t picks;
-    bool apart; /* no rows are a run */
+    bool apart;        /* no rows are a run */
+    const float *sink; /* [heads]; NULL: there is none */
 };
+
+/* numerics_sink, of powers of two. */
+DEVICE float attend_sum(const struct attend_args &a, int32_t head, float sum, float max)
+{
+    return a.sink != nullptr ? sum + exp2f(fmaf(a.sink[head], ATTEND_LOG2E, -max)) : sum;
+}
 
 /* The first key that a row at this position sees. */
 HOST_DEVICE int32_t attend_first(const struct attend_args *a, int32_t position)
@@ -32,7 +39,8 @@ HOST_DEVICE int32_t attend_first(const struct attend_args *a, int32_t position)
 /* A score that is scaled, capped (numerics_softcap). */
 DEVICE float attend_capped(const struct attend_args &a, float score)
 {
-    const float e = exp2f(fminf(score * (2 * ATTEND_LOG2E / a.softcap), 126));
+    const float x = score * (2 * ATTEND_LOG2E / a.softcap);
+    const float e = exp2f(126 < x ? 126 : x); /* a NaN stays one */
     return a.softcap * ((e - 1) / (e + 1));
 }
 

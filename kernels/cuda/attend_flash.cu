@@ -243,18 +243,19 @@ DEVICE void multiply_values(struct rows_of_lane<P> &l, const typename P::C *valu
 }
 
 template <typename P>
-DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, const struct span &s)
+DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, const struct span &s,
+                       float scale)
 {
 #pragma unroll
     for (int t = 0; t < P::TILES; t++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float share = 1 / reduce_lanes<QUAD>(l.sum[t][half], plus());
-            const int32_t r = row_of<P>(t, half);
+            const float sum = reduce_lanes<QUAD>(l.sum[t][half], plus());
+            const int32_t r = row_of<P>(t, half), head = s.first + r % s.heads;
             if (!span_has(s, r))
                 continue;
-            float *to = attend_out(&a, s.tile + r / s.heads, s.first + r % s.heads) +
-                        threadIdx.x % QUAD * 2;
+            const float share = 1 / attend_sum(a, head, sum, l.max[t][half] * scale);
+            float *to = attend_out(&a, s.tile + r / s.heads, head) + threadIdx.x % QUAD * 2;
 #pragma unroll
             for (int n = 0; n < P::DIM / 8; n++) {
                 to[n * 8] = l.out[t][n][2 * half] * share;
@@ -301,7 +302,7 @@ DEVICE void attend_span(typename P::C *shared, const struct attend_args &a,
         multiply_values<P>(l, now + P::KEYS * P::PITCH);
         __syncthreads(); /* the stage is copied into again */
     }
-    write_rows<P>(l, a, s);
+    write_rows<P>(l, a, s, scale);
 }
 
 /* Block (`rows` rows, KV head). Those that see most begin first, so that none ends late. */

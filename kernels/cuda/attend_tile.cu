@@ -127,6 +127,7 @@ DEVICE void attend_span(const struct tile &s, const struct attend_args &a, const
         __syncthreads();
         take_keys(a, s, out, &max, &sum, r, c, nth * KEYS, sight, dim, first);
     }
+    sum = attend_sum(a, head, sum, max);
 #pragma unroll
     for (int i = 0; i < SUMS; i++)
         if (mine && first + c + QUAD * i < dim)

@@ -166,6 +166,11 @@ void record_close(struct recording *r);
 /* rowops.cu */
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first, float scale);
+void rowops_add_bias(struct backend *b, struct view y, struct cview x, const float *bias);
+void rowops_expert_bias(struct backend *b, struct view y, const float *bias,
+                        const struct routing *r);
+void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, const float *bias,
+                            const struct routing *r);
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);

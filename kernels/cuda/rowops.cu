@@ -95,6 +95,72 @@ void rowops_interleave(struct backend *b, float *dst, const float *blocks, int32
            blocks, all, all.begin[count]);
 }
 
+/* ---- biases ---- */
+
+/* Block (row, part of it); without experts a row has one bias. */
+struct biased {
+    float *y;
+    const float *x, *bias;
+    const int32_t *expert;
+    const float *share;
+    int32_t chosen, cols;
+};
+
+__global__ void add_bias_kernel(struct biased a)
+{
+    const int64_t row = blockIdx.x;
+    const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x), each = a.cols / a.chosen;
+    launch_release();
+    if (i >= a.cols)
+        return;
+    const int64_t e = a.expert != nullptr ? a.expert[row * a.chosen + i / each] : 0;
+    a.y[row * a.cols + i] = a.x[row * a.cols + i] + a.bias[e * each + i % each];
+}
+
+__global__ void expert_bias_sum_kernel(struct biased a)
+{
+    const int64_t row = blockIdx.x;
+    const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x);
+    launch_release();
+    if (i >= a.cols)
+        return;
+    float sum = a.x[row * a.cols + i];
+    for (int64_t c = row * a.chosen; c < (row + 1) * a.chosen; c++)
+        sum += a.share[c] * a.bias[(int64_t)a.expert[c] * a.cols + i];
+    a.y[row * a.cols + i] = sum;
+}
+
+static dim3 bias_grid(struct view y)
+{
+    return dim3((unsigned)y.rows, blocks_for((size_t)y.cols, THREADS));
+}
+
+void rowops_add_bias(struct backend *b, struct view y, struct cview x, const float *bias)
+{
+    const struct biased a = {(float *)y.data, (const float *)x.data, bias, nullptr, nullptr, 1,
+                             y.cols};
+    if (y.rows > 0 && y.cols > 0)
+        LAUNCH(cuda_of(b), add_bias_kernel, bias_grid(y), THREADS, 0, a);
+}
+
+void rowops_expert_bias(struct backend *b, struct view y, const float *bias,
+                        const struct routing *r)
+{
+    float *data = (float *)y.data;
+    const struct biased a = {data, data, bias, r->expert, nullptr, r->chosen, y.cols};
+    if (y.rows > 0 && y.cols > 0)
+        LAUNCH(cuda_of(b), add_bias_kernel, bias_grid(y), THREADS, 0, a);
+}
+
+void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, const float *bias,
+                            const struct routing *r)
+{
+    const struct biased a = {
+        (float *)y.data, (const float *)x.data, bias, r->expert, r->share, r->chosen, y.cols};
+    if (y.rows > 0 && y.cols > 0)
+        LAUNCH(cuda_of(b), expert_bias_sum_kernel, bias_grid(y), THREADS, 0, a);
+}
+
 /* ---- norms ---- */
 
 /* y may be x or delta: each thread reads an element before it writes it, and no other's. */
@@ -184,15 +250,16 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
 template <enum activation ACT>
 __global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols)
 {
-    const float *gate = gu + (int64_t)blockIdx.x * 2 * cols, *up = gate + cols;
+    const float *gate = gu + (int64_t)blockIdx.x * 2 * cols;
     float *to = y + (int64_t)blockIdx.x * cols;
     const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
     launch_release();
 #pragma unroll
     for (int32_t i = begin; i < begin + PART; i += THREADS)
         if (i < cols)
-            to[i] =
-                (ACT == ACT_SILU ? gate[i] / (1 + expf(-gate[i])) : numerics_gelu(gate[i])) * up[i];
+            to[i] = ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(gate[2 * i], gate[2 * i + 1])
+                    : ACT == ACT_SILU       ? gate[i] / (1 + expf(-gate[i])) * gate[cols + i]
+                                            : numerics_gelu(gate[i]) * gate[cols + i];
 }
 
 template <enum activation ACT>
@@ -209,8 +276,10 @@ void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum acti
         return;
     if (act == ACT_SILU)
         launch_act_mul<ACT_SILU>(cuda_of(b), y, gu);
-    else
+    else if (act == ACT_GELU_TANH)
         launch_act_mul<ACT_GELU_TANH>(cuda_of(b), y, gu);
+    else
+        launch_act_mul<ACT_SWIGLU_PAIRS>(cuda_of(b), y, gu);
 }
 
 __global__ void softcap_kernel(float *x, float cap, int64_t n)

@@ -19,10 +19,10 @@ static float *cell(struct view m, int32_t row, int32_t col)
 
 /* ---- storage --------------------------------------------------------------------------------- */
 
-/* I4 is held as I8. */
+/* Integers of 4 bits are held as I8. */
 static enum dtype stored(const struct weight_spec *spec)
 {
-    return spec->dtype == DTYPE_I4 ? DTYPE_I8 : spec->dtype;
+    return dtype_is_int(spec->dtype) ? DTYPE_I8 : spec->dtype;
 }
 
 static size_t values_bytes(const struct weight_spec *spec)
@@ -298,6 +298,37 @@ static void expert_sum(struct backend *b, struct view y, struct cview x, const s
     free(rows);
 }
 
+static void add_bias(struct backend *b, struct view y, struct cview x, const float *bias)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++)
+        for (int32_t i = 0; i < y.cols; i++)
+            *cell(y, t, i) = at(x, t, i) + bias[i];
+}
+
+static void expert_bias(struct backend *b, struct view y, const float *bias,
+                        const struct routing *r)
+{
+    (void)b;
+    const int32_t out = y.cols / r->chosen;
+    for (int32_t t = 0; t < y.rows; t++)
+        for (int32_t i = 0; i < y.cols; i++)
+            *cell(y, t, i) += bias[r->expert[t * r->chosen + i / out] * out + i % out];
+}
+
+static void expert_bias_sum(struct backend *b, struct view y, struct cview x, const float *bias,
+                            const struct routing *r)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++)
+        for (int32_t i = 0; i < y.cols; i++) {
+            double sum = (double)at(x, t, i);
+            for (int32_t c = t * r->chosen; c < (t + 1) * r->chosen; c++)
+                sum += (double)r->share[c] * (double)bias[r->expert[c] * y.cols + i];
+            *cell(y, t, i) = (float)sum;
+        }
+}
+
 static void norm(float *y, const float *x, const float *gain, float eps, int32_t n)
 {
     double sum = 0;
@@ -420,13 +451,15 @@ static double score(const float *q, const struct kv_cache *kv, const struct atte
 /* Two passes over the keys: the maximum, then the weighted values. */
 static void attend_head(float *out, const float *q, const struct kv_cache *kv,
                         const struct attention *how, int32_t layer, const struct rows *rows,
-                        int32_t t, int32_t kv_head)
+                        int32_t t, int32_t head, int32_t kv_head)
 {
     const int32_t dim = kv->spec.head_dim, last = rows->position[t];
     const int32_t first = how->window > 0 && last >= how->window ? last + 1 - how->window : 0;
-    double max = -INFINITY, sum = 0, o[BACKEND_HEAD_DIM_MAX] = {0};
+    double max = how->sink ? (double)how->sink[head] : -INFINITY;
+    double sum, o[BACKEND_HEAD_DIM_MAX] = {0};
     for (int32_t p = first; p <= last; p++)
         max = fmax(max, score(q, kv, how, kv_index(kv, layer, rows, t, p, kv_head, KEY)));
+    sum = how->sink ? exp((double)how->sink[head] - max) : 0;
     for (int32_t p = first; p <= last; p++) {
         double weight = exp(score(q, kv, how, kv_index(kv, layer, rows, t, p, kv_head, KEY)) - max);
         size_t value = kv_index(kv, layer, rows, t, p, kv_head, VALUE);
@@ -450,23 +483,34 @@ static void attend(struct backend *b, struct view out, struct cview qkv, const s
             attend_head(cell(out, t, i * h->head_dim),
                         (const float *)qkv.data + (size_t)t * (size_t)qkv.cols +
                             (size_t)(i * h->head_dim),
-                        kv, how, layer, rows, t, h->kv_of[i]);
+                        kv, how, layer, rows, t, i, h->kv_of[i]);
     }
 }
 
-static double activate(double g, enum activation act)
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+static double activate(double g, double up, enum activation act)
 {
     const double u = sqrt(2 / acos(-1.0)) * (g + 0.044715 * g * g * g);
-    return act == ACT_SILU ? g / (1 + exp(-g)) : 0.5 * g * (1 + tanh(u));
+    const double limit = 7, most = fmin(g, limit);
+    if (act == ACT_SWIGLU_PAIRS)
+        return (fmax(fmin(up, limit), -limit) + 1) * most * sigmoid(1.702 * most);
+    return up * (act == ACT_SILU ? g * sigmoid(g) : 0.5 * g * (1 + tanh(u)));
 }
 
 static void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
 {
     (void)b;
+    const bool pairs = act == ACT_SWIGLU_PAIRS;
     for (int32_t t = 0; t < y.rows; t++)
-        for (int32_t i = 0; i < y.cols; i++)
-            *cell(y, t, i) =
-                (float)(activate((double)at(gu, t, i), act) * (double)at(gu, t, y.cols + i));
+        for (int32_t i = 0; i < y.cols; i++) {
+            const float gate = at(gu, t, pairs ? 2 * i : i);
+            const float up = at(gu, t, pairs ? 2 * i + 1 : y.cols + i);
+            *cell(y, t, i) = (float)activate((double)gate, (double)up, act);
+        }
 }
 
 static void softcap(struct backend *b, struct view x, float cap)
@@ -545,6 +589,9 @@ const struct backend_ops ref_ops = {
     .route = route,
     .expert_linear = expert_linear,
     .expert_sum = expert_sum,
+    .add_bias = add_bias,
+    .expert_bias = expert_bias,
+    .expert_bias_sum = expert_bias_sum,
     .rmsnorm = rmsnorm,
     .add_rmsnorm = add_rmsnorm,
     .square_sum = square_sum,

@@ -115,7 +115,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
     void *storage = array(bytes);
     struct attending a = {
         .heads = {H, K, E, uploaded(kv_of, sizeof kv_of)},
-        .how = {1.0f / sqrtf(E), 0, 0},
+        .how = {.scale = 1.0f / sqrtf(E)},
         .rows = {count, uploaded(slot, n * 4), uploaded(position, n * 4),
                  uploaded(table, (size_t)(slots * cols) * 4), cols},
         .kv = backend->ops->kv_open(backend, &spec, storage),

@@ -389,7 +389,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
         kv_of[h] = h / 4;
     struct kv_spec spec = {1, 8, dim, slots * cols, DTYPE_BF16};
     void *storage = buffer(backend->ops->kv_bytes(&spec), 9);
-    struct attending a = {.heads = {32, 8, dim, kv_of}, .how = {1.0f / sqrtf((float)dim), 0, 0}};
+    struct attending a = {.heads = {32, 8, dim, kv_of}, .how = {.scale = 1.0f / sqrtf((float)dim)}};
     a.rows = (struct rows){count, slot, position, table, cols};
     a.kv = backend->ops->kv_open(backend, &spec, storage);
     a.qkv = view_f32(floats((size_t)(count * 48 * dim)), count, 48 * dim);
@@ -502,6 +502,7 @@ static void linears(void)
         linear((struct shape){r, 2048, 8192, 1, DTYPE_F8_E4M3});
         linear((struct shape){r, 2048, 8192, 1, DTYPE_I8});
         linear((struct shape){r, 2048, 8192, 1, DTYPE_I4});
+        linear((struct shape){r, 2048, 8192, 1, DTYPE_F4_E2M1});
     }
     static const int32_t compared[] = {1, 2, 4, 8, 16, 64, 512};
     static const enum dtype narrow[] = {DTYPE_F8_E4M3, DTYPE_I8, DTYPE_I4};

@@ -8,7 +8,8 @@ import checkpoint
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", checkpoint.golden_names())
 def test_greedy_tokens(serve, name, ranks):
-    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--dtype", "float32")
+    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--dtype", "float32",
+                   "--quantization", "none")
     runs = checkpoint.golden_runs(name)
     for prompt, tokens in runs:
         assert server.token_ids(prompt, len(tokens)) == tokens

@@ -39,7 +39,8 @@ def golden_logprobs(name, index):
 @pytest.mark.parametrize("name", checkpoint.golden_names())
 def test_harness_loglikelihoods(serve, name, ranks):
     """Both prompts, of unequal length, in one batch; every split into context and continuation."""
-    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--dtype", "float32")
+    server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--dtype", "float32",
+                   "--quantization", "none")
     prompts = [prompt for prompt, _ in checkpoint.golden_runs(name)]
     goldens = [golden_logprobs(name, index) for index in range(len(prompts))]
     for split in (1, 2, 4):

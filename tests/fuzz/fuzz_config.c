@@ -33,13 +33,19 @@ static void check_promises(const struct model_config *m)
     static const char *const families[] = {"llama",    "mistral",     "mixtral",   "phi3",
                                            "qwen2",    "qwen3",       "qwen3_moe", "gemma",
                                            "gemma2",   "gemma3_text", "gemma3",    "mistral3",
-                                           "qwen2_vl", "qwen2_5_vl",  "qwen3_vl"};
+                                           "qwen2_vl", "qwen2_5_vl",  "qwen3_vl",  "gpt_oss"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
     CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
-    CHECK(m->qkv_bias == (strncmp(m->model_type, "qwen2", 5) == 0));
+    const bool gpt_oss = strcmp(m->model_type, "gpt_oss") == 0;
+    CHECK(m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
+    CHECK(m->o_bias == gpt_oss && m->sinks == gpt_oss);
+    CHECK(gpt_oss == (m->quant.code == DTYPE_F4_E2M1));
+    CHECK(gpt_oss == (m->mixture.kind == MIXTURE_GPT_OSS));
+    CHECK(!gpt_oss || (m->hidden % 32 == 0 && m->mlp % 32 == 0 &&
+                       (int64_t)m->mlp * m->mixture.experts <= 1 << 28));
     const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
     CHECK(m->head_norm ==
           (strncmp(m->model_type, "qwen3", 5) == 0 || strncmp(m->model_type, "gemma3", 6) == 0));
@@ -47,8 +53,8 @@ static void check_promises(const struct model_config *m)
     CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'));
     CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400 : m->embed_scale == 1);
     CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
-    CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e6f && m->final_softcap >= 0 &&
-          m->final_softcap <= 1e6f);
+    CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e3f && m->final_softcap >= 0 &&
+          m->final_softcap <= 1e3f);
     bool slides = false;
     for (int32_t i = 0; i < MODEL_LAYERS_MAX; i++)
         slides = slides || model_config_slides(m, i);

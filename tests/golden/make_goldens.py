@@ -44,6 +44,20 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 64,  # small, so that 165 positions feel the scaling
     "rope_type": "llama3",
 }
+YARN = {  # as gpt-oss has it, from so few positions that 165 feel it
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 32.0,
+    "original_max_position_embeddings": 16,
+    "rope_type": "yarn",
+    "truncate": False,
+}
+MXFP4 = {
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                               "model.embed_tokens", "lm_head"],
+    "quant_method": "mxfp4",
+}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA = ("Gemma", "Gemma2", "Gemma3")  # norms multiply by 1 + weight, embeddings are scaled
 VISION = {  # of a multimodal checkpoint: one block of a tower that a text engine leaves alone
     "hidden_size": 8,
@@ -209,6 +223,20 @@ SPECS = (
                "eos_token_id", "hidden_activation", "rms_norm_eps", "rope_local_base_freq",
                "rope_theta", "tie_word_embeddings", "use_cache"),
          extra={"sliding_window": 22, "rms_norm_eps": 1e-6}),
+    # As gpt-oss-20b's file; MLP columns in three groups of 32, which eight leaves do not divide.
+    Spec("gpt_oss_bf16", 6, "bfloat16", tied=False, vocab=247, hidden=64, layers=3, heads=8,
+         kv_heads=2, mlp=96, head_dim=16, dialect="old", family="GptOss", model_type="gpt_oss",
+         rope_theta=150000.0, scaling=YARN,
+         extra={"attention_bias": True, "experts_per_token": 2, "initial_context_length": 16,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "num_experts_per_tok": 2, "num_local_experts": 6, "quantization_config": MXFP4,
+                "sliding_window": 24, "swiglu_limit": 7.0}),
+    # Without what is the family's default; an odd number of heads, all experts but one.
+    Spec("gpt_oss_f32", 0, "float32", tied=True, vocab=239, hidden=96, layers=2, heads=5,
+         kv_heads=1, mlp=32, head_dim=24, family="GptOss", model_type="gpt_oss",
+         rope_theta=1000.0, scaling={"rope_type": "default"}, omit=("attention_bias",),
+         extra={"num_experts_per_tok": 3, "num_local_experts": 4, "quantization_config": MXFP4,
+                "sliding_window": 17}),
 )
 
 
@@ -234,6 +262,8 @@ def config_dict(spec, dialect):
         "vocab_size": spec.vocab,
         **spec.extra,
     }
+    if spec.family == "GptOss":
+        config["attention_bias"] = True
     if spec.family in ("Llama", "Qwen3", "Qwen3Moe", *GEMMA):
         config["attention_bias"] = False
     if spec.family == "Llama":
@@ -284,6 +314,20 @@ def write_config(directory, spec, dialect):
     (directory / "config.json").write_text(text)
 
 
+def mxfp4(values):
+    """The nearest MXFP4 of [..., columns]: blocks of 16 bytes, scales, and what they mean."""
+    groups = values.reshape(*values.shape[:-1], -1, 32)
+    exponent = np.floor(np.log2(np.abs(groups).max(-1, keepdims=True))) - 2
+    codes = np.abs((groups / 2.0 ** exponent)[..., None] - E2M1).argmin(-1)
+    blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    meant = (E2M1[codes] * 2.0 ** exponent).reshape(values.shape)
+    return blocks, (exponent[..., 0] + 127).astype(np.uint8), meant
+
+
+def is_experts(name):
+    return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+
+
 def random_model(spec, rng):
     """A float32 model whose every weight is exactly representable in the stored dtype.
 
@@ -306,8 +350,10 @@ def random_model(spec, rng):
                 value = (spec.family not in GEMMA) + 0.15 * noise
                 if spec.family in GEMMA and name == "model.norm.weight":
                     value = noise - 1.0
-            elif name.endswith(".bias"):
+            elif name.endswith(("bias", "sinks")):
                 value = noise
+            elif is_experts(name) and spec.family == "GptOss":  # so large that limits are felt
+                value = np.swapaxes(mxfp4(3 * spec.std * np.swapaxes(noise, 1, 2))[2], 1, 2)
             elif "embed_tokens" in name:
                 value = (spec.embed_std or spec.std) * noise
             stored = torch.from_numpy(value).to(torch.float32).to(DTYPES[spec.dtype])
@@ -388,6 +434,18 @@ def search(spec):
     raise SystemExit(f"{spec.name}: no seed in {MAX_TRIES} tries")
 
 
+def save_packed(path):
+    """Experts as they are published: [experts, rows, groups, 16] and a scale for each group."""
+    tensors = load_file(path)
+    for name in [name for name in tensors if is_experts(name)]:
+        values = tensors.pop(name).float().numpy().swapaxes(1, 2).astype(np.float64)
+        blocks, scales, meant = mxfp4(values)
+        assert np.array_equal(meant, values), name
+        tensors[f"{name}_blocks"] = torch.from_numpy(np.ascontiguousarray(blocks))
+        tensors[f"{name}_scales"] = torch.from_numpy(np.ascontiguousarray(scales))
+    save_torch_file(tensors, path, metadata={"format": "pt"})
+
+
 def save_checkpoint(directory, spec, model):
     """Writes the weights as transformers lays them out, and the hand-written config.json."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -396,6 +454,8 @@ def save_checkpoint(directory, spec, model):
     model.to(DTYPES[spec.dtype]).save_pretrained(
         directory, max_shard_size=spec.shard_bytes or 10**9)
     (directory / "generation_config.json").unlink(missing_ok=True)
+    if spec.family == "GptOss":
+        save_packed(directory / "model.safetensors")
     if spec.wrapped:  # published files have one more level in the tower's names
         tensors = load_file(directory / "model.safetensors")
         named = {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): tensor

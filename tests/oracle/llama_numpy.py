@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama, Mistral, Mixtral, Phi-3, Qwen or Gemma
+"""An independent float64 forward pass of a Llama, Mistral, Mixtral, Phi-3, Qwen, Gemma or gpt-oss
 checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import struct
 import sys
 import typing
@@ -30,6 +31,7 @@ LOGITS_TOLERANCE = 2e-5
 GAP_TOLERANCE = 1e-4
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
     "vocab_size": 262208,
     "num_attention_heads": 8,
@@ -71,7 +73,7 @@ def decode(raw, dtype):
     if dtype == "BF16":  # numpy has no bfloat16: it is the upper half of a float32
         wide = np.frombuffer(raw, "<u2").astype(np.uint32) << 16
         return wide.view(np.float32).astype(np.float64)
-    plain = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+    plain = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8", "U8": "u1"}
     array = np.frombuffer(raw, plain[dtype])
     return array.astype(np.float64) if dtype.startswith("F") else array
 
@@ -126,30 +128,53 @@ def split_fused(directory, weights):
     return split
 
 
+def split_experts(weights):
+    """gpt-oss has all experts in one tensor, MXFP4: groups of 32 columns, two codes a byte and a
+    power of two for each group; gates and ups take turns. Here they are apart."""
+    split = {}
+    for name, values in weights.items():
+        part = re.fullmatch(r"(.*experts\.)(gate_up|down)_proj_(blocks|bias)", name)
+        if part and part[3] == "blocks":
+            codes = np.stack([E2M1[values & 15], E2M1[values >> 4]], axis=-1)
+            scale = 2.0 ** (weights[name.replace("_blocks", "_scales")].astype(int) - 127)
+            codes = codes.reshape(*scale.shape, 32) * scale[..., None]
+            values = codes.reshape(*scale.shape[:2], -1)
+        what = "weight" if part and part[3] == "blocks" else "bias"
+        for e, one in enumerate(values if part else ()):
+            parts = ({"gate": one[0::2], "up": one[1::2]} if part[2] == "gate_up"
+                     else {"down": one})
+            for key, rows in parts.items():
+                split[f"{part[1]}{e}.{key}_proj.{what}"] = rows
+        if not part and not name.endswith("_scales"):
+            split[name] = values
+    return split
+
+
 def read_weights(directory):
     """The weights of a checkpoint directory, by name, from its index or its single file."""
     directory = pathlib.Path(directory)
     index = directory / "model.safetensors.index.json"
     if not index.exists():
         weights = text_part(read_safetensors(directory / "model.safetensors"))
-        return split_fused(directory, weights)
+        return split_experts(split_fused(directory, weights))
     where = json.loads(index.read_text())["weight_map"]
     files = {file: read_safetensors(directory / file) for file in set(where.values())}
     weights = {name: files[file][name] for name, file in where.items()}
-    return split_fused(directory, text_part(weights))
+    return split_experts(split_fused(directory, text_part(weights)))
 
 
 def windows_of(raw):
     """Of each layer, how many of the latest positions it sees; 0: all."""
     kind, layers = raw["model_type"], range(raw["num_hidden_layers"])
-    window = raw.get("sliding_window", None if kind in ("mixtral", "phi3") else 4096) or 0
+    window = raw.get("sliding_window", None if kind in ("mixtral", "phi3") else
+                     128 if kind == "gpt_oss" else 4096) or 0
     if kind in ("llama", "gemma") or "qwen" in kind and not raw.get("use_sliding_window"):
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
     elif raw.get("layer_types"):
         slides = [given == "sliding_attention" for given in raw["layer_types"]]
-    elif "gemma" in kind:
+    elif "gemma" in kind or kind == "gpt_oss":
         pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else 2
         slides = [(i + 1) % pattern != 0 for i in layers]
     else:
@@ -196,8 +221,8 @@ def read_config(directory):
     kind = raw["model_type"]
     (theta, scaling), local = rotations_of(raw)
     unsupported = [key for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention")
-                   if raw.get(key)]
-    gemma, mixture = kind in GEMMA, kind in ("mixtral", "qwen3_moe")
+                   if raw.get(key) and (key, kind) != ("attention_bias", "gpt_oss")]
+    gemma, mixture = kind in GEMMA, kind in ("mixtral", "qwen3_moe", "gpt_oss")
     later = kind in ("gemma2", "gemma3_text")
     if not (gemma or mixture) and kind not in ("llama", "mistral", "phi3", "qwen2", "qwen3"):
         unsupported.append("model_type")
@@ -237,7 +262,7 @@ def read_config(directory):
         local=local,
         windows=windows_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
-        among=kind == "mixtral" or raw.get("norm_topk_prob", False),
+        among=kind in ("mixtral", "gpt_oss") or raw.get("norm_topk_prob", False),
         act=gelu if gemma else silu,
         norm_offset=float(gemma),
         embed_scale=embed_scale_of(raw),
@@ -324,9 +349,10 @@ def capped(x, cap):
     return x if cap is None else cap * np.tanh(x / cap)
 
 
-def attention(config, q, k, v, window):
+def attention(config, q, k, v, window, sinks=None):
     """Causal attention of q [n, heads, head_dim] on k and v [n, kv_heads, head_dim], or on the
-    latest `window` of them, the query's own position included."""
+    latest `window` of them, the query's own position included. sinks: of each head the score of one
+    more key, which has no value."""
     n = q.shape[0]
     age = np.arange(n)[:, None] - np.arange(n)
     unseen = (age < 0) | (age >= (window or n))
@@ -336,8 +362,10 @@ def attention(config, q, k, v, window):
         scores = q[:, head] @ k[:, kv].T / math.sqrt(config.query_scalar)
         scores = capped(scores, config.score_cap)
         scores[unseen] = -np.inf
+        sink = np.full((n, 1), -np.inf if sinks is None else sinks[head])
+        scores = np.concatenate([scores, sink], axis=-1)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out[:, head] = scores / scores.sum(axis=-1, keepdims=True) @ v[:, kv]
+        out[:, head] = (scores / scores.sum(axis=-1, keepdims=True))[:, :n] @ v[:, kv]
     return out.reshape(n, -1)
 
 
@@ -351,12 +379,19 @@ def gelu(x):
     return x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
+def clamped(gate, up):
+    """gpt-oss's SwiGLU."""
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return (up + 1) * gate * (0.5 + 0.5 * np.tanh(0.851 * gate))  # gate * sigmoid(1.702 gate)
+
+
 def mixture(config, weights, prefix, y, met):
     """The experts of each row of y by their shares of the softmax."""
     mixtral = f"{prefix}block_sparse_moe.gate.weight" in weights
     where = f"{prefix}block_sparse_moe." if mixtral else f"{prefix}mlp."
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    shares = y @ weights[f"{where}gate.weight"].T
+    router = f"{where}router" if f"{where}router.weight" in weights else f"{where}gate"
+    shares = y @ weights[f"{router}.weight"].T + weights.get(f"{router}.bias", 0.0)
     shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     out = np.zeros_like(y)
@@ -365,15 +400,18 @@ def mixture(config, weights, prefix, y, met):
         total = share[chosen].sum() if config.among else 1.0
         for e in chosen:
             def project(name, x, e=e):
-                return met(x, name) @ weights[f"{where}experts.{e}.{name}.weight"].T
+                part = f"{where}experts.{e}.{name}"
+                return met(x, name) @ weights[f"{part}.weight"].T + weights.get(f"{part}.bias", 0.0)
             x = y[t:t + 1]
-            out[t] += share[e] / total * project(down, silu(project(gate, x)) * project(up, x))[0]
+            g, u = project(gate, x), project(up, x)
+            g = clamped(g, u) if router.endswith("router") else silu(g) * u
+            out[t] += share[e] / total * project(down, g)[0]
     return out
 
 
 def layer(config, weights, prefix, x, rotation, window, stored, met):
     def project(name, y):
-        bias = weights.get(f"{prefix}{name}.bias", 0.0)  # Qwen2: of q, k and v
+        bias = weights.get(f"{prefix}{name}.bias", 0.0)  # Qwen2: of q, k and v; gpt-oss: all
         return met(y, name) @ weights[f"{prefix}{name}.weight"].T + bias
 
     def norm(name, y):
@@ -386,7 +424,8 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
                for name in "qkv")
     if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3 and Gemma 3: of each head
         q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
-    y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v), window)
+    y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v), window,
+                  weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
     y = project("self_attn.o_proj", y)
     x = x + (norm("post_attention_layernorm", y) if four else y)
     y = norm("pre_feedforward_layernorm" if four else "post_attention_layernorm", x)

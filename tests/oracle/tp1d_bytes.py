@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen or Gemma model: bytes
-moved and held.
+"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen, Gemma or gpt-oss
+model: bytes moved and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -13,6 +13,7 @@ input columns, each of the two followed by an all-reduce of [T, hidden].  The em
 vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
 its logits all-gathered for the R sampled rows.  Norms are replicated; biases of q, k and v
 go with their heads.  Each expert of a mixture is cut as an MLP is, its router is replicated.
+gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
 keeps a nucleus (top-k, top-p or min-p), 8 bytes a row and 8 per place in a second exchange.
@@ -47,6 +48,7 @@ class Shape(typing.NamedTuple):
     head_norm: bool = False  # of q and of k
     experts: int = 0  # that have the MLP's columns each, and a router; 0: an MLP
     post_norm: bool = False  # of what attention and MLP add: four norms in a layer, not two
+    gpt_oss: bool = False  # sinks, and biases of o, of router and experts
 
     @property
     def norms(self):
@@ -70,10 +72,11 @@ def shape_of(config):
         mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
                    "intermediate_size"],
         tied=config.get("tie_word_embeddings", gemma),
-        bias=config["model_type"] == "qwen2",
+        bias=config["model_type"] in ("qwen2", "gpt_oss"),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         experts=config.get("num_local_experts") or config.get("num_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text"),
+        gpt_oss=config["model_type"] == "gpt_oss",
     )
 
 
@@ -149,6 +152,9 @@ def weight_elements(shape, ranks, rank):
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
     bias = (q_width + 2 * kv_width) * shape.bias
+    if shape.gpt_oss:
+        bias += len(block(shape.heads, ranks, rank)) + shape.hidden  # sinks, and that of o
+        bias += shape.experts * (1 + 2 * columns + shape.hidden)  # router, gates and ups, down
     mlps = shape.layers * max(shape.experts, 1)
     norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
     return {
@@ -179,6 +185,7 @@ MIXTRAL_8X7B = Shape(32000, 4096, 32, 32, 8, 128, 14336, False, experts=8)
 QWEN3_30B_A3B = Shape(151936, 2048, 48, 32, 4, 128, 768, False, head_norm=True, experts=128)
 GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
 GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
+GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, experts=32, gpt_oss=True)
 GEMMA3_1B = Shape(262144, 1152, 26, 4, 1, 256, 6912, True, head_norm=True, post_norm=True)
 GEMMA3_4B = Shape(262208, 2560, 34, 8, 4, 256, 10240, True, head_norm=True, post_norm=True)
 
@@ -225,6 +232,14 @@ def check_memory():
     expect("Mixtral 8x7B parameters", whole, 46702792704)
     whole = sum(weight_elements(QWEN3_30B_A3B, 1, 0).values())
     expect("Qwen3 30B A3B parameters", whole, 30532122624)
+    # Its model card (arXiv 2508.10925, table 1): 19.12, 0.64 and 1.16 billion, 20.91 in all.
+    whole = weight_elements(GPT_OSS_20B, 1, 0)
+    expect("gpt-oss-20b, tens of millions of parameters of its tables",
+           round((whole["embedding"] + whole["lm_head"]) / 1e7), 116)
+    expect("its attention", round((whole["qkv"] + whole["o"]) / 1e7), 64)
+    expect("its MLPs", round((whole["gate_up"] + whole["down"] + whole["router"] +
+                              24 * 32 * (1 + 3 * 2880)) / 1e7), 1912)
+    expect("all", round(sum(whole.values()) / 1e7), 2091)
     whole = sum(weight_elements(GEMMA_2B, 1, 0).values())
     expect("Gemma 2B parameters", whole, 2506172416)
     whole = sum(weight_elements(GEMMA2_9B, 1, 0).values())

@@ -1,0 +1,134 @@
+/* Families whose configurations need more than test_model_config.c's tables, and which of several
+ * keys counts. */
+#include "tests/family_text.h"
+
+#include <math.h>
+
+#define MXFP4 ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}"
+#define YARN                                                                                       \
+    ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"                  \
+    "\"original_max_position_embeddings\":4096}"
+
+/* What GptOssConfig holds when nothing else is given, but for what has to be said. */
+static void test_gpt_oss(void **state)
+{
+    (void)state;
+    struct model_config m;
+    ok_config("{\"model_type\":\"gpt_oss\",\"hidden_size\":64,\"num_hidden_layers\":4,"
+              "\"intermediate_size\":96" MXFP4 YARN "}",
+              &m);
+    assert_true(m.heads == 64 && m.kv_heads == 8 && m.head_dim == 64 && m.vocab == 201088);
+    assert_true(m.max_position == 131072 && m.rope.kind == ROPE_YARN && m.rope.theta == 150000);
+    assert_true(!m.rope.truncate && fabs(m.rope.attention_factor - 1.3465735902799727) < 1e-12);
+    assert_true(m.window == 128 && m.slides[0] == 5);
+    assert_true(m.qkv_bias && m.o_bias && m.sinks && !m.tied && m.norm_eps == 1e-5f);
+    assert_memory_equal(&m.mixture, (&(struct mixture_config){MIXTURE_GPT_OSS, 128, 4, true}),
+                        sizeof m.mixture);
+    assert_true(m.quant.kind == QUANT_FILE && m.quant.code == DTYPE_F4_E2M1 && m.quant.cols == 32);
+    assert_string_equal(model_config_codes(&m), "mxfp4");
+    struct err err;
+    assert_int_equal(model_config_quantize(&m, DTYPE_F32, true, &err), OK);
+    assert_null(model_config_codes(&m));
+    assert_int_equal(model_config_quantize(&m, DTYPE_I4, false, &err), ERR_USAGE);
+}
+
+/* Where several keys say the same thing, the one that transformers 5.23 takes. */
+static void test_precedence(void **state)
+{
+    (void)state;
+#define LENGTH(n) "\"original_max_position_embeddings\":" #n
+#define LISTS "\"short_factor\":[1,1,1,1],\"long_factor\":[2,2,2,2]"
+    static const struct {
+        const char *family, *more;
+        enum rope_kind kind;
+        int32_t original;
+    } lengths[] = {
+        {"phi3", ",\"rope_scaling\":{\"type\":\"longrope\"," LISTS "," LENGTH(32) "}", ROPE_LONG,
+         4096},
+        {"phi3", "," LENGTH(64) ",\"rope_scaling\":{\"type\":\"su\"," LISTS "," LENGTH(32) "}",
+         ROPE_LONG, 64},
+        {"phi3", ",\"rope_scaling\":{\"type\":\"yarn\"," LISTS "}", ROPE_LONG, 4096},
+        {"llama", "," LENGTH(64) ",\"rope_scaling\":{\"type\":\"longrope\"," LISTS "}", ROPE_LONG,
+         64},
+        {"llama",
+         "," LENGTH(64) ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2," LENGTH(32) "}",
+         ROPE_YARN, 64},
+        {"llama", ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2," LENGTH(32) "}", ROPE_YARN,
+         32},
+        {"llama",
+         "," LENGTH(64) ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+                        "\"high_freq_factor\":4," LENGTH(32) "}",
+         ROPE_LLAMA3, 64}};
+    struct model_config m;
+    for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
+        ok_family(lengths[i].family, lengths[i].more, &m);
+        assert_int_equal(m.rope.kind, lengths[i].kind);
+        assert_int_equal(m.rope.original_max_position, lengths[i].original);
+    }
+    /* rope_scaling over what rope_parameters says of the layers that do not slide */
+    ok_family("gemma3_text",
+              ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":3000},"
+              "\"sliding_attention\":{\"rope_theta\":77}},"
+              "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}",
+              &m);
+    assert_true(m.rope.theta == 3000 && m.rope.kind == ROPE_LINEAR && m.rope.factor == 8);
+    assert_true(m.local_rope.theta == 77 && m.local_rope.kind == ROPE_DEFAULT);
+}
+
+/* Is the head the embedding? What stands outside a text_config decides; of Qwen2's either may. */
+static void test_tied_texts(void **state)
+{
+    (void)state;
+    static const char *const values[] = {"", "\"tie_word_embeddings\":false,",
+                                         "\"tie_word_embeddings\":true,"};
+    static const struct {
+        const char *family;
+        bool fallback, either;
+    } families[] = {{"mistral3", false, false},
+                    {"gemma3", true, false},
+                    {"qwen3_vl", false, false},
+                    {"qwen2_5_vl", false, true}};
+    for (size_t i = 0; i < ARRAY_LEN(families); i++)
+        for (int outer = 0; outer < 3; outer++)
+            for (int inner = 0; inner < 3; inner++) {
+                char text[512];
+                struct model_config m;
+                snprintf(text, sizeof text,
+                         "{\"model_type\":\"%s\",%s\"text_config\":{%s\"hidden_size\":64,"
+                         "\"num_attention_heads\":8,\"num_key_value_heads\":8,"
+                         "\"num_hidden_layers\":1,\"vocab_size\":9,"
+                         "\"intermediate_size\":8}}",
+                         families[i].family, values[outer], values[inner]);
+                ok_config(text, &m);
+                const bool within = inner > 0 ? inner == 2 : families[i].fallback;
+                const bool either = families[i].either && inner == 2;
+                assert_int_equal(m.tied, outer > 0 ? outer == 2 || either : within);
+            }
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const char *const refused[][3] = {
+        {"gpt_oss", "", "experts in other types are not supported"},
+        {"gpt_oss", MXFP4, "rope_scaling is missing, expected an object"},
+        {"gpt_oss", MXFP4 YARN ",\"swiglu_limit\":6", "swiglu_limit is 6, expected 7"},
+        {"gpt_oss", MXFP4 YARN ",\"num_local_experts\":1024", "in multiples of 32"},
+        {"mixtral", MXFP4, "quant_method is \"mxfp4\", expected"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        struct model_config m;
+        struct err err = {""};
+        assert_int_equal(parse_family(refused[i][0], refused[i][1], &m, &err), ERR_MODEL);
+        if (!strstr(err.text, refused[i][2]))
+            fail_msg("%s%s: %s", refused[i][0], refused[i][1], err.text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_precedence),
+        cmocka_unit_test(test_tied_texts), cmocka_unit_test(test_refusals)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
