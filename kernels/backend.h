@@ -153,6 +153,13 @@ struct attention {
  *   SWIGLU_PAIRS  numerics_swiglu(gate, up) */
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_SWIGLU_PAIRS, ACT_COUNT };
 
+/* What add_rmsnorm is given besides an addend: x += it; y = rmsnorm(x). */
+struct add_norm {
+    struct view y, x;
+    const float *gain; /* [D] */
+    float eps;
+};
+
 /* One linear of all experts of a mixture: their weights, of one shape and type. Opaque. */
 struct experts;
 

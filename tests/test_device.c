@@ -298,6 +298,55 @@ static void test_oneshot_sums_are_replayed(void **state)
     unsetenv("EMULATED_PEERS");
 }
 
+/* Kernels that a step of decodes launches on all ranks; *logits: those of the first. */
+static uint64_t launches_of(const struct module *m, struct cluster *c, struct cview *logits)
+{
+    struct emulated_calls before, after;
+    int32_t at[SLOTS];
+    begin(at);
+    prefill(c);
+    (void)count_calls(m, &before);
+    decode(c, 3, at);
+    (void)count_calls(m, &after);
+    *logits = c->logits[0];
+    return after.launches - before.launches;
+}
+
+/* Sums with the norm behind them: two launches less in each layer, and logits that are near those
+ * of before, but for what they are rounded to; replayed, they are the same. */
+static void test_norms_behind_sums(void **state)
+{
+    static const size_t with[] = {1, 9}; /* a model, a mixture */
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls) || ranks_here(m, 1) != cases[1].ranks)
+        skip();
+    setenv("EMULATED_PEERS", "fast", 1);
+    for (size_t k = 0; k < ARRAY_LEN(with); k++) {
+        const size_t i = with[k];
+        const int32_t ranks = cases[i].ranks;
+        struct cview x, y;
+        struct cluster *apart = open_case(i, ranks, true);
+        const uint64_t before = launches_of(m, apart, &x);
+        setenv("EMULATED_NORMS", "apart_is_slow", 1);
+        struct cluster *together = open_case(i, ranks, true);
+        const uint64_t after = launches_of(m, together, &y);
+        assert_int_equal(before - after, 2 * ranks * apart->setup.model.layers);
+        assert_true(x.rows == 3 && y.rows == 3 && x.cols == y.cols);
+        for (int32_t e = 0; e < x.rows * x.cols; e++)
+            assert_true(fabsf(((const float *)x.data)[e] - ((const float *)y.data)[e]) < 1e-4f);
+        cluster_close(apart);
+        cluster_close(together);
+        oneshots_are_used = true;
+        compare_case(i, ranks);
+        oneshots_are_used = false;
+        unsetenv("EMULATED_NORMS");
+    }
+    unsetenv("EMULATED_PEERS");
+}
+
 /* What each rank's host asks of the driver in a step of decodes that is replayed. */
 static void test_replayed_step_is_few_calls(void **state)
 {
@@ -522,6 +571,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_memory_is_as_planned),
         cmocka_unit_test(test_replayed_steps_are_the_same),
         cmocka_unit_test(test_oneshot_sums_are_replayed),
+        cmocka_unit_test(test_norms_behind_sums),
         cmocka_unit_test(test_replayed_step_is_few_calls),
         cmocka_unit_test(test_all_ranks_replay_or_none),
         cmocka_unit_test(test_broken_device_is_told),

@@ -40,6 +40,27 @@ enum status comm_all_reduce(struct comm *c, float *dst, const float *src, size_t
     return c->ops->all_reduce(c, dst, src, n, err);
 }
 
+bool comm_has_norm(const struct comm *c, int32_t rows, int32_t cols)
+{
+    return c->ops->has_norm(c, rows, cols);
+}
+
+bool comm_no_norm(const struct comm *c, int32_t rows, int32_t cols)
+{
+    (void)c, (void)rows, (void)cols;
+    return false;
+}
+
+enum status comm_all_reduce_norm(struct comm *c, const struct add_norm *to, const float *src,
+                                 struct err *err)
+{
+    CHECK(to->y.rows == to->x.rows && to->y.cols == to->x.cols);
+    CHECK(c->ops->has_norm(c, to->x.rows, to->x.cols));
+    CHECK(src != to->x.data && src != to->y.data && to->x.data != to->y.data);
+    CHECK(to->gain != NULL);
+    return c->ops->all_reduce_norm(c, to, src, err);
+}
+
 enum status comm_all_gather(struct comm *c, void *dst, const void *src, int32_t rows,
                             const int32_t *cols, struct err *err)
 {

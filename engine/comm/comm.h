@@ -59,6 +59,9 @@ struct comm_ops {
     void *(*buffer)(struct comm *c, size_t bytes);
     enum status (*all_reduce)(struct comm *c, float *dst, const float *src, size_t n,
                               struct err *err);
+    bool (*has_norm)(const struct comm *c, int32_t rows, int32_t cols);
+    enum status (*all_reduce_norm)(struct comm *c, const struct add_norm *to, const float *src,
+                                   struct err *err); /* NULL: has_norm is never true */
     enum status (*all_gather)(struct comm *c, void *dst, const void *src, int32_t rows,
                               const int32_t *cols, struct err *err);
     enum status (*reduce_scatter)(struct comm *c, float *dst, const float *src,
@@ -89,6 +92,12 @@ void *comm_buffer(struct comm *c, size_t bytes);
 /* dst[n] = sum over ranks of src[n]; dst != src. */
 enum status comm_all_reduce(struct comm *c, float *dst, const float *src, size_t n,
                             struct err *err) MUST_USE;
+/* Does comm_all_reduce_norm take a matrix of this size here? The same on all ranks. */
+bool comm_has_norm(const struct comm *c, int32_t rows, int32_t cols);
+/* An all_reduce of src[rows, cols] and the backend's add_rmsnorm of the sum in one go, counted as
+ * the former; the sum itself is nowhere. *to is any memory of the backend but src. */
+enum status comm_all_reduce_norm(struct comm *c, const struct add_norm *to, const float *src,
+                                 struct err *err) MUST_USE;
 /* dst[rows, sum(cols)] = the ranks' src[rows, cols[rank]] side by side. cols has `ranks` entries,
  * 0 allowed. rows = 1 is the ordinary all-gather(v). */
 enum status comm_all_gather(struct comm *c, void *dst, const void *src, int32_t rows,
@@ -115,6 +124,9 @@ enum status comm_split(struct comm *c, int32_t color, int32_t key, const char *n
 /* Makes every waiting and later call of this communicator's processes fail. Any thread. */
 void comm_abort(struct comm *c);
 void comm_close(struct comm *c);
+
+/* For implementations whose sums have no norm behind them. */
+bool comm_no_norm(const struct comm *c, int32_t rows, int32_t cols);
 
 /* ---- shared memory (comm_shm.c): ranks are processes over one memfd, or threads ---- */
 

@@ -524,6 +524,7 @@ static const struct comm_ops mpi_ops = {
     .name = "mpi",
     .buffer = mpi_buffer,
     .all_reduce = mpi_all_reduce,
+    .has_norm = comm_no_norm,
     .all_gather = mpi_all_gather,
     .reduce_scatter = mpi_reduce_scatter,
     .broadcast = mpi_broadcast,

@@ -285,6 +285,30 @@ out:
     return st;
 }
 
+static bool nccl_has_norm(const struct comm *comm, int32_t rows, int32_t cols)
+{
+    const struct comm_nccl *c = (const struct comm_nccl *)comm;
+    return c->group == 0 && comm_oneshot_has_norm(&c->home->oneshot, rows, cols);
+}
+
+static enum status nccl_all_reduce_norm(struct comm *comm, const struct add_norm *to,
+                                        const float *src, struct err *err)
+{
+    enum status st = OK;
+    struct comm_nccl *c = nccl_of(comm);
+    const int64_t start = base_now_ns();
+    const size_t n = (size_t)to->x.rows * (size_t)to->x.cols;
+    TRY(watch(c->home, err));
+    if (is_spoilt(c->home))
+        goto out;
+    comm_oneshot_norm(&c->home->oneshot, c->home->backend, to, src);
+    st =
+        finish(c, COMM_ALL_REDUCE, start,
+               comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float), ncclSuccess, err);
+out:
+    return st;
+}
+
 /* Some rows: into the gather buffer, then side by side; what is a single row, or of a single rank,
  * needs only the first. */
 static ncclResult_t gather_rows(struct comm_nccl *c, char *dst, const char *src, size_t rows,
@@ -524,6 +548,8 @@ static const struct comm_ops nccl_ops = {
     .name = "nccl",
     .buffer = nccl_buffer,
     .all_reduce = nccl_all_reduce,
+    .has_norm = nccl_has_norm,
+    .all_reduce_norm = nccl_all_reduce_norm,
     .all_gather = nccl_all_gather,
     .reduce_scatter = nccl_reduce_scatter,
     .broadcast = nccl_broadcast,
@@ -633,8 +659,8 @@ static enum status find_ways(struct comm_nccl *c, struct comm *bootstrap, uint32
         comm_trial_use(trial, (float *)(void *)h->arena);
         if (h->gather_bytes > COMM_DEVICE_STAGING_BYTES - inbox)
             h->gather_bytes = COMM_DEVICE_STAGING_BYTES - inbox;
-        TRY(comm_oneshot_open(trial, &by_nccl, h->staging, COMM_DEVICE_STAGING_BYTES, &h->oneshot,
-                              err));
+        TRY(comm_oneshot_open(trial, &by_nccl, h->staging, COMM_DEVICE_STAGING_BYTES,
+                              !h->fixed_order, &h->oneshot, err));
         if (h->oneshot.max == 0)
             h->gather_bytes = GATHER_BYTES;
         if (cudaMemsetAsync(h->arena, 0, h->arena_bytes, h->stream) != cudaSuccess)

@@ -78,8 +78,8 @@ struct backend *comm_trial_backend(struct comm_trial *t)
 
 /* ---- what the ranks tell each other ---- */
 
-/* *same: all ranks said the same word. The first rank's is in all[0]. */
-static enum status tell(struct comm_trial *t, uint32_t word, bool *same, struct err *err)
+/* The first rank's word is then in all[0]. */
+enum status comm_trial_same(struct comm_trial *t, uint32_t word, bool *same, struct err *err)
 {
     enum status st = OK;
     uint32_t *mine = t->mine[t->told++ % 2];
@@ -98,7 +98,7 @@ out:
 enum status comm_trial_agree(struct comm_trial *t, bool mine, bool *all, struct err *err)
 {
     bool same;
-    const enum status st = tell(t, mine, &same, err);
+    const enum status st = comm_trial_same(t, mine, &same, err);
     *all = st == OK && same && mine;
     return st;
 }
@@ -129,7 +129,8 @@ static enum status check_sum(struct comm_trial *t, const struct comm_way *way, s
             exact += (double)value(r, round, i);
         near = near && fabs((double)t->host[i] - exact) <= 1e-6 * ranks;
     }
-    TRY(tell(t, (uint32_t)base_hash(BASE_HASH_INIT, t->host, n * sizeof *t->host), &same, err));
+    TRY(comm_trial_same(t, (uint32_t)base_hash(BASE_HASH_INIT, t->host, n * sizeof *t->host), &same,
+                        err));
     *good = *good && same;
     TRY(comm_trial_agree(t, near, &same, err));
     *good = *good && same;
@@ -169,7 +170,7 @@ static enum status time_sum(struct comm_trial *t, const struct comm_way *way, si
     }
     TRY(t->b->ops->download(t->b, t->host, t->dst, sizeof *t->host, err));
     const int64_t each = (TRIAL_CLOCK() - start) / count;
-    TRY(tell(t, each < UINT32_MAX ? (uint32_t)each : UINT32_MAX, &same, err));
+    TRY(comm_trial_same(t, each < UINT32_MAX ? (uint32_t)each : UINT32_MAX, &same, err));
     *ns = t->all[0];
 out:
     return st;

@@ -28,6 +28,9 @@ struct backend *comm_trial_backend(struct comm_trial *t);
 
 /* *all: every rank could do what this one could if `mine`. */
 enum status comm_trial_agree(struct comm_trial *t, bool mine, bool *all, struct err *err) MUST_USE;
+/* *same: all ranks say the same word. */
+enum status comm_trial_same(struct comm_trial *t, uint32_t word, bool *same,
+                            struct err *err) MUST_USE;
 /* Sums of odd sizes up to `most`, compared with fp64, and bit for bit between the ranks, which must
  * all draw the same token. */
 enum status comm_trial_check(struct comm_trial *t, const struct comm_way *way, size_t most,

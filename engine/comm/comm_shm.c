@@ -436,6 +436,7 @@ static const struct comm_ops shm_ops = {
     .name = "shm",
     .buffer = shm_buffer,
     .all_reduce = shm_all_reduce,
+    .has_norm = comm_no_norm,
     .all_gather = shm_all_gather,
     .reduce_scatter = shm_reduce_scatter,
     .broadcast = shm_broadcast,

@@ -18,6 +18,7 @@ struct parallel {
     struct moving *moving;
 
     const struct flow_phase *now; /* of this step */
+    const struct route *due;      /* NULL, or how addends that parallel_norm is given are summed */
     struct extent rows;           /* cut where sequences have homes */
     struct extent samples;        /* the sampled rows, which lie on the ranks of their rows: */
     int64_t *cut;                 /* [ranks + 1] where those of each piece of the rows begin */
@@ -322,6 +323,7 @@ void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut)
     p->rows = (struct extent){
         .units = rows, .unit = 1, .pieces = cut ? flow_homes(p->flow) : 0, .cut = cut};
     p->now = &p->flow->phase[flow_phase_of(p->flow, rows)];
+    p->due = NULL;
 }
 
 /* A matrix of this step. */
@@ -469,6 +471,17 @@ out:
     return st;
 }
 
+/* The sum over the ranks, x += it, and the norm, in one go. */
+static enum status sum_and_norm(struct parallel *p, struct view n, struct view x,
+                                struct cview delta, const float *gain, float eps, struct err *err)
+{
+    const struct matrix m = of_step(p, p->flow->hidden);
+    const struct route *due = p->due;
+    p->due = NULL;
+    return redistribute_run_norm(p->moves, &m, due, delta.data, &(struct add_norm){n, x, gain, eps},
+                                 err);
+}
+
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, enum plan_part next, struct err *err)
 {
@@ -476,6 +489,8 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
     struct view sums;
     if (!is_split(p)) {
         *n = parallel_input(p, next);
+        if (p->due)
+            return sum_and_norm(p, *n, x, delta, gain, eps, err);
         return delta.data ? backend_add_rmsnorm(p->b, *n, x, delta, gain, eps, err)
                           : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
     }
@@ -484,6 +499,21 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
     TRY(scale_by(p, *n, cview_of(x), sums, gain, eps, err));
 out:
     return st;
+}
+
+/* What becomes of a product; of one that parallel_norm is given nothing yet, if it can make the sum
+ * itself. */
+static enum status finish(struct parallel *p, const struct flow_linear *l, const struct matrix *out,
+                          struct view product, struct view *y, struct err *err)
+{
+    const struct flow_linear *all = p->now->linear;
+    const bool normed = (l == &all[PLAN_O] || l == &all[PLAN_DOWN]) && !p->flow->post_norms &&
+                        !p->flow->o_bias && redistribute_has_norm(p->moves, out, &l->after);
+    if (!normed)
+        return move(p, out, &l->after, product.data, y, err);
+    p->due = &l->after;
+    *y = product;
+    return OK;
 }
 
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it
@@ -502,7 +532,7 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
         TRY(backend_linear(p->b, product, cview_of(used), w.local, err));
-    TRY(move(p, &out, &l->after, product.data, y, err));
+    TRY(finish(p, l, &out, product, y, err));
 out:
     return st;
 }
@@ -556,7 +586,7 @@ enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview
     const struct matrix out = of_step(p, l->out);
     const struct view product = product_of(p, l);
     TRY(backend_expert_sum(p->b, product, x, w, r, err));
-    TRY(move(p, &out, &l->after, product.data, y, err));
+    TRY(finish(p, l, &out, product, y, err));
 out:
     return st;
 }

@@ -62,17 +62,18 @@ enum status parallel_bias(struct parallel *p, struct view *delta, const float *b
                           struct err *err) MUST_USE;
 enum status parallel_expert_bias(struct parallel *p, struct view *delta, const float *bias,
                                  const struct routing *r, struct err *err) MUST_USE;
-/* *delta, as from any of those, becomes its rmsnorm over whole
- * rows. gain: of all columns. Valid until the next linear or norm. */
+/* *delta, as from any of those, becomes its rmsnorm over whole rows. gain: of all columns. Valid
+ * until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err) MUST_USE;
 /* x += delta when it has data; *n = rmsnorm(x) over whole rows, as `next` takes it. gain: of all
- * columns. delta may be the result of parallel_linear. */
+ * columns. delta: what the last linear, bias or norm of a product has made. */
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, enum plan_part next,
                           struct err *err) MUST_USE;
 /* *y = x w^T where the next operation wants it; valid until the next linear or norm. x from
- * parallel_input or parallel_norm. */
+ * parallel_input or parallel_norm. Of O and down, where nothing but parallel_norm follows, it may
+ * be this rank's addend: then the norm makes the sum, too. */
 enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
 /* A mixture of experts instead of the two linears of an MLP. route: *used = n as experts take it,

@@ -345,15 +345,20 @@ static bool lies_in(const float *at, const float *buffer, size_t elements)
     return x >= first && x < first + elements * sizeof(float);
 }
 
+/* The next turn begins: the part, where peers read it. */
+static const float *show(const struct job *j, const float *src)
+{
+    float *own = j->p->src[j->p->turn ^= 1];
+    if (reads_in_place(j->v) && lies_in(src, own, j->r->sizes.place[place_of(j->v)].src))
+        return src;
+    pack(j, own, src);
+    return own;
+}
+
 static enum status meet(const struct job *j, const float **at, struct err *err)
 {
-    const int32_t t = j->p->turn ^= 1;
-    float *own = j->p->src[t], *dst = j->v->kind == MOVE_REDUCE ? j->p->sum[t] : j->r->result;
-    const float *src = *at;
-    if (!reads_in_place(j->v) || !lies_in(src, own, j->r->sizes.place[place_of(j->v)].src)) {
-        pack(j, own, src);
-        src = own;
-    }
+    const float *src = show(j, *at);
+    float *dst = j->v->kind == MOVE_REDUCE ? j->p->sum[j->p->turn] : j->r->result;
     switch (j->v->kind) {
     case MOVE_GATHER:
         return gather(j, at, dst, src, err);
@@ -391,29 +396,61 @@ static bool fits(const struct redistribute *r, const struct job *j)
     return stays || (before <= r->sizes.place[place_of(j->v)].src && after <= room);
 }
 
+static enum status job_of(struct redistribute *r, const struct matrix *x, const struct move *v,
+                          struct job *out, struct err *err)
+{
+    const struct mesh *m = r->g->mesh;
+    *out = (struct job){
+        .r = r,
+        .x = x,
+        .v = v,
+        .c = v->kind == MOVE_SWAP ? r->g->world : r->g->axis[v->axis],
+        .p = &r->place[place_of(v)],
+        .rows = length(m, x, &v->before, SPREAD_ROWS, r->g->rank),
+        .cols = length(m, x, &v->before, SPREAD_COLS, r->g->rank),
+        .rows_out = length(m, x, &v->after, SPREAD_ROWS, r->g->rank),
+        .cols_out = length(m, x, &v->after, SPREAD_COLS, r->g->rank),
+    };
+    if (!fits(r, out))
+        return base_fail(err, ERR_INTERNAL, "redistribute: a part of %lld x %lld is too large",
+                         (long long)out->rows, (long long)out->cols);
+    return OK;
+}
+
+bool redistribute_has_norm(const struct redistribute *r, const struct matrix *x,
+                           const struct route *route)
+{
+    const struct mesh *m = r->g->mesh;
+    const struct move *v = &route->move[0];
+    if (route->count != 1 || v->kind != MOVE_REDUCE)
+        return false;
+    return comm_has_norm(r->g->axis[v->axis],
+                         (int32_t)length(m, x, &v->before, SPREAD_ROWS, r->g->rank),
+                         (int32_t)length(m, x, &v->before, SPREAD_COLS, r->g->rank));
+}
+
+enum status redistribute_run_norm(struct redistribute *r, const struct matrix *x,
+                                  const struct route *route, const float *src,
+                                  const struct add_norm *to, struct err *err)
+{
+    enum status st = OK;
+    struct job j;
+    TRY(job_of(r, x, &route->move[0], &j, err));
+    TRY(comm_all_reduce_norm(j.c, to, show(&j, src), err));
+out:
+    return st;
+}
+
 enum status redistribute_run(struct redistribute *r, const struct matrix *x,
                              const struct route *route, const float *src, const float **result,
                              struct err *err)
 {
     enum status st = OK;
-    const struct mesh *m = r->g->mesh;
     const float *at = src;
     for (int32_t i = 0; i < route->count; i++) {
         const struct move *v = &route->move[i];
-        const struct job j = {
-            .r = r,
-            .x = x,
-            .v = v,
-            .c = v->kind == MOVE_SWAP ? r->g->world : r->g->axis[v->axis],
-            .p = &r->place[place_of(v)],
-            .rows = length(m, x, &v->before, SPREAD_ROWS, r->g->rank),
-            .cols = length(m, x, &v->before, SPREAD_COLS, r->g->rank),
-            .rows_out = length(m, x, &v->after, SPREAD_ROWS, r->g->rank),
-            .cols_out = length(m, x, &v->after, SPREAD_COLS, r->g->rank),
-        };
-        if (!fits(r, &j))
-            return base_fail(err, ERR_INTERNAL, "redistribute: a part of %lld x %lld is too large",
-                             (long long)j.rows, (long long)j.cols);
+        struct job j;
+        TRY(job_of(r, x, v, &j, err));
         if (v->kind == MOVE_SLICE || v->kind == MOVE_CLAIM)
             stay(&j, &at, at);
         else

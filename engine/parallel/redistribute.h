@@ -101,5 +101,12 @@ float *redistribute_source(struct redistribute *r, const struct route *route);
 enum status redistribute_run(struct redistribute *r, const struct matrix *x,
                              const struct route *route, const float *src, const float **result,
                              struct err *err) MUST_USE;
+/* Is the route one sum, which its communicator makes together with the norm behind it? */
+bool redistribute_has_norm(const struct redistribute *r, const struct matrix *x,
+                           const struct route *route);
+/* Runs such a route, whose result goes into *to (comm_all_reduce_norm) and is nowhere else. */
+enum status redistribute_run_norm(struct redistribute *r, const struct matrix *x,
+                                  const struct route *route, const float *src,
+                                  const struct add_norm *to, struct err *err) MUST_USE;
 
 #endif

@@ -6,7 +6,12 @@
  * in every round, so an old one never carries a number that comes again.
  *
  * There are two inboxes in turns. A rank sends round r + 2 when it has heard from all in round
- * r + 1, and they had read round r before they sent that: nothing is overwritten unread. */
+ * r + 1, and they had read round r before they sent that: nothing is overwritten unread.
+ *
+ * With a norm behind it a block has a part of a row, and hears from the row's other blocks on its
+ * own device, too, what their squares add up to. So all blocks have to run at once: they are few,
+ * and nothing else runs. The words for that carry the number of the launch, since blocks may have
+ * had different numbers of rounds. A block writes nothing else before it has all it waits for. */
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -37,6 +42,19 @@ DEVICE void words_load(uint64_t (&w)[2], const uint64_t *from)
                  : "memory");
 }
 
+/* One, seen by this device. */
+DEVICE void word_store(uint64_t *to, uint64_t w)
+{
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(w) : "memory");
+}
+
+DEVICE uint64_t word_load(const uint64_t *from)
+{
+    uint64_t w;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(from) : "memory");
+    return w;
+}
+
 /* Whether to look again after so many looks. */
 DEVICE bool words_wait(uint32_t looks, uint32_t patience, const uint32_t *stop)
 {
@@ -57,6 +75,8 @@ DEVICE uint64_t word_of(float value, uint32_t round)
 struct inboxes {
     uint64_t *words[ONESHOT_RANKS_MAX]; /* [2][ranks][ONESHOT_MAX] */
     uint32_t *round;                    /* [BLOCKS] the last one, of this rank */
+    uint64_t *square;                   /* [BLOCKS] words of this rank's blocks */
+    uint32_t *call, *done; /* the last launch with a norm; blocks of this one that are done */
     const uint32_t *stop;
     uint32_t patience;
     int32_t rank, ranks;
@@ -143,6 +163,81 @@ __global__ void __launch_bounds__(THREADS)
         in.round[blockIdx.x] = round;
 }
 
+/* ---- with the norm behind it ---- */
+
+/* What the squares of another block's part of the row add up to; false: it will not come. */
+DEVICE bool receive_square(const struct inboxes &in, uint32_t call, int32_t block, float *square)
+{
+    for (uint32_t looks = 1;; looks++) {
+        const uint64_t w = word_load(in.square + block);
+        *square = __uint_as_float((uint32_t)w);
+        if (w >> 32 == call)
+            return true;
+        if (!words_wait(looks, in.patience, in.stop))
+            return false;
+    }
+}
+
+/* 1 / sqrt(mean + eps) of this block's row, of which the thread has v; false: not all came. Every
+ * thread calls, and all get the same. */
+DEVICE bool norm_of_row(const struct inboxes &in, const struct add_norm &a, uint32_t call,
+                        const float (&v)[2], float *scale)
+{
+    const int32_t first = (int32_t)(blockIdx.y * gridDim.x);
+    const float own = reduce_block(fmaf(v[1], v[1], v[0] * v[0]), plus());
+    if (threadIdx.x == 0)
+        word_store(in.square + first + blockIdx.x, word_of(own, call));
+    float square = 0;
+    const bool all =
+        threadIdx.x >= gridDim.x || receive_square(in, call, first + (int32_t)threadIdx.x, &square);
+    if (__syncthreads_or(!all))
+        return false;
+    *scale = 1 / sqrtf(reduce_block(square, plus()) / (float)a.x.cols + a.eps);
+    return true;
+}
+
+/* Block (part of a row, row). */
+__global__ void __launch_bounds__(THREADS)
+    oneshot_norm_kernel(const __grid_constant__ add_norm a, const float *src,
+                        const __grid_constant__ inboxes in)
+{
+    const int32_t block = (int32_t)(blockIdx.y * gridDim.x + blockIdx.x), cols = a.x.cols;
+    const int32_t col = (int32_t)(blockIdx.x * PART + 2 * threadIdx.x);
+    const int64_t at = (int64_t)blockIdx.y * cols + col;
+    const uint32_t round = in.round[block] + 1, call = *in.call + 1;
+    float *x = (float *)a.x.data + at, *y = (float *)a.y.data + at;
+    float mine[2] = {}, v[2] = {}, scale;
+    launch_release();
+    for (int32_t k = 0; k < 2 && col + k < cols; k++)
+        mine[k] = src[at + k];
+    const bool all = exchange(in, round, block * PART + 2 * (int32_t)threadIdx.x, mine, v);
+    if (__syncthreads_or(!all))
+        return;
+    for (int32_t k = 0; k < 2 && col + k < cols; k++)
+        v[k] += x[k];
+    if (!norm_of_row(in, a, call, v, &scale))
+        return;
+    for (int32_t k = 0; k < 2 && col + k < cols; k++) {
+        x[k] = v[k];
+        y[k] = v[k] * scale * a.gain[col + k];
+    }
+    if (threadIdx.x != 0)
+        return;
+    in.round[block] = round;
+    if (atomicAdd(in.done, 1u) + 1 == gridDim.x * gridDim.y) {
+        *in.done = 0;
+        *in.call = call;
+    }
+}
+
+/* ---- launches ---- */
+
+/* What a rank keeps for itself, behind the words that peers write. */
+struct own {
+    uint64_t square[BLOCKS];
+    uint32_t round[BLOCKS], call, done;
+};
+
 static size_t words_bytes(int32_t ranks)
 {
     return 2 * (size_t)ranks * ONESHOT_MAX * sizeof(uint64_t);
@@ -150,20 +245,46 @@ static size_t words_bytes(int32_t ranks)
 
 size_t oneshot_inbox_bytes(int32_t ranks)
 {
-    return words_bytes(ranks) + BLOCKS * sizeof(uint32_t);
+    return words_bytes(ranks) + sizeof(struct own);
 }
 
-void oneshot_sum(struct backend *b, const struct oneshot *o, float *dst, const float *src, size_t n)
+static struct inboxes inboxes_of(const struct oneshot *o)
 {
     struct inboxes in = {};
-    CHECK(n <= ONESHOT_MAX && o->ranks <= ONESHOT_RANKS_MAX);
+    CHECK(o->ranks <= ONESHOT_RANKS_MAX);
+    struct own *own = (struct own *)((char *)o->inbox[o->rank] + words_bytes(o->ranks));
     for (int32_t r = 0; r < o->ranks; r++)
         in.words[r] = (uint64_t *)o->inbox[r];
-    in.round = (uint32_t *)((char *)o->inbox[o->rank] + words_bytes(o->ranks));
+    in.round = own->round;
+    in.square = own->square;
+    in.call = &own->call;
+    in.done = &own->done;
     in.stop = o->stop;
     in.patience = o->patience;
     in.rank = o->rank;
     in.ranks = o->ranks;
+    return in;
+}
+
+size_t oneshot_norm_size(int32_t rows, int32_t cols)
+{
+    return (size_t)rows * blocks_for((size_t)cols, PART) * PART;
+}
+
+void oneshot_norm(struct backend *b, const struct oneshot *o, const struct add_norm *to,
+                  const float *src)
+{
+    const struct inboxes in = inboxes_of(o);
+    const dim3 grid(blocks_for((size_t)to->x.cols, PART), (unsigned)to->x.rows);
+    CHECK(oneshot_norm_size(to->x.rows, to->x.cols) <= ONESHOT_MAX);
+    if (to->x.rows > 0 && to->x.cols > 0)
+        LAUNCH(cuda_of(b), oneshot_norm_kernel, grid, THREADS, 0, *to, src, in);
+}
+
+void oneshot_sum(struct backend *b, const struct oneshot *o, float *dst, const float *src, size_t n)
+{
+    const struct inboxes in = inboxes_of(o);
+    CHECK(n <= ONESHOT_MAX);
     if (n > 0)
         LAUNCH(cuda_of(b), oneshot_kernel, blocks_for(n, PART), THREADS, 0, dst, src, (int32_t)n,
                in);

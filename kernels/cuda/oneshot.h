@@ -1,7 +1,7 @@
 /* A sum over ranks on devices that reach each other's memory, in one exchange: every rank writes
  * its addends into the inboxes of all others, each beside the number of the round, and adds up what
  * has come to its own. No barrier and no second trip; for small sums. The bits are those of the
- * tree of sum_tree. */
+ * tree of sum_tree. The norm of what a sum is added to may come from the same kernel. */
 #ifndef TESSERA_KERNELS_CUDA_ONESHOT_H
 #define TESSERA_KERNELS_CUDA_ONESHOT_H
 
@@ -31,6 +31,13 @@ size_t oneshot_inbox_bytes(int32_t ranks);
  * same n; dst is not src. At most one sum of an inbox is under way on a rank. */
 void oneshot_sum(struct backend *b, const struct oneshot *o, float *dst, const float *src,
                  size_t n);
+
+/* What counts as the size of a sum [rows, cols] with the norm behind it: at least its elements. */
+size_t oneshot_norm_size(int32_t rows, int32_t cols);
+/* The same with the sum of src[rows, cols], of that size, and add_rmsnorm of it. The squares of a
+ * row are not added in the order of add_rmsnorm, but on all ranks in the same. */
+void oneshot_norm(struct backend *b, const struct oneshot *o, const struct add_norm *to,
+                  const float *src);
 
 #ifdef __cplusplus
 }

@@ -61,11 +61,15 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
         const dim3 grid_ = grid, block_ = block;                                                   \
         const size_t shared_ = shared;                                                             \
+        emulate_clock(#kernel);                                                                    \
         emulate_kernel((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });       \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
 #define LAUNCH_AHEAD LAUNCH
 #define SHARED_DYNAMIC(type, name) type *name = (type *)emulate_shared()
+
+/* Time that a test wants a kernel to take, by the clock of trials (emulate_nccl.cc). */
+void emulate_clock(const char *kernel);
 
 /* ---- threads together ---- */
 
@@ -169,6 +173,19 @@ static inline void words_load(uint64_t (&w)[2], const uint64_t *from)
 {
     for (int i = 0; i < 2; i++)
         w[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
+}
+
+static inline void word_store(uint64_t *to, uint64_t w)
+{
+    if (emulate_early)
+        __atomic_store_n(to, w, __ATOMIC_RELAXED);
+    else
+        emulate_store_late(to, w);
+}
+
+static inline uint64_t word_load(const uint64_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
 static inline bool words_wait(uint32_t, uint32_t patience, const uint32_t *stop)
