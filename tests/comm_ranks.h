@@ -1,4 +1,4 @@
-/* Ranks of a communicator as threads of the test or as processes of their own, for test_comm.c:
+/* Ranks of a communicator as threads of the test or as processes of their own, for tests of them:
  * each runs a body and counts in shared memory what it finds wrong. */
 #ifndef TESSERA_TESTS_COMM_RANKS_H
 #define TESSERA_TESTS_COMM_RANKS_H
@@ -259,19 +259,51 @@ static void run(int32_t ranks, bool processes, body *run_body, struct shared *ou
     assert_int_equal(wrong, 0);
 }
 
-static void account(struct rank *r, enum comm_op op, uint64_t bytes)
+static inline void account(struct rank *r, enum comm_op op, uint64_t bytes)
 {
     r->calls[op]++;
     r->bytes[op] += bytes;
 }
 
-static void expect_counters(struct rank *r)
+static inline void expect_counters(struct rank *r)
 {
     for (int op = 0; op < COMM_OP_COUNT; op++) {
         EXPECT(r, atomic_load(&r->stats->op[op].calls) == r->calls[op]);
         EXPECT(r, atomic_load(&r->stats->op[op].bytes) == r->bytes[op]);
         EXPECT(r, (atomic_load(&r->stats->op[op].nanoseconds) > 0) == (r->calls[op] > 0));
     }
+}
+
+static inline void fill_values(struct rank *r, uint32_t it, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        r->src[it & 1][i] = value(r->rank, it, i);
+}
+
+/* Sums are NCCL's, as are the bytes of them. */
+static inline bool in_nccls_order(void)
+{
+    return between_devices && !(device_how & COMM_FIXED_ORDER);
+}
+
+/* Bytes of an all_reduce of n elements, by comm.h. */
+static inline uint64_t all_reduce_bytes(const struct rank *r, size_t n)
+{
+    size_t ranks = (size_t)r->ranks, peers = ranks - 1;
+    size_t own = n * (size_t)(r->rank + 1) / ranks - n * (size_t)r->rank / ranks;
+    bool oneshot = r->ranks == 2 || n * 4 <= 262144;
+    if (in_nccls_order())
+        return 4 * 2 * (n - n / ranks);
+    return r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own));
+}
+
+static inline void delay(struct rank *r)
+{
+    uint32_t x = draw(&r->own, 40);
+    if (x == 0)
+        usleep(draw(&r->own, 300));
+    else if (x < 4)
+        sched_yield();
 }
 
 #endif

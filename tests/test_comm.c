@@ -6,7 +6,6 @@
  * thread. Counters are compared with closed forms written here from the documentation. */
 #include "tests/comm_ranks.h"
 
-#include "tests/emulate/calls.h"
 #include "tests/only.h"
 
 /* ---- one collective of every kind, checked ---- */
@@ -15,12 +14,6 @@ static void fill_words(struct rank *r, uint32_t it, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         memcpy(&r->src[it & 1][i], &(uint32_t){word(r->rank, it, i)}, 4);
-}
-
-static void fill_values(struct rank *r, uint32_t it, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        r->src[it & 1][i] = value(r->rank, it, i);
 }
 
 /* The words dst[at ..] are those of rank `from`, from its element `first` on. */
@@ -33,23 +26,6 @@ static bool words_are(const struct rank *r, size_t at, int32_t from, uint32_t it
             return false;
     }
     return true;
-}
-
-/* Sums are NCCL's, as are the bytes of them. */
-static bool in_nccls_order(void)
-{
-    return between_devices && !(device_how & COMM_FIXED_ORDER);
-}
-
-/* Bytes of an all_reduce of n elements, by comm.h. */
-static uint64_t all_reduce_bytes(const struct rank *r, size_t n)
-{
-    size_t ranks = (size_t)r->ranks, peers = ranks - 1;
-    size_t own = n * (size_t)(r->rank + 1) / ranks - n * (size_t)r->rank / ranks;
-    bool oneshot = r->ranks == 2 || n * 4 <= 262144;
-    if (in_nccls_order())
-        return 4 * 2 * (n - n / ranks);
-    return r->ranks == 1 ? 0 : 4 * (oneshot ? peers * n : peers * own + (n - own));
 }
 
 static void do_all_reduce(struct rank *r, uint32_t it, size_t n)
@@ -228,15 +204,6 @@ static void test_threaded_ranks(void **state)
 }
 
 /* ---- reuse of buffers, under random delays ---- */
-
-static void delay(struct rank *r)
-{
-    uint32_t x = draw(&r->own, 40);
-    if (x == 0)
-        usleep(draw(&r->own, 300));
-    else if (x < 4)
-        sched_yield();
-}
 
 /* Two sources, one destination. */
 static void body_reuse(struct rank *r)
@@ -484,210 +451,6 @@ static void test_windows(void **state)
     device_how = COMM_SHARED_DEVICE;
 }
 
-static bool oneshots_are_used; /* likewise */
-static emulated_calls_fn *count_calls;
-
-/* What this rank has asked NCCL for. */
-static uint64_t collectives(void)
-{
-    struct emulated_calls calls;
-    count_calls(&calls);
-    return calls.collectives;
-}
-
-/* Sums of many sizes, also back to back: up to ONESHOT elements in the tree of the ranks if
- * one-shot kernels are used, else in NCCL's chain; the bytes of either. */
-#define ONESHOT 65536
-static void body_oneshot(struct rank *r)
-{
-    static const size_t sizes[] = {4096, 1,    2, 511, 512,     513,         1000,
-                                   3,    4095, 7, 512, ONESHOT, ONESHOT + 1, 17};
-    for (uint32_t it = 0; it < 2 * ARRAY_LEN(sizes); it++) {
-        const size_t n = sizes[it % ARRAY_LEN(sizes)];
-        const uint64_t before = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes);
-        const uint64_t asked = collectives();
-        fill_values(r, it, n);
-        if (it % 3 == 0)
-            delay(r);
-        GOOD(r, comm_all_reduce(r->c, r->dst, r->src[it & 1], n, &err));
-        const bool used = oneshots_are_used && n <= ONESHOT;
-        EXPECT(r, (collectives() == asked) == used);
-        EXPECT(r, !used || sums_are(r, it, 0, n));
-        const uint64_t bytes = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes) - before;
-        EXPECT(r, bytes == (used ? 4 * (size_t)(r->ranks - 1) * n : all_reduce_bytes(r, n)));
-        r->hash = base_hash(r->hash, r->dst, n * 4);
-    }
-}
-
-static bool norms_are_used; /* likewise */
-
-/* Where a rank has what norms are made of, in one buffer. */
-static struct add_norm norm_in(const struct rank *r, int32_t rows, int32_t cols)
-{
-    const struct view x = view_f32(r->dst, rows, cols), y = view_f32(r->dst + ONESHOT, rows, cols);
-    return (struct add_norm){y, x, r->dst + 2 * ONESHOT, 1e-5f};
-}
-
-/* x + the tree of the addends to the bit, and its norm near that of doubles. */
-static bool is_normed(const struct add_norm *to, int32_t ranks, uint32_t it)
-{
-    const int32_t cols = to->x.cols;
-    const float *x = to->x.data, *y = to->y.data;
-    bool good = true;
-    for (int32_t t = 0; t < to->x.rows; t++) {
-        double squares = 0;
-        for (int32_t i = t * cols; i < (t + 1) * cols; i++) {
-            float v[RANKS] = {0};
-            for (int32_t k = 0; k < ranks; k++)
-                v[k] = value(k, it, (size_t)i);
-            const float want = value(RANKS, it, (size_t)i) + tree(v, 0, RANKS, ranks);
-            good = good && memcmp(&want, &x[i], sizeof want) == 0;
-            squares += (double)want * (double)want;
-        }
-        const double scale = 1 / sqrt(squares / cols + 1e-5);
-        for (int32_t i = 0; i < cols; i++) {
-            const double want = (double)x[t * cols + i] * scale * (double)to->gain[i];
-            good = good && fabs((double)y[t * cols + i] - want) <= 2e-6 * (1 + fabs(want));
-        }
-    }
-    return good;
-}
-
-/* Sums with the norm behind them, among others, so that blocks have had different numbers of
- * rounds; each counts as the sum does. */
-static void body_norm(struct rank *r)
-{
-    static const int32_t sizes[][2] = {{1, 1},   {3, 17},   {1, 4096}, {2, 513}, {16, 4096},
-                                       {7, 511}, {1, 8000}, {100, 64}, {5, 1030}};
-    const uint64_t before = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes);
-    struct add_norm to = norm_in(r, 1, 1);
-    uint64_t bytes = 0;
-    EXPECT(r, comm_has_norm(r->c, 1, 5) == norms_are_used);
-    EXPECT(r, !comm_has_norm(r->c, 129, 1) && !comm_has_norm(r->c, 17, 4096));
-    for (uint32_t it = 0; it < 2 * ARRAY_LEN(sizes) && norms_are_used; it++) {
-        const int32_t *size = sizes[it % ARRAY_LEN(sizes)];
-        const size_t n = (size_t)size[0] * (size_t)size[1];
-        const uint64_t asked = collectives();
-        if (it % 4 == 1) {
-            fill_values(r, it, 100 * it);
-            GOOD(r, comm_all_reduce(r->c, r->dst, r->src[it & 1], 100 * it, &err));
-            bytes += 4 * (uint64_t)(r->ranks - 1) * 100 * it;
-        }
-        to = norm_in(r, size[0], size[1]);
-        fill_values(r, it, n);
-        for (size_t i = 0; i < n; i++)
-            r->dst[i] = value(RANKS, it, i);
-        for (size_t i = 0; i < (size_t)size[1]; i++)
-            r->dst[2 * ONESHOT + i] = value(RANKS + 1, it, i);
-        if (it % 3 == 0)
-            delay(r);
-        EXPECT(r, comm_has_norm(r->c, size[0], size[1]));
-        GOOD(r, comm_all_reduce_norm(r->c, &to, r->src[it & 1], &err));
-        bytes += 4 * (uint64_t)(r->ranks - 1) * n;
-        EXPECT(r, is_normed(&to, r->ranks, it) && collectives() == asked);
-        r->hash = base_hash(r->hash, to.x.data, n * 4);
-        r->hash = base_hash(r->hash, to.y.data, n * 4);
-    }
-    EXPECT(r, atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes) - before == bytes);
-}
-
-/* What waits for peers that do not come ends with an abort, and nothing is added. */
-static void body_norm_abort(struct rank *r)
-{
-    const struct add_norm to = norm_in(r, 2, 1000);
-    struct err why = {""};
-    GOOD(r, comm_all_reduce_norm(r->c, &to, r->src[0], &err));
-    if (r->rank == 0) {
-        fill_values(r, 0, 2000);
-        r->dst[0] = 5;
-        EXPECT(r, comm_all_reduce_norm(r->c, &to, r->src[0], &why) == OK);
-        comm_abort(r->c);
-        r->device->ops->sync(r->device);
-        EXPECT(r, r->dst[0] == 5);
-        EXPECT(r, comm_all_reduce_norm(r->c, &to, r->src[0], &why) == ERR_COMM);
-    }
-    atomic_fetch_add(&r->shared->done, 1);
-    while (atomic_load(&r->shared->done) < r->ranks) /* what it sends still has a place */
-        usleep(1000);
-}
-
-static void body_sums(struct rank *r)
-{
-    body_oneshot(r);
-    body_norm(r);
-}
-
-static void check_sums(int32_t ranks)
-{
-    struct shared s;
-    run(ranks, false, body_sums, &s);
-    for (int32_t i = 1; i < ranks; i++)
-        assert_int_equal(atomic_load(&s.hash[i]), atomic_load(&s.hash[0]));
-}
-
-/* What waits for peers that do not come ends with an abort. */
-static void body_oneshot_abort(struct rank *r)
-{
-    struct err why = {""};
-    fill_values(r, 0, 1000);
-    GOOD(r, comm_all_reduce(r->c, r->dst, r->src[0], 1000, &err));
-    if (r->rank == 0) {
-        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &why) == OK);
-        comm_abort(r->c);
-        r->device->ops->sync(r->device);
-        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &why) == ERR_COMM);
-    }
-    atomic_fetch_add(&r->shared->done, 1);
-    while (atomic_load(&r->shared->done) < r->ranks) /* what it sends still has a place */
-        usleep(1000);
-}
-
-/* Where devices reach each other and NCCL takes longer, unless all sums have to be NCCL's. */
-static void test_oneshot(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *emulated, *norms;
-        uint32_t how;
-        bool used, normed;
-    } cases[] = {{NULL, NULL, 0, false, false},
-                 {"fast", NULL, 0, true, false},
-                 {"fast", "apart_is_slow", 0, true, true},
-                 {"fast", "apart_is_slow", COMM_FIXED_ORDER, true, false},
-                 {"silent", "apart_is_slow", 0, false, false},
-                 {"fast", "apart_is_slow", COMM_NO_ONESHOT, false, false}};
-    struct err err = {""};
-    struct backend *b = NULL;
-    if (backend_open("cuda:7", 1, &b, &err) != OK) {
-        print_message("%s\n", err.text);
-        skip();
-    }
-    count_calls = emulated_calls_of(b->ops);
-    backend_close(b);
-    if (!count_calls)
-        skip(); /* real devices decide by themselves */
-    between_devices = true;
-    setenv("EMULATED_NCCL_CHAINS", "1", 1);
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        if (cases[i].emulated != NULL)
-            setenv("EMULATED_PEERS", cases[i].emulated, 1);
-        if (cases[i].norms != NULL)
-            setenv("EMULATED_NORMS", cases[i].norms, 1);
-        device_how = cases[i].how;
-        oneshots_are_used = cases[i].used;
-        norms_are_used = cases[i].normed;
-        for (int32_t ranks = 2; ranks <= (cases[i].used ? 8 : 3); ranks += cases[i].normed ? 3 : 1)
-            check_sums(ranks);
-        if (cases[i].used)
-            run(3, false, cases[i].normed ? body_norm_abort : body_oneshot_abort, NULL);
-        unsetenv("EMULATED_PEERS");
-        unsetenv("EMULATED_NORMS");
-    }
-    unsetenv("EMULATED_NCCL_CHAINS");
-    between_devices = false;
-    device_how = COMM_SHARED_DEVICE;
-}
-
 /* ---- failure ---- */
 
 /* The last rank does not come; the first one gives up later. */
@@ -870,19 +633,12 @@ static void test_open(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_processes),
-        cmocka_unit_test(test_threaded_ranks),
-        cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_fixed_order),
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_oneshot),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_divergence),
-        cmocka_unit_test(test_oversubscription),
+        cmocka_unit_test(test_open),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),  cmocka_unit_test(test_threaded_ranks),
+        cmocka_unit_test(test_reuse),      cmocka_unit_test(test_split),
+        cmocka_unit_test(test_devices),    cmocka_unit_test(test_fixed_order),
+        cmocka_unit_test(test_windows),    cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_divergence), cmocka_unit_test(test_oversubscription),
         cmocka_unit_test(test_idle),
     };
     only(argc, argv);
