@@ -6,10 +6,10 @@
 
 #include <string.h>
 
-/* The safetensors names. F32, F16 and BF16 are computed with, F8_E4M3 where a scale comes with it;
- * the rest is recognised so that a header can be checked and refused by name. I8, I4 and F4_E2M1
- * are also what a backend can hold weights in, as codes with scales; those of 4 bits are no type of
- * a file and have no size. */
+/* The safetensors names. F32, F16 and BF16 are computed with, F8_E4M3 where a scale comes with it,
+ * U8 is read where it holds codes of MXFP4; the rest is recognised so that a header can be checked
+ * and refused by name. I8, I4 and F4_E2M1 are also what a backend can hold weights in, as codes
+ * with scales; those of 4 bits are no type of a file and have no size. */
 enum dtype {
     DTYPE_F32,
     DTYPE_F16,

@@ -21,6 +21,7 @@ struct family {
     bool fused, qkv_bias, o_bias, head_norm, sinks;
     bool gemma, post_norms; /* gemma: as model_config has gelu, norm_offset and embed_scale */
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
+    enum dtype dtype;       /* of a config.json that says none; F32 is transformers' */
     struct mixture_config mixture;
 
     /* Which layers slide: all; those from max_window_layers on; or, with a period, all but every

@@ -374,7 +374,7 @@ static void read_config(struct reader *r, struct model_config *m)
     const struct jdoc *outer = r->object;
     const struct family *f = read_family(r, m);
     m->bos = -1;
-    m->dtype = DTYPE_F32; /* transformers' default */
+    m->dtype = f->dtype;
     if (f->inner && !(f->flat && !jdoc_get_value(outer, "text_config"))) {
         const bool said = jdoc_get_value(outer, "tie_word_embeddings") != NULL;
         const bool tied = reader_bool(r, "tie_word_embeddings", m->tied);

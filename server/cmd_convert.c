@@ -64,10 +64,11 @@ enum status commands_synth(const struct options *o, struct err *err)
     TRY(file_read(&f, &text, &len, err));
     TRY(model_config_parse(text, len, o->synth_config, &m, err));
     if (m.quant.kind != QUANT_NONE) {
-        st = base_fail(err, ERR_USAGE,
-                       "%s: quantization_config: synth writes plain values; leave it out and serve "
-                       "with --quantization fp8",
-                       o->synth_config);
+        st = base_fail(err, ERR_USAGE, "%s: quantization_config: synth writes plain values; %s",
+                       o->synth_config,
+                       m.mixture.kind == MIXTURE_GPT_OSS
+                           ? "gpt_oss has experts of MXFP4 only; serve it with --load-format dummy"
+                           : "leave it out and serve with --quantization fp8");
         goto out;
     }
     TRY(plan_load("1d", NULL, NULL, 1, &plan, err));

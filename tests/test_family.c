@@ -20,7 +20,7 @@ static void test_gpt_oss(void **state)
     assert_true(m.heads == 64 && m.kv_heads == 8 && m.head_dim == 64 && m.vocab == 201088);
     assert_true(m.max_position == 131072 && m.rope.kind == ROPE_YARN && m.rope.theta == 150000);
     assert_true(!m.rope.truncate && fabs(m.rope.attention_factor - 1.3465735902799727) < 1e-12);
-    assert_true(m.window == 128 && m.slides[0] == 5);
+    assert_true(m.window == 128 && m.slides[0] == 5 && m.dtype == DTYPE_BF16);
     assert_true(m.qkv_bias && m.o_bias && m.sinks && !m.tied && m.norm_eps == 1e-5f);
     assert_memory_equal(&m.mixture, (&(struct mixture_config){MIXTURE_GPT_OSS, 128, 4, true}),
                         sizeof m.mixture);

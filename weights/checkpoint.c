@@ -35,6 +35,7 @@ static void group_pieces(struct checkpoint *c)
             .ndim = p->ndim,
             .rows = p->shape[0],
             .cols = p->shape[1],
+            .dims = p->dims,
         };
         c->first[c->count++] = i;
     }
@@ -361,6 +362,41 @@ static void scale_name(char name[PLACEMENT_NAME_MAX], const struct local_weight 
     CHECK(used > 0 && used < PLACEMENT_NAME_MAX);
 }
 
+/* [6, 192, 2, 16] */
+static void write_dims(char text[80], int32_t ndim, const int64_t *dims)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < ndim && at < 60; i++)
+        at += (size_t)snprintf(text + at, 80 - at, "%s%lld", i ? ", " : "[", (long long)dims[i]);
+    snprintf(text + at, 80 - at, "%s", at >= 60 ? ", ...]" : at > 0 ? "]" : "[]");
+}
+
+/* Codes or scales of MXFP4: [experts, rows, groups] and, of codes, the bytes of a group; those that
+ * are cut for ranks have two dimensions. */
+static enum status check_blocks(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                                const struct tensor_slice *s, bool codes, struct err *err)
+{
+    char expected[80], found[80];
+    const int32_t stack = s->stack > 0 ? s->stack : 1;
+    const int64_t groups = s->shape[1] / MXFP4_GROUP;
+    const int64_t whole[] = {stack, s->shape[0] / stack, groups, MXFP4_BLOCK};
+    const int64_t cut[] = {s->shape[0], codes ? groups * MXFP4_BLOCK : groups};
+    const int64_t flat[] = {t->rows, t->cols}, *dims = t->dims ? t->dims : flat;
+    const int64_t *want = t->dims ? whole : cut;
+    const int32_t ndim = !t->dims ? 2 : codes ? 4 : 3;
+    if (t->ndim != ndim || memcmp(dims, want, (size_t)ndim * sizeof *dims) != 0) {
+        write_dims(expected, ndim, want);
+        write_dims(found, t->dims ? t->ndim : 2, dims);
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s%s, found %s", c->files.dir,
+                         t->name, expected, codes ? "" : " scales", found);
+    }
+    if (t->dtype != DTYPE_U8)
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected U8%s, found %s", c->files.dir,
+                         t->name, codes ? ", by quantization_config" : "", dtype_name(t->dtype));
+    return OK;
+}
+
 enum status checkpoint_scale(const struct checkpoint *c, const struct local_weight *w,
                              const struct tensor_slice *s, const struct checkpoint_tensor **tensor,
                              struct tensor_slice *part, struct err *err)
@@ -372,6 +408,9 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
     const struct checkpoint_tensor *t = checkpoint_find(c, part->tensor);
     if (!t)
         return missing(c, part->tensor, err);
+    *tensor = t;
+    if (mxfp4_is_source(w))
+        return check_blocks(c, t, s, false, err);
     if (t->ndim < 2 && part->shape[1] == 1) { /* a column may be written as a list */
         part->ndim = t->ndim;
         part->shape[1] = part->shape[0];
@@ -379,17 +418,15 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
         part->cols = part->rows;
         part->rows = (struct span){0, span_len(part->cols) > 0};
     }
-    const bool blocks = mxfp4_is_source(w);
-    if (t->ndim > (blocks ? 3 : 2) || t->rows != part->shape[0] || t->cols != part->shape[1])
+    if (t->ndim > 2 || t->rows != part->shape[0] || t->cols != part->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected [%lld, %lld] scales, found %d-d [%lld, %lld]",
                          c->files.dir, t->name, (long long)part->shape[0],
                          (long long)part->shape[1], t->ndim, (long long)t->rows,
                          (long long)t->cols);
-    if (blocks ? t->dtype != DTYPE_U8 : !dtype_is_compute(t->dtype))
-        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
-                         t->name, blocks ? "U8" : "F32, F16 or BF16", dtype_name(t->dtype));
-    *tensor = t;
+    if (!dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected F32, F16 or BF16, found %s",
+                         c->files.dir, t->name, dtype_name(t->dtype));
     return OK;
 }
 
@@ -406,33 +443,38 @@ size_t checkpoint_scale_bytes(const struct checkpoint *c, const struct local_wei
     return n;
 }
 
+/* Values, or codes of F8_E4M3. */
+static enum status check_values(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                                const struct tensor_slice *s, bool codes, struct err *err)
+{
+    if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
+                         c->files.dir, s->tensor, s->ndim, (long long)s->shape[0],
+                         (long long)s->shape[1], t->ndim, (long long)t->rows, (long long)t->cols);
+    if (codes ? t->dtype != DTYPE_F8_E4M3 : !dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
+                         s->tensor, codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
+                         dtype_name(t->dtype));
+    return OK;
+}
+
 static enum status check_slice(const struct checkpoint *c, const struct local_weight *w,
                                const struct tensor_slice *s, char *used, struct err *err)
 {
     const struct checkpoint_tensor *t = checkpoint_find(c, s->tensor), *scale = NULL;
     const bool codes = w->quant.kind == QUANT_FILE;
-    const bool blocks = mxfp4_is_source(w); /* [experts, rows, groups, 16]; cut for ranks, 2-d */
-    const enum dtype of_codes = blocks ? DTYPE_U8 : DTYPE_F8_E4M3;
-    const int32_t ndim = blocks && checkpoint_ranks(c) == 0 ? 4 : s->ndim;
-    const int64_t cols = blocks ? mxfp4_bytes(s).shape[1] : s->shape[1];
+    enum status st = OK;
+    struct tensor_slice part;
     if (!t)
         return missing(c, s->tensor, err);
-    if (t->ndim != ndim || t->rows != s->shape[0] || t->cols != cols)
-        return base_fail(err, ERR_MODEL,
-                         "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
-                         c->files.dir, s->tensor, ndim, (long long)s->shape[0], (long long)cols,
-                         t->ndim, (long long)t->rows, (long long)t->cols);
-    if (codes ? t->dtype != of_codes : !dtype_is_compute(t->dtype))
-        return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s%s, found %s", c->files.dir,
-                         s->tensor, codes ? dtype_name(of_codes) : "F32, F16 or BF16",
-                         codes ? ", by quantization_config" : "", dtype_name(t->dtype));
+    TRY(mxfp4_is_source(w) ? check_blocks(c, t, s, true, err) : check_values(c, t, s, codes, err));
     used[t - c->tensors] = 1;
     if (!codes)
-        return OK;
-    struct tensor_slice part;
-    enum status st = checkpoint_scale(c, w, s, &scale, &part, err);
-    if (st == OK)
-        used[scale - c->tensors] = 1;
+        goto out;
+    TRY(checkpoint_scale(c, w, s, &scale, &part, err));
+    used[scale - c->tensors] = 1;
+out:
     return st;
 }
 

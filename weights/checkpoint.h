@@ -19,6 +19,7 @@ struct checkpoint_tensor {
     enum dtype dtype;
     int32_t ndim;
     int64_t rows, cols;
+    const int64_t *dims; /* [ndim] as the file has it; NULL in a sharded checkpoint */
 };
 
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */
@@ -39,7 +40,8 @@ uint64_t checkpoint_stamp(const struct checkpoint *c);
 int32_t checkpoint_ranks(const struct checkpoint *c);
 
 /* The scales of a slice whose weight is QUANT_FILE: their tensor, and the part that the slice needs
- * as that tensor has it (1-d or 2-d). ERR_MODEL when it is missing or has another shape or type. */
+ * as that tensor has it (1-d or 2-d; of MXFP4 rows and groups). ERR_MODEL when it is missing or has
+ * another shape or type. */
 enum status checkpoint_scale(const struct checkpoint *c, const struct local_weight *w,
                              const struct tensor_slice *s, const struct checkpoint_tensor **tensor,
                              struct tensor_slice *part, struct err *err) MUST_USE;
@@ -65,8 +67,8 @@ enum status checkpoint_same(const struct checkpoint *c, const struct checkpoint_
                             struct err *err) MUST_USE;
 
 /* Checks that the slices name existing tensors of the expected shape and a dtype we compute with
- * (those of a QUANT_FILE weight F8_E4M3, with scales), and that every tensor of the checkpoint is
- * named by a slice or matches an ignore pattern
+ * (those of a QUANT_FILE weight F8_E4M3 or U8, with scales), and that every tensor of the
+ * checkpoint is named by a slice or matches an ignore pattern
  * (`*` = one dotted component, `**` = any number). *ignored_count: how many were ignored, for the
  * log (may be NULL). */
 enum status checkpoint_check(const struct checkpoint *c, const struct local_weight *weights,

@@ -213,6 +213,7 @@ static void add_piece(struct checkpoint_files *f, int32_t file, const struct saf
         .dtype = e->dtype,
         .ndim = e->ndim,
         .shape = {shape[0], shape[1]},
+        .dims = f->ranks == 0 ? e->shape : NULL,
         .box = box,
         .offset = e->offset,
         .file = file,

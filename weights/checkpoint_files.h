@@ -23,7 +23,8 @@ struct checkpoint_piece {
     const char *name_in_file;
     enum dtype dtype;
     int32_t ndim;
-    int64_t shape[2]; /* of the whole tensor */
+    int64_t shape[2];    /* of the whole tensor */
+    const int64_t *dims; /* [ndim] the same as the file has it; NULL in a sharded checkpoint */
     struct placement_box box;
     uint64_t offset; /* in the file */
     int32_t file, rank;

@@ -124,7 +124,13 @@ static bool is_blocks(const struct job *j, const struct local_weight *w)
     return j->c && mxfp4_is_source(w);
 }
 
-/* Bytes of one row of such in staging: as it is read, its codes, its scales or values. */
+/* Has it scales that are read before its codes? Those of blocks are read with them. */
+static bool has_scales(const struct job *j, const struct local_weight *w)
+{
+    return j->c && w->quant.kind == QUANT_FILE && !is_blocks(j, w);
+}
+
+/* Bytes of one row of blocks in staging: as it is read, its codes, its scales or values. */
 static size_t blocks_bytes(const struct local_weight *w)
 {
     const size_t in = (size_t)w->spec.in, groups = in / MXFP4_GROUP + 2;
@@ -315,7 +321,8 @@ static enum status put_codes(struct job *j, int32_t weight, const struct tensor_
         (size_t)span_len(source_cols(j, w, s)) * dtype_size(source_dtype(j, w, s));
     const size_t groups = (size_t)backend_scales(&w->spec);
     const struct fp8_scales *scales =
-        &j->scales[(size_t)weight * j->slices_max + (size_t)(s - w->slices)];
+        quantizes(j, w) ? NULL
+                        : &j->scales[(size_t)weight * j->slices_max + (size_t)(s - w->slices)];
     uint8_t *codes = (uint8_t *)staging;
     if (quantizes(j, w))
         codes += base_align(n * stride, 64);
@@ -530,10 +537,10 @@ static enum status read_scales(struct job *j, struct err *err)
     enum status st = OK;
     for (int32_t i = 0; i < j->l->count && st == OK; i++) {
         const struct local_weight *w = &j->weights[i];
+        if (!has_scales(j, w) || is_empty(w))
+            continue;
         for (int32_t k = 0; k < w->slice_count && st == OK; k++) {
             struct fp8_scales *s = &j->scales[(size_t)i * j->slices_max + (size_t)k];
-            if (w->quant.kind != QUANT_FILE || !j->c || is_empty(w) || is_blocks(j, w))
-                continue; /* of blocks they are read with the codes */
             st = fp8_scales_read(j->c, w, &w->slices[k], j->rank, s, err);
             count_read(j, s->bytes);
         }
@@ -558,7 +565,7 @@ static enum status run(struct job *j, struct err *err)
     enum status st = OK;
     j->err = err;
     for (int32_t i = 0; i < j->l->count; i++)
-        if ((size_t)j->weights[i].slice_count > j->slices_max)
+        if (has_scales(j, &j->weights[i]) && (size_t)j->weights[i].slice_count > j->slices_max)
             j->slices_max = (size_t)j->weights[i].slice_count;
     const size_t slices = (size_t)j->l->count * j->slices_max;
     j->written = calloc((size_t)j->l->count + 1, sizeof *j->written);

@@ -80,12 +80,15 @@ bool mxfp4_values(float *values, const uint8_t *blocks, const uint8_t *exponents
 
 /* ---- synthetic weights ---- */
 
+/* Ties to the smaller one. */
 static int8_t nearest(float x)
 {
-    int8_t best = 0;
-    for (int i = 0; i < 16; i++)
-        best = fabsf(x - (float)doubled[i]) < fabsf(x - (float)best) ? doubled[i] : best;
-    return best;
+    static const float above[] = {0.5f, 1.5f, 2.5f, 3.5f, 5, 7, 10}; /* half-way to the next code */
+    const float size = fabsf(x);
+    int code = 0;
+    for (size_t i = 0; i < ARRAY_LEN(above); i++)
+        code += size > above[i];
+    return (int8_t)(x < 0 ? -doubled[code] : doubled[code]);
 }
 
 bool mxfp4_quantize(int8_t *codes, float *scales, const void *row, enum dtype dtype,

@@ -31,8 +31,10 @@ struct tensor_slice {
     char tensor[PLACEMENT_NAME_MAX]; /* name in the checkpoint */
     int64_t shape[2];                /* its whole shape */
     int32_t ndim;                    /* 1 or 2 in the file */
-    struct span rows, cols;          /* the part this rank holds */
-    int64_t dst_row; /* first row in the local weight; first element of a LOCAL_VECTOR */
+    int32_t
+        stack; /* of matrices one after the other in a tensor of more dimensions; 0: it is one */
+    struct span rows, cols; /* the part this rank holds */
+    int64_t dst_row;        /* first row in the local weight; first element of a LOCAL_VECTOR */
 };
 
 enum local_kind {

@@ -187,6 +187,18 @@ static void add_slice(struct local_weight *w, const char *pattern, struct which 
     w->spec.in = (int32_t)span_len(mine_cols);
 }
 
+/* The same of one of as many matrices as there are experts, all in one tensor. */
+static void add_expert(struct local_weight *w, const char *pattern, struct which at,
+                       const struct model_config *m, int64_t rows, int64_t cols,
+                       struct span mine_rows, struct span mine_cols)
+{
+    const int32_t experts = m->mixture.experts;
+    const int64_t before = at.expert * rows;
+    mine_rows = (struct span){before + mine_rows.begin, before + mine_rows.end};
+    add_slice(w, pattern, at, experts * rows, cols, mine_rows, mine_cols);
+    w->slices[w->slice_count - 1].stack = experts;
+}
+
 /* Elements `mine` of a row of [rows, n], behind those that are there. */
 static void add_row(struct local_weight *w, const char *pattern, struct which at, int64_t rows,
                     int64_t row, int64_t n, struct span mine)
@@ -300,23 +312,16 @@ static void fill_gate_up(const struct layout *l, const struct model_config *m,
                      in);
 }
 
-/* Rows of an expert among those of all, which one tensor has. */
-static struct span of_expert(struct span rows, int32_t expert, int64_t each)
-{
-    return (struct span){expert * each + rows.begin, expert * each + rows.end};
-}
-
 /* The same with gates and ups in turns. */
 static void fill_pairs(const struct layout *l, const struct model_config *m, const struct param *p,
                        struct which at, struct local_weight *w)
 {
     const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
-    const int64_t each = 2 * (int64_t)m->mlp;
     int32_t n;
     const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
-        add_slice(w, p->tensors[0], at, m->mixture.experts * each, m->hidden,
-                  of_expert(scaled(placement_block(m->mlp, n, x), 2), at.expert, each), in);
+        add_expert(w, p->tensors[0], at, m, 2 * (int64_t)m->mlp, m->hidden,
+                   scaled(placement_block(m->mlp, n, x), 2), in);
 }
 
 /* Biases of all experts, one after the other. */
@@ -422,8 +427,7 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     else if (p->role == ROLE_O)
         add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
     else if (p->role == ROLE_DOWN && in_turns(m))
-        add_slice(w, p->tensors[0], at, m->mixture.experts * (int64_t)m->hidden, m->mlp,
-                  of_expert(out, at.expert, m->hidden), in);
+        add_expert(w, p->tensors[0], at, m, m->hidden, m->mlp, out, in);
     else if (p->role == ROLE_DOWN)
         add_slice(w, p->tensors[0], at, m->hidden, m->mlp, out, in);
     else

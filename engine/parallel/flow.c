@@ -462,7 +462,8 @@ static enum status check_gathered(const struct flow *f, const struct plan *plan,
                                   const struct plan_layer *layer, struct err *err)
 {
     for (int32_t part = 0; part < PLAN_PARTS; part++)
-        if (f->phase[PLAN_DECODE].linear[part].gathered && f->quant.kind != QUANT_NONE)
+        if (f->phase[PLAN_DECODE].linear[part].gathered &&
+            dtype_is_scaled(type_of(f, (enum plan_part)part)))
             return base_fail(err, ERR_USAGE,
                              "%s: %s: quantised weights are not gathered; use cached weights, or "
                              "none that are quantised",

@@ -187,7 +187,7 @@ def test_inspect():
     ({"attention_bias": False}, 3, "attention_bias is false, expected true"),
     ({"rope_scaling": None}, 3, "rope_scaling is null, expected an object"),
     ({"intermediate_size": 90}, 3, "in multiples of 32"),
-    ({"num_local_experts": 5}, 3, "expected 4-d [960, 32], found 4-d [1152, 32]"),
+    ({"num_local_experts": 5}, 3, "expected [5, 192, 2, 16], found [6, 192, 2, 16]"),
     ({"hidden_act": "gelu"}, 3, "hidden_act is \"gelu\""),
     ({"model_type": "mixtral", "attention_bias": False}, 3, "mxfp4: of gpt_oss")])
 def test_bad_config(tmp_path, change, code, wanted):
@@ -201,11 +201,28 @@ def test_other_codes(kind):
     assert f"--quantization {kind}: the checkpoint's weights are mxfp4 already" in line
 
 
-@pytest.mark.parametrize("mode, ranks", [("2d", 4), ("3d", 8)])
-def test_other_layouts(mode, ranks):
+@pytest.mark.parametrize("mode, ranks, more", [
+    ("2d", 4, ()), ("3d", 8, ()), ("3d_gathered", 8, ("--quantization", "none"))])
+def test_other_layouts(mode, ranks, more):
     line = fails(2, "plan", checkpoint.GOLDEN / "gpt_oss_bf16", "-tp", ranks, "--parallel-mode",
-                 mode)
+                 mode, *more)
     assert "1d and 1d_sp" in line and "mixture of experts" in line
+
+
+def test_published_type(tmp_path):
+    """Published configurations do not say that what has not 4 bits is bf16."""
+    assert "torch_dtype" not in json.loads((checkpoint.GOLDEN / "gpt_oss_bf16" /
+                                            "config.json").read_text())
+    held = [json.loads(run("plan", copied(tmp_path / str(i), lambda config: config.update(more)),
+                           "--json").stdout)["per_rank"][0]["weight_bytes"]
+            for i, more in enumerate(({}, {"dtype": "bfloat16"}, {"dtype": "float32"}))]
+    assert held[0] == held[1] < held[2]
+
+
+def test_synth_is_refused(tmp_path):
+    line = fails(2, "synth", "--config", checkpoint.GOLDEN / "gpt_oss_bf16" / "config.json", "-o",
+                 tmp_path / "made")
+    assert "experts of MXFP4 only; serve it with --load-format dummy" in line
 
 
 def damaged(tmp_path, change):
@@ -223,6 +240,24 @@ def damaged(tmp_path, change):
 def test_missing_tensor(tmp_path, tensor):
     model = damaged(tmp_path, lambda tensors: tensors.pop(LAYER + tensor))
     assert f"tensor {LAYER}{tensor} is missing" in fails(3, "serve", model, "--port", 0)
+
+
+@pytest.mark.parametrize("tensor, axes", [
+    ("down_proj_blocks", (0, 1, 3, 2)), ("down_proj_blocks", (1, 0, 2, 3)),
+    ("gate_up_proj_blocks", (1, 0, 2, 3)), ("down_proj_scales", (1, 0, 2))])
+def test_turned_tensor(tmp_path, tensor, axes):
+    """As many numbers in another order."""
+    name = LAYER + "mlp.experts." + tensor
+    shapes = []
+
+    def change(tensors):
+        shapes.append(list(tensors[name].shape))
+        tensors[name] = numpy.ascontiguousarray(tensors[name].transpose(axes))
+        shapes.append(list(tensors[name].shape))
+
+    line = fails(3, "plan", damaged(tmp_path, change))
+    scales = " scales" if "scales" in tensor else ""
+    assert f"tensor {name}: expected {shapes[0]}{scales}, found {shapes[1]}" in line
 
 
 @pytest.mark.parametrize("scale", [255, 1, 0])

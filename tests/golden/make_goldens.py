@@ -226,7 +226,7 @@ SPECS = (
     # As gpt-oss-20b's file; MLP columns in three groups of 32, which eight leaves do not divide.
     Spec("gpt_oss_bf16", 6, "bfloat16", tied=False, vocab=247, hidden=64, layers=3, heads=8,
          kv_heads=2, mlp=96, head_dim=16, dialect="old", family="GptOss", model_type="gpt_oss",
-         rope_theta=150000.0, scaling=YARN,
+         rope_theta=150000.0, scaling=YARN, omit=("torch_dtype",),
          extra={"attention_bias": True, "experts_per_token": 2, "initial_context_length": 16,
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                 "num_experts_per_tok": 2, "num_local_experts": 6, "quantization_config": MXFP4,
