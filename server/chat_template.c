@@ -277,8 +277,8 @@ static void find_open_message(const struct jinja_text *text, struct answer_form 
     if (at == 0)
         return;
     at--;
-    if (harmony_read_header(text->bytes.data + at, text->bytes.len - at, false, false, &h) !=
-        MARK_YES)
+    const struct harmony_text message = {.bytes = text->bytes.data + at, .n = text->bytes.len - at};
+    if (harmony_read_header(&message, false, &h) != MARK_YES)
         return;
     for (at += h.len; at < text->bytes.len; at++)
         if (ends_message(text, at))

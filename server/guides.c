@@ -19,7 +19,7 @@ struct entry {
 struct guides {
     const struct tokenizer *tokenizer;
     int32_t vocab;
-    char marks[ANSWER_MARKS_MAX][32]; /* of the model's answers, each behind STRUCTURE_CONTROL */
+    char marks[ANSWER_MARKS_MAX][32]; /* of the model's answers, each behind ANSWER_CONTROL */
     pthread_mutex_t lock;             /* guards what follows */
     struct vocabulary *vocabulary;
     struct entry entries[GUIDES_MAX];
@@ -44,7 +44,7 @@ static const char *text_of(const void *ctx, int32_t id, int32_t *n)
     const struct guides *g = ctx;
     const struct token_view v = tokenizer_view(g->tokenizer, id);
     const char *mark = v.kind == TOKEN_HIDDEN ? mark_of(g, v) : NULL;
-    const bool text = v.kind != TOKEN_HIDDEN && !memchr(v.text, STRUCTURE_CONTROL, (size_t)v.len);
+    const bool text = v.kind != TOKEN_HIDDEN && !memchr(v.text, ANSWER_CONTROL, (size_t)v.len);
     *n = mark ? (int32_t)strlen(mark) : text ? v.len : 0;
     return mark ? mark : v.text;
 }
@@ -56,7 +56,7 @@ static void set_marks(struct guides *g, const struct answer_form *form)
     const char *marks[ANSWER_MARKS_MAX];
     answer_form_marks(&f, marks);
     for (size_t i = 0; marks[i]; i++)
-        snprintf(g->marks[i], sizeof g->marks[i], "%c%s", STRUCTURE_CONTROL, marks[i]);
+        snprintf(g->marks[i], sizeof g->marks[i], "%c%s", ANSWER_CONTROL, marks[i]);
 }
 
 int32_t guides_token(struct guides *g, const char *text)
@@ -68,6 +68,20 @@ int32_t guides_token(struct guides *g, const char *text)
             return id;
     }
     return -1;
+}
+
+bool guides_has_controls(const struct guides *g)
+{
+    bool all = g->marks[0][0] != '\0';
+    for (size_t i = 0; g->marks[i][0]; i++) {
+        bool has = false;
+        for (int32_t id = 0; g->tokenizer && id < g->vocab && !has; id++) {
+            const struct token_view v = tokenizer_view(g->tokenizer, id);
+            has = v.kind == TOKEN_HIDDEN && mark_of(g, v) == g->marks[i];
+        }
+        all = all && has;
+    }
+    return all;
 }
 
 static enum status need_vocabulary(struct guides *g, struct err *err)

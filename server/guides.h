@@ -18,6 +18,8 @@ struct guides;
 /* t is borrowed; NULL: nothing can be guided. vocab: ids of the model. form: of its answers. */
 enum status guides_open(const struct tokenizer *t, int32_t vocab, const struct answer_form *form,
                         struct guides **out, struct err *err) MUST_USE;
+/* Are the marks of the model's answers control tokens of its tokenizer? */
+bool guides_has_controls(const struct guides *g);
 /* Guides that others have references to stay, but can only be given back. */
 void guides_close(struct guides *g);
 

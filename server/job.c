@@ -148,6 +148,7 @@ static enum status make_choices(struct job *j)
             return ERR_NOMEM;
         answer_begin(c->answer, q->answer_begin.data, q->answer_begin.len);
         c->detok.shown = j->marks;
+        c->detok.sign = q->answer.controls ? ANSWER_CONTROL : '\0';
     }
     j->meta.names.as_ids = q->tokens_as_ids;
     for (int32_t i = 0; i < q->prompt_count; i++)

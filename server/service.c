@@ -23,6 +23,7 @@ enum status service_open(struct service *s, struct err *err)
         st = guides_open(s->tokenizer, s->rules.vocab, &s->rules.answer, &s->guides, err);
     if (st != OK)
         return st;
+    s->rules.answer.controls = s->rules.answer.harmony && guides_has_controls(s->guides);
     s->reasoning_begin = guides_token(s->guides, "<think>");
     s->reasoning_end = guides_token(s->guides, "</think>");
     s->reasoning_gap = guides_token(s->guides, "\n\n");

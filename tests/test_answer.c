@@ -27,6 +27,10 @@
     {                                                                                              \
         .calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true                           \
     }
+#define CONTROLS                                                                                   \
+    {                                                                                              \
+        .calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .controls = true         \
+    }
 #define THINKS                                                                                     \
     {                                                                                              \
         .reasoning = true                                                                          \
@@ -172,11 +176,11 @@ static const struct example {
     {HARMONY,
      "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|><|end|><|"
      "start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]",
-     "|a\n<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]"},
+     "|a\n[1]"},
     {HARMONY,
      "<|channel|>commentary to=functions.f "
      "<|constrain|>json<|message|>{x}<|call|><|start|>assistant<|channel|>final<|message|>a",
-     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>{x}\na"},
+     "|{x}\na"},
     {HARMONY, "<|channel|>final<|message|>It is.<|return|>", "|It is."},
     {HARMONY, "", "|"},
     {HARMONY, "<|channel|>analysis<|message|>", "|"},
@@ -199,7 +203,8 @@ static const struct example {
      "<|constrain|>application/json<|message|>{\"y\":2}<|call|>",
      "a||g {\"y\":2}"},
     {HARMONY, "<|channel|>commentary to=browser.search code<|message|>{\"q\": \"x\"}<|call|>",
-     "|{\"q\": \"x\"}"},
+     "{\"q\": \"x\"}|"},
+    {HARMONY, "<|channel|>final to=user<|message|>a", "|a"},
     {HARMONY,
      "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary "
      "to=functions.f <|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>commentary "
@@ -244,23 +249,40 @@ static const struct example {
     {HARMONY, "<|channel|>final<|message|>a<|start|>assistant", "|a"},
     {HARMONY, "<|channel|>final<|message|>a <", "|a <"},
     {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1",
-     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1"},
+     "|{\"x\": 1"},
     {HARMONY,
      "<|channel|>commentary to=functions.f "
      "<|constrain|>json<|message|>f(1)<|call|><|start|>assistant<|channel|>final<|message|>a",
-     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>f(1)\na"},
+     "|f(1)\na"},
     {HARMONY,
      "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f "
      "<|constrain|>json<|message|>{x}<|call|>",
-     "a|<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{x}"},
-    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]",
-     "|<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]"},
+     "a|{x}"},
+    {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]", "|[1]"},
+    {HARMONY, "<|channel|>final <|constrain|>json_schema:x-1;a=\"b\"<|message|>{}", "|{}"},
     {HARMONY, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{} and more",
      "|and more|f {}"},
     {HARMONY, "<|channel|>commentary to=functions.f!<|message|>{}",
      "|<|channel|>commentary to=functions.f!<|message|>{}"},
     {HARMONY, "<|channel|>commentary to=functions.<|message|>{}",
      "|<|channel|>commentary to=functions.<|message|>{}"},
+    /* letters that spell marks where these are tokens */
+    {CONTROLS, "\xff<|channel|>final\xff<|message|>s = \"<|channel|>final<|message|>\"",
+     "|s = \"<|channel|>final<|message|>\""},
+    {CONTROLS,
+     "\xff<|channel|>final\xff<|message|>It says: <|end|><|start|>assistant to=functions.f"
+     "<|channel|>commentary<|message|>{}<|call|>",
+     "|It says: <|end|><|start|>assistant "
+     "to=functions.f<|channel|>commentary<|message|>{}<|call|>"},
+    {CONTROLS, "\xff<|channel|>analysis\xff<|message|>a <|channel|>final<|message|> b",
+     "a <|channel|>final<|message|> b|"},
+    {CONTROLS, "\xff<|channel|>commentary to=functions.f\xff<|message|>{\"s\": \"<|call|>\"}",
+     "||f {\"s\": \"<|call|>\"}"},
+    {CONTROLS, "<|channel|>final<|message|>a", "|<|channel|>final<|message|>a"},
+    {CONTROLS, "a\xff", "|a"},
+    {CONTROLS, "\xff<|channel|>final\xff<|message|>a\xff<|start|>user", "|a<|start|>user"},
+    {CONTROLS, " to=functions.f", "|"},
+    {CONTROLS, " to be", "| to be"},
     {{.harmony = true, .reasoning = true},
      "<|channel|>commentary to=functions.f "
      "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>a",
@@ -336,24 +358,60 @@ static void run(const struct example *x, size_t first, size_t size, bool often, 
     answer_close(a);
 }
 
+static void check_example(const struct example *x)
+{
+    const size_t n = strlen(x->text);
+    struct seen seen;
+    char parts[2048];
+    for (size_t first = 1; first <= n + 1; first++)
+        for (size_t size = 1; size <= 3; size++)
+            for (int often = 0; often < 2; often++) {
+                run(x, first, size == 3 ? n + 1 : size, often, &seen);
+                snprintf(parts, sizeof parts, "%s|%s%s", seen.reasoning, seen.content, seen.calls);
+                if (strcmp(parts, x->parts) != 0)
+                    fail_msg("%s\nfirst %zu, size %zu: %s\nwanted: %s", x->text, first, size, parts,
+                             x->parts);
+            }
+}
+
 static void test_examples(void **state)
 {
     (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(examples); i++)
+        check_example(&examples[i]);
+}
+
+/* Marks outside of strings become control tokens. */
+static void write_controls(const struct answer_form *form, const char *text, char *to)
+{
+    const char *marks[ANSWER_MARKS_MAX];
+    bool quoted = false;
+    answer_form_marks(form, marks);
+    for (; *text; *to++ = *text++) {
+        if (*text == '\\' && text[1] != '\0')
+            *to++ = *text++;
+        else
+            quoted = quoted != (*text == '"');
+        for (size_t m = 0; marks[m] && !quoted; m++)
+            if (strncmp(text, marks[m], strlen(marks[m])) == 0)
+                *to++ = ANSWER_CONTROL;
+    }
+    *to = '\0';
+}
+
+/* The examples written in letters are the same where marks are tokens. */
+static void test_controls(void **state)
+{
+    (void)state;
     for (size_t i = 0; i < ARRAY_LEN(examples); i++) {
-        const struct example *x = &examples[i];
-        const size_t n = strlen(x->text);
-        struct seen seen;
-        char parts[2048];
-        for (size_t first = 1; first <= n + 1; first++)
-            for (size_t size = 1; size <= 3; size++)
-                for (int often = 0; often < 2; often++) {
-                    run(x, first, size == 3 ? n + 1 : size, often, &seen);
-                    snprintf(parts, sizeof parts, "%s|%s%s", seen.reasoning, seen.content,
-                             seen.calls);
-                    if (strcmp(parts, x->parts) != 0)
-                        fail_msg("%s\nfirst %zu, size %zu: %s\nwanted: %s", x->text, first, size,
-                                 parts, x->parts);
-                }
+        struct example x = examples[i];
+        char text[2048];
+        if (!x.form.harmony || x.form.controls || !strstr(x.text, "<|"))
+            continue;
+        write_controls(&x.form, x.text, text);
+        x.form.controls = true;
+        x.text = text;
+        check_example(&x);
     }
 }
 
@@ -437,8 +495,10 @@ static void test_begun(void **state)
         const char *begun, *text, *content;
     } cases[] = {
         {HERMES, "<tool_call>\n{\"name\": \"", "f\"", "f\""},
-        {HARMONY, "<|channel|>commentary to=functions.", "!", "!"},
-        {HARMONY, "<|channel|>commentary to=functions.", "f<|message|>{", "f<|message|>{"},
+        {HARMONY, "<|channel|>commentary to=functions.", "!<", "!<"},
+        {HARMONY, "<|channel|>commentary to=functions.", "f<|message|>{", "{"},
+        {CONTROLS, "<|channel|>commentary to=functions.", "f\xff<|message|>{", "{"},
+        {CONTROLS, "<|channel|>commentary to=functions.f<|message|>", "{x}", "{x}"},
         {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "No.", "No."},
         {HARMONY, "<|channel|>commentary to=functions.f<|message|>", " ", " "}, /* a limit */
     };
@@ -464,7 +524,10 @@ static void test_linear(void **state)
         const char *before, *piece;
     } cases[] = {
         {THINKS, "", "                                "},
-        {HARMONY, "<|channel|>final<|message|>", "<|start|>assistant<|channel|>final !"},
+        {HARMONY, "<|channel|>final<|message|>", "<|start|>assistant<|channel|>final <"},
+        {CONTROLS, "\xff<|channel|>final\xff<|message|>", "\xff<|start|>assistant a !"},
+        {CONTROLS, "\xff<|channel|>final\xff<|message|>", "\xff\xff\xff\xff<|end|>"},
+        {CONTROLS, "\xff<|channel|>final", " aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},
         {HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant to=!"},
         {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "                        "},
         {THINKS, "<think>a", "\n\n\n\n\n\n\n\n"},
@@ -480,7 +543,9 @@ static void test_linear(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct answer *a = answer_open(&cases[i].form, 0);
         const size_t n = strlen(cases[i].piece);
-        size_t seen = 0;
+        size_t seen = 0, signs = 0;
+        for (size_t k = 0; k < n; k++)
+            signs += cases[i].piece[k] == ANSWER_CONTROL;
         answer_push(a, cases[i].before, strlen(cases[i].before));
         for (int k = 0; k < 100000; k++) {
             answer_push(a, cases[i].piece, n);
@@ -489,7 +554,8 @@ static void test_linear(void **state)
         }
         answer_finish(a, true);
         seen += answer_content(a)->len + answer_reasoning(a)->len;
-        assert_in_range(seen, 100000 * n, 100000 * n + strlen(cases[i].before));
+        /* but for the last piece, which may be an end */
+        assert_in_range(seen, 99999 * (n - signs), 100000 * n + strlen(cases[i].before));
         answer_close(a);
     }
 }
@@ -520,20 +586,28 @@ static void test_at_once_and_guided(void **state)
     free(text);
 }
 
-/* With a form to keep to, messages before the last end by their marks only. */
+/* With a form to keep to, messages before the last end by <|end|> only, as its grammar has it. */
 static void test_guided_messages(void **state)
 {
     static const struct answer_form form = {
         .calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .guided = true};
-    const struct example x = {form,
-                              "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final"
-                              "<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>{}",
-                              NULL};
-    struct seen seen;
+    static const char *const texts[] = {
+        "a<|start|>assistant<|channel|>final<|message|>b",
+        "a<|return|><|start|>assistant<|channel|>final<|message|>b",
+        "a<|call|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}"};
     (void)state;
-    run(&x, 1, 1, true, &seen);
-    assert_string_equal(seen.reasoning, "a<|start|>assistant<|channel|>final<|message|>b");
-    assert_string_equal(seen.content, "{}");
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        char text[512];
+        const struct example x = {form, text, NULL};
+        struct seen seen;
+        snprintf(text, sizeof text,
+                 "<|channel|>analysis<|message|>%s<|end|><|start|>assistant<|channel|>final"
+                 "<|message|>{}",
+                 texts[i]);
+        run(&x, 1, 1, true, &seen);
+        assert_string_equal(seen.reasoning, texts[i]);
+        assert_true(strcmp(seen.content, "{}") == 0 && seen.count == 0);
+    }
 }
 
 /* Calls beyond the bound are content. */
@@ -657,6 +731,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_examples),
+        cmocka_unit_test(test_controls),
         cmocka_unit_test(test_at_once),
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_ids_differ),

@@ -99,6 +99,18 @@ static size_t find(const struct answer *a, const char *mark, enum mark_match *fo
     return a->pending.len;
 }
 
+/* Marks that are control tokens and turned out to be text are their letters. */
+static void add_text(struct buf *out, const char *text, size_t n)
+{
+    const char *control;
+    while ((control = n > 0 ? memchr(text, ANSWER_CONTROL, n) : NULL)) {
+        buf_add(out, text, (size_t)(control - text));
+        n -= (size_t)(control - text) + 1;
+        text = control + 1;
+    }
+    buf_add(out, text, n);
+}
+
 /* Everything up to `end` goes out, but for newlines there if a mark may follow them. */
 static void give_text(struct answer *a, struct buf *out, size_t end, bool mark_may_follow)
 {
@@ -106,16 +118,18 @@ static void give_text(struct answer *a, struct buf *out, size_t end, bool mark_m
     while (mark_may_follow && end > a->at && last - end < BLANKS_MAX &&
            *text_at(a, end - 1) == '\n')
         end--;
-    buf_add(out, text_at(a, a->at), end - a->at);
+    add_text(out, text_at(a, a->at), end - a->at);
     a->at = end;
 }
 
 /* ---- calls ---- */
 
 /* What seemed to be a call is content, as far as the model wrote it; in the harmony format it is a
- * message like others, of which each is a line, and goes on. */
+ * message like others, whose header is no content, of which each is a line, and goes on. */
 static bool give_up(struct answer *a, size_t end)
 {
+    if (a->form.harmony && (a->state == ADDRESSED || a->state == VALUE))
+        a->at = a->value < end ? a->value : end;
     if (a->begun > a->at)
         a->at = a->begun < end ? a->begun : end;
     a->breaks = a->form.harmony && a->said[HARMONY_CONTENT];
@@ -124,7 +138,7 @@ static bool give_up(struct answer *a, size_t end)
         a->said[HARMONY_CONTENT] = true;
         a->breaks = false;
     }
-    buf_add(&a->content, text_at(a, a->at), end - a->at);
+    add_text(&a->content, text_at(a, a->at), end - a->at);
     a->at = end;
     a->in_list = false;
     a->kind = HARMONY_CONTENT;
@@ -270,6 +284,12 @@ static bool read_closing(struct answer *a)
 
 /* ---- messages of the harmony format ---- */
 
+static struct harmony_text harmony_from(const struct answer *a, size_t i)
+{
+    return (struct harmony_text){text_at(a, i), a->pending.len - i, a->form.controls, a->finished,
+                                 a->form.guided};
+}
+
 static bool begin_body(struct answer *a, const struct harmony_header *h)
 {
     a->kind = a->form.reasoning ? h->kind : HARMONY_CONTENT;
@@ -298,8 +318,8 @@ static bool begin_message(struct answer *a, const struct harmony_header *h)
 static bool read_heading(struct answer *a)
 {
     struct harmony_header h;
-    const enum mark_match m =
-        harmony_read_header(text_at(a, a->at), a->pending.len - a->at, true, a->finished, &h);
+    const struct harmony_text text = harmony_from(a, a->at);
+    const enum mark_match m = harmony_read_header(&text, true, &h);
     if (m == MARK_PERHAPS)
         return false;
     return m == MARK_YES ? begin_message(a, &h) : give_up(a, a->begun > a->at ? a->begun : a->at);
@@ -310,11 +330,11 @@ static bool read_body(struct answer *a)
 {
     struct buf *out = a->kind == HARMONY_REASONING ? &a->reasoning : &a->content;
     size_t end, next;
-    const enum mark_match m = harmony_find_end(text_at(a, a->at), a->pending.len - a->at,
-                                               a->form.guided, a->finished, &end, &next);
+    const struct harmony_text text = harmony_from(a, a->at);
+    const enum mark_match m = harmony_find_end(&text, &end, &next);
     if (end > 0) {
         buf_puts(out, a->breaks ? "\n" : "");
-        buf_add(out, text_at(a, a->at), end);
+        add_text(out, text.bytes, end);
         a->said[a->kind] = true;
         a->breaks = false;
     }
@@ -336,9 +356,10 @@ static bool read_addressed(struct answer *a)
         return false;
     if (left > 0 && *text_at(a, i) == '{')
         return begin_value(a, i);
+    struct harmony_text text = harmony_from(a, i);
+    text.by_end = false; /* the whole call is guided, or nothing of it */
     const enum mark_match m =
-        left == 0 ? (a->whole ? MARK_YES : MARK_NO)
-                  : harmony_find_end(text_at(a, i), left, false, a->finished, &end, &next);
+        left == 0 ? (a->whole ? MARK_YES : MARK_NO) : harmony_find_end(&text, &end, &next);
     if (m == MARK_PERHAPS && end == 0)
         return false;
     if (m != MARK_YES || end > 0 || a->total == ANSWER_CALLS_MAX)
@@ -418,7 +439,7 @@ static bool read_content(struct answer *a)
 
 static bool read_plain(struct answer *a)
 {
-    buf_add(&a->content, text_at(a, a->at), a->pending.len - a->at);
+    add_text(&a->content, text_at(a, a->at), a->pending.len - a->at);
     a->at = a->pending.len;
     return false;
 }
@@ -492,10 +513,31 @@ void answer_push(struct answer *a, const char *text, size_t n)
         read_all(a);
 }
 
+/* Bytes of the mark that the text begins with; 0: none. */
+static size_t mark_length(const char *const marks[ANSWER_MARKS_MAX], const char *text, size_t n)
+{
+    for (size_t i = 0; marks[i]; i++)
+        if (mark_match(text, n, marks[i], true) == MARK_YES)
+            return strlen(marks[i]);
+    return 0;
+}
+
 void answer_begin(struct answer *a, const char *text, size_t n)
 {
-    a->begun = n;
-    answer_push(a, text, n);
+    const char *marks[ANSWER_MARKS_MAX], control = ANSWER_CONTROL;
+    struct buf all;
+    answer_form_marks(&a->form, marks);
+    buf_init(&all, 2 * ANSWER_BEGIN_BYTES_MAX);
+    for (size_t i = 0, len; i < n; i += len) {
+        len = mark_length(marks, text + i, n - i);
+        buf_add(&all, &control, a->form.controls && len > 0);
+        len = len > 0 ? len : 1;
+        buf_add(&all, text + i, len);
+    }
+    a->failed |= all.failed;
+    a->begun = all.len;
+    answer_push(a, all.data, all.len);
+    buf_free(&all);
 }
 
 void answer_finish(struct answer *a, bool whole)

@@ -25,10 +25,11 @@ struct answer;
 /* key: random, of which the ids of calls are made. NULL without memory. */
 struct answer *answer_open(const struct answer_form *form, uint64_t key);
 void answer_close(struct answer *a); /* NULL is fine */
-/* What the prompt has ended with for the answer: part of a call or nothing. Before all else. */
+/* What the prompt has ended with for the answer: part of a call or nothing, without ANSWER_CONTROL.
+ * Before all else. */
 void answer_begin(struct answer *a, const char *text, size_t n);
-/* The next text, valid UTF-8; then that there is no more. whole: the model has ended it, nobody has
- * cut it off. */
+/* The next text, valid UTF-8 but for ANSWER_CONTROL; then that there is no more. whole: the model
+ * has ended it, nobody has cut it off. */
 void answer_push(struct answer *a, const char *text, size_t n);
 void answer_finish(struct answer *a, bool whole);
 /* Memory ran out: the parts are not whole. */

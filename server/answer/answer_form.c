@@ -44,7 +44,6 @@ static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
                              .before = HARMONY_CHANNEL "commentary to=functions.",
                              .after = " " HARMONY_CONSTRAIN "json" HARMONY_MESSAGE,
                              .or_before = " to=functions.",
-                             .or_after = HARMONY_CHANNEL "commentary json" HARMONY_MESSAGE,
                              .end = "",
                              .last = "",
                              .may_stay_open = true},

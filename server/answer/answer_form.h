@@ -8,6 +8,10 @@
 #define ANSWER_MARKS_MAX 8          /* with the NULL behind them */
 #define ANSWER_BEGIN_BYTES_MAX 4096 /* of answer_form_begin */
 
+/* Where marks are control tokens, each stands behind this byte, which is in no text: then letters
+ * that spell one are letters. */
+#define ANSWER_CONTROL '\xff'
+
 #define ANSWER_THINK "<think>"
 #define ANSWER_THINK_END "</think>"
 #define ANSWER_CALL_ID "[CALL_ID]" /* between the name and the arguments of a call */
@@ -26,7 +30,8 @@ enum answer_calls {
 
 struct answer_form {
     enum answer_calls calls; /* OPENAI: with `harmony` only, which goes with OPENAI or NONE */
-    bool harmony;            /* the answer is messages of the harmony format */
+    bool harmony;            /* the answer is messages of the harmony format, */
+    bool controls;           /* whose marks are control tokens of the tokenizer */
     bool reasoning;      /* what is between <think> and </think> at the beginning is reasoning, or
                           * what the messages of the analysis channel say */
     bool reasoning_open; /* the prompt has begun it */
@@ -42,7 +47,7 @@ struct answer_syntax {
     const char *open, *close; /* close: may be missing after the last call; NULL: there is none */
     /* Where a model keeps to one spelling: around the name of a call, */
     const char *before, *after;
-    const char *or_before, *or_after; /* the same in other words; NULL: there are none */
+    const char *or_before;  /* what may be there instead of `before`; NULL: nothing */
     const char *end, *last; /* behind its arguments and behind the last call; "": nothing, */
     const char *again;      /* and between `end` and the next name; NULL: one call only */
     bool may_stay_open;     /* the answer may also end without `last` */

@@ -2,17 +2,16 @@
 
 /* A header as far as it has been read. */
 struct header {
-    const char *text;
-    size_t n, at;
-    bool finished, whole;
-    bool marked;                     /* a mark has come */
+    const struct harmony_text *text;
+    size_t at;
+    bool whole, marked;              /* it is; a mark has come */
     const char *channel, *recipient; /* NULL: none so far */
     size_t channel_len, recipient_len;
 };
 
 static bool is_word_byte(char c)
 {
-    return call_is_name_byte(c) || c == '=' || c == '/' || c == '+';
+    return c != '<' && c != ANSWER_CONTROL && !call_is_space(c);
 }
 
 static bool is(const char *word, size_t n, const char *other)
@@ -20,11 +19,22 @@ static bool is(const char *word, size_t n, const char *other)
     return n == strlen(other) && memcmp(word, other, n) == 0;
 }
 
+/* *end: behind the mark, where it is one. */
+static enum mark_match mark_at(const struct harmony_text *t, size_t at, const char *mark,
+                               size_t *end)
+{
+    if (t->controls && at < t->n && t->bytes[at++] != ANSWER_CONTROL)
+        return MARK_NO;
+    *end = at + strlen(mark);
+    return mark_match(t->bytes + at, t->n - at, mark, t->finished);
+}
+
 static enum mark_match read_mark(struct header *h, const char *mark)
 {
-    const enum mark_match m = mark_match(h->text + h->at, h->n - h->at, mark, h->finished);
+    size_t end;
+    const enum mark_match m = mark_at(h->text, h->at, mark, &end);
     if (m == MARK_YES) {
-        h->at += strlen(mark);
+        h->at = end;
         h->marked = true;
     }
     return m;
@@ -33,11 +43,12 @@ static enum mark_match read_mark(struct header *h, const char *mark)
 /* Words end where another byte has come. */
 static enum mark_match read_word(struct header *h, const char **word, size_t *n)
 {
-    *word = h->text + h->at;
-    while (h->at < h->n && is_word_byte(h->text[h->at]))
+    const struct harmony_text *t = h->text;
+    *word = t->bytes + h->at;
+    while (h->at < t->n && is_word_byte(t->bytes[h->at]))
         h->at++;
-    *n = (size_t)(h->text + h->at - *word);
-    return h->at == h->n ? MARK_PERHAPS : *n > 0 ? MARK_YES : MARK_NO;
+    *n = (size_t)(t->bytes + h->at - *word);
+    return h->at == t->n ? MARK_PERHAPS : *n > 0 ? MARK_YES : MARK_NO;
 }
 
 static const char *const channels[] = {"analysis", "commentary", "final"};
@@ -65,7 +76,7 @@ static enum mark_match read_outside(struct header *h)
     const bool may_be_to = memcmp(word, to, n < 3 ? n : 3) == 0;
     if (!may_be_to && !h->channel && !h->recipient)
         return MARK_NO;
-    if (m == MARK_YES && may_be_to && n > 3) {
+    if (m != MARK_NO && may_be_to && n > 3) {
         h->recipient = word + 3;
         h->recipient_len = n - 3;
     }
@@ -74,9 +85,10 @@ static enum mark_match read_outside(struct header *h)
 
 static enum mark_match read_part(struct header *h)
 {
-    while (h->at < h->n && call_is_space(h->text[h->at]))
+    const struct harmony_text *t = h->text;
+    while (h->at < t->n && call_is_space(t->bytes[h->at]))
         h->at++;
-    if (h->at == h->n)
+    if (h->at == t->n)
         return MARK_PERHAPS;
     enum mark_match m = read_mark(h, HARMONY_MESSAGE);
     h->whole = m == MARK_YES;
@@ -91,29 +103,34 @@ static enum mark_match read_part(struct header *h)
 static enum mark_match read_beginning(struct header *h, bool first)
 {
     static const char role[] = "assistant";
+    const struct harmony_text *t = h->text;
+    size_t end;
     const enum mark_match m = read_mark(h, HARMONY_START);
     if (m == MARK_NO)
-        return first ? MARK_YES : mark_match(h->text, h->n, HARMONY_CHANNEL, h->finished);
-    const size_t left = h->n - h->at, len = left < strlen(role) ? left : strlen(role);
+        return first ? MARK_YES : mark_at(t, 0, HARMONY_CHANNEL, &end);
+    const size_t left = t->n - h->at, len = left < strlen(role) ? left : strlen(role);
     if (m != MARK_YES)
         return m;
-    if (memcmp(h->text + h->at, role, len) != 0)
+    if (memcmp(t->bytes + h->at, role, len) != 0)
         return MARK_NO;
     h->at += len;
     return len == strlen(role) ? MARK_YES : MARK_PERHAPS;
 }
 
-/* What a header says that is whole. Whoever else it is to, the message is part of the text. */
+/* What a header says that is whole. */
 static bool interpret(const struct header *h, struct harmony_header *out)
 {
     static const char functions[] = "functions.";
     const size_t before = sizeof functions - 1;
-    const bool reasons = h->channel && is(h->channel, h->channel_len, "analysis");
-    out->kind = reasons ? HARMONY_REASONING : HARMONY_CONTENT;
     out->final = h->channel && is(h->channel, h->channel_len, "final");
+    out->kind = h->channel && is(h->channel, h->channel_len, "analysis") ? HARMONY_REASONING
+                                                                         : HARMONY_CONTENT;
     out->name[0] = '\0';
-    if (h->recipient_len < before || memcmp(h->recipient, functions, before) != 0)
+    if (h->recipient_len < before || memcmp(h->recipient, functions, before) != 0) {
+        if (h->recipient && !out->final)
+            out->kind = HARMONY_REASONING;
         return true;
+    }
     const size_t n = h->recipient_len - before;
     if (!call_is_name(h->recipient + before, n))
         return false;
@@ -122,10 +139,10 @@ static bool interpret(const struct header *h, struct harmony_header *out)
     return true;
 }
 
-enum mark_match harmony_read_header(const char *text, size_t n, bool first, bool finished,
+enum mark_match harmony_read_header(const struct harmony_text *t, bool first,
                                     struct harmony_header *out)
 {
-    struct header h = {.text = text, .n = n, .finished = finished};
+    struct header h = {.text = t};
     enum mark_match m = read_beginning(&h, first);
     while (m == MARK_YES && !h.whole && h.at <= HARMONY_HEADER_BYTES_MAX)
         m = read_part(&h);
@@ -134,46 +151,44 @@ enum mark_match harmony_read_header(const char *text, size_t n, bool first, bool
     out->len = h.at;
     if (m == MARK_YES)
         return interpret(&h, out) ? MARK_YES : MARK_NO;
-    if (!finished)
+    if (!t->finished)
         return MARK_PERHAPS;
     out->kind = HARMONY_CUT;
-    return h.marked ? MARK_YES : MARK_NO;
+    return h.marked || (h.recipient && t->controls) ? MARK_YES : MARK_NO;
 }
 
-/* Does the message end here? skip: bytes of the mark that says so, and of blanks behind it. */
-static enum mark_match read_end(const char *text, size_t n, bool by_mark, bool finished,
-                                size_t *skip)
+/* Does the message end here? *next: behind the mark that says so, and blanks behind it. */
+static enum mark_match read_end(const struct harmony_text *t, size_t at, size_t *next)
 {
     static const char *const marks[] = {HARMONY_END, HARMONY_CALL, HARMONY_RETURN};
-    struct harmony_header next;
-    *skip = 0;
-    for (size_t i = 0; i < ARRAY_LEN(marks) && *skip == 0; i++) {
-        const enum mark_match m = mark_match(text, n, marks[i], finished);
-        if (m == MARK_PERHAPS)
-            return m;
-        if (m == MARK_YES)
-            *skip = strlen(marks[i]);
-    }
-    if (by_mark && *skip == 0)
-        return MARK_NO;
-    while (*skip > 0 && *skip < n && *skip < HARMONY_HEADER_BYTES_MAX && call_is_space(text[*skip]))
-        ++*skip;
-    if (*skip == n)
-        return finished ? MARK_YES : MARK_PERHAPS;
-    return harmony_read_header(text + *skip, n - *skip, false, finished, &next);
+    const size_t count = t->by_end ? 1 : ARRAY_LEN(marks);
+    enum mark_match m = MARK_NO;
+    struct harmony_header header;
+    size_t end = at;
+    for (size_t i = 0; i < count && m == MARK_NO; i++)
+        m = mark_at(t, at, marks[i], &end);
+    if (m == MARK_PERHAPS || (m == MARK_NO && t->by_end))
+        return m;
+    *next = m == MARK_YES ? end : at;
+    while (m == MARK_YES && *next < t->n && *next - end < HARMONY_HEADER_BYTES_MAX &&
+           call_is_space(t->bytes[*next]))
+        ++*next;
+    if (*next == t->n)
+        return t->finished ? MARK_YES : MARK_PERHAPS;
+    const struct harmony_text rest = {t->bytes + *next, t->n - *next, t->controls, t->finished,
+                                      t->by_end};
+    return harmony_read_header(&rest, false, &header);
 }
 
-enum mark_match harmony_find_end(const char *text, size_t n, bool by_mark, bool finished,
-                                 size_t *end, size_t *next)
+enum mark_match harmony_find_end(const struct harmony_text *t, size_t *end, size_t *next)
 {
-    for (const char *p = text; (p = memchr(p, '<', (size_t)(text + n - p))); p++) {
-        size_t skip;
-        *end = (size_t)(p - text);
-        const enum mark_match m = read_end(p, n - *end, by_mark, finished, &skip);
-        *next = *end + skip;
+    const char begin = t->controls ? ANSWER_CONTROL : HARMONY_END[0];
+    for (const char *p = t->bytes; (p = memchr(p, begin, (size_t)(t->bytes + t->n - p))); p++) {
+        *end = (size_t)(p - t->bytes);
+        const enum mark_match m = read_end(t, *end, next);
         if (m != MARK_NO)
             return m;
     }
-    *end = *next = n;
+    *end = *next = t->n;
     return MARK_NO;
 }

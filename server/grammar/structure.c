@@ -36,13 +36,16 @@ void structure_key(const struct structure *s, struct buf *out)
 
 /* ---- marks ---- */
 
+/* A control token stands behind ANSWER_CONTROL: so it may come where the form has it, and nowhere
+ * else. */
 static int32_t control(struct grammar *g, const char *mark, int32_t next)
 {
-    return grammar_range(g, (uint8_t)STRUCTURE_CONTROL, (uint8_t)STRUCTURE_CONTROL,
+    return grammar_range(g, (uint8_t)ANSWER_CONTROL, (uint8_t)ANSWER_CONTROL,
                          grammar_text(g, mark, strlen(mark), next));
 }
 
-/* The words of a form, whose marks may be control tokens or text. */
+/* The words of a form, whose marks may be control tokens or text; only the former, where the form
+ * says so. */
 static int32_t spell(const struct structure *s, struct grammar *g, const char *words, int32_t next)
 {
     const size_t n = strlen(words);
@@ -53,12 +56,27 @@ static int32_t spell(const struct structure *s, struct grammar *g, const char *w
     from[n] = next;
     for (size_t i = n; i-- > 0;) {
         from[i] = grammar_text(g, words + i, 1, from[i + 1]);
-        for (size_t m = 0; marks[m]; m++)
-            if (strncmp(words + i, marks[m], strlen(marks[m])) == 0)
-                from[i] =
-                    grammar_either(g, from[i], control(g, marks[m], from[i + strlen(marks[m])]));
+        for (size_t m = 0; marks[m]; m++) {
+            const size_t len = strlen(marks[m]);
+            if (strncmp(words + i, marks[m], len) != 0)
+                continue;
+            const int32_t mark = control(g, marks[m], from[i + len]);
+            from[i] = s->form.controls ? mark : grammar_either(g, from[i], mark);
+        }
     }
     return from[0];
+}
+
+/* In the harmony format: what the text is, if the model says so, and its beginning. */
+static int32_t spell_type(const struct structure *s, struct grammar *g, int32_t next)
+{
+    static const char *const types[] = {" json", HARMONY_CONSTRAIN "json",
+                                        " " HARMONY_CONSTRAIN "json"};
+    const int32_t body = spell(s, g, HARMONY_MESSAGE, next);
+    int32_t all = body;
+    for (size_t i = 0; i < ARRAY_LEN(types); i++)
+        all = grammar_either(g, all, spell(s, g, types[i], body));
+    return all;
 }
 
 /* ---- calls of tools ---- */
@@ -120,10 +138,11 @@ static enum status build_arguments(const struct json_text *t, const struct jdoc 
     return OK;
 }
 
-/* One call from the tool's name on, or from its arguments where the name is given, then `tail`. */
+/* One call from the tool's name on, or from its arguments where the name is given, then `tail`.
+ * channel: of a harmony message, where the name comes before it. */
 static enum status build_call(const struct structure *s, const struct json_text *t,
-                              const struct answer_syntax *words, const char *name, int32_t tail,
-                              int32_t *first, struct err *err)
+                              const char *channel, const char *name, int32_t tail, int32_t *first,
+                              struct err *err)
 {
     enum status st = OK;
     *first = GRAMMAR_NEVER;
@@ -136,7 +155,8 @@ static enum status build_call(const struct structure *s, const struct json_text 
         TRY(build_arguments(t, function, &rule, err));
         int32_t way = grammar_call(t->g, t->space, grammar_call(t->g, rule, tail));
         if (!*name) {
-            way = spell(s, t->g, words->after, way);
+            way = s->form.harmony ? spell(s, t->g, channel, spell_type(s, t->g, way))
+                                  : spell(s, t->g, answer_syntax(s->form.calls)->after, way);
             way = grammar_text(t->g, own, strlen(own), way);
         }
         *first = grammar_either(t->g, *first, way);
@@ -168,7 +188,7 @@ static enum status build_calls(const struct structure *s, const struct json_text
     const int32_t end = grammar_call(g, tail, GRAMMAR_END);
     const bool named = s->begun && *s->name; /* other tools do not matter: it is one call */
     int32_t call;
-    TRY(build_call(s, t, words, named ? s->name : "", end, &call, err));
+    TRY(build_call(s, t, "", named ? s->name : "", end, &call, err));
     grammar_define(g, names, named ? GRAMMAR_NEVER : call);
     const int32_t more = grammar_call(g, names, GRAMMAR_END);
     grammar_define(g, tail, tail_of(s, g, words, named || s->form.one_call, more));
@@ -177,8 +197,7 @@ static enum status build_calls(const struct structure *s, const struct json_text
         goto out;
     *first = spell(s, g, words->before, call);
     if (words->or_before) {
-        const struct answer_syntax other = {.after = words->or_after};
-        TRY(build_call(s, t, &other, "", end, &call, err));
+        TRY(build_call(s, t, HARMONY_CHANNEL "commentary", "", end, &call, err));
         *first = grammar_either(g, *first, spell(s, g, words->or_before, call));
     }
 out:
@@ -243,8 +262,8 @@ static int32_t any_but(struct grammar *g, uint32_t a, uint32_t b, int32_t next)
     return all;
 }
 
-/* The text of a message, its end, and what begins the next one. Letters that spell the end are the
- * end: at[i] has read i of them. */
+/* The text of a message, its end, and what begins the next one. Where letters are marks, those that
+ * spell the end are the end: at[i] has read i of them. */
 static int32_t build_text(const struct structure *s, struct grammar *g, int32_t next)
 {
     static const char end[] = HARMONY_END;
@@ -252,6 +271,11 @@ static int32_t build_text(const struct structure *s, struct grammar *g, int32_t 
     int32_t at[N + 1];
     const int32_t after = spell(s, g, HARMONY_START "assistant", next);
     const int32_t marked = control(g, end, after);
+    if (s->form.controls) {
+        const int32_t text = grammar_fork(g);
+        grammar_fork_set(g, text, grammar_chars(g, 1, 0x10ffff, text), marked);
+        return text;
+    }
     for (int i = 0; i < N; i++)
         at[i] = grammar_fork(g);
     at[N] = after;
@@ -294,9 +318,7 @@ static int32_t build_messages(const struct structure *s, struct grammar *g, int3
         return calls;
     if (s->form.content_open)
         return content;
-    const int32_t body = spell(s, g, HARMONY_MESSAGE, content);
-    const int32_t json = spell(s, g, " " HARMONY_CONSTRAIN "json", body);
-    const int32_t final = spell(s, g, HARMONY_CHANNEL "final", grammar_either(g, body, json));
+    const int32_t final = spell(s, g, HARMONY_CHANNEL "final", spell_type(s, g, content));
     const int32_t begin = grammar_fork(g);
     int32_t before = build_before(s, g, begin, false);
     if (calls != GRAMMAR_NEVER) {

@@ -6,10 +6,6 @@
 #include "engine/grammar/grammar.h"
 #include "server/answer/answer.h"
 
-/* A control token that a form spells stands in grammars behind this byte, which is in no text: so
- * it may come where the form has it, and nowhere else. */
-#define STRUCTURE_CONTROL '\xff'
-
 enum structure_kind {
     STRUCTURE_NONE,    /* anything */
     STRUCTURE_OBJECT,  /* a JSON object */

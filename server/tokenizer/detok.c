@@ -79,12 +79,12 @@ static void push_text(struct detok *d, struct token_view v, struct buf *out)
     }
 }
 
-static bool shows(const struct detok *d, struct token_view v)
+static bool is_shown(const struct detok *d, struct token_view v)
 {
     for (size_t i = 0; d->shown && d->shown[i]; i++)
         if (strlen(d->shown[i]) == (size_t)v.len && memcmp(d->shown[i], v.text, (size_t)v.len) == 0)
             return true;
-    return d->show_hidden;
+    return false;
 }
 
 void detok_push(struct detok *d, int32_t id, struct buf *out)
@@ -100,13 +100,16 @@ void detok_push(struct detok *d, int32_t id, struct buf *out)
         }
         return;
     }
-    const bool shown = v.kind == TOKEN_HIDDEN && shows(d, v);
+    const bool named = v.kind == TOKEN_HIDDEN && is_shown(d, v);
+    const bool shown = named || (v.kind == TOKEN_HIDDEN && d->show_hidden);
     /* A byte-level token without text leaves a character as it is. */
     if (v.kind == TOKEN_HIDDEN && !shown && tokenizer_is_byte_level(d->tokenizer))
         return;
     detok_finish(d, out);
     if (v.kind == TOKEN_TEXT)
         push_text(d, v, out);
-    else if (shown)
+    if (named && d->sign)
+        buf_add(out, &d->sign, 1);
+    if (shown)
         buf_add(out, v.text, (size_t)v.len);
 }

@@ -13,6 +13,7 @@ struct detok {
     bool at_start;    /* the space that encoding puts before a text is still to be dropped */
     bool show_hidden; /* control tokens come out by their names; off after detok_init */
     const char *const *shown; /* else these names do; NULL after the last. Borrowed; NULL: none */
+    char sign;                /* in front of those that are in `shown`; 0: nothing */
 };
 
 /* Continues after `prompt`: a word mark at once is a space, as it is in the text of the whole.
