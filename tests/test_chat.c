@@ -353,6 +353,72 @@ static void test_harmony_variables(void **state)
     }
 }
 
+/* The messages that a harmony template is given; "": the request is refused, with `wanted`. */
+static void check_harmony_messages(const char *messages, const char *wanted, bool refused)
+{
+    struct completion_rules known = rules;
+    char text[2048];
+    struct chat_request r;
+    struct api_error e = {0};
+    struct buf vars;
+    known.answer = (struct answer_form){.calls = ANSWER_CALLS_OPENAI, .harmony = true};
+    snprintf(text, sizeof text, "{\"messages\":[%s]}", messages);
+    const enum status st = chat_parse(text, strlen(text), &known, &r, &e);
+    if (refused) {
+        assert_int_equal(st, ERR_INPUT);
+        if (!strstr(e.message, wanted))
+            fail_msg("%s: %s", messages, e.message);
+        return;
+    }
+    if (st != OK)
+        fail_msg("%s: %s", messages, e.message);
+    buf_init(&vars, 1 << 16);
+    jdoc_write(jdoc_get(r.conversation.vars, "messages"), &vars);
+    assert_string_equal(vars.data, wanted);
+    buf_free(&vars);
+    chat_free(&r);
+}
+
+/* One message of instructions, one call in a message, and its results behind it. */
+static void test_harmony_messages(void **state)
+{
+#define CALL(name, id)                                                                             \
+    "{\"type\":\"function\",\"id\":\"" id "\",\"function\":{\"name\":\"" name                      \
+    "\",\"arguments\":{}}}"
+#define SAID(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
+#define RESULT(id, text) "{\"role\":\"tool\",\"content\":\"" text "\",\"tool_call_id\":\"" id "\"}"
+#define CALLS(content, calls)                                                                      \
+    "{\"role\":\"assistant\",\"content\":\"" content "\",\"tool_calls\":[" calls "]}"
+    static const struct {
+        const char *messages, *wanted;
+        bool refused;
+    } cases[] = {
+        {SAID("user", "u"), "[" SAID("user", "u") "]", false},
+        {SAID("system", "a") "," SAID("developer", "b") "," SAID("user", "u"),
+         "[" SAID("system", "a\\n\\nb") "," SAID("user", "u") "]", false},
+        {SAID("developer", "a"), "[" SAID("system", "a") "]", false},
+        {SAID("user", "u") "," SAID("system", "s"), "messages[1].role must not be system here",
+         true},
+        {SAID("user", "u") "," SAID("function", "s"), "results of tools have the role tool", true},
+        {CALLS("c", CALL("f", "1") "," CALL("g", "2")) "," RESULT("2", "rg") "," RESULT("1", "rf"),
+         "[" CALLS("c", CALL("f", "1")) "," RESULT("1", "rf") "," CALLS(
+             "", CALL("g", "2")) "," RESULT("2", "rg") "]",
+         false},
+        {CALLS("", CALL("f", "1") "," CALL("g", "1")) "," RESULT("1", "a") "," RESULT(
+             "x", "b") "," SAID("user", "u"),
+         "[" CALLS("", CALL("f", "1")) "," RESULT("1", "a") "," CALLS(
+             "", CALL("g", "1")) "," RESULT("x", "b") "," SAID("user", "u") "]",
+         false},
+        {CALLS("", CALL("f", "1")) "," RESULT("2", "a"),
+         "[" CALLS("", CALL("f", "1")) "," RESULT("2", "a") "]", false},
+        {CALLS("", CALL("f", "1") "," CALL("g", "2")) ",{\"role\":\"tool\",\"content\":7}",
+         "messages[1].content must be", true},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_harmony_messages(cases[i].messages, cases[i].wanted, cases[i].refused);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -714,6 +780,7 @@ int main(void)
         cmocka_unit_test(test_opens_message),
         cmocka_unit_test(test_variables),
         cmocka_unit_test(test_harmony_variables),
+        cmocka_unit_test(test_harmony_messages),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_object),

@@ -28,6 +28,9 @@ static const struct jdoc_limits limits = {
 struct message {
     struct field_string role, name, tool_call_id, reasoning, reasoning_content;
     const struct jdoc *content, *tool_calls;
+    struct {
+        size_t begin, end;
+    } calls; /* those that are written */
 };
 
 struct tool_call {
@@ -258,15 +261,15 @@ static enum status write_arguments(const struct jdoc *v, struct buf *out, struct
     return st;
 }
 
-static enum status write_tool_calls(const struct jdoc *calls, struct buf *out,
+static enum status write_tool_calls(const struct message *m, struct buf *out,
                                     struct field_unknown *unknown, struct api_error *e)
 {
     enum status st = OK;
     buf_puts(out, ",\"tool_calls\":[");
-    for (size_t i = 0; i < jdoc_size(calls); i++) {
+    for (size_t i = m->calls.begin; i < m->calls.end; i++) {
         struct tool_call call = {.arguments = NULL};
-        TRY(field_apply_item(&tool_call_row, calls, i, &call, unknown, e));
-        buf_puts(out, i ? ",{\"type\":\"function\"" : "{\"type\":\"function\"");
+        TRY(field_apply_item(&tool_call_row, m->tool_calls, i, &call, unknown, e));
+        buf_puts(out, i > m->calls.begin ? ",{\"type\":\"function\"" : "{\"type\":\"function\"");
         write_string("id", &call.id, out);
         buf_puts(out, ",\"function\":{\"name\":");
         buf_json(out, call.name.bytes, call.name.len);
@@ -311,7 +314,7 @@ static enum status write_message(const struct message *m, const char *mark, bool
                                  struct api_error *e)
 {
     const bool developer = field_string_is(&m->role, "developer");
-    const bool calls = m->tool_calls && jdoc_size(m->tool_calls) > 0;
+    const bool calls = m->calls.end > 0;
     struct field_string reasoning =
         m->reasoning_content.bytes ? m->reasoning_content : m->reasoning;
     enum status st = OK;
@@ -332,7 +335,7 @@ static enum status write_message(const struct message *m, const char *mark, bool
     write_string("tool_call_id", &m->tool_call_id, out);
     write_reasoning(&reasoning, out);
     if (calls)
-        TRY(write_tool_calls(m->tool_calls, out, unknown, e));
+        TRY(write_tool_calls(m, out, unknown, e));
     buf_puts(out, "}");
 out:
     buf_free(&text);
@@ -340,24 +343,162 @@ out:
     return st;
 }
 
-static enum status write_messages(const struct conversation_fields *f, const char *mark,
-                                  struct buf *out, struct field_unknown *unknown,
-                                  struct api_error *e)
+/* ---- all of them ---- */
+
+struct writer {
+    const struct conversation_fields *f;
+    const char *mark; /* of the last message; NULL: it is whole */
+    struct buf *out;
+    struct field_unknown *unknown;
+    struct api_error *e;
+    bool begun;
+};
+
+static enum status read_message(struct writer *w, size_t i, struct message *m)
 {
     static const struct field row = CONVERSATION_MESSAGES(true, messages);
-    const struct jdoc *messages = f->messages;
-    const size_t count = jdoc_size(messages);
+    *m = (struct message){.content = NULL};
+    const enum status st = field_apply_item(&row, w->f->messages, i, m, w->unknown, w->e);
+    m->calls.end = m->tool_calls ? jdoc_size(m->tool_calls) : 0;
+    return st;
+}
+
+static enum status put_message(struct writer *w, size_t i, const struct message *m)
+{
+    const bool last = i + 1 == jdoc_size(w->f->messages);
+    buf_puts(w->out, w->begun ? "," : "");
+    w->begun = true;
+    const enum status st =
+        write_message(m, last ? w->mark : NULL, w->f->harmony, w->out, w->unknown, w->e);
+    if (st == ERR_INPUT)
+        field_prefix(w->e, "messages", i);
+    return st;
+}
+
+static enum status write_messages(struct writer *w)
+{
+    const size_t count = jdoc_size(w->f->messages);
+    struct message m;
     enum status st = OK;
-    buf_puts(out, "\"messages\":[");
-    for (size_t i = 0; i < count && st == OK; i++) {
-        struct message m = {.content = NULL};
-        TRY(field_apply_item(&row, messages, i, &m, unknown, e));
-        buf_puts(out, i ? "," : "");
-        st = write_message(&m, i + 1 == count ? mark : NULL, f->harmony, out, unknown, e);
-        if (st == ERR_INPUT)
-            field_prefix(e, "messages", i);
+    for (size_t i = 0; i < count; i++) {
+        TRY(read_message(w, i, &m));
+        TRY(put_message(w, i, &m));
     }
-    buf_puts(out, "]");
+out:
+    return st;
+}
+
+/* ---- as the template of the harmony format takes them ---- */
+
+static bool is_instruction(const struct message *m)
+{
+    return field_string_is(&m->role, "system") || field_string_is(&m->role, "developer");
+}
+
+/* The instructions at the beginning as one message, since the template takes one. *next: behind
+ * them. */
+static enum status put_instructions(struct writer *w, size_t *next)
+{
+    enum status st = OK;
+    struct message m;
+    struct buf text;
+    buf_init(&text, VARS_BYTES_MAX);
+    for (*next = 0; *next < jdoc_size(w->f->messages); ++*next) {
+        TRY(read_message(w, *next, &m));
+        if (!is_instruction(&m))
+            break;
+        buf_puts(&text, *next ? "\n\n" : "");
+        st = read_content(&m, &text, w->unknown, w->e);
+        if (st == ERR_INPUT)
+            field_prefix(w->e, "messages", *next);
+        if (st != OK)
+            goto out;
+    }
+    if (*next > 0) {
+        buf_puts(w->out, "{\"role\":\"system\",\"content\":");
+        buf_json(w->out, text.data ? text.data : "", text.len);
+        buf_puts(w->out, "}");
+        w->begun = true;
+    }
+    w->out->failed = w->out->failed || text.failed;
+out:
+    buf_free(&text);
+    return st;
+}
+
+static bool has_id(const struct message *m, size_t call, const struct field_string *id)
+{
+    const struct jdoc *v = jdoc_get(jdoc_at(m->tool_calls, call), "id");
+    return id->bytes && v && jdoc_type(v) == JDOC_STRING && jdoc_string_len(v) == id->len &&
+           memcmp(jdoc_string(v), id->bytes, id->len) == 0;
+}
+
+/* Is it of this call? Results of no call are of the last one. */
+static bool is_result_of(const struct message *m, size_t call, const struct field_string *id)
+{
+    const bool last = call + 1 == m->calls.end;
+    if (!last && !has_id(m, call, id))
+        return false;
+    for (size_t i = 0; i < call; i++)
+        if (has_id(m, i, id))
+            return false;
+    return true;
+}
+
+/* Several calls as a message each, with its results behind it: the template shows the first call of
+ * a message, and says of results that they are of the last call before them. *next: behind them. */
+static enum status put_calls(struct writer *w, size_t i, struct message *m, size_t *next)
+{
+    enum status st = OK;
+    const size_t count = jdoc_size(w->f->messages), calls = m->calls.end;
+    struct message result;
+    for (*next = i + 1; *next < count; ++*next) {
+        TRY(read_message(w, *next, &result));
+        if (!field_string_is(&result.role, "tool"))
+            break;
+    }
+    for (size_t call = 0; call < calls; call++) {
+        struct message one = *m;
+        one.calls.begin = call;
+        one.calls.end = call + 1;
+        TRY(put_message(w, i, &one));
+        m->content = NULL; /* it has been said */
+        m->reasoning = m->reasoning_content = (struct field_string){.bytes = NULL};
+        for (size_t r = i + 1; r < *next; r++) {
+            TRY(read_message(w, r, &result));
+            if (is_result_of(m, call, &result.tool_call_id))
+                TRY(put_message(w, r, &result));
+        }
+    }
+out:
+    return st;
+}
+
+static enum status write_harmony(struct writer *w)
+{
+    enum status st = OK;
+    struct message m;
+    size_t i;
+    TRY(put_instructions(w, &i));
+    while (i < jdoc_size(w->f->messages)) {
+        TRY(read_message(w, i, &m));
+        if (is_instruction(&m) || field_string_is(&m.role, "function")) {
+            st = api_error_field(w->e, "role",
+                                 "role must not be %s here, since this model's template would "
+                                 "leave the message out: %s",
+                                 m.role.bytes,
+                                 is_instruction(&m) ? "instructions come before all other messages"
+                                                    : "results of tools have the role tool");
+            field_prefix(w->e, "messages", i);
+            goto out;
+        }
+        if (m.calls.end > 1 && !(w->mark && i + 1 == jdoc_size(w->f->messages))) {
+            TRY(put_calls(w, i, &m, &i));
+        } else {
+            TRY(put_message(w, i, &m));
+            i++;
+        }
+    }
 out:
     return st;
 }
@@ -455,7 +596,10 @@ static enum status write_vars(const struct conversation_fields *f, const struct 
     TRY(check_together(f, doc, e));
     TRY(check_tools(f->tools, unknown, e));
     buf_puts(out, "{");
-    TRY(write_messages(f, mark, out, unknown, e));
+    struct writer w = {.f = f, .mark = mark, .out = out, .unknown = unknown, .e = e};
+    buf_puts(out, "\"messages\":[");
+    TRY(f->harmony ? write_harmony(&w) : write_messages(&w));
+    buf_puts(out, "]");
     if (f->harmony && f->tools && jdoc_size(f->tools) > 0)
         write_described(f->tools, out);
     else
