@@ -88,6 +88,22 @@ NUMERICS_FN float numerics_gelu(float g)
     return g / (1.0f + numerics_exp(g * fmaf(g * g, NUMERICS_GELU_3, NUMERICS_GELU_1)));
 }
 
+/* The four bits of E2M1 (OCP Microscaling Formats 1.0, table 5.3.3), sign first, for twice their
+ * value: 0, 1, 2, 3, 4, 6, 8, 12 or less than 0; and back. */
+NUMERICS_FN uint32_t numerics_e2m1_code(int twice)
+{
+    const int size = twice < 0 ? -twice : twice;
+    const int code = size <= 4 ? size : size == 6 ? 5 : size == 8 ? 6 : 7;
+    return (uint32_t)code | (twice < 0 ? 8u : 0u);
+}
+
+NUMERICS_FN int numerics_e2m1_twice(uint32_t code)
+{
+    const int m = (int)(code & 1u), e = (int)(code >> 1 & 3u);
+    const int size = e == 0 ? m : (2 + m) << (e - 1);
+    return code & 8u ? -size : size;
+}
+
 /* Of gpt-oss (arXiv 2508.10925; as transformers has it): the gate at most 7, the up within 7 of 0,
  * (up + 1) * gate * sigmoid(1.702 gate). */
 #define NUMERICS_SWIGLU_ALPHA 1.702f

@@ -5,14 +5,16 @@
 #include "tests/subjects.h"
 
 /* Some of 0.001 to 0.02, all bits of the mantissa in use; of integers values of bf16, and of
- * either sign. */
+ * either sign; of E2M1 powers of two. */
 static inline float *scales_of(const struct weight_spec *spec)
 {
     const size_t n = (size_t)spec->out * (size_t)backend_scales(spec);
     float *scale = aligned_bytes(n * sizeof *scale, 0xff);
     for (size_t i = 0; i < n; i++) {
         scale[i] = 0.0105f + 0.0095f * gen(8, i);
-        if (dtype_is_int(spec->dtype))
+        if (spec->dtype == DTYPE_F4_E2M1)
+            scale[i] = ldexpf(1, (int)(gen(9, i) * 3) - 8);
+        else if (dtype_is_int(spec->dtype))
             scale[i] = dtype_from_bf16(dtype_to_bf16(gen(9, i) < 0 ? -scale[i] : scale[i]));
     }
     return scale;
@@ -110,12 +112,12 @@ UNUSED static struct weight *made_part(struct backend *b, const struct weight_sp
 #define DEVICE_FEW_ROWS 16
 
 /* Six standard deviations of a sum of `in` products of these tests whose x are rounded: to 16 bits
- * for few rows, else to 8 (bf16) or 4 (E4M3). */
+ * for few rows, else to 8 (bf16) or 4 (E4M3). With E2M1 it is ref that rounds, to 8 bits. */
 static inline double device_bound(int32_t rows, int32_t in, enum dtype dtype, double exact)
 {
     if (dtype == DTYPE_F32)
         return exact;
-    const bool few = rows <= DEVICE_FEW_ROWS;
+    const bool few = rows <= DEVICE_FEW_ROWS && dtype != DTYPE_F4_E2M1;
     return sqrt(in) * (few ? 0x1p-16 : dtype == DTYPE_F8_E4M3 ? 0x1p-4 : 0x1p-8);
 }
 

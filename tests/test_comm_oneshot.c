@@ -84,7 +84,7 @@ static void body_norm(struct rank *r)
     const uint64_t before = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes);
     struct add_norm to = norm_in(r, 1, 1);
     uint64_t bytes = 0;
-    EXPECT(r, comm_has_norm(r->c, 1, 5) == norms_are_used);
+    EXPECT(r, comm_has_norm(r->c, 1, 5) == norms_are_used && !comm_has_norm(r->c, 0, 5));
     EXPECT(r, !comm_has_norm(r->c, 129, 1) && !comm_has_norm(r->c, 17, 4096));
     for (uint32_t it = 0; it < 2 * ARRAY_LEN(sizes) && norms_are_used; it++) {
         const int32_t *size = sizes[it % ARRAY_LEN(sizes)];

@@ -25,6 +25,9 @@ static const struct {
     {"tied_gqa2_f32", "--parallel-mode=2d", 4},
     {"qwen3_moe_bf16", "--dtype=auto", 1},
     {"qwen3_moe_bf16", "--dtype=auto", 8},
+    {"gpt_oss_bf16", "--dtype=auto", 1},
+    {"gpt_oss_bf16", "--parallel-mode=1d_sp", 4},
+    {"gpt_oss_bf16", "--dtype=auto", 8},
     {"gemma2_f32", "--dtype=auto", 1},
     {"gemma2_f32", "--dtype=auto", 4},
 };

@@ -49,6 +49,9 @@ static void *golden_tensor(const char *name, const char *tensor, size_t *n)
 static struct cluster *open_golden_on(const char *device, const char *name, int32_t ranks,
                                       const char *dtype)
 {
+    /* experts of 4 bits as transformers has them; GPUs leave what is multiplied with them alone */
+    const char *quantization =
+        strcmp(device, "cuda") == 0 ? "--quantization=auto" : "--quantization=none";
     char path[1024], option[32], where[32];
     model_path(path, sizeof path, name, "");
     snprintf(option, sizeof option, "--dtype=%s", dtype);
@@ -59,7 +62,7 @@ static struct cluster *open_golden_on(const char *device, const char *name, int3
                                 "--max-num-seqs=64",
                                 "--max-num-batched-tokens=64",
                                 "--kv-cache-memory=64M",
-                                "--quantization=none", /* as transformers has them */
+                                quantization,
                                 NULL};
     return cluster_open(path, ranks, args);
 }

@@ -323,7 +323,8 @@ void comm_oneshot_sum(const struct comm_oneshot *o, struct backend *b, float *ds
 
 bool comm_oneshot_has_norm(const struct comm_oneshot *o, int32_t rows, int32_t cols)
 {
-    return oneshot_norm_size(rows, cols) <= o->norm_max;
+    const size_t size = oneshot_norm_size(rows, cols);
+    return size > 0 && size <= o->norm_max;
 }
 
 void comm_oneshot_norm(const struct comm_oneshot *o, struct backend *b, const struct add_norm *to,

@@ -6,6 +6,7 @@
  * F4_E2M1 as the format has them. Columns that a cut weight lacks of its first or last group are
  * zeros that no code of x ever meets. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/numerics.h"
 
 #define LINE (CPU_PANEL * CPU_QUAD) /* bytes */
 #define SCALES (CPU_PANEL * sizeof(uint16_t))
@@ -35,11 +36,10 @@ static struct part part_of(const struct weight_spec *spec, int32_t g)
 /* The four bits of a code. */
 static uint32_t nibble(enum dtype dtype, int8_t code)
 {
-    static const uint8_t magnitude[] = {0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7};
     if (dtype == DTYPE_I4)
         return ((uint32_t)code & 15u) ^ 8u;
     CHECK(code >= -12 && code <= 12);
-    return magnitude[code < 0 ? -code : code] | (code < 0 ? 8u : 0u);
+    return numerics_e2m1_code(code);
 }
 
 /* Two quads of codes, both of each byte. */

@@ -102,21 +102,33 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 /* Elements of a stored row: the tail beyond `in` is zero. */
 static inline size_t cuda_pitch(int32_t in, enum dtype dtype)
 {
-    const size_t n = dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F8_E4M3 ? 16 : 8; /* of a vector */
+    const size_t n = dtype == DTYPE_F32       ? 4
+                     : dtype == DTYPE_F8_E4M3 ? 16
+                     : dtype == DTYPE_F4_E2M1 ? 32
+                                              : 8; /* of a vector */
     return ((size_t)in + n - 1) / n * n;
 }
 
-static inline size_t cuda_element_bytes(enum dtype dtype)
+/* Of a row without its scales. F4_E2M1: a word has eight elements, those of even number in its
+ * lower half (product.cuh). */
+static inline size_t cuda_values_bytes(int32_t in, enum dtype dtype)
 {
-    return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F8_E4M3 ? 1 : 2;
+    const size_t pitch = cuda_pitch(in, dtype);
+    return dtype == DTYPE_F4_E2M1 ? pitch / 2 : pitch * dtype_size(dtype);
 }
 
-/* From one row of a stored weight to the next. The scales of an F8_E4M3 row follow its codes, so
- * that rows stay whole wherever they are sent. */
+/* Scales are fp32; of F4_E2M1 exponents, biased as those of bf16, of the values' scale. */
+static inline size_t cuda_scale_bytes(enum dtype dtype)
+{
+    return dtype == DTYPE_F4_E2M1 ? 1 : sizeof(float);
+}
+
+/* From one row of a stored weight to the next. The scales of a row follow its codes, so that rows
+ * stay whole wherever they are sent. */
 static inline size_t cuda_row_bytes(const struct weight_spec *s)
 {
-    return cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype) +
-           base_align((size_t)backend_scales(s) * sizeof(float), CUDA_VECTOR);
+    const size_t scales = (size_t)backend_scales(s) * cuda_scale_bytes(s->dtype);
+    return cuda_values_bytes(s->in, s->dtype) + base_align(scales, CUDA_VECTOR);
 }
 
 /* Remembers the first failure of an asynchronous op; code is a cudaError_t, 0 is none. */

@@ -5,8 +5,10 @@
  * much: it shares pinned buffers, and nothing of it waits for the device but land. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/entry.h"
+#include "kernels/numerics.h"
 
 #include <cuda_runtime_api.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -255,10 +257,9 @@ enum status cuda_memory_land(struct backend *b, int32_t flight, struct err *err)
 
 /* ---- weights and caches ---------------------------------------------------------------------- */
 
-/* Of a row without its scales. */
 static size_t values_bytes(const struct weight_spec *spec)
 {
-    return cuda_pitch(spec->in, spec->dtype) * cuda_element_bytes(spec->dtype);
+    return cuda_values_bytes(spec->in, spec->dtype);
 }
 
 size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
@@ -268,7 +269,7 @@ size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
 
 bool cuda_memory_holds(enum dtype dtype)
 {
-    return dtype_is_compute(dtype) || dtype == DTYPE_F8_E4M3;
+    return dtype_is_compute(dtype) || dtype == DTYPE_F8_E4M3 || dtype == DTYPE_F4_E2M1;
 }
 
 size_t cuda_memory_kv_bytes(const struct kv_spec *s)
@@ -278,11 +279,41 @@ size_t cuda_memory_kv_bytes(const struct kv_spec *s)
                       STORAGE_ALIGN);
 }
 
+/* Where a word of F4_E2M1 has element k: cuda_values_bytes. */
+static int place_in_word(int32_t k)
+{
+    return 16 * (k % 2) + 4 * (k % 8 / 2);
+}
+
+static void pack_e2m1(unsigned char *dst, const int8_t *twice, int32_t in)
+{
+    for (int32_t k = 0; k < in; k += 8, dst += sizeof(uint32_t)) {
+        uint32_t word = 0;
+        for (int32_t i = k; i < in && i < k + 8; i++)
+            word |= numerics_e2m1_code(twice[i]) << place_in_word(i);
+        memcpy(dst, &word, sizeof word);
+    }
+}
+
+static float e2m1_at(const unsigned char *row, const struct weight_spec *spec, int32_t k)
+{
+    const unsigned char *exponent = row + values_bytes(spec);
+    uint32_t word;
+    memcpy(&word, row + k / 8 * (ptrdiff_t)sizeof word, sizeof word);
+    return (float)numerics_e2m1_twice(word >> place_in_word(k) & 15u) *
+           ldexpf(0.5f, exponent[backend_scale_of(spec, k)] - 127);
+}
+
 /* One row in the storage's type; the tail of the pitch is zero. */
 static void convert_row(unsigned char *dst, const struct weight_spec *spec, const void *src,
                         enum dtype src_dtype)
 {
     const size_t in = (size_t)spec->in, used = in * dtype_size(spec->dtype);
+    if (spec->dtype == DTYPE_F4_E2M1) {
+        memset(dst, 0, values_bytes(spec));
+        pack_e2m1(dst, src, spec->in);
+        return;
+    }
     if (src_dtype == spec->dtype)
         memcpy(dst, src, used);
     else
@@ -320,10 +351,26 @@ void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const v
     }
 }
 
+/* Those of F4_E2M1 are of twice the values. */
+static void convert_scales(unsigned char *dst, enum dtype dtype, const float *scale, size_t n)
+{
+    if (dtype != DTYPE_F4_E2M1) {
+        memcpy(dst, scale, n * sizeof *scale);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &scale[i], sizeof bits);
+        CHECK((bits & 0x807fffffu) == 0 && bits > 0 && bits < 0xfeu << 23);
+        dst[i] = (unsigned char)((bits >> 23) + 1);
+    }
+}
+
 void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
 {
     struct cuda_backend *c = cuda_of(w->backend);
-    const size_t scales = (size_t)backend_scales(&w->spec), bytes = scales * sizeof *scale;
+    const size_t scales = (size_t)backend_scales(&w->spec);
+    const size_t bytes = scales * cuda_scale_bytes(w->spec.dtype);
     const size_t row_bytes = cuda_row_bytes(&w->spec);
     if (rows == 0 || scales == 0)
         return;
@@ -332,7 +379,7 @@ void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const
     for (int32_t at = 0, n; at < rows; at += n) {
         struct cuda_stage *s = take_stage(c);
         n = rows - at < most ? rows - at : most;
-        memcpy(s->host, scale + (size_t)at * scales, (size_t)n * bytes);
+        convert_scales(s->host, w->spec.dtype, scale + (size_t)at * scales, (size_t)n * scales);
         put_rows(c, "weight_scale", w,
                  w->storage + (size_t)(row + at) * row_bytes + values_bytes(&w->spec), s, bytes, n);
         give_stage(c, s);
@@ -351,6 +398,10 @@ void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst)
                               cudaMemcpyDeviceToHost, c->stream));
     cuda_wait(c, "weight_get");
     for (int32_t k = 0; k < spec->in; k++) {
+        if (spec->dtype == DTYPE_F4_E2M1) {
+            dst[k] = e2m1_at(s->host, spec, k);
+            continue;
+        }
         dst[k] = dtype_load(s->host, spec->dtype, (size_t)k);
         if (spec->dtype == DTYPE_F8_E4M3)
             dst[k] *= dtype_load(s->host + values_bytes(spec), DTYPE_F32,

@@ -293,8 +293,7 @@ static void sum_rows(struct cuda_backend *c, const struct sum *j, int32_t at, in
         p.leaves = s->leaves;
         memcpy(p.cut, s->cut, sizeof p.cut);
     }
-    const bool alike = s->scale_cols == 0 || scales_change_every(p, F8_STEP);
-    const int32_t some = rows <= GEMV_ROWS && alike ? j->leaves : 1;
+    const int32_t some = rows <= GEMV_ROWS && is_alike(s, p) ? j->leaves : 1;
     if (j->leaves > 1)
         sums = product + some * p.leaf_pitch;
     for (int32_t l = 0; l < j->leaves; l += some) {

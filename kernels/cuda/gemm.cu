@@ -13,7 +13,6 @@
 #define THREADS (ROW_WARPS * OUT_WARPS * WARP)
 #define GROUPS 4 /* of rows, of a warp */
 #define TILE_ROWS GEMM_ROWS
-#define STAGES 3
 #ifndef GEMM_BAND
 #define GEMM_BAND 16 /* row tiles */
 #endif
@@ -24,9 +23,10 @@
 static_assert(TILE_ROWS == ROW_WARPS * GROUPS * GROUP, "what warps have");
 
 /* One step of x and of the weight. Rows of x are padded by 16 bytes: the eight that a group reads
- * at once lie in different banks. */
+ * at once lie in different banks. STAGES: at once, within 96 KiB. */
 template <typename F, int OUTPUTS> struct stage {
     static constexpr int STEP = F::K * PART, OUTS = OUT_WARPS * OUTPUTS * COLUMNS;
+    static constexpr int STAGES = STEP > 64 ? 2 : 3;
     float x[TILE_ROWS][STEP + 4];
     pack<uint32_t, 4> w[OUTS][PART];
 };
@@ -192,20 +192,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     struct walk ahead = {}, now = {};
     const auto fetch = [&](int32_t nth) {
         if (nth < steps) {
-            copy_step<F, OUTPUTS, ALIGNED>(stages + nth % STAGES, p, l, which, of, first_row,
+            copy_step<F, OUTPUTS, ALIGNED>(stages + nth % S::STAGES, p, l, which, of, first_row,
                                            first_out, ahead.step);
             next_step(&ahead, steps);
         }
         mma_copy_group(); /* an empty one, too: the wait counts groups */
     };
 #pragma unroll
-    for (int nth = 0; nth < STAGES - 1; nth++)
+    for (int nth = 0; nth < S::STAGES - 1; nth++)
         fetch(nth);
     for (int32_t nth = 0; nth < steps; nth++) {
-        mma_copy_wait<STAGES - 2>();
+        mma_copy_wait<S::STAGES - 2>();
         __syncthreads(); /* the step is there, and the one before has been used */
-        fetch(nth + STAGES - 1);
-        take_step<F, OUTPUTS>(sum, stages + nth % STAGES, p, l, row, out, first_out, now.step);
+        fetch(nth + S::STAGES - 1);
+        take_step<F, OUTPUTS>(sum, stages + nth % S::STAGES, p, l, row, out, first_out, now.step);
         const bool first = now.turn == 0, turned = now.step + TURNS >= steps;
         next_step(&now, steps);
         if (!turned)
@@ -242,7 +242,7 @@ static void launch(struct cuda_backend *c, const struct product &p, const Which 
     typedef struct stage<F, OUTPUTS> S;
     const unsigned outs = blocks_for((size_t)p.out, S::OUTS);
     const auto kernel = gemm_kernel<F, OUTPUTS, ALIGNED, Which>;
-    const size_t shared = STAGES * sizeof(S);
+    const size_t shared = S::STAGES * sizeof(S);
     cuda_note(
         c, "linear",
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));

@@ -148,16 +148,21 @@ DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)
 }
 
 /* Blocks of a multiprocessor, for which there have to be registers. */
-template <typename Which, bool ALIGNED> constexpr int RESIDENT = 2;
-template <> constexpr int RESIDENT<mixture, false> = 1;
+template <typename F, typename Which, bool ALIGNED>
+constexpr int RESIDENT = !ALIGNED && F::K > CUDA_VECTOR ? 1 : 2;
+template <typename F> constexpr int RESIDENT<F, mixture, false> = 1;
 
-/* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. More of them want more outputs,
- * among which their splitting is shared. */
+/* Of a lane. More rows want more, among which their splitting is shared; as registers allow. */
+template <typename F, int GROUPS>
+constexpr int OUTPUTS_OF = F::K > CUDA_VECTOR ? 1 + GROUPS : 2 * GROUPS;
+
+/* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. */
 template <typename F, int GROUPS, bool ALIGNED, typename Which>
-__global__ void __launch_bounds__(WARPS *WARP, RESIDENT<Which, ALIGNED>)
+__global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, Which, ALIGNED>)
     gemv_kernel(struct product all, Which which)
 {
-    constexpr int OUTPUTS = 2 * GROUPS, STAGES = SLOTS / GROUPS, ROUND = WARPS * PART * F::K;
+    constexpr int OUTPUTS = OUTPUTS_OF<F, GROUPS>, STAGES = 2 * SLOTS / OUTPUTS;
+    constexpr int ROUND = WARPS * PART * F::K;
     __shared__ pack<uint32_t, 4> ring[STAGES][OUTPUTS][WARPS * WARP];
     const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
     const int32_t first = (int32_t)blockIdx.x * COLUMNS * OUTPUTS;
@@ -170,8 +175,12 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<Which, ALIGNED>)
     float sum[GROUPS][OUTPUTS * 2] = {};
     const unsigned char *w[OUTPUTS];
 #pragma unroll
-    for (int o = 0; o < OUTPUTS; o++)
+    for (int o = 0; o < OUTPUTS; o++) {
         w[o] = output_row(p, first + o * COLUMNS + lane / PART);
+        const int64_t line = p.scales_at + lane % PART * 128; /* those of 16,384 columns */
+        if (F::K > CUDA_VECTOR && line < p.row_bytes)
+            prefetch_line(w[o] + line);
+    }
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         const int32_t t = g * GROUP + lane / PART;
@@ -214,7 +223,8 @@ template <typename F, int GROUPS, typename Which>
 static void launch(struct cuda_backend *c, const struct product &p, const Which &which,
                    unsigned blocks)
 {
-    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * 2 * GROUPS), (unsigned)p.leaves, blocks);
+    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * OUTPUTS_OF<F, GROUPS>), (unsigned)p.leaves,
+                    blocks);
     if (is_aligned<F>(p))
         LAUNCH_AHEAD(c, (gemv_kernel<F, GROUPS, true, Which>), grid, WARPS * WARP, 0, p, which);
     else

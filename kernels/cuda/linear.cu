@@ -5,7 +5,8 @@
  * F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or
  * newer): x becomes E4M3, too, with a scale per row of its own. Else the weight is widened to bf16,
  * a tile of its rows at a time; that moves five times the bytes of the codes, so up to WIDEN_ROWS
- * rows it is faster to pass over the codes again for every 16 of them.
+ * rows it is faster to pass over the codes again for every 16 of them. F4_E2M1 is what experts are
+ * held in (experts.cu), and by itself multiplied as they are, without cuBLAS.
  *
  * The third way: our own kernels for many rows, too (gemm.cu), whose results have the bits of those
  * for few; and each leaf is a product of its own, as if it were another rank's. */
@@ -184,6 +185,8 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
         return;
     if (y.rows <= GEMV_ROWS) {
         gemv_run(c, &w->spec, &p);
+    } else if (w->spec.dtype == DTYPE_F4_E2M1) {
+        gemm_run(c, &w->spec, &p);
     } else if (w->spec.dtype != DTYPE_F8_E4M3) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
     } else if (!gemm_f8(c, y, x, w)) {
@@ -211,7 +214,7 @@ static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
 static void multiply_leaves(struct cuda_backend *c, const struct weight_spec *s,
                             const struct product *p)
 {
-    if (s->scale_cols == 0 || scales_change_every(*p, F8_STEP)) {
+    if (is_alike(s, *p)) {
         multiply_rows(c, s, p);
         return;
     }

@@ -5,8 +5,8 @@
  * for one row too. They take bf16. A weight is the sum of one bf16 (bf16; E4M3 before its scale),
  * two (fp16) or three (fp32). So is x: of three with fp32 weights, which is all of it, of two with
  * the others, which is 16 bits of it. Two pieces of 8 rows are the 16 rows of one product. Where
- * scales of E4M3 change within a step, codes times scales are cut to 16 bits, too. Products that
- * count beside those are added up in fp32.
+ * scales of E4M3 change within a step, codes times scales are cut to 16 bits, too; those of E2M1,
+ * whose scales are powers of two, are bf16. Products that count beside those are added up in fp32.
  *
  * The order of a result's sum: a step is 64 bytes of a row of the weight, and a sum of its own, so
  * that the tensor cores need not wait for the one before; step s belongs to turn s % TURNS; a turn
@@ -133,6 +133,14 @@ DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
 }
 #endif
 
+#ifndef MMA_EMULATED
+/* The line of the cache that this is in will be needed. */
+DEVICE void prefetch_line(const void *at)
+{
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
+#endif
+
 /* Two codes, in the high bytes of a word's halves, as bf16. Their exponent lands where it counts
  * 2^-120 too few. */
 DEVICE uint32_t f8_pair(uint32_t codes)
@@ -185,7 +193,50 @@ template <int RUN> struct form_f8_mixed {
     }
 };
 
+/* The scale of an output's column, which may lie behind the leaf, as two bf16. */
+DEVICE uint32_t e2m1_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
+{
+    const uint32_t at = (uint32_t)(p.scale_skip + (k < l.end ? k : l.end - 1)) / BACKEND_GROUP;
+    return output_row(p, o)[p.scales_at + at] * 0x00800080u;
+}
+
+/* A vector has as many columns as a scale, which changes with it or, MIXED, anywhere in it. A
+ * code's exponent lands where it counts 2^-126 too few. */
+template <bool MIXED> struct form_e2m1 {
+    static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
+    static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
+    static constexpr enum scales SCALES = NONE;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+        const uint32_t first = e2m1_scale(p, l, o, k);
+        const uint32_t next = MIXED ? e2m1_scale(p, l, o, k + K - 1) : first;
+        const int32_t change = MIXED ? K - (p.scale_skip + k) % K : K;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = 4 * sub + 2 * i;
+            const uint32_t codes = v[sub / 2] >> (8 * (sub % 2) + 4 * i);
+            const uint32_t pair = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
+            const uint32_t here = at < change ? first : next, mate = at + 1 < change ? first : next;
+            const uint32_t scale = MIXED ? (here & 0xffffu) | (mate & 0xffff0000u) : first;
+            to[0][i] = mma_times(mma_times(pair, 0x7e807e80u), scale);
+        }
+    }
+};
+
 /* ---- copies ---- */
+
+/* Columns from k on, wherever that is in a word, as a vector that begins there. */
+DEVICE void gather_e2m1(pack<uint32_t, 4> *to, struct leaf l, const unsigned char *row, int32_t k)
+{
+    pack<uint32_t, 4> v = {};
+    for (int32_t i = 0; i < 32 && k + i < l.end; i++) {
+        const uint32_t word = ((const uint32_t *)row)[(k + i) / 8];
+        const uint32_t code = word >> (16 * ((k + i) % 2) + 4 * ((k + i) % 8 / 2)) & 15u;
+        v.e[i / 8] |= code << (16 * (i % 2) + 4 * (i % 8 / 2));
+    }
+    memcpy(to, &v, sizeof v);
+}
 
 /* The vector of a row of the weight that begins with column k, into shared memory; zeros behind the
  * leaf. ALIGNED: all vectors begin at their size, as those of the first leaf do. */
@@ -193,8 +244,13 @@ template <typename F, bool ALIGNED>
 DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct leaf l,
                         const unsigned char *row, int32_t k)
 {
-    const int64_t at = (int64_t)k * (CUDA_VECTOR / F::K);
-    if constexpr (!ALIGNED) {
+    const int64_t at = (int64_t)k * CUDA_VECTOR / F::K;
+    if constexpr (!ALIGNED && F::K > CUDA_VECTOR) {
+        if (k % F::K != 0) {
+            gather_e2m1(to, l, row, k);
+            return;
+        }
+    } else if constexpr (!ALIGNED) {
         if (at % CUDA_VECTOR != 0) {
             pack<unsigned char, CUDA_VECTOR> v;
             for (int b = 0; b < CUDA_VECTOR; b++)
@@ -275,7 +331,7 @@ DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROU
 static inline struct product product_of(const struct weight_spec *s, const unsigned char *w,
                                         const void *x, void *y, int32_t rows)
 {
-    const int64_t codes = (int64_t)(cuda_pitch(s->in, s->dtype) * cuda_element_bytes(s->dtype));
+    const int64_t codes = (int64_t)cuda_values_bytes(s->in, s->dtype);
     const struct product p = {(float *)y,
                               (const float *)x,
                               w,
@@ -310,6 +366,13 @@ static inline bool scales_change_every(const struct product &p, int32_t n)
     return so;
 }
 
+/* Whether all leaves have the same form. */
+static inline bool is_alike(const struct weight_spec *s, const struct product &p)
+{
+    return s->scale_cols == 0 ||
+           scales_change_every(p, s->dtype == DTYPE_F4_E2M1 ? BACKEND_GROUP : F8_STEP);
+}
+
 /* run(form) with that of the weight. */
 template <typename Run>
 static void with_form(const struct weight_spec *s, const struct product &p, Run run)
@@ -321,6 +384,10 @@ static void with_form(const struct weight_spec *s, const struct product &p, Run 
         run(form_f16());
     else if (s->dtype == DTYPE_F32)
         run(form_f32());
+    else if (s->dtype == DTYPE_F4_E2M1 && scales_change_every(p, BACKEND_GROUP))
+        run(form_e2m1<false>());
+    else if (s->dtype == DTYPE_F4_E2M1)
+        run(form_e2m1<true>());
     else if (s->scale_cols == 0)
         run(form_f8<PER_ROW>());
     else if (scales_change_every(p, F8_STEP))

@@ -213,6 +213,10 @@ static inline float __uint_as_float(unsigned u)
 
 /* ---- arithmetic of kernels/cuda/gemv.cu ---- */
 
+static inline void prefetch_line(const void *)
+{
+}
+
 static inline uint32_t mma_times(uint32_t a, uint32_t b)
 {
     uint32_t y = 0;
