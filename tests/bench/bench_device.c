@@ -50,8 +50,8 @@ static void copying(void)
 
 /* ---- linear ---- */
 
-/* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it. Returns operations
- * per second. */
+/* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it, as F4_E2M1 has them.
+ * Returns operations per second. */
 static double linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t in, int32_t out)
 {
     const struct weight_spec spec = {.out = out,
@@ -224,7 +224,11 @@ int main(int argc, char **argv)
     static const struct {
         enum dtype dtype;
         int32_t scale_cols;
-    } types[] = {{DTYPE_BF16, 0}, {DTYPE_F16, 0}, {DTYPE_F8_E4M3, 0}, {DTYPE_F8_E4M3, 128}};
+    } types[] = {{DTYPE_BF16, 0},
+                 {DTYPE_F16, 0},
+                 {DTYPE_F8_E4M3, 0},
+                 {DTYPE_F8_E4M3, 128},
+                 {DTYPE_F4_E2M1, BACKEND_GROUP}};
     struct err err;
     double most = 0;
     if (argc > 2)

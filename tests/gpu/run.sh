@@ -284,7 +284,7 @@ stage() {
     loader) check 60 loader one test_loader test_load_device ;;
     load) check 150 load load_rate ;;
     twins)
-        for t in test_kernels test_experts test_attend test_sample test_elect; do
+        for t in test_kernels test_linear_int test_experts test_attend test_sample test_elect; do
             each 60 "$t"
         done
         ;;
