@@ -18,12 +18,12 @@ struct parallel {
     struct moving *moving;
 
     const struct flow_phase *now; /* of this step */
-    const struct route *due;      /* NULL, or how addends that parallel_norm is given are summed */
-    struct extent rows;           /* cut where sequences have homes */
-    struct extent samples;        /* the sampled rows, which lie on the ranks of their rows: */
-    int64_t *cut;                 /* [ranks + 1] where those of each piece of the rows begin */
-    int32_t *index;      /* [samples_max] rows of this rank that are sampled, on the device */
-    int32_t *index_host; /* the same on the host, which finds them */
+    const struct route *due; /* NULL, or how the addend is summed that parallel_norm is given */
+    struct extent rows;      /* cut where sequences have homes */
+    struct extent samples;   /* the sampled rows, which lie on the ranks of their rows: */
+    int64_t *cut;            /* [ranks + 1] where those of each piece of the rows begin */
+    int32_t *index;          /* [samples_max] rows of this rank that are sampled, on the device */
+    int32_t *index_host;     /* the same on the host, which finds them */
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
@@ -431,6 +431,7 @@ static enum status scale_by(struct parallel *p, struct view n, struct cview x, s
 static struct view move_delta(struct parallel *p, struct view *delta)
 {
     const struct view from = *delta;
+    CHECK(!p->due);
     if (from.data != p->delta)
         *delta = view_f32(p->delta, from.rows, from.cols);
     return from;
@@ -494,6 +495,7 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
         return delta.data ? backend_add_rmsnorm(p->b, *n, x, delta, gain, eps, err)
                           : backend_rmsnorm(p->b, *n, cview_of(x), gain, eps, err);
     }
+    CHECK(!p->due);
     TRY(exchange_squares(p, x, delta, &sums, err));
     *n = parallel_input(p, next);
     TRY(scale_by(p, *n, cview_of(x), sums, gain, eps, err));
@@ -525,6 +527,7 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
     enum status st = OK;
     const struct matrix in = {{rows, l->in}}, out = {{rows, l->out}};
     struct view used;
+    CHECK(!p->due);
     TRY(move(p, &in, &l->before, x.data, &used, err));
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
@@ -574,6 +577,7 @@ enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct c
                                    const struct experts *w, const struct routing *r,
                                    struct err *err)
 {
+    CHECK(!p->due);
     *gu = product_of(p, &p->now->linear[PLAN_GATE_UP]);
     return backend_expert_linear(p->b, *gu, used, w, r, err);
 }

@@ -22,14 +22,21 @@
 
 static_assert(TILE_ROWS == ROW_WARPS * GROUPS * GROUP, "what warps have");
 
-/* One step of x and of the weight. Rows of x are padded by 16 bytes: the eight that a group reads
- * at once lie in different banks. STAGES: at once, within 96 KiB. */
+/* One step of x and of the weight. Rows of x are padded by 16 bytes, and so is, of longer vectors,
+ * each lane's part: what a warp reads at once lies in different banks. STAGES: at once, within
+ * 96 KiB. */
 template <typename F, int OUTPUTS> struct stage {
     static constexpr int STEP = F::K * PART, OUTS = OUT_WARPS * OUTPUTS * COLUMNS;
-    static constexpr int STAGES = STEP > 64 ? 2 : 3;
-    float x[TILE_ROWS][STEP + 4];
+    static constexpr int STAGES = STEP > 64 ? 2 : 3, PAD = F::K > 8 ? 4 : 0;
+    float x[TILE_ROWS][STEP + (PAD > 0 ? PART * PAD : 4)];
     pack<uint32_t, 4> w[OUTS][PART];
 };
+
+/* Where a row of x has column k of the step. */
+template <typename S, typename F> DEVICE int32_t place_of_x(int32_t k)
+{
+    return k + k / F::K * S::PAD;
+}
 
 /* Tiles of rows and outputs of a block. */
 struct place {
@@ -137,7 +144,7 @@ DEVICE void copy_step(struct stage<F, OUTPUTS> *s, const struct product &p, stru
 #pragma unroll
     for (int i = 0; i < TILE_ROWS * QUADS; i += THREADS) {
         const int32_t n = i + (int32_t)threadIdx.x, t = n / QUADS, k = n % QUADS * 4;
-        copy_x<ALIGNED>(&s->x[t][k], p, l, which, of, first_row + t, begin + k);
+        copy_x<ALIGNED>(&s->x[t][place_of_x<S, F>(k)], p, l, which, of, first_row + t, begin + k);
     }
 #pragma unroll
     for (int i = 0; i < S::OUTS * PART; i += THREADS) {
@@ -152,8 +159,9 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
                       const struct product &p, struct leaf l, int32_t row, int32_t out,
                       int32_t first_out, int32_t step)
 {
+    typedef struct stage<F, OUTPUTS> S;
     const int32_t lane = (int32_t)threadIdx.x % WARP, k = lane % PART * F::K;
-    const int32_t begin = l.begin + step * PART * F::K;
+    const int32_t begin = l.begin + step * PART * F::K, at = place_of_x<S, F>(k);
     pack<uint32_t, 4> v[OUTPUTS];
     float part[GROUPS][OUTPUTS][4] = {};
 #pragma unroll
@@ -162,7 +170,7 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
     multiply<F, GROUPS, OUTPUTS>(
         part, v, p, l, first_out + out, begin + k, [&](float(&f)[4], int g, int i) {
             *(pack<float, 4> *)f =
-                *(const pack<float, 4> *)&s->x[row + g * GROUP + lane / PART][k + i];
+                *(const pack<float, 4> *)&s->x[row + g * GROUP + lane / PART][at + i];
         });
     add_step<F, GROUPS, OUTPUTS>(sum, part, p, l, first_out + out, begin);
 }

@@ -55,12 +55,17 @@ DEVICE uint64_t word_load(const uint64_t *from)
     return w;
 }
 
-/* Whether to look again after so many looks. */
-DEVICE bool words_wait(uint32_t looks, uint32_t patience, const uint32_t *stop)
+/* Whether to look again after so many looks. Who has lost patience takes it from all that come
+ * after, which would wait in vain, too. */
+DEVICE bool words_wait(uint32_t looks, uint32_t patience, const uint32_t *stop, uint32_t *given_up)
 {
-    if (looks % LOOKS == 0 && *(const volatile uint32_t *)stop != 0)
+    if (looks % LOOKS == 0 &&
+        (*(const volatile uint32_t *)stop != 0 || *(const volatile uint32_t *)given_up != 0))
         return false;
-    return patience == 0 || looks != patience;
+    if (patience == 0 || looks != patience)
+        return true;
+    *(volatile uint32_t *)given_up = 1;
+    return false;
 }
 
 #endif
@@ -78,6 +83,7 @@ struct inboxes {
     uint64_t *square;                   /* [BLOCKS] words of this rank's blocks */
     uint32_t *call, *done; /* the last launch with a norm; blocks of this one that are done */
     const uint32_t *stop;
+    uint32_t *given_up;
     uint32_t patience;
     int32_t rank, ranks;
 };
@@ -105,7 +111,7 @@ DEVICE bool receive(const struct inboxes &in, uint32_t round, int32_t i,
                 all &= (w[r][0] >> 32 == round) & (w[r][1] >> 32 == round);
         if (all)
             return true;
-        if (!words_wait(looks, in.patience, in.stop))
+        if (!words_wait(looks, in.patience, in.stop, in.given_up))
             return false;
     }
 }
@@ -173,7 +179,7 @@ DEVICE bool receive_square(const struct inboxes &in, uint32_t call, int32_t bloc
         *square = __uint_as_float((uint32_t)w);
         if (w >> 32 == call)
             return true;
-        if (!words_wait(looks, in.patience, in.stop))
+        if (!words_wait(looks, in.patience, in.stop, in.given_up))
             return false;
     }
 }
@@ -235,7 +241,7 @@ __global__ void __launch_bounds__(THREADS)
 /* What a rank keeps for itself, behind the words that peers write. */
 struct own {
     uint64_t square[BLOCKS];
-    uint32_t round[BLOCKS], call, done;
+    uint32_t round[BLOCKS], call, done, given_up;
 };
 
 static size_t words_bytes(int32_t ranks)
@@ -260,6 +266,7 @@ static struct inboxes inboxes_of(const struct oneshot *o)
     in.call = &own->call;
     in.done = &own->done;
     in.stop = o->stop;
+    in.given_up = &own->given_up;
     in.patience = o->patience;
     in.rank = o->rank;
     in.ranks = o->ranks;

@@ -332,6 +332,7 @@ static inline struct product product_of(const struct weight_spec *s, const unsig
                                         const void *x, void *y, int32_t rows)
 {
     const int64_t codes = (int64_t)cuda_values_bytes(s->in, s->dtype);
+    CHECK(s->dtype != DTYPE_F4_E2M1 || s->scale_cols == BACKEND_GROUP);
     const struct product p = {(float *)y,
                               (const float *)x,
                               w,

@@ -188,7 +188,7 @@ static inline uint64_t word_load(const uint64_t *from)
     return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
-static inline bool words_wait(uint32_t, uint32_t patience, const uint32_t *stop)
+static inline bool words_wait(uint32_t, uint32_t patience, const uint32_t *stop, uint32_t *)
 {
     if (__atomic_load_n(stop, __ATOMIC_RELAXED) == 0)
         emulate_later(patience == 0);
