@@ -77,13 +77,18 @@ DEVICE uint64_t word_of(float value, uint32_t round)
 
 /* ---- the sum ---- */
 
+/* What a rank keeps for itself, behind the words that peers write. */
+struct own {
+    uint64_t square[BLOCKS]; /* words of its blocks */
+    uint32_t round[BLOCKS];  /* the last one of each */
+    uint32_t call, done;     /* the last launch with a norm; blocks of this one that are done */
+    uint32_t given_up;
+};
+
 struct inboxes {
     uint64_t *words[ONESHOT_RANKS_MAX]; /* [2][ranks][ONESHOT_MAX] */
-    uint32_t *round;                    /* [BLOCKS] the last one, of this rank */
-    uint64_t *square;                   /* [BLOCKS] words of this rank's blocks */
-    uint32_t *call, *done; /* the last launch with a norm; blocks of this one that are done */
+    struct own *own;
     const uint32_t *stop;
-    uint32_t *given_up;
     uint32_t patience;
     int32_t rank, ranks;
 };
@@ -111,7 +116,7 @@ DEVICE bool receive(const struct inboxes &in, uint32_t round, int32_t i,
                 all &= (w[r][0] >> 32 == round) & (w[r][1] >> 32 == round);
         if (all)
             return true;
-        if (!words_wait(looks, in.patience, in.stop, in.given_up))
+        if (!words_wait(looks, in.patience, in.stop, &in.own->given_up))
             return false;
     }
 }
@@ -155,7 +160,7 @@ __global__ void __launch_bounds__(THREADS)
     oneshot_kernel(float *dst, const float *src, int32_t n, const __grid_constant__ inboxes in)
 {
     const int32_t i = (int32_t)(blockIdx.x * PART + 2 * threadIdx.x);
-    const uint32_t round = in.round[blockIdx.x] + 1;
+    const uint32_t round = in.own->round[blockIdx.x] + 1;
     const float mine[2] = {i < n ? src[i] : 0.0f, i + 1 < n ? src[i + 1] : 0.0f};
     float sum[2] = {};
     const bool all = exchange(in, round, i, mine, sum);
@@ -166,7 +171,7 @@ __global__ void __launch_bounds__(THREADS)
     if (i + 1 < n)
         dst[i + 1] = sum[1];
     if (threadIdx.x == 0)
-        in.round[blockIdx.x] = round;
+        in.own->round[blockIdx.x] = round;
 }
 
 /* ---- with the norm behind it ---- */
@@ -175,11 +180,11 @@ __global__ void __launch_bounds__(THREADS)
 DEVICE bool receive_square(const struct inboxes &in, uint32_t call, int32_t block, float *square)
 {
     for (uint32_t looks = 1;; looks++) {
-        const uint64_t w = word_load(in.square + block);
+        const uint64_t w = word_load(in.own->square + block);
         *square = __uint_as_float((uint32_t)w);
         if (w >> 32 == call)
             return true;
-        if (!words_wait(looks, in.patience, in.stop, in.given_up))
+        if (!words_wait(looks, in.patience, in.stop, &in.own->given_up))
             return false;
     }
 }
@@ -192,7 +197,7 @@ DEVICE bool norm_of_row(const struct inboxes &in, const struct add_norm &a, uint
     const int32_t first = (int32_t)(blockIdx.y * gridDim.x);
     const float own = reduce_block(fmaf(v[1], v[1], v[0] * v[0]), plus());
     if (threadIdx.x == 0)
-        word_store(in.square + first + blockIdx.x, word_of(own, call));
+        word_store(in.own->square + first + blockIdx.x, word_of(own, call));
     float square = 0;
     const bool all =
         threadIdx.x >= gridDim.x || receive_square(in, call, first + (int32_t)threadIdx.x, &square);
@@ -203,15 +208,15 @@ DEVICE bool norm_of_row(const struct inboxes &in, const struct add_norm &a, uint
 }
 
 /* Block (part of a row, row). */
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
     oneshot_norm_kernel(const __grid_constant__ add_norm a, const float *src,
                         const __grid_constant__ inboxes in)
 {
     const int32_t block = (int32_t)(blockIdx.y * gridDim.x + blockIdx.x), cols = a.x.cols;
     const int32_t col = (int32_t)(blockIdx.x * PART + 2 * threadIdx.x);
     const int64_t at = (int64_t)blockIdx.y * cols + col;
-    const uint32_t round = in.round[block] + 1, call = *in.call + 1;
-    float *x = (float *)a.x.data + at, *y = (float *)a.y.data + at;
+    const uint32_t round = in.own->round[block] + 1, call = in.own->call + 1;
+    float *x = (float *)a.x.data, *y = (float *)a.y.data;
     float mine[2] = {}, v[2] = {}, scale;
     launch_release();
     for (int32_t k = 0; k < 2 && col + k < cols; k++)
@@ -220,29 +225,23 @@ __global__ void __launch_bounds__(THREADS)
     if (__syncthreads_or(!all))
         return;
     for (int32_t k = 0; k < 2 && col + k < cols; k++)
-        v[k] += x[k];
+        v[k] += x[at + k];
     if (!norm_of_row(in, a, call, v, &scale))
         return;
     for (int32_t k = 0; k < 2 && col + k < cols; k++) {
-        x[k] = v[k];
-        y[k] = v[k] * scale * a.gain[col + k];
+        x[at + k] = v[k];
+        y[at + k] = v[k] * scale * a.gain[col + k];
     }
     if (threadIdx.x != 0)
         return;
-    in.round[block] = round;
-    if (atomicAdd(in.done, 1u) + 1 == gridDim.x * gridDim.y) {
-        *in.done = 0;
-        *in.call = call;
+    in.own->round[block] = round;
+    if (atomicAdd(&in.own->done, 1u) + 1 == gridDim.x * gridDim.y) {
+        in.own->done = 0;
+        in.own->call = call;
     }
 }
 
 /* ---- launches ---- */
-
-/* What a rank keeps for itself, behind the words that peers write. */
-struct own {
-    uint64_t square[BLOCKS];
-    uint32_t round[BLOCKS], call, done, given_up;
-};
 
 static size_t words_bytes(int32_t ranks)
 {
@@ -258,15 +257,10 @@ static struct inboxes inboxes_of(const struct oneshot *o)
 {
     struct inboxes in = {};
     CHECK(o->ranks <= ONESHOT_RANKS_MAX);
-    struct own *own = (struct own *)((char *)o->inbox[o->rank] + words_bytes(o->ranks));
     for (int32_t r = 0; r < o->ranks; r++)
         in.words[r] = (uint64_t *)o->inbox[r];
-    in.round = own->round;
-    in.square = own->square;
-    in.call = &own->call;
-    in.done = &own->done;
+    in.own = (struct own *)((char *)o->inbox[o->rank] + words_bytes(o->ranks));
     in.stop = o->stop;
-    in.given_up = &own->given_up;
     in.patience = o->patience;
     in.rank = o->rank;
     in.ranks = o->ranks;
