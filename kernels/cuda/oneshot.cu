@@ -207,7 +207,8 @@ DEVICE bool norm_of_row(const struct inboxes &in, const struct add_norm &a, uint
     return true;
 }
 
-/* Block (part of a row, row). */
+/* Block (part of a row, row). Without a bound on how many run at once registers are spilt for more.
+ */
 __global__ void __launch_bounds__(THREADS, 2)
     oneshot_norm_kernel(const __grid_constant__ add_norm a, const float *src,
                         const __grid_constant__ inboxes in)
