@@ -131,6 +131,10 @@ const struct options_row options_rows[] = {
      "sequences running at once"},
     {"max-num-batched-tokens", NULL, RUN, INT32, AT(max_num_batched_tokens), 1, 16384, "512", NULL,
      "rows of one step: decodes and prompt tokens together"},
+    {"speculative-config", NULL, RUN, STRING, AT(speculative_config), 0, 0, "none", NULL,
+     "ngram: guess tokens from what the text has said before, and check several in one step; the "
+     "same tokens, sooner; or JSON: {\"method\": \"ngram\", \"num_speculative_tokens\": 7, "
+     "\"prompt_lookup_min\": 2, \"prompt_lookup_max\": 8}"},
     {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
      NULL, "requests that wait, beside those that may run, before new ones get 429"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
@@ -543,6 +547,8 @@ static enum status check_serve(const struct options *o, struct err *err)
 static enum status check_complete(const char *name, struct options *o, struct err *err)
 {
     enum status st = check_layout(name, o, err);
+    if (st == OK && o->speculative_config)
+        st = speculation_parse(o->speculative_config, &o->speculation, err);
     if (st == OK && o->command == COMMAND_SERVE)
         st = check_serve(o, err);
     if (st != OK)

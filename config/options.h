@@ -5,6 +5,7 @@
 
 #include "config/base.h"
 #include "config/dtype.h"
+#include "config/speculation.h"
 
 enum { OPTIONS_RESTARTS_MAX = 64 };
 
@@ -53,6 +54,8 @@ struct options {
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */
     int32_t max_model_len;    /* 0: what the model and the KV cache allow */
     int32_t max_num_seqs, max_num_batched_tokens, max_num_queued_reqs;
+    const char *speculative_config;
+    struct speculation speculation; /* what it says */
     int64_t max_num_queued_tokens;
     bool prefix_caching;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */

@@ -64,7 +64,7 @@ static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
         s->position[s->rows] = position++;
         s->slot[s->rows] = home;
         s->token[s->rows] = 0;
-        if (s->samples == s->limits.slots)
+        if (s->samples == s->limits.samples)
             continue;
         s->sample[s->samples] = s->rows;
         s->target[s->samples] = STEP_TARGET_SAMPLE;

@@ -221,6 +221,9 @@ static void show_stats(struct engine *e)
     m->prefix_queries = stats.prefix_queries;
     m->prefix_hits = stats.prefix_hits;
     m->preemptions = stats.preemptions;
+    m->drafts = stats.drafts;
+    m->guesses = stats.guesses;
+    memcpy(m->accepted, stats.accepted, sizeof m->accepted);
     m->kv_blocks_used = stats.blocks_used;
     m->kv_usage = m->kv_blocks ? (double)m->kv_blocks_used / (double)m->kv_blocks : 0;
     atomic_store(&e->queued_tokens, e->mail_tokens + stats.waiting_tokens);
@@ -525,6 +528,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
     e->metrics.kv_blocks = (int64_t)config->sched.limits.homes * config->sched.limits.blocks;
     e->metrics.kv_dtype = config->kv_dtype;
+    e->metrics.speculation = config->sched.speculation.tokens;
     TRY(open_buffers(e, err));
     TRY(open_sched(e, err));
     if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {

@@ -4,6 +4,7 @@
 #define TESSERA_ENGINE_ENGINE_H
 
 #include "config/base.h"
+#include "config/speculation.h"
 #include "engine/comm/comm.h"
 #include "engine/parallel/mesh.h"
 
@@ -127,6 +128,9 @@ struct engine_metrics {
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
     uint64_t restarts;                    /* groups that took the place of a lost one */
     uint64_t preemptions;                 /* times a request gave its blocks to others */
+    uint64_t drafts, guesses;             /* rows with guesses behind them, and those (sched.h) */
+    uint64_t accepted[SPECULATION_TOKENS_MAX]; /* guesses that were right, by their place */
+    int32_t speculation;                       /* most guesses of a row; 0: none are made */
     uint64_t finished[FINISH_ERROR + 1];
     uint64_t steps, step_rows;                     /* steps answered, and the rows in them */
     double step_seconds;                           /* sum over steps */

@@ -64,6 +64,12 @@ int32_t footprint_threads(const struct options *o)
     return cores / o->tp > 0 ? cores / o->tp : 1;
 }
 
+int32_t footprint_samples(const struct options *o)
+{
+    const int32_t guesses = o->speculation.tokens, slots = o->max_num_seqs;
+    return min32(slots > guesses ? slots : 1 + guesses, o->max_num_batched_tokens);
+}
+
 size_t footprint_shared_bytes(const struct footprint *f)
 {
     return f->on_device ? COMM_BOOTSTRAP_BYTES : f->comm_bytes;
@@ -161,11 +167,11 @@ out:
 static void find_rest(struct footprint *f, const struct options *o, const struct model_config *m,
                       const struct flow *flow, int32_t r)
 {
-    const int32_t rows = f->limits.rows, slots = f->limits.slots;
+    const int32_t rows = f->limits.rows, samples = f->limits.samples;
     const struct kv_spec kv = footprint_kv(f, m, flow, r);
     f->rank[r].kv = flow->ops->kv_bytes(&kv);
-    f->rank[r].activations = model_activation_bytes(m, flow, r, rows, slots) +
-                             sampler_local_bytes(options_distributed(o), slots, m->vocab) +
+    f->rank[r].activations = model_activation_bytes(m, flow, r, rows, samples) +
+                             sampler_local_bytes(options_distributed(o), samples, m->vocab) +
                              rank_state_bytes(&f->limits, f->on_device);
     if (f->on_device) /* what backend and communicator take for themselves */
         f->rank[r].scratch = model_scratch_bytes(m, flow, r, rows) + COMM_DEVICE_STAGING_BYTES;
@@ -190,12 +196,13 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         goto out;
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
+    f.limits.samples = footprint_samples(o);
     f.limits.vocab = m->vocab;
     f.limits.homes = flow_homes(flow);
     f.limits.home_rows = flow_home_rows(flow, f.limits.rows);
     st = size_kv(&f, o, m, err);
-    f.comm_bytes = model_comm_bytes(flow, f.limits.rows, f.limits.slots) +
-                   sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.slots);
+    f.comm_bytes = model_comm_bytes(flow, f.limits.rows, f.limits.samples) +
+                   sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.samples);
     for (int32_t r = 0; r < f.ranks; r++)
         find_rest(&f, o, m, flow, r);
     if (st == OK && f.total > f.available) {

@@ -42,6 +42,9 @@ struct kv_spec footprint_kv(const struct footprint *f, const struct model_config
 /* Free memory by the kernel's account, within the cgroup's limit. */
 size_t footprint_available(void);
 
+/* Sample places of a step: one for each sequence, and at least those of one that checks all the
+ * guesses it may make. */
+int32_t footprint_samples(const struct options *o);
 /* Threads of each rank: --threads-per-rank, or its share of the cores. */
 int32_t footprint_threads(const struct options *o);
 

@@ -181,6 +181,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--threads-per-rank=%d", f->threads);
     add(a, "--max-model-len=%d", f->max_model_len);
     add(a, "--max-num-seqs=%d", f->limits.slots);
+    if (o->speculative_config)
+        add(a, "--speculative-config=%s", o->speculative_config);
     add(a, "--max-num-batched-tokens=%d", f->limits.rows);
     add(a, "--kv-blocks=%d", f->limits.blocks);
     add(a, "--comm-bytes=%zu", f->comm_bytes);
@@ -340,7 +342,7 @@ static enum status start_all(struct group *g, const struct options *o, const str
         TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
                          : start_local(g, o, f, r, &mine[r], err));
     TRY(reserve_kv(g, f, err));
-    TRY(link_open(mine, g->ranks, f->limits.slots, &g->links, err));
+    TRY(link_open(mine, g->ranks, f->limits.samples, &g->links, err));
     for (int32_t r = 0; r < g->ranks; r++) {
         g->members[r].link = mine[r];
         if (g->members[r].pid == 0)

@@ -141,7 +141,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .axis_stats = r->board->axis,
         .kv = r->kv,
         .rows_max = f->limits.rows,
-        .samples_max = f->limits.slots,
+        .samples_max = f->limits.samples,
         .context = f->limits.history_max,
         .progress = &r->board->progress,
     };
@@ -152,11 +152,11 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .board = r->board,
         .bootstrap = r->shared,
         .layers = m->layers,
-        .rows_max = f->limits.slots < f->limits.rows ? f->limits.slots : f->limits.rows,
+        .rows_max = f->limits.samples,
     };
     TRY(replay_open(f->on_device && !o->enforce_eager, &replay, &r->replay, err));
     TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
-                     f->limits.slots, m->vocab, &r->sampler, err));
+                     f->limits.samples, m->vocab, &r->sampler, err));
 out:
     return st;
 }

@@ -31,12 +31,12 @@ static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char
     a->bad_end = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad_end);
     a->bad = carve(&c, l->slots, ENGINE_BAD_IDS_MAX, sizeof *a->bad);
     a->history = carve(&c, l->slots, l->history_max, sizeof *a->history);
-    a->masks = carve(&c, l->slots, sample_mask_words(l->vocab), sizeof *a->masks);
+    a->masks = carve(&c, l->samples, sample_mask_words(l->vocab), sizeof *a->masks);
     a->ids = carve(&c, l->rows, 1, sizeof *a->ids);
-    a->elected = carve(&c, l->slots, 1, sizeof *a->elected);
-    a->sampled = carve(&c, l->slots, 1, sizeof *a->sampled);
-    a->logprob = carve(&c, l->slots, 1, sizeof *a->logprob);
-    a->best = carve(&c, l->slots, ENGINE_LOGPROBS_MAX, sizeof *a->best);
+    a->elected = carve(&c, l->samples, 1, sizeof *a->elected);
+    a->sampled = carve(&c, l->samples, 1, sizeof *a->sampled);
+    a->logprob = carve(&c, l->samples, 1, sizeof *a->logprob);
+    a->best = carve(&c, l->samples, ENGINE_LOGPROBS_MAX, sizeof *a->best);
     return c.used;
 }
 
@@ -60,7 +60,7 @@ static size_t carve_step(struct rank_arrays *a, int32_t rows, int32_t samples, c
 static size_t bytes_of(const struct step_limits *l)
 {
     struct rank_arrays sizes;
-    return carve_all(&sizes, l, NULL) + carve_step(&sizes, l->rows, l->slots, NULL);
+    return carve_all(&sizes, l, NULL) + carve_step(&sizes, l->rows, l->samples, NULL);
 }
 
 size_t rank_state_bytes(const struct step_limits *limits, bool elsewhere)

@@ -15,12 +15,12 @@ struct rank_arrays {
     int32_t *ban;               /* [slots, STEP_BANS_MAX] */
     int32_t *bad_end, *bad;     /* [slots, ENGINE_BAD_IDS_MAX] */
     int32_t *history;           /* [slots, history_max]; written by sample on the device */
-    uint32_t *masks;            /* [slots, sample_mask_words(vocab)] of this step */
+    uint32_t *masks;            /* [samples, sample_mask_words(vocab)] of this step */
     /* results of a step */
     int32_t *ids;               /* [rows] */
-    int32_t *elected, *sampled; /* [slots] */
-    float *logprob;             /* [slots] */
-    struct token_top *best;     /* [slots, ENGINE_LOGPROBS_MAX] */
+    int32_t *elected, *sampled; /* [samples] */
+    float *logprob;             /* [samples] */
+    struct token_top *best;     /* [samples, ENGINE_LOGPROBS_MAX] */
     /* inputs of a step, packed for one upload: their addresses depend on its T and R */
     int32_t *slot, *position, *token;   /* [T] */
     int32_t *sample, *target;           /* [R] */

@@ -67,7 +67,7 @@ enum status sched_open(const struct sched_config *c, struct sched **out, struct 
     s->order = calloc(slots, sizeof *s->order);
     s->closed = calloc(slots, sizeof *s->closed);
     for (int32_t i = 0; i < SCHED_FLIGHTS; i++) {
-        s->flights[i].samples = calloc(slots, sizeof(struct sequence *));
+        s->flights[i].samples = calloc((size_t)c->limits.samples, sizeof(struct sequence *));
         s->flights[i].named = calloc(slots, sizeof(struct sequence *));
         complete = complete && s->flights[i].samples && s->flights[i].named;
     }
@@ -251,6 +251,21 @@ static enum finish_reason finish_of(const struct sched *s, struct sequence *q, i
     return q->length - q->prompt_len >= q->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
+/* The token that q draws, where it has a row for a guess: is it that one? If not, that row and those
+ * after it were for another text; their positions are computed again. */
+static void check_guess(struct sched *s, struct sequence *q, int32_t token)
+{
+    if (q->checking == 0)
+        return;
+    if (q->tokens[q->length] == token) {
+        s->stats.accepted[q->checked++]++;
+        q->checking--;
+    } else {
+        q->checking = 0;
+        q->computed = q->length;
+    }
+}
+
 /* Sample i of the step, of sequence q: its event, and its token when it was drawn. */
 static void take(struct sched *s, struct sequence *q, const struct step *step,
                  const struct step_result *result, int32_t i, struct token_event *events,
@@ -264,8 +279,11 @@ static void take(struct sched *s, struct sequence *q, const struct step *step,
         return;
     }
     if (drawn) {
+        check_guess(s, q, token);
         q->tokens[q->length++] = token;
         sched_publish(s, q);
+        if (q->ngram)
+            ngram_follow(q->ngram, q->tokens, q->length);
     } else {
         q->told++;
     }
@@ -305,7 +323,8 @@ void sched_commit(struct sched *s, const struct step *step, const struct step_re
     for (int32_t i = 0; i < step->samples; i++) {
         struct sequence *q = f->samples[i];
         q->pending -= step->target[i] < 0;
-        if (!q->ended && !q->cancelled) /* else it ends when the next step is built */
+        const bool valid = step->position[step->sample[i]] < q->computed; /* else a wrong guess */
+        if (valid && !q->ended && !q->cancelled) /* else it ends when the next step is built */
             take(s, q, step, result, i, events, count);
     }
     for (int32_t i = 0; i < f->named_count; i++)
@@ -323,7 +342,7 @@ static void restart(struct sched *s, struct sequence *q, struct token_event *eve
 {
     q->losses += q->flights > 0;
     q->flights = 0;
-    q->pending = 0;
+    q->pending = q->checking = 0;
     q->scored = q->told;
     const bool ended = q->ended;
     if (q->leaving)
@@ -376,7 +395,7 @@ int32_t sched_requests_max(const struct sched_config *c)
 
 int32_t sched_events_max(const struct sched_config *c)
 {
-    return c->limits.slots + sched_requests_max(c);
+    return c->limits.samples + sched_requests_max(c);
 }
 
 int32_t sched_in_flight(const struct sched *s)

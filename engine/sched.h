@@ -8,18 +8,26 @@
  *
  * SCHED_FLIGHTS steps may be under way: the next one is built before the answer to the last is
  * there, so a row names its slot where its token is not known here. A row that had to see an answer
- * first would skip a step; while one must (its request has a guide), no step is built ahead.
+ * first would skip a step; while one must (its request has a guide, or guesses are worth more than
+ * a step that is ready early), no step is built ahead.
+ *
+ * A sequence whose last tokens stood somewhere in it before (engine/ngram.h) may have rows for what
+ * followed there, besides its own: each is a guess, and each draws what comes after it. As long as
+ * what is drawn is what was guessed, the next row is right, too. So a step yields several tokens, and
+ * they are those that single steps would have drawn. Guesses get rows where they are likely enough
+ * to yield more tokens in the time, by the measured costs, and while no prompt waits for a row.
  *
  * Each sequence is in one home (struct step_limits): its blocks are of that home's pool, and those
  * who run short of blocks take them from others in it. It gets its home with its slot and keeps it
  * as long; a prompt that fills the rows of its home leaves those of other homes to whoever is next,
  * of the same client too.
  *
- * A step has as many sample places as slots. A prompt that is scored (prompt_logprobs) takes one
- * per row, so its chunks are as long as there are places left after the decodes. */
+ * Of sample places a step has at least one for each slot. A prompt that is scored (prompt_logprobs)
+ * takes one per row, so its chunks are as long as there are places left after the decodes. */
 #ifndef TESSERA_ENGINE_SCHED_H
 #define TESSERA_ENGINE_SCHED_H
 
+#include "config/speculation.h"
 #include "engine/costs.h"
 #include "engine/engine.h"
 #include "engine/sequence.h"
@@ -35,6 +43,7 @@ struct sched_config {
     int32_t eos[8];
     int32_t eos_count;
     bool prefix_caching;
+    struct speculation speculation;
     struct costs costs; /* all zero: no step is too long */
     uint64_t secret[2]; /* of the prefix cache's hash */
 };
@@ -78,6 +87,8 @@ struct sched_stats {
     uint64_t prompt_tokens;               /* of the prompts that were computed or found */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up, and found */
     uint64_t preemptions;
+    uint64_t drafts, guesses;                  /* rows with guesses behind them, and those */
+    uint64_t accepted[SPECULATION_TOKENS_MAX]; /* guesses that were right, by their place */
     int64_t blocks_used; /* of all homes */
 };
 struct sched_stats sched_stats(const struct sched *s);

@@ -100,8 +100,8 @@ static void add_row(struct sched *s, struct sequence *q)
     home->rows[home->row_count++] = (struct sched_row){
         .seq = q,
         .position = position,
-        /* what the rank sampled itself it need not be told */
-        .token = position >= q->history ? STEP_TOKEN_FROM_SLOT : q->tokens[position],
+        /* what is drawn in flight only the rank knows */
+        .token = position < q->length + q->checking ? q->tokens[position] : STEP_TOKEN_FROM_SLOT,
     };
     home->keys += position;
     s->most_rows = max32(s->most_rows, home->row_count);
@@ -110,23 +110,26 @@ static void add_row(struct sched *s, struct sequence *q)
         add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
 }
 
-/* Adds rows for up to n positions from `computed` on, as blocks allow; the last one samples when it
- * ends the tokens there are. Returns how many. */
+/* Adds rows for up to n positions from `computed` on, as blocks allow; what ends the tokens there
+ * are draws the next one, and so does each guess after it. Returns how many. */
 static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
 {
     struct sched_flight *f = flight_built(s);
+    const int32_t known = q->length + q->pending;
+    const int32_t target = q->checking > 0 ? STEP_TARGET_CHECK : STEP_TARGET_SAMPLE;
     int32_t added = 0;
-    for (; added < n && grow(s, q); added++)
+    for (; added < n && grow(s, q); added++) {
         add_row(s, q);
+        if (q->computed >= known && q->params.max_tokens > 0) {
+            add_sample(s, q, target, q->params.logprobs);
+            q->pending++;
+        }
+    }
     if (added == 0)
         return 0;
     q->step = s->steps;
     q->flights++;
     f->named[f->named_count++] = q;
-    if (q->computed == q->length + q->pending && q->params.max_tokens > 0) {
-        add_sample(s, q, STEP_TARGET_SAMPLE, q->params.logprobs);
-        q->pending++;
-    }
     sched_publish(s, q);
     return added;
 }
@@ -231,7 +234,6 @@ static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
     s->slots[slot] = q;
     home_of(s, q)->running++;
     q->slot = slot;
-    q->history = q->length;
     step->open[step->opens++] = (struct step_open){
         .slot = slot,
         .history = q->length,
@@ -287,7 +289,7 @@ static bool admit(struct sched *s, struct sequence *q)
 static int32_t rows_for(const struct sched *s, const struct sequence *q)
 {
     const int32_t left = q->length - q->computed;
-    const int32_t places = s->config.limits.slots - s->step->samples;
+    const int32_t places = s->config.limits.samples - s->step->samples;
     const struct sched_home *home = home_of(s, q);
     const int32_t rows =
         min32(s->config.limits.rows - s->step->rows, s->config.limits.home_rows - home->row_count);
@@ -326,13 +328,33 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
     return QUEUE_DONE;
 }
 
+/* Writes q's draft behind its tokens, as far as there are blocks for it that nobody else needs. */
+static void begin_check(struct sched *s, struct sequence *q)
+{
+    const int32_t end = q->computed + 1;
+    int32_t block;
+    while (kv_blocks_for(end + q->draft) > q->block_count &&
+           (block = kv_take(home_of(s, q)->kv)) >= 0) {
+        q->blocks[q->block_count++] = block;
+        append(s, q, q->block_count - 1);
+    }
+    q->checking = min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
+    q->checked = 0;
+    for (int32_t i = 0; i < q->checking; i++)
+        q->tokens[q->length + i] = ngram_guess(q->ngram, q->tokens, i);
+    s->stats.drafts += q->checking > 0;
+    s->stats.guesses += (uint64_t)q->checking;
+}
+
 static void add_decodes(struct sched *s)
 {
     for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
         struct sequence *q = s->slots[s->order[i]];
-        const int32_t made = q->length - q->prompt_len + q->pending;
-        if (!q->queued && made < q->params.max_tokens)
-            add_rows(s, q, 1);
+        if (sched_to_draw(q) <= 0 || !grow(s, q))
+            continue;
+        if (q->draft > 0)
+            begin_check(s, q);
+        add_rows(s, q, 1 + q->checking);
     }
 }
 
@@ -341,18 +363,20 @@ static void add_decodes(struct sched *s)
 static void limit_time(struct sched *s)
 {
     const int32_t decodes = s->decodes = s->step->rows;
-    const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decodes);
+    const int32_t prompts =
+        min32(queue_count(s->queue), max32(s->config.limits.slots - decodes, 0));
     const double alone = costs_of(&s->config.costs, s->most_rows, s->most_keys);
     s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
-/* A sequence that is guided draws its next token from a mask, which its last one says. A step ahead
- * would be one without it; so that it and all others have a row in every step, none is built. */
+/* A sequence that is guided draws its next token from a mask, which its last one says; what follows
+ * a guess is known when that is checked, and guesses begin at the last token. A step ahead would be
+ * one without that sequence; so that it and all others have a row in every step, none is built. */
 static bool awaits_answer(const struct sched *s)
 {
     for (int32_t i = 0; i < s->stats.running && s->in_flight > 0; i++) {
         const struct sequence *q = s->slots[s->order[i]];
-        if (q->params.guide && q->pending > 0)
+        if (q->pending > 0 && (q->params.guide || q->checking > 0 || q->draft > 0))
             return true;
     }
     return false;
@@ -406,6 +430,7 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
         s->homes[i].keys = s->homes[i].row_count = 0;
     flight_built(s)->named_count = 0;
     sched_end_cancelled(s, events, count);
+    sched_plan_drafts(s);
     if (!awaits_answer(s)) {
         add_decodes(s);
         limit_time(s);

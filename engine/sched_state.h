@@ -1,5 +1,5 @@
-/* The scheduler as its two halves know it: sched.c takes requests and answers in, sched_build.c
- * makes the steps. Nobody else's. */
+/* The scheduler as its parts know it: sched.c takes requests and answers in, sched_build.c makes the
+ * steps, sched_draft.c says how many guesses they check. Nobody else's. */
 #ifndef TESSERA_ENGINE_SCHED_STATE_H
 #define TESSERA_ENGINE_SCHED_STATE_H
 
@@ -8,7 +8,7 @@
 
 /* What a step in flight will answer to. */
 struct sched_flight {
-    struct sequence **samples; /* [slots] whose each sample is */
+    struct sequence **samples; /* [samples] whose each sample is */
     struct sequence **named;   /* [slots] who has rows in it */
     int32_t named_count;
 };
@@ -26,7 +26,8 @@ struct sched_home {
     struct kv_pool *kv;
     struct sched_row *rows; /* [limits.home_rows] */
     int32_t row_count;      /* in the step being built, */
-    int64_t keys;           /* and the positions before them that they attend to */
+    int64_t keys;           /* and the positions before them that they attend to, */
+    int32_t drafted;        /* and guesses that are to have rows in it */
     int32_t running;        /* sequences with a slot */
     int32_t leaving;        /* those whose blocks return when a step in flight is answered */
 };
@@ -62,6 +63,11 @@ void sched_publish(struct sched *s, struct sequence *q);
 /* It gives its blocks to others and is computed again later, from all its tokens. Sampling is keyed
  * by position and kernels give one row the same bits in any step, so its text does not change. */
 void sched_give_way(struct sched *s, struct sequence *q);
+/* Tokens that a sequence, which runs, still has to draw; 0 while its prompt is not computed. */
+int32_t sched_to_draw(const struct sequence *q);
+/* Sets `draft` of all that run: how many guesses are worth a row each in the next step, if it has
+ * nothing but decodes. */
+void sched_plan_drafts(struct sched *s);
 void sched_end_cancelled(struct sched *s, struct token_event *events, int32_t *count);
 
 #endif

@@ -59,6 +59,10 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
         goto out;
     }
     memcpy(q->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
+    if (c->speculation.tokens > 0 && answer > 1 && !params->guide) {
+        TRY(ngram_open(&c->speculation, prompt_len + answer, &q->ngram, err));
+        ngram_follow(q->ngram, q->tokens, prompt_len);
+    }
     q->params = *params;
     q->params.max_tokens = answer;
     q->params.guide = params->guide ? guide_ref(params->guide) : NULL;
@@ -80,6 +84,7 @@ void sequence_free(struct sequence *q)
     if (!q)
         return;
     guide_unref(q->params.guide);
+    ngram_free(q->ngram);
     free(q->rules);
     free(q->tokens);
     free(q->blocks);

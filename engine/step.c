@@ -39,16 +39,17 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     if (!s)
         return base_fail(err, ERR_NOMEM, "step: no memory");
     const size_t slots = (size_t)limits->slots, rows = (size_t)limits->rows;
+    const size_t samples = (size_t)limits->samples;
     s->limits = *limits;
     s->append_max = limits->slots * limits->table_cols; /* whole tables of shared blocks */
     s->slot = array(rows, sizeof *s->slot);
     s->position = array(rows, sizeof *s->position);
     s->token = array(rows, sizeof *s->token);
-    s->sample = array(slots, sizeof *s->sample);
-    s->target = array(slots, sizeof *s->target);
-    s->top = array(slots, sizeof *s->top);
-    s->mask = array(slots, sizeof *s->mask);
-    s->masks = array(slots, mask_bytes(limits));
+    s->sample = array(samples, sizeof *s->sample);
+    s->target = array(samples, sizeof *s->target);
+    s->top = array(samples, sizeof *s->top);
+    s->mask = array(samples, sizeof *s->mask);
+    s->masks = array(samples, mask_bytes(limits));
     s->open = array(slots, sizeof *s->open);
     s->append = array((size_t)s->append_max, sizeof *s->append);
     s->close = array(2 * slots, sizeof *s->close);
@@ -87,11 +88,11 @@ void step_clear(struct step *s)
 
 size_t step_bytes_max(const struct step_limits *l)
 {
-    size_t slots = (size_t)l->slots, rows = (size_t)l->rows;
+    size_t slots = (size_t)l->slots, rows = (size_t)l->rows, samples = (size_t)l->samples;
     size_t appends = slots * (size_t)l->table_cols;
     size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) + 3 * appends +
-                   2 * slots + 3 * rows + 4 * slots;
-    return sizeof(struct step_header) + 4 * words + slots * mask_bytes(l);
+                   2 * slots + 3 * rows + 4 * samples;
+    return sizeof(struct step_header) + 4 * words + samples * mask_bytes(l);
 }
 
 /* ---- writing ---- */
@@ -297,7 +298,7 @@ static enum status check_header(const struct step *s, const struct step_header *
     if (h->bytes != n)
         return base_fail(err, ERR_COMM, "step message: says %u bytes, has %zu", h->bytes, n);
     const struct step_limits *l = &s->limits;
-    if (!in(h->rows, 0, l->rows + 1) || !in(h->samples, 0, l->slots + 1) ||
+    if (!in(h->rows, 0, l->rows + 1) || !in(h->samples, 0, l->samples + 1) ||
         !in(h->opens, 0, l->slots + 1) || !in(h->appends, 0, s->append_max + 1) ||
         !in(h->closes, 0, 2 * l->slots + 1) || !in(h->masks, 0, h->samples + 1))
         return bad(err, "a count");
@@ -313,7 +314,7 @@ static bool samples_fit(const struct step *s, const struct step_header *h)
             s->position[row] + 1 >= s->limits.history_max)
             return false;
     }
-    return all_in(s->target, h->samples, STEP_TARGET_SAMPLE, s->limits.vocab) &&
+    return all_in(s->target, h->samples, STEP_TARGET_CHECK, s->limits.vocab) &&
            all_in(s->top, h->samples, -1, ENGINE_LOGPROBS_MAX + 1);
 }
 

@@ -17,9 +17,10 @@
 #include "engine/engine.h"
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
-#define STEP_VERSION 3
+#define STEP_VERSION 4
 #define STEP_TOKEN_FROM_SLOT (-1) /* the rank takes the token from the slot's history */
-#define STEP_TARGET_SAMPLE (-1)   /* the row's next token is drawn, not given */
+#define STEP_TARGET_SAMPLE SAMPLE_DRAW /* the row's next token is drawn, not given */
+#define STEP_TARGET_CHECK SAMPLE_CHECK /* drawn, to be compared with a guess */
 #define STEP_BANS_MAX (8 + ENGINE_STOP_IDS_MAX) /* end tokens and stop ids of a sequence */
 
 struct step_header {
@@ -49,7 +50,8 @@ struct step_append {
  * of home: a rank then holds 1 / homes of the activations and of the KV, even while a single prompt
  * fills the steps, which is why that prompt runs in smaller chunks. */
 struct step_limits {
-    int32_t slots; /* <= rows */
+    int32_t slots;   /* <= rows */
+    int32_t samples; /* >= slots: more where guesses are checked; <= rows */
     int32_t rows, table_cols, vocab;
     int32_t blocks; /* of each home, numbered from 0 */
     int32_t history_max;
@@ -65,12 +67,12 @@ struct step {
     int32_t rows, samples, opens, appends, closes, mask_count;
     bool stop;
     int32_t *slot, *position, *token; /* [rows_max] */
-    int32_t *sample;                  /* [slots] row indices, ascending */
-    int32_t *target;                  /* [slots] token to score there, or STEP_TARGET_SAMPLE */
-    int32_t *top;               /* [slots] how many best logprobs are wanted; -1: none at all */
-    int32_t *mask;              /* [slots] which mask says what may be drawn; -1: anything;
+    int32_t *sample;                  /* [samples] row indices, ascending */
+    int32_t *target;            /* [samples] token to score there, or STEP_TARGET_... */
+    int32_t *top;               /* [samples] how many best logprobs are wanted; -1: none at all */
+    int32_t *mask;              /* [samples] which mask says what may be drawn; -1: anything;
                                    not looked at in a step without masks */
-    uint32_t *masks;            /* [slots, sample_mask_words(vocab)], as in struct sample_slots */
+    uint32_t *masks;            /* [samples, sample_mask_words(vocab)], as in struct sample_slots */
     struct step_open *open;     /* [slots] */
     struct step_append *append; /* [append_max] */
     int32_t append_max;

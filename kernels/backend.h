@@ -221,11 +221,17 @@ static inline int32_t sample_mask_words(int32_t vocab)
     return (vocab + 31) / 32;
 }
 
+/* Draws the next token, into the history, too. */
+#define SAMPLE_DRAW (-1)
+/* Draws it, and leaves the history alone: other rows of this step have guesses there that it is to
+ * be checked against. */
+#define SAMPLE_CHECK (-2)
+
 /* What is wanted of the R rows of logits. Arrays on the device. */
 struct sample_rows {
     const int32_t *slot;     /* -1 = padding */
     const int32_t *position; /* that the new token will have, < history_cols */
-    const int32_t *target;   /* -1: draw a token; else this one is given, nothing is drawn */
+    const int32_t *target;   /* SAMPLE_DRAW, SAMPLE_CHECK, or the token: nothing is drawn */
     const int32_t *mask;     /* which of the masks; -1: all ids may be drawn. NULL: in no row one */
 };
 
@@ -358,7 +364,8 @@ struct backend_ops {
     struct kv_cache *(*kv_open)(struct backend *b, const struct kv_spec *spec, void *storage);
     void (*kv_close)(struct kv_cache *kv);
 
-    /* ids[t] = token[t] >= 0 ? token[t] : history[slot[t]][position[t]]; padding gives -1. */
+    /* ids[t] = token[t] >= 0 ? token[t] : history[slot[t]][position[t]]; padding gives -1. A token
+     * that is given is put into the history. */
     void (*resolve)(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
                     const struct sample_slots *slots);
     /* y[t] = row (ids[t] - first) of w[out, D] as fp32, times scale; zeros when outside
@@ -432,7 +439,8 @@ struct backend_ops {
      * min-p, then top-p) with noise keyed (seed, choice, position, token), after the slot's rules;
      * logits stay as they are. Ties: lowest id. Writes ids[r] and the history at position[r]. A row
      * with a NaN or +inf, or with nothing but -inf, gives id -1 (0 in the history, which is over).
-     * A row with a target gives it, and padding gives -1; neither writes a history. Exact
+     * A row with a target gives it, and padding gives -1; neither writes a history, nor does a
+     * SAMPLE_CHECK. Exact
      * definition: kernels/numerics.h. */
     void (*sample)(struct backend *b, int32_t *ids, struct cview logits,
                    const struct sample_rows *rows, const struct sample_slots *slots);

@@ -264,6 +264,27 @@ static void write_cache(struct page *p, const struct engine_metrics *e)
                (long long)e->kv_blocks);
 }
 
+/* What became of guesses, where they are made (--speculative-config). */
+static void write_speculation(struct page *p, const struct engine_metrics *e)
+{
+    static const char by_place[] = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+    uint64_t accepted = 0;
+    for (int32_t i = 0; i < e->speculation; i++)
+        accepted += e->accepted[i];
+    write_value(p, "vllm:spec_decode_num_drafts_total", "counter",
+                "Times tokens of a request were guessed.", (double)e->drafts);
+    write_value(p, "vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens guessed.",
+                (double)e->guesses);
+    write_value(p, "vllm:spec_decode_num_accepted_tokens_total", "counter",
+                "Guesses that were right.", (double)accepted);
+    write_head(p, by_place, "counter", "Those, by their place in the draft.");
+    for (int32_t i = 0; i < e->speculation; i++) {
+        buf_puts(p->out, by_place);
+        write_labels(p);
+        buf_printf(p->out, ",position=\"%d\"} %" PRIu64 "\n", i, e->accepted[i]);
+    }
+}
+
 static void write_iterations(struct page *p, const struct engine_metrics *e)
 {
     struct family f = {"vllm:iteration_tokens_total",
@@ -348,6 +369,8 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, const
     for (int i = 0; i < METRICS_WHAT_COUNT; i++)
         write_family(&p, &families[i], &v.seen[i]);
     if (engine) {
+        if (engine->speculation > 0)
+            write_speculation(&p, engine);
         write_iterations(&p, engine);
         write_steps(&p, engine);
         write_ranks(&p, engine);

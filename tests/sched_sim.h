@@ -535,6 +535,7 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
     assert_non_null(m);
     m->config = (struct sched_config){
         .limits = {.slots = c->slots,
+                   .samples = c->slots,
                    .rows = c->rows,
                    .table_cols = kv_blocks_for(c->len),
                    .vocab = VOCAB,

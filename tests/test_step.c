@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 static const struct step_limits limits = {.slots = 5,
+                                          .samples = 7,
                                           .rows = 24,
                                           .table_cols = 6,
                                           .vocab = 1000,

@@ -238,7 +238,7 @@ static void elect_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         if (!is_drawn(j, r))
             continue;
         j->ids[r] = elect_row(j, worker, r);
-        if (j->ids[r] >= 0)
+        if (j->ids[r] >= 0 && j->rows->target[r] != SAMPLE_CHECK)
             s->history[(size_t)slot * (size_t)s->history_cols + (size_t)j->rows->position[r]] =
                 j->ids[r];
     }

@@ -18,11 +18,15 @@ void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const
     (void)b;
     for (int32_t t = 0; t < rows->count; t++) {
         const int32_t slot = rows->slot[t];
-        if (slot < 0 || token[t] >= 0)
-            ids[t] = slot < 0 ? -1 : token[t];
-        else
-            ids[t] = slots->history[(size_t)slot * (size_t)slots->history_cols +
-                                    (size_t)rows->position[t]];
+        if (slot < 0) {
+            ids[t] = -1;
+            continue;
+        }
+        int32_t *known = slots->history + (size_t)slot * (size_t)slots->history_cols +
+                         (size_t)rows->position[t];
+        if (token[t] >= 0)
+            *known = token[t];
+        ids[t] = *known;
     }
 }
 

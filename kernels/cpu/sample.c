@@ -69,8 +69,9 @@ static void sample_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         if (slot < 0 || j->rows->target[r] >= 0)
             continue;
         j->ids[r] = sample_row(j, worker, r);
-        s->history[(size_t)slot * (size_t)s->history_cols + (size_t)j->rows->position[r]] =
-            j->ids[r] < 0 ? 0 : j->ids[r];
+        if (j->rows->target[r] != SAMPLE_CHECK)
+            s->history[(size_t)slot * (size_t)s->history_cols + (size_t)j->rows->position[r]] =
+                j->ids[r] < 0 ? 0 : j->ids[r];
     }
 }
 

@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(THREADS) elect_kernel(int32_t *ids, struct ele
     if (threadIdx.x != 0)
         return;
     ids[r] = id;
-    if (drawn && id >= 0)
+    if (drawn && id >= 0 && a.target[r] != SAMPLE_CHECK)
         a.history[(int64_t)slot * a.history_cols + a.position[r]] = id;
 }
 

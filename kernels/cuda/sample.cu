@@ -10,9 +10,14 @@ __global__ void resolve_kernel(int32_t *ids, const int32_t *token, struct rows r
     if (t >= rows.count)
         return;
     const int32_t slot = rows.slot[t];
-    ids[t] = slot < 0        ? -1
-             : token[t] >= 0 ? token[t]
-                             : s.history[(int64_t)slot * s.history_cols + rows.position[t]];
+    if (slot < 0) {
+        ids[t] = -1;
+        return;
+    }
+    int32_t *known = s.history + (int64_t)slot * s.history_cols + rows.position[t];
+    if (token[t] >= 0)
+        *known = token[t];
+    ids[t] = *known;
 }
 
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
@@ -54,7 +59,7 @@ __global__ void __launch_bounds__(THREADS, 2) sample_kernel(int32_t *ids, struct
     if (threadIdx.x != 0)
         return;
     ids[r] = id;
-    if (drawn)
+    if (drawn && a.rows.target[r] != SAMPLE_CHECK)
         a.slots.history[(int64_t)slot * a.slots.history_cols + a.rows.position[r]] =
             id < 0 ? 0 : id;
 }

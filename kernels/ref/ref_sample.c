@@ -178,8 +178,9 @@ void ref_sample(struct backend *b, int32_t *ids, struct cview logits,
         if (slot < 0 || ids[r] >= 0)
             continue;
         ids[r] = ruled_row(row, logits.cols, rows, s, r);
-        s->history[(size_t)slot * (size_t)s->history_cols + (size_t)position] =
-            ids[r] < 0 ? 0 : ids[r];
+        if (rows->target[r] != SAMPLE_CHECK)
+            s->history[(size_t)slot * (size_t)s->history_cols + (size_t)position] =
+                ids[r] < 0 ? 0 : ids[r];
     }
 }
 
@@ -420,7 +421,7 @@ void ref_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
             ids[r] = n < 0 ? -1 : draw(all, n, numerics_key(p->seed, p->choice, position));
             free(all);
         }
-        if (ids[r] >= 0)
+        if (ids[r] >= 0 && rows->target[r] != SAMPLE_CHECK)
             s->history[(size_t)slot * (size_t)s->history_cols + (size_t)position] = ids[r];
     }
 }

@@ -15,6 +15,7 @@
 enum { SLOTS = 256, CONTEXT = 1024, STEPS = 1000, GAPS_MAX = 2 * CONTEXT };
 
 static const struct step_limits limits = {.slots = SLOTS,
+                                          .samples = SLOTS,
                                           .rows = 512,
                                           .table_cols = CONTEXT / BACKEND_BLOCK_TOKENS,
                                           .vocab = 1000,

@@ -16,7 +16,7 @@ static struct step *three_samples(void)
 {
     static struct step *s;
     const struct step_limits limits = {
-        .slots = SLOTS, .rows = 8, .table_cols = 4, .vocab = VOCAB, .blocks = 8, .history_max = 64};
+        .slots = SLOTS, .samples = SLOTS, .rows = 8, .table_cols = 4, .vocab = VOCAB, .blocks = 8, .history_max = 64};
     struct err err;
     if (s)
         return s;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 static const struct step_limits limits = {.slots = 8,
+                                          .samples = 11,
                                           .rows = 64,
                                           .table_cols = 16,
                                           .vocab = 4096,

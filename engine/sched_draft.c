@@ -1,0 +1,81 @@
+/* DESIGN: a row more is worth it when tokens per second grow by it: when its chance to yield a token,
+ * in the time that the step takes so far, outweighs what the tokens so far lose by the time it
+ * adds. With few rows a step takes as long as reading the weights, and guesses cost next to nothing;
+ * with many each row costs, and only likely guesses get one. */
+#include "engine/sched_state.h"
+
+#define LEAST_LIKELY 0.1 /* what is rarer is not worth the wait for the last answer */
+
+/* The step of decodes and guesses so far. */
+struct yield {
+    int32_t places; /* that are left to sample at */
+    int32_t rows;   /* of the home that has most */
+    int64_t keys;   /* that they attend to */
+    double seconds, tokens;
+};
+
+static int32_t min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+int32_t sched_to_draw(const struct sequence *q)
+{
+    return q->queued ? 0 : q->params.max_tokens - (q->length - q->prompt_len + q->pending);
+}
+
+/* Without guesses. */
+static struct yield begin(struct sched *s)
+{
+    struct yield y = {.places = s->config.limits.samples};
+    for (int32_t i = 0; i < s->config.limits.homes; i++) {
+        s->homes[i].drafted = 0;
+        y.rows = s->homes[i].running > y.rows ? s->homes[i].running : y.rows;
+    }
+    for (int32_t i = 0; i < s->stats.running; i++) {
+        struct sequence *q = s->slots[s->order[i]];
+        q->draft = 0;
+        y.places--;
+        y.tokens++;
+        y.keys += q->computed;
+    }
+    y.seconds = costs_of(&s->config.costs, y.rows, y.keys);
+    return y;
+}
+
+static void draft(struct sched *s, struct sequence *q, struct yield *y)
+{
+    struct sched_home *home = &s->homes[q->home];
+    const int32_t most = min32(sched_to_draw(q) - 1, s->config.speculation.tokens);
+    double likely = 1;
+    while (q->draft < most && y->places > 0 &&
+           home->running + home->drafted < s->config.limits.home_rows) {
+        const int32_t rows = home->running + home->drafted + 1;
+        struct yield more = *y;
+        likely *= ngram_chance(q->ngram, q->draft);
+        more.rows = rows > y->rows ? rows : y->rows;
+        more.keys += q->computed;
+        more.seconds = costs_of(&s->config.costs, more.rows, more.keys);
+        if (likely < LEAST_LIKELY || likely * y->seconds < y->tokens * (more.seconds - y->seconds))
+            break;
+        more.tokens += likely;
+        more.places--;
+        *y = more;
+        q->draft++;
+        home->drafted++;
+    }
+}
+
+void sched_plan_drafts(struct sched *s)
+{
+    if (s->config.speculation.tokens == 0)
+        return;
+    struct yield y = begin(s);
+    if (queue_count(s->queue) > 0)
+        return;
+    for (int32_t i = 0; i < s->stats.running; i++) {
+        struct sequence *q = s->slots[s->order[i]];
+        if (q->ngram)
+            draft(s, q, &y);
+    }
+}
