@@ -7,8 +7,9 @@
 
 #define OPTION "--speculative-config"
 
-/* What is guessed unless the user says otherwise: two tokens are found again by chance often enough,
- * but the scheduler counts how often guesses come true, for each length (engine/ngram.h). */
+/* What is guessed unless the user says otherwise: two tokens are found again by chance often
+ * enough, but the scheduler counts how often guesses come true, for each length (engine/ngram.h).
+ */
 static const struct speculation usual = {.tokens = 7, .shortest = 2, .longest = 8};
 
 static const struct {
@@ -36,7 +37,7 @@ static enum status check_method(const struct jdoc *value, struct err *err)
     if (jdoc_type(value) == JDOC_STRING && strcmp(jdoc_string(value), "ngram") == 0)
         return OK;
     return base_fail(err, ERR_USAGE, OPTION ": method is %s%.40s%s, expected \"ngram\"",
-                     jdoc_type(value) == JDOC_STRING ? "\"" : "of type ",
+                     jdoc_type(value) == JDOC_STRING ? "\"" : "",
                      jdoc_type(value) == JDOC_STRING ? jdoc_string(value)
                                                      : jdoc_type_name(jdoc_type(value)),
                      jdoc_type(value) == JDOC_STRING ? "\"" : "");
@@ -74,8 +75,9 @@ static enum status read_object(const struct jdoc *root, struct speculation *out,
     if (s.shortest > s.longest && !jdoc_get(root, "prompt_lookup_min"))
         s.shortest = s.longest;
     if (s.shortest > s.longest) {
-        st = base_fail(err, ERR_USAGE, OPTION ": prompt_lookup_min %d is above prompt_lookup_max %d",
-                       s.shortest, s.longest);
+        st =
+            base_fail(err, ERR_USAGE, OPTION ": prompt_lookup_min %d is above prompt_lookup_max %d",
+                      s.shortest, s.longest);
         goto out;
     }
     *out = s;

@@ -1,6 +1,6 @@
 /* N-grams: where the last tokens of a sequence stood before, and so what may follow them now. What
- * quotes, corrects or repeats says much of it a second time (prompt lookup decoding, A. Saxena 2023;
- * the search is that of LZ77 compressors). One owner at a time, as its sequence. */
+ * quotes, corrects or repeats says much of it a second time (prompt lookup decoding, A. Saxena
+ * 2023; the search is that of LZ77 compressors). One owner at a time, as its sequence. */
 #ifndef TESSERA_ENGINE_NGRAM_H
 #define TESSERA_ENGINE_NGRAM_H
 

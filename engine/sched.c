@@ -251,8 +251,8 @@ static enum finish_reason finish_of(const struct sched *s, struct sequence *q, i
     return q->length - q->prompt_len >= q->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
-/* The token that q draws, where it has a row for a guess: is it that one? If not, that row and those
- * after it were for another text; their positions are computed again. */
+/* The token that q draws, where it has a row for a guess: is it that one? If not, that row and
+ * those after it were for another text; their positions are computed again. */
 static void check_guess(struct sched *s, struct sequence *q, int32_t token)
 {
     if (q->checking == 0)

@@ -13,9 +13,10 @@
  *
  * A sequence whose last tokens stood somewhere in it before (engine/ngram.h) may have rows for what
  * followed there, besides its own: each is a guess, and each draws what comes after it. As long as
- * what is drawn is what was guessed, the next row is right, too. So a step yields several tokens, and
- * they are those that single steps would have drawn. Guesses get rows where they are likely enough
- * to yield more tokens in the time, by the measured costs, and while no prompt waits for a row.
+ * what is drawn is what was guessed, the next row is right, too. So a step yields several tokens,
+ * and they are those that single steps would have drawn. Guesses get rows where they are likely
+ * enough to yield more tokens in the time, by the measured costs, and while no prompt waits for a
+ * row.
  *
  * Each sequence is in one home (struct step_limits): its blocks are of that home's pool, and those
  * who run short of blocks take them from others in it. It gets its home with its slot and keeps it
@@ -89,7 +90,7 @@ struct sched_stats {
     uint64_t preemptions;
     uint64_t drafts, guesses;                  /* rows with guesses behind them, and those */
     uint64_t accepted[SPECULATION_TOKENS_MAX]; /* guesses that were right, by their place */
-    int64_t blocks_used; /* of all homes */
+    int64_t blocks_used;                       /* of all homes */
 };
 struct sched_stats sched_stats(const struct sched *s);
 const struct kv_pool *sched_kv(const struct sched *s, int32_t home); /* for tests */

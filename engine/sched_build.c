@@ -319,8 +319,8 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
     const int32_t rows = rows_for(s, q);
     if (rows == 0)
         return QUEUE_STOP; /* places or time are used up, and nobody shall pass it for that */
-    if (add_rows(s, q, rows) == 0)
-        return QUEUE_PASS;
+    if (add_rows(s, q, rows) == 0) /* its home has no block left; others may have */
+        return s->config.limits.homes > 1 ? QUEUE_NEXT : QUEUE_PASS;
     if (q->computed < q->length)
         return QUEUE_TAKEN;
     if (q->length == q->prompt_len)
@@ -338,35 +338,38 @@ static void begin_check(struct sched *s, struct sequence *q)
         q->blocks[q->block_count++] = block;
         append(s, q, q->block_count - 1);
     }
-    q->checking = min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
-    q->checked = 0;
-    for (int32_t i = 0; i < q->checking; i++)
+    const int32_t guesses = min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
+    for (int32_t i = 0; i < guesses; i++)
         q->tokens[q->length + i] = ngram_guess(q->ngram, q->tokens, i);
+    q->checking = sequence_allowed(q, guesses);
+    q->checked = 0;
     s->stats.drafts += q->checking > 0;
     s->stats.guesses += (uint64_t)q->checking;
 }
 
-static void add_decodes(struct sched *s)
+/* Returns how many sequences decode. */
+static int32_t add_decodes(struct sched *s)
 {
+    int32_t decoding = 0;
     for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
         struct sequence *q = s->slots[s->order[i]];
         if (sched_to_draw(q) <= 0 || !grow(s, q))
             continue;
         if (q->draft > 0)
             begin_check(s, q);
-        add_rows(s, q, 1 + q->checking);
+        decoding += add_rows(s, q, 1 + q->checking) > 0;
     }
+    return decoding;
 }
 
 /* How long the step may take, now that it has its decodes: for each prompt that could be computed
  * they wait as long as they take themselves. */
-static void limit_time(struct sched *s)
+static void limit_time(struct sched *s, int32_t decoding)
 {
-    const int32_t decodes = s->decodes = s->step->rows;
-    const int32_t prompts =
-        min32(queue_count(s->queue), max32(s->config.limits.slots - decodes, 0));
+    const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decoding);
     const double alone = costs_of(&s->config.costs, s->most_rows, s->most_keys);
-    s->seconds = decodes > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
+    s->decodes = s->step->rows;
+    s->seconds = decoding > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
 /* A sequence that is guided draws its next token from a mask, which its last one says; what follows
@@ -382,13 +385,13 @@ static bool awaits_answer(const struct sched *s)
     return false;
 }
 
-/* The mask of sample i, which is drawn: its number in the step; -1: it needs none. */
-static int32_t add_mask(const struct sched *s, struct sequence *q)
+/* The mask of what q draws after so many guesses: its number in the step; -1: it needs none. */
+static int32_t add_mask(const struct sched *s, struct sequence *q, int32_t guesses)
 {
     struct step *step = s->step;
     const int32_t words = sample_mask_words(s->config.limits.vocab);
     uint32_t *mask = step->masks + (size_t)step->mask_count * (size_t)words;
-    return sequence_mask(q, mask, words) ? step->mask_count++ : -1;
+    return sequence_mask(q, guesses, mask, words) ? step->mask_count++ : -1;
 }
 
 /* The rows that were gathered, home by home, and their samples. */
@@ -408,7 +411,8 @@ static void write_rows(struct sched *s)
             samples[sample] = row->seq;
             step->sample[sample] = n;
             step->target[sample] = row->target;
-            step->mask[sample] = row->target < 0 ? add_mask(s, row->seq) : -1;
+            const int32_t guesses = row->position + 1 - row->seq->length;
+            step->mask[sample] = row->target < 0 ? add_mask(s, row->seq, guesses) : -1;
             step->top[sample++] = row->top;
         }
     }
@@ -432,8 +436,7 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     sched_end_cancelled(s, events, count);
     sched_plan_drafts(s);
     if (!awaits_answer(s)) {
-        add_decodes(s);
-        limit_time(s);
+        limit_time(s, add_decodes(s));
         queue_turns(s->queue, offer, s);
         write_rows(s);
     }

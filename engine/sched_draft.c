@@ -1,7 +1,7 @@
-/* DESIGN: a row more is worth it when tokens per second grow by it: when its chance to yield a token,
- * in the time that the step takes so far, outweighs what the tokens so far lose by the time it
- * adds. With few rows a step takes as long as reading the weights, and guesses cost next to nothing;
- * with many each row costs, and only likely guesses get one. */
+/* DESIGN: a sequence has as many guesses as make the step yield most tokens per second, counted
+ * with their chances and the measured costs. With few rows a step takes as long as reading the
+ * weights, and guesses cost next to nothing; with many each row costs, and only likely guesses get
+ * one. */
 #include "engine/sched_state.h"
 
 #define LEAST_LIKELY 0.1 /* what is rarer is not worth the wait for the last answer */
@@ -43,27 +43,36 @@ static struct yield begin(struct sched *s)
     return y;
 }
 
+/* Most guesses that q can have, with the rows and places that the step has left. */
+static int32_t room_for(const struct sched *s, const struct sequence *q, const struct yield *y)
+{
+    const struct sched_home *home = &s->homes[q->home];
+    const int32_t rows = s->config.limits.home_rows - home->running - home->drafted;
+    const int32_t most = min32(sched_to_draw(q) - 1, s->config.speculation.tokens);
+    return min32(most, min32(rows, y->places));
+}
+
 static void draft(struct sched *s, struct sequence *q, struct yield *y)
 {
     struct sched_home *home = &s->homes[q->home];
-    const int32_t most = min32(sched_to_draw(q) - 1, s->config.speculation.tokens);
+    struct yield more = *y;
+    const int32_t room = room_for(s, q, y), rows = home->running + home->drafted;
     double likely = 1;
-    while (q->draft < most && y->places > 0 &&
-           home->running + home->drafted < s->config.limits.home_rows) {
-        const int32_t rows = home->running + home->drafted + 1;
-        struct yield more = *y;
-        likely *= ngram_chance(q->ngram, q->draft);
-        more.rows = rows > y->rows ? rows : y->rows;
+    for (int32_t n = 1; n <= room; n++) {
+        likely *= ngram_chance(q->ngram, n - 1);
+        if (likely < LEAST_LIKELY)
+            break;
+        more.places--;
+        more.rows = rows + n > more.rows ? rows + n : more.rows;
         more.keys += q->computed;
         more.seconds = costs_of(&s->config.costs, more.rows, more.keys);
-        if (likely < LEAST_LIKELY || likely * y->seconds < y->tokens * (more.seconds - y->seconds))
-            break;
         more.tokens += likely;
-        more.places--;
-        *y = more;
-        q->draft++;
-        home->drafted++;
+        if (more.tokens * y->seconds >= y->tokens * more.seconds) {
+            q->draft = n;
+            *y = more;
+        }
     }
+    home->drafted += q->draft;
 }
 
 void sched_plan_drafts(struct sched *s)

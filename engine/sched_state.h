@@ -1,5 +1,5 @@
-/* The scheduler as its parts know it: sched.c takes requests and answers in, sched_build.c makes the
- * steps, sched_draft.c says how many guesses they check. Nobody else's. */
+/* The scheduler as its parts know it: sched.c takes requests and answers in, sched_build.c makes
+ * the steps, sched_draft.c says how many guesses they check. Nobody else's. */
 #ifndef TESSERA_ENGINE_SCHED_STATE_H
 #define TESSERA_ENGINE_SCHED_STATE_H
 

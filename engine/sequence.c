@@ -59,7 +59,7 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
         goto out;
     }
     memcpy(q->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
-    if (c->speculation.tokens > 0 && answer > 1 && !params->guide) {
+    if (c->speculation.tokens > 0 && answer > 1) {
         TRY(ngram_open(&c->speculation, prompt_len + answer, &q->ngram, err));
         ngram_follow(q->ngram, q->tokens, prompt_len);
     }
@@ -119,6 +119,16 @@ static bool may_have_gap(const struct sequence *q)
            q->tokens[q->guided - 1] == q->params.reasoning_end;
 }
 
+static bool may_begin_reasoning(const struct sequence *q)
+{
+    return may_reason(q) && q->length == q->prompt_len;
+}
+
+static bool may_skip_gap(const struct sequence *q)
+{
+    return may_have_gap(q) && q->length == q->guided;
+}
+
 enum finish_reason sequence_follow(struct sequence *q)
 {
     const int32_t token = q->tokens[q->length - 1];
@@ -153,14 +163,19 @@ static void allow(uint32_t *mask, int32_t token)
     mask[token / 32] |= 1u << (token % 32);
 }
 
-bool sequence_mask(struct sequence *q, uint32_t *mask, int32_t words)
+bool sequence_mask(struct sequence *q, int32_t guesses, uint32_t *mask, int32_t words)
 {
     const struct sample_rules *r = q->rules;
+    struct guide_place ahead, *place = &q->place;
     bool whole = false;
     if (!q->params.guide || q->guided < 0)
         return false;
-    const uint32_t *text = guide_mask(q->params.guide, &q->place, q->tokens + q->guided,
-                                      q->length - q->guided, &whole);
+    if (guesses > 0) { /* they may be wrong */
+        ahead = q->place;
+        place = &ahead;
+    }
+    const uint32_t *text = guide_mask(q->params.guide, place, q->tokens + q->guided,
+                                      q->length + guesses - q->guided, &whole);
     if (text)
         memcpy(mask, text, (size_t)words * sizeof *mask);
     else
@@ -169,11 +184,30 @@ bool sequence_mask(struct sequence *q, uint32_t *mask, int32_t words)
     for (int32_t i = q->params.ignore_eos ? r->bans - q->params.stop_id_count : 0;
          whole && i < r->bans; i++)
         allow(mask, r->ban[i]);
-    if (may_reason(q) && q->length == q->prompt_len)
+    if (guesses == 0 && may_begin_reasoning(q))
         allow(mask, q->params.reasoning_begin);
-    if (may_have_gap(q) && q->length == q->guided)
+    if (guesses == 0 && may_skip_gap(q))
         allow(mask, q->params.reasoning_gap);
     return true;
+}
+
+/* None where a token may come that the guide does not know, and no end token. */
+int32_t sequence_allowed(const struct sequence *q, int32_t guesses)
+{
+    bool whole;
+    if (!q->params.guide)
+        return guesses;
+    if (q->guided < 0 || may_begin_reasoning(q) || may_skip_gap(q))
+        return 0;
+    struct guide_place ahead = q->place;
+    for (int32_t i = 0; i < guesses; i++) {
+        const int32_t token = q->tokens[q->length + i];
+        const uint32_t *mask = guide_mask(q->params.guide, &ahead, q->tokens + q->guided,
+                                          q->length + i - q->guided, &whole);
+        if (!mask || !(mask[token / 32] >> (token % 32) & 1))
+            return i;
+    }
+    return guesses;
 }
 
 /* ---- its blocks ---- */

@@ -18,17 +18,17 @@ struct sequence {
     struct sample_rules *rules;
     int32_t *tokens; /* prompt, then what was sampled, then guesses; of prompt_len + max_tokens */
     int32_t prompt_len, length;
-    int32_t pending;  /* tokens sampled by steps in flight */
+    int32_t pending;     /* tokens sampled by steps in flight */
     struct ngram *ngram; /* of its tokens; NULL: none are guessed */
-    int32_t draft;    /* guesses that it has rows for in the step being built, */
-    int32_t checking; /* and those in flight that nothing is known of yet */
-    int32_t checked;  /* those of the same step that were right */
-    int32_t scored;   /* prompt tokens whose logprobs are known or in flight, where asked for */
-    int32_t told;     /* ... and whose events have been sent */
-    int32_t computed; /* positions whose KV is in the cache or in a step in flight */
-    int32_t cached;   /* prompt tokens found in the prefix cache when it first got a slot */
-    int32_t slot;     /* -1: none */
-    int32_t home;     /* whose blocks it has; chosen anew with each slot */
+    int32_t draft;       /* guesses that it has rows for in the step being built, */
+    int32_t checking;    /* and those in flight that nothing is known of yet */
+    int32_t checked;     /* those of the same step that were right */
+    int32_t scored;      /* prompt tokens whose logprobs are known or in flight, where asked for */
+    int32_t told;        /* ... and whose events have been sent */
+    int32_t computed;    /* positions whose KV is in the cache or in a step in flight */
+    int32_t cached;      /* prompt tokens found in the prefix cache when it first got a slot */
+    int32_t slot;        /* -1: none */
+    int32_t home;        /* whose blocks it has; chosen anew with each slot */
     int32_t *blocks;
     int32_t block_count;
     int32_t published;        /* its first blocks that others can find in the prefix cache, */
@@ -61,9 +61,11 @@ bool sequence_is_scored(const struct sequence *q);
 /* Its last token is new: does its guide let more follow? FINISH_NONE, FINISH_COMPLETE, or
  * FINISH_FAILED: the token is none that its mask had. */
 enum finish_reason sequence_follow(struct sequence *q);
-/* Which tokens may come next, by its guide; false: any. mask: [sample_mask_words(vocab)]; all zero
- * when there is none. */
-bool sequence_mask(struct sequence *q, uint32_t *mask, int32_t words);
+/* Which tokens may come next, by its guide, after so many guesses; false: any. mask:
+ * [sample_mask_words(vocab)]; all zero when there is none. */
+bool sequence_mask(struct sequence *q, int32_t guesses, uint32_t *mask, int32_t words);
+/* How many of the guesses behind its tokens its guide lets follow. */
+int32_t sequence_allowed(const struct sequence *q, int32_t guesses);
 /* Makes the blocks findable that are full of known tokens, as computed by step number `step`. They
  * can be shared from the next step on, answered or not: the ranks run steps in order. */
 void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step);

@@ -18,7 +18,7 @@
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
 #define STEP_VERSION 4
-#define STEP_TOKEN_FROM_SLOT (-1) /* the rank takes the token from the slot's history */
+#define STEP_TOKEN_FROM_SLOT (-1)      /* the rank takes the token from the slot's history */
 #define STEP_TARGET_SAMPLE SAMPLE_DRAW /* the row's next token is drawn, not given */
 #define STEP_TARGET_CHECK SAMPLE_CHECK /* drawn, to be compared with a guess */
 #define STEP_BANS_MAX (8 + ENGINE_STOP_IDS_MAX) /* end tokens and stop ids of a sequence */
@@ -68,7 +68,7 @@ struct step {
     bool stop;
     int32_t *slot, *position, *token; /* [rows_max] */
     int32_t *sample;                  /* [samples] row indices, ascending */
-    int32_t *target;            /* [samples] token to score there, or STEP_TARGET_... */
+    int32_t *target;                  /* [samples] token to score there, or STEP_TARGET_... */
     int32_t *top;               /* [samples] how many best logprobs are wanted; -1: none at all */
     int32_t *mask;              /* [samples] which mask says what may be drawn; -1: anything;
                                    not looked at in a step without masks */

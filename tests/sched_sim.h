@@ -249,6 +249,7 @@ static void apply_opens(struct sim *m, const struct step *s)
                            .history = o->history,
                            .known = o->history,
                            .next = -1,
+                           .unsure = -1,
                            .first = !r->admitted,
                            .fresh = !r->admitted};
         memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
@@ -287,6 +288,22 @@ static void run_row(struct sim *m, struct slot *t, int32_t position)
     }
 }
 
+/* No guess beyond what is asked for, nor beside the rows of a prompt, nor while a step is in flight
+ * that draws what they follow. */
+static void check_guesses(struct sim *m, const struct step *s, const struct slot *t,
+                          const struct request *r)
+{
+    m->guesses += t->guesses;
+    if (t->guesses == 0)
+        return;
+    assert_true(t->guesses <= m->config.speculation.tokens);
+    assert_true(t->next < t->prompt_len + r->budget);
+    assert_int_equal(t->known, r->prompt_len + r->got);
+    m->guided_guesses += r->params.guide ? t->guesses : 0;
+    for (int32_t i = 0; i < s->rows && s->closes == 0; i++) /* nobody gave way in between */
+        assert_true(s->position[i] >= m->slots[s->slot[i]].history);
+}
+
 /* Rows of one sequence, [first, end). */
 static void run_group(struct sim *m, const struct step *s, int32_t first, int32_t end)
 {
@@ -306,16 +323,23 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
     for (int32_t i = first; i < end; i++) {
         int32_t position = s->position[i];
         assert_int_equal(position, t->next++);
-        assert_true(position < t->known);
         assert_true(position / BLOCK < t->blocks);
-        /* what the rank sampled it is not told, and it knows only the last */
-        bool from_slot = position >= t->history;
-        assert_true(position == t->known - 1 || !from_slot);
-        assert_int_equal(s->token[i], from_slot ? STEP_TOKEN_FROM_SLOT : t->tokens[position]);
+        if (position >= t->known) { /* a guess, behind the last token */
+            assert_true(i > first && s->position[first] == t->known - 1);
+            t->guesses++;
+        } else if (s->token[i] == STEP_TOKEN_FROM_SLOT) { /* drawn by the step in flight */
+            assert_int_equal(position, t->known - 1);
+            assert_true(!r || position == r->prompt_len + r->got);
+        } else if (position != t->unsure) {
+            assert_int_equal(s->token[i], t->tokens[position]);
+        }
+        if (s->token[i] >= 0)
+            t->tokens[position] = s->token[i];
         run_row(m, t, position);
     }
     m->multi_chunk += s->position[first] > 0 && t->next < t->known;
-    if (r && t->next == t->known)
+    check_guesses(m, s, t, r);
+    if (r && t->next >= t->known)
         r->scheduled = true;
     if (r)
         r->named = m->built + 1;
@@ -335,8 +359,21 @@ static void check_mask(struct sim *m, const struct step *s, const struct slot *t
         return;
     for (int32_t id = (int32_t)(m->masks % 32); id < VOCAB; id += 32)
         assert_true(s->masks[mask * words + id / 32] >> (id % 32) & 1);
-    assert_int_equal(t->known - t->prompt_len, r->got);
+    assert_in_range(t->known - t->prompt_len - r->got, 0, t->guesses);
     m->masks++;
+}
+
+/* The next token is drawn where a guess may stand. The history is not written, and where the guess
+ * is wrong, or there is none, the client has to say the token. */
+static void take_guess(struct sim *m, struct slot *t, int32_t token)
+{
+    const bool right = t->known < t->next && t->tokens[t->known] == token;
+    m->right += right;
+    if (!right) {
+        t->unsure = t->known;
+        t->next = t->known;
+    }
+    t->known++;
 }
 
 /* The next token is drawn, or scored: the one the prompt has there. */
@@ -354,11 +391,19 @@ static void run_sample(struct sim *m, const struct step *s, struct answer *a, in
         m->scores++;
         return;
     }
+    if (next > t->next) { /* behind a wrong guess */
+        assert_int_equal(s->target[i], STEP_TARGET_CHECK);
+        a->ids[i] = 3 + next % (VOCAB - 4);
+        return;
+    }
     assert_int_equal(next, t->known);
     assert_true(t->known < LEN_MAX);
     check_mask(m, s, t, i);
     a->ids[i] = token_of(t->request, t->known - t->prompt_len);
-    t->tokens[t->known++] = a->ids[i] < 0 ? 0 : a->ids[i];
+    if (s->target[i] == STEP_TARGET_CHECK)
+        take_guess(m, t, a->ids[i]);
+    else
+        t->tokens[t->known++] = a->ids[i] < 0 ? 0 : a->ids[i];
 }
 
 static void run_step(struct sim *m, const struct step *s)
@@ -370,6 +415,8 @@ static void run_step(struct sim *m, const struct step *s)
     apply_appends(m, s);
     check_homes(m, s);
     memset(m->had_turn, 0, sizeof m->had_turn);
+    for (int32_t i = 0; i < m->config.limits.slots; i++)
+        m->slots[i].guesses = 0;
     for (int32_t i = 0, end; i < s->rows; i = end) {
         end = i + 1;
         while (end < s->rows && s->slot[end] == s->slot[i])
@@ -518,6 +565,7 @@ static void die(struct sim *m)
 struct setting {
     int32_t slots, rows, blocks, len, waiting;
     bool caching, priorities, costs;
+    int32_t guesses;
 };
 
 /* The blocks are divided among the homes, but the longest request still fits where it did. */
@@ -528,6 +576,12 @@ static int32_t blocks_each(const struct setting *c, int32_t homes)
     return c->blocks / homes > least ? c->blocks / homes : least;
 }
 
+static int32_t samples_of(const struct setting *c)
+{
+    const int32_t most = c->slots > c->guesses ? c->slots : 1 + c->guesses;
+    return most < c->rows ? most : c->rows;
+}
+
 static struct sim *sim_open(const struct setting *c, int32_t homes)
 {
     struct sim *m = calloc(1, sizeof *m);
@@ -535,7 +589,7 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
     assert_non_null(m);
     m->config = (struct sched_config){
         .limits = {.slots = c->slots,
-                   .samples = c->slots,
+                   .samples = samples_of(c),
                    .rows = c->rows,
                    .table_cols = kv_blocks_for(c->len),
                    .vocab = VOCAB,
@@ -548,6 +602,7 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
         .eos = {VOCAB - 1, EOS},
         .eos_count = 2,
         .prefix_caching = c->caching,
+        .speculation = {c->guesses, 1 + c->guesses % 2, 4},
         .secret = {1, 2},
     };
     if (c->costs)

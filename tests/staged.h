@@ -482,6 +482,7 @@ static inline void staged_resolve(struct backend *b, int32_t *ids, const int32_t
     const struct sample_slots ds =
         staged_sample_slots(s, slots, staged_slots(rows->slot, rows->count));
     s->inner->ops->resolve(s->inner, staged_in(s, ids, n), staged_in(s, token, n), &dr, &ds);
+    staged_out(s, slots->history);
     staged_end(s, ids);
 }
 

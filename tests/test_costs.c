@@ -136,11 +136,12 @@ static void test_measured_steps(void **state)
 {
     (void)state;
     static const struct step_limits cases[] = {
-        /* slots, samples, rows, columns of the table, vocabulary, blocks, history, homes, rows of one */
+        /* slots, samples, rows, columns of the table, vocabulary, blocks, history, homes, rows of
+           one */
         {16, 16, 256, 32, 100, 64, 512, 1, 256}, {16, 16, 256, 32, 100, 64, 512, 2, 128},
         {16, 16, 250, 32, 100, 64, 512, 4, 63},  {16, 16, 256, 32, 100, 3, 512, 8, 32},
         {16, 16, 256, 3, 100, 64, 33, 3, 86},    {2, 2, 256, 32, 100, 64, 512, 8, 32},
-        {1, 1, 1, 32, 100, 64, 512, 4, 1},      {16, 16, 64, 32, 100, 1, 512, 4, 16},
+        {1, 1, 1, 32, 100, 64, 512, 4, 1},       {16, 16, 64, 32, 100, 1, 512, 4, 16},
         {16, 16, 64, 1, 100, 64, 2, 2, 32},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {

@@ -618,6 +618,9 @@ static void lookup_case(struct backend *b, const void *arg, float *out)
     const struct rows rows = {c->rows, slot, position, history[0], 0};
     const struct sample_slots slots = {.history = history[0], .history_cols = 3};
     b->ops->resolve(b, ids, token, &rows, &slots);
+    b->ops->sync(b);
+    static const int32_t wanted[4][3] = {{30, 29, 3}, {4, 5, 64}, {31, 99, 8}, {100, 9, 10}};
+    assert_memory_equal(history, wanted, sizeof wanted); /* what was given is known from here on */
     struct view y = view_f32(out, c->rows, c->cols);
     ok(backend_embed(b, y, ids, w, 30, c->cols == 130 ? 7.75f : 1, &err));
     const size_t n = (size_t)c->rows * (size_t)c->cols;

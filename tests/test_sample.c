@@ -117,6 +117,12 @@ static float *make_logits(const struct sample_case *c)
     return logits;
 }
 
+/* What the history has where row r draws. */
+static int32_t guess_of(size_t r, int32_t vocab)
+{
+    return (int32_t)(r * 31) % vocab;
+}
+
 static void sample_case(struct backend *b, const void *arg, float *out)
 {
     const struct sample_case *c = arg;
@@ -132,7 +138,9 @@ static void sample_case(struct backend *b, const void *arg, float *out)
     for (size_t r = 0; r < rows; r++) {
         slot[r] = r % 11 == 10 ? -1 : (int32_t)(rows - r);
         position[r] = COLS / 2 + (int32_t)r % 8;
-        target[r] = r % 17 == 16 ? (int32_t)r % c->vocab : -1;
+        target[r] = r % 17 == 16 ? (int32_t)r % c->vocab : r % 5 == 3 ? SAMPLE_CHECK : SAMPLE_DRAW;
+        if (slot[r] >= 0)
+            s->history[slot[r]][position[r]] = guess_of(r, c->vocab);
         mask[r] = r % 3 == 1 ? (int32_t)(rows - 1 - r) : -1;
         for (int32_t i = 0; i < c->vocab; i++) /* from all to none */
             if (gen(88, r * 4099 + (size_t)i) < (float)(r % 9) / 3 - 1.1f)
@@ -151,7 +159,10 @@ static void sample_case(struct backend *b, const void *arg, float *out)
             continue;
         }
         const size_t at = (size_t)slot[r];
-        assert_int_equal(s->history[at][position[r]], ids[r] < 0 ? 0 : ids[r]);
+        const int32_t left = target[r] == SAMPLE_CHECK ? guess_of(r, c->vocab)
+                             : ids[r] < 0              ? 0
+                                                       : ids[r];
+        assert_int_equal(s->history[at][position[r]], left);
         if (c->masked && mask[r] >= 0) {
             assert_true(ids[r] < 0 || allows(masks + (size_t)mask[r] * words, ids[r]));
             continue;

@@ -4,17 +4,17 @@
 #include <math.h>
 
 static const struct setting settings[] = {
-    {8, 64, 256, 160, 48, true, false, true},   /* room for all */
-    {8, 8, 256, 160, 48, true, false, false},   /* as many rows as slots */
-    {1, 1, 12, 160, 10, true, false, false},    /* one of each */
-    {16, 40, 24, 160, 40, true, false, true},   /* short of blocks */
-    {16, 40, 24, 160, 40, false, false, false}, /* the same without the prefix cache */
-    {4, 16, 9, 160, 8, true, true, true},       /* some never fit, the queue overflows */
-    {3, 200, 256, 33, 30, true, true, false},   /* short contexts, a prompt in one step */
-    {16, 17, 64, 48, 48, false, true, false},   /* hardly more rows than slots */
-    {16, 64, 40, 160, 48, true, true, true},    /* priorities, and short of blocks */
-    {16, 40, 13, 200, 40, true, false, true},   /* the longest request fills the cache */
-    {16, 40, 13, 200, 40, false, true, false},  /* likewise */
+    {8, 64, 256, 160, 48, true, false, true, 7},   /* room for all */
+    {8, 8, 256, 160, 48, true, false, false, 0},   /* as many rows as slots */
+    {1, 1, 12, 160, 10, true, false, false, 3},    /* one of each */
+    {16, 40, 24, 160, 40, true, false, true, 5},   /* short of blocks */
+    {16, 40, 24, 160, 40, false, false, false, 0}, /* the same without the prefix cache */
+    {4, 16, 9, 160, 8, true, true, true, 2},       /* some never fit, the queue overflows */
+    {3, 200, 256, 33, 30, true, true, false, 7},   /* short contexts, a prompt in one step */
+    {16, 17, 64, 48, 48, false, true, false, 4},   /* hardly more rows than slots */
+    {16, 64, 40, 160, 48, true, true, true, 3},    /* priorities, and short of blocks */
+    {16, 40, 13, 200, 40, true, false, true, 7},   /* the longest request fills the cache */
+    {16, 40, 13, 200, 40, false, true, false, 1},  /* likewise */
 };
 
 static const int32_t homes[] = {1, 2, 3, 4, 8};
@@ -63,6 +63,9 @@ static void add_up(struct sim *sum, const struct sim *m)
     sum->moved += m->moved;
     sum->balanced += m->balanced;
     sum->masks += m->masks;
+    sum->guesses += m->guesses;
+    sum->right += m->right;
+    sum->guided_guesses += m->guided_guesses;
 }
 
 /* All settings, as many requests in each. */
@@ -74,6 +77,7 @@ static void simulate(int32_t home_count, int64_t requests, struct sim *sum)
         play(m, requests);
         assert_int_equal(m->live, 0);
         assert_int_equal(sched_stats(m->sched).blocks_used, 0);
+        assert_int_equal(sched_stats(m->sched).guesses, m->guesses);
         /* Of those live at once, each can be ahead of a request once, with all its rows, and one
          * row a step is made at least; those that give way are computed twice. */
         if (!settings[c].priorities)
@@ -95,6 +99,7 @@ static void test_simulation(void **state)
     assert_true(sum.hits > 800 && sum.overlaps > 100000 && sum.deaths > 50);
     assert_true(sum.restarts > 150 && sum.given_up > 5 && sum.masks > 1000);
     assert_true(sum.scores > 10000 && sum.limited > 1000);
+    assert_true(sum.right > 1000 && sum.guesses > sum.right + 1000 && sum.guided_guesses > 50);
 }
 
 static void test_simulation_of_homes(void **state)
@@ -106,6 +111,7 @@ static void test_simulation_of_homes(void **state)
         assert_true(sum.accepted >= 6000 && sum.overlaps > 20000 && sum.restarts > 80);
         assert_true(sum.preempted > 80 && sum.hits > 50);
         assert_true(sum.filled > 5000 && sum.moved > 100 && sum.balanced > 500);
+        assert_true(sum.right > 300 && sum.guesses > sum.right + 100);
     }
 }
 
@@ -174,7 +180,7 @@ static void test_scoring(void **state)
 {
     (void)state;
     static const int32_t stop[] = {7, 136};
-    struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false}, 1);
+    struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false, 0}, 1);
     struct scored all[6];
     float logprob[4];
     struct token_top best[12];
@@ -280,7 +286,7 @@ static void submit(struct sim *m, int32_t prompt_len, int32_t max_tokens, uint64
 static void test_equal_prompts(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false}, 1);
+    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false, 0}, 1);
     for (int32_t i = 0; i < 4; i++)
         submit(m, 100, 4, 0, 3);
     assert_true(build(m));
@@ -307,7 +313,7 @@ static void test_equal_prompts(void **state)
 static void test_clients_take_turns(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false}, 1);
+    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false, 0}, 1);
     for (int32_t i = 0; i < 50; i++)
         submit(m, 16, 3, 1, i);
     for (int32_t i = 0; i < 3; i++) {
@@ -332,7 +338,7 @@ static void test_clients_take_turns(void **state)
 static void test_long_prompt_shares_rows(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false}, 1);
+    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false, 0}, 1);
     submit(m, 150, 1, 1, 3);
     assert_true(build(m));
     submit(m, 16, 1, 2, 7);
@@ -350,7 +356,7 @@ static void test_long_prompt_shares_rows(void **state)
 static void test_prompt_leaves_time(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true}, 1);
+    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true, 0}, 1);
     int32_t left = 150;
     for (int32_t i = 0; i < 3; i++)
         submit(m, 1, 8, 1, i);
@@ -368,6 +374,28 @@ static void test_prompt_leaves_time(void **state)
     sim_close(m);
 }
 
+/* Guesses where a row more costs nothing, or little, and none where it costs as much as a step.
+ * Each that is right saves a step. */
+static void test_guesses_pay(void **state)
+{
+    (void)state;
+    static const struct costs costs[] = {{0},
+                                         {.count = 2, .rows = {1, 2}, .seconds = {1, 1}},
+                                         {.count = 2, .rows = {1, 2}, .seconds = {1, 1.3}},
+                                         {.count = 2, .rows = {1, 2}, .seconds = {1, 2}}};
+    for (size_t i = 0; i < ARRAY_LEN(costs); i++) {
+        struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false, 3}, 1);
+        sched_set_costs(m->sched, &costs[i]);
+        submit(m, 1, 60, 0, 7); /* the first request repeats itself */
+        while (build(m) || m->built > m->answered)
+            commit(m);
+        assert_int_equal(m->ended[FINISH_LENGTH], 1);
+        assert_int_equal(m->steps + m->right, 60);
+        assert_true(i == 3 ? m->guesses == 0 : m->right > 20);
+        sim_close(m);
+    }
+}
+
 /* ---- homes ---- */
 
 /* A lone prompt has the rows of its home; the rest of the step is for those behind it, of the same
@@ -375,7 +403,7 @@ static void test_prompt_leaves_time(void **state)
 static void test_prompts_fill_homes(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 16, 256, 160, 20, false, false, false}, 4);
+    struct sim *m = sim_open(&(struct setting){8, 16, 256, 160, 20, false, false, false, 0}, 4);
     submit(m, 40, 1, 1, 3);
     assert_true(build(m));
     assert_int_equal(m->wire->rows, 4);
@@ -399,7 +427,7 @@ static void test_prompts_fill_homes(void **state)
 static void test_prompts_take_time_of_homes(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true}, 2);
+    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true, 0}, 2);
     submit(m, 1, 8, 1, 0);
     assert_true(build(m));
     submit(m, 150, 1, 2, 3);
@@ -427,7 +455,7 @@ static int32_t home_of_next(struct sim *m, int32_t *cached)
 static void test_prefix_draws_to_its_home(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 320, 80, 160, 20, true, false, false}, 2);
+    struct sim *m = sim_open(&(struct setting){8, 320, 80, 160, 20, true, false, false, 0}, 2);
     int32_t cached;
     submit(m, 100, 1, 1, 3); /* six full blocks, which stay in home 0 */
     while (advance(m))
@@ -451,7 +479,7 @@ static void test_prefix_draws_to_its_home(void **state)
 static void test_large_request_gets_a_home(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 64, 20, 160, 40, false, false, false}, 2);
+    struct sim *m = sim_open(&(struct setting){8, 64, 20, 160, 40, false, false, false, 0}, 2);
     int32_t steps = 0;
     for (int32_t i = 0; i < 8; i++)
         submit(m, 17, 15, 1, i);
@@ -517,7 +545,7 @@ static void test_refused_sequences(void **state)
 static void test_refused_by_homes(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 16, 18, 160, 8, false, false, false}, 2);
+    struct sim *m = sim_open(&(struct setting){4, 16, 18, 160, 8, false, false, false, 0}, 2);
     const int32_t prompt[LEN_MAX] = {0};
     struct sequence *s = NULL;
     struct err err = {""};
@@ -586,6 +614,7 @@ int main(void)
         cmocka_unit_test(test_clients_take_turns),
         cmocka_unit_test(test_long_prompt_shares_rows),
         cmocka_unit_test(test_prompt_leaves_time),
+        cmocka_unit_test(test_guesses_pay),
         cmocka_unit_test(test_prompts_fill_homes),
         cmocka_unit_test(test_prompts_take_time_of_homes),
         cmocka_unit_test(test_prefix_draws_to_its_home),

@@ -125,10 +125,10 @@ static void random_step(struct step *s, bool full)
         s->slot[i] = below(limits.slots + 1) - 1;
         s->position[i] = below(limits.history_max - 1);
         s->token[i] = below(limits.vocab + 1) - 1;
-        if (s->slot[i] < 0 || s->samples == limits.slots || (!full && below(3)))
+        if (s->slot[i] < 0 || s->samples == limits.samples || (!full && below(3)))
             continue;
         s->sample[s->samples] = i;
-        s->target[s->samples] = below(limits.vocab + 1) - 1;
+        s->target[s->samples] = below(limits.vocab + 2) - 2;
         s->top[s->samples++] = below(ENGINE_LOGPROBS_MAX + 2) - 1;
     }
     random_masks(s, full);
@@ -217,7 +217,7 @@ static void check_rules_in_range(const struct sample_rules *r)
 static void check_in_range(const struct step *s)
 {
     assert_in_range(s->rows, 0, limits.rows);
-    assert_in_range(s->samples, 0, limits.slots);
+    assert_in_range(s->samples, 0, limits.samples);
     assert_in_range(s->opens, 0, limits.slots);
     assert_in_range(s->appends, 0, s->append_max);
     assert_in_range(s->closes, 0, 2 * limits.slots);
@@ -226,7 +226,7 @@ static void check_in_range(const struct step *s)
     check_ints(s->token, s->rows, STEP_TOKEN_FROM_SLOT, limits.vocab - 1);
     check_ints(s->sample, s->samples, 0, s->rows - 1);
     check_ints(s->close, s->closes, 0, limits.slots - 1);
-    check_ints(s->target, s->samples, -1, limits.vocab - 1);
+    check_ints(s->target, s->samples, STEP_TARGET_CHECK, limits.vocab - 1);
     check_ints(s->top, s->samples, -1, ENGINE_LOGPROBS_MAX);
     for (int32_t i = 0; i < s->samples; i++) { /* a padded row has no slot to sample for */
         assert_true(s->slot[s->sample[i]] >= 0);
@@ -422,7 +422,7 @@ static void test_limits(void **state)
         {&s->position[0], 0, limits.history_max - 2}, /* of a sampled row */
         {&s->token[0], STEP_TOKEN_FROM_SLOT, limits.vocab - 1},
         {&s->sample[0], 0, 0},
-        {&s->target[0], STEP_TARGET_SAMPLE, limits.vocab - 1},
+        {&s->target[0], STEP_TARGET_CHECK, limits.vocab - 1},
         {&s->top[0], -1, ENGINE_LOGPROBS_MAX},
         {&s->mask[0], -1, 0},
         {(int32_t *)(void *)&s->masks[words_of_mask - 1], 0, 255}}; /* 1000 = 31 * 32 + 8 */
@@ -487,8 +487,8 @@ static void test_header(void **state)
     wrong[0].magic++;
     wrong[1].version++;
     wrong[2].bytes += 4;
-    static const char *const messages[] = {"magic 53455355 version 3, expected 53455354 3",
-                                           "magic 53455354 version 4", "says 60 bytes, has 56"};
+    static const char *const messages[] = {"magic 53455355 version 4, expected 53455354 4",
+                                           "magic 53455354 version 5", "says 60 bytes, has 56"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
         assert_non_null(strstr(err.text, messages[i]));

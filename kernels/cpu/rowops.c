@@ -22,8 +22,8 @@ void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const
             ids[t] = -1;
             continue;
         }
-        int32_t *known = slots->history + (size_t)slot * (size_t)slots->history_cols +
-                         (size_t)rows->position[t];
+        int32_t *known =
+            slots->history + (size_t)slot * (size_t)slots->history_cols + (size_t)rows->position[t];
         if (token[t] >= 0)
             *known = token[t];
         ids[t] = *known;

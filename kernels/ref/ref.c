@@ -161,8 +161,8 @@ static void resolve(struct backend *b, int32_t *ids, const int32_t *token, const
         ids[t] = -1;
         if (slot < 0)
             continue;
-        int32_t *known = slots->history + (size_t)slot * (size_t)slots->history_cols +
-                         (size_t)rows->position[t];
+        int32_t *known =
+            slots->history + (size_t)slot * (size_t)slots->history_cols + (size_t)rows->position[t];
         if (token[t] >= 0)
             *known = token[t];
         ids[t] = *known;

@@ -15,8 +15,13 @@ enum { SLOTS = 4, VOCAB = 4096, BYTES_MAX = 1 << 16 };
 static struct step *three_samples(void)
 {
     static struct step *s;
-    const struct step_limits limits = {
-        .slots = SLOTS, .samples = SLOTS, .rows = 8, .table_cols = 4, .vocab = VOCAB, .blocks = 8, .history_max = 64};
+    const struct step_limits limits = {.slots = SLOTS,
+                                       .samples = SLOTS,
+                                       .rows = 8,
+                                       .table_cols = 4,
+                                       .vocab = VOCAB,
+                                       .blocks = 8,
+                                       .history_max = 64};
     struct err err;
     if (s)
         return s;

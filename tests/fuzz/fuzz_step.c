@@ -30,10 +30,10 @@ static void check_rows(const struct step *s)
     for (int32_t i = 0; i < s->samples; i++) {
         CHECK(s->sample[i] > (i > 0 ? s->sample[i - 1] : -1) && s->sample[i] < s->rows);
         CHECK(s->slot[s->sample[i]] >= 0 && s->position[s->sample[i]] + 1 < limits.history_max);
-        CHECK(s->target[i] >= STEP_TARGET_SAMPLE && s->target[i] < limits.vocab);
+        CHECK(s->target[i] >= STEP_TARGET_CHECK && s->target[i] < limits.vocab);
         CHECK(s->top[i] >= -1 && s->top[i] <= ENGINE_LOGPROBS_MAX);
         CHECK(s->mask[i] >= -1 && s->mask[i] < s->mask_count);
-        CHECK(s->mask[i] < 0 || s->target[i] == STEP_TARGET_SAMPLE);
+        CHECK(s->mask[i] < 0 || s->target[i] < 0);
     }
     CHECK(s->mask_count >= 0 && s->mask_count <= s->samples);
 }
