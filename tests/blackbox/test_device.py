@@ -49,12 +49,14 @@ def test_lost_rank(device_server):
         server.wait_ready(90)
 
 
-@pytest.mark.parametrize("sampler", ["gather", "distributed"])
-def test_greedy_tokens(device_server, sampler):
+@pytest.mark.parametrize("arguments", [
+    ("--sampler", "gather"), ("--sampler", "distributed"), ("--speculative-config", "ngram"),
+    ("--speculative-config", "ngram", "--sampler", "distributed", "--enforce-eager")])
+def test_greedy_tokens(device_server, arguments):
     """Requests that come and go: steps of several sizes, each launched while another runs."""
     name = "tied_gqa2_f32"
     server = device_server(checkpoint.GOLDEN / name, "--max-num-seqs", 3,
-                           "--max-num-batched-tokens", 16, "--sampler", sampler)
+                           "--max-num-batched-tokens", 16, *arguments)
     runs = [(prompt, tokens[:count]) for count in (6, 12)
             for prompt, tokens in checkpoint.golden_runs(name)]
     requests = [(prompt, len(tokens), {}) for prompt, tokens in runs]
