@@ -329,6 +329,7 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
             t->guesses++;
         } else if (s->token[i] == STEP_TOKEN_FROM_SLOT) { /* drawn by the step in flight */
             assert_int_equal(position, t->known - 1);
+            assert_int_not_equal(position, t->unsure); /* which the history has, too */
             assert_true(!r || position == r->prompt_len + r->got);
         } else if (position != t->unsure) {
             assert_int_equal(s->token[i], t->tokens[position]);
