@@ -216,6 +216,10 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
     buf_puts(out, "\n");
+    const struct speculation *guesses = &s->options.speculation;
+    if (guesses->tokens > 0)
+        buf_printf(out, "up to %d guesses a step and sequence, from n-grams of %d to %d tokens\n",
+                   guesses->tokens, guesses->shortest, guesses->longest);
     write_order(s, f, out);
     buf_printf(out, "needs %s in all; %s are free\n", base_human_bytes(w, sizeof w, f->total),
                base_human_bytes(k, sizeof k, f->available));
