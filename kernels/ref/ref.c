@@ -246,17 +246,20 @@ static void route(struct backend *b, const struct routing *r, struct cview logit
     (void)b;
     for (int32_t t = 0; t < logits.rows; t++) {
         int32_t *expert = r->expert + (ptrdiff_t)t * r->chosen, n = 0;
+        bool taken[BACKEND_EXPERTS_MAX] = {false};
         double total = 0, max = -INFINITY;
-        for (int32_t e = 0; e < r->experts; e++) {
-            int32_t before = 0; /* how many are chosen first */
-            for (int32_t o = 0; o < r->experts; o++)
-                before += at(logits, t, o) > at(logits, t, e) ||
-                          (at(logits, t, o) == at(logits, t, e) && o < e);
-            if (before < r->chosen)
-                expert[n++] = e;
-            max = fmax(max, (double)at(logits, t, e));
+        for (int32_t i = 0; i < r->chosen; i++) {
+            int32_t best = -1; /* nothing is greater than a NaN that comes first */
+            for (int32_t e = 0; e < r->experts; e++)
+                if (!taken[e] && (best < 0 || at(logits, t, e) > at(logits, t, best)))
+                    best = e;
+            taken[best] = true;
         }
-        CHECK(n == r->chosen); /* no NaN, which has no order */
+        for (int32_t e = 0; e < r->experts; e++) {
+            max = fmax(max, (double)at(logits, t, e));
+            if (taken[e])
+                expert[n++] = e;
+        }
         for (int32_t i = 0; i < (among ? n : r->experts); i++)
             total += exp((double)at(logits, t, among ? expert[i] : i) - max);
         for (int32_t i = 0; i < n; i++)
