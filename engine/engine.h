@@ -48,6 +48,8 @@ struct request_params {
     const int32_t *bad_ids;  /* words that may not be produced, one after the other, */
     const int32_t *bad_ends; /* [bad_count] and where each ends in bad_ids */
     int32_t bad_count;
+    const int32_t *prediction; /* what the answer may say, for guesses (ngram.h) */
+    int32_t prediction_count;
     int32_t priority;    /* lower runs first; 0 unless asked */
     uint64_t client;     /* whose request: turns are shared fairly between clients */
     uint64_t cache_salt; /* requests share cached prefixes only where this is equal */
@@ -80,11 +82,12 @@ struct token_event {
     void *user;    /* as given at submission */
     int32_t token; /* -1: none (cancelled, error, nothing was to be produced) */
     enum finish_reason finish;
-    bool prompt;         /* `token` is a scored prompt token; they come in order, from the second */
-    int32_t cached;      /* prompt tokens whose KV was found in the prefix cache */
-    int64_t admitted_ns; /* base_now_ns() when its work began; 0: it never did */
-    float logprob;       /* of token under the raw model distribution; <= 0; when asked for */
-    int32_t top_count;   /* 0: none asked for */
+    bool prompt;    /* `token` is a scored prompt token; they come in order, from the second */
+    int32_t cached; /* prompt tokens whose KV was found in the prefix cache */
+    int32_t right, wrong; /* guesses so far that were what was drawn, and that were not */
+    int64_t admitted_ns;  /* base_now_ns() when its work began; 0: it never did */
+    float logprob;        /* of token under the raw model distribution; <= 0; when asked for */
+    int32_t top_count;    /* 0: none asked for */
     const struct token_top *top; /* descending, ties to the lowest id; valid during the call */
 };
 

@@ -156,6 +156,8 @@ static void emit(const struct sequence *q, int32_t token, enum finish_reason fin
                                               .token = token,
                                               .finish = finish,
                                               .cached = q->cached,
+                                              .right = q->right,
+                                              .wrong = q->wrong,
                                               .admitted_ns = q->admitted_ns};
 }
 
@@ -260,7 +262,9 @@ static void check_guess(struct sched *s, struct sequence *q, int32_t token)
     if (q->tokens[q->length] == token) {
         s->stats.accepted[q->checked++]++;
         q->checking--;
+        q->right++;
     } else {
+        q->wrong += q->checking;
         q->checking = 0;
         q->computed = q->length;
     }

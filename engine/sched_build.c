@@ -340,7 +340,7 @@ static void begin_check(struct sched *s, struct sequence *q)
     }
     const int32_t guesses = min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
     for (int32_t i = 0; i < guesses; i++)
-        q->tokens[q->length + i] = ngram_guess(q->ngram, q->tokens, i);
+        q->tokens[q->length + i] = ngram_guess(q->ngram, i);
     q->checking = sequence_allowed(q, guesses);
     q->checked = 0;
     s->stats.drafts += q->checking > 0;

@@ -25,6 +25,10 @@ static enum status check(const struct sched_config *c, const struct request_para
         if (prompt[i] < 0 || prompt[i] >= c->limits.vocab)
             return base_fail(err, ERR_INPUT, "token id %d of the prompt is outside 0..%d",
                              prompt[i], c->limits.vocab - 1);
+    for (int32_t i = 0; i < params->prediction_count; i++)
+        if (params->prediction[i] < 0 || params->prediction[i] >= c->limits.vocab)
+            return base_fail(err, ERR_INPUT, "token id %d of the prediction is outside 0..%d",
+                             params->prediction[i], c->limits.vocab - 1);
     const int32_t marks[] = {params->reasoning_begin, params->reasoning_end, params->reasoning_gap};
     bool known = !params->guide || guide_vocab(params->guide) == c->limits.vocab;
     for (size_t i = 0; i < ARRAY_LEN(marks); i++)
@@ -60,13 +64,15 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
     }
     memcpy(q->tokens, prompt, (size_t)prompt_len * sizeof *prompt);
     if (c->speculation.tokens > 0 && answer > 1) {
-        TRY(ngram_open(&c->speculation, prompt_len + answer, &q->ngram, err));
+        TRY(ngram_open(&c->speculation, prompt_len + answer, params->prediction,
+                       params->prediction_count, &q->ngram, err));
         ngram_follow(q->ngram, q->tokens, prompt_len);
     }
     q->params = *params;
     q->params.max_tokens = answer;
     q->params.guide = params->guide ? guide_ref(params->guide) : NULL;
     q->params.bias = NULL;
+    q->params.prediction = NULL;
     q->params.stop_ids = q->params.bad_ids = q->params.bad_ends = NULL;
     q->prompt_len = q->length = prompt_len;
     q->scored = q->told = 1; /* nothing comes before the first */

@@ -18,17 +18,18 @@ struct sequence {
     struct sample_rules *rules;
     int32_t *tokens; /* prompt, then what was sampled, then guesses; of prompt_len + max_tokens */
     int32_t prompt_len, length;
-    int32_t pending;     /* tokens sampled by steps in flight */
-    struct ngram *ngram; /* of its tokens; NULL: none are guessed */
-    int32_t draft;       /* guesses that it has rows for in the step being built, */
-    int32_t checking;    /* and those in flight that nothing is known of yet */
-    int32_t checked;     /* those of the same step that were right */
-    int32_t scored;      /* prompt tokens whose logprobs are known or in flight, where asked for */
-    int32_t told;        /* ... and whose events have been sent */
-    int32_t computed;    /* positions whose KV is in the cache or in a step in flight */
-    int32_t cached;      /* prompt tokens found in the prefix cache when it first got a slot */
-    int32_t slot;        /* -1: none */
-    int32_t home;        /* whose blocks it has; chosen anew with each slot */
+    int32_t pending;      /* tokens sampled by steps in flight */
+    struct ngram *ngram;  /* of its tokens; NULL: none are guessed */
+    int32_t draft;        /* guesses that it has rows for in the step being built, */
+    int32_t checking;     /* and those in flight that nothing is known of yet */
+    int32_t checked;      /* those of the same step that were right */
+    int32_t right, wrong; /* of all its guesses */
+    int32_t scored;       /* prompt tokens whose logprobs are known or in flight, where asked for */
+    int32_t told;         /* ... and whose events have been sent */
+    int32_t computed;     /* positions whose KV is in the cache or in a step in flight */
+    int32_t cached;       /* prompt tokens found in the prefix cache when it first got a slot */
+    int32_t slot;         /* -1: none */
+    int32_t home;         /* whose blocks it has; chosen anew with each slot */
     int32_t *blocks;
     int32_t block_count;
     int32_t published;        /* its first blocks that others can find in the prefix cache, */

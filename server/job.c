@@ -294,10 +294,13 @@ static struct completion_choice describe(const struct choice *c)
 static struct completion_usage count_usage(const struct job *j)
 {
     struct completion_usage u = {.prompt_tokens = j->prompt_tokens,
-                                 .reasoning_tokens = j->request.answer.reasoning ? 0 : -1};
+                                 .reasoning_tokens = j->request.answer.reasoning ? 0 : -1,
+                                 .predicted = j->request.prediction_count > 0};
     for (int32_t i = 0; i < j->choice_count; i++) {
         u.completion_tokens += j->choices[i].tokens;
         u.reasoning_tokens += j->choices[i].reasoning_tokens;
+        u.right_guesses += j->choices[i].right;
+        u.wrong_guesses += j->choices[i].wrong;
         if (i % j->request.n == 0) /* a prompt counts once */
             u.cached_tokens += j->choices[i].cached;
     }

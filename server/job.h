@@ -34,6 +34,7 @@ struct choice {
     int32_t prompt_scored;                     /* tokens of the prompt whose logprobs have come */
     int32_t characters; /* that the tokens so far make, without regard to stop strings */
     int32_t tokens, chunks, cached;
+    int32_t right, wrong;                               /* guesses of its tokens */
     const char *finish_reason;                          /* when ended: "stop", "length" */
     int32_t stop_index;                                 /* of the stop string; -1: none */
     int32_t stop_token;                                 /* of stop_token_ids; -1: none */

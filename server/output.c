@@ -162,6 +162,8 @@ static void handle_live(struct output *o, struct choice *c, const struct token_e
     struct job *j = c->job;
     if (event->cached > c->cached)
         c->cached = event->cached;
+    c->right = event->right;
+    c->wrong = event->wrong;
     if (event->prompt) {
         add_prompt_logprob(c, event);
         return;

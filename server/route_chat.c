@@ -55,7 +55,10 @@ static enum status encode(struct job *j, struct api_error *e)
         goto out;
     }
     TRY(completion_prompt_fit(q, p, max, e));
-    st = completion_fill(q, max, e);
+    TRY(completion_fill(q, max, e));
+    if (q->prediction.len > 0)
+        st = job_start_encode(j, "prediction", q->prediction.data, q->prediction.len, false,
+                              &q->prediction_ids, &q->prediction_count, e);
 out:
     jinja_text_free(&text);
     return st;

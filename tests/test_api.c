@@ -601,7 +601,7 @@ static void test_response(void **state)
         .prompt_ids = prompt,
         .prompt_count = 1,
     };
-    const struct completion_usage usage = {3, 4, 2, -1};
+    const struct completion_usage usage = {3, 4, 2, .reasoning_tokens = -1};
     struct buf b;
     (void)state;
     buf_init(&b, 1 << 16);
@@ -632,7 +632,7 @@ static void test_frames(void **state)
         .text = "x", .text_len = 1, .stop_token = -1, .logprobs_top = -1};
     const struct completion_choice last = {
         .index = 1, .finish_reason = "stop", .stop_token = 7, .logprobs_top = -1};
-    const struct completion_usage usage = {3, 4, 2, -1};
+    const struct completion_usage usage = {3, 4, 2, .reasoning_tokens = -1};
     struct api_error e = {0};
     struct buf b;
     (void)state;

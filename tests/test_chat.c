@@ -496,7 +496,7 @@ static void test_object(void **state)
         .prompt_ids = prompt,
         .prompt_count = 1,
     };
-    const struct completion_usage usage = {3, 4, 2, -1};
+    const struct completion_usage usage = {3, 4, 2, .reasoning_tokens = -1};
     struct buf b;
     (void)state;
     buf_init(&b, 1 << 16);

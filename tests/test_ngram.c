@@ -21,7 +21,7 @@ static struct ngram *open_ngram(struct speculation s, int32_t capacity)
 {
     struct ngram *n = NULL;
     struct err err;
-    assert_int_equal(ngram_open(&s, capacity, &n, &err), OK);
+    assert_int_equal(ngram_open(&s, capacity, NULL, 0, &n, &err), OK);
     return n;
 }
 
@@ -68,7 +68,7 @@ static void check_against_search(const struct speculation *s, int32_t letters)
         assert_true((ngram_chance(n, 0) > 0) == (place > 0));
         for (int32_t i = 0; i < 40; i++) {
             const int32_t at = place > 0 ? place + i % (length - place) : 0;
-            assert_int_equal(ngram_guess(n, tokens, i), place > 0 ? tokens[at] : -1);
+            assert_int_equal(ngram_guess(n, i), place > 0 ? tokens[at] : -1);
         }
         guesses += place > 0;
     }
@@ -109,10 +109,30 @@ static void test_chances(void **state)
         tokens[length - 1] = length % 3 == 0 ? 1000 + length : length % 3;
         ngram_follow(n, tokens, length);
         if (length > 5 && length % 3 == 2)
-            assert_int_equal(ngram_guess(n, tokens, 0), 1000 + length - 2);
+            assert_int_equal(ngram_guess(n, 0), 1000 + length - 2);
         if (length > LENGTH - 3 && length % 3 == 2)
             assert_true(ngram_chance(n, 0) > 0 && ngram_chance(n, 0) < 0.01);
     }
+    ngram_free(n);
+}
+
+/* What is predicted is guessed as if it had been said. */
+static void test_prediction(void **state)
+{
+    (void)state;
+    static const int32_t predicted[] = {5, 6, 7, 8, 9, 10}, said[] = {1, 2, 5, 6, 7};
+    const struct speculation rules = {7, 2, 4};
+    struct ngram *n = NULL;
+    struct err err;
+    assert_int_equal(ngram_open(&rules, 8, predicted, 6, &n, &err), OK);
+    ngram_follow(n, said, 2);
+    assert_int_equal(ngram_guess(n, 0), -1);
+    ngram_follow(n, said, 4);
+    assert_int_equal(ngram_guess(n, 0), 7);
+    ngram_follow(n, said, 5);
+    for (int32_t i = 0; i < 3; i++)
+        assert_int_equal(ngram_guess(n, i), 8 + i);
+    assert_int_equal(ngram_guess(n, 3), 1); /* the tokens stand one after the other */
     ngram_free(n);
 }
 
@@ -125,7 +145,7 @@ static void test_one_token_again_and_again(void **state)
     struct ngram *n = open_ngram((struct speculation){31, 1, 16}, LENGTH);
     for (int32_t length = 1; length <= LENGTH; length++)
         ngram_follow(n, tokens, length);
-    assert_int_equal(ngram_guess(n, tokens, 30), 0);
+    assert_int_equal(ngram_guess(n, 30), 0);
     assert_true(ngram_chance(n, 30) > 0.99);
     ngram_free(n);
 }
@@ -186,9 +206,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_guesses),
-        cmocka_unit_test(test_chances),
-        cmocka_unit_test(test_one_token_again_and_again),
+        cmocka_unit_test(test_guesses),    cmocka_unit_test(test_chances),
+        cmocka_unit_test(test_prediction), cmocka_unit_test(test_one_token_again_and_again),
         cmocka_unit_test(test_config),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

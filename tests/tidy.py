@@ -197,6 +197,7 @@ TESTED_BY = {
     "server/api/field.c": "tests/test_api.c tests/test_fields.c",
     "server/api/field_schema.c": "tests/test_fields.c",
     "server/api/logprobs.c": "tests/test_logprobs.c",
+    "server/api/prediction.c": "tests/blackbox/test_speculation.py",
     "server/api/openapi.c": "tests/test_fields.c",
     "server/api/sampling.c": "tests/test_api.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/tokenize.c": "tests/test_fields.c tests/blackbox/test_tokenize.py",

@@ -5,6 +5,7 @@
 #include "server/api/chat.h"
 
 #include "server/api/body.h"
+#include "server/api/prediction.h"
 #include "server/api/sampling.h"
 #include "server/api/tool_choice.h"
 
@@ -14,7 +15,7 @@
 struct raw {
     struct sampling sampling;
     struct conversation_fields conversation;
-    const struct jdoc *tool_choice, *modalities;
+    const struct jdoc *tool_choice, *modalities, *prediction;
     int64_t max_completion_tokens, top_logprobs;
     bool logprobs, add_special_tokens, include_reasoning, parallel_tool_calls;
 };
@@ -44,13 +45,16 @@ static const struct field rows[] = {
      .kind = FIELD_ANY,
      .schema = "\"enum\":[null,[\"text\"]]",
      AT(modalities)},
+    {.name = "prediction",
+     .kind = FIELD_ANY,
+     .schema = "\"type\":[\"object\",\"null\"]",
+     AT(prediction)},
     UNSUPPORTED(echo, FIELD_BOOL, 0),
     UNSUPPORTED(functions, FIELD_ARRAY, 0),
     UNSUPPORTED(function_call, FIELD_ANY, NAN),
     UNSUPPORTED(audio, FIELD_ANY, NAN),
     UNSUPPORTED(web_search_options, FIELD_ANY, NAN),
     IGNORED(verbosity),
-    IGNORED(prediction),
 };
 
 struct field_set chat_fields(int32_t vocab)
@@ -158,6 +162,7 @@ static void set_answer(const struct raw *raw, const struct completion_rules *rul
     r->answer.drop_reasoning = !raw->include_reasoning;
     r->answer.one_call = !raw->parallel_tool_calls || *choice->name;
     buf_init(&r->answer_begin, ANSWER_BEGIN_BYTES_MAX);
+    buf_init(&r->prediction, SIZE_MAX);
     if (choice->required)
         answer_form_begin(&r->answer, choice->name, &r->answer_begin);
 }
@@ -197,6 +202,7 @@ enum status chat_parse(const char *text, size_t n, const struct completion_rules
     TRY(sampling_check(&raw.sampling, q->doc, rules, e));
     TRY(convert(&raw, rules, fills_context, q, e));
     set_answer(&raw, rules, &choice, q);
+    TRY(prediction_read(raw.prediction, &q->prediction, e));
     TRY(set_structure(&raw, &choice, q, e));
     raw.conversation.harmony = rules->answer.harmony;
     TRY(conversation_make(&raw.conversation, q->doc, &r.conversation, e));

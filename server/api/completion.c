@@ -142,6 +142,8 @@ struct request_params completion_params(const struct completion_request *r)
     p.stop_ids = r->stop_ids;
     p.bad_ids = r->bad_ids;
     p.bad_ends = r->bad_ends;
+    p.prediction = r->prediction_ids;
+    p.prediction_count = r->prediction_count;
     return p;
 }
 
@@ -164,6 +166,7 @@ void completion_forget_text(struct completion_request *r)
         r->prompts[i].text = (struct field_string){NULL, 0};
     r->stop_count = r->bad_word_count = 0;
     r->structure = (struct structure){.kind = STRUCTURE_NONE};
+    buf_free(&r->prediction);
     jdoc_close(r->own_schema);
     jdoc_close(r->doc);
     r->own_schema = r->doc = NULL;
@@ -175,6 +178,8 @@ void completion_free(struct completion_request *r)
         free(r->prompts[i].ids);
     free(r->prompts);
     buf_free(&r->answer_begin);
+    buf_free(&r->prediction);
+    free(r->prediction_ids);
     guide_unref(r->params.guide);
     jdoc_close(r->own_schema);
     if (r->doc)

@@ -54,6 +54,8 @@ struct completion_request {
     bool return_token_ids, tokens_as_ids, add_special_tokens;
     struct answer_form answer; /* of a chat */
     struct buf answer_begin;   /* what the prompt ends with for it; empty: nothing */
+    struct buf prediction;     /* what it will mostly say; empty: nobody knows */
+    int32_t *prediction_ids, prediction_count; /* the same */
     struct structure structure;
     struct jdoc *own_schema; /* that it borrows from, beside doc; NULL: none */
     /* for the engine: completion_params. A guide is a reference that is ours. */

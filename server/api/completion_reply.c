@@ -60,6 +60,23 @@ void completion_reply_finish(const struct completion_choice *c, struct buf *out)
     write_stop_reason(c, out);
 }
 
+static void write_details(const struct completion_usage *u, struct buf *out)
+{
+    const bool reasons = u->reasoning_tokens >= 0;
+    if (!reasons && !u->predicted)
+        return;
+    buf_puts(out, ",\"completion_tokens_details\":{");
+    if (reasons)
+        buf_printf(out, "\"reasoning_tokens\":%" PRId64 "%s", u->reasoning_tokens,
+                   u->predicted ? "," : "");
+    if (u->predicted)
+        buf_printf(out,
+                   "\"accepted_prediction_tokens\":%" PRId64
+                   ",\"rejected_prediction_tokens\":%" PRId64,
+                   u->right_guesses, u->wrong_guesses);
+    buf_puts(out, "}");
+}
+
 void completion_reply_totals(const struct completion_usage *u, struct buf *out)
 {
     buf_printf(out,
@@ -68,9 +85,7 @@ void completion_reply_totals(const struct completion_usage *u, struct buf *out)
                "}",
                u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
                u->cached_tokens);
-    if (u->reasoning_tokens >= 0)
-        buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%" PRId64 "}",
-                   u->reasoning_tokens);
+    write_details(u, out);
     buf_puts(out, "}");
 }
 

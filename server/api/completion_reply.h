@@ -42,6 +42,8 @@ struct completion_choice {
 struct completion_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
     int64_t reasoning_tokens; /* of completion_tokens; -1: not looked for */
+    bool predicted;           /* the request had a prediction */
+    int64_t right_guesses, wrong_guesses;
 };
 
 /* A form of replies. */

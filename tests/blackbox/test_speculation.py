@@ -5,11 +5,13 @@ import concurrent.futures
 import json
 import re
 
+import openai
 import pytest
 
 import checkpoint
 import parrot
 import tokenizer_json as oracle
+from conftest import shared
 from harness import Command, is_sanitized
 from test_recovery import REQUESTS as RECOVERED, answer, kill, lose_a_rank
 from test_structured import PERSON, form
@@ -137,6 +139,62 @@ def test_chat_and_stream(serve):
     tokens = [token for chunk in chunks if chunk["logprobs"]
               for token in chunk["logprobs"]["tokens"]]
     assert tokens == whole["logprobs"]["tokens"] and len(tokens) == request["max_tokens"]
+
+
+@pytest.fixture(scope="module")
+def guessing(tmp_path_factory):
+    """A server with a chat template, and the official client's completions."""
+    template = tmp_path_factory.mktemp("template") / "plain.jinja"
+    template.write_text("{{ messages[-1].content }}")
+    for server in shared(tmp_path_factory, checkpoint.DEMO, "-tp", 2, "--chat-template", template,
+                         *SPECULATING):
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+        def ask(**fields):
+            request = {"model": "model", "messages": [{"role": "user", "content": "One day"}],
+                       "max_tokens": 150, "temperature": 0, **fields}
+            return client.chat.completions.create(**request)
+        yield server, ask
+
+
+def test_prediction(guessing):
+    """What a client says that the answer will be is guessed, and changes nothing else."""
+    server, ask = guessing
+    alone = ask()
+    text = alone.choices[0].message.content
+    assert alone.usage.completion_tokens_details is None
+
+    def accepted(prediction):
+        answer = ask(prediction={"type": "content", "content": prediction})
+        assert answer.choices == alone.choices
+        details = answer.usage.completion_tokens_details
+        assert details.rejected_prediction_tokens >= 0
+        return details.accepted_prediction_tokens
+    words = text.split(" ")
+    edited = " ".join(words[:20] + ["seven", "green", "dragons"] + words[20:])
+    parts = [{"type": "text", "text": edited[:100]}, {"type": "text", "text": edited[100:]}]
+    nothing = accepted("0123456789" * 20)
+    for prediction in text, edited, parts:
+        assert accepted(prediction) > nothing + 30 or not pays(server)
+    chunks = list(ask(prediction={"type": "content", "content": text}, stream=True,
+                      stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == text
+    assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens >= 0
+
+
+@pytest.mark.parametrize("prediction, says", [
+    ("text", 'prediction must be {"type": "content"'),
+    ({"type": "text", "content": "a"}, 'prediction must be {"type": "content"'),
+    ({"type": "content"}, "prediction.content must be text"),
+    ({"type": "content", "content": 5}, "prediction.content must be text"),
+    ({"type": "content", "content": ["a"]}, "prediction.content[0] must be"),
+    ({"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+     "prediction.content[1] must be")])
+def test_refused_predictions(guessing, prediction, says):
+    _, ask = guessing
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(prediction=prediction)
+    assert says in refused.value.message and refused.value.param == "prediction"
 
 
 @pytest.mark.parametrize("value, says", [
