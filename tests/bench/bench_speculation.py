@@ -3,9 +3,9 @@
 
     bench_speculation.py --model DIR [--build build/release] [--repeats 3] [-- server's options]
 
-The model is that of bench_serve.py, on two ranks with one thread each. Tokens per second of a server
-without guesses and one with them, in turns, of 1, 4 and 16 streams: of answers that say one token
-again and again, so that every guess is right, and of answers drawn from random weights, in
+The model is that of bench_serve.py, on two ranks with one thread each. Tokens per second of a
+server without guesses and one with them, in turns, of 1, 4 and 16 streams: of answers that say one
+token again and again, so that every guess is right, and of answers drawn from random weights, in
 which nothing comes twice. Prints markdown: medians, with the smallest and largest value.
 """
 
