@@ -33,6 +33,25 @@ static void begin_answer(struct completion_request *q, struct jinja_text *text)
     chat_template_add(text, q->answer_begin.data, q->answer_begin.len);
 }
 
+/* What no answer can say is not worth tokenizing. */
+static enum status encode_prediction(const struct job *j, struct completion_request *q,
+                                     struct api_error *e)
+{
+    enum status st = OK;
+    const int32_t max = j->service->rules.max_model_len;
+    if (q->prediction.len == 0)
+        return OK;
+    if (tokenizer_tokens_min(j->service->tokenizer, q->prediction.len) <= (size_t)max)
+        st = job_start_encode(j, "prediction", q->prediction.data, q->prediction.len, false,
+                              &q->prediction_ids, &q->prediction_count, e);
+    else
+        q->prediction_count = INT32_MAX;
+    if (st == OK && q->prediction_count > max)
+        return api_error_field(e, "prediction",
+                               "prediction has more tokens than the model's context: %d", max);
+    return st;
+}
+
 static enum status encode(struct job *j, struct api_error *e)
 {
     struct completion_request *q = &j->request;
@@ -56,9 +75,7 @@ static enum status encode(struct job *j, struct api_error *e)
     }
     TRY(completion_prompt_fit(q, p, max, e));
     TRY(completion_fill(q, max, e));
-    if (q->prediction.len > 0)
-        st = job_start_encode(j, "prediction", q->prediction.data, q->prediction.len, false,
-                              &q->prediction_ids, &q->prediction_count, e);
+    st = encode_prediction(j, q, e);
 out:
     jinja_text_free(&text);
     return st;

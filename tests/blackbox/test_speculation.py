@@ -189,7 +189,9 @@ def test_prediction(guessing):
     ({"type": "content", "content": 5}, "prediction.content must be text"),
     ({"type": "content", "content": ["a"]}, "prediction.content[0] must be"),
     ({"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
-     "prediction.content[1] must be")])
+     "prediction.content[1] must be"),
+    ({"type": "content", "content": "a b c d " * 1000}, "more tokens than the model's context"),
+    ({"type": "content", "content": "a b c d " * 400000}, "more tokens than the model's context")])
 def test_refused_predictions(guessing, prediction, says):
     _, ask = guessing
     with pytest.raises(openai.BadRequestError) as refused:
