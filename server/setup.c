@@ -57,17 +57,19 @@ out:
 
 static enum status quantize(struct setup *s, struct err *err)
 {
-    const bool widen = options_widen(&s->options) || !s->ops->holds(DTYPE_F4_E2M1);
+    const bool has = s->model.quant.code != DTYPE_F4_E2M1 || s->ops->holds(DTYPE_F4_E2M1);
+    const bool widen = options_widen(&s->options) || !has;
     enum status st =
         model_config_quantize(&s->model, options_quantization(&s->options), widen, err);
     if (st != OK || !model_config_codes(&s->model) || s->ops->holds(s->model.quant.code))
         return st;
     const char *codes = model_config_codes(&s->model);
+    const bool ints = dtype_is_int(s->model.quant.code), file = s->model.quant.kind == QUANT_FILE;
     return base_fail(err, ERR_DEVICE, "--device %s cannot hold %s weights; use --device cpu, or %s",
                      s->ops->name, codes,
-                     dtype_is_int(s->model.quant.code)
-                         ? "--quantization fp8"
-                         : "a checkpoint in bfloat16 without --quantization fp8");
+                     ints && file ? "--quantization none, for values of --dtype"
+                     : ints       ? "--quantization fp8"
+                                  : "a checkpoint in bfloat16 without --quantization fp8");
 }
 
 /* As --kv-placement says. Where layouts are compared (--modes) it says which of them are: the one
@@ -152,13 +154,8 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
 {
     uint64_t n = 0;
     const struct layout *l = s->layouts[rank];
-    for (int32_t i = 0; s->checkpoint && i < l->count; i++) {
-        const struct checkpoint_tensor *t =
-            checkpoint_find(s->checkpoint, l->weights[i].slices[0].tensor);
-        if (t)
-            n += placement_read_bytes(&l->weights[i], t->dtype) +
-                 checkpoint_scale_bytes(s->checkpoint, &l->weights[i]);
-    }
+    for (int32_t i = 0; s->checkpoint && i < l->count; i++)
+        n += checkpoint_read_bytes(s->checkpoint, &l->weights[i]);
     return n;
 }
 

@@ -404,6 +404,12 @@ static void fill_router(const struct layout *l, const struct model_config *m, co
     w->spec.cut[1] = w->spec.in;
 }
 
+/* Is it one of those that a quantised checkpoint has in codes? */
+static bool is_coded(const struct model_config *m, const struct param *p)
+{
+    return in_turns(m) ? is_expert(p) : p->per_layer;
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  struct which at, struct local_weight *w)
 {
@@ -437,7 +443,7 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     CHECK(spec.in == w->spec.in);
     w->spec = spec;
     keep(w, flow_stored_outputs(l->flow, part, l->rank));
-    if (dtype_is_scaled(spec.dtype) || (m->quant.widened && in_turns(m) && is_expert(p)))
+    if (dtype_is_scaled(spec.dtype) || (m->quant.widened && is_coded(m, p)))
         w->quant = m->quant;
 }
 
