@@ -620,6 +620,11 @@ bool options_widen(const struct options *o)
     return o->quantization && strcmp(o->quantization, "none") == 0;
 }
 
+bool options_dummy(const struct options *o)
+{
+    return o->load_format && strcmp(o->load_format, "dummy") == 0;
+}
+
 const char *options_backend(const struct options *o)
 {
     const char *device = o->device ? o->device : "cpu";

@@ -72,6 +72,17 @@ static enum status quantize(struct setup *s, struct err *err)
                                   : "a checkpoint in bfloat16 without --quantization fp8");
 }
 
+/* Of packed integers the files say which linears are left as they are. */
+static enum status find_left_out(struct setup *s, struct err *err)
+{
+    if (s->model.quant.form == QUANT_BYTES || options_dummy(&s->options))
+        return OK;
+    enum status st = checkpoint_open(s->options.model, &s->checkpoint, err);
+    if (st == OK)
+        layout_left_out(s->checkpoint, &s->model);
+    return st;
+}
+
 /* As --kv-placement says. Where layouts are compared (--modes) it says which of them are: the one
  * in use keeps its own when it has no other. */
 static enum status place(struct setup *s, struct err *err)
@@ -103,6 +114,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(backend_table(options_backend(o), &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
     TRY(quantize(out, err));
+    TRY(find_left_out(out, err));
     out->priced = o->prices || o->measure || o->pick_layout;
     if (out->priced)
         TRY(o->prices ? price_load(o->prices, &out->price, err) : plan_modes_measure(out, err));
@@ -113,9 +125,10 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(place(out, err));
     TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
-    if (o->load_format && strcmp(o->load_format, "dummy") == 0)
+    if (options_dummy(o))
         goto out;
-    TRY(checkpoint_open(o->model, &out->checkpoint, err));
+    if (!out->checkpoint)
+        TRY(checkpoint_open(o->model, &out->checkpoint, err));
     TRY(checkpoint_check(out->checkpoint, out->layouts[0]->weights, out->layouts[0]->count,
                          layout_ignored, layout_ignored_count, &out->ignored, err));
 out:

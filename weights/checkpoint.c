@@ -504,6 +504,12 @@ static enum status check_packed(const struct checkpoint *c, const struct local_w
         const struct checkpoint_tensor *t = checkpoint_find(c, part.tensor);
         if (!t && i == PACKED_ORDER)
             continue;
+        if (!t && i == PACKED_CODES && checkpoint_find(c, s->tensor))
+            return base_fail(
+                err, ERR_MODEL,
+                "%.200s: tensor %s is not quantised, as its like of the first layer "
+                "is; expected %s: linears that differ between layers are not supported",
+                c->files.dir, s->tensor, part.tensor);
         if (!t)
             return missing(c, part.tensor, err);
         enum status st = check_shape(c, t, &part, err);

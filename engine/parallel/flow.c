@@ -226,7 +226,7 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
     const bool head = part == PLAN_HEAD || (part == PLAN_EMBED && f->tied);
-    if (f->quant.kind == QUANT_NONE || f->quant.widened)
+    if (f->quant.kind == QUANT_NONE || f->quant.widened || (f->quant.left_out >> part & 1))
         return f->dtype;
     if (f->quant.code == DTYPE_F4_E2M1)
         return part == PLAN_GATE_UP || part == PLAN_DOWN ? DTYPE_F4_E2M1 : f->dtype;

@@ -53,6 +53,11 @@ FORMS = {
 }
 
 
+def is_linear(name):
+    """With Mixtral's experts, which have names of their own."""
+    return fp8.is_linear(name) or ".experts." in name
+
+
 def quantize(values, form):
     """(codes [N, K], zeros [N, G], scales [N, G]) of a matrix; codes and zeros are not negative."""
     rows, cols = values.shape
@@ -120,7 +125,7 @@ def quantized(directory, model, form, left_out=lambda name: False, **config):
     """The model with its linears packed; left_out: those that stay."""
     tensors = {}
     for name, values in fp8.read(model).items():
-        if fp8.is_linear(name) and not left_out(name):
+        if is_linear(name) and not left_out(name):
             tensors.update(tensors_of(name, *quantize(values, form), form))
         else:
             tensors[name] = values
@@ -131,7 +136,7 @@ def plain(directory, model, form, left_out=lambda name: False):
     """The same numbers as F32."""
     tensors = {}
     for name, values in fp8.read(model).items():
-        if fp8.is_linear(name) and not left_out(name):
+        if is_linear(name) and not left_out(name):
             values = meant(*quantize(values, form), form)
         tensors[name] = values.astype(numpy.float32)
     return fp8.write(directory, tensors, model, torch_dtype="float32", dtype="float32")
