@@ -335,7 +335,7 @@ struct backend_ops {
     void (*weight_close)(struct weight *w);
     /* Writes rows [row, row + rows) from row-major src with `stride` bytes per row and all `in`
      * columns, converted from src_dtype to the storage dtype; F8_E4M3 storage takes codes only, as
-     * they are, I8 and I4 take I8 (-128 to 127, -8 to 7), U4 takes I8, codes less their zeros (-16
+     * they are, I8 and I4 take I8 (-128 to 127, -8 to 7), U4 takes I8, codes less their zeros (-15
      * to 15, in each group at most 15 apart), F4_E2M1 takes I8, twice the value: 0, 1, 2, 3, 4, 6,
      * 8, 12 or less than 0. Thread-safe for disjoint groups of 32 rows that start at a multiple of
      * 32. */

@@ -9,14 +9,14 @@ static const struct {
 } types[] = {{DTYPE_I8, 127}, {DTYPE_I4, 7}, {DTYPE_U4, 15}, {DTYPE_F4_E2M1, 12}};
 enum { TYPES = ARRAY_LEN(types) };
 
-/* All of a type come up; of U4 with every zero from 0 to 16. */
+/* All of a type come up; of U4 with every zero from 0 to 15. */
 static int8_t nth_code(const struct weight_spec *spec, int32_t top, int32_t n, int32_t k)
 {
     const int32_t group = (spec->scale_skip + k) / BACKEND_GROUP;
     if (spec->dtype == DTYPE_F4_E2M1)
         return e2m1[n % 15];
     if (spec->dtype == DTYPE_U4)
-        return (int8_t)(n % 16 - (n - k + 2 * group) % 17);
+        return (int8_t)(n % 16 - (n - k + 3 * group) % 16);
     return (int8_t)(n % (2 * top + 1) - top - (top != 12 && k % 3 == 0));
 }
 

@@ -25,8 +25,8 @@ static struct matrix matrix_of(enum quant_form form, enum dtype code, int32_t co
     m.w.quant = (struct quant_config){.kind = QUANT_FILE, .form = form, .code = code, .rows = 1};
     m.w.quant.cols = cols;
     m.w.quant.zero_more = more;
-    m.zero_min = code != DTYPE_U4 ? 1 << (m.bits - 1) : more;
-    m.zero_max = code != DTYPE_U4 ? m.zero_min : 15 + more;
+    m.zero_min = code != DTYPE_U4 ? 1 << (m.bits - 1) : 0;
+    m.zero_max = code != DTYPE_U4 ? m.zero_min : 15;
     return m;
 }
 
@@ -78,7 +78,7 @@ static void make(const struct matrix *m, struct tensors *t)
                 put_bits(&t->codes[k * (ROWS / p) + n / p], m->bits, awq[n % p], q);
         }
         for (int32_t g = 0; g < groups; g++) {
-            const int32_t z = zero_of(m, n, g) - m->w.quant.zero_more;
+            const int32_t z = (zero_of(m, n, g) - m->w.quant.zero_more) & ((1 << m->bits) - 1);
             const bool packed = form == QUANT_PACKED;
             const int32_t place = form == QUANT_AWQ ? awq[n % p] : n % p;
             t->scales[packed ? n * groups + g : g * ROWS + n] = dtype_to_f16(scale_of(n, g));
@@ -193,6 +193,7 @@ static void test_parts(void **state)
                  {QUANT_GPTQ, PACKED_SCALES, "a.scales", {4, 37}, {0, 3}, {9, 20}},
                  {QUANT_GPTQ, PACKED_ZEROS, "a.qzeros", {4, 5}, {0, 3}, {1, 3}},
                  {QUANT_GPTQ, PACKED_ORDER, "a.g_idx", {1, 101}, {0, 1}, {30, 65}},
+                 {QUANT_GPTQ, PACKED_BIAS, "a.bias", {1, 37}, {0, 1}, {9, 20}},
                  {QUANT_AWQ, PACKED_CODES, "a.qweight", {101, 5}, {30, 65}, {1, 3}},
                  {QUANT_AWQ, PACKED_ZEROS, "a.qzeros", {4, 5}, {0, 3}, {1, 3}}};
     struct tensor_slice s = {.tensor = "a.weight", .shape = {37, 101}, .rows = {9, 20}}, part;

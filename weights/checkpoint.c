@@ -502,7 +502,7 @@ static enum status check_packed(const struct checkpoint *c, const struct local_w
         if (!packed_part(w, s, (enum packed_part)i, &part))
             continue;
         const struct checkpoint_tensor *t = checkpoint_find(c, part.tensor);
-        if (!t && i == PACKED_ORDER)
+        if (!t && packed_is_optional((enum packed_part)i))
             continue;
         if (!t && i == PACKED_CODES && checkpoint_find(c, s->tensor))
             return base_fail(

@@ -55,7 +55,8 @@ enum status loader_packed_fill(struct job *j, int32_t weight, const struct tenso
                                struct span rows, int64_t at, const struct worker *own,
                                struct err *err) MUST_USE;
 size_t loader_packed_bytes(const struct local_weight *w, size_t rows); /* of rows in staging */
-/* Are a weight's matrices of the shape, and their columns in the order, that we take them for? */
+/* Are a weight's matrices of the shape, and their columns in the order, that we take them for, and
+ * without a bias that the model has not? */
 enum status loader_packed_check(struct job *j, const struct local_weight *w,
                                 struct err *err) MUST_USE;
 

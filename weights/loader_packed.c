@@ -4,6 +4,8 @@
 #include "weights/loader_job.h"
 #include "weights/packed.h"
 
+#include <string.h>
+
 #define WORD sizeof(uint32_t)
 #define CHECKED 1024 /* columns whose order is read at a time */
 
@@ -142,7 +144,7 @@ out:
     return st;
 }
 
-/* ---- shape and order ---- */
+/* ---- what is beside them ---- */
 
 static int64_t integer_at(const void *data, enum dtype dtype, int64_t i)
 {
@@ -195,6 +197,40 @@ static enum status check_order(struct job *j, const struct local_weight *w,
     return OK;
 }
 
+static bool is_taken(const struct job *j, const char *tensor)
+{
+    for (int32_t i = 0; i < j->l->count; i++)
+        for (int32_t k = 0; k < j->weights[i].slice_count; k++)
+            if (strcmp(j->weights[i].slices[k].tensor, tensor) == 0)
+                return true;
+    return false;
+}
+
+/* Zeros, unless the model has a bias there. */
+static enum status check_bias(struct job *j, const struct tensor_slice *part, struct err *err)
+{
+    float values[CHECKED];
+    const struct worker alone = {NULL, NULL};
+    const struct checkpoint_tensor *t = checkpoint_find(j->c, part->tensor);
+    const bool taken = t && is_taken(j, t->name);
+    for (int64_t at = part->cols.begin, n; t && at < part->cols.end; at += n) {
+        n = part->cols.end - at < CHECKED ? part->cols.end - at : CHECKED;
+        enum status st =
+            loader_read(j, t, part->rows, (struct span){at, at + n}, values, &alone, err);
+        if (st != OK)
+            return st;
+        loader_count(j, (uint64_t)n * dtype_size(t->dtype));
+        for (int64_t i = 0; i < n && !taken; i++)
+            if (dtype_load(values, t->dtype, (size_t)i) != 0)
+                return base_fail(err, ERR_MODEL,
+                                 "tensor %s: element %lld is %g, expected zeros: this model has no "
+                                 "bias there",
+                                 t->name, (long long)(at + i),
+                                 (double)dtype_load(values, t->dtype, (size_t)i));
+    }
+    return OK;
+}
+
 enum status loader_packed_check(struct job *j, const struct local_weight *w, struct err *err)
 {
     enum status st = OK;
@@ -207,6 +243,8 @@ enum status loader_packed_check(struct job *j, const struct local_weight *w, str
             TRY(check_shape(j, s, &part, err));
         if (packed_part(w, s, PACKED_ORDER, &part))
             TRY(check_order(j, w, &part, err));
+        if (packed_part(w, s, PACKED_BIAS, &part))
+            TRY(check_bias(j, &part, err));
     }
 out:
     return st;

@@ -25,9 +25,9 @@ static const char *name_of(const struct local_weight *w, enum packed_part part)
 {
     static const char *const names[][PACKED_PARTS] = {
         [QUANT_PACKED] = {"weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx",
-                          "weight_shape"},
-        [QUANT_GPTQ] = {"qweight", "scales", "qzeros", "g_idx", NULL},
-        [QUANT_AWQ] = {"qweight", "scales", "qzeros", NULL, NULL}};
+                          "weight_shape", NULL},
+        [QUANT_GPTQ] = {"qweight", "scales", "qzeros", "g_idx", NULL, "bias"},
+        [QUANT_AWQ] = {"qweight", "scales", "qzeros", NULL, NULL, NULL}};
     const bool none =
         w->quant.form == QUANT_PACKED && part == PACKED_ZEROS && w->quant.code != DTYPE_U4;
     return none ? NULL : names[w->quant.form][part];
@@ -35,14 +35,16 @@ static const char *name_of(const struct local_weight *w, enum packed_part part)
 
 bool packed_part_type(enum packed_part part, enum dtype dtype)
 {
-    return part == PACKED_SCALES  ? dtype_is_compute(dtype)
+    const bool floats = part == PACKED_SCALES || part == PACKED_BIAS;
+    return floats                 ? dtype_is_compute(dtype)
            : part == PACKED_SHAPE ? dtype == DTYPE_I64 || dtype == DTYPE_I32
                                   : dtype == DTYPE_I32;
 }
 
 const char *packed_part_types(enum packed_part part)
 {
-    return part == PACKED_SCALES  ? "F32, F16 or BF16"
+    const bool floats = part == PACKED_SCALES || part == PACKED_BIAS;
+    return floats                 ? "F32, F16 or BF16"
            : part == PACKED_SHAPE ? "I64 or I32"
                                   : "I32, by quantization_config";
 }
@@ -87,6 +89,20 @@ static struct placement_box box_of(const struct places *p, struct span rows, str
     return p->turned ? (struct placement_box){cols, rows} : (struct placement_box){rows, cols};
 }
 
+/* Of a tensor with one dimension. */
+static struct tensor_slice list_of(const struct tensor_slice *s, enum packed_part part, bool empty)
+{
+    struct tensor_slice list = {.ndim = 1, .shape = {1, 2}, .rows = {0, !empty}};
+    const struct span both = {0, 2}, none = {0, 0};
+    if (part != PACKED_SHAPE)
+        list.shape[1] = s->shape[part == PACKED_ORDER];
+    list.cols = empty                  ? none
+                : part == PACKED_ORDER ? s->cols
+                : part == PACKED_BIAS  ? s->rows
+                                       : both;
+    return list;
+}
+
 bool packed_part(const struct local_weight *w, const struct tensor_slice *s, enum packed_part part,
                  struct tensor_slice *out)
 {
@@ -103,15 +119,8 @@ bool packed_part(const struct local_weight *w, const struct tensor_slice *s, enu
     *out = (struct tensor_slice){.ndim = 2, .rows = box.rows, .cols = box.cols};
     out->shape[0] = whole.rows.end;
     out->shape[1] = whole.cols.end;
-    if (part == PACKED_ORDER || part == PACKED_SHAPE) {
-        out->ndim = 1;
-        out->shape[0] = 1;
-        out->shape[1] = part == PACKED_ORDER ? s->shape[1] : 2;
-        out->rows = (struct span){0, !empty};
-        out->cols = empty                  ? (struct span){0, 0}
-                    : part == PACKED_ORDER ? s->cols
-                                           : (struct span){0, 2};
-    }
+    if (part >= PACKED_ORDER)
+        *out = list_of(s, part, empty);
     const int used =
         snprintf(out->tensor, sizeof out->tensor, "%.*s%s", (int)(n - end), s->tensor, name);
     CHECK(used > 0 && used < PLACEMENT_NAME_MAX);
@@ -173,8 +182,8 @@ static bool read_zero(const struct packed_rows *p, const struct line *l, int64_t
     if (!p->zeros)
         return true;
     const uint32_t word = p->zeros[l->first + (group - l->cols.begin) * l->step];
-    *zero = (int32_t)(word >> bits * place_in_word(p, row) & ((1u << bits) - 1));
-    *zero += p->weight->quant.zero_more;
+    const uint32_t stored = word >> bits * place_in_word(p, row);
+    *zero = (int32_t)(stored + (uint32_t)p->weight->quant.zero_more) & ((1 << bits) - 1);
     return p->weight->quant.code == DTYPE_U4 || *zero == half;
 }
 

@@ -8,10 +8,11 @@
  *   AWQ     X.qweight [K, N/p]        X.scales [G, N]        X.qzeros [G, N/p]
  *
  * The first number of a word is in its lowest bits; AWQ has those of even place first, then the
- * others. A weight is scale * (code - zero). Where zeros are not in the file, or U4 is not the type
- * that is held, they are half of what the bits can say. PACKED rounds K/p and N/p up; the others
- * have whole words. (compressed-tensors' pack_quantized, AutoGPTQ's QuantLinear, AutoAWQ's
- * WQLinear_GEMM.) */
+ * others. A weight is scale * (code - zero). Version 1 of GPTQ stores zeros less one, so 0 as the
+ * largest. Where zeros are not in the file, or U4 is not the type that is held, they are half of
+ * what the bits can say. PACKED rounds K/p and N/p up; the others have whole words. Older versions
+ * of AutoGPTQ give every linear an X.bias [N], of zeros where the model has none.
+ * (compressed-tensors' pack_quantized, AutoGPTQ's QuantLinear, AutoAWQ's WQLinear_GEMM.) */
 #ifndef TESSERA_WEIGHTS_PACKED_H
 #define TESSERA_WEIGHTS_PACKED_H
 
@@ -23,6 +24,7 @@ enum packed_part {
     PACKED_ZEROS,
     PACKED_ORDER, /* the group of each column: k / g; the tensor may be missing */
     PACKED_SHAPE, /* N and K */
+    PACKED_BIAS,  /* may be missing, too */
     PACKED_PARTS
 };
 
@@ -31,6 +33,10 @@ bool packed_is_source(const struct local_weight *w);
 /* The part of a slice as one of the tensor that has it; false: the form has no such tensor. */
 bool packed_part(const struct local_weight *w, const struct tensor_slice *s, enum packed_part part,
                  struct tensor_slice *out);
+static inline bool packed_is_optional(enum packed_part part)
+{
+    return part == PACKED_ORDER || part == PACKED_BIAS;
+}
 /* May that tensor be of this type? And those that may, for messages. */
 bool packed_part_type(enum packed_part part, enum dtype dtype);
 const char *packed_part_types(enum packed_part part);

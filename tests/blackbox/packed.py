@@ -43,7 +43,7 @@ FORMS = {
     "packed": Form("packed", scales="BF16"),
     "packed, zeros": Form("packed", group=32, symmetric=False),
     "packed, channels": Form("packed", group=-1, scales="F32"),
-    "packed, 8 bits": Form("packed", bits=8, group=128, scales="BF16"),
+    "packed, 8 bits": Form("packed", bits=8, scales="BF16"),
     "gptq": Form("gptq", group=128),
     "gptq, zeros": Form("gptq", symmetric=False),
     "gptq_v2, channels, zeros": Form("gptq_v2", group=-1, symmetric=False),
@@ -73,9 +73,8 @@ def quantize(values, form):
             scale = (part.max(1).clip(0) - part.min(1).clip(max=0)) / most
         scale = numpy.maximum(scale, 1e-6).astype(fp8.TYPES[form.scales])
         wide = scale.astype(numpy.float32)
-        lowest = 1 if form.method == "gptq" else 0  # of which 1 is taken when it is stored
         zero = numpy.full(rows, half) if form.symmetric else \
-            numpy.rint(-part.min(1) / wide).clip(lowest, most).astype(numpy.int64)
+            numpy.rint(-part.min(1) / wide).clip(0, most).astype(numpy.int64)
         codes[:, begin:begin + size] = \
             (numpy.rint(part / wide[:, None]) + zero[:, None]).clip(0, most)
         zeros.append(zero)
@@ -116,7 +115,7 @@ def tensors_of(name, codes, zeros, scales, form):
                  "qzeros": words(zeros.T, bits, 1, AWQ_ORDER)}
     else:
         found = {"qweight": words(codes.T, bits, 0), "scales": scales.T.copy(),
-                 "qzeros": words(zeros.T - (form.method == "gptq"), bits, 1),
+                 "qzeros": words((zeros.T - (form.method == "gptq")) % 2 ** bits, bits, 1),
                  "g_idx": group.astype("<i4")}
     return {name + suffix: values for suffix, values in found.items()}
 
