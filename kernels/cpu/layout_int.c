@@ -5,8 +5,8 @@
  * four: a byte holds a code of quad 2i in its low bits and that of quad 2i + 1 in its high ones, of
  * I4 each plus 8, of U4 each plus the zero, of F4_E2M1 as the format has them. A product depends on
  * codes less their zero alone, so that is what comes here, and of the zeros that leave 0 to 15 the
- * least is held. Columns that a cut weight lacks of its first or last group have some code that no
- * code of x ever meets. */
+ * least is held. Columns that a cut weight lacks of its first or last group are zeros that no code
+ * of x ever meets. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/numerics.h"
 
@@ -83,8 +83,7 @@ static void put_group(const struct weight_spec *spec, unsigned char *at, int32_t
 {
     const enum dtype dtype = spec->dtype;
     unsigned char *word = at + (size_t)j * CPU_QUAD;
-    int8_t group[BACKEND_GROUP];
-    memset(group, dtype == DTYPE_U4 && p->begin < p->end ? codes[p->begin] : 0, sizeof group);
+    int8_t group[BACKEND_GROUP] = {0};
     memcpy(group + p->skip, codes + p->begin, (size_t)(p->end - p->begin));
     const int32_t zero = zero_of(dtype, group);
     if (dtype == DTYPE_U4)
