@@ -63,17 +63,17 @@ static void read_floats(struct reader *r, struct quant_config *q)
 /* ---- integers in words of 32 bits ---- */
 
 /* The type they are held in; of 8 bits less their zero they would need more than 8. */
-static void read_integers(struct reader *r, enum quant_form form, const char *bits,
-                          const char *symmetric, bool are, struct quant_config *q)
+static void read_integers(struct reader *r, enum quant_form form, const char *bits, bool symmetric,
+                          struct quant_config *q)
 {
     const struct jdoc *v = jdoc_get_value(r->object, bits);
     const bool eight = v && jdoc_type(v) == JDOC_INT && jdoc_int(v) == 8 && form != QUANT_AWQ;
     if (!eight && reader_int(r, bits, 0, 64, -1) != 4)
         reader_fail(r, bits, form == QUANT_AWQ ? "4" : "4, or 8");
-    if (eight && !are)
-        reader_fail(r, symmetric, "true (with 8 bits)");
+    if (eight && !symmetric)
+        reader_fail(r, form == QUANT_GPTQ ? "sym" : "symmetric", "true (with 8 bits)");
     q->form = form;
-    q->code = eight ? DTYPE_I8 : are ? DTYPE_I4 : DTYPE_U4;
+    q->code = eight ? DTYPE_I8 : symmetric ? DTYPE_I4 : DTYPE_U4;
     q->rows = 1;
 }
 
@@ -92,8 +92,7 @@ static void read_group(struct reader *r, const char *key, struct quant_config *q
 /* The weights of compressed-tensors' pack-quantized. */
 static void read_packed(struct reader *r, struct quant_config *q)
 {
-    const bool symmetric = reader_bool(r, "symmetric", true);
-    read_integers(r, QUANT_PACKED, "num_bits", "symmetric", symmetric, q);
+    read_integers(r, QUANT_PACKED, "num_bits", reader_bool(r, "symmetric", true), q);
     reader_expect(r, "type", "int");
     const char *strategy = reader_string(r, "strategy");
     if (strategy && strcmp(strategy, "group") == 0)
@@ -118,7 +117,7 @@ static void read_gptq(struct reader *r, struct quant_config *q)
     const bool second = format && strcmp(format, "gptq_v2") == 0;
     if (format && !second && strcmp(format, "gptq") != 0)
         reader_fail(r, key, "\"gptq\" or \"gptq_v2\"");
-    read_integers(r, QUANT_GPTQ, "bits", "sym", reader_bool(r, "sym", true), q);
+    read_integers(r, QUANT_GPTQ, "bits", reader_bool(r, "sym", true), q);
     read_group(r, "group_size", q);
     q->zero_more = !second;
     if (reader_bool(r, "desc_act", false) && q->cols > 0)
@@ -140,11 +139,21 @@ static void read_awq(struct reader *r, struct quant_config *q)
         reader_fail(r, "version", "\"gemm\"");
     if (!reader_bool(r, "zero_point", true))
         reader_fail(r, "zero_point", "true");
-    read_integers(r, QUANT_AWQ, jdoc_get_value(r->object, "bits") ? "bits" : "w_bit", "", false, q);
+    read_integers(r, QUANT_AWQ, jdoc_get_value(r->object, "bits") ? "bits" : "w_bit", false, q);
     read_group(r, jdoc_get_value(r->object, "group_size") ? "group_size" : "q_group_size", q);
 }
 
 /* ---- methods ---- */
+
+/* What zeros there are among the weights does not matter unless they are left out. */
+static void expect_dense(struct reader *r)
+{
+    const struct jdoc *outer = r->object, *v = jdoc_get_value(outer, "sparsity_config");
+    if (v && !(jdoc_type(v) == JDOC_OBJECT && jdoc_size(v) == 0) &&
+        reader_enter(r, "sparsity_config"))
+        reader_expect(r, "format", "dense");
+    r->object = outer;
+}
 
 /* One group of linears, which is all of them. Activations stay as they are here, so
  * input_activations and its scales are not asked for. */
@@ -156,7 +165,7 @@ static void read_compressed(struct reader *r, struct quant_config *q)
     if (!packed && (!format || strcmp(format, "float-quantized") != 0))
         reader_fail(r, "format", "\"float-quantized\" or \"pack-quantized\"");
     expect_absent(r, "kv_cache_scheme");
-    expect_absent(r, "sparsity_config");
+    expect_dense(r);
     expect_absent(r, "transform_config");
     const struct jdoc *groups = reader_enter(r, "config_groups");
     if (!groups)

@@ -275,6 +275,8 @@ static void test_config(void **state)
         int32_t cols, more;
     } good[] = {
         {PACKED(GROUP "\"num_bits\":4"), QUANT_PACKED, DTYPE_I4, 128, 0},
+        {PACKED(GROUP "\"num_bits\":4") ",\"sparsity_config\":{\"format\":\"dense\"}", QUANT_PACKED,
+         DTYPE_I4, 128, 0},
         {PACKED(GROUP "\"num_bits\":4,\"symmetric\":false"), QUANT_PACKED, DTYPE_U4, 128, 0},
         {PACKED(GROUP "\"num_bits\":8,\"actorder\":\"static\""), QUANT_PACKED, DTYPE_I8, 128, 0},
         {PACKED("\"type\":\"int\",\"strategy\":\"channel\",\"num_bits\":4"), QUANT_PACKED, DTYPE_I4,
@@ -319,7 +321,8 @@ static void test_bad_config(void **state)
          "strategy is \"tensor\""},
         {PACKED(GROUP "\"num_bits\":4") ",\"transform_config\":{\"a\":1}", "transform_config is"},
         {PACKED(GROUP "\"num_bits\":4") ",\"sparsity_config\":{\"format\":\"x\"}",
-         "sparsity_config is an object, expected null"},
+         "format is \"x\", expected \"dense\""},
+        {PACKED(GROUP "\"num_bits\":4") ",\"sparsity_config\":1", "sparsity_config is 1"},
         {GPTQ "16", "group_size is 16, expected a multiple of 32, or -1"},
         {GPTQ "0", "group_size is 0, expected"},
         {GPTQ "null", "group_size is null, expected"},
