@@ -11,7 +11,7 @@ static const struct {
     [DTYPE_I64] = {"I64", 8}, [DTYPE_I32] = {"I32", 4},         [DTYPE_I16] = {"I16", 2},
     [DTYPE_I8] = {"I8", 1},   [DTYPE_U64] = {"U64", 8},         [DTYPE_U32] = {"U32", 4},
     [DTYPE_U16] = {"U16", 2}, [DTYPE_U8] = {"U8", 1},           [DTYPE_BOOL] = {"BOOL", 1},
-    [DTYPE_I4] = {"I4", 0},   [DTYPE_F4_E2M1] = {"F4_E2M1", 0},
+    [DTYPE_I4] = {"I4", 0},   [DTYPE_U4] = {"U4", 0},           [DTYPE_F4_E2M1] = {"F4_E2M1", 0},
 };
 
 size_t dtype_size(enum dtype t)

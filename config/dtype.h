@@ -7,9 +7,10 @@
 #include <string.h>
 
 /* The safetensors names. F32, F16 and BF16 are computed with, F8_E4M3 where a scale comes with it,
- * U8 is read where it holds codes of MXFP4; the rest is recognised so that a header can be checked
- * and refused by name. I8, I4 and F4_E2M1 are also what a backend can hold weights in, as codes
- * with scales; those of 4 bits are no type of a file and have no size. */
+ * U8 is read where it holds codes of MXFP4, I32 where it has eight codes of 4 bits; the rest is
+ * recognised so that a header can be checked and refused by name. I8, I4, U4 and F4_E2M1 are also
+ * what a backend can hold weights in, as codes with scales; those of 4 bits are no type of a file
+ * and have no size. */
 enum dtype {
     DTYPE_F32,
     DTYPE_F16,
@@ -27,11 +28,12 @@ enum dtype {
     DTYPE_U8,
     DTYPE_BOOL,
     DTYPE_I4,
+    DTYPE_U4,      /* 0 to 15, less the zero of its group */
     DTYPE_F4_E2M1, /* codes are twice the value */
     DTYPE_COUNT
 };
 
-/* Bytes of one element; 0 of I4 and F4_E2M1. */
+/* Bytes of one element; 0 of those of 4 bits. */
 size_t dtype_size(enum dtype t);
 /* safetensors name: "F32", "BF16", ... */
 const char *dtype_name(enum dtype t);
@@ -42,7 +44,7 @@ bool dtype_is_compute(enum dtype t);
 /* Integer codes with a scale per group. */
 static inline bool dtype_is_int(enum dtype t)
 {
-    return t == DTYPE_I8 || t == DTYPE_I4 || t == DTYPE_F4_E2M1;
+    return t == DTYPE_I8 || t == DTYPE_I4 || t == DTYPE_U4 || t == DTYPE_F4_E2M1;
 }
 /* Those, or F8_E4M3: codes that mean something with their scale only. */
 static inline bool dtype_is_scaled(enum dtype t)

@@ -5,6 +5,7 @@
 #include "config/family.h"
 #include "config/file.h"
 #include "config/model_attention.h"
+#include "config/model_quant.h"
 #include "config/reader.h"
 
 #include <math.h>
@@ -143,144 +144,6 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
             (int)x->experts, (int)m->layers, (int)(x->experts * m->layers), MODEL_EXPERTS_MAX);
 }
 
-/* ---- quantization_config ---- */
-
-/* NULL, reported, when absent or not an object; at most one of them is open at a time. */
-static const struct jdoc *enter(struct reader *r, const char *key)
-{
-    const struct jdoc *v = jdoc_get_value(r->object, key);
-    if (!v || jdoc_type(v) != JDOC_OBJECT) {
-        reader_fail(r, key, "an object");
-        return NULL;
-    }
-    r->object = v;
-    return v;
-}
-
-static void expect(struct reader *r, const char *key, const char *value)
-{
-    const char *text = reader_string(r, key);
-    char wanted[64];
-    snprintf(wanted, sizeof wanted, "\"%s\"", value);
-    if (!text || strcmp(text, value) != 0)
-        reader_fail(r, key, wanted);
-}
-
-static void expect_absent(struct reader *r, const char *key)
-{
-    if (jdoc_get_value(r->object, key))
-        reader_fail(r, key, "null (not supported)");
-}
-
-/* [rows, cols] of the blocks that have a scale. */
-static void read_block(struct reader *r, const char *key, struct quant_config *q)
-{
-    const struct jdoc *v = jdoc_get_value(r->object, key);
-    int64_t size[2] = {0};
-    for (size_t i = 0; v && i < 2 && jdoc_type(v) == JDOC_ARRAY && jdoc_size(v) == 2; i++)
-        if (jdoc_type(jdoc_at(v, i)) == JDOC_INT)
-            size[i] = jdoc_int(jdoc_at(v, i));
-    if (size[0] < 1 || size[1] < 1 || size[0] > 1 << 20 || size[1] > 1 << 20)
-        reader_fail(r, key, "two numbers from 1 to 1048576");
-    q->rows = (int32_t)size[0];
-    q->cols = (int32_t)size[1];
-}
-
-/* As DeepSeek and Qwen publish them: blocks with X_scale_inv, or one X_scale per tensor. */
-static void read_quant_fp8(struct reader *r, struct quant_config *q)
-{
-    if (jdoc_get_value(r->object, "fmt"))
-        expect(r, "fmt", "e4m3");
-    if (!jdoc_get_value(r->object, "weight_block_size"))
-        return;
-    read_block(r, "weight_block_size", q);
-    q->inverse = true;
-}
-
-/* Activations stay as they are here, so input_activations and its scales are not asked for. */
-static void read_quant_compressed(struct reader *r, struct quant_config *q)
-{
-    const char *name;
-    const struct jdoc *group = NULL;
-    expect(r, "format", "float-quantized");
-    expect_absent(r, "kv_cache_scheme");
-    const struct jdoc *groups = enter(r, "config_groups");
-    if (!groups)
-        return;
-    if (jdoc_size(groups) == 1)
-        jdoc_iter(groups, NULL, &name, &group);
-    if (!group || jdoc_type(group) != JDOC_OBJECT) {
-        r->object = groups;
-        reader_fail(r, "config_groups", "an object with one group");
-        return;
-    }
-    r->object = group;
-    if (!enter(r, "weights"))
-        return;
-    reader_int(r, "num_bits", 8, 8, -1);
-    expect(r, "type", "float");
-    if (!reader_bool(r, "symmetric", true))
-        reader_fail(r, "symmetric", "true");
-    const char *strategy = reader_string(r, "strategy");
-    if (strategy && strcmp(strategy, "channel") == 0)
-        q->rows = 1;
-    else if (strategy && strcmp(strategy, "block") == 0)
-        read_block(r, "block_structure", q);
-    else if (!strategy || strcmp(strategy, "tensor") != 0)
-        reader_fail(r, "strategy", "\"channel\", \"tensor\" or \"block\"");
-}
-
-/* As gpt-oss is published: the experts' linears, in groups of 32 columns. */
-static void read_quant_mxfp4(struct reader *r, const struct model_config *m, struct quant_config *q)
-{
-    const int32_t group = 32;
-    q->code = DTYPE_F4_E2M1;
-    q->rows = 1;
-    q->cols = group;
-    if (m->mixture.kind != MIXTURE_GPT_OSS)
-        reader_fail(r, "quant_method", "\"fp8\" or \"compressed-tensors\" (mxfp4: of gpt_oss)");
-    else if (m->hidden % group != 0 || m->mlp % group != 0)
-        reader_fail(r, "quant_method", "hidden_size and intermediate_size in multiples of 32");
-}
-
-static void read_quant(struct reader *r, struct model_config *m)
-{
-    struct quant_config *q = &m->quant;
-    const struct jdoc *outer = r->object;
-    if (!jdoc_get_value(outer, "quantization_config") || !enter(r, "quantization_config"))
-        return;
-    const char *method = reader_string(r, "quant_method");
-    q->kind = QUANT_FILE;
-    q->code = DTYPE_F8_E4M3;
-    if (method && strcmp(method, "fp8") == 0)
-        read_quant_fp8(r, q);
-    else if (method && strcmp(method, "compressed-tensors") == 0)
-        read_quant_compressed(r, q);
-    else if (method && strcmp(method, "mxfp4") == 0)
-        read_quant_mxfp4(r, m, q);
-    else
-        reader_fail(r, "quant_method",
-                    "\"fp8\" or \"compressed-tensors\" (of E4M3 weights), or \"mxfp4\"");
-    if (r->st == OK && m->mixture.kind == MIXTURE_GPT_OSS && q->code != DTYPE_F4_E2M1)
-        reader_fail(r, "quant_method", "\"mxfp4\" (of gpt_oss)");
-    r->object = outer;
-}
-
-enum status model_config_quantize(struct model_config *m, enum dtype code, bool widen,
-                                  struct err *err)
-{
-    m->quant.widened = widen && m->quant.kind == QUANT_FILE && m->quant.code == DTYPE_F4_E2M1;
-    if (code == DTYPE_F32 || (m->quant.kind == QUANT_FILE && code == m->quant.code))
-        return OK;
-    if (m->quant.kind == QUANT_FILE)
-        return base_fail(err, ERR_USAGE,
-                         "--quantization %s: the checkpoint's weights are %s already; it takes "
-                         "one in float32, float16 or bfloat16",
-                         model_config_code_name(code), model_config_code_name(m->quant.code));
-    m->quant = (struct quant_config){.kind = QUANT_LOAD, .code = code, .rows = 1};
-    return OK;
-}
-
 /* The nearest family where model_type is none, which is then reported. */
 static const struct family *read_family(struct reader *r, struct model_config *m)
 {
@@ -379,11 +242,11 @@ static void read_config(struct reader *r, struct model_config *m)
         const bool said = jdoc_get_value(outer, "tie_word_embeddings") != NULL;
         const bool tied = reader_bool(r, "tie_word_embeddings", m->tied);
         read_dtype(r, m);
-        read_quant(r, m);
-        if (!enter(r, "text_config"))
+        model_quant_read(r, m);
+        if (!reader_enter(r, "text_config"))
             return;
         if (jdoc_get_value(r->object, "model_type"))
-            expect(r, "model_type", f->inner);
+            reader_expect(r, "model_type", f->inner);
         read_model(r, f, m);
         read_ends(r, m);
         r->object = outer;
@@ -391,7 +254,7 @@ static void read_config(struct reader *r, struct model_config *m)
             m->tied = tied || (f->flat && m->tied);
     } else {
         read_model(r, f, m);
-        read_quant(r, m);
+        model_quant_read(r, m);
     }
     read_ends(r, m);
 }

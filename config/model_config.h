@@ -27,22 +27,35 @@ struct rope_config {
     float short_factor[ROPE_PAIRS_MAX], long_factor[ROPE_PAIRS_MAX];
 };
 
-/* The linears inside the layers (flow_weight: and others) as codes of F8_E4M3, I8 or I4: each times
- * the scale of its block of rows x cols (0: as many as the tensor has). Of F4_E2M1 only those of
- * experts. */
+/* The linears inside the layers (flow_weight: and others) as codes of F8_E4M3, I8, I4 or U4: each
+ * times the scale of its block of rows x cols (0: as many as the tensor has). Of F4_E2M1 only those
+ * of experts. */
 enum quant_kind {
     QUANT_NONE,
     QUANT_LOAD, /* while loading: a scale per row, or per group of it of I8 and I4 */
-    QUANT_FILE, /* the checkpoint holds F8_E4M3, and the scales of X in X_scale or X_scale_inv; or
-                   MXFP4 (weights/mxfp4.h), the codes in X_blocks and the scales in X_scales */
+    QUANT_FILE, /* as they come in the checkpoint */
+};
+
+/* How they come there. */
+enum quant_form {
+    /* F8_E4M3, and the scales of X in X_scale or X_scale_inv; or MXFP4 (weights/mxfp4.h), the codes
+     * in X_blocks and the scales in X_scales */
+    QUANT_BYTES,
+    /* I8, I4 or U4, several in a word of 32 bits (weights/packed.h) */
+    QUANT_PACKED, /* as compressed-tensors' pack-quantized has them */
+    QUANT_GPTQ,
+    QUANT_AWQ
 };
 
 struct quant_config {
     enum quant_kind kind;
-    enum dtype code; /* F8_E4M3, I8, I4 or F4_E2M1 */
+    enum quant_form form; /* of QUANT_FILE */
+    enum dtype code;      /* F8_E4M3, I8, I4, U4 or F4_E2M1 */
     int32_t rows, cols;
-    int32_t inverse; /* X_scale_inv; what is multiplied with all the same */
-    int32_t widened; /* F4_E2M1 of a file: held as values, not as codes */
+    int32_t inverse;   /* X_scale_inv; what is multiplied with all the same */
+    int32_t zero_more; /* GPTQ: zeros are stored less one, modulo 2^bits */
+    int32_t left_out;  /* bit by enum plan_part: linears that come as values all the same */
+    int32_t widened;   /* integers and F4_E2M1 of a file: held as values, not as codes */
 };
 
 /* A mixture of experts in every layer's place of an MLP, by how its family names it. */
@@ -139,18 +152,18 @@ static inline int32_t model_config_sliding(const struct model_config *m)
     return n;
 }
 
-/* --quantization, as options_quantization has it. F8_E4M3 has no effect on a model that is
- * quantised so already; others cannot be had of one that is quantised: ERR_USAGE. widen: codes that
- * can be are held as values (--quantization none, or the device holds no such codes). */
+/* --quantization, as options_quantization has it. It has no effect on a model that is quantised so
+ * already; others cannot be had of one that is quantised: ERR_USAGE. widen: codes that can be are
+ * held as values (--quantization none; MXFP4 also where the device holds no such codes). */
 enum status model_config_quantize(struct model_config *m, enum dtype code, bool widen,
                                   struct err *err) MUST_USE;
 /* "fp8", "int8", "int4", "mxfp4". */
 static inline const char *model_config_code_name(enum dtype code)
 {
-    return code == DTYPE_F8_E4M3 ? "fp8"
-           : code == DTYPE_I8    ? "int8"
-           : code == DTYPE_I4    ? "int4"
-                                 : "mxfp4";
+    return code == DTYPE_F8_E4M3                  ? "fp8"
+           : code == DTYPE_I8                     ? "int8"
+           : code == DTYPE_I4 || code == DTYPE_U4 ? "int4"
+                                                  : "mxfp4";
 }
 /* The name of the codes it is held in, or NULL where it has none. */
 static inline const char *model_config_codes(const struct model_config *m)

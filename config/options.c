@@ -71,7 +71,7 @@ const struct options_row options_rows[] = {
     {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|none|fp8|int8|int4",
      "fp8: the layers' linears become E4M3 with a scale per row; int8, int4 (CPU): integers with a "
      "scale per 32 columns, times activations rounded to int8; auto: as the checkpoint has them; "
-     "none: the same, but MXFP4 as values of --dtype"},
+     "none: the same, but integers and MXFP4 as values of --dtype"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",
@@ -624,6 +624,11 @@ enum dtype options_quantization(const struct options *o)
 bool options_widen(const struct options *o)
 {
     return o->quantization && strcmp(o->quantization, "none") == 0;
+}
+
+bool options_dummy(const struct options *o)
+{
+    return o->load_format && strcmp(o->load_format, "dummy") == 0;
 }
 
 const char *options_backend(const struct options *o)

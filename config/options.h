@@ -117,6 +117,8 @@ bool options_distributed(const struct options *o);
 enum dtype options_quantization(const struct options *o);
 /* --quantization none. */
 bool options_widen(const struct options *o);
+/* --load-format dummy */
+bool options_dummy(const struct options *o);
 /* Backend of kernels/backend.h that --device and --deterministic name. */
 const char *options_backend(const struct options *o);
 /* Is --comm mpi in force? */

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 void reader_fail(struct reader *r, const char *key, const char *wanted)
 {
@@ -79,4 +80,24 @@ const char *reader_string(struct reader *r, const char *key)
         return NULL;
     }
     return v ? jdoc_string(v) : NULL;
+}
+
+const struct jdoc *reader_enter(struct reader *r, const char *key)
+{
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    if (!v || jdoc_type(v) != JDOC_OBJECT) {
+        reader_fail(r, key, "an object");
+        return NULL;
+    }
+    r->object = v;
+    return v;
+}
+
+void reader_expect(struct reader *r, const char *key, const char *value)
+{
+    const char *text = reader_string(r, key);
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "\"%s\"", value);
+    if (!text || strcmp(text, value) != 0)
+        reader_fail(r, key, wanted);
 }

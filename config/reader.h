@@ -20,5 +20,10 @@ double reader_number(struct reader *r, const char *key, double min, double max, 
 bool reader_bool(struct reader *r, const char *key, bool fallback);
 /* NULL when absent or not a string (which is then reported). */
 const char *reader_string(struct reader *r, const char *key);
+/* Moves to the member of that name, which it returns; NULL, reported, when absent or not an object.
+ */
+const struct jdoc *reader_enter(struct reader *r, const char *key);
+/* Reported unless it is that string. */
+void reader_expect(struct reader *r, const char *key, const char *value);
 
 #endif

@@ -55,7 +55,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
     TRY(loader_open(r->backend, l->weights, l->count, arena, &r->weights, err));
     if (o->weights_kept)
         goto kept;
-    if (strcmp(o->load_format, "dummy") == 0) {
+    if (options_dummy(o)) {
         const struct synth_rules rules = layout_synth_rules(m, (uint64_t)o->seed);
         TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
     } else {

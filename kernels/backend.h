@@ -15,13 +15,13 @@
  *              of K; leaves are folded by a tree (stride 1, 2, 4, ...). Rows never mix.
  *   F8_E4M3    a weight is its code times its scale, rounded to fp32: results are those of the same
  *              values held in F32.
- *   I8, I4,    a weight is a code of 8 or 4 bits times the scale of its group of 32 columns; x is
- *   F4_E2M1    rounded to codes of 8 bits, too, with a scale for each run: the columns of a group
- *              that lie in one leaf (numerics.h). The sum of products of codes over a run is an
- *              integer, so exact; an output is one ascending chain over the runs of fused
- *              multiply-adds of that sum and (scale of the weight * scale of x) from +0.0, per
- *              leaf. A GPU, which holds F4_E2M1 of these, leaves x alone: results are those of the
- *              same values held in BF16.
+ *   I8, I4,    a weight is a code of 8 or 4 bits (of U4 less the zero of its group) times the
+ *   U4,        scale of its group of 32 columns; x is rounded to codes of 8 bits, too, with a
+ *   F4_E2M1    scale for each run: the columns of a group that lie in one leaf (numerics.h). The
+ *              sum of products of codes over a run is an integer, so exact; an output is one
+ *              ascending chain over the runs of fused multiply-adds of that sum and (scale of the
+ *              weight * scale of x) from +0.0, per leaf. A GPU, which holds F4_E2M1 of these,
+ *              leaves x alone: results are those of the same values held in BF16.
  *   experts    expert_linear is linear, with each row's experts for itself. In expert_sum a leaf's
  *              sum of a row begins with +0.0; to it are added, ascending over the row's experts,
  *              the products of share and the expert's chain over that leaf. Leaves fold as above.
@@ -51,7 +51,7 @@
 #define BACKEND_FETCHES 4                     /* downloads in one of them, */
 #define BACKEND_FETCH_MAX ((size_t)256 << 10) /* and their bytes together */
 #define BACKEND_SCALE_MAX 0x1p7f /* largest scale of F8_E4M3: kernels add powers of two to it */
-#define BACKEND_GROUP 32         /* columns that share a scale of I8, I4 and F4_E2M1 */
+#define BACKEND_GROUP 32         /* columns that share a scale of I8, I4, U4 and F4_E2M1 */
 #define BACKEND_EXPERTS_MAX 1024
 #define BACKEND_CHOSEN_MAX 64 /* experts of a row */
 
@@ -71,13 +71,14 @@ struct cview {
  * cut[0] = 0, cut[leaves] = in, ascending, empty leaves allowed. leaves = 1 for column-parallel. */
 struct weight_spec {
     int32_t out, in;  /* either may be 0: the rank owns nothing of it */
-    enum dtype dtype; /* storage: F32, F16, BF16, or F8_E4M3, I8, I4, F4_E2M1 with scales */
+    enum dtype dtype; /* storage: F32, F16, BF16, or F8_E4M3, I8, I4, U4, F4_E2M1 with scales */
     int32_t leaves;
     int32_t cut[BACKEND_LEAVES_MAX + 1];
     /* F8_E4M3: an output has one scale for each group of scale_cols columns (0: one for all). Where
      * the weight is cut out of a wider one, scale_skip columns of the first group lie before it.
-     * I8, I4, F4_E2M1: the same, and scale_cols is BACKEND_GROUP. */
+     * I8, I4, U4, F4_E2M1: the same, and scale_cols is BACKEND_GROUP. */
     int32_t scale_cols, scale_skip;
+    int32_t scales_f32; /* of I8, I4 and U4: scales are held in F32; else in BF16 */
 };
 
 /* How many scales each output has; 0 unless the type has them. */
@@ -340,14 +341,15 @@ struct backend_ops {
     void (*weight_close)(struct weight *w);
     /* Writes rows [row, row + rows) from row-major src with `stride` bytes per row and all `in`
      * columns, converted from src_dtype to the storage dtype; F8_E4M3 storage takes codes only, as
-     * they are, I8 and I4 take I8 (-127 to 127, -8 to 7), F4_E2M1 takes I8, twice the value: 0, 1,
-     * 2, 3, 4, 6, 8, 12 or less than 0. Thread-safe for disjoint groups of 32 rows that start at a
-     * multiple of 32. */
+     * they are, I8 and I4 take I8 (-128 to 127, -8 to 7), U4 takes I8, codes less their zeros (-15
+     * to 15, in each group at most 15 apart), F4_E2M1 takes I8, twice the value: 0, 1, 2, 3, 4, 6,
+     * 8, 12 or less than 0. Thread-safe for disjoint groups of 32 rows that start at a multiple of
+     * 32. */
     void (*weight_put)(struct weight *w, int32_t row, int32_t rows, const void *src,
                        enum dtype src_dtype, size_t stride);
     /* The scales of those rows, [rows, backend_scales]. F8_E4M3: 0 to BACKEND_SCALE_MAX. Of the
-     * integers: finite values of bf16; of F4_E2M1 powers of two, 2^-126 to 2^123. Threads as in
-     * weight_put. */
+     * integers: finite values of bf16, or any with scales_f32; of F4_E2M1 powers of two, 2^-126 to
+     * 2^123. Threads as in weight_put. */
     void (*weight_scale)(struct weight *w, int32_t row, int32_t rows, const float *scale);
     /* Reads one row back as fp32 [in]; for checks. */
     void (*weight_get)(const struct weight *w, int32_t row, float *dst);

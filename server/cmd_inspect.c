@@ -2,6 +2,7 @@
 #include "server/commands.h"
 #include "server/setup.h"
 #include "weights/mxfp4.h"
+#include "weights/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,17 @@
 
 #define HELD_MAX BACKEND_EXPERTS_MAX /* runs: a tensor has three matrices, or all experts */
 #define SHOWN_MAX 4
+
+static const struct tensor_slice *packed_of(const struct local_weight *w,
+                                            const struct tensor_slice *slice, const char *tensor,
+                                            struct tensor_slice *room)
+{
+    const size_t same = strlen(slice->tensor) - strlen("weight");
+    for (int i = 0; i < PACKED_PARTS && strncmp(slice->tensor, tensor, same) == 0; i++)
+        if (packed_part(w, slice, (enum packed_part)i, room) && strcmp(room->tensor, tensor) == 0)
+            return room;
+    return NULL;
+}
 
 /* The slice, or the part of its scales, when it is of this tensor. */
 static const struct tensor_slice *part_of(const struct setup *s, const struct local_weight *w,
@@ -19,6 +31,8 @@ static const struct tensor_slice *part_of(const struct setup *s, const struct lo
     struct err ignored; /* checked by setup_open */
     const bool blocks = mxfp4_is_source(w);
     const size_t same = strlen(slice->tensor) - (blocks ? strlen(MXFP4_CODES) : 0);
+    if (packed_is_source(w))
+        return packed_of(w, slice, tensor, room);
     if (strcmp(slice->tensor, tensor) == 0) {
         *room = blocks ? mxfp4_bytes(slice) : *slice;
         return room;

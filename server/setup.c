@@ -57,17 +57,30 @@ out:
 
 static enum status quantize(struct setup *s, struct err *err)
 {
-    const bool widen = options_widen(&s->options) || !s->ops->holds(DTYPE_F4_E2M1);
+    const bool has = s->model.quant.code != DTYPE_F4_E2M1 || s->ops->holds(DTYPE_F4_E2M1);
+    const bool widen = options_widen(&s->options) || !has;
     enum status st =
         model_config_quantize(&s->model, options_quantization(&s->options), widen, err);
     if (st != OK || !model_config_codes(&s->model) || s->ops->holds(s->model.quant.code))
         return st;
     const char *codes = model_config_codes(&s->model);
+    const bool ints = dtype_is_int(s->model.quant.code), file = s->model.quant.kind == QUANT_FILE;
     return base_fail(err, ERR_DEVICE, "--device %s cannot hold %s weights; use --device cpu, or %s",
                      s->ops->name, codes,
-                     dtype_is_int(s->model.quant.code)
-                         ? "--quantization fp8"
-                         : "a checkpoint in bfloat16 without --quantization fp8");
+                     ints && file ? "--quantization none, for values of --dtype"
+                     : ints       ? "--quantization fp8"
+                                  : "a checkpoint in bfloat16 without --quantization fp8");
+}
+
+/* Of packed integers the files say which linears are left as they are. */
+static enum status find_left_out(struct setup *s, struct err *err)
+{
+    if (s->model.quant.form == QUANT_BYTES || options_dummy(&s->options))
+        return OK;
+    enum status st = checkpoint_open(s->options.model, &s->checkpoint, err);
+    if (st == OK)
+        layout_left_out(s->checkpoint, &s->model);
+    return st;
 }
 
 /* As --kv-placement says. Where layouts are compared (--modes) it says which of them are: the one
@@ -101,6 +114,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(backend_table(options_backend(o), &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
     TRY(quantize(out, err));
+    TRY(find_left_out(out, err));
     out->priced = o->prices || o->measure || o->pick_layout;
     if (out->priced)
         TRY(o->prices ? price_load(o->prices, &out->price, err) : plan_modes_measure(out, err));
@@ -111,9 +125,10 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(place(out, err));
     TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
-    if (o->load_format && strcmp(o->load_format, "dummy") == 0)
+    if (options_dummy(o))
         goto out;
-    TRY(checkpoint_open(o->model, &out->checkpoint, err));
+    if (!out->checkpoint)
+        TRY(checkpoint_open(o->model, &out->checkpoint, err));
     TRY(checkpoint_check(out->checkpoint, out->layouts[0]->weights, out->layouts[0]->count,
                          layout_ignored, layout_ignored_count, &out->ignored, err));
 out:
@@ -152,13 +167,8 @@ uint64_t setup_read_bytes(const struct setup *s, int32_t rank)
 {
     uint64_t n = 0;
     const struct layout *l = s->layouts[rank];
-    for (int32_t i = 0; s->checkpoint && i < l->count; i++) {
-        const struct checkpoint_tensor *t =
-            checkpoint_find(s->checkpoint, l->weights[i].slices[0].tensor);
-        if (t)
-            n += placement_read_bytes(&l->weights[i], t->dtype) +
-                 checkpoint_scale_bytes(s->checkpoint, &l->weights[i]);
-    }
+    for (int32_t i = 0; s->checkpoint && i < l->count; i++)
+        n += checkpoint_read_bytes(s->checkpoint, &l->weights[i]);
     return n;
 }
 

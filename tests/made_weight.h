@@ -14,7 +14,7 @@ static inline float *scales_of(const struct weight_spec *spec)
         scale[i] = 0.0105f + 0.0095f * gen(8, i);
         if (spec->dtype == DTYPE_F4_E2M1)
             scale[i] = ldexpf(1, (int)(gen(9, i) * 3) - 8);
-        else if (dtype_is_int(spec->dtype))
+        else if (dtype_is_int(spec->dtype) && !spec->scales_f32)
             scale[i] = dtype_from_bf16(dtype_to_bf16(gen(9, i) < 0 ? -scale[i] : scale[i]));
     }
     return scale;
@@ -42,6 +42,8 @@ static inline float put_value(enum dtype storage, float unit)
 {
     if (storage == DTYPE_F4_E2M1)
         return e2m1[(int)((unit + 1) * 7.49f)];
+    if (storage == DTYPE_U4)
+        return unit * 7.9f - 1.9f; /* -9 to 6 */
     return unit * put_range(storage);
 }
 

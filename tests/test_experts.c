@@ -143,6 +143,7 @@ static struct weight_spec experts_spec(const struct experts_case *c)
     struct weight_spec s = {.out = c->out, .in = c->in, .leaves = c->leaves, .dtype = c->dtype};
     s.scale_cols = c->scale_cols;
     s.scale_skip = c->scale_skip;
+    s.scales_f32 = c->dtype == DTYPE_U4;
     for (int32_t l = 0; l <= c->leaves; l++)
         s.cut[l] = c->in * l / c->leaves;
     return s;
@@ -282,10 +283,11 @@ static void run_shapes(bool sums, enum dtype dtype, int32_t scale_cols, int32_t 
 static const struct weight_type {
     enum dtype dtype;
     int32_t scale_cols, scale_skip;
-} types[] = {{DTYPE_F32, 0, 0},     {DTYPE_F16, 0, 0},      {DTYPE_BF16, 0, 0},
-             {DTYPE_F8_E4M3, 0, 0}, {DTYPE_F8_E4M3, 64, 0}, {DTYPE_F8_E4M3, 64, 5},
-             {DTYPE_I8, 32, 0},     {DTYPE_I8, 32, 7},      {DTYPE_I4, 32, 0},
-             {DTYPE_I4, 32, 30},    {DTYPE_F4_E2M1, 32, 0}, {DTYPE_F4_E2M1, 32, 11}};
+} types[] = {{DTYPE_F32, 0, 0},      {DTYPE_F16, 0, 0},      {DTYPE_BF16, 0, 0},
+             {DTYPE_F8_E4M3, 0, 0},  {DTYPE_F8_E4M3, 64, 0}, {DTYPE_F8_E4M3, 64, 5},
+             {DTYPE_I8, 32, 0},      {DTYPE_I8, 32, 7},      {DTYPE_I4, 32, 0},
+             {DTYPE_I4, 32, 30},     {DTYPE_U4, 32, 21},     {DTYPE_F4_E2M1, 32, 0},
+             {DTYPE_F4_E2M1, 32, 11}};
 
 static void test_linear(void **state UNUSED)
 {

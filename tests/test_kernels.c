@@ -145,6 +145,7 @@ struct linear_case {
     int32_t rows, in, out, leaves;
     enum dtype dtype;
     int32_t scale_cols, scale_skip;
+    bool scales_f32;
 };
 
 static struct weight_spec linear_spec(const struct linear_case *c)
@@ -152,6 +153,7 @@ static struct weight_spec linear_spec(const struct linear_case *c)
     struct weight_spec spec = {.out = c->out, .in = c->in, .leaves = c->leaves, .dtype = c->dtype};
     spec.scale_cols = c->scale_cols;
     spec.scale_skip = c->scale_skip;
+    spec.scales_f32 = c->scales_f32;
     for (int32_t l = 0; l <= c->leaves; l++) /* leaf 1 of several is empty */
         spec.cut[l] = c->leaves > 2 && l == 2 ? spec.cut[1] : c->in * l / c->leaves;
     return spec;
@@ -206,6 +208,10 @@ static void test_linear(void **state UNUSED)
         {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP, .scale_skip = 7},
         {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP},
         {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP, .scale_skip = 30},
+        {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP, .scales_f32 = true},
+        {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP, .scales_f32 = true},
+        {.dtype = DTYPE_U4, .scale_cols = BACKEND_GROUP, .scales_f32 = true},
+        {.dtype = DTYPE_U4, .scale_cols = BACKEND_GROUP, .scale_skip = 13},
         {.dtype = DTYPE_F4_E2M1, .scale_cols = BACKEND_GROUP},
         {.dtype = DTYPE_F4_E2M1, .scale_cols = BACKEND_GROUP, .scale_skip = 19}};
     struct backend *const all_rows = invariant, *const all_types = device;
@@ -290,6 +296,7 @@ static void test_leaves(void **state UNUSED)
         {.dtype = DTYPE_F8_E4M3, .scale_cols = 24},
         {.dtype = DTYPE_I8, .scale_cols = BACKEND_GROUP},
         {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP},
+        {.dtype = DTYPE_U4, .scale_cols = BACKEND_GROUP, .scales_f32 = true},
         {.dtype = DTYPE_F4_E2M1, .scale_cols = BACKEND_GROUP}};
     static const int32_t shapes[][3] = {{2, 776, 40}, {19, 301, 33}, {70, 264, 130}};
     for (size_t t = 0; t < ARRAY_LEN(types); t++)
@@ -311,8 +318,8 @@ static void test_linear_f8(void **state UNUSED)
     for (int i = 0; i < subject_count; i++) {
         struct backend *b = subjects[i];
         for (int32_t rows = 1; rows < 15 && b->ops->holds(DTYPE_F8_E4M3); rows++) {
-            const struct linear_case c = {rows,          291,           70,           6,
-                                          DTYPE_F8_E4M3, rows % 3 * 64, rows % 3 * 21};
+            const struct linear_case c = {rows,          291,           70,   6, DTYPE_F8_E4M3,
+                                          rows % 3 * 64, rows % 3 * 21, false};
             struct weight_spec spec = linear_spec(&c), same = spec;
             void *storage, *plain;
             struct weight *w = made(b, &spec, 7, c.dtype, 0, &storage);
@@ -345,8 +352,8 @@ static void test_linear_e2m1(void **state UNUSED)
     for (size_t i = 0; i < ARRAY_LEN(rows) * 3; i++) {
         struct backend *const both[] = {device, invariant};
         const struct linear_case c = {
-            rows[i / 3],   IN - 9 * (int32_t)(i % 3), OUT, 1 + 5 * (int32_t)(i % 2), DTYPE_F4_E2M1,
-            BACKEND_GROUP, (int32_t)(i % 3) * 11};
+            rows[i / 3],   IN - 9 * (int32_t)(i % 3), OUT,  1 + 5 * (int32_t)(i % 2), DTYPE_F4_E2M1,
+            BACKEND_GROUP, (int32_t)(i % 3) * 11,     false};
         const struct weight_spec spec = linear_spec(&c);
         void *storage, *other;
         struct weight *plain = made(ref, &spec, 7, DTYPE_I8, 0, &other);
@@ -423,7 +430,7 @@ static void test_codes_f8(void **state UNUSED)
 /* The chain and the tree, spelled out for one output. */
 static void test_linear_order(void **state UNUSED)
 {
-    const struct linear_case c = {1, 97, 1, 6, DTYPE_BF16, 0, 0};
+    const struct linear_case c = {1, 97, 1, 6, DTYPE_BF16, 0, 0, false};
     struct weight_spec spec = linear_spec(&c);
     float t[BACKEND_LEAVES_MAX] = {0}, got[1];
     for (int32_t l = 0; l < c.leaves; l++) {

@@ -6,14 +6,18 @@
 static const struct {
     enum dtype dtype;
     int32_t top;
-} types[] = {{DTYPE_I8, 127}, {DTYPE_I4, 7}, {DTYPE_F4_E2M1, 12}};
+} types[] = {{DTYPE_I8, 127}, {DTYPE_I4, 7}, {DTYPE_U4, 15}, {DTYPE_F4_E2M1, 12}};
+enum { TYPES = ARRAY_LEN(types) };
 
-/* All of a type come up. */
-static int8_t nth_code(enum dtype dtype, int32_t top, int32_t n, int32_t k)
+/* All of a type come up; of U4 with every zero from 0 to 15. */
+static int8_t nth_code(const struct weight_spec *spec, int32_t top, int32_t n, int32_t k)
 {
-    if (dtype == DTYPE_F4_E2M1)
+    const int32_t group = (spec->scale_skip + k) / BACKEND_GROUP;
+    if (spec->dtype == DTYPE_F4_E2M1)
         return e2m1[n % 15];
-    return (int8_t)(n % (2 * top + 1) - top - (top == 7 && k % 3 == 0));
+    if (spec->dtype == DTYPE_U4)
+        return (int8_t)(n % 16 - (n - k + 3 * group) % 16);
+    return (int8_t)(n % (2 * top + 1) - top - (top != 12 && k % 3 == 0));
 }
 
 /* Every code, parts of panels, and groups that begin before the weight does. */
@@ -21,20 +25,22 @@ static void test_weights(void **state UNUSED)
 {
     enum { OUT = 70, IN = 261 };
     static int8_t codes[OUT][IN];
-    for (int t = 0; t < 12; t++) {
+    for (int t = 0; t < 8 * TYPES; t++) {
         struct weight_spec spec = {.out = OUT, .in = IN, .leaves = 1, .scale_cols = BACKEND_GROUP};
-        const int32_t top = types[t % 3].top, seam = t < 6 ? 64 : 37;
-        spec.dtype = types[t % 3].dtype;
+        const int32_t top = types[t % TYPES].top, seam = t < 4 * TYPES ? 64 : 37;
+        spec.dtype = types[t % TYPES].dtype;
         spec.cut[1] = IN;
-        spec.scale_skip = t / 3 * 9;
+        spec.scale_skip = t / TYPES % 4 * 9;
+        spec.scales_f32 = spec.dtype != DTYPE_F4_E2M1 && t / TYPES % 3 == 1;
         float got[IN], scale[OUT * (IN / BACKEND_GROUP + 2)];
         for (size_t i = 0; i < ARRAY_LEN(scale); i++)
             scale[i] = spec.dtype == DTYPE_F4_E2M1
                            ? ldexpf(1, (int)(gen(8, i) * 126)) /* any that there may be */
-                           : dtype_from_bf16(dtype_to_bf16(gen(8, i)));
+                       : spec.scales_f32 ? gen(8, i)
+                                         : dtype_from_bf16(dtype_to_bf16(gen(8, i)));
         for (int32_t r = 0; r < OUT; r++)
             for (int32_t k = 0; k < IN; k++)
-                codes[r][k] = nth_code(spec.dtype, top, r + k, k);
+                codes[r][k] = nth_code(&spec, top, r + k, k);
         for (int i = 0; nth_backend(i); i++) {
             struct backend *b = nth_backend(i);
             if (!b->ops->holds(spec.dtype))
@@ -66,14 +72,14 @@ static void test_activations(void **state UNUSED)
     static const float special[ROWS] = {1, 0, 0x1p-120f, NAN, INFINITY, 1};
     static int8_t codes[OUT][IN];
     static float x[ROWS * IN], y[ROWS * OUT], scale[OUT * 4];
-    for (int t = 0; t < 6 * subject_count; t++) {
-        struct backend *b = subjects[t / 6];
+    for (int t = 0; t < 2 * TYPES * subject_count; t++) {
+        struct backend *b = subjects[t / (2 * TYPES)];
         struct weight_spec spec = {.out = OUT, .in = IN, .leaves = 2, .scale_cols = BACKEND_GROUP};
-        spec.dtype = types[t % 3].dtype;
-        spec.scale_skip = t % 6 / 3 * 5;
+        spec.dtype = types[t % TYPES].dtype;
+        spec.scale_skip = t / TYPES % 2 * 5;
         spec.cut[1] = 41;
         spec.cut[2] = IN;
-        const int32_t top = types[t % 3].top;
+        const int32_t top = types[t % TYPES].top;
         for (size_t i = 0; i < ARRAY_LEN(scale); i++)
             scale[i] = i % 2 == 0 ? 0.5f : top == 12 ? 0.25f : -0.25f;
         for (int32_t r = 0; r < OUT; r++)

@@ -54,6 +54,7 @@ TESTED_BY = {
     "config/family.c": "tests/test_family.c tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/model_attention.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/model_config.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
+    "config/model_quant.c": "tests/test_packed.c tests/test_fp8.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
     "config/reader.c": "tests/test_model_config.c",
     "config/slice.c": "tests/test_slice.c tests/blackbox/test_health.py",
@@ -110,7 +111,10 @@ TESTED_BY = {
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/intq.c": "tests/test_intq.c tests/blackbox/test_int_weights.py",
     "weights/mxfp4.c": "tests/test_mxfp4.c",
+    "weights/packed.c": "tests/test_packed.c tests/blackbox/test_packed.py",
     "weights/loader.c": "tests/test_loader.c",
+    "weights/loader_blocks.c": "tests/blackbox/test_gpt_oss.py",
+    "weights/loader_packed.c": "tests/blackbox/test_packed.py",
     "weights/outdir.c": "tests/test_outdir.c",
     "weights/placement.c": "tests/test_placement.c",
     "weights/safetensors.c": "tests/test_safetensors.c tests/fuzz/fuzz_safetensors.c "

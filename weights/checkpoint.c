@@ -7,6 +7,7 @@
 
 #include "weights/checkpoint_files.h"
 #include "weights/mxfp4.h"
+#include "weights/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -430,32 +431,96 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
     return OK;
 }
 
-size_t checkpoint_scale_bytes(const struct checkpoint *c, const struct local_weight *w)
+static size_t part_bytes(const struct checkpoint_tensor *t, const struct tensor_slice *part)
+{
+    return t ? (size_t)(span_len(part->rows) * span_len(part->cols)) * dtype_size(t->dtype) : 0;
+}
+
+/* What a slice has beside its values, or all that it is packed in. */
+static size_t other_bytes(const struct checkpoint *c, const struct local_weight *w,
+                          const struct tensor_slice *s)
 {
     size_t n = 0;
-    for (int32_t i = 0; i < w->slice_count && w->quant.kind == QUANT_FILE; i++) {
-        const struct checkpoint_tensor *t = NULL;
-        struct tensor_slice part;
-        struct err ignored; /* checked long before */
-        if (w->spec.in > 0 && checkpoint_scale(c, w, &w->slices[i], &t, &part, &ignored) == OK)
-            n += (size_t)(span_len(part.rows) * span_len(part.cols)) * dtype_size(t->dtype);
-    }
+    const struct checkpoint_tensor *t = NULL;
+    struct tensor_slice part;
+    struct err ignored; /* checked long before */
+    for (int i = 0; packed_is_source(w) && i < PACKED_PARTS; i++)
+        if (packed_part(w, s, (enum packed_part)i, &part))
+            n += part_bytes(checkpoint_find(c, part.tensor), &part);
+    if (!packed_is_source(w) && w->spec.in > 0 &&
+        checkpoint_scale(c, w, s, &t, &part, &ignored) == OK)
+        n += part_bytes(t, &part);
     return n;
 }
 
-/* Values, or codes of F8_E4M3. */
-static enum status check_values(const struct checkpoint *c, const struct checkpoint_tensor *t,
-                                const struct tensor_slice *s, bool codes, struct err *err)
+uint64_t checkpoint_read_bytes(const struct checkpoint *c, const struct local_weight *w)
+{
+    const struct checkpoint_tensor *t =
+        w->slice_count > 0 ? checkpoint_find(c, w->slices[0].tensor) : NULL;
+    uint64_t n = t ? placement_read_bytes(w, t->dtype) : 0;
+    for (int32_t i = 0; i < w->slice_count && w->quant.kind == QUANT_FILE; i++)
+        n += other_bytes(c, w, &w->slices[i]);
+    return n;
+}
+
+static enum status check_shape(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                               const struct tensor_slice *s, struct err *err)
 {
     if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
                          c->files.dir, s->tensor, s->ndim, (long long)s->shape[0],
                          (long long)s->shape[1], t->ndim, (long long)t->rows, (long long)t->cols);
+    return OK;
+}
+
+/* Values, or codes of F8_E4M3. */
+static enum status check_values(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                                const struct tensor_slice *s, bool codes, struct err *err)
+{
+    enum status st = check_shape(c, t, s, err);
+    if (st != OK)
+        return st;
     if (codes ? t->dtype != DTYPE_F8_E4M3 : !dtype_is_compute(t->dtype))
         return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
                          s->tensor, codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
                          dtype_name(t->dtype));
+    return OK;
+}
+
+/* Words: all tensors that a slice is in. */
+static enum status check_packed(const struct checkpoint *c, const struct local_weight *w,
+                                const struct tensor_slice *s, char *used, struct err *err)
+{
+    struct tensor_slice part;
+    if (!packed_fits(w, s))
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: tensor %s: [%lld, %lld] is in no whole words, as quant_method "
+                         "has them",
+                         c->files.dir, s->tensor, (long long)s->shape[0], (long long)s->shape[1]);
+    for (int i = 0; i < PACKED_PARTS; i++) {
+        if (!packed_part(w, s, (enum packed_part)i, &part))
+            continue;
+        const struct checkpoint_tensor *t = checkpoint_find(c, part.tensor);
+        if (!t && packed_is_optional((enum packed_part)i))
+            continue;
+        if (!t && i == PACKED_CODES && checkpoint_find(c, s->tensor))
+            return base_fail(
+                err, ERR_MODEL,
+                "%.200s: tensor %s is not quantised, as its like of the first layer "
+                "is; expected %s: linears that differ between layers are not supported",
+                c->files.dir, s->tensor, part.tensor);
+        if (!t)
+            return missing(c, part.tensor, err);
+        enum status st = check_shape(c, t, &part, err);
+        if (st != OK)
+            return st;
+        if (!packed_part_type((enum packed_part)i, t->dtype))
+            return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s",
+                             c->files.dir, t->name, packed_part_types((enum packed_part)i),
+                             dtype_name(t->dtype));
+        used[t - c->tensors] = 1;
+    }
     return OK;
 }
 
@@ -466,6 +531,8 @@ static enum status check_slice(const struct checkpoint *c, const struct local_we
     const bool codes = w->quant.kind == QUANT_FILE;
     enum status st = OK;
     struct tensor_slice part;
+    if (packed_is_source(w))
+        return check_packed(c, w, s, used, err);
     if (!t)
         return missing(c, s->tensor, err);
     TRY(mxfp4_is_source(w) ? check_blocks(c, t, s, true, err) : check_values(c, t, s, codes, err));

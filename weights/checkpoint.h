@@ -46,8 +46,8 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
                              const struct tensor_slice *s, const struct checkpoint_tensor **tensor,
                              struct tensor_slice *part, struct err *err) MUST_USE;
 
-/* Bytes of all scales a weight's slices need; 0 when it is not QUANT_FILE. */
-size_t checkpoint_scale_bytes(const struct checkpoint *c, const struct local_weight *w);
+/* Bytes that are read for a weight: of its slices, of scales and whatever else they need. */
+uint64_t checkpoint_read_bytes(const struct checkpoint *c, const struct local_weight *w);
 
 /* Where a read that begins at this row and column begins: a file by its number, and the offset. */
 void checkpoint_where(const struct checkpoint *c, const struct checkpoint_tensor *t, int64_t row,
@@ -67,7 +67,7 @@ enum status checkpoint_same(const struct checkpoint *c, const struct checkpoint_
                             struct err *err) MUST_USE;
 
 /* Checks that the slices name existing tensors of the expected shape and a dtype we compute with
- * (those of a QUANT_FILE weight F8_E4M3 or U8, with scales), and that every tensor of the
+ * (those of a QUANT_FILE weight F8_E4M3, U8 or I32, with scales), and that every tensor of the
  * checkpoint is named by a slice or matches an ignore pattern
  * (`*` = one dotted component, `**` = any number). *ignored_count: how many were ignored, for the
  * log (may be NULL). */

@@ -5,11 +5,11 @@
  * thread reads a piece of its item at a time into its own staging buffer, small enough to stay in
  * its cache until it is packed. Invariant: items tile the rows of every weight (placement_tiled
  * before, a count per weight after), so success means every row was written exactly once. */
-#include "weights/loader.h"
-
 #include "weights/fp8.h"
 #include "weights/intq.h"
+#include "weights/loader_job.h"
 #include "weights/mxfp4.h"
+#include "weights/packed.h"
 #include "weights/synth.h"
 
 #include <stdlib.h>
@@ -18,40 +18,6 @@
 #define GROUP 32 /* weight_put is thread-safe for groups of this many rows */
 #define ITEM_BYTES ((size_t)8 << 20)
 #define PIECE_BYTES ((size_t)1 << 20)
-
-struct item {
-    int32_t weight;
-    struct span rows; /* of the local weight; of a vector: elements */
-};
-
-struct job {
-    struct backend *backend;
-    const struct checkpoint *c;      /* NULL: dummy values */
-    const struct synth_rules *rules; /* when c is NULL */
-    const struct local_weight *weights;
-    struct loaded *l;
-    int32_t rank;
-    struct load_progress *progress;
-
-    struct item *items;
-    struct fp8_scales *scales; /* [weights][slices_max], of those quantised in the file */
-    size_t slices_max;         /* of a weight */
-    int64_t item_count;
-    size_t staging_bytes;
-    _Atomic int64_t *written; /* rows per weight */
-    _Atomic int64_t next;
-    _Atomic int32_t workers;
-    _Atomic uint64_t read_bytes;
-    _Atomic int failed; /* 0, 1 while err is written, 2 */
-    enum status st;
-    struct err *err;
-};
-
-/* What one thread has of its own. */
-struct worker {
-    char *staging;
-    _Atomic uint64_t *reading; /* NULL: nobody watches */
-};
 
 /* ---- where a thread reads ---- */
 
@@ -118,24 +84,21 @@ static int64_t rows_of(const struct local_weight *w)
     return w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in;
 }
 
-/* Are its rows groups of 4 bits a code in the checkpoint? */
+/* Are its rows groups of 4 bits a code in the checkpoint, or words of several codes? */
 static bool is_blocks(const struct job *j, const struct local_weight *w)
 {
     return j->c && mxfp4_is_source(w);
 }
 
-/* Has it scales that are read before its codes? Those of blocks are read with them. */
-static bool has_scales(const struct job *j, const struct local_weight *w)
+static bool is_packed(const struct job *j, const struct local_weight *w)
 {
-    return j->c && w->quant.kind == QUANT_FILE && !is_blocks(j, w);
+    return j->c && packed_is_source(w);
 }
 
-/* Bytes of one row of blocks in staging: as it is read, its codes, its scales or values. */
-static size_t blocks_bytes(const struct local_weight *w)
+/* Has it scales that are read before its codes? Those of the others are read with them. */
+static bool has_scales(const struct job *j, const struct local_weight *w)
 {
-    const size_t in = (size_t)w->spec.in, groups = in / MXFP4_GROUP + 2;
-    const size_t wide = in > groups ? in : groups;
-    return groups * (MXFP4_BLOCK + 1) + in + wide * sizeof(float);
+    return j->c && w->quant.kind == QUANT_FILE && !is_blocks(j, w) && !is_packed(j, w);
 }
 
 /* The type a slice's values come in. */
@@ -167,7 +130,9 @@ static size_t row_bytes(const struct job *j, const struct local_weight *w)
 {
     size_t widest = 1;
     if (is_blocks(j, w))
-        return blocks_bytes(w);
+        return loader_blocks_row_bytes(w);
+    if (is_packed(j, w))
+        return loader_packed_bytes(w, GROUP) / GROUP;
     for (int32_t s = 0; s < w->slice_count; s++) {
         size_t row = dtype_size(source_dtype(j, w, &w->slices[s]));
         if (w->kind == LOCAL_LINEAR)
@@ -195,6 +160,13 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Rows that are read at a time: many where a weight's rows are a tensor's columns. */
+static int64_t piece_rows(const struct job *j, const struct local_weight *w)
+{
+    const bool turned = is_packed(j, w) && w->quant.form != QUANT_PACKED;
+    return rows_within(j, w, turned ? ITEM_BYTES : PIECE_BYTES);
+}
+
 /* Nothing to read where the rank owns no rows or no columns. */
 static bool is_empty(const struct local_weight *w)
 {
@@ -211,7 +183,9 @@ static enum status cut(struct job *j, struct err *err)
             if (is_empty(w))
                 continue;
             int64_t n = rows_of(w), step = rows_within(j, w, ITEM_BYTES);
-            size_t need = (size_t)least(n, rows_within(j, w, PIECE_BYTES)) * row_bytes(j, w);
+            const size_t rows = (size_t)least(n, piece_rows(j, w));
+            const size_t need =
+                is_packed(j, w) ? loader_packed_bytes(w, rows) : rows * row_bytes(j, w);
             if (need > j->staging_bytes)
                 j->staging_bytes = need;
             for (int64_t row = 0; row < n; row += step, count++)
@@ -230,8 +204,8 @@ static enum status cut(struct job *j, struct err *err)
 
 /* ---- filling ---- */
 
-static enum status read_part(struct job *j, const struct checkpoint_tensor *t, struct span rows,
-                             struct span cols, void *to, const struct worker *own, struct err *err)
+enum status loader_read(struct job *j, const struct checkpoint_tensor *t, struct span rows,
+                        struct span cols, void *to, const struct worker *own, struct err *err)
 {
     int32_t file;
     uint64_t offset;
@@ -241,11 +215,14 @@ static enum status read_part(struct job *j, const struct checkpoint_tensor *t, s
     const enum status st = checkpoint_read(j->c, t, rows, cols, j->rank, to, err);
     if (own->reading)
         atomic_store_explicit(own->reading, 0, memory_order_relaxed);
-    if (st == OK)
-        atomic_fetch_add_explicit(
-            &j->read_bytes, (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(t->dtype),
-            memory_order_relaxed);
     return st;
+}
+
+void loader_count(struct job *j, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&j->read_bytes, bytes, memory_order_relaxed);
+    if (j->progress)
+        atomic_fetch_add_explicit(&j->progress->bytes_done, bytes, memory_order_relaxed);
 }
 
 /* Rows of one slice into staging, in its own type. */
@@ -266,7 +243,7 @@ static enum status fetch(struct job *j, const struct local_weight *w, const stru
     if (!known || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL, "weight %s: the checkpoint has no such tensor %s", w->name,
                          s->tensor);
-    return read_part(j, t, rows, cols, staging, own, err);
+    return loader_read(j, t, rows, cols, staging, own, err);
 }
 
 static void put_vector(const struct job *j, int32_t weight, int64_t at, const void *values,
@@ -301,7 +278,7 @@ static bool quantize_row(const struct job *j, const struct local_weight *w,
         return mxfp4_quantize((int8_t *)codes, scale, row, dtype, source_cols(j, w, s), s->cols);
     if (dtype_is_int(w->spec.dtype))
         return intq_quantize((int8_t *)codes, scale, row, dtype, source_cols(j, w, s), s->cols,
-                             w->spec.dtype);
+                             w->spec.dtype == DTYPE_I8 ? DTYPE_I8 : DTYPE_I4);
     if (!fp8_scale(row, dtype, s->shape[1], scale))
         return false;
     fp8_quantize(codes, row, dtype, s->cols, *scale);
@@ -345,78 +322,13 @@ static enum status put_codes(struct job *j, int32_t weight, const struct tensor_
     return OK;
 }
 
-/* ---- MXFP4 ---- */
-
-/* Where a thread has rows of it: as they are in the file, and what they become. */
-struct blocks {
-    uint8_t *codes, *scales;
-    int8_t *out;
-    float *factors; /* scales, or values where these are held */
-};
-
-static struct blocks blocks_in(const struct local_weight *w, char *staging, size_t rows,
-                               size_t groups)
+/* Dummies count as done, not as read. */
+static void count_values(struct job *j, uint64_t bytes)
 {
-    const size_t in = (size_t)w->spec.in, wide = in > groups ? in : groups;
-    struct blocks b = {.codes = (uint8_t *)staging};
-    b.factors = (float *)(void *)(staging + base_align(rows * groups * MXFP4_BLOCK, 64));
-    b.scales = (uint8_t *)(b.factors + rows * wide);
-    b.out = (int8_t *)b.scales + rows * groups;
-    return b;
-}
-
-/* Rows of codes, or of values, into the weight from its row `at` on. */
-static enum status put_blocks(struct job *j, int32_t weight, const struct tensor_slice *s,
-                              struct span rows, int64_t at, const struct blocks *b, struct err *err)
-{
-    const struct backend_ops *ops = j->backend->ops;
-    const struct local_weight *w = &j->weights[weight];
-    struct weight *to = j->l->linear[weight];
-    const bool values = !dtype_is_scaled(w->spec.dtype);
-    const size_t n = (size_t)span_len(rows), in = (size_t)w->spec.in;
-    const size_t groups = (size_t)span_len(mxfp4_groups(s->cols));
-    for (size_t r = 0; r < n; r++) {
-        const uint8_t *codes = b->codes + r * groups * MXFP4_BLOCK,
-                      *scales = b->scales + r * groups;
-        if (!(values
-                  ? mxfp4_values(b->factors + r * in, codes, scales, s->cols)
-                  : mxfp4_codes(b->out + r * in, b->factors + r * groups, codes, scales, s->cols)))
-            return base_fail(
-                err, ERR_MODEL,
-                "tensor %s: row %lld has a scale that is NaN, below 2^-125 or above 2^124",
-                s->tensor, (long long)rows.begin + (long long)r);
-    }
-    if (values) {
-        ops->weight_put(to, (int32_t)at, (int32_t)n, b->factors, DTYPE_F32, in * sizeof(float));
-    } else {
-        ops->weight_put(to, (int32_t)at, (int32_t)n, b->out, DTYPE_I8, in);
-        ops->weight_scale(to, (int32_t)at, (int32_t)n, b->factors);
-    }
-    return OK;
-}
-
-static enum status fill_blocks(struct job *j, int32_t weight, const struct tensor_slice *s,
-                               struct span rows, int64_t at, const struct worker *own,
-                               struct err *err)
-{
-    enum status st = OK;
-    const struct local_weight *w = &j->weights[weight];
-    const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor), *scale;
-    const struct span groups = mxfp4_groups(s->cols);
-    const struct span bytes = mxfp4_bytes(s).cols;
-    struct tensor_slice part;
-    const struct blocks b =
-        blocks_in(w, own->staging, (size_t)span_len(rows), (size_t)span_len(groups));
-    TRY(checkpoint_scale(j->c, w, s, &scale, &part, err));
-    TRY(read_part(j, t, rows, bytes, b.codes, own, err));
-    TRY(read_part(j, scale, rows, groups, b.scales, own, err));
-    TRY(put_blocks(j, weight, s, rows, at, &b, err));
-    if (j->progress)
-        atomic_fetch_add_explicit(&j->progress->bytes_done,
-                                  (uint64_t)(span_len(rows) * (span_len(bytes) + span_len(groups))),
-                                  memory_order_relaxed);
-out:
-    return st;
+    if (j->c)
+        loader_count(j, bytes);
+    else if (j->progress)
+        atomic_fetch_add_explicit(&j->progress->bytes_done, bytes, memory_order_relaxed);
 }
 
 /* The part of one slice that falls into the piece. */
@@ -436,8 +348,10 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
         rows = (struct span){s->rows.begin + part.begin, s->rows.begin + part.end};
     else
         cols = (struct span){s->cols.begin + part.begin, s->cols.begin + part.end};
-    if (is_blocks(j, w)) {
-        const enum status done = fill_blocks(j, it->weight, s, rows, begin, own, err);
+    if (is_blocks(j, w) || is_packed(j, w)) {
+        const enum status done = is_blocks(j, w)
+                                     ? loader_blocks_fill(j, it->weight, s, rows, begin, own, err)
+                                     : loader_packed_fill(j, it->weight, s, rows, begin, own, err);
         if (done == OK)
             atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
         return done;
@@ -457,10 +371,7 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     if (st != OK)
         return st;
     atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
-    if (j->progress)
-        atomic_fetch_add_explicit(&j->progress->bytes_done,
-                                  (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(dtype),
-                                  memory_order_relaxed);
+    count_values(j, (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(dtype));
     return OK;
 }
 
@@ -468,7 +379,7 @@ static enum status fill_item(struct job *j, const struct item *it, const struct 
                              struct err *err)
 {
     const struct local_weight *w = &j->weights[it->weight];
-    const int64_t step = rows_within(j, w, PIECE_BYTES);
+    const int64_t step = piece_rows(j, w);
     for (int64_t row = it->rows.begin; row < it->rows.end; row += step) {
         const struct item piece = {it->weight, {row, least(row + step, it->rows.end)}};
         for (int32_t s = 0; s < w->slice_count; s++) {
@@ -524,13 +435,6 @@ static void work(void *arg, int64_t begin, int64_t end)
     free(own.staging);
 }
 
-static void count_read(struct job *j, uint64_t bytes)
-{
-    atomic_fetch_add_explicit(&j->read_bytes, bytes, memory_order_relaxed);
-    if (j->progress)
-        atomic_fetch_add_explicit(&j->progress->bytes_done, bytes, memory_order_relaxed);
-}
-
 /* All scales of the checkpoint that this rank needs: few bytes, and each is read once. */
 static enum status read_scales(struct job *j, struct err *err)
 {
@@ -542,7 +446,7 @@ static enum status read_scales(struct job *j, struct err *err)
         for (int32_t k = 0; k < w->slice_count && st == OK; k++) {
             struct fp8_scales *s = &j->scales[(size_t)i * j->slices_max + (size_t)k];
             st = fp8_scales_read(j->c, w, &w->slices[k], j->rank, s, err);
-            count_read(j, s->bytes);
+            loader_count(j, s->bytes);
         }
     }
     return st;
@@ -578,6 +482,9 @@ static enum status run(struct job *j, struct err *err)
     for (int32_t i = 0; i < j->l->count; i++)
         TRY(placement_tiled(&j->weights[i], err));
     TRY(read_scales(j, err));
+    for (int32_t i = 0; i < j->l->count; i++)
+        if (is_packed(j, &j->weights[i]) && !is_empty(&j->weights[i]))
+            TRY(loader_packed_check(j, &j->weights[i], err));
     TRY(cut(j, err));
     backend_parallel(j->backend, j->item_count, 1, work, j);
     st = atomic_load(&j->failed) ? j->st : check_written(j, err);

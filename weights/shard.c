@@ -10,6 +10,7 @@
 #include "weights/checkpoint_files.h"
 #include "weights/mxfp4.h"
 #include "weights/outdir.h"
+#include "weights/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +73,13 @@ static enum status add_slice(struct sharder *s, const struct local_weight *w,
     const struct checkpoint_tensor *t;
     const struct tensor_slice bytes = mxfp4_is_source(w) ? mxfp4_bytes(slice) : *slice;
     struct tensor_slice scales;
+    for (int i = 0; packed_is_source(w) && i < PACKED_PARTS; i++) {
+        if (packed_part(w, slice, (enum packed_part)i, &scales) &&
+            (t = checkpoint_find(s->source, scales.tensor)) != NULL)
+            add_piece(s, t, &scales);
+    }
+    if (packed_is_source(w))
+        return OK;
     add_piece(s, checkpoint_find(s->source, slice->tensor), &bytes);
     if (w->quant.kind != QUANT_FILE)
         return OK;
@@ -93,7 +101,7 @@ static enum status list_pieces(struct sharder *s, const struct local_weight *wei
                                struct err *err)
 {
     free(s->pieces);
-    s->pieces = calloc(2 * placement_slices(weights, count) + 1, sizeof *s->pieces);
+    s->pieces = calloc(PACKED_PARTS * placement_slices(weights, count) + 1, sizeof *s->pieces);
     if (!s->pieces)
         return base_fail(err, ERR_NOMEM, "no memory for %d weights", count);
     s->piece_count = 0;

@@ -404,6 +404,29 @@ static void fill_router(const struct layout *l, const struct model_config *m, co
     w->spec.cut[1] = w->spec.in;
 }
 
+/* Is it one of those that a quantised checkpoint has in codes? */
+static bool is_coded(const struct model_config *m, const struct param *p)
+{
+    const enum plan_part part = (enum plan_part)p->role;
+    if (in_turns(m))
+        return is_expert(p);
+    return (part == PLAN_QKV || part == PLAN_O || part == PLAN_GATE_UP || part == PLAN_DOWN) &&
+           !(m->quant.left_out >> part & 1);
+}
+
+void layout_left_out(const struct checkpoint *c, struct model_config *m)
+{
+    char name[PLACEMENT_NAME_MAX];
+    for (size_t i = 0; i < ARRAY_LEN(params) && m->quant.form != QUANT_BYTES; i++) {
+        const struct param *p = &params[i];
+        if (!has_param(m, p) || !is_coded(m, p))
+            continue;
+        name_at(name, p->tensors[0], (struct which){0, 0});
+        if (checkpoint_find(c, name))
+            m->quant.left_out |= 1 << p->role;
+    }
+}
+
 static void fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  struct which at, struct local_weight *w)
 {
@@ -437,7 +460,7 @@ static void fill(const struct layout *l, const struct model_config *m, const str
     CHECK(spec.in == w->spec.in);
     w->spec = spec;
     keep(w, flow_stored_outputs(l->flow, part, l->rank));
-    if (dtype_is_scaled(spec.dtype) || (m->quant.widened && in_turns(m) && is_expert(p)))
+    if (dtype_is_scaled(spec.dtype) || (m->quant.widened && is_coded(m, p)))
         w->quant = m->quant;
 }
 

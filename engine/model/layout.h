@@ -6,7 +6,7 @@
 
 #include "config/model_config.h"
 #include "engine/parallel/flow.h"
-#include "weights/placement.h"
+#include "weights/checkpoint.h"
 #include "weights/synth.h"
 
 /* What a local weight is for: those that a plan places, in the order of enum plan_part, and those
@@ -51,6 +51,10 @@ struct layout {
     int32_t count;
     size_t arena_bytes; /* of all weights, with alignment */
 };
+
+/* Which linears a checkpoint of packed integers has as values, by its first layer; the others are
+ * to be alike, which checkpoint_check sees. Before the flow is made. */
+void layout_left_out(const struct checkpoint *c, struct model_config *m);
 
 /* Proves the plan on the family and works out the flow. dtype: what linears are stored in. The flow
  * is closed after all layouts that have it. ERR_USAGE when the plan does not fit the family. */

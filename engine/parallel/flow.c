@@ -226,13 +226,14 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
     const bool head = part == PLAN_HEAD || (part == PLAN_EMBED && f->tied);
-    if (f->quant.kind == QUANT_NONE || f->quant.widened)
+    if (f->quant.kind == QUANT_NONE || f->quant.widened || (f->quant.left_out >> part & 1))
         return f->dtype;
     if (f->quant.code == DTYPE_F4_E2M1)
         return part == PLAN_GATE_UP || part == PLAN_DOWN ? DTYPE_F4_E2M1 : f->dtype;
     if (part != PLAN_EMBED && part != PLAN_HEAD)
         return f->quant.code;
-    return head && dtype_is_int(f->quant.code) ? DTYPE_I8 : f->dtype;
+    const bool makes = f->quant.kind == QUANT_LOAD; /* of a file the head is as it comes */
+    return head && makes && dtype_is_int(f->quant.code) ? DTYPE_I8 : f->dtype;
 }
 
 struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_t rank)
@@ -248,6 +249,7 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
     if (dtype_is_scaled(s.dtype)) {
         s.scale_cols = dtype_is_int(s.dtype) ? BACKEND_GROUP : f->quant.cols;
         s.scale_skip = s.scale_cols > 0 ? (int32_t)(in.begin % s.scale_cols) : 0;
+        s.scales_f32 = f->quant.form != QUANT_BYTES; /* those of a file may be any of 16 bits */
     }
     if (f->choice[part].weight.count[SPREAD_COLS] > 0)
         placement_leaves(cols.units, cols.unit,

@@ -32,7 +32,7 @@ struct cpu_tile {
 };
 typedef void (*cpu_tile_fn)(const struct cpu_tile *tile);
 
-/* The same for weights of I8 and I4: acc (+)= the runs of x times the groups of each panel, one
+/* The same for weights of integers: acc (+)= the runs of x times the groups of each panel, one
  * after the other. x as pack_run writes it, w: the first group. */
 struct cpu_run_tile {
     float *acc;
@@ -40,10 +40,10 @@ struct cpu_run_tile {
     const unsigned char *w;
     size_t panel_bytes;
     int32_t runs;
-    bool first;
+    bool first, scales_f32;
 };
 typedef void (*cpu_run_fn)(const struct cpu_run_tile *tile);
-enum cpu_bits { CPU_BITS_8, CPU_BITS_4, CPU_BITS_E2M1, CPU_BITS };
+enum cpu_bits { CPU_BITS_8, CPU_BITS_4, CPU_BITS_U4, CPU_BITS_E2M1, CPU_BITS };
 
 /* Query heads that share the keys of one segment: s[h][256] and o[h][stride]. */
 struct cpu_scores {
@@ -137,8 +137,8 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 enum status cpu_grow(struct cpu_backend *c, size_t packed_floats, size_t partial_floats,
                      size_t list_ids, struct err *err) MUST_USE;
 
-/* layout_int.c: panels of I8 and I4, [groups] of codes and then bf16 scales [32] */
-size_t layout_int_group_bytes(enum dtype dtype);
+/* layout_int.c: panels of integers, [groups] of codes, then scales [32], of U4 then zeros [32] */
+size_t layout_int_group_bytes(const struct weight_spec *spec);
 /* Outputs [j, j + n) of a panel, whose codes begin `stride` bytes apart. */
 void layout_int_put(const struct weight_spec *spec, unsigned char *panel, int32_t j, int32_t n,
                     const int8_t *codes, size_t stride);

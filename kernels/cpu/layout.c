@@ -24,7 +24,7 @@ static size_t values_bytes(const struct weight_spec *spec)
 size_t layout_panel_bytes(const struct weight_spec *spec)
 {
     if (dtype_is_int(spec->dtype))
-        return (size_t)backend_scales(spec) * layout_int_group_bytes(spec->dtype);
+        return (size_t)backend_scales(spec) * layout_int_group_bytes(spec);
     return values_bytes(spec) + (size_t)backend_scales(spec) * CPU_PANEL * sizeof(float);
 }
 

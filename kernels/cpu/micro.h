@@ -684,9 +684,11 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
                  [DTYPE_F8_E4M3] = WIDE_TABLE(wide, f8)},                                          \
         .run_tile = {[CPU_BITS_8] = TILE_TABLE(run, 8),                                            \
                      [CPU_BITS_4] = TILE_TABLE(run, 4),                                            \
+                     [CPU_BITS_U4] = TILE_TABLE(run, u4),                                          \
                      [CPU_BITS_E2M1] = TILE_TABLE(run, e2m1)},                                     \
         .run_wide = {[CPU_BITS_8] = WIDE_TABLE(runs, 8),                                           \
                      [CPU_BITS_4] = WIDE_TABLE(runs, 4),                                           \
+                     [CPU_BITS_U4] = WIDE_TABLE(runs, u4),                                         \
                      [CPU_BITS_E2M1] = WIDE_TABLE(runs, e2m1)},                                    \
         .pack_run = pack_run, .wide_panels = {1, V16_WIDE1, V16_WIDE2, V16_WIDE3, V16_WIDE4},      \
         .tile_streams = V16_COLS == 2, .widen = widen, .pack = pack, .convert = convert,           \

@@ -1,6 +1,7 @@
-/* The inner kernels for weights of I8, I4 and F4_E2M1, a part of micro.h: sixteen outputs are
+/* The inner kernels for weights of I8, I4, U4 and F4_E2M1, a part of micro.h: sixteen outputs are
  * sixteen sums of 32 bits (q16), each of quads of codes. Integers, so their order does not matter;
- * what follows each run is one fused multiply-add, the same in every variant. */
+ * what follows each run is one fused multiply-add, the same in every variant. What codes have in
+ * them beside their value is taken from the sums at once: so much times the sum of x's codes. */
 #ifndef TESSERA_KERNELS_CPU_MICRO_INT_H
 #define TESSERA_KERNELS_CPU_MICRO_INT_H
 
@@ -16,7 +17,7 @@ V16_INLINE ptrdiff_t run_quads(const enum cpu_bits bits)
     return bits == CPU_BITS_8 ? 1 : 2;
 }
 
-/* What codes have in them beside their value. */
+/* What codes have in them beside their value; of U4 the zero of their group. */
 V16_INLINE int32_t run_offset(const enum cpu_bits bits)
 {
     return bits == CPU_BITS_8 ? Q16_CODE8_OFFSET : bits == CPU_BITS_4 ? CODE4_OFFSET : E2M1_OFFSET;
@@ -55,6 +56,26 @@ V16_TEMPLATE void run_line(q16 *sums, const struct run_args *a, const int32_t *x
     }
 }
 
+/* Before the first line, in the order of tile_place. zeros: behind those of the first panel. */
+V16_TEMPLATE void run_begin(q16 *sums, const struct run_args *a, const int32_t *codes,
+                            const unsigned char *zeros, const int rows, const int panels,
+                            const int cols, const ptrdiff_t side, const enum cpu_bits bits)
+{
+    const int32_t offset = run_offset(bits);
+    foreach(q, panels) {
+        const unsigned char *p = zeros + (size_t)q * a->t.panel_bytes;
+        q16 zero[2];
+        foreach(c, cols)
+            zero[c] = bits == CPU_BITS_U4 ? q16_bytes(p + 16 * (side + c)) : q16_set1(0);
+        foreach(i, rows) {
+            foreach(c, cols)
+                sums[(q * rows + i) * cols + c] = bits == CPU_BITS_U4
+                                                      ? q16_times(zero[c], -codes[i])
+                                                      : q16_set1(-offset * codes[i]);
+        }
+    }
+}
+
 /* The sums of one run, times their scales, onto the accumulators. */
 V16_TEMPLATE void run_fold(const q16 *sums, const struct run_args *a, const int32_t *x,
                            const unsigned char *w, const int rows, const int panels, const int cols,
@@ -62,10 +83,11 @@ V16_TEMPLATE void run_fold(const q16 *sums, const struct run_args *a, const int3
 {
     const float *scale = (const float *)(const void *)(x + (ptrdiff_t)CPU_RUN_QUADS * a->rows);
     foreach(q, panels) {
-        const uint16_t *scales = (const void *)(w + (size_t)q * a->t.panel_bytes);
+        const void *scales = w + (size_t)q * a->t.panel_bytes;
         v16 by[2];
         foreach(c, cols)
-            by[c] = v16_load_bf16(scales + 16 * (side + c));
+            by[c] = a->t.scales_f32 ? v16_load((const float *)scales + 16 * (side + c))
+                                    : v16_load_bf16((const uint16_t *)scales + 16 * (side + c));
         foreach(i, rows) {
             const v16 r = v16_set1(scale[i]);
             foreach(c, cols) {
@@ -83,22 +105,21 @@ V16_TEMPLATE void run_fold(const q16 *sums, const struct run_args *a, const int3
 V16_TEMPLATE void run_block(const struct run_args *a, const int rows, const int panels,
                             const int cols, const ptrdiff_t side, const enum cpu_bits bits)
 {
-    const ptrdiff_t count = (ptrdiff_t)panels * rows * cols, quads = run_quads(bits);
-    const ptrdiff_t lines = CPU_RUN_QUADS / quads;
-    const int32_t offset = run_offset(bits);
+    const ptrdiff_t quads = run_quads(bits), lines = CPU_RUN_QUADS / quads;
+    const ptrdiff_t all = lines * CPU_PANEL * CPU_QUAD;
+    const ptrdiff_t scales = CPU_PANEL * (a->t.scales_f32 ? sizeof(float) : sizeof(uint16_t));
     const unsigned char *w = a->t.w;
     const int32_t *x = a->t.x;
     for (int32_t run = 0; run < a->t.runs; run++, x += (ptrdiff_t)CPU_RUN_WORDS * a->rows) {
         const int32_t *codes = x + (ptrdiff_t)(CPU_RUN_QUADS + 1) * a->rows; /* their sums */
         q16 sums[V16_ROWS * V16_COLS + 8];
-        foreach(i, count)
-            sums[i] = q16_set1(-offset * codes[i / cols % rows]);
+        run_begin(sums, a, codes, w + all + scales, rows, panels, cols, side, bits);
         foreach(l, lines)
             run_line(sums, a, x + l * quads * a->rows, w + l * CPU_PANEL * CPU_QUAD, rows, panels,
                      cols, side, bits);
-        w += lines * CPU_PANEL * CPU_QUAD;
+        w += all;
         run_fold(sums, a, x, w, rows, panels, cols, side, a->t.first && run == 0);
-        w += CPU_PANEL * sizeof(uint16_t);
+        w += scales + (bits == CPU_BITS_U4 ? CPU_PANEL : 0);
     }
 }
 
@@ -130,6 +151,7 @@ V16_TEMPLATE void run_rows(const struct cpu_run_tile *tile, const int rows, cons
 
 EACH_TILE(RUN_TILE, run, runs, 8, CPU_BITS_8)
 EACH_TILE(RUN_TILE, run, runs, 4, CPU_BITS_4)
+EACH_TILE(RUN_TILE, run, runs, u4, CPU_BITS_U4)
 EACH_TILE(RUN_TILE, run, runs, e2m1, CPU_BITS_E2M1)
 
 /* The rounding constant leaves each code in the low bits of a float, as in exp. */

@@ -61,7 +61,7 @@ static void choose_form(struct product *p)
     size_t unit = CPU_PANEL * dtype_size(p->widens ? DTYPE_F32 : spec->dtype);
     p->row_words = (size_t)spec->in;
     if (p->ints) {
-        unit = layout_int_group_bytes(spec->dtype);
+        unit = layout_int_group_bytes(spec);
         for (int32_t l = 0, begin, end; l < spec->leaves; l++) {
             leaf_groups(spec, l, &begin, &end);
             p->run[l + 1] = p->run[l] + end - begin;
@@ -144,13 +144,19 @@ static void leaf_float(const struct product *p, float *acc, const unsigned char 
     }
 }
 
+static enum cpu_bits bits_of(enum dtype dtype)
+{
+    return dtype == DTYPE_I8   ? CPU_BITS_8
+           : dtype == DTYPE_I4 ? CPU_BITS_4
+           : dtype == DTYPE_U4 ? CPU_BITS_U4
+                               : CPU_BITS_E2M1;
+}
+
 static void leaf_int(const struct product *p, float *acc, const unsigned char *panel,
                      int32_t panels, int32_t l)
 {
     const struct weight_spec *spec = &p->w->spec;
-    const enum cpu_bits bits = spec->dtype == DTYPE_I8   ? CPU_BITS_8
-                               : spec->dtype == DTYPE_I4 ? CPU_BITS_4
-                                                         : CPU_BITS_E2M1;
+    const enum cpu_bits bits = bits_of(spec->dtype);
     int32_t first, end;
     leaf_groups(spec, l, &first, &end);
     if (first == end)
@@ -164,10 +170,11 @@ static void leaf_int(const struct product *p, float *acc, const unsigned char *p
             const struct cpu_run_tile tile = {
                 .acc = acc + (size_t)row * CPU_PANEL,
                 .x = (const int32_t *)(const void *)x + run * CPU_RUN_WORDS * rows,
-                .w = panel + (size_t)g * layout_int_group_bytes(spec->dtype),
+                .w = panel + (size_t)g * layout_int_group_bytes(spec),
                 .panel_bytes = layout_panel_bytes(spec),
                 .runs = n,
                 .first = g == first,
+                .scales_f32 = spec->scales_f32 != 0,
             };
             cpu_run_fn kernel =
                 panels == 1 ? p->isa->run_tile[bits][rows] : p->isa->run_wide[bits][rows];

@@ -345,6 +345,19 @@ V16_INLINE q16 q16_load(const unsigned char *p)
     return (q16){v16_line(p), v16_line(p + 32)};
 }
 
+V16_INLINE q16 q16_bytes(const unsigned char *p)
+{
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (q16){_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+
+/* The upper 16 bits of a are zeros, so those of n do not count. */
+V16_INLINE q16 q16_times(q16 a, int32_t n)
+{
+    const __m256i by = _mm256_set1_epi32(n);
+    return (q16){_mm256_madd_epi16(a.lo, by), _mm256_madd_epi16(a.hi, by)};
+}
+
 #define Q16_CODE8_OFFSET 0
 V16_INLINE q16 q16_code8(q16 a)
 {

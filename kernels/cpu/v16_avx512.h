@@ -269,6 +269,17 @@ V16_INLINE q16 q16_load(const unsigned char *p)
     return _mm512_loadu_si512(p);
 }
 
+V16_INLINE q16 q16_bytes(const unsigned char *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+/* The upper 16 bits of a are zeros, so those of n do not count. */
+V16_INLINE q16 q16_times(q16 a, int32_t n)
+{
+    return _mm512_madd_epi16(a, _mm512_set1_epi32(n));
+}
+
 V16_INLINE q16 q16_low(q16 a)
 {
     return _mm512_and_si512(a, _mm512_set1_epi8(15));

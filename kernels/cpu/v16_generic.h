@@ -280,6 +280,17 @@ V16_INLINE q16 q16_load(const unsigned char *p)
     return r;
 }
 
+/* Sixteen bytes, 0 to 255; those times n, -32768 to 32767. */
+V16_INLINE q16 q16_bytes(const unsigned char *p)
+{
+    Q16_EACH(p[i]);
+}
+
+V16_INLINE q16 q16_times(q16 a, int32_t n)
+{
+    Q16_EACH(a.l[i] * (uint32_t)n);
+}
+
 /* Codes of 8 bits as q16_dot8 wants them: each plus this. */
 #define Q16_CODE8_OFFSET 0
 V16_INLINE q16 q16_code8(q16 a)

@@ -249,6 +249,7 @@ static void bench_open(struct bench *b, struct shape s)
     for (int32_t l = 0; l <= s.leaves; l++)
         spec.cut[l] = (int32_t)((int64_t)s.in * l / s.leaves);
     spec.scale_cols = dtype_is_int(s.dtype) ? BACKEND_GROUP : 0;
+    spec.scales_f32 = s.dtype == DTYPE_U4;
     *b = (struct bench){.s = s, .bytes = backend->ops->weight_bytes(&spec)};
     b->copies = s.rows > 16 ? 1 : (int32_t)(COPIES_BYTES / b->bytes) + 1;
     b->passes = s.rows > 16 ? 1 : b->copies;
@@ -502,10 +503,11 @@ static void linears(void)
         linear((struct shape){r, 2048, 8192, 1, DTYPE_F8_E4M3});
         linear((struct shape){r, 2048, 8192, 1, DTYPE_I8});
         linear((struct shape){r, 2048, 8192, 1, DTYPE_I4});
+        linear((struct shape){r, 2048, 8192, 1, DTYPE_U4});
         linear((struct shape){r, 2048, 8192, 1, DTYPE_F4_E2M1});
     }
     static const int32_t compared[] = {1, 2, 4, 8, 16, 64, 512};
-    static const enum dtype narrow[] = {DTYPE_F8_E4M3, DTYPE_I8, DTYPE_I4};
+    static const enum dtype narrow[] = {DTYPE_F8_E4M3, DTYPE_I8, DTYPE_I4, DTYPE_U4};
     for (size_t t = 0; t < ARRAY_LEN(narrow); t++)
         for (size_t r = 0; r < ARRAY_LEN(compared); r++) {
             versus((struct shape){compared[r], 2048, 8192, 1, DTYPE_BF16}, narrow[t]);

@@ -11,7 +11,8 @@ import checkpoint
 
 TYPES = {"F32": numpy.dtype("<f4"), "F16": numpy.dtype("<f2"),
          "BF16": numpy.dtype(ml_dtypes.bfloat16), "F8_E4M3": numpy.dtype(ml_dtypes.float8_e4m3fn),
-         "F8_E5M2": numpy.dtype(ml_dtypes.float8_e5m2), "U8": numpy.dtype("u1")}
+         "F8_E5M2": numpy.dtype(ml_dtypes.float8_e5m2), "U8": numpy.dtype("u1"),
+         "I32": numpy.dtype("<i4"), "I64": numpy.dtype("<i8")}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 MAX = numpy.float32(448)
 

@@ -7,11 +7,17 @@ import concurrent.futures
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
 import checkpoint
 import harness
+import packed
+
+sys.path.insert(0, str(harness.ROOT / "tests/oracle"))
+import llama_numpy  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.EMULATED.exists(),
                                 reason="no emulated device in this build")
@@ -34,6 +40,20 @@ def device_server(tmp_path, request):
     for server in servers:
         if server.process.poll() is None:
             assert server.stop() == 0
+
+
+def test_packed_integers(device_server, tmp_path):
+    """As values of --dtype; their 4 bits it does not hold."""
+    form, like = packed.FORMS["awq"], checkpoint.GOLDEN / "tied_gqa2_f32"
+    model = packed.quantized(tmp_path / "m", like, form)
+    prompt = list(range(5, 25))
+    wanted, _ = llama_numpy.greedy(packed.plain(tmp_path / "plain", like, form), prompt, 12)
+    server = device_server(model, "--quantization", "none")
+    assert server.token_ids(prompt, 12) == wanted
+    done = subprocess.run([tmp_path / "tessera", "plan", model, "--device", "cuda"],
+                          capture_output=True, text=True)
+    assert done.returncode == 4
+    assert "cannot hold int4 weights; use --device cpu, or --quantization none" in done.stderr
 
 
 def test_lost_rank(device_server):

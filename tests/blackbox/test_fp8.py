@@ -164,7 +164,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"quant_method": "gptq"}, ["quant_method", "gptq", "compressed-tensors"]),
+    ({"quant_method": "hqq"}, ["quant_method", "hqq", "compressed-tensors", "gptq", "awq"]),
     ({"quant_method": None}, ["quant_method", "null"]),
     ({"fmt": "e5m2"}, ["fmt", "e5m2", "e4m3"]),
     ({"weight_block_size": [128]}, ["weight_block_size", "two numbers"]),

@@ -43,6 +43,11 @@ static void check_promises(const struct model_config *m)
     CHECK(m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
     CHECK(m->o_bias == gpt_oss && m->sinks == gpt_oss);
     CHECK(gpt_oss == (m->quant.code == DTYPE_F4_E2M1));
+    const struct quant_config *q = &m->quant;
+    CHECK(q->form == QUANT_BYTES ||
+          (q->kind == QUANT_FILE && q->rows == 1 && q->cols >= 0 && q->cols % 32 == 0 &&
+           (q->code == DTYPE_I8 || q->code == DTYPE_I4 || q->code == DTYPE_U4)));
+    CHECK(q->form != QUANT_AWQ || q->code == DTYPE_U4);
     CHECK(gpt_oss == (m->mixture.kind == MIXTURE_GPT_OSS));
     CHECK(!gpt_oss || (m->hidden % 32 == 0 && m->mlp % 32 == 0 &&
                        (int64_t)m->mlp * m->mixture.experts <= 1 << 28));
