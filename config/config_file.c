@@ -39,8 +39,9 @@ static enum status take_scalar(struct reader *r, const char *what, char **out)
     const yaml_event_t *e = &r->event;
     if (e->type != YAML_SCALAR_EVENT || e->data.scalar.anchor)
         return base_fail(r->err, ERR_USAGE,
-                         "%s:%d: expected one plain %s, no list, mapping, anchor or alias", r->path,
-                         line_of(r), what);
+                         "%s:%d: expected one plain %s, no list, mapping, anchor or alias (JSON in "
+                         "quotes is one)",
+                         r->path, line_of(r), what);
     const char *text = (const char *)e->data.scalar.value;
     if (strlen(text) != e->data.scalar.length)
         return base_fail(r->err, ERR_USAGE, "%s:%d: a %s holds a NUL", r->path, line_of(r), what);

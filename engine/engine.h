@@ -128,10 +128,10 @@ struct engine_metrics {
     int32_t block_tokens;
     enum dtype kv_dtype;
     uint64_t prompt_tokens, generation_tokens;
-    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up in the cache, and found */
-    uint64_t restarts;                    /* groups that took the place of a lost one */
-    uint64_t preemptions;                 /* times a request gave its blocks to others */
-    uint64_t drafts, guesses;             /* rows with guesses behind them, and those (sched.h) */
+    uint64_t prefix_queries, prefix_hits;      /* prompt tokens looked up in the cache, and found */
+    uint64_t restarts;                         /* groups that took the place of a lost one */
+    uint64_t preemptions;                      /* times a request gave its blocks to others */
+    uint64_t drafts, guesses;                  /* decodes with guesses behind them, and those */
     uint64_t accepted[SPECULATION_TOKENS_MAX]; /* guesses that were right, by their place */
     int32_t speculation;                       /* most guesses of a row; 0: none are made */
     uint64_t finished[FINISH_ERROR + 1];

@@ -179,7 +179,8 @@ void queue_remove(struct queue *q, struct sequence *s)
 
 /* ---- turns ---- */
 
-/* Those that gave way: the first without a slot once all before it have had their turns. */
+/* Those that gave way: the first without a slot once all before it have had their turns, or have
+ * none in their homes. */
 static enum queue_turn turns_of_returned(struct queue *q, queue_offer *offer, void *ctx)
 {
     enum queue_turn turn = QUEUE_DONE;

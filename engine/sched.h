@@ -8,15 +8,15 @@
  *
  * SCHED_FLIGHTS steps may be under way: the next one is built before the answer to the last is
  * there, so a row names its slot where its token is not known here. A row that had to see an answer
- * first would skip a step; while one must (its request has a guide, or guesses are worth more than
- * a step that is ready early), no step is built ahead.
+ * first would skip a step; while one must (its request has a guide, or guesses may follow what it
+ * draws), no step is built ahead.
  *
  * A sequence whose last tokens stood somewhere in it before (engine/ngram.h) may have rows for what
  * followed there, besides its own: each is a guess, and each draws what comes after it. As long as
  * what is drawn is what was guessed, the next row is right, too. So a step yields several tokens,
  * and they are those that single steps would have drawn. Guesses get rows where they are likely
- * enough to yield more tokens in the time, by the measured costs, and while no prompt waits for a
- * row.
+ * enough to yield more tokens in the time, by the measured costs, and while no prompt can have
+ * any.
  *
  * Each sequence is in one home (struct step_limits): its blocks are of that home's pool, and those
  * who run short of blocks take them from others in it. It gets its home with its slot and keeps it
@@ -88,7 +88,7 @@ struct sched_stats {
     uint64_t prompt_tokens;               /* of the prompts that were computed or found */
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked up, and found */
     uint64_t preemptions;
-    uint64_t drafts, guesses;                  /* rows with guesses behind them, and those */
+    uint64_t drafts, guesses;                  /* decodes that had guesses behind them, and those */
     uint64_t accepted[SPECULATION_TOKENS_MAX]; /* guesses that were right, by their place */
     int64_t blocks_used;                       /* of all homes */
 };

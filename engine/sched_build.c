@@ -328,7 +328,7 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
     return QUEUE_DONE;
 }
 
-/* Writes q's draft behind its tokens, as far as there are blocks for it that nobody else needs. */
+/* Writes q's draft behind its tokens, as far as it has blocks for it or some are free. */
 static void begin_check(struct sched *s, struct sequence *q)
 {
     const int32_t end = q->computed + 1;
@@ -351,11 +351,14 @@ static void begin_check(struct sched *s, struct sequence *q)
 static int32_t add_decodes(struct sched *s)
 {
     int32_t decoding = 0;
+    for (int32_t i = 0; i < s->stats.running; i++) /* before guesses take any block */
+        if (sched_to_draw(s->slots[s->order[i]]) > 0)
+            (void)grow(s, s->slots[s->order[i]]);
     for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
         struct sequence *q = s->slots[s->order[i]];
-        if (sched_to_draw(q) <= 0 || !grow(s, q))
+        if (sched_to_draw(q) <= 0)
             continue;
-        if (q->draft > 0)
+        if (q->draft > 0 && grow(s, q))
             begin_check(s, q);
         decoding += add_rows(s, q, 1 + q->checking) > 0;
     }

@@ -35,6 +35,8 @@ static struct yield begin(struct sched *s)
     for (int32_t i = 0; i < s->stats.running; i++) {
         struct sequence *q = s->slots[s->order[i]];
         q->draft = 0;
+        if (sched_to_draw(q) <= 0)
+            continue;
         y.places--;
         y.tokens++;
         y.keys += q->computed;
@@ -75,12 +77,21 @@ static void draft(struct sched *s, struct sequence *q, struct yield *y)
     home->drafted += q->draft;
 }
 
+/* Of a sequence that has a slot, or there is one for those that wait. */
+static bool prompt_may_have_rows(const struct sched *s)
+{
+    bool has_slot = s->stats.running < s->config.limits.slots;
+    for (int32_t i = 0; i < s->stats.running && !has_slot; i++)
+        has_slot = s->slots[s->order[i]]->queued;
+    return has_slot && queue_count(s->queue) > 0;
+}
+
 void sched_plan_drafts(struct sched *s)
 {
     if (s->config.speculation.tokens == 0)
         return;
     struct yield y = begin(s);
-    if (queue_count(s->queue) > 0)
+    if (prompt_may_have_rows(s))
         return;
     for (int32_t i = 0; i < s->stats.running; i++) {
         struct sequence *q = s->slots[s->order[i]];

@@ -442,8 +442,7 @@ struct backend_ops {
      * logits stay as they are. Ties: lowest id. Writes ids[r] and the history at position[r]. A row
      * with a NaN or +inf, or with nothing but -inf, gives id -1 (0 in the history, which is over).
      * A row with a target gives it, and padding gives -1; neither writes a history, nor does a
-     * SAMPLE_CHECK. Exact
-     * definition: kernels/numerics.h. */
+     * SAMPLE_CHECK. Exact definition: kernels/numerics.h. */
     void (*sample)(struct backend *b, int32_t *ids, struct cview logits,
                    const struct sample_rows *rows, const struct sample_slots *slots);
     /* Distributed sampling, above: the R rows' columns [first, first + cols) of the vocabulary.
@@ -454,8 +453,9 @@ struct backend_ops {
     void (*nominate)(struct backend *b, union sample_ballot *ballot, struct cview logits,
                      int32_t first, const struct sample_election *e, const struct sample_rows *rows,
                      const struct sample_slots *slots);
-    /* As sample, but ids[r] = -1, and no history is written, where the nucleus is not provably
-     * among the nominees or sample would refuse the row. */
+    /* As sample, but ids[r] is the row's target, and no history is written, where the nucleus is
+     * not provably among the nominees or sample would refuse the row: these ids are targets with
+     * which sample draws what is left. */
     void (*elect)(struct backend *b, int32_t *ids, const struct sample_election *e,
                   const struct sample_rows *rows, const struct sample_slots *slots);
     /* For rows with top[r] >= 0: logprob[r] of ids[r], and best[r * stride ..] = the top[r] <= V

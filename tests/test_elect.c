@@ -202,8 +202,9 @@ static const int32_t shard_counts[] = {1, 2, 3, 4, 8};
 /* Every row: the token of sample, or none. How many have none. */
 static int32_t compare(struct backend *b, struct trial *t, int32_t shards, bool uneven)
 {
-    int32_t want[ROWS], got[ROWS], none = 0, next[ROWS];
+    int32_t want[ROWS], got[ROWS], all[ROWS], none = 0, next[ROWS];
     const struct sample_rows rows = rows_of(t);
+    struct sample_rows rest = rows; /* what is left is drawn as the ids say */
     const struct sample_slots slots = slots_of(t);
     const struct cview v = {t->logits, DTYPE_F32, ROWS, t->vocab};
     for (int32_t r = 0; r < ROWS; r++)
@@ -213,7 +214,13 @@ static int32_t compare(struct backend *b, struct trial *t, int32_t shards, bool 
         const bool written = got[r] >= 0 && t->slot[r] >= 0 && t->target[r] == SAMPLE_DRAW;
         assert_int_equal(t->history[r][t->at[r]], written ? got[r] : next[r]);
     }
+    rest.target = got;
+    ok(backend_sample(b, all, v, &rest, &slots, &err));
+    for (int32_t r = 0; r < ROWS; r++)
+        if (t->target[r] == SAMPLE_CHECK)
+            assert_int_equal(t->history[r][t->at[r]], next[r]);
     ok(backend_sample(b, want, v, &rows, &slots, &err));
+    assert_memory_equal(all, want, sizeof all);
     for (int32_t r = 0; r < ROWS; r++) {
         none += got[r] < 0 && want[r] >= 0; /* refused by both: everything was banned */
         if (want[r] >= 0 && t->mask[r] >= 0)
@@ -305,7 +312,7 @@ static void test_refused(void **state UNUSED)
         int32_t got[ROWS];
         struct papers p = elect(nth_backend(s), t, 3, false, got);
         for (int32_t r = 0; r < ROWS; r++)
-            assert_int_equal(got[r], r % 4 == 1 ? r % 40 : -1);
+            assert_int_equal(got[r], r % 4 == 1 ? r % 40 : t->target[r]);
         free_papers(&p);
     }
     free_trial(t);
@@ -340,7 +347,7 @@ static void test_edge(void **state UNUSED)
         assert_int_equal(got[1], -1);
         assert_in_range(got[2], 0, PLACES - 1);
         assert_int_equal(got[3], -1);
-        assert_int_equal(got[4], -1);
+        assert_int_equal(got[4], t->target[4]);
         assert_in_range(got[5], 0, V - 1);
         free_papers(&p);
     }

@@ -383,15 +383,18 @@ static void test_guesses_pay(void **state)
                                          {.count = 2, .rows = {1, 2}, .seconds = {1, 1}},
                                          {.count = 2, .rows = {1, 2}, .seconds = {1, 1.3}},
                                          {.count = 2, .rows = {1, 2}, .seconds = {1, 2}}};
-    for (size_t i = 0; i < ARRAY_LEN(costs); i++) {
-        struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false, 3}, 1);
-        sched_set_costs(m->sched, &costs[i]);
-        submit(m, 1, 60, 0, 7); /* the first request repeats itself */
+    for (size_t i = 0; i < 2 * ARRAY_LEN(costs); i++) {
+        const int32_t slots = i % 2 ? 1 : 4, requests = i % 2 ? 3 : 1; /* of which two wait */
+        struct sim *m =
+            sim_open(&(struct setting){slots, 16, 64, 160, 16, false, false, false, 3}, 1);
+        sched_set_costs(m->sched, &costs[i / 2]);
+        for (int32_t k = 0; k < requests; k++)
+            submit(m, 1, 60, 0, 7); /* the first request repeats itself */
         while (build(m) || m->built > m->answered)
             commit(m);
-        assert_int_equal(m->ended[FINISH_LENGTH], 1);
-        assert_int_equal(m->steps + m->right, 60);
-        assert_true(i == 3 ? m->guesses == 0 : m->right > 20);
+        assert_int_equal(m->ended[FINISH_LENGTH], requests);
+        assert_int_equal(m->steps + m->right, 60 * requests);
+        assert_true(i / 2 == 3 ? m->guesses == 0 : m->right > 20);
         sim_close(m);
     }
 }

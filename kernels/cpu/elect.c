@@ -237,8 +237,11 @@ static void elect_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         j->ids[r] = slot < 0 ? -1 : j->rows->target[r];
         if (!is_drawn(j, r))
             continue;
-        j->ids[r] = elect_row(j, worker, r);
-        if (j->ids[r] >= 0 && j->rows->target[r] != SAMPLE_CHECK)
+        const int32_t id = elect_row(j, worker, r);
+        if (id < 0)
+            continue; /* its target says how it is still to be drawn */
+        j->ids[r] = id;
+        if (j->rows->target[r] != SAMPLE_CHECK)
             s->history[(size_t)slot * (size_t)s->history_cols + (size_t)j->rows->position[r]] =
                 j->ids[r];
     }

@@ -301,10 +301,10 @@ __global__ void __launch_bounds__(THREADS) elect_kernel(int32_t *ids, struct ele
     const int32_t r = a.row + (int32_t)blockIdx.x;
     const int32_t slot = a.slot[r];
     const bool drawn = slot >= 0 && a.target[r] < 0;
-    const int32_t id = drawn ? elect_row(a, r) : slot < 0 ? -1 : a.target[r];
+    const int32_t id = drawn ? elect_row(a, r) : -1;
     if (threadIdx.x != 0)
         return;
-    ids[r] = id;
+    ids[r] = id >= 0 || slot < 0 ? id : a.target[r]; /* which may say how it is still to be drawn */
     if (drawn && id >= 0 && a.target[r] != SAMPLE_CHECK)
         a.history[(int64_t)slot * a.history_cols + a.position[r]] = id;
 }

@@ -421,7 +421,9 @@ void ref_elect(struct backend *b, int32_t *ids, const struct sample_election *e,
             ids[r] = n < 0 ? -1 : draw(all, n, numerics_key(p->seed, p->choice, position));
             free(all);
         }
-        if (ids[r] >= 0 && rows->target[r] != SAMPLE_CHECK)
+        if (ids[r] < 0)
+            ids[r] = rows->target[r];
+        else if (rows->target[r] != SAMPLE_CHECK)
             s->history[(size_t)slot * (size_t)s->history_cols + (size_t)position] = ids[r];
     }
 }
