@@ -164,7 +164,7 @@ static int64_t least(int64_t a, int64_t b)
 static int64_t piece_rows(const struct job *j, const struct local_weight *w)
 {
     const bool turned = is_packed(j, w) && w->quant.form != QUANT_PACKED;
-    return rows_within(j, w, turned ? ITEM_BYTES : PIECE_BYTES);
+    return rows_within(j, w, turned ? 4 * PIECE_BYTES : PIECE_BYTES);
 }
 
 /* Nothing to read where the rank owns no rows or no columns. */

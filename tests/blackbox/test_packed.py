@@ -261,6 +261,23 @@ def test_held_and_read_bytes(serve, models, form, ranks):
         assert in_files <= bytes_read(pids[rank]) < in_files + (1 << 20)
 
 
+@pytest.mark.parametrize("form", ["packed, zeros", "gptq, zeros", "awq"])
+def test_many_pieces(serve, tmp_path, form):
+    """A weight that is read piece by piece, of which the last rank's begin within words."""
+    checkpoint.write_config(tmp_path, hidden_size=256, head_dim=32, num_attention_heads=8,
+                            num_key_value_heads=4, intermediate_size=24568, num_hidden_layers=1)
+    like, prompt = tmp_path / "like", list(range(5, 25))
+    assert run("synth", "--config", tmp_path / "config.json", "-o", like).returncode == 0
+    model = packed.quantized(tmp_path / "m", like, FORMS[form])
+    plain = packed.plain(tmp_path / "plain", like, FORMS[form])
+    server = serve(model, *VALUES, "-tp", 3)
+    assert outcome(server, prompt, **GREEDY) == outcome(serve(plain, "-tp", 3), prompt, **GREEDY)
+    server = serve(model, "-tp", 3)
+    told = json.loads(run("plan", model, "-tp", 3, "--json").stdout)["per_rank"]
+    assert [rank["read_bytes"] for rank in told] == \
+        [server.metrics().sum("tessera:rank_read_bytes", rank=rank) for rank in range(3)]
+
+
 @pytest.mark.parametrize("form", ["packed, zeros", "gptq", "awq"])
 def test_inspect(models, form):
     """Every tensor is somebody's; a word and a group across a cut are in both parts."""
