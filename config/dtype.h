@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* The safetensors names. F32, F16 and BF16 are computed with, F8_E4M3 where a scale comes with it,
- * U8 is read where it holds codes of MXFP4, I32 where it has eight codes of 4 bits; the rest is
+ * U8 is read where it holds codes of MXFP4, I32 where it has codes of 4 or 8 bits; the rest is
  * recognised so that a header can be checked and refused by name. I8, I4, U4 and F4_E2M1 are also
  * what a backend can hold weights in, as codes with scales; those of 4 bits are no type of a file
  * and have no size. */

@@ -109,6 +109,21 @@ static void read_packed(struct reader *r, struct quant_config *q)
 }
 
 /* As AutoGPTQ and GPTQModel write them. In version 1 of the format zeros are stored less one. */
+/* Rules for modules by name; "-:..." says that they are left as they are, which the files say, too.
+ */
+static void expect_left_out(struct reader *r, const char *key)
+{
+    const struct jdoc *rules = jdoc_get_value(r->object, key), *rule;
+    const char *name;
+    if (!rules || jdoc_type(rules) != JDOC_OBJECT) {
+        expect_absent(r, key);
+        return;
+    }
+    for (void *i = NULL; (i = jdoc_iter(rules, i, &name, &rule));)
+        if (strncmp(name, "-:", 2) != 0)
+            reader_fail(r, key, "null, or rules \"-:...\" (others are not supported)");
+}
+
 static void read_gptq(struct reader *r, struct quant_config *q)
 {
     const char *key =
@@ -128,7 +143,7 @@ static void read_gptq(struct reader *r, struct quant_config *q)
         reader_fail(r, "is_marlin_format", "false");
     if (reader_bool(r, "lm_head", false))
         reader_fail(r, "lm_head", "false");
-    expect_absent(r, "dynamic");
+    expect_left_out(r, "dynamic");
 }
 
 /* As AutoAWQ writes them. */

@@ -189,6 +189,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.dtype = options_dtype(o, m->dtype);
     f.kv_dtype = options_kv_dtype(o, m->dtype);
     f.plan_hash = flow->hash;
+    f.left_out = m->quant.left_out;
     enum status st = find_memory(&f, o, flow->ops, err);
     if (st == OK)
         st = find_weights(&f, m, flow, err);

@@ -14,6 +14,7 @@
 struct footprint {
     int32_t ranks, threads; /* per rank */
     uint64_t plan_hash;     /* of plan and config.json: all ranks must have the same */
+    int32_t left_out;       /* linears that are not packed though others are (quant_config) */
     uint64_t weights_stamp; /* checkpoint_stamp() at the start, the caller's to fill in; 0: none */
     enum dtype dtype, kv_dtype;
     int32_t max_model_len;

@@ -152,6 +152,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--plan-hash=%016llx", (unsigned long long)f->plan_hash);
     if (f->weights_stamp != 0 && !options_mpi(o)) /* copies on other machines have other times */
         add(a, "--weights-stamp=%016llx", (unsigned long long)f->weights_stamp);
+    if (f->left_out != 0)
+        add(a, "--left-out=%d", f->left_out);
     if (o->mesh)
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)

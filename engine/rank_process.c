@@ -191,14 +191,10 @@ static enum status read_layout(const struct options *o, const struct backend_ops
 {
     enum status st = OK;
     struct plan *plan = NULL;
-    struct checkpoint *c = NULL;
     TRY(model_config_load(o->model, m, NULL, err));
     const bool has = m->quant.code != DTYPE_F4_E2M1 || ops->holds(DTYPE_F4_E2M1);
     TRY(model_config_quantize(m, options_quantization(o), options_widen(o) || !has, err));
-    if (m->quant.form != QUANT_BYTES && !options_dummy(o)) {
-        TRY(checkpoint_open(o->model, &c, err));
-        layout_left_out(c, m);
-    }
+    m->quant.left_out = o->left_out;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, err));
     if (o->kv_placement)
         TRY(plan_set_placement(plan, o->kv_placement, err));
@@ -208,7 +204,6 @@ static enum status read_layout(const struct options *o, const struct backend_ops
     TRY(check_plan(o, *flow, err));
     TRY(layout_open(m, *flow, o->rank, layout, err));
 out:
-    checkpoint_close(c);
     plan_close(plan);
     return st;
 }

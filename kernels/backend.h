@@ -78,7 +78,7 @@ struct weight_spec {
      * the weight is cut out of a wider one, scale_skip columns of the first group lie before it.
      * I8, I4, U4, F4_E2M1: the same, and scale_cols is BACKEND_GROUP. */
     int32_t scale_cols, scale_skip;
-    int32_t scales_f32; /* of I8, I4 and U4: scales are held in F32; else in BF16 */
+    int32_t scales_f32; /* of I8, I4 and U4: scales are held in F32, not BF16 */
 };
 
 /* How many scales each output has; 0 unless the type has them. */

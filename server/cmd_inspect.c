@@ -67,26 +67,44 @@ static int32_t first_of(const struct layout *l, int32_t layer)
     return low;
 }
 
-/* What a rank holds of a tensor: some runs of its rows, and of these some columns. */
+/* What a rank holds of a tensor: some boxes of it. */
 struct held {
-    struct span rows[HELD_MAX], cols;
+    struct placement_box boxes[HELD_MAX];
     int32_t count; /* 0: nothing, and the tensor is not the model's */
 };
 
-/* Rows that follow those of a run, or overlap them as blocks of scales do, lengthen it. */
-static void add_rows(struct held *h, struct span rows)
+static bool is_empty(const struct placement_box *b)
 {
+    return span_len(b->rows) == 0 || span_len(b->cols) == 0;
+}
+
+/* Does b follow a, or overlap its end as blocks of scales do? Then a becomes longer. */
+static bool joins(struct span *a, struct span b)
+{
+    if (b.begin < a->begin || b.begin > a->end)
+        return false;
+    a->end = b.end > a->end ? b.end : a->end;
+    return true;
+}
+
+static bool is_same(struct span a, struct span b)
+{
+    return a.begin == b.begin && a.end == b.end;
+}
+
+/* Rows of the same columns are joined, and columns of the same rows. */
+static void add_box(struct held *h, struct placement_box box)
+{
+    if (h->count == 1 && is_empty(&h->boxes[0]))
+        h->count = 0;
     for (int32_t i = 0; i < h->count; i++) {
-        struct span *run = &h->rows[i];
-        if (span_len(*run) == 0)
-            *run = rows;
-        if (rows.begin < run->begin || (rows.begin > run->end && i + 1 < HELD_MAX))
-            continue;
-        run->end = rows.end > run->end ? rows.end : run->end;
-        return;
+        struct placement_box *b = &h->boxes[i];
+        if (is_empty(&box) || (is_same(b->cols, box.cols) && joins(&b->rows, box.rows)) ||
+            (is_same(b->rows, box.rows) && joins(&b->cols, box.cols)))
+            return;
     }
-    if (h->count < HELD_MAX && (span_len(rows) > 0 || h->count == 0))
-        h->rows[h->count++] = rows;
+    if (h->count < HELD_MAX)
+        h->boxes[h->count++] = box;
 }
 
 static struct held held(const struct setup *s, int32_t rank, const char *tensor)
@@ -99,10 +117,8 @@ static struct held held(const struct setup *s, int32_t rank, const char *tensor)
         for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
             const struct tensor_slice *k =
                 part_of(s, &l->weights[i], &l->weights[i].slices[j], tensor, &room);
-            if (!k)
-                continue;
-            add_rows(&h, k->rows);
-            h.cols = k->cols;
+            if (k)
+                add_box(&h, (struct placement_box){k->rows, k->cols});
         }
     }
     return h;
@@ -121,15 +137,16 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
             printf("  not used");
             break;
         }
-        if (h.count == 1 && span_len(h.rows[0]) == t->rows && span_len(h.cols) == t->cols) {
+        const struct placement_box *b = h.boxes;
+        if (h.count == 1 && span_len(b->rows) == t->rows && span_len(b->cols) == t->cols) {
             printf("  %d: all", r);
             continue;
         }
         if (t->ndim == 1)
-            printf("  %d: [%lld:%lld]", r, (long long)h.cols.begin, (long long)h.cols.end);
+            printf("  %d: [%lld:%lld]", r, (long long)b->cols.begin, (long long)b->cols.end);
         for (int32_t i = 0; t->ndim > 1 && i < h.count && i < SHOWN_MAX; i++)
-            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)h.rows[i].begin,
-                   (long long)h.rows[i].end, (long long)h.cols.begin, (long long)h.cols.end);
+            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)b[i].rows.begin,
+                   (long long)b[i].rows.end, (long long)b[i].cols.begin, (long long)b[i].cols.end);
         if (t->ndim > 1 && h.count > SHOWN_MAX)
             printf(" and %d more", h.count - SHOWN_MAX);
     }
@@ -148,8 +165,8 @@ static void print_json(const struct setup *s, const struct checkpoint_tensor *t,
         const struct held h = held(s, r, t->name);
         for (int32_t i = 0; i < h.count; i++, comma = ", ")
             printf("%s{\"rank\": %d, \"rows\": [%lld, %lld], \"cols\": [%lld, %lld]}", comma, r,
-                   (long long)h.rows[i].begin, (long long)h.rows[i].end, (long long)h.cols.begin,
-                   (long long)h.cols.end);
+                   (long long)h.boxes[i].rows.begin, (long long)h.boxes[i].rows.end,
+                   (long long)h.boxes[i].cols.begin, (long long)h.boxes[i].cols.end);
     }
     printf("]}%s\n", last ? "" : ",");
 }

@@ -78,7 +78,7 @@ static void make(const struct matrix *m, struct tensors *t)
                 put_bits(&t->codes[k * (ROWS / p) + n / p], m->bits, awq[n % p], q);
         }
         for (int32_t g = 0; g < groups; g++) {
-            const int32_t z = (zero_of(m, n, g) - m->w.quant.zero_more) & ((1 << m->bits) - 1);
+            const int32_t z = zero_of(m, n, g);
             const bool packed = form == QUANT_PACKED;
             const int32_t place = form == QUANT_AWQ ? awq[n % p] : n % p;
             t->scales[packed ? n * groups + g : g * ROWS + n] = dtype_to_f16(scale_of(n, g));
@@ -86,6 +86,9 @@ static void make(const struct matrix *m, struct tensors *t)
                      place, z);
         }
     }
+    const uint32_t ones = m->bits == 4 ? 0x11111111u : 0x01010101u; /* words are less one */
+    for (size_t i = 0; m->w.quant.zero_more && i < ARRAY_LEN(t->zeros); i++)
+        t->zeros[i] -= ones;
 }
 
 /* A rectangle of a tensor as the loader reads it. */
@@ -224,7 +227,7 @@ static void test_faults(void **state)
 {
     (void)state;
     static struct tensors t;
-    static const uint16_t bad[] = {0x7c00, 0xfc00, 0x7e00};
+    static const uint16_t bad[] = {0x7c00, 0xfc00, 0x7e00}; /* infinities, and a NaN */
     int8_t codes[COLS];
     float scales[COLS / BACKEND_GROUP + 2], values[COLS];
     const struct span rows = {3, 11}, cols = {70, 190};
@@ -234,7 +237,7 @@ static void test_faults(void **state)
         if (i < 3)
             t.scales[2 * ROWS + 7] = bad[i];
         else
-            t.zeros[2 * (ROWS / 8)] ^= (i == 3 ? 0xfu : 0x1u) << 28; /* of output 7 */
+            t.zeros[2 * (ROWS / 8)] ^= (i == 3 ? 0x2u : 0x1u) << 28; /* of output 7 */
         struct packed_rows p = rows_of(&m, &t, rows, cols);
         const enum packed_fault fault = i < 3 ? PACKED_BAD_SCALE : PACKED_BAD_ZERO;
         assert_int_equal(packed_codes(&p, 7, codes, scales), fault);
@@ -243,6 +246,21 @@ static void test_faults(void **state)
         check_row(&m, &p, 8);
         rows_free(&p);
     }
+}
+
+/* Symmetric, as version 2 has them, in a file that says that it is of version 1. */
+static void test_second_version(void **state)
+{
+    (void)state;
+    static struct tensors t;
+    const struct matrix m = matrix_of(QUANT_GPTQ, DTYPE_I4, 64, true);
+    make(&m, &t);
+    for (size_t i = 0; i < ARRAY_LEN(t.zeros); i++)
+        t.zeros[i] = 0x88888888u;
+    struct packed_rows p = rows_of(&m, &t, (struct span){3, 11}, (struct span){70, 190});
+    for (int32_t row = 3; row < 11; row++)
+        check_row(&m, &p, row);
+    rows_free(&p);
 }
 
 /* ---- config.json ---- */
@@ -330,7 +348,7 @@ static void test_bad_config(void **state)
         {GPTQ "128,\"checkpoint_format\":\"marlin\"", "checkpoint_format is \"marlin\", expected"},
         {GPTQ "128,\"is_marlin_format\":true", "is_marlin_format is true"},
         {GPTQ "128,\"lm_head\":true", "lm_head is true, expected false"},
-        {GPTQ "128,\"dynamic\":{\"-:x\":{}}", "dynamic is an object, expected null"},
+        {GPTQ "128,\"dynamic\":{\"-:x\":{},\"+:y\":{}}", "expected null, or rules"},
         {"\"quant_method\":\"gptq\",\"group_size\":128", "bits is missing"},
         {"\"quant_method\":\"gptq\",\"group_size\":128,\"bits\":8,\"sym\":false",
          "sym is false, expected true (with 8 bits)"},
@@ -350,8 +368,9 @@ static void test_bad_config(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_parts),
-                                       cmocka_unit_test(test_faults), cmocka_unit_test(test_config),
-                                       cmocka_unit_test(test_bad_config)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),   cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_faults), cmocka_unit_test(test_second_version),
+        cmocka_unit_test(test_config), cmocka_unit_test(test_bad_config)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 #define GROUP 32 /* weight_put is thread-safe for groups of this many rows */
 #define ITEM_BYTES ((size_t)8 << 20)
 #define PIECE_BYTES ((size_t)1 << 20)
+#define TURNED_BYTES ((size_t)32 << 20) /* of item and piece where rows are a tensor's columns */
 
 /* ---- where a thread reads ---- */
 
@@ -160,11 +161,21 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Rows that are read at a time: many where a weight's rows are a tensor's columns. */
+/* Are its rows columns in the file? Of few a read would have hardly more than a word. */
+static bool is_turned(const struct job *j, const struct local_weight *w)
+{
+    return is_packed(j, w) && w->quant.form != QUANT_PACKED;
+}
+
+static int64_t item_rows(const struct job *j, const struct local_weight *w)
+{
+    return rows_within(j, w, is_turned(j, w) ? TURNED_BYTES : ITEM_BYTES);
+}
+
+/* Rows that are read at a time. */
 static int64_t piece_rows(const struct job *j, const struct local_weight *w)
 {
-    const bool turned = is_packed(j, w) && w->quant.form != QUANT_PACKED;
-    return rows_within(j, w, turned ? 4 * PIECE_BYTES : PIECE_BYTES);
+    return rows_within(j, w, is_turned(j, w) ? TURNED_BYTES : PIECE_BYTES);
 }
 
 /* Nothing to read where the rank owns no rows or no columns. */
@@ -182,7 +193,7 @@ static enum status cut(struct job *j, struct err *err)
             const struct local_weight *w = &j->weights[i];
             if (is_empty(w))
                 continue;
-            int64_t n = rows_of(w), step = rows_within(j, w, ITEM_BYTES);
+            int64_t n = rows_of(w), step = item_rows(j, w);
             const size_t rows = (size_t)least(n, piece_rows(j, w));
             const size_t need =
                 is_packed(j, w) ? loader_packed_bytes(w, rows) : rows * row_bytes(j, w);

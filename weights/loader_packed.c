@@ -95,7 +95,8 @@ static enum status refuse(enum packed_fault fault, const struct tensor_slice *s,
                           const struct checkpoint_tensor *const *tensors, struct err *err)
 {
     if (fault == PACKED_BAD_SCALE)
-        return base_fail(err, ERR_MODEL, "tensor %s: a scale of output %lld is not a finite number",
+        return base_fail(err, ERR_MODEL,
+                         "tensor %s: a scale of output %lld is not finite, or too large",
                          tensors[PACKED_SCALES]->name, (long long)row);
     return base_fail(err, ERR_MODEL,
                      "tensor %s: a zero of output %lld is not that of symmetric codes, as "

@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WEIGHT "weight" /* a slice's tensor is X.weight */
-#define AWQ_ROWS 8      /* in a word */
+#define WEIGHT "weight"    /* a slice's tensor is X.weight */
+#define AWQ_ROWS 8         /* in a word */
+#define SCALE_MAX 0x1p100f /* products of what is larger may not be finite */
 
 /* ---- tensors and parts of them ---- */
 
@@ -181,10 +182,15 @@ static bool read_zero(const struct packed_rows *p, const struct line *l, int64_t
     *zero = half;
     if (!p->zeros)
         return true;
+    const uint32_t mask = (1u << bits) - 1, ones = UINT32_MAX / mask; /* one in each place */
+    const uint32_t more = (uint32_t)p->weight->quant.zero_more * ones;
     const uint32_t word = p->zeros[l->first + (group - l->cols.begin) * l->step];
-    const uint32_t stored = word >> bits * place_in_word(p, row);
-    *zero = (int32_t)(stored + (uint32_t)p->weight->quant.zero_more) & ((1 << bits) - 1);
-    return p->weight->quant.code == DTYPE_U4 || *zero == half;
+    *zero = (int32_t)((word + more) >> bits * place_in_word(p, row) & mask);
+    if (p->weight->quant.code == DTYPE_U4)
+        return true;
+    const bool second = more > 0 && *zero == half + 1; /* as version 2 has it */
+    *zero = second ? half : *zero;
+    return *zero == half;
 }
 
 static int64_t least(int64_t a, int64_t b)
@@ -227,7 +233,7 @@ static enum packed_fault read_row(const struct packed_rows *p, int64_t row, cons
         const float scale =
             dtype_load(p->scales, p->scales_type,
                        (size_t)(scales.first + (group - scales.cols.begin) * scales.step));
-        if (!isfinite(scale))
+        if (!(fabsf(scale) <= SCALE_MAX))
             return PACKED_BAD_SCALE;
         if (!read_zero(p, &zeros, row, group, &zero))
             return PACKED_BAD_ZERO;

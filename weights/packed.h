@@ -8,11 +8,13 @@
  *   AWQ     X.qweight [K, N/p]        X.scales [G, N]        X.qzeros [G, N/p]
  *
  * The first number of a word is in its lowest bits; AWQ has those of even place first, then the
- * others. A weight is scale * (code - zero). Version 1 of GPTQ stores zeros less one, so 0 as the
- * largest. Where zeros are not in the file, or U4 is not the type that is held, they are half of
- * what the bits can say. PACKED rounds K/p and N/p up; the others have whole words. Older versions
- * of AutoGPTQ give every linear an X.bias [N], of zeros where the model has none.
- * (compressed-tensors' pack_quantized, AutoGPTQ's QuantLinear, AutoAWQ's WQLinear_GEMM.) */
+ * others. A weight is scale * (code - zero). Version 1 of GPTQ stores zeros less one, taken from
+ * whole words (GPTQModel), so that a zero of 0 borrows from the next; AutoGPTQ itself spoilt the
+ * rest of such a word. Where zeros are not in the file, or U4 is not the type that is held, they
+ * are half of what the bits can say, and files that call themselves version 1 may have them as
+ * version 2 does. PACKED rounds K/p and N/p up; the others have whole words. Older versions of
+ * AutoGPTQ give every linear an X.bias [N], of zeros where the model has none. (compressed-tensors'
+ * pack_quantized, AutoGPTQ's QuantLinear, AutoAWQ's WQLinear_GEMM.) */
 #ifndef TESSERA_WEIGHTS_PACKED_H
 #define TESSERA_WEIGHTS_PACKED_H
 
@@ -59,7 +61,7 @@ enum packed_fault { PACKED_SOUND, PACKED_BAD_SCALE, PACKED_BAD_ZERO };
  * groups of BACKEND_GROUP columns that these touch. */
 enum packed_fault packed_codes(const struct packed_rows *p, int64_t row, int8_t *codes,
                                float *scales) MUST_USE;
-/* The elements themselves, rounded once. */
+/* The elements themselves, in fp32. */
 enum packed_fault packed_values(const struct packed_rows *p, int64_t row, float *values) MUST_USE;
 
 #endif

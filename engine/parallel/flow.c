@@ -221,8 +221,8 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
     return held(f, &l->uses, of_weight(f, l->in, part == PLAN_DOWN), rank);
 }
 
-/* Quantised are the linears inside the layers; with integers the head, too, of which every step
- * reads all, but not to fewer than 8 bits. */
+/* Quantised are the linears inside the layers; with integers made here the head, too, of which
+ * every step reads all, but not to fewer than 8 bits. */
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
     const bool head = part == PLAN_HEAD || (part == PLAN_EMBED && f->tied);
@@ -249,7 +249,7 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
     if (dtype_is_scaled(s.dtype)) {
         s.scale_cols = dtype_is_int(s.dtype) ? BACKEND_GROUP : f->quant.cols;
         s.scale_skip = s.scale_cols > 0 ? (int32_t)(in.begin % s.scale_cols) : 0;
-        s.scales_f32 = f->quant.form != QUANT_BYTES; /* those of a file may be any of 16 bits */
+        s.scales_f32 = f->quant.form != QUANT_BYTES; /* those of a file have any type */
     }
     if (f->choice[part].weight.count[SPREAD_COLS] > 0)
         placement_leaves(cols.units, cols.unit,

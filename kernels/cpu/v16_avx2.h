@@ -381,7 +381,7 @@ V16_INLINE q16 q16_e2m1(q16 a)
     return (q16){_mm256_shuffle_epi8(codes, a.lo), _mm256_shuffle_epi8(codes, a.hi)};
 }
 
-/* Products of u, 0 to 127, with s, -127 to 127: two of them fit in 16 bits. */
+/* Products of u, 0 to 128, with s, -127 to 127: two of them fit in 16 bits. */
 V16_INLINE __m256i q16_half(__m256i sum, __m256i u, __m256i s)
 {
     const __m256i pairs = _mm256_maddubs_epi16(u, s);

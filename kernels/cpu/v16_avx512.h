@@ -322,7 +322,7 @@ V16_INLINE q16 q16_code8(q16 a)
     return a;
 }
 
-/* Codes of w 0 to 127: two products fit in 16 bits. */
+/* Codes of w 0 to 128: two products fit in 16 bits. */
 V16_INLINE q16 q16_dot(q16 sum, q16 w, q16 x)
 {
     const q16 pairs = _mm512_maddubs_epi16(w, x);

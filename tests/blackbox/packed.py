@@ -101,6 +101,12 @@ def words(values, bits, axis, order=None):
                                                   axis))
 
 
+def less_one(packed, form):
+    """Of version 1 zeros are one less: words are, as GPTQModel makes them."""
+    ones = numpy.uint32((2 ** 32 - 1) // (2 ** form.bits - 1) if form.method == "gptq" else 0)
+    return (packed.view("<u4") - ones).view("<i4")
+
+
 def tensors_of(name, codes, zeros, scales, form):
     """The tensors of the linear X.weight."""
     name, bits = name.removesuffix("weight"), form.bits
@@ -115,7 +121,7 @@ def tensors_of(name, codes, zeros, scales, form):
                  "qzeros": words(zeros.T, bits, 1, AWQ_ORDER)}
     else:
         found = {"qweight": words(codes.T, bits, 0), "scales": scales.T.copy(),
-                 "qzeros": words((zeros.T - (form.method == "gptq")) % 2 ** bits, bits, 1),
+                 "qzeros": less_one(words(zeros.T, bits, 1), form),
                  "g_idx": group.astype("<i4")}
     return {name + suffix: values for suffix, values in found.items()}
 
