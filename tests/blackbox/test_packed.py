@@ -3,7 +3,9 @@ values they are the model that numpy makes of the same integers; held as they co
 activations as integers, with the same bits whoever computes them."""
 
 import json
+import os
 import re
+import signal
 import sys
 
 import numpy
@@ -12,7 +14,7 @@ import pytest
 import checkpoint
 import fp8
 import packed
-from harness import ROOT, run
+from harness import ROOT, eventually, run
 from packed import FORMS
 from test_counters import bytes_read
 from test_int_weights import GREEDY, GROUP, PROMPTS, SAMPLED, lacks, outcome, outcomes, rounded
@@ -167,6 +169,19 @@ def test_lost_rank(serve, models):
     check_lost_rank(serve, models["gptq, zeros"], 450)
 
 
+def test_lost_rank_without_files(serve, tmp_path):
+    """Who takes over what a lost rank had loaded reads no weights, and is told which are packed."""
+    model = packed.quantized(tmp_path / "m", checkpoint.DEMO, FORMS["gptq"],
+                             left_out=lambda name: ".self_attn." in name)
+    server = serve(model, "-tp", 2)
+    wanted = server.token_ids([5, 6, 7], 30)
+    for path in model.glob("*.safetensors"):
+        path.unlink()
+    os.kill(server.ranks()[1], signal.SIGKILL)
+    eventually(lambda: server.metrics().sum("tessera:group_restarts_total") == 1, 20, "restart")
+    assert server.token_ids([5, 6, 7], 30) == wanted
+
+
 @pytest.fixture(scope="module")
 def plain(models, tmp_path_factory):
     """{form: scores of the prompts in 1d}"""
@@ -293,6 +308,21 @@ def test_inspect(models, form):
     size = FORMS[form].group
     assert [part[along] for part in found[scales]["slices"]] == \
         [[56 * i // size, -(-56 * (i + 1) // size)] for i in range(8)]
+
+
+@pytest.mark.parametrize("form", ["packed, zeros", "awq"])
+def test_inspect_fused(tmp_path, form):
+    """Queries, keys and values are parts of one tensor, side by side or one below the other."""
+    like = checkpoint.GOLDEN / "phi3_gqa_f32"
+    model = packed.quantized(tmp_path / "m", like, FORMS[form])
+    found = {tensor["name"]: tensor for tensor in
+             json.loads(run("inspect", model, "-tp", 2, "--json").stdout)}
+    codes = found["model.layers.0.self_attn.qkv_proj." +
+                  ("weight_packed" if form == "packed, zeros" else "qweight")]
+    covered = numpy.zeros(codes["shape"], int)
+    for part in codes["slices"]:
+        covered[slice(*part["rows"]), slice(*part["cols"])] += 1
+    assert covered.min() == 1 and len(codes["slices"]) == 2 * 3
 
 
 @pytest.mark.parametrize("form", FEW)
