@@ -10,7 +10,7 @@ enum { SLOTS = 6, HOMES = 4, HOME_ROWS = 3 };
 static struct rank_state *open_state(struct backend **b, struct step **step)
 {
     const struct step_limits limits = {.slots = SLOTS,
-                                      .samples = SLOTS,
+                                       .samples = SLOTS,
                                        .rows = HOMES * HOME_ROWS,
                                        .table_cols = 2,
                                        .vocab = 32,
