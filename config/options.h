@@ -88,7 +88,7 @@ struct options {
     /* COMMAND_RANK only */
     const char *plan_hash;     /* of the front end's plan, 16 hex digits */
     const char *weights_stamp; /* of the files that it opened, likewise; NULL: any will do */
-    int32_t rank, parent_pid, kv_blocks;
+    int32_t rank, parent_pid, kv_blocks, kv_layers;
     int32_t left_out; /* of packed weights (struct quant_config), as the front end's files say */
     int64_t comm_bytes;
     bool restarted;    /* in the place of ranks that were lost */

@@ -47,6 +47,18 @@ static int32_t homes_of(const struct step_limits *l)
     return min32(l->homes, l->slots);
 }
 
+/* What rows [position, end) see. Groups of layers have the same blocks here: what is in them does
+ * not matter, and layers run one after the other. */
+static void append_seen(struct step *s, int32_t slot, int32_t position, int32_t end)
+{
+    const struct kv_groups *groups = &s->limits.groups;
+    for (int32_t g = 0; g < kv_groups_count(groups); g++) {
+        int32_t i = g < groups->keep ? 0 : kv_groups_first(groups, position);
+        for (; i < kv_blocks_for(end); i++)
+            s->append[s->appends++] = (struct step_append){slot, g, i, i % s->limits.blocks};
+    }
+}
+
 /* Adds rows of a sequence of zeros from `position` on. */
 static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
 {
@@ -58,8 +70,7 @@ static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
                                              .tokens = b->zeros,
                                              .params = {.top_p = 1},
                                              .rules = {.repetition = 1, .prompt = end}};
-    for (int32_t i = 0; i < kv_blocks_for(end); i++)
-        s->append[s->appends++] = (struct step_append){home, i, i % s->limits.blocks};
+    append_seen(s, home, position, end);
     for (; s->rows < past; s->rows++) {
         s->position[s->rows] = position++;
         s->slot[s->rows] = home;

@@ -43,16 +43,12 @@ static int32_t min32(int64_t a, int64_t b)
     return (int32_t)(a < b ? a : b);
 }
 
-static int32_t blocks_for(int64_t positions)
-{
-    return (int32_t)((positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS);
-}
-
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
                             const struct flow *flow, int32_t rank)
 {
     const int32_t heads = (int32_t)span_len(layout_kv_heads(m, flow, rank));
-    return (struct kv_spec){m->layers, heads, m->head_dim, f->limits.blocks, f->kv_dtype};
+    return (struct kv_spec){f->limits.groups.layers, heads, m->head_dim, f->limits.blocks,
+                            f->kv_dtype};
 }
 
 int32_t footprint_threads(const struct options *o)
@@ -68,6 +64,12 @@ int32_t footprint_samples(const struct options *o)
 {
     const int32_t guesses = o->speculation.tokens, slots = o->max_num_seqs;
     return min32(slots > guesses ? slots : 1 + guesses, o->max_num_batched_tokens);
+}
+
+int32_t footprint_context_blocks(const struct footprint *f)
+{
+    const struct step_limits *l = &f->limits;
+    return (int32_t)kv_groups_need(&l->groups, f->max_model_len, l->home_rows);
 }
 
 size_t footprint_shared_bytes(const struct footprint *f)
@@ -110,44 +112,61 @@ static size_t kv_automatic(const struct footprint *f)
     return each > most ? (each - most) / 8 * 7 : 0;
 }
 
-/* Bytes of 16 positions on the rank that holds most KV heads. */
-static size_t block_bytes(const struct footprint *f)
+/* Bytes of a block on the rank that holds most KV heads. */
+static size_t block_bytes(const struct footprint *f, const struct model_config *m)
 {
     size_t most = 0;
     for (int32_t r = 0; r < f->ranks; r++)
         most = f->rank[r].kv_per_token > most ? f->rank[r].kv_per_token : most;
-    return BACKEND_BLOCK_TOKENS * most;
+    return BACKEND_BLOCK_TOKENS * (most / (size_t)m->layers) * (size_t)f->limits.groups.layers;
+}
+
+/* How many blocks, and of what context, with these groups of layers. */
+static void count_blocks(struct footprint *f, const struct options *o, const struct model_config *m,
+                         int32_t longest)
+{
+    struct step_limits *l = &f->limits;
+    const size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f);
+    const int64_t fits = (int64_t)(bytes / block_bytes(f, m));
+    const int64_t wanted = ((int64_t)l->slots + l->homes - 1) / l->homes *
+                           kv_groups_need(&l->groups, longest, l->home_rows);
+    l->blocks = min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
+    f->max_model_len = longest;
+    if (o->max_model_len == 0)
+        f->max_model_len = kv_groups_longest(&l->groups, l->blocks, l->home_rows, longest);
+}
+
+static enum status check_context(const struct footprint *f, const struct options *o,
+                                 const struct model_config *m, int32_t longest, struct err *err)
+{
+    const struct step_limits *l = &f->limits;
+    if (longest < 2)
+        return base_fail(err, ERR_LIMIT,
+                         "a context of %d: a prompt and an answer need 2 tokens at least", longest);
+    if (kv_groups_need(&l->groups, f->max_model_len, l->home_rows) > l->blocks ||
+        f->max_model_len < 2)
+        return base_fail(err, ERR_LIMIT,
+                         "%s holds %d positions (%d blocks of %zu bytes per rank), "
+                         "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len",
+                         l->homes > 1 ? "each home of the KV cache, of which a request has one,"
+                                      : "the KV cache",
+                         kv_groups_longest(&l->groups, l->blocks, l->home_rows, INT32_MAX / 2),
+                         l->blocks, block_bytes(f, m), longest);
+    if (o->max_model_len > m->max_position)
+        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
+                         m->max_position);
+    return OK;
 }
 
 static enum status size_kv(struct footprint *f, const struct options *o,
                            const struct model_config *m, struct err *err)
 {
-    const int32_t homes = f->limits.homes;
-    int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
-    const size_t block = block_bytes(f);
-    size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f);
-    int64_t fits = (int64_t)(bytes / block),
-            wanted = ((int64_t)f->limits.slots + homes - 1) / homes * blocks_for(longest);
-    f->limits.blocks =
-        min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
-    int64_t positions = (int64_t)f->limits.blocks * BACKEND_BLOCK_TOKENS;
-    f->max_model_len = o->max_model_len > 0 ? longest : min32(longest, positions);
-    f->limits.table_cols = blocks_for(f->max_model_len);
+    const int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
+    f->limits.groups = kv_groups_find(m, longest);
+    count_blocks(f, o, m, longest);
+    f->limits.table_cols = kv_blocks_for(f->max_model_len);
     f->limits.history_max = f->max_model_len;
-    if (longest < 2)
-        return base_fail(err, ERR_LIMIT,
-                         "a context of %d: a prompt and an answer need 2 tokens at least", longest);
-    if (f->max_model_len > positions || f->max_model_len < 2)
-        return base_fail(err, ERR_LIMIT,
-                         "%s holds %lld positions (%d blocks of %zu bytes per rank), "
-                         "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len",
-                         homes > 1 ? "each home of the KV cache, of which a request has one,"
-                                   : "the KV cache",
-                         (long long)positions, f->limits.blocks, block, longest);
-    if (o->max_model_len > m->max_position)
-        return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
-                         m->max_position);
-    return OK;
+    return check_context(f, o, m, longest, err);
 }
 
 /* What a rank holds whatever the size of its KV cache. */

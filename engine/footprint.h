@@ -22,9 +22,9 @@ struct footprint {
     bool on_device;    /* weights, KV cache and arenas lie in the ranks' own device memory */
     size_t comm_bytes; /* communicator arena per rank */
     struct {
-        size_t weights, kv, kv_per_token;
-        size_t activations; /* with the state of slots and steps */
-        size_t scratch;     /* of backend and communicator, on a device */
+        size_t weights, kv, kv_per_token; /* the last: in all layers */
+        size_t activations;               /* with the state of slots and steps */
+        size_t scratch;                   /* of backend and communicator, on a device */
     } rank[COMM_RANKS_MAX];
     size_t total;     /* all ranks, with communicator arenas */
     size_t available; /* memory that is free now */
@@ -35,6 +35,8 @@ struct footprint {
 enum status footprint_plan(const struct options *o, const struct model_config *m,
                            const struct flow *flow, struct footprint *out,
                            struct err *err) MUST_USE;
+/* KV blocks of a text of the whole context. */
+int32_t footprint_context_blocks(const struct footprint *f);
 /* Arena per rank of the shared memory communicator. */
 size_t footprint_shared_bytes(const struct footprint *f);
 /* KV spec of one rank. */

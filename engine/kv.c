@@ -57,11 +57,6 @@ void kv_close(struct kv_pool *p)
     free(p);
 }
 
-int32_t kv_blocks_for(int32_t positions)
-{
-    return (positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
-}
-
 static struct block *at(const struct kv_pool *p, int32_t block)
 {
     CHECK(block >= 0);
@@ -190,6 +185,11 @@ int32_t kv_total(const struct kv_pool *p)
 int32_t kv_used(const struct kv_pool *p)
 {
     return p->used;
+}
+
+int32_t kv_free(const struct kv_pool *p)
+{
+    return p->total - p->used;
 }
 
 int32_t kv_kept(const struct kv_pool *p)

@@ -11,7 +11,9 @@
 
 /* The content of a full block: its tokens, what they follow (the name of the block before; 0: they
  * begin the text) and who may find it. Names are never reused, so equal keys mean equal text from
- * the first token on: a find compares all of it, and the hash only says where to look. */
+ * the first token on: a find compares all of it, and the hash only says where to look. Where layers
+ * have several tables (engine/kv_groups.h) this is the block of the first; in group g > 0 the block
+ * of the same positions has the name of that one before it, and -g instead of tokens. */
 struct kv_key {
     uint64_t salt, before;
     int32_t tokens[BACKEND_BLOCK_TOKENS];
@@ -24,8 +26,6 @@ enum status kv_open(int32_t blocks, const uint64_t secret[2], struct kv_pool **o
                     struct err *err) MUST_USE;
 void kv_close(struct kv_pool *p);
 
-/* Blocks for this many positions. */
-int32_t kv_blocks_for(int32_t positions);
 /* A block for one owner: one without content, else the least recently used of those kept, whose
  * content is forgotten. -1: all are owned. */
 int32_t kv_take(struct kv_pool *p);
@@ -48,6 +48,7 @@ void kv_forget(struct kv_pool *p);
 
 int32_t kv_total(const struct kv_pool *p);
 int32_t kv_used(const struct kv_pool *p); /* owned */
+int32_t kv_free(const struct kv_pool *p); /* the others */
 int32_t kv_kept(const struct kv_pool *p); /* owned by none and findable */
 int32_t kv_owners(const struct kv_pool *p, int32_t block);
 /* Aborts when the books do not balance; tests call it after every step. */

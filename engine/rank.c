@@ -140,6 +140,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .comm = r->comm,
         .axis_stats = r->board->axis,
         .kv = r->kv,
+        .groups = f->limits.groups,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.samples,
         .context = f->limits.history_max,
@@ -255,6 +256,7 @@ enum status rank_launch(struct rank *r, const struct step *s, struct cview *logi
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
         .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols},
+        .table_rows = state->limits.slots,
         .home_cut = rank_state_cut(state),
         .ids = a->ids,
         .samples = s->samples + padding,

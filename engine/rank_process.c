@@ -134,6 +134,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.homes = flow_homes(l->flow);
     f->limits.home_rows = flow_home_rows(l->flow, f->limits.rows);
     f->limits.blocks = o->kv_blocks;
+    f->limits.groups = kv_groups_of(m, o->kv_layers);
     f->limits.history_max = o->max_model_len;
     f->limits.table_cols = (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     f->comm_bytes = (size_t)o->comm_bytes;

@@ -23,7 +23,8 @@ static void *carve(struct carver *c, int64_t rows, int64_t cols, size_t size)
 static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char *base)
 {
     struct carver c = {base, 0};
-    a->table = carve(&c, l->slots, l->table_cols, sizeof *a->table);
+    a->table =
+        carve(&c, (int64_t)kv_groups_count(&l->groups) * l->slots, l->table_cols, sizeof *a->table);
     a->params = carve(&c, l->slots, 1, sizeof *a->params);
     a->rules = carve(&c, l->slots, 1, sizeof *a->rules);
     a->bias = carve(&c, l->slots, ENGINE_BIAS_MAX, sizeof *a->bias);
@@ -144,16 +145,29 @@ static void open_slot(struct rank_state *s, const struct step_open *o)
     put(s, h->params + slot, &o->params, 1, sizeof o->params);
 }
 
-/* Blocks appended to one slot one after the other travel together. */
+static int32_t *table_of(const struct rank_state *s, int32_t slot, int32_t group)
+{
+    const struct step_limits *l = &s->limits;
+    return s->host.table +
+           ((size_t)group * (size_t)l->slots + (size_t)slot) * (size_t)l->table_cols;
+}
+
+/* What is appended to one slot one after the other travels together, a table at a time; between the
+ * entries that are new are, where layers slide, some that nobody looks at. */
 static void append_blocks(struct rank_state *s, const struct step *step)
 {
-    for (int32_t i = 0, n; i < step->appends; i += n) {
-        const struct step_append *a = &step->append[i];
-        int32_t *at = s->host.table + (size_t)a->slot * (size_t)s->limits.table_cols + a->index;
-        for (n = 0; i + n < step->appends && a[n].slot == a->slot && a[n].index == a->index + n;
-             n++)
-            at[n] = a[n].block;
-        send(s, at, (size_t)n * sizeof *at);
+    for (int32_t i = 0, end; i < step->appends; i = end) {
+        const struct step_append *a = step->append;
+        const int32_t slot = a[i].slot;
+        int32_t first = a[i].index, last = first;
+        for (end = i; end < step->appends && a[end].slot == slot; end++) {
+            table_of(s, slot, a[end].group)[a[end].index] = a[end].block;
+            first = a[end].index < first ? a[end].index : first;
+            last = a[end].index > last ? a[end].index : last;
+        }
+        for (int32_t g = 0; g < kv_groups_count(&s->limits.groups); g++)
+            send(s, table_of(s, slot, g) + first,
+                 (size_t)(last - first + 1) * sizeof *s->host.table);
     }
 }
 

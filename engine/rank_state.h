@@ -8,7 +8,7 @@
 
 struct rank_arrays {
     /* per slot */
-    int32_t *table; /* [slots, table_cols] */
+    int32_t *table; /* [groups, slots, table_cols] */
     struct sample_params *params;
     struct sample_rules *rules; /* their arrays are the next four */
     struct token_bias *bias;    /* [slots, ENGINE_BIAS_MAX] */

@@ -41,10 +41,15 @@ static struct sched_flight *flight_built(struct sched *s)
     return &s->flights[s->steps % SCHED_FLIGHTS];
 }
 
-static void append(struct sched *s, struct sequence *q, int32_t index)
+/* Tells the ranks of its blocks for these positions. */
+static void append(struct sched *s, const struct sequence *q, int32_t index)
 {
     struct step *step = s->step;
-    step->append[step->appends++] = (struct step_append){q->slot, index, q->blocks[index]};
+    for (int32_t g = 0; g < kv_groups_count(&q->groups); g++) {
+        const int32_t block = sequence_block(q, g, index);
+        if (block >= 0)
+            step->append[step->appends++] = (struct step_append){q->slot, g, index, block};
+    }
 }
 
 /* Lets the last sequence of q's home behind q in their order give way; false when there is none, or
@@ -66,16 +71,14 @@ static bool make_room(struct sched *s, const struct sequence *q)
     return false;
 }
 
-/* Sees to it that q has a block for its next position. False: not in this step. */
+/* Sees to it that q has blocks for its next position. False: not in this step. */
 static bool grow(struct sched *s, struct sequence *q)
 {
-    int32_t block;
     if (q->computed / BACKEND_BLOCK_TOKENS < q->block_count)
         return true;
-    while ((block = kv_take(home_of(s, q)->kv)) < 0)
+    while (!sequence_grow(q, home_of(s, q)->kv))
         if (!make_room(s, q))
             return false;
-    q->blocks[q->block_count++] = block;
     append(s, q, q->block_count - 1);
     return true;
 }
@@ -118,6 +121,7 @@ static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
     const int32_t known = q->length + q->pending;
     const int32_t target = q->checking > 0 ? STEP_TARGET_CHECK : STEP_TARGET_SAMPLE;
     int32_t added = 0;
+    sequence_slide(q, home_of(s, q)->kv);
     for (; added < n && grow(s, q); added++) {
         add_row(s, q);
         if (q->computed >= known && q->params.max_tokens > 0) {
@@ -167,17 +171,18 @@ static int32_t free_slot(const struct sched *s)
 }
 
 /* Blocks of the home that would be left with all of q's tokens there, what was promised to those
- * who came before, and one more block for each of those; negative: it has no room for q. */
+ * who came before, and one more position for each of those; negative: it has no room for q. */
 static int32_t blocks_left(const struct sched *s, const struct sequence *q, int32_t home)
 {
     const struct sched_home *h = &s->homes[home];
-    int32_t wanted = kv_blocks_for(q->length) - q->block_count + h->running;
+    const struct step_limits *l = &s->config.limits;
+    int32_t wanted = sequence_wants(q, l->home_rows) + h->running * kv_groups_count(&l->groups);
     for (int32_t i = 0; i < s->stats.running; i++) {
         const struct sequence *other = s->slots[s->order[i]];
-        int32_t promised = kv_blocks_for(other->length) - other->block_count;
+        const int32_t promised = sequence_wants(other, l->home_rows);
         wanted += other->home == home && promised > 0 ? promised : 0;
     }
-    return kv_total(h->kv) - kv_used(h->kv) - wanted;
+    return kv_free(h->kv) - wanted;
 }
 
 /* What a home has for a sequence that needs one. */
@@ -186,7 +191,7 @@ struct prospect {
     int32_t blocks, found; /* those left with it, of it the prefix as free; and that prefix */
 };
 
-static struct prospect prospect_of(const struct sched *s, const struct sequence *q, int32_t home)
+static struct prospect prospect_of(const struct sched *s, struct sequence *q, int32_t home)
 {
     int32_t owned = 0;
     const int32_t found = may_share(s, q) ? sequence_find(q, s->homes[home].kv, &owned) : 0;
@@ -204,7 +209,7 @@ static bool is_better(const struct prospect *a, const struct prospect *b)
 /* The home for q: of those with room the one that has most blocks left. Its prefix counts as free
  * where it is, so it draws q there against as much imbalance as it saves. No choice are homes that
  * this step has no room for, or that run as many as can decode in one. -1: there is none. */
-static int32_t choose_home(const struct sched *s, const struct sequence *q)
+static int32_t choose_home(const struct sched *s, struct sequence *q)
 {
     const struct step_limits *l = &s->config.limits;
     struct prospect best = {0};
@@ -332,12 +337,8 @@ static enum queue_turn offer(void *ctx, struct sequence *q)
 static void begin_check(struct sched *s, struct sequence *q)
 {
     const int32_t end = q->computed + 1;
-    int32_t block;
-    while (kv_blocks_for(end + q->draft) > q->block_count &&
-           (block = kv_take(home_of(s, q)->kv)) >= 0) {
-        q->blocks[q->block_count++] = block;
+    while (kv_blocks_for(end + q->draft) > q->block_count && sequence_grow(q, home_of(s, q)->kv))
         append(s, q, q->block_count - 1);
-    }
     const int32_t guesses = min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
     for (int32_t i = 0; i < guesses; i++)
         q->tokens[q->length + i] = ngram_guess(q->ngram, i);
@@ -351,9 +352,13 @@ static void begin_check(struct sched *s, struct sequence *q)
 static int32_t add_decodes(struct sched *s)
 {
     int32_t decoding = 0;
-    for (int32_t i = 0; i < s->stats.running; i++) /* before guesses take any block */
-        if (sched_to_draw(s->slots[s->order[i]]) > 0)
-            (void)grow(s, s->slots[s->order[i]]);
+    for (int32_t i = 0; i < s->stats.running; i++) { /* before guesses take any block */
+        struct sequence *q = s->slots[s->order[i]];
+        if (sched_to_draw(q) <= 0)
+            continue;
+        sequence_slide(q, home_of(s, q)->kv);
+        (void)grow(s, q);
+    }
     for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
         struct sequence *q = s->slots[s->order[i]];
         if (sched_to_draw(q) <= 0)

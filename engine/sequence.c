@@ -37,10 +37,11 @@ static enum status check(const struct sched_config *c, const struct request_para
         return base_fail(err, ERR_INPUT, "the request is not guided by the tokens of this model");
     const int32_t room = c->max_model_len - prompt_len;
     *answer = params->max_tokens < room ? params->max_tokens : room;
-    if (kv_blocks_for(prompt_len + *answer) > c->limits.blocks)
-        return base_fail(err, ERR_INPUT, "the request needs %d KV blocks, %s has %d",
-                         kv_blocks_for(prompt_len + *answer),
-                         c->limits.homes > 1 ? "a home of the cache" : "the cache",
+    const int64_t need =
+        kv_groups_need(&c->limits.groups, prompt_len + *answer, c->limits.home_rows);
+    if (need > c->limits.blocks)
+        return base_fail(err, ERR_INPUT, "the request needs %lld KV blocks, %s has %d",
+                         (long long)need, c->limits.homes > 1 ? "a home of the cache" : "the cache",
                          c->limits.blocks);
     return OK;
 }
@@ -57,7 +58,10 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
     TRY(check(c, params, prompt, prompt_len, &answer, err));
     TRY(request_rules(params, prompt_len, c->eos, c->eos_count, c->limits.vocab, &q->rules, err));
     q->tokens = calloc((size_t)(prompt_len + answer), sizeof *q->tokens);
-    q->blocks = calloc((size_t)kv_blocks_for(prompt_len + answer), sizeof *q->blocks);
+    q->groups = c->limits.groups;
+    q->block_cols = kv_blocks_for(prompt_len + answer);
+    q->blocks =
+        calloc((size_t)kv_groups_count(&q->groups) * (size_t)q->block_cols, sizeof *q->blocks);
     if (!q->tokens || !q->blocks) {
         st = base_fail(err, ERR_NOMEM, "no memory for a request of %d tokens", prompt_len);
         goto out;
@@ -218,7 +222,50 @@ int32_t sequence_allowed(const struct sequence *q, int32_t guesses)
 
 /* ---- its blocks ---- */
 
-/* Of a block that follows the one with the name `before`. */
+static int32_t *block_at(const struct sequence *q, int32_t group, int32_t index)
+{
+    CHECK(index < q->block_cols);
+    return &q->blocks[(ptrdiff_t)group * q->block_cols + index];
+}
+
+int32_t sequence_block(const struct sequence *q, int32_t group, int32_t index)
+{
+    const bool has = index < q->block_count && (group < q->groups.keep || index >= q->gone);
+    return has ? *block_at(q, group, index) : -1;
+}
+
+int32_t sequence_blocks(const struct sequence *q)
+{
+    return q->groups.keep * q->block_count + q->groups.slide * (q->block_count - q->gone);
+}
+
+int32_t sequence_wants(const struct sequence *q, int32_t rows)
+{
+    const int32_t left = q->length - q->computed;
+    const int64_t need = kv_groups_need(&q->groups, q->length, left < rows ? left : rows);
+    return (int32_t)need - sequence_blocks(q);
+}
+
+bool sequence_grow(struct sequence *q, struct kv_pool *kv)
+{
+    const int32_t groups = kv_groups_count(&q->groups);
+    if (kv_free(kv) < groups)
+        return false;
+    for (int32_t g = 0; g < groups; g++)
+        *block_at(q, g, q->block_count) = kv_take(kv);
+    q->block_count++;
+    return true;
+}
+
+void sequence_slide(struct sequence *q, struct kv_pool *kv)
+{
+    const int32_t first = kv_groups_first(&q->groups, q->computed);
+    for (; q->gone < first; q->gone++)
+        for (int32_t g = q->groups.keep; g < kv_groups_count(&q->groups); g++)
+            kv_release(kv, block_at(q, g, q->gone), 1);
+}
+
+/* Of a block of the first group, which follows the one with the name `before`. */
 static struct kv_key key_of(const struct sequence *q, int32_t block, uint64_t before)
 {
     struct kv_key key = {.salt = q->params.cache_salt, .before = before};
@@ -226,14 +273,32 @@ static struct kv_key key_of(const struct sequence *q, int32_t block, uint64_t be
     return key;
 }
 
+/* Of the block of another group that has the same positions as the one with that name. */
+static struct kv_key key_beside(const struct sequence *q, int32_t group, uint64_t name)
+{
+    return (struct kv_key){.salt = q->params.cache_salt, .before = name, .tokens = {-group}};
+}
+
 void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step)
 {
     const int32_t known = q->computed < q->length ? q->computed : q->length;
     for (; q->published < known / BACKEND_BLOCK_TOKENS; q->published++) {
         const struct kv_key key = key_of(q, q->published, q->chain);
-        q->chain = kv_publish(kv, q->blocks[q->published], &key, step);
+        CHECK(q->published >= q->gone);
+        q->chain = kv_publish(kv, *block_at(q, 0, q->published), &key, step);
+        for (int32_t g = 1; g < kv_groups_count(&q->groups); g++) {
+            const struct kv_key beside = key_beside(q, g, q->chain);
+            (void)kv_publish(kv, *block_at(q, g, q->published), &beside, step);
+        }
     }
 }
+
+/* What can be shared, as it is looked up. */
+struct lookup {
+    const struct kv_pool *kv;
+    uint64_t step; /* whose blocks cannot be, and is there one of them? */
+    bool young;
+};
 
 /* The last token at least is left to compute. */
 static int32_t shared_max(const struct sequence *q)
@@ -241,45 +306,88 @@ static int32_t shared_max(const struct sequence *q)
     return (q->length - 1) / BACKEND_BLOCK_TOKENS;
 }
 
-int32_t sequence_find(const struct sequence *q, const struct kv_pool *kv, int32_t *owned)
+static bool look_up(struct lookup *l, const struct kv_key *key, int32_t *block)
 {
-    uint64_t before = 0;
-    int32_t found = 0;
-    for (*owned = 0; found < shared_max(q); found++) {
-        const struct kv_key key = key_of(q, found, before);
-        const int32_t block = kv_find(kv, &key);
-        if (block < 0)
-            break;
-        before = kv_name(kv, block);
-        *owned += kv_owners(kv, block) > 0;
+    *block = kv_find(l->kv, key);
+    const bool young = *block >= 0 && kv_stamp(l->kv, *block) == l->step;
+    l->young = l->young || young;
+    return *block >= 0 && !young;
+}
+
+/* The blocks of these positions in groups [from, to), none of them the first. */
+static bool look_beside(struct lookup *l, const struct sequence *q, int32_t index, int32_t from,
+                        int32_t to)
+{
+    const uint64_t name = kv_name(l->kv, *block_at(q, 0, index));
+    for (int32_t g = from; g < to; g++) {
+        const struct kv_key key = key_beside(q, g, name);
+        if (!look_up(l, &key, block_at(q, g, index)))
+            return false;
     }
+    return true;
+}
+
+/* How many blocks of each group q can begin with; they are written where they would be. Groups that
+ * slide need have those only that the row behind them sees. */
+static int32_t look_ahead(struct lookup *l, const struct sequence *q)
+{
+    const int32_t keep = q->groups.keep > 0 ? q->groups.keep : 1;
+    int32_t end = 0;
+    for (uint64_t before = 0; end < shared_max(q); end++) {
+        const struct kv_key key = key_of(q, end, before);
+        if (!look_up(l, &key, block_at(q, 0, end)) || !look_beside(l, q, end, 1, keep))
+            break;
+        before = kv_name(l->kv, *block_at(q, 0, end));
+    }
+    for (int32_t i = end - 1; i >= kv_groups_first(&q->groups, end * BACKEND_BLOCK_TOKENS); i--)
+        if (!look_beside(l, q, i, keep, kv_groups_count(&q->groups)))
+            end = i;
+    return end;
+}
+
+/* Those that look_ahead found are q's, `count` in each group; it does not own them yet. */
+static void begin_with(struct sequence *q, int32_t count)
+{
+    q->block_count = q->published = count;
+    q->computed = count * BACKEND_BLOCK_TOKENS;
+    q->gone = kv_groups_first(&q->groups, q->computed);
+}
+
+int32_t sequence_find(struct sequence *q, const struct kv_pool *kv, int32_t *owned)
+{
+    struct lookup l = {.kv = kv};
+    begin_with(q, look_ahead(&l, q));
+    const int32_t found = sequence_blocks(q);
+    *owned = 0;
+    for (int32_t i = 0; i < q->block_count; i++)
+        for (int32_t g = 0; g < kv_groups_count(&q->groups); g++)
+            *owned += sequence_block(q, g, i) >= 0 && kv_owners(kv, *block_at(q, g, i)) > 0;
+    begin_with(q, 0);
     return found;
 }
 
 bool sequence_share(struct sequence *q, struct kv_pool *kv, uint64_t step)
 {
-    while (q->block_count < shared_max(q)) {
-        const struct kv_key key = key_of(q, q->block_count, q->chain);
-        const int32_t block = kv_find(kv, &key);
-        if (block < 0)
-            break;
-        if (kv_stamp(kv, block) == step) {
-            if (q->deferrals++ < kv_blocks_for(q->length))
-                return false;
-            break;
-        }
-        kv_share(kv, block);
-        q->chain = kv_name(kv, block);
-        q->blocks[q->block_count++] = block;
-    }
-    q->published = q->block_count;
-    q->computed = q->block_count * BACKEND_BLOCK_TOKENS;
+    struct lookup l = {.kv = kv, .step = step};
+    const int32_t count = look_ahead(&l, q);
+    if (l.young && q->deferrals++ < kv_blocks_for(q->length))
+        return false;
+    begin_with(q, count);
+    q->chain = count > 0 ? kv_name(kv, *block_at(q, 0, count - 1)) : 0;
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t g = 0; g < kv_groups_count(&q->groups); g++)
+            if (sequence_block(q, g, i) >= 0)
+                kv_share(kv, *block_at(q, g, i));
     return true;
 }
 
+/* From the end, which counts as used longer ago. */
 void sequence_release(struct sequence *q, struct kv_pool *kv)
 {
-    kv_release(kv, q->blocks, q->block_count);
-    q->block_count = q->published = q->computed = 0;
+    for (int32_t i = q->block_count - 1; i >= 0; i--)
+        for (int32_t g = kv_groups_count(&q->groups) - 1; g >= 0; g--)
+            if (sequence_block(q, g, i) >= 0)
+                kv_release(kv, block_at(q, g, i), 1);
+    begin_with(q, 0);
     q->chain = 0;
 }

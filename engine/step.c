@@ -33,6 +33,14 @@ static void *array(size_t n, size_t size)
     return calloc(n > 0 ? n : 1, size);
 }
 
+/* A step may give every slot all blocks that it can have at once. */
+static int32_t appends_max(const struct step_limits *l)
+{
+    const int32_t positions = l->table_cols * BACKEND_BLOCK_TOKENS;
+    const int64_t most = l->slots * kv_groups_need(&l->groups, positions, l->home_rows);
+    return (int32_t)(most < INT32_MAX ? most : INT32_MAX);
+}
+
 enum status step_open_new(const struct step_limits *limits, struct step **out, struct err *err)
 {
     struct step *s = calloc(1, sizeof *s);
@@ -41,7 +49,7 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     const size_t slots = (size_t)limits->slots, rows = (size_t)limits->rows;
     const size_t samples = (size_t)limits->samples;
     s->limits = *limits;
-    s->append_max = limits->slots * limits->table_cols; /* whole tables of shared blocks */
+    s->append_max = appends_max(limits);
     s->slot = array(rows, sizeof *s->slot);
     s->position = array(rows, sizeof *s->position);
     s->token = array(rows, sizeof *s->token);
@@ -89,9 +97,8 @@ void step_clear(struct step *s)
 size_t step_bytes_max(const struct step_limits *l)
 {
     size_t slots = (size_t)l->slots, rows = (size_t)l->rows, samples = (size_t)l->samples;
-    size_t appends = slots * (size_t)l->table_cols;
-    size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) + 3 * appends +
-                   2 * slots + 3 * rows + 4 * samples;
+    size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) +
+                   4 * (size_t)appends_max(l) + 2 * slots + 3 * rows + 4 * samples;
     return sizeof(struct step_header) + 4 * words + samples * mask_bytes(l);
 }
 
@@ -348,8 +355,9 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
             return bad(err, "an open record");
     get(&c, s->append, (size_t)h.appends * sizeof *s->append);
     for (int32_t i = 0; i < h.appends; i++)
-        if (!in(s->append[i].slot, 0, l->slots) || !in(s->append[i].index, 0, l->table_cols) ||
-            !in(s->append[i].block, 0, l->blocks))
+        if (!in(s->append[i].slot, 0, l->slots) ||
+            !in(s->append[i].group, 0, kv_groups_count(&l->groups)) ||
+            !in(s->append[i].index, 0, l->table_cols) || !in(s->append[i].block, 0, l->blocks))
             return bad(err, "an append record");
     get(&c, s->close, (size_t)h.closes * 4);
     get(&c, s->slot, (size_t)h.rows * 4);

@@ -7,17 +7,17 @@
  *   open   struct open_wire (step.c), then `history` token ids: everything the sequence holds so
  *          far; then biases, bans, ends of the bad words, their ids. A new group gets the same
  *          records, so recovery has no other path.
- *   append {slot, index, block}: entry `index` of the slot's block table
- *   close  {slot}
- * Rows ascend by the home of their slot, and samples by row.
- * Order on a rank: closes, opens, appends, then the rows. */
+ *   append {slot, group, index, block}: entry `index` of the slot's block table for a group of
+ * layers close  {slot} Rows ascend by the home of their slot, and samples by row. Order on a rank:
+ * closes, opens, appends, then the rows. */
 #ifndef TESSERA_ENGINE_STEP_H
 #define TESSERA_ENGINE_STEP_H
 
 #include "engine/engine.h"
+#include "engine/kv_groups.h"
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
-#define STEP_VERSION 4
+#define STEP_VERSION 5
 #define STEP_TOKEN_FROM_SLOT (-1)      /* the rank takes the token from the slot's history */
 #define STEP_TARGET_SAMPLE SAMPLE_DRAW /* the row's next token is drawn, not given */
 #define STEP_TARGET_CHECK SAMPLE_CHECK /* drawn, to be compared with a guess */
@@ -42,7 +42,7 @@ struct step_open {
 };
 
 struct step_append {
-    int32_t slot, index, block;
+    int32_t slot, group, index, block;
 };
 
 /* Capacities, fixed at start. Where the KV cache is placed by home, each sequence keeps its KV in
@@ -54,6 +54,7 @@ struct step_limits {
     int32_t samples; /* >= slots: more where guesses are checked; <= rows */
     int32_t rows, table_cols, vocab;
     int32_t blocks; /* of each home, numbered from 0 */
+    struct kv_groups groups;
     int32_t history_max;
     int32_t homes;     /* 1: all sequences are everywhere */
     int32_t home_rows; /* rows divided by homes, rounded up */

@@ -162,8 +162,11 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
     buf_printf(b,
                "  \"max_model_len\": %d, \"max_num_seqs\": %d, \"max_num_batched_tokens\": %d,\n",
                f->max_model_len, f->limits.slots, f->limits.rows);
-    buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d,\n", f->limits.blocks,
-               BACKEND_BLOCK_TOKENS);
+    const struct kv_groups *groups = &f->limits.groups;
+    buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d, \"block_layers\": %d,\n",
+               f->limits.blocks, BACKEND_BLOCK_TOKENS, groups->layers);
+    buf_printf(b, "  \"kv_groups\": {\"keep\": %d, \"slide\": %d}, \"context_blocks\": %d,\n",
+               groups->keep, groups->slide, footprint_context_blocks(f));
     buf_printf(b, "  \"experts\": %d, \"experts_per_token\": %d,\n", s->model.mixture.experts,
                s->model.mixture.chosen);
     buf_printf(b, "  \"sliding_window\": %d, \"sliding_layers\": %d,\n", s->model.window,

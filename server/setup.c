@@ -217,15 +217,19 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
         buf_printf(out, "%d experts, each with these MLP columns; a token takes %d\n",
                    s->model.mixture.experts, s->model.mixture.chosen);
     if (s->model.window > 0)
-        buf_printf(out, "%d of %d layers attend to the last %d positions only\n",
-                   model_config_sliding(&s->model), s->model.layers, s->model.window);
-    buf_printf(out,
-               "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens in %s",
+        buf_printf(out, "%d of %d layers attend to the last %d positions only%s\n",
+                   model_config_sliding(&s->model), s->model.layers, s->model.window,
+                   f->limits.groups.slide > 0 ? ", and keep no others" : "");
+    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens",
                f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
-               BACKEND_BLOCK_TOKENS, dtype_name(f->kv_dtype));
+               BACKEND_BLOCK_TOKENS);
+    if (f->limits.groups.layers < s->model.layers)
+        buf_printf(out, " x %d layers", f->limits.groups.layers);
+    buf_printf(out, " in %s", dtype_name(f->kv_dtype));
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
-    buf_puts(out, "\n");
+    buf_printf(out, ": room for %.1f whole contexts\n",
+               (double)f->limits.homes * f->limits.blocks / footprint_context_blocks(f));
     const struct speculation *guesses = &s->options.speculation;
     if (guesses->tokens > 0)
         buf_printf(out, "up to %d guesses a step and sequence, from n-grams of %d to %d tokens\n",

@@ -112,6 +112,14 @@ static void cluster_run(struct cluster *c, bool open)
     }
 }
 
+/* Of steps that give whole tables to all slots, where layers slide, too. */
+static inline struct step_limits cluster_limits(const struct cluster *c)
+{
+    struct step_limits limits = c->footprint.limits;
+    limits.groups = (struct kv_groups){.keep = kv_groups_count(&limits.groups)};
+    return limits;
+}
+
 /* args: extra options, NULL-terminated. */
 static struct cluster *cluster_open(const char *model, int32_t ranks, const char *const *args)
 {
@@ -147,7 +155,8 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
         c->memory[r].weights = cluster_map(c->footprint.rank[r].weights);
         c->memory[r].kv = cluster_map(c->footprint.rank[r].kv);
     }
-    st = step_open_new(&c->footprint.limits, &c->step, &err);
+    const struct step_limits limits = cluster_limits(c);
+    st = step_open_new(&limits, &c->step, &err);
     CHECK(st == OK);
     cluster_start(c);
     cluster_run(c, true);
@@ -171,7 +180,29 @@ static void cluster_close(struct cluster *c)
     free(c);
 }
 
-/* Opens slot `slot` with the prompt given and blocks slot * table_cols .. (a private range). */
+/* Block tables of a slot for so many positions, out of `most` blocks from `first` on. Where layers
+ * slide a few blocks take turns: whoever looked back beyond the window would see what is ahead. */
+static inline void cluster_append(struct cluster *c, int32_t slot, int32_t positions, int32_t first,
+                                  int32_t most)
+{
+    struct step *s = c->step;
+    const struct step_limits *l = &c->footprint.limits;
+    const struct kv_groups *groups = &l->groups;
+    const struct kv_groups sliding = {.slide = 1, .window = groups->window};
+    const int32_t blocks = kv_blocks_for(positions);
+    const int32_t turn = (int32_t)kv_groups_need(&sliding, positions, l->home_rows);
+    CHECK(groups->keep * blocks + groups->slide * turn <= most);
+    for (int32_t g = 0; g < kv_groups_count(groups); g++) {
+        const int32_t count = g < groups->keep ? blocks : turn;
+        for (int32_t i = 0; i < blocks; i++) {
+            CHECK(s->appends < s->append_max);
+            s->append[s->appends++] = (struct step_append){slot, g, i, first + i % count};
+        }
+        first += count;
+    }
+}
+
+/* Opens slot `slot` with the prompt given and a private range of blocks. */
 static inline void cluster_open_slot(struct cluster *c, int32_t slot, const int32_t *tokens,
                                      int32_t n, int32_t positions, struct sample_params params)
 {
@@ -182,11 +213,8 @@ static inline void cluster_open_slot(struct cluster *c, int32_t slot, const int3
                                              .tokens = tokens,
                                              .params = params,
                                              .rules = {.prompt = n, .repetition = 1}};
-    int32_t blocks = (positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
-    int32_t per_slot = c->footprint.limits.blocks / c->footprint.limits.slots;
-    CHECK(blocks <= per_slot && s->appends + blocks <= s->append_max);
-    for (int32_t i = 0; i < blocks; i++)
-        s->append[s->appends++] = (struct step_append){slot, i, slot * per_slot + i};
+    const int32_t per_slot = c->footprint.limits.blocks / c->footprint.limits.slots;
+    cluster_append(c, slot, positions, slot * per_slot, per_slot);
 }
 
 static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32_t token,
@@ -224,9 +252,10 @@ static inline void cluster_step(struct cluster *c)
 {
     struct err err;
     struct step *wire;
-    void *bytes = malloc(step_bytes_max(&c->footprint.limits));
+    const struct step_limits limits = cluster_limits(c);
+    void *bytes = malloc(step_bytes_max(&limits));
     CHECK(bytes != NULL);
-    CHECK(step_open_new(&c->footprint.limits, &wire, &err) == OK);
+    CHECK(step_open_new(&limits, &wire, &err) == OK);
     c->step->epoch = 1;
     c->step->seq = ++c->seq;
     size_t n = step_encode(c->step, bytes);

@@ -13,7 +13,12 @@
 #include <cmocka.h>
 
 enum { SLOTS_MAX = 16, BLOCKS_MAX = 256, LEN_MAX = 200, LIVE_MAX = 64, VOCAB = 500, EOS = 2 };
-enum { HOMES_MAX = 8, GUESSES_MAX = 7, SAMPLES_MAX = SLOTS_MAX + GUESSES_MAX };
+enum {
+    GROUPS_MAX = KV_GROUPS_MAX,
+    HOMES_MAX = 8,
+    GUESSES_MAX = 7,
+    SAMPLES_MAX = SLOTS_MAX + GUESSES_MAX
+};
 enum { GUIDED = 12 }; /* tokens that a guided request gets, if nothing ends it */
 enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
 
@@ -39,7 +44,7 @@ struct slot {
     bool open;
     uint64_t request, salt;
     int32_t home, prompt_len;
-    int32_t table[LEN_MAX / BLOCK + 1], blocks;
+    int32_t table[GROUPS_MAX][LEN_MAX / BLOCK + 1], blocks[GROUPS_MAX]; /* and those it was given */
     int32_t next; /* position of the next row */
     int32_t tokens[LEN_MAX], history, known;
     int32_t guesses;   /* rows of guesses in this step */
@@ -184,27 +189,52 @@ static void settle_turns(struct sim *m)
 
 /* ---- blocks ---- */
 
+/* The first position that a row sees. */
+static int32_t first_seen(const struct sim *m, int32_t group, int32_t position)
+{
+    const struct kv_groups *g = &m->config.limits.groups;
+    const bool all = group < g->keep || position < g->window;
+    return all ? 0 : position - g->window + 1;
+}
+
 /* Blocks that rows write belong to them alone, in this step and in the one before it if that is not
- * answered yet. */
+ * answered yet. What slid out of a window may be another's at once: ranks run steps in order. */
 static void check_named(struct sim *m, const struct step *s, struct answer *a)
 {
     const struct answer *other = &m->answers[(m->built + 1) % SCHED_FLIGHTS];
+    const int32_t groups = kv_groups_count(&m->config.limits.groups);
     memset(a->named, 0, sizeof a->named);
-    for (int32_t i = 0; i < s->rows; i++) {
-        const struct slot *t = &m->slots[s->slot[i]];
-        for (int32_t b = 0; b <= s->position[i] / BLOCK; b++) {
-            uint64_t *by = &a->named[t->home][t->table[b]];
+    for (int32_t i = 0; i < s->rows * groups; i++) {
+        const struct slot *t = &m->slots[s->slot[i / groups]];
+        const int32_t position = s->position[i / groups], g = i % groups;
+        for (int32_t b = first_seen(m, g, position) / BLOCK; b <= position / BLOCK; b++) {
+            uint64_t *by = &a->named[t->home][t->table[g][b]];
             *by = *by == 0 || *by == t->request ? t->request : ~0ull;
         }
     }
-    for (int32_t i = 0; i < s->rows; i++) {
-        const struct slot *t = &m->slots[s->slot[i]];
-        int32_t block = t->table[s->position[i] / BLOCK];
+    for (int32_t i = 0; i < s->rows * groups; i++) {
+        const struct slot *t = &m->slots[s->slot[i / groups]];
+        const int32_t block = t->table[i % groups][s->position[i / groups] / BLOCK];
         assert_true(a->named[t->home][block] == t->request);
         const uint64_t by = other->named[t->home][block];
-        if (m->built > m->answered)
+        if (m->built > m->answered && m->config.limits.groups.slide == 0)
             assert_true(by == 0 || by == t->request);
     }
+}
+
+/* One owner more for each block of q; returns how many had none. */
+static int32_t count_owned(const struct sim *m, const struct sequence *q,
+                           int32_t owners[BLOCKS_MAX])
+{
+    int32_t first = 0, all = 0;
+    for (int32_t g = 0; g < kv_groups_count(&m->config.limits.groups); g++)
+        for (int32_t b = 0; b < q->block_count; b++) {
+            const int32_t block = sequence_block(q, g, b);
+            all += block >= 0;
+            first += block >= 0 && owners[block]++ == 0;
+        }
+    assert_int_equal(all, sequence_blocks(q));
+    return first;
 }
 
 /* Blocks have as many owners as there are sequences with them; those that leave own theirs until
@@ -216,8 +246,8 @@ static void check_blocks_of(struct sim *m, int32_t home)
     kv_check(kv);
     for (int32_t i = 0; i < LIVE_MAX; i++) {
         const struct request *r = &m->requests[i];
-        for (int32_t b = 0; r->id && r->sequence->home == home && b < r->sequence->block_count; b++)
-            owners[r->sequence->blocks[b]]++;
+        if (r->id && r->sequence->home == home)
+            count_owned(m, r->sequence, owners);
     }
     for (int32_t b = 0; b < m->config.limits.blocks; b++) {
         assert_true(kv_owners(kv, b) >= owners[b]);
@@ -302,14 +332,11 @@ static void check_homes(struct sim *m, const struct step *s)
 /* Is every block of this home that is owned one of somebody who runs? */
 static bool nobody_leaves(const struct sim *m, int32_t home)
 {
-    bool owned[BLOCKS_MAX] = {false};
-    int32_t count = 0;
+    int32_t owners[BLOCKS_MAX] = {0}, count = 0;
     for (int32_t i = 0; i < LIVE_MAX; i++) {
         const struct sequence *o = m->requests[i].id ? m->requests[i].sequence : NULL;
-        for (int32_t b = 0; o && o->slot >= 0 && o->home == home && b < o->block_count; b++) {
-            count += !owned[o->blocks[b]];
-            owned[o->blocks[b]] = true;
-        }
+        if (o && o->slot >= 0 && o->home == home)
+            count += count_owned(m, o, owners);
     }
     return count == kv_used(sched_kv(m->sched, home));
 }
@@ -324,7 +351,8 @@ static void check_decodes(struct sim *m)
         if (!r || r->slot != i || t->known == t->history || t->next >= t->known ||
             t->known - t->prompt_len == r->budget)
             continue;
-        assert_int_equal(kv_used(sched_kv(m->sched, t->home)), m->config.limits.blocks);
+        assert_true(kv_free(sched_kv(m->sched, t->home)) <
+                    kv_groups_count(&m->config.limits.groups));
         for (int32_t j = 0; j < LIVE_MAX && nobody_leaves(m, t->home); j++) {
             const struct request *o = &m->requests[j];
             if (o->id && o->sequence->slot >= 0 && o->sequence->home == t->home)
@@ -349,28 +377,40 @@ static void check_prompts(struct sim *m, const struct step *s)
         const struct request *r = t->open ? find(m, t->request) : NULL;
         const struct kv_pool *kv = sched_kv(m->sched, t->home);
         if (r && r->slot == i && t->next < t->history && m->home_rows[t->home] < l->home_rows &&
-            kv_used(kv) < kv_total(kv))
+            kv_free(kv) >= kv_groups_count(&l->groups))
             assert_true(named[i]);
     }
 }
 
-/* Is there a home with a row, a place and blocks left for it? */
+/* Blocks that a sequence may have at once, until so many positions are computed. */
+static int32_t most_blocks(const struct sim *m, int32_t positions)
+{
+    const struct kv_groups *g = &m->config.limits.groups;
+    const int32_t all = (positions + BLOCK - 1) / BLOCK;
+    int32_t most = 0; /* of a group that slides, wherever the rows begin in a block */
+    for (int32_t i = 0; i < BLOCK; i++) {
+        const int32_t seen = i + g->window - 1 + m->config.limits.home_rows;
+        most = (seen + BLOCK - 1) / BLOCK > most ? (seen + BLOCK - 1) / BLOCK : most;
+    }
+    return g->keep * all + g->slide * (most < all ? most : all);
+}
+
+/* Is there a home with a row, a place and blocks left for it, whatever those that run may need? */
 static bool can_run(const struct sim *m, const struct request *r)
 {
     const struct step_limits *l = &m->config.limits;
     for (int32_t h = 0; h < l->homes; h++) {
         const struct kv_pool *kv = sched_kv(m->sched, h);
-        int32_t running = 0, wanted = kv_blocks_for(r->sequence->length);
+        int32_t running = 0, wanted = most_blocks(m, r->sequence->length);
         for (int32_t i = 0; i < LIVE_MAX; i++) {
             const struct sequence *o = m->requests[i].id ? m->requests[i].sequence : NULL;
             if (!o || o->slot < 0 || o->home != h)
                 continue;
-            const int32_t more = kv_blocks_for(o->length) - o->block_count;
+            const int32_t more = most_blocks(m, o->length) - sequence_blocks(o);
             running++;
-            wanted += 1 + (more > 0 ? more : 0);
+            wanted += kv_groups_count(&l->groups) + (more > 0 ? more : 0);
         }
-        if (m->home_rows[h] < l->home_rows && running < l->home_rows &&
-            wanted <= kv_total(kv) - kv_used(kv))
+        if (m->home_rows[h] < l->home_rows && running < l->home_rows && wanted <= kv_free(kv))
             return true;
     }
     return false;

@@ -128,7 +128,8 @@ static void arrive(struct sim *m)
     int32_t room = m->config.max_model_len - r->prompt_len;
     r->budget = r->params.max_tokens < room ? r->params.max_tokens : room;
     enum status st = sequence_open(&m->config, &r->params, r->prompt, r->prompt_len, &s, &err);
-    if (kv_blocks_for(r->prompt_len + r->budget) > m->config.limits.blocks) {
+    if (kv_groups_need(&m->config.limits.groups, r->prompt_len + r->budget,
+                       m->config.limits.home_rows) > m->config.limits.blocks) {
         assert_int_equal(st, ERR_INPUT);
         r->id = 0;
         return;
@@ -265,21 +266,28 @@ static void apply_appends(struct sim *m, const struct step *s)
         const struct step_append *a = &s->append[i];
         struct slot *t = &m->slots[a->slot];
         assert_true(t->open);
-        assert_int_equal(a->index, t->blocks);
+        assert_in_range(a->group, 0, kv_groups_count(&m->config.limits.groups) - 1);
+        if (a->group < m->config.limits.groups.keep || t->blocks[a->group] > 0)
+            assert_int_equal(a->index, t->blocks[a->group]);
         assert_in_range(a->block, 0, m->config.limits.blocks - 1);
-        t->table[t->blocks++] = a->block;
+        t->table[a->group][a->index] = a->block;
+        t->blocks[a->group] = a->index + 1;
     }
 }
 
-/* One row: the position before it must hold what its own tokens make of it. */
-static void run_row(struct sim *m, struct slot *t, int32_t position)
+/* One row in one group of layers: the positions that it sees must hold what its own tokens make of
+ * them there. */
+static void run_row(struct sim *m, struct slot *t, int32_t group, int32_t position)
 {
-    uint64_t text = BASE_HASH_INIT;
+    uint64_t text = base_hash(BASE_HASH_INIT, &group, sizeof group);
     for (int32_t p = 0; p <= position; p++) {
-        struct content *c = &m->kv[t->home][t->table[p / BLOCK]];
+        const int32_t block = t->table[group][p / BLOCK];
+        struct content *c = &m->kv[t->home][block];
         text = base_hash(text, &t->tokens[p], sizeof t->tokens[p]);
+        if (p < first_seen(m, group, position))
+            continue;
         if (p == position) {
-            assert_int_equal(kv_owners(sched_kv(m->sched, t->home), t->table[p / BLOCK]), 1);
+            assert_int_equal(kv_owners(sched_kv(m->sched, t->home), block), 1);
             c->text[p % BLOCK] = text;
             c->salt = t->salt;
         }
@@ -316,14 +324,15 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
         if (r && t->first)
             r->cached = t->next;
         assert_int_equal(t->next % BLOCK, 0);
-        assert_int_equal(t->blocks >= t->next / BLOCK, true);
+        assert_true(t->next == 0 || t->blocks[0] >= t->next / BLOCK);
         assert_true(t->next == 0 ||
                     (m->config.prefix_caching && !(r && r->params.prompt_logprobs >= 0)));
     }
     for (int32_t i = first; i < end; i++) {
         int32_t position = s->position[i];
         assert_int_equal(position, t->next++);
-        assert_true(position / BLOCK < t->blocks);
+        for (int32_t g = 0; g < kv_groups_count(&m->config.limits.groups); g++)
+            assert_true(position / BLOCK < t->blocks[g]);
         if (position >= t->known) { /* a guess, behind the last token */
             assert_true(i > first && s->position[first] == t->known - 1);
             t->guesses++;
@@ -336,7 +345,8 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
         }
         if (s->token[i] >= 0)
             t->tokens[position] = s->token[i];
-        run_row(m, t, position);
+        for (int32_t g = 0; g < kv_groups_count(&m->config.limits.groups); g++)
+            run_row(m, t, g, position);
     }
     m->multi_chunk += s->position[first] > 0 && t->next < t->known;
     check_guesses(m, s, t, r);
@@ -567,12 +577,19 @@ struct setting {
     int32_t slots, rows, blocks, len, waiting;
     bool caching, priorities, costs;
     int32_t guesses;
+    struct kv_groups groups; /* none: one that keeps all */
 };
+
+static struct kv_groups groups_of(const struct setting *c)
+{
+    return kv_groups_count(&c->groups) > 0 ? c->groups : (struct kv_groups){.keep = 1};
+}
 
 /* The blocks are divided among the homes, but the longest request still fits where it did. */
 static int32_t blocks_each(const struct setting *c, int32_t homes)
 {
-    const int32_t longest = kv_blocks_for(c->len),
+    const struct kv_groups groups = groups_of(c);
+    const int32_t longest = (int32_t)kv_groups_need(&groups, c->len, (c->rows + homes - 1) / homes),
                   least = c->blocks < longest ? c->blocks : longest;
     return c->blocks / homes > least ? c->blocks / homes : least;
 }
@@ -595,6 +612,7 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
                    .table_cols = kv_blocks_for(c->len),
                    .vocab = VOCAB,
                    .blocks = blocks_each(c, homes),
+                   .groups = groups_of(c),
                    .history_max = c->len,
                    .homes = homes,
                    .home_rows = (c->rows + homes - 1) / homes},

@@ -45,6 +45,22 @@ struct looker {
     uint64_t steps;
 };
 
+/* In each group of layers a row's slot has a block for all that the row sees. */
+static void look_at_blocks(const struct step *s, const struct step_limits *l, int32_t row)
+{
+    const struct kv_groups *groups = &l->groups;
+    for (int32_t g = 0; g < kv_groups_count(groups); g++) {
+        const int32_t last = s->position[row] / BACKEND_BLOCK_TOKENS;
+        int32_t seen = 0, first = 0;
+        if (g >= groups->keep && s->position[row] >= groups->window)
+            first = (s->position[row] - groups->window + 1) / BACKEND_BLOCK_TOKENS;
+        for (int32_t i = 0; i < s->appends; i++)
+            seen += s->append[i].slot == s->slot[row] && s->append[i].group == g &&
+                    s->append[i].index >= first && s->append[i].index <= last;
+        CHECK(seen == last - first + 1);
+    }
+}
+
 /* Rows in order of homes, as many of each, at consecutive positions of one slot in each home; no
  * two of them where the same block has them. */
 static void look(const struct step *s, const struct step_limits *l)
@@ -59,6 +75,7 @@ static void look(const struct step *s, const struct step_limits *l)
     }
     for (int32_t i = 0; i < s->rows; i++) {
         const int32_t slot = s->slot[i];
+        look_at_blocks(s, l, i);
         CHECK(home[slot] >= last);
         CHECK(next[slot] < 0 || s->position[i] == next[slot]);
         last = home[slot];
@@ -135,18 +152,29 @@ static void measure_under(const struct step_limits *l, struct looker *rank)
 static void test_measured_steps(void **state)
 {
     (void)state;
-    static const struct step_limits cases[] = {
-        /* slots, samples, rows, columns of the table, vocabulary, blocks, history, homes, rows of
-           one */
-        {16, 16, 256, 32, 100, 64, 512, 1, 256}, {16, 16, 256, 32, 100, 64, 512, 2, 128},
-        {16, 16, 250, 32, 100, 64, 512, 4, 63},  {16, 16, 256, 32, 100, 3, 512, 8, 32},
-        {16, 16, 256, 3, 100, 64, 33, 3, 86},    {2, 2, 256, 32, 100, 64, 512, 8, 32},
-        {1, 1, 1, 32, 100, 64, 512, 4, 1},       {16, 16, 64, 32, 100, 1, 512, 4, 16},
-        {16, 16, 64, 1, 100, 64, 2, 2, 32},
+    static const struct kv_groups groups[] = {
+        {.keep = 1, .layers = 4},
+        {.slide = 1, .layers = 4, .window = 40},
+        {.keep = 1, .slide = 3, .layers = 1, .window = 16},
     };
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+    static const struct step_limits cases[] = {
+        /* slots, samples, rows, columns of the table, vocabulary, blocks, groups, history, homes,
+           rows of one */
+        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 1, 256},
+        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 2, 128},
+        {16, 16, 250, 32, 100, 64, {.keep = 1}, 512, 4, 63},
+        {16, 16, 256, 32, 100, 3, {.keep = 1}, 512, 8, 32},
+        {16, 16, 256, 3, 100, 64, {.keep = 1}, 33, 3, 86},
+        {2, 2, 256, 32, 100, 64, {.keep = 1}, 512, 8, 32},
+        {1, 1, 1, 32, 100, 64, {.keep = 1}, 512, 4, 1},
+        {16, 16, 64, 32, 100, 1, {.keep = 1}, 512, 4, 16},
+        {16, 16, 64, 1, 100, 64, {.keep = 1}, 2, 2, 32},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases) * ARRAY_LEN(groups); i++) {
         struct looker rank;
-        measure_under(&cases[i], &rank);
+        struct step_limits limits = cases[i / ARRAY_LEN(groups)];
+        limits.groups = groups[i % ARRAY_LEN(groups)];
+        measure_under(&limits, &rank);
     }
 }
 

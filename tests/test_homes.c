@@ -12,6 +12,7 @@ static struct rank_state *open_state(struct backend **b, struct step **step)
     const struct step_limits limits = {.slots = SLOTS,
                                        .samples = SLOTS,
                                        .rows = HOMES * HOME_ROWS,
+                                       .groups = {.keep = 1},
                                        .table_cols = 2,
                                        .vocab = 32,
                                        .blocks = 8,

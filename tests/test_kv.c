@@ -239,17 +239,6 @@ static void test_end_goes_first(void **state)
     kv_close(p);
 }
 
-static void test_blocks_for(void **state)
-{
-    (void)state;
-    int32_t blocks = 0;
-    assert_int_equal(kv_blocks_for(0), 0);
-    for (int32_t n = 1; n < 100; n++) {
-        blocks += n % BACKEND_BLOCK_TOKENS == 1;
-        assert_int_equal(kv_blocks_for(n), blocks);
-    }
-}
-
 /* ---- misuse ---- */
 
 enum misuse {
@@ -323,8 +312,9 @@ static void test_misuse_aborts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_naive),  cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_end_goes_first), cmocka_unit_test(test_blocks_for),
+        cmocka_unit_test(test_against_naive),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_end_goes_first),
         cmocka_unit_test(test_misuse_aborts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

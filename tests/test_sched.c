@@ -4,17 +4,23 @@
 #include <math.h>
 
 static const struct setting settings[] = {
-    {8, 64, 256, 160, 48, true, false, true, 7},   /* room for all */
-    {8, 8, 256, 160, 48, true, false, false, 0},   /* as many rows as slots */
-    {1, 1, 12, 160, 10, true, false, false, 3},    /* one of each */
-    {16, 40, 24, 160, 40, true, false, true, 5},   /* short of blocks */
-    {16, 40, 24, 160, 40, false, false, false, 0}, /* the same without the prefix cache */
-    {4, 16, 9, 160, 8, true, true, true, 2},       /* some never fit, the queue overflows */
-    {3, 200, 256, 33, 30, true, true, false, 7},   /* short contexts, a prompt in one step */
-    {16, 17, 64, 48, 48, false, true, false, 4},   /* hardly more rows than slots */
-    {16, 64, 40, 160, 48, true, true, true, 3},    /* priorities, and short of blocks */
-    {16, 40, 13, 200, 40, true, false, true, 7},   /* the longest request fills the cache */
-    {16, 40, 13, 200, 40, false, true, false, 1},  /* likewise */
+    {8, 64, 256, 160, 48, true, false, true, 7, {0}},   /* room for all */
+    {8, 8, 256, 160, 48, true, false, false, 0, {0}},   /* as many rows as slots */
+    {1, 1, 12, 160, 10, true, false, false, 3, {0}},    /* one of each */
+    {16, 40, 24, 160, 40, true, false, true, 5, {0}},   /* short of blocks */
+    {16, 40, 24, 160, 40, false, false, false, 0, {0}}, /* the same without the prefix cache */
+    {4, 16, 9, 160, 8, true, true, true, 2, {0}},       /* some never fit, the queue overflows */
+    {3, 200, 256, 33, 30, true, true, false, 7, {0}},   /* short contexts, a prompt in one step */
+    {16, 17, 64, 48, 48, false, true, false, 4, {0}},   /* hardly more rows than slots */
+    {16, 64, 40, 160, 48, true, true, true, 3, {0}},    /* priorities, and short of blocks */
+    {16, 40, 13, 200, 40, true, false, true, 7, {0}},   /* the longest request fills the cache */
+    {16, 40, 13, 200, 40, false, true, false, 1, {0}},  /* likewise */
+    /* layers that slide: beside others, alone, in several groups, and short of blocks */
+    {8, 64, 256, 160, 48, true, false, true, 7, {1, 1, 1, 40}},
+    {16, 40, 26, 160, 40, true, false, true, 5, {1, 1, 1, 16}},
+    {16, 40, 24, 160, 40, false, true, false, 3, {1, 2, 1, 20}},
+    {16, 17, 14, 200, 40, true, false, false, 7, {0, 1, 1, 33}},
+    {16, 64, 60, 200, 48, true, true, true, 3, {2, 3, 1, 24}},
 };
 
 static const int32_t homes[] = {1, 2, 3, 4, 8};
@@ -180,7 +186,7 @@ static void test_scoring(void **state)
 {
     (void)state;
     static const int32_t stop[] = {7, 136};
-    struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false, 0}, 1);
+    struct sim *m = sim_open(&(struct setting){4, 16, 64, 160, 16, false, false, false, 0, {0}}, 1);
     struct scored all[6];
     float logprob[4];
     struct token_top best[12];
@@ -286,7 +292,8 @@ static void submit(struct sim *m, int32_t prompt_len, int32_t max_tokens, uint64
 static void test_equal_prompts(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false, 0}, 1);
+    struct sim *m =
+        sim_open(&(struct setting){8, 150, 256, 160, 48, true, false, false, 0, {0}}, 1);
     for (int32_t i = 0; i < 4; i++)
         submit(m, 100, 4, 0, 3);
     assert_true(build(m));
@@ -313,7 +320,8 @@ static void test_equal_prompts(void **state)
 static void test_clients_take_turns(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false, 0}, 1);
+    struct sim *m =
+        sim_open(&(struct setting){2, 16, 256, 160, 200, false, false, false, 0, {0}}, 1);
     for (int32_t i = 0; i < 50; i++)
         submit(m, 16, 3, 1, i);
     for (int32_t i = 0; i < 3; i++) {
@@ -338,7 +346,8 @@ static void test_clients_take_turns(void **state)
 static void test_long_prompt_shares_rows(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false, 0}, 1);
+    struct sim *m =
+        sim_open(&(struct setting){4, 16, 256, 160, 20, false, false, false, 0, {0}}, 1);
     submit(m, 150, 1, 1, 3);
     assert_true(build(m));
     submit(m, 16, 1, 2, 7);
@@ -356,7 +365,8 @@ static void test_long_prompt_shares_rows(void **state)
 static void test_prompt_leaves_time(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true, 0}, 1);
+    struct sim *m =
+        sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true, 0, {0}}, 1);
     int32_t left = 150;
     for (int32_t i = 0; i < 3; i++)
         submit(m, 1, 8, 1, i);
@@ -386,7 +396,7 @@ static void test_guesses_pay(void **state)
     for (size_t i = 0; i < 2 * ARRAY_LEN(costs); i++) {
         const int32_t slots = i % 2 ? 1 : 4, requests = i % 2 ? 3 : 1; /* of which two wait */
         struct sim *m =
-            sim_open(&(struct setting){slots, 16, 64, 160, 16, false, false, false, 3}, 1);
+            sim_open(&(struct setting){slots, 16, 64, 160, 16, false, false, false, 3, {0}}, 1);
         sched_set_costs(m->sched, &costs[i / 2]);
         for (int32_t k = 0; k < requests; k++)
             submit(m, 1, 60, 0, 7); /* the first request repeats itself */
@@ -406,7 +416,8 @@ static void test_guesses_pay(void **state)
 static void test_prompts_fill_homes(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 16, 256, 160, 20, false, false, false, 0}, 4);
+    struct sim *m =
+        sim_open(&(struct setting){8, 16, 256, 160, 20, false, false, false, 0, {0}}, 4);
     submit(m, 40, 1, 1, 3);
     assert_true(build(m));
     assert_int_equal(m->wire->rows, 4);
@@ -430,7 +441,8 @@ static void test_prompts_fill_homes(void **state)
 static void test_prompts_take_time_of_homes(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true, 0}, 2);
+    struct sim *m =
+        sim_open(&(struct setting){4, 100, 256, 160, 20, false, false, true, 0, {0}}, 2);
     submit(m, 1, 8, 1, 0);
     assert_true(build(m));
     submit(m, 150, 1, 2, 3);
@@ -458,7 +470,7 @@ static int32_t home_of_next(struct sim *m, int32_t *cached)
 static void test_prefix_draws_to_its_home(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 320, 80, 160, 20, true, false, false, 0}, 2);
+    struct sim *m = sim_open(&(struct setting){8, 320, 80, 160, 20, true, false, false, 0, {0}}, 2);
     int32_t cached;
     submit(m, 100, 1, 1, 3); /* six full blocks, which stay in home 0 */
     while (advance(m))
@@ -482,7 +494,7 @@ static void test_prefix_draws_to_its_home(void **state)
 static void test_large_request_gets_a_home(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){8, 64, 20, 160, 40, false, false, false, 0}, 2);
+    struct sim *m = sim_open(&(struct setting){8, 64, 20, 160, 40, false, false, false, 0, {0}}, 2);
     int32_t steps = 0;
     for (int32_t i = 0; i < 8; i++)
         submit(m, 17, 15, 1, i);
@@ -548,7 +560,7 @@ static void test_refused_sequences(void **state)
 static void test_refused_by_homes(void **state)
 {
     (void)state;
-    struct sim *m = sim_open(&(struct setting){4, 16, 18, 160, 8, false, false, false, 0}, 2);
+    struct sim *m = sim_open(&(struct setting){4, 16, 18, 160, 8, false, false, false, 0, {0}}, 2);
     const int32_t prompt[LEN_MAX] = {0};
     struct sequence *s = NULL;
     struct err err = {""};

@@ -13,6 +13,7 @@
 static const struct step_limits limits = {.slots = 5,
                                           .samples = 7,
                                           .rows = 24,
+                                          .groups = {.keep = 1, .slide = 2, .window = 20},
                                           .table_cols = 6,
                                           .vocab = 1000,
                                           .blocks = 40,
@@ -117,7 +118,7 @@ static void random_step(struct step *s, bool full)
     for (int32_t i = 0; i < s->opens; i++)
         random_open(&s->open[i], i, full);
     for (int32_t i = 0; i < s->appends; i++)
-        s->append[i] = (struct step_append){below(limits.slots), below(limits.table_cols),
+        s->append[i] = (struct step_append){below(limits.slots), below(3), below(limits.table_cols),
                                             below(limits.blocks)};
     for (int32_t i = 0; i < s->closes; i++)
         s->close[i] = below(limits.slots);
@@ -235,6 +236,7 @@ static void check_in_range(const struct step *s)
     }
     for (int32_t i = 0; i < s->appends; i++) {
         assert_in_range(s->append[i].slot, 0, limits.slots - 1);
+        assert_in_range(s->append[i].group, 0, 2);
         assert_in_range(s->append[i].index, 0, limits.table_cols - 1);
         assert_in_range(s->append[i].block, 0, limits.blocks - 1);
     }
@@ -388,7 +390,7 @@ static void test_limits(void **state)
     char *bytes = malloc(step_bytes_max(&limits));
     int32_t tokens[] = {0, 999}, banned[] = {7, 8}, words[] = {1, 2, 3}, ends[] = {1, 3};
     struct token_bias biased[] = {{5, 1}, {6, 1}};
-    const int32_t words_of_mask = sample_mask_words(limits.vocab);
+    uint32_t *last_of_mask = &s->masks[sample_mask_words(limits.vocab) - 1];
     s->opens = s->appends = s->closes = s->rows = s->samples = s->mask_count = 1;
     s->target[0] = STEP_TARGET_SAMPLE;
     s->mask[0] = -1;
@@ -415,6 +417,7 @@ static void test_limits(void **state)
         {&words[2], 0, limits.vocab - 1},
         {&ends[0], 1, 2}, /* the next word ends at 3 */
         {&s->append[0].slot, 0, limits.slots - 1},
+        {&s->append[0].group, 0, 2},
         {&s->append[0].index, 0, limits.table_cols - 1},
         {&s->append[0].block, 0, limits.blocks - 1},
         {&s->close[0], 0, limits.slots - 1},
@@ -425,15 +428,14 @@ static void test_limits(void **state)
         {&s->target[0], STEP_TARGET_CHECK, limits.vocab - 1},
         {&s->top[0], -1, ENGINE_LOGPROBS_MAX},
         {&s->mask[0], -1, 0},
-        {(int32_t *)(void *)&s->masks[words_of_mask - 1], 0, 255}}; /* 1000 = 31 * 32 + 8 */
+        {(int32_t *)last_of_mask, 0, 255}}; /* 1000 = 31 * 32 + 8 */
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         const int32_t min = fields[i].min, max = fields[i].max, before = *fields[i].field;
         const int32_t values[] = {min,       max,      min - 1, max < INT32_MAX ? max + 1 : -1,
                                   INT32_MIN, INT32_MAX};
         for (size_t v = 0; v < ARRAY_LEN(values); v++) {
             *fields[i].field = values[v];
-            bool fits = values[v] >= min && values[v] <= max;
-            if (decodes(in, bytes, step_encode(s, bytes)) != fits)
+            if (decodes(in, bytes, step_encode(s, bytes)) != (values[v] >= min && values[v] <= max))
                 fail_msg("field %zu with value %d", i, values[v]);
         }
         *fields[i].field = before;
@@ -487,8 +489,8 @@ static void test_header(void **state)
     wrong[0].magic++;
     wrong[1].version++;
     wrong[2].bytes += 4;
-    static const char *const messages[] = {"magic 53455355 version 4, expected 53455354 4",
-                                           "magic 53455354 version 5", "says 60 bytes, has 56"};
+    static const char *const messages[] = {"magic 53455355 version 5, expected 53455354 5",
+                                           "magic 53455354 version 6", "says 60 bytes, has 56"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
         assert_non_null(strstr(err.text, messages[i]));

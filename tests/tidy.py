@@ -140,6 +140,7 @@ TESTED_BY = {
     "engine/footprint.c": "tests/blackbox/test_files.py tests/test_device.c",
     "engine/group.c": "tests/blackbox/test_faults.py",
     "engine/kv.c": "tests/test_kv.c",
+    "engine/kv_groups.c": "tests/test_kv_groups.c",
     "engine/lifeline.c": "tests/blackbox/test_mpi.py",
     "engine/link.c": "tests/test_link.c tests/fuzz/fuzz_link.c",
     "engine/load_watch.c": "tests/test_load_watch.c tests/blackbox/test_loading.py",

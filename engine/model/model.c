@@ -15,6 +15,7 @@ struct layer {
     } post_norm;
     struct qkv_rules rules;
     struct attention attention;
+    struct kv_place kv;
     const float *rope;               /* the model's, or its local one */
     struct {                         /* instead of gate_up and down */
         const struct weight *router; /* NULL: there is none */
@@ -28,6 +29,7 @@ struct model {
     struct backend *b;
     struct parallel *parallel;
     struct kv_cache *kv;
+    struct kv_groups groups;
     struct heads heads;         /* local */
     enum activation activation; /* of the MLP's gate */
     int32_t rows_max, context;
@@ -261,6 +263,7 @@ static void bind_attention(const struct model *m, const struct model_parts *p, i
     const bool slides = model_config_slides(cfg, layer);
     l->attention = (struct attention){cfg->attention_scale, cfg->attention_softcap,
                                       slides ? cfg->window : 0, vector_of(p, ROLE_SINKS, layer)};
+    l->kv = kv_groups_place(&m->groups, cfg, layer);
     l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
 }
 
@@ -300,6 +303,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->config = cfg;
     m->b = parts->backend;
     m->kv = parts->kv;
+    m->groups = parts->groups;
     m->progress = parts->progress;
     m->activation = cfg->mixture.kind == MIXTURE_GPT_OSS ? ACT_SWIGLU_PAIRS
                     : cfg->gelu                          ? ACT_GELU_TANH
@@ -354,15 +358,20 @@ struct parallel *model_parallel(struct model *m)
     return m->parallel;
 }
 
-/* Those rows of a step for which this rank computes attention. */
-static struct rows attended(const struct model *m, const struct rows *all)
+/* Those rows of a step for which this rank computes attention, with the block tables of each group
+ * of layers. */
+static void find_attended(const struct model *m, const struct model_input *in,
+                          struct rows attended[KV_GROUPS_MAX])
 {
     const struct span mine = parallel_attended(m->parallel);
-    struct rows rows = *all;
+    struct rows rows = in->rows;
     rows.count = (int32_t)span_len(mine);
     rows.slot += mine.begin;
     rows.position += mine.begin;
-    return rows;
+    for (int32_t g = 0; g < kv_groups_count(&m->groups); g++) {
+        attended[g] = rows;
+        rows.table += (ptrdiff_t)in->table_rows * rows.table_cols;
+    }
 }
 
 static enum status mlp_forward(struct model *m, const struct layer *l, struct view *delta,
@@ -401,24 +410,23 @@ out:
     return st;
 }
 
-/* One decoder layer. x: the residual stream; rows: those of this rank in attention. *n is the input
- * of QKV on entry, and on return the input of `next`, normed with `gain`. */
-static enum status layer_forward(struct model *m, int32_t index, const struct rows *rows,
+/* One decoder layer. x: the residual stream; rows: those of this rank in attention, for the layer's
+ * group. *n is the input of QKV on entry, and on return the input of `next`, normed with `gain`. */
+static enum status layer_forward(struct model *m, const struct layer *l, const struct rows *rows,
                                  struct view x, struct view *n, const float *gain,
                                  enum plan_part next, struct err *err)
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
-    const struct layer *l = &m->layers[index];
     const struct cview rope = {l->rope, DTYPE_F32, rows->count, m->config->rotary_dim};
     const float eps = m->config->norm_eps;
     struct view qkv, attn, delta;
 
     TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
-    TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, index, err));
+    TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, l->kv.layer, err));
     attn = parallel_input(p, PLAN_O);
-    TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, &l->attention, rows, m->kv, index,
-                       err));
+    TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, &l->attention, rows, m->kv,
+                       l->kv.layer, err));
     TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));
     if (l->o_bias)
         TRY(parallel_bias(p, &delta, l->o_bias, err));
@@ -457,15 +465,18 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     const struct cview nothing = {0};
 
     parallel_begin(p, in->rows.count, in->home_cut);
-    const struct rows rows = attended(m, &in->rows);
+    struct rows rows[KV_GROUPS_MAX];
+    find_attended(m, in, rows);
     struct view x = parallel_rest(p, m->x), n, scores;
-    TRY(rotate(m, &cfg->rope, &m->rope, &rows, err));
-    TRY(rotate(m, &cfg->local_rope, &m->local_rope, &rows, err));
+    TRY(rotate(m, &cfg->rope, &m->rope, rows, err));
+    TRY(rotate(m, &cfg->local_rope, &m->local_rope, rows, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
     TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, PLAN_QKV, err));
     for (int32_t i = 0; i <= last; i++) {
         const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
-        TRY(layer_forward(m, i, &rows, x, &n, gain, i < last ? PLAN_QKV : PLAN_HEAD, err));
+        const struct layer *l = &m->layers[i];
+        TRY(layer_forward(m, l, &rows[l->kv.group], x, &n, gain, i < last ? PLAN_QKV : PLAN_HEAD,
+                          err));
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }

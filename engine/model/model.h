@@ -3,6 +3,7 @@
 #ifndef TESSERA_ENGINE_MODEL_MODEL_H
 #define TESSERA_ENGINE_MODEL_MODEL_H
 
+#include "engine/kv_groups.h"
 #include "engine/model/layout.h"
 #include "engine/parallel/parallel.h"
 #include "weights/loader.h"
@@ -20,6 +21,7 @@ struct model_parts {
     struct comm *comm;
     struct comm_stats *axis_stats; /* one per axis of the plan's mesh */
     struct kv_cache *kv;
+    struct kv_groups groups;    /* of kv */
     int32_t rows_max;           /* T of the largest step */
     int32_t samples_max;        /* R of the largest step */
     int32_t context;            /* positions that a sequence may have */
@@ -28,7 +30,8 @@ struct model_parts {
 
 /* The rows of one step. Arrays are borrowed, on the device but for the one that says so. */
 struct model_input {
-    struct rows rows;
+    struct rows rows;        /* with the block tables of the first group of layers; */
+    int32_t table_rows;      /* after so many rows of those come the ones of the next */
     const int64_t *home_cut; /* [homes + 1] first row of each home, on the host; NULL: one home */
     const int32_t *ids;      /* [T] token ids, -1 = padding */
     int32_t samples;         /* R */

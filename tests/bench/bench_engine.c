@@ -17,6 +17,7 @@ enum { SLOTS = 256, CONTEXT = 1024, STEPS = 1000, GAPS_MAX = 2 * CONTEXT };
 static const struct step_limits limits = {.slots = SLOTS,
                                           .samples = SLOTS,
                                           .rows = 512,
+                                          .groups = {.keep = 1},
                                           .table_cols = CONTEXT / BACKEND_BLOCK_TOKENS,
                                           .vocab = 1000,
                                           .blocks = SLOTS * CONTEXT / BACKEND_BLOCK_TOKENS,

@@ -39,11 +39,10 @@ static void land(struct cluster *c)
 /* A prompt of n tokens in slot `slot`, in one step, with blocks for so many positions. */
 static void prompt(struct cluster *c, int32_t slot, int32_t n, int32_t positions)
 {
-    const int32_t blocks = (positions + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    const int32_t blocks = c->footprint.limits.blocks / c->footprint.limits.slots;
     struct step *s = c->step;
     int32_t *tokens = calloc((size_t)n, sizeof *tokens);
     CHECK(tokens != NULL && n <= c->footprint.limits.rows);
-    CHECK((slot + 1) * blocks <= c->footprint.limits.blocks);
     for (int32_t i = 0; i < n; i++)
         tokens[i] =
             (int32_t)(numerics_mix((uint64_t)(slot * n + i)) % (uint64_t)c->footprint.limits.vocab);
@@ -52,8 +51,7 @@ static void prompt(struct cluster *c, int32_t slot, int32_t n, int32_t positions
                                              .tokens = tokens,
                                              .params = {.top_p = 1},
                                              .rules = {.prompt = n, .repetition = 1}};
-    for (int32_t i = 0; i < blocks; i++)
-        s->append[s->appends++] = (struct step_append){slot, i, slot * blocks + i};
+    cluster_append(c, slot, positions, slot * blocks, blocks);
     for (int32_t i = 0; i < n; i++)
         cluster_row(c, slot, i, tokens[i], i == n - 1);
     launch(c);

@@ -18,6 +18,7 @@ static struct step *three_samples(void)
     const struct step_limits limits = {.slots = SLOTS,
                                        .samples = SLOTS,
                                        .rows = 8,
+                                       .groups = {.keep = 1},
                                        .table_cols = 4,
                                        .vocab = VOCAB,
                                        .blocks = 8,

@@ -11,6 +11,7 @@
 static const struct step_limits limits = {.slots = 8,
                                           .samples = 11,
                                           .rows = 64,
+                                          .groups = {.keep = 1, .slide = 1, .window = 16},
                                           .table_cols = 16,
                                           .vocab = 4096,
                                           .blocks = 100,
@@ -76,6 +77,7 @@ static void check_slots(const struct step *s)
     CHECK(s->appends >= 0 && s->appends <= s->append_max);
     for (int32_t i = 0; i < s->appends; i++) {
         CHECK(s->append[i].slot >= 0 && s->append[i].slot < limits.slots);
+        CHECK(s->append[i].group >= 0 && s->append[i].group < 2);
         CHECK(s->append[i].index >= 0 && s->append[i].index < limits.table_cols);
         CHECK(s->append[i].block >= 0 && s->append[i].block < limits.blocks);
     }

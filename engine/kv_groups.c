@@ -1,0 +1,92 @@
+#include "engine/kv_groups.h"
+
+static int32_t div_up(int32_t a, int32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static struct kv_groups one_group(const struct model_config *m)
+{
+    return (struct kv_groups){.keep = 1, .layers = m->layers};
+}
+
+/* A block at least, so that none is given back before its tokens are known: those that steps in
+ * flight draw. */
+static int32_t window_of(const struct model_config *m)
+{
+    return m->window > BACKEND_BLOCK_TOKENS ? m->window : BACKEND_BLOCK_TOKENS;
+}
+
+struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers)
+{
+    const int32_t slide = model_config_sliding(m);
+    if (slide == 0 || layers == m->layers)
+        return one_group(m);
+    return (struct kv_groups){div_up(m->layers - slide, layers), div_up(slide, layers), layers,
+                              window_of(m)};
+}
+
+struct kv_groups kv_groups_find(const struct model_config *m, int32_t context)
+{
+    struct kv_groups best = one_group(m);
+    int32_t least = INT32_MAX, least_kept = INT32_MAX;
+    if (model_config_sliding(m) == 0 || context <= m->window)
+        return best;
+    if (model_config_sliding(m) == m->layers)
+        return (struct kv_groups){0, 1, m->layers, window_of(m)};
+    for (int32_t layers = m->layers - 1; layers > 0; layers--) {
+        const struct kv_groups g = kv_groups_of(m, layers);
+        const int32_t kept = g.keep * layers, all = kv_groups_count(&g) * layers;
+        if (kv_groups_count(&g) > KV_GROUPS_MAX)
+            break;
+        if (kept < least_kept || (kept == least_kept && all < least)) {
+            least_kept = kept;
+            least = all;
+            best = g;
+        }
+    }
+    return best;
+}
+
+struct kv_place kv_groups_place(const struct kv_groups *g, const struct model_config *m,
+                                int32_t layer)
+{
+    const bool slides = g->slide > 0 && model_config_slides(m, layer);
+    int32_t before = 0; /* layers of its kind */
+    for (int32_t i = 0; i < layer; i++)
+        before += g->slide == 0 || model_config_slides(m, i) == slides;
+    return (struct kv_place){(slides ? g->keep : 0) + before / g->layers, before % g->layers};
+}
+
+int32_t kv_blocks_for(int32_t positions)
+{
+    return div_up(positions, BACKEND_BLOCK_TOKENS);
+}
+
+int32_t kv_groups_first(const struct kv_groups *g, int32_t position)
+{
+    const int32_t first = position + 1 - g->window;
+    return g->slide > 0 && first > 0 ? first / BACKEND_BLOCK_TOKENS : 0;
+}
+
+int64_t kv_groups_need(const struct kv_groups *g, int32_t positions, int32_t rows)
+{
+    const int64_t all = kv_blocks_for(positions);
+    /* rows and what the first of them sees, wherever in a block that begins */
+    const int64_t seen =
+        ((int64_t)g->window - 1 + rows + BACKEND_BLOCK_TOKENS - 2) / BACKEND_BLOCK_TOKENS + 1;
+    return g->keep * all + g->slide * (seen < all ? seen : all);
+}
+
+int32_t kv_groups_longest(const struct kv_groups *g, int64_t blocks, int32_t rows, int32_t longest)
+{
+    int32_t fits = 0, beyond = longest + 1; /* need is monotone */
+    while (fits + 1 < beyond) {
+        const int32_t half = fits + (beyond - fits) / 2;
+        if (kv_groups_need(g, half, rows) <= blocks)
+            fits = half;
+        else
+            beyond = half;
+    }
+    return fits;
+}

@@ -1,0 +1,49 @@
+/* Groups of layers: those of a group have one block table, and a block has the keys and values of
+ * 16 positions in as many layers as a group has. Layers that attend to everything are in other
+ * groups than those that slide; these give a block back when no row to come sees it. All groups
+ * take their blocks from one pool, so whatever a text needs more of is what it gets.
+ *
+ * As vLLM's hybrid KV cache manager does it (vllm/v1/core/kv_cache_utils.py). */
+#ifndef TESSERA_ENGINE_KV_GROUPS_H
+#define TESSERA_ENGINE_KV_GROUPS_H
+
+#include "config/model_config.h"
+#include "kernels/backend.h"
+
+enum { KV_GROUPS_MAX = 8 };
+
+struct kv_groups {
+    int32_t keep, slide; /* how many there are: first those that keep all, then those that slide */
+    int32_t layers;      /* of each; the last of either kind may have fewer */
+    int32_t window;      /* positions that a row sees in those that slide, its own among them */
+};
+
+/* So that blocks have little room that no layer uses: above all those of groups that keep all,
+ * which long texts have most of. One group, when no layer slides or no context of `context`
+ * positions is longer than the window. */
+struct kv_groups kv_groups_find(const struct model_config *m, int32_t context);
+/* Those with so many layers, as kv_groups_find said. */
+struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers);
+static inline int32_t kv_groups_count(const struct kv_groups *g)
+{
+    return g->keep + g->slide;
+}
+
+/* Where a layer's keys and values are. */
+struct kv_place {
+    int32_t group, layer; /* layer: of those of a block */
+};
+struct kv_place kv_groups_place(const struct kv_groups *g, const struct model_config *m,
+                                int32_t layer);
+
+/* Blocks for this many positions, in one group. */
+int32_t kv_blocks_for(int32_t positions);
+/* The first block that a row at this position sees in groups that slide. */
+int32_t kv_groups_first(const struct kv_groups *g, int32_t position);
+/* Blocks of all groups that a text of so many positions has at most, while it is computed up to
+ * `rows` positions at a time. */
+int64_t kv_groups_need(const struct kv_groups *g, int32_t positions, int32_t rows);
+/* The longest text, up to `longest`, that needs no more than so many blocks. */
+int32_t kv_groups_longest(const struct kv_groups *g, int64_t blocks, int32_t rows, int32_t longest);
+
+#endif
