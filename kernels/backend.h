@@ -104,7 +104,7 @@ static inline int32_t backend_scale_end(const struct weight_spec *s, int32_t k)
 struct recording; /* opaque: ops to be run again, as they are */
 struct weight;    /* opaque: spec and the backend's layout over borrowed storage */
 
-/* Paged KV cache of one rank: `blocks` blocks of 16 positions for every layer. */
+/* Paged KV cache of one rank: `blocks` blocks of 16 positions in so many layers. */
 struct kv_spec {
     int32_t layers, heads, head_dim; /* heads = local KV heads, may be 0 */
     int32_t blocks;

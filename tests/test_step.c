@@ -390,7 +390,6 @@ static void test_limits(void **state)
     char *bytes = malloc(step_bytes_max(&limits));
     int32_t tokens[] = {0, 999}, banned[] = {7, 8}, words[] = {1, 2, 3}, ends[] = {1, 3};
     struct token_bias biased[] = {{5, 1}, {6, 1}};
-    uint32_t *last_of_mask = &s->masks[sample_mask_words(limits.vocab) - 1];
     s->opens = s->appends = s->closes = s->rows = s->samples = s->mask_count = 1;
     s->target[0] = STEP_TARGET_SAMPLE;
     s->mask[0] = -1;
@@ -428,7 +427,8 @@ static void test_limits(void **state)
         {&s->target[0], STEP_TARGET_CHECK, limits.vocab - 1},
         {&s->top[0], -1, ENGINE_LOGPROBS_MAX},
         {&s->mask[0], -1, 0},
-        {(int32_t *)last_of_mask, 0, 255}}; /* 1000 = 31 * 32 + 8 */
+        {(int32_t *)&s->masks[sample_mask_words(limits.vocab) - 1], 0, 255}, /* 1000 % 32 = 8 */
+    };
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         const int32_t min = fields[i].min, max = fields[i].max, before = *fields[i].field;
         const int32_t values[] = {min,       max,      min - 1, max < INT32_MAX ? max + 1 : -1,
