@@ -42,6 +42,16 @@ static const struct jdoc_limits limits = {
         .why = (reason)                                                                            \
     }
 
+#define METADATA_SCHEMA                                                                            \
+    "\"type\":[\"object\",\"null\"],\"maxProperties\":" DIGITS(                                    \
+        RESPONSES_METADATA_MAX) ","                                                                \
+                                "\"propertyNames\":{\"maxLength\":" DIGITS(                        \
+                                    RESPONSES_METADATA_KEY_BYTES_MAX) "},"                         \
+                                                                      "\"additionalProperties\":{" \
+                                                                      "\"type\":\"string\","       \
+                                                                      "\"maxLength\":" DIGITS(     \
+                                                                          RESPONSES_METADATA_VALUE_BYTES_MAX) "}"
+
 static const struct field reasoning_rows[] = {
     {.name = "effort", .kind = FIELD_STRING, .int_max = 64, AT(chat.conversation.reasoning_effort)},
     IGNORED(summary),
@@ -151,13 +161,7 @@ static const struct field rows[] = {
      .members = stream_rows,
      .member_count = ARRAY_LEN(stream_rows)},
     {.name = "truncation", .kind = FIELD_CHOICE, .choices = "disabled", AT(truncation)},
-    {.name = "metadata",
-     .kind = FIELD_ANY,
-     .schema = "\"type\":[\"object\",\"null\"],\"maxProperties\":" DIGITS(RESPONSES_METADATA_MAX) ",\"propertyNames\":{\"maxLength\":" DIGITS(
-         RESPONSES_METADATA_KEY_BYTES_MAX) "},\"additionalProperties\":{\"type\":\"string\","
-                                           "\"maxLength\":" DIGITS(
-                                               RESPONSES_METADATA_VALUE_BYTES_MAX) "}",
-     AT(metadata)},
+    {.name = "metadata", .kind = FIELD_ANY, .schema = METADATA_SCHEMA, AT(metadata)},
     IGNORED(store),          /* the answer says that it is not */
     IGNORED(max_tool_calls), /* of tools that the server would call */
     /* of vLLM, as in a chat */
