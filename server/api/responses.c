@@ -42,15 +42,13 @@ static const struct jdoc_limits limits = {
         .why = (reason)                                                                            \
     }
 
+#define ENTRIES_MAX DIGITS(RESPONSES_METADATA_MAX)
+#define KEY_BYTES_MAX DIGITS(RESPONSES_METADATA_KEY_BYTES_MAX)
+#define VALUE_BYTES_MAX DIGITS(RESPONSES_METADATA_VALUE_BYTES_MAX)
 #define METADATA_SCHEMA                                                                            \
-    "\"type\":[\"object\",\"null\"],\"maxProperties\":" DIGITS(                                    \
-        RESPONSES_METADATA_MAX) ","                                                                \
-                                "\"propertyNames\":{\"maxLength\":" DIGITS(                        \
-                                    RESPONSES_METADATA_KEY_BYTES_MAX) "},"                         \
-                                                                      "\"additionalProperties\":{" \
-                                                                      "\"type\":\"string\","       \
-                                                                      "\"maxLength\":" DIGITS(     \
-                                                                          RESPONSES_METADATA_VALUE_BYTES_MAX) "}"
+    "\"type\":[\"object\",\"null\"],\"maxProperties\":" ENTRIES_MAX                                \
+    ",\"propertyNames\":{\"maxLength\":" KEY_BYTES_MAX "},\"additionalProperties\":"               \
+    "{\"type\":\"string\",\"maxLength\":" VALUE_BYTES_MAX "}"
 
 static const struct field reasoning_rows[] = {
     {.name = "effort", .kind = FIELD_STRING, .int_max = 64, AT(chat.conversation.reasoning_effort)},

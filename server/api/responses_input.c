@@ -95,44 +95,44 @@ static const struct place thought_place = {
 static const struct place summary_place = {
     "summary", "\"summary_text\"", {"summary_text", NULL, NULL}, true};
 
-#define S_STRING "{\"type\":\"string\"}"
-#define S_NAME                                                                                     \
-    "{\"type\":\"string\",\"minLength\":1,\"maxLength\":" DIGITS(CONVERSATION_NAME_BYTES_MAX) "}"
-#define S_TEXT_PART(types)                                                                         \
-    "{\"type\":\"object\",\"properties\":{\"type\":{\"enum\":[" types "]},\"text\":" S_STRING      \
-    "},\"required\":[\"type\",\"text\"]}"
-#define S_REFUSAL                                                                                  \
-    "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"refusal\"},"                       \
-    "\"refusal\":" S_STRING "},\"required\":[\"type\",\"refusal\"]}"
-#define S_PARTS(part)                                                                              \
-    "{\"type\":\"array\",\"maxItems\":" DIGITS(CONVERSATION_PARTS_MAX) ",\"items\":" part "}"
-#define S_MESSAGE                                                                                  \
-    "{\"type\":\"object\",\"properties\":{\"type\":{\"enum\":[\"message\",null]},"                 \
-    "\"role\":{\"enum\":[\"user\",\"system\",\"developer\",\"assistant\"]},"                       \
-    "\"content\":{\"anyOf\":[" S_STRING "," S_PARTS("{\"anyOf\":[" S_TEXT_PART(                    \
-        "\"input_text\",\"output_text\"") "," S_REFUSAL                                            \
-                                          "]}") "]}},"                                             \
-                                                "\"required\":[\"role\",\"content\"]}"
-#define S_CALL                                                                                     \
-    "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"function_call\"},"                 \
-    "\"call_id\":" S_NAME ",\"name\":" S_NAME ",\"arguments\":" S_STRING "},"                      \
+/* What the schema is made of. */
+#define NAME_BYTES DIGITS(CONVERSATION_NAME_BYTES_MAX)
+#define PARTS DIGITS(CONVERSATION_PARTS_MAX)
+#define ITEMS DIGITS(CONVERSATION_MESSAGES_MAX)
+#define A_TEXT "{\"type\":\"string\"}"
+#define A_NAME "{\"type\":\"string\",\"minLength\":1,\"maxLength\":" NAME_BYTES "}"
+#define AN_ITEM(type) "{\"type\":\"object\",\"properties\":{\"type\":" type
+#define A_PART(types, member)                                                                      \
+    AN_ITEM("{\"enum\":[" types "]}")                                                              \
+    ",\"" member "\":" A_TEXT "},\"required\":[\"type\",\"" member "\"]}"
+#define A_LIST(part) "{\"type\":\"array\",\"maxItems\":" PARTS ",\"items\":" part "}"
+#define A_TEXT_PART A_PART("\"input_text\",\"output_text\"", "text")
+#define A_REFUSAL A_PART("\"refusal\"", "refusal")
+#define A_SUMMARY A_PART("\"summary_text\"", "text")
+#define A_THOUGHT A_PART("\"reasoning_text\"", "text")
+#define A_CONTENT_PART "{\"anyOf\":[" A_TEXT_PART "," A_REFUSAL "]}"
+#define A_CONTENT "{\"anyOf\":[" A_TEXT "," A_LIST(A_CONTENT_PART) "]}"
+#define AN_OUTPUT "{\"anyOf\":[" A_TEXT "," A_LIST(A_TEXT_PART) "]}"
+#define A_ROLE "{\"enum\":[\"user\",\"system\",\"developer\",\"assistant\"]}"
+#define A_MESSAGE                                                                                  \
+    AN_ITEM("{\"enum\":[\"message\",null]}")                                                       \
+    ",\"role\":" A_ROLE ",\"content\":" A_CONTENT "},\"required\":[\"role\",\"content\"]}"
+#define A_CALL                                                                                     \
+    AN_ITEM("{\"const\":\"function_call\"}")                                                       \
+    ",\"call_id\":" A_NAME ",\"name\":" A_NAME ",\"arguments\":" A_TEXT "},"                       \
     "\"required\":[\"type\",\"call_id\",\"name\",\"arguments\"]}"
-#define S_RESULT                                                                                   \
-    "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"function_call_output\"},"          \
-    "\"call_id\":" S_NAME ",\"output\":{\"anyOf\":[" S_STRING "," S_PARTS(S_TEXT_PART(             \
-        "\"input_text\",\"output_text\"")) "]}},"                                                  \
-                                           "\"required\":[\"type\",\"call_id\",\"output\"]}"
-#define S_REASONING                                                                                \
-    "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"reasoning\"},"                     \
-    "\"summary\":" S_PARTS(                                                                        \
-        S_TEXT_PART("\"summary_text\"")) ","                                                       \
-                                         "\"content\":" S_PARTS(S_TEXT_PART(                       \
-                                             "\"reasoning_text\"")) "},\"required\":[\"type\"]}"
+#define A_RESULT                                                                                   \
+    AN_ITEM("{\"const\":\"function_call_output\"}")                                                \
+    ",\"call_id\":" A_NAME ",\"output\":" AN_OUTPUT "},"                                           \
+    "\"required\":[\"type\",\"call_id\",\"output\"]}"
+#define A_REASONING                                                                                \
+    AN_ITEM("{\"const\":\"reasoning\"}")                                                           \
+    ",\"summary\":" A_LIST(A_SUMMARY) ",\"content\":" A_LIST(A_THOUGHT) "},"                       \
+                                                                        "\"required\":[\"type\"]}"
 
 const char responses_input_schema[] =
-    "\"anyOf\":[" S_STRING ",{\"type\":\"array\",\"minItems\":1,\"maxItems\":" DIGITS(
-        CONVERSATION_MESSAGES_MAX) ",\"items\":{\"anyOf\":[" S_MESSAGE "," S_CALL "," S_RESULT
-                                   "," S_REASONING "]}}]";
+    "\"anyOf\":[" A_TEXT ",{\"type\":\"array\",\"minItems\":1,\"maxItems\":" ITEMS
+    ",\"items\":{\"anyOf\":[" A_MESSAGE "," A_CALL "," A_RESULT "," A_REASONING "]}}]";
 
 /* ---- parts ---- */
 
