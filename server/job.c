@@ -181,6 +181,38 @@ static enum status submit_choice(struct job *j, struct choice *c, const struct r
     return st;
 }
 
+/* Of a stream; a client that has gone, or reads too slowly, ends it. */
+static void push(struct job *j, const struct buf *frames)
+{
+    if (frames->len == 0)
+        return;
+    j->pinged_ns = base_now_ns();
+    if (http_stream_push(j->http, frames->data, frames->len))
+        return;
+    cancel_choices(j, METRICS_ABORT);
+    j->status = JOB_CLIENT_LEFT;
+    j->over = true;
+}
+
+/* ERR_NOMEM: nothing has been sent. */
+static enum status begin_stream(struct job *j)
+{
+    const struct reply *reply = j->kind->reply;
+    struct buf frames;
+    buf_init(&frames, REPLY_BYTES_MAX);
+    if (reply->start)
+        reply->start(&j->meta, j->choices[0].state, &frames);
+    const enum status st = frames.failed ? ERR_NOMEM : OK;
+    if (st == OK) {
+        http_stream_begin(j->http);
+        j->streaming = true;
+        output_watch(j->service->output, j);
+        push(j, &frames);
+    }
+    buf_free(&frames);
+    return st;
+}
+
 /* Under the lock, so that no event is looked at before all choices are known to the engine. */
 static enum status submit_choices(struct job *j, struct err *err)
 {
@@ -205,13 +237,11 @@ void job_submit(struct job *j)
         enum status st = make_choices(j);
         if (st == OK)
             st = submit_choices(j, &err);
+        if (st == OK && j->request.stream)
+            st = begin_stream(j);
         if (st != OK) {
             api_error_from_status(&e, st, &err);
             job_fail(j, &e);
-        } else if (j->request.stream) {
-            http_stream_begin(j->http);
-            j->streaming = true;
-            output_watch(j->service->output, j);
         }
     }
     pthread_mutex_unlock(&j->lock);
@@ -341,13 +371,7 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
         job_fail(j, &e);
         return;
     }
-    if (scratch->len > 0)
-        j->pinged_ns = base_now_ns();
-    if (scratch->len > 0 && !http_stream_push(j->http, scratch->data, scratch->len)) {
-        cancel_choices(j, METRICS_ABORT);
-        j->status = JOB_CLIENT_LEFT; /* or it reads too slowly */
-        j->over = true;
-    }
+    push(j, scratch);
 }
 
 static void complete_stream(struct job *j, struct buf *scratch)
@@ -367,8 +391,10 @@ static void complete_stream(struct job *j, struct buf *scratch)
     http_stream_end(j->http, good);
 }
 
-static void complete_object(struct job *j)
+/* Returns the status of the answer. */
+static int32_t complete_object(struct job *j)
 {
+    struct api_error e = {0};
     const struct reply *reply = j->kind->reply;
     const struct completion_usage usage = count_usage(j);
     struct buf body;
@@ -382,7 +408,14 @@ static void complete_object(struct job *j)
         reply->choice(&j->meta, &view, &body);
     }
     reply->end(&usage, &body);
-    http_reply(j->http, 200, "application/json", &body);
+    if (!body.failed) {
+        http_reply(j->http, 200, "application/json", &body);
+        return 200;
+    }
+    buf_free(&body);
+    api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+    http_reply_error(j->http, &e);
+    return e.http_status;
 }
 
 void job_complete(struct job *j, struct buf *scratch)
@@ -393,9 +426,7 @@ void job_complete(struct job *j, struct buf *scratch)
     metrics_observe(j->service->metrics, METRICS_N, j->request.n);
     if (j->streaming)
         complete_stream(j, scratch);
-    else
-        complete_object(j);
-    j->status = 200;
+    j->status = j->streaming ? 200 : complete_object(j);
     j->over = true;
 }
 

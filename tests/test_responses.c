@@ -463,8 +463,7 @@ static void begin_talk(struct talk *t, bool parts, int32_t logprobs_top)
 {
     const struct answer_form form = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
     *t = (struct talk){.answer = parts ? answer_open(&form, 7) : NULL};
-    t->choice = (struct completion_choice){.first = true,
-                                           .answer = t->answer,
+    t->choice = (struct completion_choice){.answer = t->answer,
                                            .state = responses_reply.open(),
                                            .logprobs = &t->logprobs,
                                            .logprobs_top = logprobs_top,
@@ -472,6 +471,7 @@ static void begin_talk(struct talk *t, bool parts, int32_t logprobs_top)
     logprobs_init(&t->logprobs, 1 << 16);
     buf_init(&t->sent, 1 << 20);
     assert_non_null(t->choice.state);
+    responses_reply.start(&meta, t->choice.state, &t->sent);
 }
 
 /* A token with this text; then, with a reason, the end. */
@@ -494,7 +494,6 @@ static void say(struct talk *t, const char *text, const char *finish_reason)
     }
     c->finish_reason = finish_reason;
     responses_reply.chunk(&meta, c, false, NULL, &t->sent);
-    c->first = false;
     if (t->answer)
         answer_clear(t->answer);
 }

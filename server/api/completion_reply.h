@@ -74,6 +74,8 @@ struct reply {
                   bool with_usage, const struct completion_usage *so_far, struct buf *out);
     void (*usage)(const struct completion_meta *meta, const struct completion_usage *usage,
                   struct buf *out);
+    /* What a stream says before there is a token; NULL: nothing. */
+    void (*start)(const struct completion_meta *meta, struct reply_state *state, struct buf *out);
     /* How a stream ends, with the first of the choices, and how it fails; NULL: usage, if the
      * request asked for it, and completion_reply_done; completion_reply_error. */
     void (*finish)(const struct completion_meta *meta, const struct completion_choice *choice,

@@ -121,7 +121,7 @@ static void end_event(struct buf *out)
     buf_puts(out, "}\n\n");
 }
 
-static void write_start(struct reply_state *s, const struct completion_meta *meta, struct buf *out)
+static void write_start(const struct completion_meta *meta, struct reply_state *s, struct buf *out)
 {
     static const char *const names[] = {"response.created", "response.in_progress"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -352,8 +352,6 @@ static void write_chunk(const struct completion_meta *meta, const struct complet
     const struct buf *reasoning = c->answer ? answer_reasoning(c->answer) : NULL;
     (void)with_usage;
     (void)so_far;
-    if (c->first)
-        write_start(s, meta, out);
     hold_logprobs(s, meta, c);
     if (reasoning && reasoning->len > 0)
         add_text(s, meta, REASONING, reasoning->data, reasoning->len, out);
@@ -393,6 +391,7 @@ const struct reply responses_reply = {
     .begin = begin,
     .choice = write_choice,
     .end = end,
+    .start = write_start,
     .chunk = write_chunk,
     .finish = write_finish,
     .error = write_error,
