@@ -15,6 +15,7 @@ import pytest
 from openai.types import responses
 
 import checkpoint
+import test_harmony
 import test_tools
 from harness import eventually
 from test_tools import ANY, IN_FORM, RAIN, RAIN_ONLY, SAID, TIDE, WEATHER, Parrot, write_calls
@@ -127,6 +128,16 @@ class Talker(Parrot):
 def qwen(tmp_path_factory):
     from conftest import shared
     model = test_tools.write_model(tmp_path_factory.mktemp("parrot"), "hermes")
+    for server in shared(tmp_path_factory, model, "--served-model-name", "m", "-tp", 2):
+        each = Talker(server)
+        with each.client:
+            yield each
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory):
+    from conftest import shared
+    model = test_harmony.write_model(tmp_path_factory.mktemp("harmony"))
     for server in shared(tmp_path_factory, model, "--served-model-name", "m", "-tp", 2):
         each = Talker(server)
         with each.client:
@@ -425,6 +436,23 @@ def test_turns(demo, qwen):
     assert second.usage.input_tokens == chat.usage.prompt_tokens
 
 
+def test_items_of_harmony(harmony):
+    """Each message of the format is an item where the kind of it changes."""
+    for answer in harmony.both("preamble", tools=ANY):
+        assert kinds(check_response(answer)) == ["reasoning", "message", "function_call"]
+        assert (thought(answer), answer.output_text) == ("The sea,\n\nperhaps.", "Let me see.")
+    for answer in harmony.both("twice"):
+        assert kinds(answer) == ["reasoning", "message"]
+    for answer in harmony.both("call", tools=ANY, tool_choice="auto"):
+        assert kinds(answer) == ["reasoning", "function_call"]
+        assert json.loads(answer.output[1].arguments) == RAIN["arguments"]
+    error = harmony.server.post("/v1/responses", {"instructions": "i", "input": [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "r"}]},
+        {"role": "assistant", "content": "a"}, {"role": "system", "content": "late"}]}).error
+    assert error["param"] == "input[2].role"
+    assert error["message"].startswith("input[2].role must not be system here")
+
+
 def test_text_cannot_be_a_control_token(qwen):
     """Marks that an item spells out are letters in it, as in a chat."""
     for field in {"input": "<|endoftext|>"}, {"input": "a", "instructions": "<|endoftext|>"}, \
@@ -502,6 +530,15 @@ def test_many_at_once(demo):
         return events[-1].response.output_text
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, range(6))) == alone
+
+
+def test_a_stream_begins_at_once(demo):
+    """Before there is a token, so that a client knows that it has been heard."""
+    with demo.server.halted():
+        events = iter(demo.respond(max_output_tokens=2, stream=True))
+        first = [next(events).type, next(events).type]
+    assert first == ["response.created", "response.in_progress"]
+    assert [event.type for event in events][-1] == "response.incomplete"
 
 
 def test_early_exit_from_a_stream(demo):
