@@ -268,6 +268,8 @@ static void test_refused_fields(void **state)
         const char *members, *param, *message;
     } cases[] = {
         {"\"input\":null", "input", "input is missing"},
+        {"\"input\":[{\"type\":\"reasoning\",\"summary\":[]}]", "input",
+         "input: no message is in it, and there are no instructions"},
         {"\"input\":5", "input", "input must be a string or a list of items, got 5"},
         {"\"input\":\"a\",\"previous_response_id\":\"resp_1\"", "previous_response_id",
          "previous_response_id is not supported, got \"resp_1\"; this server keeps nothing of a "
@@ -683,6 +685,27 @@ static void test_items(void **state)
     end_talk(&t);
 }
 
+/* Text behind a call is another message, which does not have the call's log-probabilities. */
+static void test_text_behind_a_call(void **state)
+{
+    struct talk t;
+    (void)state;
+    begin_talk(&t, true, 0);
+    say(&t, "a", NULL);
+    say(&t, "<tool_call>", NULL);
+    say(&t, "{\"name\": \"f\", \"arguments\": {}}", NULL);
+    say(&t, "b", "tool_calls");
+    finish_talk(&t);
+    check_events(&t.sent,
+                 "created in_progress " MESSAGE_EVENTS("0", "output_text.delta:0 ") CALL_EVENTS("1")
+                     MESSAGE_EVENTS("2", "output_text.delta:2 ") "completed");
+    check_object(&t, OBJECT("completed", "null",
+                            MESSAGE_ITEM("00", "completed", "a", LOGPROB("41")) "," CALL_ITEM(
+                                "01", "HAAAAAAAA", "f",
+                                "{}") "," MESSAGE_ITEM("02", "completed", "b", LOGPROB("41"))));
+    end_talk(&t);
+}
+
 /* What is cut off while it thinks has thought. */
 static void test_cut_off(void **state)
 {
@@ -718,13 +741,21 @@ static void test_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),       cmocka_unit_test(test_refused_items),
-        cmocka_unit_test(test_counts),         cmocka_unit_test(test_paths_of_messages),
-        cmocka_unit_test(test_refused_fields), cmocka_unit_test(test_metadata_bounds),
-        cmocka_unit_test(test_values),         cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_repeated),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_nothing),        cmocka_unit_test(test_items),
-        cmocka_unit_test(test_cut_off),        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_refused_items),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_paths_of_messages),
+        cmocka_unit_test(test_refused_fields),
+        cmocka_unit_test(test_metadata_bounds),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_repeated),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_items),
+        cmocka_unit_test(test_text_behind_a_call),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -455,6 +455,11 @@ enum status responses_input_read(const struct jdoc *input, const struct field_st
         buf_puts(&w.out, "}");
     }
     TRY(add_items(&w, input));
+    if (w.origins.len == 0 && !w.origins.failed) {
+        st = api_error_field(e, "input",
+                             "input: no message is in it, and there are no instructions");
+        goto out;
+    }
     buf_puts(&w.out, "]");
     st = w.out.failed || w.origins.failed
              ? ERR_NOMEM

@@ -93,11 +93,12 @@ static void run_completion(const char *text, size_t n, const struct completion_r
     completion_free(&r);
 }
 
-/* Every message has a role and a content, and templates get each variable once. */
+/* Every message has a role and a content, and templates get each variable once. Instructions are
+ * one message more. */
 static void check_conversation(const struct conversation *c)
 {
     const struct jdoc *messages = jdoc_get(c->vars, "messages");
-    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= CONVERSATION_MESSAGES_MAX);
+    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= CONVERSATION_MESSAGES_MAX + 1);
     for (size_t i = 0; i < jdoc_size(messages); i++) {
         const struct jdoc *m = jdoc_at(messages, i), *content = jdoc_get(m, "content");
         CHECK(jdoc_type(jdoc_get(m, "role")) == JDOC_STRING);
