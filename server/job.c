@@ -371,15 +371,16 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
         job_fail(j, &e);
         return;
     }
-    push(j, scratch);
+    if (j->ended_count < j->choice_count)
+        push(j, scratch);
 }
 
+/* scratch: the frames that the last token has made. */
 static void complete_stream(struct job *j, struct buf *scratch)
 {
     const struct reply *reply = j->kind->reply;
     const struct completion_usage usage = count_usage(j);
     const struct completion_choice view = describe(&j->choices[0]);
-    buf_clear(scratch);
     if (reply->finish) {
         reply->finish(&j->meta, &view, &usage, scratch);
     } else {
@@ -387,7 +388,7 @@ static void complete_stream(struct job *j, struct buf *scratch)
             reply->usage(&j->meta, &usage, scratch);
         completion_reply_done(scratch);
     }
-    bool good = !scratch->failed && http_stream_push(j->http, scratch->data, scratch->len);
+    bool good = !scratch->failed && http_stream_push_last(j->http, scratch->data, scratch->len);
     http_stream_end(j->http, good);
 }
 

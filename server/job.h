@@ -99,7 +99,8 @@ void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_in
 /* Of a choice with an answer of parts: what has come of its text becomes some. token: it was one
  * that brought it. */
 void job_take_parts(struct choice *c, bool token);
-/* Sends what a choice has, if this is a stream. scratch is overwritten. */
+/* Sends what a choice has, if this is a stream. scratch is overwritten; when all choices have
+ * ended, it holds what is still to be sent, and job_complete has to follow. */
 void job_send_chunk(struct choice *c, struct buf *scratch);
 /* When all choices have ended: completes the answer. */
 void job_complete(struct job *j, struct buf *scratch);

@@ -69,16 +69,19 @@ void http_stream_begin(struct http_request *r)
     answer(r, 200, "text/event-stream; charset=utf-8", 0, NULL);
 }
 
-bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
+/* by_right: however large the piece is, only what waits before it tells a slow reader. */
+static bool push(struct http_request *r, const void *bytes, size_t n, bool by_right)
 {
     pthread_mutex_lock(&r->lock);
     bool good = r->connection && !r->gone && r->streaming && !r->stream_ended;
     if (good) {
         if (r->out.len == 0) {
             http_peer_move(r->peer, HTTP_PEER_SENDING);
-            /* nothing waits: it is not slow, and what follows a large piece may wait behind it */
-            r->out.max = r->unsent_max + (n > r->unsent_max ? n : 0);
+            r->out.max = r->unsent_max; /* nothing waits: it is not slow */
         }
+        /* what follows a large piece may wait behind it */
+        if (by_right || n > r->unsent_max)
+            r->out.max += n;
         buf_add(&r->out, bytes, n);
         good = !r->out.failed;
         if (good) {
@@ -91,6 +94,16 @@ bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
     }
     pthread_mutex_unlock(&r->lock);
     return good;
+}
+
+bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
+{
+    return push(r, bytes, n, false);
+}
+
+bool http_stream_push_last(struct http_request *r, const void *bytes, size_t n)
+{
+    return push(r, bytes, n, true);
 }
 
 void http_stream_end(struct http_request *r, bool ok)

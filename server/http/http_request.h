@@ -65,7 +65,7 @@ struct http_request {
     int32_t status, retry_after_s;
     const char *content_type;
     struct buf out;    /* the answer, or unsent bytes of the stream */
-    size_t unsent_max; /* of them, but for a first piece that alone has more */
+    size_t unsent_max; /* of them, but for pieces that alone have more */
 };
 
 /* Under r->lock: the connection ends as soon as its thread looks at it. */

@@ -549,6 +549,21 @@ def test_early_exit_from_a_stream(demo):
     assert demo.respond(max_output_tokens=2).output_text
 
 
+def test_what_is_said_again_is_no_slow_reader(serve, tmp_path):
+    """The last events repeat the request and the answer: more than a reader may be behind."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages[-1].content }}")
+    server = serve(checkpoint.DEMO, "--chat-template", template, "--http-max-unsent-bytes", 4096,
+                   "--served-model-name", "demo")
+    demo = Demo(server)
+    with demo.client:
+        for size in 1000, 3000, 100000:
+            for _ in range(10):
+                events = list(demo.respond(instructions="x" * size, max_output_tokens=40,
+                                           metadata={"k": "v" * 512}, stream=True))
+                check_events(events)
+
+
 def test_error_in_a_stream(serve, tmp_path):
     """A lost rank is an event that says so, and no end."""
     template = tmp_path / "chat.jinja"
