@@ -1,6 +1,7 @@
 /* DESIGN: the conversation becomes a text by the model's template, and the text ids, of which only
  * those that the template wrote may be control tokens: what a client says cannot end its own
- * message or begin somebody else's. */
+ * message or begin somebody else's. A request to /v1/responses is one of a chat but for how it is
+ * written, and how it is answered. */
 #include "server/route.h"
 
 #include "server/api/chat.h"

@@ -1,5 +1,5 @@
 /* A conversation as clients send it, and the variables of a chat template that it becomes: what
- * /v1/chat/completions and /tokenize have in common. Pure. */
+ * /v1/chat/completions, /v1/responses and /tokenize have in common. Pure. */
 #ifndef TESSERA_SERVER_API_CONVERSATION_H
 #define TESSERA_SERVER_API_CONVERSATION_H
 
