@@ -182,12 +182,12 @@ static enum status submit_choice(struct job *j, struct choice *c, const struct r
 }
 
 /* Of a stream; a client that has gone, or reads too slowly, ends it. */
-static void push(struct job *j, const struct buf *frames)
+static void push(struct job *j, const struct buf *frames, bool large)
 {
     if (frames->len == 0)
         return;
     j->pinged_ns = base_now_ns();
-    if (http_stream_push(j->http, frames->data, frames->len))
+    if ((large ? http_stream_push_large : http_stream_push)(j->http, frames->data, frames->len))
         return;
     cancel_choices(j, METRICS_ABORT);
     j->status = JOB_CLIENT_LEFT;
@@ -207,7 +207,7 @@ static enum status begin_stream(struct job *j)
         http_stream_begin(j->http);
         j->streaming = true;
         output_watch(j->service->output, j);
-        push(j, &frames);
+        push(j, &frames, true);
     }
     buf_free(&frames);
     return st;
@@ -372,7 +372,7 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
         return;
     }
     if (j->ended_count < j->choice_count)
-        push(j, scratch);
+        push(j, scratch, false);
 }
 
 /* scratch: the frames that the last token has made. */
@@ -388,7 +388,7 @@ static void complete_stream(struct job *j, struct buf *scratch)
             reply->usage(&j->meta, &usage, scratch);
         completion_reply_done(scratch);
     }
-    bool good = !scratch->failed && http_stream_push_last(j->http, scratch->data, scratch->len);
+    bool good = !scratch->failed && http_stream_push_large(j->http, scratch->data, scratch->len);
     http_stream_end(j->http, good);
 }
 

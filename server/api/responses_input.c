@@ -413,7 +413,7 @@ static enum status add_items(struct writer *w, const struct jdoc *input)
 {
     enum status st = OK;
     if (jdoc_type(input) == JDOC_STRING) {
-        begin_message(w, "user", RESPONSES_TEXT);
+        begin_message(w, "user", RESPONSES_NO_ITEM);
         buf_puts(&w->out, ",\"content\":");
         buf_json(&w->out, jdoc_string(input), jdoc_string_len(input));
         buf_puts(&w->out, "}");
@@ -449,7 +449,7 @@ enum status responses_input_read(const struct jdoc *input, const struct field_st
     init_writer(&w);
     buf_puts(&w.out, "[");
     if (instructions->bytes && instructions->len > 0) {
-        begin_message(&w, "system", RESPONSES_INSTRUCTIONS);
+        begin_message(&w, "system", RESPONSES_NO_ITEM);
         buf_puts(&w.out, ",\"content\":");
         buf_json(&w.out, instructions->bytes, instructions->len);
         buf_puts(&w.out, "}");
@@ -512,9 +512,7 @@ static void replace_path(const struct responses_input *in, char *text, size_t ca
         return;
     if (in && index >= 0 && (size_t)index < in->origins.len / sizeof(int32_t)) {
         const int32_t *origins = (const int32_t *)(const void *)in->origins.data;
-        if (origins[index] == RESPONSES_INSTRUCTIONS)
-            snprintf(path, sizeof path, "instructions");
-        else if (origins[index] >= 0)
+        if (origins[index] != RESPONSES_NO_ITEM)
             snprintf(path, sizeof path, "input[%d]", origins[index]);
     }
     snprintf(copy, sizeof copy, "%s%s", path, rest);

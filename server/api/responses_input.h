@@ -12,9 +12,9 @@
 
 struct responses_input {
     struct jdoc *messages; /* a list, and nothing in it points elsewhere */
-    struct buf origins;    /* int32_t of each message: the item that it begins with, or one of */
+    struct buf origins;    /* int32_t of each message: the item that it begins with, or */
 };
-enum { RESPONSES_INSTRUCTIONS = -1, RESPONSES_TEXT = -2 }; /* input is a text */
+enum { RESPONSES_NO_ITEM = -1 }; /* it is the instructions, or an input that is a text */
 
 /* What `input` may be, as members of a JSON schema. */
 extern const char responses_input_schema[];

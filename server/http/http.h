@@ -69,8 +69,9 @@ void http_reply_error(struct http_request *r, const struct api_error *e);
 void http_stream_begin(struct http_request *r);
 /* Copies n bytes. False when the client has gone or reads too slowly: it is being dropped. */
 bool http_stream_push(struct http_request *r, const void *bytes, size_t n);
-/* The same for the last piece, which may say much again: its own size makes no reader slow. */
-bool http_stream_push_last(struct http_request *r, const void *bytes, size_t n);
+/* The same for one of the few pieces that may be large, such as the last: its own size makes no
+ * reader slow. */
+bool http_stream_push_large(struct http_request *r, const void *bytes, size_t n);
 /* Ends the stream; with ok = false the connection is cut, so that nobody takes it for complete. */
 void http_stream_end(struct http_request *r, bool ok);
 

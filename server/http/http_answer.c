@@ -69,8 +69,8 @@ void http_stream_begin(struct http_request *r)
     answer(r, 200, "text/event-stream; charset=utf-8", 0, NULL);
 }
 
-/* by_right: however large the piece is, only what waits before it tells a slow reader. */
-static bool push(struct http_request *r, const void *bytes, size_t n, bool by_right)
+/* large: by right, so that only what waits before it tells a slow reader. */
+static bool push(struct http_request *r, const void *bytes, size_t n, bool large)
 {
     pthread_mutex_lock(&r->lock);
     bool good = r->connection && !r->gone && r->streaming && !r->stream_ended;
@@ -80,7 +80,7 @@ static bool push(struct http_request *r, const void *bytes, size_t n, bool by_ri
             r->out.max = r->unsent_max; /* nothing waits: it is not slow */
         }
         /* what follows a large piece may wait behind it */
-        if (by_right || n > r->unsent_max)
+        if (large || n > r->unsent_max)
             r->out.max += n;
         buf_add(&r->out, bytes, n);
         good = !r->out.failed;
@@ -101,7 +101,7 @@ bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
     return push(r, bytes, n, false);
 }
 
-bool http_stream_push_last(struct http_request *r, const void *bytes, size_t n)
+bool http_stream_push_large(struct http_request *r, const void *bytes, size_t n)
 {
     return push(r, bytes, n, true);
 }

@@ -554,31 +554,30 @@ def test_early_exit_from_a_stream(demo):
 
 
 def test_what_is_said_again_is_no_slow_reader(serve, tmp_path):
-    """The last events repeat the request and the answer: more than a reader may be behind."""
+    """The first events and the last repeat the request: more than a reader may be behind."""
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages[-1].content }}")
     server = serve(checkpoint.DEMO, "--chat-template", template, "--http-max-unsent-bytes", 4096,
                    "--served-model-name", "demo")
     demo = Demo(server)
     with demo.client:
-        for size in 1000, 3000, 100000:
+        for size in 500, 1000, 3000, 100000:
             for _ in range(10):
-                events = list(demo.respond(instructions="x" * size, max_output_tokens=40,
+                events = list(demo.respond(instructions="x" * size, max_output_tokens=4,
                                            metadata={"k": "v" * 512}, stream=True))
                 check_events(events)
 
 
 @pytest.mark.sanitized
-def test_error_in_a_stream(serve, tmp_path):
+def test_error_in_a_stream(serve, synthetic, tmp_path):
     """A lost rank is an event that says so, and no end."""
     template = tmp_path / "chat.jinja"
-    template.write_text(TEMPLATE)
-    server = serve(checkpoint.DEMO, "-tp", 2, "--chat-template", template,
-                   "--max-group-restarts", 0)
+    template.write_text("{{ messages[-1].content }}")
+    server = serve(synthetic, "-tp", 2, "--chat-template", template, "--max-group-restarts", 0)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     events = []
     with client, pytest.raises(openai.APIConnectionError):  # it is cut after the event
-        for event in client.responses.create(model=None, input="Once", stream=True,
+        for event in client.responses.create(input="Once", stream=True, max_output_tokens=3000,
                                              extra_body={"ignore_eos": True}):
             events.append(event)
             if len(events) == 6:
