@@ -103,6 +103,7 @@ static void get_root(void *ctx, struct http_request *r)
                "tessera %s, serving %s\n\n"
                "POST /v1/completions        complete a prompt (OpenAI's completions API)\n"
                "POST /v1/chat/completions   answer a conversation (OpenAI's chat API)\n"
+               "POST /v1/responses          the same (OpenAI's Responses API, nothing is stored)\n"
                "GET  /v1/models             the model that is served\n"
                "POST /tokenize              text to token ids; /detokenize: and back\n"
                "GET  /tokenizer_info        the tokenizer's configuration\n"
@@ -119,6 +120,7 @@ static void get_root(void *ctx, struct http_request *r)
 static const struct http_route routes[] = {
     {"POST", "/v1/completions", route_completions},
     {"POST", "/v1/chat/completions", route_chat},
+    {"POST", "/v1/responses", route_chat_responses},
     {"GET", "/v1/models", route_models},
     {"GET", "/v1/models/", route_models_by_name},
     {"POST", "/tokenize", route_tokenize},

@@ -64,12 +64,13 @@ struct job *job_open(struct service *s, const struct job_kind *kind, struct http
     j->kind = kind;
     j->http = r;
     j->arrived_ns = base_now_ns();
-    snprintf(j->meta.id, sizeof j->meta.id, "%s-%016" PRIx64 "%016" PRIx64, kind->reply->id_prefix,
+    snprintf(j->meta.id, sizeof j->meta.id, "%s%016" PRIx64 "%016" PRIx64, kind->reply->id_prefix,
              random_word(), random_word());
     j->meta.created = (int64_t)time(NULL);
     j->meta.model = s->names[0];
     j->meta.fingerprint = s->fingerprint;
     j->meta.names.tokenizer = s->tokenizer;
+    j->meta.repeated = &j->request.repeated;
     service_enter(s);
     http_hold(r);
     http_take_body(r, &j->body);
@@ -85,6 +86,8 @@ void job_release(struct job *j)
         buf_free(&j->choices[i].text);
         buf_free(&j->choices[i].ids);
         answer_close(j->choices[i].answer);
+        if (j->kind->reply->close)
+            j->kind->reply->close(j->choices[i].state);
         logprobs_free(&j->choices[i].logprobs);
         logprobs_free(&j->choices[i].prompt_logprobs);
     }
@@ -141,6 +144,10 @@ static enum status make_choices(struct job *j)
         logprobs_init(&c->prompt_logprobs, REPLY_BYTES_MAX);
         stop_init(&c->stop, j->stops);
         begin_prompt(c);
+        if (j->kind->reply->open)
+            c->state = j->kind->reply->open();
+        if (j->kind->reply->open && !c->state)
+            return ERR_NOMEM;
         if (!answer_form_parts(&q->answer))
             continue;
         c->answer = answer_open(&q->answer, random_word());
@@ -174,6 +181,38 @@ static enum status submit_choice(struct job *j, struct choice *c, const struct r
     return st;
 }
 
+/* Of a stream; a client that has gone, or reads too slowly, ends it. */
+static void push(struct job *j, const struct buf *frames)
+{
+    if (frames->len == 0)
+        return;
+    j->pinged_ns = base_now_ns();
+    if (http_stream_push(j->http, frames->data, frames->len))
+        return;
+    cancel_choices(j, METRICS_ABORT);
+    j->status = JOB_CLIENT_LEFT;
+    j->over = true;
+}
+
+/* ERR_NOMEM: nothing has been sent. */
+static enum status begin_stream(struct job *j)
+{
+    const struct reply *reply = j->kind->reply;
+    struct buf frames;
+    buf_init(&frames, REPLY_BYTES_MAX);
+    if (reply->start)
+        reply->start(&j->meta, j->choices[0].state, &frames);
+    const enum status st = frames.failed ? ERR_NOMEM : OK;
+    if (st == OK) {
+        http_stream_begin(j->http);
+        j->streaming = true;
+        output_watch(j->service->output, j);
+        push(j, &frames);
+    }
+    buf_free(&frames);
+    return st;
+}
+
 /* Under the lock, so that no event is looked at before all choices are known to the engine. */
 static enum status submit_choices(struct job *j, struct err *err)
 {
@@ -198,13 +237,11 @@ void job_submit(struct job *j)
         enum status st = make_choices(j);
         if (st == OK)
             st = submit_choices(j, &err);
+        if (st == OK && j->request.stream)
+            st = begin_stream(j);
         if (st != OK) {
             api_error_from_status(&e, st, &err);
             job_fail(j, &e);
-        } else if (j->request.stream) {
-            http_stream_begin(j->http);
-            j->streaming = true;
-            output_watch(j->service->output, j);
         }
     }
     pthread_mutex_unlock(&j->lock);
@@ -249,7 +286,8 @@ void job_take_parts(struct choice *c, bool token)
     answer_push(c->answer, c->text.data, c->text.len);
     if (c->ended)
         answer_finish(c->answer, strcmp(c->finish_reason, "stop") == 0 && c->stop_index < 0);
-    c->reasoning_tokens += token && (before || answer_reasons(c->answer));
+    c->reasons = before || answer_reasons(c->answer);
+    c->reasoning_tokens += token && c->reasons;
     buf_clear(&c->text);
 }
 
@@ -273,6 +311,8 @@ static struct completion_choice describe(const struct choice *c)
         .text = text->data,
         .text_len = text->len,
         .answer = c->answer,
+        .state = c->state,
+        .reasons = c->reasons,
         .finish_reason = finish_reason(c),
         .stop_token = c->stop_token,
         .with_token_ids = q->return_token_ids,
@@ -310,7 +350,7 @@ static struct completion_usage count_usage(const struct job *j)
 void job_send_chunk(struct choice *c, struct buf *scratch)
 {
     struct job *j = c->job;
-    if (!j->streaming || j->over)
+    if (j->over || (!j->streaming && !c->state))
         return;
     struct completion_choice view = describe(c);
     struct completion_usage usage = count_usage(j);
@@ -323,29 +363,38 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
     buf_clear(&c->ids);
     logprobs_clear(&c->logprobs);
     c->chunks++;
-    if (scratch->len > 0)
-        j->pinged_ns = base_now_ns();
-    if (scratch->len > 0 && !http_stream_push(j->http, scratch->data, scratch->len)) {
-        cancel_choices(j, METRICS_ABORT);
-        j->status = JOB_CLIENT_LEFT; /* or it reads too slowly */
-        j->over = true;
+    if (!j->streaming)
+        return;
+    if (scratch->failed) {
+        struct api_error e = {0};
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        job_fail(j, &e);
+        return;
     }
+    push(j, scratch);
 }
 
 static void complete_stream(struct job *j, struct buf *scratch)
 {
+    const struct reply *reply = j->kind->reply;
+    const struct completion_usage usage = count_usage(j);
+    const struct completion_choice view = describe(&j->choices[0]);
     buf_clear(scratch);
-    if (j->request.include_usage) {
-        struct completion_usage usage = count_usage(j);
-        j->kind->reply->usage(&j->meta, &usage, scratch);
+    if (reply->finish) {
+        reply->finish(&j->meta, &view, &usage, scratch);
+    } else {
+        if (j->request.include_usage)
+            reply->usage(&j->meta, &usage, scratch);
+        completion_reply_done(scratch);
     }
-    completion_reply_done(scratch);
     bool good = !scratch->failed && http_stream_push(j->http, scratch->data, scratch->len);
     http_stream_end(j->http, good);
 }
 
-static void complete_object(struct job *j)
+/* Returns the status of the answer. */
+static int32_t complete_object(struct job *j)
 {
+    struct api_error e = {0};
     const struct reply *reply = j->kind->reply;
     const struct completion_usage usage = count_usage(j);
     struct buf body;
@@ -359,7 +408,14 @@ static void complete_object(struct job *j)
         reply->choice(&j->meta, &view, &body);
     }
     reply->end(&usage, &body);
-    http_reply(j->http, 200, "application/json", &body);
+    if (!body.failed) {
+        http_reply(j->http, 200, "application/json", &body);
+        return 200;
+    }
+    buf_free(&body);
+    api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+    http_reply_error(j->http, &e);
+    return e.http_status;
 }
 
 void job_complete(struct job *j, struct buf *scratch)
@@ -370,9 +426,7 @@ void job_complete(struct job *j, struct buf *scratch)
     metrics_observe(j->service->metrics, METRICS_N, j->request.n);
     if (j->streaming)
         complete_stream(j, scratch);
-    else
-        complete_object(j);
-    j->status = 200;
+    j->status = j->streaming ? 200 : complete_object(j);
     j->over = true;
 }
 
@@ -389,7 +443,10 @@ void job_fail(struct job *j, const struct api_error *e)
         return;
     }
     buf_init(&frame, 4096);
-    completion_reply_error(e, &frame);
+    if (j->kind->reply->error)
+        j->kind->reply->error(j->choices[0].state, e, &frame);
+    else
+        completion_reply_error(e, &frame);
     http_stream_push(j->http, frame.data, frame.len);
     http_stream_end(j->http, false);
     buf_free(&frame);

@@ -5,6 +5,9 @@
 
 #include "server/api/chat.h"
 #include "server/api/chat_reply.h"
+#include "server/api/responses.h"
+#include "server/api/responses_input.h"
+#include "server/api/responses_reply.h"
 #include "server/chat_template.h"
 #include "server/job_start.h"
 
@@ -12,16 +15,28 @@
 
 /* ---- on a request worker ---- */
 
-static enum status parse(struct job *j, struct api_error *e)
+typedef enum status parser(const char *text, size_t n, const struct completion_rules *rules,
+                           struct chat_request *out, struct api_error *e);
+
+static enum status parse_by(parser *read, struct job *j, struct api_error *e)
 {
     struct chat_request r;
-    enum status st =
-        chat_parse(j->body.data ? j->body.data : "", j->body.len, &j->service->rules, &r, e);
+    enum status st = read(j->body.data ? j->body.data : "", j->body.len, &j->service->rules, &r, e);
     if (st != OK)
         return st;
     j->request = r.completion;
     j->conversation = r.conversation;
     return OK;
+}
+
+static enum status parse(struct job *j, struct api_error *e)
+{
+    return parse_by(chat_parse, j, e);
+}
+
+static enum status parse_responses(struct job *j, struct api_error *e)
+{
+    return parse_by(responses_parse, j, e);
 }
 
 /* An answer that has to be a call does not reason. */
@@ -81,11 +96,27 @@ out:
     return st;
 }
 
+static enum status encode_responses(struct job *j, struct api_error *e)
+{
+    const enum status st = encode(j, e);
+    if (st == ERR_INPUT)
+        responses_input_blame(NULL, e);
+    return st;
+}
+
 static const struct job_kind chats = {.reply = &chat_reply, .parse = parse, .encode = encode};
+
+static const struct job_kind responses = {
+    .reply = &responses_reply, .parse = parse_responses, .encode = encode_responses};
 
 /* ---- on an HTTP thread ---- */
 
 void route_chat(void *ctx, struct http_request *r)
 {
     job_start(ctx, &chats, r);
+}
+
+void route_chat_responses(void *ctx, struct http_request *r)
+{
+    job_start(ctx, &responses, r);
 }

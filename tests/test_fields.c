@@ -2,6 +2,7 @@
  * from the rows, which must say the same. */
 #include "config/buf.h"
 #include "server/api/chat.h"
+#include "server/api/responses.h"
 #include "server/api/completion.h"
 #include "server/api/openapi.h"
 #include "server/api/tokenize.h"
@@ -54,6 +55,15 @@ static enum status parse_chat(const char *text, size_t n, struct api_error *e)
     return st;
 }
 
+static enum status parse_responses(const char *text, size_t n, struct api_error *e)
+{
+    struct chat_request r;
+    enum status st = responses_parse(text, n, &rules, &r, e);
+    if (st == OK)
+        chat_free(&r);
+    return st;
+}
+
 static enum status parse_text(const char *text, size_t n, struct api_error *e)
 {
     struct tokenize_request r;
@@ -75,6 +85,7 @@ static enum status parse_ids(const char *text, size_t n, struct api_error *e)
 static const struct kind kinds[] = {
     {"completion", "\"prompt\": [1]", completion_fields, parse_completion},
     {"chat", "\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]", chat_fields, parse_chat},
+    {"responses", "\"input\": \"a\"", responses_fields, parse_responses},
     {"tokenize", "\"prompt\": \"a\"", tokenize_fields, parse_text},
     {"detokenize", "\"tokens\": [1]", tokenize_id_fields, parse_ids},
 };
@@ -280,8 +291,8 @@ static void test_document_limits(void **state)
 
 static void test_document_is_whole(void **state)
 {
-    static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/tokenize",
-                                        "/detokenize"};
+    static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses",
+                                        "/tokenize", "/detokenize"};
     struct jdoc *doc = document();
     (void)state;
     assert_string_equal(jdoc_string(jdoc_get(doc, "openapi")), "3.1.0");

@@ -6,6 +6,8 @@
 #include "config/options.h"
 #include "engine/parallel/plan.h"
 #include "server/api/chat.h"
+#include "server/api/responses.h"
+#include "server/api/responses_reply.h"
 #include "server/api/completion.h"
 #include "server/api/tokenize.h"
 #include "server/keys.h"
@@ -170,6 +172,54 @@ static enum status read_chat(const void *text, struct err *err)
     return st;
 }
 
+static enum status read_responses(const void *text, struct err *err)
+{
+    const struct completion_rules rules = some_rules();
+    struct chat_request r;
+    struct api_error e = {0};
+    enum status st = responses_parse(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        CHECK(jdoc_size(jdoc_get(r.conversation.vars, "messages")) == 4);
+        CHECK(r.completion.own_tools && r.completion.repeated.len > 0);
+        chat_free(&r);
+    }
+    CHECK(st == OK || e.http_status == 503);
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
+/* A reply that is not whole is marked, wherever memory ran out. */
+static enum status write_responses(const void *text, struct err *err)
+{
+    struct buf repeated, out;
+    buf_init(&repeated, 16);
+    buf_init(&out, 1 << 20);
+    const struct completion_meta meta = {.id = "resp_1", .model = "m", .repeated = &repeated};
+    const struct completion_usage usage = {1, 1, 1, .reasoning_tokens = -1};
+    struct completion_choice c = {.logprobs_top = -1, .text = text, .text_len = strlen(text)};
+    struct buf frames;
+    buf_init(&frames, 1 << 20);
+    c.state = responses_reply.open();
+    if (!c.state)
+        return base_fail(err, ERR_NOMEM, "reply: no memory");
+    responses_reply.start(&meta, c.state, &frames);
+    for (int i = 0; i < 4; i++) {
+        c.finish_reason = i == 3 ? "stop" : NULL;
+        responses_reply.chunk(&meta, &c, false, NULL, &frames);
+    }
+    responses_reply.begin(&meta, &c, &out);
+    responses_reply.choice(&meta, &c, &out);
+    responses_reply.end(&usage, &out);
+    const bool whole = !out.failed && strstr(out.data, "aaaa");
+    const enum status st =
+        whole && !frames.failed ? OK : base_fail(err, ERR_NOMEM, "reply: no memory");
+    CHECK(whole || out.failed);
+    buf_free(&frames);
+    buf_free(&out);
+    responses_reply.close(c.state);
+    return st;
+}
+
 static enum status read_answer(const void *text, struct err *err)
 {
     const struct answer_form form = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
@@ -310,6 +360,15 @@ static void test_requests(void **state)
         "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
         "\"a\"}]}, {\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", "
         "\"arguments\": \"{\\\"x\\\": 1}\"}}]}], \"chat_template_kwargs\": {\"a\": [1]}}");
+    nomem_sweep("responses", read_responses,
+                "{\"instructions\": \"i\", \"input\": [{\"role\": \"user\", \"content\": "
+                "[{\"type\": \"input_text\", \"text\": \"a\"}]}, {\"type\": \"reasoning\", "
+                "\"content\": [{\"type\": \"reasoning_text\", \"text\": \"r\"}]}, {\"type\": "
+                "\"function_call\", \"call_id\": \"c\", \"name\": \"f\", \"arguments\": \"{}\"}, "
+                "{\"type\": \"function_call_output\", \"call_id\": \"c\", \"output\": \"o\"}], "
+                "\"tools\": [{\"type\": \"function\", \"name\": \"f\"}], \"tool_choice\": "
+                "\"none\", \"metadata\": {\"k\": \"v\"}}");
+    nomem_sweep("reply of responses", write_responses, "a");
     nomem_sweep("answer", read_answer,
                 "<think>a</think>b<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}");
     nomem_sweep("detokenize", read_detokenize, "{\"tokens\": [1, 2, 3]}");

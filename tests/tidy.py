@@ -204,6 +204,11 @@ TESTED_BY = {
     "server/api/logprobs.c": "tests/test_logprobs.c",
     "server/api/prediction.c": "tests/blackbox/test_speculation.py",
     "server/api/openapi.c": "tests/test_fields.c",
+    "server/api/responses.c": "tests/test_responses.c tests/test_fields.c tests/fuzz/fuzz_api.c "
+                              "tests/test_nomem.c",
+    "server/api/responses_input.c": "tests/test_responses.c tests/fuzz/fuzz_api.c "
+                                    "tests/test_nomem.c",
+    "server/api/responses_reply.c": "tests/test_responses.c tests/blackbox/test_responses.py",
     "server/api/sampling.c": "tests/test_api.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/tokenize.c": "tests/test_fields.c tests/blackbox/test_tokenize.py",
     "server/grammar/json_format.c": "tests/blackbox/test_structures.py",
@@ -269,7 +274,7 @@ TESTED_BY = {
     "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_log.c": "tests/blackbox/test_log.py",
     "server/request_worker.c": "tests/test_request_worker.c tests/test_http.c",
-    "server/route_chat.c": "tests/blackbox/test_chat.py",
+    "server/route_chat.c": "tests/blackbox/test_chat.py tests/blackbox/test_responses.py",
     "server/route_completion.c": "tests/test_http.c tests/test_alloc.c",
     "server/route_models.c": "tests/test_http.c",
     "server/route_tokenizer.c": "tests/test_http.c tests/blackbox/test_tokenize.py",

@@ -114,6 +114,16 @@ static void write_or_null(const char *text, struct buf *out)
         buf_puts(out, "null");
 }
 
+void api_error_write_members(const struct api_error *e, struct buf *out)
+{
+    buf_puts(out, "\"code\":");
+    write_or_null(e->code, out);
+    buf_puts(out, ",\"message\":");
+    write_text(e->message, out);
+    buf_puts(out, ",\"param\":");
+    write_or_null(e->param, out);
+}
+
 void api_error_write(const struct api_error *e, struct buf *out)
 {
     buf_puts(out, "{\"error\":{\"message\":");

@@ -24,5 +24,7 @@ enum status api_error_set(struct api_error *e, int32_t http_status, const char *
 void api_error_from_status(struct api_error *e, enum status st, const struct err *err);
 /* The JSON object. Bytes of the message that are not UTF-8 come out as '?'. */
 void api_error_write(const struct api_error *e, struct buf *out);
+/* "code", "message" and "param" of an event of its own. */
+void api_error_write_members(const struct api_error *e, struct buf *out);
 
 #endif

@@ -6,21 +6,11 @@
 
 #include "server/api/body.h"
 #include "server/api/prediction.h"
-#include "server/api/sampling.h"
 #include "server/api/tool_choice.h"
 
 #include <stdlib.h>
 
-/* What the rows store into. */
-struct raw {
-    struct sampling sampling;
-    struct conversation_fields conversation;
-    const struct jdoc *tool_choice, *modalities, *prediction;
-    int64_t max_completion_tokens, top_logprobs;
-    bool logprobs, add_special_tokens, include_reasoning, parallel_tool_calls;
-};
-
-#define AT(member) .offset = offsetof(struct raw, member)
+#define AT(member) .offset = offsetof(struct chat_values, member)
 #include "server/api/field_row.h"
 
 static const struct field rows[] = {
@@ -58,15 +48,15 @@ struct field_set chat_fields(int32_t vocab)
 {
     return (struct field_set){
         .parts = {{rows, ARRAY_LEN(rows), 0},
-                  sampling_rows(offsetof(struct raw, sampling)),
-                  conversation_rows(offsetof(struct raw, conversation))},
+                  sampling_rows(offsetof(struct chat_values, sampling)),
+                  conversation_rows(offsetof(struct chat_values, conversation))},
         .vocab = vocab,
     };
 }
 
-static struct raw defaults_of(const struct generation_defaults *d)
+struct chat_values chat_defaults(const struct generation_defaults *d)
 {
-    struct raw raw = {
+    struct chat_values raw = {
         .sampling = sampling_defaults(d),
         .conversation = conversation_defaults(),
         .max_completion_tokens = -1,
@@ -81,7 +71,7 @@ static struct raw defaults_of(const struct generation_defaults *d)
 void chat_schema(const struct completion_rules *rules, struct buf *out)
 {
     const struct field_set set = chat_fields(rules->vocab);
-    const struct raw raw = defaults_of(&rules->defaults);
+    const struct chat_values raw = chat_defaults(&rules->defaults);
     field_schema(&set, &raw, out);
 }
 
@@ -103,8 +93,9 @@ static enum status check_modalities(const struct jdoc *v, struct api_error *e)
     return OK;
 }
 
-static enum status check_together(const struct raw *raw, const struct completion_rules *rules,
-                                  struct tool_choice *choice, struct api_error *e)
+static enum status check_together(const struct chat_values *raw,
+                                  const struct completion_rules *rules, struct tool_choice *choice,
+                                  struct api_error *e)
 {
     enum status st = OK;
     if (raw->top_logprobs > 0 && !raw->logprobs)
@@ -120,7 +111,7 @@ out:
 
 /* Of both names the newer one counts; of neither, the answer may fill the context. A prompt must
  * leave room for one token at least. */
-static bool set_max_tokens(struct raw *raw)
+static bool set_max_tokens(struct chat_values *raw)
 {
     if (raw->max_completion_tokens > 0)
         raw->sampling.max_tokens = raw->max_completion_tokens;
@@ -130,7 +121,7 @@ static bool set_max_tokens(struct raw *raw)
     return true;
 }
 
-static enum status convert(const struct raw *raw, const struct completion_rules *rules,
+static enum status convert(const struct chat_values *raw, const struct completion_rules *rules,
                            bool fills_context, struct completion_request *r, struct api_error *e)
 {
     enum status st = sampling_convert(&raw->sampling, rules, r, e);
@@ -150,7 +141,7 @@ static enum status convert(const struct raw *raw, const struct completion_rules 
 }
 
 /* Whether reasoning is open already, the prompt will tell. */
-static void set_answer(const struct raw *raw, const struct completion_rules *rules,
+static void set_answer(const struct chat_values *raw, const struct completion_rules *rules,
                        const struct tool_choice *choice, struct completion_request *r)
 {
     r->answer = rules->answer;
@@ -166,7 +157,7 @@ static void set_answer(const struct raw *raw, const struct completion_rules *rul
 
 /* Where the answer may be calls of tools, its structure is that of content or calls; where it has
  * to be calls, that of calls. */
-static enum status set_structure(const struct raw *raw, const struct tool_choice *choice,
+static enum status set_structure(const struct chat_values *raw, const struct tool_choice *choice,
                                  struct completion_request *r, struct api_error *e)
 {
     struct structure *s = &r->structure;
@@ -183,26 +174,35 @@ static enum status set_structure(const struct raw *raw, const struct tool_choice
     return OK;
 }
 
+enum status chat_make(struct chat_values *values, const struct completion_rules *rules,
+                      struct chat_request *r, struct api_error *e)
+{
+    enum status st = OK;
+    struct completion_request *q = &r->completion;
+    const bool fills_context = set_max_tokens(values);
+    struct tool_choice choice;
+    TRY(check_together(values, rules, &choice, e));
+    TRY(sampling_check(&values->sampling, q->doc, rules, e));
+    TRY(convert(values, rules, fills_context, q, e));
+    set_answer(values, rules, &choice, q);
+    TRY(prediction_read(values->prediction, &q->prediction, e));
+    TRY(set_structure(values, &choice, q, e));
+    values->conversation.harmony = rules->answer.harmony;
+    st = conversation_make(&values->conversation, q->doc, &r->conversation, e);
+out:
+    return st;
+}
+
 enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
                        struct chat_request *out, struct api_error *e)
 {
     enum status st = OK;
     const struct field_set set = chat_fields(rules->vocab);
     struct chat_request r = {.completion = {.source = "messages"}};
-    struct completion_request *q = &r.completion;
-    struct raw raw = defaults_of(&rules->defaults);
-    TRY(body_parse(text, n, &q->doc, e));
-    TRY(field_apply(&set, q->doc, &raw, &q->unknown, e));
-    const bool fills_context = set_max_tokens(&raw);
-    struct tool_choice choice;
-    TRY(check_together(&raw, rules, &choice, e));
-    TRY(sampling_check(&raw.sampling, q->doc, rules, e));
-    TRY(convert(&raw, rules, fills_context, q, e));
-    set_answer(&raw, rules, &choice, q);
-    TRY(prediction_read(raw.prediction, &q->prediction, e));
-    TRY(set_structure(&raw, &choice, q, e));
-    raw.conversation.harmony = rules->answer.harmony;
-    TRY(conversation_make(&raw.conversation, q->doc, &r.conversation, e));
+    struct chat_values raw = chat_defaults(&rules->defaults);
+    TRY(body_parse(text, n, &r.completion.doc, e));
+    TRY(field_apply(&set, r.completion.doc, &raw, &r.completion.unknown, e));
+    TRY(chat_make(&raw, rules, &r, e));
     *out = r;
     return OK;
 out:

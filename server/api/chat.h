@@ -5,6 +5,7 @@
 
 #include "server/api/completion.h"
 #include "server/api/conversation.h"
+#include "server/api/sampling.h"
 
 struct chat_request {
     struct completion_request completion; /* with one prompt, that has neither text nor ids */
@@ -15,6 +16,20 @@ struct chat_request {
 enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
                        struct chat_request *out, struct api_error *e) MUST_USE;
 void chat_free(struct chat_request *r); /* zeroed memory is fine */
+
+/* What the rows store into; /v1/responses has rows of its own for the same. */
+struct chat_values {
+    struct sampling sampling; /* max_tokens: -1 unless it is said */
+    struct conversation_fields conversation;
+    const struct jdoc *tool_choice, *modalities, *prediction;
+    int64_t max_completion_tokens, top_logprobs; /* -1 unless they are said */
+    bool logprobs, add_special_tokens, include_reasoning, parallel_tool_calls;
+};
+struct chat_values chat_defaults(const struct generation_defaults *d);
+/* The request that checked values come to, into *r, whose document is set, and whose source is the
+ * field that the prompt comes from. On failure *r is the caller's to free, too. */
+enum status chat_make(struct chat_values *values, const struct completion_rules *rules,
+                      struct chat_request *r, struct api_error *e) MUST_USE;
 
 struct field_set chat_fields(int32_t vocab);
 void chat_schema(const struct completion_rules *rules, struct buf *out);

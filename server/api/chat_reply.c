@@ -191,7 +191,7 @@ static void write_usage(const struct completion_meta *meta, const struct complet
 }
 
 const struct reply chat_reply = {
-    .id_prefix = "chatcmpl",
+    .id_prefix = "chatcmpl-",
     .begin = begin,
     .choice = write_choice,
     .end = end,

@@ -168,8 +168,9 @@ void completion_forget_text(struct completion_request *r)
     r->structure = (struct structure){.kind = STRUCTURE_NONE};
     buf_free(&r->prediction);
     jdoc_close(r->own_schema);
+    jdoc_close(r->own_tools);
     jdoc_close(r->doc);
-    r->own_schema = r->doc = NULL;
+    r->own_schema = r->own_tools = r->doc = NULL;
 }
 
 void completion_free(struct completion_request *r)
@@ -182,7 +183,9 @@ void completion_free(struct completion_request *r)
     free(r->prediction_ids);
     guide_unref(r->params.guide);
     jdoc_close(r->own_schema);
+    jdoc_close(r->own_tools);
     if (r->doc)
         jdoc_close(r->doc);
+    buf_free(&r->repeated);
     *r = (struct completion_request){0};
 }

@@ -57,7 +57,10 @@ struct completion_request {
     struct buf prediction;     /* what it will mostly say; empty: nobody knows */
     int32_t *prediction_ids, prediction_count; /* the same */
     struct structure structure;
-    struct jdoc *own_schema; /* that it borrows from, beside doc; NULL: none */
+    /* What is borrowed from beside doc; NULL: nothing. own_tools: tools and the choice of one, as
+     * chat has them, of a request that says it otherwise. */
+    struct jdoc *own_schema, *own_tools;
+    struct buf repeated; /* what the answer says again of the request, as members of an object */
     /* for the engine: completion_params. A guide is a reference that is ours. */
     struct request_params params;
     struct token_bias bias[ENGINE_BIAS_MAX];

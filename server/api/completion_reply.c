@@ -154,7 +154,7 @@ static void write_usage(const struct completion_meta *meta, const struct complet
 }
 
 const struct reply completion_reply = {
-    .id_prefix = "cmpl",
+    .id_prefix = "cmpl-",
     .begin = begin,
     .choice = write_choice,
     .end = end,

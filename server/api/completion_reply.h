@@ -1,6 +1,6 @@
 /* What goes back to a client: the response object and the frames of a stream, in a form of which
- * /v1/completions has the one here and /v1/chat/completions another. Pure. All text must be valid
- * UTF-8. */
+ * /v1/completions has the one here, /v1/chat/completions and /v1/responses others. Pure. All text
+ * must be valid UTF-8. */
 #ifndef TESSERA_SERVER_API_COMPLETION_REPLY_H
 #define TESSERA_SERVER_API_COMPLETION_REPLY_H
 
@@ -15,7 +15,11 @@ struct completion_meta {
     int64_t created;
     const char *model, *fingerprint;
     struct logprobs_names names;
+    const struct buf *repeated; /* members that say the request again, each with a comma in front */
 };
+
+/* What a form keeps of a choice from its first token to its end; each form has its own. */
+struct reply_state;
 
 struct completion_choice {
     int32_t index; /* prompt * n + choice of the prompt */
@@ -23,6 +27,8 @@ struct completion_choice {
     const char *text;
     size_t text_len;
     const struct answer *answer; /* has the rest of what the text is made of; NULL: it is content */
+    struct reply_state *state;   /* NULL: the form keeps nothing */
+    bool reasons;                /* what the last token said is reasoning */
     const char *finish_reason;   /* "stop", "length", "tool_calls"; NULL: goes on */
     const char *stop_reason;     /* the stop string that ended it; NULL: none */
     size_t stop_reason_len;
@@ -49,6 +55,11 @@ struct completion_usage {
 /* A form of replies. */
 struct reply {
     const char *id_prefix;
+    /* Of forms whose last words say all that has come; else NULL. Their chunks are made of every
+     * token, and dropped where there is no stream; then choice is only told how it ended. open:
+     * NULL without memory. close: NULL is fine. */
+    struct reply_state *(*open)(void);
+    void (*close)(struct reply_state *state);
     /* The parts of a response object, in this order: begin, with the first of the choices; each
      * choice, commas between them being the caller's; end. */
     void (*begin)(const struct completion_meta *meta, const struct completion_choice *choice,
@@ -63,6 +74,13 @@ struct reply {
                   bool with_usage, const struct completion_usage *so_far, struct buf *out);
     void (*usage)(const struct completion_meta *meta, const struct completion_usage *usage,
                   struct buf *out);
+    /* What a stream says before there is a token; NULL: nothing. */
+    void (*start)(const struct completion_meta *meta, struct reply_state *state, struct buf *out);
+    /* How a stream ends, with the first of the choices, and how it fails; NULL: usage, if the
+     * request asked for it, and completion_reply_done; completion_reply_error. */
+    void (*finish)(const struct completion_meta *meta, const struct completion_choice *choice,
+                   const struct completion_usage *usage, struct buf *out);
+    void (*error)(struct reply_state *state, const struct api_error *e, struct buf *out);
 };
 extern const struct reply completion_reply;
 

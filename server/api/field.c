@@ -317,13 +317,19 @@ static enum status apply_used(const struct field_set *set, const struct field *r
     return st;
 }
 
-enum status field_unsupported(const char *name, const struct jdoc *value, struct api_error *e)
+static enum status refuse(const char *name, const struct jdoc *value, const char *why,
+                          struct api_error *e)
 {
     char text[80];
-    enum status st = api_error_field(e, name, "%s is not supported, got %s; leave it out", name,
-                                     field_text(value, text, sizeof text));
+    enum status st = api_error_field(e, name, "%s is not supported, got %s; %s", name,
+                                     field_text(value, text, sizeof text), why);
     e->code = "unsupported_parameter";
     return st;
+}
+
+enum status field_unsupported(const char *name, const struct jdoc *value, struct api_error *e)
+{
+    return refuse(name, value, "leave it out", e);
 }
 
 /* The type is checked first, so that a misspelt value is not called unsupported. */
@@ -368,7 +374,7 @@ static enum status apply_unsupported(const struct field_set *set, const struct f
     case FIELD_ANY:
         break;
     }
-    return neutral ? OK : field_unsupported(row->name, v, e);
+    return neutral ? OK : refuse(row->name, v, row->why ? row->why : "leave it out", e);
 }
 
 /* An error inside carries the name of the outer field: that is what a client can look up. The

@@ -56,6 +56,7 @@ struct field {
      * there is none). Arrays and objects: the empty one. Strings: this one, NULL the empty one. */
     double neutral;
     const char *neutral_text;
+    const char *why; /* and what to do instead; NULL: "leave it out" */
     /* FIELD_USED: where in the target. The target holds the default already. */
     size_t offset;
     /* FIELD_OBJECT, FIELD_OBJECTS */

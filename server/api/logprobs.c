@@ -219,9 +219,10 @@ void logprobs_write(const struct logprobs *const *lists, int32_t list_count, int
     buf_puts(out, "]}");
 }
 
-/* bytes: those of the token's text, which may be part of a character; null when it has none. */
+/* bytes: those of the token's text, which may be part of a character; where it has none, no_bytes.
+ */
 static void write_scored(const struct logprobs_names *names, int32_t token, float logprob,
-                         struct buf *out)
+                         const char *no_bytes, struct buf *out)
 {
     struct token_view v = {.kind = TOKEN_HIDDEN};
     if (names->tokenizer)
@@ -230,29 +231,36 @@ static void write_scored(const struct logprobs_names *names, int32_t token, floa
     logprobs_write_name(names, token, out);
     buf_puts(out, ",\"logprob\":");
     write_float(logprob, out);
-    buf_puts(out, v.len > 0 ? ",\"bytes\":[" : ",\"bytes\":null");
+    buf_printf(out, ",\"bytes\":%s", v.len > 0 ? "[" : no_bytes);
     for (int32_t i = 0; i < v.len; i++)
         buf_printf(out, i ? ",%d" : "%d", (unsigned char)v.text[i]);
     buf_puts(out, v.len > 0 ? "]" : "");
 }
 
-void logprobs_write_chat(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
-                         struct buf *out)
+void logprobs_write_items(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
+                          const char *no_bytes, struct buf *out)
 {
     const struct token_top *top = (const struct token_top *)(const void *)l->tops.data;
-    buf_puts(out, "{\"content\":[");
     for (int32_t i = 0; i < logprobs_count(l); i++) {
         const struct entry *e = entry_at(l, i);
         buf_puts(out, i ? "," : "");
-        write_scored(names, e->token, isnan(e->logprob) ? -INFINITY : e->logprob, out);
+        write_scored(names, e->token, isnan(e->logprob) ? -INFINITY : e->logprob, no_bytes, out);
         buf_puts(out, ",\"top_logprobs\":[");
         for (int32_t j = 0; j < e->top_count && j < k; j++) {
             buf_puts(out, j ? "," : "");
-            write_scored(names, top[e->top_begin + j].token, top[e->top_begin + j].logprob, out);
+            write_scored(names, top[e->top_begin + j].token, top[e->top_begin + j].logprob,
+                         no_bytes, out);
             buf_puts(out, "}");
         }
         buf_puts(out, "]}");
     }
+}
+
+void logprobs_write_chat(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
+                         struct buf *out)
+{
+    buf_puts(out, "{\"content\":[");
+    logprobs_write_items(l, k, names, "null", out);
     buf_puts(out, "]}");
 }
 

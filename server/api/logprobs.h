@@ -39,6 +39,9 @@ void logprobs_write(const struct logprobs *const *lists, int32_t list_count, int
  */
 void logprobs_write_chat(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
                          struct buf *out);
+/* The same without what is around the tokens. no_bytes: what "bytes" of a token without text is. */
+void logprobs_write_items(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
+                          const char *no_bytes, struct buf *out);
 /* [null, {"ID":{"logprob","rank","decoded_token"}, ...}, ...] */
 void logprobs_write_prompt(const struct logprobs *l, int32_t k, const struct logprobs_names *names,
                            struct buf *out);

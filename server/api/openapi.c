@@ -3,6 +3,7 @@
 #include "server/api/openapi.h"
 
 #include "server/api/chat.h"
+#include "server/api/responses.h"
 #include "server/api/tokenize.h"
 
 #include <string.h>
@@ -13,6 +14,8 @@
 #define BYTES                                                                                      \
     "{\"type\":[\"array\",\"null\"],\"items\":{\"type\":\"integer\",\"minimum\":0,"                \
     "\"maximum\":255}}"
+
+#define ITEM_STATUS "{\"enum\":[\"completed\",\"incomplete\"]}"
 
 static const char string[] = "{\"type\":\"string\"}";
 static const char string_or_null[] = "{\"type\":[\"string\",\"null\"]}";
@@ -83,6 +86,80 @@ static const struct property {
     {"ChatCompletion", "prompt_logprobs", LIST("{\"type\":[\"object\",\"null\"]}"), false},
     {"ChatCompletion", "choices", LIST(REF("ChatChoice")), true},
     {"ChatCompletion", "usage", REF("Usage"), true},
+    {"ResponseTopLogprob", "token", string, true},
+    {"ResponseTopLogprob", "logprob", "{\"type\":\"number\",\"maximum\":0}", true},
+    {"ResponseTopLogprob", "bytes", counts, true},
+    {"ResponseLogprob", "token", string, true},
+    {"ResponseLogprob", "logprob", "{\"type\":\"number\",\"maximum\":0}", true},
+    {"ResponseLogprob", "bytes", counts, true},
+    {"ResponseLogprob", "top_logprobs", LIST(REF("ResponseTopLogprob")), true},
+    {"ResponseText", "type", "{\"const\":\"output_text\"}", true},
+    {"ResponseText", "text", string, true},
+    {"ResponseText", "annotations", "{\"type\":\"array\",\"maxItems\":0}", true},
+    {"ResponseText", "logprobs", LIST(REF("ResponseLogprob")), true},
+    {"ResponseMessage", "id", string, true},
+    {"ResponseMessage", "type", "{\"const\":\"message\"}", true},
+    {"ResponseMessage", "status", ITEM_STATUS, true},
+    {"ResponseMessage", "role", "{\"const\":\"assistant\"}", true},
+    {"ResponseMessage", "content", LIST(REF("ResponseText")), true},
+    {"ResponseThought", "type", "{\"const\":\"reasoning_text\"}", true},
+    {"ResponseThought", "text", string, true},
+    {"ResponseReasoning", "id", string, true},
+    {"ResponseReasoning", "type", "{\"const\":\"reasoning\"}", true},
+    {"ResponseReasoning", "status", ITEM_STATUS, true},
+    {"ResponseReasoning", "summary", "{\"type\":\"array\",\"maxItems\":0}", true},
+    {"ResponseReasoning", "content", LIST(REF("ResponseThought")), true},
+    {"ResponseCall", "id", string, true},
+    {"ResponseCall", "type", "{\"const\":\"function_call\"}", true},
+    {"ResponseCall", "status", ITEM_STATUS, true},
+    {"ResponseCall", "call_id", string, true},
+    {"ResponseCall", "name", string, true},
+    {"ResponseCall", "arguments", string, true},
+    {"ResponseOutputDetails", "reasoning_tokens", count, true},
+    {"ResponseInputDetails", "cached_tokens", count, true},
+    {"ResponseInputDetails", "cache_write_tokens", count, true},
+    {"ResponseUsage", "input_tokens", count, true},
+    {"ResponseUsage", "input_tokens_details", REF("ResponseInputDetails"), true},
+    {"ResponseUsage", "output_tokens", count, true},
+    {"ResponseUsage", "output_tokens_details", REF("ResponseOutputDetails"), true},
+    {"ResponseUsage", "total_tokens", count, true},
+    {"ResponseIncomplete", "reason", "{\"const\":\"max_output_tokens\"}", true},
+    {"ResponseFormat", "type", "{\"enum\":[\"text\",\"json_object\",\"json_schema\"]}", true},
+    {"ResponseTextConfig", "format", REF("ResponseFormat"), true},
+    {"ResponseEffort", "effort", string_or_null, true},
+    {"ResponseEffort", "summary", "{\"type\":\"null\"}", true},
+    {"ResponseTool", "type", "{\"const\":\"function\"}", true},
+    {"ResponseTool", "name", string, true},
+    {"Response", "id", string, true},
+    {"Response", "object", "{\"const\":\"response\"}", true},
+    {"Response", "created_at", count, true},
+    {"Response", "model", string, true},
+    {"Response", "status", "{\"enum\":[\"completed\",\"incomplete\"]}", true},
+    {"Response", "incomplete_details",
+     "{\"anyOf\":[{\"type\":\"null\"}," REF("ResponseIncomplete") "]}", true},
+    {"Response", "error", "{\"type\":\"null\"}", true},
+    {"Response", "output",
+     LIST("{\"anyOf\":[" REF("ResponseMessage") "," REF("ResponseReasoning") "," REF(
+         "ResponseCall") "]}"),
+     true},
+    {"Response", "usage", REF("ResponseUsage"), true},
+    {"Response", "instructions", string_or_null, true},
+    {"Response", "metadata", "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"}}",
+     true},
+    {"Response", "max_output_tokens", "{\"type\":[\"integer\",\"null\"],\"minimum\":1}", true},
+    {"Response", "temperature", "{\"type\":\"number\",\"minimum\":0,\"maximum\":2}", true},
+    {"Response", "top_p", "{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":1}", true},
+    {"Response", "top_logprobs", count, true},
+    {"Response", "parallel_tool_calls", "{\"type\":\"boolean\"}", true},
+    {"Response", "tools", LIST(REF("ResponseTool")), true},
+    {"Response", "tool_choice", "{\"type\":[\"string\",\"object\"]}", true},
+    {"Response", "text", REF("ResponseTextConfig"), true},
+    {"Response", "reasoning", REF("ResponseEffort"), true},
+    {"Response", "truncation", "{\"const\":\"disabled\"}", true},
+    {"Response", "store", "{\"const\":false}", true},
+    {"Response", "background", "{\"const\":false}", true},
+    {"Response", "previous_response_id", "{\"type\":\"null\"}", true},
+    {"Response", "user", "{\"type\":\"null\"}", true},
     {"Model", "id", string, true},
     {"Model", "object", "{\"const\":\"model\"}", true},
     {"Model", "created", count, true},
@@ -135,6 +212,8 @@ static const struct operation {
      BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
     {"/v1/chat/completions", "post", "chat", "Answers a conversation", "ChatCompletion",
      BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
+    {"/v1/responses", "post", "respond", "Answers a conversation, as items", "Response",
+     BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
     {"/tokenize", "post", "tokenize", "Text to token ids", "Tokens",
      BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
     {"/detokenize", "post", "detokenize", "Token ids to text", "Text",
@@ -186,6 +265,8 @@ static void write_request(const char *path, const struct completion_rules *rules
         tokenize_id_schema(rules->vocab, out);
     else if (strcmp(path, "/v1/chat/completions") == 0)
         chat_schema(rules, out);
+    else if (strcmp(path, "/v1/responses") == 0)
+        responses_schema(rules, out);
     else
         completion_schema(rules, out);
     buf_puts(out, "}}}");

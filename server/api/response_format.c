@@ -12,13 +12,12 @@ static enum status read_format(const struct response_format *f, struct saying *o
 {
     const bool any = f->type.bytes && field_string_is(&f->type, "json_object");
     const bool schema = f->type.bytes && field_string_is(&f->type, "json_schema");
-    *out = (struct saying){"response_format", STRUCTURE_NONE, NULL};
+    *out = (struct saying){f->name ? f->name : "response_format", STRUCTURE_NONE, NULL};
     if (schema && !f->schema)
-        return api_error_field(e, "response_format",
-                               "response_format.json_schema.schema is required");
+        return api_error_field(e, out->field, "%s%s.schema is required", out->field,
+                               f->name ? "" : ".json_schema");
     if ((f->schema && !schema) || (f->object_schema && !any))
-        return api_error_field(e, "response_format",
-                               "response_format has a schema, but its type is not %s",
+        return api_error_field(e, out->field, "%s has a schema, but its type is not %s", out->field,
                                f->schema ? "json_schema" : "json_object");
     if (any)
         out->kind = f->object_schema ? STRUCTURE_SCHEMA : STRUCTURE_OBJECT;

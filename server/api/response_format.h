@@ -10,7 +10,8 @@ enum { RESPONSE_FORMAT_PATTERN_BYTES_MAX = 4096 };
 
 /* What rows store. */
 struct response_format {
-    struct field_string type;                  /* response_format.type */
+    const char *name;         /* of the field that type and schema are in; NULL: response_format */
+    struct field_string type; /* response_format.type */
     const struct jdoc *schema, *object_schema; /* .json_schema.schema; .schema, as llama.cpp */
     const struct jdoc *json, *choice;          /* structured_outputs */
     bool json_object;                          /* likewise */

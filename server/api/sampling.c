@@ -62,10 +62,11 @@ static const struct field structured_rows[] = {
     IGNORED(disable_any_whitespace), /* there is little of it */
 };
 
+enum { CHOICES_ROWS = 7 };
+
 static const struct field rows[] = {
     STRING(model, 0, 1024),
     INT(min_tokens, 0, INT32_MAX),
-    INT(n, 1, COMPLETION_N_MAX),
     NUMBER(temperature, 0, 2, false),
     NUMBER(top_p, 0, 1, true),
     NUMBER(min_p, 0, 1, false),
@@ -87,20 +88,10 @@ static const struct field rows[] = {
     BOOL(include_stop_str_in_output),
     BOOL(skip_special_tokens),
     OPTIONAL_INT(truncate_prompt_tokens, -1, INT32_MAX),
-    OPTIONAL_INT(prompt_logprobs, 0, ENGINE_LOGPROBS_MAX),
-    BOOL(return_token_ids),
     BOOL(return_tokens_as_token_ids),
     BOOL(stream),
-    {.name = "stream_options",
-     .kind = FIELD_OBJECT,
-     .members = stream_rows,
-     .member_count = ARRAY_LEN(stream_rows)},
     INT(priority, INT32_MIN, INT32_MAX),
     STRING(cache_salt, 1, COMPLETION_SALT_BYTES_MAX),
-    {.name = "response_format",
-     .kind = FIELD_OBJECT,
-     .members = format_rows,
-     .member_count = ARRAY_LEN(format_rows)},
     {.name = "structured_outputs",
      .kind = FIELD_OBJECT,
      .members = structured_rows,
@@ -120,16 +111,33 @@ static const struct field rows[] = {
     UNSUPPORTED(typical_p, FIELD_NUMBER, 1),
     UNSUPPORTED(spaces_between_special_tokens, FIELD_BOOL, 1),
     IGNORED(user),
-    IGNORED(metadata),
-    IGNORED(store),
     IGNORED(service_tier),
     IGNORED(safety_identifier),
     IGNORED(prompt_cache_key),
+    /* CHOICES_ROWS: what answers of choices have, or spell in their own way */
+    INT(n, 1, COMPLETION_N_MAX),
+    OPTIONAL_INT(prompt_logprobs, 0, ENGINE_LOGPROBS_MAX),
+    BOOL(return_token_ids),
+    {.name = "stream_options",
+     .kind = FIELD_OBJECT,
+     .members = stream_rows,
+     .member_count = ARRAY_LEN(stream_rows)},
+    {.name = "response_format",
+     .kind = FIELD_OBJECT,
+     .members = format_rows,
+     .member_count = ARRAY_LEN(format_rows)},
+    IGNORED(metadata),
+    IGNORED(store),
 };
 
 struct field_rows sampling_rows(size_t base)
 {
     return (struct field_rows){rows, ARRAY_LEN(rows), base};
+}
+
+struct field_rows sampling_rows_of_one(size_t base)
+{
+    return (struct field_rows){rows, ARRAY_LEN(rows) - CHOICES_ROWS, base};
 }
 
 struct sampling sampling_defaults(const struct generation_defaults *d)

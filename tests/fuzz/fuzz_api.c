@@ -3,6 +3,7 @@
 #include "config/buf.h"
 #include "server/api/chat.h"
 #include "server/api/completion.h"
+#include "server/api/responses.h"
 #include "server/api/tokenize.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -92,11 +93,12 @@ static void run_completion(const char *text, size_t n, const struct completion_r
     completion_free(&r);
 }
 
-/* Every message has a role and a content, and templates get each variable once. */
+/* Every message has a role and a content, and templates get each variable once. Instructions are
+ * one message more. */
 static void check_conversation(const struct conversation *c)
 {
     const struct jdoc *messages = jdoc_get(c->vars, "messages");
-    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= CONVERSATION_MESSAGES_MAX);
+    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= CONVERSATION_MESSAGES_MAX + 1);
     for (size_t i = 0; i < jdoc_size(messages); i++) {
         const struct jdoc *m = jdoc_at(messages, i), *content = jdoc_get(m, "content");
         CHECK(jdoc_type(jdoc_get(m, "role")) == JDOC_STRING);
@@ -106,11 +108,32 @@ static void check_conversation(const struct conversation *c)
     CHECK(!c->mark || !jdoc_bool(jdoc_get(c->vars, "add_generation_prompt")));
 }
 
-static void run_chat(const char *text, size_t n, const struct completion_rules *rules)
+/* What the answer says again of the request is members of an object, each with a comma in front. */
+static void check_repeated(const struct buf *repeated)
+{
+    struct buf b;
+    struct jdoc *doc = NULL;
+    struct err err = {""};
+    CHECK(!repeated->failed && repeated->len > 0);
+    buf_init(&b, (size_t)128 << 20);
+    buf_puts(&b, "{\"id\":1");
+    buf_add(&b, repeated->data, repeated->len);
+    buf_puts(&b, "}");
+    CHECK(jdoc_parse(b.data, b.len, &jdoc_limits_call, "repeated", &doc, &err) == OK ||
+          strstr(err.text, "NUL"));
+    jdoc_close(doc);
+    buf_free(&b);
+}
+
+typedef enum status parser(const char *text, size_t n, const struct completion_rules *rules,
+                           struct chat_request *out, struct api_error *e);
+
+static void run_chat(parser *parse, const char *text, size_t n,
+                     const struct completion_rules *rules)
 {
     struct chat_request r;
     struct api_error e = {0};
-    enum status st = chat_parse(text, n, rules, &r, &e);
+    enum status st = parse(text, n, rules, &r, &e);
     if (st != OK) {
         check_refused(st, &e);
         return;
@@ -119,6 +142,8 @@ static void run_chat(const char *text, size_t n, const struct completion_rules *
     CHECK(r.completion.prompt_count == 1 && r.completion.params.max_tokens >= 1);
     CHECK(!r.completion.answer_begin.failed);
     check_conversation(&r.conversation);
+    if (parse == responses_parse)
+        check_repeated(&r.completion.repeated);
     chat_free(&r);
 }
 
@@ -170,7 +195,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > 0)
         memcpy(copy, data, size);
     run_completion(copy, size, &rules);
-    run_chat(copy, size, &rules);
+    run_chat(chat_parse, copy, size, &rules);
+    run_chat(responses_parse, copy, size, &rules);
     run_tokenize(copy, size, &rules);
     run_detokenize(copy, size, &rules);
     rules.has_tokenizer = false;

@@ -1,0 +1,528 @@
+/* DESIGN: items are checked by rows, and written as messages that conversation.c reads like any
+ * others, so that what a message may say, and what of it may be a control token, is decided in one
+ * place. What conversation.c would refuse in words of its own is refused here in the client's. */
+#include "server/api/responses_input.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(member) .offset = offsetof(struct item, member)
+#include "server/api/field_row.h"
+
+#define TEXT_BYTES_MAX ((size_t)64 << 20)
+#define DIGITS_OF(number) #number
+#define DIGITS(macro) DIGITS_OF(macro)
+
+/* A request's own limits, and room for what is written around its items. */
+static const struct jdoc_limits limits = {
+    .bytes_max = TEXT_BYTES_MAX, .depth_max = 96, .tokens_max = 1000000, .nul = true};
+
+/* ---- tables ---- */
+
+struct item {
+    struct field_string type, role, call_id, name, arguments;
+    const struct jdoc *content, *output, *summary;
+};
+
+/* Of all types of items; which of them an item needs is checked by its type. */
+static const struct field item_rows[] = {
+    {.name = "type",
+     .kind = FIELD_CHOICE,
+     .choices = "message|function_call|function_call_output|reasoning",
+     AT(type)},
+    {.name = "role", .kind = FIELD_CHOICE, .choices = "user|system|developer|assistant", AT(role)},
+    {.name = "content", .kind = FIELD_ANY, AT(content)},
+    STRING(call_id, 1, CONVERSATION_NAME_BYTES_MAX),
+    STRING(name, 1, CONVERSATION_NAME_BYTES_MAX),
+    STRING(arguments, 0, CONVERSATION_TEXT_BYTES_MAX),
+    {.name = "output", .kind = FIELD_ANY, AT(output)},
+    {.name = "summary", .kind = FIELD_ANY, AT(summary)},
+    {.name = "encrypted_content",
+     .kind = FIELD_STRING,
+     .use = FIELD_UNSUPPORTED,
+     .int_max = INT64_MAX,
+     .why = "only the server that wrote it can read it"},
+    IGNORED(id),
+    IGNORED(status),
+    IGNORED(phase),
+};
+
+static const struct field item_row = {
+    .name = "input", .members = item_rows, .member_count = ARRAY_LEN(item_rows)};
+
+struct part {
+    struct field_string type;
+    const struct jdoc *text, *refusal;
+};
+
+#undef AT
+#define AT(member) .offset = offsetof(struct part, member)
+
+static const struct field part_rows[] = {
+    {.name = "type",
+     .kind = FIELD_STRING,
+     .int_max = CONVERSATION_NAME_BYTES_MAX,
+     .required = true,
+     AT(type)},
+    {.name = "text", .kind = FIELD_ANY, AT(text)},
+    {.name = "refusal", .kind = FIELD_ANY, AT(refusal)},
+    IGNORED(annotations),
+    IGNORED(logprobs),
+    IGNORED(image_url),
+    IGNORED(detail),
+    IGNORED(file_id),
+    IGNORED(file_url),
+    IGNORED(file_data),
+    IGNORED(filename),
+    IGNORED(input_audio),
+};
+
+/* A member that is made of parts, and what types they may have. */
+struct place {
+    const char *field, *wanted;
+    const char *types[3];
+    bool list; /* a text will not do */
+};
+static const struct place content_place = {"content",
+                                           "\"input_text\", \"output_text\" or \"refusal\"",
+                                           {"input_text", "output_text", "refusal"},
+                                           false};
+static const struct place output_place = {
+    "output", "\"input_text\"", {"input_text", "output_text", NULL}, false};
+static const struct place thought_place = {
+    "content", "\"reasoning_text\"", {"reasoning_text", NULL, NULL}, true};
+static const struct place summary_place = {
+    "summary", "\"summary_text\"", {"summary_text", NULL, NULL}, true};
+
+/* What the schema is made of. */
+#define NAME_BYTES DIGITS(CONVERSATION_NAME_BYTES_MAX)
+#define PARTS DIGITS(CONVERSATION_PARTS_MAX)
+#define ITEMS DIGITS(CONVERSATION_MESSAGES_MAX)
+#define A_TEXT "{\"type\":\"string\"}"
+#define A_NAME "{\"type\":\"string\",\"minLength\":1,\"maxLength\":" NAME_BYTES "}"
+#define AN_ITEM(type) "{\"type\":\"object\",\"properties\":{\"type\":" type
+#define A_PART(types, member)                                                                      \
+    AN_ITEM("{\"enum\":[" types "]}")                                                              \
+    ",\"" member "\":" A_TEXT "},\"required\":[\"type\",\"" member "\"]}"
+#define A_LIST(part) "{\"type\":\"array\",\"maxItems\":" PARTS ",\"items\":" part "}"
+#define A_TEXT_PART A_PART("\"input_text\",\"output_text\"", "text")
+#define A_REFUSAL A_PART("\"refusal\"", "refusal")
+#define A_SUMMARY A_PART("\"summary_text\"", "text")
+#define A_THOUGHT A_PART("\"reasoning_text\"", "text")
+#define A_CONTENT_PART "{\"anyOf\":[" A_TEXT_PART "," A_REFUSAL "]}"
+#define A_CONTENT "{\"anyOf\":[" A_TEXT "," A_LIST(A_CONTENT_PART) "]}"
+#define AN_OUTPUT "{\"anyOf\":[" A_TEXT "," A_LIST(A_TEXT_PART) "]}"
+#define A_ROLE "{\"enum\":[\"user\",\"system\",\"developer\",\"assistant\"]}"
+#define A_MESSAGE                                                                                  \
+    AN_ITEM("{\"enum\":[\"message\",null]}")                                                       \
+    ",\"role\":" A_ROLE ",\"content\":" A_CONTENT "},\"required\":[\"role\",\"content\"]}"
+#define A_CALL                                                                                     \
+    AN_ITEM("{\"const\":\"function_call\"}")                                                       \
+    ",\"call_id\":" A_NAME ",\"name\":" A_NAME ",\"arguments\":" A_TEXT "},"                       \
+    "\"required\":[\"type\",\"call_id\",\"name\",\"arguments\"]}"
+#define A_RESULT                                                                                   \
+    AN_ITEM("{\"const\":\"function_call_output\"}")                                                \
+    ",\"call_id\":" A_NAME ",\"output\":" AN_OUTPUT "},"                                           \
+    "\"required\":[\"type\",\"call_id\",\"output\"]}"
+#define A_REASONING                                                                                \
+    AN_ITEM("{\"const\":\"reasoning\"}")                                                           \
+    ",\"summary\":" A_LIST(A_SUMMARY) ",\"content\":" A_LIST(A_THOUGHT) "},"                       \
+                                                                        "\"required\":[\"type\"]}"
+
+const char responses_input_schema[] =
+    "\"anyOf\":[" A_TEXT ",{\"type\":\"array\",\"minItems\":1,\"maxItems\":" ITEMS
+    ",\"items\":{\"anyOf\":[" A_MESSAGE "," A_CALL "," A_RESULT "," A_REASONING "]}}]";
+
+/* ---- parts ---- */
+
+static bool goes_in(const struct place *p, const struct field_string *type)
+{
+    for (size_t i = 0; i < ARRAY_LEN(p->types) && p->types[i]; i++)
+        if (field_string_is(type, p->types[i]))
+            return true;
+    return false;
+}
+
+static enum status read_part(const struct place *p, const struct jdoc *parts, size_t i,
+                             struct buf *text, struct field_unknown *unknown, struct api_error *e)
+{
+    const struct field row = {
+        .name = p->field, .members = part_rows, .member_count = ARRAY_LEN(part_rows)};
+    struct part part = {.text = NULL};
+    char name[64], shown[80];
+    enum status st = OK;
+    if (jdoc_type(jdoc_at(parts, i)) != JDOC_OBJECT) {
+        snprintf(name, sizeof name, "%s[%zu]", p->field, i);
+        return field_wrong_type(name, jdoc_at(parts, i), "an object", e);
+    }
+    st = field_apply_item(&row, parts, i, &part, unknown, e);
+    if (st != OK)
+        return st;
+    const bool refusal = field_string_is(&part.type, "refusal");
+    const struct jdoc *v = refusal ? part.refusal : part.text;
+    if (!goes_in(p, &part.type)) {
+        st = api_error_field(e, "type",
+                             "type must be %s, got \"%.40s\": this server reads text only",
+                             p->wanted, part.type.bytes);
+    } else if (!v || jdoc_type(v) != JDOC_STRING) {
+        const char *member = refusal ? "refusal" : "text";
+        st = api_error_field(e, member, "%s must be a string, got %s", member,
+                             v ? field_text(v, shown, sizeof shown) : "nothing");
+    } else {
+        buf_puts(text, i ? "\n" : "");
+        buf_add(text, jdoc_string(v), jdoc_string_len(v));
+    }
+    if (st != OK)
+        field_prefix(e, p->field, i);
+    return st;
+}
+
+/* A text, or the texts of the parts, a line each, as in a chat. */
+static enum status read_text(const struct place *p, const struct jdoc *v, struct buf *text,
+                             struct field_unknown *unknown, struct api_error *e)
+{
+    enum status st = OK;
+    if (!v)
+        return api_error_field(e, p->field, "%s is missing", p->field);
+    if (jdoc_type(v) == JDOC_STRING && !p->list) {
+        buf_add(text, jdoc_string(v), jdoc_string_len(v));
+        return OK;
+    }
+    if (jdoc_type(v) != JDOC_ARRAY)
+        return field_wrong_type(p->field, v,
+                                p->list ? "a list of parts" : "a string or a list of parts", e);
+    if (jdoc_size(v) > CONVERSATION_PARTS_MAX)
+        return api_error_field(e, p->field, "%s may hold at most %d parts, got %zu", p->field,
+                               CONVERSATION_PARTS_MAX, jdoc_size(v));
+    for (size_t i = 0; i < jdoc_size(v) && st == OK; i++)
+        st = read_part(p, v, i, text, unknown, e);
+    return st;
+}
+
+/* ---- messages ---- */
+
+struct writer {
+    struct buf out, origins;
+    struct field_unknown *unknown;
+    struct api_error *e;
+    int32_t item; /* that is being read */
+    /* The assistant's message that items are being added to. */
+    bool open;     /* there is one */
+    bool answered; /* it has a content or calls: reasoning would belong to the next */
+    int32_t begun; /* the item that it begins with */
+    int32_t calls;
+    struct buf content, reasoning, call_list;
+};
+
+static void begin_message(struct writer *w, const char *role, int32_t origin)
+{
+    buf_puts(&w->out, w->origins.len > 0 ? "," : "");
+    buf_printf(&w->out, "{\"role\":\"%s\"", role);
+    buf_add(&w->origins, &origin, sizeof origin);
+}
+
+static void write_text(struct buf *out, const char *key, const struct buf *text)
+{
+    buf_printf(out, ",\"%s\":", key);
+    buf_json(out, text->data ? text->data : "", text->len);
+    out->failed = out->failed || text->failed;
+}
+
+/* A message without a content of its own has none in a chat either. */
+static void close_message(struct writer *w)
+{
+    if (!w->open)
+        return;
+    begin_message(w, "assistant", w->begun);
+    if (w->content.len > 0 || w->calls == 0)
+        write_text(&w->out, "content", &w->content);
+    if (w->reasoning.len > 0)
+        write_text(&w->out, "reasoning_content", &w->reasoning);
+    if (w->calls > 0) {
+        buf_puts(&w->out, ",\"tool_calls\":[");
+        buf_add(&w->out, w->call_list.data, w->call_list.len);
+        buf_puts(&w->out, "]");
+    }
+    buf_puts(&w->out, "}");
+    w->out.failed = w->out.failed || w->reasoning.failed || w->call_list.failed;
+    buf_clear(&w->content);
+    buf_clear(&w->reasoning);
+    buf_clear(&w->call_list);
+    w->open = w->answered = false;
+    w->calls = 0;
+}
+
+static void open_message(struct writer *w)
+{
+    if (w->open)
+        return;
+    w->open = true;
+    w->begun = w->item;
+}
+
+static enum status add_message(struct writer *w, const struct item *item)
+{
+    struct buf text;
+    enum status st = OK;
+    if (!item->role.bytes)
+        return api_error_field(w->e, "role", "role is missing");
+    if (field_string_is(&item->role, "assistant")) {
+        if (w->answered)
+            close_message(w);
+        open_message(w);
+        w->answered = true;
+        return read_text(&content_place, item->content, &w->content, w->unknown, w->e);
+    }
+    close_message(w);
+    buf_init(&text, TEXT_BYTES_MAX);
+    TRY(read_text(&content_place, item->content, &text, w->unknown, w->e));
+    begin_message(w, item->role.bytes, w->item);
+    write_text(&w->out, "content", &text);
+    buf_puts(&w->out, "}");
+out:
+    buf_free(&text);
+    return st;
+}
+
+static enum status check_arguments(const struct field_string *s, struct api_error *e)
+{
+    struct err err = {""};
+    struct jdoc *v = NULL;
+    enum status st = OK;
+    if (!s->bytes)
+        return api_error_field(e, "arguments", "arguments is missing");
+    if (s->len == 0)
+        return OK;
+    st = jdoc_parse(s->bytes, s->len, &jdoc_limits_request, "arguments", &v, &err);
+    if (st == ERR_INPUT)
+        return api_error_field(e, "arguments", "arguments must be a JSON object: %.300s", err.text);
+    if (st != OK)
+        return st;
+    if (jdoc_type(v) != JDOC_OBJECT)
+        st = field_wrong_type("arguments", v, "a JSON object", e);
+    jdoc_close(v);
+    return st;
+}
+
+static enum status add_call(struct writer *w, const struct item *item)
+{
+    enum status st = OK;
+    struct buf *out = &w->call_list;
+    if (!item->call_id.bytes || !item->name.bytes) {
+        const char *name = item->call_id.bytes ? "name" : "call_id";
+        return api_error_field(w->e, name, "%s is missing", name);
+    }
+    TRY(check_arguments(&item->arguments, w->e));
+    if (w->calls == CONVERSATION_TOOL_CALLS_MAX)
+        return api_error_field(w->e, "type",
+                               "type must not be function_call here: one message may have at most "
+                               "%d calls",
+                               CONVERSATION_TOOL_CALLS_MAX);
+    open_message(w);
+    w->answered = true;
+    buf_puts(out, w->calls++ > 0 ? ",{\"id\":" : "{\"id\":");
+    buf_json(out, item->call_id.bytes, item->call_id.len);
+    buf_puts(out, ",\"type\":\"function\",\"function\":{\"name\":");
+    buf_json(out, item->name.bytes, item->name.len);
+    buf_puts(out, ",\"arguments\":");
+    buf_json(out, item->arguments.bytes, item->arguments.len);
+    buf_puts(out, "}}");
+out:
+    return st;
+}
+
+static enum status add_result(struct writer *w, const struct item *item)
+{
+    enum status st = OK;
+    struct buf text;
+    if (!item->call_id.bytes)
+        return api_error_field(w->e, "call_id", "call_id is missing");
+    close_message(w);
+    buf_init(&text, TEXT_BYTES_MAX);
+    TRY(read_text(&output_place, item->output, &text, w->unknown, w->e));
+    begin_message(w, "tool", w->item);
+    buf_puts(&w->out, ",\"tool_call_id\":");
+    buf_json(&w->out, item->call_id.bytes, item->call_id.len);
+    write_text(&w->out, "content", &text);
+    buf_puts(&w->out, "}");
+out:
+    buf_free(&text);
+    return st;
+}
+
+/* What was thought; where only a summary of it is left, that. */
+static enum status add_reasoning(struct writer *w, const struct item *item)
+{
+    enum status st = OK;
+    struct buf text;
+    buf_init(&text, TEXT_BYTES_MAX);
+    if (item->summary)
+        TRY(read_text(&summary_place, item->summary, &text, w->unknown, w->e));
+    if (item->content) {
+        const size_t summary = text.len;
+        TRY(read_text(&thought_place, item->content, &text, w->unknown, w->e));
+        if (text.len > summary)
+            buf_consume(&text, summary);
+    }
+    if (w->answered)
+        close_message(w);
+    if (text.len > 0) {
+        open_message(w);
+        buf_puts(&w->reasoning, w->reasoning.len > 0 ? "\n" : "");
+        buf_add(&w->reasoning, text.data, text.len);
+    }
+    w->out.failed = w->out.failed || text.failed;
+out:
+    buf_free(&text);
+    return st;
+}
+
+static enum status add_item(struct writer *w, const struct jdoc *input, size_t i)
+{
+    static const struct {
+        const char *type;
+        enum status (*add)(struct writer *w, const struct item *item);
+    } types[] = {
+        {"message", add_message},
+        {"function_call", add_call},
+        {"function_call_output", add_result},
+        {"reasoning", add_reasoning},
+    };
+    struct item item = {.content = NULL};
+    size_t type = 0;
+    enum status st = OK;
+    if (jdoc_type(jdoc_at(input, i)) != JDOC_OBJECT) {
+        char name[32];
+        snprintf(name, sizeof name, "input[%zu]", i);
+        return field_wrong_type(name, jdoc_at(input, i), "an object", w->e);
+    }
+    st = field_apply_item(&item_row, input, i, &item, w->unknown, w->e);
+    if (st != OK)
+        return st;
+    while (item.type.bytes && !field_string_is(&item.type, types[type].type))
+        type++;
+    w->item = (int32_t)i;
+    st = types[type].add(w, &item);
+    if (st == ERR_INPUT)
+        field_prefix(w->e, "input", i);
+    return st;
+}
+
+static enum status add_items(struct writer *w, const struct jdoc *input)
+{
+    enum status st = OK;
+    if (jdoc_type(input) == JDOC_STRING) {
+        begin_message(w, "user", RESPONSES_TEXT);
+        buf_puts(&w->out, ",\"content\":");
+        buf_json(&w->out, jdoc_string(input), jdoc_string_len(input));
+        buf_puts(&w->out, "}");
+        return OK;
+    }
+    if (jdoc_type(input) != JDOC_ARRAY)
+        return field_wrong_type("input", input, "a string or a list of items", w->e);
+    if (jdoc_size(input) < 1 || jdoc_size(input) > RESPONSES_ITEMS_MAX)
+        return api_error_field(w->e, "input", "input must have 1 to %d items, got %zu",
+                               RESPONSES_ITEMS_MAX, jdoc_size(input));
+    for (size_t i = 0; i < jdoc_size(input); i++)
+        TRY(add_item(w, input, i));
+    close_message(w);
+out:
+    return st;
+}
+
+static void init_writer(struct writer *w)
+{
+    struct buf *const all[] = {&w->out, &w->origins, &w->content, &w->reasoning, &w->call_list};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        buf_init(all[i], TEXT_BYTES_MAX);
+}
+
+enum status responses_input_read(const struct jdoc *input, const struct field_string *instructions,
+                                 struct responses_input *out, struct field_unknown *unknown,
+                                 struct api_error *e)
+{
+    struct err err = {""};
+    struct writer w = {.unknown = unknown, .e = e};
+    struct jdoc *messages = NULL;
+    enum status st = OK;
+    init_writer(&w);
+    buf_puts(&w.out, "[");
+    if (instructions->bytes && instructions->len > 0) {
+        begin_message(&w, "system", RESPONSES_INSTRUCTIONS);
+        buf_puts(&w.out, ",\"content\":");
+        buf_json(&w.out, instructions->bytes, instructions->len);
+        buf_puts(&w.out, "}");
+    }
+    TRY(add_items(&w, input));
+    if (w.origins.len == 0 && !w.origins.failed) {
+        st = api_error_field(e, "input",
+                             "input: no message is in it, and there are no instructions");
+        goto out;
+    }
+    buf_puts(&w.out, "]");
+    st = w.out.failed || w.origins.failed
+             ? ERR_NOMEM
+             : jdoc_parse(w.out.data, w.out.len, &limits, "input", &messages, &err);
+    if (st == ERR_INPUT)
+        api_error_field(e, "input", "input: %.400s", err.text);
+    if (st == OK) {
+        *out = (struct responses_input){messages, w.origins};
+        buf_init(&w.origins, 0);
+    }
+out:
+    buf_free(&w.out);
+    buf_free(&w.origins);
+    buf_free(&w.content);
+    buf_free(&w.reasoning);
+    buf_free(&w.call_list);
+    return st;
+}
+
+void responses_input_free(struct responses_input *in)
+{
+    jdoc_close(in->messages);
+    buf_free(&in->origins);
+    *in = (struct responses_input){0};
+}
+
+/* ---- errors ---- */
+
+/* Where the path of a message ends: "messages", or "messages[3]" with *index. NULL: it is none. */
+static const char *behind_path(const char *text, long *index)
+{
+    static const char name[] = "messages";
+    char *end;
+    *index = -1;
+    if (strncmp(text, name, sizeof name - 1) != 0)
+        return NULL;
+    text += sizeof name - 1;
+    if (*text != '[')
+        return *text == '\0' || *text == ':' ? text : NULL;
+    *index = strtol(text + 1, &end, 10);
+    return *end == ']' ? end + 1 : NULL;
+}
+
+static void replace_path(const struct responses_input *in, char *text, size_t cap)
+{
+    char path[32] = "input", copy[sizeof((struct api_error *)0)->message];
+    long index;
+    const char *rest = behind_path(text, &index);
+    if (!rest)
+        return;
+    if (in && index >= 0 && (size_t)index < in->origins.len / sizeof(int32_t)) {
+        const int32_t *origins = (const int32_t *)(const void *)in->origins.data;
+        if (origins[index] == RESPONSES_INSTRUCTIONS)
+            snprintf(path, sizeof path, "instructions");
+        else if (origins[index] >= 0)
+            snprintf(path, sizeof path, "input[%d]", origins[index]);
+    }
+    snprintf(copy, sizeof copy, "%s%s", path, rest);
+    snprintf(text, cap, "%s", copy);
+}
+
+void responses_input_blame(const struct responses_input *in, struct api_error *e)
+{
+    replace_path(in, e->param, sizeof e->param);
+    replace_path(in, e->message, sizeof e->message);
+}
