@@ -135,7 +135,10 @@ static void read_gptq(struct reader *r, struct quant_config *q)
     read_integers(r, QUANT_GPTQ, "bits", reader_bool(r, "sym", true), q);
     read_group(r, "group_size", q);
     q->zero_more = !second;
-    if (reader_bool(r, "desc_act", false) && q->cols > 0)
+    /* Groups that were cut before the columns were ordered are those of columns in order, which
+     * AutoGPTQ writes (gptq.py, fasterquant). */
+    const bool in_order = reader_bool(r, "static_groups", false);
+    if (reader_bool(r, "desc_act", false) && !in_order && q->cols > 0)
         reader_fail(r, "desc_act",
                     "false: columns in the order of their activations (g_idx) are not supported; "
                     "quantise again with desc_act false");

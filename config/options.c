@@ -247,7 +247,7 @@ const struct options_row options_rows[] = {
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
     {"weights-stamp", NULL, COMMAND_RANK, STRING, AT(weights_stamp), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
-    {"kv-layers", NULL, COMMAND_RANK, INT32, AT(kv_layers), 1, 0x7fffffff, "1", NULL, "internal"},
+    {"kv-layers", NULL, COMMAND_RANK, INT32, AT(kv_layers), 0, 0x7fffffff, "0", NULL, "internal"},
     {"left-out", NULL, COMMAND_RANK, INT32, AT(left_out), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
     {"restarted", NULL, COMMAND_RANK, FLAG, AT(restarted), 0, 0, NULL, NULL, "internal"},

@@ -162,8 +162,12 @@ static enum status size_kv(struct footprint *f, const struct options *o,
                            const struct model_config *m, struct err *err)
 {
     const int32_t longest = o->max_model_len > 0 ? o->max_model_len : m->max_position;
-    f->limits.groups = kv_groups_find(m, longest);
-    count_blocks(f, o, m, longest);
+    f->max_model_len = longest;
+    for (int i = 0; i < 2;
+         i++) { /* what has room for less than the longest can do without groups */
+        f->limits.groups = kv_groups_find(m, f->max_model_len, f->limits.home_rows);
+        count_blocks(f, o, m, longest);
+    }
     f->limits.table_cols = kv_blocks_for(f->max_model_len);
     f->limits.history_max = f->max_model_len;
     return check_context(f, o, m, longest, err);

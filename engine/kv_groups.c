@@ -5,11 +5,6 @@ static int32_t div_up(int32_t a, int32_t b)
     return (a + b - 1) / b;
 }
 
-static struct kv_groups one_group(const struct model_config *m)
-{
-    return (struct kv_groups){.keep = 1, .layers = m->layers};
-}
-
 /* A block at least, so that none is given back before its tokens are known: those that steps in
  * flight draw. */
 static int32_t window_of(const struct model_config *m)
@@ -20,42 +15,37 @@ static int32_t window_of(const struct model_config *m)
 struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers)
 {
     const int32_t slide = model_config_sliding(m);
-    if (slide == 0 || layers == m->layers)
-        return one_group(m);
+    if (layers == 0)
+        return (struct kv_groups){.keep = 1, .layers = m->layers};
     return (struct kv_groups){div_up(m->layers - slide, layers), div_up(slide, layers), layers,
                               window_of(m)};
 }
 
-struct kv_groups kv_groups_find(const struct model_config *m, int32_t context)
+struct kv_groups kv_groups_find(const struct model_config *m, int32_t context, int32_t rows)
 {
-    struct kv_groups best = one_group(m);
-    int32_t least = INT32_MAX, least_kept = INT32_MAX;
-    if (model_config_sliding(m) == 0 || context <= m->window)
-        return best;
-    if (model_config_sliding(m) == m->layers)
-        return (struct kv_groups){0, 1, m->layers, window_of(m)};
-    for (int32_t layers = m->layers - 1; layers > 0; layers--) {
+    struct kv_groups best = kv_groups_of(m, 0);
+    int64_t least = kv_groups_need(&best, context, rows) * best.layers;
+    for (int32_t layers = m->layers; layers > 0 && model_config_sliding(m) > 0; layers--) {
         const struct kv_groups g = kv_groups_of(m, layers);
-        const int32_t kept = g.keep * layers, all = kv_groups_count(&g) * layers;
+        const int64_t need = kv_groups_need(&g, context, rows) * layers;
         if (kv_groups_count(&g) > KV_GROUPS_MAX)
             break;
-        if (kept < least_kept || (kept == least_kept && all < least)) {
-            least_kept = kept;
-            least = all;
+        if (need < least) {
+            least = need;
             best = g;
         }
     }
     return best;
 }
 
-struct kv_place kv_groups_place(const struct kv_groups *g, const struct model_config *m,
-                                int32_t layer)
+struct kv_group_place kv_groups_place(const struct kv_groups *g, const struct model_config *m,
+                                      int32_t layer)
 {
     const bool slides = g->slide > 0 && model_config_slides(m, layer);
     int32_t before = 0; /* layers of its kind */
     for (int32_t i = 0; i < layer; i++)
         before += g->slide == 0 || model_config_slides(m, i) == slides;
-    return (struct kv_place){(slides ? g->keep : 0) + before / g->layers, before % g->layers};
+    return (struct kv_group_place){(slides ? g->keep : 0) + before / g->layers, before % g->layers};
 }
 
 int32_t kv_blocks_for(int32_t positions)

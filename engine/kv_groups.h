@@ -18,11 +18,11 @@ struct kv_groups {
     int32_t window;      /* positions that a row sees in those that slide, its own among them */
 };
 
-/* So that blocks have little room that no layer uses: above all those of groups that keep all,
- * which long texts have most of. One group, when no layer slides or no context of `context`
- * positions is longer than the window. */
-struct kv_groups kv_groups_find(const struct model_config *m, int32_t context);
-/* Those with so many layers, as kv_groups_find said. */
+/* Those with which a text of the whole context, computed up to `rows` positions at a time, takes
+ * least memory; of equals the fewest. Blocks have room that no layer uses where the layers of a
+ * kind do not divide, so with short contexts that is one group. */
+struct kv_groups kv_groups_find(const struct model_config *m, int32_t context, int32_t rows);
+/* Those of so many layers; 0: one of all layers, which keeps all. */
 struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers);
 static inline int32_t kv_groups_count(const struct kv_groups *g)
 {
@@ -30,11 +30,11 @@ static inline int32_t kv_groups_count(const struct kv_groups *g)
 }
 
 /* Where a layer's keys and values are. */
-struct kv_place {
+struct kv_group_place {
     int32_t group, layer; /* layer: of those of a block */
 };
-struct kv_place kv_groups_place(const struct kv_groups *g, const struct model_config *m,
-                                int32_t layer);
+struct kv_group_place kv_groups_place(const struct kv_groups *g, const struct model_config *m,
+                                      int32_t layer);
 
 /* Blocks for this many positions, in one group. */
 int32_t kv_blocks_for(int32_t positions);

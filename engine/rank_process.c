@@ -136,7 +136,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.blocks = o->kv_blocks;
     f->limits.groups = kv_groups_of(m, o->kv_layers);
     f->limits.history_max = o->max_model_len;
-    f->limits.table_cols = (o->max_model_len + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
+    f->limits.table_cols = kv_blocks_for(o->max_model_len);
     f->comm_bytes = (size_t)o->comm_bytes;
     const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank);
     f->rank[l->rank].weights = l->arena_bytes;

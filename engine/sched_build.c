@@ -121,7 +121,6 @@ static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
     const int32_t known = q->length + q->pending;
     const int32_t target = q->checking > 0 ? STEP_TARGET_CHECK : STEP_TARGET_SAMPLE;
     int32_t added = 0;
-    sequence_slide(q, home_of(s, q)->kv);
     for (; added < n && grow(s, q); added++) {
         add_row(s, q);
         if (q->computed >= known && q->params.max_tokens > 0) {
@@ -352,13 +351,9 @@ static void begin_check(struct sched *s, struct sequence *q)
 static int32_t add_decodes(struct sched *s)
 {
     int32_t decoding = 0;
-    for (int32_t i = 0; i < s->stats.running; i++) { /* before guesses take any block */
-        struct sequence *q = s->slots[s->order[i]];
-        if (sched_to_draw(q) <= 0)
-            continue;
-        sequence_slide(q, home_of(s, q)->kv);
-        (void)grow(s, q);
-    }
+    for (int32_t i = 0; i < s->stats.running; i++) /* before guesses take any block */
+        if (sched_to_draw(s->slots[s->order[i]]) > 0)
+            (void)grow(s, s->slots[s->order[i]]);
     for (int32_t i = 0; i < s->stats.running && s->step->rows < s->config.limits.rows; i++) {
         struct sequence *q = s->slots[s->order[i]];
         if (sched_to_draw(q) <= 0)
@@ -428,6 +423,15 @@ static void write_rows(struct sched *s)
     CHECK(sample == step->samples);
 }
 
+/* Blocks that no row from now on sees are there for everybody in this step. */
+static void slide(struct sched *s)
+{
+    for (int32_t i = 0; i < s->stats.running && s->config.limits.groups.slide > 0; i++) {
+        struct sequence *q = s->slots[s->order[i]];
+        sequence_slide(q, home_of(s, q)->kv);
+    }
+}
+
 bool sched_build(struct sched *s, struct step *step, struct token_event *events, int32_t *count)
 {
     CHECK(s->in_flight < SCHED_FLIGHTS);
@@ -444,6 +448,7 @@ bool sched_build(struct sched *s, struct step *step, struct token_event *events,
     sched_end_cancelled(s, events, count);
     sched_plan_drafts(s);
     if (!awaits_answer(s)) {
+        slide(s);
         limit_time(s, add_decodes(s));
         queue_turns(s->queue, offer, s);
         write_rows(s);

@@ -7,9 +7,10 @@
  *   open   struct open_wire (step.c), then `history` token ids: everything the sequence holds so
  *          far; then biases, bans, ends of the bad words, their ids. A new group gets the same
  *          records, so recovery has no other path.
- *   append {slot, group, index, block}: entry `index` of the slot's block table for a group of
- * layers close  {slot} Rows ascend by the home of their slot, and samples by row. Order on a rank:
- * closes, opens, appends, then the rows. */
+ *   append {slot, group, index, block}: entry `index` of the slot's block table for these layers
+ *   close  {slot}
+ * Rows ascend by the home of their slot, and samples by row.
+ * Order on a rank: closes, opens, appends, then the rows. */
 #ifndef TESSERA_ENGINE_STEP_H
 #define TESSERA_ENGINE_STEP_H
 

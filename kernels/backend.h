@@ -119,7 +119,8 @@ struct rows {
     int32_t count;           /* T */
     const int32_t *slot;     /* sequence slot, -1 = padding */
     const int32_t *position; /* 0-based position in the sequence */
-    const int32_t *table;    /* [slots, table_cols] KV block numbers */
+    const int32_t *table;    /* [slots, table_cols] KV block numbers; where a layer slides, anything
+                                before the block of the first key that a row sees */
     int32_t table_cols;
 };
 

@@ -229,7 +229,9 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);
     buf_printf(out, ": room for %.1f whole contexts\n",
-               (double)f->limits.homes * f->limits.blocks / footprint_context_blocks(f));
+               f->max_model_len > 0
+                   ? (double)f->limits.homes * f->limits.blocks / footprint_context_blocks(f)
+                   : 0);
     const struct speculation *guesses = &s->options.speculation;
     if (guesses->tokens > 0)
         buf_printf(out, "up to %d guesses a step and sequence, from n-grams of %d to %d tokens\n",

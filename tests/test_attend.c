@@ -267,7 +267,8 @@ static void attended_open(struct attended *a, struct backend *b, const struct at
     const int32_t rows = a->m.rows.count;
     a->cols = (c->heads + 2 * c->kv_heads) * c->dim;
     a->width = c->heads * c->dim;
-    const struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * a->m.rows.table_cols, c->dtype};
+    const struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * a->m.rows.table_cols + 1,
+                                 c->dtype};
     a->storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff);
     a->kv = must(b->ops->kv_open(b, &spec, a->storage));
     a->qkv = generated(33, (size_t)(rows * a->cols));
@@ -290,6 +291,15 @@ static void attended_close(struct attended *a, struct backend *b)
     guarded_free(a->m.table, (size_t)(SLOTS * a->m.rows.table_cols));
 }
 
+/* What no row from this one on sees is somebody else's by now: NaNs. */
+static void slide(struct attended *a, int32_t row)
+{
+    const struct batch *m = &a->m;
+    const int32_t unseen = m->position[row] + 1 - m->how.window, cols = m->rows.table_cols;
+    for (int32_t i = 0; m->how.window > 0 && i < unseen / BACKEND_BLOCK_TOKENS; i++)
+        m->table[m->slot[row] * cols + i] = SLOTS * cols;
+}
+
 /* Chunks of two rows or more: a row's bits do not depend on those beside it, on a device neither.
  */
 static void chunks(struct backend *b, const struct attend_case *c)
@@ -300,6 +310,7 @@ static void chunks(struct backend *b, const struct attend_case *c)
     float *y = guarded((size_t)(c->length * a.width));
     for (int32_t t = first, n = 2; t < end; t += n, n = n * 3 - 1) {
         n = end - t - n >= 2 ? n : end - t;
+        slide(&a, t);
         attend_part(b, &a, t, t + n, y);
         assert_bits("a chunk", y, a.out + (ptrdiff_t)t * a.width, (size_t)(n * a.width));
     }

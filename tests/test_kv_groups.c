@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { BLOCK = BACKEND_BLOCK_TOKENS };
+enum { BLOCK = BACKEND_BLOCK_TOKENS, ROWS = 64 };
 
 /* A model of which every `period`-th layer attends to everything, none with 0, the first with
  * `shift` before it. */
@@ -51,7 +51,8 @@ static void test_models(void **state)
         {34, 6, 5, 1024, 131072, {1, 6, 5, 1024}},  /* 4B */
         {48, 6, 5, 1024, 131072, {1, 5, 8, 1024}},  /* 12B */
         {62, 6, 5, 1024, 131072, {1, 6, 10, 1024}}, /* 27B */
-        {9, 9, 0, 4, 100, {1, 4, 2, 16}},           /* a window of less than a block */
+        {62, 6, 5, 1024, 1100, {1, 0, 62, 0}},      /* ... where padding is more than what slides */
+        {9, 9, 0, 4, 200, {1, 4, 2, 16}},           /* a window of less than a block */
         {40, 40, 7, 64, 1000, {1, 7, 6, 64}},       /* one layer alone: no more groups than that */
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -59,10 +60,32 @@ static void test_models(void **state)
             model(cases[i].layers, cases[i].period, cases[i].shift, cases[i].window);
         if (cases[i].period == 1)
             memset(m->slides, 0, sizeof m->slides);
-        const struct kv_groups g = kv_groups_find(m, cases[i].context);
+        const struct kv_groups g = kv_groups_find(m, cases[i].context, ROWS);
         assert_memory_equal(&g, &cases[i].groups, sizeof g);
         free(m);
     }
+}
+
+/* No other groups take less for a text of that length, above all not one group alone. */
+static void test_least(void **state)
+{
+    (void)state;
+    for (int32_t layers = 2; layers < 64; layers += 3)
+        for (int32_t full = 0; full < layers; full += 1 + layers / 7)
+            for (int32_t context = 16; context < 20000; context = context * 2 + 7) {
+                struct model_config *m = model(layers, 0, 0, 500);
+                for (int32_t i = 0; i < full; i++)
+                    m->slides[i / 32] &= ~(1u << i % 32);
+                const struct kv_groups g = kv_groups_find(m, context, ROWS);
+                const int64_t found = kv_groups_need(&g, context, ROWS) * g.layers;
+                assert_true(found <= (int64_t)kv_blocks_for(context) * layers);
+                for (int32_t n = 1; n <= layers; n++) {
+                    const struct kv_groups other = kv_groups_of(m, n);
+                    if (kv_groups_count(&other) <= KV_GROUPS_MAX)
+                        assert_true(found <= kv_groups_need(&other, context, ROWS) * n);
+                }
+                free(m);
+            }
 }
 
 /* Every layer has a place of its own, in a group of its kind; ranks find the same ones. */
@@ -72,16 +95,17 @@ static void test_places(void **state)
     for (int32_t layers = 1; layers < 70; layers++)
         for (int32_t period = 0; period < 8; period++) {
             struct model_config *m = model(layers, period, period / 2, 100);
-            const struct kv_groups g = kv_groups_find(m, 1000), told = kv_groups_of(m, g.layers);
+            const struct kv_groups g = kv_groups_find(m, 5000, ROWS);
+            const struct kv_groups told = kv_groups_of(m, g.slide > 0 ? g.layers : 0);
             bool used[KV_GROUPS_MAX][70] = {{false}};
             assert_in_range(kv_groups_count(&g), 1, KV_GROUPS_MAX);
-            assert_int_equal(kv_groups_count(&told), kv_groups_count(&g));
+            assert_memory_equal(&told, &g, sizeof g);
             for (int32_t i = 0; i < layers; i++) {
-                const struct kv_place p = kv_groups_place(&g, m, i);
-                const struct kv_place same = kv_groups_place(&told, m, i);
+                const struct kv_group_place p = kv_groups_place(&g, m, i);
+                const struct kv_group_place same = kv_groups_place(&told, m, i);
                 assert_in_range(p.group, 0, kv_groups_count(&g) - 1);
                 assert_in_range(p.layer, 0, g.layers - 1);
-                assert_int_equal(p.group >= g.keep, model_config_slides(m, i));
+                assert_int_equal(p.group >= g.keep, g.slide > 0 && model_config_slides(m, i));
                 assert_false(used[p.group][p.layer]);
                 used[p.group][p.layer] = true;
                 assert_memory_equal(&p, &same, sizeof p);
@@ -150,8 +174,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_for), cmocka_unit_test(test_models),
-        cmocka_unit_test(test_places),     cmocka_unit_test(test_first),
-        cmocka_unit_test(test_need),
+        cmocka_unit_test(test_least),      cmocka_unit_test(test_places),
+        cmocka_unit_test(test_first),      cmocka_unit_test(test_need),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,6 +21,7 @@ static const struct setting settings[] = {
     {16, 40, 24, 160, 40, false, true, false, 3, {1, 2, 1, 20}},
     {16, 17, 14, 200, 40, true, false, false, 7, {0, 1, 1, 33}},
     {16, 64, 60, 200, 48, true, true, true, 3, {2, 3, 1, 24}},
+    {13, 13, 96, 193, 40, true, false, false, 6, {2, 2, 1, 25}},
 };
 
 static const int32_t homes[] = {1, 2, 3, 4, 8};

@@ -15,7 +15,7 @@ struct layer {
     } post_norm;
     struct qkv_rules rules;
     struct attention attention;
-    struct kv_place kv;
+    struct kv_group_place kv;
     const float *rope;               /* the model's, or its local one */
     struct {                         /* instead of gate_up and down */
         const struct weight *router; /* NULL: there is none */
@@ -304,6 +304,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->b = parts->backend;
     m->kv = parts->kv;
     m->groups = parts->groups;
+    CHECK(kv_groups_count(&m->groups) <= KV_GROUPS_MAX);
     m->progress = parts->progress;
     m->activation = cfg->mixture.kind == MIXTURE_GPT_OSS ? ACT_SWIGLU_PAIRS
                     : cfg->gelu                          ? ACT_GELU_TANH

@@ -89,17 +89,20 @@ template <typename C> DEVICE void load_chunk(C *to, const e4m3 *from, bool there
     *(pack<uint32_t, 4> *)(to + 8) = words[1];
 }
 
-/* The nth KEYS keys, then their values; zeros beyond the last, where nothing was ever written. A
- * cache block's keys lie together. */
+/* The nth KEYS keys, then their values; zeros beyond the last, where nothing was ever written, and
+ * in blocks before the window, which are others' by now. A cache block's keys lie together. */
 template <typename P>
 DEVICE void load_keys(typename P::C *stage, const struct attend_args &a, const typename P::E *cache,
                       const struct span &s, int32_t nth)
 {
     constexpr int BLOCK = BACKEND_BLOCK_TOKENS, LOADS = BLOCK * P::CHUNKS;
+    const int32_t seen = attend_first(&a, s.least) / BLOCK * BLOCK;
 #pragma unroll
     for (int32_t b = 0; b < P::KEYS; b += BLOCK) {
         const int32_t first = nth * P::KEYS + b;
-        const int32_t at = first <= s.last ? first : s.last; /* a block there is in any case */
+        const int32_t at = first < seen     ? seen
+                           : first <= s.last ? first
+                                             : s.last; /* a block there is in any case */
         const int32_t block = kv_block(&a.rows, s.slot, at / BLOCK);
         const typename P::E *key = cache + kv_index(&a.kv, block, s.kv_head, false);
 #pragma unroll
@@ -107,7 +110,7 @@ DEVICE void load_keys(typename P::C *stage, const struct attend_args &a, const t
             const uint32_t n = threadIdx.x + i, j = n / P::CHUNKS, e = n % P::CHUNKS * P::VEC;
             if (LOADS % THREADS != 0 && n >= LOADS)
                 break;
-            const bool there = first + (int32_t)j <= s.last;
+            const bool there = first >= seen && first + (int32_t)j <= s.last;
             typename P::C *to = stage + (b + j) * P::PITCH + e;
             load_chunk(to, key + n * P::VEC, there);
             load_chunk(to + P::KEYS * P::PITCH, key + BLOCK * P::DIM + n * P::VEC, there);

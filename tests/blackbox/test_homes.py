@@ -87,7 +87,7 @@ def test_rows_of_a_home(odd, mode, ranks, rows):
     homes = mode_bytes.homes(mode, ranks)
     done = run("plan", odd, "-tp", ranks, *layout(mode), *HOME, "--load-format", "dummy",
                "--max-num-batched-tokens", rows)
-    assert f" and {math.ceil(rows / homes)} rows in each of {homes} homes\n" in done.stdout
+    assert f" and {math.ceil(rows / homes)} rows in each of {homes} homes: room" in done.stdout
 
 
 def compared(model, ranks, *more):

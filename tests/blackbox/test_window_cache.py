@@ -89,10 +89,16 @@ def test_planned(tmp_path, family):
 
 
 def test_no_text_slides(tmp_path):
-    """Contexts within the window need no second table."""
+    """One table does where nothing is ever given back: no context is longer than window and rows
+    together, or the cache has no room for one."""
     model = sliding(tmp_path / "model")
-    assert planned(model, "--max-model-len", WINDOW)["kv_groups"] == {"keep": 1, "slide": 0}
-    assert planned(model, "--max-model-len", WINDOW + 1)["kv_groups"] == {"keep": 1, "slide": 5}
+    one, several = {"keep": 1, "slide": 0}, {"keep": 1, "slide": 5}
+    longest = 16 * max(blocks(begin + WINDOW - 1 + ROWS) for begin in range(16))
+    assert planned(model, *SHORT, "--max-model-len", longest)["kv_groups"] == one
+    assert planned(model, *SHORT, "--max-model-len", longest + 1)["kv_groups"] == several
+    little = 6 * BLOCK_BYTES * longest // 16
+    plan = planned(model, *SHORT, "--kv-cache-memory", little)
+    assert (plan["kv_groups"], plan["max_model_len"]) == (one, longest)
 
 
 def test_told(tmp_path):
@@ -103,6 +109,8 @@ def test_told(tmp_path):
     room = 1000 / needed((1, 5), CONTEXT, ROWS, WINDOW)
     assert f"1000 KV blocks of 16 tokens x 1 layers in F32: room for {room:.1f} whole " \
         "contexts" in done.stdout
+    assert "holds 0 positions" in run("plan", model, "--load-format", "dummy",
+                                      "--kv-cache-memory", BLOCK_BYTES - 1).stderr
     few = 100  # of them 30 for what slides
     done = run("plan", model, "--load-format", "dummy", "--max-num-batched-tokens", ROWS,
                "--kv-cache-memory", few * BLOCK_BYTES, "--max-model-len", CONTEXT)
