@@ -44,6 +44,12 @@ static void check_refused(const char *text, const struct completion_rules *with,
 /* ---- input ---- */
 
 #define USER "{\"role\":\"user\",\"content\":\"a\"}"
+#define RESULT(id) "{\"type\":\"function_call_output\",\"call_id\":\"" id "\",\"output\":\"x\"}"
+#define CALL_WITH(arguments)                                                                       \
+    "{\"type\":\"function_call\",\"call_id\":\"1\",\"name\":\"f\",\"arguments\":\"" arguments "\"" \
+                                                                                              "}"
+#define CHAT_CALL_WITH(arguments)                                                                  \
+    "{\"type\":\"function\",\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":" arguments "}}"
 #define CALL(id)                                                                                   \
     "{\"type\":\"function_call\",\"call_id\":\"" id "\",\"name\":\"f\",\"arguments\":\"{}\"}"
 #define CHAT_CALL(id)                                                                              \
@@ -110,6 +116,17 @@ static void test_messages(void **state)
         {"\"input\":[" SAID("s") "," SAID("t") "," CALL("1") "," SAID("u") "]",
          "[{\"role\":\"assistant\",\"content\":\"s\"},{\"role\":\"assistant\",\"content\":\"t\","
          "\"tool_calls\":[" CHAT_CALL("1") "]},{\"role\":\"assistant\",\"content\":\"u\"}]"},
+        /* what is said behind calls comes before their results */
+        {"\"input\":[" CALL("1") "," SAID("s") "," RESULT("1") "]",
+         "[{\"role\":\"assistant\",\"content\":\"s\",\"tool_calls\":[" CHAT_CALL(
+             "1") "]},{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"1\"}]"},
+        /* as answers may have it: of two members the last counts, numbers of any size */
+        {"\"input\":[" CALL_WITH("{\\\"x\\\":1,\\\"x\\\":2}") "]",
+         "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CHAT_CALL_WITH(
+             "{\"x\":2}") "]}]"},
+        {"\"input\":[" CALL_WITH("{\\\"x\\\":123456789012345678901234567890}") "]",
+         "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CHAT_CALL_WITH(
+             "{\"x\":1.2345678901234568e29}") "]}]"},
         {"\"input\":[" CALL("1") "," THOUGHT("r") "," CALL("2") "]",
          "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CHAT_CALL(
              "1") "]},"
@@ -381,7 +398,8 @@ static void test_values(void **state)
     assert_int_equal(jdoc_int(jdoc_get(r.conversation.vars, "k")), 1);
     chat_free(&r);
     parse_good("{\"input\":\"a\",\"n\":1,\"background\":false,\"truncation\":\"disabled\","
-               "\"metadata\":null,\"store\":true,\"top_logprobs\":0}",
+               "\"metadata\":null,\"store\":true,\"top_logprobs\":0,\"tools\":[],"
+               "\"tool_choice\":\"auto\"}",
                &rules, &r);
     assert_true(r.completion.fills_context);
     assert_int_equal(r.completion.logprobs, -1);
@@ -430,6 +448,15 @@ static void test_repeated(void **state)
          "\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"tool_choice\":\"none\",\"text\":{"
          "\"format\":{\"type\":\"json_object\"}},\"reasoning\":{\"summary\":null,\"effort\":"
          "\"high\"}"},
+        /* of objects what is known */
+        {"{\"input\":\"a\",\"tools\":[{\"zz\":1,\"type\":\"function\",\"name\":\"f\",\"strict\":"
+         "null}],\"tool_choice\":{\"zz\":1,\"type\":\"function\",\"name\":\"f\"},\"text\":{"
+         "\"format\":{\"type\":\"text\",\"zz\":\"x\"}}}",
+         "\"instructions\":null,\"metadata\":{},\"max_output_tokens\":null,\"temperature\":1,"
+         "\"top_p\":1,\"top_logprobs\":0,\"parallel_tool_calls\":true,\"tools\":[{\"type\":"
+         "\"function\",\"name\":\"f\",\"strict\":null}],\"tool_choice\":{\"type\":\"function\","
+         "\"name\":\"f\"},\"text\":{\"format\":{\"type\":\"text\"}},\"reasoning\":{\"summary\":"
+         "null,\"effort\":null}"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {

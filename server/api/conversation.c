@@ -233,18 +233,35 @@ static enum status read_content(const struct message *m, struct buf *text,
     return OK;
 }
 
+/* Integers of any size are read as reals, which templates show otherwise: only where it has to be.
+ */
+enum status conversation_arguments(const char *name, const char *text, size_t n, struct jdoc **out,
+                                   struct api_error *e)
+{
+    struct jdoc_limits repeats = jdoc_limits_request;
+    repeats.repeats = true;
+    const struct jdoc_limits *const all[] = {&jdoc_limits_request, &repeats, &jdoc_limits_call};
+    struct err err = {""};
+    enum status st = ERR_INPUT;
+    for (size_t i = 0; i < ARRAY_LEN(all) && st == ERR_INPUT; i++)
+        st = jdoc_parse(text, n, all[i], name, out, &err);
+    if (st == ERR_INPUT)
+        return api_error_field(e, name, "%s must be a JSON object: %.300s", name, err.text);
+    if (st == OK && jdoc_type(*out) != JDOC_OBJECT) {
+        st = field_wrong_type(name, *out, "a JSON object", e);
+        jdoc_close(*out);
+    }
+    return st;
+}
+
 /* A string that holds a JSON object, as models write it, or the object itself. */
 static enum status write_arguments(const struct jdoc *v, struct buf *out, struct api_error *e)
 {
     static const char name[] = "function.arguments";
-    struct err err = {""};
     struct jdoc *decoded = NULL;
     enum status st = OK;
     if (v && jdoc_type(v) == JDOC_STRING && jdoc_string_len(v) > 0) {
-        st = jdoc_parse(jdoc_string(v), jdoc_string_len(v), &jdoc_limits_request, name, &decoded,
-                        &err);
-        if (st == ERR_INPUT)
-            return api_error_field(e, name, "%s must be a JSON object: %.300s", name, err.text);
+        st = conversation_arguments(name, jdoc_string(v), jdoc_string_len(v), &decoded, e);
         if (st != OK)
             return st;
         v = decoded;

@@ -42,6 +42,11 @@ struct conversation {
     struct field_unknown unknown; /* in messages */
 };
 
+/* The arguments of a call, a text as a model writes it: whatever an answer may have had is read,
+ * and nothing else that is no JSON object. Closed by the caller. */
+enum status conversation_arguments(const char *name, const char *text, size_t n, struct jdoc **out,
+                                   struct api_error *e) MUST_USE;
+
 /* doc: the whole request. On failure (ERR_INPUT with the path of the value, ERR_NOMEM) *e says why
  * and *out is untouched. */
 enum status conversation_make(const struct conversation_fields *f, const struct jdoc *doc,

@@ -375,8 +375,43 @@ static void write_value(const char *key, const struct jdoc *v, const char *nothi
         buf_puts(out, nothing);
 }
 
+/* An object's members of these names: what nobody reads is not worth saying again. */
+static void write_known(const struct jdoc *v, const char *const names[], struct buf *out)
+{
+    const char *separator = "";
+    buf_puts(out, "{");
+    for (size_t i = 0; names[i]; i++) {
+        const struct jdoc *value = jdoc_get(v, names[i]);
+        if (!value)
+            continue;
+        buf_printf(out, "%s\"%s\":", separator, names[i]);
+        jdoc_write(value, out);
+        separator = ",";
+    }
+    buf_puts(out, "}");
+}
+
+static void write_tools_again(const struct raw *raw, struct buf *out)
+{
+    static const char *const tool[] = {"type", "name", "description", "parameters", "strict", NULL};
+    static const char *const choice[] = {"type", "name", NULL};
+    buf_puts(out, ",\"tools\":[");
+    for (size_t i = 0; raw->tools && i < jdoc_size(raw->tools); i++) {
+        buf_puts(out, i ? "," : "");
+        write_known(jdoc_at(raw->tools, i), tool, out);
+    }
+    buf_puts(out, "],\"tool_choice\":");
+    if (raw->tool_choice && jdoc_type(raw->tool_choice) == JDOC_OBJECT)
+        write_known(raw->tool_choice, choice, out);
+    else if (raw->tool_choice)
+        jdoc_write(raw->tool_choice, out);
+    else
+        buf_puts(out, "\"auto\"");
+}
+
 static void write_repeated(const struct raw *raw, const struct jdoc *doc, struct buf *out)
 {
+    static const char *const format[] = {"type", "name", "description", "schema", "strict", NULL};
     const struct jdoc *text = jdoc_get_value(doc, "text"),
                       *reasoning = jdoc_get_value(doc, "reasoning");
     const struct sampling *s = &raw->chat.sampling;
@@ -391,11 +426,10 @@ static void write_repeated(const struct raw *raw, const struct jdoc *doc, struct
     buf_printf(out, ",\"top_logprobs\":%lld,\"parallel_tool_calls\":%s",
                raw->chat.top_logprobs > 0 ? (long long)raw->chat.top_logprobs : 0,
                raw->chat.parallel_tool_calls ? "true" : "false");
-    write_value("tools", raw->tools, "[]", out);
-    write_value("tool_choice", raw->tool_choice, "\"auto\"", out);
+    write_tools_again(raw, out);
     buf_puts(out, ",\"text\":{\"format\":");
     if (text && jdoc_get_value(text, "format"))
-        jdoc_write(jdoc_get_value(text, "format"), out);
+        write_known(jdoc_get_value(text, "format"), format, out);
     else
         buf_puts(out, "{\"type\":\"text\"}");
     buf_puts(out, "},\"reasoning\":{\"summary\":null");

@@ -210,6 +210,7 @@ struct writer {
     /* The assistant's message that items are being added to. */
     bool open;     /* there is one */
     bool answered; /* it has a content or calls: reasoning would belong to the next */
+    bool said;     /* it has a content: another is the next; calls may stand before it */
     int32_t begun; /* the item that it begins with */
     int32_t calls;
     struct buf content, reasoning, call_list;
@@ -249,7 +250,7 @@ static void close_message(struct writer *w)
     buf_clear(&w->content);
     buf_clear(&w->reasoning);
     buf_clear(&w->call_list);
-    w->open = w->answered = false;
+    w->open = w->answered = w->said = false;
     w->calls = 0;
 }
 
@@ -268,10 +269,10 @@ static enum status add_message(struct writer *w, const struct item *item)
     if (!item->role.bytes)
         return api_error_field(w->e, "role", "role is missing");
     if (field_string_is(&item->role, "assistant")) {
-        if (w->answered)
+        if (w->said)
             close_message(w);
         open_message(w);
-        w->answered = true;
+        w->answered = w->said = true;
         return read_text(&content_place, item->content, &w->content, w->unknown, w->e);
     }
     close_message(w);
@@ -287,21 +288,14 @@ out:
 
 static enum status check_arguments(const struct field_string *s, struct api_error *e)
 {
-    struct err err = {""};
     struct jdoc *v = NULL;
-    enum status st = OK;
     if (!s->bytes)
         return api_error_field(e, "arguments", "arguments is missing");
     if (s->len == 0)
         return OK;
-    st = jdoc_parse(s->bytes, s->len, &jdoc_limits_request, "arguments", &v, &err);
-    if (st == ERR_INPUT)
-        return api_error_field(e, "arguments", "arguments must be a JSON object: %.300s", err.text);
-    if (st != OK)
-        return st;
-    if (jdoc_type(v) != JDOC_OBJECT)
-        st = field_wrong_type("arguments", v, "a JSON object", e);
-    jdoc_close(v);
+    const enum status st = conversation_arguments("arguments", s->bytes, s->len, &v, e);
+    if (st == OK)
+        jdoc_close(v);
     return st;
 }
 

@@ -77,7 +77,11 @@ enum status tool_choice_read(const struct jdoc *choice, const struct jdoc *tools
         TRY(read_word(choice, text, out, e));
     else if (choice && jdoc_type(choice) != JDOC_OBJECT)
         TRY(field_wrong_type("tool_choice", choice, "a string or an object", e));
-    if (choice && (out->calls || jdoc_type(choice) == JDOC_OBJECT) && !has_tools)
+    if (!has_tools && !out->required && (!choice || jdoc_type(choice) == JDOC_STRING)) {
+        out->calls = false; /* of what is there, as it likes */
+        return OK;
+    }
+    if (choice && !has_tools)
         return api_error_field(e, "tool_choice", "tool_choice needs tools");
     if (choice && jdoc_type(choice) == JDOC_OBJECT)
         TRY(read_function(choice, tools, text, out, e));

@@ -408,7 +408,7 @@ def user(content):
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs", "bos_token"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-    ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tool_choice": "any"}, "tool_choice", "must be none"),
 ])
 def test_refused(chat, fields, param, words):
