@@ -375,6 +375,20 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
         push(j, scratch, false);
 }
 
+/* Ends it with what went wrong, which is no end that looks whole. */
+static void break_stream(struct job *j, const struct api_error *e)
+{
+    struct buf frame;
+    buf_init(&frame, 4096);
+    if (j->kind->reply->error)
+        j->kind->reply->error(j->choices[0].state, e, &frame);
+    else
+        completion_reply_error(e, &frame);
+    http_stream_push(j->http, frame.data, frame.len);
+    http_stream_end(j->http, false);
+    buf_free(&frame);
+}
+
 /* scratch: the frames that the last token has made. */
 static void complete_stream(struct job *j, struct buf *scratch)
 {
@@ -388,8 +402,13 @@ static void complete_stream(struct job *j, struct buf *scratch)
             reply->usage(&j->meta, &usage, scratch);
         completion_reply_done(scratch);
     }
-    bool good = !scratch->failed && http_stream_push_large(j->http, scratch->data, scratch->len);
-    http_stream_end(j->http, good);
+    if (scratch->failed) {
+        struct api_error e = {0};
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        break_stream(j, &e);
+        return;
+    }
+    http_stream_end(j->http, http_stream_push_large(j->http, scratch->data, scratch->len));
 }
 
 /* Returns the status of the answer. */
@@ -433,22 +452,13 @@ void job_complete(struct job *j, struct buf *scratch)
 
 void job_fail(struct job *j, const struct api_error *e)
 {
-    struct buf frame;
     if (j->over)
         return;
     cancel_choices(j, METRICS_ERROR);
     j->over = true;
     j->status = j->streaming ? 200 : e->http_status;
-    if (!j->streaming) {
-        http_reply_error(j->http, e);
-        return;
-    }
-    buf_init(&frame, 4096);
-    if (j->kind->reply->error)
-        j->kind->reply->error(j->choices[0].state, e, &frame);
+    if (j->streaming)
+        break_stream(j, e);
     else
-        completion_reply_error(e, &frame);
-    http_stream_push(j->http, frame.data, frame.len);
-    http_stream_end(j->http, false);
-    buf_free(&frame);
+        http_reply_error(j->http, e);
 }

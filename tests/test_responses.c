@@ -2,6 +2,7 @@
  * back, and the events of a stream. */
 #include "config/buf.h"
 #include "server/api/responses.h"
+#include "server/api/responses_input.h"
 #include "server/api/responses_reply.h"
 #include "tests/only.h"
 
@@ -44,10 +45,11 @@ static void check_refused(const char *text, const struct completion_rules *with,
 /* ---- input ---- */
 
 #define USER "{\"role\":\"user\",\"content\":\"a\"}"
+#define LEAD(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
 #define RESULT(id) "{\"type\":\"function_call_output\",\"call_id\":\"" id "\",\"output\":\"x\"}"
 #define CALL_WITH(arguments)                                                                       \
     "{\"type\":\"function_call\",\"call_id\":\"1\",\"name\":\"f\",\"arguments\":\"" arguments "\"" \
-                                                                                              "}"
+    "}"
 #define CHAT_CALL_WITH(arguments)                                                                  \
     "{\"type\":\"function\",\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":" arguments "}}"
 #define CALL(id)                                                                                   \
@@ -90,6 +92,12 @@ static void test_messages(void **state)
         {"\"input\":\"a\",\"instructions\":\"\"", "[" USER "]"},
         {"\"input\":[{\"type\":\"message\",\"role\":\"developer\",\"content\":\"d\"}," USER "]",
          "[{\"role\":\"system\",\"content\":\"d\"}," USER "]"},
+        /* instructions of both kinds are one message; those that come later are not */
+        {"\"instructions\":\"i\",\"input\":[" LEAD("developer", "d") "," LEAD(
+             "system", "") "," LEAD("system", "s") "," USER "," LEAD("system", "t") "]",
+         "[" LEAD("system", "i\\n\\nd\\n\\ns") "," USER "," LEAD("system", "t") "]"},
+        {"\"instructions\":\"i\",\"input\":[" LEAD("developer", "d") "]",
+         "[" LEAD("system", "i\\n\\nd") "]"},
         {"\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"},"
          "{\"type\":\"input_text\",\"text\":\"b\"}]}]",
          "[{\"role\":\"user\",\"content\":\"a\\nb\"}]"},
@@ -137,7 +145,11 @@ static void test_messages(void **state)
          "[{\"role\":\"assistant\",\"content\":\"\"" CHAT_THOUGHT("r") "}," USER "]"},
         {"\"input\":[" THOUGHT("r") "," THOUGHT("q") "," SAID("s") "]",
          "[{\"role\":\"assistant\",\"content\":\"s\"" CHAT_THOUGHT("r\\nq") "}]"},
-        {"\"input\":[{\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":null}," USER "]",
+        {"\"input\":[{\"type\":\"reasoning\",\"summary\":null,\"content\":null,"
+         "\"encrypted_content\":null}," USER "]",
+         "[" USER "]"},
+        {"\"input\":[{\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":\"gAA\"}," USER
+         "]",
          "[" USER "]"},
         {"\"input\":[{\"type\":\"reasoning\",\"summary\":[{\"type\":\"summary_text\",\"text\":"
          "\"r\"}]}," SAID("s") "]",
@@ -181,8 +193,11 @@ static void test_refused_items(void **state)
         {"{\"role\":\"user\",\"content\":[{\"type\":\"refusal\",\"text\":\"a\"}]}",
          ".content[0].refusal", ".content[0].refusal must be a string, got nothing"},
         {"{\"type\":\"item_reference\",\"id\":\"msg_1\"}", ".type",
+         ".type must not be item_reference: this server keeps nothing of a request: send the whole "
+         "conversation as input"},
+        {"{\"type\":\"web_search_call\"}", ".type",
          ".type must be one of message|function_call|function_call_output|reasoning, got "
-         "\"item_reference\""},
+         "\"web_search_call\""},
         {"{\"type\":\"function_call\",\"name\":\"f\",\"arguments\":\"{}\"}", ".call_id",
          ".call_id is missing"},
         {"{\"type\":\"function_call\",\"call_id\":\"1\",\"arguments\":\"{}\"}", ".name",
@@ -205,9 +220,8 @@ static void test_refused_items(void **state)
         {"{\"type\":\"reasoning\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]}",
          ".content[0].type",
          ".content[0].type must be \"reasoning_text\", got \"text\": this server reads text only"},
-        {"{\"type\":\"reasoning\",\"encrypted_content\":\"gAAA\"}", ".encrypted_content",
-         ".encrypted_content is not supported, got \"gAAA\"; only the server that wrote it can "
-         "read it"},
+        {"{\"type\":\"reasoning\",\"encrypted_content\":5}", ".encrypted_content",
+         ".encrypted_content must be a string, got 5"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -239,7 +253,7 @@ static void test_counts(void **state)
         int most;
         const char *param, *message;
     } cases[] = {
-        {"{\"input\":[", USER, "]}", 4096, "input", "input must have 1 to 4096 items, got 4097"},
+        {"{\"input\":[", USER, "]}", 4096, "input", "input may have at most 4096 items, got 4097"},
         {"{\"input\":[" USER ",{\"role\":\"user\",\"content\":[",
          "{\"type\":\"input_text\",\"text\":\"a\"}", "]}]}", 1024, "input[1].content",
          "input[1].content may hold at most 1024 parts, got 1025"},
@@ -258,7 +272,6 @@ static void test_counts(void **state)
         check_refused(b.data, &rules, cases[i].param, cases[i].message);
         buf_free(&b);
     }
-    check_refused("{\"input\":[]}", &rules, "input", "input must have 1 to 4096 items, got 0");
 }
 
 /* What only the making of a conversation finds is told by the client's own items, of which one
@@ -285,8 +298,12 @@ static void test_refused_fields(void **state)
         const char *members, *param, *message;
     } cases[] = {
         {"\"input\":null", "input", "input is missing"},
+        {"\"input\":[]", "input", "input: no message is in it"},
+        {"\"input\":[],\"instructions\":\"i\"", "input", "input: no message is in it"},
         {"\"input\":[{\"type\":\"reasoning\",\"summary\":[]}]", "input",
-         "input: no message is in it, and there are no instructions"},
+         "input: no message is in it"},
+        {"\"input\":[{\"type\":\"reasoning\",\"summary\":[]}],\"instructions\":\"i\"", "input",
+         "input: no message is in it"},
         {"\"input\":5", "input", "input must be a string or a list of items, got 5"},
         {"\"input\":\"a\",\"previous_response_id\":\"resp_1\"", "previous_response_id",
          "previous_response_id is not supported, got \"resp_1\"; this server keeps nothing of a "
@@ -322,14 +339,30 @@ static void test_refused_fields(void **state)
          "guided_json", "text.format and guided_json cannot both say what the answer is"},
         {"\"input\":\"a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":"
          "\"web_search\"}]",
-         "tools[1].type", "tools[1].type must be one of function, got \"web_search\""},
+         "tools[1].type",
+         "tools[1].type must be \"function\", got \"web_search\": this server has no tools of its "
+         "own, only functions of the client can be called"},
+        {"\"input\":\"a\",\"tools\":[{\"type\":5}]", "tools[0].type",
+         "tools[0].type must be a string, got 5"},
+        {"\"input\":\"a\",\"logprobs\":true", "logprobs",
+         "logprobs is not supported, got true; say include and top_logprobs"},
+        {"\"input\":\"a\",\"chat_template\":\"x\"", "chat_template",
+         "chat_template is not supported, got \"x\"; leave it out"},
+        {"\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\",\"schema\":{}}}",
+         "text.format.name", "text.format.name is missing"},
+        {"\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":5}}", "text",
+         "text.format.name must be a string, got 5"},
+        {"\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\",\"description\":5}}",
+         "text", "text.format.description must be a string, got 5"},
         {"\"input\":\"a\",\"tools\":[{\"type\":\"function\"}]", "tools[0].name",
          "tools[0].name is missing"},
         {"\"input\":\"a\",\"tool_choice\":\"required\"", "tool_choice", "tool_choice needs tools"},
         {"\"input\":\"a\",\"tool_choice\":{\"type\":\"mcp\"}", "tool_choice",
          "tool_choice.type must be \"function\", got \"mcp\""},
         {"\"input\":\"a\",\"tool_choice\":{\"type\":\"function\"}", "tool_choice",
-         "tool_choice.name must be a string, got nothing"},
+         "tool_choice.name must be the name of a tool, got nothing"},
+        {"\"input\":\"a\",\"tool_choice\":{\"type\":\"function\",\"name\":\"\"}", "tool_choice",
+         "tool_choice.name must be the name of a tool, got \"\""},
         {"\"input\":\"a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"tool_choice\":"
          "{\"type\":\"function\",\"name\":\"g\"}",
          "tool_choice", "tool_choice is none of the tools: an object"},
@@ -344,6 +377,31 @@ static void test_refused_fields(void **state)
     }
 }
 
+/* A tool is told by its place here, not by its place in a chat. */
+static void test_path_of_a_tool(void **state)
+{
+    struct buf b;
+    (void)state;
+    buf_init(&b, 1 << 16);
+    buf_puts(&b, "{\"input\":\"a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"");
+    for (int i = 0; i < CONVERSATION_KWARGS_MAX; i++)
+        buf_printf(&b, ",\"k%d\":1", i);
+    buf_puts(&b, "}]}");
+    check_refused(b.data, &rules, "tools[0]", "tools[0] may hold at most 64 entries, got 65");
+    buf_free(&b);
+}
+
+/* And that there is no way to make a prompt of them, by the client's own name. */
+static void test_blame_of_all_messages(void **state)
+{
+    struct api_error e = {0};
+    (void)state;
+    api_error_field(&e, "messages", "messages do not go with the template");
+    responses_input_blame(NULL, &e);
+    assert_string_equal(e.param, "input");
+    assert_string_equal(e.message, "messages made of input do not go with the template");
+}
+
 static void test_metadata_bounds(void **state)
 {
     static const struct {
@@ -352,8 +410,8 @@ static void test_metadata_bounds(void **state)
     } cases[] = {
         {16, 64, 512, NULL},
         {17, 3, 3, "metadata may hold at most 16 entries, got 17"},
-        {1, 65, 3, "metadata: a key may have at most 64 bytes, got 65"},
-        {1, 3, 513, "metadata: a value may have at most 512 bytes, got 513"},
+        {1, 65, 3, "metadata: a key may have at most 64 characters, got 65"},
+        {1, 3, 513, "metadata: a value may have at most 512 characters, got 513"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -372,6 +430,16 @@ static void test_metadata_bounds(void **state)
         }
         buf_free(&b);
     }
+    struct chat_request r; /* of two bytes each */
+    struct buf b;
+    buf_init(&b, 1 << 16);
+    buf_puts(&b, "{\"input\":\"a\",\"metadata\":{\"k\":\"");
+    for (int i = 0; i < RESPONSES_METADATA_VALUE_MAX; i++)
+        buf_puts(&b, "\xc3\xa9");
+    buf_puts(&b, "\"}}");
+    parse_good(b.data, &rules, &r);
+    chat_free(&r);
+    buf_free(&b);
 }
 
 static void test_values(void **state)
@@ -749,6 +817,39 @@ static void test_cut_off(void **state)
     end_talk(&t);
 }
 
+/* Headers and thoughts are no message's tokens, and an item does not begin with the line break that
+ * a chat has there. */
+static void test_messages_of_harmony(void **state)
+{
+    const struct answer_form form = {
+        .calls = ANSWER_CALLS_OPENAI, .reasoning = true, .harmony = true};
+    struct talk t;
+    (void)state;
+    begin_talk(&t, false, 0);
+    t.answer = answer_open(&form, 7);
+    t.choice.answer = t.answer;
+    static const char *const texts[] = {
+        "<|channel|>", "analysis",   "<|message|>", "rr",  "<|end|>", "<|start|>", "assistant",
+        "<|channel|>", "commentary", "<|message|>", "abc", "<|end|>", "<|start|>", "assistant",
+        "<|channel|>", "analysis",   "<|message|>", "ss",  "<|end|>", "<|start|>", "assistant",
+        "<|channel|>", "final",      "<|message|>", "bcde"};
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++)
+        say(&t, texts[i], NULL);
+    say(&t, "", "stop");
+    finish_talk(&t);
+    check_object(
+        &t,
+        OBJECT(
+            "completed", "null",
+            REASONING_ITEM("00", "completed", "rr") "," MESSAGE_ITEM(
+                "01", "completed", "abc",
+                LOGPROB("43")) "," REASONING_ITEM("02", "completed",
+                                                  "ss") "," MESSAGE_ITEM("03", "completed", "bcde",
+                                                                         LOGPROB("44") "," LOGPROB(
+                                                                             "40"))));
+    end_talk(&t);
+}
+
 static void test_error(void **state)
 {
     struct talk t;
@@ -773,6 +874,8 @@ int main(void)
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_paths_of_messages),
         cmocka_unit_test(test_refused_fields),
+        cmocka_unit_test(test_path_of_a_tool),
+        cmocka_unit_test(test_blame_of_all_messages),
         cmocka_unit_test(test_metadata_bounds),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_tools),
@@ -782,6 +885,7 @@ int main(void)
         cmocka_unit_test(test_items),
         cmocka_unit_test(test_text_behind_a_call),
         cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_messages_of_harmony),
         cmocka_unit_test(test_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

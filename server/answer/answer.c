@@ -40,6 +40,7 @@ struct answer {
     enum state state;
     uint64_t key;
     bool finished, whole, reasoned, failed, in_list;
+    bool headed;                    /* since the last clear */
     bool bare;                      /* calls have no mark */
     bool said[HARMONY_CONTENT + 1]; /* by kind: some of it has come */
     enum harmony_kind kind;         /* of the BODY: REASONING or CONTENT, */
@@ -312,6 +313,7 @@ static bool begin_message(struct answer *a, const struct harmony_header *h)
         return true;
     }
     a->at = body;
+    a->headed = true;
     return h->kind == HARMONY_CUT || begin_body(a, h);
 }
 
@@ -599,6 +601,12 @@ void answer_clear(struct answer *a)
     buf_clear(&a->reasoning);
     buf_clear(&a->texts);
     a->count = 0;
+    a->headed = false;
+}
+
+bool answer_headed(const struct answer *a)
+{
+    return a->headed;
 }
 
 int32_t answer_calls_total(const struct answer *a)

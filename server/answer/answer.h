@@ -43,6 +43,7 @@ int32_t answer_call_count(const struct answer *a);
 struct answer_call answer_call(const struct answer *a, int32_t i);
 void answer_clear(struct answer *a);
 
+bool answer_headed(const struct answer *a);         /* since the last clear a header has ended */
 int32_t answer_calls_total(const struct answer *a); /* whatever was cleared */
 bool answer_reasons(const struct answer *a);        /* what comes next is reasoning */
 

@@ -6,6 +6,7 @@
 
 #include "server/api/body.h"
 #include "server/api/responses_input.h"
+#include "server/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 /* What the rows store into. */
 struct raw {
     struct chat_values chat;
-    struct field_string instructions, truncation;
+    struct field_string instructions, truncation, format_name, format_description;
     const struct jdoc *input, *tools, *tool_choice, *include, *metadata;
 };
 
@@ -24,7 +25,6 @@ struct raw {
 #define REPEATED_BYTES_MAX ((size_t)64 << 20)
 #define DIGITS_OF(number) #number
 #define DIGITS(macro) DIGITS_OF(macro)
-#define STATELESS "this server keeps nothing of a request: send the whole conversation as input"
 
 /* Tools as they come, and room for what is written around them. */
 static const struct jdoc_limits limits = {
@@ -43,12 +43,12 @@ static const struct jdoc_limits limits = {
     }
 
 #define ENTRIES_MAX DIGITS(RESPONSES_METADATA_MAX)
-#define KEY_BYTES_MAX DIGITS(RESPONSES_METADATA_KEY_BYTES_MAX)
-#define VALUE_BYTES_MAX DIGITS(RESPONSES_METADATA_VALUE_BYTES_MAX)
+#define KEY_MAX DIGITS(RESPONSES_METADATA_KEY_MAX)
+#define VALUE_MAX DIGITS(RESPONSES_METADATA_VALUE_MAX)
 #define METADATA_SCHEMA                                                                            \
     "\"type\":[\"object\",\"null\"],\"maxProperties\":" ENTRIES_MAX                                \
-    ",\"propertyNames\":{\"maxLength\":" KEY_BYTES_MAX "},\"additionalProperties\":"               \
-    "{\"type\":\"string\",\"maxLength\":" VALUE_BYTES_MAX "}"
+    ",\"propertyNames\":{\"maxLength\":" KEY_MAX "},\"additionalProperties\":"                     \
+    "{\"type\":\"string\",\"maxLength\":" VALUE_MAX "}"
 
 static const struct field reasoning_rows[] = {
     {.name = "effort", .kind = FIELD_STRING, .int_max = 64, AT(chat.conversation.reasoning_effort)},
@@ -62,8 +62,11 @@ static const struct field format_rows[] = {
      .choices = "text|json_object|json_schema",
      .required = true,
      AT(chat.sampling.format.type)},
-    IGNORED(name),
-    IGNORED(description),
+    {.name = "name", .kind = FIELD_STRING, .int_max = CONVERSATION_NAME_BYTES_MAX, AT(format_name)},
+    {.name = "description",
+     .kind = FIELD_STRING,
+     .int_max = CONVERSATION_TEXT_BYTES_MAX,
+     AT(format_description)},
     IGNORED(strict), /* always */
     {.name = "schema", .kind = FIELD_MAP, .int_max = INT32_MAX, AT(chat.sampling.format.schema)},
 };
@@ -169,13 +172,15 @@ static const struct field rows[] = {
      .kind = FIELD_MAP,
      .int_max = CONVERSATION_KWARGS_MAX,
      AT(chat.conversation.chat_template_kwargs)},
-    REFUSED(previous_response_id, STATELESS),
-    REFUSED(conversation, STATELESS),
+    UNSUPPORTED(chat_template, FIELD_STRING, 0),
+    REFUSED(previous_response_id, RESPONSES_STATELESS),
+    REFUSED(conversation, RESPONSES_STATELESS),
     REFUSED(prompt, "this server keeps no prompts: send it as instructions and input"),
     UNSUPPORTED(background, FIELD_BOOL, 0),
     UNSUPPORTED(n, FIELD_INT, 1),
     UNSUPPORTED(return_token_ids, FIELD_BOOL, 0),
     REFUSED(prompt_logprobs, "leave it out"),
+    REFUSED(logprobs, "say include and top_logprobs"),
     REFUSED(messages, "say input"),
     REFUSED(max_tokens, "say max_output_tokens"),
     REFUSED(max_completion_tokens, "say max_output_tokens"),
@@ -246,16 +251,18 @@ static enum status check_metadata(const struct jdoc *v, struct api_error *e)
         return api_error_field(e, "metadata", "metadata may hold at most %d entries, got %zu",
                                RESPONSES_METADATA_MAX, jdoc_size(v));
     for (void *i = jdoc_iter(v, NULL, &key, &value); i; i = jdoc_iter(v, i, &key, &value)) {
-        if (strlen(key) > RESPONSES_METADATA_KEY_BYTES_MAX)
+        size_t count = utf8_count(key, strlen(key));
+        if (count > RESPONSES_METADATA_KEY_MAX)
             return api_error_field(e, "metadata",
-                                   "metadata: a key may have at most %d bytes, got %zu",
-                                   RESPONSES_METADATA_KEY_BYTES_MAX, strlen(key));
+                                   "metadata: a key may have at most %d characters, got %zu",
+                                   RESPONSES_METADATA_KEY_MAX, count);
         if (jdoc_type(value) != JDOC_STRING)
             return field_wrong_type("metadata", value, "an object of strings", e);
-        if (jdoc_string_len(value) > RESPONSES_METADATA_VALUE_BYTES_MAX)
+        count = utf8_count(jdoc_string(value), jdoc_string_len(value));
+        if (count > RESPONSES_METADATA_VALUE_MAX)
             return api_error_field(e, "metadata",
-                                   "metadata: a value may have at most %d bytes, got %zu",
-                                   RESPONSES_METADATA_VALUE_BYTES_MAX, jdoc_string_len(value));
+                                   "metadata: a value may have at most %d characters, got %zu",
+                                   RESPONSES_METADATA_VALUE_MAX, count);
     }
     return OK;
 }
@@ -266,6 +273,9 @@ static enum status check(struct raw *raw, struct api_error *e)
     enum status st = OK;
     TRY(check_include(raw, e));
     TRY(check_metadata(raw->metadata, e));
+    if (s->format.type.bytes && field_string_is(&s->format.type, "json_schema") &&
+        raw->format_name.len == 0)
+        return api_error_field(e, "text.format.name", "text.format.name is missing");
     if (s->max_tokens > 0 && s->min_tokens > s->max_tokens)
         st = api_error_field(e, "min_tokens",
                              "min_tokens must be at most max_output_tokens (%lld), got %lld",
@@ -311,13 +321,30 @@ static enum status write_choice(const struct jdoc *choice, struct buf *out, stru
     if (!is_string(type, "function"))
         return api_error_field(e, "tool_choice", "tool_choice.type must be \"function\", got %s",
                                type ? field_text(type, shown, sizeof shown) : "nothing");
-    if (!name || jdoc_type(name) != JDOC_STRING)
-        return api_error_field(e, "tool_choice", "tool_choice.name must be a string, got %s",
+    if (!name || jdoc_type(name) != JDOC_STRING || jdoc_string_len(name) == 0)
+        return api_error_field(e, "tool_choice",
+                               "tool_choice.name must be the name of a tool, got %s",
                                name ? field_text(name, shown, sizeof shown) : "nothing");
     buf_puts(out, "{\"type\":\"function\",\"function\":{\"name\":");
     jdoc_write(name, out);
     buf_puts(out, "}}");
     return OK;
+}
+
+/* Of the tools that there are elsewhere, those that a client calls. */
+static enum status check_tool_type(const struct jdoc *tool, size_t i, struct api_error *e)
+{
+    char shown[80];
+    const struct jdoc *type = jdoc_get_value(tool, "type");
+    if (!type || jdoc_type(type) != JDOC_STRING || is_string(type, "function"))
+        return OK; /* rows say the rest */
+    const enum status st = api_error_field(
+        e, "type",
+        "type must be \"function\", got %s: this server has no tools of its own, only "
+        "functions of the client can be called",
+        field_text(type, shown, sizeof shown));
+    field_prefix(e, "tools", i);
+    return st;
 }
 
 /* Tools and choice into q->own_tools, of which the values are. */
@@ -330,6 +357,7 @@ static enum status convert_tools(struct raw *raw, struct completion_request *q, 
     buf_init(&text, REPEATED_BYTES_MAX);
     buf_puts(&text, "{\"tools\":[");
     for (size_t i = 0; raw->tools && i < jdoc_size(raw->tools); i++) {
+        TRY(check_tool_type(jdoc_at(raw->tools, i), i, e));
         TRY(field_apply_item(&tool_row, raw->tools, i, &tool, &q->unknown, e));
         buf_puts(&text, i ? "," : "");
         write_tool(jdoc_at(raw->tools, i), &text);
@@ -439,6 +467,15 @@ static void write_repeated(const struct raw *raw, const struct jdoc *doc, struct
 
 /* ---- the request ---- */
 
+/* "tools[0].function" of a chat is "tools[0]" here. */
+static void forget_function(char *text)
+{
+    static const char member[] = ".function";
+    char *end = strncmp(text, "tools[", 6) == 0 ? strchr(text, ']') : NULL;
+    if (end && strncmp(end + 1, member, sizeof member - 1) == 0)
+        memmove(end + 1, end + sizeof member, strlen(end + sizeof member) + 1);
+}
+
 static enum status convert(struct raw *raw, const struct completion_rules *rules,
                            struct chat_request *r, struct api_error *e)
 {
@@ -455,8 +492,11 @@ static enum status convert(struct raw *raw, const struct completion_rules *rules
     }
     raw->chat.conversation.messages = in.messages;
     st = chat_make(&raw->chat, rules, r, e);
-    if (st == ERR_INPUT)
+    if (st == ERR_INPUT) {
         responses_input_blame(&in, e);
+        forget_function(e->param);
+        forget_function(e->message);
+    }
 out:
     responses_input_free(&in);
     return st;

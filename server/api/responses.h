@@ -6,8 +6,8 @@
 #include "server/api/chat.h"
 
 #define RESPONSES_METADATA_MAX 16
-#define RESPONSES_METADATA_KEY_BYTES_MAX 64
-#define RESPONSES_METADATA_VALUE_BYTES_MAX 512
+#define RESPONSES_METADATA_KEY_MAX 64 /* characters, and */
+#define RESPONSES_METADATA_VALUE_MAX 512
 
 /* On failure (ERR_INPUT, ERR_NOMEM) *e says why and *out is untouched. The bytes may go away.
  * completion.repeated has the members of the answer that say the request again. */

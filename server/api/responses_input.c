@@ -22,7 +22,7 @@ static const struct jdoc_limits limits = {
 
 struct item {
     struct field_string type, role, call_id, name, arguments;
-    const struct jdoc *content, *output, *summary;
+    const struct jdoc *content, *output, *summary, *encrypted_content;
 };
 
 /* Of all types of items; which of them an item needs is checked by its type. */
@@ -38,11 +38,7 @@ static const struct field item_rows[] = {
     STRING(arguments, 0, CONVERSATION_TEXT_BYTES_MAX),
     {.name = "output", .kind = FIELD_ANY, AT(output)},
     {.name = "summary", .kind = FIELD_ANY, AT(summary)},
-    {.name = "encrypted_content",
-     .kind = FIELD_STRING,
-     .use = FIELD_UNSUPPORTED,
-     .int_max = INT64_MAX,
-     .why = "only the server that wrote it can read it"},
+    {.name = "encrypted_content", .kind = FIELD_ANY, AT(encrypted_content)},
     IGNORED(id),
     IGNORED(status),
     IGNORED(phase),
@@ -105,6 +101,7 @@ static const struct place summary_place = {
 #define A_PART(types, member)                                                                      \
     AN_ITEM("{\"enum\":[" types "]}")                                                              \
     ",\"" member "\":" A_TEXT "},\"required\":[\"type\",\"" member "\"]}"
+#define OR_NULL(schema) "{\"anyOf\":[{\"type\":\"null\"}," schema "]}"
 #define A_LIST(part) "{\"type\":\"array\",\"maxItems\":" PARTS ",\"items\":" part "}"
 #define A_TEXT_PART A_PART("\"input_text\",\"output_text\"", "text")
 #define A_REFUSAL A_PART("\"refusal\"", "refusal")
@@ -127,8 +124,9 @@ static const struct place summary_place = {
     "\"required\":[\"type\",\"call_id\",\"output\"]}"
 #define A_REASONING                                                                                \
     AN_ITEM("{\"const\":\"reasoning\"}")                                                           \
-    ",\"summary\":" A_LIST(A_SUMMARY) ",\"content\":" A_LIST(A_THOUGHT) "},"                       \
-                                                                        "\"required\":[\"type\"]}"
+    ",\"summary\":" OR_NULL(A_LIST(A_SUMMARY)) ",\"content\":" OR_NULL(                            \
+        A_LIST(A_THOUGHT)) ",\"encrypted_content\":{\"type\":[\"string\",\"null\"]}},"             \
+                           "\"required\":[\"type\"]}"
 
 const char responses_input_schema[] =
     "\"anyOf\":[" A_TEXT ",{\"type\":\"array\",\"minItems\":1,\"maxItems\":" ITEMS
@@ -204,6 +202,9 @@ static enum status read_text(const struct place *p, const struct jdoc *v, struct
 
 struct writer {
     struct buf out, origins;
+    struct buf instructions; /* those of the request and of the items at the beginning; */
+    bool leading;            /* they are not written yet, and more may come */
+    bool any;                /* an item said something */
     struct field_unknown *unknown;
     struct api_error *e;
     int32_t item; /* that is being read */
@@ -216,7 +217,7 @@ struct writer {
     struct buf content, reasoning, call_list;
 };
 
-static void begin_message(struct writer *w, const char *role, int32_t origin)
+static void put_beginning(struct writer *w, const char *role, int32_t origin)
 {
     buf_puts(&w->out, w->origins.len > 0 ? "," : "");
     buf_printf(&w->out, "{\"role\":\"%s\"", role);
@@ -228,6 +229,24 @@ static void write_text(struct buf *out, const char *key, const struct buf *text)
     buf_printf(out, ",\"%s\":", key);
     buf_json(out, text->data ? text->data : "", text->len);
     out->failed = out->failed || text->failed;
+}
+
+static void close_instructions(struct writer *w)
+{
+    if (!w->leading)
+        return;
+    w->leading = false;
+    put_beginning(w, "system", RESPONSES_NO_ITEM);
+    write_text(&w->out, "content", &w->instructions);
+    buf_puts(&w->out, "}");
+}
+
+/* Of items. */
+static void begin_message(struct writer *w, const char *role, int32_t origin)
+{
+    close_instructions(w);
+    w->any = true;
+    put_beginning(w, role, origin);
 }
 
 /* A message without a content of its own has none in a chat either. */
@@ -278,6 +297,13 @@ static enum status add_message(struct writer *w, const struct item *item)
     close_message(w);
     buf_init(&text, TEXT_BYTES_MAX);
     TRY(read_text(&content_place, item->content, &text, w->unknown, w->e));
+    if (w->leading && !field_string_is(&item->role, "user")) {
+        buf_puts(&w->instructions, text.len > 0 ? "\n\n" : "");
+        buf_add(&w->instructions, text.data, text.len);
+        w->instructions.failed = w->instructions.failed || text.failed;
+        w->any = true;
+        goto out;
+    }
     begin_message(w, item->role.bytes, w->item);
     write_text(&w->out, "content", &text);
     buf_puts(&w->out, "}");
@@ -345,11 +371,14 @@ out:
     return st;
 }
 
-/* What was thought; where only a summary of it is left, that. */
+/* What was thought; where only a summary of it is left, that. What another server has encrypted
+ * says nothing here. */
 static enum status add_reasoning(struct writer *w, const struct item *item)
 {
     enum status st = OK;
     struct buf text;
+    if (item->encrypted_content && jdoc_type(item->encrypted_content) != JDOC_STRING)
+        return field_wrong_type("encrypted_content", item->encrypted_content, "a string", w->e);
     buf_init(&text, TEXT_BYTES_MAX);
     if (item->summary)
         TRY(read_text(&summary_place, item->summary, &text, w->unknown, w->e));
@@ -372,6 +401,12 @@ out:
     return st;
 }
 
+static bool is_reference(const struct jdoc *type)
+{
+    return type && jdoc_type(type) == JDOC_STRING &&
+           strcmp(jdoc_string(type), "item_reference") == 0;
+}
+
 static enum status add_item(struct writer *w, const struct jdoc *input, size_t i)
 {
     static const struct {
@@ -390,6 +425,12 @@ static enum status add_item(struct writer *w, const struct jdoc *input, size_t i
         char name[32];
         snprintf(name, sizeof name, "input[%zu]", i);
         return field_wrong_type(name, jdoc_at(input, i), "an object", w->e);
+    }
+    if (is_reference(jdoc_get_value(jdoc_at(input, i), "type"))) {
+        st = api_error_field(w->e, "type", "type must not be item_reference: %s",
+                             RESPONSES_STATELESS);
+        field_prefix(w->e, "input", i);
+        return st;
     }
     st = field_apply_item(&item_row, input, i, &item, w->unknown, w->e);
     if (st != OK)
@@ -415,19 +456,23 @@ static enum status add_items(struct writer *w, const struct jdoc *input)
     }
     if (jdoc_type(input) != JDOC_ARRAY)
         return field_wrong_type("input", input, "a string or a list of items", w->e);
-    if (jdoc_size(input) < 1 || jdoc_size(input) > RESPONSES_ITEMS_MAX)
-        return api_error_field(w->e, "input", "input must have 1 to %d items, got %zu",
+    if (jdoc_size(input) > RESPONSES_ITEMS_MAX)
+        return api_error_field(w->e, "input", "input may have at most %d items, got %zu",
                                RESPONSES_ITEMS_MAX, jdoc_size(input));
     for (size_t i = 0; i < jdoc_size(input); i++)
         TRY(add_item(w, input, i));
     close_message(w);
+    close_instructions(w);
+    if (!w->any)
+        st = api_error_field(w->e, "input", "input: no message is in it");
 out:
     return st;
 }
 
 static void init_writer(struct writer *w)
 {
-    struct buf *const all[] = {&w->out, &w->origins, &w->content, &w->reasoning, &w->call_list};
+    struct buf *const all[] = {&w->out,     &w->origins,   &w->instructions,
+                               &w->content, &w->reasoning, &w->call_list};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         buf_init(all[i], TEXT_BYTES_MAX);
 }
@@ -443,17 +488,10 @@ enum status responses_input_read(const struct jdoc *input, const struct field_st
     init_writer(&w);
     buf_puts(&w.out, "[");
     if (instructions->bytes && instructions->len > 0) {
-        begin_message(&w, "system", RESPONSES_NO_ITEM);
-        buf_puts(&w.out, ",\"content\":");
-        buf_json(&w.out, instructions->bytes, instructions->len);
-        buf_puts(&w.out, "}");
+        buf_add(&w.instructions, instructions->bytes, instructions->len);
+        w.leading = true;
     }
     TRY(add_items(&w, input));
-    if (w.origins.len == 0 && !w.origins.failed) {
-        st = api_error_field(e, "input",
-                             "input: no message is in it, and there are no instructions");
-        goto out;
-    }
     buf_puts(&w.out, "]");
     st = w.out.failed || w.origins.failed
              ? ERR_NOMEM
@@ -467,6 +505,7 @@ enum status responses_input_read(const struct jdoc *input, const struct field_st
 out:
     buf_free(&w.out);
     buf_free(&w.origins);
+    buf_free(&w.instructions);
     buf_free(&w.content);
     buf_free(&w.reasoning);
     buf_free(&w.call_list);
@@ -492,7 +531,7 @@ static const char *behind_path(const char *text, long *index)
         return NULL;
     text += sizeof name - 1;
     if (*text != '[')
-        return *text == '\0' || *text == ':' ? text : NULL;
+        return *text == '\0' || *text == ':' || *text == ' ' ? text : NULL;
     *index = strtol(text + 1, &end, 10);
     return *end == ']' ? end + 1 : NULL;
 }
@@ -509,7 +548,7 @@ static void replace_path(const struct responses_input *in, char *text, size_t ca
         if (origins[index] != RESPONSES_NO_ITEM)
             snprintf(path, sizeof path, "input[%d]", origins[index]);
     }
-    snprintf(copy, sizeof copy, "%s%s", path, rest);
+    snprintf(copy, sizeof copy, "%s%s%s", *rest == ' ' ? "messages made of " : "", path, rest);
     snprintf(text, cap, "%s", copy);
 }
 

@@ -2,12 +2,15 @@
  * that /v1/chat/completions has. Pure.
  *
  * A message, its reasoning and its calls of functions are items of their own; together they are
- * one message of the assistant, as chat templates want it. */
+ * one message of the assistant, as chat templates want it. Instructions and what the first items
+ * add to them are one message, too: many templates take one. */
 #ifndef TESSERA_SERVER_API_RESPONSES_INPUT_H
 #define TESSERA_SERVER_API_RESPONSES_INPUT_H
 
 #include "server/api/conversation.h"
 
+#define RESPONSES_STATELESS                                                                        \
+    "this server keeps nothing of a request: send the whole conversation as input"
 #define RESPONSES_ITEMS_MAX CONVERSATION_MESSAGES_MAX
 
 struct responses_input {

@@ -15,13 +15,14 @@
 enum kind { NOTHING, REASONING, MESSAGE };
 
 struct reply_state {
-    int32_t sequence;    /* of the next event */
-    int32_t index;       /* of the open item, else of the next */
-    enum kind open;      /* what the open item is */
-    struct buf items;    /* those that are closed, commas between */
-    struct buf text;     /* of the open one */
-    struct buf logprobs; /* of its text, and */
-    struct buf held;     /* of tokens whose text has not come; commas between */
+    int32_t sequence;       /* of the next event */
+    int32_t index;          /* of the open item, else of the next */
+    enum kind open;         /* what the open item is */
+    bool said[MESSAGE + 1]; /* of this kind there were items, or there is one */
+    struct buf items;       /* those that are closed, commas between */
+    struct buf text;        /* of the open one */
+    struct buf logprobs;    /* of its text, and */
+    struct buf held;        /* of tokens whose text has not come; commas between */
 };
 
 static const struct form {
@@ -257,6 +258,7 @@ static void open_item(struct reply_state *s, const struct completion_meta *meta,
         return;
     if (s->open == MESSAGE)
         empty(s, &s->held);
+    s->said[kind] = true;
     close_item(s, meta, "completed", out);
     s->open = kind;
     buf_init(&item, BYTES_MAX);
@@ -267,10 +269,18 @@ static void open_item(struct reply_state *s, const struct completion_meta *meta,
     write_part_event(s, meta, "added", out);
 }
 
+/* In a chat what comes later is a new line of one text; here it is an item of its own. The tokens
+ * before a thought are no message's. */
 static void add_text(struct reply_state *s, const struct completion_meta *meta, enum kind kind,
                      const char *text, size_t n, struct buf *out)
 {
+    if (s->open != kind && s->said[kind] && n > 0 && *text == '\n') {
+        text++;
+        n--;
+    }
     open_item(s, meta, kind, out);
+    if (kind == REASONING)
+        empty(s, &s->held);
     buf_add(&s->text, text, n);
     write_text_event(s, meta, ".delta", text, n, &s->held, out);
     if (kind == REASONING)
@@ -353,6 +363,8 @@ static void write_chunk(const struct completion_meta *meta, const struct complet
     (void)with_usage;
     (void)so_far;
     hold_logprobs(s, meta, c);
+    if (c->answer && answer_headed(c->answer) && c->text_len == 0)
+        empty(s, &s->held);
     if (reasoning && reasoning->len > 0)
         add_text(s, meta, REASONING, reasoning->data, reasoning->len, out);
     if (c->text_len > 0)

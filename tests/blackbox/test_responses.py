@@ -395,6 +395,20 @@ def test_logprobs_of_a_message_only(qwen):
         assert said.rstrip("\n") == "Let me see."
 
 
+def test_logprobs_of_harmony(harmony):
+    """Neither headers nor thoughts are of a message, and no item begins with a line break."""
+    for text in "preamble", "twice":
+        tools = {"tools": ANY} if text == "preamble" else {}
+        for answer in harmony.both(text, include=["message.output_text.logprobs"], **tools):
+            for item in check_response(answer).output:
+                if item.type != "function_call":
+                    assert not item.content[0].text.startswith("\n")
+                if item.type == "message":
+                    said = "".join(p.token for p in item.content[0].logprobs)
+                    assert item.content[0].text in said
+                    assert not any(mark in said for mark in ("channel", "analysis", "The sea"))
+
+
 def test_json_schema(qwen):
     for text in '{"sky": "grey", "wind": 7.25}', "It is grey.":
         for answer in qwen.both(text=text, **IN_FORM,
@@ -435,6 +449,34 @@ def test_turns(demo, qwen):
         max_tokens=12, temperature=0, extra_body={"ignore_eos": True})
     assert second.output_text == chat.choices[0].message.content
     assert second.usage.input_tokens == chat.usage.prompt_tokens
+
+
+def test_text_behind_calls_goes_back(demo):
+    """An answer that goes on behind its calls is one message, with their results behind it."""
+    call = {"type": "function_call", "call_id": "1", "name": "rain", "arguments": '{"n": 1' + "0" * 30
+            + ', "n": 1' + "0" * 30 + "}"}
+    items = [{"role": "user", "content": "x"}, call, {"role": "assistant", "content": "Well."},
+             {"type": "function_call_output", "call_id": "1", "output": "low"}]
+    chat = demo.client.chat.completions.create(model="demo", messages=[
+        items[0], {"role": "assistant", "content": "Well.", "tool_calls": [
+            {"id": "1", "type": "function",
+             "function": {"name": "rain", "arguments": call["arguments"]}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "low"}], max_tokens=12, temperature=0,
+        extra_body={"ignore_eos": True})
+    again = check_response(demo.respond(items))
+    assert again.output_text == chat.choices[0].message.content
+    assert again.usage.input_tokens == chat.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_choice_of_no_tools(demo, choice):
+    assert demo.respond(tool_choice=choice).output_text
+    assert demo.respond(tool_choice=choice, tools=[]).output_text
+
+
+def test_nothing_unknown_is_said_again(demo):
+    answer = demo.respond(extra_body={"text": {"format": {"type": "text", "zz": "x" * 100000}}})
+    assert answer.text.format.to_dict() == {"type": "text"}
 
 
 @pytest.mark.sanitized
