@@ -208,7 +208,7 @@ TESTED_BY = {
                               "tests/test_nomem.c",
     "server/api/responses_input.c": "tests/test_responses.c tests/fuzz/fuzz_api.c "
                                     "tests/test_nomem.c",
-    "server/api/responses_reply.c": "tests/test_responses.c tests/blackbox/test_responses.py",
+    "server/api/responses_reply.c": "tests/test_responses_reply.c tests/blackbox/test_responses.py",
     "server/api/sampling.c": "tests/test_api.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/tokenize.c": "tests/test_fields.c tests/blackbox/test_tokenize.py",
     "server/grammar/json_format.c": "tests/blackbox/test_structures.py",

@@ -453,8 +453,8 @@ def test_turns(demo, qwen):
 
 def test_text_behind_calls_goes_back(demo):
     """An answer that goes on behind its calls is one message, with their results behind it."""
-    call = {"type": "function_call", "call_id": "1", "name": "rain", "arguments": '{"n": 1' + "0" * 30
-            + ', "n": 1' + "0" * 30 + "}"}
+    call = {"type": "function_call", "call_id": "1", "name": "rain",
+            "arguments": '{"n": 0, "n": 1' + "0" * 30 + "}"}
     items = [{"role": "user", "content": "x"}, call, {"role": "assistant", "content": "Well."},
              {"type": "function_call_output", "call_id": "1", "output": "low"}]
     chat = demo.client.chat.completions.create(model="demo", messages=[

@@ -18,8 +18,8 @@ REASONS = (
     "cannot both say what the answer is", "json_schema.schema is required", "its type is not",
     "guided_json:", "guided_regex:", "guided_choice:", "structured_outputs:", "response_format:",
     "at most max_output_tokens", "tool_choice.type must be", "tool_choice.name must be",
-    "text.format.schema is required", "text.format.name is missing", "text.format:", "a key may have at most",
-    "a value may have at most", "one message may have at most", "no message is in it",
+    "text.format.schema is required", "text.format.name is missing", "text.format:",
+    "a key may have at most", "a value may have at most", "one message may have at most", "no message is in it",
     "too big", "answers at once", "for each of n, are more than",
 )
 
