@@ -19,7 +19,8 @@ REASONS = (
     "guided_json:", "guided_regex:", "guided_choice:", "structured_outputs:", "response_format:",
     "at most max_output_tokens", "tool_choice.type must be", "tool_choice.name must be",
     "text.format.schema is required", "text.format.name is missing", "text.format:",
-    "a key may have at most", "a value may have at most", "one message may have at most", "no message is in it",
+    "a key may have at most", "a value may have at most", "one message may have at most",
+    "no message is in it",
     "too big", "answers at once", "for each of n, are more than",
 )
 
