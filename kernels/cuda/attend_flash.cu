@@ -100,7 +100,7 @@ DEVICE void load_keys(typename P::C *stage, const struct attend_args &a, const t
 #pragma unroll
     for (int32_t b = 0; b < P::KEYS; b += BLOCK) {
         const int32_t first = nth * P::KEYS + b;
-        const int32_t at = first < seen     ? seen
+        const int32_t at = first < seen      ? seen
                            : first <= s.last ? first
                                              : s.last; /* a block there is in any case */
         const int32_t block = kv_block(&a.rows, s.slot, at / BLOCK);
