@@ -177,11 +177,6 @@ void kv_release(struct kv_pool *p, const int32_t *blocks, int32_t n)
     }
 }
 
-int32_t kv_total(const struct kv_pool *p)
-{
-    return p->total;
-}
-
 int32_t kv_used(const struct kv_pool *p)
 {
     return p->used;

@@ -46,7 +46,6 @@ uint64_t kv_stamp(const struct kv_pool *p, int32_t block);
 /* Nothing is findable any more: the contents are lost. */
 void kv_forget(struct kv_pool *p);
 
-int32_t kv_total(const struct kv_pool *p);
 int32_t kv_used(const struct kv_pool *p); /* owned */
 int32_t kv_free(const struct kv_pool *p); /* the others */
 int32_t kv_kept(const struct kv_pool *p); /* owned by none and findable */
