@@ -193,8 +193,7 @@ static enum status read_layout(const struct options *o, const struct backend_ops
     enum status st = OK;
     struct plan *plan = NULL;
     TRY(model_config_load(o->model, m, NULL, err));
-    const bool has = m->quant.code != DTYPE_F4_E2M1 || ops->holds(DTYPE_F4_E2M1);
-    TRY(model_config_quantize(m, options_quantization(o), options_widen(o) || !has, err));
+    TRY(model_config_quantize(m, options_quantization(o), options_widen(o), err));
     m->quant.left_out = o->left_out;
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, err));
     if (o->kv_placement)

@@ -14,14 +14,14 @@
  *   linear     each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf
  *              of K; leaves are folded by a tree (stride 1, 2, 4, ...). Rows never mix.
  *   F8_E4M3    a weight is its code times its scale, rounded to fp32: results are those of the same
- *              values held in F32.
+ *              values held in F32. A GPU may also round x to this type, with a scale per row.
  *   I8, I4,    a weight is a code of 8 or 4 bits (of U4 less the zero of its group) times the
  *   U4,        scale of its group of 32 columns; x is rounded to codes of 8 bits, too, with a
  *   F4_E2M1    scale for each run: the columns of a group that lie in one leaf (numerics.h). The
  *              sum of products of codes over a run is an integer, so exact; an output is one
  *              ascending chain over the runs of fused multiply-adds of that sum and (scale of the
- *              weight * scale of x) from +0.0, per leaf. A GPU, which holds F4_E2M1 of these,
- *              leaves x alone: results are those of the same values held in BF16.
+ *              weight * scale of x) from +0.0, per leaf. A GPU leaves x alone: results are those of
+ *              the same values held in BF16, to which it rounds a code times its scale.
  *   experts    expert_linear is linear, with each row's experts for itself. In expert_sum a leaf's
  *              sum of a row begins with +0.0; to it are added, ascending over the row's experts,
  *              the products of share and the expert's chain over that leaf. Leaves fold as above.
@@ -294,9 +294,6 @@ struct backend_ops {
 
     /* --- storage: pure functions of the spec, so that `plan` needs no device --- */
     size_t (*weight_bytes)(const struct weight_spec *spec);
-    /* Can weights be held in this type? F32, F16 and BF16 always. With F8_E4M3 weights a device
-     * may also round x to that type, with a scale per row. */
-    bool (*holds)(enum dtype dtype);
     size_t (*kv_bytes)(const struct kv_spec *spec);
     /* Are there at least `devices` devices? ERR_DEVICE says what is missing. *bytes = free memory
      * of the one with least; 0: ops work in the host's memory, which the front end provides. */

@@ -55,23 +55,6 @@ out:
     return st;
 }
 
-static enum status quantize(struct setup *s, struct err *err)
-{
-    const bool has = s->model.quant.code != DTYPE_F4_E2M1 || s->ops->holds(DTYPE_F4_E2M1);
-    const bool widen = options_widen(&s->options) || !has;
-    enum status st =
-        model_config_quantize(&s->model, options_quantization(&s->options), widen, err);
-    if (st != OK || !model_config_codes(&s->model) || s->ops->holds(s->model.quant.code))
-        return st;
-    const char *codes = model_config_codes(&s->model);
-    const bool ints = dtype_is_int(s->model.quant.code), file = s->model.quant.kind == QUANT_FILE;
-    return base_fail(err, ERR_DEVICE, "--device %s cannot hold %s weights; use --device cpu, or %s",
-                     s->ops->name, codes,
-                     ints && file ? "--quantization none, for values of --dtype"
-                     : ints       ? "--quantization fp8"
-                                  : "a checkpoint in bfloat16 without --quantization fp8");
-}
-
 /* Of packed integers the files say which linears are left as they are. */
 static enum status find_left_out(struct setup *s, struct err *err)
 {
@@ -113,7 +96,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         out->options.dtype = "auto";
     TRY(backend_table(options_backend(o), &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
-    TRY(quantize(out, err));
+    TRY(model_config_quantize(&out->model, options_quantization(o), options_widen(o), err));
     TRY(find_left_out(out, err));
     out->priced = o->prices || o->measure || o->pick_layout;
     if (out->priced)

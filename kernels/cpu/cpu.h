@@ -150,7 +150,6 @@ void layout_int_get(const struct weight_spec *spec, const unsigned char *panel, 
 /* layout.c: weights and caches in memory */
 size_t layout_weight_bytes(const struct weight_spec *spec);
 size_t layout_panel_bytes(const struct weight_spec *spec);
-bool layout_holds(enum dtype dtype);
 /* The scales of column k in a panel: [32]. */
 float *layout_scale(const struct weight_spec *spec, const unsigned char *panel, int32_t k);
 /* Byte of output j of 32 in line k of a panel. */

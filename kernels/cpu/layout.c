@@ -28,11 +28,6 @@ size_t layout_panel_bytes(const struct weight_spec *spec)
     return values_bytes(spec) + (size_t)backend_scales(spec) * CPU_PANEL * sizeof(float);
 }
 
-bool layout_holds(enum dtype dtype)
-{
-    return dtype_is_compute(dtype) || dtype_is_scaled(dtype);
-}
-
 float *layout_scale(const struct weight_spec *spec, const unsigned char *panel, int32_t k)
 {
     const size_t lines = (size_t)backend_scale_of(spec, k) * CPU_PANEL;

@@ -18,7 +18,7 @@
 #define CUDA_PARTIAL_BYTES ((size_t)36 << 20) /* of split attention: 64 rows, 32 heads of 128 */
 #endif
 #ifndef CUDA_TILE_BYTES
-#define CUDA_TILE_BYTES ((size_t)32 << 20) /* of an fp8 weight, widened */
+#define CUDA_TILE_BYTES ((size_t)32 << 20) /* of a weight of codes, widened */
 #endif
 
 /* A pinned host buffer on its way to the device. The lock is held while it is filled; the event
@@ -75,7 +75,8 @@ struct cuda_backend {
     struct cuda_pack pack;
     struct cuda_flight flights[BACKEND_FLIGHTS];
     /* Device scratch: x in the type of the weight; partial attention; rows being sampled; cuBLAS's;
-     * what a product of an fp8 weight makes of it; the order of rows by expert, their products. */
+     * what a product of a weight of codes makes of it; the order of rows by expert, their products.
+     */
     struct cuda_scratch x, partial, sample, workspace, tile, experts;
     struct cuda_scratch tables; /* of pointers, of all mixtures that are open, */
     size_t table_pointers;      /* one after the other until none is */
@@ -99,36 +100,45 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 
 #define CUDA_VECTOR 16 /* bytes: rows of weights begin at, and consist of, whole ones */
 
-/* Elements of a stored row: the tail beyond `in` is zero. */
-static inline size_t cuda_pitch(int32_t in, enum dtype dtype)
+static inline bool cuda_is_nibbles(enum dtype dtype)
 {
-    const size_t n = dtype == DTYPE_F32       ? 4
-                     : dtype == DTYPE_F8_E4M3 ? 16
-                     : dtype == DTYPE_F4_E2M1 ? 32
-                                              : 8; /* of a vector */
-    return ((size_t)in + n - 1) / n * n;
+    return dtype == DTYPE_I4 || dtype == DTYPE_U4 || dtype == DTYPE_F4_E2M1;
 }
 
-/* Of a row without its scales. F4_E2M1: a word has eight elements, those of even number in its
- * lower half (product.cuh). */
+/* Elements of a stored row: the tail beyond `in` is zero bits. */
+static inline size_t cuda_pitch(int32_t in, enum dtype dtype)
+{
+    const size_t n = cuda_is_nibbles(dtype) ? 2 * CUDA_VECTOR : CUDA_VECTOR / dtype_size(dtype);
+    return ((size_t)in + n - 1) / n * n; /* n: of a vector */
+}
+
+/* Of a row's codes or values alone. 4 bits: a word has eight elements, those of even number in its
+ * lower half (product.cuh); an I4 is its code plus 8, a U4 its code plus the zero of its group. */
 static inline size_t cuda_values_bytes(int32_t in, enum dtype dtype)
 {
     const size_t pitch = cuda_pitch(in, dtype);
-    return dtype == DTYPE_F4_E2M1 ? pitch / 2 : pitch * dtype_size(dtype);
+    return cuda_is_nibbles(dtype) ? pitch / 2 : pitch * dtype_size(dtype);
 }
 
-/* Scales are fp32; of F4_E2M1 exponents, biased as those of bf16, of the values' scale. */
-static inline size_t cuda_scale_bytes(enum dtype dtype)
+/* What weight_put writes of a row: those and, of U4, a byte for the zero of each group. */
+static inline size_t cuda_put_bytes(const struct weight_spec *s)
 {
-    return dtype == DTYPE_F4_E2M1 ? 1 : sizeof(float);
+    const size_t zeros = s->dtype == DTYPE_U4 ? (size_t)backend_scales(s) : 0;
+    return cuda_values_bytes(s->in, s->dtype) + base_align(zeros, CUDA_VECTOR);
 }
 
-/* From one row of a stored weight to the next. The scales of a row follow its codes, so that rows
+/* Of F4_E2M1 a scale is an exponent, biased as those of bf16, of the values' scale. */
+static inline size_t cuda_scale_bytes(const struct weight_spec *s)
+{
+    return s->dtype == DTYPE_F4_E2M1 ? 1 : dtype_is_int(s->dtype) && !s->scales_f32 ? 2 : 4;
+}
+
+/* From one row of a stored weight to the next. The scales of a row follow what is put, so that rows
  * stay whole wherever they are sent. */
 static inline size_t cuda_row_bytes(const struct weight_spec *s)
 {
-    const size_t scales = (size_t)backend_scales(s) * cuda_scale_bytes(s->dtype);
-    return cuda_values_bytes(s->in, s->dtype) + base_align(scales, CUDA_VECTOR);
+    const size_t scales = (size_t)backend_scales(s) * cuda_scale_bytes(s);
+    return cuda_put_bytes(s) + base_align(scales, CUDA_VECTOR);
 }
 
 /* Remembers the first failure of an asynchronous op; code is a cudaError_t, 0 is none. */
@@ -162,7 +172,6 @@ void cuda_memory_fetch(struct backend *b, int32_t flight, void *dst, const void 
 bool cuda_memory_landed(struct backend *b, int32_t flight);
 enum status cuda_memory_land(struct backend *b, int32_t flight, struct err *err);
 size_t cuda_memory_weight_bytes(const struct weight_spec *spec);
-bool cuda_memory_holds(enum dtype dtype);
 void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale);
 size_t cuda_memory_kv_bytes(const struct kv_spec *spec);
 void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,

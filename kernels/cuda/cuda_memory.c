@@ -267,11 +267,6 @@ size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
     return base_align((size_t)spec->out * cuda_row_bytes(spec), STORAGE_ALIGN);
 }
 
-bool cuda_memory_holds(enum dtype dtype)
-{
-    return dtype_is_compute(dtype) || dtype == DTYPE_F8_E4M3 || dtype == DTYPE_F4_E2M1;
-}
-
 size_t cuda_memory_kv_bytes(const struct kv_spec *s)
 {
     return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * 2 *
@@ -279,39 +274,87 @@ size_t cuda_memory_kv_bytes(const struct kv_spec *s)
                       STORAGE_ALIGN);
 }
 
-/* Where a word of F4_E2M1 has element k: cuda_values_bytes. */
+/* Where a word of 4 bits has element k: cuda_values_bytes. */
 static int place_in_word(int32_t k)
 {
     return 16 * (k % 2) + 4 * (k % 8 / 2);
 }
 
-static void pack_e2m1(unsigned char *dst, const int8_t *twice, int32_t in)
+static uint32_t nibble_at(const unsigned char *row, int32_t k)
 {
-    for (int32_t k = 0; k < in; k += 8, dst += sizeof(uint32_t)) {
+    uint32_t word;
+    memcpy(&word, row + k / 8 * (ptrdiff_t)sizeof word, sizeof word);
+    return word >> place_in_word(k) & 15u;
+}
+
+/* Of each group the least that makes no code negative. */
+static void find_zeros(unsigned char *zeros, const struct weight_spec *spec, const int8_t *codes)
+{
+    for (int32_t k = 0, end; k < spec->in; k = end) {
+        int32_t least = 0;
+        end = backend_scale_end(spec, k);
+        for (int32_t i = k; i < end; i++)
+            least = codes[i] < least ? codes[i] : least;
+        zeros[backend_scale_of(spec, k)] = (unsigned char)-least;
+    }
+}
+
+static uint32_t nibble_of(enum dtype dtype, int32_t code, int32_t zero)
+{
+    if (dtype == DTYPE_F4_E2M1) {
+        CHECK(code >= -12 && code <= 12);
+        return numerics_e2m1_code((int8_t)code);
+    }
+    CHECK(code + zero >= 0 && code + zero <= 15);
+    return (uint32_t)(code + zero);
+}
+
+static void pack_nibbles(unsigned char *dst, const struct weight_spec *spec, const int8_t *codes)
+{
+    unsigned char *zeros = dst + values_bytes(spec);
+    if (spec->dtype == DTYPE_U4)
+        find_zeros(zeros, spec, codes);
+    for (int32_t k = 0; k < spec->in; k += 8, dst += sizeof(uint32_t)) {
         uint32_t word = 0;
-        for (int32_t i = k; i < in && i < k + 8; i++)
-            word |= numerics_e2m1_code(twice[i]) << place_in_word(i);
+        for (int32_t i = k; i < spec->in && i < k + 8; i++) {
+            const int32_t group = (spec->scale_skip + i) / BACKEND_GROUP;
+            const int32_t zero = spec->dtype == DTYPE_U4 ? zeros[group] : 8;
+            word |= nibble_of(spec->dtype, codes[i], zero) << place_in_word(i);
+        }
         memcpy(dst, &word, sizeof word);
     }
 }
 
-static float e2m1_at(const unsigned char *row, const struct weight_spec *spec, int32_t k)
+/* Element k of a stored row. */
+static float value_at(const unsigned char *row, const struct weight_spec *spec, int32_t k)
 {
-    const unsigned char *exponent = row + values_bytes(spec);
-    uint32_t word;
-    memcpy(&word, row + k / 8 * (ptrdiff_t)sizeof word, sizeof word);
-    return (float)numerics_e2m1_twice(word >> place_in_word(k) & 15u) *
-           ldexpf(0.5f, exponent[backend_scale_of(spec, k)] - 127);
+    const size_t group = (size_t)backend_scale_of(spec, k);
+    const unsigned char *zeros = row + values_bytes(spec), *scales = row + cuda_put_bytes(spec);
+    const enum dtype scale = cuda_scale_bytes(spec) == 2 ? DTYPE_BF16 : DTYPE_F32;
+    switch (spec->dtype) {
+    case DTYPE_F4_E2M1:
+        return (float)numerics_e2m1_twice(nibble_at(row, k)) * ldexpf(0.5f, scales[group] - 127);
+    case DTYPE_I4:
+        return (float)((int32_t)nibble_at(row, k) - 8) * dtype_load(scales, scale, group);
+    case DTYPE_U4:
+        return (float)((int32_t)nibble_at(row, k) - zeros[group]) *
+               dtype_load(scales, scale, group);
+    case DTYPE_I8:
+    case DTYPE_F8_E4M3:
+        return dtype_load(row, spec->dtype, (size_t)k) * dtype_load(scales, scale, group);
+    default:
+        return dtype_load(row, spec->dtype, (size_t)k);
+    }
 }
 
-/* One row in the storage's type; the tail of the pitch is zero. */
+/* What is put of one row, in the storage's type; the tail is zero bits. */
 static void convert_row(unsigned char *dst, const struct weight_spec *spec, const void *src,
                         enum dtype src_dtype)
 {
     const size_t in = (size_t)spec->in, used = in * dtype_size(spec->dtype);
-    if (spec->dtype == DTYPE_F4_E2M1) {
-        memset(dst, 0, values_bytes(spec));
-        pack_e2m1(dst, src, spec->in);
+    if (cuda_is_nibbles(spec->dtype)) {
+        memset(dst, 0, cuda_put_bytes(spec));
+        pack_nibbles(dst, spec, src);
         return;
     }
     if (src_dtype == spec->dtype)
@@ -335,7 +378,8 @@ void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const v
                             enum dtype src_dtype, size_t stride)
 {
     struct cuda_backend *c = cuda_of(w->backend);
-    const size_t bytes = values_bytes(&w->spec), row_bytes = cuda_row_bytes(&w->spec);
+    const size_t bytes = cuda_put_bytes(&w->spec), row_bytes = cuda_row_bytes(&w->spec);
+    CHECK(dtype_is_int(w->spec.dtype) == (src_dtype == DTYPE_I8));
     if (rows == 0 || bytes == 0)
         return;
     CHECK(bytes <= CUDA_STAGE_BYTES);
@@ -352,25 +396,29 @@ void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const v
 }
 
 /* Those of F4_E2M1 are of twice the values. */
-static void convert_scales(unsigned char *dst, enum dtype dtype, const float *scale, size_t n)
+static unsigned char exponent_of(float scale)
 {
-    if (dtype != DTYPE_F4_E2M1) {
-        memcpy(dst, scale, n * sizeof *scale);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &scale[i], sizeof bits);
-        CHECK((bits & 0x807fffffu) == 0 && bits > 0 && bits < 0xfeu << 23);
-        dst[i] = (unsigned char)((bits >> 23) + 1);
-    }
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    CHECK((bits & 0x807fffffu) == 0 && bits > 0 && bits < 0xfeu << 23);
+    return (unsigned char)((bits >> 23) + 1);
+}
+
+static void convert_scales(unsigned char *dst, const struct weight_spec *spec, const float *scale,
+                           size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (spec->dtype == DTYPE_F4_E2M1)
+            dst[i] = exponent_of(scale[i]);
+        else
+            dtype_store(dst, cuda_scale_bytes(spec) == 2 ? DTYPE_BF16 : DTYPE_F32, i, scale[i]);
 }
 
 void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)
 {
     struct cuda_backend *c = cuda_of(w->backend);
     const size_t scales = (size_t)backend_scales(&w->spec);
-    const size_t bytes = scales * cuda_scale_bytes(w->spec.dtype);
+    const size_t bytes = scales * cuda_scale_bytes(&w->spec);
     const size_t row_bytes = cuda_row_bytes(&w->spec);
     if (rows == 0 || scales == 0)
         return;
@@ -379,9 +427,10 @@ void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const
     for (int32_t at = 0, n; at < rows; at += n) {
         struct cuda_stage *s = take_stage(c);
         n = rows - at < most ? rows - at : most;
-        convert_scales(s->host, w->spec.dtype, scale + (size_t)at * scales, (size_t)n * scales);
+        convert_scales(s->host, &w->spec, scale + (size_t)at * scales, (size_t)n * scales);
         put_rows(c, "weight_scale", w,
-                 w->storage + (size_t)(row + at) * row_bytes + values_bytes(&w->spec), s, bytes, n);
+                 w->storage + (size_t)(row + at) * row_bytes + cuda_put_bytes(&w->spec), s, bytes,
+                 n);
         give_stage(c, s);
     }
 }
@@ -397,15 +446,7 @@ void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst)
               cudaMemcpyAsync(s->host, w->storage + (size_t)row * row_bytes, row_bytes,
                               cudaMemcpyDeviceToHost, c->stream));
     cuda_wait(c, "weight_get");
-    for (int32_t k = 0; k < spec->in; k++) {
-        if (spec->dtype == DTYPE_F4_E2M1) {
-            dst[k] = e2m1_at(s->host, spec, k);
-            continue;
-        }
-        dst[k] = dtype_load(s->host, spec->dtype, (size_t)k);
-        if (spec->dtype == DTYPE_F8_E4M3)
-            dst[k] *= dtype_load(s->host + values_bytes(spec), DTYPE_F32,
-                                 (size_t)backend_scale_of(spec, k));
-    }
+    for (int32_t k = 0; k < spec->in; k++)
+        dst[k] = value_at(s->host, spec, k);
     pthread_mutex_unlock(&s->lock);
 }

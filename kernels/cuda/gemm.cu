@@ -258,18 +258,21 @@ static void launch(struct cuda_backend *c, const struct product &p, const Which 
            (int32_t)rows, (int32_t)outs);
 }
 
+/* Outputs of a lane, most; as registers allow. */
+template <typename F> constexpr int WIDE = F::AT_ONCE == 16 ? 4 : 2;
+template <bool NARROW> constexpr int WIDE<form_int4<NARROW, false>> = 2;
+
 /* Wide blocks read less, where there are enough of them. */
 template <typename F, typename Which>
 static void launch_form(struct cuda_backend *c, const struct product &p, const Which &which,
                         unsigned rows)
 {
-    constexpr int WIDE = F::AT_ONCE == 16 ? 4 : 2; /* as registers allow */
     const size_t wide =
-        (size_t)rows * (size_t)p.leaves * blocks_for((size_t)p.out, stage<F, WIDE>::OUTS);
+        (size_t)rows * (size_t)p.leaves * blocks_for((size_t)p.out, stage<F, WIDE<F>>::OUTS);
     if (!is_aligned<F>(p))
         launch<F, 2, false>(c, p, which, rows);
     else if (wide >= GEMM_BLOCKS)
-        launch<F, WIDE, true>(c, p, which, rows);
+        launch<F, WIDE<F>, true>(c, p, which, rows);
     else
         launch<F, 2, true>(c, p, which, rows);
 }

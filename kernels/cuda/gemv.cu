@@ -154,7 +154,7 @@ template <typename F> constexpr int RESIDENT<F, mixture, false> = 1;
 
 /* Of a lane. More rows want more, among which their splitting is shared; as registers allow. */
 template <typename F, int GROUPS>
-constexpr int OUTPUTS_OF = F::K > CUDA_VECTOR ? 1 + GROUPS : 2 * GROUPS;
+constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 1 + GROUPS : 2 * GROUPS;
 
 /* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. */
 template <typename F, int GROUPS, bool ALIGNED, typename Which>
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, Which, ALIGNED>)
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++) {
         w[o] = output_row(p, first + o * COLUMNS + lane / PART);
-        const int64_t line = p.scales_at + lane % PART * 128; /* those of 16,384 columns */
-        if (F::K > CUDA_VECTOR && line < p.row_bytes)
+        const int64_t line = p.scales_at + (warp * PART + lane % PART) * 128;
+        if (F::SCALES == GROUPED && line < p.row_bytes)
             prefetch_line(w[o] + line);
     }
 #pragma unroll

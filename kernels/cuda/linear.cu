@@ -3,10 +3,11 @@
  * cuBLAS on tensor cores, x rounded to the weight's type first (fp32 weights: neither rounding nor
  * tf32), fp32 accumulation. The leaves of the weight's spec are not used here. Many rows of an
  * F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or
- * newer): x becomes E4M3, too, with a scale per row of its own. Else the weight is widened to bf16,
- * a tile of its rows at a time; that moves five times the bytes of the codes, so up to WIDEN_ROWS
- * rows it is faster to pass over the codes again for every 16 of them. F4_E2M1 is what experts are
- * held in (experts.cu), and by itself multiplied as they are, without cuBLAS.
+ * newer): x becomes E4M3, too, with a scale per row of its own. Else, and of integers, the weight
+ * is widened to bf16, a tile of its rows at a time; that moves five to nine times the bytes of the
+ * codes, so up to WIDEN_ROWS rows it is faster to pass over the codes again for every 16 of them.
+ * F4_E2M1 is what experts are held in (experts.cu), and by itself multiplied as they are, without
+ * cuBLAS.
  *
  * The third way: our own kernels for many rows, too (gemm.cu), whose results have the bits of those
  * for few; and each leaf is a product of its own, as if it were another rank's. */
@@ -109,60 +110,99 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
 
 /* ---- widened tiles ---- */
 
-struct widening {
-    bf16 *to;
-    const unsigned char *w; /* the tile's first row */
-    int64_t row_bytes, scales_at;
-    int32_t in, pitch; /* of `to` */
-    int32_t scale_cols, scale_skip;
+struct nibble {
 };
 
-/* A block per row, 8 codes a thread. */
-__global__ void widen_kernel(struct widening a)
+/* Elements [k, k + 8) of a row as they are stored. */
+template <typename E>
+DEVICE void read_codes(float (&code)[8], const unsigned char *row, int32_t k, E)
 {
-    const unsigned char *row = a.w + blockIdx.x * a.row_bytes;
-    const float *scale = (const float *)(row + a.scales_at);
-    for (int32_t k = (int32_t)threadIdx.x * 8; k < a.pitch; k += THREADS * 8) {
-        const pack<e4m3, 8> codes = *(const pack<e4m3, 8> *)(row + k);
-        int32_t group = a.scale_cols == 0 ? 0 : (a.scale_skip + k) / a.scale_cols;
-        int64_t end =
-            a.scale_cols == 0 ? a.pitch : (int64_t)(group + 1) * a.scale_cols - a.scale_skip;
+    const pack<E, 8> stored = *(const pack<E, 8> *)(row + k);
+    for (int i = 0; i < 8; i++)
+        code[i] = to_float(stored.e[i]);
+}
+
+DEVICE void read_codes(float (&code)[8], const unsigned char *row, int32_t k, signed char)
+{
+    const pack<signed char, 8> stored = *(const pack<signed char, 8> *)(row + k);
+    for (int i = 0; i < 8; i++)
+        code[i] = stored.e[i];
+}
+
+DEVICE void read_codes(float (&code)[8], const unsigned char *row, int32_t k, nibble)
+{
+    const uint32_t word = *(const uint32_t *)(row + k / 2);
+    for (int i = 0; i < 8; i++)
+        code[i] = (float)(word >> (16 * (i % 2) + 4 * (i / 2)) & 15u);
+}
+
+template <typename E>
+DEVICE float zero_of(const struct product &, const unsigned char *, int32_t, E)
+{
+    return 0;
+}
+
+DEVICE float zero_of(const struct product &p, const unsigned char *row, int32_t group, nibble)
+{
+    return p.zeros_at > 0 ? row[p.zeros_at + group] : 8;
+}
+
+/* The rows of p's weight to [rows, pitch]. A block per row, 8 codes a thread. */
+template <typename E>
+__global__ void widen_kernel(bf16 *to, struct product p, int32_t in, int32_t pitch)
+{
+    const unsigned char *row = p.w + blockIdx.x * p.row_bytes, *scales = row + p.scales_at;
+    for (int32_t k = (int32_t)threadIdx.x * 8; k < pitch; k += THREADS * 8) {
+        int32_t group = (p.scale_skip + k) / p.scale_cols;
+        int64_t end = ((int64_t)group + 1) * p.scale_cols - p.scale_skip;
+        float code[8];
         pack<bf16, 8> wide;
+        read_codes(code, row, k, E());
 #pragma unroll
         for (int i = 0; i < 8; i++) {
+            float value = 0;
             if (k + i >= end) {
                 group++;
-                end += a.scale_cols;
+                end += p.scale_cols;
             }
-            from_float(wide.e + i, k + i < a.in ? to_float(codes.e[i]) * scale[group] : 0.0f);
+            if (k + i < in)
+                value = (code[i] - zero_of(p, row, group, E())) *
+                        (p.scale_bytes == 4 ? ((const float *)scales)[group]
+                                            : to_float(((const bf16 *)scales)[group]));
+            from_float(wide.e + i, value);
         }
-        *(pack<bf16, 8> *)(a.to + (int64_t)blockIdx.x * a.pitch + k) = wide;
+        *(pack<bf16, 8> *)(to + (int64_t)blockIdx.x * pitch + k) = wide;
     }
+}
+
+template <typename E>
+static void widen(struct cuda_backend *c, const struct product &p, int32_t pitch, unsigned rows)
+{
+    LAUNCH(c, widen_kernel<E>, rows, THREADS, 0, (bf16 *)c->tile.data, p, p.x_pitch, pitch);
 }
 
 static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
                          const struct weight *w)
 {
-    const struct weight_spec *s = &w->spec;
-    const int32_t pitch = (int32_t)cuda_pitch(s->in, DTYPE_BF16);
+    const enum dtype dtype = w->spec.dtype;
+    const int32_t pitch = (int32_t)cuda_pitch(w->spec.in, DTYPE_BF16);
     const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
+    struct product tile = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
     CHECK(fit > 0);
     convert<bf16>(c, x, pitch);
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
-        const struct widening a = {(bf16 *)c->tile.data,
-                                   w->storage + first * cuda_row_bytes(s),
-                                   (int64_t)cuda_row_bytes(s),
-                                   (int64_t)cuda_pitch(s->in, s->dtype),
-                                   s->in,
-                                   pitch,
-                                   s->scale_cols,
-                                   s->scale_skip};
-        LAUNCH(c, widen_kernel, (unsigned)out, THREADS, 0, a);
+        if (dtype == DTYPE_F8_E4M3)
+            widen<e4m3>(c, tile, pitch, (unsigned)out);
+        else if (dtype == DTYPE_I8)
+            widen<signed char>(c, tile, pitch, (unsigned)out);
+        else
+            widen<nibble>(c, tile, pitch, (unsigned)out);
         const struct blas_product p = {
             y.rows,    out,          pitch,   pitch,  y.cols, DTYPE_BF16, (float *)y.data + first,
             c->x.data, c->tile.data, nullptr, nullptr};
         blas_multiply(c, &p);
+        tile.w += out * tile.row_bytes;
     }
 }
 
@@ -187,13 +227,14 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
         gemv_run(c, &w->spec, &p);
     } else if (w->spec.dtype == DTYPE_F4_E2M1) {
         gemm_run(c, &w->spec, &p);
-    } else if (w->spec.dtype != DTYPE_F8_E4M3) {
+    } else if (dtype_is_compute(w->spec.dtype)) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
-    } else if (!gemm_f8(c, y, x, w)) {
-        if (y.rows <= WIDEN_ROWS)
-            gemv_run(c, &w->spec, &p);
-        else
-            gemm_widened(c, y, x, w);
+    } else if (w->spec.dtype == DTYPE_F8_E4M3 && gemm_f8(c, y, x, w)) {
+        return;
+    } else if (y.rows <= WIDEN_ROWS) {
+        gemv_run(c, &w->spec, &p);
+    } else {
+        gemm_widened(c, y, x, w);
     }
 }
 

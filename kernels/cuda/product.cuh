@@ -6,7 +6,8 @@
  * two (fp16) or three (fp32). So is x: of three with fp32 weights, which is all of it, of two with
  * the others, which is 16 bits of it. Two pieces of 8 rows are the 16 rows of one product. Where
  * scales of E4M3 change within a step, codes times scales are cut to 16 bits, too; those of E2M1,
- * whose scales are powers of two, are bf16. Products that count beside those are added up in fp32.
+ * whose scales are powers of two, are bf16, and those of integers are rounded to it. Products that
+ * count beside those are added up in fp32.
  *
  * The order of a result's sum: a step is 64 bytes of a row of the weight, and a sum of its own, so
  * that the tensor cores need not wait for the one before; step s belongs to turn s % TURNS; a turn
@@ -30,9 +31,10 @@ struct product {
     const float *x;
     const unsigned char *w;
     int64_t leaf_pitch, row_bytes;
-    int64_t scales_at; /* bytes from w's row to its scales: there the codes end */
+    int64_t scales_at; /* bytes from w's row to its scales */
     int32_t rows, out, x_pitch;
     int32_t scale_cols, scale_skip; /* scale_cols > 0 */
+    int32_t scale_bytes, zeros_at;  /* to the zeros of groups; 0: there are none */
     int32_t leaves, cut[BACKEND_LEAVES_MAX + 1];
 };
 
@@ -84,9 +86,12 @@ template <int N, int STRIDE> DEVICE void split(uint32_t *word, float a, float b)
     word[(N - 1) * STRIDE] = mma_pair(a, b, bf16());
 }
 
+/* Scales of a form: none, or unpack has applied them (GROUPED: from many), or who calls it is to.
+ */
+enum scales { NONE, GROUPED, PER_ROW, PER_STEP };
+
 /* A form has K elements a vector; four of them, the sub-th, become PIECES times two words: elements
  * 0 and MATE, then the others. X_PIECES: of x. AT_ONCE: rows of x, most. */
-enum scales { NONE, PER_ROW, PER_STEP }; /* that are left to do after unpack */
 
 struct form_bf16 {
     static constexpr int K = 8, PIECES = 1, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
@@ -124,14 +129,24 @@ struct form_f32 {
 };
 
 #ifndef MMA_EMULATED
-/* Both bf16 of a word times those of another; subnormal ones count. */
-DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
+/* Both bf16 of a word times those of another, plus those of a third; subnormal ones count. */
+DEVICE uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
     return y;
 }
 #endif
+
+DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
+{
+    return mma_times_plus(a, b, 0x80008000u);
+}
+
+DEVICE uint32_t mma_plus(uint32_t a, uint32_t b)
+{
+    return mma_times_plus(a, 0x3f803f80u, b);
+}
 
 #ifndef MMA_EMULATED
 /* The line of the cache that this is in will be needed. */
@@ -193,11 +208,23 @@ template <int RUN> struct form_f8_mixed {
     }
 };
 
-/* The scale of an output's column, which may lie behind the leaf, as two bf16. */
+/* That of integers of a column, which may lie behind the leaf. */
+DEVICE uint32_t group_of(const struct product &p, struct leaf l, int32_t k)
+{
+    return (uint32_t)(p.scale_skip + (k < l.end ? k : l.end - 1)) / BACKEND_GROUP;
+}
+
+/* Two bf16 of one word, each from where the column is: of the one before `change` or behind it. */
+DEVICE uint32_t pair_at(int32_t at, int32_t change, uint32_t first, uint32_t next)
+{
+    return ((at < change ? first : next) & 0xffffu) |
+           ((at + 1 < change ? first : next) & 0xffff0000u);
+}
+
+/* The scale of an output's column as two bf16. */
 DEVICE uint32_t e2m1_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
 {
-    const uint32_t at = (uint32_t)(p.scale_skip + (k < l.end ? k : l.end - 1)) / BACKEND_GROUP;
-    return output_row(p, o)[p.scales_at + at] * 0x00800080u;
+    return output_row(p, o)[p.scales_at + group_of(p, l, k)] * 0x00800080u;
 }
 
 /* A vector has as many columns as a scale, which changes with it or, MIXED, anywhere in it. A
@@ -205,7 +232,7 @@ DEVICE uint32_t e2m1_scale(const struct product &p, struct leaf l, int32_t o, in
 template <bool MIXED> struct form_e2m1 {
     static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
-    static constexpr enum scales SCALES = NONE;
+    static constexpr enum scales SCALES = GROUPED;
     static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
                               const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
@@ -217,17 +244,98 @@ template <bool MIXED> struct form_e2m1 {
             const int at = 4 * sub + 2 * i;
             const uint32_t codes = v[sub / 2] >> (8 * (sub % 2) + 4 * i);
             const uint32_t pair = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
-            const uint32_t here = at < change ? first : next, mate = at + 1 < change ? first : next;
-            const uint32_t scale = MIXED ? (here & 0xffffu) | (mate & 0xffff0000u) : first;
+            const uint32_t scale = MIXED ? pair_at(at, change, first, next) : first;
             to[0][i] = mma_times(mma_times(pair, 0x7e807e80u), scale);
+        }
+    }
+};
+
+/* What integers of an output's column are multiplied by. BYTES: of a scale; 0: p knows. */
+template <int BYTES>
+DEVICE float int_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
+{
+    const unsigned char *scales = output_row(p, o) + p.scales_at;
+    const uint32_t at = group_of(p, l, k);
+    if (BYTES == 4 || (BYTES == 0 && p.scale_bytes == 4))
+        return ((const float *)scales)[at];
+    return __uint_as_float((uint32_t)((const uint16_t *)scales)[at] << 16);
+}
+
+/* 4 bits at the end of 128 as bf16 are as much more. This takes 128 and the zero of an output's
+ * column off two of them. */
+DEVICE uint32_t int4_centre(const struct product &p, struct leaf l, int32_t o, int32_t k)
+{
+    const uint32_t zero = p.zeros_at > 0 ? output_row(p, o)[p.zeros_at + group_of(p, l, k)] : 8u;
+    return (0xc300u | zero) * 0x00010001u;
+}
+
+/* Codes times scales, rounded to bf16: by one instruction for two where the scales are BF16, too,
+ * else in fp32, and packed; the same values. MIXED as above, of fp32. */
+template <bool NARROW, bool MIXED> struct form_int4 {
+    static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
+    static constexpr int SCALE_BYTES = MIXED ? 0 : NARROW ? 2 : 4;
+    static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
+    static constexpr enum scales SCALES = GROUPED;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+        const float first = int_scale<SCALE_BYTES>(p, l, o, k);
+        const float next = MIXED ? int_scale<SCALE_BYTES>(p, l, o, k + K - 1) : first;
+        const uint32_t first_centre = int4_centre(p, l, o, k);
+        const uint32_t next_centre = MIXED ? int4_centre(p, l, o, k + K - 1) : first_centre;
+        const int32_t change = MIXED ? K - (p.scale_skip + k) % K : K;
+        const uint32_t narrow = __float_as_uint(first) | __float_as_uint(first) >> 16;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = 4 * sub + 2 * i;
+            const uint32_t codes = v[sub / 2] >> (8 * (sub % 2) + 4 * i);
+            const uint32_t pair =
+                mma_plus((codes & 0x000f000fu) | 0x43004300u,
+                         MIXED ? pair_at(at, change, first_centre, next_centre) : first_centre);
+            if constexpr (NARROW)
+                to[0][i] = mma_times(pair, narrow);
+            else
+                to[0][i] = mma_pair(
+                    __uint_as_float(pair << 16) * (at < change ? first : next),
+                    __uint_as_float(pair & 0xffff0000u) * (at + 1 < change ? first : next), bf16());
+        }
+    }
+};
+
+/* A code plus 128 in the last bits of 2^23, so that taking both off leaves it. */
+DEVICE float int8_code(uint32_t codes, int i)
+{
+    return __uint_as_float(0x4b000000u | (codes >> 8 * i & 0xffu)) - 8388736.0f;
+}
+
+/* A vector has half the columns of a scale, which changes with it or, MIXED, anywhere in it. */
+template <bool MIXED> struct form_int8 {
+    static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 1;
+    static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
+    static constexpr enum scales SCALES = GROUPED;
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
+                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+        const float first = int_scale<0>(p, l, o, k);
+        const float next = MIXED ? int_scale<0>(p, l, o, k + K - 1) : first;
+        const int32_t change =
+            MIXED ? BACKEND_GROUP - (p.scale_skip + k) % BACKEND_GROUP : BACKEND_GROUP;
+        const uint32_t codes = v[sub] ^ 0x80808080u;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = 4 * sub + 2 * i;
+            to[0][i] =
+                mma_pair(int8_code(codes, 2 * i) * (at < change ? first : next),
+                         int8_code(codes, 2 * i + 1) * (at + 1 < change ? first : next), bf16());
         }
     }
 };
 
 /* ---- copies ---- */
 
-/* Columns from k on, wherever that is in a word, as a vector that begins there. */
-DEVICE void gather_e2m1(pack<uint32_t, 4> *to, struct leaf l, const unsigned char *row, int32_t k)
+/* Columns of 4 bits from k on, wherever that is in a word, as a vector that begins there. */
+DEVICE void gather_nibbles(pack<uint32_t, 4> *to, struct leaf l, const unsigned char *row,
+                           int32_t k)
 {
     pack<uint32_t, 4> v = {};
     for (int32_t i = 0; i < 32 && k + i < l.end; i++) {
@@ -247,7 +355,7 @@ DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct l
     const int64_t at = (int64_t)k * CUDA_VECTOR / F::K;
     if constexpr (!ALIGNED && F::K > CUDA_VECTOR) {
         if (k % F::K != 0) {
-            gather_e2m1(to, l, row, k);
+            gather_nibbles(to, l, row, k);
             return;
         }
     } else if constexpr (!ALIGNED) {
@@ -331,21 +439,22 @@ DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROU
 static inline struct product product_of(const struct weight_spec *s, const unsigned char *w,
                                         const void *x, void *y, int32_t rows)
 {
-    const int64_t codes = (int64_t)cuda_values_bytes(s->in, s->dtype);
-    CHECK(s->dtype != DTYPE_F4_E2M1 || s->scale_cols == BACKEND_GROUP);
-    const struct product p = {(float *)y,
-                              (const float *)x,
-                              w,
-                              0,
-                              (int64_t)cuda_row_bytes(s),
-                              codes,
-                              rows,
-                              s->out,
-                              s->in,
-                              s->scale_cols > 0 ? s->scale_cols : INT32_MAX,
-                              s->scale_skip,
-                              1,
-                              {0, s->in}};
+    struct product p = {};
+    CHECK(!dtype_is_int(s->dtype) || s->scale_cols == BACKEND_GROUP);
+    p.y = (float *)y;
+    p.x = (const float *)x;
+    p.w = w;
+    p.row_bytes = (int64_t)cuda_row_bytes(s);
+    p.scales_at = (int64_t)cuda_put_bytes(s);
+    p.rows = rows;
+    p.out = s->out;
+    p.x_pitch = s->in;
+    p.scale_cols = s->scale_cols > 0 ? s->scale_cols : INT32_MAX;
+    p.scale_skip = s->scale_skip;
+    p.scale_bytes = (int32_t)cuda_scale_bytes(s);
+    p.zeros_at = s->dtype == DTYPE_U4 ? (int32_t)cuda_values_bytes(s->in, s->dtype) : 0;
+    p.leaves = 1;
+    p.cut[1] = s->in;
     return p;
 }
 
@@ -358,7 +467,7 @@ template <typename F> static bool is_aligned(const struct product &p)
     return whole;
 }
 
-/* Whether the scales of E4M3 change at multiples of n columns of every leaf only. */
+/* Whether the scales change at multiples of n columns of every leaf only. */
 static inline bool scales_change_every(const struct product &p, int32_t n)
 {
     bool so = p.scale_cols % n == 0;
@@ -370,25 +479,45 @@ static inline bool scales_change_every(const struct product &p, int32_t n)
 /* Whether all leaves have the same form. */
 static inline bool is_alike(const struct weight_spec *s, const struct product &p)
 {
-    return s->scale_cols == 0 ||
-           scales_change_every(p, s->dtype == DTYPE_F4_E2M1 ? BACKEND_GROUP : F8_STEP);
+    const int32_t n = s->dtype == DTYPE_F8_E4M3 ? F8_STEP
+                      : s->dtype == DTYPE_I8    ? CUDA_VECTOR
+                                                : BACKEND_GROUP;
+    return s->scale_cols == 0 || scales_change_every(p, n);
 }
 
 /* run(form) with that of the weight. */
 template <typename Run>
+static void with_int_form(const struct weight_spec *s, const struct product &p, Run run)
+{
+    const bool narrow = cuda_scale_bytes(s) == sizeof(uint16_t);
+    if (s->dtype == DTYPE_I8 && scales_change_every(p, form_int8<false>::K))
+        run(form_int8<false>());
+    else if (s->dtype == DTYPE_I8)
+        run(form_int8<true>());
+    else if (s->dtype == DTYPE_F4_E2M1 && scales_change_every(p, BACKEND_GROUP))
+        run(form_e2m1<false>());
+    else if (s->dtype == DTYPE_F4_E2M1)
+        run(form_e2m1<true>());
+    else if (!scales_change_every(p, BACKEND_GROUP))
+        run(form_int4<false, true>());
+    else if (narrow)
+        run(form_int4<true, false>());
+    else
+        run(form_int4<false, false>());
+}
+
+template <typename Run>
 static void with_form(const struct weight_spec *s, const struct product &p, Run run)
 {
     constexpr int32_t VECTOR = form_f8<PER_STEP>::K;
-    if (s->dtype == DTYPE_BF16)
+    if (dtype_is_int(s->dtype))
+        with_int_form(s, p, run);
+    else if (s->dtype == DTYPE_BF16)
         run(form_bf16());
     else if (s->dtype == DTYPE_F16)
         run(form_f16());
     else if (s->dtype == DTYPE_F32)
         run(form_f32());
-    else if (s->dtype == DTYPE_F4_E2M1 && scales_change_every(p, BACKEND_GROUP))
-        run(form_e2m1<false>());
-    else if (s->dtype == DTYPE_F4_E2M1)
-        run(form_e2m1<true>());
     else if (s->scale_cols == 0)
         run(form_f8<PER_ROW>());
     else if (scales_change_every(p, F8_STEP))

@@ -23,6 +23,41 @@ __global__ void embed_kernel(float *y, const int32_t *ids, const E *w, int32_t f
         y[(int64_t)blockIdx.x * in + k] = mine ? to_float(w[row * pitch + k]) * scale : 0.0f;
 }
 
+/* Where rows have codes and scales. */
+struct coded {
+    const unsigned char *w;
+    int64_t row_bytes, scales_at;
+    int32_t scale_skip, scale_bytes;
+};
+
+__global__ void embed_int8_kernel(float *y, const int32_t *ids, struct coded from, int32_t first,
+                                  int32_t out, int32_t in, float scale)
+{
+    const int64_t row = (int64_t)ids[blockIdx.x] - first;
+    const bool mine = row >= 0 && row < out;
+    const unsigned char *codes = from.w + (mine ? row : 0) * from.row_bytes;
+    const unsigned char *scales = codes + from.scales_at;
+    for (int32_t k = (int32_t)threadIdx.x; k < in; k += (int32_t)blockDim.x) {
+        const int32_t group = (from.scale_skip + k) / BACKEND_GROUP;
+        const float of_group = from.scale_bytes == 4 ? ((const float *)scales)[group]
+                                                     : to_float(((const bf16 *)scales)[group]);
+        const float value = (float)(signed char)codes[k] * of_group;
+        y[(int64_t)blockIdx.x * in + k] = mine ? value * scale : 0.0f;
+    }
+}
+
+/* An embedding that is the head, too, may have 8 bits. */
+static void embed_int8(struct cuda_backend *c, struct view y, const int32_t *ids,
+                       const struct weight *w, int32_t first, float scale)
+{
+    const struct weight_spec *s = &w->spec;
+    const struct coded from = {w->storage, (int64_t)cuda_row_bytes(s), (int64_t)cuda_put_bytes(s),
+                               s->scale_skip, (int32_t)cuda_scale_bytes(s)};
+    CHECK(s->dtype == DTYPE_I8 && s->scale_cols == BACKEND_GROUP);
+    LAUNCH(c, embed_int8_kernel, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids, from, first,
+           s->out, s->in, scale);
+}
+
 void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first, float scale)
 {
@@ -30,7 +65,11 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
     const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype);
     if (y.rows == 0 || y.cols == 0)
         return;
-    CHECK(dtype_is_compute(w->spec.dtype)); /* no layout quantises the embedding */
+    if (dtype_is_int(w->spec.dtype)) {
+        embed_int8(c, y, ids, w, first, scale);
+        return;
+    }
+    CHECK(dtype_is_compute(w->spec.dtype)); /* no layout has it in fp8 */
     WITH_TYPE(w->spec.dtype,
               LAUNCH(c, embed_kernel<E>, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids,
                      (const E *)w->storage, first, w->spec.out, w->spec.in, pitch, scale));

@@ -37,11 +37,6 @@ static size_t weight_bytes(const struct weight_spec *spec)
     return values_bytes(spec) + base_align(scales * sizeof(float), 64);
 }
 
-static bool holds(enum dtype dtype)
-{
-    return dtype_is_compute(dtype) || dtype_is_scaled(dtype);
-}
-
 static size_t kv_bytes(const struct kv_spec *s)
 {
     return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * 2 *
@@ -562,7 +557,6 @@ const struct backend_ops ref_ops = {
     .name = "ref",
     .weight_bytes = weight_bytes,
     .kv_bytes = kv_bytes,
-    .holds = holds,
     .probe = host_memory_probe,
     .scratch_bytes = host_memory_scratch_bytes,
     .record = host_memory_record,

@@ -7,14 +7,17 @@ import concurrent.futures
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
+import ml_dtypes
+import numpy
 import pytest
 
 import checkpoint
+import fp8
 import harness
 import packed
+import test_int_weights
 
 sys.path.insert(0, str(harness.ROOT / "tests/oracle"))
 import llama_numpy  # noqa: E402
@@ -42,18 +45,105 @@ def device_server(tmp_path, request):
             assert server.stop() == 0
 
 
-def test_packed_integers(device_server, tmp_path):
-    """As values of --dtype; their 4 bits it does not hold."""
+def test_packed_values(device_server, tmp_path):
+    """--quantization none: integers of a file as values of --dtype."""
     form, like = packed.FORMS["awq"], checkpoint.GOLDEN / "tied_gqa2_f32"
     model = packed.quantized(tmp_path / "m", like, form)
     prompt = list(range(5, 25))
     wanted, _ = llama_numpy.greedy(packed.plain(tmp_path / "plain", like, form), prompt, 12)
     server = device_server(model, "--quantization", "none")
     assert server.token_ids(prompt, 12) == wanted
-    done = subprocess.run([tmp_path / "tessera", "plan", model, "--device", "cuda"],
-                          capture_output=True, text=True)
-    assert done.returncode == 4
-    assert "cannot hold int4 weights; use --device cpu, or --quantization none" in done.stderr
+
+
+def bf16(values):
+    return values.astype(ml_dtypes.bfloat16).astype(numpy.float64)
+
+
+def check_scores(server, model, weights, held):
+    """Logprobs of prompts are those of a forward pass with these weights, of which linears that
+    are codes on the device are rounded to bf16, and activations are not rounded as on the CPU. Nor
+    is an embedding that is the head, too, where it is looked up."""
+    config = llama_numpy.read_config(model)
+    if config.tied:
+        config = config._replace(tied=False)
+        weights = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
+    prompts = [[(7 * first + 13 * place) % (config.vocab - 10) + 5 for place in range(size)]
+               for first, size in enumerate((3, 15, 16, 17, 40))]
+    got = test_int_weights.scores(server, prompts)
+
+    def apart(weights, met=lambda x, name: x):
+        every = [checkpoint.log_softmax(llama_numpy.forward(config, weights, ids, met=met))
+                 for ids in prompts]
+        return [numpy.median(numpy.abs(mine - one[range(len(ids) - 1), ids[1:]]))
+                for mine, one, ids in zip(got, every, prompts)]
+
+    error = apart({name: bf16(values) if held(name) else values
+                   for name, values in weights.items()})
+    others = {"not bf16": apart(weights),
+              "x of 8 bits": apart(weights, lambda x, name: test_int_weights.rounded(x, []))}
+    print(error, others)
+    assert max(error) < 2e-4 and min(min(other) for other in others.values()) > 1e-3
+
+
+@pytest.mark.parametrize("form", ["packed", "packed, channels", "packed, 8 bits", "gptq, zeros",
+                                  "awq"])
+@pytest.mark.parametrize("how", [(), ("--deterministic",)], ids=str)
+def test_packed_codes(device_server, tmp_path, form, how):
+    like = checkpoint.GOLDEN / "tied_gqa2_f32"
+    model = packed.quantized(tmp_path / "m", like, packed.FORMS[form])
+    weights = llama_numpy.read_weights(packed.plain(tmp_path / "plain", like, packed.FORMS[form]))
+    check_scores(device_server(model, *how), like, weights, packed.is_linear)
+
+
+@pytest.mark.parametrize("kind", test_int_weights.KINDS)
+@pytest.mark.parametrize("name", ["tied_gqa2_f32", "qwen3_moe_f32", "untied_mha_bf16"])
+def test_made_codes(device_server, name, kind):
+    """--quantization: the head, too, and experts."""
+    model = checkpoint.GOLDEN / name
+    config, weights = llama_numpy.read_config(model), llama_numpy.read_weights(model)
+    head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+
+    def held(name):
+        return fp8.is_linear(name) or name == "lm_head.weight"
+
+    low = {name: test_int_weights.quantized(values, 8 if name == head else int(kind[3]))
+           if held(name) or name == head else values for name, values in weights.items()}
+    check_scores(device_server(model, "--quantization", kind), model, low, held)
+
+
+@pytest.mark.parametrize("kind", test_int_weights.KINDS)
+def test_memory_of_codes(device_server, tmp_path, kind):
+    """What the device holds of a weight is codes, in vectors of 16 bytes, and the bf16 scales of
+    its rows."""
+    model = checkpoint.GOLDEN / "untied_mha_bf16"
+    server = device_server(model, "--quantization", kind)
+    bits = int(kind[3])
+
+    def upwards(size, unit):
+        return -(-size // unit) * unit
+
+    def held(rows, cols, bits):
+        row = upwards(cols * bits // 8, 16) + upwards(2 * (-(-cols // 32)), 16)
+        return upwards(rows * row, 256)
+
+    shape = checkpoint.shape_of(model)
+    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    wanted = shape.layers * (held(heads + 2 * kv, shape.hidden, bits) +
+                             held(shape.hidden, heads, bits) +
+                             held(2 * shape.mlp, shape.hidden, bits) +
+                             held(shape.hidden, shape.mlp, bits))
+    wanted += held(shape.vocab, shape.hidden, 8)
+    norms = (2 * shape.layers + 1) * shape.hidden * 4
+    embedding = upwards(shape.vocab * shape.hidden * 4, 256)  # of --dtype float32
+    assert server.metrics().sum("tessera:rank_weight_bytes") == wanted + norms + embedding
+
+
+def test_sampled_codes(device_server, tmp_path):
+    """Among others, in chunks and after a lost rank an answer has the bits that it has alone."""
+    model = packed.quantized(tmp_path / "m", checkpoint.GOLDEN / "tied_gqa2_f32",
+                             packed.FORMS["awq"])
+    check_alone_and_among(device_server(model, "--deterministic", "--max-num-seqs", 4,
+                                        "--max-num-batched-tokens", 24))
 
 
 def test_lost_rank(device_server):
@@ -83,13 +173,10 @@ def test_greedy_tokens(device_server, arguments):
     assert server.token_ids_together(requests) == [tokens for _, tokens in runs]
 
 
-def test_deterministic(device_server):
+def check_alone_and_among(server):
     """A drawn answer and its logprobs do not depend on who else is served, nor on ranks that are
     lost while it is given."""
-    name = "tied_gqa2_f32"
-    server = device_server(checkpoint.GOLDEN / name, "--deterministic", "--max-num-seqs", 4,
-                           "--max-num-batched-tokens", 24)
-    prompts = [prompt[:20] for prompt, _ in checkpoint.golden_runs(name)][:3]
+    prompts = [prompt[:20] for prompt, _ in checkpoint.golden_runs("tied_gqa2_f32")][:3]
 
     def answer(i):
         choice = server.complete(prompts[i], max_tokens=5, temperature=0.9, top_p=0.9, seed=i,
@@ -106,3 +193,8 @@ def test_deterministic(device_server):
         assert list(again) == alone
     assert "--restarted" in harness.command_line(server.ranks()[0])
     assert "order of a single rank: outputs have its bits" in server.log
+
+
+def test_deterministic(device_server):
+    check_alone_and_among(device_server(checkpoint.GOLDEN / "tied_gqa2_f32", "--deterministic",
+                                        "--max-num-seqs", 4, "--max-num-batched-tokens", 24))

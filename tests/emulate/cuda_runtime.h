@@ -217,13 +217,16 @@ static inline void prefetch_line(const void *)
 {
 }
 
-static inline uint32_t mma_times(uint32_t a, uint32_t b)
+/* Only asked for what fp32 holds exactly before it is rounded. */
+static inline uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t y = 0;
     for (unsigned half = 0; half < 2; half++) {
         const float x = __uint_as_float((a >> 16 * half & 0xffffu) << 16);
         const float by = __uint_as_float((b >> 16 * half & 0xffffu) << 16);
-        y |= __float_as_uint(x * by) >> 16 << 16 * half; /* only asked for what is exact */
+        const float plus = __uint_as_float((c >> 16 * half & 0xffffu) << 16);
+        const uint32_t sum = __float_as_uint(fmaf(x, by, plus));
+        y |= (sum + 0x7fffu + (sum >> 16 & 1u)) >> 16 << 16 * half;
     }
     return y;
 }
