@@ -22,6 +22,8 @@ static const struct {
     {"headdim_bf16", 4, "--plan=" TEST_DATA_DIR "/corpus/plans/ok_home.json"},
     {"untied_mha_bf16", 3, "--quantization=fp8"},
     {"qwen2_gqa_bf16", 2, "--quantization=fp8"},
+    {"untied_mha_bf16", 2, "--quantization=int8"},
+    {"qwen3_moe_bf16", 3, "--quantization=int4"},
     {"qwen3_bf16", 4, "--parallel-mode=2d"},
     {"mixtral_f32", 2, "--sampler=gather"},
     {"qwen2_window_bf16", 2, "--dtype=auto"},

@@ -75,7 +75,7 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
 #define CPU_OPS(variant)                                                                           \
     {                                                                                              \
         .name = (variant), .weight_bytes = layout_weight_bytes, .kv_bytes = layout_kv_bytes,       \
-        .weight_scale = layout_weight_scale, .probe = host_memory_probe,    \
+        .weight_scale = layout_weight_scale, .probe = host_memory_probe,                           \
         .scratch_bytes = host_memory_scratch_bytes, .record = host_memory_record,                  \
         .record_end = host_memory_record_end, .replay = host_memory_replay,                        \
         .recording_close = host_memory_recording_close, .alloc = host_memory_alloc,                \

@@ -230,9 +230,8 @@ static void kv_close(struct kv_cache *kv)
 /* What the two differ in: name, linear, expert_sum, attend. */
 #define OPS(NAME, LINEAR, EXPERT_SUM, ATTEND)                                                      \
     {                                                                                              \
-        .name = NAME, .weight_bytes = cuda_memory_weight_bytes,        \
-        .kv_bytes = cuda_memory_kv_bytes, .probe = cuda_probe,                                     \
-        .scratch_bytes = cuda_memory_scratch_bytes, .record = record_begin,                        \
+        .name = NAME, .weight_bytes = cuda_memory_weight_bytes, .kv_bytes = cuda_memory_kv_bytes,  \
+        .probe = cuda_probe, .scratch_bytes = cuda_memory_scratch_bytes, .record = record_begin,   \
         .record_end = record_end, .replay = record_replay, .recording_close = record_close,        \
         .close = cuda_close, .sync = cuda_sync, .reserve = cuda_reserve,                           \
         .parallel = cuda_parallel, .alloc = cuda_memory_alloc, .free = cuda_memory_free,           \

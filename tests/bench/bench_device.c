@@ -50,19 +50,26 @@ static void copying(void)
 
 /* ---- linear ---- */
 
-/* F8_E4M3 with scales per row, or, with scale_cols, per so many columns of it, as F4_E2M1 has them.
- * Returns operations per second. */
-static double linear(enum dtype dtype, int32_t scale_cols, int32_t rows, int32_t in, int32_t out)
+struct held {
+    enum dtype dtype;
+    int32_t scale_cols; /* that share a scale; 0: all of a row */
+    bool scales_f32;    /* of integers, as those of a file have them */
+};
+
+/* Returns operations per second. */
+static double linear(const struct held *h, int32_t rows, int32_t in, int32_t out)
 {
     const struct weight_spec spec = {.out = out,
                                      .in = in,
-                                     .dtype = dtype,
+                                     .dtype = h->dtype,
                                      .leaves = 1,
                                      .cut = {0, in},
-                                     .scale_cols = scale_cols};
+                                     .scale_cols = h->scale_cols,
+                                     .scales_f32 = h->scales_f32};
     char what[64];
-    (void)snprintf(what, sizeof what, "linear %s%s, %d rows, %d -> %d", dtype_name(dtype),
-                   scale_cols > 0 ? " in blocks" : "", rows, in, out);
+    (void)snprintf(what, sizeof what, "linear %s%s%s, %d rows, %d -> %d", dtype_name(h->dtype),
+                   h->scale_cols > 0 ? " in blocks" : "", h->scales_f32 ? " of a file" : "", rows,
+                   in, out);
     const double t = rates_linear(backend, span, &spec, rows), flops = 2.0 * rows * in * out;
     row(what, t, (double)backend->ops->weight_bytes(&spec), flops);
     return flops / t;
@@ -221,14 +228,14 @@ static void sampling(const char *what, struct sample_params params)
 int main(int argc, char **argv)
 {
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 512, 4096};
-    static const struct {
-        enum dtype dtype;
-        int32_t scale_cols;
-    } types[] = {{DTYPE_BF16, 0},
-                 {DTYPE_F16, 0},
-                 {DTYPE_F8_E4M3, 0},
-                 {DTYPE_F8_E4M3, 128},
-                 {DTYPE_F4_E2M1, BACKEND_GROUP}};
+    static const struct held types[] = {{.dtype = DTYPE_BF16},
+                                        {.dtype = DTYPE_F16},
+                                        {.dtype = DTYPE_F8_E4M3},
+                                        {DTYPE_F8_E4M3, 128, false},
+                                        {DTYPE_F4_E2M1, BACKEND_GROUP, false},
+                                        {DTYPE_I8, BACKEND_GROUP, false},
+                                        {DTYPE_I4, BACKEND_GROUP, false},
+                                        {DTYPE_U4, BACKEND_GROUP, true}};
     struct err err;
     double most = 0;
     if (argc > 2)
@@ -239,8 +246,8 @@ int main(int argc, char **argv)
     copying();
     for (size_t i = 0; i < ARRAY_LEN(rows) && (size_t)rows[i] <= span >> 18; i++) {
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-            const double wide = linear(types[t].dtype, types[t].scale_cols, rows[i], 4096, 14336);
-            const double deep = linear(types[t].dtype, types[t].scale_cols, rows[i], 14336, 4096);
+            const double wide = linear(&types[t], rows[i], 4096, 14336);
+            const double deep = linear(&types[t], rows[i], 14336, 4096);
             const double rate = wide > deep ? wide : deep;
             most = types[t].dtype == DTYPE_BF16 && rate > most ? rate : most;
         }

@@ -6,7 +6,7 @@
 # stage or into BUDGET seconds (1500) is skipped. $OUT/results.md has the table so far after every
 # check and the figures in the end, $OUT/logs.txt what each of them said. Without a GPU the script
 # says so and returns 77. Where commands may take ten minutes: BUDGET=570, and the stages in parts;
-# forward, fp8 and torch belong together.
+# forward, fp8, int4 and torch belong together.
 #
 #   tests/gpu/run.sh [STAGE...]
 #
@@ -23,7 +23,8 @@
 # forward   whole steps of an 8 B shape (Llama 3.1's, random bf16 weights): decodes of 1 and of 64
 #           sequences with 1,024 tokens of context, a prompt of 8,192; shares of the device's limits
 # fp8       the same with --quantization fp8, and what that changes in the demo model's words
-# torch     the same in plain PyTorch with CUDA graphs, beside what the two before printed if they
+# int4      the same with --quantization int4
+# torch     the same in plain PyTorch with CUDA graphs, beside what the three before printed if they
 #           are run together with it; PyTorch's model is first held against transformers'
 # http      64 streams of the 8 B shape, front to back: TTFT, ITL, CPU of the front end
 # decode    the 8 B shape through scheduler and links: with CUDA graphs and without
@@ -50,8 +51,8 @@ SELF=$PWD/tests/gpu/run.sh
 MODEL=deploy/demo/model
 PROGRAMS=(test_loader test_kernels test_linear_int test_experts test_attend test_sample test_elect
     test_model test_device test_deterministic bench_device bench_forward bench_step)
-all=(doctor loader twins goldens graphs serve nccl load forward fp8 torch http decode step kernels
-    peers sanitize sanitize_attend races)
+all=(doctor loader twins goldens graphs serve nccl load forward fp8 int4 torch http decode step
+    kernels peers sanitize sanitize_attend races)
 failed=0
 running=      # the session of a check
 stage_end=240 # in SECONDS
@@ -214,7 +215,7 @@ torch_golden() {
 
 torch() {
     local name beside=()
-    for name in forward forward_fp8; do
+    for name in forward forward_fp8 forward_int4; do
         ! passed "$name" || beside+=("$LOGS/$name.log")
     done
     shape_8b
@@ -262,7 +263,8 @@ peers() {
 }
 
 divergence() {
-    python3 tests/bench/bench_quantization.py --build "$RUN" --prompts 12 --device cuda
+    python3 tests/bench/bench_quantization.py --build "$RUN" --prompts 12 --device cuda \
+        --quantization "$1"
 }
 
 # ---- the stages ----
@@ -302,8 +304,12 @@ stage() {
             --kv-cache-memory 64M
         ;;
     fp8)
-        check 60 divergence divergence
+        check 60 divergence_fp8 divergence fp8
         check 150 forward_fp8 forward --quantization=fp8
+        ;;
+    int4)
+        check 60 divergence_int4 divergence int4
+        check 150 forward_int4 forward --quantization=int4
         ;;
     forward) check 150 forward forward ;;
     torch)
@@ -347,8 +353,10 @@ figures() {
     else
         show forward "Steps of the 8 B shape:" '^(\||limits|$)'
         show forward_fp8 "The same in fp8:" '^(\||limits|$)'
+        show forward_int4 "The same in int4:" '^(\||limits|$)'
     fi
-    show divergence "fp8 against bf16, the demo model:" 'mean KL'
+    show divergence_fp8 "fp8 against bf16, the demo model:" 'mean KL'
+    show divergence_int4 "int4 against bf16, the demo model:" 'mean KL'
     show http "64 streams of the 8 B shape over HTTP, prompts of 1,024:" \
         '^(requests|throughput|client|server|ms|TTFT|ITL)'
     show decode_graphs "The 8 B shape without HTTP, CUDA graphs:" .
