@@ -69,9 +69,9 @@ const struct options_row options_rows[] = {
     {"kv-cache-dtype", NULL, RUN, CHOICE, AT(kv_cache_dtype), 0, 0, "auto", "auto|fp8",
      "fp8: keys and values are stored as E4M3, so that the cache holds more; auto: as --dtype"},
     {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|none|fp8|int8|int4",
-     "fp8: the layers' linears become E4M3 with a scale per row; int8, int4 (CPU): integers with a "
-     "scale per 32 columns, times activations rounded to int8; auto: as the checkpoint has them; "
-     "none: the same, but integers and MXFP4 as values of --dtype"},
+     "fp8: the layers' linears become E4M3 with a scale per row; int8, int4: integers with a scale "
+     "per 32 columns, on the CPU times activations rounded to int8; auto: as the checkpoint has "
+     "them; none: the same, but integers and MXFP4 as values of --dtype"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",

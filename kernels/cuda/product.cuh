@@ -318,8 +318,7 @@ template <bool MIXED> struct form_int8 {
     {
         const float first = int_scale<0>(p, l, o, k);
         const float next = MIXED ? int_scale<0>(p, l, o, k + K - 1) : first;
-        const int32_t change =
-            MIXED ? BACKEND_GROUP - (p.scale_skip + k) % BACKEND_GROUP : BACKEND_GROUP;
+        const int32_t change = MIXED ? K - (p.scale_skip + k) % K : K;
         const uint32_t codes = v[sub] ^ 0x80808080u;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
