@@ -21,7 +21,8 @@
  *              sum of products of codes over a run is an integer, so exact; an output is one
  *              ascending chain over the runs of fused multiply-adds of that sum and (scale of the
  *              weight * scale of x) from +0.0, per leaf. A GPU leaves x alone: results are those of
- *              the same values held in BF16, to which it rounds a code times its scale.
+ *              the same values held in BF16, to which it rounds a code times its scale (which has
+ *              11 bits then, as fp16).
  *   experts    expert_linear is linear, with each row's experts for itself. In expert_sum a leaf's
  *              sum of a row begins with +0.0; to it are added, ascending over the row's experts,
  *              the products of share and the expert's chain over that leaf. Leaves fold as above.
@@ -346,8 +347,8 @@ struct backend_ops {
     void (*weight_put)(struct weight *w, int32_t row, int32_t rows, const void *src,
                        enum dtype src_dtype, size_t stride);
     /* The scales of those rows, [rows, backend_scales]. F8_E4M3: 0 to BACKEND_SCALE_MAX. Of the
-     * integers: finite values of bf16, or any with scales_f32; of F4_E2M1 powers of two, 2^-126 to
-     * 2^123. Threads as in weight_put. */
+     * integers: values of bf16 or, with scales_f32, any, up to 2^100; of F4_E2M1 powers of two,
+     * 2^-126 to 2^123. Threads as in weight_put. */
     void (*weight_scale)(struct weight *w, int32_t row, int32_t rows, const float *scale);
     /* Reads one row back as fp32 [in]; for checks. */
     void (*weight_get)(const struct weight *w, int32_t row, float *dst);

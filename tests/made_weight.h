@@ -20,6 +20,16 @@ static inline float *scales_of(const struct weight_spec *spec)
     return scale;
 }
 
+/* What a backend keeps of a scale of integers: a GPU 11 bits of one in F32. */
+UNUSED static float kept_scale(const struct backend *b, const struct weight_spec *spec, float scale)
+{
+    int exponent;
+    if ((b != device && b != invariant) || !spec->scales_f32)
+        return scale;
+    const float mantissa = frexpf(scale, &exponent);
+    return ldexpf(nearbyintf(mantissa * 0x1p11f), exponent - 11);
+}
+
 /* The type that weight_put takes for a storage type, and the range of its values. */
 static inline enum dtype put_dtype(enum dtype storage)
 {

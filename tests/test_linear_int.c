@@ -53,7 +53,7 @@ static void test_weights(void **state UNUSED)
                 for (int32_t k = 0; k < IN; k++) {
                     const int32_t group = (spec.scale_skip + k) / BACKEND_GROUP;
                     const float s = scale[r * backend_scales(&spec) + group];
-                    assert_true(got[k] == (float)codes[r][k] * s);
+                    assert_true(got[k] == (float)codes[r][k] * kept_scale(b, &spec, s));
                 }
             }
             b->ops->weight_close(w);
@@ -148,6 +148,83 @@ static void test_same_codes(void **state UNUSED)
     guarded_free(x, (size_t)ROWS * IN);
 }
 
+enum { ONES_IN = 161, ONES_OUT = 40, ONES_ROWS = 80 };
+
+/* Scales of 8, 11 and 24 bits: those of bf16, which the types without scales_f32 take, fp16, fp32.
+ */
+static float *some_scales(const struct weight_spec *spec)
+{
+    const size_t n = (size_t)spec->out * (size_t)backend_scales(spec);
+    float *scale =
+        spec->dtype == DTYPE_F4_E2M1 ? scales_of(spec) : aligned_bytes(n * sizeof *scale, 0xff);
+    for (size_t i = 0; i < n && spec->dtype != DTYPE_F4_E2M1; i++)
+        scale[i] = !spec->scales_f32 ? dtype_from_bf16(dtype_to_bf16(gen(8, i)))
+                   : i % 2 == 0      ? dtype_from_f16(dtype_to_f16(gen(8, i)))
+                                     : gen(8, i);
+    return scale;
+}
+
+/* y[t] = column `first + t` of the weight, for some rows at a time. */
+static void take_columns(struct backend *b, struct weight *w, int32_t first, int32_t rows, float *y)
+{
+    static float x[ONES_ROWS * ONES_IN];
+    memset(x, 0, sizeof x);
+    for (int32_t t = 0; t < rows && first + t < ONES_IN; t++)
+        x[t * ONES_IN + first + t] = 1;
+    ok(backend_linear(b, view_f32(y, rows, ONES_OUT), (struct cview){x, DTYPE_F32, rows, ONES_IN},
+                      w, &err));
+    b->ops->sync(b);
+}
+
+/* Rows that are 1 in one place and 0 else find what a GPU multiplies with: a code times its scale,
+ * rounded to bf16 once, by few rows at a time, by some and by many. */
+static void ones_case(struct backend *b, const struct weight_spec *spec, int32_t top)
+{
+    static const int32_t steps[] = {1, 7, 16, 40, ONES_ROWS};
+    static int8_t codes[ONES_OUT][ONES_IN];
+    static float y[ONES_ROWS * ONES_OUT];
+    void *storage = aligned_bytes(b->ops->weight_bytes(spec), 0);
+    struct weight *w = must(b->ops->weight_open(b, spec, storage));
+    float *scale = some_scales(spec);
+    for (int32_t r = 0; r < ONES_OUT; r++)
+        for (int32_t k = 0; k < ONES_IN; k++)
+            codes[r][k] = nth_code(spec, top, r + k, k);
+    b->ops->weight_put(w, 0, ONES_OUT, codes, DTYPE_I8, ONES_IN);
+    b->ops->weight_scale(w, 0, ONES_OUT, scale);
+    for (size_t s = 0; s < ARRAY_LEN(steps); s++)
+        for (int32_t k = 0; k < ONES_IN; k += steps[s]) {
+            take_columns(b, w, k, steps[s], y);
+            for (int32_t i = 0; i < steps[s] * ONES_OUT && k + i / ONES_OUT < ONES_IN; i++) {
+                const int32_t col = k + i / ONES_OUT, out = i % ONES_OUT;
+                const int32_t group = out * backend_scales(spec) + backend_scale_of(spec, col);
+                const float of = kept_scale(b, spec, scale[group]);
+                const float want = dtype_from_bf16(dtype_to_bf16((float)codes[out][col] * of));
+                if (y[i] != want)
+                    fail_msg("%s, %d rows: [%d, %d] is %.9g, wanted %.9g", dtype_name(spec->dtype),
+                             steps[s], out, col, (double)y[i], (double)want);
+            }
+        }
+    b->ops->weight_close(w);
+    free(storage);
+    free(scale);
+}
+
+static void test_ones(void **state UNUSED)
+{
+    static const int32_t skips[] = {0, 16, 27};
+    struct backend *const both[] = {device, invariant};
+    for (size_t i = 0; i < 12 * TYPES && device != NULL; i++) {
+        struct weight_spec spec = {.out = ONES_OUT, .in = ONES_IN, .leaves = 2};
+        spec.dtype = types[i / 2 % TYPES].dtype;
+        spec.scale_cols = BACKEND_GROUP;
+        spec.scale_skip = skips[i / 2 / TYPES % 3];
+        spec.scales_f32 = i / 6 / TYPES == 1 && spec.dtype != DTYPE_F4_E2M1;
+        spec.cut[1] = spec.scale_skip == 0 ? 64 : 75;
+        spec.cut[2] = ONES_IN;
+        ones_case(both[i % 2], &spec, types[i / 2 % TYPES].top);
+    }
+}
+
 enum { NIBBLES_IN = 301, NIBBLES_OUT = 70 };
 
 /* y = x w^T, where w has the same values in all types of 4 bits. */
@@ -203,7 +280,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_weights), cmocka_unit_test(test_activations),
-        cmocka_unit_test(test_same_codes), cmocka_unit_test(test_same_nibbles)};
+        cmocka_unit_test(test_same_codes), cmocka_unit_test(test_same_nibbles),
+        cmocka_unit_test(test_ones)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

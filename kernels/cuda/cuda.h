@@ -127,7 +127,8 @@ static inline size_t cuda_put_bytes(const struct weight_spec *s)
     return cuda_values_bytes(s->in, s->dtype) + base_align(zeros, CUDA_VECTOR);
 }
 
-/* Of F4_E2M1 a scale is an exponent, biased as those of bf16, of the values' scale. */
+/* Of F4_E2M1 a scale is an exponent, biased as those of bf16, of the values' scale. Those in F32 of
+ * integers are two bf16, the larger first: 11 bits of them, all that an fp16 or a bf16 has. */
 static inline size_t cuda_scale_bytes(const struct weight_spec *s)
 {
     return s->dtype == DTYPE_F4_E2M1 ? 1 : dtype_is_int(s->dtype) && !s->scales_f32 ? 2 : 4;

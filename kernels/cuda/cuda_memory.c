@@ -325,23 +325,30 @@ static void pack_nibbles(unsigned char *dst, const struct weight_spec *spec, con
     }
 }
 
+static float int_scale(const unsigned char *scales, const struct weight_spec *spec, size_t group)
+{
+    if (!spec->scales_f32)
+        return dtype_load(scales, DTYPE_BF16, group);
+    return dtype_load(scales, DTYPE_BF16, 2 * group) +
+           dtype_load(scales, DTYPE_BF16, 2 * group + 1);
+}
+
 /* Element k of a stored row. */
 static float value_at(const unsigned char *row, const struct weight_spec *spec, int32_t k)
 {
     const size_t group = (size_t)backend_scale_of(spec, k);
     const unsigned char *zeros = row + values_bytes(spec), *scales = row + cuda_put_bytes(spec);
-    const enum dtype scale = cuda_scale_bytes(spec) == 2 ? DTYPE_BF16 : DTYPE_F32;
     switch (spec->dtype) {
     case DTYPE_F4_E2M1:
         return (float)numerics_e2m1_twice(nibble_at(row, k)) * ldexpf(0.5f, scales[group] - 127);
     case DTYPE_I4:
-        return (float)((int32_t)nibble_at(row, k) - 8) * dtype_load(scales, scale, group);
+        return (float)((int32_t)nibble_at(row, k) - 8) * int_scale(scales, spec, group);
     case DTYPE_U4:
-        return (float)((int32_t)nibble_at(row, k) - zeros[group]) *
-               dtype_load(scales, scale, group);
+        return (float)((int32_t)nibble_at(row, k) - zeros[group]) * int_scale(scales, spec, group);
     case DTYPE_I8:
+        return dtype_load(row, DTYPE_I8, (size_t)k) * int_scale(scales, spec, group);
     case DTYPE_F8_E4M3:
-        return dtype_load(row, spec->dtype, (size_t)k) * dtype_load(scales, scale, group);
+        return dtype_load(row, DTYPE_F8_E4M3, (size_t)k) * dtype_load(scales, DTYPE_F32, group);
     default:
         return dtype_load(row, spec->dtype, (size_t)k);
     }
@@ -404,14 +411,34 @@ static unsigned char exponent_of(float scale)
     return (unsigned char)((bits >> 23) + 1);
 }
 
+/* Rounded to 11 bits, which two bf16 have, such that products of 4 bits with either are exact. */
+static void store_split(unsigned char *dst, size_t i, float scale)
+{
+    uint32_t bits, high;
+    float rounded, larger;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+    high = bits & 0xffff0000u;
+    memcpy(&rounded, &bits, sizeof rounded);
+    memcpy(&larger, &high, sizeof larger);
+    dtype_store(dst, DTYPE_BF16, 2 * i, larger);
+    dtype_store(dst, DTYPE_BF16, 2 * i + 1, rounded - larger);
+}
+
 static void convert_scales(unsigned char *dst, const struct weight_spec *spec, const float *scale,
                            size_t n)
 {
+    if (spec->dtype == DTYPE_F8_E4M3) {
+        memcpy(dst, scale, n * sizeof *scale);
+        return;
+    }
     for (size_t i = 0; i < n; i++)
         if (spec->dtype == DTYPE_F4_E2M1)
             dst[i] = exponent_of(scale[i]);
+        else if (spec->scales_f32)
+            store_split(dst, i, scale[i]);
         else
-            dtype_store(dst, cuda_scale_bytes(spec) == 2 ? DTYPE_BF16 : DTYPE_F32, i, scale[i]);
+            dtype_store(dst, DTYPE_BF16, i, scale[i]);
 }
 
 void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const float *scale)

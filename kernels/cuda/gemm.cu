@@ -260,7 +260,7 @@ static void launch(struct cuda_backend *c, const struct product &p, const Which 
 
 /* Outputs of a lane, most; as registers allow. */
 template <typename F> constexpr int WIDE = F::AT_ONCE == 16 ? 4 : 2;
-template <bool NARROW> constexpr int WIDE<form_int4<NARROW, false>> = 2;
+template <> constexpr int WIDE<form_int4<false>> = 2;
 
 /* Wide blocks read less, where there are enough of them. */
 template <typename F, typename Which>

@@ -152,9 +152,10 @@ template <typename F, typename Which, bool ALIGNED>
 constexpr int RESIDENT = !ALIGNED && F::K > CUDA_VECTOR ? 1 : 2;
 template <typename F> constexpr int RESIDENT<F, mixture, false> = 1;
 
-/* Of a lane. More rows want more, among which their splitting is shared; as registers allow. */
+/* Of a lane, among which the splitting of x is shared: the more the fewer bytes a weight has, since
+ * instructions take longer than the memory then, and the more rows; as registers allow. */
 template <typename F, int GROUPS>
-constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 1 + GROUPS : 2 * GROUPS;
+constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 5 - GROUPS : 2 * GROUPS;
 
 /* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. */
 template <typename F, int GROUPS, bool ALIGNED, typename Which>
@@ -177,7 +178,8 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, Which, ALIGNED>)
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++) {
         w[o] = output_row(p, first + o * COLUMNS + lane / PART);
-        const int64_t line = p.scales_at + (warp * PART + lane % PART) * 128;
+        const int64_t first_line = p.zeros_at > 0 ? p.zeros_at : p.scales_at;
+        const int64_t line = first_line + (warp * PART + lane % PART) * 128;
         if (F::SCALES == GROUPED && line < p.row_bytes)
             prefetch_line(w[o] + line);
     }

@@ -110,81 +110,65 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
 
 /* ---- widened tiles ---- */
 
-struct nibble {
-};
-
-/* Elements [k, k + 8) of a row as they are stored. */
-template <typename E>
-DEVICE void read_codes(float (&code)[8], const unsigned char *row, int32_t k, E)
+/* The rows of p's weight to [rows, pitch]. A block per row, 8 columns a thread. */
+__global__ void widen_f8_kernel(bf16 *to, struct product p, int32_t in, int32_t pitch)
 {
-    const pack<E, 8> stored = *(const pack<E, 8> *)(row + k);
-    for (int i = 0; i < 8; i++)
-        code[i] = to_float(stored.e[i]);
-}
-
-DEVICE void read_codes(float (&code)[8], const unsigned char *row, int32_t k, signed char)
-{
-    const pack<signed char, 8> stored = *(const pack<signed char, 8> *)(row + k);
-    for (int i = 0; i < 8; i++)
-        code[i] = stored.e[i];
-}
-
-DEVICE void read_codes(float (&code)[8], const unsigned char *row, int32_t k, nibble)
-{
-    const uint32_t word = *(const uint32_t *)(row + k / 2);
-    for (int i = 0; i < 8; i++)
-        code[i] = (float)(word >> (16 * (i % 2) + 4 * (i / 2)) & 15u);
-}
-
-template <typename E>
-DEVICE float zero_of(const struct product &, const unsigned char *, int32_t, E)
-{
-    return 0;
-}
-
-DEVICE float zero_of(const struct product &p, const unsigned char *row, int32_t group, nibble)
-{
-    return p.zeros_at > 0 ? row[p.zeros_at + group] : 8;
-}
-
-/* The rows of p's weight to [rows, pitch]. A block per row, 8 codes a thread. */
-template <typename E>
-__global__ void widen_kernel(bf16 *to, struct product p, int32_t in, int32_t pitch)
-{
-    const unsigned char *row = p.w + blockIdx.x * p.row_bytes, *scales = row + p.scales_at;
+    const unsigned char *row = p.w + blockIdx.x * p.row_bytes;
+    const float *scale = (const float *)(row + p.scales_at);
     for (int32_t k = (int32_t)threadIdx.x * 8; k < pitch; k += THREADS * 8) {
+        const pack<e4m3, 8> codes = *(const pack<e4m3, 8> *)(row + k);
         int32_t group = (p.scale_skip + k) / p.scale_cols;
         int64_t end = ((int64_t)group + 1) * p.scale_cols - p.scale_skip;
-        float code[8];
         pack<bf16, 8> wide;
-        read_codes(code, row, k, E());
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float value = 0;
             if (k + i >= end) {
                 group++;
                 end += p.scale_cols;
             }
-            if (k + i < in)
-                value = (code[i] - zero_of(p, row, group, E())) *
-                        (p.scale_bytes == 4 ? ((const float *)scales)[group]
-                                            : to_float(((const bf16 *)scales)[group]));
-            from_float(wide.e + i, value);
+            from_float(wide.e + i, k + i < in ? to_float(codes.e[i]) * scale[group] : 0.0f);
         }
         *(pack<bf16, 8> *)(to + (int64_t)blockIdx.x * pitch + k) = wide;
     }
 }
 
-template <typename E>
-static void widen(struct cuda_backend *c, const struct product &p, int32_t pitch, unsigned rows)
+/* The same of integers: what a form makes of eight columns that begin anywhere in a vector. */
+template <typename F>
+__global__ void widen_int_kernel(bf16 *to, struct product p, int32_t in, int32_t pitch)
 {
-    LAUNCH(c, widen_kernel<E>, rows, THREADS, 0, (bf16 *)c->tile.data, p, p.x_pitch, pitch);
+    const unsigned char *row = p.w + blockIdx.x * p.row_bytes;
+    for (int32_t k = (int32_t)threadIdx.x * 8; k < pitch; k += THREADS * 8) {
+        const auto ready = F::prepare(p, {0, in}, (int32_t)blockIdx.x, k);
+        pack<uint32_t, 4> wide;
+#pragma unroll
+        for (int sub = 0; sub < 2; sub++) {
+            uint32_t pairs[1][2];
+            F::unpack(pairs, (const uint32_t *)(row + k * CUDA_VECTOR / F::K), sub, ready);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int32_t left = in - k - 4 * sub - 2 * i;
+                wide.e[2 * sub + i] = left > 1 ? pairs[0][i] : left > 0 ? pairs[0][i] & 0xffffu : 0;
+            }
+        }
+        *(pack<uint32_t, 4> *)(to + (int64_t)blockIdx.x * pitch + k) = wide;
+    }
+}
+
+static void widen(struct cuda_backend *c, const struct weight_spec *s, const struct product &p,
+                  int32_t pitch, unsigned rows)
+{
+    bf16 *to = (bf16 *)c->tile.data;
+    if (s->dtype == DTYPE_F8_E4M3)
+        LAUNCH(c, widen_f8_kernel, rows, THREADS, 0, to, p, s->in, pitch);
+    else
+        with_int_form(s, p, [&](auto form) {
+            LAUNCH(c, widen_int_kernel<decltype(form)>, rows, THREADS, 0, to, p, s->in, pitch);
+        });
 }
 
 static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
                          const struct weight *w)
 {
-    const enum dtype dtype = w->spec.dtype;
     const int32_t pitch = (int32_t)cuda_pitch(w->spec.in, DTYPE_BF16);
     const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
     struct product tile = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
@@ -192,12 +176,7 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
     convert<bf16>(c, x, pitch);
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
-        if (dtype == DTYPE_F8_E4M3)
-            widen<e4m3>(c, tile, pitch, (unsigned)out);
-        else if (dtype == DTYPE_I8)
-            widen<signed char>(c, tile, pitch, (unsigned)out);
-        else
-            widen<nibble>(c, tile, pitch, (unsigned)out);
+        widen(c, &w->spec, tile, pitch, (unsigned)out);
         const struct blas_product p = {
             y.rows,    out,          pitch,   pitch,  y.cols, DTYPE_BF16, (float *)y.data + first,
             c->x.data, c->tile.data, nullptr, nullptr};

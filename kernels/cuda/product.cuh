@@ -90,25 +90,33 @@ template <int N, int STRIDE> DEVICE void split(uint32_t *word, float a, float b)
  */
 enum scales { NONE, GROUPED, PER_ROW, PER_STEP };
 
+/* What unpack is to know of an output's vector that begins with column k, found once: nothing. */
+struct unscaled {
+    struct ready {
+    };
+    static DEVICE struct ready prepare(const struct product &, struct leaf, int32_t, int32_t)
+    {
+        return {};
+    }
+};
+
 /* A form has K elements a vector; four of them, the sub-th, become PIECES times two words: elements
  * 0 and MATE, then the others. X_PIECES: of x. AT_ONCE: rows of x, most. */
 
-struct form_bf16 {
+struct form_bf16 : unscaled {
     static constexpr int K = 8, PIECES = 1, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
     static constexpr enum scales SCALES = NONE;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &, struct leaf, int32_t, int32_t)
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, ready)
     {
         to[0][0] = v[2 * sub];
         to[0][1] = v[2 * sub + 1];
     }
 };
 
-struct form_f16 {
+struct form_f16 : unscaled {
     static constexpr int K = 8, PIECES = 2, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
     static constexpr enum scales SCALES = NONE;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &, struct leaf, int32_t, int32_t)
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, ready)
     {
         pack<__half, 4> h;
         memcpy(&h, v + 2 * sub, sizeof h);
@@ -117,11 +125,10 @@ struct form_f16 {
     }
 };
 
-struct form_f32 {
+struct form_f32 : unscaled {
     static constexpr int K = 4, PIECES = 3, X_PIECES = 3, MATE = 1, AT_ONCE = 16;
     static constexpr enum scales SCALES = NONE;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int,
-                              const struct product &, struct leaf, int32_t, int32_t)
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int, ready)
     {
         split<PIECES, 2>(&to[0][0], __uint_as_float(v[0]), __uint_as_float(v[1]));
         split<PIECES, 2>(&to[0][1], __uint_as_float(v[2]), __uint_as_float(v[3]));
@@ -163,11 +170,10 @@ DEVICE uint32_t f8_pair(uint32_t codes)
     return mma_times((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u), 0x7b807b80u);
 }
 
-template <enum scales WHICH> struct form_f8 {
+template <enum scales WHICH> struct form_f8 : unscaled {
     static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 2, AT_ONCE = 16;
     static constexpr enum scales SCALES = WHICH;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &, struct leaf, int32_t, int32_t)
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, ready)
     {
         to[0][0] = f8_pair(v[sub] << 8);
         to[0][1] = f8_pair(v[sub]);
@@ -193,39 +199,92 @@ template <int RUN> struct form_f8_mixed {
     static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 2;
     static constexpr int AT_ONCE = RUN == 1 ? 8 : 16; /* registers are too few for more */
     static constexpr enum scales SCALES = NONE;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    struct ready {
+        const struct product *p;
+        struct leaf l;
+        int32_t o, k;
+        DEVICE float scale(int at) const
+        {
+            return f8_scale(*p, l, o, k + at / RUN * RUN);
+        }
+    };
+    static DEVICE ready prepare(const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+        return {&p, l, o, k};
+    }
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, ready r)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint32_t pair = f8_pair(i == 0 ? v[sub] << 8 : v[sub]);
             const int at = 4 * sub + i;
-            split<PIECES, 2>(&to[0][i],
-                             __uint_as_float(pair << 16) * f8_scale(p, l, o, k + at / RUN * RUN),
-                             __uint_as_float(pair & 0xffff0000u) *
-                                 f8_scale(p, l, o, k + (at + MATE) / RUN * RUN));
+            split<PIECES, 2>(&to[0][i], __uint_as_float(pair << 16) * r.scale(at),
+                             __uint_as_float(pair & 0xffff0000u) * r.scale(at + MATE));
         }
     }
 };
 
-/* That of integers of a column, which may lie behind the leaf. */
+/* ---- integers in groups ---- */
+
+/* Of a column, which may lie behind the leaf. */
 DEVICE uint32_t group_of(const struct product &p, struct leaf l, int32_t k)
 {
     return (uint32_t)(p.scale_skip + (k < l.end ? k : l.end - 1)) / BACKEND_GROUP;
 }
 
-/* Two bf16 of one word, each from where the column is: of the one before `change` or behind it. */
-DEVICE uint32_t pair_at(int32_t at, int32_t change, uint32_t first, uint32_t next)
+/* A bf16 twice. */
+DEVICE uint32_t twice(uint32_t half)
 {
-    return ((at < change ? first : next) & 0xffffu) |
-           ((at + 1 < change ? first : next) & 0xffff0000u);
+    return half * 0x00010001u;
 }
 
-/* The scale of an output's column as two bf16. */
-DEVICE uint32_t e2m1_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
-{
-    return output_row(p, o)[p.scales_at + group_of(p, l, k)] * 0x00800080u;
-}
+/* What two columns of a group have: of E2M1 the scale; of integers the scale, what is added to it,
+ * and what takes 128 and a zero off. Two bf16 each. */
+struct e2m1_group {
+    uint32_t scale;
+    DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+        scale = output_row(p, o)[p.scales_at + group_of(p, l, k)] * 0x00800080u;
+    }
+};
+
+struct int_group {
+    uint32_t scale, more, centre;
+    DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k)
+    {
+        const unsigned char *row = output_row(p, o), *scales = row + p.scales_at;
+        const uint32_t at = group_of(p, l, k), zero = p.zeros_at > 0 ? row[p.zeros_at + at] : 8u;
+        const uint32_t both =
+            p.scale_bytes == 4 ? ((const uint32_t *)scales)[at] : ((const uint16_t *)scales)[at];
+        scale = twice(both & 0xffffu);
+        more = twice(both >> 16);
+        centre = twice(0xc300u | zero);
+    }
+    DEVICE float as_float() const
+    {
+        return __uint_as_float(scale << 16) + __uint_as_float(more << 16);
+    }
+};
+
+/* The groups of a vector's columns: one or, MIXED, those before `change` and from there on. */
+template <typename G, bool MIXED> struct groups_of {
+    G first, next;
+    int32_t change;
+    DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k, int32_t vector)
+    {
+        first.look(p, l, o, k);
+        change = MIXED ? vector - (p.scale_skip + k) % vector : vector;
+        if (MIXED)
+            next.look(p, l, o, k + vector - 1);
+    }
+    /* Of columns `at` and the next. */
+    DEVICE uint32_t pair(uint32_t G::*which, int at) const
+    {
+        const uint32_t a = MIXED && at >= change ? next.*which : first.*which;
+        const uint32_t b = MIXED && at + 1 >= change ? next.*which : first.*which;
+        return MIXED ? (a & 0xffffu) | (b & 0xffff0000u) : a;
+    }
+};
 
 /* A vector has as many columns as a scale, which changes with it or, MIXED, anywhere in it. A
  * code's exponent lands where it counts 2^-126 too few. */
@@ -233,71 +292,49 @@ template <bool MIXED> struct form_e2m1 {
     static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
     static constexpr enum scales SCALES = GROUPED;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    typedef struct groups_of<e2m1_group, MIXED> ready;
+    static DEVICE ready prepare(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        const uint32_t first = e2m1_scale(p, l, o, k);
-        const uint32_t next = MIXED ? e2m1_scale(p, l, o, k + K - 1) : first;
-        const int32_t change = MIXED ? K - (p.scale_skip + k) % K : K;
+        ready r;
+        r.look(p, l, o, k, K);
+        return r;
+    }
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, const ready &r)
+    {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int at = 4 * sub + 2 * i;
             const uint32_t codes = v[sub / 2] >> (8 * (sub % 2) + 4 * i);
             const uint32_t pair = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
-            const uint32_t scale = MIXED ? pair_at(at, change, first, next) : first;
-            to[0][i] = mma_times(mma_times(pair, 0x7e807e80u), scale);
+            to[0][i] = mma_times(mma_times(pair, 0x7e807e80u),
+                                 r.pair(&e2m1_group::scale, 4 * sub + 2 * i));
         }
     }
 };
 
-/* What integers of an output's column are multiplied by. BYTES: of a scale; 0: p knows. */
-template <int BYTES>
-DEVICE float int_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
-{
-    const unsigned char *scales = output_row(p, o) + p.scales_at;
-    const uint32_t at = group_of(p, l, k);
-    if (BYTES == 4 || (BYTES == 0 && p.scale_bytes == 4))
-        return ((const float *)scales)[at];
-    return __uint_as_float((uint32_t)((const uint16_t *)scales)[at] << 16);
-}
-
-/* 4 bits at the end of 128 as bf16 are as much more. This takes 128 and the zero of an output's
- * column off two of them. */
-DEVICE uint32_t int4_centre(const struct product &p, struct leaf l, int32_t o, int32_t k)
-{
-    const uint32_t zero = p.zeros_at > 0 ? output_row(p, o)[p.zeros_at + group_of(p, l, k)] : 8u;
-    return (0xc300u | zero) * 0x00010001u;
-}
-
-/* Codes times scales, rounded to bf16: by one instruction for two where the scales are BF16, too,
- * else in fp32, and packed; the same values. MIXED as above, of fp32. */
-template <bool NARROW, bool MIXED> struct form_int4 {
+/* A code in the last bits of 128 as bf16 is so much more, which `centre` takes off. Codes times
+ * scales are rounded to bf16; what is added to a scale has 3 bits, so that its product is exact,
+ * and the sum is rounded once. */
+template <bool MIXED> struct form_int4 {
     static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
-    static constexpr int SCALE_BYTES = MIXED ? 0 : NARROW ? 2 : 4;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
     static constexpr enum scales SCALES = GROUPED;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    typedef struct groups_of<int_group, MIXED> ready;
+    static DEVICE ready prepare(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        const float first = int_scale<SCALE_BYTES>(p, l, o, k);
-        const float next = MIXED ? int_scale<SCALE_BYTES>(p, l, o, k + K - 1) : first;
-        const uint32_t first_centre = int4_centre(p, l, o, k);
-        const uint32_t next_centre = MIXED ? int4_centre(p, l, o, k + K - 1) : first_centre;
-        const int32_t change = MIXED ? K - (p.scale_skip + k) % K : K;
-        const uint32_t narrow = __float_as_uint(first) | __float_as_uint(first) >> 16;
+        ready r;
+        r.look(p, l, o, k, K);
+        return r;
+    }
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, const ready &r)
+    {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int at = 4 * sub + 2 * i;
             const uint32_t codes = v[sub / 2] >> (8 * (sub % 2) + 4 * i);
             const uint32_t pair =
-                mma_plus((codes & 0x000f000fu) | 0x43004300u,
-                         MIXED ? pair_at(at, change, first_centre, next_centre) : first_centre);
-            if constexpr (NARROW)
-                to[0][i] = mma_times(pair, narrow);
-            else
-                to[0][i] = mma_pair(
-                    __uint_as_float(pair << 16) * (at < change ? first : next),
-                    __uint_as_float(pair & 0xffff0000u) * (at + 1 < change ? first : next), bf16());
+                mma_plus((codes & 0x000f000fu) | 0x43004300u, r.pair(&int_group::centre, at));
+            to[0][i] = mma_times_plus(pair, r.pair(&int_group::scale, at),
+                                      mma_times(pair, r.pair(&int_group::more, at)));
         }
     }
 };
@@ -313,19 +350,28 @@ template <bool MIXED> struct form_int8 {
     static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 1;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
     static constexpr enum scales SCALES = GROUPED;
-    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub,
-                              const struct product &p, struct leaf l, int32_t o, int32_t k)
+    struct ready {
+        float first, next;
+        int32_t change;
+        DEVICE float scale(int at) const
+        {
+            return MIXED && at >= change ? next : first;
+        }
+    };
+    static DEVICE ready prepare(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        const float first = int_scale<0>(p, l, o, k);
-        const float next = MIXED ? int_scale<0>(p, l, o, k + K - 1) : first;
-        const int32_t change = MIXED ? K - (p.scale_skip + k) % K : K;
+        struct groups_of<int_group, MIXED> g;
+        g.look(p, l, o, k, K);
+        return {g.first.as_float(), MIXED ? g.next.as_float() : 0, g.change};
+    }
+    static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, const ready &r)
+    {
         const uint32_t codes = v[sub] ^ 0x80808080u;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int at = 4 * sub + 2 * i;
-            to[0][i] =
-                mma_pair(int8_code(codes, 2 * i) * (at < change ? first : next),
-                         int8_code(codes, 2 * i + 1) * (at + 1 < change ? first : next), bf16());
+            to[0][i] = mma_pair(int8_code(codes, 2 * i) * r.scale(at),
+                                int8_code(codes, 2 * i + 1) * r.scale(at + 1), bf16());
         }
     }
 };
@@ -379,6 +425,10 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
                      const struct product &p, struct leaf l, int32_t first, int32_t k, Load load)
 {
     constexpr int PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
+    typename F::ready ready[OUTPUTS];
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; o++)
+        ready[o] = F::prepare(p, l, first + o * COLUMNS + (int32_t)threadIdx.x % WARP / PART, k);
 #pragma unroll
     for (int sub = 0; sub < F::K / 4; sub++) {
         uint32_t rows[GROUPS][PAIRS][4] = {};
@@ -395,9 +445,8 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
         }
 #pragma unroll
         for (int o = 0; o < OUTPUTS; o++) {
-            const int32_t out = first + o * COLUMNS + (int32_t)threadIdx.x % WARP / PART;
             uint32_t to[F::PIECES][2];
-            F::unpack(to, v[o].e, sub, p, l, out, k);
+            F::unpack(to, v[o].e, sub, ready[o]);
 #pragma unroll
             for (int j = F::PIECES - 1; j >= 0; j--) /* what is small first */
 #pragma unroll
@@ -488,7 +537,6 @@ static inline bool is_alike(const struct weight_spec *s, const struct product &p
 template <typename Run>
 static void with_int_form(const struct weight_spec *s, const struct product &p, Run run)
 {
-    const bool narrow = cuda_scale_bytes(s) == sizeof(uint16_t);
     if (s->dtype == DTYPE_I8 && scales_change_every(p, form_int8<false>::K))
         run(form_int8<false>());
     else if (s->dtype == DTYPE_I8)
@@ -497,12 +545,10 @@ static void with_int_form(const struct weight_spec *s, const struct product &p, 
         run(form_e2m1<false>());
     else if (s->dtype == DTYPE_F4_E2M1)
         run(form_e2m1<true>());
-    else if (!scales_change_every(p, BACKEND_GROUP))
-        run(form_int4<false, true>());
-    else if (narrow)
-        run(form_int4<true, false>());
+    else if (scales_change_every(p, BACKEND_GROUP))
+        run(form_int4<false>());
     else
-        run(form_int4<false, false>());
+        run(form_int4<true>());
 }
 
 template <typename Run>

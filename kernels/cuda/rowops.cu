@@ -27,7 +27,7 @@ __global__ void embed_kernel(float *y, const int32_t *ids, const E *w, int32_t f
 struct coded {
     const unsigned char *w;
     int64_t row_bytes, scales_at;
-    int32_t scale_skip, scale_bytes;
+    int32_t scale_skip;
 };
 
 __global__ void embed_int8_kernel(float *y, const int32_t *ids, struct coded from, int32_t first,
@@ -36,24 +36,22 @@ __global__ void embed_int8_kernel(float *y, const int32_t *ids, struct coded fro
     const int64_t row = (int64_t)ids[blockIdx.x] - first;
     const bool mine = row >= 0 && row < out;
     const unsigned char *codes = from.w + (mine ? row : 0) * from.row_bytes;
-    const unsigned char *scales = codes + from.scales_at;
+    const bf16 *scales = (const bf16 *)(codes + from.scales_at);
     for (int32_t k = (int32_t)threadIdx.x; k < in; k += (int32_t)blockDim.x) {
         const int32_t group = (from.scale_skip + k) / BACKEND_GROUP;
-        const float of_group = from.scale_bytes == 4 ? ((const float *)scales)[group]
-                                                     : to_float(((const bf16 *)scales)[group]);
-        const float value = (float)(signed char)codes[k] * of_group;
+        const float value = (float)(signed char)codes[k] * to_float(scales[group]);
         y[(int64_t)blockIdx.x * in + k] = mine ? value * scale : 0.0f;
     }
 }
 
-/* An embedding that is the head, too, may have 8 bits. */
+/* An embedding that is the head, too, may have 8 bits, which are made here. */
 static void embed_int8(struct cuda_backend *c, struct view y, const int32_t *ids,
                        const struct weight *w, int32_t first, float scale)
 {
     const struct weight_spec *s = &w->spec;
     const struct coded from = {w->storage, (int64_t)cuda_row_bytes(s), (int64_t)cuda_put_bytes(s),
-                               s->scale_skip, (int32_t)cuda_scale_bytes(s)};
-    CHECK(s->dtype == DTYPE_I8 && s->scale_cols == BACKEND_GROUP);
+                               s->scale_skip};
+    CHECK(s->dtype == DTYPE_I8 && s->scale_cols == BACKEND_GROUP && !s->scales_f32);
     LAUNCH(c, embed_int8_kernel, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids, from, first,
            s->out, s->in, scale);
 }

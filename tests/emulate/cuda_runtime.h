@@ -217,7 +217,19 @@ static inline void prefetch_line(const void *)
 {
 }
 
-/* Only asked for what fp32 holds exactly before it is rounded. */
+/* Rounds to fp32 such that what is cut off still shows in the last bit, then to bf16. */
+static inline uint32_t emulate_bf16(double x)
+{
+    const float f = (float)x;
+    uint32_t bits = __float_as_uint(f);
+    if ((double)f != x && !std::isnan(x)) {
+        if (std::fabs((double)f) > std::fabs(x))
+            bits--;
+        bits |= 1u;
+    }
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
 static inline uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t y = 0;
@@ -225,8 +237,7 @@ static inline uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
         const float x = __uint_as_float((a >> 16 * half & 0xffffu) << 16);
         const float by = __uint_as_float((b >> 16 * half & 0xffffu) << 16);
         const float plus = __uint_as_float((c >> 16 * half & 0xffffu) << 16);
-        const uint32_t sum = __float_as_uint(fmaf(x, by, plus));
-        y |= (sum + 0x7fffu + (sum >> 16 & 1u)) >> 16 << 16 * half;
+        y |= emulate_bf16((double)x * (double)by + (double)plus) << 16 * half;
     }
     return y;
 }
