@@ -4,10 +4,9 @@
  * written, and how it is answered. */
 #include "server/route.h"
 
-#include "server/api/chat.h"
+#include "server/api/chat_input.h"
 #include "server/api/chat_reply.h"
 #include "server/api/responses.h"
-#include "server/api/responses_input.h"
 #include "server/api/responses_reply.h"
 #include "server/chat_template.h"
 #include "server/job_start.h"
@@ -101,7 +100,7 @@ static enum status encode_responses(struct job *j, struct api_error *e)
 {
     const enum status st = encode(j, e);
     if (st == ERR_INPUT)
-        responses_input_blame(NULL, e);
+        chat_input_blame(NULL, "input", e);
     return st;
 }
 

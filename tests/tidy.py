@@ -195,6 +195,7 @@ TESTED_BY = {
     "server/api/tool_choice.c": "tests/test_chat.c tests/blackbox/test_tools.py",
     "server/api/chat.c": "tests/test_chat.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/chat_reply.c": "tests/test_chat.c tests/blackbox/test_chat.py",
+    "server/api/chat_input.c": "tests/test_responses.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
     "server/api/completion.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
