@@ -60,7 +60,10 @@ void http_reply_error(struct http_request *r, const struct api_error *e)
 {
     struct buf body;
     buf_init(&body, 4096);
-    api_error_write(e, &body);
+    if (r->errors == API_ERROR_ANTHROPIC)
+        api_error_write_anthropic(e, r->id, &body);
+    else
+        api_error_write(e, &body);
     answer(r, e->http_status, "application/json", e->retry_after_s, &body);
 }
 
