@@ -281,6 +281,7 @@ TESTED_BY = {
     "server/route_tokenizer.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
     "server/serve.c": "tests/blackbox/test_faults.py",
     "server/service.c": "tests/test_http.c",
+    "server/task.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
     "server/plan_costs.c": "tests/blackbox/test_modes.py",
     "server/plan_explain.c": "tests/blackbox/test_modes.py",
     "server/plan_modes.c": "tests/blackbox/test_modes.py",
