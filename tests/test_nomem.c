@@ -202,7 +202,7 @@ static enum status write_responses(const void *text, struct err *err)
     c.state = responses_reply.open();
     if (!c.state)
         return base_fail(err, ERR_NOMEM, "reply: no memory");
-    responses_reply.start(&meta, c.state, &frames);
+    responses_reply.start(&meta, c.state, &usage, &frames);
     for (int i = 0; i < 4; i++) {
         c.finish_reason = i == 3 ? "stop" : NULL;
         responses_reply.chunk(&meta, &c, false, NULL, &frames);
