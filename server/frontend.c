@@ -104,6 +104,8 @@ static void get_root(void *ctx, struct http_request *r)
                "POST /v1/completions        complete a prompt (OpenAI's completions API)\n"
                "POST /v1/chat/completions   answer a conversation (OpenAI's chat API)\n"
                "POST /v1/responses          the same (OpenAI's Responses API, nothing is stored)\n"
+               "POST /v1/messages           the same (Anthropic's Messages API)\n"
+               "POST /v1/messages/count_tokens: how many tokens such a request has\n"
                "GET  /v1/models             the model that is served\n"
                "POST /tokenize              text to token ids; /detokenize: and back\n"
                "GET  /tokenizer_info        the tokenizer's configuration\n"
@@ -121,6 +123,8 @@ static const struct http_route routes[] = {
     {"POST", "/v1/completions", route_completions, API_ERROR_OPENAI},
     {"POST", "/v1/chat/completions", route_chat, API_ERROR_OPENAI},
     {"POST", "/v1/responses", route_chat_responses, API_ERROR_OPENAI},
+    {"POST", "/v1/messages", route_chat_messages, API_ERROR_ANTHROPIC},
+    {"POST", "/v1/messages/count_tokens", route_chat_count, API_ERROR_ANTHROPIC},
     {"GET", "/v1/models", route_models, API_ERROR_OPENAI},
     {"GET", "/v1/models/", route_models_by_name, API_ERROR_OPENAI},
     {"POST", "/tokenize", route_tokenize, API_ERROR_OPENAI},

@@ -9,7 +9,6 @@
 #include "server/api/tool_choice.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define AT(member) .offset = offsetof(struct chat_values, member)
 #include "server/api/field_row.h"
@@ -252,18 +251,4 @@ enum status chat_take_tools(const struct buf *text, struct completion_request *q
     values->conversation.tools = jdoc_get_value(q->own_tools, "tools");
     values->tool_choice = jdoc_get_value(q->own_tools, "tool_choice");
     return OK;
-}
-
-static void forget_function(char *text)
-{
-    static const char member[] = ".function";
-    char *end = strncmp(text, "tools[", 6) == 0 ? strchr(text, ']') : NULL;
-    if (end && strncmp(end + 1, member, sizeof member - 1) == 0)
-        memmove(end + 1, end + sizeof member, strlen(end + sizeof member) + 1);
-}
-
-void chat_blame_tool(struct api_error *e)
-{
-    forget_function(e->param);
-    forget_function(e->message);
 }

@@ -52,8 +52,6 @@ enum status chat_parse_form(const struct chat_form *form, void *values, const ch
  * q's from now on. ERR_INPUT, ERR_NOMEM. */
 enum status chat_take_tools(const struct buf *text, struct completion_request *q,
                             struct chat_values *values, struct api_error *e) MUST_USE;
-/* "tools[0].function" of a chat is "tools[0]" of a tool that is no member of one. */
-void chat_blame_tool(struct api_error *e);
 
 /* ---- */
 

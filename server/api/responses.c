@@ -454,6 +454,15 @@ static void write_repeated(const struct raw *raw, const struct jdoc *doc, struct
 
 /* ---- the request ---- */
 
+/* "tools[0].function" of a chat is "tools[0]" here. */
+static void forget_function(char *text)
+{
+    static const char member[] = ".function";
+    char *end = strncmp(text, "tools[", 6) == 0 ? strchr(text, ']') : NULL;
+    if (end && strncmp(end + 1, member, sizeof member - 1) == 0)
+        memmove(end + 1, end + sizeof member, strlen(end + sizeof member) + 1);
+}
+
 static enum status make(void *values, const struct completion_rules *rules, struct chat_request *r,
                         struct api_error *e)
 {
@@ -473,7 +482,8 @@ static enum status make(void *values, const struct completion_rules *rules, stru
     st = chat_make(&raw->chat, rules, r, e);
     if (st == ERR_INPUT) {
         chat_input_blame(&in, "input", e);
-        chat_blame_tool(e);
+        forget_function(e->param);
+        forget_function(e->message);
     }
 out:
     chat_input_free(&in);

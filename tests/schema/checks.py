@@ -21,6 +21,8 @@ REASONS = (
     "text.format.schema is required", "text.format.name is missing", "text.format:",
     "a key may have at most", "a value may have at most", "one message may have at most",
     "no message is in it",
+    "must not end with", "output_config.format.schema is required", "output_config.format:",
+    "name must be the name of a tool",
     "too big", "answers at once", "for each of n, are more than",
 )
 
