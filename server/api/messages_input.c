@@ -72,19 +72,24 @@ static const struct field block_rows[] = {
 #define MESSAGES DIGITS(CONVERSATION_MESSAGES_MAX)
 #define A_TEXT "{\"type\":\"string\"}"
 #define A_NAME "{\"type\":\"string\",\"minLength\":1,\"maxLength\":" NAME_BYTES "}"
-#define A_BLOCK(type) "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"" type "\"}"
-#define A_TEXT_BLOCK A_BLOCK("text") ",\"text\":" A_TEXT "},\"required\":[\"type\",\"text\"]}"
+#define UNUSED(name) ",\"" name "\":{\"description\":\"accepted, without effect\"}"
+#define A_BLOCK(type, unused)                                                                      \
+    "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"" type "\"}" UNUSED(unused)
+#define A_TEXT_BLOCK                                                                               \
+    A_BLOCK("text", "cache_control")                                                               \
+    UNUSED("citations") ",\"text\":" A_TEXT "},\"required\":[\"type\",\"text\"]}"
 #define A_THINKING_BLOCK                                                                           \
-    A_BLOCK("thinking")                                                                            \
+    A_BLOCK("thinking", "signature")                                                               \
     ",\"thinking\":" A_TEXT "},\"required\":[\"type\",\"thinking\"]}"
-#define A_REDACTED_BLOCK A_BLOCK("redacted_thinking") "},\"required\":[\"type\"]}"
+#define A_REDACTED_BLOCK A_BLOCK("redacted_thinking", "data") "},\"required\":[\"type\"]}"
 #define A_CALL_BLOCK                                                                               \
-    A_BLOCK("tool_use")                                                                            \
+    A_BLOCK("tool_use", "cache_control")                                                           \
     ",\"id\":" A_NAME ",\"name\":" A_NAME ",\"input\":{\"type\":\"object\"}},"                     \
     "\"required\":[\"type\",\"id\",\"name\",\"input\"]}"
 #define A_LIST(block) "{\"type\":\"array\",\"maxItems\":" PARTS ",\"items\":" block "}"
 #define A_RESULT_BLOCK                                                                             \
-    A_BLOCK("tool_result")                                                                         \
+    A_BLOCK("tool_result", "cache_control")                                                        \
+    UNUSED("is_error")                                                                             \
     ",\"tool_use_id\":" A_NAME ",\"content\":{\"anyOf\":[{\"type\":\"null\"}," A_TEXT              \
     "," A_LIST(A_TEXT_BLOCK) "]}},\"required\":[\"type\",\"tool_use_id\"]}"
 #define ANY_OF(blocks) "{\"anyOf\":[" blocks "]}"
