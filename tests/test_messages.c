@@ -102,6 +102,13 @@ static const struct {
                                               "y") "]") "," TEXT("c") "]") "]",
      "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CHAT_CALL("toolu_") "]}," SAYS(
          "user", "\"b\"") "," CHAT_GAVE("toolu_", "x\\ny") "," SAYS("user", "\"c\"") "]"},
+    /* as answers may have it: numbers of any size */
+    {"\"messages\":[" SAYS("assistant",
+                           "[{\"type\":\"tool_use\",\"id\":\"1\",\"name\":\"f\",\"input\":"
+                           "{\"x\":123456789012345678901234567890}}]") "," USER "]",
+     "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\",\"id\":"
+     "\"1\","
+     "\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1.2345678901234568e29}}}]}," USER "]"},
     {"\"messages\":[" SAYS("assistant",
                            "[{\"type\":\"redacted_thinking\",\"data\":\"d\"}]") "," USER "]",
      "[" SAYS("assistant", "\"\"") "," USER "]"},

@@ -200,7 +200,7 @@ enum status chat_parse_form(const struct chat_form *form, void *values, const ch
     enum status st = OK;
     const struct field_set set = form->fields(rules->vocab);
     struct chat_request r = {.completion = {.source = form->source}};
-    TRY(body_parse(text, n, &r.completion.doc, e));
+    TRY((form->big ? body_parse_big : body_parse)(text, n, &r.completion.doc, e));
     TRY(field_apply(&set, r.completion.doc, values, &r.completion.unknown, e));
     TRY(form->make(values, rules, &r, e));
     *out = r;
@@ -221,7 +221,7 @@ static enum status make(void *values, const struct completion_rules *rules, stru
 enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
                        struct chat_request *out, struct api_error *e)
 {
-    static const struct chat_form form = {"messages", chat_fields, make};
+    static const struct chat_form form = {"messages", false, chat_fields, make};
     struct chat_values values = chat_defaults(&rules->defaults);
     return chat_parse_form(&form, &values, text, n, rules, out, e);
 }

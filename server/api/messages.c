@@ -322,7 +322,7 @@ out:
 enum status messages_parse(const char *text, size_t n, const struct completion_rules *rules,
                            struct chat_request *out, struct api_error *e)
 {
-    static const struct chat_form form = {"messages", messages_fields, make};
+    static const struct chat_form form = {"messages", true, messages_fields, make};
     struct raw raw = defaults_of(&rules->defaults);
     return chat_parse_form(&form, &raw, text, n, rules, out, e);
 }
@@ -330,7 +330,7 @@ enum status messages_parse(const char *text, size_t n, const struct completion_r
 enum status messages_parse_count(const char *text, size_t n, const struct completion_rules *rules,
                                  struct chat_request *out, struct api_error *e)
 {
-    static const struct chat_form form = {"messages", messages_count_fields, make};
+    static const struct chat_form form = {"messages", true, messages_count_fields, make};
     struct raw raw = defaults_of(&rules->defaults);
     return chat_parse_form(&form, &raw, text, n, rules, out, e);
 }

@@ -493,7 +493,7 @@ out:
 enum status responses_parse(const char *text, size_t n, const struct completion_rules *rules,
                             struct chat_request *out, struct api_error *e)
 {
-    static const struct chat_form form = {"input", responses_fields, make};
+    static const struct chat_form form = {"input", false, responses_fields, make};
     struct raw raw = defaults_of(&rules->defaults);
     return chat_parse_form(&form, &raw, text, n, rules, out, e);
 }

@@ -209,6 +209,8 @@ static void add_headers(struct http_request *r, struct MHD_Response *response)
 {
     char text[16];
     MHD_add_response_header(response, "X-Request-Id", r->id);
+    if (r->errors == API_ERROR_ANTHROPIC) /* whose clients look for it under this name */
+        MHD_add_response_header(response, "Request-Id", r->id);
     if (r->content_type)
         MHD_add_response_header(response, "Content-Type", r->content_type);
     if (r->allow[0])

@@ -267,11 +267,20 @@ def test_equal_to_a_chat(demo, sampling):
 def test_text(demo):
     answer = check_message(demo.answer(system="Be the water."))
     assert kinds(answer) == ["text"] and text(answer) and answer.model == "demo"
+    assert answer._request_id
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 12)
     whole = text(demo.answer(max_tokens=40))
     end = check_message(demo.answer(max_tokens=40, stop_sequences=["zzz", "."]))
     assert (end.stop_reason, end.stop_sequence) == ("stop_sequence", ".")
     assert text(end) == whole[:whole.index(".")]
+
+
+def test_of_a_beta(demo):
+    """Whose requests say so in the query and in a header."""
+    answer = demo.client.beta.messages.create(
+        betas=["interleaved-thinking-2025-05-14"], **demo.request(), context_management={
+            "edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+    assert answer.content[0].text == text(demo.answer())
 
 
 def test_an_end(qwen):
@@ -468,6 +477,18 @@ def test_blocks_of_harmony(harmony):
     assert late.json()["error"]["message"].startswith("messages[2].role must not be system here")
 
 
+def test_arguments_of_any_size_go_back(demo, qwen):
+    huge = 12345678901234567890123
+    said = f'<tool_call>{{"name": "rain", "arguments": {{"n": {huge}}}}}</tool_call>'
+    for answer in qwen.both(text=said, tools=ANY):
+        (call,) = answer.content
+        assert call.input == {"n": huge}
+        assert demo.answer([{"role": "user", "content": "x"},
+                            {"role": "assistant", "content": [call.to_dict()]},
+                            {"role": "user", "content": [{"type": "tool_result",
+                                                          "tool_use_id": call.id}]}])
+
+
 def test_turns(demo, qwen):
     """What came out goes back in, and is what a chat would have been given."""
     first = qwen.both("thought_call", tools=ANY)[0]
@@ -510,7 +531,7 @@ def check_error(reply, status, kind, word=""):
     assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
     assert set(body["error"]) == {"type", "message"}
     assert (body["error"]["type"], word in body["error"]["message"]) == (kind, True), body
-    assert body["request_id"] == reply.headers["x-request-id"]
+    assert body["request_id"] == reply.headers["x-request-id"] == reply.headers["request-id"]
     if kind != "request_too_large":  # which the client's types do not know
         types.ErrorResponse.model_validate(body, strict=True)
     return body
@@ -587,12 +608,17 @@ def test_errors_of_overload(serve, tmp_path):
 
 
 @pytest.mark.usefixtures("hanging_disk")
-def test_errors_while_loading(serve, synthetic):
-    server = serve(synthetic, "-tp", 2, "--port", free_port(), wait=False)
+def test_while_loading(serve, synthetic, tmp_path):
+    """Tokens are counted, and nothing is answered."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages[-1].content }}")
+    server = serve(synthetic, "-tp", 2, "--chat-template", template, "--port", free_port(),
+                   wait=False)
     server.port = int(server.arguments[-1])
     ranks = eventually(server.ranks, 5, "the ranks")
     reply = server.post("/v1/messages", {"messages": ASKED, "max_tokens": 1})
     check_error(reply, 503, "overloaded_error", "loaded")
+    assert server.post("/v1/messages/count_tokens", {"messages": ASKED}).json()["input_tokens"] > 0
     for rank in ranks:
         os.kill(rank, signal.SIGKILL)
     server.wait(10)
