@@ -102,6 +102,9 @@ static const struct {
                                               "y") "]") "," TEXT("c") "]") "]",
      "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CHAT_CALL("toolu_") "]}," SAYS(
          "user", "\"b\"") "," CHAT_GAVE("toolu_", "x\\ny") "," SAYS("user", "\"c\"") "]"},
+    {"\"messages\":[" USER "," SAYS(
+         "user", "[" GAVE("1", ",\"content\":[" TEXT("x-anthropic-billing-header: c") "]") "]") "]",
+     "[" USER "," CHAT_GAVE("1", "x-anthropic-billing-header: c") "]"},
     /* as answers may have it: numbers of any size */
     {"\"messages\":[" SAYS("assistant",
                            "[{\"type\":\"tool_use\",\"id\":\"1\",\"name\":\"f\",\"input\":"

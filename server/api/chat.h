@@ -19,6 +19,9 @@ enum status chat_parse(const char *text, size_t n, const struct completion_rules
                        struct chat_request *out, struct api_error *e) MUST_USE;
 void chat_free(struct chat_request *r); /* zeroed memory is fine */
 
+struct field_set chat_fields(int32_t vocab);
+void chat_schema(const struct completion_rules *rules, struct buf *out);
+
 /* ---- for APIs that say the same in another way: /v1/responses and /v1/messages ---- */
 
 /* What the rows store into; they have rows of their own. */
@@ -53,10 +56,5 @@ enum status chat_parse_form(const struct chat_form *form, void *values, const ch
  * q's from now on. ERR_INPUT, ERR_NOMEM. */
 enum status chat_take_tools(const struct buf *text, struct completion_request *q,
                             struct chat_values *values, struct api_error *e) MUST_USE;
-
-/* ---- */
-
-struct field_set chat_fields(int32_t vocab);
-void chat_schema(const struct completion_rules *rules, struct buf *out);
 
 #endif

@@ -26,9 +26,9 @@ struct chat_input_writer {
     struct buf content, reasoning, call_list;
 };
 
+/* Memory that runs out while pieces are added is told by chat_input_finish. */
 void chat_input_init(struct chat_input_writer *w);
-/* Memory that ran out is found at the end. */
-void chat_input_clear(struct chat_input_writer *w);
+void chat_input_clear(struct chat_input_writer *w); /* frees what is left */
 /* Opens a message unless one of this role is open, and tells so; one of another is closed. */
 bool chat_input_open(struct chat_input_writer *w, const char *role, int32_t piece);
 void chat_input_close(struct chat_input_writer *w);

@@ -394,6 +394,18 @@ def test_count(qwen, demo):
     assert demo.tokens(**demo.request(long, extra_body={"truncate_prompt_tokens": 50})) == 50
 
 
+def test_unknown_members_are_logged(demo):
+    """Of requests, tools, messages and blocks, wherever they come."""
+    odd = [{"role": "user", "odd_m": 1, "content": [{"type": "text", "text": "a", "odd_b": 1}]}]
+    for path, names in ("/v1/messages/count_tokens", ("odd_r", "odd_t", "odd_m", "odd_b")), \
+            ("/v1/messages", ("odd_s",)):
+        body = {"max_tokens": 1, "messages": odd, names[0]: 1, "tool_choice": {"type": "none"},
+                "tools": [{"name": "f", "input_schema": {}, "odd_t": 1}]}
+        assert demo.server.post(path, body).status == 200
+        assert all(name in demo.server.log for name in names)
+    assert "cache_control" not in demo.server.log
+
+
 # ---- blocks --------------------------------------------------------------------------------------
 
 
