@@ -572,6 +572,16 @@ def test_refused(demo, fields, word):
     assert caught.value.type == "invalid_request_error" and word in caught.value.api_message
 
 
+def test_a_template_that_cannot_be_continued(serve, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages[0].content }}")
+    server = serve(checkpoint.DEMO, "--chat-template", template)
+    body = {"messages": [*ASKED, {"role": "assistant", "content": "there"}], "max_tokens": 1}
+    for path in "/v1/messages", "/v1/messages/count_tokens":
+        check_error(server.post(path, body), 400, "invalid_request_error",
+                    "messages must not end with one of the assistant")
+
+
 def test_errors_before_a_request_is_read(demo):
     for path in "/v1/messages", "/v1/messages/count_tokens":
         check_error(demo.server.get(path), 405, "invalid_request_error", "method")
