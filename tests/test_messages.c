@@ -351,6 +351,7 @@ static const struct {
     {"\"response_format\":{}", "response_format",
      "response_format is not supported, got an object; say output_config.format"},
     {"\"n\":2", "n", "n is not supported, got 2; leave it out"},
+    {"\"seed\":9223372036854775808", "seed", "seed has an integer of more than 64 bits"},
 };
 
 static void test_refused_fields(void **state)

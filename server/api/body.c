@@ -40,7 +40,7 @@ static bool huge_integer_field(const char *text, size_t n, char *name, size_t ca
     return false;
 }
 
-static enum status parse(const char *text, size_t n, bool big, struct jdoc **doc,
+static enum status parse(const char *text, size_t n, const char *big, struct jdoc **doc,
                          struct api_error *e)
 {
     struct jdoc_limits limits = jdoc_limits_request;
@@ -49,7 +49,7 @@ static enum status parse(const char *text, size_t n, bool big, struct jdoc **doc
     char name[48];
     enum status st = jdoc_parse(text, n, &limits, "request body", &found, &err);
     if (st == ERR_INPUT && huge_integer_field(text, n, name, sizeof name)) {
-        if (!big)
+        if (!big || strcmp(name, big) != 0)
             return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
         limits.big = true;
         st = jdoc_parse(text, n, &limits, "request body", &found, &err);
@@ -72,10 +72,11 @@ static enum status parse(const char *text, size_t n, bool big, struct jdoc **doc
 
 enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api_error *e)
 {
-    return parse(text, n, false, doc, e);
+    return parse(text, n, NULL, doc, e);
 }
 
-enum status body_parse_big(const char *text, size_t n, struct jdoc **doc, struct api_error *e)
+enum status body_parse_big(const char *text, size_t n, const char *field, struct jdoc **doc,
+                           struct api_error *e)
 {
-    return parse(text, n, true, doc, e);
+    return parse(text, n, field, doc, e);
 }

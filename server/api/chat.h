@@ -41,7 +41,7 @@ enum status chat_make(struct chat_values *values, const struct completion_rules 
 /* How one API says what a chat is. */
 struct chat_form {
     const char *source; /* the field that the prompt comes from */
-    bool big;           /* calls of tools are JSON, not texts: integers of any size */
+    bool big;           /* calls in it are JSON, not texts: with integers of any size */
     struct field_set (*fields)(int32_t vocab);
     /* What the rows have stored into values becomes a request; ends with chat_make. */
     enum status (*make)(void *values, const struct completion_rules *rules, struct chat_request *r,
