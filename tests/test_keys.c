@@ -90,12 +90,9 @@ static void test_check(void **state)
     assert_true(keys_check(k, "Bearer none", "first-key-0001") == FIRST_IDENTITY);
     assert_true(keys_check(k, "Bearer first-key-0001", "none") == FIRST_IDENTITY);
     assert_true(keys_check(k, "Bearer first-key-0001", "other-key-0002") == FIRST_IDENTITY);
-    static const char *const bare[] = {"",
-                                       "first-key-000",
-                                       "first-key-00011",
-                                       " first-key-0001",
-                                       "Bearer first-key-0001",
-                                       "# mine"};
+    static const char *const bare[] = {
+        "",      "first-key-000", "first-key-00011", " first-key-0001", "Bearer first-key-0001",
+        "# mine"};
     for (size_t i = 0; i < ARRAY_LEN(bare); i++)
         assert_true(keys_check(k, NULL, bare[i]) == 0);
     keys_close(k);
