@@ -104,6 +104,8 @@ static void get_root(void *ctx, struct http_request *r)
                "POST /v1/completions        complete a prompt (OpenAI's completions API)\n"
                "POST /v1/chat/completions   answer a conversation (OpenAI's chat API)\n"
                "POST /v1/responses          the same (OpenAI's Responses API, nothing is stored)\n"
+               "POST /v1/messages           the same (Anthropic's Messages API)\n"
+               "POST /v1/messages/count_tokens: how many tokens such a request has\n"
                "GET  /v1/models             the model that is served\n"
                "POST /tokenize              text to token ids; /detokenize: and back\n"
                "GET  /tokenizer_info        the tokenizer's configuration\n"
@@ -118,22 +120,24 @@ static void get_root(void *ctx, struct http_request *r)
 }
 
 static const struct http_route routes[] = {
-    {"POST", "/v1/completions", route_completions},
-    {"POST", "/v1/chat/completions", route_chat},
-    {"POST", "/v1/responses", route_chat_responses},
-    {"GET", "/v1/models", route_models},
-    {"GET", "/v1/models/", route_models_by_name},
-    {"POST", "/tokenize", route_tokenize},
-    {"POST", "/detokenize", route_detokenize},
-    {"GET", "/tokenizer_info", route_tokenizer_info},
-    {"GET", "/openapi.json", route_models_document},
-    {"GET", "/health", get_ready},
-    {"GET", "/readyz", get_ready},
-    {"GET", "/livez", get_live},
-    {"GET", "/startupz", get_startup},
-    {"GET", "/metrics", get_metrics},
-    {"GET", "/version", get_version},
-    {"GET", "/", get_root},
+    {"POST", "/v1/completions", route_completions, API_ERROR_OPENAI},
+    {"POST", "/v1/chat/completions", route_chat, API_ERROR_OPENAI},
+    {"POST", "/v1/responses", route_chat_responses, API_ERROR_OPENAI},
+    {"POST", "/v1/messages", route_chat_messages, API_ERROR_ANTHROPIC},
+    {"POST", "/v1/messages/count_tokens", route_chat_count, API_ERROR_ANTHROPIC},
+    {"GET", "/v1/models", route_models, API_ERROR_OPENAI},
+    {"GET", "/v1/models/", route_models_by_name, API_ERROR_OPENAI},
+    {"POST", "/tokenize", route_tokenize, API_ERROR_OPENAI},
+    {"POST", "/detokenize", route_detokenize, API_ERROR_OPENAI},
+    {"GET", "/tokenizer_info", route_tokenizer_info, API_ERROR_OPENAI},
+    {"GET", "/openapi.json", route_models_document, API_ERROR_OPENAI},
+    {"GET", "/health", get_ready, API_ERROR_OPENAI},
+    {"GET", "/readyz", get_ready, API_ERROR_OPENAI},
+    {"GET", "/livez", get_live, API_ERROR_OPENAI},
+    {"GET", "/startupz", get_startup, API_ERROR_OPENAI},
+    {"GET", "/metrics", get_metrics, API_ERROR_OPENAI},
+    {"GET", "/version", get_version, API_ERROR_OPENAI},
+    {"GET", "/", get_root, API_ERROR_OPENAI},
 };
 
 /* What tells nothing about a model or its users; with --metrics-without-key from the first on. */

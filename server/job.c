@@ -194,14 +194,31 @@ static void push(struct job *j, const struct buf *frames, bool large)
     j->over = true;
 }
 
+static struct completion_usage count_usage(const struct job *j)
+{
+    struct completion_usage u = {.prompt_tokens = j->prompt_tokens,
+                                 .reasoning_tokens = j->request.answer.reasoning ? 0 : -1,
+                                 .predicted = j->request.prediction_count > 0};
+    for (int32_t i = 0; i < j->choice_count; i++) {
+        u.completion_tokens += j->choices[i].tokens;
+        u.reasoning_tokens += j->choices[i].reasoning_tokens;
+        u.right_guesses += j->choices[i].right;
+        u.wrong_guesses += j->choices[i].wrong;
+        if (i % j->request.n == 0) /* a prompt counts once */
+            u.cached_tokens += j->choices[i].cached;
+    }
+    return u;
+}
+
 /* ERR_NOMEM: nothing has been sent. */
 static enum status begin_stream(struct job *j)
 {
     const struct reply *reply = j->kind->reply;
+    const struct completion_usage usage = count_usage(j);
     struct buf frames;
     buf_init(&frames, REPLY_BYTES_MAX);
     if (reply->start)
-        reply->start(&j->meta, j->choices[0].state, &frames);
+        reply->start(&j->meta, j->choices[0].state, &usage, &frames);
     const enum status st = frames.failed ? ERR_NOMEM : OK;
     if (st == OK) {
         http_stream_begin(j->http);
@@ -329,22 +346,6 @@ static struct completion_choice describe(const struct choice *c)
     if (c->stop_index >= 0)
         out.stop_reason = stop_set_string(j->stops, c->stop_index, &out.stop_reason_len);
     return out;
-}
-
-static struct completion_usage count_usage(const struct job *j)
-{
-    struct completion_usage u = {.prompt_tokens = j->prompt_tokens,
-                                 .reasoning_tokens = j->request.answer.reasoning ? 0 : -1,
-                                 .predicted = j->request.prediction_count > 0};
-    for (int32_t i = 0; i < j->choice_count; i++) {
-        u.completion_tokens += j->choices[i].tokens;
-        u.reasoning_tokens += j->choices[i].reasoning_tokens;
-        u.right_guesses += j->choices[i].right;
-        u.wrong_guesses += j->choices[i].wrong;
-        if (i % j->request.n == 0) /* a prompt counts once */
-            u.cached_tokens += j->choices[i].cached;
-    }
-    return u;
 }
 
 void job_send_chunk(struct choice *c, struct buf *scratch)

@@ -155,15 +155,23 @@ int32_t keys_count(struct keys *k)
     return count;
 }
 
-uint64_t keys_check(struct keys *k, const char *authorization)
+/* NULL: it is something else. */
+static const char *bearer(const char *authorization)
 {
     static const char scheme[] = "Bearer ";
+    if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0)
+        return NULL;
+    const char *key = authorization + sizeof scheme - 1;
+    return key + strspn(key, " ");
+}
+
+/* key NULL: 0. */
+static uint64_t identify(struct keys *k, const char *key)
+{
     uint64_t identity = 0;
     int found = 0;
-    if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0)
+    if (!key)
         return 0;
-    const char *key = authorization + sizeof scheme - 1;
-    key += strspn(key, " ");
     const struct hash h = hash_of(key, strlen(key));
     pthread_rwlock_rdlock(&k->lock);
     for (int32_t i = 0; i < k->count; i++)
@@ -171,4 +179,10 @@ uint64_t keys_check(struct keys *k, const char *authorization)
     pthread_rwlock_unlock(&k->lock);
     memcpy(&identity, h.bytes, sizeof identity);
     return found ? identity | 1 : 0;
+}
+
+uint64_t keys_check(struct keys *k, const char *authorization, const char *api_key)
+{
+    const uint64_t identity = identify(k, bearer(authorization));
+    return identity ? identity : identify(k, api_key);
 }

@@ -16,9 +16,9 @@ void keys_close(struct keys *k); /* NULL is fine */
 /* Reads the file again. On failure the old keys stay. */
 enum status keys_reload(struct keys *k, struct err *err) MUST_USE;
 int32_t keys_count(struct keys *k);
-/* The value of an Authorization header (NULL: there was none): an identity of its key that is never
- * 0 and the same in every start, or 0 when it is not "Bearer KEY" with one of the keys. Takes the
- * same time for every key of one length. */
-uint64_t keys_check(struct keys *k, const char *authorization);
+/* The values of the headers Authorization and X-Api-Key (NULL: there was none): an identity of the
+ * key that is never 0 and the same in every start, or 0 when the one is not "Bearer KEY" with one
+ * of the keys and the other is none of them. Takes the same time for every key of one length. */
+uint64_t keys_check(struct keys *k, const char *authorization, const char *api_key);
 
 #endif

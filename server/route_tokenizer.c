@@ -1,26 +1,16 @@
 /* DESIGN: these run on the request workers like completions, because a long text takes its time,
- * but they ask nothing of the engine: they work while it loads, and whatever it is busy with. */
+ * but they ask nothing of the engine. */
 #include "server/route.h"
 
 #include "server/api/tokenize.h"
 #include "server/chat_template.h"
-#include "server/request_worker.h"
-#include "server/service.h"
+#include "server/task.h"
 #include "server/tokenizer/detok.h"
 
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define REPLY_BYTES_MAX ((size_t)1 << 30)
-
-struct task {
-    struct work work;
-    struct service *service;
-    struct http_request *http; /* held */
-    struct buf body, reply;
-    enum status (*answer)(struct task *t, struct api_error *e);
-};
 
 /* ---- on a request worker ---- */
 
@@ -91,31 +81,6 @@ out:
     return st;
 }
 
-static void close_task(struct task *t)
-{
-    buf_free(&t->body);
-    buf_free(&t->reply);
-    http_release(t->http);
-    service_leave(t->service);
-    free(t);
-}
-
-static void run(struct work *w)
-{
-    struct task *t = (struct task *)(void *)((char *)w - offsetof(struct task, work));
-    struct api_error e = {0};
-    enum status st = t->answer(t, &e);
-    if (st == OK && t->reply.failed) {
-        st = ERR_NOMEM;
-        api_error_from_status(&e, st, &(struct err){""});
-    }
-    if (st == OK)
-        http_reply(t->http, 200, "application/json", &t->reply);
-    else
-        http_reply_error(t->http, &e);
-    close_task(t);
-}
-
 /* ---- on an HTTP thread ---- */
 
 static bool has_tokenizer(const struct service *s, struct http_request *r)
@@ -128,42 +93,16 @@ static bool has_tokenizer(const struct service *s, struct http_request *r)
     return false;
 }
 
-static void start(struct service *s, struct http_request *r,
-                  enum status (*answer)(struct task *t, struct api_error *e))
-{
-    struct api_error e = {0};
-    if (!has_tokenizer(s, r))
-        return;
-    struct task *t = calloc(1, sizeof *t);
-    if (!t) {
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
-        http_reply_error(r, &e);
-        return;
-    }
-    t->service = s;
-    t->http = r;
-    t->answer = answer;
-    t->work.run = run;
-    buf_init(&t->reply, REPLY_BYTES_MAX);
-    service_enter(s);
-    http_hold(r);
-    http_take_body(r, &t->body);
-    t->work.bytes = t->body.cap;
-    if (!request_worker_push(s->worker, &t->work)) {
-        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
-        http_reply_error(r, &e);
-        close_task(t);
-    }
-}
-
 void route_tokenize(void *ctx, struct http_request *r)
 {
-    start(ctx, r, answer_tokenize);
+    if (has_tokenizer(ctx, r))
+        task_start(ctx, r, answer_tokenize);
 }
 
 void route_detokenize(void *ctx, struct http_request *r)
 {
-    start(ctx, r, answer_detokenize);
+    if (has_tokenizer(ctx, r))
+        task_start(ctx, r, answer_detokenize);
 }
 
 void route_tokenizer_info(void *ctx, struct http_request *r)

@@ -2,6 +2,7 @@
  * from the rows, which must say the same. */
 #include "config/buf.h"
 #include "server/api/chat.h"
+#include "server/api/messages.h"
 #include "server/api/responses.h"
 #include "server/api/completion.h"
 #include "server/api/openapi.h"
@@ -32,7 +33,8 @@ static int setup(void **state)
 
 /* A kind of request: its rows, and a body that is good but for one field. */
 struct kind {
-    const char *name, *rest; /* members that a good body has besides the field */
+    const char *name;
+    const char *rest[2]; /* members that a good body has besides the field; NULL: no more */
     struct field_set (*fields)(int32_t vocab);
     enum status (*parse)(const char *text, size_t n, struct api_error *e);
 };
@@ -64,6 +66,24 @@ static enum status parse_responses(const char *text, size_t n, struct api_error 
     return st;
 }
 
+static enum status parse_messages(const char *text, size_t n, struct api_error *e)
+{
+    struct chat_request r;
+    enum status st = messages_parse(text, n, &rules, &r, e);
+    if (st == OK)
+        chat_free(&r);
+    return st;
+}
+
+static enum status parse_count(const char *text, size_t n, struct api_error *e)
+{
+    struct chat_request r;
+    enum status st = messages_parse_count(text, n, &rules, &r, e);
+    if (st == OK)
+        chat_free(&r);
+    return st;
+}
+
 static enum status parse_text(const char *text, size_t n, struct api_error *e)
 {
     struct tokenize_request r;
@@ -82,12 +102,16 @@ static enum status parse_ids(const char *text, size_t n, struct api_error *e)
     return st;
 }
 
+#define MESSAGES "\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]"
+
 static const struct kind kinds[] = {
-    {"completion", "\"prompt\": [1]", completion_fields, parse_completion},
-    {"chat", "\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]", chat_fields, parse_chat},
-    {"responses", "\"input\": \"a\"", responses_fields, parse_responses},
-    {"tokenize", "\"prompt\": \"a\"", tokenize_fields, parse_text},
-    {"detokenize", "\"tokens\": [1]", tokenize_id_fields, parse_ids},
+    {"completion", {"\"prompt\": [1]"}, completion_fields, parse_completion},
+    {"chat", {MESSAGES}, chat_fields, parse_chat},
+    {"responses", {"\"input\": \"a\""}, responses_fields, parse_responses},
+    {"messages", {MESSAGES, "\"max_tokens\": 9"}, messages_fields, parse_messages},
+    {"count", {MESSAGES}, messages_count_fields, parse_count},
+    {"tokenize", {"\"prompt\": \"a\""}, tokenize_fields, parse_text},
+    {"detokenize", {"\"tokens\": [1]"}, tokenize_id_fields, parse_ids},
 };
 
 /* One field with a value, in an otherwise good body. */
@@ -97,8 +121,11 @@ static enum status parse_value(const struct kind *k, const struct field *row, co
     char text[1024], key[72];
     memset(e, 0, sizeof *e);
     snprintf(key, sizeof key, "\"%s\"", row->name);
-    bool own = strncmp(k->rest, key, strlen(key)) == 0; /* it is the field that a body needs */
-    snprintf(text, sizeof text, "{%s%s%s: %s}", own ? "" : k->rest, own ? "" : ", ", key, value);
+    int n = snprintf(text, sizeof text, "{%s: %s", key, value);
+    for (size_t i = 0; i < ARRAY_LEN(k->rest) && k->rest[i]; i++)
+        if (strncmp(k->rest[i], key, strlen(key)) != 0) /* it is the field that a body needs */
+            n += snprintf(text + n, sizeof text - (size_t)n, ", %s", k->rest[i]);
+    snprintf(text + n, sizeof text - (size_t)n, "}");
     return k->parse(text, strlen(text), e);
 }
 
@@ -291,8 +318,10 @@ static void test_document_limits(void **state)
 
 static void test_document_is_whole(void **state)
 {
-    static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses",
-                                        "/tokenize", "/detokenize"};
+    static const char *const paths[] = {
+        "/v1/completions", "/v1/chat/completions",      "/v1/responses",
+        "/v1/messages",    "/v1/messages/count_tokens", "/tokenize",
+        "/detokenize"};
     struct jdoc *doc = document();
     (void)state;
     assert_string_equal(jdoc_string(jdoc_get(doc, "openapi")), "3.1.0");

@@ -85,6 +85,7 @@ static const struct row rows[] = {
     {400, HEAD(GET "Name: a\n\r\n")},
     {400, HEAD(GET "Name: a\r\n\n")},
     {400, HEAD(GET "Authorization: a\r\nauthorization: b\r\n\r\n")},
+    {400, HEAD(GET "x-api-key: a\r\nX-Api-Key: b\r\n\r\n")},
     {417, HEAD(GET "Expect: more\r\n\r\n")},
     {415, HEAD(POST "Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\n")},
     {431, HEAD(GET "A:\r\nB:\r\nC:\r\nD:\r\nE:\r\n\r\n")},

@@ -1,5 +1,5 @@
-/* Key files: what is accepted and what is said about the rest, reloads, and which Authorization
- * headers open the door. Then when a server may be reached by others. */
+/* Key files: what is accepted and what is said about the rest, reloads, and which headers open the
+ * door. Then when a server may be reached by others. */
 #include "server/access.h"
 #include "server/http/http_listen.h"
 #include "server/keys.h"
@@ -67,10 +67,10 @@ static void test_check(void **state)
     const char *path = write_keys("  # mine\r\nfirst-key-0001\r\n\n \tother-key-0002  ", 0600);
     assert_int_equal(keys_open(path, false, &k, &err), OK);
     assert_int_equal(keys_count(k), 2);
-    assert_true(keys_check(k, "Bearer first-key-0001") == FIRST_IDENTITY);
-    assert_true(keys_check(k, "bEARER   first-key-0001") == FIRST_IDENTITY);
-    assert_true(keys_check(k, "Bearer other-key-0002") != 0);
-    assert_true(keys_check(k, "Bearer other-key-0002") != FIRST_IDENTITY);
+    assert_true(keys_check(k, "Bearer first-key-0001", NULL) == FIRST_IDENTITY);
+    assert_true(keys_check(k, "bEARER   first-key-0001", NULL) == FIRST_IDENTITY);
+    assert_true(keys_check(k, "Bearer other-key-0002", NULL) != 0);
+    assert_true(keys_check(k, "Bearer other-key-0002", NULL) != FIRST_IDENTITY);
     static const char *const wrong[] = {NULL,
                                         "",
                                         "Bearer",
@@ -84,7 +84,17 @@ static void test_check(void **state)
                                         "Bearer first-key-0001 ",
                                         "Bearer # mine"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
-        assert_true(keys_check(k, wrong[i]) == 0);
+        assert_true(keys_check(k, wrong[i], NULL) == 0);
+    /* the bare key in the other header, whatever is in this one */
+    assert_true(keys_check(k, NULL, "first-key-0001") == FIRST_IDENTITY);
+    assert_true(keys_check(k, "Bearer none", "first-key-0001") == FIRST_IDENTITY);
+    assert_true(keys_check(k, "Bearer first-key-0001", "none") == FIRST_IDENTITY);
+    assert_true(keys_check(k, "Bearer first-key-0001", "other-key-0002") == FIRST_IDENTITY);
+    static const char *const bare[] = {
+        "",      "first-key-000", "first-key-00011", " first-key-0001", "Bearer first-key-0001",
+        "# mine"};
+    for (size_t i = 0; i < ARRAY_LEN(bare); i++)
+        assert_true(keys_check(k, NULL, bare[i]) == 0);
     keys_close(k);
 }
 
@@ -96,14 +106,14 @@ static void test_reload(void **state)
     assert_int_equal(keys_open(write_keys("first-key-0001\n", 0600), false, &k, &err), OK);
     write_keys("short\n", 0600);
     assert_int_equal(keys_reload(k, &err), ERR_USAGE);
-    assert_true(keys_check(k, "Bearer first-key-0001") != 0);
+    assert_true(keys_check(k, "Bearer first-key-0001", NULL) != 0);
     write_keys("other-key-0002\n", 0644);
     assert_int_equal(keys_reload(k, &err), ERR_USAGE);
-    assert_true(keys_check(k, "Bearer first-key-0001") != 0);
+    assert_true(keys_check(k, "Bearer first-key-0001", NULL) != 0);
     write_keys("other-key-0002\n", 0600);
     assert_int_equal(keys_reload(k, &err), OK);
-    assert_true(keys_check(k, "Bearer first-key-0001") == 0);
-    assert_true(keys_check(k, "Bearer other-key-0002") != 0);
+    assert_true(keys_check(k, "Bearer first-key-0001", NULL) == 0);
+    assert_true(keys_check(k, "Bearer other-key-0002", NULL) != 0);
     keys_close(k);
 }
 
@@ -135,7 +145,7 @@ static void test_access(void **state)
     scratch_write(scratch_path("api-keys"), "credential-key", 14);
     assert_int_equal(chmod(scratch_path("api-keys"), 0440), 0);
     assert_int_equal(access_open(&o, &k, &err), OK);
-    assert_true(keys_check(k, "Bearer credential-key") != 0);
+    assert_true(keys_check(k, "Bearer credential-key", NULL) != 0);
     keys_close(k);
     unsetenv("CREDENTIALS_DIRECTORY");
 }

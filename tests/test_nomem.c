@@ -6,6 +6,8 @@
 #include "config/options.h"
 #include "engine/parallel/plan.h"
 #include "server/api/chat.h"
+#include "server/api/messages.h"
+#include "server/api/messages_reply.h"
 #include "server/api/responses.h"
 #include "server/api/responses_reply.h"
 #include "server/api/completion.h"
@@ -188,6 +190,81 @@ static enum status read_responses(const void *text, struct err *err)
     return st;
 }
 
+static enum status read_messages(const void *text, struct err *err)
+{
+    const struct completion_rules rules = some_rules();
+    struct chat_request r;
+    struct api_error e = {0};
+    enum status st = messages_parse(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        const struct jdoc *messages = jdoc_get(r.conversation.vars, "messages");
+        CHECK(jdoc_size(messages) == 5 && r.completion.own_tools);
+        CHECK(jdoc_string_len(jdoc_get(jdoc_at(messages, 1), "content")) == 3);
+        CHECK(jdoc_string_len(jdoc_get(jdoc_at(messages, 2), "reasoning_content")) == 1);
+        CHECK(jdoc_size(jdoc_get(jdoc_at(messages, 2), "tool_calls")) == 1);
+        CHECK(jdoc_string_len(jdoc_get(jdoc_at(messages, 3), "content")) == 1);
+        chat_free(&r);
+    }
+    CHECK(st == OK || e.http_status == 503);
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
+/* Of an answer of all parts, whole or in a stream. */
+struct told {
+    bool streams;
+};
+
+static enum status write_messages(const void *told, struct err *err)
+{
+    static const char text[] = "<think>a</think>b<tool_call>{\"name\": \"f\"}</tool_call>c";
+    static const struct completion_meta meta = {.id = "msg_1", .model = "m"};
+    static const struct completion_usage usage = {1, 1, 1, .reasoning_tokens = 1};
+    static const struct answer_form form = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
+    const bool streams = ((const struct told *)told)->streams;
+    struct completion_choice c = {.finish_reason = "tool_calls", .logprobs_top = -1};
+    struct buf out, frames;
+    buf_init(&out, 1 << 20);
+    buf_init(&frames, 1 << 20);
+    struct answer *answer = answer_open(&form, 0);
+    c.state = messages_reply.open();
+    enum status st = answer && c.state ? OK : ERR_NOMEM;
+    if (st == OK && streams)
+        messages_reply.start(&meta, c.state, &usage, &frames);
+    for (size_t i = 0; st == OK && i < sizeof text - 1; i++) {
+        answer_push(answer, text + i, 1);
+        if (i + 2 == sizeof text)
+            answer_finish(answer, true);
+        if (answer_failed(answer)) {
+            st = ERR_NOMEM;
+            break;
+        }
+        c.answer = answer;
+        c.text = answer_content(answer)->data;
+        c.text_len = answer_content(answer)->len;
+        c.finish_reason = i + 2 == sizeof text ? "tool_calls" : NULL;
+        messages_reply.chunk(&meta, &c, false, NULL, &frames);
+        answer_clear(answer);
+    }
+    if (st == OK && streams) {
+        messages_reply.finish(&meta, &c, &usage, &frames);
+        CHECK(frames.failed || strstr(frames.data, "message_stop"));
+        st = frames.failed ? ERR_NOMEM : OK;
+    } else if (st == OK) {
+        messages_reply.begin(&meta, &c, &out);
+        messages_reply.choice(&meta, &c, &out);
+        messages_reply.end(&usage, &out);
+        CHECK(out.failed || (strstr(out.data, "\"thinking\":\"a\"") && strstr(out.data, "toolu_") &&
+                             strstr(out.data, "\"text\":\"b\"") && strstr(out.data, "\"c\"")));
+        st = out.failed ? ERR_NOMEM : OK;
+    }
+    messages_reply.close(c.state);
+    answer_close(answer);
+    buf_free(&out);
+    buf_free(&frames);
+    return st == OK ? OK : base_fail(err, st, "reply: no memory");
+}
+
 /* A reply that is not whole is marked, wherever memory ran out. */
 static enum status write_responses(const void *text, struct err *err)
 {
@@ -202,7 +279,7 @@ static enum status write_responses(const void *text, struct err *err)
     c.state = responses_reply.open();
     if (!c.state)
         return base_fail(err, ERR_NOMEM, "reply: no memory");
-    responses_reply.start(&meta, c.state, &frames);
+    responses_reply.start(&meta, c.state, &usage, &frames);
     for (int i = 0; i < 4; i++) {
         c.finish_reason = i == 3 ? "stop" : NULL;
         responses_reply.chunk(&meta, &c, false, NULL, &frames);
@@ -369,6 +446,20 @@ static void test_requests(void **state)
                 "\"tools\": [{\"type\": \"function\", \"name\": \"f\"}], \"tool_choice\": "
                 "\"none\", \"metadata\": {\"k\": \"v\"}}");
     nomem_sweep("reply of responses", write_responses, "a");
+    nomem_sweep("messages", read_messages,
+                "{\"max_tokens\": 9, \"system\": [{\"type\": \"text\", \"text\": \"s\"}], "
+                "\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
+                "\"a\"}]}, {\"role\": \"user\", \"content\": \"b\"}, {\"role\": \"assistant\", "
+                "\"content\": [{\"type\": \"thinking\", \"thinking\": \"r\"}, {\"type\": "
+                "\"tool_use\", \"id\": \"toolu_1\", \"name\": \"f\", \"input\": {\"x\": 1}}]}, "
+                "{\"role\": \"user\", \"content\": [{\"type\": \"tool_result\", "
+                "\"tool_use_id\": \"toolu_1\", \"content\": [{\"type\": \"text\", \"text\": "
+                "\"o\"}]}]}, {\"role\": \"assistant\", \"content\": \"p\"}], \"tools\": "
+                "[{\"name\": \"f\", \"input_schema\": {\"type\": \"object\"}}], "
+                "\"tool_choice\": {\"type\": \"none\"}, \"thinking\": {\"type\": \"enabled\"}, "
+                "\"output_config\": {\"effort\": \"low\"}}");
+    nomem_sweep("reply of messages", write_messages, &(struct told){false});
+    nomem_sweep("stream of messages", write_messages, &(struct told){true});
     nomem_sweep("answer", read_answer,
                 "<think>a</think>b<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}");
     nomem_sweep("detokenize", read_detokenize, "{\"tokens\": [1, 2, 3]}");

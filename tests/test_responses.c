@@ -1,7 +1,7 @@
 /* /v1/responses: which chat a request becomes; what is refused and where. */
 #include "config/buf.h"
 #include "server/api/responses.h"
-#include "server/api/responses_input.h"
+#include "server/api/chat_input.h"
 #include "tests/only.h"
 
 #include <math.h>
@@ -395,7 +395,7 @@ static void test_blame_of_all_messages(void **state)
     struct api_error e = {0};
     (void)state;
     api_error_field(&e, "messages", "messages do not go with the template");
-    responses_input_blame(NULL, &e);
+    chat_input_blame(NULL, "input", &e);
     assert_string_equal(e.param, "input");
     assert_string_equal(e.message, "messages made of input do not go with the template");
 }

@@ -33,7 +33,7 @@ static void begin_talk(struct talk *t, bool parts, int32_t logprobs_top)
     logprobs_init(&t->logprobs, 1 << 16);
     buf_init(&t->sent, 1 << 20);
     assert_non_null(t->choice.state);
-    responses_reply.start(&meta, t->choice.state, &t->sent);
+    responses_reply.start(&meta, t->choice.state, &usage, &t->sent);
 }
 
 /* A token with this text; then, with a reason, the end. */

@@ -195,6 +195,8 @@ TESTED_BY = {
     "server/api/tool_choice.c": "tests/test_chat.c tests/blackbox/test_tools.py",
     "server/api/chat.c": "tests/test_chat.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/chat_reply.c": "tests/test_chat.c tests/blackbox/test_chat.py",
+    "server/api/chat_input.c": "tests/test_responses.c tests/test_messages.c "
+                               "tests/fuzz/fuzz_api.c tests/test_nomem.c",
     "server/api/completion.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
@@ -202,6 +204,11 @@ TESTED_BY = {
     "server/api/field.c": "tests/test_api.c tests/test_fields.c",
     "server/api/field_schema.c": "tests/test_fields.c",
     "server/api/logprobs.c": "tests/test_logprobs.c",
+    "server/api/messages.c": "tests/test_messages.c tests/test_fields.c tests/fuzz/fuzz_api.c "
+                             "tests/test_nomem.c",
+    "server/api/messages_input.c": "tests/test_messages.c tests/fuzz/fuzz_api.c "
+                                   "tests/test_nomem.c",
+    "server/api/messages_reply.c": "tests/test_messages_reply.c tests/blackbox/test_messages.py",
     "server/api/prediction.c": "tests/blackbox/test_speculation.py",
     "server/api/openapi.c": "tests/test_fields.c",
     "server/api/responses.c": "tests/test_responses.c tests/test_fields.c tests/fuzz/fuzz_api.c "
@@ -274,12 +281,14 @@ TESTED_BY = {
     "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_log.c": "tests/blackbox/test_log.py",
     "server/request_worker.c": "tests/test_request_worker.c tests/test_http.c",
-    "server/route_chat.c": "tests/blackbox/test_chat.py tests/blackbox/test_responses.py",
+    "server/route_chat.c": "tests/blackbox/test_chat.py tests/blackbox/test_responses.py "
+                           "tests/blackbox/test_messages.py",
     "server/route_completion.c": "tests/test_http.c tests/test_alloc.c",
     "server/route_models.c": "tests/test_http.c",
     "server/route_tokenizer.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
     "server/serve.c": "tests/blackbox/test_faults.py",
     "server/service.c": "tests/test_http.c",
+    "server/task.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
     "server/plan_costs.c": "tests/blackbox/test_modes.py",
     "server/plan_explain.c": "tests/blackbox/test_modes.py",
     "server/plan_modes.c": "tests/blackbox/test_modes.py",

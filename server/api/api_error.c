@@ -1,6 +1,6 @@
 /* DESIGN: one struct from the place that finds the fault to the bytes on the wire; the error type
- * is a function of the HTTP status, so the two cannot disagree. Messages may quote the client's
- * bytes cut anywhere, hence the UTF-8 check on the way out. */
+ * is a function of the HTTP status in either form, so the two cannot disagree. Messages may quote
+ * the client's bytes cut anywhere, hence the UTF-8 check on the way out. */
 #include "server/api/api_error.h"
 
 #include "server/utf8.h"
@@ -26,6 +26,28 @@ static const char *type_of(int32_t http_status)
         return "unavailable";
     default:
         return "invalid_request_error";
+    }
+}
+
+/* As https://docs.claude.com/en/api/errors has them, where all other 4xx are invalid requests. What
+ * is overloaded there (529) can be asked again later, as our 503 can. */
+static const char *anthropic_type_of(int32_t http_status)
+{
+    switch (http_status) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 413:
+        return "request_too_large";
+    case 429:
+        return "rate_limit_error";
+    case 503:
+        return "overloaded_error";
+    default:
+        return http_status >= 500 ? "api_error" : "invalid_request_error";
     }
 }
 
@@ -135,4 +157,18 @@ void api_error_write(const struct api_error *e, struct buf *out)
     buf_puts(out, ",\"code\":");
     write_or_null(e->code, out);
     buf_puts(out, "}}");
+}
+
+void api_error_write_anthropic(const struct api_error *e, const char *request_id, struct buf *out)
+{
+    buf_puts(out, "{\"type\":\"error\",\"error\":{\"type\":");
+    write_text(anthropic_type_of(e->http_status), out);
+    buf_puts(out, ",\"message\":");
+    write_text(e->message, out);
+    buf_puts(out, "}");
+    if (request_id) {
+        buf_puts(out, ",\"request_id\":");
+        write_text(request_id, out);
+    }
+    buf_puts(out, "}");
 }

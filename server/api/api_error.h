@@ -1,9 +1,15 @@
-/* An error of a request as OpenAI clients read it: {"error": {message, type, param, code}}. */
+/* An error of a request, and the JSON in which clients of each API read it. */
 #ifndef TESSERA_SERVER_API_API_ERROR_H
 #define TESSERA_SERVER_API_API_ERROR_H
 
 #include "config/base.h"
 #include "config/buf.h"
+
+/* Whose clients read it. */
+enum api_error_form {
+    API_ERROR_OPENAI,    /* {"error": {message, type, param, code}} */
+    API_ERROR_ANTHROPIC, /* {"type": "error", "error": {type, message}, "request_id"} */
+};
 
 struct api_error {
     int32_t http_status;
@@ -22,8 +28,10 @@ enum status api_error_set(struct api_error *e, int32_t http_status, const char *
                           const char *fmt, ...) PRINTF_LIKE(4, 5);
 /* What a failed call of the engine or the tokenizer means to the client. */
 void api_error_from_status(struct api_error *e, enum status st, const struct err *err);
-/* The JSON object. Bytes of the message that are not UTF-8 come out as '?'. */
+/* The JSON object, as OpenAI has it. Bytes of the message that are not UTF-8 come out as '?'. */
 void api_error_write(const struct api_error *e, struct buf *out);
+/* The same as Anthropic has it; request_id NULL: without. */
+void api_error_write_anthropic(const struct api_error *e, const char *request_id, struct buf *out);
 /* "code", "message" and "param" of an event of its own. */
 void api_error_write_members(const struct api_error *e, struct buf *out);
 

@@ -40,14 +40,20 @@ static bool huge_integer_field(const char *text, size_t n, char *name, size_t ca
     return false;
 }
 
-enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api_error *e)
+static enum status parse(const char *text, size_t n, const char *big, struct jdoc **doc,
+                         struct api_error *e)
 {
+    struct jdoc_limits limits = jdoc_limits_request;
     struct err err = {""};
     struct jdoc *found = NULL;
     char name[48];
-    enum status st = jdoc_parse(text, n, &jdoc_limits_request, "request body", &found, &err);
-    if (st == ERR_INPUT && huge_integer_field(text, n, name, sizeof name))
-        return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
+    enum status st = jdoc_parse(text, n, &limits, "request body", &found, &err);
+    if (st == ERR_INPUT && huge_integer_field(text, n, name, sizeof name)) {
+        if (!big || strcmp(name, big) != 0)
+            return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
+        limits.big = true;
+        st = jdoc_parse(text, n, &limits, "request body", &found, &err);
+    }
     if (st == ERR_INPUT)
         return api_error_set(e, 400, "invalid_json", "%s", err.text);
     if (st != OK) {
@@ -62,4 +68,15 @@ enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api
     }
     *doc = found;
     return OK;
+}
+
+enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api_error *e)
+{
+    return parse(text, n, NULL, doc, e);
+}
+
+enum status body_parse_big(const char *text, size_t n, const char *field, struct jdoc **doc,
+                           struct api_error *e)
+{
+    return parse(text, n, field, doc, e);
 }

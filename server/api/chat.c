@@ -193,16 +193,17 @@ out:
     return st;
 }
 
-enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
-                       struct chat_request *out, struct api_error *e)
+enum status chat_parse_form(const struct chat_form *form, void *values, const char *text, size_t n,
+                            const struct completion_rules *rules, struct chat_request *out,
+                            struct api_error *e)
 {
     enum status st = OK;
-    const struct field_set set = chat_fields(rules->vocab);
-    struct chat_request r = {.completion = {.source = "messages"}};
-    struct chat_values raw = chat_defaults(&rules->defaults);
-    TRY(body_parse(text, n, &r.completion.doc, e));
-    TRY(field_apply(&set, r.completion.doc, &raw, &r.completion.unknown, e));
-    TRY(chat_make(&raw, rules, &r, e));
+    const struct field_set set = form->fields(rules->vocab);
+    struct chat_request r = {.completion = {.source = form->source}};
+    TRY(form->big ? body_parse_big(text, n, form->source, &r.completion.doc, e)
+                  : body_parse(text, n, &r.completion.doc, e));
+    TRY(field_apply(&set, r.completion.doc, values, &r.completion.unknown, e));
+    TRY(form->make(values, rules, &r, e));
     *out = r;
     return OK;
 out:
@@ -212,8 +213,43 @@ out:
     return st;
 }
 
+static enum status make(void *values, const struct completion_rules *rules, struct chat_request *r,
+                        struct api_error *e)
+{
+    return chat_make(values, rules, r, e);
+}
+
+enum status chat_parse(const char *text, size_t n, const struct completion_rules *rules,
+                       struct chat_request *out, struct api_error *e)
+{
+    static const struct chat_form form = {"messages", false, chat_fields, make};
+    struct chat_values values = chat_defaults(&rules->defaults);
+    return chat_parse_form(&form, &values, text, n, rules, out, e);
+}
+
 void chat_free(struct chat_request *r)
 {
     completion_free(&r->completion);
     conversation_free(&r->conversation);
+}
+
+/* ---- tools of other forms ---- */
+
+enum status chat_take_tools(const struct buf *text, struct completion_request *q,
+                            struct chat_values *values, struct api_error *e)
+{
+    /* as they came, and room for what is written around them */
+    static const struct jdoc_limits limits = {
+        .bytes_max = CHAT_TOOLS_BYTES_MAX, .depth_max = 96, .tokens_max = 1000000, .nul = true};
+    struct err err = {""};
+    const enum status st =
+        text->failed ? ERR_NOMEM
+                     : jdoc_parse(text->data, text->len, &limits, "tools", &q->own_tools, &err);
+    if (st == ERR_INPUT)
+        return api_error_field(e, "tools", "%.400s", err.text);
+    if (st != OK)
+        return st;
+    values->conversation.tools = jdoc_get_value(q->own_tools, "tools");
+    values->tool_choice = jdoc_get_value(q->own_tools, "tool_choice");
+    return OK;
 }

@@ -1,6 +1,6 @@
 /* What goes back to a client: the response object and the frames of a stream, in a form of which
- * /v1/completions has the one here, /v1/chat/completions and /v1/responses others. Pure. All text
- * must be valid UTF-8. */
+ * /v1/completions has the one here, the routes of conversations others. Pure. All text must be
+ * valid UTF-8. */
 #ifndef TESSERA_SERVER_API_COMPLETION_REPLY_H
 #define TESSERA_SERVER_API_COMPLETION_REPLY_H
 
@@ -74,8 +74,10 @@ struct reply {
                   bool with_usage, const struct completion_usage *so_far, struct buf *out);
     void (*usage)(const struct completion_meta *meta, const struct completion_usage *usage,
                   struct buf *out);
-    /* What a stream says before there is a token; NULL: nothing. */
-    void (*start)(const struct completion_meta *meta, struct reply_state *state, struct buf *out);
+    /* What a stream says before there is a token; NULL: nothing. usage: of the prompt, of which it
+     * is not known yet what is cached. */
+    void (*start)(const struct completion_meta *meta, struct reply_state *state,
+                  const struct completion_usage *usage, struct buf *out);
     /* How a stream ends, with the first of the choices, and how it fails; NULL: usage, if the
      * request asked for it, and completion_reply_done; completion_reply_error. */
     void (*finish)(const struct completion_meta *meta, const struct completion_choice *choice,

@@ -593,6 +593,12 @@ static enum status write_kwargs(const struct jdoc *kwargs, struct buf *out, stru
     return OK;
 }
 
+/* What the client's own variables say counts. */
+static bool is_kwarg(const struct conversation_fields *f, const char *name)
+{
+    return f->chat_template_kwargs && jdoc_get(f->chat_template_kwargs, name);
+}
+
 static enum status check_together(const struct conversation_fields *f, const struct jdoc *doc,
                                   struct api_error *e)
 {
@@ -624,8 +630,11 @@ static enum status write_vars(const struct conversation_fields *f, const struct 
     write_list("documents", f->documents, out);
     buf_printf(out, ",\"add_generation_prompt\":%s", prompt ? "true" : "false");
     TRY(write_kwargs(f->chat_template_kwargs, out, e));
-    if (!f->chat_template_kwargs || !jdoc_get(f->chat_template_kwargs, "reasoning_effort"))
+    if (!is_kwarg(f, "reasoning_effort"))
         write_string("reasoning_effort", &f->reasoning_effort, out);
+    if (f->thinking != CONVERSATION_THINKING_UNSAID && !is_kwarg(f, "enable_thinking"))
+        buf_printf(out, ",\"enable_thinking\":%s",
+                   f->thinking == CONVERSATION_THINKING_ON ? "true" : "false");
     buf_puts(out, "}");
 out:
     return st;

@@ -1,5 +1,5 @@
 /* A conversation as clients send it, and the variables of a chat template that it becomes: what
- * /v1/chat/completions, /v1/responses and /tokenize have in common. Pure. */
+ * /v1/chat/completions, /v1/responses, /v1/messages and /tokenize have in common. Pure. */
 #ifndef TESSERA_SERVER_API_CONVERSATION_H
 #define TESSERA_SERVER_API_CONVERSATION_H
 
@@ -14,12 +14,21 @@
 #define CONVERSATION_NAME_BYTES_MAX 256
 #define CONVERSATION_TEXT_BYTES_MAX (4 << 20)
 
+/* What the template's `enable_thinking` is. */
+enum conversation_thinking {
+    CONVERSATION_THINKING_UNSAID, /* nothing: as the template likes */
+    CONVERSATION_THINKING_ON,
+    CONVERSATION_THINKING_OFF,
+};
+
 /* What the rows store into. */
 struct conversation_fields {
     const struct jdoc *messages, *tools, *documents, *chat_template_kwargs;
     struct field_string reasoning_effort;
     bool add_generation_prompt, continue_final_message;
-    bool harmony; /* no row stores it: the template is one of the harmony format */
+    /* no row stores these */
+    bool harmony; /* the template is one of the harmony format */
+    enum conversation_thinking thinking;
 };
 
 #define CONVERSATION_MESSAGE_ROWS 11

@@ -3,6 +3,7 @@
 #include "server/api/openapi.h"
 
 #include "server/api/chat.h"
+#include "server/api/messages.h"
 #include "server/api/responses.h"
 #include "server/api/tokenize.h"
 
@@ -33,6 +34,11 @@ static const struct property {
     {"ErrorBody", "type", string, true},
     {"ErrorBody", "param", string_or_null, true},
     {"ErrorBody", "code", string_or_null, true},
+    {"AnthropicError", "type", "{\"const\":\"error\"}", true},
+    {"AnthropicError", "error", REF("AnthropicErrorBody"), true},
+    {"AnthropicError", "request_id", string, true},
+    {"AnthropicErrorBody", "type", string, true},
+    {"AnthropicErrorBody", "message", string, true},
     {"UsageDetails", "cached_tokens", count, true},
     {"Usage", "prompt_tokens", count, true},
     {"Usage", "completion_tokens", count, true},
@@ -160,6 +166,34 @@ static const struct property {
     {"Response", "background", "{\"const\":false}", true},
     {"Response", "previous_response_id", "{\"type\":\"null\"}", true},
     {"Response", "user", "{\"type\":\"null\"}", true},
+    {"MessageText", "type", "{\"const\":\"text\"}", true},
+    {"MessageText", "text", string, true},
+    {"MessageThinking", "type", "{\"const\":\"thinking\"}", true},
+    {"MessageThinking", "thinking", string, true},
+    {"MessageThinking", "signature", "{\"const\":\"\"}", true},
+    {"MessageToolUse", "type", "{\"const\":\"tool_use\"}", true},
+    {"MessageToolUse", "id", string, true},
+    {"MessageToolUse", "name", string, true},
+    {"MessageToolUse", "input", "{\"type\":\"object\"}", true},
+    {"MessageOutputDetails", "thinking_tokens", count, true},
+    {"MessageUsage", "input_tokens", count, true},
+    {"MessageUsage", "cache_creation_input_tokens", "{\"const\":0}", true},
+    {"MessageUsage", "cache_read_input_tokens", count, true},
+    {"MessageUsage", "output_tokens", count, true},
+    {"MessageUsage", "output_tokens_details", REF("MessageOutputDetails"), false},
+    {"Message", "id", string, true},
+    {"Message", "type", "{\"const\":\"message\"}", true},
+    {"Message", "role", "{\"const\":\"assistant\"}", true},
+    {"Message", "model", string, true},
+    {"Message", "content",
+     LIST("{\"anyOf\":[" REF("MessageText") "," REF("MessageThinking") "," REF(
+         "MessageToolUse") "]}"),
+     true},
+    {"Message", "stop_reason",
+     "{\"enum\":[\"end_turn\",\"max_tokens\",\"stop_sequence\",\"tool_use\"]}", true},
+    {"Message", "stop_sequence", string_or_null, true},
+    {"Message", "usage", REF("MessageUsage"), true},
+    {"MessageTokens", "input_tokens", count, true},
     {"Model", "id", string, true},
     {"Model", "object", "{\"const\":\"model\"}", true},
     {"Model", "created", count, true},
@@ -201,7 +235,8 @@ enum {
     READY = 32,
     MODEL_PATH = 64,
     PROGRESS = 128, /* 503 with the same schema as 200 */
-    VALUES = 256    /* of the model, not finite */
+    VALUES = 256,   /* of the model, not finite */
+    ANTHROPIC = 512 /* in the form that Anthropic's clients read */
 };
 
 static const struct operation {
@@ -214,6 +249,10 @@ static const struct operation {
      BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
     {"/v1/responses", "post", "respond", "Answers a conversation, as items", "Response",
      BAD | UNKNOWN | BODY | BUSY | READY | VALUES},
+    {"/v1/messages", "post", "message", "Answers a conversation, as Anthropic's API has it",
+     "Message", BAD | UNKNOWN | BODY | BUSY | READY | VALUES | ANTHROPIC},
+    {"/v1/messages/count_tokens", "post", "countTokens", "Counts the tokens of such a request",
+     "MessageTokens", BAD | UNKNOWN | BODY | BUSY | ANTHROPIC},
     {"/tokenize", "post", "tokenize", "Text to token ids", "Tokens",
      BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
     {"/detokenize", "post", "detokenize", "Token ids to text", "Text",
@@ -231,28 +270,43 @@ static const struct operation {
     {"/metrics", "get", "metrics", "Counters for Prometheus", NULL, 0},
 };
 
+static void write_error_schema(int may, bool in_head, struct buf *out)
+{
+    if (!(may & ANTHROPIC))
+        buf_puts(out, REF("Error"));
+    else if (in_head)
+        buf_puts(out, "{\"anyOf\":[" REF("AnthropicError") "," REF("Error") "]}");
+    else
+        buf_puts(out, REF("AnthropicError"));
+}
+
 static void write_errors(int may, struct buf *out)
 {
     static const struct {
         int flag;
         const char *status, *meaning;
+        bool in_head; /* may be found before there is a path */
     } errors[] = {
-        {BAD, "400", "A field is wrong: its name, its value and the limit"},
-        {UNKNOWN, "404", "No such model"},
-        {BODY, "411", "The length of the body is not said"},
-        {BODY, "413", "The body is too large"},
-        {BODY, "415", "The body is compressed, or not JSON"},
-        {BUSY, "429", "Too many requests wait; Retry-After says when to come back"},
-        {VALUES, "500", "The model computed NaN or infinity, or the request forbids every token"},
-        {TOKENIZER, "501", "The model came without a tokenizer"},
-        {BUSY | READY, "503", "Loading, draining, out of memory, or a rank is lost"},
+        {BAD, "400", "A field is wrong: its name, its value and the limit", true},
+        {UNKNOWN, "404", "No such model", false},
+        {BODY, "411", "The length of the body is not said", true},
+        {BODY, "413", "The body is too large", false},
+        {BODY, "415", "The body is compressed, or not JSON", true},
+        {BUSY, "429", "Too many requests wait; Retry-After says when to come back", false},
+        {VALUES, "500", "The model computed NaN or infinity, or the request forbids every token",
+         false},
+        {TOKENIZER, "501", "The model came without a tokenizer", false},
+        {BUSY | READY, "503", "Loading, draining, out of memory, or a rank is lost", false},
     };
     for (size_t i = 0; i < ARRAY_LEN(errors); i++)
-        if (may & errors[i].flag)
+        if (may & errors[i].flag) {
             buf_printf(out,
                        ",\"%s\":{\"description\":\"%s\",\"content\":{\"application/json\":"
-                       "{\"schema\":" REF("Error") "}}}",
+                       "{\"schema\":",
                        errors[i].status, errors[i].meaning);
+            write_error_schema(may, errors[i].in_head, out);
+            buf_puts(out, "}}}");
+        }
 }
 
 static void write_request(const char *path, const struct completion_rules *rules, struct buf *out)
@@ -267,6 +321,10 @@ static void write_request(const char *path, const struct completion_rules *rules
         chat_schema(rules, out);
     else if (strcmp(path, "/v1/responses") == 0)
         responses_schema(rules, out);
+    else if (strcmp(path, "/v1/messages") == 0)
+        messages_schema(rules, out);
+    else if (strcmp(path, "/v1/messages/count_tokens") == 0)
+        messages_count_schema(rules, out);
     else
         completion_schema(rules, out);
     buf_puts(out, "}}}");

@@ -4,7 +4,6 @@
  * carried along as text. */
 #include "server/api/responses.h"
 
-#include "server/api/body.h"
 #include "server/api/responses_input.h"
 #include "server/utf8.h"
 
@@ -25,10 +24,6 @@ struct raw {
 #define REPEATED_BYTES_MAX ((size_t)64 << 20)
 #define DIGITS_OF(number) #number
 #define DIGITS(macro) DIGITS_OF(macro)
-
-/* Tools as they come, and room for what is written around them. */
-static const struct jdoc_limits limits = {
-    .bytes_max = REPEATED_BYTES_MAX, .depth_max = 96, .tokens_max = 1000000, .nul = true};
 
 /* ---- tables ---- */
 
@@ -351,10 +346,9 @@ static enum status check_tool_type(const struct jdoc *tool, size_t i, struct api
 static enum status convert_tools(struct raw *raw, struct completion_request *q, struct api_error *e)
 {
     enum status st = OK;
-    struct err err = {""};
     struct tool tool;
     struct buf text;
-    buf_init(&text, REPEATED_BYTES_MAX);
+    buf_init(&text, CHAT_TOOLS_BYTES_MAX);
     buf_puts(&text, "{\"tools\":[");
     for (size_t i = 0; raw->tools && i < jdoc_size(raw->tools); i++) {
         TRY(check_tool_type(jdoc_at(raw->tools, i), i, e));
@@ -365,14 +359,7 @@ static enum status convert_tools(struct raw *raw, struct completion_request *q, 
     buf_puts(&text, "],\"tool_choice\":");
     TRY(write_choice(raw->tool_choice, &text, e));
     buf_puts(&text, "}");
-    st = text.failed ? ERR_NOMEM
-                     : jdoc_parse(text.data, text.len, &limits, "tools", &q->own_tools, &err);
-    if (st == ERR_INPUT)
-        api_error_field(e, "tools", "%.400s", err.text);
-    if (st != OK)
-        goto out;
-    raw->chat.conversation.tools = jdoc_get_value(q->own_tools, "tools");
-    raw->chat.tool_choice = jdoc_get_value(q->own_tools, "tool_choice");
+    st = chat_take_tools(&text, q, &raw->chat, e);
 out:
     buf_free(&text);
     return st;
@@ -476,12 +463,13 @@ static void forget_function(char *text)
         memmove(end + 1, end + sizeof member, strlen(end + sizeof member) + 1);
 }
 
-static enum status convert(struct raw *raw, const struct completion_rules *rules,
-                           struct chat_request *r, struct api_error *e)
+static enum status make(void *values, const struct completion_rules *rules, struct chat_request *r,
+                        struct api_error *e)
 {
     enum status st = OK;
+    struct raw *raw = values;
     struct completion_request *q = &r->completion;
-    struct responses_input in = {.messages = NULL};
+    struct chat_input in = {.messages = NULL};
     TRY(check(raw, e));
     TRY(convert_tools(raw, q, e));
     TRY(responses_input_read(raw->input, &raw->instructions, &in, &q->unknown, e));
@@ -493,30 +481,19 @@ static enum status convert(struct raw *raw, const struct completion_rules *rules
     raw->chat.conversation.messages = in.messages;
     st = chat_make(&raw->chat, rules, r, e);
     if (st == ERR_INPUT) {
-        responses_input_blame(&in, e);
+        chat_input_blame(&in, "input", e);
         forget_function(e->param);
         forget_function(e->message);
     }
 out:
-    responses_input_free(&in);
+    chat_input_free(&in);
     return st;
 }
 
 enum status responses_parse(const char *text, size_t n, const struct completion_rules *rules,
                             struct chat_request *out, struct api_error *e)
 {
-    enum status st = OK;
-    const struct field_set set = responses_fields(rules->vocab);
-    struct chat_request r = {.completion = {.source = "input"}};
+    static const struct chat_form form = {"input", false, responses_fields, make};
     struct raw raw = defaults_of(&rules->defaults);
-    TRY(body_parse(text, n, &r.completion.doc, e));
-    TRY(field_apply(&set, r.completion.doc, &raw, &r.completion.unknown, e));
-    TRY(convert(&raw, rules, &r, e));
-    *out = r;
-    return OK;
-out:
-    chat_free(&r);
-    if (st == ERR_NOMEM)
-        api_error_from_status(e, st, &(struct err){""});
-    return st;
+    return chat_parse_form(&form, &raw, text, n, rules, out, e);
 }

@@ -1,22 +1,16 @@
-/* DESIGN: items are checked by rows, and written as messages that conversation.c reads like any
- * others, so that what a message may say, and what of it may be a control token, is decided in one
- * place. What conversation.c would refuse in words of its own is refused here in the client's. */
+/* DESIGN: items are checked by rows, and written as the pieces of messages that chat_input.h puts
+ * together. What conversation.c would refuse in words of its own is refused here in the client's.
+ */
 #include "server/api/responses_input.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define AT(member) .offset = offsetof(struct item, member)
 #include "server/api/field_row.h"
 
-#define TEXT_BYTES_MAX ((size_t)64 << 20)
 #define DIGITS_OF(number) #number
 #define DIGITS(macro) DIGITS_OF(macro)
-
-/* A request's own limits, and room for what is written around its items. */
-static const struct jdoc_limits limits = {
-    .bytes_max = TEXT_BYTES_MAX, .depth_max = 96, .tokens_max = 1000000, .nul = true};
 
 /* ---- tables ---- */
 
@@ -201,114 +195,61 @@ static enum status read_text(const struct place *p, const struct jdoc *v, struct
 /* ---- messages ---- */
 
 struct writer {
-    struct buf out, origins;
-    struct buf instructions; /* those of the request and of the items at the beginning; */
-    bool leading;            /* they are not written yet, and more may come */
-    bool any;                /* an item said something */
+    struct chat_input_writer out; /* an open message of the system is the instructions: those of the
+                                   * request, and of the items at the beginning */
+    bool any;                     /* an item said something */
+    bool answered; /* the assistant's message has a content or calls: reasoning would belong to the
+                    * next */
     struct field_unknown *unknown;
     struct api_error *e;
     int32_t item; /* that is being read */
-    /* The assistant's message that items are being added to. */
-    bool open;     /* there is one */
-    bool answered; /* it has a content or calls: reasoning would belong to the next */
-    bool said;     /* it has a content: another is the next; calls may stand before it */
-    int32_t begun; /* the item that it begins with */
-    int32_t calls;
-    struct buf content, reasoning, call_list;
 };
 
-static void put_beginning(struct writer *w, const char *role, int32_t origin)
+/* The assistant's message, that items are being added to. */
+static void open_answer(struct writer *w)
 {
-    buf_puts(&w->out, w->origins.len > 0 ? "," : "");
-    buf_printf(&w->out, "{\"role\":\"%s\"", role);
-    buf_add(&w->origins, &origin, sizeof origin);
-}
-
-static void write_text(struct buf *out, const char *key, const struct buf *text)
-{
-    buf_printf(out, ",\"%s\":", key);
-    buf_json(out, text->data ? text->data : "", text->len);
-    out->failed = out->failed || text->failed;
-}
-
-static void close_instructions(struct writer *w)
-{
-    if (!w->leading)
+    if (!chat_input_open(&w->out, "assistant", w->item))
         return;
-    w->leading = false;
-    put_beginning(w, "system", RESPONSES_NO_ITEM);
-    write_text(&w->out, "content", &w->instructions);
-    buf_puts(&w->out, "}");
-}
-
-/* Of items. */
-static void begin_message(struct writer *w, const char *role, int32_t origin)
-{
-    close_instructions(w);
     w->any = true;
-    put_beginning(w, role, origin);
+    w->answered = false;
 }
 
-/* A message without a content of its own has none in a chat either. */
-static void close_message(struct writer *w)
+/* Each is a paragraph. */
+static enum status add_instructions(struct writer *w, const struct item *item)
 {
-    if (!w->open)
-        return;
-    begin_message(w, "assistant", w->begun);
-    if (w->content.len > 0 || w->calls == 0)
-        write_text(&w->out, "content", &w->content);
-    if (w->reasoning.len > 0)
-        write_text(&w->out, "reasoning_content", &w->reasoning);
-    if (w->calls > 0) {
-        buf_puts(&w->out, ",\"tool_calls\":[");
-        buf_add(&w->out, w->call_list.data, w->call_list.len);
-        buf_puts(&w->out, "]");
-    }
-    buf_puts(&w->out, "}");
-    w->out.failed = w->out.failed || w->reasoning.failed || w->call_list.failed;
-    buf_clear(&w->content);
-    buf_clear(&w->reasoning);
-    buf_clear(&w->call_list);
-    w->open = w->answered = w->said = false;
-    w->calls = 0;
-}
-
-static void open_message(struct writer *w)
-{
-    if (w->open)
-        return;
-    w->open = true;
-    w->begun = w->item;
+    struct buf text;
+    enum status st = OK;
+    buf_init(&text, CHAT_INPUT_BYTES_MAX);
+    TRY(read_text(&content_place, item->content, &text, w->unknown, w->e));
+    buf_puts(&w->out.content, text.len > 0 ? "\n\n" : "");
+    buf_add(&w->out.content, text.data, text.len);
+    w->out.content.failed = w->out.content.failed || text.failed;
+out:
+    buf_free(&text);
+    return st;
 }
 
 static enum status add_message(struct writer *w, const struct item *item)
 {
-    struct buf text;
+    struct chat_input_writer *out = &w->out;
     enum status st = OK;
     if (!item->role.bytes)
         return api_error_field(w->e, "role", "role is missing");
     if (field_string_is(&item->role, "assistant")) {
-        if (w->said)
-            close_message(w);
-        open_message(w);
-        w->answered = w->said = true;
-        return read_text(&content_place, item->content, &w->content, w->unknown, w->e);
+        if (out->said)
+            chat_input_close(out);
+        open_answer(w);
+        w->answered = out->said = true;
+        return read_text(&content_place, item->content, &out->content, w->unknown, w->e);
     }
-    close_message(w);
-    buf_init(&text, TEXT_BYTES_MAX);
-    TRY(read_text(&content_place, item->content, &text, w->unknown, w->e));
-    if (w->leading && !field_string_is(&item->role, "user")) {
-        buf_puts(&w->instructions, text.len > 0 ? "\n\n" : "");
-        buf_add(&w->instructions, text.data, text.len);
-        w->instructions.failed = w->instructions.failed || text.failed;
-        w->any = true;
-        goto out;
-    }
-    begin_message(w, item->role.bytes, w->item);
-    write_text(&w->out, "content", &text);
-    buf_puts(&w->out, "}");
+    w->any = true;
+    if (out->role && strcmp(out->role, "system") == 0 && !field_string_is(&item->role, "user"))
+        return add_instructions(w, item);
+    chat_input_close(out);
+    chat_input_open(out, item->role.bytes, w->item);
+    TRY(read_text(&content_place, item->content, &out->content, w->unknown, w->e));
+    chat_input_close(out);
 out:
-    buf_free(&text);
     return st;
 }
 
@@ -328,26 +269,16 @@ static enum status check_arguments(const struct field_string *s, struct api_erro
 static enum status add_call(struct writer *w, const struct item *item)
 {
     enum status st = OK;
-    struct buf *out = &w->call_list;
     if (!item->call_id.bytes || !item->name.bytes) {
         const char *name = item->call_id.bytes ? "name" : "call_id";
         return api_error_field(w->e, name, "%s is missing", name);
     }
     TRY(check_arguments(&item->arguments, w->e));
-    if (w->calls == CONVERSATION_TOOL_CALLS_MAX)
-        return api_error_field(w->e, "type",
-                               "type must not be function_call here: one message may have at most "
-                               "%d calls",
-                               CONVERSATION_TOOL_CALLS_MAX);
-    open_message(w);
+    open_answer(w);
     w->answered = true;
-    buf_puts(out, w->calls++ > 0 ? ",{\"id\":" : "{\"id\":");
-    buf_json(out, item->call_id.bytes, item->call_id.len);
-    buf_puts(out, ",\"type\":\"function\",\"function\":{\"name\":");
-    buf_json(out, item->name.bytes, item->name.len);
-    buf_puts(out, ",\"arguments\":");
-    buf_json(out, item->arguments.bytes, item->arguments.len);
-    buf_puts(out, "}}");
+    TRY(chat_input_begin_call(&w->out, &item->call_id, &item->name, "function_call", w->e));
+    buf_json(&w->out.call_list, item->arguments.bytes, item->arguments.len);
+    chat_input_end_call(&w->out);
 out:
     return st;
 }
@@ -358,14 +289,10 @@ static enum status add_result(struct writer *w, const struct item *item)
     struct buf text;
     if (!item->call_id.bytes)
         return api_error_field(w->e, "call_id", "call_id is missing");
-    close_message(w);
-    buf_init(&text, TEXT_BYTES_MAX);
+    buf_init(&text, CHAT_INPUT_BYTES_MAX);
     TRY(read_text(&output_place, item->output, &text, w->unknown, w->e));
-    begin_message(w, "tool", w->item);
-    buf_puts(&w->out, ",\"tool_call_id\":");
-    buf_json(&w->out, item->call_id.bytes, item->call_id.len);
-    write_text(&w->out, "content", &text);
-    buf_puts(&w->out, "}");
+    chat_input_add_result(&w->out, &item->call_id, &text, w->item);
+    w->any = true;
 out:
     buf_free(&text);
     return st;
@@ -379,7 +306,7 @@ static enum status add_reasoning(struct writer *w, const struct item *item)
     struct buf text;
     if (item->encrypted_content && jdoc_type(item->encrypted_content) != JDOC_STRING)
         return field_wrong_type("encrypted_content", item->encrypted_content, "a string", w->e);
-    buf_init(&text, TEXT_BYTES_MAX);
+    buf_init(&text, CHAT_INPUT_BYTES_MAX);
     if (item->summary)
         TRY(read_text(&summary_place, item->summary, &text, w->unknown, w->e));
     if (item->content) {
@@ -389,13 +316,12 @@ static enum status add_reasoning(struct writer *w, const struct item *item)
             buf_consume(&text, summary);
     }
     if (w->answered)
-        close_message(w);
+        chat_input_close(&w->out);
     if (text.len > 0) {
-        open_message(w);
-        buf_puts(&w->reasoning, w->reasoning.len > 0 ? "\n" : "");
-        buf_add(&w->reasoning, text.data, text.len);
+        open_answer(w);
+        chat_input_add_reasoning(&w->out, text.data, text.len);
     }
-    w->out.failed = w->out.failed || text.failed;
+    w->out.reasoning.failed = w->out.reasoning.failed || text.failed;
 out:
     buf_free(&text);
     return st;
@@ -448,10 +374,8 @@ static enum status add_items(struct writer *w, const struct jdoc *input)
 {
     enum status st = OK;
     if (jdoc_type(input) == JDOC_STRING) {
-        begin_message(w, "user", RESPONSES_NO_ITEM);
-        buf_puts(&w->out, ",\"content\":");
-        buf_json(&w->out, jdoc_string(input), jdoc_string_len(input));
-        buf_puts(&w->out, "}");
+        chat_input_open(&w->out, "user", CHAT_INPUT_NO_PIECE);
+        chat_input_add_text(&w->out, jdoc_string(input), jdoc_string_len(input));
         return OK;
     }
     if (jdoc_type(input) != JDOC_ARRAY)
@@ -461,99 +385,26 @@ static enum status add_items(struct writer *w, const struct jdoc *input)
                                RESPONSES_ITEMS_MAX, jdoc_size(input));
     for (size_t i = 0; i < jdoc_size(input); i++)
         TRY(add_item(w, input, i));
-    close_message(w);
-    close_instructions(w);
     if (!w->any)
         st = api_error_field(w->e, "input", "input: no message is in it");
 out:
     return st;
 }
 
-static void init_writer(struct writer *w)
-{
-    struct buf *const all[] = {&w->out,     &w->origins,   &w->instructions,
-                               &w->content, &w->reasoning, &w->call_list};
-    for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        buf_init(all[i], TEXT_BYTES_MAX);
-}
-
 enum status responses_input_read(const struct jdoc *input, const struct field_string *instructions,
-                                 struct responses_input *out, struct field_unknown *unknown,
+                                 struct chat_input *out, struct field_unknown *unknown,
                                  struct api_error *e)
 {
-    struct err err = {""};
     struct writer w = {.unknown = unknown, .e = e};
-    struct jdoc *messages = NULL;
     enum status st = OK;
-    init_writer(&w);
-    buf_puts(&w.out, "[");
+    chat_input_init(&w.out);
     if (instructions->bytes && instructions->len > 0) {
-        buf_add(&w.instructions, instructions->bytes, instructions->len);
-        w.leading = true;
+        chat_input_open(&w.out, "system", CHAT_INPUT_NO_PIECE);
+        chat_input_add_text(&w.out, instructions->bytes, instructions->len);
     }
     TRY(add_items(&w, input));
-    buf_puts(&w.out, "]");
-    st = w.out.failed || w.origins.failed
-             ? ERR_NOMEM
-             : jdoc_parse(w.out.data, w.out.len, &limits, "input", &messages, &err);
-    if (st == ERR_INPUT)
-        api_error_field(e, "input", "input: %.400s", err.text);
-    if (st == OK) {
-        *out = (struct responses_input){messages, w.origins};
-        buf_init(&w.origins, 0);
-    }
+    st = chat_input_finish(&w.out, "input", out, e);
 out:
-    buf_free(&w.out);
-    buf_free(&w.origins);
-    buf_free(&w.instructions);
-    buf_free(&w.content);
-    buf_free(&w.reasoning);
-    buf_free(&w.call_list);
+    chat_input_clear(&w.out);
     return st;
-}
-
-void responses_input_free(struct responses_input *in)
-{
-    jdoc_close(in->messages);
-    buf_free(&in->origins);
-    *in = (struct responses_input){0};
-}
-
-/* ---- errors ---- */
-
-/* Where the path of a message ends: "messages", or "messages[3]" with *index. NULL: it is none. */
-static const char *behind_path(const char *text, long *index)
-{
-    static const char name[] = "messages";
-    char *end;
-    *index = -1;
-    if (strncmp(text, name, sizeof name - 1) != 0)
-        return NULL;
-    text += sizeof name - 1;
-    if (*text != '[')
-        return *text == '\0' || *text == ':' || *text == ' ' ? text : NULL;
-    *index = strtol(text + 1, &end, 10);
-    return *end == ']' ? end + 1 : NULL;
-}
-
-static void replace_path(const struct responses_input *in, char *text, size_t cap)
-{
-    char path[32] = "input", copy[sizeof((struct api_error *)0)->message];
-    long index;
-    const char *rest = behind_path(text, &index);
-    if (!rest)
-        return;
-    if (in && index >= 0 && (size_t)index < in->origins.len / sizeof(int32_t)) {
-        const int32_t *origins = (const int32_t *)(const void *)in->origins.data;
-        if (origins[index] != RESPONSES_NO_ITEM)
-            snprintf(path, sizeof path, "input[%d]", origins[index]);
-    }
-    snprintf(copy, sizeof copy, "%s%s%s", *rest == ' ' ? "messages made of " : "", path, rest);
-    snprintf(text, cap, "%s", copy);
-}
-
-void responses_input_blame(const struct responses_input *in, struct api_error *e)
-{
-    replace_path(in, e->param, sizeof e->param);
-    replace_path(in, e->message, sizeof e->message);
 }

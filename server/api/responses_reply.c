@@ -122,8 +122,10 @@ static void end_event(struct buf *out)
     buf_puts(out, "}\n\n");
 }
 
-static void write_start(const struct completion_meta *meta, struct reply_state *s, struct buf *out)
+static void write_start(const struct completion_meta *meta, struct reply_state *s,
+                        const struct completion_usage *usage, struct buf *out)
 {
+    (void)usage;
     static const char *const names[] = {"response.created", "response.in_progress"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         begin_event(s, names[i], "", out);

@@ -1,5 +1,5 @@
-/* The fields that /v1/completions, /v1/chat/completions and /v1/responses have in common: how
- * tokens are chosen, where an answer ends, how it is sent. Pure. */
+/* The fields that all routes which answer with text have in common: how tokens are chosen, where an
+ * answer ends, how it is sent. Pure. */
 #ifndef TESSERA_SERVER_API_SAMPLING_H
 #define TESSERA_SERVER_API_SAMPLING_H
 
@@ -21,8 +21,8 @@ struct sampling {
 };
 
 struct field_rows sampling_rows(size_t base);
-/* Without those that /v1/responses has rows of its own for, or refuses: n, prompt_logprobs,
- * return_token_ids, stream_options, response_format, metadata, store. */
+/* Without those that /v1/responses and /v1/messages have rows of their own for, or refuse: n,
+ * prompt_logprobs, return_token_ids, stream_options, response_format, metadata, store. */
 struct field_rows sampling_rows_of_one(size_t base);
 /* Order: the request, then the model's generation_config.json, then OpenAI's. max_tokens and
  * whatever else is not the same for all requests is the caller's. */

@@ -158,7 +158,7 @@ static bool has_key(struct http_request *r, const char *path)
 {
     const struct http_config *c = &r->http->config;
     if (c->keys)
-        r->key = keys_check(c->keys, header_of(r, "Authorization"));
+        r->key = keys_check(c->keys, header_of(r, "Authorization"), header_of(r, "X-Api-Key"));
     r->client = r->key ? r->key : hash_of_address(r->connection);
     return !c->keys || r->key || is_open(c, path);
 }
@@ -231,22 +231,25 @@ static bool is_last(const struct http_request *r, const char *version)
 /* Decides what can be decided from the head alone. */
 static void judge_head(struct http_request *r, const char *path, const char *method)
 {
+    const struct http_config *c = &r->http->config;
     http_id_choose(header_of(r, "X-Request-Id"), r->id);
+    r->errors = http_route_errors(c->routes, c->route_count, path);
     if (!http_intake_has_request(http_peer_fd(r->peer))) {
         refuse_unseen(r);
     } else if (is_preflight(r, method)) {
         r->preflight = true;
         reply_nothing(r);
     } else if (!has_key(r, path)) {
-        refuse_as(r, 401, "invalid_api_key",
-                  "this server wants one of its keys: Authorization: Bearer KEY");
+        refuse_as(
+            r, 401, "invalid_api_key",
+            "this server wants one of its keys: Authorization: Bearer KEY, or X-Api-Key: KEY");
     } else {
         find_route(r, path, method);
     }
     if (!r->refused && strcmp(method, "POST") == 0 && !is_json(header_of(r, "Content-Type")))
         refuse_as(r, 415, "not_json",
                   "the request body must be JSON: send Content-Type: application/json");
-    if (!r->refused && announced(r) > r->http->config.limits.body_bytes)
+    if (!r->refused && announced(r) > c->limits.body_bytes)
         refuse_body(r);
 }
 

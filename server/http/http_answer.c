@@ -60,7 +60,10 @@ void http_reply_error(struct http_request *r, const struct api_error *e)
 {
     struct buf body;
     buf_init(&body, 4096);
-    api_error_write(e, &body);
+    if (r->errors == API_ERROR_ANTHROPIC)
+        api_error_write_anthropic(e, r->id, &body);
+    else
+        api_error_write(e, &body);
     answer(r, e->http_status, "application/json", e->retry_after_s, &body);
 }
 
@@ -206,6 +209,8 @@ static void add_headers(struct http_request *r, struct MHD_Response *response)
 {
     char text[16];
     MHD_add_response_header(response, "X-Request-Id", r->id);
+    if (r->errors == API_ERROR_ANTHROPIC) /* whose clients look for it under this name */
+        MHD_add_response_header(response, "Request-Id", r->id);
     if (r->content_type)
         MHD_add_response_header(response, "Content-Type", r->content_type);
     if (r->allow[0])

@@ -10,7 +10,17 @@
 #define LENGTH_DIGITS_MAX 18 /* of any int64_t */
 #define CHUNK_DIGITS_MAX 15  /* the same in hexadecimal */
 
-enum single { HOST, LENGTH, CODING, COMPRESSION, EXPECT, AUTHORIZATION, CONTENT_TYPE, ORIGIN };
+enum single {
+    HOST,
+    LENGTH,
+    CODING,
+    COMPRESSION,
+    EXPECT,
+    AUTHORIZATION,
+    API_KEY,
+    CONTENT_TYPE,
+    ORIGIN
+};
 
 static const char *const singles[] = {
     [HOST] = "Host",
@@ -19,6 +29,7 @@ static const char *const singles[] = {
     [COMPRESSION] = "Content-Encoding",
     [EXPECT] = "Expect",
     [AUTHORIZATION] = "Authorization",
+    [API_KEY] = "X-Api-Key",
     [CONTENT_TYPE] = "Content-Type",
     [ORIGIN] = "Origin",
 };

@@ -43,6 +43,7 @@ struct http_request {
 
     /* the HTTP thread's, until an answer is queued */
     const struct http_route *route;
+    enum api_error_form errors; /* of its path */
     const char *rest;
     uint64_t key, client;
     struct buf body;

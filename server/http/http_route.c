@@ -36,6 +36,16 @@ const struct http_route *http_route_find(const struct http_route *routes, int32_
     return found;
 }
 
+enum api_error_form http_route_errors(const struct http_route *routes, int32_t count,
+                                      const char *path)
+{
+    const char *rest;
+    for (int32_t i = 0; i < count; i++)
+        if (matches(&routes[i], path, &rest))
+            return routes[i].errors;
+    return API_ERROR_OPENAI;
+}
+
 const char *http_route_allow(int allowed)
 {
     static const char *const texts[] = {"OPTIONS", "GET, HEAD, OPTIONS", "POST, OPTIONS",

@@ -3,6 +3,7 @@
 #define TESSERA_SERVER_HTTP_HTTP_ROUTE_H
 
 #include "config/base.h"
+#include "server/api/api_error.h"
 
 struct http_request;
 
@@ -10,6 +11,7 @@ struct http_route {
     const char *method; /* "GET" (HEAD comes with it) or "POST" */
     const char *path;   /* exact; one that ends in '/' and is longer than that: a prefix */
     void (*handler)(void *ctx, struct http_request *r);
+    enum api_error_form errors; /* of whatever goes wrong on the path, with any method */
 };
 
 /* The route, and what of the path comes after its prefix; NULL when there is none. *allowed gets
@@ -17,6 +19,10 @@ struct http_route {
 const struct http_route *http_route_find(const struct http_route *routes, int32_t count,
                                          const char *method, const char *path, const char **rest,
                                          int *allowed);
+/* How errors on a path are written: as its first route says; as OpenAI has them where there is
+ * none. */
+enum api_error_form http_route_errors(const struct http_route *routes, int32_t count,
+                                      const char *path);
 /* The value of an Allow header. Static. */
 const char *http_route_allow(int allowed);
 

@@ -23,7 +23,7 @@ typedef bool check(void *ctx, const char *authorization);
 
 static bool check_keys(void *ctx, const char *authorization)
 {
-    return keys_check(ctx, authorization) != 0;
+    return keys_check(ctx, authorization, NULL) != 0;
 }
 
 /* What must not be: it stops at the first wrong byte. */

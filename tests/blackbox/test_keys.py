@@ -56,7 +56,8 @@ def test_every_path(guarded):
             body = b"{}" if method == "POST" else None
             for headers in ({}, bearer("sk-wrong-0123456789"), bearer(""), bearer(KEY[:-1]),
                             bearer(KEY + "x"), {"Authorization": KEY},
-                            {"Authorization": f"Basic {KEY}"}, {"X-Api-Key": KEY}):
+                            {"Authorization": f"Basic {KEY}"}, {"X-Api-Key": KEY[:-1]},
+                            {"X-Api-Key": f"Bearer {KEY}"}, {"Api-Key": KEY}):
                 reply = guarded.request(method, path, body, headers)
                 if method == "HEAD":
                     assert reply.status == 401
@@ -72,6 +73,9 @@ def test_good_keys(guarded):
         assert guarded.request("GET", "/v1/models", headers=bearer(key)).status == 200
         assert guarded.request("GET", "/metrics", headers=bearer(key)).status == 200
         assert guarded.request("GET", "/nowhere", headers=bearer(key)).status == 404
+        for more in {}, {"Authorization": "Bearer none"}:
+            reply = guarded.request("GET", "/v1/models", headers={"x-api-key": key, **more})
+            assert reply.status == 200
     reply = guarded.request("POST", "/v1/completions", '{"prompt": "Once", "max_tokens": 2}',
                             {"Authorization": f"bearer  {KEY}"})
     assert reply.status == 200

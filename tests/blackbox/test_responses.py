@@ -562,7 +562,7 @@ def test_counted_and_logged(demo):
     after = demo.server.metrics()
     for name, count in ("vllm:generation_tokens_total", 11), ("vllm:request_success_total", 2):
         assert after.sum(name) - before.sum(name) == count
-    assert "completion_tokens=6" in demo.server.log
+    eventually(lambda: "completion_tokens=6" in demo.server.log, what="the line of the request")
 
 
 @pytest.mark.sanitized

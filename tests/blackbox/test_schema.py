@@ -46,5 +46,5 @@ def test_generated_requests(demo, tmp_path):
     done = subprocess.run([str(word) for word in command], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "Operations:       14 selected" in done.stdout, done.stdout[:2000]
+    assert "Operations:       16 selected" in done.stdout, done.stdout[:2000]
     assert demo.complete("Once", max_tokens=1)["choices"]

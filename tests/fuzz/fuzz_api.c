@@ -3,6 +3,7 @@
 #include "config/buf.h"
 #include "server/api/chat.h"
 #include "server/api/completion.h"
+#include "server/api/messages.h"
 #include "server/api/responses.h"
 #include "server/api/tokenize.h"
 #include "tests/fuzz/fuzz.h"
@@ -71,10 +72,16 @@ static void check_refused(enum status st, const struct api_error *e)
     CHECK(st == ERR_INPUT || st == ERR_NOMEM);
     CHECK(e->http_status == 400 || e->http_status == 404 || st == ERR_NOMEM);
     buf_init(&b, 1 << 16);
-    api_error_write(e, &b);
-    CHECK(!b.failed);
-    CHECK(jdoc_parse(b.data, b.len, &jdoc_limits_request, "error", &doc, &err) == OK);
-    jdoc_close(doc);
+    for (int form = 0; form < 2; form++) {
+        if (form == 0)
+            api_error_write(e, &b);
+        else
+            api_error_write_anthropic(e, "r", &b);
+        CHECK(!b.failed);
+        CHECK(jdoc_parse(b.data, b.len, &jdoc_limits_request, "error", &doc, &err) == OK);
+        jdoc_close(doc);
+        buf_clear(&b);
+    }
     buf_free(&b);
 }
 
@@ -95,10 +102,10 @@ static void run_completion(const char *text, size_t n, const struct completion_r
 
 /* Every message has a role and a content, and templates get each variable once. Instructions are
  * one message more. */
-static void check_conversation(const struct conversation *c)
+static void check_conversation(const struct conversation *c, size_t messages_max)
 {
     const struct jdoc *messages = jdoc_get(c->vars, "messages");
-    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= CONVERSATION_MESSAGES_MAX + 1);
+    CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= messages_max + 1);
     for (size_t i = 0; i < jdoc_size(messages); i++) {
         const struct jdoc *m = jdoc_at(messages, i), *content = jdoc_get(m, "content");
         CHECK(jdoc_type(jdoc_get(m, "role")) == JDOC_STRING);
@@ -141,7 +148,10 @@ static void run_chat(parser *parse, const char *text, size_t n,
     check_accepted(&r.completion, rules->has_tokenizer);
     CHECK(r.completion.prompt_count == 1 && r.completion.params.max_tokens >= 1);
     CHECK(!r.completion.answer_begin.failed);
-    check_conversation(&r.conversation);
+    /* each result of a tool is a message of its own */
+    const bool blocks = parse == messages_parse || parse == messages_parse_count;
+    check_conversation(&r.conversation,
+                       (size_t)CONVERSATION_MESSAGES_MAX * (blocks ? CONVERSATION_PARTS_MAX : 1));
     if (parse == responses_parse)
         check_repeated(&r.completion.repeated);
     chat_free(&r);
@@ -159,7 +169,7 @@ static void run_tokenize(const char *text, size_t n, const struct completion_rul
     CHECK(!r.text.bytes != !r.conversation.vars);
     CHECK(!r.text.bytes || r.text.bytes[r.text.len] == '\0');
     if (r.conversation.vars)
-        check_conversation(&r.conversation);
+        check_conversation(&r.conversation, CONVERSATION_MESSAGES_MAX);
     tokenize_free(&r);
 }
 
@@ -197,6 +207,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     run_completion(copy, size, &rules);
     run_chat(chat_parse, copy, size, &rules);
     run_chat(responses_parse, copy, size, &rules);
+    run_chat(messages_parse, copy, size, &rules);
+    run_chat(messages_parse_count, copy, size, &rules);
     run_tokenize(copy, size, &rules);
     run_detokenize(copy, size, &rules);
     rules.has_tokenizer = false;

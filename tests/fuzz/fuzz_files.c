@@ -31,9 +31,9 @@ static void check_first_key(struct keys *k, const uint8_t *data, size_t size)
         if (!comment && isgraph(data[i]) && n + 1 < sizeof header)
             header[n++] = (char)data[i];
     }
-    CHECK(keys_check(k, header) != 0);
+    CHECK(keys_check(k, header, NULL) != 0);
     header[n - 1] ^= 1;
-    CHECK(keys_count(k) > 1 || keys_check(k, header) == 0);
+    CHECK(keys_count(k) > 1 || keys_check(k, header, NULL) == 0);
 }
 
 static void read_keys(const char *path, const uint8_t *data, size_t size)

@@ -6,8 +6,8 @@ import schemathesis
 REASONS = (
     "at most max_tokens", "stream_options needs", "not possible with", "equal to n",
     "-1 or at least 1, got 0", "give only one", "prompt is missing", "maximum context length",
-    "must not mix", "NUL byte in object key", "each string must have 1 to 256 bytes",
-    "must have 1 to 64 bytes", "bad_words may have at most", "does not exist",
+    "must not mix", "NUL byte in object key", "must have 1 to 256 bytes", "must have 1 to 64 bytes",
+    "must have 0 to 64 bytes", "bad_words may have at most", "does not exist",
     "must have token ids from", "of more than 64 bits",
     "no chat template", "chat template makes no text", "do not go with the model's chat template",
     "goes with messages only", "goes with a text only", "content is missing", "cannot both be",
@@ -21,6 +21,8 @@ REASONS = (
     "text.format.schema is required", "text.format.name is missing", "text.format:",
     "a key may have at most", "a value may have at most", "one message may have at most",
     "no message is in it",
+    "must not end with", "output_config.format.schema is required", "output_config.format:",
+    "seed must be a whole number",  # a real, beside an integer of more than 64 bits in messages
     "too big", "answers at once", "for each of n, are more than",
 )
 

@@ -1,0 +1,58 @@
+#include "server/task.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#define REPLY_BYTES_MAX ((size_t)1 << 30)
+
+static void close_task(struct task *t)
+{
+    buf_free(&t->body);
+    buf_free(&t->reply);
+    http_release(t->http);
+    service_leave(t->service);
+    free(t);
+}
+
+/* On a request worker. */
+static void run(struct work *w)
+{
+    struct task *t = (struct task *)(void *)((char *)w - offsetof(struct task, work));
+    struct api_error e = {0};
+    enum status st = t->answer(t, &e);
+    if (st == OK && t->reply.failed) {
+        st = ERR_NOMEM;
+        api_error_from_status(&e, st, &(struct err){""});
+    }
+    if (st == OK)
+        http_reply(t->http, 200, "application/json", &t->reply);
+    else
+        http_reply_error(t->http, &e);
+    close_task(t);
+}
+
+void task_start(struct service *s, struct http_request *r,
+                enum status (*answer)(struct task *t, struct api_error *e))
+{
+    struct api_error e = {0};
+    struct task *t = calloc(1, sizeof *t);
+    if (!t) {
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        http_reply_error(r, &e);
+        return;
+    }
+    t->service = s;
+    t->http = r;
+    t->answer = answer;
+    t->work.run = run;
+    buf_init(&t->reply, REPLY_BYTES_MAX);
+    service_enter(s);
+    http_hold(r);
+    http_take_body(r, &t->body);
+    t->work.bytes = t->body.cap;
+    if (!request_worker_push(s->worker, &t->work)) {
+        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
+        http_reply_error(r, &e);
+        close_task(t);
+    }
+}
