@@ -154,7 +154,7 @@ static inline int32_t model_config_sliding(const struct model_config *m)
 
 /* --quantization, as options_quantization has it. It has no effect on a model that is quantised so
  * already; others cannot be had of one that is quantised: ERR_USAGE. widen: codes that can be are
- * held as values (--quantization none; MXFP4 also where the device holds no such codes). */
+ * held as values (--quantization none). */
 enum status model_config_quantize(struct model_config *m, enum dtype code, bool widen,
                                   struct err *err) MUST_USE;
 /* "fp8", "int8", "int4", "mxfp4". */

@@ -12,29 +12,30 @@ enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48 };
 static const struct {
     const char *name;
     int32_t ranks;
-    const char *option;
+    const char *options[2];
 } cases[] = {
-    {"tied_gqa2_f32", 1, "--sampler=gather"},
-    {"untied_mha_bf16", 3, "--sampler=gather"},
-    {"headdim_bf16", 2, "--sampler=distributed"},
-    {"tied_gqa2_f32", 4, "--parallel-mode=1d_sp"},
-    {"untied_mha_bf16", 4, "--parallel-mode=2d"},
-    {"headdim_bf16", 4, "--plan=" TEST_DATA_DIR "/corpus/plans/ok_home.json"},
-    {"untied_mha_bf16", 3, "--quantization=fp8"},
-    {"qwen2_gqa_bf16", 2, "--quantization=fp8"},
-    {"untied_mha_bf16", 2, "--quantization=int8"},
-    {"qwen3_moe_bf16", 3, "--quantization=int4"},
-    {"qwen3_bf16", 4, "--parallel-mode=2d"},
-    {"mixtral_f32", 2, "--sampler=gather"},
-    {"qwen2_window_bf16", 2, "--dtype=auto"},
-    {"gemma2_f32", 4, "--parallel-mode=2d"},
-    {"gemma3_bf16", 2, "--dtype=auto"},
-    {"phi3_longrope_f32", 2, "--dtype=auto"},
-    {"gpt_oss_bf16", 2, "--dtype=auto"},
-    {"gpt_oss_f32", 1, "--dtype=auto"},
-    {"gpt_oss_bf16", 4, "--parallel-mode=1d_sp"},
-    {"qwen3_moe_bf16", 4, "--parallel-mode=1d_sp"},
-    {"qwen3_moe_bf16", 1, "--quantization=fp8"},
+    {"tied_gqa2_f32", 1, {"--sampler=gather"}},
+    {"untied_mha_bf16", 3, {"--sampler=gather"}},
+    {"headdim_bf16", 2, {"--sampler=distributed"}},
+    {"tied_gqa2_f32", 4, {"--parallel-mode=1d_sp"}},
+    {"untied_mha_bf16", 4, {"--parallel-mode=2d"}},
+    {"headdim_bf16", 4, {"--plan=" TEST_DATA_DIR "/corpus/plans/ok_home.json"}},
+    {"untied_mha_bf16", 3, {"--quantization=fp8"}},
+    {"qwen2_gqa_bf16", 2, {"--quantization=fp8"}},
+    {"qwen3_bf16", 4, {"--parallel-mode=2d"}},
+    {"mixtral_f32", 2, {"--sampler=gather"}},
+    {"qwen2_window_bf16", 2, {"--dtype=auto"}},
+    {"gemma2_f32", 4, {"--parallel-mode=2d"}},
+    {"gemma3_bf16", 2, {"--dtype=auto"}},
+    {"phi3_longrope_f32", 2, {"--dtype=auto"}},
+    {"gpt_oss_bf16", 2, {"--dtype=auto"}},
+    {"gpt_oss_f32", 1, {"--dtype=auto"}},
+    {"gpt_oss_bf16", 4, {"--parallel-mode=1d_sp"}},
+    {"qwen3_moe_bf16", 4, {"--parallel-mode=1d_sp"}},
+    {"qwen3_moe_bf16", 1, {"--quantization=fp8"}},
+    {"untied_mha_bf16", 2, {"--quantization=int8"}},
+    {"qwen3_moe_bf16", 3, {"--quantization=int4"}},
+    {"untied_mha_bf16", 4, {"--parallel-mode=2d", "--quantization=int4"}},
 };
 
 static const struct module *module_here(struct module_report *report)
@@ -56,20 +57,20 @@ static int32_t ranks_here(const struct module *m, size_t i)
     size_t bytes;
     if (m->find("cuda")->probe(cases[i].ranks, &bytes, &err) == OK)
         return cases[i].ranks;
-    return strncmp(cases[i].option, "--p", 3) != 0;
+    return strncmp(cases[i].options[0], "--p", 3) != 0;
 }
 
 static struct cluster *open_case(size_t i, int32_t ranks, bool eager)
 {
     char path[1024];
-    const char *const args[] = {"--device=cuda",
-                                "--threads-per-rank=1",
-                                "--max-num-seqs=7",
-                                "--max-num-batched-tokens=64",
-                                "--kv-cache-memory=1M",
-                                cases[i].option,
-                                eager ? "--enforce-eager" : NULL,
-                                NULL};
+    const char *args[9] = {"--device=cuda",        "--threads-per-rank=1",
+                           "--max-num-seqs=7",     "--max-num-batched-tokens=64",
+                           "--kv-cache-memory=1M", cases[i].options[0]};
+    size_t n = 6;
+    if (cases[i].options[1])
+        args[n++] = cases[i].options[1];
+    if (eager)
+        args[n++] = "--enforce-eager";
     snprintf(path, sizeof path, "%s/golden/%s", TEST_DATA_DIR, cases[i].name);
     return cluster_open(path, ranks, args);
 }
@@ -258,7 +259,7 @@ static uint64_t compare(struct cluster *plain, struct cluster *other, bool pads,
 
 static void compare_case(size_t i, int32_t ranks)
 {
-    const bool split = strncmp(cases[i].option, "--p", 3) == 0;
+    const bool split = strncmp(cases[i].options[0], "--p", 3) == 0;
     struct cluster *plain = open_case(i, ranks, true);
     struct cluster *replayed = open_case(i, ranks, false);
     const uint64_t expected = compare(plain, replayed, !split, false);

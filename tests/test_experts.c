@@ -143,7 +143,8 @@ static struct weight_spec experts_spec(const struct experts_case *c)
     struct weight_spec s = {.out = c->out, .in = c->in, .leaves = c->leaves, .dtype = c->dtype};
     s.scale_cols = c->scale_cols;
     s.scale_skip = c->scale_skip;
-    s.scales_f32 = c->dtype == DTYPE_U4;
+    s.scales_f32 = c->dtype == DTYPE_U4 || (dtype_is_int(c->dtype) && c->scale_skip % 5 == 0 &&
+                                            c->dtype != DTYPE_F4_E2M1 && c->rows % 2 == 0);
     for (int32_t l = 0; l <= c->leaves; l++)
         s.cut[l] = c->in * l / c->leaves;
     return s;

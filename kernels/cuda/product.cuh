@@ -524,13 +524,10 @@ static inline bool scales_change_every(const struct product &p, int32_t n)
     return so;
 }
 
-/* Whether all leaves have the same form. */
+/* Whether the bits of all leaves are those of one form. Integers have the same in any. */
 static inline bool is_alike(const struct weight_spec *s, const struct product &p)
 {
-    const int32_t n = s->dtype == DTYPE_F8_E4M3 ? F8_STEP
-                      : s->dtype == DTYPE_I8    ? CUDA_VECTOR
-                                                : BACKEND_GROUP;
-    return s->scale_cols == 0 || scales_change_every(p, n);
+    return s->dtype != DTYPE_F8_E4M3 || s->scale_cols == 0 || scales_change_every(p, F8_STEP);
 }
 
 /* run(form) with that of the weight. */

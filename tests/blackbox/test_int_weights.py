@@ -316,7 +316,6 @@ def test_refusals(tmp_path):
     assert "int4" in line and "fp8 already" in line
     line = refused(2, "serve", checkpoint.DEMO, "--quantization", "int5")
     assert '"int5"' in line and "auto|none|fp8|int8|int4" in line
-    refused(4, "serve", checkpoint.DEMO, "--device", "cuda", "--quantization", "int8")
     for command, kind in (("plan", "int8"), ("serve", "int4")):
         line = refused(2, command, checkpoint.DEMO, "-tp", 8, "--parallel-mode", "3d_gathered",
                        "--quantization", kind)
