@@ -331,6 +331,7 @@ static struct completion_choice describe(const struct choice *c)
         .state = c->state,
         .reasons = c->reasons,
         .finish_reason = finish_reason(c),
+        .capped = q->capped,
         .stop_token = c->stop_token,
         .with_token_ids = q->return_token_ids,
         .token_ids = (const int32_t *)(const void *)c->ids.data,

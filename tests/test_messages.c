@@ -79,8 +79,13 @@ static const struct {
      "[" SAYS("system", "\"s\"") "," USER "]"},
     {"\"system\":\"x-anthropic-billing-header: c\",\"messages\":[" SAYS(
          "user", "[" TEXT("x-anthropic-billing-header: c") "]") "]",
-     "[" SAYS("system", "\"x-anthropic-billing-header: c\"") "," SAYS(
-         "user", "\"x-anthropic-billing-header: c\"") "]"},
+     "[" SAYS("user", "\"x-anthropic-billing-header: c\"") "]"},
+    {"\"system\":\"x-anthropic-billing-header: c\\nBe.\\nx-anthropic-billing-header: d\","
+     "\"messages\":[" USER "]",
+     "[" SAYS("system", "\"Be.\\nx-anthropic-billing-header: d\"") "," USER "]"},
+    {"\"system\":[" TEXT("x-anthropic-billing-header: c\\nBe.") "," TEXT("") "],\"messages\":[" USER
+                                                                             "]",
+     "[" SAYS("system", "\"Be.\\n\"") "," USER "]"},
     /* what was one answer is one message, with ids as templates know them */
     {"\"messages\":[" USER
      "," SAYS("assistant",
@@ -108,10 +113,11 @@ static const struct {
     /* as answers may have it: numbers of any size */
     {"\"messages\":[" SAYS("assistant",
                            "[{\"type\":\"tool_use\",\"id\":\"1\",\"name\":\"f\",\"input\":"
-                           "{\"x\":123456789012345678901234567890}}]") "," USER "]",
+                           "{\"x\":[123456789012345678901234567890,5,-9223372036854775808,"
+                           "-9223372036854775809],\"99999999999999999999\":1}}]") "," USER "]",
      "[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\",\"id\":"
-     "\"1\","
-     "\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1.2345678901234568e29}}}]}," USER "]"},
+     "\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":[1.2345678901234568e29,5,"
+     "-9223372036854775808,-9.2233720368547758e18],\"99999999999999999999\":1}}}]}," USER "]"},
     {"\"messages\":[" SAYS("assistant",
                            "[{\"type\":\"redacted_thinking\",\"data\":\"d\"}]") "," USER "]",
      "[" SAYS("assistant", "\"\"") "," USER "]"},
@@ -335,10 +341,10 @@ static const struct {
     {"\"tools\":[" TOOL "],\"tool_choice\":{\"type\":\"tool\"}", "tool_choice",
      "tool_choice.name must be the name of a tool"},
     {"\"tools\":[" TOOL "],\"tool_choice\":{\"type\":\"tool\",\"name\":\"g\"}", "tool_choice",
-     "tool_choice is none of the tools: an object"},
+     "tool_choice is none of the tools: \"g\""},
     {"\"thinking\":{}", "thinking", "thinking.type is missing"},
     {"\"thinking\":{\"type\":\"on\"}", "thinking",
-     "thinking.type must be one of enabled|disabled|adaptive, got \"on\""},
+     "thinking.type must be one of enabled|disabled|adaptive|between_tools, got \"on\""},
     {"\"output_config\":{\"format\":{\"type\":\"json_schema\"}}", "output_config.format",
      "output_config.format.schema is required"},
     {"\"output_config\":{\"format\":{\"type\":\"json_schema\",\"schema\":{}}},\"guided_json\":{}",
@@ -392,7 +398,7 @@ static void test_values(void **state)
                &rules, &r);
     const struct completion_request *q = &r.completion;
     assert_int_equal(q->params.max_tokens, 7);
-    assert_false(q->fills_context);
+    assert_true(!q->fills_context && q->caps_answer && !q->capped);
     assert_true(q->params.temperature == 0.25F && q->params.top_p == 0.5F);
     assert_true(q->params.top_k == 4 && q->params.min_p == 0.125F);
     assert_true(q->has_seed && q->params.seed == 3 && q->stream && q->n == 1);
@@ -475,6 +481,55 @@ static void test_tools(void **state)
                 "<tool_call>\n{\"name\": \"f\", \"arguments\":", true, false);
 }
 
+/* Integers of any size in schemas, wherever they come, but not in fields of the server's own. */
+static void test_huge_integers(void **state)
+{
+#define HUGE_TOOL                                                                                  \
+    "\"tools\":[{\"name\":\"f\",\"input_schema\":{\"enum\":[1],\"maximum\":18446744073709551615}}" \
+    "]"
+    static const char *const texts[] = {"{\"messages\":[" USER "]," HUGE_TOOL ",\"max_tokens\":9}",
+                                        "{" HUGE_TOOL ",\"max_tokens\":9,\"messages\":[" USER "]}"};
+    struct chat_request r;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        parse_good(texts[i], &rules, &r);
+        const struct jdoc *tool = jdoc_at(jdoc_get(r.completion.own_tools, "tools"), 0);
+        const struct jdoc *schema = jdoc_get(jdoc_get(tool, "function"), "parameters");
+        assert_int_equal(jdoc_type(jdoc_at(jdoc_get(schema, "enum"), 0)), JDOC_INT);
+        assert_int_equal(jdoc_type(jdoc_get(schema, "maximum")), JDOC_REAL);
+        chat_free(&r);
+    }
+    check_refused("{\"messages\":[" USER "]," HUGE_TOOL ",\"max_tokens\":18446744073709551615}",
+                  &rules, "max_tokens", "max_tokens has an integer of more than 64 bits");
+}
+
+/* An answer that could be longer than the context is as long as fits. */
+static void test_capped(void **state)
+{
+    static const struct {
+        int32_t max_tokens, prompt, left;
+    } cases[] = {{9, 55, 9}, {10, 55, 9}, {2000000000, 55, 9}, {9, 63, 1}};
+    struct api_error e = {0};
+    struct chat_request r;
+    char text[200];
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(text, sizeof text, "{\"messages\":[" USER "],\"max_tokens\":%d}",
+                 cases[i].max_tokens);
+        parse_good(text, &rules, &r);
+        struct completion_request *q = &r.completion;
+        q->prompts[0].count = cases[i].prompt;
+        assert_int_equal(completion_prompt_fit(q, &q->prompts[0], 64, &e), OK);
+        assert_int_equal(completion_fill(q, 64, &e), OK);
+        assert_int_equal(q->params.max_tokens, cases[i].left);
+        assert_int_equal(q->capped, cases[i].max_tokens > cases[i].left);
+        q->prompts[0].count = 64;
+        assert_int_equal(completion_prompt_fit(q, &q->prompts[0], 64, &e), ERR_INPUT);
+        assert_string_equal(e.message, "prompt is too long: 64 tokens > 63 maximum");
+        chat_free(&r);
+    }
+}
+
 /* For a count nobody has to say how long the answer may be. */
 static void test_count(void **state)
 {
@@ -498,6 +553,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_huge_integers),
+        cmocka_unit_test(test_capped),
         cmocka_unit_test(test_refused_blocks),
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_paths_of_messages),

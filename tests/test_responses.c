@@ -360,7 +360,7 @@ static const struct {
      "tool_choice.name must be the name of a tool, got \"\""},
     {"\"input\":\"a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"tool_choice\":"
      "{\"type\":\"function\",\"name\":\"g\"}",
-     "tool_choice", "tool_choice is none of the tools: an object"},
+     "tool_choice", "tool_choice is none of the tools: \"g\""},
     {"\"input\":\"a\",\"stream_options\":{\"include_obfuscation\":false}", "stream_options",
      "stream_options needs \"stream\": true"},
 };

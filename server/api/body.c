@@ -1,73 +1,126 @@
 /* DESIGN: the parser refuses an integer beyond 64 bits without saying where; a second look at the
- * text, only then, finds the field, because that is the one thing the client needs to know. */
+ * text, only then, finds the field, because that is the one thing the client needs to know. Where
+ * such a field may have them, they are made reals by a point, each for itself, in a copy of the
+ * text: all other integers stay what they are. */
 #include "server/api/body.h"
+
+#include "config/buf.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The top-level field that holds an integer beyond 64 bits, which the JSON parser refuses without
- * saying where. False when there is none. */
-static bool huge_integer_field(const char *text, size_t n, char *name, size_t cap)
+/* A walk through JSON that is well formed, but for integers that are too long. */
+struct walk {
+    const char *text;
+    size_t n, at;
+    int32_t depth;
+    size_t key, key_len; /* of the member at the top that `at` is in */
+    size_t begin, end;   /* the last number */
+};
+
+static bool is_huge(const char *number, size_t n)
 {
-    size_t key = 0, key_len = 0, start = 0;
-    int32_t depth = 0;
-    for (size_t i = 0; i < n; i++) {
-        char c = text[i];
+    const size_t sign = *number == '-', digits = n - sign;
+    const char *most = sign ? "9223372036854775808" : "9223372036854775807";
+    if (memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n))
+        return false;
+    return digits > 19 || (digits == 19 && memcmp(number + sign, most, 19) > 0);
+}
+
+static void walk_string(struct walk *w)
+{
+    const size_t start = ++w->at;
+    for (; w->at < w->n && w->text[w->at] != '"'; w->at++)
+        w->at += w->text[w->at] == '\\';
+    if (w->depth == 1 && w->at < w->n) {
+        w->key_len = w->at - start;
+        w->key = start;
+    }
+}
+
+/* To the next integer beyond 64 bits; false when there is none. */
+static bool next_huge(struct walk *w)
+{
+    for (; w->at < w->n; w->at++) {
+        const char c = w->text[w->at];
         if (c == '"') {
-            for (start = ++i; i < n && text[i] != '"'; i++)
-                i += text[i] == '\\';
-            if (depth == 1 && i < n) {
-                key_len = i - start;
-                key = start;
-            }
+            walk_string(w);
         } else if (c == '{' || c == '[') {
-            depth++;
+            w->depth++;
         } else if (c == '}' || c == ']') {
-            depth--;
-        } else if (c >= '0' && c <= '9') {
-            for (start = i; i + 1 < n && strchr("0123456789+-.eE", text[i + 1]) && text[i + 1];)
-                i++;
-            size_t digits = i + 1 - start;
-            bool huge = digits > 19 ||
-                        (digits == 19 && memcmp(text + start, "9223372036854775807", 19) > 0);
-            if (huge && !memchr(text + start, '.', digits) && !memchr(text + start, 'e', digits) &&
-                !memchr(text + start, 'E', digits)) {
-                snprintf(name, cap, "%.*s", (int)(key_len < cap ? key_len : cap - 1), text + key);
-                return key_len > 0;
+            w->depth--;
+        } else if (c == '-' || (c >= '0' && c <= '9')) {
+            w->begin = w->at;
+            while (w->at < w->n && w->text[w->at] && strchr("0123456789+-.eE", w->text[w->at]))
+                w->at++;
+            w->end = w->at--;
+            if (is_huge(w->text + w->begin, w->end - w->begin) && w->key_len > 0) {
+                w->at++;
+                return true;
             }
         }
     }
     return false;
 }
 
-static enum status parse(const char *text, size_t n, const char *big, struct jdoc **doc,
+static bool is_among(const char *name, const char *const *fields)
+{
+    for (; fields && *fields; fields++)
+        if (strcmp(name, *fields) == 0)
+            return true;
+    return false;
+}
+
+/* The text with points behind them. ERR_INPUT: they are elsewhere, too. *changed is how many. */
+static enum status make_reals(const char *text, size_t n, const char *const *fields,
+                              struct buf *out, size_t *changed, struct api_error *e)
+{
+    struct walk w = {.text = text, .n = n};
+    size_t done = 0;
+    char name[48];
+    for (*changed = 0; next_huge(&w); ++*changed) {
+        snprintf(name, sizeof name, "%.*s",
+                 (int)(w.key_len < sizeof name ? w.key_len : sizeof name - 1), text + w.key);
+        if (!is_among(name, fields))
+            return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
+        buf_add(out, text + done, w.end - done);
+        buf_puts(out, ".0");
+        done = w.end;
+    }
+    buf_add(out, text + done, n - done);
+    return out->failed ? ERR_NOMEM : OK;
+}
+
+static enum status parse(const char *text, size_t n, const char *const *fields, struct jdoc **doc,
                          struct api_error *e)
 {
-    struct jdoc_limits limits = jdoc_limits_request;
     struct err err = {""};
     struct jdoc *found = NULL;
-    char name[48];
-    enum status st = jdoc_parse(text, n, &limits, "request body", &found, &err);
-    if (st == ERR_INPUT && huge_integer_field(text, n, name, sizeof name)) {
-        if (!big || strcmp(name, big) != 0)
-            return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
-        limits.big = true;
-        st = jdoc_parse(text, n, &limits, "request body", &found, &err);
+    struct buf reals;
+    size_t changed;
+    buf_init(&reals, jdoc_limits_request.bytes_max + 2 * jdoc_limits_request.tokens_max);
+    enum status st = jdoc_parse(text, n, &jdoc_limits_request, "request body", &found, &err);
+    if (st == ERR_INPUT) {
+        TRY(make_reals(text, n, fields, &reals, &changed, e));
+        st = ERR_INPUT;
+        if (changed > 0)
+            st = jdoc_parse(reals.data, reals.len, &jdoc_limits_request, "request body", &found,
+                            &err);
     }
     if (st == ERR_INPUT)
-        return api_error_set(e, 400, "invalid_json", "%s", err.text);
-    if (st != OK) {
-        api_error_from_status(e, st, &err);
-        return st;
-    }
-    if (jdoc_type(found) != JDOC_OBJECT) {
+        TRY(api_error_set(e, 400, "invalid_json", "%s", err.text));
+    if (st == OK && jdoc_type(found) != JDOC_OBJECT) {
         st = api_error_set(e, 400, "invalid_json", "request body: expected a JSON object, got %s",
                            jdoc_type_name(jdoc_type(found)));
         jdoc_close(found);
-        return st;
+    } else if (st == OK) {
+        *doc = found;
     }
-    *doc = found;
-    return OK;
+out:
+    if (st != OK && st != ERR_INPUT)
+        api_error_from_status(e, st, &err);
+    buf_free(&reals);
+    return st;
 }
 
 enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api_error *e)
@@ -75,8 +128,8 @@ enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api
     return parse(text, n, NULL, doc, e);
 }
 
-enum status body_parse_big(const char *text, size_t n, const char *field, struct jdoc **doc,
+enum status body_parse_big(const char *text, size_t n, const char *const *fields, struct jdoc **doc,
                            struct api_error *e)
 {
-    return parse(text, n, field, doc, e);
+    return parse(text, n, fields, doc, e);
 }

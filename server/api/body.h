@@ -9,9 +9,9 @@
 /* Bounded by jdoc_limits_request before the parser sees it. On failure (ERR_INPUT, ERR_NOMEM) *e
  * says why. */
 enum status body_parse(const char *text, size_t n, struct jdoc **doc, struct api_error *e) MUST_USE;
-/* The same of a body whose field has, as JSON, what models have said: where an integer beyond 64
- * bits is in it, all integers of the body are reals, which templates show otherwise. */
-enum status body_parse_big(const char *text, size_t n, const char *field, struct jdoc **doc,
+/* The same of a body some of whose fields (a list that ends with NULL) have JSON of others:
+ * integers beyond 64 bits are reals there. */
+enum status body_parse_big(const char *text, size_t n, const char *const *fields, struct jdoc **doc,
                            struct api_error *e) MUST_USE;
 
 #endif

@@ -200,7 +200,7 @@ enum status chat_parse_form(const struct chat_form *form, void *values, const ch
     enum status st = OK;
     const struct field_set set = form->fields(rules->vocab);
     struct chat_request r = {.completion = {.source = form->source}};
-    TRY(form->big ? body_parse_big(text, n, form->source, &r.completion.doc, e)
+    TRY(form->big ? body_parse_big(text, n, form->big, &r.completion.doc, e)
                   : body_parse(text, n, &r.completion.doc, e));
     TRY(field_apply(&set, r.completion.doc, values, &r.completion.unknown, e));
     TRY(form->make(values, rules, &r, e));

@@ -40,8 +40,8 @@ enum status chat_make(struct chat_values *values, const struct completion_rules 
 
 /* How one API says what a chat is. */
 struct chat_form {
-    const char *source; /* the field that the prompt comes from */
-    bool big;           /* calls in it are JSON, not texts: with integers of any size */
+    const char *source;     /* the field that the prompt comes from */
+    const char *const *big; /* fields with JSON of others: integers of any size; NULL: none */
     struct field_set (*fields)(int32_t vocab);
     /* What the rows have stored into values becomes a request; ends with chat_make. */
     enum status (*make)(void *values, const struct completion_rules *rules, struct chat_request *r,

@@ -49,7 +49,9 @@ struct completion_request {
     int32_t n;
     int32_t logprobs, prompt_logprobs; /* how many best ones go to the client; -1: none at all */
     bool fills_context; /* max_tokens: all that is left; completion_fill says how many */
-    int32_t truncate;   /* so many of a prompt's last tokens are kept; -1: what fits; 0: all */
+    /* A max_tokens that does not fit is as much as does; completion_fill says if that was so. */
+    bool caps_answer, capped;
+    int32_t truncate; /* so many of a prompt's last tokens are kept; -1: what fits; 0: all */
     bool has_seed, echo, stream, include_usage, continuous_usage, include_stop, skip_special;
     bool return_token_ids, tokens_as_ids, add_special_tokens;
     struct answer_form answer; /* of a chat */
@@ -102,8 +104,8 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
  * with code context_length_exceeded, in the words that clients look for. */
 enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
                                   int32_t max_model_len, struct api_error *e) MUST_USE;
-/* Once prompt 0 is tokens that fit: sets max_tokens where the request leaves it open. ERR_INPUT:
- * there is less room than min_tokens. */
+/* Once prompt 0 is tokens that fit: sets max_tokens where the request leaves it open, or caps it.
+ * ERR_INPUT: there is less room than min_tokens. */
 enum status completion_fill(struct completion_request *r, int32_t max_model_len,
                             struct api_error *e) MUST_USE;
 /* Once all prompts are tokens: are their logprobs few enough to answer with? */

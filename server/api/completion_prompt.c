@@ -90,12 +90,18 @@ static enum status too_long(const struct completion_request *r, int32_t max_mode
                             const char *about, int64_t prompt, struct api_error *e)
 {
     const int64_t completion = r->params.max_tokens;
-    enum status st = api_error_set(
-        e, 400, "context_length_exceeded",
-        "This model's maximum context length is %d tokens. However, you requested %s%lld tokens "
-        "(%lld in the %s, %lld for the completion). Please reduce the %s or max_tokens.",
-        max_model_len, about, (long long)(prompt + completion), (long long)prompt, r->source,
-        (long long)completion, r->source);
+    enum status st;
+    if (r->caps_answer)
+        st = api_error_set(e, 400, "context_length_exceeded",
+                           "prompt is too long: %s%lld tokens > %d maximum", about,
+                           (long long)prompt, max_model_len - 1);
+    else
+        st = api_error_set(
+            e, 400, "context_length_exceeded",
+            "This model's maximum context length is %d tokens. However, you requested %s%lld "
+            "tokens (%lld in the %s, %lld for the completion). Please reduce the %s or max_tokens.",
+            max_model_len, about, (long long)(prompt + completion), (long long)prompt, r->source,
+            (long long)completion, r->source);
     snprintf(e->param, sizeof e->param, "%s", r->source);
     return st;
 }
@@ -103,7 +109,7 @@ static enum status too_long(const struct completion_request *r, int32_t max_mode
 enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
                                   int32_t max_model_len, struct api_error *e)
 {
-    const int32_t answer = r->params.max_tokens;
+    const int32_t answer = r->caps_answer ? 1 : r->params.max_tokens;
     int32_t keep = r->truncate < 0 ? max_model_len - answer : r->truncate;
     if (r->truncate != 0 && keep > 0 && p->count > keep) {
         memmove(p->ids, p->ids + p->count - keep, (size_t)keep * sizeof *p->ids);
@@ -126,7 +132,8 @@ enum status completion_fill(struct completion_request *r, int32_t max_model_len,
                             struct api_error *e)
 {
     const int32_t left = max_model_len - r->prompts[0].count;
-    if (!r->fills_context)
+    r->capped = r->caps_answer && r->params.max_tokens > left;
+    if (!r->fills_context && !r->capped)
         return OK;
     if (r->params.min_tokens > left)
         return api_error_field(e, "min_tokens",

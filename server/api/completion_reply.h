@@ -30,6 +30,7 @@ struct completion_choice {
     struct reply_state *state;   /* NULL: the form keeps nothing */
     bool reasons;                /* what the last token said is reasoning */
     const char *finish_reason;   /* "stop", "length", "tool_calls"; NULL: goes on */
+    bool capped;                 /* "length" is the context's, not what was asked for */
     const char *stop_reason;     /* the stop string that ended it; NULL: none */
     size_t stop_reason_len;
     int32_t stop_token; /* or the one of stop_token_ids that did; -1: none */

@@ -54,7 +54,7 @@ static const struct field choice_rows[] = {
 };
 
 static const struct field thinking_rows[] = {
-    CHOICE(type, "enabled|disabled|adaptive", true, thinking),
+    CHOICE(type, "enabled|disabled|adaptive|between_tools", true, thinking),
     IGNORED(budget_tokens),
     CHOICE(display, "summarized|omitted", false, display),
 };
@@ -105,8 +105,15 @@ static const struct field tool_rows[] = {
 static const struct field tool_row = {
     .name = "tools", .members = tool_rows, .member_count = ARRAY_LEN(tool_rows)};
 
-static const struct field max_tokens_row[] = {MAX_TOKENS(true)};
-static const struct field count_max_tokens_row[] = {MAX_TOKENS(false)};
+/* What is not the same of a message and of one whose tokens are counted. */
+static const struct field message_rows[] = {
+    MAX_TOKENS(true),
+    REFUSED(compaction, "this server makes no summaries: leave it out"),
+};
+static const struct field count_rows[] = {
+    MAX_TOKENS(false),
+    IGNORED(compaction),
+};
 
 static const struct field rows[] = {
     {.name = "messages",
@@ -132,6 +139,9 @@ static const struct field rows[] = {
     IGNORED(cache_control),
     IGNORED(context_management), /* nothing is taken out of the conversation */
     IGNORED(diagnostics),
+    IGNORED(fallbacks), /* there is one model */
+    IGNORED(fallback_credit_token),
+    IGNORED(billing_policy),
     IGNORED(speed),
     IGNORED(user_profile_id),
     IGNORED(workspace_id),
@@ -144,6 +154,7 @@ static const struct field rows[] = {
      AT(chat.conversation.chat_template_kwargs)},
     UNSUPPORTED(chat_template, FIELD_STRING, 0),
     UNSUPPORTED(mcp_servers, FIELD_ARRAY, 0),
+    REFUSED(thread, "this server keeps nothing: send the whole conversation as messages"),
     REFUSED(container, "this server runs nothing and keeps nothing: leave it out"),
     REFUSED(inference_geo, "leave it out: the server is where it is"),
     UNSUPPORTED(n, FIELD_INT, 1),
@@ -160,10 +171,10 @@ static const struct field rows[] = {
     REFUSED(continue_final_message, "a last message of the assistant is continued"),
 };
 
-static struct field_set fields_with(const struct field *max_tokens, int32_t vocab)
+static struct field_set fields_with(const struct field *own, size_t count, int32_t vocab)
 {
     return (struct field_set){
-        .parts = {{max_tokens, 1, 0},
+        .parts = {{own, count, 0},
                   {rows, ARRAY_LEN(rows), 0},
                   sampling_rows_of_one(offsetof(struct raw, chat.sampling))},
         .vocab = vocab,
@@ -172,12 +183,12 @@ static struct field_set fields_with(const struct field *max_tokens, int32_t voca
 
 struct field_set messages_fields(int32_t vocab)
 {
-    return fields_with(max_tokens_row, vocab);
+    return fields_with(message_rows, ARRAY_LEN(message_rows), vocab);
 }
 
 struct field_set messages_count_fields(int32_t vocab)
 {
-    return fields_with(count_max_tokens_row, vocab);
+    return fields_with(count_rows, ARRAY_LEN(count_rows), vocab);
 }
 
 static struct raw defaults_of(const struct generation_defaults *d)
@@ -264,7 +275,7 @@ static enum status check_tool_type(const struct jdoc *tool, size_t i, struct api
 static enum status convert_tools(struct raw *raw, struct completion_request *q, struct api_error *e)
 {
     enum status st = OK;
-    struct tool tool;
+    struct tool tool; /* is checked; the JSON is what is written */
     struct buf text;
     buf_init(&text, CHAT_TOOLS_BYTES_MAX);
     buf_puts(&text, "{\"tools\":[");
@@ -306,6 +317,7 @@ static enum status make(void *values, const struct completion_rules *rules, stru
     if (jdoc_get_value(q->doc, "stop") && jdoc_get_value(q->doc, "stop_sequences"))
         return api_error_field(e, "stop", "stop and stop_sequences are the same: give only one");
     raw->chat.parallel_tool_calls = !raw->one_call;
+    q->caps_answer = true;
     convert_thinking(raw, &raw->chat);
     TRY(convert_tools(raw, q, e));
     TRY(messages_input_read(raw->messages, raw->system, &in,
@@ -319,10 +331,13 @@ out:
     return st;
 }
 
+/* Where calls that models have made are, and schemas. */
+static const char *const big[] = {"messages", "tools", "output_config", NULL};
+
 enum status messages_parse(const char *text, size_t n, const struct completion_rules *rules,
                            struct chat_request *out, struct api_error *e)
 {
-    static const struct chat_form form = {"messages", true, messages_fields, make};
+    static const struct chat_form form = {"messages", big, messages_fields, make};
     struct raw raw = defaults_of(&rules->defaults);
     return chat_parse_form(&form, &raw, text, n, rules, out, e);
 }
@@ -330,7 +345,7 @@ enum status messages_parse(const char *text, size_t n, const struct completion_r
 enum status messages_parse_count(const char *text, size_t n, const struct completion_rules *rules,
                                  struct chat_request *out, struct api_error *e)
 {
-    static const struct chat_form form = {"messages", true, messages_count_fields, make};
+    static const struct chat_form form = {"messages", big, messages_count_fields, make};
     struct raw raw = defaults_of(&rules->defaults);
     return chat_parse_form(&form, &raw, text, n, rules, out, e);
 }

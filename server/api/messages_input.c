@@ -11,9 +11,9 @@
 #define DIGITS_OF(number) #number
 #define DIGITS(macro) DIGITS_OF(macro)
 
-/* What Claude Code writes at the beginning of `system`: a block whose text is another in each
- * request, so that no prefix of a prompt would ever be found again. It is not meant for the model.
- * vLLM drops it, too (its pull request 36829). */
+/* How a line begins that Claude Code writes at the beginning of `system`, and that is another in
+ * each request, so that no prefix of a prompt would ever be found again. It is not meant for the
+ * model. vLLM drops it, too (its pull request 36829). */
 #define BILLING "x-anthropic-billing-header:"
 
 /* ---- tables ---- */
@@ -154,16 +154,30 @@ static enum status missing(struct writer *w, const char *name)
     return api_error_field(w->e, name, "%s is missing", name);
 }
 
-/* A text, or the texts of a list of blocks, a line each. */
-static enum status read_texts(struct writer *w, const char *list, const struct jdoc *v,
-                              struct buf *text)
+/* The text without such a line. */
+static struct field_string without_billing(const char *text, size_t n)
+{
+    const size_t begin = sizeof BILLING - 1;
+    if (n < begin || memcmp(text, BILLING, begin) != 0)
+        return (struct field_string){text, n};
+    const char *end = memchr(text, '\n', n);
+    const size_t skipped = end ? (size_t)(end + 1 - text) : n;
+    return (struct field_string){text + skipped, n - skipped};
+}
+
+/* A text, or the texts of a list of blocks, a line each. is_system: of instructions. */
+static enum status read_texts(struct writer *w, const char *list, bool is_system,
+                              const struct jdoc *v, struct buf *text)
 {
     enum status st = OK;
     struct block block;
-    const bool is_system = strcmp(list, "system") == 0;
+    struct field_string says;
     bool said = false;
     if (jdoc_type(v) == JDOC_STRING) {
-        buf_add(text, jdoc_string(v), jdoc_string_len(v));
+        says = (struct field_string){jdoc_string(v), jdoc_string_len(v)};
+        if (is_system)
+            says = without_billing(says.bytes, says.len);
+        buf_add(text, says.bytes, says.len);
         return OK;
     }
     TRY(check_list(w, list, v));
@@ -177,10 +191,11 @@ static enum status read_texts(struct writer *w, const char *list, const struct j
             field_prefix(w->e, list, i);
             goto out;
         }
-        if (is_system && strncmp(block.text.bytes, BILLING, sizeof BILLING - 1) == 0)
+        says = is_system ? without_billing(block.text.bytes, block.text.len) : block.text;
+        if (says.len == 0 && block.text.len > 0)
             continue;
         buf_puts(text, said ? "\n" : "");
-        buf_add(text, block.text.bytes, block.text.len);
+        buf_add(text, says.bytes, says.len);
         said = true;
     }
 out:
@@ -244,7 +259,7 @@ static enum status add_result(struct writer *w, const struct block *block)
     const struct field_string id = bare_id(&block->tool_use_id);
     buf_init(&text, CHAT_INPUT_BYTES_MAX);
     if (block->content)
-        TRY(read_texts(w, "content", block->content, &text));
+        TRY(read_texts(w, "content", false, block->content, &text));
     chat_input_add_result(&w->out, &id, &text, w->message);
 out:
     buf_free(&text);
@@ -341,7 +356,7 @@ static enum status add_system(struct writer *w, const struct jdoc *v)
     enum status st = OK;
     struct buf text;
     buf_init(&text, CHAT_INPUT_BYTES_MAX);
-    TRY(read_texts(w, "system", v, &text));
+    TRY(read_texts(w, "system", true, v, &text));
     if (text.len > 0) {
         chat_input_open(&w->out, "system", CHAT_INPUT_NO_PIECE);
         chat_input_add_text(&w->out, text.data, text.len);

@@ -72,10 +72,12 @@ static void begin(const struct completion_meta *meta, const struct completion_ch
 static void write_stop(const struct completion_choice *c, struct buf *out)
 {
     const bool stopped = strcmp(c->finish_reason, "stop") == 0;
-    const char *reason = strcmp(c->finish_reason, "length") == 0 ? "max_tokens"
-                         : !stopped                              ? "tool_use"
-                         : c->stop_reason                        ? "stop_sequence"
-                                                                 : "end_turn";
+    const bool full = strcmp(c->finish_reason, "length") == 0;
+    const char *reason = full && c->capped ? "model_context_window_exceeded"
+                         : full            ? "max_tokens"
+                         : !stopped        ? "tool_use"
+                         : c->stop_reason  ? "stop_sequence"
+                                           : "end_turn";
     buf_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", reason);
     if (stopped && c->stop_reason)
         buf_json(out, c->stop_reason, c->stop_reason_len);

@@ -53,8 +53,11 @@ static enum status read_function(const struct jdoc *choice, const struct jdoc *t
                                "tool_choice must be {\"type\": \"function\", \"function\": "
                                "{\"name\": ...}}, got %s",
                                text);
-    if (!is_tool(&name, tools))
-        return api_error_field(e, "tool_choice", "tool_choice is none of the tools: %s", text);
+    if (!is_tool(&name, tools)) {
+        char shown[80];
+        field_text(jdoc_get(jdoc_get(choice, "function"), "name"), shown, sizeof shown);
+        return api_error_field(e, "tool_choice", "tool_choice is none of the tools: %s", shown);
+    }
     if (!call_is_name(name.bytes, name.len))
         return api_error_field(e, "tool_choice",
                                "tool_choice must name a tool by 1 to %d letters, digits, _ - and "

@@ -194,7 +194,8 @@ static void add_cors(const struct http_request *r, struct MHD_Response *response
         return;
     MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
     if (!r->preflight) {
-        MHD_add_response_header(response, "Access-Control-Expose-Headers", "X-Request-Id");
+        MHD_add_response_header(response, "Access-Control-Expose-Headers",
+                                "X-Request-Id, Request-Id, Retry-After");
         return;
     }
     /* a star would not cover Authorization */

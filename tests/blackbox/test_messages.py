@@ -352,6 +352,8 @@ def test_attribution_is_no_part_of_a_prompt(demo):
     assert demo.tokens(**demo.request(system=blocks(first, "Be.", "So."))) == plain
     alone = demo.tokens(**demo.request())
     assert demo.tokens(**demo.request(system=blocks(first))) == alone
+    assert demo.tokens(**demo.request(system=blocks(f"{first}\nBe.", "So."))) == plain
+    assert demo.tokens(**demo.request(system=f"{first}\nBe.\nSo.")) == plain
     assert demo.tokens(**demo.request([{"role": "user", "content": blocks(first)}])) > alone
 
 
@@ -501,6 +503,32 @@ def test_arguments_of_any_size_go_back(demo, qwen):
                                                           "tool_use_id": call.id}]}])
 
 
+def test_integers_stay_integers(demo):
+    """Beside one that is too large for one."""
+    big = [{"role": "assistant", "content": [
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"n": 10 ** 30}}]}, *ASKED]
+    form = {"format": {"type": "json_schema", "schema": {"enum": [1, 2]}}}
+    for messages in ASKED, big:
+        answer = demo.answer(messages, output_config=form, extra_body={"ignore_eos": False})
+        assert text(answer) in ("1", "2")
+
+
+def test_full_context(demo):
+    """max_tokens may be more than there is room for, as Claude Code's is: an answer that ends with
+    the context says so."""
+    context = demo.client.get("/v1/models", cast_to=object)["data"][0]["max_model_len"]
+    messages = [{"role": "user", "content": "a " * (context // 2 - 40)}]
+    left = context - demo.tokens(**demo.request(messages))
+    assert left > 1
+    for room, reason in (left, "max_tokens"), (left + 1, "model_context_window_exceeded"), \
+            (20000, "model_context_window_exceeded"):
+        request = demo.request(messages, max_tokens=room)
+        answer = check_message(demo.client.messages.create(**request))
+        assert (answer.stop_reason, answer.usage.output_tokens) == (reason, left)
+        *_, delta, _ = demo.client.messages.create(**request, stream=True)
+        assert (delta.delta.stop_reason, delta.usage.output_tokens) == (reason, left)
+
+
 def test_turns(demo, qwen):
     """What came out goes back in, and is what a chat would have been given."""
     first = qwen.both("thought_call", tools=ANY)[0]
@@ -561,7 +589,9 @@ def check_error(reply, status, kind, word=""):
     ({"logprobs": True}, "logprobs is not supported"),
     ({"stop": "a", "stop_sequences": ["b"]}, "give only one"),
     ({"tools": [{"name": "f", "input_schema": {}}]}, "how this model writes calls is not known"),
-    ({"messages": [{"role": "user", "content": "a " * 5000}]}, "maximum context length"),
+    ({"messages": [{"role": "user", "content": "a " * 5000}]}, "prompt is too long: "),
+    ({"thread": {"type": "continue", "previous_message_id": "m"}}, "send the whole conversation"),
+    ({"compaction": {}}, "this server makes no summaries"),
 ])
 def test_refused(demo, fields, word):
     body = {"messages": ASKED, "max_tokens": 4, **fields}
