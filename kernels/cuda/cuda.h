@@ -113,7 +113,7 @@ static inline size_t cuda_pitch(int32_t in, enum dtype dtype)
 }
 
 /* Of a row's codes or values alone. 4 bits: a word has eight elements, those of even number in its
- * lower half (product.cuh); an I4 is its code plus 8, a U4 its code plus the zero of its group. */
+ * lower half (forms.cuh); an I4 is its code plus 8, a U4 its code plus the zero of its group. */
 static inline size_t cuda_values_bytes(int32_t in, enum dtype dtype)
 {
     const size_t pitch = cuda_pitch(in, dtype);
