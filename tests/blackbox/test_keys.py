@@ -174,7 +174,8 @@ def test_cors_answers(guarded):
                                 headers={**headers, "Origin": "https://a.example"})
         assert reply.status == status
         assert reply.headers["access-control-allow-origin"] == "https://a.example"
-        assert reply.headers["access-control-expose-headers"] == "X-Request-Id"
+        assert reply.headers["access-control-expose-headers"] == \
+            "X-Request-Id, Request-Id, Retry-After"
         assert reply.headers["vary"] == "Origin"
 
 
