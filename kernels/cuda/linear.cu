@@ -6,8 +6,6 @@
  * newer): x becomes E4M3, too, with a scale per row of its own. Else, and of integers, the weight
  * is widened to bf16, a tile of its rows at a time; that moves five to nine times the bytes of the
  * codes, so up to WIDEN_ROWS rows it is faster to pass over the codes again for every 16 of them.
- * F4_E2M1 is what experts are held in (experts.cu), and by itself multiplied as they are, without
- * cuBLAS.
  *
  * The third way: our own kernels for many rows, too (gemm.cu), whose results have the bits of those
  * for few; and each leaf is a product of its own, as if it were another rank's. */
@@ -204,8 +202,6 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
         return;
     if (y.rows <= GEMV_ROWS) {
         gemv_run(c, &w->spec, &p);
-    } else if (w->spec.dtype == DTYPE_F4_E2M1) {
-        gemm_run(c, &w->spec, &p);
     } else if (dtype_is_compute(w->spec.dtype)) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
     } else if (w->spec.dtype == DTYPE_F8_E4M3 && gemm_f8(c, y, x, w)) {
