@@ -199,6 +199,38 @@ static void test_text_behind_a_call(void **state)
     end_talk(&t);
 }
 
+/* What comes at once is in its order, too. */
+static void test_several_at_once(void **state)
+{
+    struct talk t;
+    (void)state;
+    begin_talk(&t, &hermes);
+    say(&t, "a", NULL);
+    say(&t,
+        "b<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>c"
+        "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>"
+        "<tool_call>{\"name\": \"h\", \"arguments\": {}}</tool_call>d",
+        NULL);
+    say(&t, "e", "tool_calls");
+    check_talk(
+        &t,
+        START OPEN("0", TEXT("")) DELTA("0", "text_delta", "text", "a")
+            DELTA("0", "text_delta", "text", "b") CLOSE("0") OPEN("1", CALL("HAAAAAAAA", "f", "{}"))
+                DELTA("1", "input_json_delta", "partial_json", "{}") CLOSE("1") OPEN("2", TEXT(""))
+                    DELTA("2", "text_delta", "text", "c") CLOSE("2")
+                        OPEN("3", CALL("IAAAAAAAA", "g", "{}"))
+                            DELTA("3", "input_json_delta", "partial_json", "{}") CLOSE("3")
+                                OPEN("4", CALL("JAAAAAAAA", "h", "{}"))
+                                    DELTA("4", "input_json_delta", "partial_json", "{}") CLOSE("4")
+                                        OPEN("5", TEXT("")) DELTA("5", "text_delta", "text", "d")
+                                            DELTA("5", "text_delta", "text", "e") CLOSE("5")
+                                                END("\"tool_use\"", "null"),
+        TEXT("ab") "," CALL("HAAAAAAAA", "f", "{}") "," TEXT("c") "," CALL(
+            "IAAAAAAAA", "g", "{}") "," CALL("JAAAAAAAA", "h", "{}") "," TEXT("de"),
+        STOP("\"tool_use\"", "null"));
+    end_talk(&t);
+}
+
 /* What is cut off while it thinks has thought. */
 static void test_cut_off(void **state)
 {
@@ -214,31 +246,42 @@ static void test_cut_off(void **state)
     end_talk(&t);
 }
 
-/* No block begins with the line break that a chat has there. */
+/* No block begins with the line break that a chat has there; so whether messages come one by one or
+ * at once. */
 static void test_messages_of_harmony(void **state)
 {
     static const struct answer_form form = {
         .calls = ANSWER_CALLS_OPENAI, .reasoning = true, .harmony = true};
-    static const char *const texts[] = {
+    static const char *const one_by_one[] = {
         "<|channel|>analysis<|message|>r<|end|>",
         "<|start|>assistant<|channel|>commentary<|message|>a<|end|>",
         "<|start|>assistant<|channel|>analysis<|message|>s<|end|>",
-        "<|start|>assistant<|channel|>final<|message|>b"};
-    struct talk t;
+        "<|start|>assistant<|channel|>final<|message|>b", NULL};
+    static const char *const at_once[] = {
+        "<|channel|>analysis<|message|>r<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>a<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>s<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>b",
+        NULL};
+    static const char *const *const ways[] = {one_by_one, at_once};
     (void)state;
-    begin_talk(&t, &form);
-    for (size_t i = 0; i < ARRAY_LEN(texts); i++)
-        say(&t, texts[i], NULL);
-    say(&t, "", "stop");
-    check_talk(
-        &t,
-        START OPEN("0", THINKING("")) DELTA("0", "thinking_delta", "thinking", "r") SIGNED("0")
-            CLOSE("0") OPEN("1", TEXT("")) DELTA("1", "text_delta", "text", "a") CLOSE("1")
-                OPEN("2", THINKING("")) DELTA("2", "thinking_delta", "thinking", "s") SIGNED("2")
-                    CLOSE("2") OPEN("3", TEXT("")) DELTA("3", "text_delta", "text", "b") CLOSE("3")
-                        END("\"end_turn\"", "null"),
-        THINKING("r") "," TEXT("a") "," THINKING("s") "," TEXT("b"), STOP("\"end_turn\"", "null"));
-    end_talk(&t);
+    for (size_t way = 0; way < ARRAY_LEN(ways); way++) {
+        struct talk t;
+        begin_talk(&t, &form);
+        for (size_t i = 0; ways[way][i]; i++)
+            say(&t, ways[way][i], NULL);
+        say(&t, "", "stop");
+        check_talk(&t,
+                   START OPEN("0", THINKING("")) DELTA("0", "thinking_delta", "thinking", "r")
+                       SIGNED("0") CLOSE("0") OPEN("1", TEXT(""))
+                           DELTA("1", "text_delta", "text", "a") CLOSE("1") OPEN("2", THINKING(""))
+                               DELTA("2", "thinking_delta", "thinking", "s") SIGNED("2") CLOSE("2")
+                                   OPEN("3", TEXT("")) DELTA("3", "text_delta", "text", "b")
+                                       CLOSE("3") END("\"end_turn\"", "null"),
+                   THINKING("r") "," TEXT("a") "," THINKING("s") "," TEXT("b"),
+                   STOP("\"end_turn\"", "null"));
+        end_talk(&t);
+    }
 }
 
 static void test_thinking_tokens(void **state)
@@ -308,6 +351,7 @@ int main(void)
         cmocka_unit_test(test_stop_sequence),
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_text_behind_a_call),
+        cmocka_unit_test(test_several_at_once),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_messages_of_harmony),
         cmocka_unit_test(test_thinking_tokens),

@@ -266,6 +266,36 @@ static void test_text_behind_a_call(void **state)
     end_talk(&t);
 }
 
+#define CALLS_AND_TEXT                                                                             \
+    "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>c"                                 \
+    "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>d"
+#define ITEMS_AT_ONCE                                                                              \
+    MESSAGE_ITEM("00", "completed", "b", LOGPROB("40"))                                            \
+    "," CALL_ITEM("01", "HAAAAAAAA", "f", "{}") "," MESSAGE_ITEM(                                  \
+        "02", "completed", "c",                                                                    \
+        "") "," CALL_ITEM("03", "IAAAAAAAA", "g",                                                  \
+                          "{}") "," MESSAGE_ITEM("04", "completed", "d\\n",                        \
+                                                 LOGPROB("149") "," LOGPROB("41"))
+
+/* What comes at once is in its order, too. The token that brought it counts as its end, those that
+ * have waited for it as its beginning. */
+static void test_several_at_once(void **state)
+{
+    struct talk t;
+    (void)state;
+    begin_talk(&t, true, 0);
+    say(&t, "", NULL); /* is held back */
+    say(&t, "b" CALLS_AND_TEXT, NULL);
+    say(&t, "\n", "tool_calls");
+    finish_talk(&t);
+    check_events(&t.sent,
+                 "created in_progress " MESSAGE_EVENTS("0", "output_text.delta:0 ") CALL_EVENTS("1")
+                     MESSAGE_EVENTS("2", "output_text.delta:2 ") CALL_EVENTS("3") MESSAGE_EVENTS(
+                         "4", "output_text.delta:4 output_text.delta:4 ") "completed");
+    check_object(&t, OBJECT("completed", "null", ITEMS_AT_ONCE));
+    end_talk(&t);
+}
+
 /* What is cut off while it thinks has thought. */
 static void test_cut_off(void **state)
 {
@@ -315,6 +345,28 @@ static void test_messages_of_harmony(void **state)
     end_talk(&t);
 }
 
+/* A thought behind an answer, at once. */
+static void test_harmony_at_once(void **state)
+{
+    const struct answer_form form = {
+        .calls = ANSWER_CALLS_OPENAI, .reasoning = true, .harmony = true};
+    struct talk t;
+    (void)state;
+    begin_talk(&t, false, -1);
+    t.answer = answer_open(&form, 7);
+    t.choice.answer = t.answer;
+    say(&t,
+        "<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>r"
+        "<|end|><|start|>assistant<|channel|>final<|message|>b",
+        "stop");
+    finish_talk(&t);
+    check_object(&t,
+                 OBJECT("completed", "null",
+                        MESSAGE_ITEM("00", "completed", "a", "") "," REASONING_ITEM(
+                            "01", "completed", "r") "," MESSAGE_ITEM("02", "completed", "b", "")));
+    end_talk(&t);
+}
+
 static void test_error(void **state)
 {
     struct talk t;
@@ -334,10 +386,15 @@ static void test_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),    cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_items),   cmocka_unit_test(test_text_behind_a_call),
-        cmocka_unit_test(test_cut_off), cmocka_unit_test(test_messages_of_harmony),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_items),
+        cmocka_unit_test(test_text_behind_a_call),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_messages_of_harmony),
         cmocka_unit_test(test_error),
+        cmocka_unit_test(test_several_at_once),
+        cmocka_unit_test(test_harmony_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -189,6 +189,8 @@ TESTED_BY = {
     "server/answer/answer_form.c": "tests/test_answer.c tests/test_chat.c "
                                    "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
+    "server/answer/parts.c": "tests/test_answer_order.c tests/fuzz/fuzz_answer.c "
+        "tests/test_nomem.c",
     "server/answer/harmony.c": "tests/test_answer.c tests/test_chat.c tests/fuzz/fuzz_answer.c "
                                "tests/blackbox/test_harmony.py",
     "server/api/response_format.c": "tests/fuzz/fuzz_api.c tests/blackbox/test_structured.py",

@@ -6,6 +6,7 @@
 #include "server/answer/answer.h"
 
 #include "server/answer/harmony.h"
+#include "server/answer/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,10 +31,6 @@ enum state {
     ENDING,    /* the tool has its arguments */
 };
 
-struct item {
-    size_t name, name_len, arguments, arguments_len; /* in `texts` */
-};
-
 struct answer {
     struct answer_form form;
     const struct answer_syntax *syntax;
@@ -53,9 +50,8 @@ struct answer {
     struct call_scan scan;
     char name[CALL_NAME_BYTES_MAX + 1]; /* "": the object has it */
 
-    struct buf content, reasoning, texts;
-    struct item items[ANSWER_CALLS_MAX]; /* since the last clear */
-    int32_t count, total;
+    struct parts parts; /* since the last clear */
+    int32_t total;      /* of calls */
 };
 
 /* ---- text ---- */
@@ -100,26 +96,20 @@ static size_t find(const struct answer *a, const char *mark, enum mark_match *fo
     return a->pending.len;
 }
 
-/* Marks that are control tokens and turned out to be text are their letters. */
-static void add_text(struct buf *out, const char *text, size_t n)
+static void add_text(struct answer *a, enum answer_kind kind, const char *text, size_t n)
 {
-    const char *control;
-    while ((control = n > 0 ? memchr(text, ANSWER_CONTROL, n) : NULL)) {
-        buf_add(out, text, (size_t)(control - text));
-        n -= (size_t)(control - text) + 1;
-        text = control + 1;
-    }
-    buf_add(out, text, n);
+    if (kind != ANSWER_REASONING || !a->form.drop_reasoning)
+        parts_add_text(&a->parts, kind, text, n);
 }
 
 /* Everything up to `end` goes out, but for newlines there if a mark may follow them. */
-static void give_text(struct answer *a, struct buf *out, size_t end, bool mark_may_follow)
+static void give_text(struct answer *a, enum answer_kind kind, size_t end, bool mark_may_follow)
 {
     const size_t last = end;
     while (mark_may_follow && end > a->at && last - end < BLANKS_MAX &&
            *text_at(a, end - 1) == '\n')
         end--;
-    add_text(out, text_at(a, a->at), end - a->at);
+    add_text(a, kind, text_at(a, a->at), end - a->at);
     a->at = end;
 }
 
@@ -135,11 +125,11 @@ static bool give_up(struct answer *a, size_t end)
         a->at = a->begun < end ? a->begun : end;
     a->breaks = a->form.harmony && a->said[HARMONY_CONTENT];
     if (end > a->at) {
-        buf_puts(&a->content, a->breaks ? "\n" : "");
+        add_text(a, ANSWER_CONTENT, "\n", a->breaks);
         a->said[HARMONY_CONTENT] = true;
         a->breaks = false;
     }
-    add_text(&a->content, text_at(a, a->at), end - a->at);
+    add_text(a, ANSWER_CONTENT, text_at(a, a->at), end - a->at);
     a->at = end;
     a->in_list = false;
     a->kind = HARMONY_CONTENT;
@@ -157,16 +147,9 @@ static bool begin_value(struct answer *a, size_t i)
 
 static void add_call(struct answer *a, const struct call *call)
 {
-    struct item *item = &a->items[a->count];
     if (a->form.one_call && a->total > 0)
         return;
-    item->name = a->texts.len;
-    item->name_len = strlen(call->name);
-    buf_add(&a->texts, call->name, item->name_len);
-    item->arguments = a->texts.len;
-    item->arguments_len = call->arguments_len;
-    buf_add(&a->texts, call->arguments, call->arguments_len);
-    a->count++;
+    parts_add_call(&a->parts, call->name, call->arguments, call->arguments_len);
     a->total++;
 }
 
@@ -297,7 +280,7 @@ static bool begin_body(struct answer *a, const struct harmony_header *h)
     a->breaks = a->said[a->kind];
     a->state = BODY;
     if (a->form.guided && h->final) {
-        buf_puts(&a->content, a->breaks ? "\n" : "");
+        add_text(a, ANSWER_CONTENT, "\n", a->breaks);
         a->state = PLAIN;
     }
     return true;
@@ -330,13 +313,13 @@ static bool read_heading(struct answer *a)
 /* Messages that become one text are lines of it. */
 static bool read_body(struct answer *a)
 {
-    struct buf *out = a->kind == HARMONY_REASONING ? &a->reasoning : &a->content;
+    const enum answer_kind kind = a->kind == HARMONY_REASONING ? ANSWER_REASONING : ANSWER_CONTENT;
     size_t end, next;
     const struct harmony_text text = harmony_from(a, a->at);
     const enum mark_match m = harmony_find_end(&text, &end, &next);
     if (end > 0) {
-        buf_puts(out, a->breaks ? "\n" : "");
-        add_text(out, text.bytes, end);
+        add_text(a, kind, "\n", a->breaks);
+        add_text(a, kind, text.bytes, end);
         a->said[a->kind] = true;
         a->breaks = false;
     }
@@ -395,7 +378,7 @@ static bool read_reasoning(struct answer *a)
         a->at = skip_lines(a, a->at);
     const size_t end = find(a, ANSWER_THINK_END, &m);
     a->reasoned |= end > a->at;
-    give_text(a, &a->reasoning, end, m == MARK_YES || !a->finished);
+    give_text(a, ANSWER_REASONING, end, m == MARK_YES || !a->finished);
     if (m != MARK_YES)
         return false;
     a->at = end + strlen(ANSWER_THINK_END);
@@ -435,13 +418,13 @@ static bool read_content(struct answer *a)
 {
     enum mark_match m;
     const size_t end = find(a, a->syntax->open, &m);
-    give_text(a, &a->content, end, m == MARK_YES || !a->finished);
+    give_text(a, ANSWER_CONTENT, end, m == MARK_YES || !a->finished);
     return m == MARK_YES && begin_mark(a, end);
 }
 
 static bool read_plain(struct answer *a)
 {
-    add_text(&a->content, text_at(a, a->at), a->pending.len - a->at);
+    add_text(a, ANSWER_CONTENT, text_at(a, a->at), a->pending.len - a->at);
     a->at = a->pending.len;
     return false;
 }
@@ -461,8 +444,6 @@ static void read_all(struct answer *a)
     a->begun -= a->begun > a->at ? a->at : a->begun;
     buf_consume(&a->pending, a->at);
     a->at = 0;
-    if (a->form.drop_reasoning)
-        buf_clear(&a->reasoning);
 }
 
 /* ---- one answer ---- */
@@ -489,9 +470,7 @@ struct answer *answer_open(const struct answer_form *form, uint64_t key)
     a->key = key;
     a->state = first_state(a);
     buf_init(&a->pending, BYTES_MAX);
-    buf_init(&a->content, BYTES_MAX);
-    buf_init(&a->reasoning, BYTES_MAX);
-    buf_init(&a->texts, BYTES_MAX);
+    parts_init(&a->parts, BYTES_MAX);
     return a;
 }
 
@@ -500,9 +479,7 @@ void answer_close(struct answer *a)
     if (!a)
         return;
     buf_free(&a->pending);
-    buf_free(&a->content);
-    buf_free(&a->reasoning);
-    buf_free(&a->texts);
+    parts_free(&a->parts);
     free(a);
 }
 
@@ -552,23 +529,22 @@ void answer_finish(struct answer *a, bool whole)
 
 bool answer_failed(const struct answer *a)
 {
-    return a->failed || a->pending.failed || a->content.failed || a->reasoning.failed ||
-           a->texts.failed;
+    return a->failed || a->pending.failed || parts_failed(&a->parts);
 }
 
 const struct buf *answer_content(const struct answer *a)
 {
-    return &a->content;
+    return &a->parts.content;
 }
 
 const struct buf *answer_reasoning(const struct answer *a)
 {
-    return &a->reasoning;
+    return &a->parts.reasoning;
 }
 
 int32_t answer_call_count(const struct answer *a)
 {
-    return a->count;
+    return a->parts.count;
 }
 
 /* Different for each call of each answer, as long as keys differ. */
@@ -583,24 +559,25 @@ static void write_id(uint64_t key, int32_t index, char *out)
 
 struct answer_call answer_call(const struct answer *a, int32_t i)
 {
-    const struct item *item = &a->items[i];
-    struct answer_call call = {
-        .index = a->total - a->count + i,
-        .name = a->texts.data + item->name,
-        .arguments = a->texts.data + item->arguments,
-        .name_len = item->name_len,
-        .arguments_len = item->arguments_len,
-    };
+    struct answer_call call = parts_call(&a->parts, i);
+    call.index = a->total - a->parts.count + i;
     write_id(a->key, call.index, call.id);
     return call;
 }
 
+int32_t answer_part_count(const struct answer *a)
+{
+    return parts_count(&a->parts);
+}
+
+struct answer_part answer_part(const struct answer *a, int32_t i)
+{
+    return parts_at(&a->parts, i);
+}
+
 void answer_clear(struct answer *a)
 {
-    buf_clear(&a->content);
-    buf_clear(&a->reasoning);
-    buf_clear(&a->texts);
-    a->count = 0;
+    parts_clear(&a->parts);
     a->headed = false;
 }
 

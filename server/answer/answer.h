@@ -19,6 +19,15 @@ struct answer_call {
     size_t name_len, arguments_len;
 };
 
+enum answer_kind { ANSWER_REASONING, ANSWER_CONTENT, ANSWER_CALL };
+
+struct answer_part {
+    enum answer_kind kind;
+    const char *text; /* of a call NULL */
+    size_t len;
+    int32_t call; /* which of those that answer_call has */
+};
+
 /* One per choice; used by one thread at a time. */
 struct answer;
 
@@ -41,6 +50,9 @@ const struct buf *answer_content(const struct answer *a);
 const struct buf *answer_reasoning(const struct answer *a);
 int32_t answer_call_count(const struct answer *a);
 struct answer_call answer_call(const struct answer *a, int32_t i);
+/* The same in the order in which they came, each call and each text between others by itself. */
+int32_t answer_part_count(const struct answer *a);
+struct answer_part answer_part(const struct answer *a, int32_t i);
 void answer_clear(struct answer *a);
 
 bool answer_headed(const struct answer *a);         /* since the last clear a header has ended */

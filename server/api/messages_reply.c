@@ -252,23 +252,30 @@ static void add_call(struct reply_state *s, const struct answer_call *call, stru
 
 /* ---- what has come ---- */
 
+static void add_part(struct reply_state *s, const struct answer *answer, int32_t i, struct buf *out)
+{
+    const struct answer_part part = answer_part(answer, i);
+    if (part.kind == ANSWER_CALL) {
+        const struct answer_call call = answer_call(answer, part.call);
+        add_call(s, &call, out);
+    } else {
+        add_text(s, part.kind == ANSWER_REASONING ? THINKING : TEXT, part.text, part.len, out);
+    }
+}
+
 /* An answer of nothing is an empty text. */
 static void write_chunk(const struct completion_meta *meta, const struct completion_choice *c,
                         bool with_usage, const struct completion_usage *so_far, struct buf *out)
 {
     struct reply_state *s = c->state;
-    const struct buf *reasoning = c->answer ? answer_reasoning(c->answer) : NULL;
+    const int32_t count = c->answer ? answer_part_count(c->answer) : 0;
     (void)meta;
     (void)with_usage;
     (void)so_far;
-    if (reasoning && reasoning->len > 0)
-        add_text(s, THINKING, reasoning->data, reasoning->len, out);
-    if (c->text_len > 0)
+    for (int32_t i = 0; i < count; i++)
+        add_part(s, c->answer, i, out);
+    if (!c->answer && c->text_len > 0)
         add_text(s, TEXT, c->text, c->text_len, out);
-    for (int32_t i = 0; c->answer && i < answer_call_count(c->answer); i++) {
-        const struct answer_call call = answer_call(c->answer, i);
-        add_call(s, &call, out);
-    }
     if (!c->finish_reason)
         return;
     if (s->open == NOTHING && s->index == 0)

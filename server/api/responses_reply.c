@@ -357,24 +357,37 @@ static void finish_items(struct reply_state *s, const struct completion_meta *me
     close_item(s, meta, cut_off ? "incomplete" : "completed", out);
 }
 
+static void add_part(struct reply_state *s, const struct completion_meta *meta,
+                     const struct answer *answer, int32_t i, struct buf *out)
+{
+    const struct answer_part part = answer_part(answer, i);
+    if (part.kind == ANSWER_CALL) {
+        const struct answer_call call = answer_call(answer, part.call);
+        add_call(s, meta, &call, out);
+    } else {
+        const enum kind kind = part.kind == ANSWER_REASONING ? REASONING : MESSAGE;
+        add_text(s, meta, kind, part.text, part.len, out);
+    }
+}
+
+/* Where a token brings several parts, what has waited is the first one's and the token is the last
+ * one's: nobody knows better, and so a message does not have the tokens of a call before it. */
 static void write_chunk(const struct completion_meta *meta, const struct completion_choice *c,
                         bool with_usage, const struct completion_usage *so_far, struct buf *out)
 {
     struct reply_state *s = c->state;
-    const struct buf *reasoning = c->answer ? answer_reasoning(c->answer) : NULL;
+    const int32_t last = (c->answer ? answer_part_count(c->answer) : 0) - 1;
     (void)with_usage;
     (void)so_far;
+    for (int32_t i = 0; i < last; i++)
+        add_part(s, meta, c->answer, i, out);
     hold_logprobs(s, meta, c);
     if (c->answer && answer_headed(c->answer) && c->text_len == 0)
         empty(s, &s->held);
-    if (reasoning && reasoning->len > 0)
-        add_text(s, meta, REASONING, reasoning->data, reasoning->len, out);
-    if (c->text_len > 0)
+    if (last >= 0)
+        add_part(s, meta, c->answer, last, out);
+    if (!c->answer && c->text_len > 0)
         add_text(s, meta, MESSAGE, c->text, c->text_len, out);
-    for (int32_t i = 0; c->answer && i < answer_call_count(c->answer); i++) {
-        const struct answer_call call = answer_call(c->answer, i);
-        add_call(s, meta, &call, out);
-    }
     if (c->finish_reason)
         finish_items(s, meta, is_cut_off(c), out);
 }

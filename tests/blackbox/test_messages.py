@@ -475,6 +475,17 @@ def test_output_format(qwen):
 
 
 @pytest.mark.sanitized
+def test_blocks_are_in_order(qwen):
+    """Also where a stop string that is none in the end has held a call and more text back."""
+    said = 'A\n<tool_call>\n{"name": "rain", "arguments": {"a": 1}}\n</tool_call>\nBcd ef'
+    for stop in {}, {"stop_sequences": ["}}\n</tool_call>\nBcd eX"]}:
+        for answer in qwen.both(text=said, tools=ANY, **stop):
+            first, call, last = answer.content
+            assert (first.text, call.input, last.text) == ("A", {"a": 1}, "Bcd ef")
+            assert answer.stop_reason == "tool_use"
+
+
+@pytest.mark.sanitized
 def test_blocks_of_harmony(harmony):
     """Each message of the format is a block where the kind of it changes."""
     for answer in harmony.both("preamble", tools=ANY):

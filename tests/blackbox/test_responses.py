@@ -395,6 +395,20 @@ def test_logprobs_of_a_message_only(qwen):
         assert said.rstrip("\n") == "Let me see."
 
 
+def test_items_are_in_order(qwen):
+    """Also where a stop string that is none in the end has held a call and more text back;
+    no message has the log-probabilities of that call."""
+    said = 'A\n<tool_call>\n{"name": "rain", "arguments": {"a": 1}}\n</tool_call>\nBcd ef'
+    for stop in {}, {"extra_body": {"stop": ["}}\n</tool_call>\nBcd eX"]}}:
+        for answer in qwen.both(text=said, tools=ANY, **stop,
+                                include=["message.output_text.logprobs"]):
+            first, call, last = check_response(answer).output
+            assert (first.content[0].text, last.content[0].text) == ("A", "Bcd ef")
+            assert json.loads(call.arguments) == {"a": 1}
+            for message in first, last:
+                assert "rain" not in "".join(p.token for p in message.content[0].logprobs)
+
+
 def test_logprobs_of_harmony(harmony):
     """Neither headers nor thoughts are of a message, and no item begins with a line break."""
     for text in "preamble", "twice":

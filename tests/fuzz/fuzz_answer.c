@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define TEXT_MAX 4096
+#define PARTS 3 /* content with calls, reasoning, the order of all */
 #define PARTS_MAX ((size_t)1 << 20)
 
 static void add_calls(const struct answer *a, struct buf *out)
@@ -27,16 +28,38 @@ static void add_calls(const struct answer *a, struct buf *out)
     }
 }
 
-/* Content, reasoning and calls of a text that comes in pieces of up to `most` bytes. */
+/* The order of parts; what goes on from one piece to the next is one. All that came is in it. */
+static void add_order(const struct answer *a, enum answer_kind *last, struct buf *out)
+{
+    size_t texts = 0;
+    int32_t calls = 0;
+    for (int32_t i = 0; i < answer_part_count(a); i++) {
+        const struct answer_part part = answer_part(a, i);
+        CHECK(part.kind == ANSWER_CALL ? part.call == calls : part.len > 0);
+        if (part.kind == ANSWER_CALL || out->len == 0 || part.kind != *last)
+            buf_printf(out, "\n%d ", (int)part.kind);
+        if (part.kind != ANSWER_CALL)
+            buf_add(out, part.text, part.len);
+        calls += part.kind == ANSWER_CALL;
+        texts += part.len;
+        *last = part.kind;
+    }
+    CHECK(calls == answer_call_count(a));
+    CHECK(texts == answer_content(a)->len + answer_reasoning(a)->len);
+}
+
+/* Content, reasoning, order and calls of a text that comes in pieces of up to `most` bytes. */
 static void read_parts(const struct answer_form *form, const char *text, size_t n, size_t most,
                        uint32_t seed, struct buf *parts)
 {
     struct answer *a = answer_open(form, 1);
+    enum answer_kind last = ANSWER_CONTENT;
     struct buf calls;
     CHECK(a != NULL);
     buf_init(&calls, PARTS_MAX);
     buf_init(&parts[0], PARTS_MAX);
     buf_init(&parts[1], PARTS_MAX);
+    buf_init(&parts[2], PARTS_MAX);
     for (size_t i = 0; i <= n;) {
         seed = seed * 1664525 + 1013904223;
         size_t step = 1 + (seed >> 16) % most;
@@ -47,6 +70,7 @@ static void read_parts(const struct answer_form *form, const char *text, size_t 
             answer_push(a, text + i, step);
         buf_add(&parts[0], answer_content(a)->data, answer_content(a)->len);
         buf_add(&parts[1], answer_reasoning(a)->data, answer_reasoning(a)->len);
+        add_order(a, &last, &parts[2]);
         add_calls(a, &calls);
         answer_clear(a);
         i += i == n ? 1 : step;
@@ -72,7 +96,7 @@ static void read_parts(const struct answer_form *form, const char *text, size_t 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct buf whole[2], pieces[2];
+    struct buf whole[PARTS], pieces[PARTS];
     if (size < 2 || size > TEXT_MAX)
         return 0;
     const enum answer_calls calls = (enum answer_calls)((data[0] & 7) % ANSWER_CALLS_COUNT);
@@ -88,13 +112,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     read_parts(&form, text, size - 2, TEXT_MAX, 0, whole);
     for (size_t most = 1; most < 40; most += 13) {
         read_parts(&form, text, size - 2, most, data[1], pieces);
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < PARTS; i++) {
             CHECK(whole[i].len == pieces[i].len);
             CHECK(whole[i].len == 0 || memcmp(whole[i].data, pieces[i].data, whole[i].len) == 0);
             buf_free(&pieces[i]);
         }
     }
-    buf_free(&whole[0]);
-    buf_free(&whole[1]);
+    for (int i = 0; i < PARTS; i++)
+        buf_free(&whole[i]);
     return 0;
 }

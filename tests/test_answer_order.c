@@ -1,0 +1,125 @@
+/* The order of the parts of an answer: the same whether its text comes byte by byte or at once. */
+#include "server/answer/answer.h"
+#include "tests/only.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define CALL(name) "<tool_call>{\"name\": \"" name "\"}</tool_call>"
+#define MESSAGE(header, text) "<|channel|>" header "<|message|>" text "<|end|><|start|>assistant"
+
+static const struct answer_form
+    hermes = {.calls = ANSWER_CALLS_HERMES},
+    one_call = {.calls = ANSWER_CALLS_HERMES, .one_call = true},
+    thinks = {.calls = ANSWER_CALLS_HERMES, .reasoning = true},
+    llama3 = {.calls = ANSWER_CALLS_LLAMA3}, mistral = {.calls = ANSWER_CALLS_MISTRAL},
+    harmony = {.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true},
+    controls = {.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .controls = true},
+    drops = {
+        .calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .drop_reasoning = true};
+
+/* Each part has a letter in front: Reasoning, Content, or Tool with the call's index and name. */
+static const struct {
+    const struct answer_form *form;
+    const char *text, *order;
+} cases[] = {
+    {&hermes, "", ""},
+    {&hermes, "a", "|C:a"},
+    {&hermes, "a" CALL("f") "b", "|C:a|T0:f|C:b"},
+    {&hermes, CALL("f") CALL("g") "b" CALL("h"), "|T0:f|T1:g|C:b|T2:h"},
+    {&hermes, "a\n" CALL("f") "\nb<tool_call>c" CALL("g"), "|C:a|T0:f|C:b<tool_call>c|T1:g"},
+    {&one_call, "a" CALL("f") "b" CALL("g") "c", "|C:a|T0:f|C:bc"},
+    {&thinks, "<think>r</think>a" CALL("f") "b", "|R:r|C:a|T0:f|C:b"},
+    {&thinks, "<think>r</think>" CALL("f"), "|R:r|T0:f"},
+    {&llama3, "{\"name\": \"f\", \"parameters\": {}} b", "|T0:f|C:b"},
+    {&mistral, "a[TOOL_CALLS][{\"name\": \"f\"}, {\"name\": \"g\"}]b", "|C:a|T0:f|T1:g|C:b"},
+    {&harmony, MESSAGE("final", "a") MESSAGE("analysis", "r") MESSAGE("final", "b"),
+     "|C:a|R:r|C:\nb"},
+    {&harmony,
+     MESSAGE("analysis", "r") MESSAGE("commentary to=functions.f", "{}") MESSAGE("analysis", "s"),
+     "|R:r|T0:f|R:\ns"},
+    {&harmony,
+     MESSAGE("final", "a") MESSAGE("commentary to=functions.f", "No.") MESSAGE("final", "b"),
+     "|C:a\nNo.\nb"},
+    {&controls, "\xff<|channel|>final\xff<|message|>a\xff", "|C:a"},
+    {&drops, MESSAGE("final", "a") MESSAGE("analysis", "r") MESSAGE("final", "b"), "|C:a\nb"},
+};
+
+/* What has come, of several rounds: a text that goes on from one to the next is one part. */
+struct seen {
+    char order[512], last;
+};
+
+static void take(struct answer *a, struct seen *s)
+{
+    int32_t calls = 0;
+    for (int32_t i = 0; i < answer_part_count(a); i++) {
+        const struct answer_part part = answer_part(a, i);
+        char *end = s->order + strlen(s->order);
+        const size_t room = sizeof s->order - (size_t)(end - s->order);
+        const char kind = "RCT"[part.kind];
+        if (part.kind == ANSWER_CALL) {
+            const struct answer_call call = answer_call(a, part.call);
+            assert_int_equal(part.call, calls++);
+            snprintf(end, room, "|T%d:%.*s", call.index, (int)call.name_len, call.name);
+        } else {
+            const char mark[] = {'|', kind, ':', '\0'};
+            assert_true(part.len > 0);
+            snprintf(end, room, "%s%.*s", kind == s->last ? "" : mark, (int)part.len, part.text);
+        }
+        s->last = kind;
+    }
+    assert_int_equal(calls, answer_call_count(a));
+    answer_clear(a);
+    assert_int_equal(answer_part_count(a), 0);
+}
+
+static void test_order(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const size_t n = strlen(cases[i].text);
+        for (size_t size = 1; size <= n + 1; size++)
+            for (int often = 0; often < 2; often++) {
+                struct answer *a = answer_open(cases[i].form, 7);
+                struct seen seen = {.order = ""};
+                for (size_t at = 0; at < n; at += size) {
+                    answer_push(a, cases[i].text + at, size < n - at ? size : n - at);
+                    if (often)
+                        take(a, &seen);
+                }
+                answer_finish(a, true);
+                take(a, &seen);
+                assert_false(answer_failed(a));
+                assert_string_equal(seen.order, cases[i].order);
+                answer_close(a);
+            }
+    }
+}
+
+/* More parts than there may be calls. */
+static void test_many(void **state)
+{
+    static const char pair[] = MESSAGE("analysis", "r") MESSAGE("final", "c");
+    enum { PAIRS = 1000 };
+    struct answer *a = answer_open(&harmony, 7);
+    (void)state;
+    for (int i = 0; i < PAIRS; i++)
+        answer_push(a, pair, sizeof pair - 1);
+    assert_int_equal(answer_part_count(a), 2 * PAIRS);
+    for (int32_t i = 0; i < 2 * PAIRS; i++) {
+        const struct answer_part part = answer_part(a, i);
+        assert_int_equal(part.kind, i % 2 ? ANSWER_CONTENT : ANSWER_REASONING);
+        assert_int_equal(part.text[part.len - 1], i % 2 ? 'c' : 'r');
+    }
+    answer_close(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_many),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
