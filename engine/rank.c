@@ -170,6 +170,7 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
     struct rank *r = calloc(1, sizeof *r);
     if (!r)
         return base_fail(err, ERR_NOMEM, "rank: no memory");
+    *out = r;
     r->footprint = *f;
     r->board = memory->board;
     r->scores = l->rank == 0;
@@ -189,10 +190,7 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
         TRY(memory->loaded(memory->loaded_ctx, err));
     TRY(open_comm(r, o, l, memory, err));
     TRY(open_model(r, o, m, l, err));
-    *out = r;
-    r = NULL;
 out:
-    rank_close(r);
     return st;
 }
 

@@ -24,7 +24,9 @@ struct rank_memory {
 struct rank;
 
 /* Loads this rank's weights and reserves everything. layout and footprint as the front end has
- * them. Collective: all ranks of the group open together. */
+ * them. Collective: all ranks of the group open together. After a failure *out may be a rank, too,
+ * to be closed once the failure has been told: closing may wait for ranks that know nothing of it.
+ */
 enum status rank_open(const struct options *o, const struct model_config *m, const struct layout *l,
                       const struct footprint *f, const struct rank_memory *memory,
                       struct rank **out, struct err *err) MUST_USE;

@@ -264,6 +264,7 @@ int rank_main(const struct options *o)
     struct rank_memory memory = {0};
     const struct backend_ops *ops = NULL;
     struct start start = {.o = o};
+    bool ready = false; /* and the front end knows it */
     if (!tie_to_parent(o->parent_pid))
         return base_exit_code(ERR_COMM);
     prctl(PR_SET_NAME, "tessera-rank");
@@ -285,11 +286,13 @@ int rank_main(const struct options *o)
     TRY(rank_open(o, &m, layout, &f, &memory, &r, &err));
     TRY(seal_weights(o, &f, &memory, &err));
     TRY(rank_loop_answer(o, 1, 0, &none, OK, &err, &err));
+    ready = true;
     touching = populate(o, &f, &memory); /* ready does not wait for it */
     st = rank_loop(r, o, memory.board, &f.limits, &err);
 out:
     lifeline_loaded(start.lifeline);
-    if (!r && st != OK && st != ERR_CANCELLED) /* the front end is still waiting for an answer */
+    if (!ready && st != OK &&
+        st != ERR_CANCELLED) /* the front end is still waiting for an answer */
         st = rank_loop_answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);

@@ -300,12 +300,14 @@ void job_take_parts(struct choice *c, bool token)
     if (!c->answer)
         return;
     const bool before = answer_reasons(c->answer);
+    const bool failed = c->text.failed;
     answer_push(c->answer, c->text.data, c->text.len);
     if (c->ended)
         answer_finish(c->answer, strcmp(c->finish_reason, "stop") == 0 && c->stop_index < 0);
     c->reasons = before || answer_reasons(c->answer);
     c->reasoning_tokens += token && c->reasons;
     buf_clear(&c->text);
+    c->text.failed = failed;
 }
 
 /* A choice that ended by itself and has calls ended in order to make them. */

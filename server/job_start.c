@@ -110,10 +110,23 @@ static void fail(struct job *j, const struct api_error *e)
     pthread_mutex_unlock(&j->lock);
 }
 
+/* While it waited for a worker. */
+static bool has_left(struct job *j)
+{
+    pthread_mutex_lock(&j->lock);
+    const bool left = j->over;
+    pthread_mutex_unlock(&j->lock);
+    return left;
+}
+
 static void run(struct work *w)
 {
     struct job *j = (struct job *)(void *)((char *)w - offsetof(struct job, work));
     struct api_error e = {0};
+    if (has_left(j)) {
+        job_release(j);
+        return;
+    }
     if (prepare(j, &e) == OK)
         job_submit(j);
     else

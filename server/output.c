@@ -126,8 +126,10 @@ static void add_token(struct output *o, struct choice *c, const struct token_eve
 /* The engine says that this was all. */
 static void end_text(struct output *o, struct choice *c, const char *reason)
 {
+    const bool failed = o->piece.failed; /* the last token's */
     buf_clear(&o->piece);
     detok_finish(&c->detok, &o->piece);
+    o->piece.failed = o->piece.failed || failed;
     add_piece(o, c);
     if (c->ended)
         return;

@@ -114,7 +114,9 @@ enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes
 bool request_worker_push(struct request_worker *w, struct work *work)
 {
     pthread_mutex_lock(&w->lock);
-    bool room = !w->stop && w->queued < w->queue_max && work->bytes <= w->bytes_max - w->bytes;
+    const bool fits = w->bytes == 0 || (w->bytes <= w->bytes_max && /* else it is one large piece */
+                                        work->bytes <= w->bytes_max - w->bytes);
+    bool room = !w->stop && w->queued < w->queue_max && fits;
     if (room) {
         struct lane *l = work->bytes < LARGE_BYTES ? &w->small : &w->large;
         work->next = NULL;

@@ -52,6 +52,28 @@ static struct request_worker *open_worker(int32_t threads, int32_t queue_max, si
     return w;
 }
 
+/* One that is larger than all may be together waits for nobody. */
+static void test_larger_than_all(void **state)
+{
+    struct piece large, more;
+    sem_t gate;
+    (void)state;
+    sem_init(&gate, 0, 0);
+    struct request_worker *w = open_worker(1, 10, LARGE);
+    piece_init(&large, 3 * LARGE, &gate);
+    piece_init(&more, 1, NULL);
+    assert_true(request_worker_push(w, &large.work));
+    sem_post(&gate);
+    wait_for(&large);
+    for (int i = 0; i < 2; i++) { /* it is no longer counted */
+        piece_init(&more, 3 * LARGE, NULL);
+        assert_true(request_worker_push(w, &more.work));
+        wait_for(&more);
+    }
+    request_worker_stop(w);
+    request_worker_close(w);
+}
+
 static void test_large_pieces_leave_a_thread(void **state)
 {
     struct piece large[PIECES], small;
@@ -144,6 +166,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_large_pieces_leave_a_thread),
+        cmocka_unit_test(test_larger_than_all),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_stop_runs_everything),

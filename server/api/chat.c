@@ -185,6 +185,10 @@ enum status chat_make(struct chat_values *values, const struct completion_rules 
     TRY(sampling_check(&values->sampling, q->doc, rules, e));
     TRY(convert(values, rules, fills_context, q, e));
     set_answer(values, rules, &choice, q);
+    if (q->answer_begin.failed) {
+        st = ERR_NOMEM;
+        goto out;
+    }
     TRY(prediction_read(values->prediction, &q->prediction, e));
     TRY(set_structure(values, &choice, q, e));
     values->conversation.harmony = rules->answer.harmony;

@@ -190,7 +190,9 @@ static const struct property {
          "MessageToolUse") "]}"),
      true},
     {"Message", "stop_reason",
-     "{\"enum\":[\"end_turn\",\"max_tokens\",\"stop_sequence\",\"tool_use\"]}", true},
+     "{\"enum\":[\"end_turn\",\"max_tokens\",\"stop_sequence\",\"tool_use\","
+     "\"model_context_window_exceeded\"]}",
+     true},
     {"Message", "stop_sequence", string_or_null, true},
     {"Message", "usage", REF("MessageUsage"), true},
     {"MessageTokens", "input_tokens", count, true},

@@ -279,7 +279,8 @@ static void keep(struct http_request *r, const char *data, size_t n)
     buf_add(&r->body, data, n);
     size_t more = r->body.cap - was;
     r->held += more;
-    bool fits = atomic_fetch_add(&h->bodies, more) + more <= h->config.limits.bodies_bytes;
+    const size_t all = atomic_fetch_add(&h->bodies, more) + more;
+    const bool fits = all <= h->config.limits.bodies_bytes || all == r->held; /* one always does */
     if (large)
         refuse_body(r);
     else if (!fits || r->body.failed)

@@ -72,19 +72,28 @@ void http_stream_begin(struct http_request *r)
     answer(r, 200, "text/event-stream; charset=utf-8", 0, NULL);
 }
 
+static void forget_sent(struct http_request *r)
+{
+    buf_consume(&r->out, r->sent);
+    r->sent = 0;
+}
+
 /* large: by right, so that only what waits before it tells a slow reader. */
 static bool push(struct http_request *r, const void *bytes, size_t n, bool large)
 {
     pthread_mutex_lock(&r->lock);
     bool good = r->connection && !r->gone && r->streaming && !r->stream_ended;
     if (good) {
-        if (r->out.len == 0) {
+        if (r->out.len == r->sent) {
+            forget_sent(r);
             http_peer_move(r->peer, HTTP_PEER_SENDING);
             r->out.max = r->unsent_max; /* nothing waits: it is not slow */
         }
         /* what follows a large piece may wait behind it */
         if (large || n > r->unsent_max)
             r->out.max += n;
+        if (n > r->out.max - r->out.len)
+            forget_sent(r);
         buf_add(&r->out, bytes, n);
         good = !r->out.failed;
         if (good) {
@@ -141,11 +150,13 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t max)
         n = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (r->gone) {
         n = cut_stream(r);
-    } else if (r->out.len > 0) {
-        size_t k = r->out.len < max ? r->out.len : max;
-        memcpy(to, r->out.data, k);
-        buf_consume(&r->out, k);
-        http_peer_move(r->peer, r->out.len > 0 ? HTTP_PEER_SENDING : HTTP_PEER_BUSY);
+    } else if (r->out.len > r->sent) {
+        const size_t left = r->out.len - r->sent, k = left < max ? left : max;
+        memcpy(to, r->out.data + r->sent, k);
+        r->sent += k;
+        if (r->sent >= r->out.len / 2) /* seldom, since the others are moved */
+            forget_sent(r);
+        http_peer_move(r->peer, k < left ? HTTP_PEER_SENDING : HTTP_PEER_BUSY);
         n = (ssize_t)k;
     } else if (r->stream_ended) {
         n = r->stream_ok ? MHD_CONTENT_READER_END_OF_STREAM : cut_stream(r);

@@ -65,8 +65,9 @@ struct http_request {
     bool streaming, stream_ended, stream_ok;
     int32_t status, retry_after_s;
     const char *content_type;
-    struct buf out;    /* the answer, or unsent bytes of the stream */
-    size_t unsent_max; /* of them, but for pieces that alone have more */
+    struct buf out;    /* the answer, or bytes of the stream, */
+    size_t sent;       /* of which so many have gone */
+    size_t unsent_max; /* of the others, but for pieces that alone have more */
 };
 
 /* Under r->lock: the connection ends as soon as its thread looks at it. */
