@@ -338,20 +338,17 @@ static float value_at(const unsigned char *row, const struct weight_spec *spec, 
 {
     const size_t group = (size_t)backend_scale_of(spec, k);
     const unsigned char *zeros = row + values_bytes(spec), *scales = row + cuda_put_bytes(spec);
-    switch (spec->dtype) {
-    case DTYPE_F4_E2M1:
+    const enum dtype dtype = spec->dtype;
+    if (dtype == DTYPE_F4_E2M1)
         return (float)numerics_e2m1_twice(nibble_at(row, k)) * ldexpf(0.5f, scales[group] - 127);
-    case DTYPE_I4:
-        return (float)((int32_t)nibble_at(row, k) - 8) * int_scale(scales, spec, group);
-    case DTYPE_U4:
-        return (float)((int32_t)nibble_at(row, k) - zeros[group]) * int_scale(scales, spec, group);
-    case DTYPE_I8:
-        return dtype_load(row, DTYPE_I8, (size_t)k) * int_scale(scales, spec, group);
-    case DTYPE_F8_E4M3:
-        return dtype_load(row, DTYPE_F8_E4M3, (size_t)k) * dtype_load(scales, DTYPE_F32, group);
-    default:
-        return dtype_load(row, spec->dtype, (size_t)k);
+    if (dtype == DTYPE_I4 || dtype == DTYPE_U4) {
+        const int32_t zero = dtype == DTYPE_U4 ? zeros[group] : 8;
+        return (float)((int32_t)nibble_at(row, k) - zero) * int_scale(scales, spec, group);
     }
+    const float value = dtype_load(row, dtype, (size_t)k);
+    return dtype == DTYPE_I8        ? value * int_scale(scales, spec, group)
+           : dtype == DTYPE_F8_E4M3 ? value * dtype_load(scales, DTYPE_F32, group)
+                                    : value;
 }
 
 /* What is put of one row, in the storage's type; the tail is zero bits. */
