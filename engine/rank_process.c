@@ -291,8 +291,8 @@ int rank_main(const struct options *o)
     st = rank_loop(r, o, memory.board, &f.limits, &err);
 out:
     lifeline_loaded(start.lifeline);
-    if (!ready && st != OK &&
-        st != ERR_CANCELLED) /* the front end is still waiting for an answer */
+    /* not ready: the front end is still waiting for an answer */
+    if (!ready && st != OK && st != ERR_CANCELLED)
         st = rank_loop_answer(o, 1, 0, &none, st, &err, &ignored) == OK ? st : ERR_COMM;
     else if (st != OK && st != ERR_CANCELLED)
         base_log(LOG_ERROR, "rank %d: %s", o->rank, err.text);
