@@ -53,7 +53,7 @@ const struct options_row options_rows[] = {
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
-     "cpu|cpu-generic|cpu-avx2|cpu-avx512|cpu-vnni|cuda|ref",
+     "cpu|cpu-generic|cpu-avx2|cpu-avx512|cpu-vnni|cpu-bf16|cuda|ref",
      "cpu picks the best variant for this machine; cuda: one GPU per rank"},
     {"ranks-per-device", NULL, RUN, INT32, AT(ranks_per_device), 1, 64, "1", NULL,
      "GPU only: ranks that share each; slow, to test several ranks on one"},

@@ -98,7 +98,7 @@ static inline void assert_bits(const char *what, const void *a, const void *b, s
 
 /* ---- subjects -------------------------------------------------------------------------------- */
 
-static struct backend *subjects[12]; /* subject i has i % 3 + 1 threads */
+static struct backend *subjects[15]; /* subject i has i % 3 + 1 threads */
 static int subject_count;
 static struct backend *ref;
 static struct backend *device; /* NULL: none */
@@ -137,7 +137,8 @@ static inline int close_subjects(void **state UNUSED)
 
 static inline int open_subjects(void **state UNUSED)
 {
-    static const char *const names[] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni"};
+    static const char *const names[] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
+                                        "cpu-bf16"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         for (int threads = 1; threads <= 3 && backend_find(names[i]) != NULL; threads++)
             if (backend_open(names[i], threads, &subjects[subject_count++], &err) != OK)

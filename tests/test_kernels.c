@@ -450,28 +450,6 @@ static void test_codes_f8(void **state UNUSED)
     }
 }
 
-/* The chain and the tree, spelled out for one output. */
-static void test_linear_order(void **state UNUSED)
-{
-    const struct linear_case c = {1, 97, 1, 6, DTYPE_BF16, 0, 0, false};
-    struct weight_spec spec = linear_spec(&c);
-    float t[BACKEND_LEAVES_MAX] = {0}, got[1];
-    for (int32_t l = 0; l < c.leaves; l++) {
-        t[l] = 0;
-        for (int32_t k = spec.cut[l]; k < spec.cut[l + 1]; k++) {
-            float w = dtype_from_bf16(dtype_to_bf16(gen(7, (size_t)k)));
-            t[l] = fmaf(gen(3, (size_t)k), w, t[l]);
-        }
-    }
-    for (int32_t s = 1; s < c.leaves; s *= 2)
-        for (int32_t l = 0; l + s < c.leaves; l += 2 * s)
-            t[l] += t[l + s];
-    for (int i = 0; i < subject_count; i++) {
-        linear_case(subjects[i], &c, got);
-        assert_bits(subjects[i]->ops->name, got, t, 1);
-    }
-}
-
 /* ---- ops on rows ----------------------------------------------------------------------------- */
 
 struct row_case {
@@ -754,8 +732,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         T2(generator, exp),     T2(tables, arguments),    T2(pool, parallel),
-        T2(weight_put, linear), T2(weight_f8, linear_f8), T2(linear_order, rows),
-        T2(sum_tree, lookup),   T2(codes_f8, leaves),     T2(copy, linear_ints)};
+        T2(weight_put, linear), T2(weight_f8, linear_f8), T2(linear_ints, rows),
+        T2(sum_tree, lookup),   T2(codes_f8, leaves),     cmocka_unit_test(test_copy)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

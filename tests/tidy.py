@@ -69,6 +69,8 @@ TESTED_BY = {
     "kernels/cpu/cpu_avx2.c": "tests/test_kernels.c",
     "kernels/cpu/cpu_avx512.c": "tests/test_kernels.c",
     "kernels/cpu/cpu_vnni.c": "tests/test_kernels.c",
+    "kernels/cpu/cpu_bf16.c": "tests/test_linear_bf16.c",
+    "kernels/cpu/flush.h": "tests/test_linear_bf16.c",
     "kernels/cpu/cpu_generic.c": "tests/test_kernels.c",
     "kernels/cpu/draw.c": "tests/test_sample.c",
     "kernels/cpu/elect.c": "tests/test_elect.c",

@@ -132,8 +132,17 @@ static bool usable_vnni(void)
     return usable_avx512() && __builtin_cpu_supports("avx512vnni");
 }
 
+/* By hand, too: bit 5 of EAX of leaf 7.1. */
+static bool usable_bf16(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return usable_vnni() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+           (eax & 1u << 5) != 0;
+}
+
 /* Best first. */
 static const struct variant variants[] = {
+    {&cpu_bf16, usable_bf16, CPU_OPS("cpu-bf16")},
     {&cpu_vnni, usable_vnni, CPU_OPS("cpu-vnni")},
     {&cpu_avx512, usable_avx512, CPU_OPS("cpu-avx512")},
     {&cpu_avx2, usable_avx2, CPU_OPS("cpu-avx2")},

@@ -19,8 +19,9 @@
 #define CPU_RUN_WORDS (CPU_RUN_QUADS + 2) /* of packed x, per row and run */
 
 /* acc[panels][rows][32] (+)= x[k][rows] * panel[k][32], ascending k, fused; `first` starts from 0.
- * Panels lie panel_bytes apart. Only with F8_E4M3: so do their scales, [32], which hold for all of
- * these k; w is a pair of lines, and odd when k begins with the second of it. */
+ * Panels lie panel_bytes apart. With F8_E4M3 and BF16 w is a pair of lines, and odd when k begins
+ * with the second of it. Only with F8_E4M3 there are scales, [32], panel_bytes apart, too, which
+ * hold for all of these k. Only with BF16 x may be words of two columns, of which odd has one. */
 struct cpu_tile {
     float *acc;
     const float *x;
@@ -75,12 +76,15 @@ struct cpu_isa {
      * dst: quads of codes [CPU_RUN_QUADS][rows], scales [rows] (as bits), sums of codes [rows]. */
     void (*pack_run)(int32_t *dst, int32_t rows, int32_t row, const float *x, int32_t from,
                      int32_t to);
-    /* dst[k][rows] = x[row][k] for rows <= 12; may write up to 16 floats behind. */
+    /* dst[k][rows] = x[row][k] for rows <= 12; may write up to 16 floats behind. For weights of
+     * BF16 rounded to it, and with bf16_word 2 two columns in a word: [(k + 1) / 2][rows], columns
+     * 2i in the upper halves. */
     void (*pack)(float *dst, const float *x, size_t stride, int32_t rows, int32_t k);
+    void (*pack_bf16)(float *dst, const float *x, size_t stride, int32_t rows, int32_t k);
+    int32_t bf16_word;
 
     /* weight_put: n elements converted; then k lines of a panel from 32 staged rows, where `pitch`
-     * is the bytes per staged row and rows are readable up to a multiple of 16 elements (64 of
-     * F8_E4M3). */
+     * is the bytes per staged row and rows are readable up to a multiple of 64 bytes. */
     void (*convert)(void *dst, enum dtype to, const void *src, enum dtype from, int32_t n);
     void (*interleave)(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
                        enum dtype dtype);
@@ -154,6 +158,8 @@ size_t layout_panel_bytes(const struct weight_spec *spec);
 float *layout_scale(const struct weight_spec *spec, const unsigned char *panel, int32_t k);
 /* Byte of output j of 32 in line k of a panel. */
 size_t layout_place(enum dtype t, int32_t k, int32_t j);
+/* Byte of line k of a panel, or of the pair that it belongs to. */
+size_t layout_line(enum dtype t, int32_t k);
 struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage);
 void layout_weight_close(struct weight *w);
 void layout_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
@@ -247,10 +253,12 @@ void elect_run(struct backend *b, int32_t *ids, const struct sample_election *e,
 void logprobs_run(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
                   struct cview logits, const int32_t *ids, const int32_t *top);
 
-/* cpu_generic.c, cpu_avx2.c, cpu_avx512.c, cpu_vnni.c: one source over three vector types */
+/* cpu_generic.c, cpu_avx2.c, cpu_avx512.c, cpu_vnni.c, cpu_bf16.c: one source over three vector
+ * types */
 extern const struct cpu_isa cpu_generic;
 extern const struct cpu_isa cpu_avx2;
 extern const struct cpu_isa cpu_avx512;
 extern const struct cpu_isa cpu_vnni;
+extern const struct cpu_isa cpu_bf16;
 
 #endif

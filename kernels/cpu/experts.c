@@ -169,12 +169,12 @@ static float *packed_of(const struct job *j, const struct segment *s, const stru
            (size_t)s->tile * PRODUCT_SLACK;
 }
 
-/* The product of a segment. A row alone needs no packing, but as integers. */
+/* The product of a segment. */
 static struct product product_in(const struct job *j, const struct segment *s)
 {
     struct product p = product_of(j->c->isa, j->w->weight[s->expert], s->end - s->begin);
     p.tile_floats = (size_t)((p.rows - 1) / p.tiles + 1) * p.row_words + PRODUCT_SLACK;
-    p.packed = p.rows == 1 && !p.ints ? row_of(j, j->order[s->begin]) : packed_of(j, s, &p);
+    p.packed = p.packs ? packed_of(j, s, &p) : row_of(j, j->order[s->begin]);
     return p;
 }
 
@@ -189,10 +189,10 @@ static void pack_tile(const struct job *j, float *gather, int32_t tile, int32_t 
     if (p.ints) {
         for (int32_t r = 0; r < rows; r++)
             product_pack_runs(&p, to, rows, r, row_of(j, pair[r]), slice);
-    } else if (p.rows > 1) {
+    } else if (p.packs) {
         for (int32_t r = 0; r < rows; r++)
             memcpy(gather + (ptrdiff_t)r * in, row_of(j, pair[r]), (size_t)in * sizeof *gather);
-        j->c->isa->pack(to, gather, (size_t)in, rows, in);
+        product_pack(&p, to, gather, (size_t)in, rows);
     }
 }
 
@@ -298,7 +298,7 @@ static void chunk_run(struct job *j)
     put_in_order(j);
     const struct product p = product_in(j, &j->segments[0]);
     j->slices = p.ints ? p.slices : 1;
-    if (p.ints || j->tiles < j->pairs) /* otherwise rows alone, which are used where they are */
+    if (p.ints || p.rounds || j->tiles < j->pairs) /* otherwise rows used where they are */
         pool_run(j->c->pool, (int64_t)j->tiles * j->slices, 1, pack_tiles, j);
     if (j->sums)
         pool_run(j->c->pool, j->rows <= CPU_WIDE_ROWS ? (panels - 1) / PANELS + 1 : panels, 1,

@@ -3,7 +3,9 @@
  * chain over k. Loading a model is one pass of weight_put over it, so whole panels go through a
  * small staged transpose; parts of a panel (the seam between two tensors fused into one weight)
  * take an element-wise path. Lines of F8_E4M3 lie in pairs of 64 bytes, where each 32 bits hold two
- * outputs of two k, so that shifts alone widen them in place (I8 and I4: layout_int.c). Behind the
+ * outputs of two k, so that shifts alone widen them in place (I8 and I4: layout_int.c). Lines of
+ * BF16 lie in pairs of 128 bytes, outputs 0 to 15 first, where each 32 bits hold two k of an
+ * output, the first in the upper half, which VDPBF16PS adds first. Behind the
  * codes of a panel are its scales, [scales][32], so that panels stay whole wherever they are sent.
  * Keys are stored transposed, [head_dim][16 positions]: lanes hold keys.
  */
@@ -16,9 +18,11 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; the C library's headers may be older */
 #endif
 
+/* Whole lines; of F8_E4M3 and BF16 whole pairs of them. */
 static size_t values_bytes(const struct weight_spec *spec)
 {
-    return base_align((size_t)spec->in * CPU_PANEL * dtype_size(spec->dtype), 64);
+    const size_t unit = spec->dtype == DTYPE_BF16 ? 2 * CPU_LINE : CPU_LINE;
+    return base_align((size_t)spec->in * CPU_PANEL * dtype_size(spec->dtype), unit);
 }
 
 size_t layout_panel_bytes(const struct weight_spec *spec)
@@ -44,8 +48,15 @@ size_t layout_place(enum dtype t, int32_t k, int32_t j)
     const size_t side = (size_t)j / 16, lane = (size_t)j % 16, line = (size_t)k;
     if (t == DTYPE_F8_E4M3)
         return line / 2 * CPU_LINE + 4 * lane + 2 * side + line % 2;
-    const size_t at = t == DTYPE_BF16 ? 2 * lane + side : (size_t)j;
-    return (line * CPU_PANEL + at) * dtype_size(t);
+    if (t == DTYPE_BF16)
+        return (line / 2 * 2 + side) * CPU_LINE + 4 * lane + 2 * (1 - line % 2);
+    return (line * CPU_PANEL + (size_t)j) * dtype_size(t);
+}
+
+size_t layout_line(enum dtype t, int32_t k)
+{
+    const bool pairs = t == DTYPE_F8_E4M3 || t == DTYPE_BF16;
+    return (size_t)(pairs ? k / 2 * 2 : k) * CPU_PANEL * dtype_size(t);
 }
 
 struct weight *layout_weight_open(struct backend *b, const struct weight_spec *spec, void *storage)

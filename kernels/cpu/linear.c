@@ -69,7 +69,7 @@ static void pack_tiles(void *arg, int32_t worker, int64_t begin, int64_t end)
     for (int32_t t = (int32_t)begin; t < (int32_t)end; t++) {
         const int32_t row = product_tile(&j->p, t), n = product_tile(&j->p, t + 1) - row;
         float *dst = j->packed + (size_t)t * j->p.tile_floats;
-        j->p.isa->pack(dst, j->x + (size_t)row * stride, stride, n, j->p.w->spec.in);
+        product_pack(&j->p, dst, j->x + (size_t)row * stride, stride, n);
     }
 }
 
@@ -121,10 +121,10 @@ static void chunk_run(struct cpu_backend *c, struct job *j, const struct weight 
     j->packed = c->packed;
     j->partial = c->partial;
     j->partial_floats = c->partial_floats;
-    j->p.packed = rows == 1 && !j->p.ints ? j->x : c->packed;
+    j->p.packed = j->p.packs ? c->packed : j->x;
     if (j->p.ints)
         pool_run(c->pool, (int64_t)j->p.tiles * j->p.slices, 1, pack_slices, j);
-    else if (rows > 1)
+    else if (j->p.packs)
         pool_run(c->pool, j->p.tiles, 1, pack_tiles, j);
     pool_run(c->pool, (product_panels(w) + j->p.group - 1) / j->p.group, 1, panels_run, j);
 }

@@ -1,7 +1,7 @@
 /* The inner kernels, written once over v16 (sixteen floats). Each of cpu_generic.c, cpu_avx2.c,
- * cpu_avx512.c and cpu_vnni.c includes its vector type first and this file second; because the
- * sequence of operations per lane is this text, the variants agree bit for bit. Built with
- * -ffp-contract=off: only v16_fma fuses.
+ * cpu_avx512.c, cpu_vnni.c and cpu_bf16.c includes its vector type first and this file second;
+ * because the sequence of operations per lane is this text, the variants agree bit for bit. Built
+ * with -ffp-contract=off: only v16_fma fuses.
  *
  * Everything is static; the table at the end is the only thing that leaves. */
 #include "kernels/cpu/cpu.h"
@@ -20,15 +20,21 @@ static_assert(CPU_PANEL == 32, "a line of a panel is two v16");
 #define F8_SCALE 0x1p8f
 #define F8_LINE_SCALE 0x1p120f
 
-/* Outputs 0..15 (side 0) or 16..31 (side 1) of a line of a panel; of F8_E4M3 of a line of a pair,
- * before the scale. */
+/* Lines that lie together, see layout_place. */
+V16_TEMPLATE ptrdiff_t line_group(const enum dtype t)
+{
+    return t == DTYPE_F8_E4M3 || t == DTYPE_BF16 ? 2 : 1;
+}
+
+/* Outputs 0..15 (side 0) or 16..31 (side 1) of a line of a panel; of F8_E4M3 and BF16 of a line of
+ * a pair, of F8_E4M3 before the scale. */
 V16_TEMPLATE v16 line_load(const enum dtype t, const unsigned char *w, const ptrdiff_t line,
                            const ptrdiff_t side)
 {
     if (t == DTYPE_F8_E4M3)
         return v16_line_f8(w, line, side);
     if (t == DTYPE_BF16)
-        return side == 0 ? v16_even_bf16(w) : v16_odd_bf16(w);
+        return line == 0 ? v16_odd_bf16(w + side * CPU_LINE) : v16_even_bf16(w + side * CPU_LINE);
     if (t == DTYPE_F16)
         return v16_load_f16((const uint16_t *)(const void *)w + 16 * side);
     return v16_load((const float *)(const void *)w + 16 * side);
@@ -60,7 +66,26 @@ struct tile_sums {
     v16 acc[V16_ROWS * V16_COLS + 8], scale[8];
 };
 
-/* Lines [first, last) of a pair of F8_E4M3, else the only one of 0, 1. */
+/* Of a word of two BF16: the first, in its upper half, or the second. */
+V16_INLINE float word_half(float word, ptrdiff_t which)
+{
+    uint32_t u;
+    memcpy(&u, &word, sizeof u);
+    u = which == 0 ? u & 0xffff0000u : u << 16;
+    memcpy(&word, &u, sizeof u);
+    return word;
+}
+
+/* x of row i, `line` lines of a group from its first on, of which x has those from `first` on. */
+V16_TEMPLATE float tile_x(const struct tile_args *a, const float *x, const ptrdiff_t first,
+                          const ptrdiff_t line, const ptrdiff_t i, const enum dtype t)
+{
+    if (t == DTYPE_BF16 && V16_BF16_WORD == 2)
+        return word_half(x[i], line);
+    return x[(line - first) * a->rows + i];
+}
+
+/* Lines [first, last) of a group. */
 V16_TEMPLATE void tile_lines(struct tile_sums *b, const struct tile_args *a, const float *x,
                              const unsigned char *w, const int rows, const int panels,
                              const int cols, const ptrdiff_t side, const enum dtype t,
@@ -69,7 +94,7 @@ V16_TEMPLATE void tile_lines(struct tile_sums *b, const struct tile_args *a, con
     foreach(q, panels) {
         const unsigned char *p = w + (size_t)q * a->t.panel_bytes;
         v16_prefetch(p + AHEAD / panels);
-        if (t == DTYPE_F32)
+        if (t == DTYPE_F32 || t == DTYPE_BF16)
             v16_prefetch(p + AHEAD / panels + 64);
         v16 *sum = b->acc + q * rows * cols;
         foreach(l, last - first) {
@@ -80,7 +105,7 @@ V16_TEMPLATE void tile_lines(struct tile_sums *b, const struct tile_args *a, con
                     v[c] = v16_mul(v[c], b->scale[q * cols + c]);
             }
             foreach(i, rows) {
-                v16 r = v16_set1(x[l * a->rows + i]);
+                v16 r = v16_set1(tile_x(a, x, first, first + l, i, t));
                 foreach(c, cols)
                     sum[i * cols + c] = v16_fma(r, v[c], sum[i * cols + c]);
             }
@@ -88,13 +113,50 @@ V16_TEMPLATE void tile_lines(struct tile_sums *b, const struct tile_args *a, con
     }
 }
 
+#if V16_BF16_WORD == 2
+/* Both lines of a pair of BF16. */
+V16_TEMPLATE void tile_pair(struct tile_sums *b, const struct tile_args *a, const float *x,
+                            const unsigned char *w, const int rows, const int panels,
+                            const int cols, const ptrdiff_t side)
+{
+    foreach(q, panels) {
+        const unsigned char *p = w + (size_t)q * a->t.panel_bytes;
+        v16_prefetch(p + AHEAD / panels);
+        v16_prefetch(p + AHEAD / panels + 64);
+        v16 *sum = b->acc + q * rows * cols, v[2];
+        foreach(c, cols)
+            v[c] = v16_load((const float *)(const void *)(p + (side + c) * CPU_LINE));
+        foreach(i, rows) {
+            v16 r = v16_set1(x[i]);
+            foreach(c, cols)
+                sum[i * cols + c] = v16_dot_bf16(sum[i * cols + c], v[c], r);
+        }
+    }
+}
+#endif
+
+/* All lines of a group. */
+V16_TEMPLATE void tile_group(struct tile_sums *b, const struct tile_args *a, const float *x,
+                             const unsigned char *w, const int rows, const int panels,
+                             const int cols, const ptrdiff_t side, const enum dtype t)
+{
+#if V16_BF16_WORD == 2
+    if (t == DTYPE_BF16) {
+        tile_pair(b, a, x, w, rows, panels, cols, side);
+        return;
+    }
+#endif
+    tile_lines(b, a, x, w, rows, panels, cols, side, t, 0, line_group(t));
+}
+
 /* A register block: `rows` rows, `panels` panels, `cols` halves of each beginning with `side`. */
 V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const int panels,
                              const int cols, const ptrdiff_t side, const enum dtype t)
 {
     struct tile_sums b;
-    const ptrdiff_t lines = t == DTYPE_F8_E4M3 ? 2 : 1;
-    const size_t bytes = t == DTYPE_F32 ? 2 * CPU_LINE : CPU_LINE;
+    const int32_t lines = (int32_t)line_group(t);
+    const size_t bytes = t == DTYPE_F32 || t == DTYPE_BF16 ? 2 * CPU_LINE : CPU_LINE;
+    const ptrdiff_t word = t == DTYPE_BF16 ? V16_BF16_WORD : 1; /* columns in a word of x */
     const ptrdiff_t sums = (ptrdiff_t)panels * rows * cols;
     foreach(i, sums)
         b.acc[i] =
@@ -102,16 +164,18 @@ V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const in
     const ptrdiff_t scales = t == DTYPE_F8_E4M3 ? (ptrdiff_t)panels * cols : 0;
     foreach(i, scales)
         b.scale[i] = tile_scale(a, cols, side, i);
-    const float *x = a->t.x, *end = x + (ptrdiff_t)a->t.k * a->rows;
+    const float *x = a->t.x;
     const unsigned char *w = a->t.w;
-    if (lines == 2 && a->t.odd && x < end) {
+    int32_t k = a->t.k;
+    if (lines == 2 && a->t.odd && k > 0) {
         tile_lines(&b, a, x, w, rows, panels, cols, side, t, 1, 2);
         x += a->rows;
         w += bytes;
+        k--;
     }
-    for (; x + (lines - 1) * a->rows < end; x += lines * a->rows, w += bytes)
-        tile_lines(&b, a, x, w, rows, panels, cols, side, t, 0, lines);
-    if (lines == 2 && x < end)
+    for (; k >= lines; k -= lines, x += lines / word * a->rows, w += bytes)
+        tile_group(&b, a, x, w, rows, panels, cols, side, t);
+    if (lines == 2 && k > 0)
         tile_lines(&b, a, x, w, rows, panels, cols, side, t, 0, 1);
     foreach(i, sums)
         v16_store(tile_place(a->t.acc, a->rows, rows, cols, side, i), b.acc[i]);
@@ -196,19 +260,41 @@ EACH_TILE(TILE, tile, wide, bf16, DTYPE_BF16)
 EACH_TILE(TILE, tile, wide, f8, DTYPE_F8_E4M3)
 
 /* Full stores in ascending k: what one writes too far, the next overwrites. */
-static void pack(float *dst, const float *x, size_t stride, int32_t rows, int32_t k)
+V16_TEMPLATE void pack_as(float *dst, const float *x, size_t stride, int32_t rows, int32_t k,
+                          const enum dtype t)
 {
+    const int32_t word = t == DTYPE_BF16 ? V16_BF16_WORD : 1;
     v16 r[16];
     for (int32_t i = 0; i < 16; i++)
         r[i] = v16_zero();
-    for (int32_t c = 0; c < k; c += 16) {
-        int32_t n = k - c < 16 ? k - c : 16;
-        for (int32_t i = 0; i < 16; i++)
-            r[i] = i < rows ? v16_load_n(x + (size_t)i * stride + c, n) : v16_zero();
+    for (int32_t c = 0; c < k; c += 16 * word) {
+        const int32_t n = k - c < 16 * word ? k - c : 16 * word;
+        for (int32_t i = 0; i < 16; i++) {
+            const float *from = x + (size_t)i * stride + c;
+            r[i] = i >= rows         ? v16_zero()
+                   : t == DTYPE_BF16 ? v16_words_bf16(from, n)
+                                     : v16_load_n(from, n);
+        }
         v16_transpose(r);
-        for (int32_t i = 0; i < n; i++, dst += rows)
-            v16_store(dst, r[i]);
+        for (int32_t i = 0; i < n; i += word, dst += rows)
+            v16_store(dst, r[i / word]);
     }
+}
+
+static void pack(float *dst, const float *x, size_t stride, int32_t rows, int32_t k)
+{
+    pack_as(dst, x, stride, rows, k, DTYPE_F32);
+}
+
+static void pack_bf16(float *dst, const float *x, size_t stride, int32_t rows, int32_t k)
+{
+    if (rows > 1) {
+        pack_as(dst, x, stride, rows, k, DTYPE_BF16);
+        return;
+    }
+    const int32_t step = 16 * V16_BF16_WORD;
+    for (int32_t c = 0; c < k; c += step, dst += 16)
+        v16_store(dst, v16_words_bf16(x + c, k - c < step ? k - c : step));
 }
 
 #include "kernels/cpu/micro_int.h"
@@ -278,17 +364,37 @@ static void interleave_f8(unsigned char *panel, const unsigned char *stage, size
     v16_stream_end();
 }
 
-/* Sixteen k of 32 staged rows become lines. 16-bit types travel as pairs in 32-bit lanes: bf16
- * pairs outputs j and 16 + j, f16 pairs 2j and 2j + 1, see layout_place. */
+/* 32 k of 32 staged rows become pairs of lines: two values of a row travel as a word. */
+static void interleave_bf16(unsigned char *panel, const unsigned char *stage, size_t pitch,
+                            int32_t k)
+{
+    v16 r[16];
+    for (int32_t c = 0; c < k; c += 32) {
+        const int32_t pairs = ((k - c < 32 ? k - c : 32) + 1) / 2;
+        for (int32_t side = 0; side < 2; side++) {
+            for (int32_t j = 0; j < 16; j++) {
+                const unsigned char *row = stage + (size_t)(16 * side + j) * pitch;
+                r[j] = v16_swap_halves(v16_load((const void *)(row + (size_t)c * 2)));
+            }
+            v16_transpose(r);
+            float *pair = (float *)(void *)(panel + (size_t)c * CPU_LINE) + side * 16;
+            for (int32_t i = 0; i < pairs; i++, pair += 32)
+                v16_stream(pair, r[i]);
+        }
+    }
+    v16_stream_end();
+}
+
+/* Sixteen k of 32 staged rows become lines. F16 travels as pairs of outputs in 32-bit lanes. */
 static void interleave(unsigned char *panel, const unsigned char *stage, size_t pitch, int32_t k,
                        enum dtype dtype)
 {
-    if (dtype == DTYPE_F8_E4M3) {
-        interleave_f8(panel, stage, pitch, k);
+    if (dtype == DTYPE_F8_E4M3 || dtype == DTYPE_BF16) {
+        (dtype == DTYPE_BF16 ? interleave_bf16 : interleave_f8)(panel, stage, pitch, k);
         return;
     }
     const int32_t halves = dtype == DTYPE_F32 ? 2 : 1, size = dtype == DTYPE_F32 ? 4 : 2;
-    const int32_t step = dtype == DTYPE_F16 ? 2 : 1, other = dtype == DTYPE_F16 ? 1 : 16;
+    const int32_t step = dtype == DTYPE_F16 ? 2 : 1;
     v16 r[16];
     for (int32_t c = 0; c < k; c += 16) {
         int32_t n = k - c < 16 ? k - c : 16;
@@ -296,10 +402,9 @@ static void interleave(unsigned char *panel, const unsigned char *stage, size_t 
             for (int32_t j = 0; j < 16; j++) {
                 const unsigned char *p =
                     stage + (size_t)(16 * half + step * j) * pitch + (size_t)(c * size);
-                r[j] = dtype == DTYPE_F32
-                           ? v16_load((const float *)(const void *)p)
-                           : v16_pair((const uint16_t *)(const void *)p,
-                                      (const uint16_t *)(const void *)(p + (size_t)other * pitch));
+                r[j] = dtype == DTYPE_F32 ? v16_load((const float *)(const void *)p)
+                                          : v16_pair((const uint16_t *)(const void *)p,
+                                                     (const uint16_t *)(const void *)(p + pitch));
             }
             v16_transpose(r);
             float *line = (float *)(void *)(panel + (size_t)c * CPU_PANEL * (size_t)size);
@@ -691,8 +796,9 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
                      [CPU_BITS_U4] = WIDE_TABLE(runs, u4),                                         \
                      [CPU_BITS_E2M1] = WIDE_TABLE(runs, e2m1)},                                    \
         .pack_run = pack_run, .wide_panels = {1, V16_WIDE1, V16_WIDE2, V16_WIDE3, V16_WIDE4},      \
-        .tile_streams = V16_COLS == 2, .widen = widen, .pack = pack, .convert = convert,           \
-        .interleave = interleave, .add = add, .sum_squares = sum_squares, .norm = norm,            \
+        .bf16_word = V16_BF16_WORD, .tile_streams = V16_COLS == 2, .widen = widen, .pack = pack,   \
+        .pack_bf16 = pack_bf16, .convert = convert, .interleave = interleave, .add = add,          \
+        .sum_squares = sum_squares, .norm = norm,                                                  \
         .act_mul = {[ACT_SILU] = silu_mul,                                                         \
                     [ACT_GELU_TANH] = gelu_mul,                                                    \
                     [ACT_SWIGLU_PAIRS] = swiglu_pairs},                                            \

@@ -6,6 +6,7 @@
  * Rejected: lanes over k (needs a fold whose shape would be the instruction set's), and splitting k
  * over threads (the chain would depend on their number). */
 #include "kernels/cpu/product.h"
+#include "kernels/cpu/flush.h"
 
 #include <string.h>
 
@@ -59,7 +60,7 @@ static void choose_form(struct product *p)
 {
     const struct weight_spec *spec = &p->w->spec;
     size_t unit = CPU_PANEL * dtype_size(p->widens ? DTYPE_F32 : spec->dtype);
-    p->row_words = (size_t)spec->in;
+    p->row_words = (size_t)((spec->in + p->word - 1) / p->word);
     if (p->ints) {
         unit = layout_int_group_bytes(spec);
         for (int32_t l = 0, begin, end; l < spec->leaves; l++) {
@@ -79,10 +80,18 @@ struct product product_of(const struct cpu_isa *isa, const struct weight *w, int
 {
     struct product p = {.isa = isa, .w = w, .rows = rows, .tiles = product_tiles(rows)};
     p.ints = dtype_is_int(w->spec.dtype);
+    p.rounds = w->spec.dtype == DTYPE_BF16;
+    p.packs = p.ints || p.rounds || rows > 1;
+    p.word = p.rounds ? isa->bf16_word : 1;
     p.group = rows <= CPU_WIDE_ROWS ? isa->wide_panels[rows] : 1;
     p.widens = w->spec.dtype == DTYPE_F8_E4M3 && p.tiles > 2;
     choose_form(&p);
     return p;
+}
+
+void product_pack(const struct product *p, float *tile, const float *x, size_t stride, int32_t rows)
+{
+    (p->rounds ? p->isa->pack_bf16 : p->isa->pack)(tile, x, stride, rows, p->w->spec.in);
 }
 
 void product_pack_runs(const struct product *p, float *tile, int32_t rows, int32_t row,
@@ -111,7 +120,7 @@ static void block_run(const struct product *p, const struct cpu_tile *block, enu
         const int32_t row = product_tile(p, i), rows = product_tile(p, i + 1) - row;
         struct cpu_tile tile = *block;
         tile.acc += (size_t)row * CPU_PANEL;
-        tile.x = p->packed + (size_t)i * p->tile_floats + (size_t)k * (size_t)rows;
+        tile.x = p->packed + (size_t)i * p->tile_floats + (size_t)(k / p->word) * (size_t)rows;
         cpu_tile_fn kernel = panels == 1 ? p->isa->tile[t][rows] : p->isa->wide[t][rows];
         kernel(&tile);
     }
@@ -129,7 +138,7 @@ static void leaf_float(const struct product *p, float *acc, const unsigned char 
         n = least(least(to, backend_scale_end(spec, k)) - k, p->block);
         struct cpu_tile block = {
             .acc = acc,
-            .w = panel + layout_place(spec->dtype, spec->dtype == DTYPE_F8_E4M3 ? k / 2 * 2 : k, 0),
+            .w = panel + layout_line(spec->dtype, k),
             .scale = layout_scale(spec, panel, k),
             .panel_bytes = layout_panel_bytes(spec),
             .k = n,
@@ -186,10 +195,15 @@ static void leaf_int(const struct product *p, float *acc, const unsigned char *p
 void product_leaf(const struct product *p, float *acc, int32_t first_panel, int32_t panels,
                   int32_t l)
 {
+    uint64_t mode = 0;
     const unsigned char *panel =
         p->w->storage + (size_t)first_panel * layout_panel_bytes(&p->w->spec);
+    if (p->rounds)
+        mode = flush_begin();
     if (p->ints)
         leaf_int(p, acc, panel, panels, l);
     else
         leaf_float(p, acc, panel, panels, l);
+    if (p->rounds)
+        flush_end(mode);
 }

@@ -17,6 +17,7 @@
 #define V16_WIDE2 1
 #define V16_WIDE3 1
 #define V16_WIDE4 1
+#define V16_BF16_WORD 1
 #define V16_KEYS 1
 #define V16_INLINE static inline __attribute__((always_inline))
 #define V16_TEMPLATE V16_INLINE /* const arguments are constants */
@@ -230,6 +231,13 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
                       _mm256_and_si256(v16_line(p + 32), high));
 }
 
+V16_INLINE v16 v16_words_bf16(const float *p, int32_t n)
+{
+    const v16 a = v16_load_n(p, n);
+    return v16_of_int(_mm256_slli_epi32(v16_round_bf16(a.lo), 16),
+                      _mm256_slli_epi32(v16_round_bf16(a.hi), 16));
+}
+
 V16_INLINE v16 v16_load_f8(const unsigned char *p)
 {
     const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -283,6 +291,13 @@ V16_INLINE __m256i v16_high_half(__m256 a, __m256 b)
 V16_INLINE v16 v16_high_halves(v16 a, v16 b)
 {
     return v16_of_int(v16_high_half(a.lo, b.lo), v16_high_half(a.hi, b.hi));
+}
+
+V16_INLINE v16 v16_swap_halves(v16 a)
+{
+    const __m256i lo = _mm256_castps_si256(a.lo), hi = _mm256_castps_si256(a.hi);
+    return v16_of_int(_mm256_or_si256(_mm256_slli_epi32(lo, 16), _mm256_srli_epi32(lo, 16)),
+                      _mm256_or_si256(_mm256_slli_epi32(hi, 16), _mm256_srli_epi32(hi, 16)));
 }
 
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)

@@ -1,5 +1,5 @@
 /* Sixteen floats in one 512-bit register; the meaning of each operation is in v16_generic.h. With
- * V16_VNNI integers are multiplied by the instructions made for it. */
+ * V16_VNNI integers are multiplied by the instructions made for it, with V16_BF16 BF16 is, too. */
 #ifndef TESSERA_KERNELS_CPU_V16_AVX512_H
 #define TESSERA_KERNELS_CPU_V16_AVX512_H
 
@@ -11,10 +11,15 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef V16_VNNI
+#if defined(V16_BF16)
+#define V16_NAME "cpu-bf16"
+#define V16_BF16_WORD 2
+#elif defined(V16_VNNI)
 #define V16_NAME "cpu-vnni"
+#define V16_BF16_WORD 1
 #else
 #define V16_NAME "cpu-avx512"
+#define V16_BF16_WORD 1
 #endif
 #define V16_ROWS 12 /* 24 accumulators, 2 lines, 1 broadcast of 32 registers */
 #define V16_COLS 2
@@ -155,8 +160,8 @@ V16_INLINE v16 v16_load_f16(const uint16_t *p)
     return _mm512_cvtph_ps(v16_halves(p));
 }
 
-/* Nearest, ties to even; NaN keeps its upper bits and becomes quiet. */
-V16_INLINE void v16_store_bf16(uint16_t *p, v16 a)
+/* Nearest, ties to even; NaN keeps its upper bits and becomes quiet. In 32-bit lanes. */
+V16_INLINE __m512i v16_round_bf16(v16 a)
 {
     __m512i u = _mm512_castps_si512(a);
     __m512i top = _mm512_srli_epi32(u, 16);
@@ -164,8 +169,12 @@ V16_INLINE void v16_store_bf16(uint16_t *p, v16 a)
     __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     r = _mm512_srli_epi32(r, 16);
     __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-    r = _mm512_mask_or_epi32(r, nan, top, _mm512_set1_epi32(0x40));
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(r));
+    return _mm512_mask_or_epi32(r, nan, top, _mm512_set1_epi32(0x40));
+}
+
+V16_INLINE void v16_store_bf16(uint16_t *p, v16 a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(v16_round_bf16(a)));
 }
 
 V16_INLINE void v16_store_f16(uint16_t *p, v16 a)
@@ -184,6 +193,37 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
     __m512i high = _mm512_set1_epi32((int)0xffff0000u);
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high));
 }
+
+#ifdef V16_BF16
+
+/* (VCVTNE2PS2BF16 takes subnormal numbers for zeros before it rounds, others round them up.) */
+V16_INLINE v16 v16_words_bf16(const float *p, int32_t n)
+{
+    const v16 first = v16_load_n(p, n < 16 ? n : 16);
+    const v16 second = n > 16 ? v16_load_n(p + 16, n - 16) : v16_zero();
+    const __m256i low = _mm512_cvtepi32_epi16(v16_round_bf16(first));
+    const __m256i high = _mm512_cvtepi32_epi16(v16_round_bf16(second));
+    const __m512i pairs = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return _mm512_castsi512_ps(_mm512_rol_epi32(pairs, 16));
+}
+
+/* sum + the products of the upper halves, then + those of the lower: two fused multiply-adds to
+ * which subnormal numbers are zeros (Intel 64 and IA-32 Architectures Software Developer's Manual,
+ * VDPBF16PS). */
+V16_INLINE v16 v16_dot_bf16(v16 sum, v16 w, v16 x)
+{
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(w),
+                            (__m512bh)_mm512_castps_si512(x));
+}
+
+#else
+
+V16_INLINE v16 v16_words_bf16(const float *p, int32_t n)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(v16_round_bf16(v16_load_n(p, n)), 16));
+}
+
+#endif
 
 V16_INLINE v16 v16_load_f8(const unsigned char *p)
 {
@@ -220,6 +260,11 @@ V16_INLINE v16 v16_high_halves(v16 a, v16 b)
 {
     __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
     return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(b)));
+}
+
+V16_INLINE v16 v16_swap_halves(v16 a)
+{
+    return _mm512_castsi512_ps(_mm512_rol_epi32(_mm512_castps_si512(a), 16));
 }
 
 V16_INLINE v16 v16_pair(const uint16_t *lo, const uint16_t *hi)

@@ -16,6 +16,8 @@
 #define V16_WIDE2 2
 #define V16_WIDE3 1
 #define V16_WIDE4 1
+#define V16_BF16_WORD                                                                              \
+    1              /* columns in a word of x, where the weight is BF16: 1, or 2 and v16_dot_bf16 */
 #define V16_KEYS 1 /* blocks of keys, and vectors of values, per head in flight */
 #define V16_INLINE static inline
 #define V16_TEMPLATE static __attribute__((noinline)) /* the others specialise */
@@ -207,6 +209,13 @@ V16_INLINE v16 v16_odd_bf16(const unsigned char *p)
     V16_EACH(dtype_from_bf16(u[2 * i + 1]));
 }
 
+/* n floats, <= 16 * V16_BF16_WORD, zeros behind: rounded to BF16, then in words. Of two in a word
+ * the first has the upper half. */
+V16_INLINE v16 v16_words_bf16(const float *p, int32_t n)
+{
+    V16_EACH(i < n ? dtype_from_bf16(dtype_to_bf16(p[i])) : 0.0f);
+}
+
 /* Sixteen E4M3 codes times 2^-8: the bits of the halves that mean that. NaN codes are not known.
  * (Bits put straight into a float's places would do, but subnormal floats are slow to multiply.) */
 V16_INLINE v16 v16_load_f8(const unsigned char *p)
@@ -238,6 +247,12 @@ V16_INLINE v16 v16_low_halves(v16 a, v16 b)
 V16_INLINE v16 v16_high_halves(v16 a, v16 b)
 {
     V16_EACH(v16_float((v16_bits(b.l[i]) & 0xffff0000u) | v16_bits(a.l[i]) >> 16));
+}
+
+/* Lanes of 32 bits. */
+V16_INLINE v16 v16_swap_halves(v16 a)
+{
+    V16_EACH(v16_float(v16_bits(a.l[i]) << 16 | v16_bits(a.l[i]) >> 16));
 }
 
 /* Lanes of 32 bits, hi << 16 | lo. */

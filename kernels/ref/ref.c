@@ -197,7 +197,8 @@ static void round_run(double *x, int32_t n)
 static void row_of(double *row, struct cview x, int32_t t, const struct weight_spec *s)
 {
     for (int32_t k = 0; k < x.cols; k++)
-        row[k] = (double)at(x, t, k);
+        row[k] = (double)(s->dtype == DTYPE_BF16 ? dtype_from_bf16(dtype_to_bf16(at(x, t, k)))
+                                                 : at(x, t, k));
     for (int32_t l = 0; l < s->leaves && dtype_is_int(s->dtype); l++) {
         for (int32_t k = s->cut[l], end; k < s->cut[l + 1]; k = end) {
             end = backend_scale_end(s, k);

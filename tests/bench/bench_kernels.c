@@ -165,7 +165,7 @@ static void limits(const char *variant)
     void *p = buffer(READ_BYTES, 1);
     read_limit = (double)READ_BYTES / best(read_all, p);
     free(p);
-    const bool wide = strcmp(variant, "cpu-avx512") == 0 || strcmp(variant, "cpu-vnni") == 0;
+    const bool wide = strcmp(variant, "cpu-avx2") != 0 && strcmp(variant, "cpu-generic") != 0;
     int width = wide ? 512 : 256;
     double per_part = (double)(1 << 14) * 2 * (width == 512 ? 24.0 * 16 / 32 : 12.0 * 8 / 8);
     fma_limit = 256.0 * threads * per_part / best(fma_all, &width);

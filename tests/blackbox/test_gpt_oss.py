@@ -38,7 +38,8 @@ def test_same_bits(serve, name):
     check_same_bits(serve, checkpoint.GOLDEN / name, ())
 
 
-@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni"])
+@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
+                                    "cpu-bf16"])
 def test_same_bits_of_every_processor(serve, device):
     if reason := lacks(device):
         pytest.skip(reason)

@@ -89,7 +89,8 @@ def test_same_bits_of_other_models(serve, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni"])
+@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
+                                    "cpu-bf16"])
 def test_same_bits_of_every_processor(serve, alone, kind, device):
     if reason := lacks(device):
         pytest.skip(reason)

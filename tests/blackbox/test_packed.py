@@ -153,7 +153,8 @@ def test_same_bits(serve, models, alone, form, arguments):
 
 
 @pytest.mark.parametrize("form", FEW)
-@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni"])
+@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
+                                    "cpu-bf16"])
 def test_same_bits_of_every_processor(serve, models, alone, form, device):
     if reason := lacks(device):
         pytest.skip(reason)

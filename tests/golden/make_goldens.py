@@ -399,6 +399,36 @@ def prompt_logits(model, ids):
     return out.logits[0].float().numpy()
 
 
+class HeldCache(transformers.DynamicCache):
+    """Keys and values rounded to a dtype."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.held = dtype
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return super().update(key_states.to(self.held).float(), value_states.to(self.held).float(),
+                              *args, **kwargs)
+
+
+def held_logits(model, ids, dtype):
+    """Of a float32 model whose keys and values are held in dtype; so is, with bfloat16, what is
+    multiplied with a weight."""
+    linear = torch.nn.functional.linear
+
+    def rounding(x, weight, bias=None):
+        return linear(x.to(dtype).float() if dtype == torch.bfloat16 else x, weight, bias)
+
+    torch.nn.functional.linear = rounding
+    try:
+        with torch.no_grad():
+            out = model(torch.tensor(ids, dtype=torch.long)[None], use_cache=True,
+                        past_key_values=HeldCache(dtype))
+    finally:
+        torch.nn.functional.linear = linear
+    return out.logits[0].float().numpy()
+
+
 def greedy(model, prompt, give_up=False):
     """Greedy tokens, their top-1 to top-2 gaps, and those gaps relative to max|logit|.
 
@@ -497,7 +527,10 @@ def golden_tensors(directory, prompts):
     tensors, smallest = {}, np.inf
     if model.dtype == torch.bfloat16:
         tensors["logits0_bf16"] = prompt_logits(model, prompts[0])
-    model = widened(model, model.dtype)
+    dtype = model.dtype
+    model = widened(model, dtype)
+    if dtype != torch.float32 and model.config.model_type != "gpt_oss":  # its experts are codes
+        tensors["logits0_held"] = held_logits(model, prompts[0], dtype)
     for i, prompt in enumerate(prompts):
         tokens, gaps, relative = greedy(model, prompt)
         check_teacher_forced(model, prompt, tokens)
