@@ -222,12 +222,32 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
         m->local_rope = m->rope;
 }
 
-/* ---- windows ---- */
-
-static void set_slides(struct model_config *m, int32_t layer)
+static void set_layer(uint32_t *layers, int32_t layer)
 {
-    m->slides[layer / 32] |= 1u << layer % 32;
+    layers[layer / 32] |= 1u << layer % 32;
 }
+
+/* Which layers do not turn: those with a 0 in a list, or every so manieth. */
+static void read_no_rope(struct reader *r, const struct family *f, struct model_config *m)
+{
+    static const char key[] = "no_rope_layers";
+    const struct jdoc *list = jdoc_get_value(r->object, key);
+    const int32_t interval =
+        reader_int(r, "no_rope_layer_interval", 1, 1 << 20, f->no_rope_interval);
+    if (list && (jdoc_type(list) != JDOC_ARRAY || jdoc_size(list) < (size_t)m->layers)) {
+        reader_fail(r, key, "a list of at least as many as num_hidden_layers");
+        return;
+    }
+    for (int32_t i = 0; i < m->layers && r->st == OK; i++) {
+        int64_t turns = (i + 1) % interval != 0;
+        if (list && (!jdoc_whole(jdoc_at(list, (size_t)i), &turns) || turns < 0 || turns > 1))
+            reader_fail(r, key, "a list of 0 (a layer without rotation) and 1");
+        else if (!turns)
+            set_layer(m->no_rope, i);
+    }
+}
+
+/* ---- windows ---- */
 
 /* As layer_types says of each layer. */
 static void read_layer_types(struct reader *r, const struct jdoc *types, struct model_config *m)
@@ -240,7 +260,7 @@ static void read_layer_types(struct reader *r, const struct jdoc *types, struct 
         const struct jdoc *v = jdoc_at(types, (size_t)i);
         const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
         if (strcmp(type, "sliding_attention") == 0)
-            set_slides(m, i);
+            set_layer(m->slides, i);
         else if (strcmp(type, "full_attention") != 0)
             r->st = base_fail(r->err, ERR_MODEL,
                               "%s: layer_types[%d] is %.40s, expected full_attention or "
@@ -258,8 +278,9 @@ static void slide_by_rule(struct reader *r, const struct family *f, struct model
     if (f->window_from > 0)
         from = reader_int(r, "max_window_layers", 0, 1 << 20, f->window_from);
     for (int32_t i = from; i < m->layers && r->st == OK; i++)
-        if (period == 0 || (i + 1) % period != 0)
-            set_slides(m, i);
+        if (f->no_rope_interval > 0 ? !model_config_turns(m, i)
+                                    : period == 0 || (i + 1) % period != 0)
+            set_layer(m->slides, i);
 }
 
 /* Layers of Mistral, Mixtral and Phi-3 all slide, whatever layer_types says, which is read all the
@@ -317,6 +338,8 @@ static void read_scores(struct reader *r, const struct family *f, struct model_c
 
 void model_attention_read(struct reader *r, const struct family *f, struct model_config *m)
 {
+    if (f->no_rope_interval > 0)
+        read_no_rope(r, f, m);
     if (r->st == OK && f->window != 0)
         read_window(r, f, m);
     else if (jdoc_get_value(r->object, "sliding_window"))

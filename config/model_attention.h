@@ -6,8 +6,8 @@
 #include "config/family.h"
 #include "config/reader.h"
 
-/* Fills in rope, local_rope, window, slides and what attention does to scores, and stretches
- * max_position; the shape of m is there already. Failures are the reader's. */
+/* Fills in rope, local_rope, no_rope, window, slides and what attention does to scores, and
+ * stretches max_position; the shape of m is there already. Failures are the reader's. */
 void model_attention_read(struct reader *r, const struct family *f, struct model_config *m);
 
 #endif

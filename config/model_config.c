@@ -74,15 +74,18 @@ static void expect_activation(struct reader *r, const struct family *f)
 }
 
 /* Qwen2 has its biases whatever attention_bias says; with Qwen3 and Llama it means o's, too. */
-static void refuse_unsupported(struct reader *r, const struct family *f)
+static void read_biases(struct reader *r, const struct family *f, struct model_config *m)
 {
-    if (!f->qkv_bias && reader_bool(r, "attention_bias", false))
+    if (f->qkv_bias_key)
+        m->qkv_bias = reader_bool(r, f->qkv_bias_key, f->qkv_bias);
+    if (f->o_bias_key)
+        m->o_bias = reader_bool(r, f->o_bias_key, f->o_bias);
+    if (!f->qkv_bias && !f->qkv_bias_key && reader_bool(r, "attention_bias", false))
         reader_fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
     if (f->o_bias && !reader_bool(r, "attention_bias", true))
         reader_fail(r, "attention_bias", "true");
     if (reader_bool(r, "mlp_bias", false))
         reader_fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
-    expect_activation(r, f);
 }
 
 /* ---- mixtures of experts ---- */
@@ -221,7 +224,8 @@ static void read_model(struct reader *r, const struct family *f, struct model_co
     m->embed_scale = f->gemma ? embed_scale(m) : 1;
     if (r->st == OK)
         model_attention_read(r, f, m);
-    refuse_unsupported(r, f);
+    read_biases(r, f, m);
+    expect_activation(r, f);
 }
 
 static void read_ends(struct reader *r, struct model_config *m)

@@ -107,9 +107,10 @@ struct model_config {
     struct quant_config quant;
 
     /* Layers that slide attend to the last `window` positions, the row's own among them, and turn
-     * by local_rope; the others to all, by rope. */
+     * by local_rope; the others to all, by rope. Those without rotation do not turn at all. */
     int32_t window; /* 0: no layer slides */
     uint32_t slides[MODEL_LAYERS_MAX / 32];
+    uint32_t no_rope[MODEL_LAYERS_MAX / 32];
     float attention_scale;   /* of the products of queries and keys */
     float attention_softcap; /* of these; 0: none */
     struct rope_config rope, local_rope;
@@ -141,6 +142,10 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
 static inline bool model_config_slides(const struct model_config *m, int32_t layer)
 {
     return (m->slides[layer / 32] >> layer % 32 & 1) != 0;
+}
+static inline bool model_config_turns(const struct model_config *m, int32_t layer)
+{
+    return (m->no_rope[layer / 32] >> layer % 32 & 1) == 0;
 }
 
 /* How many layers slide. */

@@ -414,8 +414,8 @@ struct backend_ops {
                        const float *inv_freq, float scale);
     /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: applies the rules (the bias is one
      * addition, the norm of a head that of rmsnorm), rotates the first R elements of each q and k
-     * by table[T, R] (halves: i with i + R/2), all in place, and stores k and v at the rows'
-     * positions of `layer`. */
+     * by table[T, R] (halves: i with i + R/2; R may be 0), all in place, and stores k and v at the
+     * rows' positions of `layer`. */
     void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);

@@ -30,7 +30,7 @@ struct rules_case {
     struct attend_case shape;
     bool bias, norm;
     float scale;    /* of the rotation */
-    int32_t rotary; /* 0: whole heads */
+    int32_t rotary; /* 0: whole heads; -1: nothing */
 };
 static const struct qkv_rules no_rules;
 
@@ -99,7 +99,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * m.rows.table_cols, c->dtype};
     void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
     struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
-    const int32_t rotary = r->rotary > 0 ? r->rotary : c->dim;
+    const int32_t rotary = r->rotary > 0 ? r->rotary : r->rotary < 0 ? 0 : c->dim;
     float *qkv = generated(31, n), *table = guarded((size_t)(rows * c->dim)), freq[256];
     memset(table, 0, (size_t)(rows * c->dim) * sizeof *table); /* what a part of them leaves */
     for (int32_t i = 0; i < rotary / 2; i++)
@@ -226,6 +226,7 @@ static void test_rules(void **state UNUSED)
          .scale = 1.2f,
          .rotary = 96},
         {{3, 1, 20, 33, .dtype = DTYPE_F32}, .scale = 1, .rotary = 2},
+        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1, -1},
         {{5, 1, 16, 40, .dtype = DTYPE_F32}, .bias = true, .norm = false, .scale = 1.14f},
         {{4, 2, 128, 20, .dtype = DTYPE_F32}, .bias = false, .norm = true, .scale = 1},
         {{3, 3, 20, 33, .dtype = DTYPE_BF16}, .bias = true, .norm = false, .scale = 1},

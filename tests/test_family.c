@@ -115,6 +115,11 @@ static void test_refusals(void **state)
         {"gpt_oss", MXFP4 YARN ",\"swiglu_limit\":6", "swiglu_limit is 6, expected 7"},
         {"gpt_oss", MXFP4 YARN ",\"num_local_experts\":1024", "in multiples of 32"},
         {"mixtral", MXFP4, "quant_method is \"mxfp4\", expected"},
+        {"smollm3", ",\"no_rope_layers\":[1,1,1]",
+         "no_rope_layers is an array, expected a list of"},
+        {"smollm3", ",\"no_rope_layers\":[1,1,1,2]", "expected a list of 0 (a layer without"},
+        {"smollm3", ",\"no_rope_layer_interval\":0", "no_rope_layer_interval is 0, expected"},
+        {"seed_oss", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         struct model_config m;
@@ -125,10 +130,42 @@ static void test_refusals(void **state)
     }
 }
 
+/* As SmolLM3Config and SeedOssConfig of transformers 5.23 have it. */
+static void test_smollm3_and_seed_oss(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family, *more;
+        uint32_t no_rope; /* of the four layers */
+        bool qkv_bias, o_bias;
+    } cases[] = {
+        {"smollm3", "", 8, false, false},
+        {"smollm3", ",\"no_rope_layer_interval\":2", 10, false, false},
+        {"smollm3", ",\"no_rope_layers\":[0,1,1,0,0]", 9, false, false},
+        {"smollm3", ",\"attention_bias\":true", 8, true, true},
+        {"seed_oss", "", 0, true, false},
+        {"seed_oss", ",\"attention_bias\":false,\"attention_out_bias\":true", 0, false, true},
+    };
+    uint64_t hash = 0;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model_config m;
+        ok_family(cases[i].family, cases[i].more, &m);
+        assert_int_equal(m.no_rope[0], cases[i].no_rope);
+        assert_true(m.qkv_bias == cases[i].qkv_bias && m.o_bias == cases[i].o_bias);
+        const bool smollm3 = i < 4;
+        assert_true(m.tied == smollm3 && m.rope.theta == (smollm3 ? 2e6 : 1e4));
+        assert_true(m.kv_heads == (smollm3 ? 4 : 8) && m.head_dim == (smollm3 ? 8 : 128));
+        assert_int_equal(m.max_position, smollm3 ? 32768 : 524288);
+        assert_true(m.norm_eps == 1e-6f && m.hash != hash);
+        hash = m.hash;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_precedence),
-        cmocka_unit_test(test_tied_texts), cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_smollm3_and_seed_oss), cmocka_unit_test(test_tied_texts),
+        cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,9 @@ static const char *const goldens[] = {
     "phi3_gqa_f32",        "mistral_window_f32", "qwen2_window_bf16",
     "phi3_window_f32",     "phi3_longrope_f32",  "gemma_f32",
     "gemma2_f32",          "gemma3_f32",         "gemma3_bf16",
-    "gemma3_wrapped_bf16", "gpt_oss_bf16",       "gpt_oss_f32"};
+    "gemma3_wrapped_bf16", "gpt_oss_bf16",       "gpt_oss_f32",
+    "smollm3_f32",         "smollm3_window_f32", "seed_oss_f32",
+    "seed_oss_out_f32"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

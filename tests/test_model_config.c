@@ -324,6 +324,10 @@ static void test_family_windows(void **state)
         {"phi3", ",\"sliding_window\":null", 0, 0},
         {"phi3", ",\"sliding_window\":2047", 2047, 15},
         {"qwen2_5_vl", ",\"sliding_window\":9,\"max_window_layers\":2" SLIDES, 9, 12},
+        {"smollm3", ",\"sliding_window\":9", 0, 0},
+        {"smollm3", SLIDES, 0, 0},
+        {"smollm3", ",\"sliding_window\":9" SLIDES, 9, 8}, /* those that do not turn */
+        {"smollm3", ",\"sliding_window\":9,\"no_rope_layers\":[0,1,0,1]" SLIDES, 9, 5},
         {"gemma2", "", 4096, 5},
         {"gemma2", ",\"sliding_window\":9", 9, 5},
         {"gemma2", TYPES("full_attention", "sliding_attention"), 4096, 8},
@@ -406,7 +410,8 @@ static void test_family_refusals(void **state)
     (void)state;
     static const char *const refused[][3] = {
         {"Qwen2", "",
-         "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, phi3, qwen2, "
+         "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, smollm3, seed_oss, "
+         "phi3, qwen2, "
          "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gpt_oss, gemma, gemma2, gemma3_text "
          "or gemma3; "
          "the nearest is qwen2"},

@@ -16,8 +16,9 @@ struct layer {
     struct qkv_rules rules;
     struct attention attention;
     struct kv_group_place kv;
-    const float *rope;               /* the model's, or its local one */
-    struct {                         /* instead of gate_up and down */
+    const float *rope; /* the model's, or its local one */
+    int32_t rotary;    /* elements of a head that turn; 0: the layer has no rotation */
+    struct {           /* instead of gate_up and down */
         const struct weight *router; /* NULL: there is none */
         struct experts *gate_up, *down;
         const float *router_bias, *gate_up_bias, *down_bias; /* NULL: none */
@@ -265,6 +266,7 @@ static void bind_attention(const struct model *m, const struct model_parts *p, i
                                       slides ? cfg->window : 0, vector_of(p, ROLE_SINKS, layer)};
     l->kv = kv_groups_place(&m->groups, cfg, layer);
     l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
+    l->rotary = model_config_turns(cfg, layer) ? cfg->rotary_dim : 0;
 }
 
 static enum status bind_weights(struct model *m, const struct model_parts *p, struct err *err)
@@ -419,7 +421,7 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
-    const struct cview rope = {l->rope, DTYPE_F32, rows->count, m->config->rotary_dim};
+    const struct cview rope = {l->rope, DTYPE_F32, rows->count, l->rotary};
     const float eps = m->config->norm_eps;
     struct view qkv, attn, delta;
 

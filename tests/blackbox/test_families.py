@@ -1,5 +1,6 @@
-"""What Mistral, Phi-3, Qwen2 and Qwen3 have that Llama has not: biases and norms of heads in every
-file that holds them, and fused tensors. Their tokens are tested with those of all goldens."""
+"""What Mistral, Phi-3, Qwen2, Qwen3, Seed-OSS and SmolLM3 have that Llama has not: biases and norms
+of heads in every file that holds them, and fused tensors. Their tokens are tested with those of all
+goldens."""
 
 import json
 import sys
@@ -35,13 +36,16 @@ def family_config(directory, family, **changes):
 # ---- files --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"])
 def test_synthetic_model(serve, tmp_path, family):
     """Tokens of numpy, from the file and from the same values without one; biases are not gains."""
-    config, model = family_config(tmp_path / "shape", family), tmp_path / "model"
+    changes = {"seed_oss": {"attention_bias": True}, "smollm3": {"no_rope_layer_interval": 2}}
+    config = family_config(tmp_path / "shape", family, **changes.get(family, {}))
+    model = tmp_path / "model"
     assert run("synth", "--config", config, "-o", model, "--seed", 3).returncode == 0
     weights = llama_numpy.read_weights(model)
-    assert (BIAS in weights) == (family == "qwen2") and (NORM in weights) == (family == "qwen3")
+    assert (BIAS in weights) == (family in ("qwen2", "seed_oss"))
+    assert (NORM in weights) == (family == "qwen3")
     if BIAS in weights:
         assert 0 < abs(weights[BIAS]).max() < 0.1
     prompt = [270, 281, 292, 263]

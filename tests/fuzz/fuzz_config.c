@@ -30,18 +30,20 @@ static void check_rope(const struct rope_config *r, int32_t rotary_dim)
 
 static void check_promises(const struct model_config *m)
 {
-    static const char *const families[] = {"llama",    "mistral",     "mixtral",   "phi3",
-                                           "qwen2",    "qwen3",       "qwen3_moe", "gemma",
-                                           "gemma2",   "gemma3_text", "gemma3",    "mistral3",
-                                           "qwen2_vl", "qwen2_5_vl",  "qwen3_vl",  "gpt_oss"};
+    static const char *const families[] = {
+        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",   "qwen3",
+        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",  "mistral3",
+        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3", "seed_oss"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
     CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
     const bool gpt_oss = strcmp(m->model_type, "gpt_oss") == 0;
-    CHECK(m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
-    CHECK(m->o_bias == gpt_oss && m->sinks == gpt_oss);
+    const bool either = strcmp(m->model_type, "smollm3") == 0 ||
+                        strcmp(m->model_type, "seed_oss") == 0; /* the file says */
+    CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
+    CHECK((either || m->o_bias == gpt_oss) && m->sinks == gpt_oss);
     CHECK(gpt_oss == (m->quant.code == DTYPE_F4_E2M1));
     const struct quant_config *q = &m->quant;
     CHECK(q->form == QUANT_BYTES ||

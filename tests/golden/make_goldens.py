@@ -237,6 +237,28 @@ SPECS = (
          rope_theta=1000.0, scaling={"rope_type": "default"}, omit=("attention_bias",),
          extra={"num_experts_per_tok": 3, "num_local_experts": 4, "quantization_config": MXFP4,
                 "sliding_window": 17}),
+    # As SmolLM3-3B's file: a list of the layers without rotation; no head_dim.
+    Spec("smollm3_f32", 19, "float32", tied=True, vocab=231, hidden=64, layers=5, heads=4,
+         kv_heads=2, mlp=80, head_dim=16, dialect="old", rope_theta=5000000.0, family="SmolLM3",
+         omit=("head_dim",),
+         extra={"layer_types": ["full_attention"] * 5, "max_window_layers": 28,
+                "no_rope_layer_interval": 4, "no_rope_layers": [1, 0, 1, 1, 0],
+                "pad_token_id": 0, "sliding_window": None, "use_sliding_window": False}),
+    # Every other layer does not turn, but slides; biases.
+    Spec("smollm3_window_f32", 2669, "float32", tied=False, vocab=217, hidden=60, layers=4, heads=5,
+         kv_heads=1, mlp=74, head_dim=12, rope_theta=2000000.0, family="SmolLM3",
+         extra={"attention_bias": True, "no_rope_layer_interval": 2, "pad_token_id": 0,
+                "sliding_window": 20, "use_sliding_window": True}),
+    # As Seed-OSS-36B's file: biases of q, k and v; head_dim is not hidden / heads.
+    Spec("seed_oss_f32", 1253, "float32", tied=False, vocab=221, hidden=64, layers=2, heads=6,
+         kv_heads=2, mlp=90, head_dim=20, dialect="old", rope_theta=10000000.0, family="SeedOss",
+         model_type="seed_oss", scaling={"rope_type": "default"},
+         extra={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False,
+                "pad_token_id": 1, "residual_dropout": 0.1}),
+    # A bias of o, and none of the others.
+    Spec("seed_oss_out_f32", 151, "float32", tied=True, vocab=213, hidden=60, layers=2, heads=5,
+         kv_heads=1, mlp=74, head_dim=12, family="SeedOss", model_type="seed_oss",
+         extra={"attention_bias": False, "attention_out_bias": True, "pad_token_id": 1}),
 )
 
 
@@ -266,7 +288,9 @@ def config_dict(spec, dialect):
         config["attention_bias"] = True
     if spec.family in ("Llama", "Qwen3", "Qwen3Moe", *GEMMA):
         config["attention_bias"] = False
-    if spec.family == "Llama":
+    if spec.family == "SmolLM3":
+        config.setdefault("attention_bias", False)
+    if spec.family in ("Llama", "SmolLM3"):
         config["mlp_bias"] = False
     if spec.family in GEMMA:
         config["hidden_activation"] = "gelu_pytorch_tanh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama, Mistral, Mixtral, Phi-3, Qwen, Gemma or gpt-oss
-checkpoint, in numpy.
+"""An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, Phi-3, Qwen,
+Gemma or gpt-oss checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -31,6 +31,9 @@ LOGITS_TOLERANCE = 2e-5
 GAP_TOLERANCE = 1e-4
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
+PLAIN = ("llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
+BIASES = ("gpt_oss", "seed_oss", "smollm3")  # whose attention_bias may be true
+THETAS = {"gemma3_text": 1000000.0, "smollm3": 2000000.0}
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
     "vocab_size": 262208,
@@ -55,6 +58,7 @@ class Config(typing.NamedTuple):
     scaling: dict  # {"rope_type": "default"}, or the parameters of another
     local: tuple  # Gemma 3: theta and scaling of the layers with a window; else those above
     windows: list  # of each layer: how many of the latest positions it sees; 0: all
+    turns: list  # of each layer: whether its queries and keys turn
     chosen: int  # experts of a token; 0: no mixture
     among: bool  # whether their shares add up to one
     act: typing.Callable  # of the gate
@@ -163,12 +167,23 @@ def read_weights(directory):
     return split_experts(split_fused(directory, text_part(weights)))
 
 
+def turns_of(raw):
+    """Of each layer, whether its queries and keys turn."""
+    layers = range(raw["num_hidden_layers"])
+    if raw["model_type"] != "smollm3":
+        return [True for _ in layers]
+    if raw.get("no_rope_layers"):
+        return [raw["no_rope_layers"][i] == 1 for i in layers]
+    return [(i + 1) % raw.get("no_rope_layer_interval", 4) != 0 for i in layers]
+
+
 def windows_of(raw):
     """Of each layer, how many of the latest positions it sees; 0: all."""
     kind, layers = raw["model_type"], range(raw["num_hidden_layers"])
-    window = raw.get("sliding_window", None if kind in ("mixtral", "phi3") else
+    window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
                      128 if kind == "gpt_oss" else 4096) or 0
-    if kind in ("llama", "gemma") or "qwen" in kind and not raw.get("use_sliding_window"):
+    may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
+    if kind in ("llama", "gemma", "seed_oss") or not may_slide:
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
@@ -177,6 +192,8 @@ def windows_of(raw):
     elif "gemma" in kind or kind == "gpt_oss":
         pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else 2
         slides = [(i + 1) % pattern != 0 for i in layers]
+    elif kind == "smollm3":
+        slides = [not turns for turns in turns_of(raw)]
     else:
         slides = [i >= raw.get("max_window_layers", 28) for i in layers]
     return [window if one else 0 for one in slides]
@@ -193,7 +210,7 @@ def rotations_of(raw):
         return rope.get("rope_theta", theta), {**rope, "rope_type": kind}
 
     gemma3 = raw["model_type"] == "gemma3_text"
-    theta = raw.get("rope_theta", 1000000.0 if gemma3 else 10000.0)
+    theta = raw.get("rope_theta", THETAS.get(raw["model_type"], 10000.0))
     rope = raw.get("rope_parameters") or {}
     whole = rope.get("full_attention", {}) if gemma3 else rope
     whole = rotation(whole or raw.get("rope_scaling") or {}, theta)
@@ -221,10 +238,10 @@ def read_config(directory):
     kind = raw["model_type"]
     (theta, scaling), local = rotations_of(raw)
     unsupported = [key for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention")
-                   if raw.get(key) and (key, kind) != ("attention_bias", "gpt_oss")]
+                   if raw.get(key) and (key != "attention_bias" or kind not in BIASES)]
     gemma, mixture = kind in GEMMA, kind in ("mixtral", "qwen3_moe", "gpt_oss")
     later = kind in ("gemma2", "gemma3_text")
-    if not (gemma or mixture) and kind not in ("llama", "mistral", "phi3", "qwen2", "qwen3"):
+    if not (gemma or mixture) and kind not in PLAIN:
         unsupported.append("model_type")
     if later:  # these do not read hidden_act
         known = raw.get("hidden_activation", "gelu_pytorch_tanh") == "gelu_pytorch_tanh"
@@ -256,11 +273,12 @@ def read_config(directory):
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
         eps=raw.get("rms_norm_eps", 1e-6),
-        tied=raw.get("tie_word_embeddings", gemma),
+        tied=raw.get("tie_word_embeddings", gemma or kind == "smollm3"),
         theta=theta,
         scaling=scaling,
         local=local,
         windows=windows_of(raw),
+        turns=turns_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
         among=kind in ("mixtral", "gpt_oss") or raw.get("norm_topk_prob", False),
         act=gelu if gemma else silu,
@@ -411,20 +429,21 @@ def mixture(config, weights, prefix, y, met):
 
 def layer(config, weights, prefix, x, rotation, window, stored, met):
     def project(name, y):
-        bias = weights.get(f"{prefix}{name}.bias", 0.0)  # Qwen2: of q, k and v; gpt-oss: all
+        bias = weights.get(f"{prefix}{name}.bias", 0.0)
         return met(y, name) @ weights[f"{prefix}{name}.weight"].T + bias
 
     def norm(name, y):
         return rms_norm(y, config.norm_offset + weights[f"{prefix}{name}.weight"], config.eps)
 
-    cos, sin = rotation
     four = f"{prefix}pre_feedforward_layernorm.weight" in weights  # Gemma 2 and 3: norms
     y = norm("input_layernorm", x)
     q, k, v = (project(f"self_attn.{name}_proj", y).reshape(len(x), -1, config.head_dim)
                for name in "qkv")
     if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3 and Gemma 3: of each head
         q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
-    y = attention(config, rotate(q, cos, sin), stored(rotate(k, cos, sin)), stored(v), window,
+    if rotation:
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
+    y = attention(config, q, stored(k), stored(v), window,
                   weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
     y = project("self_attn.o_proj", y)
     x = x + (norm("post_attention_layernorm", y) if four else y)
@@ -448,8 +467,8 @@ def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
     whole, local = rotation(config.theta, config.scaling), rotation(*config.local)
     x = embedding[np.asarray(ids)] * config.embed_scale
     for i, window in enumerate(config.windows):
-        x = layer(config, weights, f"model.layers.{i}.", x, local if window else whole, window,
-                  stored, met)
+        turn = (local if window else whole) if config.turns[i] else None
+        x = layer(config, weights, f"model.layers.{i}.", x, turn, window, stored, met)
     x = rms_norm(x, config.norm_offset + weights["model.norm.weight"], config.eps)
     head = embedding if config.tied else weights["lm_head.weight"]
     return capped(met(x, "lm_head") @ head.T, config.logit_cap)

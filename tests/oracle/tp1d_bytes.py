@@ -72,7 +72,7 @@ def shape_of(config):
         mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
                    "intermediate_size"],
         tied=config.get("tie_word_embeddings", gemma),
-        bias=config["model_type"] in ("qwen2", "gpt_oss"),
+        bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get("attention_bias", False),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         experts=config.get("num_local_experts") or config.get("num_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text"),
