@@ -107,7 +107,7 @@ static void fail(struct job *j, const struct api_error *e)
 {
     pthread_mutex_lock(&j->lock);
     job_fail(j, e);
-    pthread_mutex_unlock(&j->lock);
+    job_unlock(j);
 }
 
 /* While it waited for a worker. */
@@ -115,7 +115,7 @@ static bool has_left(struct job *j)
 {
     pthread_mutex_lock(&j->lock);
     const bool left = j->over;
-    pthread_mutex_unlock(&j->lock);
+    job_unlock(j);
     return left;
 }
 
