@@ -262,7 +262,8 @@ TESTED_BY = {
     "server/http/http.c": "tests/test_http.c",
     "server/http/http_answer.c": "tests/test_http.c tests/blackbox/test_limits.py",
     "server/http/http_cors.c": "tests/test_guard.c tests/blackbox/test_keys.py",
-    "server/http/http_gate.c": "tests/blackbox/test_guard.py tests/blackbox/test_limits.py",
+    "server/http/http_gate.c": "tests/test_gate.c tests/blackbox/test_guard.py "
+                               "tests/blackbox/test_limits.py",
     "server/http/http_guard.c": "tests/test_guard.c tests/fuzz/fuzz_guard.c "
                                 "tests/blackbox/test_guard.py",
     "server/http/http_id.c": "tests/test_http.c",

@@ -392,6 +392,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 {
     struct http *h = cls;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        http_gate_arrived(h->gate);
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
         *socket_context = info ? welcome(h, info->connect_fd) : NULL;

@@ -32,7 +32,9 @@ enum status http_gate_open(const struct http_gate_config *config, struct http_ga
 /* Nobody is let in any more, and no callback runs. NULL is fine. */
 void http_gate_stop(struct http_gate *g);
 void http_gate_close(struct http_gate *g); /* NULL is fine */
-/* A connection that was let in is closed. Any thread, before http_gate_close. */
+/* A connection that was let in has arrived in the library; then it is closed. Any thread, before
+ * http_gate_close. The library may lose one before it arrives, and tells nobody. */
+void http_gate_arrived(struct http_gate *g);
 void http_gate_left(struct http_gate *g);
 /* Hardly any room is left: connections should not be kept open without need. Any thread. */
 bool http_gate_is_crowded(const struct http_gate *g);
