@@ -227,12 +227,18 @@ static enum status submit_choice(struct job *j, struct choice *c, const struct r
 }
 
 /* Of a stream; a client that has gone, or reads too slowly, ends it. */
-static void push(struct job *j, const struct buf *frames, bool large)
+static void push(struct job *j, struct buf *frames, bool by_right)
 {
     if (frames->len == 0)
         return;
+    if (!http_reserve(j->http, frames->len)) {
+        struct api_error e = {0};
+        http_no_room(&e);
+        job_fail(j, &e);
+        return;
+    }
     j->pinged_ns = base_now_ns();
-    if ((large ? http_stream_push_large : http_stream_push)(j->http, frames->data, frames->len))
+    if (http_stream_push_buf(j->http, frames, by_right))
         return;
     cancel_choices(j, METRICS_ABORT);
     j->status = JOB_CLIENT_LEFT;
@@ -451,13 +457,15 @@ static void complete_stream(struct job *j, struct buf *scratch)
             reply->usage(&j->meta, &usage, scratch);
         completion_reply_done(scratch);
     }
-    if (scratch->failed) {
-        struct api_error e = {0};
+    struct api_error e = {0};
+    if (scratch->failed)
         api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+    else if (!http_reserve(j->http, scratch->len))
+        http_no_room(&e);
+    if (e.http_status)
         break_stream(j, &e);
-        return;
-    }
-    http_stream_end(j->http, http_stream_push_large(j->http, scratch->data, scratch->len));
+    else
+        http_stream_end(j->http, http_stream_push_buf(j->http, scratch, true));
 }
 
 /* Returns the status of the answer. */
@@ -477,12 +485,15 @@ static int32_t complete_object(struct job *j)
         reply->choice(&j->meta, &view, &body);
     }
     reply->end(&usage, &body);
-    if (!body.failed) {
+    if (body.failed)
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+    else if (!http_reserve(j->http, body.len))
+        http_no_room(&e);
+    if (!e.http_status) {
         http_reply(j->http, 200, "application/json", &body);
         return 200;
     }
     buf_free(&body);
-    api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
     http_reply_error(j->http, &e);
     return e.http_status;
 }

@@ -23,6 +23,9 @@ static void run(struct work *w)
     if (st == OK && t->reply.failed) {
         st = ERR_NOMEM;
         api_error_from_status(&e, st, &(struct err){""});
+    } else if (st == OK && !http_reserve(t->http, t->reply.len)) {
+        st = ERR_LIMIT;
+        http_no_room(&e);
     }
     if (st == OK)
         http_reply(t->http, 200, "application/json", &t->reply);

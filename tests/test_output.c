@@ -187,6 +187,76 @@ static void test_large_answer_is_whole(void **state)
     free(body);
 }
 
+/* ---- how much of them there may be ---- */
+
+/* Some megabytes of scores: of so many characters of a prompt, in so many choices. */
+static int dial_large(const struct world *w, int32_t characters, int32_t n, const char *more)
+{
+    struct buf b;
+    int fd = dial(w);
+    buf_init(&b, 1 << 20);
+    buf_puts(&b, "{\"prompt\":\"");
+    for (int32_t i = 0; i < characters; i++)
+        buf_puts(&b, "x");
+    buf_printf(&b, "\",\"n\":%d,\"max_tokens\":1," SCORED "%s}", n, more);
+    say_post(fd, b.data, "Connection: close\r\n");
+    buf_free(&b);
+    return fd;
+}
+
+static void await_submits(struct world *w, int32_t count)
+{
+    for (int i = 0; i < 2000 && atomic_load(&w->engine.submits) < count; i++)
+        usleep(5000);
+    assert_int_equal(atomic_load(&w->engine.submits), count);
+}
+
+static void test_large_answers_have_a_bound(void **state)
+{
+    struct world *w = *state;
+    const int small = 4096;
+    atomic_store(&w->engine.pause_us, 0);
+    int held = dial_large(w, 15000, 8, ""); /* 7 MB of 8, and nobody reads them */
+    await_submits(w, 8);
+    setsockopt(held, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    await_idle(w);
+    usleep(500000);
+    int fd = dial_large(w, 15000, 8, "");
+    char *answer = listen_until(fd, NULL);
+    assert_non_null(strstr(answer, "HTTP/1.1 503 "));
+    assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+    assert_non_null(strstr(answer, "\"code\":\"out_of_capacity\""));
+    free(answer);
+    close(fd);
+    fd = dial_large(w, 40000, 1, ",\"stream\":true");
+    answer = listen_until(fd, NULL);
+    assert_non_null(strstr(answer, "HTTP/1.1 200 "));
+    assert_non_null(strstr(answer, "\"code\":\"out_of_capacity\""));
+    assert_null(strstr(answer, "[DONE]"));
+    free(answer);
+    close(fd);
+    expect_good(post(w, "{\"prompt\":[1],\"max_tokens\":3}"), "\"text\":\"abc\"");
+    close(held);
+    usleep(500000);
+    fd = dial_large(w, 40000, 1, ",\"stream\":true");
+    expect_good(listen_until(fd, NULL), "[DONE]");
+    close(fd);
+}
+
+/* However large. */
+static void test_one_large_answer_always_fits(void **state)
+{
+    struct world *w = *state;
+    atomic_store(&w->engine.pause_us, 0);
+    for (int i = 0; i < 2; i++) { /* the second as the first */
+        int fd = dial_large(w, 20000, 8, "");
+        char *answer = listen_until(fd, NULL);
+        assert_true(strlen(answer) > 8 << 20);
+        expect_good(answer, "\"total_tokens\":");
+        close(fd);
+    }
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -196,6 +266,8 @@ int main(void)
         TEST(test_small_answers_stay),
         TEST(test_large_stream_is_in_order),
         TEST(test_large_answer_is_whole),
+        TEST(test_large_answers_have_a_bound),
+        TEST(test_one_large_answer_always_fits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -338,6 +338,7 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
     pthread_mutex_lock(&r->lock);
     r->connection = NULL;
     r->suspended = false;
+    http_answer_unreserve(r);
     bool sent = r->phase == HTTP_QUEUED && !r->gone && why == MHD_REQUEST_TERMINATED_COMPLETED_OK &&
                 (!r->streaming || r->stream_ended);
     pthread_mutex_unlock(&r->lock);
