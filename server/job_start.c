@@ -152,7 +152,7 @@ void job_start(struct service *s, const struct job_kind *kind, struct http_reque
     j->work.run = run;
     j->work.bytes = j->body.cap;
     if (!request_worker_push(s->worker, &j->work)) {
-        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
+        service_refuse(s, &e);
         fail(j, &e);
         job_release(j);
     }

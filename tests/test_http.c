@@ -594,6 +594,13 @@ static void test_draining(void **state)
     assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
     expect(answer, "503", "\"code\":\"draining\"");
     expect(get(w, "/livez"), "200", "alive");
+    expect(post(w, "{\"prompt\":[1]}"), "503", "\"code\":\"draining\"");
+    expect(post_to(w, "/tokenize", "{\"prompt\":\"a\"}"), "503", "\"code\":\"draining\"");
+    answer = post_to(w, "/detokenize", "{\"tokens\":[1]}");
+    assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+    expect(answer, "503", "\"code\":\"draining\"");
+    expect(post_to(w, "/v1/messages/count_tokens", "{}"), "503",
+           "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",");
     expect(listen_until(fd, "\"total_tokens\""), "200", "\"completion_tokens\":2000");
     close(fd);
     assert_true(frontend_idle(w->frontend, 5));
