@@ -241,8 +241,9 @@ static int add_piece(const char *text, size_t n, void *out)
 
 void jdoc_write(const struct jdoc *v, struct buf *out)
 {
-    if (json_dump_callback(node(v), add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) != 0)
-        out->failed = true;
+    if (json_dump_callback(node(v), add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) != 0 &&
+        !out->failed)
+        out->failed = out->no_memory = true; /* jansson's own */
 }
 
 bool jdoc_bool(const struct jdoc *v)

@@ -233,7 +233,7 @@ TESTED_BY = {
                                      "tests/blackbox/test_structures.py",
     "server/grammar/structure.c": "tests/blackbox/test_structures.py "
                                   "tests/blackbox/test_tools.py",
-    "server/guides.c": "tests/blackbox/test_structured.py",
+    "server/guides.c": "tests/blackbox/test_structured.py tests/test_nomem.c",
     "server/bench/child.c": "tests/blackbox/test_bench.py",
     "server/bench/chunk.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
     "server/bench/load.c": "tests/blackbox/test_bench.py",
