@@ -14,8 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true, false, false};
-const struct jdoc_limits jdoc_limits_call = {4u << 20, 64, 200000, true, true, true};
+const struct jdoc_limits jdoc_limits_request = {
+    JDOC_REQUEST_BYTES_MAX, 64, 200000, true, false, false};
+const struct jdoc_limits jdoc_limits_call = {JDOC_REQUEST_BYTES_MAX, 64, 200000, true, true, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false, false, false};
 const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, false, false};
 

@@ -5,6 +5,7 @@
 #include "config/options_rows.h"
 
 #include "config/config_file.h"
+#include "config/jdoc.h"
 #include "config/log.h"
 
 #include <ctype.h>
@@ -115,8 +116,8 @@ const struct options_row options_rows[] = {
      "most header fields of a request"},
     {"http-max-target-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.target_bytes), 64, 8192, "4096",
      NULL, "most bytes of a request's path and query"},
-    {"http-max-body-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.body_bytes), 1024, 1 << 30, "4M",
-     NULL, "most bytes of a request's body"},
+    {"http-max-body-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.body_bytes), 1024,
+     JDOC_REQUEST_BYTES_MAX, "4M", NULL, "most bytes of a request's body, 4M or fewer"},
     {"http-max-bodies-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.bodies_bytes), 1024, 0x1p40,
      "256M", NULL, "most bytes of all bodies at once; more get 503"},
     {"http-max-unsent-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.unsent_bytes), 4096, 1 << 30,
