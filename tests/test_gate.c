@@ -51,12 +51,15 @@ static const struct http_limits limits = {.connections = ROOM,
                                           .header_s = 60,
                                           .idle_s = 60};
 
+static const struct http_routes no_routes;
+
 static int setup(void **state)
 {
     static struct house h;
     struct err err = {""};
     memset(&h, 0, sizeof h);
-    const struct http_gate_config config = {.limits = &limits, .admit = on_admit, .tick = on_tick};
+    const struct http_gate_config config = {
+        .limits = &limits, .routes = &no_routes, .admit = on_admit, .tick = on_tick};
     struct http_gate_config c = config;
     c.ctx = &h;
     *state = &h;

@@ -26,11 +26,10 @@ struct http_config {
     int32_t port;     /* 0: any free one */
     int32_t threads;
     struct http_limits limits;
-    struct keys *keys;               /* NULL: nobody needs one. The caller's */
-    const char *const *open_paths;   /* need no key; ends with NULL; static */
-    const char *cors_origins;        /* as of --cors-origins; NULL: none. Static */
-    const struct http_route *routes; /* static */
-    int32_t route_count;
+    struct keys *keys;             /* NULL: nobody needs one. The caller's */
+    const char *const *open_paths; /* need no key; ends with NULL; static */
+    const char *cors_origins;      /* as of --cors-origins; NULL: none. Static */
+    struct http_routes routes;
     void *ctx; /* of the handlers */
 };
 

@@ -111,9 +111,10 @@ static void discard(struct http_gate *g, struct waiter *w)
         drop(g, w);
 }
 
-static void refuse(struct http_gate *g, struct waiter *w, const struct api_error *e)
+static void refuse(struct http_gate *g, struct waiter *w, const struct api_error *e,
+                   enum api_error_form form)
 {
-    http_refusal_send(w->fd, e);
+    http_refusal_send(w->fd, e, form);
     shutdown(w->fd, SHUT_WR);
     enter_phase(g, w, LEAVING);
     discard(g, w);
@@ -152,7 +153,7 @@ static void look(struct http_gate *g, struct waiter *w, bool hangs_up)
         admit(g, w);
         break;
     case HTTP_GUARD_REFUSE:
-        refuse(g, w, &e);
+        refuse(g, w, &e, http_route_errors_of_head(g->config.routes, g->head, (size_t)n));
         break;
     case HTTP_GUARD_MORE:
         if (hangs_up)
@@ -250,7 +251,7 @@ static void expire(struct http_gate *g, int64_t now)
         drop(g, w);
     while ((w = g->first[SPEAKING]) && w->until_ns <= now) {
         api_error_set(&e, 408, "request_timeout", "the request's head did not come in time");
-        refuse(g, w, &e);
+        refuse(g, w, &e, API_ERROR_OPENAI);
     }
     if (atomic_load(&g->inside) > 0 && now - g->ticked_ns >= TICK_NS) {
         g->ticked_ns = now;

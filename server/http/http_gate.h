@@ -11,6 +11,7 @@
 
 #include "config/base.h"
 #include "server/http/http_limits.h"
+#include "server/http/http_route.h"
 
 #include <sys/socket.h>
 
@@ -19,6 +20,7 @@ struct http_gate;
 struct http_gate_config {
     int listener; /* stays the caller's */
     const struct http_limits *limits;
+    const struct http_routes *routes; /* by which errors are written */
     /* The connection is let in: fd becomes the callee's. False: it could not, and fd is closed.
      * On the gate's thread. */
     bool (*admit)(void *ctx, int fd, const struct sockaddr *address, socklen_t size);
