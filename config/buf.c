@@ -18,7 +18,7 @@ void buf_free(struct buf *b)
 void buf_clear(struct buf *b)
 {
     b->len = 0;
-    b->failed = false;
+    b->failed = b->no_memory = false;
     if (b->data)
         b->data[0] = '\0';
 }
@@ -38,7 +38,7 @@ static bool reserve(struct buf *b, size_t n)
         cap *= 2;
     char *data = realloc(b->data, cap);
     if (!data) {
-        b->failed = true;
+        b->failed = b->no_memory = true;
         return false;
     }
     b->data = data;

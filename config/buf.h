@@ -10,6 +10,7 @@ struct buf {
     char *data; /* NUL-terminated when not NULL */
     size_t len, cap, max;
     bool failed;
+    bool no_memory; /* that is why it failed: not by its maximum */
 };
 
 void buf_init(struct buf *b, size_t max);

@@ -14,8 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct jdoc_limits jdoc_limits_request = {4u << 20, 64, 200000, true, false, false};
-const struct jdoc_limits jdoc_limits_call = {4u << 20, 64, 200000, true, true, true};
+const struct jdoc_limits jdoc_limits_request = {
+    JDOC_REQUEST_BYTES_MAX, 64, 200000, true, false, false};
+const struct jdoc_limits jdoc_limits_call = {JDOC_REQUEST_BYTES_MAX, 64, 200000, true, true, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false, false, false};
 const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, false, false};
 
@@ -241,8 +242,9 @@ static int add_piece(const char *text, size_t n, void *out)
 
 void jdoc_write(const struct jdoc *v, struct buf *out)
 {
-    if (json_dump_callback(node(v), add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) != 0)
-        out->failed = true;
+    if (json_dump_callback(node(v), add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) != 0 &&
+        !out->failed)
+        out->failed = out->no_memory = true; /* jansson's own */
 }
 
 bool jdoc_bool(const struct jdoc *v)

@@ -6,6 +6,8 @@
 #include "config/base.h"
 #include "config/buf.h"
 
+#define JDOC_REQUEST_BYTES_MAX (4 << 20) /* of what a user says; no body may be larger */
+
 struct jdoc; /* any JSON value */
 
 enum jdoc_type { JDOC_NULL, JDOC_BOOL, JDOC_INT, JDOC_REAL, JDOC_STRING, JDOC_ARRAY, JDOC_OBJECT };

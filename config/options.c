@@ -5,6 +5,7 @@
 #include "config/options_rows.h"
 
 #include "config/config_file.h"
+#include "config/jdoc.h"
 #include "config/log.h"
 
 #include <ctype.h>
@@ -115,12 +116,14 @@ const struct options_row options_rows[] = {
      "most header fields of a request"},
     {"http-max-target-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.target_bytes), 64, 8192, "4096",
      NULL, "most bytes of a request's path and query"},
-    {"http-max-body-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.body_bytes), 1024, 1 << 30, "4M",
-     NULL, "most bytes of a request's body"},
+    {"http-max-body-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.body_bytes), 1024,
+     JDOC_REQUEST_BYTES_MAX, "4M", NULL, "most bytes of a request's body, 4M or fewer"},
     {"http-max-bodies-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.bodies_bytes), 1024, 0x1p40,
      "256M", NULL, "most bytes of all bodies at once; more get 503"},
     {"http-max-unsent-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.unsent_bytes), 4096, 1 << 30,
      "1M", NULL, "most bytes a stream's reader may be behind before it is dropped"},
+    {"http-max-output-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.output_bytes), 4096, 0x1p40, "1G",
+     NULL, "most bytes of all answers that wait to be sent and have more than that; more get 503"},
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
     {"cpu-bind", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(cpu_bind), 0, 0, "auto",

@@ -48,7 +48,7 @@ struct options {
     int32_t max_connections;
     struct {
         double header_timeout, body_timeout, send_timeout, idle_timeout; /* seconds */
-        int64_t header_bytes, target_bytes, body_bytes, bodies_bytes, unsent_bytes;
+        int64_t header_bytes, target_bytes, body_bytes, bodies_bytes, unsent_bytes, output_bytes;
         int32_t headers;
     } http;
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */

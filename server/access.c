@@ -53,6 +53,7 @@ struct http_limits access_limits(const struct options *o)
         .body_bytes = (size_t)o->http.body_bytes,
         .bodies_bytes = (size_t)o->http.bodies_bytes,
         .unsent_bytes = (size_t)o->http.unsent_bytes,
+        .output_bytes = (size_t)o->http.output_bytes,
         .header_s = o->http.header_timeout,
         .body_s = o->http.body_timeout,
         .send_s = o->http.send_timeout,

@@ -210,8 +210,7 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .keys = c->keys,
         .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
         .cors_origins = c->cors_origins,
-        .routes = routes,
-        .route_count = (int32_t)ARRAY_LEN(routes),
+        .routes = {routes, (int32_t)ARRAY_LEN(routes)},
         .ctx = &f->service,
     };
     return http_open(&config, &f->http, err);

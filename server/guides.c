@@ -200,6 +200,8 @@ static enum status get(struct guides *g, const struct structure *s, struct buf *
                        struct guide **out, struct err *err)
 {
     structure_key(s, key);
+    if (key->no_memory)
+        return base_fail(err, ERR_NOMEM, "no memory for a grammar");
     if (key->failed)
         return base_fail(err, ERR_INPUT, "it is too large (at most %d bytes)",
                          GUIDES_KEY_BYTES_MAX);

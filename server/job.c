@@ -1,6 +1,10 @@
 /* DESIGN: every way a request can end (finished, failed, client gone) sets `over` once, under the
  * job's lock; whoever comes later finds it set and only gives its reference back. So there is one
- * answer, and the engine's late events need no special case. */
+ * answer, and the engine's late events need no special case.
+ *
+ * The end of the exchange is left as a note, `exchange`, for whoever comes to have the lock next or
+ * has it now: the HTTP thread that brings it serves others, too, and must not wait. Both look after
+ * they have written, with a fence between, so one of them sees the other. */
 #include "server/job.h"
 
 #include "server/output.h"
@@ -38,18 +42,55 @@ static void cancel_choices(struct job *j, enum metrics_end how)
     }
 }
 
-/* On an HTTP thread: the answer has been sent, or the client has gone. */
-static void on_end(void *user, bool sent)
+enum exchange { EXCHANGE_RUNS, EXCHANGE_SENT, EXCHANGE_LEFT, EXCHANGE_SETTLED };
+
+/* The answer has been sent, or the client has gone. Under j->lock. */
+static void end_exchange(struct job *j, bool sent)
 {
-    struct job *j = user;
-    pthread_mutex_lock(&j->lock);
     if (!sent && !j->over) {
         cancel_choices(j, METRICS_ABORT);
         j->status = JOB_CLIENT_LEFT;
     }
     j->over = true;
     request_log(j);
+}
+
+static bool has_note(struct job *j)
+{
+    const int note = atomic_load(&j->exchange);
+    return note == EXCHANGE_SENT || note == EXCHANGE_LEFT;
+}
+
+/* Does what the note says, unless somebody has the lock, who will. */
+static void settle(struct job *j)
+{
+    int note = EXCHANGE_RUNS;
+    atomic_thread_fence(memory_order_seq_cst);
+    while (has_note(j) && pthread_mutex_trylock(&j->lock) == 0) {
+        if (has_note(j)) {
+            note = atomic_exchange(&j->exchange, EXCHANGE_SETTLED);
+            end_exchange(j, note == EXCHANGE_SENT);
+        }
+        pthread_mutex_unlock(&j->lock);
+        atomic_thread_fence(memory_order_seq_cst);
+    }
+    if (note != EXCHANGE_RUNS)
+        job_release(j); /* the exchange's */
+}
+
+void job_unlock(struct job *j)
+{
     pthread_mutex_unlock(&j->lock);
+    settle(j);
+}
+
+/* On an HTTP thread. */
+static void on_end(void *user, bool sent)
+{
+    struct job *j = user;
+    atomic_fetch_add(&j->refs, 1); /* ours: another thread may give the exchange's back */
+    atomic_store(&j->exchange, sent ? EXCHANGE_SENT : EXCHANGE_LEFT);
+    settle(j);
     job_release(j);
 }
 
@@ -59,6 +100,7 @@ struct job *job_open(struct service *s, const struct job_kind *kind, struct http
     if (!j)
         return NULL;
     atomic_init(&j->refs, 2);
+    atomic_init(&j->exchange, EXCHANGE_RUNS);
     pthread_mutex_init(&j->lock, NULL);
     j->service = s;
     j->kind = kind;
@@ -144,6 +186,9 @@ static enum status make_choices(struct job *j)
         logprobs_init(&c->prompt_logprobs, REPLY_BYTES_MAX);
         stop_init(&c->stop, j->stops);
         begin_prompt(c);
+        j->bytes += c->text.len;
+        if (q->return_token_ids)
+            j->bytes += JOB_ID_BYTES * (size_t)q->prompts[c->prompt].count;
         if (j->kind->reply->open)
             c->state = j->kind->reply->open();
         if (j->kind->reply->open && !c->state)
@@ -182,12 +227,18 @@ static enum status submit_choice(struct job *j, struct choice *c, const struct r
 }
 
 /* Of a stream; a client that has gone, or reads too slowly, ends it. */
-static void push(struct job *j, const struct buf *frames, bool large)
+static void push(struct job *j, struct buf *frames, bool by_right)
 {
     if (frames->len == 0)
         return;
+    if (!http_reserve(j->http, frames->len)) {
+        struct api_error e = {0};
+        http_no_room(&e);
+        job_fail(j, &e);
+        return;
+    }
     j->pinged_ns = base_now_ns();
-    if ((large ? http_stream_push_large : http_stream_push)(j->http, frames->data, frames->len))
+    if (http_stream_push_buf(j->http, frames, by_right))
         return;
     cancel_choices(j, METRICS_ABORT);
     j->status = JOB_CLIENT_LEFT;
@@ -261,7 +312,7 @@ void job_submit(struct job *j)
             job_fail(j, &e);
         }
     }
-    pthread_mutex_unlock(&j->lock);
+    job_unlock(j);
 }
 
 /* ---- ending ---- */
@@ -406,13 +457,15 @@ static void complete_stream(struct job *j, struct buf *scratch)
             reply->usage(&j->meta, &usage, scratch);
         completion_reply_done(scratch);
     }
-    if (scratch->failed) {
-        struct api_error e = {0};
+    struct api_error e = {0};
+    if (scratch->failed)
         api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+    else if (!http_reserve(j->http, scratch->len))
+        http_no_room(&e);
+    if (e.http_status)
         break_stream(j, &e);
-        return;
-    }
-    http_stream_end(j->http, http_stream_push_large(j->http, scratch->data, scratch->len));
+    else
+        http_stream_end(j->http, http_stream_push_buf(j->http, scratch, true));
 }
 
 /* Returns the status of the answer. */
@@ -432,12 +485,15 @@ static int32_t complete_object(struct job *j)
         reply->choice(&j->meta, &view, &body);
     }
     reply->end(&usage, &body);
-    if (!body.failed) {
+    if (body.failed)
+        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+    else if (!http_reserve(j->http, body.len))
+        http_no_room(&e);
+    if (!e.http_status) {
         http_reply(j->http, 200, "application/json", &body);
         return 200;
     }
     buf_free(&body);
-    api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
     http_reply_error(j->http, &e);
     return e.http_status;
 }

@@ -3,7 +3,8 @@
  *
  * References: the HTTP exchange, the worker, and every request inside the engine until its terminal
  * event. The lock guards everything from `choices` on; below it come the engine's and HTTP's locks,
- * never another job's. */
+ * never another job's. Whole answers are written under it, so an HTTP thread never waits for it;
+ * who has it does for them what is to be done at the end. */
 #ifndef TESSERA_SERVER_JOB_H
 #define TESSERA_SERVER_JOB_H
 
@@ -43,6 +44,7 @@ struct choice {
     int64_t admitted_ns, first_token_ns, last_token_ns; /* 0: not yet */
 };
 
+#define JOB_ID_BYTES 8      /* of JSON for a token's id, about */
 #define JOB_CLIENT_LEFT 499 /* as nginx has it: before the answer was complete */
 
 struct job;
@@ -73,10 +75,14 @@ struct job {
     struct job *waiting_next, **waiting_link; /* under the lock of the output */
     int64_t pinged_ns;                        /* when something was sent; under our lock */
 
-    pthread_mutex_t lock;
+    _Atomic int exchange; /* an enum of job.c: has it ended? */
+
+    pthread_mutex_t lock; /* lock it as any other, unlock it with job_unlock */
     struct choice *choices;
     int32_t choice_count, ended_count;
     int64_t prompt_tokens;
+    size_t bytes;   /* of the answer that are still to be written at once, about */
+    bool slow;      /* its output is the slow lane's */
     int32_t status; /* of the answer, or JOB_CLIENT_LEFT; 0: none yet */
     bool streaming; /* headers are sent */
     bool waiting;   /* in the output's list of streams */
@@ -87,6 +93,8 @@ struct job {
  * caller's. NULL without memory. */
 struct job *job_open(struct service *s, const struct job_kind *kind, struct http_request *r);
 void job_release(struct job *j);
+/* Instead of pthread_mutex_unlock, by who has a reference of their own. */
+void job_unlock(struct job *j);
 
 /* The worker, when request and stops are set: makes the choices and gives them to the engine.
  * Answers by itself when that fails. */

@@ -107,7 +107,7 @@ static void fail(struct job *j, const struct api_error *e)
 {
     pthread_mutex_lock(&j->lock);
     job_fail(j, e);
-    pthread_mutex_unlock(&j->lock);
+    job_unlock(j);
 }
 
 /* While it waited for a worker. */
@@ -115,7 +115,7 @@ static bool has_left(struct job *j)
 {
     pthread_mutex_lock(&j->lock);
     const bool left = j->over;
-    pthread_mutex_unlock(&j->lock);
+    job_unlock(j);
     return left;
 }
 
@@ -152,7 +152,7 @@ void job_start(struct service *s, const struct job_kind *kind, struct http_reque
     j->work.run = run;
     j->work.bytes = j->body.cap;
     if (!request_worker_push(s->worker, &j->work)) {
-        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
+        service_refuse(s, &e);
         fail(j, &e);
         job_release(j);
     }

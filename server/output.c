@@ -3,9 +3,13 @@
  * for another's text, and the engine never for either. The arrays grow only if this thread falls
  * behind by more than EVENTS_START events; they are bounded by what the engine can have in flight.
  *
- * Streams are a list: workers add at its head under the lock, only this thread removes, so it may
- * walk the list without. Every submitted choice has an event to come, which keeps its job alive;
- * the last of them takes it off the list. */
+ * There are two such lanes. All events come to the quick one; once so much of an answer is there
+ * that writing it takes time that others would notice, its job goes on in the slow one, for good,
+ * and the quick one passes its events on, so that they keep their order.
+ *
+ * Streams are a list in each lane: anybody adds at its head under the lock, only the lane's thread
+ * removes, so it may walk the list without. Every submitted choice has an event to come, which
+ * keeps its job alive; the last of them takes it off the list. */
 #include "server/output.h"
 
 #include "server/job.h"
@@ -20,6 +24,9 @@
 #define TOPS_START 1024
 #define TICK_NS 1000000000 /* how often waiting streams are looked at */
 #define PIECE_BYTES_MAX ((size_t)1 << 20)
+#define SCRATCH_BYTES ((size_t)1 << 20) /* that are kept for the next chunk */
+#define SCORE_BYTES 64                  /* of JSON for a log-probability, about */
+#define LARGE_BYTES (512 << 10)         /* of an answer; a few milliseconds to write */
 
 struct batch {
     struct token_event *events;
@@ -28,11 +35,12 @@ struct batch {
     size_t top_count, top_capacity;
 };
 
-struct output {
+struct lane {
     struct service *service;
+    struct lane *slow; /* where large answers go on; NULL: this is it */
     pthread_t thread;
     bool started;
-    /* the output thread's */
+    /* the thread's */
     struct batch work;
     struct buf piece, scratch; /* text of one token; a chunk */
     int64_t now_ns, looked_ns;
@@ -44,34 +52,46 @@ struct output {
     bool stop;
 };
 
+struct output {
+    struct lane quick, slow;
+};
+
 /* ---- one event; the job is locked ---- */
 
-static void measure(struct output *o, struct choice *c, const struct token_event *event)
+static void measure(struct lane *l, struct choice *c, const struct token_event *event)
 {
-    struct metrics *m = o->service->metrics;
+    struct metrics *m = l->service->metrics;
     if (c->tokens == 0) {
         c->admitted_ns = event->admitted_ns;
-        c->first_token_ns = o->now_ns;
-        metrics_observe(m, METRICS_FIRST_TOKEN, (double)(o->now_ns - c->job->arrived_ns) / 1e9);
+        c->first_token_ns = l->now_ns;
+        metrics_observe(m, METRICS_FIRST_TOKEN, (double)(l->now_ns - c->job->arrived_ns) / 1e9);
     } else {
-        metrics_observe(m, METRICS_INTER_TOKEN, (double)(o->now_ns - c->last_token_ns) / 1e9);
+        metrics_observe(m, METRICS_INTER_TOKEN, (double)(l->now_ns - c->last_token_ns) / 1e9);
     }
-    c->last_token_ns = o->now_ns;
+    c->last_token_ns = l->now_ns;
+}
+
+/* Is more of it kept than the last token's, to be written at once? */
+static bool gathers(const struct choice *c)
+{
+    return !c->job->streaming || c->state;
 }
 
 /* Puts the piece through the stop strings, which count from min_tokens on; a match ends the choice.
  */
-static void add_piece(struct output *o, struct choice *c)
+static void add_piece(struct lane *l, struct choice *c)
 {
     const struct completion_request *q = &c->job->request;
-    const char *text = o->piece.data ? o->piece.data : "";
+    const char *text = l->piece.data ? l->piece.data : "";
     size_t n;
-    c->characters += (int32_t)utf8_count(text, o->piece.len);
+    c->characters += (int32_t)utf8_count(text, l->piece.len);
+    if (gathers(c))
+        c->job->bytes += l->piece.len;
     if (c->tokens <= q->params.min_tokens && q->params.min_tokens > 0) {
-        buf_add(&c->text, text, o->piece.len);
+        buf_add(&c->text, text, l->piece.len);
         return;
     }
-    int32_t matched = stop_push(&c->stop, text, o->piece.len, &c->text);
+    int32_t matched = stop_push(&c->stop, text, l->piece.len, &c->text);
     if (matched < 0)
         return;
     if (q->include_stop) {
@@ -86,13 +106,17 @@ static void add_logprob(struct choice *c, const struct token_event *event)
     int32_t i = logprobs_count(&c->logprobs);
     logprobs_add(&c->logprobs, event->token, c->characters);
     logprobs_score(&c->logprobs, i, event->logprob, event->top, event->top_count);
+    if (gathers(c))
+        c->job->bytes += SCORE_BYTES * (1 + (size_t)event->top_count);
 }
 
 static void add_prompt_logprob(struct choice *c, const struct token_event *event)
 {
-    if (c->prompt_scored + 1 < logprobs_count(&c->prompt_logprobs))
-        logprobs_score(&c->prompt_logprobs, ++c->prompt_scored, event->logprob, event->top,
-                       event->top_count);
+    if (c->prompt_scored + 1 >= logprobs_count(&c->prompt_logprobs))
+        return;
+    logprobs_score(&c->prompt_logprobs, ++c->prompt_scored, event->logprob, event->top,
+                   event->top_count);
+    c->job->bytes += SCORE_BYTES * (1 + (size_t)event->top_count);
 }
 
 static bool is_stop_id(const struct completion_request *q, int32_t token)
@@ -103,34 +127,36 @@ static bool is_stop_id(const struct completion_request *q, int32_t token)
     return false;
 }
 
-static void add_token(struct output *o, struct choice *c, const struct token_event *event)
+static void add_token(struct lane *l, struct choice *c, const struct token_event *event)
 {
     const struct completion_request *q = &c->job->request;
-    measure(o, c, event);
+    measure(l, c, event);
     c->tokens++;
-    if (q->return_token_ids)
+    if (q->return_token_ids) {
         buf_add(&c->ids, &event->token, sizeof event->token);
+        c->job->bytes += gathers(c) ? JOB_ID_BYTES : 0;
+    }
     if (q->logprobs >= 0)
         add_logprob(c, event);
     if (event->finish == FINISH_STOP && is_stop_id(q, event->token))
         c->stop_token = event->token;
     if (event->finish == FINISH_STOP && !q->include_stop)
         return; /* it ends the text and is no part of it */
-    buf_clear(&o->piece);
-    detok_push(&c->detok, event->token, &o->piece);
-    add_piece(o, c);
+    buf_clear(&l->piece);
+    detok_push(&c->detok, event->token, &l->piece);
+    add_piece(l, c);
     if (c->ended && event->finish == FINISH_NONE)
-        engine_cancel(service_engine(o->service), c->engine_id);
+        engine_cancel(service_engine(l->service), c->engine_id);
 }
 
 /* The engine says that this was all. */
-static void end_text(struct output *o, struct choice *c, const char *reason)
+static void end_text(struct lane *l, struct choice *c, const char *reason)
 {
-    const bool failed = o->piece.failed; /* the last token's */
-    buf_clear(&o->piece);
-    detok_finish(&c->detok, &o->piece);
-    o->piece.failed = o->piece.failed || failed;
-    add_piece(o, c);
+    const bool failed = l->piece.failed; /* the last token's */
+    buf_clear(&l->piece);
+    detok_finish(&c->detok, &l->piece);
+    l->piece.failed = l->piece.failed || failed;
+    add_piece(l, c);
     if (c->ended)
         return;
     stop_finish(&c->stop, &c->text);
@@ -153,13 +179,13 @@ static void fail_job(struct job *j, enum finish_reason finish)
     job_fail(j, &e);
 }
 
-static bool out_of_memory(const struct output *o, const struct choice *c)
+static bool out_of_memory(const struct lane *l, const struct choice *c)
 {
-    return c->text.failed || c->ids.failed || o->piece.failed || logprobs_failed(&c->logprobs) ||
+    return c->text.failed || c->ids.failed || l->piece.failed || logprobs_failed(&c->logprobs) ||
            logprobs_failed(&c->prompt_logprobs) || (c->answer && answer_failed(c->answer));
 }
 
-static void handle_live(struct output *o, struct choice *c, const struct token_event *event)
+static void handle_live(struct lane *l, struct choice *c, const struct token_event *event)
 {
     struct job *j = c->job;
     if (event->cached > c->cached)
@@ -171,7 +197,7 @@ static void handle_live(struct output *o, struct choice *c, const struct token_e
         return;
     }
     if (event->token >= 0)
-        add_token(o, c, event);
+        add_token(l, c, event);
     switch (event->finish) {
     case FINISH_NONE:
         break;
@@ -179,7 +205,7 @@ static void handle_live(struct output *o, struct choice *c, const struct token_e
     case FINISH_LENGTH:
     case FINISH_COMPLETE:
         if (!c->ended)
-            end_text(o, c, event->finish == FINISH_LENGTH ? "length" : "stop");
+            end_text(l, c, event->finish == FINISH_LENGTH ? "length" : "stop");
         break;
     case FINISH_CANCELLED:
     case FINISH_FAILED:
@@ -191,26 +217,26 @@ static void handle_live(struct output *o, struct choice *c, const struct token_e
         break;
     }
     job_take_parts(c, event->token >= 0);
-    if (out_of_memory(o, c)) {
+    if (out_of_memory(l, c)) {
         struct api_error e = {0};
         api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
         job_fail(j, &e);
         return;
     }
-    job_send_chunk(c, &o->scratch);
-    job_complete(j, &o->scratch);
+    job_send_chunk(c, &l->scratch);
+    job_complete(j, &l->scratch);
 }
 
-static void unwatch(struct output *o, struct job *j)
+static void unwatch(struct lane *l, struct job *j)
 {
     if (!j->waiting)
         return;
     j->waiting = false;
-    pthread_mutex_lock(&o->lock);
+    pthread_mutex_lock(&l->lock);
     *j->waiting_link = j->waiting_next;
     if (j->waiting_next)
         j->waiting_next->waiting_link = j->waiting_link;
-    pthread_mutex_unlock(&o->lock);
+    pthread_mutex_unlock(&l->lock);
 }
 
 static bool is_running(const struct job *j)
@@ -221,20 +247,47 @@ static bool is_running(const struct job *j)
     return false;
 }
 
-static void handle(struct output *o, const struct token_event *event)
+static void watch(struct lane *l, struct job *j)
 {
-    struct choice *c = event->user;
+    pthread_mutex_lock(&l->lock);
+    j->waiting_next = l->waiting;
+    if (l->waiting)
+        l->waiting->waiting_link = &j->waiting_next;
+    else
+        pthread_cond_signal(&l->wake); /* from now on there are ticks */
+    j->waiting_link = &l->waiting;
+    j->waiting = true;
+    l->waiting = j;
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void make_slow(struct lane *l, struct job *j)
+{
+    const bool waiting = j->waiting;
+    unwatch(l, j);
+    j->slow = true;
+    if (waiting)
+        watch(l->slow, j);
+}
+
+/* False when the event is the slow lane's. */
+static bool handle_here(struct lane *l, struct choice *c, const struct token_event *event)
+{
     struct job *j = c->job;
+    if (l->slow && j->slow) /* set by this thread: nobody has to be asked */
+        return false;
     pthread_mutex_lock(&j->lock);
-    if (event->finish != FINISH_NONE)
+    const bool here = !l->slow || j->bytes <= LARGE_BYTES;
+    if (!here)
+        make_slow(l, j);
+    if (here && event->finish != FINISH_NONE)
         c->submitted = false; /* the engine has let go */
-    if (!c->ended && !j->over)
-        handle_live(o, c, event);
-    if (event->finish != FINISH_NONE && (j->over || !is_running(j)))
-        unwatch(o, j);
-    pthread_mutex_unlock(&j->lock);
-    if (event->finish != FINISH_NONE)
-        job_release(j);
+    if (here && !c->ended && !j->over)
+        handle_live(l, c, event);
+    if (here && event->finish != FINISH_NONE && (j->over || !is_running(j)))
+        unwatch(l, j);
+    job_unlock(j);
+    return here;
 }
 
 /* ---- the queue ---- */
@@ -251,10 +304,10 @@ static void *grow(void *array, size_t need, size_t *capacity, size_t size)
     return more;
 }
 
-void output_push(struct output *o, const struct token_event *events, int32_t count)
+static void push(struct lane *l, const struct token_event *events, int32_t count)
 {
-    pthread_mutex_lock(&o->lock);
-    struct batch *q = &o->queue;
+    pthread_mutex_lock(&l->lock);
+    struct batch *q = &l->queue;
     bool was_empty = q->count == 0;
     q->events = grow(q->events, q->count + (size_t)count, &q->capacity, sizeof *q->events);
     memcpy(q->events + q->count, events, (size_t)count * sizeof *events);
@@ -268,78 +321,87 @@ void output_push(struct output *o, const struct token_event *events, int32_t cou
         q->top_count += n;
     }
     if (was_empty)
-        pthread_cond_signal(&o->wake);
-    pthread_mutex_unlock(&o->lock);
+        pthread_cond_signal(&l->wake);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void handle(struct lane *l, const struct token_event *event)
+{
+    struct choice *c = event->user;
+    if (!handle_here(l, c, event)) {
+        push(l->slow, event, 1);
+        return;
+    }
+    if (event->finish != FINISH_NONE)
+        job_release(c->job);
+    if (l->scratch.cap > SCRATCH_BYTES)
+        buf_free(&l->scratch);
+}
+
+void output_push(struct output *o, const struct token_event *events, int32_t count)
+{
+    push(&o->quick, events, count);
 }
 
 void output_watch(struct output *o, struct job *j)
 {
-    j->waiting = true;
     j->pinged_ns = base_now_ns();
-    pthread_mutex_lock(&o->lock);
-    j->waiting_next = o->waiting;
-    if (o->waiting)
-        o->waiting->waiting_link = &j->waiting_next;
-    else
-        pthread_cond_signal(&o->wake); /* from now on there are ticks */
-    j->waiting_link = &o->waiting;
-    o->waiting = j;
-    pthread_mutex_unlock(&o->lock);
+    watch(&o->quick, j);
 }
 
-static void ping_waiting(struct output *o)
+static void ping_waiting(struct lane *l)
 {
     static const char ping[] = ": ping\n\n";
-    const int64_t pause = (int64_t)(o->service->ping_s * 1e9);
-    pthread_mutex_lock(&o->lock);
-    struct job *first = o->waiting;
-    pthread_mutex_unlock(&o->lock);
+    const int64_t pause = (int64_t)(l->service->ping_s * 1e9);
+    pthread_mutex_lock(&l->lock);
+    struct job *first = l->waiting;
+    pthread_mutex_unlock(&l->lock);
     for (struct job *j = first; j; j = j->waiting_next) {
         pthread_mutex_lock(&j->lock);
-        if (!j->over && o->now_ns - j->pinged_ns >= pause) {
+        if (!j->over && l->now_ns - j->pinged_ns >= pause) {
             http_stream_push(j->http, ping, sizeof ping - 1);
-            j->pinged_ns = o->now_ns;
+            j->pinged_ns = l->now_ns;
         }
-        pthread_mutex_unlock(&j->lock);
+        job_unlock(j);
     }
-    o->looked_ns = o->now_ns;
+    l->looked_ns = l->now_ns;
 }
 
 /* Swaps the batches when there is something to do, at the latest when waiting streams want to be
  * looked at; false when there never will be. */
-static bool take_batch(struct output *o)
+static bool take_batch(struct lane *l)
 {
     int64_t until = base_now_ns() + TICK_NS;
     const struct timespec tick = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
     int rc = 0;
-    pthread_mutex_lock(&o->lock);
-    while (o->queue.count == 0 && !o->stop && rc == 0)
-        rc = o->waiting ? pthread_cond_timedwait(&o->wake, &o->lock, &tick)
-                        : pthread_cond_wait(&o->wake, &o->lock);
-    struct batch taken = o->queue;
-    o->queue = o->work;
-    o->queue.count = o->queue.top_count = 0;
-    o->work = taken;
-    bool more = o->work.count > 0 || !o->stop;
-    pthread_mutex_unlock(&o->lock);
+    pthread_mutex_lock(&l->lock);
+    while (l->queue.count == 0 && !l->stop && rc == 0)
+        rc = l->waiting ? pthread_cond_timedwait(&l->wake, &l->lock, &tick)
+                        : pthread_cond_wait(&l->wake, &l->lock);
+    struct batch taken = l->queue;
+    l->queue = l->work;
+    l->queue.count = l->queue.top_count = 0;
+    l->work = taken;
+    bool more = l->work.count > 0 || !l->stop;
+    pthread_mutex_unlock(&l->lock);
     return more;
 }
 
 static void *output_loop(void *arg)
 {
-    struct output *o = arg;
+    struct lane *l = arg;
     prctl(PR_SET_NAME, "tessera-output");
-    while (take_batch(o)) {
-        const struct token_top *top = o->work.tops;
-        o->now_ns = base_now_ns();
-        for (size_t i = 0; i < o->work.count; i++) {
-            struct token_event *event = &o->work.events[i];
+    while (take_batch(l)) {
+        const struct token_top *top = l->work.tops;
+        l->now_ns = base_now_ns();
+        for (size_t i = 0; i < l->work.count; i++) {
+            struct token_event *event = &l->work.events[i];
             event->top = top;
             top += event->top_count;
-            handle(o, event);
+            handle(l, event);
         }
-        if (o->now_ns - o->looked_ns >= TICK_NS)
-            ping_waiting(o);
+        if (l->now_ns - l->looked_ns >= TICK_NS)
+            ping_waiting(l);
     }
     return NULL;
 }
@@ -353,26 +415,56 @@ static bool batch_open(struct batch *b)
     return b->events && b->tops;
 }
 
+/* Whatever it returns, lane_close has to follow. */
+static enum status lane_open(struct lane *l, struct service *s, struct lane *slow, struct err *err)
+{
+    pthread_condattr_t attr;
+    l->service = s;
+    l->slow = slow;
+    buf_init(&l->piece, PIECE_BYTES_MAX);
+    buf_init(&l->scratch, (size_t)1 << 30);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&l->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    if (!batch_open(&l->queue) || !batch_open(&l->work))
+        return base_fail(err, ERR_NOMEM, "output: no memory");
+    if (pthread_create(&l->thread, NULL, output_loop, l) != 0)
+        return base_fail(err, ERR_NOMEM, "output: no thread");
+    l->started = true;
+    return OK;
+}
+
+static void lane_close(struct lane *l)
+{
+    if (!l->service)
+        return;
+    if (l->started) {
+        pthread_mutex_lock(&l->lock);
+        l->stop = true;
+        pthread_cond_signal(&l->wake);
+        pthread_mutex_unlock(&l->lock);
+        pthread_join(l->thread, NULL);
+    }
+    free(l->queue.events);
+    free(l->queue.tops);
+    free(l->work.events);
+    free(l->work.tops);
+    buf_free(&l->piece);
+    buf_free(&l->scratch);
+    pthread_mutex_destroy(&l->lock);
+    pthread_cond_destroy(&l->wake);
+}
+
 enum status output_open(struct service *s, struct output **out, struct err *err)
 {
-    enum status st = OK;
-    pthread_condattr_t attr;
     struct output *o = calloc(1, sizeof *o);
     if (!o)
         return base_fail(err, ERR_NOMEM, "output: no memory");
-    o->service = s;
-    buf_init(&o->piece, PIECE_BYTES_MAX);
-    buf_init(&o->scratch, (size_t)1 << 30);
-    pthread_mutex_init(&o->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&o->wake, &attr);
-    pthread_condattr_destroy(&attr);
-    if (!batch_open(&o->queue) || !batch_open(&o->work))
-        st = base_fail(err, ERR_NOMEM, "output: no memory");
-    else if (pthread_create(&o->thread, NULL, output_loop, o) != 0)
-        st = base_fail(err, ERR_NOMEM, "output: no thread");
-    o->started = st == OK;
+    enum status st = lane_open(&o->slow, s, NULL, err);
+    if (st == OK)
+        st = lane_open(&o->quick, s, &o->slow, err);
     if (st == OK)
         *out = o;
     else
@@ -384,20 +476,7 @@ void output_close(struct output *o)
 {
     if (!o)
         return;
-    if (o->started) {
-        pthread_mutex_lock(&o->lock);
-        o->stop = true;
-        pthread_cond_signal(&o->wake);
-        pthread_mutex_unlock(&o->lock);
-        pthread_join(o->thread, NULL);
-    }
-    free(o->queue.events);
-    free(o->queue.tops);
-    free(o->work.events);
-    free(o->work.tops);
-    buf_free(&o->piece);
-    buf_free(&o->scratch);
-    pthread_mutex_destroy(&o->lock);
-    pthread_cond_destroy(&o->wake);
+    lane_close(&o->quick); /* first: it passes events on */
+    lane_close(&o->slow);
     free(o);
 }

@@ -1,4 +1,4 @@
-/* The output thread: token events in, text to clients out. It decides how each choice ends. */
+/* The output threads: token events in, text to clients out. They decide how each choice ends. */
 #ifndef TESSERA_SERVER_OUTPUT_H
 #define TESSERA_SERVER_OUTPUT_H
 
@@ -15,7 +15,7 @@ void output_watch(struct output *o, struct job *j);
 /* On the engine thread: copies the events, never waits for more than another copy. `user` of each
  * is a struct choice. */
 void output_push(struct output *o, const struct token_event *events, int32_t count);
-/* Works off what is queued and joins the thread; nobody pushes any more. NULL is fine. */
+/* Works off what is queued and joins the threads; nobody pushes any more. NULL is fine. */
 void output_close(struct output *o);
 
 #endif

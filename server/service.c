@@ -43,6 +43,17 @@ enum status service_check(struct service *s, struct api_error *e)
     return health_check(s->health, e);
 }
 
+enum status service_check_stopping(struct service *s, struct api_error *e)
+{
+    return health_phase(s->health) < HEALTH_DRAINING ? OK : service_check(s, e);
+}
+
+void service_refuse(struct service *s, struct api_error *e)
+{
+    if (service_check_stopping(s, e) == OK) /* else it is why: workers that have ended take none */
+        api_error_set(e, 429, "queue_full", "too many requests are waiting, try again later");
+}
+
 enum status service_check_room(struct service *s, struct api_error *e)
 {
     struct err err;

@@ -52,6 +52,10 @@ void service_close(struct service *s);
 
 /* OK: the engine may be asked. Else ERR_INPUT with the 503 to send in *e. */
 enum status service_check(struct service *s, struct api_error *e) MUST_USE;
+/* The same for what needs no engine: once the server stops. */
+enum status service_check_stopping(struct service *s, struct api_error *e) MUST_USE;
+/* What to say when the workers have no room: that, or a 429. */
+void service_refuse(struct service *s, struct api_error *e);
 /* OK: there is room for one request more. Else ERR_INPUT with the 429 to send, which is counted as
  * a request that failed. */
 enum status service_check_room(struct service *s, struct api_error *e) MUST_USE;

@@ -19,10 +19,15 @@ static void run(struct work *w)
 {
     struct task *t = (struct task *)(void *)((char *)w - offsetof(struct task, work));
     struct api_error e = {0};
-    enum status st = t->answer(t, &e);
+    enum status st = service_check_stopping(t->service, &e);
+    if (st == OK)
+        st = t->answer(t, &e);
     if (st == OK && t->reply.failed) {
         st = ERR_NOMEM;
         api_error_from_status(&e, st, &(struct err){""});
+    } else if (st == OK && !http_reserve(t->http, t->reply.len)) {
+        st = ERR_LIMIT;
+        http_no_room(&e);
     }
     if (st == OK)
         http_reply(t->http, 200, "application/json", &t->reply);
@@ -35,6 +40,10 @@ void task_start(struct service *s, struct http_request *r,
                 enum status (*answer)(struct task *t, struct api_error *e))
 {
     struct api_error e = {0};
+    if (service_check_stopping(s, &e) != OK) {
+        http_reply_error(r, &e);
+        return;
+    }
     struct task *t = calloc(1, sizeof *t);
     if (!t) {
         api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
@@ -51,7 +60,7 @@ void task_start(struct service *s, struct http_request *r,
     http_take_body(r, &t->body);
     t->work.bytes = t->body.cap;
     if (!request_worker_push(s->worker, &t->work)) {
-        api_error_set(&e, 429, "queue_full", "too many requests are waiting, try again later");
+        service_refuse(s, &e);
         http_reply_error(r, &e);
         close_task(t);
     }

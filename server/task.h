@@ -1,5 +1,5 @@
 /* A request that a request worker answers without asking the engine: so it is answered while that
- * loads, and whatever it is busy with. */
+ * loads, and whatever it is busy with, until the server stops. */
 #ifndef TESSERA_SERVER_TASK_H
 #define TESSERA_SERVER_TASK_H
 

@@ -362,6 +362,47 @@ static void body_device_abort(struct rank *r)
     EXPECT(r, comm_barrier(r->c, &err) == ERR_COMM);
 }
 
+/* A call that fails ends its group, too, which the emulation checks when the thread ends. */
+static void body_device_failure(struct rank *r)
+{
+    struct err err = {""};
+    const int32_t next = (r->rank + 1) % r->ranks, last = (r->rank + r->ranks - 1) % r->ranks;
+    EXPECT(r, comm_send_recv(r->c, r->dst, last, r->src[0], next, 4, &err) == ERR_COMM);
+    EXPECT(r, comm_barrier(r->c, &err) == ERR_COMM);
+}
+
+static void *abort_later(void *c)
+{
+    usleep(100 * 1000);
+    comm_abort(c);
+    return NULL;
+}
+
+/* The last rank does not come: what the others upload meanwhile waits behind it. */
+static void body_device_upload(struct rank *r)
+{
+    enum { BYTES = 80 << 20, SMALL = 32 << 10 };
+    struct err err = {""};
+    struct backend *b = r->device;
+    pthread_t later;
+    void *to = b->ops->alloc(b, BYTES), *from = calloc(1, BYTES);
+    CHECK(to && from);
+    if (r->rank < r->ranks - 1) {
+        EXPECT(r, comm_all_reduce(r->c, r->dst, r->src[0], 10, &err) == OK);
+        CHECK(pthread_create(&later, NULL, abort_later, r->c) == 0);
+        if (r->rank == 0)
+            b->ops->upload(b, to, from, BYTES);
+        else
+            for (size_t at = 0; at < (4 << 20); at += SMALL)
+                b->ops->upload(b, (char *)to + at, from, SMALL);
+        pthread_join(later, NULL);
+        EXPECT(r, comm_barrier(r->c, &err) == ERR_COMM);
+    }
+    b->ops->sync(b);
+    b->ops->free(b, to);
+    free(from);
+}
+
 static void test_devices(void **state)
 {
     (void)state;
@@ -378,6 +419,13 @@ static void test_devices(void **state)
     run(6, false, body_mesh, NULL);
     run(6, false, body_uneven, NULL);
     run(3, false, body_device_abort, NULL);
+    run(3, false, body_device_upload, NULL);
+    setenv("EMULATED_NCCL_FAILS", "1", 1);
+    run(3, false, body_device_failure, NULL);
+    unsetenv("EMULATED_NCCL_FAILS");
+    device_how ^= COMM_SHARED_DEVICE;
+    run(3, false, body_device_abort, NULL); /* each on its own */
+    device_how ^= COMM_SHARED_DEVICE;
     between_devices = false;
 }
 
@@ -414,6 +462,23 @@ static void body_window(struct rank *r)
 }
 
 /* Symmetric memory is used where it is faster and all ranks get the same bits from it. */
+/* A window that is good and fails at last: its memory is NCCL's for as long as it is registered, as
+ * the emulation checks. The ranks' own communicator helps to open one. */
+static void body_broken_window(struct rank *r)
+{
+    char name[16];
+    struct err err = {""};
+    struct backend *b = NULL;
+    struct comm *c = NULL;
+    struct comm_stats stats = {.group = ""};
+    (void)snprintf(name, sizeof name, "cuda:%d", (int)r->rank);
+    CHECK(backend_open(name, 1, &b, &err) == OK);
+    EXPECT(r, comm_device_open(r->c, b, ARENA, 0, &stats, &c, &err) == ERR_DEVICE);
+    EXPECT(r, strstr(err.text, "symmetric memory") != NULL);
+    EXPECT(r, c == NULL);
+    backend_close(b);
+}
+
 static void test_windows(void **state)
 {
     (void)state;
@@ -445,9 +510,12 @@ static void test_windows(void **state)
         if (!windows_are_used)
             run(4, false, body_mesh, NULL);
     }
+    between_devices = false;
+    setenv("EMULATED_NCCL_WINDOWS", "broken", 1);
+    setenv("EMULATED_NCCL_VERSION", "23007", 1);
+    run(2, false, body_broken_window, NULL);
     unsetenv("EMULATED_NCCL_WINDOWS");
     unsetenv("EMULATED_NCCL_VERSION");
-    between_devices = false;
     device_how = COMM_SHARED_DEVICE;
 }
 

@@ -114,6 +114,36 @@ static void test_framing(void **state)
     expect(get(w, "/livez"), "200", "alive");
 }
 
+/* In the form of the path, for the first request of a connection and for later ones. */
+static void test_framing_of_messages(void **state)
+{
+    static const struct {
+        const char *head, *status, *type;
+    } cases[] = {
+        {"\r\n", "411", "{\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\""},
+        {"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\n", "415", "{\"type\":\"error\""},
+        {"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", "400", "{\"type\":\"error\""},
+        {"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloX", "400", "{\"type\":\"error\""},
+    };
+    static const char *const paths[] = {"/v1/messages", "/v1/messages/count_tokens?beta=true"};
+    const struct world *w = *state;
+    char text[400];
+    for (size_t i = 0; i < ARRAY_LEN(cases) * ARRAY_LEN(paths); i++) {
+        snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: x\r\n%s", paths[i % 2],
+                 cases[i / 2].head);
+        char *answer = ask(w, text);
+        assert_non_null(strstr(answer, "\r\nRequest-Id: req-"));
+        expect(answer, cases[i / 2].status, cases[i / 2].type);
+        int fd = dial(w);
+        say_text(fd, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n");
+        free(listen_until(fd, "alive"));
+        say_text(fd, text);
+        expect(listen_until(fd, NULL), cases[i / 2].status, cases[i / 2].type);
+        close(fd);
+    }
+    expect(ask(w, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"), "411", "{\"error\":");
+}
+
 static void test_body_limit(void **state)
 {
     const struct world *w = *state;
@@ -594,6 +624,13 @@ static void test_draining(void **state)
     assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
     expect(answer, "503", "\"code\":\"draining\"");
     expect(get(w, "/livez"), "200", "alive");
+    expect(post(w, "{\"prompt\":[1]}"), "503", "\"code\":\"draining\"");
+    expect(post_to(w, "/tokenize", "{\"prompt\":\"a\"}"), "503", "\"code\":\"draining\"");
+    answer = post_to(w, "/detokenize", "{\"tokens\":[1]}");
+    assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+    expect(answer, "503", "\"code\":\"draining\"");
+    expect(post_to(w, "/v1/messages/count_tokens", "{}"), "503",
+           "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",");
     expect(listen_until(fd, "\"total_tokens\""), "200", "\"completion_tokens\":2000");
     close(fd);
     assert_true(frontend_idle(w->frontend, 5));
@@ -673,6 +710,7 @@ int main(void)
         TEST(test_stalled),
         TEST(test_request_id),
         TEST(test_framing),
+        TEST(test_framing_of_messages),
         TEST(test_body_limit),
         TEST(test_body_in_pieces),
         TEST(test_keep_alive),

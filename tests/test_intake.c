@@ -39,6 +39,7 @@ static const struct {
 
 static const struct http_limits limits = {
     .header_bytes = 256, .target_bytes = 64, .headers = 8, .header_s = 10, .idle_s = 60};
+static const struct http_routes routes;
 
 /* ---- a connection ---- */
 
@@ -59,7 +60,7 @@ static struct pair connect_pair(void)
     p.server = ends[1];
     assert_int_equal(http_peer_open(&limits, &p.peers, &err), OK);
     p.peer = http_peer_enter(p.peers, p.server);
-    assert_true(http_intake_open(p.server, &limits, p.peer));
+    assert_true(http_intake_open(p.server, &limits, &routes, p.peer));
     return p;
 }
 
@@ -252,7 +253,7 @@ static void test_other_sockets(void **state)
     assert_int_equal(recv(p.client, to, sizeof to, MSG_DONTWAIT), -1);
     assert_int_equal(recv(-1, to, sizeof to, 0), -1);
     assert_int_equal(errno, EBADF);
-    assert_false(http_intake_open(1 << 20, &limits, p.peer));
+    assert_false(http_intake_open(1 << 20, &limits, &routes, p.peer));
     assert_false(http_intake_has_request(p.client));
     http_intake_close(p.client);
     disconnect(&p);

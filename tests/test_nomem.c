@@ -12,6 +12,8 @@
 #include "server/api/responses_reply.h"
 #include "server/api/completion.h"
 #include "server/api/tokenize.h"
+#include "server/grammar/structure.h"
+#include "server/guides.h"
 #include "server/keys.h"
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/tokenizer.h"
@@ -422,6 +424,70 @@ static void test_tokenizer_json(void **state)
     tokenizer_close(t);
 }
 
+/* A request whose answer has a form, up to its guide. */
+struct formed {
+    struct guides *guides;
+    struct jdoc *value;
+    enum structure_kind kind;
+};
+
+static enum status read_structure(const void *ctx, struct err *err)
+{
+    const struct formed *f = ctx;
+    const struct structure s = {.kind = f->kind, .value = f->value, .field = "form"};
+    struct guide *guide = NULL;
+    struct api_error e = {0};
+    enum status st = guides_get(f->guides, &s, &guide, &e);
+    if (st != OK)
+        base_fail(err, st, "%s", e.message);
+    guide_unref(guide);
+    return st;
+}
+
+static enum status build_structure(const void *ctx, struct err *err)
+{
+    const struct formed *f = ctx;
+    const struct structure s = {.kind = f->kind, .value = f->value, .field = "form"};
+    struct grammar *g = NULL;
+    enum status st = structure_build(&s, &g, err);
+    grammar_free(g);
+    return st;
+}
+
+static void test_structures(void **state)
+{
+    static const struct {
+        const char *name;
+        enum structure_kind kind;
+        const char *json;
+    } forms[] = {
+        {"schema", STRUCTURE_SCHEMA,
+         "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\", \"pattern\": "
+         "\"^[a-f]+(x|y)$\"}, \"b\": {\"enum\": [1, \"two\", [3.5], null]}, \"c\": {\"type\": "
+         "\"array\", \"items\": {\"type\": \"integer\", \"minimum\": 3}}}, \"required\": [\"a\"], "
+         "\"additionalProperties\": {\"type\": \"number\"}}"},
+        {"regular expression", STRUCTURE_PATTERN, "\"([a-z]{2,5}|\\\\d+)[^x]*\""},
+        {"choice", STRUCTURE_CHOICES, "[\"yes\", \"no\"]"},
+    };
+    const struct answer_form plain = {.calls = ANSWER_CALLS_NONE};
+    struct tokenizer *t = NULL;
+    struct err err = {""};
+    (void)state;
+    assert_int_equal(tokenizer_open(CORPUS "tokenizer/bytes", 400, &t, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
+        struct formed f = {.kind = forms[i].kind};
+        assert_int_equal(jdoc_parse(forms[i].json, strlen(forms[i].json), &jdoc_limits_request,
+                                    "form", &f.value, &err),
+                         OK);
+        nomem_sweep(forms[i].name, build_structure, &f);
+        assert_int_equal(guides_open(t, 400, &plain, &f.guides, &err), OK);
+        nomem_sweep("key of a guide", read_structure, &f); /* which is made but once */
+        guides_close(f.guides);
+        jdoc_close(f.value);
+    }
+    tokenizer_close(t);
+}
+
 static void test_requests(void **state)
 {
     char path[PATH_MAX];
@@ -478,9 +544,8 @@ static void test_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),
-        cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_config),         cmocka_unit_test(test_checkpoints),
+        cmocka_unit_test(test_requests),       cmocka_unit_test(test_structures),
         cmocka_unit_test(test_tokenizer_json),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

@@ -235,7 +235,7 @@ TESTED_BY = {
                                      "tests/blackbox/test_structures.py",
     "server/grammar/structure.c": "tests/blackbox/test_structures.py "
                                   "tests/blackbox/test_tools.py",
-    "server/guides.c": "tests/blackbox/test_structured.py",
+    "server/guides.c": "tests/blackbox/test_structured.py tests/test_nomem.c",
     "server/bench/child.c": "tests/blackbox/test_bench.py",
     "server/bench/chunk.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
     "server/bench/load.c": "tests/blackbox/test_bench.py",
@@ -264,7 +264,8 @@ TESTED_BY = {
     "server/http/http.c": "tests/test_http.c",
     "server/http/http_answer.c": "tests/test_http.c tests/blackbox/test_limits.py",
     "server/http/http_cors.c": "tests/test_guard.c tests/blackbox/test_keys.py",
-    "server/http/http_gate.c": "tests/blackbox/test_guard.py tests/blackbox/test_limits.py",
+    "server/http/http_gate.c": "tests/test_gate.c tests/blackbox/test_guard.py "
+                               "tests/blackbox/test_limits.py",
     "server/http/http_guard.c": "tests/test_guard.c tests/fuzz/fuzz_guard.c "
                                 "tests/blackbox/test_guard.py",
     "server/http/http_id.c": "tests/test_http.c",
@@ -282,7 +283,7 @@ TESTED_BY = {
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_metrics.py",
     "server/notify.c": "tests/blackbox/test_health.py",
-    "server/output.c": "tests/test_http.c tests/blackbox/test_stream.py",
+    "server/output.c": "tests/test_output.c tests/test_http.c tests/blackbox/test_stream.py",
     "server/request_log.c": "tests/blackbox/test_log.py",
     "server/request_worker.c": "tests/test_request_worker.c tests/test_http.c",
     "server/route_chat.c": "tests/blackbox/test_chat.py tests/blackbox/test_responses.py "

@@ -46,6 +46,7 @@ static inline enum status try_open(struct world *w, const char *host, int32_t po
                  .body_bytes = 65536,
                  .bodies_bytes = 64 << 20,
                  .unsent_bytes = 1 << 20,
+                 .output_bytes = 8 << 20,
                  .header_s = 10,
                  .body_s = 30,
                  .send_s = 30,

@@ -31,13 +31,18 @@ struct home {
      * first bytes, so many at a time; its last may be the inbox of oneshot. */
     char *staging;
     size_t gather_bytes;
-    struct comm_window window; /* may be where the arena is */
+    struct comm_window window; /* where it is good, the arena is there */
     struct comm_oneshot oneshot;
     bool fixed_order;
     ncclComm_t group[1 + COMM_GROUPS_MAX];
     int32_t groups;
-    pthread_t ending[1 + COMM_GROUPS_MAX]; /* threads that abort them */
+    struct ending {
+        pthread_t thread; /* aborts it, */
+        ncclComm_t group;
+        int device; /* which is current there */
+    } ending[1 + COMM_GROUPS_MAX];
     int32_t endings;
+    int device;
     _Atomic bool aborted;
     enum status failed; /* and what failed: every later call tells it again */
     struct err failure;
@@ -61,9 +66,11 @@ static ncclComm_t handle(const struct comm_nccl *c)
 
 /* ---- failures ---- */
 
-static void *end_group(void *group)
+static void *end_group(void *arg)
 {
-    (void)ncclCommAbort(group);
+    const struct ending *e = arg;
+    (void)cudaSetDevice(e->device); /* a thread begins with the first */
+    (void)ncclCommAbort(e->group);
     return NULL;
 }
 
@@ -72,10 +79,13 @@ static void give_up(struct home *h, const char *what, ncclResult_t r)
 {
     h->failed = base_fail(&h->failure, ERR_COMM, "NCCL %s: %s: %.160s", what, ncclGetErrorString(r),
                           ncclGetLastError(NULL));
-    for (int32_t i = 0; i < h->groups; i++)
-        if (h->group[i] != NULL &&
-            pthread_create(&h->ending[h->endings], NULL, end_group, h->group[i]) == 0)
+    for (int32_t i = 0; i < h->groups; i++) {
+        struct ending *e = &h->ending[h->endings];
+        e->group = h->group[i];
+        e->device = h->device;
+        if (e->group != NULL && pthread_create(&e->thread, NULL, end_group, e) == 0)
             h->endings++;
+    }
     h->groups = 0;
     comm_oneshot_stop(&h->oneshot);
 }
@@ -114,6 +124,15 @@ static bool is_spoilt(const struct home *h)
         if ((result) == ncclSuccess)                                                               \
             (result) = (call);                                                                     \
     } while (0)
+
+/* Ends a group that has begun, whatever of it failed: the next call would be taken for a part of
+ * it.
+ */
+static ncclResult_t end_calls(ncclResult_t begun, ncclResult_t result)
+{
+    const ncclResult_t ended = begun == ncclSuccess ? ncclGroupEnd() : begun;
+    return result == ncclSuccess ? ended : result;
+}
 
 static void bump(_Atomic uint64_t *counter, uint64_t by)
 {
@@ -156,14 +175,14 @@ static ncclResult_t gather_blocks(struct comm_nccl *c, char *dst, const void *sr
         even = even && n[r] == n[0];
     if (even)
         return ncclAllGather(src, dst, n[0], ncclFloat32, handle(c), c->home->stream);
-    ncclResult_t result = ncclGroupStart();
+    const ncclResult_t begun = ncclGroupStart();
+    ncclResult_t result = begun;
     for (int32_t r = 0; r < c->base.ranks; r++) {
         if (n[r] > 0)
             NEXT(result, ncclBroadcast(src, dst, n[r], ncclFloat32, r, handle(c), c->home->stream));
         dst += n[r] * 4;
     }
-    NEXT(result, ncclGroupEnd());
-    return result;
+    return end_calls(begun, result);
 }
 
 /* ---- sums in the order of the ranks ---- */
@@ -216,7 +235,8 @@ static ncclResult_t sum_blocks(struct comm_nccl *c, float *dst, const float *src
         const size_t own = rest_of(counts[c->base.rank], at, room);
         const float *block = src;
         float *from = (float *)(void *)c->home->staging;
-        r = ncclGroupStart();
+        const ncclResult_t begun = ncclGroupStart();
+        r = begun;
         for (int32_t peer = 0; peer < c->base.ranks; peer++) {
             const size_t theirs = rest_of(counts[peer], at, room);
             if (theirs > 0)
@@ -227,7 +247,7 @@ static ncclResult_t sum_blocks(struct comm_nccl *c, float *dst, const float *src
             block += counts[peer];
             from += own;
         }
-        NEXT(r, ncclGroupEnd());
+        r = end_calls(begun, r);
         if (own > 0)
             fold(c, dst + at, own);
     }
@@ -357,15 +377,15 @@ out:
 static ncclResult_t reduce_blocks(struct comm_nccl *c, float *dst, const float *src,
                                   const size_t *counts)
 {
-    ncclResult_t r = ncclGroupStart();
+    const ncclResult_t begun = ncclGroupStart();
+    ncclResult_t r = begun;
     for (int32_t to = 0; to < c->base.ranks; to++) {
         if (counts[to] > 0)
             NEXT(r, ncclReduce(src, dst, counts[to], ncclFloat32, ncclSum, to, handle(c),
                                c->home->stream));
         src += counts[to];
     }
-    NEXT(r, ncclGroupEnd());
-    return r;
+    return end_calls(begun, r);
 }
 
 static enum status nccl_reduce_scatter(struct comm *comm, float *dst, const float *src,
@@ -412,7 +432,8 @@ static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *r
     TRY(watch(c->home, err));
     if (is_spoilt(c->home))
         goto out;
-    ncclResult_t r = ncclGroupStart();
+    const ncclResult_t begun = ncclGroupStart();
+    ncclResult_t r = begun;
     for (int32_t peer = 0; peer < comm->ranks; peer++) {
         if (send_counts[peer] > 0)
             NEXT(r,
@@ -422,7 +443,7 @@ static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *r
         from += send_counts[peer] * 4;
         to += recv_counts[peer] * 4;
     }
-    NEXT(r, ncclGroupEnd());
+    r = end_calls(begun, r);
     const size_t received = sum_of(recv_counts, comm->ranks) - recv_counts[comm->rank];
     st = finish(c, COMM_ALL_TO_ALL, start, received, r, err);
 out:
@@ -438,10 +459,11 @@ static enum status nccl_send_recv(struct comm *comm, void *dst, int32_t from, co
     TRY(watch(c->home, err));
     if (is_spoilt(c->home))
         goto out;
-    ncclResult_t r = ncclGroupStart();
+    const ncclResult_t begun = ncclGroupStart();
+    ncclResult_t r = begun;
     NEXT(r, ncclSend(src, n, ncclFloat32, to, handle(c), c->home->stream));
     NEXT(r, ncclRecv(dst, n, ncclFloat32, from, handle(c), c->home->stream));
-    NEXT(r, ncclGroupEnd());
+    r = end_calls(begun, r);
     st = finish(c, COMM_SEND_RECV, start, from == comm->rank ? 0 : n, r, err);
 out:
     return st;
@@ -486,7 +508,7 @@ static void home_close(struct home *h)
     const bool own_arena = h->arena != NULL && h->arena != h->window.memory;
     cuda_watch(h->backend, NULL, NULL);
     while (h->endings > 0)
-        pthread_join(h->ending[--h->endings], NULL);
+        pthread_join(h->ending[--h->endings].thread, NULL);
     comm_oneshot_close(&h->oneshot);
     comm_window_close(&h->window, h->groups > 0 ? h->group[0] : NULL);
     for (int32_t i = h->groups; i-- > 0;)
@@ -616,7 +638,7 @@ static enum status join(struct home *h, struct comm *bootstrap, struct err *err)
 static enum status open_arena(struct home *h, struct err *err)
 {
     struct backend *b = h->backend;
-    h->arena = h->window.memory;
+    h->arena = h->window.is_good ? h->window.memory : NULL;
     if (h->arena == NULL)
         h->arena = b->ops->alloc(b, h->arena_bytes);
     if (h->arena == NULL)
@@ -654,6 +676,8 @@ static enum status find_ways(struct comm_nccl *c, struct comm *bootstrap, uint32
         TRY(comm_trial_open(bootstrap, h->backend, space, &trial, err));
     if (trial != NULL && !(how & (COMM_NO_WINDOWS | COMM_FIXED_ORDER)))
         TRY(comm_window_open(trial, h->group[0], &by_nccl, h->arena_bytes, &h->window, err));
+    if (!h->window.is_good && h->groups > 0) /* else it is closed when they have been aborted */
+        comm_window_close(&h->window, h->group[0]);
     TRY(open_arena(h, err));
     if (trial != NULL && !(how & COMM_NO_ONESHOT) && inbox > 0) {
         comm_trial_use(trial, (float *)(void *)h->arena);
@@ -688,6 +712,10 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
     h->stream = cuda_stream(b);
     h->arena_bytes = arena_bytes;
     h->fixed_order = (how & COMM_FIXED_ORDER) != 0;
+    if (cudaGetDevice(&h->device) != cudaSuccess) {
+        st = base_fail(err, ERR_DEVICE, "the communicator's device is not known");
+        goto out;
+    }
     TRY(join(h, bootstrap, err));
     cuda_watch(b, watch, h);
     *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};

@@ -89,15 +89,12 @@ enum status comm_window_open(struct comm_trial *t, void *nccl, const struct comm
         TRY(judge(t, nccl, nccl_way, &w, bytes, &j, err));
     if (comm_trial_bootstrap(t)->rank == 0)
         tell_log(&j);
-    if (j.why == NULL && cudaMemsetAsync(w.memory, 0, bytes, cuda_stream(b)) != cudaSuccess) {
+    w.is_good = j.why == NULL;
+    if (w.is_good && cudaMemsetAsync(w.memory, 0, bytes, cuda_stream(b)) != cudaSuccess)
         st = base_fail(err, ERR_DEVICE, "symmetric memory cannot be cleared");
-    } else if (j.why == NULL) {
-        *out = w;
-        w = (struct comm_window){0};
-    }
 out:
     b->ops->sync(b);
-    comm_window_close(&w, st == OK ? nccl : NULL); /* it may have been given up */
+    *out = w; /* its owner knows whether NCCL has been given up, and still needs the memory */
     return st;
 }
 

@@ -35,6 +35,21 @@ bool grammar_failed(const struct grammar *g)
     return g->nodes.failed || g->rules.failed;
 }
 
+enum status grammar_check(const struct grammar *g, struct err *err)
+{
+    if (!grammar_failed(g))
+        return OK;
+    return g->nodes.no_memory || g->rules.no_memory
+               ? base_fail(err, ERR_NOMEM, "no memory for a grammar")
+               : base_fail(err, ERR_INPUT, "it needs more than %d states", GRAMMAR_NODES_MAX);
+}
+
+void grammar_break(struct grammar *g, const struct buf *text)
+{
+    g->nodes.failed = true;
+    g->nodes.no_memory = g->nodes.no_memory || text->no_memory;
+}
+
 static int32_t add(struct grammar *g, const struct grammar_node *node)
 {
     if (grammar_failed(g))
@@ -263,8 +278,9 @@ static void settle_heights(struct grammar *g)
 
 enum status grammar_close_rules(struct grammar *g, int32_t first, struct err *err)
 {
-    if (grammar_failed(g))
-        return base_fail(err, ERR_INPUT, "it needs more than %d states", GRAMMAR_NODES_MAX);
+    const enum status st = grammar_check(g, err);
+    if (st != OK)
+        return st;
     g->start = rules_of(g)[first];
     settle_heights(g);
     if (nodes_of(g)[g->start].height > GRAMMAR_DEPTH_MAX)

@@ -9,6 +9,7 @@
 #define TESSERA_ENGINE_GRAMMAR_GRAMMAR_H
 
 #include "config/base.h"
+#include "config/buf.h"
 
 enum {
     GRAMMAR_END = 0,   /* the node that ends its rule; the end of the text in the rule of all */
@@ -47,8 +48,12 @@ int32_t grammar_call(struct grammar *g, int32_t rule, int32_t next);
 int32_t grammar_repeat(struct grammar *g, int32_t rule, int64_t min, int64_t max, int32_t next);
 /* Has building failed? For those that would otherwise go on for long. */
 bool grammar_failed(const struct grammar *g);
+/* Why: ERR_INPUT, there are too many nodes; ERR_NOMEM. */
+enum status grammar_check(const struct grammar *g, struct err *err) MUST_USE;
+/* What the text in a buffer was for could not be built, since that has failed. */
+void grammar_break(struct grammar *g, const struct buf *text);
 
-/* The text is rule `first`; nothing is added after this. ERR_INPUT: there are too many nodes, or no
+/* The text is rule `first`; nothing is added after this. grammar_check, and ERR_INPUT: no
  * text fits, since rules need one another for ever or more than GRAMMAR_DEPTH_MAX deep. */
 enum status grammar_close_rules(struct grammar *g, int32_t first, struct err *err) MUST_USE;
 

@@ -65,12 +65,15 @@ static void watch(struct cuda_backend *c)
 {
     const int64_t now = base_now_ns();
     struct err failure;
-    if (c->watch == NULL || now - c->watched < CUDA_WATCH_NS)
+    if (c->watch == NULL || pthread_mutex_trylock(&c->watching) != 0)
         return;
-    const enum status st = c->watch(c->watch_arg, &failure);
-    if (st != OK)
-        remember(c, st, &failure);
-    c->watched = now;
+    if (now - c->watched >= CUDA_WATCH_NS) {
+        const enum status st = c->watch(c->watch_arg, &failure);
+        if (st != OK)
+            remember(c, st, &failure);
+        c->watched = now;
+    }
+    pthread_mutex_unlock(&c->watching);
 }
 
 /* e: of a query. */
@@ -96,6 +99,15 @@ void cuda_wait(struct cuda_backend *c, const char *what)
         cuda_note(c, what, (int)cudaStreamSynchronize(c->stream));
     else
         while (!is_done(c, cudaStreamQuery(c->stream), what))
+            ;
+}
+
+void cuda_wait_event(struct cuda_backend *c, void *event, const char *what)
+{
+    if (c->watch == NULL)
+        cuda_note(c, what, (int)cudaEventSynchronize(event));
+    else
+        while (!cuda_passed(c, event, what))
             ;
 }
 
@@ -175,6 +187,7 @@ static void cuda_close(struct backend *b)
         cudaStreamDestroy(c->stream);
     pool_close(c->pool);
     pthread_mutex_destroy(&c->failure_lock);
+    pthread_mutex_destroy(&c->watching);
     free(c);
 }
 
@@ -283,6 +296,7 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     c->base.ops = cuda_find(name);
     c->device = device_of(name);
     pthread_mutex_init(&c->failure_lock, NULL);
+    pthread_mutex_init(&c->watching, NULL);
     int count = 0;
     TRY(cuda_count_devices(&count, err));
     if (c->device >= count) {

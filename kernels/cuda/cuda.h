@@ -86,7 +86,8 @@ struct cuda_backend {
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */
     enum status (*watch)(void *arg, struct err *err);
     void *watch_arg;
-    int64_t watched; /* ns, when last */
+    int64_t watched;          /* ns, when last */
+    pthread_mutex_t watching; /* by one thread at a time; the others need not wait for it */
     /* The first thing that went wrong, told by the next sync. */
     pthread_mutex_t failure_lock;
     enum status failed;
@@ -150,8 +151,10 @@ void cuda_note_text(struct cuda_backend *c, const char *what, const char *text);
 /* > 0. ERR_DEVICE: no driver, no device. */
 enum status cuda_count_devices(int *count, struct err *err) MUST_USE;
 
-/* Until all that was enqueued is done, or ended by the watcher. */
+/* Until all that was enqueued is done, or ended by the watcher; the same for what was enqueued
+ * before a cudaEvent_t was recorded. */
 void cuda_wait(struct cuda_backend *c, const char *what);
+void cuda_wait_event(struct cuda_backend *c, void *event, const char *what);
 /* Whether all that was enqueued before a cudaEvent_t was recorded is; asks the watcher, too. */
 bool cuda_passed(struct cuda_backend *c, void *event, const char *what);
 /* What went wrong first, if anything. */

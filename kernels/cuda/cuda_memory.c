@@ -154,7 +154,7 @@ static struct cuda_stage *take_stage(struct cuda_backend *c)
     struct cuda_stage *s = &c->stages[n % CUDA_STAGES];
     pthread_mutex_lock(&s->lock);
     cuda_note(c, "upload", cudaSetDevice(c->device));
-    cuda_note(c, "upload", cudaEventSynchronize(s->event));
+    cuda_wait_event(c, s->event, "upload");
     return s;
 }
 
@@ -170,7 +170,7 @@ static void turn_pack(struct cuda_backend *c, struct cuda_pack *p)
     cuda_note(c, "upload", cudaEventRecord(p->event[p->now], c->stream));
     p->now = 1 - p->now;
     p->used = 0;
-    cuda_note(c, "upload", cudaEventSynchronize(p->event[p->now]));
+    cuda_wait_event(c, p->event[p->now], "upload");
 }
 
 static void upload_packed(struct cuda_backend *c, void *dst, const void *src, size_t bytes)

@@ -33,6 +33,13 @@ static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule
     base_fail(err, ERR_INPUT, "schema at #%.*s: " fmt, (int)(s)->path.len,                         \
               (s)->path.data ? (s)->path.data : "", __VA_ARGS__)
 
+/* What went wrong in a part of it, said where it is. */
+static enum status fail_as(const struct schema *s, enum status st, const struct err *why,
+                           struct err *err)
+{
+    return st == ERR_INPUT ? FAIL(s, err, "%s", why->text) : base_fail(err, st, "%s", why->text);
+}
+
 /* The rule of a schema that is a step further in the document; `key` may be a number's text. */
 static enum status rule_below(struct schema *s, const char *keyword, const char *key,
                               const struct jdoc *v, int32_t *rule, struct err *err)
@@ -72,10 +79,12 @@ static int32_t scalar(struct schema *s, const struct jdoc *v, int32_t next)
         write_real(jdoc_number(v), &text);
     else
         jdoc_write(v, &text);
-    const int32_t first =
-        text.failed ? GRAMMAR_NEVER : grammar_text(s->g, text.data, text.len, next);
+    if (text.failed)
+        grammar_break(s->g, &text);
+    else
+        next = grammar_text(s->g, text.data, text.len, next);
     buf_free(&text);
-    return first;
+    return next;
 }
 
 /* What stands behind one of several: a comma and the next one, or the end. */
@@ -157,7 +166,7 @@ static enum status build_pattern(struct schema *s, const char *pattern, size_t n
     const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
     const enum status st = pattern_build(s->g, pattern, n, PATTERN_JSON, whole, end, first, &why);
     if (st != OK)
-        return FAIL(s, err, "%s", why.text);
+        return fail_as(s, st, &why, err);
     *first = grammar_text(s->g, "\"", 1, *first);
     return OK;
 }
@@ -230,7 +239,7 @@ static enum status build_number(struct schema *s, const struct jdoc *v, bool int
     if (lo.set || hi.set)
         st = json_number_build(&s->t, integer, lo, hi, GRAMMAR_END, first, &why);
     if (st != OK)
-        return FAIL(s, err, "%s", why.text);
+        return fail_as(s, st, &why, err);
 out:
     return st;
 }
@@ -537,6 +546,8 @@ static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule
             *rule = s->known[i].rule;
             return OK;
         }
+    if (grammar_check(s->g, err) == ERR_NOMEM)
+        return ERR_NOMEM;
     if (s->known_count == SCHEMAS_MAX || grammar_failed(s->g))
         return FAIL(s, err, "it is too large (more than %d schemas or %d states)", SCHEMAS_MAX,
                     GRAMMAR_NODES_MAX);

@@ -15,7 +15,10 @@ int32_t json_text_name(const struct json_text *t, const char *name, int32_t next
     buf_init(&quoted, (size_t)1 << 20);
     buf_json(&quoted, name, strlen(name));
     next = json_text_word(t, ":", next);
-    next = quoted.failed ? GRAMMAR_NEVER : grammar_text(t->g, quoted.data, quoted.len, next);
+    if (quoted.failed)
+        grammar_break(t->g, &quoted);
+    else
+        next = grammar_text(t->g, quoted.data, quoted.len, next);
     buf_free(&quoted);
     return next;
 }

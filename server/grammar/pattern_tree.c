@@ -52,12 +52,19 @@ static enum status fail(const struct parser *p, const char *what)
     return fail_at(p, p->at, what);
 }
 
+/* A list of the tree's has failed. */
+static enum status fail_list(const struct parser *p, const struct buf *list, const char *what)
+{
+    return list->no_memory ? base_fail(p->err, ERR_NOMEM, "no memory for a regular expression")
+                           : fail(p, what);
+}
+
 static enum status add_part(struct parser *p, struct pattern_part part, int32_t *out)
 {
     part.sibling = -1;
     buf_add(&p->tree->parts, &part, sizeof part);
     *out = (int32_t)(p->tree->parts.len / sizeof part) - 1;
-    return p->tree->parts.failed ? fail(p, "too many parts") : OK;
+    return p->tree->parts.failed ? fail_list(p, &p->tree->parts, "too many parts") : OK;
 }
 
 static bool is_next(const struct parser *p, const char *text)
@@ -369,7 +376,7 @@ static enum status read_atom(struct parser *p, int32_t *out)
         add_range(p, code, code);
     }
     if (p->tree->ranges.failed)
-        return fail(p, "too many characters");
+        return fail_list(p, &p->tree->ranges, "too many characters");
     st = add_set(p, first, at, out);
 out:
     return st;

@@ -108,8 +108,8 @@ static enum status try_schema(const struct jdoc *schema, struct err *why)
         return base_fail(why, ERR_NOMEM, "no memory for a grammar");
     json_text_open(&t, g);
     enum status st = json_schema_build(&t, schema, &rule, why);
-    if (st == OK && grammar_failed(g))
-        st = base_fail(why, ERR_INPUT, "its parameters need too many states");
+    if (st == OK)
+        st = grammar_check(g, why);
     if (st == OK && !json_is_object(&search, schema))
         st = base_fail(why, ERR_INPUT, "its parameters are not those of an object");
     grammar_free(g);

@@ -181,7 +181,7 @@ static void find_route(struct http_request *r, const char *path, const char *met
 {
     const struct http_config *c = &r->http->config;
     int allowed;
-    r->route = http_route_find(c->routes, c->route_count, method, path, &r->rest, &allowed);
+    r->route = http_route_find(&c->routes, method, path, &r->rest, &allowed);
     if (!r->route && allowed)
         snprintf(r->allow, sizeof r->allow, "%s", http_route_allow(allowed));
     if (allowed && strcmp(method, "OPTIONS") == 0)
@@ -233,7 +233,7 @@ static void judge_head(struct http_request *r, const char *path, const char *met
 {
     const struct http_config *c = &r->http->config;
     http_id_choose(header_of(r, "X-Request-Id"), r->id);
-    r->errors = http_route_errors(c->routes, c->route_count, path);
+    r->errors = http_route_errors(&c->routes, path);
     if (!http_intake_has_request(http_peer_fd(r->peer))) {
         refuse_unseen(r);
     } else if (is_preflight(r, method)) {
@@ -338,6 +338,7 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
     pthread_mutex_lock(&r->lock);
     r->connection = NULL;
     r->suspended = false;
+    http_answer_unreserve(r);
     bool sent = r->phase == HTTP_QUEUED && !r->gone && why == MHD_REQUEST_TERMINATED_COMPLETED_OK &&
                 (!r->streaming || r->stream_ended);
     pthread_mutex_unlock(&r->lock);
@@ -381,7 +382,7 @@ static void on_tick(void *ctx, int64_t now_ns)
 static struct http_peer *welcome(struct http *h, int fd)
 {
     struct http_peer *peer = http_peer_enter(h->peers, fd);
-    if (!peer || http_intake_open(fd, &h->config.limits, peer))
+    if (!peer || http_intake_open(fd, &h->config.limits, &h->config.routes, peer))
         return peer;
     http_peer_leave(h->peers, peer);
     return NULL;
@@ -392,6 +393,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 {
     struct http *h = cls;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        http_gate_arrived(h->gate);
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
         *socket_context = info ? welcome(h, info->connect_fd) : NULL;
@@ -443,6 +445,7 @@ enum status http_open(const struct http_config *config, struct http **out, struc
     const struct http_gate_config gate = {
         .listener = h->listener,
         .limits = &h->config.limits,
+        .routes = &h->config.routes,
         .admit = on_admit,
         .tick = on_tick,
         .ctx = h,

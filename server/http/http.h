@@ -26,11 +26,10 @@ struct http_config {
     int32_t port;     /* 0: any free one */
     int32_t threads;
     struct http_limits limits;
-    struct keys *keys;               /* NULL: nobody needs one. The caller's */
-    const char *const *open_paths;   /* need no key; ends with NULL; static */
-    const char *cors_origins;        /* as of --cors-origins; NULL: none. Static */
-    const struct http_route *routes; /* static */
-    int32_t route_count;
+    struct keys *keys;             /* NULL: nobody needs one. The caller's */
+    const char *const *open_paths; /* need no key; ends with NULL; static */
+    const char *cors_origins;      /* as of --cors-origins; NULL: none. Static */
+    struct http_routes routes;
     void *ctx; /* of the handlers */
 };
 
@@ -62,6 +61,10 @@ void http_release(struct http_request *r);
 
 /* ---- answers: any thread ---- */
 
+/* Room for an answer, or a piece of a stream, until it is sent; to be asked first where it may be
+ * large. False: there is none, so answer with http_no_room. */
+bool http_reserve(struct http_request *r, size_t n) MUST_USE;
+void http_no_room(struct api_error *e);
 /* body is emptied. content_type is static. */
 void http_reply(struct http_request *r, int32_t status, const char *content_type, struct buf *body);
 void http_reply_error(struct http_request *r, const struct api_error *e);
@@ -69,9 +72,9 @@ void http_reply_error(struct http_request *r, const struct api_error *e);
 void http_stream_begin(struct http_request *r);
 /* Copies n bytes. False when the client has gone or reads too slowly: it is being dropped. */
 bool http_stream_push(struct http_request *r, const void *bytes, size_t n);
-/* The same for one of the few pieces that may be large, such as the last: its own size makes no
- * reader slow. */
-bool http_stream_push_large(struct http_request *r, const void *bytes, size_t n);
+/* The same for a buffer, whose memory may be taken: then it is empty. by_right: one of the few
+ * pieces that may be large, such as the last: its own size makes no reader slow. */
+bool http_stream_push_buf(struct http_request *r, struct buf *piece, bool by_right);
 /* Ends the stream; with ok = false the connection is cut, so that nobody takes it for complete. */
 void http_stream_end(struct http_request *r, bool ok);
 

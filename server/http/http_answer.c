@@ -51,6 +51,36 @@ static void answer(struct http_request *r, int32_t status, const char *content_t
         buf_free(body);
 }
 
+bool http_reserve(struct http_request *r, size_t n)
+{
+    struct http *h = r->http;
+    bool fits = true;
+    pthread_mutex_lock(&r->lock);
+    if (n > r->unsent_max && r->connection) {
+        const size_t all = atomic_fetch_add(&h->answers, n) + n;
+        r->reserved += n;
+        fits = all <= h->config.limits.output_bytes || all == r->reserved; /* one always does */
+        if (!fits) {
+            atomic_fetch_sub(&h->answers, n);
+            r->reserved -= n;
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+    return fits;
+}
+
+void http_no_room(struct api_error *e)
+{
+    api_error_set(e, 503, "out_of_capacity",
+                  "too many large answers wait to be sent, try again later");
+}
+
+void http_answer_unreserve(struct http_request *r)
+{
+    atomic_fetch_sub(&r->http->answers, r->reserved);
+    r->reserved = 0;
+}
+
 void http_reply(struct http_request *r, int32_t status, const char *content_type, struct buf *body)
 {
     answer(r, status, content_type, 0, body);
@@ -78,8 +108,24 @@ static void forget_sent(struct http_request *r)
     r->sent = 0;
 }
 
-/* large: by right, so that only what waits before it tells a slow reader. */
-static bool push(struct http_request *r, const void *bytes, size_t n, bool large)
+/* What is large is not copied if nothing waits before it. Under r->lock. */
+static void append(struct http_request *r, const void *bytes, size_t n, struct buf *piece)
+{
+    if (!piece || r->out.len > 0 || n <= r->unsent_max) {
+        buf_add(&r->out, bytes, n);
+        return;
+    }
+    const size_t max = r->out.max;
+    buf_free(&r->out);
+    r->out = *piece;
+    r->out.max = max;
+    buf_init(piece, piece->max);
+}
+
+/* by_right: only what waits before it tells a slow reader. piece: bytes are its; NULL: nobody's
+ * that can be taken. */
+static bool push(struct http_request *r, const void *bytes, size_t n, bool by_right,
+                 struct buf *piece)
 {
     pthread_mutex_lock(&r->lock);
     bool good = r->connection && !r->gone && r->streaming && !r->stream_ended;
@@ -90,11 +136,11 @@ static bool push(struct http_request *r, const void *bytes, size_t n, bool large
             r->out.max = r->unsent_max; /* nothing waits: it is not slow */
         }
         /* what follows a large piece may wait behind it */
-        if (large || n > r->unsent_max)
+        if (by_right || n > r->unsent_max)
             r->out.max += n;
         if (n > r->out.max - r->out.len)
             forget_sent(r);
-        buf_add(&r->out, bytes, n);
+        append(r, bytes, n, piece);
         good = !r->out.failed;
         if (good) {
             wake(r);
@@ -110,12 +156,12 @@ static bool push(struct http_request *r, const void *bytes, size_t n, bool large
 
 bool http_stream_push(struct http_request *r, const void *bytes, size_t n)
 {
-    return push(r, bytes, n, false);
+    return push(r, bytes, n, false, NULL);
 }
 
-bool http_stream_push_large(struct http_request *r, const void *bytes, size_t n)
+bool http_stream_push_buf(struct http_request *r, struct buf *piece, bool by_right)
 {
-    return push(r, bytes, n, true);
+    return push(r, piece->data, piece->len, by_right, piece);
 }
 
 void http_stream_end(struct http_request *r, bool ok)
@@ -154,8 +200,13 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t max)
         const size_t left = r->out.len - r->sent, k = left < max ? left : max;
         memcpy(to, r->out.data + r->sent, k);
         r->sent += k;
-        if (r->sent >= r->out.len / 2) /* seldom, since the others are moved */
+        if (k == left && r->reserved > 0) {
+            buf_free(&r->out); /* it was large */
+            r->sent = 0;
+            http_answer_unreserve(r);
+        } else if (r->sent >= r->out.len / 2) { /* seldom, since the others are moved */
             forget_sent(r);
+        }
         http_peer_move(r->peer, k < left ? HTTP_PEER_SENDING : HTTP_PEER_BUSY);
         n = (ssize_t)k;
     } else if (r->stream_ended) {

@@ -1,7 +1,12 @@
 /* DESIGN: a head is peeked at, not read, because the library must read it again; a connection whose
  * head has come with the handshake, which is nearly every one, costs one system call more than
  * without a gate. Each phase of waiting has one time limit, so a queue per phase is in order of
- * deadlines by itself. Events are edge-triggered, or a half-sent head would keep us awake. */
+ * deadlines by itself. Events are edge-triggered, or a half-sent head would keep us awake.
+ *
+ * Who is let in arrives in the library within milliseconds, or never, when that has no memory left.
+ * So of those on their way, as many are lost as there were at the least whenever we looked for a
+ * while. Should it be a mistake, since they arrive late, fewer than none are on their way by that
+ * number, and the same rule takes it back. */
 #include "server/http/http_gate.h"
 
 #include "server/http/http_guard.h"
@@ -18,6 +23,7 @@
 
 #define LEAVING_S 1.0 /* for the client to read why it was refused */
 #define TICK_NS 250000000
+#define LOOKS 8            /* ticks until those who did not arrive are lost */
 #define PAUSE_NS 100000000 /* without room; then the listener is looked at again */
 #define FAIR_NS 1000000000 /* to say something, before another one gets the place */
 #define DISCARD_BYTES ((size_t)1 << 20)
@@ -53,6 +59,8 @@ struct http_gate {
     int64_t paused_until_ns; /* 0: connections are accepted */
     int64_t ticked_ns;
     _Atomic int32_t inside;
+    _Atomic int32_t arriving; /* of those inside: on their way to the library */
+    int32_t looks, least;     /* since when, and the least that were on their way */
 };
 
 /* ---- queues ---- */
@@ -103,9 +111,10 @@ static void discard(struct http_gate *g, struct waiter *w)
         drop(g, w);
 }
 
-static void refuse(struct http_gate *g, struct waiter *w, const struct api_error *e)
+static void refuse(struct http_gate *g, struct waiter *w, const struct api_error *e,
+                   enum api_error_form form)
 {
-    http_refusal_send(w->fd, e);
+    http_refusal_send(w->fd, e, form);
     shutdown(w->fd, SHUT_WR);
     enter_phase(g, w, LEAVING);
     discard(g, w);
@@ -115,8 +124,11 @@ static void admit(struct http_gate *g, struct waiter *w)
 {
     epoll_ctl(g->epoll, EPOLL_CTL_DEL, w->fd, NULL);
     atomic_fetch_add(&g->inside, 1); /* first: it may leave before we are told */
-    if (!g->config.admit(g->config.ctx, w->fd, &w->address.any, w->size))
+    atomic_fetch_add(&g->arriving, 1);
+    if (!g->config.admit(g->config.ctx, w->fd, &w->address.any, w->size)) {
+        atomic_fetch_sub(&g->arriving, 1);
         atomic_fetch_sub(&g->inside, 1);
+    }
     forget(g, w);
 }
 
@@ -141,7 +153,7 @@ static void look(struct http_gate *g, struct waiter *w, bool hangs_up)
         admit(g, w);
         break;
     case HTTP_GUARD_REFUSE:
-        refuse(g, w, &e);
+        refuse(g, w, &e, http_route_errors_of_head(g->config.routes, g->head, (size_t)n));
         break;
     case HTTP_GUARD_MORE:
         if (hangs_up)
@@ -217,6 +229,18 @@ static void accept_all(struct http_gate *g)
 
 /* ---- time ---- */
 
+static void forget_lost(struct http_gate *g)
+{
+    const int32_t arriving = atomic_load(&g->arriving);
+    if (g->looks++ == 0 || arriving < g->least)
+        g->least = arriving;
+    if (g->looks < LOOKS)
+        return;
+    atomic_fetch_sub(&g->arriving, g->least);
+    atomic_fetch_sub(&g->inside, g->least);
+    g->looks = 0;
+}
+
 static void expire(struct http_gate *g, int64_t now)
 {
     struct api_error e = {0};
@@ -227,11 +251,12 @@ static void expire(struct http_gate *g, int64_t now)
         drop(g, w);
     while ((w = g->first[SPEAKING]) && w->until_ns <= now) {
         api_error_set(&e, 408, "request_timeout", "the request's head did not come in time");
-        refuse(g, w, &e);
+        refuse(g, w, &e, API_ERROR_OPENAI);
     }
     if (atomic_load(&g->inside) > 0 && now - g->ticked_ns >= TICK_NS) {
         g->ticked_ns = now;
         g->config.tick(g->config.ctx, now);
+        forget_lost(g);
     }
     if (g->paused_until_ns && g->paused_until_ns <= now)
         listen_again(g, true);
@@ -336,6 +361,11 @@ void http_gate_close(struct http_gate *g)
         close(g->stop);
     free(g->head);
     free(g);
+}
+
+void http_gate_arrived(struct http_gate *g)
+{
+    atomic_fetch_sub(&g->arriving, 1);
 }
 
 void http_gate_left(struct http_gate *g)

@@ -11,6 +11,7 @@
 
 #include "config/base.h"
 #include "server/http/http_limits.h"
+#include "server/http/http_route.h"
 
 #include <sys/socket.h>
 
@@ -19,6 +20,7 @@ struct http_gate;
 struct http_gate_config {
     int listener; /* stays the caller's */
     const struct http_limits *limits;
+    const struct http_routes *routes; /* by which errors are written */
     /* The connection is let in: fd becomes the callee's. False: it could not, and fd is closed.
      * On the gate's thread. */
     bool (*admit)(void *ctx, int fd, const struct sockaddr *address, socklen_t size);
@@ -32,7 +34,9 @@ enum status http_gate_open(const struct http_gate_config *config, struct http_ga
 /* Nobody is let in any more, and no callback runs. NULL is fine. */
 void http_gate_stop(struct http_gate *g);
 void http_gate_close(struct http_gate *g); /* NULL is fine */
-/* A connection that was let in is closed. Any thread, before http_gate_close. */
+/* A connection that was let in has arrived in the library; then it is closed. Any thread, before
+ * http_gate_close. The library may lose one before it arrives, and tells nobody. */
+void http_gate_arrived(struct http_gate *g);
 void http_gate_left(struct http_gate *g);
 /* Hardly any room is left: connections should not be kept open without need. Any thread. */
 bool http_gate_is_crowded(const struct http_gate *g);

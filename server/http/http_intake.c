@@ -32,14 +32,16 @@ enum next { HEAD, FIRST_CHUNK, CHUNK };
 struct intake {
     int fd;
     const struct http_limits *limits;
+    const struct http_routes *routes;
     struct http_peer *peer;
     uint64_t left;  /* bytes that may be handed over as they are */
     enum next next; /* what must come after those */
     char *part;     /* read and not handed over; NULL: nothing */
     size_t part_bytes;
-    int32_t unanswered;     /* requests handed over, the one in work included */
-    struct api_error fault; /* its http_status is 0 while there is none */
-    bool is_over;           /* the fault is answered */
+    int32_t unanswered;         /* requests handed over, the one in work included */
+    struct api_error fault;     /* its http_status is 0 while there is none */
+    enum api_error_form errors; /* of the latest request's path */
+    bool is_over;               /* the fault is answered */
 };
 
 static _Atomic(struct intake *) intakes[FILES_MAX]; /* by descriptor */
@@ -59,7 +61,8 @@ static struct intake *find(int fd)
                                      : NULL;
 }
 
-bool http_intake_open(int fd, const struct http_limits *limits, struct http_peer *peer)
+bool http_intake_open(int fd, const struct http_limits *limits, const struct http_routes *routes,
+                      struct http_peer *peer)
 {
     CHECK(limits->header_bytes <= HTTP_INTAKE_HEAD_MAX);
     struct intake *i = fd < FILES_MAX ? calloc(1, sizeof *i) : NULL;
@@ -67,6 +70,7 @@ bool http_intake_open(int fd, const struct http_limits *limits, struct http_peer
         return false;
     i->fd = fd;
     i->limits = limits;
+    i->routes = routes;
     i->peer = peer;
     CHECK(!find(fd));
     atomic_store_explicit(&intakes[fd], i, memory_order_release);
@@ -117,7 +121,7 @@ static void leave(struct intake *i)
     i->is_over = true;
     if (!http_peer_move(i->peer, HTTP_PEER_LEAVING))
         return; /* was cut */
-    http_refusal_send(i->fd, &i->fault);
+    http_refusal_send(i->fd, &i->fault, i->errors);
     shutdown(i->fd, SHUT_WR);
 }
 
@@ -151,6 +155,8 @@ static enum http_guard_verdict judge_head(struct intake *i, const char *bytes, s
 {
     struct http_guard_head head;
     enum http_guard_verdict v = http_guard_head(i->limits, bytes, n, &head, &i->fault);
+    if (v != HTTP_GUARD_MORE)
+        i->errors = http_route_errors_of_head(i->routes, bytes, n);
     if (v == HTTP_GUARD_PASS) {
         i->left = head.head_bytes + head.body_bytes;
         i->next = head.is_chunked ? FIRST_CHUNK : HEAD;

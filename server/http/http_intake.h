@@ -10,12 +10,14 @@
 #include "config/base.h"
 #include "server/http/http_limits.h"
 #include "server/http/http_peer.h"
+#include "server/http/http_route.h"
 
 #define HTTP_INTAKE_HEAD_MAX 16384 /* the most that limits->header_bytes may be */
 
-/* From now on what is read from fd is judged. limits and peer are borrowed until the close. False
- * without memory, or for a descriptor beyond a million. */
-bool http_intake_open(int fd, const struct http_limits *limits, struct http_peer *peer) MUST_USE;
+/* From now on what is read from fd is judged. limits, routes (by which errors are written) and peer
+ * are borrowed until the close. False without memory, or for a descriptor beyond a million. */
+bool http_intake_open(int fd, const struct http_limits *limits, const struct http_routes *routes,
+                      struct http_peer *peer) MUST_USE;
 /* Before the socket is closed; one that was not opened is fine. */
 void http_intake_close(int fd);
 

@@ -6,19 +6,24 @@
 #include <microhttpd.h>
 #include <sys/socket.h>
 
-void http_refusal_send(int fd, const struct api_error *e)
+void http_refusal_send(int fd, const struct api_error *e, enum api_error_form form)
 {
     struct buf body, all;
     char id[HTTP_ID_MAX + 1];
     buf_init(&body, 4096);
     buf_init(&all, 8192);
     http_id_choose(NULL, id);
-    api_error_write(e, &body);
+    if (form == API_ERROR_ANTHROPIC)
+        api_error_write_anthropic(e, id, &body);
+    else
+        api_error_write(e, &body);
     buf_printf(&all, "HTTP/1.1 %d %s\r\n", e->http_status,
                MHD_get_reason_phrase_for((unsigned int)e->http_status));
     buf_printf(&all, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body.len);
     if (e->retry_after_s > 0)
         buf_printf(&all, "Retry-After: %d\r\n", e->retry_after_s);
+    if (form == API_ERROR_ANTHROPIC) /* whose clients look for it under this name */
+        buf_printf(&all, "Request-Id: %s\r\n", id);
     buf_printf(&all, "X-Request-Id: %s\r\nConnection: close\r\n\r\n", id);
     buf_add(&all, body.data, body.len);
     if (!body.failed && !all.failed)

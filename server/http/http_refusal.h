@@ -7,6 +7,6 @@
 
 /* Never blocks; what the socket does not take at once is lost. Says "Connection: close", and leaves
  * the closing to the caller. */
-void http_refusal_send(int fd, const struct api_error *e);
+void http_refusal_send(int fd, const struct api_error *e, enum api_error_form form);
 
 #endif

@@ -22,8 +22,9 @@ struct http {
     struct http_peers *peers;
     int listener;
     int32_t port;
-    _Atomic size_t bodies; /* bytes of all bodies held */
-    pthread_mutex_t lock;  /* guards what follows */
+    _Atomic size_t bodies;  /* bytes of all bodies held, */
+    _Atomic size_t answers; /* and of all large answers */
+    pthread_mutex_t lock;   /* guards what follows */
     struct http_request *requests;
     bool closing;
 };
@@ -68,10 +69,13 @@ struct http_request {
     struct buf out;    /* the answer, or bytes of the stream, */
     size_t sent;       /* of which so many have gone */
     size_t unsent_max; /* of the others, but for pieces that alone have more */
+    size_t reserved;   /* of http->answers */
 };
 
 /* Under r->lock: the connection ends as soon as its thread looks at it. */
 void http_answer_drop(struct http_request *r);
+/* Under r->lock: nothing large waits any more. */
+void http_answer_unreserve(struct http_request *r);
 /* On the connection's thread: queues the answer, or puts the connection to sleep until there is
  * one. False: the connection is to be closed. */
 bool http_answer_proceed(struct http_request *r);

@@ -1,10 +1,12 @@
 /* DESIGN: a handful of routes, so a walk over the table; it finds the methods of the path too. */
 #include "server/http/http_route.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define ALLOW_GET 1
 #define ALLOW_POST 2
+#define PATH_BYTES 256 /* more than any route has that is no prefix */
 
 static bool matches(const struct http_route *route, const char *path, const char **rest)
 {
@@ -16,34 +18,48 @@ static bool matches(const struct http_route *route, const char *path, const char
     return true;
 }
 
-const struct http_route *http_route_find(const struct http_route *routes, int32_t count,
-                                         const char *method, const char *path, const char **rest,
-                                         int *allowed)
+const struct http_route *http_route_find(const struct http_routes *routes, const char *method,
+                                         const char *path, const char **rest, int *allowed)
 {
     const char *wanted = strcmp(method, "HEAD") == 0 ? "GET" : method;
     const struct http_route *found = NULL;
     *allowed = 0;
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < routes->count; i++) {
+        const struct http_route *route = &routes->list[i];
         const char *tail;
-        if (!matches(&routes[i], path, &tail))
+        if (!matches(route, path, &tail))
             continue;
-        *allowed |= strcmp(routes[i].method, "GET") == 0 ? ALLOW_GET : ALLOW_POST;
-        if (!found && strcmp(routes[i].method, wanted) == 0) {
-            found = &routes[i];
+        *allowed |= strcmp(route->method, "GET") == 0 ? ALLOW_GET : ALLOW_POST;
+        if (!found && strcmp(route->method, wanted) == 0) {
+            found = route;
             *rest = tail;
         }
     }
     return found;
 }
 
-enum api_error_form http_route_errors(const struct http_route *routes, int32_t count,
-                                      const char *path)
+enum api_error_form http_route_errors(const struct http_routes *routes, const char *path)
 {
     const char *rest;
-    for (int32_t i = 0; i < count; i++)
-        if (matches(&routes[i], path, &rest))
-            return routes[i].errors;
+    for (int32_t i = 0; i < routes->count; i++)
+        if (matches(&routes->list[i], path, &rest))
+            return routes->list[i].errors;
     return API_ERROR_OPENAI;
+}
+
+enum api_error_form http_route_errors_of_head(const struct http_routes *routes, const char *head,
+                                              size_t n)
+{
+    char path[PATH_BYTES];
+    size_t length = 0;
+    const char *space = memchr(head, ' ', n), *end = head + n;
+    const char *at = space ? space + 1 : end;
+    while (at + length < end && !strchr(" ?\r\n", at[length]))
+        length++;
+    if (at + length == end || length >= sizeof path)
+        return API_ERROR_OPENAI;
+    snprintf(path, sizeof path, "%.*s", (int)length, at);
+    return http_route_errors(routes, path);
 }
 
 const char *http_route_allow(int allowed)

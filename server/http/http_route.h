@@ -14,15 +14,22 @@ struct http_route {
     enum api_error_form errors; /* of whatever goes wrong on the path, with any method */
 };
 
+struct http_routes {
+    const struct http_route *list; /* static */
+    int32_t count;
+};
+
 /* The route, and what of the path comes after its prefix; NULL when there is none. *allowed gets
  * the methods that the path has; 0: the path is unknown. */
-const struct http_route *http_route_find(const struct http_route *routes, int32_t count,
-                                         const char *method, const char *path, const char **rest,
-                                         int *allowed);
+const struct http_route *http_route_find(const struct http_routes *routes, const char *method,
+                                         const char *path, const char **rest, int *allowed);
 /* How errors on a path are written: as its first route says; as OpenAI has them where there is
  * none. */
-enum api_error_form http_route_errors(const struct http_route *routes, int32_t count,
-                                      const char *path);
+enum api_error_form http_route_errors(const struct http_routes *routes, const char *path);
+/* The same for a head as it came, which may be cut off or bad: of the path that it names, if it has
+ * come as far. */
+enum api_error_form http_route_errors_of_head(const struct http_routes *routes, const char *head,
+                                              size_t n);
 /* The value of an Allow header. Static. */
 const char *http_route_allow(int allowed);
 

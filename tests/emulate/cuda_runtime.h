@@ -48,6 +48,7 @@ void emulate_later(bool patient);
 void emulate_store_late(uint64_t *to, uint64_t value);
 extern bool emulate_again;
 extern thread_local uint64_t emulate_collectives; /* that this thread has asked NCCL for */
+extern thread_local const void *emulate_broken;   /* memory that cannot be set; NULL: none */
 
 /* A kernel with its arguments as they are now: a graph knows no others. */
 template <typename... P, typename... A>

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,17 +59,37 @@ struct member {
 
 struct emulated_nccl {
     std::shared_ptr<member> my;
+    int device;
+};
+
+/* What NCCL would let pass, and break by later. */
+static void refuse(const char *what)
+{
+    fprintf(stderr, "NCCL: %s\n", what);
+    abort();
+}
+
+/* Of a thread. */
+struct open_groups {
+    int depth;
+    ~open_groups()
+    {
+        if (depth != 0)
+            refuse("a thread has left a group open");
+    }
 };
 
 static std::mutex registry_lock;
 static std::map<std::string, std::shared_ptr<meeting>> registry;
-static thread_local int depth;
+static thread_local open_groups groups;
+static std::map<const void *, ncclComm_t> windows; /* under registry_lock */
 static thread_local ncclComm_t group_comm;
 static thread_local cudaStream_t group_stream;
 static thread_local std::vector<call> group_calls;
 
 static std::atomic<int64_t> lost;
 thread_local uint64_t emulate_collectives;
+thread_local const void *emulate_broken;
 
 extern "C" __attribute__((visibility("default"))) int64_t emulated_now(void);
 int64_t emulated_now(void)
@@ -247,7 +268,9 @@ static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, call k)
         return c->my->result = ncclUnhandledCudaError;
     k.captured = capture == cudaStreamCaptureStatusActive;
     emulate_collectives++;
-    if (depth == 0)
+    if (k.kind == RECV && getenv("EMULATED_NCCL_FAILS") != nullptr)
+        return c->my->result = ncclSystemError;
+    if (groups.depth == 0)
         return exchange_in_order(s, c, {k});
     if (group_comm != nullptr && group_comm != c)
         return ncclInvalidUsage;
@@ -259,14 +282,14 @@ static ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, call k)
 
 ncclResult_t ncclGroupStart(void)
 {
-    depth++;
+    groups.depth++;
     return ncclSuccess;
 }
 
 /* A group in which this rank has nothing to do is no call: then no peer expects anything of it. */
 ncclResult_t ncclGroupEnd(void)
 {
-    if (--depth > 0)
+    if (--groups.depth > 0)
         return ncclSuccess;
     const ncclComm_t c = group_comm;
     const std::vector<call> calls = std::move(group_calls);
@@ -351,7 +374,9 @@ static ncclComm_t join(std::shared_ptr<meeting> m, int rank)
     const std::shared_ptr<member> my = std::make_shared<member>();
     my->m = m;
     my->rank = rank;
-    return new emulated_nccl{my};
+    int device = 0;
+    (void)cudaGetDevice(&device);
+    return new emulated_nccl{my, device};
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int rank)
@@ -409,6 +434,9 @@ ncclResult_t ncclMemAlloc(void **p, size_t bytes)
 
 ncclResult_t ncclMemFree(void *p)
 {
+    std::lock_guard<std::mutex> hold(registry_lock);
+    if (windows.count(p) > 0)
+        refuse("memory is freed that is registered");
     return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
@@ -421,12 +449,18 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t c, void *p, size_t bytes, ncclWin
     c->my->past = (const char *)p + bytes;
     c->my->window = (const char *)p;
     *w = (ncclWindow_t)p;
+    std::lock_guard<std::mutex> hold(registry_lock);
+    windows[p] = c;
+    if (strcmp(getenv("EMULATED_NCCL_WINDOWS"), "broken") == 0)
+        emulate_broken = p;
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t)
+ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t w)
 {
     meet(c->my.get());
+    std::lock_guard<std::mutex> hold(registry_lock);
+    windows.erase(w);
     c->my->window = c->my->past = nullptr;
     return ncclSuccess;
 }
@@ -434,6 +468,10 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t)
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     meeting *m = c->my->m.get();
+    int device = 0;
+    (void)cudaGetDevice(&device);
+    if (device != c->device)
+        refuse("a communicator is aborted on a device that is not its own");
     {
         std::lock_guard<std::mutex> hold(m->lock);
         c->my->aborted = true;
@@ -447,6 +485,11 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
 /* What was enqueued goes on. */
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
+    {
+        std::lock_guard<std::mutex> hold(registry_lock);
+        for (auto w = windows.begin(); w != windows.end();)
+            w = w->second == c ? windows.erase(w) : std::next(w);
+    }
     delete c;
     return ncclSuccess;
 }

@@ -381,6 +381,12 @@ cudaError_t cudaSetDevice(int device)
     return cudaSuccess;
 }
 
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = device_now;
+    return cudaSuccess;
+}
+
 /* Of all threads: nobody may be using the device. */
 cudaError_t cudaDeviceReset(void)
 {
@@ -531,6 +537,8 @@ cudaError_t cudaIpcCloseMemHandle(void *p)
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
     calls.copies++;
+    if (p != nullptr && p == emulate_broken)
+        return cudaErrorIllegalAddress;
     emulate_enqueue(s, [=] { memset(p, value, bytes); });
     return cudaSuccess;
 }

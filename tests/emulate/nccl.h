@@ -43,7 +43,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t c);
 ncclResult_t ncclMemAlloc(void **p, size_t bytes);
 ncclResult_t ncclMemFree(void *p);
 /* There are windows where EMULATED_NCCL_WINDOWS is set, and then they are faster than sums outside
- * of them; "unlike": each rank adds from itself on, so that their bits differ. */
+ * of them; "unlike": each rank adds from itself on, so that their bits differ; "broken": their
+ * memory can be set no more. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t c, void *p, size_t bytes, ncclWindow_t *w,
                                     int flags);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t w);
