@@ -123,7 +123,9 @@ const struct options_row options_rows[] = {
     {"http-max-unsent-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.unsent_bytes), 4096, 1 << 30,
      "1M", NULL, "most bytes a stream's reader may be behind before it is dropped"},
     {"http-max-output-bytes", NULL, COMMAND_SERVE, BYTES, AT(http.output_bytes), 4096, 0x1p40, "1G",
-     NULL, "most bytes of all answers that wait to be sent and have more than that; more get 503"},
+     NULL,
+     "most bytes of all waiting answers and pieces of streams larger than http-max-unsent-bytes; "
+     "one always fits, others get 503 or an error event"},
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
     {"cpu-bind", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(cpu_bind), 0, 0, "auto",

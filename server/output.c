@@ -140,9 +140,9 @@ static void add_token(struct lane *l, struct choice *c, const struct token_event
         add_logprob(c, event);
     if (event->finish == FINISH_STOP && is_stop_id(q, event->token))
         c->stop_token = event->token;
+    buf_clear(&l->piece);
     if (event->finish == FINISH_STOP && !q->include_stop)
         return; /* it ends the text and is no part of it */
-    buf_clear(&l->piece);
     detok_push(&c->detok, event->token, &l->piece);
     add_piece(l, c);
     if (c->ended && event->finish == FINISH_NONE)

@@ -18,7 +18,7 @@ struct house {
     int32_t port;
     int listener;
     _Atomic bool loses; /* whoever comes */
-    _Atomic int32_t came;
+    _Atomic int32_t came, ticks;
     int fds[4 * ROOM]; /* of those who stay */
     _Atomic int32_t staying;
 };
@@ -40,8 +40,9 @@ static bool on_admit(void *ctx, int fd, const struct sockaddr *address, socklen_
 
 static void on_tick(void *ctx, int64_t now_ns)
 {
-    (void)ctx;
+    struct house *h = ctx;
     (void)now_ns;
+    atomic_fetch_add(&h->ticks, 1);
 }
 
 static const struct http_limits limits = {.connections = ROOM,
@@ -143,6 +144,9 @@ static void test_late_ones_count(void **state)
     await(h, 1);
     usleep(LATE_US);
     http_gate_arrived(h->gate);
+    const int32_t before = atomic_load(&h->ticks); /* it has deadlines, as everybody inside */
+    usleep(LATE_US);
+    assert_true(atomic_load(&h->ticks) > before + 1);
     atomic_store(&h->loses, false);
     fds[1] = knock(h);
     await(h, 2);

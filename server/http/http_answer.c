@@ -51,18 +51,27 @@ static void answer(struct http_request *r, int32_t status, const char *content_t
         buf_free(body);
 }
 
+/* Adds n to what all answers have, if there is room, or if nobody has anything. */
+static bool take_room(struct http *h, size_t n)
+{
+    size_t all = atomic_load(&h->answers);
+    do {
+        if (all > 0 &&
+            (all > h->config.limits.output_bytes || n > h->config.limits.output_bytes - all))
+            return false;
+    } while (!atomic_compare_exchange_weak(&h->answers, &all, all + n));
+    return true;
+}
+
 bool http_reserve(struct http_request *r, size_t n)
 {
-    struct http *h = r->http;
     bool fits = true;
     pthread_mutex_lock(&r->lock);
     if (n > r->unsent_max && r->connection) {
-        const size_t all = atomic_fetch_add(&h->answers, n) + n;
-        r->reserved += n;
-        fits = all <= h->config.limits.output_bytes || all == r->reserved; /* one always does */
-        if (!fits) {
-            atomic_fetch_sub(&h->answers, n);
-            r->reserved -= n;
+        fits = take_room(r->http, n);
+        if (fits) {
+            r->reserved += n;
+            r->coming = n;
         }
     }
     pthread_mutex_unlock(&r->lock);
@@ -141,6 +150,7 @@ static bool push(struct http_request *r, const void *bytes, size_t n, bool by_ri
         if (n > r->out.max - r->out.len)
             forget_sent(r);
         append(r, bytes, n, piece);
+        r->coming = 0;
         good = !r->out.failed;
         if (good) {
             wake(r);
@@ -200,10 +210,11 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t max)
         const size_t left = r->out.len - r->sent, k = left < max ? left : max;
         memcpy(to, r->out.data + r->sent, k);
         r->sent += k;
-        if (k == left && r->reserved > 0) {
+        if (k == left && r->reserved > r->coming) {
             buf_free(&r->out); /* it was large */
             r->sent = 0;
-            http_answer_unreserve(r);
+            atomic_fetch_sub(&r->http->answers, r->reserved - r->coming);
+            r->reserved = r->coming;
         } else if (r->sent >= r->out.len / 2) { /* seldom, since the others are moved */
             forget_sent(r);
         }

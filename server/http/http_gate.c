@@ -60,6 +60,7 @@ struct http_gate {
     int64_t ticked_ns;
     _Atomic int32_t inside;
     _Atomic int32_t arriving; /* of those inside: on their way to the library */
+    bool forgot;              /* some were given up, who may come yet */
     int32_t looks, least;     /* since when, and the least that were on their way */
 };
 
@@ -229,6 +230,13 @@ static void accept_all(struct http_gate *g)
 
 /* ---- time ---- */
 
+/* Whether anybody may be inside, whom only ticks drop. Who was given up may have come all the same,
+ * and nobody would wake us then. */
+static bool anybody_inside(const struct http_gate *g)
+{
+    return g->forgot || atomic_load(&g->inside) > 0;
+}
+
 static void forget_lost(struct http_gate *g)
 {
     const int32_t arriving = atomic_load(&g->arriving);
@@ -236,6 +244,7 @@ static void forget_lost(struct http_gate *g)
         g->least = arriving;
     if (g->looks < LOOKS)
         return;
+    g->forgot = g->forgot || g->least > 0;
     atomic_fetch_sub(&g->arriving, g->least);
     atomic_fetch_sub(&g->inside, g->least);
     g->looks = 0;
@@ -253,7 +262,7 @@ static void expire(struct http_gate *g, int64_t now)
         api_error_set(&e, 408, "request_timeout", "the request's head did not come in time");
         refuse(g, w, &e, API_ERROR_OPENAI);
     }
-    if (atomic_load(&g->inside) > 0 && now - g->ticked_ns >= TICK_NS) {
+    if (anybody_inside(g) && now - g->ticked_ns >= TICK_NS) {
         g->ticked_ns = now;
         g->config.tick(g->config.ctx, now);
         forget_lost(g);
@@ -271,7 +280,7 @@ static int patience(const struct http_gate *g)
             next = g->first[phase]->until_ns;
     if (g->paused_until_ns && g->paused_until_ns < next)
         next = g->paused_until_ns;
-    if (atomic_load(&g->inside) > 0 && g->ticked_ns + TICK_NS < next)
+    if (anybody_inside(g) && g->ticked_ns + TICK_NS < next)
         next = g->ticked_ns + TICK_NS;
     if (next == INT64_MAX)
         return -1;

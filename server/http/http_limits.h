@@ -14,7 +14,7 @@ struct http_limits {
     size_t body_bytes;   /* of one body; more is 413 */
     size_t bodies_bytes; /* of all bodies held at once; more is 503 */
     size_t unsent_bytes; /* of one stream; a slower reader is dropped */
-    size_t output_bytes; /* of all answers with more than that, until they are sent */
+    size_t output_bytes; /* of all answers larger than unsent_bytes, until they are sent */
     /* seconds, from the first byte to the last whatever comes between */
     double header_s, body_s;
     double send_s; /* of a stream with something unsent, without progress */

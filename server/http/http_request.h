@@ -69,7 +69,8 @@ struct http_request {
     struct buf out;    /* the answer, or bytes of the stream, */
     size_t sent;       /* of which so many have gone */
     size_t unsent_max; /* of the others, but for pieces that alone have more */
-    size_t reserved;   /* of http->answers */
+    size_t reserved;   /* of http->answers, */
+    size_t coming;     /* so much of it for a piece that is not in `out` yet */
 };
 
 /* Under r->lock: the connection ends as soon as its thread looks at it. */

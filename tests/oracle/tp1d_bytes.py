@@ -45,10 +45,11 @@ class Shape(typing.NamedTuple):
     mlp: int
     tied: bool
     bias: bool = False  # of q, k and v
+    o_bias: bool = False
     head_norm: bool = False  # of q and of k
     experts: int = 0  # that have the MLP's columns each, and a router; 0: an MLP
     post_norm: bool = False  # of what attention and MLP add: four norms in a layer, not two
-    gpt_oss: bool = False  # sinks, and biases of o, of router and experts
+    gpt_oss: bool = False  # sinks, and biases of router and experts
 
     @property
     def norms(self):
@@ -73,6 +74,8 @@ def shape_of(config):
                    "intermediate_size"],
         tied=config.get("tie_word_embeddings", gemma),
         bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get("attention_bias", False),
+        o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
+        or (config["model_type"] == "smollm3" and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         experts=config.get("num_local_experts") or config.get("num_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text"),
@@ -151,9 +154,9 @@ def weight_elements(shape, ranks, rank):
     kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
-    bias = (q_width + 2 * kv_width) * shape.bias
+    bias = (q_width + 2 * kv_width) * shape.bias + shape.hidden * shape.o_bias
     if shape.gpt_oss:
-        bias += len(block(shape.heads, ranks, rank)) + shape.hidden  # sinks, and that of o
+        bias += len(block(shape.heads, ranks, rank))  # sinks
         bias += shape.experts * (1 + 2 * columns + shape.hidden)  # router, gates and ups, down
     mlps = shape.layers * max(shape.experts, 1)
     norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
@@ -185,7 +188,8 @@ MIXTRAL_8X7B = Shape(32000, 4096, 32, 32, 8, 128, 14336, False, experts=8)
 QWEN3_30B_A3B = Shape(151936, 2048, 48, 32, 4, 128, 768, False, head_norm=True, experts=128)
 GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
 GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
-GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, experts=32, gpt_oss=True)
+GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, o_bias=True, experts=32,
+                    gpt_oss=True)
 GEMMA3_1B = Shape(262144, 1152, 26, 4, 1, 256, 6912, True, head_norm=True, post_norm=True)
 GEMMA3_4B = Shape(262208, 2560, 34, 8, 4, 256, 10240, True, head_norm=True, post_norm=True)
 
