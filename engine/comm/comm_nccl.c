@@ -659,7 +659,8 @@ static enum status open_staging(struct home *h, struct err *err)
 
 static bool way_of_all(void *arg, float *dst, const float *src, size_t n)
 {
-    return reduce(arg, dst, src, n) == ncclSuccess;
+    const struct comm_nccl *c = arg;
+    return c->home->failed == OK && reduce(arg, dst, src, n) == ncclSuccess;
 }
 
 /* How this machine adds up fastest, found by sums in memory that becomes the arena. */
