@@ -107,17 +107,25 @@ void emulate_clock(const char *kernel)
         lost += SLOW_NS;
 }
 
-static void meet(const member *c)
+/* Waits for the others. Who is aborted does not come, or leaves again: then false. Those who have
+ * met to exchange something stay, whatever happens, because the others read what is theirs. */
+static bool meet(const member *c, bool stays = false)
 {
     meeting *m = c->m.get();
     std::unique_lock<std::mutex> hold(m->lock);
+    if (c->aborted && !stays)
+        return false;
     const unsigned round = m->round;
     if (++m->here == m->ranks) {
         m->here = 0;
         m->round++;
         m->all_here.notify_all();
     }
-    m->all_here.wait(hold, [&] { return m->round != round || c->aborted; });
+    m->all_here.wait(hold, [&] { return m->round != round || (c->aborted && !stays); });
+    if (m->round != round)
+        return true;
+    m->here--;
+    return false;
 }
 
 static std::shared_ptr<meeting> meeting_of(const std::string &name, int ranks)
@@ -236,14 +244,15 @@ static ncclResult_t exchange(member *c, const std::vector<call> &mine)
         lost += SLOW_NS;
     bool good = true;
     c->m->lists[(size_t)c->rank] = &mine;
-    meet(c);
+    if (!meet(c))
+        return ncclSystemError;
     for (size_t i = 0; i < mine.size() && !c->aborted; i++)
         good = receive(c, mine, i, &got[i]) && good;
-    meet(c);
+    meet(c, true);
     for (size_t i = 0; i < mine.size() && !c->aborted; i++)
         if (!got[i].empty())
             memcpy(mine[i].dst, got[i].data(), got[i].size() * sizeof(float));
-    meet(c);
+    meet(c, true);
     return good ? ncclSuccess : ncclInvalidUsage;
 }
 

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+static const struct http_routes no_routes;
 static const struct http_limits limits = {.header_bytes = 512, .target_bytes = 64, .headers = 8};
 
 /* Lines of the head, CRLF before them, that begin with this name. */
@@ -83,7 +84,7 @@ static void run_connection(const uint8_t *data, size_t size, size_t packet, size
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     CHECK(http_peer_open(&limits, &peers, &err) == OK);
     struct http_peer *peer = http_peer_enter(peers, ends[1]);
-    CHECK(peer && http_intake_open(ends[1], &limits, &(struct http_routes){NULL, 0}, peer));
+    CHECK(peer && http_intake_open(ends[1], &limits, &no_routes, peer));
     o->n = 0;
     for (size_t at = 0; at < size; at += packet) {
         const size_t n = packet < size - at ? packet : size - at;
