@@ -204,8 +204,10 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
     snprintf(wanted, sizeof wanted, "a divisor of num_attention_heads, which is %d", (int)m->heads);
     if (m->heads % m->kv_heads != 0)
         reader_fail(r, "num_key_value_heads", wanted);
-    const int32_t head_dim = f->head_dim > 0 ? f->head_dim : m->hidden / m->heads;
-    if (!jdoc_get_value(r->object, "head_dim") && f->head_dim == 0 && m->hidden % m->heads != 0)
+    const bool own =
+        f->head_dim > 0 && !jdoc_get(r->object, "head_dim"); /* null is not the default */
+    const int32_t head_dim = own ? f->head_dim : m->hidden / m->heads;
+    if (!jdoc_get_value(r->object, "head_dim") && !own && m->hidden % m->heads != 0)
         reader_fail(r, "head_dim",
                     "a value, since hidden_size is no multiple of num_attention_heads");
     /* at most what the kernels compute (BACKEND_HEAD_DIM_MAX) */

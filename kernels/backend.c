@@ -71,7 +71,9 @@ enum status backend_open(const char *name, int32_t threads, struct backend **out
     return base_fail(
         err, ERR_DEVICE,
         "no backend is called %s: cpu, cpu-generic%s, cuda, cuda-deterministic, ref", name,
-        strcmp(cpu_variant(), "cpu-generic") == 0 ? "" : ", cpu-avx2, cpu-avx512, cpu-vnni");
+        strcmp(cpu_variant(), "cpu-generic") == 0 ? ""
+                                                  : ", cpu-avx2, cpu-avx512, cpu-vnni, "
+                                                    "cpu-bf16");
 }
 
 void backend_close(struct backend *b)

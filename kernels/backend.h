@@ -14,26 +14,29 @@
  *   linear     each output is one ascending chain over k of fused multiply-adds from +0.0, per leaf
  *              of K; leaves are folded by a tree (stride 1, 2, 4, ...). Rows never mix.
  *   BF16       x is rounded to bf16 first (nearest even), so that products are exact; and numbers
- *              below the smallest normal one are zeros, of x, of weights and of a chain's sums
- * (what VDPBF16PS does). A GPU may keep 16 bits of x, and small numbers. F8_E4M3    a weight is its
- * code times its scale, rounded to fp32: results are those of the same values held in F32. A GPU
- * may also round x to this type, with a scale per row. I8, I4,    a weight is a code of 8 or 4 bits
- * (of U4 less the zero of its group) times the U4,        scale of its group of 32 columns; x is
- * rounded to codes of 8 bits, too, with a F4_E2M1    scale for each run: the columns of a group
- * that lie in one leaf (numerics.h). The sum of products of codes over a run is an integer, so
- * exact; an output is one ascending chain over the runs of fused multiply-adds of that sum and
- * (scale of the weight * scale of x) from +0.0, per leaf. A GPU leaves x alone: results are those
- * of the same values held in BF16, to which it rounds a code times its scale (which has 11 bits
- * then, as fp16). experts    expert_linear is linear, with each row's experts for itself. In
- * expert_sum a leaf's sum of a row begins with +0.0; to it are added, ascending over the row's
- * experts, the products of share and the expert's chain over that leaf. Leaves fold as above. sums
- * over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds elements j, j+16,
- * ... in ascending order; lanes fold with stride 8, 4, 2, 1. attention  reduces keys in ascending
- * segments of 256 positions: per segment the maximum, the exponentials, their sum and the weighted
- * values (ascending over keys, FMA); segments are merged ascending with the running (maximum, sum,
- * output). A window leaves out keys and whole segments before it; where the others are in theirs
- * stays. A sink is added to the sum last. exp        is the polynomial of kernels/numerics.h, the
- * same operations in every variant.
+ *              below the smallest normal one are zeros, of x, of weights and of a chain's sums,
+ *              as VDPBF16PS has it. A GPU may keep 16 bits of x, and small numbers.
+ *   F8_E4M3    a weight is its code times its scale, rounded to fp32: results are those of the same
+ *              values held in F32. A GPU may also round x to this type, with a scale per row.
+ *   I8, I4,    a weight is a code of 8 or 4 bits (of U4 less the zero of its group) times the
+ *   U4,        scale of its group of 32 columns; x is rounded to codes of 8 bits, too, with a
+ *   F4_E2M1    scale for each run: the columns of a group that lie in one leaf (numerics.h). The
+ *              sum of products of codes over a run is an integer, so exact; an output is one
+ *              ascending chain over the runs of fused multiply-adds of that sum and (scale of the
+ *              weight * scale of x) from +0.0, per leaf. A GPU leaves x alone: results are those of
+ *              the same values held in BF16, to which it rounds a code times its scale (which has
+ *              11 bits then, as fp16).
+ *   experts    expert_linear is linear, with each row's experts for itself. In expert_sum a leaf's
+ *              sum of a row begins with +0.0; to it are added, ascending over the row's experts,
+ *              the products of share and the expert's chain over that leaf. Leaves fold as above.
+ *   sums       over a row (norm) and over keys (softmax) run in 16 virtual lanes: lane j adds
+ *              elements j, j+16, ... in ascending order; lanes fold with stride 8, 4, 2, 1.
+ *   attention  reduces keys in ascending segments of 256 positions: per segment the maximum, the
+ *              exponentials, their sum and the weighted values (ascending over keys, FMA); segments
+ *              are merged ascending with the running (maximum, sum, output). A window leaves out
+ *              keys and whole segments before it; where the others are in theirs stays. A sink is
+ *              added to the sum last.
+ *   exp        is the polynomial of kernels/numerics.h, the same operations in every variant.
  *
  * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
 #ifndef TESSERA_KERNELS_BACKEND_H
@@ -469,8 +472,9 @@ struct backend {
 };
 
 /* By name: "cpu" (best variant for this machine), "cpu-generic", "cpu-avx2", "cpu-avx512",
- * "cpu-vnni", "ref", "cuda" or "cuda-deterministic", of which ":N" names the device (through the
- * module). threads >= 1 includes the calling thread. ERR_DEVICE names what is missing. */
+ * "cpu-vnni", "cpu-bf16", "ref", "cuda" or "cuda-deterministic", of which ":N" names the device
+ * (through the module). threads >= 1 includes the calling thread. ERR_DEVICE names what is missing.
+ */
 enum status backend_open(const char *name, int32_t threads, struct backend **out,
                          struct err *err) MUST_USE;
 /* The table alone, for size questions; NULL when unknown. */

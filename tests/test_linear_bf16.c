@@ -8,7 +8,7 @@
 
 enum { OUT = 37, IN_MAX = 397, ROWS_MAX = 27 };
 
-/* To bf16, where numbers below the smallest normal one are zeros. */
+/* Numbers below the smallest normal one are zeros. */
 static float flushed(float f)
 {
     return fabsf(f) < FLT_MIN ? copysignf(0, f) : f;
@@ -17,6 +17,13 @@ static float flushed(float f)
 static float rounded(float f)
 {
     return flushed(dtype_from_bf16(dtype_to_bf16(f)));
+}
+
+/* x * w + t, rounded as if exponents had no end, then a zero where that is too small. */
+static float multiply_add(float x, float w, float t)
+{
+    const double sum = (double)x * (double)w + (double)t; /* the product is exact */
+    return fabs(sum) < 0x1p-126 - 0x1p-151 ? copysignf(0, fmaf(x, w, t)) : fmaf(x, w, t);
 }
 
 /* Some value whose size is about 2^about, the more so the smaller `spread` is. */
@@ -44,7 +51,7 @@ static float expected(const struct weight_spec *spec, const float *x, const floa
     float t[BACKEND_LEAVES_MAX] = {0};
     for (int32_t l = 0; l < spec->leaves; l++)
         for (int32_t k = spec->cut[l]; k < spec->cut[l + 1]; k++)
-            t[l] = flushed(fmaf(rounded(x[k]), rounded(w[k]), t[l]));
+            t[l] = multiply_add(rounded(x[k]), rounded(w[k]), t[l]);
     for (int32_t s = 1; s < spec->leaves; s *= 2)
         for (int32_t l = 0; l + s < spec->leaves; l += 2 * s)
             t[l] += t[l + s];

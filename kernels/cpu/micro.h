@@ -77,8 +77,8 @@ V16_INLINE float word_half(float word, ptrdiff_t which)
 }
 
 /* x of row i, `line` lines of a group from its first on, of which x has those from `first` on. */
-V16_TEMPLATE float tile_x(const struct tile_args *a, const float *x, const ptrdiff_t first,
-                          const ptrdiff_t line, const ptrdiff_t i, const enum dtype t)
+V16_INLINE float tile_x(const struct tile_args *a, const float *x, const ptrdiff_t first,
+                        const ptrdiff_t line, const ptrdiff_t i, const enum dtype t)
 {
     if (t == DTYPE_BF16 && V16_BF16_WORD == 2)
         return word_half(x[i], line);
@@ -270,7 +270,7 @@ V16_TEMPLATE void pack_as(float *dst, const float *x, size_t stride, int32_t row
     for (int32_t c = 0; c < k; c += 16 * word) {
         const int32_t n = k - c < 16 * word ? k - c : 16 * word;
         for (int32_t i = 0; i < 16; i++) {
-            const float *from = x + (size_t)i * stride + c;
+            const float *from = i < rows ? x + (size_t)i * stride + c : x;
             r[i] = i >= rows         ? v16_zero()
                    : t == DTYPE_BF16 ? v16_words_bf16(from, n)
                                      : v16_load_n(from, n);

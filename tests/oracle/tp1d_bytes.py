@@ -73,7 +73,8 @@ def shape_of(config):
         mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
                    "intermediate_size"],
         tied=config.get("tie_word_embeddings", gemma),
-        bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get("attention_bias", False),
+        bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get(
+            "attention_bias", config["model_type"] == "seed_oss"),
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
         or (config["model_type"] == "smollm3" and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
