@@ -159,6 +159,9 @@ static void test_smollm3_and_seed_oss(void **state)
         assert_true(m.norm_eps == 1e-6f && m.hash != hash);
         hash = m.hash;
     }
+    struct model_config m;
+    ok_family("seed_oss", ",\"head_dim\":null", &m); /* not the default */
+    assert_int_equal(m.head_dim, m.hidden / m.heads);
 }
 
 int main(void)
