@@ -5,8 +5,14 @@
 
 #define GEMMA3                                                                                     \
     .vocab = 262208, .heads = 8, .max_position = 131072, .reaches = true, .kv_heads = 4,           \
-    .head_dim = 256, .tied = true, .head_norm = true, .gemma = true, .post_norms = true,           \
-    .theta = 1e6, .window = 4096, .period = 6, .local_theta = 1e4, .query_scalar = 256
+    .head_dim = 256, .tied = true, .head_norm = true, .gemma = true,                               \
+    .post_norms = POST_NORMS_GEMMA, .theta = 1e6, .window = 4096, .period = 6, .local_theta = 1e4, \
+    .query_scalar = 256
+
+#define GLM                                                                                        \
+    .vocab = 151552, .heads = 32, .max_position = 131072, .kv_heads = 2, .head_dim = 128,          \
+    .norm_eps = 0.00000015625, .fused_gate_up = true, .qkv_bias = true,                            \
+    .qkv_bias_key = "attention_bias", .partial = 0.5, .interleaved = true
 
 #define QWEN2_VL                                                                                   \
     .flat = true, .max_position = 32768, .kv_heads = 8, .theta = 1e6, .norm_eps = 1e-5,            \
@@ -44,12 +50,25 @@ static const struct family families[] = {
      .qkv_bias = true,
      .qkv_bias_key = "attention_bias",
      .o_bias_key = "attention_out_bias"},
+    {.model_type = "ernie4_5",
+     .vocab = 103424,
+     .heads = 16,
+     .max_position = 131072,
+     .kv_heads = 2,
+     .head_dim = 128,
+     .tied = true,
+     .theta = 5e5,
+     .norm_eps = 1e-5,
+     .interleaved = true},
+    {.model_type = "glm", GLM},
+    {.model_type = "glm4", .post_norms = POST_NORMS_GLM4, GLM},
     {.model_type = "phi3",
      .max_position = 4096,
      .window = FAMILY_NO_WINDOW,
-     .fused = true,
+     .fused_qkv = true,
+     .fused_gate_up = true,
      .original = 4096,
-     .partial = true,
+     .partial = 1,
      .norm_eps = 1e-5},
     {.model_type = "qwen2",
      .max_position = 32768,
@@ -113,7 +132,7 @@ static const struct family families[] = {
      .head_dim = 256,
      .tied = true,
      .gemma = true,
-     .post_norms = true,
+     .post_norms = POST_NORMS_GEMMA,
      .window = 4096,
      .period = 2,
      .query_scalar = 256,

@@ -18,10 +18,11 @@ struct family {
     int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
     int32_t head_dim; /* 0: hidden_size / num_attention_heads */
     bool tied;
-    bool fused, qkv_bias, o_bias, head_norm, sinks;
+    bool fused_qkv, fused_gate_up, qkv_bias, o_bias, head_norm, sinks, interleaved;
     const char *qkv_bias_key, *o_bias_key; /* what says whether it has such biases, where it may
                                               have them or not; NULL: nothing does */
-    bool gemma, post_norms; /* gemma: as model_config has gelu, norm_offset and embed_scale */
+    bool gemma; /* as model_config has gelu, norm_offset and embed_scale */
+    enum post_norms post_norms;
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
     enum dtype dtype;       /* of a config.json that says none; F32 is transformers' */
     struct mixture_config mixture;
@@ -34,7 +35,7 @@ struct family {
     int32_t period;
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
-    bool partial;             /* partial_rotary_factor may be less than 1 */
+    double partial;           /* partial_rotary_factor, which may be less than 1; 0: may not */
     bool sections;            /* places have several numbers, all alike for texts */
     double local_theta;       /* of the layers that slide; 0: theta */
     double query_scalar;      /* query_pre_attn_scalar; 0: head_dim */

@@ -129,11 +129,11 @@ static void read_partial(struct reader *r, const struct family *f, struct model_
 {
     const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
     const double part = v ? jdoc_number(v) : 1;
-    if (v && f->partial && part > 0 && part <= 1)
+    if (v && f->partial > 0 && part > 0 && part <= 1)
         m->rotary_dim = (int32_t)(m->head_dim * part);
     else if (v && part != 1)
         reader_fail(r, "partial_rotary_factor",
-                    f->partial ? "a number above 0, to 1" : "1 (others are not supported)");
+                    f->partial > 0 ? "a number above 0, to 1" : "1 (others are not supported)");
     if (m->rotary_dim < 2 || m->rotary_dim % 2 != 0)
         reader_fail(r, "partial_rotary_factor", "one by which an even number of elements turns");
 }
@@ -213,6 +213,9 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     if (local)
         m->local_rope.theta = reader_number(r, "rope_local_base_freq", 1, 1e12, f->local_theta);
     m->rotary_dim = m->head_dim;
+    if (f->partial > 0 &&
+        !jdoc_get(r->object, "partial_rotary_factor")) /* null is not the default */
+        m->rotary_dim = (int32_t)(m->head_dim * f->partial);
     read_partial(r, f, m);
     read_rotations(r, f, m);
     const enum rope_kind kind = m->rope.kind;
@@ -330,7 +333,7 @@ static void read_scores(struct reader *r, const struct family *f, struct model_c
         m->attention_softcap = read_cap(r, "attn_logit_softcapping", f->attention_softcap);
     else if (jdoc_get_value(r->object, "attn_logit_softcapping"))
         reader_fail(r, "attn_logit_softcapping", "null (not of this family)");
-    if (f->post_norms)
+    if (f->gemma && f->post_norms != POST_NORMS_NONE)
         m->final_softcap = read_cap(r, "final_logit_softcapping", f->final_softcap);
     if (reader_bool(r, "use_bidirectional_attention", false))
         reader_fail(r, "use_bidirectional_attention", "false (a model that generates)");

@@ -65,10 +65,11 @@ static void read_eos(struct reader *r, struct model_config *m)
  * its approximation. */
 static void expect_activation(struct reader *r, const struct family *f)
 {
-    const char *key = f->post_norms ? "hidden_activation" : "hidden_act";
+    const bool newer = f->gemma && f->post_norms != POST_NORMS_NONE;
+    const char *key = newer ? "hidden_activation" : "hidden_act";
     const char *wanted = f->gemma ? "gelu_pytorch_tanh" : "silu";
     const char *act = reader_string(r, key);
-    const bool first = f->gemma && !f->post_norms && act && strcmp(act, "gelu") == 0;
+    const bool first = f->gemma && !newer && act && strcmp(act, "gelu") == 0;
     if (act && strcmp(act, wanted) != 0 && !first)
         reader_fail(r, key, f->gemma ? "\"gelu_pytorch_tanh\"" : "\"silu\"");
 }
@@ -86,6 +87,8 @@ static void read_biases(struct reader *r, const struct family *f, struct model_c
         reader_fail(r, "attention_bias", "true");
     if (reader_bool(r, "mlp_bias", false))
         reader_fail(r, "mlp_bias", "false (biases of the MLP are not supported)");
+    if (reader_bool(r, "use_bias", false))
+        reader_fail(r, "use_bias", "false (biases of all linears are not supported)");
 }
 
 /* ---- mixtures of experts ---- */
@@ -155,18 +158,20 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     int distance;
     const struct family *f = family_find(word, &distance);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
-    char names[200], wanted[240];
+    char names[280], wanted[320];
     family_names(names, sizeof names);
     snprintf(wanted, sizeof wanted, "%s%s%s", names, meant ? "; the nearest is " : "",
              meant ? f->model_type : "");
     if (distance > 0)
         reader_fail(r, "model_type", wanted);
     snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
-    m->fused = f->fused;
+    m->fused_qkv = f->fused_qkv;
+    m->fused_gate_up = f->fused_gate_up;
     m->qkv_bias = f->qkv_bias;
     m->o_bias = f->o_bias;
     m->sinks = f->sinks;
     m->head_norm = f->head_norm;
+    m->interleaved = f->interleaved;
     m->tied = f->tied;
     m->gelu = f->gemma;
     m->norm_offset = f->gemma;

@@ -75,6 +75,9 @@ struct mixture_config {
     int32_t among;   /* shares are of the chosen ones, not of all */
 };
 
+/* What attention and MLP make is normed before it is added, and where, by names of the norms. */
+enum post_norms { POST_NORMS_NONE, POST_NORMS_GEMMA, POST_NORMS_GLM4 };
+
 #define MODEL_EXPERTS_MAX 65536 /* of all layers together */
 #define MODEL_LAYERS_MAX 1024
 #define MODEL_EOS_MAX 8
@@ -91,15 +94,17 @@ struct model_config {
     int32_t vocab;        /* V */
     int32_t max_position; /* stretched, where the rotation is */
     float norm_eps;
-    bool fused;          /* the checkpoint has q, k and v in one tensor, and gate and up in one */
-    bool qkv_bias;       /* q, k and v have a bias, */
-    bool o_bias;         /* and o has one */
-    bool sinks;          /* each query head has the score of a key without a value */
-    bool head_norm;      /* an RMS norm of each head of q and of k before the rotation */
-    bool tied;           /* head shares the embedding's storage */
-    bool gelu;           /* the MLP's gate: gelu by tanh; else silu */
-    bool norm_offset;    /* the checkpoint has gains of norms less one */
-    bool post_norms;     /* what attention and MLP make is normed before it is added */
+    bool fused_qkv;     /* the checkpoint has q, k and v in one tensor, */
+    bool fused_gate_up; /* and gate and up */
+    bool qkv_bias;      /* q, k and v have a bias, */
+    bool o_bias;        /* and o has one */
+    bool sinks;         /* each query head has the score of a key without a value */
+    bool head_norm;     /* an RMS norm of each head of q and of k before the rotation */
+    bool interleaved;   /* neighbours in a head turn together, not an element of each half */
+    bool tied;          /* head shares the embedding's storage */
+    bool gelu;          /* the MLP's gate: gelu by tanh; else silu */
+    bool norm_offset;   /* the checkpoint has gains of norms less one */
+    enum post_norms post_norms;
     float embed_scale;   /* of the embedding's rows; 1 for most */
     float final_softcap; /* of logits: cap * tanh(logit / cap); 0: none */
     enum dtype dtype;    /* of the checkpoint, as config.json says */

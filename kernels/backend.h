@@ -135,11 +135,13 @@ struct heads {
     const int32_t *kv_of;
 };
 
-/* What a family does to q, k and v before the rotation; NULL: nothing. fp32, on the device. */
+/* What a family does to q, k and v before the rotation, NULL: nothing; and which elements turn
+ * together. fp32, on the device. */
 struct qkv_rules {
     const float *bias;            /* [(H + 2K) * E], added */
     const float *q_norm, *k_norm; /* [E], both or none: gains of an RMS norm of each head */
     float eps;
+    bool interleaved; /* neighbours turn together, not an element of each half */
 };
 
 /* How a layer attends. A row's query sees the keys of its slot at positions (p - window, p], p
@@ -417,8 +419,8 @@ struct backend_ops {
                        const float *inv_freq, float scale);
     /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: applies the rules (the bias is one
      * addition, the norm of a head that of rmsnorm), rotates the first R elements of each q and k
-     * by table[T, R] (halves: i with i + R/2; R may be 0), all in place, and stores k and v at the
-     * rows' positions of `layer`. */
+     * by table[T, R] (pair i: elements i and i + R/2, interleaved 2i and 2i + 1; R may be 0), all
+     * in place, and stores k and v at the rows' positions of `layer`. */
     void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);

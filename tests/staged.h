@@ -365,7 +365,7 @@ static inline void staged_rope_kv(struct backend *b, struct view qkv, const stru
     const size_t head = (size_t)h->head_dim * 4;
     const struct qkv_rules dq = {staged_in(s, rules->bias, (size_t)qkv.cols * 4),
                                  staged_in(s, rules->q_norm, head),
-                                 staged_in(s, rules->k_norm, head), rules->eps};
+                                 staged_in(s, rules->k_norm, head), rules->eps, rules->interleaved};
     const struct heads dh = staged_heads(s, h);
     const struct rows dr = staged_rows(s, rows);
     s->inner->ops->rope_kv(s->inner, staged_view(s, qkv), &dq, staged_cview(s, table), &dh, &dr,

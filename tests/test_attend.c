@@ -31,6 +31,7 @@ struct rules_case {
     bool bias, norm;
     float scale;    /* of the rotation */
     int32_t rotary; /* 0: whole heads; -1: nothing */
+    bool interleaved;
 };
 static const struct qkv_rules no_rules;
 
@@ -109,7 +110,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     ok(backend_rope_table(b, t, m.position, freq, r->scale, &err));
     float *bias = generated(35, (size_t)cols), *gain = generated(36, (size_t)(2 * c->dim));
     const struct qkv_rules rules = {r->bias ? bias : NULL, r->norm ? gain : NULL,
-                                    r->norm ? gain + c->dim : NULL, 1e-5f};
+                                    r->norm ? gain + c->dim : NULL, 1e-5f, r->interleaved};
     ok(backend_rope_kv(b, v, &rules, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
     struct view y = view_f32(out, rows, c->heads * c->dim);
     ok(backend_attend(b, y, cview_of(v), &m.heads, &m.how, &m.rows, kv, 1, &err));
@@ -129,11 +130,12 @@ static void attend_case(struct backend *b, const void *arg, float *out)
 static void check_attend(const struct rules_case *r)
 {
     const struct attend_case *c = &r->shape;
-    char what[128];
-    snprintf(what, sizeof what, "attend %d/%d heads of %d, %d tokens, %s%s%s%s, window %d, cap %g",
-             c->heads, c->kv_heads, c->dim, c->length, dtype_name(c->dtype),
-             r->bias ? ", bias" : "", r->norm ? ", norm" : "", c->sink ? ", sinks" : "", c->window,
-             (double)c->softcap);
+    char what[160];
+    snprintf(what, sizeof what,
+             "attend %d/%d heads of %d, %d tokens, %s%s%s%s%s, window %d, cap %g", c->heads,
+             c->kv_heads, c->dim, c->length, dtype_name(c->dtype), r->bias ? ", bias" : "",
+             r->norm ? ", norm" : "", c->sink ? ", sinks" : "",
+             r->interleaved ? ", interleaved" : "", c->window, (double)c->softcap);
     const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
     /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
     const double abs = c->dtype == DTYPE_F32 ? 3e-6 : 2e-3;
@@ -226,7 +228,10 @@ static void test_rules(void **state UNUSED)
          .scale = 1.2f,
          .rotary = 96},
         {{3, 1, 20, 33, .dtype = DTYPE_F32}, .scale = 1, .rotary = 2},
-        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1, -1},
+        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1, -1, false},
+        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1.2f, 12, true},
+        {{5, 2, 128, 20, .dtype = DTYPE_F32}, .scale = 1, .interleaved = true},
+        {{3, 1, 162, 37, .dtype = DTYPE_F32}, true, false, 1, 54, true},
         {{5, 1, 16, 40, .dtype = DTYPE_F32}, .bias = true, .norm = false, .scale = 1.14f},
         {{4, 2, 128, 20, .dtype = DTYPE_F32}, .bias = false, .norm = true, .scale = 1},
         {{3, 3, 20, 33, .dtype = DTYPE_BF16}, .bias = true, .norm = false, .scale = 1},

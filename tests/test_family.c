@@ -120,6 +120,11 @@ static void test_refusals(void **state)
         {"smollm3", ",\"no_rope_layers\":[1,1,1,2]", "expected a list of 0 (a layer without"},
         {"smollm3", ",\"no_rope_layer_interval\":0", "no_rope_layer_interval is 0, expected"},
         {"seed_oss", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
+        {"ernie4_5", ",\"use_bias\":true", "use_bias is true, expected false"},
+        {"ernie4_5", ",\"partial_rotary_factor\":0.5", "factor is 0.5, expected 1 (others are"},
+        {"glm4", ",\"partial_rotary_factor\":2", "partial_rotary_factor is 2, expected a number"},
+        {"glm", ",\"head_dim\":18", "factor is missing, expected one by which an even number"},
+        {"glm4", ",\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         struct model_config m;
@@ -164,11 +169,48 @@ static void test_smollm3_and_seed_oss(void **state)
     assert_int_equal(m.head_dim, m.hidden / m.heads);
 }
 
+/* As GlmConfig, Glm4Config and Ernie4_5Config of transformers 5.23 have it. */
+static void test_interleaved(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family, *more;
+        int32_t head_dim, rotary_dim;
+        bool qkv_bias;
+    } cases[] = {
+        {"glm", "", 128, 64, true},
+        {"glm4", "", 128, 64, true},
+        {"glm4", ",\"attention_bias\":false,\"partial_rotary_factor\":0.25", 128, 32, false},
+        {"glm4", ",\"rope_parameters\":{\"partial_rotary_factor\":0.75}", 128, 96, true},
+        {"glm", ",\"rope_parameters\":{\"rope_theta\":3}", 128, 64, true},
+        {"glm", ",\"partial_rotary_factor\":null", 128, 128, true}, /* not the default */
+        {"ernie4_5", ",\"use_bias\":false", 128, 128, false},
+        {"ernie4_5", ",\"head_dim\":null,\"num_key_value_heads\":null", 8, 8, false},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model_config m;
+        const bool ernie = i >= 6;
+        ok_family(cases[i].family, cases[i].more, &m);
+        assert_int_equal(m.head_dim, cases[i].head_dim);
+        assert_int_equal(m.rotary_dim, cases[i].rotary_dim);
+        assert_true(m.qkv_bias == cases[i].qkv_bias && !m.o_bias && m.interleaved);
+        assert_int_equal(m.kv_heads, i == 7 ? m.heads : 2);
+        assert_true(m.tied == ernie && m.fused_gate_up == !ernie && !m.fused_qkv);
+        assert_true(m.norm_eps == (ernie ? 1e-5f : 1.5625e-7f) && m.max_position == 131072);
+        assert_true(m.rope.theta == (ernie ? 5e5 : i == 4 ? 3 : 1e4));
+        const bool glm4 = strcmp(cases[i].family, "glm4") == 0;
+        assert_int_equal(m.post_norms, glm4 ? POST_NORMS_GLM4 : POST_NORMS_NONE);
+        assert_true(m.final_softcap == 0 && m.embed_scale == 1 && !m.gelu && !m.norm_offset);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_precedence),
-        cmocka_unit_test(test_smollm3_and_seed_oss), cmocka_unit_test(test_tied_texts),
-        cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gpt_oss),
+                                       cmocka_unit_test(test_precedence),
+                                       cmocka_unit_test(test_smollm3_and_seed_oss),
+                                       cmocka_unit_test(test_tied_texts),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_interleaved)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

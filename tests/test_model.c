@@ -7,19 +7,25 @@
 
 #include <math.h>
 
-static const char *const goldens[] = {
-    "tied_gqa2_f32",       "untied_mha_bf16",    "untied_mqa_f16",
-    "headdim_bf16",        "llama31_rope_f32",   "llama31_rope_old_bf16",
-    "mistral_f32",         "qwen2_gqa_bf16",     "qwen2_f32",
-    "qwen3_bf16",          "qwen3_f32",          "mixtral_f32",
-    "qwen3_moe_f32",       "qwen3_moe_bf16",     "qwen3_yarn_f32",
-    "qwen2_yarn_bf16",     "linear_rope_f32",    "phi3_bf16",
-    "phi3_gqa_f32",        "mistral_window_f32", "qwen2_window_bf16",
-    "phi3_window_f32",     "phi3_longrope_f32",  "gemma_f32",
-    "gemma2_f32",          "gemma3_f32",         "gemma3_bf16",
-    "gemma3_wrapped_bf16", "gpt_oss_bf16",       "gpt_oss_f32",
-    "smollm3_f32",         "smollm3_window_f32", "seed_oss_f32",
-    "seed_oss_out_f32"};
+static const char *const goldens[] = {"tied_gqa2_f32",     "untied_mha_bf16",
+                                      "untied_mqa_f16",    "headdim_bf16",
+                                      "llama31_rope_f32",  "llama31_rope_old_bf16",
+                                      "mistral_f32",       "qwen2_gqa_bf16",
+                                      "qwen2_f32",         "qwen3_bf16",
+                                      "qwen3_f32",         "mixtral_f32",
+                                      "qwen3_moe_f32",     "qwen3_moe_bf16",
+                                      "qwen3_yarn_f32",    "qwen2_yarn_bf16",
+                                      "linear_rope_f32",   "phi3_bf16",
+                                      "phi3_gqa_f32",      "mistral_window_f32",
+                                      "qwen2_window_bf16", "phi3_window_f32",
+                                      "phi3_longrope_f32", "gemma_f32",
+                                      "gemma2_f32",        "gemma3_f32",
+                                      "gemma3_bf16",       "gemma3_wrapped_bf16",
+                                      "gpt_oss_bf16",      "gpt_oss_f32",
+                                      "smollm3_f32",       "smollm3_window_f32",
+                                      "seed_oss_f32",      "seed_oss_out_f32",
+                                      "ernie4_5_f32",      "glm_f32",
+                                      "glm4_f32"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

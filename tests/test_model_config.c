@@ -411,7 +411,7 @@ static void test_family_refusals(void **state)
     static const char *const refused[][3] = {
         {"Qwen2", "",
          "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, smollm3, seed_oss, "
-         "phi3, qwen2, "
+         "ernie4_5, glm, glm4, phi3, qwen2, "
          "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gpt_oss, gemma, gemma2, gemma3_text "
          "or gemma3; "
          "the nearest is qwen2"},
@@ -487,13 +487,14 @@ static void test_gemma(void **state)
     static const struct {
         const char *family;
         int32_t kv_heads, max_position;
-        bool post_norms, head_norm;
+        enum post_norms post_norms;
+        bool head_norm;
         float scale, softcap, final_softcap;
         double theta, local_theta;
     } cases[] = {
-        {"gemma", 16, 8192, false, false, 0.0625f, 0, 0, 1e4, 1e4},
-        {"gemma2", 4, 8192, true, false, 0.0625f, 50, 30, 1e4, 1e4},
-        {"gemma3_text", 4, 131072, true, true, 0.0625f, 0, 0, 1e6, 1e4},
+        {"gemma", 16, 8192, POST_NORMS_NONE, false, 0.0625f, 0, 0, 1e4, 1e4},
+        {"gemma2", 4, 8192, POST_NORMS_GEMMA, false, 0.0625f, 50, 30, 1e4, 1e4},
+        {"gemma3_text", 4, 131072, POST_NORMS_GEMMA, true, 0.0625f, 0, 0, 1e6, 1e4},
     };
     struct model_config m;
     struct err err;

@@ -477,7 +477,7 @@ static void check_layouts(const struct model_config *m, int32_t ranks)
         struct layout *l = layouts[r] = lay_out(m, flow, r);
         weights[r] = l->weights;
         counts[r] = l->count;
-        const int32_t each = 6 + m->qkv_bias + 2 * m->head_norm + 2 * m->post_norms;
+        const int32_t each = 6 + m->qkv_bias + 2 * m->head_norm + (m->post_norms ? 2 : 0);
         assert_int_equal(l->count, 3 - m->tied + each * m->layers);
         check_span(l->heads, &head);
         check_span(l->mlp, &mlp);
@@ -514,7 +514,7 @@ static void test_layouts_tile(void **state)
         m.tied = i % 2 == 1;
         m.qkv_bias = i % 3 > 0;
         m.head_norm = i / 2 == 1;
-        m.post_norms = i % 2 == 1;
+        m.post_norms = i % 2 == 1 ? POST_NORMS_GEMMA : POST_NORMS_NONE;
         for (int32_t ranks = 1; ranks <= 8; ranks++)
             check_layouts(&m, ranks);
         struct flow *f = flow_of(&m, "1d", 8);
@@ -540,7 +540,7 @@ static void test_arenas(void **state)
         m.layers = cases[i].layers;
         m.qkv_bias = i % 2 == 0;
         m.head_norm = i >= 3;
-        m.post_norms = i % 3 == 1;
+        m.post_norms = i % 3 == 1 ? POST_NORMS_GLM4 : POST_NORMS_NONE;
         struct flow *f = flow_of(&m, cases[i].mode, cases[i].ranks);
         for (int32_t r = 0; r < cases[i].ranks; r++) {
             struct err err;

@@ -25,6 +25,8 @@ struct param {
 #define DOWN "mlp.down_proj"
 #define GEMMA_NORM "pre_feedforward_layernorm"
 #define GEMMA_POST_NORM "post_feedforward_layernorm"
+#define GLM4_ATTN_NORM "post_self_attn_layernorm"
+#define GLM4_MLP_NORM "post_mlp_layernorm"
 
 /* clang-format off */
 static const struct param params[] = {
@@ -42,6 +44,7 @@ static const struct param params[] = {
     {ROLE_O_BIAS, true, MIXTURE_NONE, ATTN "o_proj.bias", NULL, {ATTN "o_proj.bias"}},
     {ROLE_ATTN_POST_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
+    {ROLE_ATTN_POST_NORM, true, MIXTURE_NONE, GLM4_ATTN_NORM, NULL, {GLM4_ATTN_NORM ".weight"}},
     {ROLE_MLP_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
     {ROLE_MLP_NORM, true, MIXTURE_NONE, GEMMA_NORM, NULL, {GEMMA_NORM ".weight"}},
@@ -69,6 +72,7 @@ static const struct param params[] = {
      {GPT_OSS "down_proj_bias"}},
 
     {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GEMMA_POST_NORM, NULL, {GEMMA_POST_NORM ".weight"}},
+    {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GLM4_MLP_NORM, NULL, {GLM4_MLP_NORM ".weight"}},
     {ROLE_FINAL_NORM, false, MIXTURE_NONE, "model.norm", NULL, {"model.norm.weight"}},
     {ROLE_HEAD, false, MIXTURE_NONE, "lm_head", NULL, {"lm_head.weight"}},
 };
@@ -114,6 +118,21 @@ static bool in_turns(const struct model_config *m)
     return m->mixture.kind == MIXTURE_GPT_OSS;
 }
 
+/* Of the norms around the MLP, and of those behind attention and MLP: some have the name that
+ * others have elsewhere. */
+static bool has_norm(const struct model_config *m, const struct param *p)
+{
+    static const char *const names[][3] = {
+        [POST_NORMS_NONE] = {NULL, "post_attention_layernorm", NULL},
+        [POST_NORMS_GEMMA] = {"post_attention_layernorm", GEMMA_NORM, GEMMA_POST_NORM},
+        [POST_NORMS_GLM4] = {GLM4_ATTN_NORM, "post_attention_layernorm", GLM4_MLP_NORM},
+    };
+    const char *name = names[m->post_norms][p->role == ROLE_ATTN_POST_NORM ? 0
+                                            : p->role == ROLE_MLP_NORM     ? 1
+                                                                           : 2];
+    return name && strcmp(p->name, name) == 0;
+}
+
 static bool has_param(const struct model_config *m, const struct param *p)
 {
     if (p->role == ROLE_HEAD)
@@ -129,12 +148,12 @@ static bool has_param(const struct model_config *m, const struct param *p)
     if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->mixture != MIXTURE_NONE)
         if (p->mixture != m->mixture.kind)
             return false;
-    if (p->role == ROLE_QKV || (p->role == ROLE_GATE_UP && !in_turns(m)))
-        return is_fused(p) == m->fused;
-    if (is_post_norm(p->role))
-        return m->post_norms;
-    if (p->role == ROLE_MLP_NORM) /* Gemma's has the name that others' has where it norms O's */
-        return m->post_norms == (strcmp(p->name, GEMMA_NORM) == 0);
+    if (p->role == ROLE_QKV)
+        return is_fused(p) == m->fused_qkv;
+    if (p->role == ROLE_GATE_UP && !in_turns(m))
+        return is_fused(p) == m->fused_gate_up;
+    if (is_post_norm(p->role) || p->role == ROLE_MLP_NORM)
+        return has_norm(m, p);
     return true;
 }
 

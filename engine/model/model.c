@@ -286,7 +286,8 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
         l->o_bias = vector_of(p, ROLE_O_BIAS, i);
         bind_attention(m, p, i, l);
         l->rules = (struct qkv_rules){vector_of(p, ROLE_QKV_BIAS, i), vector_of(p, ROLE_Q_NORM, i),
-                                      vector_of(p, ROLE_K_NORM, i), m->config->norm_eps};
+                                      vector_of(p, ROLE_K_NORM, i), m->config->norm_eps,
+                                      m->config->interleaved};
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
         TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
         TRY(bind_mlp(m, p, i, err));

@@ -511,7 +511,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->quant = m->quant;
     f->mixture = m->mixture;
     f->tied = m->tied;
-    f->post_norms = m->post_norms;
+    f->post_norms = m->post_norms != POST_NORMS_NONE;
     f->o_bias = m->o_bias;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));

@@ -80,19 +80,44 @@ static void apply_rules(const struct job *j, float *row)
     }
 }
 
+/* Neighbours as halves and back, so that there is one rotation. */
+static void rotate_pairs(const struct job *j, float *head, const float *cos_sin)
+{
+    const int32_t half = j->rotary / 2;
+    float halves[BACKEND_HEAD_DIM_MAX];
+    for (int32_t i = 0; i < half; i++) {
+        halves[i] = head[2 * i];
+        halves[half + i] = head[2 * i + 1];
+    }
+    j->isa->rotate(halves, cos_sin, half);
+    for (int32_t i = 0; i < half; i++) {
+        head[2 * i] = halves[i];
+        head[2 * i + 1] = halves[half + i];
+    }
+}
+
+static void rotate_row(const struct job *j, float *row, const float *cos_sin)
+{
+    const int32_t rotated = j->heads->heads + j->heads->kv_heads;
+    for (int32_t h = 0; h < rotated; h++, row += j->heads->head_dim) {
+        if (j->rules->interleaved)
+            rotate_pairs(j, row, cos_sin);
+        else
+            j->isa->rotate(row, cos_sin, j->rotary / 2);
+    }
+}
+
 static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
     (void)worker;
-    const int32_t dim = j->heads->head_dim, rotated = j->heads->heads + j->heads->kv_heads;
+    const int32_t dim = j->heads->head_dim;
     for (int64_t t = begin; t < end; t++) {
         if (j->rows->slot[t] < 0)
             continue;
         float *row = j->qkv + (size_t)t * (size_t)j->cols;
         apply_rules(j, row);
-        for (int32_t h = 0; h < rotated; h++)
-            j->isa->rotate(row + (size_t)h * (size_t)dim, j->table + (size_t)t * (size_t)j->rotary,
-                           j->rotary / 2);
+        rotate_row(j, row, j->table + (size_t)t * (size_t)j->rotary);
         const int32_t position = j->rows->position[t];
         const int32_t *table =
             j->rows->table + (size_t)j->rows->slot[t] * (size_t)j->rows->table_cols;

@@ -41,20 +41,25 @@ struct pair {
     int32_t low, high;
 };
 
-HOST_DEVICE struct pair rope_pair(int32_t i, int32_t rotary, int32_t dim)
+HOST_DEVICE struct pair rope_pair(int32_t i, int32_t rotary, int32_t dim, bool interleaved)
 {
     const int32_t turning = rotary / 2, resting = (dim - rotary) / 2;
     const int32_t first = i < turning ? i : turning + i; /* behind those that turn */
-    const struct pair p = {first, first + (i < turning ? turning : resting)};
+    struct pair p = {first, first + (i < turning ? turning : resting)};
+    if (interleaved) {
+        p.low = 2 * i;
+        p.high = 2 * i + 1;
+    }
     return p;
 }
 
 /* Adds the bias, and returns the factor of the norm. */
-DEVICE float apply_rules(float *x, const float *bias, int32_t rotary, int32_t dim, float eps)
+DEVICE float apply_rules(float *x, const float *bias, const struct rope_args *a)
 {
+    const int32_t dim = a->kv.dim;
     float sum = 0;
     for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
-        const struct pair p = rope_pair(i, rotary, dim);
+        const struct pair p = rope_pair(i, a->rotary, dim, a->rules.interleaved);
         if (bias != nullptr) {
             x[p.low] += bias[p.low];
             x[p.high] += bias[p.high];
@@ -62,7 +67,7 @@ DEVICE float apply_rules(float *x, const float *bias, int32_t rotary, int32_t di
         sum = fmaf(x[p.low], x[p.low], sum);
         sum = fmaf(x[p.high], x[p.high], sum);
     }
-    return 1 / sqrtf(reduce_block(sum, plus()) / (float)dim + eps);
+    return 1 / sqrtf(reduce_block(sum, plus()) / (float)dim + a->rules.eps);
 }
 
 /* Block (row, head of [q | k | v]). */
@@ -86,9 +91,9 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
     float scale = 1;
     if (gain != nullptr || bias != nullptr)
-        scale = apply_rules(x, bias, a.rotary, dim, a.rules.eps);
+        scale = apply_rules(x, bias, &a);
     for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
-        const struct pair p = rope_pair(i, a.rotary, dim);
+        const struct pair p = rope_pair(i, a.rotary, dim, a.rules.interleaved);
         float low = x[p.low], high = x[p.high];
         if (gain != nullptr) {
             low = low * scale * gain[p.low];

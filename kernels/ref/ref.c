@@ -397,14 +397,16 @@ static void rope_table(struct backend *b, struct view table, const int32_t *posi
     }
 }
 
-static void rotate(float *head, struct cview table, int32_t t)
+static void rotate(float *head, struct cview table, int32_t t, bool interleaved)
 {
     const int32_t half = table.cols / 2;
     for (int32_t i = 0; i < half; i++) {
+        float *first = head + (interleaved ? 2 * i : i);
+        float *second = head + (interleaved ? 2 * i + 1 : half + i);
         double c = (double)at(table, t, i), s = (double)at(table, t, half + i);
-        double low = (double)head[i], high = (double)head[half + i];
-        head[i] = (float)(low * c - high * s);
-        head[half + i] = (float)(high * c + low * s);
+        double low = (double)*first, high = (double)*second;
+        *first = (float)(low * c - high * s);
+        *second = (float)(high * c + low * s);
     }
 }
 
@@ -429,7 +431,7 @@ static void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
             continue;
         apply(rules, cell(qkv, t, 0), h);
         for (int32_t i = 0; i < h->heads + h->kv_heads; i++)
-            rotate(cell(qkv, t, i * dim), table, t);
+            rotate(cell(qkv, t, i * dim), table, t, rules->interleaved);
         for (int32_t i = 0; i < 2 * h->kv_heads; i++) {
             const float *src = cell(qkv, t, (h->heads + i) * dim);
             size_t to = kv_index(kv, layer, rows, t, rows->position[t], i % h->kv_heads,

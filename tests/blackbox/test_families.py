@@ -1,6 +1,6 @@
-"""What Mistral, Phi-3, Qwen2, Qwen3, Seed-OSS and SmolLM3 have that Llama has not: biases and norms
-of heads in every file that holds them, and fused tensors. Their tokens are tested with those of all
-goldens."""
+"""What ERNIE 4.5, GLM-4, Mistral, Phi-3, Qwen2, Qwen3, Seed-OSS and SmolLM3 have that Llama has
+not: biases and norms of heads in every file that holds them, norms behind attention and MLP, and
+fused tensors. Their tokens are tested with those of all goldens."""
 
 import json
 import sys
@@ -36,15 +36,17 @@ def family_config(directory, family, **changes):
 # ---- files --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"])
+@pytest.mark.parametrize("family", ["ernie4_5", "glm", "glm4", "mistral", "phi3", "qwen2", "qwen3",
+                                    "seed_oss", "smollm3"])
 def test_synthetic_model(serve, tmp_path, family):
     """Tokens of numpy, from the file and from the same values without one; biases are not gains."""
-    changes = {"seed_oss": {"attention_bias": True}, "smollm3": {"no_rope_layer_interval": 2}}
+    changes = {**{name: {"attention_bias": True} for name in ("glm", "glm4", "seed_oss")},
+               "smollm3": {"no_rope_layer_interval": 2}}
     config = family_config(tmp_path / "shape", family, **changes.get(family, {}))
     model = tmp_path / "model"
     assert run("synth", "--config", config, "-o", model, "--seed", 3).returncode == 0
     weights = llama_numpy.read_weights(model)
-    assert (BIAS in weights) == (family in ("qwen2", "seed_oss"))
+    assert (BIAS in weights) == (family in ("glm", "glm4", "qwen2", "seed_oss"))
     assert (NORM in weights) == (family == "qwen3")
     if BIAS in weights:
         assert 0 < abs(weights[BIAS]).max() < 0.1

@@ -31,19 +31,22 @@ static void check_rope(const struct rope_config *r, int32_t rotary_dim)
 static void check_promises(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",   "qwen3",
-        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",  "mistral3",
-        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3", "seed_oss"};
+        "llama",    "mistral", "mixtral",     "phi3",     "qwen2",    "qwen3",    "qwen3_moe",
+        "gemma",    "gemma2",  "gemma3_text", "gemma3",   "mistral3", "qwen2_vl", "qwen2_5_vl",
+        "qwen3_vl", "gpt_oss", "smollm3",     "seed_oss", "ernie4_5", "glm",      "glm4"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
-    CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
+    const bool phi3 = strcmp(m->model_type, "phi3") == 0;
+    const bool glm = strncmp(m->model_type, "glm", 3) == 0;
+    CHECK(m->fused_qkv == phi3 && m->fused_gate_up == (phi3 || glm));
+    CHECK(m->interleaved == (glm || strcmp(m->model_type, "ernie4_5") == 0));
     const bool gpt_oss = strcmp(m->model_type, "gpt_oss") == 0;
-    const bool either = strcmp(m->model_type, "smollm3") == 0 ||
+    const bool either = glm || strcmp(m->model_type, "smollm3") == 0 ||
                         strcmp(m->model_type, "seed_oss") == 0; /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
-    CHECK((either || m->o_bias == gpt_oss) && m->sinks == gpt_oss);
+    CHECK((either || m->o_bias == gpt_oss) && !(glm && m->o_bias) && m->sinks == gpt_oss);
     CHECK(gpt_oss == (m->quant.code == DTYPE_F4_E2M1));
     const struct quant_config *q = &m->quant;
     CHECK(q->form == QUANT_BYTES ||
@@ -57,7 +60,9 @@ static void check_promises(const struct model_config *m)
     CHECK(m->head_norm ==
           (strncmp(m->model_type, "qwen3", 5) == 0 || strncmp(m->model_type, "gemma3", 6) == 0));
     CHECK(m->gelu == gemma && m->norm_offset == gemma);
-    CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'));
+    CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'    ? POST_NORMS_GEMMA
+                            : strcmp(m->model_type, "glm4") == 0 ? POST_NORMS_GLM4
+                                                                 : POST_NORMS_NONE));
     CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400 : m->embed_scale == 1);
     CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
     CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e3f && m->final_softcap >= 0 &&
@@ -77,7 +82,7 @@ static void check_promises(const struct model_config *m)
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
     CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);
     CHECK(in(m->rotary_dim, 2, m->head_dim) && m->rotary_dim % 2 == 0);
-    CHECK(m->rotary_dim == m->head_dim || m->fused);
+    CHECK(m->rotary_dim == m->head_dim || phi3 || glm);
     CHECK(in(m->vocab, 1, 1 << 20) && in(m->max_position, 1, 1 << 24));
     CHECK(m->norm_eps >= 0 && m->norm_eps <= 1);
     CHECK(dtype_is_compute(m->dtype));

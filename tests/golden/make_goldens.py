@@ -259,6 +259,18 @@ SPECS = (
     Spec("seed_oss_out_f32", 151, "float32", tied=True, vocab=213, hidden=60, layers=2, heads=5,
          kv_heads=1, mlp=74, head_dim=12, family="SeedOss", model_type="seed_oss",
          extra={"attention_bias": False, "attention_out_bias": True, "pad_token_id": 1}),
+    # As GLM-4-0414's files: half of each head turns, in pairs of neighbours; four norms a layer.
+    Spec("glm4_f32", 100, "float32", tied=False, vocab=225, hidden=64, layers=2, heads=6,
+         kv_heads=2, mlp=90, head_dim=20, dialect="old", family="Glm4", model_type="glm4",
+         omit=("rope_scaling",),
+         extra={"attention_bias": True, "pad_token_id": 0, "partial_rotary_factor": 0.5}),
+    # As glm-4-9b-chat-hf's: two norms. Nothing says how much turns, nor that there are biases.
+    Spec("glm_f32", 9283, "float32", tied=True, vocab=219, hidden=60, layers=2, heads=5, kv_heads=1,
+         mlp=74, head_dim=24, family="Glm", omit=("attention_bias",), extra={"pad_token_id": 0}),
+    # As ERNIE-4.5-0.3B's file: whole heads turn, in pairs of neighbours.
+    Spec("ernie4_5_f32", 11, "float32", tied=True, vocab=223, hidden=64, layers=2, heads=6,
+         kv_heads=2, mlp=90, head_dim=20, dialect="old", rope_theta=500000.0, family="Ernie4_5",
+         extra={"pad_token_id": 0, "use_bias": False}),
 )
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, Phi-3, Qwen,
-Gemma or gpt-oss checkpoint, in numpy.
+"""An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
+4.5, GLM-4, Phi-3, Qwen, Gemma or gpt-oss checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -31,9 +31,14 @@ LOGITS_TOLERANCE = 2e-5
 GAP_TOLERANCE = 1e-4
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
-PLAIN = ("llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
-BIASES = ("gpt_oss", "seed_oss", "smollm3")  # whose attention_bias may be true
-THETAS = {"gemma3_text": 1000000.0, "smollm3": 2000000.0}
+GLM = ("glm", "glm4")
+PLAIN = ("ernie4_5", *GLM, "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
+BIASES = (*GLM, "gpt_oss", "seed_oss", "smollm3")  # whose attention_bias may be true
+THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "smollm3": 2000000.0}
+EPSILONS = {"ernie4_5": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7}
+GEMMA_NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm",
+               "post_feedforward_layernorm")
+GLM4_NORMS = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
     "vocab_size": 262208,
@@ -52,6 +57,7 @@ class Config(typing.NamedTuple):
     kv_heads: int
     head_dim: int
     rotary_dim: int  # elements of a head that turn: the first ones
+    interleaved: bool  # neighbours turn together, not an element of each half
     eps: float
     tied: bool
     theta: float
@@ -114,9 +120,10 @@ def text_part(weights):
 
 
 def split_fused(directory, weights):
-    """Phi-3 has q, k and v in one tensor, and gate and up in another; here they are apart."""
+    """Phi-3 has q, k and v in one tensor, and gate and up in another, as GLM has; here they are
+    apart."""
     config = read_json(directory)
-    if config["model_type"] != "phi3":
+    if config["model_type"] not in ("phi3", *GLM):
         return weights
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -183,7 +190,7 @@ def windows_of(raw):
     window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
                      128 if kind == "gpt_oss" else 4096) or 0
     may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
-    if kind in ("llama", "gemma", "seed_oss") or not may_slide:
+    if kind in ("llama", "gemma", "seed_oss", "ernie4_5", *GLM) or not may_slide:
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
@@ -237,7 +244,8 @@ def read_config(directory):
     raw = read_json(directory)
     kind = raw["model_type"]
     (theta, scaling), local = rotations_of(raw)
-    unsupported = [key for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention")
+    unsupported = [key for key in ("attention_bias", "mlp_bias", "use_bias",
+                                   "use_bidirectional_attention")
                    if raw.get(key) and (key != "attention_bias" or kind not in BIASES)]
     gemma, mixture = kind in GEMMA, kind in ("mixtral", "qwen3_moe", "gpt_oss")
     later = kind in ("gemma2", "gemma3_text")
@@ -255,8 +263,9 @@ def read_config(directory):
         unsupported.append("attn_logit_softcapping")  # transformers does not apply it there
     known = all(one["rope_type"] in ("default", "linear", "llama3", "longrope", "yarn")
                 for one in (scaling, local[1]))
-    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if not known or partial != 1 and kind != "phi3":
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor",
+                                                           0.5 if kind in GLM else 1.0))
+    if not known or partial != 1 and kind not in ("phi3", *GLM):
         unsupported.append("rope")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
@@ -272,8 +281,9 @@ def read_config(directory):
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
-        eps=raw.get("rms_norm_eps", 1e-6),
-        tied=raw.get("tie_word_embeddings", gemma or kind == "smollm3"),
+        interleaved=kind in ("ernie4_5", *GLM),
+        eps=raw.get("rms_norm_eps", EPSILONS.get(kind, 1e-6)),
+        tied=raw.get("tie_word_embeddings", gemma or kind in ("ernie4_5", "smollm3")),
         theta=theta,
         scaling=scaling,
         local=local,
@@ -355,12 +365,16 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def rotate(x, cos, sin):
+def rotate(x, cos, sin, interleaved):
     """Rotary embedding of x [n, heads, head_dim]: of the elements that turn, the first ones, each
-    of the first half is paired with one of the second."""
+    of the first half is paired with one of the second, or with its neighbour."""
     pairs = cos.shape[-1]
-    first, second, rest = np.split(x, [pairs, 2 * pairs], axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    turns = slice(0, 2 * pairs, 2) if interleaved else slice(pairs)
+    with_it = slice(1, 2 * pairs, 2) if interleaved else slice(pairs, 2 * pairs)
+    out = x.copy()
+    out[..., turns] = x[..., turns] * cos - x[..., with_it] * sin
+    out[..., with_it] = x[..., with_it] * cos + x[..., turns] * sin
+    return out
 
 
 def capped(x, cap):
@@ -435,24 +449,27 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     def norm(name, y):
         return rms_norm(y, config.norm_offset + weights[f"{prefix}{name}.weight"], config.eps)
 
-    four = f"{prefix}pre_feedforward_layernorm.weight" in weights  # Gemma 2 and 3: norms
+    # Gemma 2 and 3, and GLM-4-0414: names of norms behind attention, before and behind the MLP
+    gemma = f"{prefix}pre_feedforward_layernorm.weight" in weights
+    four = gemma or f"{prefix}post_mlp_layernorm.weight" in weights
+    behind, before, last = GEMMA_NORMS if gemma else GLM4_NORMS
     y = norm("input_layernorm", x)
     q, k, v = (project(f"self_attn.{name}_proj", y).reshape(len(x), -1, config.head_dim)
                for name in "qkv")
     if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3 and Gemma 3: of each head
         q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
     if rotation:
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        q, k = (rotate(one, *rotation, config.interleaved) for one in (q, k))
     y = attention(config, q, stored(k), stored(v), window,
                   weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
     y = project("self_attn.o_proj", y)
-    x = x + (norm("post_attention_layernorm", y) if four else y)
-    y = norm("pre_feedforward_layernorm" if four else "post_attention_layernorm", x)
+    x = x + (norm(behind, y) if four else y)
+    y = norm(before, x)
     if config.chosen > 0:
         return x + mixture(config, weights, prefix, y, met)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
     y = project("mlp.down_proj", config.act(gate) * up)
-    return x + (norm("post_feedforward_layernorm", y) if four else y)
+    return x + (norm(last, y) if four else y)
 
 
 def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):

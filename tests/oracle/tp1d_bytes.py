@@ -72,14 +72,14 @@ def shape_of(config):
         head_dim=config.get("head_dim") or (256 if gemma else config["hidden_size"] // heads),
         mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
                    "intermediate_size"],
-        tied=config.get("tie_word_embeddings", gemma),
+        tied=config.get("tie_word_embeddings", gemma or config["model_type"] == "ernie4_5"),
         bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get(
-            "attention_bias", config["model_type"] == "seed_oss"),
+            "attention_bias", config["model_type"] in ("seed_oss", "glm", "glm4")),
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
         or (config["model_type"] == "smollm3" and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         experts=config.get("num_local_experts") or config.get("num_experts") or 0,
-        post_norm=config["model_type"] in ("gemma2", "gemma3_text"),
+        post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4"),
         gpt_oss=config["model_type"] == "gpt_oss",
     )
 
