@@ -36,6 +36,7 @@ struct family {
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
     double partial;           /* partial_rotary_factor, which may be less than 1; 0: may not */
+    bool multipliers;         /* Granite's three, and logits_scaling */
     bool sections;            /* places have several numbers, all alike for texts */
     double local_theta;       /* of the layers that slide; 0: theta */
     double query_scalar;      /* query_pre_attn_scalar; 0: head_dim */

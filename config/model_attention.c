@@ -329,6 +329,8 @@ static void read_scores(struct reader *r, const struct family *f, struct model_c
     if (f->query_scalar > 0)
         m->attention_scale =
             (float)pow(reader_number(r, "query_pre_attn_scalar", 1e-3, 1e6, f->query_scalar), -0.5);
+    if (f->multipliers)
+        m->attention_scale = (float)reader_number(r, "attention_multiplier", 1e-6, 1e6, 1);
     if (f->attention_softcap > 0)
         m->attention_softcap = read_cap(r, "attn_logit_softcapping", f->attention_softcap);
     else if (jdoc_get_value(r->object, "attn_logit_softcapping"))

@@ -187,6 +187,14 @@ static float embed_scale(const struct model_config *m)
     return dtype_load(&scale, m->dtype, 0);
 }
 
+/* That of scores is read with them. */
+static void read_multipliers(struct reader *r, struct model_config *m)
+{
+    m->embed_scale = (float)reader_number(r, "embedding_multiplier", 1e-6, 1e6, 1);
+    m->residual_scale = (float)reader_number(r, "residual_multiplier", 1e-6, 1e6, 1);
+    m->logit_scale = (float)(1 / reader_number(r, "logits_scaling", 1e-6, 1e6, 1));
+}
+
 static void read_shape(struct reader *r, const struct family *f, struct model_config *m)
 {
     const bool all_kv = f->kv_heads == 0 || jdoc_get(r->object, "num_key_value_heads");
@@ -229,6 +237,10 @@ static void read_model(struct reader *r, const struct family *f, struct model_co
     read_shape(r, f, m);
     read_mixture(r, f, m);
     m->embed_scale = f->gemma ? embed_scale(m) : 1;
+    m->residual_scale = 1;
+    m->logit_scale = 1;
+    if (f->multipliers)
+        read_multipliers(r, m);
     if (r->st == OK)
         model_attention_read(r, f, m);
     read_biases(r, f, m);

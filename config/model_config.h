@@ -105,9 +105,11 @@ struct model_config {
     bool gelu;          /* the MLP's gate: gelu by tanh; else silu */
     bool norm_offset;   /* the checkpoint has gains of norms less one */
     enum post_norms post_norms;
-    float embed_scale;   /* of the embedding's rows; 1 for most */
-    float final_softcap; /* of logits: cap * tanh(logit / cap); 0: none */
-    enum dtype dtype;    /* of the checkpoint, as config.json says */
+    float embed_scale;    /* of the embedding's rows; 1 for most */
+    float residual_scale; /* of what attention and MLP make, before it is added; 1 for most */
+    float logit_scale;    /* 1 for most */
+    float final_softcap;  /* of logits: cap * tanh(logit / cap); 0: none */
+    enum dtype dtype;     /* of the checkpoint, as config.json says */
     struct mixture_config mixture;
     struct quant_config quant;
 

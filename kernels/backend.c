@@ -388,6 +388,15 @@ enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, e
     return OK;
 }
 
+enum status backend_scale(struct backend *b, struct view y, struct cview x, float by,
+                          struct err *err)
+{
+    REQUIRE("scale", is_matrix(x) && has_shape(cview_of(y), x.rows, x.cols), x, y);
+    REQUIRE("scale", is_same_or_apart(cview_of(y), x), x, y);
+    b->ops->scale(b, y, x, by);
+    return OK;
+}
+
 enum status backend_softcap(struct backend *b, struct view x, float cap, struct err *err)
 {
     REQUIRE("softcap", is_matrix(cview_of(x)) && cap > 0, x, x);

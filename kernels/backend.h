@@ -430,6 +430,8 @@ struct backend_ops {
                    int32_t layer);
     /* y[T, F] of gu[T, 2F] */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
+    /* y = x * by. y may alias x. */
+    void (*scale)(struct backend *b, struct view y, struct cview x, float by);
     /* x[R, V] = numerics_softcap(x, cap), cap > 0 */
     void (*softcap)(struct backend *b, struct view x, float cap);
     /* y[r] = x[index[r]] */
@@ -545,6 +547,8 @@ enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
                            struct err *err) MUST_USE;
 enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
                             struct err *err) MUST_USE;
+enum status backend_scale(struct backend *b, struct view y, struct cview x, float by,
+                          struct err *err) MUST_USE;
 enum status backend_softcap(struct backend *b, struct view x, float cap, struct err *err) MUST_USE;
 enum status backend_select(struct backend *b, struct view y, struct cview x, const int32_t *index,
                            struct err *err) MUST_USE;

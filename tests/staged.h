@@ -395,6 +395,13 @@ static inline void staged_act_mul(struct backend *b, struct view y, struct cview
     staged_end(s, y.data);
 }
 
+static inline void staged_scale(struct backend *b, struct view y, struct cview x, float by)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->scale(s->inner, staged_view(s, y), staged_cview(s, x), by);
+    staged_end(s, y.data);
+}
+
 static inline void staged_softcap(struct backend *b, struct view x, float cap)
 {
     struct staged *s = staged_of(b);
@@ -632,6 +639,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;
     s->ops.act_mul = staged_act_mul;
+    s->ops.scale = staged_scale;
     s->ops.softcap = staged_softcap;
     s->ops.select = staged_select;
     s->ops.copy = staged_copy;

@@ -124,6 +124,9 @@ static void test_refusals(void **state)
         {"ernie4_5", ",\"partial_rotary_factor\":0.5", "factor is 0.5, expected 1 (others are"},
         {"glm4", ",\"partial_rotary_factor\":2", "partial_rotary_factor is 2, expected a number"},
         {"glm", ",\"head_dim\":18", "factor is missing, expected one by which an even number"},
+        {"granite", ",\"residual_multiplier\":0", "residual_multiplier is 0, expected a number"},
+        {"granite", ",\"logits_scaling\":\"8\"", "logits_scaling is \"8\", expected a number"},
+        {"granite", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
         {"glm4", ",\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
@@ -204,6 +207,28 @@ static void test_interleaved(void **state)
     }
 }
 
+/* As GraniteConfig of transformers 5.23 has it. */
+static void test_granite(void **state)
+{
+    (void)state;
+    struct model_config m;
+    ok_family("granite", "", &m);
+    assert_true(m.embed_scale == 1 && m.attention_scale == 1); /* and not 1 / sqrt(head_dim) */
+    assert_true(m.residual_scale == 1 && m.logit_scale == 1);
+    assert_true(!m.qkv_bias && !m.o_bias && !m.tied && m.kv_heads == m.heads);
+    assert_true(m.max_position == 2048 && m.norm_eps == 1e-6f && m.rope.theta == 1e4);
+    const uint64_t hash = m.hash;
+    ok_family("granite",
+              ",\"embedding_multiplier\":12,\"attention_multiplier\":0.015625,"
+              "\"residual_multiplier\":0.22,\"logits_scaling\":8,\"attention_bias\":true",
+              &m);
+    assert_true(m.embed_scale == 12 && m.attention_scale == 0.015625f);
+    assert_true(m.residual_scale == 0.22f && m.logit_scale == 0.125f);
+    assert_true(m.qkv_bias && m.o_bias && m.hash != hash);
+    ok_family("llama", ",\"residual_multiplier\":0.22,\"logits_scaling\":8", &m);
+    assert_true(m.residual_scale == 1 && m.logit_scale == 1); /* which its class does not read */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gpt_oss),
@@ -211,6 +236,7 @@ int main(void)
                                        cmocka_unit_test(test_smollm3_and_seed_oss),
                                        cmocka_unit_test(test_tied_texts),
                                        cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_interleaved)};
+                                       cmocka_unit_test(test_interleaved),
+                                       cmocka_unit_test(test_granite)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

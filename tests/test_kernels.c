@@ -532,6 +532,19 @@ static void bias_case(struct backend *b, const void *arg, float *out)
     guarded_free(bias, (size_t)c->cols);
 }
 
+/* Into a place of its own, and in place. */
+static void scale_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    float *x = generated(15, n);
+    const struct view y = view_f32(out, c->rows, c->cols), v = view_f32(x, c->rows, c->cols);
+    ok(backend_scale(b, y, cview_of(v), 0.22f, &err));
+    ok(backend_scale(b, v, cview_of(v), 0.22f, &err));
+    assert_bits("scale in place", x, out, n);
+    guarded_free(x, n);
+}
+
 /* From hardly any effect of the cap to hardly anything left of the logit. */
 static void softcap_case(struct backend *b, const void *arg, float *out)
 {
@@ -554,6 +567,7 @@ static void test_rows(void **state UNUSED)
         run_case("split norm", split_norm_case, &cases[i], n, 1e-6, 2e-6);
         run_case("act_mul", act_case, &cases[i], ACT_COUNT * n, 1e-6, 2e-6);
         run_case("add_bias", bias_case, &cases[i], 2 * n, 0, 0);
+        run_case("scale", scale_case, &cases[i], n, 0, 0);
         run_case("softcap", softcap_case, &cases[i], n, 4e-6, 1e-6);
     }
 }
@@ -672,6 +686,7 @@ static void test_arguments(void **state UNUSED)
     assert_int_equal(backend_linear(b, view_f32(y, 2, 8), v, w, &err), ERR_INTERNAL);
     assert_int_equal(backend_act_mul(b, view_f32(y, 2, 8), v, ACT_SILU, &err), ERR_INTERNAL);
     assert_int_equal(backend_softcap(b, view_f32(y, 2, 8), 0, &err), ERR_INTERNAL);
+    assert_int_equal(backend_scale(b, view_f32(y, 2, 8), v, 1, &err), ERR_INTERNAL);
     assert_int_equal(backend_add_bias(b, view_f32(y, 2, 8), v, y, &err), ERR_INTERNAL);
     assert_int_equal(backend_reserve(b, -1, 0, 0, &err), ERR_INTERNAL);
     assert_int_equal(backend_reserve(b, 1000, 4096, 100000, &err), OK);

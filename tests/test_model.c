@@ -25,7 +25,8 @@ static const char *const goldens[] = {"tied_gqa2_f32",     "untied_mha_bf16",
                                       "smollm3_f32",       "smollm3_window_f32",
                                       "seed_oss_f32",      "seed_oss_out_f32",
                                       "ernie4_5_f32",      "glm_f32",
-                                      "glm4_f32"};
+                                      "glm4_f32",          "granite_f32",
+                                      "granite_bias_f32"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

@@ -411,7 +411,7 @@ static void test_family_refusals(void **state)
     static const char *const refused[][3] = {
         {"Qwen2", "",
          "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, smollm3, seed_oss, "
-         "ernie4_5, glm, glm4, phi3, qwen2, "
+         "ernie4_5, glm, glm4, granite, phi3, qwen2, "
          "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gpt_oss, gemma, gemma2, gemma3_text "
          "or gemma3; "
          "the nearest is qwen2"},

@@ -17,6 +17,7 @@ static const struct model_config odd = {.model_type = "llama",
                                         .vocab = 101,
                                         .max_position = 64,
                                         .norm_eps = 1e-5f,
+                                        .residual_scale = 1,
                                         .dtype = DTYPE_F32,
                                         .bos = -1};
 

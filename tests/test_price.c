@@ -20,6 +20,7 @@ static const struct model_config model = {.layers = LAYERS,
                                           .kv_heads = HEADS,
                                           .head_dim = DH,
                                           .mlp = F,
+                                          .residual_scale = 1,
                                           .vocab = V};
 
 static struct flow *flow_of(const char *mode, const char *mesh, int32_t ranks)

@@ -423,7 +423,7 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     enum status st = OK;
     struct parallel *p = m->parallel;
     const struct cview rope = {l->rope, DTYPE_F32, rows->count, l->rotary};
-    const float eps = m->config->norm_eps;
+    const float eps = m->config->norm_eps, scale = m->config->residual_scale;
     struct view qkv, attn, delta;
 
     TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
@@ -436,12 +436,16 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
         TRY(parallel_bias(p, &delta, l->o_bias, err));
     if (l->post_norm.attn)
         TRY(parallel_post_norm(p, &delta, l->post_norm.attn, eps, err));
+    if (scale != 1)
+        TRY(parallel_scale(p, &delta, scale, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, PLAN_GATE_UP, err));
 
     TRY(l->mixture.router ? mixture_forward(m, l, &delta, cview_of(*n), err)
                           : mlp_forward(m, l, &delta, cview_of(*n), err));
     if (l->post_norm.mlp)
         TRY(parallel_post_norm(p, &delta, l->post_norm.mlp, eps, err));
+    if (scale != 1)
+        TRY(parallel_scale(p, &delta, scale, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), gain, eps, next, err));
 out:
     return st;
@@ -489,6 +493,8 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
         goto out;
     TRY(parallel_head(p, cview_of(n), in->sample, in->sample_host, in->samples, m->head, &scores,
                       err));
+    if (cfg->logit_scale != 1)
+        TRY(backend_scale(m->b, scores, cview_of(scores), cfg->logit_scale, err));
     if (cfg->final_softcap > 0)
         TRY(backend_softcap(m->b, scores, cfg->final_softcap, err));
     *logits = cview_of(scores);

@@ -513,6 +513,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->tied = m->tied;
     f->post_norms = m->post_norms != POST_NORMS_NONE;
     f->o_bias = m->o_bias;
+    f->scaled = m->residual_scale != 1;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
     TRY(open_logits(f, m, err));

@@ -49,6 +49,7 @@ struct flow {
     bool tied;                            /* head and embedding are one weight */
     bool post_norms;                      /* parallel_post_norm, twice in a layer */
     bool o_bias;                          /* parallel_bias, and of a mixture that of its sum */
+    bool scaled;                          /* parallel_scale, twice in a layer */
     const struct backend_ops *ops;        /* borrowed */
     struct flow_phase phase[PLAN_PHASES]; /* equal unless the plan has a prefill form */
     int32_t pieces;       /* in which a row's squares are summed: those of the finest rest */

@@ -166,6 +166,12 @@ static float *carve(char *base, size_t *used, size_t elements)
     return at;
 }
 
+/* Is something made of what O and the MLP give, before it is added? */
+static bool makes_delta(const struct flow *f)
+{
+    return f->post_norms || f->o_bias || f->scaled;
+}
+
 /* Returns the bytes taken. */
 static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
                         int32_t samples_max, char *base)
@@ -189,7 +195,7 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
         const struct matrix x = flow_matrix(0, f->hidden);
         const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
         sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
-        if (f->post_norms || f->o_bias)
+        if (makes_delta(f))
             delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
         l = &phase->linear[PLAN_GATE_UP];
         if (!spread_equal(&l->after.to, &f->mlp))
@@ -457,6 +463,12 @@ enum status parallel_expert_bias(struct parallel *p, struct view *delta, const f
     return backend_expert_bias_sum(p->b, *delta, cview_of(from), bias, &mine, err);
 }
 
+enum status parallel_scale(struct parallel *p, struct view *delta, float by, struct err *err)
+{
+    const struct view from = move_delta(p, delta);
+    return backend_scale(p->b, *delta, cview_of(from), by, err);
+}
+
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err)
 {
@@ -509,8 +521,8 @@ static enum status finish(struct parallel *p, const struct flow_linear *l, const
                           struct view product, struct view *y, struct err *err)
 {
     const struct flow_linear *all = p->now->linear;
-    const bool normed = (l == &all[PLAN_O] || l == &all[PLAN_DOWN]) && !p->flow->post_norms &&
-                        !p->flow->o_bias && redistribute_has_norm(p->moves, out, &l->after);
+    const bool normed = (l == &all[PLAN_O] || l == &all[PLAN_DOWN]) && !makes_delta(p->flow) &&
+                        redistribute_has_norm(p->moves, out, &l->after);
     if (!normed)
         return move(p, out, &l->after, product.data, y, err);
     p->due = &l->after;

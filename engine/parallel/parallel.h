@@ -62,6 +62,9 @@ enum status parallel_bias(struct parallel *p, struct view *delta, const float *b
                           struct err *err) MUST_USE;
 enum status parallel_expert_bias(struct parallel *p, struct view *delta, const float *bias,
                                  const struct routing *r, struct err *err) MUST_USE;
+/* *delta, as from any of those, is multiplied. Valid until the next linear or norm. */
+enum status parallel_scale(struct parallel *p, struct view *delta, float by,
+                           struct err *err) MUST_USE;
 /* *delta, as from any of those, becomes its rmsnorm over whole rows. gain: of all columns. Valid
  * until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,

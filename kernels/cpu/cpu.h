@@ -217,6 +217,7 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void rowops_scale(struct backend *b, struct view y, struct cview x, float by);
 void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,

@@ -285,6 +285,27 @@ void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum acti
     pool_run(c->pool, y.rows, grain(4 * y.cols), act_rows, &j);
 }
 
+struct scale_job {
+    float *y;
+    const float *x;
+    float by;
+};
+
+/* One rounding of each element, so that every instruction set gives the same bits. */
+static void scale_elements(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct scale_job *j = arg;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        j->y[i] = j->x[i] * j->by;
+}
+
+void rowops_scale(struct backend *b, struct view y, struct cview x, float by)
+{
+    struct scale_job j = {y.data, x.data, by};
+    pool_run(cpu_of(b)->pool, (int64_t)y.rows * y.cols, grain(1), scale_elements, &j);
+}
+
 struct softcap_job {
     const struct cpu_isa *isa;
     float *x, cap;

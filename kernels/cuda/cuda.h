@@ -204,6 +204,7 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void rowops_scale(struct backend *b, struct view y, struct cview x, float by);
 void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,

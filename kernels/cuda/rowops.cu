@@ -319,6 +319,22 @@ void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum acti
         launch_act_mul<ACT_SWIGLU_PAIRS>(cuda_of(b), y, gu);
 }
 
+__global__ void scale_kernel(float *y, const float *x, float by, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    launch_release();
+    if (i < n)
+        y[i] = x[i] * by;
+}
+
+void rowops_scale(struct backend *b, struct view y, struct cview x, float by)
+{
+    const int64_t n = (int64_t)y.rows * y.cols;
+    if (n > 0)
+        LAUNCH(cuda_of(b), scale_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
+               (float *)y.data, (const float *)x.data, by, n);
+}
+
 __global__ void softcap_kernel(float *x, float cap, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -518,6 +518,14 @@ static void act_mul(struct backend *b, struct view y, struct cview gu, enum acti
         }
 }
 
+static void scale(struct backend *b, struct view y, struct cview x, float by)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++)
+        for (int32_t i = 0; i < y.cols; i++)
+            *cell(y, t, i) = at(x, t, i) * by;
+}
+
 static void softcap(struct backend *b, struct view x, float cap)
 {
     (void)b;
@@ -604,6 +612,7 @@ const struct backend_ops ref_ops = {
     .rope_kv = rope_kv,
     .attend = attend,
     .act_mul = act_mul,
+    .scale = scale,
     .softcap = softcap,
     .select = select_rows,
     .copy = copy,

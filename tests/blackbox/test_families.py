@@ -1,6 +1,6 @@
-"""What ERNIE 4.5, GLM-4, Mistral, Phi-3, Qwen2, Qwen3, Seed-OSS and SmolLM3 have that Llama has
-not: biases and norms of heads in every file that holds them, norms behind attention and MLP, and
-fused tensors. Their tokens are tested with those of all goldens."""
+"""What ERNIE 4.5, GLM-4, Granite, Mistral, Phi-3, Qwen2, Qwen3, Seed-OSS and SmolLM3 have that
+Llama has not: biases and norms of heads in every file that holds them, norms behind attention and
+MLP, fused tensors, and multipliers. Their tokens are tested with those of all goldens."""
 
 import json
 import sys
@@ -36,11 +36,12 @@ def family_config(directory, family, **changes):
 # ---- files --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["ernie4_5", "glm", "glm4", "mistral", "phi3", "qwen2", "qwen3",
-                                    "seed_oss", "smollm3"])
+@pytest.mark.parametrize("family", ["ernie4_5", "glm", "glm4", "granite", "mistral", "phi3",
+                                    "qwen2", "qwen3", "seed_oss", "smollm3"])
 def test_synthetic_model(serve, tmp_path, family):
     """Tokens of numpy, from the file and from the same values without one; biases are not gains."""
     changes = {**{name: {"attention_bias": True} for name in ("glm", "glm4", "seed_oss")},
+               "granite": {"residual_multiplier": 0.3, "logits_scaling": 3},
                "smollm3": {"no_rope_layer_interval": 2}}
     config = family_config(tmp_path / "shape", family, **changes.get(family, {}))
     model = tmp_path / "model"

@@ -51,7 +51,8 @@ def check_received(server, mode, ranks, shape, prompt, count, many_from=None):
 
 @pytest.mark.parametrize("mode,ranks", LAYOUTS)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "headdim_bf16", "gemma2_f32", "gemma3_f32",
-                                  "smollm3_window_f32", "seed_oss_out_f32", "glm4_f32"])
+                                  "smollm3_window_f32", "seed_oss_out_f32", "glm4_f32",
+                                  "granite_bias_f32"])
 def test_greedy_text(serve, name, mode, ranks):
     server = serve(checkpoint.GOLDEN / name, "-tp", ranks, *layout(mode), "--dtype", "float32")
     for prompt, greedy in checkpoint.golden_runs(name):

@@ -31,9 +31,10 @@ static void check_rope(const struct rope_config *r, int32_t rotary_dim)
 static void check_promises(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",    "mistral", "mixtral",     "phi3",     "qwen2",    "qwen3",    "qwen3_moe",
-        "gemma",    "gemma2",  "gemma3_text", "gemma3",   "mistral3", "qwen2_vl", "qwen2_5_vl",
-        "qwen3_vl", "gpt_oss", "smollm3",     "seed_oss", "ernie4_5", "glm",      "glm4"};
+        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",   "qwen3",
+        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",  "mistral3",
+        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3", "seed_oss",
+        "ernie4_5",  "glm",        "glm4",     "granite"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
@@ -43,7 +44,8 @@ static void check_promises(const struct model_config *m)
     CHECK(m->fused_qkv == phi3 && m->fused_gate_up == (phi3 || glm));
     CHECK(m->interleaved == (glm || strcmp(m->model_type, "ernie4_5") == 0));
     const bool gpt_oss = strcmp(m->model_type, "gpt_oss") == 0;
-    const bool either = glm || strcmp(m->model_type, "smollm3") == 0 ||
+    const bool granite = strcmp(m->model_type, "granite") == 0;
+    const bool either = glm || granite || strcmp(m->model_type, "smollm3") == 0 ||
                         strcmp(m->model_type, "seed_oss") == 0; /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
     CHECK((either || m->o_bias == gpt_oss) && !(glm && m->o_bias) && m->sinks == gpt_oss);
@@ -63,7 +65,11 @@ static void check_promises(const struct model_config *m)
     CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'    ? POST_NORMS_GEMMA
                             : strcmp(m->model_type, "glm4") == 0 ? POST_NORMS_GLM4
                                                                  : POST_NORMS_NONE));
-    CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400 : m->embed_scale == 1);
+    CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400
+                : m->embed_scale == 1 || (granite && m->embed_scale > 0 && m->embed_scale < 2e6f));
+    CHECK(granite || (m->residual_scale == 1 && m->logit_scale == 1));
+    CHECK(m->residual_scale > 0 && m->residual_scale < 2e6f);
+    CHECK(m->logit_scale > 0 && m->logit_scale < 2e6f);
     CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
     CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e3f && m->final_softcap >= 0 &&
           m->final_softcap <= 1e3f);

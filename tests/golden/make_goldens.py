@@ -271,6 +271,17 @@ SPECS = (
     Spec("ernie4_5_f32", 11, "float32", tied=True, vocab=223, hidden=64, layers=2, heads=6,
          kv_heads=2, mlp=90, head_dim=20, dialect="old", rope_theta=500000.0, family="Ernie4_5",
          extra={"pad_token_id": 0, "use_bias": False}),
+    # As Granite 3's files; no head_dim.
+    Spec("granite_f32", 3, "float32", tied=True, vocab=229, hidden=64, layers=3, heads=4,
+         kv_heads=2, mlp=90, head_dim=16, dialect="old", family="Granite", embed_std=0.08, std=0.3,
+         omit=("head_dim",),
+         extra={"attention_bias": False, "attention_multiplier": 0.4, "embedding_multiplier": 12.0,
+                "logits_scaling": 6.0, "mlp_bias": False, "residual_multiplier": 0.22}),
+    # With biases, which are multiplied, too.
+    Spec("granite_bias_f32", 167, "float32", tied=False, vocab=211, hidden=60, layers=2, heads=5,
+         kv_heads=5, mlp=74, head_dim=12, family="Granite",
+         extra={"attention_bias": True, "attention_multiplier": 0.5, "embedding_multiplier": 3,
+                "logits_scaling": 8, "residual_multiplier": 0.7}),
 )
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
-4.5, GLM-4, Phi-3, Qwen, Gemma or gpt-oss checkpoint, in numpy.
+4.5, GLM-4, Granite, Phi-3, Qwen, Gemma or gpt-oss checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -32,8 +32,9 @@ GAP_TOLERANCE = 1e-4
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 GLM = ("glm", "glm4")
-PLAIN = ("ernie4_5", *GLM, "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
-BIASES = (*GLM, "gpt_oss", "seed_oss", "smollm3")  # whose attention_bias may be true
+PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss",
+         "smollm3")
+BIASES = (*GLM, "gpt_oss", "granite", "seed_oss", "smollm3")  # whose attention_bias may be true
 THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "smollm3": 2000000.0}
 EPSILONS = {"ernie4_5": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7}
 GEMMA_NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm",
@@ -70,6 +71,8 @@ class Config(typing.NamedTuple):
     act: typing.Callable  # of the gate
     norm_offset: float  # added to the weights of norms
     embed_scale: float  # multiplies embeddings
+    residual_scale: float  # multiplies what is added to them
+    logit_scale: float
     query_scalar: float  # scores are divided by its root
     score_cap: float | None  # tanh keeps scores within it
     logit_cap: float | None
@@ -190,7 +193,7 @@ def windows_of(raw):
     window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
                      128 if kind == "gpt_oss" else 4096) or 0
     may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
-    if kind in ("llama", "gemma", "seed_oss", "ernie4_5", *GLM) or not may_slide:
+    if kind in ("llama", "gemma", "granite", "seed_oss", "ernie4_5", *GLM) or not may_slide:
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
@@ -230,7 +233,7 @@ def rotations_of(raw):
 def embed_scale_of(raw):
     """What embeddings are multiplied with: rounded to the dtype of the weights."""
     if raw["model_type"] not in GEMMA:
-        return 1.0
+        return raw.get("embedding_multiplier", 1.0) if raw["model_type"] == "granite" else 1.0
     scale = np.float32(math.sqrt(raw["hidden_size"]))
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype == "bfloat16":  # to nearest: no root below 256 lies half way
@@ -294,7 +297,10 @@ def read_config(directory):
         act=gelu if gemma else silu,
         norm_offset=float(gemma),
         embed_scale=embed_scale_of(raw),
-        query_scalar=raw.get("query_pre_attn_scalar", 256) if later else head_dim,
+        residual_scale=raw.get("residual_multiplier", 1.0) if kind == "granite" else 1.0,
+        logit_scale=1 / raw.get("logits_scaling", 1.0) if kind == "granite" else 1.0,
+        query_scalar=raw.get("attention_multiplier", 1.0) ** -2 if kind == "granite" else
+        raw.get("query_pre_attn_scalar", 256) if later else head_dim,
         score_cap=raw.get("attn_logit_softcapping", 50.0) if kind == "gemma2" else None,
         logit_cap=raw.get("final_logit_softcapping", 30.0 if kind == "gemma2" else None)
         if later else None,
@@ -463,13 +469,13 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     y = attention(config, q, stored(k), stored(v), window,
                   weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
     y = project("self_attn.o_proj", y)
-    x = x + (norm(behind, y) if four else y)
+    x = x + config.residual_scale * (norm(behind, y) if four else y)
     y = norm(before, x)
     if config.chosen > 0:
         return x + mixture(config, weights, prefix, y, met)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
     y = project("mlp.down_proj", config.act(gate) * up)
-    return x + (norm(last, y) if four else y)
+    return x + config.residual_scale * (norm(last, y) if four else y)
 
 
 def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
@@ -488,7 +494,7 @@ def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
         x = layer(config, weights, f"model.layers.{i}.", x, turn, window, stored, met)
     x = rms_norm(x, config.norm_offset + weights["model.norm.weight"], config.eps)
     head = embedding if config.tied else weights["lm_head.weight"]
-    return capped(met(x, "lm_head") @ head.T, config.logit_cap)
+    return capped(config.logit_scale * (met(x, "lm_head") @ head.T), config.logit_cap)
 
 
 def logits(directory, ids, stored=lambda x: x):

@@ -76,7 +76,7 @@ def shape_of(config):
         bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get(
             "attention_bias", config["model_type"] in ("seed_oss", "glm", "glm4")),
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
-        or (config["model_type"] == "smollm3" and config.get("attention_bias", False)),
+        or (config["model_type"] in ("granite", "smollm3") and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
         experts=config.get("num_local_experts") or config.get("num_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4"),
