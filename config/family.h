@@ -19,12 +19,14 @@ struct family {
     int32_t head_dim; /* 0: hidden_size / num_attention_heads */
     bool tied;
     bool fused, qkv_bias, o_bias, head_norm, sinks;
+    const char *head_norm_key;             /* what says whether it has one; NULL: nothing does */
     const char *qkv_bias_key, *o_bias_key; /* what says whether it has such biases, where it may
                                               have them or not; NULL: nothing does */
     bool gemma, post_norms; /* gemma: as model_config has gelu, norm_offset and embed_scale */
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
     enum dtype dtype;       /* of a config.json that says none; F32 is transformers' */
     struct mixture_config mixture;
+    int32_t expert_mlp; /* moe_intermediate_size; 0: intermediate_size is that of experts */
 
     /* Which layers slide: all; those from max_window_layers on; with a period, all but every
      * period-th; or, where some do not turn, these. */
@@ -35,6 +37,7 @@ struct family {
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
     bool partial;             /* partial_rotary_factor may be less than 1 */
+    double partial_factor;    /* partial_rotary_factor; 0: 1 */
     bool sections;            /* places have several numbers, all alike for texts */
     double local_theta;       /* of the layers that slide; 0: theta */
     double query_scalar;      /* query_pre_attn_scalar; 0: head_dim */

@@ -213,6 +213,8 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     if (local)
         m->local_rope.theta = reader_number(r, "rope_local_base_freq", 1, 1e12, f->local_theta);
     m->rotary_dim = m->head_dim;
+    if (f->partial_factor > 0)
+        m->rotary_dim = (int32_t)(m->head_dim * f->partial_factor);
     read_partial(r, f, m);
     read_rotations(r, f, m);
     const enum rope_kind kind = m->rope.kind;

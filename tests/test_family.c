@@ -22,7 +22,8 @@ static void test_gpt_oss(void **state)
     assert_true(!m.rope.truncate && fabs(m.rope.attention_factor - 1.3465735902799727) < 1e-12);
     assert_true(m.window == 128 && m.slides[0] == 5 && m.dtype == DTYPE_BF16);
     assert_true(m.qkv_bias && m.o_bias && m.sinks && !m.tied && m.norm_eps == 1e-5f);
-    assert_memory_equal(&m.mixture, (&(struct mixture_config){MIXTURE_GPT_OSS, 128, 4, true}),
+    assert_memory_equal(&m.mixture,
+                        (&(struct mixture_config){MIXTURE_GPT_OSS, 128, 4, true, .scale = 1}),
                         sizeof m.mixture);
     assert_true(m.quant.kind == QUANT_FILE && m.quant.code == DTYPE_F4_E2M1 && m.quant.cols == 32);
     assert_string_equal(model_config_codes(&m), "mxfp4");
