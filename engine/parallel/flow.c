@@ -522,6 +522,20 @@ static enum status check_mixture(const struct flow *f, const struct plan *plan, 
     return OK;
 }
 
+/* The groups of a tensor's columns that have a scale together, 0: all of them, have to begin where
+ * experts do that are parts of one. */
+static enum status check_shared(const struct flow *f, int32_t mlp, struct err *err)
+{
+    const bool ints = dtype_is_int(f->quant.code);
+    const int32_t cols = f->quant.cols > 0 || !ints ? f->quant.cols : BACKEND_GROUP;
+    if (f->quant.kind == QUANT_NONE || f->mixture.shared < 2 || cols == 0 || mlp % cols == 0)
+        return OK;
+    return base_fail(err, f->quant.kind == QUANT_FILE ? ERR_MODEL : ERR_USAGE,
+                     "%s weights have a scale for each %d columns: shared experts of %d columns, "
+                     "moe_intermediate_size, would have to be a multiple",
+                     model_config_code_name(f->quant.code), cols, mlp);
+}
+
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err)
@@ -553,6 +567,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
     TRY(check_mixture(f, plan, err));
+    TRY(check_shared(f, m->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan)) {
         const int32_t said = plan_prefill_rows(plan);

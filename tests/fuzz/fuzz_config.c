@@ -31,19 +31,22 @@ static void check_rope(const struct rope_config *r, int32_t rotary_dim)
 static void check_promises(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",   "qwen3",
-        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",  "mistral3",
-        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3", "seed_oss"};
+        "llama",    "mistral", "mixtral",     "phi3",     "qwen2",     "qwen3",    "qwen3_moe",
+        "gemma",    "gemma2",  "gemma3_text", "gemma3",   "mistral3",  "qwen2_vl", "qwen2_5_vl",
+        "qwen3_vl", "gpt_oss", "smollm3",     "seed_oss", "qwen2_moe", "glm4_moe"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || strcmp(m->model_type, families[i]) == 0;
     CHECK(known);
     CHECK(m->fused == (strcmp(m->model_type, "phi3") == 0));
     const bool gpt_oss = strcmp(m->model_type, "gpt_oss") == 0;
-    const bool either = strcmp(m->model_type, "smollm3") == 0 ||
+    const bool glm = strcmp(m->model_type, "glm4_moe") == 0;
+    const bool qwen2_moe = strcmp(m->model_type, "qwen2_moe") == 0;
+    const bool either = glm || qwen2_moe || strcmp(m->model_type, "smollm3") == 0 ||
                         strcmp(m->model_type, "seed_oss") == 0; /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
     CHECK((either || m->o_bias == gpt_oss) && m->sinks == gpt_oss);
+    CHECK(!(glm || qwen2_moe) || !m->o_bias);
     CHECK(gpt_oss == (m->quant.code == DTYPE_F4_E2M1));
     const struct quant_config *q = &m->quant;
     CHECK(q->form == QUANT_BYTES ||
@@ -54,8 +57,8 @@ static void check_promises(const struct model_config *m)
     CHECK(!gpt_oss || (m->hidden % 32 == 0 && m->mlp % 32 == 0 &&
                        (int64_t)m->mlp * m->mixture.experts <= 1 << 28));
     const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
-    CHECK(m->head_norm ==
-          (strncmp(m->model_type, "qwen3", 5) == 0 || strncmp(m->model_type, "gemma3", 6) == 0));
+    CHECK(glm || m->head_norm == (strncmp(m->model_type, "qwen3", 5) == 0 ||
+                                  strncmp(m->model_type, "gemma3", 6) == 0));
     CHECK(m->gelu == gemma && m->norm_offset == gemma);
     CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'));
     CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400 : m->embed_scale == 1);
@@ -71,13 +74,17 @@ static void check_promises(const struct model_config *m)
     const struct mixture_config *x = &m->mixture;
     CHECK((x->kind == MIXTURE_NONE) == (x->experts == 0) && in(x->experts, 0, 1024));
     CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
-    CHECK(x->experts * m->layers <= MODEL_EXPERTS_MAX);
+    CHECK(in(mixture_experts(x), 0, 1024) && in(mixture_chosen(x), 0, 64));
+    CHECK(mixture_experts(x) * (m->layers - x->dense) <= MODEL_EXPERTS_MAX);
+    CHECK((x->shared > 0) == (glm || qwen2_moe) && in(x->shared, 0, 63));
+    CHECK(in(x->dense, 0, glm ? m->layers - 1 : 0) && in(x->dense_mlp, glm, 1 << 20));
+    CHECK((x->scale > 0) == (x->experts > 0) && (glm || x->scale == (x->experts > 0)));
     CHECK(in(m->window, 0, 1 << 24));
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
     CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);
     CHECK(in(m->rotary_dim, 2, m->head_dim) && m->rotary_dim % 2 == 0);
-    CHECK(m->rotary_dim == m->head_dim || m->fused);
+    CHECK(m->rotary_dim == m->head_dim || m->fused || glm);
     CHECK(in(m->vocab, 1, 1 << 20) && in(m->max_position, 1, 1 << 24));
     CHECK(m->norm_eps >= 0 && m->norm_eps <= 1);
     CHECK(dtype_is_compute(m->dtype));

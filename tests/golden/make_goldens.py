@@ -278,17 +278,18 @@ SPECS = (
                 "n_shared_experts": 2, "norm_topk_prob": False, "num_experts_per_tok": 4,
                 "routed_scaling_factor": 0.75, "use_qk_norm": True}),
     # As Qwen1.5-MoE-A2.7B's file, with a shared expert three times as wide.
-    Spec("qwen2_moe_f32", 0, "float32", tied=False, vocab=223, hidden=60, layers=2, heads=5,
+    Spec("qwen2_moe_f32", 1629, "float32", tied=False, vocab=223, hidden=60, layers=2, heads=5,
          kv_heads=5, mlp=16, head_dim=12, dialect="old", rope_theta=1000000.0, omit=("head_dim",),
          family="Qwen2Moe", model_type="qwen2_moe",
          extra={"decoder_sparse_step": 1, "max_window_layers": 2, "moe_intermediate_size": 26,
                 "norm_topk_prob": False, "num_experts": 9, "num_experts_per_tok": 3,
                 "shared_expert_intermediate_size": 78, "sliding_window": 64,
                 "use_sliding_window": False}),
-    Spec("qwen2_moe_bf16", 0, "bfloat16", tied=True, vocab=227, hidden=64, layers=3, heads=8,
-         kv_heads=2, mlp=16, head_dim=8, family="Qwen2Moe", model_type="qwen2_moe",
-         extra={"moe_intermediate_size": 24, "norm_topk_prob": True, "num_experts": 12,
-                "num_experts_per_tok": 2, "shared_expert_intermediate_size": 48}),
+    # Experts in whole groups of 32 columns, so that codes can be made of a shared one of two.
+    Spec("qwen2_moe_bf16", 0, "bfloat16", tied=False, vocab=227, hidden=64, layers=2, heads=4,
+         kv_heads=2, mlp=16, head_dim=16, family="Qwen2Moe", model_type="qwen2_moe",
+         extra={"moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts": 12,
+                "num_experts_per_tok": 3, "shared_expert_intermediate_size": 64}),
 )
 
 
