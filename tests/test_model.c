@@ -19,7 +19,8 @@ static const char *const goldens[] = {
     "gemma2_f32",          "gemma3_f32",         "gemma3_bf16",
     "gemma3_wrapped_bf16", "gpt_oss_bf16",       "gpt_oss_f32",
     "smollm3_f32",         "smollm3_window_f32", "seed_oss_f32",
-    "seed_oss_out_f32",    "glm4_moe_f32",       "glm4_moe_bf16"};
+    "seed_oss_out_f32",    "glm4_moe_f32",       "glm4_moe_bf16",
+    "qwen2_moe_f32",       "qwen2_moe_bf16"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

@@ -286,7 +286,7 @@ SPECS = (
                 "shared_expert_intermediate_size": 78, "sliding_window": 64,
                 "use_sliding_window": False}),
     # Experts in whole groups of 32 columns, so that codes can be made of a shared one of two.
-    Spec("qwen2_moe_bf16", 0, "bfloat16", tied=False, vocab=227, hidden=64, layers=2, heads=4,
+    Spec("qwen2_moe_bf16", 123, "bfloat16", tied=False, vocab=227, hidden=64, layers=2, heads=4,
          kv_heads=2, mlp=16, head_dim=16, family="Qwen2Moe", model_type="qwen2_moe",
          extra={"moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts": 12,
                 "num_experts_per_tok": 3, "shared_expert_intermediate_size": 64}),
