@@ -12,8 +12,8 @@ The 1D cut, per layer: QKV and gate/up by output columns (whole heads, MLP colum
 input columns, each of the two followed by an all-reduce of [T, hidden].  The embedding is cut by
 vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
 its logits all-gathered for the R sampled rows.  Norms are replicated; biases of q, k and v
-go with their heads.  Each expert of a mixture is cut as an MLP is, its router is replicated.  A shared
-expert is as many as are as wide as the others.
+go with their heads.  Each expert of a mixture is cut as an MLP is, its router is replicated.
+A shared expert is as many as are as wide as the others.
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
@@ -69,8 +69,8 @@ def shape_of(config):
         config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
     glm, qwen2 = (config["model_type"] == kind for kind in ("glm4_moe", "qwen2_moe"))
-    mlp = config["moe_intermediate_size" if glm or config["model_type"] in ("qwen2_moe", "qwen3_moe")
-                 else "intermediate_size"]
+    qwen3 = config["model_type"] == "qwen3_moe"
+    mlp = config["moe_intermediate_size" if glm or qwen2 or qwen3 else "intermediate_size"]
     heads = config["num_attention_heads"]
     return Shape(
         vocab=config["vocab_size"],
