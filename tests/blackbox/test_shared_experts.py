@@ -13,6 +13,7 @@ from checkpoint import oracle
 from harness import ROOT, run
 from test_counters import READ_TOLERANCE, bytes_read, check_received
 from test_mixtures import check_lost_rank, check_same_bits, fails
+from test_packed import test_other_models as check_packed
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import llama_numpy  # noqa: E402
@@ -116,6 +117,24 @@ def test_fp8(serve, tmp_path, name):
     wanted, _ = llama_numpy.greedy(plain, prompt, 16)
     server = serve(golden, "-tp", 2, "--dtype", "float32", "--quantization", "fp8")
     assert server.token_ids(prompt, 16) == wanted
+
+
+def test_fp8_blocks(serve, tmp_path):
+    """A file's blocks begin where each of two shared experts does."""
+    golden, block = checkpoint.GOLDEN / "qwen2_moe_bf16", (32, 32)
+    config = {**fp8.BLOCK, "weight_block_size": list(block)}
+    coded = fp8.quantized(tmp_path / "coded", golden, config, block, "_scale_inv")
+    prompt, _ = checkpoint.golden_runs("qwen2_moe_bf16")[0]
+    wanted, _ = llama_numpy.greedy(fp8.plain(tmp_path / "plain", golden, block), prompt, 16)
+    assert serve(coded, "-tp", 3, "--dtype", "float32").token_ids(prompt, 16) == wanted
+    whole = fp8.quantized(tmp_path / "whole", golden, fp8.BLOCK, (128, 128), "_scale_inv")
+    assert "fp8 weights have a scale for each 128 columns" in fails(3, "plan", whole)
+
+
+@pytest.mark.parametrize("form", ["packed, zeros", "gptq, 8 bits"])
+def test_packed_codes(serve, tmp_path, form):
+    """The same of integers."""
+    check_packed(serve, tmp_path, "qwen2_moe_bf16", form)
 
 
 # ---- bytes --------------------------------------------------------------------------------------

@@ -431,7 +431,7 @@ def mixture(config, weights, prefix, y, met):
     for name in ("shared_experts", "shared_expert"):
         if f"{where}{name}.{gate}.weight" in weights:
             def shared(part, x, name=name):
-                return met(x, part) @ weights[f"{where}{name}.{part}.weight"].T
+                return met(x, f"shared.{part}") @ weights[f"{where}{name}.{part}.weight"].T
             out = shared(down, silu(shared(gate, y)) * shared(up, y))
     if f"{where}shared_expert_gate.weight" in weights:
         out *= sigmoid(y @ weights[f"{where}shared_expert_gate.weight"].T)
