@@ -19,6 +19,7 @@ struct family {
     int32_t head_dim; /* 0: hidden_size / num_attention_heads */
     bool tied;
     bool fused_qkv, fused_gate_up, qkv_bias, o_bias, head_norm, sinks, interleaved;
+    const char *head_norm_key;             /* what says whether it has one; NULL: nothing does */
     const char *qkv_bias_key, *o_bias_key; /* what says whether it has such biases, where it may
                                               have them or not; NULL: nothing does */
     bool gemma; /* as model_config has gelu, norm_offset and embed_scale */
@@ -26,6 +27,7 @@ struct family {
     double theta, norm_eps; /* 0: 10000 and 1e-6 */
     enum dtype dtype;       /* of a config.json that says none; F32 is transformers' */
     struct mixture_config mixture;
+    int32_t expert_mlp; /* moe_intermediate_size; 0: intermediate_size is that of experts */
 
     /* Which layers slide: all; those from max_window_layers on; with a period, all but every
      * period-th; or, where some do not turn, these. */

@@ -124,7 +124,59 @@ static void expect_gpt_oss(struct reader *r, const struct model_config *m)
         reader_fail(r, "rope_scaling", "an object");
 }
 
-/* at most what the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX) */
+/* The shared expert of Qwen2's is as many as are as wide as the others. */
+static void read_shared_width(struct reader *r, const struct model_config *m,
+                              struct mixture_config *x)
+{
+    const int32_t width = reader_int(r, "shared_expert_intermediate_size", 1, 1 << 20, 5632);
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "a multiple of moe_intermediate_size, which is %d",
+             (int)m->mlp);
+    x->shared = m->mlp > 0 ? width / m->mlp : 0;
+    if (r->st == OK && width % m->mlp != 0)
+        reader_fail(r, "shared_expert_intermediate_size", wanted);
+    if (reader_bool(r, "use_sliding_window", false))
+        reader_fail(r, "use_sliding_window", "false (not supported)");
+}
+
+/* GLM's: groups of experts, of which a token chooses some first, are none where there is one. */
+static void read_glm(struct reader *r, const struct model_config *m, struct mixture_config *x)
+{
+    x->experts = reader_int(r, "n_routed_experts", 1, 1024, x->experts);
+    x->shared = reader_int(r, "n_shared_experts", 1, 63, 1);
+    x->scale = (float)reader_number(r, "routed_scaling_factor", 1e-6, 1e6, 1);
+    x->dense = reader_int(r, "first_k_dense_replace", 0, MODEL_LAYERS_MAX, 1);
+    x->dense_mlp = reader_int(r, "intermediate_size", 1, 1 << 20, 10944);
+    if (r->st == OK && x->dense >= m->layers)
+        reader_fail(r, "first_k_dense_replace", "less than num_hidden_layers");
+    if (reader_int(r, "n_group", 0, 1 << 20, 1) != 1)
+        reader_fail(r, "n_group", "1 (groups of experts are not supported)");
+    if (reader_int(r, "topk_group", 0, 1 << 20, 1) != 1)
+        reader_fail(r, "topk_group", "1 (groups of experts are not supported)");
+}
+
+/* What the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX), and memory of their tables.
+ */
+static void expect_countable(struct reader *r, const struct model_config *m)
+{
+    const struct mixture_config *x = &m->mixture;
+    const int32_t experts = mixture_experts(x), layers = m->layers - x->dense;
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
+    if (r->st == OK && x->chosen > x->experts)
+        reader_fail(r, "num_experts_per_tok", wanted);
+    if (r->st == OK && (experts > 1024 || mixture_chosen(x) > 64))
+        r->st =
+            base_fail(r->err, ERR_MODEL,
+                      "%s: %d experts of which a token takes %d, shared ones of one width among "
+                      "them, expected at most 1024 and 64",
+                      r->where, (int)experts, (int)mixture_chosen(x));
+    if (r->st == OK && experts * layers > MODEL_EXPERTS_MAX)
+        r->st = base_fail(r->err, ERR_MODEL,
+                          "%s: %d experts in %d layers are %d, expected at most %d", r->where,
+                          (int)experts, (int)layers, (int)(experts * layers), MODEL_EXPERTS_MAX);
+}
+
 static void read_mixture(struct reader *r, const struct family *f, struct model_config *m)
 {
     struct mixture_config *x = &m->mixture;
@@ -132,22 +184,22 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
     *x = f->mixture;
     if (x->kind == MIXTURE_NONE)
         return;
-    x->experts = reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
+    x->scale = 1;
     x->chosen = reader_int(r, "num_experts_per_tok", 1, 64, x->chosen);
-    if (x->kind == MIXTURE_QWEN) {
+    if (x->kind != MIXTURE_GLM)
+        x->experts =
+            reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
+    if (f->expert_mlp > 0)
         x->among = reader_bool(r, "norm_topk_prob", x->among);
+    if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2)
         expect_all_layers(r);
-    }
+    if (x->kind == MIXTURE_QWEN2)
+        read_shared_width(r, m, x);
+    if (x->kind == MIXTURE_GLM)
+        read_glm(r, m, x);
     if (x->kind == MIXTURE_GPT_OSS)
         expect_gpt_oss(r, m);
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
-    if (r->st == OK && x->chosen > x->experts)
-        reader_fail(r, "num_experts_per_tok", wanted);
-    if (r->st == OK && x->experts * m->layers > MODEL_EXPERTS_MAX)
-        r->st = base_fail(
-            r->err, ERR_MODEL, "%s: %d experts in %d layers are %d, expected at most %d", r->where,
-            (int)x->experts, (int)m->layers, (int)(x->experts * m->layers), MODEL_EXPERTS_MAX);
+    expect_countable(r, m);
 }
 
 /* The nearest family where model_type is none, which is then reported. */
@@ -202,8 +254,8 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
     m->layers = reader_int(r, "num_hidden_layers", 1, MODEL_LAYERS_MAX, -1);
     m->heads = reader_int(r, "num_attention_heads", 1, 4096, f->heads > 0 ? f->heads : -1);
     m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
-    if (f->mixture.kind == MIXTURE_QWEN) /* intermediate_size is that of layers without experts */
-        m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, 768);
+    if (f->expert_mlp > 0) /* intermediate_size is that of layers without experts */
+        m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, f->expert_mlp);
     else
         m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
     m->vocab = reader_int(r, "vocab_size", 1, 1 << 20, f->vocab > 0 ? f->vocab : -1);
@@ -211,6 +263,8 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
     m->norm_eps =
         (float)reader_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
     m->tied = reader_bool(r, "tie_word_embeddings", m->tied);
+    if (f->head_norm_key)
+        m->head_norm = reader_bool(r, f->head_norm_key, f->head_norm);
     if (r->st != OK)
         return;
     char wanted[80];

@@ -61,7 +61,9 @@ struct quant_config {
 /* A mixture of experts in every layer's place of an MLP, by how its family names it. */
 enum mixture_kind {
     MIXTURE_NONE,
-    MIXTURE_QWEN,
+    MIXTURE_QWEN,  /* Qwen3's */
+    MIXTURE_QWEN2, /* the same with a shared expert that has a gate */
+    MIXTURE_GLM,   /* GLM-4.5's: shared experts, and scores by sigmoid with corrections */
     MIXTURE_MIXTRAL,
     /* All experts in one tensor, gates and ups in turns; biases of router and experts;
        ACT_SWIGLU_PAIRS */
@@ -73,7 +75,22 @@ struct mixture_config {
     int32_t experts; /* E; 0 without a mixture */
     int32_t chosen;  /* that a token goes through, 1 to E */
     int32_t among;   /* shares are of the chosen ones, not of all */
+    /* S more, behind the others, that every token goes through, too. The checkpoint has them as one
+       MLP, S times as wide, and with QWEN2 what they are multiplied with. */
+    int32_t shared;
+    float scale;       /* of the shares of those that are chosen */
+    int32_t dense;     /* so many layers, the first ones, have a plain MLP, */
+    int32_t dense_mlp; /* this wide */
 };
+/* What a layer of a mixture has, and a token goes through, shared experts among them. */
+static inline int32_t mixture_experts(const struct mixture_config *x)
+{
+    return x->experts + x->shared;
+}
+static inline int32_t mixture_chosen(const struct mixture_config *x)
+{
+    return x->chosen + x->shared;
+}
 
 /* What attention and MLP make is normed before it is added, and where, by names of the norms. */
 enum post_norms { POST_NORMS_NONE, POST_NORMS_GEMMA, POST_NORMS_GLM4 };
@@ -149,6 +166,11 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
 static inline bool model_config_slides(const struct model_config *m, int32_t layer)
 {
     return (m->slides[layer / 32] >> layer % 32 & 1) != 0;
+}
+/* Has the layer a plain MLP? */
+static inline bool model_config_is_dense(const struct model_config *m, int32_t layer)
+{
+    return m->mixture.kind == MIXTURE_NONE || layer < m->mixture.dense;
 }
 static inline bool model_config_turns(const struct model_config *m, int32_t layer)
 {

@@ -61,8 +61,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
     } else {
         TRY(checkpoint_open(o->model, &c, err));
         TRY(check_stamp(o, c, err));
-        TRY(checkpoint_check(c, l->weights, l->count, layout_ignored, layout_ignored_count, NULL,
-                             err));
+        TRY(layout_check(l, c, NULL, err));
         TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,
                         err));
     }

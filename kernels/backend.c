@@ -231,11 +231,19 @@ static bool is_ready(const struct experts *w, const struct routing *r, int32_t r
     return is_routing(r) && w->count == r->experts && w->chosen == r->chosen && rows <= w->rows_max;
 }
 
-enum status backend_route(struct backend *b, const struct routing *r, struct cview logits,
-                          bool among, struct err *err)
+static bool are_rules(const struct routing_rules *rules, const struct routing *r)
 {
-    REQUIRE("route", is_routing(r) && has_shape(logits, logits.rows, r->experts), logits, logits);
-    b->ops->route(b, r, logits, among);
+    return rules->shared >= 0 && rules->shared < r->chosen &&
+           (rules->shared > 0 || !rules->gated) && (rules->sigmoid || rules->correction == NULL);
+}
+
+enum status backend_route(struct backend *b, const struct routing *r, struct cview logits,
+                          const struct routing_rules *rules, struct err *err)
+{
+    REQUIRE("route", is_routing(r) && are_rules(rules, r), logits, logits);
+    REQUIRE("route", has_shape(logits, logits.rows, backend_route_logits(r->experts, rules)),
+            logits, logits);
+    b->ops->route(b, r, logits, rules);
     return OK;
 }
 

@@ -172,6 +172,25 @@ struct add_norm {
 /* One linear of all experts of a mixture: their weights, of one shape and type. Opaque. */
 struct experts;
 
+/* By what route chooses, and what shares are. The last `shared` of the E experts are in the choice
+ * of every row; the others have a score each, which is their part in the softmax of their logits,
+ * or the sigmoid of each, and as many of them are chosen as there is room for. */
+struct routing_rules {
+    bool sigmoid;
+    bool among;              /* a share is the score over the sum of those chosen, not the score */
+    float scale;             /* of these shares */
+    const float *correction; /* [E - shared] added to scores for the choice alone, on the device;
+                                only with sigmoid; NULL: there is none */
+    int32_t shared;          /* 0 <= shared < chosen */
+    bool gated;              /* the share of each of them is the sigmoid of one more logit, behind
+                                those of the others; else 1 */
+};
+/* Logits that a row has. */
+static inline int32_t backend_route_logits(int32_t experts, const struct routing_rules *rules)
+{
+    return experts - rules->shared + rules->gated;
+}
+
 /* Which experts the rows of a step take, and how much of each. Arrays on the device, which route
  * writes. */
 struct routing {
@@ -380,9 +399,11 @@ struct backend_ops {
                   int32_t first, float scale);
     /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
-    /* For each row of logits[T, E] the `chosen` largest, ties to the lowest expert: their numbers,
-     * ascending, and as shares the softmax over all E or, if `among`, over those. */
-    void (*route)(struct backend *b, const struct routing *r, struct cview logits, bool among);
+    /* For each row of logits[T, backend_route_logits] the experts that the rules choose, those with
+     * the largest scores, ties to the lowest expert: their numbers, ascending, and their shares.
+     * Without a correction the order of scores is that of logits. */
+    void (*route)(struct backend *b, const struct routing *r, struct cview logits,
+                  const struct routing_rules *rules);
     /* y[t] = [x[t] * w[e]^T for each expert e of the row, one after the other]; w[e] is [out, in],
      * y [T, chosen * out]. */
     void (*expert_linear)(struct backend *b, struct view y, struct cview x, const struct experts *w,
@@ -513,7 +534,7 @@ enum status backend_experts_open(struct backend *b, const struct weight *const *
                                  int32_t count, int32_t chosen, int32_t rows_max,
                                  struct experts **out, struct err *err) MUST_USE;
 enum status backend_route(struct backend *b, const struct routing *r, struct cview logits,
-                          bool among, struct err *err) MUST_USE;
+                          const struct routing_rules *rules, struct err *err) MUST_USE;
 enum status backend_expert_linear(struct backend *b, struct view y, struct cview x,
                                   const struct experts *w, const struct routing *r,
                                   struct err *err) MUST_USE;

@@ -78,6 +78,15 @@ NUMERICS_FN float numerics_exp(float x)
     return x < NUMERICS_EXP_LOW ? 0.0f : p;
 }
 
+NUMERICS_FN float numerics_sigmoid(float x)
+{
+    return 1.0f / (1.0f + numerics_exp(-x));
+}
+
+/* The scores of experts by sigmoid: what they are divided by, so that none chosen of any score is
+ * still a share of 0, as transformers has it (Glm4MoeTopkRouter). */
+#define NUMERICS_SCORES_LEAST 1e-20f
+
 /* gelu by its approximation with tanh, g / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (g + 0.044715
  * g^3) (arXiv 1606.08415), which is g / (1 + exp(-2 u)). Its two factors in -2 u / g: */
 #define NUMERICS_GELU_1 (-1.5957691216057308f)

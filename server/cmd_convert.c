@@ -36,8 +36,9 @@ static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
     for (int32_t i = 0; i < l->count; i++) {
         for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
             const struct tensor_slice *k = &l->weights[i].slices[j];
-            if (n > 0 && strcmp(out[n - 1].name, k->tensor) == 0)
-                continue; /* another part of the same */
+            if ((n > 0 && strcmp(out[n - 1].name, k->tensor) == 0) ||
+                (n > 1 && strcmp(out[n - 2].name, k->tensor) == 0))
+                continue; /* another part of the same: of shared experts' gates and ups by turns */
             out[n++] = (struct synth_tensor){k->tensor, k->ndim, k->shape[0], k->shape[1]};
         }
     }

@@ -167,8 +167,10 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
                f->limits.blocks, BACKEND_BLOCK_TOKENS, groups->layers);
     buf_printf(b, "  \"kv_groups\": {\"keep\": %d, \"slide\": %d}, \"context_blocks\": %d,\n",
                groups->keep, groups->slide, footprint_context_blocks(f));
-    buf_printf(b, "  \"experts\": %d, \"experts_per_token\": %d,\n", s->model.mixture.experts,
-               s->model.mixture.chosen);
+    const struct mixture_config *x = &s->model.mixture;
+    buf_printf(b, "  \"experts\": %d, \"experts_per_token\": %d, \"shared_experts\": %d,\n",
+               x->experts, x->chosen, x->shared);
+    buf_printf(b, "  \"dense_layers\": %d,\n", x->dense);
     buf_printf(b, "  \"sliding_window\": %d, \"sliding_layers\": %d,\n", s->model.window,
                model_config_sliding(&s->model));
     json_placements(s, f, b);

@@ -112,8 +112,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
         goto out;
     if (!out->checkpoint)
         TRY(checkpoint_open(o->model, &out->checkpoint, err));
-    TRY(checkpoint_check(out->checkpoint, out->layouts[0]->weights, out->layouts[0]->count,
-                         layout_ignored, layout_ignored_count, &out->ignored, err));
+    TRY(layout_check(out->layouts[0], out->checkpoint, &out->ignored, err));
 out:
     return st;
 }
@@ -180,6 +179,20 @@ static void write_form(const struct setup *s, struct buf *out)
     buf_puts(out, "\n");
 }
 
+static void write_mixture(const struct mixture_config *x, struct buf *out)
+{
+    buf_printf(out, "%d experts, each with these MLP columns; a token takes %d", x->experts,
+               x->chosen);
+    if (x->shared > 0)
+        buf_printf(out, ", and %d that all share", x->shared);
+    if (x->dense == 1)
+        buf_printf(out, "; the first layer has an MLP of %d columns instead", x->dense_mlp);
+    else if (x->dense > 1)
+        buf_printf(out, "; the first %d layers have an MLP of %d columns instead", x->dense,
+                   x->dense_mlp);
+    buf_puts(out, "\n");
+}
+
 void setup_table(const struct setup *s, const struct footprint *f, struct buf *out)
 {
     char w[32], k[32], a[32];
@@ -197,8 +210,7 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     }
     write_form(s, out);
     if (s->model.mixture.kind != MIXTURE_NONE)
-        buf_printf(out, "%d experts, each with these MLP columns; a token takes %d\n",
-                   s->model.mixture.experts, s->model.mixture.chosen);
+        write_mixture(&s->model.mixture, out);
     if (s->model.window > 0)
         buf_printf(out, "%d of %d layers attend to the last %d positions only%s\n",
                    model_config_sliding(&s->model), s->model.layers, s->model.window,

@@ -249,11 +249,14 @@ static inline struct routing staged_routing(struct staged *s, const struct routi
 }
 
 static inline void staged_route(struct backend *b, const struct routing *r, struct cview logits,
-                                bool among)
+                                const struct routing_rules *rules)
 {
     struct staged *s = staged_of(b);
     const struct routing dr = staged_routing(s, r, logits.rows);
-    s->inner->ops->route(s->inner, &dr, staged_cview(s, logits), among);
+    struct routing_rules on_device = *rules;
+    on_device.correction =
+        staged_in(s, rules->correction, (size_t)(r->experts - rules->shared) * sizeof(float));
+    s->inner->ops->route(s->inner, &dr, staged_cview(s, logits), &on_device);
     staged_out(s, r->expert);
     staged_end(s, r->share);
 }

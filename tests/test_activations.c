@@ -161,6 +161,9 @@ static const struct layout_case {
     {"1d", NULL, 3, 0, false, "mixtral_f32"},
     {"1d", NULL, 8, 0, false, "qwen3_moe_bf16"},
     {"1d_sp", NULL, 4, 0, false, "mixtral_f32"},
+    {"1d", NULL, 5, 0, false, "glm4_moe_f32"},
+    {"1d_sp", NULL, 2, 0, false, "glm4_moe_bf16"},
+    {"1d", NULL, 3, 0, false, "qwen2_moe_f32"},
     {"1d", NULL, 2, 0, false, "gemma3_f32"},
     {"2d", NULL, 4, 0, false, "gemma2_f32"},
 };

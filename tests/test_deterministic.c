@@ -29,6 +29,8 @@ static const struct {
     {"tied_gqa2_f32", "--parallel-mode=2d", 4},
     {"qwen3_moe_bf16", "--dtype=auto", 1},
     {"qwen3_moe_bf16", "--dtype=auto", 8},
+    {"glm4_moe_bf16", "--dtype=auto", 1},
+    {"glm4_moe_bf16", "--dtype=auto", 8},
     {"gpt_oss_bf16", "--dtype=auto", 1},
     {"gpt_oss_bf16", "--parallel-mode=1d_sp", 4},
     {"gpt_oss_bf16", "--dtype=auto", 8},

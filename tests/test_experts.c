@@ -9,11 +9,21 @@
 struct route_case {
     int32_t rows, experts, chosen;
     bool among, ties;
+    bool sigmoid, corrects, gated;
+    int32_t shared;
 };
+
+static const struct routing_rules parts_of_all = {.scale = 1};
+static const struct routing_rules parts_of_chosen = {.scale = 1, .among = true};
+
+static size_t logits_of(const struct route_case *c)
+{
+    return (size_t)c->rows * (size_t)(c->experts - c->shared + c->gated);
+}
 
 static float *route_logits(const struct route_case *c)
 {
-    const size_t n = (size_t)c->rows * (size_t)c->experts;
+    const size_t n = logits_of(c);
     float *logits = generated(11, n);
     for (size_t i = 0; i < n; i++)
         if (!c->ties)
@@ -25,32 +35,64 @@ static float *route_logits(const struct route_case *c)
     return logits;
 }
 
+/* Routes all rows by the rules of the case. */
+static void route_rows(struct backend *b, const struct route_case *c, const float *logits,
+                       const struct routing *r)
+{
+    const size_t routed = (size_t)(c->experts - c->shared);
+    float *correction = generated(15, routed);
+    const struct routing_rules rules = {.sigmoid = c->sigmoid,
+                                        .among = c->among,
+                                        .scale = c->sigmoid ? 2.5f : 1,
+                                        .correction = c->corrects ? correction : NULL,
+                                        .shared = c->shared,
+                                        .gated = c->gated};
+    const int32_t cols = backend_route_logits(c->experts, &rules);
+    ok(backend_route(b, r, (struct cview){logits, DTYPE_F32, c->rows, cols}, &rules, &err));
+    guarded_free(correction, routed);
+}
+
 /* Experts and shares of all rows, as floats. */
 static void route_case(struct backend *b, const void *arg, float *out)
 {
     const struct route_case *c = arg;
     const size_t n = (size_t)c->rows * (size_t)c->chosen;
-    const size_t words = (size_t)c->rows * (size_t)c->experts;
     float *logits = route_logits(c);
     int32_t *expert = guarded(n);
     const struct routing r = {c->experts, c->chosen, expert, out + n};
-    ok(backend_route(b, &r, (struct cview){logits, DTYPE_F32, c->rows, c->experts}, c->among,
-                     &err));
+    route_rows(b, c, logits, &r);
     for (size_t i = 0; i < n; i++) {
         out[i] = (float)expert[i];
         assert_true(i % (size_t)c->chosen == 0 || expert[i] > expert[i - 1]);
     }
     guarded_free(expert, n);
-    guarded_free(logits, words);
+    guarded_free(logits, logits_of(c));
 }
 
 static void test_route(void **state UNUSED)
 {
     static const struct route_case cases[] = {
-        {1, 8, 2, true, false},   {5, 8, 2, false, false},   {7, 128, 8, true, false},
-        {33, 60, 4, false, true}, {3, 1, 1, true, false},    {2, 64, 64, false, false},
-        {9, 16, 3, true, true},   {0, 8, 2, true, false},    {2, 1024, 64, true, false},
-        {4, 100, 10, true, true}, {300, 128, 8, true, false}};
+        {1, 8, 2, true, .ties = false},
+        {5, 8, 2, false, .ties = false},
+        {7, 128, 8, true, .ties = false},
+        {33, 60, 4, false, .ties = true},
+        {3, 1, 1, true, .ties = false},
+        {2, 64, 64, false, .ties = false},
+        {9, 16, 3, true, .ties = true},
+        {0, 8, 2, true, .ties = false},
+        {2, 1024, 64, true, .ties = false},
+        {4, 100, 10, true, .ties = true},
+        {300, 128, 8, true, .ties = false},
+        {5, 8, 2, .sigmoid = true},
+        {5, 8, 2, true, .sigmoid = true, .corrects = true},
+        {33, 60, 4, .sigmoid = true, .corrects = true},
+        {70, 129, 9, true, .sigmoid = true, .corrects = true, .shared = 1},
+        {7, 161, 9, true, true, .sigmoid = true, .corrects = true, .shared = 1},
+        {9, 40, 7, .shared = 3},
+        {70, 64, 8, .shared = 4, .gated = true},
+        {3, 72, 16, true, .shared = 8, .gated = true},
+        {2, 3, 3, true, .shared = 2, .gated = true},
+        {2, 1024, 64, .sigmoid = true, .corrects = true, .shared = 63, .gated = true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char what[64];
         snprintf(what, sizeof what, "route %d of %d, %d rows", cases[i].chosen, cases[i].experts,
@@ -60,6 +102,41 @@ static void test_route(void **state UNUSED)
     }
 }
 
+/* Spelt out: by sigmoids 0.5, 0.75, 0.25 and 0.75 less 0.5 the corrections choose experts 0 and 2,
+ * whose shares are those of 0.5 and 0.25 without them; and two shared experts follow, with the
+ * sigmoid of the last logit. */
+static void test_route_rules(void **state UNUSED)
+{
+    const float ln3 = 1.0986123f, logits[] = {0, ln3, -ln3, ln3, -ln3};
+    float correction[] = {0, -0.5f, 0.25f, -0.5f}, share[4];
+    int32_t expert[4];
+    const struct routing r = {6, 4, expert, share};
+    struct routing_rules rules = {.sigmoid = true,
+                                  .among = true,
+                                  .scale = 1.5f,
+                                  .correction = correction,
+                                  .shared = 2,
+                                  .gated = true};
+    for (int i = 0; nth_backend(i) != NULL; i++) {
+        static const int32_t want[] = {0, 2, 4, 5};
+        static const float shares[] = {1, 0.5f, 0.25f, 0.25f};
+        ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, 1, 5}, &rules,
+                         &err));
+        for (int n = 0; n < 4; n++) {
+            assert_int_equal(expert[n], want[n]);
+            assert_float_equal(share[n], shares[n], 1e-6);
+        }
+    }
+    rules.sigmoid = false;
+    assert_int_equal(
+        backend_route(nth_backend(0), &r, (struct cview){logits, DTYPE_F32, 1, 5}, &rules, &err),
+        ERR_INTERNAL);
+    rules = (struct routing_rules){.scale = 1, .shared = 4};
+    assert_int_equal(
+        backend_route(nth_backend(0), &r, (struct cview){logits, DTYPE_F32, 1, 2}, &rules, &err),
+        ERR_INTERNAL);
+}
+
 /* Biases of each row's experts one after the other, and by their shares, beside x and in its place.
  */
 static void bias_case(struct backend *b, const void *arg, float *out)
@@ -67,15 +144,14 @@ static void bias_case(struct backend *b, const void *arg, float *out)
     enum { OUT = 37 };
     const struct route_case *c = arg;
     const size_t pairs = (size_t)c->rows * (size_t)c->chosen, rows = (size_t)c->rows;
-    const size_t logits_n = rows * (size_t)c->experts, biases = (size_t)c->experts * OUT;
+    const size_t biases = (size_t)c->experts * OUT;
     float *logits = route_logits(c), *share = guarded(pairs);
     float *bias = generated(12, biases), *x = generated(13, pairs * OUT);
     int32_t *expert = guarded(pairs);
     const struct routing r = {c->experts, c->chosen, expert, share};
     const struct cview of_rows = {x, DTYPE_F32, c->rows, OUT};
     float *sum = out + pairs * OUT, *again = sum + rows * OUT;
-    ok(backend_route(b, &r, (struct cview){logits, DTYPE_F32, c->rows, c->experts}, c->among,
-                     &err));
+    route_rows(b, c, logits, &r);
     memcpy(out, x, pairs * OUT * sizeof *out);
     memcpy(again, x, rows * OUT * sizeof *out);
     ok(backend_expert_bias(b, view_f32(out, c->rows, c->chosen * OUT), bias, &r, &err));
@@ -86,14 +162,15 @@ static void bias_case(struct backend *b, const void *arg, float *out)
     guarded_free(x, pairs * OUT);
     guarded_free(bias, biases);
     guarded_free(share, pairs);
-    guarded_free(logits, logits_n);
+    guarded_free(logits, logits_of(c));
 }
 
 static void test_biases(void **state UNUSED)
 {
-    static const struct route_case cases[] = {{1, 8, 2, true, false},    {5, 8, 2, false, false},
-                                              {7, 32, 4, true, false},   {0, 8, 2, true, false},
-                                              {130, 32, 4, true, false}, {3, 1, 1, true, false}};
+    static const struct route_case cases[] = {
+        {1, 8, 2, true, .ties = false},    {5, 8, 2, false, .ties = false},
+        {7, 32, 4, true, .ties = false},   {0, 8, 2, true, .ties = false},
+        {130, 32, 4, true, .ties = false}, {3, 1, 1, true, .ties = false}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         run_case("biases of experts", bias_case, &cases[i],
                  (size_t)cases[i].rows * (size_t)(cases[i].chosen + 2) * 37, 1e-6, 1e-6);
@@ -118,8 +195,8 @@ static void test_route_nan(void **state UNUSED)
     for (int i = 0; nth_backend(i) != NULL; i++) {
         float share[PAIRS];
         const struct routing r = {EXPERTS, CHOSEN, i == 0 ? first : expert, share};
-        ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, ROWS, EXPERTS}, true,
-                         &err));
+        ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, ROWS, EXPERTS},
+                         &parts_of_chosen, &err));
         for (int n = 0; n < PAIRS; n++) {
             assert_true(r.expert[n] >= 0 && r.expert[n] < EXPERTS);
             assert_true(n % CHOSEN == 0 || r.expert[n] > r.expert[n - 1]);
@@ -422,7 +499,7 @@ static struct view array(struct backend *b, int32_t rows, int32_t cols)
 
 static void run_layer(const struct layer *l)
 {
-    ok(backend_route(l->b, &l->routing, l->logits, false, &err));
+    ok(backend_route(l->b, &l->routing, l->logits, &parts_of_all, &err));
     ok(backend_expert_linear(l->b, l->h, l->x, l->up, &l->routing, &err));
     ok(backend_expert_sum(l->b, l->y, cview_of(l->h), l->down, &l->routing, &err));
 }
@@ -521,7 +598,7 @@ static void test_arguments(void **state UNUSED)
     assert_int_equal(backend_experts_open(b, m.weight, 4, 5, 1, &e, &err), ERR_INTERNAL);
     assert_int_equal(backend_experts_open(b, m.weight, 0, 1, 1, &e, &err), ERR_INTERNAL);
     r.expert = NULL;
-    assert_int_equal(backend_route(b, &r, (struct cview){x, DTYPE_F32, 2, 4}, true, &err),
+    assert_int_equal(backend_route(b, &r, (struct cview){x, DTYPE_F32, 2, 4}, &parts_of_all, &err),
                      ERR_INTERNAL);
     assert_null(e);
     unmake(b, &m);
@@ -530,11 +607,11 @@ static void test_arguments(void **state UNUSED)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_route),     cmocka_unit_test(test_route_nan),
-        cmocka_unit_test(test_biases),    cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_sum),       cmocka_unit_test(test_sum_order),
-        cmocka_unit_test(test_parts),     cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_route),     cmocka_unit_test(test_route_rules),
+        cmocka_unit_test(test_route_nan), cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_sum_order), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_recorded),  cmocka_unit_test(test_arguments),
     };
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);

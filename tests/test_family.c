@@ -22,7 +22,8 @@ static void test_gpt_oss(void **state)
     assert_true(!m.rope.truncate && fabs(m.rope.attention_factor - 1.3465735902799727) < 1e-12);
     assert_true(m.window == 128 && m.slides[0] == 5 && m.dtype == DTYPE_BF16);
     assert_true(m.qkv_bias && m.o_bias && m.sinks && !m.tied && m.norm_eps == 1e-5f);
-    assert_memory_equal(&m.mixture, (&(struct mixture_config){MIXTURE_GPT_OSS, 128, 4, true}),
+    assert_memory_equal(&m.mixture,
+                        (&(struct mixture_config){MIXTURE_GPT_OSS, 128, 4, true, .scale = 1}),
                         sizeof m.mixture);
     assert_true(m.quant.kind == QUANT_FILE && m.quant.code == DTYPE_F4_E2M1 && m.quant.cols == 32);
     assert_string_equal(model_config_codes(&m), "mxfp4");
@@ -128,6 +129,17 @@ static void test_refusals(void **state)
         {"granite", ",\"logits_scaling\":\"8\"", "logits_scaling is \"8\", expected a number"},
         {"granite", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
         {"glm4", ",\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},
+        {"glm4_moe", ",\"n_group\":2", "n_group is 2, expected 1 (groups of experts are not"},
+        {"glm4_moe", ",\"topk_group\":4", "topk_group is 4, expected 1 (groups of experts are"},
+        {"glm4_moe", ",\"first_k_dense_replace\":4", "expected less than num_hidden_layers"},
+        {"glm4_moe", ",\"n_shared_experts\":0", "n_shared_experts is 0, expected an integer"},
+        {"glm4_moe", ",\"num_experts_per_tok\":60,\"n_shared_experts\":5",
+         "133 experts of which a token takes 65, shared ones of one width among them"},
+        {"glm4_moe", ",\"n_routed_experts\":1024", "1025 experts of which a token takes 9"},
+        {"qwen2_moe", ",\"shared_expert_intermediate_size\":1409",
+         "is 1409, expected a multiple of moe_intermediate_size, which is 1408"},
+        {"qwen2_moe", ",\"use_sliding_window\":true", "use_sliding_window is true, expected false"},
+        {"qwen2_moe", ",\"mlp_only_layers\":[0]", "layers without experts are not supported"},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         struct model_config m;
@@ -229,11 +241,41 @@ static void test_granite(void **state)
     assert_true(m.residual_scale == 1 && m.logit_scale == 1); /* which its class does not read */
 }
 
+/* As Glm4MoeConfig and Qwen2MoeConfig of transformers 5.23 have it. */
+static void test_shared_experts(void **state)
+{
+    (void)state;
+    struct model_config m;
+    const struct mixture_config *x = &m.mixture;
+    ok_family("glm4_moe", "", &m);
+    assert_true(m.mlp == 1408 && x->dense_mlp == 8 && x->dense == 1 && x->shared == 1);
+    assert_true(x->experts == 128 && x->chosen == 8 && x->among && x->scale == 1);
+    assert_true(m.rotary_dim * 2 == m.head_dim && !m.qkv_bias && !m.head_norm && !m.tied);
+    assert_true(model_config_is_dense(&m, 0) && !model_config_is_dense(&m, 1));
+    ok_family("glm4_moe",
+              ",\"attention_bias\":true,\"use_qk_norm\":true,\"n_shared_experts\":3,"
+              "\"norm_topk_prob\":false,\"routed_scaling_factor\":2.5,\"num_experts_per_tok\":5,"
+              "\"n_routed_experts\":7,\"first_k_dense_replace\":0,\"partial_rotary_factor\":1",
+              &m);
+    assert_true(m.qkv_bias && m.head_norm && m.rotary_dim == m.head_dim && !m.o_bias);
+    assert_true(x->experts == 7 && x->chosen == 5 && x->shared == 3 && !x->among && x->dense == 0);
+    assert_true(x->scale == 2.5f && mixture_experts(x) == 10 && mixture_chosen(x) == 8);
+    ok_family("qwen2_moe", "", &m);
+    assert_true(m.mlp == 1408 && x->experts == 60 && x->chosen == 4 && !x->among);
+    assert_true(x->shared == 4 && x->scale == 1 && x->dense == 0 && m.qkv_bias && !m.o_bias);
+    ok_family("qwen2_moe",
+              ",\"moe_intermediate_size\":2560,\"norm_topk_prob\":true,"
+              "\"shared_expert_intermediate_size\":20480,\"qkv_bias\":false",
+              &m);
+    assert_true(m.mlp == 2560 && x->shared == 8 && x->among && !m.qkv_bias);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gpt_oss),
                                        cmocka_unit_test(test_precedence),
                                        cmocka_unit_test(test_smollm3_and_seed_oss),
+                                       cmocka_unit_test(test_shared_experts),
                                        cmocka_unit_test(test_tied_texts),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_interleaved),

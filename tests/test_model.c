@@ -26,7 +26,9 @@ static const char *const goldens[] = {"tied_gqa2_f32",     "untied_mha_bf16",
                                       "seed_oss_f32",      "seed_oss_out_f32",
                                       "ernie4_5_f32",      "glm_f32",
                                       "glm4_f32",          "granite_f32",
-                                      "granite_bias_f32"};
+                                      "granite_bias_f32",  "glm4_moe_f32",
+                                      "glm4_moe_bf16",     "qwen2_moe_f32",
+                                      "qwen2_moe_bf16"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

@@ -246,6 +246,11 @@ static void test_config_dialects(void **state)
 
 /* ---- families ---- */
 
+#define MIXED(kind, experts, chosen, among)                                                        \
+    {                                                                                              \
+        MIXTURE_##kind, experts, chosen, among, .scale = 1                                         \
+    }
+
 /* What the configuration classes of transformers 5.23 hold for these keys when nothing else is
  * given (LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3Config,
  * Qwen3MoeConfig), and what their attention has. */
@@ -262,13 +267,13 @@ static void test_family_defaults(void **state)
     } families[] = {
         {"llama", 64, 8, 2048, 0, false, false, 1e4, 1e-6, 8, {0}},
         {"mistral", 8, 8, 131072, 4096, false, false, 1e4, 1e-6, 8, {0}},
-        {"mixtral", 8, 8, 131072, 0, false, false, 1e6, 1e-5, 8, {MIXTURE_MIXTRAL, 8, 2, true}},
+        {"mixtral", 8, 8, 131072, 0, false, false, 1e6, 1e-5, 8, MIXED(MIXTRAL, 8, 2, true)},
         {"phi3", 64, 8, 4096, 0, false, false, 1e4, 1e-5, 8, {0}},
         {"qwen2_vl", 8, 8, 32768, 0, true, false, 1e6, 1e-5, 8, {0}},
         {"qwen2_5_vl", 8, 8, 32768, 0, true, false, 1e6, 1e-5, 8, {0}},
         {"qwen2", 32, 8, 32768, 0, true, false, 1e4, 1e-6, 8, {0}},
         {"qwen3", 32, 128, 32768, 0, false, true, 1e4, 1e-6, 8, {0}},
-        {"qwen3_moe", 4, 8, 32768, 0, false, true, 1e4, 1e-6, 768, {MIXTURE_QWEN, 128, 8, false}}};
+        {"qwen3_moe", 4, 8, 32768, 0, false, true, 1e4, 1e-6, 768, MIXED(QWEN, 128, 8, false)}};
     for (size_t i = 0; i < ARRAY_LEN(families); i++) {
         struct model_config m;
         struct err err = {""};
@@ -411,9 +416,8 @@ static void test_family_refusals(void **state)
     static const char *const refused[][3] = {
         {"Qwen2", "",
          "model_type is \"Qwen2\", expected llama, mistral, mistral3, mixtral, smollm3, seed_oss, "
-         "ernie4_5, glm, glm4, granite, phi3, qwen2, "
-         "qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, gpt_oss, gemma, gemma2, gemma3_text "
-         "or gemma3; "
+         "ernie4_5, glm, glm4, granite, phi3, qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, "
+         "qwen3_moe, qwen2_moe, glm4_moe, gpt_oss, gemma, gemma2, gemma3_text or gemma3; "
          "the nearest is qwen2"},
         {"mistal", "", "or gemma3; the nearest is mistral"},
         {"llama", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},

@@ -525,6 +525,52 @@ static void test_layouts_tile(void **state)
     assert_true(empty > 0); /* the shapes above include a rank that owns nothing */
 }
 
+/* A mixture's: shared experts are parts of one tensor, and the first layers have another MLP. */
+static struct model_config mixed(enum mixture_kind kind, int32_t shared, int32_t dense)
+{
+    struct model_config m = odd;
+    m.layers = 4;
+    m.mixture = (struct mixture_config){kind, 5, 2, true, shared, 1, dense, dense > 0 ? 91 : 0};
+    return m;
+}
+
+static void test_shared_experts(void **state)
+{
+    (void)state;
+    static const enum mixture_kind kinds[] = {MIXTURE_GLM, MIXTURE_GLM, MIXTURE_QWEN2};
+    for (int32_t i = 0; i < 3; i++) {
+        const int32_t shared = i + 1, dense = i == 2 ? 0 : 1 + 2 * i;
+        const struct model_config m = mixed(kinds[i], shared, dense);
+        for (int32_t ranks = 1; ranks <= 8; ranks++) {
+            struct layout *layouts[8];
+            struct local_weight *weights[8];
+            int32_t counts[8];
+            struct err err;
+            struct flow *f = flow_of(&m, ranks % 2 == 0 ? "1d_sp" : "1d", ranks);
+            for (int32_t r = 0; r < ranks; r++) {
+                struct layout *l = layouts[r] = lay_out(&m, f, r);
+                weights[r] = l->weights;
+                counts[r] = l->count;
+                const int32_t with = 5 + (kinds[i] == MIXTURE_GLM) + 2 * (5 + shared);
+                assert_int_equal(l->count, 3 + 6 * dense + with * (4 - dense));
+                const int32_t at = layout_find(l, ROLE_GATE_UP, 3);
+                for (int32_t e = 0; e < 5 + shared; e++)
+                    assert_true(l->roles[at + e] == ROLE_GATE_UP && l->experts[at + e] == e);
+                const struct tensor_slice *s = &l->weights[at + 5 + shared - 1].slices[0];
+                assert_int_equal(s->shape[0], shared * m.mlp);
+                assert_int_equal(s->rows.begin, (shared - 1) * m.mlp + l->mlp.begin);
+                assert_int_equal(layout_find(l, ROLE_DENSE_DOWN, 3), -1);
+                assert_int_equal(layout_find(l, ROLE_DENSE_DOWN, 0) >= 0, dense > 0);
+            }
+            if (placement_prove(weights, counts, ranks, &err) != OK)
+                fail_msg("%d ranks: %s", ranks, err.text);
+            for (int32_t r = 0; r < ranks; r++)
+                layout_close(layouts[r]);
+            flow_close(f);
+        }
+    }
+}
+
 /* What is planned for a rank without a list of its weights is what the list comes to. */
 static void test_arenas(void **state)
 {
@@ -542,6 +588,8 @@ static void test_arenas(void **state)
         m.qkv_bias = i % 2 == 0;
         m.head_norm = i >= 3;
         m.post_norms = i % 3 == 1 ? POST_NORMS_GLM4 : POST_NORMS_NONE;
+        if (i < 2) /* layouts that mixtures may have */
+            m.mixture = mixed(MIXTURE_GLM, 2, (int32_t)i).mixture;
         struct flow *f = flow_of(&m, cases[i].mode, cases[i].ranks);
         for (int32_t r = 0; r < cases[i].ranks; r++) {
             struct err err;
@@ -649,6 +697,7 @@ int main(void)
         cmocka_unit_test(test_plan_files),
         cmocka_unit_test(test_corpus),
         cmocka_unit_test(test_layouts_tile),
+        cmocka_unit_test(test_shared_experts),
         cmocka_unit_test(test_arenas),
         cmocka_unit_test(test_leaves_fold_alike),
     };

@@ -81,8 +81,8 @@ static bool is_named(const char *tensor, const char *name)
 
 static bool is_gain(const char *tensor, int32_t ndim)
 {
-    const char *last = strrchr(tensor, '.');
-    return ndim == 1 && !(last && strcmp(last, ".bias") == 0);
+    const size_t n = strlen(tensor), bias = strlen("bias");
+    return ndim == 1 && !(n > bias && strcmp(tensor + n - bias, "bias") == 0);
 }
 
 void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim, int64_t cols,

@@ -21,16 +21,19 @@ enum role {
     ROLE_GATE_UP,
     ROLE_DOWN,
     ROLE_FINAL_NORM,
-    ROLE_HEAD,     /* absent when tied: the embedding serves */
+    ROLE_HEAD,          /* absent when tied: the embedding serves */
+    ROLE_DENSE_GATE_UP, /* of a mixture's layers without experts */
+    ROLE_DENSE_DOWN,
     ROLE_QKV_BIAS, /* of this rank's heads in attention: [Q heads | K heads | V heads] */
     ROLE_Q_NORM,   /* [head_dim], the same for every head */
     ROLE_K_NORM,
-    ROLE_ROUTER,         /* of a mixture, [E, D] and whole on every rank */
+    ROLE_ROUTER,         /* of a mixture, [backend_route_logits, D] and whole on every rank */
     ROLE_ATTN_POST_NORM, /* of what attention makes, before it is added */
     ROLE_MLP_POST_NORM,
     ROLE_O_BIAS, /* [D] */
     ROLE_SINKS,  /* [heads of this rank in attention] */
     ROLE_ROUTER_BIAS,
+    ROLE_CORRECTION,   /* [E] what is added to scores for the choice alone */
     ROLE_GATE_UP_BIAS, /* of a mixture, [E, outputs that this rank has] */
     ROLE_DOWN_BIAS,    /* [E, D] */
 };
@@ -49,7 +52,8 @@ struct layout {
     int32_t *layers;  /* of each weight, -1 for model-wide ones */
     int32_t *experts; /* of each weight; 0 for those that are not an expert's */
     int32_t count;
-    size_t arena_bytes; /* of all weights, with alignment */
+    char ahead[PLACEMENT_NAME_MAX]; /* tensors of a layer behind the last, which guesses; or "" */
+    size_t arena_bytes;             /* of all weights, with alignment */
 };
 
 /* Which linears a checkpoint of packed integers has as values, by its first layer; the others are
@@ -78,9 +82,9 @@ void layout_close(struct layout *l);
 /* Index of a weight; -1 when there is none. layer = -1 for model-wide roles. Of experts: the first,
  * which the others follow. */
 int32_t layout_find(const struct layout *l, enum role role, int32_t layer);
-/* Tensors a checkpoint may hold that we do not read. */
-extern const char *const layout_ignored[];
-extern const int32_t layout_ignored_count;
+/* checkpoint_check of all its weights, with what a checkpoint may hold that we do not read. */
+enum status layout_check(const struct layout *l, const struct checkpoint *c, int32_t *ignored_count,
+                         struct err *err) MUST_USE;
 
 /* What synthetic weights of this model look like: for `synth` and --load-format dummy. */
 struct synth_rules layout_synth_rules(const struct model_config *m, uint64_t seed);

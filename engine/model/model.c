@@ -19,9 +19,9 @@ struct layer {
     const float *rope; /* the model's, or its local one */
     int32_t rotary;    /* elements of a head that turn; 0: the layer has no rotation */
     struct {           /* instead of gate_up and down */
-        const struct weight *router; /* NULL: there is none */
+        const struct weight *router; /* NULL: there is none, also in a mixture's dense layers */
         struct experts *gate_up, *down;
-        const float *router_bias, *gate_up_bias, *down_bias; /* NULL: none */
+        const float *router_bias, *correction, *gate_up_bias, *down_bias; /* NULL: none */
     } mixture;
 };
 
@@ -139,7 +139,8 @@ static int32_t max32(int32_t a, int32_t b)
 static void largest(const struct model_config *m, const struct flow *f, int32_t rank, int32_t *in,
                     int32_t *out)
 {
-    static const enum plan_part products[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
+    static const enum plan_part products[] = {
+        PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
     *in = 0;
     *out = m->vocab;
     for (size_t i = 0; i < ARRAY_LEN(products); i++) {
@@ -164,8 +165,9 @@ static size_t experts_bytes(const struct model_config *m, const struct flow *f, 
     const struct weight_spec down = flow_weight(f, PLAN_DOWN, rank);
     if (x->kind == MIXTURE_NONE)
         return 0;
-    const size_t first = f->ops->experts_bytes(&gate_up, x->experts, x->chosen, rows_max);
-    const size_t second = f->ops->experts_bytes(&down, x->experts, x->chosen, rows_max);
+    const int32_t experts = mixture_experts(x), chosen = mixture_chosen(x);
+    const size_t first = f->ops->experts_bytes(&gate_up, experts, chosen, rows_max);
+    const size_t second = f->ops->experts_bytes(&down, experts, chosen, rows_max);
     return first > second ? first : second;
 }
 
@@ -234,7 +236,7 @@ static enum status bind_experts(struct model *m, const struct model_parts *p, en
     const int32_t first = layout_find(p->layout, role, layer);
     CHECK(first >= 0);
     return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
-                                x->experts, x->chosen, m->rows_max, out, err);
+                                mixture_experts(x), mixture_chosen(x), m->rows_max, out, err);
 }
 
 static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_t layer,
@@ -242,14 +244,18 @@ static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_
 {
     enum status st = OK;
     struct layer *l = &m->layers[layer];
-    if (m->config->mixture.kind == MIXTURE_NONE) {
-        TRY(bind_linear(m, p, ROLE_GATE_UP, layer, &l->gate_up, err));
-        TRY(bind_linear(m, p, ROLE_DOWN, layer, &l->down, err));
+    const bool mixture = m->config->mixture.kind != MIXTURE_NONE;
+    if (model_config_is_dense(m->config, layer)) {
+        const enum role gate_up = mixture ? ROLE_DENSE_GATE_UP : ROLE_GATE_UP;
+        const enum role down = mixture ? ROLE_DENSE_DOWN : ROLE_DOWN;
+        TRY(bind_linear(m, p, gate_up, layer, &l->gate_up, err));
+        TRY(bind_linear(m, p, down, layer, &l->down, err));
     } else {
         l->mixture.router = p->weights->linear[layout_find(p->layout, ROLE_ROUTER, layer)];
         TRY(bind_experts(m, p, ROLE_GATE_UP, layer, &l->mixture.gate_up, err));
         TRY(bind_experts(m, p, ROLE_DOWN, layer, &l->mixture.down, err));
         l->mixture.router_bias = vector_of(p, ROLE_ROUTER_BIAS, layer);
+        l->mixture.correction = vector_of(p, ROLE_CORRECTION, layer);
         l->mixture.gate_up_bias = vector_of(p, ROLE_GATE_UP_BIAS, layer);
         l->mixture.down_bias = vector_of(p, ROLE_DOWN_BIAS, layer);
     }
@@ -384,10 +390,13 @@ static enum status mlp_forward(struct model *m, const struct layer *l, struct vi
     enum status st = OK;
     struct parallel *p = m->parallel;
     struct view gu, act;
-    TRY(parallel_linear(p, PLAN_GATE_UP, &gu, n, l->gate_up, err));
-    act = parallel_input(p, PLAN_DOWN);
-    TRY(parallel_act_mul(p, act, cview_of(gu), m->activation, err));
-    TRY(parallel_linear(p, PLAN_DOWN, delta, cview_of(act), l->down, err));
+    const bool mixture = m->config->mixture.kind != MIXTURE_NONE;
+    const enum plan_part gate_up = mixture ? PLAN_DENSE_GATE_UP : PLAN_GATE_UP;
+    const enum plan_part down = mixture ? PLAN_DENSE_DOWN : PLAN_DOWN;
+    TRY(parallel_linear(p, gate_up, &gu, n, l->gate_up, err));
+    act = parallel_input(p, down);
+    TRY(parallel_act_mul(p, gate_up, act, cview_of(gu), m->activation, err));
+    TRY(parallel_linear(p, down, delta, cview_of(act), l->down, err));
 out:
     return st;
 }
@@ -398,15 +407,17 @@ static enum status mixture_forward(struct model *m, const struct layer *l, struc
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
+    const struct parallel_router router = {l->mixture.router, l->mixture.router_bias,
+                                           l->mixture.correction};
     struct routing chosen;
     struct cview used;
     struct view gu, act;
-    TRY(parallel_route(p, &used, &chosen, n, l->mixture.router, l->mixture.router_bias, err));
+    TRY(parallel_route(p, &used, &chosen, n, &router, err));
     TRY(parallel_expert_linear(p, &gu, used, l->mixture.gate_up, &chosen, err));
     if (l->mixture.gate_up_bias)
         TRY(backend_expert_bias(m->b, gu, l->mixture.gate_up_bias, &chosen, err));
     act = parallel_input(p, PLAN_DOWN);
-    TRY(parallel_act_mul(p, act, cview_of(gu), m->activation, err));
+    TRY(parallel_act_mul(p, PLAN_GATE_UP, act, cview_of(gu), m->activation, err));
     TRY(parallel_expert_sum(p, delta, cview_of(act), l->mixture.down, &chosen, err));
     if (l->mixture.down_bias)
         TRY(parallel_expert_bias(p, delta, l->mixture.down_bias, &chosen, err));

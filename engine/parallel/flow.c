@@ -116,6 +116,18 @@ out:
     return st;
 }
 
+/* Experts that a row goes through, or the one MLP. */
+static int32_t passes_of(const struct mixture_config *x)
+{
+    return x->kind == MIXTURE_NONE ? 1 : mixture_chosen(x);
+}
+
+/* Of the MLP of a mixture's dense layers; where there are none, of no more than others have. */
+static struct extent dense_columns(const struct model_config *m)
+{
+    return columns(m->mixture.dense > 0 ? m->mixture.dense_mlp : m->mlp, 1);
+}
+
 static enum status open_phase(struct flow *f, const struct model_config *m, enum plan_phase phase,
                               const struct plan *plan, struct extent qkv, struct err *err)
 {
@@ -123,8 +135,8 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     const struct course r = {f, typical_rows[phase], err};
     const struct course few = {f, typical_rows[PLAN_DECODE], err}; /* rows that are sampled */
     struct flow_phase *p = &f->phase[phase];
-    struct plan_choice c[PLAN_PARTS];
-    for (int32_t i = 0; i < PLAN_PARTS; i++) {
+    struct plan_choice c[PLAN_LINEARS];
+    for (int32_t i = 0; i < PLAN_LINEARS; i++) {
         c[i] = phase == PLAN_PREFILL ? plan_many(plan, &f->choice[i]) : f->choice[i];
         p->linear[i].summa =
             phase == PLAN_PREFILL && plan_is_summa(plan) && c[i].style == STYLE_LIN3D;
@@ -135,9 +147,12 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     p->rest = c[PLAN_EMBED].gives;
     p->linear[PLAN_QKV].out = qkv;
     p->linear[PLAN_O].in = columns(m->heads, m->head_dim);
-    const int32_t experts = m->mixture.kind == MIXTURE_NONE ? 1 : m->mixture.chosen;
+    const int32_t experts = passes_of(&m->mixture);
+    const struct extent dense = dense_columns(m);
     p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2 * experts);
     p->linear[PLAN_DOWN].in = columns(m->mlp, experts);
+    p->linear[PLAN_DENSE_GATE_UP].out = columns(dense.units, 2 * dense.unit);
+    p->linear[PLAN_DENSE_DOWN].in = dense;
     embed->in = head->out = columns(m->vocab, 1);
 
     embed->product = plan_found(&c[PLAN_EMBED]);
@@ -146,6 +161,9 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
+    TRY(linear(&r, &p->linear[PLAN_DENSE_GATE_UP], &c[PLAN_GATE_UP], p->rest,
+               c[PLAN_GATE_UP].gives));
+    TRY(linear(&r, &p->linear[PLAN_DENSE_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
     TRY(linear(&few, head, &c[PLAN_HEAD], p->rest, f->logits));
 
     TRY(route_sums(&r, &p->rest, &p->sums));
@@ -200,7 +218,7 @@ static struct span held(const struct flow *f, const struct spread *s, struct ext
 static struct extent of_weight(const struct flow *f, struct extent cols, bool experts)
 {
     if (experts && f->mixture.kind != MIXTURE_NONE)
-        cols.unit /= f->mixture.chosen;
+        cols.unit /= mixture_chosen(&f->mixture);
     return cols;
 }
 
@@ -360,6 +378,14 @@ uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t ro
            route_bytes(f, &f->whole, samples, p->linear[PLAN_HEAD].out, rank);
 }
 
+int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers)
+{
+    const bool dense = part == PLAN_DENSE_GATE_UP || part == PLAN_DENSE_DOWN;
+    const bool mlp = part == PLAN_GATE_UP || part == PLAN_DOWN;
+    const int32_t of_dense = f->mixture.dense < layers ? f->mixture.dense : layers;
+    return dense ? of_dense : mlp ? layers - of_dense : layers;
+}
+
 struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,
                            int32_t rows, int32_t rank)
 {
@@ -370,9 +396,13 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
     const int8_t row = f->choice[part].weight.axis[SPREAD_COLS][0];
     const int32_t panels = l->summa ? f->mesh.axis[row].size : 1;
     const bool experts = f->mixture.experts > 0 && (part == PLAN_GATE_UP || part == PLAN_DOWN);
-    const uint64_t passes = experts ? (uint64_t)f->mixture.chosen : 1; /* of a row */
-    const uint64_t most = (uint64_t)f->mixture.experts; /* that can be read, if rows differ */
-    const uint64_t weights = !experts ? 1 : mine * passes < most ? mine * passes : most;
+    const uint64_t passes = experts ? (uint64_t)passes_of(&f->mixture) : 1; /* of a row */
+    /* Those that can be read, if rows differ, and those that every row reads. */
+    const uint64_t most = (uint64_t)f->mixture.experts, shared = (uint64_t)f->mixture.shared;
+    const uint64_t differ = mine * (passes - shared);
+    const uint64_t weights = !experts    ? 1
+                             : mine == 0 ? 0
+                                         : shared + (differ < most ? differ : most);
     struct flow_work w = {0};
     for (int32_t t = 0; t < panels; t++) {
         const struct weight_spec block =
@@ -492,6 +522,20 @@ static enum status check_mixture(const struct flow *f, const struct plan *plan, 
     return OK;
 }
 
+/* The groups of a tensor's columns that have a scale together, 0: all of them, have to begin where
+ * experts do that are parts of one. */
+static enum status check_shared(const struct flow *f, int32_t mlp, struct err *err)
+{
+    const bool ints = dtype_is_int(f->quant.code);
+    const int32_t cols = f->quant.cols > 0 || !ints ? f->quant.cols : BACKEND_GROUP;
+    if (f->quant.kind == QUANT_NONE || f->mixture.shared < 2 || cols == 0 || mlp % cols == 0)
+        return OK;
+    return base_fail(err, f->quant.kind == QUANT_FILE ? ERR_MODEL : ERR_USAGE,
+                     "%s weights have a scale for each %d columns: shared experts of %d columns, "
+                     "moe_intermediate_size, would have to be a multiple",
+                     model_config_code_name(f->quant.code), cols, mlp);
+}
+
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err)
@@ -503,7 +547,9 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
         return base_fail(err, ERR_NOMEM, "flow: no memory");
     f->hash = base_hash(plan_hash(plan), &m->hash, sizeof m->hash);
     f->mesh = *plan_mesh(plan);
-    memcpy(f->choice, layer->choice, sizeof f->choice);
+    memcpy(f->choice, layer->choice, sizeof layer->choice);
+    f->choice[PLAN_DENSE_GATE_UP] = f->choice[PLAN_GATE_UP];
+    f->choice[PLAN_DENSE_DOWN] = f->choice[PLAN_DOWN];
     f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->hidden = columns(m->hidden, 1);
@@ -522,6 +568,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
     TRY(check_mixture(f, plan, err));
+    TRY(check_shared(f, m->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan)) {
         const int32_t said = plan_prefill_rows(plan);

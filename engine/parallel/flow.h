@@ -30,13 +30,13 @@ struct flow_phase {
     struct spread rest; /* of the residual stream */
     struct route sums;  /* adds a row's sum of squares for norms, inner axes first; no moves
                            where every rank has whole rows */
-    struct flow_linear linear[PLAN_PARTS]; /* norms: unused */
+    struct flow_linear linear[PLAN_LINEARS]; /* norms: unused */
 };
 
 struct flow {
     uint64_t hash; /* of the plan and the model's sizes: equal on all ranks */
     struct mesh mesh;
-    struct plan_choice choice[PLAN_PARTS];
+    struct plan_choice choice[PLAN_LINEARS];
     struct spread logits;         /* every column on one rank */
     struct route whole;           /* from there to all columns on every rank */
     struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
@@ -117,6 +117,8 @@ uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t 
 struct flow_work {
     uint64_t bytes, macs;
 };
+/* How many of so many layers have that linear. */
+int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers);
 struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,
                            int32_t rows, int32_t rank);
 

@@ -28,13 +28,14 @@ struct parallel {
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
     float *delta;  /* of parallel_post_norm */
-    float *router; /* [rows, E] logits of experts */
+    float *router; /* [rows, backend_route_logits] */
     struct routing routing;
 };
 
 /* ---- sizes ---- */
 
-static const enum plan_part linears[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+static const enum plan_part linears[] = {
+    PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
 
 /* An upper bound of the rows of a step of this form, for sizes: as many in every home as the
  * fullest can have, rounded up so that all splits are even. No rank's part of a smaller step is
@@ -172,6 +173,16 @@ static bool makes_delta(const struct flow *f)
     return f->post_norms || f->o_bias || f->scaled;
 }
 
+/* But for the corrections, which each layer has. */
+static struct routing_rules rules_of(const struct mixture_config *x)
+{
+    return (struct routing_rules){.sigmoid = x->kind == MIXTURE_GLM,
+                                  .among = x->among,
+                                  .scale = x->scale,
+                                  .shared = x->shared,
+                                  .gated = x->kind == MIXTURE_QWEN2};
+}
+
 /* Returns the bytes taken. */
 static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
                         int32_t samples_max, char *base)
@@ -209,12 +220,13 @@ static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, 
     p->act = carve(base, &used, blocks);
     p->delta = carve(base, &used, delta);
     p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
-    const struct mixture_config *mixture = &f->mixture;
-    const size_t pairs = (size_t)rows_max * (size_t)mixture->chosen;
-    p->router = carve(base, &used, (size_t)rows_max * (size_t)mixture->experts);
-    p->routing =
-        (struct routing){mixture->experts, mixture->chosen,
-                         (int32_t *)(void *)carve(base, &used, pairs), carve(base, &used, pairs)};
+    const int32_t experts = mixture_experts(&f->mixture), chosen = mixture_chosen(&f->mixture);
+    const struct routing_rules rules = rules_of(&f->mixture);
+    const size_t pairs = (size_t)rows_max * (size_t)chosen;
+    p->router =
+        carve(base, &used, (size_t)rows_max * (size_t)backend_route_logits(experts, &rules));
+    p->routing = (struct routing){experts, chosen, (int32_t *)(void *)carve(base, &used, pairs),
+                                  carve(base, &used, pairs)};
     return used;
 }
 
@@ -521,8 +533,8 @@ static enum status finish(struct parallel *p, const struct flow_linear *l, const
                           struct view product, struct view *y, struct err *err)
 {
     const struct flow_linear *all = p->now->linear;
-    const bool normed = (l == &all[PLAN_O] || l == &all[PLAN_DOWN]) && !makes_delta(p->flow) &&
-                        redistribute_has_norm(p->moves, out, &l->after);
+    const bool normed = (l == &all[PLAN_O] || l == &all[PLAN_DOWN] || l == &all[PLAN_DENSE_DOWN]) &&
+                        !makes_delta(p->flow) && redistribute_has_norm(p->moves, out, &l->after);
     if (!normed)
         return move(p, out, &l->after, product.data, y, err);
     p->due = &l->after;
@@ -559,19 +571,21 @@ enum status parallel_linear(struct parallel *p, enum plan_part part, struct view
 }
 
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
-                           struct cview n, const struct weight *router, const float *bias,
-                           struct err *err)
+                           struct cview n, const struct parallel_router *router, struct err *err)
 {
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[PLAN_GATE_UP];
     const struct matrix in = of_step(p, l->in);
     struct view whole;
     TRY(move(p, &in, &l->before, n.data, &whole, err));
-    const struct view logits = view_f32(p->router, whole.rows, p->routing.experts);
-    TRY(backend_linear(p->b, logits, cview_of(whole), router, err));
-    if (bias)
-        TRY(backend_add_bias(p->b, logits, cview_of(logits), bias, err));
-    TRY(backend_route(p->b, &p->routing, cview_of(logits), p->flow->mixture.among, err));
+    struct routing_rules rules = rules_of(&p->flow->mixture);
+    rules.correction = router->correction;
+    const struct view logits =
+        view_f32(p->router, whole.rows, backend_route_logits(p->routing.experts, &rules));
+    TRY(backend_linear(p->b, logits, cview_of(whole), router->weight, err));
+    if (router->bias)
+        TRY(backend_add_bias(p->b, logits, cview_of(logits), router->bias, err));
+    TRY(backend_route(p->b, &p->routing, cview_of(logits), &rules, err));
     *used = cview_of(whole);
     *r = p->routing;
 out:
@@ -608,10 +622,9 @@ out:
 }
 
 /* Of experts: each as if it were a row. */
-static enum status act_mul(struct parallel *p, struct view y, struct cview gu, enum activation act,
-                           struct err *err)
+static enum status act_mul(struct parallel *p, int32_t each, struct view y, struct cview gu,
+                           enum activation act, struct err *err)
 {
-    const int32_t each = p->flow->mixture.experts > 0 ? p->flow->mixture.chosen : 1;
     y.rows *= each;
     y.cols /= each;
     gu.rows *= each;
@@ -619,19 +632,20 @@ static enum status act_mul(struct parallel *p, struct view y, struct cview gu, e
     return backend_act_mul(p->b, y, gu, act, err);
 }
 
-enum status parallel_act_mul(struct parallel *p, struct view y, struct cview gu,
+enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view y, struct cview gu,
                              enum activation act, struct err *err)
 {
     enum status st = OK;
     const struct flow *f = p->flow;
-    const struct flow_linear *l = &p->now->linear[PLAN_GATE_UP];
+    const struct flow_linear *l = &p->now->linear[of];
+    const bool experts = f->mixture.experts > 0 && of == PLAN_GATE_UP;
     const int32_t held = spread_pieces(&f->mesh, &l->after.to, SPREAD_COLS);
     const int32_t n = spread_pieces(&f->mesh, &f->mlp, SPREAD_COLS), blocks = n / held;
     const int32_t first = spread_index(&f->mesh, &l->after.to, SPREAD_COLS, p->rank) * blocks;
     const float *from = gu.data;
     float *to = y.data;
     if (blocks == 1)
-        return act_mul(p, y, gu, act, err);
+        return act_mul(p, experts ? mixture_chosen(&f->mixture) : 1, y, gu, act, err);
     for (int32_t i = 0; i < blocks; i++) { /* each block is [gate | up]; the op takes one of them */
         const int32_t cols = (int32_t)span_len(placement_block(l->out.units, n, first + i));
         struct view both = view_f32(p->gate_up, gu.rows, 2 * cols);

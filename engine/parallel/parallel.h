@@ -79,11 +79,16 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
  * be this rank's addend: then the norm makes the sum, too. */
 enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
+/* What a layer chooses experts by: [backend_route_logits, D], and, or NULL, what is added to its
+ * logits, and to scores for the choice alone (struct routing_rules). */
+struct parallel_router {
+    const struct weight *weight;
+    const float *bias, *correction;
+};
 /* A mixture of experts instead of the two linears of an MLP. route: *used = n as experts take it,
- * *r = the experts of its rows, by router [E, D] and bias [E] (NULL: none); both valid until the
- * next parallel_norm. */
+ * *r = the experts of its rows; both valid until the next parallel_norm. */
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
-                           struct cview n, const struct weight *router, const float *bias,
+                           struct cview n, const struct parallel_router *router,
                            struct err *err) MUST_USE;
 /* *gu = the gate/up of each expert of a row, one after the other. */
 enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct cview used,
@@ -93,8 +98,8 @@ enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct c
 enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview x,
                                 const struct experts *w, const struct routing *r,
                                 struct err *err) MUST_USE;
-/* y = act(gate) * up, gu being the output of gate/up. */
-enum status parallel_act_mul(struct parallel *p, struct view y, struct cview gu,
+/* y = act(gate) * up, gu being the output of gate/up, `of` that linear. */
+enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view y, struct cview gu,
                              enum activation act, struct err *err) MUST_USE;
 /* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step.
  * sample is on the device, sample_host the same on the host. */

@@ -106,7 +106,11 @@ enum plan_part {
     PLAN_DOWN,
     PLAN_FINAL_NORM,
     PLAN_HEAD,
-    PLAN_PARTS
+    PLAN_PARTS,
+    /* Of a mixture's layers that have a plain MLP; they are placed as GATE_UP and DOWN are. */
+    PLAN_DENSE_GATE_UP = PLAN_PARTS,
+    PLAN_DENSE_DOWN,
+    PLAN_LINEARS
 };
 struct plan_layer {
     const char *name[PLAN_PARTS]; /* of the parameters, for messages and prepare entries */

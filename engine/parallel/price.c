@@ -10,7 +10,8 @@
 double price_step(const struct price *p, const struct flow *f, enum plan_phase phase,
                   int32_t layers, int32_t rows, int32_t rank)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD};
+    static const enum plan_part parts[] = {
+        PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
     double seconds = layers * (p->meet * flow_meetings(f, phase) +
                                p->byte * (double)flow_layer_bytes(f, phase, rows, rank)) +
                      p->meet * flow_ends_meetings(f, phase) +
@@ -18,7 +19,8 @@ double price_step(const struct price *p, const struct flow *f, enum plan_phase p
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         const bool head = parts[i] == PLAN_HEAD;
         const struct flow_work w = flow_work(f, phase, parts[i], head ? 1 : rows, rank);
-        seconds += (head ? 1 : layers) * (p->weight * (double)w.bytes + p->mac * (double)w.macs);
+        const int32_t times = head ? 1 : flow_layers(f, parts[i], layers);
+        seconds += times * (p->weight * (double)w.bytes + p->mac * (double)w.macs);
     }
     return seconds;
 }

@@ -183,7 +183,8 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
 /* experts.c */
 struct experts *experts_open(struct backend *b, const struct weight *const *weight, int32_t count,
                              int32_t chosen, int32_t rows_max);
-void experts_route(struct backend *b, const struct routing *r, struct cview logits, bool among);
+void experts_route(struct backend *b, const struct routing *r, struct cview logits,
+                   const struct routing_rules *rules);
 void experts_linear(struct backend *b, struct view y, struct cview x, const struct experts *w,
                     const struct routing *r);
 void experts_sum(struct backend *b, struct view y, struct cview x, const struct experts *w,

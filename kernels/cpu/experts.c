@@ -94,39 +94,67 @@ struct experts *experts_open(struct backend *b, const struct weight *const *weig
 
 /* ---- routing ---- */
 
-static void route_row(const struct routing *r, int64_t row, const float *logit, bool among)
+/* Takes `count` of n experts by their keys, and returns the first. A NaN is no largest, but one has
+ * to be taken. */
+static int32_t choose(uint64_t *taken, const float *key, int32_t n, int32_t count)
 {
-    int32_t *expert = r->expert + row * r->chosen;
-    float *share = r->share + row * r->chosen;
-    uint64_t taken[BACKEND_EXPERTS_MAX / 64] = {0};
-    float max = logit[0], total = 0;
-    int32_t n = 0;
-    for (int32_t i = 0; i < r->chosen; i++) { /* a NaN is no largest, but one has to be taken */
+    int32_t first = 0;
+    for (int32_t i = 0; i < count; i++) {
         int32_t best = -1;
-        for (int32_t e = 0; e < r->experts; e++)
-            if ((taken[e / 64] >> e % 64 & 1) == 0 && (best < 0 || logit[e] > logit[best]))
+        for (int32_t e = 0; e < n; e++)
+            if ((taken[e / 64] >> e % 64 & 1) == 0 && (best < 0 || key[e] > key[best]))
                 best = e;
         taken[best / 64] |= (uint64_t)1 << best % 64;
-        max = i == 0 ? logit[best] : max;
+        first = i == 0 ? best : first;
     }
-    for (int32_t e = 0; e < r->experts; e++) {
-        const bool mine = (taken[e / 64] >> e % 64 & 1) != 0;
-        const float mass = mine || !among ? numerics_exp(logit[e] - max) : 0.0f;
-        total += mass;
-        if (mine) {
-            expert[n] = e;
-            share[n++] = mass;
-        }
-    }
-    for (int32_t i = 0; i < n; i++)
-        share[i] /= total;
+    return first;
 }
 
-void experts_route(struct backend *b, const struct routing *r, struct cview logits, bool among)
+/* Those that are chosen by their scores. */
+static void route_scored(int32_t *expert, float *share, const float *logit, int32_t routed,
+                         int32_t count, const struct routing_rules *rules)
+{
+    uint64_t taken[BACKEND_EXPERTS_MAX / 64] = {0};
+    float key[BACKEND_EXPERTS_MAX];
+    float total = 0;
+    int32_t n = 0;
+    for (int32_t e = 0; e < routed && rules->correction; e++)
+        key[e] = numerics_sigmoid(logit[e]) + rules->correction[e];
+    const float max = logit[choose(taken, rules->correction ? key : logit, routed, count)];
+    for (int32_t e = 0; e < routed; e++) {
+        const bool mine = (taken[e / 64] >> e % 64 & 1) != 0;
+        if (!mine && rules->among)
+            continue;
+        const float score =
+            rules->sigmoid ? numerics_sigmoid(logit[e]) : numerics_exp(logit[e] - max);
+        total += score;
+        if (mine) {
+            expert[n] = e;
+            share[n++] = score;
+        }
+    }
+    if (rules->sigmoid)
+        total = rules->among ? total + NUMERICS_SCORES_LEAST : 1.0f;
+    for (int32_t i = 0; i < count; i++)
+        share[i] = share[i] / total * rules->scale;
+}
+
+void experts_route(struct backend *b, const struct routing *r, struct cview logits,
+                   const struct routing_rules *rules)
 {
     (void)b;
-    for (int32_t t = 0; t < logits.rows; t++)
-        route_row(r, t, (const float *)logits.data + (ptrdiff_t)t * logits.cols, among);
+    const int32_t routed = r->experts - rules->shared, count = r->chosen - rules->shared;
+    for (int32_t t = 0; t < logits.rows; t++) {
+        const float *logit = (const float *)logits.data + (ptrdiff_t)t * logits.cols;
+        int32_t *expert = r->expert + (ptrdiff_t)t * r->chosen;
+        float *share = r->share + (ptrdiff_t)t * r->chosen;
+        route_scored(expert, share, logit, routed, count, rules);
+        const float gate = rules->gated ? numerics_sigmoid(logit[routed]) : 1.0f;
+        for (int32_t i = count; i < r->chosen; i++) {
+            expert[i] = routed + i - count;
+            share[i] = gate;
+        }
+    }
 }
 
 /* ---- in the order of experts ---- */

@@ -237,7 +237,8 @@ void gemm_experts(struct cuda_backend *c, const struct weight_spec *s, const str
                   const struct mixture *m);
 
 /* route.cu */
-void route_run(struct backend *b, const struct routing *r, struct cview logits, bool among);
+void route_run(struct backend *b, const struct routing *r, struct cview logits,
+               const struct routing_rules *rules);
 
 /* experts.cu. invariant: leaves are those of the spec. */
 struct experts *experts_open(struct backend *b, const struct weight *const *weight, int32_t count,

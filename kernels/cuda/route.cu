@@ -14,16 +14,29 @@ struct routes {
     const float *logits;
     int32_t *expert;
     float *share;
-    int32_t rows, experts, chosen;
-    bool among;
+    int32_t rows, experts, chosen; /* without those that every row takes */
+    struct routing_rules rules;
 };
 
-/* Greater for a greater logit, then for a lower expert; any beats a NaN's, that beats 0. */
-DEVICE uint64_t rank_of(float logit, int32_t expert)
+/* What an expert is chosen by. */
+DEVICE float key_of(const struct routes &r, const float *logit, int32_t expert)
 {
-    const uint32_t u = __float_as_uint(logit + 0.0f); /* one zero */
-    const uint32_t order = logit != logit ? 0 : (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+    return r.rules.correction == nullptr
+               ? logit[expert]
+               : numerics_sigmoid(logit[expert]) + r.rules.correction[expert];
+}
+
+/* Greater for a greater key, then for a lower expert; any beats a NaN's, that beats 0. */
+DEVICE uint64_t rank_of(float key, int32_t expert)
+{
+    const uint32_t u = __float_as_uint(key + 0.0f); /* one zero */
+    const uint32_t order = key != key ? 0 : (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
     return (uint64_t)order << 32 | ~(uint32_t)expert;
+}
+
+DEVICE bool is_nan(float x)
+{
+    return x != x;
 }
 
 DEVICE bool is_taken(uint32_t taken, int32_t expert)
@@ -32,13 +45,14 @@ DEVICE bool is_taken(uint32_t taken, int32_t expert)
 }
 
 /* The lane's best expert that is not taken; *first: its first. */
-DEVICE uint64_t best_left(const float *logit, int32_t experts, uint32_t taken, int32_t *first)
+DEVICE uint64_t best_left(const float *logit, const struct routes &r, uint32_t taken,
+                          int32_t *first)
 {
     uint64_t best = 0;
     *first = NONE_LEFT;
-    for (int32_t e = (int32_t)threadIdx.x % WARP; e < experts; e += WARP)
+    for (int32_t e = (int32_t)threadIdx.x % WARP; e < r.experts; e += WARP)
         if (!is_taken(taken, e)) {
-            best = maximum()(best, rank_of(logit[e], e));
+            best = maximum()(best, rank_of(key_of(r, logit, e), e));
             *first = *first == NONE_LEFT ? e : *first;
         }
     return best;
@@ -52,19 +66,19 @@ DEVICE uint32_t choose(const float *logit, const struct routes &r, float *max)
     int32_t first;
     int odd = 0;
     for (int32_t e = lane; e < r.experts; e += WARP)
-        odd |= logit[e] != logit[e];
+        odd |= is_nan(key_of(r, logit, e));
     odd = __any_sync(ALL_LANES, odd);
-    uint64_t mine = best_left(logit, r.experts, taken, &first);
+    uint64_t mine = best_left(logit, r, taken, &first);
     for (int32_t i = 0; i < r.chosen; i++) {
         int32_t best = (int32_t) ~(uint32_t)reduce_lanes<WARP>(mine, maximum());
         if (odd) { /* a NaN, if it comes first */
             const int32_t next = -reduce_lanes<WARP>(-first, maximum());
-            best = logit[next] != logit[next] ? next : best;
+            best = is_nan(key_of(r, logit, next)) ? next : best;
         }
         *max = i == 0 ? logit[best] : *max;
         if (best % WARP == lane) {
             taken |= 1u << best / WARP;
-            mine = best_left(logit, r.experts, taken, &first);
+            mine = best_left(logit, r, taken, &first);
         }
     }
     return taken;
@@ -77,31 +91,43 @@ __global__ void route_kernel(struct routes r)
     launch_release();
     if (row >= r.rows)
         return;
-    const float *logit = r.logits + row * r.experts;
+    const int32_t shared = r.rules.shared, chosen = r.chosen + shared;
+    const float *logit = r.logits + row * (r.experts + r.rules.gated);
     float max = 0, total = 0;
     const uint32_t taken = choose(logit, r, &max);
-    const auto mass_of = [&](int32_t e) { return numerics_exp(logit[e] - max); };
+    const auto score_of = [&](int32_t e) {
+        return r.rules.sigmoid ? numerics_sigmoid(logit[e]) : numerics_exp(logit[e] - max);
+    };
     for (int32_t e = lane; e < r.experts; e += WARP)
-        if (is_taken(taken, e) || !r.among)
-            total += mass_of(e);
+        if (is_taken(taken, e) || !r.rules.among)
+            total += score_of(e);
     total = reduce_lanes<WARP>(total, plus());
+    if (r.rules.sigmoid)
+        total = r.rules.among ? total + NUMERICS_SCORES_LEAST : 1.0f;
     int32_t n = 0;
     for (int32_t begin = 0; begin < r.experts; begin += WARP) {
         const bool mine = is_taken(taken, begin);
         const uint32_t all = __ballot_sync(ALL_LANES, mine);
-        const int64_t at = row * r.chosen + n + __popc(all & ((1u << lane) - 1));
+        const int64_t at = row * chosen + n + __popc(all & ((1u << lane) - 1));
         if (mine) {
             r.expert[at] = begin + lane;
-            r.share[at] = mass_of(begin + lane) / total;
+            r.share[at] = score_of(begin + lane) / total * r.rules.scale;
         }
         n += __popc(all);
     }
+    for (int32_t i = lane; i < shared; i += WARP) {
+        r.expert[row * chosen + r.chosen + i] = r.experts + i;
+        r.share[row * chosen + r.chosen + i] =
+            r.rules.gated ? numerics_sigmoid(logit[r.experts]) : 1.0f;
+    }
 }
 
-void route_run(struct backend *b, const struct routing *r, struct cview logits, bool among)
+void route_run(struct backend *b, const struct routing *r, struct cview logits,
+               const struct routing_rules *rules)
 {
     const struct routes a = {
-        (const float *)logits.data, r->expert, r->share, logits.rows, r->experts, r->chosen, among};
+        (const float *)logits.data, r->expert, r->share, logits.rows, r->experts - rules->shared,
+        r->chosen - rules->shared,  *rules};
     if (logits.rows > 0)
         LAUNCH(cuda_of(b), route_kernel, blocks_for((size_t)logits.rows, WARPS), WARPS * WARP, 0,
                a);

@@ -12,6 +12,11 @@ static float at(struct cview m, int32_t row, int32_t col)
     return ((const float *)m.data)[(size_t)row * (size_t)m.cols + (size_t)col];
 }
 
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
 static float *cell(struct view m, int32_t row, int32_t col)
 {
     return (float *)m.data + (size_t)row * (size_t)m.cols + (size_t)col;
@@ -237,30 +242,65 @@ static void linear(struct backend *b, struct view y, struct cview x, const struc
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-static void route(struct backend *b, const struct routing *r, struct cview logits, bool among)
+/* What experts of row t are chosen by. */
+static float choice_key(struct cview logits, int32_t t, int32_t e,
+                        const struct routing_rules *rules)
+{
+    if (!rules->correction)
+        return at(logits, t, e);
+    return (float)sigmoid((double)at(logits, t, e)) + rules->correction[e];
+}
+
+/* The `count` of n experts with the largest keys, ascending. */
+static void choose(struct cview logits, int32_t t, int32_t n, const struct routing_rules *rules,
+                   int32_t *expert, int32_t count)
+{
+    bool taken[BACKEND_EXPERTS_MAX] = {false};
+    int32_t found = 0;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t best = -1; /* nothing is greater than a NaN that comes first */
+        for (int32_t e = 0; e < n; e++)
+            if (!taken[e] &&
+                (best < 0 || choice_key(logits, t, e, rules) > choice_key(logits, t, best, rules)))
+                best = e;
+        taken[best] = true;
+    }
+    for (int32_t e = 0; e < n; e++)
+        if (taken[e])
+            expert[found++] = e;
+}
+
+/* An expert's score, but for what is the same for all of the row's. */
+static double score_of(struct cview logits, int32_t t, int32_t e, const struct routing_rules *rules,
+                       double max)
+{
+    const double logit = (double)at(logits, t, e);
+    return rules->sigmoid ? sigmoid(logit) : exp(logit - max);
+}
+
+static void route(struct backend *b, const struct routing *r, struct cview logits,
+                  const struct routing_rules *rules)
 {
     (void)b;
+    const int32_t routed = r->experts - rules->shared, count = r->chosen - rules->shared;
     for (int32_t t = 0; t < logits.rows; t++) {
-        int32_t *expert = r->expert + (ptrdiff_t)t * r->chosen, n = 0;
-        bool taken[BACKEND_EXPERTS_MAX] = {false};
-        double total = 0, max = -INFINITY;
-        for (int32_t i = 0; i < r->chosen; i++) {
-            int32_t best = -1; /* nothing is greater than a NaN that comes first */
-            for (int32_t e = 0; e < r->experts; e++)
-                if (!taken[e] && (best < 0 || at(logits, t, e) > at(logits, t, best)))
-                    best = e;
-            taken[best] = true;
-        }
-        for (int32_t e = 0; e < r->experts; e++) {
+        int32_t *expert = r->expert + (ptrdiff_t)t * r->chosen;
+        float *share = r->share + (ptrdiff_t)t * r->chosen;
+        double total = rules->sigmoid ? 1e-20 : 0, max = -INFINITY;
+        choose(logits, t, routed, rules, expert, count);
+        for (int32_t e = 0; e < routed; e++)
             max = fmax(max, (double)at(logits, t, e));
-            if (taken[e])
-                expert[n++] = e;
+        for (int32_t i = 0; i < (rules->among ? count : routed); i++)
+            total += score_of(logits, t, rules->among ? expert[i] : i, rules, max);
+        if (rules->sigmoid && !rules->among)
+            total = 1;
+        for (int32_t i = 0; i < count; i++)
+            share[i] =
+                (float)(score_of(logits, t, expert[i], rules, max) / total * (double)rules->scale);
+        for (int32_t i = count; i < r->chosen; i++) {
+            expert[i] = routed + i - count;
+            share[i] = rules->gated ? (float)sigmoid((double)at(logits, t, routed)) : 1;
         }
-        for (int32_t i = 0; i < (among ? n : r->experts); i++)
-            total += exp((double)at(logits, t, among ? expert[i] : i) - max);
-        for (int32_t i = 0; i < n; i++)
-            r->share[t * r->chosen + i] =
-                (float)(exp((double)at(logits, t, expert[i]) - max) / total);
     }
 }
 
@@ -490,11 +530,6 @@ static void attend(struct backend *b, struct view out, struct cview qkv, const s
                             (size_t)(i * h->head_dim),
                         kv, how, layer, rows, t, i, h->kv_of[i]);
     }
-}
-
-static double sigmoid(double x)
-{
-    return 1 / (1 + exp(-x));
 }
 
 static double activate(double g, double up, enum activation act)

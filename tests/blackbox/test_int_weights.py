@@ -199,7 +199,9 @@ def rounded(x, cuts):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", [checkpoint.DEMO, checkpoint.GOLDEN / "tied_gqa2_f32",
-                                   checkpoint.GOLDEN / "qwen3_moe_f32"],
+                                   checkpoint.GOLDEN / "qwen3_moe_f32",
+                                   checkpoint.GOLDEN / "glm4_moe_f32",
+                                   checkpoint.GOLDEN / "qwen2_moe_bf16"],
                          ids=lambda model: model.name)
 def test_against_numpy(serve, model, kind):
     """Logprobs of the second and third token are those of a forward pass that rounds weights and
@@ -212,9 +214,14 @@ def test_against_numpy(serve, model, kind):
     low = {name: quantized(values, 8 if name == head else int(kind[3]))
            if fp8.is_linear(name) or name == head else values
            for name, values in weights.items()}
-    mlp = checkpoint.shape_of(model).mlp
-    leaves = [mlp * leaf // 8 for leaf in range(9)]
-    cuts = {"mlp.down_proj": leaves, "down_proj": leaves,  # of an MLP, of an expert
+    shape = checkpoint.shape_of(model)
+
+    def leaves(width):
+        return [width * leaf // 8 for leaf in range(9)]
+
+    shared = [i * shape.mlp + cut for i in range(shape.shared) for cut in leaves(shape.mlp)]
+    cuts = {"mlp.down_proj": leaves(shape.dense_mlp or shape.mlp),
+            "down_proj": leaves(shape.mlp), "shared.down_proj": shared,  # of an expert, of several
             "self_attn.o_proj": [config.heads * leaf // 8 * config.head_dim for leaf in range(9)]}
     server = serve(model, "--quantization", kind, "--dtype", "float32", "-tp", 2)
     prompts = [[(7 * first + 13 * place) % (config.vocab - 10) + 5 for place in range(3)]

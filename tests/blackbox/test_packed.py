@@ -80,7 +80,7 @@ def test_against_numpy(serve, tmp_path, model, form):
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe_f32", "qwen2_f32", "qwen2_gqa_bf16", "mixtral_f32",
-                                  "phi3_gqa_f32"])
+                                  "phi3_gqa_f32", "glm4_moe_f32"])
 @pytest.mark.parametrize("form", FEW)
 def test_other_models(serve, tmp_path, name, form):
     """Biases, experts, and tensors that hold several matrices: tokens of numpy."""

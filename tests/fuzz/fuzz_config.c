@@ -28,48 +28,79 @@ static void check_rope(const struct rope_config *r, int32_t rotary_dim)
     CHECK((r->kind == ROPE_DEFAULT) == (r->factor < 1));
 }
 
-static void check_promises(const struct model_config *m)
+static bool is(const struct model_config *m, const char *family)
+{
+    return strcmp(m->model_type, family) == 0;
+}
+
+static void check_family(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",   "qwen3",
-        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",  "mistral3",
-        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3", "seed_oss",
-        "ernie4_5",  "glm",        "glm4",     "granite"};
+        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",     "qwen3",
+        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",    "mistral3",
+        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3",   "seed_oss",
+        "ernie4_5",  "glm",        "glm4",     "granite",     "qwen2_moe", "glm4_moe"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
-        known = known || strcmp(m->model_type, families[i]) == 0;
+        known = known || is(m, families[i]);
     CHECK(known);
-    const bool phi3 = strcmp(m->model_type, "phi3") == 0;
-    const bool glm = strncmp(m->model_type, "glm", 3) == 0;
+    const bool phi3 = is(m, "phi3"), gpt_oss = is(m, "gpt_oss"), granite = is(m, "granite");
+    const bool glm = is(m, "glm") || is(m, "glm4");
+    const bool glm_moe = is(m, "glm4_moe"), qwen2_moe = is(m, "qwen2_moe");
     CHECK(m->fused_qkv == phi3 && m->fused_gate_up == (phi3 || glm));
-    CHECK(m->interleaved == (glm || strcmp(m->model_type, "ernie4_5") == 0));
-    const bool gpt_oss = strcmp(m->model_type, "gpt_oss") == 0;
-    const bool granite = strcmp(m->model_type, "granite") == 0;
-    const bool either = glm || granite || strcmp(m->model_type, "smollm3") == 0 ||
-                        strcmp(m->model_type, "seed_oss") == 0; /* the file says */
+    CHECK(m->interleaved == (glm || is(m, "ernie4_5")));
+    CHECK(m->rotary_dim == m->head_dim || phi3 || glm || glm_moe);
+    const bool either = glm || glm_moe || granite || qwen2_moe || is(m, "smollm3") ||
+                        is(m, "seed_oss"); /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
-    CHECK((either || m->o_bias == gpt_oss) && !(glm && m->o_bias) && m->sinks == gpt_oss);
-    CHECK(gpt_oss == (m->quant.code == DTYPE_F4_E2M1));
-    const struct quant_config *q = &m->quant;
-    CHECK(q->form == QUANT_BYTES ||
-          (q->kind == QUANT_FILE && q->rows == 1 && q->cols >= 0 && q->cols % 32 == 0 &&
-           (q->code == DTYPE_I8 || q->code == DTYPE_I4 || q->code == DTYPE_U4)));
-    CHECK(q->form != QUANT_AWQ || q->code == DTYPE_U4);
-    CHECK(gpt_oss == (m->mixture.kind == MIXTURE_GPT_OSS));
-    CHECK(!gpt_oss || (m->hidden % 32 == 0 && m->mlp % 32 == 0 &&
-                       (int64_t)m->mlp * m->mixture.experts <= 1 << 28));
+    CHECK((either || m->o_bias == gpt_oss) && m->sinks == gpt_oss);
+    CHECK(!(glm || glm_moe || qwen2_moe) || !m->o_bias);
     const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
-    CHECK(m->head_norm ==
-          (strncmp(m->model_type, "qwen3", 5) == 0 || strncmp(m->model_type, "gemma3", 6) == 0));
+    CHECK(glm_moe || m->head_norm == (strncmp(m->model_type, "qwen3", 5) == 0 ||
+                                      strncmp(m->model_type, "gemma3", 6) == 0));
     CHECK(m->gelu == gemma && m->norm_offset == gemma);
-    CHECK(m->post_norms == (gemma && m->model_type[5] != '\0'    ? POST_NORMS_GEMMA
-                            : strcmp(m->model_type, "glm4") == 0 ? POST_NORMS_GLM4
-                                                                 : POST_NORMS_NONE));
+    CHECK(m->post_norms == (gemma && m->model_type[5] != '\0' ? POST_NORMS_GEMMA
+                            : is(m, "glm4")                   ? POST_NORMS_GLM4
+                                                              : POST_NORMS_NONE));
     CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400
                 : m->embed_scale == 1 || (granite && m->embed_scale > 0 && m->embed_scale < 2e6f));
     CHECK(granite || (m->residual_scale == 1 && m->logit_scale == 1));
     CHECK(m->residual_scale > 0 && m->residual_scale < 2e6f);
     CHECK(m->logit_scale > 0 && m->logit_scale < 2e6f);
+}
+
+static void check_quant(const struct model_config *m)
+{
+    const struct quant_config *q = &m->quant;
+    const bool gpt_oss = is(m, "gpt_oss");
+    CHECK(gpt_oss == (q->code == DTYPE_F4_E2M1));
+    CHECK(q->form == QUANT_BYTES ||
+          (q->kind == QUANT_FILE && q->rows == 1 && q->cols >= 0 && q->cols % 32 == 0 &&
+           (q->code == DTYPE_I8 || q->code == DTYPE_I4 || q->code == DTYPE_U4)));
+    CHECK(q->form != QUANT_AWQ || q->code == DTYPE_U4);
+    CHECK(!gpt_oss || (m->hidden % 32 == 0 && m->mlp % 32 == 0 &&
+                       (int64_t)m->mlp * m->mixture.experts <= 1 << 28));
+}
+
+static void check_mixture(const struct model_config *m)
+{
+    const struct mixture_config *x = &m->mixture;
+    const bool glm = is(m, "glm4_moe");
+    CHECK(is(m, "gpt_oss") == (x->kind == MIXTURE_GPT_OSS));
+    CHECK((x->kind == MIXTURE_NONE) == (x->experts == 0) && in(x->experts, 0, 1024));
+    CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
+    CHECK(in(mixture_experts(x), 0, 1024) && in(mixture_chosen(x), 0, 64));
+    CHECK(mixture_experts(x) * (m->layers - x->dense) <= MODEL_EXPERTS_MAX);
+    CHECK((x->shared > 0) == (glm || is(m, "qwen2_moe")) && in(x->shared, 0, 63));
+    CHECK(in(x->dense, 0, glm ? m->layers - 1 : 0) && in(x->dense_mlp, glm, 1 << 20));
+    CHECK((x->scale > 0) == (x->experts > 0) && (glm || x->scale == (x->experts > 0)));
+}
+
+static void check_promises(const struct model_config *m)
+{
+    check_family(m);
+    check_quant(m);
+    check_mixture(m);
     CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
     CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e3f && m->final_softcap >= 0 &&
           m->final_softcap <= 1e3f);
@@ -79,16 +110,11 @@ static void check_promises(const struct model_config *m)
     for (int32_t i = m->layers; i < MODEL_LAYERS_MAX; i++)
         CHECK(!model_config_slides(m, i));
     CHECK(slides == (m->window > 0));
-    const struct mixture_config *x = &m->mixture;
-    CHECK((x->kind == MIXTURE_NONE) == (x->experts == 0) && in(x->experts, 0, 1024));
-    CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
-    CHECK(x->experts * m->layers <= MODEL_EXPERTS_MAX);
     CHECK(in(m->window, 0, 1 << 24));
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
     CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);
     CHECK(in(m->rotary_dim, 2, m->head_dim) && m->rotary_dim % 2 == 0);
-    CHECK(m->rotary_dim == m->head_dim || phi3 || glm);
     CHECK(in(m->vocab, 1, 1 << 20) && in(m->max_position, 1, 1 << 24));
     CHECK(m->norm_eps >= 0 && m->norm_eps <= 1);
     CHECK(dtype_is_compute(m->dtype));

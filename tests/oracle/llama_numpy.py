@@ -32,9 +32,12 @@ GAP_TOLERANCE = 1e-4
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 GLM = ("glm", "glm4")
+HALVES = (*GLM, "glm4_moe")  # whose heads turn by half, if nothing else is said
 PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss",
          "smollm3")
-BIASES = (*GLM, "gpt_oss", "granite", "seed_oss", "smollm3")  # whose attention_bias may be true
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss")
+BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", "seed_oss",
+          "smollm3")  # whose attention_bias may be true
 THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "smollm3": 2000000.0}
 EPSILONS = {"ernie4_5": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7}
 GEMMA_NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm",
@@ -68,6 +71,7 @@ class Config(typing.NamedTuple):
     turns: list  # of each layer: whether its queries and keys turn
     chosen: int  # experts of a token; 0: no mixture
     among: bool  # whether their shares add up to one
+    scale: float  # multiplies their shares
     act: typing.Callable  # of the gate
     norm_offset: float  # added to the weights of norms
     embed_scale: float  # multiplies embeddings
@@ -193,7 +197,8 @@ def windows_of(raw):
     window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
                      128 if kind == "gpt_oss" else 4096) or 0
     may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
-    if kind in ("llama", "gemma", "granite", "seed_oss", "ernie4_5", *GLM) or not may_slide:
+    if (kind in ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "glm4_moe", *GLM)
+            or not may_slide):
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
@@ -250,7 +255,7 @@ def read_config(directory):
     unsupported = [key for key in ("attention_bias", "mlp_bias", "use_bias",
                                    "use_bidirectional_attention")
                    if raw.get(key) and (key != "attention_bias" or kind not in BIASES)]
-    gemma, mixture = kind in GEMMA, kind in ("mixtral", "qwen3_moe", "gpt_oss")
+    gemma, mixture = kind in GEMMA, kind in MIXTURES
     later = kind in ("gemma2", "gemma3_text")
     if not (gemma or mixture) and kind not in PLAIN:
         unsupported.append("model_type")
@@ -267,13 +272,15 @@ def read_config(directory):
     known = all(one["rope_type"] in ("default", "linear", "llama3", "longrope", "yarn")
                 for one in (scaling, local[1]))
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor",
-                                                           0.5 if kind in GLM else 1.0))
-    if not known or partial != 1 and kind not in ("phi3", *GLM):
+                                                           0.5 if kind in HALVES else 1.0))
+    if not known or partial != 1 and kind not in ("phi3", *HALVES):
         unsupported.append("rope")
-    if unsupported:
-        raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         unsupported.append("layers without experts")
+    if raw.get("n_group", 1) != 1 or raw.get("topk_group", 1) != 1:
+        unsupported.append("groups of experts")
+    if unsupported:
+        raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
     heads = raw["num_attention_heads"]
     head_dim = raw.get("head_dim") or (256 if gemma else raw["hidden_size"] // heads)
     return Config(
@@ -293,7 +300,8 @@ def read_config(directory):
         windows=windows_of(raw),
         turns=turns_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
-        among=kind in ("mixtral", "gpt_oss") or raw.get("norm_topk_prob", False),
+        among=kind in ("mixtral", "gpt_oss") or raw.get("norm_topk_prob", kind == "glm4_moe"),
+        scale=raw.get("routed_scaling_factor", 1.0),
         act=gelu if gemma else silu,
         norm_offset=float(gemma),
         embed_scale=embed_scale_of(raw),
@@ -417,6 +425,10 @@ def gelu(x):
     return x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
+def sigmoid(x):
+    return 0.5 + 0.5 * np.tanh(x / 2)
+
+
 def clamped(gate, up):
     """gpt-oss's SwiGLU."""
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
@@ -424,18 +436,31 @@ def clamped(gate, up):
 
 
 def mixture(config, weights, prefix, y, met):
-    """The experts of each row of y by their shares of the softmax."""
+    """The experts of each row of y by their shares: parts of the softmax, or, where the choice has
+    corrections, sigmoids.  Added to that: the MLP that all rows share."""
     mixtral = f"{prefix}block_sparse_moe.gate.weight" in weights
     where = f"{prefix}block_sparse_moe." if mixtral else f"{prefix}mlp."
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     router = f"{where}router" if f"{where}router.weight" in weights else f"{where}gate"
     shares = y @ weights[f"{router}.weight"].T + weights.get(f"{router}.bias", 0.0)
-    shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
+    corrections = weights.get(f"{router}.e_score_correction_bias")
+    if corrections is not None:
+        shares = sigmoid(shares)
+    else:
+        shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
     out = np.zeros_like(y)
+    for name in ("shared_experts", "shared_expert"):
+        if f"{where}{name}.{gate}.weight" in weights:
+            def shared(part, x, name=name):
+                return met(x, f"shared.{part}") @ weights[f"{where}{name}.{part}.weight"].T
+            out = shared(down, silu(shared(gate, y)) * shared(up, y))
+    if f"{where}shared_expert_gate.weight" in weights:
+        out *= sigmoid(y @ weights[f"{where}shared_expert_gate.weight"].T)
     for t, share in enumerate(shares):
-        chosen = np.argsort(-share, kind="stable")[:config.chosen]
-        total = share[chosen].sum() if config.among else 1.0
+        scores = share if corrections is None else share + corrections
+        chosen = np.argsort(-scores, kind="stable")[:config.chosen]
+        total = (share[chosen].sum() if config.among else 1.0) / config.scale
         for e in chosen:
             def project(name, x, e=e):
                 part = f"{where}experts.{e}.{name}"
@@ -471,7 +496,7 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     y = project("self_attn.o_proj", y)
     x = x + config.residual_scale * (norm(behind, y) if four else y)
     y = norm(before, x)
-    if config.chosen > 0:
+    if config.chosen > 0 and f"{prefix}mlp.gate_proj.weight" not in weights:
         return x + mixture(config, weights, prefix, y, met)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
     y = project("mlp.down_proj", config.act(gate) * up)

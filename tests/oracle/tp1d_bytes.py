@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen, Gemma or gpt-oss
-model: bytes moved and held.
+"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen, GLM, Gemma or
+gpt-oss model: bytes moved and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -13,6 +13,7 @@ input columns, each of the two followed by an all-reduce of [T, hidden].  The em
 vocabulary rows and summed by one more all-reduce; the output head is cut by vocabulary rows and
 its logits all-gathered for the R sampled rows.  Norms are replicated; biases of q, k and v
 go with their heads.  Each expert of a mixture is cut as an MLP is, its router is replicated.
+A shared expert is as many as are as wide as the others.
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
@@ -50,6 +51,11 @@ class Shape(typing.NamedTuple):
     experts: int = 0  # that have the MLP's columns each, and a router; 0: an MLP
     post_norm: bool = False  # of what attention and MLP add: four norms in a layer, not two
     gpt_oss: bool = False  # sinks, and biases of router and experts
+    shared: int = 0  # more experts, for all tokens
+    gated: bool = False  # a row of the router for them
+    corrections: bool = False  # of the choice: one of each expert that is chosen
+    dense: int = 0  # layers with a plain MLP instead,
+    dense_mlp: int = 0  # this wide
 
     @property
     def norms(self):
@@ -62,6 +68,9 @@ def shape_of(config):
     if config["model_type"] == "gemma3":  # of a multimodal checkpoint: the text model
         config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
+    glm, qwen2 = (config["model_type"] == kind for kind in ("glm4_moe", "qwen2_moe"))
+    qwen3 = config["model_type"] == "qwen3_moe"
+    mlp = config["moe_intermediate_size" if glm or qwen2 or qwen3 else "intermediate_size"]
     heads = config["num_attention_heads"]
     return Shape(
         vocab=config["vocab_size"],
@@ -70,17 +79,24 @@ def shape_of(config):
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or (256 if gemma else config["hidden_size"] // heads),
-        mlp=config["moe_intermediate_size" if config["model_type"] == "qwen3_moe" else
-                   "intermediate_size"],
+        mlp=mlp,
         tied=config.get("tie_word_embeddings", gemma or config["model_type"] == "ernie4_5"),
-        bias=config["model_type"] in ("qwen2", "gpt_oss") or config.get(
+        bias=config["model_type"] in ("qwen2", "qwen2_moe", "gpt_oss") or config.get(
             "attention_bias", config["model_type"] in ("seed_oss", "glm", "glm4")),
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
         or (config["model_type"] in ("granite", "smollm3") and config.get("attention_bias", False)),
-        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"),
-        experts=config.get("num_local_experts") or config.get("num_experts") or 0,
+        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text")
+        or config.get("use_qk_norm", False),
+        experts=config.get("num_local_experts") or config.get("num_experts")
+        or config.get("n_routed_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4"),
         gpt_oss=config["model_type"] == "gpt_oss",
+        shared=config["n_shared_experts"] if glm else
+        config["shared_expert_intermediate_size"] // mlp if qwen2 else 0,
+        gated=qwen2,
+        corrections=glm,
+        dense=config["first_k_dense_replace"] if glm else 0,
+        dense_mlp=config["intermediate_size"] if glm else 0,
     )
 
 
@@ -159,17 +175,19 @@ def weight_elements(shape, ranks, rank):
     if shape.gpt_oss:
         bias += len(block(shape.heads, ranks, rank))  # sinks
         bias += shape.experts * (1 + 2 * columns + shape.hidden)  # router, gates and ups, down
-    mlps = shape.layers * max(shape.experts, 1)
+    mixed = shape.layers - shape.dense
+    columns = columns * mixed * max(shape.experts + shape.shared, 1)
+    columns += len(block(shape.dense_mlp, ranks, rank)) * shape.dense
     norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
         "qkv": shape.layers * (q_width + 2 * kv_width) * shape.hidden,
         "o": shape.layers * q_width * shape.hidden,
-        "gate_up": mlps * 2 * columns * shape.hidden,
-        "down": mlps * columns * shape.hidden,
-        "router": shape.layers * shape.experts * shape.hidden,
-        "bias": shape.layers * bias,
+        "gate_up": 2 * columns * shape.hidden,
+        "down": columns * shape.hidden,
+        "router": mixed * (shape.experts + shape.gated) * shape.hidden,
+        "bias": shape.layers * bias + mixed * shape.experts * shape.corrections,
         "norms": shape.layers * norms + shape.hidden,
     }
 
@@ -187,6 +205,10 @@ QWEN25_05B = Shape(151936, 896, 24, 14, 2, 64, 4864, True, bias=True)
 QWEN3_06B = Shape(151936, 1024, 28, 16, 8, 128, 3072, True, head_norm=True)
 MIXTRAL_8X7B = Shape(32000, 4096, 32, 32, 8, 128, 14336, False, experts=8)
 QWEN3_30B_A3B = Shape(151936, 2048, 48, 32, 4, 128, 768, False, head_norm=True, experts=128)
+QWEN15_MOE_A27B = Shape(151936, 2048, 24, 16, 16, 128, 1408, False, bias=True, experts=60, shared=4,
+                        gated=True)
+GLM45_AIR = Shape(151552, 4096, 46, 96, 8, 128, 1408, False, bias=True, experts=128, shared=1,
+                  corrections=True, dense=1, dense_mlp=10944)
 GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
 GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
 GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, o_bias=True, experts=32,
@@ -237,7 +259,15 @@ def check_memory():
     expect("Mixtral 8x7B parameters", whole, 46702792704)
     whole = sum(weight_elements(QWEN3_30B_A3B, 1, 0).values())
     expect("Qwen3 30B A3B parameters", whole, 30532122624)
-    # Its model card (arXiv 2508.10925, table 1): 19.12, 0.64 and 1.16 billion, 20.91 in all.
+    # "14.3B parameters in total" (its model card).
+    whole = sum(weight_elements(QWEN15_MOE_A27B, 1, 0).values())
+    expect("Qwen1.5 MoE A2.7B, hundreds of millions of parameters", round(whole / 1e8), 143)
+    # 45 layers of 129 MLPs and one of one, routers, attention, norms and tables.
+    whole = sum(weight_elements(GLM45_AIR, 1, 0).values())
+    expect("GLM-4.5-Air parameters", whole,
+           45 * (129 * 3 * 4096 * 1408 + 128 * 4097) + 3 * 4096 * 10944 + 4096
+           + 46 * (208 * 128 * 4096 + 112 * 128 + 2 * 4096) + 2 * 151552 * 4096)
+    # gpt-oss' model card (arXiv 2508.10925, table 1): 19.12, 0.64 and 1.16 billion, 20.91 in all.
     whole = weight_elements(GPT_OSS_20B, 1, 0)
     expect("gpt-oss-20b, tens of millions of parameters of its tables",
            round((whole["embedding"] + whole["lm_head"]) / 1e7), 116)

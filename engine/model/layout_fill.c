@@ -1,0 +1,312 @@
+/* DESIGN: fused weights (QKV, gate/up) are stacked from the rank's own part of each matrix, whether
+ * the file has it in a tensor of its own or in one with the others: [Q heads | K heads | V heads].
+ * A shared expert is some columns of an MLP that all of its layer are together. */
+#include "engine/model/layout_fill.h"
+
+#include <stdio.h>
+
+void layout_fill_name(char *dst, const char *pattern, struct which at)
+{
+    const char *gap = strstr(pattern, "%d");
+    size_t n = 0;
+    if (at.layer >= 0)
+        n += (size_t)snprintf(dst, PLACEMENT_NAME_MAX, "model.layers.%d.", at.layer);
+    if (gap) {
+        n += (size_t)snprintf(dst + n, PLACEMENT_NAME_MAX - n, "%.*s%d", (int)(gap - pattern),
+                              pattern, at.expert);
+        pattern = gap + 2;
+    }
+    snprintf(dst + n, PLACEMENT_NAME_MAX - n, "%s", pattern);
+}
+
+static void add_slice(struct local_weight *w, const char *pattern, struct which at, int64_t rows,
+                      int64_t cols, struct span mine_rows, struct span mine_cols)
+{
+    struct tensor_slice *s = &w->slices[w->slice_count++];
+    layout_fill_name(s->tensor, pattern, at);
+    s->shape[0] = rows;
+    s->shape[1] = cols;
+    s->ndim = 2;
+    s->rows = mine_rows;
+    s->cols = mine_cols;
+    s->dst_row = w->spec.out;
+    w->spec.out += (int32_t)span_len(mine_rows);
+    w->spec.in = (int32_t)span_len(mine_cols);
+}
+
+/* The same of one of as many matrices as there are experts, all in one tensor. */
+static void add_expert(struct local_weight *w, const char *pattern, struct which at,
+                       const struct model_config *m, int64_t rows, int64_t cols,
+                       struct span mine_rows, struct span mine_cols)
+{
+    const int32_t experts = m->mixture.experts;
+    const int64_t before = at.expert * rows;
+    mine_rows = (struct span){before + mine_rows.begin, before + mine_rows.end};
+    add_slice(w, pattern, at, experts * rows, cols, mine_rows, mine_cols);
+    w->slices[w->slice_count - 1].stack = experts;
+}
+
+/* Elements `mine` of a row of [rows, n], behind those that are there. */
+static void add_row(struct local_weight *w, const char *pattern, struct which at, int64_t rows,
+                    int64_t row, int64_t n, struct span mine)
+{
+    struct tensor_slice *s = &w->slices[w->slice_count++];
+    layout_fill_name(s->tensor, pattern, at);
+    s->shape[0] = rows;
+    s->shape[1] = n;
+    s->ndim = 2;
+    s->rows = (struct span){row, row + 1};
+    s->cols = mine;
+    s->dst_row = w->spec.in;
+    w->spec.in += (int32_t)span_len(mine);
+}
+
+/* The same of a vector. */
+static void add_elements(struct local_weight *w, const char *pattern, struct which at, int64_t n,
+                         struct span mine)
+{
+    add_row(w, pattern, at, 1, 0, n, mine);
+    w->slices[w->slice_count - 1].ndim = 1;
+}
+
+static struct span scaled(struct span s, int64_t unit)
+{
+    return (struct span){s.begin * unit, s.end * unit};
+}
+
+/* A fused weight's outputs are redistributed to `end`, which cuts them into *n blocks. Returns the
+ * blocks that this rank's product makes. */
+static struct span blocks_of(const struct layout *l, enum plan_part part, const struct spread *end,
+                             int32_t *n)
+{
+    const struct flow *f = l->flow;
+    const struct spread *product = &f->phase[PLAN_DECODE].linear[part].product;
+    const int32_t each =
+        spread_pieces(&f->mesh, end, SPREAD_COLS) / spread_pieces(&f->mesh, product, SPREAD_COLS);
+    const int32_t index = spread_index(&f->mesh, product, SPREAD_COLS, l->rank);
+    *n = spread_pieces(&f->mesh, end, SPREAD_COLS);
+    return (struct span){(int64_t)index * each, ((int64_t)index + 1) * each};
+}
+
+/* Rows of the t-th of some matrices that have a tensor each, or one all together. */
+static void add_part(struct local_weight *w, const struct param *p, struct which at,
+                     const int64_t *sizes, size_t count, size_t t, int64_t cols, struct span rows,
+                     struct span in)
+{
+    int64_t before = 0, all = 0;
+    for (size_t i = 0; i < count; i++) {
+        before += i < t ? sizes[i] : 0;
+        all += sizes[i];
+    }
+    if (param_is_fused(p))
+        add_slice(w, p->tensors[0], at, all, cols,
+                  (struct span){before + rows.begin, before + rows.end}, in);
+    else
+        add_slice(w, p->tensors[t], at, sizes[t], cols, rows, in);
+}
+
+static void fill_qkv(const struct layout *l, const struct model_config *m, const struct param *p,
+                     struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
+    const int64_t dh = m->head_dim;
+    const int64_t sizes[] = {m->heads * dh, m->kv_heads * dh, m->kv_heads * dh};
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_QKV, &l->flow->attention, &n);
+    for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
+        const struct span q = layout_fill_query_heads(m, n, x), kv = layout_fill_kv_heads(m, q);
+        const struct span mine_of[] = {scaled(q, dh), scaled(kv, dh), scaled(kv, dh)};
+        for (size_t t = 0; t < ARRAY_LEN(mine_of); t++)
+            add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden, mine_of[t], in);
+    }
+}
+
+/* An MLP's columns in its tensors: so many, from `before` on, of `all`. */
+struct mlp_columns {
+    int64_t count, before, all;
+};
+
+static struct mlp_columns mlp_columns(const struct model_config *m, const struct param *p,
+                                      struct which at)
+{
+    const struct mixture_config *x = &m->mixture;
+    if (param_is_dense(p->role))
+        return (struct mlp_columns){x->dense_mlp, 0, x->dense_mlp};
+    if (param_is_shared(p))
+        return (struct mlp_columns){m->mlp, (at.expert - x->experts) * (int64_t)m->mlp,
+                                    x->shared * (int64_t)m->mlp};
+    return (struct mlp_columns){m->mlp, 0, m->mlp};
+}
+
+static struct span moved(struct span s, int64_t by)
+{
+    return (struct span){s.begin + by, s.end + by};
+}
+
+static void fill_gate_up(const struct layout *l, const struct model_config *m,
+                         const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
+    const struct mlp_columns c = mlp_columns(m, p, at);
+    const int64_t sizes[] = {c.all, c.all};
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
+    for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
+        for (size_t t = 0; t < ARRAY_LEN(sizes); t++)
+            add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden,
+                     moved(placement_block(c.count, n, x), c.before), in);
+}
+
+/* The same with gates and ups in turns. */
+static void fill_pairs(const struct layout *l, const struct model_config *m, const struct param *p,
+                       struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_GATE_UP, l->rank);
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
+    for (int32_t x = (int32_t)mine.begin; x < mine.end; x++)
+        add_expert(w, p->tensors[0], at, m, 2 * (int64_t)m->mlp, m->hidden,
+                   scaled(placement_block(m->mlp, n, x), 2), in);
+}
+
+/* Biases of all experts, one after the other. */
+static void fill_expert_bias(const struct layout *l, const struct model_config *m,
+                             const struct param *p, struct which at, struct local_weight *w)
+{
+    const bool down = p->role == ROLE_DOWN_BIAS;
+    const int64_t each = down ? m->hidden : 2 * (int64_t)m->mlp;
+    int32_t n;
+    const struct span mine = blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n);
+    for (int32_t e = 0; e < m->mixture.experts; e++) {
+        if (down)
+            add_row(w, p->tensors[0], at, m->mixture.experts, e, each, (struct span){0, each});
+        for (int32_t x = (int32_t)mine.begin; x < mine.end && !down; x++)
+            add_row(w, p->tensors[0], at, m->mixture.experts, e, each,
+                    scaled(placement_block(m->mlp, n, x), 2));
+    }
+}
+
+static int64_t clamped(int64_t x, struct span s)
+{
+    return x < s.begin ? s.begin : x > s.end ? s.end : x;
+}
+
+/* Keeps these rows of the local weight and drops the others. Slices that lose all their rows stay,
+ * empty, because their tensor still belongs to the model. */
+static void keep(struct local_weight *w, struct span rows)
+{
+    for (int32_t i = 0; i < w->slice_count; i++) {
+        struct tensor_slice *s = &w->slices[i];
+        const struct span filled = {s->dst_row, s->dst_row + span_len(s->rows)};
+        const int64_t begin = clamped(rows.begin, filled), end = clamped(rows.end, filled);
+        s->rows.end = s->rows.begin + end - filled.begin;
+        s->rows.begin += begin - filled.begin;
+        s->dst_row = clamped(begin, rows) - rows.begin;
+    }
+    w->spec.out = (int32_t)span_len(rows);
+}
+
+/* Norms are whole on every rank: each form of a step scales with another part of them. A bias is
+ * added where the heads are whole, in attention. */
+static void fill_vector(const struct layout *l, const struct model_config *m, const struct param *p,
+                        struct which at, struct local_weight *w)
+{
+    const int64_t dh = m->head_dim;
+    w->kind = LOCAL_VECTOR;
+    w->plus = m->norm_offset && !param_is_bias(p->role) ? 1 : 0;
+    w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
+    if (p->role == ROLE_QKV_BIAS) {
+        add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
+        add_elements(w, p->tensors[1], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+        add_elements(w, p->tensors[2], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+    } else if (p->role == ROLE_SINKS) {
+        add_elements(w, p->tensors[0], at, m->heads, l->heads);
+    } else if (p->role == ROLE_GATE_UP_BIAS || p->role == ROLE_DOWN_BIAS) {
+        fill_expert_bias(l, m, p, at, w);
+    } else {
+        const bool of_experts = p->role == ROLE_ROUTER_BIAS || p->role == ROLE_CORRECTION;
+        const int64_t n = param_goes_with_qkv(p->role) ? dh
+                          : of_experts                 ? m->mixture.experts
+                                                       : m->hidden;
+        add_elements(w, p->tensors[0], at, n, (struct span){0, n});
+    }
+    w->spec.cut[1] = w->spec.in;
+}
+
+static bool is_vector(enum role role)
+{
+    return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
+           param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role);
+}
+
+/* Never quantised: what it chooses changes at once. */
+static void fill_router(const struct layout *l, const struct model_config *m, const struct param *p,
+                        struct which at, struct local_weight *w)
+{
+    const struct span all = {0, m->mixture.experts}, in = {0, m->hidden};
+    add_slice(w, p->tensors[0], at, m->mixture.experts, m->hidden, all, in);
+    if (p->tensors[1]) /* the gate of the shared experts */
+        add_slice(w, p->tensors[1], at, 1, m->hidden, (struct span){0, 1}, in);
+    w->spec.dtype = l->flow->dtype;
+    w->spec.leaves = 1;
+    w->spec.cut[1] = w->spec.in;
+}
+
+void layout_fill(const struct layout *l, const struct model_config *m, const struct param *p,
+                 struct which at, struct local_weight *w)
+{
+    const enum plan_part part = (enum plan_part)p->role;
+    if (is_vector(p->role)) {
+        fill_vector(l, m, p, at, w);
+        return;
+    }
+    if (p->role == ROLE_ROUTER) {
+        fill_router(l, m, p, at, w);
+        return;
+    }
+    const struct span out = flow_outputs(l->flow, part, l->rank);
+    const struct span in = flow_inputs(l->flow, part, l->rank);
+    const struct mlp_columns columns = mlp_columns(m, p, at);
+    if (p->role == ROLE_QKV)
+        fill_qkv(l, m, p, at, w);
+    else if (p->role == ROLE_GATE_UP && param_in_turns(m))
+        fill_pairs(l, m, p, at, w);
+    else if (p->role == ROLE_GATE_UP || p->role == ROLE_DENSE_GATE_UP)
+        fill_gate_up(l, m, p, at, w);
+    else if (p->role == ROLE_O)
+        add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
+    else if (p->role == ROLE_DOWN && param_in_turns(m))
+        add_expert(w, p->tensors[0], at, m, m->hidden, m->mlp, out, in);
+    else if (p->role == ROLE_DOWN || p->role == ROLE_DENSE_DOWN)
+        add_slice(w, p->tensors[0], at, m->hidden, columns.all, out, moved(in, columns.before));
+    else
+        add_slice(w, p->tensors[0], at, m->vocab, m->hidden, out, in);
+    const struct weight_spec spec = flow_weight(l->flow, part, l->rank);
+    CHECK(spec.out == w->spec.out);
+    CHECK(spec.in == w->spec.in);
+    w->spec = spec;
+    keep(w, flow_stored_outputs(l->flow, part, l->rank));
+    if (dtype_is_scaled(spec.dtype) || (m->quant.widened && param_is_coded(m, p)))
+        w->quant = m->quant;
+}
+
+/* How many slices a weight has: a fused one has its two or three in each block. */
+size_t layout_fill_slices(const struct layout *l, enum role role)
+{
+    const size_t experts = (size_t)l->flow->mixture.experts;
+    const enum plan_part part = (enum plan_part)role;
+    int32_t n;
+    if (role == ROLE_QKV)
+        return 3 * (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
+    if (role == ROLE_GATE_UP || role == ROLE_DENSE_GATE_UP)
+        return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
+    if (role == ROLE_QKV_BIAS)
+        return 3;
+    if (role == ROLE_ROUTER)
+        return 2;
+    if (role == ROLE_DOWN_BIAS)
+        return experts;
+    if (role == ROLE_GATE_UP_BIAS)
+        return experts * (size_t)span_len(blocks_of(l, PLAN_GATE_UP, &l->flow->mlp, &n));
+    return 1;
+}

@@ -1,0 +1,105 @@
+/* The table of parameters that all families share, and what a rank holds of one: its local weight,
+ * as slices of the checkpoint's tensors. For layout.c. */
+#ifndef TESSERA_ENGINE_MODEL_LAYOUT_FILL_H
+#define TESSERA_ENGINE_MODEL_LAYOUT_FILL_H
+
+#include "engine/model/layout.h"
+
+#include <string.h>
+
+/* Llama's names, which Mistral and Qwen kept, as checkpoints have them. %d is the expert. */
+struct param {
+    enum role role;
+    bool per_layer;              /* then all names begin with "model.layers.", its number and "." */
+    enum mixture_kind mixture;   /* whose it is; NONE: of all families, or of those without one */
+    const char *name, *of_plans; /* of the local weight; as plans know it, alike for all experts */
+    const char *tensors[3];      /* of QKV and gate/up the first alone: one has all of it */
+};
+
+/* Which of the weights of a parameter; layer -1: the model's. */
+struct which {
+    int32_t layer, expert;
+};
+
+#define PARAM_SHARED "mlp.shared_expert"
+
+/* Those of the attention beside the product. */
+static inline bool param_goes_with_qkv(enum role role)
+{
+    return role == ROLE_QKV_BIAS || role == ROLE_Q_NORM || role == ROLE_K_NORM ||
+           role == ROLE_SINKS;
+}
+
+static inline bool param_is_bias(enum role role)
+{
+    return role == ROLE_QKV_BIAS || role == ROLE_O_BIAS || role == ROLE_ROUTER_BIAS ||
+           role == ROLE_CORRECTION || role == ROLE_GATE_UP_BIAS || role == ROLE_DOWN_BIAS;
+}
+
+static inline bool param_is_post_norm(enum role role)
+{
+    return role == ROLE_ATTN_POST_NORM || role == ROLE_MLP_POST_NORM;
+}
+
+static inline bool param_is_expert(const struct param *p)
+{
+    return p->of_plans != NULL;
+}
+
+/* Is it an MLP that all of a layer's shared experts have together? */
+static inline bool param_is_shared(const struct param *p)
+{
+    return param_is_expert(p) && strncmp(p->tensors[0], PARAM_SHARED, strlen(PARAM_SHARED)) == 0;
+}
+
+static inline bool param_is_dense(enum role role)
+{
+    return role == ROLE_DENSE_GATE_UP || role == ROLE_DENSE_DOWN;
+}
+
+static inline bool param_is_fused(const struct param *p)
+{
+    return p->tensors[1] == NULL;
+}
+
+/* Do an expert's gates and ups take turns, and have all experts a tensor together? */
+static inline bool param_in_turns(const struct model_config *m)
+{
+    return m->mixture.kind == MIXTURE_GPT_OSS;
+}
+
+/* Is it one of those that a quantised checkpoint has in codes? */
+static inline bool param_is_coded(const struct model_config *m, const struct param *p)
+{
+    const enum plan_part part = (enum plan_part)p->role;
+    if (param_in_turns(m))
+        return param_is_expert(p);
+    return (part == PLAN_QKV || part == PLAN_O || part == PLAN_GATE_UP || part == PLAN_DOWN ||
+            param_is_dense(p->role)) &&
+           !(m->quant.left_out >> part & 1);
+}
+
+/* Query heads of piece x of n, and the KV heads they read. */
+static inline struct span layout_fill_query_heads(const struct model_config *m, int32_t n,
+                                                  int32_t x)
+{
+    return placement_block(m->heads, n, x);
+}
+
+static inline struct span layout_fill_kv_heads(const struct model_config *m, struct span query)
+{
+    const int64_t group = m->heads / m->kv_heads;
+    if (span_len(query) == 0)
+        return (struct span){0, 0};
+    return (struct span){query.begin / group, (query.end - 1) / group + 1};
+}
+
+/* The name of one of them, PLACEMENT_NAME_MAX long. */
+void layout_fill_name(char *dst, const char *pattern, struct which at);
+/* How many slices a weight has, at most. */
+size_t layout_fill_slices(const struct layout *l, enum role role);
+/* What this rank has of it. */
+void layout_fill(const struct layout *l, const struct model_config *m, const struct param *p,
+                 struct which at, struct local_weight *w);
+
+#endif
