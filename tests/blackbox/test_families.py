@@ -16,6 +16,7 @@ import llama_numpy  # noqa: E402  (lives in the folder just added)
 
 BIAS = "model.layers.1.self_attn.k_proj.bias"
 NORM = "model.layers.1.self_attn.q_norm.weight"
+POST_NORM = "model.layers.1.post_self_attn_layernorm.weight"
 
 
 def fails(code, *arguments):
@@ -58,7 +59,8 @@ def test_synthetic_model(serve, tmp_path, family):
     assert dummy.token_ids(prompt, 24) == wanted
 
 
-@pytest.mark.parametrize("name", ["phi3_gqa_f32", "qwen2_f32", "qwen3_f32", "qwen3_moe_bf16"])
+@pytest.mark.parametrize("name", ["glm_f32", "granite_bias_f32", "phi3_gqa_f32", "qwen2_f32",
+                                  "qwen3_f32", "qwen3_moe_bf16"])
 def test_fp8(serve, tmp_path, name):
     """Codes of linears, made while loading or before, mean what ml_dtypes says; biases and norms
     are as they were."""
@@ -89,7 +91,8 @@ def test_longrope(serve, tmp_path, context, length):
         assert short == llama_numpy.greedy(model, prompt, 24)[0] != wanted
 
 
-@pytest.mark.parametrize("name, tensor", [("qwen2_f32", BIAS), ("qwen3_f32", NORM)])
+@pytest.mark.parametrize("name, tensor", [("glm4_f32", POST_NORM), ("qwen2_f32", BIAS),
+                                          ("qwen3_f32", NORM)])
 def test_missing_vector(tmp_path, name, tensor):
     model = checkpoint.copy_model(name, tmp_path / "model")
     checkpoint.drop_tensor(model / "model.safetensors", tensor)
@@ -97,8 +100,9 @@ def test_missing_vector(tmp_path, name, tensor):
 
 
 def test_other_family_than_the_file(tmp_path):
-    """Biases that Llama would not add, and gains that Qwen2 would not multiply with."""
+    """Biases that Llama would not add, and gains that others would not multiply with."""
     for name, family, tensor in (("qwen2_f32", "llama", "_proj.bias"),
+                                 ("glm4_f32", "glm", "_layernorm.weight"),
                                  ("qwen3_f32", "mistral", "_norm.weight")):
         model = checkpoint.copy_model(name, tmp_path / family)
         checkpoint.edit_config(model, lambda config: config.update(model_type=family))
