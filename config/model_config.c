@@ -135,8 +135,6 @@ static void read_shared_width(struct reader *r, const struct model_config *m,
     x->shared = m->mlp > 0 ? width / m->mlp : 0;
     if (r->st == OK && width % m->mlp != 0)
         reader_fail(r, "shared_expert_intermediate_size", wanted);
-    if (reader_bool(r, "use_sliding_window", false))
-        reader_fail(r, "use_sliding_window", "false (not supported)");
 }
 
 /* GLM's: groups of experts, of which a token chooses some first, are none where there is one. */
@@ -195,6 +193,8 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
         expect_all_layers(r);
     if (x->kind == MIXTURE_QWEN2)
         read_shared_width(r, m, x);
+    if (x->kind == MIXTURE_QWEN2 && reader_bool(r, "use_sliding_window", false))
+        reader_fail(r, "use_sliding_window", "false (layers that slide are not supported)");
     if (x->kind == MIXTURE_GLM)
         read_glm(r, m, x);
     if (x->kind == MIXTURE_GPT_OSS)
