@@ -72,6 +72,8 @@ static enum status read_entry(struct reader *r)
     struct config_entry *entry = &r->file->entries[r->file->count++];
     entry->line = line_of(r);
     TRY(take_scalar(r, "key", &entry->key));
+    for (char *c = entry->key; *c; c++) /* vLLM's files have either */
+        *c = *c == '_' ? '-' : *c;
     TRY(next(r));
     TRY(take_scalar(r, "value", &entry->value));
     TRY(check_entry(r, entry));

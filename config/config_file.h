@@ -9,7 +9,7 @@
 #define CONFIG_FILE_ENTRIES_MAX 256
 
 struct config_entry {
-    char *key, *value;
+    char *key, *value; /* underscores of the key are dashes */
     int32_t line;
 };
 

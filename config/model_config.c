@@ -8,10 +8,13 @@
 #include "config/model_quant.h"
 #include "config/reader.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -391,6 +394,27 @@ out:
     return st;
 }
 
+static bool is_gguf(const char *name)
+{
+    const size_t n = strlen(name);
+    return n > 5 && strcasecmp(name + n - 5, ".gguf") == 0;
+}
+
+static enum status no_config(const char *dir, struct err *err)
+{
+    char gguf[128] = "";
+    DIR *entries = opendir(dir);
+    for (const struct dirent *e = entries ? readdir(entries) : NULL; e; e = readdir(entries))
+        if (is_gguf(e->d_name))
+            snprintf(gguf, sizeof gguf, "; GGUF files, as %.80s, are not read", e->d_name);
+    if (entries)
+        closedir(entries);
+    return base_fail(err, ERR_MODEL,
+                     "%.200s: no config.json in it; expected a directory as Hugging Face publishes "
+                     "models, with config.json and *.safetensors%s",
+                     dir, gguf);
+}
+
 /* "org/name" or "host:8000" is no directory by mistake: what the user may have meant. */
 static enum status no_directory(const char *dir, struct err *err)
 {
@@ -398,8 +422,8 @@ static enum status no_directory(const char *dir, struct err *err)
     if (access(dir, F_OK) == 0)
         return base_fail(err, ERR_MODEL,
                          "%s is not a directory; expected one with config.json and safetensors "
-                         "files, as Hugging Face publishes them",
-                         dir);
+                         "files, as Hugging Face publishes them%s",
+                         dir, is_gguf(dir) ? "; GGUF files are not read" : "");
     if (colon && colon[1] && colon[1 + strspn(colon + 1, "0123456789")] == '\0')
         return base_fail(err, ERR_MODEL, "%s: no such model directory (a server is http://%s)", dir,
                          dir);
@@ -426,6 +450,8 @@ enum status model_config_load(const char *dir, struct model_config *out,
         return no_directory(dir, err);
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
         return base_fail(err, ERR_MODEL, "%.100s...: path too long", dir);
+    if (stat(path, &sb) != 0 && errno == ENOENT)
+        return no_config(dir, err);
     const struct file_spec f = {.path = path, .bytes_max = 1u << 20, .failure = ERR_MODEL};
     TRY(file_read(&f, &text, &n, err));
     TRY(model_config_parse(text, n, path, &m, err));

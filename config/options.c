@@ -19,7 +19,7 @@
 #define RUN (COMMAND_SERVE | COMMAND_PLAN | COMMAND_DOCTOR | COMMAND_RANK)
 #define LAYOUT (RUN | COMMAND_INSPECT | COMMAND_SHARD)
 #define ASKING (COMMAND_COMPLETE | COMMAND_CHAT)
-#define WITH_URL (COMMAND_BENCH | ASKING)
+#define WITH_URL OPTIONS_ROWS_WITH_URL
 #define ALL OPTIONS_ROWS_ALL
 
 const struct options_row options_rows[] = {
@@ -315,11 +315,41 @@ static bool is_choice(const char *choices, const char *value)
     return false;
 }
 
+/* What vLLM calls some values, and our word for each; NULL: such files say it themselves. */
+static const struct {
+    const char *option, *value, *ours;
+} spellings[] = {
+    {"dtype", "half", "float16"},          {"dtype", "float", "float32"},
+    {"kv-cache-dtype", "fp8_e4m3", "fp8"}, {"max-model-len", "auto", "0"},
+    {"max-model-len", "-1", "0"},          {"quantization", "awq", NULL},
+    {"quantization", "awq_marlin", NULL},  {"quantization", "gptq", NULL},
+    {"quantization", "gptq_marlin", NULL}, {"quantization", "compressed-tensors", NULL},
+    {"quantization", "mxfp4", NULL},
+};
+
+static enum status translate(const struct options_row *r, const char **value, struct err *err)
+{
+    for (size_t i = 0; i < ARRAY_LEN(spellings); i++) {
+        if (strcmp(spellings[i].option, r->name) != 0 || strcmp(spellings[i].value, *value) != 0)
+            continue;
+        if (!spellings[i].ours)
+            return base_fail(err, ERR_USAGE,
+                             "--%s %s: leave it out: files of that kind are read as they are",
+                             r->name, *value);
+        *value = spellings[i].ours;
+        break;
+    }
+    return OK;
+}
+
 enum status options_rows_set(const struct options_row *r, const char *value, struct options *o,
                              struct err *err)
 {
     void *at = (char *)o + r->offset;
     double v = 0;
+    enum status st = translate(r, &value, err);
+    if (st != OK)
+        return st;
     if (r->kind == FLAG) {
         bool yes = strcmp(value, "1") == 0 || strcmp(value, "true") == 0;
         if (!yes && strcmp(value, "0") != 0 && strcmp(value, "false") != 0)
@@ -335,7 +365,7 @@ enum status options_rows_set(const struct options_row *r, const char *value, str
         *(const char **)at = value;
         return OK;
     }
-    enum status st = parse_number(r, value, &v, err);
+    st = parse_number(r, value, &v, err);
     if (st != OK)
         return st;
     if (r->kind == INT32)
@@ -349,26 +379,13 @@ enum status options_rows_set(const struct options_row *r, const char *value, str
     return OK;
 }
 
-const char *options_rows_nearest(int commands, const char *word)
+/* Is it this name, whose dashes may be written as underscores? */
+static bool is_name(const char *name, const char *word, size_t n)
 {
-    const char *best = NULL;
-    int best_distance = ((int)strlen(word) + 2) / 3; /* what is further away was not meant */
-    for (size_t i = 0; i < options_rows_count; i++) {
-        const struct options_row *r = &options_rows[i];
-        if (!(r->commands & commands))
-            continue;
-        int d = base_edit_distance(word, r->name);
-        /* a word that begins like a known option is closer than its length says */
-        if (strlen(word) >= 3 && strncmp(r->name, word, strlen(word)) == 0)
-            d = 1;
-        int a = r->alias ? base_edit_distance(word, r->alias) : d;
-        d = a < d ? a : d;
-        if (d < best_distance || (!best && d == best_distance)) {
-            best_distance = d;
-            best = r->name;
-        }
-    }
-    return best;
+    for (size_t i = 0; i < n; i++)
+        if (name[i] != (word[i] == '_' ? '-' : word[i]))
+            return false;
+    return name[n] == '\0';
 }
 
 /* "--name", "--name=value", "--no-flag", "-alias" or "-tp" (a word). Points *inline_value behind
@@ -382,10 +399,10 @@ static const struct options_row *find_argument(enum command command, const char 
     *inline_value = eq ? eq + 1 : NULL;
     for (size_t i = 0; i < options_rows_count; i++) {
         const struct options_row *r = &options_rows[i];
-        bool named = strlen(r->name) == n && memcmp(r->name, word, n) == 0;
-        bool aliased = r->alias && strlen(r->alias) == n && memcmp(r->alias, word, n) == 0;
-        bool negated = r->kind == FLAG && !eq && n == strlen(r->name) + 3 &&
-                       memcmp(word, "no-", 3) == 0 && memcmp(r->name, word + 3, n - 3) == 0;
+        bool named = is_name(r->name, word, n);
+        bool aliased = r->alias && is_name(r->alias, word, n);
+        bool negated = r->kind == FLAG && !eq && n > 3 && strncmp(word, "no", 2) == 0 &&
+                       strchr("-_", word[2]) && is_name(r->name, word + 3, n - 3);
         if (!(r->commands & (int)command) || !(named || aliased || negated))
             continue;
         if (negated)
@@ -405,26 +422,6 @@ const struct options_row *options_rows_find(enum command command, const char *na
             found = r;
     }
     return found;
-}
-
-static enum status unknown_option(enum command command, const char *arg, struct err *err)
-{
-    char name[64];
-    const char *word = arg + (arg[1] == '-' ? 2 : 1), *of = options_rows_command(command);
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-    const struct options_row *other = options_rows_find(command, name);
-    const char *near = options_rows_nearest((int)command, name);
-    if (other && (command & WITH_URL) && (other->commands & COMMAND_SERVE))
-        return base_fail(err, ERR_USAGE,
-                         "--%s is an option of the server: tessera %s MODEL -- --%s", name, of,
-                         name);
-    if (other)
-        return base_fail(err, ERR_USAGE,
-                         "--%s is no option of %s, but of other commands (tessera %s "
-                         "--help lists all)",
-                         name, of, of);
-    return base_fail(err, ERR_USAGE, "unknown option \"%.80s\"%s%s%s (tessera %s --help lists all)",
-                     arg, near ? "; did you mean --" : "", near ? near : "", near ? "?" : "", of);
 }
 
 static enum status from_arguments(int argc, char **argv, struct options *o, bool *help,
@@ -455,7 +452,7 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
         }
         const struct options_row *r = find_argument(o->command, arg, &value);
         if (!r)
-            return unknown_option(o->command, arg, err);
+            return options_unknown_argument(o->command, arg, err);
         if (r->kind == FLAG && !value)
             value = "1";
         if (!value && i + 1 == argc)
@@ -469,14 +466,6 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
     return OK;
 }
 
-static enum status unknown_key(enum command command, const char *path, const struct config_entry *e,
-                               struct err *err)
-{
-    const char *near = options_rows_nearest((int)command, e->key);
-    return base_fail(err, ERR_USAGE, "%s:%d: unknown key \"%.80s\"%s%s%s", path, e->line, e->key,
-                     near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
-}
-
 static enum status from_file(struct options *o, struct err *err)
 {
     const char *path = o->config;
@@ -486,7 +475,7 @@ static enum status from_file(struct options *o, struct err *err)
         struct options elsewhere = {0};
         struct err why;
         if (!r)
-            return unknown_key(o->command, path, e, err);
+            return options_unknown_key(o->command, path, e, err);
         if (r->offset == AT(config))
             return base_fail(err, ERR_USAGE, "%s:%d: a file cannot name another", path, e->line);
         if (options_rows_set(r, e->value, r->commands & (int)o->command ? o : &elsewhere, &why) !=

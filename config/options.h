@@ -107,9 +107,9 @@ enum status options_parse(int argc, char **argv, struct options *out, bool *help
                           struct err *err) MUST_USE;
 void options_close(struct options *o);
 /* One warning for each TESSERA_... variable that is no option of any command, with the nearest
- * name, and for one that Kubernetes made and that only looks like an option: both are ignored. For
- * main, once. */
-void options_warn_environment(void);
+ * name, for one that Kubernetes made and that only looks like an option, and, of serve, for one
+ * that only other commands have: all are ignored. For main, once. */
+void options_warn_environment(enum command command);
 /* The command's help text on stdout. */
 void options_help(enum command command);
 /* Is --sampler the distributed one? */

@@ -48,12 +48,13 @@ enum status options_rows_environment(struct options *o, struct err *err)
     return OK;
 }
 
-static bool is_variable(const char *name)
+/* Of an option of any of these commands? */
+static bool is_variable(int commands, const char *name)
 {
     char known[VARIABLE_MAX];
     for (size_t i = 0; i < options_rows_count; i++) {
         variable_of(&options_rows[i], known);
-        if (options_rows[i].commands != COMMAND_RANK && strcmp(known, name) == 0)
+        if (options_rows[i].commands & commands & ~COMMAND_RANK && strcmp(known, name) == 0)
             return true;
     }
     return false;
@@ -66,7 +67,8 @@ static void suggest(const char *unknown, char *hint, size_t cap)
     const char *c = unknown + strlen(PREFIX);
     for (size_t i = 0; i + 1 < sizeof word && c[i]; i++)
         word[i] = c[i] == '_' ? '-' : (char)tolower((unsigned char)c[i]);
-    const char *near = options_rows_nearest(OPTIONS_ROWS_ALL & ~COMMAND_RANK, word);
+    const char *equal;
+    const char *near = options_rows_nearest(OPTIONS_ROWS_ALL & ~COMMAND_RANK, word, &equal);
     char name[VARIABLE_MAX];
     hint[0] = '\0';
     if (!near)
@@ -75,25 +77,36 @@ static void suggest(const char *unknown, char *hint, size_t cap)
     snprintf(hint, cap, "; did you mean %s?", name);
 }
 
-void options_warn_environment(void)
+static void warn_of(enum command command, const char *name, const char *value)
+{
+    char hint[VARIABLE_MAX + 20];
+    const bool any = is_variable(OPTIONS_ROWS_ALL, name);
+    if (is_service_link(name, value)) {
+        if (any)
+            base_log(LOG_WARN,
+                     "%.100s=%.80s is how Kubernetes announces a service and no option: ignored; "
+                     "enableServiceLinks: false in the pod's spec turns it off",
+                     name, value);
+    } else if (!any) {
+        suggest(name, hint, sizeof hint);
+        base_log(LOG_WARN, "%.100s in the environment is no option: ignored%s", name, hint);
+    } else if (command == COMMAND_SERVE && !is_variable(COMMAND_SERVE, name)) {
+        base_log(LOG_WARN,
+                 "%.100s in the environment is no option of serve, but of other commands: ignored",
+                 name);
+    }
+}
+
+void options_warn_environment(enum command command)
 {
     for (char **e = environ; *e; e++) {
-        char name[256], hint[VARIABLE_MAX + 20];
+        char name[256];
         const size_t n = strcspn(*e, "=");
         if (strncmp(*e, PREFIX, strlen(PREFIX)) != 0 || (*e)[n] == '\0')
             continue;
         snprintf(name, sizeof name, "%.*s", (int)n, *e);
-        const char *value = *e + n + 1;
-        if (is_service_link(name, value)) {
-            if (is_variable(name))
-                base_log(
-                    LOG_WARN,
-                    "%.100s=%.80s is how Kubernetes announces a service and no option: ignored; "
-                    "enableServiceLinks: false in the pod's spec turns it off",
-                    name, value);
-        } else if (!is_variable(name)) {
-            suggest(name, hint, sizeof hint);
-            base_log(LOG_WARN, "%.100s in the environment is no option: ignored%s", name, hint);
-        }
+        if (command == COMMAND_SERVE && strcmp(name, PREFIX "API_KEY") == 0)
+            continue; /* access_open stops for it, or says why not */
+        warn_of(command, name, *e + n + 1);
     }
 }

@@ -2,11 +2,14 @@
 #ifndef TESSERA_CONFIG_OPTIONS_ROWS_H
 #define TESSERA_CONFIG_OPTIONS_ROWS_H
 
+#include "config/config_file.h"
 #include "config/options.h"
 
 #include <stddef.h>
 
 #define OPTIONS_ROWS_ALL (~0) /* every command */
+/* Those that ask a server, which they may start with options behind "--". */
+#define OPTIONS_ROWS_WITH_URL (COMMAND_BENCH | COMMAND_COMPLETE | COMMAND_CHAT)
 
 enum options_kind { INT32, INT64, BYTES, NUMBER, STRING, CHOICE, FLAG };
 
@@ -28,8 +31,15 @@ enum status options_rows_set(const struct options_row *r, const char *value, str
                              struct err *err) MUST_USE;
 /* The row with this long name: that of the command, else any other but internal ones; NULL. */
 const struct options_row *options_rows_find(enum command command, const char *name);
-/* The option of these commands whose name is most like the word; NULL when none is much like it. */
-const char *options_rows_nearest(int commands, const char *word);
+/* The option of these commands whose name is most like the word, and in *equal another one that is
+ * as much; NULL when none is (options_unknown.c). */
+const char *options_rows_nearest(int commands, const char *word, const char **equal);
+/* ERR_USAGE for a word of the command line, or a key of a file, that is no option of the command:
+ * with what to do instead of an option of other servers, or the nearest name. */
+enum status options_unknown_argument(enum command command, const char *arg,
+                                     struct err *err) MUST_USE;
+enum status options_unknown_key(enum command command, const char *path,
+                                const struct config_entry *e, struct err *err) MUST_USE;
 
 /* Sets what TESSERA_... variables say (options_environment.c). Not for internal options. */
 enum status options_rows_environment(struct options *o, struct err *err) MUST_USE;

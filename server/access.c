@@ -3,12 +3,14 @@
  * machine, an environment by every child. */
 #include "server/access.h"
 
+#include "config/config_file.h"
 #include "server/http/http_cors.h"
 #include "server/http/http_listen.h"
 #include "server/keys.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* systemd's LoadCredential=api-keys:FILE. Its files are the service's alone, although access lists
@@ -22,12 +24,45 @@ static bool find_credential(char *path, size_t cap)
     return n > 0 && (size_t)n < cap && access(path, F_OK) == 0;
 }
 
+/* Where somebody has put a key that serve would not look at; NULL: nowhere. */
+static const char *unused_key(const struct options *o)
+{
+    static const char *const variables[] = {"TESSERA_API_KEY", "VLLM_API_KEY"};
+    for (size_t i = 0; i < ARRAY_LEN(variables); i++) {
+        const char *value = getenv(variables[i]);
+        if (value && *value)
+            return variables[i];
+    }
+    for (int32_t i = 0; o->file && i < o->file->count; i++)
+        if (strcmp(o->file->entries[i].key, "api-key") == 0)
+            return "api-key in the file of --config";
+    return NULL;
+}
+
+/* Who set a key believes that the server wants it. */
+static enum status check_unused_key(const struct options *o, const char *file, struct err *err)
+{
+    const char *place = unused_key(o);
+    if (place && file)
+        base_log(LOG_WARN, "%s is ignored: keys come from %.200s", place, file);
+    if (!place || file)
+        return OK;
+    return base_fail(err, ERR_USAGE,
+                     "%s is not where serve reads keys: put the key into a file of mode 600 and "
+                     "give --api-key-file FILE, or take it away",
+                     place);
+}
+
 enum status access_open(const struct options *o, struct keys **keys, struct err *err)
 {
     char credential[4096];
     const bool has_credential = !o->api_key_file && find_credential(credential, sizeof credential);
     const char *file = has_credential ? credential : o->api_key_file;
     enum status st = http_cors_check(o->cors_origins, err);
+    if (st == OK)
+        st = http_listen_check(o->host, err);
+    if (st == OK)
+        st = check_unused_key(o, file, err);
     if (st != OK)
         return st;
     if (file && o->insecure_no_auth)

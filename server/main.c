@@ -58,15 +58,29 @@ static enum status run(const struct options *o, struct err *err)
     return base_fail(err, ERR_INTERNAL, "no such command");
 }
 
+/* NULL: none is like it. */
 static const char *nearest_command(const char *word)
 {
     static const char *const names[] = {"serve", "plan",  "inspect", "shard",  "synth",  "complete",
                                         "chat",  "bench", "health",  "doctor", "version"};
-    const char *best = names[0];
-    for (size_t i = 1; i < ARRAY_LEN(names); i++)
-        if (base_edit_distance(word, names[i]) < base_edit_distance(word, best))
+    const char *best = NULL;
+    int least = strlen(word) < 4 ? 0 : strlen(word) < 6 ? 1 : 2; /* more is no slip */
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const int d = base_edit_distance(word, names[i]);
+        if (d < least || (!best && d == least)) {
             best = names[i];
+            least = d;
+        }
+    }
     return best;
+}
+
+static enum status unknown_command(const char *word, struct err *err)
+{
+    const char *near = nearest_command(word);
+    if (near)
+        return base_fail(err, ERR_USAGE, "unknown command \"%.40s\"; did you mean %s?", word, near);
+    return base_fail(err, ERR_USAGE, "unknown command \"%.40s\" (tessera help lists all)", word);
 }
 
 /* The first file that is opened takes the number of a closed standard stream, and then the log's
@@ -115,8 +129,7 @@ int main(int argc, char **argv)
     }
     enum status st = options_parse(argc - 1, argv + 1, &o, &help, &err);
     if (st == ERR_USAGE && !o.command)
-        st = base_fail(&err, ERR_USAGE, "unknown command \"%.40s\"; did you mean %s?", argv[1],
-                       nearest_command(argv[1]));
+        st = unknown_command(argv[1], &err);
     if (st == OK && help) {
         options_help(o.command);
         return finish_text();
@@ -127,7 +140,7 @@ int main(int argc, char **argv)
     if (st == OK && o.command == COMMAND_RANK)
         return rank_main(&o);
     if (st == OK && o.command != COMMAND_HEALTH) /* which is run every few seconds */
-        options_warn_environment();
+        options_warn_environment(o.command);
     if (st == OK)
         st = run(&o, &err);
     if (st == OK)

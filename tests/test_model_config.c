@@ -624,6 +624,24 @@ static enum status load(const char *config, const char *generation, struct model
     return model_config_load(scratch_dir, m, d, err);
 }
 
+static void test_no_config(void **state)
+{
+    (void)state;
+    struct model_config m;
+    struct err err;
+    remove(scratch_path("config.json"));
+    assert_int_equal(model_config_load(scratch_dir, &m, NULL, &err), ERR_MODEL);
+    assert_contains(err.text, "no config.json in it; expected a directory as Hugging Face");
+    assert_null(strstr(err.text, "GGUF"));
+    const char *gguf = scratch_path("m-Q4_K_M.GGUF");
+    scratch_write(gguf, "GGUF", 4);
+    assert_int_equal(model_config_load(scratch_dir, &m, NULL, &err), ERR_MODEL);
+    assert_contains(err.text, "; GGUF files, as m-Q4_K_M.GGUF, are not read");
+    assert_int_equal(model_config_load(gguf, &m, NULL, &err), ERR_MODEL);
+    assert_contains(err.text, "GGUF files are not read");
+    remove(gguf);
+}
+
 static void test_config_files(void **state)
 {
     (void)state;
@@ -663,7 +681,7 @@ static void test_config_files(void **state)
     free(big);
     remove(scratch_path("config.json"));
     assert_int_equal(model_config_load(scratch_dir, &m, NULL, &err), ERR_MODEL);
-    assert_contains(err.text, "No such file");
+    assert_contains(err.text, "no config.json in it");
     assert_int_equal(model_config_load("/nowhere/at/all", &m, NULL, &err), ERR_MODEL);
     assert_contains(err.text, "/nowhere/at/all: no such model directory");
     static const char *const meant[][2] = {
@@ -687,6 +705,7 @@ int main(void)
         cmocka_unit_test(test_two_rotations),   cmocka_unit_test(test_longrope),
         cmocka_unit_test(test_wrapped),         cmocka_unit_test(test_stretched),
         cmocka_unit_test(test_family_refusals), cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_no_config),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

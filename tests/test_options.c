@@ -152,7 +152,7 @@ static void test_ranges(void **state)
         const char *name;
         long long min, max;
     } cases[] = {{"tensor-parallel-size", 1, 64},   {"port", 0, 65535},
-                 {"threads-per-rank", 0, 1024},     {"max-model-len", 0, 1 << 24},
+                 {"threads-per-rank", 0, 1024},     {"prefill-rows", 0, 1 << 20},
                  {"max-num-seqs", 1, 1024},         {"max-num-batched-tokens", 1, 16384},
                  {"max-num-queued-reqs", 1, 65536}, {"drain-timeout", 0, 3600},
                  {"load-timeout", 1, 86400},        {"step-timeout", 1, 3600}};
@@ -225,7 +225,7 @@ static void test_choices(void **state)
     assert_int_equal(options_dtype(&o, DTYPE_F16), DTYPE_F32);
     assert_int_equal(options_kv_dtype(&o, DTYPE_F16), DTYPE_F32);
     bad("serve m --dtype bf16", "--dtype: got \"bf16\", expected auto|float32|bfloat16|float16");
-    bad("serve m --dtype float", "--dtype: got \"float\"");
+    bad("serve m --dtype floa", "--dtype: got \"floa\"");
     bad("serve m --dtype float320", "--dtype: got");
     bad("serve m --dtype auto|float32", "--dtype: got");
     bad("serve m --dtype=", "--dtype: got \"\"");
@@ -255,9 +255,14 @@ static void test_unknown(void **state)
         "unknown option \"--prot\"; did you mean --port? (tessera serve --help lists all)");
     bad("serve m --max-model-length=5", "did you mean --max-model-len?");
     bad("serve m --max-num-seq 5", "did you mean --max-num-seqs?");
-    bad("serve m -tpp 5", "did you mean --tensor-parallel-size?");
     bad("serve m --tensor-parallel 5", "did you mean --tensor-parallel-size?");
     bad("serve m --drain", "did you mean --drain-timeout?");
+    bad("plan m --mode 1", "did you mean --model or --modes?");
+    bad("plan m --modess 1", "did you mean --modes?");
+    bad("serve m -xp 5", "unknown option \"-xp\" (tessera serve --help lists all)");
+    bad("serve m -tpp 5", "unknown option \"-tpp\" (tessera serve --help lists all)");
+    bad("serve m --hast 5", "did you mean --host?");
+    bad("serve m --toast 5", "unknown option \"--toast\" (tessera");
     bad("serve m --frobnicate", "unknown option \"--frobnicate\" (tessera serve --help lists all)");
     bad("serve m --rank 1", "unknown option \"--rank\"; did you mean --ranks-per-device?");
     bad("serve m --", "unknown option");
@@ -564,6 +569,89 @@ static void test_file_refused(void **state)
     good(line);
 }
 
+/* Spellings that other servers know, of names and of values. */
+static void test_spellings(void **state)
+{
+    (void)state;
+    char line[256];
+    good("serve m --max_model_len 100 --no_enable_prefix_caching --max_num-seqs=3");
+    assert_int_equal(o.max_model_len, 100);
+    assert_false(o.prefix_caching);
+    assert_int_equal(o.max_num_seqs, 3);
+    bad("serve m --max_modell_len 100", "did you mean --max-model-len?");
+    bad("inspect m --max_num_seqs=1", "--max-num-seqs is no option of inspect");
+    snprintf(line, sizeof line, "serve m --config %s",
+             file_of("max_model_len: 7\ndtype: half\nenable_prefix_caching: false\n"));
+    good(line);
+    assert_int_equal(o.max_model_len, 7);
+    assert_string_equal(o.dtype, "float16");
+    assert_false(o.prefix_caching);
+    snprintf(line, sizeof line, "serve m --config %s", file_of("max_num_seqs: 7\nmax-num-seqs: 8"));
+    bad(line, ":2: max-num-seqs is there already, in line 1");
+    good("serve m --dtype float --kv-cache-dtype fp8_e4m3 --max-model-len auto");
+    assert_string_equal(o.dtype, "float32");
+    assert_string_equal(o.kv_cache_dtype, "fp8");
+    assert_int_equal(o.max_model_len, 0);
+    good("serve m --max-model-len 5 --max-model-len -1");
+    assert_int_equal(o.max_model_len, 0);
+    bad("serve m --max-model-len -2", "--max-model-len: got \"-2\", expected a whole number");
+    bad("serve m --max-num-seqs auto", "--max-num-seqs: got \"auto\"");
+    static const char *const packed[] = {"awq", "gptq", "compressed-tensors", "awq_marlin"};
+    for (size_t i = 0; i < ARRAY_LEN(packed); i++) {
+        snprintf(line, sizeof line, "serve m --quantization %s", packed[i]);
+        bad(line, "leave it out: files of that kind are read as they are");
+    }
+}
+
+/* Options of vLLM and llama-server are refused with what to do instead. */
+static void test_advice(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words, *wanted;
+    } cases[] = {
+        {"--gpu-memory-utilization 0.9", "--kv-cache-memory says how many bytes a rank keeps"},
+        {"--gpu_memory_utilization=0.9", "--kv-cache-memory says"},
+        {"--disable-log-requests", "leave it out: a request is logged in one line"},
+        {"--no-enable-log-requests", "leave it out: a request is logged in one line"},
+        {"--trust-remote-code", "leave it out: no code of a model is run"},
+        {"--enable-chunked-prefill", "leave it out: "},
+        {"--no-enable-chunked-prefill", "leave it out: "},
+        {"--tokenizer x", "a model is read from a local directory as it is"},
+        {"--allowed-origins *", "it is --cors-origins here"},
+        {"--ssl-certfile x", "a proxy in front"},
+        {"--enable-lora", "not supported"},
+        {"-pp 2", "--tensor-parallel-size shares"},
+        {"--data-parallel-size 2", "--tensor-parallel-size shares"},
+        {"-m x", "the model's directory is the first word"},
+        {"-c 4096", "it is --max-model-len here"},
+        {"--ctx-size=4096", "it is --max-model-len here"},
+        {"-ngl 99", "--device cuda"},
+        {"-a x", "it is --served-model-name here"},
+        {"-b 8", "it is --max-num-batched-tokens here"},
+        {"-np 8", "it is --max-num-seqs here"},
+        {"-t 8", "it is --threads-per-rank here"},
+        {"-fa", "leave it out"},
+        {"-v", "--log-level"},
+        {"--temp 1", "a field of requests"},
+        {"--temperature 1", "a field of requests"},
+        {"--api-key secret", "give --api-key-file"},
+    };
+    char line[128];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(line, sizeof line, "serve m %s", cases[i].words);
+        bad(line, cases[i].wanted);
+    }
+    bad("serve m --api-key=secret", "--api-key is no option of serve: ");
+    assert_null(strstr(err.text, "secret"));
+    bad("serve m -c 1", "unknown option \"-c\": it is --max-model-len here (tessera serve --help");
+    bad("plan m --allowed-origins x", "unknown option \"--allowed-origins\" (tessera plan");
+    bad("plan m --ctx-size 5", "it is --max-model-len here");
+    bad("bench m -c 5", "unknown option \"-c\" (tessera bench");
+    snprintf(line, sizeof line, "serve --config %s", file_of("gpu_memory_utilization: 0.9\n"));
+    bad(line, ":1: unknown key \"gpu-memory-utilization\": --kv-cache-memory says");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,7 +663,8 @@ int main(void)
         cmocka_unit_test(test_positionals), cmocka_unit_test(test_help),
         cmocka_unit_test(test_help_layout), cmocka_unit_test(test_names_are_unique),
         cmocka_unit_test(test_file),        cmocka_unit_test(test_file_refused),
-        cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench),       cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_advice),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

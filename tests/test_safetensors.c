@@ -194,6 +194,24 @@ static void test_shrinks(void **state)
     free(bytes);
 }
 
+/* What a clone without Git LFS has in the place of the file. */
+static void test_lfs_pointer(void **state)
+{
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:"
+                                  "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+                                  "\nsize 12345\n";
+    struct err err = {{0}};
+    struct safetensors st;
+    (void)state;
+    const char *path = scratch_path("model.safetensors");
+    scratch_write(path, pointer, sizeof pointer - 1);
+    assert_int_equal(safetensors_open(path, &st, &err), ERR_MODEL);
+    assert_non_null(strstr(err.text, "is a Git LFS pointer, not the file itself: git lfs pull"));
+    scratch_write(path, pointer, 12); /* "version http" */
+    assert_int_equal(safetensors_open(path, &st, &err), ERR_MODEL);
+    assert_null(strstr(err.text, "LFS"));
+}
+
 static void test_write(void **state)
 {
     char names[][24] = {"a", "q\"uote\n", "\xc3\xa9mpty"};
@@ -236,10 +254,10 @@ static void test_write(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_corpus),    cmocka_unit_test(test_entries),
-        cmocka_unit_test(test_too_many),  cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_bit_flips), cmocka_unit_test(test_shrinks),
-        cmocka_unit_test(test_write),
+        cmocka_unit_test(test_corpus),      cmocka_unit_test(test_entries),
+        cmocka_unit_test(test_too_many),    cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_lfs_pointer), cmocka_unit_test(test_bit_flips),
+        cmocka_unit_test(test_shrinks),     cmocka_unit_test(test_write),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

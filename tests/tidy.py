@@ -62,6 +62,7 @@ TESTED_BY = {
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
     "config/options_environment.c": "tests/test_options.c",
     "config/options_help.c": "tests/test_options.c",
+    "config/options_unknown.c": "tests/test_options.c",
     "engine/parallel/sampler.c": "tests/test_rank.c",
     "kernels/backend.c": "tests/test_kernels.c",
     "kernels/cpu/attend.c": "tests/test_attend.c",

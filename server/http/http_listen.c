@@ -19,26 +19,48 @@ static const char *numeric(const char *host)
     return strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
 }
 
+union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
+static enum status parse(const char *host, int32_t port, union address *a, socklen_t *size,
+                         struct err *err)
+{
+    if (inet_pton(AF_INET, numeric(host), &a->v4.sin_addr) == 1) {
+        a->v4.sin_family = AF_INET;
+        a->v4.sin_port = htons((uint16_t)port);
+        *size = sizeof a->v4;
+    } else if (inet_pton(AF_INET6, host, &a->v6.sin6_addr) == 1) {
+        a->v6.sin6_family = AF_INET6;
+        a->v6.sin6_port = htons((uint16_t)port);
+        *size = sizeof a->v6;
+    } else {
+        return base_fail(err, ERR_USAGE,
+                         "\"%.100s\" is no numeric address to listen on; of names only localhost "
+                         "is known",
+                         host);
+    }
+    return OK;
+}
+
+enum status http_listen_check(const char *host, struct err *err)
+{
+    union address a;
+    socklen_t size;
+    return parse(host, 0, &a, &size, err);
+}
+
 enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bound,
                            struct err *err)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } a = {0};
-    socklen_t size = sizeof a.v4;
+    union address a = {0};
+    socklen_t size;
     int on = 1, unsent = SEND_BUFFER_BYTES;
-    if (inet_pton(AF_INET, numeric(host), &a.v4.sin_addr) == 1) {
-        a.v4.sin_family = AF_INET;
-        a.v4.sin_port = htons((uint16_t)port);
-    } else if (inet_pton(AF_INET6, host, &a.v6.sin6_addr) == 1) {
-        a.v6.sin6_family = AF_INET6;
-        a.v6.sin6_port = htons((uint16_t)port);
-        size = sizeof a.v6;
-    } else {
-        return base_fail(err, ERR_USAGE, "\"%.100s\" is not a numeric address to listen on", host);
-    }
+    enum status st = parse(host, port, &a, &size, err);
+    if (st != OK)
+        return st;
     int fd = socket(a.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return base_fail_errno(err, ERR_USAGE, "socket for %.100s", host);
@@ -46,8 +68,7 @@ enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bo
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &unsent, sizeof unsent); /* connections inherit it */
     if (bind(fd, &a.any, size) != 0 || listen(fd, 1024) != 0 ||
         getsockname(fd, &a.any, &size) != 0) {
-        enum status st =
-            base_fail_errno(err, ERR_USAGE, "cannot listen on %.100s port %d", host, port);
+        st = base_fail_errno(err, ERR_USAGE, "cannot listen on %.100s port %d", host, port);
         close(fd);
         return st;
     }

@@ -10,6 +10,8 @@ struct sockaddr;
  * taken. ERR_USAGE naming both when the address is wrong or taken. The caller closes *fd. */
 enum status http_listen_on(const char *host, int32_t port, int *fd, int32_t *bound,
                            struct err *err) MUST_USE;
+/* ERR_USAGE where host is no such address. */
+enum status http_listen_check(const char *host, struct err *err) MUST_USE;
 /* True for localhost, 127.0.0.0/8 and ::1, which only this machine can reach. */
 bool http_listen_is_loopback(const char *host);
 #define HTTP_LISTEN_FILES_RESERVED 256 /* descriptors for everything but connections */

@@ -133,6 +133,37 @@ def test_exposed_on_purpose(serve, key_file):
         eventually(lambda log=server: "ready: listening" in log.log, 30, "ready")
 
 
+@pytest.mark.parametrize("variable", ["TESSERA_API_KEY", "VLLM_API_KEY"])
+@pytest.mark.parametrize("more", [(), ("--insecure-no-auth",)])
+def test_key_in_the_environment(variable, more):
+    """Whoever set it believes that the server is closed."""
+    done = harness.run("serve", checkpoint.DEMO, "--port", 0, *more, variables={variable: KEY})
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert variable in done.stderr and "--api-key-file FILE" in done.stderr
+    assert KEY not in done.stderr
+
+
+def test_key_in_the_configuration(tmp_path):
+    path = write(tmp_path / "options.yaml", f"api_key: {KEY}\n", 0o600)
+    done = harness.run("serve", checkpoint.DEMO, "--port", 0, "--config", path)
+    assert done.returncode == 2
+    assert "api-key" in done.stderr and "--api-key-file FILE" in done.stderr
+    assert KEY not in done.stderr
+
+
+def test_key_in_the_environment_beside_a_file(serve, key_file, monkeypatch):
+    """A shell that has it for clients; also for those that start a server of their own."""
+    monkeypatch.setattr(harness, "environment",
+                        lambda real=harness.environment: {**real(), "TESSERA_API_KEY": "other",
+                                                          "VLLM_API_KEY": "other"})
+    server = serve(checkpoint.DEMO, "--api-key-file", key_file)
+    assert server.get("/v1/models").status == 401
+    assert "TESSERA_API_KEY is ignored: keys come from" in server.log
+    done = harness.run("complete", checkpoint.DEMO, "x", "--max-tokens", 2)
+    assert done.returncode == 0, done.stderr
+
+
 def test_bad_key_file(tmp_path):
     for text, mode, words in (("", 0o600, "no key"), (KEY, 0o640, "chmod 600"),
                               ("a b c d e f", 0o600, "line 1")):

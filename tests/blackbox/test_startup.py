@@ -41,7 +41,12 @@ def fails(code, *arguments):
     (("serve", "MODEL", "-tp", "two"), "tensor-parallel-size"),
     (("serve", "MODEL", "--port", "70000"), "65535"),
     (("serve", "MODEL", "--port"), "port"),
-    (("serv", "MODEL"), "serve"),
+    (("serv", "MODEL"), "did you mean serve?"),
+    (("run", "MODEL"), 'unknown command "run" (tessera help lists all)'),
+    (("frobnicate",), 'unknown command "frobnicate" (tessera help lists all)'),
+    (("serve", "MODEL", "--host", "nosuchhost"),
+     '"nosuchhost" is no numeric address to listen on; of names only localhost is known'),
+    (("serve", "MODEL", "--api-key", "secret"), "--api-key-file"),
     (("serve",), "MODEL"),
     (("plan", ""), "which model directory"),
     (("serve", "MODEL", "--cors-origins", "https://a.example/"), "is no origin"),
@@ -78,6 +83,15 @@ def test_unknown_variable(variable, meant):
 def test_known_variables():
     """Those of other commands are in the same environment."""
     assert not variables_warned({"TESSERA_GOODPUT": "ttft:1", "TESSERA_PORT": "1"})
+
+
+def test_variables_of_other_commands():
+    """A server is configured by its environment, so whoever set them meant something."""
+    done = run("serve", "/nowhere", variables={"TESSERA_GOODPUT": "ttft:1", "TESSERA_PORT": "1"})
+    lines = [line for line in done.stderr.splitlines() if "TESSERA_" in line]
+    assert len(lines) == 1
+    assert "TESSERA_GOODPUT in the environment is no option of serve" in lines[0]
+    assert lines[0].endswith("but of other commands: ignored")
 
 
 def test_service_of_kubernetes():
