@@ -42,6 +42,12 @@ static ssize_t read_up_to(int fd, char *bytes, size_t cap)
     return (ssize_t)n;
 }
 
+bool file_is_lfs_pointer(const char *bytes, size_t n)
+{
+    static const char first[] = FILE_LFS_POINTER;
+    return n >= sizeof first - 1 && memcmp(bytes, first, sizeof first - 1) == 0;
+}
+
 static enum status read_bytes(const struct file_spec *f, int fd, char **out, size_t *n,
                               struct err *err)
 {
@@ -64,6 +70,8 @@ static enum status read_bytes(const struct file_spec *f, int fd, char **out, siz
             base_fail(err, f->failure, "%s%.300s: ends after %zd of %zu bytes", SHOWN(f), got, cap);
     else if ((size_t)got > f->bytes_max)
         st = base_fail(err, f->failure, "%s%.300s: more than %zu bytes", SHOWN(f), f->bytes_max);
+    else if (f->failure == ERR_MODEL && file_is_lfs_pointer(bytes, (size_t)got))
+        st = base_fail(err, f->failure, "%s%.300s " FILE_LFS_MEANING, SHOWN(f));
     if (st != OK) {
         free(bytes);
         return st;

@@ -21,4 +21,10 @@ struct file_spec {
 /* All bytes, and a NUL behind the *n of them; the caller frees *out. Safe from any thread. */
 enum status file_read(const struct file_spec *f, char **out, size_t *n, struct err *err) MUST_USE;
 
+/* What a clone without Git LFS has in the place of a large file: its first line, the test for it,
+ * and what is said of it behind its name. file_read refuses one where failure is ERR_MODEL. */
+#define FILE_LFS_POINTER "version https://git-lfs.github.com/spec/v1"
+#define FILE_LFS_MEANING "is a Git LFS pointer, not the file itself: git lfs pull fetches it"
+bool file_is_lfs_pointer(const char *bytes, size_t n);
+
 #endif

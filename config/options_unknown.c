@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define LEAVE "leave it out: "
-#define NO_TRANSFER LEAVE "a model is read from a local directory as it is"
 #define ONE_WAY "shares a model among ranks; there is no other way"
 #define SAMPLING "it is a field of requests; the model's generation_config.json has the defaults"
 
@@ -36,8 +35,11 @@ static const struct {
      LEAVE "ranks are processes, on several machines with --comm mpi"},
     {"scheduling-policy", NULL, LEAVE "the field priority of requests always counts"},
     {"tokenizer|tokenizer-mode|revision|tokenizer-revision|code-revision|download-dir|hf-overrides|"
-     "hf-config-path|hf-token|config-format|rope-scaling|rope-theta|hf|hf-repo|hf-file",
-     NULL, NO_TRANSFER},
+     "hf-config-path|config-format|rope-scaling|rope-theta",
+     NULL, LEAVE "a model is read from a local directory as it is"},
+    {"hf|hf-repo|hf-file|hf-token", NULL,
+     "models are not downloaded; give a local directory as the first word"},
+    {"enable-expert-parallel|ep", NULL, LEAVE "every rank holds a part of each expert"},
     {"allowed-origins", "cors-origins", NULL},
     {"ssl-certfile|ssl-keyfile|ssl-ca-certs|ssl-cert-file|ssl-key-file", NULL,
      "TLS is for a proxy in front (deploy/README.md)"},

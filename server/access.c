@@ -49,7 +49,7 @@ static enum status check_unused_key(const struct options *o, const char *file, s
         return OK;
     return base_fail(err, ERR_USAGE,
                      "%s is not where serve reads keys: put the key into a file of mode 600 and "
-                     "give --api-key-file FILE, or take it away",
+                     "give --api-key-file FILE, or unset it",
                      place);
 }
 

@@ -71,6 +71,18 @@ static void test_what_is_no_file(void **state)
     refused(&f, ERR_USAGE, "Not a directory");
 }
 
+/* What a clone without Git LFS has in the place of tokenizer.json; elsewhere it is a text. */
+static void test_lfs_pointer(void **state)
+{
+    (void)state;
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\n";
+    struct file_spec f = {.path = scratch_path("pointer"), .bytes_max = 100, .failure = ERR_MODEL};
+    scratch_write(f.path, pointer, sizeof pointer - 1);
+    refused(&f, ERR_MODEL, "/pointer is a Git LFS pointer, not the file itself: git lfs pull");
+    f.failure = ERR_USAGE;
+    expect(&f, pointer, sizeof pointer - 1);
+}
+
 /* In two pieces with a writer that comes late. */
 static void write_slowly(const char *path, size_t piece)
 {
@@ -121,9 +133,8 @@ static void test_permissions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_what_is_no_file),
-        cmocka_unit_test(test_pipes),
+        cmocka_unit_test(test_lfs_pointer),     cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_what_is_no_file), cmocka_unit_test(test_pipes),
         cmocka_unit_test(test_permissions),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

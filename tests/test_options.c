@@ -635,6 +635,7 @@ static void test_advice(void **state)
         {"-v", "--log-level"},
         {"--temp 1", "a field of requests"},
         {"--temperature 1", "a field of requests"},
+        {"-hf org/name", "models are not downloaded"},
         {"--api-key secret", "give --api-key-file"},
     };
     char line[128];

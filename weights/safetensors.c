@@ -6,6 +6,7 @@
 #include "weights/safetensors.h"
 
 #include "config/buf.h"
+#include "config/file.h"
 #include "config/jdoc.h"
 
 #include <errno.h>
@@ -283,14 +284,12 @@ static enum status read_at(int fd, const char *path, uint64_t offset, void *dst,
     return OK;
 }
 
-/* What a clone without Git LFS has in the place of a large file. */
 static bool is_lfs_pointer(int fd, const char *path, uint64_t file_bytes)
 {
-    static const char first[] = "version https://git-lfs.github.com/spec/v1";
-    char text[sizeof first - 1];
+    char text[sizeof FILE_LFS_POINTER - 1];
     struct err err;
     return file_bytes >= sizeof text && read_at(fd, path, 0, text, sizeof text, &err) == OK &&
-           memcmp(text, first, sizeof text) == 0;
+           file_is_lfs_pointer(text, sizeof text);
 }
 
 /* The header's length n from the first 8 bytes, and its text. */
@@ -308,9 +307,7 @@ static enum status read_header(int fd, const char *path, uint64_t file_bytes, ch
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
         length = length << 8 | raw[i];
     if (length > HEADER_MAX && is_lfs_pointer(fd, path, file_bytes))
-        return base_fail(err, ERR_MODEL,
-                         "%s is a Git LFS pointer, not the file itself: git lfs pull fetches it",
-                         path);
+        return base_fail(err, ERR_MODEL, "%s " FILE_LFS_MEANING, path);
     if (length > HEADER_MAX)
         return base_fail(err, ERR_MODEL, "%s: header of %llu bytes, at most %d are read", path,
                          (unsigned long long)length, HEADER_MAX);
