@@ -192,6 +192,9 @@ TESTED_BY = {
     "server/answer/answer_form.c": "tests/test_answer.c tests/test_chat.c "
                                    "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
+    "server/answer/call_tags.c": "tests/test_call_tags.c tests/fuzz/fuzz_answer.c "
+                                 "tests/blackbox/test_tools.py",
+    "server/answer/call_types.c": "tests/test_call_tags.c tests/blackbox/test_tools.py",
     "server/answer/parts.c": "tests/test_answer_order.c tests/fuzz/fuzz_answer.c "
         "tests/test_nomem.c",
     "server/answer/harmony.c": "tests/test_answer.c tests/test_chat.c tests/fuzz/fuzz_answer.c "

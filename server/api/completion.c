@@ -179,6 +179,7 @@ void completion_free(struct completion_request *r)
         free(r->prompts[i].ids);
     free(r->prompts);
     buf_free(&r->answer_begin);
+    buf_free(&r->call_types);
     buf_free(&r->prediction);
     free(r->prediction_ids);
     guide_unref(r->params.guide);
