@@ -284,6 +284,7 @@ TESTED_BY = {
     "server/job_start.c": "tests/test_http.c tests/test_alloc.c",
     "server/keys.c": "tests/test_keys.c tests/blackbox/test_keys.py tests/test_nomem.c "
         "tests/fuzz/fuzz_files.c",
+    "server/hub_cache.c": "tests/blackbox/test_hub_cache.py",
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_metrics.py",
     "server/notify.c": "tests/blackbox/test_health.py",
