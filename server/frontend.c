@@ -200,6 +200,11 @@ out:
     return st;
 }
 
+static void count_answer(void *ctx, int32_t status)
+{
+    metrics_count_answer(((struct service *)ctx)->metrics, status);
+}
+
 static enum status open_http(struct frontend *f, const struct frontend_config *c, struct err *err)
 {
     const struct http_config config = {
@@ -212,6 +217,7 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .cors_origins = c->cors_origins,
         .routes = {routes, (int32_t)ARRAY_LEN(routes)},
         .ctx = &f->service,
+        .answered = count_answer,
     };
     return http_open(&config, &f->http, err);
 }
