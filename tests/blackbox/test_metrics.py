@@ -133,7 +133,8 @@ def test_answers_by_status(server):
         assert raw.recv(12) == b"HTTP/1.1 505"
     grown = {code: n - before.get(code, 0) for code, n in counts().items()}
     # the page that told what was before is one of them, the last one is not
-    assert {c: n for c, n in grown.items() if n} == {"200": 2, "400": 1, "404": 1, "405": 1, "505": 1}
+    seen = {code: n for code, n in grown.items() if n > 0}
+    assert seen == {"200": 2, "400": 1, "404": 1, "405": 1, "505": 1}
     assert grown["429"] == 0
 
 
