@@ -146,6 +146,8 @@ const struct options_row options_rows[] = {
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
      "reuse the KV cache of prompts that begin alike; --no-enable-prefix-caching turns it off"},
+    {"shared-prefix-cache", NULL, COMMAND_SERVE, FLAG, AT(shared_prefix_cache), 0, 0, NULL, NULL,
+     "also those of other keys: who has one can find out by the time what others have asked"},
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,

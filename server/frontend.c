@@ -183,6 +183,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
     s->tokenizer = c->tokenizer;
     s->chat_template = c->chat_template;
     s->health = c->health;
+    s->shared_prefix_cache = c->shared_prefix_cache;
     s->ping_s = c->ping_s > 0 ? c->ping_s : PING_S;
     s->rules = (struct completion_rules){
         .vocab = c->vocab,

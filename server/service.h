@@ -34,8 +34,9 @@ struct service {
     char name_text[1024];                 /* what names points into */
     const char *names[SERVICE_NAMES_MAX]; /* of the model; the first is the one in answers */
     char fingerprint[64], version[32];
-    int64_t created; /* Unix time of the start */
-    double ping_s;   /* a stream that waits for its first token gets a comment so often */
+    int64_t created;          /* Unix time of the start */
+    bool shared_prefix_cache; /* between keys */
+    double ping_s;            /* a stream that waits for its first token gets a comment so often */
 
     _Atomic(struct engine *) engine; /* NULL: loading */
 
