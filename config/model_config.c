@@ -428,11 +428,10 @@ static enum status no_directory(const char *dir, struct err *err)
         return base_fail(err, ERR_MODEL, "%s: no such model directory (a server is http://%s)", dir,
                          dir);
     if (slash && slash > dir && dir[0] != '.' && slash[1] && !strchr(slash + 1, '/'))
-        return base_fail(
-            err, ERR_MODEL,
-            "%s: no such model directory; models are not downloaded, if that is a name "
-            "on the Hugging Face Hub: hf download %s --local-dir DIR",
-            dir, dir);
+        return base_fail(err, ERR_MODEL,
+                         "%s: no such model directory, nor in Hugging Face's cache; models are not "
+                         "downloaded, if that is a name on the Hub: hf download %s",
+                         dir, dir);
     return base_fail(err, ERR_MODEL, "%s: no such model directory", dir);
 }
 

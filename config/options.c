@@ -146,6 +146,8 @@ const struct options_row options_rows[] = {
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
      "reuse the KV cache of prompts that begin alike; --no-enable-prefix-caching turns it off"},
+    {"shared-prefix-cache", NULL, COMMAND_SERVE, FLAG, AT(shared_prefix_cache), 0, 0, NULL, NULL,
+     "also those of other keys: who has one can find out by the time what others have asked"},
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
@@ -157,10 +159,10 @@ const struct options_row options_rows[] = {
     {"enable-auto-tool-choice", NULL, COMMAND_SERVE, FLAG, AT(auto_tool_choice), 0, 0, "1", NULL,
      "tools may be called; --no-enable-auto-tool-choice refuses them"},
     {"tool-call-parser", NULL, COMMAND_SERVE, CHOICE, AT(tool_call_parser), 0, 0, "auto",
-     "auto|none|hermes|llama3_json|mistral|openai",
+     "auto|none|hermes|llama3_json|mistral|openai|glm45|qwen3_coder",
      "how the model writes calls of tools; auto: as its chat template shows them"},
     {"reasoning-parser", NULL, COMMAND_SERVE, CHOICE, AT(reasoning_parser), 0, 0, "auto",
-     "auto|none|think|qwen3|deepseek_r1|openai_gptoss",
+     "auto|none|think|qwen3|deepseek_r1|glm45|openai_gptoss",
      "think, or a model that does: what a chat's answer has between <think> and </think> is its "
      "reasoning; openai_gptoss: what it says in the analysis channel; auto: as the chat template "
      "has it"},

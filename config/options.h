@@ -57,7 +57,7 @@ struct options {
     const char *speculative_config;
     struct speculation speculation; /* what it says */
     int64_t max_num_queued_tokens;
-    bool prefix_caching;
+    bool prefix_caching, shared_prefix_cache;
     int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
     const char *chat_template; /* file; NULL: the model's */

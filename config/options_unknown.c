@@ -38,7 +38,7 @@ static const struct {
      "hf-config-path|config-format|rope-scaling|rope-theta",
      NULL, LEAVE "a model is read from a local directory as it is"},
     {"hf|hf-repo|hf-file|hf-token", NULL,
-     "models are not downloaded; give a local directory as the first word"},
+     "models are not downloaded; hf download fetches one, and its name is the first word"},
     {"enable-expert-parallel|ep", NULL, LEAVE "every rank holds a part of each expert"},
     {"allowed-origins", "cors-origins", NULL},
     {"ssl-certfile|ssl-keyfile|ssl-ca-certs|ssl-cert-file|ssl-key-file", NULL,

@@ -183,6 +183,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
     s->tokenizer = c->tokenizer;
     s->chat_template = c->chat_template;
     s->health = c->health;
+    s->shared_prefix_cache = c->shared_prefix_cache;
     s->ping_s = c->ping_s > 0 ? c->ping_s : PING_S;
     s->rules = (struct completion_rules){
         .vocab = c->vocab,
@@ -200,6 +201,11 @@ out:
     return st;
 }
 
+static void count_answer(void *ctx, int32_t status)
+{
+    metrics_count_answer(((struct service *)ctx)->metrics, status);
+}
+
 static enum status open_http(struct frontend *f, const struct frontend_config *c, struct err *err)
 {
     const struct http_config config = {
@@ -212,6 +218,7 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .cors_origins = c->cors_origins,
         .routes = {routes, (int32_t)ARRAY_LEN(routes)},
         .ctx = &f->service,
+        .answered = count_answer,
     };
     return http_open(&config, &f->http, err);
 }

@@ -38,6 +38,7 @@ struct frontend_config {
     struct http_limits http;
     struct keys *keys; /* NULL: nobody needs one; the caller's */
     bool metrics_without_key;
+    bool shared_prefix_cache;
     const char *cors_origins; /* NULL: none; static */
 };
 

@@ -290,7 +290,8 @@ static enum status submit_choices(struct job *j, struct err *err)
     if (!q->has_seed)
         params.seed = random_word();
     params.client = http_client(j->http);
-    params.cache_salt ^= http_key(j->http); /* prefixes are not shared between keys */
+    if (!j->service->shared_prefix_cache)
+        params.cache_salt ^= http_key(j->http);
     for (int32_t i = 0; i < j->choice_count && st == OK; i++)
         st = submit_choice(j, &j->choices[i], &params, err);
     return st;

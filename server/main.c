@@ -2,11 +2,13 @@
 #include "config/log.h"
 #include "engine/rank.h"
 #include "server/commands.h"
+#include "server/hub_cache.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static void usage(FILE *out)
@@ -24,7 +26,8 @@ static void usage(FILE *out)
           "  shard MODEL                  write a checkpoint cut for N ranks\n"
           "  synth                        write a random checkpoint of a given shape\n"
           "  version                      print version and CPU kernels\n\n"
-          "MODEL is a directory as Hugging Face publishes it, URL is http://HOST:PORT.\n"
+          "MODEL is a directory as Hugging Face publishes it, or ORG/NAME of one in its cache on\n"
+          "this machine; URL is http://HOST:PORT.\n"
           "tessera COMMAND --help lists the options of a command.\n",
           out);
 }
@@ -101,6 +104,17 @@ static enum status finish_output(struct err *err)
     return OK;
 }
 
+/* A model that is no directory may be the name of one in Hugging Face's cache. */
+static void find_model(struct options *o)
+{
+    static char path[4096];
+    struct stat sb;
+    if (!o->model || stat(o->model, &sb) == 0 || !hub_cache_find(o->model, path, sizeof path))
+        return;
+    base_log(LOG_INFO, "%s is %s", o->model, path);
+    o->model = path;
+}
+
 /* After a text that needs no run: the exit code. */
 static int finish_text(void)
 {
@@ -141,6 +155,8 @@ int main(int argc, char **argv)
         return rank_main(&o);
     if (st == OK && o.command != COMMAND_HEALTH) /* which is run every few seconds */
         options_warn_environment(o.command);
+    if (st == OK)
+        find_model(&o);
     if (st == OK)
         st = run(&o, &err);
     if (st == OK)

@@ -69,6 +69,8 @@ static const struct family families[METRICS_WHAT_COUNT] = {
                    {1, 2, 5, 10, 20}},
 };
 
+enum { STATUSES = 600 };
+
 static const char *const end_names[METRICS_END_COUNT] = {"stop", "length", "abort", "error"};
 
 struct histogram {
@@ -80,6 +82,7 @@ struct histogram {
 struct values {
     struct histogram seen[METRICS_WHAT_COUNT];
     uint64_t ends[METRICS_END_COUNT];
+    uint64_t answers[STATUSES];
 };
 
 struct metrics {
@@ -162,6 +165,14 @@ void metrics_count_end(struct metrics *m, enum metrics_end how)
     pthread_mutex_unlock(&m->lock);
 }
 
+void metrics_count_answer(struct metrics *m, int32_t status)
+{
+    CHECK(status >= 0 && status < STATUSES);
+    pthread_mutex_lock(&m->lock);
+    m->values.answers[status]++;
+    pthread_mutex_unlock(&m->lock);
+}
+
 /* ---- text ---- */
 
 /* Where the text goes, and the labels every vllm: family carries. */
@@ -226,6 +237,18 @@ static void write_ends(struct page *p, const struct values *v)
         buf_puts(p->out, "vllm:request_success_total");
         write_labels(p);
         buf_printf(p->out, ",finished_reason=\"%s\"} %" PRIu64 "\n", end_names[i], v->ends[i]);
+    }
+}
+
+static void write_answers(struct page *p, const struct values *v)
+{
+    write_head(p, "tessera:http_responses_total", "counter", "HTTP answers begun, by status.");
+    for (int i = 0; i < STATUSES; i++) {
+        if (v->answers[i] == 0 && i != 200 && i != 429)
+            continue;
+        buf_puts(p->out, "tessera:http_responses_total");
+        write_labels(p);
+        buf_printf(p->out, ",code=\"%d\"} %" PRIu64 "\n", i, v->answers[i]);
     }
 }
 
@@ -366,6 +389,7 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, const
     write_requests(&p, engine);
     write_cache(&p, engine);
     write_ends(&p, &v);
+    write_answers(&p, &v);
     for (int i = 0; i < METRICS_WHAT_COUNT; i++)
         write_family(&p, &families[i], &v.seen[i]);
     if (engine) {

@@ -40,6 +40,8 @@ void metrics_observe_choice(struct metrics *m, const struct metrics_choice *c);
 /* Seconds in the queue of the choice that ended last, of those that ran. */
 double metrics_last_wait(struct metrics *m);
 void metrics_count_end(struct metrics *m, enum metrics_end how);
+/* An HTTP answer, by its status. */
+void metrics_count_answer(struct metrics *m, int32_t status);
 /* Prometheus text, version 0.0.4. engine NULL: not loaded yet. */
 void metrics_write(struct metrics *m, const struct engine_metrics *engine, const char *model,
                    struct buf *out);

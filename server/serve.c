@@ -224,6 +224,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .http = access_limits(o),
         .keys = s->keys,
         .metrics_without_key = o->metrics_without_key,
+        .shared_prefix_cache = o->shared_prefix_cache,
         .cors_origins = o->cors_origins,
     };
     log_defaults(&c.defaults);

@@ -60,7 +60,6 @@ enum status service_check_room(struct service *s, struct api_error *e)
     const enum status st = engine_check_room(service_engine(s), &err);
     if (st == OK)
         return OK;
-    metrics_count_end(s->metrics, METRICS_ERROR);
     api_error_from_status(e, st, &err);
     /* by then what waits now has had its turn */
     e->retry_after_s = (int32_t)fmin(fmax(ceil(metrics_last_wait(s->metrics)), 1), RETRY_S_MAX);

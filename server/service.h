@@ -34,8 +34,9 @@ struct service {
     char name_text[1024];                 /* what names points into */
     const char *names[SERVICE_NAMES_MAX]; /* of the model; the first is the one in answers */
     char fingerprint[64], version[32];
-    int64_t created; /* Unix time of the start */
-    double ping_s;   /* a stream that waits for its first token gets a comment so often */
+    int64_t created;          /* Unix time of the start */
+    bool shared_prefix_cache; /* between keys */
+    double ping_s;            /* a stream that waits for its first token gets a comment so often */
 
     _Atomic(struct engine *) engine; /* NULL: loading */
 
@@ -56,8 +57,7 @@ enum status service_check(struct service *s, struct api_error *e) MUST_USE;
 enum status service_check_stopping(struct service *s, struct api_error *e) MUST_USE;
 /* What to say when the workers have no room: that, or a 429. */
 void service_refuse(struct service *s, struct api_error *e);
-/* OK: there is room for one request more. Else ERR_INPUT with the 429 to send, which is counted as
- * a request that failed. */
+/* OK: there is room for one request more. Else ERR_INPUT with the 429 to send. */
 enum status service_check_room(struct service *s, struct api_error *e) MUST_USE;
 void service_ready(struct service *s, struct engine *e);
 /* The engine, NULL while loading; stays valid until the front end is closed. */

@@ -4,6 +4,7 @@
 
 #include "config/buf.h"
 #include "engine/model/model.h"
+#include "server/hub_cache.h"
 #include "server/plan_modes.h"
 
 #include <stdio.h>
@@ -242,6 +243,8 @@ void setup_model_name(const struct options *o, char *name, size_t cap)
     char *real = realpath(o->model, NULL);
     snprintf(path, sizeof path, "%s", real ? real : o->model);
     free(real);
+    if (hub_cache_name(path, name, cap))
+        return;
     const char *slash = strrchr(path, '/');
     snprintf(name, cap, "%s", slash && slash[1] ? slash + 1 : path);
 }

@@ -651,8 +651,9 @@ static void test_forms(void **state)
     } cases[] = {
         {"{{ messages }}", ANSWER_CALLS_NONE, false},
         {"...within <tool_call></tool_call> XML tags", ANSWER_CALLS_HERMES, false},
-        {"<tool_call>\\n<function=", ANSWER_CALLS_NONE, false},
-        {"<tool_call>{name}\\n<arg_key>", ANSWER_CALLS_NONE, false},
+        {"<function=name>{...}</function>", ANSWER_CALLS_NONE, false},
+        {"<tool_call>\\n<function=name>\\n<parameter=", ANSWER_CALLS_QWEN3_CODER, false},
+        {"<tool_call>{name}\\n<arg_key>", ANSWER_CALLS_GLM45, false},
         {"{{ '[TOOL_CALLS][' }}", ANSWER_CALLS_MISTRAL, false},
         {"{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", ANSWER_CALLS_MISTRAL_ARGS, false},
         {"Respond in the format {\"name\": function name, \"parameters\": dictionary of ...}",

@@ -193,6 +193,9 @@ TESTED_BY = {
     "server/answer/answer_form.c": "tests/test_answer.c tests/test_chat.c "
                                    "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
+    "server/answer/call_tags.c": "tests/test_call_tags.c tests/fuzz/fuzz_answer.c "
+                                 "tests/blackbox/test_tools.py",
+    "server/answer/call_types.c": "tests/test_call_tags.c tests/blackbox/test_tools.py",
     "server/answer/parts.c": "tests/test_answer_order.c tests/fuzz/fuzz_answer.c "
         "tests/test_nomem.c",
     "server/answer/harmony.c": "tests/test_answer.c tests/test_chat.c tests/fuzz/fuzz_answer.c "
@@ -282,6 +285,7 @@ TESTED_BY = {
     "server/job_start.c": "tests/test_http.c tests/test_alloc.c",
     "server/keys.c": "tests/test_keys.c tests/blackbox/test_keys.py tests/test_nomem.c "
         "tests/fuzz/fuzz_files.c",
+    "server/hub_cache.c": "tests/blackbox/test_hub_cache.py",
     "server/main.c": "tests/blackbox/test_startup.py",
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_metrics.py",
     "server/notify.c": "tests/blackbox/test_health.py",

@@ -5,6 +5,7 @@
  * all else that waits is short. */
 #include "server/answer/answer.h"
 
+#include "server/answer/call_tags.h"
 #include "server/answer/harmony.h"
 #include "server/answer/parts.h"
 
@@ -22,6 +23,7 @@ enum state {
     CONTENT,
     MARKED,  /* `at` is where a call seems to begin, `value` behind its mark */
     VALUE,   /* its object is being read */
+    TAGGED,  /* or its name and arguments, from `value` on */
     CLOSING, /* behind it */
     PLAIN,   /* the rest is content */
     /* of the harmony format */
@@ -48,6 +50,7 @@ struct answer {
     size_t value;
     size_t begun; /* so much of pending the prompt has said */
     struct call_scan scan;
+    struct call_tags_reader tags;
     char name[CALL_NAME_BYTES_MAX + 1]; /* "": the object has it */
 
     struct parts parts; /* since the last clear */
@@ -172,6 +175,37 @@ static bool read_value(struct answer *a)
     return true;
 }
 
+static bool begin_tags(struct answer *a)
+{
+    struct buf arguments = a->tags.arguments;
+    buf_clear(&arguments);
+    a->tags = (struct call_tags_reader){.arguments = arguments};
+    a->state = TAGGED;
+    return true;
+}
+
+static bool read_tagged(struct answer *a)
+{
+    struct call call = {.name = ""};
+    struct call_tags_reader *r = &a->tags;
+    const struct call_tags_text how = {a->syntax->tags, a->syntax->close, a->form.types,
+                                       a->form.types_len, a->finished && a->whole};
+    const enum mark_match m =
+        call_tags_read(r, &how, text_at(a, a->value), a->pending.len - a->value);
+    if (m == MARK_PERHAPS)
+        return a->finished && give_up(a, a->pending.len);
+    a->failed |= r->no_memory || r->arguments.failed;
+    if (m == MARK_NO || a->total == ANSWER_CALLS_MAX || r->arguments.failed)
+        return give_up(a, a->value + r->at);
+    memcpy(call.name, r->name, sizeof call.name);
+    call.arguments = r->arguments.data;
+    call.arguments_len = r->arguments.len;
+    add_call(a, &call);
+    a->at = a->value + r->at;
+    a->state = CLOSING;
+    return true;
+}
+
 static size_t skip_name(const struct answer *a, size_t i)
 {
     while (i < a->pending.len && call_is_name_byte(*text_at(a, i)))
@@ -219,6 +253,8 @@ static bool read_marked(struct answer *a)
         a->value = i + 1;
         return true;
     }
+    if (a->syntax->tags)
+        return begin_tags(a);
     return a->syntax->varied && !a->in_list ? read_name(a, i) : give_up(a, a->value);
 }
 
@@ -434,9 +470,9 @@ static void read_all(struct answer *a)
     static bool (*const readers[])(struct answer * a) = {
         [BEGINNING] = read_beginning, [REASONING] = read_reasoning, [REASONED] = read_reasoned,
         [LEADING] = read_leading,     [CONTENT] = read_content,     [MARKED] = read_marked,
-        [VALUE] = read_value,         [CLOSING] = read_closing,     [PLAIN] = read_plain,
-        [HEADING] = read_heading,     [BODY] = read_body,           [ADDRESSED] = read_addressed,
-        [ENDING] = read_ending,
+        [VALUE] = read_value,         [TAGGED] = read_tagged,       [CLOSING] = read_closing,
+        [PLAIN] = read_plain,         [HEADING] = read_heading,     [BODY] = read_body,
+        [ADDRESSED] = read_addressed, [ENDING] = read_ending,
     };
     while (a->at < a->pending.len && readers[a->state](a))
         ;
@@ -470,6 +506,7 @@ struct answer *answer_open(const struct answer_form *form, uint64_t key)
     a->key = key;
     a->state = first_state(a);
     buf_init(&a->pending, BYTES_MAX);
+    buf_init(&a->tags.arguments, BYTES_MAX);
     parts_init(&a->parts, BYTES_MAX);
     return a;
 }
@@ -479,6 +516,7 @@ void answer_close(struct answer *a)
     if (!a)
         return;
     buf_free(&a->pending);
+    buf_free(&a->tags.arguments);
     parts_free(&a->parts);
     free(a);
 }

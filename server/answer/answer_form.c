@@ -1,20 +1,37 @@
 #include "server/answer/answer_form.h"
 
+#include "server/answer/call_tags.h"
 #include "server/answer/harmony.h"
 
 #include <string.h>
 
+static const struct call_tags glm_tags = {.name = "",
+                                          .name_end = "",
+                                          .key = "<arg_key>",
+                                          .key_end = "</arg_key>",
+                                          .value = "<arg_value>",
+                                          .value_end = "</arg_value>",
+                                          .tokens = true};
+
+static const struct call_tags coder_tags = {.name = "<function=",
+                                            .name_end = ">",
+                                            .key = "<parameter=",
+                                            .key_end = ">",
+                                            .value = "",
+                                            .value_end = "</parameter>",
+                                            .end = "</function>",
+                                            .lines = true};
+
+#define HERMES                                                                                     \
+    .open = "<tool_call>", .close = "</tool_call>", .before = "<tool_call>\n{\"name\": \"",        \
+    .after = "\", \"arguments\":", .end = "}", .last = "\n</tool_call>",                           \
+    .again = "\n</tool_call>\n<tool_call>\n{\"name\": \"", .may_stay_open = true
+
 static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
     [ANSWER_CALLS_NONE] = {.name = "none"},
-    [ANSWER_CALLS_HERMES] = {.name = "hermes",
-                             .open = "<tool_call>",
-                             .close = "</tool_call>",
-                             .before = "<tool_call>\n{\"name\": \"",
-                             .after = "\", \"arguments\":",
-                             .end = "}",
-                             .last = "\n</tool_call>",
-                             .again = "\n</tool_call>\n<tool_call>\n{\"name\": \"",
-                             .may_stay_open = true},
+    [ANSWER_CALLS_HERMES] = {.name = "hermes", HERMES},
+    [ANSWER_CALLS_GLM45] = {.name = "glm45", .tags = &glm_tags, HERMES},
+    [ANSWER_CALLS_QWEN3_CODER] = {.name = "qwen3_coder", .tags = &coder_tags, HERMES},
     [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
                              .open = "<|python_tag|>",
                              .before = "{\"name\": \"",
@@ -80,8 +97,13 @@ void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MAR
         HARMONY_START, HARMONY_CHANNEL, HARMONY_CONSTRAIN, HARMONY_MESSAGE,
         HARMONY_END,   HARMONY_RETURN,  HARMONY_CALL};
     const struct answer_syntax *s = &syntaxes[f->calls];
+    const struct call_tags *tags = s->tags && s->tags->tokens ? s->tags : NULL;
     const char *const others[] = {s->open,
                                   s->close,
+                                  tags ? tags->key : NULL,
+                                  tags ? tags->key_end : NULL,
+                                  tags ? tags->value : NULL,
+                                  tags ? tags->value_end : NULL,
                                   s->varied ? ANSWER_ARGS : NULL,
                                   s->varied ? ANSWER_CALL_ID : NULL,
                                   f->reasoning ? ANSWER_THINK : NULL,
@@ -120,10 +142,14 @@ static bool contains(const char *text, size_t n, const char *part)
 
 static enum answer_calls calls_of_template(const char *text, size_t n)
 {
-    /* other formats between the same tags: Qwen3-Coder's, GLM's */
-    if (contains(text, n, "<function=") || contains(text, n, "<arg_key>"))
+    const bool tagged = contains(text, n, "<tool_call>");
+    if (tagged && contains(text, n, "<arg_key>"))
+        return ANSWER_CALLS_GLM45;
+    if (tagged && contains(text, n, "<function=") && contains(text, n, "<parameter="))
+        return ANSWER_CALLS_QWEN3_CODER;
+    if (contains(text, n, "<function=") || contains(text, n, "<arg_key>")) /* of another kind */
         return ANSWER_CALLS_NONE;
-    if (contains(text, n, "<tool_call>"))
+    if (tagged)
         return ANSWER_CALLS_HERMES;
     if (contains(text, n, "[TOOL_CALLS]"))
         return contains(text, n, ANSWER_ARGS) ? ANSWER_CALLS_MISTRAL_ARGS : ANSWER_CALLS_MISTRAL;

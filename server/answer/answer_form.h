@@ -5,7 +5,7 @@
 
 #include "config/buf.h"
 
-#define ANSWER_MARKS_MAX 8          /* with the NULL behind them */
+#define ANSWER_MARKS_MAX 12         /* with the NULL behind them */
 #define ANSWER_BEGIN_BYTES_MAX 4096 /* of answer_form_begin */
 
 /* Where marks are control tokens, each stands behind this byte, which is in no text: then letters
@@ -25,6 +25,8 @@ enum answer_calls {
     ANSWER_CALLS_MISTRAL, /* [TOOL_CALLS][{"name": ..., "arguments": ...}] */
     ANSWER_CALLS_MISTRAL_ARGS, /* [TOOL_CALLS]name[ARGS]{...}, since 2025; either is read as both */
     ANSWER_CALLS_OPENAI,       /* a message of the harmony format to functions.name (harmony.h) */
+    ANSWER_CALLS_GLM45, /* name and arguments between tags (call_tags.h); one that has to be */
+    ANSWER_CALLS_QWEN3_CODER, /* is begun as Hermes has it, as which both are read, too */
     ANSWER_CALLS_COUNT
 };
 
@@ -39,6 +41,10 @@ struct answer_form {
     bool content_open; /* harmony: the prompt has begun the final message */
     bool drop_reasoning; /* nobody wants it */
     bool one_call;       /* those after the first are dropped */
+    /* Calls between tags: which arguments are texts (call_types.h). Borrowed; NULL: nothing is
+     * known of them. */
+    const char *types;
+    size_t types_len;
 };
 
 /* The words around calls. */
@@ -47,15 +53,17 @@ struct answer_syntax {
     const char *open, *close; /* close: may be missing after the last call; NULL: there is none */
     /* Where a model keeps to one spelling: around the name of a call, */
     const char *before, *after;
-    const char *or_before;  /* what may be there instead of `before`; NULL: nothing */
-    const char *end, *last; /* behind its arguments and behind the last call; "": nothing, */
-    const char *again;      /* and between `end` and the next name; NULL: one call only */
-    bool may_stay_open;     /* the answer may also end without `last` */
-    bool leads;             /* only where the content begins; `open` may be missing */
-    bool varied;            /* objects in a list, too, or a name and its arguments */
+    const char *or_before;        /* what may be there instead of `before`; NULL: nothing */
+    const char *end, *last;       /* behind its arguments and behind the last call; "": nothing, */
+    const char *again;            /* and between `end` and the next name; NULL: one call only */
+    bool may_stay_open;           /* the answer may also end without `last` */
+    bool leads;                   /* only where the content begins; `open` may be missing */
+    bool varied;                  /* objects in a list, too, or a name and its arguments */
+    const struct call_tags *tags; /* or name and arguments between these; NULL: not so */
 };
 
-/* "none", "hermes", "llama3_json", "mistral" (both), "openai". named: false for any other name. */
+/* "none", "hermes", "llama3_json", "mistral" (both), "openai", "glm45", "qwen3_coder". named: false
+ * for any other name. */
 const char *answer_calls_name(enum answer_calls calls);
 bool answer_calls_named(const char *name, enum answer_calls *out);
 const struct answer_syntax *answer_syntax(enum answer_calls calls);

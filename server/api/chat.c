@@ -4,6 +4,7 @@
  */
 #include "server/api/chat.h"
 
+#include "server/answer/call_types.h"
 #include "server/api/body.h"
 #include "server/api/prediction.h"
 #include "server/api/tool_choice.h"
@@ -150,7 +151,12 @@ static void set_answer(const struct chat_values *raw, const struct completion_ru
     r->answer.drop_reasoning = !raw->include_reasoning;
     r->answer.one_call = !raw->parallel_tool_calls || *choice->name;
     buf_init(&r->answer_begin, ANSWER_BEGIN_BYTES_MAX);
+    buf_init(&r->call_types, SIZE_MAX);
     buf_init(&r->prediction, SIZE_MAX);
+    if (answer_syntax(r->answer.calls)->tags)
+        call_types_add(raw->conversation.tools, &r->call_types);
+    r->answer.types = r->call_types.data;
+    r->answer.types_len = r->call_types.len;
     if (choice->required)
         answer_form_begin(&r->answer, choice->name, &r->answer_begin);
 }
@@ -185,7 +191,7 @@ enum status chat_make(struct chat_values *values, const struct completion_rules 
     TRY(sampling_check(&values->sampling, q->doc, rules, e));
     TRY(convert(values, rules, fills_context, q, e));
     set_answer(values, rules, &choice, q);
-    if (q->answer_begin.failed) {
+    if (q->answer_begin.failed || q->call_types.failed) {
         st = ERR_NOMEM;
         goto out;
     }

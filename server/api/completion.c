@@ -83,7 +83,10 @@ static enum status check_best_of(const struct raw *raw, struct api_error *e)
 {
     if (raw->best_of < 0 || raw->best_of == raw->sampling.n)
         return OK;
-    enum status st = api_error_field(e, "best_of", "best_of is not supported unless equal to n");
+    enum status st = api_error_field(e, "best_of",
+                                     "best_of is %d, n is %d, and they have to be equal: "
+                                     "ask for all of them with n, and choose",
+                                     (int)raw->best_of, (int)raw->sampling.n);
     e->code = "unsupported_parameter";
     return st;
 }
@@ -179,6 +182,7 @@ void completion_free(struct completion_request *r)
         free(r->prompts[i].ids);
     free(r->prompts);
     buf_free(&r->answer_begin);
+    buf_free(&r->call_types);
     buf_free(&r->prediction);
     free(r->prediction_ids);
     guide_unref(r->params.guide);

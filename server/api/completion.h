@@ -56,6 +56,7 @@ struct completion_request {
     bool return_token_ids, tokens_as_ids, add_special_tokens;
     struct answer_form answer; /* of a chat */
     struct buf answer_begin;   /* what the prompt ends with for it; empty: nothing */
+    struct buf call_types;     /* answer.types */
     struct buf prediction;     /* what it will mostly say; empty: nobody knows */
     int32_t *prediction_ids, prediction_count; /* the same */
     struct structure structure;

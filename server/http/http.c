@@ -7,6 +7,7 @@
 #include "server/http/http_cors.h"
 #include "server/http/http_intake.h"
 #include "server/http/http_listen.h"
+#include "server/http/http_refusal.h"
 #include "server/http/http_request.h"
 #include "server/keys.h"
 
@@ -450,6 +451,7 @@ enum status http_open(const struct http_config *config, struct http **out, struc
         .tick = on_tick,
         .ctx = h,
     };
+    http_refusal_observe(config->answered, config->ctx);
     TRY(start_daemon(h, err));
     TRY(http_gate_open(&gate, &h->gate, err));
     *out = h;
@@ -485,6 +487,7 @@ void http_close(struct http *h)
     http_watch_close(h->watch);
     http_peer_close(h->peers);
     http_gate_close(h->gate);
+    http_refusal_observe(NULL, NULL);
     pthread_mutex_destroy(&h->lock);
     free(h);
 }

@@ -30,7 +30,9 @@ struct http_config {
     const char *const *open_paths; /* need no key; ends with NULL; static */
     const char *cors_origins;      /* as of --cors-origins; NULL: none. Static */
     struct http_routes routes;
-    void *ctx; /* of the handlers */
+    void *ctx; /* of the handlers, and of answered */
+    void (*answered)(void *ctx,
+                     int32_t status); /* an answer begins; any thread; NULL: nobody asks */
 };
 
 /* ERR_USAGE when the address is not one or is taken. */

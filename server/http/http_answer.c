@@ -315,6 +315,8 @@ static bool queue_answer(struct http_request *r)
     add_headers(r, response);
     bool good = MHD_queue_response(r->connection, (unsigned int)r->status, response) == MHD_YES;
     MHD_destroy_response(response);
+    if (good && r->http->config.answered)
+        r->http->config.answered(r->http->config.ctx, r->status);
     return good;
 }
 

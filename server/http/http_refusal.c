@@ -6,6 +6,16 @@
 #include <microhttpd.h>
 #include <sys/socket.h>
 
+/* Of the process, as the descriptors are: who sends knows of no more than one of them. */
+static void (*observe)(void *ctx, int32_t status);
+static void *observe_ctx;
+
+void http_refusal_observe(void (*fn)(void *ctx, int32_t status), void *ctx)
+{
+    observe = fn;
+    observe_ctx = ctx;
+}
+
 void http_refusal_send(int fd, const struct api_error *e, enum api_error_form form)
 {
     struct buf body, all;
@@ -30,4 +40,6 @@ void http_refusal_send(int fd, const struct api_error *e, enum api_error_form fo
         (void)!send(fd, all.data, all.len, MSG_DONTWAIT | MSG_NOSIGNAL);
     buf_free(&body);
     buf_free(&all);
+    if (observe)
+        observe(observe_ctx, e->http_status);
 }

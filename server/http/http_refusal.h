@@ -8,5 +8,8 @@
 /* Never blocks; what the socket does not take at once is lost. Says "Connection: close", and leaves
  * the closing to the caller. */
 void http_refusal_send(int fd, const struct api_error *e, enum api_error_form form);
+/* Who is told of each that is sent, in this process, by the thread that sends it; NULL: nobody.
+ * While nothing is sent. */
+void http_refusal_observe(void (*fn)(void *ctx, int32_t status), void *ctx);
 
 #endif

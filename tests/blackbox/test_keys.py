@@ -1,5 +1,6 @@
 """API keys, exposure, and what browsers may read."""
 
+import json
 import os
 import signal
 
@@ -117,6 +118,18 @@ def test_metrics_without_key(serve, key_file):
     server = serve(checkpoint.DEMO, "--api-key-file", key_file, "--metrics-without-key")
     assert server.get("/metrics").status == 200
     assert server.get("/v1/models").status == 401
+
+
+@pytest.mark.parametrize("options", [(), ("--shared-prefix-cache",)])
+def test_prefixes_of_other_keys(serve, key_file, options):
+    server = serve(checkpoint.DEMO, "--api-key-file", key_file, *options)
+    cached = []
+    for key in KEY, KEY, OTHER:
+        reply = server.request(
+            "POST", "/v1/completions", json.dumps({"prompt": [7] * 40, "max_tokens": 1}).encode(),
+            {"Content-Type": "application/json", **bearer(key)})
+        cached.append(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 32, 32 if options else 0]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

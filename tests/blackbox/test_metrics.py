@@ -4,6 +4,7 @@ made for vLLM ask for, and its numbers are those of the traffic that was sent.""
 import collections
 import re
 import socket
+import socket
 import time
 
 import pytest
@@ -114,6 +115,27 @@ def test_cache_config(server):
     assert sample.value == 1 and size == 16
     per_token = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2  # of one rank of two
     assert blocks == (24 << 20) // (size * per_token)
+
+
+def test_answers_by_status(server):
+    """Whatever the client has sent: also what is no HTTP, and what no route takes."""
+    def counts():
+        samples = page(server)["tessera:http_responses"].samples
+        return {s.labels["code"]: s.value for s in samples if s.name.endswith("_total")}
+
+    before = counts()
+    server.complete([5], max_tokens=1)
+    assert server.get("/nothing").status == 404
+    assert server.post("/v1/completions", {"prompt": [5], "max_tokens": -1}).status == 400
+    assert server.post("/v1/models", {}).status == 405
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"GET / HTTP/9.9\r\n\r\n")
+        assert raw.recv(12) == b"HTTP/1.1 505"
+    grown = {code: n - before.get(code, 0) for code, n in counts().items()}
+    # the page that told what was before is one of them, the last one is not
+    seen = {code: n for code, n in grown.items() if n > 0}
+    assert seen == {"200": 2, "400": 1, "404": 1, "405": 1, "505": 1}
+    assert grown["429"] == 0
 
 
 # (prompt tokens, tokens to generate, n)

@@ -23,18 +23,30 @@ MISTRAL = ('[TOOL_CALLS][{% for c in calls %}{{ ", " if not loop.first }}{"name"
            '"arguments": {{ c.arguments | tojson }}}{% endfor %}]')
 MISTRAL_ARGS = ("{% for c in calls %}[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}"
                 "{% endfor %}")
+# Of these, texts have no quotes.
+VALUE = "{{ v if v is string else v | tojson }}"
+GLM45 = ("{% for c in calls %}{{ '\n' if not loop.first or before }}<tool_call>{{ c.name }}\n"
+         "{% for k, v in c.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+         f"<arg_value>{VALUE}</arg_value>\n{{% endfor %}}</tool_call>{{% endfor %}}")
+CODER = ("{% for c in calls %}{{ '\n' if not loop.first or before }}<tool_call>\n"
+         "<function={{ c.name }}>\n{% for k, v in c.arguments.items() %}<parameter={{ k }}>\n"
+         f"{VALUE}\n</parameter>\n{{% endfor %}}</function>\n</tool_call>{{% endfor %}}")
 # By parser: forms of calls, and text that may come before them.
 FORMATS = {
     "hermes": {"hermes": (HERMES, "Let me see.")},
     "llama3_json": {"llama3_json": (LLAMA3, ""), "python_tag": ("<|python_tag|>" + LLAMA3, "")},
     "mistral": {"mistral": (MISTRAL, "Let me see.")},
     "mistral_args": {"mistral_args": (MISTRAL_ARGS, "Let me see.")},
+    "glm45": {"glm45": (GLM45, "Let me see.")},
+    "qwen3_coder": {"qwen3_coder": (CODER, "Let me see.")},
 }
 # What a call that has to be begins with, up to any name, and up to the arguments.
 BEGINS = {"hermes": ('<tool_call>\n{"name": "', 'rain", "arguments":'),
           "llama3_json": ('{"name": "', 'rain", "parameters":'),
           "mistral": ('[TOOL_CALLS][{"name": "', 'rain", "arguments":'),
           "mistral_args": ("[TOOL_CALLS]", "rain[ARGS]")}
+for name in "glm45", "qwen3_coder":  # which are held to another form
+    BEGINS[name] = BEGINS["hermes"]
 LLAMA3_SAYS = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 RAIN = {"name": "rain",
@@ -54,6 +66,11 @@ def write_calls(form, calls):
     environment = jinja2.Environment()
     environment.filters["tojson"] = lambda x: json.dumps(x, ensure_ascii=False)
     return before + environment.from_string(text).render(calls=calls, before=before)
+
+
+def held_form(name, form):
+    """Of calls that are held to a grammar."""
+    return HERMES if BEGINS[name] == BEGINS["hermes"] else form
 
 
 (QWEN,) = FORMATS["hermes"].values()
@@ -134,7 +151,8 @@ def write_model(directory, parser, special=False, chat_template=None):
           for name in ("<tool_call>", "</tool_call>", "<think>", "</think>")),
         AddedToken(LONG, special=False, normalized=False),
         *(AddedToken(name, special=True, normalized=False)
-          for name in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"))])
+          for name in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<arg_key>", "</arg_key>",
+                       "<arg_value>", "</arg_value>"))])
     return parrot.write(directory / parser, document, "<|endoftext|>",
                         chat_template=chat_template or template(parser))
 
@@ -261,7 +279,7 @@ ANY = [{"type": "function", "function": {"name": name}} for name in ("rain", "ti
 def test_a_call_that_has_to_be(family, choice):
     """The prompt ends with its beginning, as the family writes it, and the model goes on."""
     (name, (form, _)), *_ = family.forms.items()
-    whole = write_calls((form, ""), [RAIN])
+    whole = write_calls((held_form(name, form), ""), [RAIN])
     begin = BEGINS[name][0] + ("" if choice == "required" else BEGINS[name][1])
     assert whole.startswith(begin)
     for each in family.both(text=whole[len(begin):], begin=begin, tools=ANY, tool_choice=choice):
@@ -330,7 +348,7 @@ def test_a_member_twice(qwen):
 
 def test_several_calls_that_have_to_be(family):
     (name, (form, _)), *_ = family.forms.items()
-    whole, begin = write_calls((form, ""), [RAIN, TIDE, RAIN]), BEGINS[name][0]
+    whole, begin = write_calls((held_form(name, form), ""), [RAIN, TIDE, RAIN]), BEGINS[name][0]
     for parallel in True, False:
         wanted = [RAIN, TIDE, RAIN] if parallel and name != "llama3_json" else [RAIN]
         for each in family.both(text=whole[len(begin):], begin=begin, tools=ANY,
@@ -405,7 +423,8 @@ def test_calls_or_a_form(family):
     (name, (form, _)), *_ = family.forms.items()
     if "|python_tag|" in form:
         return  # is written without the mark where the form is to be kept to
-    for choice in family.both(text=write_calls((form, ""), [RAIN]), tools=ANY, **IN_FORM):
+    text = write_calls((held_form(name, form), ""), [RAIN])
+    for choice in family.both(text=text, tools=ANY, **IN_FORM):
         check_calls(choice, "", [RAIN])
     text = '{"sky": "grey", "wind": 7.25}'
     for choice in family.both(text=text, tools=ANY, **IN_FORM):
@@ -486,6 +505,24 @@ def test_a_call_larger_than_what_may_be_unsent(serve, tmp_path):
     text = f'<tool_call>{{"name": "rain", "arguments": {{"a": "{6 * LONG}"}}}}</tool_call>'
     (call,) = each.put_together(text=text, tools=TOOLS).choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"a": 6 * LONG}
+
+
+def test_texts_between_tags_are_what_the_schema_says(serve, tmp_path):
+    """A value has no quotes: 5 is a number or a text."""
+    types = {"zip": {"type": "string"}, "days": {"type": "integer"}, "on": {"type": "boolean"},
+             "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+             "sky": {"enum": ["1", "2"]}, "free": {}, "list": {"type": "array"}}
+    values = {"zip": "0815", "days": 5, "on": True, "note": None, "sky": "2", "free": "a < b",
+              "list": ["</x>"]}
+    tools = [{"type": "function", "function": {
+        "name": "rain", "parameters": {"type": "object", "properties": types}}}]
+    for parser in "glm45", "qwen3_coder":
+        each = Parrot(serve(write_model(tmp_path, parser), "--served-model-name", "m"))
+        (form,) = FORMATS[parser].values()
+        for given in values, {**values, "note": "12", "zip": " true\n"}:
+            text = write_calls(form, [{"name": "rain", "arguments": given}])
+            for choice in each.both(text=text, tools=tools):
+                check_calls(choice, "Let me see.", [{"name": "rain", "arguments": given}])
 
 
 # ---- reasoning ----------------------------------------------------------------------------------
