@@ -75,7 +75,11 @@ def test_key(serve, tmp_path):
     keys.write_text("a-key-of-ours\n")
     keys.chmod(0o600)
     server = serve(checkpoint.DEMO, "--api-key-file", keys)
-    assert "HTTP 401" in refused(1, server.url, PROMPT)
+    wanted = "HTTP 401: the server wants a key"
+    for command in ("complete", "chat", "bench"):
+        line = harness.Command(command).refused(1, server.url, *([PROMPT] * (command != "bench")))
+        assert wanted + ": give --api-key KEY or set TESSERA_API_KEY" in line
+    assert wanted + ", and not this one" in refused(1, server.url, PROMPT, "--api-key", "another")
     assert text(server.url, PROMPT, "--api-key", "a-key-of-ours", "--max-tokens", 3)
 
 
