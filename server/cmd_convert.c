@@ -23,7 +23,7 @@ enum status commands_shard(const struct options *o, struct err *err)
         counts[r] = s.layouts[r]->count;
     }
     TRY(shard_write(o->model, s.checkpoint, weights, counts, o->tp, o->output, err));
-    printf("wrote %s: %d ranks\n", o->output, o->tp);
+    printf("wrote %s: %d rank%s\n", o->output, o->tp, o->tp == 1 ? "" : "s");
 out:
     setup_close(&s);
     return st;

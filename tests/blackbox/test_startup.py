@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -399,3 +400,69 @@ def test_program_links_no_cuda():
 def test_ranks_per_device_needs_devices():
     line = fails(2, "serve", checkpoint.GOLDEN / NAME, "-tp", "2", "--ranks-per-device", "2")
     assert "--ranks-per-device" in line and "cpu" in line
+
+
+# ---- what a start has to say of its sizes -----------------------------------------------
+
+
+def warned(*arguments, command="plan"):
+    done = run(command, *arguments)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if " warning " in line]
+
+
+def long_model(tmp_path):
+    """A model that allows more positions than a sixteenth of any memory holds."""
+    config = json.loads((checkpoint.DEMO / "config.json").read_text())
+    config.update(max_position_embeddings=2**24, num_hidden_layers=400)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path, "--load-format", "dummy"
+
+
+def test_a_shorter_context_is_told(tmp_path):
+    model = long_model(tmp_path)
+    (line,) = warned(*model)
+    assert re.search(r"context \d+ of the model's 16777216: that is what the automatic KV cache "
+                     r"has room for; --kv-cache-memory N makes it longer, --max-model-len N fixes "
+                     r"it$", line)
+    assert not warned(*model, "--kv-cache-memory", "24M")
+    assert not warned(*model, "--max-model-len", 1000)
+    assert not warned(checkpoint.DEMO)
+
+
+def test_fewer_sequences_are_told():
+    (line,) = warned(checkpoint.DEMO, "--max-num-seqs", 999)
+    assert "--max-num-seqs 999: 512 are used, because" in line
+    assert "raise --max-num-batched-tokens" in line
+    assert not warned(checkpoint.DEMO, "--max-num-seqs", 999, "--max-num-batched-tokens", 999)
+    assert not warned(checkpoint.DEMO, "--max-num-batched-tokens", 32)  # nobody asked for 64
+
+
+def test_crowded_cores(serve):
+    cores = len(os.sched_getaffinity(0))
+    server = serve(checkpoint.DEMO, "--threads-per-rank", cores + 1)
+    assert f"1 rank of {cores + 1} threads on {cores} core" in server.log
+    assert "on 1 rank (cpu" in server.log
+    assert "to test function only" not in serve(checkpoint.DEMO).log
+
+
+def trial(server):
+    """What the command does that the start proposes."""
+    (line,) = [line for line in server.log.splitlines() if " try: " in line]
+    done = subprocess.run(line.split(" try: ")[1], shell=True, capture_output=True, text=True,
+                          timeout=60 * PATIENCE, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_command_to_try(serve, tmp_path, host):
+    keys = tmp_path / "the 'keys'"
+    keys.write_text("# ours\n\nsk-first-0123456789\nsk-other-9876543210\n")
+    keys.chmod(0o600)
+    port = free_port()
+    server = serve(checkpoint.DEMO, "--api-key-file", keys, "--host", host, "--port", port,
+                   wait=False)
+    eventually(lambda: " try: " in server.log, 30, "the proposal")
+    assert trial(server)["choices"][0]["text"]
+    assert f"http://127.0.0.1:{port}/v1" in server.log
