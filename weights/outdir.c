@@ -3,10 +3,28 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+static volatile sig_atomic_t is_stopped;
+
+void outdir_stop(void)
+{
+    is_stopped = 1;
+}
+
+void outdir_advance(struct outdir_progress *p, size_t more)
+{
+    const double now = base_now();
+    p->done += more;
+    if (now - p->shown < 1 || p->done >= p->total)
+        return;
+    p->shown = now;
+    base_log(LOG_INFO, "%s: %.0f %% written", p->path, 100 * (double)p->done / (double)p->total);
+}
 
 static bool is_dots(const char *name)
 {
@@ -76,6 +94,8 @@ enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, 
 {
     const char *from = bytes;
     while (n > 0) {
+        if (is_stopped)
+            return base_fail(err, ERR_CANCELLED, "%s: stopped", path);
         ssize_t w = write(fd, from, n);
         if (w < 0 && errno == EINTR)
             continue;
@@ -89,6 +109,10 @@ enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, 
 
 enum status outdir_publish(int fd, const char *partial, const char *path, struct err *err)
 {
+    if (is_stopped) { /* rather than wait for the disk */
+        close(fd);
+        return base_fail(err, ERR_CANCELLED, "%s: stopped", path);
+    }
     const bool written = fsync(fd) == 0;
     const int saved = errno;
     const bool closed = close(fd) == 0;

@@ -1,5 +1,6 @@
 """What goes wrong before serving ends at once, with the right exit code and one clear line."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -339,6 +341,53 @@ def test_small_files(tmp_path):
         code, line = limited(resource.RLIMIT_FSIZE, 100000, *command, "-o", tmp_path / "out")
         assert code == 3 and line.startswith("tessera: ") and "File too large" in line
         assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module", name="large")
+def fixture_large(tmp_path_factory):
+    """A model that takes a while to write: 260 MB."""
+    directory = tmp_path_factory.mktemp("large")
+    config = json.loads((checkpoint.DEMO / "config.json").read_text())
+    config.update(hidden_size=1024, intermediate_size=4096, vocab_size=32000, num_hidden_layers=6)
+    (directory / "config.json").write_text(json.dumps(config))
+    done = run("synth", "--config", directory / "config.json", "-o", directory / "model")
+    assert done.returncode == 0, done.stderr
+    yield directory / "model"
+    shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def writing(command, large, output):
+    """The command stands still while a file grows, and goes on behind."""
+    source = [large, "-tp", 2] if command == "shard" else ["--config", large / "config.json"]
+    words = [BINARY, command, *map(str, source), "-o", str(output)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=environment()) as process:
+        eventually(lambda: list(output.glob("*.safetensors.partial")), 30, "a file that grows")
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.send_signal(signal.SIGCONT)
+        process.wait(30 * PATIENCE)
+        process.log = process.stderr.read()
+
+
+@pytest.mark.parametrize("command", ["synth", "shard"])
+def test_progress_of_writing(large, tmp_path, command):
+    with writing(command, large, tmp_path / "output") as process:
+        time.sleep(1.1)
+    assert process.returncode == 0
+    assert re.search(r"output\S*: \d+ % written", process.log)
+
+
+@pytest.mark.parametrize("command", ["synth", "shard"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_writing(large, tmp_path, command, number):
+    """It ends the command as usual, but what is half written goes first."""
+    with writing(command, large, tmp_path / "output") as process:
+        process.send_signal(number)
+    assert process.returncode == -number
+    assert f"stopped; what was written to {tmp_path / 'output'} is removed" in process.log
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_reader_that_leaves():
