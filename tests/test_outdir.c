@@ -177,7 +177,7 @@ static void test_put_and_copy(void **state)
     assert_int_equal(outdir_open(dir, &d, &err), OK);
     assert_int_equal(outdir_put(&d, "a", "text", 4, &err), OK);
     assert_int_equal(outdir_copy(&d, "b", scratch_path("members/a"), &err), OK);
-    assert_int_equal(outdir_put(&d, "no/folder", "text", 4, &err), ERR_IO);
+    assert_int_equal(outdir_put(&d, "no/folder", "text", 4, &err), ERR_OUTPUT);
     assert_int_equal(outdir_copy(&d, "c", scratch_path("nothing"), &err), ERR_IO);
     outdir_close(&d, true);
     static const char *const names[] = {"members/a", "members/b"};

@@ -39,7 +39,7 @@ static enum status sync_name(const char *path, struct err *err)
     snprintf(folder, sizeof folder, "%s", path);
     const int fd = open(dirname(folder), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)) /* some file systems cannot, and need not */
-        st = base_fail_errno(err, ERR_IO, "%s: its directory", path);
+        st = base_fail_errno(err, ERR_OUTPUT, "%s: its directory", path);
     if (fd >= 0)
         close(fd);
     return st;
@@ -100,7 +100,7 @@ enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, 
         if (w < 0 && errno == EINTR)
             continue;
         if (w < 0)
-            return base_fail_errno(err, ERR_IO, "%s: writing", path);
+            return base_fail_errno(err, ERR_OUTPUT, "%s: writing", path);
         from += w;
         n -= (size_t)w;
     }
@@ -119,7 +119,7 @@ enum status outdir_publish(int fd, const char *partial, const char *path, struct
     if (!written)
         errno = saved;
     if (!written || !closed || rename(partial, path) != 0)
-        return base_fail_errno(err, ERR_IO, "%s", path);
+        return base_fail_errno(err, ERR_OUTPUT, "%s", path);
     return sync_name(path, err);
 }
 
@@ -137,7 +137,7 @@ static enum status begin(const struct outdir *d, const char *name, struct growin
         return st;
     snprintf(g->partial, sizeof g->partial, "%s.partial", g->path);
     g->fd = open(g->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return g->fd >= 0 ? OK : base_fail_errno(err, ERR_IO, "%s", g->partial);
+    return g->fd >= 0 ? OK : base_fail_errno(err, ERR_OUTPUT, "%s", g->partial);
 }
 
 /* What is not published is removed by outdir_close. */

@@ -160,7 +160,7 @@ def test_a_terminal_is_not_told_what_to_do(peer):
 
 def test_full_disk(demo):
     with open("/dev/full", "wb") as full:
-        assert "stdout: No space left" in refused(3, demo.url, PROMPT, stdout=full)
+        assert "stdout: No space left" in refused(1, demo.url, PROMPT, stdout=full)
 
 
 def test_a_reader_that_leaves(demo):
