@@ -43,6 +43,7 @@ int base_exit_code(enum status st)
     case ERR_CANCELLED:
         return 0;
     case ERR_PEER:
+    case ERR_OUTPUT:
         return 1;
     case ERR_USAGE:
         return 2;

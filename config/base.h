@@ -22,6 +22,7 @@ enum status {
     ERR_INPUT,     /* a request is invalid: HTTP 400 */
     ERR_COMM,      /* the rank group is lost: exit 5 */
     ERR_PEER,      /* a server that is measured fails or is not there: exit 1 */
+    ERR_OUTPUT,    /* what a command makes cannot be written: exit 1 */
     ERR_CANCELLED, /* stopped on purpose */
     ERR_INTERNAL,  /* our bug: exit 70 */
 };

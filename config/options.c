@@ -149,7 +149,8 @@ const struct options_row options_rows[] = {
     {"shared-prefix-cache", NULL, COMMAND_SERVE, FLAG, AT(shared_prefix_cache), 0, 0, NULL, NULL,
      "also those of other keys: who has one can find out by the time what others have asked"},
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
-     "KV cache bytes per rank (K, M, G suffixes); 0: automatic"},
+     "KV cache bytes per rank (K, M, G suffixes); 0: automatic, a sixteenth of the rank's share of "
+     "free memory at most; on a GPU most of what the weights leave"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
      "name in the API, or several with commas between; default: the directory's"},
     {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",

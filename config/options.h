@@ -7,7 +7,7 @@
 #include "config/dtype.h"
 #include "config/speculation.h"
 
-enum { OPTIONS_RESTARTS_MAX = 64 };
+enum { OPTIONS_RESTARTS_MAX = 64, OPTIONS_SEQS_DEFAULT = 64 };
 
 enum command {
     COMMAND_SERVE = 1,

@@ -233,9 +233,10 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         char need[32], have[32];
         st = base_fail(
             err, ERR_LIMIT,
-            "E20 does not fit: %d ranks need %s (%zu bytes), %s (%zu bytes) of memory are free; "
+            "E20 does not fit: %d rank%s %s (%zu bytes), %s (%zu bytes) of memory are free; "
             "--kv-cache-memory makes the cache smaller%s",
-            f.ranks, base_human_bytes(need, sizeof need, f.total), f.total,
+            f.ranks, f.ranks == 1 ? " needs" : "s need",
+            base_human_bytes(need, sizeof need, f.total), f.total,
             base_human_bytes(have, sizeof have, f.available), f.available,
             m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "");
     }

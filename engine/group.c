@@ -261,8 +261,8 @@ static enum status await_ranks(const struct options *o, int32_t ranks, link_pati
     TRY(rendezvous_secret(o->group_secret_file, &secret, err));
     TRY(rendezvous_address(o->master_addr, o->master_port, &at, err));
     TRY(rendezvous_listen(&at, &listener, err));
-    base_log(LOG_INFO, "waiting for %d ranks at %s:%d (by %s)", ranks - 1, at.host, at.port,
-             at.said_by);
+    base_log(LOG_INFO, "waiting for %d rank%s at %s:%d (by %s)", ranks - 1, ranks == 2 ? "" : "s",
+             at.host, at.port, at.said_by);
     TRY(rendezvous_accept(listener, &secret, ranks, ARRIVAL_S, tick, ctx, links, err));
 out:
     explicit_bzero(&secret, sizeof secret);

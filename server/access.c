@@ -53,11 +53,17 @@ static enum status check_unused_key(const struct options *o, const char *file, s
                      place);
 }
 
+const char *access_key_file(const struct options *o, char *path, size_t cap)
+{
+    if (o->api_key_file)
+        return o->api_key_file;
+    return find_credential(path, cap) ? path : NULL;
+}
+
 enum status access_open(const struct options *o, struct keys **keys, struct err *err)
 {
     char credential[4096];
-    const bool has_credential = !o->api_key_file && find_credential(credential, sizeof credential);
-    const char *file = has_credential ? credential : o->api_key_file;
+    const char *file = access_key_file(o, credential, sizeof credential);
     enum status st = http_cors_check(o->cors_origins, err);
     if (st == OK)
         st = http_listen_check(o->host, err);
@@ -69,7 +75,7 @@ enum status access_open(const struct options *o, struct keys **keys, struct err 
         return base_fail(err, ERR_USAGE,
                          "--insecure-no-auth and the key file %.200s exclude each other", file);
     if (file)
-        return keys_open(file, has_credential, keys, err);
+        return keys_open(file, file == credential, keys, err);
     if (!o->insecure_no_auth && !http_listen_is_loopback(o->host))
         return base_fail(err, ERR_USAGE,
                          "--host %.100s can be reached by others: give --api-key-file FILE, or say "

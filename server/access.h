@@ -11,6 +11,8 @@ struct keys;
  * when there is neither. ERR_USAGE when others could reach a server without keys, unless
  * --insecure-no-auth says so. The caller closes *keys. */
 enum status access_open(const struct options *o, struct keys **keys, struct err *err) MUST_USE;
+/* The file that the keys are in; NULL: there is none. path is where the name is kept if need be. */
+const char *access_key_file(const struct options *o, char *path, size_t cap);
 struct http_limits access_limits(const struct options *o);
 
 #endif

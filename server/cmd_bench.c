@@ -354,24 +354,13 @@ out:
 /* --latency and --throughput: what follows -- is read as options of serve. */
 static enum status run_offline(const struct bench *b, struct err *err)
 {
-    static char serve[] = "serve";
     const struct options *o = b->o;
     struct options server;
-    bool help;
-    char *model = strdup(o->model);
-    char **argv = calloc((size_t)o->bench.rest_count + 3, sizeof *argv);
-    enum status st = argv && model ? OK : base_fail(err, ERR_NOMEM, "options");
-    TRY(st);
-    argv[0] = serve;
-    argv[1] = model;
-    for (int32_t i = 0; i < o->bench.rest_count; i++)
-        argv[2 + i] = o->bench.rest[i];
-    TRY(options_parse(o->bench.rest_count + 2, argv, &server, &help, err));
-    st = help ? base_fail(err, ERR_USAGE, "--help after --: see tessera serve --help")
-              : offline_run(o, &server, err);
-out:
-    free(argv);
-    free(model);
+    enum status st = child_options(o->model, o->bench.rest_count, o->bench.rest, &server, err);
+    if (st != OK)
+        return st;
+    st = offline_run(o, &server, err);
+    options_close(&server);
     return st;
 }
 

@@ -2,6 +2,8 @@
  * go to stdout as they come, everything else to stderr. */
 #include "config/log.h"
 #include "server/api/chat.h"
+#include "server/bench/child.h"
+#include "server/chat_template.h"
 #include "server/client.h"
 #include "server/commands.h"
 #include "server/utf8.h"
@@ -127,6 +129,32 @@ static enum status check(struct talk *t, const char *text, size_t n, struct err 
     return st;
 }
 
+/* A model that cannot chat is found before its weights are loaded. Whatever else is wrong with it,
+ * or with the options behind --, the server says. */
+static enum status check_template(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct options serve;
+    struct model_config m;
+    struct generation_defaults defaults;
+    struct tokenizer *t = NULL;
+    struct chat_template *template = NULL;
+    struct err other;
+    if (strstr(o->model, "://") ||
+        child_options(o->model, o->bench.rest_count, o->bench.rest, &serve, &other) != OK)
+        return OK;
+    if (!serve.chat_template && !serve.skip_tokenizer_init &&
+        model_config_load(o->model, &m, &defaults, &other) == OK &&
+        tokenizer_open(o->model, m.vocab, &t, &other) == OK && t &&
+        chat_template_open(t, NULL, &template, &other) == OK && chat_template_problem(template))
+        st = base_fail(err, ERR_MODEL, "%.320s, as in tessera chat %.100s -- --chat-template FILE",
+                       chat_template_problem(template), o->model);
+    chat_template_close(template);
+    tokenizer_close(t);
+    options_close(&serve);
+    return st;
+}
+
 /* ---- the conversation ---- */
 
 enum typed { TYPED_LINE, TYPED_INTERRUPT, TYPED_END };
@@ -240,6 +268,7 @@ enum status commands_chat(const struct options *o, struct err *err)
     if (once && n == 0)
         TRY(base_fail(err, ERR_USAGE, "the message is empty"));
     TRY(check(&t, text ? text : "", n, err));
+    TRY(check_template(o, err));
     TRY(client_start(t.client, err));
     if (!once)
         TRY(watch_interrupts(&t, err));

@@ -3,13 +3,45 @@
 #include "engine/model/layout.h"
 #include "server/commands.h"
 #include "server/setup.h"
+#include "weights/outdir.h"
 #include "weights/shard.h"
 #include "weights/synth.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static volatile sig_atomic_t caught;
+
+static void on_signal(int number)
+{
+    caught = number;
+    outdir_stop();
+}
+
+/* What is written from now on is removed before the signal ends us; a second one does not wait. */
+static void watch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM};
+    const struct sigaction act = {.sa_handler = on_signal,
+                                  .sa_flags = SA_RESTART | (int)SA_RESETHAND};
+    struct sigaction old;
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &act, NULL);
+    }
+}
+
+/* Ends as whoever sent the signal expects. */
+static void obey_signal(enum status st, const char *path)
+{
+    if (st != ERR_CANCELLED)
+        return;
+    base_log(LOG_WARN, "stopped; what was written to %s is removed", path);
+    raise(caught);
+}
 
 enum status commands_shard(const struct options *o, struct err *err)
 {
@@ -22,10 +54,12 @@ enum status commands_shard(const struct options *o, struct err *err)
         weights[r] = s.layouts[r]->weights;
         counts[r] = s.layouts[r]->count;
     }
+    watch_signals();
     TRY(shard_write(o->model, s.checkpoint, weights, counts, o->tp, o->output, err));
-    printf("wrote %s: %d ranks\n", o->output, o->tp);
+    printf("wrote %s: %d rank%s\n", o->output, o->tp, o->tp == 1 ? "" : "s");
 out:
     setup_close(&s);
+    obey_signal(st, o->output);
     return st;
 }
 
@@ -81,6 +115,7 @@ enum status commands_synth(const struct options *o, struct err *err)
         goto out;
     }
     const struct synth_rules rules = layout_synth_rules(&m, (uint64_t)o->seed);
+    watch_signals();
     TRY(synth_write(o->output, text, &rules, tensors, whole_tensors(layout, tensors), m.dtype,
                     m.vocab, threads, err));
     printf("wrote %s\n", o->output);
@@ -90,5 +125,6 @@ out:
     flow_close(flow);
     plan_close(plan);
     free(text);
+    obey_signal(st, o->output);
     return st;
 }

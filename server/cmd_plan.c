@@ -5,6 +5,7 @@
 #include "server/commands.h"
 #include "server/plan_costs.h"
 #include "server/plan_modes.h"
+#include "server/remarks.h"
 #include "server/setup.h"
 
 #include <stdio.h>
@@ -255,6 +256,7 @@ enum status commands_plan(const struct options *o, struct err *err)
         print_json(&s, &f, st == OK, &text);
     else
         print_text(&s, &f, &text);
+    remarks_on_sizes(&s, &f);
     enum status more = write_layouts(&s, f.limits.rows, &text, err);
     st = more == OK ? st : more;
     fputs(text.data, stdout);

@@ -109,10 +109,11 @@ const char *health_text(const struct health *h, char *buf, size_t cap)
         return buf;
     }
     const double left = seconds_left(h);
-    int n = snprintf(buf, cap, "%s weights: %s of %s, %d of %d ranks done", phases[phase].name,
+    const int ranks = atomic_load(&h->ranks);
+    int n = snprintf(buf, cap, "%s weights: %s of %s, %d of %d rank%s done", phases[phase].name,
                      base_human_bytes(done, sizeof done, atomic_load(&h->bytes_done)),
                      base_human_bytes(total, sizeof total, atomic_load(&h->bytes_total)),
-                     atomic_load(&h->ranks_done), atomic_load(&h->ranks));
+                     atomic_load(&h->ranks_done), ranks, ranks == 1 ? "" : "s");
     if (left >= 0 && n > 0 && (size_t)n < cap)
         snprintf(buf + n, cap - (size_t)n, ", %.1f s left", left);
     return buf;

@@ -100,7 +100,7 @@ static void open_standard_streams(void)
 static enum status finish_output(struct err *err)
 {
     if (fflush(stdout) != 0 || ferror(stdout))
-        return base_fail_errno(err, ERR_IO, "stdout");
+        return base_fail_errno(err, ERR_OUTPUT, "stdout");
     return OK;
 }
 

@@ -117,7 +117,8 @@ enum status plan_costs_table(const struct setup *s, int32_t rows, struct buf *ou
         write_words(tables[i].mode, "stated", tables[i].stated, out);
         write_words("", "served", tables[i].wanted, out);
         if (!suits) {
-            buf_printf(out, "      not for this model on %d ranks\n", s->options.tp);
+            buf_printf(out, "      not for this model on %d rank%s\n", s->options.tp,
+                       s->options.tp == 1 ? "" : "s");
             continue;
         }
         bandwidths(i, s->options.tp, &stated, &right);

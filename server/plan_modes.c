@@ -261,7 +261,7 @@ static void write_legend(int32_t ranks, int32_t rows, struct buf *out)
 {
     buf_printf(
         out,
-        "\nAll layouts of %d ranks. Each figure is that of the rank that has most.\n"
+        "\nAll layouts of %d rank%s. Each figure is that of the rank that has most.\n"
         "  layout       2.5d depth,rows,columns; 3d w,a,b: outputs are cut into a parts, inputs "
         "into b,\n"
         "               and there are w copies of the weights (3d_gathered: w parts to "
@@ -275,7 +275,7 @@ static void write_legend(int32_t ranks, int32_t rows, struct buf *out)
         "  from         how many rows are many; -: no number is\n"
         "  1, 8, ...    bytes received per layer in a step of so many rows; *: the least of "
         "its placement\n\n",
-        ranks, rows);
+        ranks, ranks == 1 ? "" : "s", rows);
 }
 
 enum status plan_modes_table(const struct setup *s, int32_t rows, struct buf *out, struct err *err)
@@ -315,11 +315,12 @@ enum status plan_modes_measure(struct setup *s, struct err *err)
 void plan_modes_price(const struct setup *s, struct buf *out)
 {
     const struct price *p = &s->price;
+    const int32_t threads = footprint_threads(&s->options);
     if (s->options.prices)
         buf_printf(out, "\nas %s says:", s->options.prices);
     else
-        buf_printf(out, "\nmeasured here with %d ranks of %d threads:", s->options.tp,
-                   footprint_threads(&s->options));
+        buf_printf(out, "\nmeasured here with %d rank%s of %d thread%s:", s->options.tp,
+                   s->options.tp == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
     buf_printf(out,
                " %.1f us a collective, %.3f ns a byte received (%.2f GB/s),\n%.3f ns a byte of "
                "weights, %.4f ns a multiply-add\n",

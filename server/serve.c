@@ -18,6 +18,7 @@
 #include "server/health.h"
 #include "server/keys.h"
 #include "server/notify.h"
+#include "server/remarks.h"
 #include "server/setup.h"
 #include "server/tokenizer/tokenizer.h"
 
@@ -88,7 +89,8 @@ static void reload_keys(struct server *s)
     if (!s->keys)
         base_log(LOG_INFO, "SIGHUP: there is no key file to read again");
     else if (keys_reload(s->keys, &err) == OK)
-        base_log(LOG_INFO, "SIGHUP: %d keys", keys_count(s->keys));
+        base_log(LOG_INFO, "SIGHUP: %d key%s", keys_count(s->keys),
+                 keys_count(s->keys) == 1 ? "" : "s");
     else
         base_log(LOG_ERROR, "SIGHUP: %s; the old keys stay", err.text);
 }
@@ -159,13 +161,15 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     setup_model_name(o, s->name, sizeof s->name);
     const char *codes = model_config_codes(&s->setup.model);
     uint64_t bytes = s->setup.checkpoint ? checkpoint_bytes(s->setup.checkpoint) : 0;
-    base_log(LOG_INFO,
-             "%s: %d layers, hidden %d, %s of tensors, held as %s%s%s on %d ranks (%s, %d thread%s "
-             "each)",
-             s->name, s->setup.model.layers, s->setup.model.hidden,
-             base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
-             codes ? " and " : "", codes ? codes : "", s->footprint.ranks, s->setup.ops->name,
-             s->footprint.threads, s->footprint.threads == 1 ? "" : "s");
+    base_log(
+        LOG_INFO,
+        "%s: %d layers, hidden %d, %s of tensors, held as %s%s%s on %d rank%s (%s, %d thread%s "
+        "each)",
+        s->name, s->setup.model.layers, s->setup.model.hidden,
+        base_human_bytes(size, sizeof size, bytes), dtype_name(s->footprint.dtype),
+        codes ? " and " : "", codes ? codes : "", s->footprint.ranks,
+        s->footprint.ranks == 1 ? "" : "s", s->setup.ops->name, s->footprint.threads,
+        s->footprint.threads == 1 ? "" : "s");
     if (s->tokenizer)
         base_log(LOG_INFO, "%s: %d tokens", tokenizer_kind(s->tokenizer),
                  tokenizer_count(s->tokenizer));
@@ -176,6 +180,8 @@ static enum status open_model(struct server *s, const struct options *o, struct 
         base_log(LOG_INFO, "%d tensors of the checkpoint are not used", s->setup.ignored);
     setup_table(&s->setup, &s->footprint, &table);
     log_lines(&table);
+    remarks_on_sizes(&s->setup, &s->footprint);
+    remarks_on_cores(&s->setup.options);
 out:
     buf_free(&table);
     return st;
@@ -399,13 +405,27 @@ out:
     return st;
 }
 
+/* Ranks that were never ready are not started again: what ended them may well do so each time. */
+static enum status await_first_weights(struct server *s, struct err *err)
+{
+    struct err why = {""};
+    const enum status st = await_weights(s, &why);
+    if (st == ERR_COMM)
+        return base_fail(err, st,
+                         "%.300s; the server ends, because nothing was ready yet (once it is, lost "
+                         "ranks are started again)",
+                         why.text);
+    *err = why;
+    return st;
+}
+
 static enum status open_engine(struct server *s, const struct options *o, struct err *err)
 {
     enum status st = OK;
     begin_loading(s, o, false);
     enter(s, HEALTH_LOADING);
     TRY(group_open(&s->setup.options, &s->footprint, arrival_tick, s, &s->group, err));
-    TRY(await_weights(s, err));
+    TRY(await_first_weights(s, err));
     enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
@@ -431,9 +451,17 @@ out:
     return st;
 }
 
-static enum status give_up(struct server *s, struct err *err)
+static enum status give_up(struct server *s, const struct options *o, struct err *err)
 {
-    base_log(LOG_ERROR, "%s; ending all requests", err->text);
+    const int32_t max = o->max_group_restarts;
+    if (options_mpi(o) || max == 0)
+        base_log(LOG_ERROR, "%s; ending all requests", err->text);
+    else
+        base_log(LOG_ERROR,
+                 "%s; ending all requests: %d restart%s within %d minutes %s used up "
+                 "(--max-group-restarts)",
+                 err->text, max, max == 1 ? "" : "s", RESTARTS_WINDOW_S / 60,
+                 max == 1 ? "is" : "are");
     enter(s, HEALTH_LOST);
     engine_lost(s->engine);
     group_kill(s->group);
@@ -477,7 +505,7 @@ static enum status recover(struct server *s, const struct options *o, bool died,
     if (st == ERR_CANCELLED)
         return st;
     if (st != OK)
-        return give_up(s, err);
+        return give_up(s, o, err);
     if (read(s->lost, &ignored, sizeof ignored) < 0 && errno != EAGAIN)
         base_log(LOG_WARN, "eventfd: %s", strerror(errno));
     const struct engine_group group = engine_group(s);
@@ -531,15 +559,18 @@ static enum status watch(struct server *s, const struct options *o, struct err *
 
 static void log_ready(struct server *s, const struct options *o)
 {
-    char url[300];
+    char url[300], credential[4096];
     const bool v6 = strchr(o->host, ':') != NULL;
     snprintf(url, sizeof url, v6 ? "http://[%.255s]:%d" : "http://%.255s:%d", o->host,
              frontend_port(s->frontend));
     base_log(LOG_INFO, "ready: listening on %s", url);
-    base_log(LOG_INFO,
-             "try: curl %s/v1/completions -H 'Content-Type: application/json' -d "
-             "'{\"prompt\": %s, \"max_tokens\": 64}'",
-             url, s->tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]");
+    struct buf command;
+    buf_init(&command, 1 << 14);
+    remarks_try(o->host, frontend_port(s->frontend),
+                access_key_file(o, credential, sizeof credential), s->tokenizer != NULL, &command);
+    if (!command.failed)
+        base_log(LOG_INFO, "try: %s", command.data);
+    buf_free(&command);
 }
 
 static enum status serve(const struct options *o, struct err *err)

@@ -11,6 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char *plural(int32_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 static enum status open_flow(const struct setup *s, struct flow **out, struct err *err)
 {
     return layout_flow(&s->model, s->plan, options_dtype(&s->options, s->model.dtype), s->ops, out,
@@ -216,9 +221,10 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
         buf_printf(out, "%d of %d layers attend to the last %d positions only%s\n",
                    model_config_sliding(&s->model), s->model.layers, s->model.window,
                    f->limits.groups.slide > 0 ? ", and keep no others" : "");
-    buf_printf(out, "context %d, %d sequences, steps of up to %d rows, %d KV blocks of %d tokens",
-               f->max_model_len, f->limits.slots, f->limits.rows, f->limits.blocks,
-               BACKEND_BLOCK_TOKENS);
+    buf_printf(
+        out, "context %d, %d sequence%s, steps of up to %d row%s, %d KV block%s of %d tokens",
+        f->max_model_len, f->limits.slots, plural(f->limits.slots), f->limits.rows,
+        plural(f->limits.rows), f->limits.blocks, plural(f->limits.blocks), BACKEND_BLOCK_TOKENS);
     if (f->limits.groups.layers < s->model.layers)
         buf_printf(out, " x %d layers", f->limits.groups.layers);
     buf_printf(out, " in %s", dtype_name(f->kv_dtype));

@@ -135,9 +135,9 @@ static void test_errors(void **state)
 {
     (void)state;
     static const int codes[] = {
-        [OK] = 0,        [ERR_USAGE] = 2,  [ERR_MODEL] = 3,     [ERR_IO] = 3,
-        [ERR_LIMIT] = 4, [ERR_DEVICE] = 4, [ERR_NOMEM] = 4,     [ERR_INPUT] = 3,
-        [ERR_COMM] = 5,  [ERR_PEER] = 1,   [ERR_CANCELLED] = 0, [ERR_INTERNAL] = 70};
+        [OK] = 0,         [ERR_USAGE] = 2,     [ERR_MODEL] = 3,    [ERR_IO] = 3,   [ERR_LIMIT] = 4,
+        [ERR_DEVICE] = 4, [ERR_NOMEM] = 4,     [ERR_INPUT] = 3,    [ERR_COMM] = 5, [ERR_PEER] = 1,
+        [ERR_OUTPUT] = 1, [ERR_CANCELLED] = 0, [ERR_INTERNAL] = 70};
     struct err err;
     for (size_t i = 0; i < ARRAY_LEN(codes); i++)
         assert_int_equal(base_exit_code((enum status)i), codes[i]);

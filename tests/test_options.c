@@ -75,7 +75,7 @@ static void test_defaults(void **state)
     assert_string_equal(o.host, "127.0.0.1");
     assert_int_equal(o.port, 8000);
     assert_int_equal(o.max_model_len, 0);
-    assert_int_equal(o.max_num_seqs, 64);
+    assert_int_equal(o.max_num_seqs, OPTIONS_SEQS_DEFAULT);
     assert_int_equal(o.max_num_batched_tokens, 512);
     assert_int_equal(o.max_num_queued_reqs, 256);
     assert_int_equal(o.max_num_queued_tokens, 1 << 20);

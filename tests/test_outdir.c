@@ -177,7 +177,7 @@ static void test_put_and_copy(void **state)
     assert_int_equal(outdir_open(dir, &d, &err), OK);
     assert_int_equal(outdir_put(&d, "a", "text", 4, &err), OK);
     assert_int_equal(outdir_copy(&d, "b", scratch_path("members/a"), &err), OK);
-    assert_int_equal(outdir_put(&d, "no/folder", "text", 4, &err), ERR_IO);
+    assert_int_equal(outdir_put(&d, "no/folder", "text", 4, &err), ERR_OUTPUT);
     assert_int_equal(outdir_copy(&d, "c", scratch_path("nothing"), &err), ERR_IO);
     outdir_close(&d, true);
     static const char *const names[] = {"members/a", "members/b"};
@@ -193,12 +193,35 @@ static void test_put_and_copy(void **state)
     assert_non_null(strstr(err.text, "expected a new or empty directory, found "));
 }
 
+/* What a signal stops takes the way of any failure. */
+static void test_stop(void **state)
+{
+    (void)state;
+    const pid_t pid = fork(); /* it is for good */
+    if (pid == 0) {
+        struct outdir d;
+        struct err err = {""};
+        bool good = outdir_open(scratch_path("stopped"), &d, &err) == OK;
+        good = good && outdir_put(&d, "a", "text", 4, &err) == OK;
+        outdir_stop();
+        good = good && outdir_put(&d, "b", "text", 4, &err) == ERR_CANCELLED;
+        good = good && outdir_put(&d, "c", "", 0, &err) == ERR_CANCELLED;
+        outdir_close(&d, false);
+        _exit(good ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(access(scratch_path("stopped"), F_OK), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed_at_any_moment),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_put_and_copy),
+        cmocka_unit_test(test_stop),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

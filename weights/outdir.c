@@ -3,10 +3,28 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+static volatile sig_atomic_t is_stopped;
+
+void outdir_stop(void)
+{
+    is_stopped = 1;
+}
+
+void outdir_advance(struct outdir_progress *p, size_t more)
+{
+    const double now = base_now();
+    p->done += more;
+    if (now - p->shown < 1 || p->done >= p->total)
+        return;
+    p->shown = now;
+    base_log(LOG_INFO, "%s: %.0f %% written", p->path, 100 * (double)p->done / (double)p->total);
+}
 
 static bool is_dots(const char *name)
 {
@@ -21,7 +39,7 @@ static enum status sync_name(const char *path, struct err *err)
     snprintf(folder, sizeof folder, "%s", path);
     const int fd = open(dirname(folder), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)) /* some file systems cannot, and need not */
-        st = base_fail_errno(err, ERR_IO, "%s: its directory", path);
+        st = base_fail_errno(err, ERR_OUTPUT, "%s: its directory", path);
     if (fd >= 0)
         close(fd);
     return st;
@@ -76,11 +94,13 @@ enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, 
 {
     const char *from = bytes;
     while (n > 0) {
+        if (is_stopped)
+            return base_fail(err, ERR_CANCELLED, "%s: stopped", path);
         ssize_t w = write(fd, from, n);
         if (w < 0 && errno == EINTR)
             continue;
         if (w < 0)
-            return base_fail_errno(err, ERR_IO, "%s: writing", path);
+            return base_fail_errno(err, ERR_OUTPUT, "%s: writing", path);
         from += w;
         n -= (size_t)w;
     }
@@ -89,13 +109,17 @@ enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, 
 
 enum status outdir_publish(int fd, const char *partial, const char *path, struct err *err)
 {
+    if (is_stopped) { /* rather than wait for the disk */
+        close(fd);
+        return base_fail(err, ERR_CANCELLED, "%s: stopped", path);
+    }
     const bool written = fsync(fd) == 0;
     const int saved = errno;
     const bool closed = close(fd) == 0;
     if (!written)
         errno = saved;
     if (!written || !closed || rename(partial, path) != 0)
-        return base_fail_errno(err, ERR_IO, "%s", path);
+        return base_fail_errno(err, ERR_OUTPUT, "%s", path);
     return sync_name(path, err);
 }
 
@@ -113,7 +137,7 @@ static enum status begin(const struct outdir *d, const char *name, struct growin
         return st;
     snprintf(g->partial, sizeof g->partial, "%s.partial", g->path);
     g->fd = open(g->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return g->fd >= 0 ? OK : base_fail_errno(err, ERR_IO, "%s", g->partial);
+    return g->fd >= 0 ? OK : base_fail_errno(err, ERR_OUTPUT, "%s", g->partial);
 }
 
 /* What is not published is removed by outdir_close. */

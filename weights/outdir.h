@@ -34,6 +34,18 @@ enum status outdir_write(int fd, const char *path, const void *bytes, size_t n,
 /* The file that grew as `partial` gets its name: its bytes reach the disk first, its name after.
  * Closes fd. On failure a partial file may be left. */
 enum status outdir_publish(int fd, const char *partial, const char *path, struct err *err) MUST_USE;
+/* From now on whatever is written fails with ERR_CANCELLED, which takes the usual way out. For the
+ * handler of a signal. */
+void outdir_stop(void);
+
+/* What a command that writes for long tells each second. */
+struct outdir_progress {
+    const char *path; /* borrowed */
+    double shown;     /* when it was last; at first, the start */
+    uint64_t done, total;
+};
+void outdir_advance(struct outdir_progress *p, size_t more);
+
 /* keep = false removes every file in it, and the directory when outdir_open created it. */
 void outdir_close(struct outdir *d, bool keep);
 

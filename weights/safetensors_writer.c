@@ -94,7 +94,7 @@ enum status safetensors_create(const char *path, const struct safetensors_entry 
     TRY(make_header(path, entries, count, metadata, &header, &w->declared, err));
     w->fd = open(w->partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (w->fd < 0) {
-        st = base_fail_errno(err, ERR_IO, "%s", w->partial);
+        st = base_fail_errno(err, ERR_OUTPUT, "%s", w->partial);
         goto out;
     }
     TRY(outdir_write(w->fd, w->partial, header.data, header.len, err));

@@ -38,6 +38,7 @@ struct sharder {
     char *used;      /* [tensors] named by any rank */
     char *staging;   /* STAGING_BYTES or one row */
     struct buf list; /* "files" of shards.json */
+    struct outdir_progress progress;
 };
 
 /* ---- which pieces a rank writes ---- */
@@ -179,7 +180,7 @@ static enum status make_entries(const struct sharder *s, int32_t part,
     return OK;
 }
 
-static enum status copy_piece(const struct sharder *s, const struct piece *p, int32_t rank,
+static enum status copy_piece(struct sharder *s, const struct piece *p, int32_t rank,
                               struct safetensors_writer *w, struct err *err)
 {
     const struct tensor_slice *t = &p->slice;
@@ -187,12 +188,14 @@ static enum status copy_piece(const struct sharder *s, const struct piece *p, in
     int64_t step = row_bytes < STAGING_BYTES ? (int64_t)(STAGING_BYTES / row_bytes) : 1;
     for (int64_t row = t->rows.begin; row < t->rows.end; row += step) {
         struct span rows = {row, row + step < t->rows.end ? row + step : t->rows.end};
+        const size_t bytes = row_bytes * (size_t)span_len(rows);
         enum status st =
             checkpoint_read(s->source, p->tensor, rows, t->cols, rank, s->staging, err);
         if (st == OK)
-            st = safetensors_write(w, s->staging, row_bytes * (size_t)span_len(rows), err);
+            st = safetensors_write(w, s->staging, bytes, err);
         if (st != OK)
             return st;
+        outdir_advance(&s->progress, bytes);
     }
     return OK;
 }
@@ -225,11 +228,25 @@ out:
     return st;
 }
 
+/* Every rank has about as much to write as this one. */
+static void expect(struct sharder *s, int32_t rank, int32_t ranks)
+{
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < s->piece_count; i++) {
+        const struct tensor_slice *t = &s->pieces[i].slice;
+        bytes += (uint64_t)span_len(t->rows) * (uint64_t)span_len(t->cols) *
+                 dtype_size(s->pieces[i].tensor->dtype);
+    }
+    s->progress.done = (uint64_t)rank * bytes;
+    s->progress.total = (uint64_t)ranks * bytes;
+}
+
 static enum status write_rank(struct sharder *s, const struct local_weight *weights, int32_t count,
-                              int32_t rank, struct err *err)
+                              int32_t rank, int32_t ranks, struct err *err)
 {
     enum status st = OK;
     TRY(list_pieces(s, weights, count, err));
+    expect(s, rank, ranks);
     buf_puts(&s->list, rank ? ",\n    [" : "\n    [");
     for (int32_t part = 0; part < s->part_count; part++)
         TRY(write_part(s, rank, part, err));
@@ -329,6 +346,7 @@ static enum status sharder_init(struct sharder *s, const struct checkpoint *sour
         .last = calloc(tensors, sizeof *s->last),
         .used = calloc(tensors, 1),
         .staging = malloc(bytes),
+        .progress = {.path = out->path, .shown = base_now()},
     };
     buf_init(&s->list, TEXT_MAX);
     if (!s->last || !s->used || !s->staging)
@@ -360,7 +378,7 @@ enum status shard_write(const char *model_dir, const struct checkpoint *source,
         return st;
     TRY(sharder_init(&s, source, &out, err));
     for (int32_t r = 0; r < ranks; r++)
-        TRY(write_rank(&s, weights[r], counts[r], r, err));
+        TRY(write_rank(&s, weights[r], counts[r], r, ranks, err));
     TRY(copy_others(model_dir, &out, err));
     TRY(write_list(&s, ranks, err));
 out:

@@ -132,26 +132,10 @@ static void fill_rows(void *arg, int64_t begin, int64_t end)
                   b->dtype, b->bytes + (size_t)i * stride);
 }
 
-struct progress {
-    const char *path;
-    double started, shown;
-    uint64_t done, total;
-};
-
-static void show(struct progress *p, size_t more)
-{
-    double now = base_now();
-    p->done += more;
-    if (now - p->shown < 1 || p->done == p->total)
-        return;
-    p->shown = now;
-    base_log(LOG_INFO, "%s: %.0f %% written", p->path, 100 * (double)p->done / (double)p->total);
-}
-
 #define BATCH_BYTES (8u << 20)
 
 static enum status write_tensor(struct backend *pool, struct batch *b, struct safetensors_writer *w,
-                                struct progress *p, struct err *err)
+                                struct outdir_progress *p, struct err *err)
 {
     int64_t rows = tensor_rows(b->tensor);
     size_t stride = (size_t)b->tensor->cols * dtype_size(b->dtype);
@@ -163,7 +147,7 @@ static enum status write_tensor(struct backend *pool, struct batch *b, struct sa
         enum status st = safetensors_write(w, b->bytes, (size_t)n * stride, err);
         if (st != OK)
             return st;
-        show(p, (size_t)n * stride);
+        outdir_advance(p, (size_t)n * stride);
     }
     return OK;
 }
@@ -203,7 +187,7 @@ static enum status write_model(const char *path, const struct synth_rules *rules
     struct safetensors_entry *entries = NULL;
     struct safetensors_writer *w = NULL;
     struct batch b = {.rules = rules, .dtype = dtype};
-    struct progress p = {.path = path, .shown = base_now()};
+    struct outdir_progress p = {.path = path, .shown = base_now()};
     size_t widest = BATCH_BYTES;
     TRY(declare(tensors, count, dtype, &entries, &widest, &p.total, err));
     b.bytes = malloc(widest);

@@ -102,6 +102,7 @@ void api_error_from_status(struct api_error *e, enum status st, const struct err
     case ERR_IO:
     case ERR_DEVICE:
     case ERR_PEER:
+    case ERR_OUTPUT:
     case ERR_CANCELLED:
     case ERR_INTERNAL:
         api_error_set(e, 500, "internal", "internal error");

@@ -183,3 +183,24 @@ void child_cpu(const struct child *c, double *server, double *ranks)
         *ranks += cpu_of(pid);
     fclose(f);
 }
+
+enum status child_options(const char *model, int argc, char **argv, struct options *out,
+                          struct err *err)
+{
+    static char serve[] = "serve";
+    bool help = false;
+    char **words = calloc((size_t)argc + 3, sizeof *words);
+    if (!words)
+        return base_fail(err, ERR_NOMEM, "options");
+    words[0] = serve;
+    words[1] = (char *)(uintptr_t)model; /* only read */
+    for (int i = 0; i < argc; i++)
+        words[2 + i] = argv[i];
+    enum status st = options_parse(argc + 2, words, out, &help, err);
+    if (st == OK && help)
+        st = base_fail(err, ERR_USAGE, "--help after --: see tessera serve --help");
+    if (st != OK)
+        options_close(out);
+    free(words);
+    return st;
+}

@@ -318,7 +318,12 @@ enum status target_model(const struct target *t, double timeout_s, char *name, s
     if (data && jdoc_type(data) == JDOC_ARRAY && jdoc_size(data) > 0 &&
         jdoc_type(jdoc_at(data, 0)) == JDOC_OBJECT)
         id = jdoc_get(jdoc_at(data, 0), "id");
-    if (!id || jdoc_type(id) != JDOC_STRING || jdoc_string_len(id) >= cap)
+    if (http_status == 401 || http_status == 403)
+        st = base_fail(err, ERR_PEER,
+                       "http://%s%s: HTTP %d: the server wants a key%s: give --api-key KEY or set "
+                       "TESSERA_API_KEY",
+                       t->host, path, http_status, t->api_key ? ", and not this one" : "");
+    else if (!id || jdoc_type(id) != JDOC_STRING || jdoc_string_len(id) >= cap)
         st = base_fail(err, ERR_PEER,
                        "http://%s%s names no model (HTTP %d): is this an OpenAI-style server? "
                        "--model NAME skips the question",

@@ -95,6 +95,17 @@ def test_a_server_of_its_own(server, template):
     assert b"12 tokens in " in done.stderr
 
 
+def test_a_model_without_a_template():
+    """Told before anything is loaded, not as the answer to each message."""
+    hint = (f"this model has no chat template: give one with --chat-template, as in tessera chat "
+            f"{checkpoint.DEMO} -- --chat-template FILE")
+    assert hint in refused(3, checkpoint.DEMO, QUESTION)
+    terminal = Terminal(checkpoint.DEMO)
+    seen = terminal.wait_for(r"-- --chat-template FILE")
+    assert terminal.process.wait(60 * harness.PATIENCE) == 3
+    assert "loading" not in seen and "> " not in seen
+
+
 # ---- a conversation -----------------------------------------------------------------------------
 
 

@@ -75,7 +75,11 @@ def test_key(serve, tmp_path):
     keys.write_text("a-key-of-ours\n")
     keys.chmod(0o600)
     server = serve(checkpoint.DEMO, "--api-key-file", keys)
-    assert "HTTP 401" in refused(1, server.url, PROMPT)
+    wanted = "HTTP 401: the server wants a key"
+    for command in ("complete", "chat", "bench"):
+        line = harness.Command(command).refused(1, server.url, *([PROMPT] * (command != "bench")))
+        assert wanted + ": give --api-key KEY or set TESSERA_API_KEY" in line
+    assert wanted + ", and not this one" in refused(1, server.url, PROMPT, "--api-key", "another")
     assert text(server.url, PROMPT, "--api-key", "a-key-of-ours", "--max-tokens", 3)
 
 
@@ -156,7 +160,7 @@ def test_a_terminal_is_not_told_what_to_do(peer):
 
 def test_full_disk(demo):
     with open("/dev/full", "wb") as full:
-        assert "stdout: No space left" in refused(3, demo.url, PROMPT, stdout=full)
+        assert "stdout: No space left" in refused(1, demo.url, PROMPT, stdout=full)
 
 
 def test_a_reader_that_leaves(demo):

@@ -66,6 +66,7 @@ def test_rank_killed_while_loading(serve, synthetic):
     pids = eventually(server.ranks, 5, "ranks")
     os.kill(pids[0], signal.SIGKILL)
     assert server.wait(5) == 5
+    assert "killed by signal 9 (Killed); the server ends, because nothing was ready" in server.log
 
 
 def test_server_killed(serve, synthetic):

@@ -115,7 +115,7 @@ def test_loading_is_told(serve, tmp_path, manager):
     assert told["ranks_done"] == 1 and told["eta_seconds"] == 0 and told["elapsed_seconds"] > 1
     assert server.request("HEAD", "/readyz").status == 200
     assert "STATUS=warming" in manager.messages
-    assert re.search(r"info +loading weights: \S+ \S+ of \S+ \S+, [01] of 1 ranks done", server.log)
+    assert re.search(r"info +loading weights: \S+ \S+ of \S+ \S+, [01] of 1 rank done", server.log)
     assert server.stop() == 0
     assert manager.heard("STOPPING=1")
 

@@ -103,7 +103,7 @@ def test_reload(guarded, key_file):
         assert word in guarded.log.splitlines()[-1]
 
     write(key_file, "sk-third-0123456789\n")
-    reload("1 keys")
+    reload("1 key")
     assert [status(KEY), status("sk-third-0123456789")] == [401, 200]
     write(key_file, "short\n")
     reload("the old keys stay")

@@ -240,7 +240,7 @@ def test_stop_while_ranks_have_not_come(tmp_path):
             return [pid for pid in harness.processes()
                     if harness.parent_of(pid) == launcher.pid
                     and harness.command_line(pid)[1:2] == ["serve"]]
-        line = next(line for line in launcher.stderr if "waiting for 1 ranks" in line)
+        line = next(line for line in launcher.stderr if "waiting for 1 rank at" in line)
         assert "(by --master-addr)" in line or "default" in line
         os.kill(front_end()[0], signal.SIGTERM)
         text = launcher.stderr.read()

@@ -146,6 +146,8 @@ def test_no_more_restarts(serve, synthetic):
     assert (reply.status, reply.error["code"]) == (503, "rank_lost")
     assert server.wait(5) == 5
     assert not server.ranks()
+    assert ("ending all requests: 2 restarts within 5 minutes are used up (--max-group-restarts)"
+            in server.log)
 
 
 def read_by_ranks(server):

@@ -1,13 +1,16 @@
 """What goes wrong before serving ends at once, with the right exit code and one clear line."""
 
+import contextlib
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -326,7 +329,7 @@ def test_output_that_is_not_written(command):
         done = subprocess.run([BINARY, *command], stdout=full, text=True,
                               stderr=subprocess.PIPE, env=environment(), timeout=60 * PATIENCE,
                               check=False)
-    assert done.returncode == 3
+    assert done.returncode == 1
     assert done.stderr == "tessera: stdout: No space left on device\n"
 
 
@@ -350,8 +353,55 @@ def test_small_files(tmp_path):
     for command in (("shard", checkpoint.DEMO, "-tp", "2"),
                     ("synth", "--config", checkpoint.DEMO / "config.json")):
         code, line = limited(resource.RLIMIT_FSIZE, 100000, *command, "-o", tmp_path / "out")
-        assert code == 3 and line.startswith("tessera: ") and "File too large" in line
+        assert code == 1 and line.startswith("tessera: ") and "File too large" in line
         assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module", name="large")
+def fixture_large(tmp_path_factory):
+    """A model that takes a while to write: 260 MB."""
+    directory = tmp_path_factory.mktemp("large")
+    config = json.loads((checkpoint.DEMO / "config.json").read_text())
+    config.update(hidden_size=1024, intermediate_size=4096, vocab_size=32000, num_hidden_layers=6)
+    (directory / "config.json").write_text(json.dumps(config))
+    done = run("synth", "--config", directory / "config.json", "-o", directory / "model")
+    assert done.returncode == 0, done.stderr
+    yield directory / "model"
+    shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def writing(command, large, output):
+    """The command stands still while a file grows, and goes on behind."""
+    source = [large, "-tp", 2] if command == "shard" else ["--config", large / "config.json"]
+    words = [BINARY, command, *map(str, source), "-o", str(output)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=environment()) as process:
+        eventually(lambda: list(output.glob("*.safetensors.partial")), 30, "a file that grows")
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.send_signal(signal.SIGCONT)
+        process.wait(30 * PATIENCE)
+        process.log = process.stderr.read()
+
+
+@pytest.mark.parametrize("command", ["synth", "shard"])
+def test_progress_of_writing(large, tmp_path, command):
+    with writing(command, large, tmp_path / "output") as process:
+        time.sleep(1.1)
+    assert process.returncode == 0
+    assert re.search(r"output\S*: \d+ % written", process.log)
+
+
+@pytest.mark.parametrize("command", ["synth", "shard"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_writing(large, tmp_path, command, number):
+    """It ends the command as usual, but what is half written goes first."""
+    with writing(command, large, tmp_path / "output") as process:
+        process.send_signal(number)
+    assert process.returncode == -number
+    assert f"stopped; what was written to {tmp_path / 'output'} is removed" in process.log
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_reader_that_leaves():
@@ -413,3 +463,69 @@ def test_program_links_no_cuda():
 def test_ranks_per_device_needs_devices():
     line = fails(2, "serve", checkpoint.GOLDEN / NAME, "-tp", "2", "--ranks-per-device", "2")
     assert "--ranks-per-device" in line and "cpu" in line
+
+
+# ---- what a start has to say of its sizes -----------------------------------------------
+
+
+def warned(*arguments, command="plan"):
+    done = run(command, *arguments)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if " warning " in line]
+
+
+def long_model(tmp_path):
+    """A model that allows more positions than a sixteenth of any memory holds."""
+    config = json.loads((checkpoint.DEMO / "config.json").read_text())
+    config.update(max_position_embeddings=2**24, num_hidden_layers=400)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path, "--load-format", "dummy"
+
+
+def test_a_shorter_context_is_told(tmp_path):
+    model = long_model(tmp_path)
+    (line,) = warned(*model)
+    assert re.search(r"context \d+ of the model's 16777216: that is what the automatic KV cache "
+                     r"has room for; --kv-cache-memory N makes it longer, --max-model-len N fixes "
+                     r"it$", line)
+    assert not warned(*model, "--kv-cache-memory", "24M")
+    assert not warned(*model, "--max-model-len", 1000)
+    assert not warned(checkpoint.DEMO)
+
+
+def test_fewer_sequences_are_told():
+    (line,) = warned(checkpoint.DEMO, "--max-num-seqs", 999)
+    assert "--max-num-seqs 999: 512 are used, because" in line
+    assert "raise --max-num-batched-tokens" in line
+    assert not warned(checkpoint.DEMO, "--max-num-seqs", 999, "--max-num-batched-tokens", 999)
+    assert not warned(checkpoint.DEMO, "--max-num-batched-tokens", 32)  # nobody asked for 64
+
+
+def test_crowded_cores(serve):
+    cores = len(os.sched_getaffinity(0))
+    server = serve(checkpoint.DEMO, "--threads-per-rank", cores + 1)
+    assert f"1 rank of {cores + 1} threads on {cores} core" in server.log
+    assert "on 1 rank (cpu" in server.log
+    assert "to test function only" not in serve(checkpoint.DEMO).log
+
+
+def trial(server):
+    """What the command does that the start proposes."""
+    (line,) = [line for line in server.log.splitlines() if " try: " in line]
+    done = subprocess.run(line.split(" try: ")[1], shell=True, capture_output=True, text=True,
+                          timeout=60 * PATIENCE, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_command_to_try(serve, tmp_path, host):
+    keys = tmp_path / "the 'keys'"
+    keys.write_text("# ours\n\nsk-first-0123456789\nsk-other-9876543210\n")
+    keys.chmod(0o600)
+    port = free_port()
+    server = serve(checkpoint.DEMO, "--api-key-file", keys, "--host", host, "--port", port,
+                   wait=False)
+    eventually(lambda: " try: " in server.log, 30, "the proposal")
+    assert trial(server)["choices"][0]["text"]
+    assert f"http://127.0.0.1:{port}/v1" in server.log

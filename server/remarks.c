@@ -1,0 +1,64 @@
+#include "server/remarks.h"
+
+#include "config/log.h"
+
+#include <sched.h>
+#include <string.h>
+
+void remarks_on_sizes(const struct setup *s, const struct footprint *f)
+{
+    const struct options *o = &s->options;
+    if (o->kv_cache_memory == 0 && o->max_model_len == 0 &&
+        f->max_model_len < s->model.max_position)
+        base_log(LOG_WARN,
+                 "context %d of the model's %d: that is what the automatic KV cache has room for; "
+                 "--kv-cache-memory N makes it longer, --max-model-len N fixes it",
+                 f->max_model_len, s->model.max_position);
+    if (o->max_num_seqs > f->limits.slots && o->max_num_seqs != OPTIONS_SEQS_DEFAULT)
+        base_log(LOG_WARN,
+                 "--max-num-seqs %d: %d are used, because each running sequence needs a row of a "
+                 "step, which has %d; raise --max-num-batched-tokens, too",
+                 o->max_num_seqs, f->limits.slots, f->limits.rows);
+}
+
+void remarks_on_cores(const struct options *o)
+{
+    cpu_set_t set;
+    const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    const int threads = footprint_threads(o);
+    if (strncmp(o->device, "cuda", 4) == 0 || options_mpi(o) || o->tp * threads <= cores)
+        return;
+    base_log(LOG_WARN,
+             "%d rank%s of %d thread%s on %d core%s: they wait for each other in every collective, "
+             "which is to test function only; lower --tensor-parallel-size or --threads-per-rank",
+             o->tp, o->tp == 1 ? "" : "s", threads, threads == 1 ? "" : "s", cores,
+             cores == 1 ? "" : "s");
+}
+
+/* A word of a shell. */
+static void quote(const char *word, struct buf *out)
+{
+    buf_puts(out, "'");
+    for (const char *c = word; *c; c++)
+        buf_printf(out, *c == '\'' ? "'\\''" : "%c", *c);
+    buf_puts(out, "'");
+}
+
+void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
+                 struct buf *out)
+{
+    if (strcmp(host, "0.0.0.0") == 0)
+        host = "127.0.0.1"; /* what listens everywhere is asked at an address */
+    else if (strcmp(host, "::") == 0)
+        host = "::1";
+    const bool v6 = strchr(host, ':') != NULL;
+    buf_printf(out, "curl %shttp://%s%s%s:%d/v1/completions -H 'Content-Type: application/json'",
+               v6 ? "-g " : "", v6 ? "[" : "", host, v6 ? "]" : "", port);
+    if (key_file) { /* the first line that is a key */
+        buf_puts(out, " -H \"Authorization: Bearer $(grep -m1 '^[^#[:space:]]' ");
+        quote(key_file, out);
+        buf_puts(out, ")\"");
+    }
+    buf_printf(out, " -d '{\"prompt\": %s, \"max_tokens\": 64}'",
+               has_tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]");
+}

@@ -1,0 +1,18 @@
+/* What a start says beside its table: sizes that are less than was asked for or could be, and a
+ * command to try. */
+#ifndef TESSERA_SERVER_REMARKS_H
+#define TESSERA_SERVER_REMARKS_H
+
+#include "config/buf.h"
+#include "server/setup.h"
+
+/* Warns of a context that the automatic KV cache made shorter than the model's, and of sequences
+ * that --max-num-batched-tokens leaves no rows for. */
+void remarks_on_sizes(const struct setup *s, const struct footprint *f);
+/* Warns when ranks on processors of this machine must share cores. */
+void remarks_on_cores(const struct options *o);
+/* A command that asks the server for a completion; key_file: where its keys are, NULL: nowhere. */
+void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
+                 struct buf *out);
+
+#endif
