@@ -685,8 +685,7 @@ static void test_config_files(void **state)
     assert_int_equal(model_config_load("/nowhere/at/all", &m, NULL, &err), ERR_MODEL);
     assert_contains(err.text, "/nowhere/at/all: no such model directory");
     static const char *const meant[][2] = {
-        {"org/model",
-         "if that is a name on the Hub: hf download org/model"},
+        {"org/model", "if that is a name on the Hub: hf download org/model"},
         {"localhost:8000", "no such model directory (a server is http://localhost:8000)"},
         {"/dev/null", "/dev/null is not a directory; expected one with config.json"},
     };
