@@ -84,8 +84,8 @@ static enum status check_best_of(const struct raw *raw, struct api_error *e)
     if (raw->best_of < 0 || raw->best_of == raw->sampling.n)
         return OK;
     enum status st = api_error_field(e, "best_of",
-                                     "best_of %d with n %d is not supported, they have to be "
-                                     "equal: ask for all of them with n, and choose",
+                                     "best_of %d is not supported unless equal to n, which is %d: "
+                                     "ask for all of them with n, and choose",
                                      (int)raw->best_of, (int)raw->sampling.n);
     e->code = "unsupported_parameter";
     return st;
