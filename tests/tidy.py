@@ -344,7 +344,7 @@ TESTED_BY = {
     "server/tokenizer/tokenizer.c": "tests/test_tokenizer.c",
     "server/tokenizer/tokenizer_config.c": "tests/test_tokenizer.c tests/test_nomem.c "
         "tests/fuzz/fuzz_files.c",
-    "server/utf8.c": "tests/test_tokenizer.c",
+    "config/utf8.c": "tests/test_tokenizer.c",
 }
 
 # In pieces, so that this file does not match itself.
