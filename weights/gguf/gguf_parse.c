@@ -111,7 +111,7 @@ static enum status take_string(struct parser *p, struct gguf_string *out)
     return st;
 }
 
-/* A key or a name, which goes into messages: printable ASCII. what: the word for it. */
+/* Of a key or a tensor (what), and it goes into messages: printable ASCII. */
 static enum status take_name(struct parser *p, const char *what, size_t bytes_max,
                              struct gguf_string *out)
 {
@@ -119,11 +119,12 @@ static enum status take_name(struct parser *p, const char *what, size_t bytes_ma
     if (st != OK)
         return st;
     if (out->n == 0 || out->n > bytes_max)
-        return refuse(p, "a %s of %zu bytes, expected 1 to %zu", what, out->n, bytes_max);
+        return refuse(p, "the name of a %s has %zu bytes, expected 1 to %zu", what, out->n,
+                      bytes_max);
     for (size_t i = 0; i < out->n; i++) {
         if (out->bytes[i] < 0x20 || out->bytes[i] > 0x7e)
-            return refuse(p, "a %s has byte 0x%02x at %zu, expected printable ASCII", what,
-                          (unsigned char)out->bytes[i], i);
+            return refuse(p, "the name of a %s has byte 0x%02x at %zu, expected printable ASCII",
+                          what, (unsigned char)out->bytes[i], i);
     }
     snprintf(p->what, sizeof p->what, "%s %.*s: ", what, (int)(out->n < 120 ? out->n : 120),
              out->bytes);
