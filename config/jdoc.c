@@ -3,8 +3,10 @@
  * jansson's own nodes behind an opaque name, so reading costs nothing. */
 #include "config/jdoc.h"
 
+#include "config/buf.h"
 #include "config/file.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
@@ -18,7 +20,7 @@ const struct jdoc_limits jdoc_limits_request = {
     JDOC_REQUEST_BYTES_MAX, 64, 200000, true, false, false};
 const struct jdoc_limits jdoc_limits_call = {JDOC_REQUEST_BYTES_MAX, 64, 200000, true, true, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false, false, false};
-const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, false, false};
+const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, true, false};
 
 /* jansson's lexer goes on after a failed allocation: it drops a byte of a string, or asserts. So a
  * failure leaves the parser at once, and what it held is freed by this list: the blocks of one
@@ -126,6 +128,65 @@ static enum status scan(const char *text, size_t n, const struct jdoc_limits *li
     return OK;
 }
 
+/* Of digits alone, and beyond int64_t. */
+static bool is_huge(const char *number, size_t n)
+{
+    char digits[64];
+    if (n < 19 || memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n))
+        return false;
+    if (n >= sizeof digits)
+        return true;
+    memcpy(digits, number, n);
+    digits[n] = '\0';
+    errno = 0;
+    strtoll(digits, NULL, 10);
+    return errno == ERANGE;
+}
+
+/* The text with ".0" behind each integer that is too big for int64_t: a real, then. */
+static void make_reals(const char *text, size_t n, struct buf *out)
+{
+    size_t done = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '"')
+            in_string = !in_string;
+        if (in_string)
+            i += text[i] == '\\';
+        if (in_string || !(text[i] == '-' || (text[i] >= '0' && text[i] <= '9')))
+            continue;
+        const size_t begin = i;
+        while (i + 1 < n && text[i + 1] && strchr("0123456789+-.eE", text[i + 1]))
+            i++;
+        if (!is_huge(text + begin, i + 1 - begin))
+            continue;
+        buf_add(out, text + done, i + 1 - done);
+        buf_puts(out, ".0");
+        done = i + 1;
+    }
+    buf_add(out, text + done, n - done);
+}
+
+/* What jansson makes of the text, and once more where only the size of its integers was wrong. */
+static enum status load_limited(const char *text, size_t n, const struct jdoc_limits *limits,
+                                const char *where, json_t **root, json_error_t *e, struct err *err)
+{
+    enum status st = OK;
+    struct buf reals;
+    const size_t flags = JSON_DECODE_ANY | (limits->repeats ? 0 : JSON_REJECT_DUPLICATES) |
+                         (limits->nul ? JSON_ALLOW_NUL : 0);
+    buf_init(&reals, n + 2 * limits->tokens_max + 2);
+    if (!load(text, n, flags, root, e))
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
+    else if (!*root && limits->big && json_error_code(e) == json_error_numeric_overflow) {
+        make_reals(text, n, &reals);
+        if (reals.failed || !load(reals.data, reals.len, flags, root, e))
+            st = base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
+    }
+    buf_free(&reals);
+    return st;
+}
+
 enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *limits,
                        const char *where, struct jdoc **out, struct err *err)
 {
@@ -137,10 +198,9 @@ enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *lim
         return st;
     json_error_t e;
     json_t *root = NULL;
-    size_t flags = JSON_DECODE_ANY | (limits->repeats ? 0 : JSON_REJECT_DUPLICATES) |
-                   (limits->nul ? JSON_ALLOW_NUL : 0) | (limits->big ? JSON_DECODE_INT_AS_REAL : 0);
-    if (!load(text, n, flags, &root, &e))
-        return base_fail(err, ERR_NOMEM, "%s: no memory for its JSON", where);
+    st = load_limited(text, n, limits, where, &root, &e, err);
+    if (st != OK)
+        return st;
     if (!root)
         return base_fail(err, ERR_INPUT, "%s: line %d column %d: %s", where, e.line, e.column,
                          e.text);

@@ -19,13 +19,13 @@ struct jdoc_limits {
     int32_t depth_max;
     size_t tokens_max;
     bool nul;     /* "\\u0000" may stand in strings, but never in keys */
-    bool big;     /* integers of any size are read, and all of them as reals */
+    bool big;     /* integers beyond int64_t are read, as reals */
     bool repeats; /* of two members with one name the last counts; else they are refused */
 };
 extern const struct jdoc_limits jdoc_limits_request; /* 4 MiB, 64, 200 000, NUL: what a user says */
 extern const struct jdoc_limits jdoc_limits_call;    /* the same, whatever models say */
 extern const struct jdoc_limits jdoc_limits_config;  /* the same without NUL: names and numbers */
-extern const struct jdoc_limits jdoc_limits_file;    /* 100 MB, 64, 20 million, no NUL */
+extern const struct jdoc_limits jdoc_limits_file;    /* 100 MB, 64, 20 million, no NUL, big */
 
 /* Strict: one value, valid UTF-8, no duplicate keys unless the limits say so. `where` names the
  * text in messages. */

@@ -421,6 +421,32 @@ static void test_json_nul(void **state)
     jdoc_close(doc);
 }
 
+/* Hugging Face writes "no limit" as the integer 10^30 into tokenizer_config.json. */
+static void test_json_big(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"a 99999999999999999999\\\"9\":[1000000000000000019884624838656,7,-9223372036854775809,"
+        "9223372036854775807,1e2,12345678901234567890.5]}";
+    static const bool real[] = {true, false, true, false, true, true};
+    struct jdoc *doc;
+    struct err err;
+    const char *key;
+    const struct jdoc *list;
+    assert_int_equal(parse(text, &jdoc_limits_config, &err), ERR_INPUT);
+    assert_int_equal(jdoc_parse(text, sizeof text - 1, &jdoc_limits_file, "t", &doc, &err), OK);
+    assert_non_null(jdoc_iter(doc, NULL, &key, &list));
+    assert_string_equal(key, "a 99999999999999999999\"9");
+    assert_int_equal(jdoc_size(list), ARRAY_LEN(real));
+    for (size_t i = 0; i < ARRAY_LEN(real); i++)
+        assert_int_equal(jdoc_type(jdoc_at(list, i)), real[i] ? JDOC_REAL : JDOC_INT);
+    assert_true(jdoc_number(jdoc_at(list, 0)) == 1e30);
+    assert_int_equal(jdoc_int(jdoc_at(list, 3)), INT64_MAX);
+    jdoc_close(doc);
+    assert_int_equal(parse("99999999999999999999", &jdoc_limits_file, &err), OK);
+    assert_int_equal(parse("[99999999999999999999, 1e999]", &jdoc_limits_file, &err), ERR_INPUT);
+}
+
 static void test_json_access(void **state)
 {
     (void)state;
@@ -464,7 +490,7 @@ int main(void)
         cmocka_unit_test(test_buf_bounds),  cmocka_unit_test(test_buf_take),
         cmocka_unit_test(test_buf_json),    cmocka_unit_test(test_json_limits),
         cmocka_unit_test(test_json_strict), cmocka_unit_test(test_json_nul),
-        cmocka_unit_test(test_json_access),
+        cmocka_unit_test(test_json_big),    cmocka_unit_test(test_json_access),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -233,8 +233,7 @@ static enum status read_content(const struct message *m, struct buf *text,
     return OK;
 }
 
-/* Integers of any size are read as reals, which templates show otherwise: only where it has to be.
- */
+/* Members may repeat and integers be of any size where they have to be. */
 enum status conversation_arguments(const char *name, const char *text, size_t n, struct jdoc **out,
                                    struct api_error *e)
 {

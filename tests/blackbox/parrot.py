@@ -59,5 +59,6 @@ def write(directory, document, end, **config):
         eos_token_id=tokenizer.token_to_id(end))
     fp8.write(directory, weights(vocab), directory)
     (directory / "tokenizer.json").write_text(json.dumps(document))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": end, **config}))
+    (directory / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": end, "model_max_length": int(1e30), **config}))
     return directory
