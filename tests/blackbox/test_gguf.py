@@ -1,4 +1,4 @@
-"""tessera convert: llama.cpp's files as Hugging Face's directories. tests/corpus/gguf was written by
+"""tessera convert: llama.cpp's files as Hugging Face's directories. tests/corpus/gguf_models was written by
 llama.cpp's own converter, from checkpoints whose values the test makes again, so what comes back
 must be what went in: each tensor bit for bit, and a model that answers with the same bits."""
 
@@ -13,9 +13,9 @@ import fp8
 from harness import ROOT, run
 
 sys.path.insert(0, str(ROOT / "tests"))
-import make_gguf_corpus as corpus  # noqa: E402  (lives in the folder just added)
+import make_gguf_models as corpus  # noqa: E402  (lives in the folder just added)
 
-FILES = ROOT / "tests/corpus/gguf"
+FILES = ROOT / "tests/corpus/gguf_models"
 NAMES = sorted(path.stem for path in FILES.glob("*.json"))
 PROMPT = [5 + i * 7 % 53 for i in range(150)]  # beyond every window, and each original context
 

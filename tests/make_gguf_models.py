@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes tests/corpus/gguf: small random models as llama.cpp's own converter writes them.
+"""Makes tests/corpus/gguf_models: small random models as llama.cpp's own converter writes them.
 
     pip install -r tests/golden/requirements.txt gguf
-    python3 tests/make_gguf_corpus.py LLAMA_CPP      # a checkout, or the one in the source
+    python3 tests/make_gguf_models.py LLAMA_CPP      # a checkout, or the one in the source
                                                      # distribution of llama-cpp-python
 
 What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
@@ -20,7 +20,7 @@ import zlib
 
 import numpy as np
 
-OUT = pathlib.Path(__file__).resolve().parent / "corpus/gguf"
+OUT = pathlib.Path(__file__).resolve().parent / "corpus/gguf_models"
 
 BASE = {
     "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 64,
