@@ -6,7 +6,7 @@
 #include "server/bench/chunk.h"
 #include "server/bench/reply.h"
 #include "server/bench/target.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <inttypes.h>
 #include <stdio.h>

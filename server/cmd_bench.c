@@ -8,7 +8,7 @@
 #include "server/bench/target.h"
 #include "server/bench/workload.h"
 #include "server/commands.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -6,7 +6,7 @@
 #include "server/chat_template.h"
 #include "server/client.h"
 #include "server/commands.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <ctype.h>
 #include <poll.h>

@@ -2,7 +2,7 @@
  * goes to stdout as it comes, everything else to stderr. */
 #include "server/client.h"
 #include "server/commands.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

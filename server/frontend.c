@@ -8,7 +8,7 @@
 #include "server/request_worker.h"
 #include "server/route.h"
 #include "server/service.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 
 #include "server/output.h"
 #include "server/request_log.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
 #include "server/output.h"
 
 #include "server/job.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include "server/api/completion.h"
 #include "server/api/completion_reply.h"
 #include "server/api/field.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 #include "tests/scratch.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
 #include "server/tokenizer/hf.h"
 #include "server/tokenizer/names.h"
 #include "server/tokenizer/regex.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 #include "tests/detok_all.h"
 #include "tests/scratch.h"
 

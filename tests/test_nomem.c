@@ -21,6 +21,7 @@
 #include "tests/nomem.h"
 #include "tests/scratch.h"
 #include "weights/checkpoint.h"
+#include "weights/gguf/gguf.h"
 #include "weights/safetensors.h"
 
 #define DEMO TESSERA_SOURCE_DIR "/deploy/demo/model"
@@ -115,11 +116,22 @@ static enum status read_checkpoint(const void *dir, struct err *err)
     return st;
 }
 
+static enum status read_gguf(const void *path, struct err *err)
+{
+    struct gguf *g = NULL;
+    enum status st = gguf_open(path, &g, err);
+    CHECK(st != OK || gguf_tensor_count(g) > 0);
+    gguf_close(g);
+    return st;
+}
+
 static void test_checkpoints(void **state)
 {
     (void)state;
     nomem_sweep("safetensors", read_safetensors, DEMO "/model.safetensors");
     nomem_sweep("metadata", read_safetensors, CORPUS "safetensors/ok_metadata.safetensors");
+    nomem_sweep("gguf", read_gguf, CORPUS "gguf/keys.gguf");
+    nomem_sweep("split gguf", read_gguf, CORPUS "gguf/split-00002-of-00003.gguf");
     nomem_sweep("one file", read_checkpoint, CORPUS "safetensors/checkpoints/plain");
     nomem_sweep("index", read_checkpoint, CORPUS "safetensors/checkpoints/index");
     nomem_sweep("sharded", read_checkpoint, CORPUS "safetensors/checkpoints/sharded");

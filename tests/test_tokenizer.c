@@ -6,7 +6,7 @@
 #include "server/tokenizer/spm.h"
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/stop.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 #include "tests/detok_all.h"
 #include "tests/scratch.h"
 

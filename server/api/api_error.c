@@ -3,7 +3,7 @@
  * the client's bytes cut anywhere, hence the UTF-8 check on the way out. */
 #include "server/api/api_error.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * order, so keeping the first keeps the larger. */
 #include "server/api/logprobs.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -5,7 +5,7 @@
 #include "server/api/responses.h"
 
 #include "server/api/responses_input.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #include "server/bench/target.h"
 
 #include "config/jdoc.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 #include "server/doctor/findings.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 #include "server/grammar/json_object.h"
 
 #include "config/buf.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * needs the render's count of the depth, and stands with what it does, such as comparing. */
 #include "server/template/jinja_value.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <string.h>
 

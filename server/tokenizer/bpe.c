@@ -3,7 +3,7 @@
  * symbols there still make what they made. So n symbols cost n log n however they are chosen. */
 #include "server/tokenizer/bpe.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

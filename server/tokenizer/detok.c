@@ -5,7 +5,7 @@
  * the end. */
 #include "server/tokenizer/detok.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <string.h>
 

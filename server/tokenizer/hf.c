@@ -2,7 +2,7 @@
  * names in the text, normalizers, names in what they made, pre-tokenizers, byte pairs. */
 #include "server/tokenizer/hf.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * piece that is not spelt in it can be decoded, but no text leads to it. */
 #include "server/tokenizer/hf_file.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

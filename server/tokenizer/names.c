@@ -3,7 +3,7 @@
  * ones first: the last range whose first name is used up has the longest match. */
 #include "server/tokenizer/names.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * no length can reach outside its parent. Unknown fields are skipped, as protobuf wants. */
 #include "server/tokenizer/spm_file.h"
 
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <math.h>
 #include <stdlib.h>

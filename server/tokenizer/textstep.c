@@ -3,7 +3,7 @@
 #include "server/tokenizer/textstep.h"
 
 #include "server/tokenizer/nfc.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
 
 #include "config/buf.h"
 #include "config/jdoc.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * comes back, and no text has fewer tokens than is promised. */
 #include "config/file.h"
 #include "server/tokenizer/detok.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
  * must open it too, know as many pieces, and survive a text. */
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/tokenizer.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

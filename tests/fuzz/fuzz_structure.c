@@ -5,7 +5,7 @@
 #include "kernels/backend.h"
 #include "server/grammar/pattern.h"
 #include "server/grammar/structure.h"
-#include "server/utf8.h"
+#include "config/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

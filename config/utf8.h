@@ -1,6 +1,6 @@
 /* UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
-#ifndef TESSERA_SERVER_UTF8_H
-#define TESSERA_SERVER_UTF8_H
+#ifndef TESSERA_CONFIG_UTF8_H
+#define TESSERA_CONFIG_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* DESIGN: the table of RFC 3629 section 4: only the second byte's range depends on the first. */
-#include "server/utf8.h"
+#include "config/utf8.h"
 
 #include <string.h>
 
