@@ -402,11 +402,12 @@ static bool is_gguf(const char *name)
 
 static enum status no_config(const char *dir, struct err *err)
 {
-    char gguf[128] = "";
+    char gguf[400] = "";
     DIR *entries = opendir(dir);
     for (const struct dirent *e = entries ? readdir(entries) : NULL; e; e = readdir(entries))
         if (is_gguf(e->d_name))
-            snprintf(gguf, sizeof gguf, "; GGUF files, as %.80s, are not read", e->d_name);
+            snprintf(gguf, sizeof gguf, "; one is made by: tessera convert %.200s/%.80s -o DIR",
+                     dir, e->d_name);
     if (entries)
         closedir(entries);
     return base_fail(err, ERR_MODEL,
@@ -421,9 +422,10 @@ static enum status no_directory(const char *dir, struct err *err)
     const char *slash = strchr(dir, '/'), *colon = strrchr(dir, ':');
     if (access(dir, F_OK) == 0)
         return base_fail(err, ERR_MODEL,
-                         "%s is not a directory; expected one with config.json and safetensors "
-                         "files, as Hugging Face publishes them%s",
-                         dir, is_gguf(dir) ? "; GGUF files are not read" : "");
+                         "%.200s is not a directory; expected one with config.json and safetensors "
+                         "files, as Hugging Face publishes them%s%.200s%s",
+                         dir, is_gguf(dir) ? "; one is made by: tessera convert " : "",
+                         is_gguf(dir) ? dir : "", is_gguf(dir) ? " -o DIR" : "");
     if (colon && colon[1] && colon[1 + strspn(colon + 1, "0123456789")] == '\0')
         return base_fail(err, ERR_MODEL, "%s: no such model directory (a server is http://%s)", dir,
                          dir);

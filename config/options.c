@@ -23,7 +23,7 @@
 #define ALL OPTIONS_ROWS_ALL
 
 const struct options_row options_rows[] = {
-    {"model", NULL, LAYOUT & ~COMMAND_RANK, STRING, AT(model), 0, 0, NULL, NULL,
+    {"model", NULL, (LAYOUT & ~COMMAND_RANK) | COMMAND_CONVERT, STRING, AT(model), 0, 0, NULL, NULL,
      "as MODEL; for the environment and --config files"},
     {"config", NULL, ALL & ~(COMMAND_SYNTH | COMMAND_RANK), STRING, AT(config), 0, 0, NULL, NULL,
      "YAML file of options, one \"name: value\" a line"},
@@ -67,6 +67,9 @@ const struct options_row options_rows[] = {
      "or 8 ranks; CPU ranks always keep to that, GPUs become slower by it"},
     {"dtype", NULL, RUN, CHOICE, AT(dtype), 0, 0, "auto", "auto|float32|bfloat16|float16",
      "type weights and KV cache are held in; auto: the checkpoint's"},
+    {"dtype", NULL, COMMAND_CONVERT, CHOICE, AT(dtype), 0, 0, "auto",
+     "auto|float32|bfloat16|float16",
+     "type of what is written; auto: the file's, bfloat16 where it holds codes"},
     {"kv-cache-dtype", NULL, RUN, CHOICE, AT(kv_cache_dtype), 0, 0, "auto", "auto|fp8",
      "fp8: keys and values are stored as E4M3, so that the cache holds more; auto: as --dtype"},
     {"quantization", NULL, RUN, CHOICE, AT(quantization), 0, 0, "auto", "auto|none|fp8|int8|int4",
@@ -178,8 +181,8 @@ const struct options_row options_rows[] = {
     {"max-group-restarts", NULL, COMMAND_SERVE, INT32, AT(max_group_restarts), 0,
      OPTIONS_RESTARTS_MAX, "3", NULL,
      "how often in five minutes lost ranks are started again, while requests wait"},
-    {"output", "o", COMMAND_SHARD | COMMAND_SYNTH, STRING, AT(output), 0, 0, NULL, NULL,
-     "directory to write; must not exist or be empty"},
+    {"output", "o", COMMAND_SHARD | COMMAND_SYNTH | COMMAND_CONVERT, STRING, AT(output), 0, 0, NULL,
+     NULL, "directory to write; must not exist or be empty"},
     {"config", NULL, COMMAND_SYNTH, STRING, AT(synth_config), 0, 0, NULL, NULL,
      "config.json of the model to make"},
     {"max-tokens", NULL, COMMAND_COMPLETE, STRING, AT(complete.max_tokens), 0, 0, "256", NULL,
@@ -448,6 +451,7 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
                                  o->command == COMMAND_HEALTH     ? "URL"
                                  : o->command == COMMAND_COMPLETE ? "prompt"
                                  : o->command == COMMAND_CHAT     ? "message"
+                                 : o->command == COMMAND_CONVERT  ? "GGUF file"
                                                                   : "model directory",
                                  arg);
             *(word ? &o->complete.prompt : &word) = arg;
@@ -562,9 +566,11 @@ static enum status check_complete(const char *name, struct options *o, struct er
     if (((LAYOUT | WITH_URL) & ~COMMAND_DOCTOR & (int)o->command) && (!o->model || !*o->model))
         return base_fail(err, ERR_USAGE, "%s: which model directory%s? (tessera %s --help)", name,
                          (WITH_URL & (int)o->command) ? " or http:// URL" : "", name);
+    if (o->command == COMMAND_CONVERT && (!o->model || !*o->model))
+        return base_fail(err, ERR_USAGE, "convert: which GGUF file? (tessera convert --help)");
     if (o->command == COMMAND_SYNTH && !o->synth_config)
         return base_fail(err, ERR_USAGE, "synth: --config FILE is needed");
-    if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD)) && !o->output)
+    if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD | COMMAND_CONVERT)) && !o->output)
         return base_fail(err, ERR_USAGE, "%s: -o DIR is needed", name);
     return OK;
 }

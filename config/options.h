@@ -21,6 +21,7 @@ enum command {
     COMMAND_COMPLETE = 256,
     COMMAND_DOCTOR = 512,
     COMMAND_CHAT = 1024,
+    COMMAND_CONVERT = 2048,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or

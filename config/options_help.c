@@ -21,6 +21,10 @@ static const struct {
      "tessera inspect MODEL [-tp N]\n\nLists the tensors and the slice of each rank.\n"},
     {"shard", COMMAND_SHARD,
      "tessera shard MODEL -tp N -o DIR\n\nWrites the checkpoint cut for N ranks (loads at any).\n"},
+    {"convert", COMMAND_CONVERT,
+     "tessera convert FILE.gguf -o DIR\n\nWrites llama.cpp's file as a directory that serve "
+     "reads: values instead of codes, the\ntokenizer and the chat template. Of a model in several "
+     "files name any.\n"},
     {"synth", COMMAND_SYNTH,
      "tessera synth --config FILE -o DIR [--seed N]\n\nWrites a random checkpoint of that "
      "shape.\n"},

@@ -1,8 +1,11 @@
-/* tessera shard and tessera synth: checkpoints in, checkpoints out. */
+/* tessera convert, shard and synth: checkpoints in, checkpoints out. */
+#include "config/buf.h"
 #include "config/file.h"
 #include "engine/model/layout.h"
 #include "server/commands.h"
 #include "server/setup.h"
+#include "weights/gguf/gguf_convert.h"
+#include "weights/gguf/gguf_model.h"
 #include "weights/outdir.h"
 #include "weights/shard.h"
 #include "weights/synth.h"
@@ -79,6 +82,45 @@ static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
     return n;
 }
 
+/* What a single rank has of a model: all of it. */
+struct whole {
+    struct plan *plan;
+    struct flow *flow;
+    struct layout *layout;
+    struct synth_tensor *tensors;
+    int32_t count;
+};
+
+static enum status whole_open(const struct model_config *m, struct whole *w, struct err *err)
+{
+    enum status st = OK;
+    TRY(plan_load("1d", NULL, NULL, 1, &w->plan, err));
+    TRY(layout_flow(m, w->plan, m->dtype, backend_find("ref"), &w->flow, err));
+    TRY(layout_open(m, w->flow, 0, &w->layout, err));
+    w->tensors =
+        calloc(placement_slices(w->layout->weights, w->layout->count) + 1, sizeof *w->tensors);
+    if (!w->tensors)
+        st = base_fail(err, ERR_NOMEM, "no memory for the list of tensors");
+    else
+        w->count = whole_tensors(w->layout, w->tensors);
+out:
+    return st;
+}
+
+static void whole_close(struct whole *w)
+{
+    free(w->tensors);
+    layout_close(w->layout);
+    flow_close(w->flow);
+    plan_close(w->plan);
+}
+
+static int32_t own_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 enum status commands_synth(const struct options *o, struct err *err)
 {
     enum status st = OK;
@@ -90,12 +132,7 @@ enum status commands_synth(const struct options *o, struct err *err)
     char *text = NULL;
     size_t len = 0;
     struct model_config m;
-    struct plan *plan = NULL;
-    struct flow *flow = NULL;
-    struct layout *layout = NULL;
-    struct synth_tensor *tensors = NULL;
-    cpu_set_t set;
-    int threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    struct whole w = {0};
     TRY(file_read(&f, &text, &len, err));
     TRY(model_config_parse(text, len, o->synth_config, &m, err));
     if (m.quant.kind != QUANT_NONE) {
@@ -106,25 +143,60 @@ enum status commands_synth(const struct options *o, struct err *err)
                            : "leave it out and serve with --quantization fp8");
         goto out;
     }
-    TRY(plan_load("1d", NULL, NULL, 1, &plan, err));
-    TRY(layout_flow(&m, plan, m.dtype, backend_find("ref"), &flow, err));
-    TRY(layout_open(&m, flow, 0, &layout, err));
-    tensors = calloc(placement_slices(layout->weights, layout->count), sizeof *tensors);
-    if (!tensors) {
-        st = base_fail(err, ERR_NOMEM, "synth: no memory");
-        goto out;
-    }
+    TRY(whole_open(&m, &w, err));
     const struct synth_rules rules = layout_synth_rules(&m, (uint64_t)o->seed);
     watch_signals();
-    TRY(synth_write(o->output, text, &rules, tensors, whole_tensors(layout, tensors), m.dtype,
-                    m.vocab, threads, err));
+    TRY(synth_write(o->output, text, &rules, w.tensors, w.count, m.dtype, m.vocab, own_cores(),
+                    err));
     printf("wrote %s\n", o->output);
 out:
-    free(tensors);
-    layout_close(layout);
-    flow_close(flow);
-    plan_close(plan);
+    whole_close(&w);
     free(text);
+    obey_signal(st, o->output);
+    return st;
+}
+
+/* The type that is asked for, or the file's own. */
+static enum dtype converted_dtype(const struct options *o, const struct gguf *g)
+{
+    return strcmp(o->dtype, "float32") == 0    ? DTYPE_F32
+           : strcmp(o->dtype, "float16") == 0  ? DTYPE_F16
+           : strcmp(o->dtype, "bfloat16") == 0 ? DTYPE_BF16
+                                               : gguf_model_dtype(g);
+}
+
+enum status commands_convert(const struct options *o, struct err *err)
+{
+    enum status st = OK;
+    struct gguf *g = NULL;
+    struct buf config;
+    struct model_config m;
+    struct whole w = {0};
+    struct gguf_wanted *wanted = NULL;
+    buf_init(&config, 1u << 20);
+    TRY(gguf_open(o->model, &g, err));
+    const enum dtype dtype = converted_dtype(o, g);
+    TRY(gguf_model_config(g, dtype, &config, err));
+    TRY(model_config_parse(config.data, config.len, o->model, &m, err));
+    TRY(whole_open(&m, &w, err));
+    wanted = calloc((size_t)w.count + 1, sizeof *wanted);
+    if (!wanted) {
+        st = base_fail(err, ERR_NOMEM, "no memory for the list of tensors");
+        goto out;
+    }
+    for (int32_t i = 0; i < w.count; i++)
+        wanted[i] = (struct gguf_wanted){w.tensors[i].name, w.tensors[i].ndim, w.tensors[i].rows,
+                                         w.tensors[i].cols};
+    watch_signals();
+    TRY(gguf_convert(g, o->output, config.data, wanted, w.count, m.head_dim, dtype, own_cores(),
+                     err));
+    printf("wrote %s: %s, %d tensors of %s\n", o->output, m.model_type, (int)w.count,
+           dtype_name(dtype));
+out:
+    free(wanted);
+    whole_close(&w);
+    buf_free(&config);
+    gguf_close(g);
     obey_signal(st, o->output);
     return st;
 }

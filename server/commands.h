@@ -8,6 +8,8 @@ enum status commands_serve(const struct options *o, struct err *err) MUST_USE;
 enum status commands_plan(const struct options *o, struct err *err) MUST_USE;
 enum status commands_inspect(const struct options *o, struct err *err) MUST_USE;
 enum status commands_shard(const struct options *o, struct err *err) MUST_USE;
+/* A GGUF file as a model directory. */
+enum status commands_convert(const struct options *o, struct err *err) MUST_USE;
 /* Any failure: the server is not ready, and *err says why. */
 enum status commands_health(const struct options *o, struct err *err) MUST_USE;
 /* ERR_DEVICE: a check failed. */

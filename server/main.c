@@ -24,6 +24,7 @@ static void usage(FILE *out)
           "  plan MODEL                   what each rank would hold and send, from headers alone\n"
           "  inspect MODEL                list tensors and the slice of each rank\n"
           "  shard MODEL                  write a checkpoint cut for N ranks\n"
+          "  convert FILE.gguf            write llama.cpp's file as a model directory\n"
           "  synth                        write a random checkpoint of a given shape\n"
           "  version                      print version and CPU kernels\n\n"
           "MODEL is a directory as Hugging Face publishes it, or ORG/NAME of one in its cache on\n"
@@ -43,6 +44,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_inspect(o, err);
     case COMMAND_SHARD:
         return commands_shard(o, err);
+    case COMMAND_CONVERT:
+        return commands_convert(o, err);
     case COMMAND_SYNTH:
         return commands_synth(o, err);
     case COMMAND_HEALTH:
@@ -64,8 +67,9 @@ static enum status run(const struct options *o, struct err *err)
 /* NULL: none is like it. */
 static const char *nearest_command(const char *word)
 {
-    static const char *const names[] = {"serve", "plan",  "inspect", "shard",  "synth",  "complete",
-                                        "chat",  "bench", "health",  "doctor", "version"};
+    static const char *const names[] = {"serve", "plan",     "inspect", "shard",
+                                        "synth", "complete", "convert", "chat",
+                                        "bench", "health",   "doctor",  "version"};
     const char *best = NULL;
     int least = strlen(word) < 4 ? 0 : strlen(word) < 6 ? 1 : 2; /* more is no slip */
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {

@@ -2,6 +2,7 @@
 
 #include "config/log.h"
 
+#include <dirent.h>
 #include <sched.h>
 #include <string.h>
 
@@ -33,6 +34,20 @@ void remarks_on_cores(const struct options *o)
              "which is to test function only; lower --tensor-parallel-size or --threads-per-rank",
              o->tp, o->tp == 1 ? "" : "s", threads, threads == 1 ? "" : "s", cores,
              cores == 1 ? "" : "s");
+}
+
+void remarks_on_gpus(const struct options *o, const char *gpus)
+{
+    int32_t n = 0;
+    DIR *entries = strcmp(o->device, "cpu") == 0 ? opendir(gpus) : NULL;
+    if (!entries)
+        return;
+    for (const struct dirent *e = readdir(entries); e; e = readdir(entries))
+        n += e->d_name[0] != '.';
+    closedir(entries);
+    if (n > 0)
+        base_log(LOG_INFO, "this runs on processors; %d NVIDIA GPU%s here: --device cuda -tp N", n,
+                 n == 1 ? " is" : "s are");
 }
 
 /* A word of a shell. */

@@ -11,6 +11,9 @@
 void remarks_on_sizes(const struct setup *s, const struct footprint *f);
 /* Warns when ranks on processors of this machine must share cores. */
 void remarks_on_cores(const struct options *o);
+/* Says that GPUs are left alone; gpus: the folder in which NVIDIA's driver has one for each. */
+#define REMARKS_GPUS "/proc/driver/nvidia/gpus"
+void remarks_on_gpus(const struct options *o, const char *gpus);
 /* A command that asks the server for a completion; key_file: where its keys are, NULL: nowhere. */
 void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
                  struct buf *out);

@@ -182,6 +182,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     log_lines(&table);
     remarks_on_sizes(&s->setup, &s->footprint);
     remarks_on_cores(&s->setup.options);
+    remarks_on_gpus(&s->setup.options, REMARKS_GPUS);
 out:
     buf_free(&table);
     return st;

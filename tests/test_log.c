@@ -1,6 +1,7 @@
 /* The log: each form of a line, that nobody's text can forge one, and that a full pipe drops lines
  * instead of stopping the program. stderr is a pipe meanwhile. */
 #include "config/log.h"
+#include "server/remarks.h"
 #include "tests/scratch.h"
 
 #include "config/jdoc.h"
@@ -164,12 +165,40 @@ static void test_journal(void **state)
     unsetenv("JOURNAL_STREAM");
 }
 
+/* A folder for each GPU, as the driver has them; what says nothing is as important. */
+static void test_gpus(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device, *gpus, *said;
+    } cases[] = {
+        {"cpu", "", "2 NVIDIA GPUs are here: --device cuda"},
+        {"cpu", "/0000:01:00.0", NULL}, /* a folder without any */
+        {"cpu", "/none", NULL},
+        {"cuda", "", NULL},
+        {"cpu-avx2", "", NULL},
+    };
+    char path[PATH_MAX];
+    log_setup("text", "info");
+    assert_int_equal(mkdir(scratch_path("0000:01:00.0"), 0700), 0);
+    assert_int_equal(mkdir(scratch_path("0000:02:00.0"), 0700), 0);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct options o = {.device = cases[i].device};
+        snprintf(path, sizeof path, "%s%s", scratch_dir, cases[i].gpus);
+        capture();
+        remarks_on_gpus(&o, path);
+        const char *text = release();
+        assert_true(cases[i].said ? strstr(text, cases[i].said) != NULL : *text == '\0');
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers),   cmocka_unit_test(test_text),
         cmocka_unit_test(test_json),      cmocka_unit_test(test_long),
         cmocka_unit_test(test_full_pipe), cmocka_unit_test(test_journal),
+        cmocka_unit_test(test_gpus),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

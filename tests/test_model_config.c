@@ -636,9 +636,9 @@ static void test_no_config(void **state)
     const char *gguf = scratch_path("m-Q4_K_M.GGUF");
     scratch_write(gguf, "GGUF", 4);
     assert_int_equal(model_config_load(scratch_dir, &m, NULL, &err), ERR_MODEL);
-    assert_contains(err.text, "; GGUF files, as m-Q4_K_M.GGUF, are not read");
+    assert_contains(err.text, "/m-Q4_K_M.GGUF -o DIR");
     assert_int_equal(model_config_load(gguf, &m, NULL, &err), ERR_MODEL);
-    assert_contains(err.text, "GGUF files are not read");
+    assert_contains(err.text, "; one is made by: tessera convert /");
     remove(gguf);
 }
 

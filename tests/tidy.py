@@ -293,7 +293,7 @@ TESTED_BY = {
     "server/metrics.c": "tests/test_http.c tests/blackbox/test_metrics.py",
     "server/notify.c": "tests/blackbox/test_health.py",
     "server/output.c": "tests/test_output.c tests/test_http.c tests/blackbox/test_stream.py",
-    "server/remarks.c": "tests/blackbox/test_startup.py",
+    "server/remarks.c": "tests/test_log.c tests/blackbox/test_startup.py",
     "server/request_log.c": "tests/blackbox/test_log.py",
     "server/request_worker.c": "tests/test_request_worker.c tests/test_http.c",
     "server/route_chat.c": "tests/blackbox/test_chat.py tests/blackbox/test_responses.py "

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Makes tests/corpus/gguf_models: small random models as llama.cpp's own converter writes them.
+
+    pip install -r tests/golden/requirements.txt gguf
+    python3 tests/make_gguf_models.py LLAMA_CPP      # a checkout, or the one in the source
+                                                     # distribution of llama-cpp-python
+
+What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
+each of its tensors; the values follow from the tensors' names (see `values`) and are whole numbers
+of 2^-7, which every type holds exactly, and one more or less, too.
+"""
+
+import importlib
+import json
+import pathlib
+import pkgutil
+import sys
+import tempfile
+import zlib
+
+import numpy as np
+
+OUT = pathlib.Path(__file__).resolve().parent / "corpus/gguf_models"
+
+BASE = {
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 64,
+    "max_position_embeddings": 256, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-5, "vocab_size": 64,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+        "original_max_position_embeddings": 64}
+LONG = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.1, 1.25, 1.5], "long_factor": [1.0, 1.5, 2.5, 4.0],
+        "partial_rotary_factor": 1.0}
+
+
+def plain(theta):
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+# name: (type that the converter writes, model_type, what differs from BASE)
+MODELS = {
+    "llama": ("F16", "llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": False}),
+    "llama_q8_0": ("Q8_0", "llama", {"rope_parameters": plain(10000.0), "head_dim": 16,
+                                     "tie_word_embeddings": True}),
+    "mixtral": ("BF16", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2,
+                                    "rope_parameters": plain(1e6), "sliding_window": None,
+                                    "tie_word_embeddings": False}),
+    "qwen2": ("F32", "qwen2", {"rope_parameters": plain(1e6), "tie_word_embeddings": True}),
+    "qwen3": ("BF16", "qwen3", {"rope_parameters": YARN, "head_dim": 16,
+                                "tie_word_embeddings": False}),
+    "qwen3_moe": ("BF16", "qwen3_moe", {
+        "rope_parameters": plain(1e6), "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "norm_topk_prob": True, "tie_word_embeddings": False}),
+    "gemma": ("BF16", "gemma", {"head_dim": 16, "rope_parameters": plain(10000.0),
+                                "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    "gemma2": ("BF16", "gemma2", {
+        "head_dim": 16, "rope_parameters": plain(10000.0), "query_pre_attn_scalar": 16,
+        "sliding_window": 24, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True}),
+    "gemma3": ("BF16", "gemma3_text", {
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24, "num_hidden_layers": 6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+            "sliding_attention": plain(100.0)},
+        "tie_word_embeddings": True}),
+    "phi3": ("BF16", "phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64,
+                              "sliding_window": 40, "tie_word_embeddings": False}),
+    "granite": ("BF16", "granite", {
+        "rope_parameters": plain(10000.0), "attention_bias": True, "attention_multiplier": 0.25,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+        "tie_word_embeddings": True}),
+    "smollm3": ("BF16", "smollm3", {
+        "rope_parameters": plain(2e6), "num_hidden_layers": 4, "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True}),
+    "seed_oss": ("BF16", "seed_oss", {
+        "rope_parameters": plain(1e7), "head_dim": 16, "attention_bias": True,
+        "attention_out_bias": True, "tie_word_embeddings": False}),
+    "ernie4_5": ("BF16", "ernie4_5", {"rope_parameters": plain(5e5), "head_dim": 16,
+                                      "tie_word_embeddings": True}),
+    "glm4": ("BF16", "glm4", {
+        "rope_parameters": {**plain(10000.0), "partial_rotary_factor": 0.5}, "head_dim": 16,
+        "attention_bias": True, "tie_word_embeddings": False}),
+}
+
+
+def values(name, shape):
+    """Of a tensor of the checkpoint; tests make them again."""
+    draw = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
+    whole = draw.integers(-40, 41, size=shape)
+    if name.endswith("norm.weight"):
+        whole = 96 + whole // 2
+    return (whole / 128).astype(np.float32)
+
+
+def write_checkpoint(directory, model_type, changes):
+    """config.json and tensors, by transformers' names; returns both."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    config = transformers.AutoConfig.for_model(model_type, **{**BASE, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(directory)
+    path = directory / "model.safetensors"
+    shapes = {name: list(t.shape) for name, t in sorted(load_file(path).items())}
+    save_file({name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()},
+              path, {"format": "pt"})
+    return json.loads((directory / "config.json").read_text()), shapes
+
+
+def convert(directory, out, kind):
+    import conversion
+    import gguf
+    import torch
+    from conversion import base
+
+    (directory / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": {str(i): i for i in range(BASE["vocab_size"])}},
+                    "added_tokens": []}))
+    for module in pkgutil.iter_modules(conversion.__path__):
+        importlib.import_module("conversion." + module.name)
+    hparams = base.ModelBase.load_hparams(directory, False)
+    name = base.get_model_architecture(hparams, base.ModelType.TEXT)
+    kinds = {"F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16,
+             "BF16": gguf.LlamaFileType.MOSTLY_BF16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
+    model_class = base.ModelBase.from_model_architecture(name, model_type=base.ModelType.TEXT)
+    model_class.set_vocab = lambda self: self._set_vocab_none()
+    with torch.inference_mode():
+        model_class(directory, kinds[kind], out, eager=True).write()
+
+
+def main():
+    checkout = pathlib.Path(sys.argv[1])
+    sys.path[:0] = [str(checkout), str(checkout / "gguf-py")]
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name, (kind, model_type, changes) in MODELS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = pathlib.Path(scratch) / name
+            config, shapes = write_checkpoint(directory, model_type, changes)
+            convert(directory, OUT / f"{name}.gguf", kind)
+        (OUT / f"{name}.json").write_text(
+            json.dumps({"type": kind, "config": config, "tensors": shapes}, indent=1) + "\n")
+        print(name, (OUT / f"{name}.gguf").stat().st_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+/* DESIGN: the model's own list of tensors drives it: each is looked up, checked and streamed, a
+ * batch of rows at a time; what the file has beyond that list is refused, because a model is not
+ * what its file says without it. Everything is checked before the first byte is written. Loading
+ * the file where it is, as llama.cpp does, was rejected: a checkpoint on the disk is read by every
+ * layout, cut for ranks and quantised by what is there already. */
+#include "weights/gguf/gguf_convert.h"
+
+#include "config/buf.h"
+#include "kernels/backend.h"
+#include "weights/gguf/gguf_model.h"
+#include "weights/gguf/gguf_tokenizer.h"
+#include "weights/outdir.h"
+#include "weights/safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCH_BYTES (4u << 20) /* of rows as they are in the file */
+#define PIECE 2048             /* values at a time: whole blocks of every form */
+
+struct converter {
+    const struct gguf *g;
+    const struct gguf_wanted *wanted;
+    struct gguf_source *sources; /* [count] */
+    int32_t count;
+    enum dtype dtype;
+    struct backend *pool; /* only for its threads */
+    char *raw, *values;   /* a batch of rows, as it is read and as it is written */
+    struct outdir_progress progress;
+};
+
+/* ---- what comes from where ---- */
+
+static enum status wrong_shape(const struct converter *c, const struct gguf_wanted *w,
+                               const struct gguf_source *s, struct err *err)
+{
+    return base_fail(err, ERR_MODEL, "%s: %s: expected %lld x %lld values for %s, got %lld x %lld",
+                     gguf_path(c->g), s->tensor->name, (long long)(w->ndim == 1 ? 1 : w->rows),
+                     (long long)w->cols, w->name, (long long)s->rows, (long long)s->cols);
+}
+
+static enum status find_sources(struct converter *c, int32_t head_dim, bool *used, struct err *err)
+{
+    for (int32_t i = 0; i < c->count; i++) {
+        const struct gguf_wanted *w = &c->wanted[i];
+        struct gguf_source *s = &c->sources[i];
+        if (!gguf_model_source(c->g, w->name, head_dim, s))
+            return base_fail(err, ERR_MODEL, "%s: no tensor for %s", gguf_path(c->g), w->name);
+        if ((w->ndim == 1) != (s->tensor->ndim == 1) || s->cols != w->cols ||
+            (w->ndim != 1 && s->rows != w->rows))
+            return wrong_shape(c, w, s, err);
+        if (s->head_dim > 0 && (w->ndim == 1 ? w->cols : w->rows) % s->head_dim != 0)
+            return base_fail(err, ERR_MODEL, "%s: %s: expected whole heads of %d", gguf_path(c->g),
+                             s->tensor->name, (int)s->head_dim);
+        used[s->tensor - gguf_tensor_at(c->g, 0)] = true;
+    }
+    for (int32_t i = 0; i < gguf_tensor_count(c->g); i++) {
+        const char *name = gguf_tensor_at(c->g, i)->name;
+        if (!used[i] && !gguf_model_is_setting(name))
+            return base_fail(err, ERR_MODEL, "%s: %s: no such tensor in a model of this kind",
+                             gguf_path(c->g), name);
+    }
+    return OK;
+}
+
+/* ---- values ---- */
+
+static void store(const float *v, int64_t n, float less, enum dtype dtype, char *dst)
+{
+    for (int64_t i = 0; i < n; i++)
+        dtype_store(dst, dtype, (size_t)i, v[i] - less);
+}
+
+static void store_bf16(const float *v, int64_t n, float less, char *dst)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t h = dtype_to_bf16(v[i] - less);
+        memcpy(dst + 2 * i, &h, sizeof h);
+    }
+}
+
+/* Where row i of the file's belongs; a head at least is in each batch. */
+static int64_t place(int64_t i, int32_t head_dim)
+{
+    if (head_dim == 0)
+        return i;
+    const int64_t in_head = i % head_dim;
+    return i - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+}
+
+struct batch {
+    const struct converter *c;
+    const struct gguf_source *source;
+    size_t stride; /* bytes of a row in the file */
+};
+
+static void convert_rows(void *arg, int64_t begin, int64_t end)
+{
+    const struct batch *b = arg;
+    const struct converter *c = b->c;
+    const struct gguf_source *s = b->source;
+    const struct gguf_block_info *info = gguf_block_info(s->tensor->block);
+    const size_t element = dtype_size(c->dtype);
+    float piece[PIECE];
+    for (int64_t i = begin; i < end; i++) {
+        const char *src = c->raw + (size_t)i * b->stride;
+        char *dst = c->values + (size_t)(place(i, s->head_dim) * s->cols) * element;
+        for (int64_t at = 0; at < s->cols; at += PIECE) {
+            const int64_t n = s->cols - at < PIECE ? s->cols - at : PIECE;
+            gguf_dequantize(s->tensor->block, src, n, piece);
+            src += n / info->values * info->bytes;
+            if (c->dtype == DTYPE_BF16)
+                store_bf16(piece, n, s->less, dst);
+            else
+                store(piece, n, s->less, c->dtype, dst);
+            dst += (size_t)n * element;
+        }
+    }
+}
+
+/* Rows of a batch: as many as fit, and of heads whole ones. */
+static int64_t batch_rows(const struct gguf_source *s, size_t stride)
+{
+    const int64_t n = stride < BATCH_BYTES ? (int64_t)(BATCH_BYTES / stride) : 1;
+    if (s->head_dim == 0)
+        return n;
+    return n < s->head_dim ? s->head_dim : n - n % s->head_dim;
+}
+
+/* Bytes of a row in the file. */
+static size_t row_stride(const struct gguf_source *s)
+{
+    const struct gguf_block_info *info = gguf_block_info(s->tensor->block);
+    return (size_t)(s->cols / info->values) * (size_t)info->bytes;
+}
+
+static enum status write_matrix(struct converter *c, const struct gguf_source *s,
+                                struct safetensors_writer *w, struct err *err)
+{
+    struct batch b = {.c = c, .source = s, .stride = row_stride(s)};
+    const size_t row_bytes = (size_t)s->cols * dtype_size(c->dtype);
+    const int64_t step = batch_rows(s, b.stride);
+    for (int64_t row = 0; row < s->rows; row += step) {
+        const int64_t n = s->rows - row < step ? s->rows - row : step;
+        enum status st = gguf_read_rows(c->g, s->tensor, s->first + row, n, c->raw, err);
+        if (st != OK)
+            return st;
+        backend_parallel(c->pool, n, n / 64 + 1, convert_rows, &b);
+        st = safetensors_write(w, c->values, (size_t)n * row_bytes, err);
+        if (st != OK)
+            return st;
+        outdir_advance(&c->progress, (size_t)n * row_bytes);
+    }
+    return OK;
+}
+
+/* Of a bias the values are what rows are of a matrix. */
+static enum status write_vector(struct converter *c, const struct gguf_source *s,
+                                struct safetensors_writer *w, struct err *err)
+{
+    const size_t element = dtype_size(c->dtype);
+    float *values = malloc((size_t)s->cols * sizeof *values);
+    if (!values)
+        return base_fail(err, ERR_NOMEM, "no memory for %lld values", (long long)s->cols);
+    enum status st = gguf_read_rows(c->g, s->tensor, 0, 1, c->raw, err);
+    if (st == OK) {
+        gguf_dequantize(s->tensor->block, c->raw, s->cols, values);
+        for (int64_t i = 0; i < s->cols; i++)
+            store(&values[i], 1, s->less, c->dtype,
+                  c->values + (size_t)place(i, s->head_dim) * element);
+        st = safetensors_write(w, c->values, (size_t)s->cols * element, err);
+        outdir_advance(&c->progress, (size_t)s->cols * element);
+    }
+    free(values);
+    return st;
+}
+
+/* ---- files ---- */
+
+/* The caller frees *out. Raises the sizes of a batch to what the longest rows take. */
+static enum status declare(struct converter *c, struct safetensors_entry **out, size_t *raw,
+                           size_t *values, struct err *err)
+{
+    struct safetensors_entry *entries = calloc((size_t)c->count + 1, sizeof *entries);
+    const size_t element = dtype_size(c->dtype);
+    if (!entries)
+        return base_fail(err, ERR_NOMEM, "no memory for %d tensors", (int)c->count);
+    *raw = *values = 1;
+    for (int32_t i = 0; i < c->count; i++) {
+        const struct gguf_source *s = &c->sources[i];
+        struct safetensors_entry *e = &entries[i];
+        const size_t stride = row_stride(s);
+        size_t rows = (size_t)batch_rows(s, stride);
+        if (rows > (size_t)s->rows)
+            rows = (size_t)s->rows;
+        *raw = rows * stride > *raw ? rows * stride : *raw;
+        const size_t wide = rows * (size_t)s->cols * element;
+        *values = wide > *values ? wide : *values;
+        e->name = (char *)(uintptr_t)c->wanted[i].name; /* the writer only reads it */
+        e->dtype = c->dtype;
+        e->ndim = s->tensor->ndim == 1 ? 1 : 2;
+        e->shape[0] = e->ndim == 1 ? s->cols : s->rows;
+        e->shape[1] = s->cols;
+        c->progress.total += (size_t)(s->rows * s->cols) * element;
+    }
+    *out = entries;
+    return OK;
+}
+
+static enum status write_tensors(struct converter *c, const char *path, struct err *err)
+{
+    enum status st = OK;
+    struct safetensors_entry *entries = NULL;
+    struct safetensors_writer *w = NULL;
+    size_t raw = 0, values = 0;
+    c->progress = (struct outdir_progress){.path = path, .shown = base_now()};
+    TRY(declare(c, &entries, &raw, &values, err));
+    c->raw = malloc(raw);
+    c->values = malloc(values);
+    if (!c->raw || !c->values) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for %zu bytes", path, raw + values);
+        goto out;
+    }
+    TRY(safetensors_create(path, entries, c->count, "{\"format\":\"pt\"}", &w, err));
+    for (int32_t i = 0; i < c->count; i++) {
+        const struct gguf_source *s = &c->sources[i];
+        if (s->tensor->ndim == 1)
+            TRY(write_vector(c, s, w, err));
+        else
+            TRY(write_matrix(c, s, w, err));
+    }
+    st = safetensors_finish(w, err);
+    w = NULL;
+out:
+    safetensors_discard(w);
+    free(entries);
+    free(c->raw);
+    free(c->values);
+    return st;
+}
+
+static enum status write_directory(struct converter *c, const char *dir, const char *config_json,
+                                   struct err *err)
+{
+    struct outdir out;
+    char path[PATH_MAX];
+    enum status st = outdir_open(dir, &out, err);
+    if (st != OK)
+        return st;
+    TRY(gguf_tokenizer_write(c->g, &out, err));
+    TRY(outdir_member(&out, "model.safetensors", path, err));
+    TRY(write_tensors(c, path, err));
+    TRY(outdir_put(&out, "config.json", config_json, strlen(config_json), err));
+out:
+    outdir_close(&out, st == OK);
+    return st;
+}
+
+enum status gguf_convert(const struct gguf *g, const char *dir, const char *config_json,
+                         const struct gguf_wanted *wanted, int32_t count, int32_t head_dim,
+                         enum dtype dtype, int32_t threads, struct err *err)
+{
+    enum status st = OK;
+    struct converter c = {.g = g, .wanted = wanted, .count = count, .dtype = dtype};
+    bool *used = calloc((size_t)gguf_tensor_count(g) + 1, sizeof *used);
+    c.sources = calloc((size_t)count + 1, sizeof *c.sources);
+    if (!used || !c.sources) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for %d tensors", gguf_path(g), (int)count);
+        goto out;
+    }
+    TRY(find_sources(&c, head_dim, used, err));
+    TRY(backend_open("cpu", threads, &c.pool, err));
+    st = write_directory(&c, dir, config_json, err);
+out:
+    backend_close(c.pool);
+    free(c.sources);
+    free(used);
+    return st;
+}
