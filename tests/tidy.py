@@ -115,7 +115,8 @@ TESTED_BY = {
     "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_nomem.c",
     "weights/gguf/gguf_blocks.c": "tests/test_gguf.c",
     "weights/gguf/gguf_parse.c": "tests/test_gguf.c tests/test_nomem.c tests/fuzz/fuzz_gguf.c",
-    "weights/gguf/gguf_bpe.c": "tests/test_gguf_tokenizer.c",
+    "weights/gguf/gguf_bpe.c": "tests/test_gguf_tokenizer.c "
+                               "tests/blackbox/test_gguf_tokenizer.py",
     "weights/gguf/gguf_pre.c": "tests/test_gguf_tokenizer.c",
     "weights/gguf/gguf_spm.c": "tests/test_gguf_tokenizer.c",
     "weights/gguf/gguf_tokenizer.c": "tests/test_gguf_tokenizer.c",
