@@ -8,14 +8,17 @@ same vocabulary, merges and steps.
 
 Those of SentencePiece are tests/corpus/tokenizer's, whose goldens are there."""
 
+import copy
+import functools
 import json
 import pathlib
+import random
 import sys
 
 import gguf
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import AddedToken, Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "oracle"))
@@ -35,14 +38,59 @@ BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
+NOISE = "abXYs 123\n.,'(é中\u0301"  # of all classes of characters that patterns know
+NOISE_CASES = 60
+
+
 def regex(pattern):
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
-def made(*steps):
-    document = oracle.byte_level(400, pre_tokenizers.Sequence(list(steps)))
-    return oracle.finish(document, [AddedToken("<|eot|>", special=True, normalized=False),
-                                    AddedToken("<tool>", special=False, normalized=False)])
+@functools.cache
+def noise_model():
+    """Of tokens that reach over every cut: a pattern that cuts otherwise has other ids."""
+    noise = random.Random(1)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = BYTES
+    trainer = trainers.BpeTrainer(vocab_size=560, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(("".join(noise.choices(NOISE, k=9)) for _ in range(4000)),
+                                  trainer)
+    return json.loads(tokenizer.to_str())["model"]
+
+
+def made(*steps, nfc=False, whole=False, begin=None, special=("<|eot|>",)):
+    document = oracle.byte_level(300, pre_tokenizers.Sequence(list(steps)))
+    document["model"] = copy.deepcopy(noise_model())
+    if whole:  # a piece that no merge makes
+        document["model"]["ignore_merges"] = True
+        document["model"]["vocab"]["\u0120unmerged"] = len(document["model"]["vocab"])
+    if nfc:
+        document["normalizer"] = {"type": "NFC"}
+    added = [AddedToken(name, special=True, normalized=False)
+             for name in [*([begin] if begin else []), *special]]
+    added += [AddedToken(name, special=False, normalized=False) for name in ("<tool>", "<tool>x")]
+    return oracle.finish(document, added, [begin] if begin else [])
+
+
+def llama_bpe():
+    return made(regex(oracle.LLAMA3_PATTERN), BYTES, whole=True, begin="<|begin_of_text|>")
+
+
+def qwen2():
+    return made(regex(oracle.QWEN_PATTERN), BYTES, nfc=True)
+
+
+def gpt_4o():
+    return made(regex(oracle.O200K_PATTERN), BYTES, special=[
+        f"<|{name}|>" for name in ("startoftext", "endoftext", "return", "constrain", "channel",
+                                   "start", "end", "message", "call")])
+
+
+def deepseek_coder():
+    return made(regex("[\r\n]"), regex(r"\s?\p{L}+"), regex(r"\s?\p{P}+"),
+                regex("[一-龥ࠀ-一가-퟿]+"), pre_tokenizers.Digits(individual_digits=True), BYTES,
+                begin="<｜begin｜>")
 
 
 def gpt2():
@@ -59,9 +107,7 @@ def falcon():
 
 
 def tekken():
-    document = made(regex(TEKKEN), BYTES)
-    document["model"]["ignore_merges"] = True
-    return oracle.finish(document, [AddedToken("<s>", special=True, normalized=False)], ["<s>"])
+    return made(regex(TEKKEN), BYTES, whole=True, begin="<s>")
 
 
 def deepseek_v3():
@@ -70,10 +116,10 @@ def deepseek_v3():
 
 # name: (the document, tokenizer.ggml.model, tokenizer.ggml.pre, what begins a text)
 MODELS = {
-    "llama_bpe": (lambda: oracle.llama3(420), "gpt2", "llama-bpe", "<|begin_of_text|>"),
-    "qwen2": (lambda: oracle.qwen(420), "gpt2", "qwen2", None),
-    "gpt_4o": (lambda: oracle.gpt_oss(400), "gpt2", "gpt-4o", None),
-    "deepseek_coder": (lambda: oracle.deepseek(400), "gpt2", "deepseek-coder", "<｜begin｜>"),
+    "llama_bpe": (llama_bpe, "gpt2", "llama-bpe", "<|begin_of_text|>"),
+    "qwen2": (qwen2, "gpt2", "qwen2", None),
+    "gpt_4o": (gpt_4o, "gpt2", "gpt-4o", None),
+    "deepseek_coder": (deepseek_coder, "gpt2", "deepseek-coder", "<｜begin｜>"),
     "gpt_2": (gpt2, "gpt2", "gpt-2", None),
     "smollm": (smollm, "gpt2", "smollm", None),
     "falcon": (falcon, "gpt2", "falcon", None),
@@ -132,8 +178,11 @@ def write_bpe(name, document, model, pre, begin):
 
 def golden(document):
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
-    cases = []
-    for text in [case for case in oracle.CASES + oracle.GEMMA_CASES if len(case) < 100]:
+    cases, noise = [], random.Random(2)
+    texts = [case for case in oracle.CASES + oracle.GEMMA_CASES if len(case) < 100]
+    texts += ["an unmerged piece", *("".join(noise.choices(NOISE, k=12))
+                                     for _ in range(NOISE_CASES))]
+    for text in texts:
         tokenizer.encode_special_tokens = False
         named = tokenizer.encode(text).ids
         tokenizer.encode_special_tokens = True

@@ -163,7 +163,7 @@ static void test_settings(void **state)
 {
     (void)state;
     convert("llama_bpe");
-    assert_written("generation_config.json", "{\"bos_token_id\":421,\n\"eos_token_id\":[422]}\n");
+    assert_written("generation_config.json", "{\"bos_token_id\":561,\n\"eos_token_id\":[562]}\n");
     assert_written("tokenizer_config.json",
                    "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\n\"add_bos_token\":true,\n"
                    "\"add_eos_token\":false,\n\"clean_up_tokenization_spaces\":false,\n"
