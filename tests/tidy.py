@@ -119,7 +119,7 @@ TESTED_BY = {
                                "tests/blackbox/test_gguf_tokenizer.py",
     "weights/gguf/gguf_pre.c": "tests/test_gguf_tokenizer.c",
     "weights/gguf/gguf_spm.c": "tests/test_gguf_tokenizer.c",
-    "weights/gguf/gguf_tokenizer.c": "tests/test_gguf_tokenizer.c",
+    "weights/gguf/gguf_tokenizer.c": "tests/test_gguf_tokenizer.c tests/test_nomem.c",
     "weights/gguf/gguf_vocab.c": "tests/test_gguf_tokenizer.c",
     "weights/intq.c": "tests/test_intq.c tests/blackbox/test_int_weights.py",
     "weights/mxfp4.c": "tests/test_mxfp4.c",
