@@ -46,8 +46,8 @@ static void put_steps(const struct gguf_pre *pre, struct buf *out)
                       "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]},\n");
         return;
     }
-    buf_printf(out,
-               "\"normalizer\":%s,\n\"pre_tokenizer\":", pre->nfc ? "{\"type\":\"NFC\"}" : "null");
+    buf_printf(out, "\"normalizer\":%s,\n\"pre_tokenizer\":",
+               pre->flags & GGUF_PRE_NFC ? "{\"type\":\"NFC\"}" : "null");
     gguf_pre_write(pre, out);
     buf_puts(out, ",\n\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
                   "\"trim_offsets\":true,\"use_regex\":true},\n");
@@ -187,7 +187,7 @@ static enum status put_model(const struct gguf_vocab *v, const struct gguf_pre *
                ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
                "\"fuse_unk\":%s,\"byte_fallback\":%s,\"ignore_merges\":%s,\n",
                spelt ? "true" : "false", spelt ? "true" : "false",
-               pre && pre->ignore_merges ? "true" : "false");
+               pre && pre->flags & GGUF_PRE_IGNORE_MERGES ? "true" : "false");
     put_vocab(v, out);
     const enum status st = put_merges(v, out, err);
     buf_puts(out, "}");

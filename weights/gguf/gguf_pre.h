@@ -10,12 +10,16 @@
 
 struct gguf_pre_form; /* the steps */
 
+enum gguf_pre_flags {
+    GGUF_PRE_NFC = 1,           /* texts are in normalization form C */
+    GGUF_PRE_IGNORE_MERGES = 2, /* a text that is a token is that one, whatever the merges say */
+    GGUF_PRE_ADDS_BOS = 4,      /* where the file does not say */
+};
+
 struct gguf_pre {
     const char *name;
     const struct gguf_pre_form *form;
-    bool nfc;           /* texts are in normalization form C */
-    bool ignore_merges; /* a text that is a token is that token, whatever the merges say */
-    bool adds_bos;      /* where the file does not say */
+    unsigned flags;
 };
 
 /* NULL: unknown. */

@@ -213,7 +213,7 @@ enum status gguf_tokenizer_write(const struct gguf *g, const struct outdir *out,
     if (bytes)
         TRY(read_pre(g, &pre, err));
     TRY(gguf_vocab_open(g, spm ? &llama : &none, &v, err));
-    set_begin(&v, pre ? pre->adds_bos : true);
+    set_begin(&v, !pre || pre->flags & GGUF_PRE_ADDS_BOS);
     TRY(write_model(&v, spm, pre, out, &b, err));
     TRY(write_settings(&v, spm, out, &b, err));
 out:
