@@ -426,7 +426,7 @@ enum status gguf_open(const char *path, struct gguf **out, struct err *err)
         }
         parts = all;
     } else {
-        s.number = 0, s.count = 1;
+        s = (struct split){0, 1, -1};
     }
     parts[s.number] = given;
     given = NULL;
