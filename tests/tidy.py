@@ -112,9 +112,10 @@ TESTED_BY = {
         "tests/fuzz/fuzz_checkpoint.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
-    "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_nomem.c",
+    "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_gguf_wrong.c tests/test_nomem.c",
     "weights/gguf/gguf_blocks.c": "tests/test_gguf.c",
-    "weights/gguf/gguf_parse.c": "tests/test_gguf.c tests/test_nomem.c tests/fuzz/fuzz_gguf.c",
+    "weights/gguf/gguf_parse.c": "tests/test_gguf_wrong.c tests/test_nomem.c "
+                                 "tests/fuzz/fuzz_gguf.c",
     "weights/intq.c": "tests/test_intq.c tests/blackbox/test_int_weights.py",
     "weights/mxfp4.c": "tests/test_mxfp4.c",
     "weights/packed.c": "tests/test_packed.c tests/blackbox/test_packed.py",
