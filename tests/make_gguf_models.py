@@ -105,6 +105,18 @@ def values(name, shape):
     return (whole / 128).astype(np.float32)
 
 
+def guessing_layer(shapes, config):
+    """What GLM-4.5 has behind its layers to guess the token after next; transformers has it not."""
+    if not getattr(config, "num_nextn_predict_layers", 0):
+        return {}
+    size, last = config.hidden_size, config.num_hidden_layers - 1
+    layer = f"model.layers.{last + 1}."
+    own = {name.replace(f"model.layers.{last}.", layer): shape for name, shape in shapes.items()
+           if name.startswith(f"model.layers.{last}.")}
+    return {**own, layer + "eh_proj.weight": [size, 2 * size], layer + "enorm.weight": [size],
+            layer + "hnorm.weight": [size], layer + "shared_head.norm.weight": [size]}
+
+
 def write_checkpoint(directory, model_type, changes):
     """config.json and tensors, by transformers' names; returns both."""
     import torch
@@ -116,6 +128,7 @@ def write_checkpoint(directory, model_type, changes):
     model.save_pretrained(directory)
     path = directory / "model.safetensors"
     shapes = {name: list(t.shape) for name, t in sorted(load_file(path).items())}
+    shapes.update(guessing_layer(shapes, config))
     save_file({name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()},
               path, {"format": "pt"})
     return json.loads((directory / "config.json").read_text()), shapes

@@ -1,6 +1,7 @@
-"""tessera convert: llama.cpp's files as Hugging Face's directories. tests/corpus/gguf_models was written by
-llama.cpp's own converter, from checkpoints whose values the test makes again, so what comes back
-must be what went in: each tensor bit for bit, and a model that answers with the same bits."""
+"""tessera convert: llama.cpp's files as Hugging Face's directories. tests/corpus/gguf_models was
+written by llama.cpp's own converter, from checkpoints whose values the test makes again, so what
+comes back must be what went in: each tensor bit for bit, and a model that answers with the same
+bits."""
 
 import json
 import shutil
@@ -51,13 +52,16 @@ def as_q8_0(values):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_comes_back(tmp_path, name):
     known = json.loads((FILES / f"{name}.json").read_text())
+    beyond = f"model.layers.{known['config']['num_hidden_layers']}."  # guesses: left out
+    tensors = {tensor: shape for tensor, shape in known["tensors"].items()
+               if not tensor.startswith(beyond)}
     codes = known["type"] == "Q8_0"
     said = converted(name, tmp_path / "model", *(["--dtype", "float32"] if codes else []))
     found = fp8.read(tmp_path / "model")
     kind = "F32" if codes else known["type"]
     assert f"{len(found)} tensors of {kind}" in said
-    assert sorted(found) == sorted(known["tensors"])
-    for tensor, shape in known["tensors"].items():
+    assert sorted(found) == sorted(tensors)
+    for tensor, shape in tensors.items():
         exact = tensor.endswith("correction_bias")
         assert found[tensor].dtype == fp8.TYPES["F32" if exact else kind], tensor
         wanted = corpus.values(tensor, shape)
