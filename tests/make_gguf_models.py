@@ -2,8 +2,8 @@
 """Makes tests/corpus/gguf_models: small random models as llama.cpp's own converter writes them.
 
     pip install -r tests/golden/requirements.txt gguf
-    python3 tests/make_gguf_models.py LLAMA_CPP      # a checkout, or the one in the source
-                                                     # distribution of llama-cpp-python
+    python3 tests/make_gguf_models.py LLAMA_CPP [NAME ...]   # a checkout, or the one in the source
+                                                             # distribution of llama-cpp-python
 
 What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
 each of its tensors; the values follow from the tensors' names (see `values`) and are whole numbers
@@ -54,6 +54,10 @@ MODELS = {
     "qwen3_moe": ("BF16", "qwen3_moe", {
         "rope_parameters": plain(1e6), "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "norm_topk_prob": True, "tie_word_embeddings": False}),
+    "qwen2_moe": ("BF16", "qwen2_moe", {
+        "rope_parameters": plain(1e6), "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": False, "tie_word_embeddings": False}),
     "gemma": ("BF16", "gemma", {"head_dim": 16, "rope_parameters": plain(10000.0),
                                 "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
     "gemma2": ("BF16", "gemma2", {
@@ -83,6 +87,12 @@ MODELS = {
     "glm4": ("BF16", "glm4", {
         "rope_parameters": {**plain(10000.0), "partial_rotary_factor": 0.5}, "head_dim": 16,
         "attention_bias": True, "tie_word_embeddings": False}),
+    "glm4_moe": ("BF16", "glm4_moe", {
+        "rope_parameters": {**plain(10000.0), "partial_rotary_factor": 0.5}, "head_dim": 16,
+        "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1,
+        "num_hidden_layers": 3, "n_routed_experts": 4, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True, "num_nextn_predict_layers": 1, "tie_word_embeddings": False}),
 }
 
 
@@ -93,6 +103,18 @@ def values(name, shape):
     if name.endswith("norm.weight"):
         whole = 96 + whole // 2
     return (whole / 128).astype(np.float32)
+
+
+def guessing_layer(shapes, config):
+    """What GLM-4.5 has behind its layers to guess the token after next; transformers has it not."""
+    if not getattr(config, "num_nextn_predict_layers", 0):
+        return {}
+    size, last = config.hidden_size, config.num_hidden_layers - 1
+    layer = f"model.layers.{last + 1}."
+    own = {name.replace(f"model.layers.{last}.", layer): shape for name, shape in shapes.items()
+           if name.startswith(f"model.layers.{last}.")}
+    return {**own, layer + "eh_proj.weight": [size, 2 * size], layer + "enorm.weight": [size],
+            layer + "hnorm.weight": [size], layer + "shared_head.norm.weight": [size]}
 
 
 def write_checkpoint(directory, model_type, changes):
@@ -106,6 +128,7 @@ def write_checkpoint(directory, model_type, changes):
     model.save_pretrained(directory)
     path = directory / "model.safetensors"
     shapes = {name: list(t.shape) for name, t in sorted(load_file(path).items())}
+    shapes.update(guessing_layer(shapes, config))
     save_file({name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()},
               path, {"format": "pt"})
     return json.loads((directory / "config.json").read_text()), shapes
@@ -137,6 +160,8 @@ def main():
     sys.path[:0] = [str(checkout), str(checkout / "gguf-py")]
     OUT.mkdir(parents=True, exist_ok=True)
     for name, (kind, model_type, changes) in MODELS.items():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             directory = pathlib.Path(scratch) / name
             config, shapes = write_checkpoint(directory, model_type, changes)

@@ -112,9 +112,12 @@ TESTED_BY = {
         "tests/fuzz/fuzz_checkpoint.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
-    "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_nomem.c",
+    "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_gguf_wrong.c tests/test_nomem.c",
     "weights/gguf/gguf_blocks.c": "tests/test_gguf.c",
-    "weights/gguf/gguf_parse.c": "tests/test_gguf.c tests/test_nomem.c tests/fuzz/fuzz_gguf.c",
+    "weights/gguf/gguf_parse.c": "tests/test_gguf_wrong.c tests/test_nomem.c "
+                                 "tests/fuzz/fuzz_gguf.c",
+    "weights/gguf/gguf_convert.c": "tests/blackbox/test_gguf.py",
+    "weights/gguf/gguf_model.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_bpe.c": "tests/test_gguf_tokenizer.c "
                                "tests/blackbox/test_gguf_tokenizer.py",
     "weights/gguf/gguf_pre.c": "tests/test_gguf_tokenizer.c",

@@ -1,9 +1,11 @@
-"""tessera convert: llama.cpp's files as Hugging Face's directories. tests/corpus/gguf_models was written by
-llama.cpp's own converter, from checkpoints whose values the test makes again, so what comes back
-must be what went in: each tensor bit for bit, and a model that answers with the same bits."""
+"""tessera convert: llama.cpp's files as Hugging Face's directories. tests/corpus/gguf_models was
+written by llama.cpp's own converter, from checkpoints whose values the test makes again, so what
+comes back must be what went in: each tensor bit for bit, and a model that answers with the same
+bits."""
 
 import json
 import shutil
+import struct
 import sys
 
 import numpy
@@ -51,14 +53,18 @@ def as_q8_0(values):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_comes_back(tmp_path, name):
     known = json.loads((FILES / f"{name}.json").read_text())
+    beyond = f"model.layers.{known['config']['num_hidden_layers']}."  # guesses: left out
+    tensors = {tensor: shape for tensor, shape in known["tensors"].items()
+               if not tensor.startswith(beyond)}
     codes = known["type"] == "Q8_0"
     said = converted(name, tmp_path / "model", *(["--dtype", "float32"] if codes else []))
     found = fp8.read(tmp_path / "model")
     kind = "F32" if codes else known["type"]
     assert f"{len(found)} tensors of {kind}" in said
-    assert sorted(found) == sorted(known["tensors"])
-    for tensor, shape in known["tensors"].items():
-        assert found[tensor].dtype == fp8.TYPES[kind], tensor
+    assert sorted(found) == sorted(tensors)
+    for tensor, shape in tensors.items():
+        exact = tensor.endswith("correction_bias")
+        assert found[tensor].dtype == fp8.TYPES["F32" if exact else kind], tensor
         wanted = corpus.values(tensor, shape)
         if codes and len(shape) == 2:
             wanted = as_q8_0(wanted)
@@ -81,3 +87,90 @@ def test_model_answers_as_the_original(serve, tmp_path, name):
                         reply["logprobs"]["top_logprobs"]))
     assert len(answers[0][0]) == 24
     assert answers[0] == answers[1]
+
+
+# ---- what is refused ------------------------------------------------------------------------------
+
+
+def damaged(tmp_path, name, *changes):
+    """A copy with bytes in the place of as many others."""
+    data = (FILES / f"{name}.gguf").read_bytes()
+    for old, new in changes:
+        assert len(old) == len(new) and old in data
+        data = data.replace(old, new)
+    path = tmp_path / f"{name}.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def number(key, value):
+    """A key of 32 bits as the file has it."""
+    return key.encode() + struct.pack("<II", 4, value)
+
+
+def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
+    """Of Llama 3.1's model card, in fp32 as the converter has them."""
+    found = []
+    for i in range(pairs):
+        length = 2 * numpy.pi * theta ** (i / pairs)
+        smooth = (original / length - 1) / 3
+        found.append(1 if length < original / 4 else factor if length > original
+                     else 1 / ((1 - smooth) / factor + smooth))
+    return numpy.array(found, "<f4")
+
+
+@pytest.mark.parametrize("name, changes, said", [
+    ("llama", [(b"llama", b"mamba")],
+     'general.architecture is "mamba"; expected one of llama, qwen2, qwen3, '),
+    ("llama", [(b"llama.block_count", b"llama.block_coumt")],
+     "llama.block_count: expected an integer, got nothing"),
+    ("llama", [(number("llama.embedding_length", 32), number("llama.embedding_length", 48))],
+     "token_embd.weight: expected 64 x 48 values for model.embed_tokens.weight, got 64 x 32"),
+    ("llama", [(number("llama.block_count", 2), number("llama.block_count", 1))],
+     "blk.1."),
+    ("llama", [(number("llama.block_count", 2), number("llama.block_count", 3))],
+     "no tensor for model.layers.2.input_layernorm.weight"),
+    ("llama", [(number("attention.head_count", 4), number("attention.head_count", 3))],
+     "num_key_value_heads"),
+    ("llama", [(b"blk.1.attn_k.weight", b"blk.1.attn_z.weight")],
+     "no tensor for model.layers.1.self_attn.k_proj.weight"),
+    ("llama", [(llama3_factors().tobytes(), llama3_factors()[::-1].tobytes())],
+     "rope_freqs.weight: expected the factors of Llama 3's rotation"),
+    ("qwen2", [(b"qwen2", b"llama")], "attention_bias"),
+    ("gemma", [(b"token_embd.weight", b"token_embq.weight")],
+     "token_embd.weight: expected a matrix, got nothing"),
+    ("qwen3", [(b"yarn", b"yard")],
+     'qwen3.rope.scaling.type is "yard"; expected none, linear, yarn or longrope'),
+    ("qwen3_moe", [(number("expert_count", 5), number("expert_count", 4))], "expected 4 x 32"),
+    ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
+])
+def test_refused(tmp_path, name, changes, said):
+    """One line, which names the file and what is wrong with it, and nothing is left."""
+    path = damaged(tmp_path, name, *changes)
+    done = convert(path, tmp_path / "out")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith(f"tessera: {path}: ") and said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_truncated(tmp_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes((FILES / "llama.gguf").read_bytes()[:-100])
+    done = convert(path, tmp_path / "out")
+    assert done.returncode == 3 and str(path) in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_usage(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("kept")
+    for arguments, said in (
+            ([], "convert: which GGUF file?"), ([FILES / "llama.gguf"], "-o DIR is needed"),
+            ([FILES / "llama.gguf", "-o", tmp_path / "full"], str(tmp_path / "full")),
+            ([FILES / "llama.gguf", "-o", tmp_path / "x", "--dtype", "q4"], "float32")):
+        done = run("convert", *arguments)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert (tmp_path / "full/file").read_text() == "kept"
+    done = run("serve", FILES / "llama.gguf")
+    assert done.returncode == 3 and f"tessera convert {FILES / 'llama.gguf'} -o DIR" in done.stderr

@@ -415,18 +415,15 @@ enum status gguf_open(const char *path, struct gguf **out, struct err *err)
 {
     enum status st = OK;
     struct split s = {0, 1, -1};
-    struct gguf *given = NULL, *one[1] = {NULL}, **parts = one;
+    struct gguf *given = NULL, **parts = NULL;
     TRY(open_part(path, &given, err));
     TRY(split_of(given, &s, err));
-    if (s.count > 1) {
-        struct gguf **all = calloc((size_t)s.count, sizeof(struct gguf *));
-        if (!all) {
-            st = base_fail(err, ERR_NOMEM, "%s: no memory", path);
-            goto out;
-        }
-        parts = all;
-    } else {
-        s.number = 0, s.count = 1;
+    if (s.count <= 1)
+        s = (struct split){0, 1, -1};
+    parts = calloc((size_t)s.count, sizeof(struct gguf *));
+    if (!parts) {
+        st = base_fail(err, ERR_NOMEM, "%s: no memory", path);
+        goto out;
     }
     parts[s.number] = given;
     given = NULL;
@@ -439,9 +436,8 @@ enum status gguf_open(const char *path, struct gguf **out, struct err *err)
     parts[0] = NULL;
 out:
     gguf_close(given);
-    for (int64_t i = 0; i < s.count; i++)
+    for (int64_t i = 0; parts && i < s.count; i++)
         gguf_close(parts[i]);
-    if (parts != one)
-        free(parts);
+    free(parts);
     return st;
 }

@@ -267,70 +267,77 @@ static void block_iq4_xs(const uint8_t *b, float *y)
 
 /* ---- plain values ---- */
 
-static void plain_f32(const uint8_t *b, float *y)
+static void plain_f32(const uint8_t *b, int64_t n, float *y)
 {
-    memcpy(y, b, sizeof *y);
+    memcpy(y, b, (size_t)n * sizeof *y);
 }
 
-static void plain_f16(const uint8_t *b, float *y)
+static void plain_f16(const uint8_t *b, int64_t n, float *y)
 {
-    *y = half_at(b);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = half_at(b + 2 * i);
 }
 
-static void plain_bf16(const uint8_t *b, float *y)
+static void plain_bf16(const uint8_t *b, int64_t n, float *y)
 {
-    *y = dtype_from_bf16((uint16_t)(b[0] | b[1] << 8));
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, b + 2 * i, sizeof h);
+        y[i] = dtype_from_bf16(h);
+    }
 }
 
 /* ---- all forms ---- */
 
 struct form {
     struct gguf_block_info info;
-    void (*dequantize)(const uint8_t *block, float *values); /* NULL: only the name is known */
+    void (*block)(const uint8_t *block, float *values);
+    void (*plain)(const uint8_t *bytes, int64_t n, float *values);
+    /* neither: only the name is known */
 };
 
 /* By ggml's numbers. */
 static const struct form forms[] = {
-    [GGUF_BLOCK_F32] = {{"F32", 1, 4}, plain_f32},
-    [GGUF_BLOCK_F16] = {{"F16", 1, 2}, plain_f16},
-    [GGUF_BLOCK_Q4_0] = {{"Q4_0", SMALL, 18}, block_q4_0},
-    [GGUF_BLOCK_Q4_1] = {{"Q4_1", SMALL, 20}, block_q4_1},
-    [GGUF_BLOCK_Q5_0] = {{"Q5_0", SMALL, 22}, block_q5_0},
-    [GGUF_BLOCK_Q5_1] = {{"Q5_1", SMALL, 24}, block_q5_1},
-    [GGUF_BLOCK_Q8_0] = {{"Q8_0", SMALL, 34}, block_q8_0},
-    [9] = {{"Q8_1", 0, 0}, NULL},
-    [GGUF_BLOCK_Q2_K] = {{"Q2_K", LARGE, 84}, block_q2_k},
-    [GGUF_BLOCK_Q3_K] = {{"Q3_K", LARGE, 110}, block_q3_k},
-    [GGUF_BLOCK_Q4_K] = {{"Q4_K", LARGE, 144}, block_q4_k},
-    [GGUF_BLOCK_Q5_K] = {{"Q5_K", LARGE, 176}, block_q5_k},
-    [GGUF_BLOCK_Q6_K] = {{"Q6_K", LARGE, 210}, block_q6_k},
-    [15] = {{"Q8_K", 0, 0}, NULL},
-    [16] = {{"IQ2_XXS", 0, 0}, NULL},
-    [17] = {{"IQ2_XS", 0, 0}, NULL},
-    [18] = {{"IQ3_XXS", 0, 0}, NULL},
-    [19] = {{"IQ1_S", 0, 0}, NULL},
-    [GGUF_BLOCK_IQ4_NL] = {{"IQ4_NL", SMALL, 18}, block_iq4_nl},
-    [21] = {{"IQ3_S", 0, 0}, NULL},
-    [22] = {{"IQ2_S", 0, 0}, NULL},
-    [GGUF_BLOCK_IQ4_XS] = {{"IQ4_XS", LARGE, 136}, block_iq4_xs},
-    [24] = {{"I8", 0, 0}, NULL},
-    [25] = {{"I16", 0, 0}, NULL},
-    [26] = {{"I32", 0, 0}, NULL},
-    [27] = {{"I64", 0, 0}, NULL},
-    [28] = {{"F64", 0, 0}, NULL},
-    [29] = {{"IQ1_M", 0, 0}, NULL},
-    [GGUF_BLOCK_BF16] = {{"BF16", 1, 2}, plain_bf16},
-    [34] = {{"TQ1_0", 0, 0}, NULL},
-    [35] = {{"TQ2_0", 0, 0}, NULL},
-    [GGUF_BLOCK_MXFP4] = {{"MXFP4", SMALL, 17}, block_mxfp4},
-    [40] = {{"NVFP4", 0, 0}, NULL},
-    [41] = {{"Q1_0", 0, 0}, NULL},
-    [42] = {{"Q2_0", 0, 0}, NULL},
+    [GGUF_BLOCK_F32] = {{"F32", 1, 4}, .plain = plain_f32},
+    [GGUF_BLOCK_F16] = {{"F16", 1, 2}, .plain = plain_f16},
+    [GGUF_BLOCK_Q4_0] = {{"Q4_0", SMALL, 18}, .block = block_q4_0},
+    [GGUF_BLOCK_Q4_1] = {{"Q4_1", SMALL, 20}, .block = block_q4_1},
+    [GGUF_BLOCK_Q5_0] = {{"Q5_0", SMALL, 22}, .block = block_q5_0},
+    [GGUF_BLOCK_Q5_1] = {{"Q5_1", SMALL, 24}, .block = block_q5_1},
+    [GGUF_BLOCK_Q8_0] = {{"Q8_0", SMALL, 34}, .block = block_q8_0},
+    [9] = {.info.name = "Q8_1"},
+    [GGUF_BLOCK_Q2_K] = {{"Q2_K", LARGE, 84}, .block = block_q2_k},
+    [GGUF_BLOCK_Q3_K] = {{"Q3_K", LARGE, 110}, .block = block_q3_k},
+    [GGUF_BLOCK_Q4_K] = {{"Q4_K", LARGE, 144}, .block = block_q4_k},
+    [GGUF_BLOCK_Q5_K] = {{"Q5_K", LARGE, 176}, .block = block_q5_k},
+    [GGUF_BLOCK_Q6_K] = {{"Q6_K", LARGE, 210}, .block = block_q6_k},
+    [15] = {.info.name = "Q8_K"},
+    [16] = {.info.name = "IQ2_XXS"},
+    [17] = {.info.name = "IQ2_XS"},
+    [18] = {.info.name = "IQ3_XXS"},
+    [19] = {.info.name = "IQ1_S"},
+    [GGUF_BLOCK_IQ4_NL] = {{"IQ4_NL", SMALL, 18}, .block = block_iq4_nl},
+    [21] = {.info.name = "IQ3_S"},
+    [22] = {.info.name = "IQ2_S"},
+    [GGUF_BLOCK_IQ4_XS] = {{"IQ4_XS", LARGE, 136}, .block = block_iq4_xs},
+    [24] = {.info.name = "I8"},
+    [25] = {.info.name = "I16"},
+    [26] = {.info.name = "I32"},
+    [27] = {.info.name = "I64"},
+    [28] = {.info.name = "F64"},
+    [29] = {.info.name = "IQ1_M"},
+    [GGUF_BLOCK_BF16] = {{"BF16", 1, 2}, .plain = plain_bf16},
+    [34] = {.info.name = "TQ1_0"},
+    [35] = {.info.name = "TQ2_0"},
+    [GGUF_BLOCK_MXFP4] = {{"MXFP4", SMALL, 17}, .block = block_mxfp4},
+    [40] = {.info.name = "NVFP4"},
+    [41] = {.info.name = "Q1_0"},
+    [42] = {.info.name = "Q2_0"},
 };
 
 const struct gguf_block_info *gguf_block_info(uint32_t ggml_type)
 {
-    if (ggml_type >= ARRAY_LEN(forms) || !forms[ggml_type].dequantize)
+    if (ggml_type >= ARRAY_LEN(forms) || forms[ggml_type].info.values == 0)
         return NULL;
     return &forms[ggml_type].info;
 }
@@ -345,7 +352,12 @@ void gguf_dequantize(enum gguf_block block, const void *src, int64_t n, float *d
 {
     const struct form *f = &forms[block];
     const uint8_t *bytes = src;
+    CHECK(gguf_block_info((uint32_t)block) != NULL);
     CHECK(n % f->info.values == 0);
+    if (f->plain) {
+        f->plain(bytes, n, dst);
+        return;
+    }
     for (int64_t i = 0; i < n / f->info.values; i++)
-        f->dequantize(bytes + i * f->info.bytes, dst + i * f->info.values);
+        f->block(bytes + i * f->info.bytes, dst + i * f->info.values);
 }

@@ -57,7 +57,7 @@ static enum status find_sources(struct converter *c, int32_t head_dim, bool *use
     }
     for (int32_t i = 0; i < gguf_tensor_count(c->g); i++) {
         const char *name = gguf_tensor_at(c->g, i)->name;
-        if (!used[i] && !gguf_model_is_setting(name))
+        if (!used[i] && !gguf_model_is_left_out(c->g, name))
             return base_fail(err, ERR_MODEL, "%s: %s: no such tensor in a model of this kind",
                              gguf_path(c->g), name);
     }
@@ -89,6 +89,11 @@ static int64_t place(int64_t i, int32_t head_dim)
     return i - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
 }
 
+static enum dtype written_as(const struct converter *c, const struct gguf_source *s)
+{
+    return s->exact ? DTYPE_F32 : c->dtype;
+}
+
 struct batch {
     const struct converter *c;
     const struct gguf_source *source;
@@ -101,7 +106,8 @@ static void convert_rows(void *arg, int64_t begin, int64_t end)
     const struct converter *c = b->c;
     const struct gguf_source *s = b->source;
     const struct gguf_block_info *info = gguf_block_info(s->tensor->block);
-    const size_t element = dtype_size(c->dtype);
+    const enum dtype dtype = written_as(c, s);
+    const size_t element = dtype_size(dtype);
     float piece[PIECE];
     for (int64_t i = begin; i < end; i++) {
         const char *src = c->raw + (size_t)i * b->stride;
@@ -110,10 +116,10 @@ static void convert_rows(void *arg, int64_t begin, int64_t end)
             const int64_t n = s->cols - at < PIECE ? s->cols - at : PIECE;
             gguf_dequantize(s->tensor->block, src, n, piece);
             src += n / info->values * info->bytes;
-            if (c->dtype == DTYPE_BF16)
+            if (dtype == DTYPE_BF16)
                 store_bf16(piece, n, s->less, dst);
             else
-                store(piece, n, s->less, c->dtype, dst);
+                store(piece, n, s->less, dtype, dst);
             dst += (size_t)n * element;
         }
     }
@@ -139,7 +145,7 @@ static enum status write_matrix(struct converter *c, const struct gguf_source *s
                                 struct safetensors_writer *w, struct err *err)
 {
     struct batch b = {.c = c, .source = s, .stride = row_stride(s)};
-    const size_t row_bytes = (size_t)s->cols * dtype_size(c->dtype);
+    const size_t row_bytes = (size_t)s->cols * dtype_size(written_as(c, s));
     const int64_t step = batch_rows(s, b.stride);
     for (int64_t row = 0; row < s->rows; row += step) {
         const int64_t n = s->rows - row < step ? s->rows - row : step;
@@ -159,7 +165,8 @@ static enum status write_matrix(struct converter *c, const struct gguf_source *s
 static enum status write_vector(struct converter *c, const struct gguf_source *s,
                                 struct safetensors_writer *w, struct err *err)
 {
-    const size_t element = dtype_size(c->dtype);
+    const enum dtype dtype = written_as(c, s);
+    const size_t element = dtype_size(dtype);
     float *values = malloc((size_t)s->cols * sizeof *values);
     if (!values)
         return base_fail(err, ERR_NOMEM, "no memory for %lld values", (long long)s->cols);
@@ -167,7 +174,7 @@ static enum status write_vector(struct converter *c, const struct gguf_source *s
     if (st == OK) {
         gguf_dequantize(s->tensor->block, c->raw, s->cols, values);
         for (int64_t i = 0; i < s->cols; i++)
-            store(&values[i], 1, s->less, c->dtype,
+            store(&values[i], 1, s->less, dtype,
                   c->values + (size_t)place(i, s->head_dim) * element);
         st = safetensors_write(w, c->values, (size_t)s->cols * element, err);
         outdir_advance(&c->progress, (size_t)s->cols * element);
@@ -183,14 +190,13 @@ static enum status declare(struct converter *c, struct safetensors_entry **out, 
                            size_t *values, struct err *err)
 {
     struct safetensors_entry *entries = calloc((size_t)c->count + 1, sizeof *entries);
-    const size_t element = dtype_size(c->dtype);
     if (!entries)
         return base_fail(err, ERR_NOMEM, "no memory for %d tensors", (int)c->count);
     *raw = *values = 1;
     for (int32_t i = 0; i < c->count; i++) {
         const struct gguf_source *s = &c->sources[i];
         struct safetensors_entry *e = &entries[i];
-        const size_t stride = row_stride(s);
+        const size_t stride = row_stride(s), element = dtype_size(written_as(c, s));
         size_t rows = (size_t)batch_rows(s, stride);
         if (rows > (size_t)s->rows)
             rows = (size_t)s->rows;
@@ -198,7 +204,7 @@ static enum status declare(struct converter *c, struct safetensors_entry **out, 
         const size_t wide = rows * (size_t)s->cols * element;
         *values = wide > *values ? wide : *values;
         e->name = (char *)(uintptr_t)c->wanted[i].name; /* the writer only reads it */
-        e->dtype = c->dtype;
+        e->dtype = written_as(c, s);
         e->ndim = s->tensor->ndim == 1 ? 1 : 2;
         e->shape[0] = e->ndim == 1 ? s->cols : s->rows;
         e->shape[1] = s->cols;
@@ -240,6 +246,13 @@ out:
     return st;
 }
 
+static bool has_tokenizer(const struct gguf *g)
+{
+    struct gguf_string s;
+    return !gguf_text(gguf_get(g, "tokenizer.ggml.model"), &s) || s.n != 4 ||
+           memcmp(s.bytes, "none", 4) != 0;
+}
+
 static enum status write_directory(struct converter *c, const char *dir, const char *config_json,
                                    struct err *err)
 {
@@ -248,7 +261,10 @@ static enum status write_directory(struct converter *c, const char *dir, const c
     enum status st = outdir_open(dir, &out, err);
     if (st != OK)
         return st;
-    TRY(gguf_tokenizer_write(c->g, &out, err));
+    if (has_tokenizer(c->g))
+        TRY(gguf_tokenizer_write(c->g, &out, err));
+    else
+        base_log(LOG_WARN, "%s: no tokenizer; serve takes prompts of token ids", gguf_path(c->g));
     TRY(outdir_member(&out, "model.safetensors", path, err));
     TRY(write_tensors(c, path, err));
     TRY(outdir_put(&out, "config.json", config_json, strlen(config_json), err));

@@ -27,6 +27,7 @@ static const struct arch archs[] = {
     {.name = "qwen2", .model_type = "qwen2"},
     {.name = "qwen3", .model_type = "qwen3"},
     {.name = "qwen3moe", .model_type = "qwen3_moe", .keys = "  \"norm_topk_prob\": true,\n"},
+    {.name = "qwen2moe", .model_type = "qwen2_moe", .keys = "  \"norm_topk_prob\": false,\n"},
     {.name = "gemma", .model_type = "gemma", .gemma = true},
     {.name = "gemma2", .model_type = "gemma2", .gemma = true},
     {.name = "gemma3", .model_type = "gemma3_text", .gemma = true},
@@ -36,6 +37,7 @@ static const struct arch archs[] = {
     {.name = "seed_oss", .model_type = "seed_oss"},
     {.name = "ernie4_5", .model_type = "ernie4_5"},
     {.name = "glm4", .model_type = "glm4"},
+    {.name = "glm4moe", .model_type = "glm4_moe"},
 };
 
 /* ---- values by key; "%s" is the architecture ---- */
@@ -68,7 +70,7 @@ static void put_float(struct buf *b, float v)
         buf_puts(b, ".0");
 }
 
-enum kind { WHOLE, REAL };
+enum kind { WHOLE, REAL, TRUTH };
 
 /* A key of config.json and where its value is; not `needed`: left out where it is missing. */
 struct key_row {
@@ -78,16 +80,27 @@ struct key_row {
     const char *only; /* architectures, each in blanks; NULL: all */
 };
 
+#define QWENS " qwen2moe qwen3moe "
+
 static const struct key_row key_rows[] = {
     {"hidden_size", "embedding_length", WHOLE, true, NULL},
     {"num_hidden_layers", "block_count", WHOLE, true, NULL},
     {"num_attention_heads", "attention.head_count", WHOLE, true, NULL},
     {"num_key_value_heads", "attention.head_count_kv", WHOLE, false, NULL},
     {"intermediate_size", "feed_forward_length", WHOLE, true, NULL},
-    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, true, " qwen3moe "},
-    {"num_experts", "expert_count", WHOLE, true, " qwen3moe "},
+    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, true, QWENS " glm4moe "},
+    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, true,
+     " qwen2moe "},
+    {"num_experts", "expert_count", WHOLE, true, QWENS},
     {"num_local_experts", "expert_count", WHOLE, true, " mixtral "},
-    {"num_experts_per_tok", "expert_used_count", WHOLE, true, " qwen3moe mixtral "},
+    {"n_routed_experts", "expert_count", WHOLE, true, " glm4moe "},
+    {"n_shared_experts", "expert_shared_count", WHOLE, true, " glm4moe "},
+    {"num_experts_per_tok", "expert_used_count", WHOLE, true, QWENS " mixtral glm4moe "},
+    {"first_k_dense_replace", "leading_dense_block_count", WHOLE, true, " glm4moe "},
+    {"routed_scaling_factor", "expert_weights_scale", REAL, true, " glm4moe "},
+    {"norm_topk_prob", "expert_weights_norm", TRUTH, true, " glm4moe "},
+    {"n_group", "expert_group_count", WHOLE, false, " glm4moe "},
+    {"topk_group", "expert_group_used_count", WHOLE, false, " glm4moe "},
     {"max_position_embeddings", "context_length", WHOLE, true, NULL},
     {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, true, NULL},
     {"head_dim", "attention.key_length", WHOLE, false, NULL},
@@ -297,26 +310,51 @@ static const char *type_name(enum dtype t)
     return t == DTYPE_F32 ? "float32" : t == DTYPE_F16 ? "float16" : "bfloat16";
 }
 
+/* Layers that guess the token after next follow the others; they are left out. */
+static int64_t guessing_layers(const struct gguf *g, const char *prefix)
+{
+    int64_t n = 0;
+    gguf_int(get(g, prefix, "nextn_predict_layers"), &n);
+    return n;
+}
+
+static enum status put_key(const struct gguf *g, const struct key_row *r, const char *prefix,
+                           struct buf *b, struct err *err)
+{
+    static const char *const wanted[] = {"an integer", "a number", "a boolean"};
+    const struct gguf_value *v = get(g, prefix, r->key);
+    double real = 0;
+    int64_t whole = 0;
+    bool truth = false;
+    const bool read = r->kind == WHOLE  ? gguf_int(v, &whole)
+                      : r->kind == REAL ? gguf_number(v, &real)
+                                        : gguf_bool(v, &truth);
+    if (!read)
+        return no_key(g, prefix, r->key, wanted[r->kind], err);
+    if (strcmp(r->key, "block_count") == 0)
+        whole -= guessing_layers(g, prefix);
+    buf_printf(b, "  \"%s\": ", r->json);
+    if (r->kind == WHOLE)
+        buf_printf(b, "%lld", (long long)whole);
+    else if (r->kind == REAL)
+        put_float(b, (float)real);
+    else
+        buf_puts(b, truth ? "true" : "false");
+    buf_puts(b, ",\n");
+    return OK;
+}
+
 static enum status put_keys(const struct gguf *g, const struct arch *a, const char *prefix,
                             struct buf *b, struct err *err)
 {
-    for (size_t i = 0; i < ARRAY_LEN(key_rows); i++) {
+    enum status st = OK;
+    for (size_t i = 0; i < ARRAY_LEN(key_rows) && st == OK; i++) {
         const struct key_row *r = &key_rows[i];
-        const struct gguf_value *v = get(g, prefix, r->key);
-        double real = 0;
-        int64_t whole = 0;
-        if ((r->only && !is_among(r->only, a->name)) || (!v && !r->needed))
-            continue;
-        if (r->kind == WHOLE ? !gguf_int(v, &whole) : !gguf_number(v, &real))
-            return no_key(g, prefix, r->key, r->kind == WHOLE ? "an integer" : "a number", err);
-        buf_printf(b, "  \"%s\": ", r->json);
-        if (r->kind == WHOLE)
-            buf_printf(b, "%lld", (long long)whole);
-        else
-            put_float(b, (float)real);
-        buf_puts(b, ",\n");
+        const bool its = !r->only || is_among(r->only, a->name);
+        if (its && (r->needed || get(g, prefix, r->key)))
+            st = put_key(g, r, prefix, b, err);
     }
-    return OK;
+    return st;
 }
 
 /* What one family alone has, and its keys do not say. */
@@ -342,7 +380,7 @@ static void put_own(const struct gguf *g, const struct arch *a, const char *pref
         else
             buf_puts(b, "  \"sliding_window\": null,\n");
     }
-    const bool partial = strcmp(a->name, "phi3") == 0 || strcmp(a->name, "glm4") == 0;
+    const bool partial = is_among(" phi3 glm4 glm4moe ", a->name);
     if (partial && gguf_int(get(g, prefix, "rope.dimension_count"), &rotating) && head_dim > 0) {
         buf_puts(b, "  \"partial_rotary_factor\": ");
         put_float(b, (float)rotating / (float)head_dim);
@@ -355,10 +393,13 @@ static void put_biases(const struct gguf *g, const struct arch *a, struct buf *b
 {
     const bool q = gguf_find_tensor(g, "blk.0.attn_q.bias") != NULL;
     const bool o = gguf_find_tensor(g, "blk.0.attn_output.bias") != NULL;
-    if (strcmp(a->name, "qwen2") != 0)
+    if (!is_among(" qwen2 qwen2moe ", a->name))
         buf_printf(b, "  \"attention_bias\": %s,\n", q ? "true" : "false");
     if (strcmp(a->name, "seed_oss") == 0)
         buf_printf(b, "  \"attention_out_bias\": %s,\n", o ? "true" : "false");
+    if (strcmp(a->name, "glm4moe") == 0)
+        buf_printf(b, "  \"use_qk_norm\": %s,\n",
+                   gguf_find_tensor(g, "blk.0.attn_q_norm.weight") ? "true" : "false");
 }
 
 static void put_ends(const struct gguf *g, struct buf *b)
@@ -425,6 +466,7 @@ enum dtype gguf_model_dtype(const struct gguf *g)
 
 #define HEADS 1 /* rows of heads */
 #define NORM 2  /* gains */
+#define EXACT 3 /* fp32 whatever the others are */
 
 /* In a block of the file, and in a layer of the checkpoint, where "%d" is the expert. */
 struct name_row {
@@ -456,7 +498,7 @@ static const struct name_row layer_rows[] = {
     {"self_attn.q_norm.weight", "attn_q_norm.weight", NORM, NULL},
     {"self_attn.k_norm.weight", "attn_k_norm.weight", NORM, NULL},
     {"post_attention_layernorm.weight", "post_attention_norm.weight", NORM, GEMMAS},
-    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0, " seed_oss "},
+    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0, " seed_oss glm4moe "},
     {"post_attention_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"pre_feedforward_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", NORM, NULL},
@@ -467,6 +509,14 @@ static const struct name_row layer_rows[] = {
     {"mlp.gate_up_proj.weight", "ffn_up.weight", 0, NULL},
     {"mlp.down_proj.weight", "ffn_down.weight", 0, NULL},
     {"mlp.gate.weight", "ffn_gate_inp.weight", 0, NULL},
+    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
+    {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 0, NULL},
+    {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", 0, NULL},
+    {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", 0, NULL},
+    {"mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", 0, NULL},
+    {"mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", 0, NULL},
+    {"mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", 0, NULL},
+    {"mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", 0, NULL},
     {"mlp.experts.%d.gate_proj.weight", "ffn_gate_exps.weight", 0, NULL},
     {"mlp.experts.%d.up_proj.weight", "ffn_up_exps.weight", 0, NULL},
     {"mlp.experts.%d.down_proj.weight", "ffn_down_exps.weight", 0, NULL},
@@ -547,14 +597,26 @@ bool gguf_model_source(const struct gguf *g, const char *name, int32_t head_dim,
         .cols = t->shape[t->ndim - 1],
         .head_dim = row->what == HEADS && a->pairs ? head_dim : 0,
         .less = row->what == NORM && a->gemma ? 1 : 0,
+        .exact = row->what == EXACT,
     };
     out->first = experts ? expert * out->rows : 0;
     return true;
 }
 
-bool gguf_model_is_setting(const char *tensor)
+bool gguf_model_is_left_out(const struct gguf *g, const char *tensor)
 {
-    return strcmp(tensor, "rope_freqs.weight") == 0 ||
-           strcmp(tensor, "rope_factors_long.weight") == 0 ||
-           strcmp(tensor, "rope_factors_short.weight") == 0;
+    static const char *const settings[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                           "rope_factors_short.weight"};
+    const char *prefix;
+    struct err ignored;
+    int64_t blocks = 0;
+    for (size_t i = 0; i < ARRAY_LEN(settings); i++)
+        if (strcmp(tensor, settings[i]) == 0)
+            return true;
+    if (strncmp(tensor, "blk.", 4) != 0 || !find_arch(g, &prefix, &ignored))
+        return false;
+    tensor += 4;
+    gguf_int(get(g, prefix, "block_count"), &blocks);
+    const int32_t layer = take_number(&tensor);
+    return layer < blocks && layer >= blocks - guessing_layers(g, prefix);
 }

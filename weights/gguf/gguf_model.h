@@ -27,13 +27,15 @@ struct gguf_source {
     int32_t head_dim; /* of a head's rows neighbours turn together there: row 2 j + s is row
                          s * head_dim / 2 + j in the checkpoint; 0: rows are where they are */
     float less;       /* what was added to each value there */
+    bool exact;       /* fp32 in every checkpoint */
 };
 
 /* By its name in the checkpoint, of a file that gguf_model_config understood; head_dim: of the
  * model. False: the file has no such tensor. */
 bool gguf_model_source(const struct gguf *g, const char *name, int32_t head_dim,
                        struct gguf_source *out);
-/* Tensors that config.json has in it: factors of rotations. */
-bool gguf_model_is_setting(const char *tensor);
+/* No tensor of the checkpoint comes from it: factors of rotations, which config.json has in it, and
+ * layers that guess. */
+bool gguf_model_is_left_out(const struct gguf *g, const char *tensor);
 
 #endif
