@@ -370,8 +370,12 @@ static void test_refusals(void **state)
         {"chat_template=i:1", "tokenizer.chat_template: a string expected"},
         {"chat_template=s:\xc3", "tokenizer.chat_template: not UTF-8 text"},
     };
+    static const char *const merged_filler[] = {
+        "ggml.model=s:gpt2",       "ggml.pre=s:gpt-2",      "ggml.tokens=S:[PA|D2]|[PAD2]",
+        "ggml.token_type=I:1|1|4", "ggml.merges=S:[PA D2]", NULL};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++)
         check_bad(bytes_model, bad[i][0], bad[i][1]);
+    check_bad(merged_filler, NULL, "merges[0], \"[PA D2]\"");
 }
 
 static void test_refusals_of_pieces(void **state)

@@ -124,6 +124,12 @@ static void put_vocab(const struct gguf_vocab *v, struct buf *out)
     buf_puts(out, "},\n");
 }
 
+static bool is_token(const struct gguf_vocab *v, const char *text, size_t n)
+{
+    const int32_t id = gguf_vocab_find(v, text, n);
+    return id >= 0 && is_written(v, id);
+}
+
 /* "left right", each of them and both together a token. */
 static enum status put_merge(const struct gguf_vocab *v, size_t i, struct gguf_string s,
                              struct buf *out, struct err *err)
@@ -139,8 +145,8 @@ static enum status put_merge(const struct gguf_vocab *v, size_t i, struct gguf_s
                          gguf_path(v->g), i, gguf_vocab_show(s).text);
     memcpy(both, s.bytes, left);
     memcpy(both + left, space + 1, right);
-    if (gguf_vocab_find(v, both, left) < 0 || gguf_vocab_find(v, both + left, right) < 0 ||
-        gguf_vocab_find(v, both, left + right) < 0)
+    if (!is_token(v, both, left) || !is_token(v, both + left, right) ||
+        !is_token(v, both, left + right))
         return base_fail(err, ERR_MODEL,
                          "%s: tokenizer.ggml.merges[%zu], \"%s\": a part of it, or the whole, is "
                          "no token",
