@@ -2,11 +2,11 @@
 
 #include "config/file.h"
 #include "config/jdoc.h"
+#include "config/utf8.h"
 #include "server/bench/child.h"
 #include "server/bench/chunk.h"
 #include "server/bench/reply.h"
 #include "server/bench/target.h"
-#include "config/utf8.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* tessera bench: a server under load, ours or any other that speaks the OpenAI API. */
 #include "config/buf.h"
+#include "config/utf8.h"
 #include "server/bench/child.h"
 #include "server/bench/load.h"
 #include "server/bench/offline.h"
@@ -8,7 +9,6 @@
 #include "server/bench/target.h"
 #include "server/bench/workload.h"
 #include "server/commands.h"
-#include "config/utf8.h"
 
 #include <ctype.h>
 #include <math.h>

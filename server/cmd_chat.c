@@ -1,12 +1,12 @@
 /* tessera chat: a conversation in the terminal, with a server or with one that it starts. Answers
  * go to stdout as they come, everything else to stderr. */
 #include "config/log.h"
+#include "config/utf8.h"
 #include "server/api/chat.h"
 #include "server/bench/child.h"
 #include "server/chat_template.h"
 #include "server/client.h"
 #include "server/commands.h"
-#include "config/utf8.h"
 
 #include <ctype.h>
 #include <poll.h>

@@ -1,8 +1,8 @@
 /* tessera complete: one completion in the terminal, from a server or from one that it starts. Text
  * goes to stdout as it comes, everything else to stderr. */
+#include "config/utf8.h"
 #include "server/client.h"
 #include "server/commands.h"
-#include "config/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,12 +3,12 @@
  * HTTP thread -> worker queue -> engine -> event queue -> output thread -> HTTP thread. */
 #include "server/frontend.h"
 
+#include "config/utf8.h"
 #include "server/http/http.h"
 #include "server/output.h"
 #include "server/request_worker.h"
 #include "server/route.h"
 #include "server/service.h"
-#include "config/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,9 +7,9 @@
  * they have written, with a fence between, so one of them sees the other. */
 #include "server/job.h"
 
+#include "config/utf8.h"
 #include "server/output.h"
 #include "server/request_log.h"
-#include "config/utf8.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -12,8 +12,8 @@
  * keeps its job alive; the last of them takes it off the list. */
 #include "server/output.h"
 
-#include "server/job.h"
 #include "config/utf8.h"
+#include "server/job.h"
 
 #include <stdlib.h>
 #include <string.h>

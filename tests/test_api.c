@@ -1,10 +1,10 @@
 /* The request of /v1/completions at and beyond every limit, and what goes back, read by jdoc again.
  */
 #include "config/buf.h"
+#include "config/utf8.h"
 #include "server/api/completion.h"
 #include "server/api/completion_reply.h"
 #include "server/api/field.h"
-#include "config/utf8.h"
 #include "tests/scratch.h"
 
 #include <math.h>

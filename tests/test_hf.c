@@ -1,12 +1,12 @@
 /* tokenizer.json: against what Hugging Face's tokenizers say (goldens), against byte pair encoding
  * written down naively, and against files that are damaged or not supported. */
 #include "config/jdoc.h"
+#include "config/utf8.h"
 #include "server/tokenizer/bpe.h"
 #include "server/tokenizer/detok.h"
 #include "server/tokenizer/hf.h"
 #include "server/tokenizer/names.h"
 #include "server/tokenizer/regex.h"
-#include "config/utf8.h"
 #include "tests/detok_all.h"
 #include "tests/scratch.h"
 

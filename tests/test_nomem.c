@@ -21,7 +21,7 @@
 #include "tests/nomem.h"
 #include "tests/scratch.h"
 #include "weights/checkpoint.h"
-#include "weights/gguf/gguf.h"
+#include "weights/gguf/gguf_tokenizer.h"
 #include "weights/safetensors.h"
 
 #define DEMO TESSERA_SOURCE_DIR "/deploy/demo/model"
@@ -125,6 +125,23 @@ static enum status read_gguf(const void *path, struct err *err)
     return st;
 }
 
+static enum status write_tokenizer(const void *path, struct err *err)
+{
+    char out[PATH_MAX];
+    struct gguf *g = NULL;
+    struct outdir d;
+    snprintf(out, sizeof out, "%s/tokenizer", scratch_dir);
+    enum status st = gguf_open(path, &g, err);
+    if (st == OK)
+        st = outdir_open(out, &d, err);
+    if (st == OK) {
+        st = gguf_tokenizer_write(g, &d, err);
+        outdir_close(&d, false);
+    }
+    gguf_close(g);
+    return st;
+}
+
 static void test_checkpoints(void **state)
 {
     (void)state;
@@ -132,6 +149,8 @@ static void test_checkpoints(void **state)
     nomem_sweep("metadata", read_safetensors, CORPUS "safetensors/ok_metadata.safetensors");
     nomem_sweep("gguf", read_gguf, CORPUS "gguf/keys.gguf");
     nomem_sweep("split gguf", read_gguf, CORPUS "gguf/split-00002-of-00003.gguf");
+    nomem_sweep("tokenizer.json", write_tokenizer, CORPUS "gguf_tokenizers/gemma4.gguf");
+    nomem_sweep("tokenizer.model", write_tokenizer, CORPUS "gguf_tokenizers/spm_gemma.gguf");
     nomem_sweep("one file", read_checkpoint, CORPUS "safetensors/checkpoints/plain");
     nomem_sweep("index", read_checkpoint, CORPUS "safetensors/checkpoints/index");
     nomem_sweep("sharded", read_checkpoint, CORPUS "safetensors/checkpoints/sharded");

@@ -2,11 +2,11 @@
  * Python package, and its own Decode), against a naive search, and against damaged files. */
 #include "config/buf.h"
 #include "config/jdoc.h"
+#include "config/utf8.h"
 #include "server/tokenizer/detok.h"
 #include "server/tokenizer/spm.h"
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/stop.h"
-#include "config/utf8.h"
 #include "tests/detok_all.h"
 #include "tests/scratch.h"
 

@@ -48,6 +48,13 @@ static void put_float(struct buf *b, uint32_t field, float v)
     }
 }
 
+/* A message begins empty, failures forgotten: so that they are kept, too. */
+static void put_message(struct buf *b, uint32_t field, const struct buf *message)
+{
+    put_bytes(b, field, message->data, message->len);
+    b->failed |= message->failed;
+}
+
 /* ModelProto.SentencePiece: piece = 1, score = 2, type = 3. */
 void spm_proto_piece(struct buf *b, struct buf *message, const char *text, size_t n, float score,
                      enum spm_proto_type type)
@@ -56,7 +63,7 @@ void spm_proto_piece(struct buf *b, struct buf *message, const char *text, size_
     put_bytes(message, 1, text, n);
     put_float(message, 2, score);
     put_int(message, 3, type);
-    put_bytes(b, 1, message->data, message->len);
+    put_message(b, 1, message);
 }
 
 /* TrainerSpec: model_type = 3 (BPE = 2), vocab_size = 4, byte_fallback = 35, unk_id = 40,
@@ -75,7 +82,7 @@ static void put_trainer(struct buf *b, struct buf *message, const struct spm_pro
     put_name(message, 46, s->bos_piece);
     put_name(message, 47, s->eos_piece);
     put_name(message, 48, s->pad_piece);
-    put_bytes(b, 2, message->data, message->len);
+    put_message(b, 2, message);
 }
 
 /* NormalizerSpec: name = 1, add_dummy_prefix = 3, remove_extra_whitespaces = 4,
@@ -88,5 +95,5 @@ void spm_proto_settings(struct buf *b, struct buf *message, const struct spm_pro
     put_int(message, 3, s->add_dummy_prefix);
     put_int(message, 4, s->remove_extra_whitespaces);
     put_int(message, 5, 1);
-    put_bytes(b, 3, message->data, message->len);
+    put_message(b, 3, message);
 }

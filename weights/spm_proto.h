@@ -1,6 +1,6 @@
 /* A SentencePiece model (tokenizer.model), written: a protocol buffer of three messages, of which
  * the few fields that matter are written by hand, which is shorter than a protobuf library's build
- * rules. Whoever writes looks at the buffers' `failed` at the end.
+ * rules. Whoever writes looks at the buffer's `failed` at the end.
  * Field numbers: sentencepiece_model.proto of the SentencePiece project. */
 #ifndef TESSERA_WEIGHTS_SPM_PROTO_H
 #define TESSERA_WEIGHTS_SPM_PROTO_H

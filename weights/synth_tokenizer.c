@@ -81,7 +81,7 @@ enum status synth_tokenizer(int32_t vocab, struct buf *out, struct err *err)
     buf_init(&message, 4096);
     put_pieces(out, &message, vocab);
     spm_proto_settings(out, &message, &settings);
-    bool failed = out->failed || message.failed;
+    bool failed = out->failed;
     buf_free(&message);
     return failed ? base_fail(err, ERR_NOMEM, "no memory for a tokenizer of %d pieces", vocab) : OK;
 }

@@ -4,8 +4,8 @@
  * carried along as text. */
 #include "server/api/responses.h"
 
-#include "server/api/responses_input.h"
 #include "config/utf8.h"
+#include "server/api/responses_input.h"
 
 #include <stdio.h>
 #include <stdlib.h>

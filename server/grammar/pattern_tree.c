@@ -1,7 +1,7 @@
 #include "server/grammar/pattern_tree.h"
 
-#include "server/grammar/pattern.h"
 #include "config/utf8.h"
+#include "server/grammar/pattern.h"
 
 #include <stdlib.h>
 #include <string.h>

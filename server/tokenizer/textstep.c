@@ -2,8 +2,8 @@
  * are no lists of pieces, and a step that changes a text needs one buffer whatever their number. */
 #include "server/tokenizer/textstep.h"
 
-#include "server/tokenizer/nfc.h"
 #include "config/utf8.h"
+#include "server/tokenizer/nfc.h"
 
 #include <string.h>
 

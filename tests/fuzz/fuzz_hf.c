@@ -1,7 +1,7 @@
 /* Arbitrary bytes as a tokenizer.json. What was accepted must encode a text to ids that the model
  * has, and decode any of its ids to whole characters. */
-#include "server/tokenizer/detok.h"
 #include "config/utf8.h"
+#include "server/tokenizer/detok.h"
 #include "tests/fuzz/fuzz.h"
 
 #define IDS 1000

@@ -1,8 +1,8 @@
 /* Arbitrary bytes as a text for byte-level tokens; the first byte says of which file. Every byte
  * comes back, and no text has fewer tokens than is promised. */
 #include "config/file.h"
-#include "server/tokenizer/detok.h"
 #include "config/utf8.h"
+#include "server/tokenizer/detok.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Arbitrary bytes as a tokenizer.model. What was accepted must hold the promises that keep
  * SentencePiece safe: every piece lies in the file and is text, ids are in range; so SentencePiece
  * must open it too, know as many pieces, and survive a text. */
+#include "config/utf8.h"
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/tokenizer.h"
-#include "config/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -1,11 +1,11 @@
 /* Any bytes as a JSON Schema or a regular expression. What is accepted never comes to a dead end,
  * and a text that is whole is JSON where JSON was asked for. Input: a byte for the kind, one for
  * the way through the grammar, then the text. */
+#include "config/utf8.h"
 #include "engine/grammar/guide.h"
 #include "kernels/backend.h"
 #include "server/grammar/pattern.h"
 #include "server/grammar/structure.h"
-#include "config/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -235,6 +235,11 @@ const struct gguf_pre *gguf_pre_find(const char *name, size_t n)
     return NULL;
 }
 
+const struct gguf_pre *gguf_pre_at(int32_t i)
+{
+    return (size_t)i < ARRAY_LEN(known) ? &known[i] : NULL;
+}
+
 const char *gguf_pre_nearest(const char *name)
 {
     size_t best = 0;

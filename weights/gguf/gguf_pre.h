@@ -24,6 +24,8 @@ struct gguf_pre {
 
 /* NULL: unknown. */
 const struct gguf_pre *gguf_pre_find(const char *name, size_t n);
+/* The known names, i = 0, 1, ...; NULL after the last. */
+const struct gguf_pre *gguf_pre_at(int32_t i);
 /* The known name that looks most like this one. */
 const char *gguf_pre_nearest(const char *name);
 /* The value of "pre_tokenizer". */

@@ -140,7 +140,7 @@ enum status gguf_spm_write(const struct gguf_vocab *v, struct buf *out, struct e
     s.byte_fallback = bytes > 0;
     TRY(put_pieces(v, s.unk, out, &message, err));
     put_settings(v, &s, out, &message);
-    if (out->failed || message.failed)
+    if (out->failed)
         st = base_fail(err, ERR_NOMEM, "%s: no memory for a tokenizer of %d tokens",
                        gguf_path(v->g), v->count);
 out:

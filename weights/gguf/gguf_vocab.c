@@ -137,10 +137,11 @@ static enum status read_id(const struct gguf_vocab *v, const char *key, int32_t 
     if (value && (!gguf_int(value, &id) || id < 0 || id >= v->count))
         return base_fail(err, ERR_MODEL, "%s: %s: an id below %d expected", gguf_path(v->g), key,
                          v->count);
-    if (value && v->texts[id].n == 0)
+    const bool text = id >= 0 && v->texts[id].n > 0 && !gguf_vocab_is_filler(v, (int32_t)id);
+    if (value && !text)
         return base_fail(err, ERR_MODEL, "%s: %s is %lld, which has no text", gguf_path(v->g), key,
                          (long long)id);
-    *out = id >= 0 && v->texts[id].n > 0 ? (int32_t)id : -1;
+    *out = text ? (int32_t)id : -1;
     return OK;
 }
 
