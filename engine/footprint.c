@@ -3,6 +3,7 @@
  * is what the model allows and the cache holds. Each is printed at start. */
 #include "engine/footprint.h"
 
+#include "engine/cores.h"
 #include "engine/model/model.h"
 #include "engine/parallel/sampler.h"
 #include "engine/rank_state.h"
@@ -56,7 +57,8 @@ int32_t footprint_threads(const struct options *o)
     if (o->threads_per_rank > 0)
         return o->threads_per_rank;
     cpu_set_t set;
-    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    const int32_t cores =
+        sched_getaffinity(0, sizeof set, &set) == 0 ? cores_count(CORES_SYS, &set) : 1;
     return cores / o->tp > 0 ? cores / o->tp : 1;
 }
 

@@ -4,12 +4,14 @@
  * written whole by the loading, which allocates them as it goes. */
 #include "engine/group.h"
 
+#include "engine/cores.h"
 #include "engine/lifeline.h"
 #include "engine/rendezvous.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -271,18 +273,30 @@ out:
     return st;
 }
 
-/* After the start of the ranks, so that they load meanwhile. */
-static enum status reserve_kv(const struct group *g, const struct footprint *f, struct err *err)
+/* After the start of the ranks, so that they load meanwhile. Memory is of the node whose processor
+ * asks for it first, so each cache is asked for by those of its rank. */
+static enum status reserve_kv(const struct group *g, const struct options *o,
+                              const struct footprint *f, struct err *err)
 {
-    for (int32_t r = 0; r < g->ranks; r++) {
-        size_t bytes = f->rank[r].kv;
-        int failed =
-            bytes && g->members[r].kv >= 0 ? posix_fallocate(g->members[r].kv, 0, (off_t)bytes) : 0;
+    enum status st = OK;
+    struct cores_plan plan;
+    cpu_set_t own;
+    const bool moves = cores_of(o, f->threads, &plan) && plan.nodes > 1 &&
+                       sched_getaffinity(0, sizeof own, &own) == 0;
+    for (int32_t r = 0; r < g->ranks && st == OK; r++) {
+        const size_t bytes = f->rank[r].kv;
+        if (bytes == 0 || g->members[r].kv < 0)
+            continue;
+        if (moves)
+            (void)sched_setaffinity(0, sizeof plan.rank[r], &plan.rank[r]);
+        const int failed = posix_fallocate(g->members[r].kv, 0, (off_t)bytes);
         if (failed)
-            return base_fail(err, ERR_LIMIT, "%zu bytes of memory for the KV cache of rank %d: %s",
-                             bytes, r, strerror(failed));
+            st = base_fail(err, ERR_LIMIT, "%zu bytes of memory for the KV cache of rank %d: %s",
+                           bytes, r, strerror(failed));
     }
-    return OK;
+    if (moves)
+        (void)sched_setaffinity(0, sizeof own, &own);
+    return st;
 }
 
 void group_kill(struct group *g)
@@ -344,7 +358,7 @@ static enum status start_all(struct group *g, const struct options *o, const str
     for (int32_t r = 0; r < g->ranks; r++)
         TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
                          : start_local(g, o, f, r, &mine[r], err));
-    TRY(reserve_kv(g, f, err));
+    TRY(reserve_kv(g, o, f, err));
     TRY(link_open(mine, g->ranks, f->limits.samples, &g->links, err));
     for (int32_t r = 0; r < g->ranks; r++) {
         g->members[r].link = mine[r];

@@ -4,6 +4,7 @@
 #include "engine/rank.h"
 
 #include "config/slice.h"
+#include "engine/cores.h"
 #include "engine/group.h"
 #include "engine/lifeline.h"
 #include "engine/populate.h"
@@ -33,27 +34,12 @@ static bool tie_to_parent(int32_t parent)
  * only, must not wait for the end of a rank's time slice: so probes answer within 5 ms. */
 enum { NICE = 10 };
 
-/* Rank r keeps to cores [r * threads, (r + 1) * threads) of those allowed: two ranks that share a
- * core wait for each other in every collective. Left alone when there are too few cores, and where
- * a single one would have to do for the rank of a GPU and for NCCL's own threads. */
+/* Two ranks that share a core would wait for each other in every collective. */
 static void bind_cpus(const struct options *o)
 {
-    cpu_set_t allowed, mine;
-    const int32_t first = o->rank * o->threads_per_rank, past = first + o->threads_per_rank;
-    if (strcmp(o->cpu_bind, "auto") != 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
-        CPU_COUNT(&allowed) < o->tp * o->threads_per_rank ||
-        (strcmp(o->device, "cuda") == 0 && o->threads_per_rank < 2))
-        return;
-    CPU_ZERO(&mine);
-    int32_t nth = 0;
-    for (size_t cpu = 0; cpu < CPU_SETSIZE && nth < past; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed))
-            continue;
-        if (nth >= first)
-            CPU_SET(cpu, &mine);
-        nth++;
-    }
-    (void)sched_setaffinity(0, sizeof mine, &mine); /* refused: no worse than before */
+    struct cores_plan plan;
+    if (cores_of(o, o->threads_per_rank, &plan)) /* refused: no worse than before */
+        (void)sched_setaffinity(0, sizeof plan.rank[o->rank], &plan.rank[o->rank]);
 }
 
 /* fd -1: memory of this process's own, reserved before ready as the files are. */

@@ -36,6 +36,26 @@ void remarks_on_cores(const struct options *o)
              cores == 1 ? "" : "s");
 }
 
+void remarks_on_nodes(const struct options *o, const struct cores_plan *plan)
+{
+    if (plan->nodes < 2)
+        return;
+    for (int32_t r = 0; r < plan->ranks; r++) {
+        struct buf list;
+        buf_init(&list, 4096);
+        cores_list(&plan->rank[r], &list);
+        if (plan->node[r] >= 0)
+            base_log(LOG_INFO, "rank %d keeps to processors %s of NUMA node %d", r,
+                     list.data ? list.data : "", plan->node[r]);
+        else
+            base_log(o->tp < plan->nodes ? LOG_WARN : LOG_INFO,
+                     "rank %d keeps to processors %s of several NUMA nodes%s", r,
+                     list.data ? list.data : "",
+                     o->tp < plan->nodes ? ": with a rank for each its memory would be near" : "");
+        buf_free(&list);
+    }
+}
+
 void remarks_on_gpus(const struct options *o, const char *gpus)
 {
     int32_t n = 0;

@@ -4,6 +4,7 @@
 #define TESSERA_SERVER_REMARKS_H
 
 #include "config/buf.h"
+#include "engine/cores.h"
 #include "server/setup.h"
 
 /* Warns of a context that the automatic KV cache made shorter than the model's, and of sequences
@@ -11,6 +12,8 @@
 void remarks_on_sizes(const struct setup *s, const struct footprint *f);
 /* Warns when ranks on processors of this machine must share cores. */
 void remarks_on_cores(const struct options *o);
+/* Says where ranks are on a machine of several NUMA nodes. */
+void remarks_on_nodes(const struct options *o, const struct cores_plan *plan);
 /* Says that GPUs are left alone; gpus: the folder in which NVIDIA's driver has one for each. */
 #define REMARKS_GPUS "/proc/driver/nvidia/gpus"
 void remarks_on_gpus(const struct options *o, const char *gpus);

@@ -149,6 +149,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
 {
     enum status st = OK;
     struct buf table;
+    struct cores_plan plan;
     char size[32];
     buf_init(&table, 1 << 16);
     TRY(setup_open(o, &s->setup, err));
@@ -182,6 +183,8 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     log_lines(&table);
     remarks_on_sizes(&s->setup, &s->footprint);
     remarks_on_cores(&s->setup.options);
+    if (cores_of(&s->setup.options, s->footprint.threads, &plan))
+        remarks_on_nodes(&s->setup.options, &plan);
     remarks_on_gpus(&s->setup.options, REMARKS_GPUS);
 out:
     buf_free(&table);

@@ -38,11 +38,12 @@ CHATS = [
      {"role": "user", "content": "Name one more."}],
 ]
 PASSAGE = (
-    "Water boils at one hundred degrees Celsius at sea level. As air pressure falls with height, so "
-    "does the temperature at which water boils, which is why food takes longer to cook in the "
-    "mountains. A pressure cooker does the opposite: its lid keeps the steam inside, the pressure "
-    "rises, and the water becomes hotter before it boils. The first such pot was shown to the Royal "
-    "Society in London in 1679 by the French physicist Denis Papin, who called it a digester.")
+    "Water boils at one hundred degrees Celsius at sea level. As air pressure falls with "
+    "height, so does the temperature at which water boils, which is why food takes longer to "
+    "cook in the mountains. A pressure cooker does the opposite: its lid keeps the steam "
+    "inside, the pressure rises, and the water becomes hotter before it boils. The first such "
+    "pot was shown to the Royal Society in London in 1679 by the French physicist Denis "
+    "Papin, who called it a digester.")
 
 
 def continuation(model, ids, end):

@@ -80,7 +80,7 @@ struct range {
 
 static const struct range ranges[] = {
     {"max_tokens", "-1", "0", "2147483647", "2147483648", true},
-    {"n", "0", "1", "8", "9", true},
+    {"n", "0", "1", "128", "129", true},
     {"top_k", "-2", "-1", "2147483647", "2147483648", true},
     {"seed", NULL, "-9223372036854775808", "9223372036854775807", NULL, true},
     {"temperature", "-0.001", "0", "2", "2.001", false},
@@ -279,14 +279,15 @@ static void test_many_prompts(void **state)
     struct api_error e;
     char text[70000];
     (void)state;
-    for (int count = 64; count <= 65; count++) {
+    const int most = COMPLETION_PROMPTS_MAX;
+    for (int count = most; count <= most + 1; count++) {
         snprintf(text, sizeof text, "{\"prompt\": %s}", repeat("\"a\"", count));
         enum status st = parse_with(text, &rules, &r, &e);
-        assert_int_equal(st, count == 64 ? OK : ERR_INPUT);
+        assert_int_equal(st, count == most ? OK : ERR_INPUT);
         if (st == OK)
             completion_free(&r);
         else
-            assert_non_null(strstr(e.message, "64"));
+            assert_non_null(strstr(e.message, "1024"));
     }
 }
 

@@ -286,7 +286,7 @@ static void test_document_limits(void **state)
         {"max_tokens", "minimum", 0},
         {"max_tokens", "default", 16},
         {"n", "minimum", 1},
-        {"n", "maximum", 8},
+        {"n", "maximum", 128},
         {"n", "default", 1},
         {"temperature", "minimum", 0},
         {"temperature", "maximum", 2},

@@ -192,13 +192,37 @@ static void test_gpus(void **state)
     }
 }
 
+static void test_nodes(void **state)
+{
+    (void)state;
+    struct cores_plan plan = {.ranks = 2, .nodes = 1, .node = {0, -1}};
+    const struct options o = {.tp = 2}, alone = {.tp = 1};
+    CPU_SET(0, &plan.rank[0]);
+    CPU_SET(1, &plan.rank[0]);
+    CPU_SET(3, &plan.rank[1]);
+    log_setup("text", "info");
+    capture();
+    remarks_on_nodes(&o, &plan);
+    assert_string_equal(release(), "");
+    plan.nodes = 2;
+    capture();
+    remarks_on_nodes(&o, &plan);
+    const char *text = release();
+    assert_non_null(strstr(text, "info    rank 0 keeps to processors 0-1 of NUMA node 0\n"));
+    assert_non_null(strstr(text, "info    rank 1 keeps to processors 3 of several NUMA nodes\n"));
+    capture();
+    remarks_on_nodes(&alone, &plan);
+    assert_non_null(
+        strstr(release(), "warning rank 1 keeps to processors 3 of several NUMA nodes: "));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers),   cmocka_unit_test(test_text),
         cmocka_unit_test(test_json),      cmocka_unit_test(test_long),
         cmocka_unit_test(test_full_pipe), cmocka_unit_test(test_journal),
-        cmocka_unit_test(test_gpus),
+        cmocka_unit_test(test_gpus),      cmocka_unit_test(test_nodes),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -151,6 +151,7 @@ TESTED_BY = {
     "engine/comm/comm_remote.c": "tests/test_comm_mpi.c tests/blackbox/test_mpi.py",
     "engine/comm/comm_shm.c": "tests/test_comm.c",
     "engine/comm/comm_shm_meet.c": "tests/test_comm.c",
+    "engine/cores.c": "tests/test_cores.c",
     "engine/costs.c": "tests/test_costs.c tests/test_engine.c",
     "engine/engine.c": "tests/test_engine.c tests/blackbox/test_faults.py",
     "engine/footprint.c": "tests/blackbox/test_files.py tests/test_device.c",

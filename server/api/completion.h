@@ -12,8 +12,8 @@
 #include "server/api/field.h"
 #include "server/grammar/structure.h"
 
-#define COMPLETION_PROMPTS_MAX 64
-#define COMPLETION_N_MAX 8
+#define COMPLETION_PROMPTS_MAX 1024
+#define COMPLETION_N_MAX 128
 #define COMPLETION_STOP_MAX 16
 #define COMPLETION_BAD_WORDS_MAX 64
 #define COMPLETION_SALT_BYTES_MAX 64

@@ -2,6 +2,7 @@
  * is missing in /proc or /sys is no finding: containers hide some of it. */
 #include "server/doctor/machine.h"
 
+#include "engine/cores.h"
 #include "engine/footprint.h"
 #include "kernels/backend.h"
 #include "server/http/http_listen.h"
@@ -54,9 +55,10 @@ static void check_cpu(struct findings *f)
 
 static void check_cores(const struct options *o, struct findings *f)
 {
-    cpu_set_t set;
+    cpu_set_t set = {{0}};
     glob_t nodes = {0};
     const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    const int own = CPU_COUNT(&set) > 0 ? cores_count(CORES_SYS, &set) : cores;
     const int threads = footprint_threads(o);
     const size_t numa =
         glob("/sys/devices/system/node/node[0-9]*", 0, NULL, &nodes) == 0 ? nodes.gl_pathc : 1;
@@ -65,9 +67,11 @@ static void check_cores(const struct options *o, struct findings *f)
     findings_add(f, crowded ? FINDING_WARN : FINDING_OK, "cores",
                  "ranks that share a core wait for each other in every collective: lower "
                  "--tensor-parallel-size or --threads-per-rank",
-                 "%d for this process of %ld, %zu NUMA node%s; %d rank%s of %d thread%s", cores,
-                 sysconf(_SC_NPROCESSORS_ONLN), numa, numa == 1 ? "" : "s", (int)o->tp,
-                 o->tp == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
+                 "%d of %ld processors for this process, %d core%s, %zu NUMA node%s; %d rank%s of "
+                 "%d thread%s",
+                 cores, sysconf(_SC_NPROCESSORS_ONLN), own, own == 1 ? "" : "s", numa,
+                 numa == 1 ? "" : "s", (int)o->tp, o->tp == 1 ? "" : "s", threads,
+                 threads == 1 ? "" : "s");
 }
 
 static void check_memory(struct findings *f)

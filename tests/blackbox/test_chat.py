@@ -400,7 +400,7 @@ def user(content):
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
      "messages[0].tool_calls[0].function", "missing"),
     ({"temperature": 3}, "temperature", "at most 2"),
-    ({"n": 9}, "n", "between 1 and 8"),
+    ({"n": 129}, "n", "between 1 and 128"),
     ({"max_tokens": 0}, "max_tokens", "between 1"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
@@ -448,7 +448,7 @@ def test_errors_by_type(chat):
     with pytest.raises(openai.NotFoundError):
         chat.create(model="other")
     with pytest.raises(openai.BadRequestError) as caught:
-        chat.create(n=99)
+        chat.create(n=999)
     assert caught.value.param == "n"
     assert chat.server.get("/v1/chat/completions").status == 405
     assert chat.server.request("OPTIONS", "/v1/chat/completions").headers["allow"] == (

@@ -3,6 +3,7 @@ that can be made here is found, named and ends with exit code 1."""
 
 import json
 import os
+import pathlib
 import resource
 import shutil
 import subprocess
@@ -39,11 +40,19 @@ def examine(*arguments, program=BINARY, limits=()):
     return done.returncode, found
 
 
+def siblings(cpu):
+    """What shares its core, as the kernel names it; itself where it does not say."""
+    path = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return path.read_text() if path.exists() else str(cpu)
+
+
 def test_the_machine_as_it_is():
     code, found = examine(MODEL, "-tp", "2")
     assert code == 0
-    cores = len(os.sched_getaffinity(0))
-    assert found["cores"][0]["text"].startswith(f"{cores} for this process of {os.cpu_count()},")
+    own = os.sched_getaffinity(0)
+    cores = len({siblings(cpu) for cpu in own})
+    assert found["cores"][0]["text"].startswith(
+        f"{len(own)} of {os.cpu_count()} processors for this process, {cores} core")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert str(hard) in found["open files"][0]["text"] or hard == resource.RLIM_INFINITY
     assert "2 ranks" in found["model"][0]["text"]

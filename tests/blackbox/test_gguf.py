@@ -89,7 +89,7 @@ def test_model_answers_as_the_original(serve, tmp_path, name):
     assert answers[0] == answers[1]
 
 
-# ---- what is refused ------------------------------------------------------------------------------
+# ---- what is refused ----------------------------------------------------------------------------
 
 
 def damaged(tmp_path, name, *changes):

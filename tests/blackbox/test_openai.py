@@ -192,6 +192,6 @@ def test_async_client(demo):
             stream = await client.completions.create(**fields, stream=True)
             text = "".join([chunk.choices[0].text async for chunk in stream])
             with pytest.raises(openai.BadRequestError):
-                await client.completions.create(**{**fields, "n": 99})
+                await client.completions.create(**{**fields, "n": 999})
             return {answer.choices[0].text for answer in answers} | {text}
     assert len(asyncio.run(work())) == 1

@@ -31,7 +31,7 @@ def refused(server, body, status=400):
 @pytest.mark.parametrize("field, value, limit", [
     ("temperature", -0.1, "0"), ("temperature", 2.1, "2"), ("temperature", "hot", "number"),
     ("top_p", 0, "0"), ("top_p", 1.5, "1"), ("top_k", -2, "-1"), ("min_p", 1.1, "1"),
-    ("n", 0, "1"), ("n", 9, "8"), ("n", 1.5, "whole"), ("max_tokens", -1, "0"),
+    ("n", 0, "1"), ("n", 129, "128"), ("n", 1.5, "whole"), ("max_tokens", -1, "0"),
     ("max_tokens", "many", "whole"), ("max_tokens", 2**63, ""), ("stream", "yes", "bool"),
     ("seed", "x", "whole"), ("stop", [str(i) for i in range(17)], "16"), ("stop", 5, "string"),
     ("logit_bias", [], "object"), ("ignore_eos", 1, "bool"), ("return_token_ids", "no", "bool"),
@@ -48,7 +48,7 @@ def test_field_out_of_range(demo, field, value, limit):
 
 @pytest.mark.parametrize("prompt", [
     None, "", [], [[]], [-1], [2048], [1.5], ["a", 1], [1, "a"], {"a": 1}, 7, [2**40], [[1], "a"],
-    ["a"] * 65])
+    ["a"] * 1025])
 def test_bad_prompt(demo, prompt):
     error = refused(demo, {**GOOD, "prompt": prompt})
     assert error["param"] == "prompt"
@@ -64,6 +64,20 @@ def test_every_form_of_prompt(demo, prompt, choices):
     answer = demo.complete(prompt, max_tokens=3, temperature=0, ignore_eos=True)
     assert [choice["index"] for choice in answer["choices"]] == list(range(choices))
     assert answer["usage"]["completion_tokens"] == 3 * choices
+
+
+def test_many_at_once(demo):
+    """More than run together wait for their turn; each draws for itself, the same ones again."""
+    fields = dict(max_tokens=6, temperature=2, seed=5, ignore_eos=True, return_token_ids=True)
+    drawn = demo.complete("The", n=128, **fields)["choices"]
+    assert [choice["index"] for choice in drawn] == list(range(128))
+    assert len({tuple(choice["token_ids"]) for choice in drawn}) > 20
+    assert demo.complete("The", n=128, **fields)["choices"] == drawn
+    prompts = [[5 + i % 7, 300 + i] for i in range(200)]
+    answers = demo.complete(prompts, **{**fields, "temperature": 0})["choices"]
+    for i in (0, 77, 199):
+        alone = demo.complete(prompts[i], **{**fields, "temperature": 0})["choices"][0]
+        assert answers[i]["token_ids"] == alone["token_ids"]
 
 
 def test_null_means_absent(demo):
