@@ -1,6 +1,6 @@
-/* DESIGN: a form is one to six steps that any reader of a tokenizer.json knows, rather than a copy of
- * each model's file: many names stand for the same. Characters beyond ASCII are written \x{...}, so
- * that no editor can put them into another normalization form. */
+/* DESIGN: a form is one to six steps that any reader of a tokenizer.json knows, rather than a copy
+ * of each model's file: many names stand for the same. Characters beyond ASCII are written \x{...},
+ * so that no editor can put them into another normalization form. */
 #include "weights/gguf/gguf_pre.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* DESIGN: a file whose way to cut texts is not known is refused, as one that is cut otherwise answers
- * worse, and nobody sees why. */
+/* DESIGN: a file whose way to cut texts is not known is refused, as one that is cut otherwise
+ * answers worse, and nobody sees why. */
 #include "weights/gguf/gguf_tokenizer.h"
 
 #include "config/buf.h"
