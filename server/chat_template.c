@@ -131,6 +131,33 @@ static enum status open_own(struct chat_template *t, const struct jdoc *info, st
     return open_tools(t, info, err);
 }
 
+/* Can a message that calls a tool have this content? */
+static bool takes_content(const struct chat_template *t, const char *content)
+{
+    struct jinja_text text;
+    struct jdoc *vars = NULL;
+    struct err ignored;
+    struct buf b;
+    buf_init(&b, 4096);
+    buf_printf(&b,
+               "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+               "\"content\":%s,\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":\"function\","
+               "\"function\":{\"name\":\"f\",\"arguments\":{}}}]},{\"role\":\"tool\","
+               "\"tool_call_id\":\"abcdefghi\",\"content\":\"b\"}],"
+               "\"add_generation_prompt\":true}",
+               content);
+    bool takes =
+        !b.failed && jdoc_parse(b.data, b.len, &jdoc_limits_config, "calls", &vars, &ignored) == OK;
+    takes = takes && jinja_render(t->tools ? t->tools : t->jinja, vars, t->own, TEXT_BYTES_MAX,
+                                  &text, &ignored) == OK;
+    if (takes)
+        jinja_text_free(&text);
+    if (vars)
+        jdoc_close(vars);
+    buf_free(&b);
+    return takes;
+}
+
 enum status chat_template_open(const struct tokenizer *t, const char *file,
                                struct chat_template **out, struct err *err)
 {
@@ -144,6 +171,7 @@ enum status chat_template_open(const struct tokenizer *t, const char *file,
     TRY(jdoc_parse(text, strlen(text), &jdoc_limits_file, "tokenizer_config.json", &info, err));
     TRY(read_own(info, &c->own, err));
     TRY(file ? open_file(c, file, err) : open_own(c, info, err));
+    c->form.no_null = c->jinja && !takes_content(c, "null") && takes_content(c, "\"\"");
     *out = c;
     c = NULL;
 out:

@@ -10,42 +10,88 @@
 
 /* ---- on a request worker ---- */
 
+static enum status judge(const char *field, enum status st, const struct err *err,
+                         struct api_error *e)
+{
+    if (st == ERR_INPUT)
+        return api_error_field(e, field, "%s: %s", field, err->text);
+    if (st != OK)
+        api_error_from_status(e, st, err);
+    return st;
+}
+
 enum status job_start_encode(const struct job *j, const char *field, const char *text, size_t n,
                              bool special, int32_t **ids, int32_t *count, struct api_error *e)
 {
     struct err err = {""};
-    enum status st = tokenizer_encode(j->service->tokenizer, text, n, special, ids, count, &err);
-    if (st == ERR_INPUT)
-        return api_error_field(e, field, "%s: %s", field, err.text);
-    if (st != OK)
-        api_error_from_status(e, st, &err);
-    return st;
+    const struct tokenizer *t = j->service->tokenizer;
+    return judge(field, tokenizer_encode(t, text, n, special, ids, count, &err), &err, e);
 }
 
-/* A bad word has two spellings in tokens: after a space, which is how it encodes by itself, and
- * inside a text, which is what it adds to the tokens of a line break. Both are forbidden. */
+enum status job_start_encode_named(const struct job *j, const char *field, const char *text,
+                                   size_t n, bool special, int32_t **ids, int32_t *count,
+                                   struct api_error *e)
+{
+    struct err err = {""};
+    const struct tokenizer *t = j->service->tokenizer;
+    enum status st = tokenizer_encode_named(t, text, n, special, ids, count, &err);
+    if (st == OK && *count == 0) {
+        free(*ids);
+        *ids = NULL;
+        st = base_fail(&err, ERR_INPUT, "no tokens in it");
+    }
+    return judge(field, st, &err, e);
+}
+
+/* Of a bad word, in tokens. */
+struct spelling {
+    int32_t *ids;
+    int32_t count;
+};
+
+static enum status spell(const struct job *j, const char *text, size_t n, struct spelling *out,
+                         struct api_error *e)
+{
+    return job_start_encode(j, "bad_words", text, n, false, &out->ids, &out->count, e);
+}
+
+static bool ends_with(const struct spelling *s, const struct spelling *end)
+{
+    return s->count >= end->count && memcmp(s->ids + s->count - end->count, end->ids,
+                                            (size_t)end->count * sizeof *end->ids) == 0;
+}
+
+/* A bad word has up to three spellings in tokens: by itself, which for SentencePiece is after a
+ * space; after a space, where that is another one; and inside a text, which is what it adds to the
+ * tokens of a line break. All are forbidden. */
 static enum status forbid(struct job *j, const struct field_string *word, struct api_error *e)
 {
     enum status st = OK;
     char text[FIELD_WORD_BYTES_MAX + 2] = "\n";
-    int32_t *whole = NULL, *line = NULL, *inside = NULL;
-    int32_t whole_count = 0, line_count = 0, inside_count = 0;
+    struct spelling whole = {NULL, 0}, line = {NULL, 0}, inside = {NULL, 0}, spaced = {NULL, 0};
     size_t spaces = strspn(word->bytes, " ");
     if (spaces == word->len)
         spaces = 0;
     size_t n = word->len - spaces;
     memcpy(text + 1, word->bytes + spaces, n);
-    TRY(job_start_encode(j, "bad_words", text + 1, n, false, &whole, &whole_count, e));
-    TRY(completion_forbid(&j->request, whole, whole_count, e));
-    TRY(job_start_encode(j, "bad_words", text, 1, false, &line, &line_count, e));
-    TRY(job_start_encode(j, "bad_words", text, n + 1, false, &inside, &inside_count, e));
-    int32_t count = inside_count - line_count;
-    if (count > 0 && memcmp(inside, line, (size_t)line_count * sizeof *line) == 0)
-        st = completion_forbid(&j->request, inside + line_count, count, e);
+    TRY(spell(j, text + 1, n, &whole, e));
+    TRY(completion_forbid(&j->request, whole.ids, whole.count, e));
+    TRY(spell(j, text, 1, &line, e));
+    TRY(spell(j, text, n + 1, &inside, e));
+    const int32_t count = inside.count - line.count;
+    const bool begins =
+        count > 0 && memcmp(inside.ids, line.ids, (size_t)line.count * sizeof *line.ids) == 0;
+    if (begins && !(count == whole.count && ends_with(&inside, &whole)))
+        TRY(completion_forbid(&j->request, inside.ids + line.count, count, e));
+    text[0] = ' ';
+    TRY(spell(j, text, n + 1, &spaced, e));
+    if (!ends_with(&spaced, &whole)) /* else it ends with what is forbidden already */
+        st = completion_forbid(&j->request, spaced.ids, spaced.count, e);
 out:
-    free(whole);
-    free(line);
-    free(inside);
+    free(whole.ids);
+    free(line.ids);
+    free(inside.ids);
+    free(spaced.ids);
     return st;
 }
 

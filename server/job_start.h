@@ -12,5 +12,9 @@ void job_start(struct service *s, const struct job_kind *kind, struct http_reque
 enum status job_start_encode(const struct job *j, const char *field, const char *text, size_t n,
                              bool special, int32_t **ids, int32_t *count,
                              struct api_error *e) MUST_USE;
+/* The same as tokenizer_encode_named, but no ids at all are ERR_INPUT, too. */
+enum status job_start_encode_named(const struct job *j, const char *field, const char *text,
+                                   size_t n, bool special, int32_t **ids, int32_t *count,
+                                   struct api_error *e) MUST_USE;
 
 #endif

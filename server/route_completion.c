@@ -14,8 +14,9 @@ static enum status encode_prompt(struct job *j, struct completion_prompt *p, str
     if (text->bytes) {
         size_t tokens_min = tokenizer_tokens_min(j->service->tokenizer, text->len);
         TRY(completion_prompt_fit_text(&j->request, tokens_min, max, e));
-        TRY(job_start_encode(j, "prompt", text->bytes, text->len, j->request.add_special_tokens,
-                             &p->ids, &p->count, e));
+        TRY((j->request.parse_special ? job_start_encode_named : job_start_encode)(
+            j, "prompt", text->bytes, text->len, j->request.add_special_tokens, &p->ids, &p->count,
+            e));
     }
     st = completion_prompt_fit(&j->request, p, max, e);
 out:

@@ -198,6 +198,7 @@ enum status chat_make(struct chat_values *values, const struct completion_rules 
     TRY(prediction_read(values->prediction, &q->prediction, e));
     TRY(set_structure(values, &choice, q, e));
     values->conversation.harmony = rules->answer.harmony;
+    values->conversation.no_null = rules->answer.no_null;
     st = conversation_make(&values->conversation, q->doc, &r->conversation, e);
 out:
     return st;

@@ -16,7 +16,7 @@ struct raw {
     struct sampling sampling;
     const struct jdoc *prompt;
     int64_t best_of, logprobs;
-    bool echo, add_special_tokens;
+    bool echo, add_special_tokens, parse_special;
 };
 
 #define AT(member) .offset = offsetof(struct raw, member)
@@ -32,6 +32,7 @@ static const struct field rows[] = {
     OPTIONAL_INT(best_of, 1, COMPLETION_N_MAX),
     BOOL(add_special_tokens),
     BOOL(echo),
+    BOOL(parse_special),
     OPTIONAL_INT(logprobs, 0, ENGINE_LOGPROBS_MAX),
     UNSUPPORTED(suffix, FIELD_STRING, 0),
 };
@@ -51,6 +52,7 @@ static struct raw defaults_of(const struct generation_defaults *d)
         .best_of = -1,
         .logprobs = -1,
         .add_special_tokens = true,
+        .parse_special = true,
     };
     raw.sampling.max_tokens = 16;
     return raw;
@@ -98,6 +100,7 @@ static void convert(const struct raw *raw, struct completion_request *r)
     r->params.logprobs = r->logprobs = (int32_t)raw->logprobs;
     r->echo = raw->echo;
     r->add_special_tokens = raw->add_special_tokens;
+    r->parse_special = raw->parse_special;
     if (raw->echo && r->params.prompt_logprobs < r->params.logprobs)
         r->params.prompt_logprobs = r->params.logprobs; /* both are cut from the longer list */
 }

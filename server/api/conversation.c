@@ -323,11 +323,11 @@ static void join_reasoning(struct field_string *reasoning, struct buf *joined, s
     *reasoning = (struct field_string){joined->data, joined->len};
 }
 
-/* mark: the content goes on after it. Templates know `developer` by its older name; and they ask
- * whether a message that calls tools has no content. */
-static enum status write_message(const struct message *m, const char *mark, bool harmony,
-                                 struct buf *out, struct field_unknown *unknown,
-                                 struct api_error *e)
+/* mark: the content goes on after it. Templates know `developer` by its older name; and most ask
+ * whether a message that calls tools has no content, while others fail at that. */
+static enum status write_message(const struct message *m, const char *mark,
+                                 const struct conversation_fields *f, struct buf *out,
+                                 struct field_unknown *unknown, struct api_error *e)
 {
     const bool developer = field_string_is(&m->role, "developer");
     const bool calls = m->calls.end > 0;
@@ -338,11 +338,11 @@ static enum status write_message(const struct message *m, const char *mark, bool
     buf_init(&text, VARS_BYTES_MAX);
     buf_init(&joined, VARS_BYTES_MAX);
     TRY(read_content(m, &text, unknown, e));
-    if (harmony && calls && !mark)
+    if (f->harmony && calls && !mark)
         join_reasoning(&reasoning, &joined, &text);
     buf_puts(&text, mark ? mark : "");
     buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
-    if (m->content || mark || !calls || harmony)
+    if (m->content || mark || !calls || f->harmony || f->no_null)
         buf_json(out, text.data ? text.data : "", text.len);
     else
         buf_puts(out, "null");
@@ -384,8 +384,7 @@ static enum status put_message(struct writer *w, size_t i, const struct message 
     const bool last = i + 1 == jdoc_size(w->f->messages);
     buf_puts(w->out, w->begun ? "," : "");
     w->begun = true;
-    const enum status st =
-        write_message(m, last ? w->mark : NULL, w->f->harmony, w->out, w->unknown, w->e);
+    const enum status st = write_message(m, last ? w->mark : NULL, w->f, w->out, w->unknown, w->e);
     if (st == ERR_INPUT)
         field_prefix(w->e, "messages", i);
     return st;

@@ -28,6 +28,7 @@ struct conversation_fields {
     bool add_generation_prompt, continue_final_message;
     /* no row stores these */
     bool harmony; /* the template is one of the harmony format */
+    bool no_null; /* it takes no null as content (answer_form.h) */
     enum conversation_thinking thinking;
 };
 

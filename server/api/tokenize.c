@@ -100,6 +100,7 @@ enum status tokenize_parse(const char *text, size_t n, const struct completion_r
     TRY(completion_check_model(rules, &raw.model, e));
     TRY(check_source(&raw, r.doc, e));
     raw.conversation.harmony = rules->answer.harmony;
+    raw.conversation.no_null = rules->answer.no_null;
     if (raw.conversation.messages)
         TRY(conversation_make(&raw.conversation, r.doc, &r.conversation, e));
     r.text = raw.prompt.bytes ? raw.prompt : raw.content;

@@ -45,7 +45,7 @@ void tokenizer_close(struct tokenizer *t); /* NULL is fine */
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
                              int32_t **ids, int32_t *count, struct err *err) MUST_USE;
 /* The same, but a control token spelt out is that token; the text between two is encoded by itself.
- * For callers that ask what a text would be, not for prompts. There may be no ids. */
+ * For texts that a client wrote itself, marks and all. There may be no ids. */
 enum status tokenizer_encode_named(const struct tokenizer *t, const char *text, size_t n,
                                    bool special, int32_t **ids, int32_t *count,
                                    struct err *err) MUST_USE;

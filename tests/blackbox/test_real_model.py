@@ -80,3 +80,41 @@ def test_same_bits(serve, model):
         assert (alone["token_ids"], alone["logprobs"]["token_logprobs"]) == picked[3]
         found.append(picked)
     assert found[0] == found[1]
+
+
+def test_bad_words(serve, model):
+    """In a byte-level vocabulary a word after a space is another token than by itself."""
+    server = start(serve, model)
+    ask = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+    assert " Paris" in server.complete(**ask)["choices"][0]["text"]
+    for words in (["Paris"], [" Paris"], "Paris"):
+        assert "Paris" not in server.complete(**ask, bad_words=words)["choices"][0]["text"]
+
+
+def test_template_without_null(serve, model):
+    """A call of a tool has no content, which this template adds to texts."""
+    server = start(serve, model)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [{"role": "user", "content": "2+2?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": "4"}]
+    said = [{**message, "content": message["content"] or ""} for message in talk]
+    answers = [server.post("/v1/chat/completions", {
+        "messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": True}).json()
+        for messages in (talk, said)]
+    assert answers[0]["prompt_token_ids"] == answers[1]["prompt_token_ids"]
+    assert server.post("/tokenize", {"messages": talk}).json()["tokens"] == (
+        answers[0]["prompt_token_ids"])
+
+
+def test_prompt_with_its_own_template(serve, model):
+    """Who writes the template's text into a plain prompt gets the chat's tokens and answer."""
+    server = start(serve, model)
+    case = GOLDENS["chats"][0]
+    text = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+            "Face<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+            "<|im_start|>assistant\n")
+    answer = server.complete(text, max_tokens=40, temperature=0, return_token_ids=True)
+    choice = answer["choices"][0]
+    assert choice["prompt_token_ids"] == case["prompt"]
+    assert choice["text"] == case["answer"] and choice["finish_reason"] == "stop"

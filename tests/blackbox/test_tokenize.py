@@ -47,9 +47,9 @@ def test_special_tokens_by_name(demo, text, token):
     assert token not in spelt
     inside = tokenize(demo, prompt=f"a{text}b", add_special_tokens=False)["tokens"]
     assert inside.count(token) == 1
-    # a prompt cannot forge one
-    answer = demo.complete(text, max_tokens=1, return_token_ids=True)
-    assert answer["choices"][0]["prompt_token_ids"][1:] == spelt
+    for fields, wanted in (({}, [token]), ({"parse_special": False}, spelt)):
+        answer = demo.complete(text, max_tokens=1, return_token_ids=True, **fields)
+        assert answer["choices"][0]["prompt_token_ids"][1:] == wanted
 
 
 def test_tokenizer_info(demo):

@@ -87,6 +87,18 @@ def test_ids_of_prompts(client):
         assert not control & set(ids) - {client.oracle.token_to_id("<unk>")}
 
 
+def test_control_tokens_in_completions(client):
+    """A prompt's own ones are tokens, as with vLLM and llama.cpp, and letters where it says so."""
+    for _, token in sorted(client.oracle.get_added_tokens_decoder().items())[:8]:
+        text = f"a {token.content} b{token.content}"
+        for named in (True, False):
+            answer = client.post("/v1/completions", prompt=text, max_tokens=1,
+                                 add_special_tokens=False, return_token_ids=True,
+                                 **({} if named else {"parse_special": False}))
+            ids = answer["choices"][0]["prompt_token_ids"]
+            assert ids == client.wanted(text, named=named), (text, named)
+
+
 def test_texts(client):
     control = client.control()
     for text in oracle.texts(TEXTS, seed=3):
