@@ -382,7 +382,7 @@ static void test_unknown_calls(void **state)
                   "tool_choice",
                   "tool_choice \"auto\" (which tools stand for) is not supported: how this model "
                   "writes calls is not known (--tool-call-parser says it); with \"none\" the model "
-                  "still sees the tools");
+                  "still go to the chat template");
 }
 
 static void test_values(void **state)

@@ -92,8 +92,8 @@ enum status tool_choice_read(const struct jdoc *choice, const struct jdoc *tools
         return OK;
     st = api_error_field(e, "tool_choice",
                          "tool_choice %s is not supported: how this model writes calls is not "
-                         "known (--tool-call-parser says it); with \"none\" the model still sees "
-                         "the tools",
+                         "known (--tool-call-parser says it); with \"none\" the tools still go to "
+                         "the chat template",
                          text);
     e->code = "unsupported_parameter";
 out:
