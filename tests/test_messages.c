@@ -381,7 +381,7 @@ static void test_unknown_calls(void **state)
     check_refused("{\"max_tokens\":9,\"messages\":[" USER "],\"tools\":[" TOOL "]}", &unknown,
                   "tool_choice",
                   "tool_choice \"auto\" (which tools stand for) is not supported: how this model "
-                  "writes calls is not known (--tool-call-parser says it); with \"none\" the model "
+                  "writes calls is not known (--tool-call-parser says it); with \"none\" the tools "
                   "still go to the chat template");
 }
 
