@@ -20,7 +20,8 @@ const struct jdoc_limits jdoc_limits_request = {
     JDOC_REQUEST_BYTES_MAX, 64, 200000, true, false, false};
 const struct jdoc_limits jdoc_limits_call = {JDOC_REQUEST_BYTES_MAX, 64, 200000, true, true, true};
 const struct jdoc_limits jdoc_limits_config = {4u << 20, 64, 200000, false, false, false};
-const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, true, false};
+const struct jdoc_limits jdoc_limits_file = {100000000, 64, 20000000, false, false, false};
+const struct jdoc_limits jdoc_limits_tokenizer = {100000000, 64, 20000000, false, true, false};
 
 /* jansson's lexer goes on after a failed allocation: it drops a byte of a string, or asserts. So a
  * failure leaves the parser at once, and what it held is freed by this list: the blocks of one

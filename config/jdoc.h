@@ -25,7 +25,8 @@ struct jdoc_limits {
 extern const struct jdoc_limits jdoc_limits_request; /* 4 MiB, 64, 200 000, NUL: what a user says */
 extern const struct jdoc_limits jdoc_limits_call;    /* the same, whatever models say */
 extern const struct jdoc_limits jdoc_limits_config;  /* the same without NUL: names and numbers */
-extern const struct jdoc_limits jdoc_limits_file;    /* 100 MB, 64, 20 million, no NUL, big */
+extern const struct jdoc_limits jdoc_limits_file;    /* 100 MB, 64, 20 million, no NUL */
+extern const struct jdoc_limits jdoc_limits_tokenizer; /* the same with any size of integers */
 
 /* Strict: one value, valid UTF-8, no duplicate keys unless the limits say so. `where` names the
  * text in messages. */

@@ -168,7 +168,8 @@ enum status chat_template_open(const struct tokenizer *t, const char *file,
     if (!c)
         return base_fail(err, ERR_NOMEM, "chat template: no memory");
     c->tokenizer = t;
-    TRY(jdoc_parse(text, strlen(text), &jdoc_limits_file, "tokenizer_config.json", &info, err));
+    TRY(jdoc_parse(text, strlen(text), &jdoc_limits_tokenizer, "tokenizer_config.json", &info,
+                   err));
     TRY(read_own(info, &c->own, err));
     TRY(file ? open_file(c, file, err) : open_own(c, info, err));
     c->form.no_null = c->jinja && !takes_content(c, "null") && takes_content(c, "\"\"");

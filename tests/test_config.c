@@ -433,8 +433,9 @@ static void test_json_big(void **state)
     struct err err;
     const char *key;
     const struct jdoc *list;
-    assert_int_equal(parse(text, &jdoc_limits_config, &err), ERR_INPUT);
-    assert_int_equal(jdoc_parse(text, sizeof text - 1, &jdoc_limits_file, "t", &doc, &err), OK);
+    assert_int_equal(parse(text, &jdoc_limits_file, &err), ERR_INPUT);
+    assert_int_equal(jdoc_parse(text, sizeof text - 1, &jdoc_limits_tokenizer, "t", &doc, &err),
+                     OK);
     assert_non_null(jdoc_iter(doc, NULL, &key, &list));
     assert_string_equal(key, "a 99999999999999999999\"9");
     assert_int_equal(jdoc_size(list), ARRAY_LEN(real));
@@ -443,8 +444,9 @@ static void test_json_big(void **state)
     assert_true(jdoc_number(jdoc_at(list, 0)) == 1e30);
     assert_int_equal(jdoc_int(jdoc_at(list, 3)), INT64_MAX);
     jdoc_close(doc);
-    assert_int_equal(parse("99999999999999999999", &jdoc_limits_file, &err), OK);
-    assert_int_equal(parse("[99999999999999999999, 1e999]", &jdoc_limits_file, &err), ERR_INPUT);
+    assert_int_equal(parse("99999999999999999999", &jdoc_limits_tokenizer, &err), OK);
+    assert_int_equal(parse("[99999999999999999999, 1e999]", &jdoc_limits_tokenizer, &err),
+                     ERR_INPUT);
 }
 
 static void test_json_access(void **state)

@@ -172,7 +172,7 @@ static enum status read_object(const char *text, size_t n, const char *where, st
 {
     if (!text)
         return OK;
-    enum status st = jdoc_parse(text, n, &jdoc_limits_file, where, out, err);
+    enum status st = jdoc_parse(text, n, &jdoc_limits_tokenizer, where, out, err);
     if (st == OK && jdoc_type(*out) != JDOC_OBJECT)
         st = base_fail(err, ERR_MODEL, "%s: expected a JSON object", where);
     return st;
