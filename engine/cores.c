@@ -18,7 +18,7 @@ struct cpu {
 
 struct machine {
     struct cpu cpu[CPU_SETSIZE];
-    int32_t count, cores;
+    int32_t count, cores, siblings; /* siblings: of the core that has most */
 };
 
 /* A list as "0-3,8" in a file of the kernel's. False: there is none that can be read. */
@@ -92,6 +92,7 @@ static void read_machine(const char *sys, const cpu_set_t *allowed, struct machi
         for (int32_t j = 0; j < i; j++)
             m->cpu[i].sibling += m->cpu[j].core == m->cpu[i].core;
         m->cores += m->cpu[i].sibling == 0;
+        m->siblings = m->cpu[i].sibling >= m->siblings ? m->cpu[i].sibling + 1 : m->siblings;
     }
     read_nodes(sys, m);
 }
@@ -124,46 +125,76 @@ static int32_t find_nodes(const struct cpu *cpu, int32_t count, int32_t begin[CP
     return nodes;
 }
 
-/* Rank r's first processor where ranks are dealt out to nodes; -1: they do not fit so. */
-static int32_t dealt(const int32_t *begin, int32_t nodes, int32_t ranks, int32_t threads, int32_t r)
+/* `threads` processors of a group for the rank-th of those that share it: a like number of cores
+ * for each, and of these the first `siblings` threads, one after the other. False: it has too few.
+ */
+static bool take(const struct cpu *cpu, int32_t count, int32_t siblings, int32_t ranks,
+                 int32_t rank, int32_t threads, cpu_set_t *set, int32_t *node)
 {
-    const int32_t node = r * nodes / ranks;
-    int32_t before = 0; /* ranks of this node that come earlier */
-    while (before < r && (r - before - 1) * nodes / ranks == node)
-        before++;
-    const int32_t first = begin[node] + before * threads;
-    return first + threads <= begin[node + 1] ? first : -1;
+    int32_t cores = 0, taken = 0;
+    for (int32_t i = 0; i < count; i++)
+        cores += i == 0 || cpu[i].core != cpu[i - 1].core;
+    const int32_t begin = rank * cores / ranks, end = (rank + 1) * cores / ranks;
+    for (int32_t sibling = 0; sibling < siblings && taken < threads; sibling++) {
+        int32_t core = -1;
+        for (int32_t i = 0; i < count && taken < threads; i++) {
+            core += i == 0 || cpu[i].core != cpu[i - 1].core;
+            if (cpu[i].sibling != sibling || core < begin || core >= end)
+                continue;
+            CPU_SET((size_t)cpu[i].number, set);
+            *node = taken == 0 || *node == cpu[i].node ? cpu[i].node : -1;
+            taken++;
+        }
+    }
+    return taken == threads;
+}
+
+/* Each node has as many ranks as any other, or one more. */
+static bool deal(const struct cpu *cpu, const int32_t *begin, int32_t nodes, int32_t siblings,
+                 int32_t ranks, int32_t threads, struct cores_plan *out)
+{
+    bool fits = true;
+    for (int32_t r = 0; r < ranks; r++) {
+        const int32_t node = r * nodes / ranks;
+        int32_t first = r, past = r;
+        while (first > 0 && (first - 1) * nodes / ranks == node)
+            first--;
+        while (past < ranks && past * nodes / ranks == node)
+            past++;
+        CPU_ZERO(&out->rank[r]);
+        fits = take(cpu + begin[node], begin[node + 1] - begin[node], siblings, past - first,
+                    r - first, threads, &out->rank[r], &out->node[r]) &&
+               fits;
+    }
+    return fits;
 }
 
 void cores_plan(const char *sys, const cpu_set_t *allowed, int32_t ranks, int32_t threads,
                 struct cores_plan *out)
 {
     struct machine m;
-    int32_t begin[CPU_SETSIZE + 1], count = 0;
-    bool deal = true;
+    int32_t begin[CPU_SETSIZE + 1], whole[2];
     read_machine(sys, allowed, &m);
     memset(out, 0, sizeof *out);
     qsort(m.cpu, (size_t)m.count, sizeof m.cpu[0], by_place);
     out->nodes = find_nodes(m.cpu, m.count, begin);
     if (ranks > CORES_RANKS_MAX || threads < 1 || ranks > m.count / threads)
         return;
-    const bool alone = ranks <= m.cores / threads; /* a core for each thread */
-    for (int32_t i = 0; i < m.count; i++)
-        if (!alone || m.cpu[i].sibling == 0)
-            m.cpu[count++] = m.cpu[i];
-    const int32_t nodes = find_nodes(m.cpu, count, begin);
-    for (int32_t r = 0; r < ranks; r++)
-        deal = deal && dealt(begin, nodes, ranks, threads, r) >= 0;
-    out->ranks = ranks;
-    for (int32_t r = 0; r < ranks; r++) {
-        const int32_t first = deal ? dealt(begin, nodes, ranks, threads, r) : r * threads;
-        out->node[r] = m.cpu[first].node;
-        for (int32_t i = first; i < first + threads; i++) {
+    whole[0] = 0;
+    whole[1] = m.count;
+    bool fits = false;
+    for (int32_t siblings = 1; siblings <= m.siblings && !fits; siblings++)
+        fits = deal(m.cpu, begin, out->nodes, siblings, ranks, threads, out) ||
+               deal(m.cpu, whole, 1, siblings, ranks, threads, out);
+    if (!fits) /* cores with and without second threads: in order, then */
+        for (int32_t i = 0; i < ranks * threads; i++) {
+            const int32_t r = i / threads;
+            if (i % threads == 0)
+                CPU_ZERO(&out->rank[r]);
             CPU_SET((size_t)m.cpu[i].number, &out->rank[r]);
-            if (m.cpu[i].node != out->node[r])
-                out->node[r] = -1;
+            out->node[r] = i % threads == 0 || out->node[r] == m.cpu[i].node ? m.cpu[i].node : -1;
         }
-    }
+    out->ranks = ranks;
 }
 
 bool cores_of(const struct options *o, int32_t threads, struct cores_plan *out)

@@ -152,17 +152,18 @@ static void begin_prompt(struct choice *c)
     const struct completion_request *q = &c->job->request;
     const struct completion_prompt *p = &q->prompts[c->prompt];
     detok_init(&c->detok, c->job->service->tokenizer, p->ids, q->echo ? 0 : p->count);
-    c->detok.show_hidden = !q->skip_special;
     for (int32_t i = 0; i < p->count; i++) {
         if (q->params.prompt_logprobs >= 0)
             logprobs_add(&c->prompt_logprobs, p->ids[i], c->characters);
         if (!q->echo)
             continue;
         size_t before = c->text.len;
+        c->detok.show_hidden = !q->skip_special || (i >= p->own_begin && i < p->own_end);
         detok_push(&c->detok, p->ids[i], &c->text);
         if (c->text.len > before)
             c->characters += (int32_t)utf8_count(c->text.data + before, c->text.len - before);
     }
+    c->detok.show_hidden = !q->skip_special;
 }
 
 static enum status make_choices(struct job *j)

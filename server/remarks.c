@@ -38,7 +38,7 @@ void remarks_on_cores(const struct options *o)
 
 void remarks_on_nodes(const struct options *o, const struct cores_plan *plan)
 {
-    if (plan->nodes < 2)
+    if (plan->nodes < 2 || options_mpi(o)) /* whose ranks are elsewhere, too */
         return;
     for (int32_t r = 0; r < plan->ranks; r++) {
         struct buf list;

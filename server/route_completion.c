@@ -4,7 +4,32 @@
 
 #include "server/job_start.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 /* ---- on a request worker ---- */
+
+/* Which ids are the text's own: control tokens among them are shown where the prompt is. */
+static enum status find_own(struct job *j, struct completion_prompt *p, struct api_error *e)
+{
+    const struct completion_request *q = &j->request;
+    int32_t *own = NULL, count = p->count;
+    if (!q->echo || !q->parse_special)
+        return OK;
+    enum status st = OK;
+    if (q->add_special_tokens)
+        st =
+            job_start_encode_named(j, "prompt", p->text.bytes, p->text.len, false, &own, &count, e);
+    if (st != OK)
+        return st;
+    p->own_begin = 0;
+    while (own && p->own_begin + count < p->count &&
+           memcmp(p->ids + p->own_begin, own, (size_t)count * sizeof *own) != 0)
+        p->own_begin++;
+    p->own_end = p->own_begin + count;
+    free(own);
+    return OK;
+}
 
 static enum status encode_prompt(struct job *j, struct completion_prompt *p, struct api_error *e)
 {
@@ -17,8 +42,13 @@ static enum status encode_prompt(struct job *j, struct completion_prompt *p, str
         TRY((j->request.parse_special ? job_start_encode_named : job_start_encode)(
             j, "prompt", text->bytes, text->len, j->request.add_special_tokens, &p->ids, &p->count,
             e));
+        TRY(find_own(j, p, e));
     }
+    const int32_t before = p->count;
     st = completion_prompt_fit(&j->request, p, max, e);
+    const int32_t cut = before - p->count; /* the first ones */
+    p->own_begin = p->own_begin > cut ? p->own_begin - cut : 0;
+    p->own_end = p->own_end > cut ? p->own_end - cut : 0;
 out:
     return st;
 }

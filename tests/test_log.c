@@ -196,7 +196,7 @@ static void test_nodes(void **state)
 {
     (void)state;
     struct cores_plan plan = {.ranks = 2, .nodes = 1, .node = {0, -1}};
-    const struct options o = {.tp = 2}, alone = {.tp = 1};
+    const struct options o = {.tp = 2, .comm = "shm"}, alone = {.tp = 1, .comm = "shm"};
     CPU_SET(0, &plan.rank[0]);
     CPU_SET(1, &plan.rank[0]);
     CPU_SET(3, &plan.rank[1]);

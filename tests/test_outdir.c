@@ -215,13 +215,31 @@ static void test_stop(void **state)
     assert_int_equal(access(scratch_path("stopped"), F_OK), -1);
 }
 
+/* Two that begin at once: neither takes away what the other writes. */
+static void test_one_at_a_time(void **state)
+{
+    (void)state;
+    struct outdir first, second;
+    struct err err;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/shared", scratch_dir);
+    assert_int_equal(outdir_open(path, &first, &err), OK);
+    assert_int_equal(outdir_open(path, &second, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "another program writes to it"));
+    assert_int_equal(outdir_put(&first, "a", "x", 1, &err), OK);
+    outdir_close(&first, true);
+    assert_int_equal(outdir_open(path, &second, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "found a in it"));
+    snprintf(path, sizeof path, "%s/shared/a", scratch_dir);
+    assert_int_equal(access(path, F_OK), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_at_any_moment),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_put_and_copy),
-        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_killed_at_any_moment), cmocka_unit_test(test_order),
+        cmocka_unit_test(test_put_and_copy),         cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_one_at_a_time),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

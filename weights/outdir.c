@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -61,9 +62,13 @@ enum status outdir_open(const char *path, struct outdir *out, struct err *err)
     if (!created && errno != EEXIST)
         return base_fail_errno(err, ERR_USAGE, "%s: cannot create the output directory", path);
     DIR *dir = opendir(path);
-    const char *found = dir ? any_name(dir) : NULL;
+    const bool locked = dir && flock(dirfd(dir), LOCK_EX | LOCK_NB) == 0;
+    const bool taken = dir && !locked && errno == EWOULDBLOCK; /* else it cannot be locked */
+    const char *found = dir && !taken ? any_name(dir) : NULL;
     if (!dir)
         st = base_fail_errno(err, ERR_USAGE, "%s: expected a new or empty directory", path);
+    else if (taken)
+        st = base_fail(err, ERR_USAGE, "%s: another program writes to it", path);
     else if (found)
         st =
             base_fail(err, ERR_USAGE,
@@ -76,7 +81,7 @@ enum status outdir_open(const char *path, struct outdir *out, struct err *err)
     }
     if (dir)
         closedir(dir);
-    if (created)
+    if (created && !taken)
         rmdir(path);
     return st;
 }

@@ -15,10 +15,10 @@
 struct outdir {
     const char *path; /* borrowed */
     bool created;     /* by us */
-    DIR *dir;         /* open, so that cleaning up needs no memory */
+    DIR *dir; /* open and locked, so that cleaning up needs no memory, and nobody else does */
 };
 
-/* ERR_USAGE when it exists and is not an empty directory. */
+/* ERR_USAGE when it exists and is not an empty directory, or another program has it open so. */
 enum status outdir_open(const char *path, struct outdir *out, struct err *err) MUST_USE;
 /* Full path of a member. */
 enum status outdir_member(const struct outdir *d, const char *name, char out[PATH_MAX],

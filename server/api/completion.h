@@ -37,6 +37,7 @@ struct completion_prompt {
     struct field_string text; /* borrowed from the request's document */
     int32_t *ids;
     int32_t count;
+    int32_t own_begin, own_end; /* with echo: ids that came from the text, not added around it */
 };
 
 struct completion_request {

@@ -108,6 +108,11 @@ def number(key, value):
     return key.encode() + struct.pack("<II", 4, value)
 
 
+def real(key, value):
+    """A key of fp32."""
+    return key.encode() + struct.pack("<If", 6, value)
+
+
 def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
     """Of Llama 3.1's model card, in fp32 as the converter has them."""
     found = []
@@ -130,8 +135,19 @@ def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
      "blk.1."),
     ("llama", [(number("llama.block_count", 2), number("llama.block_count", 3))],
      "no tensor for model.layers.2.input_layernorm.weight"),
-    ("llama", [(number("attention.head_count", 4), number("attention.head_count", 3))],
+    ("qwen3", [(number("attention.head_count_kv", 2), number("attention.head_count_kv", 3))],
      "num_key_value_heads"),
+    ("llama", [(number("rope.dimension_count", 8), number("rope.dimension_count", 4))],
+     "llama.rope.dimension_count: expected an integer from 8 to 8, got another"),
+    ("glm4_moe", [(number("nextn_predict_layers", 1), number("nextn_predict_layers", 4))],
+     "glm4moe.nextn_predict_layers: expected an integer from 0 to 3, got another"),
+    ("glm4_moe", [(number("expert_gating_func", 2), number("expert_gating_func", 1))],
+     "glm4moe.expert_gating_func: expected an integer from 2 to 2, got another"),
+    ("qwen3", [(real("rope.freq_base", 1000), real("rope.freq_base", float("nan")))],
+     "qwen3.rope.freq_base: expected a finite number"),
+    ("qwen3", [(real("rope.freq_base", 1000), number("rope.freq_base", 1000)[:-8]
+                + struct.pack("<II", 5, 1000)), (b"scaling.factor", b"scaling.facxor")],
+     "qwen3.rope.scaling.factor: expected a number, got nothing"),
     ("llama", [(b"blk.1.attn_k.weight", b"blk.1.attn_z.weight")],
      "no tensor for model.layers.1.self_attn.k_proj.weight"),
     ("llama", [(llama3_factors().tobytes(), llama3_factors()[::-1].tobytes())],

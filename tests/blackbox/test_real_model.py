@@ -118,3 +118,8 @@ def test_prompt_with_its_own_template(serve, model):
     choice = answer["choices"][0]
     assert choice["prompt_token_ids"] == case["prompt"]
     assert choice["text"] == case["answer"] and choice["finish_reason"] == "stop"
+    echoed = server.complete(text, max_tokens=8, temperature=0, echo=True)["choices"][0]["text"]
+    assert echoed.startswith(text) and len(echoed) > len(text)
+    cut = server.complete(text, max_tokens=0, echo=True, truncate_prompt_tokens=4)["choices"][0]
+    assert cut["text"] == "<|im_end|>\n<|im_start|>assistant\n"[-len(cut["text"]):]
+    assert "<|im_start|>assistant\n" in cut["text"]

@@ -97,6 +97,12 @@ def test_control_tokens_in_completions(client):
                                  **({} if named else {"parse_special": False}))
             ids = answer["choices"][0]["prompt_token_ids"]
             assert ids == client.wanted(text, named=named), (text, named)
+            shown = client.post("/v1/completions", prompt=text, max_tokens=0, echo=True,
+                                logprobs=0, parse_special=named)["choices"][0]
+            if client.text(client.wanted(text, named=named)) == text:
+                assert shown["text"] == text, named
+                offsets = shown["logprobs"]["text_offset"]
+                assert offsets == sorted(offsets) and offsets[-1] < len(text)
 
 
 def test_texts(client):

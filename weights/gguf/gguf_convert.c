@@ -1,6 +1,6 @@
 /* DESIGN: the model's own list of tensors drives it: each is looked up, checked and streamed, a
  * batch of rows at a time; what the file has beyond that list is refused, because a model is not
- * what its file says without it. Everything is checked before the first byte is written. Loading
+ * what its file says without it. All of that is checked before the first byte is written. Loading
  * the file where it is, as llama.cpp does, was rejected: a checkpoint on the disk is read by every
  * layout, cut for ranks and quantised by what is there already. */
 #include "weights/gguf/gguf_convert.h"
@@ -12,11 +12,14 @@
 #include "weights/outdir.h"
 #include "weights/safetensors.h"
 
+#include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define BATCH_BYTES (4u << 20) /* of rows as they are in the file */
+#define F16_TOO_LARGE 65520.0f /* is rounded to infinity */
 #define PIECE 2048             /* values at a time: whole blocks of every form */
 
 struct converter {
@@ -27,6 +30,7 @@ struct converter {
     enum dtype dtype;
     struct backend *pool; /* only for its threads */
     char *raw, *values;   /* a batch of rows, as it is read and as it is written */
+    _Atomic bool *beyond; /* values of the file's were too large for the type */
     struct outdir_progress progress;
 };
 
@@ -64,12 +68,30 @@ static enum status find_sources(struct converter *c, int32_t head_dim, bool *use
     return OK;
 }
 
+/* Ids without an embedding would be refused by who serves it. */
+static enum status check_vocabulary(const struct gguf *g, struct err *err)
+{
+    const struct gguf_tensor *embed = gguf_find_tensor(g, "token_embd.weight");
+    const size_t tokens = gguf_array_size(gguf_get(g, "tokenizer.ggml.tokens"));
+    if (!embed || tokens <= (size_t)embed->shape[0])
+        return OK;
+    return base_fail(err, ERR_MODEL, "%s: tokenizer.ggml.tokens: %zu of them, but %s has %lld rows",
+                     gguf_path(g), tokens, embed->name, (long long)embed->shape[0]);
+}
+
 /* ---- values ---- */
 
-static void store(const float *v, int64_t n, float less, enum dtype dtype, char *dst)
+/* False: one of them is finite, and too large for the type. */
+static bool store(const float *v, int64_t n, float less, enum dtype dtype, char *dst)
 {
-    for (int64_t i = 0; i < n; i++)
-        dtype_store(dst, dtype, (size_t)i, v[i] - less);
+    bool fits = true;
+    for (int64_t i = 0; i < n; i++) {
+        const float value = v[i] - less;
+        dtype_store(dst, dtype, (size_t)i, value);
+        if (dtype == DTYPE_F16 && fabsf(value) >= F16_TOO_LARGE && isfinite(value))
+            fits = false;
+    }
+    return fits;
 }
 
 static void store_bf16(const float *v, int64_t n, float less, char *dst)
@@ -118,8 +140,8 @@ static void convert_rows(void *arg, int64_t begin, int64_t end)
             src += n / info->values * info->bytes;
             if (dtype == DTYPE_BF16)
                 store_bf16(piece, n, s->less, dst);
-            else
-                store(piece, n, s->less, dtype, dst);
+            else if (!store(piece, n, s->less, dtype, dst))
+                atomic_store(c->beyond, true);
             dst += (size_t)n * element;
         }
     }
@@ -174,8 +196,9 @@ static enum status write_vector(struct converter *c, const struct gguf_source *s
     if (st == OK) {
         gguf_dequantize(s->tensor->block, c->raw, s->cols, values);
         for (int64_t i = 0; i < s->cols; i++)
-            store(&values[i], 1, s->less, dtype,
-                  c->values + (size_t)place(i, s->head_dim) * element);
+            if (!store(&values[i], 1, s->less, dtype,
+                       c->values + (size_t)place(i, s->head_dim) * element))
+                atomic_store(c->beyond, true);
         st = safetensors_write(w, c->values, (size_t)s->cols * element, err);
         outdir_advance(&c->progress, (size_t)s->cols * element);
     }
@@ -235,6 +258,13 @@ static enum status write_tensors(struct converter *c, const char *path, struct e
             TRY(write_vector(c, s, w, err));
         else
             TRY(write_matrix(c, s, w, err));
+        if (atomic_load(c->beyond)) {
+            st = base_fail(err, ERR_MODEL,
+                           "%s: %s: values beyond 65504, the largest of float16: --dtype bfloat16 "
+                           "or float32",
+                           gguf_path(c->g), s->tensor->name);
+            goto out;
+        }
     }
     st = safetensors_finish(w, err);
     w = NULL;
@@ -278,7 +308,9 @@ enum status gguf_convert(const struct gguf *g, const char *dir, const char *conf
                          enum dtype dtype, int32_t threads, struct err *err)
 {
     enum status st = OK;
-    struct converter c = {.g = g, .wanted = wanted, .count = count, .dtype = dtype};
+    _Atomic bool beyond = false;
+    struct converter c = {
+        .g = g, .wanted = wanted, .count = count, .dtype = dtype, .beyond = &beyond};
     bool *used = calloc((size_t)gguf_tensor_count(g) + 1, sizeof *used);
     c.sources = calloc((size_t)count + 1, sizeof *c.sources);
     if (!used || !c.sources) {
@@ -286,6 +318,7 @@ enum status gguf_convert(const struct gguf *g, const char *dir, const char *conf
         goto out;
     }
     TRY(find_sources(&c, head_dim, used, err));
+    TRY(check_vocabulary(g, err));
     TRY(backend_open("cpu", threads, &c.pool, err));
     st = write_directory(&c, dir, config_json, err);
 out:

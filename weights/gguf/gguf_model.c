@@ -53,7 +53,37 @@ static enum status no_key(const struct gguf *g, const char *arch, const char *ke
                           struct err *err)
 {
     return base_fail(err, ERR_MODEL, "%s: %s.%s: expected %s, got %s", gguf_path(g), arch, key,
-                     what, get(g, arch, key) ? "another type" : "nothing");
+                     what, get(g, arch, key) ? "something else" : "nothing");
+}
+
+/* *out is as it was where there is no such key. */
+static enum status optional_number(const struct gguf *g, const char *arch, const char *key,
+                                   double *out, struct err *err)
+{
+    const struct gguf_value *v = get(g, arch, key);
+    double found = 0;
+    if (!v)
+        return OK;
+    if (!gguf_number(v, &found) || !isfinite(found))
+        return no_key(g, arch, key, "a finite number", err);
+    *out = found;
+    return OK;
+}
+
+/* Likewise. */
+static enum status optional_int(const struct gguf *g, const char *arch, const char *key,
+                                int64_t least, int64_t most, int64_t *out, struct err *err)
+{
+    const struct gguf_value *v = get(g, arch, key);
+    int64_t found = 0;
+    if (!v)
+        return OK;
+    if (!gguf_int(v, &found) || found < least || found > most)
+        return base_fail(err, ERR_MODEL, "%s: %s.%s: expected an integer from %lld to %lld, got %s",
+                         gguf_path(g), arch, key, (long long)least, (long long)most,
+                         gguf_int(v, &found) ? "another" : "another type");
+    *out = found;
+    return OK;
 }
 
 /* The shortest text that reads as this float: keys are stored in fp32. */
@@ -69,6 +99,8 @@ static void put_float(struct buf *b, float v)
     if (!strpbrk(text, ".eE"))
         buf_puts(b, ".0");
 }
+
+#define LAYERS_MAX 100000 /* far beyond what model_config takes */
 
 enum kind { WHOLE, REAL, TRUTH };
 
@@ -245,28 +277,40 @@ static enum status put_long(const struct gguf *g, const char *arch, struct buf *
 }
 
 /* What is written of a stretched context, by a key in the file. */
-static void put_stretched(const struct gguf *g, const char *arch, bool yarn, struct buf *b)
+static enum status put_stretched(const struct gguf *g, const char *arch, bool yarn, struct buf *b,
+                                 struct err *err)
 {
     static const struct {
         const char *json, *key;
     } numbers[] = {{"beta_fast", "rope.scaling.yarn_beta_fast"},
                    {"beta_slow", "rope.scaling.yarn_beta_slow"},
                    {"attention_factor", "rope.scaling.yarn_attn_factor"}};
-    double v = 1;
+    enum status st = OK;
+    double v = NAN;
     int64_t original = 0;
-    gguf_number(get(g, arch, "rope.scaling.factor"), &v);
+    TRY(optional_number(g, arch, "rope.scaling.factor", &v, err));
+    if (isnan(v)) {
+        st = no_key(g, arch, "rope.scaling.factor", "a number", err);
+        goto out;
+    }
     buf_printf(
         b, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": ", yarn ? "yarn" : "linear");
     put_float(b, (float)v);
-    if (yarn && gguf_int(get(g, arch, "rope.scaling.original_context_length"), &original))
+    TRY(optional_int(g, arch, "rope.scaling.original_context_length", 1, INT32_MAX, &original,
+                     err));
+    if (yarn && original > 0)
         buf_printf(b, ", \"original_max_position_embeddings\": %lld", (long long)original);
     for (size_t i = 0; yarn && i < ARRAY_LEN(numbers); i++) {
-        if (!gguf_number(get(g, arch, numbers[i].key), &v))
+        v = NAN;
+        TRY(optional_number(g, arch, numbers[i].key, &v, err));
+        if (isnan(v))
             continue;
         buf_printf(b, ", \"%s\": ", numbers[i].json);
         put_float(b, (float)v);
     }
     buf_puts(b, "},\n");
+out:
+    return st;
 }
 
 static bool is_text(const struct gguf_value *v, const char *text)
@@ -278,28 +322,34 @@ static bool is_text(const struct gguf_value *v, const char *text)
 static enum status put_rotation(const struct gguf *g, const struct arch *a, const char *prefix,
                                 struct buf *b, struct err *err)
 {
+    enum status st = OK;
     float factors[PAIRS_MAX];
-    struct gguf_string type = {"", 0};
+    struct gguf_string type = {"none", 4};
     double theta = strcmp(a->name, "gemma3") == 0 ? 1e6 : 1e4;
     const int32_t pairs = read_factors(g, "rope_freqs.weight", factors, err);
     const struct gguf_value *v = get(g, prefix, "rope.scaling.type");
-    gguf_number(get(g, prefix, "rope.freq_base"), &theta);
+    if (pairs < 0)
+        return ERR_MODEL;
+    if (v && !gguf_text(v, &type))
+        return no_key(g, prefix, "rope.scaling.type", "a string", err);
+    TRY(optional_number(g, prefix, "rope.freq_base", &theta, err));
     buf_puts(b, "  \"rope_theta\": ");
     put_float(b, (float)theta);
     buf_puts(b, ",\n");
-    if (pairs != 0)
-        return pairs < 0 ? ERR_MODEL : put_llama3(g, factors, pairs, theta, b, err);
     const bool yarn = is_text(v, "yarn");
-    if (yarn || is_text(v, "linear")) {
-        put_stretched(g, prefix, yarn, b);
-        return OK;
-    }
-    if (gguf_text(v, &type) && !is_text(v, "none") && !is_text(v, "longrope"))
-        return base_fail(err, ERR_MODEL,
-                         "%s: %s.rope.scaling.type is \"%.*s\"; expected none, linear, yarn or "
-                         "longrope",
-                         gguf_path(g), prefix, (int)(type.n < 40 ? type.n : 40), type.bytes);
-    return put_long(g, prefix, b, err);
+    if (pairs > 0)
+        st = put_llama3(g, factors, pairs, theta, b, err);
+    else if (yarn || is_text(v, "linear"))
+        st = put_stretched(g, prefix, yarn, b, err);
+    else if (!v || is_text(v, "none") || is_text(v, "longrope"))
+        st = put_long(g, prefix, b, err);
+    else
+        st = base_fail(err, ERR_MODEL,
+                       "%s: %s.rope.scaling.type is \"%.*s\"; expected none, linear, yarn or "
+                       "longrope",
+                       gguf_path(g), prefix, (int)(type.n < 40 ? type.n : 40), type.bytes);
+out:
+    return st;
 }
 
 /* ---- config.json ---- */
@@ -310,12 +360,12 @@ static const char *type_name(enum dtype t)
     return t == DTYPE_F32 ? "float32" : t == DTYPE_F16 ? "float16" : "bfloat16";
 }
 
-/* Layers that guess the token after next follow the others; they are left out. */
+/* Layers that guess the token after next follow the others; they are left out. check_values has
+ * seen that there are not more than layers. */
 static int64_t guessing_layers(const struct gguf *g, const char *prefix)
 {
     int64_t n = 0;
-    gguf_int(get(g, prefix, "nextn_predict_layers"), &n);
-    return n;
+    return gguf_int(get(g, prefix, "nextn_predict_layers"), &n) && n > 0 && n < LAYERS_MAX ? n : 0;
 }
 
 static enum status put_key(const struct gguf *g, const struct key_row *r, const char *prefix,
@@ -327,11 +377,11 @@ static enum status put_key(const struct gguf *g, const struct key_row *r, const 
     int64_t whole = 0;
     bool truth = false;
     const bool read = r->kind == WHOLE  ? gguf_int(v, &whole)
-                      : r->kind == REAL ? gguf_number(v, &real)
+                      : r->kind == REAL ? gguf_number(v, &real) && isfinite(real)
                                         : gguf_bool(v, &truth);
     if (!read)
         return no_key(g, prefix, r->key, wanted[r->kind], err);
-    if (strcmp(r->key, "block_count") == 0)
+    if (strcmp(r->key, "block_count") == 0 && whole > 0)
         whole -= guessing_layers(g, prefix);
     buf_printf(b, "  \"%s\": ", r->json);
     if (r->kind == WHOLE)
@@ -388,6 +438,32 @@ static void put_own(const struct gguf *g, const struct arch *a, const char *pref
     }
 }
 
+/* What config.json has no words for has to be as the family has it. */
+static enum status check_values(const struct gguf *g, const struct arch *a, const char *prefix,
+                                struct err *err)
+{
+    enum status st = OK;
+    const bool partial = is_among(" phi3 glm4 glm4moe ", a->name);
+    const bool sigmoid = strcmp(a->name, "glm4moe") == 0;
+    int64_t blocks = 1, hidden = 0, heads = 0, head_dim = 0, ignored = 0;
+    TRY(optional_int(g, prefix, "block_count", 1, LAYERS_MAX, &blocks, err));
+    TRY(optional_int(g, prefix, "nextn_predict_layers", 0, blocks - 1, &ignored, err));
+    TRY(optional_int(g, prefix, "embedding_length", 1, INT32_MAX, &hidden, err));
+    TRY(optional_int(g, prefix, "attention.head_count", 1, INT32_MAX, &heads, err));
+    head_dim = heads > 0 ? hidden / heads : 1;
+    TRY(optional_int(g, prefix, "attention.key_length", 1, INT32_MAX, &head_dim, err));
+    TRY(optional_int(g, prefix, "rope.dimension_count", partial ? 1 : head_dim, head_dim, &ignored,
+                     err));
+    TRY(optional_int(g, prefix, "expert_gating_func", sigmoid ? 2 : 1, sigmoid ? 2 : 1, &ignored,
+                     err));
+    const struct gguf_tensor *factors = gguf_find_tensor(g, "rope_freqs.weight");
+    if (factors && factors->ndim == 1 && 2 * factors->shape[0] != head_dim)
+        st = base_fail(err, ERR_MODEL, "%s: %s: expected %lld factors, got %lld", gguf_path(g),
+                       factors->name, (long long)(head_dim / 2), (long long)factors->shape[0]);
+out:
+    return st;
+}
+
 /* Biases that a family may have or not; config.json says which. */
 static void put_biases(const struct gguf *g, const struct arch *a, struct buf *b)
 {
@@ -428,6 +504,7 @@ enum status gguf_model_config(const struct gguf *g, enum dtype dtype, struct buf
         return base_fail(err, ERR_MODEL, "%s: token_embd.weight: expected a matrix, got %s",
                          gguf_path(g), embed ? "another shape" : "nothing");
     buf_printf(json, "{\n  \"model_type\": \"%s\",\n", a->model_type);
+    TRY(check_values(g, a, prefix, err));
     TRY(put_keys(g, a, prefix, json, err));
     TRY(put_rotation(g, a, prefix, json, err));
     put_own(g, a, prefix, json);
@@ -454,7 +531,7 @@ enum dtype gguf_model_dtype(const struct gguf *g)
         bool all = true;
         for (int32_t j = 0; j < gguf_tensor_count(g) && all; j++) {
             const struct gguf_tensor *t = gguf_tensor_at(g, j);
-            all = t->ndim < 2 || t->block == plain[i].block;
+            all = t->ndim < 2 || t->block == plain[i].block || strstr(t->name, "ffn_gate_inp");
         }
         if (all)
             return plain[i].dtype;
@@ -618,5 +695,5 @@ bool gguf_model_is_left_out(const struct gguf *g, const char *tensor)
     tensor += 4;
     gguf_int(get(g, prefix, "block_count"), &blocks);
     const int32_t layer = take_number(&tensor);
-    return layer < blocks && layer >= blocks - guessing_layers(g, prefix);
+    return blocks > 0 && layer < blocks && layer >= blocks - guessing_layers(g, prefix);
 }
