@@ -4,6 +4,7 @@
 #include "engine/model/layout.h"
 #include "server/commands.h"
 #include "server/setup.h"
+#include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_convert.h"
 #include "weights/gguf/gguf_model.h"
 #include "weights/outdir.h"
@@ -176,7 +177,7 @@ enum status commands_convert(const struct options *o, struct err *err)
     buf_init(&config, 1u << 20);
     TRY(gguf_open(o->model, &g, err));
     const enum dtype dtype = converted_dtype(o, g);
-    TRY(gguf_model_config(g, dtype, &config, err));
+    TRY(gguf_config_put(g, dtype, &config, err));
     TRY(model_config_parse(config.data, config.len, o->model, &m, err));
     TRY(whole_open(&m, &w, err));
     wanted = calloc((size_t)w.count + 1, sizeof *wanted);

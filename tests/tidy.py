@@ -116,6 +116,8 @@ TESTED_BY = {
     "weights/gguf/gguf_blocks.c": "tests/test_gguf.c",
     "weights/gguf/gguf_parse.c": "tests/test_gguf_wrong.c tests/test_nomem.c "
                                  "tests/fuzz/fuzz_gguf.c",
+    "weights/gguf/gguf_arch.c": "tests/blackbox/test_gguf.py",
+    "weights/gguf/gguf_config.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_convert.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_model.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_bpe.c": "tests/test_gguf_tokenizer.c "

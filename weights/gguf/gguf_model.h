@@ -1,23 +1,15 @@
-/* What a GGUF file says of its model, in the words of Hugging Face's config.json and checkpoints.
- * Keys and names: gguf-py/gguf/constants.py and tensor_mapping.py of
- * https://github.com/ggml-org/llama.cpp; what its converter does to values: conversion/ there. */
+/* The tensors of a GGUF file by their names in Hugging Face's checkpoints. Names:
+ * gguf-py/gguf/tensor_mapping.py of https://github.com/ggml-org/llama.cpp; what its converter does
+ * to values: conversion/ there. */
 #ifndef TESSERA_WEIGHTS_GGUF_GGUF_MODEL_H
 #define TESSERA_WEIGHTS_GGUF_GGUF_MODEL_H
 
 #include "config/dtype.h"
 #include "weights/gguf/gguf.h"
 
-struct buf;
-
 /* The type that loses least: that of the file's matrices where all have one of F32, F16 and BF16;
  * else, of codes, BF16. */
 enum dtype gguf_model_dtype(const struct gguf *g);
-
-/* Adds config.json to *json, as text; `dtype`: of the checkpoint (F32, F16, BF16). What the values
- * mean is model_config's to check. ERR_MODEL: an architecture that is none of ours, which names
- * those that are; a key that is missing or of the wrong type; a rotation we cannot put in words. */
-enum status gguf_model_config(const struct gguf *g, enum dtype dtype, struct buf *json,
-                              struct err *err) MUST_USE;
 
 /* Where a tensor of the checkpoint is in the file. */
 struct gguf_source {
@@ -30,7 +22,7 @@ struct gguf_source {
     bool exact;       /* fp32 in every checkpoint */
 };
 
-/* By its name in the checkpoint, of a file that gguf_model_config understood; head_dim: of the
+/* By its name in the checkpoint, of a file that gguf_config_put understood; head_dim: of the
  * model. False: the file has no such tensor. */
 bool gguf_model_source(const struct gguf *g, const char *name, int32_t head_dim,
                        struct gguf_source *out);

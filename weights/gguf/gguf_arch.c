@@ -1,0 +1,119 @@
+#include "weights/gguf/gguf_arch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct gguf_arch archs[] = {
+    {.name = "llama",
+     .model_type = "llama",
+     .pairs = true}, /* Mixtral, too: that is a llama with experts */
+    {.name = "mixtral", .prefix = "llama", .model_type = "mixtral", .pairs = true},
+    {.name = "qwen2", .model_type = "qwen2"},
+    {.name = "qwen3", .model_type = "qwen3"},
+    {.name = "qwen3moe", .model_type = "qwen3_moe", .keys = "  \"norm_topk_prob\": true,\n"},
+    {.name = "qwen2moe", .model_type = "qwen2_moe", .keys = "  \"norm_topk_prob\": false,\n"},
+    {.name = "gemma", .model_type = "gemma", .gemma = true},
+    {.name = "gemma2", .model_type = "gemma2", .gemma = true},
+    {.name = "gemma3", .model_type = "gemma3_text", .gemma = true},
+    {.name = "phi3", .model_type = "phi3"},
+    {.name = "granite", .model_type = "granite", .pairs = true},
+    {.name = "smollm3", .model_type = "smollm3", .pairs = true},
+    {.name = "seed_oss", .model_type = "seed_oss"},
+    {.name = "ernie4_5", .model_type = "ernie4_5"},
+    {.name = "glm4", .model_type = "glm4"},
+    {.name = "glm4moe", .model_type = "glm4_moe"},
+};
+
+const char *gguf_arch_prefix(const struct gguf_arch *a)
+{
+    return a->prefix ? a->prefix : a->name;
+}
+
+bool gguf_arch_is(const struct gguf_arch *a, const char *names)
+{
+    const size_t n = strlen(a->name);
+    for (const char *at = names; (at = strstr(at, a->name)) != NULL; at++)
+        if (at[-1] == ' ' && at[n] == ' ')
+            return true;
+    return false;
+}
+
+const struct gguf_arch *gguf_arch_find(const struct gguf *g, struct err *err)
+{
+    struct gguf_string name = {"", 0};
+    char known[256] = "", word[40];
+    int64_t experts = 0;
+    size_t n = 0;
+    gguf_text(gguf_get(g, "general.architecture"), &name);
+    snprintf(word, sizeof word, "%.*s", (int)(name.n < 39 ? name.n : 39), name.bytes);
+    for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
+        const struct gguf_arch *a = &archs[i];
+        if (a->prefix)
+            continue;
+        if (strcmp(a->name, word) == 0) {
+            const bool mixture = strcmp(word, "llama") == 0 &&
+                                 gguf_int(gguf_arch_get(g, a, "expert_count"), &experts) &&
+                                 experts > 0;
+            return mixture ? a + 1 : a;
+        }
+        n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", n > 0 ? ", " : "", a->name);
+    }
+    (void)base_fail(err, ERR_MODEL, "%s: general.architecture is \"%s\"; expected one of %s",
+                    gguf_path(g), word, known);
+    return NULL;
+}
+
+/* ---- values by key ---- */
+
+const struct gguf_value *gguf_arch_get(const struct gguf *g, const struct gguf_arch *a,
+                                       const char *key)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s.%s", gguf_arch_prefix(a), key);
+    return gguf_get(g, name);
+}
+
+enum status gguf_arch_wrong(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                            const char *what, struct err *err)
+{
+    return base_fail(err, ERR_MODEL, "%s: %s.%s: expected %s, got %s", gguf_path(g),
+                     gguf_arch_prefix(a), key, what,
+                     gguf_arch_get(g, a, key) ? "something else" : "nothing");
+}
+
+enum status gguf_arch_number(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                             double *out, struct err *err)
+{
+    const struct gguf_value *v = gguf_arch_get(g, a, key);
+    double found = 0;
+    if (!v)
+        return OK;
+    if (!gguf_number(v, &found) || !isfinite(found))
+        return gguf_arch_wrong(g, a, key, "a finite number", err);
+    *out = found;
+    return OK;
+}
+
+enum status gguf_arch_int(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                          int64_t least, int64_t most, int64_t *out, struct err *err)
+{
+    const struct gguf_value *v = gguf_arch_get(g, a, key);
+    int64_t found = 0;
+    if (!v)
+        return OK;
+    if (!gguf_int(v, &found) || found < least || found > most)
+        return base_fail(err, ERR_MODEL, "%s: %s.%s: expected an integer from %lld to %lld, got %s",
+                         gguf_path(g), gguf_arch_prefix(a), key, (long long)least, (long long)most,
+                         gguf_int(v, &found) ? "another" : "another type");
+    *out = found;
+    return OK;
+}
+
+/* gguf_config has seen that there are fewer than layers. */
+int64_t gguf_arch_guessing(const struct gguf *g, const struct gguf_arch *a)
+{
+    int64_t n = 0;
+    const bool said = gguf_int(gguf_arch_get(g, a, "nextn_predict_layers"), &n);
+    return said && n > 0 && n < GGUF_ARCH_LAYERS_MAX ? n : 0;
+}

@@ -1,0 +1,40 @@
+/* Architectures of llama.cpp's that are families of ours, and the keys that begin with their names.
+ * gguf-py/gguf/constants.py of https://github.com/ggml-org/llama.cpp has both. */
+#ifndef TESSERA_WEIGHTS_GGUF_GGUF_ARCH_H
+#define TESSERA_WEIGHTS_GGUF_GGUF_ARCH_H
+
+#include "weights/gguf/gguf.h"
+
+#define GGUF_ARCH_LAYERS_MAX 100000 /* far beyond what model_config takes */
+
+struct gguf_arch {
+    const char *name;       /* ours; of the file's general.architecture, but for a mixtral */
+    const char *prefix;     /* of its keys; NULL: the name */
+    const char *model_type; /* Hugging Face's */
+    bool pairs;             /* the converter moved the rows of q and k */
+    bool gemma;             /* and added one to the gains of norms */
+    const char *keys;       /* further lines of config.json */
+};
+
+/* NULL: ERR_MODEL, which names those that are known. */
+const struct gguf_arch *gguf_arch_find(const struct gguf *g, struct err *err);
+/* Among these names, each in blanks? */
+bool gguf_arch_is(const struct gguf_arch *a, const char *names);
+const char *gguf_arch_prefix(const struct gguf_arch *a);
+
+/* The value of ARCH.key; NULL: there is none. */
+const struct gguf_value *gguf_arch_get(const struct gguf *g, const struct gguf_arch *a,
+                                       const char *key);
+/* ERR_MODEL: the key is missing or not what is expected. */
+enum status gguf_arch_wrong(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                            const char *what, struct err *err) MUST_USE;
+/* Of keys that may be missing, where *out is as it was. ERR_MODEL: not a finite number; no integer
+ * from `least` to `most`. */
+enum status gguf_arch_number(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                             double *out, struct err *err) MUST_USE;
+enum status gguf_arch_int(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                          int64_t least, int64_t most, int64_t *out, struct err *err) MUST_USE;
+/* Layers that guess the token after next; they follow the others and are left out. */
+int64_t gguf_arch_guessing(const struct gguf *g, const struct gguf_arch *a);
+
+#endif

@@ -1,0 +1,403 @@
+/* DESIGN: a key is a row: what differs between families stands in tables. The ranges of values are
+ * left to model_config, which reads what this writes; here is refused what config.json has no words
+ * for. */
+#include "weights/gguf/gguf_config.h"
+
+#include "config/buf.h"
+#include "weights/gguf/gguf_arch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- keys ---- */
+
+/* The shortest text that reads as this float: keys are stored in fp32. */
+static void put_float(struct buf *b, float v)
+{
+    char text[48];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)v);
+        if (strtof(text, NULL) == v)
+            break;
+    }
+    buf_puts(b, text);
+    if (!strpbrk(text, ".eE"))
+        buf_puts(b, ".0");
+}
+
+enum kind { WHOLE, REAL, TRUTH };
+
+/* A key of config.json and where its value is; not `needed`: left out where it is missing. */
+struct key_row {
+    const char *json, *key;
+    enum kind kind;
+    bool needed;
+    const char *only; /* architectures, each in blanks; NULL: all */
+};
+
+#define QWENS " qwen2moe qwen3moe "
+
+static const struct key_row key_rows[] = {
+    {"hidden_size", "embedding_length", WHOLE, true, NULL},
+    {"num_hidden_layers", "block_count", WHOLE, true, NULL},
+    {"num_attention_heads", "attention.head_count", WHOLE, true, NULL},
+    {"num_key_value_heads", "attention.head_count_kv", WHOLE, false, NULL},
+    {"intermediate_size", "feed_forward_length", WHOLE, true, NULL},
+    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, true, QWENS " glm4moe "},
+    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, true,
+     " qwen2moe "},
+    {"num_experts", "expert_count", WHOLE, true, QWENS},
+    {"num_local_experts", "expert_count", WHOLE, true, " mixtral "},
+    {"n_routed_experts", "expert_count", WHOLE, true, " glm4moe "},
+    {"n_shared_experts", "expert_shared_count", WHOLE, true, " glm4moe "},
+    {"num_experts_per_tok", "expert_used_count", WHOLE, true, QWENS " mixtral glm4moe "},
+    {"first_k_dense_replace", "leading_dense_block_count", WHOLE, true, " glm4moe "},
+    {"routed_scaling_factor", "expert_weights_scale", REAL, true, " glm4moe "},
+    {"norm_topk_prob", "expert_weights_norm", TRUTH, true, " glm4moe "},
+    {"n_group", "expert_group_count", WHOLE, false, " glm4moe "},
+    {"topk_group", "expert_group_used_count", WHOLE, false, " glm4moe "},
+    {"max_position_embeddings", "context_length", WHOLE, true, NULL},
+    {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, true, NULL},
+    {"head_dim", "attention.key_length", WHOLE, false, NULL},
+    {"sliding_window", "attention.sliding_window", WHOLE, true, " gemma2 gemma3 "},
+    {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, false, " gemma3 "},
+    {"rope_local_base_freq", "rope.freq_base_swa", REAL, false, " gemma3 "},
+    {"attn_logit_softcapping", "attn_logit_softcapping", REAL, false, " gemma2 "},
+    {"final_logit_softcapping", "final_logit_softcapping", REAL, false, " gemma2 "},
+    {"attention_multiplier", "attention.scale", REAL, true, " granite "},
+    {"embedding_multiplier", "embedding_scale", REAL, true, " granite "},
+    {"residual_multiplier", "residual_scale", REAL, true, " granite "},
+    {"logits_scaling", "logit_scale", REAL, true, " granite "},
+};
+
+/* ---- rotation ---- */
+
+#define PAIRS_MAX 256
+
+/* The factors of a tensor of rotations; 0: the file has none of this name, -1: of a wrong shape. */
+static int32_t read_factors(const struct gguf *g, const char *name, float out[PAIRS_MAX],
+                            struct err *err)
+{
+    const struct gguf_tensor *t = gguf_find_tensor(g, name);
+    if (!t)
+        return 0;
+    if (t->block == GGUF_BLOCK_F32 && t->ndim == 1 && t->shape[0] <= PAIRS_MAX && t->shape[0] > 0)
+        return gguf_read_rows(g, t, 0, 1, out, err) == OK ? (int32_t)t->shape[0] : -1;
+    (void)base_fail(err, ERR_MODEL, "%s: %s: expected 1 to %d values of F32 in one dimension",
+                    gguf_path(g), name, PAIRS_MAX);
+    return -1;
+}
+
+/* Llama 3's factor of a pair's wavelength (Llama 3.1's model card; transformers'
+ * _compute_llama3_parameters), with the 1 and 4 that all its models have. */
+static double llama3_factor(double theta, int32_t i, int32_t pairs, double factor, double original)
+{
+    const double wavelength = 2 * M_PI * pow(theta, (double)i / pairs);
+    if (wavelength < original / 4)
+        return 1;
+    if (wavelength > original)
+        return factor;
+    const double smooth = (original / wavelength - 1) / 3;
+    return 1 / ((1 - smooth) / factor + smooth);
+}
+
+static bool is_llama3(const float *factors, int32_t pairs, double theta, double original)
+{
+    for (int32_t i = 0; i < pairs; i++) {
+        const double f = llama3_factor(theta, i, pairs, factors[pairs - 1], original);
+        if (!(fabs(factors[i] - f) <= 1e-4 * f))
+            return false;
+    }
+    return true;
+}
+
+/* The file has the factors of the pairs; config.json what they are made of. */
+static enum status put_llama3(const struct gguf *g, const float *factors, int32_t pairs,
+                              double theta, struct buf *b, struct err *err)
+{
+    int32_t original = 8192; /* that of all models there are; others are looked for */
+    for (int32_t n = 32; !is_llama3(factors, pairs, theta, original); n *= 2) {
+        if (n > 1 << 20)
+            return base_fail(err, ERR_MODEL,
+                             "%s: rope_freqs.weight: expected the factors of Llama 3's rotation",
+                             gguf_path(g));
+        original = n;
+    }
+    buf_puts(b, "  \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": ");
+    put_float(b, factors[pairs - 1]);
+    buf_printf(b,
+               ", \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+               "\"original_max_position_embeddings\": %d},\n",
+               (int)original);
+    return OK;
+}
+
+static void put_list(struct buf *b, const char *name, const float *v, int32_t n)
+{
+    buf_printf(b, ", \"%s\": [", name);
+    for (int32_t i = 0; i < n; i++) {
+        buf_puts(b, i > 0 ? ", " : "");
+        put_float(b, v[i]);
+    }
+    buf_puts(b, "]");
+}
+
+static enum status put_long(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                            struct err *err)
+{
+    float shorter[PAIRS_MAX], longer[PAIRS_MAX];
+    int64_t original = 0;
+    const int32_t n = read_factors(g, "rope_factors_short.weight", shorter, err);
+    const int32_t m = n > 0 ? read_factors(g, "rope_factors_long.weight", longer, err) : n;
+    if (n < 0 || m < 0)
+        return ERR_MODEL;
+    if (n == 0)
+        return OK;
+    if (m != n)
+        return base_fail(err, ERR_MODEL, "%s: %d short factors of rotation, but %d long ones",
+                         gguf_path(g), (int)n, (int)m);
+    if (!gguf_int(gguf_arch_get(g, a, "rope.scaling.original_context_length"), &original))
+        return gguf_arch_wrong(g, a, "rope.scaling.original_context_length", "an integer", err);
+    buf_puts(b, "  \"rope_scaling\": {\"rope_type\": \"longrope\"");
+    put_list(b, "short_factor", shorter, n);
+    put_list(b, "long_factor", longer, m);
+    buf_printf(b, "},\n  \"original_max_position_embeddings\": %lld,\n", (long long)original);
+    return OK;
+}
+
+/* What is written of a stretched context, by a key in the file. */
+static enum status put_stretched(const struct gguf *g, const struct gguf_arch *a, bool yarn,
+                                 struct buf *b, struct err *err)
+{
+    static const struct {
+        const char *json, *key;
+    } numbers[] = {{"beta_fast", "rope.scaling.yarn_beta_fast"},
+                   {"beta_slow", "rope.scaling.yarn_beta_slow"},
+                   {"attention_factor", "rope.scaling.yarn_attn_factor"}};
+    enum status st = OK;
+    double v = NAN;
+    int64_t original = 0;
+    TRY(gguf_arch_number(g, a, "rope.scaling.factor", &v, err));
+    if (isnan(v)) {
+        st = gguf_arch_wrong(g, a, "rope.scaling.factor", "a number", err);
+        goto out;
+    }
+    buf_printf(
+        b, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": ", yarn ? "yarn" : "linear");
+    put_float(b, (float)v);
+    TRY(gguf_arch_int(g, a, "rope.scaling.original_context_length", 1, INT32_MAX, &original, err));
+    if (yarn && original > 0)
+        buf_printf(b, ", \"original_max_position_embeddings\": %lld", (long long)original);
+    for (size_t i = 0; yarn && i < ARRAY_LEN(numbers); i++) {
+        v = NAN;
+        TRY(gguf_arch_number(g, a, numbers[i].key, &v, err));
+        if (isnan(v))
+            continue;
+        buf_printf(b, ", \"%s\": ", numbers[i].json);
+        put_float(b, (float)v);
+    }
+    buf_puts(b, "},\n");
+out:
+    return st;
+}
+
+static bool is_text(const struct gguf_value *v, const char *text)
+{
+    struct gguf_string s;
+    return gguf_text(v, &s) && s.n == strlen(text) && memcmp(s.bytes, text, s.n) == 0;
+}
+
+static enum status put_rotation(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                                struct err *err)
+{
+    enum status st = OK;
+    float factors[PAIRS_MAX];
+    struct gguf_string type = {"none", 4};
+    double theta = strcmp(a->name, "gemma3") == 0 ? 1e6 : 1e4;
+    const int32_t pairs = read_factors(g, "rope_freqs.weight", factors, err);
+    const struct gguf_value *v = gguf_arch_get(g, a, "rope.scaling.type");
+    if (pairs < 0)
+        return ERR_MODEL;
+    if (v && !gguf_text(v, &type))
+        return gguf_arch_wrong(g, a, "rope.scaling.type", "a string", err);
+    TRY(gguf_arch_number(g, a, "rope.freq_base", &theta, err));
+    buf_puts(b, "  \"rope_theta\": ");
+    put_float(b, (float)theta);
+    buf_puts(b, ",\n");
+    const bool yarn = is_text(v, "yarn");
+    if (pairs > 0)
+        st = put_llama3(g, factors, pairs, theta, b, err);
+    else if (yarn || is_text(v, "linear"))
+        st = put_stretched(g, a, yarn, b, err);
+    else if (!v || is_text(v, "none") || is_text(v, "longrope"))
+        st = put_long(g, a, b, err);
+    else
+        st = base_fail(err, ERR_MODEL,
+                       "%s: %s.rope.scaling.type is \"%.*s\"; expected none, linear, yarn or "
+                       "longrope",
+                       gguf_path(g), gguf_arch_prefix(a), (int)(type.n < 40 ? type.n : 40),
+                       type.bytes);
+out:
+    return st;
+}
+
+/* ---- config.json ---- */
+
+/* The types that config.json gives by name. */
+static const char *type_name(enum dtype t)
+{
+    return t == DTYPE_F32 ? "float32" : t == DTYPE_F16 ? "float16" : "bfloat16";
+}
+
+static enum status put_key(const struct gguf *g, const struct key_row *r, const struct gguf_arch *a,
+                           struct buf *b, struct err *err)
+{
+    static const char *const wanted[] = {"an integer", "a number", "a boolean"};
+    const struct gguf_value *v = gguf_arch_get(g, a, r->key);
+    double real = 0;
+    int64_t whole = 0;
+    bool truth = false;
+    const bool read = r->kind == WHOLE  ? gguf_int(v, &whole)
+                      : r->kind == REAL ? gguf_number(v, &real) && isfinite(real)
+                                        : gguf_bool(v, &truth);
+    if (!read)
+        return gguf_arch_wrong(g, a, r->key, wanted[r->kind], err);
+    if (strcmp(r->key, "block_count") == 0 && whole > 0)
+        whole -= gguf_arch_guessing(g, a);
+    buf_printf(b, "  \"%s\": ", r->json);
+    if (r->kind == WHOLE)
+        buf_printf(b, "%lld", (long long)whole);
+    else if (r->kind == REAL)
+        put_float(b, (float)real);
+    else
+        buf_puts(b, truth ? "true" : "false");
+    buf_puts(b, ",\n");
+    return OK;
+}
+
+static enum status put_keys(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                            struct err *err)
+{
+    enum status st = OK;
+    for (size_t i = 0; i < ARRAY_LEN(key_rows) && st == OK; i++) {
+        const struct key_row *r = &key_rows[i];
+        const bool its = !r->only || gguf_arch_is(a, r->only);
+        if (its && (r->needed || gguf_arch_get(g, a, r->key)))
+            st = put_key(g, r, a, b, err);
+    }
+    return st;
+}
+
+/* What one family alone has, and its keys do not say. */
+static void put_own(const struct gguf *g, const struct gguf_arch *a, struct buf *b)
+{
+    int64_t hidden = 0, heads = 0, layers = 0, rotating = 0, head_dim = 0, window = 0;
+    const bool newer = a->gemma && strcmp(a->name, "gemma") != 0;
+    gguf_int(gguf_arch_get(g, a, "embedding_length"), &hidden);
+    gguf_int(gguf_arch_get(g, a, "attention.head_count"), &heads);
+    gguf_int(gguf_arch_get(g, a, "block_count"), &layers);
+    head_dim = heads > 0 ? hidden / heads : 0;
+    gguf_int(gguf_arch_get(g, a, "attention.key_length"), &head_dim);
+    buf_printf(b, "  \"%s\": \"%s\",\n", newer ? "hidden_activation" : "hidden_act",
+               a->gemma ? "gelu_pytorch_tanh" : "silu");
+    /* The 27B's scores are scaled by another width; llama.cpp, too, knows them by their layers. */
+    if (newer && heads > 0)
+        buf_printf(b, "  \"query_pre_attn_scalar\": %lld,\n",
+                   (long long)(layers == 46 || layers == 62 ? hidden / heads : head_dim));
+    if (strcmp(a->name, "phi3") == 0) {
+        gguf_int(gguf_arch_get(g, a, "attention.sliding_window"), &window);
+        if (window > 0)
+            buf_printf(b, "  \"sliding_window\": %lld,\n", (long long)window);
+        else
+            buf_puts(b, "  \"sliding_window\": null,\n");
+    }
+    const bool partial = gguf_arch_is(a, " phi3 glm4 glm4moe ");
+    if (partial && gguf_int(gguf_arch_get(g, a, "rope.dimension_count"), &rotating) &&
+        head_dim > 0) {
+        buf_puts(b, "  \"partial_rotary_factor\": ");
+        put_float(b, (float)rotating / (float)head_dim);
+        buf_puts(b, ",\n");
+    }
+}
+
+/* What config.json has no words for has to be as the family has it. */
+static enum status check_values(const struct gguf *g, const struct gguf_arch *a, struct err *err)
+{
+    enum status st = OK;
+    const bool partial = gguf_arch_is(a, " phi3 glm4 glm4moe ");
+    const bool sigmoid = strcmp(a->name, "glm4moe") == 0;
+    int64_t blocks = 1, hidden = 0, heads = 0, head_dim = 0, ignored = 0;
+    TRY(gguf_arch_int(g, a, "block_count", 1, GGUF_ARCH_LAYERS_MAX, &blocks, err));
+    TRY(gguf_arch_int(g, a, "nextn_predict_layers", 0, blocks - 1, &ignored, err));
+    TRY(gguf_arch_int(g, a, "embedding_length", 1, INT32_MAX, &hidden, err));
+    TRY(gguf_arch_int(g, a, "attention.head_count", 1, INT32_MAX, &heads, err));
+    head_dim = heads > 0 ? hidden / heads : 1;
+    TRY(gguf_arch_int(g, a, "attention.key_length", 1, INT32_MAX, &head_dim, err));
+    TRY(gguf_arch_int(g, a, "rope.dimension_count", partial ? 1 : head_dim, head_dim, &ignored,
+                      err));
+    TRY(gguf_arch_int(g, a, "expert_gating_func", sigmoid ? 2 : 1, sigmoid ? 2 : 1, &ignored, err));
+    const struct gguf_tensor *factors = gguf_find_tensor(g, "rope_freqs.weight");
+    if (factors && factors->ndim == 1 && 2 * factors->shape[0] != head_dim)
+        st = base_fail(err, ERR_MODEL, "%s: %s: expected %lld factors, got %lld", gguf_path(g),
+                       factors->name, (long long)(head_dim / 2), (long long)factors->shape[0]);
+out:
+    return st;
+}
+
+/* Biases that a family may have or not; config.json says which. */
+static void put_biases(const struct gguf *g, const struct gguf_arch *a, struct buf *b)
+{
+    const bool q = gguf_find_tensor(g, "blk.0.attn_q.bias") != NULL;
+    const bool o = gguf_find_tensor(g, "blk.0.attn_output.bias") != NULL;
+    if (!gguf_arch_is(a, " qwen2 qwen2moe "))
+        buf_printf(b, "  \"attention_bias\": %s,\n", q ? "true" : "false");
+    if (strcmp(a->name, "seed_oss") == 0)
+        buf_printf(b, "  \"attention_out_bias\": %s,\n", o ? "true" : "false");
+    if (strcmp(a->name, "glm4moe") == 0)
+        buf_printf(b, "  \"use_qk_norm\": %s,\n",
+                   gguf_find_tensor(g, "blk.0.attn_q_norm.weight") ? "true" : "false");
+}
+
+static void put_ends(const struct gguf *g, struct buf *b)
+{
+    static const struct {
+        const char *json, *key;
+    } ends[] = {{"bos_token_id", "tokenizer.ggml.bos_token_id"},
+                {"eos_token_id", "tokenizer.ggml.eos_token_id"}};
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
+        int64_t id;
+        if (gguf_int(gguf_get(g, ends[i].key), &id))
+            buf_printf(b, "  \"%s\": %lld,\n", ends[i].json, (long long)id);
+    }
+}
+
+enum status gguf_config_put(const struct gguf *g, enum dtype dtype, struct buf *json,
+                            struct err *err)
+{
+    enum status st = OK;
+    const struct gguf_arch *a = gguf_arch_find(g, err);
+    const struct gguf_tensor *embed = gguf_find_tensor(g, "token_embd.weight");
+    if (!a)
+        return ERR_MODEL;
+    if (!embed || embed->ndim != 2)
+        return base_fail(err, ERR_MODEL, "%s: token_embd.weight: expected a matrix, got %s",
+                         gguf_path(g), embed ? "another shape" : "nothing");
+    buf_printf(json, "{\n  \"model_type\": \"%s\",\n", a->model_type);
+    TRY(check_values(g, a, err));
+    TRY(put_keys(g, a, json, err));
+    TRY(put_rotation(g, a, json, err));
+    put_own(g, a, json);
+    put_biases(g, a, json);
+    put_ends(g, json);
+    buf_printf(json,
+               "%s  \"vocab_size\": %lld,\n  \"tie_word_embeddings\": %s,\n"
+               "  \"torch_dtype\": \"%s\"\n}\n",
+               a->keys ? a->keys : "", (long long)embed->shape[0],
+               gguf_find_tensor(g, "output.weight") ? "false" : "true", type_name(dtype));
+    if (json->failed)
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for config.json", gguf_path(g));
+out:
+    return st;
+}
