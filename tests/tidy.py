@@ -371,7 +371,7 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
                    "commands_synth", "commands_doctor", "commands_health", "commands_bench",
-                   "commands_complete", "commands_chat", "module_entry",
+                   "commands_complete", "commands_chat", "commands_convert", "module_entry",
                    "recv"}  # server/http/http_intake.c stands in for it
 
 
