@@ -6,7 +6,6 @@
 #include "config/buf.h"
 #include "config/file.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
@@ -129,19 +128,13 @@ static enum status scan(const char *text, size_t n, const struct jdoc_limits *li
     return OK;
 }
 
-/* Of digits alone, and beyond int64_t. */
-static bool is_huge(const char *number, size_t n)
+bool jdoc_is_huge(const char *number, size_t n)
 {
-    char digits[64];
-    if (n < 19 || memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n))
+    const size_t sign = *number == '-', digits = n - sign;
+    const char *most = sign ? "9223372036854775808" : "9223372036854775807";
+    if (memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n))
         return false;
-    if (n >= sizeof digits)
-        return true;
-    memcpy(digits, number, n);
-    digits[n] = '\0';
-    errno = 0;
-    strtoll(digits, NULL, 10);
-    return errno == ERANGE;
+    return digits > 19 || (digits == 19 && memcmp(number + sign, most, 19) > 0);
 }
 
 /* The text with ".0" behind each integer that is too big for int64_t: a real, then. */
@@ -159,7 +152,7 @@ static void make_reals(const char *text, size_t n, struct buf *out)
         const size_t begin = i;
         while (i + 1 < n && text[i + 1] && strchr("0123456789+-.eE", text[i + 1]))
             i++;
-        if (!is_huge(text + begin, i + 1 - begin))
+        if (!jdoc_is_huge(text + begin, i + 1 - begin))
             continue;
         buf_add(out, text + done, i + 1 - done);
         buf_puts(out, ".0");

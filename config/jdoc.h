@@ -28,6 +28,8 @@ extern const struct jdoc_limits jdoc_limits_config;  /* the same without NUL: na
 extern const struct jdoc_limits jdoc_limits_file;    /* 100 MB, 64, 20 million, no NUL */
 extern const struct jdoc_limits jdoc_limits_tokenizer; /* the same with any size of integers */
 
+/* A number's text: digits alone, with or without a sign, and beyond int64_t? */
+bool jdoc_is_huge(const char *number, size_t n);
 /* Strict: one value, valid UTF-8, no duplicate keys unless the limits say so. `where` names the
  * text in messages. */
 enum status jdoc_parse(const char *text, size_t n, const struct jdoc_limits *limits,

@@ -173,28 +173,18 @@ enum status commands_convert(const struct options *o, struct err *err)
     struct buf config;
     struct model_config m;
     struct whole w = {0};
-    struct gguf_wanted *wanted = NULL;
     buf_init(&config, 1u << 20);
     TRY(gguf_open(o->model, &g, err));
     const enum dtype dtype = converted_dtype(o, g);
     TRY(gguf_config_put(g, dtype, &config, err));
     TRY(model_config_parse(config.data, config.len, o->model, &m, err));
     TRY(whole_open(&m, &w, err));
-    wanted = calloc((size_t)w.count + 1, sizeof *wanted);
-    if (!wanted) {
-        st = base_fail(err, ERR_NOMEM, "no memory for the list of tensors");
-        goto out;
-    }
-    for (int32_t i = 0; i < w.count; i++)
-        wanted[i] = (struct gguf_wanted){w.tensors[i].name, w.tensors[i].ndim, w.tensors[i].rows,
-                                         w.tensors[i].cols};
     watch_signals();
-    TRY(gguf_convert(g, o->output, config.data, wanted, w.count, m.head_dim, dtype, own_cores(),
+    TRY(gguf_convert(g, o->output, config.data, w.tensors, w.count, m.head_dim, dtype, own_cores(),
                      err));
     printf("wrote %s: %s, %d tensors of %s\n", o->output, m.model_type, (int)w.count,
            dtype_name(dtype));
 out:
-    free(wanted);
     whole_close(&w);
     buf_free(&config);
     gguf_close(g);

@@ -45,7 +45,7 @@ MODELS = {
     "llama": ("F16", "llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": False}),
     "llama_q8_0": ("Q8_0", "llama", {"rope_parameters": plain(10000.0), "head_dim": 16,
                                      "tie_word_embeddings": True}),
-    "mixtral": ("BF16", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2,
+    "mixtral": ("F16", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2,
                                     "rope_parameters": plain(1e6), "sliding_window": None,
                                     "tie_word_embeddings": False}),
     "qwen2": ("F32", "qwen2", {"rope_parameters": plain(1e6), "tie_word_embeddings": True}),

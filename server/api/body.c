@@ -18,15 +18,6 @@ struct walk {
     size_t begin, end;   /* the last number */
 };
 
-static bool is_huge(const char *number, size_t n)
-{
-    const size_t sign = *number == '-', digits = n - sign;
-    const char *most = sign ? "9223372036854775808" : "9223372036854775807";
-    if (memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n))
-        return false;
-    return digits > 19 || (digits == 19 && memcmp(number + sign, most, 19) > 0);
-}
-
 static void walk_string(struct walk *w)
 {
     const size_t start = ++w->at;
@@ -54,7 +45,7 @@ static bool next_huge(struct walk *w)
             while (w->at < w->n && w->text[w->at] && strchr("0123456789+-.eE", w->text[w->at]))
                 w->at++;
             w->end = w->at--;
-            if (is_huge(w->text + w->begin, w->end - w->begin) && w->key_len > 0) {
+            if (jdoc_is_huge(w->text + w->begin, w->end - w->begin) && w->key_len > 0) {
                 w->at++;
                 return true;
             }

@@ -170,6 +170,32 @@ def test_refused(tmp_path, name, changes, said):
     assert not (tmp_path / "out").exists()
 
 
+def test_more_tokens_than_rows(tmp_path):
+    """Ids without an embedding: said now, not when the model is to be served."""
+    tokens = [b"%03d" % i for i in range(64)] + [b"x" * 11]
+    array = b"".join(struct.pack("<Q", len(token)) + token for token in tokens)
+    name = b"tokenizer.ggml.tokens"
+    key = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, 8, len(tokens)) + array
+    assert len(key) % 32 == 0  # what follows stays aligned
+    data = (FILES / "llama.gguf").read_bytes()
+    magic, version, tensors, keys = struct.unpack("<4sIQQ", data[:24])
+    path = tmp_path / "long.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", magic, version, tensors, keys + 1) + key + data[24:])
+    done = convert(path, tmp_path / "out")
+    assert done.returncode == 3, done.stderr
+    assert "tokenizer.ggml.tokens: 65 of them, but token_embd.weight has 64 rows" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_beyond_float16(tmp_path):
+    """An infinity is no rounding."""
+    path = damaged(tmp_path, "qwen2", (struct.pack("<f", 0.25), struct.pack("<f", 70000)))
+    done = convert(path, tmp_path / "out", "--dtype", "float16")
+    assert done.returncode == 3 and "values beyond 65504" in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+    assert convert(path, tmp_path / "out", "--dtype", "bfloat16").returncode == 0
+
+
 def test_truncated(tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes((FILES / "llama.gguf").read_bytes()[:-100])

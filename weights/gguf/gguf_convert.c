@@ -24,7 +24,7 @@
 
 struct converter {
     const struct gguf *g;
-    const struct gguf_wanted *wanted;
+    const struct synth_tensor *wanted;
     struct gguf_source *sources; /* [count] */
     int32_t count;
     enum dtype dtype;
@@ -36,7 +36,7 @@ struct converter {
 
 /* ---- what comes from where ---- */
 
-static enum status wrong_shape(const struct converter *c, const struct gguf_wanted *w,
+static enum status wrong_shape(const struct converter *c, const struct synth_tensor *w,
                                const struct gguf_source *s, struct err *err)
 {
     return base_fail(err, ERR_MODEL, "%s: %s: expected %lld x %lld values for %s, got %lld x %lld",
@@ -47,7 +47,7 @@ static enum status wrong_shape(const struct converter *c, const struct gguf_want
 static enum status find_sources(struct converter *c, int32_t head_dim, bool *used, struct err *err)
 {
     for (int32_t i = 0; i < c->count; i++) {
-        const struct gguf_wanted *w = &c->wanted[i];
+        const struct synth_tensor *w = &c->wanted[i];
         struct gguf_source *s = &c->sources[i];
         if (!gguf_model_source(c->g, w->name, head_dim, s))
             return base_fail(err, ERR_MODEL, "%s: no tensor for %s", gguf_path(c->g), w->name);
@@ -304,7 +304,7 @@ out:
 }
 
 enum status gguf_convert(const struct gguf *g, const char *dir, const char *config_json,
-                         const struct gguf_wanted *wanted, int32_t count, int32_t head_dim,
+                         const struct synth_tensor *wanted, int32_t count, int32_t head_dim,
                          enum dtype dtype, int32_t threads, struct err *err)
 {
     enum status st = OK;

@@ -4,13 +4,7 @@
 
 #include "config/dtype.h"
 #include "weights/gguf/gguf.h"
-
-/* A tensor that the model has, whole: 1-d ones are a row of `cols` (rows is not looked at). */
-struct gguf_wanted {
-    const char *name;
-    int32_t ndim;
-    int64_t rows, cols;
-};
+#include "weights/synth.h"
 
 /* Writes DIR (new or empty; removed again on failure): config.json as given, the tokenizer's files
  * and model.safetensors with `wanted` in `dtype` (F32, F16, BF16), values of codes dequantised.
@@ -18,7 +12,7 @@ struct gguf_wanted {
  * one that nobody wants. Logs progress when it takes over a second. Memory: a few megabytes and, a
  * row at a time, what `threads` threads work on. */
 enum status gguf_convert(const struct gguf *g, const char *dir, const char *config_json,
-                         const struct gguf_wanted *wanted, int32_t count, int32_t head_dim,
+                         const struct synth_tensor *wanted, int32_t count, int32_t head_dim,
                          enum dtype dtype, int32_t threads, struct err *err) MUST_USE;
 
 #endif
