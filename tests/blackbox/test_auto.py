@@ -89,6 +89,14 @@ def test_auto_picks_from_prices(serve, tmp_path):
         assert server.token_ids(prompt, 24) == greedy[:24]
 
 
+@pytest.mark.parametrize("multiply, picked", [(1e-6, "3d 1,4,1"), (1e-5, "1d")])
+def test_little_is_not_worth_it(tmp_path, multiply, picked):
+    """Work that all layouts have in common leaves a gain of 13 % in one case, of 2 in the other."""
+    file = prices(tmp_path / "prices.json", 0, 1e-6, 0, multiply)
+    done = run("plan", checkpoint.GOLDEN / "tied_gqa2_f32", "-tp", 4, "--auto", "--prices", file)
+    assert done.returncode == 0 and f"--auto picks {picked} of " in done.stderr, done.stderr
+
+
 def test_memory_bounds_the_pick(tmp_path):
     """Copies of the weights for which there is no room are no choice, however fast."""
     free = predicted(checkpoint.GOLDEN / "tied_gqa2_f32", "1d", 1)["available_bytes"]
