@@ -13,15 +13,18 @@
 static enum status find_own(struct job *j, struct completion_prompt *p, struct api_error *e)
 {
     const struct completion_request *q = &j->request;
+    enum status st = OK;
+    struct err err = {""};
     int32_t *own = NULL, count = p->count;
     if (!q->echo || !q->parse_special)
         return OK;
-    enum status st = OK;
-    if (q->add_special_tokens)
-        st =
-            job_start_encode_named(j, "prompt", p->text.bytes, p->text.len, false, &own, &count, e);
-    if (st != OK)
+    if (q->add_special_tokens) /* there may be none but what was added */
+        st = tokenizer_encode_named(j->service->tokenizer, p->text.bytes, p->text.len, false, &own,
+                                    &count, &err);
+    if (st != OK) {
+        api_error_from_status(e, st, &err);
         return st;
+    }
     p->own_begin = 0;
     while (own && p->own_begin + count < p->count &&
            memcmp(p->ids + p->own_begin, own, (size_t)count * sizeof *own) != 0)
