@@ -153,6 +153,11 @@ struct request_params completion_params(const struct completion_request *r)
     return p;
 }
 
+uint64_t completion_salt(const struct completion_rules *rules, const struct field_string *salt)
+{
+    return salt->bytes ? base_hash(rules->salt_key, salt->bytes, salt->len) : 0;
+}
+
 enum status completion_forbid(struct completion_request *r, const int32_t *ids, int32_t count,
                               struct api_error *e)
 {
