@@ -95,7 +95,7 @@ enum status pooling_load(const char *dir, struct pooling *out, struct err *err)
     struct stat sb;
     struct jdoc *doc = NULL;
     *out = (struct pooling){.normalize = true};
-    if (snprintf(path, sizeof path, "%s/modules.json", dir) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/" POOLING_MODULES, dir) >= (int)sizeof path)
         return base_fail(err, ERR_MODEL, "%.100s...: path too long", dir);
     if (stat(path, &sb) != 0)
         return OK;

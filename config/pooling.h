@@ -7,6 +7,11 @@
 
 #include "config/base.h"
 
+/* Where all models have them. */
+#define POOLING_MODULES "modules.json"
+#define POOLING_FOLDER "1_Pooling"
+#define POOLING_CONFIG POOLING_FOLDER "/config.json"
+
 struct pooling {
     bool found;     /* there is a modules.json */
     bool normalize; /* vectors become of length 1; so, too, where nothing is said */

@@ -204,8 +204,6 @@ static void find_rest(struct footprint *f, const struct options *o, const struct
     f->rank[r].activations = model_activation_bytes(m, flow, r, rows, samples) +
                              sampler_local_bytes(elects(o, m), samples, m->vocab) +
                              rank_state_bytes(&f->limits, f->on_device);
-    if (r == 0 && !f->on_device) /* of rank 0, which answers */
-        f->rank[r].activations += (size_t)samples * (size_t)f->limits.columns * sizeof(float);
     if (f->on_device) /* what backend and communicator take for themselves */
         f->rank[r].scratch = model_scratch_bytes(m, flow, r, rows) + COMM_DEVICE_STAGING_BYTES;
     f->total += f->rank[r].weights + f->rank[r].kv + f->rank[r].activations + f->rank[r].scratch +

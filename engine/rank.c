@@ -26,8 +26,7 @@ struct rank {
     void *owned[2]; /* weights and KV cache in device memory */
     bool scores;    /* computes logprobs: rank 0 answers for all */
     bool elects;    /* with the sampler distributed */
-    bool pools;     /* gives vectors, not tokens: */
-    float *vector;  /* [samples, D] of a step, of rank 0 */
+    bool pools;     /* gives vectors, not tokens */
     /* sizes of the results of launched steps; step n is in [n % BACKEND_FLIGHTS] */
     struct {
         int32_t samples, stride;
@@ -127,15 +126,6 @@ static enum status open_comm(struct rank *r, const struct options *o, const stru
     return st;
 }
 
-static enum status open_vectors(struct rank *r, struct err *err)
-{
-    const struct step_limits *l = &r->footprint.limits;
-    if (!r->scores)
-        return OK;
-    r->vector = calloc((size_t)l->samples * (size_t)l->columns, sizeof *r->vector);
-    return r->vector ? OK : base_fail(err, ERR_NOMEM, "rank: no memory for %d vectors", l->samples);
-}
-
 /* The forward pass and what follows it, over weights, KV cache and communicator. */
 static enum status open_model(struct rank *r, const struct options *o, const struct model_config *m,
                               const struct layout *l, struct err *err)
@@ -166,11 +156,9 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .rows_max = f->limits.samples,
     };
     TRY(replay_open(f->on_device && !o->enforce_eager, &replay, &r->replay, err));
-    if (r->pools)
-        st = open_vectors(r, err);
-    else
-        st = sampler_open(r->elects, r->backend, r->comm, model_parallel(r->model),
-                          f->limits.samples, m->vocab, &r->sampler, err);
+    if (!r->pools)
+        TRY(sampler_open(r->elects, r->backend, r->comm, model_parallel(r->model),
+                         f->limits.samples, m->vocab, &r->sampler, err));
 out:
     return st;
 }
@@ -226,7 +214,6 @@ void rank_close(struct rank *r)
         if (r->owned[i])
             r->backend->ops->free(r->backend, r->owned[i]);
     backend_close(r->backend);
-    free(r->vector);
     free(r);
 }
 
@@ -260,7 +247,8 @@ out:
 static enum status fetch_vectors(struct rank *r, struct cview rows, struct err *err)
 {
     const size_t bytes = (size_t)rows.rows * (size_t)rows.cols * sizeof(float);
-    return r->vector ? r->backend->ops->download(r->backend, r->vector, rows.data, bytes, err) : OK;
+    float *to = r->state->host.vector;
+    return r->scores ? r->backend->ops->download(r->backend, to, rows.data, bytes, err) : OK;
 }
 
 enum status rank_launch(struct rank *r, const struct step *s, struct cview *logits, struct err *err)
@@ -311,7 +299,7 @@ enum status rank_land(struct rank *r, struct step_result *result, struct err *er
                                            r->flights[flight].stride, result, err);
     if (st == OK && r->pools) { /* only one step is under way */
         result->ids = r->state->host.target;
-        result->vector = r->vector;
+        result->vector = r->scores ? r->state->host.vector : NULL;
         result->columns = r->footprint.limits.columns;
     }
     return st;

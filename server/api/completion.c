@@ -113,8 +113,8 @@ enum status completion_check_choices(const struct completion_request *r,
     if (rules->choices_max == 0 || choices <= rules->choices_max)
         return OK;
     return api_error_field(e, r->n > 1 ? "n" : r->source,
-                           "%s and n ask for %d answers at once, this server takes at most %d",
-                           r->source, choices, rules->choices_max);
+                           "%s%s for %d answers at once, this server takes at most %d", r->source,
+                           r->n > 1 ? " and n ask" : " asks", choices, rules->choices_max);
 }
 
 enum status completion_parse(const char *text, size_t n, const struct completion_rules *rules,

@@ -69,6 +69,9 @@ void embedding_schema(const struct completion_rules *rules, struct buf *out)
 static enum status convert(const struct raw *raw, const struct completion_rules *rules,
                            struct completion_request *r, struct api_error *e)
 {
+    if (raw->truncate_prompt_tokens == 0 && jdoc_get_value(r->doc, "truncate_prompt_tokens"))
+        return api_error_field(e, "truncate_prompt_tokens",
+                               "truncate_prompt_tokens must be -1 or at least 1, got 0");
     if (raw->dimensions > rules->columns)
         return api_error_field(e, "dimensions",
                                "dimensions must be at most %d, as many as this model has, got %d",
