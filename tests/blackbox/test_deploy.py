@@ -316,7 +316,7 @@ def test_example_configuration(tmp_path):
 
 
 def kubernetes(gpu=False):
-    """(deployment, pod, container, service) of the file; gpu: with the volumes that are comments."""
+    """(deployment, pod, container, service); gpu: with the volumes that are comments."""
     text = (ROOT / "deploy/kubernetes.yaml").read_text()
     if gpu:
         text, count = re.subn(r"^( *)# (?=- \{name)", r"\1", text, flags=re.MULTILINE)
@@ -353,8 +353,8 @@ def test_kubernetes_fits_itself():
         assert mounted == {"model", "keys"} | ({"shm", "tmp"} if gpu else set())
     options = dict(arg.removeprefix("--").split("=") for arg in container["args"] if "=" in arg)
     wanted = int(options["tensor-parallel-size"]) * int(options["threads-per-rank"]) + 1
-    resources = container["resources"]
-    assert resources["requests"] == resources["limits"] and resources["limits"]["cpu"] == str(wanted)
+    requests, limits = (container["resources"][kind] for kind in ("requests", "limits"))
+    assert requests == limits and limits["cpu"] == str(wanted)
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["spec"]["terminationGracePeriodSeconds"] > pause + int(options["drain-timeout"])
 
