@@ -313,17 +313,19 @@ PREEMPTED, USED = f"vllm:num_preemptions_total{{{MODEL}}}", f"vllm:kv_cache_usag
 HITS = f"vllm:prefix_cache_hits_total{{{MODEL}}}"
 DAYS = 1700  # minutes; a day and four hours
 COLD = f"0+1500x1440 2160000+50x{DAYS - 1440}"
-# (alerts, what is other than in good health)
+# (alert, what is other than in good health[, when it is looked at: minute 45])
 CASES = [
     ("", {}),
     ("TesseraDown", {**dict.fromkeys(HEALTHY), f"up{{{SERVER}}}": "0+0x99"}),
     ("TesseraNotReady", {**RANKS, STEPS: None, RUNNING: "0+0x99"}),
     ("TesseraNotReady", {**NO_RANKS, STEPS: None, RUNNING: "0+0x99", ERRORS: "0+50x99"}),
-    ("", {**{name: "0+0x20 1+0x79" for name in RANKS}, RUNNING: "0+0x99"}),  # loaded within 10 min
+    ("", {**NO_RANKS, STEPS: None, RUNNING: "0+0x99", ERRORS: "0+50x99"}, 14),
+    ("", {f"up{{{SERVER}}}": "1+0x78 0+0x20"}, 40),  # restarted
     ("TesseraRanksLost", {f"tessera:group_restarts_total{{{SERVER}}}": "0+0x40 1+0x59"}),
     ("TesseraStalled", {STEPS: "0+600x60 36000+0x39"}),
     ("TesseraStalled", {STEPS: "0+600x60 36000+0x39", RUNNING: "0+0x99", WAITING: "3+0x99"}),
     ("", {STEPS: "0+600x60 36000+0x39", RUNNING: "0+0x99"}),  # idle
+    ("", {STEPS: "0+600x60 36000+0x39"}, 33),  # a step may be long
     ("TesseraQueueLong", {WAITING: "65+0x99"}),
     ("", {WAITING: "65+0x70 10+0x1 65+0x27"}),  # it went down between
     ("TesseraRefusing", {REFUSALS: "0+6x99"}),
@@ -337,26 +339,28 @@ CASES = [
     ("", {USED: "0.97+0x99"}),
     ("", {PREEMPTED: "0+1x99"}),
     ("TesseraPrefixCacheCold", {**{name: f"{value.split('x')[0]}x{DAYS}"
-                                   for name, value in HEALTHY.items()}, HITS: COLD}),
+                                   for name, value in HEALTHY.items()}, HITS: COLD}, DAYS),
+    ("", {REFUSALS: "0+0x60 0+6x39"}, 38),  # a burst
+    ("", {ERRORS: "0+50x10 500+0x89", **{name: "0+0x10 1+0x89" for name in RANKS}}, 14),  # a start
 ]
 
 
 def test_every_alert_has_a_case():
-    assert {alert for alert, _ in CASES if alert} == {rule["alert"] for rule in rules()}
+    assert {alert for alert, *_ in CASES if alert} == {rule["alert"] for rule in rules()}
 
 
 def test_alerts_fire(tmp_path):
     need("promtool")
     tests = []
-    for alert, changes in CASES:
-        long = HITS in changes and changes[HITS] == COLD
+    for alert, changes, *minute in CASES:
+        (minute,) = minute or [45]
         series = {name: value for name, value in {**HEALTHY, **changes}.items() if value}
         tests.append({
-            "interval": "1m" if long else "30s",
+            "interval": "1m" if minute == DAYS else "30s",
             "input_series": [{"series": name, "values": value} for name, value in series.items()],
             "promql_expr_test": [{
                 "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
-                "eval_time": f"{DAYS}m" if long else "45m",
+                "eval_time": f"{minute}m",
                 "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1}]
                 if alert else []}]})
     file = tmp_path / "cases.yaml"

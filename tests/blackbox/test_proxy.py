@@ -150,14 +150,20 @@ def test_tokens_come_one_by_one(serve, proxy, synthetic):
     assert stream.done and got == 2000
 
 
-def test_who_hangs_up_frees_the_server(serve, proxy, synthetic):
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_frees_the_server(serve, proxy, synthetic, stream):
+    """In a stream, and while nothing has been said yet."""
     server = serve(synthetic)
-    stream = proxy(server.port).stream(prompt=[5, 6], max_tokens=3000, ignore_eos=True)
-    pieces = iter(stream)
-    next(pieces)
+    connection = proxy(server.port).connect()
+    body = {"prompt": [5, 6], "max_tokens": 3000, "ignore_eos": True, "stream": stream}
+    connection.request("POST", "/v1/completions", json.dumps(body),
+                       {"Content-Type": "application/json"})
+    if stream:
+        connection.getresponse().readline()
+    eventually(lambda: server.metrics().sum("vllm:generation_tokens_total") > 0, 5, "tokens")
     with server.halted():
         assert server.requests("running") == 1
-    stream.connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.sock.shutdown(socket.SHUT_RDWR)
     eventually(lambda: server.metrics().sum("vllm:request_success_total",
                                             finished_reason="abort") == 1, 5, "abort")
 
