@@ -286,6 +286,13 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
         reader_fail(r, "head_dim", "an even number from 2 to 512");
 }
 
+/* Some of those that were trained anew to give vectors see what follows. */
+static void expect_causal(struct reader *r)
+{
+    if (!reader_bool(r, "is_causal", true))
+        reader_fail(r, "is_causal", "true (attention to what follows is not supported)");
+}
+
 /* All but what stands beside the description of a model that is one of several. */
 static void read_model(struct reader *r, const struct family *f, struct model_config *m)
 {
@@ -302,6 +309,7 @@ static void read_model(struct reader *r, const struct family *f, struct model_co
         model_attention_read(r, f, m);
     read_biases(r, f, m);
     expect_activation(r, f);
+    expect_causal(r);
 }
 
 static void read_ends(struct reader *r, struct model_config *m)
@@ -312,12 +320,26 @@ static void read_ends(struct reader *r, struct model_config *m)
         read_eos(r, m);
 }
 
+/* transformers' class: XModel is XForCausalLM without a head. */
+static void read_class(const struct reader *r, struct model_config *m)
+{
+    static const char ending[] = "Model";
+    const struct jdoc *v = jdoc_get_value(r->object, "architectures");
+    const struct jdoc *first =
+        v && jdoc_type(v) == JDOC_ARRAY && jdoc_size(v) > 0 ? jdoc_at(v, 0) : NULL;
+    const size_t n = sizeof ending - 1;
+    if (!first || jdoc_type(first) != JDOC_STRING || jdoc_string_len(first) < n)
+        return;
+    m->headless = strcmp(jdoc_string(first) + jdoc_string_len(first) - n, ending) == 0;
+}
+
 static void read_config(struct reader *r, struct model_config *m)
 {
     const struct jdoc *outer = r->object;
     const struct family *f = read_family(r, m);
     m->bos = -1;
     m->dtype = f->dtype;
+    read_class(r, m);
     if (f->inner && !(f->flat && !jdoc_get_value(outer, "text_config"))) {
         const bool said = jdoc_get_value(outer, "tie_word_embeddings") != NULL;
         const bool tied = reader_bool(r, "tie_word_embeddings", m->tied);
@@ -360,6 +382,13 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
 out:
     jdoc_close(doc);
     return st;
+}
+
+void model_config_pool(struct model_config *m)
+{
+    m->pooling = true;
+    m->tied = true; /* what a tied checkpoint may repeat as a head is none of it */
+    m->hash = base_hash(m->hash, "pooling", 7);
 }
 
 static enum status read_generation(const char *path, struct model_config *m,

@@ -119,6 +119,8 @@ struct model_config {
     bool head_norm;     /* an RMS norm of each head of q and of k before the rotation */
     bool interleaved;   /* neighbours in a head turn together, not an element of each half */
     bool tied;          /* head shares the embedding's storage */
+    bool headless;      /* config.json describes a model that makes no tokens: its class is XModel */
+    bool pooling;       /* vectors are wanted of it, not tokens: there is no head */
     bool gelu;          /* the MLP's gate: gelu by tanh; else silu */
     bool norm_offset;   /* the checkpoint has gains of norms less one */
     enum post_norms post_norms;
@@ -191,6 +193,8 @@ static inline int32_t model_config_sliding(const struct model_config *m)
  * held as values (--quantization none). */
 enum status model_config_quantize(struct model_config *m, enum dtype code, bool widen,
                                   struct err *err) MUST_USE;
+/* From now on it is a model whose last hidden states are wanted, and has no head. */
+void model_config_pool(struct model_config *m);
 /* "fp8", "int8", "int4", "mxfp4". */
 static inline const char *model_config_code_name(enum dtype code)
 {

@@ -56,6 +56,9 @@ const struct options_row options_rows[] = {
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
      "cpu|cpu-generic|cpu-avx2|cpu-avx512|cpu-vnni|cpu-bf16|cuda|ref",
      "cpu picks the best variant for this machine; cuda: one GPU per rank"},
+    {"runner", NULL, LAYOUT, CHOICE, AT(runner), 0, 0, "auto", "auto|generate|pooling",
+     "generate: texts; pooling: a vector of each text, for /v1/embeddings; auto: as the model was "
+     "published"},
     {"ranks-per-device", NULL, RUN, INT32, AT(ranks_per_device), 1, 64, "1", NULL,
      "GPU only: ranks that share each; slow, to test several ranks on one"},
     {"enforce-eager", NULL, RUN, FLAG, AT(enforce_eager), 0, 0, NULL, NULL,
@@ -143,8 +146,10 @@ const struct options_row options_rows[] = {
      "ngram: guess tokens from what the text has said before, and check several in one step; the "
      "same tokens, sooner; or JSON: {\"method\": \"ngram\", \"num_speculative_tokens\": 7, "
      "\"prompt_lookup_min\": 2, \"prompt_lookup_max\": 8}"},
-    {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, "256",
-     NULL, "requests that wait, beside those that may run, before new ones get 429"},
+    {"max-num-queued-reqs", NULL, COMMAND_SERVE, INT32, AT(max_num_queued_reqs), 1, 65536, NULL,
+     NULL,
+     "requests that wait, beside those that may run, before new ones get 429; default: 256, for "
+     "vectors 4096"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
     {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,

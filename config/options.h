@@ -7,7 +7,12 @@
 #include "config/dtype.h"
 #include "config/speculation.h"
 
-enum { OPTIONS_RESTARTS_MAX = 64, OPTIONS_SEQS_DEFAULT = 64 };
+enum {
+    OPTIONS_RESTARTS_MAX = 64,
+    OPTIONS_SEQS_DEFAULT = 64,
+    OPTIONS_QUEUED_DEFAULT = 256,
+    OPTIONS_QUEUED_VECTORS = 4096 /* a request may be for half as many */
+};
 
 enum command {
     COMMAND_SERVE = 1,
@@ -35,6 +40,7 @@ struct options {
     const char *log_format, *log_level;
     int32_t tp;
     int32_t ranks_per_device;
+    const char *runner; /* "auto", "generate", "pooling" */
     bool enforce_eager, deterministic, disable_custom_all_reduce;
     const char *parallel_mode, *mesh, *plan_file, *prices, *device;
     int32_t prefill_rows;     /* 0: where the costs of the two forms cross */
@@ -54,7 +60,8 @@ struct options {
     } http;
     int32_t threads_per_rank; /* 0: cores / tp, at least 1 */
     int32_t max_model_len;    /* 0: what the model and the KV cache allow */
-    int32_t max_num_seqs, max_num_batched_tokens, max_num_queued_reqs;
+    int32_t max_num_seqs, max_num_batched_tokens;
+    int32_t max_num_queued_reqs; /* 0: one of the defaults above */
     const char *speculative_config;
     struct speculation speculation; /* what it says */
     int64_t max_num_queued_tokens;

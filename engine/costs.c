@@ -78,7 +78,7 @@ static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
         if (s->samples == s->limits.samples)
             continue;
         s->sample[s->samples] = s->rows;
-        s->target[s->samples] = STEP_TARGET_SAMPLE;
+        s->target[s->samples] = s->limits.columns > 0 ? 0 : STEP_TARGET_SAMPLE;
         s->top[s->samples++] = -1;
     }
 }

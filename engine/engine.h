@@ -29,6 +29,7 @@ struct guide;
  * ask for nothing: zero, but for top_p and repetition_penalty (1), logprobs, prompt_logprobs (-1):
  * request_params_default sets them. Order of transforms: kernels/numerics.h. */
 struct request_params {
+    bool pooled; /* a vector of the prompt is wanted, and no token: max_tokens is 0 */
     int32_t max_tokens; /* >= 0; the engine cuts it to the context; 0 computes the prompt only */
     int32_t min_tokens; /* until as many are produced: no end token, no stop id */
     float temperature;  /* 0 = greedy */
@@ -89,6 +90,10 @@ struct token_event {
     float logprob;        /* of token under the raw model distribution; <= 0; when asked for */
     int32_t top_count;    /* 0: none asked for */
     const struct token_top *top; /* descending, ties to the lowest id; valid during the call */
+    /* [columns] of a request that is pooled, with its terminal event FINISH_STOP: the hidden state
+     * of the last prompt token behind the last norm; valid during the call. NULL: none */
+    const float *vector;
+    int32_t columns;
 };
 
 /* Called on the engine thread, once per step with all its events. Must not block and must not call

@@ -188,6 +188,12 @@ out:
     return st;
 }
 
+/* Do ranks elect tokens? Where vectors are wanted there are none. */
+static bool elects(const struct options *o, const struct model_config *m)
+{
+    return options_distributed(o) && !m->pooling;
+}
+
 /* The rest of a rank's, for those limits. */
 static void find_rest(struct footprint *f, const struct options *o, const struct model_config *m,
                       const struct flow *flow, int32_t r)
@@ -196,7 +202,7 @@ static void find_rest(struct footprint *f, const struct options *o, const struct
     const struct kv_spec kv = footprint_kv(f, m, flow, r);
     f->rank[r].kv = flow->ops->kv_bytes(&kv);
     f->rank[r].activations = model_activation_bytes(m, flow, r, rows, samples) +
-                             sampler_local_bytes(options_distributed(o), samples, m->vocab) +
+                             sampler_local_bytes(elects(o, m), samples, m->vocab) +
                              rank_state_bytes(&f->limits, f->on_device);
     if (f->on_device) /* what backend and communicator take for themselves */
         f->rank[r].scratch = model_scratch_bytes(m, flow, r, rows) + COMM_DEVICE_STAGING_BYTES;
@@ -224,11 +230,12 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.samples = footprint_samples(o);
     f.limits.vocab = m->vocab;
+    f.limits.columns = m->pooling ? m->hidden : 0;
     f.limits.homes = flow_homes(flow);
     f.limits.home_rows = flow_home_rows(flow, f.limits.rows);
     st = size_kv(&f, o, m, err);
     f.comm_bytes = model_comm_bytes(flow, f.limits.rows, f.limits.samples) +
-                   sampler_arena_bytes(options_distributed(o), f.ranks, f.limits.samples);
+                   sampler_arena_bytes(elects(o, m), f.ranks, f.limits.samples);
     for (int32_t r = 0; r < f.ranks; r++)
         find_rest(&f, o, m, flow, r);
     if (st == OK && f.total > f.available) {

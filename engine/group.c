@@ -162,6 +162,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--plan=%s", o->plan_file);
     if (o->kv_placement)
         add(a, "--kv-placement=%s", o->kv_placement);
+    if (f->limits.columns > 0)
+        add(a, "--runner=pooling");
     add(a, "--prefill-rows=%d", o->prefill_rows);
     if (options_mpi(o))
         add(a, "--comm=mpi");
@@ -359,7 +361,7 @@ static enum status start_all(struct group *g, const struct options *o, const str
         TRY(mine[r] >= 0 ? start_remote(o, f, r, mine[r], err)
                          : start_local(g, o, f, r, &mine[r], err));
     TRY(reserve_kv(g, o, f, err));
-    TRY(link_open(mine, g->ranks, f->limits.samples, &g->links, err));
+    TRY(link_open(mine, g->ranks, f->limits.samples, f->limits.columns, &g->links, err));
     for (int32_t r = 0; r < g->ranks; r++) {
         g->members[r].link = mine[r];
         if (g->members[r].pid == 0)

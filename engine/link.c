@@ -32,7 +32,7 @@ struct end {
 };
 
 struct link_set {
-    int32_t count, ids_max;
+    int32_t count, ids_max, columns;
     size_t in_cap;
     struct post posts[LINK_POSTS_MAX]; /* not answered, the oldest first */
     int32_t post_count;
@@ -40,8 +40,8 @@ struct link_set {
     struct pollfd *polls;
 };
 
-enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
-                      struct err *err)
+enum status link_open(const int *fds, int32_t count, int32_t ids_max, int32_t columns,
+                      struct link_set **out, struct err *err)
 {
     enum status st = OK;
     struct link_set *l = calloc(1, sizeof *l);
@@ -51,8 +51,11 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct lin
     l->polls = calloc((size_t)count, sizeof *l->polls);
     l->count = l->ends ? count : 0;
     l->ids_max = ids_max;
-    const struct step_answer most = {
-        .ids = ids_max, .logprobs = ids_max, .stride = ENGINE_LOGPROBS_MAX};
+    l->columns = columns;
+    const struct step_answer most = {.ids = ids_max,
+                                     .logprobs = ids_max,
+                                     .stride = ENGINE_LOGPROBS_MAX,
+                                     .columns = columns};
     l->in_cap = sizeof most + step_answer_bytes(&most) + TEXT_MAX + sizeof(struct board_report);
     for (int32_t i = 0; i < l->count; i++) {
         l->ends[i].fd = fds[i];
@@ -124,7 +127,8 @@ static size_t answer_bytes(const struct link_set *l, const struct step_answer *h
 {
     if (h->magic != STEP_ANSWER_MAGIC || h->ids < 0 || h->ids > l->ids_max || h->text_bytes < 0 ||
         h->text_bytes >= TEXT_MAX || (h->logprobs != 0 && h->logprobs != h->ids) || h->stride < 0 ||
-        h->stride > ENGINE_LOGPROBS_MAX)
+        h->stride > ENGINE_LOGPROBS_MAX || (h->columns != 0 && h->columns != l->columns) ||
+        h->zero != 0)
         return 0;
     return sizeof *h + step_answer_bytes(h) + (size_t)h->text_bytes;
 }
@@ -245,9 +249,14 @@ static struct link_answer answer_in(char *in)
     a.result = (struct step_result){.count = h->ids,
                                     .ids = (const int32_t *)(const void *)ids,
                                     .best = (const struct token_top *)(const void *)best,
-                                    .stride = h->stride};
+                                    .stride = h->stride,
+                                    .columns = h->columns};
     if (h->logprobs > 0)
         a.result.logprob = (const float *)(const void *)logprob;
+    if (h->columns > 0)
+        a.result.vector = (const float *)(const void *)(best + (size_t)h->logprobs *
+                                                                   (size_t)h->stride *
+                                                                   sizeof(struct token_top));
     return a;
 }
 
@@ -348,6 +357,8 @@ enum status link_answer(int fd, const struct step_answer *head, const struct ste
     TRY(write_all(fd, result->ids, (size_t)head->ids * sizeof *result->ids, 0, err));
     TRY(write_all(fd, result->logprob, scored * sizeof *result->logprob, 0, err));
     TRY(write_all(fd, result->best, scored * (size_t)head->stride * sizeof *result->best, 0, err));
+    TRY(write_all(fd, result->vector,
+                  (size_t)head->ids * (size_t)head->columns * sizeof *result->vector, 0, err));
     TRY(write_all(fd, text, (size_t)head->text_bytes, 0, err));
 out:
     return st;

@@ -10,9 +10,10 @@
 /* ---- front end: all links of a group, driven by one thread at a time ---- */
 struct link_set;
 
-/* Takes ownership of fds[0..count). ids_max: most ids an answer carries. */
-enum status link_open(const int *fds, int32_t count, int32_t ids_max, struct link_set **out,
-                      struct err *err) MUST_USE;
+/* Takes ownership of fds[0..count). ids_max: most ids an answer carries; columns: of the vectors
+ * that it may carry beside them, 0: none. */
+enum status link_open(const int *fds, int32_t count, int32_t ids_max, int32_t columns,
+                      struct link_set **out, struct err *err) MUST_USE;
 void link_close(struct link_set *l);
 /* From now on reports of this rank are stored in b; of other ranks a report is malformed. */
 void link_hear(struct link_set *l, int32_t rank, struct board_rank *b);

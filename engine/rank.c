@@ -26,6 +26,7 @@ struct rank {
     void *owned[2]; /* weights and KV cache in device memory */
     bool scores;    /* computes logprobs: rank 0 answers for all */
     bool elects;    /* with the sampler distributed */
+    bool pools;     /* gives vectors, not tokens */
     /* sizes of the results of launched steps; step n is in [n % BACKEND_FLIGHTS] */
     struct {
         int32_t samples, stride;
@@ -155,8 +156,9 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .rows_max = f->limits.samples,
     };
     TRY(replay_open(f->on_device && !o->enforce_eager, &replay, &r->replay, err));
-    TRY(sampler_open(options_distributed(o), r->backend, r->comm, model_parallel(r->model),
-                     f->limits.samples, m->vocab, &r->sampler, err));
+    if (!r->pools)
+        TRY(sampler_open(r->elects, r->backend, r->comm, model_parallel(r->model),
+                         f->limits.samples, m->vocab, &r->sampler, err));
 out:
     return st;
 }
@@ -173,7 +175,8 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
     r->footprint = *f;
     r->board = memory->board;
     r->scores = l->rank == 0;
-    r->elects = options_distributed(o);
+    r->pools = f->limits.columns > 0;
+    r->elects = options_distributed(o) && !r->pools;
     const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank);
     void *arenas[2];
     TRY(open_backend(r, o, l->rank, err));
@@ -240,13 +243,21 @@ out:
     return st;
 }
 
+/* What is wanted of the last norm's output, at once: it is too much for a flight. */
+static enum status fetch_vectors(struct rank *r, struct cview rows, struct err *err)
+{
+    const size_t bytes = (size_t)rows.rows * (size_t)rows.cols * sizeof(float);
+    float *to = r->state->host.vector;
+    return r->scores ? r->backend->ops->download(r->backend, to, rows.data, bytes, err) : OK;
+}
+
 enum status rank_launch(struct rank *r, const struct step *s, struct cview *logits, struct err *err)
 {
     enum status st = OK;
     struct backend *b = r->backend;
     struct rank_state *state = r->state;
     struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
-    const int32_t stride = r->scores && s->samples > 0 ? step_stride(s) : -1;
+    const int32_t stride = r->scores && !r->pools && s->samples > 0 ? step_stride(s) : -1;
     const int32_t rows = replay_rows(r->replay, s->rows, s->samples), padding = rows - s->rows;
     const struct rank_arrays *a;
     TRY(rank_state_change(state, s, padding, &a, err));
@@ -264,7 +275,7 @@ enum status rank_launch(struct rank *r, const struct step *s, struct cview *logi
     TRY(replay_forward(r->replay, &in, &own, err));
     own.rows = s->samples; /* nobody draws from padding */
     if (s->samples > 0)
-        TRY(sample(r, s, a, stride, own, &whole, err));
+        TRY(r->pools ? fetch_vectors(r, own, err) : sample(r, s, a, stride, own, &whole, err));
     const int32_t flight = (int32_t)(r->launched++ % BACKEND_FLIGHTS);
     r->flights[flight].samples = s->samples;
     r->flights[flight].stride = stride;
@@ -284,14 +295,21 @@ bool rank_landed(const struct rank *r)
 enum status rank_land(struct rank *r, struct step_result *result, struct err *err)
 {
     const int32_t flight = (int32_t)(r->landed++ % BACKEND_FLIGHTS);
-    return rank_state_land(r->state, flight, r->flights[flight].samples, r->flights[flight].stride,
-                           result, err);
+    const enum status st = rank_state_land(r->state, flight, r->flights[flight].samples,
+                                           r->flights[flight].stride, result, err);
+    if (st == OK && r->pools) { /* only one step is under way */
+        result->ids = r->state->host.target;
+        result->vector = r->scores ? r->state->host.vector : NULL;
+        result->columns = r->footprint.limits.columns;
+    }
+    return st;
 }
 
-/* Elections ask the host in the middle of a step, which would keep the step before from landing. */
+/* Elections and vectors ask the host in the middle of a step, which would keep the step before from
+ * landing. */
 bool rank_flies(const struct rank *r)
 {
-    return r->footprint.on_device && !r->elects;
+    return r->footprint.on_device && !r->elects && !r->pools;
 }
 
 enum status rank_step(struct rank *r, const struct step *s, struct step_result *result,

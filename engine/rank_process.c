@@ -117,6 +117,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.samples = footprint_samples(o);
     f->limits.rows = o->max_num_batched_tokens;
     f->limits.vocab = m->vocab;
+    f->limits.columns = m->pooling ? m->hidden : 0;
     f->limits.homes = flow_homes(l->flow);
     f->limits.home_rows = flow_home_rows(l->flow, f->limits.rows);
     f->limits.blocks = o->kv_blocks;
@@ -181,6 +182,8 @@ static enum status read_layout(const struct options *o, const struct backend_ops
     TRY(model_config_load(o->model, m, NULL, err));
     TRY(model_config_quantize(m, options_quantization(o), options_widen(o), err));
     m->quant.left_out = o->left_out;
+    if (strcmp(o->runner, "pooling") == 0)
+        model_config_pool(m);
     TRY(plan_load(o->parallel_mode, o->mesh, o->plan_file, o->tp, &plan, err));
     if (o->kv_placement)
         TRY(plan_set_placement(plan, o->kv_placement, err));

@@ -38,6 +38,7 @@ static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char
     a->sampled = carve(&c, l->samples, 1, sizeof *a->sampled);
     a->logprob = carve(&c, l->samples, 1, sizeof *a->logprob);
     a->best = carve(&c, l->samples, ENGINE_LOGPROBS_MAX, sizeof *a->best);
+    a->vector = carve(&c, l->samples, l->columns, sizeof *a->vector);
     return c.used;
 }
 

@@ -21,6 +21,7 @@ struct rank_arrays {
     int32_t *elected, *sampled; /* [samples] */
     float *logprob;             /* [samples] */
     struct token_top *best;     /* [samples, ENGINE_LOGPROBS_MAX] */
+    float *vector;              /* [samples, columns]; used on the host only */
     /* inputs of a step, packed for one upload: their addresses depend on its T and R */
     int32_t *slot, *position, *token;   /* [T] */
     int32_t *sample, *target;           /* [R] */

@@ -270,6 +270,21 @@ static void check_guess(struct sched *s, struct sequence *q, int32_t token)
     }
 }
 
+/* The vector of q, which ends with it. */
+static void take_vector(struct sched *s, struct sequence *q, const float *vector, int32_t columns,
+                        struct token_event *events, int32_t *count)
+{
+    bool finite = true;
+    for (int32_t i = 0; i < columns; i++)
+        finite = finite && isfinite(vector[i]);
+    emit(q, -1, finite ? FINISH_STOP : FINISH_FAILED, events, count);
+    if (finite) {
+        events[*count - 1].vector = vector;
+        events[*count - 1].columns = columns;
+    }
+    end(s, q);
+}
+
 /* Sample i of the step, of sequence q: its event, and its token when it was drawn. */
 static void take(struct sched *s, struct sequence *q, const struct step *step,
                  const struct step_result *result, int32_t i, struct token_event *events,
@@ -277,6 +292,11 @@ static void take(struct sched *s, struct sequence *q, const struct step *step,
 {
     const bool drawn = step->target[i] < 0, wanted = step->top[i] >= 0;
     const int32_t token = result->ids[i];
+    if (result->vector) {
+        take_vector(s, q, result->vector + (ptrdiff_t)i * result->columns, result->columns, events,
+                    count);
+        return;
+    }
     if (token < 0 || (wanted && isnan(result->logprob[i]))) {
         emit(q, -1, FINISH_FAILED, events, count);
         end(s, q);

@@ -126,6 +126,8 @@ static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
         if (q->computed >= known && q->params.max_tokens > 0) {
             add_sample(s, q, target, q->params.logprobs);
             q->pending++;
+        } else if (q->computed >= known && q->params.pooled) {
+            add_sample(s, q, q->tokens[known - 1], -1);
         }
     }
     if (added == 0)

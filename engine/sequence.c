@@ -18,6 +18,9 @@ static enum status check(const struct sched_config *c, const struct request_para
                          "This model's maximum context length is %d tokens. However, your prompt "
                          "has %d.",
                          c->max_model_len, prompt_len);
+    if (params->pooled != (c->limits.columns > 0) || (params->pooled && params->max_tokens > 0))
+        return base_fail(err, ERR_INPUT, "this model gives %s",
+                         c->limits.columns > 0 ? "vectors, no tokens" : "tokens, no vectors");
     if (params->max_tokens < 0)
         return base_fail(err, ERR_INPUT, "max_tokens is %d, expected at least 0",
                          params->max_tokens);

@@ -312,16 +312,18 @@ static enum status check_header(const struct step *s, const struct step_header *
     return OK;
 }
 
-/* Rows ascend, none is padding, and the next token has a place in the history. */
+/* Rows ascend, none is padding, and the next token, if there will be one, has a place in the
+ * history. With vectors nothing is drawn. */
 static bool samples_fit(const struct step *s, const struct step_header *h)
 {
+    const bool draws = s->limits.columns == 0;
     for (int32_t i = 0; i < h->samples; i++) {
         const int32_t row = s->sample[i];
         if (!in(row, i > 0 ? s->sample[i - 1] + 1 : 0, h->rows) || s->slot[row] < 0 ||
-            s->position[row] + 1 >= s->limits.history_max)
+            (draws && s->position[row] + 1 >= s->limits.history_max))
             return false;
     }
-    return all_in(s->target, h->samples, STEP_TARGET_CHECK, s->limits.vocab) &&
+    return all_in(s->target, h->samples, draws ? STEP_TARGET_CHECK : 0, s->limits.vocab) &&
            all_in(s->top, h->samples, -1, ENGINE_LOGPROBS_MAX + 1);
 }
 
@@ -413,11 +415,12 @@ void step_answer_counts(struct step_answer *h, const struct step_result *r)
     h->ids = r->count;
     h->logprobs = r->logprob ? r->count : 0;
     h->stride = r->logprob ? r->stride : 0;
+    h->columns = r->vector ? r->columns : 0;
 }
 
 size_t step_answer_bytes(const struct step_answer *h)
 {
-    return (size_t)h->ids * sizeof(int32_t) +
+    return (size_t)h->ids * (sizeof(int32_t) + (size_t)h->columns * sizeof(float)) +
            (size_t)h->logprobs * (sizeof(float) + (size_t)h->stride * sizeof(struct token_top));
 }
 
@@ -440,6 +443,9 @@ enum status step_check_result(const struct step *s, int32_t vocab, const struct 
         (r->logprob && r->stride != stride))
         return base_fail(err, ERR_COMM, "the answer has %d tokens and %d best, expected %d and %d",
                          r->count, r->logprob ? r->stride : -1, s->samples, stride);
+    if (r->vector ? r->columns != s->limits.columns : s->limits.columns > 0 && r->count > 0)
+        return base_fail(err, ERR_COMM, "the answer has vectors of %d, expected %d",
+                         r->vector ? r->columns : 0, s->limits.columns);
     for (int32_t i = 0; i < r->count; i++) {
         const int32_t target = s->target[i], top = s->top[i];
         if (target >= 0 ? r->ids[i] != target : !in(r->ids[i], -1, vocab))

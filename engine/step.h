@@ -18,7 +18,7 @@
 #include "engine/kv_groups.h"
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
-#define STEP_VERSION 5
+#define STEP_VERSION 6
 #define STEP_TOKEN_FROM_SLOT (-1)      /* the rank takes the token from the slot's history */
 #define STEP_TARGET_SAMPLE SAMPLE_DRAW /* the row's next token is drawn, not given */
 #define STEP_TARGET_CHECK SAMPLE_CHECK /* drawn, to be compared with a guess */
@@ -59,6 +59,7 @@ struct step_limits {
     int32_t history_max;
     int32_t homes;     /* 1: all sequences are everywhere */
     int32_t home_rows; /* rows divided by homes, rounded up */
+    int32_t columns;   /* what is sampled are vectors of so many floats; 0: tokens */
 };
 
 /* A step as its two ends see it: arrays of fixed capacity, owned. */
@@ -97,7 +98,8 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
 /* ---- the answer ---- */
 #define STEP_ANSWER_MAGIC 0x52534e41u /* "ANSR" */
 
-/* From every rank; rank 0 appends ids[ids], then logprob[logprobs] and best[logprobs, stride].
+/* From every rank; rank 0 appends ids[ids], then logprob[logprobs] and best[logprobs, stride], or
+ * vector[ids, columns].
  * status != OK: text follows instead (text_bytes). */
 struct step_answer {
     uint32_t magic, epoch;
@@ -107,6 +109,7 @@ struct step_answer {
     int32_t ids; /* count that follows */
     int32_t text_bytes;
     int32_t logprobs, stride; /* logprobs: 0 or ids */
+    int32_t columns, zero;    /* columns: of the vectors; 0: there are none */
 };
 uint64_t step_hash(const int32_t *ids, int32_t count);
 
@@ -117,6 +120,9 @@ struct step_result {
     const float *logprob;         /* [count] where top >= 0; NULL: the step wants none */
     const struct token_top *best; /* [count, stride] of which `top` are filled */
     int32_t stride;
+    const float *vector; /* [count, columns] the hidden states instead of tokens, ids being those
+                            that the step names; NULL: tokens it is */
+    int32_t columns;
 };
 /* The largest `top` of the step's samples; -1: none wants logprobs. */
 int32_t step_stride(const struct step *s);
@@ -125,7 +131,7 @@ void step_answer_counts(struct step_answer *h, const struct step_result *r);
 /* Bytes that follow the head, text not included; the caller has checked that counts are >= 0. */
 size_t step_answer_bytes(const struct step_answer *h);
 /* Checks that r, as it came over a link, can be the result of s. ERR_COMM says what is wrong. A row
- * without finite logits has a NaN logprob. */
+ * without finite logits has a NaN logprob; what vectors are is not looked at. */
 enum status step_check_result(const struct step *s, int32_t vocab, const struct step_result *r,
                               struct err *err) MUST_USE;
 

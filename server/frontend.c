@@ -106,6 +106,7 @@ static void get_root(void *ctx, struct http_request *r)
                "POST /v1/responses          the same (OpenAI's Responses API, nothing is stored)\n"
                "POST /v1/messages           the same (Anthropic's Messages API)\n"
                "POST /v1/messages/count_tokens: how many tokens such a request has\n"
+               "POST /v1/embeddings         vectors of texts (--runner pooling)\n"
                "GET  /v1/models             the model that is served\n"
                "POST /tokenize              text to token ids; /detokenize: and back\n"
                "GET  /tokenizer_info        the tokenizer's configuration\n"
@@ -127,6 +128,7 @@ static const struct http_route routes[] = {
     {"POST", "/v1/messages/count_tokens", route_chat_count, API_ERROR_ANTHROPIC},
     {"GET", "/v1/models", route_models, API_ERROR_OPENAI},
     {"GET", "/v1/models/", route_models_by_name, API_ERROR_OPENAI},
+    {"POST", "/v1/embeddings", route_embeddings, API_ERROR_OPENAI},
     {"POST", "/tokenize", route_tokenize, API_ERROR_OPENAI},
     {"POST", "/detokenize", route_detokenize, API_ERROR_OPENAI},
     {"GET", "/tokenizer_info", route_tokenizer_info, API_ERROR_OPENAI},
@@ -190,6 +192,8 @@ static enum status open_service(const struct frontend_config *c, struct service 
         .max_model_len = c->max_model_len,
         .choices_max = c->choices_max,
         .has_tokenizer = c->tokenizer != NULL,
+        .columns = c->columns,
+        .normalizes = c->normalizes,
         .answer = c->answer,
         .defaults = c->defaults,
     };

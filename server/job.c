@@ -126,6 +126,7 @@ void job_release(struct job *j)
         return;
     for (int32_t i = 0; i < j->choice_count; i++) {
         buf_free(&j->choices[i].text);
+        buf_free(&j->choices[i].vector);
         buf_free(&j->choices[i].ids);
         answer_close(j->choices[i].answer);
         if (j->kind->reply->close)
@@ -182,6 +183,7 @@ static enum status make_choices(struct job *j)
         c->prompt = i / q->n;
         c->stop_index = c->stop_token = -1;
         buf_init(&c->text, REPLY_BYTES_MAX);
+        buf_init(&c->vector, REPLY_BYTES_MAX);
         buf_init(&c->ids, REPLY_BYTES_MAX);
         logprobs_init(&c->logprobs, REPLY_BYTES_MAX);
         logprobs_init(&c->prompt_logprobs, REPLY_BYTES_MAX);
@@ -398,6 +400,9 @@ static struct completion_choice describe(const struct choice *c)
         .logprobs_top = q->logprobs,
         .prompt_logprobs = q->prompt_logprobs >= 0 ? &c->prompt_logprobs : NULL,
         .prompt_logprobs_top = q->prompt_logprobs,
+        .vector = (const float *)(const void *)c->vector.data,
+        .columns = (int32_t)(c->vector.len / sizeof(float)),
+        .base64 = q->vector.base64,
     };
     if (c->stop_index >= 0)
         out.stop_reason = stop_set_string(j->stops, c->stop_index, &out.stop_reason_len);

@@ -1,4 +1,4 @@
-/* One request for text from its body to the last byte of its answer: the choices it asked for,
+/* One request for texts or vectors from its body to the last byte of its answer: the choices it asked for,
  * what of them has come, and the one way each ends.
  *
  * References: the HTTP exchange, the worker, and every request inside the engine until its terminal
@@ -32,6 +32,7 @@ struct choice {
     struct reply_state *state; /* of replies that keep one; else NULL */
     bool reasons;              /* the last token was part of what the model thinks */
     int32_t reasoning_tokens;
+    struct buf vector;                         /* float each, where one is wanted */
     struct buf ids;                            /* int32_t each, likewise */
     struct logprobs logprobs, prompt_logprobs; /* likewise */
     int32_t prompt_scored;                     /* tokens of the prompt whose logprobs have come */
@@ -49,9 +50,10 @@ struct choice {
 
 struct job;
 
-/* What the routes that answer with text differ in. */
+/* What the routes that the engine answers differ in. */
 struct job_kind {
     const struct reply *reply;
+    bool pools; /* with vectors */
     /* Both on a request worker; ERR_INPUT, ERR_NOMEM with the answer in *e.
      * parse: j->body becomes j->request, and j->conversation if there is one.
      * encode: the prompts become ids, for which there is room. */

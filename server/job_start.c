@@ -182,10 +182,24 @@ static void run(struct work *w)
 
 /* ---- on an HTTP thread ---- */
 
+/* A model makes texts or vectors. */
+static enum status check_kind(const struct service *s, const struct job_kind *kind,
+                              struct api_error *e)
+{
+    if (kind->pools == (s->rules.columns > 0))
+        return OK;
+    return api_error_set(e, 400, "unsupported_model", "%s",
+                         kind->pools ? "this server makes texts, no vectors: one that is started "
+                                       "with --runner pooling does"
+                                     : "this server makes vectors of texts, no texts (--runner "
+                                       "pooling): POST /v1/embeddings");
+}
+
 void job_start(struct service *s, const struct job_kind *kind, struct http_request *r)
 {
     struct api_error e = {0};
-    if (service_check(s, &e) != OK || service_check_room(s, &e) != OK) {
+    if (check_kind(s, kind, &e) != OK || service_check(s, &e) != OK ||
+        service_check_room(s, &e) != OK) {
         http_reply_error(r, &e);
         return;
     }

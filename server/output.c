@@ -13,6 +13,7 @@
 #include "server/output.h"
 
 #include "config/utf8.h"
+#include "server/api/embedding.h"
 #include "server/job.h"
 
 #include <stdlib.h>
@@ -26,6 +27,8 @@
 #define PIECE_BYTES_MAX ((size_t)1 << 20)
 #define SCRATCH_BYTES ((size_t)1 << 20) /* that are kept for the next chunk */
 #define SCORE_BYTES 64                  /* of JSON for a log-probability, about */
+#define NUMBER_BYTES 13                 /* of JSON for a number of a vector, about */
+#define BASE64_BYTES 6                  /* for one in base64 */
 #define LARGE_BYTES (512 << 10)         /* of an answer; a few milliseconds to write */
 
 struct batch {
@@ -33,6 +36,8 @@ struct batch {
     size_t count, capacity;
     struct token_top *tops; /* of all events, one after the other */
     size_t top_count, top_capacity;
+    float *numbers; /* of their vectors, likewise */
+    size_t number_count, number_capacity;
 };
 
 struct lane {
@@ -149,6 +154,20 @@ static void add_token(struct lane *l, struct choice *c, const struct token_event
         engine_cancel(service_engine(l->service), c->engine_id);
 }
 
+/* What a request for vectors ends with. */
+static void take_vector(struct choice *c, const struct token_event *event)
+{
+    const struct completion_vector *wanted = &c->job->request.vector;
+    buf_add(&c->vector, event->vector, (size_t)event->columns * sizeof *event->vector);
+    if (!c->vector.failed) {
+        float *v = (float *)(void *)c->vector.data;
+        const int32_t n = embedding_finish(wanted, v, event->columns);
+        c->vector.len = (size_t)n * sizeof *v;
+        c->job->bytes += (size_t)n * (wanted->base64 ? BASE64_BYTES : NUMBER_BYTES);
+    }
+    job_end_choice(c, "stop", -1);
+}
+
 /* The engine says that this was all. */
 static void end_text(struct lane *l, struct choice *c, const char *reason)
 {
@@ -181,7 +200,7 @@ static void fail_job(struct job *j, enum finish_reason finish)
 
 static bool out_of_memory(const struct lane *l, const struct choice *c)
 {
-    return c->text.failed || c->ids.failed || l->piece.failed || logprobs_failed(&c->logprobs) ||
+    return c->text.failed || c->ids.failed || c->vector.failed || l->piece.failed || logprobs_failed(&c->logprobs) ||
            logprobs_failed(&c->prompt_logprobs) || (c->answer && answer_failed(c->answer));
 }
 
@@ -198,6 +217,8 @@ static void handle_live(struct lane *l, struct choice *c, const struct token_eve
     }
     if (event->token >= 0)
         add_token(l, c, event);
+    if (event->vector)
+        take_vector(c, event);
     switch (event->finish) {
     case FINISH_NONE:
         break;
@@ -304,6 +325,23 @@ static void *grow(void *array, size_t need, size_t *capacity, size_t size)
     return more;
 }
 
+/* What is only lent with an event. */
+static void keep_lists(struct batch *q, const struct token_event *event)
+{
+    const size_t tops = (size_t)event->top_count, numbers = (size_t)event->columns;
+    if (tops > 0) {
+        q->tops = grow(q->tops, q->top_count + tops, &q->top_capacity, sizeof *q->tops);
+        memcpy(q->tops + q->top_count, event->top, tops * sizeof *q->tops);
+        q->top_count += tops;
+    }
+    if (numbers > 0) {
+        q->numbers =
+            grow(q->numbers, q->number_count + numbers, &q->number_capacity, sizeof *q->numbers);
+        memcpy(q->numbers + q->number_count, event->vector, numbers * sizeof *q->numbers);
+        q->number_count += numbers;
+    }
+}
+
 static void push(struct lane *l, const struct token_event *events, int32_t count)
 {
     pthread_mutex_lock(&l->lock);
@@ -312,14 +350,8 @@ static void push(struct lane *l, const struct token_event *events, int32_t count
     q->events = grow(q->events, q->count + (size_t)count, &q->capacity, sizeof *q->events);
     memcpy(q->events + q->count, events, (size_t)count * sizeof *events);
     q->count += (size_t)count;
-    for (int32_t i = 0; i < count; i++) {
-        size_t n = (size_t)events[i].top_count;
-        if (n == 0)
-            continue;
-        q->tops = grow(q->tops, q->top_count + n, &q->top_capacity, sizeof *q->tops);
-        memcpy(q->tops + q->top_count, events[i].top, n * sizeof *q->tops);
-        q->top_count += n;
-    }
+    for (int32_t i = 0; i < count; i++)
+        keep_lists(q, &events[i]);
     if (was_empty)
         pthread_cond_signal(&l->wake);
     pthread_mutex_unlock(&l->lock);
@@ -380,7 +412,7 @@ static bool take_batch(struct lane *l)
                         : pthread_cond_wait(&l->wake, &l->lock);
     struct batch taken = l->queue;
     l->queue = l->work;
-    l->queue.count = l->queue.top_count = 0;
+    l->queue.count = l->queue.top_count = l->queue.number_count = 0;
     l->work = taken;
     bool more = l->work.count > 0 || !l->stop;
     pthread_mutex_unlock(&l->lock);
@@ -393,11 +425,14 @@ static void *output_loop(void *arg)
     prctl(PR_SET_NAME, "tessera-output");
     while (take_batch(l)) {
         const struct token_top *top = l->work.tops;
+        const float *number = l->work.numbers;
         l->now_ns = base_now_ns();
         for (size_t i = 0; i < l->work.count; i++) {
             struct token_event *event = &l->work.events[i];
             event->top = top;
             top += event->top_count;
+            event->vector = event->columns > 0 ? number : NULL;
+            number += event->columns;
             handle(l, event);
         }
         if (l->now_ns - l->looked_ns >= TICK_NS)
@@ -449,8 +484,10 @@ static void lane_close(struct lane *l)
     }
     free(l->queue.events);
     free(l->queue.tops);
+    free(l->queue.numbers);
     free(l->work.events);
     free(l->work.tops);
+    free(l->work.numbers);
     buf_free(&l->piece);
     buf_free(&l->scratch);
     pthread_mutex_destroy(&l->lock);

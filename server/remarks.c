@@ -80,20 +80,22 @@ static void quote(const char *word, struct buf *out)
 }
 
 void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
-                 struct buf *out)
+                 bool pools, struct buf *out)
 {
     if (strcmp(host, "0.0.0.0") == 0)
         host = "127.0.0.1"; /* what listens everywhere is asked at an address */
     else if (strcmp(host, "::") == 0)
         host = "::1";
     const bool v6 = strchr(host, ':') != NULL;
-    buf_printf(out, "curl %shttp://%s%s%s:%d/v1/completions -H 'Content-Type: application/json'",
-               v6 ? "-g " : "", v6 ? "[" : "", host, v6 ? "]" : "", port);
+    buf_printf(out, "curl %shttp://%s%s%s:%d/v1/%s -H 'Content-Type: application/json'",
+               v6 ? "-g " : "", v6 ? "[" : "", host, v6 ? "]" : "", port,
+               pools ? "embeddings" : "completions");
     if (key_file) { /* the first line that is a key */
         buf_puts(out, " -H \"Authorization: Bearer $(grep -m1 '^[^#[:space:]]' ");
         quote(key_file, out);
         buf_puts(out, ")\"");
     }
-    buf_printf(out, " -d '{\"prompt\": %s, \"max_tokens\": 64}'",
-               has_tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]");
+    buf_printf(out, " -d '{\"%s\": %s%s}'", pools ? "input" : "prompt",
+               has_tokenizer ? "\"Once upon a time\"" : "[1, 2, 3]",
+               pools ? "" : ", \"max_tokens\": 64");
 }

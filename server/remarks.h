@@ -17,8 +17,9 @@ void remarks_on_nodes(const struct options *o, const struct cores_plan *plan);
 /* Says that GPUs are left alone; gpus: the folder in which NVIDIA's driver has one for each. */
 #define REMARKS_GPUS "/proc/driver/nvidia/gpus"
 void remarks_on_gpus(const struct options *o, const char *gpus);
-/* A command that asks the server for a completion; key_file: where its keys are, NULL: nowhere. */
+/* A command that asks the server for a completion, or a vector; key_file: where its keys are, NULL:
+ * nowhere. */
 void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
-                 struct buf *out);
+                 bool pools, struct buf *out);
 
 #endif

@@ -10,6 +10,7 @@ void route_chat(void *ctx, struct http_request *r);            /* POST /v1/chat/
 void route_chat_responses(void *ctx, struct http_request *r);  /* POST /v1/responses */
 void route_chat_messages(void *ctx, struct http_request *r);   /* POST /v1/messages */
 void route_chat_count(void *ctx, struct http_request *r);      /* POST /v1/messages/count_tokens */
+void route_embeddings(void *ctx, struct http_request *r);      /* POST /v1/embeddings */
 void route_tokenize(void *ctx, struct http_request *r);        /* POST /tokenize */
 void route_detokenize(void *ctx, struct http_request *r);      /* POST /detokenize */
 void route_tokenizer_info(void *ctx, struct http_request *r);  /* GET /tokenizer_info */

@@ -2,6 +2,7 @@
  * holds more text than any context, and ids after. */
 #include "server/route.h"
 
+#include "server/api/embedding.h"
 #include "server/job_start.h"
 
 #include <stdlib.h>
@@ -43,9 +44,10 @@ static enum status encode_prompt(struct job *j, struct completion_prompt *p, str
         size_t tokens_min = tokenizer_tokens_min(j->service->tokenizer, text->len);
         TRY(completion_prompt_fit_text(&j->request, tokens_min, max, e));
         TRY((j->request.parse_special ? job_start_encode_named : job_start_encode)(
-            j, "prompt", text->bytes, text->len, j->request.add_special_tokens, &p->ids, &p->count,
+            j, j->request.source, text->bytes, text->len, j->request.add_special_tokens, &p->ids, &p->count,
             e));
         TRY(find_own(j, p, e));
+        p->after = j->request.add_special_tokens ? tokenizer_added_behind(j->service->tokenizer) : 0;
     }
     const int32_t before = p->count;
     st = completion_prompt_fit(&j->request, p, max, e);
@@ -70,6 +72,16 @@ static enum status encode(struct job *j, struct api_error *e)
     return st;
 }
 
+/* Its inputs are encoded as prompts are, but for what truncation keeps. */
+static enum status parse_embedding(struct job *j, struct api_error *e)
+{
+    return embedding_parse(j->body.data ? j->body.data : "", j->body.len, &j->service->rules,
+                           &j->request, e);
+}
+
+static const struct job_kind embeddings = {
+    .reply = &embedding_reply, .pools = true, .parse = parse_embedding, .encode = encode};
+
 static const struct job_kind completions = {
     .reply = &completion_reply, .parse = parse, .encode = encode};
 
@@ -78,4 +90,9 @@ static const struct job_kind completions = {
 void route_completions(void *ctx, struct http_request *r)
 {
     job_start(ctx, &completions, r);
+}
+
+void route_embeddings(void *ctx, struct http_request *r)
+{
+    job_start(ctx, &embeddings, r);
 }

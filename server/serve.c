@@ -126,7 +126,7 @@ static enum status open_chat(struct server *s, const struct options *o, struct e
                    : OK;
     const enum status st =
         chat_template_open(s->tokenizer, o->chat_template, &s->chat_template, err);
-    if (st == OK && chat_template_problem(s->chat_template))
+    if (st == OK && chat_template_problem(s->chat_template) && !s->setup.model.pooling)
         base_log(LOG_WARN, "chat is refused: %s", chat_template_problem(s->chat_template));
     return st;
 }
@@ -227,8 +227,10 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .tokenizer = s->tokenizer,
         .chat_template = s->chat_template,
         .answer = form,
-        .queued_max = s->footprint.limits.slots + o->max_num_queued_reqs,
-        .choices_max = o->max_num_queued_reqs,
+        .columns = s->footprint.limits.columns,
+        .normalizes = s->setup.pooling.normalize,
+        .queued_max = s->footprint.limits.slots + s->setup.options.max_num_queued_reqs,
+        .choices_max = s->setup.options.max_num_queued_reqs,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
                                                               : s->setup.defaults,
         .http = access_limits(o),
@@ -237,8 +239,12 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .shared_prefix_cache = o->shared_prefix_cache,
         .cors_origins = o->cors_origins,
     };
-    log_defaults(&c.defaults);
-    if (s->chat_template && !chat_template_problem(s->chat_template))
+    if (c.columns > 0)
+        base_log(LOG_INFO, "vectors of %d numbers, of a text's last token%s", c.columns,
+                 c.normalizes ? ", divided by their length" : "");
+    else
+        log_defaults(&c.defaults);
+    if (s->chat_template && !chat_template_problem(s->chat_template) && c.columns == 0)
         base_log(LOG_INFO, "chat: calls of tools: %s; reasoning: %s", answer_calls_name(form.calls),
                  !form.reasoning ? "none"
                  : form.harmony  ? "analysis channel"
@@ -433,7 +439,7 @@ static enum status open_engine(struct server *s, const struct options *o, struct
     enter(s, HEALTH_WARMING);
     struct engine_config c = {
         .sched = {.limits = s->footprint.limits,
-                  .waiting_max = o->max_num_queued_reqs,
+                  .waiting_max = s->setup.options.max_num_queued_reqs,
                   .max_model_len = s->footprint.max_model_len,
                   .eos_count = s->setup.model.eos_count,
                   .prefix_caching = o->prefix_caching,
@@ -571,7 +577,8 @@ static void log_ready(struct server *s, const struct options *o)
     struct buf command;
     buf_init(&command, 1 << 14);
     remarks_try(o->host, frontend_port(s->frontend),
-                access_key_file(o, credential, sizeof credential), s->tokenizer != NULL, &command);
+                access_key_file(o, credential, sizeof credential), s->tokenizer != NULL,
+                s->footprint.limits.columns > 0, &command);
     if (!command.failed)
         base_log(LOG_INFO, "try: %s", command.data);
     buf_free(&command);

@@ -93,6 +93,36 @@ out:
     return st;
 }
 
+/* What would have no effect on vectors is refused. */
+static enum status check_pooling(const struct options *o, struct err *err)
+{
+    const char *name = options_distributed(o) ? "sampler distributed"
+                       : o->speculation.tokens > 0 ? "speculative-config"
+                                               : NULL;
+    return name ? base_fail(err, ERR_USAGE,
+                            "--%s is for models that make tokens; of this one vectors are wanted "
+                            "(--runner pooling)",
+                            name)
+                : OK;
+}
+
+/* Tokens or vectors? As --runner says, else as the model was published: with the files of
+ * sentence-transformers, or as a class without a head. */
+static enum status choose_runner(struct setup *s, struct err *err)
+{
+    enum status st = OK;
+    const struct options *o = &s->options;
+    if (strcmp(o->runner, "generate") == 0)
+        return OK;
+    TRY(pooling_load(o->model, &s->pooling, err));
+    if (!s->pooling.found && !s->model.headless && strcmp(o->runner, "auto") == 0)
+        return OK;
+    TRY(check_pooling(o, err));
+    model_config_pool(&s->model);
+out:
+    return st;
+}
+
 enum status setup_open(const struct options *o, struct setup *out, struct err *err)
 {
     enum status st = OK;
@@ -103,6 +133,10 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(backend_table(options_backend(o), &out->ops, err));
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
     TRY(model_config_quantize(&out->model, options_quantization(o), options_widen(o), err));
+    TRY(choose_runner(out, err));
+    if (o->max_num_queued_reqs == 0)
+        out->options.max_num_queued_reqs =
+            out->model.pooling ? OPTIONS_QUEUED_VECTORS : OPTIONS_QUEUED_DEFAULT;
     TRY(find_left_out(out, err));
     out->priced = o->prices || o->measure || o->pick_layout;
     if (out->priced)
@@ -125,7 +159,7 @@ out:
 
 enum status setup_check_head(const struct setup *s, struct err *err)
 {
-    if (!s->checkpoint || !s->model.tied)
+    if (!s->checkpoint || !s->model.tied || s->model.pooling)
         return OK;
     const struct checkpoint_tensor *head = checkpoint_find(s->checkpoint, "lm_head.weight");
     const struct checkpoint_tensor *embedding =

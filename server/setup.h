@@ -5,6 +5,7 @@
 
 #include "config/model_config.h"
 #include "config/options.h"
+#include "config/pooling.h"
 #include "engine/footprint.h"
 #include "engine/parallel/price.h"
 #include "weights/checkpoint.h"
@@ -14,6 +15,7 @@ struct setup {
     char mesh[40];          /* of that */
     struct model_config model;
     struct generation_defaults defaults;
+    struct pooling pooling;  /* of what a model's directory says of vectors */
     struct price price; /* where one was asked for */
     bool priced;
     struct plan *plan;

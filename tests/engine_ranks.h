@@ -220,7 +220,7 @@ static void start_workers(struct group *g, struct special how)
             g->workers[r].fault_seq = how.fault_seq;
         }
     }
-    assert_int_equal(link_open(g->fds, RANKS, SLOTS, &g->links, &err), OK);
+    assert_int_equal(link_open(g->fds, RANKS, SLOTS, 0, &g->links, &err), OK);
     for (int32_t r = 0; r < RANKS; r++)
         assert_int_equal(pthread_create(&g->workers[r].thread, NULL, work, &g->workers[r]), 0);
 }

@@ -137,7 +137,7 @@ static void measure_under(const struct step_limits *l, struct looker *rank)
     uint64_t seq = 0;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     *rank = (struct looker){.fd = pair[1], .limits = l};
-    assert_int_equal(link_open(pair, 1, l->slots, &links, &err), OK);
+    assert_int_equal(link_open(pair, 1, l->slots, 0, &links, &err), OK);
     assert_int_equal(pthread_create(&thread, NULL, look_at_steps, rank), 0);
     enum status st = costs_measure(links, l, 1, &seq, wait_for_it, NULL, &costs, &err);
     link_close(links);
@@ -159,16 +159,16 @@ static void test_measured_steps(void **state)
     };
     static const struct step_limits cases[] = {
         /* slots, samples, rows, columns of the table, vocabulary, blocks, groups, history, homes,
-           rows of one */
-        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 1, 256},
-        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 2, 128},
-        {16, 16, 250, 32, 100, 64, {.keep = 1}, 512, 4, 63},
-        {16, 16, 256, 32, 100, 3, {.keep = 1}, 512, 8, 32},
-        {16, 16, 256, 3, 100, 64, {.keep = 1}, 33, 3, 86},
-        {2, 2, 256, 32, 100, 64, {.keep = 1}, 512, 8, 32},
-        {1, 1, 1, 32, 100, 64, {.keep = 1}, 512, 4, 1},
-        {16, 16, 64, 32, 100, 1, {.keep = 1}, 512, 4, 16},
-        {16, 16, 64, 1, 100, 64, {.keep = 1}, 2, 2, 32},
+           rows of one, columns of vectors: tokens */
+        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 1, 256, 0},
+        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 2, 128, 0},
+        {16, 16, 250, 32, 100, 64, {.keep = 1}, 512, 4, 63, 0},
+        {16, 16, 256, 32, 100, 3, {.keep = 1}, 512, 8, 32, 0},
+        {16, 16, 256, 3, 100, 64, {.keep = 1}, 33, 3, 86, 0},
+        {2, 2, 256, 32, 100, 64, {.keep = 1}, 512, 8, 32, 0},
+        {1, 1, 1, 32, 100, 64, {.keep = 1}, 512, 4, 1, 0},
+        {16, 16, 64, 32, 100, 1, {.keep = 1}, 512, 4, 16, 0},
+        {16, 16, 64, 1, 100, 64, {.keep = 1}, 2, 2, 32, 0},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases) * ARRAY_LEN(groups); i++) {
         struct looker rank;

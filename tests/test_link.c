@@ -171,7 +171,7 @@ static void start(const enum script scripts[RANKS], size_t bytes)
         fds[r] = pair[0];
         peers[r] = (struct peer){.rank = r, .fd = pair[1], .script = scripts[r], .bytes = bytes};
     }
-    assert_int_equal(link_open(fds, RANKS, IDS_MAX, &links, &err), OK);
+    assert_int_equal(link_open(fds, RANKS, IDS_MAX, 0, &links, &err), OK);
     for (int32_t r = 0; r < RANKS; r++)
         assert_int_equal(pthread_create(&peers[r].thread, NULL, act, &peers[r]), 0);
 }
@@ -281,7 +281,7 @@ static void test_status_of_failure(void **state)
         struct err err;
         const struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .status = odd[i]};
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-        assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+        assert_int_equal(link_open(pair, 1, IDS_MAX, 0, &l, &err), OK);
         assert_int_equal(link_answer(pair[1], &head, &result, "", &err), OK);
         assert_int_equal(link_exchange(l, NULL, 0, NULL, NULL, &answer, &err), ERR_COMM);
         link_close(l);
@@ -317,7 +317,7 @@ static void test_reports(void **state)
     struct err err;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+    assert_int_equal(link_open(pair, 1, IDS_MAX, 0, &l, &err), OK);
     link_hear(l, 0, &ours);
     const struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .ids = 2};
     for (uint64_t base = 1; base < 2000000; base += 1000000) {
@@ -364,7 +364,7 @@ static void test_bad_reports(void **state)
         struct err err;
         int pair[2];
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-        assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+        assert_int_equal(link_open(pair, 1, IDS_MAX, 0, &l, &err), OK);
         board_tell(&board, &report);
         report.counters -= (uint32_t)heard;
         if (heard)
@@ -443,7 +443,7 @@ static void test_many_exchanges(void **state)
     char buffer[256];
     size_t n;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    assert_int_equal(link_open(pair, 1, IDS_MAX, &l, &err), OK);
+    assert_int_equal(link_open(pair, 1, IDS_MAX, 0, &l, &err), OK);
     for (int32_t i = 0; i < 50; i++) {
         struct step_answer head = {.magic = STEP_ANSWER_MAGIC, .seq = (uint64_t)i, .ids = i % 3};
         const struct step_header h = {.bytes = (uint32_t)sizeof h + 4, .seq = (uint64_t)i};

@@ -213,7 +213,7 @@ static void test_scoring(void **state)
         assert_true(step->rows > 0 && ++steps < 100);
         most = step->samples > most ? step->samples : most;
         check_scored_step(step, ids, all, logprob, best);
-        const struct step_result result = {step->samples, ids, logprob, best, 3};
+        const struct step_result result = {step->samples, ids, logprob, best, 3, NULL, 0};
         sched_commit(m->sched, step, &result, m->events, &count);
         assert_true(count <= sched_events_max(&m->config));
         for (int32_t i = 0; i < count; i++)

@@ -521,7 +521,7 @@ static void test_result(void **state)
     int32_t ids[] = {999, 40};
     float logprob[] = {-2, -INFINITY};
     struct token_top best[4] = {{4, -1}, {999, -1}, {-7, 7}, {-7, 7}}; /* two are unused */
-    struct step_result r = {2, ids, logprob, best, 2};
+    struct step_result r = {2, ids, logprob, best, 2, NULL, 0};
     assert_int_equal(step_check_result(s, 1000, &r, &err), OK);
     const struct {
         void *field;

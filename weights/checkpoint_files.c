@@ -195,21 +195,33 @@ static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])
 }
 
 /* Checkpoints of a language model with others beside it say so in front of its tensors' names, in
- * one of two ways: language_model.model.X or model.language_model.X is model.X. */
-static const char *text_name(const char *name)
+ * one of two ways: language_model.model.X or model.language_model.X is model.X. Those of a model
+ * without a head have nothing in front: X is model.X, which is then in `room`. */
+static const char *text_name(const char *name, char room[PLACEMENT_NAME_MAX])
 {
     static const char before[] = "language_model.", inside[] = "model.language_model.";
+    const bool bare = strncmp(name, "layers.", 7) == 0 || strcmp(name, "embed_tokens.weight") == 0 ||
+                      strcmp(name, "norm.weight") == 0;
     const bool has = strncmp(name, before, sizeof before - 1) == 0 ||
                      strncmp(name, inside, sizeof inside - 1) == 0;
+    if (bare && snprintf(room, PLACEMENT_NAME_MAX, "model.%s", name) < PLACEMENT_NAME_MAX)
+        return room;
     return has ? name + sizeof before - 1 : name;
 }
 
-static void add_piece(struct checkpoint_files *f, int32_t file, const struct safetensors_entry *e,
-                      const int64_t shape[2], struct placement_box box)
+static enum status add_piece(struct checkpoint_files *f, int32_t file,
+                             const struct safetensors_entry *e, const int64_t shape[2],
+                             struct placement_box box, struct err *err)
 {
+    char room[PLACEMENT_NAME_MAX];
+    const char *name = text_name(e->name, room);
+    char *own = name == room ? strdup(room) : NULL;
+    if (name == room && !own)
+        return base_fail(err, ERR_NOMEM, "%.200s: no memory for names of tensors", f->dir);
     f->pieces[f->piece_count++] = (struct checkpoint_piece){
-        .name = text_name(e->name),
+        .name = own ? own : name,
         .name_in_file = e->name,
+        .own = own,
         .dtype = e->dtype,
         .ndim = e->ndim,
         .shape = {shape[0], shape[1]},
@@ -219,6 +231,7 @@ static void add_piece(struct checkpoint_files *f, int32_t file, const struct saf
         .file = file,
         .rank = f->files[file].rank,
     };
+    return OK;
 }
 
 static int by_name(const void *a, const void *b)
@@ -240,7 +253,10 @@ static enum status add_whole_tensors(struct checkpoint_files *f, struct err *err
             const struct safetensors_entry *e = &f->files[i].st.entries[k];
             int64_t shape[2];
             whole_shape(e, shape);
-            add_piece(f, i, e, shape, (struct placement_box){{0, shape[0]}, {0, shape[1]}});
+            st = add_piece(f, i, e, shape, (struct placement_box){{0, shape[0]}, {0, shape[1]}},
+                           err);
+            if (st != OK)
+                return st;
         }
     }
     qsort(f->pieces, (size_t)f->piece_count, sizeof *f->pieces, by_name);
@@ -313,8 +329,9 @@ static enum status index_agrees(const struct checkpoint_files *f, const struct j
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, found in %s",
                              f->dir, p->name_in_file, jdoc_string(file), f->files[p->file].name);
     }
+    char room[PLACEMENT_NAME_MAX];
     for (void *i = jdoc_iter(map, NULL, &tensor, &file); i; i = jdoc_iter(map, i, &tensor, &file)) {
-        const struct checkpoint_piece *p = find_piece(f, text_name(tensor));
+        const struct checkpoint_piece *p = find_piece(f, text_name(tensor, room));
         if (!p || strcmp(p->name_in_file, tensor) != 0)
             return base_fail(err, ERR_MODEL,
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, which lacks it",
@@ -451,9 +468,9 @@ static enum status add_shard_piece(struct checkpoint_files *f, int32_t file,
                              path, e->name, (long long)at[d], (long long)size[d],
                              (long long)shape[d]);
     }
-    add_piece(f, file, e, shape,
-              (struct placement_box){{at[0], at[0] + size[0]}, {at[1], at[1] + size[1]}});
-    return OK;
+    return add_piece(f, file, e, shape,
+                     (struct placement_box){{at[0], at[0] + size[0]}, {at[1], at[1] + size[1]}},
+                     err);
 }
 
 static enum status add_shard_pieces(struct checkpoint_files *f, const struct jdoc *tensors,
@@ -478,6 +495,7 @@ static enum status open_shards(struct checkpoint_files *f, struct err *err)
     struct jdoc *root = NULL;
     const char *tensor;
     const struct jdoc *value;
+    char room[PLACEMENT_NAME_MAX];
     TRY(load_json(f, SHARDS, &root, err));
     const struct jdoc *tensors = member(root, "tensors", JDOC_OBJECT);
     if (!tensors) {
@@ -488,7 +506,7 @@ static enum status open_shards(struct checkpoint_files *f, struct err *err)
     TRY(add_shard_pieces(f, tensors, err));
     void *i = jdoc_iter(tensors, NULL, &tensor, &value);
     for (; i && st == OK; i = jdoc_iter(tensors, i, &tensor, &value)) {
-        const struct checkpoint_piece *p = find_piece(f, text_name(tensor));
+        const struct checkpoint_piece *p = find_piece(f, text_name(tensor, room));
         if (!p || strcmp(p->name_in_file, tensor) != 0)
             st = base_fail(err, ERR_MODEL, "%.200s/" SHARDS ": tensor %.100s is in no rank's file",
                            f->dir, tensor);
@@ -550,6 +568,8 @@ void checkpoint_files_close(struct checkpoint_files *f)
         safetensors_close(&f->files[i].st);
         free(f->files[i].name);
     }
+    for (int32_t i = 0; i < f->piece_count; i++)
+        free(f->pieces[i].own);
     free(f->files);
     free(f->pieces);
     free(f->dir);

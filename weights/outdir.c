@@ -76,7 +76,7 @@ enum status outdir_open(const char *path, struct outdir *out, struct err *err)
     else if (created)
         st = sync_name(path, err);
     if (st == OK) {
-        *out = (struct outdir){path, created, dir};
+        *out = (struct outdir){.path = path, .created = created, .dir = dir};
         return OK;
     }
     if (dir)
@@ -93,6 +93,20 @@ enum status outdir_member(const struct outdir *d, const char *name, char out[PAT
     if (n < 0 || n >= PATH_MAX)
         return base_fail(err, ERR_USAGE, "%.300s...: path too long", d->path);
     return OK;
+}
+
+enum status outdir_make_folder(struct outdir *d, const char *name, struct err *err)
+{
+    char path[PATH_MAX];
+    const size_t n = strlen(name);
+    CHECK(!d->folder[0] && n < sizeof d->folder && !strchr(name, '/'));
+    enum status st = outdir_member(d, name, path, err);
+    if (st != OK)
+        return st;
+    if (mkdir(path, 0777) != 0)
+        return base_fail_errno(err, ERR_OUTPUT, "%s", path);
+    memcpy(d->folder, name, n + 1);
+    return sync_name(path, err);
 }
 
 enum status outdir_write(int fd, const char *path, const void *bytes, size_t n, struct err *err)
@@ -192,13 +206,34 @@ enum status outdir_copy(const struct outdir *d, const char *name, const char *fr
     return st;
 }
 
+/* We make files only, and one folder of them: others stay. */
+static void remove_files(DIR *dir)
+{
+    rewinddir(dir);
+    for (const struct dirent *e = readdir(dir); e; e = readdir(dir))
+        if (!is_dots(e->d_name))
+            unlinkat(dirfd(dir), e->d_name, 0);
+}
+
+static void remove_folder(const struct outdir *d)
+{
+    const int fd = openat(dirfd(d->dir), d->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (dir)
+        remove_files(dir);
+    if (dir)
+        closedir(dir);
+    else if (fd >= 0)
+        close(fd);
+    unlinkat(dirfd(d->dir), d->folder, AT_REMOVEDIR);
+}
+
 void outdir_close(struct outdir *d, bool keep)
 {
-    rewinddir(d->dir);
-    for (const struct dirent *e = keep ? NULL : readdir(d->dir); e; e = readdir(d->dir)) {
-        if (!is_dots(e->d_name))
-            unlinkat(dirfd(d->dir), e->d_name, 0); /* we make files only: others stay */
-    }
+    if (!keep)
+        remove_files(d->dir);
+    if (!keep && d->folder[0])
+        remove_folder(d);
     closedir(d->dir);
     if (!keep && d->created)
         rmdir(d->path);

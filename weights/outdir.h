@@ -16,6 +16,7 @@ struct outdir {
     const char *path; /* borrowed */
     bool created;     /* by us */
     DIR *dir; /* open and locked, so that cleaning up needs no memory, and nobody else does */
+    char folder[64]; /* in it, made by us; "": none */
 };
 
 /* ERR_USAGE when it exists and is not an empty directory, or another program has it open so. */
@@ -23,6 +24,8 @@ enum status outdir_open(const char *path, struct outdir *out, struct err *err) M
 /* Full path of a member. */
 enum status outdir_member(const struct outdir *d, const char *name, char out[PATH_MAX],
                           struct err *err) MUST_USE;
+/* One folder in it, whose members are "folder/file" in what follows. */
+enum status outdir_make_folder(struct outdir *d, const char *name, struct err *err) MUST_USE;
 enum status outdir_put(const struct outdir *d, const char *name, const void *bytes, size_t n,
                        struct err *err) MUST_USE;
 /* Copies a file under `name`; `from` is its path. */

@@ -7,6 +7,7 @@
 #include "weights/shard.h"
 
 #include "config/buf.h"
+#include "config/pooling.h"
 #include "weights/checkpoint_files.h"
 #include "weights/mxfp4.h"
 #include "weights/outdir.h"
@@ -257,11 +258,12 @@ out:
 
 /* ---- the rest of the directory ---- */
 
-static enum status copy_others(const char *model_dir, const struct outdir *out, struct err *err)
+static enum status copy_others(const char *model_dir, struct outdir *out, struct err *err)
 {
     static const char *const names[] = {
         "config.json",           "generation_config.json",  "tokenizer.model",    "tokenizer.json",
-        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", POOLING_MODULES,
+        POOLING_CONFIG};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char link[PATH_MAX], path[PATH_MAX];
         struct stat sb;
@@ -269,6 +271,8 @@ static enum status copy_others(const char *model_dir, const struct outdir *out, 
         if (lstat(link, &sb) != 0)
             continue;
         enum status st = checkpoint_files_path(model_dir, names[i], path, err);
+        if (st == OK && strcmp(names[i], POOLING_CONFIG) == 0)
+            st = outdir_make_folder(out, POOLING_FOLDER, err);
         if (st == OK)
             st = outdir_copy(out, names[i], path, err);
         if (st != OK)

@@ -474,7 +474,23 @@ static enum status rotate(struct model *m, const struct rope_config *cfg, const 
                               rows->position, r->inv_freq, scale, err);
 }
 
-enum status model_forward(struct model *m, const struct model_input *in, struct cview *logits,
+/* Of the sampled rows. */
+static enum status logits(struct model *m, const struct model_input *in, struct cview n,
+                          struct view *scores, struct err *err)
+{
+    enum status st = OK;
+    const struct model_config *cfg = m->config;
+    TRY(parallel_head(m->parallel, n, in->sample, in->sample_host, in->samples, m->head, scores,
+                      err));
+    if (cfg->logit_scale != 1)
+        TRY(backend_scale(m->b, *scores, cview_of(*scores), cfg->logit_scale, err));
+    if (cfg->final_softcap > 0)
+        TRY(backend_softcap(m->b, *scores, cfg->final_softcap, err));
+out:
+    return st;
+}
+
+enum status model_forward(struct model *m, const struct model_input *in, struct cview *out,
                           struct err *err)
 {
     enum status st = OK;
@@ -486,7 +502,7 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     parallel_begin(p, in->rows.count, in->home_cut);
     struct rows rows[KV_GROUPS_MAX];
     find_attended(m, in, rows);
-    struct view x = parallel_rest(p, m->x), n, scores;
+    struct view x = parallel_rest(p, m->x), n, wanted;
     TRY(rotate(m, &cfg->rope, &m->rope, rows, err));
     TRY(rotate(m, &cfg->local_rope, &m->local_rope, rows, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
@@ -499,16 +515,13 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }
-    *logits = (struct cview){NULL, DTYPE_F32, 0, 0};
+    *out = (struct cview){NULL, DTYPE_F32, 0, 0};
     if (in->samples == 0)
         goto out;
-    TRY(parallel_head(p, cview_of(n), in->sample, in->sample_host, in->samples, m->head, &scores,
-                      err));
-    if (cfg->logit_scale != 1)
-        TRY(backend_scale(m->b, scores, cview_of(scores), cfg->logit_scale, err));
-    if (cfg->final_softcap > 0)
-        TRY(backend_softcap(m->b, scores, cfg->final_softcap, err));
-    *logits = cview_of(scores);
+    TRY(cfg->pooling ? parallel_pool(p, cview_of(n), in->sample, in->sample_host, in->samples,
+                                     &wanted, err)
+                     : logits(m, in, cview_of(n), &wanted, err));
+    *out = cview_of(wanted);
 out:
     return st;
 }

@@ -93,6 +93,20 @@ out:
     return st;
 }
 
+/* Of the head without a product: sampled rows, whole on every rank. */
+static enum status pool(const struct course *r, struct flow_linear *l, struct spread from)
+{
+    enum status st = OK;
+    const struct spread whole = {0};
+    l->out = l->in;
+    l->uses = l->product = whole;
+    l->summa = l->gathered = false;
+    TRY(route(r, l->in, from, whole, &l->before));
+    TRY(route(r, l->out, whole, whole, &l->after));
+out:
+    return st;
+}
+
 /* One axis after the other, the innermost first. */
 static enum status route_sums(const struct course *r, const struct spread *rest, struct route *out)
 {
@@ -164,7 +178,10 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     TRY(linear(&r, &p->linear[PLAN_DENSE_GATE_UP], &c[PLAN_GATE_UP], p->rest,
                c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DENSE_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
-    TRY(linear(&few, head, &c[PLAN_HEAD], p->rest, f->logits));
+    if (f->pooling)
+        TRY(pool(&few, head, p->rest));
+    else
+        TRY(linear(&few, head, &c[PLAN_HEAD], p->rest, f->logits));
 
     TRY(route_sums(&r, &p->rest, &p->sums));
 out:
@@ -243,7 +260,7 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
  * every step reads all, but not to fewer than 8 bits. */
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
-    const bool head = part == PLAN_HEAD || (part == PLAN_EMBED && f->tied);
+    const bool head = !f->pooling && (part == PLAN_HEAD || (part == PLAN_EMBED && f->tied));
     if (f->quant.kind == QUANT_NONE || f->quant.widened || (f->quant.left_out >> part & 1))
         return f->dtype;
     if (f->quant.code == DTYPE_F4_E2M1)
@@ -404,6 +421,8 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
                              : mine == 0 ? 0
                                          : shared + (differ < most ? differ : most);
     struct flow_work w = {0};
+    if (f->pooling && part == PLAN_HEAD)
+        return w;
     for (int32_t t = 0; t < panels; t++) {
         const struct weight_spec block =
             flow_weight(f, part, l->summa ? mesh_peer(&f->mesh, rank, row, t) : rank);
@@ -557,12 +576,14 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->quant = m->quant;
     f->mixture = m->mixture;
     f->tied = m->tied;
+    f->pooling = m->pooling;
     f->post_norms = m->post_norms != POST_NORMS_NONE;
     f->o_bias = m->o_bias;
     f->scaled = m->residual_scale != 1;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
-    TRY(open_logits(f, m, err));
+    if (!f->pooling)
+        TRY(open_logits(f, m, err));
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)
         TRY(open_phase(f, m, (enum plan_phase)phase, plan, qkv, err));
     cut_rows(f);

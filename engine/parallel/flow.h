@@ -5,6 +5,8 @@
  *   embed -> rest;  per layer: rest -> QKV -> attention -> O -> rest -> gate/up -> MLP -> down ->
  *   rest;  sampled rows of rest -> head -> every rank its own columns of the logits -> whole rows
  *
+ * With pooling there is no head: sampled rows of rest go whole to every rank.
+ *
  * What a linear leaves goes straight to where the next operation wants it, in one redistribution.
  * Attention lies the same in every form of a step, because the KV cache of a rank does: all rows
  * and a rank's own heads, or the rows of a rank's home and more heads (plan_attention). With homes
@@ -47,6 +49,7 @@ struct flow {
     struct mixture_config mixture;        /* gate/up's outputs and down's inputs: of all experts of
                                              a row, one after the other */
     bool tied;                            /* head and embedding are one weight */
+    bool pooling;                         /* the head is no product */
     bool post_norms;                      /* parallel_post_norm, twice in a layer */
     bool o_bias;                          /* parallel_bias, and of a mixture that of its sum */
     bool scaled;                          /* parallel_scale, twice in a layer */

@@ -713,6 +713,22 @@ out:
     return st;
 }
 
+enum status parallel_pool(struct parallel *p, struct cview n, const int32_t *sample,
+                          const int32_t *sample_host, int32_t samples, struct view *whole,
+                          struct err *err)
+{
+    enum status st = OK;
+    const struct flow_linear *l = &p->now->linear[PLAN_HEAD];
+    int32_t own;
+    const int32_t *index = own_samples(p, sample, sample_host, samples, &own);
+    struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols);
+    const struct matrix x = {{p->samples, l->in}};
+    TRY(backend_select(p->b, chosen, n, index, err));
+    TRY(move(p, &x, &l->before, chosen.data, whole, err));
+out:
+    return st;
+}
+
 struct span parallel_vocab(const struct parallel *p, int32_t rank)
 {
     const struct matrix x = flow_matrix(0, p->now->linear[PLAN_HEAD].out);

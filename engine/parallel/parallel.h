@@ -106,6 +106,11 @@ enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view 
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,
                           const int32_t *sample_host, int32_t samples, struct parallel_weight w,
                           struct view *logits, struct err *err) MUST_USE;
+/* *whole = those rows themselves, of all columns, on every rank; valid until the next step. With
+ * pooling, instead of the head. */
+enum status parallel_pool(struct parallel *p, struct cview n, const int32_t *sample,
+                          const int32_t *sample_host, int32_t samples, struct view *whole,
+                          struct err *err) MUST_USE;
 /* Ids whose logits a rank has: every id is on one rank. */
 struct span parallel_vocab(const struct parallel *p, int32_t rank);
 /* *whole = rows [begin, end) of these logits from all ranks, [end - begin, V], valid until the next

@@ -113,8 +113,8 @@ enum status completion_check_choices(const struct completion_request *r,
     if (rules->choices_max == 0 || choices <= rules->choices_max)
         return OK;
     return api_error_field(e, r->n > 1 ? "n" : r->source,
-                           "%s and n ask for %d answers at once, this server takes at most %d",
-                           r->source, choices, rules->choices_max);
+                           "%s%s for %d answers at once, this server takes at most %d", r->source,
+                           r->n > 1 ? " and n ask" : " asks", choices, rules->choices_max);
 }
 
 enum status completion_parse(const char *text, size_t n, const struct completion_rules *rules,
@@ -151,6 +151,11 @@ struct request_params completion_params(const struct completion_request *r)
     p.prediction = r->prediction_ids;
     p.prediction_count = r->prediction_count;
     return p;
+}
+
+uint64_t completion_salt(const struct completion_rules *rules, const struct field_string *salt)
+{
+    return salt->bytes ? base_hash(rules->salt_key, salt->bytes, salt->len) : 0;
 }
 
 enum status completion_forbid(struct completion_request *r, const int32_t *ids, int32_t count,

@@ -12,7 +12,7 @@
 #include "server/api/field.h"
 #include "server/grammar/structure.h"
 
-#define COMPLETION_PROMPTS_MAX 1024
+#define COMPLETION_PROMPTS_MAX 2048
 #define COMPLETION_N_MAX 128
 #define COMPLETION_STOP_MAX 16
 #define COMPLETION_BAD_WORDS_MAX 64
@@ -27,6 +27,8 @@ struct completion_rules {
     int32_t vocab, max_model_len;
     int32_t choices_max; /* of one request, all prompts together; 0: as many as fields allow */
     bool has_tokenizer;
+    int32_t columns; /* of the vectors that this model gives; 0: it makes texts */
+    bool normalizes; /* they have length 1 unless a request says otherwise */
     struct answer_form answer; /* how the model answers in a chat */
     struct generation_defaults defaults;
     uint64_t salt_key; /* random: no client can aim at the hash of another's cache_salt */
@@ -38,6 +40,14 @@ struct completion_prompt {
     int32_t *ids;
     int32_t count;
     int32_t own_begin, own_end; /* with echo: ids that came from the text, not added around it */
+    int32_t after;              /* of a vector's text: how many of the last ids were added to it */
+};
+
+/* What of a vector is wanted. */
+struct completion_vector {
+    int32_t dimensions; /* its first numbers; 0: all */
+    bool normalize;     /* then divided by their length */
+    bool base64;        /* written as the bytes of floats, little-endian */
 };
 
 struct completion_request {
@@ -64,6 +74,7 @@ struct completion_request {
     /* What is borrowed from beside doc; NULL: nothing. own_tools: tools and the choice of one, as
      * chat has them, of a request that says it otherwise. */
     struct jdoc *own_schema, *own_tools;
+    struct completion_vector vector; /* params.pooled */
     struct buf repeated; /* what the answer says again of the request, as members of an object */
     /* for the engine: completion_params. A guide is a reference that is ours. */
     struct request_params params;
@@ -79,6 +90,8 @@ enum status completion_parse(const char *text, size_t n, const struct completion
 /* What the engine is asked; still to be set: client, choice, and seed unless has_seed. Points into
  * *r. */
 struct request_params completion_params(const struct completion_request *r);
+/* What of the cache a request shares, by its own words; nothing: what all have. */
+uint64_t completion_salt(const struct completion_rules *rules, const struct field_string *salt);
 /* One more sequence of tokens that may not be produced. ERR_INPUT when there are too many. */
 enum status completion_forbid(struct completion_request *r, const int32_t *ids, int32_t count,
                               struct api_error *e) MUST_USE;

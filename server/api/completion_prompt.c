@@ -5,34 +5,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status empty(struct api_error *e)
+static enum status empty(const struct completion_request *r, struct api_error *e)
 {
-    return api_error_field(e, "prompt", "prompt must not be empty");
+    return api_error_field(e, r->source, "%s must not be empty", r->source);
 }
 
 static enum status parse_ids(const struct jdoc *array, const struct completion_rules *rules,
-                             struct completion_prompt *p, struct api_error *e)
+                             const struct completion_request *r, struct completion_prompt *p,
+                             struct api_error *e)
 {
     size_t count = jdoc_size(array);
     if (count == 0)
-        return empty(e);
+        return empty(r, e);
     p->ids = malloc(count * sizeof *p->ids);
     if (!p->ids)
         return ERR_NOMEM;
     p->count = (int32_t)count; /* bounded by the tokens of a document */
-    return field_tokens("prompt", array, (int64_t)count, rules->vocab, p->ids, e);
+    return field_tokens(r->source, array, (int64_t)count, rules->vocab, p->ids, e);
 }
 
 static enum status parse_text(const struct jdoc *v, const struct completion_rules *rules,
-                              struct completion_prompt *p, struct api_error *e)
+                              const struct completion_request *r, struct completion_prompt *p,
+                              struct api_error *e)
 {
     if (jdoc_type(v) != JDOC_STRING)
-        return api_error_field(e, "prompt", "prompt must not mix strings with other values");
+        return api_error_field(e, r->source, "%s must not mix strings with other values",
+                               r->source);
     if (!rules->has_tokenizer)
-        return api_error_field(e, "prompt",
-                               "prompt must be token ids: this model came without a tokenizer");
+        return api_error_field(e, r->source,
+                               "%s must be token ids: this model came without a tokenizer",
+                               r->source);
     if (jdoc_string_len(v) == 0)
-        return empty(e);
+        return empty(r, e);
     p->text = (struct field_string){jdoc_string(v), jdoc_string_len(v)};
     return OK;
 }
@@ -45,7 +49,7 @@ static enum status parse_list(const struct jdoc *list, const struct completion_r
     enum jdoc_type type = jdoc_type(jdoc_at(list, 0));
     enum status st = OK;
     if (count > COMPLETION_PROMPTS_MAX)
-        return api_error_field(e, "prompt", "prompt may hold at most %d prompts, got %zu",
+        return api_error_field(e, r->source, "%s may hold at most %d prompts, got %zu", r->source,
                                COMPLETION_PROMPTS_MAX, count);
     r->prompts = calloc(count, sizeof *r->prompts);
     if (!r->prompts)
@@ -54,11 +58,12 @@ static enum status parse_list(const struct jdoc *list, const struct completion_r
         const struct jdoc *v = jdoc_at(list, i);
         struct completion_prompt *p = &r->prompts[r->prompt_count++];
         if (type == JDOC_STRING)
-            st = parse_text(v, rules, p, e);
+            st = parse_text(v, rules, r, p, e);
         else if (jdoc_type(v) == JDOC_ARRAY)
-            st = parse_ids(v, rules, p, e);
+            st = parse_ids(v, rules, r, p, e);
         else
-            st = api_error_field(e, "prompt", "prompt must not mix lists with other values");
+            st = api_error_field(e, r->source, "%s must not mix lists with other values",
+                                 r->source);
     }
     return st;
 }
@@ -69,11 +74,11 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
     char text[80];
     bool array = jdoc_type(v) == JDOC_ARRAY;
     if (!array && jdoc_type(v) != JDOC_STRING)
-        return api_error_field(e, "prompt",
-                               "prompt must be a string, token ids, or a list of either, got %s",
-                               field_text(v, text, sizeof text));
+        return api_error_field(e, r->source,
+                               "%s must be a string, token ids, or a list of either, got %s",
+                               r->source, field_text(v, text, sizeof text));
     if (array && jdoc_size(v) == 0)
-        return empty(e);
+        return empty(r, e);
     enum jdoc_type first = array ? jdoc_type(jdoc_at(v, 0)) : JDOC_STRING;
     if (array && (first == JDOC_STRING || first == JDOC_ARRAY))
         return parse_list(v, rules, r, e);
@@ -81,7 +86,7 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
     if (!r->prompts)
         return ERR_NOMEM;
     r->prompt_count = 1;
-    return array ? parse_ids(v, rules, r->prompts, e) : parse_text(v, rules, r->prompts, e);
+    return array ? parse_ids(v, rules, r, r->prompts, e) : parse_text(v, rules, r, r->prompts, e);
 }
 
 /* ---- length ---- */
@@ -91,7 +96,13 @@ static enum status too_long(const struct completion_request *r, int32_t max_mode
 {
     const int64_t completion = r->params.max_tokens;
     enum status st;
-    if (r->caps_answer)
+    if (r->params.pooled)
+        st = api_error_set(e, 400, "context_length_exceeded",
+                           "This model's maximum context length is %d tokens. However, you "
+                           "requested %s%lld tokens in the %s. Please reduce it, or cut it with "
+                           "truncate_prompt_tokens.",
+                           max_model_len, about, (long long)prompt, r->source);
+    else if (r->caps_answer)
         st = api_error_set(e, 400, "context_length_exceeded",
                            "prompt is too long: %s%lld tokens > %d maximum", about,
                            (long long)prompt, max_model_len - 1);
@@ -106,15 +117,23 @@ static enum status too_long(const struct completion_request *r, int32_t max_mode
     return st;
 }
 
+/* The last of a prompt that is to go on; of a text whose vector is wanted the first, and what was
+ * added to its end. */
+static void truncate(const struct completion_request *r, struct completion_prompt *p, int32_t keep)
+{
+    const int32_t first = r->params.pooled && p->after < keep ? keep - p->after : 0;
+    const int32_t rest = keep - first;
+    memmove(p->ids + first, p->ids + p->count - rest, (size_t)rest * sizeof *p->ids);
+    p->count = keep;
+}
+
 enum status completion_prompt_fit(const struct completion_request *r, struct completion_prompt *p,
                                   int32_t max_model_len, struct api_error *e)
 {
     const int32_t answer = r->caps_answer ? 1 : r->params.max_tokens;
     int32_t keep = r->truncate < 0 ? max_model_len - answer : r->truncate;
-    if (r->truncate != 0 && keep > 0 && p->count > keep) {
-        memmove(p->ids, p->ids + p->count - keep, (size_t)keep * sizeof *p->ids);
-        p->count = keep;
-    }
+    if (r->truncate != 0 && keep > 0 && p->count > keep)
+        truncate(r, p, keep);
     if ((int64_t)p->count + answer <= (int64_t)max_model_len)
         return OK;
     return too_long(r, max_model_len, "", p->count, e);

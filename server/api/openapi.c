@@ -3,6 +3,7 @@
 #include "server/api/openapi.h"
 
 #include "server/api/chat.h"
+#include "server/api/embedding.h"
 #include "server/api/messages.h"
 #include "server/api/responses.h"
 #include "server/api/tokenize.h"
@@ -66,6 +67,17 @@ static const struct property {
     {"Completion", "system_fingerprint", string, true},
     {"Completion", "choices", LIST(REF("Choice")), true},
     {"Completion", "usage", REF("Usage"), true},
+    {"Embedding", "object", "{\"const\":\"embedding\"}", true},
+    {"Embedding", "index", count, true},
+    {"Embedding", "embedding",
+     "{\"anyOf\":[{\"type\":\"string\"}," LIST("{\"type\":\"number\"}") "]}", true},
+    {"Embeddings", "id", string, true},
+    {"Embeddings", "object", "{\"const\":\"list\"}", true},
+    {"Embeddings", "created", count, true},
+    {"Embeddings", "model", string, true},
+    {"Embeddings", "system_fingerprint", string, true},
+    {"Embeddings", "data", LIST(REF("Embedding")), true},
+    {"Embeddings", "usage", REF("Usage"), true},
     {"ChatTopLogprob", "token", string, true},
     {"ChatTopLogprob", "logprob", "{\"type\":\"number\",\"maximum\":0}", true},
     {"ChatTopLogprob", "bytes", BYTES, true},
@@ -238,7 +250,8 @@ enum {
     MODEL_PATH = 64,
     PROGRESS = 128, /* 503 with the same schema as 200 */
     VALUES = 256,   /* of the model, not finite */
-    ANTHROPIC = 512 /* in the form that Anthropic's clients read */
+    ANTHROPIC = 512, /* in the form that Anthropic's clients read */
+    WHOLE = 1024     /* never a stream */
 };
 
 static const struct operation {
@@ -255,6 +268,8 @@ static const struct operation {
      "Message", BAD | UNKNOWN | BODY | BUSY | READY | VALUES | ANTHROPIC},
     {"/v1/messages/count_tokens", "post", "countTokens", "Counts the tokens of such a request",
      "MessageTokens", BAD | UNKNOWN | BODY | BUSY | ANTHROPIC},
+    {"/v1/embeddings", "post", "embed", "A vector of each input, with --runner pooling",
+     "Embeddings", BAD | UNKNOWN | BODY | BUSY | READY | VALUES | WHOLE},
     {"/tokenize", "post", "tokenize", "Text to token ids", "Tokens",
      BAD | UNKNOWN | BODY | BUSY | TOKENIZER},
     {"/detokenize", "post", "detokenize", "Token ids to text", "Text",
@@ -327,6 +342,8 @@ static void write_request(const char *path, const struct completion_rules *rules
         messages_schema(rules, out);
     else if (strcmp(path, "/v1/messages/count_tokens") == 0)
         messages_count_schema(rules, out);
+    else if (strcmp(path, "/v1/embeddings") == 0)
+        embedding_schema(rules, out);
     else
         completion_schema(rules, out);
     buf_puts(out, "}}}");
@@ -347,7 +364,7 @@ static void write_operation(const struct operation *o, const struct completion_r
         buf_printf(out, "\"application/json\":{\"schema\":" REF("%s") "}", o->answer);
     else
         buf_printf(out, "\"text/plain\":{\"schema\":%s}", string);
-    if (o->may & READY && o->may & BODY)
+    if (o->may & READY && o->may & BODY && !(o->may & WHOLE))
         buf_puts(out, ",\"text/event-stream\":{}");
     buf_puts(out, "}}");
     if (o->may & PROGRESS)

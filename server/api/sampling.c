@@ -259,7 +259,6 @@ enum status sampling_convert(const struct sampling *s, const struct completion_r
     convert(s, r);
     r->stop_count = list_strings(s->stop, r->stop);
     r->bad_word_count = list_strings(s->bad_words, r->bad_words);
-    if (s->cache_salt.bytes)
-        r->params.cache_salt = base_hash(rules->salt_key, s->cache_salt.bytes, s->cache_salt.len);
+    r->params.cache_salt = completion_salt(rules, &s->cache_salt);
     return list_tokens(s, rules->vocab, r, e);
 }

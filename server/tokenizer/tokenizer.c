@@ -454,6 +454,11 @@ out:
     return st;
 }
 
+int32_t tokenizer_added_behind(const struct tokenizer *t)
+{
+    return t->after.count;
+}
+
 static void add_fringe(const struct fringe *f, struct buf *ids)
 {
     buf_add(ids, f->ids, (size_t)f->count * sizeof *f->ids);

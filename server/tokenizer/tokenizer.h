@@ -59,6 +59,8 @@ struct tokenizer_text {
 enum status tokenizer_encode_marked(const struct tokenizer *t, const struct tokenizer_text *text,
                                     bool special, int32_t **ids, int32_t *count,
                                     struct err *err) MUST_USE;
+/* How many tokens `special` adds behind a text. */
+int32_t tokenizer_added_behind(const struct tokenizer *t);
 /* No text of n bytes has fewer tokens than this. */
 size_t tokenizer_tokens_min(const struct tokenizer *t, size_t n);
 

@@ -99,7 +99,7 @@ static void measure(int32_t streams, int64_t work_ns)
     CHECK(rank && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
     rank->fd = pair[1];
     rank->work_ns = work_ns;
-    must(link_open(pair, 1, SLOTS, &links, &err), &err);
+    must(link_open(pair, 1, SLOTS, 0, &links, &err), &err);
     CHECK(pthread_create(&thread, NULL, rank_main, rank) == 0);
     const struct engine_config config = {
         .sched = {.limits = limits, .waiting_max = SLOTS, .max_model_len = CONTEXT},

@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0 || size - 1 > BYTES_MAX)
         return 0;
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-    CHECK(link_open(ends, 1, SLOTS, &links, &err) == OK);
+    CHECK(link_open(ends, 1, SLOTS, 0, &links, &err) == OK);
     if (data[0] % 2)
         link_hear(links, 0, &board);
     say(ends[1], data + 1, size - 1);
