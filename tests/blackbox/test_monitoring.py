@@ -341,7 +341,7 @@ CASES = [
     ("TesseraPrefixCacheCold", {**{name: f"{value.split('x')[0]}x{DAYS}"
                                    for name, value in HEALTHY.items()}, HITS: COLD}, DAYS),
     ("", {REFUSALS: "0+0x60 0+6x39"}, 38),  # a burst
-    ("", {ERRORS: "0+50x10 500+0x89", **{name: "0+0x10 1+0x89" for name in RANKS}}, 14),  # a start
+    ("", {ERRORS: "0+50x10 500+0x89", **{name: "0+0x10 1+0x89" for name in RANKS}}, 9),  # a start
 ]
 
 
