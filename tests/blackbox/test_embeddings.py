@@ -1,5 +1,5 @@
-"""Vectors of texts: those of transformers and of numpy, the same bits alone, in any batch and at any
-number of ranks, with what each layout moves for them; and what is refused.
+"""Vectors of texts: those of transformers and of numpy, the same bits alone, in any batch and at
+any number of ranks, with what each layout moves for them; and what is refused.
 
 The goldens' logits are products of the wanted hidden states with a head of more rows than columns,
 so transformers' hidden states come back from them by least squares."""
