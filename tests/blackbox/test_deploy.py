@@ -1,4 +1,5 @@
-"""The unit, the example configuration and the container recipe do what they say.
+"""The unit, the example configuration, the container recipe and the objects for Kubernetes do what
+they say.
 
 There need be no container engine: the recipe's own steps are run, in a folder instead of an image.
 """
@@ -14,6 +15,7 @@ import subprocess
 import tempfile
 
 import pytest
+import yaml
 
 import checkpoint
 import harness
@@ -308,3 +310,83 @@ def test_example_configuration(tmp_path):
     assert done.returncode == 0 and "context 256" in done.stdout, done.stdout + done.stderr
     done = run("serve", "--config", ROOT / "deploy/example.yaml")
     assert done.returncode == 3 and "/srv/models/NAME" in done.stderr, done.stderr
+
+
+# ---- Kubernetes ---------------------------------------------------------------------------------
+
+
+def kubernetes(gpu=False):
+    """(deployment, pod, container, service); gpu: with the volumes that are comments."""
+    text = (ROOT / "deploy/kubernetes.yaml").read_text()
+    if gpu:
+        text, count = re.subn(r"^( *)# (?=- \{name)", r"\1", text, flags=re.MULTILINE)
+        assert count == 4
+    deployment, service = yaml.safe_load_all(text)
+    assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    return deployment, pod, container, service
+
+
+def test_kubernetes_fits_the_recipe():
+    _, pod, container, _ = kubernetes()
+    assert f"VERSION={container['image'].removeprefix('tessera:')}" in of_stage(1, "ARG")
+    user = pod["spec"]["securityContext"]
+    assert [f"{user['runAsUser']}:{user['runAsGroup']}"] == of_stage(1, "USER")
+    assert user["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["args"][:2] == json.loads(of_stage(1, "CMD")[0])
+    (port,) = container["ports"]
+    assert [str(port["containerPort"])] == of_stage(1, "EXPOSE")
+
+
+def test_kubernetes_fits_itself():
+    for gpu in (False, True):
+        deployment, pod, container, service = kubernetes(gpu)
+        labels = pod["metadata"]["labels"]
+        assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert service["spec"]["selector"].items() <= labels.items()
+        (port,) = container["ports"]
+        assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
+        assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
+        assert mounted == {"model", "keys"} | ({"shm", "tmp"} if gpu else set())
+    options = dict(arg.removeprefix("--").split("=") for arg in container["args"] if "=" in arg)
+    wanted = int(options["tensor-parallel-size"]) * int(options["threads-per-rank"]) + 1
+    requests, limits = (container["resources"][kind] for kind in ("requests", "limits"))
+    assert requests == limits and limits["cpu"] == str(wanted)
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["spec"]["terminationGracePeriodSeconds"] > pause + int(options["drain-timeout"])
+
+
+def test_kubernetes_starts_a_server(tmp_path, request):
+    """Its arguments, with the keys as a secret's volume has them: links, and group-readable."""
+    _, pod, container, _ = kubernetes()
+    (secret,) = [v["secret"] for v in pod["spec"]["volumes"] if v["name"] == "keys"]
+    (mount,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "keys"]
+    (variable,) = container["env"]
+    assert variable["value"] == mount
+    folder = tmp_path / "keys/..2026"
+    folder.mkdir(parents=True)
+    (folder / "api-keys").write_text("sk-of-a-secret-0123456789\n")
+    (folder / "api-keys").chmod(secret["defaultMode"])
+    (tmp_path / "keys/..data").symlink_to("..2026")
+    (tmp_path / "keys/api-keys").symlink_to("..data/api-keys")
+    small = {"--threads-per-rank=2": "--threads-per-rank=1",
+             "--kv-cache-memory=2G": "--kv-cache-memory=24M"}
+    arguments = [small.get(arg, arg) for arg in container["args"][2:]]
+    assert not set(small) & set(arguments) and len(set(container["args"]) & set(small)) == 2
+    server = harness.Server(checkpoint.DEMO, *arguments, log=tmp_path / "log",
+                            wrapper=["env", f"{variable['name']}={tmp_path}/keys"])
+    request.node.servers = [server]
+    try:
+        server.wait_ready()
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert server.get(container[probe]["httpGet"]["path"]).status == 200
+        assert server.get(pod["metadata"]["annotations"]["prometheus.io/path"]).status == 200
+        assert server.get("/v1/models").status == 401
+        reply = server.request("GET", "/v1/models", None,
+                               {"Authorization": "Bearer sk-of-a-secret-0123456789"})
+        assert reply.json()["data"][0]["id"] == "NAME"
+    finally:
+        assert server.stop() == 0
