@@ -85,12 +85,14 @@ static void get_metrics(void *ctx, struct http_request *r)
     struct service *s = ctx;
     struct engine *engine = service_engine(s);
     struct engine_metrics snapshot;
+    struct api_error e = {0};
     struct buf body;
     memset(&snapshot, 0, sizeof snapshot);
     if (engine)
         engine_metrics(engine, &snapshot);
     buf_init(&body, PAGE_BYTES_MAX);
-    metrics_write(s->metrics, engine ? &snapshot : NULL, s->names[0], &body);
+    const bool ready = health_check_ready(s->health, engine, &e) == OK;
+    metrics_write(s->metrics, engine ? &snapshot : NULL, ready, s->names[0], &body);
     http_reply(r, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }
 

@@ -244,7 +244,8 @@ static void write_answers(struct page *p, const struct values *v)
 {
     write_head(p, "tessera:http_responses_total", "counter", "HTTP answers begun, by status.");
     for (int i = 0; i < STATUSES; i++) {
-        if (v->answers[i] == 0 && i != 200 && i != 429)
+        const bool known = i == 200 || i == 429 || i == 500 || i == 503; /* the first one counts */
+        if (v->answers[i] == 0 && !known)
             continue;
         buf_puts(p->out, "tessera:http_responses_total");
         write_labels(p);
@@ -379,13 +380,14 @@ static void write_comm(struct page *p, const struct engine_metrics *e, const cha
     }
 }
 
-void metrics_write(struct metrics *m, const struct engine_metrics *engine, const char *model,
-                   struct buf *out)
+void metrics_write(struct metrics *m, const struct engine_metrics *engine, bool ready,
+                   const char *model, struct buf *out)
 {
     struct page p = {out, model};
     pthread_mutex_lock(&m->lock);
     struct values v = m->values;
     pthread_mutex_unlock(&m->lock);
+    write_value(&p, "tessera:ready", "gauge", "1 while /readyz answers 200.", ready);
     write_requests(&p, engine);
     write_cache(&p, engine);
     write_ends(&p, &v);

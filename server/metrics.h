@@ -42,8 +42,8 @@ double metrics_last_wait(struct metrics *m);
 void metrics_count_end(struct metrics *m, enum metrics_end how);
 /* An HTTP answer, by its status. */
 void metrics_count_answer(struct metrics *m, int32_t status);
-/* Prometheus text, version 0.0.4. engine NULL: not loaded yet. */
-void metrics_write(struct metrics *m, const struct engine_metrics *engine, const char *model,
-                   struct buf *out);
+/* Prometheus text, version 0.0.4. engine NULL: not loaded yet. ready: as /readyz has it. */
+void metrics_write(struct metrics *m, const struct engine_metrics *engine, bool ready,
+                   const char *model, struct buf *out);
 
 #endif

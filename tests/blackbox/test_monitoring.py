@@ -281,6 +281,7 @@ FIRST, BETWEEN = ("vllm:time_to_first_token_seconds_bucket",
 # What a server in good health says at every half minute, in promtool's notation.
 HEALTHY = {
     f"up{{{SERVER}}}": "1+0x99",
+    f"tessera:ready{{{MODEL}}}": "1+0x99",
     f'tessera:rank_up{{{SERVER},rank="0"}}': "1+0x99",
     f'tessera:rank_up{{{SERVER},rank="1"}}': "1+0x99",
     f"tessera:group_restarts_total{{{SERVER}}}": "0+0x99",
@@ -302,6 +303,7 @@ HEALTHY = {
     f"vllm:prefix_cache_queries_total{{{MODEL}}}": "0+3000x99",
     f"vllm:prefix_cache_hits_total{{{MODEL}}}": "0+1500x99",
 }
+READY = f"tessera:ready{{{MODEL}}}"
 RANKS = {name: "0+0x99" for name in HEALTHY if name.startswith("tessera:rank_up")}
 NO_RANKS = {name: None for name in RANKS}
 ERRORS = f'tessera:http_responses_total{{{MODEL},code="503"}}'
@@ -317,9 +319,11 @@ COLD = f"0+1500x1440 2160000+50x{DAYS - 1440}"
 CASES = [
     ("", {}),
     ("TesseraDown", {**dict.fromkeys(HEALTHY), f"up{{{SERVER}}}": "0+0x99"}),
-    ("TesseraNotReady", {**RANKS, STEPS: None, RUNNING: "0+0x99"}),
-    ("TesseraNotReady", {**NO_RANKS, STEPS: None, RUNNING: "0+0x99", ERRORS: "0+50x99"}),
-    ("", {**NO_RANKS, STEPS: None, RUNNING: "0+0x99", ERRORS: "0+50x99"}, 14),
+    ("TesseraNotReady", {**RANKS, STEPS: None, RUNNING: "0+0x99", READY: "0+0x99"}),
+    ("TesseraNotReady", {**NO_RANKS, STEPS: None, RUNNING: "0+0x99", ERRORS: "0+50x99",
+                         READY: "0+0x99"}),
+    ("TesseraNotReady", {READY: "0+0x99"}),  # it drains, and does not end
+    ("", {**NO_RANKS, STEPS: None, RUNNING: "0+0x99", ERRORS: "0+50x99", READY: "0+0x99"}, 14),
     ("", {f"up{{{SERVER}}}": "1+0x78 0+0x20"}, 40),  # restarted
     ("TesseraRanksLost", {f"tessera:group_restarts_total{{{SERVER}}}": "0+0x40 1+0x59"}),
     ("TesseraStalled", {STEPS: "0+600x60 36000+0x39"}),

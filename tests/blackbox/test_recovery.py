@@ -71,6 +71,7 @@ def test_answers_are_the_same(serve, synthetic, ranks, lost):
     assert not set(first) & set(server.ranks())
     assert server.metrics().sum("tessera:group_restarts_total") == 1
     assert server.metrics().sum("tessera:rank_up") == ranks
+    assert server.metrics().sum("tessera:ready") == 1
     assert server.get("/readyz").status == 200
     assert "was killed by signal 9" in server.log
     # what the cache knew is forgotten with its content
@@ -212,6 +213,7 @@ def test_probes_tell(serve, tmp_path):
         startup = server.get("/startupz")
         assert (startup.status, startup.json()["phase"]) == (200, "recovering")
         assert server.metrics().sum("tessera:rank_up") == 0
+        assert server.metrics().sum("tessera:ready") == 0
         hung.go_on()
         assert len(server.token_ids(PROMPT, 2)) == 2
         assert hung.reply.result(60 * PATIENCE).status == 200
