@@ -24,10 +24,10 @@ static struct checkpoint *must_open(const char *dir)
 
 static const struct checkpoint_tensor corpus_tensors[] = {
     {"head.weight", DTYPE_BF16, 2, 37, 12, NULL},
-    {"layers.0.down.weight", DTYPE_F16, 2, 12, 29, NULL},
-    {"layers.0.norm.weight", DTYPE_BF16, 1, 1, 12, NULL},
-    {"layers.0.up.weight", DTYPE_F32, 2, 29, 12, NULL},
-    {"layers.0.rotary.inv_freq", DTYPE_I64, 1, 1, 3, NULL}};
+    {"model.layers.0.down.weight", DTYPE_F16, 2, 12, 29, NULL},
+    {"model.layers.0.norm.weight", DTYPE_BF16, 1, 1, 12, NULL},
+    {"model.layers.0.up.weight", DTYPE_F32, 2, 29, 12, NULL},
+    {"model.layers.0.rotary.inv_freq", DTYPE_I64, 1, 1, 3, NULL}};
 
 static double element(const void *data, enum dtype t, size_t i)
 {
@@ -152,7 +152,7 @@ static void test_prefers_own_copy(void **state)
         copy_file(from, to, i == 2);
     }
     struct checkpoint *c = must_open(scratch_path("copies"));
-    const struct checkpoint_tensor *t = checkpoint_find(c, "layers.0.norm.weight");
+    const struct checkpoint_tensor *t = checkpoint_find(c, "model.layers.0.norm.weight");
     for (int32_t rank = 0; rank < 3; rank++)
         assert_int_equal(checkpoint_read(c, t, row, all, rank, own[rank], &err), OK);
     assert_memory_equal(own[0], own[2], sizeof own[0]); /* no rank of that number: the first copy */
@@ -259,13 +259,13 @@ static void corpus_plan(struct local_weight w[4])
     toy_begin(&w[0], "head", 12, DTYPE_BF16);
     toy_slice(&w[0], "head.weight", 37, 12, (struct span){0, 37}, d);
     toy_begin(&w[1], "down", 29, DTYPE_BF16);
-    toy_slice(&w[1], "layers.0.down.weight", 12, 29, d, (struct span){0, 29});
+    toy_slice(&w[1], "model.layers.0.down.weight", 12, 29, d, (struct span){0, 29});
     toy_begin(&w[2], "norm", 12, DTYPE_F32);
     w[2].kind = LOCAL_VECTOR;
-    toy_slice(&w[2], "layers.0.norm.weight", 1, 12, (struct span){0, 1}, d);
+    toy_slice(&w[2], "model.layers.0.norm.weight", 1, 12, (struct span){0, 1}, d);
     w[2].slices[0].ndim = 1;
     toy_begin(&w[3], "up", 12, DTYPE_BF16);
-    toy_slice(&w[3], "layers.0.up.weight", 29, 12, (struct span){0, 29}, d);
+    toy_slice(&w[3], "model.layers.0.up.weight", 29, 12, (struct span){0, 29}, d);
 }
 
 static void check_refused(const struct checkpoint *c, const struct local_weight *w, int32_t count,
@@ -280,16 +280,19 @@ static void check_refused(const struct checkpoint *c, const struct local_weight 
 
 static void test_check(void **state)
 {
-    static const char *const patterns[] = {
-        "layers.*.rotary.inv_freq",    "**.inv_freq",       "layers.**", "**",
-        "layers.0.rotary.inv_freq.**", "layers.**.rotary.*"};
+    static const char *const patterns[] = {"model.layers.*.rotary.inv_freq",
+                                           "**.inv_freq",
+                                           "model.layers.**",
+                                           "**",
+                                           "model.layers.0.rotary.inv_freq.**",
+                                           "model.layers.**.rotary.*"};
     static const char *const misses[] = {"*.inv_freq",
-                                         "layers.*",
-                                         "layers.*.rotary",
-                                         "layers.0",
-                                         "layers.0.rotary.inv_freq.*",
+                                         "model.layers.*",
+                                         "model.layers.*.rotary",
+                                         "model.layers.0",
+                                         "model.layers.0.rotary.inv_freq.*",
                                          "*",
-                                         "layers.0.rotary.inv",
+                                         "model.layers.0.rotary.inv",
                                          "**.rotary"};
     const char *const all = "**.inv_freq";
     struct checkpoint *c = must_open(CORPUS "/index");
@@ -304,17 +307,18 @@ static void test_check(void **state)
         assert_int_equal(ignored, 1);
     }
     for (size_t i = 0; i < ARRAY_LEN(misses); i++)
-        check_refused(c, w, 4, misses[i], "unexpected tensor layers.0.rotary.inv_freq");
-    check_refused(c, w, 3, all, "unexpected tensor layers.0.up.weight");
+        check_refused(c, w, 4, misses[i], "unexpected tensor model.layers.0.rotary.inv_freq");
+    check_refused(c, w, 3, all, "unexpected tensor model.layers.0.up.weight");
     w[3].slices[0].shape[0] = 30;
     check_refused(c, w, 4, all, "up.weight: expected 2-d [30, 12], found 2-d [29, 12]");
     corpus_plan(w);
     w[2].slices[0].ndim = 2;
     check_refused(c, w, 4, all, "norm.weight: expected 2-d [1, 12], found 1-d [1, 12]");
     corpus_plan(w);
-    snprintf(w[1].slices[0].tensor, PLACEMENT_NAME_MAX, "layers.0.dawn.weight");
-    check_refused(c, w, 4, all, "layers.0.dawn.weight is missing (nearest: layers.0.down.weight)");
-    snprintf(w[2].slices[0].tensor, PLACEMENT_NAME_MAX, "layers.0.rotary.inv_freq");
+    snprintf(w[1].slices[0].tensor, PLACEMENT_NAME_MAX, "model.layers.0.dawn.weight");
+    check_refused(c, w, 4, all,
+                  "model.layers.0.dawn.weight is missing (nearest: model.layers.0.down.weight)");
+    snprintf(w[2].slices[0].tensor, PLACEMENT_NAME_MAX, "model.layers.0.rotary.inv_freq");
     w[2].slices[0].shape[1] = 3;
     check_refused(c, &w[2], 1, "**", "inv_freq: expected F32, F16 or BF16, found I64");
     checkpoint_close(c);
@@ -458,7 +462,7 @@ static void test_shard_leaves_out(void **state)
     checkpoint_close(c);
     c = must_open(scratch_path("less"));
     assert_int_equal(checkpoint_count(c), 4);
-    assert_null(checkpoint_find(c, "layers.0.rotary.inv_freq"));
+    assert_null(checkpoint_find(c, "model.layers.0.rotary.inv_freq"));
     checkpoint_close(c);
 }
 

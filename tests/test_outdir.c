@@ -82,7 +82,7 @@ static enum status shard_to(const char *dir, struct err *err)
         toy_begin(&plan[r][HEAD], "head", 12, DTYPE_BF16);
         toy_slice(&plan[r][HEAD], "head.weight", 37, 12, placement_block(37, 2, r), d);
         toy_begin(&plan[r][UP], "up", 12, DTYPE_BF16);
-        toy_slice(&plan[r][UP], "layers.0.up.weight", 29, 12, placement_block(29, 2, r), d);
+        toy_slice(&plan[r][UP], "model.layers.0.up.weight", 29, 12, placement_block(29, 2, r), d);
     }
     enum status st = checkpoint_open(CORPUS, &c, err);
     if (st == OK)
@@ -98,7 +98,7 @@ static void check_whole(struct checkpoint *c)
     uint16_t values[37 * 12];
     struct err err = {""};
     assert_non_null(t);
-    assert_non_null(checkpoint_find(c, "layers.0.up.weight"));
+    assert_non_null(checkpoint_find(c, "model.layers.0.up.weight"));
     assert_int_equal(
         checkpoint_read(c, t, (struct span){0, 37}, (struct span){0, 12}, -1, values, &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(values); i++)
