@@ -8,6 +8,7 @@
 #include "engine/rank_state.h"
 #include "kernels/host_memory.h"
 
+#include <math.h>
 #include <sys/mman.h>
 
 enum { ROWS = 48, PAGE = 4096, LINE = 64 };
@@ -241,6 +242,27 @@ static void run_largest_steps(struct cluster *c)
     cluster_step(c);
 }
 
+/* Of the last step: one row. Rank 0 tells of its vector, where that is what the model gives, and
+ * room for requests that wait is found accordingly. */
+static void check_result(const struct cluster *c, bool pools)
+{
+    assert_int_equal(c->footprint.limits.columns, pools ? c->setup.model.hidden : 0);
+    assert_int_equal(c->setup.options.max_num_queued_reqs,
+                     pools ? OPTIONS_QUEUED_VECTORS : OPTIONS_QUEUED_DEFAULT);
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        const struct step_result *result = &c->result[r];
+        assert_int_equal(result->count, 1);
+        assert_int_equal(result->vector != NULL, pools && r == 0);
+        assert_int_equal(result->columns, c->footprint.limits.columns);
+        if (pools)
+            assert_int_equal(result->ids[0], 0); /* the step's own word */
+    }
+    double squares = 0;
+    for (int32_t i = 0; i < c->result[0].columns; i++)
+        squares += (double)c->result[0].vector[i] * (double)c->result[0].vector[i];
+    assert_true(!pools || (isfinite(squares) && squares > 0));
+}
+
 static void test_as_planned(void **state)
 {
     (void)state;
@@ -258,6 +280,7 @@ static void test_as_planned(void **state)
                          wanted);
         }
         run_largest_steps(c);
+        check_result(c, cases[i].pools);
         cluster_close(c);
     }
 }
