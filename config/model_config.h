@@ -119,10 +119,10 @@ struct model_config {
     bool head_norm;     /* an RMS norm of each head of q and of k before the rotation */
     bool interleaved;   /* neighbours in a head turn together, not an element of each half */
     bool tied;          /* head shares the embedding's storage */
-    bool headless;      /* config.json describes a model that makes no tokens: its class is XModel */
-    bool pooling;       /* vectors are wanted of it, not tokens: there is no head */
-    bool gelu;          /* the MLP's gate: gelu by tanh; else silu */
-    bool norm_offset;   /* the checkpoint has gains of norms less one */
+    bool headless;    /* config.json describes a model that makes no tokens: its class is XModel */
+    bool pooling;     /* vectors are wanted of it, not tokens: there is no head */
+    bool gelu;        /* the MLP's gate: gelu by tanh; else silu */
+    bool norm_offset; /* the checkpoint has gains of norms less one */
     enum post_norms post_norms;
     float embed_scale;    /* of the embedding's rows; 1 for most */
     float residual_scale; /* of what attention and MLP make, before it is added; 1 for most */

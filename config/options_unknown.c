@@ -54,6 +54,8 @@ static const struct {
     {"max-logprobs", NULL, LEAVE "requests may always ask for as many as the API documents"},
     {"limit-mm-per-prompt", NULL, LEAVE "only text is read"},
     {"q", "quantization", NULL},
+    {"task|convert|pooler-config|override-pooler-config|embedding|embeddings|is-embedding|pooling",
+     "runner", "--runner pooling makes vectors, of each text's last token"},
     /* llama-server */
     {"m", NULL, "the model's directory is the first word behind the command, without an option"},
     {"c|ctx-size", "max-model-len", NULL},

@@ -14,11 +14,9 @@
 /* "lasttoken" as older files say it, a flag for each way; newer ones name it. */
 static void expect_last_token(struct reader *r)
 {
-    static const char *const others[] = {"pooling_mode_cls_token",
-                                         "pooling_mode_mean_tokens",
-                                         "pooling_mode_max_tokens",
-                                         "pooling_mode_mean_sqrt_len_tokens",
-                                         "pooling_mode_weightedmean_tokens"};
+    static const char *const others[] = {
+        "pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_max_tokens",
+        "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"};
     if (jdoc_get_value(r->object, "pooling_mode")) {
         reader_expect(r, "pooling_mode", "lasttoken");
         return;

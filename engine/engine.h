@@ -29,7 +29,7 @@ struct guide;
  * ask for nothing: zero, but for top_p and repetition_penalty (1), logprobs, prompt_logprobs (-1):
  * request_params_default sets them. Order of transforms: kernels/numerics.h. */
 struct request_params {
-    bool pooled; /* a vector of the prompt is wanted, and no token: max_tokens is 0 */
+    bool pooled;        /* a vector of the prompt is wanted, and no token: max_tokens is 0 */
     int32_t max_tokens; /* >= 0; the engine cuts it to the context; 0 computes the prompt only */
     int32_t min_tokens; /* until as many are produced: no end token, no stop id */
     float temperature;  /* 0 = greedy */

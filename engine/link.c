@@ -52,10 +52,8 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, int32_t co
     l->count = l->ends ? count : 0;
     l->ids_max = ids_max;
     l->columns = columns;
-    const struct step_answer most = {.ids = ids_max,
-                                     .logprobs = ids_max,
-                                     .stride = ENGINE_LOGPROBS_MAX,
-                                     .columns = columns};
+    const struct step_answer most = {
+        .ids = ids_max, .logprobs = ids_max, .stride = ENGINE_LOGPROBS_MAX, .columns = columns};
     l->in_cap = sizeof most + step_answer_bytes(&most) + TEXT_MAX + sizeof(struct board_report);
     for (int32_t i = 0; i < l->count; i++) {
         l->ends[i].fd = fds[i];
@@ -254,9 +252,9 @@ static struct link_answer answer_in(char *in)
     if (h->logprobs > 0)
         a.result.logprob = (const float *)(const void *)logprob;
     if (h->columns > 0)
-        a.result.vector = (const float *)(const void *)(best + (size_t)h->logprobs *
-                                                                   (size_t)h->stride *
-                                                                   sizeof(struct token_top));
+        a.result.vector =
+            (const float *)(const void *)(best + (size_t)h->logprobs * (size_t)h->stride *
+                                                     sizeof(struct token_top));
     return a;
 }
 

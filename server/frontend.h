@@ -33,7 +33,7 @@ struct frontend_config {
     struct generation_defaults defaults;
     int32_t http_threads, request_workers; /* 0: 2 each */
     int32_t queued_max;                    /* requests that wait for a worker; one more gets 429 */
-    int32_t columns;     /* of vectors, and have they length 1? 0: texts */
+    int32_t columns;                       /* of vectors, and have they length 1? 0: texts */
     bool normalizes;
     int32_t choices_max; /* answers that one request may ask for; 0: as many as its fields allow */
     double ping_s;       /* between comments to streams that wait; 0: 15 */

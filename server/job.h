@@ -1,5 +1,5 @@
-/* One request for texts or vectors from its body to the last byte of its answer: the choices it asked for,
- * what of them has come, and the one way each ends.
+/* One request for texts or vectors from its body to the last byte of its answer: the choices it
+ * asked for, what of them has come, and the one way each ends.
  *
  * References: the HTTP exchange, the worker, and every request inside the engine until its terminal
  * event. The lock guards everything from `choices` on; below it come the engine's and HTTP's locks,

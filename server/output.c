@@ -200,8 +200,9 @@ static void fail_job(struct job *j, enum finish_reason finish)
 
 static bool out_of_memory(const struct lane *l, const struct choice *c)
 {
-    return c->text.failed || c->ids.failed || c->vector.failed || l->piece.failed || logprobs_failed(&c->logprobs) ||
-           logprobs_failed(&c->prompt_logprobs) || (c->answer && answer_failed(c->answer));
+    return c->text.failed || c->ids.failed || c->vector.failed || l->piece.failed ||
+           logprobs_failed(&c->logprobs) || logprobs_failed(&c->prompt_logprobs) ||
+           (c->answer && answer_failed(c->answer));
 }
 
 static void handle_live(struct lane *l, struct choice *c, const struct token_event *event)

@@ -44,10 +44,11 @@ static enum status encode_prompt(struct job *j, struct completion_prompt *p, str
         size_t tokens_min = tokenizer_tokens_min(j->service->tokenizer, text->len);
         TRY(completion_prompt_fit_text(&j->request, tokens_min, max, e));
         TRY((j->request.parse_special ? job_start_encode_named : job_start_encode)(
-            j, j->request.source, text->bytes, text->len, j->request.add_special_tokens, &p->ids, &p->count,
-            e));
+            j, j->request.source, text->bytes, text->len, j->request.add_special_tokens, &p->ids,
+            &p->count, e));
         TRY(find_own(j, p, e));
-        p->after = j->request.add_special_tokens ? tokenizer_added_behind(j->service->tokenizer) : 0;
+        p->after =
+            j->request.add_special_tokens ? tokenizer_added_behind(j->service->tokenizer) : 0;
     }
     const int32_t before = p->count;
     st = completion_prompt_fit(&j->request, p, max, e);

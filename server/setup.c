@@ -96,9 +96,9 @@ out:
 /* What would have no effect on vectors is refused. */
 static enum status check_pooling(const struct options *o, struct err *err)
 {
-    const char *name = options_distributed(o) ? "sampler distributed"
+    const char *name = options_distributed(o)      ? "sampler distributed"
                        : o->speculation.tokens > 0 ? "speculative-config"
-                                               : NULL;
+                                                   : NULL;
     return name ? base_fail(err, ERR_USAGE,
                             "--%s is for models that make tokens; of this one vectors are wanted "
                             "(--runner pooling)",

@@ -15,8 +15,8 @@ struct setup {
     char mesh[40];          /* of that */
     struct model_config model;
     struct generation_defaults defaults;
-    struct pooling pooling;  /* of what a model's directory says of vectors */
-    struct price price; /* where one was asked for */
+    struct pooling pooling; /* of what a model's directory says of vectors */
+    struct price price;     /* where one was asked for */
     bool priced;
     struct plan *plan;
     const char *form_reason; /* why steps change form at plan_prefill_rows; static */

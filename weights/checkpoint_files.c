@@ -200,8 +200,8 @@ static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])
 static const char *text_name(const char *name, char room[PLACEMENT_NAME_MAX])
 {
     static const char before[] = "language_model.", inside[] = "model.language_model.";
-    const bool bare = strncmp(name, "layers.", 7) == 0 || strcmp(name, "embed_tokens.weight") == 0 ||
-                      strcmp(name, "norm.weight") == 0;
+    const bool bare = strncmp(name, "layers.", 7) == 0 ||
+                      strcmp(name, "embed_tokens.weight") == 0 || strcmp(name, "norm.weight") == 0;
     const bool has = strncmp(name, before, sizeof before - 1) == 0 ||
                      strncmp(name, inside, sizeof inside - 1) == 0;
     if (bare && snprintf(room, PLACEMENT_NAME_MAX, "model.%s", name) < PLACEMENT_NAME_MAX)

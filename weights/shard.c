@@ -261,9 +261,9 @@ out:
 static enum status copy_others(const char *model_dir, struct outdir *out, struct err *err)
 {
     static const char *const names[] = {
-        "config.json",           "generation_config.json",  "tokenizer.model",    "tokenizer.json",
-        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", POOLING_MODULES,
-        POOLING_CONFIG};
+        "config.json",         "generation_config.json", "tokenizer.model",
+        "tokenizer.json",      "tokenizer_config.json",  "special_tokens_map.json",
+        "chat_template.jinja", POOLING_MODULES,          POOLING_CONFIG};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char link[PATH_MAX], path[PATH_MAX];
         struct stat sb;

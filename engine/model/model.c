@@ -518,9 +518,9 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     *out = (struct cview){NULL, DTYPE_F32, 0, 0};
     if (in->samples == 0)
         goto out;
-    TRY(cfg->pooling ? parallel_pool(p, cview_of(n), in->sample, in->sample_host, in->samples,
-                                     &wanted, err)
-                     : logits(m, in, cview_of(n), &wanted, err));
+    TRY(cfg->pooling
+            ? parallel_pool(p, cview_of(n), in->sample, in->sample_host, in->samples, &wanted, err)
+            : logits(m, in, cview_of(n), &wanted, err));
     *out = cview_of(wanted);
 out:
     return st;

@@ -55,8 +55,8 @@ void model_close(struct model *m);
 /* For the sampler; lives as long as the model. */
 struct parallel *model_parallel(struct model *m);
 
-/* *out = fp32 [R, own columns] of the logits (parallel_head), with pooling [R, D] of the last norm's
- * output, whole; valid until the next call. R = 0: empty. */
+/* *out = fp32 [R, own columns] of the logits (parallel_head), with pooling [R, D] of the last
+ * norm's output, whole; valid until the next call. R = 0: empty. */
 enum status model_forward(struct model *m, const struct model_input *in, struct cview *out,
                           struct err *err) MUST_USE;
 

@@ -27,8 +27,8 @@ struct completion_rules {
     int32_t vocab, max_model_len;
     int32_t choices_max; /* of one request, all prompts together; 0: as many as fields allow */
     bool has_tokenizer;
-    int32_t columns; /* of the vectors that this model gives; 0: it makes texts */
-    bool normalizes; /* they have length 1 unless a request says otherwise */
+    int32_t columns;           /* of the vectors that this model gives; 0: it makes texts */
+    bool normalizes;           /* they have length 1 unless a request says otherwise */
     struct answer_form answer; /* how the model answers in a chat */
     struct generation_defaults defaults;
     uint64_t salt_key; /* random: no client can aim at the hash of another's cache_salt */

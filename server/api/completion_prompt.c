@@ -32,9 +32,8 @@ static enum status parse_text(const struct jdoc *v, const struct completion_rule
         return api_error_field(e, r->source, "%s must not mix strings with other values",
                                r->source);
     if (!rules->has_tokenizer)
-        return api_error_field(e, r->source,
-                               "%s must be token ids: this model came without a tokenizer",
-                               r->source);
+        return api_error_field(
+            e, r->source, "%s must be token ids: this model came without a tokenizer", r->source);
     if (jdoc_string_len(v) == 0)
         return empty(r, e);
     p->text = (struct field_string){jdoc_string(v), jdoc_string_len(v)};
@@ -62,8 +61,8 @@ static enum status parse_list(const struct jdoc *list, const struct completion_r
         else if (jdoc_type(v) == JDOC_ARRAY)
             st = parse_ids(v, rules, r, p, e);
         else
-            st = api_error_field(e, r->source, "%s must not mix lists with other values",
-                                 r->source);
+            st =
+                api_error_field(e, r->source, "%s must not mix lists with other values", r->source);
     }
     return st;
 }

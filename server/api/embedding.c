@@ -76,10 +76,10 @@ static enum status convert(const struct raw *raw, const struct completion_rules 
         return api_error_field(e, "dimensions",
                                "dimensions must be at most %d, as many as this model has, got %d",
                                rules->columns, (int)raw->dimensions);
-    r->vector = (struct completion_vector){.dimensions = (int32_t)raw->dimensions,
-                                           .normalize = raw->normalize,
-                                           .base64 =
-                                               field_string_is(&raw->encoding_format, "base64")};
+    r->vector =
+        (struct completion_vector){.dimensions = (int32_t)raw->dimensions,
+                                   .normalize = raw->normalize,
+                                   .base64 = field_string_is(&raw->encoding_format, "base64")};
     r->truncate = (int32_t)raw->truncate_prompt_tokens;
     r->add_special_tokens = raw->add_special_tokens;
     r->parse_special = raw->parse_special;

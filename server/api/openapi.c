@@ -248,8 +248,8 @@ enum {
     TOKENIZER = 16,
     READY = 32,
     MODEL_PATH = 64,
-    PROGRESS = 128, /* 503 with the same schema as 200 */
-    VALUES = 256,   /* of the model, not finite */
+    PROGRESS = 128,  /* 503 with the same schema as 200 */
+    VALUES = 256,    /* of the model, not finite */
     ANTHROPIC = 512, /* in the form that Anthropic's clients read */
     WHOLE = 1024     /* never a stream */
 };

@@ -118,8 +118,11 @@ def read_json(directory):
 
 
 def text_part(weights):
-    """A multimodal Gemma 3's text model, by the names that it has alone."""
+    """A multimodal Gemma 3's text model, by the names that it has alone; those of a model without a
+    head, as with one."""
     inner = "language_model."
+    if "embed_tokens.weight" in weights:
+        return {f"model.{name}": values for name, values in weights.items()}
     if not any(name.startswith(inner) for name in weights):
         return weights
     return {name[len(inner):]: values for name, values in weights.items()
@@ -503,9 +506,9 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     return x + config.residual_scale * (norm(last, y) if four else y)
 
 
-def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
-    """Logits [n, V] at every position of ids; stored: what a KV cache makes of keys and values;
-    met: what the weight of that name makes of its input."""
+def hidden(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
+    """Hidden states [n, D] behind the last norm at every position of ids; stored: what a KV cache
+    makes of keys and values; met: what the weight of that name makes of its input."""
     def rotation(theta, scaling):
         own = config._replace(theta=theta, scaling=scaling)
         angles = np.outer(np.arange(len(ids)), inverse_frequencies(own))[:, None, :]
@@ -517,9 +520,20 @@ def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
     for i, window in enumerate(config.windows):
         turn = (local if window else whole) if config.turns[i] else None
         x = layer(config, weights, f"model.layers.{i}.", x, turn, window, stored, met)
-    x = rms_norm(x, config.norm_offset + weights["model.norm.weight"], config.eps)
-    head = embedding if config.tied else weights["lm_head.weight"]
+    return rms_norm(x, config.norm_offset + weights["model.norm.weight"], config.eps)
+
+
+def forward(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
+    """Logits [n, V], likewise."""
+    x = hidden(config, weights, ids, stored, met)
+    head = weights["model.embed_tokens.weight" if config.tied else "lm_head.weight"]
     return capped(config.logit_scale * (met(x, "lm_head") @ head.T), config.logit_cap)
+
+
+def vector(directory, ids):
+    """The hidden state of the last of ids, divided by its length."""
+    last = hidden(read_config(directory), read_weights(directory), ids)[-1]
+    return last / np.linalg.norm(last)
 
 
 def logits(directory, ids, stored=lambda x: x):
