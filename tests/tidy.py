@@ -57,7 +57,8 @@ TESTED_BY = {
     "config/model_quant.c": "tests/test_packed.c tests/test_fp8.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
     "config/reader.c": "tests/test_model_config.c",
-    "config/pooling.c": "tests/test_pooling.c tests/blackbox/test_embeddings.py",
+    "config/pooling.c": "tests/test_pooling.c tests/test_nomem.c "
+                        "tests/blackbox/test_embeddings.py",
     "config/slice.c": "tests/test_slice.c tests/blackbox/test_health.py",
     "config/speculation.c": "tests/test_ngram.c tests/blackbox/test_speculation.py",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
@@ -227,7 +228,8 @@ TESTED_BY = {
     "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
     "server/api/conversation.c": "tests/test_chat.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
-    "server/api/embedding.c": "tests/test_embedding.c tests/fuzz/fuzz_api.c "
+    "server/api/embedding.c": "tests/test_embedding.c tests/test_fields.c tests/test_nomem.c "
+                              "tests/fuzz/fuzz_api.c "
                               "tests/blackbox/test_embeddings.py",
     "server/api/field.c": "tests/test_api.c tests/test_fields.c",
     "server/api/field_schema.c": "tests/test_fields.c",
