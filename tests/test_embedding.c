@@ -442,9 +442,10 @@ static void test_floats(void **state)
 {
     (void)state;
     enum { MANY = 4000 };
-    static const float odd[] = {0,           -0.f,           1.f / 3,      FLT_MAX,
-                                -FLT_MAX,    FLT_MIN,        FLT_TRUE_MIN, -FLT_TRUE_MIN,
-                                FLT_EPSILON, 0x1.fffffep23f, 0.1f,         1e-7f};
+    /* the first takes all nine digits */
+    static const float odd[] = {0x1.f48002p9f,  0,       -0.f,         1.f / 3,       FLT_MAX,
+                                -FLT_MAX,       FLT_MIN, FLT_TRUE_MIN, -FLT_TRUE_MIN, FLT_EPSILON,
+                                0x1.fffffep23f, 0.1f,    1e-7f};
     static float v[MANY];
     uint32_t bits = 1;
     for (size_t i = 0; i < MANY; i++, bits = bits * 1664525u + 1013904223u) {

@@ -211,6 +211,7 @@ static void test_class(void **state)
         {"[\"LlamaModelForCausalLM\"]", false},
         {"[\"Model\"]", true},
         {"[\"odel\"]", false},
+        {"[\"Supermodel\"]", false},
         {"[]", false},
         {"[7]", false},
         {"\"LlamaModel\"", false},
