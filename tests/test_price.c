@@ -183,6 +183,8 @@ static void test_ends_of_vectors(void **state)
             assert_int_equal(flow_ends_bytes(vectors, phase, ROWS, SAMPLES, r), mine);
             assert_int_equal(flow_ends_bytes(tokens, phase, ROWS, SAMPLES, r),
                              mine + SAMPLES * (V - V / RANKS) * 4);
+            const struct extent out = vectors->phase[phase].linear[PLAN_HEAD].out;
+            assert_int_equal(out.units * out.unit, H); /* what buffers are made for */
             const struct flow_work none = flow_work(vectors, phase, PLAN_HEAD, SAMPLES, r);
             assert_true(none.macs == 0 && none.bytes == 0);
             assert_true(flow_work(tokens, phase, PLAN_HEAD, SAMPLES, r).macs ==
