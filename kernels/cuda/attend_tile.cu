@@ -1,9 +1,11 @@
-/* DESIGN: runs of any head size and type. One block per (32 rows, query
- * head, 128 columns), keys of one cache block at a time through shared memory, in fp32. */
+/* DESIGN: runs of any head size and type. One block per (32 rows, query head, 128 columns), keys of
+ * one cache block at a time through shared memory, in fp32. Of the largest heads a block has 16
+ * rows, because the smallest devices (86, 89, 120) give it 99 KiB. */
 #include "kernels/cuda/attend.cuh"
 
-#define THREADS 128
-#define TILE_ROWS 32
+#define MANY_ROWS 32 /* of a tile */
+#define FEW_ROWS 16
+#define FEW_BEYOND 384 /* elements of a head */
 #define KEYS BACKEND_BLOCK_TOKENS
 
 /* Keys of a tile: four threads share a row of queries, thread c of them takes keys and output
@@ -15,7 +17,7 @@
 #define CHUNK 8            /* sums that are guarded together, QUAD * CHUNK columns */
 
 struct tile {
-    float *q, *k, *v, *weight; /* shared: [32][pitch], [16][pitch] twice, [32][17] */
+    float *q, *k, *v, *weight; /* shared: [rows][pitch], [16][pitch] twice, [rows][17] */
     int32_t pitch;             /* odd, so that rows lie in different banks; whole chunks fit */
 };
 
@@ -24,18 +26,18 @@ HOST_DEVICE int32_t tile_pitch(int32_t dim)
     return (dim + QUAD * CHUNK - 1) / (QUAD * CHUNK) * (QUAD * CHUNK) | 1;
 }
 
-static size_t tile_bytes(int32_t dim)
+static size_t tile_bytes(int32_t rows, int32_t dim)
 {
-    return ((size_t)(TILE_ROWS + 2 * KEYS) * (size_t)tile_pitch(dim) + TILE_ROWS * (KEYS + 1)) *
+    return ((size_t)(rows + 2 * KEYS) * (size_t)tile_pitch(dim) + (size_t)rows * (KEYS + 1)) *
            sizeof(float);
 }
 
-DEVICE struct tile tile_over(float *memory, int32_t dim)
+DEVICE struct tile tile_over(float *memory, int32_t rows, int32_t dim)
 {
     struct tile s;
     s.pitch = tile_pitch(dim);
     s.q = memory;
-    s.k = s.q + TILE_ROWS * s.pitch;
+    s.k = s.q + rows * s.pitch;
     s.v = s.k + KEYS * s.pitch;
     s.weight = s.v + KEYS * s.pitch;
     return s;
@@ -49,7 +51,7 @@ DEVICE void load_keys(const struct tile &s, const struct attend_args &a, const E
     const int32_t dim = a.kv.dim;
     const E *k = cache + kv_index(&a.kv, kv_block(&a.rows, slot, nth), kv_head, false);
     const E *v = k + KEYS * dim;
-    for (int32_t n = (int32_t)threadIdx.x; n < KEYS * dim; n += THREADS) {
+    for (int32_t n = (int32_t)threadIdx.x; n < KEYS * dim; n += (int32_t)blockDim.x) {
         const int32_t j = n / dim, e = n % dim;
         const bool there = nth * KEYS + j <= last;
         s.k[j * s.pitch + e] = there ? to_float(k[n]) : 0.0f;
@@ -134,15 +136,16 @@ DEVICE void attend_span(const struct tile &s, const struct attend_args &a, const
             attend_out(&a, tile + r, head)[first + c + QUAD * i] = out[i] / sum;
 }
 
-template <typename E>
-__global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args a, const E *cache)
+template <typename E, int ROWS>
+__global__ void __launch_bounds__(ROWS *QUAD)
+    attend_tile_kernel(struct attend_args a, const E *cache)
 {
     SHARED_DYNAMIC(float, memory);
-    const int32_t tile = (int32_t)blockIdx.x * TILE_ROWS, head = (int32_t)blockIdx.y;
+    const int32_t tile = (int32_t)blockIdx.x * ROWS, head = (int32_t)blockIdx.y;
     const int32_t dim = a.kv.dim, first = (int32_t)blockIdx.z * SPAN;
-    const int32_t count = a.rows.count - tile < TILE_ROWS ? a.rows.count - tile : TILE_ROWS;
-    const struct tile s = tile_over(memory, dim);
-    for (int32_t n = (int32_t)threadIdx.x; n < TILE_ROWS * dim; n += THREADS) {
+    const int32_t count = a.rows.count - tile < ROWS ? a.rows.count - tile : ROWS;
+    const struct tile s = tile_over(memory, ROWS, dim);
+    for (int32_t n = (int32_t)threadIdx.x; n < ROWS * dim; n += ROWS * QUAD) {
         const int32_t r = n / dim, e = n % dim;
         s.q[r * s.pitch + e] = r < count ? attend_query(&a, tile + r, head)[e] * a.scale : 0.0f;
     }
@@ -153,17 +156,27 @@ __global__ void __launch_bounds__(THREADS) attend_tile_kernel(struct attend_args
     }
 }
 
+template <typename E, int ROWS>
+static void launch_rows(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+{
+    void (*const kernel)(struct attend_args, const E *) = attend_tile_kernel<E, ROWS>;
+    const dim3 grid(blocks_for((size_t)a.rows.count, ROWS), (unsigned)a.heads,
+                    blocks_for((size_t)a.kv.dim, SPAN));
+    const size_t shared = tile_bytes(ROWS, a.kv.dim);
+    if (shared > 48 << 10)
+        cuda_note(
+            c, "attend",
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    LAUNCH(c, kernel, grid, ROWS * QUAD, shared, a, (const E *)cache);
+}
+
 template <typename E>
 static void launch_tile(struct cuda_backend *c, const struct attend_args &a, const void *cache)
 {
-    const dim3 grid(blocks_for((size_t)a.rows.count, TILE_ROWS), (unsigned)a.heads,
-                    blocks_for((size_t)a.kv.dim, SPAN));
-    const size_t shared = tile_bytes(a.kv.dim);
-    if (shared > 48 << 10)
-        cuda_note(c, "attend",
-                  cudaFuncSetAttribute(attend_tile_kernel<E>,
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    LAUNCH(c, attend_tile_kernel<E>, grid, THREADS, shared, a, (const E *)cache);
+    if (a.kv.dim > FEW_BEYOND)
+        launch_rows<E, FEW_ROWS>(c, a, cache);
+    else
+        launch_rows<E, MANY_ROWS>(c, a, cache);
 }
 
 void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,

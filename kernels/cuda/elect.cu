@@ -55,7 +55,7 @@ DEVICE void survey_row(struct sample_survey *s, const struct drawn_rows *a, int3
     }
 }
 
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
     survey_kernel(struct sample_survey *out, struct drawn_rows a, struct sample_election e)
 {
     const int32_t r = a.row + (int32_t)blockIdx.x;
@@ -296,7 +296,7 @@ DEVICE int32_t elect_row(const struct elect_args &a, int32_t r)
     return elect_nucleus(&b, &p, all.z_max, numerics_key(p.seed, p.choice, a.position[r]));
 }
 
-__global__ void __launch_bounds__(THREADS) elect_kernel(int32_t *ids, struct elect_args a)
+__global__ void __launch_bounds__(THREADS, 2) elect_kernel(int32_t *ids, struct elect_args a)
 {
     const int32_t r = a.row + (int32_t)blockIdx.x;
     const int32_t slot = a.slot[r];

@@ -28,10 +28,14 @@ __global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, i
     const float *from = x + (int64_t)blockIdx.x * in;
     E *to = y + (int64_t)blockIdx.x * pitch;
     const int32_t begin = (int32_t)(blockIdx.y * SPAN + threadIdx.x);
+    float v[SPAN / THREADS]; /* loads under way together */
 #pragma unroll
-    for (int32_t k = begin; k < begin + SPAN; k += THREADS)
-        if (k < pitch)
-            from_float(to + k, k < in ? from[k] : 0.0f);
+    for (int i = 0; i < SPAN / THREADS; i++)
+        v[i] = begin + i * THREADS < in ? from[begin + i * THREADS] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < SPAN / THREADS; i++)
+        if (begin + i * THREADS < pitch)
+            from_float(to + begin + i * THREADS, v[i]);
 }
 
 template <typename E> static void convert(struct cuda_backend *c, struct cview x, int32_t pitch)

@@ -218,20 +218,23 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int64_t at = (int64_t)blockIdx.y * cols + col;
     const uint32_t round = in.own->round[block] + 1, call = in.own->call + 1;
     float *x = (float *)a.x.data, *y = (float *)a.y.data;
-    float mine[2] = {}, v[2] = {}, scale;
+    float mine[2] = {}, before[2] = {}, gain[2] = {}, v[2] = {}, scale;
     launch_release();
-    for (int32_t k = 0; k < 2 && col + k < cols; k++)
+    for (int32_t k = 0; k < 2 && col + k < cols; k++) { /* all of it on its way with the exchange */
         mine[k] = src[at + k];
+        before[k] = x[at + k];
+        gain[k] = a.gain[col + k];
+    }
     const bool all = exchange(in, round, block * PART + 2 * (int32_t)threadIdx.x, mine, v);
     if (__syncthreads_or(!all))
         return;
     for (int32_t k = 0; k < 2 && col + k < cols; k++)
-        v[k] += x[at + k];
+        v[k] += before[k];
     if (!norm_of_row(in, a, call, v, &scale))
         return;
     for (int32_t k = 0; k < 2 && col + k < cols; k++) {
         x[at + k] = v[k];
-        y[at + k] = v[k] * scale * a.gain[col + k];
+        y[at + k] = v[k] * scale * gain[k];
     }
     if (threadIdx.x != 0)
         return;

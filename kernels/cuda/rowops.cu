@@ -7,6 +7,7 @@
 #include "kernels/numerics.h"
 
 #define THREADS 256
+#define AT_ONCE 8
 #define COPY_COLS 4096     /* of a row, by one block */
 #define NORM_THREADS 1024  /* few rows wait for every pass of theirs */
 #define PART (2 * THREADS) /* columns of a block that multiplies gates */
@@ -95,8 +96,18 @@ __global__ void copy_kernel(float *dst, int64_t dst_stride, const float *src, in
     const int64_t row = blockIdx.x / (unsigned)parts;
     const int32_t begin = (int32_t)(blockIdx.x % (unsigned)parts) * COPY_COLS;
     const int32_t past = cols - begin < COPY_COLS ? cols : begin + COPY_COLS;
-    for (int32_t i = begin + (int32_t)threadIdx.x; i < past; i += (int32_t)blockDim.x)
-        dst[row * dst_stride + i] = src != nullptr ? src[row * src_stride + i] : 0.0f;
+    const float *from = src != nullptr ? src + row * src_stride : nullptr;
+    float *to = dst + row * dst_stride;
+    for (int32_t first = begin + (int32_t)threadIdx.x; first < past; first += AT_ONCE * THREADS) {
+        float v[AT_ONCE]; /* loads under way together */
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            v[k] = from != nullptr && first + k * THREADS < past ? from[first + k * THREADS] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (first + k * THREADS < past)
+                to[first + k * THREADS] = v[k];
+    }
 }
 
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
@@ -200,21 +211,46 @@ void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, co
 
 /* ---- norms ---- */
 
-/* y may be x or delta: each thread reads an element before it writes it, and no other's. */
-__global__ void rmsnorm_kernel(float *y, float *x, const float *delta, const float *gain, float eps,
-                               int32_t cols)
+#define HELD 8 /* elements of a row that a thread keeps, with their gains */
+
+/* y may be x or delta: each thread reads an element before it writes it, and no other's. What a
+ * thread has is loaded at once; of rows longer than HELD * NORM_THREADS the rest comes after. */
+__global__ void __launch_bounds__(NORM_THREADS)
+    rmsnorm_kernel(float *y, float *x, const float *delta, const float *gain, float eps,
+                   int32_t cols)
 {
     const int64_t row = (int64_t)blockIdx.x * cols;
-    float sum = 0;
+    const int32_t first = (int32_t)threadIdx.x;
+    float v[HELD], d[HELD], g[HELD], sum = 0;
     launch_release();
-    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x) {
-        float v = x[row + i];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int32_t i = first + k * NORM_THREADS;
+        v[k] = i < cols ? x[row + i] : 0.0f;
+        d[k] = delta != nullptr && i < cols ? delta[row + i] : 0.0f;
+        g[k] = i < cols ? gain[i] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int32_t i = first + k * NORM_THREADS;
+        if (i < cols) {
+            if (delta != nullptr)
+                x[row + i] = v[k] += d[k];
+            sum = fmaf(v[k], v[k], sum);
+        }
+    }
+    for (int32_t i = first + HELD * NORM_THREADS; i < cols; i += NORM_THREADS) {
+        float w = x[row + i];
         if (delta != nullptr)
-            x[row + i] = v += delta[row + i];
-        sum = fmaf(v, v, sum);
+            x[row + i] = w += delta[row + i];
+        sum = fmaf(w, w, sum);
     }
     const float scale = 1 / sqrtf(reduce_block(sum, plus()) / (float)cols + eps);
-    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (first + k * NORM_THREADS < cols)
+            y[row + first + k * NORM_THREADS] = v[k] * scale * g[k];
+    for (int32_t i = first + HELD * NORM_THREADS; i < cols; i += NORM_THREADS)
         y[row + i] = x[row + i] * scale * gain[i];
 }
 
@@ -290,13 +326,22 @@ __global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ 
     const float *gate = gu + (int64_t)blockIdx.x * 2 * cols;
     float *to = y + (int64_t)blockIdx.x * cols;
     const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
+    constexpr int N = PART / THREADS;
+    float g[N], u[N];
     launch_release();
 #pragma unroll
-    for (int32_t i = begin; i < begin + PART; i += THREADS)
-        if (i < cols)
-            to[i] = ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(gate[2 * i], gate[2 * i + 1])
-                    : ACT == ACT_SILU       ? gate[i] / (1 + expf(-gate[i])) * gate[cols + i]
-                                            : numerics_gelu(gate[i]) * gate[cols + i];
+    for (int k = 0; k < N; k++) { /* loads under way together */
+        const int32_t i = begin + k * THREADS;
+        const bool there = i < cols;
+        g[k] = there ? gate[ACT == ACT_SWIGLU_PAIRS ? 2 * i : i] : 0.0f;
+        u[k] = there ? gate[ACT == ACT_SWIGLU_PAIRS ? 2 * i + 1 : cols + i] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        if (begin + k * THREADS < cols)
+            to[begin + k * THREADS] = ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(g[k], u[k])
+                                      : ACT == ACT_SILU       ? g[k] / (1 + expf(-g[k])) * u[k]
+                                                              : numerics_gelu(g[k]) * u[k];
 }
 
 template <enum activation ACT>
