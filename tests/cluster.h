@@ -226,7 +226,7 @@ static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32
     s->token[s->rows] = token;
     if (sample) {
         s->sample[s->samples] = s->rows;
-        s->target[s->samples] = STEP_TARGET_SAMPLE;
+        s->target[s->samples] = s->limits.columns == 0 ? STEP_TARGET_SAMPLE : 0;
         s->mask[s->samples] = -1;
         s->top[s->samples++] = -1;
     }

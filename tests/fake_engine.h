@@ -2,7 +2,8 @@
  * one letter per request and step: a, b, c, ... as byte tokens of tests/corpus/tokenizer/bytes.
  * The token at a position has logprob -(position + 1) / 4, prompt and answer counted together; the
  * best ones are the token after it in the alphabet of ids, itself, and the one before. A stop id
- * ends a request as an end token does; every prompt has one cached token. */
+ * ends a request as an end token does; every prompt has one cached token. The vector of a prompt is
+ * its first token, and that plus a half, plus one, and so on; token 13 makes it fail. */
 #ifndef TESSERA_TESTS_FAKE_ENGINE_H
 #define TESSERA_TESTS_FAKE_ENGINE_H
 
@@ -18,6 +19,7 @@
 #define FAKE_REQUESTS_MAX 256
 #define FAKE_BYTE_ID 3 /* of byte 0 */
 #define FAKE_TOP_MAX 3 /* of each token, as many are known */
+#define FAKE_COLUMNS 4 /* of vectors */
 
 struct fake_request {
     uint64_t id;
@@ -185,7 +187,20 @@ static void fake_produce(struct fake_request *r, struct token_top *top, struct t
         event->finish = r->made == r->params.max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
-static struct token_event fake_step(struct engine *e, struct fake_request *r, struct token_top *top)
+static void fake_pool(const struct fake_request *r, float *vector, struct token_event *event)
+{
+    event->cached = 1;
+    event->finish = r->prompt[0] == 13 ? FINISH_FAILED : FINISH_STOP;
+    if (event->finish == FINISH_FAILED)
+        return;
+    for (int32_t i = 0; i < FAKE_COLUMNS; i++)
+        vector[i] = (float)r->prompt[0] + 0.5F * (float)i;
+    event->vector = vector;
+    event->columns = FAKE_COLUMNS;
+}
+
+static struct token_event fake_step(struct engine *e, struct fake_request *r, struct token_top *top,
+                                    float *vector)
 {
     struct token_event event = {.request = r->id, .user = r->user, .token = -1};
     if (r->cancelled) {
@@ -195,6 +210,8 @@ static struct token_event fake_step(struct engine *e, struct fake_request *r, st
         event.finish = FINISH_ERROR;
     } else if (atomic_load(&e->stop)) {
         event.finish = FINISH_CANCELLED;
+    } else if (r->params.pooled) {
+        fake_pool(r, vector, &event);
     } else {
         fake_produce(r, top, &event);
     }
@@ -222,13 +239,14 @@ static void *fake_loop(void *arg)
     struct engine *e = arg;
     struct token_event events[FAKE_REQUESTS_MAX];
     struct token_top tops[FAKE_REQUESTS_MAX][FAKE_TOP_MAX];
+    float vectors[FAKE_REQUESTS_MAX][FAKE_COLUMNS]; /* of the last step only */
     for (bool last = false; !last;) {
         int32_t count = 0;
         last = atomic_load(&e->stop);
         pthread_mutex_lock(&e->lock);
         for (int32_t i = 0; i < FAKE_REQUESTS_MAX; i++)
             if (e->requests[i].id)
-                events[count++] = fake_step(e, &e->requests[i], tops[i]);
+                events[count++] = fake_step(e, &e->requests[i], tops[i], vectors[i]);
         pthread_mutex_unlock(&e->lock);
         if (count > 0)
             e->sink(e->sink_ctx, events, count);

@@ -220,7 +220,7 @@ def directories():
         "map_wrong_file": (index_dir(changes={"head.weight": b}), "head.weight: expected in " + b),
         "unmapped_tensor": (index_dir(changes={"head.weight": None}), "head.weight is not in"),
         "duplicate_across": (index_dir(second=(1, 2, 3, 4)),
-                             "duplicate tensor layers.0.down.weight"),
+                             "duplicate tensor model.layers.0.down.weight"),
         "extra_file": ({**index_dir(), "model-00003-of-00003.safetensors": b""}, "extra file"),
         "no_map": ({"model.safetensors.index.json": b"{}"}, "weight_map"),
         "index_not_json": ({"model.safetensors.index.json": b"{"}, "line 1"),

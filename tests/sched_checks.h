@@ -6,6 +6,7 @@
 #include "engine/sched.h"
 #include "tests/guided.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@ enum {
     SAMPLES_MAX = SLOTS_MAX + GUESSES_MAX
 };
 enum { GUIDED = 12 }; /* tokens that a guided request gets, if nothing ends it */
+enum { COLUMNS = 3 }; /* of vectors, where the run is of those */
 enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
 
 /* What a client knows of its request. */
@@ -63,6 +65,7 @@ struct answer {
     int32_t ids[SAMPLES_MAX];
     float logprob[SAMPLES_MAX];
     struct token_top best[SAMPLES_MAX * TOP_MAX];
+    float vector[SAMPLES_MAX * COLUMNS];
     /* request that has the block in a row's table; ~0: several */
     uint64_t named[HOMES_MAX][BLOCKS_MAX];
 };
@@ -121,6 +124,27 @@ static int32_t token_of(uint64_t id, int32_t k)
     if (is_guided(id))
         return 3 + (int32_t)(h % (VOCAB - 4));
     return h % 80 == 0 ? EOS : 3 + (int32_t)(h % (VOCAB - 3));
+}
+
+/* The hash of all tokens up to `position`, as a group of layers holds it there. */
+static uint64_t text_of(int32_t group, const int32_t *tokens, int32_t position)
+{
+    uint64_t text = base_hash(BASE_HASH_INIT, &group, sizeof group);
+    for (int32_t p = 0; p <= position; p++)
+        text = base_hash(text, &tokens[p], sizeof tokens[p]);
+    return text;
+}
+
+/* The model, where it gives vectors: of what was computed at the last token. One in fifty each
+ * has a number that is none, or none that is finite. */
+static void vector_of(uint64_t id, uint64_t text, float out[COLUMNS])
+{
+    for (int32_t i = 0; i < COLUMNS; i++)
+        out[i] = (float)(text >> 20 * i & 0xfffff);
+    if (id % 50 == 7)
+        out[id % COLUMNS] = NAN;
+    if (id % 50 == 9)
+        out[id % COLUMNS] = id % 2 ? INFINITY : -INFINITY;
 }
 
 static struct request *find(struct sim *m, uint64_t id)

@@ -49,6 +49,28 @@ static void take_token(const struct token_event *e, struct request *r)
     r->got++;
 }
 
+static bool gives_vectors(const struct sim *m)
+{
+    return m->config.limits.columns > 0;
+}
+
+/* Its own, and no token; nothing where a number of it is not finite. */
+static void take_vector(const struct token_event *e, const struct request *r)
+{
+    float wanted[COLUMNS];
+    bool finite = true;
+    vector_of(r->id, text_of(0, r->prompt, r->prompt_len - 1), wanted);
+    for (int32_t i = 0; i < COLUMNS; i++)
+        finite = finite && isfinite(wanted[i]);
+    assert_int_equal(e->token, -1);
+    assert_false(e->prompt);
+    assert_int_equal(e->finish, finite ? FINISH_STOP : FINISH_FAILED);
+    assert_int_equal(e->columns, finite ? COLUMNS : 0);
+    assert_int_equal(e->vector != NULL, finite);
+    if (finite)
+        assert_memory_equal(e->vector, wanted, sizeof wanted);
+}
+
 static void take_event(struct sim *m, const struct token_event *e)
 {
     struct request *r = find(m, e->request);
@@ -60,7 +82,9 @@ static void take_event(struct sim *m, const struct token_event *e)
     } else {
         assert_true(r->admitted && r->cancel_age < 0);
         assert_int_equal(e->cached, r->cached);
-        if (e->prompt) {
+        if (gives_vectors(m)) {
+            take_vector(e, r);
+        } else if (e->prompt) {
             assert_int_equal(e->token, r->prompt[r->scored]);
             check_logprobs(e, r->scored++, r->params.prompt_logprobs);
         } else if (r->budget > 0) {
@@ -81,11 +105,14 @@ static void take_event(struct sim *m, const struct token_event *e)
 }
 
 /* Half of the prompts begin like others do. */
-static void make_prompt(struct request *r, int32_t len_max)
+static void make_prompt(const struct sim *m, struct request *r)
 {
+    const int32_t len_max = m->config.max_model_len;
     const int32_t family = below(8);
     r->prompt_len =
         below(3) == 0 ? 1 + below(len_max - 1) : 1 + below(20 < len_max ? 20 : len_max - 1);
+    if (gives_vectors(m) && below(10) == 0)
+        r->prompt_len = len_max; /* nothing comes after it */
     const int32_t common = family < 4 ? r->prompt_len - below(4) * below(10) : 0;
     for (int32_t i = 0; i < r->prompt_len; i++)
         r->prompt[i] =
@@ -108,6 +135,12 @@ static void make_params(struct sim *m, struct request *r)
         r->params.priority = below(3) - 1;
     if (is_guided(r->id))
         r->params.guide = m->guided.guide;
+    if (gives_vectors(m)) {
+        r->params.pooled = true;
+        r->params.max_tokens = 0;
+        r->params.logprobs = r->params.prompt_logprobs = -1;
+        r->params.guide = NULL;
+    }
 }
 
 static void arrive(struct sim *m)
@@ -123,7 +156,7 @@ static void arrive(struct sim *m)
                           .home = -1,
                           .cancel_age = -1,
                           .since = m->steps};
-    make_prompt(r, m->config.max_model_len);
+    make_prompt(m, r);
     make_params(m, r);
     int32_t room = m->config.max_model_len - r->prompt_len;
     r->budget = r->params.max_tokens < room ? r->params.max_tokens : room;
@@ -280,7 +313,7 @@ static void apply_appends(struct sim *m, const struct step *s)
 static void run_row(struct sim *m, struct slot *t, int32_t group, int32_t position)
 {
     uint64_t text = base_hash(BASE_HASH_INIT, &group, sizeof group);
-    for (int32_t p = 0; p <= position; p++) {
+    for (int32_t p = 0; p <= position; p++) { /* as text_of */
         const int32_t block = t->table[group][p / BLOCK];
         struct content *c = &m->kv[t->home][block];
         text = base_hash(text, &t->tokens[p], sizeof t->tokens[p]);
@@ -387,6 +420,19 @@ static void take_guess(struct sim *m, struct slot *t, int32_t token)
     t->known++;
 }
 
+/* The vector of the whole prompt, from what its last row left in the first group of layers. */
+static void run_pooled(struct sim *m, const struct step *s, struct answer *a, int32_t i)
+{
+    const struct slot *t = &m->slots[s->slot[s->sample[i]]];
+    const int32_t position = s->position[s->sample[i]];
+    const struct content *c = &m->kv[t->home][t->table[0][position / BLOCK]];
+    assert_int_equal(position, t->prompt_len - 1);
+    assert_int_equal(s->target[i], t->tokens[position]);
+    assert_int_equal(s->top[i], -1);
+    a->ids[i] = s->target[i];
+    vector_of(t->request, c->text[position % BLOCK], &a->vector[i * COLUMNS]);
+}
+
 /* The next token is drawn, or scored: the one the prompt has there. */
 static void run_sample(struct sim *m, const struct step *s, struct answer *a, int32_t i)
 {
@@ -442,7 +488,7 @@ static void run_step(struct sim *m, const struct step *s)
     check_named(m, s, a);
     check_cost(m, s);
     for (int32_t i = 0; i < s->samples; i++)
-        run_sample(m, s, a, i);
+        (gives_vectors(m) ? run_pooled : run_sample)(m, s, a, i);
     m->overlaps += m->built > m->answered;
     m->built++;
     m->steps++;
@@ -491,7 +537,9 @@ static void commit(struct sim *m)
                                        .ids = a->ids,
                                        .logprob = stride >= 0 ? a->logprob : NULL,
                                        .best = a->best,
-                                       .stride = stride};
+                                       .stride = stride,
+                                       .vector = gives_vectors(m) ? a->vector : NULL,
+                                       .columns = m->config.limits.columns};
     sched_commit(m->sched, s, &result, m->events, &count);
     take_events(m, count);
     check_blocks(m);
@@ -600,7 +648,7 @@ static int32_t samples_of(const struct setting *c)
     return most < c->rows ? most : c->rows;
 }
 
-static struct sim *sim_open(const struct setting *c, int32_t homes)
+static struct sim *sim_open_pooled(const struct setting *c, int32_t homes, int32_t columns)
 {
     struct sim *m = calloc(1, sizeof *m);
     struct err err;
@@ -615,7 +663,8 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
                    .groups = groups_of(c),
                    .history_max = c->len,
                    .homes = homes,
-                   .home_rows = (c->rows + homes - 1) / homes},
+                   .home_rows = (c->rows + homes - 1) / homes,
+                   .columns = columns},
         .waiting_max = c->waiting,
         .max_model_len = c->len,
         .eos = {VOCAB - 1, EOS},
@@ -639,6 +688,12 @@ static struct sim *sim_open(const struct setting *c, int32_t homes)
     m->message = malloc(step_bytes_max(&m->config.limits));
     m->events = calloc((size_t)sched_events_max(&m->config), sizeof *m->events);
     return m;
+}
+
+/* Of tokens. */
+static inline struct sim *sim_open(const struct setting *c, int32_t homes)
+{
+    return sim_open_pooled(c, homes, 0);
 }
 
 static void sim_close(struct sim *m)

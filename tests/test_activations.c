@@ -8,6 +8,7 @@
 #include "engine/rank_state.h"
 #include "kernels/host_memory.h"
 
+#include <math.h>
 #include <sys/mman.h>
 
 enum { ROWS = 48, PAGE = 4096, LINE = 64 };
@@ -134,38 +135,46 @@ static const struct layout_case {
     int32_t ranks, rows;
     bool home;
     const char *model; /* NULL: tied_gqa2_f32 */
+    bool pools;
 } cases[] = {
-    {"1d", NULL, 1, 0, false, NULL},
-    {"1d", NULL, 3, 0, false, NULL},
-    {"1d", NULL, 8, 0, false, NULL},
-    {"1d_sp", NULL, 4, 0, false, NULL},
-    {"2d", NULL, 4, 0, false, NULL},
-    {"2d", NULL, 9, 0, false, NULL},
-    {"2d", NULL, 4, 1, false, NULL},
-    {"2d", NULL, 4, 8, false, NULL},
-    {"2.5d", NULL, 8, 0, false, NULL},
-    {"2.5d", NULL, 8, 5, false, NULL},
-    {"3d", NULL, 8, 0, false, NULL},
-    {"3d", "1,4,2", 8, 0, false, NULL},
-    {"3d", "3,2,1", 6, 0, false, NULL},
-    {"3d_gathered", NULL, 8, 0, false, NULL},
-    {"3d_gathered", "3,2,1", 6, 0, false, NULL},
-    {"3d_gathered", "5,1,1", 5, 0, false, NULL},
-    {"2d", NULL, 4, 0, true, NULL},
-    {"2d", NULL, 9, 1, true, NULL},
-    {"2d", NULL, 4, 8, true, NULL},
-    {"2.5d", NULL, 8, 5, true, NULL},
-    {"3d", NULL, 8, 0, true, NULL},
-    {"3d", "1,2,5", 10, 0, true, NULL},
-    {"3d_gathered", "3,2,1", 6, 0, true, NULL},
-    {"1d", NULL, 3, 0, false, "mixtral_f32"},
-    {"1d", NULL, 8, 0, false, "qwen3_moe_bf16"},
-    {"1d_sp", NULL, 4, 0, false, "mixtral_f32"},
-    {"1d", NULL, 5, 0, false, "glm4_moe_f32"},
-    {"1d_sp", NULL, 2, 0, false, "glm4_moe_bf16"},
-    {"1d", NULL, 3, 0, false, "qwen2_moe_f32"},
-    {"1d", NULL, 2, 0, false, "gemma3_f32"},
-    {"2d", NULL, 4, 0, false, "gemma2_f32"},
+    {"1d", NULL, 1, 0, false, NULL, false},
+    {"1d", NULL, 3, 0, false, NULL, false},
+    {"1d", NULL, 8, 0, false, NULL, false},
+    {"1d_sp", NULL, 4, 0, false, NULL, false},
+    {"2d", NULL, 4, 0, false, NULL, false},
+    {"2d", NULL, 9, 0, false, NULL, false},
+    {"2d", NULL, 4, 1, false, NULL, false},
+    {"2d", NULL, 4, 8, false, NULL, false},
+    {"2.5d", NULL, 8, 0, false, NULL, false},
+    {"2.5d", NULL, 8, 5, false, NULL, false},
+    {"3d", NULL, 8, 0, false, NULL, false},
+    {"3d", "1,4,2", 8, 0, false, NULL, false},
+    {"3d", "3,2,1", 6, 0, false, NULL, false},
+    {"3d_gathered", NULL, 8, 0, false, NULL, false},
+    {"3d_gathered", "3,2,1", 6, 0, false, NULL, false},
+    {"3d_gathered", "5,1,1", 5, 0, false, NULL, false},
+    {"2d", NULL, 4, 0, true, NULL, false},
+    {"2d", NULL, 9, 1, true, NULL, false},
+    {"2d", NULL, 4, 8, true, NULL, false},
+    {"2.5d", NULL, 8, 5, true, NULL, false},
+    {"3d", NULL, 8, 0, true, NULL, false},
+    {"3d", "1,2,5", 10, 0, true, NULL, false},
+    {"3d_gathered", "3,2,1", 6, 0, true, NULL, false},
+    {"1d", NULL, 3, 0, false, "mixtral_f32", false},
+    {"1d", NULL, 8, 0, false, "qwen3_moe_bf16", false},
+    {"1d_sp", NULL, 4, 0, false, "mixtral_f32", false},
+    {"1d", NULL, 5, 0, false, "glm4_moe_f32", false},
+    {"1d_sp", NULL, 2, 0, false, "glm4_moe_bf16", false},
+    {"1d", NULL, 3, 0, false, "qwen2_moe_f32", false},
+    {"1d", NULL, 2, 0, false, "gemma3_f32", false},
+    {"2d", NULL, 4, 0, false, "gemma2_f32", false},
+    {"1d", NULL, 1, 0, false, NULL, true},
+    {"1d", NULL, 4, 0, false, NULL, true},
+    {"1d_sp", NULL, 4, 0, false, NULL, true},
+    {"2d", NULL, 4, 0, false, NULL, true},
+    {"2d", NULL, 4, 8, true, NULL, true},
+    {"3d_gathered", NULL, 8, 0, false, NULL, true},
+    {"1d", NULL, 3, 0, false, "mixtral_f32", true},
 };
 
 static struct cluster *open_layout(const struct layout_case *k)
@@ -178,6 +187,7 @@ static struct cluster *open_layout(const struct layout_case *k)
                           rows,
                           "--kv-cache-memory=1M",
                           k->home ? "--kv-placement=home" : "--kv-placement=heads",
+                          k->pools ? "--runner=pooling" : "--runner=generate",
                           k->mesh ? mesh : NULL,
                           NULL};
     snprintf(model, sizeof model, "%s/golden/%s", TEST_DATA_DIR,
@@ -232,6 +242,27 @@ static void run_largest_steps(struct cluster *c)
     cluster_step(c);
 }
 
+/* Of the last step: one row. Rank 0 tells of its vector, where that is what the model gives, and
+ * room for requests that wait is found accordingly. */
+static void check_result(const struct cluster *c, bool pools)
+{
+    assert_int_equal(c->footprint.limits.columns, pools ? c->setup.model.hidden : 0);
+    assert_int_equal(c->setup.options.max_num_queued_reqs,
+                     pools ? OPTIONS_QUEUED_VECTORS : OPTIONS_QUEUED_DEFAULT);
+    for (int32_t r = 0; r < c->footprint.ranks; r++) {
+        const struct step_result *result = &c->result[r];
+        assert_int_equal(result->count, 1);
+        assert_int_equal(result->vector != NULL, pools && r == 0);
+        assert_int_equal(result->columns, c->footprint.limits.columns);
+        if (pools)
+            assert_int_equal(result->ids[0], 0); /* the step's own word */
+    }
+    double squares = 0;
+    for (int32_t i = 0; i < c->result[0].columns; i++)
+        squares += (double)c->result[0].vector[i] * (double)c->result[0].vector[i];
+    assert_true(!pools || (isfinite(squares) && squares > 0));
+}
+
 static void test_as_planned(void **state)
 {
     (void)state;
@@ -249,6 +280,7 @@ static void test_as_planned(void **state)
                          wanted);
         }
         run_largest_steps(c);
+        check_result(c, cases[i].pools);
         cluster_close(c);
     }
 }

@@ -287,7 +287,7 @@ static void test_many_prompts(void **state)
         if (st == OK)
             completion_free(&r);
         else
-            assert_non_null(strstr(e.message, "1024"));
+            assert_non_null(strstr(e.message, "2048"));
     }
 }
 

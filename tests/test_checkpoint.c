@@ -3,6 +3,7 @@
 #include "tests/scratch.h"
 #include "tests/toy_plan.h"
 #include "weights/checkpoint.h"
+#include "weights/safetensors.h"
 #include "weights/shard.h"
 
 #include <dirent.h>
@@ -24,10 +25,10 @@ static struct checkpoint *must_open(const char *dir)
 
 static const struct checkpoint_tensor corpus_tensors[] = {
     {"head.weight", DTYPE_BF16, 2, 37, 12, NULL},
-    {"layers.0.down.weight", DTYPE_F16, 2, 12, 29, NULL},
-    {"layers.0.norm.weight", DTYPE_BF16, 1, 1, 12, NULL},
-    {"layers.0.up.weight", DTYPE_F32, 2, 29, 12, NULL},
-    {"layers.0.rotary.inv_freq", DTYPE_I64, 1, 1, 3, NULL}};
+    {"model.layers.0.down.weight", DTYPE_F16, 2, 12, 29, NULL},
+    {"model.layers.0.norm.weight", DTYPE_BF16, 1, 1, 12, NULL},
+    {"model.layers.0.up.weight", DTYPE_F32, 2, 29, 12, NULL},
+    {"model.layers.0.rotary.inv_freq", DTYPE_I64, 1, 1, 3, NULL}};
 
 static double element(const void *data, enum dtype t, size_t i)
 {
@@ -152,7 +153,7 @@ static void test_prefers_own_copy(void **state)
         copy_file(from, to, i == 2);
     }
     struct checkpoint *c = must_open(scratch_path("copies"));
-    const struct checkpoint_tensor *t = checkpoint_find(c, "layers.0.norm.weight");
+    const struct checkpoint_tensor *t = checkpoint_find(c, "model.layers.0.norm.weight");
     for (int32_t rank = 0; rank < 3; rank++)
         assert_int_equal(checkpoint_read(c, t, row, all, rank, own[rank], &err), OK);
     assert_memory_equal(own[0], own[2], sizeof own[0]); /* no rank of that number: the first copy */
@@ -259,13 +260,13 @@ static void corpus_plan(struct local_weight w[4])
     toy_begin(&w[0], "head", 12, DTYPE_BF16);
     toy_slice(&w[0], "head.weight", 37, 12, (struct span){0, 37}, d);
     toy_begin(&w[1], "down", 29, DTYPE_BF16);
-    toy_slice(&w[1], "layers.0.down.weight", 12, 29, d, (struct span){0, 29});
+    toy_slice(&w[1], "model.layers.0.down.weight", 12, 29, d, (struct span){0, 29});
     toy_begin(&w[2], "norm", 12, DTYPE_F32);
     w[2].kind = LOCAL_VECTOR;
-    toy_slice(&w[2], "layers.0.norm.weight", 1, 12, (struct span){0, 1}, d);
+    toy_slice(&w[2], "model.layers.0.norm.weight", 1, 12, (struct span){0, 1}, d);
     w[2].slices[0].ndim = 1;
     toy_begin(&w[3], "up", 12, DTYPE_BF16);
-    toy_slice(&w[3], "layers.0.up.weight", 29, 12, (struct span){0, 29}, d);
+    toy_slice(&w[3], "model.layers.0.up.weight", 29, 12, (struct span){0, 29}, d);
 }
 
 static void check_refused(const struct checkpoint *c, const struct local_weight *w, int32_t count,
@@ -280,16 +281,19 @@ static void check_refused(const struct checkpoint *c, const struct local_weight 
 
 static void test_check(void **state)
 {
-    static const char *const patterns[] = {
-        "layers.*.rotary.inv_freq",    "**.inv_freq",       "layers.**", "**",
-        "layers.0.rotary.inv_freq.**", "layers.**.rotary.*"};
+    static const char *const patterns[] = {"model.layers.*.rotary.inv_freq",
+                                           "**.inv_freq",
+                                           "model.layers.**",
+                                           "**",
+                                           "model.layers.0.rotary.inv_freq.**",
+                                           "model.layers.**.rotary.*"};
     static const char *const misses[] = {"*.inv_freq",
-                                         "layers.*",
-                                         "layers.*.rotary",
-                                         "layers.0",
-                                         "layers.0.rotary.inv_freq.*",
+                                         "model.layers.*",
+                                         "model.layers.*.rotary",
+                                         "model.layers.0",
+                                         "model.layers.0.rotary.inv_freq.*",
                                          "*",
-                                         "layers.0.rotary.inv",
+                                         "model.layers.0.rotary.inv",
                                          "**.rotary"};
     const char *const all = "**.inv_freq";
     struct checkpoint *c = must_open(CORPUS "/index");
@@ -304,17 +308,18 @@ static void test_check(void **state)
         assert_int_equal(ignored, 1);
     }
     for (size_t i = 0; i < ARRAY_LEN(misses); i++)
-        check_refused(c, w, 4, misses[i], "unexpected tensor layers.0.rotary.inv_freq");
-    check_refused(c, w, 3, all, "unexpected tensor layers.0.up.weight");
+        check_refused(c, w, 4, misses[i], "unexpected tensor model.layers.0.rotary.inv_freq");
+    check_refused(c, w, 3, all, "unexpected tensor model.layers.0.up.weight");
     w[3].slices[0].shape[0] = 30;
     check_refused(c, w, 4, all, "up.weight: expected 2-d [30, 12], found 2-d [29, 12]");
     corpus_plan(w);
     w[2].slices[0].ndim = 2;
     check_refused(c, w, 4, all, "norm.weight: expected 2-d [1, 12], found 1-d [1, 12]");
     corpus_plan(w);
-    snprintf(w[1].slices[0].tensor, PLACEMENT_NAME_MAX, "layers.0.dawn.weight");
-    check_refused(c, w, 4, all, "layers.0.dawn.weight is missing (nearest: layers.0.down.weight)");
-    snprintf(w[2].slices[0].tensor, PLACEMENT_NAME_MAX, "layers.0.rotary.inv_freq");
+    snprintf(w[1].slices[0].tensor, PLACEMENT_NAME_MAX, "model.layers.0.dawn.weight");
+    check_refused(c, w, 4, all,
+                  "model.layers.0.dawn.weight is missing (nearest: model.layers.0.down.weight)");
+    snprintf(w[2].slices[0].tensor, PLACEMENT_NAME_MAX, "model.layers.0.rotary.inv_freq");
     w[2].slices[0].shape[1] = 3;
     check_refused(c, &w[2], 1, "**", "inv_freq: expected F32, F16 or BF16, found I64");
     checkpoint_close(c);
@@ -405,6 +410,97 @@ static void make_model(const char *dir)
         fail_msg("%s", err.text);
 }
 
+/* ---- names ---- */
+
+/* A directory with one file of these tensors, each of 3 x 5. */
+static void make_named(const char *dir, const char *const *names, int32_t count)
+{
+    const struct synth_rules rules = {.seed = 7, .std = 0.02f, .embed = "embed_tokens.weight"};
+    struct synth_tensor tensors[8];
+    struct err err = {{0}};
+    for (int32_t i = 0; i < count; i++)
+        tensors[i] = (struct synth_tensor){names[i], 2, 3, 5};
+    if (synth_write(dir, "{}\n", &rules, tensors, count, DTYPE_BF16, 37, 1, &err) != OK)
+        fail_msg("%s", err.text);
+}
+
+/* Both hold what the file has under `in_file`. */
+static void check_named(const struct checkpoint *c, const char *file, const char *in_file,
+                        const char *name)
+{
+    const struct checkpoint_tensor *t = checkpoint_find(c, name);
+    struct safetensors st;
+    struct err err = {{0}};
+    uint16_t wanted[15], got[15];
+    if (!t)
+        fail_msg("%s is not found", name);
+    assert_int_equal(safetensors_open(scratch_path(file), &st, &err), OK);
+    const struct safetensors_entry *e = safetensors_find(&st, in_file);
+    assert_non_null(e);
+    assert_int_equal(safetensors_read(&st, e->offset, wanted, sizeof wanted, &err), OK);
+    assert_int_equal(checkpoint_read(c, t, (struct span){0, 3}, (struct span){0, 5}, 0, got, &err),
+                     OK);
+    assert_memory_equal(got, wanted, sizeof got);
+    safetensors_close(&st);
+}
+
+static void put_index(const char *path, const char *const *names, size_t count)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof text, "{\"weight_map\":");
+    for (size_t i = 0; i < count; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%c\"%s\":\"a.safetensors\"",
+                      i > 0 ? ',' : '{', names[i]);
+    n += snprintf(text + n, sizeof text - (size_t)n, "}}");
+    scratch_write(path, text, (size_t)n);
+}
+
+/* Of a model without a head: nothing is in front of the names. What only begins or ends like them
+ * keeps its own. */
+static void test_names_without_model(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"embed_tokens.weight", "layers.0.mlp.up_proj.weight",
+                                        "norm.weight",         "head.norm.weight",
+                                        "embed_tokens.scale",  "layers_0.weight"};
+    static const char *const found[] = {
+        "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight",
+        "model.norm.weight",         "head.norm.weight",
+        "embed_tokens.scale",        "layers_0.weight"};
+    const int32_t count = ARRAY_LEN(names);
+    make_named(scratch_path("bare"), names, count);
+    struct checkpoint *c = must_open(scratch_path("bare"));
+    assert_int_equal(checkpoint_count(c), count);
+    for (int32_t i = 0; i < count; i++)
+        check_named(c, "bare/model.safetensors", names[i], found[i]);
+    for (int32_t i = 0; i < 3; i++)
+        assert_null(checkpoint_find(c, names[i]));
+    assert_string_equal(checkpoint_nearest(c, "model.norm.wieght"), "model.norm.weight");
+    checkpoint_close(c);
+    /* with an index, which has the names of the file */
+    assert_int_equal(
+        rename(scratch_path("bare/model.safetensors"), scratch_path("bare/a.safetensors")), 0);
+    put_index(scratch_path("bare/model.safetensors.index.json"), names, ARRAY_LEN(names));
+    c = must_open(scratch_path("bare"));
+    for (int32_t i = 0; i < count; i++)
+        check_named(c, "bare/a.safetensors", names[i], found[i]);
+    checkpoint_close(c);
+    put_index(scratch_path("bare/model.safetensors.index.json"), found, ARRAY_LEN(found));
+    refused(scratch_path("bare"), "tensor embed_tokens.weight is not in");
+    const char *more[ARRAY_LEN(names) + 1];
+    memcpy(more, names, sizeof names);
+    more[ARRAY_LEN(names)] = "model.norm.weight";
+    put_index(scratch_path("bare/model.safetensors.index.json"), more, ARRAY_LEN(more));
+    refused(scratch_path("bare"),
+            "tensor model.norm.weight: expected in a.safetensors, which lacks");
+    /* both spellings */
+    static const char *const twice[] = {"norm.weight", "embed_tokens.weight", "model.norm.weight"};
+    make_named(scratch_path("twice"), twice, 3);
+    refused(scratch_path("twice"), "duplicate tensor model.norm.weight");
+}
+
+/* ---- shard ---- */
+
 static void test_shard_round_trip(void **state)
 {
     (void)state;
@@ -425,6 +521,28 @@ static void test_shard_round_trip(void **state)
     assert_int_equal(checkpoint_ranks(c), 8);
     assert_int_equal(checkpoint_count(c), TOY_TENSORS);
     checkpoint_close(c);
+}
+
+/* What says that it gives vectors, and how, goes along. */
+static void test_shard_keeps_pooling(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"modules.json", "1_Pooling/config.json"};
+    make_model(scratch_path("vectors"));
+    assert_int_equal(mkdir(scratch_path("vectors/1_Pooling"), 0777), 0);
+    scratch_write(scratch_path("vectors/modules.json"), files[0], strlen(files[0]));
+    scratch_write(scratch_path("vectors/1_Pooling/config.json"), files[1], strlen(files[1]));
+    write_shards(scratch_path("vectors"), 2, scratch_path("vectors-two"));
+    write_shards(scratch_path("vectors-two"), 1, scratch_path("vectors-one"));
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        char name[64];
+        size_t n;
+        snprintf(name, sizeof name, "vectors-one/%s", files[i]);
+        unsigned char *bytes = scratch_read(scratch_path(name), &n);
+        assert_string_equal((char *)bytes, files[i]);
+        free(bytes);
+    }
+    assert_int_equal(access(scratch_path("two/1_Pooling"), F_OK), -1); /* nothing to keep */
 }
 
 /* The format is torch's: {tensor: {"saved_offsets": [...]}} as a string in the metadata. */
@@ -458,7 +576,7 @@ static void test_shard_leaves_out(void **state)
     checkpoint_close(c);
     c = must_open(scratch_path("less"));
     assert_int_equal(checkpoint_count(c), 4);
-    assert_null(checkpoint_find(c, "layers.0.rotary.inv_freq"));
+    assert_null(checkpoint_find(c, "model.layers.0.rotary.inv_freq"));
     checkpoint_close(c);
 }
 
@@ -526,7 +644,9 @@ int main(void)
         cmocka_unit_test(test_no_directory),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_same),
+        cmocka_unit_test(test_names_without_model),
         cmocka_unit_test(test_shard_round_trip),
+        cmocka_unit_test(test_shard_keeps_pooling),
         cmocka_unit_test(test_shard_metadata),
         cmocka_unit_test(test_shard_leaves_out),
         cmocka_unit_test(test_shard_parts),

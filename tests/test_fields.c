@@ -5,6 +5,7 @@
 #include "server/api/messages.h"
 #include "server/api/responses.h"
 #include "server/api/completion.h"
+#include "server/api/embedding.h"
 #include "server/api/openapi.h"
 #include "server/api/tokenize.h"
 #include "tests/scratch.h"
@@ -102,6 +103,24 @@ static enum status parse_ids(const char *text, size_t n, struct api_error *e)
     return st;
 }
 
+/* As many numbers as the row for them lets a model have. */
+static enum status parse_embedding(const char *text, size_t n, struct api_error *e)
+{
+    struct completion_rules with = rules;
+    struct completion_request r;
+    with.columns = 1 << 17;
+    enum status st = embedding_parse(text, n, &with, &r, e);
+    if (st == OK)
+        completion_free(&r);
+    return st;
+}
+
+static struct field_set vector_fields(int32_t vocab)
+{
+    CHECK(vocab == rules.vocab);
+    return embedding_fields(&rules);
+}
+
 #define MESSAGES "\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]"
 
 static const struct kind kinds[] = {
@@ -112,6 +131,7 @@ static const struct kind kinds[] = {
     {"count", {MESSAGES}, messages_count_fields, parse_count},
     {"tokenize", {"\"prompt\": \"a\""}, tokenize_fields, parse_text},
     {"detokenize", {"\"tokens\": [1]"}, tokenize_id_fields, parse_ids},
+    {"embedding", {"\"input\": [1]"}, vector_fields, parse_embedding},
 };
 
 /* One field with a value, in an otherwise good body. */
@@ -318,10 +338,14 @@ static void test_document_limits(void **state)
 
 static void test_document_is_whole(void **state)
 {
-    static const char *const paths[] = {
-        "/v1/completions", "/v1/chat/completions",      "/v1/responses",
-        "/v1/messages",    "/v1/messages/count_tokens", "/tokenize",
-        "/detokenize"};
+    static const char *const paths[] = {"/v1/completions",
+                                        "/v1/chat/completions",
+                                        "/v1/responses",
+                                        "/v1/messages",
+                                        "/v1/messages/count_tokens",
+                                        "/tokenize",
+                                        "/detokenize",
+                                        "/v1/embeddings"};
     struct jdoc *doc = document();
     (void)state;
     assert_string_equal(jdoc_string(jdoc_get(doc, "openapi")), "3.1.0");

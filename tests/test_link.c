@@ -377,6 +377,75 @@ static void test_bad_reports(void **state)
     }
 }
 
+/* Vectors stand behind the ids, and come over as they are, bit by bit. */
+static void test_vectors(void **state)
+{
+    (void)state;
+    enum { COLUMNS = 1024 };
+    static float vectors[IDS_MAX * COLUMNS];
+    const struct step_result sent = {.ids = ids, .vector = vectors, .columns = COLUMNS};
+    for (int32_t i = 0; i < IDS_MAX * COLUMNS; i++) /* of every kind, NaN and subnormal too */
+        memcpy(&vectors[i], &(uint32_t){(uint32_t)i * 2654435761u}, sizeof vectors[i]);
+    for (int32_t count = 0; count <= IDS_MAX; count += count < 3 ? 1 : 5) {
+        struct link_set *l;
+        struct link_answer a;
+        struct err err;
+        int pair[2], large = 1 << 20; /* nobody reads while it is written */
+        const struct step_answer head = {
+            .magic = STEP_ANSWER_MAGIC, .ids = count, .columns = COLUMNS};
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        assert_int_equal(setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &large, sizeof large), 0);
+        assert_int_equal(link_open(pair, 1, IDS_MAX, COLUMNS, &l, &err), OK);
+        for (int32_t again = 0; again < 2; again++) { /* and nothing of it is left over */
+            assert_int_equal(link_answer(pair[1], &head, &sent, "", &err), OK);
+            assert_int_equal(link_exchange(l, NULL, 0, NULL, NULL, &a, &err), OK);
+            assert_memory_equal(&a.head, &head, sizeof head);
+            assert_int_equal(a.result.count, count);
+            assert_int_equal(a.result.columns, COLUMNS);
+            assert_null(a.result.logprob);
+            assert_non_null(a.result.vector);
+            assert_memory_equal(a.result.ids, ids, (size_t)count * sizeof *ids);
+            assert_memory_equal(a.result.vector, vectors,
+                                (size_t)(count * COLUMNS) * sizeof *vectors);
+        }
+        const struct step_answer none = {.magic = STEP_ANSWER_MAGIC, .ids = count};
+        assert_int_equal(link_answer(pair[1], &none, &sent, "", &err), OK); /* other ranks' */
+        assert_int_equal(link_exchange(l, NULL, 0, NULL, NULL, &a, &err), OK);
+        assert_null(a.result.vector);
+        assert_int_equal(a.result.columns, 0);
+        link_close(l);
+        close(pair[1]);
+    }
+}
+
+/* Of other vectors than the links were opened for. */
+static void test_malformed_vectors(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t opened, columns, zero;
+    } cases[] = {{4, 3, 0},       {4, 5, 0}, {4, -4, 0}, {0, 4, 0},
+                 {0, 1 << 30, 0}, {4, 4, 1}, {0, 0, 1},  {4, 0, -1}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct link_set *l;
+        struct link_answer a;
+        struct err err;
+        int pair[2];
+        const struct step_answer head = {.magic = STEP_ANSWER_MAGIC,
+                                         .ids = 1,
+                                         .columns = cases[i].columns,
+                                         .zero = cases[i].zero};
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        assert_int_equal(link_open(pair, 1, IDS_MAX, cases[i].opened, &l, &err), OK);
+        assert_int_equal(write(pair[1], &head, sizeof head), sizeof head);
+        if (link_exchange(l, NULL, 0, patient, &(double){base_now()}, &a, &err) != ERR_COMM)
+            fail_msg("case %zu", i);
+        assert_string_equal(err.text, "rank 0 sent a malformed answer");
+        link_close(l);
+        close(pair[1]);
+    }
+}
+
 static void test_slow_readers(void **state)
 {
     (void)state;
@@ -524,6 +593,8 @@ int main(void)
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_slow_readers),
         cmocka_unit_test(test_malformed),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_malformed_vectors),
         cmocka_unit_test(test_one_slow_link_holds_up_none),
         cmocka_unit_test(test_closed),
         cmocka_unit_test(test_patience),

@@ -195,6 +195,60 @@ static void test_config_refusals(void **state)
     assert_contains(err.text, "f: line 1");
 }
 
+/* transformers' class says whether a model has a head; and attention to what follows is refused. */
+static void test_class(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *architectures; /* NULL: not there */
+        bool headless;
+    } cases[] = {
+        {NULL, false},
+        {"[\"LlamaForCausalLM\"]", false},
+        {"[\"LlamaModel\"]", true},
+        {"[\"LlamaModel\",\"LlamaForCausalLM\"]", true}, /* the first says it */
+        {"[\"LlamaForCausalLM\",\"LlamaModel\"]", false},
+        {"[\"LlamaModelForCausalLM\"]", false},
+        {"[\"Model\"]", true},
+        {"[\"odel\"]", false},
+        {"[\"Supermodel\"]", false},
+        {"[]", false},
+        {"[7]", false},
+        {"\"LlamaModel\"", false},
+        {"null", false},
+    };
+    struct model_config m;
+    struct err err = {""};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const char *value = cases[i].architectures;
+        if (parse_config("", false, "architectures", value, &m, &err) != OK)
+            fail_msg("case %zu: %s", i, err.text);
+        if (m.headless != cases[i].headless || m.pooling)
+            fail_msg("case %zu: headless %d, pooling %d", i, m.headless, m.pooling);
+    }
+    accepted(false, "is_causal", "true");
+    accepted(false, "is_causal", "null");
+    refused(false, "is_causal", "false", "false");
+    refused(false, "is_causal", "0", "0");
+}
+
+/* With vectors it is another model, of which no weight is a head. */
+static void test_pooled(void **state)
+{
+    (void)state;
+    struct model_config m, before;
+    struct err err = {""};
+    assert_int_equal(parse_config("", false, "tie_word_embeddings", "false", &m, &err), OK);
+    assert_false(m.tied || m.pooling);
+    before = m;
+    model_config_pool(&m);
+    assert_true(m.tied && m.pooling);
+    assert_true(m.hash != before.hash);
+    before.tied = before.pooling = true;
+    before.hash = m.hash;
+    assert_memory_equal(&m, &before, sizeof m); /* and nothing else */
+}
+
 static void test_config_dialects(void **state)
 {
     (void)state;
@@ -699,6 +753,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_ranges),   cmocka_unit_test(test_config_refusals),
+        cmocka_unit_test(test_class),           cmocka_unit_test(test_pooled),
         cmocka_unit_test(test_config_dialects), cmocka_unit_test(test_family_defaults),
         cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_two_rotations),   cmocka_unit_test(test_longrope),

@@ -4,6 +4,7 @@
 #include "config/jdoc.h"
 #include "config/model_config.h"
 #include "config/options.h"
+#include "config/pooling.h"
 #include "engine/parallel/plan.h"
 #include "server/api/chat.h"
 #include "server/api/messages.h"
@@ -11,6 +12,7 @@
 #include "server/api/responses.h"
 #include "server/api/responses_reply.h"
 #include "server/api/completion.h"
+#include "server/api/embedding.h"
 #include "server/api/tokenize.h"
 #include "server/grammar/structure.h"
 #include "server/guides.h"
@@ -77,6 +79,26 @@ static enum status read_plan(const void *mesh, struct err *err)
     CHECK(st != OK || plan_prefill_rows(p) == 9);
     plan_close(p);
     return st;
+}
+
+static enum status read_pooling(const void *dir, struct err *err)
+{
+    struct pooling p;
+    enum status st = pooling_load(dir, &p, err);
+    CHECK(st != OK || (p.found && p.normalize));
+    return st;
+}
+
+static void test_pooling(void **state)
+{
+    (void)state;
+    static const char modules[] = "[{\"type\": \"m.Pooling\", \"path\": \"1_Pooling\"}, "
+                                  "{\"type\": \"m.Normalize\"}]",
+                      pooling[] = "{\"pooling_mode_lasttoken\": true}";
+    assert_int_equal(mkdir(scratch_path("1_Pooling"), 0777), 0);
+    scratch_write(scratch_path(POOLING_MODULES), modules, sizeof modules - 1);
+    scratch_write(scratch_path(POOLING_CONFIG), pooling, sizeof pooling - 1);
+    nomem_sweep("pooling", read_pooling, scratch_dir);
 }
 
 static void test_config(void **state)
@@ -188,6 +210,22 @@ static enum status read_completion(const void *text, struct err *err)
     CHECK(reply.failed || strstr(reply.data, e.message));
     buf_free(&reply);
     CHECK(e.http_status == 503);
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
+static enum status read_embedding(const void *text, struct err *err)
+{
+    struct completion_rules rules = some_rules();
+    struct completion_request r;
+    struct api_error e = {0};
+    rules.columns = 8;
+    enum status st = embedding_parse(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        CHECK(r.prompt_count == 2 && r.params.pooled);
+        completion_free(&r);
+    }
+    CHECK(st == OK || e.http_status == 503);
     snprintf(err->text, sizeof err->text, "%s", e.message);
     return st;
 }
@@ -529,6 +567,9 @@ static void test_requests(void **state)
     nomem_sweep("ids", read_completion,
                 "{\"prompt\": [[1, 2, 3], [4, 5]], \"logit_bias\": {\"5\": 1}, \"stop_token_ids\": "
                 "[7], \"logprobs\": 2}");
+    nomem_sweep("texts of vectors", read_embedding,
+                "{\"input\": [\"a\", \"b\"], \"user\": \"me\"}");
+    nomem_sweep("ids of vectors", read_embedding, "{\"input\": [[1, 2], [3]], \"odd\": {}}");
     nomem_sweep(
         "chat", read_chat,
         "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
@@ -575,9 +616,9 @@ static void test_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),         cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_requests),       cmocka_unit_test(test_structures),
-        cmocka_unit_test(test_tokenizer_json),
+        cmocka_unit_test(test_config),      cmocka_unit_test(test_pooling),
+        cmocka_unit_test(test_checkpoints), cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_structures),  cmocka_unit_test(test_tokenizer_json),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

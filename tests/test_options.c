@@ -77,7 +77,7 @@ static void test_defaults(void **state)
     assert_int_equal(o.max_model_len, 0);
     assert_int_equal(o.max_num_seqs, OPTIONS_SEQS_DEFAULT);
     assert_int_equal(o.max_num_batched_tokens, 512);
-    assert_int_equal(o.max_num_queued_reqs, 256);
+    assert_int_equal(o.max_num_queued_reqs, 0);
     assert_int_equal(o.max_num_queued_tokens, 1 << 20);
     assert_true(o.prefix_caching);
     assert_int_equal(o.kv_cache_memory, 0);

@@ -82,7 +82,7 @@ static enum status shard_to(const char *dir, struct err *err)
         toy_begin(&plan[r][HEAD], "head", 12, DTYPE_BF16);
         toy_slice(&plan[r][HEAD], "head.weight", 37, 12, placement_block(37, 2, r), d);
         toy_begin(&plan[r][UP], "up", 12, DTYPE_BF16);
-        toy_slice(&plan[r][UP], "layers.0.up.weight", 29, 12, placement_block(29, 2, r), d);
+        toy_slice(&plan[r][UP], "model.layers.0.up.weight", 29, 12, placement_block(29, 2, r), d);
     }
     enum status st = checkpoint_open(CORPUS, &c, err);
     if (st == OK)
@@ -98,7 +98,7 @@ static void check_whole(struct checkpoint *c)
     uint16_t values[37 * 12];
     struct err err = {""};
     assert_non_null(t);
-    assert_non_null(checkpoint_find(c, "layers.0.up.weight"));
+    assert_non_null(checkpoint_find(c, "model.layers.0.up.weight"));
     assert_int_equal(
         checkpoint_read(c, t, (struct span){0, 37}, (struct span){0, 12}, -1, values, &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(values); i++)
@@ -193,6 +193,51 @@ static void test_put_and_copy(void **state)
     assert_non_null(strstr(err.text, "expected a new or empty directory, found "));
 }
 
+static void test_folder(void **state)
+{
+    (void)state;
+    struct outdir d;
+    struct err err = {""};
+    static const bool keep[] = {true, false};
+    for (size_t i = 0; i < ARRAY_LEN(keep); i++) {
+        const char *dir = scratch_path(keep[i] ? "kept" : "gone");
+        char inside[64], file[96];
+        snprintf(inside, sizeof inside, "%s/1_x", keep[i] ? "kept" : "gone");
+        assert_int_equal(outdir_open(dir, &d, &err), OK);
+        assert_int_equal(outdir_put(&d, "a", "text", 4, &err), OK);
+        assert_int_equal(outdir_put(&d, "1_x/b", "text", 4, &err), ERR_OUTPUT); /* none yet */
+        event_count = 0;
+        assert_int_equal(outdir_make_folder(&d, "1_x", &err), OK);
+        assert_int_equal(event_count, 1); /* its name is durable */
+        assert_int_equal(events[0].what, 'd');
+        assert_int_equal(outdir_put(&d, "1_x/b", "text", 4, &err), OK);
+        snprintf(file, sizeof file, "%s/b", inside);
+        assert_int_equal(outdir_copy(&d, "1_x/c", scratch_path(file), &err), OK);
+        assert_int_equal(access(scratch_path(file), F_OK), 0);
+        snprintf(file, sizeof file, "%s/c", inside);
+        size_t n;
+        unsigned char *bytes = scratch_read(scratch_path(file), &n);
+        assert_int_equal(n, 4);
+        assert_string_equal((char *)bytes, "text");
+        free(bytes);
+        outdir_close(&d, keep[i]);
+        assert_int_equal(access(scratch_path(file), F_OK), keep[i] ? 0 : -1);
+        assert_int_equal(access(scratch_path(inside), F_OK), keep[i] ? 0 : -1);
+        assert_int_equal(access(dir, F_OK), keep[i] ? 0 : -1);
+    }
+    /* a directory that was there stays, empty; so does one whose folder cannot be made */
+    const char *dir = scratch_path("there");
+    assert_int_equal(mkdir(dir, 0777), 0);
+    assert_int_equal(outdir_open(dir, &d, &err), OK);
+    assert_int_equal(outdir_put(&d, "taken", "text", 4, &err), OK);
+    assert_int_equal(outdir_make_folder(&d, "taken", &err), ERR_OUTPUT);
+    assert_non_null(strstr(err.text, "there/taken: File exists"));
+    assert_int_equal(outdir_make_folder(&d, "1_x", &err), OK);
+    assert_int_equal(outdir_put(&d, "1_x/b", "text", 4, &err), OK);
+    outdir_close(&d, false);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 /* What a signal stops takes the way of any failure. */
 static void test_stop(void **state)
 {
@@ -237,8 +282,11 @@ static void test_one_at_a_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_at_any_moment), cmocka_unit_test(test_order),
-        cmocka_unit_test(test_put_and_copy),         cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_killed_at_any_moment),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_put_and_copy),
+        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_stop),
         cmocka_unit_test(test_one_at_a_time),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

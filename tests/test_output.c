@@ -1,5 +1,6 @@
 /* What large answers do to others: nothing. The lock of a job that is being written is held by the
- * test instead, for as long as it takes to see that nobody else needs it. */
+ * test instead, for as long as it takes to see that nobody else needs it. And vectors: each stands
+ * where its text did. */
 #include "server/job.h"
 #include "tests/scratch.h"
 #include "tests/world.h"
@@ -257,8 +258,96 @@ static void test_one_large_answer_always_fits(void **state)
     }
 }
 
+/* ---- vectors ---- */
+
+static int setup_vectors(void **state)
+{
+    return setup_of(state, FAKE_COLUMNS);
+}
+
+/* The answer; the caller frees. */
+static char *embed(const struct world *w, const char *body)
+{
+    struct buf b;
+    buf_init(&b, 1 << 20);
+    buf_printf(&b,
+               "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+               "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+               strlen(body), body);
+    assert_false(b.failed);
+    char *answer = ask(w, b.data);
+    buf_free(&b);
+    return answer;
+}
+
+/* Many end in the same step; the engine's numbers are gone when the next one begins. */
+static void test_each_text_has_its_vector(void **state)
+{
+    struct world *w = *state;
+    enum { TEXTS = 60 };
+    struct buf b;
+    buf_init(&b, 1 << 16);
+    atomic_store(&w->engine.pause_us, 0);
+    for (int round = 0; round < 20; round++) {
+        buf_clear(&b);
+        buf_puts(&b, "{\"normalize\":false,\"input\":[");
+        for (int i = 0; i < TEXTS; i++)
+            buf_printf(&b, i ? ",[%d,1]" : "[%d,1]", 20 + (i * 7 + round) % 300);
+        buf_puts(&b, "]}");
+        char *answer = embed(w, b.data);
+        const char *at = strstr(answer, "\"data\":[");
+        assert_non_null(at);
+        for (int i = 0; i < TEXTS; i++) {
+            char wanted[128];
+            const double first = 20 + (i * 7 + round) % 300;
+            snprintf(wanted, sizeof wanted, "\"index\":%d,\"embedding\":[%g,%g,%g,%g]}", i, first,
+                     first + 0.5, first + 1, first + 1.5);
+            at = strstr(at, wanted); /* in the order of the texts */
+            if (!at)
+                fail_msg("round %d: %s is not in %s", round, wanted, answer);
+        }
+        assert_null(strstr(at + 1, "\"index\""));
+        expect_good(answer, "\"prompt_tokens\":120,\"completion_tokens\":0,\"total_tokens\":120,");
+    }
+    buf_free(&b);
+}
+
+static void test_wanted_of_a_vector(void **state)
+{
+    struct world *w = *state;
+    expect_good(embed(w, "{\"input\":[[3]],\"dimensions\":2,\"normalize\":false}"),
+                "\"embedding\":[3,3.5]}");
+    expect_good(embed(w, "{\"input\":[[1]],\"dimensions\":1,\"normalize\":true}"),
+                "\"embedding\":[1]}");
+    expect_good(embed(w, "{\"input\":[1],\"dimensions\":1,\"encoding_format\":\"base64\"}"),
+                "\"embedding\":\"AACAPw==\"}");
+    /* one without a finite vector fails all: nobody looks for a hole in a list */
+    char *answer = embed(w, "{\"input\":[[20],[13],[21]]}");
+    assert_non_null(strstr(answer, "HTTP/1.1 500 "));
+    assert_null(strstr(answer, "\"embedding\""));
+    free(answer);
+    answer = post(w, "{\"prompt\":[1],\"max_tokens\":3}");
+    assert_non_null(strstr(answer, "HTTP/1.1 400 "));
+    assert_non_null(strstr(answer, "\"code\":\"unsupported_model\""));
+    assert_non_null(strstr(answer, "/v1/embeddings"));
+    free(answer);
+    await_idle(w);
+}
+
+static void test_no_vectors_of_texts(void **state)
+{
+    struct world *w = *state;
+    char *answer = embed(w, "{\"input\":[1]}");
+    assert_non_null(strstr(answer, "HTTP/1.1 400 "));
+    assert_non_null(strstr(answer, "\"code\":\"unsupported_model\""));
+    assert_non_null(strstr(answer, "--runner pooling"));
+    free(answer);
+    assert_int_equal(atomic_load(&w->engine.submits), 0);
+}
+
 int main(void)
 {
+#define VECTORS(f) cmocka_unit_test_setup_teardown(f, setup_vectors, teardown)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_client_leaves_while_its_answer_is_written),
@@ -268,6 +357,9 @@ int main(void)
         TEST(test_large_answer_is_whole),
         TEST(test_large_answers_have_a_bound),
         TEST(test_one_large_answer_always_fits),
+        VECTORS(test_each_text_has_its_vector),
+        VECTORS(test_wanted_of_a_vector),
+        TEST(test_no_vectors_of_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,15 +23,21 @@ static const struct model_config model = {.layers = LAYERS,
                                           .residual_scale = 1,
                                           .vocab = V};
 
-static struct flow *flow_of(const char *mode, const char *mesh, int32_t ranks)
+static struct flow *flow_for(const struct model_config *m, const char *mode, const char *mesh,
+                             int32_t ranks)
 {
     struct err err = {""};
     struct plan *plan = NULL;
     struct flow *f = NULL;
     assert_int_equal(plan_load(mode, mesh, NULL, ranks, &plan, &err), OK);
-    assert_int_equal(layout_flow(&model, plan, DTYPE_F32, backend_find("ref"), &f, &err), OK);
+    assert_int_equal(layout_flow(m, plan, DTYPE_F32, backend_find("ref"), &f, &err), OK);
     plan_close(plan);
     return f;
+}
+
+static struct flow *flow_of(const char *mode, const char *mesh, int32_t ranks)
+{
+    return flow_for(&model, mode, mesh, ranks);
 }
 
 /* Seconds of rank 0, each number of the price alone. */
@@ -152,12 +158,51 @@ static void test_measured(void **state)
     assert_non_null(strstr(err.text, "cuda"));
 }
 
+/* What is received before and after the layers: with vectors no logits, but whole sampled rows
+ * where a rank has only a part of them; and no product. */
+static void test_ends_of_vectors(void **state)
+{
+    (void)state;
+    enum { ROWS = 16, SAMPLES = 8, RANKS = 4, ALL = ROWS * H * 4, CHOSEN = SAMPLES * H * 4 };
+    static const struct {
+        const char *mode;
+        uint64_t embed, gather;
+    } cases[] = {
+        {"1d", 3 * ALL, 0}, /* the addends of the others; all have whole rows */
+        {"1d_sp", 3 * ALL / RANKS, CHOSEN - CHOSEN / RANKS},
+    };
+    struct model_config pooled = model;
+    model_config_pool(&pooled);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct flow *vectors = flow_for(&pooled, cases[i].mode, NULL, RANKS);
+        struct flow *tokens = flow_of(cases[i].mode, NULL, RANKS);
+        for (int32_t k = 0; k < PLAN_PHASES * RANKS; k++) {
+            const enum plan_phase phase = (enum plan_phase)(k / RANKS);
+            const int32_t r = k % RANKS;
+            const uint64_t mine = cases[i].embed + cases[i].gather;
+            assert_int_equal(flow_ends_bytes(vectors, phase, ROWS, SAMPLES, r), mine);
+            assert_int_equal(flow_ends_bytes(tokens, phase, ROWS, SAMPLES, r),
+                             mine + SAMPLES * (V - V / RANKS) * 4);
+            const struct extent out = vectors->phase[phase].linear[PLAN_HEAD].out;
+            assert_int_equal(out.units * out.unit, H); /* what buffers are made for */
+            const struct flow_work none = flow_work(vectors, phase, PLAN_HEAD, SAMPLES, r);
+            assert_true(none.macs == 0 && none.bytes == 0);
+            assert_true(flow_work(tokens, phase, PLAN_HEAD, SAMPLES, r).macs ==
+                        SAMPLES * H * V / RANKS);
+            assert_int_equal(flow_layer_bytes(vectors, phase, ROWS, r),
+                             flow_layer_bytes(tokens, phase, ROWS, r));
+        }
+        flow_close(vectors);
+        flow_close(tokens);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_multiply_adds),      cmocka_unit_test(test_summa_work),
         cmocka_unit_test(test_meetings_and_bytes), cmocka_unit_test(test_crossover),
-        cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_measured),           cmocka_unit_test(test_ends_of_vectors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,12 +31,19 @@ static int32_t below(int32_t n) /* splitmix64 */
     return (int32_t)((z >> 33) % (uint64_t)n);
 }
 
-static struct step *new_step(void)
+static struct step *new_step_of(int32_t columns)
 {
+    struct step_limits l = limits;
     struct step *s;
     struct err err;
-    assert_int_equal(step_open_new(&limits, &s, &err), OK);
+    l.columns = columns;
+    assert_int_equal(step_open_new(&l, &s, &err), OK);
     return s;
+}
+
+static struct step *new_step(void)
+{
+    return new_step_of(0);
 }
 
 /* Tokens and lists of opens point into these. */
@@ -227,11 +234,12 @@ static void check_in_range(const struct step *s)
     check_ints(s->token, s->rows, STEP_TOKEN_FROM_SLOT, limits.vocab - 1);
     check_ints(s->sample, s->samples, 0, s->rows - 1);
     check_ints(s->close, s->closes, 0, limits.slots - 1);
-    check_ints(s->target, s->samples, STEP_TARGET_CHECK, limits.vocab - 1);
+    const bool draws = s->limits.columns == 0;
+    check_ints(s->target, s->samples, draws ? STEP_TARGET_CHECK : 0, limits.vocab - 1);
     check_ints(s->top, s->samples, -1, ENGINE_LOGPROBS_MAX);
     for (int32_t i = 0; i < s->samples; i++) { /* a padded row has no slot to sample for */
         assert_true(s->slot[s->sample[i]] >= 0);
-        assert_true(s->position[s->sample[i]] + 1 < limits.history_max);
+        assert_true(!draws || s->position[s->sample[i]] + 1 < limits.history_max);
         assert_true(i == 0 || s->sample[i] > s->sample[i - 1]);
     }
     for (int32_t i = 0; i < s->appends; i++) {
@@ -457,6 +465,43 @@ static void test_limits(void **state)
     free(bytes);
 }
 
+/* With vectors nothing is drawn, and so the last place of a history is sampled, too. */
+static void test_samples_of_vectors(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t columns, position, target;
+        bool good;
+    } cases[] = {
+        {0, 88, STEP_TARGET_SAMPLE, true},
+        {0, 88, STEP_TARGET_CHECK, true},
+        {0, 88, 999, true},
+        {0, 89, STEP_TARGET_SAMPLE, false},
+        {0, 89, 999, false},
+        {4, 88, 0, true},
+        {4, 89, 0, true},
+        {4, 89, 999, true},
+        {4, 90, 0, false},
+        {4, 0, STEP_TARGET_SAMPLE, false},
+        {4, 0, STEP_TARGET_CHECK, false},
+        {4, 0, 1000, false},
+        {4, 89, STEP_TARGET_SAMPLE, false},
+    };
+    char *bytes = malloc(step_bytes_max(&limits));
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct step *s = new_step(), *in = new_step_of(cases[i].columns);
+        s->rows = s->samples = 1;
+        s->position[0] = cases[i].position;
+        s->target[0] = cases[i].target;
+        s->top[0] = s->mask[0] = -1;
+        if (decodes(in, bytes, step_encode(s, bytes)) != cases[i].good)
+            fail_msg("case %zu", i);
+        step_free(s);
+        step_free(in);
+    }
+    free(bytes);
+}
+
 static void test_samples_ascend(void **state)
 {
     (void)state;
@@ -489,8 +534,8 @@ static void test_header(void **state)
     wrong[0].magic++;
     wrong[1].version++;
     wrong[2].bytes += 4;
-    static const char *const messages[] = {"magic 53455355 version 5, expected 53455354 5",
-                                           "magic 53455354 version 6", "says 60 bytes, has 56"};
+    static const char *const messages[] = {"magic 53455355 version 6, expected 53455354 6",
+                                           "magic 53455354 version 7", "says 60 bytes, has 56"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
         assert_non_null(strstr(err.text, messages[i]));
@@ -562,13 +607,66 @@ static void test_result(void **state)
     step_free(s);
 }
 
+/* What rank 0 may answer to a step of two rows whose vectors are wanted. */
+static void test_result_of_vectors(void **state)
+{
+    (void)state;
+    struct step *s = new_step_of(3), *tokens = new_step();
+    struct err err;
+    const int32_t ids[] = {7, 8};
+    const float vectors[2 * 3] = {NAN, 1, 2, 3, 4, INFINITY}; /* which are not looked at */
+    const struct step_result good = {.count = 2, .ids = ids, .vector = vectors, .columns = 3};
+    struct step_result r = good;
+    tokens->samples = s->samples = 2;
+    for (int32_t i = 0; i < 2; i++) {
+        s->target[i] = tokens->target[i] = ids[i];
+        s->top[i] = tokens->top[i] = -1;
+    }
+    assert_int_equal(step_check_result(s, 1000, &r, &err), OK);
+    r.columns = 2;
+    assert_int_equal(step_check_result(s, 1000, &r, &err), ERR_COMM);
+    assert_string_equal(err.text, "the answer has vectors of 2, expected 3");
+    r = good, r.vector = NULL;
+    assert_int_equal(step_check_result(s, 1000, &r, &err), ERR_COMM);
+    assert_string_equal(err.text, "the answer has vectors of 0, expected 3");
+    r.columns = 0;
+    assert_int_equal(step_check_result(s, 1000, &r, &err), ERR_COMM);
+    assert_int_equal(step_check_result(tokens, 1000, &r, &err), OK);
+    assert_int_equal(step_check_result(tokens, 1000, &good, &err), ERR_COMM);
+    assert_string_equal(err.text, "the answer has vectors of 3, expected 0");
+    s->target[1] = 9; /* of another row */
+    assert_int_equal(step_check_result(s, 1000, &good, &err), ERR_COMM);
+    s->samples = 0; /* a step of rows alone has no vector, and needs none */
+    assert_int_equal(step_check_result(s, 1000, &good, &err), ERR_COMM);
+    r = (struct step_result){.count = 0};
+    assert_int_equal(step_check_result(s, 1000, &r, &err), OK);
+
+    struct step_answer h = {.columns = 99};
+    step_answer_counts(&h, &good);
+    assert_int_equal(h.ids, 2);
+    assert_int_equal(h.columns, 3);
+    assert_int_equal(h.logprobs, 0);
+    assert_int_equal(step_answer_bytes(&h), 2 * 4 + 2 * 3 * 4);
+    r = good, r.vector = NULL;
+    step_answer_counts(&h, &r);
+    assert_int_equal(h.columns, 0);
+    assert_int_equal(step_answer_bytes(&h), 2 * 4);
+    step_free(s);
+    step_free(tokens);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_flipped),        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_samples_ascend), cmocka_unit_test(test_header),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_flipped),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_samples_ascend),
+        cmocka_unit_test(test_header),
         cmocka_unit_test(test_result),
+        cmocka_unit_test(test_samples_of_vectors),
+        cmocka_unit_test(test_result_of_vectors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,6 +57,8 @@ TESTED_BY = {
     "config/model_quant.c": "tests/test_packed.c tests/test_fp8.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
     "config/reader.c": "tests/test_model_config.c",
+    "config/pooling.c": "tests/test_pooling.c tests/test_nomem.c "
+                        "tests/blackbox/test_embeddings.py",
     "config/slice.c": "tests/test_slice.c tests/blackbox/test_health.py",
     "config/speculation.c": "tests/test_ngram.c tests/blackbox/test_speculation.py",
     "config/options.c": "tests/test_options.c tests/blackbox/test_startup.py",
@@ -196,8 +198,8 @@ TESTED_BY = {
     "engine/grammar/vocabulary.c": "tests/test_grammar.c",
     "engine/rank_loop.c": "tests/test_rank.c",
     "engine/request.c": "tests/test_sched.c",
-    "engine/sched.c": "tests/test_sched.c",
-    "engine/sched_build.c": "tests/test_sched.c",
+    "engine/sched.c": "tests/test_sched.c tests/test_sched_pooled.c",
+    "engine/sched_build.c": "tests/test_sched.c tests/test_sched_pooled.c",
     "engine/sched_draft.c": "tests/test_sched.c tests/blackbox/test_speculation.py",
     "engine/sequence.c": "tests/test_sched.c",
     "engine/step.c": "tests/test_step.c tests/fuzz/fuzz_step.c",
@@ -226,6 +228,9 @@ TESTED_BY = {
     "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
     "server/api/conversation.c": "tests/test_chat.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
+    "server/api/embedding.c": "tests/test_embedding.c tests/test_fields.c tests/test_nomem.c "
+                              "tests/fuzz/fuzz_api.c "
+                              "tests/blackbox/test_embeddings.py",
     "server/api/field.c": "tests/test_api.c tests/test_fields.c",
     "server/api/field_schema.c": "tests/test_fields.c",
     "server/api/logprobs.c": "tests/test_logprobs.c",

@@ -23,6 +23,7 @@ struct world {
     struct tokenizer *tokenizer;
     struct engine engine;
     int32_t port;
+    int32_t columns; /* of vectors; 0: texts are made */
 };
 
 static inline enum status try_open(struct world *w, const char *host, int32_t port, struct err *err)
@@ -37,6 +38,7 @@ static inline enum status try_open(struct world *w, const char *host, int32_t po
         .vocab = 400,
         .max_model_len = CONTEXT,
         .tokenizer = w->tokenizer,
+        .columns = w->columns,
         .queued_max = QUEUED_MAX,
         .defaults = model_config_no_defaults(),
         .http = {.connections = 1000,
@@ -56,11 +58,12 @@ static inline enum status try_open(struct world *w, const char *host, int32_t po
     return frontend_open(&config, &w->frontend, err);
 }
 
-static inline int setup(void **state)
+static inline int setup_of(void **state, int32_t columns)
 {
     static struct world w;
     struct err err = {""};
     memset(&w, 0, sizeof w);
+    w.columns = columns;
     if (tokenizer_open(TEST_DATA_DIR "/corpus/tokenizer/bytes", 400, &w.tokenizer, &err) != OK ||
         try_open(&w, "127.0.0.1", 0, &err) != OK)
         return -1;
@@ -69,6 +72,11 @@ static inline int setup(void **state)
     frontend_ready(w.frontend, &w.engine);
     *state = &w;
     return 0;
+}
+
+static inline int setup(void **state)
+{
+    return setup_of(state, 0);
 }
 
 static inline int teardown(void **state)

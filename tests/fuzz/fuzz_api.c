@@ -3,6 +3,7 @@
 #include "config/buf.h"
 #include "server/api/chat.h"
 #include "server/api/completion.h"
+#include "server/api/embedding.h"
 #include "server/api/messages.h"
 #include "server/api/responses.h"
 #include "server/api/tokenize.h"
@@ -14,6 +15,7 @@
 
 #define VOCAB 1000
 #define CONTEXT 4096
+#define COLUMNS 64
 
 static void check_accepted(const struct completion_request *r, bool has_tokenizer)
 {
@@ -96,6 +98,25 @@ static void run_completion(const char *text, size_t n, const struct completion_r
     }
     check_accepted(&r, rules->has_tokenizer);
     check_prompts(&r, rules->has_tokenizer);
+    completion_forget_text(&r);
+    completion_free(&r);
+}
+
+/* What a request for vectors has beside its prompts. */
+static void run_embedding(const char *text, size_t n, const struct completion_rules *rules)
+{
+    struct completion_request r;
+    struct api_error e = {0};
+    enum status st = embedding_parse(text, n, rules, &r, &e);
+    if (st != OK) {
+        check_refused(st, &e);
+        return;
+    }
+    check_accepted(&r, rules->has_tokenizer);
+    check_prompts(&r, rules->has_tokenizer);
+    CHECK(r.params.pooled && r.params.max_tokens == 0);
+    CHECK(r.truncate >= -1);
+    CHECK(r.vector.dimensions >= 0 && r.vector.dimensions <= rules->columns);
     completion_forget_text(&r);
     completion_free(&r);
 }
@@ -211,7 +232,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     run_chat(messages_parse_count, copy, size, &rules);
     run_tokenize(copy, size, &rules);
     run_detokenize(copy, size, &rules);
+    rules.columns = COLUMNS;
+    run_embedding(copy, size, &rules);
     rules.has_tokenizer = false;
+    run_embedding(copy, size, &rules);
+    rules.columns = 0;
     run_completion(copy, size, &rules);
     free(copy);
     return 0;

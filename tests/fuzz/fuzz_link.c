@@ -1,7 +1,8 @@
 /* Arbitrary bytes as what a rank says on its link: answers to one step after the other, until they
  * end or are malformed. Each part of an answer must lie within what came, and what is taken for the
  * answer of the step must be in its range. Magic and status of the first are made right, so that
- * most inputs reach what lies behind. The first byte says whether the rank sends reports, too. */
+ * most inputs reach what lies behind. The first byte says whether the rank sends reports, too, and
+ * whether the step is one for vectors. */
 #include "engine/link.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -10,11 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { SLOTS = 4, VOCAB = 4096, BYTES_MAX = 1 << 16 };
+enum { SLOTS = 4, COLUMNS = 2, VOCAB = 4096, BYTES_MAX = 1 << 16 };
 
-static struct step *three_samples(void)
+static struct step *three_samples(bool vectors)
 {
-    static struct step *s;
+    static struct step *steps[2];
     const struct step_limits limits = {.slots = SLOTS,
                                        .samples = SLOTS,
                                        .rows = 8,
@@ -22,23 +23,26 @@ static struct step *three_samples(void)
                                        .table_cols = 4,
                                        .vocab = VOCAB,
                                        .blocks = 8,
-                                       .history_max = 64};
+                                       .history_max = 64,
+                                       .columns = vectors ? COLUMNS : 0};
     struct err err;
-    if (s)
-        return s;
-    CHECK(step_open_new(&limits, &s, &err) == OK);
+    if (steps[vectors])
+        return steps[vectors];
+    CHECK(step_open_new(&limits, &steps[vectors], &err) == OK);
+    struct step *s = steps[vectors];
+    static const int32_t targets[2][3] = {{STEP_TARGET_SAMPLE, 17, STEP_TARGET_SAMPLE}, {7, 17, 3}};
     s->samples = 3;
     for (int32_t i = 0; i < s->samples; i++) {
-        s->target[i] = i == 1 ? 17 : STEP_TARGET_SAMPLE;
-        s->top[i] = i == 2 ? -1 : 2 * i;
+        s->target[i] = targets[vectors][i];
+        s->top[i] = vectors || i == 2 ? -1 : 2 * i;
         s->mask[i] = -1;
     }
     return s;
 }
 
-static void check_answer(const struct link_answer *a)
+static void check_answer(const struct link_answer *a, bool vectors)
 {
-    const struct step *s = three_samples();
+    const struct step *s = three_samples(vectors);
     const struct step_result *r = &a->result;
     struct err err = {""};
     CHECK(a->head.magic == STEP_ANSWER_MAGIC && a->head.status == OK);
@@ -49,6 +53,10 @@ static void check_answer(const struct link_answer *a)
         return;
     }
     CHECK(r->count == s->samples);
+    CHECK((r->vector != NULL) == vectors && r->columns == s->limits.columns);
+    if (vectors) /* every number of them is there to be read */
+        (void)base_hash(BASE_HASH_INIT, r->vector,
+                        (size_t)r->count * (size_t)r->columns * sizeof *r->vector);
     for (int32_t i = 0; i < r->count; i++) {
         CHECK(r->ids[i] >= -1 && r->ids[i] < VOCAB);
         CHECK(i != 1 || r->ids[i] == 17);
@@ -83,13 +91,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     enum status st;
     if (size == 0 || size - 1 > BYTES_MAX)
         return 0;
+    const bool vectors = data[0] / 2 % 2;
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-    CHECK(link_open(ends, 1, SLOTS, 0, &links, &err) == OK);
+    CHECK(link_open(ends, 1, SLOTS, vectors ? COLUMNS : 0, &links, &err) == OK);
     if (data[0] % 2)
         link_hear(links, 0, &board);
     say(ends[1], data + 1, size - 1);
     while ((st = link_await(links, NULL, NULL, &answer, &err)) == OK)
-        check_answer(&answer);
+        check_answer(&answer, vectors);
     CHECK(st != ERR_CANCELLED && strncmp(err.text, "rank 0", 6) == 0);
     link_close(links);
     return 0;
