@@ -52,17 +52,20 @@ static bool is_folder(const char *path)
     return *path && *path != '/' && !strstr(path, "..");
 }
 
-static enum status read_module(struct reader *r, const char *dir, struct pooling *out)
+static enum status read_module(struct reader *r, const char *dir, struct pooling *out, bool *pools)
 {
     const char *type = reader_string(r, "type"), *path = reader_string(r, "path");
     if (r->st != OK)
         return r->st;
     const char *dot = type ? strrchr(type, '.') : NULL, *kind = dot ? dot + 1 : "";
-    if (strcmp(kind, "Normalize") == 0)
-        out->normalize = true;
-    else if (strcmp(kind, "Pooling") == 0 && path && is_folder(path))
+    const bool pooling = strcmp(kind, "Pooling") == 0 && path && is_folder(path);
+    const bool transformer = strcmp(kind, "Transformer") == 0 && !(path && *path);
+    const bool normalize = strcmp(kind, "Normalize") == 0;
+    *pools = *pools || pooling;
+    out->normalize = out->normalize || normalize;
+    if (pooling)
         r->st = read_pooling(dir, path, r->err);
-    else if (strcmp(kind, "Transformer") != 0 || (path && *path))
+    else if (!transformer && !normalize)
         reader_fail(r, "type",
                     "a Transformer in the directory itself, a Pooling in a folder of its own, a "
                     "Normalize (other modules are not supported)");
@@ -73,6 +76,7 @@ static enum status read_modules(const struct jdoc *doc, const char *where, const
                                 struct pooling *out, struct err *err)
 {
     enum status st = OK;
+    bool pools = false;
     const size_t count = jdoc_type(doc) == JDOC_ARRAY ? jdoc_size(doc) : 0;
     if (count < 1 || count > MODULES_MAX)
         return base_fail(err, ERR_MODEL, "%s: expected a list of 1 to %d modules", where,
@@ -81,8 +85,10 @@ static enum status read_modules(const struct jdoc *doc, const char *where, const
         struct reader r = {where, jdoc_at(doc, i), err, OK};
         if (jdoc_type(r.object) != JDOC_OBJECT)
             return base_fail(err, ERR_MODEL, "%s: expected an object for each module", where);
-        TRY(read_module(&r, dir, out));
+        TRY(read_module(&r, dir, out, &pools));
     }
+    if (!pools)
+        st = base_fail(err, ERR_MODEL, "%s: expected a Pooling among the modules", where);
 out:
     return st;
 }
