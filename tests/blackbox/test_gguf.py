@@ -15,6 +15,8 @@ import fp8
 from harness import ROOT, run
 
 sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/oracle"))
+import llama_numpy  # noqa: E402
 import make_gguf_models as corpus  # noqa: E402  (lives in the folder just added)
 
 FILES = ROOT / "tests/corpus/gguf_models"
@@ -216,3 +218,36 @@ def test_usage(tmp_path):
     assert (tmp_path / "full/file").read_text() == "kept"
     done = run("serve", FILES / "llama.gguf")
     assert done.returncode == 3 and f"tessera convert {FILES / 'llama.gguf'} -o DIR" in done.stderr
+
+
+# ---- models for vectors --------------------------------------------------------------------------
+
+
+def with_pooling(path, out, architecture, kind):
+    """One key more, and another behind it so that tensors stay aligned."""
+    def text(value):
+        return struct.pack("<Q", len(value)) + value
+
+    raw = path.read_bytes()
+    more = text(f"{architecture}.pooling_type".encode()) + struct.pack("<II", 4, kind)
+    empty = text(b"test.filler") + struct.pack("<I", 8) + text(b"")
+    more += text(b"test.filler") + struct.pack("<I", 8) + text(b" " * (-len(more + empty) % 32))
+    tensors, keys = struct.unpack_from("<QQ", raw, 8)
+    out.write_bytes(raw[:8] + struct.pack("<QQ", tensors, keys + 2) + more + raw[24:])
+    return out
+
+
+def test_model_for_vectors(serve, tmp_path):
+    """The file says what is pooled, and the directory does, too."""
+    original = write_original(tmp_path / "original", "qwen3")
+    wanted = llama_numpy.vector(original, PROMPT[:20])
+    file = with_pooling(FILES / "qwen3.gguf", tmp_path / "m.gguf", "qwen3", 3)
+    done = convert(file, tmp_path / "model", "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    reply = serve(tmp_path / "model", "-tp", 2).post("/v1/embeddings", {"input": PROMPT[:20]})
+    assert abs(numpy.array(reply.json()["data"][0]["embedding"]) - wanted).max() < 5e-6
+    file = with_pooling(FILES / "qwen3.gguf", tmp_path / "mean.gguf", "qwen3", 1)
+    assert convert(file, tmp_path / "mean").returncode == 0
+    done = run("serve", tmp_path / "mean", "--port", 0)
+    assert done.returncode == 3 and "pooling_mode_mean_tokens" in done.stderr
+    assert not (tmp_path / "model/1_Pooling/config.json.partial").exists()

@@ -6,7 +6,9 @@
 #include "weights/gguf/gguf_convert.h"
 
 #include "config/buf.h"
+#include "config/pooling.h"
 #include "kernels/backend.h"
+#include "weights/gguf/gguf_arch.h"
 #include "weights/gguf/gguf_model.h"
 #include "weights/gguf/gguf_tokenizer.h"
 #include "weights/outdir.h"
@@ -283,6 +285,34 @@ static bool has_tokenizer(const struct gguf *g)
            memcmp(s.bytes, "none", 4) != 0;
 }
 
+/* Of a model for vectors (enum llama_pooling_type of llama.h), which the directory says in the
+ * files of sentence-transformers. What is not served is written all the same: who serves it says
+ * so. */
+static enum status write_pooling(const struct gguf *g, struct outdir *out, struct err *err)
+{
+    static const char modules[] = "[{\"idx\":0,\"name\":\"0\",\"path\":\"\","
+                                  "\"type\":\"sentence_transformers.models.Transformer\"},\n"
+                                  "{\"idx\":1,\"name\":\"1\",\"path\":\"" POOLING_FOLDER "\","
+                                  "\"type\":\"sentence_transformers.models.Pooling\"},\n"
+                                  "{\"idx\":2,\"name\":\"2\",\"path\":\"2_Normalize\","
+                                  "\"type\":\"sentence_transformers.models.Normalize\"}]\n";
+    static const char *const ways[] = {NULL, "{\"pooling_mode_mean_tokens\":true}\n",
+                                       "{\"pooling_mode_cls_token\":true}\n",
+                                       "{\"pooling_mode_lasttoken\":true}\n"};
+    enum status st = OK;
+    int64_t way = 0;
+    const struct gguf_arch *arch = gguf_arch_find(g, err);
+    CHECK(arch != NULL);
+    TRY(gguf_arch_int(g, arch, "pooling_type", 0, INT32_MAX, &way, err));
+    if (way <= 0 || way >= (int64_t)ARRAY_LEN(ways))
+        goto out;
+    TRY(outdir_make_folder(out, POOLING_FOLDER, err));
+    TRY(outdir_put(out, POOLING_CONFIG, ways[way], strlen(ways[way]), err));
+    TRY(outdir_put(out, POOLING_MODULES, modules, sizeof modules - 1, err));
+out:
+    return st;
+}
+
 static enum status write_directory(struct converter *c, const char *dir, const char *config_json,
                                    struct err *err)
 {
@@ -295,6 +325,7 @@ static enum status write_directory(struct converter *c, const char *dir, const c
         TRY(gguf_tokenizer_write(c->g, &out, err));
     else
         base_log(LOG_WARN, "%s: no tokenizer; serve takes prompts of token ids", gguf_path(c->g));
+    TRY(write_pooling(c->g, &out, err));
     TRY(outdir_member(&out, "model.safetensors", path, err));
     TRY(write_tensors(c, path, err));
     TRY(outdir_put(&out, "config.json", config_json, strlen(config_json), err));
