@@ -35,16 +35,27 @@ def test_document_names_every_route(demo):
     assert paths - {"/v1/models/{model}"} == listed - {"/openapi.json"}
 
 
-@pytest.mark.timeout((60 + EXAMPLES) * harness.PATIENCE)
-def test_generated_requests(demo, tmp_path):
+def check_generated(server, tmp_path, operations, *more):
     pytest.importorskip("schemathesis")
     folder = harness.ROOT / "tests/schema"
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file",
-               folder / "schemathesis.toml", "run", f"{demo.url}/openapi.json",
-               "--max-examples", EXAMPLES, "--seed", 1]
+               folder / "schemathesis.toml", "run", f"{server.url}/openapi.json",
+               "--max-examples", EXAMPLES, "--seed", 1, *more]
     environment = {**harness.environment(), "SCHEMATHESIS_HOOKS": str(folder / "checks.py")}
     done = subprocess.run([str(word) for word in command], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "Operations:       16 selected" in done.stdout, done.stdout[:2000]
+    assert f"{operations} selected" in done.stdout, done.stdout[:2000]
+
+
+@pytest.mark.timeout((60 + EXAMPLES) * harness.PATIENCE)
+def test_generated_requests(demo, tmp_path):
+    check_generated(demo, tmp_path, "Operations:       17")
     assert demo.complete("Once", max_tokens=1)["choices"]
+
+
+@pytest.mark.timeout((60 + EXAMPLES) * harness.PATIENCE)
+def test_generated_requests_for_vectors(serve, tmp_path):
+    server = serve(checkpoint.DEMO, "--runner", "pooling")
+    check_generated(server, tmp_path, "Operations:       1", "--include-path", "/v1/embeddings")
+    assert server.post("/v1/embeddings", {"input": "Once"}).status == 200
