@@ -3,6 +3,8 @@
  * are what it reads, too. */
 #include "engine/cores.h"
 
+#include "engine/quota.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,7 +204,8 @@ bool cores_of(const struct options *o, int32_t threads, struct cores_plan *out)
     cpu_set_t allowed;
     memset(out, 0, sizeof *out);
     if (strcmp(o->cpu_bind, "auto") != 0 || (strcmp(o->device, "cuda") == 0 && threads < 2) ||
-        sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
+        quota_cores(CPU_COUNT(&allowed)) < CPU_COUNT(&allowed))
         return false;
     cores_plan(CORES_SYS, &allowed, o->tp, threads, out);
     return out->ranks > 0;

@@ -29,7 +29,7 @@ void cores_plan(const char *sys, const cpu_set_t *allowed, int32_t ranks, int32_
                 struct cores_plan *out);
 /* The same of this machine, for the ranks that options describe, `threads` for each. False: none is
  * bound, by --cpu-bind or because there are too few; or one processor would have to do for the rank
- * of a GPU and NCCL's own threads. */
+ * of a GPU and NCCL's own threads; or a limit of time (quota.h) says that others share them all. */
 bool cores_of(const struct options *o, int32_t threads, struct cores_plan *out);
 /* "0-3,8", as the kernel writes it. */
 void cores_list(const cpu_set_t *set, struct buf *out);

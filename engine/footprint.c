@@ -6,6 +6,7 @@
 #include "engine/cores.h"
 #include "engine/model/model.h"
 #include "engine/parallel/sampler.h"
+#include "engine/quota.h"
 #include "engine/rank_state.h"
 
 #include <sched.h>
@@ -59,7 +60,8 @@ int32_t footprint_threads(const struct options *o)
     cpu_set_t set;
     const int32_t cores =
         sched_getaffinity(0, sizeof set, &set) == 0 ? cores_count(CORES_SYS, &set) : 1;
-    return cores / o->tp > 0 ? cores / o->tp : 1;
+    const int32_t usable = quota_cores(cores);
+    return usable / o->tp > 0 ? usable / o->tp : 1;
 }
 
 int32_t footprint_samples(const struct options *o)

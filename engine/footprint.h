@@ -48,7 +48,8 @@ size_t footprint_available(void);
 /* Sample places of a step: one for each sequence, and at least those of one that checks all the
  * guesses it may make. */
 int32_t footprint_samples(const struct options *o);
-/* Threads of each rank: --threads-per-rank, or its share of the cores. */
+/* Threads of each rank: --threads-per-rank, or its share of the cores, of which a container's limit
+ * of time (quota.h) may leave fewer. */
 int32_t footprint_threads(const struct options *o);
 
 #endif

@@ -2,6 +2,7 @@
 #include "config/buf.h"
 #include "config/file.h"
 #include "engine/model/layout.h"
+#include "engine/quota.h"
 #include "server/commands.h"
 #include "server/setup.h"
 #include "weights/gguf/gguf_config.h"
@@ -119,7 +120,7 @@ static void whole_close(struct whole *w)
 static int32_t own_cores(void)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? quota_cores(CPU_COUNT(&set)) : 1;
 }
 
 enum status commands_synth(const struct options *o, struct err *err)

@@ -1,6 +1,7 @@
 #include "server/remarks.h"
 
 #include "config/log.h"
+#include "engine/quota.h"
 
 #include <dirent.h>
 #include <sched.h>
@@ -25,7 +26,8 @@ void remarks_on_sizes(const struct setup *s, const struct footprint *f)
 void remarks_on_cores(const struct options *o)
 {
     cpu_set_t set;
-    const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    const int cores =
+        sched_getaffinity(0, sizeof set, &set) == 0 ? quota_cores(CPU_COUNT(&set)) : 1;
     const int threads = footprint_threads(o);
     if (strncmp(o->device, "cuda", 4) == 0 || options_mpi(o) || o->tp * threads <= cores)
         return;

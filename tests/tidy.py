@@ -184,6 +184,7 @@ TESTED_BY = {
     "engine/parallel/redistribute_route.c": "tests/test_redistribute.c",
     "engine/parallel/spread.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
     "engine/ngram.c": "tests/test_ngram.c",
+    "engine/quota.c": "tests/test_quota.c tests/blackbox/test_doctor.py",
     "engine/queue.c": "tests/test_sched.c",
     "engine/populate.c": "tests/test_populate.c tests/blackbox/test_memory.py",
     "engine/rank.c": "tests/test_rank.c tests/test_model.c tests/blackbox/test_faults.py",

@@ -4,6 +4,7 @@
 
 #include "engine/cores.h"
 #include "engine/footprint.h"
+#include "engine/quota.h"
 #include "kernels/backend.h"
 #include "server/http/http_listen.h"
 
@@ -60,18 +61,22 @@ static void check_cores(const struct options *o, struct findings *f)
     const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     const int own = CPU_COUNT(&set) > 0 ? cores_count(CORES_SYS, &set) : cores;
     const int threads = footprint_threads(o);
+    char limit[64] = "";
+    if (quota_cores(own) < own)
+        snprintf(limit, sizeof limit, " (time for %d by a limit of this container)",
+                 (int)quota_cores(own));
     const size_t numa =
         glob("/sys/devices/system/node/node[0-9]*", 0, NULL, &nodes) == 0 ? nodes.gl_pathc : 1;
     globfree(&nodes);
-    const bool crowded = strcmp(o->device, "cuda") != 0 && o->tp * threads > cores;
-    findings_add(f, crowded ? FINDING_WARN : FINDING_OK, "cores",
-                 "ranks that share a core wait for each other in every collective: lower "
-                 "--tensor-parallel-size or --threads-per-rank",
-                 "%d of %ld processors for this process, %d core%s, %zu NUMA node%s; %d rank%s of "
-                 "%d thread%s",
-                 cores, sysconf(_SC_NPROCESSORS_ONLN), own, own == 1 ? "" : "s", numa,
-                 numa == 1 ? "" : "s", (int)o->tp, o->tp == 1 ? "" : "s", threads,
-                 threads == 1 ? "" : "s");
+    const bool crowded = strcmp(o->device, "cuda") != 0 && o->tp * threads > quota_cores(cores);
+    findings_add(
+        f, crowded ? FINDING_WARN : FINDING_OK, "cores",
+        "ranks that share a core wait for each other in every collective: lower "
+        "--tensor-parallel-size or --threads-per-rank",
+        "%d of %ld processors for this process, %d core%s%s, %zu NUMA node%s; %d rank%s of "
+        "%d thread%s",
+        cores, sysconf(_SC_NPROCESSORS_ONLN), own, own == 1 ? "" : "s", limit, numa,
+        numa == 1 ? "" : "s", (int)o->tp, o->tp == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
 }
 
 static void check_memory(struct findings *f)

@@ -18,9 +18,12 @@ pytestmark = pytest.mark.sanitized
 MODEL = checkpoint.GOLDEN / "tied_gqa2_f32"
 
 
-def examine(*arguments, program=BINARY, limits=()):
-    """Exit code and findings by check; checks that occur several times, in a list."""
+def examine(*arguments, program=BINARY, limits=(), group=None):
+    """Exit code and findings by check; checks that occur several times, in a list. group: the
+    control group that it runs in."""
     def set_limits():
+        if group:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
         for what, value in limits:
             resource.setrlimit(what, (value, value))
     done = subprocess.run([str(program), "doctor", "--json", *map(str, arguments)], text=True,
@@ -145,3 +148,40 @@ def test_module_of_another_build(tmp_path):
     code, found = examine("--device", "cuda", program=program)
     assert code == 1
     assert "is of build 9.9.9-" in found["cuda module"][0]["text"]
+
+
+# ---- a container's limits ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_group():
+    """A control group whose processes have the time of half a processor together."""
+    for root, said in ((pathlib.Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000",
+                                                             "cpu.cfs_quota_us": "50000"}),
+                       (pathlib.Path("/sys/fs/cgroup"), {"cpu.max": "50000 100000"})):
+        group = root / f"tessera-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            for name, text in said.items():
+                (group / name).write_text(text)
+            break
+        except OSError:
+            if group.is_dir():
+                group.rmdir()
+    else:
+        pytest.skip("no control group with a limit of time can be made here")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a limit of one core is none")
+def test_limit_of_time(half_group):
+    """Threads are as many as can run, not as many as there are cores to see."""
+    _, found = examine(MODEL, "-tp", 1)
+    assert "limit" not in found["cores"][0]["text"]
+    code, found = examine(MODEL, "-tp", 1, group=half_group)
+    (cores,) = found["cores"]
+    assert "(time for 1 by a limit of this container)" in cores["text"], cores
+    assert "1 rank of 1 thread" in cores["text"] and cores["level"] == "ok" and code == 0
+    _, found = examine(MODEL, "-tp", 2, group=half_group)
+    assert found["cores"][0]["level"] == "warn"
