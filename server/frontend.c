@@ -193,6 +193,7 @@ static enum status open_service(const struct frontend_config *c, struct service 
         .vocab = c->vocab,
         .max_model_len = c->max_model_len,
         .choices_max = c->choices_max,
+        .tokens_max = c->tokens_max,
         .has_tokenizer = c->tokenizer != NULL,
         .columns = c->columns,
         .normalizes = c->normalizes,

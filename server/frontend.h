@@ -35,6 +35,7 @@ struct frontend_config {
     int32_t queued_max;                    /* requests that wait for a worker; one more gets 429 */
     int32_t columns;                       /* of vectors, and have they length 1? 0: texts */
     bool normalizes;
+    int64_t tokens_max;  /* of the prompts of one request, for each of its answers; 0: any */
     int32_t choices_max; /* answers that one request may ask for; 0: as many as its fields allow */
     double ping_s;       /* between comments to streams that wait; 0: 15 */
     struct http_limits http;

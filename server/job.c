@@ -126,7 +126,6 @@ void job_release(struct job *j)
         return;
     for (int32_t i = 0; i < j->choice_count; i++) {
         buf_free(&j->choices[i].text);
-        buf_free(&j->choices[i].vector);
         buf_free(&j->choices[i].ids);
         answer_close(j->choices[i].answer);
         if (j->kind->reply->close)
@@ -183,7 +182,6 @@ static enum status make_choices(struct job *j)
         c->prompt = i / q->n;
         c->stop_index = c->stop_token = -1;
         buf_init(&c->text, REPLY_BYTES_MAX);
-        buf_init(&c->vector, REPLY_BYTES_MAX);
         buf_init(&c->ids, REPLY_BYTES_MAX);
         logprobs_init(&c->logprobs, REPLY_BYTES_MAX);
         logprobs_init(&c->prompt_logprobs, REPLY_BYTES_MAX);
@@ -400,9 +398,6 @@ static struct completion_choice describe(const struct choice *c)
         .logprobs_top = q->logprobs,
         .prompt_logprobs = q->prompt_logprobs >= 0 ? &c->prompt_logprobs : NULL,
         .prompt_logprobs_top = q->prompt_logprobs,
-        .vector = (const float *)(const void *)c->vector.data,
-        .columns = (int32_t)(c->vector.len / sizeof(float)),
-        .base64 = q->vector.base64,
     };
     if (c->stop_index >= 0)
         out.stop_reason = stop_set_string(j->stops, c->stop_index, &out.stop_reason_len);
@@ -475,6 +470,17 @@ static void complete_stream(struct job *j, struct buf *scratch)
         http_stream_end(j->http, http_stream_push_buf(j->http, scratch, true));
 }
 
+/* What an answer was made of: its reader may be slow. */
+static void drop_texts(struct job *j)
+{
+    for (int32_t i = 0; i < j->choice_count; i++) {
+        buf_free(&j->choices[i].text);
+        buf_free(&j->choices[i].ids);
+        logprobs_free(&j->choices[i].logprobs);
+        logprobs_free(&j->choices[i].prompt_logprobs);
+    }
+}
+
 /* Returns the status of the answer. */
 static int32_t complete_object(struct job *j)
 {
@@ -492,6 +498,7 @@ static int32_t complete_object(struct job *j)
         reply->choice(&j->meta, &view, &body);
     }
     reply->end(&usage, &body);
+    drop_texts(j);
     if (body.failed)
         api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
     else if (!http_reserve(j->http, body.len))

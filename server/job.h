@@ -27,12 +27,12 @@ struct choice {
     bool ended;     /* nothing more of it goes to the client */
     struct detok detok;
     struct stop stop;
-    struct buf text;       /* of the answer; in a stream, or with a state: since the last chunk */
+    struct buf text;       /* of the answer; in a stream, or with a state: since the last chunk; of
+                              a vector its JSON */
     struct answer *answer; /* takes the text where there is more in it than content; else NULL */
     struct reply_state *state; /* of replies that keep one; else NULL */
     bool reasons;              /* the last token was part of what the model thinks */
     int32_t reasoning_tokens;
-    struct buf vector;                         /* float each, where one is wanted */
     struct buf ids;                            /* int32_t each, likewise */
     struct logprobs logprobs, prompt_logprobs; /* likewise */
     int32_t prompt_scored;                     /* tokens of the prompt whose logprobs have come */

@@ -138,6 +138,7 @@ static enum status prepare(struct job *j, struct api_error *e)
     service_log_unknown(j->service, &j->request.unknown);
     TRY(j->kind->encode(j, e));
     TRY(completion_prompt_check_scores(&j->request, e));
+    TRY(completion_check_tokens(&j->request, &j->service->rules, e));
     TRY(guide(j, e));
     for (int32_t i = 0; i < j->request.bad_word_count; i++)
         TRY(forbid(j, &j->request.bad_words[i], e));

@@ -137,8 +137,9 @@ void metrics_observe_choice(struct metrics *m, const struct metrics_choice *c)
     add(m, METRICS_PROMPT_TOKENS, c->prompt_tokens);
     add(m, METRICS_GENERATION_TOKENS, c->tokens);
     add(m, METRICS_MAX_TOKENS, c->max_tokens);
-    if (c->admitted_ns && c->first_token_ns) {
-        const double prefill = (double)(c->first_token_ns - c->admitted_ns) / 1e9;
+    if (c->admitted_ns) {
+        const int64_t computed = c->first_token_ns ? c->first_token_ns : c->ended_ns; /* a vector */
+        const double prefill = (double)(computed - c->admitted_ns) / 1e9;
         m->last_wait_s = (double)(c->admitted_ns - c->arrived_ns) / 1e9;
         add(m, METRICS_QUEUE, m->last_wait_s);
         add(m, METRICS_PREFILL, prefill);

@@ -27,8 +27,6 @@
 #define PIECE_BYTES_MAX ((size_t)1 << 20)
 #define SCRATCH_BYTES ((size_t)1 << 20) /* that are kept for the next chunk */
 #define SCORE_BYTES 64                  /* of JSON for a log-probability, about */
-#define NUMBER_BYTES 13                 /* of JSON for a number of a vector, about */
-#define BASE64_BYTES 6                  /* for one in base64 */
 #define LARGE_BYTES (512 << 10)         /* of an answer; a few milliseconds to write */
 
 struct batch {
@@ -154,17 +152,16 @@ static void add_token(struct lane *l, struct choice *c, const struct token_event
         engine_cancel(service_engine(l->service), c->engine_id);
 }
 
-/* What a request for vectors ends with. */
+/* What a request for vectors ends with: its text is the vector's JSON, made here so that no answer
+ * of many takes long to write. The numbers are the lane's own copy. */
 static void take_vector(struct choice *c, const struct token_event *event)
 {
     const struct completion_vector *wanted = &c->job->request.vector;
-    buf_add(&c->vector, event->vector, (size_t)event->columns * sizeof *event->vector);
-    if (!c->vector.failed) {
-        float *v = (float *)(void *)c->vector.data;
-        const int32_t n = embedding_finish(wanted, v, event->columns);
-        c->vector.len = (size_t)n * sizeof *v;
-        c->job->bytes += (size_t)n * (wanted->base64 ? BASE64_BYTES : NUMBER_BYTES);
-    }
+    float *v = (float *)(uintptr_t)event->vector;
+    const int32_t n = embedding_finish(wanted, v, event->columns);
+    embedding_write(wanted, v, n, &c->text);
+    c->job->bytes += c->text.len;
+    c->admitted_ns = event->admitted_ns;
     job_end_choice(c, "stop", -1);
 }
 
@@ -185,7 +182,11 @@ static void end_text(struct lane *l, struct choice *c, const char *reason)
 static void fail_job(struct job *j, enum finish_reason finish)
 {
     struct api_error e = {0};
-    if (finish == FINISH_FAILED)
+    if (finish == FINISH_FAILED && j->request.params.pooled)
+        api_error_set(&e, 500, "not_finite",
+                      "the model computed NaN or infinity for one of the texts: its weights are "
+                      "damaged, or their values need another --dtype");
+    else if (finish == FINISH_FAILED)
         api_error_set(&e, 500, "not_finite",
                       "no token could be chosen: the model computed NaN or infinity, since its "
                       "weights are damaged or their values need another --dtype, or this request "
@@ -200,9 +201,8 @@ static void fail_job(struct job *j, enum finish_reason finish)
 
 static bool out_of_memory(const struct lane *l, const struct choice *c)
 {
-    return c->text.failed || c->ids.failed || c->vector.failed || l->piece.failed ||
-           logprobs_failed(&c->logprobs) || logprobs_failed(&c->prompt_logprobs) ||
-           (c->answer && answer_failed(c->answer));
+    return c->text.failed || c->ids.failed || l->piece.failed || logprobs_failed(&c->logprobs) ||
+           logprobs_failed(&c->prompt_logprobs) || (c->answer && answer_failed(c->answer));
 }
 
 static void handle_live(struct lane *l, struct choice *c, const struct token_event *event)

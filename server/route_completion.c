@@ -52,7 +52,7 @@ static enum status encode_prompt(struct job *j, struct completion_prompt *p, str
     }
     const int32_t before = p->count;
     st = completion_prompt_fit(&j->request, p, max, e);
-    const int32_t cut = before - p->count; /* the first ones */
+    const int32_t cut = before - p->count; /* the first ones, where there is an echo */
     p->own_begin = p->own_begin > cut ? p->own_begin - cut : 0;
     p->own_end = p->own_end > cut ? p->own_end - cut : 0;
 out:

@@ -210,6 +210,18 @@ static void log_defaults(const struct generation_defaults *d)
     buf_free(&b);
 }
 
+static void log_vectors(const struct frontend_config *c, const struct pooling *p)
+{
+    base_log(LOG_INFO, "vectors of %d numbers, of a text's last token%s", c->columns,
+             c->normalizes ? ", divided by their length" : "");
+    if (p->prompt[0])
+        base_log(
+            LOG_WARN,
+            "texts are taken as they come: what config_sentence_transformers.json puts in front "
+            "of them (default_prompt_name \"%s\") is for clients to write",
+            p->prompt);
+}
+
 static enum status open_frontend(struct server *s, const struct options *o, struct err *err)
 {
     struct answer_form form;
@@ -231,6 +243,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .normalizes = s->setup.pooling.normalize,
         .queued_max = s->footprint.limits.slots + s->setup.options.max_num_queued_reqs,
         .choices_max = s->setup.options.max_num_queued_reqs,
+        .tokens_max = o->max_num_queued_tokens,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
                                                               : s->setup.defaults,
         .http = access_limits(o),
@@ -240,8 +253,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .cors_origins = o->cors_origins,
     };
     if (c.columns > 0)
-        base_log(LOG_INFO, "vectors of %d numbers, of a text's last token%s", c.columns,
-                 c.normalizes ? ", divided by their length" : "");
+        log_vectors(&c, &s->setup.pooling);
     else
         log_defaults(&c.defaults);
     if (s->chat_template && !chat_template_problem(s->chat_template) && c.columns == 0)

@@ -93,12 +93,19 @@ out:
     return st;
 }
 
-/* What would have no effect on vectors is refused. */
+static bool is_named(const char *parser)
+{
+    return parser && strcmp(parser, "auto") != 0 && strcmp(parser, "none") != 0;
+}
+
+/* What decides how tokens come and what becomes of them is refused. */
 static enum status check_pooling(const struct options *o, struct err *err)
 {
-    const char *name = options_distributed(o)      ? "sampler distributed"
-                       : o->speculation.tokens > 0 ? "speculative-config"
-                                                   : NULL;
+    const char *name = options_distributed(o)          ? "sampler distributed"
+                       : o->speculation.tokens > 0     ? "speculative-config"
+                       : is_named(o->tool_call_parser) ? "tool-call-parser"
+                       : is_named(o->reasoning_parser) ? "reasoning-parser"
+                                                       : NULL;
     return name ? base_fail(err, ERR_USAGE,
                             "--%s is for models that make tokens; of this one vectors are wanted "
                             "(--runner pooling)",
@@ -112,13 +119,18 @@ static enum status choose_runner(struct setup *s, struct err *err)
 {
     enum status st = OK;
     const struct options *o = &s->options;
+    const bool told = strcmp(o->runner, "auto") != 0;
     if (strcmp(o->runner, "generate") == 0)
         return OK;
     TRY(pooling_load(o->model, &s->pooling, err));
-    if (!s->pooling.found && !s->model.headless && strcmp(o->runner, "auto") == 0)
+    if (!told && !s->model.headless && !s->pooling.found)
+        return OK;
+    if (!told && !s->model.headless && o->command == COMMAND_SHARD) /* its head goes along */
         return OK;
     TRY(check_pooling(o, err));
     model_config_pool(&s->model);
+    if (s->pooling.longest > 0 && s->pooling.longest < s->model.max_position)
+        s->model.max_position = s->pooling.longest;
 out:
     return st;
 }

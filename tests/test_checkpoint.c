@@ -527,19 +527,28 @@ static void test_shard_round_trip(void **state)
 static void test_shard_keeps_pooling(void **state)
 {
     (void)state;
-    static const char *const files[] = {"modules.json", "1_Pooling/config.json"};
+    static const char *const files[][2] = {
+        {"modules.json", "[{\"type\":\"x.Pooling\",\"path\":\"7_Last\"}]"},
+        {"7_Last/config.json", "{\"pooling_mode\":\"mean\"}"}, /* not served, and kept */
+        {"sentence_bert_config.json", "{\"max_seq_length\":5}"},
+        {"config_sentence_transformers.json", "{}"},
+    };
     make_model(scratch_path("vectors"));
-    assert_int_equal(mkdir(scratch_path("vectors/1_Pooling"), 0777), 0);
-    scratch_write(scratch_path("vectors/modules.json"), files[0], strlen(files[0]));
-    scratch_write(scratch_path("vectors/1_Pooling/config.json"), files[1], strlen(files[1]));
+    assert_int_equal(mkdir(scratch_path("vectors/7_Last"), 0777), 0);
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "vectors/%s", files[i][0]);
+        scratch_write(scratch_path(name), files[i][1], strlen(files[i][1]));
+    }
     write_shards(scratch_path("vectors"), 2, scratch_path("vectors-two"));
     write_shards(scratch_path("vectors-two"), 1, scratch_path("vectors-one"));
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         char name[64];
         size_t n;
-        snprintf(name, sizeof name, "vectors-one/%s", files[i]);
+        snprintf(name, sizeof name, "vectors-one/%s", files[i][0]);
         unsigned char *bytes = scratch_read(scratch_path(name), &n);
-        assert_string_equal((char *)bytes, files[i]);
+        assert_int_equal(n, strlen(files[i][1]));
+        assert_memory_equal(bytes, files[i][1], n);
         free(bytes);
     }
     assert_int_equal(access(scratch_path("two/1_Pooling"), F_OK), -1); /* nothing to keep */

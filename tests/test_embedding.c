@@ -382,8 +382,10 @@ static const struct completion_meta meta = {
 /* The answer with two vectors of so many numbers, or the same one as base64. */
 static struct jdoc *reply_of(const float *v, int32_t columns, bool base64, struct buf *b)
 {
-    struct completion_choice choice = {
-        .index = 4, .vector = v, .columns = columns, .base64 = base64};
+    struct buf text;
+    buf_init(&text, 1 << 16);
+    embedding_write(&(struct completion_vector){.base64 = base64}, v, columns, &text);
+    struct completion_choice choice = {.index = 4, .text = text.data, .text_len = text.len};
     const struct completion_usage usage = {
         .prompt_tokens = 30, .cached_tokens = 16, .reasoning_tokens = -1};
     struct jdoc *doc = NULL;
@@ -395,7 +397,8 @@ static struct jdoc *reply_of(const float *v, int32_t columns, bool base64, struc
     choice.index = 5;
     embedding_reply.choice(&meta, &choice, b);
     embedding_reply.end(&usage, b);
-    assert_false(b->failed);
+    assert_false(b->failed || text.failed);
+    buf_free(&text);
     if (jdoc_parse(b->data, b->len, &jdoc_limits_file, "answer", &doc, &err) != OK)
         fail_msg("%s: %.*s", err.text, (int)b->len, b->data);
     return doc;

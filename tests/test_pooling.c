@@ -96,6 +96,7 @@ static void test_published(void **state)
     accepted(USUAL, "{\"pooling_mode_lasttoken\":true}", true);
     /* newer ones name the way, and modules by other paths that end the same */
     accepted(USUAL, "{\"embedding_dimension\":1024,\"pooling_mode\":\"lasttoken\"}", true);
+    accepted(USUAL, "{\"pooling_mode\":[\"lasttoken\"]}", true);
     accepted("[{\"type\":\"sentence_transformers.base.modules.transformer.Transformer\"},"
              "{\"path\":\"1_Pooling\",\"type\":\"x.Pooling\"},{\"type\":\"x.y.Normalize\"}]",
              LAST_TOKEN, true);
@@ -121,7 +122,10 @@ static void test_other_ways(void **state)
          ": pooling_mode_mean_tokens is \"no\", expected true or false"},
         {"{\"pooling_mode\":\"mean\",\"pooling_mode_lasttoken\":true}",
          ": pooling_mode is \"mean\", expected \"lasttoken\""},
-        {"{\"pooling_mode\":[\"lasttoken\"]}", ": pooling_mode is an array, expected a string"},
+        {"{\"pooling_mode\":[\"lasttoken\",\"mean\"]}",
+         ": pooling_mode is an array, expected \"lasttoken\""},
+        {"{\"pooling_mode\":[\"mean\"]}", ": pooling_mode is an array, expected \"lasttoken\""},
+        {"{\"pooling_mode\":7}", ": pooling_mode is 7, expected \"lasttoken\""},
         {"[]", ": expected a JSON object"},
         {"{\"pooling_mode\":", ": line 1"},
     };
@@ -178,12 +182,59 @@ static void test_long_paths(void **state)
     assert_non_null(strstr(err.text, "path too long"));
 }
 
+/* How texts are read, and what is put in front of them. */
+static void test_texts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *prompts;
+        int32_t longest;
+        const char *prompt;
+    } good[] = {
+        {NULL, NULL, 0, ""},
+        {"{}", "{}", 0, ""},
+        {"{\"max_seq_length\":512,\"do_lower_case\":false}", NULL, 512, ""},
+        {"{\"max_seq_length\":null}", "{\"default_prompt_name\":null}", 0, ""},
+        {NULL, "{\"prompts\":{\"query\":\"Find: \"}}", 0, ""}, /* asked for by name */
+        {NULL, "{\"prompts\":{\"query\":\"\"},\"default_prompt_name\":\"query\"}", 0, ""},
+        {NULL, "{\"prompts\":{\"query\":\"Find: \"},\"default_prompt_name\":\"query\"}", 0,
+         "query"},
+    };
+    struct pooling p;
+    struct err err;
+    mkdir(scratch_path("m"), 0777);
+    for (size_t i = 0; i < ARRAY_LEN(good); i++) {
+        put("m/sentence_bert_config.json", good[i].text);
+        put("m/config_sentence_transformers.json", good[i].prompts);
+        accepted(USUAL, LAST_TOKEN, true);
+        assert_int_equal(load(USUAL, LAST_TOKEN, &p, &err), OK);
+        assert_int_equal(p.longest, good[i].longest);
+        assert_string_equal(p.prompt, good[i].prompt);
+        assert_string_equal(p.folder, POOLING_FOLDER);
+    }
+    static const char file[] = "sentence_bert_config.json";
+    put("m/sentence_bert_config.json", "{\"do_lower_case\":true}");
+    refused(USUAL, LAST_TOKEN, file, ": do_lower_case is true, expected false");
+    put("m/sentence_bert_config.json", "{\"max_seq_length\":0}");
+    refused(USUAL, LAST_TOKEN, file, ": max_seq_length is 0");
+    put("m/sentence_bert_config.json", "[]");
+    refused(USUAL, LAST_TOKEN, file, ": expected a JSON object");
+    put("m/sentence_bert_config.json", NULL);
+    put("m/config_sentence_transformers.json", "{");
+    refused(USUAL, LAST_TOKEN, "config_sentence_transformers.json", ": line 1");
+    put("m/config_sentence_transformers.json", NULL);
+    put("m/" POOLING_MODULES, NULL); /* a link to what was not fetched is no directory without */
+    assert_int_equal(symlink("nowhere", scratch_path("m/" POOLING_MODULES)), 0);
+    assert_int_equal(pooling_load(scratch_path("m"), &p, &err), ERR_MODEL);
+    unlink(scratch_path("m/" POOLING_MODULES));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_said), cmocka_unit_test(test_published),
         cmocka_unit_test(test_other_ways),   cmocka_unit_test(test_other_modules),
-        cmocka_unit_test(test_long_paths),
+        cmocka_unit_test(test_long_paths),   cmocka_unit_test(test_texts),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -196,17 +196,19 @@ static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])
 
 /* Checkpoints of a language model with others beside it say so in front of its tensors' names, in
  * one of two ways: language_model.model.X or model.language_model.X is model.X. Those of a model
- * without a head have nothing in front: X is model.X, which is then in `room`. */
+ * without a head have nothing in front, or but the first of these: X is model.X, which is then in
+ * `room`. */
 static const char *text_name(const char *name, char room[PLACEMENT_NAME_MAX])
 {
     static const char before[] = "language_model.", inside[] = "model.language_model.";
+    if (strncmp(name, before, sizeof before - 1) == 0 ||
+        strncmp(name, inside, sizeof inside - 1) == 0)
+        name += sizeof before - 1;
     const bool bare = strncmp(name, "layers.", 7) == 0 ||
                       strcmp(name, "embed_tokens.weight") == 0 || strcmp(name, "norm.weight") == 0;
-    const bool has = strncmp(name, before, sizeof before - 1) == 0 ||
-                     strncmp(name, inside, sizeof inside - 1) == 0;
     if (bare && snprintf(room, PLACEMENT_NAME_MAX, "model.%s", name) < PLACEMENT_NAME_MAX)
         return room;
-    return has ? name + sizeof before - 1 : name;
+    return name;
 }
 
 static enum status add_piece(struct checkpoint_files *f, int32_t file,

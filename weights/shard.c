@@ -258,27 +258,46 @@ out:
 
 /* ---- the rest of the directory ---- */
 
+/* A member, if there is one of that name. */
+static enum status copy_member(const char *model_dir, const char *name, struct outdir *out,
+                               struct err *err)
+{
+    char link[PATH_MAX], path[PATH_MAX];
+    struct stat sb;
+    snprintf(link, sizeof link, "%s/%s", model_dir, name);
+    if (lstat(link, &sb) != 0)
+        return OK;
+    const enum status st = checkpoint_files_path(model_dir, name, path, err);
+    return st == OK ? outdir_copy(out, name, path, err) : st;
+}
+
 static enum status copy_others(const char *model_dir, struct outdir *out, struct err *err)
 {
-    static const char *const names[] = {
-        "config.json",         "generation_config.json", "tokenizer.model",
-        "tokenizer.json",      "tokenizer_config.json",  "special_tokens_map.json",
-        "chat_template.jinja", POOLING_MODULES,          POOLING_CONFIG};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        char link[PATH_MAX], path[PATH_MAX];
-        struct stat sb;
-        snprintf(link, sizeof link, "%s/%s", model_dir, names[i]);
-        if (lstat(link, &sb) != 0)
-            continue;
-        enum status st = checkpoint_files_path(model_dir, names[i], path, err);
-        if (st == OK && strcmp(names[i], POOLING_CONFIG) == 0)
-            st = outdir_make_folder(out, POOLING_FOLDER, err);
-        if (st == OK)
-            st = outdir_copy(out, names[i], path, err);
-        if (st != OK)
-            return st;
-    }
-    return OK;
+    static const char *const names[] = {"config.json",
+                                        "generation_config.json",
+                                        "tokenizer.model",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "chat_template.jinja",
+                                        POOLING_MODULES,
+                                        "sentence_bert_config.json",
+                                        "config_sentence_transformers.json"};
+    enum status st = OK;
+    struct pooling p;
+    struct err why;
+    char name[80];
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        TRY(copy_member(model_dir, names[i], out, err));
+    if (pooling_load(model_dir, &p, &why) != OK) /* what cannot be served may be kept */
+        base_log(LOG_WARN, "%s", why.text);
+    if (!p.folder[0])
+        goto out;
+    snprintf(name, sizeof name, "%s/config.json", p.folder);
+    TRY(outdir_make_folder(out, p.folder, err));
+    TRY(copy_member(model_dir, name, out, err));
+out:
+    return st;
 }
 
 static void add_tensor(struct buf *b, const struct checkpoint_tensor *t, bool first)

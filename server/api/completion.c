@@ -117,6 +117,22 @@ enum status completion_check_choices(const struct completion_request *r,
                            r->n > 1 ? " and n ask" : " asks", choices, rules->choices_max);
 }
 
+/* A prompt alone is taken when nothing else waits; several together never would be. */
+enum status completion_check_tokens(const struct completion_request *r,
+                                    const struct completion_rules *rules, struct api_error *e)
+{
+    int64_t tokens = 0;
+    for (int32_t i = 0; i < r->prompt_count; i++)
+        tokens += (int64_t)r->n * r->prompts[i].count;
+    if (rules->tokens_max == 0 || tokens <= rules->tokens_max || r->prompt_count * r->n == 1)
+        return OK;
+    return api_error_field(e, r->n > 1 ? "n" : r->source,
+                           "%s%s for answers to %lld prompt tokens at once, this server takes at "
+                           "most %lld (--max-num-queued-tokens)",
+                           r->source, r->n > 1 ? " and n ask" : " asks", (long long)tokens,
+                           (long long)rules->tokens_max);
+}
+
 enum status completion_parse(const char *text, size_t n, const struct completion_rules *rules,
                              struct completion_request *out, struct api_error *e)
 {

@@ -26,6 +26,7 @@ struct completion_rules {
     int32_t model_name_count;
     int32_t vocab, max_model_len;
     int32_t choices_max; /* of one request, all prompts together; 0: as many as fields allow */
+    int64_t tokens_max;  /* of their prompts, if there are several; 0: any number */
     bool has_tokenizer;
     int32_t columns;           /* of the vectors that this model gives; 0: it makes texts */
     bool normalizes;           /* they have length 1 unless a request says otherwise */
@@ -99,6 +100,10 @@ enum status completion_forbid(struct completion_request *r, const int32_t *ids, 
 enum status completion_check_choices(const struct completion_request *r,
                                      const struct completion_rules *rules,
                                      struct api_error *e) MUST_USE;
+/* The same of prompt tokens, once all prompts are tokens. */
+enum status completion_check_tokens(const struct completion_request *r,
+                                    const struct completion_rules *rules,
+                                    struct api_error *e) MUST_USE;
 /* Drops the texts: the document and what points into it. Ids stay. */
 void completion_forget_text(struct completion_request *r);
 void completion_free(struct completion_request *r); /* zeroed memory is fine */

@@ -44,9 +44,6 @@ struct completion_choice {
     /* Not with a stream; NULL: left out. */
     const struct logprobs *prompt_logprobs;
     int32_t prompt_logprobs_top;
-    const float *vector; /* [columns] in the place of a text; NULL: a text it is */
-    int32_t columns;
-    bool base64; /* how it is written */
 };
 
 struct completion_usage {

@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct raw {
-    struct field_string model, cache_salt, encoding_format;
+    struct field_string model, cache_salt, encoding_format, embed_dtype, endianness, side;
     const struct jdoc *input;
     int64_t dimensions, truncate_prompt_tokens, priority;
     bool add_special_tokens, parse_special, normalize;
@@ -34,6 +34,10 @@ static const struct field rows[] = {
     BOOL(add_special_tokens),
     BOOL(parse_special),
     BOOL(normalize),
+    {.name = "use_activation", .kind = FIELD_BOOL, AT(normalize)}, /* vLLM's newer name */
+    {.name = "embed_dtype", .kind = FIELD_CHOICE, .choices = "float32", AT(embed_dtype)},
+    {.name = "endianness", .kind = FIELD_CHOICE, .choices = "native|little", AT(endianness)},
+    {.name = "truncation_side", .kind = FIELD_CHOICE, .choices = "right", AT(side)},
     INT(priority, INT32_MIN, INT32_MAX),
     STRING(cache_salt, 1, COMPLETION_SALT_BYTES_MAX),
     IGNORED(user),
@@ -117,13 +121,14 @@ out:
 
 int32_t embedding_finish(const struct completion_vector *wanted, float *v, int32_t n)
 {
-    double squares = 0;
+    double squares = 0, length;
     if (wanted->dimensions > 0 && wanted->dimensions < n)
         n = wanted->dimensions;
     for (int32_t i = 0; i < n; i++)
         squares += (double)v[i] * (double)v[i];
+    length = sqrt(squares);
     for (int32_t i = 0; i < n && wanted->normalize && squares > 0; i++)
-        v[i] = (float)((double)v[i] / sqrt(squares));
+        v[i] = (float)((double)v[i] / length);
     return n;
 }
 
@@ -153,6 +158,15 @@ static void write_floats(const float *v, int32_t n, struct buf *out)
     buf_puts(out, "]");
 }
 
+void embedding_write(const struct completion_vector *wanted, const float *v, int32_t n,
+                     struct buf *out)
+{
+    if (wanted->base64)
+        write_base64((const unsigned char *)v, (size_t)n * sizeof *v, out);
+    else
+        write_floats(v, n, out);
+}
+
 static void begin(const struct completion_meta *meta, const struct completion_choice *choice,
                   struct buf *out)
 {
@@ -166,10 +180,7 @@ static void write_choice(const struct completion_meta *meta, const struct comple
 {
     (void)meta;
     buf_printf(out, "{\"object\":\"embedding\",\"index\":%d,\"embedding\":", c->index);
-    if (c->base64)
-        write_base64((const unsigned char *)c->vector, (size_t)c->columns * sizeof(float), out);
-    else
-        write_floats(c->vector, c->columns, out);
+    buf_add(out, c->text, c->text_len);
     buf_puts(out, "}");
 }
 

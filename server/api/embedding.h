@@ -16,6 +16,9 @@ void embedding_schema(const struct completion_rules *rules, struct buf *out);
 /* Of v[n] the first numbers that are wanted, and what of them: returns how many. Where they are to
  * have length 1 and are all zero, they stay so. */
 int32_t embedding_finish(const struct completion_vector *wanted, float *v, int32_t n);
+/* v[n] as it stands in the answer: the text of a choice. */
+void embedding_write(const struct completion_vector *wanted, const float *v, int32_t n,
+                     struct buf *out);
 
 extern const struct reply embedding_reply;
 

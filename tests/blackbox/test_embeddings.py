@@ -8,8 +8,10 @@ import base64
 import concurrent.futures
 import json
 import os
+import pathlib
 import shutil
 import signal
+import socket
 import sys
 
 import numpy
@@ -18,7 +20,7 @@ import pytest
 import tokenizers
 
 import checkpoint
-from harness import EMULATED, PATIENCE, ROOT, eventually, run
+from harness import EMULATED, PATIENCE, ROOT, eventually, is_sanitized, run
 from test_device import device_server  # noqa: F401  (a fixture)
 from test_modes import layout, received
 
@@ -148,6 +150,8 @@ def test_forms(serve, embedder):
     numbers = numpy.array([item["embedding"] for item in reply["data"]], "f4")
     numpy.testing.assert_array_equal(numbers, got)
     assert abs(numpy.linalg.norm(got, axis=1) - 1).max() < 1e-6
+    raw, _ = embed(server, TEXTS, use_activation=False, endianness="little")
+    numpy.testing.assert_array_equal(raw, embed(server, TEXTS, normalize=False)[0])
     few, _ = embed(server, TEXTS, dimensions=5)
     wanted = got[:, :5] / numpy.linalg.norm(got[:, :5], axis=1, keepdims=True)
     assert few.shape == (len(TEXTS), 5) and abs(few - wanted).max() < 1e-6
@@ -335,7 +339,76 @@ def test_other_pooling(tmp_path, pooling, modules, said):
     assert done.returncode == 3 and said in done.stderr, done.stderr
 
 
+def test_how_texts_are_read(serve, embedder, tmp_path):
+    """A shorter context is kept to, a prompt in front is told of, other letters are refused."""
+    model = tmp_path / "model"
+    shutil.copytree(embedder, model)
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    (model / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "Find: "}, "default_prompt_name": "query"}')
+    server = serve(model)
+    assert 'default_prompt_name "query"' in server.log
+    assert "40 tokens" in refused(server, input="x" * 40)["message"]
+    assert embed(server, "x" * 40, truncate_prompt_tokens=-1)[1]["usage"]["prompt_tokens"] == 40
+    (model / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    done = run("serve", model, "--port", 0)
+    assert done.returncode == 3 and "do_lower_case" in done.stderr
+
+
+def test_head_is_kept(serve, tmp_path):
+    """`shard` cuts all of a model that has one, whatever it was published for."""
+    whole = publish(checkpoint.copy_model(GOLDEN, tmp_path / "whole"))
+    assert run("shard", whole, "-tp", 2, "-o", tmp_path / "shards").returncode == 0
+    prompt, tokens = checkpoint.golden_runs(GOLDEN)[0]
+    server = serve(tmp_path / "shards", "-tp", 2, "--runner", "generate")
+    assert server.token_ids(prompt, 8) == tokens[:8]
+    assert embed(serve(tmp_path / "shards"), [5, 6])[0].shape == (1, 48)
+
+
+def test_slow_readers(serve, embedder):
+    """What is kept for those who do not read is their answer, not what it was made of."""
+    server = serve(embedder, "--max-num-seqs", 64)
+    body = json.dumps({"input": [[3, 4]] * 2048, "dimensions": 1, "encoding_format": "base64"})
+    embed(server, [[3, 4]] * 2048, dimensions=1)
+
+    def resident():
+        status = pathlib.Path(f"/proc/{server.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    before, readers = resident(), []
+    for _ in range(12):
+        readers.append(socket.create_connection(("127.0.0.1", server.port)))
+        readers[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        readers[-1].sendall((f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}"
+                             f"\r\nContent-Type: application/json\r\n\r\n{body}").encode())
+        eventually(lambda: server.requests("running") + server.requests("waiting") == 0, 20)
+    if not is_sanitized():
+        assert resident() - before < 12 * 4  # of an answer of 0.2 MiB; choices are 2 MiB
+    for reader in readers:
+        reader.close()
+
+
+def test_metrics_of_vectors(serve, embedder):
+    """Who waits is seen: in the queue's time, and in what a 429 says."""
+    server = serve(embedder, "--max-num-seqs", 1)
+    embed(server, TEXTS)
+    metrics = server.metrics()
+    for family in ("queue", "prefill", "inference"):
+        assert metrics.sum(f"vllm:request_{family}_time_seconds_count") == len(TEXTS)
+    assert metrics.sum("vllm:request_prefill_time_seconds_sum") > 0
+    assert " queue_s=" in server.log
+
+
+def test_more_tokens_than_can_ever_wait(serve, embedder):
+    """Not a 429, after which a client would come again for ever."""
+    server = serve(embedder, "--max-num-queued-tokens", 1000)
+    error = refused(server, input=[list(range(3, 203))] * 6)
+    assert error["param"] == "input" and "1200" in error["message"] and "1000" in error["message"]
+    assert embed(server, [list(range(3, 203))] * 5)[0].shape == (5, 48)
+
+
 @pytest.mark.parametrize("options", [("--speculative-config", "ngram"),
+                                     ("--tool-call-parser", "hermes"),
+                                     ("--reasoning-parser", "think"),
                                      ("--sampler", "distributed")])
 def test_options_for_tokens(embedder, options):
     done = run("serve", embedder, "--port", 0, *options)
@@ -364,6 +437,9 @@ def test_refusals(serve, embedder, demo):
             ("encoding_format", {"input": "a", "encoding_format": "hex"}),
             ("truncate_prompt_tokens", {"input": "a", "truncate_prompt_tokens": 0}),
             ("messages", {"input": "a", "messages": [{"role": "user", "content": "a"}]}),
+            ("embed_dtype", {"input": "a", "embed_dtype": "float16"}),
+            ("endianness", {"input": "a", "endianness": "big"}),
+            ("truncation_side", {"input": "a", "truncation_side": "left"}),
             ("model", {"input": "a", "model": "other"})):
         assert refused(server, **fields)["param"] == field, fields
     assert embed(server, ["a"] * 20)[0].shape == (20, 48)

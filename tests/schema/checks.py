@@ -24,7 +24,7 @@ REASONS = (
     "must not end with", "output_config.format.schema is required", "output_config.format:",
     "seed must be a whole number",  # a real, beside an integer of more than 64 bits in messages
     "--runner pooling",
-    "too big", "answers at once", "for each of n, are more than",
+    "too big", "answers at once", "prompt tokens at once", "for each of n, are more than",
 )
 
 
