@@ -378,8 +378,9 @@ def test_slow_readers(serve, embedder):
     for _ in range(12):
         readers.append(socket.create_connection(("127.0.0.1", server.port)))
         readers[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        readers[-1].sendall((f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}"
-                             f"\r\nContent-Type: application/json\r\n\r\n{body}").encode())
+        readers[-1].sendall((f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: "
+                             f"{len(body)}\r\nContent-Type: application/json\r\n\r\n{body}"
+                             ).encode())
         eventually(lambda: server.requests("running") + server.requests("waiting") == 0, 20)
     if not is_sanitized():
         assert resident() - before < 12 * 4  # of an answer of 0.2 MiB; choices are 2 MiB
