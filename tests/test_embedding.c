@@ -237,7 +237,7 @@ static void test_fields(void **state)
     accept("dimensions", "null");
     refuse("dimensions", "0", "0");
     refuse("dimensions", "-1", "-1");
-    refuse("dimensions", "9", "at most 8, as many as this model has, got 9");
+    refuse("dimensions", "9", "between 1 and 8, got 9");
     refuse("dimensions", "1.5", "whole");
     refuse("dimensions", "\"8\"", "\"8\"");
     accept("truncate_prompt_tokens", "null");

@@ -103,12 +103,13 @@ static enum status parse_ids(const char *text, size_t n, struct api_error *e)
     return st;
 }
 
-/* As many numbers as the row for them lets a model have. */
+#define COLUMNS 768 /* of a vector */
+
 static enum status parse_embedding(const char *text, size_t n, struct api_error *e)
 {
     struct completion_rules with = rules;
     struct completion_request r;
-    with.columns = 1 << 17;
+    with.columns = COLUMNS;
     enum status st = embedding_parse(text, n, &with, &r, e);
     if (st == OK)
         completion_free(&r);
@@ -210,20 +211,21 @@ static void drive_types(const struct kind *k, const struct field *row)
 
 static void drive_int(const struct kind *k, const struct field *row)
 {
+    const int64_t max = row->to_columns ? COLUMNS : row->int_max;
     char text[64];
     snprintf(text, sizeof text, "%" PRId64, row->int_min);
     accepted(k, row, text);
-    snprintf(text, sizeof text, "%" PRId64, row->int_max);
+    snprintf(text, sizeof text, "%" PRId64, max);
     accepted(k, row, text);
     accepted(k, row, "1.0");
     refused(k, row, "1.5");
     refused(k, row, "9223372036854775808");
     refused(k, row, "1e300");
-    if (row->int_max == INT64_MAX)
+    if (max == INT64_MAX)
         return;
     snprintf(text, sizeof text, "%" PRId64, row->int_min - 1);
     refused(k, row, text);
-    snprintf(text, sizeof text, "%" PRId64, row->int_max + 1);
+    snprintf(text, sizeof text, "%" PRId64, max + 1);
     refused(k, row, text);
     refused(k, row, "2147483648");
     refused(k, row, "9223372036854775807");

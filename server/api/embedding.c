@@ -8,6 +8,8 @@
 #include <math.h>
 #include <string.h>
 
+#define COLUMNS_MAX (1 << 17) /* of any model */
+
 struct raw {
     struct field_string model, cache_salt, encoding_format, embed_dtype, endianness, side;
     const struct jdoc *input;
@@ -29,7 +31,12 @@ static const struct field rows[] = {
      .kind = FIELD_CHOICE,
      .choices = "float|base64",
      AT(encoding_format)},
-    OPTIONAL_INT(dimensions, 1, 1 << 17),
+    {.name = "dimensions",
+     .kind = FIELD_INT,
+     .int_min = 1,
+     .to_columns = true,
+     .no_default = true,
+     AT(dimensions)},
     OPTIONAL_INT(truncate_prompt_tokens, -1, INT32_MAX),
     BOOL(add_special_tokens),
     BOOL(parse_special),
@@ -47,7 +54,9 @@ static const struct field rows[] = {
 
 struct field_set embedding_fields(const struct completion_rules *rules)
 {
-    return (struct field_set){.parts = {{rows, ARRAY_LEN(rows), 0}}, .vocab = rules->vocab};
+    const int32_t columns = rules->columns > 0 ? rules->columns : COLUMNS_MAX; /* not served */
+    return (struct field_set){
+        .parts = {{rows, ARRAY_LEN(rows), 0}}, .vocab = rules->vocab, .columns = columns};
 }
 
 static struct raw defaults_of(const struct completion_rules *rules)
@@ -76,10 +85,6 @@ static enum status convert(const struct raw *raw, const struct completion_rules 
     if (raw->truncate_prompt_tokens == 0 && jdoc_get_value(r->doc, "truncate_prompt_tokens"))
         return api_error_field(e, "truncate_prompt_tokens",
                                "truncate_prompt_tokens must be -1 or at least 1, got 0");
-    if (raw->dimensions > rules->columns)
-        return api_error_field(e, "dimensions",
-                               "dimensions must be at most %d, as many as this model has, got %d",
-                               rules->columns, (int)raw->dimensions);
     r->vector =
         (struct completion_vector){.dimensions = (int32_t)raw->dimensions,
                                    .normalize = raw->normalize,

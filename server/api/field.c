@@ -80,17 +80,18 @@ enum status field_wrong_type(const char *name, const struct jdoc *v, const char 
 
 /* ---- numbers ---- */
 
-static enum status apply_int(const struct field *row, const struct jdoc *v, int64_t *out,
-                             struct api_error *e)
+static enum status apply_int(const struct field_set *set, const struct field *row,
+                             const struct jdoc *v, int64_t *out, struct api_error *e)
 {
     char text[80];
+    const int64_t max = field_int_max(set, row);
     int64_t x;
     if (!jdoc_whole(v, &x))
         return field_wrong_type(row->name, v, "a whole number", e);
-    if (x < row->int_min || x > row->int_max)
+    if (x < row->int_min || x > max)
         return api_error_field(e, row->name,
                                "%s must be between %" PRId64 " and %" PRId64 ", got %s", row->name,
-                               row->int_min, row->int_max, field_text(v, text, sizeof text));
+                               row->int_min, max, field_text(v, text, sizeof text));
     *out = x;
     return OK;
 }
@@ -273,7 +274,7 @@ static enum status apply_used(const struct field_set *set, const struct field *r
     enum status st = OK;
     switch (row->kind) {
     case FIELD_INT:
-        return apply_int(row, v, at, e);
+        return apply_int(set, row, v, at, e);
     case FIELD_NUMBER:
         return apply_number(row, v, at, e);
     case FIELD_STRING:

@@ -48,6 +48,7 @@ struct field {
     enum field_kind kind;
     enum field_use use;
     int64_t int_min, int_max;
+    bool to_columns; /* FIELD_INT: not int_max, but as many as the model's vectors have */
     double min, max;
     bool above_min; /* min itself is refused */
     bool required;
@@ -77,7 +78,8 @@ struct field_rows {
 /* The fields of one kind of request. */
 struct field_set {
     struct field_rows parts[FIELD_PARTS_MAX];
-    int32_t vocab; /* token ids are below it */
+    int32_t vocab;   /* token ids are below it */
+    int32_t columns; /* of vectors */
 };
 
 /* Names that no row has: ignored, and worth one line in the log. */
@@ -88,6 +90,11 @@ struct field_unknown {
 
 /* All rows of a set in order: NULL after the last. */
 const struct field *field_at(const struct field_set *set, size_t i);
+/* The largest number that a FIELD_INT may be. */
+static inline int64_t field_int_max(const struct field_set *set, const struct field *row)
+{
+    return row->to_columns ? set->columns : row->int_max;
+}
 /* Checks every member of object (null: absent) against its row and stores it into target, which
  * holds the defaults. ERR_INPUT with the field's name, its value and the limit in *e. */
 enum status field_apply(const struct field_set *set, const struct jdoc *object, void *target,

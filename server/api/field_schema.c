@@ -110,7 +110,7 @@ static void write_used(const struct field_set *set, const struct field *row, con
     case FIELD_INT:
         write_type(row, "integer", out);
         buf_printf(out, ",\"minimum\":%" PRId64 ",\"maximum\":%" PRId64, row->int_min,
-                   row->int_max);
+                   field_int_max(set, row));
         break;
     case FIELD_NUMBER:
         write_type(row, "number", out);
