@@ -365,6 +365,7 @@ def test_head_is_kept(serve, tmp_path):
     assert embed(serve(tmp_path / "shards"), [5, 6])[0].shape == (1, 48)
 
 
+@pytest.mark.skipif(is_sanitized(), reason="sanitizers keep what is freed")
 def test_slow_readers(serve, embedder):
     """What is kept for those who do not read is their answer, not what it was made of."""
     server = serve(embedder, "--max-num-seqs", 64)
@@ -382,8 +383,7 @@ def test_slow_readers(serve, embedder):
                              f"{len(body)}\r\nContent-Type: application/json\r\n\r\n{body}"
                              ).encode())
         eventually(lambda: server.requests("running") + server.requests("waiting") == 0, 20)
-    if not is_sanitized():
-        assert resident() - before < 12 * 4  # of an answer of 0.2 MiB; choices are 2 MiB
+    assert resident() - before < 12 * 4  # of an answer of 0.2 MiB; choices are 2 MiB
     for reader in readers:
         reader.close()
 
@@ -396,7 +396,7 @@ def test_metrics_of_vectors(serve, embedder):
     for family in ("queue", "prefill", "inference"):
         assert metrics.sum(f"vllm:request_{family}_time_seconds_count") == len(TEXTS)
     assert metrics.sum("vllm:request_prefill_time_seconds_sum") > 0
-    assert " queue_s=" in server.log
+    eventually(lambda: " queue_s=" in server.log, what="the request's line")
 
 
 def test_more_tokens_than_can_ever_wait(serve, embedder):
