@@ -263,7 +263,7 @@ def test_lost_rank(serve, embedder, lost):
             eventually(lambda: server.requests("running") + server.requests("waiting") == 40)
             os.kill(server.ranks()[lost], signal.SIGKILL)
         numpy.testing.assert_array_equal(answer.result(60 * PATIENCE)[0], wanted)
-    assert "starting the ranks again (1)" in server.log
+    eventually(lambda: "starting the ranks again (1)" in server.log, what="the log")
 
 
 def test_client_that_leaves(serve, embedder):
