@@ -4,9 +4,7 @@
 
 #include "server/api/body.h"
 
-#include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #define COLUMNS_MAX (1 << 17) /* of any model */
 
