@@ -79,6 +79,9 @@ const struct options_row options_rows[] = {
      "fp8: the layers' linears become E4M3 with a scale per row; int8, int4: integers with a scale "
      "per 32 columns, on the CPU times activations rounded to int8; auto: as the checkpoint has "
      "them; none: the same, but integers and MXFP4 as values of --dtype"},
+    {"lora", NULL, RUN | COMMAND_SHARD, STRING, AT(lora), 0, 0, NULL, NULL,
+     "LoRA adapters in PEFT's form, added to the weights as they are read: DIR or DIR:SCALE, "
+     "several with commas between"},
     {"load-format", NULL, RUN, CHOICE, AT(load_format), 0, 0, "auto", "auto|dummy",
      "dummy: hashed values, no weight file is read"},
     {"seed", NULL, COMMAND_SYNTH | COMMAND_SERVE | COMMAND_RANK, INT64, AT(seed), 0, 0x1p62, "0",

@@ -46,6 +46,7 @@ struct options {
     int32_t prefill_rows;     /* 0: where the costs of the two forms cross */
     const char *kv_placement; /* NULL: as the plan says */
     const char *dtype, *kv_cache_dtype, *quantization, *load_format, *sampler, *cpu_bind;
+    const char *lora; /* NULL: no adapters (weights/lora.h) */
     const char *comm, *master_addr, *group_secret_file;
     int32_t master_port;
     const char *host;

@@ -160,6 +160,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--mesh=%s", o->mesh);
     if (o->plan_file)
         add(a, "--plan=%s", o->plan_file);
+    if (o->lora)
+        add(a, "--lora=%s", o->lora);
     if (o->kv_placement)
         add(a, "--kv-placement=%s", o->kv_placement);
     if (f->limits.columns > 0)

@@ -61,6 +61,7 @@ static enum status load(struct rank *r, const struct options *o, const struct mo
         TRY(loader_fill_dummy(r->backend, &rules, l->weights, &r->weights, &r->board->load, err));
     } else {
         TRY(checkpoint_open(o->model, &c, err));
+        TRY(checkpoint_adapt(c, o->lora, err));
         TRY(check_stamp(o, c, err));
         TRY(layout_check(l, c, NULL, err));
         TRY(loader_fill(r->backend, c, l->weights, &r->weights, l->rank, &r->board->load, &bytes,

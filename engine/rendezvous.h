@@ -62,7 +62,7 @@ enum status rendezvous_join(const struct rendezvous_address *at,
 /* ---- what the front end tells a rank then: its command line ---- */
 
 /* A model and a plan may have long names. */
-enum { RENDEZVOUS_WORDS_MAX = 48, RENDEZVOUS_TEXT_MAX = 3 * 4096 };
+enum { RENDEZVOUS_WORDS_MAX = 48, RENDEZVOUS_TEXT_MAX = 4 * 4096 };
 
 /* text: `bytes` of words, each with its NUL. */
 enum status rendezvous_tell(int link, const char *text, size_t bytes, struct err *err) MUST_USE;

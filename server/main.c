@@ -3,6 +3,7 @@
 #include "engine/rank.h"
 #include "server/commands.h"
 #include "server/hub_cache.h"
+#include "weights/lora.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -119,6 +120,33 @@ static void find_model(struct options *o)
     o->model = path;
 }
 
+/* The same of each in the list of --lora; one with a scale behind it is a path. */
+static void find_adapters(struct options *o)
+{
+    static char list[LORA_LIST_MAX + 1];
+    size_t used = 0;
+    for (const char *c = o->lora, *end; c; c = *end ? end + 1 : NULL) {
+        char item[LORA_LIST_MAX + 1], path[4096];
+        struct stat sb;
+        end = c + strcspn(c, ",");
+        snprintf(item, sizeof item, "%.*s", (int)(end - c), c);
+        const bool found = stat(item, &sb) != 0 && hub_cache_find(item, path, sizeof path);
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? "," : "",
+                                 found ? path : item);
+        if (used >= sizeof list)
+            return; /* too long: lora_open says so */
+        if (found)
+            base_log(LOG_INFO, "%s is %s", item, path);
+    }
+    o->lora = o->lora ? list : NULL;
+}
+
+static void find_directories(struct options *o)
+{
+    find_model(o);
+    find_adapters(o);
+}
+
 /* After a text that needs no run: the exit code. */
 static int finish_text(void)
 {
@@ -160,7 +188,7 @@ int main(int argc, char **argv)
     if (st == OK && o.command != COMMAND_HEALTH) /* which is run every few seconds */
         options_warn_environment(o.command);
     if (st == OK)
-        find_model(&o);
+        find_directories(&o);
     if (st == OK)
         st = run(&o, &err);
     if (st == OK)

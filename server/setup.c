@@ -61,12 +61,20 @@ out:
     return st;
 }
 
+static enum status open_checkpoint(struct setup *s, struct err *err)
+{
+    if (s->checkpoint)
+        return OK;
+    const enum status st = checkpoint_open(s->options.model, &s->checkpoint, err);
+    return st == OK ? checkpoint_adapt(s->checkpoint, s->options.lora, err) : st;
+}
+
 /* Of packed integers the files say which linears are left as they are. */
 static enum status find_left_out(struct setup *s, struct err *err)
 {
     if (s->model.quant.form == QUANT_BYTES || options_dummy(&s->options))
         return OK;
-    enum status st = checkpoint_open(s->options.model, &s->checkpoint, err);
+    const enum status st = open_checkpoint(s, err);
     if (st == OK)
         layout_left_out(s->checkpoint, &s->model);
     return st;
@@ -160,10 +168,12 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(place(out, err));
     TRY(choose_form(out, err));
     TRY(open_layouts(out, err));
+    if (options_dummy(o) && o->lora)
+        TRY(base_fail(err, ERR_USAGE,
+                      "--lora needs weights that are read, and --load-format dummy reads none"));
     if (options_dummy(o))
         goto out;
-    if (!out->checkpoint)
-        TRY(checkpoint_open(o->model, &out->checkpoint, err));
+    TRY(open_checkpoint(out, err));
     TRY(layout_check(out->layouts[0], out->checkpoint, &out->ignored, err));
 out:
     return st;
@@ -248,6 +258,8 @@ static void write_mixture(const struct mixture_config *x, struct buf *out)
 void setup_table(const struct setup *s, const struct footprint *f, struct buf *out)
 {
     char w[32], k[32], a[32];
+    if (s->checkpoint && checkpoint_lora(s->checkpoint))
+        lora_describe(checkpoint_lora(s->checkpoint), out);
     buf_printf(out,
                "rank  heads  KV heads  MLP columns  vocabulary     weights    KV cache  other\n");
     for (int32_t r = 0; r < f->ranks; r++) {

@@ -19,6 +19,7 @@ struct checkpoint {
     int32_t *first;                    /* [count + 1] first piece of each tensor */
     int32_t count;
     uint64_t bytes;
+    struct lora *lora; /* NULL: no adapters */
 };
 
 /* ---- opening ---- */
@@ -98,9 +99,50 @@ void checkpoint_close(struct checkpoint *c)
     if (!c)
         return;
     checkpoint_files_close(&c->files);
+    lora_close(c->lora);
     free(c->tensors);
     free(c->first);
     free(c);
+}
+
+/* ---- adapters ---- */
+
+static enum status fits(const struct checkpoint *c, const struct lora_linear *l, struct err *err)
+{
+    const char *adapter = lora_adapter(c->lora, l->adapter), *name = l->tensor;
+    const struct checkpoint_tensor *t = checkpoint_find(c, name);
+    const char *nearest = checkpoint_nearest(c, name);
+    if (!t)
+        return base_fail(err, ERR_MODEL,
+                         "%.120s: adapts %.100s, which %.120s has not (nearest: %.80s): is the "
+                         "adapter of this model?",
+                         adapter, name, c->files.dir, nearest ? nearest : "none");
+    if (!dtype_is_compute(t->dtype))
+        return base_fail(err, ERR_MODEL,
+                         "%.120s: adapts %.100s, which is %s in %.120s: nothing can be added to "
+                         "codes; take the model as it was before they were made",
+                         adapter, name, dtype_name(t->dtype), c->files.dir);
+    if (t->ndim != 2 || t->rows != l->out || t->cols != l->in)
+        return base_fail(err, ERR_MODEL,
+                         "%.120s: adapts %.100s as [%lld, %lld], which is [%lld, %lld] in %.120s: "
+                         "is the adapter of this model?",
+                         adapter, name, (long long)l->out, (long long)l->in, (long long)t->rows,
+                         (long long)t->cols, c->files.dir);
+    return OK;
+}
+
+enum status checkpoint_adapt(struct checkpoint *c, const char *list, struct err *err)
+{
+    CHECK(!c->lora);
+    enum status st = list ? lora_open(list, &c->lora, err) : OK;
+    for (int32_t i = 0; c->lora && i < lora_count(c->lora) && st == OK; i++)
+        st = fits(c, lora_at(c->lora, i), err);
+    return st;
+}
+
+const struct lora *checkpoint_lora(const struct checkpoint *c)
+{
+    return c->lora;
 }
 
 /* ---- questions ---- */
@@ -156,7 +198,7 @@ uint64_t checkpoint_stamp(const struct checkpoint *c)
         stamp = base_hash(stamp, &f->st.file_bytes, sizeof f->st.file_bytes);
         stamp = base_hash(stamp, &f->st.modified_ns, sizeof f->st.modified_ns);
     }
-    return stamp;
+    return c->lora ? lora_stamp(c->lora, stamp) : stamp;
 }
 
 int32_t checkpoint_ranks(const struct checkpoint *c)
@@ -286,7 +328,8 @@ enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_
     struct request r = {c, t, prefer_rank, item, (size_t)span_len(cols) * item, err};
     if (span_len(cols) == 0)
         return OK;
-    return read_region(&r, (struct placement_box){rows, cols}, dst);
+    const enum status st = read_region(&r, (struct placement_box){rows, cols}, dst);
+    return st == OK && c->lora ? lora_add(c->lora, t->name, t->dtype, rows, cols, dst, err) : st;
 }
 
 enum { COMPARED_BYTES = 1 << 20 }; /* at a time, or one row */
@@ -571,10 +614,14 @@ enum status checkpoint_check(const struct checkpoint *c, const struct local_weig
     for (int32_t i = 0; i < c->count; i++) {
         if (used[i])
             continue;
-        if (is_ignored(c->tensors[i].name, ignore, ignore_count))
+        const char *name = c->tensors[i].name;
+        if (lora_adapts(c->lora, name))
+            TRY(base_fail(err, ERR_MODEL, "--lora: %.100s is adapted, but not used by this model",
+                          name));
+        if (is_ignored(name, ignore, ignore_count))
             ignored++;
         else if (unknown++ == 0)
-            first_unknown = c->tensors[i].name;
+            first_unknown = name;
     }
     if (unknown > 0) {
         st = base_fail(err, ERR_MODEL,

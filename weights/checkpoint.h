@@ -3,10 +3,11 @@
  * our sharded form (shards.json and model-rank-RRRRR-part-PPPPP.safetensors, every piece with its
  * offsets in DCP_SHARDING_INFO). Opening reads and checks every header and no tensor data. Names in
  * an index are plain basenames; a symbolic link must end in the directory or in the blobs of its
- * Hugging Face cache. Immutable afterwards. */
+ * Hugging Face cache. Immutable once opened, and adapted where adapters are given. */
 #ifndef TESSERA_WEIGHTS_CHECKPOINT_H
 #define TESSERA_WEIGHTS_CHECKPOINT_H
 
+#include "weights/lora.h"
 #include "weights/placement.h"
 #include "weights/safetensors.h"
 
@@ -25,6 +26,12 @@ struct checkpoint_tensor {
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err) MUST_USE;
 void checkpoint_close(struct checkpoint *c);
+/* From here on tensors are read with these adapters added (weights/lora.h), in their own type:
+ * nobody who reads need know. list NULL: there are none. Once, before anything is read. ERR_MODEL
+ * for one that fits no tensor, or one that holds codes. */
+enum status checkpoint_adapt(struct checkpoint *c, const char *list, struct err *err) MUST_USE;
+/* Those adapters; NULL: there are none. */
+const struct lora *checkpoint_lora(const struct checkpoint *c);
 
 int32_t checkpoint_count(const struct checkpoint *c);
 /* In name order. */
@@ -34,7 +41,8 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, cons
 const char *checkpoint_nearest(const struct checkpoint *c, const char *name);
 /* Sum of tensor bytes (each tensor once). */
 uint64_t checkpoint_bytes(const struct checkpoint *c);
-/* Of names, lengths and times of its files: another one when they were written again. */
+/* Of names, lengths and times of its files and adapters: another one when they were written
+ * again. */
 uint64_t checkpoint_stamp(const struct checkpoint *c);
 /* Ranks of a sharded checkpoint, 0 for a plain one. */
 int32_t checkpoint_ranks(const struct checkpoint *c);
@@ -56,7 +64,8 @@ void checkpoint_where(const struct checkpoint *c, const struct checkpoint_tensor
 const char *checkpoint_file(const struct checkpoint *c, int32_t file);
 
 /* Reads rows x cols of a tensor into dst, row-major and contiguous, in the file's dtype. Reads just
- * those bytes. `prefer_rank` chooses among copies in a sharded checkpoint. Thread-safe. */
+ * those bytes, and what adapters add to them. `prefer_rank` chooses among copies in a sharded
+ * checkpoint. Thread-safe. */
 enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
                             struct span rows, struct span cols, int32_t prefer_rank, void *dst,
                             struct err *err) MUST_USE;
@@ -69,8 +78,8 @@ enum status checkpoint_same(const struct checkpoint *c, const struct checkpoint_
 /* Checks that the slices name existing tensors of the expected shape and a dtype we compute with
  * (those of a QUANT_FILE weight F8_E4M3, U8 or I32, with scales), and that every tensor of the
  * checkpoint is named by a slice or matches an ignore pattern
- * (`*` = one dotted component, `**` = any number). *ignored_count: how many were ignored, for the
- * log (may be NULL). */
+ * (`*` = one dotted component, `**` = any number), which no adapter may add to. *ignored_count: how
+ * many were ignored, for the log (may be NULL). */
 enum status checkpoint_check(const struct checkpoint *c, const struct local_weight *weights,
                              int32_t count, const char *const *ignore, int32_t ignore_count,
                              int32_t *ignored_count, struct err *err) MUST_USE;

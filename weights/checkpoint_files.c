@@ -198,7 +198,7 @@ static void whole_shape(const struct safetensors_entry *e, int64_t shape[2])
  * one of two ways: language_model.model.X or model.language_model.X is model.X. Those of a model
  * without a head have nothing in front, or but the first of these: X is model.X, which is then in
  * `room`. */
-static const char *text_name(const char *name, char room[PLACEMENT_NAME_MAX])
+const char *checkpoint_files_name(const char *name, char room[PLACEMENT_NAME_MAX])
 {
     static const char before[] = "language_model.", inside[] = "model.language_model.";
     if (strncmp(name, before, sizeof before - 1) == 0 ||
@@ -216,7 +216,7 @@ static enum status add_piece(struct checkpoint_files *f, int32_t file,
                              struct placement_box box, struct err *err)
 {
     char room[PLACEMENT_NAME_MAX];
-    const char *name = text_name(e->name, room);
+    const char *name = checkpoint_files_name(e->name, room);
     char *own = name == room ? strdup(room) : NULL;
     if (name == room && !own)
         return base_fail(err, ERR_NOMEM, "%.200s: no memory for names of tensors", f->dir);
@@ -333,7 +333,7 @@ static enum status index_agrees(const struct checkpoint_files *f, const struct j
     }
     char room[PLACEMENT_NAME_MAX];
     for (void *i = jdoc_iter(map, NULL, &tensor, &file); i; i = jdoc_iter(map, i, &tensor, &file)) {
-        const struct checkpoint_piece *p = find_piece(f, text_name(tensor, room));
+        const struct checkpoint_piece *p = find_piece(f, checkpoint_files_name(tensor, room));
         if (!p || strcmp(p->name_in_file, tensor) != 0)
             return base_fail(err, ERR_MODEL,
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, which lacks it",
@@ -508,7 +508,7 @@ static enum status open_shards(struct checkpoint_files *f, struct err *err)
     TRY(add_shard_pieces(f, tensors, err));
     void *i = jdoc_iter(tensors, NULL, &tensor, &value);
     for (; i && st == OK; i = jdoc_iter(tensors, i, &tensor, &value)) {
-        const struct checkpoint_piece *p = find_piece(f, text_name(tensor, room));
+        const struct checkpoint_piece *p = find_piece(f, checkpoint_files_name(tensor, room));
         if (!p || strcmp(p->name_in_file, tensor) != 0)
             st = base_fail(err, ERR_MODEL, "%.200s/" SHARDS ": tensor %.100s is in no rank's file",
                            f->dir, tensor);

@@ -50,6 +50,8 @@ enum status checkpoint_files_open(const char *dir, struct checkpoint_files *out,
  * be followed; a link that leads out of the directory is ERR_MODEL. */
 enum status checkpoint_files_path(const char *dir, const char *name, char path[PATH_MAX],
                                   struct err *err) MUST_USE;
+/* What a model that makes tokens calls a tensor of this name: the end of it, or `room`. */
+const char *checkpoint_files_name(const char *name, char room[PLACEMENT_NAME_MAX]);
 void checkpoint_files_close(struct checkpoint_files *f);
 
 #endif

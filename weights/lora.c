@@ -1,0 +1,486 @@
+/* DESIGN: what an adapter's product is added to is a rectangle that somebody reads of a tensor, and
+ * nothing else of the product is made: B's rows and A's columns are read with it, from files that
+ * are small beside the model's. Every element is one chain of additions in the order of the rank,
+ * so it has the same bits in every rectangle, and therefore on every rank. Rounding to the tensor's
+ * own type makes the same of it as a checkpoint into which the adapter had been merged before.
+ * Invariant: each tensor of an adapter is one of a pair that is added, or the adapter is refused.
+ */
+#include "weights/lora.h"
+
+#include "config/lora_config.h"
+#include "weights/checkpoint_files.h"
+#include "weights/safetensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define FILE_NAME "adapter_model.safetensors"
+#define PICKLE "adapter_model.bin"
+#define PREFIX "base_model.model."
+#define END_A ".lora_A.weight"
+#define END_B ".lora_B.weight"
+#define SCALE_MAX 1e6
+
+struct adapter {
+    char *dir;
+    double scale; /* of the list */
+    struct lora_config config;
+    struct safetensors st;
+};
+
+struct lora {
+    struct adapter adapters[LORA_ADAPTERS_MAX];
+    int32_t adapter_count;
+    struct lora_linear *linears;
+    int32_t count;
+};
+
+/* ---- the list ---- */
+
+/* Cuts a trailing ":SCALE" off; without one it is 1. A path may have colons, too. */
+static double cut_scale(char *item)
+{
+    char *colon = strrchr(item, ':'), *end;
+    if (!colon || colon[1] == '\0' || strspn(colon + 1, "+-.0123456789eE") != strlen(colon + 1))
+        return 1;
+    const double scale = strtod(colon + 1, &end);
+    if (*end != '\0')
+        return 1;
+    *colon = '\0';
+    return scale;
+}
+
+static enum status cut_list(struct lora *l, const char *list, struct err *err)
+{
+    if (strlen(list) > LORA_LIST_MAX)
+        return base_fail(err, ERR_USAGE, "--lora: got %zu bytes, expected %d or fewer",
+                         strlen(list), LORA_LIST_MAX);
+    for (const char *c = list, *end; c; c = *end ? end + 1 : NULL) {
+        end = c + strcspn(c, ",");
+        if (l->adapter_count == LORA_ADAPTERS_MAX)
+            return base_fail(err, ERR_USAGE, "--lora: more than %d adapters", LORA_ADAPTERS_MAX);
+        struct adapter *a = &l->adapters[l->adapter_count];
+        a->dir = strndup(c, (size_t)(end - c));
+        if (!a->dir)
+            return base_fail(err, ERR_NOMEM, "--lora: no memory");
+        l->adapter_count++;
+        a->scale = cut_scale(a->dir);
+        if (a->dir[0] == '\0' || !(fabs(a->scale) <= SCALE_MAX))
+            return base_fail(
+                err, ERR_USAGE,
+                "--lora: got \"%.80s\", expected DIR or DIR:SCALE, several with commas "
+                "between",
+                list);
+    }
+    return OK;
+}
+
+/* ---- one adapter ---- */
+
+static enum status open_files(struct adapter *a, struct err *err)
+{
+    char path[PATH_MAX];
+    struct stat sb;
+    if (stat(a->dir, &sb) != 0 || !S_ISDIR(sb.st_mode))
+        return base_fail(err, ERR_MODEL,
+                         "--lora %.200s: no such directory; expected one with " LORA_CONFIG_NAME
+                         " and " FILE_NAME,
+                         a->dir);
+    enum status st = lora_config_load(a->dir, &a->config, err);
+    if (st != OK)
+        return st;
+    if (snprintf(path, sizeof path, "%s/" FILE_NAME, a->dir) < (int)sizeof path &&
+        stat(path, &sb) != 0 && snprintf(path, sizeof path, "%s/" PICKLE, a->dir) > 0 &&
+        stat(path, &sb) == 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: pickled files are not read, as they can run code; save the "
+                         "adapter as " FILE_NAME,
+                         path);
+    st = checkpoint_files_path(a->dir, FILE_NAME, path, err);
+    return st == OK ? safetensors_open(path, &a->st, err) : st;
+}
+
+static bool ends(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
+static enum status refuse(const struct adapter *a, const char *name, const char *why,
+                          struct err *err)
+{
+    return base_fail(err, ERR_MODEL, "%.200s: tensor %.100s %s", a->st.path, name, why);
+}
+
+/* Why it is not one of a pair. */
+static enum status unknown(const struct adapter *a, const char *name, struct err *err)
+{
+    const char *why = "replaces one of the model: only pairs of lora_A and lora_B are supported";
+    if (strstr(name, "lora_embedding_"))
+        why = "adapts an embedding, which is not supported";
+    else if (strstr(name, "lora_magnitude"))
+        why = "is one of DoRA, which is not supported";
+    else if (strstr(name, ".lora_"))
+        why = "is not the weight of a lora_A or lora_B, which alone are supported";
+    return refuse(a, name, why, err);
+}
+
+static int by_name(const void *x, const void *y)
+{
+    const struct safetensors_entry *const *a = x, *const *b = y;
+    return strcmp((*a)->name, (*b)->name);
+}
+
+static enum status check_matrix(const struct adapter *a, const struct safetensors_entry *e,
+                                struct err *err)
+{
+    if (e->ndim != 2)
+        return refuse(a, e->name, "is no matrix", err);
+    if (!dtype_is_compute(e->dtype))
+        return base_fail(err, ERR_MODEL, "%.200s: tensor %.100s is %s, expected F32, F16 or BF16",
+                         a->st.path, e->name, dtype_name(e->dtype));
+    return OK;
+}
+
+/* MODULE.lora_A.weight and its lora_B. */
+static enum status add_pair(struct lora *l, int32_t adapter, const struct safetensors_entry *a,
+                            const struct safetensors_entry *b, struct err *err)
+{
+    const struct adapter *own = &l->adapters[adapter];
+    char module[PLACEMENT_NAME_MAX], name[PLACEMENT_NAME_MAX + 8], room[PLACEMENT_NAME_MAX];
+    const size_t before = strncmp(a->name, PREFIX, sizeof PREFIX - 1) == 0 ? sizeof PREFIX - 1 : 0;
+    const int n = (int)(strlen(a->name) - before - (sizeof END_A - 1));
+    if (n < 1 || n + (int)sizeof ".weight" > PLACEMENT_NAME_MAX)
+        return refuse(own, a->name, "has a name that no tensor of a model has", err);
+    snprintf(module, sizeof module, "%.*s", n, a->name + before);
+    snprintf(name, sizeof name, "%s.weight", module);
+    enum status st = check_matrix(own, a, err);
+    if (st == OK)
+        st = check_matrix(own, b, err);
+    if (st != OK)
+        return st;
+    const int32_t rank = lora_config_rank(&own->config, module);
+    if (a->shape[0] != rank || b->shape[1] != rank)
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: %.100s: lora_A is [%lld, %lld] and lora_B [%lld, %lld], expected "
+                         "rank %d, as " LORA_CONFIG_NAME " says",
+                         own->st.path, module, (long long)a->shape[0], (long long)a->shape[1],
+                         (long long)b->shape[0], (long long)b->shape[1], rank);
+    struct lora_linear *linear = &l->linears[l->count++];
+    *linear = (struct lora_linear){
+        .adapter = adapter,
+        .rank = rank,
+        .out = b->shape[0],
+        .in = a->shape[1],
+        .scale = (float)(own->scale * lora_config_scale(&own->config, module)),
+        .a = a,
+        .b = b,
+    };
+    snprintf(linear->tensor, sizeof linear->tensor, "%s", checkpoint_files_name(name, room));
+    return OK;
+}
+
+/* In the order of names a lora_B is behind its lora_A. */
+static enum status add_pairs(struct lora *l, int32_t adapter, struct err *err)
+{
+    enum status st = OK;
+    const struct adapter *a = &l->adapters[adapter];
+    const size_t count = (size_t)a->st.count;
+    const struct safetensors_entry **e = calloc(count + 1, sizeof *e);
+    if (!e)
+        return base_fail(err, ERR_NOMEM, "%.200s: no memory", a->st.path);
+    for (size_t i = 0; i < count; i++)
+        e[i] = &a->st.entries[i];
+    qsort(e, count, sizeof *e, by_name);
+    for (size_t i = 0; i < count && st == OK; i++)
+        if (!ends(e[i]->name, END_A) && !ends(e[i]->name, END_B))
+            st = unknown(a, e[i]->name, err);
+    for (size_t i = 0; i < count && st == OK; i += 2) {
+        const size_t n = strlen(e[i]->name) - (sizeof END_A - 1);
+        if (!ends(e[i]->name, END_A) || i + 1 == count || !ends(e[i + 1]->name, END_B) ||
+            strlen(e[i + 1]->name) != strlen(e[i]->name) ||
+            strncmp(e[i]->name, e[i + 1]->name, n) != 0)
+            st = refuse(a, e[i]->name, "has no other half", err);
+        else
+            st = add_pair(l, adapter, e[i], e[i + 1], err);
+    }
+    if (st == OK && count == 0)
+        st = base_fail(err, ERR_MODEL, "%.200s: no tensors in it", a->st.path);
+    free(e);
+    return st;
+}
+
+/* ---- all of them ---- */
+
+static int by_tensor(const void *x, const void *y)
+{
+    const struct lora_linear *a = x, *b = y;
+    const int order = strcmp(a->tensor, b->tensor);
+    return order ? order : a->adapter - b->adapter;
+}
+
+static enum status add_adapters(struct lora *l, struct err *err)
+{
+    enum status st = OK;
+    size_t tensors = 0;
+    for (int32_t i = 0; i < l->adapter_count; i++) {
+        TRY(open_files(&l->adapters[i], err));
+        tensors += (size_t)l->adapters[i].st.count;
+    }
+    l->linears = calloc(tensors / 2 + 1, sizeof *l->linears);
+    if (!l->linears)
+        return base_fail(err, ERR_NOMEM, "--lora: no memory for %zu tensors", tensors);
+    for (int32_t i = 0; i < l->adapter_count; i++)
+        TRY(add_pairs(l, i, err));
+    qsort(l->linears, (size_t)l->count, sizeof *l->linears, by_tensor);
+    for (int32_t i = 1; i < l->count; i++)
+        if (by_tensor(&l->linears[i - 1], &l->linears[i]) == 0)
+            return refuse(&l->adapters[l->linears[i].adapter], l->linears[i].a->name,
+                          "adapts what another one of this file does, too", err);
+out:
+    return st;
+}
+
+enum status lora_open(const char *list, struct lora **out, struct err *err)
+{
+    enum status st = OK;
+    struct lora *l = calloc(1, sizeof *l);
+    if (!l)
+        return base_fail(err, ERR_NOMEM, "--lora: no memory");
+    TRY(cut_list(l, list, err));
+    TRY(add_adapters(l, err));
+    *out = l;
+    l = NULL;
+out:
+    lora_close(l);
+    return st;
+}
+
+void lora_close(struct lora *l)
+{
+    for (int32_t i = 0; l && i < l->adapter_count; i++) {
+        free(l->adapters[i].dir);
+        lora_config_close(&l->adapters[i].config);
+        safetensors_close(&l->adapters[i].st);
+    }
+    if (l)
+        free(l->linears);
+    free(l);
+}
+
+int32_t lora_count(const struct lora *l)
+{
+    return l->count;
+}
+
+const struct lora_linear *lora_at(const struct lora *l, int32_t i)
+{
+    CHECK(i >= 0);
+    CHECK(i < l->count);
+    return &l->linears[i];
+}
+
+const char *lora_adapter(const struct lora *l, int32_t adapter)
+{
+    return l->adapters[adapter].dir;
+}
+
+uint64_t lora_stamp(const struct lora *l, uint64_t hash)
+{
+    for (int32_t i = 0; i < l->adapter_count; i++) {
+        const struct safetensors *st = &l->adapters[i].st;
+        hash = base_hash(hash, st->path, strlen(st->path) + 1);
+        hash = base_hash(hash, &st->file_bytes, sizeof st->file_bytes);
+        hash = base_hash(hash, &st->modified_ns, sizeof st->modified_ns);
+    }
+    for (int32_t i = 0; i < l->count; i++)
+        hash = base_hash(hash, &l->linears[i].scale, sizeof l->linears[i].scale);
+    return hash;
+}
+
+void lora_describe(const struct lora *l, struct buf *out)
+{
+    char size[32];
+    for (int32_t i = 0; i < l->adapter_count; i++) {
+        int32_t tensors = 0, rank = 0;
+        for (int32_t k = 0; k < l->count; k++) {
+            const struct lora_linear *linear = &l->linears[k];
+            tensors += linear->adapter == i;
+            rank = linear->adapter == i && linear->rank > rank ? linear->rank : rank;
+        }
+        buf_printf(out, "adapter %.200s: of rank %d, added to %d tensors", l->adapters[i].dir, rank,
+                   tensors);
+        if (l->adapters[i].scale != 1)
+            buf_printf(out, ", times %g", l->adapters[i].scale);
+        buf_printf(out, "; %s\n",
+                   base_human_bytes(size, sizeof size, l->adapters[i].st.file_bytes));
+    }
+}
+
+/* ---- adding ---- */
+
+#define TILE                                                                                       \
+    64 /* columns whose sums are made together: a known number, so that it becomes vectors */
+
+/* What one call works in: rows of `width` floats, the columns rounded up to tiles. */
+struct work {
+    int64_t rows, cols, width;
+    float *sum; /* [rows, width] */
+    float *a;   /* [rank, width] */
+    float *b;   /* [rows, rank] */
+    void *raw;  /* either as the file has it */
+};
+
+/* The first of a tensor's; *count of them. */
+static const struct lora_linear *find(const struct lora *l, const char *tensor, int32_t *count)
+{
+    int32_t low = 0, high = l->count;
+    while (low < high) {
+        const int32_t mid = low + (high - low) / 2;
+        if (strcmp(l->linears[mid].tensor, tensor) < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    for (*count = 0; low + *count < l->count; ++*count)
+        if (strcmp(l->linears[low + *count].tensor, tensor) != 0)
+            break;
+    return *count > 0 ? &l->linears[low] : NULL;
+}
+
+bool lora_adapts(const struct lora *l, const char *tensor)
+{
+    int32_t count;
+    return l && find(l, tensor, &count);
+}
+
+static enum status open_work(struct work *w, const struct lora_linear *all, int32_t count,
+                             struct span rows, struct span cols, struct err *err)
+{
+    size_t rank = 0;
+    *w = (struct work){.rows = span_len(rows), .cols = span_len(cols)};
+    w->width = (int64_t)base_align((size_t)w->cols, TILE);
+    for (int32_t i = 0; i < count; i++)
+        rank = (size_t)all[i].rank > rank ? (size_t)all[i].rank : rank;
+    const size_t sums = (size_t)w->rows * (size_t)w->width;
+    const size_t longer = (size_t)(w->rows > w->width ? w->rows : w->width);
+    w->sum = calloc(sums + 1, sizeof *w->sum);
+    w->a = calloc(rank * (size_t)w->width + 1, sizeof *w->a);
+    w->b = calloc(rank * (size_t)w->rows + 1, sizeof *w->b);
+    w->raw = malloc(rank * longer * sizeof(float) + 1);
+    if (!w->sum || !w->a || !w->b || !w->raw)
+        return base_fail(err, ERR_NOMEM, "%s: no memory to add an adapter", all->tensor);
+    return OK;
+}
+
+static void close_work(struct work *w)
+{
+    free(w->sum);
+    free(w->a);
+    free(w->b);
+    free(w->raw);
+}
+
+/* rows x cols of a matrix into rows of `width` floats. */
+static enum status read_matrix(const struct safetensors *st, const struct safetensors_entry *e,
+                               struct span rows, struct span cols, void *raw, float *out,
+                               int64_t width, struct err *err)
+{
+    const size_t item = dtype_size(e->dtype), n = (size_t)span_len(cols);
+    const bool whole = n == (size_t)e->shape[1]; /* then one read will do */
+    const int64_t together = whole ? span_len(rows) : 1;
+    for (int64_t r = 0; r < span_len(rows); r += together) {
+        const uint64_t at = (uint64_t)((rows.begin + r) * e->shape[1] + cols.begin) * item;
+        const enum status s =
+            safetensors_read(st, e->offset + at, raw, (size_t)together * n * item, err);
+        if (s != OK)
+            return s;
+        for (int64_t k = 0; k < together; k++)
+            dtype_load_n(out + (r + k) * width, raw, e->dtype, (size_t)k * n, n);
+    }
+    return OK;
+}
+
+/* sum[TILE] += scale * (b[0] a[0] + b[1] a[1] + ...), added from the left. */
+static void add_tile(float *sum, const float *a, int64_t width, const float *b, int32_t rank,
+                     float scale)
+{
+    float part[TILE] = {0};
+    int32_t k = 0;
+    for (; k + 4 <= rank; k += 4, a += 4 * width) {
+        const float *a1 = a + width, *a2 = a1 + width, *a3 = a2 + width;
+        for (int i = 0; i < TILE; i++)
+            part[i] =
+                part[i] + b[k] * a[i] + b[k + 1] * a1[i] + b[k + 2] * a2[i] + b[k + 3] * a3[i];
+    }
+    for (; k < rank; k++, a += width)
+        for (int i = 0; i < TILE; i++)
+            part[i] = part[i] + b[k] * a[i];
+    for (int i = 0; i < TILE; i++)
+        sum[i] += scale * part[i];
+}
+
+static enum status add_linear(const struct adapter *a, const struct lora_linear *l,
+                              struct span rows, struct span cols, const struct work *w,
+                              struct err *err)
+{
+    const struct span all = {0, l->rank};
+    enum status st = read_matrix(&a->st, l->a, all, cols, w->raw, w->a, w->width, err);
+    if (st == OK)
+        st = read_matrix(&a->st, l->b, rows, all, w->raw, w->b, l->rank, err);
+    if (st != OK)
+        return st;
+    for (int64_t col = 0; col < w->width; col += TILE)
+        for (int64_t row = 0; row < w->rows; row++)
+            add_tile(w->sum + row * w->width + col, w->a + col, w->width, w->b + row * l->rank,
+                     l->rank, l->scale);
+    return OK;
+}
+
+/* n sums, rounded; false: one of them is beyond the type. */
+static bool store(void *values, enum dtype dtype, size_t at, const float *sum, size_t n)
+{
+    const float bound = dtype == DTYPE_F16 ? 65520 : dtype == DTYPE_BF16 ? 0x1.ffp127f : INFINITY;
+    int beyond = 0;
+    for (size_t i = 0; i < n; i++)
+        beyond |= !(fabsf(sum[i]) < bound);
+    if (dtype == DTYPE_F32)
+        memcpy((float *)values + at, sum, n * sizeof *sum);
+    else if (dtype == DTYPE_BF16)
+        for (size_t i = 0; i < n; i++)
+            ((uint16_t *)values)[at + i] = dtype_to_bf16(sum[i]);
+    else
+        for (size_t i = 0; i < n; i++)
+            ((uint16_t *)values)[at + i] = dtype_to_f16(sum[i]);
+    return !beyond;
+}
+
+enum status lora_add(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
+                     struct span cols, void *values, struct err *err)
+{
+    enum status st = OK;
+    int32_t count = 0;
+    struct work w;
+    const struct lora_linear *all = find(l, tensor, &count);
+    if (!all || span_len(rows) == 0 || span_len(cols) == 0)
+        return OK;
+    CHECK(dtype_is_compute(dtype));
+    const size_t n = (size_t)span_len(cols);
+    TRY(open_work(&w, all, count, rows, cols, err));
+    for (int64_t r = 0; r < w.rows; r++)
+        dtype_load_n(w.sum + r * w.width, values, dtype, (size_t)r * n, n);
+    for (int32_t i = 0; i < count; i++)
+        TRY(add_linear(&l->adapters[all[i].adapter], &all[i], rows, cols, &w, err));
+    for (int64_t r = 0; r < w.rows; r++)
+        if (!store(values, dtype, (size_t)r * n, w.sum + r * w.width, n))
+            TRY(base_fail(err, ERR_MODEL,
+                          "%.200s: what is added to %s makes a value of row %lld not finite as %s",
+                          l->adapters[all->adapter].dir, tensor, (long long)(rows.begin + r),
+                          dtype_name(dtype)));
+out:
+    close_work(&w);
+    return st;
+}

@@ -1,0 +1,50 @@
+/* LoRA adapters: tensors of a checkpoint get scale * B A added while they are read, so that every
+ * rank adds to its own part, in any layout, and steps cost what they did. A is [rank, in], B is
+ * [out, rank] (Hu et al. 2021, arXiv 2106.09685); files and names as PEFT saves them:
+ * adapter_config.json, and adapter_model.safetensors with base_model.model.MODULE.lora_A.weight and
+ * lora_B. Immutable after opening: any thread reads. */
+#ifndef TESSERA_WEIGHTS_LORA_H
+#define TESSERA_WEIGHTS_LORA_H
+
+#include "config/buf.h"
+#include "config/dtype.h"
+#include "weights/placement.h"
+
+#define LORA_ADAPTERS_MAX 16
+#define LORA_LIST_MAX 4096 /* bytes */
+
+struct lora;
+
+/* What is added to one tensor of a checkpoint. */
+struct lora_linear {
+    char tensor[PLACEMENT_NAME_MAX]; /* MODULE.weight, as checkpoint_find takes it */
+    int32_t adapter, rank;
+    int64_t out, in;
+    float scale;
+    const struct safetensors_entry *a, *b; /* of the adapter's file */
+};
+
+/* list: directories with commas between, each with or without :SCALE, which multiplies what its
+ * files say. Reads and checks their headers and no values. ERR_USAGE for the list; ERR_MODEL names
+ * file, tensor, expected and found: every tensor has to be one of a pair. */
+enum status lora_open(const char *list, struct lora **out, struct err *err) MUST_USE;
+void lora_close(struct lora *l);
+
+/* All linears, by tensor, those of one tensor in the order of their adapters. */
+int32_t lora_count(const struct lora *l);
+const struct lora_linear *lora_at(const struct lora *l, int32_t i);
+/* The directory of an adapter. */
+const char *lora_adapter(const struct lora *l, int32_t adapter);
+/* Continues a hash with names, lengths and times of their files, and with the scales. */
+uint64_t lora_stamp(const struct lora *l, uint64_t hash);
+/* A line for each adapter: what it adds to how many tensors. */
+void lora_describe(const struct lora *l, struct buf *out);
+
+/* Is anything added to this tensor? */
+bool lora_adapts(const struct lora *l, const char *tensor);
+/* values, of type `dtype`: rows x cols of that tensor, row-major; what is added is added in float
+ * and rounded once, the same in every cut of the tensor. ERR_MODEL for a sum that is not finite. */
+enum status lora_add(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
+                     struct span cols, void *values, struct err *err) MUST_USE;
+
+#endif
