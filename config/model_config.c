@@ -4,6 +4,7 @@
 
 #include "config/family.h"
 #include "config/file.h"
+#include "config/lora_config.h"
 #include "config/model_attention.h"
 #include "config/model_quant.h"
 #include "config/reader.h"
@@ -431,7 +432,13 @@ static bool is_gguf(const char *name)
 
 static enum status no_config(const char *dir, struct err *err)
 {
-    char gguf[400] = "";
+    char gguf[400] = "", adapter[4096];
+    if (snprintf(adapter, sizeof adapter, "%s/" LORA_CONFIG_NAME, dir) < (int)sizeof adapter &&
+        access(adapter, F_OK) == 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.150s: an adapter, not a model; expected the model's directory, with "
+                         "--lora %.150s (" LORA_CONFIG_NAME " says which: base_model_name_or_path)",
+                         dir, dir);
     DIR *entries = opendir(dir);
     for (const struct dirent *e = entries ? readdir(entries) : NULL; e; e = readdir(entries))
         if (is_gguf(e->d_name))

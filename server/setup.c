@@ -65,8 +65,16 @@ static enum status open_checkpoint(struct setup *s, struct err *err)
 {
     if (s->checkpoint)
         return OK;
-    const enum status st = checkpoint_open(s->options.model, &s->checkpoint, err);
-    return st == OK ? checkpoint_adapt(s->checkpoint, s->options.lora, err) : st;
+    enum status st = checkpoint_open(s->options.model, &s->checkpoint, err);
+    if (st == OK)
+        st = checkpoint_adapt(s->checkpoint, s->options.lora, err);
+    /* Whoever trained it may have had a head of its own: nobody says so. */
+    if (st == OK && s->model.tied &&
+        lora_adapts(checkpoint_lora(s->checkpoint), "model.embed_tokens.weight"))
+        st = base_fail(err, ERR_MODEL,
+                       "--lora: an adapter changes model.embed_tokens.weight, which this model's "
+                       "head is tied to: that is not supported");
+    return st;
 }
 
 /* Of packed integers the files say which linears are left as they are. */

@@ -107,7 +107,7 @@ void checkpoint_close(struct checkpoint *c)
 
 /* ---- adapters ---- */
 
-static enum status fits(const struct checkpoint *c, const struct lora_linear *l, struct err *err)
+static enum status fits(const struct checkpoint *c, const struct lora_part *l, struct err *err)
 {
     const char *adapter = lora_adapter(c->lora, l->adapter), *name = l->tensor;
     const struct checkpoint_tensor *t = checkpoint_find(c, name);
@@ -122,11 +122,11 @@ static enum status fits(const struct checkpoint *c, const struct lora_linear *l,
                          "%.120s: adapts %.100s, which is %s in %.120s: nothing can be added to "
                          "codes; take the model as it was before they were made",
                          adapter, name, dtype_name(t->dtype), c->files.dir);
-    if (t->ndim != 2 || t->rows != l->out || t->cols != l->in)
+    if (t->ndim != l->ndim || t->rows != l->rows || t->cols != l->cols)
         return base_fail(err, ERR_MODEL,
                          "%.120s: adapts %.100s as [%lld, %lld], which is [%lld, %lld] in %.120s: "
                          "is the adapter of this model?",
-                         adapter, name, (long long)l->out, (long long)l->in, (long long)t->rows,
+                         adapter, name, (long long)l->rows, (long long)l->cols, (long long)t->rows,
                          (long long)t->cols, c->files.dir);
     return OK;
 }
@@ -328,8 +328,10 @@ enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_
     struct request r = {c, t, prefer_rank, item, (size_t)span_len(cols) * item, err};
     if (span_len(cols) == 0)
         return OK;
-    const enum status st = read_region(&r, (struct placement_box){rows, cols}, dst);
-    return st == OK && c->lora ? lora_add(c->lora, t->name, t->dtype, rows, cols, dst, err) : st;
+    enum status st = OK;
+    if (!lora_replaces(c->lora, t->name))
+        st = read_region(&r, (struct placement_box){rows, cols}, dst);
+    return st == OK && c->lora ? lora_apply(c->lora, t->name, t->dtype, rows, cols, dst, err) : st;
 }
 
 enum { COMPARED_BYTES = 1 << 20 }; /* at a time, or one row */

@@ -3,8 +3,8 @@
  * are small beside the model's. Every element is one chain of additions in the order of the rank,
  * so it has the same bits in every rectangle, and therefore on every rank. Rounding to the tensor's
  * own type makes the same of it as a checkpoint into which the adapter had been merged before.
- * Invariant: each tensor of an adapter is one of a pair that is added, or the adapter is refused.
- */
+ * Invariant: each tensor of an adapter is one of a pair that is added or replaces one of the model,
+ * or the adapter is refused. */
 #include "weights/lora.h"
 
 #include "config/lora_config.h"
@@ -34,7 +34,7 @@ struct adapter {
 struct lora {
     struct adapter adapters[LORA_ADAPTERS_MAX];
     int32_t adapter_count;
-    struct lora_linear *linears;
+    struct lora_part *parts;
     int32_t count;
 };
 
@@ -115,16 +115,16 @@ static enum status refuse(const struct adapter *a, const char *name, const char 
     return base_fail(err, ERR_MODEL, "%.200s: tensor %.100s %s", a->st.path, name, why);
 }
 
-/* Why it is not one of a pair. */
-static enum status unknown(const struct adapter *a, const char *name, struct err *err)
+/* What is neither one of a pair nor whole. */
+static enum status check_known(const struct adapter *a, const char *name, struct err *err)
 {
-    const char *why = "replaces one of the model: only pairs of lora_A and lora_B are supported";
+    if (ends(name, END_A) || ends(name, END_B) || !strstr(name, "lora_"))
+        return OK;
+    const char *why = "is not the weight of a lora_A or lora_B, which alone are supported";
     if (strstr(name, "lora_embedding_"))
         why = "adapts an embedding, which is not supported";
     else if (strstr(name, "lora_magnitude"))
         why = "is one of DoRA, which is not supported";
-    else if (strstr(name, ".lora_"))
-        why = "is not the weight of a lora_A or lora_B, which alone are supported";
     return refuse(a, name, why, err);
 }
 
@@ -134,57 +134,103 @@ static int by_name(const void *x, const void *y)
     return strcmp((*a)->name, (*b)->name);
 }
 
-static enum status check_matrix(const struct adapter *a, const struct safetensors_entry *e,
-                                struct err *err)
+static enum status check_type(const struct adapter *a, const struct safetensors_entry *e,
+                              int32_t least_ndim, struct err *err)
 {
-    if (e->ndim != 2)
-        return refuse(a, e->name, "is no matrix", err);
+    if (e->ndim < least_ndim || e->ndim > 2)
+        return refuse(a, e->name, least_ndim == 2 ? "is no matrix" : "is no matrix or vector", err);
     if (!dtype_is_compute(e->dtype))
         return base_fail(err, ERR_MODEL, "%.200s: tensor %.100s is %s, expected F32, F16 or BF16",
                          a->st.path, e->name, dtype_name(e->dtype));
     return OK;
 }
 
+/* A part for what the first n bytes of a tensor's name say; module: the same as the model has it,
+ * without what PEFT puts in front, and without the level that it puts between. NULL, reported: it
+ * is too long or too short. */
+static struct lora_part *new_part(struct lora *l, int32_t adapter, const char *name, size_t n,
+                                  char module[PLACEMENT_NAME_MAX], struct err *err)
+{
+    static const char level[] = ".base_layer";
+    const size_t before = strncmp(name, PREFIX, sizeof PREFIX - 1) == 0 ? sizeof PREFIX - 1 : 0;
+    if (n <= before || n - before >= PLACEMENT_NAME_MAX - sizeof ".weight") {
+        (void)refuse(&l->adapters[adapter], name, "has a name that no tensor of a model has", err);
+        return NULL;
+    }
+    snprintf(module, PLACEMENT_NAME_MAX, "%.*s", (int)(n - before), name + before);
+    char *found = strstr(module, level), *behind = found ? found + sizeof level - 1 : NULL;
+    if (found && (*behind == '.' || *behind == '\0'))
+        memmove(found, behind, strlen(behind) + 1);
+    struct lora_part *p = &l->parts[l->count++];
+    *p = (struct lora_part){.adapter = adapter};
+    return p;
+}
+
+static void name_part(struct lora_part *p, const char *name)
+{
+    char room[PLACEMENT_NAME_MAX];
+    snprintf(p->tensor, sizeof p->tensor, "%s", checkpoint_files_name(name, room));
+}
+
+static enum status add_whole(struct lora *l, int32_t adapter, const struct safetensors_entry *e,
+                             struct err *err)
+{
+    enum status st = OK;
+    char module[PLACEMENT_NAME_MAX];
+    TRY(check_type(&l->adapters[adapter], e, 1, err));
+    struct lora_part *p = new_part(l, adapter, e->name, strlen(e->name), module, err);
+    if (!p)
+        return ERR_MODEL;
+    p->ndim = e->ndim;
+    p->rows = e->ndim == 2 ? e->shape[0] : 1;
+    p->cols = e->shape[e->ndim - 1];
+    p->whole = e;
+    name_part(p, module);
+out:
+    return st;
+}
+
 /* MODULE.lora_A.weight and its lora_B. */
 static enum status add_pair(struct lora *l, int32_t adapter, const struct safetensors_entry *a,
                             const struct safetensors_entry *b, struct err *err)
 {
+    enum status st = OK;
     const struct adapter *own = &l->adapters[adapter];
-    char module[PLACEMENT_NAME_MAX], name[PLACEMENT_NAME_MAX + 8], room[PLACEMENT_NAME_MAX];
-    const size_t before = strncmp(a->name, PREFIX, sizeof PREFIX - 1) == 0 ? sizeof PREFIX - 1 : 0;
-    const int n = (int)(strlen(a->name) - before - (sizeof END_A - 1));
-    if (n < 1 || n + (int)sizeof ".weight" > PLACEMENT_NAME_MAX)
-        return refuse(own, a->name, "has a name that no tensor of a model has", err);
-    snprintf(module, sizeof module, "%.*s", n, a->name + before);
-    snprintf(name, sizeof name, "%s.weight", module);
-    enum status st = check_matrix(own, a, err);
-    if (st == OK)
-        st = check_matrix(own, b, err);
-    if (st != OK)
-        return st;
-    const int32_t rank = lora_config_rank(&own->config, module);
-    if (a->shape[0] != rank || b->shape[1] != rank)
+    char module[PLACEMENT_NAME_MAX], name[PLACEMENT_NAME_MAX + 8];
+    TRY(check_type(own, a, 2, err));
+    TRY(check_type(own, b, 2, err));
+    struct lora_part *p =
+        new_part(l, adapter, a->name, strlen(a->name) - (sizeof END_A - 1), module, err);
+    if (!p)
+        return ERR_MODEL;
+    p->rank = lora_config_rank(&own->config, module);
+    if (a->shape[0] != p->rank || b->shape[1] != p->rank)
         return base_fail(err, ERR_MODEL,
                          "%.200s: %.100s: lora_A is [%lld, %lld] and lora_B [%lld, %lld], expected "
                          "rank %d, as " LORA_CONFIG_NAME " says",
                          own->st.path, module, (long long)a->shape[0], (long long)a->shape[1],
-                         (long long)b->shape[0], (long long)b->shape[1], rank);
-    struct lora_linear *linear = &l->linears[l->count++];
-    *linear = (struct lora_linear){
-        .adapter = adapter,
-        .rank = rank,
-        .out = b->shape[0],
-        .in = a->shape[1],
-        .scale = (float)(own->scale * lora_config_scale(&own->config, module)),
-        .a = a,
-        .b = b,
-    };
-    snprintf(linear->tensor, sizeof linear->tensor, "%s", checkpoint_files_name(name, room));
-    return OK;
+                         (long long)b->shape[0], (long long)b->shape[1], p->rank);
+    p->ndim = 2;
+    p->rows = b->shape[0];
+    p->cols = a->shape[1];
+    p->scale = (float)(own->scale * lora_config_scale(&own->config, module));
+    p->a = a;
+    p->b = b;
+    snprintf(name, sizeof name, "%s.weight", module);
+    name_part(p, name);
+out:
+    return st;
+}
+
+/* Are they lora_A and lora_B of one module? */
+static bool is_pair(const char *a, const char *b)
+{
+    return ends(a, END_A) && ends(b, END_B) && strlen(a) == strlen(b) &&
+           strncmp(a, b, strlen(a) - (sizeof END_A - 1)) == 0;
 }
 
 /* In the order of names a lora_B is behind its lora_A. */
-static enum status add_pairs(struct lora *l, int32_t adapter, struct err *err)
+static enum status add_parts(struct lora *l, int32_t adapter, struct err *err)
 {
     enum status st = OK;
     const struct adapter *a = &l->adapters[adapter];
@@ -195,20 +241,19 @@ static enum status add_pairs(struct lora *l, int32_t adapter, struct err *err)
     for (size_t i = 0; i < count; i++)
         e[i] = &a->st.entries[i];
     qsort(e, count, sizeof *e, by_name);
-    for (size_t i = 0; i < count && st == OK; i++)
-        if (!ends(e[i]->name, END_A) && !ends(e[i]->name, END_B))
-            st = unknown(a, e[i]->name, err);
-    for (size_t i = 0; i < count && st == OK; i += 2) {
-        const size_t n = strlen(e[i]->name) - (sizeof END_A - 1);
-        if (!ends(e[i]->name, END_A) || i + 1 == count || !ends(e[i + 1]->name, END_B) ||
-            strlen(e[i + 1]->name) != strlen(e[i]->name) ||
-            strncmp(e[i]->name, e[i + 1]->name, n) != 0)
-            st = refuse(a, e[i]->name, "has no other half", err);
+    for (size_t i = 0; i < count; i++) {
+        TRY(check_known(a, e[i]->name, err));
+        if (!strstr(e[i]->name, "lora_"))
+            TRY(add_whole(l, adapter, e[i], err));
+        else if (i + 1 < count && is_pair(e[i]->name, e[i + 1]->name))
+            TRY(add_pair(l, adapter, e[i], e[i + 1], err));
         else
-            st = add_pair(l, adapter, e[i], e[i + 1], err);
+            TRY(refuse(a, e[i]->name, "has no other half", err));
+        i += ends(e[i]->name, END_A); /* its lora_B */
     }
-    if (st == OK && count == 0)
+    if (count == 0)
         st = base_fail(err, ERR_MODEL, "%.200s: no tensors in it", a->st.path);
+out:
     free(e);
     return st;
 }
@@ -217,9 +262,23 @@ static enum status add_pairs(struct lora *l, int32_t adapter, struct err *err)
 
 static int by_tensor(const void *x, const void *y)
 {
-    const struct lora_linear *a = x, *b = y;
-    const int order = strcmp(a->tensor, b->tensor);
+    const struct lora_part *a = x, *b = y;
+    int order = strcmp(a->tensor, b->tensor);
+    if (order == 0)
+        order = (a->whole == NULL) - (b->whole == NULL);
     return order ? order : a->adapter - b->adapter;
+}
+
+static enum status check_twice(const struct lora *l, struct err *err)
+{
+    for (int32_t i = 1; i < l->count; i++) {
+        const struct lora_part *a = &l->parts[i - 1], *b = &l->parts[i];
+        const bool same = strcmp(a->tensor, b->tensor) == 0;
+        if (same && ((a->whole && b->whole) || by_tensor(a, b) == 0))
+            return refuse(&l->adapters[b->adapter], b->whole ? b->whole->name : b->a->name,
+                          "is for what another one is for, too", err);
+    }
+    return OK;
 }
 
 static enum status add_adapters(struct lora *l, struct err *err)
@@ -230,16 +289,13 @@ static enum status add_adapters(struct lora *l, struct err *err)
         TRY(open_files(&l->adapters[i], err));
         tensors += (size_t)l->adapters[i].st.count;
     }
-    l->linears = calloc(tensors / 2 + 1, sizeof *l->linears);
-    if (!l->linears)
+    l->parts = calloc(tensors + 1, sizeof *l->parts);
+    if (!l->parts)
         return base_fail(err, ERR_NOMEM, "--lora: no memory for %zu tensors", tensors);
     for (int32_t i = 0; i < l->adapter_count; i++)
-        TRY(add_pairs(l, i, err));
-    qsort(l->linears, (size_t)l->count, sizeof *l->linears, by_tensor);
-    for (int32_t i = 1; i < l->count; i++)
-        if (by_tensor(&l->linears[i - 1], &l->linears[i]) == 0)
-            return refuse(&l->adapters[l->linears[i].adapter], l->linears[i].a->name,
-                          "adapts what another one of this file does, too", err);
+        TRY(add_parts(l, i, err));
+    qsort(l->parts, (size_t)l->count, sizeof *l->parts, by_tensor);
+    st = check_twice(l, err);
 out:
     return st;
 }
@@ -267,7 +323,7 @@ void lora_close(struct lora *l)
         safetensors_close(&l->adapters[i].st);
     }
     if (l)
-        free(l->linears);
+        free(l->parts);
     free(l);
 }
 
@@ -276,11 +332,11 @@ int32_t lora_count(const struct lora *l)
     return l->count;
 }
 
-const struct lora_linear *lora_at(const struct lora *l, int32_t i)
+const struct lora_part *lora_at(const struct lora *l, int32_t i)
 {
     CHECK(i >= 0);
     CHECK(i < l->count);
-    return &l->linears[i];
+    return &l->parts[i];
 }
 
 const char *lora_adapter(const struct lora *l, int32_t adapter)
@@ -297,7 +353,7 @@ uint64_t lora_stamp(const struct lora *l, uint64_t hash)
         hash = base_hash(hash, &st->modified_ns, sizeof st->modified_ns);
     }
     for (int32_t i = 0; i < l->count; i++)
-        hash = base_hash(hash, &l->linears[i].scale, sizeof l->linears[i].scale);
+        hash = base_hash(hash, &l->parts[i].scale, sizeof l->parts[i].scale);
     return hash;
 }
 
@@ -305,14 +361,17 @@ void lora_describe(const struct lora *l, struct buf *out)
 {
     char size[32];
     for (int32_t i = 0; i < l->adapter_count; i++) {
-        int32_t tensors = 0, rank = 0;
+        int32_t tensors = 0, rank = 0, whole = 0;
         for (int32_t k = 0; k < l->count; k++) {
-            const struct lora_linear *linear = &l->linears[k];
-            tensors += linear->adapter == i;
-            rank = linear->adapter == i && linear->rank > rank ? linear->rank : rank;
+            const struct lora_part *p = &l->parts[k];
+            tensors += p->adapter == i && !p->whole;
+            whole += p->adapter == i && p->whole;
+            rank = p->adapter == i && p->rank > rank ? p->rank : rank;
         }
         buf_printf(out, "adapter %.200s: of rank %d, added to %d tensors", l->adapters[i].dir, rank,
                    tensors);
+        if (whole > 0)
+            buf_printf(out, ", in the place of %d", whole);
         if (l->adapters[i].scale != 1)
             buf_printf(out, ", times %g", l->adapters[i].scale);
         buf_printf(out, "; %s\n",
@@ -335,20 +394,20 @@ struct work {
 };
 
 /* The first of a tensor's; *count of them. */
-static const struct lora_linear *find(const struct lora *l, const char *tensor, int32_t *count)
+static const struct lora_part *find(const struct lora *l, const char *tensor, int32_t *count)
 {
     int32_t low = 0, high = l->count;
     while (low < high) {
         const int32_t mid = low + (high - low) / 2;
-        if (strcmp(l->linears[mid].tensor, tensor) < 0)
+        if (strcmp(l->parts[mid].tensor, tensor) < 0)
             low = mid + 1;
         else
             high = mid;
     }
     for (*count = 0; low + *count < l->count; ++*count)
-        if (strcmp(l->linears[low + *count].tensor, tensor) != 0)
+        if (strcmp(l->parts[low + *count].tensor, tensor) != 0)
             break;
-    return *count > 0 ? &l->linears[low] : NULL;
+    return *count > 0 ? &l->parts[low] : NULL;
 }
 
 bool lora_adapts(const struct lora *l, const char *tensor)
@@ -357,7 +416,14 @@ bool lora_adapts(const struct lora *l, const char *tensor)
     return l && find(l, tensor, &count);
 }
 
-static enum status open_work(struct work *w, const struct lora_linear *all, int32_t count,
+bool lora_replaces(const struct lora *l, const char *tensor)
+{
+    int32_t count;
+    const struct lora_part *first = l ? find(l, tensor, &count) : NULL;
+    return first && first->whole;
+}
+
+static enum status open_work(struct work *w, const struct lora_part *all, int32_t count,
                              struct span rows, struct span cols, struct err *err)
 {
     size_t rank = 0;
@@ -366,11 +432,12 @@ static enum status open_work(struct work *w, const struct lora_linear *all, int3
     for (int32_t i = 0; i < count; i++)
         rank = (size_t)all[i].rank > rank ? (size_t)all[i].rank : rank;
     const size_t sums = (size_t)w->rows * (size_t)w->width;
-    const size_t longer = (size_t)(w->rows > w->width ? w->rows : w->width);
+    const size_t longer = rank * (size_t)(w->rows > w->width ? w->rows : w->width);
+    const size_t most = all->whole && sums > longer ? sums : longer;
     w->sum = calloc(sums + 1, sizeof *w->sum);
     w->a = calloc(rank * (size_t)w->width + 1, sizeof *w->a);
     w->b = calloc(rank * (size_t)w->rows + 1, sizeof *w->b);
-    w->raw = malloc(rank * longer * sizeof(float) + 1);
+    w->raw = malloc(most * sizeof(float) + 1);
     if (!w->sum || !w->a || !w->b || !w->raw)
         return base_fail(err, ERR_NOMEM, "%s: no memory to add an adapter", all->tensor);
     return OK;
@@ -390,10 +457,11 @@ static enum status read_matrix(const struct safetensors *st, const struct safete
                                int64_t width, struct err *err)
 {
     const size_t item = dtype_size(e->dtype), n = (size_t)span_len(cols);
-    const bool whole = n == (size_t)e->shape[1]; /* then one read will do */
+    const int64_t width_there = e->shape[e->ndim - 1];
+    const bool whole = n == (size_t)width_there; /* then one read will do */
     const int64_t together = whole ? span_len(rows) : 1;
     for (int64_t r = 0; r < span_len(rows); r += together) {
-        const uint64_t at = (uint64_t)((rows.begin + r) * e->shape[1] + cols.begin) * item;
+        const uint64_t at = (uint64_t)((rows.begin + r) * width_there + cols.begin) * item;
         const enum status s =
             safetensors_read(st, e->offset + at, raw, (size_t)together * n * item, err);
         if (s != OK)
@@ -423,21 +491,21 @@ static void add_tile(float *sum, const float *a, int64_t width, const float *b, 
         sum[i] += scale * part[i];
 }
 
-static enum status add_linear(const struct adapter *a, const struct lora_linear *l,
-                              struct span rows, struct span cols, const struct work *w,
-                              struct err *err)
+static enum status add_part(const struct adapter *a, const struct lora_part *p, struct span rows,
+                            struct span cols, const struct work *w, struct err *err)
 {
-    const struct span all = {0, l->rank};
-    enum status st = read_matrix(&a->st, l->a, all, cols, w->raw, w->a, w->width, err);
-    if (st == OK)
-        st = read_matrix(&a->st, l->b, rows, all, w->raw, w->b, l->rank, err);
-    if (st != OK)
-        return st;
+    enum status st = OK;
+    const struct span all = {0, p->rank};
+    if (p->whole)
+        return read_matrix(&a->st, p->whole, rows, cols, w->raw, w->sum, w->width, err);
+    TRY(read_matrix(&a->st, p->a, all, cols, w->raw, w->a, w->width, err));
+    TRY(read_matrix(&a->st, p->b, rows, all, w->raw, w->b, p->rank, err));
     for (int64_t col = 0; col < w->width; col += TILE)
         for (int64_t row = 0; row < w->rows; row++)
-            add_tile(w->sum + row * w->width + col, w->a + col, w->width, w->b + row * l->rank,
-                     l->rank, l->scale);
-    return OK;
+            add_tile(w->sum + row * w->width + col, w->a + col, w->width, w->b + row * p->rank,
+                     p->rank, p->scale);
+out:
+    return st;
 }
 
 /* n sums, rounded; false: one of them is beyond the type. */
@@ -458,26 +526,25 @@ static bool store(void *values, enum dtype dtype, size_t at, const float *sum, s
     return !beyond;
 }
 
-enum status lora_add(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
-                     struct span cols, void *values, struct err *err)
+enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
+                       struct span cols, void *values, struct err *err)
 {
     enum status st = OK;
     int32_t count = 0;
     struct work w;
-    const struct lora_linear *all = find(l, tensor, &count);
+    const struct lora_part *all = find(l, tensor, &count);
     if (!all || span_len(rows) == 0 || span_len(cols) == 0)
         return OK;
     CHECK(dtype_is_compute(dtype));
     const size_t n = (size_t)span_len(cols);
     TRY(open_work(&w, all, count, rows, cols, err));
-    for (int64_t r = 0; r < w.rows; r++)
+    for (int64_t r = 0; r < w.rows && !all->whole; r++)
         dtype_load_n(w.sum + r * w.width, values, dtype, (size_t)r * n, n);
     for (int32_t i = 0; i < count; i++)
-        TRY(add_linear(&l->adapters[all[i].adapter], &all[i], rows, cols, &w, err));
+        TRY(add_part(&l->adapters[all[i].adapter], &all[i], rows, cols, &w, err));
     for (int64_t r = 0; r < w.rows; r++)
         if (!store(values, dtype, (size_t)r * n, w.sum + r * w.width, n))
-            TRY(base_fail(err, ERR_MODEL,
-                          "%.200s: what is added to %s makes a value of row %lld not finite as %s",
+            TRY(base_fail(err, ERR_MODEL, "%.200s: makes a value of %s, row %lld, not finite as %s",
                           l->adapters[all->adapter].dir, tensor, (long long)(rows.begin + r),
                           dtype_name(dtype)));
 out:

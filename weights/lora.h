@@ -2,7 +2,8 @@
  * rank adds to its own part, in any layout, and steps cost what they did. A is [rank, in], B is
  * [out, rank] (Hu et al. 2021, arXiv 2106.09685); files and names as PEFT saves them:
  * adapter_config.json, and adapter_model.safetensors with base_model.model.MODULE.lora_A.weight and
- * lora_B. Immutable after opening: any thread reads. */
+ * lora_B. What it has whole (modules_to_save, the layer beneath an adapted head) is read in the
+ * place of the checkpoint's. Immutable after opening: any thread reads. */
 #ifndef TESSERA_WEIGHTS_LORA_H
 #define TESSERA_WEIGHTS_LORA_H
 
@@ -15,24 +16,27 @@
 
 struct lora;
 
-/* What is added to one tensor of a checkpoint. */
-struct lora_linear {
+/* What one adapter does to one tensor of a checkpoint: adds to it, or is read instead. */
+struct lora_part {
     char tensor[PLACEMENT_NAME_MAX]; /* MODULE.weight, as checkpoint_find takes it */
-    int32_t adapter, rank;
-    int64_t out, in;
+    int32_t adapter, ndim;
+    int64_t rows, cols; /* of the tensor; of one of one dimension rows is 1 */
+    int32_t rank;
     float scale;
-    const struct safetensors_entry *a, *b; /* of the adapter's file */
+    const struct safetensors_entry *a, *b; /* of the adapter's file, NULL: nothing is added */
+    const struct safetensors_entry *whole; /* NULL: the checkpoint's is read */
 };
 
 /* list: directories with commas between, each with or without :SCALE, which multiplies what its
  * files say. Reads and checks their headers and no values. ERR_USAGE for the list; ERR_MODEL names
- * file, tensor, expected and found: every tensor has to be one of a pair. */
+ * file, tensor, expected and found: every tensor has to be one of a pair, or whole. */
 enum status lora_open(const char *list, struct lora **out, struct err *err) MUST_USE;
 void lora_close(struct lora *l);
 
-/* All linears, by tensor, those of one tensor in the order of their adapters. */
+/* All parts, by tensor: first the one that is whole, if there is one, then in the order of their
+ * adapters. */
 int32_t lora_count(const struct lora *l);
-const struct lora_linear *lora_at(const struct lora *l, int32_t i);
+const struct lora_part *lora_at(const struct lora *l, int32_t i);
 /* The directory of an adapter. */
 const char *lora_adapter(const struct lora *l, int32_t adapter);
 /* Continues a hash with names, lengths and times of their files, and with the scales. */
@@ -40,11 +44,14 @@ uint64_t lora_stamp(const struct lora *l, uint64_t hash);
 /* A line for each adapter: what it adds to how many tensors. */
 void lora_describe(const struct lora *l, struct buf *out);
 
-/* Is anything added to this tensor? */
+/* Is there anything for this tensor? l NULL: no. */
 bool lora_adapts(const struct lora *l, const char *tensor);
-/* values, of type `dtype`: rows x cols of that tensor, row-major; what is added is added in float
- * and rounded once, the same in every cut of the tensor. ERR_MODEL for a sum that is not finite. */
-enum status lora_add(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
-                     struct span cols, void *values, struct err *err) MUST_USE;
+/* Has it no need of the checkpoint's values? l NULL: no. */
+bool lora_replaces(const struct lora *l, const char *tensor);
+/* values, of type `dtype`: rows x cols of that tensor, row-major, which are read only where they
+ * are not replaced. Sums are made in float and rounded once, the same in every cut of the tensor.
+ * ERR_MODEL for one that is not finite. */
+enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
+                       struct span cols, void *values, struct err *err) MUST_USE;
 
 #endif
