@@ -3,9 +3,12 @@
 import pytest
 
 import checkpoint
+from harness import is_sanitized
+
+RANKS = [1, 3] if is_sanitized() else [1, 2, 3, 4, 5, 8]  # sanitized ranks are slow
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", checkpoint.golden_names())
 def test_greedy_tokens(serve, name, ranks):
     server = serve(checkpoint.GOLDEN / name, "-tp", ranks, "--dtype", "float32",

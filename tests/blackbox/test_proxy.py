@@ -197,7 +197,7 @@ def test_bodies_have_the_limit_of_the_server(demo, proxy):
 def test_a_replica_that_is_away_or_stops_is_passed_over(serve, proxy, synthetic):
     stays, leaves = serve(synthetic), serve(synthetic)
     behind = proxy(leaves.port, stays.port)
-    long = leaves.stream([5, 6], max_tokens=3000, ignore_eos=True)  # which it still finishes
+    long = leaves.stream([5, 6], max_tokens=800, ignore_eos=True)  # which it still finishes
     pieces = iter(long)
     next(pieces)
     with leaves.halted():
@@ -206,7 +206,7 @@ def test_a_replica_that_is_away_or_stops_is_passed_over(serve, proxy, synthetic)
         for _ in range(8):
             assert behind.complete().status == 200
         assert leaves.metrics().sum("tessera:http_responses_total", code=503) > 1
-    assert sum(1 for _ in pieces) > 1000 and long.done
+    assert sum(1 for _ in pieces) > 300 and long.done
     assert leaves.wait() == 0
     for _ in range(8):
         assert behind.complete().status == 200  # refused connections
