@@ -1,10 +1,7 @@
-/* DESIGN: what an adapter's product is added to is a rectangle that somebody reads of a tensor, and
- * nothing else of the product is made: B's rows and A's columns are read with it, from files that
- * are small beside the model's. Every element is one chain of additions in the order of the rank,
- * so it has the same bits in every rectangle, and therefore on every rank. Rounding to the tensor's
- * own type makes the same of it as a checkpoint into which the adapter had been merged before.
- * Invariant: each tensor of an adapter is one of a pair that is added or replaces one of the model,
- * or the adapter is refused. */
+/* DESIGN: an adapter is read by rules first, values later, as a checkpoint is (lora_apply.c has the
+ * values). Sorted by names the two halves of a pair are neighbours, and sorted by tensors all that
+ * is done to one. Invariant: each tensor of an adapter is one of a pair that is added or replaces
+ * one of the model, or the adapter is refused. */
 #include "weights/lora.h"
 
 #include "config/lora_config.h"
@@ -379,22 +376,12 @@ void lora_describe(const struct lora *l, struct buf *out)
     }
 }
 
-/* ---- adding ---- */
+const struct safetensors *lora_file(const struct lora *l, int32_t adapter)
+{
+    return &l->adapters[adapter].st;
+}
 
-#define TILE                                                                                       \
-    64 /* columns whose sums are made together: a known number, so that it becomes vectors */
-
-/* What one call works in: rows of `width` floats, the columns rounded up to tiles. */
-struct work {
-    int64_t rows, cols, width;
-    float *sum; /* [rows, width] */
-    float *a;   /* [rank, width] */
-    float *b;   /* [rows, rank] */
-    void *raw;  /* either as the file has it */
-};
-
-/* The first of a tensor's; *count of them. */
-static const struct lora_part *find(const struct lora *l, const char *tensor, int32_t *count)
+const struct lora_part *lora_find(const struct lora *l, const char *tensor, int32_t *count)
 {
     int32_t low = 0, high = l->count;
     while (low < high) {
@@ -413,141 +400,12 @@ static const struct lora_part *find(const struct lora *l, const char *tensor, in
 bool lora_adapts(const struct lora *l, const char *tensor)
 {
     int32_t count;
-    return l && find(l, tensor, &count);
+    return l && lora_find(l, tensor, &count);
 }
 
 bool lora_replaces(const struct lora *l, const char *tensor)
 {
     int32_t count;
-    const struct lora_part *first = l ? find(l, tensor, &count) : NULL;
+    const struct lora_part *first = l ? lora_find(l, tensor, &count) : NULL;
     return first && first->whole;
-}
-
-static enum status open_work(struct work *w, const struct lora_part *all, int32_t count,
-                             struct span rows, struct span cols, struct err *err)
-{
-    size_t rank = 0;
-    *w = (struct work){.rows = span_len(rows), .cols = span_len(cols)};
-    w->width = (int64_t)base_align((size_t)w->cols, TILE);
-    for (int32_t i = 0; i < count; i++)
-        rank = (size_t)all[i].rank > rank ? (size_t)all[i].rank : rank;
-    const size_t sums = (size_t)w->rows * (size_t)w->width;
-    const size_t longer = rank * (size_t)(w->rows > w->width ? w->rows : w->width);
-    const size_t most = all->whole && sums > longer ? sums : longer;
-    w->sum = calloc(sums + 1, sizeof *w->sum);
-    w->a = calloc(rank * (size_t)w->width + 1, sizeof *w->a);
-    w->b = calloc(rank * (size_t)w->rows + 1, sizeof *w->b);
-    w->raw = malloc(most * sizeof(float) + 1);
-    if (!w->sum || !w->a || !w->b || !w->raw)
-        return base_fail(err, ERR_NOMEM, "%s: no memory to add an adapter", all->tensor);
-    return OK;
-}
-
-static void close_work(struct work *w)
-{
-    free(w->sum);
-    free(w->a);
-    free(w->b);
-    free(w->raw);
-}
-
-/* rows x cols of a matrix into rows of `width` floats. */
-static enum status read_matrix(const struct safetensors *st, const struct safetensors_entry *e,
-                               struct span rows, struct span cols, void *raw, float *out,
-                               int64_t width, struct err *err)
-{
-    const size_t item = dtype_size(e->dtype), n = (size_t)span_len(cols);
-    const int64_t width_there = e->shape[e->ndim - 1];
-    const bool whole = n == (size_t)width_there; /* then one read will do */
-    const int64_t together = whole ? span_len(rows) : 1;
-    for (int64_t r = 0; r < span_len(rows); r += together) {
-        const uint64_t at = (uint64_t)((rows.begin + r) * width_there + cols.begin) * item;
-        const enum status s =
-            safetensors_read(st, e->offset + at, raw, (size_t)together * n * item, err);
-        if (s != OK)
-            return s;
-        for (int64_t k = 0; k < together; k++)
-            dtype_load_n(out + (r + k) * width, raw, e->dtype, (size_t)k * n, n);
-    }
-    return OK;
-}
-
-/* sum[TILE] += scale * (b[0] a[0] + b[1] a[1] + ...), added from the left. */
-static void add_tile(float *sum, const float *a, int64_t width, const float *b, int32_t rank,
-                     float scale)
-{
-    float part[TILE] = {0};
-    int32_t k = 0;
-    for (; k + 4 <= rank; k += 4, a += 4 * width) {
-        const float *a1 = a + width, *a2 = a1 + width, *a3 = a2 + width;
-        for (int i = 0; i < TILE; i++)
-            part[i] =
-                part[i] + b[k] * a[i] + b[k + 1] * a1[i] + b[k + 2] * a2[i] + b[k + 3] * a3[i];
-    }
-    for (; k < rank; k++, a += width)
-        for (int i = 0; i < TILE; i++)
-            part[i] = part[i] + b[k] * a[i];
-    for (int i = 0; i < TILE; i++)
-        sum[i] += scale * part[i];
-}
-
-static enum status add_part(const struct adapter *a, const struct lora_part *p, struct span rows,
-                            struct span cols, const struct work *w, struct err *err)
-{
-    enum status st = OK;
-    const struct span all = {0, p->rank};
-    if (p->whole)
-        return read_matrix(&a->st, p->whole, rows, cols, w->raw, w->sum, w->width, err);
-    TRY(read_matrix(&a->st, p->a, all, cols, w->raw, w->a, w->width, err));
-    TRY(read_matrix(&a->st, p->b, rows, all, w->raw, w->b, p->rank, err));
-    for (int64_t col = 0; col < w->width; col += TILE)
-        for (int64_t row = 0; row < w->rows; row++)
-            add_tile(w->sum + row * w->width + col, w->a + col, w->width, w->b + row * p->rank,
-                     p->rank, p->scale);
-out:
-    return st;
-}
-
-/* n sums, rounded; false: one of them is beyond the type. */
-static bool store(void *values, enum dtype dtype, size_t at, const float *sum, size_t n)
-{
-    const float bound = dtype == DTYPE_F16 ? 65520 : dtype == DTYPE_BF16 ? 0x1.ffp127f : INFINITY;
-    int beyond = 0;
-    for (size_t i = 0; i < n; i++)
-        beyond |= !(fabsf(sum[i]) < bound);
-    if (dtype == DTYPE_F32)
-        memcpy((float *)values + at, sum, n * sizeof *sum);
-    else if (dtype == DTYPE_BF16)
-        for (size_t i = 0; i < n; i++)
-            ((uint16_t *)values)[at + i] = dtype_to_bf16(sum[i]);
-    else
-        for (size_t i = 0; i < n; i++)
-            ((uint16_t *)values)[at + i] = dtype_to_f16(sum[i]);
-    return !beyond;
-}
-
-enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
-                       struct span cols, void *values, struct err *err)
-{
-    enum status st = OK;
-    int32_t count = 0;
-    struct work w;
-    const struct lora_part *all = find(l, tensor, &count);
-    if (!all || span_len(rows) == 0 || span_len(cols) == 0)
-        return OK;
-    CHECK(dtype_is_compute(dtype));
-    const size_t n = (size_t)span_len(cols);
-    TRY(open_work(&w, all, count, rows, cols, err));
-    for (int64_t r = 0; r < w.rows && !all->whole; r++)
-        dtype_load_n(w.sum + r * w.width, values, dtype, (size_t)r * n, n);
-    for (int32_t i = 0; i < count; i++)
-        TRY(add_part(&l->adapters[all[i].adapter], &all[i], rows, cols, &w, err));
-    for (int64_t r = 0; r < w.rows; r++)
-        if (!store(values, dtype, (size_t)r * n, w.sum + r * w.width, n))
-            TRY(base_fail(err, ERR_MODEL, "%.200s: makes a value of %s, row %lld, not finite as %s",
-                          l->adapters[all->adapter].dir, tensor, (long long)(rows.begin + r),
-                          dtype_name(dtype)));
-out:
-    close_work(&w);
-    return st;
 }

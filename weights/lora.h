@@ -10,6 +10,7 @@
 #include "config/buf.h"
 #include "config/dtype.h"
 #include "weights/placement.h"
+#include "weights/safetensors.h"
 
 #define LORA_ADAPTERS_MAX 16
 #define LORA_LIST_MAX 4096 /* bytes */
@@ -37,8 +38,11 @@ void lora_close(struct lora *l);
  * adapters. */
 int32_t lora_count(const struct lora *l);
 const struct lora_part *lora_at(const struct lora *l, int32_t i);
-/* The directory of an adapter. */
+/* Those of one tensor, *count of them; NULL: there are none. */
+const struct lora_part *lora_find(const struct lora *l, const char *tensor, int32_t *count);
+/* The directory of an adapter, and its tensors. */
 const char *lora_adapter(const struct lora *l, int32_t adapter);
+const struct safetensors *lora_file(const struct lora *l, int32_t adapter);
 /* Continues a hash with names, lengths and times of their files, and with the scales. */
 uint64_t lora_stamp(const struct lora *l, uint64_t hash);
 /* A line for each adapter: what it adds to how many tensors. */

@@ -1,5 +1,5 @@
 """LoRA adapters: what PEFT computes with them, at every number of ranks and in every layout; the
-bits of a checkpoint into which numpy has merged them; and no more bytes than a rank's part needs."""
+bits of a checkpoint into which numpy has merged them; no more bytes than a rank's part needs."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def scores(server):
     return choice["prompt_logprobs"][1:]
 
 
-# ---- beside a checkpoint that was merged before ---------------------------------------------------
+# ---- beside a checkpoint that was merged before -------------------------------------------------
 
 
 def write_adapter(directory, pairs, dtype=numpy.float32, **config):
@@ -160,7 +160,7 @@ def test_read_bytes(serve, synthetic, tmp_path, ranks):
         assert want <= after - before < 1.01 * want  # headers, too
 
 
-# ---- what is refused ------------------------------------------------------------------------------
+# ---- what is refused ----------------------------------------------------------------------------
 
 
 def refused(code, *arguments):

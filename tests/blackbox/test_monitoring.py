@@ -435,8 +435,8 @@ def traffic(server):
 
 
 def is_drawn(ask, target):
-    """Are there numbers, with the labels that the legend shows? The share of guesses that were right
-    is none while nothing is guessed, which is the server's choice, by what steps cost."""
+    """Are there numbers, with the labels that the legend shows? The share of guesses that were
+    right is none while nothing is guessed, which is the server's choice, by what steps cost."""
     shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
     expression = fill(target["expr"], "30s")
     result = ask("query", query=expression)["result"]
