@@ -56,7 +56,7 @@ static inline void adapter_put_tensors(const char *path, const struct adapter_te
 static inline void adapter_put(const char *dir, const char *config,
                                const struct adapter_tensor *tensors, int32_t count)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX + 32];
     mkdir(dir, 0777);
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);
     if (config) {
