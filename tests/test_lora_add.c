@@ -584,6 +584,32 @@ static void test_misfits(void **state)
     checkpoint_close(c);
 }
 
+/* As many as a mixture has: the time must not grow with pairs of names. */
+static void test_many(void **state)
+{
+    (void)state;
+    enum { MANY = 4000 };
+    static char names[3][MANY][80];
+    static struct adapter_tensor model_tensors[MANY], pairs[2 * MANY];
+    for (int i = 0; i < MANY; i++) {
+        snprintf(names[0][i], 80, "model.layers.%d.mlp.experts.%d.gate_proj.weight", i / 64, i);
+        for (int b = 0; b < 2; b++) {
+            snprintf(names[1 + b][i], 80, "model.layers.%d.mlp.experts.%d.gate_proj.lora_%c.weight",
+                     i / 64, i, b ? 'B' : 'A');
+            pairs[2 * i + b] = (struct adapter_tensor){names[1 + b][i], DTYPE_F32, 2, {1, 1}, NULL};
+        }
+        model_tensors[i] = (struct adapter_tensor){names[0][i], DTYPE_F32, 2, {1, 1}, NULL};
+    }
+    assert_int_equal(mkdir(scratch_path("mixture"), 0777), 0);
+    adapter_put_tensors(scratch_path("mixture/model.safetensors"), model_tensors, MANY);
+    adapter_put(scratch_path("mixture"), ONE, pairs, 2 * MANY);
+    const double begin = base_now();
+    struct checkpoint *c = open_adapted(scratch_path("mixture"), scratch_path("mixture"));
+    assert_int_equal(lora_count(checkpoint_lora(c)), MANY);
+    assert_true(base_now() - begin < 5); /* 0.1 s; a minute where it does */
+    checkpoint_close(c);
+}
+
 /* What no weight is made of must not be adapted in vain. */
 static void test_ignored(void **state)
 {
@@ -616,7 +642,7 @@ int main(void)
         cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_shrinks),     cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_read_fails),  cmocka_unit_test(test_misfits),
-        cmocka_unit_test(test_ignored),
+        cmocka_unit_test(test_ignored),     cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }
