@@ -3,6 +3,8 @@
 #include "tests/adapter_files.h"
 #include "weights/lora.h"
 
+#include <fcntl.h>
+
 #define CONFIG "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":4}"
 #define A(module)                                                                                  \
     {                                                                                              \
@@ -378,11 +380,11 @@ static void test_files(void **state)
     refused(scratch_path("f"), ERR_MODEL, "f/adapter_model.bin: pickled files are not read");
     put_one("f"); /* beside the other it does not matter */
     lora_close(must_open(scratch_path("f")));
-    scratch_write(scratch_path("other"), "x", 1); /* a link that leads out */
-    assert_int_equal(unlink(scratch_path("f/adapter_model.safetensors")), 0);
+    /* a link that leads out, to a file that would do */
+    assert_int_equal(rename(scratch_path("f/adapter_model.safetensors"), scratch_path("other")), 0);
     assert_int_equal(symlink(scratch_path("other"), scratch_path("f/adapter_model.safetensors")),
                      0);
-    refused(scratch_path("f"), ERR_MODEL, "adapter_model.safetensors");
+    refused(scratch_path("f"), ERR_MODEL, "outside");
 }
 
 /* Cut after every byte of the header, and one that is damaged. */
@@ -450,6 +452,36 @@ static void test_stamp(void **state)
     assert_true(stamp_of(b) != before);
 }
 
+static void set_time(const char *name, long ns)
+{
+    char path[PATH_MAX];
+    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = 1, .tv_nsec = ns}};
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", scratch_path(name));
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* Path, length and time, each by itself. */
+static void test_stamp_parts(void **state)
+{
+    (void)state;
+    static const struct adapter_tensor other[] = {
+        A("model.layers.0.q"),
+        {"base_model.model.model.layers.0.q.lora_B.weight", DTYPE_F32, 2, {4, 2}, NULL}};
+    put_one("ta");
+    put_one("tb");
+    set_time("ta", 7);
+    set_time("tb", 7);
+    const uint64_t first = stamp_of(scratch_path("ta"));
+    assert_true(stamp_of(scratch_path("tb")) != first);
+    set_time("ta", 8);
+    assert_true(stamp_of(scratch_path("ta")) != first);
+    set_time("ta", 7);
+    assert_true(stamp_of(scratch_path("ta")) == first);
+    adapter_put(scratch_path("ta"), NULL, other, 2);
+    set_time("ta", 7);
+    assert_true(stamp_of(scratch_path("ta")) != first);
+}
+
 static void test_describe(void **state)
 {
     (void)state;
@@ -491,7 +523,7 @@ int main(void)
         cmocka_unit_test(test_other_tensors), cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_twice),         cmocka_unit_test(test_files),
         cmocka_unit_test(test_damaged),       cmocka_unit_test(test_stamp),
-        cmocka_unit_test(test_describe),
+        cmocka_unit_test(test_stamp_parts),   cmocka_unit_test(test_describe),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }
