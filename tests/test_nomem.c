@@ -20,6 +20,7 @@
 #include "server/tokenizer/spm_file.h"
 #include "server/tokenizer/tokenizer.h"
 #include "server/tokenizer/tokenizer_config.h"
+#include "tests/adapter_files.h"
 #include "tests/nomem.h"
 #include "tests/scratch.h"
 #include "weights/checkpoint.h"
@@ -176,6 +177,65 @@ static void test_checkpoints(void **state)
     nomem_sweep("one file", read_checkpoint, CORPUS "safetensors/checkpoints/plain");
     nomem_sweep("index", read_checkpoint, CORPUS "safetensors/checkpoints/index");
     nomem_sweep("sharded", read_checkpoint, CORPUS "safetensors/checkpoints/sharded");
+}
+
+/* Opened, described, and added to a rectangle of one tensor. */
+static enum status add_adapters(const void *list, struct err *err)
+{
+    const struct span rows = {1, 3}, cols = {0, 4};
+    float values[8] = {0};
+    struct lora *l = NULL;
+    struct buf text;
+    enum status st = lora_open(list, &l, err);
+    if (st != OK)
+        return st;
+    CHECK(lora_count(l) == 2);
+    buf_init(&text, 1 << 16);
+    lora_describe(l, &text);
+    CHECK(text.failed || strstr(text.data, "adapter "));
+    st = text.failed ? base_fail(err, ERR_NOMEM, "description: no memory") : OK;
+    buf_free(&text);
+    if (st == OK)
+        st = lora_add(l, "m.q.weight", DTYPE_F32, rows, cols, values, err);
+    CHECK(st != OK || values[7] == 6);
+    lora_close(l);
+    return st;
+}
+
+static enum status adapt_checkpoint(const void *dir, struct err *err)
+{
+    char list[PATH_MAX];
+    float values[12];
+    struct checkpoint *c = NULL;
+    snprintf(list, sizeof list, "%s", (const char *)dir);
+    enum status st = checkpoint_open(dir, &c, err);
+    if (st == OK)
+        st = checkpoint_adapt(c, list, err);
+    if (st == OK)
+        st = checkpoint_read(c, checkpoint_at(c, 0), (struct span){0, 3}, (struct span){0, 4}, 0,
+                             values, err);
+    CHECK(st != OK || (checkpoint_lora(c) && values[11] == 4));
+    checkpoint_close(c);
+    return st;
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    static const float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const struct adapter_tensor tensors[] = {{"m.q.lora_A.weight", DTYPE_F32, 2, {2, 4}, ones},
+                                             {"m.q.lora_B.weight", DTYPE_F32, 2, {3, 2}, ones},
+                                             {"m.q.weight", DTYPE_F32, 2, {3, 4}, NULL}};
+    char dir[PATH_MAX], list[2 * PATH_MAX + 8];
+    snprintf(dir, sizeof dir, "%s", scratch_path("adapter"));
+    snprintf(list, sizeof list, "%s,%s:0.5", dir, dir);
+    adapter_put(dir,
+                "{\"peft_type\": \"LORA\", \"r\": 9, \"lora_alpha\": 4, \"rank_pattern\": "
+                "{\"m.q\": 2}}",
+                tensors, 2);
+    adapter_put_tensors(scratch_path("adapter/model.safetensors"), &tensors[2], 1);
+    nomem_sweep("adapters", add_adapters, list);
+    nomem_sweep("adapted checkpoint", adapt_checkpoint, dir); /* is both */
 }
 
 /* ---- what is asked ---- */
@@ -616,9 +676,10 @@ static void test_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),      cmocka_unit_test(test_pooling),
-        cmocka_unit_test(test_checkpoints), cmocka_unit_test(test_requests),
-        cmocka_unit_test(test_structures),  cmocka_unit_test(test_tokenizer_json),
+        cmocka_unit_test(test_config),         cmocka_unit_test(test_pooling),
+        cmocka_unit_test(test_checkpoints),    cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_requests),       cmocka_unit_test(test_structures),
+        cmocka_unit_test(test_tokenizer_json),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -111,7 +111,7 @@ static enum status fits(const struct checkpoint *c, const struct lora_part *l, s
 {
     const char *adapter = lora_adapter(c->lora, l->adapter), *name = l->tensor;
     const struct checkpoint_tensor *t = checkpoint_find(c, name);
-    const char *nearest = checkpoint_nearest(c, name);
+    const char *nearest = t ? NULL : checkpoint_nearest(c, name); /* it looks at all of them */
     if (!t)
         return base_fail(err, ERR_MODEL,
                          "%.120s: adapts %.100s, which %.120s has not (nearest: %.80s): is the "
