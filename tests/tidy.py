@@ -111,7 +111,7 @@ TESTED_BY = {
     "kernels/module.c": "tests/blackbox/test_startup.py",
     "kernels/ref/ref.c": "tests/test_kernels.c",
     "kernels/ref/ref_sample.c": "tests/test_sample.c",
-    "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_lora_add.c tests/test_nomem.c "
+    "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_lora_apply.c tests/test_nomem.c "
         "tests/fuzz/fuzz_checkpoint.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
@@ -132,8 +132,10 @@ TESTED_BY = {
     "weights/intq.c": "tests/test_intq.c tests/blackbox/test_int_weights.py",
     "weights/mxfp4.c": "tests/test_mxfp4.c",
     "weights/packed.c": "tests/test_packed.c tests/blackbox/test_packed.py",
-    "weights/lora.c": "tests/test_lora.c tests/test_lora_add.c tests/test_nomem.c "
+    "weights/lora.c": "tests/test_lora.c tests/test_nomem.c tests/blackbox/test_lora.py "
                       "tests/fuzz/fuzz_lora.c",
+    "weights/lora_apply.c": "tests/test_lora_apply.c tests/test_nomem.c "
+                            "tests/blackbox/test_lora.py tests/fuzz/fuzz_lora.c",
     "weights/loader.c": "tests/test_loader.c",
     "weights/loader_blocks.c": "tests/blackbox/test_gpt_oss.py",
     "weights/loader_packed.c": "tests/blackbox/test_packed.py",

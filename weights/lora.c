@@ -150,7 +150,7 @@ static struct lora_part *new_part(struct lora *l, int32_t adapter, const char *n
 {
     static const char level[] = ".base_layer";
     const size_t before = strncmp(name, PREFIX, sizeof PREFIX - 1) == 0 ? sizeof PREFIX - 1 : 0;
-    if (n <= before || n - before >= PLACEMENT_NAME_MAX - sizeof ".weight") {
+    if (n <= before || n - before > PLACEMENT_NAME_MAX - sizeof ".weight") {
         (void)refuse(&l->adapters[adapter], name, "has a name that no tensor of a model has", err);
         return NULL;
     }

@@ -46,10 +46,10 @@ def scores(server):
 # ---- beside a checkpoint that was merged before -------------------------------------------------
 
 
-def write_adapter(directory, pairs, dtype=numpy.float32, **config):
-    """pairs: {module: (A, B)}"""
+def write_adapter(directory, pairs, dtype=numpy.float32, whole=None, **config):
+    """pairs: {module: (A, B)}; whole: {tensor: values}"""
     directory.mkdir()
-    tensors = {}
+    tensors = {f"base_model.model.{name}": values for name, values in (whole or {}).items()}
     for module, (a, b) in pairs.items():
         tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(dtype)
         tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(dtype)
@@ -133,6 +133,21 @@ def test_experts(serve, tmp_path):
     whole = merged(model, [(pairs, 0.5)], tmp_path / "merged")
     assert scores(serve(model, "-tp", 2, "--lora", tmp_path / "adapter")) == \
         scores(serve(whole, "-tp", 2)) != scores(serve(model, "-tp", 2))
+
+
+def test_whole_tensors(serve, tmp_path):
+    """modules_to_save: what is there whole takes the place of the model's."""
+    model = checkpoint.GOLDEN / "qwen2_f32"
+    pairs = dict(random_pairs(model, 2, 5, lambda name: "q_proj.weight" in name))
+    rng = numpy.random.default_rng(6)
+    saved = {name: rng.standard_normal(fp8.read(model)[name].shape).astype("f4")
+             for name in ("lm_head.weight", "model.norm.weight")}
+    write_adapter(tmp_path / "adapter", pairs, whole=saved, lora_alpha=2)
+    folder = merged(model, [(pairs, 1)], tmp_path / "merged")
+    whole = fp8.write(tmp_path / "whole", {**fp8.read(folder), **saved}, model)
+    server = serve(model, "-tp", 3, "--lora", tmp_path / "adapter")
+    assert "in the place of 2" in server.log
+    assert scores(server) == scores(serve(whole, "-tp", 3))
 
 
 def test_a_lost_rank_has_it_again(serve, two):

@@ -1,6 +1,6 @@
 /* Arbitrary bytes as an adapter: the first says the scale of the list, then come
  * adapter_config.json and, behind a zero byte, the header of adapter_model.safetensors. What was
- * accepted must be pairs of matrices with one rank, in order, and can be added. */
+ * accepted must be pairs of matrices with one rank, or whole, in order, and can be applied. */
 #include "config/lora_config.h"
 #include "tests/fuzz/fuzz.h"
 #include "weights/lora.h"
@@ -50,34 +50,58 @@ static void leave(void)
     rmdir(dir);
 }
 
-static void check_linear(const struct lora *l, const struct lora_linear *x)
+/* lora_A and lora_B. */
+static void check_pair(const struct lora_part *x)
+{
+    const size_t n = strlen(x->tensor), end = strlen(".weight");
+    CHECK(x->ndim == 2 && x->rank >= 1 && x->rank <= LORA_CONFIG_RANK_MAX && isfinite(x->scale));
+    CHECK(x->a->ndim == 2 && x->a->shape[0] == x->rank && x->a->shape[1] == x->cols);
+    CHECK(x->b->ndim == 2 && x->b->shape[0] == x->rows && x->b->shape[1] == x->rank);
+    CHECK(dtype_is_compute(x->a->dtype) && dtype_is_compute(x->b->dtype));
+    CHECK(n > end && strcmp(x->tensor + n - end, ".weight") == 0);
+}
+
+static void check_whole(const struct lora_part *x)
+{
+    CHECK(!x->a && !x->b && x->rank == 0 && (x->ndim == 1 || x->ndim == 2));
+    CHECK(x->whole->ndim == x->ndim && x->whole->shape[x->ndim - 1] == x->cols);
+    CHECK(x->rows == (x->ndim == 2 ? x->whole->shape[0] : 1));
+    CHECK(dtype_is_compute(x->whole->dtype));
+}
+
+/* Where the first part of a tensor has the shape that all have, as they must in a checkpoint. */
+static void check_applied(const struct lora *l, const struct lora_part *x)
 {
     struct err err = {""};
     float values[DATA_BYTES * DATA_BYTES] = {0};
-    const struct span rows = {0, x->out}, cols = {0, x->in};
-    CHECK(x->adapter == 0 && x->rank >= 1 && x->rank <= LORA_CONFIG_RANK_MAX);
-    CHECK(isfinite(x->scale));
-    CHECK(x->a->ndim == 2 && x->a->shape[0] == x->rank && x->a->shape[1] == x->in);
-    CHECK(x->b->ndim == 2 && x->b->shape[0] == x->out && x->b->shape[1] == x->rank);
-    CHECK(dtype_is_compute(x->a->dtype) && dtype_is_compute(x->b->dtype));
-    const size_t n = strlen(x->tensor), end = strlen(".weight");
-    CHECK(n > end && n < PLACEMENT_NAME_MAX && strcmp(x->tensor + n - end, ".weight") == 0);
-    CHECK(lora_adapts(l, x->tensor));
-    CHECK(x->out <= DATA_BYTES && x->in <= DATA_BYTES); /* there are no more values */
-    CHECK(lora_add(l, x->tensor, DTYPE_F32, rows, cols, values, &err) == OK);
-    for (int64_t i = 0; i < x->out * x->in; i++)
-        CHECK(isfinite(values[i]) && (x->scale < 0 ? values[i] <= 0 : values[i] >= 0));
+    const struct span rows = {0, x->rows}, cols = {0, x->cols};
+    int32_t count = 0;
+    CHECK(lora_find(l, x->tensor, &count) == x && count >= 1 && count <= 2);
+    CHECK(lora_adapts(l, x->tensor) && lora_replaces(l, x->tensor) == (x->whole != NULL));
+    if ((count == 2 && (x[1].rows != x->rows || x[1].cols != x->cols)) || x->rows * x->cols == 0)
+        return;
+    CHECK(x->rows <= DATA_BYTES && x->cols <= DATA_BYTES); /* there are no more values */
+    CHECK(lora_apply(l, x->tensor, DTYPE_F32, rows, cols, values, &err) == OK);
+    for (int64_t i = 0; i < x->rows * x->cols; i++)
+        CHECK(isfinite(values[i]));
 }
 
 static void check_promises(const struct lora *l)
 {
-    const char *before = "";
+    const struct lora_part *before = NULL;
     CHECK(lora_count(l) >= 1 && strcmp(lora_adapter(l, 0), dir) == 0);
     for (int32_t i = 0; i < lora_count(l); i++) {
-        const struct lora_linear *x = lora_at(l, i);
-        CHECK(strcmp(before, x->tensor) < 0);
-        before = x->tensor;
-        check_linear(l, x);
+        const struct lora_part *x = lora_at(l, i);
+        const int order = before ? strcmp(before->tensor, x->tensor) : -1;
+        CHECK(order < 0 || (order == 0 && before->whole && !x->whole));
+        CHECK(x->adapter == 0 && strlen(x->tensor) < PLACEMENT_NAME_MAX);
+        if (x->whole)
+            check_whole(x);
+        else
+            check_pair(x);
+        if (order < 0)
+            check_applied(l, x);
+        before = x;
     }
 }
 

@@ -30,7 +30,7 @@ static void must_add(const struct lora *l, const char *tensor, enum dtype dtype,
                      struct span cols, void *values)
 {
     struct err err = {{0}};
-    if (lora_add(l, tensor, dtype, rows, cols, values, &err) != OK)
+    if (lora_apply(l, tensor, dtype, rows, cols, values, &err) != OK)
         fail_msg("%s: %s", tensor, err.text);
 }
 
@@ -222,8 +222,8 @@ static enum status add_one(const char *list, enum dtype dtype, float before, flo
     uint32_t values[ROWS] = {0};
     struct lora *l = must_open(list);
     dtype_store(values, dtype, 1, before);
-    const enum status st =
-        lora_add(l, "m.q.weight", dtype, (struct span){0, ROWS}, (struct span){0, 1}, values, err);
+    const enum status st = lora_apply(l, "m.q.weight", dtype, (struct span){0, ROWS},
+                                      (struct span){0, 1}, values, err);
     *after = dtype_load(values, dtype, 1);
     lora_close(l);
     return st;
@@ -304,7 +304,7 @@ static void test_beyond(void **state)
                                      &after, &err),
                              ERR_MODEL);
             snprintf(words, sizeof words,
-                     "bound: what is added to m.q.weight makes a value of row 1 not finite as %s",
+                     "bound: makes a value of m.q.weight, row 1, not finite as %s",
                      dtype_name(cases[i].dtype));
             assert_non_null(strstr(err.text, words));
         }
@@ -322,10 +322,10 @@ static void test_not_numbers(void **state)
             struct lora *l = must_open(scratch_path("wrong")); /* reads no values */
             must_add(l, "m.q.weight", types[t], (struct span){0, 2}, (struct span){0, 1},
                      (uint32_t[2]){0});
-            assert_int_equal(lora_add(l, "m.q.weight", types[t], (struct span){2, 3},
-                                      (struct span){0, 1}, values, &err),
+            assert_int_equal(lora_apply(l, "m.q.weight", types[t], (struct span){2, 3},
+                                        (struct span){0, 1}, values, &err),
                              ERR_MODEL); /* the row is that of the tensor */
-            assert_non_null(strstr(err.text, "m.q.weight makes a value of row 2 not finite"));
+            assert_non_null(strstr(err.text, "makes a value of m.q.weight, row 2, not finite"));
             lora_close(l);
         }
 }
@@ -345,6 +345,62 @@ static void test_nothing(void **state)
     lora_close(l);
 }
 
+/* A tensor that is there whole is read in the place of what was there, of any type, and added to.
+ */
+static void test_whole(void **state)
+{
+    (void)state;
+    static const float whole[6] = {1, 2, 3, 4, 5, 6}, norm[3] = {7, 8, 9};
+    static const float a[3] = {1, 10, 100}, b[2] = {1, -1};
+    const struct adapter_tensor tensors[] = {
+        {"base_model.model.lm_head.base_layer.weight", DTYPE_F16, 2, {2, 3}, whole},
+        {"base_model.model.lm_head.lora_A.weight", DTYPE_F32, 2, {1, 3}, a},
+        {"base_model.model.lm_head.lora_B.weight", DTYPE_F32, 2, {2, 1}, b},
+        {"base_model.model.m.norm.weight", DTYPE_BF16, 1, {3}, norm}};
+    adapter_put(scratch_path("whole"), ONE, tensors, ARRAY_LEN(tensors));
+    struct lora *l = must_open(scratch_path("whole"));
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        uint32_t values[6];
+        memset(values, 0xff, sizeof values); /* of NaN, were they read */
+        must_add(l, "lm_head.weight", types[t], (struct span){0, 2}, (struct span){0, 3}, values);
+        for (size_t i = 0; i < 6; i++)
+            assert_true(dtype_load(values, types[t], i) == whole[i] + b[i / 3] * a[i % 3]);
+        memset(values, 0xff, sizeof values);
+        must_add(l, "lm_head.weight", types[t], (struct span){1, 2}, (struct span){1, 3}, values);
+        assert_true(dtype_load(values, types[t], 0) == 5 - 10);
+        assert_true(dtype_load(values, types[t], 1) == 6 - 100);
+        must_add(l, "m.norm.weight", types[t], (struct span){0, 1}, (struct span){1, 3}, values);
+        assert_true(dtype_load(values, types[t], 0) == 8 && dtype_load(values, types[t], 1) == 9);
+    }
+    lora_close(l);
+}
+
+/* Of the checkpoint nothing is read then: not even bytes that are no longer there. */
+static void test_whole_of_a_checkpoint(void **state)
+{
+    (void)state;
+    static const float ones[6] = {1, 1, 1, 1, 1, 1};
+    const struct adapter_tensor there = {"m.q.weight", DTYPE_BF16, 2, {2, 3}, ones};
+    const struct adapter_tensor instead = {"m.q.weight", DTYPE_F32, 2, {2, 3}, ones};
+    struct checkpoint *c = NULL;
+    struct err err = {{0}};
+    uint16_t got[6];
+    char path[PATH_MAX];
+    assert_int_equal(mkdir(scratch_path("base"), 0777), 0);
+    snprintf(path, sizeof path, "%s", scratch_path("base/model.safetensors"));
+    adapter_put_tensors(path, &there, 1);
+    adapter_put(scratch_path("instead"), ONE, &instead, 1);
+    assert_int_equal(checkpoint_open(scratch_path("base"), &c, &err), OK);
+    assert_int_equal(checkpoint_adapt(c, scratch_path("instead"), &err), OK);
+    assert_int_equal(truncate(path, 8), 0);
+    if (checkpoint_read(c, checkpoint_at(c, 0), (struct span){0, 2}, (struct span){0, 3}, 0, got,
+                        &err) != OK)
+        fail_msg("%s", err.text);
+    for (size_t i = 0; i < 6; i++)
+        assert_int_equal(got[i], 0x3f80);
+    checkpoint_close(c);
+}
+
 /* A file that shrinks after it was opened. */
 static void test_shrinks(void **state)
 {
@@ -359,8 +415,8 @@ static void test_shrinks(void **state)
     for (off_t cut = sb.st_size - 1; cut > 0; cut -= 13) {
         struct err err = {{0}};
         assert_int_equal(truncate(path, cut), 0);
-        assert_int_equal(lora_add(l, "m.q.weight", DTYPE_F32, (struct span){0, ROWS},
-                                  (struct span){0, 1}, values, &err),
+        assert_int_equal(lora_apply(l, "m.q.weight", DTYPE_F32, (struct span){0, ROWS},
+                                    (struct span){0, 1}, values, &err),
                          ERR_MODEL);
         assert_non_null(strstr(err.text, "adapter_model.safetensors"));
         assert_non_null(strstr(err.text, "truncated"));
@@ -450,7 +506,7 @@ static void check_same(const struct checkpoint *a, const struct checkpoint *b)
     }
 }
 
-/* Of each tensor what the file has and lora_add adds. */
+/* Of each tensor what the file has and lora_apply adds. */
 static void check_adapted(const struct checkpoint *c, const struct checkpoint *plain,
                           const struct lora *l)
 {
@@ -643,6 +699,7 @@ int main(void)
         cmocka_unit_test(test_shrinks),     cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_read_fails),  cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_ignored),     cmocka_unit_test(test_many),
+        cmocka_unit_test(test_whole),       cmocka_unit_test(test_whole_of_a_checkpoint),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }
