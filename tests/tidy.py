@@ -19,7 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["server", "engine", "weights", "kernels", "config"]  # each includes only to its right
 C_SUFFIXES = {".c", ".h", ".cc", ".cu", ".cuh"}
 PRODUCT_SUFFIXES = {".c", ".cc", ".cu"}
-TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".txt", ".cmake", ".json", ".md"}
+TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".txt", ".cmake", ".json", ".md", ".html",
+                              ".css", ".js"}
 NOT_OURS = {"build", "__pycache__", ".git", "corpus", "golden", "demo"}  # output and data
 
 FUNCTION_LINES_MAX = 70

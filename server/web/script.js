@@ -5,12 +5,13 @@
 
 /* ---- without a page: tests/blackbox/test_web.py runs these under node ---- */
 
-/* A function that takes the text of an event stream, cut anywhere, and gives what its events hold
+/* A function that takes the bytes of an event stream, cut anywhere, and gives what its events hold
  * (the HTML standard, "server-sent events"). */
 function eventReader() {
+    const decoder = new TextDecoder();
     let rest = "", data = [];
-    return (text) => {
-        const events = [], lines = (rest + text).split("\n");
+    return (bytes) => {
+        const events = [], lines = (rest + decoder.decode(bytes, {stream: true})).split("\n");
         rest = lines.pop();
         for (let line of lines) {
             line = line.replace(/\r$/, "");
@@ -119,14 +120,14 @@ async function stream(path, body, signal, end, take) {
     end.begin = performance.now();
     const asked = {...body, stream: true, stream_options: {include_usage: true}};
     const reader = (await call(path, asked, signal)).body.getReader();
-    const decoder = new TextDecoder(), events = eventReader();
+    const read = eventReader();
     for (let complete = false;;) {
         const {value, done} = await reader.read().catch(failing(LOST));
         if (done && !complete)
             throw failure(LOST);
         if (done)
             return;
-        for (const data of events(decoder.decode(value, {stream: true}))) {
+        for (const data of read(value)) {
             complete = data === "[DONE]";
             if (!complete)
                 takeChunk(JSON.parse(data), end, take);
