@@ -12,7 +12,7 @@ static bool has_no_weight(const char *parameters, size_t n)
     for (const char *at = parameters; at < end; at++) {
         at += strspn(at, "; \t");
         if (end - at > 2 && strncasecmp(at, "q=", 2) == 0)
-            return at[2] == '0' && strchr(";,", at[2 + strspn(at + 2, "0. \t")]);
+            return strchr(";,", at[2 + strspn(at + 2, "0. \t")]);
         at += strcspn(at, ";,");
     }
     return false;
