@@ -52,18 +52,15 @@ function splitFences(text) {
 
 /* What an answer was, in a line. Times are milliseconds; those of no token are 0. */
 function figures({begin, first, last, usage, reason}) {
-    const tokens = usage ? usage.completion_tokens : 0, words = [];
-    if (tokens > 0)
-        words.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-    if (tokens > 1 && last > first)
-        words.push(`${((tokens - 1) * 1000 / (last - first)).toFixed(1)} tokens/s`);
-    if (first > 0)
-        words.push(`first token after ${((first - begin) / 1000).toFixed(2)} s`);
-    if (reason === "length")
-        words.push("cut at the most tokens");
-    if (reason === "stopped")
-        words.push("stopped");
-    return words.join(", ");
+    const tokens = usage ? usage.completion_tokens : 0;
+    return [
+        tokens > 0 && `${tokens} token${tokens === 1 ? "" : "s"}`,
+        tokens > 1 && last > first &&
+            `${((tokens - 1) * 1000 / (last - first)).toFixed(1)} tokens/s`,
+        first > 0 && `first token after ${((first - begin) / 1000).toFixed(2)} s`,
+        reason === "length" && "cut at max tokens",
+        reason === "stopped" && "stopped",
+    ].filter(Boolean).join(", ");
 }
 
 /* ---- talking to the server ---- */
@@ -123,10 +120,10 @@ async function stream(path, body, signal, end, take) {
     const read = eventReader();
     for (let complete = false;;) {
         const {value, done} = await reader.read().catch(failing(LOST));
-        if (done && !complete)
-            throw failure(LOST);
-        if (done)
+        if (done && complete)
             return;
+        if (done)
+            throw failure(LOST);
         for (const data of read(value)) {
             complete = data === "[DONE]";
             if (!complete)
@@ -139,9 +136,7 @@ async function stream(path, body, signal, end, take) {
 
 const byId = (id) => document.getElementById(id);
 
-function setStatus(text) {
-    byId("status").textContent = text;
-}
+const setStatus = (text) => { byId("status").textContent = text; };
 
 function make(tag, properties = {}, ...children) {
     const element = Object.assign(document.createElement(tag), properties);
@@ -220,25 +215,21 @@ class Turn {
             show(this.box, this.content);
         });
     }
-
-    say(className, text) {
-        grow(() => this.article.append(make("p", {className, textContent: text})));
-    }
 }
 
 /* ---- the conversation ---- */
 
-let history = [];   /* messages, as the API has them */
+let turns = [];     /* messages, as the API has them */
 let running = null; /* stops the answer that comes */
 let model = "";
 let plain = false;  /* no chat template: a text is continued */
 
 function setRunning(controller) {
     running = controller;
-    byId("talk").setAttribute("aria-busy", Boolean(controller)); /* read aloud when it is whole */
-    byId("message").readOnly = plain && Boolean(controller);
-    byId("send").hidden = Boolean(controller);
-    byId("stop").hidden = !controller;
+    byId("talk").setAttribute("aria-busy", Boolean(running)); /* read aloud when it is whole */
+    byId("message").readOnly = plain && running;
+    byId("send").hidden = running;
+    byId("stop").hidden = !running;
 }
 
 /* What concerns more than one answer: true when what was thrown was of that kind. */
@@ -284,24 +275,23 @@ async function answer(path, body, take) {
 
 async function chat(text) {
     new Turn("user", "You").add(text, "");
-    history.push({role: "user", content: text});
+    turns.push({role: "user", content: text});
     const turn = new Turn("assistant", model || "Answer");
     const system = byId("system").value.trim();
-    const messages = [...(system ? [{role: "system", content: system}] : []), ...history];
+    const messages = [...(system ? [{role: "system", content: system}] : []), ...turns];
     const end = await answer("v1/chat/completions", {messages},
                              (content, reasoning) => turn.add(content, reasoning));
     if (!end)
         return;
     turn.draw();
     if (turn.content) {
-        history.push({role: "assistant", content: turn.content});
+        turns.push({role: "assistant", content: turn.content});
     } else { /* as if it had not been asked */
-        history.pop();
+        turns.pop();
         byId("message").value = byId("message").value || text;
     }
-    turn.say("figures", figures(end));
-    if (end.failure)
-        turn.say("error", end.failure);
+    grow(() => turn.article.append(make("p", {className: "figures", textContent: figures(end)}),
+                                   make("p", {className: "error", textContent: end.failure})));
 }
 
 async function continueText(area) {
@@ -332,7 +322,7 @@ function forget() {
         running.abort();
     setRunning(null);
     setStatus("");
-    history = [];
+    turns = [];
     byId("talk").replaceChildren();
     if (plain)
         byId("message").value = "";
@@ -353,25 +343,21 @@ async function greet() {
     }
 }
 
-function useKey() {
-    kept.tesseraKey = byId("key").value.trim();
-    byId("key").value = "";
-    byId("key-form").hidden = true;
-    setStatus("");
-    byId("message").focus();
-    greet();
-}
-
 function start() {
     const coarse = matchMedia("(pointer: coarse)").matches; /* its keyboard has no Shift+Enter */
-    const submit = (form, work) => {
-        byId(form).onsubmit = (event) => {
-            event.preventDefault();
-            work();
-        };
+    byId("composer").onsubmit = (event) => {
+        event.preventDefault();
+        send();
     };
-    submit("composer", send);
-    submit("key-form", useKey);
+    byId("key-form").onsubmit = (event) => {
+        event.preventDefault();
+        kept.tesseraKey = byId("key").value.trim();
+        event.target.reset();
+        event.target.hidden = true;
+        setStatus("");
+        byId("message").focus();
+        greet();
+    };
     byId("message").onkeydown = (event) => {
         const sends = plain ? event.ctrlKey : !event.shiftKey && !coarse;
         if (event.key === "Enter" && sends && !event.isComposing) {
