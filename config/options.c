@@ -108,6 +108,8 @@ const struct options_row options_rows[] = {
      "/metrics needs no key"},
     {"cors-origins", NULL, COMMAND_SERVE, STRING, AT(cors_origins), 0, 0, NULL, NULL,
      "origins whose pages may read answers, separated by commas; *: all"},
+    {"webui", NULL, COMMAND_SERVE, FLAG, AT(webui), 0, 0, "1", NULL,
+     "browsers get a chat page at /, without a key; --no-webui turns it off"},
     {"max-connections", NULL, COMMAND_SERVE | COMMAND_DOCTOR, INT32, AT(max_connections), 1,
      1000000, "16384", NULL,
      "open at once; when nine tenths are, idle and slow ones are closed ten times sooner"},

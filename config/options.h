@@ -52,7 +52,7 @@ struct options {
     const char *host;
     int32_t port;
     const char *api_key_file, *cors_origins;
-    bool insecure_no_auth, metrics_without_key;
+    bool insecure_no_auth, metrics_without_key, webui;
     int32_t max_connections;
     struct {
         double header_timeout, body_timeout, send_timeout, idle_timeout; /* seconds */

@@ -142,11 +142,17 @@ static const struct http_route routes[] = {
     {"GET", "/metrics", get_metrics, API_ERROR_OPENAI},
     {"GET", "/version", get_version, API_ERROR_OPENAI},
     {"GET", "/", get_root, API_ERROR_OPENAI},
+    /* with --webui */
+    {"GET", ROUTE_PAGE, route_page, API_ERROR_OPENAI},
+    {"GET", ROUTE_PAGE_STYLE, route_page_style, API_ERROR_OPENAI},
+    {"GET", ROUTE_PAGE_SCRIPT, route_page_script, API_ERROR_OPENAI},
 };
+#define WEBUI_ROUTES 3
 
 /* What tells nothing about a model or its users; with --metrics-without-key from the first on. */
-static const char *const open_paths[] = {"/metrics",  "/health",  "/livez", "/readyz",
-                                         "/startupz", "/version", NULL};
+static const char *const open_paths[] = {
+    "/metrics", "/health",  "/livez",         "/readyz",         "/startupz",
+    "/version", ROUTE_PAGE, ROUTE_PAGE_STYLE, ROUTE_PAGE_SCRIPT, NULL};
 
 /* ---- opening and closing ---- */
 
@@ -223,7 +229,8 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .keys = c->keys,
         .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
         .cors_origins = c->cors_origins,
-        .routes = {routes, (int32_t)ARRAY_LEN(routes)},
+        .page = c->webui ? ROUTE_PAGE : NULL,
+        .routes = {routes, (int32_t)ARRAY_LEN(routes) - (c->webui ? 0 : WEBUI_ROUTES)},
         .ctx = &f->service,
         .answered = count_answer,
     };

@@ -43,6 +43,7 @@ struct frontend_config {
     bool metrics_without_key;
     bool shared_prefix_cache;
     const char *cors_origins; /* NULL: none; static */
+    bool webui;               /* browsers get a chat page */
 };
 
 /* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when

@@ -81,16 +81,22 @@ static void quote(const char *word, struct buf *out)
     buf_puts(out, "'");
 }
 
-void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
-                 bool pools, struct buf *out)
+void remarks_page(const char *host, int32_t port, struct buf *out)
 {
     if (strcmp(host, "0.0.0.0") == 0)
         host = "127.0.0.1"; /* what listens everywhere is asked at an address */
     else if (strcmp(host, "::") == 0)
         host = "::1";
     const bool v6 = strchr(host, ':') != NULL;
-    buf_printf(out, "curl %shttp://%s%s%s:%d/v1/%s -H 'Content-Type: application/json'",
-               v6 ? "-g " : "", v6 ? "[" : "", host, v6 ? "]" : "", port,
+    buf_printf(out, "http://%s%s%s:%d/", v6 ? "[" : "", host, v6 ? "]" : "", port);
+}
+
+void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
+                 bool pools, struct buf *out)
+{
+    buf_puts(out, strchr(host, ':') ? "curl -g " : "curl ");
+    remarks_page(host, port, out);
+    buf_printf(out, "v1/%s -H 'Content-Type: application/json'",
                pools ? "embeddings" : "completions");
     if (key_file) { /* the first line that is a key */
         buf_puts(out, " -H \"Authorization: Bearer $(grep -m1 '^[^#[:space:]]' ");

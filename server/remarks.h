@@ -21,5 +21,7 @@ void remarks_on_gpus(const struct options *o, const char *gpus);
  * nowhere. */
 void remarks_try(const char *host, int32_t port, const char *key_file, bool has_tokenizer,
                  bool pools, struct buf *out);
+/* The URL of the server's chat page. */
+void remarks_page(const char *host, int32_t port, struct buf *out);
 
 #endif

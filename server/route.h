@@ -18,4 +18,12 @@ void route_models(void *ctx, struct http_request *r);          /* GET /v1/models
 void route_models_by_name(void *ctx, struct http_request *r);  /* GET /v1/models/{id} */
 void route_models_document(void *ctx, struct http_request *r); /* GET /openapi.json */
 
+/* The chat page, which uses the routes above. It holds no data, and needs no key. */
+#define ROUTE_PAGE "/index.html"
+#define ROUTE_PAGE_STYLE "/style.css"
+#define ROUTE_PAGE_SCRIPT "/script.js"
+void route_page(void *ctx, struct http_request *r);
+void route_page_style(void *ctx, struct http_request *r);
+void route_page_script(void *ctx, struct http_request *r);
+
 #endif

@@ -251,6 +251,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .metrics_without_key = o->metrics_without_key,
         .shared_prefix_cache = o->shared_prefix_cache,
         .cors_origins = o->cors_origins,
+        .webui = o->webui,
     };
     if (c.columns > 0)
         log_vectors(&c, &s->setup.pooling);
@@ -593,6 +594,12 @@ static void log_ready(struct server *s, const struct options *o)
                 s->footprint.limits.columns > 0, &command);
     if (!command.failed)
         base_log(LOG_INFO, "try: %s", command.data);
+    buf_free(&command);
+    if (!o->webui || s->footprint.limits.columns > 0)
+        return;
+    remarks_page(o->host, frontend_port(s->frontend), &command);
+    if (!command.failed)
+        base_log(LOG_INFO, "or open %s in a browser", command.data);
     buf_free(&command);
 }
 

@@ -1,5 +1,6 @@
 /* The rules for a request's head and for chunks, on raw bytes: what is refused and how, that a head
  * means the same however it is cut into packets, and bounds. Then which origins CORS lets in. */
+#include "server/http/http_accept.h"
 #include "server/http/http_cors.h"
 #include "server/http/http_guard.h"
 #include "tests/scratch.h"
@@ -251,6 +252,36 @@ static void test_chunks(void **state)
     }
 }
 
+static void test_accept(void **state)
+{
+    static const char *const html[] = {
+        "text/html",           "text/html,*/*;q=0.8", "*/*, Text/HTML",
+        "text/html;q=0.001",   "text/html;level=1",   "text/plain,\ttext/html ",
+        "text/html; q=1, */*", "a;q=0,text/html",     "text/html; q=",
+    };
+    static const char *const other[] = {
+        "",
+        "*/*",
+        "text/*",
+        "text/htmlx",
+        "xtext/html",
+        "text/html;q=0",
+        "text/html ; level=1;Q=0.000, */*",
+        "text/html;q=0,text/html",
+        "application/json;x=text/html",
+        ",,",
+        "text/ html",
+    };
+    (void)state;
+    assert_false(http_accept_html(NULL));
+    for (size_t i = 0; i < ARRAY_LEN(html); i++)
+        if (!http_accept_html(html[i]))
+            fail_msg("no HTML: \"%s\"", html[i]);
+    for (size_t i = 0; i < ARRAY_LEN(other); i++)
+        if (http_accept_html(other[i]))
+            fail_msg("HTML: \"%s\"", other[i]);
+}
+
 static void test_cors(void **state)
 {
     (void)state;
@@ -299,7 +330,7 @@ int main(void)
         cmocka_unit_test(test_table),      cmocka_unit_test(test_any_cut),
         cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_framing),
         cmocka_unit_test(test_chunks),     cmocka_unit_test(test_cors),
-        cmocka_unit_test(test_cors_list),
+        cmocka_unit_test(test_cors_list),  cmocka_unit_test(test_accept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,6 +111,9 @@ static void test_ways_to_write(void **state)
     assert_false(o.json);
     good("serve m --no-enable-prefix-caching");
     assert_false(o.prefix_caching);
+    assert_true(o.webui);
+    good("serve m --no-webui");
+    assert_false(o.webui);
     good("serve m --no-enable-prefix-caching --enable-prefix-caching");
     assert_true(o.prefix_caching);
     bad("serve m --no-enable-prefix-caching=1", "unknown option");

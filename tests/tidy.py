@@ -19,7 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["server", "engine", "weights", "kernels", "config"]  # each includes only to its right
 C_SUFFIXES = {".c", ".h", ".cc", ".cu", ".cuh"}
 PRODUCT_SUFFIXES = {".c", ".cc", ".cu"}
-TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".txt", ".cmake", ".json", ".md"}
+TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh", ".txt", ".cmake", ".json", ".md", ".html",
+                              ".css", ".js"}
 NOT_OURS = {"build", "__pycache__", ".git", "corpus", "golden", "demo"}  # output and data
 
 FUNCTION_LINES_MAX = 70
@@ -294,6 +295,7 @@ TESTED_BY = {
     "server/frontend.c": "tests/test_http.c",
     "server/health.c": "tests/test_http.c tests/blackbox/test_health.py",
     "server/http/http.c": "tests/test_http.c",
+    "server/http/http_accept.c": "tests/test_guard.c tests/blackbox/test_web.py",
     "server/http/http_answer.c": "tests/test_http.c tests/blackbox/test_limits.py",
     "server/http/http_cors.c": "tests/test_guard.c tests/blackbox/test_keys.py",
     "server/http/http_gate.c": "tests/test_gate.c tests/blackbox/test_guard.py "
@@ -324,6 +326,7 @@ TESTED_BY = {
                            "tests/blackbox/test_messages.py",
     "server/route_completion.c": "tests/test_http.c tests/test_alloc.c",
     "server/route_models.c": "tests/test_http.c",
+    "server/route_page.c": "tests/blackbox/test_web.py",
     "server/route_tokenizer.c": "tests/test_http.c tests/blackbox/test_tokenize.py",
     "server/serve.c": "tests/blackbox/test_faults.py",
     "server/service.c": "tests/test_http.c",

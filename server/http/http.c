@@ -4,6 +4,7 @@
  * fault by itself. What can be decided from the head alone is, in this order: key, route, size.
  * Bodies that are refused are read and dropped up to a bound, since closing with unread bytes would
  * reset the connection and take our answer with it. */
+#include "server/http/http_accept.h"
 #include "server/http/http_cors.h"
 #include "server/http/http_intake.h"
 #include "server/http/http_listen.h"
@@ -229,10 +230,21 @@ static bool is_last(const struct http_request *r, const char *version)
                                             : wish && strcasestr(wish, "close");
 }
 
+/* The path that is meant: browsers get a page where others get a text. */
+static const char *choose_path(const struct http_request *r, const char *path, const char *method)
+{
+    const char *page = r->http->config.page;
+    const bool reads = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    const bool page_meant =
+        page && reads && strcmp(path, "/") == 0 && http_accept_html(header_of(r, "Accept"));
+    return page_meant ? page : path;
+}
+
 /* Decides what can be decided from the head alone. */
-static void judge_head(struct http_request *r, const char *path, const char *method)
+static void judge_head(struct http_request *r, const char *target, const char *method)
 {
     const struct http_config *c = &r->http->config;
+    const char *path = choose_path(r, target, method);
     http_id_choose(header_of(r, "X-Request-Id"), r->id);
     r->errors = http_route_errors(&c->routes, path);
     if (!http_intake_has_request(http_peer_fd(r->peer))) {

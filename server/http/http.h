@@ -28,6 +28,7 @@ struct http_config {
     struct http_limits limits;
     struct keys *keys;             /* NULL: nobody needs one. The caller's */
     const char *const *open_paths; /* need no key; ends with NULL; static */
+    const char *page;              /* path of what browsers get for "/"; NULL: no such. Static */
     const char *cors_origins;      /* as of --cors-origins; NULL: none. Static */
     struct http_routes routes;
     void *ctx; /* of the handlers, and of answered */
@@ -69,6 +70,9 @@ bool http_reserve(struct http_request *r, size_t n) MUST_USE;
 void http_no_room(struct api_error *e);
 /* body is emptied. content_type is static. */
 void http_reply(struct http_request *r, int32_t status, const char *content_type, struct buf *body);
+/* The same with status 200 for a page in a browser, or a part of one: with headers that let it load
+ * and ask nothing but this server. */
+void http_reply_page(struct http_request *r, const char *content_type, struct buf *body);
 void http_reply_error(struct http_request *r, const struct api_error *e);
 /* Headers of an event stream with status 200. */
 void http_stream_begin(struct http_request *r);

@@ -95,6 +95,12 @@ void http_reply(struct http_request *r, int32_t status, const char *content_type
     answer(r, status, content_type, 0, body);
 }
 
+void http_reply_page(struct http_request *r, const char *content_type, struct buf *body)
+{
+    r->page = true;
+    answer(r, 200, content_type, 0, body);
+}
+
 void http_reply_error(struct http_request *r, const struct api_error *e)
 {
     struct buf body;
@@ -279,6 +285,25 @@ static void add_cors(const struct http_request *r, struct MHD_Response *response
     MHD_add_response_header(response, "Access-Control-Max-Age", "600");
 }
 
+/* What a model writes is shown as text only. Should that ever fail, it still can run nothing, and
+ * send nothing to anybody. */
+static void add_page_headers(struct MHD_Response *response)
+{
+    static const struct {
+        const char *name, *value;
+    } headers[] = {
+        {"Content-Security-Policy",
+         "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+        {"X-Content-Type-Options", "nosniff"},
+        {"Referrer-Policy", "no-referrer"},
+        {"Cache-Control", "no-cache"},
+        {"Vary", "Accept"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(headers); i++)
+        MHD_add_response_header(response, headers[i].name, headers[i].value);
+}
+
 static void add_headers(struct http_request *r, struct MHD_Response *response)
 {
     char text[16];
@@ -302,6 +327,8 @@ static void add_headers(struct http_request *r, struct MHD_Response *response)
         MHD_add_response_header(response, "Cache-Control", "no-cache");
         MHD_add_response_header(response, "X-Accel-Buffering", "no");
     }
+    if (r->page)
+        add_page_headers(response);
     if (r->http->config.cors_origins)
         add_cors(r, response);
 }

@@ -52,6 +52,7 @@ struct http_request {
     size_t dropped; /* bytes of a body that is not wanted */
     bool refused, handled;
     bool preflight;
+    bool page;  /* the answer is one, or a part of it */
     bool close; /* say so to the client: the connection is */
     bool last;  /* the client says so to us */
     char allow[32];
