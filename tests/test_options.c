@@ -623,7 +623,7 @@ static void test_advice(void **state)
         {"--tokenizer x", "a model is read from a local directory as it is"},
         {"--allowed-origins *", "it is --cors-origins here"},
         {"--ssl-certfile x", "a proxy in front"},
-        {"--enable-lora", "not supported"},
+        {"--enable-lora", "--lora DIR"},
         {"-pp 2", "--tensor-parallel-size shares"},
         {"--data-parallel-size 2", "--tensor-parallel-size shares"},
         {"-m x", "the model's directory is the first word"},
