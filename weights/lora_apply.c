@@ -13,15 +13,16 @@ enum {
     TILE = 64
 }; /* columns that are added together: a known number, so that it becomes vectors */
 
-/* What one call works in. `width`: its columns, rounded up to tiles. */
+/* What one call works in. `width`: its columns, rounded up to tiles; beyond them are zeros. */
 struct work {
     struct span rows, cols;
     int64_t width;
-    float *sum;  /* [rows, width] */
-    float *a;    /* [rank, width] */
-    float *tile; /* [rank, TILE]: of a, together, so that it stays in the cache */
-    float *b;    /* [rows, rank] */
-    void *raw;   /* any of them as the file has it */
+    float *memory; /* all of the following: one piece, which malloc keeps for the next call */
+    float *sum;    /* [rows, width] */
+    float *a;      /* [rank, width] */
+    float *tile;   /* [rank, TILE]: of a, together, so that it stays in the cache */
+    float *b;      /* [rows, rank] */
+    float *raw;    /* any of them as the file has it */
 };
 
 static size_t larger(size_t a, size_t b)
@@ -34,27 +35,22 @@ static enum status open_work(struct work *w, const struct lora_part *all, int32_
 {
     size_t rank = 0;
     const size_t height = (size_t)span_len(rows), width = base_align((size_t)span_len(cols), TILE);
-    *w = (struct work){.rows = rows, .cols = cols, .width = (int64_t)width};
     for (int32_t i = 0; i < count; i++)
         rank = larger(rank, (size_t)all[i].rank);
-    const size_t most = larger(rank * larger(height, width), all->whole ? height * width : 0);
-    w->sum = calloc(height * width, sizeof *w->sum); /* beyond the columns are zeros */
-    w->a = calloc(rank * width + 1, sizeof *w->a);
-    w->tile = malloc((rank * TILE + 1) * sizeof *w->tile);
-    w->b = malloc((height * rank + 1) * sizeof *w->b);
-    w->raw = malloc((most + 1) * sizeof(float));
-    if (!w->sum || !w->a || !w->tile || !w->b || !w->raw)
+    const size_t sum = height * width, a = rank * width, tile = rank * TILE, b = height * rank;
+    const size_t raw = larger(rank * larger(height, width), all->whole ? sum : 0);
+    *w = (struct work){.rows = rows, .cols = cols, .width = (int64_t)width};
+    w->memory = malloc((sum + a + tile + b + raw) * sizeof(float));
+    if (!w->memory)
         return base_fail(err, ERR_NOMEM, "%s: no memory to add an adapter", all->tensor);
+    w->sum = w->memory;
+    w->a = w->sum + sum;
+    w->tile = w->a + a;
+    w->b = w->tile + tile;
+    w->raw = w->b + b;
+    if (width != (size_t)span_len(cols))
+        memset(w->memory, 0, (sum + a) * sizeof(float));
     return OK;
-}
-
-static void close_work(struct work *w)
-{
-    free(w->sum);
-    free(w->a);
-    free(w->tile);
-    free(w->b);
-    free(w->raw);
 }
 
 /* rows x cols of a tensor into rows of `width` floats. */
@@ -156,6 +152,6 @@ enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtyp
                           lora_adapter(l, all->adapter), tensor, (long long)(rows.begin + r),
                           dtype_name(dtype)));
 out:
-    close_work(&w);
+    free(w.memory);
     return st;
 }
