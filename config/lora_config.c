@@ -14,7 +14,12 @@
 static bool is_of(const char *key, const char *module)
 {
     const size_t n = strlen(key), m = strlen(module);
-    return n <= m && strcmp(module + m - n, key) == 0 && (n == m || module[m - n - 1] == '.');
+    if (n > m || (n < m && module[m - n - 1] != '.'))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (key[i] != module[m - n + i] && key[i] != '.') /* which stands for anything */
+            return false;
+    return true;
 }
 
 /* The first that fits, as there; NULL: none. */
@@ -27,6 +32,18 @@ static const struct jdoc *own(const struct jdoc *patterns, const char *module)
         if (is_of(key, module))
             return value;
     return NULL;
+}
+
+/* Names, or the ends of names: PEFT leaves what is in the file of others out (check_target). */
+bool lora_config_targets(const struct lora_config *c, const char *module)
+{
+    for (size_t i = 0; c->targets && i < jdoc_size(c->targets); i++) {
+        const char *name = jdoc_string(jdoc_at(c->targets, i));
+        const size_t n = strlen(name), m = strlen(module);
+        if (n <= m && strcmp(module + m - n, name) == 0 && (n == m || module[m - n - 1] == '.'))
+            return true;
+    }
+    return !c->targets;
 }
 
 int32_t lora_config_rank(const struct lora_config *c, const char *module)
@@ -43,7 +60,6 @@ double lora_config_scale(const struct lora_config *c, const char *module)
     return (alpha ? jdoc_number(alpha) : c->alpha) / (c->rank_stabilized ? sqrt(rank) : rank);
 }
 
-/* Dots stand for themselves in all names there are. */
 static bool is_name(const char *key)
 {
     return *key && key[strcspn(key, "\\^$*+?()[]{}|")] == '\0';
@@ -63,8 +79,11 @@ static const struct jdoc *read_patterns(struct reader *r, const char *name, doub
     }
     for (void *i = jdoc_iter(patterns, NULL, &key, &value); i;
          i = jdoc_iter(patterns, i, &key, &value)) {
-        if (!is_name(key))
-            reader_fail(r, name, "names of modules (regular expressions are not supported)");
+        if (!is_name(key) && r->st == OK)
+            r->st = base_fail(r->err, ERR_MODEL,
+                              "%s: %s has \"%.60s\", expected names of modules (other expressions "
+                              "are not supported)",
+                              r->where, name, key);
         else if (whole)
             reader_int(&inside, key, 1, (int64_t)max, -1);
         else
@@ -72,6 +91,20 @@ static const struct jdoc *read_patterns(struct reader *r, const char *name, doub
     }
     r->st = r->st == OK ? inside.st : r->st;
     return patterns;
+}
+
+/* A list of names; NULL where an expression says which. */
+static const struct jdoc *read_targets(struct reader *r)
+{
+    const struct jdoc *list = jdoc_get_value(r->object, "target_modules");
+    if (!list || jdoc_type(list) == JDOC_STRING)
+        return NULL;
+    bool names = jdoc_type(list) == JDOC_ARRAY;
+    for (size_t i = 0; names && i < jdoc_size(list); i++)
+        names = jdoc_type(jdoc_at(list, i)) == JDOC_STRING;
+    if (!names)
+        reader_fail(r, "target_modules", "a string or a list of strings");
+    return names ? list : NULL;
 }
 
 /* Starting points that are taken off the model itself, which an adapter then does not fit without:
@@ -103,6 +136,10 @@ static void check_kind(struct reader *r)
     for (size_t i = 0; i < ARRAY_LEN(things); i++)
         if (jdoc_get_value(r->object, things[i]))
             reader_fail(r, things[i], "null (it is not supported)");
+    const struct jdoc *fused = jdoc_get_value(r->object, "target_parameters");
+    if (fused && (jdoc_type(fused) != JDOC_ARRAY || jdoc_size(fused) > 0))
+        reader_fail(r, "target_parameters",
+                    "null or an empty list (experts that are one tensor cannot be adapted)");
     if (jdoc_get_value(r->object, "bias"))
         reader_expect(r, "bias", "none");
     check_start(r);
@@ -121,6 +158,7 @@ enum status lora_config_load(const char *dir, struct lora_config *out, struct er
     if (jdoc_type(out->root) != JDOC_OBJECT)
         return base_fail(err, ERR_MODEL, "%s: expected a JSON object", path);
     check_kind(&r);
+    out->targets = read_targets(&r);
     out->rank = reader_int(&r, "r", 1, LORA_CONFIG_RANK_MAX, -1);
     out->alpha = reader_number(&r, "lora_alpha", -1e6, 1e6, NAN);
     out->rank_stabilized = reader_bool(&r, "use_rslora", false);

@@ -13,6 +13,7 @@ struct lora_config {
     double alpha;
     bool rank_stabilized; /* alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732) */
     const struct jdoc *ranks, *alphas; /* of modules that have their own; NULL: none has */
+    const struct jdoc *targets;        /* list of names; NULL: any */
     struct jdoc *root;                 /* owned */
 };
 
@@ -23,6 +24,7 @@ enum status lora_config_load(const char *dir, struct lora_config *out, struct er
 void lora_config_close(struct lora_config *c);
 
 /* Of a module by its whole name, as model.layers.0.self_attn.q_proj. */
+bool lora_config_targets(const struct lora_config *c, const char *module);
 int32_t lora_config_rank(const struct lora_config *c, const char *module);
 double lora_config_scale(const struct lora_config *c, const char *module);
 

@@ -40,10 +40,11 @@ static enum status check_stamp(const struct options *o, const struct checkpoint 
     char mine[17];
     snprintf(mine, sizeof mine, "%016llx", (unsigned long long)checkpoint_stamp(c));
     if (o->weights_stamp && strcmp(o->weights_stamp, mine) != 0)
-        return base_fail(err, ERR_MODEL,
-                         "%.300s: the weights were written again since the server started; start "
-                         "it again to serve them",
-                         o->model);
+        return base_fail(
+            err, ERR_MODEL,
+            "%.300s: the weights, or an adapter's, were written again since the server "
+            "started; start it again to serve them",
+            o->model);
     return OK;
 }
 

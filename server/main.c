@@ -120,23 +120,24 @@ static void find_model(struct options *o)
     o->model = path;
 }
 
-/* The same of each in the list of --lora; one with a scale behind it is a path. */
+/* The same of each in the list of --lora. */
 static void find_adapters(struct options *o)
 {
-    static char list[LORA_LIST_MAX + 1];
+    static char list[2 * LORA_LIST_MAX]; /* one that is longer is refused by lora_open */
     size_t used = 0;
-    for (const char *c = o->lora, *end; c; c = *end ? end + 1 : NULL) {
+    for (const char *c = o->lora, *end; c && used < sizeof list; c = *end ? end + 1 : NULL) {
         char item[LORA_LIST_MAX + 1], path[4096];
         struct stat sb;
         end = c + strcspn(c, ",");
         snprintf(item, sizeof item, "%.*s", (int)(end - c), c);
+        (void)lora_cut_scale(item);
+        const size_t n = strlen(item); /* the scale is behind it */
         const bool found = stat(item, &sb) != 0 && hub_cache_find(item, path, sizeof path);
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? "," : "",
-                                 found ? path : item);
-        if (used >= sizeof list)
-            return; /* too long: lora_open says so */
         if (found)
             base_log(LOG_INFO, "%s is %s", item, path);
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s%.*s",
+                                 c > o->lora ? "," : "", found ? path : item,
+                                 n < (size_t)(end - c) ? (int)((size_t)(end - c) - n) : 0, c + n);
     }
     o->lora = o->lora ? list : NULL;
 }

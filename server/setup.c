@@ -69,7 +69,7 @@ static enum status open_checkpoint(struct setup *s, struct err *err)
     if (st == OK)
         st = checkpoint_adapt(s->checkpoint, s->options.lora, err);
     /* Whoever trained it may have had a head of its own: nobody says so. */
-    if (st == OK && s->model.tied &&
+    if (st == OK && s->model.tied && !s->model.pooling &&
         lora_adapts(checkpoint_lora(s->checkpoint), "model.embed_tokens.weight"))
         st = base_fail(err, ERR_MODEL,
                        "--lora: an adapter changes model.embed_tokens.weight, which this model's "

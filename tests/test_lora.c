@@ -71,6 +71,51 @@ static void test_list(void **state)
     lora_close(NULL);
 }
 
+/* What is a directory as it stands has no scale; nor is one behind a name that does not exist. */
+static void test_names_with_scales(void **state)
+{
+    (void)state;
+    char list[512];
+    put_one("v");
+    put_one("v:2");
+    snprintf(list, sizeof list, "%s", scratch_path("v:2"));
+    struct lora *l = must_open(list);
+    assert_string_equal(lora_adapter(l, 0), list);
+    assert_true(lora_at(l, 0)->scale == 2);
+    lora_close(l);
+    snprintf(list, sizeof list, "%s", scratch_path("v:2:3"));
+    l = must_open(list);
+    assert_string_equal(lora_adapter(l, 0), scratch_path("v:2"));
+    assert_true(lora_at(l, 0)->scale == 6);
+    lora_close(l);
+}
+
+/* Pairs that PEFT would leave out, and says so. */
+static void test_targets(void **state)
+{
+    (void)state;
+    static const struct adapter_tensor tensors[] = {PAIR("m.q"), PAIR("m.v")};
+    static const struct {
+        const char *targets;
+        bool good;
+    } cases[] = {{"[\"q\",\"v\"]", true}, {"[\"m.q\",\"m.v\",\"o\"]", true},
+                 {"\".*\"", true},        {"null", true},
+                 {"[\"q\"]", false},      {"[\"q\",\".v\"]", false},
+                 {"[]", false},           {"[\"q\",\"m.v.\"]", false}};
+    char config[256];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(config, sizeof config,
+                 "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":4,\"target_modules\":%s}",
+                 cases[i].targets);
+        adapter_put(scratch_path("targets"), config, tensors, ARRAY_LEN(tensors));
+        if (cases[i].good)
+            lora_close(must_open(scratch_path("targets")));
+        else
+            refused(scratch_path("targets"), ERR_MODEL,
+                    "is of a module that adapter_config.json has not as a target");
+    }
+}
+
 /* What looks like no number is of the path. */
 static void test_colons(void **state)
 {
@@ -422,15 +467,15 @@ static void test_files(void **state)
     (void)state;
     char list[512];
     refused("nowhere/at/all", ERR_MODEL,
-            "--lora nowhere/at/all: no such directory; expected one with adapter_config.json and "
-            "adapter_model.safetensors");
+            "--lora nowhere/at/all: no such directory; expected one that PEFT has saved, with "
+            "adapter_config.json and adapter_model.safetensors");
     put_one("f");
     snprintf(list, sizeof list, "%s/adapter_model.safetensors", scratch_path("f"));
     refused(list, ERR_MODEL, "no such directory"); /* a file */
     snprintf(list, sizeof list, "%s,nowhere", scratch_path("f"));
     refused(list, ERR_MODEL, "--lora nowhere: no such directory"); /* the second */
     assert_int_equal(unlink(scratch_path("f/adapter_config.json")), 0);
-    refused(scratch_path("f"), ERR_MODEL, "f/adapter_config.json: ");
+    refused(scratch_path("f"), ERR_MODEL, "f: no adapter_config.json in it; expected a directory");
     put_one("f");
     assert_int_equal(unlink(scratch_path("f/adapter_model.safetensors")), 0);
     refused(scratch_path("f"), ERR_MODEL, "adapter_model.safetensors");
@@ -582,6 +627,7 @@ int main(void)
         cmocka_unit_test(test_twice),         cmocka_unit_test(test_files),
         cmocka_unit_test(test_damaged),       cmocka_unit_test(test_stamp),
         cmocka_unit_test(test_stamp_parts),   cmocka_unit_test(test_describe),
+        cmocka_unit_test(test_targets),       cmocka_unit_test(test_names_with_scales),
         cmocka_unit_test(test_whole),         cmocka_unit_test(test_wrong_whole),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

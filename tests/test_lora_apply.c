@@ -30,7 +30,7 @@ static void must_add(const struct lora *l, const char *tensor, enum dtype dtype,
                      struct span cols, void *values)
 {
     struct err err = {{0}};
-    if (lora_apply(l, tensor, dtype, rows, cols, values, &err) != OK)
+    if (lora_apply(l, tensor, dtype, rows, cols, values, dtype, values, &err) != OK)
         fail_msg("%s: %s", tensor, err.text);
 }
 
@@ -223,7 +223,7 @@ static enum status add_one(const char *list, enum dtype dtype, float before, flo
     struct lora *l = must_open(list);
     dtype_store(values, dtype, 1, before);
     const enum status st = lora_apply(l, "m.q.weight", dtype, (struct span){0, ROWS},
-                                      (struct span){0, 1}, values, err);
+                                      (struct span){0, 1}, values, dtype, values, err);
     *after = dtype_load(values, dtype, 1);
     lora_close(l);
     return st;
@@ -323,7 +323,7 @@ static void test_not_numbers(void **state)
             must_add(l, "m.q.weight", types[t], (struct span){0, 2}, (struct span){0, 1},
                      (uint32_t[2]){0});
             assert_int_equal(lora_apply(l, "m.q.weight", types[t], (struct span){2, 3},
-                                        (struct span){0, 1}, values, &err),
+                                        (struct span){0, 1}, values, types[t], values, &err),
                              ERR_MODEL); /* the row is that of the tensor */
             assert_non_null(strstr(err.text, "makes a value of m.q.weight, row 2, not finite"));
             lora_close(l);
@@ -416,7 +416,7 @@ static void test_shrinks(void **state)
         struct err err = {{0}};
         assert_int_equal(truncate(path, cut), 0);
         assert_int_equal(lora_apply(l, "m.q.weight", DTYPE_F32, (struct span){0, ROWS},
-                                    (struct span){0, 1}, values, &err),
+                                    (struct span){0, 1}, values, DTYPE_F32, values, &err),
                          ERR_MODEL);
         assert_non_null(strstr(err.text, "adapter_model.safetensors"));
         assert_non_null(strstr(err.text, "truncated"));
@@ -666,6 +666,73 @@ static void test_many(void **state)
     checkpoint_close(c);
 }
 
+/* Of integers in words the tensor has another name; and a tied head has none. */
+static void test_codes_and_heads(void **state)
+{
+    (void)state;
+    const struct adapter_tensor tensors[] = {{"m.a.qweight", DTYPE_I32, 2, {3, 4}, NULL},
+                                             {"m.b.weight_packed", DTYPE_I32, 2, {3, 4}, NULL}};
+    static const char *const cases[][2] = {{"m.a", "m.a.qweight, which is I32 in "},
+                                           {"m.b", "m.b.weight_packed, which is I32 in "},
+                                           {"lm_head", "lm_head.weight, which "},
+                                           {"m", "m.weight, which "}};
+    static const char *const advice[] = {"nothing can be added to codes", "before they were made",
+                                         "a head that is tied to the embedding cannot be adapted",
+                                         "is the adapter of this model?"};
+    char path[PATH_MAX];
+    put_fit("m.q", 3, 4);
+    snprintf(path, sizeof path, "%s", scratch_path("mixed/model.safetensors"));
+    adapter_put_tensors(path, tensors, 2);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct checkpoint *c = NULL;
+        struct err err = {{0}};
+        put_fit(cases[i][0], 3, 4);
+        assert_int_equal(checkpoint_open(scratch_path("mixed"), &c, &err), OK);
+        assert_int_equal(checkpoint_adapt(c, scratch_path("fit"), &err), ERR_MODEL);
+        assert_non_null(strstr(err.text, cases[i][1]));
+        assert_non_null(strstr(err.text, advice[i]));
+        checkpoint_close(c);
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(scratch_path("mixed")), 0);
+}
+
+/* Less than half a step of the file's type is there when it is read as floats. */
+static void test_exact(void **state)
+{
+    (void)state;
+    static const float ones[6] = {1, 1, 1, 1, 1, 1}, small[3] = {0x1p-12f, 0x1p-12f, 0x1p-12f};
+    const struct adapter_tensor there[] = {{"m.q.weight", DTYPE_BF16, 2, {2, 3}, ones},
+                                           {"m.z.weight", DTYPE_BF16, 2, {2, 3}, ones}};
+    const struct adapter_tensor pair[] = {{"m.q.lora_A.weight", DTYPE_F32, 2, {1, 3}, small},
+                                          {"m.q.lora_B.weight", DTYPE_F32, 2, {2, 1}, ones}};
+    const struct span rows = {0, 2}, cols = {1, 3};
+    struct checkpoint *c = NULL;
+    struct err err = {{0}};
+    float exact[4];
+    uint16_t rounded[4];
+    assert_int_equal(mkdir(scratch_path("exact"), 0777), 0);
+    adapter_put_tensors(scratch_path("exact/model.safetensors"), there, 2);
+    adapter_put(scratch_path("slight"), ONE, pair, 2);
+    assert_int_equal(checkpoint_open(scratch_path("exact"), &c, &err), OK);
+    assert_int_equal(checkpoint_type(c, checkpoint_at(c, 0)), DTYPE_BF16);
+    assert_int_equal(checkpoint_adapt(c, scratch_path("slight"), &err), OK);
+    const struct checkpoint_tensor *q = checkpoint_at(c, 0), *z = checkpoint_at(c, 1);
+    assert_int_equal(checkpoint_type(c, q), DTYPE_F32);
+    assert_int_equal(q->dtype, DTYPE_BF16);
+    assert_int_equal(checkpoint_type(c, z), DTYPE_BF16);
+    assert_int_equal(checkpoint_read_exact(c, q, rows, cols, 0, exact, &err), OK);
+    for (size_t i = 0; i < 4; i++)
+        assert_true(exact[i] == 1 + 0x1p-12f);
+    assert_int_equal(checkpoint_read(c, q, rows, cols, 0, rounded, &err), OK);
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(rounded[i], 0x3f80);
+    assert_int_equal(checkpoint_read_exact(c, z, rows, cols, 0, rounded, &err), OK);
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(rounded[i], 0x3f80);
+    checkpoint_close(c);
+}
+
 /* What no weight is made of must not be adapted in vain. */
 static void test_ignored(void **state)
 {
@@ -686,7 +753,8 @@ static void test_ignored(void **state)
     put_fit("m.rotary", 3, 4);
     c = open_adapted(scratch_path("mixed"), scratch_path("fit"));
     assert_int_equal(checkpoint_check(c, &w, 1, ignore, ARRAY_LEN(ignore), NULL, &err), ERR_MODEL);
-    assert_string_equal(err.text, "--lora: m.rotary.weight is adapted, but not used by this model");
+    assert_string_equal(err.text, "--lora: an adapter is for m.rotary.weight, which is not used "
+                                  "here: leave out that adapter");
     checkpoint_close(c);
 }
 
@@ -699,6 +767,7 @@ int main(void)
         cmocka_unit_test(test_shrinks),     cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_read_fails),  cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_ignored),     cmocka_unit_test(test_many),
+        cmocka_unit_test(test_exact),       cmocka_unit_test(test_codes_and_heads),
         cmocka_unit_test(test_whole),       cmocka_unit_test(test_whole_of_a_checkpoint),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);

@@ -196,7 +196,7 @@ static enum status add_adapters(const void *list, struct err *err)
     st = text.failed ? base_fail(err, ERR_NOMEM, "description: no memory") : OK;
     buf_free(&text);
     if (st == OK)
-        st = lora_apply(l, "m.q.weight", DTYPE_F32, rows, cols, values, err);
+        st = lora_apply(l, "m.q.weight", DTYPE_F32, rows, cols, values, DTYPE_F32, values, err);
     CHECK(st != OK || values[7] == 6);
     lora_close(l);
     return st;

@@ -107,21 +107,48 @@ void checkpoint_close(struct checkpoint *c)
 
 /* ---- adapters ---- */
 
+static enum status holds_codes(const struct checkpoint *c, const char *adapter,
+                               const struct checkpoint_tensor *t, struct err *err)
+{
+    return base_fail(err, ERR_MODEL,
+                     "%.120s: adapts %.100s, which is %s in %.120s: nothing can be added to codes; "
+                     "take the model as it was before they were made",
+                     adapter, t->name, dtype_name(t->dtype), c->files.dir);
+}
+
+/* Why a tensor that an adapter is for is not there. */
+static enum status not_there(const struct checkpoint *c, const char *adapter, const char *name,
+                             struct err *err)
+{
+    static const char *const codes[] = {"qweight", "weight_packed"};
+    const char *nearest = checkpoint_nearest(c, name); /* looks at all of them */
+    char other[PLACEMENT_NAME_MAX + 16];
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
+        const size_t module = strlen(name) > 6 ? strlen(name) - strlen("weight") : 0;
+        snprintf(other, sizeof other, "%.*s%s", (int)module, name, codes[i]);
+        const struct checkpoint_tensor *t = checkpoint_find(c, other);
+        if (t)
+            return holds_codes(c, adapter, t, err);
+    }
+    if (strcmp(name, "lm_head.weight") == 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.120s: adapts lm_head.weight, which %.120s has not; a head that is tied "
+                         "to the embedding cannot be adapted",
+                         adapter, c->files.dir);
+    return base_fail(err, ERR_MODEL,
+                     "%.120s: adapts %.100s, which %.120s has not (nearest: %.80s): is the adapter "
+                     "of this model?",
+                     adapter, name, c->files.dir, nearest ? nearest : "none");
+}
+
 static enum status fits(const struct checkpoint *c, const struct lora_part *l, struct err *err)
 {
     const char *adapter = lora_adapter(c->lora, l->adapter), *name = l->tensor;
     const struct checkpoint_tensor *t = checkpoint_find(c, name);
-    const char *nearest = t ? NULL : checkpoint_nearest(c, name); /* it looks at all of them */
     if (!t)
-        return base_fail(err, ERR_MODEL,
-                         "%.120s: adapts %.100s, which %.120s has not (nearest: %.80s): is the "
-                         "adapter of this model?",
-                         adapter, name, c->files.dir, nearest ? nearest : "none");
+        return not_there(c, adapter, name, err);
     if (!dtype_is_compute(t->dtype))
-        return base_fail(err, ERR_MODEL,
-                         "%.120s: adapts %.100s, which is %s in %.120s: nothing can be added to "
-                         "codes; take the model as it was before they were made",
-                         adapter, name, dtype_name(t->dtype), c->files.dir);
+        return holds_codes(c, adapter, t, err);
     if (t->ndim != l->ndim || t->rows != l->rows || t->cols != l->cols)
         return base_fail(err, ERR_MODEL,
                          "%.120s: adapts %.100s as [%lld, %lld], which is [%lld, %lld] in %.120s: "
@@ -314,9 +341,10 @@ const char *checkpoint_file(const struct checkpoint *c, int32_t file)
     return file >= 0 && file < c->files.file_count ? c->files.files[file].name : NULL;
 }
 
-enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
-                            struct span rows, struct span cols, int32_t prefer_rank, void *dst,
-                            struct err *err)
+/* dst is of type `as`, the tensor's own or F32: there is room in it for its own. */
+static enum status read_as(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                           struct span rows, struct span cols, int32_t prefer_rank, enum dtype as,
+                           void *dst, struct err *err)
 {
     if (!contains((struct span){0, t->rows}, rows) || !contains((struct span){0, t->cols}, cols))
         return base_fail(
@@ -324,14 +352,36 @@ enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_
             "tensor %s: read of rows [%lld, %lld) columns [%lld, %lld) of [%lld, %lld]", t->name,
             (long long)rows.begin, (long long)rows.end, (long long)cols.begin, (long long)cols.end,
             (long long)t->rows, (long long)t->cols);
-    size_t item = dtype_size(t->dtype);
+    enum status st = OK;
+    const size_t item = dtype_size(t->dtype), n = (size_t)(span_len(rows) * span_len(cols));
     struct request r = {c, t, prefer_rank, item, (size_t)span_len(cols) * item, err};
+    char *there = (char *)dst + n * (dtype_size(as) - item);
     if (span_len(cols) == 0)
         return OK;
-    enum status st = OK;
     if (!lora_replaces(c->lora, t->name))
-        st = read_region(&r, (struct placement_box){rows, cols}, dst);
-    return st == OK && c->lora ? lora_apply(c->lora, t->name, t->dtype, rows, cols, dst, err) : st;
+        st = read_region(&r, (struct placement_box){rows, cols}, there);
+    if (st == OK && c->lora)
+        st = lora_apply(c->lora, t->name, t->dtype, rows, cols, there, as, dst, err);
+    return st;
+}
+
+enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                            struct span rows, struct span cols, int32_t prefer_rank, void *dst,
+                            struct err *err)
+{
+    return read_as(c, t, rows, cols, prefer_rank, t->dtype, dst, err);
+}
+
+enum dtype checkpoint_type(const struct checkpoint *c, const struct checkpoint_tensor *t)
+{
+    return lora_adapts(c->lora, t->name) ? DTYPE_F32 : t->dtype;
+}
+
+enum status checkpoint_read_exact(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                                  struct span rows, struct span cols, int32_t prefer_rank,
+                                  void *dst, struct err *err)
+{
+    return read_as(c, t, rows, cols, prefer_rank, checkpoint_type(c, t), dst, err);
 }
 
 enum { COMPARED_BYTES = 1 << 20 }; /* at a time, or one row */
@@ -618,8 +668,11 @@ enum status checkpoint_check(const struct checkpoint *c, const struct local_weig
             continue;
         const char *name = c->tensors[i].name;
         if (lora_adapts(c->lora, name))
-            TRY(base_fail(err, ERR_MODEL, "--lora: %.100s is adapted, but not used by this model",
-                          name));
+            TRY(base_fail(
+                err, ERR_MODEL,
+                "--lora: an adapter is for %.100s, which is not used here: leave out that "
+                "adapter",
+                name));
         if (is_ignored(name, ignore, ignore_count))
             ignored++;
         else if (unknown++ == 0)

@@ -26,9 +26,9 @@ struct checkpoint_tensor {
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err) MUST_USE;
 void checkpoint_close(struct checkpoint *c);
-/* From here on tensors are read with these adapters added (weights/lora.h), in their own type:
- * nobody who reads need know. list NULL: there are none. Once, before anything is read. ERR_MODEL
- * for one that fits no tensor, or one that holds codes. */
+/* From here on tensors are read with these adapters added (weights/lora.h): nobody who reads need
+ * know. list NULL: there are none. Once, before anything is read. ERR_MODEL for one that fits no
+ * tensor, or one that holds codes. */
 enum status checkpoint_adapt(struct checkpoint *c, const char *list, struct err *err) MUST_USE;
 /* Those adapters; NULL: there are none. */
 const struct lora *checkpoint_lora(const struct checkpoint *c);
@@ -69,6 +69,13 @@ const char *checkpoint_file(const struct checkpoint *c, int32_t file);
 enum status checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t,
                             struct span rows, struct span cols, int32_t prefer_rank, void *dst,
                             struct err *err) MUST_USE;
+
+/* The same in the type of checkpoint_type: F32 for what adapters change, whose sums whoever holds
+ * them rounds, once; for all else the file's. */
+enum dtype checkpoint_type(const struct checkpoint *c, const struct checkpoint_tensor *t);
+enum status checkpoint_read_exact(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                                  struct span rows, struct span cols, int32_t prefer_rank,
+                                  void *dst, struct err *err) MUST_USE;
 
 /* Have both tensors the same shape, type and bytes? Reads both. Thread-safe. */
 enum status checkpoint_same(const struct checkpoint *c, const struct checkpoint_tensor *a,

@@ -109,7 +109,14 @@ static enum dtype source_dtype(const struct job *j, const struct local_weight *w
     if (!j->c)
         return dtype_is_scaled(w->spec.dtype) ? DTYPE_BF16 : w->spec.dtype;
     const struct checkpoint_tensor *t = checkpoint_find(j->c, s->tensor);
-    return t ? t->dtype : DTYPE_F32;
+    return t ? checkpoint_type(j->c, t) : DTYPE_F32;
+}
+
+/* Bytes of one of them in the file. */
+static size_t item_bytes(const struct job *j, const struct tensor_slice *s, enum dtype dtype)
+{
+    const struct checkpoint_tensor *t = j->c ? checkpoint_find(j->c, s->tensor) : NULL;
+    return dtype_size(t ? t->dtype : dtype);
 }
 
 /* Are the slices quantised here? */
@@ -223,7 +230,7 @@ enum status loader_read(struct job *j, const struct checkpoint_tensor *t, struct
     checkpoint_where(j->c, t, rows.begin, cols.begin, j->rank, &file, &offset);
     if (own->reading)
         atomic_store_explicit(own->reading, loader_place(file, offset), memory_order_relaxed);
-    const enum status st = checkpoint_read(j->c, t, rows, cols, j->rank, to, err);
+    const enum status st = checkpoint_read_exact(j->c, t, rows, cols, j->rank, to, err);
     if (own->reading)
         atomic_store_explicit(own->reading, 0, memory_order_relaxed);
     return st;
@@ -382,7 +389,7 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     if (st != OK)
         return st;
     atomic_fetch_add_explicit(&j->written[it->weight], end - begin, memory_order_relaxed);
-    count_values(j, (uint64_t)(span_len(rows) * span_len(cols)) * dtype_size(dtype));
+    count_values(j, (uint64_t)(span_len(rows) * span_len(cols)) * item_bytes(j, s, dtype));
     return OK;
 }
 

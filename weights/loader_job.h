@@ -38,7 +38,7 @@ struct worker {
     _Atomic uint64_t *reading; /* NULL: nobody watches */
 };
 
-/* A rectangle of a tensor into `to`, in the tensor's own type. */
+/* A rectangle of a tensor into `to`, in the type of checkpoint_type. */
 enum status loader_read(struct job *j, const struct checkpoint_tensor *t, struct span rows,
                         struct span cols, void *to, const struct worker *own,
                         struct err *err) MUST_USE;

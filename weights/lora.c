@@ -37,11 +37,17 @@ struct lora {
 
 /* ---- the list ---- */
 
-/* Cuts a trailing ":SCALE" off; without one it is 1. A path may have colons, too. */
-static double cut_scale(char *item)
+static bool is_directory(const char *path)
+{
+    struct stat sb;
+    return stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+}
+
+double lora_cut_scale(char *item)
 {
     char *colon = strrchr(item, ':'), *end;
-    if (!colon || colon[1] == '\0' || strspn(colon + 1, "+-.0123456789eE") != strlen(colon + 1))
+    if (!colon || colon[1] == '\0' || is_directory(item) ||
+        strspn(colon + 1, "+-.0123456789eE") != strlen(colon + 1))
         return 1;
     const double scale = strtod(colon + 1, &end);
     if (*end != '\0')
@@ -64,7 +70,7 @@ static enum status cut_list(struct lora *l, const char *list, struct err *err)
         if (!a->dir)
             return base_fail(err, ERR_NOMEM, "--lora: no memory");
         l->adapter_count++;
-        a->scale = cut_scale(a->dir);
+        a->scale = lora_cut_scale(a->dir);
         if (a->dir[0] == '\0' || !(fabs(a->scale) <= SCALE_MAX))
             return base_fail(
                 err, ERR_USAGE,
@@ -81,10 +87,16 @@ static enum status open_files(struct adapter *a, struct err *err)
 {
     char path[PATH_MAX];
     struct stat sb;
-    if (stat(a->dir, &sb) != 0 || !S_ISDIR(sb.st_mode))
+    if (!is_directory(a->dir))
         return base_fail(err, ERR_MODEL,
-                         "--lora %.200s: no such directory; expected one with " LORA_CONFIG_NAME
-                         " and " FILE_NAME,
+                         "--lora %.200s: no such directory; expected one that PEFT has saved, "
+                         "with " LORA_CONFIG_NAME " and " FILE_NAME,
+                         a->dir);
+    if (snprintf(path, sizeof path, "%s/" LORA_CONFIG_NAME, a->dir) < (int)sizeof path &&
+        stat(path, &sb) != 0)
+        return base_fail(err, ERR_MODEL,
+                         "--lora %.200s: no " LORA_CONFIG_NAME " in it; expected a directory that "
+                         "PEFT has saved (of an adapter with a name it is DIR/NAME)",
                          a->dir);
     enum status st = lora_config_load(a->dir, &a->config, err);
     if (st != OK)
@@ -200,6 +212,9 @@ static enum status add_pair(struct lora *l, int32_t adapter, const struct safete
         new_part(l, adapter, a->name, strlen(a->name) - (sizeof END_A - 1), module, err);
     if (!p)
         return ERR_MODEL;
+    if (!lora_config_targets(&own->config, module))
+        return refuse(own, a->name, "is of a module that " LORA_CONFIG_NAME " has not as a target",
+                      err);
     p->rank = lora_config_rank(&own->config, module);
     if (a->shape[0] != p->rank || b->shape[1] != p->rank)
         return base_fail(err, ERR_MODEL,

@@ -33,6 +33,9 @@ struct lora_part {
  * file, tensor, expected and found: every tensor has to be one of a pair, or whole. */
 enum status lora_open(const char *list, struct lora **out, struct err *err) MUST_USE;
 void lora_close(struct lora *l);
+/* Cuts the ":SCALE" of an item of such a list off and returns it, 1 without one. What is a
+ * directory as it stands has none: paths may have colons, too. */
+double lora_cut_scale(char *item);
 
 /* All parts, by tensor: first the one that is whole, if there is one, then in the order of their
  * adapters. */
@@ -52,10 +55,13 @@ void lora_describe(const struct lora *l, struct buf *out);
 bool lora_adapts(const struct lora *l, const char *tensor);
 /* Has it no need of the checkpoint's values? l NULL: no. */
 bool lora_replaces(const struct lora *l, const char *tensor);
-/* values, of type `dtype`: rows x cols of that tensor, row-major, which are read only where they
- * are not replaced. Sums are made in float and rounded once, the same in every cut of the tensor.
- * ERR_MODEL for one that is not finite. */
+/* values, of type `as`: rows x cols of that tensor, row-major, and what is done to it. there: the
+ * same in the tensor's own type, `dtype`, which are read only where they are not replaced; may lie
+ * in values. Sums are made in float, the same in every cut of the tensor, and rounded once.
+ * ERR_MODEL for one that is not finite in `dtype`. A tensor for which there is nothing is left
+ * alone. */
 enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
-                       struct span cols, void *values, struct err *err) MUST_USE;
+                       struct span cols, const void *there, enum dtype as, void *values,
+                       struct err *err) MUST_USE;
 
 #endif

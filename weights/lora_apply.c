@@ -1,8 +1,9 @@
 /* DESIGN: what an adapter's product is added to is a rectangle that somebody reads of a tensor, and
  * nothing else of the product is made: B's rows and A's columns are read with it, from files that
  * are small beside the model's. Every element is one chain of additions in the order of the rank,
- * so it has the same bits in every rectangle, and therefore on every rank. Rounding to the tensor's
- * own type makes the same of it as a checkpoint into which the adapter had been merged before. */
+ * so it has the same bits in every rectangle, and therefore on every rank. It is rounded once, to
+ * the type in which it is held or written: half a step of the file's type can be more than what is
+ * added. */
 #include "weights/lora.h"
 
 #include <math.h>
@@ -112,26 +113,32 @@ static enum status add_part(const struct safetensors *st, const struct lora_part
     return s;
 }
 
-/* n sums, rounded, from element `at` on; false: one of them is beyond the type. */
-static bool store(void *values, enum dtype dtype, size_t at, const float *sum, size_t n)
+/* n sums, rounded, from element `at` on. */
+static void store(void *values, enum dtype as, size_t at, const float *sum, size_t n)
 {
-    const float bound = dtype == DTYPE_F16 ? 65520 : dtype == DTYPE_BF16 ? 0x1.ffp127f : INFINITY;
-    int beyond = 0;
-    for (size_t i = 0; i < n; i++)
-        beyond |= !(fabsf(sum[i]) < bound);
-    if (dtype == DTYPE_F32)
+    if (as == DTYPE_F32)
         memcpy((float *)values + at, sum, n * sizeof *sum);
-    else if (dtype == DTYPE_BF16)
+    else if (as == DTYPE_BF16)
         for (size_t i = 0; i < n; i++)
             ((uint16_t *)values)[at + i] = dtype_to_bf16(sum[i]);
     else
         for (size_t i = 0; i < n; i++)
             ((uint16_t *)values)[at + i] = dtype_to_f16(sum[i]);
+}
+
+/* Would all be finite in that type? */
+static bool is_finite(const float *sum, size_t n, enum dtype dtype)
+{
+    const float bound = dtype == DTYPE_F16 ? 65520 : dtype == DTYPE_BF16 ? 0x1.ffp127f : INFINITY;
+    int beyond = 0;
+    for (size_t i = 0; i < n; i++)
+        beyond |= !(fabsf(sum[i]) < bound);
     return !beyond;
 }
 
 enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtype, struct span rows,
-                       struct span cols, void *values, struct err *err)
+                       struct span cols, const void *there, enum dtype as, void *values,
+                       struct err *err)
 {
     enum status st = OK;
     int32_t count = 0;
@@ -140,17 +147,21 @@ enum status lora_apply(const struct lora *l, const char *tensor, enum dtype dtyp
     if (!all || span_len(rows) == 0 || span_len(cols) == 0)
         return OK;
     CHECK(dtype_is_compute(dtype));
+    CHECK(dtype_is_compute(as));
     const size_t n = (size_t)span_len(cols);
     TRY(open_work(&w, all, count, rows, cols, err));
     for (int64_t r = 0; r < span_len(rows) && !all->whole; r++)
-        dtype_load_n(w.sum + r * w.width, values, dtype, (size_t)r * n, n);
+        dtype_load_n(w.sum + r * w.width, there, dtype, (size_t)r * n, n);
     for (int32_t i = 0; i < count; i++)
         TRY(add_part(lora_file(l, all[i].adapter), &all[i], &w, err));
-    for (int64_t r = 0; r < span_len(rows); r++)
-        if (!store(values, dtype, (size_t)r * n, w.sum + r * w.width, n))
+    for (int64_t r = 0; r < span_len(rows); r++) {
+        const float *sum = w.sum + r * w.width;
+        if (!is_finite(sum, n, dtype))
             TRY(base_fail(err, ERR_MODEL, "%.200s: makes a value of %s, row %lld, not finite as %s",
                           lora_adapter(l, all->adapter), tensor, (long long)(rows.begin + r),
                           dtype_name(dtype)));
+        store(values, as, (size_t)r * n, sum, n);
+    }
 out:
     free(w.memory);
     return st;

@@ -81,7 +81,7 @@ static void check_applied(const struct lora *l, const struct lora_part *x)
     if ((count == 2 && (x[1].rows != x->rows || x[1].cols != x->cols)) || x->rows * x->cols == 0)
         return;
     CHECK(x->rows <= DATA_BYTES && x->cols <= DATA_BYTES); /* there are no more values */
-    CHECK(lora_apply(l, x->tensor, DTYPE_F32, rows, cols, values, &err) == OK);
+    CHECK(lora_apply(l, x->tensor, DTYPE_F32, rows, cols, values, DTYPE_F32, values, &err) == OK);
     for (int64_t i = 0; i < x->rows * x->cols; i++)
         CHECK(isfinite(values[i]));
 }
