@@ -444,6 +444,7 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
                                   struct err *err)
 {
     const char *word = NULL;
+    bool adapters = false;
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i], *value = NULL;
         if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
@@ -474,6 +475,11 @@ static enum status from_arguments(int argc, char **argv, struct options *o, bool
             value = "1";
         if (!value && i + 1 == argc)
             return base_fail(err, ERR_USAGE, "--%s needs a value", r->name);
+        if (r->offset == AT(lora) && adapters) /* the last would count, as ever: not meant */
+            return base_fail(err, ERR_USAGE,
+                             "--lora is there twice; several adapters have commas "
+                             "between");
+        adapters = adapters || r->offset == AT(lora);
         enum status st = options_rows_set(r, value ? value : argv[++i], o, err);
         if (st != OK)
             return st;

@@ -58,7 +58,7 @@ function figures({begin, first, last, usage, reason}) {
         tokens > 1 && last > first &&
             `${((tokens - 1) * 1000 / (last - first)).toFixed(1)} tokens/s`,
         first > 0 && `first token after ${((first - begin) / 1000).toFixed(2)} s`,
-        reason === "length" && "cut at max tokens",
+        reason === "length" && "cut at the limit of tokens",
         reason === "stopped" && "stopped",
     ].filter(Boolean).join(", ");
 }
@@ -66,6 +66,8 @@ function figures({begin, first, last, usage, reason}) {
 /* ---- talking to the server ---- */
 
 const LOST = "The connection to the server was lost before the answer was complete.";
+
+const FULL = " A new conversation has room again.";
 
 const failure = (message, status = 0, param = null) =>
     Object.assign(new Error(message), {status, param});
@@ -90,17 +92,17 @@ async function call(path, body, signal) {
     }).catch(failing("The server cannot be reached."));
     if (response.ok)
         return response;
-    const answer = await response.json().catch(() => ({})); /* a proxy's page is no JSON */
-    const error = answer.error || {};
-    throw failure(error.message || `HTTP ${response.status} ${response.statusText}`,
+    const answer = await response.json().catch(() => null); /* a proxy's page is no JSON */
+    const error = (answer && answer.error) || {};
+    throw failure(`${error.message || `HTTP ${response.status} ${response.statusText}`}`,
                   response.status, error.param);
 }
 
 function takeChunk(chunk, end, take) {
     if (chunk.error)
-        throw failure(chunk.error.message);
+        throw failure(`${chunk.error.message || LOST}`);
     end.usage = chunk.usage || end.usage;
-    for (const choice of chunk.choices) {
+    for (const choice of chunk.choices || []) {
         const {content, reasoning} = choice.delta || {content: choice.text};
         end.reason = choice.finish_reason || end.reason;
         if (content || reasoning) {
@@ -118,17 +120,19 @@ async function stream(path, body, signal, end, take) {
     const asked = {...body, stream: true, stream_options: {include_usage: true}};
     const reader = (await call(path, asked, signal)).body.getReader();
     const read = eventReader();
-    for (let complete = false;;) {
-        const {value, done} = await reader.read().catch(failing(LOST));
-        if (done && complete)
-            return;
-        if (done)
-            throw failure(LOST);
-        for (const data of read(value)) {
-            complete = data === "[DONE]";
-            if (!complete)
-                takeChunk(JSON.parse(data), end, take);
+    try {
+        for (;;) {
+            const {value, done} = await reader.read().catch(failing(LOST));
+            if (done)
+                throw failure(LOST);
+            for (const data of read(value)) {
+                if (data === "[DONE]")
+                    return;
+                takeChunk(JSON.parse(data) || {}, end, take);
+            }
         }
+    } finally {
+        reader.cancel().catch(() => {}); /* a server that still writes need not */
     }
 }
 
@@ -269,7 +273,7 @@ async function answer(path, body, take) {
     if (thrown && thrown.name === "AbortError")
         end.reason = "stopped";
     else if (thrown && !handle(thrown))
-        end.failure = thrown.message;
+        end.failure = thrown.message + (/context/.test(thrown.message) ? FULL : "");
     return end;
 }
 
@@ -295,7 +299,8 @@ async function chat(text) {
 }
 
 async function continueText(area) {
-    const end = await answer("v1/completions", {prompt: area.value}, (content) => {
+    const few = !byId("max-tokens").value && {max_tokens: 200}; /* the server's default is 16 */
+    const end = await answer("v1/completions", {prompt: area.value, ...few}, (content) => {
         area.value += content;
         area.scrollTop = area.scrollHeight;
     });
@@ -351,7 +356,12 @@ function start() {
     };
     byId("key-form").onsubmit = (event) => {
         event.preventDefault();
-        kept.tesseraKey = byId("key").value.trim();
+        const key = byId("key").value.trim();
+        if (/[^\x21-\x7e]/.test(key)) { /* no header can carry it */
+            setStatus("A key has letters, digits and signs of ASCII only.");
+            return;
+        }
+        kept.tesseraKey = key;
         event.target.reset();
         event.target.hidden = true;
         setStatus("");

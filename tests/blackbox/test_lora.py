@@ -196,6 +196,8 @@ def test_what_is_no_adapter(tmp_path):
     assert "no such directory" in refused(3, BASE, "--lora", "nowhere/at-all")
     assert "adapter_config.json" in refused(3, BASE, "--lora", BASE)
     assert "expected DIR or DIR:SCALE" in refused(2, BASE, "--lora", f"{ADAPTERS / NAMES[0]},")
+    assert "is there twice" in refused(2, BASE, "--lora", ADAPTERS / NAMES[0],
+                                       f"--lora={ADAPTERS / NAMES[0]}")
     assert "--load-format dummy" in refused(2, BASE, "--lora", ADAPTERS / NAMES[0],
                                             "--load-format", "dummy")
     line = refused(3, ADAPTERS / NAMES[0])  # in the place of the model
@@ -217,6 +219,20 @@ def test_what_does_not_fit(tmp_path):
     model = fp8.write(tmp_path / "codes", {**codes, **scales}, BASE,
                       quantization_config=fp8.CHANNEL)
     assert "nothing can be added to codes" in refused(3, model, "--lora", ADAPTERS / "all_linears")
+
+
+def test_names_in_the_cache(tmp_path, monkeypatch):
+    """ORG/NAME, with and without a scale, beside a directory."""
+    root = tmp_path / "models--us--ours"
+    shutil.copytree(ADAPTERS / "all_linears", root / "snapshots/abc")
+    (root / "refs").mkdir()
+    (root / "refs/main").write_text("abc")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("us/ours", "us/ours:0.5", f"{ADAPTERS}/all_linears,us/ours:0.25"):
+        done = run("plan", BASE, "-tp", 2, "--lora", name)
+        assert done.returncode == 0, done.stderr
+        assert f"adapter {root}/snapshots/abc: of rank 6, added to 21 tensors" in done.stdout
+        assert (", times 0." in done.stdout) == (":" in name)
 
 
 def test_other_names_of_it():

@@ -206,7 +206,7 @@ def test_figures():
          "1 token, first token after 0.25 s"),
         ({**nothing, "first": 105, "last": 2105, "usage": {"completion_tokens": 41},
           "reason": "length"},
-         "41 tokens, 20.0 tokens/s, first token after 0.10 s, cut at max tokens"),
+         "41 tokens, 20.0 tokens/s, first token after 0.10 s, cut at the limit of tokens"),
     ]
     lines = run_script("(ends) => ends.map(page.figures)", [end for end, _ in cases])
     assert lines == [line for _, line in cases]
