@@ -233,13 +233,21 @@ const struct options_row options_rows[] = {
      "most tokens of an answer"},
     {"random-vocab", NULL, COMMAND_BENCH, INT32, AT(bench.vocab), 4, 0x7fffffff, "1000", NULL,
      "random token ids are below it"},
-    {"ignore-eos", NULL, WITH_URL, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
+    {"ignore-eos", NULL, WITH_URL & ~COMMAND_BATCH, FLAG, AT(bench.ignore_eos), 0, 0, NULL, NULL,
      "answers go on past the end token, to their full length"},
     {"prompts", NULL, COMMAND_BENCH, STRING, AT(bench.prompts), 0, 0, NULL, NULL,
      "JSON lines {\"prompt\": text or ids, \"max_tokens\": N}"},
     {"goodput", NULL, COMMAND_BENCH, STRING, AT(bench.goodput), 0, 0, NULL, NULL,
      "most milliseconds of a good request, as ttft:500,tpot:50,e2e:10000"},
-    {"model", NULL, WITH_URL, STRING, AT(bench.model), 0, 0, NULL, NULL,
+    {"input-file", "i", COMMAND_BATCH, STRING, AT(bench.input_file), 0, 0, NULL, NULL,
+     "requests, a JSON object a line; -: stdin"},
+    {"output-file", "o", COMMAND_BATCH, STRING, AT(bench.output_file), 0, 0, NULL, NULL,
+     "answers, likewise; one that has some already is gone on with; -: stdout"},
+    {"max-concurrency", NULL, COMMAND_BATCH, INT32, AT(bench.max_concurrency), 1, 1024, "64", NULL,
+     "most requests at once"},
+    {"model", NULL, COMMAND_BATCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
+     "name for bodies that have none; default: the first one the server lists"},
+    {"model", NULL, WITH_URL & ~COMMAND_BATCH, STRING, AT(bench.model), 0, 0, NULL, NULL,
      "name in the requests; default: the first one the server lists"},
     {"api-key", NULL, WITH_URL, STRING, AT(bench.api_key), 0, 0, NULL, NULL,
      "bearer token; TESSERA_API_KEY keeps it off the command line"},
@@ -586,6 +594,8 @@ static enum status check_complete(const char *name, struct options *o, struct er
         return base_fail(err, ERR_USAGE, "convert: which GGUF file? (tessera convert --help)");
     if (o->command == COMMAND_SYNTH && !o->synth_config)
         return base_fail(err, ERR_USAGE, "synth: --config FILE is needed");
+    if (o->command == COMMAND_BATCH && (!o->bench.input_file || !o->bench.output_file))
+        return base_fail(err, ERR_USAGE, "batch: -i FILE and -o FILE are needed");
     if ((o->command & (COMMAND_SYNTH | COMMAND_SHARD | COMMAND_CONVERT)) && !o->output)
         return base_fail(err, ERR_USAGE, "%s: -o DIR is needed", name);
     return OK;

@@ -27,6 +27,7 @@ enum command {
     COMMAND_DOCTOR = 512,
     COMMAND_CHAT = 1024,
     COMMAND_CONVERT = 2048,
+    COMMAND_BATCH = 4096,
 };
 
 /* Every setting, immutable after options_parse. Strings are borrowed from argv, the environment or
@@ -34,7 +35,7 @@ enum command {
 struct options {
     enum command command;
     const char *model; /* --model, or the word without a dash: checkpoint directory; of bench,
-                        * complete and chat a URL too */
+                        * batch, complete and chat a URL too */
     const char *url;   /* COMMAND_HEALTH: the word without a dash */
     const char *config;
     const char *log_format, *log_level;
@@ -85,10 +86,11 @@ struct options {
         const char *max_tokens, *temperature, *top_p, *top_k, *min_p, *presence_penalty;
         const char *frequency_penalty, *repetition_penalty, *seed, *stop;
     } complete;
-    struct { /* COMMAND_BENCH, and some of the two above */
+    struct { /* COMMAND_BENCH, and some of the two above and COMMAND_BATCH */
         int32_t num_prompts, input_len, output_len, vocab;
         int32_t max_concurrency; /* 0: no bound */
         const char *request_rate, *goodput, *prompts, *model, *api_key, *output_json, *plot;
+        const char *input_file, *output_file; /* COMMAND_BATCH; "-": stdin, stdout */
         bool ignore_eos, latency, throughput;
         double timeout;
         char **rest; /* what follows --: options of the server */

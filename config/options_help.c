@@ -49,6 +49,23 @@ static const struct {
      "Ctrl-D ends,\nCtrl-C stops an answer. With MESSAGE, or all of stdin where that is no "
      "terminal: one answer.\nAnswers go to stdout, the rest to stderr. Exit code 1: the server "
      "fails, or none answers.\n"},
+    {"batch", COMMAND_BATCH,
+     "tessera batch URL|MODEL -i FILE -o FILE [options] [-- options of tessera serve]\n\n"
+     "Answers a file of requests as OpenAI's Batch API and `vllm run-batch` have it, with a server "
+     "at\nhttp://HOST:PORT or with one that it starts on a model directory and stops again. A line "
+     "of "
+     "each:\n\n"
+     "  {\"custom_id\": NAME, \"method\": \"POST\", \"url\": \"/v1/completions\", "
+     "\"body\": {...}}\n"
+     "  {\"id\": ..., \"custom_id\": NAME, \"response\": {\"status_code\": 200, \"request_id\": "
+     "...,\n   \"body\": {...}}, \"error\": null}\n\n"
+     "url may also be /v1/chat/completions, /v1/embeddings, /v1/responses and /v1/messages. "
+     "Answers "
+     "are\nwritten as they come. \"error\" has a code (invalid_request, refused, invalid_answer, "
+     "no_answer,\ntimeout) and a message; what is refused has the server's answer, too. 429 and "
+     "503 "
+     "are tried again\nuntil the timeout. After Ctrl-C, or when some have no answer, the same "
+     "command goes on: what has\nan answer stays as it is. Exit code 1: not all are answered.\n"},
     {"bench", COMMAND_BENCH,
      "tessera bench URL [options]\n"
      "       tessera bench MODEL [options] [-- options of tessera serve]\n\n"

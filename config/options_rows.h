@@ -9,7 +9,7 @@
 
 #define OPTIONS_ROWS_ALL (~0) /* every command */
 /* Those that ask a server, which they may start with options behind "--". */
-#define OPTIONS_ROWS_WITH_URL (COMMAND_BENCH | COMMAND_COMPLETE | COMMAND_CHAT)
+#define OPTIONS_ROWS_WITH_URL (COMMAND_BENCH | COMMAND_BATCH | COMMAND_COMPLETE | COMMAND_CHAT)
 
 enum options_kind { INT32, INT64, BYTES, NUMBER, STRING, CHOICE, FLAG };
 

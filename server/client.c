@@ -359,6 +359,16 @@ out:
     return st;
 }
 
+const struct target *client_target(const struct client *c)
+{
+    return &c->target;
+}
+
+const char *client_model(const struct client *c)
+{
+    return c->model;
+}
+
 void client_close(struct client *c)
 {
     if (c)

@@ -10,6 +10,7 @@
 #define CLIENT_TEXT_BYTES_MAX (1u << 20) /* of what is typed */
 
 struct client;
+struct target;
 
 /* Of options->model, a URL or a directory, which is borrowed with the rest. chat: for messages
  * instead of prompts. ERR_USAGE for what is wrong with the options; nothing is started yet. */
@@ -18,6 +19,9 @@ enum status client_open(const struct options *o, bool chat, struct client **out,
 /* Reaches the server, after having started one on a directory: it stops with client_close. */
 enum status client_start(struct client *c, struct err *err) MUST_USE;
 void client_close(struct client *c);
+/* After client_start: whom it asks, and for what; until client_close. */
+const struct target *client_target(const struct client *c);
+const char *client_model(const struct client *c);
 
 /* Appends ", "name": value" for each sampling option that was given; the API's own table knows
  * their types and limits. */

@@ -18,6 +18,8 @@ enum status commands_synth(const struct options *o, struct err *err) MUST_USE;
 /* ERR_USAGE also for what the server finds wrong with the request, ERR_PEER when it fails. */
 enum status commands_complete(const struct options *o, struct err *err) MUST_USE;
 enum status commands_chat(const struct options *o, struct err *err) MUST_USE; /* likewise */
+/* ERR_PEER also when a request has no answer. */
+enum status commands_batch(const struct options *o, struct err *err) MUST_USE;
 enum status commands_bench(const struct options *o, struct err *err) MUST_USE;
 
 #endif

@@ -18,6 +18,7 @@ static void usage(FILE *out)
           "  serve MODEL                  serve a model directory over HTTP\n"
           "  complete URL|MODEL \"PROMPT\"  one completion, printed as it comes\n"
           "  chat URL|MODEL               a conversation in the terminal\n"
+          "  batch URL|MODEL -i F -o F    answer a file of requests\n"
           "  bench URL|MODEL              measure a server under load\n"
           "  doctor [MODEL]               what this machine can do, what is wrong with it, and\n"
           "                               whether MODEL fits\n"
@@ -57,6 +58,8 @@ static enum status run(const struct options *o, struct err *err)
         return commands_chat(o, err);
     case COMMAND_BENCH:
         return commands_bench(o, err);
+    case COMMAND_BATCH:
+        return commands_batch(o, err);
     case COMMAND_DOCTOR:
         return commands_doctor(o, err);
     case COMMAND_RANK:
@@ -68,9 +71,9 @@ static enum status run(const struct options *o, struct err *err)
 /* NULL: none is like it. */
 static const char *nearest_command(const char *word)
 {
-    static const char *const names[] = {"serve", "plan",     "inspect", "shard",
-                                        "synth", "complete", "convert", "chat",
-                                        "bench", "health",   "doctor",  "version"};
+    static const char *const names[] = {"serve",    "plan",    "inspect", "shard", "synth",
+                                        "complete", "convert", "chat",    "batch", "bench",
+                                        "health",   "doctor",  "version"};
     const char *best = NULL;
     int least = strlen(word) < 4 ? 0 : strlen(word) < 6 ? 1 : 2; /* more is no slip */
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {

@@ -14,6 +14,7 @@
 #include "server/api/completion.h"
 #include "server/api/embedding.h"
 #include "server/api/tokenize.h"
+#include "server/bench/batch_line.h"
 #include "server/grammar/structure.h"
 #include "server/guides.h"
 #include "server/keys.h"
@@ -272,6 +273,28 @@ static enum status read_completion(const void *text, struct err *err)
     CHECK(e.http_status == 503);
     snprintf(err->text, sizeof err->text, "%s", e.message);
     return st;
+}
+
+static enum status read_batch_request(const void *line, struct err *err)
+{
+    struct batch_request r;
+    enum status st = batch_line_request(line, strlen(line), "m", &r, err);
+    CHECK(st != OK || (r.custom_id_len == 1 && strstr(r.body.data, "\"m\"")));
+    batch_line_free(&r);
+    return st;
+}
+
+/* An answer that is there is never taken for a failure. */
+static enum status read_batch_result(const void *line, struct err *err)
+{
+    char *id = NULL;
+    size_t n;
+    bool answered;
+    if (!batch_line_result(line, strlen(line), &id, &n, &answered))
+        return base_fail(err, ERR_NOMEM, "no memory");
+    CHECK(answered && n == 1);
+    free(id);
+    return OK;
 }
 
 static enum status read_embedding(const void *text, struct err *err)
@@ -660,6 +683,11 @@ static void test_requests(void **state)
     nomem_sweep("stream of messages", write_messages, &(struct told){true});
     nomem_sweep("answer", read_answer,
                 "<think>a</think>b<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}");
+    nomem_sweep("request of a batch", read_batch_request,
+                "{\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/responses\", "
+                "\"body\": {\"input\": \"x\"}}");
+    nomem_sweep("result of a batch", read_batch_result,
+                "{\"custom_id\": \"a\", \"response\": {\"status_code\": 200}, \"error\": null}");
     nomem_sweep("detokenize", read_detokenize, "{\"tokens\": [1, 2, 3]}");
     nomem_sweep("tokenizer configuration", read_tokenizer_config,
                 "{\"add_bos_token\": true, \"bos_token\": {\"content\": \"<s>\"}}");

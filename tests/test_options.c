@@ -428,7 +428,8 @@ static void test_names_are_unique(void **state)
 {
     (void)state;
     static const enum command commands[] = {COMMAND_SERVE, COMMAND_PLAN,  COMMAND_INSPECT,
-                                            COMMAND_SHARD, COMMAND_SYNTH, COMMAND_BENCH};
+                                            COMMAND_SHARD, COMMAND_SYNTH, COMMAND_BENCH,
+                                            COMMAND_BATCH};
     char line[64];
     for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
         char *text = help_text(commands[i]), *options = strstr(text, ":\n  --");

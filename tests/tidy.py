@@ -269,18 +269,26 @@ TESTED_BY = {
     "server/grammar/structure.c": "tests/blackbox/test_structures.py "
                                   "tests/blackbox/test_tools.py",
     "server/guides.c": "tests/blackbox/test_structured.py tests/test_nomem.c",
+    "server/bench/batch.c": "tests/blackbox/test_batch.py",
+    "server/bench/batch_ask.c": "tests/blackbox/test_batch.py",
+    "server/bench/batch_ids.c": "tests/test_batch.c",
+    "server/bench/batch_line.c": "tests/test_batch.c tests/test_nomem.c "
+                                  "tests/blackbox/test_batch.py",
+    "server/bench/batch_output.c": "tests/test_batch.c tests/blackbox/test_batch.py",
     "server/bench/child.c": "tests/blackbox/test_bench.py",
     "server/bench/chunk.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
+    "server/bench/lines.c": "tests/test_batch.c",
     "server/bench/load.c": "tests/blackbox/test_bench.py",
     "server/bench/offline.c": "tests/blackbox/test_bench.py",
     "server/bench/plot.c": "tests/test_bench.c tests/blackbox/test_bench.py",
-    "server/bench/reply.c": "tests/test_bench.c tests/fuzz/fuzz_reply.c",
+    "server/bench/reply.c": "tests/test_bench.c tests/test_batch.c tests/fuzz/fuzz_reply.c",
     "server/bench/report.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/bench/samples.c": "tests/test_bench.c",
     "server/bench/target.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/chat_template.c": "tests/test_chat.c tests/blackbox/test_chat.py",
     "server/client.c": "tests/blackbox/test_complete.py tests/blackbox/test_chat_command.py",
+    "server/cmd_batch.c": "tests/blackbox/test_batch.py",
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",
     "server/cmd_chat.c": "tests/blackbox/test_chat_command.py",
     "server/cmd_complete.c": "tests/blackbox/test_complete.py",
@@ -385,7 +393,8 @@ UNDONE = UNDONE_WORD + r"(?!\([^)]+\): )\b|\bFIX" r"ME\b"
 # function per command, each in a file of its own.
 EXPORTS_ALLOWED = {"main", "commands_serve", "commands_plan", "commands_inspect", "commands_shard",
                    "commands_synth", "commands_doctor", "commands_health", "commands_bench",
-                   "commands_complete", "commands_chat", "commands_convert", "module_entry",
+                   "commands_complete", "commands_chat", "commands_convert", "commands_batch",
+                   "module_entry",
                    "recv"}  # server/http/http_intake.c stands in for it
 
 

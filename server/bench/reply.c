@@ -37,7 +37,8 @@ void reply_reset(struct reply *r)
     clear_lines(&r->events);
     buf_clear(&r->body);
     r->state = STATUS_LINE;
-    r->http_status = 0;
+    r->http_status = r->retry_after_s = 0;
+    r->request_id[0] = '\0';
     r->is_stream = r->chunked = r->has_length = r->keeps = false;
     r->left = 0;
     r->head_bytes = 0;
@@ -124,6 +125,22 @@ static bool take_status_line(struct reply *r, const char *line, size_t n)
     return true;
 }
 
+static void take_id(struct reply *r, const char *value, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (n >= sizeof r->request_id || !isgraph((unsigned char)value[i]))
+            return;
+    memcpy(r->request_id, value, n);
+    r->request_id[n] = '\0';
+}
+
+static void take_retry(struct reply *r, const char *value, size_t n)
+{
+    uint64_t seconds;
+    if (parse_number(value, n, 10, &seconds))
+        r->retry_after_s = (int32_t)(seconds < INT32_MAX ? seconds : INT32_MAX);
+}
+
 static bool take_field(struct reply *r, const char *line, size_t n)
 {
     const char *colon = memchr(line, ':', n), *end = line + n;
@@ -146,6 +163,10 @@ static bool take_field(struct reply *r, const char *line, size_t n)
         r->keeps = r->keeps && !(len == 5 && strncasecmp(value, "close", len) == 0);
     if (name == 12 && strncasecmp(line, "content-type", name) == 0)
         r->is_stream = len >= 17 && strncasecmp(value, "text/event-stream", 17) == 0;
+    if (name == 12 && strncasecmp(line, "x-request-id", name) == 0)
+        take_id(r, value, len);
+    if (name == 11 && strncasecmp(line, "retry-after", name) == 0)
+        take_retry(r, value, len);
     return true;
 }
 

@@ -9,6 +9,7 @@
 #define REPLY_HEAD_BYTES_MAX (64u << 10) /* status line and fields, of all interim answers too */
 #define REPLY_LINE_BYTES_MAX (1u << 20)  /* one line of an event stream */
 #define REPLY_BODY_BYTES_MAX (4u << 20)  /* of other bodies; what is beyond is dropped */
+#define REPLY_ID_BYTES_MAX 128           /* of X-Request-Id, with the NUL */
 
 /* A "data:" line of an event stream, without the field name; valid during the call. Lines end in
  * LF or CRLF. OpenAI-style servers write one line per event, so a line counts as an event. */
@@ -23,7 +24,9 @@ struct reply {
     int32_t http_status; /* 0: not yet known */
     bool is_stream;      /* Content-Type: text/event-stream */
     bool keeps;          /* once complete: the connection may carry another exchange */
-    struct buf body;     /* of anything else */
+    struct buf body;     /* of anything else; its max may be changed before the first byte */
+    char request_id[REPLY_ID_BYTES_MAX]; /* X-Request-Id, printable; "": none, or a longer one */
+    int32_t retry_after_s;               /* Retry-After; 0: none, or a date */
     /* private */
     int state;
     bool chunked, has_length;

@@ -245,21 +245,17 @@ struct exchange {
     const char *method, *path;
     const struct buf *body;
     double timeout_s;
-    reply_event *on_event;
-    void *ctx;
 };
 
-static enum status exchange(const struct target *t, const struct exchange *x, int32_t *http_status,
-                            struct buf *body, struct err *err)
+static enum status exchange(const struct target *t, const struct exchange *x, struct reply *r,
+                            struct err *err)
 {
     enum status st = OK;
-    struct reply r;
     struct buf request;
     struct err cause = {""};
     double end = base_now() + x->timeout_s;
     buf_init(&request,
              HEAD_BYTES_MAX + (t->api_key ? strlen(t->api_key) : 0) + (x->body ? x->body->len : 0));
-    reply_init(&r, x->on_event, x->ctx);
     int fd = dial((const struct sockaddr *)&t->address, t->address_len, x->timeout_s);
     target_write_head(t, x->method, x->path, x->body ? x->body->len : 0, false, &request);
     if (x->body)
@@ -269,15 +265,12 @@ static enum status exchange(const struct target *t, const struct exchange *x, in
     else if (fd < 0 || send_all(fd, &request) != OK)
         st = base_fail_errno(&cause, ERR_PEER, "cannot send");
     TRY(st);
-    TRY(receive(t, fd, end, &r, &cause));
-    *http_status = r.http_status;
-    buf_add(body, r.body.data, r.body.len);
+    TRY(receive(t, fd, end, r, &cause));
 out:
     if (st != OK)
         base_fail(err, st, "%s http://%s%s: %s", x->method, t->host, x->path, cause.text);
     if (fd >= 0)
         close(fd);
-    reply_free(&r);
     buf_free(&request);
     return st;
 }
@@ -286,16 +279,38 @@ enum status target_exchange(const struct target *t, const char *method, const ch
                             const struct buf *request_body, double timeout_s, int32_t *http_status,
                             struct buf *body, struct err *err)
 {
-    const struct exchange x = {method, path, request_body, timeout_s, ignore_event, NULL};
-    return exchange(t, &x, http_status, body, err);
+    const struct exchange x = {method, path, request_body, timeout_s};
+    struct reply r;
+    reply_init(&r, ignore_event, NULL);
+    enum status st = exchange(t, &x, &r, err);
+    if (st == OK) {
+        *http_status = r.http_status;
+        buf_add(body, r.body.data, r.body.len);
+    }
+    reply_free(&r);
+    return st;
+}
+
+enum status target_post(const struct target *t, const char *path, const struct buf *request_body,
+                        double timeout_s, struct reply *r, struct err *err)
+{
+    const struct exchange x = {"POST", path, request_body, timeout_s};
+    return exchange(t, &x, r, err);
 }
 
 enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,
                           reply_event *on_event, void *ctx, int32_t *http_status, struct buf *body,
                           struct err *err)
 {
-    const struct exchange x = {"POST", t->path, request_body, timeout_s, on_event, ctx};
-    return exchange(t, &x, http_status, body, err);
+    struct reply r;
+    reply_init(&r, on_event, ctx);
+    enum status st = target_post(t, t->path, request_body, timeout_s, &r, err);
+    if (st == OK) {
+        *http_status = r.http_status;
+        buf_add(body, r.body.data, r.body.len);
+    }
+    reply_free(&r);
+    return st;
 }
 
 enum status target_model(const struct target *t, double timeout_s, char *name, size_t cap,

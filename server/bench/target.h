@@ -38,9 +38,12 @@ void target_write_head(const struct target *t, const char *method, const char *p
 enum status target_exchange(const struct target *t, const char *method, const char *path,
                             const struct buf *request_body, double timeout_s, int32_t *http_status,
                             struct buf *body, struct err *err) MUST_USE;
+/* Likewise, with a POST of JSON: the answer, whatever it is, stays in *r, which was just made. */
+enum status target_post(const struct target *t, const char *path, const struct buf *request_body,
+                        double timeout_s, struct reply *r, struct err *err) MUST_USE;
 bool target_is_stopped(const struct target *t);
-/* Likewise; posts to the endpoint and hands out the events of the answer as they come; the body is
- * filled by an answer of another kind. */
+/* As target_exchange; posts to the endpoint and hands out the events of the answer as they come;
+ * the body is filled by an answer of another kind. */
 enum status target_stream(const struct target *t, const struct buf *request_body, double timeout_s,
                           reply_event *on_event, void *ctx, int32_t *http_status, struct buf *body,
                           struct err *err) MUST_USE;
