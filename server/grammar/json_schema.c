@@ -2,11 +2,12 @@
  * references may go in circles and a schema that is used twice is there once. */
 #include "server/grammar/json_schema.h"
 
-#include "server/grammar/json_format.h"
-#include "server/grammar/json_keyword.h"
+#include "server/grammar/json_array.h"
+#include "server/grammar/json_literal.h"
 #include "server/grammar/json_number.h"
 #include "server/grammar/json_object.h"
-#include "server/grammar/pattern.h"
+#include "server/grammar/json_scope.h"
+#include "server/grammar/json_string.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,192 +15,28 @@
 
 enum { SCHEMAS_MAX = 4096, DEPTH_MAX = 64, PATH_BYTES_MAX = 200 };
 
+#define FAIL(s, err, fmt, ...) JSON_SCOPE_FAIL(&(s)->in, err, fmt, __VA_ARGS__)
+
 struct schema {
-    struct json_text t;
-    struct grammar *g;
-    const struct jdoc *root;
-    struct json_search search;
+    struct json_scope in;
     struct {
         const struct jdoc *schema;
         int32_t rule;
     } known[SCHEMAS_MAX];
     int32_t known_count, depth;
-    struct buf path; /* where in the document we are */
 };
 
 static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule, struct err *err);
-
-#define FAIL(s, err, fmt, ...)                                                                     \
-    base_fail(err, ERR_INPUT, "schema at #%.*s: " fmt, (int)(s)->path.len,                         \
-              (s)->path.data ? (s)->path.data : "", __VA_ARGS__)
-
-/* What went wrong in a part of it, said where it is. */
-static enum status fail_as(const struct schema *s, enum status st, const struct err *why,
-                           struct err *err)
-{
-    return st == ERR_INPUT ? FAIL(s, err, "%s", why->text) : base_fail(err, st, "%s", why->text);
-}
 
 /* The rule of a schema that is a step further in the document; `key` may be a number's text. */
 static enum status rule_below(struct schema *s, const char *keyword, const char *key,
                               const struct jdoc *v, int32_t *rule, struct err *err)
 {
-    const size_t here = s->path.len;
+    const size_t here = s->in.path.len;
     if (here < PATH_BYTES_MAX)
-        buf_printf(&s->path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
+        buf_printf(&s->in.path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
     const enum status st = rule_of(s, v, rule, err);
-    s->path.len = here;
-    return st;
-}
-
-/* ---- values that are given ---- */
-
-static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next);
-
-/* With as few digits as tell it from others. */
-static void write_real(double value, struct buf *out)
-{
-    char text[40];
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value)
-            break;
-    }
-    buf_puts(out, text);
-    if (!strpbrk(text, ".e"))
-        buf_puts(out, ".0");
-}
-
-/* A value without parts. */
-static int32_t scalar(struct schema *s, const struct jdoc *v, int32_t next)
-{
-    struct buf text;
-    buf_init(&text, (size_t)1 << 20);
-    if (jdoc_type(v) == JDOC_REAL)
-        write_real(jdoc_number(v), &text);
-    else
-        jdoc_write(v, &text);
-    if (text.failed)
-        grammar_break(s->g, &text);
-    else
-        next = grammar_text(s->g, text.data, text.len, next);
-    buf_free(&text);
-    return next;
-}
-
-/* What stands behind one of several: a comma and the next one, or the end. */
-static int32_t join(struct schema *s, bool last, int32_t next)
-{
-    return last ? grammar_call(s->g, s->t.space, next) : json_text_word(&s->t, ",", next);
-}
-
-/* The elements, then the bracket at `next`. */
-static int32_t elements(struct schema *s, const struct jdoc *list, int32_t next)
-{
-    const size_t n = jdoc_size(list);
-    for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
-        next = literal(s, jdoc_at(list, i), join(s, i + 1 == n, next));
-    return next;
-}
-
-struct member {
-    const char *name;
-    const struct jdoc *value;
-};
-
-/* The members in their order, then the brace at `next`. */
-static int32_t members(struct schema *s, const struct jdoc *object, int32_t next)
-{
-    size_t n = 0;
-    struct member m, *list = calloc(jdoc_size(object) + 1, sizeof *list);
-    if (!list)
-        return GRAMMAR_NEVER;
-    for (void *i = jdoc_iter(object, NULL, &m.name, &m.value); i;
-         i = jdoc_iter(object, i, &m.name, &m.value))
-        list[n++] = m;
-    for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
-        next = json_text_name(&s->t, list[i].name,
-                              literal(s, list[i].value, join(s, i + 1 == n, next)));
-    free(list);
-    return next;
-}
-
-/* A value that is given, with its members in their order. */
-static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next)
-{
-    if (jdoc_type(v) == JDOC_ARRAY)
-        return json_text_word(&s->t, "[", elements(s, v, grammar_text(s->g, "]", 1, next)));
-    if (jdoc_type(v) == JDOC_OBJECT)
-        return json_text_word(&s->t, "{", members(s, v, grammar_text(s->g, "}", 1, next)));
-    return scalar(s, v, next);
-}
-
-static enum status build_values(struct schema *s, const struct jdoc *values, uint32_t types,
-                                int32_t *first, struct err *err)
-{
-    if (jdoc_type(values) != JDOC_ARRAY || jdoc_size(values) == 0)
-        return FAIL(s, err, "enum must be a list with at least one value, got %s",
-                    jdoc_type_name(jdoc_type(values)));
-    *first = GRAMMAR_NEVER;
-    for (size_t i = jdoc_size(values); i-- > 0 && !grammar_failed(s->g);)
-        if ((json_types_of_value(jdoc_at(values, i)) & types) != 0)
-            *first = grammar_either(s->g, literal(s, jdoc_at(values, i), GRAMMAR_END), *first);
-    return OK;
-}
-
-/* ---- strings ---- */
-
-/* A count of characters or elements; *out is left where the keyword is absent. */
-static enum status read_count(const struct schema *s, const struct jdoc *v, const char *keyword,
-                              int64_t *out, struct err *err)
-{
-    const struct jdoc *n = jdoc_get(v, keyword);
-    if (n && (!jdoc_whole(n, out) || *out < 0))
-        return FAIL(s, err, "%s must be an integer of at least 0", keyword);
-    return OK;
-}
-
-static enum status build_pattern(struct schema *s, const char *pattern, size_t n, bool whole,
-                                 int32_t *first, struct err *err)
-{
-    struct err why;
-    const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
-    const enum status st = pattern_build(s->g, pattern, n, PATTERN_JSON, whole, end, first, &why);
-    if (st != OK)
-        return fail_as(s, st, &why, err);
-    *first = grammar_text(s->g, "\"", 1, *first);
-    return OK;
-}
-
-static enum status build_string(struct schema *s, const struct jdoc *v, int32_t *first,
-                                struct err *err)
-{
-    enum status st = OK;
-    int64_t min = 0, max = -1;
-    const struct jdoc *pattern = jdoc_get(v, "pattern"), *format = jdoc_get(v, "format");
-    TRY(read_count(s, v, "minLength", &min, err));
-    TRY(read_count(s, v, "maxLength", &max, err));
-    const bool counts = min > 0 || max >= 0;
-    if ((pattern && jdoc_type(pattern) != JDOC_STRING) ||
-        (format && jdoc_type(format) != JDOC_STRING))
-        return FAIL(s, err, "%s must be a string", pattern ? "pattern" : "format");
-    if ((pattern || format) && counts)
-        return FAIL(s, err, "%s cannot be combined with minLength or maxLength",
-                    pattern ? "pattern" : "format");
-    if (pattern) /* a format beside it is an annotation */
-        return build_pattern(s, jdoc_string(pattern), jdoc_string_len(pattern), false, first, err);
-    if (format) {
-        const char *known = json_format_pattern(jdoc_string(format));
-        if (!known)
-            return FAIL(s, err, "format %.40s is not supported (the nearest that is: %s)",
-                        jdoc_string(format), json_format_nearest(jdoc_string(format)));
-        return build_pattern(s, known, strlen(known), true, first, err);
-    }
-    const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
-    *first = counts
-                 ? grammar_text(s->g, "\"", 1, grammar_repeat(s->g, s->t.character, min, max, end))
-                 : grammar_call(s->g, s->t.string, GRAMMAR_END);
-out:
+    s->in.path.len = here;
     return st;
 }
 
@@ -235,59 +72,16 @@ static enum status build_number(struct schema *s, const struct jdoc *v, bool int
     TRY(read_bound(s, v, "exclusiveMinimum", true, true, &lo, err));
     TRY(read_bound(s, v, "maximum", false, false, &hi, err));
     TRY(read_bound(s, v, "exclusiveMaximum", false, true, &hi, err));
-    *first = grammar_call(s->g, integer ? s->t.integer : s->t.number, GRAMMAR_END);
+    *first = grammar_call(s->in.t.g, integer ? s->in.t.integer : s->in.t.number, GRAMMAR_END);
     if (lo.set || hi.set)
-        st = json_number_build(&s->t, integer, lo, hi, GRAMMAR_END, first, &why);
+        st = json_number_build(&s->in.t, integer, lo, hi, GRAMMAR_END, first, &why);
     if (st != OK)
-        return fail_as(s, st, &why, err);
+        return json_scope_fail(&s->in, st, &why, err);
 out:
     return st;
 }
 
 /* ---- arrays ---- */
-
-struct elements {
-    int64_t min, max;      /* how many; max < 0: any number */
-    int64_t prefix_count;  /* the first ones, by rules of their own; */
-    const int32_t *prefix; /* [prefix_count] */
-    int32_t item;          /* the rule of all others */
-};
-
-static int32_t rule_at(const struct elements *e, int64_t i)
-{
-    return i < e->prefix_count ? e->prefix[i] : e->item;
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-/* From the end: what may come after i elements, and the element that follows them. */
-static int32_t array_of(struct schema *s, const struct elements *e)
-{
-    struct grammar *g = s->g;
-    const int32_t close = grammar_text(g, "]", 1, GRAMMAR_END);
-    const int32_t last = grammar_call(g, s->t.space, close);
-    if (e->max >= 0 && e->max < e->min)
-        return GRAMMAR_NEVER;
-    int64_t count = e->max;
-    int32_t after = last; /* `count` elements */
-    if (count < 0) {
-        count = larger(larger(e->prefix_count, e->min), 1);
-        const int32_t loop = grammar_fork(g);
-        grammar_fork_set(g, loop, last, json_text_word(&s->t, ",", grammar_call(g, e->item, loop)));
-        after = loop;
-    }
-    int32_t element = GRAMMAR_NEVER; /* number `count` and those after it */
-    for (int64_t i = count - 1; i >= 0 && !grammar_failed(g); i--) {
-        element = grammar_call(g, rule_at(e, i), after);
-        after = grammar_either(g, i >= e->min ? last : GRAMMAR_NEVER,
-                               json_text_word(&s->t, ",", element));
-    }
-    const int32_t empty = e->min <= 0 ? close : GRAMMAR_NEVER;
-    return json_text_word(&s->t, "[", grammar_either(g, empty, element));
-}
 
 static enum status build_prefix(struct schema *s, const struct jdoc *prefix, int32_t *rules,
                                 struct err *err)
@@ -305,11 +99,11 @@ static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *
                                struct err *err)
 {
     enum status st = OK;
-    struct elements e = {.max = -1, .item = s->t.value};
+    struct json_elements e = {.max = -1, .item = s->in.t.value};
     const struct jdoc *items = jdoc_get(v, "items"), *prefix = jdoc_get(v, "prefixItems");
     int32_t *rules = NULL;
-    TRY(read_count(s, v, "minItems", &e.min, err));
-    TRY(read_count(s, v, "maxItems", &e.max, err));
+    TRY(json_scope_count(&s->in, v, "minItems", &e.min, err));
+    TRY(json_scope_count(&s->in, v, "maxItems", &e.max, err));
     if (prefix && jdoc_type(prefix) != JDOC_ARRAY)
         return FAIL(s, err, "prefixItems must be a list, got %s",
                     jdoc_type_name(jdoc_type(prefix)));
@@ -323,7 +117,7 @@ static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
     if (prefix)
         TRY(build_prefix(s, prefix, rules, err));
-    *first = array_of(s, &e);
+    *first = json_array_build(&s->in.t, &e);
 out:
     free(rules);
     return st;
@@ -393,10 +187,10 @@ static enum status build_object(struct schema *s, const struct jdoc *v, int32_t 
     const struct jdoc *properties = jdoc_get(v, "properties"), *required = jdoc_get(v, "required");
     const struct jdoc *additional = jdoc_get(v, "additionalProperties");
     struct json_member *members = NULL;
-    int32_t count = 0, other = properties ? -1 : s->t.value;
+    int32_t count = 0, other = properties ? -1 : s->in.t.value;
     TRY(check_object(s, properties, required, err));
     if (additional && jdoc_type(additional) == JDOC_BOOL)
-        other = jdoc_bool(additional) ? s->t.value : -1;
+        other = jdoc_bool(additional) ? s->in.t.value : -1;
     else if (additional)
         TRY(rule_below(s, "additionalProperties", NULL, additional, &other, err));
     members =
@@ -405,13 +199,27 @@ static enum status build_object(struct schema *s, const struct jdoc *v, int32_t 
     if (!members)
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
     TRY(list_members(s, properties, required, other, members, &count, err));
-    TRY(json_object_build(&s->t, members, count, other, first, err));
+    TRY(json_object_build(&s->in.t, members, count, other, first, err));
 out:
     free(members);
     return st;
 }
 
 /* ---- any schema ---- */
+
+static enum status build_values(struct schema *s, const struct jdoc *values, uint32_t types,
+                                int32_t *first, struct err *err)
+{
+    if (jdoc_type(values) != JDOC_ARRAY || jdoc_size(values) == 0)
+        return FAIL(s, err, "enum must be a list with at least one value, got %s",
+                    jdoc_type_name(jdoc_type(values)));
+    *first = GRAMMAR_NEVER;
+    for (size_t i = jdoc_size(values); i-- > 0 && !grammar_failed(s->in.t.g);)
+        if ((json_types_of_value(jdoc_at(values, i)) & types) != 0)
+            *first = grammar_either(
+                s->in.t.g, json_literal(&s->in.t, jdoc_at(values, i), GRAMMAR_END), *first);
+    return OK;
+}
 
 static enum status build_type(struct schema *s, const struct jdoc *v, uint32_t type, int32_t *first,
                               struct err *err)
@@ -422,17 +230,17 @@ static enum status build_type(struct schema *s, const struct jdoc *v, uint32_t t
     case JSON_ARRAY:
         return build_array(s, v, first, err);
     case JSON_STRING:
-        return build_string(s, v, first, err);
+        return json_string_build(&s->in, v, first, err);
     case JSON_INTEGER:
         return build_number(s, v, true, first, err);
     case JSON_NUMBER:
         return build_number(s, v, false, first, err);
     case JSON_TRUTH:
-        *first = grammar_either(s->g, grammar_text(s->g, "true", 4, GRAMMAR_END),
-                                grammar_text(s->g, "false", 5, GRAMMAR_END));
+        *first = grammar_either(s->in.t.g, grammar_text(s->in.t.g, "true", 4, GRAMMAR_END),
+                                grammar_text(s->in.t.g, "false", 5, GRAMMAR_END));
         return OK;
     case JSON_NOTHING:
-        *first = grammar_text(s->g, "null", 4, GRAMMAR_END);
+        *first = grammar_text(s->in.t.g, "null", 4, GRAMMAR_END);
         return OK;
     case JSON_ANY_TYPE:
         break;
@@ -447,7 +255,7 @@ static enum status build_types(struct schema *s, const struct jdoc *v,
     uint32_t types = k->types;
     *first = GRAMMAR_NEVER;
     if (types == JSON_ANY_TYPE && !k->others) {
-        *first = grammar_call(s->g, s->t.value, GRAMMAR_END);
+        *first = grammar_call(s->in.t.g, s->in.t.value, GRAMMAR_END);
         return OK;
     }
     if ((types & JSON_NUMBER) != 0) /* of which integers are some */
@@ -457,7 +265,7 @@ static enum status build_types(struct schema *s, const struct jdoc *v,
         if ((types & type) == 0)
             continue;
         TRY(build_type(s, v, type, &one, err));
-        *first = grammar_either(s->g, one, *first);
+        *first = grammar_either(s->in.t.g, one, *first);
     }
 out:
     return st;
@@ -477,7 +285,7 @@ static enum status build_choice(struct schema *s, const struct jdoc *v, const ch
     if (strcmp(keyword, "oneOf") == 0 && n > JSON_ALTERNATIVES_MAX)
         return FAIL(s, err, "oneOf has %zu schemas, at most are %d", n, JSON_ALTERNATIVES_MAX);
     size_t a, b;
-    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(&s->search, list, &a, &b))
+    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(&s->in.search, list, &a, &b))
         return FAIL(s, err,
                     "oneOf: a value might fulfil both number %zu and number %zu; what tells them "
                     "apart must be their types, or a required member with other constants "
@@ -488,7 +296,7 @@ static enum status build_choice(struct schema *s, const struct jdoc *v, const ch
         int32_t rule;
         snprintf(key, sizeof key, "%zu", i);
         TRY(rule_below(s, keyword, key, jdoc_at(list, i), &rule, err));
-        *first = grammar_either(s->g, grammar_call(s->g, rule, GRAMMAR_END), *first);
+        *first = grammar_either(s->in.t.g, grammar_call(s->in.t.g, rule, GRAMMAR_END), *first);
     }
 out:
     return st;
@@ -499,11 +307,11 @@ static enum status build_ref(struct schema *s, const struct jdoc *v, int32_t *fi
 {
     enum status st = OK;
     int32_t rule;
-    const struct jdoc *target = json_ref(s->root, jdoc_get(v, "$ref"));
+    const struct jdoc *target = json_ref(s->in.root, jdoc_get(v, "$ref"));
     if (!target)
         return FAIL(s, err, "%s", "$ref must name a part of this schema, as in #/$defs/name");
     TRY(rule_of(s, target, &rule, err));
-    *first = grammar_call(s->g, rule, GRAMMAR_END);
+    *first = grammar_call(s->in.t.g, rule, GRAMMAR_END);
 out:
     return st;
 }
@@ -514,12 +322,12 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
     struct err why;
     struct json_keywords k;
     if (jdoc_type(v) == JDOC_BOOL) {
-        *first = jdoc_bool(v) ? grammar_call(s->g, s->t.value, GRAMMAR_END) : GRAMMAR_NEVER;
+        *first = jdoc_bool(v) ? grammar_call(s->in.t.g, s->in.t.value, GRAMMAR_END) : GRAMMAR_NEVER;
         return OK;
     }
     if (json_keywords_read(v, &k, &why) != OK)
         return FAIL(s, err, "%s", why.text);
-    if (v != s->root && jdoc_get(v, "$id"))
+    if (v != s->in.root && jdoc_get(v, "$id"))
         return FAIL(s, err, "%s", "$id within a schema is not supported, only at its beginning");
     if (k.leading && strcmp(k.leading, "$ref") == 0)
         return build_ref(s, v, first, err);
@@ -527,7 +335,7 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
         return build_values(s, jdoc_get(v, "enum"), k.types, first, err);
     if (k.leading && strcmp(k.leading, "const") == 0) {
         const bool fits = (json_types_of_value(jdoc_get(v, "const")) & k.types) != 0;
-        *first = fits ? literal(s, jdoc_get(v, "const"), GRAMMAR_END) : GRAMMAR_NEVER;
+        *first = fits ? json_literal(&s->in.t, jdoc_get(v, "const"), GRAMMAR_END) : GRAMMAR_NEVER;
         return OK;
     }
     if (k.leading)
@@ -546,20 +354,20 @@ static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule
             *rule = s->known[i].rule;
             return OK;
         }
-    if (grammar_check(s->g, err) == ERR_NOMEM)
+    if (grammar_check(s->in.t.g, err) == ERR_NOMEM)
         return ERR_NOMEM;
-    if (s->known_count == SCHEMAS_MAX || grammar_failed(s->g))
+    if (s->known_count == SCHEMAS_MAX || grammar_failed(s->in.t.g))
         return FAIL(s, err, "it is too large (more than %d schemas or %d states)", SCHEMAS_MAX,
                     GRAMMAR_NODES_MAX);
     if (s->depth == DEPTH_MAX)
         return FAIL(s, err, "it is the %dth schema within another", DEPTH_MAX + 1);
-    *rule = grammar_rule(s->g);
+    *rule = grammar_rule(s->in.t.g);
     s->known[s->known_count].schema = v;
     s->known[s->known_count++].rule = *rule;
     s->depth++;
     TRY(build(s, v, &first, err));
     s->depth--;
-    grammar_define(s->g, *rule, first);
+    grammar_define(s->in.t.g, *rule, first);
 out:
     return st;
 }
@@ -570,13 +378,12 @@ enum status json_schema_build(const struct json_text *t, const struct jdoc *sche
     struct schema *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
-    s->t = *t;
-    s->g = t->g;
-    s->root = schema;
-    s->search = json_search(schema);
-    buf_init(&s->path, 2 * PATH_BYTES_MAX);
+    s->in.t = *t;
+    s->in.root = schema;
+    s->in.search = json_search(schema);
+    buf_init(&s->in.path, 2 * PATH_BYTES_MAX);
     const enum status st = rule_of(s, schema, rule, err);
-    buf_free(&s->path);
+    buf_free(&s->in.path);
     free(s);
     return st;
 }

@@ -1,0 +1,28 @@
+/* What the builders of a schema's parts share: the words of JSON, the document, and the place in
+ * it, which every refusal names. */
+#ifndef TESSERA_SERVER_GRAMMAR_JSON_SCOPE_H
+#define TESSERA_SERVER_GRAMMAR_JSON_SCOPE_H
+
+#include "config/buf.h"
+#include "server/grammar/json_keyword.h"
+#include "server/grammar/json_text.h"
+
+struct json_scope {
+    struct json_text t;
+    const struct jdoc *root;
+    struct json_search search;
+    struct buf path; /* where in the document we are */
+};
+
+#define JSON_SCOPE_FAIL(s, err, fmt, ...)                                                          \
+    base_fail(err, ERR_INPUT, "schema at #%.*s: " fmt, (int)(s)->path.len,                         \
+              (s)->path.data ? (s)->path.data : "", __VA_ARGS__)
+
+/* What went wrong in a part of it, said where it is. */
+enum status json_scope_fail(const struct json_scope *s, enum status st, const struct err *why,
+                            struct err *err);
+/* A count of characters, elements or members; *out is left where the keyword is absent. */
+enum status json_scope_count(const struct json_scope *s, const struct jdoc *v, const char *keyword,
+                             int64_t *out, struct err *err) MUST_USE;
+
+#endif
