@@ -260,6 +260,7 @@ TESTED_BY = {
     "server/grammar/json_keyword.c": "tests/fuzz/fuzz_structure.c "
                                      "tests/blackbox/test_structures.py",
     "server/grammar/json_literal.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_names.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_number.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_object.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_schema.c": "tests/fuzz/fuzz_structure.c "
@@ -268,6 +269,7 @@ TESTED_BY = {
     "server/grammar/json_string.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_text.c": "tests/blackbox/test_structures.py",
     "server/grammar/pattern.c": "tests/fuzz/fuzz_structure.c tests/blackbox/test_structures.py",
+    "server/grammar/pattern_match.c": "tests/blackbox/test_structures.py",
     "server/grammar/pattern_tree.c": "tests/fuzz/fuzz_structure.c "
                                      "tests/blackbox/test_structures.py",
     "server/grammar/structure.c": "tests/blackbox/test_structures.py "

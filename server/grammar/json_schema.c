@@ -4,6 +4,7 @@
 
 #include "server/grammar/json_array.h"
 #include "server/grammar/json_literal.h"
+#include "server/grammar/json_names.h"
 #include "server/grammar/json_number.h"
 #include "server/grammar/json_object.h"
 #include "server/grammar/json_scope.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCHEMAS_MAX = 4096, DEPTH_MAX = 64, PATH_BYTES_MAX = 200 };
+enum { SCHEMAS_MAX = 4096, DEPTH_MAX = 64 };
 
 #define FAIL(s, err, fmt, ...) JSON_SCOPE_FAIL(&(s)->in, err, fmt, __VA_ARGS__)
 
@@ -28,13 +29,11 @@ struct schema {
 
 static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule, struct err *err);
 
-/* The rule of a schema that is a step further in the document; `key` may be a number's text. */
+/* The rule of a schema that is a step further in the document. */
 static enum status rule_below(struct schema *s, const char *keyword, const char *key,
                               const struct jdoc *v, int32_t *rule, struct err *err)
 {
-    const size_t here = s->in.path.len;
-    if (here < PATH_BYTES_MAX)
-        buf_printf(&s->in.path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
+    const size_t here = json_scope_enter(&s->in, keyword, key);
     const enum status st = rule_of(s, v, rule, err);
     s->in.path.len = here;
     return st;
@@ -146,37 +145,121 @@ static enum status check_object(const struct schema *s, const struct jdoc *prope
         if (jdoc_type(jdoc_at(required, i)) != JDOC_STRING ||
             strlen(jdoc_string(jdoc_at(required, i))) != jdoc_string_len(jdoc_at(required, i)))
             return FAIL(s, err, "%s", "required must be a list of names");
-    if ((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) >
-        SCHEMAS_MAX)
-        return FAIL(s, err, "it has more than %d members", SCHEMAS_MAX);
     return OK;
 }
 
+struct object {
+    const struct jdoc *properties, *required;
+    struct json_names names;
+    struct json_members all;
+    struct json_member *list; /* those of `all` */
+    int32_t value;            /* the rule of the values of all others; < 0: none */
+};
+
+static bool is_required(const struct object *o, const char *name)
+{
+    return is_among(o->required, o->required ? jdoc_size(o->required) : 0, name);
+}
+
+static enum status add_member(struct schema *s, struct object *o, const char *name, bool required,
+                              struct err *err)
+{
+    o->list[o->all.count++] = (struct json_member){name, required, o->value};
+    return json_names_check(&s->in, &o->names, name, err);
+}
+
+/* Names that propertyNames lists: each may be there once. */
+static enum status list_names(struct schema *s, struct object *o, struct err *err)
+{
+    enum status st = OK;
+    bool end = o->names.kind != JSON_NAMES_LISTED || o->value < 0;
+    for (size_t i = 0; !end; i++) {
+        const char *name = json_names_listed(&o->names, i, &end);
+        bool known = !name || (o->properties && jdoc_get(o->properties, name));
+        for (size_t k = 0; k < i && !known; k++) {
+            bool ignored;
+            const char *before = json_names_listed(&o->names, k, &ignored);
+            known = before && strcmp(before, name) == 0;
+        }
+        if (!known)
+            TRY(add_member(s, o, name, is_required(o, name), err));
+    }
+out:
+    return st;
+}
+
 /* Members in the order of the document, then those that are required without being described. */
-static enum status list_members(struct schema *s, const struct jdoc *properties,
-                                const struct jdoc *required, int32_t other, struct json_member *out,
-                                int32_t *count, struct err *err)
+static enum status list_members(struct schema *s, struct object *o, struct err *err)
 {
     enum status st = OK;
     const char *name;
     const struct jdoc *value;
-    if (properties)
-        for (void *i = jdoc_iter(properties, NULL, &name, &value); i;
-             i = jdoc_iter(properties, i, &name, &value)) {
-            struct json_member *m = &out[(*count)++];
-            *m = (struct json_member){
-                name, is_among(required, required ? jdoc_size(required) : 0, name), 0};
-            TRY(rule_below(s, "properties", name, value, &m->rule, err));
+    if (o->properties)
+        for (void *i = jdoc_iter(o->properties, NULL, &name, &value); i;
+             i = jdoc_iter(o->properties, i, &name, &value)) {
+            TRY(add_member(s, o, name, is_required(o, name), err));
+            TRY(rule_below(s, "properties", name, value, &o->list[o->all.count - 1].rule, err));
         }
-    for (size_t i = 0; required && i < jdoc_size(required); i++) {
-        name = jdoc_string(jdoc_at(required, i));
-        if ((properties && jdoc_get(properties, name)) || is_among(required, i, name))
+    TRY(list_names(s, o, err));
+    for (size_t i = 0; o->required && i < jdoc_size(o->required); i++) {
+        name = jdoc_string(jdoc_at(o->required, i));
+        if ((o->properties && jdoc_get(o->properties, name)) || is_among(o->required, i, name))
             continue;
-        if (other < 0)
+        if (o->value < 0)
             return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
-        out[(*count)++] = (struct json_member){name, true, other};
+        if (o->names.kind == JSON_NAMES_LISTED) /* is there already, or must not be */
+            TRY(json_names_check(&s->in, &o->names, name, err));
+        else
+            TRY(add_member(s, o, name, true, err));
     }
 out:
+    return st;
+}
+
+/* Members by names that are not listed. */
+static enum status build_others(struct schema *s, struct object *o, struct err *err)
+{
+    enum status st = OK;
+    struct err why;
+    struct grammar *g = s->in.t.g;
+    if (o->value < 0 || o->names.kind == JSON_NAMES_LISTED)
+        return OK;
+    if (o->names.kind == JSON_NAMES_ANY) {
+        st = json_object_other(&s->in.t, o->list, o->all.count, o->value, &o->all.other, &why);
+        return st == OK ? OK : json_scope_fail(&s->in, st, &why, err);
+    }
+    if (o->properties && jdoc_size(o->properties) > 0)
+        return FAIL(s, err, "%s",
+                    "propertyNames beside properties and additionalProperties is not supported, "
+                    "but where it is an enum");
+    const int32_t value = json_text_word(&s->in.t, ":", grammar_call(g, o->value, GRAMMAR_END));
+    o->all.other = grammar_rule(g);
+    grammar_define(g, o->all.other, grammar_call(g, o->names.rule, value));
+    return OK;
+}
+
+static enum status build_members(struct schema *s, const struct jdoc *v, struct object *o,
+                                 int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    struct err why;
+    size_t most =
+        (o->properties ? jdoc_size(o->properties) : 0) + (o->required ? jdoc_size(o->required) : 0);
+    TRY(json_names_read(&s->in, jdoc_get(v, "propertyNames"), &o->names, err));
+    if (o->names.values && jdoc_type(o->names.values) == JDOC_ARRAY)
+        most += jdoc_size(o->names.values);
+    if (most > SCHEMAS_MAX)
+        return FAIL(s, err, "it has more than %d members", SCHEMAS_MAX);
+    o->all.list = o->list = calloc(most + 2, sizeof *o->list);
+    if (!o->list)
+        return base_fail(err, ERR_NOMEM, "no memory for a schema");
+    TRY(list_members(s, o, err));
+    TRY(build_others(s, o, err));
+    st = json_object_build(&s->in.t, &o->all, first, &why);
+    if (st != OK)
+        st = json_scope_fail(&s->in, st, &why, err);
+out:
+    free(o->list);
     return st;
 }
 
@@ -184,24 +267,18 @@ static enum status build_object(struct schema *s, const struct jdoc *v, int32_t 
                                 struct err *err)
 {
     enum status st = OK;
-    const struct jdoc *properties = jdoc_get(v, "properties"), *required = jdoc_get(v, "required");
     const struct jdoc *additional = jdoc_get(v, "additionalProperties");
-    struct json_member *members = NULL;
-    int32_t count = 0, other = properties ? -1 : s->in.t.value;
-    TRY(check_object(s, properties, required, err));
+    struct object o = {.properties = jdoc_get(v, "properties"),
+                       .required = jdoc_get(v, "required"),
+                       .all = {.other = -1, .max = -1}};
+    TRY(check_object(s, o.properties, o.required, err));
+    o.value = o.properties ? -1 : s->in.t.value;
     if (additional && jdoc_type(additional) == JDOC_BOOL)
-        other = jdoc_bool(additional) ? s->in.t.value : -1;
+        o.value = jdoc_bool(additional) ? s->in.t.value : -1;
     else if (additional)
-        TRY(rule_below(s, "additionalProperties", NULL, additional, &other, err));
-    members =
-        calloc((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) + 1,
-               sizeof *members);
-    if (!members)
-        return base_fail(err, ERR_NOMEM, "no memory for a schema");
-    TRY(list_members(s, properties, required, other, members, &count, err));
-    TRY(json_object_build(&s->in.t, members, count, other, first, err));
+        TRY(rule_below(s, "additionalProperties", NULL, additional, &o.value, err));
+    TRY(build_members(s, v, &o, first, err));
 out:
-    free(members);
     return st;
 }
 
@@ -378,10 +455,7 @@ enum status json_schema_build(const struct json_text *t, const struct jdoc *sche
     struct schema *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
-    s->in.t = *t;
-    s->in.root = schema;
-    s->in.search = json_search(schema);
-    buf_init(&s->in.path, 2 * PATH_BYTES_MAX);
+    json_scope_open(&s->in, t, schema);
     const enum status st = rule_of(s, schema, rule, err);
     buf_free(&s->in.path);
     free(s);

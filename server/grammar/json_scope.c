@@ -1,10 +1,26 @@
 #include "server/grammar/json_scope.h"
 
+enum { PATH_BYTES_MAX = 200 };
+
+void json_scope_open(struct json_scope *s, const struct json_text *t, const struct jdoc *root)
+{
+    *s = (struct json_scope){.t = *t, .root = root, .search = json_search(root)};
+    buf_init(&s->path, (size_t)2 * PATH_BYTES_MAX);
+}
+
 enum status json_scope_fail(const struct json_scope *s, enum status st, const struct err *why,
                             struct err *err)
 {
     return st == ERR_INPUT ? JSON_SCOPE_FAIL(s, err, "%s", why->text)
                            : base_fail(err, st, "%s", why->text);
+}
+
+size_t json_scope_enter(struct json_scope *s, const char *keyword, const char *key)
+{
+    const size_t here = s->path.len;
+    if (here < PATH_BYTES_MAX)
+        buf_printf(&s->path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
+    return here;
 }
 
 enum status json_scope_count(const struct json_scope *s, const struct jdoc *v, const char *keyword,

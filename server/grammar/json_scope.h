@@ -18,6 +18,11 @@ struct json_scope {
     base_fail(err, ERR_INPUT, "schema at #%.*s: " fmt, (int)(s)->path.len,                         \
               (s)->path.data ? (s)->path.data : "", __VA_ARGS__)
 
+/* t and root are borrowed; to be closed by freeing the path. */
+void json_scope_open(struct json_scope *s, const struct json_text *t, const struct jdoc *root);
+/* A step further in the document; `key` may be a number's text. Returns the length of the path
+ * before, to which who leaves sets it. */
+size_t json_scope_enter(struct json_scope *s, const char *keyword, const char *key);
 /* What went wrong in a part of it, said where it is. */
 enum status json_scope_fail(const struct json_scope *s, enum status st, const struct err *why,
                             struct err *err);
