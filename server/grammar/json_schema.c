@@ -238,6 +238,28 @@ static enum status build_others(struct schema *s, struct object *o, struct err *
     return OK;
 }
 
+/* How many there may be. Nothing in a grammar knows that a name was there before, so not more than
+ * one of the least number may be left to names that are free. */
+static enum status read_counts(const struct schema *s, const struct jdoc *v, struct object *o,
+                               struct err *err)
+{
+    enum status st = OK;
+    TRY(json_scope_count(&s->in, v, "minProperties", &o->all.min, err));
+    TRY(json_scope_count(&s->in, v, "maxProperties", &o->all.max, err));
+    int32_t required = 0;
+    for (int32_t i = 0; i < o->all.count; i++)
+        required += o->list[i].required;
+    /* those that are written by a pattern may be the required ones once more */
+    const bool again = o->names.kind != JSON_NAMES_ANY && o->all.count > 0;
+    if (o->all.other >= 0 && o->all.min - required > (again ? 0 : 1))
+        return FAIL(s, err,
+                    "minProperties of %lld is not supported beside %d required members: names "
+                    "that are free may be written twice",
+                    (long long)o->all.min, required);
+out:
+    return st;
+}
+
 static enum status build_members(struct schema *s, const struct jdoc *v, struct object *o,
                                  int32_t *first, struct err *err)
 {
@@ -255,6 +277,7 @@ static enum status build_members(struct schema *s, const struct jdoc *v, struct 
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
     TRY(list_members(s, o, err));
     TRY(build_others(s, o, err));
+    TRY(read_counts(s, v, o, err));
     st = json_object_build(&s->in.t, &o->all, first, &why);
     if (st != OK)
         st = json_scope_fail(&s->in, st, &why, err);
