@@ -263,6 +263,7 @@ TESTED_BY = {
     "server/grammar/json_names.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_number.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_object.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_patterns.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_schema.c": "tests/fuzz/fuzz_structure.c "
                                     "tests/blackbox/test_structures.py",
     "server/grammar/json_scope.c": "tests/blackbox/test_structures.py",

@@ -7,6 +7,7 @@
 #include "server/grammar/json_names.h"
 #include "server/grammar/json_number.h"
 #include "server/grammar/json_object.h"
+#include "server/grammar/json_patterns.h"
 #include "server/grammar/json_scope.h"
 #include "server/grammar/json_string.h"
 
@@ -151,8 +152,10 @@ static enum status check_object(const struct schema *s, const struct jdoc *prope
 struct object {
     const struct jdoc *properties, *required;
     struct json_names names;
+    struct json_patterns patterns;
     struct json_members all;
     struct json_member *list; /* those of `all` */
+    bool again;               /* other names may be those of required members, too */
     int32_t value;            /* the rule of the values of all others; < 0: none */
 };
 
@@ -188,6 +191,23 @@ out:
     return st;
 }
 
+/* A member that is required without being described. */
+static enum status add_required(struct schema *s, struct object *o, const char *name, int32_t which,
+                                struct err *err)
+{
+    enum status st = OK;
+    if (which < 0 && o->value < 0)
+        return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
+    if (o->names.kind == JSON_NAMES_LISTED) /* is there already, or must not be */
+        return json_names_check(&s->in, &o->names, name, err);
+    TRY(add_member(s, o, name, true, err));
+    if (which >= 0)
+        o->list[o->all.count - 1].rule = o->patterns.list[which].value;
+    o->again = o->again || which >= 0 || o->names.kind == JSON_NAMES_WRITTEN;
+out:
+    return st;
+}
+
 /* Members in the order of the document, then those that are required without being described. */
 static enum status list_members(struct schema *s, struct object *o, struct err *err)
 {
@@ -203,14 +223,8 @@ static enum status list_members(struct schema *s, struct object *o, struct err *
     TRY(list_names(s, o, err));
     for (size_t i = 0; o->required && i < jdoc_size(o->required); i++) {
         name = jdoc_string(jdoc_at(o->required, i));
-        if ((o->properties && jdoc_get(o->properties, name)) || is_among(o->required, i, name))
-            continue;
-        if (o->value < 0)
-            return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
-        if (o->names.kind == JSON_NAMES_LISTED) /* is there already, or must not be */
-            TRY(json_names_check(&s->in, &o->names, name, err));
-        else
-            TRY(add_member(s, o, name, true, err));
+        if (!(o->properties && jdoc_get(o->properties, name)) && !is_among(o->required, i, name))
+            TRY(add_required(s, o, name, o->patterns.of_required[i], err));
     }
 out:
     return st;
@@ -222,6 +236,8 @@ static enum status build_others(struct schema *s, struct object *o, struct err *
     enum status st = OK;
     struct err why;
     struct grammar *g = s->in.t.g;
+    if (o->patterns.count > 0)
+        return json_patterns_build(&s->in, &o->patterns, &o->all.other, err);
     if (o->value < 0 || o->names.kind == JSON_NAMES_LISTED)
         return OK;
     if (o->names.kind == JSON_NAMES_ANY) {
@@ -249,9 +265,7 @@ static enum status read_counts(const struct schema *s, const struct jdoc *v, str
     int32_t required = 0;
     for (int32_t i = 0; i < o->all.count; i++)
         required += o->list[i].required;
-    /* those that are written by a pattern may be the required ones once more */
-    const bool again = o->names.kind != JSON_NAMES_ANY && o->all.count > 0;
-    if (o->all.other >= 0 && o->all.min - required > (again ? 0 : 1))
+    if (o->all.other >= 0 && o->all.min - required > (o->again ? 0 : 1))
         return FAIL(s, err,
                     "minProperties of %lld is not supported beside %d required members: names "
                     "that are free may be written twice",
@@ -267,7 +281,6 @@ static enum status build_members(struct schema *s, const struct jdoc *v, struct 
     struct err why;
     size_t most =
         (o->properties ? jdoc_size(o->properties) : 0) + (o->required ? jdoc_size(o->required) : 0);
-    TRY(json_names_read(&s->in, jdoc_get(v, "propertyNames"), &o->names, err));
     if (o->names.values && jdoc_type(o->names.values) == JDOC_ARRAY)
         most += jdoc_size(o->names.values);
     if (most > SCHEMAS_MAX)
@@ -286,22 +299,45 @@ out:
     return st;
 }
 
+/* The rules of values by names that match, and of all others. */
+static enum status build_other_values(struct schema *s, const struct jdoc *v, struct object *o,
+                                      struct err *err)
+{
+    enum status st = OK;
+    const struct jdoc *additional = jdoc_get(v, "additionalProperties");
+    o->value = o->properties || o->patterns.count > 0 ? -1 : s->in.t.value;
+    if (additional && jdoc_type(additional) == JDOC_BOOL)
+        o->value = jdoc_bool(additional) ? s->in.t.value : -1;
+    else if (additional)
+        TRY(rule_below(s, "additionalProperties", NULL, additional, &o->value, err));
+    if (o->patterns.count > 0 && o->value >= 0)
+        return FAIL(s, err, "%s",
+                    "patternProperties are supported only where additionalProperties is false");
+    for (int32_t i = 0; i < o->patterns.count; i++)
+        TRY(rule_below(s, "patternProperties", o->patterns.list[i].text, o->patterns.list[i].schema,
+                       &o->patterns.list[i].value, err));
+out:
+    return st;
+}
+
 static enum status build_object(struct schema *s, const struct jdoc *v, int32_t *first,
                                 struct err *err)
 {
     enum status st = OK;
-    const struct jdoc *additional = jdoc_get(v, "additionalProperties");
     struct object o = {.properties = jdoc_get(v, "properties"),
                        .required = jdoc_get(v, "required"),
                        .all = {.other = -1, .max = -1}};
     TRY(check_object(s, o.properties, o.required, err));
-    o.value = o.properties ? -1 : s->in.t.value;
-    if (additional && jdoc_type(additional) == JDOC_BOOL)
-        o.value = jdoc_bool(additional) ? s->in.t.value : -1;
-    else if (additional)
-        TRY(rule_below(s, "additionalProperties", NULL, additional, &o.value, err));
-    TRY(build_members(s, v, &o, first, err));
+    TRY(json_names_read(&s->in, jdoc_get(v, "propertyNames"), &o.names, err));
+    TRY(json_patterns_open(&s->in, v, &o.patterns, err));
+    if (o.patterns.count > 0 && o.names.kind != JSON_NAMES_ANY)
+        st = FAIL(s, err, "%s", "propertyNames beside patternProperties is not supported");
+    else
+        TRY(build_other_values(s, v, &o, err));
+    if (st == OK)
+        st = build_members(s, v, &o, first, err);
 out:
+    json_patterns_close(&o.patterns);
     return st;
 }
 
