@@ -30,6 +30,7 @@ static const struct keyword {
     {"anyOf", LEADING},
     {"const", LEADING},
     {"enum", LEADING},
+    {"not", LEADING},
     {"oneOf", LEADING},
     {"type", TYPE},
     {"format", STRINGS},
@@ -51,6 +52,7 @@ static const struct keyword {
     {"properties", OBJECTS},
     {"propertyNames", OBJECTS},
     {"required", OBJECTS},
+    {"unevaluatedProperties", OBJECTS},
     {"$dynamicRef", REFUSED},
     {"contains", REFUSED},
     {"dependentRequired", REFUSED},
@@ -60,10 +62,8 @@ static const struct keyword {
     {"maxContains", REFUSED},
     {"minContains", REFUSED},
     {"multipleOf", REFUSED},
-    {"not", REFUSED},
     {"then", REFUSED},
     {"unevaluatedItems", REFUSED},
-    {"unevaluatedProperties", REFUSED},
     {"uniqueItems", REFUSED},
 };
 

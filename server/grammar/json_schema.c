@@ -305,11 +305,14 @@ static enum status build_other_values(struct schema *s, const struct jdoc *v, st
 {
     enum status st = OK;
     const struct jdoc *additional = jdoc_get(v, "additionalProperties");
+    const char *keyword = additional ? "additionalProperties" : "unevaluatedProperties";
+    if (!additional) /* the same, as no other schema is about the members */
+        additional = jdoc_get(v, keyword);
     o->value = o->properties || o->patterns.count > 0 ? -1 : s->in.t.value;
     if (additional && jdoc_type(additional) == JDOC_BOOL)
         o->value = jdoc_bool(additional) ? s->in.t.value : -1;
     else if (additional)
-        TRY(rule_below(s, "additionalProperties", NULL, additional, &o->value, err));
+        TRY(rule_below(s, keyword, NULL, additional, &o->value, err));
     if (o->patterns.count > 0 && o->value >= 0)
         return FAIL(s, err, "%s",
                     "patternProperties are supported only where additionalProperties is false");
@@ -438,6 +441,18 @@ out:
     return st;
 }
 
+/* Only nothing, as generators write it. */
+static enum status build_not(struct schema *s, const struct jdoc *v, int32_t *first,
+                             struct err *err)
+{
+    const bool all =
+        jdoc_type(v) == JDOC_BOOL ? jdoc_bool(v) : jdoc_type(v) == JDOC_OBJECT && jdoc_size(v) == 0;
+    if (!all)
+        return FAIL(s, err, "%s", "not is not supported, but for not: {}, which nothing fulfils");
+    *first = GRAMMAR_NEVER;
+    return OK;
+}
+
 static enum status build_ref(struct schema *s, const struct jdoc *v, int32_t *first,
                              struct err *err)
 {
@@ -474,6 +489,8 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
         *first = fits ? json_literal(&s->in.t, jdoc_get(v, "const"), GRAMMAR_END) : GRAMMAR_NEVER;
         return OK;
     }
+    if (k.leading && strcmp(k.leading, "not") == 0)
+        return build_not(s, jdoc_get(v, "not"), first, err);
     if (k.leading)
         return build_choice(s, v, k.leading, first, err);
     TRY(build_types(s, v, &k, first, err));
