@@ -66,15 +66,20 @@ static enum status build_number(struct schema *s, const struct jdoc *v, bool int
                                 int32_t *first, struct err *err)
 {
     enum status st = OK;
-    struct json_bound lo = {0}, hi = {0};
+    struct json_number n = {.integer = integer};
     struct err why;
-    TRY(read_bound(s, v, "minimum", true, false, &lo, err));
-    TRY(read_bound(s, v, "exclusiveMinimum", true, true, &lo, err));
-    TRY(read_bound(s, v, "maximum", false, false, &hi, err));
-    TRY(read_bound(s, v, "exclusiveMaximum", false, true, &hi, err));
+    const struct jdoc *multiple = jdoc_get(v, "multipleOf");
+    TRY(read_bound(s, v, "minimum", true, false, &n.lo, err));
+    TRY(read_bound(s, v, "exclusiveMinimum", true, true, &n.lo, err));
+    TRY(read_bound(s, v, "maximum", false, false, &n.hi, err));
+    TRY(read_bound(s, v, "exclusiveMaximum", false, true, &n.hi, err));
+    if (multiple)
+        st = json_number_step(multiple, &n.step, &why);
+    const bool any_step =
+        n.step.factor == 0 || (integer && n.step.factor == 1 && n.step.exponent <= 0);
     *first = grammar_call(s->in.t.g, integer ? s->in.t.integer : s->in.t.number, GRAMMAR_END);
-    if (lo.set || hi.set)
-        st = json_number_build(&s->in.t, integer, lo, hi, GRAMMAR_END, first, &why);
+    if (st == OK && (n.lo.set || n.hi.set || !any_step))
+        st = json_number_build(&s->in.t, &n, GRAMMAR_END, first, &why);
     if (st != OK)
         return json_scope_fail(&s->in, st, &why, err);
 out:

@@ -227,6 +227,13 @@ SCHEMAS = [
      [{"a": None}], [{"b": None}]),
     ({"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"},
       "unevaluatedProperties": False}, [{"a": None, "b": 1}], [{"b": None}]),
+    ({"type": "integer", "multipleOf": 7, "minimum": -20, "maximum": 100},
+     [-14, -7, 0, 7, 70, 98], [-21, 1, 8, 99, 105]),
+    ({"type": "integer", "multipleOf": 1, "minimum": 0}, [0, 3, 10 ** 17], [-1]),
+    ({"multipleOf": 250}, [0, -250, 1500, 10 ** 15], [100, 125, 2.5]),
+    ({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 5}, [0, 0.5, 4.5, 5],
+     [0.25, 5.5, -0.5]),
+    ({"type": "integer", "multipleOf": 0.75}, [0, 3, -6, 30], [1, 2, 4, 10]),
     ({"type": "object", "title": "T", "description": "d", "properties": {
         "a": {"type": "integer", "default": 3, "examples": [1]},
         "b": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "B"}},
@@ -377,6 +384,50 @@ def test_decimals(low, high, exclusive):
     assert [t for t, g, w in zip(texts, got, wanted) if g != w] == []
 
 
+STEPS = ["1", "2", "3", "7", "12", "40", "99", "1000", "2500", "0.1", "0.01", "0.05", "0.25",
+         "7e-3", "1e17", "3e30", "1e-17"]
+STEP_BOUNDS = [(None, None), (0, None), (None, -30), (-20, 20), (7, 123), (99.5, 10000),
+               (-0.35, 0.4), (0.001, 0.009)]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("step", STEPS)
+def test_multiples(kind, step):
+    """As decimals: 0.3 is a multiple of 0.1, which jsonschema, by doubles, denies."""
+    dice, step = random.Random(step + kind), decimal.Decimal(step)
+    texts = [str(n) for n in range(-30, 130)]
+    texts += [str(dice.randrange(10 ** dice.randrange(1, 18))) for _ in range(100)]
+    with decimal.localcontext(decimal.Context(prec=60)):
+        for _ in range(300):
+            multiple = step * dice.randrange(-300, 10 ** dice.randrange(1, 6))
+            near = multiple + dice.choice([0, 0, 0, 1, -1]) * decimal.Decimal(1).scaleb(
+                dice.randrange(-6, 2))
+            texts.append(format(near, "f"))
+        # what is written otherwise than we write numbers
+        texts = [t for t in texts if not (t.startswith("-") and not t.strip("-0.")) and
+                 len(t.lstrip("-").partition(".")[0]) <= 18 and len(t.partition(".")[2]) <= 17]
+        texts += ["1e1", "05", "00", "1.", ".5"]
+        exact = [decimal.Decimal(t) for t in texts[:-5]]
+        # digits behind the point that are not those of a multiple are not written either
+        places = max(0, -step.as_tuple().exponent) if kind == "number" else 0
+        few = [len(t.partition(".")[2]) <= places for t in texts[:-5]]
+        for low, high in STEP_BOUNDS:
+            schema = {"type": kind, "multipleOf": json.loads(str(step).replace("E+", "e")),
+                      **({"minimum": low} if low is not None else {}),
+                      **({"maximum": high} if high is not None else {})}
+            wanted = [f and v % step == 0 and
+                      (low is None or v >= decimal.Decimal(repr(low))) and
+                      (high is None or v <= decimal.Decimal(repr(high)))
+                      for v, f in zip(exact, few)] + [False] * 5
+            answer, = ask({"kind": "json", "value": schema, "texts": texts, "walks": 20})
+            if "error" in answer:
+                assert "nothing can fulfil" in answer["error"] and not any(wanted), schema
+                continue
+            got = answer["fits"]
+            assert [t for t, g, w in zip(texts, got, wanted) if g != w] == [], schema
+            assert all(decimal.Decimal(t) % step == 0 for t in answer["walked"])
+
+
 # ---- regular expressions ----
 
 PATTERNS = [
@@ -490,8 +541,8 @@ def test_choices():
     ({"type": "objekt"}, "type must be object, array"),
     ({"type": "object", "proprieties": {}}, "did you mean properties?"),
     ({"type": "string", "nullable": True}, "schema at #: nullable is not known"),
-    ({"properties": {"a": {"items": {"multipleOf": 2}}}
-      }, "schema at #/properties/a/items: multipleOf"),
+    ({"properties": {"a": {"items": {"contains": {}}}}},
+     "schema at #/properties/a/items: contains is not supported"),
     ({"not": {"type": "string"}}, "not is not supported"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems is not supported"),
     ({"allOf": [{}, {}]}, "allOf with 2 schemas"),
@@ -588,6 +639,15 @@ def test_choices():
      "other keywords beside $ref"),
     ({"unevaluatedItems": False}, "unevaluatedItems is not supported"),
     ({"if": {}, "then": {}}, "is not supported"),
+    ({"multipleOf": 0}, "multipleOf must be a number above 0"),
+    ({"multipleOf": -2}, "multipleOf must be a number above 0"),
+    ({"properties": {"a": {"multipleOf": "2"}}}, "schema at #/properties/a: multipleOf must be"),
+    ({"type": "integer", "multipleOf": 101}, "multipleOf 101 is not supported"),
+    ({"multipleOf": 0.0123}, "multipleOf 0.0123 is not supported"),
+    ({"multipleOf": 1e-18}, "multipleOf 1e-18 is not supported"),
+    ({"multipleOf": 10 ** 18 + 1}, "is not supported"),
+    ({"type": "integer", "multipleOf": 7, "minimum": 8, "maximum": 13}, "nothing can fulfil"),
+    ({"type": "integer", "multipleOf": 1e20, "minimum": 1}, "nothing can fulfil"),
     (False, "nothing can fulfil"),
     ({"type": "string", "maxLength": 10 ** 9}, "needs more than"),
     ({"type": "array", "minItems": 10 ** 9}, "needs more than"),
