@@ -269,6 +269,7 @@ TESTED_BY = {
     "server/grammar/json_scope.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_string.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_text.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_unique.c": "tests/blackbox/test_structures.py",
     "server/grammar/pattern.c": "tests/fuzz/fuzz_structure.c tests/blackbox/test_structures.py",
     "server/grammar/pattern_match.c": "tests/blackbox/test_structures.py",
     "server/grammar/pattern_tree.c": "tests/fuzz/fuzz_structure.c "

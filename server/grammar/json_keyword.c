@@ -46,6 +46,7 @@ static const struct keyword {
     {"maxItems", ARRAYS},
     {"minItems", ARRAYS},
     {"prefixItems", ARRAYS},
+    {"uniqueItems", ARRAYS},
     {"additionalProperties", OBJECTS},
     {"maxProperties", OBJECTS},
     {"minProperties", OBJECTS},
@@ -64,7 +65,6 @@ static const struct keyword {
     {"minContains", REFUSED},
     {"then", REFUSED},
     {"unevaluatedItems", REFUSED},
-    {"uniqueItems", REFUSED},
 };
 
 static const struct {

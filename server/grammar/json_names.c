@@ -7,24 +7,6 @@
 
 #include <string.h>
 
-enum { STEPS_MAX = 16 }; /* from schema to schema */
-
-/* Where the schema's references lead, and allOf of one; NULL: nowhere. */
-static const struct jdoc *follow(const struct json_scope *s, const struct jdoc *v)
-{
-    for (int32_t i = 0; i < STEPS_MAX && v && jdoc_type(v) == JDOC_OBJECT; i++) {
-        const struct jdoc *ref = jdoc_get(v, "$ref"), *all = jdoc_get(v, "allOf");
-        if (!ref && !(all && jdoc_type(all) == JDOC_ARRAY && jdoc_size(all) == 1))
-            return v;
-        struct json_keywords k;
-        struct err ignored;
-        if (json_keywords_read(v, &k, &ignored) != OK) /* which will be said of it */
-            return v;
-        v = ref ? json_ref(s->root, ref) : jdoc_at(all, 0);
-    }
-    return v && jdoc_type(v) != JDOC_OBJECT ? v : NULL;
-}
-
 static enum status read_written(const struct json_scope *s, const struct jdoc *v,
                                 struct json_names *out, struct err *err)
 {
@@ -42,7 +24,7 @@ static enum status read(const struct json_scope *s, const struct jdoc *v, struct
 {
     struct json_keywords k;
     struct err why;
-    v = follow(s, v);
+    v = json_scope_follow(s, v);
     if (!v)
         return JSON_SCOPE_FAIL(s, err, "%s", "$ref must name a part of this schema");
     const struct json_names none = {.kind = JSON_NAMES_LISTED};

@@ -10,6 +10,7 @@
 #include "server/grammar/json_patterns.h"
 #include "server/grammar/json_scope.h"
 #include "server/grammar/json_string.h"
+#include "server/grammar/json_unique.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,12 +107,15 @@ static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *
     enum status st = OK;
     struct json_elements e = {.max = -1, .item = s->in.t.value};
     const struct jdoc *items = jdoc_get(v, "items"), *prefix = jdoc_get(v, "prefixItems");
+    const struct jdoc *unique = jdoc_get(v, "uniqueItems");
     int32_t *rules = NULL;
     TRY(json_scope_count(&s->in, v, "minItems", &e.min, err));
     TRY(json_scope_count(&s->in, v, "maxItems", &e.max, err));
     if (prefix && jdoc_type(prefix) != JDOC_ARRAY)
         return FAIL(s, err, "prefixItems must be a list, got %s",
                     jdoc_type_name(jdoc_type(prefix)));
+    if (unique && jdoc_type(unique) != JDOC_BOOL)
+        return FAIL(s, err, "%s", "uniqueItems must be true or false");
     if (items && jdoc_type(items) == JDOC_ARRAY)
         return FAIL(s, err, "%s", "items must be a schema; lists of them are prefixItems");
     if (items)
@@ -122,7 +126,10 @@ static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
     if (prefix)
         TRY(build_prefix(s, prefix, rules, err));
-    *first = json_array_build(&s->in.t, &e);
+    if (unique && jdoc_bool(unique) && (e.max < 0 || e.max > 1))
+        TRY(json_unique_build(&s->in, v, e.min, e.max, first, err));
+    else
+        *first = json_array_build(&s->in.t, &e);
 out:
     free(rules);
     return st;

@@ -1,6 +1,6 @@
 #include "server/grammar/json_scope.h"
 
-enum { PATH_BYTES_MAX = 200 };
+enum { PATH_BYTES_MAX = 200, STEPS_MAX = 16 /* from schema to schema */ };
 
 void json_scope_open(struct json_scope *s, const struct json_text *t, const struct jdoc *root)
 {
@@ -30,4 +30,19 @@ enum status json_scope_count(const struct json_scope *s, const struct jdoc *v, c
     if (n && (!jdoc_whole(n, out) || *out < 0))
         return JSON_SCOPE_FAIL(s, err, "%s must be an integer of at least 0", keyword);
     return OK;
+}
+
+const struct jdoc *json_scope_follow(const struct json_scope *s, const struct jdoc *v)
+{
+    for (int32_t i = 0; i < STEPS_MAX && v && jdoc_type(v) == JDOC_OBJECT; i++) {
+        const struct jdoc *ref = jdoc_get(v, "$ref"), *all = jdoc_get(v, "allOf");
+        if (!ref && !(all && jdoc_type(all) == JDOC_ARRAY && jdoc_size(all) == 1))
+            return v;
+        struct json_keywords k;
+        struct err ignored;
+        if (json_keywords_read(v, &k, &ignored) != OK) /* which will be said of it */
+            return v;
+        v = ref ? json_ref(s->root, ref) : jdoc_at(all, 0);
+    }
+    return v && jdoc_type(v) != JDOC_OBJECT ? v : NULL;
 }

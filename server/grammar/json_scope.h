@@ -30,4 +30,7 @@ enum status json_scope_fail(const struct json_scope *s, enum status st, const st
 enum status json_scope_count(const struct json_scope *s, const struct jdoc *v, const char *keyword,
                              int64_t *out, struct err *err) MUST_USE;
 
+/* Where the schema's references lead, and allOf of one; NULL: nowhere. */
+const struct jdoc *json_scope_follow(const struct json_scope *s, const struct jdoc *v);
+
 #endif
