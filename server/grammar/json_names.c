@@ -72,7 +72,7 @@ const char *json_names_listed(const struct json_names *names, size_t i, bool *en
                : NULL;
 }
 
-static enum status matches(const struct json_scope *s, const char *pattern, size_t n, bool whole,
+static enum status matches(struct json_scope *s, const char *pattern, size_t n, bool whole,
                            const char *name, bool *fits, struct err *err)
 {
     enum status st = OK;
@@ -80,13 +80,13 @@ static enum status matches(const struct json_scope *s, const char *pattern, size
     struct pattern_match *m = NULL;
     st = pattern_match_open(pattern, n, whole, &m, &why);
     if (st == OK)
-        st = pattern_match_fits(m, name, fits, &why);
+        st = pattern_match_fits(m, name, &s->match_steps, fits, &why);
     pattern_match_close(m);
     return st == OK ? OK : json_scope_fail(s, st, &why, err);
 }
 
 /* The keywords are of the right types, since a rule was made of them. */
-static enum status is_written(const struct json_scope *s, const struct jdoc *v, const char *name,
+static enum status is_written(struct json_scope *s, const struct jdoc *v, const char *name,
                               bool *fits, struct err *err)
 {
     enum status st = OK;

@@ -35,40 +35,49 @@ static bool begin_apart(const char *a, const char *b)
     return memcmp(x, y, n < m ? n : m) != 0;
 }
 
-static bool are_same(const struct jdoc *a, const struct jdoc *b)
+static enum status compare(const struct jdoc *a, const struct jdoc *b, bool *same, struct err *err)
 {
+    enum status st = OK;
     struct buf x, y;
     buf_init(&x, (size_t)1 << 20);
     buf_init(&y, (size_t)1 << 20);
     jdoc_write(a, &x);
     jdoc_write(b, &y);
-    const bool same =
-        !x.failed && !y.failed && x.len == y.len && memcmp(x.data, y.data, x.len) == 0;
+    if (x.no_memory || y.no_memory)
+        st = base_fail(err, ERR_NOMEM, "no memory for a schema");
+    else
+        *same = !x.failed && !y.failed && x.len == y.len && memcmp(x.data, y.data, x.len) == 0;
     buf_free(&x);
     buf_free(&y);
-    return same;
+    return st;
 }
 
 static enum status check_apart(const struct json_scope *s, const struct json_patterns *p,
                                struct err *err)
 {
+    enum status st = OK;
     for (int32_t i = 0; i < p->count; i++)
-        for (int32_t k = 0; k < i; k++)
-            if (!begin_apart(p->list[k].text, p->list[i].text) &&
-                !are_same(p->list[k].schema, p->list[i].schema))
+        for (int32_t k = 0; k < i; k++) {
+            bool fine = begin_apart(p->list[k].text, p->list[i].text);
+            if (!fine)
+                TRY(compare(p->list[k].schema, p->list[i].schema, &fine, err));
+            if (!fine)
                 return JSON_SCOPE_FAIL(s, err,
                                        "patternProperties: a name might match both \"%.64s\" and "
                                        "\"%.64s\"; what tells them apart must be the characters "
                                        "behind their ^, or they must say the same",
                                        p->list[k].text, p->list[i].text);
-    return OK;
+        }
+out:
+    return st;
 }
 
 /* ---- what they match ---- */
 
 /* The names that are given, as the pattern number `which` takes them. */
-static enum status try_names(const struct jdoc *object, struct pattern_match *match, int32_t which,
-                             struct json_patterns *out, struct err *err)
+static enum status try_names(struct json_scope *s, const struct jdoc *object,
+                             struct pattern_match *match, int32_t which, struct json_patterns *out,
+                             struct err *err)
 {
     enum status st = OK;
     const char *name;
@@ -77,7 +86,7 @@ static enum status try_names(const struct jdoc *object, struct pattern_match *ma
     const struct jdoc *required = jdoc_get(object, "required");
     for (void *i = properties ? jdoc_iter(properties, NULL, &name, &value) : NULL; i;
          i = jdoc_iter(properties, i, &name, &value)) {
-        TRY(pattern_match_fits(match, name, &fits, err));
+        TRY(pattern_match_fits(match, name, &s->match_steps, &fits, err));
         if (fits)
             return base_fail(err, ERR_INPUT,
                              "it matches \"%.64s\", which is one of the properties, too; that is "
@@ -85,7 +94,8 @@ static enum status try_names(const struct jdoc *object, struct pattern_match *ma
                              name);
     }
     for (size_t i = 0; required && i < jdoc_size(required); i++) {
-        TRY(pattern_match_fits(match, jdoc_string(jdoc_at(required, i)), &fits, err));
+        TRY(pattern_match_fits(match, jdoc_string(jdoc_at(required, i)), &s->match_steps, &fits,
+                               err));
         if (fits)
             out->of_required[i] = (int8_t)which;
     }
@@ -105,7 +115,7 @@ static enum status add_pattern(struct json_scope *s, const struct jdoc *object, 
     out->list[out->count].schema = schema;
     enum status st = pattern_match_open(text, strlen(text), false, &match, &why);
     if (st == OK)
-        st = try_names(object, match, out->count, out, &why);
+        st = try_names(s, object, match, out->count, out, &why);
     pattern_match_close(match);
     out->count++;
     st = st == OK ? OK : json_scope_fail(s, st, &why, err);
@@ -153,12 +163,16 @@ enum status json_patterns_build(struct json_scope *s, const struct json_patterns
     struct grammar *g = s->t.g;
     int32_t all = GRAMMAR_NEVER, name;
     for (int32_t i = 0; i < p->count; i++) {
+        const char *text = p->list[i].text;
         const int32_t value = grammar_call(g, p->list[i].value, GRAMMAR_END);
         const int32_t end = grammar_text(g, "\"", 1, json_text_word(&s->t, ":", value));
-        st = pattern_build(g, p->list[i].text, strlen(p->list[i].text), PATTERN_JSON, false, end,
-                           &name, &why);
+        const size_t here = json_scope_enter(s, "patternProperties", text);
+        st = pattern_build(g, text, strlen(text), PATTERN_JSON, false, end, &name, &why);
         if (st != OK)
-            return json_scope_fail(s, st, &why, err);
+            st = json_scope_fail(s, st, &why, err);
+        s->path.len = here;
+        if (st != OK)
+            return st;
         all = grammar_either(g, all, grammar_text(g, "\"", 1, name));
     }
     *rule = grammar_rule(g);

@@ -184,23 +184,18 @@ static enum status add_member(struct schema *s, struct object *o, const char *na
 }
 
 /* Names that propertyNames lists: each may be there once. */
-static enum status list_names(struct schema *s, struct object *o, struct err *err)
+static void list_names(struct object *o)
 {
-    enum status st = OK;
+    const int32_t before = o->all.count;
     bool end = o->names.kind != JSON_NAMES_LISTED || o->value < 0;
     for (size_t i = 0; !end; i++) {
         const char *name = json_names_listed(&o->names, i, &end);
         bool known = !name || (o->properties && jdoc_get(o->properties, name));
-        for (size_t k = 0; k < i && !known; k++) {
-            bool ignored;
-            const char *before = json_names_listed(&o->names, k, &ignored);
-            known = before && strcmp(before, name) == 0;
-        }
-        if (!known)
-            TRY(add_member(s, o, name, is_required(o, name), err));
+        for (int32_t k = before; k < o->all.count && !known; k++)
+            known = strcmp(o->list[k].name, name) == 0;
+        if (!known) /* and allowed, being listed */
+            o->list[o->all.count++] = (struct json_member){name, is_required(o, name), o->value};
     }
-out:
-    return st;
 }
 
 /* A member that is required without being described. */
@@ -232,7 +227,7 @@ static enum status list_members(struct schema *s, struct object *o, struct err *
             TRY(add_member(s, o, name, is_required(o, name), err));
             TRY(rule_below(s, "properties", name, value, &o->list[o->all.count - 1].rule, err));
         }
-    TRY(list_names(s, o, err));
+    list_names(o);
     for (size_t i = 0; o->required && i < jdoc_size(o->required); i++) {
         name = jdoc_string(jdoc_at(o->required, i));
         if (!(o->properties && jdoc_get(o->properties, name)) && !is_among(o->required, i, name))

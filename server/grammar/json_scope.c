@@ -1,10 +1,11 @@
 #include "server/grammar/json_scope.h"
 
-enum { PATH_BYTES_MAX = 200, STEPS_MAX = 16 /* from schema to schema */ };
+enum { PATH_BYTES_MAX = 200, STEPS_MAX = 16, MATCH_STEPS_MAX = 1 << 22 }; /* some 100 ms */
 
 void json_scope_open(struct json_scope *s, const struct json_text *t, const struct jdoc *root)
 {
-    *s = (struct json_scope){.t = *t, .root = root, .search = json_search(root)};
+    *s = (struct json_scope){
+        .t = *t, .root = root, .search = json_search(root), .match_steps = MATCH_STEPS_MAX};
     buf_init(&s->path, (size_t)2 * PATH_BYTES_MAX);
 }
 

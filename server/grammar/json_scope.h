@@ -11,7 +11,8 @@ struct json_scope {
     struct json_text t;
     const struct jdoc *root;
     struct json_search search;
-    struct buf path; /* where in the document we are */
+    int32_t match_steps; /* that are left for names and patterns, of the whole document */
+    struct buf path;     /* where in the document we are */
 };
 
 #define JSON_SCOPE_FAIL(s, err, fmt, ...)                                                          \

@@ -299,6 +299,93 @@ def test_whatever_is_allowed_fulfils_the_schema(index):
     assert len(set(answer["walked"])) > 1 or len(SCHEMAS[index][1]) == 1 or rare
 
 
+# ---- random objects and sets, against jsonschema ----
+
+POOL = ["a", "b", "ab", "xa", "xb", "x", "y1", "é"]
+LEAVES = [{"type": "integer"}, {"type": "null"}, {"not": {}}, True]
+
+
+def random_object(dice):
+    """One whose keywords may be of any combination."""
+    schema, maybe = {"type": "object"}, lambda: dice.random() < 0.4
+    leaf = lambda: dice.choice(LEAVES)  # noqa: E731
+    if maybe():
+        schema["properties"] = {n: leaf() for n in dice.sample(POOL, dice.randrange(4))}
+    if maybe():
+        schema["required"] = dice.sample(POOL, dice.randrange(3))
+    if maybe():
+        schema[dice.choice(["additionalProperties", "unevaluatedProperties"])] = dice.choice(
+            [False, leaf()])
+    if maybe():
+        schema["propertyNames"] = dice.choice([
+            {"enum": dice.sample(POOL, dice.randrange(1, 6))}, {"pattern": "^[a-x]+$"},
+            {"minLength": 1, "maxLength": 1}, {"const": "a"}, {"type": "string"}, False])
+    elif maybe():
+        schema["patternProperties"] = {
+            name: dice.choice(LEAVES[:2])
+            for name in dice.sample(["^x", "a", "^é*b$", "^y[0-9]", "^xa"], dice.randrange(3))}
+    if maybe():
+        schema["minProperties"] = dice.randrange(4)
+    if maybe():
+        schema["maxProperties"] = dice.randrange(4)
+    return schema
+
+
+def random_value(schema, dice):
+    """Members as the schema orders them, then others."""
+    listed = schema.get("propertyNames") or {}
+    order = [*schema.get("properties", {}), *listed.get("enum", []), *schema.get("required", [])]
+    names = dice.sample(POOL, dice.randrange(5)) + dice.choice([[], schema.get("required", [])])
+    ordered = [n for n in order if n in names] + [n for n in names if n not in order]
+    return {name: dice.choice([1, 1, None, None, "s"]) for name in ordered}
+
+
+def check_random(schemas, oracles, values):
+    """Neither looser nor, where they are not refused, stricter. Returns how many were not."""
+    answers = ask(*({"kind": "json", "value": schema, "walks": 8, "seed": i,
+                     "texts": [json.dumps(v, ensure_ascii=False) for v in values[i]]}
+                    for i, schema in enumerate(schemas)))
+    kept = 0
+    for schema, oracle, some, answer in zip(schemas, oracles, values, answers):
+        validator = checker(oracle)
+        wanted = [validator.is_valid(v) for v in some]
+        if "error" in answer:
+            assert "nothing can fulfil" not in answer["error"] or not any(wanted), schema
+            continue
+        kept += 1
+        assert [v for v, g, w in zip(some, answer["fits"], wanted) if g != w] == [], schema
+        assert all(validator.is_valid(json.loads(text)) for text in answer["walked"]), schema
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_objects(seed):
+    dice = random.Random(seed)
+    schemas = [random_object(dice) for _ in range(250)]
+    # others are allowed only where it is said, or nothing is described
+    oracles = [{**s, "additionalProperties": False}
+               if (s.get("properties") is not None or s.get("patternProperties")) and
+               not {"additionalProperties", "unevaluatedProperties"} & set(s) else s
+               for s in schemas]
+    values = [[random_value(s, dice) for _ in range(30)] for s in schemas]
+    assert check_random(schemas, oracles, values) > 80
+
+
+def test_random_sets():
+    dice = random.Random(5)
+    schemas = [{"type": "array", "uniqueItems": True, "items": {"enum": dice.sample(
+        [1, 1.0, 2, "1", "a", True, None, 0, False, 0.5], dice.randrange(1, 8))},
+        **dice.choice([{}, {"minItems": dice.randrange(4)}]),
+        **dice.choice([{}, {"maxItems": dice.randrange(6)}])} for _ in range(150)]
+    values = [[[dice.choice(s["items"]["enum"]) for _ in range(dice.randrange(5))]
+               for _ in range(30)] for s in schemas]
+    # 1 and 1.0 are one value, which is written as it stands first
+    values = [[[next(e for e in s["items"]["enum"] if e == v and isinstance(e, bool) ==
+                     isinstance(v, bool)) for v in value] for value in some]
+              for s, some in zip(schemas, values)]
+    assert check_random(schemas, schemas, values) > 100
+
+
 def test_any_object():
     answer, = ask({"kind": "object", "walks": 300})
     for text in answer["walked"]:
@@ -494,6 +581,19 @@ def test_pattern(pattern):
     assert [t for t, g, w in zip(texts, got, wanted) if g != w] == []
 
 
+@pytest.mark.parametrize("pattern", [p for p in PATTERNS if p != "a{1,2}{2}x"])
+def test_names_that_match(pattern):
+    """The given names of members are matched with patterns by themselves."""
+    dice, compiled = random.Random(pattern), python_of(pattern)
+    names = [t for t in dice.sample(near(pattern, dice), 40) if not set(t) & set("\r")]
+    answers = ask(*({"kind": "json", "value": {
+        "properties": {name: {}}, "propertyNames": {"pattern": pattern}}} for name in names))
+    got = ["error" not in answer for answer in answers]
+    assert all("does not fulfil it" in a.get("error", "does not fulfil it") for a in answers)
+    wanted = [compiled.search(name) is not None for name in names]
+    assert [n for n, g, w in zip(names, got, wanted) if g != w] == []
+
+
 @pytest.mark.parametrize("pattern", SEARCHED)
 def test_whatever_a_pattern_allows_matches(pattern):
     whole, part = ask(
@@ -619,6 +719,7 @@ def test_choices():
     ({"required": ["a"], "minProperties": 2, "propertyNames": {"pattern": "a"}},
      "minProperties of 2 is not supported beside 1 required"),
     ({"properties": {"a": {}}, "minProperties": 2}, "nothing can fulfil"),
+    ({"propertyNames": {"enum": ["a", "a"]}, "minProperties": 2}, "nothing can fulfil"),
     ({"required": ["a", "b"], "maxProperties": 1}, "nothing can fulfil"),
     ({"minProperties": 1, "maxProperties": 0}, "nothing can fulfil"),
     ({"minProperties": -1}, "minProperties must be an integer"),
@@ -699,6 +800,13 @@ HUGE = [
      None),
     ({"enum": [f"value {i}" for i in range(4000)]}, None),
     ({"type": "object", "x-a": [[[[[]]]]] * 9000}, None),
+    ({"propertyNames": {"pattern": "^p"}, "properties": {f"p{i}": {} for i in range(3000)}}, None),
+    ({"propertyNames": {"enum": [f"p{i}" for i in range(4000)]}}, None),
+    ({"propertyNames": {"pattern": "(" * 60 + "a+" + ")+" * 60}, "properties": {"a" * 900: {}}},
+     "too many steps"),
+    ({"properties": {f"p{i}" + "x" * 200: {} for i in range(2000)},
+      "patternProperties": {f"(x+x+)+{i}": {} for i in range(16)}}, "too many steps"),
+    ({"patternProperties": {"a": {}}, "required": ["a" * 2000]}, "more than 1023 characters"),
 ]
 
 
