@@ -618,6 +618,11 @@ static void test_structures(void **state)
          "\"^[a-f]+(x|y)$\"}, \"b\": {\"enum\": [1, \"two\", [3.5], null]}, \"c\": {\"type\": "
          "\"array\", \"items\": {\"type\": \"integer\", \"minimum\": 3}}}, \"required\": [\"a\"], "
          "\"additionalProperties\": {\"type\": \"number\"}}"},
+        {"schema of maps", STRUCTURE_SCHEMA,
+         "{\"properties\": {\"a\": {\"propertyNames\": {\"pattern\": \"^x\"}, \"required\": "
+         "[\"xy\"], \"maxProperties\": 3}, \"b\": {\"items\": {\"enum\": [1, \"two\"]}, "
+         "\"uniqueItems\": true}, \"c\": {\"multipleOf\": 0.5}}, \"patternProperties\": "
+         "{\"x$\": {\"type\": \"null\"}, \"y$\": {\"type\": \"null\"}}}"},
         {"regular expression", STRUCTURE_PATTERN, "\"([a-z]{2,5}|\\\\d+)[^x]*\""},
         {"choice", STRUCTURE_CHOICES, "[\"yes\", \"no\"]"},
     };

@@ -255,15 +255,23 @@ TESTED_BY = {
     "server/api/responses_reply.c": "tests/test_responses_reply.c tests/blackbox/test_responses.py",
     "server/api/sampling.c": "tests/test_api.c tests/test_fields.c tests/fuzz/fuzz_api.c",
     "server/api/tokenize.c": "tests/test_fields.c tests/blackbox/test_tokenize.py",
+    "server/grammar/json_array.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_format.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_keyword.c": "tests/fuzz/fuzz_structure.c "
                                      "tests/blackbox/test_structures.py",
+    "server/grammar/json_literal.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_names.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_number.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_object.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_patterns.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_schema.c": "tests/fuzz/fuzz_structure.c "
                                     "tests/blackbox/test_structures.py",
+    "server/grammar/json_scope.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_string.c": "tests/blackbox/test_structures.py",
     "server/grammar/json_text.c": "tests/blackbox/test_structures.py",
+    "server/grammar/json_unique.c": "tests/blackbox/test_structures.py",
     "server/grammar/pattern.c": "tests/fuzz/fuzz_structure.c tests/blackbox/test_structures.py",
+    "server/grammar/pattern_match.c": "tests/blackbox/test_structures.py",
     "server/grammar/pattern_tree.c": "tests/fuzz/fuzz_structure.c "
                                      "tests/blackbox/test_structures.py",
     "server/grammar/structure.c": "tests/blackbox/test_structures.py "

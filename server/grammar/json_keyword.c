@@ -30,6 +30,7 @@ static const struct keyword {
     {"anyOf", LEADING},
     {"const", LEADING},
     {"enum", LEADING},
+    {"not", LEADING},
     {"oneOf", LEADING},
     {"type", TYPE},
     {"format", STRINGS},
@@ -40,13 +41,20 @@ static const struct keyword {
     {"exclusiveMinimum", NUMBERS},
     {"maximum", NUMBERS},
     {"minimum", NUMBERS},
+    {"multipleOf", NUMBERS},
     {"items", ARRAYS},
     {"maxItems", ARRAYS},
     {"minItems", ARRAYS},
     {"prefixItems", ARRAYS},
+    {"uniqueItems", ARRAYS},
     {"additionalProperties", OBJECTS},
+    {"maxProperties", OBJECTS},
+    {"minProperties", OBJECTS},
+    {"patternProperties", OBJECTS},
     {"properties", OBJECTS},
+    {"propertyNames", OBJECTS},
     {"required", OBJECTS},
+    {"unevaluatedProperties", OBJECTS},
     {"$dynamicRef", REFUSED},
     {"contains", REFUSED},
     {"dependentRequired", REFUSED},
@@ -54,17 +62,9 @@ static const struct keyword {
     {"else", REFUSED},
     {"if", REFUSED},
     {"maxContains", REFUSED},
-    {"maxProperties", REFUSED},
     {"minContains", REFUSED},
-    {"minProperties", REFUSED},
-    {"multipleOf", REFUSED},
-    {"not", REFUSED},
-    {"patternProperties", REFUSED},
-    {"propertyNames", REFUSED},
     {"then", REFUSED},
     {"unevaluatedItems", REFUSED},
-    {"unevaluatedProperties", REFUSED},
-    {"uniqueItems", REFUSED},
 };
 
 static const struct {
@@ -102,7 +102,7 @@ static enum status unknown(const char *name, struct err *err)
     return base_fail(err, ERR_INPUT, "%.64s is not known; did you mean %s?", name, known);
 }
 
-/* A keyword that is refused unless it asks for nothing. */
+/* A keyword that asks for nothing, wherever it stands. */
 static bool is_idle(const char *name, const struct jdoc *value)
 {
     int64_t n;
@@ -151,7 +151,7 @@ static enum status count_groups(const struct jdoc *v, int32_t counts[REFUSED + 1
             continue;
         if (!k)
             return unknown(name, err);
-        if (k->group == REFUSED && is_idle(name, value))
+        if (is_idle(name, value))
             continue;
         if (k->group == REFUSED)
             return base_fail(err, ERR_INPUT, "%s is not supported", name);

@@ -17,7 +17,7 @@ enum json_type {
 };
 
 struct json_keywords {
-    const char *leading; /* $ref, const, enum, anyOf, oneOf or allOf, which says what it is; NULL */
+    const char *leading; /* $ref, const, enum, anyOf, oneOf, allOf or not: what it is; NULL */
     uint32_t types;      /* enum json_type; by `type`, else by what other keywords are about */
     bool typed, others;  /* it has `type`; it has keywords that are about some type */
 };

@@ -105,46 +105,111 @@ out:
 
 /* ---- objects ---- */
 
-/* The rule of a member with another name. */
-static enum status build_other(const struct json_text *t, const struct json_member *members,
-                               int32_t count, int32_t other, int32_t *rule, struct err *err)
+enum status json_object_other(const struct json_text *t, const struct json_member *members,
+                              int32_t count, int32_t value, int32_t *rule, struct err *err)
 {
     enum status st = OK;
-    const int32_t value = json_text_word(t, ":", grammar_call(t->g, other, GRAMMAR_END));
-    int32_t first = grammar_call(t->g, t->string, value);
+    const int32_t behind = json_text_word(t, ":", grammar_call(t->g, value, GRAMMAR_END));
+    int32_t first = grammar_call(t->g, t->string, behind);
     if (count > 0)
-        TRY(build_other_name(t, members, count, value, &first, err));
+        TRY(build_other_name(t, members, count, behind, &first, err));
     *rule = grammar_rule(t->g);
     grammar_define(t->g, *rule, first);
 out:
     return st;
 }
 
-enum status json_object_build(const struct json_text *t, const struct json_member *members,
-                              int32_t count, int32_t other, int32_t *first, struct err *err)
+/* What is built so far, from the end: by how many members are written before. Where only the least
+ * number counts, all from there on are the same. */
+struct counted {
+    const struct json_text *t;
+    const struct json_members *m;
+    int32_t most;  /* the last number that is told from others */
+    int32_t last;  /* the end behind a member */
+    int32_t *key;  /* [most + 1] the members from here on, the first of which comes next */
+    int32_t *rest; /* [most + 1] what may follow the member before */
+    bool may_end;  /* none of the members from here on is required */
+};
+
+static int32_t end_at(const struct counted *c, int32_t n)
 {
-    enum status st = OK;
+    return c->may_end && n >= c->m->min ? c->last : GRAMMAR_NEVER;
+}
+
+/* What follows one more member, by `rests` that are for as many as are written then. */
+static int32_t after_one(const struct counted *c, int32_t n)
+{
+    if (n < c->most)
+        return c->rest[n + 1];
+    return c->m->max < 0 ? c->rest[n] : GRAMMAR_NEVER;
+}
+
+static void count_others(struct counted *c)
+{
+    struct grammar *g = c->t->g;
+    for (int32_t n = c->most; n >= 0 && !grammar_failed(g); n--) {
+        c->key[n] = GRAMMAR_NEVER;
+        if (c->m->other < 0) {
+            c->rest[n] = end_at(c, n);
+            continue;
+        }
+        const int32_t fork = c->rest[n] = grammar_fork(g);
+        c->key[n] = grammar_call(g, c->m->other, after_one(c, n));
+        grammar_fork_set(g, fork, end_at(c, n), json_text_word(c->t, ",", c->key[n]));
+    }
+}
+
+/* Another member before all that are there. */
+static void count_member(struct counted *c, const struct json_member *one)
+{
+    struct grammar *g = c->t->g;
+    for (int32_t n = 0; n <= c->most && !grammar_failed(g); n++) {
+        const int32_t value = grammar_call(g, one->rule, after_one(c, n));
+        const int32_t way = json_text_name(c->t, one->name, value);
+        c->key[n] = one->required ? way : grammar_either(g, way, c->key[n]);
+    }
+    c->may_end = c->may_end && !one->required;
+    for (int32_t n = 0; n <= c->most && !grammar_failed(g); n++)
+        c->rest[n] = grammar_either(g, json_text_word(c->t, ",", c->key[n]), end_at(c, n));
+}
+
+/* Counts that cannot be otherwise are not looked at. */
+static int64_t most_of(struct json_members *m)
+{
+    int32_t required = 0;
+    for (int32_t i = 0; i < m->count; i++)
+        required += m->list[i].required;
+    if (m->min <= required)
+        m->min = 0;
+    if (m->other < 0 && m->max >= m->count)
+        m->max = -1;
+    return m->max >= 0 ? m->max : m->min;
+}
+
+enum status json_object_build(const struct json_text *t, const struct json_members *members,
+                              int32_t *first, struct err *err)
+{
     struct grammar *g = t->g;
+    struct json_members m = *members;
+    const int64_t most = most_of(&m);
+    const bool can = (m.max < 0 || m.max >= m.min) && (m.other >= 0 || m.min <= m.count);
+    *first = GRAMMAR_NEVER;
+    if (!can)
+        return OK;
+    if (most > GRAMMAR_NODES_MAX)
+        return base_fail(err, ERR_INPUT, "it needs more than %d states", GRAMMAR_NODES_MAX);
+    int32_t *nodes = calloc(2 * ((size_t)most + 1), sizeof *nodes);
+    if (!nodes)
+        return base_fail(err, ERR_NOMEM, "no memory for a schema");
     const int32_t close = grammar_text(g, "}", 1, GRAMMAR_END);
-    const int32_t last = grammar_call(g, t->space, close);
-    int32_t key = GRAMMAR_NEVER; /* the members from number i on, the first of which comes next */
-    int32_t rest = last;         /* what may follow the member before */
-    bool may_end = true;
-    if (other >= 0) {
-        int32_t rule;
-        TRY(build_other(t, members, count, other, &rule, err));
-        rest = grammar_fork(g);
-        key = grammar_call(g, rule, rest);
-        grammar_fork_set(g, rest, last, json_text_word(t, ",", key));
-    }
-    for (int32_t i = count - 1; i >= 0 && !grammar_failed(g); i--) {
-        const int32_t value = grammar_call(g, members[i].rule, rest);
-        const int32_t one = json_text_name(t, members[i].name, value);
-        key = members[i].required ? one : grammar_either(g, one, key);
-        may_end = may_end && !members[i].required;
-        rest = grammar_either(g, json_text_word(t, ",", key), may_end ? last : GRAMMAR_NEVER);
-    }
-    *first = json_text_word(t, "{", grammar_either(g, key, may_end ? close : GRAMMAR_NEVER));
-out:
-    return st;
+    struct counted c = {
+        t, &m, (int32_t)most, grammar_call(g, t->space, close), nodes, nodes + most + 1, true};
+    count_others(&c);
+    for (int32_t i = m.count - 1; i >= 0 && !grammar_failed(g); i--)
+        count_member(&c, &m.list[i]);
+    const bool may_be_empty = c.may_end && m.min <= 0;
+    *first =
+        json_text_word(t, "{", grammar_either(g, c.key[0], may_be_empty ? close : GRAMMAR_NEVER));
+    free(nodes);
+    return OK;
 }

@@ -10,10 +10,21 @@ struct json_member {
     int32_t rule; /* of its value */
 };
 
-/* The members in their order, then any number of others, whose values are of rule `other` (< 0:
- * none) and whose names have no escapes and are none of the members'. Ends in GRAMMAR_END. */
-enum status json_object_build(const struct json_text *t, const struct json_member *members,
-                              int32_t count, int32_t other, int32_t *first,
+struct json_members {
+    const struct json_member *list;
+    int32_t count;
+    int32_t other;    /* the rule of a member by another name, with its name; < 0: none */
+    int64_t min, max; /* how many in all; max < 0: any number */
+};
+
+/* The rule of a member with a value of this rule, whose name has no escapes and is none of the
+ * members'. */
+enum status json_object_other(const struct json_text *t, const struct json_member *members,
+                              int32_t count, int32_t value, int32_t *rule,
                               struct err *err) MUST_USE;
+/* The members in their order, then any number of others, as they are written: a name that is there
+ * twice counts twice. Ends in GRAMMAR_END. */
+enum status json_object_build(const struct json_text *t, const struct json_members *m,
+                              int32_t *first, struct err *err) MUST_USE;
 
 #endif

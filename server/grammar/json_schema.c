@@ -2,204 +2,42 @@
  * references may go in circles and a schema that is used twice is there once. */
 #include "server/grammar/json_schema.h"
 
-#include "server/grammar/json_format.h"
-#include "server/grammar/json_keyword.h"
+#include "server/grammar/json_array.h"
+#include "server/grammar/json_literal.h"
+#include "server/grammar/json_names.h"
 #include "server/grammar/json_number.h"
 #include "server/grammar/json_object.h"
-#include "server/grammar/pattern.h"
+#include "server/grammar/json_patterns.h"
+#include "server/grammar/json_scope.h"
+#include "server/grammar/json_string.h"
+#include "server/grammar/json_unique.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCHEMAS_MAX = 4096, DEPTH_MAX = 64, PATH_BYTES_MAX = 200 };
+enum { SCHEMAS_MAX = 4096, DEPTH_MAX = 64 };
+
+#define FAIL(s, err, fmt, ...) JSON_SCOPE_FAIL(&(s)->in, err, fmt, __VA_ARGS__)
 
 struct schema {
-    struct json_text t;
-    struct grammar *g;
-    const struct jdoc *root;
-    struct json_search search;
+    struct json_scope in;
     struct {
         const struct jdoc *schema;
         int32_t rule;
     } known[SCHEMAS_MAX];
     int32_t known_count, depth;
-    struct buf path; /* where in the document we are */
 };
 
 static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule, struct err *err);
 
-#define FAIL(s, err, fmt, ...)                                                                     \
-    base_fail(err, ERR_INPUT, "schema at #%.*s: " fmt, (int)(s)->path.len,                         \
-              (s)->path.data ? (s)->path.data : "", __VA_ARGS__)
-
-/* What went wrong in a part of it, said where it is. */
-static enum status fail_as(const struct schema *s, enum status st, const struct err *why,
-                           struct err *err)
-{
-    return st == ERR_INPUT ? FAIL(s, err, "%s", why->text) : base_fail(err, st, "%s", why->text);
-}
-
-/* The rule of a schema that is a step further in the document; `key` may be a number's text. */
+/* The rule of a schema that is a step further in the document. */
 static enum status rule_below(struct schema *s, const char *keyword, const char *key,
                               const struct jdoc *v, int32_t *rule, struct err *err)
 {
-    const size_t here = s->path.len;
-    if (here < PATH_BYTES_MAX)
-        buf_printf(&s->path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
+    const size_t here = json_scope_enter(&s->in, keyword, key);
     const enum status st = rule_of(s, v, rule, err);
-    s->path.len = here;
-    return st;
-}
-
-/* ---- values that are given ---- */
-
-static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next);
-
-/* With as few digits as tell it from others. */
-static void write_real(double value, struct buf *out)
-{
-    char text[40];
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value)
-            break;
-    }
-    buf_puts(out, text);
-    if (!strpbrk(text, ".e"))
-        buf_puts(out, ".0");
-}
-
-/* A value without parts. */
-static int32_t scalar(struct schema *s, const struct jdoc *v, int32_t next)
-{
-    struct buf text;
-    buf_init(&text, (size_t)1 << 20);
-    if (jdoc_type(v) == JDOC_REAL)
-        write_real(jdoc_number(v), &text);
-    else
-        jdoc_write(v, &text);
-    if (text.failed)
-        grammar_break(s->g, &text);
-    else
-        next = grammar_text(s->g, text.data, text.len, next);
-    buf_free(&text);
-    return next;
-}
-
-/* What stands behind one of several: a comma and the next one, or the end. */
-static int32_t join(struct schema *s, bool last, int32_t next)
-{
-    return last ? grammar_call(s->g, s->t.space, next) : json_text_word(&s->t, ",", next);
-}
-
-/* The elements, then the bracket at `next`. */
-static int32_t elements(struct schema *s, const struct jdoc *list, int32_t next)
-{
-    const size_t n = jdoc_size(list);
-    for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
-        next = literal(s, jdoc_at(list, i), join(s, i + 1 == n, next));
-    return next;
-}
-
-struct member {
-    const char *name;
-    const struct jdoc *value;
-};
-
-/* The members in their order, then the brace at `next`. */
-static int32_t members(struct schema *s, const struct jdoc *object, int32_t next)
-{
-    size_t n = 0;
-    struct member m, *list = calloc(jdoc_size(object) + 1, sizeof *list);
-    if (!list)
-        return GRAMMAR_NEVER;
-    for (void *i = jdoc_iter(object, NULL, &m.name, &m.value); i;
-         i = jdoc_iter(object, i, &m.name, &m.value))
-        list[n++] = m;
-    for (size_t i = n; i-- > 0 && !grammar_failed(s->g);)
-        next = json_text_name(&s->t, list[i].name,
-                              literal(s, list[i].value, join(s, i + 1 == n, next)));
-    free(list);
-    return next;
-}
-
-/* A value that is given, with its members in their order. */
-static int32_t literal(struct schema *s, const struct jdoc *v, int32_t next)
-{
-    if (jdoc_type(v) == JDOC_ARRAY)
-        return json_text_word(&s->t, "[", elements(s, v, grammar_text(s->g, "]", 1, next)));
-    if (jdoc_type(v) == JDOC_OBJECT)
-        return json_text_word(&s->t, "{", members(s, v, grammar_text(s->g, "}", 1, next)));
-    return scalar(s, v, next);
-}
-
-static enum status build_values(struct schema *s, const struct jdoc *values, uint32_t types,
-                                int32_t *first, struct err *err)
-{
-    if (jdoc_type(values) != JDOC_ARRAY || jdoc_size(values) == 0)
-        return FAIL(s, err, "enum must be a list with at least one value, got %s",
-                    jdoc_type_name(jdoc_type(values)));
-    *first = GRAMMAR_NEVER;
-    for (size_t i = jdoc_size(values); i-- > 0 && !grammar_failed(s->g);)
-        if ((json_types_of_value(jdoc_at(values, i)) & types) != 0)
-            *first = grammar_either(s->g, literal(s, jdoc_at(values, i), GRAMMAR_END), *first);
-    return OK;
-}
-
-/* ---- strings ---- */
-
-/* A count of characters or elements; *out is left where the keyword is absent. */
-static enum status read_count(const struct schema *s, const struct jdoc *v, const char *keyword,
-                              int64_t *out, struct err *err)
-{
-    const struct jdoc *n = jdoc_get(v, keyword);
-    if (n && (!jdoc_whole(n, out) || *out < 0))
-        return FAIL(s, err, "%s must be an integer of at least 0", keyword);
-    return OK;
-}
-
-static enum status build_pattern(struct schema *s, const char *pattern, size_t n, bool whole,
-                                 int32_t *first, struct err *err)
-{
-    struct err why;
-    const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
-    const enum status st = pattern_build(s->g, pattern, n, PATTERN_JSON, whole, end, first, &why);
-    if (st != OK)
-        return fail_as(s, st, &why, err);
-    *first = grammar_text(s->g, "\"", 1, *first);
-    return OK;
-}
-
-static enum status build_string(struct schema *s, const struct jdoc *v, int32_t *first,
-                                struct err *err)
-{
-    enum status st = OK;
-    int64_t min = 0, max = -1;
-    const struct jdoc *pattern = jdoc_get(v, "pattern"), *format = jdoc_get(v, "format");
-    TRY(read_count(s, v, "minLength", &min, err));
-    TRY(read_count(s, v, "maxLength", &max, err));
-    const bool counts = min > 0 || max >= 0;
-    if ((pattern && jdoc_type(pattern) != JDOC_STRING) ||
-        (format && jdoc_type(format) != JDOC_STRING))
-        return FAIL(s, err, "%s must be a string", pattern ? "pattern" : "format");
-    if ((pattern || format) && counts)
-        return FAIL(s, err, "%s cannot be combined with minLength or maxLength",
-                    pattern ? "pattern" : "format");
-    if (pattern) /* a format beside it is an annotation */
-        return build_pattern(s, jdoc_string(pattern), jdoc_string_len(pattern), false, first, err);
-    if (format) {
-        const char *known = json_format_pattern(jdoc_string(format));
-        if (!known)
-            return FAIL(s, err, "format %.40s is not supported (the nearest that is: %s)",
-                        jdoc_string(format), json_format_nearest(jdoc_string(format)));
-        return build_pattern(s, known, strlen(known), true, first, err);
-    }
-    const int32_t end = grammar_text(s->g, "\"", 1, GRAMMAR_END);
-    *first = counts
-                 ? grammar_text(s->g, "\"", 1, grammar_repeat(s->g, s->t.character, min, max, end))
-                 : grammar_call(s->g, s->t.string, GRAMMAR_END);
-out:
+    s->in.path.len = here;
     return st;
 }
 
@@ -229,65 +67,27 @@ static enum status build_number(struct schema *s, const struct jdoc *v, bool int
                                 int32_t *first, struct err *err)
 {
     enum status st = OK;
-    struct json_bound lo = {0}, hi = {0};
+    struct json_number n = {.integer = integer};
     struct err why;
-    TRY(read_bound(s, v, "minimum", true, false, &lo, err));
-    TRY(read_bound(s, v, "exclusiveMinimum", true, true, &lo, err));
-    TRY(read_bound(s, v, "maximum", false, false, &hi, err));
-    TRY(read_bound(s, v, "exclusiveMaximum", false, true, &hi, err));
-    *first = grammar_call(s->g, integer ? s->t.integer : s->t.number, GRAMMAR_END);
-    if (lo.set || hi.set)
-        st = json_number_build(&s->t, integer, lo, hi, GRAMMAR_END, first, &why);
+    const struct jdoc *multiple = jdoc_get(v, "multipleOf");
+    TRY(read_bound(s, v, "minimum", true, false, &n.lo, err));
+    TRY(read_bound(s, v, "exclusiveMinimum", true, true, &n.lo, err));
+    TRY(read_bound(s, v, "maximum", false, false, &n.hi, err));
+    TRY(read_bound(s, v, "exclusiveMaximum", false, true, &n.hi, err));
+    if (multiple)
+        st = json_number_step(multiple, &n.step, &why);
+    const bool any_step =
+        n.step.factor == 0 || (integer && n.step.factor == 1 && n.step.exponent <= 0);
+    *first = grammar_call(s->in.t.g, integer ? s->in.t.integer : s->in.t.number, GRAMMAR_END);
+    if (st == OK && (n.lo.set || n.hi.set || !any_step))
+        st = json_number_build(&s->in.t, &n, GRAMMAR_END, first, &why);
     if (st != OK)
-        return fail_as(s, st, &why, err);
+        return json_scope_fail(&s->in, st, &why, err);
 out:
     return st;
 }
 
 /* ---- arrays ---- */
-
-struct elements {
-    int64_t min, max;      /* how many; max < 0: any number */
-    int64_t prefix_count;  /* the first ones, by rules of their own; */
-    const int32_t *prefix; /* [prefix_count] */
-    int32_t item;          /* the rule of all others */
-};
-
-static int32_t rule_at(const struct elements *e, int64_t i)
-{
-    return i < e->prefix_count ? e->prefix[i] : e->item;
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-/* From the end: what may come after i elements, and the element that follows them. */
-static int32_t array_of(struct schema *s, const struct elements *e)
-{
-    struct grammar *g = s->g;
-    const int32_t close = grammar_text(g, "]", 1, GRAMMAR_END);
-    const int32_t last = grammar_call(g, s->t.space, close);
-    if (e->max >= 0 && e->max < e->min)
-        return GRAMMAR_NEVER;
-    int64_t count = e->max;
-    int32_t after = last; /* `count` elements */
-    if (count < 0) {
-        count = larger(larger(e->prefix_count, e->min), 1);
-        const int32_t loop = grammar_fork(g);
-        grammar_fork_set(g, loop, last, json_text_word(&s->t, ",", grammar_call(g, e->item, loop)));
-        after = loop;
-    }
-    int32_t element = GRAMMAR_NEVER; /* number `count` and those after it */
-    for (int64_t i = count - 1; i >= 0 && !grammar_failed(g); i--) {
-        element = grammar_call(g, rule_at(e, i), after);
-        after = grammar_either(g, i >= e->min ? last : GRAMMAR_NEVER,
-                               json_text_word(&s->t, ",", element));
-    }
-    const int32_t empty = e->min <= 0 ? close : GRAMMAR_NEVER;
-    return json_text_word(&s->t, "[", grammar_either(g, empty, element));
-}
 
 static enum status build_prefix(struct schema *s, const struct jdoc *prefix, int32_t *rules,
                                 struct err *err)
@@ -305,14 +105,17 @@ static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *
                                struct err *err)
 {
     enum status st = OK;
-    struct elements e = {.max = -1, .item = s->t.value};
+    struct json_elements e = {.max = -1, .item = s->in.t.value};
     const struct jdoc *items = jdoc_get(v, "items"), *prefix = jdoc_get(v, "prefixItems");
+    const struct jdoc *unique = jdoc_get(v, "uniqueItems");
     int32_t *rules = NULL;
-    TRY(read_count(s, v, "minItems", &e.min, err));
-    TRY(read_count(s, v, "maxItems", &e.max, err));
+    TRY(json_scope_count(&s->in, v, "minItems", &e.min, err));
+    TRY(json_scope_count(&s->in, v, "maxItems", &e.max, err));
     if (prefix && jdoc_type(prefix) != JDOC_ARRAY)
         return FAIL(s, err, "prefixItems must be a list, got %s",
                     jdoc_type_name(jdoc_type(prefix)));
+    if (unique && jdoc_type(unique) != JDOC_BOOL)
+        return FAIL(s, err, "%s", "uniqueItems must be true or false");
     if (items && jdoc_type(items) == JDOC_ARRAY)
         return FAIL(s, err, "%s", "items must be a schema; lists of them are prefixItems");
     if (items)
@@ -323,7 +126,10 @@ static enum status build_array(struct schema *s, const struct jdoc *v, int32_t *
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
     if (prefix)
         TRY(build_prefix(s, prefix, rules, err));
-    *first = array_of(s, &e);
+    if (unique && jdoc_bool(unique) && (e.max < 0 || e.max > 1))
+        TRY(json_unique_build(&s->in, v, e.min, e.max, first, err));
+    else
+        *first = json_array_build(&s->in.t, &e);
 out:
     free(rules);
     return st;
@@ -352,36 +158,174 @@ static enum status check_object(const struct schema *s, const struct jdoc *prope
         if (jdoc_type(jdoc_at(required, i)) != JDOC_STRING ||
             strlen(jdoc_string(jdoc_at(required, i))) != jdoc_string_len(jdoc_at(required, i)))
             return FAIL(s, err, "%s", "required must be a list of names");
-    if ((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) >
-        SCHEMAS_MAX)
-        return FAIL(s, err, "it has more than %d members", SCHEMAS_MAX);
     return OK;
 }
 
+struct object {
+    const struct jdoc *properties, *required;
+    struct json_names names;
+    struct json_patterns patterns;
+    struct json_members all;
+    struct json_member *list; /* those of `all` */
+    bool again;               /* other names may be those of required members, too */
+    int32_t value;            /* the rule of the values of all others; < 0: none */
+};
+
+static bool is_required(const struct object *o, const char *name)
+{
+    return is_among(o->required, o->required ? jdoc_size(o->required) : 0, name);
+}
+
+static enum status add_member(struct schema *s, struct object *o, const char *name, bool required,
+                              struct err *err)
+{
+    o->list[o->all.count++] = (struct json_member){name, required, o->value};
+    return json_names_check(&s->in, &o->names, name, err);
+}
+
+/* Names that propertyNames lists: each may be there once. */
+static void list_names(struct object *o)
+{
+    const int32_t before = o->all.count;
+    bool end = o->names.kind != JSON_NAMES_LISTED || o->value < 0;
+    for (size_t i = 0; !end; i++) {
+        const char *name = json_names_listed(&o->names, i, &end);
+        bool known = !name || (o->properties && jdoc_get(o->properties, name));
+        for (int32_t k = before; k < o->all.count && !known; k++)
+            known = strcmp(o->list[k].name, name) == 0;
+        if (!known) /* and allowed, being listed */
+            o->list[o->all.count++] = (struct json_member){name, is_required(o, name), o->value};
+    }
+}
+
+/* A member that is required without being described. */
+static enum status add_required(struct schema *s, struct object *o, const char *name, int32_t which,
+                                struct err *err)
+{
+    enum status st = OK;
+    if (which < 0 && o->value < 0)
+        return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
+    if (o->names.kind == JSON_NAMES_LISTED) /* is there already, or must not be */
+        return json_names_check(&s->in, &o->names, name, err);
+    TRY(add_member(s, o, name, true, err));
+    if (which >= 0)
+        o->list[o->all.count - 1].rule = o->patterns.list[which].value;
+    o->again = o->again || which >= 0 || o->names.kind == JSON_NAMES_WRITTEN;
+out:
+    return st;
+}
+
 /* Members in the order of the document, then those that are required without being described. */
-static enum status list_members(struct schema *s, const struct jdoc *properties,
-                                const struct jdoc *required, int32_t other, struct json_member *out,
-                                int32_t *count, struct err *err)
+static enum status list_members(struct schema *s, struct object *o, struct err *err)
 {
     enum status st = OK;
     const char *name;
     const struct jdoc *value;
-    if (properties)
-        for (void *i = jdoc_iter(properties, NULL, &name, &value); i;
-             i = jdoc_iter(properties, i, &name, &value)) {
-            struct json_member *m = &out[(*count)++];
-            *m = (struct json_member){
-                name, is_among(required, required ? jdoc_size(required) : 0, name), 0};
-            TRY(rule_below(s, "properties", name, value, &m->rule, err));
+    if (o->properties)
+        for (void *i = jdoc_iter(o->properties, NULL, &name, &value); i;
+             i = jdoc_iter(o->properties, i, &name, &value)) {
+            TRY(add_member(s, o, name, is_required(o, name), err));
+            TRY(rule_below(s, "properties", name, value, &o->list[o->all.count - 1].rule, err));
         }
-    for (size_t i = 0; required && i < jdoc_size(required); i++) {
-        name = jdoc_string(jdoc_at(required, i));
-        if ((properties && jdoc_get(properties, name)) || is_among(required, i, name))
-            continue;
-        if (other < 0)
-            return FAIL(s, err, "\"%.64s\" is required, but is none of the properties", name);
-        out[(*count)++] = (struct json_member){name, true, other};
+    list_names(o);
+    for (size_t i = 0; o->required && i < jdoc_size(o->required); i++) {
+        name = jdoc_string(jdoc_at(o->required, i));
+        if (!(o->properties && jdoc_get(o->properties, name)) && !is_among(o->required, i, name))
+            TRY(add_required(s, o, name, o->patterns.of_required[i], err));
     }
+out:
+    return st;
+}
+
+/* Members by names that are not listed. */
+static enum status build_others(struct schema *s, struct object *o, struct err *err)
+{
+    enum status st = OK;
+    struct err why;
+    struct grammar *g = s->in.t.g;
+    if (o->patterns.count > 0)
+        return json_patterns_build(&s->in, &o->patterns, &o->all.other, err);
+    if (o->value < 0 || o->names.kind == JSON_NAMES_LISTED)
+        return OK;
+    if (o->names.kind == JSON_NAMES_ANY) {
+        st = json_object_other(&s->in.t, o->list, o->all.count, o->value, &o->all.other, &why);
+        return st == OK ? OK : json_scope_fail(&s->in, st, &why, err);
+    }
+    if (o->properties && jdoc_size(o->properties) > 0)
+        return FAIL(s, err, "%s",
+                    "propertyNames beside properties and additionalProperties is not supported, "
+                    "but where it is an enum");
+    const int32_t value = json_text_word(&s->in.t, ":", grammar_call(g, o->value, GRAMMAR_END));
+    o->all.other = grammar_rule(g);
+    grammar_define(g, o->all.other, grammar_call(g, o->names.rule, value));
+    return OK;
+}
+
+/* How many there may be. Nothing in a grammar knows that a name was there before, so not more than
+ * one of the least number may be left to names that are free. */
+static enum status read_counts(const struct schema *s, const struct jdoc *v, struct object *o,
+                               struct err *err)
+{
+    enum status st = OK;
+    TRY(json_scope_count(&s->in, v, "minProperties", &o->all.min, err));
+    TRY(json_scope_count(&s->in, v, "maxProperties", &o->all.max, err));
+    int32_t required = 0;
+    for (int32_t i = 0; i < o->all.count; i++)
+        required += o->list[i].required;
+    if (o->all.other >= 0 && o->all.min - required > (o->again ? 0 : 1))
+        return FAIL(s, err,
+                    "minProperties of %lld is not supported beside %d required members: names "
+                    "that are free may be written twice",
+                    (long long)o->all.min, required);
+out:
+    return st;
+}
+
+static enum status build_members(struct schema *s, const struct jdoc *v, struct object *o,
+                                 int32_t *first, struct err *err)
+{
+    enum status st = OK;
+    struct err why;
+    size_t most =
+        (o->properties ? jdoc_size(o->properties) : 0) + (o->required ? jdoc_size(o->required) : 0);
+    if (o->names.values && jdoc_type(o->names.values) == JDOC_ARRAY)
+        most += jdoc_size(o->names.values);
+    if (most > SCHEMAS_MAX)
+        return FAIL(s, err, "it has more than %d members", SCHEMAS_MAX);
+    o->all.list = o->list = calloc(most + 2, sizeof *o->list);
+    if (!o->list)
+        return base_fail(err, ERR_NOMEM, "no memory for a schema");
+    TRY(list_members(s, o, err));
+    TRY(build_others(s, o, err));
+    TRY(read_counts(s, v, o, err));
+    st = json_object_build(&s->in.t, &o->all, first, &why);
+    if (st != OK)
+        st = json_scope_fail(&s->in, st, &why, err);
+out:
+    free(o->list);
+    return st;
+}
+
+/* The rules of values by names that match, and of all others. */
+static enum status build_other_values(struct schema *s, const struct jdoc *v, struct object *o,
+                                      struct err *err)
+{
+    enum status st = OK;
+    const struct jdoc *additional = jdoc_get(v, "additionalProperties");
+    const char *keyword = additional ? "additionalProperties" : "unevaluatedProperties";
+    if (!additional) /* the same, as no other schema is about the members */
+        additional = jdoc_get(v, keyword);
+    o->value = o->properties || o->patterns.count > 0 ? -1 : s->in.t.value;
+    if (additional && jdoc_type(additional) == JDOC_BOOL)
+        o->value = jdoc_bool(additional) ? s->in.t.value : -1;
+    else if (additional)
+        TRY(rule_below(s, keyword, NULL, additional, &o->value, err));
+    if (o->patterns.count > 0 && o->value >= 0)
+        return FAIL(s, err, "%s",
+                    "patternProperties are supported only where additionalProperties is false");
+    for (int32_t i = 0; i < o->patterns.count; i++)
+        TRY(rule_below(s, "patternProperties", o->patterns.list[i].text, o->patterns.list[i].schema,
+                       &o->patterns.list[i].value, err));
 out:
     return st;
 }
@@ -390,28 +334,38 @@ static enum status build_object(struct schema *s, const struct jdoc *v, int32_t 
                                 struct err *err)
 {
     enum status st = OK;
-    const struct jdoc *properties = jdoc_get(v, "properties"), *required = jdoc_get(v, "required");
-    const struct jdoc *additional = jdoc_get(v, "additionalProperties");
-    struct json_member *members = NULL;
-    int32_t count = 0, other = properties ? -1 : s->t.value;
-    TRY(check_object(s, properties, required, err));
-    if (additional && jdoc_type(additional) == JDOC_BOOL)
-        other = jdoc_bool(additional) ? s->t.value : -1;
-    else if (additional)
-        TRY(rule_below(s, "additionalProperties", NULL, additional, &other, err));
-    members =
-        calloc((properties ? jdoc_size(properties) : 0) + (required ? jdoc_size(required) : 0) + 1,
-               sizeof *members);
-    if (!members)
-        return base_fail(err, ERR_NOMEM, "no memory for a schema");
-    TRY(list_members(s, properties, required, other, members, &count, err));
-    TRY(json_object_build(&s->t, members, count, other, first, err));
+    struct object o = {.properties = jdoc_get(v, "properties"),
+                       .required = jdoc_get(v, "required"),
+                       .all = {.other = -1, .max = -1}};
+    TRY(check_object(s, o.properties, o.required, err));
+    TRY(json_names_read(&s->in, jdoc_get(v, "propertyNames"), &o.names, err));
+    TRY(json_patterns_open(&s->in, v, &o.patterns, err));
+    if (o.patterns.count > 0 && o.names.kind != JSON_NAMES_ANY)
+        st = FAIL(s, err, "%s", "propertyNames beside patternProperties is not supported");
+    else
+        TRY(build_other_values(s, v, &o, err));
+    if (st == OK)
+        st = build_members(s, v, &o, first, err);
 out:
-    free(members);
+    json_patterns_close(&o.patterns);
     return st;
 }
 
 /* ---- any schema ---- */
+
+static enum status build_values(struct schema *s, const struct jdoc *values, uint32_t types,
+                                int32_t *first, struct err *err)
+{
+    if (jdoc_type(values) != JDOC_ARRAY || jdoc_size(values) == 0)
+        return FAIL(s, err, "enum must be a list with at least one value, got %s",
+                    jdoc_type_name(jdoc_type(values)));
+    *first = GRAMMAR_NEVER;
+    for (size_t i = jdoc_size(values); i-- > 0 && !grammar_failed(s->in.t.g);)
+        if ((json_types_of_value(jdoc_at(values, i)) & types) != 0)
+            *first = grammar_either(
+                s->in.t.g, json_literal(&s->in.t, jdoc_at(values, i), GRAMMAR_END), *first);
+    return OK;
+}
 
 static enum status build_type(struct schema *s, const struct jdoc *v, uint32_t type, int32_t *first,
                               struct err *err)
@@ -422,17 +376,17 @@ static enum status build_type(struct schema *s, const struct jdoc *v, uint32_t t
     case JSON_ARRAY:
         return build_array(s, v, first, err);
     case JSON_STRING:
-        return build_string(s, v, first, err);
+        return json_string_build(&s->in, v, first, err);
     case JSON_INTEGER:
         return build_number(s, v, true, first, err);
     case JSON_NUMBER:
         return build_number(s, v, false, first, err);
     case JSON_TRUTH:
-        *first = grammar_either(s->g, grammar_text(s->g, "true", 4, GRAMMAR_END),
-                                grammar_text(s->g, "false", 5, GRAMMAR_END));
+        *first = grammar_either(s->in.t.g, grammar_text(s->in.t.g, "true", 4, GRAMMAR_END),
+                                grammar_text(s->in.t.g, "false", 5, GRAMMAR_END));
         return OK;
     case JSON_NOTHING:
-        *first = grammar_text(s->g, "null", 4, GRAMMAR_END);
+        *first = grammar_text(s->in.t.g, "null", 4, GRAMMAR_END);
         return OK;
     case JSON_ANY_TYPE:
         break;
@@ -447,7 +401,7 @@ static enum status build_types(struct schema *s, const struct jdoc *v,
     uint32_t types = k->types;
     *first = GRAMMAR_NEVER;
     if (types == JSON_ANY_TYPE && !k->others) {
-        *first = grammar_call(s->g, s->t.value, GRAMMAR_END);
+        *first = grammar_call(s->in.t.g, s->in.t.value, GRAMMAR_END);
         return OK;
     }
     if ((types & JSON_NUMBER) != 0) /* of which integers are some */
@@ -457,7 +411,7 @@ static enum status build_types(struct schema *s, const struct jdoc *v,
         if ((types & type) == 0)
             continue;
         TRY(build_type(s, v, type, &one, err));
-        *first = grammar_either(s->g, one, *first);
+        *first = grammar_either(s->in.t.g, one, *first);
     }
 out:
     return st;
@@ -477,7 +431,7 @@ static enum status build_choice(struct schema *s, const struct jdoc *v, const ch
     if (strcmp(keyword, "oneOf") == 0 && n > JSON_ALTERNATIVES_MAX)
         return FAIL(s, err, "oneOf has %zu schemas, at most are %d", n, JSON_ALTERNATIVES_MAX);
     size_t a, b;
-    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(&s->search, list, &a, &b))
+    if (strcmp(keyword, "oneOf") == 0 && !json_are_apart(&s->in.search, list, &a, &b))
         return FAIL(s, err,
                     "oneOf: a value might fulfil both number %zu and number %zu; what tells them "
                     "apart must be their types, or a required member with other constants "
@@ -488,10 +442,22 @@ static enum status build_choice(struct schema *s, const struct jdoc *v, const ch
         int32_t rule;
         snprintf(key, sizeof key, "%zu", i);
         TRY(rule_below(s, keyword, key, jdoc_at(list, i), &rule, err));
-        *first = grammar_either(s->g, grammar_call(s->g, rule, GRAMMAR_END), *first);
+        *first = grammar_either(s->in.t.g, grammar_call(s->in.t.g, rule, GRAMMAR_END), *first);
     }
 out:
     return st;
+}
+
+/* Only nothing, as generators write it. */
+static enum status build_not(struct schema *s, const struct jdoc *v, int32_t *first,
+                             struct err *err)
+{
+    const bool all =
+        jdoc_type(v) == JDOC_BOOL ? jdoc_bool(v) : jdoc_type(v) == JDOC_OBJECT && jdoc_size(v) == 0;
+    if (!all)
+        return FAIL(s, err, "%s", "not is not supported, but for not: {}, which nothing fulfils");
+    *first = GRAMMAR_NEVER;
+    return OK;
 }
 
 static enum status build_ref(struct schema *s, const struct jdoc *v, int32_t *first,
@@ -499,11 +465,11 @@ static enum status build_ref(struct schema *s, const struct jdoc *v, int32_t *fi
 {
     enum status st = OK;
     int32_t rule;
-    const struct jdoc *target = json_ref(s->root, jdoc_get(v, "$ref"));
+    const struct jdoc *target = json_ref(s->in.root, jdoc_get(v, "$ref"));
     if (!target)
         return FAIL(s, err, "%s", "$ref must name a part of this schema, as in #/$defs/name");
     TRY(rule_of(s, target, &rule, err));
-    *first = grammar_call(s->g, rule, GRAMMAR_END);
+    *first = grammar_call(s->in.t.g, rule, GRAMMAR_END);
 out:
     return st;
 }
@@ -514,12 +480,12 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
     struct err why;
     struct json_keywords k;
     if (jdoc_type(v) == JDOC_BOOL) {
-        *first = jdoc_bool(v) ? grammar_call(s->g, s->t.value, GRAMMAR_END) : GRAMMAR_NEVER;
+        *first = jdoc_bool(v) ? grammar_call(s->in.t.g, s->in.t.value, GRAMMAR_END) : GRAMMAR_NEVER;
         return OK;
     }
     if (json_keywords_read(v, &k, &why) != OK)
         return FAIL(s, err, "%s", why.text);
-    if (v != s->root && jdoc_get(v, "$id"))
+    if (v != s->in.root && jdoc_get(v, "$id"))
         return FAIL(s, err, "%s", "$id within a schema is not supported, only at its beginning");
     if (k.leading && strcmp(k.leading, "$ref") == 0)
         return build_ref(s, v, first, err);
@@ -527,9 +493,11 @@ static enum status build(struct schema *s, const struct jdoc *v, int32_t *first,
         return build_values(s, jdoc_get(v, "enum"), k.types, first, err);
     if (k.leading && strcmp(k.leading, "const") == 0) {
         const bool fits = (json_types_of_value(jdoc_get(v, "const")) & k.types) != 0;
-        *first = fits ? literal(s, jdoc_get(v, "const"), GRAMMAR_END) : GRAMMAR_NEVER;
+        *first = fits ? json_literal(&s->in.t, jdoc_get(v, "const"), GRAMMAR_END) : GRAMMAR_NEVER;
         return OK;
     }
+    if (k.leading && strcmp(k.leading, "not") == 0)
+        return build_not(s, jdoc_get(v, "not"), first, err);
     if (k.leading)
         return build_choice(s, v, k.leading, first, err);
     TRY(build_types(s, v, &k, first, err));
@@ -546,20 +514,20 @@ static enum status rule_of(struct schema *s, const struct jdoc *v, int32_t *rule
             *rule = s->known[i].rule;
             return OK;
         }
-    if (grammar_check(s->g, err) == ERR_NOMEM)
+    if (grammar_check(s->in.t.g, err) == ERR_NOMEM)
         return ERR_NOMEM;
-    if (s->known_count == SCHEMAS_MAX || grammar_failed(s->g))
+    if (s->known_count == SCHEMAS_MAX || grammar_failed(s->in.t.g))
         return FAIL(s, err, "it is too large (more than %d schemas or %d states)", SCHEMAS_MAX,
                     GRAMMAR_NODES_MAX);
     if (s->depth == DEPTH_MAX)
         return FAIL(s, err, "it is the %dth schema within another", DEPTH_MAX + 1);
-    *rule = grammar_rule(s->g);
+    *rule = grammar_rule(s->in.t.g);
     s->known[s->known_count].schema = v;
     s->known[s->known_count++].rule = *rule;
     s->depth++;
     TRY(build(s, v, &first, err));
     s->depth--;
-    grammar_define(s->g, *rule, first);
+    grammar_define(s->in.t.g, *rule, first);
 out:
     return st;
 }
@@ -570,13 +538,9 @@ enum status json_schema_build(const struct json_text *t, const struct jdoc *sche
     struct schema *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(err, ERR_NOMEM, "no memory for a schema");
-    s->t = *t;
-    s->g = t->g;
-    s->root = schema;
-    s->search = json_search(schema);
-    buf_init(&s->path, 2 * PATH_BYTES_MAX);
+    json_scope_open(&s->in, t, schema);
     const enum status st = rule_of(s, schema, rule, err);
-    buf_free(&s->path);
+    buf_free(&s->in.path);
     free(s);
     return st;
 }

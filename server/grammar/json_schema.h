@@ -1,7 +1,8 @@
 /* JSON Schema (2020-12) into a grammar. Everything that the grammar allows fulfils the schema; not
- * everything that fulfils the schema is allowed: members come in the order of `properties`, others
- * only where additionalProperties says so or there are no properties, white space and numbers are
- * those of json_text.h. What cannot be kept to is refused, never ignored. */
+ * everything that fulfils the schema is allowed: members come in the order of `properties` and of
+ * names that an enum lists, others only where additionalProperties says so or there are neither
+ * properties nor patterns of them, white space and numbers are those of json_text.h, and multiples
+ * are those of decimals, as 0.3 is of 0.1. What cannot be kept to is refused, never ignored. */
 #ifndef TESSERA_SERVER_GRAMMAR_JSON_SCHEMA_H
 #define TESSERA_SERVER_GRAMMAR_JSON_SCHEMA_H
 

@@ -141,6 +141,110 @@ SCHEMAS = [
     ({"required": ["a", "b", "a"]}, [{"a": 1, "b": 2}], [{"a": 1}]),
     ({"properties": {"a": {}}, "required": ["b", "b"], "additionalProperties": True},
      [{"b": 1}, {"a": 2, "b": 1}], [{"a": 1}]),
+    # names, as Zod's records and pydantic's dictionaries with literals have them
+    ({"type": "object", "propertyNames": {"type": "string"},
+      "additionalProperties": {"type": "integer"}}, [{}, {"a": 1, "": 2}], [{"a": "x"}, []]),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b", 3, "a"]},
+      "additionalProperties": {"type": "integer"}}, [{}, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}],
+     [{"c": 1}, {"a": "x"}, {"a": 1, "c": 2}, {"3": 1}]),
+    ({"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]},
+      "additionalProperties": {"type": "null"}, "required": ["b"]},
+     [{"b": None}, {"a": None, "b": None}], [{}, {"a": None}]),
+    ({"$defs": {"key": {"allOf": [{"const": "k\n"}]}}, "type": "object",
+      "propertyNames": {"$ref": "#/$defs/key"}}, [{}, {"k\n": [1]}], [{"k": 1}]),
+    ({"type": "object", "propertyNames": {"pattern": "^[a-c]{1,2}$"},
+      "additionalProperties": {"type": "boolean"}, "required": ["ab"]},
+     [{"ab": True}, {"ab": True, "c": False, "bb": True}],
+     [{"c": True}, {"ab": True, "abc": True}]),
+    ({"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3, "minimum": 7}},
+     [{}, {"ab": 1, "é😀\"": 2}], [{"a": 1}, {"": 1}, {"ab": 1, "abcd": 2}]),
+    ({"type": "object", "propertyNames": {"format": "date"},
+      "additionalProperties": {"type": "null"}}, [{"2024-01-31": None}], [{"2024-01-32": None}]),
+    ({"properties": {"a": {}, "bc": {"type": "null"}}, "propertyNames": {"maxLength": 2}},
+     [{"a": 1, "bc": None}], [{"bc": 1}]),
+    ({"propertyNames": False}, [{}], [{"a": 1}]),
+    ({"propertyNames": {"type": "integer"}}, [{}], [{"a": 1}]),
+    # how many members
+    ({"type": "object", "minProperties": 1, "maxProperties": 3},
+     [{"a": 1}, {"a": 1, "b": [], "c": 3}], [{}, {"a": 1, "b": 2, "c": 3, "d": 4}]),
+    ({"type": "object", "minProperties": 1, "additionalProperties": {"type": "integer"}},
+     [{"a": 1}, {str(i): i for i in range(30)}], [{}, {"a": "x"}]),
+    ({"maxProperties": 0}, [{}], [{"a": 1}]),
+    ({"required": ["a", "b"], "minProperties": 3, "maxProperties": 4},
+     [{"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2, "c": 3, "d": 4}],
+     [{"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}]),
+    ({"properties": {name: {"type": "null"} for name in "abcd"}, "required": ["b"],
+      "minProperties": 2, "maxProperties": 3},
+     [{"a": None, "b": None}, {"b": None, "d": None}, {"a": None, "b": None, "c": None},
+      {"b": None, "c": None, "d": None}],
+     [{"b": None}, {"a": None, "c": None}, dict.fromkeys("abcd")]),
+    ({"properties": {name: {"type": "null"} for name in "ab"}, "minProperties": 2},
+     [{"a": None, "b": None}], [{}, {"a": None}, {"b": None}]),
+    ({"properties": {"a": {}, "b": {}}, "required": ["a"], "minProperties": 1,
+      "maxProperties": 2}, [{"a": 1}, {"a": 1, "b": 2}], [{}, {"b": 1}]),
+    ({"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"},
+      "minProperties": 1, "maxProperties": 2},
+     [{"a": None}, {"b": 1}, {"a": None, "b": 1}, {"b": 1, "c": 2}],
+     [{}, {"a": None, "b": 1, "c": 2}]),
+    ({"propertyNames": {"enum": ["a", "b", "c"]}, "additionalProperties": {"type": "integer"},
+      "minProperties": 2}, [{"a": 1, "c": 2}, {"a": 1, "b": 2, "c": 3}], [{}, {"b": 1}]),
+    ({"propertyNames": {"pattern": "^[ab]*$"}, "minProperties": 1, "maxProperties": 2},
+     [{"a": 1}, {"a": 1, "ba": 2}], [{}, {"a": 1, "b": 2, "ab": 3}]),
+    # names that match
+    ({"type": "object", "patternProperties": {"^(.*)$": {"type": "integer"}}},
+     [{}, {"a": 1, "": 2}], [{"a": "x"}]),
+    ({"patternProperties": {"b": {"type": "integer"}}, "additionalProperties": False},
+     [{"b": 1}, {"\nabc\"": 1, "b": 2}], [{"a": 1}, {"b": 1, "a": 2}, {"b": "x"}]),
+    ({"properties": {"name": {"type": "string"}}, "required": ["name", "x-id"],
+      "patternProperties": {"^x-": {"type": "integer"}, "^y[0-9]?$": {"type": "null"}},
+      "additionalProperties": False},
+     [{"name": "a", "x-id": 1}, {"name": "a", "x-id": 1, "y": None, "x-": 3, "y7": None}],
+     [{"name": "a"}, {"name": "a", "x-id": None}, {"name": "a", "x-id": 1, "y": 1},
+      {"name": "a", "x-id": 1, "x": 1}, {"name": 1, "x-id": 1}]),
+    ({"patternProperties": {"a": {"type": "integer"}, "b$": {"type": "integer"}},
+      "additionalProperties": False, "minProperties": 1, "maxProperties": 2},
+     [{"a": 1}, {"xb": 1, "bab": 2}], [{}, {"c": 1}, {"a": 1, "aa": 2, "b": 3}]),
+    ({"patternProperties": {"^é?a": {"type": "null"}}, "propertyNames": {"type": "string"},
+      "required": ["éab"], "additionalProperties": False},
+     [{"éab": None}, {"éab": None, "a": None}], [{}, {"éab": 1}, {"éab": None, "é": None}]),
+    ({"patternProperties": {}, "additionalProperties": {"type": "null"}},
+     [{"a": None}], [{"a": 1}]),
+    ({"type": "object", "patternProperties": {}}, [{}, {"a": 1}], [1]),
+    ({"patternProperties": {"^\\.a": True, "^b+": {"type": "null"}, "^\\$": {"const": 1}},
+      "additionalProperties": False},
+     [{".a": [1], "bb": None, "$": 1}], [{"a": 1}, {"b": 1}, {"$": 2}]),
+    # nothing, and nothing else
+    ({"anyOf": [{"type": "null"}, {"not": {}}, {"not": True}]}, [None], [1]),
+    ({"type": "object", "properties": {"a": {"not": {}}, "b": {"type": "null"}},
+      "additionalProperties": False}, [{}, {"b": None}], [{"a": 1}, {"a": None, "b": None}]),
+    ({"type": "array", "items": {"not": {}}}, [[]], [[1]]),
+    ({"type": "object", "properties": {"a": {"type": "null"}}, "unevaluatedProperties": False},
+     [{}, {"a": None}], [{"a": 1}, {"b": 1}]),
+    ({"unevaluatedProperties": False}, [{}], [{"a": 1}]),
+    ({"properties": {"a": {"type": "null"}}, "unevaluatedProperties": {"type": "integer"}},
+     [{"a": None, "b": 1}], [{"a": 1}, {"b": None}]),
+    ({"patternProperties": {"^a": {"type": "null"}}, "unevaluatedProperties": False},
+     [{"a": None}], [{"b": None}]),
+    ({"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"},
+      "unevaluatedProperties": False}, [{"a": None, "b": 1}], [{"b": None}]),
+    ({"type": "integer", "multipleOf": 7, "minimum": -20, "maximum": 100},
+     [-14, -7, 0, 7, 70, 98], [-21, 1, 8, 99, 105]),
+    ({"type": "integer", "multipleOf": 1, "minimum": 0}, [0, 3, 10 ** 17], [-1]),
+    ({"multipleOf": 250}, [0, -250, 1500, 10 ** 15], [100, 125, 2.5]),
+    ({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 5}, [0, 0.5, 4.5, 5],
+     [0.25, 5.5, -0.5]),
+    ({"type": "integer", "multipleOf": 0.75}, [0, 3, -6, 30], [1, 2, 4, 10]),
+    # sets, as pydantic's of literals
+    ({"type": "array", "items": {"enum": ["a", "b", "ab"]}, "uniqueItems": True},
+     [[], ["b"], ["ab", "a"], ["b", "ab", "a"]], [["a", "a"], ["b", "a", "b"], ["c"]]),
+    ({"$defs": {"e": {"enum": [1, 1.0, True, None, "1", [1]], "type": ["integer", "boolean"]}},
+      "type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": True, "minItems": 1,
+      "maxItems": 2}, [[1], [True, 1], [1, True]], [[], [1, 1], [True, True], [None], ["1"]]),
+    ({"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True, "minItems": 3},
+     [list("hgfedcba"), list("ace"), list("dbca")], [list("ab"), list("abca"), list("aba")]),
+    ({"type": "array", "items": {"const": 3}, "uniqueItems": True}, [[], [3]], [[3, 3]]),
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 1},
+     [[], [3]], [[3, 4]]),
     ({"type": "object", "title": "T", "description": "d", "properties": {
         "a": {"type": "integer", "default": 3, "examples": [1]},
         "b": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "B"}},
@@ -193,6 +297,93 @@ def test_whatever_is_allowed_fulfils_the_schema(index):
         value = json.loads(text)
         validator.validate(value)
     assert len(set(answer["walked"])) > 1 or len(SCHEMAS[index][1]) == 1 or rare
+
+
+# ---- random objects and sets, against jsonschema ----
+
+POOL = ["a", "b", "ab", "xa", "xb", "x", "y1", "é"]
+LEAVES = [{"type": "integer"}, {"type": "null"}, {"not": {}}, True]
+
+
+def random_object(dice):
+    """One whose keywords may be of any combination."""
+    schema, maybe = {"type": "object"}, lambda: dice.random() < 0.4
+    leaf = lambda: dice.choice(LEAVES)  # noqa: E731
+    if maybe():
+        schema["properties"] = {n: leaf() for n in dice.sample(POOL, dice.randrange(4))}
+    if maybe():
+        schema["required"] = dice.sample(POOL, dice.randrange(3))
+    if maybe():
+        schema[dice.choice(["additionalProperties", "unevaluatedProperties"])] = dice.choice(
+            [False, leaf()])
+    if maybe():
+        schema["propertyNames"] = dice.choice([
+            {"enum": dice.sample(POOL, dice.randrange(1, 6))}, {"pattern": "^[a-x]+$"},
+            {"minLength": 1, "maxLength": 1}, {"const": "a"}, {"type": "string"}, False])
+    elif maybe():
+        schema["patternProperties"] = {
+            name: dice.choice(LEAVES[:2])
+            for name in dice.sample(["^x", "a", "^é*b$", "^y[0-9]", "^xa"], dice.randrange(3))}
+    if maybe():
+        schema["minProperties"] = dice.randrange(4)
+    if maybe():
+        schema["maxProperties"] = dice.randrange(4)
+    return schema
+
+
+def random_value(schema, dice):
+    """Members as the schema orders them, then others."""
+    listed = schema.get("propertyNames") or {}
+    order = [*schema.get("properties", {}), *listed.get("enum", []), *schema.get("required", [])]
+    names = dice.sample(POOL, dice.randrange(5)) + dice.choice([[], schema.get("required", [])])
+    ordered = [n for n in order if n in names] + [n for n in names if n not in order]
+    return {name: dice.choice([1, 1, None, None, "s"]) for name in ordered}
+
+
+def check_random(schemas, oracles, values):
+    """Neither looser nor, where they are not refused, stricter. Returns how many were not."""
+    answers = ask(*({"kind": "json", "value": schema, "walks": 8, "seed": i,
+                     "texts": [json.dumps(v, ensure_ascii=False) for v in values[i]]}
+                    for i, schema in enumerate(schemas)))
+    kept = 0
+    for schema, oracle, some, answer in zip(schemas, oracles, values, answers):
+        validator = checker(oracle)
+        wanted = [validator.is_valid(v) for v in some]
+        if "error" in answer:
+            assert "nothing can fulfil" not in answer["error"] or not any(wanted), schema
+            continue
+        kept += 1
+        assert [v for v, g, w in zip(some, answer["fits"], wanted) if g != w] == [], schema
+        assert all(validator.is_valid(json.loads(text)) for text in answer["walked"]), schema
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_objects(seed):
+    dice = random.Random(seed)
+    schemas = [random_object(dice) for _ in range(250)]
+    # others are allowed only where it is said, or nothing is described
+    oracles = [{**s, "additionalProperties": False}
+               if (s.get("properties") is not None or s.get("patternProperties")) and
+               not {"additionalProperties", "unevaluatedProperties"} & set(s) else s
+               for s in schemas]
+    values = [[random_value(s, dice) for _ in range(30)] for s in schemas]
+    assert check_random(schemas, oracles, values) > 80
+
+
+def test_random_sets():
+    dice = random.Random(5)
+    schemas = [{"type": "array", "uniqueItems": True, "items": {"enum": dice.sample(
+        [1, 1.0, 2, "1", "a", True, None, 0, False, 0.5], dice.randrange(1, 8))},
+        **dice.choice([{}, {"minItems": dice.randrange(4)}]),
+        **dice.choice([{}, {"maxItems": dice.randrange(6)}])} for _ in range(150)]
+    values = [[[dice.choice(s["items"]["enum"]) for _ in range(dice.randrange(5))]
+               for _ in range(30)] for s in schemas]
+    # 1 and 1.0 are one value, which is written as it stands first
+    values = [[[next(e for e in s["items"]["enum"] if e == v and isinstance(e, bool) ==
+                     isinstance(v, bool)) for v in value] for value in some]
+              for s, some in zip(schemas, values)]
+    assert check_random(schemas, schemas, values) > 100
 
 
 def test_any_object():
@@ -291,6 +482,50 @@ def test_decimals(low, high, exclusive):
     assert [t for t, g, w in zip(texts, got, wanted) if g != w] == []
 
 
+STEPS = ["1", "2", "3", "7", "12", "40", "99", "1000", "2500", "0.1", "0.01", "0.05", "0.25",
+         "7e-3", "1e17", "3e30", "1e-17"]
+STEP_BOUNDS = [(None, None), (0, None), (None, -30), (-20, 20), (7, 123), (99.5, 10000),
+               (-0.35, 0.4), (0.001, 0.009)]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("step", STEPS)
+def test_multiples(kind, step):
+    """As decimals: 0.3 is a multiple of 0.1, which jsonschema, by doubles, denies."""
+    dice, step = random.Random(step + kind), decimal.Decimal(step)
+    texts = [str(n) for n in range(-30, 130)]
+    texts += [str(dice.randrange(10 ** dice.randrange(1, 18))) for _ in range(100)]
+    with decimal.localcontext(decimal.Context(prec=60)):
+        for _ in range(300):
+            multiple = step * dice.randrange(-300, 10 ** dice.randrange(1, 6))
+            near = multiple + dice.choice([0, 0, 0, 1, -1]) * decimal.Decimal(1).scaleb(
+                dice.randrange(-6, 2))
+            texts.append(format(near, "f"))
+        # what is written otherwise than we write numbers
+        texts = [t for t in texts if not (t.startswith("-") and not t.strip("-0.")) and
+                 len(t.lstrip("-").partition(".")[0]) <= 18 and len(t.partition(".")[2]) <= 17]
+        texts += ["1e1", "05", "00", "1.", ".5"]
+        exact = [decimal.Decimal(t) for t in texts[:-5]]
+        # digits behind the point that are not those of a multiple are not written either
+        places = max(0, -step.as_tuple().exponent) if kind == "number" else 0
+        few = [len(t.partition(".")[2]) <= places for t in texts[:-5]]
+        for low, high in STEP_BOUNDS:
+            schema = {"type": kind, "multipleOf": json.loads(str(step).replace("E+", "e")),
+                      **({"minimum": low} if low is not None else {}),
+                      **({"maximum": high} if high is not None else {})}
+            wanted = [f and v % step == 0 and
+                      (low is None or v >= decimal.Decimal(repr(low))) and
+                      (high is None or v <= decimal.Decimal(repr(high)))
+                      for v, f in zip(exact, few)] + [False] * 5
+            answer, = ask({"kind": "json", "value": schema, "texts": texts, "walks": 20})
+            if "error" in answer:
+                assert "nothing can fulfil" in answer["error"] and not any(wanted), schema
+                continue
+            got = answer["fits"]
+            assert [t for t, g, w in zip(texts, got, wanted) if g != w] == [], schema
+            assert all(decimal.Decimal(t) % step == 0 for t in answer["walked"])
+
+
 # ---- regular expressions ----
 
 PATTERNS = [
@@ -344,6 +579,19 @@ def test_pattern(pattern):
     wanted = [compiled.search(t) is not None for t in texts]
     got = fits("json", {"type": "string", "pattern": pattern}, spelled)
     assert [t for t, g, w in zip(texts, got, wanted) if g != w] == []
+
+
+@pytest.mark.parametrize("pattern", [p for p in PATTERNS if p != "a{1,2}{2}x"])
+def test_names_that_match(pattern):
+    """The given names of members are matched with patterns by themselves."""
+    dice, compiled = random.Random(pattern), python_of(pattern)
+    names = [t for t in dice.sample(near(pattern, dice), 40) if not set(t) & set("\r")]
+    answers = ask(*({"kind": "json", "value": {
+        "properties": {name: {}}, "propertyNames": {"pattern": pattern}}} for name in names))
+    got = ["error" not in answer for answer in answers]
+    assert all("does not fulfil it" in a.get("error", "does not fulfil it") for a in answers)
+    wanted = [compiled.search(name) is not None for name in names]
+    assert [n for n, g, w in zip(names, got, wanted) if g != w] == []
 
 
 @pytest.mark.parametrize("pattern", SEARCHED)
@@ -404,10 +652,16 @@ def test_choices():
     ({"type": "objekt"}, "type must be object, array"),
     ({"type": "object", "proprieties": {}}, "did you mean properties?"),
     ({"type": "string", "nullable": True}, "schema at #: nullable is not known"),
-    ({"properties": {"a": {"items": {"multipleOf": 2}}}
-      }, "schema at #/properties/a/items: multipleOf"),
+    ({"properties": {"a": {"items": {"contains": {}}}}},
+     "schema at #/properties/a/items: contains is not supported"),
     ({"not": {"type": "string"}}, "not is not supported"),
-    ({"type": "array", "uniqueItems": True}, "uniqueItems is not supported"),
+    ({"type": "array", "uniqueItems": True}, "schema at #: uniqueItems is supported only where"),
+    ({"items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems is supported only where"),
+    ({"items": {"enum": list("abcdefghi")}, "uniqueItems": True}, "with at most 8 values"),
+    ({"items": {"enum": [[1]]}, "uniqueItems": True}, "no lists or objects"),
+    ({"items": {"enum": [1]}, "prefixItems": [{}], "uniqueItems": True}, "uniqueItems is"),
+    ({"items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3}, "nothing can fulfil"),
+    ({"uniqueItems": 1}, "uniqueItems must be true or false"),
     ({"allOf": [{}, {}]}, "allOf with 2 schemas"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "both number 0 and number 1"),
     ({"oneOf": [CAT, CAT]}, "both number 0 and number 1"),
@@ -443,6 +697,75 @@ def test_choices():
     ({"properties": {}, "required": ["a"]}, "\"a\" is required, but is none of the properties"),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]
       }, "nothing can fulfil"),
+    ({"properties": {"a": {"propertyNames": {"enum": ["x", "y"]}, "properties": {"z": {}}}}},
+     'schema at #/properties/a/propertyNames: the member "z" does not fulfil it'),
+    ({"propertyNames": {"pattern": "^x"}, "properties": {"x1": {}, "y": {}}},
+     'the member "y" does not fulfil it'),
+    ({"propertyNames": {"format": "date"}, "properties": {"2024-01-31": {}, "now": {}}},
+     'the member "now" does not fulfil it'),
+    ({"propertyNames": {"maxLength": 2}, "required": ["abc"]},
+     'the member "abc" does not fulfil it'),
+    ({"propertyNames": {"const": "a"}, "required": ["b"]}, 'the member "b" does not fulfil it'),
+    ({"propertyNames": {"pattern": "^x"}, "properties": {"x1": {}}, "additionalProperties": {}},
+     "propertyNames beside properties and additionalProperties"),
+    ({"propertyNames": {"anyOf": [{"const": "a"}]}}, "anyOf is not supported for names"),
+    ({"propertyNames": {"pattern": "("}}, "schema at #/propertyNames: the regular expression has"),
+    ({"propertyNames": {"pattern": 3}}, "schema at #/propertyNames: pattern must be a string"),
+    ({"propertyNames": {"enum": "a"}}, "schema at #/propertyNames: enum must be a list"),
+    ({"propertyNames": {"$ref": "#/a"}}, "schema at #/propertyNames: $ref must name a part"),
+    ({"propertyNames": {"contains": {}}}, "schema at #/propertyNames: contains is not supported"),
+    ({"propertyNames": 3}, "schema at #/propertyNames: a schema must be an object"),
+    ({"minProperties": 2}, "minProperties of 2 is not supported beside 0 required members"),
+    ({"required": ["a"], "minProperties": 2, "propertyNames": {"pattern": "a"}},
+     "minProperties of 2 is not supported beside 1 required"),
+    ({"properties": {"a": {}}, "minProperties": 2}, "nothing can fulfil"),
+    ({"propertyNames": {"enum": ["a", "a"]}, "minProperties": 2}, "nothing can fulfil"),
+    ({"required": ["a", "b"], "maxProperties": 1}, "nothing can fulfil"),
+    ({"minProperties": 1, "maxProperties": 0}, "nothing can fulfil"),
+    ({"minProperties": -1}, "minProperties must be an integer"),
+    ({"maxProperties": 1.5}, "maxProperties must be an integer"),
+    ({"maxProperties": 10 ** 9}, "needs more than"),
+    ({"maxProperties": 10 ** 5}, "needs more than"),
+    ({"properties": {f"property {i}": {} for i in range(3000)}, "minProperties": 1000},
+     "needs more than"),
+    ({"patternProperties": {"^a": {"type": "null"}, "b$": {}}},
+     'a name might match both "^a" and "b$"'),
+    ({"patternProperties": {"^ab?": {"type": "null"}, "^abc": {}}}, "might match both"),
+    ({"patternProperties": {"^é*": {"type": "null"}, "^ê": {}}}, "might match both"),
+    ({"patternProperties": {"^a|x": {"type": "null"}, "^b": {}}}, "might match both"),
+    ({"patternProperties": {"^a\\d": {"type": "null"}, "^ad": {}}}, "might match both"),
+    ({"patternProperties": {"a": {}}, "properties": {"b": {}, "xa": {}}},
+     'schema at #/patternProperties/a: it matches "xa", which is one of the properties'),
+    ({"patternProperties": {"a": {}}, "additionalProperties": True},
+     "only where additionalProperties is false"),
+    ({"patternProperties": {"a": {}}, "propertyNames": {"enum": ["a"]}},
+     "propertyNames beside patternProperties"),
+    ({"patternProperties": {"a": {}}, "required": ["b"]}, '"b" is required, but is none'),
+    ({"patternProperties": {"a": {}}, "minProperties": 2}, "minProperties of 2"),
+    ({"patternProperties": {"a": {}}, "required": ["a"], "minProperties": 2}, "minProperties of 2"),
+    ({"patternProperties": {"(": {}}},
+     "schema at #/patternProperties/(: the regular expression has"),
+    ({"patternProperties": {"^x": {"type": "x"}}}, "schema at #/patternProperties/^x: type must"),
+    ({"patternProperties": [], "type": "object"}, "patternProperties must be an object"),
+    ({"patternProperties": {f"^{i}": {} for i in range(17)}}, "17 patterns, at most are 16"),
+    ({"not": {}}, "nothing can fulfil"),
+    ({"not": {}, "type": "object"}, "other keywords beside not"),
+    ({"not": False}, "not is not supported"),
+    ({"properties": {"a": {"not": {}}}, "required": ["a"]}, "nothing can fulfil"),
+    ({"oneOf": [{"not": {}}, {"type": "null"}]}, "both number 0 and number 1"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "unevaluatedProperties": False},
+     "other keywords beside $ref"),
+    ({"unevaluatedItems": False}, "unevaluatedItems is not supported"),
+    ({"if": {}, "then": {}}, "is not supported"),
+    ({"multipleOf": 0}, "multipleOf must be a number above 0"),
+    ({"multipleOf": -2}, "multipleOf must be a number above 0"),
+    ({"properties": {"a": {"multipleOf": "2"}}}, "schema at #/properties/a: multipleOf must be"),
+    ({"type": "integer", "multipleOf": 101}, "multipleOf 101 is not supported"),
+    ({"multipleOf": 0.0123}, "multipleOf 0.0123 is not supported"),
+    ({"multipleOf": 1e-18}, "multipleOf 1e-18 is not supported"),
+    ({"multipleOf": 10 ** 18 + 1}, "is not supported"),
+    ({"type": "integer", "multipleOf": 7, "minimum": 8, "maximum": 13}, "nothing can fulfil"),
+    ({"type": "integer", "multipleOf": 1e20, "minimum": 1}, "nothing can fulfil"),
     (False, "nothing can fulfil"),
     ({"type": "string", "maxLength": 10 ** 9}, "needs more than"),
     ({"type": "array", "minItems": 10 ** 9}, "needs more than"),
@@ -477,6 +800,13 @@ HUGE = [
      None),
     ({"enum": [f"value {i}" for i in range(4000)]}, None),
     ({"type": "object", "x-a": [[[[[]]]]] * 9000}, None),
+    ({"propertyNames": {"pattern": "^p"}, "properties": {f"p{i}": {} for i in range(3000)}}, None),
+    ({"propertyNames": {"enum": [f"p{i}" for i in range(4000)]}}, None),
+    ({"propertyNames": {"pattern": "(" * 60 + "a+" + ")+" * 60}, "properties": {"a" * 900: {}}},
+     "too many steps"),
+    ({"properties": {f"p{i}" + "x" * 200: {} for i in range(2000)},
+      "patternProperties": {f"(x+x+)+{i}": {} for i in range(16)}}, "too many steps"),
+    ({"patternProperties": {"a": {}}, "required": ["a" * 2000]}, "more than 1023 characters"),
 ]
 
 
