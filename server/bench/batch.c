@@ -1,7 +1,9 @@
 /* DESIGN: a thread for each request that is under way, all alike: it takes the next line, asks, and
  * writes. Whoever reads holds one lock, whoever writes or counts another; the second is only ever
- * taken last. Nothing waits but in poll, where a readable descriptor ends it: `stop` is written to
- * when a signal comes, the output is full, or the server is gone. */
+ * taken last. What is waited for long is waited for in poll, where a readable descriptor ends it:
+ * `stop` is written to when a signal comes, the output is full, or the server is gone. A connect,
+ * or a reader of the output, may still block: the thread that hears signals therefore waits for no
+ * lock, so that a second one ends the program. */
 #include "server/bench/batch.h"
 
 #include "server/bench/batch_ask.h"
@@ -29,6 +31,7 @@ struct batch {
     int64_t bytes_read; /* of the input */
     int64_t lost;       /* requests whose server did not answer, since it last did */
     int32_t threads;
+    bool torn;      /* the output may end in half a line: nothing may come behind */
     enum status st; /* why it stopped */
     struct err err;
 };
@@ -66,15 +69,16 @@ static void put(struct batch *b, const struct batch_result *r, int64_t *count)
     buf_init(&line, BATCH_LINE_RESULT_BYTES_MAX + 4096);
     batch_line_write(r, &line);
     pthread_mutex_lock(&b->out);
-    enum status st = b->st == ERR_OUTPUT ? ERR_OUTPUT : OK; /* nothing behind half a line */
-    if (st == OK && line.failed)
+    enum status st = OK;
+    if (line.failed)
         st = base_fail(&err, ERR_NOMEM, "no memory for a line of the output");
-    if (st == OK)
+    else if (!b->torn)
         st = batch_output_add(b->config->output, line.data, line.len, &err);
-    if (st == OK)
-        ++*count;
-    else if (b->st == OK)
+    b->torn = b->torn || st == ERR_OUTPUT;
+    if (st != OK)
         fail(b, st, &err);
+    else if (!b->torn)
+        ++*count;
     pthread_mutex_unlock(&b->out);
     buf_free(&line);
 }
@@ -280,7 +284,8 @@ static void *work(void *arg)
 static void show_progress(struct batch *b, double seconds)
 {
     char share[48] = "";
-    pthread_mutex_lock(&b->out);
+    if (pthread_mutex_trylock(&b->out) != 0)
+        return; /* somebody writes: the next time */
     const struct batch_counts c = b->counts;
     const int64_t read = b->bytes_read;
     pthread_mutex_unlock(&b->out);

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <stdio.h>
 
-enum { LOST_MAX = 3, SALTS = 16 };
+enum { LOST_MAX = 5, SALTS = 16 }; /* a server that starts again has some seconds */
 static const double pause_first = 0.2, pause_most = 5, retry_after_most = 60; /* seconds */
 
 static bool is_busy(int32_t http_status)

@@ -23,6 +23,14 @@ static const struct jdoc_limits result_limits = {.bytes_max = BATCH_LINE_RESULT_
                                                  .big = true,
                                                  .repeats = true};
 
+/* So that what is accepted can be read again inside a line of the output. */
+static const struct jdoc_limits answer_limits = {.bytes_max = BATCH_LINE_ANSWER_BYTES_MAX,
+                                                 .depth_max = 250,
+                                                 .tokens_max = 19999000,
+                                                 .nul = true,
+                                                 .big = true,
+                                                 .repeats = true};
+
 static const char *const paths[] = {"/chat/completions", "/completions", "/embeddings",
                                     "/responses", "/messages"};
 
@@ -254,7 +262,7 @@ bool batch_line_answer(const struct buf *body, struct batch_answer *out)
     struct err ignored;
     *out = (struct batch_answer){.message = ""};
     if (body->len == 0 ||
-        jdoc_parse(body->data, body->len, &result_limits, "", &doc, &ignored) != OK)
+        jdoc_parse(body->data, body->len, &answer_limits, "", &doc, &ignored) != OK)
         return false;
     const struct jdoc *usage = member(doc, "usage", JDOC_OBJECT);
     const struct jdoc *message = member(member(doc, "error", JDOC_OBJECT), "message", JDOC_STRING);

@@ -5,9 +5,8 @@
 
 #include "config/buf.h"
 
-#define BATCH_LINE_REQUEST_BYTES_MAX                                                               \
-    ((4u << 20) + 4096) /* a body as servers take it, and a name                                   \
-                         */
+/* A body as servers take it, and a name. */
+#define BATCH_LINE_REQUEST_BYTES_MAX ((4u << 20) + 4096)
 #define BATCH_LINE_ANSWER_BYTES_MAX (64u << 20)
 #define BATCH_LINE_RESULT_BYTES_MAX                                                                \
     (BATCH_LINE_ANSWER_BYTES_MAX + BATCH_LINE_REQUEST_BYTES_MAX + 4096)

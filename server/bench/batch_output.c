@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +105,19 @@ static enum status lock(int fd, const char *path, struct err *err)
         return OK;
     if (errno == EWOULDBLOCK)
         return base_fail(err, ERR_USAGE, "-o %s: another run writes to it", path);
+    if (errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP)
+        return OK; /* a file system without locks */
     return base_fail_errno(err, ERR_USAGE, "-o %s", path);
+}
+
+/* Has another run given the name to another file, before this one had the lock? */
+static enum status check_named(int fd, const char *path, struct err *err)
+{
+    struct stat ours, named;
+    if (fstat(fd, &ours) == 0 && stat(path, &named) == 0 && ours.st_ino == named.st_ino &&
+        ours.st_dev == named.st_dev)
+        return OK;
+    return base_fail(err, ERR_USAGE, "-o %s: another run has just written it: try again", path);
 }
 
 /* A file beside it with the lines that stay takes its name. */
@@ -115,12 +128,13 @@ static enum status write_anew(const char *path, struct batch_output *o, struct e
     int64_t whole;
     struct stat sb;
     struct batch_output copy = {.fd = -1};
-    if (snprintf(beside, sizeof beside, "%s.new", path) >= (int)sizeof beside ||
-        fstat(o->fd, &sb) != 0)
+    if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= (int)sizeof beside)
         return base_fail(err, ERR_USAGE, "-o %.200s...: the name is too long", path);
-    copy.fd = open(beside, O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, sb.st_mode & 0777);
+    copy.fd = mkostemp(beside, O_APPEND | O_CLOEXEC);
     if (copy.fd < 0)
-        TRY(base_fail_errno(err, ERR_USAGE, "-o %s: cannot be written anew: %s", path, beside));
+        return base_fail_errno(err, ERR_USAGE, "-o %s: cannot be written anew: %s", path, beside);
+    if (fstat(o->fd, &sb) != 0 || fchmod(copy.fd, sb.st_mode & 0777) != 0)
+        TRY(base_fail_errno(err, ERR_USAGE, "-o %s", path));
     TRY(lock(copy.fd, beside, err));
     TRY(scan(path, o, NULL, &copy, &whole, err));
     if (fsync(copy.fd) != 0 || rename(beside, path) != 0)
@@ -143,6 +157,7 @@ static enum status go_on(const char *path, struct batch_ids *ids, struct batch_o
     enum status st = OK;
     int64_t whole;
     TRY(lock(o->fd, path, err));
+    TRY(check_named(o->fd, path, err));
     TRY(scan(path, o, ids, NULL, &whole, err));
     const bool cut = o->cut;
     if (o->dropped > 0)
@@ -159,6 +174,10 @@ enum status batch_output_open(const char *path, struct batch_ids *ids, struct ba
     enum status st = OK;
     struct stat sb;
     struct batch_output o = {.fd = -1};
+    char real[PATH_MAX]; /* a link stays one when its file is written anew */
+    if (strcmp(path, "-") != 0 && stat(path, &sb) == 0 && S_ISREG(sb.st_mode) &&
+        realpath(path, real))
+        path = real;
     if (strcmp(path, "-") == 0)
         o.fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
     else if (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode))

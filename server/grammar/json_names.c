@@ -108,14 +108,15 @@ out:
 enum status json_names_check(struct json_scope *s, const struct json_names *names, const char *name,
                              struct err *err)
 {
+    size_t i = 0;
     bool fits = names->kind == JSON_NAMES_ANY, end = names->kind != JSON_NAMES_LISTED;
-    for (size_t i = 0; !end && !fits; i++) {
+    for (; !end && !fits; i++) {
         const char *one = json_names_listed(names, i, &end);
         fits = one && strcmp(one, name) == 0;
     }
     const size_t here = json_scope_enter(s, "propertyNames", NULL);
-    enum status st = OK;
-    if (names->kind == JSON_NAMES_WRITTEN)
+    enum status st = i > 0 ? json_scope_compare(s, (int64_t)i, err) : OK;
+    if (st == OK && names->kind == JSON_NAMES_WRITTEN)
         st = is_written(s, names->schema, name, &fits, err);
     if (st == OK && !fits)
         st = JSON_SCOPE_FAIL(s, err, "the member \"%.64s\" does not fulfil it", name);

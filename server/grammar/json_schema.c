@@ -184,18 +184,23 @@ static enum status add_member(struct schema *s, struct object *o, const char *na
 }
 
 /* Names that propertyNames lists: each may be there once. */
-static void list_names(struct object *o)
+static enum status list_names(struct schema *s, struct object *o, struct err *err)
 {
+    enum status st = OK;
     const int32_t before = o->all.count;
+    const int64_t required = o->required ? (int64_t)jdoc_size(o->required) : 0;
     bool end = o->names.kind != JSON_NAMES_LISTED || o->value < 0;
     for (size_t i = 0; !end; i++) {
         const char *name = json_names_listed(&o->names, i, &end);
         bool known = !name || (o->properties && jdoc_get(o->properties, name));
         for (int32_t k = before; k < o->all.count && !known; k++)
             known = strcmp(o->list[k].name, name) == 0;
+        TRY(json_scope_compare(&s->in, o->all.count - before + required, err));
         if (!known) /* and allowed, being listed */
             o->list[o->all.count++] = (struct json_member){name, is_required(o, name), o->value};
     }
+out:
+    return st;
 }
 
 /* A member that is required without being described. */
@@ -227,7 +232,7 @@ static enum status list_members(struct schema *s, struct object *o, struct err *
             TRY(add_member(s, o, name, is_required(o, name), err));
             TRY(rule_below(s, "properties", name, value, &o->list[o->all.count - 1].rule, err));
         }
-    list_names(o);
+    TRY(list_names(s, o, err));
     for (size_t i = 0; o->required && i < jdoc_size(o->required); i++) {
         name = jdoc_string(jdoc_at(o->required, i));
         if (!(o->properties && jdoc_get(o->properties, name)) && !is_among(o->required, i, name))
@@ -272,6 +277,14 @@ static enum status read_counts(const struct schema *s, const struct jdoc *v, str
     int32_t required = 0;
     for (int32_t i = 0; i < o->all.count; i++)
         required += o->list[i].required;
+    const bool unsaid = !jdoc_get(v, "additionalProperties") &&
+                        !jdoc_get(v, "unevaluatedProperties") && o->patterns.count == 0;
+    if (unsaid && o->all.other < 0 && o->names.kind != JSON_NAMES_LISTED &&
+        o->all.min > o->all.count)
+        return FAIL(s, err,
+                    "minProperties is %lld, but members that can be written are %d: others only "
+                    "where additionalProperties allows them",
+                    (long long)o->all.min, o->all.count);
     if (o->all.other >= 0 && o->all.min - required > (o->again ? 0 : 1))
         return FAIL(s, err,
                     "minProperties of %lld is not supported beside %d required members: names "

@@ -1,6 +1,7 @@
 #include "server/grammar/json_scope.h"
 
-enum { PATH_BYTES_MAX = 200, STEPS_MAX = 16, MATCH_STEPS_MAX = 1 << 22 }; /* some 100 ms */
+enum { PATH_BYTES_MAX = 200, STEPS_MAX = 16 };
+enum { MATCH_STEPS_MAX = 1 << 22, NAMES_OF_A_STEP = 4 }; /* some 100 ms */
 
 void json_scope_open(struct json_scope *s, const struct json_text *t, const struct jdoc *root)
 {
@@ -22,6 +23,14 @@ size_t json_scope_enter(struct json_scope *s, const char *keyword, const char *k
     if (here < PATH_BYTES_MAX)
         buf_printf(&s->path, "/%s%s%.64s", keyword, key ? "/" : "", key ? key : "");
     return here;
+}
+
+enum status json_scope_compare(struct json_scope *s, int64_t names, struct err *err)
+{
+    const int64_t left = s->match_steps - names / NAMES_OF_A_STEP - 1;
+    s->match_steps = left > 0 ? (int32_t)left : 0;
+    return left > 0 ? OK
+                    : JSON_SCOPE_FAIL(s, err, "%s", "it has too many names to compare them all");
 }
 
 enum status json_scope_count(const struct json_scope *s, const struct jdoc *v, const char *keyword,

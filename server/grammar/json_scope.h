@@ -11,7 +11,7 @@ struct json_scope {
     struct json_text t;
     const struct jdoc *root;
     struct json_search search;
-    int32_t match_steps; /* that are left for names and patterns, of the whole document */
+    int32_t match_steps; /* that are left for names, and patterns, of the whole document */
     struct buf path;     /* where in the document we are */
 };
 
@@ -27,6 +27,8 @@ size_t json_scope_enter(struct json_scope *s, const char *keyword, const char *k
 /* What went wrong in a part of it, said where it is. */
 enum status json_scope_fail(const struct json_scope *s, enum status st, const struct err *why,
                             struct err *err);
+/* Takes steps for so many comparisons of whole names. ERR_INPUT: none are left. */
+enum status json_scope_compare(struct json_scope *s, int64_t names, struct err *err) MUST_USE;
 /* A count of characters, elements or members; *out is left where the keyword is absent. */
 enum status json_scope_count(const struct json_scope *s, const struct jdoc *v, const char *keyword,
                              int64_t *out, struct err *err) MUST_USE;

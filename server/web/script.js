@@ -273,7 +273,8 @@ async function answer(path, body, take) {
     if (thrown && thrown.name === "AbortError")
         end.reason = "stopped";
     else if (thrown && !handle(thrown))
-        end.failure = thrown.message + (/context/.test(thrown.message) ? FULL : "");
+        end.failure = thrown.message +
+            (!plain && /maximum context length/.test(thrown.message) ? FULL : "");
     return end;
 }
 

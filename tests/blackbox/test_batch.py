@@ -386,6 +386,23 @@ def test_going_on(peer, files, how):
     assert COMMAND.run(third.url, *files.words).returncode == 0 and not third.asked
 
 
+def test_a_link_stays_one(peer, files):
+    """When its file is written anew, which touches nothing beside it."""
+    real, beside = files.output.with_name("real.jsonl"), files.output.with_name("out.jsonl.new")
+    files.output.symlink_to(real)
+    beside.write_text("somebody's")
+    real.touch(0o640)
+    files.write(*prompts(3))
+    server = peer(lambda number: (400 if number == 1 else 200, {}, ANSWER))
+    assert COMMAND.run(server.url, *files.words, "--max-concurrency", 1).returncode == 1
+    assert COMMAND.run(peer().url, *files.words).returncode == 0
+    assert files.output.is_symlink() and len(files.by_name()) == 3
+    assert real.read_bytes() == files.output.read_bytes() and real.stat().st_mode & 0o777 == 0o640
+    assert beside.read_text() == "somebody's"
+    assert {path.name for path in real.parent.iterdir()} == {
+        "in.jsonl", "out.jsonl", "real.jsonl", "out.jsonl.new"}
+
+
 def test_lines_that_come_late(peer):
     """A line is answered when it comes, and nobody has to wait for the next one."""
     command = [str(harness.BINARY), "batch", peer().url, "-i", "-", "-o", "-"]

@@ -718,7 +718,10 @@ def test_choices():
     ({"minProperties": 2}, "minProperties of 2 is not supported beside 0 required members"),
     ({"required": ["a"], "minProperties": 2, "propertyNames": {"pattern": "a"}},
      "minProperties of 2 is not supported beside 1 required"),
-    ({"properties": {"a": {}}, "minProperties": 2}, "nothing can fulfil"),
+    ({"properties": {"a": {}}, "minProperties": 2},
+     "minProperties is 2, but members that can be written are 1"),
+    ({"properties": {"a": {}}, "minProperties": 2, "additionalProperties": False},
+     "nothing can fulfil"),
     ({"propertyNames": {"enum": ["a", "a"]}, "minProperties": 2}, "nothing can fulfil"),
     ({"required": ["a", "b"], "maxProperties": 1}, "nothing can fulfil"),
     ({"minProperties": 1, "maxProperties": 0}, "nothing can fulfil"),
@@ -807,6 +810,9 @@ HUGE = [
     ({"properties": {f"p{i}" + "x" * 200: {} for i in range(2000)},
       "patternProperties": {f"(x+x+)+{i}": {} for i in range(16)}}, "too many steps"),
     ({"patternProperties": {"a": {}}, "required": ["a" * 2000]}, "more than 1023 characters"),
+    ({"$defs": {"n": {"enum": [f"n{i}" for i in range(4000)]}}, "properties": {  # no time to build
+        f"o{i}": {"minProperties": 1, "maxProperties": 0, "propertyNames": {"$ref": "#/$defs/n"}}
+        for i in range(2500)}}, "too many names"),
 ]
 
 
