@@ -211,7 +211,8 @@ forward() {
 }
 
 torch_golden() {
-    LD_LIBRARY_PATH=$LIBRARIES_OF_PYTHON python3 tests/bench/bench_torch.py --check tests/golden/*_*/
+    LD_LIBRARY_PATH=$LIBRARIES_OF_PYTHON \
+        python3 tests/bench/bench_torch.py --check tests/golden/*_*/
 }
 
 torch() {
