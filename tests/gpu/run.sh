@@ -54,9 +54,9 @@ PROGRAMS=(test_loader test_kernels test_linear_int test_linear_bf16 test_experts
     bench_device bench_forward bench_step)
 all=(doctor loader twins goldens graphs serve nccl load forward fp8 int4 torch http decode step
     kernels peers sanitize sanitize_attend races)
-failed=0
-running=      # the session of a check
-stage_end=240 # in SECONDS
+JOBS=${JOBS:-6} # checks of single ops at a time: results, no timings
+running=        # the session of a check
+stage_end=240   # in SECONDS
 
 # ---- one check: a line of the table ----
 
@@ -103,12 +103,25 @@ check() {
     ok-77) result="skipped: not on this machine" ;;
     ok-*) result="FAILED ($status)" ;;
     esac
-    { printf '\n==== %s: %s\n' "$name" "$result" && cat "$LOGS/$name.log"; } >>"$OUT/logs.txt"
-    tell "| $name | $result | $((SECONDS - begin)) s |"
-    if [[ $result == FAILED* ]]; then
-        failed=1
-        tail -n 8 "$LOGS/$name.log" | cut -c1-300 | sed 's/^/    /'
-    fi
+    { # whole, whatever else ends now
+        flock 9
+        { printf '\n==== %s: %s\n' "$name" "$result" && cat "$LOGS/$name.log"; } >>"$OUT/logs.txt"
+        tell "| $name | $result | $((SECONDS - begin)) s |"
+        if [[ $result == FAILED* ]]; then
+            tail -n 8 "$LOGS/$name.log" | cut -c1-300 | sed 's/^/    /'
+        fi
+    } 9>"$LOGS/lock"
+}
+
+# The same beside up to JOBS others.
+check_beside() {
+    while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do
+        wait -n
+    done
+    (
+        trap '[ -z "$running" ] || signal_session KILL "$running"; exit 143' TERM
+        check "$@"
+    ) &
 }
 
 tell() {
@@ -153,13 +166,19 @@ build() {
         cmake --build "$BUILD" -j "$(nproc)" --target tessera tessera_cuda "${PROGRAMS[@]}" && pack
 }
 
-# one PROGRAM TEST [TOOL...]: a single test, which must have met the device.
+# one PROGRAM TEST [TOOL...]: a single test, which must have met the device. If one fails,
+# compute-sanitizer may know why.
 one() {
-    local program=$1 name=$2 log
+    local program=$1 name=$2 log status
     shift 2
     log=$LOGS/$program.$name.out
     "$@" "$RUN/$program" "$name" 2>&1 | tee "$log"
-    [ "${PIPESTATUS[0]}" = 0 ] && ! grep -q 'skipped:' "$log" || return 1
+    status=${PIPESTATUS[0]}
+    ! grep -q 'skipped:' "$log" || return 1
+    if [ "$status" != 0 ]; then
+        [ $# -gt 0 ] || timeout 25 compute-sanitizer "$RUN/$program" "$name" 2>&1 | head -n 60
+        return 1
+    fi
     ! grep -q '\[  SKIPPED \] 1 test' "$log" || return 77
     grep -q '\[  PASSED  \] 1 test' "$log"
 }
@@ -276,7 +295,8 @@ each() {
     local limit=$1 program=$2 name
     shift 2
     while read -r name; do
-        check "$limit" "${1:+sanitize_}${program#test_}.${name#test_}" one "$program" "$name" "$@"
+        check_beside "$limit" "${1:+sanitize_}${program#test_}.${name#test_}" \
+            one "$program" "$name" "$@"
     done < <(sed -n 's/^static void \(test_[a-z0-9_]*\)(void \*\*state.*/\1/p' "tests/$program.c")
 }
 
@@ -295,7 +315,8 @@ stage() {
         ;;
     goldens) check 120 goldens one test_model test_goldens_device ;;
     graphs)
-        each 90 test_device
+        JOBS=1 each 90 test_device
+        wait
         check 90 deterministic one test_deterministic test_bits
         ;;
     serve) check 60 serve same_text 48 ;;
@@ -394,7 +415,7 @@ export LIBRARIES_OF_PYTHON=${LD_LIBRARY_PATH:-} # without ours
 LD_LIBRARY_PATH="/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
 LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):$LD_LIBRARY_PATH"
 export LD_LIBRARY_PATH
-trap '[ -z "$running" ] || signal_session KILL "$running"' EXIT
+trap '[ -z "$running" ] || signal_session KILL "$running"; kill $(jobs -p) 2>/dev/null; wait' EXIT
 trap 'exit 143' HUP INT TERM
 mkdir -p "$OUT" "$LOGS"
 : >"$OUT/logs.txt"
@@ -404,6 +425,7 @@ printf '| check | result | time |\n| --- | --- | --- |\n' | tee "$OUT/results.md
 for name in "${stages[@]}"; do
     stage_end=$((SECONDS + $([ "$name" = build ] && echo 540 || echo 240)))
     stage "$name"
+    wait
 done
 figures | tee -a "$OUT/results.md"
-exit $failed
+! grep -q '| FAILED' "$OUT/results.md"
