@@ -168,9 +168,11 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
     for (int o = 0; o < OUTPUTS; o++)
         v[o] = s->w[out + o * COLUMNS + lane / PART][lane % PART];
     multiply<F, GROUPS, OUTPUTS>(
-        part, v, p, l, first_out + out, begin + k, [&](float(&f)[4], int g, int i) {
-            *(pack<float, 4> *)f =
-                *(const pack<float, 4> *)&s->x[row + g * GROUP + lane / PART][at + i];
+        part, v, p, l, first_out + out, begin + k, [&](auto &split, int g, int sub) {
+            const float *x = &s->x[row + g * GROUP + lane / PART][at + 4 * sub];
+            alignas(16) float f[4];
+            *(pack<float, 4> *)f = *(const pack<float, 4> *)x;
+            split_x<F>(split, f);
         });
     add_step<F, GROUPS, OUTPUTS>(sum, part, p, l, first_out + out, begin);
 }
@@ -178,7 +180,8 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
 /* Block (place, leaf). */
 template <typename F, int OUTPUTS, bool ALIGNED, typename Which>
 __global__ void __launch_bounds__(THREADS, 1)
-    gemm_kernel(struct product all, Which which, int32_t row_tiles, int32_t out_tiles)
+    gemm_kernel(const __grid_constant__ struct product all, Which which, int32_t row_tiles,
+                int32_t out_tiles)
 {
     typedef struct stage<F, OUTPUTS> S;
     typedef pack<uint32_t, 4> aligned;

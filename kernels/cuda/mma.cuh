@@ -12,12 +12,14 @@ DEVICE uint32_t mma_address(const void *shared)
     return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
-/* 16 bytes, both sides aligned to them; zeros when not `there`. Done after mma_copy_wait. */
+/* 16 bytes, both sides aligned to them; zeros when not `there`. Done after mma_copy_wait. The cache
+ * fetches the 256 bytes around them, which others are about to ask for. */
 DEVICE void mma_copy(void *shared, const void *global, bool there)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(mma_address(shared)),
-                 "l"(global), "r"(there ? 16 : 0)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(mma_address(shared)),
+        "l"(global), "r"(there ? 16 : 0)
+        : "memory");
 }
 
 /* The thread's copies since the last call are a group. */

@@ -89,32 +89,36 @@ DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct l
 
 /* ---- a step ---- */
 
-/* sum[g][o] += one step: the vectors v of the lane's outputs, times x from column k on, of which
- * load(f, g, i) gives elements [i, i + 4) of the lane's row in group g. Of the four the first two
- * are the sums of one piece of x, the others of the next. */
-template <typename F, int GROUPS, int OUTPUTS, typename Load>
-DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (&v)[OUTPUTS],
-                     const struct product &p, struct leaf l, int32_t first, int32_t k, Load load)
+template <typename F> constexpr int PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
+
+/* Four elements of a row of x: a lane's part of the factor that each pair of pieces is. */
+template <typename F> DEVICE void split_x(uint32_t (&row)[PAIRS<F>][4], const float (&f)[4])
 {
-    constexpr int PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
+    uint32_t word[2][F::X_PIECES];
+    split<F::X_PIECES, 1>(word[0], f[0], f[F::MATE]);
+    split<F::X_PIECES, 1>(word[1], f[3 - F::MATE], f[3]);
+#pragma unroll
+    for (int i = 0; i < PAIRS<F> * 4; i++)
+        row[i / 2 / 2][i % 2 * 2 + i / 2 % 2] = i < F::X_PIECES * 2 ? word[i % 2][i / 2] : 0;
+}
+
+/* sum[g][o] += one step: the vectors v of the lane's outputs, times x from column k on, of which
+ * take(row, g, sub) gives the sub-th four elements of the lane's row in group g, split. Of the four
+ * sums the first two are those of one piece of x, the others of the next. */
+template <typename F, int GROUPS, int OUTPUTS, typename Take>
+DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (&v)[OUTPUTS],
+                     const struct product &p, struct leaf l, int32_t first, int32_t k, Take take)
+{
     typename F::ready ready[OUTPUTS];
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++)
         ready[o] = F::prepare(p, l, first + o * COLUMNS + (int32_t)threadIdx.x % WARP / PART, k);
 #pragma unroll
     for (int sub = 0; sub < F::K / 4; sub++) {
-        uint32_t rows[GROUPS][PAIRS][4] = {};
+        uint32_t rows[GROUPS][PAIRS<F>][4];
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            alignas(16) float f[4];
-            uint32_t word[2][F::X_PIECES];
-            load(f, g, 4 * sub);
-            split<F::X_PIECES, 1>(word[0], f[0], f[F::MATE]);
-            split<F::X_PIECES, 1>(word[1], f[3 - F::MATE], f[3]);
-#pragma unroll
-            for (int i = 0; i < F::X_PIECES * 2; i++)
-                rows[g][i / 2 / 2][i % 2 * 2 + i / 2 % 2] = word[i % 2][i / 2];
-        }
+        for (int g = 0; g < GROUPS; g++)
+            take(rows[g], g, sub);
 #pragma unroll
         for (int o = 0; o < OUTPUTS; o++) {
             uint32_t to[F::PIECES][2];
@@ -122,7 +126,7 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
 #pragma unroll
             for (int j = F::PIECES - 1; j >= 0; j--) /* what is small first */
 #pragma unroll
-                for (int i = PAIRS - 1; i >= 0; i--)
+                for (int i = PAIRS<F> - 1; i >= 0; i--)
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++)
                         if (j + 2 * i < 3)

@@ -1,11 +1,13 @@
 /* Rates of the kernels of any backend, with its arrays in its own memory: bench_device [BACKEND
- * [MiB]], "cuda" without. A line of a markdown table each. The limit is a copy's bytes, read and
- * written, measured in the same run, and for products of attention the fastest linear's; weights
- * cycle through so many MiB that no cache holds them. */
+ * [MiB [PART...]]], "cuda" without; with PARTs only the lines in whose names one of them is. A line
+ * of a markdown table each. The limit is a copy's bytes, read and written, measured in the same
+ * run, and for products of attention the fastest linear's; weights cycle through so many MiB that
+ * no cache holds them. */
 #include "tests/bench/rates.h"
 
 static struct backend *backend;
 static size_t span = (size_t)1024 << 20; /* bytes that are passed over */
+static char **parts;                     /* of names of lines that are wanted, NULL behind them */
 static double limit;                     /* bytes per second */
 static double fastest;                   /* operations per second of a linear */
 
@@ -27,6 +29,14 @@ static void drop(const void *p)
     backend->ops->free(backend, (void *)(uintptr_t)p);
 }
 
+static bool is_wanted(const char *what)
+{
+    bool found = *parts == NULL;
+    for (char **p = parts; *p; p++)
+        found = found || strstr(what, *p);
+    return found;
+}
+
 static void row(const char *what, double seconds, double bytes, double flops)
 {
     printf("| %s | %.1f us | %.1f GB/s | %.0f %% | ", what, seconds * 1e6, bytes / seconds * 1e-9,
@@ -37,6 +47,11 @@ static void row(const char *what, double seconds, double bytes, double flops)
         printf(", %.0f %% of the fastest linear", 100 * flops / seconds / fastest);
     printf(flops > 0 ? " |\n" : "|\n");
     fflush(stdout);
+}
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
 }
 
 /* ---- limit ---- */
@@ -70,6 +85,8 @@ static double linear(const struct held *h, int32_t rows, int32_t in, int32_t out
     (void)snprintf(what, sizeof what, "linear %s%s%s, %d rows, %d -> %d", dtype_name(h->dtype),
                    h->scale_cols > 0 ? " in blocks" : "", h->scales_f32 ? " of a file" : "", rows,
                    in, out);
+    if (!is_wanted(what))
+        return 0;
     const double t = rates_linear(backend, span, &spec, rows), flops = 2.0 * rows * in * out;
     row(what, t, (double)backend->ops->weight_bytes(&spec), flops);
     return flops / t;
@@ -102,12 +119,14 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
     const int32_t cols = (keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     const int32_t count = slots * rows;
     const struct kv_spec spec = {1, K, E, slots * cols, dtype};
-    if (backend->ops->kv_bytes(&spec) > span || count > (int32_t)(span >> 18))
+    char what[64];
+    (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys, %s", slots, rows, keys,
+                   dtype_name(dtype));
+    if (!is_wanted(what) || backend->ops->kv_bytes(&spec) > span || count > (int32_t)(span >> 18))
         return;
     int32_t kv_of[H], *host = calloc((size_t)(2 * count + slots * cols), sizeof *host);
     int32_t *slot = host, *position = host + count, *table = host + 2 * count;
     double pairs = 0;
-    char what[64];
     CHECK(host != NULL);
     for (int32_t i = 0; i < H; i++)
         kv_of[i] = i / (H / K);
@@ -129,8 +148,6 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
         .qkv = view_f32(array(n * (H + 2 * K) * E * 4), count, (H + 2 * K) * E),
         .out = view_f32(array(n * H * E * 4), count, H * E),
     };
-    (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys, %s", slots, rows, keys,
-                   dtype_name(dtype));
     row(what, rates_best(backend, attend_once, &a, 8), (double)bytes, pairs * H * E * 4);
     backend->ops->kv_close(a.kv);
     const void *const all[] = {storage,      a.heads.kv_of, a.rows.slot, a.rows.position,
@@ -170,9 +187,11 @@ static void rowwise(int32_t rows)
                         view_f32(array(n * 8), rows, 2 * D), array(D * 4)};
     char what[64];
     (void)snprintf(what, sizeof what, "add and norm, %d rows of %d", rows, D);
-    row(what, rates_best(backend, norm_once, &r, 64), (double)n * 16, 0);
+    if (is_wanted(what))
+        row(what, rates_best(backend, norm_once, &r, 64), (double)n * 16, 0);
     (void)snprintf(what, sizeof what, "silu and multiply, %d rows of %d", rows, D);
-    row(what, rates_best(backend, silu_once, &r, 64), (double)n * 12, 0);
+    if (is_wanted(what))
+        row(what, rates_best(backend, silu_once, &r, 64), (double)n * 12, 0);
     drop(r.x.data);
     drop(r.y.data);
     drop(r.gu.data);
@@ -201,6 +220,8 @@ static void sampling(const char *what, struct sample_params params)
     struct sample_rules rules[SAMPLED];
     int32_t slot[SAMPLED], zero[SAMPLED] = {0}, none[SAMPLED];
     struct err err;
+    if (!is_wanted(what))
+        return;
     for (int32_t i = 0; i < SAMPLED; i++) {
         p[i] = params;
         rules[i] = (struct sample_rules){.repetition = 1};
@@ -240,6 +261,7 @@ int main(int argc, char **argv)
     double most = 0;
     if (argc > 2)
         span = (size_t)strtoul(argv[2], NULL, 10) << 20;
+    parts = argv + (argc > 3 ? 3 : argc);
     rates_must(backend_open(argc > 1 ? argv[1] : "cuda", 1, &backend, &err), &err);
     printf("| %s | time | bytes | of the copy | operations |\n| --- | --- | --- | --- | --- |\n",
            backend->ops->name);
@@ -264,6 +286,7 @@ int main(int argc, char **argv)
     }
     rowwise(1);
     rowwise(64);
+    rowwise(least(8192, (int32_t)(span >> 18)));
     sampling("sample greedy, 64 rows of 128256", (struct sample_params){0, 1, 0, 0, 1, 0});
     sampling("sample top-p 0.9, 64 rows", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0});
     backend_close(backend);

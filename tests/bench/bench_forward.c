@@ -36,10 +36,11 @@ static void land(struct cluster *c)
         CHECK(result.ids[i] >= 0); /* the logits were finite */
 }
 
-/* A prompt of n tokens in slot `slot`, in one step, with blocks for so many positions. */
-static void prompt(struct cluster *c, int32_t slot, int32_t n, int32_t positions)
+/* A prompt of n tokens in slot `slot`, in one step, with blocks for so many positions, out of one
+ * of `shares` parts of all. */
+static void prompt(struct cluster *c, int32_t slot, int32_t n, int32_t positions, int32_t shares)
 {
-    const int32_t blocks = c->footprint.limits.blocks / c->footprint.limits.slots;
+    const int32_t blocks = c->footprint.limits.blocks / shares;
     struct step *s = c->step;
     int32_t *tokens = calloc((size_t)n, sizeof *tokens);
     CHECK(tokens != NULL && n <= c->footprint.limits.rows);
@@ -73,7 +74,7 @@ static double decode(struct cluster *c, int32_t batch, int32_t context)
     const int32_t first = context - STEPS / 2;
     double best = DBL_MAX, begin = 0;
     for (int32_t slot = 0; slot < batch; slot++)
-        prompt(c, slot, first, first + STEPS + 1);
+        prompt(c, slot, first, first + STEPS + 1, c->footprint.limits.slots);
     for (int32_t i = 0; i < STEPS; i++) {
         for (int32_t slot = 0; slot < batch; slot++)
             cluster_row(c, slot, first + i, STEP_TOKEN_FROM_SLOT, true);
@@ -98,7 +99,7 @@ static double prefill(struct cluster *c, int32_t rows)
     double best = DBL_MAX;
     for (int i = 0; i < RUNS + 1; i++) {
         const double begin = base_now();
-        prompt(c, 0, rows, rows + 1);
+        prompt(c, 0, rows, rows + 1, 1);
         const double t = base_now() - begin;
         best = i > 0 && t < best ? t : best;
         finish(c, 1);

@@ -72,6 +72,8 @@ class Shape:
         self.tied = c.get("tie_word_embeddings", False)
         self.rope = {"rope_theta": c.get("rope_theta", 10000.0)}
         self.rope |= c.get("rope_parameters") or c.get("rope_scaling") or {}
+        if self.rope.get("rope_type", "default") not in ("default", "llama3"):
+            raise Unsupported(f"{folder}: {self.rope['rope_type']} positions")
 
     def frequencies(self):
         """Llama 3.1's are slower where a turn takes longer than the context it was trained with."""
