@@ -14,35 +14,52 @@
 #include "kernels/cuda/blas.h"
 
 #define THREADS 256
-#define SPAN (4 * THREADS) /* columns of a block that converts */
+#define SPAN (8 * THREADS) /* columns of a block that converts */
 #define WIDEN_ROWS 64
 #define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
 /* ---- x in the weight's type ---- */
 
 /* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. Block (row, part). */
-template <typename E>
+template <typename E, bool ALIGNED>
 __global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, int32_t in,
                                int32_t pitch)
 {
     const float *from = x + (int64_t)blockIdx.x * in;
-    E *to = y + (int64_t)blockIdx.x * pitch;
-    const int32_t begin = (int32_t)(blockIdx.y * SPAN + threadIdx.x);
-    float v[SPAN / THREADS]; /* loads under way together */
+    const int32_t first = (int32_t)(blockIdx.y * SPAN + threadIdx.x * 8);
+    pack<float, 4> v[2] = {};
+    pack<E, 8> to;
+    if (first >= pitch)
+        return;
 #pragma unroll
-    for (int i = 0; i < SPAN / THREADS; i++)
-        v[i] = begin + i * THREADS < in ? from[begin + i * THREADS] : 0.0f;
+    for (int i = 0; i < 8; i++)
+        if (ALIGNED && i % 4 == 0)
+            v[i / 4] = *(const pack<float, 4> *)(from + first + i);
+        else if (!ALIGNED && first + i < in)
+            v[i / 4].e[i % 4] = from[first + i];
 #pragma unroll
-    for (int i = 0; i < SPAN / THREADS; i++)
-        if (begin + i * THREADS < pitch)
-            from_float(to + begin + i * THREADS, v[i]);
+    for (int i = 0; i < 8; i++)
+        from_float(to.e + i, v[i / 4].e[i % 4]);
+    E *at = y + (int64_t)blockIdx.x * pitch + first;
+    if (sizeof to <= 16) {
+        *(pack<E, 8> *)at = to;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (first + i < pitch) /* which is whole fours */
+                at[i] = to.e[i];
+    }
 }
 
 template <typename E> static void convert(struct cuda_backend *c, struct cview x, int32_t pitch)
 {
     const dim3 grid((unsigned)x.rows, blocks_for((size_t)pitch, SPAN));
-    LAUNCH(c, convert_kernel<E>, grid, THREADS, 0, (E *)c->x.data, (const float *)x.data, x.cols,
-           pitch);
+    E *to = (E *)c->x.data;
+    const float *from = (const float *)x.data;
+    if (x.cols % 8 == 0 && (uintptr_t)from % 16 == 0)
+        LAUNCH(c, (convert_kernel<E, true>), grid, THREADS, 0, to, from, x.cols, pitch);
+    else
+        LAUNCH(c, (convert_kernel<E, false>), grid, THREADS, 0, to, from, x.cols, pitch);
 }
 
 /* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the
