@@ -31,9 +31,11 @@ extern "C" {
         kernel<<<grid, block, shared, (cudaStream_t)(c)->stream>>>(__VA_ARGS__);                   \
         cuda_note(c, #kernel, cudaGetLastError());                                                 \
     } while (0)
-/* A kernel that calls launch_wait before it touches what other kernels write. In a recording, whose
- * weights stay where they are, it may begin as soon as all blocks of the kernel before it have
- * called launch_release. */
+/* A kernel that calls launch_wait, in every thread, before it touches what other kernels write or
+ * read, and so before it ends: its end is then that of all before it. In a recording, whose weights
+ * stay where and what they are, it may begin as soon as all blocks of the kernel before it have
+ * called launch_release or ended; what follows without it waits for all. Releasing before waiting
+ * is right: who begins then has the wait of this kernel before it. */
 #define LAUNCH_AHEAD(c, kernel, grid, block, shared, ...)                                          \
     cuda_note(c, #kernel, launch_ahead(c, kernel, grid, block, shared, __VA_ARGS__))
 #define SHARED_DYNAMIC(type, name) extern __shared__ type name[]

@@ -75,6 +75,7 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
 {
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
     launch_release();
+    launch_wait();
     const int32_t slot = a.rows.slot[t], turning = a.rotary / 2;
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
@@ -214,6 +215,7 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
     const float *table = a.table + (int64_t)t * a.rotary + i;
     four c = {}, s = {};
     launch_release();
+    launch_wait();
     const int32_t slot = a.rows.slot[t], p = a.rows.position[t];
     struct pairs x = load_pairs<INTERLEAVED>(row, at);
     if (turns) {
@@ -259,11 +261,11 @@ static void launch(struct cuda_backend *c, const struct rope_args &a, void *cach
     if (rows == 0 || heads == 0)
         return;
     if (!are_fours(a))
-        LAUNCH(c, rope_kv_kernel<E>, dim3(rows, (unsigned)heads), THREADS, 0, a, (E *)cache);
+        LAUNCH_AHEAD(c, rope_kv_kernel<E>, dim3(rows, (unsigned)heads), THREADS, 0, a, (E *)cache);
     else if (a.rules.interleaved)
-        LAUNCH(c, (rope_fours_kernel<E, true>), parts, MANY_THREADS, 0, a, (E *)cache);
+        LAUNCH_AHEAD(c, (rope_fours_kernel<E, true>), parts, MANY_THREADS, 0, a, (E *)cache);
     else
-        LAUNCH(c, (rope_fours_kernel<E, false>), parts, MANY_THREADS, 0, a, (E *)cache);
+        LAUNCH_AHEAD(c, (rope_fours_kernel<E, false>), parts, MANY_THREADS, 0, a, (E *)cache);
 }
 
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,

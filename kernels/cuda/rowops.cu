@@ -75,6 +75,7 @@ __global__ void embed_kernel(float *y, const int32_t *ids, const E *w, int32_t f
     const int32_t k = part_column();
     pack<E, FOUR> v = {};
     launch_release();
+    launch_wait();
     const int64_t row = (int64_t)ids[blockIdx.x] - first;
     if (k >= in)
         return;
@@ -97,11 +98,11 @@ static void embed_values(struct cuda_backend *c, struct view y, const int32_t *i
     float *to = (float *)y.data;
     const dim3 grid = parts_of(y.rows, s->in);
     if (are_fours(s->in, to))
-        LAUNCH(c, (embed_kernel<E, true>), grid, THREADS, 0, to, ids, values, first, s->out, s->in,
-               pitch, scale);
+        LAUNCH_AHEAD(c, (embed_kernel<E, true>), grid, THREADS, 0, to, ids, values, first, s->out,
+                     s->in, pitch, scale);
     else
-        LAUNCH(c, (embed_kernel<E, false>), grid, THREADS, 0, to, ids, values, first, s->out, s->in,
-               pitch, scale);
+        LAUNCH_AHEAD(c, (embed_kernel<E, false>), grid, THREADS, 0, to, ids, values, first, s->out,
+                     s->in, pitch, scale);
 }
 
 /* Where rows have codes and scales. */
@@ -156,6 +157,7 @@ __global__ void select_kernel(float *y, const float *x, const int32_t *index, in
 {
     const int32_t i = part_column();
     launch_release();
+    launch_wait();
     const four v = load_four<ALIGNED>(x + (int64_t)index[blockIdx.x] * cols, i, cols);
     store_four<ALIGNED>(y + (int64_t)blockIdx.x * cols, i, cols, v);
 }
@@ -168,9 +170,9 @@ void rowops_select(struct backend *b, struct view y, struct cview x, const int32
     if (y.rows == 0 || y.cols == 0)
         return;
     if (are_fours(y.cols, to, from))
-        LAUNCH(cuda_of(b), select_kernel<true>, grid, THREADS, 0, to, from, index, y.cols);
+        LAUNCH_AHEAD(cuda_of(b), select_kernel<true>, grid, THREADS, 0, to, from, index, y.cols);
     else
-        LAUNCH(cuda_of(b), select_kernel<false>, grid, THREADS, 0, to, from, index, y.cols);
+        LAUNCH_AHEAD(cuda_of(b), select_kernel<false>, grid, THREADS, 0, to, from, index, y.cols);
 }
 
 #define COPIES 2 /* fours of a thread */
@@ -360,9 +362,10 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
     const bool longer = !ALL && N * step < a.cols;
     const int32_t rest = longer ? first + N * step : a.cols;
     four v[N], d[N], g[N];
-    if (N == 1)
+    if (N == 1) /* a gain is no kernel's result */
         g[0] = load_four<ALIGNED>(a.gain, first, a.cols);
     launch_release();
+    launch_wait();
 #pragma unroll
     for (int k = 0; k < N; k++) {
         v[k] = load_four<ALIGNED>(a.x + row, first + k * step, a.cols);
@@ -419,11 +422,11 @@ static void run_norm(struct cuda_backend *c, const struct norm &a, int32_t rows)
     if (rows == 0 || a.cols == 0)
         return;
     if (!are_fours(a.cols, a.y, a.x, a.delta, a.gain))
-        LAUNCH(c, (rmsnorm_kernel<1, false>), (unsigned)rows, one, 0, a);
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, false>), (unsigned)rows, one, 0, a);
     else if (rows <= NORM_FEW && a.cols <= NORM_THREADS * FOUR)
-        LAUNCH(c, (rmsnorm_kernel<1, true>), (unsigned)rows, one, 0, a);
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, true>), (unsigned)rows, one, 0, a);
     else
-        LAUNCH(c, (rmsnorm_kernel<NORM_HELD, true>), (unsigned)rows, many, 0, a);
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<NORM_HELD, true>), (unsigned)rows, many, 0, a);
 }
 
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
@@ -504,6 +507,7 @@ __global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ 
     const bool pairs = ACT == ACT_SWIGLU_PAIRS;
     four v;
     launch_release();
+    launch_wait();
     const four a = load_four<ALIGNED>(gate, pairs ? 2 * i : i, pairs ? 2 * cols : cols);
     const four b = pairs ? load_four<ALIGNED>(gate, 2 * i + FOUR, 2 * cols)
                          : load_four<ALIGNED>(gate + cols, i, cols);
@@ -524,9 +528,9 @@ static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview g
     const float *from = (const float *)gu.data;
     const dim3 grid = parts_of(y.rows, y.cols);
     if (are_fours(y.cols, to, from))
-        LAUNCH(c, (act_mul_kernel<ACT, true>), grid, THREADS, 0, to, from, y.cols);
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true>), grid, THREADS, 0, to, from, y.cols);
     else
-        LAUNCH(c, (act_mul_kernel<ACT, false>), grid, THREADS, 0, to, from, y.cols);
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false>), grid, THREADS, 0, to, from, y.cols);
 }
 
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
