@@ -28,6 +28,7 @@ extern "C" {
 #ifndef LAUNCH
 #define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
     do {                                                                                           \
+        cuda_forget(c);                                                                            \
         kernel<<<grid, block, shared, (cudaStream_t)(c)->stream>>>(__VA_ARGS__);                   \
         cuda_note(c, #kernel, cudaGetLastError());                                                 \
     } while (0)
@@ -61,8 +62,8 @@ DEVICE void launch_release()
 #endif
 
 template <typename... P, typename... A>
-static cudaError_t launch_ahead(const struct cuda_backend *c, void (*kernel)(P...), dim3 grid,
-                                dim3 block, size_t shared, const A &...arguments)
+static cudaError_t launch_ahead(struct cuda_backend *c, void (*kernel)(P...), dim3 grid, dim3 block,
+                                size_t shared, const A &...arguments)
 {
     cudaFuncAttributes code;
     cudaLaunchAttribute ahead = {};
@@ -74,6 +75,7 @@ static cudaError_t launch_ahead(const struct cuda_backend *c, void (*kernel)(P..
     how.dynamicSmemBytes = shared;
     how.stream = (cudaStream_t)c->stream;
     how.attrs = &ahead;
+    cuda_forget(c);
     if (c->recording) {
         const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
         if (e != cudaSuccess)

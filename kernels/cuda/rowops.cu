@@ -54,6 +54,43 @@ static bool are_fours(int64_t cols, const void *a, const void *b = nullptr, cons
     return cols % FOUR == 0 && bits % sizeof(four) == 0;
 }
 
+/* Where rows go rounded, too (linear.cu). They have whole fours. */
+struct rounded {
+    void *to; /* NULL: nowhere */
+    enum dtype dtype;
+};
+
+static struct rounded rounded_of(const struct cuda_backend *c, struct view y)
+{
+    struct rounded r = {nullptr, DTYPE_BF16};
+    r.to = linear_wants(c, y, &r.dtype);
+    return r;
+}
+
+/* Behind the launch. */
+static void tell_rounded(struct cuda_backend *c, struct view y, struct rounded r)
+{
+    if (r.to != nullptr)
+        linear_rounded(c, y, r.dtype);
+}
+
+template <typename E> DEVICE void round_four(E *to, four v)
+{
+    pack<E, FOUR> narrow;
+#pragma unroll
+    for (int k = 0; k < FOUR; k++)
+        from_float(narrow.e + k, v.e[k]);
+    *(pack<E, FOUR> *)to = narrow;
+}
+
+DEVICE void store_rounded(const struct rounded &r, int64_t at, four v)
+{
+    if (r.to != nullptr && r.dtype == DTYPE_F16)
+        round_four((__half *)r.to + at, v);
+    else if (r.to != nullptr)
+        round_four((bf16 *)r.to + at, v);
+}
+
 /* Blocks (row, part of it). */
 static dim3 parts_of(int32_t rows, int32_t cols)
 {
@@ -311,6 +348,7 @@ struct norm {
     const float *delta, *gain; /* of the first NULL: none */
     float eps;
     int32_t cols;
+    struct rounded rounded;
 };
 
 /* The sum of count sums, the same in every thread of a warp that calls; zeros at the end change
@@ -340,12 +378,17 @@ DEVICE four add_fours(four a, four b)
     return a;
 }
 
-DEVICE four norm_four(four v, float scale, four gain)
+/* Elements [i, i + 4) of y's row that begins at `row`. */
+template <bool ALIGNED>
+DEVICE void store_normed(const struct norm &a, int64_t row, int32_t i, four v, float scale,
+                         four gain)
 {
 #pragma unroll
-    for (int i = 0; i < FOUR; i++)
-        v.e[i] = v.e[i] * scale * gain.e[i];
-    return v;
+    for (int k = 0; k < FOUR; k++)
+        v.e[k] = v.e[k] * scale * gain.e[k];
+    store_four<ALIGNED>(a.y + row, i, a.cols, v);
+    if (i < a.cols)
+        store_rounded(a.rounded, row + i, v);
 }
 
 /* y may be x or delta: each thread reads an element before it writes it, and no other's. A thread
@@ -402,11 +445,10 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
     const float scale = 1 / sqrtf(mean + a.eps);
 #pragma unroll
     for (int k = 0; k < N; k++)
-        store_four<ALIGNED>(a.y + row, first + k * step, a.cols, norm_four(v[k], scale, g[k]));
+        store_normed<ALIGNED>(a, row, first + k * step, v[k], scale, g[k]);
     for (int32_t i = rest; i < a.cols; i += step)
-        store_four<ALIGNED>(a.y + row, i, a.cols,
-                            norm_four(load_four<ALIGNED>(a.x + row, i, a.cols), scale,
-                                      load_four<ALIGNED>(a.gain, i, a.cols)));
+        store_normed<ALIGNED>(a, row, i, load_four<ALIGNED>(a.x + row, i, a.cols), scale,
+                              load_four<ALIGNED>(a.gain, i, a.cols));
 }
 
 /* Threads of a block for a row of which each keeps N fours. */
@@ -416,30 +458,42 @@ static unsigned norm_threads(int32_t cols, int32_t n)
     return warps * WARP < NORM_THREADS ? warps * WARP : NORM_THREADS;
 }
 
-static void run_norm(struct cuda_backend *c, const struct norm &a, int32_t rows)
+static void run_norm(struct cuda_backend *c, struct norm a, struct view y)
 {
-    const unsigned one = norm_threads(a.cols, 1), many = norm_threads(a.cols, NORM_HELD);
-    if (rows == 0 || a.cols == 0)
+    const unsigned one = norm_threads(y.cols, 1), many = norm_threads(y.cols, NORM_HELD);
+    const unsigned rows = (unsigned)y.rows;
+    if (y.rows == 0 || y.cols == 0)
         return;
-    if (!are_fours(a.cols, a.y, a.x, a.delta, a.gain))
-        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, false>), (unsigned)rows, one, 0, a);
-    else if (rows <= NORM_FEW && a.cols <= NORM_THREADS * FOUR)
-        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, true>), (unsigned)rows, one, 0, a);
+    a.y = (float *)y.data;
+    a.cols = y.cols;
+    a.rounded = rounded_of(c, y);
+    if (!are_fours(y.cols, a.y, a.x, a.delta, a.gain))
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, false>), rows, one, 0, a);
+    else if (y.rows <= NORM_FEW && y.cols <= NORM_THREADS * FOUR)
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, true>), rows, one, 0, a);
     else
-        LAUNCH_AHEAD(c, (rmsnorm_kernel<NORM_HELD, true>), (unsigned)rows, many, 0, a);
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<NORM_HELD, true>), rows, many, 0, a);
+    tell_rounded(c, y, a.rounded);
 }
 
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
 {
-    float *from = (float *)const_cast<void *>(x.data); /* without a delta x is only read */
-    run_norm(cuda_of(b), {(float *)y.data, from, nullptr, gain, eps, x.cols}, x.rows);
+    struct norm a = {};
+    a.x = (float *)const_cast<void *>(x.data); /* without a delta it is only read */
+    a.gain = gain;
+    a.eps = eps;
+    run_norm(cuda_of(b), a, y);
 }
 
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps)
 {
-    const float *add = (const float *)delta.data;
-    run_norm(cuda_of(b), {(float *)y.data, (float *)x.data, add, gain, eps, x.cols}, x.rows);
+    struct norm a = {};
+    a.x = (float *)x.data;
+    a.delta = (const float *)delta.data;
+    a.gain = gain;
+    a.eps = eps;
+    run_norm(cuda_of(b), a, y);
 }
 
 __global__ void square_sum_kernel(float *sums, float *x, const float *delta, struct pieces pieces)
@@ -500,7 +554,8 @@ template <enum activation ACT> DEVICE float act_mul(float g, float u)
 }
 
 template <enum activation ACT, bool ALIGNED>
-__global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols)
+__global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols,
+                               struct rounded rounded)
 {
     const float *gate = gu + (int64_t)blockIdx.x * 2 * cols;
     const int32_t i = part_column();
@@ -519,6 +574,8 @@ __global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ 
         v.e[k] = act_mul<ACT>(g, u);
     }
     store_four<ALIGNED>(y + (int64_t)blockIdx.x * cols, i, cols, v);
+    if (i < cols)
+        store_rounded(rounded, (int64_t)blockIdx.x * cols + i, v);
 }
 
 template <enum activation ACT>
@@ -527,10 +584,12 @@ static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview g
     float *to = (float *)y.data;
     const float *from = (const float *)gu.data;
     const dim3 grid = parts_of(y.rows, y.cols);
+    const struct rounded rounded = rounded_of(c, y);
     if (are_fours(y.cols, to, from))
-        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true>), grid, THREADS, 0, to, from, y.cols);
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true>), grid, THREADS, 0, to, from, y.cols, rounded);
     else
-        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false>), grid, THREADS, 0, to, from, y.cols);
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false>), grid, THREADS, 0, to, from, y.cols, rounded);
+    tell_rounded(c, y, rounded);
 }
 
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
