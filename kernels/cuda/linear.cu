@@ -72,6 +72,8 @@ __global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, i
     const int32_t first = (int32_t)(blockIdx.y * SPAN + threadIdx.x * 8);
     pack<float, 4> v[2] = {};
     pack<E, 8> to;
+    launch_release();
+    launch_wait();
     if (first >= pitch)
         return;
 #pragma unroll
@@ -108,9 +110,9 @@ static void convert(struct cuda_backend *c, struct cview x, enum dtype dtype, in
     E *to = (E *)c->x.data;
     const float *from = (const float *)x.data;
     if (x.cols % 8 == 0 && (uintptr_t)from % 16 == 0)
-        LAUNCH(c, (convert_kernel<E, true>), grid, THREADS, 0, to, from, x.cols, pitch);
+        LAUNCH_AHEAD(c, (convert_kernel<E, true>), grid, THREADS, 0, to, from, x.cols, pitch);
     else
-        LAUNCH(c, (convert_kernel<E, false>), grid, THREADS, 0, to, from, x.cols, pitch);
+        LAUNCH_AHEAD(c, (convert_kernel<E, false>), grid, THREADS, 0, to, from, x.cols, pitch);
 }
 
 /* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the

@@ -11,6 +11,8 @@
 __global__ void rope_table_kernel(float *table, const int32_t *position, const float *inv_freq,
                                   float scale, int32_t half)
 {
+    launch_release();
+    launch_wait();
     for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
         const float angle = (float)position[blockIdx.x] * inv_freq[i];
         table[(int64_t)blockIdx.x * 2 * half + i] = cosf(angle) * scale;
@@ -22,8 +24,8 @@ void rope_table(struct backend *b, struct view table, const int32_t *position,
                 const float *inv_freq, float scale)
 {
     if (table.rows > 0 && table.cols > 0)
-        LAUNCH(cuda_of(b), rope_table_kernel, (unsigned)table.rows, THREADS, 0, (float *)table.data,
-               position, inv_freq, scale, table.cols / 2);
+        LAUNCH_AHEAD(cuda_of(b), rope_table_kernel, (unsigned)table.rows, THREADS, 0,
+                     (float *)table.data, position, inv_freq, scale, table.cols / 2);
 }
 
 struct rope_args {

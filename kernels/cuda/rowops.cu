@@ -223,6 +223,8 @@ __global__ void copy_kernel(float *dst, int64_t dst_stride, const float *src, in
     const int32_t part = (int32_t)(blockIdx.x % (unsigned)parts);
     const int32_t first = part * COPIES * PART + (int32_t)threadIdx.x * FOUR;
     four v[COPIES] = {}; /* loads under way together */
+    launch_release();
+    launch_wait();
 #pragma unroll
     for (int k = 0; k < COPIES; k++)
         if (src != nullptr)
@@ -240,11 +242,11 @@ void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *
     const int32_t parts = (cols - 1) / (COPIES * PART) + 1;
     const unsigned blocks = (unsigned)rows * (unsigned)parts;
     if (are_fours((int64_t)(dst_stride | src_stride) | cols, dst, src))
-        LAUNCH(cuda_of(b), copy_kernel<true>, blocks, THREADS, 0, dst, (int64_t)dst_stride, src,
-               (int64_t)src_stride, cols, parts);
+        LAUNCH_AHEAD(cuda_of(b), copy_kernel<true>, blocks, THREADS, 0, dst, (int64_t)dst_stride,
+                     src, (int64_t)src_stride, cols, parts);
     else
-        LAUNCH(cuda_of(b), copy_kernel<false>, blocks, THREADS, 0, dst, (int64_t)dst_stride, src,
-               (int64_t)src_stride, cols, parts);
+        LAUNCH_AHEAD(cuda_of(b), copy_kernel<false>, blocks, THREADS, 0, dst, (int64_t)dst_stride,
+                     src, (int64_t)src_stride, cols, parts);
 }
 
 struct blocks {
@@ -404,9 +406,9 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
     constexpr bool ALL = N == 1 && ALIGNED; /* it is not used for longer rows */
     const bool longer = !ALL && N * step < a.cols;
     const int32_t rest = longer ? first + N * step : a.cols;
-    four v[N], d[N], g[N];
-    if (N == 1) /* a gain is no kernel's result */
-        g[0] = load_four<ALIGNED>(a.gain, first, a.cols);
+    four v[N], d[N], g = {};
+    if (N == 1) /* it is no kernel's result; of many rows it comes out of the cache */
+        g = load_four<ALIGNED>(a.gain, first, a.cols);
     launch_release();
     launch_wait();
 #pragma unroll
@@ -424,8 +426,6 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
         const float sum = reduce_lanes<WARP>(squares(v[k]), plus());
         if (threadIdx.x % WARP == 0)
             of_warp[k * warps + warp] = sum;
-        if (N > 1)
-            g[k] = load_four<ALIGNED>(a.gain, first + k * step, a.cols);
     }
     float more = 0;
     for (int32_t i = rest; i < a.cols; i += step) {
@@ -445,7 +445,8 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
     const float scale = 1 / sqrtf(mean + a.eps);
 #pragma unroll
     for (int k = 0; k < N; k++)
-        store_normed<ALIGNED>(a, row, first + k * step, v[k], scale, g[k]);
+        store_normed<ALIGNED>(a, row, first + k * step, v[k], scale,
+                              N == 1 ? g : load_four<ALIGNED>(a.gain, first + k * step, a.cols));
     for (int32_t i = rest; i < a.cols; i += step)
         store_normed<ALIGNED>(a, row, i, load_four<ALIGNED>(a.x + row, i, a.cols), scale,
                               load_four<ALIGNED>(a.gain, i, a.cols));
