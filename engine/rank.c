@@ -253,6 +253,15 @@ static enum status fetch_vectors(struct rank *r, struct cview rows, struct err *
     return r->scores ? r->backend->ops->download(r->backend, to, rows.data, bytes, err) : OK;
 }
 
+/* Has every sequence one row? */
+static bool is_apart(const struct step *s)
+{
+    bool apart = true;
+    for (int32_t i = 1; i < s->rows; i++)
+        apart = apart && s->slot[i] != s->slot[i - 1];
+    return apart;
+}
+
 enum status rank_launch(struct rank *r, const struct step *s, struct cview *logits, struct err *err)
 {
     enum status st = OK;
@@ -260,12 +269,14 @@ enum status rank_launch(struct rank *r, const struct step *s, struct cview *logi
     struct rank_state *state = r->state;
     struct cview own, whole = {NULL, DTYPE_F32, 0, 0};
     const int32_t stride = r->scores && !r->pools && s->samples > 0 ? step_stride(s) : -1;
-    const int32_t rows = replay_rows(r->replay, s->rows, s->samples), padding = rows - s->rows;
+    const bool apart = is_apart(s);
+    const int32_t rows = replay_rows(r->replay, s->rows, s->samples, apart);
+    const int32_t padding = rows - s->rows;
     const struct rank_arrays *a;
     TRY(rank_state_change(state, s, padding, &a, err));
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
-        .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols},
+        .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols, apart},
         .table_rows = state->limits.slots,
         .home_cut = rank_state_cut(state),
         .ids = a->ids,

@@ -1,6 +1,7 @@
 /* DESIGN: kernels read everything that differs between steps of one size (ids, positions, slots,
- * tables) from arrays at fixed places, so a recording is right for all of them; padding rows are
- * nothing but zeros to every op (backend.h). A size is run once as it is, which opens what the
+ * tables) from arrays at fixed places, so a recording is right for all of them, if they are alike
+ * in whether sequences have one row each; padding rows are nothing but zeros to every op
+ * (backend.h). A size is run once as it is, which opens what the
  * libraries below open lazily, and recorded the second time. Every rank sees the same steps, so all
  * try to record the same one; whether that succeeds is a rank's own luck, and a captured collective
  * must not meet one that is not, so all replay a size or none does. */
@@ -29,7 +30,7 @@ struct size {
 struct replay {
     bool enabled;
     struct replay_parts parts;
-    struct size size[REPLAY_SIZES];
+    struct size size[2][REPLAY_SIZES]; /* of steps where a sequence has several rows, or none has */
     /* 1: this rank could record. What peers may still read is not written: two in turns. */
     int32_t *mine[2], *all;
     int32_t agreed; /* so often */
@@ -66,9 +67,10 @@ out:
 
 void replay_close(struct replay *r)
 {
-    for (int32_t i = 0; r && i < REPLAY_SIZES; i++)
-        if (r->size[i].recording)
-            r->parts.backend->ops->recording_close(r->size[i].recording);
+    for (int32_t i = 0; r && i < 2 * REPLAY_SIZES; i++)
+        if (r->size[i / REPLAY_SIZES][i % REPLAY_SIZES].recording)
+            r->parts.backend->ops->recording_close(
+                r->size[i / REPLAY_SIZES][i % REPLAY_SIZES].recording);
     free(r);
 }
 
@@ -81,10 +83,11 @@ static int32_t size_index(int32_t rows)
     return i;
 }
 
-int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples)
+int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples, bool apart)
 {
     const int32_t i = size_index(rows);
-    if (!r->enabled || rows == 0 || rows != samples || i == REPLAY_SIZES || r->size[i].refused)
+    if (!r->enabled || rows == 0 || rows != samples || i == REPLAY_SIZES ||
+        r->size[apart][i].refused)
         return rows;
     return sizes[i] < r->parts.rows_max ? sizes[i] : r->parts.rows_max;
 }
@@ -185,7 +188,7 @@ enum status replay_forward(struct replay *r, const struct model_input *in, struc
     const int32_t rows = in->rows.count, i = size_index(rows);
     if (!r->enabled || rows == 0 || rows != in->samples || i == REPLAY_SIZES)
         return model_forward(r->parts.model, in, logits, err);
-    struct size *s = &r->size[i];
+    struct size *s = &r->size[in->rows.apart][i];
     if (s->seen && !s->recording && !s->refused) {
         TRY(record(r, s, in, err));
         TRY(agree(r, s, err));

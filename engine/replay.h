@@ -29,8 +29,8 @@ enum status replay_open(bool enabled, const struct replay_parts *parts, struct r
                         struct err *err) MUST_USE;
 void replay_close(struct replay *r);
 /* Rows with which a step of these is to run; the added ones are padding, and sampled. The same on
- * all ranks. */
-int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples);
+ * all ranks. apart: as in struct rows. */
+int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples, bool apart);
 /* As model_forward, for so many rows. All arrays of `in` lie where they lay for every step of its
  * sizes. The second step of a size is collective over the bootstrap communicator, too. */
 enum status replay_forward(struct replay *r, const struct model_input *in, struct cview *logits,

@@ -61,7 +61,7 @@ static void batch_init(struct batch *b, const struct attend_case *c)
     }
     for (int32_t h = 0; h < c->heads; h++) /* uneven groups */
         b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
-    b->rows = (struct rows){n, b->slot, b->position, b->table, cols};
+    b->rows = (struct rows){n, b->slot, b->position, b->table, cols, false};
     b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of};
     b->how = how_of(c);
 }
@@ -71,7 +71,8 @@ static int32_t attend_rows(const struct attend_case *c)
     return c->length / 3 + c->length + 1 + SLOTS;
 }
 
-/* Rows on their own, at the places where something begins or ends, give the same bits. */
+/* Rows on their own, at the places where something begins or ends, give the same bits; also with
+ * padding behind them and where the host knows that rows are apart. */
 static void attend_alone(struct backend *b, const struct batch *m, const float *qkv, int32_t cols,
                          const struct kv_cache *kv, const float *out)
 {
@@ -80,12 +81,15 @@ static void attend_alone(struct backend *b, const struct batch *m, const float *
         const int32_t at = m->position[t] % 256;
         if (at > 1 && at < 254 && t % 97 != 0)
             continue;
-        struct rows one = {1, m->slot + t, m->position + t, m->table, m->rows.table_cols};
-        float *y = guarded((size_t)width);
-        struct cview q = {qkv + (size_t)t * (size_t)cols, DTYPE_F32, 1, cols};
-        ok(backend_attend(b, view_f32(y, 1, width), q, &m->heads, &m->how, &one, kv, 1, &err));
-        assert_bits("row alone", y, out + (size_t)t * (size_t)width, (size_t)width);
-        guarded_free(y, (size_t)width);
+        const int32_t count = t + 1 < m->rows.count && m->slot[t + 1] < 0 ? 2 : 1;
+        const size_t n = (size_t)(count * width);
+        const struct rows rows = {count,    m->slot + t,        m->position + t,
+                                  m->table, m->rows.table_cols, count == 2 || t % 2 == 0};
+        float *y = guarded(n);
+        struct cview q = {qkv + (size_t)t * (size_t)cols, DTYPE_F32, count, cols};
+        ok(backend_attend(b, view_f32(y, count, width), q, &m->heads, &m->how, &rows, kv, 1, &err));
+        assert_bits("row alone", y, out + (size_t)t * (size_t)width, n);
+        guarded_free(y, n);
     }
 }
 
@@ -260,8 +264,8 @@ static void attend_part(struct backend *b, const struct attended *a, int32_t beg
                         float *y)
 {
     const struct batch *m = &a->m;
-    const struct rows part = {end - begin, m->slot + begin, m->position + begin, m->table,
-                              m->rows.table_cols};
+    const struct rows part = {end - begin, m->slot + begin,    m->position + begin,
+                              m->table,    m->rows.table_cols, false};
     const struct cview q = {a->qkv + (ptrdiff_t)begin * a->cols, DTYPE_F32, part.count, a->cols};
     ok(backend_attend(b, view_f32(y, part.count, a->width), q, &m->heads, &m->how, &part, a->kv, 1,
                       &err));
@@ -446,7 +450,7 @@ static void test_attend_f8(void **state UNUSED)
                   {0x1.2p-6f, 0x1.2p-6f}};
     enum { DIM = ARRAY_LEN(values) };
     const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
-    const struct rows rows = {1, &slot, &position, &block, 1};
+    const struct rows rows = {1, &slot, &position, &block, 1, true};
     const struct heads heads = {1, 1, DIM, &kv_of};
     const struct attention how = {0.25f, 0, 0, NULL};
     const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};

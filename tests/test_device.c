@@ -100,12 +100,21 @@ static void begin(int32_t *at)
         at[s] = PROMPT;
 }
 
-/* A decode of the first `rows` slots; *at: positions so far. */
+/* A decode of the first `slots` slots, with `more` rows for a guess in each; *at: positions so far.
+ */
+static void decode_guesses(struct cluster *c, int32_t slots, int32_t more, int32_t *at)
+{
+    for (int32_t s = 0; s < slots; s++) {
+        cluster_row(c, s, at[s]++, STEP_TOKEN_FROM_SLOT, true);
+        for (int32_t i = 0; i < more; i++)
+            cluster_row(c, s, at[s]++, 5 + s, true);
+    }
+    cluster_step(c);
+}
+
 static void decode(struct cluster *c, int32_t rows, int32_t *at)
 {
-    for (int32_t s = 0; s < rows; s++)
-        cluster_row(c, s, at[s]++, STEP_TOKEN_FROM_SLOT, true);
-    cluster_step(c);
+    decode_guesses(c, rows, 0, at);
 }
 
 /* *calls = what the emulated device has been asked to do; false: it is a real one. */
@@ -237,25 +246,32 @@ static void assert_same_step(const struct cluster *a, const struct cluster *b, i
 }
 
 /* Batches come and go, so that the same recording meets other positions, slots and blocks, with
- * padding and without. refused: no rank replays, and a size whose recording failed, with its second
- * step, is padded no more. Returns how many steps a rank may have replayed. */
+ * padding and without, and steps of the same size with guesses, for which it is not. refused: no
+ * rank replays, and a size whose recording failed, with its second step, is padded no more. Returns
+ * how many steps a rank may have replayed. */
 static uint64_t compare(struct cluster *plain, struct cluster *other, bool pads, bool refused)
 {
-    static const int32_t batches[] = {1, 1, 1, 3, 3, 2, 4, 6, 5, 1, 7, 2, 2, 3, 1, 6};
+    static const struct {
+        int32_t slots, guesses; /* guesses: of each */
+    } batches[] = {{1, 0}, {1, 0}, {1, 0}, {3, 0}, {3, 0}, {2, 0}, {2, 1}, {4, 0},
+                   {2, 1}, {6, 0}, {5, 0}, {1, 0}, {3, 1}, {7, 0}, {2, 0}, {2, 0},
+                   {1, 1}, {3, 0}, {2, 1}, {1, 0}, {6, 0}, {1, 1}};
     int32_t at[2][SLOTS];
-    uint64_t seen[SLOTS + 1] = {0}, expected = 0, added = 0;
+    uint64_t seen[2][SLOTS + 1] = {{0}}, expected = 0, added = 0;
     begin(at[0]);
     begin(at[1]);
     prefill(plain);
     prefill(other);
     for (size_t n = 0; n < ARRAY_LEN(batches); n++) {
-        const int32_t rows = batches[n], size = padded(rows);
-        const int32_t run = pads && !(refused && seen[size] > 1) ? size : rows;
-        decode(plain, rows, at[0]);
-        decode(other, rows, at[1]);
+        const int32_t slots = batches[n].slots, guesses = batches[n].guesses;
+        const int32_t rows = slots * (1 + guesses), size = padded(rows);
+        uint64_t *of_kind = seen[guesses > 0];
+        const int32_t run = pads && !(refused && of_kind[size] > 1) ? size : rows;
+        decode_guesses(plain, slots, guesses, at[0]);
+        decode_guesses(other, slots, guesses, at[1]);
         added += bytes_of_sums(plain, run) - bytes_of_sums(plain, rows);
         assert_same_step(plain, other, rows, added);
-        expected += pads && seen[size]++ > 0; /* all but the first of a size */
+        expected += pads && of_kind[size]++ > 0; /* all but the first of a size */
     }
     return expected;
 }

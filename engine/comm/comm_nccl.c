@@ -145,6 +145,7 @@ static void bump(_Atomic uint64_t *counter, uint64_t by)
 static enum status finish(struct comm_nccl *c, enum comm_op op, int64_t start, size_t elements,
                           ncclResult_t r, struct err *err)
 {
+    cuda_written(c->home->backend);
     if (r != ncclSuccess) {
         give_up(c->home, comm_op_name(op), r);
         *err = c->home->failure;

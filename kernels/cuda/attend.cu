@@ -1,7 +1,8 @@
 /* DESIGN: a row is either alone (no neighbour of its slot: a decoding sequence) or part of a run (a
- * chunk of a prompt). Which it is only the device knows, so the kernels of both are launched for
- * all rows and each block leaves at once when its rows belong to the other; a launch depends on
- * host scalars only, as a graph needs it. Runs: attend_flash.cu and attend_tile.cu.
+ * chunk of a prompt). Which it is only the device knows, unless the step has nothing but decodes:
+ * so the kernels of both are launched for all rows and each block leaves at once when its rows
+ * belong to the other; a launch depends on host scalars only, as a graph needs it. Runs:
+ * attend_flash.cu and attend_tile.cu.
  *
  * Rows alone are bound by the reads of keys and values. The keys that a row sees, from the cache
  * block of the first on, are cut into splits by their own number only, and splits are folded in
@@ -450,7 +451,7 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
                 const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                 int32_t layer)
 {
-    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, false);
+    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, rows->apart);
 }
 
 void attend_invariant(struct backend *b, struct view out, struct cview qkv, const struct heads *h,

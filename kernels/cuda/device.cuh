@@ -28,12 +28,15 @@ extern "C" {
 #ifndef LAUNCH
 #define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
     do {                                                                                           \
+        cuda_forget(c);                                                                            \
         kernel<<<grid, block, shared, (cudaStream_t)(c)->stream>>>(__VA_ARGS__);                   \
         cuda_note(c, #kernel, cudaGetLastError());                                                 \
     } while (0)
-/* A kernel that calls launch_wait before it touches what other kernels write. In a recording, whose
- * weights stay where they are, it may begin as soon as all blocks of the kernel before it have
- * called launch_release. */
+/* A kernel that calls launch_wait, in every thread, before it touches what other kernels write or
+ * read, and so before it ends: its end is then that of all before it. In a recording, whose weights
+ * stay where and what they are, it may begin as soon as all blocks of the kernel before it have
+ * called launch_release or ended; what follows without it waits for all. Releasing before waiting
+ * is right: who begins then has the wait of this kernel before it. */
 #define LAUNCH_AHEAD(c, kernel, grid, block, shared, ...)                                          \
     cuda_note(c, #kernel, launch_ahead(c, kernel, grid, block, shared, __VA_ARGS__))
 #define SHARED_DYNAMIC(type, name) extern __shared__ type name[]
@@ -59,8 +62,8 @@ DEVICE void launch_release()
 #endif
 
 template <typename... P, typename... A>
-static cudaError_t launch_ahead(const struct cuda_backend *c, void (*kernel)(P...), dim3 grid,
-                                dim3 block, size_t shared, const A &...arguments)
+static cudaError_t launch_ahead(struct cuda_backend *c, void (*kernel)(P...), dim3 grid, dim3 block,
+                                size_t shared, const A &...arguments)
 {
     cudaFuncAttributes code;
     cudaLaunchAttribute ahead = {};
@@ -72,6 +75,7 @@ static cudaError_t launch_ahead(const struct cuda_backend *c, void (*kernel)(P..
     how.dynamicSmemBytes = shared;
     how.stream = (cudaStream_t)c->stream;
     how.attrs = &ahead;
+    cuda_forget(c);
     if (c->recording) {
         const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
         if (e != cudaSuccess)

@@ -6,6 +6,8 @@
  * newer): x becomes E4M3, too, with a scale per row of its own. Else, and of integers, the weight
  * is widened to bf16, a tile of its rows at a time; that moves five to nine times the bytes of the
  * codes, so up to WIDEN_ROWS rows it is faster to pass over the codes again for every 16 of them.
+ * Whoever makes an x of as many columns as was rounded here before (a norm, an activation) rounds
+ * it on the way; nothing is in c->x for more than one x, and any other launch forgets it.
  *
  * The third way: our own kernels for many rows, too (gemm.cu), whose results have the bits of those
  * for few; and each leaf is a product of its own, as if it were another rank's. */
@@ -14,35 +16,103 @@
 #include "kernels/cuda/blas.h"
 
 #define THREADS 256
-#define SPAN (4 * THREADS) /* columns of a block that converts */
+#define SPAN (8 * THREADS) /* columns of a block that converts */
 #define WIDEN_ROWS 64
 #define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
 /* ---- x in the weight's type ---- */
 
+void *linear_wants(const struct cuda_backend *c, struct view y, enum dtype *dtype)
+{
+    const size_t bytes = (size_t)y.rows * (size_t)y.cols * sizeof(bf16);
+    for (const struct cuda_rounded &w : c->wanted) {
+        if (w.cols != y.cols)
+            continue;
+        *dtype = w.dtype;
+        return w.rows > 0 && y.rows >= w.rows && bytes <= c->x.bytes ? c->x.data : nullptr;
+    }
+    return nullptr;
+}
+
+void linear_rounded(struct cuda_backend *c, struct view y, enum dtype dtype)
+{
+    c->rounded = {y.data, y.rows, y.cols, dtype};
+}
+
+/* From so many rows on; 0: x is not wanted so, but otherwise. The latest comes first. */
+static void want(struct cuda_backend *c, int32_t rows, int32_t cols, enum dtype dtype)
+{
+    struct cuda_rounded *w = c->wanted;
+    size_t i = 0;
+    while (i < CUDA_WANTED - 1 && w[i].cols != cols)
+        i++;
+    memmove(w + 1, w, i * sizeof *w);
+    w[0] = {nullptr, rows, cols, dtype};
+}
+
+/* Behind a product: x is in c->x, and is what it was unless y lies there. */
+static void keep(struct cuda_backend *c, struct view y, struct cview x, enum dtype dtype,
+                 int32_t pitch)
+{
+    const uintptr_t from = (uintptr_t)x.data, to = (uintptr_t)y.data;
+    const size_t read = (size_t)x.rows * (size_t)x.cols * sizeof(float);
+    const size_t written = (size_t)y.rows * (size_t)y.cols * sizeof(float);
+    const bool apart = from + read <= to || to + written <= from;
+    c->rounded = {nullptr, 0, 0, dtype};
+    if (apart && pitch == x.cols && dtype != DTYPE_F32)
+        c->rounded = {x.data, x.rows, x.cols, dtype};
+}
+
 /* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. Block (row, part). */
-template <typename E>
+template <typename E, bool ALIGNED>
 __global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, int32_t in,
                                int32_t pitch)
 {
     const float *from = x + (int64_t)blockIdx.x * in;
-    E *to = y + (int64_t)blockIdx.x * pitch;
-    const int32_t begin = (int32_t)(blockIdx.y * SPAN + threadIdx.x);
-    float v[SPAN / THREADS]; /* loads under way together */
+    const int32_t first = (int32_t)(blockIdx.y * SPAN + threadIdx.x * 8);
+    pack<float, 4> v[2] = {};
+    pack<E, 8> to;
+    launch_release();
+    launch_wait();
+    if (first >= pitch)
+        return;
 #pragma unroll
-    for (int i = 0; i < SPAN / THREADS; i++)
-        v[i] = begin + i * THREADS < in ? from[begin + i * THREADS] : 0.0f;
+    for (int i = 0; i < 8; i++)
+        if (ALIGNED && i % 4 == 0)
+            v[i / 4] = *(const pack<float, 4> *)(from + first + i);
+        else if (!ALIGNED && first + i < in)
+            v[i / 4].e[i % 4] = from[first + i];
 #pragma unroll
-    for (int i = 0; i < SPAN / THREADS; i++)
-        if (begin + i * THREADS < pitch)
-            from_float(to + begin + i * THREADS, v[i]);
+    for (int i = 0; i < 8; i++)
+        from_float(to.e + i, v[i / 4].e[i % 4]);
+    E *at = y + (int64_t)blockIdx.x * pitch + first;
+    if (sizeof to <= 16) {
+        *(pack<E, 8> *)at = to;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (first + i < pitch) /* which is whole fours */
+                at[i] = to.e[i];
+    }
 }
 
-template <typename E> static void convert(struct cuda_backend *c, struct cview x, int32_t pitch)
+/* x in c->x, with `pitch` columns; products of fewer rows than `least` do not need it. */
+template <typename E>
+static void convert(struct cuda_backend *c, struct cview x, enum dtype dtype, int32_t pitch,
+                    int32_t least)
 {
+    const struct cuda_rounded *r = &c->rounded;
+    if (r->of == x.data && r->rows >= x.rows && r->cols == x.cols && r->dtype == dtype)
+        return;
+    if (pitch == x.cols && dtype != DTYPE_F32)
+        want(c, least, x.cols, dtype);
     const dim3 grid((unsigned)x.rows, blocks_for((size_t)pitch, SPAN));
-    LAUNCH(c, convert_kernel<E>, grid, THREADS, 0, (E *)c->x.data, (const float *)x.data, x.cols,
-           pitch);
+    E *to = (E *)c->x.data;
+    const float *from = (const float *)x.data;
+    if (x.cols % 8 == 0 && (uintptr_t)from % 16 == 0)
+        LAUNCH_AHEAD(c, (convert_kernel<E, true>), grid, THREADS, 0, to, from, x.cols, pitch);
+    else
+        LAUNCH_AHEAD(c, (convert_kernel<E, false>), grid, THREADS, 0, to, from, x.cols, pitch);
 }
 
 /* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the
@@ -70,13 +140,14 @@ static void gemm(struct cuda_backend *c, struct view y, struct cview x, const st
     const int32_t pitch = (int32_t)cuda_pitch(w->spec.in, w->spec.dtype);
     const void *rows = x.data;
     if (w->spec.dtype != DTYPE_F32 || pitch != x.cols) {
-        convert<E>(c, x, pitch);
+        convert<E>(c, x, w->spec.dtype, pitch, GEMV_ROWS + 1);
         rows = c->x.data;
     }
     const struct blas_product p = {y.rows,     y.cols,        pitch,           pitch,
                                    y.cols,     w->spec.dtype, (float *)y.data, rows,
                                    w->storage, nullptr,       nullptr};
     blas_multiply(c, &p);
+    keep(c, y, x, w->spec.dtype, pitch);
 }
 
 /* The scales of all rows, one after the other. */
@@ -104,6 +175,7 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
         return false;
     LAUNCH(c, scales_kernel, blocks_for((size_t)y.cols, THREADS), THREADS, 0, w_scale, w->storage,
            row_bytes, pitch, y.cols);
+    want(c, 0, x.cols, DTYPE_F8_E4M3);
     LAUNCH(c, quantize_kernel, (unsigned)y.rows, THREADS, 0, (e4m3 *)c->x.data, x_scale,
            (const float *)x.data, x.cols, (int32_t)pitch);
     blas_multiply(c, &p);
@@ -175,7 +247,7 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
     const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
     struct product tile = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
     CHECK(fit > 0);
-    convert<bf16>(c, x, pitch);
+    convert<bf16>(c, x, DTYPE_BF16, pitch, WIDEN_ROWS + 1);
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
         widen(c, &w->spec, tile, pitch, (unsigned)out);
@@ -185,6 +257,7 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
         blas_multiply(c, &p);
         tile.w += out * tile.row_bytes;
     }
+    keep(c, y, x, DTYPE_BF16, pitch);
 }
 
 /* ---- the op ---- */
@@ -193,8 +266,10 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
 static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 {
     const size_t bytes = (size_t)y.rows * (size_t)y.cols * sizeof(float);
-    if (bytes > 0 && x.cols == 0)
+    if (bytes > 0 && x.cols == 0) {
+        cuda_forget(c);
         cuda_note(c, "linear", cudaMemsetAsync(y.data, 0, bytes, (cudaStream_t)c->stream));
+    }
     return bytes == 0 || x.cols == 0;
 }
 

@@ -1,7 +1,7 @@
 /* DESIGN: a family's rules, the rotation and the store of keys and values are one launch for a
  * row's q, k and v. A cache block is [head][key, value][16 positions][head_dim], so one head's keys
- * of a block lie together.
- */
+ * of a block lie together. Where a head's shape allows it, a thread has four pairs of elements, and
+ * all that it reads is under way at once; else a block has a head. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/kv_index.cuh"
@@ -11,6 +11,8 @@
 __global__ void rope_table_kernel(float *table, const int32_t *position, const float *inv_freq,
                                   float scale, int32_t half)
 {
+    launch_release();
+    launch_wait();
     for (int32_t i = (int32_t)threadIdx.x; i < half; i += (int32_t)blockDim.x) {
         const float angle = (float)position[blockIdx.x] * inv_freq[i];
         table[(int64_t)blockIdx.x * 2 * half + i] = cosf(angle) * scale;
@@ -22,8 +24,8 @@ void rope_table(struct backend *b, struct view table, const int32_t *position,
                 const float *inv_freq, float scale)
 {
     if (table.rows > 0 && table.cols > 0)
-        LAUNCH(cuda_of(b), rope_table_kernel, (unsigned)table.rows, THREADS, 0, (float *)table.data,
-               position, inv_freq, scale, table.cols / 2);
+        LAUNCH_AHEAD(cuda_of(b), rope_table_kernel, (unsigned)table.rows, THREADS, 0,
+                     (float *)table.data, position, inv_freq, scale, table.cols / 2);
 }
 
 struct rope_args {
@@ -74,6 +76,8 @@ DEVICE float apply_rules(float *x, const float *bias, const struct rope_args *a)
 template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cache)
 {
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
+    launch_release();
+    launch_wait();
     const int32_t slot = a.rows.slot[t], turning = a.rotary / 2;
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
@@ -115,13 +119,161 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     }
 }
 
+/* ---- four pairs at a time ---- */
+
+#define FOUR 4
+#define MANY_THREADS 256
+
+typedef pack<float, FOUR> four;
+
+/* Elements that turn with each other. */
+struct pairs {
+    four low, high;
+};
+
+/* Where those of the i-th pair and the next ones are; interleaved, they lie in turns. */
+DEVICE struct pair fours_at(int32_t i, int32_t rotary, int32_t dim, bool interleaved)
+{
+    const struct pair p = rope_pair(i, rotary, dim, interleaved);
+    return {p.low, interleaved ? p.low + FOUR : p.high};
+}
+
+template <bool INTERLEAVED> DEVICE struct pairs load_pairs(const float *x, struct pair at)
+{
+    const struct pairs p = {*(const four *)(x + at.low), *(const four *)(x + at.high)};
+    return !INTERLEAVED ? p
+                        : pairs{{p.low.e[0], p.low.e[2], p.high.e[0], p.high.e[2]},
+                                {p.low.e[1], p.low.e[3], p.high.e[1], p.high.e[3]}};
+}
+
+template <bool INTERLEAVED, typename E>
+DEVICE void store_pairs(E *x, struct pair at, const struct pairs &p)
+{
+    pack<E, FOUR> low, high;
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) {
+        const four &from = i % 2 == 0 ? p.low : p.high; /* interleaved */
+        from_float(low.e + i, INTERLEAVED ? from.e[i / 2] : p.low.e[i]);
+        from_float(high.e + i, INTERLEAVED ? from.e[FOUR / 2 + i / 2] : p.high.e[i]);
+    }
+    *(pack<E, FOUR> *)(x + at.low) = low;
+    *(pack<E, FOUR> *)(x + at.high) = high;
+}
+
+/* The bias, and the norm over the head's lanes, a power of two. */
+template <bool INTERLEAVED>
+DEVICE void apply_rules(struct pairs &x, struct pair at, const float *bias, const float *gain,
+                        const struct rope_args &a)
+{
+    if (bias != nullptr) {
+        const struct pairs add = load_pairs<INTERLEAVED>(bias, at);
+#pragma unroll
+        for (int i = 0; i < FOUR; i++) {
+            x.low.e[i] += add.low.e[i];
+            x.high.e[i] += add.high.e[i];
+        }
+    }
+    if (a.rules.q_norm == nullptr)
+        return;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < FOUR; i++)
+        sum = fmaf(x.high.e[i], x.high.e[i], fmaf(x.low.e[i], x.low.e[i], sum));
+    for (int32_t step = a.kv.dim / (4 * FOUR); step > 0; step /= 2)
+        sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    if (gain == nullptr)
+        return;
+    const float scale = 1 / sqrtf(sum / (float)a.kv.dim + a.rules.eps);
+    const struct pairs by = load_pairs<INTERLEAVED>(gain, at);
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) {
+        x.low.e[i] = x.low.e[i] * scale * by.low.e[i];
+        x.high.e[i] = x.high.e[i] * scale * by.high.e[i];
+    }
+}
+
+DEVICE void turn(struct pairs &x, const four &c, const four &s)
+{
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) {
+        const float low = x.low.e[i] * c.e[i] - x.high.e[i] * s.e[i];
+        x.high.e[i] = x.high.e[i] * c.e[i] + x.low.e[i] * s.e[i];
+        x.low.e[i] = low;
+    }
+}
+
+/* Block (row, part of its heads). Threads behind the last head go along with the first. */
+template <typename E, bool INTERLEAVED>
+__global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_args a, E *cache)
+{
+    const int32_t t = (int32_t)blockIdx.x, dim = a.kv.dim, lanes = dim / (2 * FOUR);
+    const int32_t nth = (int32_t)(blockIdx.y * MANY_THREADS + threadIdx.x);
+    const int32_t heads = a.heads + 2 * a.kv.heads, i = nth % lanes * FOUR;
+    const int32_t head = nth / lanes < heads ? nth / lanes : 0;
+    const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
+    const bool turns = !is_value && i < a.rotary / 2;
+    const struct pair at = fours_at(i, a.rotary, dim, INTERLEAVED);
+    float *row = a.qkv + ((int64_t)t * heads + head) * dim;
+    const float *table = a.table + (int64_t)t * a.rotary + i;
+    four c = {}, s = {};
+    launch_release();
+    launch_wait();
+    const int32_t slot = a.rows.slot[t], p = a.rows.position[t];
+    struct pairs x = load_pairs<INTERLEAVED>(row, at);
+    if (turns) {
+        c = *(const four *)table;
+        s = *(const four *)(table + a.rotary / 2);
+    }
+    if (slot < 0) /* so for the whole block */
+        return;
+    const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
+    const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
+    apply_rules<INTERLEAVED>(x, at, bias, gain, a);
+    if (turns)
+        turn(x, c, s);
+    if (nth / lanes >= heads)
+        return;
+    if (!is_value || bias != nullptr)
+        store_pairs<INTERLEAVED>(row, at, x);
+    if (is_key || is_value) {
+        const int32_t block = kv_block(&a.rows, slot, p / BACKEND_BLOCK_TOKENS);
+        const int32_t kv_head = (head - a.heads) % a.kv.heads;
+        store_pairs<INTERLEAVED>(cache + kv_index(&a.kv, block, kv_head, is_value) +
+                                     (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim,
+                                 at, x);
+    }
+}
+
+static bool are_fours(const struct rope_args &a)
+{
+    const int32_t dim = a.kv.dim, lanes = dim / (2 * FOUR);
+    const uintptr_t bits = (uintptr_t)a.qkv | (uintptr_t)a.table | (uintptr_t)a.rules.bias |
+                           (uintptr_t)a.rules.q_norm | (uintptr_t)a.rules.k_norm;
+    const bool is_shared = lanes <= WARP && (lanes & (lanes - 1)) == 0;
+    return dim % (2 * FOUR) == 0 && a.rotary % (2 * FOUR) == 0 && bits % sizeof(four) == 0 &&
+           (is_shared || a.rules.q_norm == nullptr);
+}
+
+template <typename E>
+static void launch(struct cuda_backend *c, const struct rope_args &a, void *cache)
+{
+    const int32_t heads = a.heads + 2 * a.kv.heads, lanes = a.kv.dim / (2 * FOUR);
+    const unsigned rows = (unsigned)a.rows.count;
+    const dim3 parts(rows, blocks_for((size_t)heads * (size_t)lanes, MANY_THREADS));
+    if (rows == 0 || heads == 0)
+        return;
+    if (!are_fours(a))
+        LAUNCH_AHEAD(c, rope_kv_kernel<E>, dim3(rows, (unsigned)heads), THREADS, 0, a, (E *)cache);
+    else if (a.rules.interleaved)
+        LAUNCH_AHEAD(c, (rope_fours_kernel<E, true>), parts, MANY_THREADS, 0, a, (E *)cache);
+    else
+        LAUNCH_AHEAD(c, (rope_fours_kernel<E, false>), parts, MANY_THREADS, 0, a, (E *)cache);
+}
+
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
              const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
     const struct rope_args a = {(float *)qkv.data, *rules,     (const float *)table.data,    *rows,
                                 h->heads,          table.cols, kv_place_of(&kv->spec, layer)};
-    const dim3 grid((unsigned)rows->count, (unsigned)(h->heads + 2 * h->kv_heads));
-    if (grid.x > 0 && grid.y > 0)
-        WITH_KV_TYPE(kv->spec.dtype,
-                     LAUNCH(cuda_of(b), rope_kv_kernel<E>, grid, THREADS, 0, a, (E *)kv->storage));
+    WITH_KV_TYPE(kv->spec.dtype, launch<E>(cuda_of(b), a, kv->storage));
 }

@@ -1,27 +1,145 @@
-/* DESIGN: one block per row, or one thread per element. These ops move few bytes beside the
- * weights; they are kept plain. Sums over a row are per thread in ascending order, then a tree over
- * the block of fixed size, so a row's bits do not depend on the other rows. */
+/* DESIGN: these ops do nothing but move bytes, so a thread takes four elements at a time where rows
+ * allow it, and all that it reads is under way before it uses any: of few rows the latency of one
+ * read is what takes time. Sums over a row are of four neighbours, of the 128 of a warp, then of
+ * those, in the same order however many threads a row has; so its bits do not depend on the other
+ * rows. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/entry.h"
 #include "kernels/numerics.h"
 
 #define THREADS 256
-#define AT_ONCE 8
-#define COPY_COLS 4096     /* of a row, by one block */
-#define NORM_THREADS 1024  /* few rows wait for every pass of theirs */
-#define PART (2 * THREADS) /* columns of a block that multiplies gates */
+#define FOUR 4
+#define PART (THREADS * FOUR) /* columns of a row, by one block */
+#define NORM_THREADS 1024
+
+/* ---- four elements ---- */
+
+typedef pack<float, FOUR> four;
+
+/* Elements [i, i + 4) of those before `end`, zeros behind it. ALIGNED: they are all before it, or
+ * none is. */
+template <bool ALIGNED> DEVICE four load_four(const float *from, int32_t i, int32_t end)
+{
+    four v = {};
+    if (ALIGNED) {
+        if (i < end)
+            v = *(const four *)(from + i);
+    } else {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++)
+            v.e[k] = i + k < end ? from[i + k] : 0.0f;
+    }
+    return v;
+}
+
+template <bool ALIGNED> DEVICE void store_four(float *to, int32_t i, int32_t end, four v)
+{
+    if (ALIGNED) {
+        if (i < end)
+            *(four *)(to + i) = v;
+    } else {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++)
+            if (i + k < end)
+                to[i + k] = v.e[k];
+    }
+}
+
+/* Do rows of so many columns, of all of these that are not NULL, consist of whole fours? */
+static bool are_fours(int64_t cols, const void *a, const void *b = nullptr, const void *c = nullptr,
+                      const void *d = nullptr)
+{
+    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d;
+    return cols % FOUR == 0 && bits % sizeof(four) == 0;
+}
+
+/* Where rows go rounded, too (linear.cu). They have whole fours. */
+struct rounded {
+    void *to; /* NULL: nowhere */
+    enum dtype dtype;
+};
+
+static struct rounded rounded_of(const struct cuda_backend *c, struct view y)
+{
+    struct rounded r = {nullptr, DTYPE_BF16};
+    r.to = linear_wants(c, y, &r.dtype);
+    return r;
+}
+
+/* Behind the launch. */
+static void tell_rounded(struct cuda_backend *c, struct view y, struct rounded r)
+{
+    if (r.to != nullptr)
+        linear_rounded(c, y, r.dtype);
+}
+
+template <typename E> DEVICE void round_four(E *to, four v)
+{
+    pack<E, FOUR> narrow;
+#pragma unroll
+    for (int k = 0; k < FOUR; k++)
+        from_float(narrow.e + k, v.e[k]);
+    *(pack<E, FOUR> *)to = narrow;
+}
+
+DEVICE void store_rounded(const struct rounded &r, int64_t at, four v)
+{
+    if (r.to != nullptr && r.dtype == DTYPE_F16)
+        round_four((__half *)r.to + at, v);
+    else if (r.to != nullptr)
+        round_four((bf16 *)r.to + at, v);
+}
+
+/* Blocks (row, part of it). */
+static dim3 parts_of(int32_t rows, int32_t cols)
+{
+    return dim3((unsigned)rows, blocks_for((size_t)cols, PART));
+}
+
+DEVICE int32_t part_column()
+{
+    return (int32_t)(blockIdx.y * PART + threadIdx.x * FOUR);
+}
 
 /* ---- embed, select ---- */
 
-template <typename E>
+/* Rows of w begin at, and consist of, whole vectors. */
+template <typename E, bool ALIGNED>
 __global__ void embed_kernel(float *y, const int32_t *ids, const E *w, int32_t first, int32_t out,
                              int32_t in, int64_t pitch, float scale)
 {
+    const int32_t k = part_column();
+    pack<E, FOUR> v = {};
+    launch_release();
+    launch_wait();
     const int64_t row = (int64_t)ids[blockIdx.x] - first;
-    const bool mine = row >= 0 && row < out;
-    for (int32_t k = (int32_t)threadIdx.x; k < in; k += (int32_t)blockDim.x)
-        y[(int64_t)blockIdx.x * in + k] = mine ? to_float(w[row * pitch + k]) * scale : 0.0f;
+    if (k >= in)
+        return;
+    if (row >= 0 && row < out)
+        v = *(const pack<E, FOUR> *)(w + row * pitch + k);
+    four wide;
+#pragma unroll
+    for (int i = 0; i < FOUR; i++)
+        wide.e[i] = to_float(v.e[i]) * scale;
+    store_four<ALIGNED>(y + (int64_t)blockIdx.x * in, k, in, wide);
+}
+
+template <typename E>
+static void embed_values(struct cuda_backend *c, struct view y, const int32_t *ids,
+                         const struct weight *w, int32_t first, float scale)
+{
+    const struct weight_spec *s = &w->spec;
+    const int64_t pitch = (int64_t)cuda_pitch(s->in, s->dtype);
+    const E *values = (const E *)w->storage;
+    float *to = (float *)y.data;
+    const dim3 grid = parts_of(y.rows, s->in);
+    if (are_fours(s->in, to))
+        LAUNCH_AHEAD(c, (embed_kernel<E, true>), grid, THREADS, 0, to, ids, values, first, s->out,
+                     s->in, pitch, scale);
+    else
+        LAUNCH_AHEAD(c, (embed_kernel<E, false>), grid, THREADS, 0, to, ids, values, first, s->out,
+                     s->in, pitch, scale);
 }
 
 /* Where rows have codes and scales. */
@@ -61,7 +179,6 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
                   int32_t first, float scale)
 {
     struct cuda_backend *c = cuda_of(b);
-    const int64_t pitch = (int64_t)cuda_pitch(w->spec.in, w->spec.dtype);
     if (y.rows == 0 || y.cols == 0)
         return;
     if (dtype_is_int(w->spec.dtype)) {
@@ -69,45 +186,52 @@ void rowops_embed(struct backend *b, struct view y, const int32_t *ids, const st
         return;
     }
     CHECK(dtype_is_compute(w->spec.dtype)); /* no layout has it in fp8 */
-    WITH_TYPE(w->spec.dtype,
-              LAUNCH(c, embed_kernel<E>, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids,
-                     (const E *)w->storage, first, w->spec.out, w->spec.in, pitch, scale));
+    WITH_TYPE(w->spec.dtype, embed_values<E>(c, y, ids, w, first, scale));
 }
 
+template <bool ALIGNED>
 __global__ void select_kernel(float *y, const float *x, const int32_t *index, int32_t cols)
 {
+    const int32_t i = part_column();
     launch_release();
-    const float *from = x + (int64_t)index[blockIdx.x] * cols;
-    for (int32_t i = (int32_t)threadIdx.x; i < cols; i += (int32_t)blockDim.x)
-        y[(int64_t)blockIdx.x * cols + i] = from[i];
+    launch_wait();
+    const four v = load_four<ALIGNED>(x + (int64_t)index[blockIdx.x] * cols, i, cols);
+    store_four<ALIGNED>(y + (int64_t)blockIdx.x * cols, i, cols, v);
 }
 
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index)
 {
-    if (y.rows > 0 && y.cols > 0)
-        LAUNCH(cuda_of(b), select_kernel, (unsigned)y.rows, THREADS, 0, (float *)y.data,
-               (const float *)x.data, index, y.cols);
+    float *to = (float *)y.data;
+    const float *from = (const float *)x.data;
+    const dim3 grid = parts_of(y.rows, y.cols);
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    if (are_fours(y.cols, to, from))
+        LAUNCH_AHEAD(cuda_of(b), select_kernel<true>, grid, THREADS, 0, to, from, index, y.cols);
+    else
+        LAUNCH_AHEAD(cuda_of(b), select_kernel<false>, grid, THREADS, 0, to, from, index, y.cols);
 }
 
+#define COPIES 2 /* fours of a thread */
+
 /* A block copies a part of a row: rows may be weights on the move, which are long. */
+template <bool ALIGNED>
 __global__ void copy_kernel(float *dst, int64_t dst_stride, const float *src, int64_t src_stride,
                             int32_t cols, int32_t parts)
 {
     const int64_t row = blockIdx.x / (unsigned)parts;
-    const int32_t begin = (int32_t)(blockIdx.x % (unsigned)parts) * COPY_COLS;
-    const int32_t past = cols - begin < COPY_COLS ? cols : begin + COPY_COLS;
-    const float *from = src != nullptr ? src + row * src_stride : nullptr;
-    float *to = dst + row * dst_stride;
-    for (int32_t first = begin + (int32_t)threadIdx.x; first < past; first += AT_ONCE * THREADS) {
-        float v[AT_ONCE]; /* loads under way together */
+    const int32_t part = (int32_t)(blockIdx.x % (unsigned)parts);
+    const int32_t first = part * COPIES * PART + (int32_t)threadIdx.x * FOUR;
+    four v[COPIES] = {}; /* loads under way together */
+    launch_release();
+    launch_wait();
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-            v[k] = from != nullptr && first + k * THREADS < past ? from[first + k * THREADS] : 0.0f;
+    for (int k = 0; k < COPIES; k++)
+        if (src != nullptr)
+            v[k] = load_four<ALIGNED>(src + row * src_stride, first + k * PART, cols);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-            if (first + k * THREADS < past)
-                to[first + k * THREADS] = v[k];
-    }
+    for (int k = 0; k < COPIES; k++)
+        store_four<ALIGNED>(dst + row * dst_stride, first + k * PART, cols, v[k]);
 }
 
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
@@ -115,9 +239,14 @@ void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *
 {
     if (rows <= 0 || cols <= 0)
         return;
-    const int32_t parts = (cols - 1) / COPY_COLS + 1;
-    LAUNCH(cuda_of(b), copy_kernel, (unsigned)rows * (unsigned)parts, THREADS, 0, dst,
-           (int64_t)dst_stride, src, (int64_t)src_stride, cols, parts);
+    const int32_t parts = (cols - 1) / (COPIES * PART) + 1;
+    const unsigned blocks = (unsigned)rows * (unsigned)parts;
+    if (are_fours((int64_t)(dst_stride | src_stride) | cols, dst, src))
+        LAUNCH_AHEAD(cuda_of(b), copy_kernel<true>, blocks, THREADS, 0, dst, (int64_t)dst_stride,
+                     src, (int64_t)src_stride, cols, parts);
+    else
+        LAUNCH_AHEAD(cuda_of(b), copy_kernel<false>, blocks, THREADS, 0, dst, (int64_t)dst_stride,
+                     src, (int64_t)src_stride, cols, parts);
 }
 
 struct blocks {
@@ -211,62 +340,161 @@ void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, co
 
 /* ---- norms ---- */
 
-#define HELD 8 /* elements of a row that a thread keeps, with their gains */
+#define NORM_HELD 4 /* fours of a row that a thread keeps, where rows are many or long */
+#ifndef NORM_FEW
+#define NORM_FEW 264 /* rows that are not many: as many threads as a row has fours */
+#endif
 
-/* y may be x or delta: each thread reads an element before it writes it, and no other's. What a
- * thread has is loaded at once; of rows longer than HELD * NORM_THREADS the rest comes after. */
-__global__ void __launch_bounds__(NORM_THREADS)
-    rmsnorm_kernel(float *y, float *x, const float *delta, const float *gain, float eps,
-                   int32_t cols)
+struct norm {
+    float *y, *x;
+    const float *delta, *gain; /* of the first NULL: none */
+    float eps;
+    int32_t cols;
+    struct rounded rounded;
+};
+
+/* The sum of count sums, the same in every thread of a warp that calls; zeros at the end change
+ * nothing. */
+DEVICE float sum_warps(const float *of_warp, int32_t count)
 {
-    const int64_t row = (int64_t)blockIdx.x * cols;
-    const int32_t first = (int32_t)threadIdx.x;
-    float v[HELD], d[HELD], g[HELD], sum = 0;
+    float sum = 0;
+    for (int32_t i = (int32_t)threadIdx.x % WARP; i < count; i += WARP)
+        sum += of_warp[i];
+    return reduce_lanes<WARP>(sum, plus());
+}
+
+DEVICE float squares(four v)
+{
+    float sum = v.e[0] * v.e[0];
+#pragma unroll
+    for (int i = 1; i < FOUR; i++)
+        sum = fmaf(v.e[i], v.e[i], sum);
+    return sum;
+}
+
+DEVICE four add_fours(four a, four b)
+{
+#pragma unroll
+    for (int i = 0; i < FOUR; i++)
+        a.e[i] += b.e[i];
+    return a;
+}
+
+/* Elements [i, i + 4) of y's row that begins at `row`. */
+template <bool ALIGNED>
+DEVICE void store_normed(const struct norm &a, int64_t row, int32_t i, four v, float scale,
+                         four gain)
+{
+#pragma unroll
+    for (int k = 0; k < FOUR; k++)
+        v.e[k] = v.e[k] * scale * gain.e[k];
+    store_four<ALIGNED>(a.y + row, i, a.cols, v);
+    if (i < a.cols)
+        store_rounded(a.rounded, row + i, v);
+}
+
+/* y may be x or delta: each thread reads an element before it writes it, and no other's. A thread
+ * keeps the first N fours that it has; of rows longer than that the rest comes after, with its
+ * squares in one sum of the warp. */
+template <int N, bool ALIGNED>
+__global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
+{
+    __shared__ float of_warp[(N + 1) * WARP];
+    const int64_t row = (int64_t)blockIdx.x * a.cols;
+    const int32_t step = (int32_t)blockDim.x * FOUR, warps = (int32_t)blockDim.x / WARP;
+    const int32_t first = (int32_t)threadIdx.x * FOUR, warp = (int32_t)threadIdx.x / WARP;
+    constexpr bool ALL = N == 1 && ALIGNED; /* it is not used for longer rows */
+    const bool longer = !ALL && N * step < a.cols;
+    const int32_t rest = longer ? first + N * step : a.cols;
+    four v[N], d[N], g = {};
+    if (N == 1) /* it is no kernel's result; of many rows it comes out of the cache */
+        g = load_four<ALIGNED>(a.gain, first, a.cols);
     launch_release();
+    launch_wait();
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        const int32_t i = first + k * NORM_THREADS;
-        v[k] = i < cols ? x[row + i] : 0.0f;
-        d[k] = delta != nullptr && i < cols ? delta[row + i] : 0.0f;
-        g[k] = i < cols ? gain[i] : 0.0f;
+    for (int k = 0; k < N; k++) {
+        v[k] = load_four<ALIGNED>(a.x + row, first + k * step, a.cols);
+        if (a.delta != nullptr)
+            d[k] = load_four<ALIGNED>(a.delta + row, first + k * step, a.cols);
     }
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        const int32_t i = first + k * NORM_THREADS;
-        if (i < cols) {
-            if (delta != nullptr)
-                x[row + i] = v[k] += d[k];
-            sum = fmaf(v[k], v[k], sum);
+    for (int k = 0; k < N; k++) {
+        if (a.delta != nullptr) {
+            v[k] = add_fours(v[k], d[k]);
+            store_four<ALIGNED>(a.x + row, first + k * step, a.cols, v[k]);
         }
+        const float sum = reduce_lanes<WARP>(squares(v[k]), plus());
+        if (threadIdx.x % WARP == 0)
+            of_warp[k * warps + warp] = sum;
     }
-    for (int32_t i = first + HELD * NORM_THREADS; i < cols; i += NORM_THREADS) {
-        float w = x[row + i];
-        if (delta != nullptr)
-            x[row + i] = w += delta[row + i];
-        sum = fmaf(w, w, sum);
+    float more = 0;
+    for (int32_t i = rest; i < a.cols; i += step) {
+        four w = load_four<ALIGNED>(a.x + row, i, a.cols);
+        if (a.delta != nullptr) {
+            w = add_fours(w, load_four<ALIGNED>(a.delta + row, i, a.cols));
+            store_four<ALIGNED>(a.x + row, i, a.cols, w);
+        }
+        more += squares(w);
     }
-    const float scale = 1 / sqrtf(reduce_block(sum, plus()) / (float)cols + eps);
+    if (longer)
+        more = reduce_lanes<WARP>(more, plus());
+    if (longer && threadIdx.x % WARP == 0)
+        of_warp[N * warps + warp] = more;
+    __syncthreads();
+    const float mean = sum_warps(of_warp, (N + longer) * warps) / (float)a.cols;
+    const float scale = 1 / sqrtf(mean + a.eps);
 #pragma unroll
-    for (int k = 0; k < HELD; k++)
-        if (first + k * NORM_THREADS < cols)
-            y[row + first + k * NORM_THREADS] = v[k] * scale * g[k];
-    for (int32_t i = first + HELD * NORM_THREADS; i < cols; i += NORM_THREADS)
-        y[row + i] = x[row + i] * scale * gain[i];
+    for (int k = 0; k < N; k++)
+        store_normed<ALIGNED>(a, row, first + k * step, v[k], scale,
+                              N == 1 ? g : load_four<ALIGNED>(a.gain, first + k * step, a.cols));
+    for (int32_t i = rest; i < a.cols; i += step)
+        store_normed<ALIGNED>(a, row, i, load_four<ALIGNED>(a.x + row, i, a.cols), scale,
+                              load_four<ALIGNED>(a.gain, i, a.cols));
+}
+
+/* Threads of a block for a row of which each keeps N fours. */
+static unsigned norm_threads(int32_t cols, int32_t n)
+{
+    const unsigned warps = blocks_for((size_t)cols, (unsigned)(n * FOUR * WARP));
+    return warps * WARP < NORM_THREADS ? warps * WARP : NORM_THREADS;
+}
+
+static void run_norm(struct cuda_backend *c, struct norm a, struct view y)
+{
+    const unsigned one = norm_threads(y.cols, 1), many = norm_threads(y.cols, NORM_HELD);
+    const unsigned rows = (unsigned)y.rows;
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    a.y = (float *)y.data;
+    a.cols = y.cols;
+    a.rounded = rounded_of(c, y);
+    if (!are_fours(y.cols, a.y, a.x, a.delta, a.gain))
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, false>), rows, one, 0, a);
+    else if (y.rows <= NORM_FEW && y.cols <= NORM_THREADS * FOUR)
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<1, true>), rows, one, 0, a);
+    else
+        LAUNCH_AHEAD(c, (rmsnorm_kernel<NORM_HELD, true>), rows, many, 0, a);
+    tell_rounded(c, y, a.rounded);
 }
 
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
 {
-    if (x.rows > 0 && x.cols > 0) /* without a delta x is only read */
-        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, NORM_THREADS, 0, (float *)y.data,
-               (float *)const_cast<void *>(x.data), (const float *)nullptr, gain, eps, x.cols);
+    struct norm a = {};
+    a.x = (float *)const_cast<void *>(x.data); /* without a delta it is only read */
+    a.gain = gain;
+    a.eps = eps;
+    run_norm(cuda_of(b), a, y);
 }
 
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps)
 {
-    if (x.rows > 0 && x.cols > 0)
-        LAUNCH(cuda_of(b), rmsnorm_kernel, (unsigned)x.rows, NORM_THREADS, 0, (float *)y.data,
-               (float *)x.data, (const float *)delta.data, gain, eps, x.cols);
+    struct norm a = {};
+    a.x = (float *)x.data;
+    a.delta = (const float *)delta.data;
+    a.gain = gain;
+    a.eps = eps;
+    run_norm(cuda_of(b), a, y);
 }
 
 __global__ void square_sum_kernel(float *sums, float *x, const float *delta, struct pieces pieces)
@@ -319,37 +547,50 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
 
 /* ---- element-wise ---- */
 
-/* Block (row, part of it). */
-template <enum activation ACT>
-__global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols)
+template <enum activation ACT> DEVICE float act_mul(float g, float u)
+{
+    return ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(g, u)
+           : ACT == ACT_SILU       ? g / (1 + expf(-g)) * u
+                                   : numerics_gelu(g) * u;
+}
+
+template <enum activation ACT, bool ALIGNED>
+__global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols,
+                               struct rounded rounded)
 {
     const float *gate = gu + (int64_t)blockIdx.x * 2 * cols;
-    float *to = y + (int64_t)blockIdx.x * cols;
-    const int32_t begin = (int32_t)(blockIdx.y * PART + threadIdx.x);
-    constexpr int N = PART / THREADS;
-    float g[N], u[N];
+    const int32_t i = part_column();
+    const bool pairs = ACT == ACT_SWIGLU_PAIRS;
+    four v;
     launch_release();
+    launch_wait();
+    const four a = load_four<ALIGNED>(gate, pairs ? 2 * i : i, pairs ? 2 * cols : cols);
+    const four b = pairs ? load_four<ALIGNED>(gate, 2 * i + FOUR, 2 * cols)
+                         : load_four<ALIGNED>(gate + cols, i, cols);
 #pragma unroll
-    for (int k = 0; k < N; k++) { /* loads under way together */
-        const int32_t i = begin + k * THREADS;
-        const bool there = i < cols;
-        g[k] = there ? gate[ACT == ACT_SWIGLU_PAIRS ? 2 * i : i] : 0.0f;
-        u[k] = there ? gate[ACT == ACT_SWIGLU_PAIRS ? 2 * i + 1 : cols + i] : 0.0f;
+    for (int k = 0; k < FOUR; k++) {
+        const four &from = k < FOUR / 2 ? a : b; /* of pairs */
+        const float g = pairs ? from.e[2 * k % FOUR] : a.e[k];
+        const float u = pairs ? from.e[2 * k % FOUR + 1] : b.e[k];
+        v.e[k] = act_mul<ACT>(g, u);
     }
-#pragma unroll
-    for (int k = 0; k < N; k++)
-        if (begin + k * THREADS < cols)
-            to[begin + k * THREADS] = ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(g[k], u[k])
-                                      : ACT == ACT_SILU       ? g[k] / (1 + expf(-g[k])) * u[k]
-                                                              : numerics_gelu(g[k]) * u[k];
+    store_four<ALIGNED>(y + (int64_t)blockIdx.x * cols, i, cols, v);
+    if (i < cols)
+        store_rounded(rounded, (int64_t)blockIdx.x * cols + i, v);
 }
 
 template <enum activation ACT>
 static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview gu)
 {
-    const dim3 grid((unsigned)y.rows, blocks_for((size_t)y.cols, PART));
-    LAUNCH(c, act_mul_kernel<ACT>, grid, THREADS, 0, (float *)y.data, (const float *)gu.data,
-           y.cols);
+    float *to = (float *)y.data;
+    const float *from = (const float *)gu.data;
+    const dim3 grid = parts_of(y.rows, y.cols);
+    const struct rounded rounded = rounded_of(c, y);
+    if (are_fours(y.cols, to, from))
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true>), grid, THREADS, 0, to, from, y.cols, rounded);
+    else
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false>), grid, THREADS, 0, to, from, y.cols, rounded);
+    tell_rounded(c, y, rounded);
 }
 
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)

@@ -143,7 +143,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
         .heads = {H, K, E, uploaded(kv_of, sizeof kv_of)},
         .how = {.scale = 1.0f / sqrtf(E)},
         .rows = {count, uploaded(slot, n * 4), uploaded(position, n * 4),
-                 uploaded(table, (size_t)(slots * cols) * 4), cols},
+                 uploaded(table, (size_t)(slots * cols) * 4), cols, rows == 1},
         .kv = backend->ops->kv_open(backend, &spec, storage),
         .qkv = view_f32(array(n * (H + 2 * K) * E * 4), count, (H + 2 * K) * E),
         .out = view_f32(array(n * H * E * 4), count, H * E),

@@ -62,6 +62,7 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
         const dim3 grid_ = grid, block_ = block;                                                   \
         const size_t shared_ = shared;                                                             \
+        cuda_forget(c);                                                                            \
         emulate_clock(#kernel);                                                                    \
         emulate_kernel((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });       \
         cuda_note(c, #kernel, 0);                                                                  \
