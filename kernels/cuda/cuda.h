@@ -12,7 +12,9 @@
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
 #define CUDA_PACK_BYTES ((size_t)1 << 20)
 #define CUDA_PACK_MOST ((size_t)64 << 10)       /* of one upload; bigger ones take a stage */
-#define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
+#define CUDA_SAMPLE_ROWS 64                  /* rows sampled at once: bounds their scratch */
+#define CUDA_SKETCH_BYTES ((size_t)11 << 10) /* of such a row, besides a logit and a count of */
+#define CUDA_SAMPLE_BYTES(cols) ((cols) * (sizeof(float) + sizeof(int32_t)) + CUDA_SKETCH_BYTES)
 #define CUDA_WORKSPACE_BYTES ((size_t)32 << 20) /* cuBLAS's advice for Hopper */
 #ifndef CUDA_PARTIAL_BYTES
 #define CUDA_PARTIAL_BYTES ((size_t)36 << 20) /* of split attention: 64 rows, 32 heads of 128 */
