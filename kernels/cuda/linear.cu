@@ -15,8 +15,7 @@
 
 #define THREADS 256
 #define SPAN (4 * THREADS) /* columns of a block that converts */
-#define WIDEN_ROWS 64
-#define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
+#define TILE_OUTPUTS 64    /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
 /* ---- x in the weight's type ---- */
 
@@ -208,10 +207,10 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
         gemv_run(c, &w->spec, &p);
     } else if (dtype_is_compute(w->spec.dtype)) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
+    } else if (y.rows <= NARROW_ROWS && narrow_run(c, &w->spec, &p)) {
+        return;
     } else if (w->spec.dtype == DTYPE_F8_E4M3 && gemm_f8(c, y, x, w)) {
         return;
-    } else if (y.rows <= WIDEN_ROWS) {
-        gemv_run(c, &w->spec, &p);
     } else {
         gemm_widened(c, y, x, w);
     }

@@ -255,4 +255,9 @@ static inline uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
     return y;
 }
 
+static inline uint32_t mma_and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+    return (a & b) | c;
+}
+
 #endif
