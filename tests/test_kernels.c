@@ -354,11 +354,12 @@ static void expect_values(const struct weight *w, const struct weight *plain, in
 }
 
 /* A GPU's products with integers are as near the sum of doubles as those with bf16, also of many
- * rows, whatever group a rank's part begins in: x has 16 bits, of bf16 pieces, but for cuBLAS. */
+ * rows, whatever group a rank's part begins in: x has 16 bits, of bf16 pieces, or, of many rows, is
+ * rounded to bf16. */
 static void ints_case(struct backend *b, const struct linear_case *c, const float *x)
 {
     const struct weight_spec spec = linear_spec(c);
-    const double near = b == device && c->rows > 64 ? 0x1p-8 : 0x1p-15;
+    const double near = b == device && c->rows > 16 ? 0x1p-8 : 0x1p-15;
     float *got = guarded((size_t)(c->rows * c->out)), values[512];
     void *storage, *other;
     struct weight *plain = made(ref, &spec, 7, DTYPE_I8, 0, &other);
@@ -388,25 +389,25 @@ static void ints_case(struct backend *b, const struct linear_case *c, const floa
 static void test_linear_ints(void **state UNUSED)
 {
     enum { IN = 393 };
-    static const int32_t rows[] = {1, 3, 9, 16, 17, 70};
-    static const int32_t skips[] = {0, 11, 16};
+    static const int32_t rows[] = {1, 3, 9, 16, 17, 33, 70, 130, 257};
+    static const int32_t skips[] = {0, 11, 16, 96};
     static const enum dtype types[] = {DTYPE_I8, DTYPE_I4, DTYPE_U4, DTYPE_F4_E2M1};
     struct backend *const both[] = {device, invariant};
-    float *x = generated(3, 70 * IN);
-    for (size_t i = 0; i < ARRAY_LEN(rows) * 3 * ARRAY_LEN(types) * 2; i++) {
-        const int32_t third = (int32_t)(i % 3);
-        struct linear_case c = {.rows = rows[i / 3 % 6],
-                                .in = IN - 9 * third,
+    float *x = generated(3, 257 * IN);
+    for (size_t i = 0; i < ARRAY_LEN(rows) * 4 * ARRAY_LEN(types) * 2; i++) {
+        const int32_t nth = (int32_t)(i % 4);
+        struct linear_case c = {.rows = rows[i / 4 % 9],
+                                .in = IN - 9 * nth,
                                 .out = 70,
                                 .leaves = 1 + 5 * (int32_t)(i % 2),
-                                .dtype = types[i / 18 % 4],
+                                .dtype = types[i / 36 % 4],
                                 .scale_cols = BACKEND_GROUP,
-                                .scale_skip = skips[third]};
-        c.scales_f32 = i / 72 == 1 && c.dtype != DTYPE_F4_E2M1;
+                                .scale_skip = skips[nth]};
+        c.scales_f32 = i / 144 == 1 && c.dtype != DTYPE_F4_E2M1;
         for (size_t k = 0; k < ARRAY_LEN(both) && both[k] != NULL; k++)
             ints_case(both[k], &c, x);
     }
-    guarded_free(x, 70 * IN);
+    guarded_free(x, 257 * IN);
 }
 
 /* Rows that are 1 in one place and 0 else find each code times its scale, however small or large:

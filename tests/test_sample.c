@@ -185,7 +185,8 @@ static void test_sample_twins(void **state UNUSED)
         {80, 1000, 9, false, false}, {40, 5003, 4, false, false}, {3, 200000, 12, false, false},
         {300, 37, 6, true, false},   {300, 1000, 5, true, false}, {40, 5003, 4, true, false},
         {20, 2, 1, true, false},     {300, 37, 6, true, true},    {90, 1000, 5, true, true},
-        {40, 5003, 4, false, true},  {50, 64, 3, false, true}};
+        {40, 5003, 4, false, true},  {50, 64, 3, false, true},    {60, 5003, 0, false, false},
+        {50, 3001, 0.1f, true, true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         run_case("sample", sample_case, &cases[i], (size_t)cases[i].rows, 0, 0);
 }

@@ -11,8 +11,10 @@
 #define CUDA_STAGES 16
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
 #define CUDA_PACK_BYTES ((size_t)1 << 20)
-#define CUDA_PACK_MOST ((size_t)64 << 10)       /* of one upload; bigger ones take a stage */
-#define CUDA_SAMPLE_ROWS 64                     /* rows sampled at once: bounds their scratch */
+#define CUDA_PACK_MOST ((size_t)64 << 10)    /* of one upload; bigger ones take a stage */
+#define CUDA_SAMPLE_ROWS 64                  /* rows sampled at once: bounds their scratch */
+#define CUDA_SKETCH_BYTES ((size_t)11 << 10) /* of such a row, besides a logit and a count of */
+#define CUDA_SAMPLE_BYTES(cols) ((cols) * (sizeof(float) + sizeof(int32_t)) + CUDA_SKETCH_BYTES)
 #define CUDA_WORKSPACE_BYTES ((size_t)32 << 20) /* cuBLAS's advice for Hopper */
 #ifndef CUDA_PARTIAL_BYTES
 #define CUDA_PARTIAL_BYTES ((size_t)36 << 20) /* of split attention: 64 rows, 32 heads of 128 */
@@ -245,6 +247,7 @@ void linear_invariant(struct backend *b, struct view y, struct cview x, const st
 void *linear_wants(const struct cuda_backend *c, struct view y, enum dtype *dtype);
 void linear_rounded(struct cuda_backend *c, struct view y, enum dtype dtype);
 
+#define CUDA_STEP 128 /* columns of x that narrow.cu fills up to */
 /* gemv.cu: the same for few rows at a time, GEMV_ROWS of them in one pass over the weight.
  * gemm.cu: for many, with the same bits, in tiles of GEMM_ROWS. experts: of each pair of a row and
  * one of its experts, where p's x and y are those of all pairs. */
@@ -258,6 +261,11 @@ void gemv_experts(struct cuda_backend *c, const struct weight_spec *s, const str
                   const struct mixture *m);
 void gemm_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
                   const struct mixture *m);
+
+/* narrow.cu: weights of 4 and 8 bits and up to NARROW_ROWS rows, more than those of gemv.cu; x is
+ * rounded to bf16. false: there is no kernel for where its scales change, nothing has been done. */
+#define NARROW_ROWS 256
+bool narrow_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
 
 /* route.cu */
 void route_run(struct backend *b, const struct routing *r, struct cview logits,

@@ -1,11 +1,12 @@
-/* DESIGN: kernels/numerics.h says what is drawn; one block finds it for one row, without sorting.
- * What top-k, min-p and top-p keep is a prefix of the order (z descending, id ascending), so it is
- * always "sort key above K, or equal to K with a column up to C" and two numbers describe it. A
- * prefix of a given mass is found by three histograms over the bits of the keys, 11 + 11 + 10.
- * Masses are integers: sums have no order, and neither threads nor atomics show in the result.
- * Masses are computed anew in every pass; that is cheaper than keeping them. Most of a row falls
- * into few bins, and shared memory adds 32 bits in one go but 64 in a loop that spins on such: so a
- * bin is some words, each of as many bits of the masses as its sum has room for. */
+/* DESIGN: kernels/numerics.h says what is drawn; one block finds it for one row, or for what other
+ * blocks have left of it (sample.cu), without sorting. What top-k, min-p and top-p keep is a prefix
+ * of the order (z descending, id ascending), so it is always "sort key above K, or equal to K with
+ * a column up to C" and two numbers describe it. A prefix of a given mass is found by three
+ * histograms over the bits of the keys, 11 + 11 + 10. Masses are integers: sums have no order, and
+ * neither threads nor atomics show in the result. Masses are computed anew in every pass; that is
+ * cheaper than keeping them. Most of a row falls into few bins, and shared memory adds 32 bits in
+ * one go but 64 in a loop that spins on such: so a bin is some words, each of as many bits of the
+ * masses as its sum has room for. */
 #ifndef TESSERA_KERNELS_CUDA_DRAW_CUH
 #define TESSERA_KERNELS_CUDA_DRAW_CUH
 
@@ -70,13 +71,19 @@ DEVICE uint64_t best_of(const float *x, int32_t n)
 /* ---- the kept set ---- */
 
 struct draw {
-    const float *x; /* logits after the rules, of ids [first, first + n) */
+    const float *x;      /* logits after the rules, of ids from `first` on */
+    const int32_t *list; /* [n] the columns that matter, in any order; NULL: [0, n) */
     int32_t n, first;
     float temperature, max; /* of z */
     uint32_t key;           /* kept: above it, or equal with an id up to `last` */
     int32_t last;
     double least; /* and with at least this mass, from min-p on */
 };
+
+DEVICE int32_t entry_of(const struct draw *d, int32_t i)
+{
+    return d->list != NULL ? d->list[i] : i;
+}
 
 DEVICE float z_of(const struct draw *d, int32_t id)
 {
@@ -117,61 +124,97 @@ DEVICE uint64_t mass_in_bin(const histogram &bins, uint32_t bin)
     return mass;
 }
 
+/* The sum of what threads before this one have; *total: of all. */
+DEVICE uint64_t sum_before(uint64_t mine, uint64_t *total)
+{
+    __shared__ uint64_t of_warp[THREADS / WARP];
+    const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+    uint64_t sum = mine;
+#pragma unroll
+    for (int by = 1; by < WARP; by *= 2) {
+        const uint64_t other = __shfl_up_sync(ALL_LANES, sum, by);
+        sum += lane >= by ? other : 0;
+    }
+    if (lane == WARP - 1)
+        of_warp[warp] = sum;
+    __syncthreads();
+    sum -= mine;
+    *total = 0;
+    for (int32_t w = 0; w < THREADS / WARP; w++) {
+        sum += w < warp ? of_warp[w] : 0;
+        *total += of_warp[w];
+    }
+    __syncthreads(); /* of_warp may be written again */
+    return sum;
+}
+
+/* The place where the sum of all threads' values, in their order, first reaches *need, which loses
+ * what comes before it; the last place if it is not reached. before, total: of sum_before. */
+template <int EACH>
+DEVICE int32_t reach(const uint64_t (&value)[EACH], uint64_t before, uint64_t total, uint64_t *need)
+{
+    __shared__ uint64_t left;
+    __shared__ int32_t found;
+    if (threadIdx.x == 0 && total < *need) {
+        found = THREADS * EACH - 1;
+        left = 0; /* nobody asks */
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        if (before < *need && before + value[i] >= *need) {
+            found = (int32_t)threadIdx.x * EACH + i;
+            left = *need - before;
+        }
+        before += value[i];
+    }
+    __syncthreads();
+    const int32_t at = found;
+    *need = left;
+    __syncthreads(); /* both may be written again */
+    return at;
+}
+
 /* The bin where the mass from the top first reaches *need; *need loses what lies above it. */
 DEVICE uint32_t select_bin(const histogram &bins, uint32_t count, uint64_t *need)
 {
-    __shared__ uint64_t of_lane[WARP], left;
-    __shared__ uint32_t found;
-    const uint32_t part = count / WARP;
-    if (threadIdx.x < WARP) {
-        uint64_t sum = 0;
-        for (uint32_t i = 0; i < part; i++) /* lanes in different banks */
-            sum += mass_in_bin(bins, threadIdx.x * part + (i + threadIdx.x) % part);
-        of_lane[threadIdx.x] = sum;
+    constexpr uint32_t EACH = BINS / THREADS;
+    uint64_t mass[EACH], mine = 0, total;
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; i++) {
+        const uint32_t from_top = threadIdx.x * EACH + i;
+        mine += mass[i] = from_top < count ? mass_in_bin(bins, count - 1 - from_top) : 0;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t lane = WARP - 1;
-        left = *need;
-        while (lane > 0 && of_lane[lane] < left)
-            left -= of_lane[lane--];
-        found = lane * part + part - 1;
-        while (found > lane * part && mass_in_bin(bins, found) < left)
-            left -= mass_in_bin(bins, found--);
-    }
-    __syncthreads();
-    const uint32_t bin = found;
-    *need = left;
-    __syncthreads(); /* both may be written again */
-    return bin;
+    const uint64_t before = sum_before(mine, &total);
+    return count - 1 - (uint32_t)reach(mass, before, total, need);
 }
 
-/* The nth (from 1) id of those with this key, ascending; all are kept so far. */
-DEVICE int32_t nth_equal(const struct draw *d, uint32_t key, uint64_t nth)
+/* How many of those with this key are kept so far, of ids up to `last`. */
+DEVICE int32_t count_equal(const struct draw *d, uint32_t key, int32_t last)
 {
-    __shared__ unsigned char equal[THREADS];
-    __shared__ int32_t id;
-    uint64_t seen = 0;
-    for (int32_t base = 0; base < d->n; base += THREADS) {
-        const int32_t i = base + (int32_t)threadIdx.x;
-        const float z = i < d->n ? z_of(d, i) : 0;
-        equal[threadIdx.x] = i < d->n && sort_key(z) == key && is_kept(d, z, i);
-        const uint64_t here = (uint64_t)__syncthreads_count(equal[threadIdx.x]);
-        if (seen + here >= nth) { /* the same in all threads */
-            if (threadIdx.x == 0)
-                for (int32_t n = 0; n < THREADS && seen < nth; n++) {
-                    seen += equal[n];
-                    id = base + n;
-                }
-            break;
-        }
-        seen += here;
-        __syncthreads(); /* `equal` is written again */
+    int32_t equal = 0;
+    FOR_EACH(i, 0, d->n) {
+        const int32_t id = entry_of(d, i);
+        const float z = z_of(d, id);
+        equal += id <= last && sort_key(z) == key && is_kept(d, z, id);
     }
-    __syncthreads();
-    const int32_t last = id;
-    __syncthreads();
-    return last;
+    return reduce_block(equal, plus());
+}
+
+/* The nth (from 1) id of those, ascending. Mostly it is the last one, which all ids precede that
+ * are kept. */
+DEVICE int32_t nth_equal(const struct draw *d, uint32_t key, int32_t nth)
+{
+    int32_t low = 0, high = key == d->key ? d->last : INT32_MAX;
+    if (count_equal(d, key, high) == nth)
+        return high;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (count_equal(d, key, middle) >= nth)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
 }
 
 /* Shortens what is kept to the shortest prefix of the order whose mass (unit: number) is at least
@@ -187,9 +230,10 @@ DEVICE void keep_prefix(struct draw *d, bool unit, uint64_t need)
             bins[i / BINS][i % BINS] = 0;
         __syncthreads();
         FOR_EACH(i, 0, d->n) {
-            const float z = z_of(d, i);
+            const int32_t id = entry_of(d, i);
+            const float z = z_of(d, id);
             const uint32_t k = sort_key(z);
-            if ((k & mask) == key && is_kept(d, z, i))
+            if ((k & mask) == key && is_kept(d, z, id))
                 add_to_bin(bins, k >> shift & (count - 1), unit ? 1 : mass_of(d, z));
         }
         __syncthreads();
@@ -198,24 +242,24 @@ DEVICE void keep_prefix(struct draw *d, bool unit, uint64_t need)
     }
     /* Equal z have equal masses: so many of them, lowest ids first, reach what is still needed. */
     const uint64_t each = unit ? 1 : mass_of(d, from_sort_key(key));
-    const int32_t last = nth_equal(d, key, (need + each - 1) / each);
+    const int32_t last = nth_equal(d, key, (int32_t)((need + each - 1) / each));
     d->key = key;
     d->last = last;
 }
 
-/* top-k, min-p, top-p. */
+/* top-k, which there is, min-p, top-p. */
 DEVICE void filter(struct draw *d, const struct sample_params *p)
 {
-    if (p->top_k > 0 && p->top_k < d->n)
-        keep_prefix(d, true, (uint64_t)p->top_k);
+    keep_prefix(d, true, (uint64_t)p->top_k);
     if (p->min_p > 0)
         d->least = (double)p->min_p * NUMERICS_MASS_ONE;
     if (!(p->top_p < 1))
         return;
     uint64_t total = 0;
     FOR_EACH(i, 0, d->n) {
-        const float z = z_of(d, i);
-        if (is_kept(d, z, i))
+        const int32_t id = entry_of(d, i);
+        const float z = z_of(d, id);
+        if (is_kept(d, z, id))
             total += mass_of(d, z);
     }
     keep_prefix(d, false, numerics_nucleus(p->top_p, reduce_block(total, plus())));
@@ -243,22 +287,36 @@ DEVICE struct winner win(double value, int32_t id)
     return w;
 }
 
-/* The largest z + noise of what is kept. */
-DEVICE struct winner gumbel_max(const struct draw *d, uint64_t key)
+/* Less than a value, so that what is below it is below the value. */
+DEVICE float floor_of(double value)
 {
-    double best = -DBL_MAX;
-    int32_t id = -1;
+    return (float)(value - fabs(value) * 1e-6);
+}
+
+/* What is larger by its noise becomes the best; of equal ones the lowest id. Below the floor there
+ * is no winner, and most are seen to be so without the logarithms of doubles: noise is
+ * -log(-log(u)) <= -log(1 - u), and 1 - u >= high / 2^32; the rest is for roundings. */
+DEVICE void take_noise(struct winner *best, float floor, float z, int32_t id, uint64_t bits)
+{
+    const uint32_t high = (uint32_t)(~bits >> 32);
+    const float most = z + (22.19f - logf((float)high));
+    if (high != 0 && most + fabsf(most) * 1e-6f < floor)
+        return;
+    const double value = (double)z + numerics_gumbel(bits);
+    if (value > best->value || (value == best->value && id < best->id))
+        *best = {value, id};
+}
+
+/* The largest z + noise of what is kept, and of what each thread has. */
+DEVICE struct winner gumbel_max(const struct draw *d, uint64_t key, float floor, struct winner best)
+{
     FOR_EACH(i, 0, d->n) {
-        const float z = z_of(d, i);
-        if (!is_kept(d, z, i))
-            continue;
-        const double value = (double)z + numerics_gumbel(numerics_bits(key, d->first + i));
-        if (value > best) {
-            best = value;
-            id = d->first + i;
-        }
+        const int32_t at = entry_of(d, i);
+        const float z = z_of(d, at);
+        if (is_kept(d, z, at))
+            take_noise(&best, floor, z, d->first + at, numerics_bits(key, d->first + at));
     }
-    return win(best, id);
+    return win(best.value, best.id);
 }
 
 /* ---- rows and their rules ---- */
@@ -279,30 +337,43 @@ DEVICE bool is_drawn(const struct sample_rows *rows, int32_t r)
     return rows->slot[r] >= 0 && rows->target[r] < 0;
 }
 
+DEVICE bool is_ruled(const struct drawn_rows *a, int32_t r)
+{
+    return mask_of(&a->rows, &a->slots, r) != NULL ||
+           rules_change(&a->slots.rules[a->rows.slot[r]], a->rows.position[r]);
+}
+
+/* Part of row r, x, as rules and mask leave it. */
+DEVICE void copy_ruled(const struct part *to, const struct drawn_rows *a, int32_t r, const float *x)
+{
+    const int32_t slot = a->rows.slot[r];
+    const uint32_t *mask = mask_of(&a->rows, &a->slots, r);
+    FOR_EACH(i, 0, to->n)
+        to->x[i] = x[i];
+    __syncthreads();
+    rules_apply(to, &a->slots.rules[slot], a->slots.history + (int64_t)slot * a->slots.history_cols,
+                a->rows.position[r]);
+    if (mask != NULL)
+        apply_mask(to, mask);
+}
+
 /* Row r as rules and mask leave it: the logits themselves, or a copy. */
 DEVICE const float *ruled(const struct drawn_rows *a, int32_t r)
 {
-    const int32_t slot = a->rows.slot[r], position = a->rows.position[r];
-    const struct sample_rules *rules = &a->slots.rules[slot];
     const float *x = a->logits + (int64_t)r * a->cols;
     float *copy = a->copies + (int64_t)blockIdx.x * a->cols;
-    const uint32_t *mask = mask_of(&a->rows, &a->slots, r);
-    if (mask == NULL && !rules_change(rules, position))
-        return x;
-    FOR_EACH(i, 0, a->cols)
-        copy[i] = x[i];
-    __syncthreads();
     const struct part part = {copy, a->first, a->cols, a->counts + (int64_t)blockIdx.x * a->cols};
-    rules_apply(&part, rules, a->slots.history + (int64_t)slot * a->slots.history_cols, position);
-    if (mask != NULL)
-        apply_mask(&part, mask);
+    if (!is_ruled(a, r))
+        return x;
+    copy_ruled(&part, a, r, x);
     return copy;
 }
 
 /* As many rows at once as there is scratch for; the reserve has room for one at least. */
 static inline int32_t rows_at_once(const struct cuda_backend *c, int32_t cols)
 {
-    const size_t fit = cols > 0 ? c->sample.bytes / ((size_t)cols * 8) : CUDA_SAMPLE_ROWS;
+    const size_t fit =
+        cols > 0 ? c->sample.bytes / CUDA_SAMPLE_BYTES((size_t)cols) : CUDA_SAMPLE_ROWS;
     return fit < CUDA_SAMPLE_ROWS ? (int32_t)fit : CUDA_SAMPLE_ROWS;
 }
 

@@ -27,8 +27,9 @@ template <typename V> DEVICE float largest(int32_t n, bool *bad, V v)
 
 DEVICE struct draw draw_of(const struct drawn_rows *a, int32_t r, const float *x, float z_max)
 {
-    const struct draw d = {x,     a->cols, a->first,  a->slots.params[a->rows.slot[r]].temperature,
-                           z_max, 0,       INT32_MAX, 0};
+    const struct draw d = {
+        x,     NULL, a->cols,   a->first, a->slots.params[a->rows.slot[r]].temperature,
+        z_max, 0,    INT32_MAX, 0};
     return d;
 }
 
@@ -49,7 +50,8 @@ DEVICE void survey_row(struct sample_survey *s, const struct drawn_rows *a, int3
     if (!bad && numerics_is_finite(s->max))
         s->argmax = a->first + id_of(best_of(x, a->cols));
     if (p.temperature > 0 && row_places == 0 && !bad && !bad_z) {
-        const struct winner w = gumbel_max(&d, numerics_key(p.seed, p.choice, a->rows.position[r]));
+        const struct winner w = gumbel_max(&d, numerics_key(p.seed, p.choice, a->rows.position[r]),
+                                           -INFINITY, {-DBL_MAX, -1});
         s->value = w.value;
         s->id = w.id;
     }

@@ -99,6 +99,15 @@ DEVICE uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
     return y;
 }
+
+/* (a & b) | c as the one instruction that it is; compilers make two of it where b and c are known.
+ */
+DEVICE uint32_t mma_and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
 #endif
 
 DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
@@ -194,27 +203,48 @@ DEVICE uint32_t twice(uint32_t half)
     return half * 0x00010001u;
 }
 
-/* What two columns of a group have: of E2M1 the scale; of integers the scale, what is added to it,
- * and what takes 128 and a zero off. Two bf16 each. */
+/* What two columns of a group have, read and made of that: of E2M1 the scale; of integers the
+ * scale, what is added to it, and what takes 128 and a zero off. Two bf16 each. */
 struct e2m1_group {
+    typedef uint32_t words;
     uint32_t scale;
+    static DEVICE words read(const struct product &p, const unsigned char *row, uint32_t group)
+    {
+        return row[p.scales_at + group];
+    }
+    DEVICE void take(words w)
+    {
+        scale = w * 0x00800080u;
+    }
     DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        scale = output_row(p, o)[p.scales_at + group_of(p, l, k)] * 0x00800080u;
+        take(read(p, output_row(p, o), group_of(p, l, k)));
     }
 };
 
+#define INT4_CENTRE 0xc308c308u /* -(128 + 8) */
+
 struct int_group {
+    struct words {
+        uint32_t scales, zero;
+    };
     uint32_t scale, more, centre;
+    static DEVICE words read(const struct product &p, const unsigned char *row, uint32_t group)
+    {
+        const unsigned char *scales = row + p.scales_at;
+        return {p.scale_bytes == 4 ? ((const uint32_t *)scales)[group]
+                                   : ((const uint16_t *)scales)[group],
+                p.zeros_at > 0 ? row[p.zeros_at + group] : 8u};
+    }
+    DEVICE void take(words w)
+    {
+        scale = twice(w.scales & 0xffffu);
+        more = twice(w.scales >> 16);
+        centre = twice(0xc300u | w.zero);
+    }
     DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        const unsigned char *row = output_row(p, o), *scales = row + p.scales_at;
-        const uint32_t at = group_of(p, l, k), zero = p.zeros_at > 0 ? row[p.zeros_at + at] : 8u;
-        const uint32_t both =
-            p.scale_bytes == 4 ? ((const uint32_t *)scales)[at] : ((const uint16_t *)scales)[at];
-        scale = twice(both & 0xffffu);
-        more = twice(both >> 16);
-        centre = twice(0xc300u | zero);
+        take(read(p, output_row(p, o), group_of(p, l, k)));
     }
     DEVICE float as_float() const
     {
@@ -267,6 +297,13 @@ template <bool MIXED> struct form_e2m1 {
     }
 };
 
+/* The nth two codes of a vector as bf16, of 16: in the last bits of 128 they are so much more,
+ * which `centre` takes off, together with their zero. */
+DEVICE uint32_t int4_pair(const uint32_t *v, int nth, uint32_t centre)
+{
+    return mma_plus(mma_and_or(v[nth / 4] >> 4 * (nth % 4), 0x000f000fu, 0x43004300u), centre);
+}
+
 /* A code in the last bits of 128 as bf16 is so much more, which `centre` takes off. Codes times
  * scales are rounded to bf16; what is added to a scale has 3 bits, so that its product is exact,
  * and the sum is rounded once. */
@@ -286,9 +323,7 @@ template <bool MIXED> struct form_int4 {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int at = 4 * sub + 2 * i;
-            const uint32_t codes = v[sub / 2] >> (8 * (sub % 2) + 4 * i);
-            const uint32_t pair =
-                mma_plus((codes & 0x000f000fu) | 0x43004300u, r.pair(&int_group::centre, at));
+            const uint32_t pair = int4_pair(v, 2 * sub + i, r.pair(&int_group::centre, at));
             to[0][i] = mma_times_plus(pair, r.pair(&int_group::scale, at),
                                       mma_times(pair, r.pair(&int_group::more, at)));
         }

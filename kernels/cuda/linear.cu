@@ -5,7 +5,7 @@
  * F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or
  * newer): x becomes E4M3, too, with a scale per row of its own. Else, and of integers, the weight
  * is widened to bf16, a tile of its rows at a time; that moves five to nine times the bytes of the
- * codes, so up to WIDEN_ROWS rows it is faster to pass over the codes again for every 16 of them.
+ * codes, so up to NARROW_ROWS rows another kernel widens them in registers (narrow.cu).
  * Whoever makes an x of as many columns as was rounded here before (a norm, an activation) rounds
  * it on the way; nothing is in c->x for more than one x, and any other launch forgets it.
  *
@@ -17,8 +17,7 @@
 
 #define THREADS 256
 #define SPAN (8 * THREADS) /* columns of a block that converts */
-#define WIDEN_ROWS 64
-#define TILE_OUTPUTS 64 /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
+#define TILE_OUTPUTS 64    /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
 /* ---- x in the weight's type ---- */
 
@@ -247,7 +246,7 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
     const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
     struct product tile = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
     CHECK(fit > 0);
-    convert<bf16>(c, x, DTYPE_BF16, pitch, WIDEN_ROWS + 1);
+    convert<bf16>(c, x, DTYPE_BF16, pitch, NARROW_ROWS + 1);
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
         widen(c, &w->spec, tile, pitch, (unsigned)out);
@@ -283,10 +282,10 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
         gemv_run(c, &w->spec, &p);
     } else if (dtype_is_compute(w->spec.dtype)) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
+    } else if (y.rows <= NARROW_ROWS && narrow_run(c, &w->spec, &p)) {
+        return;
     } else if (w->spec.dtype == DTYPE_F8_E4M3 && gemm_f8(c, y, x, w)) {
         return;
-    } else if (y.rows <= WIDEN_ROWS) {
-        gemv_run(c, &w->spec, &p);
     } else {
         gemm_widened(c, y, x, w);
     }

@@ -22,6 +22,15 @@ DEVICE void mma_copy(void *shared, const void *global, bool there)
         : "memory");
 }
 
+/* The same of what is read in long runs: what lies beside it is fetched into the cache, too. */
+DEVICE void mma_copy_far(void *shared, const void *global, bool there)
+{
+    asm volatile(
+        "cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(mma_address(shared)),
+        "l"(global), "r"(there ? 16 : 0)
+        : "memory");
+}
+
 /* The thread's copies since the last call are a group. */
 DEVICE void mma_copy_group()
 {

@@ -30,49 +30,412 @@ void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const
 
 /* ---- sample ---- */
 
-DEVICE int32_t sample_row(const struct drawn_rows *a, int32_t r)
+/* Several blocks share a row, each with a part of its columns, and one more takes what is left:
+ *   look    the best of each part, before and after the rules; a copy of the row if there are any
+ *   sketch  a histogram of what top-k counts or top-p weighs, by the distance from the largest z
+ *   gather  so it is known which step of the histogram the prefix ends in. The draw of what lies
+ *           above, and a list of what lies in that step; with top-k a list of both, since what is
+ *           weighed next are the first k alone
+ *   settle  the prefix of the list, and the draw of all */
+
+#define STEPS_PER_ONE 32.0f /* of z */
+#define STEPS 512           /* the last one has all that is far away */
+#define PARTS 64            /* of a row, most */
+#define PART_COLS 1024      /* at least */
+#define PART_COLS_MAX (1 << 17)
+#define BLOCKS 256 /* in all, about twice as many as there are multiprocessors */
+
+static_assert((STEPS - 1) / STEPS_PER_ONE > 12, "far away, masses have less than 24 bits");
+static_assert(STEPS % THREADS == 0, "each thread has as many");
+
+/* What the blocks of a row leave each other. */
+struct sketch {
+    uint64_t raw[PARTS], best[PARTS]; /* places; BAD: there is a NaN or +inf */
+    uint64_t step[STEPS];
+    double value[PARTS]; /* of the part's winner */
+    int32_t id[PARTS];
+    int32_t listed; /* columns in the row's list, which lies where the rules have counted */
+};
+#define BAD UINT64_MAX
+
+static_assert(sizeof(struct sketch) <= CUDA_SKETCH_BYTES, "the reserve has room for it");
+
+struct parted_rows {
+    struct drawn_rows rows;
+    struct sketch *sketch; /* [rows at once] */
+    int32_t parts, part_cols;
+};
+
+/* Of this block: blockIdx is (part, row). */
+struct here {
+    int32_t r, begin, end; /* row and columns */
+    struct sketch *sketch;
+    float *copy;
+    int32_t *count;
+};
+
+DEVICE struct here here_of(const struct parted_rows *a)
 {
-    const struct sample_params p = a->slots.params[a->rows.slot[r]];
-    const float *raw = a->logits + (int64_t)r * a->cols;
-    uint64_t best = best_of(raw, a->cols);
-    if (best == 0)
-        return -1;
-    const float *x = ruled(a, r);
-    if (x != raw)
-        best = best_of(x, a->cols);
-    if (best == 0)
-        return -1;
-    struct draw d = {x, a->cols,   0, p.temperature, value_of(best) / p.temperature + 0.0f,
-                     0, INT32_MAX, 0};
-    if (p.temperature == 0 || !(fabsf(d.max) <= FLT_MAX))
-        return id_of(best);
-    filter(&d, &p);
-    return gumbel_max(&d, numerics_key(p.seed, p.choice, a->rows.position[r])).id;
+    const struct drawn_rows *rows = &a->rows;
+    const int32_t begin = (int32_t)blockIdx.x * a->part_cols, end = begin + a->part_cols;
+    return {rows->row + (int32_t)blockIdx.y,
+            begin,
+            end < rows->cols ? end : rows->cols,
+            a->sketch + blockIdx.y,
+            rows->copies + (int64_t)blockIdx.y * rows->cols,
+            rows->counts + (int64_t)blockIdx.y * rows->cols};
 }
 
-/* There are fewer rows than multiprocessors: registers count, not blocks side by side. */
-__global__ void __launch_bounds__(THREADS, 2) sample_kernel(int32_t *ids, struct drawn_rows a)
+/* run(x[i], i) for columns [begin, end), a few loads of a thread at a time. */
+template <typename Run> DEVICE void for_columns(const float *x, int32_t begin, int32_t end, Run run)
 {
-    const int32_t r = a.row + (int32_t)blockIdx.x, slot = a.rows.slot[r];
-    const bool drawn = is_drawn(&a.rows, r);
-    const int32_t id = drawn ? sample_row(&a, r) : slot < 0 ? -1 : a.rows.target[r];
+    constexpr int AT_ONCE = 8;
+    for (int32_t i = begin + (int32_t)threadIdx.x; i < end; i += AT_ONCE * THREADS) {
+        float v[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            v[j] = i + j * THREADS < end ? x[i + j * THREADS] : 0;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (i + j * THREADS < end)
+                run(v[j], i + j * THREADS);
+    }
+}
+
+DEVICE uint64_t best_of_part(const float *x, const struct here *h)
+{
+    float most = -INFINITY;
+    int32_t id = INT32_MAX;
+    int bad = 0;
+    for_columns(x, h->begin, h->end, [&](float v, int32_t i) {
+        bad |= !(v <= FLT_MAX);
+        id = v > most ? i : id;
+        most = v > most ? v : most;
+    });
+    bad = __syncthreads_or(bad);
+    const uint64_t best = reduce_block(place_of(most, id), maximum());
+    return bad ? BAD : best;
+}
+
+__global__ void __launch_bounds__(THREADS) look_kernel(struct parted_rows a)
+{
+    const struct here h = here_of(&a);
+    const int32_t part = (int32_t)blockIdx.x;
+    launch_wait();
+    if (!is_drawn(&a.rows.rows, h.r))
+        return;
+    for (int32_t i = part * THREADS + (int32_t)threadIdx.x; i < STEPS; i += a.parts * THREADS)
+        h.sketch->step[i] = 0;
+    const float *raw = a.rows.logits + (int64_t)h.r * a.rows.cols;
+    const uint64_t best = best_of_part(raw, &h);
+    uint64_t ruled = best;
+    if (is_ruled(&a.rows, h.r)) {
+        const struct part p = {h.copy + h.begin, a.rows.first + h.begin, h.end - h.begin,
+                               h.count + h.begin};
+        copy_ruled(&p, &a.rows, h.r, raw + h.begin);
+        ruled = best_of_part(h.copy, &h);
+    }
+    if (threadIdx.x == 0) {
+        h.sketch->raw[part] = best;
+        h.sketch->best[part] = ruled;
+        h.sketch->listed = 0; /* by all parts */
+    }
+}
+
+/* What a row's token is drawn from, if it is not decided: all, the first, or the first by mass. */
+enum drawn { DECIDED, FROM_ALL, FROM_FIRST, FROM_MASS };
+
+/* What every thread knows of a row when all of its parts have been looked at. */
+struct seen {
+    enum drawn how;
+    int32_t id; /* of the largest z, or what is decided */
+    struct draw d;
+    uint64_t key;
+    float floor; /* of the winner's value, which is at least that of the largest z */
+};
+
+/* Of a row that is drawn. */
+DEVICE struct seen see(const struct parted_rows *a, const struct here *h,
+                       const struct sample_params *p)
+{
+    const struct drawn_rows *rows = &a->rows;
+    struct seen s = {DECIDED, -1};
+    uint64_t raw = 0, best = 0;
+    for (int32_t i = (int32_t)threadIdx.x % WARP; i < a->parts; i += WARP) {
+        raw = maximum()(raw, h->sketch->raw[i]);
+        best = maximum()(best, h->sketch->best[i]);
+    }
+    raw = reduce_lanes<WARP>(raw, maximum());
+    best = reduce_lanes<WARP>(best, maximum());
+    if (raw == BAD || best == BAD || !(value_of(raw) >= -FLT_MAX && value_of(best) >= -FLT_MAX))
+        return s;
+    s.id = id_of(best);
+    const float max = value_of(best) / p->temperature + 0.0f;
+    if (p->temperature == 0 || !(fabsf(max) <= FLT_MAX))
+        return s;
+    const float *x = rows->logits + (int64_t)h->r * rows->cols;
+    const bool top_k = p->top_k > 0 && p->top_k < rows->cols;
+    const double least = p->min_p > 0 && !top_k ? (double)p->min_p * NUMERICS_MASS_ONE : 0;
+    s.d = {is_ruled(rows, h->r) ? h->copy : x,
+           NULL,
+           rows->cols,
+           0,
+           p->temperature,
+           max,
+           0,
+           INT32_MAX,
+           least};
+    s.how = top_k ? FROM_FIRST : p->top_p < 1 ? FROM_MASS : FROM_ALL;
+    s.key = numerics_key(p->seed, p->choice, rows->rows.position[h->r]);
+    s.floor = floor_of((double)max + numerics_gumbel(numerics_bits(s.key, s.id)));
+    return s;
+}
+
+DEVICE int32_t step_of(const struct draw *d, float z)
+{
+    return (int32_t)fminf((d->max - z) * STEPS_PER_ONE, STEPS - 1);
+}
+
+/* A bin is some words, so that it has room for the masses of 2^18 columns. */
+#define SHORT_WORDS 3
+#define SHORT_BITS 14
+typedef uint32_t short_histogram[SHORT_WORDS][STEPS];
+
+static_assert((int64_t)PART_COLS_MAX << SHORT_BITS <= 1ll << 32, "a sum has its word");
+
+/* Returns the thread's mass in the last step, which most columns are in and so is no bin. */
+DEVICE uint64_t sketch_part(short_histogram &bins, const struct draw *d, const struct here *h,
+                            bool unit)
+{
+    uint64_t far = 0;
+    for_columns(d->x, h->begin, h->end, [&](float x, int32_t id) {
+        const float z = x / d->temperature + 0.0f;
+        const int32_t step = step_of(d, z);
+        if (!is_kept(d, z, id) || (unit && step == STEPS - 1))
+            return;
+        if (step == STEPS - 1) {
+            far += (uint32_t)(numerics_exp(z - d->max) * (float)NUMERICS_MASS_ONE);
+            return;
+        }
+        const uint64_t mass = unit ? 1 : mass_of(d, z);
+#pragma unroll
+        for (int i = 0; i < SHORT_WORDS; i++) {
+            const uint32_t word = (uint32_t)(mass >> i * SHORT_BITS) & ((1u << SHORT_BITS) - 1);
+            if (word != 0)
+                atomicAdd(&bins[i][step], word);
+        }
+    });
+    return far;
+}
+
+DEVICE void add_step(uint64_t *to, uint64_t mass)
+{
+    if (mass != 0)
+        atomicAdd((unsigned long long *)to, (unsigned long long)mass);
+}
+
+__global__ void __launch_bounds__(THREADS) sketch_kernel(struct parted_rows a)
+{
+    __shared__ short_histogram bins;
+    const struct here h = here_of(&a);
+    launch_wait();
+    if (!is_drawn(&a.rows.rows, h.r))
+        return;
+    const struct sample_params p = a.rows.slots.params[a.rows.rows.slot[h.r]];
+    const struct seen s = see(&a, &h, &p);
+    if (s.how != FROM_FIRST && s.how != FROM_MASS)
+        return;
+    FOR_EACH(i, 0, SHORT_WORDS * STEPS)
+        bins[i / STEPS][i % STEPS] = 0;
+    __syncthreads();
+    const uint64_t far = sketch_part(bins, &s.d, &h, s.how == FROM_FIRST);
+    const uint64_t rest = reduce_block(far, plus());
+    FOR_EACH(i, 0, STEPS) {
+        uint64_t mass = i == STEPS - 1 ? rest : 0;
+#pragma unroll
+        for (int word = 0; word < SHORT_WORDS; word++)
+            mass += (uint64_t)bins[word][i] << word * SHORT_BITS;
+        add_step(&h.sketch->step[i], mass);
+    }
+}
+
+/* The step in which the prefix ends; *need: of that step. */
+DEVICE int32_t last_step(const struct sketch *s, const struct sample_params *p, bool unit,
+                         uint64_t *need)
+{
+    constexpr int EACH = STEPS / THREADS;
+    uint64_t value[EACH], mine = 0, total;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        mine += value[i] = s->step[threadIdx.x * EACH + i];
+    const uint64_t before = sum_before(mine, &total);
+    *need = unit ? (uint64_t)p->top_k : numerics_nucleus(p->top_p, total);
+    return reach(value, before, total, need);
+}
+
+/* Below this logit z is beyond the step. Its own rounding is less than what is taken off. */
+DEVICE float least_logit(const struct draw *d, int32_t step)
+{
+    const float x = (d->max - (float)(step + 2) / STEPS_PER_ONE) * d->temperature;
+    return step < STEPS - 1 ? x - fabsf(x) * 1e-6f : -INFINITY;
+}
+
+/* Of the part: what lies above the step, drawn; what lies in it, or both, listed. */
+DEVICE struct winner gather_part(const struct seen *s, const struct here *h, int32_t last)
+{
+    const struct draw *d = &s->d;
+    const float limit = least_logit(d, last);
+    struct winner best = {-DBL_MAX, -1};
+    for_columns(d->x, h->begin, h->end, [&](float x, int32_t id) {
+        if (x < limit)
+            return;
+        const float z = x / d->temperature + 0.0f;
+        const int32_t step = step_of(d, z);
+        if (step > last || !is_kept(d, z, id))
+            return;
+        if (s->how == FROM_FIRST || step == last)
+            h->count[atomicAdd(&h->sketch->listed, 1)] = id;
+        else
+            take_noise(&best, s->floor, z, id, numerics_bits(s->key, id));
+    });
+    return win(best.value, best.id);
+}
+
+__global__ void __launch_bounds__(THREADS) gather_kernel(struct parted_rows a)
+{
+    const struct here h = here_of(&a);
+    int32_t last = STEPS; /* all are above */
+    uint64_t need;
+    launch_wait();
+    if (!is_drawn(&a.rows.rows, h.r))
+        return;
+    const struct sample_params p = a.rows.slots.params[a.rows.rows.slot[h.r]];
+    const struct seen s = see(&a, &h, &p);
+    if (s.how == DECIDED)
+        return;
+    if (s.how != FROM_ALL)
+        last = last_step(h.sketch, &p, s.how == FROM_FIRST, &need);
+    const struct winner w = gather_part(&s, &h, last);
+    if (threadIdx.x == 0) {
+        h.sketch->value[blockIdx.x] = w.value;
+        h.sketch->id[blockIdx.x] = w.id;
+    }
+}
+
+/* ---- what is left of a row ---- */
+
+struct short_list {
+    uint64_t place[THREADS], mass[THREADS];
+};
+
+/* The masses of those that come before an entry; all masses are there. */
+DEVICE uint64_t mass_before(const struct short_list &l, int32_t n, uint64_t place)
+{
+    uint64_t sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += l.place[i] > place ? l.mass[i] : 0;
+    return sum;
+}
+
+/* An entry for each thread: kept is what has too little before it to be beyond the prefix. need:
+ * of a list by mass. */
+DEVICE struct winner draw_short(const struct seen *s, const struct sample_params *p, uint64_t need,
+                                struct winner best)
+{
+    __shared__ struct short_list l;
+    const struct draw *d = &s->d;
+    const int32_t i = (int32_t)threadIdx.x, id = i < d->n ? d->list[i] : 0;
+    const float z = z_of(d, id);
+    const uint64_t place = place_of(z, id), mass = mass_of(d, z);
+    bool kept = i < d->n;
+    l.place[i] = place;
+    if (s->how == FROM_FIRST) {
+        l.mass[i] = 1;
+        __syncthreads();
+        kept = kept && mass_before(l, d->n, place) < (uint64_t)p->top_k &&
+               (double)mass >= (double)p->min_p * NUMERICS_MASS_ONE;
+        need = numerics_nucleus(p->top_p, reduce_block(kept ? mass : 0, plus()));
+    }
+    l.mass[i] = kept ? mass : 0;
+    __syncthreads();
+    kept = kept && (!(p->top_p < 1) || mass_before(l, d->n, place) < need);
+    if (kept)
+        take_noise(&best, s->floor, z, id, numerics_bits(s->key, id));
+    return win(best.value, best.id);
+}
+
+DEVICE struct winner draw_long(struct seen *s, const struct sample_params *p, uint64_t need,
+                               struct winner best)
+{
+    if (s->how == FROM_FIRST)
+        filter(&s->d, p);
+    else
+        keep_prefix(&s->d, false, need);
+    return gumbel_max(&s->d, s->key, s->floor, best);
+}
+
+DEVICE int32_t settle_row(const struct parted_rows *a, const struct here *h)
+{
+    const struct sample_params p = a->rows.slots.params[a->rows.rows.slot[h->r]];
+    struct seen s = see(a, h, &p);
+    struct winner best = {-DBL_MAX, -1};
+    uint64_t need = 0;
+    if (s.how == DECIDED)
+        return s.id;
+    if ((int32_t)threadIdx.x < a->parts)
+        best = {h->sketch->value[threadIdx.x], h->sketch->id[threadIdx.x]};
+    if (s.how == FROM_ALL)
+        return win(best.value, best.id).id;
+    if (s.how == FROM_MASS)
+        (void)last_step(h->sketch, &p, false, &need);
+    s.d.list = h->count;
+    s.d.n = h->sketch->listed;
+    return (s.d.n <= THREADS ? draw_short(&s, &p, need, best) : draw_long(&s, &p, need, best)).id;
+}
+
+__global__ void __launch_bounds__(THREADS, 1) settle_kernel(int32_t *ids, struct parted_rows a)
+{
+    const struct here h = here_of(&a);
+    const struct sample_rows *rows = &a.rows.rows;
+    launch_wait();
+    const int32_t slot = rows->slot[h.r];
+    const bool drawn = is_drawn(rows, h.r);
+    const int32_t id = drawn ? settle_row(&a, &h) : slot < 0 ? -1 : rows->target[h.r];
     if (threadIdx.x != 0)
         return;
-    ids[r] = id;
-    if (drawn && a.rows.target[r] != SAMPLE_CHECK)
-        a.slots.history[(int64_t)slot * a.slots.history_cols + a.rows.position[r]] =
+    ids[h.r] = id;
+    if (drawn && rows->target[h.r] != SAMPLE_CHECK)
+        a.rows.slots.history[(int64_t)slot * a.rows.slots.history_cols + rows->position[h.r]] =
             id < 0 ? 0 : id;
+}
+
+/* ---- launches ---- */
+
+/* Of each of some rows: as many as make BLOCKS, but none is small or beyond its histogram. */
+static int32_t parts_of(int32_t rows, int32_t cols)
+{
+    const int32_t most = cols / PART_COLS < PARTS ? cols / PART_COLS : PARTS;
+    const int32_t least = (int32_t)blocks_for((size_t)cols, PART_COLS_MAX);
+    const int32_t parts = BLOCKS / rows < most ? BLOCKS / rows : most;
+    return parts > least ? parts : least;
 }
 
 void sample_run(struct backend *b, int32_t *ids, struct cview logits,
                 const struct sample_rows *rows, const struct sample_slots *slots)
 {
     struct cuda_backend *c = cuda_of(b);
-    struct drawn_rows a = drawn_rows_of(c, logits, 0, rows, slots);
-    const int32_t step = rows_at_once(c, logits.cols);
-    for (; a.row < logits.rows; a.row += step) {
-        const int32_t left = logits.rows - a.row;
-        LAUNCH(c, sample_kernel, (unsigned)(left < step ? left : step), THREADS, 0, ids, a);
+    const int32_t cols = logits.cols, step = rows_at_once(c, cols);
+    struct parted_rows a = {drawn_rows_of(c, logits, 0, rows, slots), NULL, 0, 0};
+    a.sketch = (struct sketch *)(a.rows.counts + (int64_t)step * cols);
+    for (; a.rows.row < logits.rows; a.rows.row += step) {
+        const int32_t left = logits.rows - a.rows.row, n = left < step ? left : step;
+        a.part_cols = (int32_t)blocks_for((size_t)cols, (unsigned)parts_of(n, cols));
+        a.parts = (int32_t)blocks_for((size_t)cols, (unsigned)a.part_cols);
+        const dim3 grid((unsigned)a.parts, (unsigned)n), last(1, (unsigned)n);
+        LAUNCH_AHEAD(c, look_kernel, grid, THREADS, 0, a);
+        LAUNCH_AHEAD(c, sketch_kernel, grid, THREADS, 0, a);
+        LAUNCH_AHEAD(c, gather_kernel, grid, THREADS, 0, a);
+        LAUNCH_AHEAD(c, settle_kernel, last, THREADS, 0, ids, a);
     }
 }
 

@@ -110,6 +110,18 @@ template <typename V> V __shfl_xor_sync(unsigned, V value, int mask)
     return value;
 }
 
+/* The first `by` lanes get their own. */
+template <typename V> V __shfl_up_sync(unsigned, V value, int by)
+{
+    static_assert(sizeof(V) <= sizeof(uint64_t), "");
+    const unsigned lane = threadIdx.x % 32;
+    uint64_t word = 0;
+    memcpy(&word, &value, sizeof value);
+    word = emulate_warp(word, lane < (unsigned)by ? lane : lane - (unsigned)by);
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
 static inline int __any_sync(unsigned lanes, int value)
 {
     for (int mask = 16; mask > 0; mask /= 2)
@@ -242,6 +254,11 @@ static inline uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
         y |= emulate_bf16((double)x * (double)by + (double)plus) << 16 * half;
     }
     return y;
+}
+
+static inline uint32_t mma_and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+    return (a & b) | c;
 }
 
 #endif

@@ -67,6 +67,11 @@ inline void mma_copy(void *shared, const void *global, bool there)
     emulate_copies().groups.back()++;
 }
 
+inline void mma_copy_far(void *shared, const void *global, bool there)
+{
+    mma_copy(shared, global, there);
+}
+
 inline void mma_copy_group()
 {
     emulate_copies().groups.push_back(0);
