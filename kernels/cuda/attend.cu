@@ -18,12 +18,9 @@
 #include "kernels/cuda/mma.cuh"
 
 #define THREADS 128
-#define SPLITS 32
+#define SPLITS ATTEND_SPLITS
 #define SPLIT_KEYS_MIN 64  /* shorter ones are not worth the fold */
 #define PICKED_BLOCKS 2048 /* for so many blocks at most */
-#ifndef ATTEND_LONG_KEYS
-#define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
-#endif
 
 struct key_range {
     int32_t begin, end;
@@ -70,7 +67,7 @@ HOST_DEVICE int32_t keys_count(const struct attend_args *a, int32_t t)
 HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_t head,
                               int32_t split)
 {
-    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) * (a->kv.dim + 2);
+    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) * (a->kv.dim + ATTEND_PARTIAL_MORE);
 }
 
 /* Of the block's place; -1: none. */
@@ -78,14 +75,6 @@ DEVICE int32_t row_of_place(const struct attend_args *a)
 {
     return a->partial != nullptr && a->picked != nullptr ? a->picked[blockIdx.x]
                                                          : (int32_t)blockIdx.x;
-}
-
-DEVICE bool is_picked(const struct attend_args *a, int32_t t)
-{
-    bool found = false;
-    for (int32_t i = 0; i < a->picks; i++)
-        found = found || a->picked[i] == t;
-    return found;
 }
 
 /* One block: some rows that are alone and long. */
@@ -317,7 +306,7 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     const struct key_range all = padding ? key_range{0, 1} : keys_of(&a, t);
     const int32_t length = all.end - all.begin, splits = split_count(length);
     const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
-    if (one >= splits || (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t)))
+    if (one >= splits || (a.partial == nullptr && length >= ATTEND_LONG_KEYS && attend_is_picked(&a, t)))
         return; /* at once: there are many such */
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     if (padding) {
@@ -344,7 +333,7 @@ __global__ void attend_merge_kernel(struct attend_args a)
         struct folded all = {first[e], first[dim], first[dim + 1]};
 #pragma unroll 8 /* loads under way together */
         for (int32_t s = 1; s < splits; s++) {
-            const float *p = first + (int64_t)s * (dim + 2);
+            const float *p = first + (int64_t)s * (dim + ATTEND_PARTIAL_MORE);
             all = fold(all, {p[e], p[dim], p[dim + 1]});
         }
         attend_out(&a, t, head)[e] = all.out / attend_sum(a, head, all.sum, all.max);
@@ -371,10 +360,8 @@ static void launch_split(struct cuda_backend *c, const struct attend_args &a, co
         launch_places<S>(c, a, cache, a.rows.count);
         return;
     }
-    if (a.picks > 0) {
-        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+    if (a.picks > 0)
         launch_places<S>(c, a, cache, a.picks);
-    }
     whole.partial = nullptr;
     LAUNCH(c, attend_split_kernel<S>, dim3((unsigned)a.rows.count, (unsigned)a.kv.heads), THREADS,
            0, whole, (const typename S::E *)cache);
@@ -398,6 +385,10 @@ static void launch_wide(struct cuda_backend *c, const struct attend_args &a, con
 static void launch_alone(struct cuda_backend *c, const struct attend_args &a, enum dtype dtype,
                          const void *cache)
 {
+    if (a.picks > 0)
+        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+    if (attend_decode_run(c, &a, dtype, cache))
+        return;
     if (dtype == DTYPE_F32)
         launch_split<shape<float, 1, WARP, BACKEND_HEAD_DIM_MAX / WARP, 1, 1>>(c, a, cache);
     else if (dtype == DTYPE_F16)
@@ -436,9 +427,12 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             nullptr,
                             0,
                             apart,
-                            how->sink};
-    const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
-    const size_t places = c->partial.bytes / place;
+                            how->sink,
+                            nullptr};
+    const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + ATTEND_PARTIAL_MORE) * sizeof(float);
+    const size_t tickets = c->partial.bytes / 2048 / 16 * 16;
+    const size_t places = (c->partial.bytes - tickets) / place;
+    a.tickets = (int32_t *)((char *)c->partial.data + c->partial.bytes - tickets);
     if ((size_t)rows->count > places)
         pick(&a, places);
     launch_alone(c, a, kv->spec.dtype, kv->storage);

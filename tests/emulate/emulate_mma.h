@@ -151,6 +151,28 @@ template <typename C> uint32_t mma_pair(float first, float second, C)
     return word;
 }
 
+template <typename E, typename C> void mma_widen(uint32_t (&pair)[2], uint32_t codes, E, C)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        float x[2];
+        for (unsigned j = 0; j < 2; j++)
+            x[j] = to_float(E{(uint8_t)(codes >> (16 * i + 8 * j))});
+        pair[i] = mma_pair(x[0], x[1], C());
+    }
+}
+
+inline uint32_t mma_exchange(uint32_t word)
+{
+    return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+}
+
+inline void mma_load_fresh(float (&y)[4], const float *from)
+{
+    if ((uintptr_t)from % 16 != 0)
+        emulate_fail("a load that is not aligned to its 16 bytes");
+    memcpy(y, from, sizeof y);
+}
+
 inline float mma_exp2(float x)
 {
     const float y = exp2f(x);
