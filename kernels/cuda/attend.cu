@@ -67,7 +67,8 @@ HOST_DEVICE int32_t keys_count(const struct attend_args *a, int32_t t)
 HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_t head,
                               int32_t split)
 {
-    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) * (a->kv.dim + ATTEND_PARTIAL_MORE);
+    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) *
+                            (a->kv.dim + ATTEND_PARTIAL_MORE);
 }
 
 /* Of the block's place; -1: none. */
@@ -306,7 +307,8 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     const struct key_range all = padding ? key_range{0, 1} : keys_of(&a, t);
     const int32_t length = all.end - all.begin, splits = split_count(length);
     const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
-    if (one >= splits || (a.partial == nullptr && length >= ATTEND_LONG_KEYS && attend_is_picked(&a, t)))
+    if (one >= splits ||
+        (a.partial == nullptr && length >= ATTEND_LONG_KEYS && attend_is_picked(&a, t)))
         return; /* at once: there are many such */
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     if (padding) {
@@ -429,7 +431,8 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             apart,
                             how->sink,
                             nullptr};
-    const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + ATTEND_PARTIAL_MORE) * sizeof(float);
+    const size_t place =
+        (size_t)h->heads * SPLITS * ((size_t)h->head_dim + ATTEND_PARTIAL_MORE) * sizeof(float);
     const size_t tickets = c->partial.bytes / 2048 / 16 * 16;
     const size_t places = (c->partial.bytes - tickets) / place;
     a.tickets = (int32_t *)((char *)c->partial.data + c->partial.bytes - tickets);
