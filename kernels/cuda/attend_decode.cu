@@ -13,8 +13,15 @@
 #include "kernels/cuda/attend_decode.cuh"
 
 #define SPLITS ATTEND_SPLITS
-#define SPLIT_KEYS_LOG2 7   /* keys of a split, at least, */
-#define SPLIT_KEYS_FEW 2048 /* and the double from more than these on */
+#define TOGETHER 4         /* elements of an output, 16 bytes */
+#ifndef SPLIT_KEYS_LOG2
+#define SPLIT_KEYS_LOG2 7
+#endif
+//  /* keys of a split, at least, */
+#ifndef SPLIT_KEYS_FEW
+#define SPLIT_KEYS_FEW 2048
+#endif
+// /* and the double from more than these on */
 #ifndef DECODE_BLOCKS
 #define DECODE_BLOCKS 2048 /* so many fill a device, and end about together */
 #endif
@@ -63,7 +70,8 @@ DEVICE struct attend_heads heads_at_once(const struct attend_args &a, int32_t kv
 /* What all warps know of a split, and the block of those before. */
 template <typename L> struct known {
     float max[L::WARPS][GROUP], sum[L::WARPS][GROUP];
-    float all_max[2][GROUP], all_sum[2][GROUP], all[GROUP * L::DIM]; /* 2: in turns */
+    float max_before[2][GROUP], sum_before[2][GROUP]; /* in turns */
+    pack<float, TOGETHER> before[GROUP * L::DIM / TOGETHER];
 };
 
 template <typename L>
@@ -73,88 +81,123 @@ DEVICE float *partial_at(const struct attend_args &a, int32_t head, int32_t spli
     return a.partial + (row_head * SPLITS + split) * (L::DIM + ATTEND_PARTIAL_MORE);
 }
 
-/* A sum of all splits so far with one more. */
-HOST_DEVICE float added(float all, float shrink, float more, float weight)
-{
-    return fmaf(all, shrink, more * weight);
-}
-
-/* A warp's results to where others find them: outputs in the stage that it has just taken. */
+/* A warp's results to where others find them. */
 template <typename L>
 DEVICE void show(struct known<L> &k, float *outputs, const struct state<L> &s, int32_t count)
 {
-    const int32_t lane = (int32_t)threadIdx.x % WARP, head = lane / QUAD;
-    const int32_t warp = (int32_t)threadIdx.x / WARP;
-    const float sum = reduce_lanes<QUAD>(s.sum, plus());
-    if (lane % QUAD == 0) {
-        k.max[warp][head] = s.max;
-        k.sum[warp][head] = sum;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int32_t head = lane % QUAD * 2 + i;
+        const float sum = reduce_keys(s.sum[i], plus());
+        if (lane < QUAD) {
+            k.max[warp][head] = s.max[i];
+            k.sum[warp][head] = sum;
+        }
+        if (head < count) {
+#pragma unroll
+            for (int n = 0; n < L::STEPS; n++)
+#pragma unroll
+                for (int below = 0; below < 2; below++)
+                    outputs[head * L::OUT_PITCH + element<L>::of_output(n, below)] =
+                        s.out[n][i + 2 * below];
+        }
     }
-    if (head >= count)
-        return;
-#pragma unroll
-    for (int n = 0; n < L::DIM / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            outputs[head * L::OUT_PITCH + element<L>::of_output(n, i)] =
-                s.out[n][i] + s.out[n][i + 2];
 }
 
-/* One element of the output of a split. */
+/* TOGETHER neighbouring elements of the output of a head, of a split or of all so far. */
 struct folded {
-    float out, max, sum;
+    float out[TOGETHER], max, sum;
 };
 
 template <typename L>
-DEVICE struct folded fold_warps(const struct known<L> &k, const typename L::E *ring, int32_t stage,
-                                int32_t g, int32_t e)
+DEVICE struct folded fold_warps(const struct known<L> &k, const typename L::E *outputs, int32_t g,
+                                int32_t e)
 {
-    struct folded f = {0, -INFINITY, 0};
+    struct folded f = {{}, -INFINITY, 0};
 #pragma unroll
     for (int w = 0; w < L::WARPS; w++)
         f.max = fmaxf(f.max, k.max[w][g]);
 #pragma unroll
     for (int w = 0; w < L::WARPS; w++) {
         const float weight = mma_exp2(k.max[w][g] - f.max);
-        const float *outputs = (const float *)(ring + (w * L::STAGES + stage) * L::STAGE);
+        const float *of = (const float *)(outputs + w * L::RING) + g * L::OUT_PITCH + e;
+        const pack<float, TOGETHER> more = *(const pack<float, TOGETHER> *)of;
         f.sum = fmaf(k.sum[w][g], weight, f.sum);
-        f.out = fmaf(outputs[g * L::OUT_PITCH + e], weight, f.out);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+            f.out[i] = fmaf(more.e[i], weight, f.out[i]);
     }
     return f;
 }
 
+/* all = `more` after all the keys before it. */
+DEVICE void add_split(struct folded &all, float shrink, const struct folded &more, float weight)
+{
+    all.sum = fmaf(all.sum, shrink, more.sum * weight);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        all.out[i] = fmaf(all.out[i], shrink, more.out[i] * weight);
+}
+
+DEVICE void write_out(const struct attend_args &a, int32_t t, int32_t head, int32_t e,
+                      const struct folded &all)
+{
+    const float sum = attend_sum(a, head, all.sum, all.max);
+    float *to = attend_out(&a, t, head) + e;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        to[i] = all.out[i] / sum;
+}
+
+/* A split that the block folds behind those before it. */
+template <typename L>
+DEVICE void fold_split(struct known<L> &k, const struct attend_args &a, const struct part &p,
+                       int32_t split, int32_t first, int32_t n, const struct folded &f)
+{
+    const int32_t now = split % 2, g = n / (L::DIM / TOGETHER), e = n % (L::DIM / TOGETHER);
+    struct folded all = {{}, -INFINITY, 0};
+    if (split > 0) {
+        all.max = k.max_before[now][g];
+        all.sum = k.sum_before[now][g];
+        memcpy(all.out, &k.before[n], sizeof all.out);
+    }
+    const float max = fmaxf(all.max, f.max);
+    add_split(all, mma_exp2(all.max - max), f, mma_exp2(f.max - max));
+    all.max = max;
+    if (split == p.splits - 1) {
+        write_out(a, p.t, first + g, e * TOGETHER, all);
+        return;
+    }
+    memcpy(&k.before[n], all.out, sizeof all.out);
+    if (e == 0) {
+        k.max_before[!now][g] = all.max;
+        k.sum_before[!now][g] = all.sum;
+    }
+}
+
 /* Ends a split of heads [first, first + count): leaves it in memory for merge, or folds it. */
 template <typename L>
-DEVICE void end_split(struct known<L> &k, const typename L::E *ring, int32_t stage,
-                      const struct attend_args &a, const struct part &p, int32_t split,
-                      int32_t first, int32_t count)
+DEVICE void end_split(struct known<L> &k, const typename L::E *outputs, const struct attend_args &a,
+                      const struct part &p, int32_t split, int32_t first, int32_t count)
 {
-    const int now = split % 2;
+    constexpr int EACH = L::DIM / TOGETHER;
     __syncthreads();
-    for (int32_t n = (int32_t)threadIdx.x; n < count * L::DIM; n += L::THREADS) {
-        const int32_t g = n / L::DIM, e = n % L::DIM;
-        const struct folded f = fold_warps<L>(k, ring, stage, g, e);
-        if (p.step > 1) {
-            float *to = partial_at<L>(a, first + g, split);
-            to[e] = f.out;
-            if (e == 0) {
-                to[L::DIM] = f.max;
-                to[L::DIM + 1] = f.sum;
-            }
+    for (int32_t n = (int32_t)threadIdx.x; n < count * EACH; n += L::THREADS) {
+        const int32_t g = n / EACH, e = n % EACH;
+        const struct folded f = fold_warps<L>(k, outputs, g, e * TOGETHER);
+        if (p.step == 1) {
+            fold_split<L>(k, a, p, split, first, n, f);
             continue;
         }
-        const float max = split == 0 ? -INFINITY : k.all_max[now][g], top = fmaxf(max, f.max);
-        const float shrink = mma_exp2(max - top), weight = mma_exp2(f.max - top);
-        const float sum = added(split == 0 ? 0 : k.all_sum[now][g], shrink, f.sum, weight);
-        k.all[n] = added(split == 0 ? 0 : k.all[n], shrink, f.out, weight);
+        float *to = partial_at<L>(a, first + g, split);
+        *(pack<float, TOGETHER> *)(to + e * TOGETHER) = *(const pack<float, TOGETHER> *)f.out;
         if (e == 0) {
-            k.all_max[!now][g] = top;
-            k.all_sum[!now][g] = sum;
+            to[L::DIM] = f.max;
+            to[L::DIM + 1] = f.sum;
         }
-        if (split == p.splits - 1)
-            attend_out(&a, p.t, first + g)[e] = k.all[n] / attend_sum(a, first + g, sum, top);
     }
-    __syncthreads(); /* the stages are copied into again */
+    __syncthreads(); /* the outputs are copied over */
 }
 
 /* ---- splits of several blocks ---- */
@@ -180,16 +223,11 @@ struct merging {
     float shrink[SPLITS], weight[SPLITS], sum[SPLITS], max;
 };
 
-/* A lane for each split, which learns the maximum up to it from those before. */
-template <typename L>
-DEVICE void plan_merge(struct merging *m, const struct attend_args &a, int32_t head, int32_t splits)
+/* A lane for each split, whose maximum and sum are `of`, learns the maximum up to it. */
+DEVICE void plan_merge(struct merging *m, const float (&of)[4], int32_t splits)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
-    float of[4] = {-INFINITY}, top;
-    static_assert(SPLITS == WARP, "a lane for each split");
-    if (lane < splits)
-        mma_load_fresh(of, partial_at<L>(a, head, lane) + L::DIM);
-    top = of[0];
+    float top = of[0];
 #pragma unroll
     for (int step = 1; step < WARP; step *= 2)
         top = fmaxf(__shfl_sync(ALL_LANES, top, lane < step ? lane : lane - step), top);
@@ -201,33 +239,53 @@ DEVICE void plan_merge(struct merging *m, const struct attend_args &a, int32_t h
         m->max = top;
 }
 
-/* Folds the splits of heads [first, first + count), with the bits of end_split. */
+/* Folds the splits of heads [first, first + count), with the bits of fold_split. All loads are under
+ * way before the first one is waited for, if there are not many. */
 template <typename L>
 DEVICE void merge(struct merging (&m)[GROUP], const struct attend_args &a, const struct part &p,
                   int32_t first, int32_t count)
 {
-    constexpr int TOGETHER = 4, PARTS = L::DIM / TOGETHER;
-    for (int32_t g = (int32_t)threadIdx.x / WARP; g < count; g += L::WARPS)
-        plan_merge<L>(&m[g], a, first + g, p.splits);
-    __syncthreads();
-    for (int32_t n = (int32_t)threadIdx.x; n < count * PARTS; n += L::THREADS) {
-        const int32_t g = n / PARTS, e = n % PARTS * TOGETHER;
+    constexpr int EACH = L::DIM / TOGETHER, AT_ONCE = 8 /* splits */, PLANS = GROUP / L::WARPS;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+    float of[PLANS][4];
+    bool planned = false;
+    static_assert(SPLITS == WARP, "a lane for each split");
+#pragma unroll
+    for (int i = 0; i < PLANS; i++) {
+        const int32_t g = warp + i * L::WARPS;
+        of[i][0] = -INFINITY;
+        of[i][1] = 0;
+        if (g < count && lane < p.splits)
+            mma_load_fresh(of[i], partial_at<L>(a, first + g, lane) + L::DIM);
+    }
+    for (int32_t n = (int32_t)threadIdx.x; n < count * EACH || !planned; n += L::THREADS) {
+        const int32_t g = n / EACH % count, e = n % EACH * TOGETHER;
         const float *from = partial_at<L>(a, first + g, 0) + e;
-        float out[TOGETHER] = {}, sum = 0;
-#pragma unroll 16 /* loads under way together */
-        for (int32_t s = 0; s < p.splits; s++) {
-            float more[TOGETHER];
-            mma_load_fresh(more, from + (int64_t)s * (L::DIM + ATTEND_PARTIAL_MORE));
-            sum = added(sum, m[g].shrink[s], m[g].sum[s], m[g].weight[s]);
+        struct folded all = {{}, 0, 0};
+        for (int32_t s = 0; s < p.splits; s += AT_ONCE) {
+            struct folded more[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < TOGETHER; i++)
-                out[i] = added(out[i], m[g].shrink[s], more[i], m[g].weight[s]);
+            for (int i = 0; i < AT_ONCE; i++)
+                if (s + i < p.splits)
+                    mma_load_fresh(more[i].out, from + (s + i) * (L::DIM + ATTEND_PARTIAL_MORE));
+            if (!planned) {
+#pragma unroll
+                for (int i = 0; i < PLANS; i++)
+                    if (warp + i * L::WARPS < count)
+                        plan_merge(&m[warp + i * L::WARPS], of[i], p.splits);
+                __syncthreads();
+                planned = true;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (s + i < p.splits) {
+                    more[i].sum = m[g].sum[s + i];
+                    add_split(all, m[g].shrink[s + i], more[i], m[g].weight[s + i]);
+                }
         }
-        const float all = attend_sum(a, first + g, sum, m[g].max);
-        float *to = attend_out(&a, p.t, first + g) + e;
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++)
-            to[i] = out[i] / all;
+        all.max = m[g].max;
+        if (n < count * EACH)
+            write_out(a, p.t, first + g, e, all);
     }
     __syncthreads(); /* m is written again */
 }
@@ -236,70 +294,87 @@ DEVICE void merge(struct merging (&m)[GROUP], const struct attend_args &a, const
 
 /* A warp's way through the cache blocks of its part. */
 template <typename L> struct walk {
-    typename L::E *ring; /* the warp's */
     const typename L::E *cache;
     int32_t count, number; /* cache blocks; each lane has one's number */
 };
 
-/* Begins to copy the nth into a stage; nth ascends by 1. */
+/* Begins to copy keys or values of the nth cache block; `nth` of keys ascends by 1. */
 template <typename L>
-DEVICE void fetch_nth(struct walk<L> &w, const struct attend_args &a, const struct part &p,
-                      int32_t nth, int32_t stage)
+DEVICE void fetch_nth(struct walk<L> &w, typename L::E *half, const struct attend_args &a,
+                      const struct part &p, int32_t nth, bool value)
 {
     if (nth < w.count) {
-        if (nth % WARP == 0) {
+        if (nth % WARP == 0 && !value) {
             const int32_t b = block_of<L>(p, nth + (int32_t)threadIdx.x % WARP);
             w.number = b < p.blocks ? kv_block(&a.rows, p.slot, p.first_block + b) : 0;
         }
         const int32_t number = __shfl_sync(ALL_LANES, w.number, nth % WARP);
         const int32_t b = block_of<L>(p, nth);
         if (b < p.blocks)
-            fetch<L>(w.ring + stage * L::STAGE, w.cache + kv_index(&a.kv, number, p.kv_head, false),
+            fetch<L>(half, w.cache + kv_index(&a.kv, number, p.kv_head, value),
                      (p.first_block + b) * BLOCK, p.visible);
     }
     mma_copy_group(); /* an empty one, too: the wait counts groups */
 }
 
-/* All splits of the block for heads [first, first + count). */
+/* All splits of the block for heads [first, first + count). Of three halves one is being copied into
+ * while the two of a cache block are taken; of four, two. */
 template <typename L>
-DEVICE void attend_part(struct known<L> &k, typename L::E *ring, const struct attend_args &a,
+DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct attend_args &a,
                         const typename L::E *cache, const struct part &p, int32_t first,
                         int32_t count)
 {
     const int32_t log2 = turns_log2<L>(p), splits = (p.splits - p.split + p.step - 1) / p.step;
-    typename L::E *mine = ring + (int32_t)threadIdx.x / WARP * L::STAGES * L::STAGE;
-    struct walk<L> w = {
-        mine, cache, splits << log2, 0
-    };
-    uint32_t q[L::DIM / 16][4];
+    const int32_t warp = (int32_t)threadIdx.x / WARP;
+    typename L::E *ring = rings + warp * L::RING;
+    struct walk<L> w = {cache, splits << log2, 0};
+    struct parts q[L::STEPS], x = {};
     struct state<L> s;
+    float back[2];
+    /* What the kernel before writes of keys and values is in the row's last cache block only. */
+    const bool early = !a.apart && block_of<L>(p, (L::HALVES - 1) / 2) < p.blocks - 1;
+    if (!early)
+        launch_wait();
 #pragma unroll
-    for (int i = 0; i < L::STAGES; i++)
-        fetch_nth<L>(w, a, p, i, i);
-    const float back = load_queries<L>(q, a, p.t, first, count);
+    for (int i = 0; i < L::HALVES; i++)
+        fetch_nth<L>(w, ring + i * L::HALF, a, p, i / 2, i % 2 == 1);
+    launch_wait();
+    load_queries<L>(q, back, a, p.t, first, count);
     clear<L>(s);
-    for (int32_t nth = 0, stage = 0; nth < w.count; nth++) {
-        typename L::E *now = mine + stage * L::STAGE;
-        const int32_t b = block_of<L>(p, nth);
-        mma_copy_wait<L::STAGES - 1>();
+    for (int32_t nth = 0, half = 0; nth < w.count; nth++) {
+        const int32_t b = block_of<L>(p, nth), next = half + 1 == L::HALVES ? 0 : half + 1;
+        typename L::E *keys = ring + half * L::HALF, *values = ring + next * L::HALF;
+        mma_copy_wait<L::HALVES - 1>();
         __syncwarp();
         if (b < p.blocks)
-            take<L>(s, a, p.visible, q, back, now, (p.first_block + b) * BLOCK);
+            weigh<L>(x, s, a, p.visible, q, back, keys, (p.first_block + b) * BLOCK);
+        if (L::HALVES == 3) {
+            __syncwarp(); /* all lanes have taken the keys */
+            fetch_nth<L>(w, keys, a, p, nth + 1, true);
+        }
+        mma_copy_wait<2>();
+        __syncwarp();
+        if (b < p.blocks)
+            multiply_values<L>(s.out, x, values);
         __syncwarp();
         if (((nth + 1) & ((1 << log2) - 1)) == 0) {
-            show<L>(k, (float *)now, s, count);
-            end_split<L>(k, ring, stage, a, p, p.split + (nth >> log2) * p.step, first, count);
+            typename L::E *outputs = L::HALVES == 3 ? values : keys;
+            show<L>(k, (float *)outputs, s, count);
+            end_split<L>(k, outputs - warp * L::RING, a, p, p.split + (nth >> log2) * p.step, first,
+                         count);
             clear<L>(s);
         }
-        fetch_nth<L>(w, a, p, nth + L::STAGES, stage);
-        stage = stage + 1 == L::STAGES ? 0 : stage + 1;
+        fetch_nth<L>(w, L::HALVES == 3 ? values : keys, a, p, nth + 2, false);
+        if (L::HALVES == 4)
+            fetch_nth<L>(w, values, a, p, nth + 2, true);
+        half = next + 1 == L::HALVES ? 0 : next + 1;
     }
 }
 
 /* What the block works on; false: nothing. */
-template <typename L> DEVICE bool part_of(struct part &p, const struct attend_args &a)
+DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t position)
 {
-    const int32_t position = a.rows.position[p.t], first = attend_first(&a, position);
+    const int32_t first = attend_first(&a, position);
     p.visible = {first, position};
     p.first_block = first / BLOCK;
     p.blocks = position / BLOCK + 1 - p.first_block;
@@ -311,12 +386,21 @@ template <typename L> DEVICE bool part_of(struct part &p, const struct attend_ar
     p.split = (int32_t)blockIdx.z;
     p.step = p.splits == 1 ? 1 : (int32_t)gridDim.z;
     const bool others = a.partial == nullptr && keys >= ATTEND_LONG_KEYS;
-    return p.split < p.splits && attend_is_alone(&a, p.t) && !(others && attend_is_picked(&a, p.t));
+    return p.split < p.splits && attend_is_alone(&a, p.t) &&
+           !(others && attend_is_picked(&a, p.t));
+}
+
+template <typename L>
+DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
+{
+    const int32_t count = blockIdx.z > 0 ? 0 : (p.heads.past - p.heads.first) * L::DIM;
+    for (int32_t n = (int32_t)threadIdx.x; n < count; n += L::THREADS)
+        attend_out(&a, p.t, p.heads.first)[n] = 0;
 }
 
 /* Block (place, KV head, its first split). */
 template <typename L>
-__global__ void __launch_bounds__(L::THREADS, 3) /* three are in the middle while others begin */
+__global__ void __launch_bounds__(L::THREADS, L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
     attend_decode_kernel(struct attend_args a, const typename L::E *cache)
 {
     typedef pack<uint32_t, 4> aligned;
@@ -327,21 +411,18 @@ __global__ void __launch_bounds__(L::THREADS, 3) /* three are in the middle whil
     launch_release();
     p.t = a.partial != nullptr && a.picked != nullptr ? a.picked[place] : place;
     p.kv_head = (int32_t)blockIdx.y;
-    p.heads = heads_at_once(a, p.kv_head);
     if (p.t < 0)
         return;
+    const int32_t position = a.rows.position[p.t]; /* with what is loaded next */
     p.slot = a.rows.slot[p.t];
-    if (p.slot < 0) {
-        float *to = attend_out(&a, p.t, p.heads.first);
-        const int32_t count = blockIdx.z > 0 ? 0 : p.heads.past - p.heads.first;
+    p.heads = heads_at_once(a, p.kv_head);
+    const bool works = p.slot >= 0 && find_splits(p, a, position);
+    if (!works) {
         launch_wait();
-        for (int32_t n = (int32_t)threadIdx.x; n < count * L::DIM; n += L::THREADS)
-            to[n] = 0;
+        if (p.slot < 0)
+            write_zeros<L>(a, p);
         return;
     }
-    if (!part_of<L>(p, a))
-        return;
-    launch_wait();
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
         attend_part<L>(k, (typename L::E *)memory, a, cache, p, g,
                        p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
@@ -392,19 +473,19 @@ static bool launch_dim(struct cuda_backend *c, const struct attend_args &a, cons
 {
     switch (a.kv.dim) {
     case 64:
-        launch<layout<E, C, 64, 2, 2>>(c, a, cache);
+        launch<layout<E, C, 64, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
         return true;
     case 80:
-        launch<layout<E, C, 80, 2, 2>>(c, a, cache);
+        launch<layout<E, C, 80, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
         return true;
     case 96:
-        launch<layout<E, C, 96, 2, 2>>(c, a, cache);
+        launch<layout<E, C, 96, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
         return true;
     case 128:
-        launch<layout<E, C, 128, 2, 2>>(c, a, cache);
+        launch<layout<E, C, 128, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
         return true;
     case 256:
-        launch<layout<E, C, 256, 1, 2>>(c, a, cache);
+        launch<layout<E, C, 256, 1, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
         return true;
     default:
         return false;

@@ -85,6 +85,15 @@ DEVICE uint32_t mma_pair(float first, float second, __half)
     return pair;
 }
 
+/* The 8 x 8 matrix of 16-bit elements of which lane i has 2 * (i % 4) and the next of row i / 4,
+ * transposed. */
+DEVICE uint32_t mma_transpose(uint32_t pair)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(pair));
+    return y;
+}
+
 /* Four E4M3 as fp16: the first two, and the others. Before sm_89 by their bits, which mean 2^8 times
  * less where those of fp16 are; NaN has its own code. */
 DEVICE void mma_widen(uint32_t (&pair)[2], uint32_t codes, e4m3, __half)

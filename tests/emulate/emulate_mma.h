@@ -112,6 +112,17 @@ inline void mma_load_transposed(uint32_t (&m)[4], const void *row)
     emulate_load(m, row, true);
 }
 
+inline uint32_t mma_transpose(uint32_t pair)
+{
+    const uint32_t mine[1] = {pair};
+    const uint32_t(*rows)[1] = emulate_share(mine);
+    const unsigned r = threadIdx.x % 32 / 4, c = 2 * (threadIdx.x % 4);
+    uint32_t y = 0;
+    for (unsigned i = 0; i < 2; i++)
+        y |= (rows[4 * (c + i) + r / 2][0] >> (16 * (r % 2)) & 0xffffu) << (16 * i);
+    return y;
+}
+
 /* Element `which` of two in a register; C: their type. */
 template <typename C> float emulate_element(uint32_t word, unsigned which)
 {
