@@ -3,16 +3,17 @@
  * all rows and each block leaves at once when its rows belong to the other; a launch depends on
  * host scalars only, as a graph needs it. Runs: attend_flash.cu and attend_tile.cu.
  *
- * Rows alone are bound by the reads of keys and values. The keys that a row sees, from the cache
- * block of the first on, are cut into splits by their own number only, and splits are folded in
- * ascending order, so its bits do not depend on other rows. attend_split_kernel, one block per
- * (row, KV head, split): a team of lanes takes AT_ONCE keys at a time, all their loads under way
- * together, for up to GROUP query heads, with its own running (maximum, sum, output) in registers;
- * nothing is shared until the end. attend_merge_kernel folds the splits. In steps of so many rows
- * that there is no room for all splits' results, a block takes all splits of its row one after the
- * other: these fill the device without being split, but for a few long rows that would keep the
- * others waiting. attend_pick_kernel picks such, and they are split as ever. That changes no bit,
- * so it does not matter which are picked. Padding gets its zeros here. */
+ * Rows alone are bound by the reads of keys and values. Those of usual heads are
+ * attend_decode.cu's, the others are here. The keys that a row sees, from the cache block of the
+ * first on, are cut into splits by their own number only, and splits are folded in ascending order,
+ * so its bits do not depend on other rows. attend_split_kernel, one block per (row, KV head,
+ * split): a team of lanes takes AT_ONCE keys at a time, all their loads under way together, for up
+ * to GROUP query heads, with its own running (maximum, sum, output) in registers; nothing is shared
+ * until the end. attend_merge_kernel folds the splits. In steps of so many rows that there is no
+ * room for all splits' results, a block takes all splits of its row one after the other: these fill
+ * the device without being split, but for a few long rows that would keep the others waiting.
+ * attend_pick_kernel picks such, and they are split as ever. That changes no bit, so it does not
+ * matter which are picked. Padding gets its zeros here. */
 #include "kernels/cuda/attend.cuh"
 
 #include "kernels/cuda/mma.cuh"

@@ -13,7 +13,7 @@
 #include "kernels/cuda/attend_decode.cuh"
 
 #define SPLITS ATTEND_SPLITS
-#define TOGETHER 4         /* elements of an output, 16 bytes */
+#define TOGETHER 4 /* elements of an output, 16 bytes */
 #ifndef SPLIT_KEYS_LOG2
 #define SPLIT_KEYS_LOG2 7
 #endif
@@ -239,8 +239,8 @@ DEVICE void plan_merge(struct merging *m, const float (&of)[4], int32_t splits)
         m->max = top;
 }
 
-/* Folds the splits of heads [first, first + count), with the bits of fold_split. All loads are under
- * way before the first one is waited for, if there are not many. */
+/* Folds the splits of heads [first, first + count), with the bits of fold_split. All loads are
+ * under way before the first one is waited for, if there are not many. */
 template <typename L>
 DEVICE void merge(struct merging (&m)[GROUP], const struct attend_args &a, const struct part &p,
                   int32_t first, int32_t count)
@@ -317,8 +317,8 @@ DEVICE void fetch_nth(struct walk<L> &w, typename L::E *half, const struct atten
     mma_copy_group(); /* an empty one, too: the wait counts groups */
 }
 
-/* All splits of the block for heads [first, first + count). Of three halves one is being copied into
- * while the two of a cache block are taken; of four, two. */
+/* All splits of the block for heads [first, first + count). Of three halves one is being copied
+ * into while the two of a cache block are taken; of four, two. */
 template <typename L>
 DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct attend_args &a,
                         const typename L::E *cache, const struct part &p, int32_t first,
@@ -327,7 +327,9 @@ DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct a
     const int32_t log2 = turns_log2<L>(p), splits = (p.splits - p.split + p.step - 1) / p.step;
     const int32_t warp = (int32_t)threadIdx.x / WARP;
     typename L::E *ring = rings + warp * L::RING;
-    struct walk<L> w = {cache, splits << log2, 0};
+    struct walk<L> w = {
+        cache, splits << log2, 0
+    };
     struct parts q[L::STEPS], x = {};
     struct state<L> s;
     float back[2];
@@ -386,12 +388,10 @@ DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t pos
     p.split = (int32_t)blockIdx.z;
     p.step = p.splits == 1 ? 1 : (int32_t)gridDim.z;
     const bool others = a.partial == nullptr && keys >= ATTEND_LONG_KEYS;
-    return p.split < p.splits && attend_is_alone(&a, p.t) &&
-           !(others && attend_is_picked(&a, p.t));
+    return p.split < p.splits && attend_is_alone(&a, p.t) && !(others && attend_is_picked(&a, p.t));
 }
 
-template <typename L>
-DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
+template <typename L> DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
 {
     const int32_t count = blockIdx.z > 0 ? 0 : (p.heads.past - p.heads.first) * L::DIM;
     for (int32_t n = (int32_t)threadIdx.x; n < count; n += L::THREADS)
@@ -400,7 +400,9 @@ DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
 
 /* Block (place, KV head, its first split). */
 template <typename L>
-__global__ void __launch_bounds__(L::THREADS, L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
+__global__ void
+__launch_bounds__(L::THREADS,
+                  L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
     attend_decode_kernel(struct attend_args a, const typename L::E *cache)
 {
     typedef pack<uint32_t, 4> aligned;
@@ -451,7 +453,12 @@ static void launch_places(struct cuda_backend *c, const struct attend_args &a, c
     cuda_note(c, "attend",
               cudaFuncSetAttribute(attend_decode_kernel<L>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)L::BYTES));
-    LAUNCH(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a, (const typename L::E *)cache);
+    if (a.picked == nullptr)
+        LAUNCH_AHEAD(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
+                     (const typename L::E *)cache);
+    else /* the list is the result of a kernel */
+        LAUNCH(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
+               (const typename L::E *)cache);
 }
 
 template <typename L>

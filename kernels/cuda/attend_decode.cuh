@@ -106,8 +106,8 @@ template <typename C> DEVICE void cut(uint32_t &high, uint32_t &low, float x, fl
 /* The heads [first, first + count) as factors, times the scale; back[i]: what the scores of the
  * lane's head i of two are to be multiplied by. */
 template <typename L>
-DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2],
-                         const struct attend_args &a, int32_t t, int32_t first, int32_t count)
+DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], const struct attend_args &a,
+                         int32_t t, int32_t first, int32_t count)
 {
     const int32_t head = (int32_t)threadIdx.x % WARP / QUAD, of = (int32_t)threadIdx.x % QUAD * 2;
     const float *from = attend_query(&a, t, head < count ? first + head : first);
@@ -141,8 +141,7 @@ DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2],
 /* ---- products ---- */
 
 /* A step of 16 elements of 16 keys. Codes have two steps a load. */
-template <typename L>
-DEVICE void load_keys(uint32_t (&k)[2][4], const typename L::E *keys, int s)
+template <typename L> DEVICE void load_keys(uint32_t (&k)[2][4], const typename L::E *keys, int s)
 {
     const uint32_t lane = threadIdx.x % WARP;
     const typename L::E *key = keys + lane % 16 * L::PITCH + s * 16;
@@ -170,8 +169,8 @@ DEVICE void load_values(uint32_t (&v)[2][4], const typename L::E *values, int s)
     const typename L::E *value = values + s * 16;
     if constexpr (L::CODES) {
         uint32_t word[4], pair[2];
-        mma_load_transposed(word, value + lane % 16 * L::PITCH +
-                                      (s + 1 < L::STEPS ? lane / 16 * 16 : 0));
+        mma_load_transposed(word,
+                            value + lane % 16 * L::PITCH + (s + 1 < L::STEPS ? lane / 16 * 16 : 0));
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* 8 keys; even elements, then odd ones */
             mma_widen(pair, mma_exchange(word[i]), e4m3(), __half());
@@ -307,7 +306,8 @@ template <typename L> DEVICE void raise(struct state<L> &s, const float (&score)
 }
 
 /* Weights of the keys of a half, of which the row sees one at least. They are relative to a maximum
- * that is not always the last one: it is raised when weights would grow large, and that is seldom. */
+ * that is not always the last one: it is raised when weights would grow large, and that is seldom.
+ */
 template <typename L>
 DEVICE void weigh(struct parts &x, struct state<L> &s, const struct attend_args &a,
                   const struct visible &v, const struct parts (&q)[L::STEPS],

@@ -94,8 +94,8 @@ DEVICE uint32_t mma_transpose(uint32_t pair)
     return y;
 }
 
-/* Four E4M3 as fp16: the first two, and the others. Before sm_89 by their bits, which mean 2^8 times
- * less where those of fp16 are; NaN has its own code. */
+/* Four E4M3 as fp16: the first two, and the others. Before sm_89 by their bits, which mean 2^8
+ * times less where those of fp16 are; NaN has its own code. */
 DEVICE void mma_widen(uint32_t (&pair)[2], uint32_t codes, e4m3, __half)
 {
 #if __CUDA_ARCH__ >= 890

@@ -75,6 +75,7 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
 {
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
     const int32_t slot = a.rows.slot[t], turning = a.rotary / 2;
+    launch_release();
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
         return;
