@@ -90,6 +90,7 @@ TESTED_BY = {
     "kernels/cpu/rules.c": "tests/test_sample.c",
     "kernels/cpu/sample.c": "tests/test_sample.c",
     "kernels/cuda/attend.cu": "tests/test_attend.c",
+    "kernels/cuda/attend_decode.cu": "tests/test_attend.c",
     "kernels/cuda/attend_flash.cu": "tests/test_attend.c",
     "kernels/cuda/attend_tile.cu": "tests/test_attend.c",
     "kernels/cuda/blas.c": "tests/test_kernels.c",

@@ -4,27 +4,25 @@
  * belong to the other; a launch depends on host scalars only, as a graph needs it. Runs:
  * attend_flash.cu and attend_tile.cu.
  *
- * Rows alone are bound by the reads of keys and values. The keys that a row sees, from the cache
- * block of the first on, are cut into splits by their own number only, and splits are folded in
- * ascending order, so its bits do not depend on other rows. attend_split_kernel, one block per
- * (row, KV head, split): a team of lanes takes AT_ONCE keys at a time, all their loads under way
- * together, for up to GROUP query heads, with its own running (maximum, sum, output) in registers;
- * nothing is shared until the end. attend_merge_kernel folds the splits. In steps of so many rows
- * that there is no room for all splits' results, a block takes all splits of its row one after the
- * other: these fill the device without being split, but for a few long rows that would keep the
- * others waiting. attend_pick_kernel picks such, and they are split as ever. That changes no bit,
- * so it does not matter which are picked. Padding gets its zeros here. */
+ * Rows alone are bound by the reads of keys and values. Those of usual heads are
+ * attend_decode.cu's, the others are here. The keys that a row sees, from the cache block of the
+ * first on, are cut into splits by their own number only, and splits are folded in ascending order,
+ * so its bits do not depend on other rows. attend_split_kernel, one block per (row, KV head,
+ * split): a team of lanes takes AT_ONCE keys at a time, all their loads under way together, for up
+ * to GROUP query heads, with its own running (maximum, sum, output) in registers; nothing is shared
+ * until the end. attend_merge_kernel folds the splits. In steps of so many rows that there is no
+ * room for all splits' results, a block takes all splits of its row one after the other: these fill
+ * the device without being split, but for a few long rows that would keep the others waiting.
+ * attend_pick_kernel picks such, and they are split as ever. That changes no bit, so it does not
+ * matter which are picked. Padding gets its zeros here. */
 #include "kernels/cuda/attend.cuh"
 
 #include "kernels/cuda/mma.cuh"
 
 #define THREADS 128
-#define SPLITS 32
+#define SPLITS ATTEND_SPLITS
 #define SPLIT_KEYS_MIN 64  /* shorter ones are not worth the fold */
 #define PICKED_BLOCKS 2048 /* for so many blocks at most */
-#ifndef ATTEND_LONG_KEYS
-#define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
-#endif
 
 struct key_range {
     int32_t begin, end;
@@ -71,7 +69,8 @@ HOST_DEVICE int32_t keys_count(const struct attend_args *a, int32_t t)
 HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_t head,
                               int32_t split)
 {
-    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) * (a->kv.dim + 2);
+    return a->partial + (((int64_t)place * a->heads + head) * SPLITS + split) *
+                            (a->kv.dim + ATTEND_PARTIAL_MORE);
 }
 
 /* Of the block's place; -1: none. */
@@ -79,14 +78,6 @@ DEVICE int32_t row_of_place(const struct attend_args *a)
 {
     return a->partial != nullptr && a->picked != nullptr ? a->picked[blockIdx.x]
                                                          : (int32_t)blockIdx.x;
-}
-
-DEVICE bool is_picked(const struct attend_args *a, int32_t t)
-{
-    bool found = false;
-    for (int32_t i = 0; i < a->picks; i++)
-        found = found || a->picked[i] == t;
-    return found;
 }
 
 /* One block: some rows that are alone and long. */
@@ -318,7 +309,8 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     const struct key_range all = padding ? key_range{0, 1} : keys_of(&a, t);
     const int32_t length = all.end - all.begin, splits = split_count(length);
     const int32_t one = (int32_t)blockIdx.z, past = a.partial != nullptr ? one + 1 : splits;
-    if (one >= splits || (a.partial == nullptr && length >= ATTEND_LONG_KEYS && is_picked(&a, t)))
+    if (one >= splits ||
+        (a.partial == nullptr && length >= ATTEND_LONG_KEYS && attend_is_picked(&a, t)))
         return; /* at once: there are many such */
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     if (padding) {
@@ -345,7 +337,7 @@ __global__ void attend_merge_kernel(struct attend_args a)
         struct folded all = {first[e], first[dim], first[dim + 1]};
 #pragma unroll 8 /* loads under way together */
         for (int32_t s = 1; s < splits; s++) {
-            const float *p = first + (int64_t)s * (dim + 2);
+            const float *p = first + (int64_t)s * (dim + ATTEND_PARTIAL_MORE);
             all = fold(all, {p[e], p[dim], p[dim + 1]});
         }
         attend_out(&a, t, head)[e] = all.out / attend_sum(a, head, all.sum, all.max);
@@ -372,10 +364,8 @@ static void launch_split(struct cuda_backend *c, const struct attend_args &a, co
         launch_places<S>(c, a, cache, a.rows.count);
         return;
     }
-    if (a.picks > 0) {
-        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+    if (a.picks > 0)
         launch_places<S>(c, a, cache, a.picks);
-    }
     whole.partial = nullptr;
     LAUNCH(c, attend_split_kernel<S>, dim3((unsigned)a.rows.count, (unsigned)a.kv.heads), THREADS,
            0, whole, (const typename S::E *)cache);
@@ -399,6 +389,10 @@ static void launch_wide(struct cuda_backend *c, const struct attend_args &a, con
 static void launch_alone(struct cuda_backend *c, const struct attend_args &a, enum dtype dtype,
                          const void *cache)
 {
+    if (a.picks > 0)
+        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+    if (attend_decode_run(c, &a, dtype, cache))
+        return;
     if (dtype == DTYPE_F32)
         launch_split<shape<float, 1, WARP, BACKEND_HEAD_DIM_MAX / WARP, 1, 1>>(c, a, cache);
     else if (dtype == DTYPE_F16)
@@ -437,9 +431,13 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             nullptr,
                             0,
                             apart,
-                            how->sink};
-    const size_t place = (size_t)h->heads * SPLITS * ((size_t)h->head_dim + 2) * sizeof(float);
-    const size_t places = c->partial.bytes / place;
+                            how->sink,
+                            nullptr};
+    const size_t place =
+        (size_t)h->heads * SPLITS * ((size_t)h->head_dim + ATTEND_PARTIAL_MORE) * sizeof(float);
+    const size_t tickets = c->partial.bytes / 2048 / 16 * 16;
+    const size_t places = (c->partial.bytes - tickets) / place;
+    a.tickets = (int32_t *)((char *)c->partial.data + c->partial.bytes - tickets);
     if ((size_t)rows->count > places)
         pick(&a, places);
     launch_alone(c, a, kv->spec.dtype, kv->storage);

@@ -7,6 +7,11 @@
 #include "kernels/cuda/kv_index.cuh"
 
 #define ATTEND_LOG2E 1.44269504f
+#define ATTEND_SPLITS 32
+#define ATTEND_PARTIAL_MORE 4 /* floats behind an output of a split: its maximum, its sum */
+#ifndef ATTEND_LONG_KEYS
+#define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
+#endif
 
 struct attend_args {
     float *out;       /* [rows, heads * dim] */
@@ -17,11 +22,12 @@ struct attend_args {
     int32_t heads;
     int32_t window;       /* INT32_MAX: none */
     float scale, softcap; /* scores are powers of two, so both are times log2(e) */
-    float *partial;       /* [places][heads][SPLITS][dim + 2]: output, maximum, sum; or NULL */
+    float *partial;       /* [places][heads][SPLITS][dim + 4]: output, maximum, sum; or NULL */
     int32_t *picked;      /* the rows that have places, or -1; NULL: each row has its own */
     int32_t picks;
     bool apart;        /* no rows are a run */
     const float *sink; /* [heads]; NULL: there is none */
+    int32_t *tickets;  /* [places][kv heads]: blocks that are done; zero between launches */
 };
 
 /* numerics_sink, of powers of two. */
@@ -42,6 +48,14 @@ DEVICE float attend_capped(const struct attend_args &a, float score)
     const float x = score * (2 * ATTEND_LOG2E / a.softcap);
     const float e = exp2f(126 < x ? 126 : x); /* a NaN stays one */
     return a.softcap * ((e - 1) / (e + 1));
+}
+
+HOST_DEVICE bool attend_is_picked(const struct attend_args *a, int32_t t)
+{
+    bool found = false;
+    for (int32_t i = 0; i < a->picks; i++)
+        found = found || a->picked[i] == t;
+    return found;
 }
 
 /* A sequence row whose neighbours are of other slots. */
@@ -104,6 +118,9 @@ HOST_DEVICE const float *attend_query(const struct attend_args *a, int32_t t, in
     return a->qkv + ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
 }
 
+/* attend_decode.cu: rows that are alone, by tensor cores. false: not for this head size or type. */
+bool attend_decode_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
+                       const void *cache);
 /* attend_tile.cu: rows that are not alone, for any head size and type. */
 void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                      const void *cache);

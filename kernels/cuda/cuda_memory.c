@@ -99,6 +99,7 @@ enum status cuda_memory_open(struct cuda_backend *c, struct err *err)
         TRY(open_pinned(c, &c->flights[i].host, &c->flights[i].event, BACKEND_FETCH_MAX, err));
     const struct cuda_sizes sizes = cuda_memory_sizes(0, 0, 0);
     TRY(cuda_memory_grow(c, &c->partial, sizes.partial, err));
+    TRY(failed(c, cudaMemsetAsync(c->partial.data, 0, sizes.partial, c->stream), 0, err));
     TRY(cuda_memory_grow(c, &c->workspace, sizes.workspace, err));
     TRY(cuda_memory_grow(c, &c->tile, sizes.tile, err));
 out:

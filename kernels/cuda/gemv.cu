@@ -181,7 +181,7 @@ constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS_OF<F, GROUPS>][
 template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
     static constexpr int SUBS = F::K / 4;
     const float *row[GROUPS];
-    uint32_t split[SUBS][GROUPS][PAIRS<F>][4];
+    uint32_t split[SUBS][GROUPS][X_PAIRS<F>][4];
     alignas(16) float next[SUBS][GROUPS][4];
 
     DEVICE void load(int32_t end, int32_t k)

@@ -96,6 +96,54 @@ DEVICE uint32_t mma_pair(float first, float second, __half)
     return pair;
 }
 
+/* The 8 x 8 matrix of 16-bit elements of which lane i has 2 * (i % 4) and the next of row i / 4,
+ * transposed. */
+DEVICE uint32_t mma_transpose(uint32_t pair)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(pair));
+    return y;
+}
+
+/* Four E4M3 as fp16: the first two, and the others. Before sm_89 by their bits, which mean 2^8
+ * times less where those of fp16 are; NaN has its own code. */
+DEVICE void mma_widen(uint32_t (&pair)[2], uint32_t codes, e4m3, __half)
+{
+#if __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; "
+        "cvt.rn.f16x2.e4m3x2 %1, b;}"
+        : "=r"(pair[0]), "=r"(pair[1])
+        : "r"(codes));
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t t = __byte_perm(codes, 0, i == 0 ? 0x1404 : 0x3424), m = t & 0x7f007f00u;
+        const uint32_t nan = (m + 0x01000100u) & 0x80008000u;
+        uint32_t y;
+        asm("mul.rn.f16x2 %0, %1, %2;"
+            : "=r"(y)
+            : "r"((t & 0x80008000u) | m >> 1), "r"(0x5c005c00u));
+        pair[i] = y | (nan - (nan >> 6));
+    }
+#endif
+}
+
+/* The two middle bytes change places. */
+DEVICE uint32_t mma_exchange(uint32_t word)
+{
+    return __byte_perm(word, 0, 0x3120);
+}
+
+/* What other blocks of the kernel have stored, 16 bytes. */
+DEVICE void mma_load_fresh(float (&y)[4], const float *from)
+{
+    const float4 v = __ldcg((const float4 *)from);
+    y[0] = v.x;
+    y[1] = v.y;
+    y[2] = v.z;
+    y[3] = v.w;
+}
+
 /* 2^x, off by two units in its last place at most; 0 where that is no normal number. */
 DEVICE float mma_exp2(float x)
 {

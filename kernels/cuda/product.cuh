@@ -89,16 +89,16 @@ DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct l
 
 /* ---- a step ---- */
 
-template <typename F> constexpr int PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
+template <typename F> constexpr int X_PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
 
 /* Four elements of a row of x: a lane's part of the factor that each pair of pieces is. */
-template <typename F> DEVICE void split_x(uint32_t (&row)[PAIRS<F>][4], const float (&f)[4])
+template <typename F> DEVICE void split_x(uint32_t (&row)[X_PAIRS<F>][4], const float (&f)[4])
 {
     uint32_t word[2][F::X_PIECES];
     split<F::X_PIECES, 1>(word[0], f[0], f[F::MATE]);
     split<F::X_PIECES, 1>(word[1], f[3 - F::MATE], f[3]);
 #pragma unroll
-    for (int i = 0; i < PAIRS<F> * 4; i++)
+    for (int i = 0; i < X_PAIRS<F> * 4; i++)
         row[i / 2 / 2][i % 2 * 2 + i / 2 % 2] = i < F::X_PIECES * 2 ? word[i % 2][i / 2] : 0;
 }
 
@@ -115,7 +115,7 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
         ready[o] = F::prepare(p, l, first + o * COLUMNS + (int32_t)threadIdx.x % WARP / PART, k);
 #pragma unroll
     for (int sub = 0; sub < F::K / 4; sub++) {
-        uint32_t rows[GROUPS][PAIRS<F>][4];
+        uint32_t rows[GROUPS][X_PAIRS<F>][4];
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
             take(rows[g], g, sub);
@@ -126,7 +126,7 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
 #pragma unroll
             for (int j = F::PIECES - 1; j >= 0; j--) /* what is small first */
 #pragma unroll
-                for (int i = PAIRS<F> - 1; i >= 0; i--)
+                for (int i = X_PAIRS<F> - 1; i >= 0; i--)
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++)
                         if (j + 2 * i < 3)

@@ -100,12 +100,12 @@ static inline void __syncwarp()
     emulate_warp(0, 0);
 }
 
-template <typename V> V __shfl_xor_sync(unsigned, V value, int mask)
+template <typename V> V __shfl_sync(unsigned, V value, int from)
 {
     static_assert(sizeof(V) <= sizeof(uint64_t), "");
     uint64_t word = 0;
     memcpy(&word, &value, sizeof value);
-    word = emulate_warp(word, (threadIdx.x % 32) ^ (unsigned)mask);
+    word = emulate_warp(word, (unsigned)from % 32);
     memcpy(&value, &word, sizeof value);
     return value;
 }
@@ -120,6 +120,15 @@ template <typename V> V __shfl_up_sync(unsigned, V value, int by)
     word = emulate_warp(word, lane < (unsigned)by ? lane : lane - (unsigned)by);
     memcpy(&value, &word, sizeof value);
     return value;
+}
+
+template <typename V> V __shfl_xor_sync(unsigned lanes, V value, int mask)
+{
+    return __shfl_sync(lanes, value, (int)(threadIdx.x % 32) ^ mask);
+}
+
+static inline void __threadfence()
+{
 }
 
 static inline int __any_sync(unsigned lanes, int value)

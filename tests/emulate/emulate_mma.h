@@ -117,6 +117,17 @@ inline void mma_load_transposed(uint32_t (&m)[4], const void *row)
     emulate_load(m, row, true);
 }
 
+inline uint32_t mma_transpose(uint32_t pair)
+{
+    const uint32_t mine[1] = {pair};
+    const uint32_t(*rows)[1] = emulate_share(mine);
+    const unsigned r = threadIdx.x % 32 / 4, c = 2 * (threadIdx.x % 4);
+    uint32_t y = 0;
+    for (unsigned i = 0; i < 2; i++)
+        y |= (rows[4 * (c + i) + r / 2][0] >> (16 * (r % 2)) & 0xffffu) << (16 * i);
+    return y;
+}
+
 /* Element `which` of two in a register; C: their type. */
 template <typename C> float emulate_element(uint32_t word, unsigned which)
 {
@@ -154,6 +165,28 @@ template <typename C> uint32_t mma_pair(float first, float second, C)
     from_float(&pair[1], second);
     memcpy(&word, pair, sizeof word);
     return word;
+}
+
+template <typename E, typename C> void mma_widen(uint32_t (&pair)[2], uint32_t codes, E, C)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        float x[2];
+        for (unsigned j = 0; j < 2; j++)
+            x[j] = to_float(E{(uint8_t)(codes >> (16 * i + 8 * j))});
+        pair[i] = mma_pair(x[0], x[1], C());
+    }
+}
+
+inline uint32_t mma_exchange(uint32_t word)
+{
+    return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+}
+
+inline void mma_load_fresh(float (&y)[4], const float *from)
+{
+    if ((uintptr_t)from % 16 != 0)
+        emulate_fail("a load that is not aligned to its 16 bytes");
+    memcpy(y, from, sizeof y);
 }
 
 inline float mma_exp2(float x)

@@ -1,0 +1,510 @@
+/* DESIGN: rows alone whose keys are 16 or 8 bits wide, in heads of a usual size (attend.cu says
+ * which rows are alone, and has the others). All time is that of reading keys and values, so these
+ * are on their way all the time: each warp has a ring of stages in shared memory, takes every
+ * WARPS-th cache block of the row, and begins to copy the next one into a stage as soon as it has
+ * taken what was there. Warps meet at ends of splits only.
+ *
+ * How the keys that a row sees, from the first's cache block on, are cut into splits depends on
+ * their number only. A split is some keys of each warp, folded in the order of the warps, and
+ * splits are folded in ascending order, so a row's bits depend on nothing else in the step. Which
+ * block takes a split changes no bit: of gridDim.z blocks of a (row, KV head) each takes every
+ * gridDim.z-th, and the last one that is done folds what all of them have left in memory. A single
+ * one folds as it goes. */
+#include "kernels/cuda/attend_decode.cuh"
+
+#define SPLITS ATTEND_SPLITS
+#define TOGETHER 4 /* elements of an output, 16 bytes */
+#ifndef SPLIT_KEYS_LOG2
+#define SPLIT_KEYS_LOG2 7
+#endif
+//  /* keys of a split, at least, */
+#ifndef SPLIT_KEYS_FEW
+#define SPLIT_KEYS_FEW 2048
+#endif
+// /* and the double from more than these on */
+#ifndef DECODE_BLOCKS
+#define DECODE_BLOCKS 2048 /* so many fill a device, and end about together */
+#endif
+
+/* A block's part of the work. */
+struct part {
+    int32_t t, slot, kv_head;
+    struct attend_heads heads;
+    struct visible visible;
+    int32_t first_block, blocks; /* of the row's cache blocks those that it sees */
+    int32_t split_log2, splits;  /* keys of a split */
+    int32_t split, step;         /* its first split, and from one to the next */
+};
+
+/* How many cache blocks of a split a warp takes. */
+template <typename L> DEVICE int32_t turns_log2(const struct part &p)
+{
+    static_assert(BLOCK == 16, "the keys of a cache block");
+    return p.split_log2 - 4 - L::WARPS_LOG2;
+}
+
+/* The nth cache block of the warp: which of those that the row sees, or one behind them. */
+template <typename L> DEVICE int32_t block_of(const struct part &p, int32_t nth)
+{
+    const int32_t log2 = turns_log2<L>(p), split = p.split + (nth >> log2) * p.step;
+    const int32_t turn = (split << log2) + (nth & ((1 << log2) - 1));
+    return turn * L::WARPS + (int32_t)threadIdx.x / WARP;
+}
+
+/* Heads that read the KV head. A lane looks at each, where attend_heads_of has to wait for one look
+ * after the other. */
+DEVICE struct attend_heads heads_at_once(const struct attend_args &a, int32_t kv_head)
+{
+    struct attend_heads h = {0, 0};
+    for (int32_t i = 0; i < a.heads; i += WARP) {
+        const int32_t head = i + (int32_t)threadIdx.x % WARP;
+        const int32_t of = head < a.heads ? a.kv_of[head] : INT32_MAX;
+        h.first += __popc(__ballot_sync(ALL_LANES, of < kv_head));
+        h.past += __popc(__ballot_sync(ALL_LANES, of <= kv_head));
+    }
+    return h;
+}
+
+/* ---- ends of splits ---- */
+
+/* What all warps know of a split, and the block of those before. */
+template <typename L> struct known {
+    float max[L::WARPS][GROUP], sum[L::WARPS][GROUP];
+    float max_before[2][GROUP], sum_before[2][GROUP]; /* in turns */
+    pack<float, TOGETHER> before[GROUP * L::DIM / TOGETHER];
+};
+
+template <typename L>
+DEVICE float *partial_at(const struct attend_args &a, int32_t head, int32_t split)
+{
+    const int64_t row_head = (int64_t)blockIdx.x * a.heads + head;
+    return a.partial + (row_head * SPLITS + split) * (L::DIM + ATTEND_PARTIAL_MORE);
+}
+
+/* A warp's results to where others find them. */
+template <typename L>
+DEVICE void show(struct known<L> &k, float *outputs, const struct state<L> &s, int32_t count)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int32_t head = lane % QUAD * 2 + i;
+        const float sum = reduce_keys(s.sum[i], plus());
+        if (lane < QUAD) {
+            k.max[warp][head] = s.max[i];
+            k.sum[warp][head] = sum;
+        }
+        if (head < count) {
+#pragma unroll
+            for (int n = 0; n < L::STEPS; n++)
+#pragma unroll
+                for (int below = 0; below < 2; below++)
+                    outputs[head * L::OUT_PITCH + element<L>::of_output(n, below)] =
+                        s.out[n][i + 2 * below];
+        }
+    }
+}
+
+/* TOGETHER neighbouring elements of the output of a head, of a split or of all so far. */
+struct folded {
+    float out[TOGETHER], max, sum;
+};
+
+template <typename L>
+DEVICE struct folded fold_warps(const struct known<L> &k, const typename L::E *outputs, int32_t g,
+                                int32_t e)
+{
+    struct folded f = {{}, -INFINITY, 0};
+#pragma unroll
+    for (int w = 0; w < L::WARPS; w++)
+        f.max = fmaxf(f.max, k.max[w][g]);
+#pragma unroll
+    for (int w = 0; w < L::WARPS; w++) {
+        const float weight = mma_exp2(k.max[w][g] - f.max);
+        const float *of = (const float *)(outputs + w * L::RING) + g * L::OUT_PITCH + e;
+        const pack<float, TOGETHER> more = *(const pack<float, TOGETHER> *)of;
+        f.sum = fmaf(k.sum[w][g], weight, f.sum);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+            f.out[i] = fmaf(more.e[i], weight, f.out[i]);
+    }
+    return f;
+}
+
+/* all = `more` after all the keys before it. */
+DEVICE void add_split(struct folded &all, float shrink, const struct folded &more, float weight)
+{
+    all.sum = fmaf(all.sum, shrink, more.sum * weight);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        all.out[i] = fmaf(all.out[i], shrink, more.out[i] * weight);
+}
+
+DEVICE void write_out(const struct attend_args &a, int32_t t, int32_t head, int32_t e,
+                      const struct folded &all)
+{
+    const float sum = attend_sum(a, head, all.sum, all.max);
+    float *to = attend_out(&a, t, head) + e;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+        to[i] = all.out[i] / sum;
+}
+
+/* A split that the block folds behind those before it. */
+template <typename L>
+DEVICE void fold_split(struct known<L> &k, const struct attend_args &a, const struct part &p,
+                       int32_t split, int32_t first, int32_t n, const struct folded &f)
+{
+    const int32_t now = split % 2, g = n / (L::DIM / TOGETHER), e = n % (L::DIM / TOGETHER);
+    struct folded all = {{}, -INFINITY, 0};
+    if (split > 0) {
+        all.max = k.max_before[now][g];
+        all.sum = k.sum_before[now][g];
+        memcpy(all.out, &k.before[n], sizeof all.out);
+    }
+    const float max = fmaxf(all.max, f.max);
+    add_split(all, mma_exp2(all.max - max), f, mma_exp2(f.max - max));
+    all.max = max;
+    if (split == p.splits - 1) {
+        write_out(a, p.t, first + g, e * TOGETHER, all);
+        return;
+    }
+    memcpy(&k.before[n], all.out, sizeof all.out);
+    if (e == 0) {
+        k.max_before[!now][g] = all.max;
+        k.sum_before[!now][g] = all.sum;
+    }
+}
+
+/* Ends a split of heads [first, first + count): leaves it in memory for merge, or folds it. */
+template <typename L>
+DEVICE void end_split(struct known<L> &k, const typename L::E *outputs, const struct attend_args &a,
+                      const struct part &p, int32_t split, int32_t first, int32_t count)
+{
+    constexpr int EACH = L::DIM / TOGETHER;
+    __syncthreads();
+    for (int32_t n = (int32_t)threadIdx.x; n < count * EACH; n += L::THREADS) {
+        const int32_t g = n / EACH, e = n % EACH;
+        const struct folded f = fold_warps<L>(k, outputs, g, e * TOGETHER);
+        if (p.step == 1) {
+            fold_split<L>(k, a, p, split, first, n, f);
+            continue;
+        }
+        float *to = partial_at<L>(a, first + g, split);
+        *(pack<float, TOGETHER> *)(to + e * TOGETHER) = *(const pack<float, TOGETHER> *)f.out;
+        if (e == 0) {
+            to[L::DIM] = f.max;
+            to[L::DIM + 1] = f.sum;
+        }
+    }
+    __syncthreads(); /* the outputs are copied over */
+}
+
+/* ---- splits of several blocks ---- */
+
+/* Whether all other blocks of the row and KV head are done; then what they stored is there. */
+DEVICE bool is_last(int32_t *ticket, int32_t blocks)
+{
+    __shared__ int32_t done;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        done = atomicAdd(ticket, 1) + 1;
+        if (done == blocks)
+            *ticket = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return done == blocks;
+}
+
+/* What is to be done with the splits of a head. */
+struct merging {
+    float shrink[SPLITS], weight[SPLITS], sum[SPLITS], max;
+};
+
+/* A lane for each split, whose maximum and sum are `of`, learns the maximum up to it. */
+DEVICE void plan_merge(struct merging *m, const float (&of)[4], int32_t splits)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    float top = of[0];
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2)
+        top = fmaxf(__shfl_sync(ALL_LANES, top, lane < step ? lane : lane - step), top);
+    const float before = __shfl_sync(ALL_LANES, top, lane == 0 ? lane : lane - 1);
+    m->shrink[lane] = mma_exp2((lane == 0 ? -INFINITY : before) - top);
+    m->weight[lane] = mma_exp2(of[0] - top);
+    m->sum[lane] = of[1];
+    if (lane == splits - 1)
+        m->max = top;
+}
+
+/* Folds the splits of heads [first, first + count), with the bits of fold_split. All loads are
+ * under way before the first one is waited for, if there are not many. */
+template <typename L>
+DEVICE void merge(struct merging (&m)[GROUP], const struct attend_args &a, const struct part &p,
+                  int32_t first, int32_t count)
+{
+    constexpr int EACH = L::DIM / TOGETHER, AT_ONCE = 8 /* splits */, PLANS = GROUP / L::WARPS;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+    float of[PLANS][4];
+    bool planned = false;
+    static_assert(SPLITS == WARP, "a lane for each split");
+#pragma unroll
+    for (int i = 0; i < PLANS; i++) {
+        const int32_t g = warp + i * L::WARPS;
+        of[i][0] = -INFINITY;
+        of[i][1] = 0;
+        if (g < count && lane < p.splits)
+            mma_load_fresh(of[i], partial_at<L>(a, first + g, lane) + L::DIM);
+    }
+    for (int32_t n = (int32_t)threadIdx.x; n < count * EACH || !planned; n += L::THREADS) {
+        const int32_t g = n / EACH % count, e = n % EACH * TOGETHER;
+        const float *from = partial_at<L>(a, first + g, 0) + e;
+        struct folded all = {{}, 0, 0};
+        for (int32_t s = 0; s < p.splits; s += AT_ONCE) {
+            struct folded more[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (s + i < p.splits)
+                    mma_load_fresh(more[i].out, from + (s + i) * (L::DIM + ATTEND_PARTIAL_MORE));
+            if (!planned) {
+#pragma unroll
+                for (int i = 0; i < PLANS; i++)
+                    if (warp + i * L::WARPS < count)
+                        plan_merge(&m[warp + i * L::WARPS], of[i], p.splits);
+                __syncthreads();
+                planned = true;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (s + i < p.splits) {
+                    more[i].sum = m[g].sum[s + i];
+                    add_split(all, m[g].shrink[s + i], more[i], m[g].weight[s + i]);
+                }
+        }
+        all.max = m[g].max;
+        if (n < count * EACH)
+            write_out(a, p.t, first + g, e, all);
+    }
+    __syncthreads(); /* m is written again */
+}
+
+/* ---- the kernel ---- */
+
+/* A warp's way through the cache blocks of its part. */
+template <typename L> struct walk {
+    const typename L::E *cache;
+    int32_t count, number; /* cache blocks; each lane has one's number */
+};
+
+/* Begins to copy keys or values of the nth cache block; `nth` of keys ascends by 1. */
+template <typename L>
+DEVICE void fetch_nth(struct walk<L> &w, typename L::E *half, const struct attend_args &a,
+                      const struct part &p, int32_t nth, bool value)
+{
+    if (nth < w.count) {
+        if (nth % WARP == 0 && !value) {
+            const int32_t b = block_of<L>(p, nth + (int32_t)threadIdx.x % WARP);
+            w.number = b < p.blocks ? kv_block(&a.rows, p.slot, p.first_block + b) : 0;
+        }
+        const int32_t number = __shfl_sync(ALL_LANES, w.number, nth % WARP);
+        const int32_t b = block_of<L>(p, nth);
+        if (b < p.blocks)
+            fetch<L>(half, w.cache + kv_index(&a.kv, number, p.kv_head, value),
+                     (p.first_block + b) * BLOCK, p.visible);
+    }
+    mma_copy_group(); /* an empty one, too: the wait counts groups */
+}
+
+/* All splits of the block for heads [first, first + count). Of three halves one is being copied
+ * into while the two of a cache block are taken; of four, two. */
+template <typename L>
+DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct attend_args &a,
+                        const typename L::E *cache, const struct part &p, int32_t first,
+                        int32_t count)
+{
+    const int32_t log2 = turns_log2<L>(p), splits = (p.splits - p.split + p.step - 1) / p.step;
+    const int32_t warp = (int32_t)threadIdx.x / WARP;
+    typename L::E *ring = rings + warp * L::RING;
+    struct walk<L> w = {
+        cache, splits << log2, 0
+    };
+    struct parts q[L::STEPS], x = {};
+    struct state<L> s;
+    float back[2];
+    /* What the kernel before writes of keys and values is in the row's last cache block only. */
+    const bool early = !a.apart && block_of<L>(p, (L::HALVES - 1) / 2) < p.blocks - 1;
+    if (!early)
+        launch_wait();
+#pragma unroll
+    for (int i = 0; i < L::HALVES; i++)
+        fetch_nth<L>(w, ring + i * L::HALF, a, p, i / 2, i % 2 == 1);
+    launch_wait();
+    load_queries<L>(q, back, a, p.t, first, count);
+    clear<L>(s);
+    for (int32_t nth = 0, half = 0; nth < w.count; nth++) {
+        const int32_t b = block_of<L>(p, nth), next = half + 1 == L::HALVES ? 0 : half + 1;
+        typename L::E *keys = ring + half * L::HALF, *values = ring + next * L::HALF;
+        mma_copy_wait<L::HALVES - 1>();
+        __syncwarp();
+        if (b < p.blocks)
+            weigh<L>(x, s, a, p.visible, q, back, keys, (p.first_block + b) * BLOCK);
+        if (L::HALVES == 3) {
+            __syncwarp(); /* all lanes have taken the keys */
+            fetch_nth<L>(w, keys, a, p, nth + 1, true);
+        }
+        mma_copy_wait<2>();
+        __syncwarp();
+        if (b < p.blocks)
+            multiply_values<L>(s.out, x, values);
+        __syncwarp();
+        if (((nth + 1) & ((1 << log2) - 1)) == 0) {
+            typename L::E *outputs = L::HALVES == 3 ? values : keys;
+            show<L>(k, (float *)outputs, s, count);
+            end_split<L>(k, outputs - warp * L::RING, a, p, p.split + (nth >> log2) * p.step, first,
+                         count);
+            clear<L>(s);
+        }
+        fetch_nth<L>(w, L::HALVES == 3 ? values : keys, a, p, nth + 2, false);
+        if (L::HALVES == 4)
+            fetch_nth<L>(w, values, a, p, nth + 2, true);
+        half = next + 1 == L::HALVES ? 0 : next + 1;
+    }
+}
+
+/* What the block works on; false: nothing. */
+DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t position)
+{
+    const int32_t first = attend_first(&a, position);
+    p.visible = {first, position};
+    p.first_block = first / BLOCK;
+    p.blocks = position / BLOCK + 1 - p.first_block;
+    const int32_t keys = position + 1 - p.first_block * BLOCK;
+    p.split_log2 = keys > SPLIT_KEYS_FEW ? SPLIT_KEYS_LOG2 + 1 : SPLIT_KEYS_LOG2;
+    while (keys > SPLITS << p.split_log2)
+        p.split_log2++;
+    p.splits = (keys + (1 << p.split_log2) - 1) >> p.split_log2;
+    p.split = (int32_t)blockIdx.z;
+    p.step = p.splits == 1 ? 1 : (int32_t)gridDim.z;
+    const bool others = a.partial == nullptr && keys >= ATTEND_LONG_KEYS;
+    return p.split < p.splits && attend_is_alone(&a, p.t) && !(others && attend_is_picked(&a, p.t));
+}
+
+template <typename L> DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
+{
+    const int32_t count = blockIdx.z > 0 ? 0 : (p.heads.past - p.heads.first) * L::DIM;
+    for (int32_t n = (int32_t)threadIdx.x; n < count; n += L::THREADS)
+        attend_out(&a, p.t, p.heads.first)[n] = 0;
+}
+
+/* Block (place, KV head, its first split). */
+template <typename L>
+__global__ void
+__launch_bounds__(L::THREADS,
+                  L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
+    attend_decode_kernel(struct attend_args a, const typename L::E *cache)
+{
+    typedef pack<uint32_t, 4> aligned;
+    SHARED_DYNAMIC(aligned, memory);
+    __shared__ struct known<L> k;
+    const int32_t place = (int32_t)blockIdx.x;
+    struct part p = {};
+    launch_release();
+    p.t = a.partial != nullptr && a.picked != nullptr ? a.picked[place] : place;
+    p.kv_head = (int32_t)blockIdx.y;
+    if (p.t < 0)
+        return;
+    const int32_t position = a.rows.position[p.t]; /* with what is loaded next */
+    p.slot = a.rows.slot[p.t];
+    p.heads = heads_at_once(a, p.kv_head);
+    const bool works = p.slot >= 0 && find_splits(p, a, position);
+    if (!works) {
+        launch_wait();
+        if (p.slot < 0)
+            write_zeros<L>(a, p);
+        return;
+    }
+    for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
+        attend_part<L>(k, (typename L::E *)memory, a, cache, p, g,
+                       p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
+    const int32_t blocks = p.splits < p.step ? p.splits : p.step;
+    if (p.step == 1 || !is_last(a.tickets + (int64_t)place * a.kv.heads + p.kv_head, blocks))
+        return;
+    for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
+        merge<L>(*(struct merging(*)[GROUP])memory, a, p, g,
+                 p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
+}
+
+/* ---- the host's part ---- */
+
+template <typename L>
+static void launch_places(struct cuda_backend *c, const struct attend_args &a, const void *cache,
+                          int32_t places)
+{
+    const unsigned longest = (unsigned)a.rows.table_cols * BLOCK;
+    const unsigned most = blocks_for(longest, 1u << SPLIT_KEYS_LOG2);
+    const unsigned wanted = blocks_for(DECODE_BLOCKS, (unsigned)places * (unsigned)a.kv.heads);
+    const unsigned several = most < wanted ? most : wanted;
+    const dim3 grid((unsigned)places, (unsigned)a.kv.heads,
+                    a.partial == nullptr ? 1
+                    : several < SPLITS   ? several
+                                         : SPLITS);
+    cuda_note(c, "attend",
+              cudaFuncSetAttribute(attend_decode_kernel<L>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)L::BYTES));
+    if (a.picked == nullptr)
+        LAUNCH_AHEAD(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
+                     (const typename L::E *)cache);
+    else /* the list is the result of a kernel */
+        LAUNCH(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
+               (const typename L::E *)cache);
+}
+
+template <typename L>
+static void launch(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+{
+    struct attend_args whole = a;
+    if (a.picked == nullptr) {
+        launch_places<L>(c, a, cache, a.rows.count);
+        return;
+    }
+    if (a.picks > 0)
+        launch_places<L>(c, a, cache, a.picks);
+    whole.partial = nullptr;
+    launch_places<L>(c, whole, cache, a.rows.count);
+}
+
+template <typename E, typename C>
+static bool launch_dim(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+{
+    switch (a.kv.dim) {
+    case 64:
+        launch<layout<E, C, 64, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
+        return true;
+    case 80:
+        launch<layout<E, C, 80, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
+        return true;
+    case 96:
+        launch<layout<E, C, 96, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
+        return true;
+    case 128:
+        launch<layout<E, C, 128, 2, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
+        return true;
+    case 256:
+        launch<layout<E, C, 256, 1, sizeof(E) == 1 ? 4 : 3>>(c, a, cache);
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool attend_decode_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
+                       const void *cache)
+{
+    if (dtype == DTYPE_BF16)
+        return launch_dim<bf16, bf16>(c, *a, cache);
+    if (dtype == DTYPE_F16)
+        return launch_dim<__half, __half>(c, *a, cache);
+    return dtype == DTYPE_F8_E4M3 && launch_dim<e4m3, __half>(c, *a, cache);
+}
