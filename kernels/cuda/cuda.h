@@ -266,6 +266,8 @@ void gemm_experts(struct cuda_backend *c, const struct weight_spec *s, const str
  * rounded to bf16. false: there is no kernel for where its scales change, nothing has been done. */
 #define NARROW_ROWS 256
 bool narrow_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
+/* The same with the bits of gemv.cu, of integers, for any number of rows. */
+bool narrow_exact(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
 
 /* route.cu */
 void route_run(struct backend *b, const struct routing *r, struct cview logits,

@@ -46,7 +46,7 @@ struct cuda_sizes cuda_memory_sizes(int32_t rows_max, int32_t in_max, int32_t ou
     const size_t rows = (size_t)rows_max,
                  samples = rows < CUDA_SAMPLE_ROWS ? rows : CUDA_SAMPLE_ROWS;
     return (struct cuda_sizes){
-        .x = rows * base_align((size_t)in_max, CUDA_STEP) * sizeof(float),
+        .x = base_align(rows, 32) * base_align((size_t)in_max, CUDA_STEP) * sizeof(float),
         .partial = CUDA_PARTIAL_BYTES,
         .sample = samples * CUDA_SAMPLE_BYTES((size_t)out_max),
         .workspace = CUDA_WORKSPACE_BYTES,

@@ -1,16 +1,17 @@
-/* DESIGN: y[T, out] = x[T, in] w[out, in]^T in two ways, and in a third if bits are not to depend
- * on T (below). Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu). Many rows:
- * cuBLAS on tensor cores, x rounded to the weight's type first (fp32 weights: neither rounding nor
- * tf32), fp32 accumulation. The leaves of the weight's spec are not used here. Many rows of an
- * F8_E4M3 weight with a scale per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or
- * newer): x becomes E4M3, too, with a scale per row of its own. Else, and of integers, the weight
- * is widened to bf16, a tile of its rows at a time; that moves five to nine times the bytes of the
- * codes, so up to NARROW_ROWS rows another kernel widens them in registers (narrow.cu).
+/* DESIGN: y[T, out] = x[T, in] w[out, in]^T in three ways, and in a fourth if bits are not to
+ * depend on T (below). Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu), or in two
+ * bf16 and as many bits (narrow.cu: integers from 9 rows on). Many rows: cuBLAS on tensor cores, x
+ * rounded to the weight's type first (fp32 weights: neither rounding nor tf32), fp32 accumulation.
+ * The leaves of the weight's spec are not used here. Codes of 4 and 8 bits become bf16 in registers
+ * for up to NARROW_ROWS rows, x rounded to bf16 (narrow.cu). Beyond, F8_E4M3 weights with a scale
+ * per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or newer): x becomes E4M3, too, with
+ * a scale per row of its own. Else, and of integers, the weight is widened to bf16, a tile of its
+ * rows at a time; that moves five to nine times the bytes of the codes.
  * Whoever makes an x of as many columns as was rounded here before (a norm, an activation) rounds
  * it on the way; nothing is in c->x for more than one x, and any other launch forgets it.
  *
- * The third way: our own kernels for many rows, too (gemm.cu), whose results have the bits of those
- * for few; and each leaf is a product of its own, as if it were another rank's. */
+ * The fourth way: our own kernels for many rows, too (narrow.cu, gemm.cu), whose results have the
+ * bits of those for few; and each leaf is a product of its own, as if it were another rank's. */
 #include "kernels/cuda/product.cuh"
 
 #include "kernels/cuda/blas.h"
@@ -261,6 +262,18 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
 
 /* ---- the op ---- */
 
+/* A product of one leaf, or of all of them in one form, with the bits of few rows. */
+static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
+                          const struct product *p)
+{
+    if (p->rows > GEMV_ROWS / 2 && narrow_exact(c, s, p))
+        return;
+    if (p->rows <= GEMV_ROWS)
+        gemv_run(c, s, p);
+    else
+        gemm_run(c, s, p);
+}
+
 /* What has no elements; and zeros, if there is nothing to add up. */
 static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 {
@@ -279,7 +292,7 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
     if (is_nothing(c, y, x))
         return;
     if (y.rows <= GEMV_ROWS) {
-        gemv_run(c, &w->spec, &p);
+        multiply_rows(c, &w->spec, &p);
     } else if (dtype_is_compute(w->spec.dtype)) {
         WITH_TYPE(w->spec.dtype, gemm<E>(c, y, x, w));
     } else if (y.rows <= NARROW_ROWS && narrow_run(c, &w->spec, &p)) {
@@ -292,16 +305,6 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
 }
 
 /* ---- the same bits at any number of rows and ranks ---- */
-
-/* A product of one leaf, or of all of them in one form. */
-static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
-                          const struct product *p)
-{
-    if (p->rows <= GEMV_ROWS)
-        gemv_run(c, s, p);
-    else
-        gemm_run(c, s, p);
-}
 
 /* Where the form depends on where a leaf begins, each has its own: that which it has on a rank of
  * its own. */

@@ -1,21 +1,23 @@
-/* DESIGN: weights of 4 and 8 bits for more rows than gemv.cu takes and too few to widen the weight
- * for (linear.cu). Such a product reads a quarter or half of what bf16 would, if codes become bf16
- * in registers, once for all rows of a block: A of a tensor core's product are 16 outputs, B are 8
- * rows of x. x is rounded to bf16, as for cuBLAS, by a pass of its own, which puts it down in the
- * order in which lanes want it: what a lane loads from shared memory, 16 bytes, is what it needs of
- * one row for two products. So a lane can take 16 bytes of a row of the weight for several
- * products, as in product.cuh, whose forms these are.
+/* DESIGN: weights of 4 and 8 bits for more rows than gemv.cu takes well and too few to widen the
+ * weight for (linear.cu). Such a product reads a quarter or half of what bf16 would, if codes
+ * become bf16 in registers once for all rows of a block: A of a tensor core's product are 16
+ * outputs, B are 8 rows of x. A pass of its own makes bf16 of x and puts it down in the order in
+ * which lanes want it: what a lane loads from shared memory, 16 bytes, is what it needs of one row
+ * for two products. So a lane can take 16 bytes of a row of the weight for several products, as in
+ * product.cuh, whose forms these are. x is rounded, as for cuBLAS; or it is two pieces, which count
+ * as two rows, and sums are those of product.cuh: then each row has the bits that it has alone.
  *
- * A block has 128 outputs and up to 64 rows: all weights and x pass through shared memory in
- * stages of 64 bytes of each row of the weight. Two blocks fit on a multiprocessor. Where there are
- * fewer of them than that, several share the inner dimension, and one more launch adds them up. */
+ * A block has 128 outputs and up to 64 rows or pieces: weights and x pass through shared memory in
+ * stages of 64 bytes of each row of the weight. Two or three blocks fit on a multiprocessor. Where
+ * there are fewer of them than that, several share the inner dimension, and one more launch adds
+ * them up; with two pieces each turn is a share. */
 #include "kernels/cuda/product.cuh"
 
 #define WARPS 4
 #define THREADS (WARPS * WARP)
 #define TILES 2 /* of 16 outputs, of a warp */
 #define OUTPUTS (WARPS * TILES * 16)
-#define SPLITS 8       /* most */
+#define SHARES 8       /* of the inner dimension, most */
 #define PROCESSORS 132 /* of an H100 */
 
 typedef pack<uint32_t, 4> quad;
@@ -140,17 +142,21 @@ struct narrow_f8_row : form_f8<PER_ROW> {
  * products what lane after lane needs. */
 template <typename F> constexpr int PAIRS = F::K / 8;
 
-/* to[steps][groups][PAIRS][lane]; zeros where x has nothing. */
-template <typename F>
+/* to[steps][groups][PAIRS][lane]; zeros where x has nothing. x is rounded or, of two PIECES, as in
+ * product.cuh: of each `tile` groups the first half is one piece of some rows, the rest the next.
+ */
+template <typename F, int PIECES>
 __global__ void arrange_kernel(quad *to, const float *x, int32_t rows, int32_t in, int32_t groups,
-                               int32_t count)
+                               int32_t tile, int32_t count)
 {
     const int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
     const int32_t lane = i % WARP, pair = i / WARP % PAIRS<F>, part = i / (WARP * PAIRS<F>);
-    const int32_t t = part % groups * GROUP + lane / PART;
+    const int32_t group = part % groups, here = tile / PIECES; /* groups of rows of a tile */
+    const int32_t t = (group / tile * here + group % here) * GROUP + lane / PART;
     const int32_t k = (part / groups * PART + lane % PART) * F::K + pair * 8;
+    const bool second = group % tile >= here;
     float v[8];
-    quad word;
+    uint32_t word[4][PIECES];
     launch_wait();
     if (i >= count)
         return;
@@ -159,10 +165,14 @@ __global__ void arrange_kernel(quad *to, const float *x, int32_t rows, int32_t i
         v[j] = t < rows && k + j < in ? x[(int64_t)t * in + k + j] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
-        word.e[j / 2] = mma_pair(v[j], v[j + F::MATE], bf16());
-        word.e[j / 2 + 1] = mma_pair(v[j + 3 - F::MATE], v[j + 3], bf16());
+        split<PIECES, 1>(word[j / 2], v[j], v[j + F::MATE]);
+        split<PIECES, 1>(word[j / 2 + 1], v[j + 3 - F::MATE], v[j + 3]);
     }
-    to[i] = word;
+    quad q;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        q.e[j] = second ? word[j][PIECES - 1] : word[j][0];
+    to[i] = q;
 }
 
 /* ---- the product ---- */
@@ -173,19 +183,62 @@ template <typename F, int GROUPS> struct stage {
     quad x[GROUPS][PAIRS<F>][WARP];
 };
 
-struct job {
-    const quad *x;
-    float *y;                         /* [splits][rows, out] */
-    int32_t groups, steps, per_split; /* steps of a split */
+/* How a kernel is made: x in PIECES, of which there are GROUPS in a block; stages of the ring, and
+ * blocks of a multiprocessor, for which there have to be registers. */
+template <int PIECES_, int GROUPS_, int STAGES_, int RESIDENT_> struct make {
+    static constexpr int PIECES = PIECES_, GROUPS = GROUPS_, STAGES = STAGES_;
+    static constexpr int RESIDENT = RESIDENT_;
 };
 
-/* The scale that a lane's column has, moved on from step to step. */
-struct scale_place {
-    int32_t group, rest;
-    DEVICE void move(int32_t columns, int32_t scale_cols)
+/* A share has steps share * begin and every stride-th from there on, of all or `most`. */
+struct job {
+    const quad *x;
+    float *y; /* [shares][rows, out] */
+    int32_t groups, steps, shares, begin, stride, most;
+};
+
+DEVICE int32_t steps_of(const struct job &j, int32_t share)
+{
+    const int32_t left = (j.steps - share * j.begin + j.stride - 1) / j.stride;
+    return left < j.most ? left : j.most;
+}
+
+/* The first of the lane's outputs, which are 8 from each other, in the block. */
+DEVICE int32_t warp_output()
+{
+    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
+    return warp * TILES * 16 + lane / PART;
+}
+
+/* Reads scales of the lane's outputs, a step ahead. */
+template <typename F> struct reader {
+    const unsigned char *row[TILES][2];
+    typename F::words words[TILES][2];
+    int32_t group, rest,
+        last; /* of the lane's next column: its group of columns, and where in it */
+    DEVICE reader(const struct product &p, int32_t first, int32_t step)
     {
-        for (rest += columns; rest >= scale_cols; rest -= scale_cols)
+        const int32_t k = p.scale_skip + (step * PART + (int32_t)threadIdx.x % PART) * F::K;
+        group = k / p.scale_cols;
+        rest = k % p.scale_cols;
+        last = (p.scale_skip + p.cut[1] - 1) / p.scale_cols;
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++)
+            row[i / 2][i % 2] = output_row(p, first + i * 8);
+    }
+    DEVICE void read(const struct product &p, int32_t steps)
+    {
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++)
+            words[i / 2][i % 2] = F::read(p, row[i / 2][i % 2], group < last ? group : last);
+        for (rest += steps * PART * F::K; rest >= p.scale_cols; rest -= p.scale_cols)
             group++;
+    }
+    DEVICE void finish(typename F::ready (&ready)[TILES][2]) const
+    {
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++)
+            ready[i / 2][i % 2] = F::finish(words[i / 2][i % 2]);
     }
 };
 
@@ -195,7 +248,7 @@ DEVICE void take_stage(float (&sum)[TILES][GROUPS][4], const struct stage<F, GRO
                        const typename F::ready (&ready)[TILES][2])
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
-    const int32_t first = (int32_t)threadIdx.x / WARP * TILES * 16 + lane / PART;
+    const int32_t first = warp_output();
     quad v[TILES][2];
 #pragma unroll
     for (int i = 0; i < TILES * 2; i++)
@@ -247,21 +300,38 @@ template <typename F, int GROUPS> struct copier {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             mma_copy_far(&to->w[0][0] + i * THREADS + threadIdx.x, w[i], k < end);
-            w[i] += PART * CUDA_VECTOR;
         }
-        k += PART * F::K;
     }
     DEVICE void copy_x(struct stage<F, GROUPS> *to)
     {
 #pragma unroll
         for (int i = 0; i < QUADS; i += THREADS)
             mma_copy(&to->x[0][0][0] + i + threadIdx.x, x + i, true);
-        x += x_step;
+    }
+    DEVICE void move(int32_t steps)
+    {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            w[i] += (int64_t)steps * (PART * CUDA_VECTOR);
+        k += steps * (PART * F::K);
+        x += (int64_t)steps * x_step;
     }
 };
 
-template <typename F, int GROUPS>
-DEVICE void write_out(const struct product &p, float *y, const float (&sum)[TILES][GROUPS][4],
+/* sum += a step, of whose groups the first half has one piece of x, the rest the next. */
+template <int GROUPS>
+DEVICE void add_pieces(float (&sum)[TILES][GROUPS / 2][4], const float (&part)[TILES][GROUPS][4])
+{
+#pragma unroll
+    for (int i = 0; i < TILES * GROUPS / 2 * 4; i++) {
+        const int tile = i / (GROUPS / 2 * 4), g = i / 4 % (GROUPS / 2), n = i % 4;
+        sum[tile][g][n] += part[tile][g][n] + part[tile][g + GROUPS / 2][n];
+    }
+}
+
+/* N groups of rows of y, from `row` on. */
+template <typename F, int N>
+DEVICE void write_out(const struct product &p, float *y, const float (&sum)[TILES][N][4],
                       int32_t first, int32_t row)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
@@ -271,7 +341,7 @@ DEVICE void write_out(const struct product &p, float *y, const float (&sum)[TILE
         const float scale =
             F::SCALES == PER_ROW ? *(const float *)(output_row(p, o) + p.scales_at) : 1.0f;
 #pragma unroll
-        for (int g = 0; g < GROUPS * 2; g++) {
+        for (int g = 0; g < N * 2; g++) {
             const int32_t t = row + g / 2 * GROUP + lane % PART * 2 + g % 2;
             if (o < p.out && t < p.rows)
                 y[(int64_t)t * p.out + o] = sum[i / 2][g / 2][i % 2 * 2 + g % 2] * scale;
@@ -279,42 +349,29 @@ DEVICE void write_out(const struct product &p, float *y, const float (&sum)[TILE
     }
 }
 
-/* Block (outputs, rows, split). */
-template <typename F, int GROUPS, int STAGES, int RESIDENT>
-__global__ void __launch_bounds__(THREADS, RESIDENT) narrow_kernel(struct product p, struct job j)
+/* Block (outputs, rows, share of the inner dimension). */
+template <typename F, typename S>
+__global__ void __launch_bounds__(THREADS, S::RESIDENT)
+    narrow_kernel(struct product p, struct job j)
 {
+    constexpr int GROUPS = S::GROUPS, STAGES = S::STAGES, HERE = GROUPS / S::PIECES;
     SHARED_DYNAMIC(quad, memory);
     struct stage<F, GROUPS> *stages = (struct stage<F, GROUPS> *)memory;
-    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
-    const int32_t first = (int32_t)blockIdx.x * OUTPUTS, group = (int32_t)blockIdx.y * GROUPS;
-    const int32_t mine = first + warp * TILES * 16 + lane / PART; /* of the lane's outputs */
-    const int32_t begin = (int32_t)blockIdx.z * j.per_split, left = j.steps - begin;
-    const int32_t steps = left < j.per_split ? left : j.per_split;
-    struct copier<F, GROUPS> copier(p, j, first, group, begin);
-    const int32_t column = p.scale_skip + (begin * PART + lane % PART) * F::K;
-    struct scale_place at = {column / p.scale_cols, column % p.scale_cols};
-    const int32_t last_group = (p.scale_skip + p.cut[1] - 1) / p.scale_cols;
-    float sum[TILES][GROUPS][4] = {};
-    const unsigned char *row[TILES][2];
-    typename F::words words[TILES][2];
+    const int32_t share = (int32_t)blockIdx.z, tile = (int32_t)blockIdx.y;
+    const int32_t first = (int32_t)blockIdx.x * OUTPUTS + warp_output();
+    const int32_t steps = steps_of(j, share), begin = share * j.begin;
+    struct copier<F, GROUPS> copier(p, j, (int32_t)blockIdx.x * OUTPUTS, tile * GROUPS, begin);
+    struct reader<F> reader(p, first, begin);
+    float sum[TILES][HERE][4] = {};
 #pragma unroll
-    for (int i = 0; i < TILES * 2; i++)
-        row[i / 2][i % 2] = output_row(p, mine + i * 8);
-    const auto read = [&] {
-        const int32_t here = at.group < last_group ? at.group : last_group;
-#pragma unroll
-        for (int i = 0; i < TILES * 2; i++)
-            words[i / 2][i % 2] = F::read(p, row[i / 2][i % 2], here);
-        at.move(PART * F::K, p.scale_cols);
-    };
-#pragma unroll
-    for (int nth = 0; nth < STAGES - 1; nth++)
+    for (int nth = 0; nth < STAGES - 1; nth++, copier.move(j.stride))
         if (nth < steps)
             copier.copy_weights(stages + nth);
-    read();
+    reader.read(p, j.stride);
     launch_wait(); /* the weight is no kernel's result, x is */
+    copier.move((1 - STAGES) * j.stride);
 #pragma unroll
-    for (int nth = 0; nth < STAGES - 1; nth++) {
+    for (int nth = 0; nth < STAGES - 1; nth++, copier.move(j.stride)) {
         if (nth < steps)
             copier.copy_x(stages + nth);
         mma_copy_group();
@@ -326,44 +383,48 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) narrow_kernel(struct produc
         if (nth + STAGES - 1 < steps) {
             copier.copy_weights(stages + next);
             copier.copy_x(stages + next);
+            copier.move(j.stride);
         }
         mma_copy_group(); /* an empty one, too: the wait counts groups */
         typename F::ready ready[TILES][2];
-#pragma unroll
-        for (int i = 0; i < TILES * 2; i++)
-            ready[i / 2][i % 2] = F::finish(words[i / 2][i % 2]);
-        read();
-        take_stage(sum, stages[now], ready);
+        reader.finish(ready);
+        reader.read(p, j.stride);
+        if constexpr (S::PIECES == 1) {
+            take_stage(sum, stages[now], ready);
+        } else {
+            float part[TILES][GROUPS][4] = {};
+            take_stage(part, stages[now], ready);
+            add_pieces(sum, part);
+        }
         now = now + 1 < STAGES ? now + 1 : 0;
         next = next + 1 < STAGES ? next + 1 : 0;
     }
     mma_copy_wait<0>();
-    write_out<F, GROUPS>(p, j.y + (int64_t)blockIdx.z * p.rows * p.out, sum, mine, group * GROUP);
+    write_out<F>(p, j.y + (int64_t)share * p.rows * p.out, sum, first, tile * HERE * GROUP);
 }
 
-/* The sums of all splits, in their order. */
-__global__ void fold_kernel(float *y, const float *split, int32_t splits, int64_t count)
+/* The sums of all shares, in their order. */
+__global__ void fold_kernel(float *y, const float *share, int32_t shares, int64_t count)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     launch_wait();
     if (i >= count)
         return;
-    float sum = split[i];
-    for (int32_t s = 1; s < splits; s++)
-        sum += split[s * count + i];
+    float sum = share[i];
+    for (int32_t s = 1; s < shares; s++)
+        sum += share[s * count + i];
     y[i] = sum;
 }
 
 /* ---- launches ---- */
 
-/* How many blocks share the inner dimension: such that all are done soonest, where it is steps that
- * take time. */
-static int32_t splits_of(const struct product &p, int32_t blocks, int32_t steps, int32_t at_once)
+/* How many shares: such that all blocks are done soonest, where it is steps that take time. */
+static int32_t shares_of(const struct product &p, int32_t blocks, int32_t steps, int32_t at_once)
 {
     const int64_t sums = (int64_t)p.rows * p.out * (int64_t)sizeof(float);
     int64_t least = INT64_MAX;
     int32_t best = 1;
-    for (int32_t n = 1; n <= SPLITS && (n == 1 || n * sums <= (int64_t)CUDA_TILE_BYTES); n++) {
+    for (int32_t n = 1; n <= SHARES && (n == 1 || n * sums <= (int64_t)CUDA_TILE_BYTES); n++) {
         const int32_t waves = (blocks * n + at_once - 1) / at_once;
         const int64_t time = (int64_t)waves * ((steps + n - 1) / n + 3) + (n > 1 ? 2 + n / 4 : 0);
         best = time < least ? n : best;
@@ -372,62 +433,97 @@ static int32_t splits_of(const struct product &p, int32_t blocks, int32_t steps,
     return best;
 }
 
-template <typename F, int GROUPS, int STAGES, int RESIDENT>
-static void multiply_narrow(struct cuda_backend *c, const struct product &p, int32_t splits = 0)
+/* Shares are runs of steps, as many as are good; of two pieces they are the turns of product.cuh.
+ */
+template <typename S>
+static struct job job_of(const struct product &p, int32_t steps, int32_t row_tiles)
 {
-    typedef struct stage<F, GROUPS> S;
-    const int32_t row_tiles = (int32_t)blocks_for((size_t)p.rows, GROUPS * GROUP);
-    const int32_t out_tiles = (int32_t)blocks_for((size_t)p.out, OUTPUTS);
-    const int32_t steps = (int32_t)blocks_for((size_t)p.cut[1], F::K * PART);
-    const int32_t quads = steps * row_tiles * GROUPS * PAIRS<F> * WARP;
-    if (splits == 0)
-        splits = splits_of(p, row_tiles * out_tiles, steps, RESIDENT * PROCESSORS);
-    struct job j = {(const quad *)c->x.data, p.y, row_tiles * GROUPS, steps,
-                    (steps + splits - 1) / splits};
-    splits = (steps + j.per_split - 1) / j.per_split; /* none has nothing to do */
-    const dim3 grid((unsigned)out_tiles, (unsigned)row_tiles, (unsigned)splits);
-    const size_t shared = STAGES * sizeof(S);
-    const int64_t count = (int64_t)p.rows * p.out;
-    static_assert(STAGES * sizeof(S) <= 96 << 10, "what every device has");
-    CHECK((size_t)quads * sizeof(quad) <= c->x.bytes);
-    if (splits > 1)
-        j.y = (float *)c->tile.data;
-    const auto kernel = narrow_kernel<F, GROUPS, STAGES, RESIDENT>;
-    cuda_note(
-        c, "linear",
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    LAUNCH_AHEAD(c, arrange_kernel<F>, blocks_for((size_t)quads, THREADS), THREADS, 0,
-                 (quad *)c->x.data, p.x, p.rows, p.cut[1], j.groups, quads);
-    LAUNCH_AHEAD(c, kernel, grid, THREADS, shared, p, j);
-    if (splits > 1)
-        LAUNCH_AHEAD(c, fold_kernel, blocks_for((size_t)count, THREADS), THREADS, 0, p.y,
-                     (const float *)j.y, splits, count);
+    const int32_t blocks = row_tiles * (int32_t)blocks_for((size_t)p.out, OUTPUTS);
+    if (S::PIECES == 2)
+        return {nullptr, nullptr, row_tiles * S::GROUPS, steps, TURNS, 1, TURNS, steps};
+    const int32_t shares = shares_of(p, blocks, steps, S::RESIDENT * PROCESSORS);
+    const int32_t most = (steps + shares - 1) / shares;
+    return {nullptr, nullptr, row_tiles * S::GROUPS, steps, (steps + most - 1) / most, most,
+            1,       most};
 }
 
-template <typename F> static bool run_form(struct cuda_backend *c, const struct product &p)
+template <typename F, typename S>
+static void launch(struct cuda_backend *c, const struct product &p)
+{
+    const int32_t row_tiles = (int32_t)blocks_for((size_t)p.rows, S::GROUPS / S::PIECES * GROUP);
+    const int32_t steps = (int32_t)blocks_for((size_t)p.cut[1], F::K * PART);
+    const int32_t quads = steps * row_tiles * S::GROUPS * PAIRS<F> * WARP;
+    const int64_t count = (int64_t)p.rows * p.out;
+    constexpr size_t SHARED = S::STAGES * sizeof(struct stage<F, S::GROUPS>);
+    struct job j = job_of<S>(p, steps, row_tiles);
+    const dim3 grid(blocks_for((size_t)p.out, OUTPUTS), (unsigned)row_tiles, (unsigned)j.shares);
+    static_assert(SHARED <= 96 << 10, "what every device has");
+    CHECK((size_t)quads * sizeof(quad) <= c->x.bytes);
+    j.x = (const quad *)c->x.data;
+    j.y = j.shares > 1 ? (float *)c->tile.data : p.y;
+    const auto kernel = narrow_kernel<F, S>;
+    cuda_note(
+        c, "linear",
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED));
+    LAUNCH_AHEAD(c, (arrange_kernel<F, S::PIECES>), blocks_for((size_t)quads, THREADS), THREADS, 0,
+                 (quad *)c->x.data, p.x, p.rows, p.cut[1], j.groups, S::GROUPS, quads);
+    LAUNCH_AHEAD(c, kernel, grid, THREADS, SHARED, p, j);
+    if (j.shares > 1)
+        LAUNCH_AHEAD(c, fold_kernel, blocks_for((size_t)count, THREADS), THREADS, 0, p.y,
+                     (const float *)j.y, j.shares, count);
+}
+
+template <typename F> static void run_form(struct cuda_backend *c, const struct product &p)
 {
     if (p.rows <= 4 * GROUP)
-        multiply_narrow<F, 4, 4, 3>(c, p);
+        launch<F, make<1, 4, 4, 3>>(c, p);
     else
-        multiply_narrow<F, 8, 4, 2>(c, p);
+        launch<F, make<1, 8, 4, 2>>(c, p);
+}
+
+template <typename F> static void run_exact(struct cuda_backend *c, const struct product &p)
+{
+    if (p.rows <= 2 * GROUP)
+        launch<F, make<2, 4, 4, 3>>(c, p);
+    else
+        launch<F, make<2, 8, 4, 2>>(c, p);
+}
+
+/* run(form) with that of integers whose scales change at vectors; false: they do not. */
+template <typename Run>
+static bool with_narrow_int(const struct weight_spec *s, const struct product &p, Run run)
+{
+    const bool file = p.zeros_at > 0 || p.scale_bytes == 4;
+    if (!dtype_is_int(s->dtype) || !scales_change_every(p, BACKEND_GROUP))
+        return false;
+    if (s->dtype == DTYPE_F4_E2M1)
+        run(narrow_e2m1());
+    else if (s->dtype == DTYPE_I8 && file)
+        run(narrow_file_int8());
+    else if (s->dtype == DTYPE_I8)
+        run(narrow_int8());
+    else if (file)
+        run(narrow_file_int4());
+    else
+        run(narrow_int4());
     return true;
 }
 
 bool narrow_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p)
 {
-    const bool file = p->zeros_at > 0 || p->scale_bytes == 4;
-    if (s->dtype == DTYPE_F8_E4M3 && s->scale_cols == 0)
-        return run_form<narrow_f8_row>(c, *p);
-    if (!scales_change_every(*p, s->dtype == DTYPE_F8_E4M3 ? narrow_f8::K : BACKEND_GROUP))
-        return false;
-    switch (s->dtype) {
-    case DTYPE_F8_E4M3:
-        return run_form<narrow_f8>(c, *p);
-    case DTYPE_F4_E2M1:
-        return run_form<narrow_e2m1>(c, *p);
-    case DTYPE_I8:
-        return file ? run_form<narrow_file_int8>(c, *p) : run_form<narrow_int8>(c, *p);
-    default:
-        return file ? run_form<narrow_file_int4>(c, *p) : run_form<narrow_int4>(c, *p);
-    }
+    const bool f8 = s->dtype == DTYPE_F8_E4M3;
+    if (f8 && s->scale_cols == 0)
+        run_form<narrow_f8_row>(c, *p);
+    else if (f8 && scales_change_every(*p, narrow_f8::K))
+        run_form<narrow_f8>(c, *p);
+    else
+        return with_narrow_int(s, *p, [&](auto form) { run_form<decltype(form)>(c, *p); });
+    return true;
+}
+
+bool narrow_exact(struct cuda_backend *c, const struct weight_spec *s, const struct product *p)
+{
+    const bool whole = p->leaves == 1 && p->cut[0] == 0;
+    return whole && (size_t)p->rows * (size_t)p->out * TURNS * sizeof(float) <= CUDA_TILE_BYTES &&
+           with_narrow_int(s, *p, [&](auto form) { run_exact<decltype(form)>(c, *p); });
 }
