@@ -13,18 +13,13 @@
 #include "kernels/cuda/attend_decode.cuh"
 
 #define SPLITS ATTEND_SPLITS
-#define TOGETHER 4 /* elements of an output, 16 bytes */
-#ifndef SPLIT_KEYS_LOG2
-#define SPLIT_KEYS_LOG2 7
-#endif
-//  /* keys of a split, at least, */
-#ifndef SPLIT_KEYS_FEW
-#define SPLIT_KEYS_FEW 2048
-#endif
-// /* and the double from more than these on */
+#define TOGETHER 4          /* elements of an output, 16 bytes */
+#define SPLIT_KEYS_LOG2 7   /* keys of a split, at least, */
+#define SPLIT_KEYS_FEW 2048 /* and the double from more than these on */
 #ifndef DECODE_BLOCKS
-#define DECODE_BLOCKS 2048 /* so many fill a device, and end about together */
+#define DECODE_BLOCKS 528 /* four on each of 132 processors */
 #endif
+#define LONG_BLOCKS 4 /* that a long row has at least, lest the others wait for it */
 
 /* A block's part of the work. */
 struct part {
@@ -374,7 +369,7 @@ DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct a
 }
 
 /* What the block works on; false: nothing. */
-DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t position)
+DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t position, int32_t few)
 {
     const int32_t first = attend_first(&a, position);
     p.visible = {first, position};
@@ -386,9 +381,10 @@ DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t pos
         p.split_log2++;
     p.splits = (keys + (1 << p.split_log2) - 1) >> p.split_log2;
     p.split = (int32_t)blockIdx.z;
-    p.step = p.splits == 1 ? 1 : (int32_t)gridDim.z;
-    const bool others = a.partial == nullptr && keys >= ATTEND_LONG_KEYS;
-    return p.split < p.splits && attend_is_alone(&a, p.t) && !(others && attend_is_picked(&a, p.t));
+    const bool is_long = keys >= ATTEND_LONG_KEYS, others = is_long && a.partial == nullptr;
+    const int32_t blocks = is_long ? (int32_t)gridDim.z : few;
+    p.step = blocks < p.splits ? blocks : p.splits;
+    return p.split < p.step && attend_is_alone(&a, p.t) && !(others && attend_is_picked(&a, p.t));
 }
 
 template <typename L> DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
@@ -398,12 +394,12 @@ template <typename L> DEVICE void write_zeros(const struct attend_args &a, const
         attend_out(&a, p.t, p.heads.first)[n] = 0;
 }
 
-/* Block (place, KV head, its first split). */
+/* Block (place, KV head, its first split). `few`: blocks of a row that is not long. */
 template <typename L>
 __global__ void
 __launch_bounds__(L::THREADS,
                   L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
-    attend_decode_kernel(struct attend_args a, const typename L::E *cache)
+    attend_decode_kernel(struct attend_args a, const typename L::E *cache, int32_t few)
 {
     typedef pack<uint32_t, 4> aligned;
     SHARED_DYNAMIC(aligned, memory);
@@ -418,7 +414,7 @@ __launch_bounds__(L::THREADS,
     const int32_t position = a.rows.position[p.t]; /* with what is loaded next */
     p.slot = a.rows.slot[p.t];
     p.heads = heads_at_once(a, p.kv_head);
-    const bool works = p.slot >= 0 && find_splits(p, a, position);
+    const bool works = p.slot >= 0 && find_splits(p, a, position, few);
     if (!works) {
         launch_wait();
         if (p.slot < 0)
@@ -428,8 +424,7 @@ __launch_bounds__(L::THREADS,
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
         attend_part<L>(k, (typename L::E *)memory, a, cache, p, g,
                        p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
-    const int32_t blocks = p.splits < p.step ? p.splits : p.step;
-    if (p.step == 1 || !is_last(a.tickets + (int64_t)place * a.kv.heads + p.kv_head, blocks))
+    if (p.step == 1 || !is_last(a.tickets + (int64_t)place * a.kv.heads + p.kv_head, p.step))
         return;
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
         merge<L>(*(struct merging(*)[GROUP])memory, a, p, g,
@@ -443,22 +438,21 @@ static void launch_places(struct cuda_backend *c, const struct attend_args &a, c
                           int32_t places)
 {
     const unsigned longest = (unsigned)a.rows.table_cols * BLOCK;
-    const unsigned most = blocks_for(longest, 1u << SPLIT_KEYS_LOG2);
-    const unsigned wanted = blocks_for(DECODE_BLOCKS, (unsigned)places * (unsigned)a.kv.heads);
-    const unsigned several = most < wanted ? most : wanted;
-    const dim3 grid((unsigned)places, (unsigned)a.kv.heads,
-                    a.partial == nullptr ? 1
-                    : several < SPLITS   ? several
-                                         : SPLITS);
+    const unsigned splits = blocks_for(longest, 1u << SPLIT_KEYS_LOG2);
+    const unsigned most = a.partial == nullptr ? 1 : splits < SPLITS ? splits : SPLITS;
+    const unsigned filling = DECODE_BLOCKS / ((unsigned)places * (unsigned)a.kv.heads);
+    const unsigned least = longest < ATTEND_LONG_KEYS ? 1 : LONG_BLOCKS;
+    const unsigned wanted = filling < least ? least : filling, few = filling < 1 ? 1 : filling;
+    const dim3 grid((unsigned)places, (unsigned)a.kv.heads, most < wanted ? most : wanted);
     cuda_note(c, "attend",
               cudaFuncSetAttribute(attend_decode_kernel<L>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)L::BYTES));
     if (a.picked == nullptr)
         LAUNCH_AHEAD(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
-                     (const typename L::E *)cache);
+                     (const typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
     else /* the list is the result of a kernel */
         LAUNCH(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
-               (const typename L::E *)cache);
+               (const typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
 }
 
 template <typename L>
