@@ -189,7 +189,7 @@ static void test_linear(void **state UNUSED)
         {0, 16, 16, 1},   {3, 1, 1, 1},        {100, 96, 34, 4},  {490, 30, 40, 1},
         {11, 530, 32, 1}, {9, 130, 64, 1},     {8, 130, 64, 3},   {10, 700, 20, 1},
         {2, 9, 1000, 1},  {1, 520, 32 * 9, 1}, {33, 300, 48, 1},  {70, 129, 64, 2},
-        {20, 7, 16, 1},   {66, 520, 200, 1}};
+        {20, 7, 16, 1},   {66, 520, 200, 1},   {17, 4104, 16, 1}, {18, 2900, 24, 1}};
     /* blocks of any width that begin before the weight does, as a rank's part of one has them; of
      * whole steps of a device's kernels, and not */
     static const struct linear_case types[] = {

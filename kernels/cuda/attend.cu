@@ -431,6 +431,7 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             nullptr,
                             0,
                             apart,
+                            rows->apart,
                             how->sink,
                             nullptr};
     const size_t place =

@@ -25,7 +25,8 @@ struct attend_args {
     float *partial;       /* [places][heads][SPLITS][dim + 4]: output, maximum, sum; or NULL */
     int32_t *picked;      /* the rows that have places, or -1; NULL: each row has its own */
     int32_t picks;
-    bool apart;        /* no rows are a run */
+    bool apart; /* no rows are a run */
+    bool early; /* nor are two of one slot: what a row sees is of earlier steps, but for itself */
     const float *sink; /* [heads]; NULL: there is none */
     int32_t *tickets;  /* [places][kv heads]: blocks that are done; zero between launches */
 };

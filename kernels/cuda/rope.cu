@@ -79,7 +79,6 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     launch_release();
     launch_wait();
     const int32_t slot = a.rows.slot[t], turning = a.rotary / 2;
-    launch_release();
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
         return;
