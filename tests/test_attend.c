@@ -159,7 +159,8 @@ static void test_attend(void **state UNUSED)
         {3, 1, 20, 600, .dtype = DTYPE_F8_E4M3}, {9, 2, 128, 45, .dtype = DTYPE_F8_E4M3},
         {7, 2, 64, 150, .dtype = DTYPE_F16},     {3, 2, 80, 140, .dtype = DTYPE_BF16},
         {2, 1, 96, 100, .dtype = DTYPE_F8_E4M3}, {6, 1, 128, 130, .dtype = DTYPE_BF16},
-        {1, 1, 256, 70, .dtype = DTYPE_BF16}};
+        {1, 1, 256, 70, .dtype = DTYPE_BF16},    {4, 1, 128, 650, .dtype = DTYPE_BF16},
+        {4, 1, 128, 650, .dtype = DTYPE_F8_E4M3}};
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;

@@ -92,6 +92,7 @@ TESTED_BY = {
     "kernels/cuda/attend.cu": "tests/test_attend.c",
     "kernels/cuda/attend_flash.cu": "tests/test_attend.c",
     "kernels/cuda/attend_tile.cu": "tests/test_attend.c",
+    "kernels/cuda/attend_wgmma.cu": "tests/test_attend.c",
     "kernels/cuda/blas.c": "tests/test_kernels.c",
     "kernels/cuda/cuda.c": "tests/test_kernels.c",
     "kernels/cuda/cuda_memory.c": "tests/test_kernels.c",

@@ -78,6 +78,8 @@ void emulate_clock(const char *kernel);
 int emulate_block(int value);
 /* All 32 lanes of the warp; the value of lane `from`. */
 uint64_t emulate_warp(uint64_t value, unsigned from);
+/* Until the last bit of *phase is not `parity`. */
+void emulate_phase(const uint32_t *phase, uint32_t parity);
 
 static inline void __syncthreads()
 {
@@ -97,6 +99,16 @@ static inline int __syncthreads_count(int value)
 static inline void __syncwarp()
 {
     emulate_warp(0, 0);
+}
+
+template <typename V> V __shfl_sync(unsigned, V value, int lane)
+{
+    static_assert(sizeof(V) <= sizeof(uint64_t), "");
+    uint64_t word = 0;
+    memcpy(&word, &value, sizeof value);
+    word = emulate_warp(word, (unsigned)lane);
+    memcpy(&value, &word, sizeof value);
+    return value;
 }
 
 template <typename V> V __shfl_xor_sync(unsigned, V value, int mask)
@@ -155,6 +167,7 @@ static inline void launch_release()
 [[noreturn]] void emulate_fail(const char *what);
 
 #include "tests/emulate/emulate_mma.h"
+#include "tests/emulate/emulate_wgmma.h"
 
 /* ---- memory that several devices use at once, of kernels/cuda/oneshot.cu ---- */
 
@@ -210,6 +223,11 @@ static inline float __uint_as_float(unsigned u)
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
+}
+
+static inline float __fdividef(float x, float y)
+{
+    return x / y;
 }
 
 /* ---- arithmetic of kernels/cuda/gemv.cu ---- */
