@@ -327,17 +327,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     }
 }
 
-/* False: there is no code for this device. */
 template <typename P>
 static bool launch(struct cuda_backend *c, const struct attend_args *a, const void *cache)
 {
     const int32_t rows = flash_rows(a, P::ROWS);
     const dim3 grid(blocks_for((size_t)a->rows.count, (unsigned)rows), (unsigned)a->kv.heads);
-    if (cudaFuncSetAttribute(attend_wgmma_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)P::BYTES) != cudaSuccess) {
-        (void)cudaGetLastError(); /* not to be found by the next launch */
-        return false;
-    }
+    cuda_note(c, "attend",
+              cudaFuncSetAttribute(attend_wgmma_kernel<P>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)P::BYTES));
     LAUNCH(c, attend_wgmma_kernel<P>, grid, P::THREADS, P::BYTES, *a, (const typename P::E *)cache,
            rows);
     return true;
@@ -351,9 +348,21 @@ static bool launch_dim(struct cuda_backend *c, const struct attend_args *a, cons
     return a->kv.dim == 128 && launch<plan<E, C, 128, 2, 128, 2>>(c, a, cache);
 }
 
+static bool is_hopper(const struct cuda_backend *c)
+{
+    int major = 0, minor = 0;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device) ==
+               cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device) ==
+               cudaSuccess &&
+           major == 9 && minor == 0;
+}
+
 bool attend_wgmma_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                       const void *cache)
 {
+    if (!is_hopper(c))
+        return false;
     if (dtype == DTYPE_BF16)
         return launch_dim<bf16, bf16>(c, a, cache);
     if (dtype == DTYPE_F16)
