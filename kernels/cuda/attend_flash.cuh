@@ -124,21 +124,38 @@ template <typename C> DEVICE void load_chunk(C *to, const C *from, bool there)
     mma_copy(to, from, there);
 }
 
-template <typename C> DEVICE void load_codes(C *to, C *next, const e4m3 *from, bool there)
+/* 16 codes as bf16. */
+DEVICE void widen_codes(pack<uint32_t, 4> (&words)[2], const pack<e4m3, 16> &codes)
+{
+    uint32_t code[4], nan = 0;
+    memcpy(code, &codes, sizeof code);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        nan |= (code[i] & 0x7f7f7f7fu) + 0x01010101u;
+        words[i / 2].e[i % 2 * 2] = f8_pair(__byte_perm(code[i], 0, 0x1404));
+        words[i / 2].e[i % 2 * 2 + 1] = f8_pair(__byte_perm(code[i], 0, 0x3424));
+    }
+    if ((nan & 0x80808080u) == 0)
+        return;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float first = to_float(codes.e[2 * i]), second = to_float(codes.e[2 * i + 1]);
+        words[i / 4].e[i % 4] = mma_pair(first, second, bf16());
+    }
+}
+
+DEVICE void load_codes(bf16 *to, bf16 *next, const e4m3 *from, bool there)
 {
     pack<e4m3, 16> codes = {};
     pack<uint32_t, 4> words[2];
     if (there)
         codes = *(const pack<e4m3, 16> *)from;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        words[i / 4].e[i % 4] =
-            mma_pair(to_float(codes.e[2 * i]), to_float(codes.e[2 * i + 1]), C());
+    widen_codes(words, codes);
     *(pack<uint32_t, 4> *)to = words[0];
     *(pack<uint32_t, 4> *)next = words[1];
 }
 
-template <typename C> DEVICE void load_chunk(C *to, const e4m3 *from, bool there)
+DEVICE void load_chunk(bf16 *to, const e4m3 *from, bool there)
 {
     load_codes(to, to + 8, from, there);
 }

@@ -70,7 +70,7 @@ template <typename C> DEVICE void load_pieces(C *to, C *, const C *from, bool th
     mma_copy(to, from, there);
 }
 
-template <typename C> DEVICE void load_pieces(C *to, C *next, const e4m3 *from, bool there)
+DEVICE void load_pieces(bf16 *to, bf16 *next, const e4m3 *from, bool there)
 {
     load_codes(to, next, from, there);
 }

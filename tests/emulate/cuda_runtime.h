@@ -225,6 +225,16 @@ static inline float __uint_as_float(unsigned u)
     return x;
 }
 
+/* Four bytes of both words, by number; each has four bits of `which`. */
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which)
+{
+    const uint64_t all = (uint64_t)high << 32 | low;
+    unsigned y = 0;
+    for (unsigned i = 0; i < 4; i++)
+        y |= (unsigned)(all >> 8 * (which >> 4 * i & 7u) & 0xffu) << 8 * i;
+    return y;
+}
+
 static inline float __fdividef(float x, float y)
 {
     return x / y;
