@@ -163,7 +163,8 @@ static void test_attend(void **state UNUSED)
         {3, 1, 20, 600, .dtype = DTYPE_F8_E4M3}, {9, 2, 128, 45, .dtype = DTYPE_F8_E4M3},
         {7, 2, 64, 150, .dtype = DTYPE_F16},     {3, 2, 80, 140, .dtype = DTYPE_BF16},
         {2, 1, 96, 100, .dtype = DTYPE_F8_E4M3}, {6, 1, 128, 130, .dtype = DTYPE_BF16},
-        {1, 1, 256, 70, .dtype = DTYPE_BF16}};
+        {1, 1, 256, 70, .dtype = DTYPE_BF16},    {4, 1, 128, 650, .dtype = DTYPE_BF16},
+        {4, 1, 128, 650, .dtype = DTYPE_F8_E4M3}};
     struct backend *const apart = invariant;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         invariant = cases[i].length <= APART_MOST ? apart : NULL;
@@ -476,13 +477,27 @@ static void test_attend_f8(void **state UNUSED)
     }
 }
 
+/* An emulated device that lacks Hopper's instructions: what it does without them. */
+static void test_not_hopper(void **state UNUSED)
+{
+    static const struct attend_case cases[] = {
+        {4, 1, 64, 140, DTYPE_BF16, .window = 100, .softcap = 2},
+        {9, 2, 128, 45, .dtype = DTYPE_F8_E4M3},
+        {6, 1, 128, 130, .dtype = DTYPE_F16, .sink = true}};
+    setenv("EMULATED_MAJOR", "8", 1);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_attend(&(struct rules_case){cases[i], .scale = 1});
+    unsetenv("EMULATED_MAJOR");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attend),  cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_rules),   cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_sinks),   cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_decodes), cmocka_unit_test(test_attend_f8)};
+        cmocka_unit_test(test_attend),    cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_rules),     cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_sinks),     cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_decodes),   cmocka_unit_test(test_attend_f8),
+        cmocka_unit_test(test_not_hopper)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

@@ -93,6 +93,7 @@ TESTED_BY = {
     "kernels/cuda/attend_decode.cu": "tests/test_attend.c",
     "kernels/cuda/attend_flash.cu": "tests/test_attend.c",
     "kernels/cuda/attend_tile.cu": "tests/test_attend.c",
+    "kernels/cuda/attend_wgmma.cu": "tests/test_attend.c",
     "kernels/cuda/blas.c": "tests/test_kernels.c",
     "kernels/cuda/cuda.c": "tests/test_kernels.c",
     "kernels/cuda/cuda_memory.c": "tests/test_kernels.c",

@@ -442,7 +442,10 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
     if ((size_t)rows->count > places)
         pick(&a, places);
     launch_alone(c, a, kv->spec.dtype, kv->storage);
-    if (rows->count > 1 && !apart && !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
+    if (rows->count < 2 || apart)
+        return;
+    if (!attend_wgmma_run(c, &a, kv->spec.dtype, kv->storage) &&
+        !attend_flash_run(c, &a, kv->spec.dtype, kv->storage))
         attend_tile_run(c, &a, kv->spec.dtype, kv->storage);
 }
 

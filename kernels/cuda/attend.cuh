@@ -128,5 +128,8 @@ void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum d
 /* attend_flash.cu: the same by tensor cores. false: not for this head size or type. */
 bool attend_flash_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                       const void *cache);
+/* attend_wgmma.cu: the same by Hopper's. false: nor for this device. */
+bool attend_wgmma_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
+                      const void *cache);
 
 #endif

@@ -92,14 +92,6 @@ struct form_f32 : unscaled {
 };
 
 #ifndef MMA_EMULATED
-/* Both bf16 of a word times those of another, plus those of a third; subnormal ones count. */
-DEVICE uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
-    return y;
-}
-
 /* (a & b) | c as the one instruction that it is; compilers make two of it where b and c are known.
  */
 DEVICE uint32_t mma_and_or(uint32_t a, uint32_t b, uint32_t c)
@@ -109,11 +101,6 @@ DEVICE uint32_t mma_and_or(uint32_t a, uint32_t b, uint32_t c)
     return y;
 }
 #endif
-
-DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
-{
-    return mma_times_plus(a, b, 0x80008000u);
-}
 
 DEVICE uint32_t mma_plus(uint32_t a, uint32_t b)
 {
@@ -127,13 +114,6 @@ DEVICE void prefetch_line(const void *at)
     asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
 }
 #endif
-
-/* Two codes, in the high bytes of a word's halves, as bf16. Their exponent lands where it counts
- * 2^-120 too few. */
-DEVICE uint32_t f8_pair(uint32_t codes)
-{
-    return mma_times((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u), 0x7b807b80u);
-}
 
 template <enum scales WHICH> struct form_f8 : unscaled {
     static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 2, AT_ONCE = 16;

@@ -144,6 +144,14 @@ DEVICE void mma_load_fresh(float (&y)[4], const float *from)
     y[3] = v.w;
 }
 
+/* Both bf16 of a word times those of another, plus those of a third; subnormal ones count. */
+DEVICE uint32_t mma_times_plus(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
+
 /* 2^x, off by two units in its last place at most; 0 where that is no normal number. */
 DEVICE float mma_exp2(float x)
 {
@@ -153,5 +161,17 @@ DEVICE float mma_exp2(float x)
 }
 
 #endif
+
+DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
+{
+    return mma_times_plus(a, b, 0x80008000u);
+}
+
+/* Two codes, in the high bytes of a word's halves, as bf16, but for NaN. Their exponent lands where
+ * it counts 2^-120 too few. */
+DEVICE uint32_t f8_pair(uint32_t codes)
+{
+    return mma_times((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u), 0x7b807b80u);
+}
 
 #endif

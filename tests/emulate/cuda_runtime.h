@@ -79,6 +79,8 @@ void emulate_clock(const char *kernel);
 int emulate_block(int value);
 /* All 32 lanes of the warp; the value of lane `from`. */
 uint64_t emulate_warp(uint64_t value, unsigned from);
+/* Until the last bit of *phase is not `parity`. */
+void emulate_phase(const uint32_t *phase, uint32_t parity);
 
 static inline void __syncthreads()
 {
@@ -177,6 +179,7 @@ static inline void launch_release()
 [[noreturn]] void emulate_fail(const char *what);
 
 #include "tests/emulate/emulate_mma.h"
+#include "tests/emulate/emulate_wgmma.h"
 
 /* ---- memory that several devices use at once, of kernels/cuda/oneshot.cu ---- */
 
@@ -232,6 +235,21 @@ static inline float __uint_as_float(unsigned u)
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
+}
+
+/* Four bytes of both words, by number; each has four bits of `which`. */
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which)
+{
+    const uint64_t all = (uint64_t)high << 32 | low;
+    unsigned y = 0;
+    for (unsigned i = 0; i < 4; i++)
+        y |= (unsigned)(all >> 8 * (which >> 4 * i & 7u) & 0xffu) << 8 * i;
+    return y;
+}
+
+static inline float __fdividef(float x, float y)
+{
+    return x / y;
 }
 
 /* ---- arithmetic of kernels/cuda/gemv.cu ---- */

@@ -29,7 +29,7 @@
 #define LATER_US 20 /* until blocks that wait for a peer begin again, */
 #define TRIES 20000 /* so often, unless they wait without end */
 
-enum state : uint8_t { NEW, READY, AT_BLOCK, AT_WARP, DONE };
+enum state : uint8_t { NEW, READY, AT_PHASE, AT_BLOCK, AT_WARP, DONE };
 
 /* Where a stack is left. */
 #ifdef __clang__
@@ -47,6 +47,8 @@ struct thread {
     int value;     /* given to the block's barrier, then its sum */
     uint64_t word; /* given to the warp, then what comes from lane `from` */
     unsigned from;
+    const uint32_t *phase; /* waited for until its last bit is another */
+    uint32_t parity;
 };
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -82,6 +84,12 @@ static std::vector<late_word> late; /* of the blocks that have run under the loc
 
 /* ---- scheduling ---- */
 
+static bool may_run(unsigned i)
+{
+    return states[i] <= READY ||
+           (states[i] == AT_PHASE && (*threads[i].phase & 1u) != threads[i].parity);
+}
+
 /* False: not all lanes wait for it. */
 static bool release_warp(unsigned warp)
 {
@@ -115,6 +123,20 @@ static void release_block()
     walk.at_block = 0;
 }
 
+/* False: there is nothing that they may have waited for. */
+static bool release_phases()
+{
+    bool any = false, over = false;
+    for (unsigned i = 0; i < blockDim.x; i++)
+        if (states[i] == AT_PHASE) {
+            any = true;
+            over = over || may_run(i);
+        }
+    if (any && !over)
+        emulate_fail("threads wait for each other");
+    return over;
+}
+
 /* Makes `running` the next thread that may run; false: all are done. */
 static bool choose()
 {
@@ -124,7 +146,7 @@ static bool choose()
         while (walk.lanes < LANES) {
             const unsigned n = walk.lanes++;
             running = warp * LANES + (walk.turn % 2 ? n : LANES - 1 - n);
-            if (states[running] <= READY) {
+            if (may_run(running)) {
                 threadIdx = dim3(running, 0, 0);
                 return true;
             }
@@ -133,7 +155,8 @@ static bool choose()
         walk.turn++;
         if (release_warp(warp) || ++walk.warps < warps)
             continue;
-        release_block();
+        if (!release_phases())
+            release_block();
         walk.warps = 0;
         walk.round++;
     }
@@ -213,6 +236,14 @@ uint64_t emulate_warp(uint64_t value, unsigned from)
     walk.at_warp[running / LANES]++;
     wait_as(AT_WARP);
     return threads[running].word;
+}
+
+void emulate_phase(const uint32_t *phase, uint32_t parity)
+{
+    threads[running].phase = phase;
+    threads[running].parity = parity;
+    if ((*phase & 1u) == parity)
+        wait_as(AT_PHASE);
 }
 
 SWITCHES void run_block()
