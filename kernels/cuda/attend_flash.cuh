@@ -144,12 +144,17 @@ DEVICE void widen_codes(pack<uint32_t, 4> (&words)[2], const pack<e4m3, 16> &cod
     }
 }
 
-DEVICE void load_codes(bf16 *to, bf16 *next, const e4m3 *from, bool there)
+DEVICE pack<e4m3, 16> fetch_codes(const e4m3 *from, bool there)
 {
     pack<e4m3, 16> codes = {};
-    pack<uint32_t, 4> words[2];
     if (there)
         codes = *(const pack<e4m3, 16> *)from;
+    return codes;
+}
+
+DEVICE void store_codes(bf16 *to, bf16 *next, const pack<e4m3, 16> &codes)
+{
+    pack<uint32_t, 4> words[2];
     widen_codes(words, codes);
     *(pack<uint32_t, 4> *)to = words[0];
     *(pack<uint32_t, 4> *)next = words[1];
@@ -157,7 +162,7 @@ DEVICE void load_codes(bf16 *to, bf16 *next, const e4m3 *from, bool there)
 
 DEVICE void load_chunk(bf16 *to, const e4m3 *from, bool there)
 {
-    load_codes(to, to + 8, from, there);
+    store_codes(to, to + 8, fetch_codes(from, there));
 }
 
 /* Keys from first_key on that a row does not see yet, or not any more, score -inf. */

@@ -1,9 +1,9 @@
 /* DESIGN: runs of rows on Hopper, by products of four warps whose factors lie in shared memory
  * (wgmma.cuh). Tiles are those of attend_flash.cu, and so are the rules of rounding; each group of
  * four warps has 64 rows of one. A group more does nothing but load: what it has copied it tells by
- * a barrier, and by another it is told which stage it may fill again, keys and values apart. So the
- * groups that multiply go on at their own pace, and while one weighs its scores, another's products
- * run, and its own of the weights and values before. */
+ * a barrier, and by another it is told which stage it may fill again, keys and values apart. While
+ * one of the groups that multiply weighs its scores, the other's products run. Products of a group
+ * that run beside its own weighing were no faster. */
 #include "kernels/cuda/attend_flash.cuh"
 
 #include "kernels/cuda/wgmma.cuh"
@@ -22,8 +22,7 @@ template <typename E_, typename C_, int DIM_, int GROUPS_, int KEYS_, int STAGES
     static constexpr int QUERY = ROWS * DIM, STAGE = KEYS * DIM; /* elements */
     static constexpr size_t BYTES = WGMMA_ALIGNED + (QUERY + 2 * STAGES * STAGE) * sizeof(C);
     static constexpr int VEC = 16 / (int)sizeof(E), CHUNKS = DIM / VEC; /* loads of a key */
-    static constexpr int UNROLL = 2 * (int)sizeof(E);
-    static constexpr int FEW = sizeof(E) == 1 ? 72 : 56, MORE = sizeof(E) == 1 ? 216 : 224;
+    static constexpr int FEW = sizeof(E) == 1 ? 104 : 56, MORE = sizeof(E) == 1 ? 200 : 224;
     static_assert(GROUPS == 2 && FEW + 2 * MORE <= 65536 / THREADS / 8 * 8 * 3, "registers");
 };
 
@@ -65,16 +64,6 @@ template <int ROWS> DEVICE int32_t place(int32_t row, int32_t piece)
 
 /* ---- who loads ---- */
 
-template <typename C> DEVICE void load_pieces(C *to, C *, const C *from, bool there)
-{
-    mma_copy(to, from, there);
-}
-
-DEVICE void load_pieces(bf16 *to, bf16 *next, const e4m3 *from, bool there)
-{
-    load_codes(to, next, from, there);
-}
-
 /* Lane b: number of the cache block that has the bth 16 of the nth keys, or of one there is. */
 template <typename P>
 DEVICE int32_t block_of_lane(const struct attend_args &a, const struct span &s, int32_t nth)
@@ -100,13 +89,27 @@ DEVICE void load_stage(typename P::C *stage, const struct attend_args &a,
     const uint32_t most = (uint32_t)(s.run->last - seen), at = (uint32_t)(nth * P::KEYS + j - seen);
     const int64_t apart = kv_index(&a.kv, 1, 0, false) - kv_index(&a.kv, 0, 0, false);
     typename P::C *to = stage + place<P::KEYS>(j, piece);
-    typename P::C *next = stage + place<P::KEYS>(j, piece + 1);
-    cache += chunk * P::VEC;
-#pragma unroll P::UNROLL
-    for (int32_t i = 0; i < P::KEYS; i += PASS) {
+    [[maybe_unused]] typename P::C *next = stage + place<P::KEYS>(j, piece + 1);
+    const auto from = [&](int32_t i) {
         const int64_t block = __shfl_sync(ALL_LANES, blocks, (j + i) / BLOCK);
-        load_pieces(to + i * 64, next + i * 64, cache + block * apart + (j + i) % BLOCK * P::DIM,
-                    at + (uint32_t)i <= most);
+        return cache + block * apart + (j + i) % BLOCK * P::DIM + chunk * P::VEC;
+    };
+    if constexpr (sizeof(typename P::E) == sizeof(typename P::C)) {
+#pragma unroll 4
+        for (int32_t i = 0; i < P::KEYS; i += PASS)
+            mma_copy(to + i * 64, from(i), at + (uint32_t)i <= most);
+    } else {
+        constexpr int SOME = 4 * PASS; /* under way before the first is widened */
+#pragma unroll 1
+        for (int32_t first = 0; first < P::KEYS; first += SOME) {
+            pack<e4m3, 16> codes[SOME / PASS];
+#pragma unroll
+            for (int32_t i = 0; i < SOME; i += PASS)
+                codes[i / PASS] = fetch_codes(from(first + i), at + (uint32_t)(first + i) <= most);
+#pragma unroll
+            for (int32_t i = 0; i < SOME; i += PASS)
+                store_codes(to + (first + i) * 64, next + (first + i) * 64, codes[i / PASS]);
+        }
     }
 }
 
@@ -232,31 +235,15 @@ DEVICE void weigh_keys(struct rows_of_lane<P> &l, const struct attend_args &a, c
         old[half] = weigh<P>(l, 0, half, a.softcap > 0 ? 1 : a.scale);
 }
 
-/* Products of the nth keys begin, then those of the weights and values before. While the latter
- * run, the scores become weights. */
-template <typename P>
-DEVICE void take_keys(struct rows_of_lane<P> &l, struct weights<P> &w, const struct memory<P> &m,
-                      const struct attend_args &a, const struct span &s, int32_t nth,
-                      const typename P::C *query, struct turn before, struct turn now)
+/* The two groups begin their scores in turns, so that one weighs while the other multiplies. */
+DEVICE void turn_wait(int group)
 {
-    float old[2];
-    wait_full(&m.barriers->full[0][now.stage], now.parity);
-    begin_scores<P>(l, query, stage_of(m, 0, now.stage));
-    begin_output<P>(l, w, stage_of(m, 1, before.stage));
-    wgmma_wait<1>();
-    wgmma_hold(l.score[0]);
-    give_back(&m.barriers->empty[0][now.stage]);
-    weigh_keys<P>(l, a, s, nth, old);
-    wgmma_hold(l.score[0]);
-    /* Here, or the compiler lets the wait for the output come before the weights. */
-    wait_full(&m.barriers->full[1][now.stage], now.parity);
-    wgmma_wait<0>();
-    wgmma_hold(l.out[0]);
-    give_back(&m.barriers->empty[1][before.stage]);
-    round_weights<P>(w, l);
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        shrink<P>(l, 0, half, old[half]);
+    group_sync(2 + group, 2 * GROUP);
+}
+
+DEVICE void turn_pass(int group)
+{
+    group_arrive(2 + 1 - group, 2 * GROUP);
 }
 
 template <typename P>
@@ -264,33 +251,34 @@ DEVICE void attend_span(const struct memory<P> &m, const struct attend_args &a,
                         const struct span &s, struct turn &t)
 {
     const int32_t begin = attend_first(&a, s.run->least) / P::KEYS, end = s.run->last / P::KEYS + 1;
-    typename P::C *query = m.query + (int32_t)threadIdx.x / GROUP * GROUP_ROWS * P::DIM;
+    const int group = (int)threadIdx.x / GROUP;
+    typename P::C *query = m.query + group * GROUP_ROWS * P::DIM;
     struct rows_of_lane<P> l = {
     };
     struct weights<P> w;
-    struct turn before = t;
     float old[2];
     l.max[0][0] = l.max[0][1] = -INFINITY;
     load_queries<P>(query, a, s);
-    wait_full(&m.barriers->full[0][t.stage], t.parity);
-    begin_scores<P>(l, query, stage_of(m, 0, t.stage));
-    wgmma_wait<0>();
-    wgmma_hold(l.score[0]);
-    give_back(&m.barriers->empty[0][t.stage]);
-    weigh_keys<P>(l, a, s, begin, old);
-    round_weights<P>(w, l);
-    wait_full(&m.barriers->full[1][t.stage], t.parity);
-    t = after<P>(t);
-    for (int32_t nth = begin + 1; nth < end; nth++) {
-        take_keys<P>(l, w, m, a, s, nth, query, before, t);
-        before = t;
-        t = after<P>(t);
+    for (int32_t nth = begin; nth < end; nth++, t = after<P>(t)) {
+        wait_full(&m.barriers->full[0][t.stage], t.parity);
+        turn_wait(group);
+        begin_scores<P>(l, query, stage_of(m, 0, t.stage));
+        wgmma_wait<0>();
+        wgmma_hold(l.score[0]);
+        turn_pass(group);
+        give_back(&m.barriers->empty[0][t.stage]);
+        weigh_keys<P>(l, a, s, nth, old);
+        round_weights<P>(w, l);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            shrink<P>(l, 0, half, old[half]);
+        wait_full(&m.barriers->full[1][t.stage], t.parity);
+        begin_output<P>(l, w, stage_of(m, 1, t.stage));
+        wgmma_wait<0>();
+        wgmma_hold(l.out[0]);
+        give_back(&m.barriers->empty[1][t.stage]);
     }
-    begin_output<P>(l, w, stage_of(m, 1, before.stage));
-    wgmma_wait<0>();
-    wgmma_hold(l.out[0]);
-    give_back(&m.barriers->empty[1][before.stage]);
-    group_sync((int32_t)threadIdx.x / GROUP, GROUP); /* the queries are overwritten */
+    group_sync(group, GROUP); /* the queries are overwritten */
     write_rows<P>(l, a, s, a.softcap > 0 ? 1 : a.scale);
 }
 
@@ -322,8 +310,13 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         registers_fewer<P::FEW>();
         walk_spans(all, tile, most, [&](const struct span &s) { feed_span<P>(m, a, cache, s, t); });
     } else {
+        const int group = (int)threadIdx.x / GROUP;
         registers_more<P::MORE>();
+        if (group == 1)
+            turn_pass(group);
         walk_spans(all, tile, most, [&](const struct span &s) { attend_span<P>(m, a, s, t); });
+        if (group == 0)
+            turn_wait(group); /* the last one, which nobody has taken */
     }
 }
 

@@ -183,15 +183,25 @@ inline void barrier_wait(uint64_t *b, uint32_t parity)
     emulate_phase(&((emulated_barrier *)(void *)b)->phase, parity);
 }
 
-/* All threads of a group; the barriers outlive blocks. */
-inline void group_sync(int group, int threads)
+/* They outlive blocks. */
+inline emulated_barrier *emulate_meeting(int place, int threads)
 {
     static emulated_barrier all[15];
-    emulated_barrier *const b = all + group;
+    if (all[place].missing == 0)
+        all[place].count = all[place].missing = (uint16_t)threads;
+    return all + place;
+}
+
+inline void group_arrive(int place, int threads)
+{
+    barrier_arrive((uint64_t *)(void *)emulate_meeting(place, threads));
+}
+
+inline void group_sync(int place, int threads)
+{
+    emulated_barrier *const b = emulate_meeting(place, threads);
     const uint32_t parity = b->phase & 1u;
-    if (b->missing == 0)
-        b->count = b->missing = (uint16_t)threads;
-    barrier_arrive((uint64_t *)(void *)b);
+    group_arrive(place, threads);
     emulate_phase(&b->phase, parity);
 }
 
