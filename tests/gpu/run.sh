@@ -54,9 +54,10 @@ PROGRAMS=(test_loader test_kernels test_linear_int test_linear_bf16 test_rounded
     bench_device bench_forward bench_step)
 all=(doctor loader twins goldens graphs serve nccl load forward fp8 int4 torch http decode step
     kernels peers sanitize sanitize_attend races)
-JOBS=${JOBS:-6} # checks of single ops at a time: results, no timings
-running=        # the session of a check
-stage_end=240   # in SECONDS
+beside=(loader twins goldens sanitize sanitize_attend) # results, no timings: so that
+JOBS=${JOBS:-6}                                        # many of their checks run at a time
+running=                                               # the session of a check
+stage_end=240                                          # in SECONDS
 
 # ---- one check: a line of the table ----
 
@@ -305,7 +306,7 @@ stage() {
     case $1 in
     build) check 540 build build ;;
     doctor) check 60 doctor "$RUN/tessera" doctor "$MODEL" --device cuda ;;
-    loader) check 60 loader one test_loader test_load_device ;;
+    loader) check_beside 60 loader one test_loader test_load_device ;;
     load) check 150 load load_rate ;;
     twins)
         for t in test_kernels test_linear_int test_linear_bf16 test_rounded test_experts \
@@ -313,7 +314,7 @@ stage() {
             each 60 "$t"
         done
         ;;
-    goldens) check 120 goldens one test_model test_goldens_device ;;
+    goldens) check_beside 120 goldens one test_model test_goldens_device ;;
     graphs)
         JOBS=1 each 90 test_device
         wait
@@ -423,9 +424,10 @@ mkdir -p "$OUT" "$LOGS"
 [ "${stages[0]}" = build ] || [ ! -x "$BUILD/tessera" ] || pack || exit
 printf '| check | result | time |\n| --- | --- | --- |\n' | tee "$OUT/results.md"
 for name in "${stages[@]}"; do
+    [[ " ${beside[*]} " == *" $name "* ]] || wait
     stage_end=$((SECONDS + $([ "$name" = build ] && echo 540 || echo 240)))
     stage "$name"
-    wait
 done
+wait
 figures | tee -a "$OUT/results.md"
 ! grep -q '| FAILED' "$OUT/results.md"
