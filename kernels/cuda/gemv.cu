@@ -20,6 +20,9 @@
 #define WARPS TURNS
 #define STAGES 4         /* of the ring */
 #define AHEAD_COLUMNS 16 /* of x that a lane splits ahead, most */
+#ifndef GEMV_FEW_BLOCKS
+#define GEMV_FEW_BLOCKS 264 /* two for each multiprocessor of a large device */
+#endif
 
 /* ---- a block's rows ---- */
 
@@ -162,6 +165,10 @@ constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 5 - GROUPS
                            : F::K > 8           ? 4
                                                 : 2 * GROUPS;
 template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 3;
+/* The same where there would be too few blocks: on an H200 they take 34 us instead of 42 for 14336
+ * -> 4096 in bf16. */
+template <typename F, int GROUPS> constexpr int OUTPUTS_FEW = OUTPUTS_OF<F, GROUPS>;
+template <> constexpr int OUTPUTS_FEW<form_bf16, 1> = 1;
 
 /* Whether x is split one step ahead. */
 template <typename F, int GROUPS> constexpr bool AHEAD = GROUPS *F::K <= AHEAD_COLUMNS;
@@ -174,8 +181,8 @@ template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, mixture, true> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
 
 /* A thread's vectors of the weight; sums lie there in the end. */
-template <typename F, int GROUPS>
-constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS_OF<F, GROUPS>][WARPS * WARP]);
+template <int OUTPUTS>
+constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS][WARPS * WARP]);
 
 /* A lane's row of x in each group, a step of it split. */
 template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
@@ -200,11 +207,11 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
 
 /* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. Parameters that are indexed would be
  * copied to memory by every thread if they were not __grid_constant__. */
-template <typename F, int GROUPS, bool ALIGNED, typename Which>
+template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename Which>
 __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNED>)
     gemv_kernel(const __grid_constant__ struct product all, Which which)
 {
-    constexpr int OUTPUTS = OUTPUTS_OF<F, GROUPS>, ROUND = WARPS * PART * F::K;
+    constexpr int ROUND = WARPS * PART * F::K;
     typedef pack<uint32_t, 4> stage_of[OUTPUTS][WARPS * WARP];
     typedef pack<uint32_t, 4> vector;
     SHARED_DYNAMIC(vector, memory);
@@ -213,6 +220,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
     const int32_t first = (int32_t)blockIdx.x * COLUMNS * OUTPUTS;
     const struct leaf l = leaf_of(all, (int32_t)blockIdx.y);
     int32_t pair[GROUPS] = {};
+    launch_release();
     const auto &p = product_here(all, which, pair, ring);
     if (p.rows == 0)
         return;
@@ -277,20 +285,31 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
 /* ---- launches ---- */
 
 /* blocks: of every output and leaf. */
-template <typename F, int GROUPS, typename Which>
-static void launch(struct cuda_backend *c, const struct product &p, const Which &which,
-                   unsigned blocks)
+template <typename F, int GROUPS, int OUTPUTS, typename Which>
+static void launch_outputs(struct cuda_backend *c, const struct product &p, const Which &which,
+                           unsigned blocks)
 {
-    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * OUTPUTS_OF<F, GROUPS>), (unsigned)p.leaves,
-                    blocks);
-    constexpr size_t shared = RING<F, GROUPS>;
-    const auto kernel = is_aligned<F>(p) ? gemv_kernel<F, GROUPS, true, Which>
-                                         : gemv_kernel<F, GROUPS, false, Which>;
+    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * OUTPUTS), (unsigned)p.leaves, blocks);
+    constexpr size_t shared = RING<OUTPUTS>;
+    const auto kernel = is_aligned<F>(p) ? gemv_kernel<F, GROUPS, OUTPUTS, true, Which>
+                                         : gemv_kernel<F, GROUPS, OUTPUTS, false, Which>;
     if (shared > 48 << 10)
         cuda_note(
             c, "linear",
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, shared, p, which);
+}
+
+template <typename F, int GROUPS, typename Which>
+static void launch(struct cuda_backend *c, const struct product &p, const Which &which,
+                   unsigned blocks)
+{
+    constexpr int USUAL = OUTPUTS_OF<F, GROUPS>, FEW = OUTPUTS_FEW<F, GROUPS>;
+    const size_t usual = blocks_for((size_t)p.out, COLUMNS * USUAL) * (size_t)p.leaves * blocks;
+    if (usual > GEMV_FEW_BLOCKS)
+        launch_outputs<F, GROUPS, USUAL>(c, p, which, blocks);
+    else
+        launch_outputs<F, GROUPS, FEW>(c, p, which, blocks);
 }
 
 /* rows: most of one weight, for which there are kernels. */
