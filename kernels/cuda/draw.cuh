@@ -128,15 +128,35 @@ template <typename Run> DEVICE void for_kept(const struct draw *d, Run run)
 
 typedef uint32_t histogram[WORDS][BINS];
 
-DEVICE void add_to_bin(histogram &bins, uint32_t bin, uint64_t mass)
+static_assert(NUMERICS_MASS_ONE < (double)(1ull << WORDS * WORD_BITS), "a mass has its words");
+
+/* What a thread has of a bin and not yet added. Where most of a row is in one bin, it is mostly the
+ * same for the next column, and threads that add to one word wait for each other. */
+struct held {
+    uint32_t bin;
+    uint64_t mass;
+};
+
+template <int bits, int words, int count>
+DEVICE void add_held(uint32_t (&bins)[words][count], const struct held *h)
 {
-    static_assert(NUMERICS_MASS_ONE < (double)(1ull << WORDS * WORD_BITS), "a mass has its words");
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-        const uint32_t word = (uint32_t)(mass >> i * WORD_BITS) & ((1u << WORD_BITS) - 1);
+    for (int i = 0; i < words; i++) {
+        const uint64_t rest = h->mass >> i * bits;
+        const uint32_t word = (uint32_t)(i < words - 1 ? rest & ((1u << bits) - 1) : rest);
         if (word != 0)
-            atomicAdd(&bins[i][bin], word);
+            atomicAdd(&bins[i][h->bin], word);
     }
+}
+
+template <int bits, int words, int count>
+DEVICE void add_to_bin(uint32_t (&bins)[words][count], struct held *h, uint32_t bin, uint64_t mass)
+{
+    if (bin != h->bin) {
+        add_held<bits>(bins, h);
+        *h = {bin, 0};
+    }
+    h->mass += mass;
 }
 
 DEVICE uint64_t mass_in_bin(const histogram &bins, uint32_t bin)
@@ -226,26 +246,26 @@ DEVICE void keep_prefix(struct draw *d, bool unit, uint64_t need)
         FOR_EACH(i, 0, WORDS * BINS)
             bins[i / BINS][i % BINS] = 0;
         __syncthreads();
+        struct held held = {0, 0};
         for_kept(d, [&](float z, int32_t id) {
             const uint64_t at = place_of(z, id);
             if ((at & mask) == place)
-                add_to_bin(bins, (uint32_t)(at >> shift) & (count - 1), unit ? 1 : mass_of(d, z));
+                add_to_bin<WORD_BITS>(bins, &held, (uint32_t)(at >> shift) & (count - 1),
+                                      unit ? 1 : mass_of(d, z));
         });
+        add_held<WORD_BITS>(bins, &held);
         __syncthreads();
         const uint32_t bin = select_bin(bins, count, &need);
         place |= (uint64_t)bin << shift;
         mask |= (uint64_t)(count - 1) << shift;
-        if (pass < 2)
-            continue;
-        if (pass == 4)
-            last = id_of(place | ~((1ull << ID_BITS) - 1));
         /* Mostly all of the same z are kept: what is missing at the end is less than one of them.
          */
-        else if (pass == 2 &&
-                 mass_in_bin(bins, bin) - need < (unit ? 1 : mass_of(d, value_of(place)))) {
+        if (pass == 2 && mass_in_bin(bins, bin) - need < (unit ? 1 : mass_of(d, value_of(place)))) {
             last = (uint32_t)(place >> 32) == d->key ? d->last : INT32_MAX;
             break;
         }
+        if (pass == 4)
+            last = id_of(place | ~((1ull << ID_BITS) - 1));
     }
     d->key = (uint32_t)(place >> 32);
     d->last = last;

@@ -239,6 +239,7 @@ DEVICE uint64_t sketch_part(short_histogram &bins, const struct seen *s, const s
     const struct draw *d = &s->d;
     const bool unit = s->how == FROM_FIRST;
     uint64_t far = 0;
+    struct held held = {0, 0};
     for_columns(d->x, h->begin, h->end, [&](float x, int32_t id) {
         const float z = x / d->temperature + 0.0f;
         const int32_t step = step_of(s, z);
@@ -249,13 +250,9 @@ DEVICE uint64_t sketch_part(short_histogram &bins, const struct seen *s, const s
             return;
         }
         const uint64_t mass = unit ? 1 : mass_of(d, z);
-#pragma unroll
-        for (int i = 0; i < SHORT_WORDS; i++) {
-            const uint32_t word = (uint32_t)(mass >> i * SHORT_BITS) & ((1u << SHORT_BITS) - 1);
-            if (word != 0)
-                atomicAdd(&bins[i][step], word);
-        }
+        add_to_bin<SHORT_BITS>(bins, &held, (uint32_t)step, mass);
     });
+    add_held<SHORT_BITS>(bins, &held);
     return far;
 }
 
