@@ -3,11 +3,11 @@
  * of the order (z descending, id ascending), so it is always "sort key above K, or equal to K with
  * a column up to C" and two numbers describe it. A prefix of a given mass is found by three
  * histograms over the bits of the keys, 11 + 11 + 10, and two over those of the columns, 11 + 10,
- * if only some of the last key are in it. Masses are integers: sums have no order, and
- * neither threads nor atomics show in the result. Masses are computed anew in every pass; that is
- * cheaper than keeping them. Most of a row falls into few bins, and shared memory adds 32 bits in
- * one go but 64 in a loop that spins on such: so a bin is some words, each of as many bits of the
- * masses as its sum has room for. */
+ * if only some of the last key are in it: never more, however many are equal. Masses are integers:
+ * sums have no order, and neither threads nor atomics show in the result. Masses are computed anew
+ * in every pass; that is cheaper than keeping them. Most of a row falls into few bins, and shared
+ * memory adds 32 bits in one go but 64 in a loop that spins on such: so a bin is some words, each
+ * of as many bits of the masses as its sum has room for. */
 #ifndef TESSERA_KERNELS_CUDA_DRAW_CUH
 #define TESSERA_KERNELS_CUDA_DRAW_CUH
 
