@@ -392,6 +392,62 @@ static void test_sample_edges(void **state UNUSED)
     }
 }
 
+/* ---- rows that are hard to part ---- */
+
+enum hard { NEAR, EQUAL, TWO, NEAR_BUT_FEW, TWO_BUT_FEW, TINY, HALF, HEAPS, SPREAD };
+
+static float hard_logit(enum hard kind, size_t i)
+{
+    const float near = roundf(gen(90, i) * 8000) * 0x1p-20f, two = gen(91, i) > 0.2f ? 1 : 0.999f;
+    const float wide = 4 * (gen(92, i) + gen(93, i) + gen(94, i));
+    switch (kind) {
+    case NEAR:
+        return near;
+    case TWO:
+        return two;
+    case NEAR_BUT_FEW: /* are far away: the others are in one of the steps between */
+        return i == 7001 ? 3 : i == 11 ? -40 : near;
+    case TWO_BUT_FEW:
+        return i == 5 ? 1.5f : i == 12000 ? -1e30f : two;
+    case TINY:
+        return near * 0x1p-120f;
+    case HALF:
+        return i % 2 ? -INFINITY : 2;
+    case HEAPS:
+        return roundf(wide * 2) / 2;
+    case SPREAD:
+        return wide;
+    case EQUAL:
+    default:
+        return -3;
+    }
+}
+
+/* Many columns are near the last of the prefix, or equal to it. */
+static void test_sample_hard(void **state UNUSED)
+{
+    enum { V = 20011 };
+    static const struct sample_params cases[] = {
+        {0.8f, 0.9f, 0, 0, 1, 0},     {1, 0.3f, 0, 0, 2, 0},       {0.7f, 1, 0, 0, 3, 1},
+        {1, 0.9f, 0, 50, 4, 0},       {0.8f, 0.5f, 0, 2000, 5, 0}, {1.3f, 1, 0.02f, 9000, 6, 0},
+        {0.8f, 0.9f, 0.99f, 0, 7, 0}, {100, 0.6f, 0, 0, 8, 0},     {1, 0x1.fffffep-1f, 0, 0, 9, 0},
+        {1, 1e-6f, 0, 0, 10, 0},      {1, 0.2f, 0, V - 1, 11, 0},  {0.01f, 0.9f, 0, 3, 12, 0},
+    };
+    float *logits = must(malloc(V * sizeof *logits));
+    for (int kind = 0; kind <= SPREAD; kind++) {
+        for (size_t i = 0; i < V; i++)
+            logits[i] = hard_logit((enum hard)kind, i);
+        for (size_t c = 0; c < 2 * ARRAY_LEN(cases); c++) {
+            const struct sample_params p = cases[c % ARRAY_LEN(cases)];
+            const int32_t want = draw(ref, logits, V, p, (int32_t)c);
+            for (int s = 0; nth_backend(s); s++)
+                if (draw(nth_backend(s), logits, V, p, (int32_t)c) != want)
+                    fail_msg("row %d, case %zu: backend %d draws another token", kind, c, s);
+        }
+    }
+    free(logits);
+}
+
 /* ---- logprobs ---- */
 
 enum { STRIDE = 20 };
@@ -468,10 +524,11 @@ static void test_logprobs_edges(void **state UNUSED)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sample_twins),   cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_rule_edges),     cmocka_unit_test(test_sample_sets),
-        cmocka_unit_test(test_sample_edges),   cmocka_unit_test(test_sample_distribution),
-        cmocka_unit_test(test_logprobs_twins), cmocka_unit_test(test_logprobs_edges)};
+        cmocka_unit_test(test_sample_twins),        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_rule_edges),          cmocka_unit_test(test_sample_sets),
+        cmocka_unit_test(test_sample_edges),        cmocka_unit_test(test_sample_hard),
+        cmocka_unit_test(test_sample_distribution), cmocka_unit_test(test_logprobs_twins),
+        cmocka_unit_test(test_logprobs_edges)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }

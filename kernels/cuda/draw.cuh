@@ -2,11 +2,12 @@
  * blocks have left of it (sample.cu), without sorting. What top-k, min-p and top-p keep is a prefix
  * of the order (z descending, id ascending), so it is always "sort key above K, or equal to K with
  * a column up to C" and two numbers describe it. A prefix of a given mass is found by three
- * histograms over the bits of the keys, 11 + 11 + 10. Masses are integers: sums have no order, and
- * neither threads nor atomics show in the result. Masses are computed anew in every pass; that is
- * cheaper than keeping them. Most of a row falls into few bins, and shared memory adds 32 bits in
- * one go but 64 in a loop that spins on such: so a bin is some words, each of as many bits of the
- * masses as its sum has room for. */
+ * histograms over the bits of the keys, 11 + 11 + 10, and two over those of the columns, 11 + 10,
+ * if only some of the last key are in it: never more, however many are equal. Masses are integers:
+ * sums have no order, and neither threads nor atomics show in the result. Masses are computed anew
+ * in every pass; that is cheaper than keeping them. Most of a row falls into few bins, and shared
+ * memory adds 32 bits in one go but 64 in a loop that spins on such: so a bin is some words, each
+ * of as many bits of the masses as its sum has room for. */
 #ifndef TESSERA_KERNELS_CUDA_DRAW_CUH
 #define TESSERA_KERNELS_CUDA_DRAW_CUH
 
@@ -17,7 +18,8 @@
 #define THREADS 512
 #define BINS 2048
 #define WORDS 4      /* of a bin */
-#define WORD_BITS 11 /* in rows of up to 2^21 */
+#define ID_BITS 21   /* rows have at most 2^21 columns, */
+#define WORD_BITS 11 /* so that the sum of a word has room */
 
 /* ---- order ---- */
 
@@ -102,17 +104,59 @@ DEVICE bool is_kept(const struct draw *d, float z, int32_t id)
            (d->least <= 0 || (double)mass_of(d, z) >= d->least);
 }
 
+/* run(z, id) for what is kept, a few loads of a thread at a time. */
+template <typename Run> DEVICE void for_kept(const struct draw *d, Run run)
+{
+    constexpr int AT_ONCE = 8;
+    for (int32_t i = (int32_t)threadIdx.x; i < d->n; i += AT_ONCE * THREADS) {
+        int32_t id[AT_ONCE];
+        float x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            id[j] = i + j * THREADS < d->n ? entry_of(d, i + j * THREADS) : -1;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            x[j] = id[j] >= 0 ? d->x[id[j]] : 0;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const float z = x[j] / d->temperature + 0.0f;
+            if (id[j] >= 0 && is_kept(d, z, id[j]))
+                run(z, id[j]);
+        }
+    }
+}
+
 typedef uint32_t histogram[WORDS][BINS];
 
-DEVICE void add_to_bin(histogram &bins, uint32_t bin, uint64_t mass)
+static_assert(NUMERICS_MASS_ONE < (double)(1ull << WORDS * WORD_BITS), "a mass has its words");
+
+/* What a thread has of a bin and not yet added. Where most of a row is in one bin, it is mostly the
+ * same for the next column, and threads that add to one word wait for each other. */
+struct held {
+    uint32_t bin;
+    uint64_t mass;
+};
+
+template <int bits, int words, int count>
+DEVICE void add_held(uint32_t (&bins)[words][count], const struct held *h)
 {
-    static_assert(NUMERICS_MASS_ONE < (double)(1ull << WORDS * WORD_BITS), "a mass has its words");
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-        const uint32_t word = (uint32_t)(mass >> i * WORD_BITS) & ((1u << WORD_BITS) - 1);
+    for (int i = 0; i < words; i++) {
+        const uint64_t rest = h->mass >> i * bits;
+        const uint32_t word = (uint32_t)(i < words - 1 ? rest & ((1u << bits) - 1) : rest);
         if (word != 0)
-            atomicAdd(&bins[i][bin], word);
+            atomicAdd(&bins[i][h->bin], word);
     }
+}
+
+template <int bits, int words, int count>
+DEVICE void add_to_bin(uint32_t (&bins)[words][count], struct held *h, uint32_t bin, uint64_t mass)
+{
+    if (bin != h->bin) {
+        add_held<bits>(bins, h);
+        *h = {bin, 0};
+    }
+    h->mass += mass;
 }
 
 DEVICE uint64_t mass_in_bin(const histogram &bins, uint32_t bin)
@@ -188,62 +232,42 @@ DEVICE uint32_t select_bin(const histogram &bins, uint32_t count, uint64_t *need
     return count - 1 - (uint32_t)reach(mass, before, total, need);
 }
 
-/* How many of those with this key are kept so far, of ids up to `last`. */
-DEVICE int32_t count_equal(const struct draw *d, uint32_t key, int32_t last)
-{
-    int32_t equal = 0;
-    FOR_EACH(i, 0, d->n) {
-        const int32_t id = entry_of(d, i);
-        const float z = z_of(d, id);
-        equal += id <= last && sort_key(z) == key && is_kept(d, z, id);
-    }
-    return reduce_block(equal, plus());
-}
-
-/* The nth (from 1) id of those, ascending. Mostly it is the last one, which all ids precede that
- * are kept. */
-DEVICE int32_t nth_equal(const struct draw *d, uint32_t key, int32_t nth)
-{
-    int32_t low = 0, high = key == d->key ? d->last : INT32_MAX;
-    if (count_equal(d, key, high) == nth)
-        return high;
-    while (low < high) {
-        const int32_t middle = low + (high - low) / 2;
-        if (count_equal(d, key, middle) >= nth)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
 /* Shortens what is kept to the shortest prefix of the order whose mass (unit: number) is at least
- * need >= 1; there is that much. */
+ * need >= 1; there is that much. Of equal z, the last passes look for the last id. */
 DEVICE void keep_prefix(struct draw *d, bool unit, uint64_t need)
 {
     __shared__ histogram bins;
-    uint32_t key = 0, mask = 0;
-    for (int pass = 0; pass < 3; pass++) {
-        const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
-        const uint32_t count = pass < 2 ? BINS : BINS / 2;
+    uint64_t place = 0, mask = 0;
+    int32_t last = INT32_MAX;
+    for (int pass = 0; pass < 5; pass++) {
+        const int shift = pass == 0 ? 53 : pass == 1 ? 42 : pass == 2 ? 32 : pass == 3 ? 10 : 0;
+        const uint32_t count = pass == 2 || pass == 4 ? BINS / 2 : BINS;
+        __syncthreads(); /* all know what they asked of the bins */
         FOR_EACH(i, 0, WORDS * BINS)
             bins[i / BINS][i % BINS] = 0;
         __syncthreads();
-        FOR_EACH(i, 0, d->n) {
-            const int32_t id = entry_of(d, i);
-            const float z = z_of(d, id);
-            const uint32_t k = sort_key(z);
-            if ((k & mask) == key && is_kept(d, z, id))
-                add_to_bin(bins, k >> shift & (count - 1), unit ? 1 : mass_of(d, z));
-        }
+        struct held held = {0, 0};
+        for_kept(d, [&](float z, int32_t id) {
+            const uint64_t at = place_of(z, id);
+            if ((at & mask) == place)
+                add_to_bin<WORD_BITS>(bins, &held, (uint32_t)(at >> shift) & (count - 1),
+                                      unit ? 1 : mass_of(d, z));
+        });
+        add_held<WORD_BITS>(bins, &held);
         __syncthreads();
-        key |= select_bin(bins, count, &need) << shift;
-        mask |= (count - 1) << shift;
+        const uint32_t bin = select_bin(bins, count, &need);
+        place |= (uint64_t)bin << shift;
+        mask |= (uint64_t)(count - 1) << shift;
+        /* Mostly all of the same z are kept: what is missing at the end is less than one of them.
+         */
+        if (pass == 2 && mass_in_bin(bins, bin) - need < (unit ? 1 : mass_of(d, value_of(place)))) {
+            last = (uint32_t)(place >> 32) == d->key ? d->last : INT32_MAX;
+            break;
+        }
+        if (pass == 4)
+            last = id_of(place | ~((1ull << ID_BITS) - 1));
     }
-    /* Equal z have equal masses: so many of them, lowest ids first, reach what is still needed. */
-    const uint64_t each = unit ? 1 : mass_of(d, from_sort_key(key));
-    const int32_t last = nth_equal(d, key, (int32_t)((need + each - 1) / each));
-    d->key = key;
+    d->key = (uint32_t)(place >> 32);
     d->last = last;
 }
 
@@ -256,17 +280,12 @@ DEVICE void filter(struct draw *d, const struct sample_params *p)
     if (!(p->top_p < 1))
         return;
     uint64_t total = 0;
-    FOR_EACH(i, 0, d->n) {
-        const int32_t id = entry_of(d, i);
-        const float z = z_of(d, id);
-        if (is_kept(d, z, id))
-            total += mass_of(d, z);
-    }
+    for_kept(d, [&](float z, int32_t) { total += mass_of(d, z); });
     keep_prefix(d, false, numerics_nucleus(p->top_p, reduce_block(total, plus())));
 }
 
 struct minimum {
-    DEVICE int32_t operator()(int32_t a, int32_t b) const
+    template <typename V> DEVICE V operator()(V a, V b) const
     {
         return b < a ? b : a;
     }
@@ -310,12 +329,9 @@ DEVICE void take_noise(struct winner *best, float floor, float z, int32_t id, ui
 /* The largest z + noise of what is kept, and of what each thread has. */
 DEVICE struct winner gumbel_max(const struct draw *d, uint64_t key, float floor, struct winner best)
 {
-    FOR_EACH(i, 0, d->n) {
-        const int32_t at = entry_of(d, i);
-        const float z = z_of(d, at);
-        if (is_kept(d, z, at))
-            take_noise(&best, floor, z, d->first + at, numerics_bits(key, d->first + at));
-    }
+    for_kept(d, [&](float z, int32_t at) {
+        take_noise(&best, floor, z, d->first + at, numerics_bits(key, d->first + at));
+    });
     return win(best.value, best.id);
 }
 

@@ -32,20 +32,25 @@ void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const
 
 /* Several blocks share a row, each with a part of its columns, and one more takes what is left:
  *   look    the best of each part, before and after the rules; a copy of the row if there are any
- *   sketch  a histogram of what top-k counts or top-p weighs, by the distance from the largest z
+ *   sketch  a histogram of what top-k counts or top-p weighs, by the distance from the largest z,
+ *           in steps so small that the row fills them, however flat it is
  *   gather  so it is known which step of the histogram the prefix ends in. The draw of what lies
  *           above, and a list of what lies in that step; with top-k a list of both, since what is
  *           weighed next are the first k alone
- *   settle  the prefix of the list, and the draw of all */
+ *   settle  the prefix of the list, and the draw of all; of the whole row instead, without a
+ *           list, if much of it lies in that step, as where nearly all are equal but for a few */
 
-#define STEPS_PER_ONE 32.0f /* of z */
-#define STEPS 512           /* the last one has all that is far away */
-#define PARTS 64            /* of a row, most */
-#define PART_COLS 1024      /* at least */
+#define STEPS 512          /* the last one has all that is far away */
+#define PER_ONE_MASS 32.0f /* steps of z: at least as many when masses are summed, */
+#define PER_ONE_FIRST 1.0f /* when columns are counted, */
+#define PER_ONE_MOST 0x1p30f
+#define CROWDED 8      /* a list of more than one in so many columns is no help */
+#define PARTS 64       /* of a row, most */
+#define PART_COLS 1024 /* at least */
 #define PART_COLS_MAX (1 << 17)
 #define BLOCKS 256 /* in all, about twice as many as there are multiprocessors */
 
-static_assert((STEPS - 1) / STEPS_PER_ONE > 12, "far away, masses have less than 24 bits");
+static_assert((STEPS - 1) / PER_ONE_MASS > 12, "far away, masses have less than 24 bits");
 static_assert(STEPS % THREADS == 0, "each thread has as many");
 
 /* What the blocks of a row leave each other. */
@@ -53,6 +58,7 @@ struct sketch {
     uint64_t raw[PARTS], best[PARTS]; /* places; BAD: there is a NaN or +inf */
     uint64_t step[STEPS];
     double value[PARTS]; /* of the part's winner */
+    float low[PARTS];    /* the least finite one after the rules */
     int32_t id[PARTS];
     int32_t listed; /* columns in the row's list, which lies where the rules have counted */
 };
@@ -102,17 +108,20 @@ template <typename Run> DEVICE void for_columns(const float *x, int32_t begin, i
     }
 }
 
-DEVICE uint64_t best_of_part(const float *x, const struct here *h)
+/* *low: the least that is finite, or infinity. */
+DEVICE uint64_t best_of_part(const float *x, const struct here *h, float *low)
 {
-    float most = -INFINITY;
+    float most = -INFINITY, least = INFINITY;
     int32_t id = INT32_MAX;
     int bad = 0;
     for_columns(x, h->begin, h->end, [&](float v, int32_t i) {
         bad |= !(v <= FLT_MAX);
         id = v > most ? i : id;
         most = v > most ? v : most;
+        least = v < least && v >= -FLT_MAX ? v : least;
     });
     bad = __syncthreads_or(bad);
+    *low = reduce_block(least, minimum());
     const uint64_t best = reduce_block(place_of(most, id), maximum());
     return bad ? BAD : best;
 }
@@ -127,17 +136,19 @@ __global__ void __launch_bounds__(THREADS) look_kernel(struct parted_rows a)
     for (int32_t i = part * THREADS + (int32_t)threadIdx.x; i < STEPS; i += a.parts * THREADS)
         h.sketch->step[i] = 0;
     const float *raw = a.rows.logits + (int64_t)h.r * a.rows.cols;
-    const uint64_t best = best_of_part(raw, &h);
+    float low;
+    const uint64_t best = best_of_part(raw, &h, &low);
     uint64_t ruled = best;
     if (is_ruled(&a.rows, h.r)) {
         const struct part p = {h.copy + h.begin, a.rows.first + h.begin, h.end - h.begin,
                                h.count + h.begin};
         copy_ruled(&p, &a.rows, h.r, raw + h.begin);
-        ruled = best_of_part(h.copy, &h);
+        ruled = best_of_part(h.copy, &h, &low);
     }
     if (threadIdx.x == 0) {
         h.sketch->raw[part] = best;
         h.sketch->best[part] = ruled;
+        h.sketch->low[part] = low;
         h.sketch->listed = 0; /* by all parts */
     }
 }
@@ -151,8 +162,22 @@ struct seen {
     int32_t id; /* of the largest z, or what is decided */
     struct draw d;
     uint64_t key;
-    float floor; /* of the winner's value, which is at least that of the largest z */
+    float floor;   /* of the winner's value, which is at least that of the largest z */
+    float per_one; /* steps of z; a power of two */
 };
+
+/* Of a row whose z are this far apart: so many that none but -inf is in the last step, unless that
+ * is less than `least`. */
+DEVICE float steps_per_one(float range, float least)
+{
+    const float most = (float)(STEPS - 2) / range;
+    uint32_t u;
+    float power;
+    memcpy(&u, &most, sizeof u);
+    u &= 0x7f800000u;
+    memcpy(&power, &u, sizeof power);
+    return fminf(fmaxf(power, least), PER_ONE_MOST);
+}
 
 /* Of a row that is drawn. */
 DEVICE struct seen see(const struct parted_rows *a, const struct here *h,
@@ -161,12 +186,15 @@ DEVICE struct seen see(const struct parted_rows *a, const struct here *h,
     const struct drawn_rows *rows = &a->rows;
     struct seen s = {DECIDED, -1};
     uint64_t raw = 0, best = 0;
+    float low = INFINITY;
     for (int32_t i = (int32_t)threadIdx.x % WARP; i < a->parts; i += WARP) {
         raw = maximum()(raw, h->sketch->raw[i]);
         best = maximum()(best, h->sketch->best[i]);
+        low = minimum()(low, h->sketch->low[i]);
     }
     raw = reduce_lanes<WARP>(raw, maximum());
     best = reduce_lanes<WARP>(best, maximum());
+    low = reduce_lanes<WARP>(low, minimum());
     if (raw == BAD || best == BAD || !(value_of(raw) >= -FLT_MAX && value_of(best) >= -FLT_MAX))
         return s;
     s.id = id_of(best);
@@ -188,12 +216,14 @@ DEVICE struct seen see(const struct parted_rows *a, const struct here *h,
     s.how = top_k ? FROM_FIRST : p->top_p < 1 ? FROM_MASS : FROM_ALL;
     s.key = numerics_key(p->seed, p->choice, rows->rows.position[h->r]);
     s.floor = floor_of((double)max + numerics_gumbel(numerics_bits(s.key, s.id)));
+    s.per_one = steps_per_one(max - (low / p->temperature + 0.0f),
+                              s.how == FROM_FIRST ? PER_ONE_FIRST : PER_ONE_MASS);
     return s;
 }
 
-DEVICE int32_t step_of(const struct draw *d, float z)
+DEVICE int32_t step_of(const struct seen *s, float z)
 {
-    return (int32_t)fminf((d->max - z) * STEPS_PER_ONE, STEPS - 1);
+    return (int32_t)fminf((s->d.max - z) * s->per_one, STEPS - 1);
 }
 
 /* A bin is some words, so that it has room for the masses of 2^18 columns. */
@@ -204,13 +234,15 @@ typedef uint32_t short_histogram[SHORT_WORDS][STEPS];
 static_assert((int64_t)PART_COLS_MAX << SHORT_BITS <= 1ll << 32, "a sum has its word");
 
 /* Returns the thread's mass in the last step, which most columns are in and so is no bin. */
-DEVICE uint64_t sketch_part(short_histogram &bins, const struct draw *d, const struct here *h,
-                            bool unit)
+DEVICE uint64_t sketch_part(short_histogram &bins, const struct seen *s, const struct here *h)
 {
+    const struct draw *d = &s->d;
+    const bool unit = s->how == FROM_FIRST;
     uint64_t far = 0;
+    struct held held = {0, 0};
     for_columns(d->x, h->begin, h->end, [&](float x, int32_t id) {
         const float z = x / d->temperature + 0.0f;
-        const int32_t step = step_of(d, z);
+        const int32_t step = step_of(s, z);
         if (!is_kept(d, z, id) || (unit && step == STEPS - 1))
             return;
         if (step == STEPS - 1) {
@@ -218,13 +250,9 @@ DEVICE uint64_t sketch_part(short_histogram &bins, const struct draw *d, const s
             return;
         }
         const uint64_t mass = unit ? 1 : mass_of(d, z);
-#pragma unroll
-        for (int i = 0; i < SHORT_WORDS; i++) {
-            const uint32_t word = (uint32_t)(mass >> i * SHORT_BITS) & ((1u << SHORT_BITS) - 1);
-            if (word != 0)
-                atomicAdd(&bins[i][step], word);
-        }
+        add_to_bin<SHORT_BITS>(bins, &held, (uint32_t)step, mass);
     });
+    add_held<SHORT_BITS>(bins, &held);
     return far;
 }
 
@@ -234,7 +262,7 @@ DEVICE void add_step(uint64_t *to, uint64_t mass)
         atomicAdd((unsigned long long *)to, (unsigned long long)mass);
 }
 
-__global__ void __launch_bounds__(THREADS) sketch_kernel(struct parted_rows a)
+__global__ void __launch_bounds__(THREADS, 3) sketch_kernel(struct parted_rows a)
 {
     __shared__ short_histogram bins;
     const struct here h = here_of(&a);
@@ -248,7 +276,7 @@ __global__ void __launch_bounds__(THREADS) sketch_kernel(struct parted_rows a)
     FOR_EACH(i, 0, SHORT_WORDS * STEPS)
         bins[i / STEPS][i % STEPS] = 0;
     __syncthreads();
-    const uint64_t far = sketch_part(bins, &s.d, &h, s.how == FROM_FIRST);
+    const uint64_t far = sketch_part(bins, &s, &h);
     const uint64_t rest = reduce_block(far, plus());
     FOR_EACH(i, 0, STEPS) {
         uint64_t mass = i == STEPS - 1 ? rest : 0;
@@ -259,24 +287,39 @@ __global__ void __launch_bounds__(THREADS) sketch_kernel(struct parted_rows a)
     }
 }
 
-/* The step in which the prefix ends; *need: of that step. */
-DEVICE int32_t last_step(const struct sketch *s, const struct sample_params *p, bool unit,
-                         uint64_t *need)
+/* Where a prefix ends. */
+struct end {
+    int32_t step;
+    bool crowded;  /* too much lies in the step: it is looked for in the whole row */
+    uint64_t need; /* of the step, or of the row */
+};
+
+DEVICE struct end end_of(const struct seen *s, const struct sketch *sketch,
+                         const struct sample_params *p)
 {
     constexpr int EACH = STEPS / THREADS;
+    const bool unit = s->how == FROM_FIRST;
     uint64_t value[EACH], mine = 0, total;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        mine += value[i] = s->step[threadIdx.x * EACH + i];
+        mine += value[i] = sketch->step[threadIdx.x * EACH + i];
     const uint64_t before = sum_before(mine, &total);
-    *need = unit ? (uint64_t)p->top_k : numerics_nucleus(p->top_p, total);
-    return reach(value, before, total, need);
+    const uint64_t whole = unit ? (uint64_t)p->top_k : numerics_nucleus(p->top_p, total);
+    struct end e = {0, false, whole};
+    e.step = reach(value, before, total, &e.need);
+    const double in_step = (double)sketch->step[e.step];
+    const uint64_t least = numerics_mass(numerics_exp(-(float)(e.step + 1) / s->per_one));
+    const double listed = unit ? (double)(whole - e.need) + in_step : in_step / (double)least;
+    e.crowded = e.step == STEPS - 1 || listed * CROWDED > s->d.n;
+    if (e.crowded)
+        e.need = whole;
+    return e;
 }
 
 /* Below this logit z is beyond the step. Its own rounding is less than what is taken off. */
-DEVICE float least_logit(const struct draw *d, int32_t step)
+DEVICE float least_logit(const struct seen *s, int32_t step)
 {
-    const float x = (d->max - (float)(step + 2) / STEPS_PER_ONE) * d->temperature;
+    const float x = (s->d.max - (float)(step + 2) / s->per_one) * s->d.temperature;
     return step < STEPS - 1 ? x - fabsf(x) * 1e-6f : -INFINITY;
 }
 
@@ -284,13 +327,13 @@ DEVICE float least_logit(const struct draw *d, int32_t step)
 DEVICE struct winner gather_part(const struct seen *s, const struct here *h, int32_t last)
 {
     const struct draw *d = &s->d;
-    const float limit = least_logit(d, last);
+    const float limit = least_logit(s, last);
     struct winner best = {-DBL_MAX, -1};
     for_columns(d->x, h->begin, h->end, [&](float x, int32_t id) {
         if (x < limit)
             return;
         const float z = x / d->temperature + 0.0f;
-        const int32_t step = step_of(d, z);
+        const int32_t step = step_of(s, z);
         if (step > last || !is_kept(d, z, id))
             return;
         if (s->how == FROM_FIRST || step == last)
@@ -301,11 +344,10 @@ DEVICE struct winner gather_part(const struct seen *s, const struct here *h, int
     return win(best.value, best.id);
 }
 
-__global__ void __launch_bounds__(THREADS) gather_kernel(struct parted_rows a)
+__global__ void __launch_bounds__(THREADS, 3) gather_kernel(struct parted_rows a)
 {
     const struct here h = here_of(&a);
-    int32_t last = STEPS; /* all are above */
-    uint64_t need;
+    struct end end = {STEPS, false, 0}; /* all are above */
     launch_wait();
     if (!is_drawn(&a.rows.rows, h.r))
         return;
@@ -314,8 +356,10 @@ __global__ void __launch_bounds__(THREADS) gather_kernel(struct parted_rows a)
     if (s.how == DECIDED)
         return;
     if (s.how != FROM_ALL)
-        last = last_step(h.sketch, &p, s.how == FROM_FIRST, &need);
-    const struct winner w = gather_part(&s, &h, last);
+        end = end_of(&s, h.sketch, &p);
+    struct winner w = {-DBL_MAX, -1};
+    if (!end.crowded)
+        w = gather_part(&s, &h, end.step);
     if (threadIdx.x == 0) {
         h.sketch->value[blockIdx.x] = w.value;
         h.sketch->id[blockIdx.x] = w.id;
@@ -379,18 +423,20 @@ DEVICE int32_t settle_row(const struct parted_rows *a, const struct here *h)
     const struct sample_params p = a->rows.slots.params[a->rows.rows.slot[h->r]];
     struct seen s = see(a, h, &p);
     struct winner best = {-DBL_MAX, -1};
-    uint64_t need = 0;
     if (s.how == DECIDED)
         return s.id;
     if ((int32_t)threadIdx.x < a->parts)
         best = {h->sketch->value[threadIdx.x], h->sketch->id[threadIdx.x]};
     if (s.how == FROM_ALL)
         return win(best.value, best.id).id;
-    if (s.how == FROM_MASS)
-        (void)last_step(h->sketch, &p, false, &need);
-    s.d.list = h->count;
-    s.d.n = h->sketch->listed;
-    return (s.d.n <= THREADS ? draw_short(&s, &p, need, best) : draw_long(&s, &p, need, best)).id;
+    const struct end end = end_of(&s, h->sketch, &p);
+    if (!end.crowded) {
+        s.d.list = h->count;
+        s.d.n = h->sketch->listed;
+        if (s.d.n <= THREADS)
+            return draw_short(&s, &p, end.need, best).id;
+    }
+    return draw_long(&s, &p, end.need, best).id;
 }
 
 __global__ void __launch_bounds__(THREADS, 1) settle_kernel(int32_t *ids, struct parted_rows a)

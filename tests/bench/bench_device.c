@@ -214,8 +214,34 @@ static void sample_once(void *arg)
     rates_must(backend_sample(backend, s->ids, s->logits, &s->rows, &s->slots, &err), &err);
 }
 
-static void sampling(const char *what, struct sample_params params)
+/* Nearly of a normal distribution with this deviation: each is 12 uniform numbers, summed. */
+static void *logits_of(float deviation)
 {
+    enum { PIECE = 1 << 16 };
+    static float x[PIECE];
+    const size_t n = (size_t)SAMPLED * V;
+    float *p = backend->ops->alloc(backend, n * sizeof *x);
+    CHECK(p != NULL);
+    for (size_t at = 0, left; at < n; at += left) {
+        left = n - at < PIECE ? n - at : PIECE;
+        for (size_t i = 0; i < left; i++) {
+            uint64_t sum = 0;
+            for (size_t word = 0; word < 3; word++) {
+                const uint64_t bits = numerics_mix(3 * (at + i) + word);
+                sum +=
+                    (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+            }
+            x[i] = ((float)sum * 0x1p-16f - 6) * deviation;
+        }
+        backend->ops->upload(backend, p + at, x, left * sizeof *x);
+    }
+    return p;
+}
+
+/* deviation 0: flat logits, most of them within 0.01; outlier: and one per row far below. */
+static void sampling(const char *what, struct sample_params params, float deviation, bool outlier)
+{
+    static const float far = -40;
     struct sample_params p[SAMPLED];
     struct sample_rules rules[SAMPLED];
     int32_t slot[SAMPLED], zero[SAMPLED] = {0}, none[SAMPLED];
@@ -229,9 +255,12 @@ static void sampling(const char *what, struct sample_params params)
         none[i] = -1;
     }
     rates_must(backend_reserve(backend, SAMPLED, 0, V, &err), &err);
+    float *logits = deviation > 0 ? logits_of(deviation) : array((size_t)SAMPLED * V * 4);
+    for (size_t i = 0; outlier && i < SAMPLED; i++)
+        backend->ops->upload(backend, logits + i * V, &far, sizeof far);
     struct sampling s = {
         .ids = array(sizeof slot),
-        .logits = {array((size_t)SAMPLED * V * 4), DTYPE_F32, SAMPLED, V},
+        .logits = {logits, DTYPE_F32, SAMPLED, V},
         .rows = {uploaded(slot, sizeof slot), uploaded(zero, sizeof zero),
                  uploaded(none, sizeof none), NULL},
         .slots = {.params = uploaded(p, sizeof p),
@@ -287,8 +316,11 @@ int main(int argc, char **argv)
     rowwise(1);
     rowwise(64);
     rowwise(least(8192, (int32_t)(span >> 18)));
-    sampling("sample greedy, 64 rows of 128256", (struct sample_params){0, 1, 0, 0, 1, 0});
-    sampling("sample top-p 0.9, 64 rows", (struct sample_params){0.8f, 0.9f, 0, 0, 1, 0});
+    const struct sample_params nucleus = {0.8f, 0.9f, 0, 0, 1, 0}, greedy = {0, 1, 0, 0, 1, 0};
+    sampling("sample greedy, 64 rows of 128256", greedy, 4, false);
+    sampling("sample top-p 0.9, 64 rows", nucleus, 4, false);
+    sampling("sample top-p 0.9, 64 flat rows", nucleus, 0, false);
+    sampling("sample top-p 0.9, 64 flat rows but for one id", nucleus, 0, true);
     backend_close(backend);
     return 0;
 }
