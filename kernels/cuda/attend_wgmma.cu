@@ -12,17 +12,17 @@
 #define GROUP_ROWS 64
 #define PIECE 8 /* elements that stay together when lines are swizzled */
 
-/* E: as stored; C: as multiplied. Of the registers that a group has at first, who loads gives most
- * to the others. */
-template <typename E_, typename C_, int DIM_, int GROUPS_, int KEYS_, int STAGES_> struct plan {
+/* E: as stored and multiplied; codes of 8 bits, which would have to be widened on the way, are no
+ * faster here. Of the registers that a group has at first, who loads gives most to the others. */
+template <typename E_, int DIM_, int GROUPS_, int KEYS_, int STAGES_> struct plan {
     typedef E_ E;
-    typedef C_ C;
+    typedef E_ C;
     static constexpr int DIM = DIM_, TILES = 1, KEYS = KEYS_, GROUPS = GROUPS_, STAGES = STAGES_;
     static constexpr int ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 1) * GROUP;
     static constexpr int QUERY = ROWS * DIM, STAGE = KEYS * DIM; /* elements */
     static constexpr size_t BYTES = WGMMA_ALIGNED + (QUERY + 2 * STAGES * STAGE) * sizeof(C);
     static constexpr int VEC = 16 / (int)sizeof(E), CHUNKS = DIM / VEC; /* loads of a key */
-    static constexpr int FEW = sizeof(E) == 1 ? 104 : 56, MORE = sizeof(E) == 1 ? 200 : 224;
+    static constexpr int FEW = 56, MORE = 224;
     static_assert(GROUPS == 2 && FEW + 2 * MORE <= 65536 / THREADS / 8 * 8 * 3, "registers");
 };
 
@@ -89,28 +89,13 @@ DEVICE void load_stage(typename P::C *stage, const struct attend_args &a,
     const uint32_t most = (uint32_t)(s.run->last - seen), at = (uint32_t)(nth * P::KEYS + j - seen);
     const int64_t apart = kv_index(&a.kv, 1, 0, false) - kv_index(&a.kv, 0, 0, false);
     typename P::C *to = stage + place<P::KEYS>(j, piece);
-    [[maybe_unused]] typename P::C *next = stage + place<P::KEYS>(j, piece + 1);
     const auto from = [&](int32_t i) {
         const int64_t block = __shfl_sync(ALL_LANES, blocks, (j + i) / BLOCK);
         return cache + block * apart + (j + i) % BLOCK * P::DIM + chunk * P::VEC;
     };
-    if constexpr (sizeof(typename P::E) == sizeof(typename P::C)) {
 #pragma unroll 4
-        for (int32_t i = 0; i < P::KEYS; i += PASS)
-            mma_copy(to + i * 64, from(i), at + (uint32_t)i <= most);
-    } else {
-        constexpr int SOME = 4 * PASS; /* under way before the first is widened */
-#pragma unroll 1
-        for (int32_t first = 0; first < P::KEYS; first += SOME) {
-            pack<e4m3, 16> codes[SOME / PASS];
-#pragma unroll
-            for (int32_t i = 0; i < SOME; i += PASS)
-                codes[i / PASS] = fetch_codes(from(first + i), at + (uint32_t)(first + i) <= most);
-#pragma unroll
-            for (int32_t i = 0; i < SOME; i += PASS)
-                store_codes(to + (first + i) * 64, next + (first + i) * 64, codes[i / PASS]);
-        }
-    }
+    for (int32_t i = 0; i < P::KEYS; i += PASS)
+        mma_copy(to + i * 64, from(i), at + (uint32_t)i <= most);
 }
 
 template <typename P>
@@ -127,10 +112,7 @@ DEVICE void feed_span(const struct memory<P> &m, const struct attend_args &a,
             barrier_wait(&m.barriers->empty[values][t.stage], t.parity ^ 1);
             load_stage<P>(stage_of(m, values, t.stage), a,
                           cache + kv_index(&a.kv, 0, s.kv_head, values), s, nth, blocks);
-            if (sizeof(typename P::E) == sizeof(typename P::C))
-                barrier_arrive_copied(full);
-            else
-                barrier_arrive(full);
+            barrier_arrive_copied(full);
         }
         blocks = next;
         t = after<P>(t);
@@ -333,12 +315,12 @@ static bool launch(struct cuda_backend *c, const struct attend_args *a, const vo
     return true;
 }
 
-template <typename E, typename C>
+template <typename E>
 static bool launch_dim(struct cuda_backend *c, const struct attend_args *a, const void *cache)
 {
     if (a->kv.dim == 64)
-        return launch<plan<E, C, 64, 2, 128, 3>>(c, a, cache);
-    return a->kv.dim == 128 && launch<plan<E, C, 128, 2, 128, 2>>(c, a, cache);
+        return launch<plan<E, 64, 2, 128, 3>>(c, a, cache);
+    return a->kv.dim == 128 && launch<plan<E, 128, 2, 128, 2>>(c, a, cache);
 }
 
 static bool is_hopper(const struct cuda_backend *c)
@@ -357,8 +339,6 @@ bool attend_wgmma_run(struct cuda_backend *c, const struct attend_args *a, enum 
     if (!is_hopper(c))
         return false;
     if (dtype == DTYPE_BF16)
-        return launch_dim<bf16, bf16>(c, a, cache);
-    if (dtype == DTYPE_F16)
-        return launch_dim<__half, __half>(c, a, cache);
-    return dtype == DTYPE_F8_E4M3 && launch_dim<e4m3, bf16>(c, a, cache);
+        return launch_dim<bf16>(c, a, cache);
+    return dtype == DTYPE_F16 && launch_dim<__half>(c, a, cache);
 }

@@ -307,7 +307,7 @@ stage() {
     build) check 540 build build ;;
     doctor) check 60 doctor "$RUN/tessera" doctor "$MODEL" --device cuda ;;
     loader) check_beside 60 loader one test_loader test_load_device ;;
-    load) check 150 load load_rate ;;
+    load) check 90 load load_rate ;;
     twins)
         for t in test_kernels test_linear_int test_linear_bf16 test_rounded test_experts \
             test_attend test_sample test_elect; do
@@ -330,24 +330,24 @@ stage() {
         ;;
     fp8)
         check 60 divergence_fp8 divergence fp8
-        check 150 forward_fp8 forward --quantization=fp8
+        check 90 forward_fp8 forward --quantization=fp8
         ;;
     int4)
         check 60 divergence_int4 divergence int4
-        check 150 forward_int4 forward --quantization=int4
+        check 90 forward_int4 forward --quantization=int4
         ;;
-    forward) check 150 forward forward ;;
+    forward) check 90 forward forward ;;
     torch)
         check 60 torch_golden torch_golden
-        check 180 torch torch
+        check 120 torch torch
         ;;
-    http) check 180 http http ;;
+    http) check 120 http http ;;
     decode)
-        check 120 decode_graphs decode
-        check 120 decode_eager decode --enforce-eager
+        check 60 decode_graphs decode
+        check 60 decode_eager decode --enforce-eager
         ;;
-    step) check 180 step step ;;
-    kernels) check 180 kernels "$RUN/bench_device" ;;
+    step) check 60 step step ;;
+    kernels) check 90 kernels "$RUN/bench_device" ;;
     peers) check 120 peers peers ;;
     sanitize) each 60 test_kernels compute-sanitizer --error-exitcode 9 ;;
     sanitize_attend)
