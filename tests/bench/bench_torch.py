@@ -64,6 +64,8 @@ class Shape:
         c = json.loads((pathlib.Path(folder) / "config.json").read_text())
         if c["model_type"] not in ("llama", "mistral"):
             raise Unsupported(f"{folder}: {c['model_type']} has more than a Llama")
+        if c.get("sliding_window") and c.get("use_sliding_window", True):
+            raise Unsupported(f"{folder}: attention in a window")
         self.D, self.F, self.V = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
         self.L, self.H = c["num_hidden_layers"], c["num_attention_heads"]
         self.K = c.get("num_key_value_heads") or self.H
