@@ -36,9 +36,9 @@
 #
 # A machine with a GPU often has neither our packages nor a network. "build" needs no GPU, but the
 # toolkit, NCCL and the packages of deploy/packages.sh and libcmocka-dev; the folder build/gpu/run
-# (20 MiB; BUILD=folder: folder/run) can be copied to a Linux that is as new or newer, into the same
-# place of a checkout, where all other stages take it as it is and need bash and Python only, NCCL
-# and cuBLAS as PyTorch brings them. ARCH=90-real builds for Hopper alone.
+# (50 MiB, 7 as a tar.xz; BUILD=folder: folder/run) can be copied to a Linux that is as new or
+# newer, into the same place of a checkout, where all other stages take it as it is and need bash
+# and Python only, NCCL and cuBLAS as PyTorch brings them. ARCH=90-real builds for Hopper alone.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
