@@ -126,8 +126,9 @@ struct rows {
     const int32_t *table;    /* [slots, table_cols] KV block numbers; where a layer slides, anything
                                 before the block of the first key that a row sees */
     int32_t table_cols;
-    bool apart; /* no neighbours are of one slot, which the host knows: decodes. A recording holds
-                   for steps that are as it was recorded for */
+    bool apart; /* no two rows are of one slot, which the host knows: decodes; nor does one see a
+                   block that another writes in this step (sequence.c: who shares a young block
+                   waits). A recording holds for steps that are as it was recorded for */
 };
 
 /* Which query head reads which local KV head: query head h of this rank (0 <= h < heads) reads

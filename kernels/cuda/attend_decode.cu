@@ -407,6 +407,8 @@ __launch_bounds__(L::THREADS,
     const int32_t place = (int32_t)blockIdx.x;
     struct part p = {};
     launch_release();
+    if (a.picks > 0)
+        launch_wait(); /* which rows are picked is a kernel's result */
     p.t = a.partial != nullptr && a.picked != nullptr ? a.picked[place] : place;
     p.kv_head = (int32_t)blockIdx.y;
     if (p.t < 0)
@@ -414,7 +416,8 @@ __launch_bounds__(L::THREADS,
     const int32_t position = a.rows.position[p.t]; /* with what is loaded next */
     p.slot = a.rows.slot[p.t];
     p.heads = heads_at_once(a, p.kv_head);
-    const bool works = p.slot >= 0 && find_splits(p, a, position, few);
+    const bool works =
+        p.slot >= 0 && p.heads.first < p.heads.past && find_splits(p, a, position, few);
     if (!works) {
         launch_wait();
         if (p.slot < 0)

@@ -36,7 +36,8 @@ extern "C" {
  * read, and so before it ends: its end is then that of all before it. In a recording, whose weights
  * stay where and what they are, it may begin as soon as all blocks of the kernel before it have
  * called launch_release or ended; what follows without it waits for all. Releasing before waiting
- * is right: who begins then has the wait of this kernel before it. */
+ * is right: who begins then has the wait of this kernel before it. What other kernels write is not
+ * __restrict__, since compilers may read what is constant before the wait. */
 #define LAUNCH_AHEAD(c, kernel, grid, block, shared, ...)                                          \
     cuda_note(c, #kernel, launch_ahead(c, kernel, grid, block, shared, __VA_ARGS__))
 #define SHARED_DYNAMIC(type, name) extern __shared__ type name[]

@@ -65,8 +65,7 @@ static void keep(struct cuda_backend *c, struct view y, struct cview x, enum dty
 
 /* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. Block (row, part). */
 template <typename E, bool ALIGNED>
-__global__ void convert_kernel(E *__restrict__ y, const float *__restrict__ x, int32_t in,
-                               int32_t pitch)
+__global__ void convert_kernel(E *y, const float *x, int32_t in, int32_t pitch)
 {
     const float *from = x + (int64_t)blockIdx.x * in;
     const int32_t first = (int32_t)(blockIdx.y * SPAN + threadIdx.x * 8);

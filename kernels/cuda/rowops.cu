@@ -555,8 +555,7 @@ template <enum activation ACT> DEVICE float act_mul(float g, float u)
 }
 
 template <enum activation ACT, bool ALIGNED>
-__global__ void act_mul_kernel(float *__restrict__ y, const float *__restrict__ gu, int32_t cols,
-                               struct rounded rounded)
+__global__ void act_mul_kernel(float *y, const float *gu, int32_t cols, struct rounded rounded)
 {
     const float *gate = gu + (int64_t)blockIdx.x * 2 * cols;
     const int32_t i = part_column();
