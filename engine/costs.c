@@ -1,8 +1,8 @@
 /* DESIGN: every row is sampled, as decodes are, so a prompt's rows come out a little dearer than
  * they are and steps a little shorter than they may be. A step that is over quickly is timed more
  * than once and the best counts; so is one of twice the rows that takes more than twice the time:
- * the first of a size may load kernels (on an H200 30 ms beside steps of 5, with which 64 streams
- * would have been taken for five). All homes have as many rows: what ranks do for theirs they do at
+ * the first of a size may load kernels, as GPUs do (on an H200 five of 64 streams decoded at a time
+ * for it). All homes have as many rows: what ranks do for theirs they do at
  * the same time and wait for each other, so a step with fewer rows in some takes no less for that.
  */
 #include "engine/costs.h"
