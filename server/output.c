@@ -432,8 +432,11 @@ static void *output_loop(void *arg)
             struct token_event *event = &l->work.events[i];
             event->top = top;
             top += event->top_count;
-            event->vector = event->columns > 0 ? number : NULL;
-            number += event->columns;
+            event->vector = NULL;
+            if (event->columns > 0) {
+                event->vector = number;
+                number += event->columns;
+            }
             handle(l, event);
         }
         if (l->now_ns - l->looked_ns >= TICK_NS)

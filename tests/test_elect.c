@@ -76,7 +76,7 @@ static void make_rules(struct trial *t, int32_t r)
 
 static uint32_t *mask_of(struct trial *t, int32_t r)
 {
-    return t->masks[0] + r * sample_mask_words(t->vocab);
+    return (uint32_t *)t->masks + r * sample_mask_words(t->vocab);
 }
 
 static void allow(struct trial *t, int32_t r, int32_t id)

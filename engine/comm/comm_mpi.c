@@ -429,9 +429,10 @@ static enum status mpi_barrier(struct comm *c, struct err *err)
     enum status st = OK;
     static const struct blocks none;
     struct flight f;
+    char nothing = 0;
     const int64_t start = base_now_ns();
     begin(&f, c, COMM_BARRIER, 0, 0);
-    TRY(exchange(&f, NULL, &none, NULL, &none, err));
+    TRY(exchange(&f, &nothing, &none, &nothing, &none, err));
     account(c, COMM_BARRIER, start, 0);
 out:
     return st;

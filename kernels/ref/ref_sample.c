@@ -221,7 +221,8 @@ static float largest(const float *x, int32_t n, uint32_t bad, uint32_t *flags)
     return max;
 }
 
-/* The part's entries, sorted; masses relative to z_max. The caller frees it. */
+/* The part's entries, sorted; masses relative to z_max, none where nothing can be drawn. The caller
+ * frees it. */
 static struct entry *entries(const float *x, int32_t first, int32_t n, float temperature,
                              float z_max)
 {
@@ -229,7 +230,8 @@ static struct entry *entries(const float *x, int32_t first, int32_t n, float tem
     CHECK(e != NULL);
     for (int32_t i = 0; i < n; i++) {
         const float z = x[i] / temperature + 0.0f;
-        e[i] = (struct entry){z, first + i, numerics_mass(numerics_exp(z - z_max))};
+        const uint64_t mass = numerics_is_finite(z_max) ? numerics_mass(numerics_exp(z - z_max)) : 0;
+        e[i] = (struct entry){z, first + i, mass};
     }
     qsort(e, (size_t)n, sizeof *e, by_order);
     return e;
