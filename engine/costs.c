@@ -1,10 +1,11 @@
-/* DESIGN: every row is sampled, as decodes are, so a prompt's rows come out a little dearer than
- * they are and steps a little shorter than they may be. A step that is over quickly is timed more
- * than once and the best counts; so is one of twice the rows that takes more than twice the time:
- * the first of a size may load kernels, as GPUs do (on an H200 five of 64 streams decoded at a time
- * for it). All homes have as many rows: what ranks do for theirs they do at
- * the same time and wait for each other, so a step with fewer rows in some takes no less for that.
- */
+/* DESIGN: what a server has slots for is measured as the decodes that it will be, so that what a
+ * device records for them is there when it serves. Every row is sampled, so a prompt's rows come
+ * out a little dearer than they are and steps a little shorter than they may be. A step that is
+ * over quickly is timed more than once and the best counts; so is one of twice the rows that takes
+ * more than twice the time: the first of a size may load kernels, as GPUs do (on an H200 five of 64
+ * streams decoded at a time for it). All homes have as many rows: what ranks do for theirs they do
+ * at the same time and wait for each other, so a step with fewer rows in some takes no less for
+ * that. */
 #include "engine/costs.h"
 
 #include "engine/comm/comm.h"
@@ -44,39 +45,40 @@ static int32_t min32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* Homes that have a sequence: that of home i is in slot i. */
+/* Homes that have sequences. */
 static int32_t homes_of(const struct step_limits *l)
 {
     return min32(l->homes, l->slots);
 }
 
-/* What rows [position, end) see. Groups of layers have the same blocks here: what is in them does
- * not matter, and layers run one after the other. */
-static void append_seen(struct step *s, int32_t slot, int32_t position, int32_t end)
+/* What rows [position, end) see, in blocks from `first` on. Groups of layers have the same blocks
+ * here: what is in them does not matter, and layers run one after the other. */
+static void append_seen(struct step *s, int32_t slot, int32_t first, int32_t position, int32_t end)
 {
     const struct kv_groups *groups = &s->limits.groups;
     for (int32_t g = 0; g < kv_groups_count(groups); g++) {
         int32_t i = g < groups->keep ? 0 : kv_groups_first(groups, position);
         for (; i < kv_blocks_for(end); i++)
-            s->append[s->appends++] = (struct step_append){slot, g, i, i % s->limits.blocks};
+            s->append[s->appends++] =
+                (struct step_append){slot, g, i, (first + i) % s->limits.blocks};
     }
 }
 
-/* Adds rows of a sequence of zeros from `position` on. */
-static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
+/* Adds rows of a sequence of zeros from `position` on, the i-th of a home that has n. */
+static void add(struct bench *b, int32_t home, int32_t i, int32_t n, int32_t position, int32_t rows)
 {
     struct step *s = b->step;
-    const int32_t end = position + rows, past = s->rows + rows;
-    s->open[s->opens++] = (struct step_open){.slot = home,
+    const int32_t slot = home * n + i, end = position + rows, past = s->rows + rows;
+    s->open[s->opens++] = (struct step_open){.slot = slot,
                                              .history = end,
                                              .home = home,
                                              .tokens = b->zeros,
                                              .params = {.top_p = 1},
                                              .rules = {.repetition = 1, .prompt = end}};
-    append_seen(s, home, position, end);
+    append_seen(s, slot, i, position, end);
     for (; s->rows < past; s->rows++) {
         s->position[s->rows] = position++;
-        s->slot[s->rows] = home;
+        s->slot[s->rows] = slot;
         s->token[s->rows] = 0;
         if (s->samples == s->limits.samples)
             continue;
@@ -86,12 +88,17 @@ static void add(struct bench *b, int32_t home, int32_t position, int32_t rows)
     }
 }
 
-/* A step of so many rows from `position` on, of a sequence in each home. */
+/* A step of so many rows in each home: of a sequence each, as decodes are, where there are slots
+ * and blocks for them, else of one sequence from `position` on. */
 static void fill(struct bench *b, int32_t position, int32_t rows)
 {
+    const struct step_limits *l = &b->step->limits;
+    const int32_t homes = homes_of(l);
+    const bool apart = position == 0 && homes * rows <= l->slots && rows <= l->blocks;
+    const int32_t sequences = apart ? rows : 1;
     step_clear(b->step);
-    for (int32_t home = 0; home < homes_of(&b->step->limits); home++)
-        add(b, home, position, rows);
+    for (int32_t i = 0; i < homes * sequences; i++)
+        add(b, i / sequences, i % sequences, sequences, position, rows / sequences);
 }
 
 /* Seconds of the step that is filled. */

@@ -21,7 +21,7 @@ double costs_of(const struct costs *c, int32_t rows, int64_t keys);
 
 /* Runs steps of more and more rows, until one takes twice as long as a single row: from there on
  * time grows with the rows. *seq: of the last step sent; counted on. All homes have as many. The
- * KV cache and a slot for each home are used, and hold nothing worth keeping.
+ * KV cache and the slots are used, and hold nothing worth keeping.
  * ERR_COMM as link_exchange, or when a rank fails. */
 enum status costs_measure(struct link_set *links, const struct step_limits *limits, uint32_t epoch,
                           uint64_t *seq, link_patience *patience, void *ctx, struct costs *out,

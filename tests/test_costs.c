@@ -37,7 +37,7 @@ static void test_few_points(void **state)
 
 /* ---- measuring, on a rank that only looks at the steps ---- */
 
-enum { HOMES_MAX = 8 };
+enum { SLOTS_MAX = 16 };
 
 struct looker {
     int fd;
@@ -64,33 +64,60 @@ static void look_at_blocks(const struct step *s, const struct step_limits *l, in
     }
 }
 
-/* Rows in order of homes, as many of each, at consecutive positions of one slot in each home; no
- * two of them where the same block has them. */
+/* The block of the first group that a row writes; other groups' are the same. */
+static int32_t block_of(const struct step *s, int32_t row)
+{
+    for (int32_t i = 0; i < s->appends; i++)
+        if (s->append[i].slot == s->slot[row] && s->append[i].group == s->append[0].group &&
+            s->append[i].index == s->position[row] / BACKEND_BLOCK_TOKENS)
+            return s->append[i].block;
+    CHECK(false);
+    return -1;
+}
+
+/* No two rows of a home write the same place. */
+static void look_at_places(const struct step *s, const struct step_limits *l, const int32_t *home)
+{
+    char *taken = calloc((size_t)l->homes * (size_t)l->blocks, BACKEND_BLOCK_TOKENS);
+    CHECK(taken);
+    for (int32_t i = 0; i < s->rows; i++) {
+        const size_t block = (size_t)(home[s->slot[i]] * l->blocks + block_of(s, i));
+        char *place =
+            &taken[block * BACKEND_BLOCK_TOKENS + (size_t)(s->position[i] % BACKEND_BLOCK_TOKENS)];
+        CHECK(*place == 0 || l->blocks == 1);
+        *place = 1;
+    }
+    free(taken);
+}
+
+/* Rows in order of homes, as many of each; those that a server has slots for of a sequence each, as
+ * decodes are, others and those behind a position at consecutive positions of one. */
 static void look(const struct step *s, const struct step_limits *l)
 {
-    int32_t home[HOMES_MAX], rows[HOMES_MAX] = {0}, next[HOMES_MAX], last = 0;
-    CHECK(s->opens == (l->homes < l->slots ? l->homes : l->slots));
+    int32_t home[SLOTS_MAX], rows[SLOTS_MAX] = {0}, next[SLOTS_MAX], last = 0;
+    const int32_t homes = l->homes < l->slots ? l->homes : l->slots, each = s->rows / homes;
+    const bool decodes = s->position[0] == 0 && s->rows <= l->slots && each <= l->blocks;
+    CHECK(s->rows == homes * each && each >= 1 && each <= l->home_rows);
+    CHECK(s->opens == (decodes ? s->rows : homes));
     CHECK(s->samples == (s->rows < l->slots ? s->rows : l->slots));
     for (int32_t i = 0; i < s->opens; i++) {
         home[s->open[i].slot] = s->open[i].home;
-        next[s->open[i].slot] = -1;
-        CHECK(i == 0 || s->open[i].home > s->open[i - 1].home);
+        next[s->open[i].slot] = s->position[0];
+        CHECK(s->open[i].home == i / (s->opens / homes));
     }
     for (int32_t i = 0; i < s->rows; i++) {
         const int32_t slot = s->slot[i];
         look_at_blocks(s, l, i);
-        CHECK(home[slot] >= last);
-        CHECK(next[slot] < 0 || s->position[i] == next[slot]);
+        CHECK(home[slot] >= last && s->position[i] == next[slot]);
         last = home[slot];
-        next[slot] = s->position[i] + 1;
+        next[slot]++;
         rows[slot]++;
     }
     for (int32_t i = 0; i < s->opens; i++) {
-        const int32_t n = rows[s->open[i].slot];
-        CHECK(n >= 1 && n <= l->home_rows && s->open[i].history == next[s->open[i].slot]);
-        CHECK(n == rows[s->open[0].slot]);
-        CHECK(n == 1 || kv_blocks_for(n) < l->blocks || l->blocks == 1);
+        const int32_t slot = s->open[i].slot;
+        CHECK(rows[slot] == s->rows / s->opens && s->open[i].history == next[slot]);
     }
+    look_at_places(s, l, home);
 }
 
 static void *look_at_steps(void *arg)
