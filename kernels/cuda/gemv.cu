@@ -3,10 +3,12 @@
  * of 8 warps has 24 KiB and more under way while it computes, whatever registers that takes, and
  * some 32 KiB on a multiprocessor cover the latency of an H200's memory.
  *
- * What a warp does between two vectors must not wait, or its share of the memory does: x is split
- * ahead where registers allow, while the loads of the next x are under way, and the ring leaves the
- * cache room for x. On an H200 bench_device has 35 us for 4096 -> 14336 in bf16, where 27 are a
- * plain read's.
+ * What a warp does between two vectors must not wait, or its share of the memory does. A load of x
+ * would: it queues behind all that is under way of the weight. So x comes through a ring of its
+ * own, in the same groups of copies, by way of the multiprocessor's cache, for which the rings
+ * leave room. Where that ring would be too large x is loaded to registers, one step ahead if they
+ * suffice; of one row, on an H200, that took 35 us for 4096 -> 14336 in bf16, where 27 are a plain
+ * read's.
  *
  * The warps of a block share its outputs, and each has a turn of the steps (product.cuh): rows are
  * read in runs of 512 bytes. The ring fills while the kernel that makes x is still running.
@@ -20,6 +22,7 @@
 #define WARPS TURNS
 #define STAGES 4         /* of the ring */
 #define AHEAD_COLUMNS 16 /* of x that a lane splits ahead, most */
+#define RINGS_MAX 98304  /* bytes of a block: all devices have them, an H200 twice */
 #ifndef GEMV_FEW_BLOCKS
 #define GEMV_FEW_BLOCKS 264 /* two for each multiprocessor of a large device */
 #endif
@@ -170,44 +173,127 @@ template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 3;
 template <typename F, int GROUPS> constexpr int OUTPUTS_FEW = OUTPUTS_OF<F, GROUPS>;
 template <> constexpr int OUTPUTS_FEW<form_bf16, 1> = 1;
 
-/* Whether x is split one step ahead. */
-template <typename F, int GROUPS> constexpr bool AHEAD = GROUPS *F::K <= AHEAD_COLUMNS;
-
 /* Blocks of a multiprocessor, for which there have to be registers. */
 template <typename F, int GROUPS, typename Which, bool ALIGNED>
 constexpr int RESIDENT = !ALIGNED && F::K > CUDA_VECTOR ? 1 : 2;
 template <typename F, int GROUPS> constexpr int RESIDENT<F, GROUPS, mixture, false> = 1;
 template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, mixture, true> = 1;
+template <> constexpr int RESIDENT<form_int4<true>, 1, mixture, true> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
 
 /* A thread's vectors of the weight; sums lie there in the end. */
 template <int OUTPUTS>
 constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS][WARPS * WARP]);
 
-/* A lane's row of x in each group, a step of it split. */
+/* ---- x ---- */
+
+/* A lane's row of x, which comes with the weight, through a ring of its own: so no step waits for
+ * it. Lanes without a row have zeros. */
+template <typename F> struct x_ring {
+    static constexpr int VECTORS = F::K / 4;
+    typedef pack<float, 4> vector;
+    const float *next; /* what is copied next */
+    vector *own;       /* the thread's in the first stage */
+    int32_t pitch;     /* from one vector to the thread's next */
+    bool has;
+
+    /* Bytes that a block with so many rows needs. */
+    static constexpr size_t bytes(int32_t rows)
+    {
+        return STAGES * VECTORS * WARPS * PART * (rows < GROUP ? rows : GROUP) * sizeof(vector);
+    }
+    template <typename Which>
+    DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
+                     int32_t k, void *memory)
+    {
+        const int32_t rows = p.rows < GROUP ? p.rows : GROUP, warp = (int32_t)threadIdx.x / WARP,
+                      lane = (int32_t)threadIdx.x % WARP;
+        has = lane / PART < rows;
+        next = p.x + (int64_t)x_row(p, which, lane / PART, pair[0]) * p.x_pitch + k;
+        mma_keep(next);
+        own = (vector *)memory + warp * rows * PART + lane;
+        pitch = WARPS * PART * rows;
+    }
+    DEVICE void copy(int32_t end, int32_t k, int32_t stage)
+    {
+        if (has)
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++)
+                mma_copy_near(own + (stage * VECTORS + i) * pitch, next + 4 * i, k + 4 * i < end);
+        next += WARPS * PART * F::K;
+    }
+    DEVICE void begin(int32_t, int32_t)
+    {
+    }
+    DEVICE void turn(int32_t, int32_t)
+    {
+    }
+    DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int, int sub, int32_t, int32_t, int32_t stage)
+    {
+        vector v = {};
+        if (has)
+            v = own[(stage * VECTORS + sub) * pitch];
+        split_x<F>(to, v.e);
+    }
+};
+
+/* A lane's row in each group where that ring would be too large. A step of few columns is split
+ * while the next one is on its way. */
 template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
     static constexpr int SUBS = F::K / 4;
+    static constexpr bool AHEAD = GROUPS * F::K <= AHEAD_COLUMNS;
     const float *row[GROUPS];
     uint32_t split[SUBS][GROUPS][X_PAIRS<F>][4];
     alignas(16) float next[SUBS][GROUPS][4];
 
-    DEVICE void load(int32_t end, int32_t k)
+    static constexpr size_t bytes(int32_t)
+    {
+        return 0;
+    }
+    template <typename Which>
+    DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[GROUPS],
+                     int32_t, void *)
     {
 #pragma unroll
-        for (int i = 0; i < SUBS * GROUPS; i++)
+        for (int g = 0; g < GROUPS; g++) {
+            const int32_t t = g * GROUP + (int32_t)threadIdx.x % WARP / PART;
+            row[g] = p.x + (int64_t)x_row(p, which, t, pair[g]) * p.x_pitch;
+        }
+    }
+    DEVICE void copy(int32_t, int32_t, int32_t)
+    {
+    }
+    DEVICE void begin(int32_t end, int32_t k)
+    {
+#pragma unroll
+        for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
             load_x<ALIGNED>(next[i / GROUPS][i % GROUPS], row[i % GROUPS], end, k + i / GROUPS * 4);
     }
-    DEVICE void split_next()
+    /* next_k: of the step behind the one that begins. */
+    DEVICE void turn(int32_t end, int32_t next_k)
     {
 #pragma unroll
-        for (int i = 0; i < SUBS * GROUPS; i++)
+        for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
             split_x<F>(split[i / GROUPS][i % GROUPS], next[i / GROUPS][i % GROUPS]);
+        begin(end, next_k);
+    }
+    DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int g, int sub, int32_t end, int32_t k, int32_t)
+    {
+        alignas(16) float f[4];
+        if (AHEAD) {
+            memcpy(to, split[sub][g], sizeof to);
+        } else {
+            load_x<ALIGNED>(f, row[g], end, k + 4 * sub);
+            split_x<F>(to, f);
+        }
     }
 };
 
+/* ---- the kernel ---- */
+
 /* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. Parameters that are indexed would be
  * copied to memory by every thread if they were not __grid_constant__. */
-template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename Which>
+template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
 __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNED>)
     gemv_kernel(const __grid_constant__ struct product all, Which which)
 {
@@ -234,32 +320,44 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
         if (F::SCALES == GROUPED && line < p.row_bytes)
             prefetch_line(w[o] + line);
     }
-    struct x_rows<F, GROUPS, ALIGNED> x;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        const int32_t t = g * GROUP + lane / PART;
-        x.row[g] = p.x + (int64_t)x_row(p, which, t, pair[g]) * p.x_pitch;
-    }
     /* mine: the lane's first column of a step; the next one of the warp's turn is ROUND on */
-    const auto fetch = [&](int32_t mine, int32_t stage) {
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
-            copy_weight<F, ALIGNED>(&ring[stage][o][threadIdx.x], p, l, w[o], mine);
-        mma_copy_group();
-    };
     int32_t mine = l.begin + (warp * PART + lane % PART) * F::K, stage = 0;
+    X x;
+    x.open(p, which, pair, mine, ring + STAGES);
+    if (ALIGNED)
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            w[o] += (int64_t)mine * CUDA_VECTOR / F::K;
+            mma_keep(w[o]);
+        }
+    const auto fetch =
+        [&](int32_t k, int32_t to) { /* w: what is copied next or, else, rows */
+#pragma unroll
+                                     for (int o = 0; o < OUTPUTS; o++)
+                                         if (ALIGNED) {
+                                             mma_copy(&ring[to][o][threadIdx.x], w[o], k < l.end);
+                                             w[o] += ROUND * CUDA_VECTOR / F::K;
+                                         } else {
+                                             copy_weight<F, ALIGNED>(&ring[to][o][threadIdx.x], p,
+                                                                     l, w[o], k);
+                                         }
+        };
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
         fetch(mine + s * ROUND, s);
     launch_wait(); /* the weight is no kernel's result, x is */
-    if (AHEAD<F, GROUPS>)
-        x.load(l.end, mine);
+    x.begin(l.end, mine);
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) { /* the first group has all of the weight's copies */
+        x.copy(l.end, mine + s * ROUND, s);
+        mma_copy_group();
+    }
     for (; mine - lane % PART * F::K < l.end; mine += ROUND) {
-        fetch(mine + (STAGES - 1) * ROUND, stage == 0 ? STAGES - 1 : stage - 1);
-        if (AHEAD<F, GROUPS>) {
-            x.split_next();
-            x.load(l.end, mine + ROUND);
-        }
+        const int32_t free = stage == 0 ? STAGES - 1 : stage - 1;
+        fetch(mine + (STAGES - 1) * ROUND, free);
+        x.copy(l.end, mine + (STAGES - 1) * ROUND, free);
+        mma_copy_group();
+        x.turn(l.end, mine + ROUND);
         mma_copy_wait<STAGES - 1>();
         pack<uint32_t, 4> v[OUTPUTS];
 #pragma unroll
@@ -267,13 +365,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
             v[o] = ring[stage][o][threadIdx.x];
         float part[GROUPS][OUTPUTS][4] = {};
         multiply<F, GROUPS, OUTPUTS>(part, v, p, l, first, mine, [&](auto &row, int g, int sub) {
-            if (AHEAD<F, GROUPS>) {
-                memcpy(row, x.split[sub][g], sizeof row);
-            } else {
-                alignas(16) float f[4];
-                load_x<ALIGNED>(f, x.row[g], l.end, mine + 4 * sub);
-                split_x<F>(row, f);
-            }
+            x.take(row, g, sub, l.end, mine, stage);
         });
         add_step<F, GROUPS, OUTPUTS>(sum, part, p, l, first, mine - lane % PART * F::K);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
@@ -284,15 +376,13 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
 
 /* ---- launches ---- */
 
-/* blocks: of every output and leaf. */
-template <typename F, int GROUPS, int OUTPUTS, typename Which>
-static void launch_outputs(struct cuda_backend *c, const struct product &p, const Which &which,
-                           unsigned blocks)
+template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
+static void launch_x(struct cuda_backend *c, const struct product &p, const Which &which,
+                     int32_t rows, unsigned blocks)
 {
     const dim3 grid(blocks_for((size_t)p.out, COLUMNS * OUTPUTS), (unsigned)p.leaves, blocks);
-    constexpr size_t shared = RING<OUTPUTS>;
-    const auto kernel = is_aligned<F>(p) ? gemv_kernel<F, GROUPS, OUTPUTS, true, Which>
-                                         : gemv_kernel<F, GROUPS, OUTPUTS, false, Which>;
+    const size_t shared = RING<OUTPUTS> + X::bytes(rows);
+    const auto kernel = gemv_kernel<F, GROUPS, OUTPUTS, ALIGNED, X, Which>;
     if (shared > 48 << 10)
         cuda_note(
             c, "linear",
@@ -300,16 +390,35 @@ static void launch_outputs(struct cuda_backend *c, const struct product &p, cons
     LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, shared, p, which);
 }
 
+/* rows: most of one weight; blocks: of every output and leaf. */
+template <typename F, int GROUPS, int OUTPUTS, typename Which>
+static void launch_outputs(struct cuda_backend *c, const struct product &p, const Which &which,
+                           int32_t rows, unsigned blocks)
+{
+    constexpr size_t ring = RING<OUTPUTS>;
+    constexpr bool always = GROUPS == 1 && ring + x_ring<F>::bytes(GROUP) <= RINGS_MAX;
+    if (!is_aligned<F>(p)) {
+        launch_x<F, GROUPS, OUTPUTS, false, x_rows<F, GROUPS, false>>(c, p, which, rows, blocks);
+        return;
+    }
+    if constexpr (GROUPS == 1)
+        if (ring + x_ring<F>::bytes(rows) <= RINGS_MAX)
+            launch_x<F, 1, OUTPUTS, true, x_ring<F>>(c, p, which, rows, blocks);
+    if constexpr (!always)
+        if (GROUPS > 1 || ring + x_ring<F>::bytes(rows) > RINGS_MAX)
+            launch_x<F, GROUPS, OUTPUTS, true, x_rows<F, GROUPS, true>>(c, p, which, rows, blocks);
+}
+
 template <typename F, int GROUPS, typename Which>
 static void launch(struct cuda_backend *c, const struct product &p, const Which &which,
-                   unsigned blocks)
+                   int32_t rows, unsigned blocks)
 {
     constexpr int USUAL = OUTPUTS_OF<F, GROUPS>, FEW = OUTPUTS_FEW<F, GROUPS>;
     const size_t usual = blocks_for((size_t)p.out, COLUMNS * USUAL) * (size_t)p.leaves * blocks;
     if (usual > GEMV_FEW_BLOCKS)
-        launch_outputs<F, GROUPS, USUAL>(c, p, which, blocks);
+        launch_outputs<F, GROUPS, USUAL>(c, p, which, rows, blocks);
     else
-        launch_outputs<F, GROUPS, FEW>(c, p, which, blocks);
+        launch_outputs<F, GROUPS, FEW>(c, p, which, rows, blocks);
 }
 
 /* rows: most of one weight, for which there are kernels. */
@@ -318,9 +427,9 @@ static void launch_few(struct cuda_backend *c, const struct product &p, const Wh
                        int32_t rows, unsigned blocks)
 {
     if (rows <= GROUP)
-        launch<F, 1>(c, p, which, blocks);
+        launch<F, 1>(c, p, which, rows, blocks);
     else
-        launch<F, F::AT_ONCE / GROUP>(c, p, which, blocks);
+        launch<F, F::AT_ONCE / GROUP>(c, p, which, rows, blocks);
 }
 
 /* As many rows at once as the form takes. */

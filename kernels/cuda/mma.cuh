@@ -12,6 +12,12 @@ DEVICE uint32_t mma_address(const void *shared)
     return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
+/* Compilers keep the pointer in a register instead of finding it anew from what it was made of. */
+template <typename T> DEVICE void mma_keep(T *&at)
+{
+    asm volatile("" : "+l"(at));
+}
+
 /* 16 bytes, both sides aligned to them; zeros when not `there`. Done after mma_copy_wait. The cache
  * fetches the 256 bytes around them, which others are about to ask for. */
 DEVICE void mma_copy(void *shared, const void *global, bool there)
@@ -22,13 +28,12 @@ DEVICE void mma_copy(void *shared, const void *global, bool there)
         : "memory");
 }
 
-/* The same of what is read in long runs: what lies beside it is fetched into the cache, too. */
-DEVICE void mma_copy_far(void *shared, const void *global, bool there)
+/* The same of what others of the multiprocessor read, too: it stays in their cache. */
+DEVICE void mma_copy_near(void *shared, const void *global, bool there)
 {
-    asm volatile(
-        "cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(mma_address(shared)),
-        "l"(global), "r"(there ? 16 : 0)
-        : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(mma_address(shared)),
+                 "l"(global), "r"(there ? 16 : 0)
+                 : "memory");
 }
 
 /* The thread's copies since the last call are a group. */

@@ -299,7 +299,7 @@ template <typename F, int GROUPS> struct copier {
     {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            mma_copy_far(&to->w[0][0] + i * THREADS + threadIdx.x, w[i], k < end);
+            mma_copy(&to->w[0][0] + i * THREADS + threadIdx.x, w[i], k < end);
         }
     }
     DEVICE void copy_x(struct stage<F, GROUPS> *to)

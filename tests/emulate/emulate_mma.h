@@ -54,6 +54,10 @@ inline void emulate_copy(const emulated_copy &c)
         memset(c.to, 0, 16);
 }
 
+template <typename T> inline void mma_keep(T *&)
+{
+}
+
 inline void mma_copy(void *shared, const void *global, bool there)
 {
     const emulated_copy c = {shared, global, there};
@@ -67,7 +71,7 @@ inline void mma_copy(void *shared, const void *global, bool there)
     emulate_copies().groups.back()++;
 }
 
-inline void mma_copy_far(void *shared, const void *global, bool there)
+inline void mma_copy_near(void *shared, const void *global, bool there)
 {
     mma_copy(shared, global, there);
 }
