@@ -164,6 +164,8 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
     const int32_t begin = l.begin + step * PART * F::K, at = place_of_x<S, F>(k);
     pack<uint32_t, 4> v[OUTPUTS];
     float part[GROUPS][OUTPUTS][4] = {};
+    struct step_scales<F, OUTPUTS> scales;
+    scales.look(p, l, first_out + out, begin);
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++)
         v[o] = s->w[out + o * COLUMNS + lane / PART][lane % PART];
@@ -174,7 +176,7 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
             *(pack<float, 4> *)f = *(const pack<float, 4> *)x;
             split_x<F>(split, f);
         });
-    add_step<F, GROUPS, OUTPUTS>(sum, part, p, l, first_out + out, begin);
+    add_step(sum, part, scales);
 }
 
 /* Block (place, leaf). */

@@ -141,18 +141,28 @@ DEVICE int32_t output_of(int32_t first, int i)
     return first + i / 2 * COLUMNS + (int32_t)threadIdx.x % PART * 2 + i % 2;
 }
 
-/* sum += part, which has its first column's scales. */
+/* Of a lane's outputs: what the step that begins with column k is to be multiplied by. */
+template <typename F, int OUTPUTS> struct step_scales {
+    float of[OUTPUTS * 2];
+    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k)
+    {
+#pragma unroll
+        for (int i = 0; i < OUTPUTS * 2; i++)
+            of[i] = F::SCALES == PER_STEP ? f8_scale(p, l, output_of(first, i), k) : 1.0f;
+    }
+};
+
+/* sum += part. */
 template <typename F, int GROUPS, int OUTPUTS>
 DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROUPS][OUTPUTS][4],
-                     const struct product &p, struct leaf l, int32_t first, int32_t k)
+                     const struct step_scales<F, OUTPUTS> &scale)
 {
 #pragma unroll
     for (int i = 0; i < OUTPUTS * 2; i++) {
-        const float scale = F::SCALES == PER_STEP ? f8_scale(p, l, output_of(first, i), k) : 1.0f;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const float *pieces = part[g][i / 2] + i % 2;
-            sum[g][i] = fmaf(pieces[0] + pieces[2], scale, sum[g][i]);
+            sum[g][i] = fmaf(pieces[0] + pieces[2], scale.of[i], sum[g][i]);
         }
     }
 }
