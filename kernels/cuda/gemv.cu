@@ -162,9 +162,9 @@ DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)
  * instructions take longer than the memory then; as registers allow. */
 template <typename F, int GROUPS>
 constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 5 - GROUPS
-                           : F::K > 8           ? 4
+                           : F::K > 8           ? (F::PIECES *GROUPS < 4 ? 4 : 3)
                                                 : 2 * GROUPS;
-template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 3;
+template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 2;
 /* The same where there would be too few blocks: on an H200 36 us instead of 44 for 14336 -> 4096 in
  * bf16. */
 template <typename F, int GROUPS> constexpr int OUTPUTS_FEW = OUTPUTS_OF<F, GROUPS>;
@@ -178,6 +178,7 @@ template <typename F, int GROUPS, typename Which, bool ALIGNED>
 constexpr int RESIDENT = !ALIGNED && F::K > CUDA_VECTOR ? 1 : 2;
 template <typename F, int GROUPS> constexpr int RESIDENT<F, GROUPS, mixture, false> = 1;
 template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, mixture, true> = 1;
+template <> constexpr int RESIDENT<form_int4<true>, 1, mixture, true> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
 
 /* A thread's vectors of the weight; sums lie there in the end. */
@@ -229,10 +230,9 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++) {
         w[o] = output_row(p, first + o * COLUMNS + lane / PART);
-        const int64_t first_line = p.zeros_at > 0 ? p.zeros_at : p.scales_at;
-        const int64_t line = first_line + (warp * PART + lane % PART) * 128;
-        if (F::SCALES == GROUPED && line < p.row_bytes)
-            prefetch_line(w[o] + line);
+        const int32_t line = (warp * PART + lane % PART) * CUDA_LINE;
+        if (F::SCALES == GROUPED && line < p.groups)
+            prefetch_line(groups_row(p, first + o * COLUMNS + lane / PART) + line);
     }
     struct x_rows<F, GROUPS, ALIGNED> x;
 #pragma unroll
