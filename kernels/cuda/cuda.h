@@ -121,6 +121,7 @@ static inline void cuda_forget(struct cuda_backend *c)
 }
 
 #define CUDA_VECTOR 16 /* bytes: rows of weights begin at, and consist of, whole ones */
+#define CUDA_LINE 128  /* bytes of the cache, in which memory is read */
 
 static inline bool cuda_is_nibbles(enum dtype dtype)
 {
@@ -142,13 +143,6 @@ static inline size_t cuda_values_bytes(int32_t in, enum dtype dtype)
     return cuda_is_nibbles(dtype) ? pitch / 2 : pitch * dtype_size(dtype);
 }
 
-/* What weight_put writes of a row: those and, of U4, a byte for the zero of each group. */
-static inline size_t cuda_put_bytes(const struct weight_spec *s)
-{
-    const size_t zeros = s->dtype == DTYPE_U4 ? (size_t)backend_scales(s) : 0;
-    return cuda_values_bytes(s->in, s->dtype) + base_align(zeros, CUDA_VECTOR);
-}
-
 /* Of F4_E2M1 a scale is an exponent, biased as those of bf16, of the values' scale. Those in F32 of
  * integers are two bf16, the larger first: 11 bits of them, all that an fp16 or a bf16 has. */
 static inline size_t cuda_scale_bytes(const struct weight_spec *s)
@@ -156,12 +150,42 @@ static inline size_t cuda_scale_bytes(const struct weight_spec *s)
     return s->dtype == DTYPE_F4_E2M1 ? 1 : dtype_is_int(s->dtype) && !s->scales_f32 ? 2 : 4;
 }
 
-/* From one row of a stored weight to the next. The scales of a row follow what is put, so that rows
- * stay whole wherever they are sent. */
-static inline size_t cuda_row_bytes(const struct weight_spec *s)
+/* In whole lines, if that adds a 64th at most: always from 7 KiB on, of multiples of a vector. */
+static inline size_t cuda_in_lines(size_t bytes)
 {
-    const size_t scales = (size_t)backend_scales(s) * cuda_scale_bytes(s);
-    return cuda_put_bytes(s) + base_align(scales, CUDA_VECTOR);
+    const size_t lines = base_align(bytes, CUDA_LINE);
+    return (lines - bytes) * 64 <= bytes ? lines : bytes;
+}
+
+/* Where a stored weight has what, in bytes. Rows of codes are to begin at lines: one that begins
+ * elsewhere takes more reads, which few rows of x have nothing to hide behind. So the zeros and
+ * scales of a row follow its codes only where that makes a row of whole lines, and never of
+ * F8_E4M3. Else they lie apart, row by row, behind the codes of all rows, which are in whole lines
+ * if that is cheap. A scale for each row of F8_E4M3 is a list as cuBLAS wants it. */
+struct cuda_layout {
+    size_t codes, pitch;  /* of a row's codes or values; and from one row's to the next's */
+    size_t zeros, groups; /* of a row's zeros (U4: a byte for each group), and with its scales */
+    size_t groups_at, groups_pitch; /* where those of the first row are; and of the next */
+    size_t end;
+};
+
+static inline struct cuda_layout cuda_layout_of(const struct weight_spec *s)
+{
+    const size_t out = (size_t)s->out, scales = (size_t)backend_scales(s);
+    struct cuda_layout l;
+    l.codes = cuda_values_bytes(s->in, s->dtype);
+    l.zeros = s->dtype == DTYPE_U4 ? base_align(scales, sizeof(uint32_t)) : 0;
+    l.groups = l.zeros + scales * cuda_scale_bytes(s);
+    l.pitch = l.groups_pitch = base_align(l.codes + l.groups, CUDA_VECTOR);
+    l.groups_at = l.codes;
+    l.end = out * l.pitch;
+    if (scales > 0 && (s->dtype == DTYPE_F8_E4M3 || l.pitch % CUDA_LINE != 0)) {
+        l.pitch = cuda_in_lines(l.codes);
+        l.groups_pitch = l.groups;
+        l.groups_at = out * l.pitch;
+        l.end = l.groups_at + out * l.groups;
+    }
+    return l;
 }
 
 /* Remembers the first failure of an asynchronous op; code is a cudaError_t, 0 is none. */

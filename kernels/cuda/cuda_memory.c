@@ -272,7 +272,7 @@ static size_t values_bytes(const struct weight_spec *spec)
 
 size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
 {
-    return base_align((size_t)spec->out * cuda_row_bytes(spec), STORAGE_ALIGN);
+    return base_align(cuda_layout_of(spec).end, STORAGE_ALIGN);
 }
 
 size_t cuda_memory_kv_bytes(const struct kv_spec *s)
@@ -341,11 +341,12 @@ static float int_scale(const unsigned char *scales, const struct weight_spec *sp
            dtype_load(scales, DTYPE_BF16, 2 * group + 1);
 }
 
-/* Element k of a stored row. */
+/* Element k of a stored row, whose zeros and scales follow here. */
 static float value_at(const unsigned char *row, const struct weight_spec *spec, int32_t k)
 {
+    const struct cuda_layout l = cuda_layout_of(spec);
     const size_t group = (size_t)backend_scale_of(spec, k);
-    const unsigned char *zeros = row + values_bytes(spec), *scales = row + cuda_put_bytes(spec);
+    const unsigned char *zeros = row + l.codes, *scales = zeros + l.zeros;
     const enum dtype dtype = spec->dtype;
     if (dtype == DTYPE_F4_E2M1)
         return (float)numerics_e2m1_twice(nibble_at(row, k)) * ldexpf(0.5f, scales[group] - 127);
@@ -359,13 +360,13 @@ static float value_at(const unsigned char *row, const struct weight_spec *spec, 
                                     : value;
 }
 
-/* What is put of one row, in the storage's type; the tail is zero bits. */
+/* Codes of one row and, of U4, its zeros, in the storage's type; the tail is zero bits. */
 static void convert_row(unsigned char *dst, const struct weight_spec *spec, const void *src,
                         enum dtype src_dtype)
 {
     const size_t in = (size_t)spec->in, used = in * dtype_size(spec->dtype);
     if (cuda_is_nibbles(spec->dtype)) {
-        memset(dst, 0, cuda_put_bytes(spec));
+        memset(dst, 0, cuda_layout_of(spec).codes + cuda_layout_of(spec).zeros);
         pack_nibbles(dst, spec, src);
         return;
     }
@@ -377,20 +378,22 @@ static void convert_row(unsigned char *dst, const struct weight_spec *spec, cons
     memset(dst + used, 0, values_bytes(spec) - used);
 }
 
-/* A stage's n pieces of so many bytes, to `dst` in as many rows of the weight. */
-static void put_rows(struct cuda_backend *c, const char *what, const struct weight *w,
-                     unsigned char *dst, const struct cuda_stage *s, size_t bytes, int32_t n)
+/* n times so many bytes, `stride` from each other in a stage and `pitch` in the weight. */
+static void put_rows(struct cuda_backend *c, const char *what, unsigned char *dst, size_t pitch,
+                     const unsigned char *src, size_t stride, size_t bytes, int32_t n)
 {
-    cuda_note(c, what,
-              cudaMemcpy2DAsync(dst, cuda_row_bytes(&w->spec), s->host, bytes, bytes, (size_t)n,
-                                cudaMemcpyHostToDevice, c->stream));
+    if (bytes > 0)
+        cuda_note(c, what,
+                  cudaMemcpy2DAsync(dst, pitch, src, stride, bytes, (size_t)n,
+                                    cudaMemcpyHostToDevice, c->stream));
 }
 
 void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const void *src,
                             enum dtype src_dtype, size_t stride)
 {
     struct cuda_backend *c = cuda_of(w->backend);
-    const size_t bytes = cuda_put_bytes(&w->spec), row_bytes = cuda_row_bytes(&w->spec);
+    const struct cuda_layout l = cuda_layout_of(&w->spec);
+    const size_t bytes = l.codes + l.zeros;
     CHECK(dtype_is_int(w->spec.dtype) == (src_dtype == DTYPE_I8));
     if (rows == 0 || bytes == 0)
         return;
@@ -402,7 +405,11 @@ void cuda_memory_weight_put(struct weight *w, int32_t row, int32_t rows, const v
         for (int32_t r = 0; r < n; r++)
             convert_row(s->host + (size_t)r * bytes, &w->spec,
                         (const unsigned char *)src + (size_t)(at + r) * stride, src_dtype);
-        put_rows(c, "weight_put", w, w->storage + (size_t)(row + at) * row_bytes, s, bytes, n);
+        const size_t first = (size_t)(row + at);
+        put_rows(c, "weight_put", w->storage + first * l.pitch, l.pitch, s->host, bytes, l.codes,
+                 n);
+        put_rows(c, "weight_put", w->storage + l.groups_at + first * l.groups_pitch, l.groups_pitch,
+                 s->host + l.codes, bytes, l.zeros, n);
         give_stage(c, s);
     }
 }
@@ -450,8 +457,8 @@ void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const
 {
     struct cuda_backend *c = cuda_of(w->backend);
     const size_t scales = (size_t)backend_scales(&w->spec);
-    const size_t bytes = scales * cuda_scale_bytes(&w->spec);
-    const size_t row_bytes = cuda_row_bytes(&w->spec);
+    const struct cuda_layout l = cuda_layout_of(&w->spec);
+    const size_t bytes = l.groups - l.zeros;
     if (rows == 0 || scales == 0)
         return;
     CHECK(bytes <= CUDA_STAGE_BYTES);
@@ -460,9 +467,9 @@ void cuda_memory_weight_scale(struct weight *w, int32_t row, int32_t rows, const
         struct cuda_stage *s = take_stage(c);
         n = rows - at < most ? rows - at : most;
         convert_scales(s->host, &w->spec, scale + (size_t)at * scales, (size_t)n * scales);
-        put_rows(c, "weight_scale", w,
-                 w->storage + (size_t)(row + at) * row_bytes + cuda_put_bytes(&w->spec), s, bytes,
-                 n);
+        put_rows(c, "weight_scale",
+                 w->storage + l.groups_at + (size_t)(row + at) * l.groups_pitch + l.zeros,
+                 l.groups_pitch, s->host, bytes, bytes, n);
         give_stage(c, s);
     }
 }
@@ -472,10 +479,14 @@ void cuda_memory_weight_get(const struct weight *w, int32_t row, float *dst)
     struct cuda_backend *c = cuda_of(w->backend);
     struct cuda_stage *s = take_stage(c);
     const struct weight_spec *spec = &w->spec;
-    const size_t row_bytes = cuda_row_bytes(spec);
-    CHECK(row_bytes <= CUDA_STAGE_BYTES);
+    const struct cuda_layout l = cuda_layout_of(spec);
+    const size_t at = (size_t)row * l.pitch, groups_at = (size_t)row * l.groups_pitch + l.groups_at;
+    CHECK(l.codes + l.groups <= CUDA_STAGE_BYTES);
+    cuda_note(
+        c, "weight_get",
+        cudaMemcpyAsync(s->host, w->storage + at, l.codes, cudaMemcpyDeviceToHost, c->stream));
     cuda_note(c, "weight_get",
-              cudaMemcpyAsync(s->host, w->storage + (size_t)row * row_bytes, row_bytes,
+              cudaMemcpyAsync(s->host + l.codes, w->storage + groups_at, l.groups,
                               cudaMemcpyDeviceToHost, c->stream));
     cuda_wait(c, "weight_get");
     for (int32_t k = 0; k < spec->in; k++)

@@ -10,11 +10,11 @@ struct product {
     float *y; /* [leaves][rows, out], leaf_pitch elements from one to the next */
     const float *x;
     const unsigned char *w;
-    int64_t leaf_pitch, row_bytes;
-    int64_t scales_at; /* bytes from w's row to its scales */
+    int64_t leaf_pitch, row_bytes, groups_at; /* bytes, as in struct cuda_layout */
+    int32_t codes, groups, groups_pitch;
     int32_t rows, out, x_pitch;
     int32_t scale_cols, scale_skip; /* scale_cols > 0 */
-    int32_t scale_bytes, zeros_at;  /* to the zeros of groups; 0: there are none */
+    int32_t scale_bytes, zeros; /* bytes of a row's zeros, before its scales; 0: there are none */
     int32_t leaves, cut[BACKEND_LEAVES_MAX + 1];
 };
 
@@ -131,11 +131,17 @@ DEVICE const unsigned char *output_row(const struct product &p, int32_t o)
     return p.w + (o < p.out ? o : p.out - 1) * p.row_bytes;
 }
 
+/* Its zeros and scales. */
+DEVICE const unsigned char *groups_row(const struct product &p, int32_t o)
+{
+    return p.w + p.groups_at + (int64_t)(o < p.out ? o : p.out - 1) * p.groups_pitch;
+}
+
 /* Of an output's column, which may lie behind the leaf. */
 DEVICE float f8_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
 {
     const int32_t last = k < l.end ? k : l.end - 1;
-    const float *scale = (const float *)(output_row(p, o) + p.scales_at);
+    const float *scale = (const float *)groups_row(p, o);
     return scale[(p.scale_skip + last) / p.scale_cols];
 }
 
@@ -188,9 +194,9 @@ DEVICE uint32_t twice(uint32_t half)
 struct e2m1_group {
     typedef uint32_t words;
     uint32_t scale;
-    static DEVICE words read(const struct product &p, const unsigned char *row, uint32_t group)
+    static DEVICE words read(const struct product &, const unsigned char *groups, uint32_t group)
     {
-        return row[p.scales_at + group];
+        return groups[group];
     }
     DEVICE void take(words w)
     {
@@ -198,7 +204,7 @@ struct e2m1_group {
     }
     DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        take(read(p, output_row(p, o), group_of(p, l, k)));
+        take(read(p, groups_row(p, o), group_of(p, l, k)));
     }
 };
 
@@ -209,12 +215,12 @@ struct int_group {
         uint32_t scales, zero;
     };
     uint32_t scale, more, centre;
-    static DEVICE words read(const struct product &p, const unsigned char *row, uint32_t group)
+    static DEVICE words read(const struct product &p, const unsigned char *groups, uint32_t group)
     {
-        const unsigned char *scales = row + p.scales_at;
+        const unsigned char *scales = groups + p.zeros;
         return {p.scale_bytes == 4 ? ((const uint32_t *)scales)[group]
                                    : ((const uint16_t *)scales)[group],
-                p.zeros_at > 0 ? row[p.zeros_at + group] : 8u};
+                p.zeros > 0 ? groups[group] : 8u};
     }
     DEVICE void take(words w)
     {
@@ -224,7 +230,7 @@ struct int_group {
     }
     DEVICE void look(const struct product &p, struct leaf l, int32_t o, int32_t k)
     {
-        take(read(p, output_row(p, o), group_of(p, l, k)));
+        take(read(p, groups_row(p, o), group_of(p, l, k)));
     }
     DEVICE float as_float() const
     {

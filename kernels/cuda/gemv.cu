@@ -165,7 +165,7 @@ DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)
  * instructions take longer than the memory then; as registers allow. */
 template <typename F, int GROUPS>
 constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 5 - GROUPS
-                           : F::K > 8           ? 4
+                           : F::K > 8           ? (F::PIECES *GROUPS < 4 ? 4 : 3)
                                                 : 2 * GROUPS;
 template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 2;
 /* The same where there would be too few blocks: on an H200 36 us instead of 44 for 14336 -> 4096 in
@@ -315,10 +315,9 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++) {
         w[o] = output_row(p, first + o * COLUMNS + lane / PART);
-        const int64_t first_line = p.zeros_at > 0 ? p.zeros_at : p.scales_at;
-        const int64_t line = first_line + (warp * PART + lane % PART) * 128;
-        if (F::SCALES == GROUPED && line < p.row_bytes)
-            prefetch_line(w[o] + line);
+        const int32_t line = (warp * PART + lane % PART) * CUDA_LINE;
+        if (F::SCALES == GROUPED && line < p.groups)
+            prefetch_line(groups_row(p, first + o * COLUMNS + lane / PART) + line);
     }
     /* mine: the lane's first column of a step; the next one of the warp's turn is ROUND on */
     int32_t mine = l.begin + (warp * PART + lane % PART) * F::K, stage = 0;

@@ -149,31 +149,20 @@ static void gemm(struct cuda_backend *c, struct view y, struct cview x, const st
     keep(c, y, x, w->spec.dtype, pitch);
 }
 
-/* The scales of all rows, one after the other. */
-__global__ void scales_kernel(float *to, const unsigned char *w, int64_t row_bytes, int64_t at,
-                              int32_t out)
-{
-    const int32_t o = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (o < out)
-        to[o] = *(const float *)(w + o * row_bytes + at);
-}
-
 /* false: there is no kernel for this, and nothing has been done. */
 static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w)
 {
     const int64_t pitch = (int64_t)cuda_pitch(x.cols, DTYPE_F8_E4M3);
-    const int64_t row_bytes = (int64_t)cuda_row_bytes(&w->spec);
-    float *w_scale = (float *)c->tile.data;
-    float *x_scale = w_scale + base_align((size_t)y.cols, 4); /* at 16 bytes */
+    const struct cuda_layout layout = cuda_layout_of(&w->spec);
+    const int64_t row_bytes = (int64_t)layout.pitch;
+    const float *w_scale = (const float *)(w->storage + layout.groups_at);
+    float *x_scale = (float *)c->tile.data;
     const struct blas_product p = {y.rows,     y.cols,        (int32_t)pitch,  row_bytes,
                                    y.cols,     DTYPE_F8_E4M3, (float *)y.data, c->x.data,
                                    w->storage, x_scale,       w_scale};
-    const size_t scales = base_align((size_t)y.cols, 4) + (size_t)y.rows;
-    if (backend_scales(&w->spec) != 1 || scales * sizeof(float) > CUDA_TILE_BYTES ||
+    if (backend_scales(&w->spec) != 1 || (size_t)y.rows * sizeof(float) > CUDA_TILE_BYTES ||
         !blas_knows(c, &p))
         return false;
-    LAUNCH(c, scales_kernel, blocks_for((size_t)y.cols, THREADS), THREADS, 0, w_scale, w->storage,
-           row_bytes, pitch, y.cols);
     want(c, 0, x.cols, DTYPE_F8_E4M3);
     LAUNCH(c, quantize_kernel, (unsigned)y.rows, THREADS, 0, (e4m3 *)c->x.data, x_scale,
            (const float *)x.data, x.cols, (int32_t)pitch);
@@ -187,7 +176,7 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
 __global__ void widen_f8_kernel(bf16 *to, struct product p, int32_t in, int32_t pitch)
 {
     const unsigned char *row = p.w + blockIdx.x * p.row_bytes;
-    const float *scale = (const float *)(row + p.scales_at);
+    const float *scale = (const float *)groups_row(p, (int32_t)blockIdx.x);
     for (int32_t k = (int32_t)threadIdx.x * 8; k < pitch; k += THREADS * 8) {
         const pack<e4m3, 8> codes = *(const pack<e4m3, 8> *)(row + k);
         int32_t group = (p.scale_skip + k) / p.scale_cols;
@@ -254,7 +243,7 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
             y.rows,    out,          pitch,   pitch,  y.cols, DTYPE_BF16, (float *)y.data + first,
             c->x.data, c->tile.data, nullptr, nullptr};
         blas_multiply(c, &p);
-        tile.w += out * tile.row_bytes;
+        skip_outputs(&tile, out);
     }
     keep(c, y, x, DTYPE_BF16, pitch);
 }

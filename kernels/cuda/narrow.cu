@@ -27,9 +27,9 @@ typedef pack<uint32_t, 4> quad;
 /* A form with its scales: what is read of them, and what unpack takes. */
 struct narrow_e2m1 : form_e2m1<false> {
     typedef uint32_t words;
-    static DEVICE words read(const struct product &p, const unsigned char *row, int32_t group)
+    static DEVICE words read(const struct product &, const unsigned char *groups, int32_t group)
     {
-        return row[p.scales_at + group];
+        return groups[group];
     }
     static DEVICE ready finish(words w)
     {
@@ -42,18 +42,18 @@ struct narrow_e2m1 : form_e2m1<false> {
 /* Integers of a file: scales of 4 bytes, or zeros. */
 template <typename F> struct narrow_file : F {
     typedef int_group::words words;
-    static DEVICE words read(const struct product &p, const unsigned char *row, int32_t group)
+    static DEVICE words read(const struct product &p, const unsigned char *groups, int32_t group)
     {
-        return int_group::read(p, row, (uint32_t)group);
+        return int_group::read(p, groups, (uint32_t)group);
     }
 };
 
 /* Integers as they are made here: scales of 2 bytes, and no zeros. */
 template <typename F> struct narrow_made : F {
     typedef uint32_t words;
-    static DEVICE words read(const struct product &p, const unsigned char *row, int32_t group)
+    static DEVICE words read(const struct product &, const unsigned char *groups, int32_t group)
     {
-        return ((const uint16_t *)(row + p.scales_at))[group];
+        return ((const uint16_t *)groups)[group];
     }
 };
 
@@ -104,9 +104,9 @@ struct narrow_f8 {
     struct ready {
         uint32_t scale, more;
     };
-    static DEVICE words read(const struct product &p, const unsigned char *row, int32_t group)
+    static DEVICE words read(const struct product &, const unsigned char *groups, int32_t group)
     {
-        return ((const float *)(row + p.scales_at))[group];
+        return ((const float *)groups)[group];
     }
     static DEVICE ready finish(words w)
     {
@@ -212,7 +212,7 @@ DEVICE int32_t warp_output()
 
 /* Reads scales of the lane's outputs, a step ahead. */
 template <typename F> struct reader {
-    const unsigned char *row[TILES][2];
+    const unsigned char *groups[TILES][2];
     typename F::words words[TILES][2];
     int32_t group, rest,
         last; /* of the lane's next column: its group of columns, and where in it */
@@ -224,13 +224,13 @@ template <typename F> struct reader {
         last = (p.scale_skip + p.cut[1] - 1) / p.scale_cols;
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++)
-            row[i / 2][i % 2] = output_row(p, first + i * 8);
+            groups[i / 2][i % 2] = groups_row(p, first + i * 8);
     }
     DEVICE void read(const struct product &p, int32_t steps)
     {
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++)
-            words[i / 2][i % 2] = F::read(p, row[i / 2][i % 2], group < last ? group : last);
+            words[i / 2][i % 2] = F::read(p, groups[i / 2][i % 2], group < last ? group : last);
         for (rest += steps * PART * F::K; rest >= p.scale_cols; rest -= p.scale_cols)
             group++;
     }
@@ -338,8 +338,7 @@ DEVICE void write_out(const struct product &p, float *y, const float (&sum)[TILE
 #pragma unroll
     for (int i = 0; i < TILES * 2; i++) {
         const int32_t o = first + i * 8;
-        const float scale =
-            F::SCALES == PER_ROW ? *(const float *)(output_row(p, o) + p.scales_at) : 1.0f;
+        const float scale = F::SCALES == PER_ROW ? *(const float *)groups_row(p, o) : 1.0f;
 #pragma unroll
         for (int g = 0; g < N * 2; g++) {
             const int32_t t = row + g / 2 * GROUP + lane % PART * 2 + g % 2;
@@ -493,7 +492,7 @@ template <typename F> static void run_exact(struct cuda_backend *c, const struct
 template <typename Run>
 static bool with_narrow_int(const struct weight_spec *s, const struct product &p, Run run)
 {
-    const bool file = p.zeros_at > 0 || p.scale_bytes == 4;
+    const bool file = p.zeros > 0 || p.scale_bytes == 4;
     if (!dtype_is_int(s->dtype) || !scales_change_every(p, BACKEND_GROUP))
         return false;
     if (s->dtype == DTYPE_F4_E2M1)

@@ -79,7 +79,7 @@ DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct l
         if (at % CUDA_VECTOR != 0) {
             pack<unsigned char, CUDA_VECTOR> v;
             for (int b = 0; b < CUDA_VECTOR; b++)
-                v.e[b] = k < l.end && at + b < p.scales_at ? row[at + b] : 0;
+                v.e[b] = k < l.end && at + b < p.codes ? row[at + b] : 0;
             memcpy(to, &v, sizeof v);
             return;
         }
@@ -173,23 +173,34 @@ DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROU
 static inline struct product product_of(const struct weight_spec *s, const unsigned char *w,
                                         const void *x, void *y, int32_t rows)
 {
+    const struct cuda_layout layout = cuda_layout_of(s);
     struct product p = {};
     CHECK(!dtype_is_int(s->dtype) || s->scale_cols == BACKEND_GROUP);
     p.y = (float *)y;
     p.x = (const float *)x;
     p.w = w;
-    p.row_bytes = (int64_t)cuda_row_bytes(s);
-    p.scales_at = (int64_t)cuda_put_bytes(s);
+    p.row_bytes = (int64_t)layout.pitch;
+    p.groups_at = (int64_t)layout.groups_at;
+    p.codes = (int32_t)layout.codes;
+    p.groups = (int32_t)layout.groups;
+    p.groups_pitch = (int32_t)layout.groups_pitch;
     p.rows = rows;
     p.out = s->out;
     p.x_pitch = s->in;
     p.scale_cols = s->scale_cols > 0 ? s->scale_cols : INT32_MAX;
     p.scale_skip = s->scale_skip;
     p.scale_bytes = (int32_t)cuda_scale_bytes(s);
-    p.zeros_at = s->dtype == DTYPE_U4 ? (int32_t)cuda_values_bytes(s->in, s->dtype) : 0;
+    p.zeros = (int32_t)layout.zeros;
     p.leaves = 1;
     p.cut[1] = s->in;
     return p;
+}
+
+/* From the next output on, or one that is further. */
+static inline void skip_outputs(struct product *p, int32_t n)
+{
+    p->w += n * p->row_bytes;
+    p->groups_at += n * (p->groups_pitch - p->row_bytes); /* counted from w */
 }
 
 /* Whether all vectors of x and w begin at their size, and x's last one is whole. */

@@ -145,7 +145,7 @@ static void embed_values(struct cuda_backend *c, struct view y, const int32_t *i
 /* Where rows have codes and scales. */
 struct coded {
     const unsigned char *w;
-    int64_t row_bytes, scales_at;
+    int64_t row_bytes, scales_at, scales_pitch; /* the first row's scales, and the next's */
     int32_t scale_skip;
 };
 
@@ -154,8 +154,9 @@ __global__ void embed_int8_kernel(float *y, const int32_t *ids, struct coded fro
 {
     const int64_t row = (int64_t)ids[blockIdx.x] - first;
     const bool mine = row >= 0 && row < out;
-    const unsigned char *codes = from.w + (mine ? row : 0) * from.row_bytes;
-    const bf16 *scales = (const bf16 *)(codes + from.scales_at);
+    const int64_t at = mine ? row : 0;
+    const unsigned char *codes = from.w + at * from.row_bytes;
+    const bf16 *scales = (const bf16 *)(from.w + from.scales_at + at * from.scales_pitch);
     for (int32_t k = (int32_t)threadIdx.x; k < in; k += (int32_t)blockDim.x) {
         const int32_t group = (from.scale_skip + k) / BACKEND_GROUP;
         const float value = (float)(signed char)codes[k] * to_float(scales[group]);
@@ -168,8 +169,9 @@ static void embed_int8(struct cuda_backend *c, struct view y, const int32_t *ids
                        const struct weight *w, int32_t first, float scale)
 {
     const struct weight_spec *s = &w->spec;
-    const struct coded from = {w->storage, (int64_t)cuda_row_bytes(s), (int64_t)cuda_put_bytes(s),
-                               s->scale_skip};
+    const struct cuda_layout l = cuda_layout_of(s);
+    const struct coded from = {w->storage, (int64_t)l.pitch, (int64_t)l.groups_at,
+                               (int64_t)l.groups_pitch, s->scale_skip};
     CHECK(s->dtype == DTYPE_I8 && s->scale_cols == BACKEND_GROUP && !s->scales_f32);
     LAUNCH(c, embed_int8_kernel, (unsigned)y.rows, THREADS, 0, (float *)y.data, ids, from, first,
            s->out, s->in, scale);
