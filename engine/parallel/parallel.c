@@ -551,12 +551,12 @@ static int32_t blocks_of(const struct parallel *p, const struct flow_linear *l)
 }
 
 /* The type to write a product in: what only act_mul reads, as it is, need not be fp32. Depends on
- * the size of the step alone, as recordings have it. */
+ * the size of the step alone, as recordings have it. Not in the plain layers of a mixture: they are
+ * few, and a hair's breadth decides what experts the next layer takes. */
 static enum dtype product_type(struct parallel *p, const struct flow_linear *l, int32_t rows,
                                struct parallel_weight w)
 {
-    const struct flow_linear *all = p->now->linear;
-    const bool activated = l == &all[PLAN_GATE_UP] || l == &all[PLAN_DENSE_GATE_UP];
+    const bool activated = l == &p->now->linear[PLAN_GATE_UP];
     const bool stays = l->after.count == 0 && !l->summa && !l->gathered && blocks_of(p, l) == 1;
     return activated && stays ? p->b->ops->linear_out(p->b, w.local, rows) : DTYPE_F32;
 }
