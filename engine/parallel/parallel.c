@@ -556,9 +556,10 @@ static int32_t blocks_of(const struct parallel *p, const struct flow_linear *l)
 static enum dtype product_type(struct parallel *p, const struct flow_linear *l, int32_t rows,
                                struct parallel_weight w)
 {
-    const bool activated = l == &p->now->linear[PLAN_GATE_UP];
-    const bool stays = l->after.count == 0 && !l->summa && !l->gathered && blocks_of(p, l) == 1;
-    return activated && stays ? p->b->ops->linear_out(p->b, w.local, rows) : DTYPE_F32;
+    const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
+    if (l != &p->now->linear[PLAN_GATE_UP] || !stays || blocks_of(p, l) > 1)
+        return DTYPE_F32;
+    return p->b->ops->linear_out(p->b, w.local, rows);
 }
 
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it

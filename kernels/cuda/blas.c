@@ -2,8 +2,9 @@
  * with w read as [in, out] and transposed back.
  * Its heuristics are asked once per shape and class of rows, for the most rows of the class, and
  * the answer is kept: so products of (2^n, 2^(n+1)] rows run the same algorithm, and a step asks
- * nothing. A row's bits may still depend on the rows, since some algorithms cut k by the number of
- * tiles; --deterministic does without cuBLAS. Descriptors live on the stack.
+ * nothing, unless what was named refuses its rows: for these it is asked each time. A row's bits
+ * may still depend on the rows, since some algorithms cut k by the number of tiles; --deterministic
+ * does without cuBLAS. Descriptors live on the stack.
  * The table of answers is bounded; when it is full, new shapes take each other's place. */
 #include "kernels/cuda/blas.h"
 
