@@ -114,10 +114,15 @@ const struct kv_spec *backend_kv_spec(const struct kv_cache *kv)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
+static bool is_matrix_of(enum dtype dtype, struct cview m)
+{
+    return m.dtype == dtype && m.rows >= 0 && m.cols >= 0 &&
+           (m.data != NULL || m.rows == 0 || m.cols == 0);
+}
+
 static bool is_matrix(struct cview m)
 {
-    return m.dtype == DTYPE_F32 && m.rows >= 0 && m.cols >= 0 &&
-           (m.data != NULL || m.rows == 0 || m.cols == 0);
+    return is_matrix_of(DTYPE_F32, m);
 }
 
 static bool has_shape(struct cview m, int32_t rows, int64_t cols)
@@ -125,9 +130,16 @@ static bool has_shape(struct cview m, int32_t rows, int64_t cols)
     return is_matrix(m) && m.rows == rows && m.cols == cols;
 }
 
+/* The same of what a product may be written as. */
+static bool has_shape_narrow(struct cview m, int32_t rows, int64_t cols)
+{
+    return (is_matrix(m) || is_matrix_of(DTYPE_F16, m) || is_matrix_of(DTYPE_BF16, m)) &&
+           m.rows == rows && m.cols == cols;
+}
+
 static size_t bytes_of(struct cview m)
 {
-    return (size_t)m.rows * (size_t)m.cols * sizeof(float);
+    return (size_t)m.rows * (size_t)m.cols * dtype_size(m.dtype);
 }
 
 static bool is_apart(struct cview a, struct cview b)
@@ -190,7 +202,8 @@ enum status backend_linear(struct backend *b, struct view y, struct cview x, con
                            struct err *err)
 {
     REQUIRE("linear", has_shape(x, x.rows, w->spec.in), x, y);
-    REQUIRE("linear", has_shape(cview_of(y), x.rows, w->spec.out), x, y);
+    REQUIRE("linear", has_shape_narrow(cview_of(y), x.rows, w->spec.out), x, y);
+    REQUIRE("linear", y.dtype == DTYPE_F32 || y.dtype == b->ops->linear_out(b, w, x.rows), x, y);
     REQUIRE("linear", is_apart(cview_of(y), x), x, y);
     enum status st = b->ops->reserve(b, x.rows, w->spec.in, 0, err);
     if (st == OK)
@@ -390,7 +403,7 @@ enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, e
                             struct err *err)
 {
     REQUIRE("act_mul", is_matrix(cview_of(y)), y, gu);
-    REQUIRE("act_mul", has_shape(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
+    REQUIRE("act_mul", has_shape_narrow(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
     REQUIRE("act_mul", is_apart(cview_of(y), gu), y, gu);
     b->ops->act_mul(b, y, gu, act);
     return OK;

@@ -5,7 +5,8 @@
  * one place (backend.c) before dispatch; the table has no optional members.
  *
  * Shapes: T rows of this step, R rows that are sampled, D hidden, H/K local query/KV heads, E head
- * size, F local MLP width, V vocabulary. Activations are row-major, contiguous, fp32 on the CPU.
+ * size, F local MLP width, V vocabulary. Activations are row-major, contiguous, fp32; but for what
+ * linear_out allows.
  * Per-step values (ids, positions, slots, tables) are device arrays; scalars on the host are sizes.
  * A padded row has slot -1: it reads and writes nothing but its own row of the output, as zeros.
  *
@@ -400,8 +401,12 @@ struct backend_ops {
      * [first, first + out). */
     void (*embed)(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first, float scale);
-    /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. */
+    /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. y is fp32 or of the type that
+     * linear_out names: then each result is rounded to it, once. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
+    /* In what type a product of so many rows is best written if nobody but act_mul reads it: F32,
+     * or where that is much to write, F16 or BF16. The same answer whenever it is asked. */
+    enum dtype (*linear_out)(struct backend *b, const struct weight *w, int32_t rows);
     /* For each row of logits[T, backend_route_logits] the experts that the rules choose, those with
      * the largest scores, ties to the lowest expert: their numbers, ascending, and their shares.
      * Without a correction the order of scores is that of logits. */
@@ -452,7 +457,7 @@ struct backend_ops {
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                    const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                    int32_t layer);
-    /* y[T, F] of gu[T, 2F] */
+    /* y[T, F] of gu[T, 2F], which may be of a type that linear_out of this backend names */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
     /* y = x * by. y may alias x. */
     void (*scale)(struct backend *b, struct view y, struct cview x, float by);

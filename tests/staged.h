@@ -86,13 +86,13 @@ static inline void staged_end(struct staged *s, void *host)
 
 static inline struct view staged_view(struct staged *s, struct view v)
 {
-    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * 4);
+    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * dtype_size(v.dtype));
     return v;
 }
 
 static inline struct cview staged_cview(struct staged *s, struct cview v)
 {
-    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * 4);
+    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * dtype_size(v.dtype));
     return v;
 }
 
@@ -237,6 +237,12 @@ static inline void staged_linear(struct backend *b, struct view y, struct cview 
     struct staged *s = staged_of(b);
     s->inner->ops->linear(s->inner, staged_view(s, y), staged_cview(s, x), staged_inner(w));
     staged_end(s, y.data);
+}
+
+static inline enum dtype staged_linear_out(struct backend *b, const struct weight *w, int32_t rows)
+{
+    struct backend *inner = staged_of(b)->inner;
+    return inner->ops->linear_out(inner, staged_inner(w), rows);
 }
 
 static inline struct routing staged_routing(struct staged *s, const struct routing *r, int32_t rows)
@@ -631,6 +637,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.resolve = staged_resolve;
     s->ops.embed = staged_embed;
     s->ops.linear = staged_linear;
+    s->ops.linear_out = staged_linear_out;
     s->ops.add_bias = staged_add_bias;
     s->ops.expert_bias = staged_expert_bias;
     s->ops.expert_bias_sum = staged_expert_bias_sum;

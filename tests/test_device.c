@@ -63,19 +63,24 @@ static int32_t ranks_here(const struct module *m, size_t i)
     return strncmp(cases[i].options[0], "--p", 3) != 0;
 }
 
-static struct cluster *open_case(size_t i, int32_t ranks, bool eager)
+static struct cluster *open_with(size_t i, int32_t ranks, const char *const more[2])
 {
     char path[1024];
-    const char *args[9] = {"--device=cuda",        "--threads-per-rank=1",
-                           "--max-num-seqs=7",     "--max-num-batched-tokens=64",
-                           "--kv-cache-memory=1M", cases[i].options[0]};
+    const char *args[10] = {"--device=cuda",        "--threads-per-rank=1",
+                            "--max-num-seqs=7",     "--max-num-batched-tokens=64",
+                            "--kv-cache-memory=1M", cases[i].options[0]};
     size_t n = 6;
     if (cases[i].options[1])
         args[n++] = cases[i].options[1];
-    if (eager)
-        args[n++] = "--enforce-eager";
+    args[n++] = more[0];
+    args[n] = more[1];
     snprintf(path, sizeof path, "%s/golden/%s", TEST_DATA_DIR, cases[i].name);
     return cluster_open(path, ranks, args);
+}
+
+static struct cluster *open_case(size_t i, int32_t ranks, bool eager)
+{
+    return open_with(i, ranks, (const char *const[2]){eager ? "--enforce-eager" : NULL, NULL});
 }
 
 /* Prompts of all slots in one step. */
@@ -430,6 +435,113 @@ static void test_all_ranks_replay_or_none(void **state)
     }
 }
 
+/* ---- products in 16 bits ---- */
+
+/* Such products of a prompt of all slots, then of a decode of them; *logits: the prompt's. */
+static void count_narrow(const struct module *m, struct cluster *c, uint64_t *prompt,
+                         uint64_t *decoded, struct cview *logits)
+{
+    struct emulated_calls before, between, after;
+    int32_t at[SLOTS];
+    begin(at);
+    (void)count_calls(m, &before);
+    prefill(c);
+    (void)count_calls(m, &between);
+    *prompt = between.narrow - before.narrow;
+    *logits = c->logits[0];
+    logits->data =
+        memcpy(malloc((size_t)logits->rows * (size_t)logits->cols * sizeof(float)), logits->data,
+               (size_t)logits->rows * (size_t)logits->cols * sizeof(float));
+    decode(c, SLOTS, at);
+    (void)count_calls(m, &after);
+    *decoded = after.narrow - between.narrow;
+}
+
+/* They are near those of our own kernels, which write fp32: as near as bf16 is, in which many rows
+ * are multiplied either way. */
+static void assert_near_fp32(const struct module *m, size_t i, int32_t ranks, struct cview logits)
+{
+    struct cluster *c = open_with(i, ranks, (const char *const[2]){"--deterministic", NULL});
+    struct cview want;
+    uint64_t prompt, decoded;
+    float most = 0, off = 0;
+    count_narrow(m, c, &prompt, &decoded, &want);
+    assert_int_equal(prompt + decoded, 0);
+    assert_true(want.rows == logits.rows && want.cols == logits.cols);
+    for (int32_t e = 0; e < want.rows * want.cols; e++) {
+        const float w = ((const float *)want.data)[e], g = ((const float *)logits.data)[e];
+        most = fmaxf(most, fabsf(w));
+        off = fmaxf(off, fabsf(w - g));
+    }
+    print_message("%s: logits up to %g, off by %g\n", cases[i].name, (double)most, (double)off);
+    assert_true(off <= most * 0x1p-5f);
+    free((void *)(uintptr_t)want.data);
+    cluster_close(c);
+}
+
+/* The product of gate and up of a prompt, once on each rank in each layer, where nothing is
+ * exchanged behind it: not of few rows, fp32 weights, codes, mixtures. */
+static void test_prompts_have_narrow_products(void **state)
+{
+    static const struct {
+        size_t i;
+        bool narrow;
+    } with[] = {{0, false}, {1, true},  {4, false},  {6, false},
+                {7, false}, {12, true}, {17, false}, {19, false}};
+    (void)state;
+    struct module_report report;
+    struct emulated_calls calls;
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &calls))
+        skip();
+    for (size_t k = 0; k < ARRAY_LEN(with); k++) {
+        const size_t i = with[k].i;
+        const int32_t ranks = cases[i].ranks;
+        struct cview logits;
+        uint64_t prompt, decoded;
+        struct cluster *c = open_case(i, ranks, true);
+        count_narrow(m, c, &prompt, &decoded, &logits);
+        assert_int_equal(prompt, with[k].narrow ? ranks * c->setup.model.layers : 0);
+        assert_int_equal(decoded, 0);
+        cluster_close(c);
+        if (with[k].narrow)
+            assert_near_fp32(m, i, ranks, logits);
+        free((void *)(uintptr_t)logits.data);
+    }
+}
+
+/* A recorded step of 24 rows, three of them padding, has the results of its 21 rows run op by op:
+ * the product of gate and up is in 16 bits in both. */
+static void test_narrow_products_are_replayed(void **state)
+{
+    static const char *const options[][2] = {{"--max-num-seqs=24", "--enforce-eager"},
+                                             {"--max-num-seqs=24"}};
+    (void)state;
+    struct module_report report;
+    struct emulated_calls before, after;
+    struct cluster *c[2];
+    int32_t at[2][SLOTS];
+    const struct module *m = module_here(&report);
+    if (!m || !count_calls(m, &before))
+        skip();
+    for (int k = 0; k < 2; k++) {
+        c[k] = open_with(1, cases[1].ranks, options[k]);
+        prefill(c[k]);
+        begin(at[k]);
+    }
+    for (int n = 0; n < 4; n++) {
+        (void)count_calls(m, &before);
+        decode_guesses(c[0], SLOTS, 2, at[0]);
+        (void)count_calls(m, &after);
+        assert_int_equal(after.narrow - before.narrow, cases[1].ranks * c[0]->setup.model.layers);
+        decode_guesses(c[1], SLOTS, 2, at[1]);
+        assert_same_step(c[0], c[1], 3 * SLOTS, bytes_of_sums(c[0], 3) * (uint64_t)(n + 1));
+    }
+    assert_int_equal(atomic_load(&c[1]->board->rank[0].replays), 3);
+    cluster_close(c[0]);
+    cluster_close(c[1]);
+}
+
 /* ---- failures ---- */
 
 /* One line that names the device, again at every step, and the rank can still close. */
@@ -596,6 +708,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_norms_behind_sums),
         cmocka_unit_test(test_replayed_step_is_few_calls),
         cmocka_unit_test(test_all_ranks_replay_or_none),
+        cmocka_unit_test(test_prompts_have_narrow_products),
+        cmocka_unit_test(test_narrow_products_are_replayed),
         cmocka_unit_test(test_broken_device_is_told),
         cmocka_unit_test(test_old_driver_is_told),
         cmocka_unit_test(test_steps_ahead_are_the_same),

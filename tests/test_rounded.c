@@ -11,7 +11,8 @@ enum { ROWS = 37, IN = 72, OUT = 21, WIDE = 2 * IN };
 static struct {
     struct backend *b;
     emulated_calls_fn *count; /* NULL: a real one */
-    float *x, *wide, *gain, *rows, *same, *y;
+    float *x, *wide, *narrow, *gain, *rows, *same, *y;
+    enum dtype dtype; /* of the weight, and of `narrow` */
     void *storage;
     struct weight *w;
 } on;
@@ -68,10 +69,20 @@ static void norm(uint64_t seed)
                        1e-5f, &err));
 }
 
-static void activate(enum activation act)
+static void activate(enum activation act, bool narrow)
 {
-    ok(backend_act_mul(on.b, view(on.rows, ROWS, IN), cview_of(view(on.wide, ROWS, WIDE)), act,
-                       &err));
+    const struct cview wide = {on.wide, DTYPE_F32, ROWS, WIDE};
+    const struct cview gu = {on.narrow, on.dtype, ROWS, WIDE};
+    ok(backend_act_mul(on.b, view(on.rows, ROWS, IN), narrow ? gu : wide, act, &err));
+}
+
+/* What a product in 16 bits might have given. */
+static void fill_narrow(void)
+{
+    static uint16_t from[ROWS * WIDE];
+    for (size_t i = 0; i < ROWS * WIDE; i++)
+        dtype_store(from, on.dtype, i, gen(4, i));
+    on.b->ops->upload(on.b, on.narrow, from, sizeof from);
 }
 
 static void open_all(struct backend *b, enum dtype dtype)
@@ -81,9 +92,11 @@ static void open_all(struct backend *b, enum dtype dtype)
     const size_t n = OUT * IN;
     float *values = generated(5, n);
     on.b = b;
+    on.dtype = dtype;
     on.count = emulated_calls_of((const void *)b->ops);
     on.x = must(b->ops->alloc(b, ROWS * IN * sizeof(float)));
     on.wide = must(b->ops->alloc(b, ROWS * WIDE * sizeof(float)));
+    on.narrow = must(b->ops->alloc(b, ROWS * WIDE * sizeof(uint16_t)));
     on.gain = must(b->ops->alloc(b, IN * sizeof(float)));
     on.rows = must(b->ops->alloc(b, ROWS * IN * sizeof(float)));
     on.same = must(b->ops->alloc(b, ROWS * IN * sizeof(float)));
@@ -93,6 +106,7 @@ static void open_all(struct backend *b, enum dtype dtype)
     b->ops->weight_put(on.w, 0, OUT, values, DTYPE_F32, IN * sizeof(float));
     guarded_free(values, n);
     fill(on.wide, 2, ROWS * WIDE);
+    fill_narrow();
     fill(on.gain, 3, IN);
     ok(backend_reserve(b, ROWS, IN, OUT, &err));
 }
@@ -100,7 +114,7 @@ static void open_all(struct backend *b, enum dtype dtype)
 static void close_all(void)
 {
     struct backend *b = on.b;
-    float *const all[] = {on.x, on.wide, on.gain, on.rows, on.same, on.y, on.storage};
+    float *const all[] = {on.x, on.wide, on.narrow, on.gain, on.rows, on.same, on.y, on.storage};
     b->ops->weight_close(on.w);
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         b->ops->free(b, all[i]);
@@ -139,8 +153,10 @@ static void expect_ready(void)
     norm(24);
     expect_product("of few rows", 3, false);
     for (int act = ACT_SILU; act <= ACT_SWIGLU_PAIRS; act++) {
-        activate((enum activation)act);
+        activate((enum activation)act, false);
         expect_product("of an activation", ROWS, true);
+        activate((enum activation)act, true);
+        expect_product("of an activation of 16 bits", ROWS, true);
     }
     ok(backend_add_rmsnorm(on.b, view(on.rows, ROWS, IN), view(on.x, ROWS, IN),
                            cview_of(view(on.wide, ROWS, IN)), on.gain, 1e-5f, &err));
@@ -166,7 +182,7 @@ static void expect_recorded(void)
     float *got = guarded(n), *want = guarded(n);
     multiply(on.y, on.rows, ROWS);
     ok(on.b->ops->download(on.b, want, on.y, n * sizeof *want, &err));
-    activate(ACT_SILU); /* other rows are in its place */
+    activate(ACT_SILU, false); /* other rows are in its place */
     multiply(on.y, on.rows, ROWS);
     fill(on.rows, 33, ROWS * IN);
     on.b->ops->replay(on.b, r);

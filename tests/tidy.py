@@ -89,6 +89,7 @@ TESTED_BY = {
     "kernels/cpu/logprobs.c": "tests/test_sample.c",
     "kernels/cpu/rules.c": "tests/test_sample.c",
     "kernels/cpu/sample.c": "tests/test_sample.c",
+    "kernels/cuda/act.cu": "tests/test_linear_out.c",
     "kernels/cuda/attend.cu": "tests/test_attend.c",
     "kernels/cuda/attend_decode.cu": "tests/test_attend.c",
     "kernels/cuda/attend_flash.cu": "tests/test_attend.c",

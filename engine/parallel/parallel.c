@@ -542,6 +542,26 @@ static enum status finish(struct parallel *p, const struct flow_linear *l, const
     return OK;
 }
 
+/* How many blocks of gate/up's output, each of which is [gate | up], a rank has for the MLP. */
+static int32_t blocks_of(const struct parallel *p, const struct flow_linear *l)
+{
+    const struct flow *f = p->flow;
+    return spread_pieces(&f->mesh, &f->mlp, SPREAD_COLS) /
+           spread_pieces(&f->mesh, &l->after.to, SPREAD_COLS);
+}
+
+/* The type to write a product in: what only act_mul reads, as it is, need not be fp32. Depends on
+ * the size of the step alone, as recordings have it. Not in the plain layers of a mixture: they are
+ * few, and a hair's breadth decides what experts the next layer takes. */
+static enum dtype product_type(struct parallel *p, const struct flow_linear *l, int32_t rows,
+                               struct parallel_weight w)
+{
+    const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
+    if (l != &p->now->linear[PLAN_GATE_UP] || !stays || blocks_of(p, l) > 1)
+        return DTYPE_F32;
+    return p->b->ops->linear_out(p->b, w.local, rows);
+}
+
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it
  * starts; NULL: unknown. */
 static enum status linear(struct parallel *p, const struct flow_linear *l, struct extent rows,
@@ -555,11 +575,13 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
     TRY(move(p, &in, &l->before, x.data, &used, err));
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
+    product.dtype = product_type(p, l, product.rows, w);
     if (l->summa || l->gathered)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
         TRY(backend_linear(p->b, product, cview_of(used), w.local, err));
     TRY(finish(p, l, &out, product, y, err));
+    y->dtype = product.dtype; /* F32 where it has moved */
 out:
     return st;
 }
@@ -639,8 +661,7 @@ enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view 
     const struct flow *f = p->flow;
     const struct flow_linear *l = &p->now->linear[of];
     const bool experts = f->mixture.experts > 0 && of == PLAN_GATE_UP;
-    const int32_t held = spread_pieces(&f->mesh, &l->after.to, SPREAD_COLS);
-    const int32_t n = spread_pieces(&f->mesh, &f->mlp, SPREAD_COLS), blocks = n / held;
+    const int32_t n = spread_pieces(&f->mesh, &f->mlp, SPREAD_COLS), blocks = blocks_of(p, l);
     const int32_t first = spread_index(&f->mesh, &l->after.to, SPREAD_COLS, p->rank) * blocks;
     const float *from = gu.data;
     float *to = y.data;

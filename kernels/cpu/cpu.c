@@ -88,14 +88,15 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .experts_open = experts_open, .experts_close = host_memory_experts_close,                  \
         .experts_bytes = host_memory_experts_bytes, .route = experts_route,                        \
         .expert_linear = experts_linear, .expert_sum = experts_sum, .embed = rowops_embed,         \
-        .linear = linear_run, .add_bias = rowops_add_bias, .expert_bias = rowops_expert_bias,      \
-        .expert_bias_sum = rowops_expert_bias_sum, .rmsnorm = rowops_rmsnorm,                      \
-        .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
-        .rms_scale = rowops_rms_scale, .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, \
-        .attend = attend_run, .act_mul = rowops_act_mul, .scale = rowops_scale,                    \
-        .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
-        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
-        .nominate = elect_nominate, .elect = elect_run, .logprobs = logprobs_run,                  \
+        .linear = linear_run, .linear_out = host_memory_linear_out, .add_bias = rowops_add_bias,   \
+        .expert_bias = rowops_expert_bias, .expert_bias_sum = rowops_expert_bias_sum,              \
+        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
+        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale,                            \
+        .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, .attend = attend_run,          \
+        .act_mul = rowops_act_mul, .scale = rowops_scale, .softcap = rowops_softcap,               \
+        .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \
+        .sample = sample_run, .survey = elect_survey, .nominate = elect_nominate,                  \
+        .elect = elect_run, .logprobs = logprobs_run,                                              \
     }
 
 struct variant {

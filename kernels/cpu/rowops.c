@@ -282,6 +282,7 @@ void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum acti
 {
     struct cpu_backend *c = cpu_of(b);
     struct act_job j = {c->isa->act_mul[act], y.data, gu.data, y.cols};
+    CHECK(gu.dtype == DTYPE_F32); /* linear_out names nothing else */
     pool_run(c->pool, y.rows, grain(4 * y.cols), act_rows, &j);
 }
 

@@ -2,8 +2,9 @@
  * with w read as [in, out] and transposed back.
  * Its heuristics are asked once per shape and class of rows, for the most rows of the class, and
  * the answer is kept: so products of (2^n, 2^(n+1)] rows run the same algorithm, and a step asks
- * nothing. A row's bits may still depend on the rows, since some algorithms cut k by the number of
- * tiles; --deterministic does without cuBLAS. Descriptors live on the stack.
+ * nothing, unless what was named refuses its rows: for these it is asked each time. A row's bits
+ * may still depend on the rows, since some algorithms cut k by the number of tiles; --deterministic
+ * does without cuBLAS. Descriptors live on the stack.
  * The table of answers is bounded; when it is full, new shapes take each other's place. */
 #include "kernels/cuda/blas.h"
 
@@ -14,7 +15,7 @@
 #define ANSWERS 256 /* a model has about five shapes in ten classes of rows */
 
 struct question {
-    int64_t rows, out, in, w_pitch, y_pitch, dtype, alignment;
+    int64_t rows, out, in, w_pitch, y_pitch, dtype, y_dtype, alignment;
 };
 
 struct answer {
@@ -85,7 +86,7 @@ static cublasStatus_t describe(struct call *l, const struct blas_product *p, int
     if (s == CUBLAS_STATUS_SUCCESS)
         s = cublasLtMatrixLayoutInit(&l->x, type, in, (uint64_t)rows, p->in);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatrixLayoutInit(&l->y, CUDA_R_32F, out, (uint64_t)rows, p->y_pitch);
+        s = cublasLtMatrixLayoutInit(&l->y, type_of(p->y_dtype), out, (uint64_t)rows, p->y_pitch);
     return s;
 }
 
@@ -100,22 +101,31 @@ static struct question question_of(const struct blas_product *p)
                          .w_pitch = p->w_pitch,
                          .y_pitch = p->y_pitch,
                          .dtype = (int64_t)p->dtype,
-                         .alignment = bits % 16 == 0 ? 16 : 4}; /* fp32 y at least */
+                         .y_dtype = (int64_t)p->y_dtype,
+                         .alignment = bits % 16 == 0  ? 16
+                                      : bits % 4 == 0 ? 4
+                                                      : 2}; /* y of 16 bits */
     while (q.rows < p->rows)
         q.rows *= 2;
     return q;
 }
 
-static cublasStatus_t prefer(cublasLtMatmulPreferenceOpaque_t *like, uint32_t alignment)
+/* Parts of a sum are added in fp32, not in y, also where y is narrower. */
+static cublasStatus_t prefer(cublasLtMatmulPreferenceOpaque_t *like, uint32_t alignment,
+                             bool narrow)
 {
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const uint64_t workspace = CUDA_WORKSPACE_BYTES;
+    const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasStatus_t s = cublasLtMatmulPreferenceInit(like);
     if (s == CUBLAS_STATUS_SUCCESS)
         s = cublasLtMatmulPreferenceSetAttribute(like, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                  &workspace, sizeof workspace);
+    if (s == CUBLAS_STATUS_SUCCESS && narrow)
+        s = cublasLtMatmulPreferenceSetAttribute(like, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                 &sums, sizeof sums);
     for (size_t i = 0; i < ARRAY_LEN(aligned) && s == CUBLAS_STATUS_SUCCESS; i++)
         s = cublasLtMatmulPreferenceSetAttribute(like, aligned[i], &alignment, sizeof alignment);
     return s;
@@ -130,7 +140,7 @@ static void ask(struct blas *b, const struct blas_product *p, const struct quest
     int found = 0;
     cublasStatus_t s = describe(&l, p, q->rows);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = prefer(&like, (uint32_t)q->alignment);
+        s = prefer(&like, (uint32_t)q->alignment, p->y_dtype != DTYPE_F32);
     if (s == CUBLAS_STATUS_SUCCESS)
         s = cublasLtMatmulAlgoGetHeuristic(b->handle, &l.product, &l.w, &l.x, &l.y, &l.y, &like, 1,
                                            &best, &found);
@@ -206,6 +216,16 @@ static cublasStatus_t run(struct cuda_backend *c, const struct blas_product *p, 
                           c->stream);
 }
 
+/* With what is answered for just so many rows. */
+static cublasStatus_t run_own(struct cuda_backend *c, const struct blas_product *p, struct call *l)
+{
+    struct question q = question_of(p);
+    struct answer own;
+    q.rows = p->rows;
+    ask(c->blas, p, &q, &own);
+    return own.status == CUBLAS_STATUS_SUCCESS ? run(c, p, l, &own.algorithm) : own.status;
+}
+
 void blas_multiply(struct cuda_backend *c, const struct blas_product *p)
 {
     const struct answer *a = answer_to(c->blas, p);
@@ -217,7 +237,7 @@ void blas_multiply(struct cuda_backend *c, const struct blas_product *p)
         s = run(c, p, &l, &a->algorithm);
         /* it does not suit so few of the class's rows */
         if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)
-            s = run(c, p, &l, NULL);
+            s = run_own(c, p, &l);
     }
     if (s != CUBLAS_STATUS_SUCCESS)
         cuda_note_text(c, "linear (cuBLAS)", cublasLtGetStatusString(s));

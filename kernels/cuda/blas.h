@@ -8,14 +8,15 @@
 extern "C" {
 #endif
 
-/* y[rows, out] fp32 = x[rows, in] w[out, in]^T, x and w of one type, row-major, on the device, rows
- * of x contiguous. Sums in fp32; fp32 products stay fp32 (no tf32). Elements of F8_E4M3 are codes
- * times the scale of their row of x or w. */
+/* y[rows, out] = x[rows, in] w[out, in]^T, x and w of one type, row-major, on the device, rows of x
+ * contiguous. Sums in fp32; fp32 products stay fp32 (no tf32). Elements of F8_E4M3 are codes times
+ * the scale of their row of x or w. y is F32, or the sums rounded once: to the type of x and w or,
+ * of F8_E4M3, to BF16. */
 struct blas_product {
     int32_t rows, out, in;
     int64_t w_pitch, y_pitch; /* elements from row to row */
-    enum dtype dtype;
-    float *y;
+    enum dtype dtype, y_dtype;
+    void *y;
     const void *x, *w;
     const float *x_scale, *w_scale; /* F8_E4M3 only, at 16 bytes */
 };

@@ -248,7 +248,6 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
                        struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
-void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
 void rowops_scale(struct backend *b, struct view y, struct cview x, float by);
 void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);
@@ -256,6 +255,9 @@ void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *
                  size_t src_stride, int32_t rows, int32_t cols);
 void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, int32_t count,
                      size_t n);
+
+/* act.cu */
+void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
 
 /* rope.cu */
 void rope_table(struct backend *b, struct view table, const int32_t *position,
@@ -266,6 +268,8 @@ void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, 
 /* linear.cu. invariant: a row's bits depend on no other row, and leaves are those of the spec. */
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
 void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w);
+enum dtype linear_out(struct backend *b, const struct weight *w, int32_t rows);
+enum dtype linear_invariant_out(struct backend *b, const struct weight *w, int32_t rows);
 /* Where an op is to put rows that it makes rounded, too, and to what type; NULL: nowhere. The type
  * of what is in c->x is told behind the launch that wrote both. */
 void *linear_wants(const struct cuda_backend *c, struct view y, enum dtype *dtype);

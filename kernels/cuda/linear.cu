@@ -1,7 +1,9 @@
 /* DESIGN: y[T, out] = x[T, in] w[out, in]^T in three ways, and in a fourth if bits are not to
  * depend on T (below). Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu), or in two
  * bf16 and as many bits (narrow.cu: integers from 9 rows on). Many rows: cuBLAS on tensor cores, x
- * rounded to the weight's type first (fp32 weights: neither rounding nor tf32), fp32 accumulation.
+ * rounded to the weight's type first (fp32 weights: neither rounding nor tf32), fp32 accumulation,
+ * fp32 results; but those that only an activation reads are rounded to 16 bits, once, which halves
+ * what is most to write of all of a prompt (linear_out).
  * The leaves of the weight's spec are not used here. Codes of 4 and 8 bits become bf16 in registers
  * for up to NARROW_ROWS rows, x rounded to bf16 (narrow.cu). Beyond, F8_E4M3 weights with a scale
  * per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or newer): x becomes E4M3, too, with
@@ -56,7 +58,7 @@ static void keep(struct cuda_backend *c, struct view y, struct cview x, enum dty
 {
     const uintptr_t from = (uintptr_t)x.data, to = (uintptr_t)y.data;
     const size_t read = (size_t)x.rows * (size_t)x.cols * sizeof(float);
-    const size_t written = (size_t)y.rows * (size_t)y.cols * sizeof(float);
+    const size_t written = (size_t)y.rows * (size_t)y.cols * dtype_size(y.dtype);
     const bool apart = from + read <= to || to + written <= from;
     c->rounded = {nullptr, 0, 0, dtype};
     if (apart && pitch == x.cols && dtype != DTYPE_F32)
@@ -142,9 +144,8 @@ static void gemm(struct cuda_backend *c, struct view y, struct cview x, const st
         convert<E>(c, x, w->spec.dtype, pitch, GEMV_ROWS + 1);
         rows = c->x.data;
     }
-    const struct blas_product p = {y.rows,     y.cols,        pitch,           pitch,
-                                   y.cols,     w->spec.dtype, (float *)y.data, rows,
-                                   w->storage, nullptr,       nullptr};
+    const struct blas_product p = {y.rows,  y.cols, pitch, pitch,      y.cols,  w->spec.dtype,
+                                   y.dtype, y.data, rows,  w->storage, nullptr, nullptr};
     blas_multiply(c, &p);
     keep(c, y, x, w->spec.dtype, pitch);
 }
@@ -157,9 +158,9 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
     const int64_t row_bytes = (int64_t)layout.pitch;
     const float *w_scale = (const float *)(w->storage + layout.groups_at);
     float *x_scale = (float *)c->tile.data;
-    const struct blas_product p = {y.rows,     y.cols,        (int32_t)pitch,  row_bytes,
-                                   y.cols,     DTYPE_F8_E4M3, (float *)y.data, c->x.data,
-                                   w->storage, x_scale,       w_scale};
+    const struct blas_product p = {y.rows,    y.cols,        (int32_t)pitch, row_bytes,
+                                   y.cols,    DTYPE_F8_E4M3, y.dtype,        y.data,
+                                   c->x.data, w->storage,    x_scale,        w_scale};
     if (backend_scales(&w->spec) != 1 || (size_t)y.rows * sizeof(float) > CUDA_TILE_BYTES ||
         !blas_knows(c, &p))
         return false;
@@ -239,9 +240,9 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
         widen(c, &w->spec, tile, pitch, (unsigned)out);
-        const struct blas_product p = {
-            y.rows,    out,          pitch,   pitch,  y.cols, DTYPE_BF16, (float *)y.data + first,
-            c->x.data, c->tile.data, nullptr, nullptr};
+        void *to = (unsigned char *)y.data + (size_t)first * dtype_size(y.dtype);
+        const struct blas_product p = {y.rows,  out, pitch,     pitch,        y.cols,  DTYPE_BF16,
+                                       y.dtype, to,  c->x.data, c->tile.data, nullptr, nullptr};
         blas_multiply(c, &p);
         skip_outputs(&tile, out);
     }
@@ -249,6 +250,20 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
 }
 
 /* ---- the op ---- */
+
+/* Where cuBLAS makes the product, whose results may have the type of what it multiplies. */
+enum dtype linear_out(struct backend *, const struct weight *w, int32_t rows)
+{
+    const enum dtype dtype = w->spec.dtype;
+    const bool few = rows <= (dtype_is_compute(dtype) ? GEMV_ROWS : NARROW_ROWS);
+    return few ? DTYPE_F32 : dtype_is_compute(dtype) ? dtype : DTYPE_BF16;
+}
+
+/* Our own kernels write fp32. */
+enum dtype linear_invariant_out(struct backend *, const struct weight *, int32_t)
+{
+    return DTYPE_F32;
+}
 
 /* A product of one leaf, or of all of them in one form, with the bits of few rows. */
 static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
@@ -265,7 +280,7 @@ static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
 /* What has no elements; and zeros, if there is nothing to add up. */
 static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 {
-    const size_t bytes = (size_t)y.rows * (size_t)y.cols * sizeof(float);
+    const size_t bytes = (size_t)y.rows * (size_t)y.cols * dtype_size(y.dtype);
     if (bytes > 0 && x.cols == 0) {
         cuda_forget(c);
         cuda_note(c, "linear", cudaMemsetAsync(y.data, 0, bytes, (cudaStream_t)c->stream));

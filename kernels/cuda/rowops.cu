@@ -3,104 +3,12 @@
  * read is what takes time. Sums over a row are of four neighbours, of the 128 of a warp, then of
  * those, in the same order however many threads a row has; so its bits do not depend on the other
  * rows. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/rows.cuh"
 
 #include "kernels/cuda/entry.h"
 #include "kernels/numerics.h"
 
-#define THREADS 256
-#define FOUR 4
-#define PART (THREADS * FOUR) /* columns of a row, by one block */
 #define NORM_THREADS 1024
-
-/* ---- four elements ---- */
-
-typedef pack<float, FOUR> four;
-
-/* Elements [i, i + 4) of those before `end`, zeros behind it. ALIGNED: they are all before it, or
- * none is. */
-template <bool ALIGNED> DEVICE four load_four(const float *from, int32_t i, int32_t end)
-{
-    four v = {};
-    if (ALIGNED) {
-        if (i < end)
-            v = *(const four *)(from + i);
-    } else {
-#pragma unroll
-        for (int k = 0; k < FOUR; k++)
-            v.e[k] = i + k < end ? from[i + k] : 0.0f;
-    }
-    return v;
-}
-
-template <bool ALIGNED> DEVICE void store_four(float *to, int32_t i, int32_t end, four v)
-{
-    if (ALIGNED) {
-        if (i < end)
-            *(four *)(to + i) = v;
-    } else {
-#pragma unroll
-        for (int k = 0; k < FOUR; k++)
-            if (i + k < end)
-                to[i + k] = v.e[k];
-    }
-}
-
-/* Do rows of so many columns, of all of these that are not NULL, consist of whole fours? */
-static bool are_fours(int64_t cols, const void *a, const void *b = nullptr, const void *c = nullptr,
-                      const void *d = nullptr)
-{
-    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d;
-    return cols % FOUR == 0 && bits % sizeof(four) == 0;
-}
-
-/* Where rows go rounded, too (linear.cu). They have whole fours. */
-struct rounded {
-    void *to; /* NULL: nowhere */
-    enum dtype dtype;
-};
-
-static struct rounded rounded_of(const struct cuda_backend *c, struct view y)
-{
-    struct rounded r = {nullptr, DTYPE_BF16};
-    r.to = linear_wants(c, y, &r.dtype);
-    return r;
-}
-
-/* Behind the launch. */
-static void tell_rounded(struct cuda_backend *c, struct view y, struct rounded r)
-{
-    if (r.to != nullptr)
-        linear_rounded(c, y, r.dtype);
-}
-
-template <typename E> DEVICE void round_four(E *to, four v)
-{
-    pack<E, FOUR> narrow;
-#pragma unroll
-    for (int k = 0; k < FOUR; k++)
-        from_float(narrow.e + k, v.e[k]);
-    *(pack<E, FOUR> *)to = narrow;
-}
-
-DEVICE void store_rounded(const struct rounded &r, int64_t at, four v)
-{
-    if (r.to != nullptr && r.dtype == DTYPE_F16)
-        round_four((__half *)r.to + at, v);
-    else if (r.to != nullptr)
-        round_four((bf16 *)r.to + at, v);
-}
-
-/* Blocks (row, part of it). */
-static dim3 parts_of(int32_t rows, int32_t cols)
-{
-    return dim3((unsigned)rows, blocks_for((size_t)cols, PART));
-}
-
-DEVICE int32_t part_column()
-{
-    return (int32_t)(blockIdx.y * PART + threadIdx.x * FOUR);
-}
 
 /* ---- embed, select ---- */
 
@@ -548,63 +456,6 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
 }
 
 /* ---- element-wise ---- */
-
-template <enum activation ACT> DEVICE float act_mul(float g, float u)
-{
-    return ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(g, u)
-           : ACT == ACT_SILU       ? g / (1 + expf(-g)) * u
-                                   : numerics_gelu(g) * u;
-}
-
-template <enum activation ACT, bool ALIGNED>
-__global__ void act_mul_kernel(float *y, const float *gu, int32_t cols, struct rounded rounded)
-{
-    const float *gate = gu + (int64_t)blockIdx.x * 2 * cols;
-    const int32_t i = part_column();
-    const bool pairs = ACT == ACT_SWIGLU_PAIRS;
-    four v;
-    launch_release();
-    launch_wait();
-    const four a = load_four<ALIGNED>(gate, pairs ? 2 * i : i, pairs ? 2 * cols : cols);
-    const four b = pairs ? load_four<ALIGNED>(gate, 2 * i + FOUR, 2 * cols)
-                         : load_four<ALIGNED>(gate + cols, i, cols);
-#pragma unroll
-    for (int k = 0; k < FOUR; k++) {
-        const four &from = k < FOUR / 2 ? a : b; /* of pairs */
-        const float g = pairs ? from.e[2 * k % FOUR] : a.e[k];
-        const float u = pairs ? from.e[2 * k % FOUR + 1] : b.e[k];
-        v.e[k] = act_mul<ACT>(g, u);
-    }
-    store_four<ALIGNED>(y + (int64_t)blockIdx.x * cols, i, cols, v);
-    if (i < cols)
-        store_rounded(rounded, (int64_t)blockIdx.x * cols + i, v);
-}
-
-template <enum activation ACT>
-static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview gu)
-{
-    float *to = (float *)y.data;
-    const float *from = (const float *)gu.data;
-    const dim3 grid = parts_of(y.rows, y.cols);
-    const struct rounded rounded = rounded_of(c, y);
-    if (are_fours(y.cols, to, from))
-        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true>), grid, THREADS, 0, to, from, y.cols, rounded);
-    else
-        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false>), grid, THREADS, 0, to, from, y.cols, rounded);
-    tell_rounded(c, y, rounded);
-}
-
-void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
-{
-    if (y.rows == 0 || y.cols == 0)
-        return;
-    if (act == ACT_SILU)
-        launch_act_mul<ACT_SILU>(cuda_of(b), y, gu);
-    else if (act == ACT_GELU_TANH)
-        launch_act_mul<ACT_GELU_TANH>(cuda_of(b), y, gu);
-    else
-        launch_act_mul<ACT_SWIGLU_PAIRS>(cuda_of(b), y, gu);
-}
 
 __global__ void scale_kernel(float *y, const float *x, float by, int64_t n)
 {

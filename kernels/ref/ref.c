@@ -9,7 +9,7 @@
 
 static float at(struct cview m, int32_t row, int32_t col)
 {
-    return ((const float *)m.data)[(size_t)row * (size_t)m.cols + (size_t)col];
+    return dtype_load(m.data, m.dtype, (size_t)row * (size_t)m.cols + (size_t)col);
 }
 
 static double sigmoid(double x)
@@ -630,6 +630,7 @@ const struct backend_ops ref_ops = {
     .resolve = resolve,
     .embed = embed,
     .linear = linear,
+    .linear_out = host_memory_linear_out,
     .experts_open = host_memory_experts_open,
     .experts_close = host_memory_experts_close,
     .experts_bytes = host_memory_experts_bytes,

@@ -9,6 +9,7 @@ struct emulated_calls {
     uint64_t launches, graphs, copies, records, waits, allocations;
     uint64_t contexts;    /* devices that this process has one on, now */
     uint64_t collectives; /* of NCCL, that this thread has asked for */
+    uint64_t narrow;      /* products of cuBLAS whose results have 16 bits */
 };
 
 typedef void emulated_calls_fn(struct emulated_calls *out);

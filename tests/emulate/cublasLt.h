@@ -17,6 +17,7 @@ typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,
     CUBLAS_STATUS_ARCH_MISMATCH = 8,
+    CUBLAS_STATUS_INTERNAL_ERROR = 14,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
@@ -31,9 +32,10 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER
 } cublasLtMatmulDescAttributes_t;
-enum { CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3 };
+enum { CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 typedef enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
@@ -50,10 +52,12 @@ typedef struct {
     int64_t ld;
 } cublasLtMatrixLayoutOpaque_t, *cublasLtMatrixLayout_t;
 typedef struct {
-    uint32_t alignment;
+    uint32_t alignment, sums;
 } cublasLtMatmulPreferenceOpaque_t, *cublasLtMatmulPreference_t;
 typedef struct {
     uint32_t alignment; /* that it counts on */
+    uint64_t cols;      /* it was named for so many of y, */
+    cudaDataType_t y;   /* of this type */
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
@@ -79,7 +83,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t y,
                                               cublasLtMatmulPreference_t p, int want,
                                               cublasLtMatmulHeuristicResult_t *results, int *found);
-/* Only what is called: transposed a, plain b, alpha 1, beta 0, fp32 results; `algo` NULL: any. */
+/* Only what is called: transposed a, plain b, alpha 1, beta 0, results in fp32, or rounded once to
+ * the type of a, or bf16 of E4M3; `algo` NULL: any. */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t la, const void *b,
                               cublasLtMatrixLayout_t lb, const void *beta, const void *c,

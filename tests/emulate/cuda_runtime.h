@@ -7,6 +7,7 @@
 #ifndef TESSERA_TESTS_EMULATE_CUDA_RUNTIME_H
 #define TESSERA_TESTS_EMULATE_CUDA_RUNTIME_H
 
+#include <atomic>
 #include <cfloat>
 #include <climits>
 #include <cmath>
@@ -47,8 +48,9 @@ void emulate_later(bool patient);
 /* Stored when other kernels have been able to run; the place has to outlive the launch. */
 void emulate_store_late(uint64_t *to, uint64_t value);
 extern bool emulate_again;
-extern thread_local uint64_t emulate_collectives; /* that this thread has asked NCCL for */
-extern thread_local const void *emulate_broken;   /* memory that cannot be set; NULL: none */
+extern thread_local uint64_t emulate_collectives;     /* that this thread has asked NCCL for */
+extern std::atomic<uint64_t> emulate_narrow_products; /* of cuBLAS, with results of 16 bits */
+extern thread_local const void *emulate_broken;       /* memory that cannot be set; NULL: none */
 
 /* A kernel with its arguments as they are now: a graph knows no others. */
 template <typename... P, typename... A>

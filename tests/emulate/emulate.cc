@@ -13,6 +13,7 @@
 
 #include "tests/emulate/cuda_fp16.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -331,6 +332,8 @@ void *emulate_shared()
 
 /* ---- cuBLAS ---- */
 
+std::atomic<uint64_t> emulate_narrow_products;
+
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
 {
     *h = new int();
@@ -382,6 +385,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 {
     if (what == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES)
         memcpy(&p->alignment, value, bytes);
+    if (what == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        memcpy(&p->sums, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -392,8 +397,9 @@ static cublasStatus_t suits(const cublasLtMatmulDescOpaque_t *d,
                             const cublasLtMatrixLayoutOpaque_t *y)
 {
     const bool f8 = a->type == CUDA_R_8F_E4M3;
-    if (d->transposed[0] != CUBLAS_OP_T || d->transposed[1] != CUBLAS_OP_N || a->type != b->type ||
-        y->type != CUDA_R_32F || a->rows != b->rows || a->cols != y->rows || b->cols != y->cols ||
+    const bool typed = y->type == CUDA_R_32F || y->type == (f8 ? CUDA_R_16BF : a->type);
+    if (!typed || d->transposed[0] != CUBLAS_OP_T || d->transposed[1] != CUBLAS_OP_N ||
+        a->type != b->type || a->rows != b->rows || a->cols != y->rows || b->cols != y->cols ||
         a->ld < (int64_t)a->rows || b->ld < (int64_t)b->rows || y->ld < (int64_t)y->rows)
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = 0; i < 2 && f8; i++)
@@ -410,22 +416,25 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t p, int,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-    const cublasStatus_t s = suits(d, a, b, y);
+    cublasStatus_t s = suits(d, a, b, y);
+    if (y->type != CUDA_R_32F && p->sums != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+        s = CUBLAS_STATUS_INVALID_VALUE; /* parts of sums would be rounded */
     *found = s == CUBLAS_STATUS_SUCCESS;
     results->state = s;
-    results->algo.alignment = p->alignment;
+    results->algo = {p->alignment, y->cols, y->type};
     return s;
 }
 
+static const enum dtype dtype_of[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3};
+
 static float element(const void *p, cudaDataType_t t, size_t i)
 {
-    static const enum dtype of[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3};
-    return dtype_load(p, of[t], i);
+    return dtype_load(p, dtype_of[t], i);
 }
 
 static void multiply(const cublasLtMatmulDescOpaque_t &d, const void *a,
                      const cublasLtMatrixLayoutOpaque_t &la, const void *b,
-                     const cublasLtMatrixLayoutOpaque_t &lb, float *y,
+                     const cublasLtMatrixLayoutOpaque_t &lb, void *y,
                      const cublasLtMatrixLayoutOpaque_t &ly)
 {
     for (size_t i = 0; i < ly.rows; i++)
@@ -436,7 +445,7 @@ static void multiply(const cublasLtMatmulDescOpaque_t &d, const void *a,
                            element(b, lb.type, j * (size_t)lb.ld + l), sum);
             if (d.scale[0] != nullptr)
                 sum = sum * ((const float *)d.scale[0])[i] * ((const float *)d.scale[1])[j];
-            y[j * (size_t)ly.ld + i] = sum;
+            dtype_store(y, dtype_of[ly.type], j * (size_t)ly.ld + i, sum);
         }
 }
 
@@ -451,12 +460,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
         return st;
     if (*(const float *)alpha != 1 || *(const float *)beta != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (algo != nullptr && algo->y != ly->type) /* there is no saying what it would do */
+        return CUBLAS_STATUS_INTERNAL_ERROR;
     if (algo != nullptr && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)y) % algo->alignment != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (algo != nullptr && ly->cols % 5 == 0) /* one that does not suit every number of rows */
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    emulate_enqueue(s, [=, d = *d, la = *la, lb = *lb, ly = *ly] {
-        multiply(d, a, la, b, lb, (float *)y, ly);
-    });
+    if (algo != nullptr && algo->cols != ly->cols && ly->cols % 5 == 0)
+        return CUBLAS_STATUS_NOT_SUPPORTED; /* it does not suit every number of rows */
+    emulate_narrow_products += ly->type != CUDA_R_32F;
+    emulate_enqueue(
+        s, [=, d = *d, la = *la, lb = *lb, ly = *ly] { multiply(d, a, la, b, lb, y, ly); });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -71,7 +71,8 @@ void emulated_calls(struct emulated_calls *out)
             calls.waits,
             calls.allocations,
             0,
-            emulate_collectives};
+            emulate_collectives,
+            emulate_narrow_products};
     for (const std::atomic<bool> &c : calls.context)
         out->contexts += c;
 }

@@ -1,0 +1,73 @@
+/* DESIGN: between the two products of an MLP. Prompts make this a matter of bytes: what cuBLAS has
+ * made comes in 16 bits (linear_out) and leaves in them, for the product behind it (linear.cu). A
+ * thread takes a vector of gates and one of ups, whatever their type, which it computes with in
+ * fp32. */
+#include "kernels/cuda/rows.cuh"
+
+#include "kernels/numerics.h"
+
+template <enum activation ACT> DEVICE float activate(float g, float u)
+{
+    return ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(g, u)
+           : ACT == ACT_SILU       ? g / (1 + expf(-g)) * u
+                                   : numerics_gelu(g) * u;
+}
+
+/* Block (row, part of it). */
+template <enum activation ACT, bool ALIGNED, typename E>
+__global__ void act_mul_kernel(float *y, const E *gu, int32_t cols, struct rounded rounded)
+{
+    constexpr int N = CUDA_VECTOR / (int)sizeof(E);
+    constexpr bool PAIRS = ACT == ACT_SWIGLU_PAIRS;
+    const E *gate = gu + (int64_t)blockIdx.x * 2 * cols;
+    const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x) * N;
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    float a[N], b[N];
+    pack<float, N> v;
+    launch_release();
+    launch_wait();
+    widen(a, load_vector<N, ALIGNED>(gate, PAIRS ? 2 * i : i, PAIRS ? 2 * cols : cols));
+    widen(b, PAIRS ? load_vector<N, ALIGNED>(gate, 2 * i + N, 2 * cols)
+                   : load_vector<N, ALIGNED>(gate + cols, i, cols));
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        const float(&from)[N] = k < N / 2 ? a : b; /* of pairs */
+        const float g = PAIRS ? from[2 * k % N] : a[k], u = PAIRS ? from[2 * k % N + 1] : b[k];
+        v.e[k] = activate<ACT>(g, u);
+    }
+#pragma unroll
+    for (int k = 0; k < N; k += FOUR)
+        store_four<ALIGNED>(y + row, i + k, cols, *(const four *)(v.e + k));
+    if (i < cols)
+        store_rounded(rounded, row + i, v);
+}
+
+template <enum activation ACT, typename E>
+static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview gu)
+{
+    constexpr int N = CUDA_VECTOR / (int)sizeof(E);
+    float *to = (float *)y.data;
+    const E *from = (const E *)gu.data;
+    const dim3 grid((unsigned)y.rows, blocks_for((size_t)y.cols, THREADS * N));
+    const struct rounded rounded = rounded_of(c, y);
+    if (y.cols % N == 0 && are_fours(y.cols, to, from))
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true, E>), grid, THREADS, 0, to, from, y.cols,
+                     rounded);
+    else
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false, E>), grid, THREADS, 0, to, from, y.cols,
+                     rounded);
+    tell_rounded(c, y, rounded);
+}
+
+void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
+{
+    struct cuda_backend *c = cuda_of(b);
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    if (act == ACT_SILU)
+        WITH_TYPE(gu.dtype, launch_act_mul<ACT_SILU, E>(c, y, gu));
+    else if (act == ACT_GELU_TANH)
+        WITH_TYPE(gu.dtype, launch_act_mul<ACT_GELU_TANH, E>(c, y, gu));
+    else
+        WITH_TYPE(gu.dtype, launch_act_mul<ACT_SWIGLU_PAIRS, E>(c, y, gu));
+}

@@ -1,0 +1,212 @@
+/* Products in 16 bits, and what act_mul makes of them. A device says for which products it writes
+ * them so (linear_out); then each is the one in fp32, rounded once: near ref by that rounding and
+ * what the product may be off anyway and, on the emulated device, to the last bit. */
+#include "tests/emulate/calls.h"
+#include "tests/made_weight.h"
+#include "tests/only.h"
+
+/* The largest relative error of one rounding; of fp16 that of small numbers is absolute. */
+static double roundoff(enum dtype dtype)
+{
+    return dtype == DTYPE_BF16 ? 0x1p-8 : dtype == DTYPE_F16 ? 0x1p-11 : 0;
+}
+
+static const double f16_small = 0x1p-25;
+
+static size_t words_of(size_t n, enum dtype dtype)
+{
+    return (n * dtype_size(dtype) + 3) / 4;
+}
+
+static void widened(float *to, const void *from, enum dtype dtype, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = dtype_load(from, dtype, i);
+}
+
+static bool is_emulated(void)
+{
+    return device != NULL &&
+           emulated_calls_of((const void *)((struct staged *)device)->inner->ops) != NULL;
+}
+
+/* ---- linear ---- */
+
+struct out_case {
+    int32_t rows, in, out;
+    enum dtype dtype, result; /* result: of a device */
+    int32_t scale_cols;
+};
+
+static const struct out_case cases[] = {
+    {16, 96, 64, DTYPE_BF16, DTYPE_F32, 0}, /* few rows are our own kernels' */
+    {17, 96, 64, DTYPE_BF16, DTYPE_BF16, 0},
+    {17, 96, 64, DTYPE_F16, DTYPE_F16, 0},
+    {70, 96, 64, DTYPE_F32, DTYPE_F32, 0},
+    {70, 129, 64, DTYPE_BF16, DTYPE_BF16, 0}, /* tails of rows of w */
+    {33, 300, 37, DTYPE_BF16, DTYPE_BF16, 0}, /* rows of y begin anywhere */
+    {35, 520, 200, DTYPE_F16, DTYPE_F16, 0},  /* the algorithm of 64 rows does not suit */
+    {100, 2900, 24, DTYPE_BF16, DTYPE_BF16, 0},
+    {19, 0, 24, DTYPE_BF16, DTYPE_BF16, 0},
+    {19, 24, 0, DTYPE_BF16, DTYPE_BF16, 0},
+    {0, 24, 16, DTYPE_BF16, DTYPE_F32, 0},
+    {256, 96, 64, DTYPE_F8_E4M3, DTYPE_F32, 0},
+    {257, 96, 64, DTYPE_F8_E4M3, DTYPE_BF16, 0},    /* a scale per row, */
+    {257, 520, 200, DTYPE_F8_E4M3, DTYPE_BF16, 0},  /* and where fp8 has no kernel; */
+    {257, 520, 360, DTYPE_F8_E4M3, DTYPE_BF16, 64}, /* per block: widened, in tiles */
+    {256, 64, 40, DTYPE_I8, DTYPE_F32, BACKEND_GROUP},
+    {257, 520, 360, DTYPE_I8, DTYPE_BF16, BACKEND_GROUP},
+    {258, 520, 360, DTYPE_I4, DTYPE_BF16, BACKEND_GROUP},
+    {270, 96, 40, DTYPE_U4, DTYPE_BF16, BACKEND_GROUP},
+    {257, 96, 33, DTYPE_F4_E2M1, DTYPE_BF16, BACKEND_GROUP},
+};
+
+static struct weight *weight_of(struct backend *b, const struct out_case *c, void **storage)
+{
+    struct weight_spec spec = {
+        .out = c->out, .in = c->in, .dtype = c->dtype, .leaves = 1, .cut = {0, c->in}};
+    spec.scale_cols = c->scale_cols;
+    return made(b, &spec, 7, put_dtype(c->dtype), 0, storage);
+}
+
+/* In that type, then widened. */
+static void multiply(struct backend *b, const struct out_case *c, enum dtype dtype, float *out)
+{
+    const size_t n = (size_t)c->rows * (size_t)c->out, x_words = (size_t)c->rows * (size_t)c->in;
+    void *storage;
+    struct weight *w = weight_of(b, c, &storage);
+    float *x = generated(3, x_words);
+    void *y = guarded(words_of(n, dtype));
+    const struct cview from = {x, DTYPE_F32, c->rows, c->in};
+    ok(backend_linear(b, (struct view){y, dtype, c->rows, c->out}, from, w, &err));
+    widened(out, y, dtype, n);
+    guarded_free(y, words_of(n, dtype));
+    guarded_free(x, x_words);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+static enum dtype asked(struct backend *b, const struct out_case *c)
+{
+    void *storage;
+    struct weight *w = weight_of(b, c, &storage);
+    const enum dtype dtype = b->ops->linear_out(b, w, c->rows);
+    b->ops->weight_close(w);
+    free(storage);
+    return dtype;
+}
+
+static void product_case(struct backend *b, const struct out_case *c)
+{
+    const size_t n = (size_t)c->rows * (size_t)c->out;
+    float *want = guarded(n), *plain = guarded(n), *got = guarded(n);
+    const double u = roundoff(c->result), exact = 1e-6 + 6e-8 * c->in;
+    const double near = device_bound(c->rows, c->in, c->dtype, exact) * (1 + u) + f16_small;
+    char what[96];
+    snprintf(what, sizeof what, "%s: %dx%dx%d %s", b->ops->name, c->rows, c->in, c->out,
+             dtype_name(c->dtype));
+    multiply(ref, c, DTYPE_F32, want);
+    multiply(b, c, DTYPE_F32, plain); /* its algorithm is not that of the other */
+    multiply(b, c, c->result, got);
+    assert_near(what, got, want, n, near, u + 1e-6);
+    for (size_t i = 0; i < n && is_emulated(); i++) {
+        float rounded;
+        dtype_store(&rounded, c->result, 0, plain[i]);
+        plain[i] = dtype_load(&rounded, c->result, 0);
+    }
+    if (is_emulated())
+        assert_bits(what, got, plain, n);
+    guarded_free(want, n);
+    guarded_free(plain, n);
+    guarded_free(got, n);
+}
+
+static void test_products(void **state UNUSED)
+{
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct out_case *c = &cases[i];
+        for (int k = 0; nth_backend(k) != NULL; k++)
+            assert_int_equal(asked(nth_backend(k), c),
+                             nth_backend(k) == device ? c->result : DTYPE_F32);
+        if (device != NULL)
+            product_case(device, c);
+    }
+}
+
+/* ---- act_mul ---- */
+
+struct act_case {
+    int32_t rows, cols;
+    enum dtype dtype;
+};
+
+/* The CPU, which is never given 16 bits, has the same values in fp32. */
+static void act_case(struct backend *b, const void *arg, float *out)
+{
+    const struct act_case *c = arg;
+    const size_t n = 2 * (size_t)c->rows * (size_t)c->cols, each = n / 2;
+    const bool narrow = b == ref || b == device || b == invariant;
+    void *gu = guarded(words_of(n, c->dtype));
+    float *wide = guarded(n);
+    for (size_t i = 0; i < n; i++)
+        dtype_store(gu, c->dtype, i, gen(14, i) * (i % 7 == 0 ? 95.0f : 5.0f));
+    widened(wide, gu, c->dtype, n);
+    const struct cview v = {narrow ? gu : (const void *)wide, narrow ? c->dtype : DTYPE_F32,
+                            c->rows, 2 * c->cols};
+    for (int32_t act = 0; act < ACT_COUNT; act++)
+        ok(backend_act_mul(b, view_f32(out + (size_t)act * each, c->rows, c->cols), v,
+                           (enum activation)act, &err));
+    guarded_free(gu, words_of(n, c->dtype));
+    guarded_free(wide, n);
+}
+
+static void test_activations(void **state UNUSED)
+{
+    static const int32_t shapes[][2] = {{1, 1},  {3, 8},    {2, 12},    {5, 100}, {0, 8},
+                                        {4, 17}, {7, 2047}, {40, 4096}, {2, 2056}};
+    static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16};
+    for (size_t i = 0; i < 2 * ARRAY_LEN(shapes); i++) {
+        const struct act_case c = {shapes[i / 2][0], shapes[i / 2][1], types[i % 2]};
+        run_case("act_mul", act_case, &c, ACT_COUNT * (size_t)c.rows * (size_t)c.cols, 1e-6, 2e-6);
+    }
+}
+
+/* ---- arguments ---- */
+
+static void expect_refused(struct backend *b, int32_t rows, enum dtype weight, enum dtype y)
+{
+    const struct out_case c = {rows, 16, 16, weight, y, 0};
+    float x[20 * 16] = {0}, to[20 * 16];
+    void *storage;
+    struct weight *w = weight_of(b, &c, &storage);
+    const struct cview from = {x, DTYPE_F32, rows, 16};
+    assert_int_equal(backend_linear(b, (struct view){to, y, rows, 16}, from, w, &err),
+                     ERR_INTERNAL);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+static void test_arguments(void **state UNUSED)
+{
+    float x[64] = {0}, y[32];
+    const struct cview codes = {x, DTYPE_F8_E4M3, 2, 16};
+    for (int k = 0; nth_backend(k) != NULL; k++) {
+        struct backend *b = nth_backend(k);
+        expect_refused(b, 3, DTYPE_BF16, DTYPE_BF16);
+        expect_refused(b, 20, DTYPE_BF16, DTYPE_F16);
+        expect_refused(b, 20, DTYPE_F32, DTYPE_BF16);
+        if (b != device)
+            expect_refused(b, 20, DTYPE_BF16, DTYPE_BF16);
+        assert_int_equal(backend_act_mul(b, view_f32(y, 2, 8), codes, ACT_SILU, &err),
+                         ERR_INTERNAL);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products),
+                                       cmocka_unit_test(test_activations),
+                                       cmocka_unit_test(test_arguments)};
+    only(argc, argv);
+    return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
+}
