@@ -175,10 +175,9 @@ template <> constexpr int OUTPUTS_FEW<form_bf16, 1> = 1;
 
 /* Blocks of a multiprocessor, for which there have to be registers. */
 template <typename F, int GROUPS, typename Which, bool ALIGNED>
-constexpr int RESIDENT = !ALIGNED && F::K > CUDA_VECTOR ? 1 : 2;
+constexpr int RESIDENT = F::AT_ONCE == GROUP || (!ALIGNED && F::K > CUDA_VECTOR) ? 1 : 2;
 template <typename F, int GROUPS> constexpr int RESIDENT<F, GROUPS, mixture, false> = 1;
 template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, mixture, true> = 1;
-template <> constexpr int RESIDENT<form_int4<true>, 1, mixture, true> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
 
 /* A thread's vectors of the weight; sums lie there in the end. */
@@ -291,88 +290,106 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
 
 /* ---- the kernel ---- */
 
+/* A thread's vectors of the weight, of which each stage has one of each of its outputs. */
+template <typename F, int OUTPUTS, bool ALIGNED> struct w_ring {
+    static constexpr int ROUND = WARPS * PART * F::K; /* columns of all warps' steps */
+    typedef pack<uint32_t, 4> vector;
+    const unsigned char *next[OUTPUTS]; /* what is copied next or, if not ALIGNED, rows */
+    vector *own;                        /* the thread's in the first stage */
+
+    /* first: output; k: column */
+    DEVICE void open(const struct product &p, int32_t first, int32_t k, vector *memory)
+    {
+        const int32_t lane = (int32_t)threadIdx.x % WARP;
+        own = memory + threadIdx.x;
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            next[o] = output_row(p, first + o * COLUMNS + lane / PART);
+            const int32_t line = ((int32_t)threadIdx.x / WARP * PART + lane % PART) * CUDA_LINE;
+            if (F::SCALES == GROUPED && line < p.groups)
+                prefetch_line(groups_row(p, first + o * COLUMNS + lane / PART) + line);
+            if (ALIGNED) {
+                next[o] += (int64_t)k * CUDA_VECTOR / F::K;
+                mma_keep(next[o]);
+            }
+        }
+    }
+    DEVICE void copy(const struct product &p, struct leaf l, int32_t k, int32_t stage)
+    {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            vector *to = own + (stage * OUTPUTS + o) * (WARPS * WARP);
+            if (ALIGNED) {
+                mma_copy(to, next[o], k < l.end);
+                next[o] += ROUND * CUDA_VECTOR / F::K;
+            } else {
+                copy_weight<F, ALIGNED>(to, p, l, next[o], k);
+            }
+        }
+    }
+    DEVICE void take(vector (&v)[OUTPUTS], int32_t stage)
+    {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++)
+            v[o] = own[(stage * OUTPUTS + o) * (WARPS * WARP)];
+    }
+};
+
 /* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. Parameters that are indexed would be
  * copied to memory by every thread if they were not __grid_constant__. */
 template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
 __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNED>)
     gemv_kernel(const __grid_constant__ struct product all, Which which)
 {
-    constexpr int ROUND = WARPS * PART * F::K;
-    typedef pack<uint32_t, 4> stage_of[OUTPUTS][WARPS * WARP];
+    typedef struct w_ring<F, OUTPUTS, ALIGNED> W;
     typedef pack<uint32_t, 4> vector;
     SHARED_DYNAMIC(vector, memory);
-    stage_of *ring = (stage_of *)memory;
-    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
+    const int32_t warp = (int32_t)threadIdx.x / WARP, part = (int32_t)threadIdx.x % PART;
     const int32_t first = (int32_t)blockIdx.x * COLUMNS * OUTPUTS;
     const struct leaf l = leaf_of(all, (int32_t)blockIdx.y);
     int32_t pair[GROUPS] = {};
     launch_release();
-    const auto &p = product_here(all, which, pair, ring);
+    const auto &p = product_here(all, which, pair, memory);
     if (p.rows == 0)
         return;
     float sum[GROUPS][OUTPUTS * 2] = {};
-    const unsigned char *w[OUTPUTS];
-#pragma unroll
-    for (int o = 0; o < OUTPUTS; o++) {
-        w[o] = output_row(p, first + o * COLUMNS + lane / PART);
-        const int32_t line = (warp * PART + lane % PART) * CUDA_LINE;
-        if (F::SCALES == GROUPED && line < p.groups)
-            prefetch_line(groups_row(p, first + o * COLUMNS + lane / PART) + line);
-    }
-    /* mine: the lane's first column of a step; the next one of the warp's turn is ROUND on */
-    int32_t mine = l.begin + (warp * PART + lane % PART) * F::K, stage = 0;
+    /* The lane's first column of a step; the next one of the warp's turn is ROUND on. */
+    int32_t mine = l.begin + (warp * PART + part) * F::K, stage = 0;
+    W w;
     X x;
-    x.open(p, which, pair, mine, ring + STAGES);
-    if (ALIGNED)
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
-            w[o] += (int64_t)mine * CUDA_VECTOR / F::K;
-            mma_keep(w[o]);
-        }
-    const auto fetch =
-        [&](int32_t k, int32_t to) { /* w: what is copied next or, else, rows */
-#pragma unroll
-                                     for (int o = 0; o < OUTPUTS; o++)
-                                         if (ALIGNED) {
-                                             mma_copy(&ring[to][o][threadIdx.x], w[o], k < l.end);
-                                             w[o] += ROUND * CUDA_VECTOR / F::K;
-                                         } else {
-                                             copy_weight<F, ALIGNED>(&ring[to][o][threadIdx.x], p,
-                                                                     l, w[o], k);
-                                         }
-        };
+    w.open(p, first, mine, memory);
+    x.open(p, which, pair, mine, memory + STAGES * OUTPUTS * WARPS * WARP);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
-        fetch(mine + s * ROUND, s);
+        w.copy(p, l, mine + s * W::ROUND, s);
     launch_wait(); /* the weight is no kernel's result, x is */
     x.begin(l.end, mine);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) { /* the first group has all of the weight's copies */
-        x.copy(l.end, mine + s * ROUND, s);
+        x.copy(l.end, mine + s * W::ROUND, s);
         mma_copy_group();
     }
-    for (; mine - lane % PART * F::K < l.end; mine += ROUND) {
-        const int32_t free = stage == 0 ? STAGES - 1 : stage - 1;
-        fetch(mine + (STAGES - 1) * ROUND, free);
-        x.copy(l.end, mine + (STAGES - 1) * ROUND, free);
+    for (; mine - part * F::K < l.end; mine += W::ROUND) {
+        const int32_t ahead = mine + (STAGES - 1) * W::ROUND,
+                      empty = stage == 0 ? STAGES - 1 : stage - 1;
+        w.copy(p, l, ahead, empty);
+        x.copy(l.end, ahead, empty);
         mma_copy_group();
-        x.turn(l.end, mine + ROUND);
-        struct step_scales<F, OUTPUTS> scales; /* are on their way while the weight is waited for */
-        scales.look(p, l, first, mine - lane % PART * F::K);
+        x.turn(l.end, mine + W::ROUND);
+        struct step_scales<F, OUTPUTS> scales; /* on their way while the weight is waited for */
+        scales.look(p, l, first, mine - part * F::K);
         mma_copy_wait<STAGES - 1>();
-        pack<uint32_t, 4> v[OUTPUTS];
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
-            v[o] = ring[stage][o][threadIdx.x];
-        float part[GROUPS][OUTPUTS][4] = {};
-        multiply<F, GROUPS, OUTPUTS>(part, v, p, l, first, mine, [&](auto &row, int g, int sub) {
+        vector v[OUTPUTS];
+        float step[GROUPS][OUTPUTS][4] = {};
+        w.take(v, stage);
+        multiply<F, GROUPS, OUTPUTS>(step, v, p, l, first, mine, [&](auto &row, int g, int sub) {
             x.take(row, g, sub, l.end, mine, stage);
         });
-        add_step(sum, part, scales);
+        add_step(sum, step, scales);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     mma_copy_wait<0>();
-    write_out<F, GROUPS>(p, l, sum, first, ring, which, pair);
+    write_out<F, GROUPS>(p, l, sum, first, memory, which, pair);
 }
 
 /* ---- launches ---- */
