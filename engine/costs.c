@@ -1,8 +1,8 @@
-/* DESIGN: what a server has slots for is measured as the decodes that it will be, so that what a
- * device records for them is there when it serves. Every row is sampled, so a prompt's rows come
- * out a little dearer than they are and steps a little shorter than they may be. A step that is
- * over quickly is timed more than once and the best counts; so is one of twice the rows that takes
- * more than twice the time: the first of a size may load kernels, as GPUs do (on an H200 five of 64
+/* DESIGN: what a server has slots for is measured as the decodes that it will be, so that a device
+ * has recorded some sizes of them when it serves. Every row is sampled, so a prompt's rows come out
+ * a little dearer than they are and steps a little shorter than they may be. A step that is over
+ * quickly is timed more than once and the best counts; so is one of twice the rows that takes more
+ * than twice the time: the first of a size may load kernels, as GPUs do (on an H200 five of 64
  * streams decoded at a time for it). All homes have as many rows: what ranks do for theirs they do
  * at the same time and wait for each other, so a step with fewer rows in some takes no less for
  * that. */
@@ -88,14 +88,17 @@ static void add(struct bench *b, int32_t home, int32_t i, int32_t n, int32_t pos
     }
 }
 
-/* A step of so many rows in each home: of a sequence each, as decodes are, where there are slots
- * and blocks for them, else of one sequence from `position` on. */
-static void fill(struct bench *b, int32_t position, int32_t rows)
+/* Whether each home has slots and blocks for a sequence of each row. */
+static bool fits_apart(const struct step_limits *l, int32_t rows)
 {
-    const struct step_limits *l = &b->step->limits;
-    const int32_t homes = homes_of(l);
-    const bool apart = position == 0 && homes * rows <= l->slots && rows <= l->blocks;
-    const int32_t sequences = apart ? rows : 1;
+    return homes_of(l) * rows <= l->slots && rows <= l->blocks;
+}
+
+/* A step of so many rows from `position` on in each home: of a sequence each, as decodes are, or of
+ * one. */
+static void fill(struct bench *b, bool apart, int32_t position, int32_t rows)
+{
+    const int32_t homes = homes_of(&b->step->limits), sequences = apart ? rows : 1;
     step_clear(b->step);
     for (int32_t i = 0; i < homes * sequences; i++)
         add(b, i / sequences, i % sequences, sequences, position, rows / sequences);
@@ -115,16 +118,18 @@ out:
     return st;
 }
 
-/* expected: more than this is doubted. */
-static enum status time_rows(struct bench *b, int32_t position, int32_t rows, double expected,
-                             double *best, struct err *err)
+/* expected: more than this is doubted. Only the first step opens slots, as decodes do not. */
+static enum status time_rows(struct bench *b, bool apart, int32_t position, int32_t rows,
+                             double expected, double *best, struct err *err)
 {
     enum status st = OK;
     double seconds = 0;
     for (int32_t i = 0; i < REPEATS; i++) {
         if (i > 0 && *best >= QUICK_SECONDS && *best <= expected)
             break;
-        fill(b, position, rows);
+        fill(b, apart, position, rows);
+        if (i > 0)
+            b->step->opens = b->step->appends = 0;
         TRY(time_step(b, &seconds, err));
         if (i == 0 || seconds < *best)
             *best = seconds;
@@ -143,30 +148,40 @@ static int32_t rows_max(const struct step_limits *l)
     return most;
 }
 
+/* What each earlier position adds to a step with so many rows of one sequence. */
+static enum status measure_keys(struct bench *b, int32_t rows, double expected, double *per_key,
+                                struct err *err)
+{
+    enum status st = OK;
+    double near = 0, far = 0;
+    const int32_t last = b->step->limits.history_max - 1 - rows;
+    const int32_t position = min32(last, FAR_POSITIONS);
+    if (position <= 0)
+        return OK;
+    TRY(time_rows(b, false, 0, rows, expected, &near, err));
+    TRY(time_rows(b, false, position, rows, expected, &far, err));
+    *per_key = far > near ? (far - near) / ((double)position * rows) : 0;
+out:
+    return st;
+}
+
 static enum status measure(struct bench *b, struct costs *c, struct err *err)
 {
     enum status st = OK;
     const struct step_limits *l = &b->step->limits;
     const int32_t most = rows_max(l);
     double seconds = 0;
-    TRY(time_rows(b, 0, 1, INFINITY, &seconds, err)); /* finds caches and branches cold */
+    TRY(time_rows(b, fits_apart(l, 1), 0, 1, INFINITY, &seconds, err)); /* finds caches cold */
     for (int32_t rows = 1; rows <= most && c->count < COSTS_MAX; rows *= 2) {
         const int32_t i = c->count;
-        TRY(time_rows(b, 0, rows, 2 * seconds, &seconds, err));
+        TRY(time_rows(b, fits_apart(l, rows), 0, rows, 2 * seconds, &seconds, err));
         c->rows[i] = rows;
         c->seconds[i] = i > 0 && c->seconds[i - 1] > seconds ? c->seconds[i - 1] : seconds;
         c->count++;
         if (i > 1 && c->seconds[i] > 2 * c->seconds[0])
             break;
     }
-    const int32_t last = c->count - 1, rows = c->rows[last];
-    const int32_t far = l->history_max - 1 - rows;
-    const int32_t position = far < FAR_POSITIONS ? far : FAR_POSITIONS;
-    if (position > 0) {
-        TRY(time_rows(b, position, rows, 2 * seconds, &seconds, err));
-        const double more = seconds - c->seconds[last];
-        c->per_key = more > 0 ? more / ((double)position * rows) : 0;
-    }
+    st = measure_keys(b, c->rows[c->count - 1], 2 * seconds, &c->per_key, err);
 out:
     return st;
 }

@@ -37,13 +37,15 @@ static void test_few_points(void **state)
 
 /* ---- measuring, on a rank that only looks at the steps ---- */
 
-enum { SLOTS_MAX = 16 };
+enum { SLOTS_MAX = 16, ROWS_MAX = 256 };
 
 struct looker {
     int fd;
     const struct step_limits *limits;
-    uint64_t steps;
+    uint64_t steps, opened; /* steps that open slots */
     int32_t known; /* rows: what it has not had so many of takes FIRST_USEC the first time */
+    int32_t rows, slot[ROWS_MAX], position[ROWS_MAX]; /* of the last step that opened slots */
+    bool apart[ROWS_MAX + 1]; /* steps of so many rows, each of its own sequence, were there */
 };
 
 enum { FIRST_USEC = 50000, USUAL_USEC = 1000 };
@@ -90,15 +92,19 @@ static void look_at_places(const struct step *s, const struct step_limits *l, co
     free(taken);
 }
 
-/* Rows in order of homes, as many of each; those that a server has slots for of a sequence each, as
- * decodes are, others and those behind a position at consecutive positions of one. */
+static int32_t homes_of(const struct step_limits *l)
+{
+    return l->homes < l->slots ? l->homes : l->slots;
+}
+
+/* A step that opens slots has rows in order of homes, as many of each: of a sequence each, as
+ * decodes are, or at consecutive positions of one. */
 static void look(const struct step *s, const struct step_limits *l)
 {
     int32_t home[SLOTS_MAX], rows[SLOTS_MAX] = {0}, next[SLOTS_MAX], last = 0;
-    const int32_t homes = l->homes < l->slots ? l->homes : l->slots, each = s->rows / homes;
-    const bool decodes = s->position[0] == 0 && s->rows <= l->slots && each <= l->blocks;
+    const int32_t homes = homes_of(l), each = s->rows / homes;
     CHECK(s->rows == homes * each && each >= 1 && each <= l->home_rows);
-    CHECK(s->opens == (decodes ? s->rows : homes));
+    CHECK(s->opens == s->rows || s->opens == homes);
     CHECK(s->samples == (s->rows < l->slots ? s->rows : l->slots));
     for (int32_t i = 0; i < s->opens; i++) {
         home[s->open[i].slot] = s->open[i].home;
@@ -120,6 +126,23 @@ static void look(const struct step *s, const struct step_limits *l)
     look_at_places(s, l, home);
 }
 
+/* One that opens none is the step before once more. */
+static void look_again(const struct looker *r, const struct step *s)
+{
+    const size_t bytes = (size_t)s->rows * sizeof(int32_t);
+    CHECK(s->appends == 0 && s->rows == r->rows && s->rows > 0);
+    CHECK(memcmp(s->slot, r->slot, bytes) == 0 && memcmp(s->position, r->position, bytes) == 0);
+}
+
+static void remember(struct looker *r, const struct step *s)
+{
+    const size_t bytes = (size_t)s->rows * sizeof(int32_t);
+    r->rows = s->rows;
+    memcpy(r->slot, s->slot, bytes);
+    memcpy(r->position, s->position, bytes);
+    r->apart[s->rows] = r->apart[s->rows] || s->opens == s->rows;
+}
+
 static void *look_at_steps(void *arg)
 {
     struct looker *r = arg;
@@ -132,7 +155,13 @@ static void *look_at_steps(void *arg)
     while (link_receive(r->fd, message, cap, &n, &err) == OK) {
         enum status st = step_decode(step, message, n, &err);
         CHECK(st == OK);
-        look(step, r->limits);
+        if (step->opens > 0) {
+            look(step, r->limits);
+            remember(r, step);
+            r->opened++;
+        } else {
+            look_again(r, step);
+        }
         r->steps++;
         /* whatever the rows, so that all numbers of them are tried */
         usleep(step->rows > r->known ? FIRST_USEC : USUAL_USEC);
@@ -178,8 +207,13 @@ static void measure_under(const struct step_limits *l, int32_t known, struct loo
     if (st != OK)
         fail_msg("%s", err.text);
     assert_int_equal(seq, rank->steps);
+    assert_true(rank->opened < rank->steps); /* what is repeated does without, as decodes do */
     assert_int_equal(costs->rows[0], 1);
     assert_in_range(costs->count, 1, COSTS_MAX);
+    for (int32_t i = 0; i < costs->count; i++) {
+        const int32_t rows = homes_of(l) * costs->rows[i];
+        assert_int_equal(rank->apart[rows], rows <= l->slots && costs->rows[i] <= l->blocks);
+    }
 }
 
 static void test_measured_steps(void **state)

@@ -41,11 +41,12 @@ struct out_case {
 static const struct out_case cases[] = {
     {16, 96, 64, DTYPE_BF16, DTYPE_F32, 0}, /* few rows are our own kernels' */
     {17, 96, 64, DTYPE_BF16, DTYPE_BF16, 0},
-    {17, 96, 64, DTYPE_F16, DTYPE_F16, 0},
+    {17, 96, 64, DTYPE_F16, DTYPE_F32, 0}, /* whose range is too small */
+    {300, 96, 64, DTYPE_F16, DTYPE_F32, 0},
     {70, 96, 64, DTYPE_F32, DTYPE_F32, 0},
-    {70, 129, 64, DTYPE_BF16, DTYPE_BF16, 0}, /* tails of rows of w */
-    {33, 300, 37, DTYPE_BF16, DTYPE_BF16, 0}, /* rows of y begin anywhere */
-    {35, 520, 200, DTYPE_F16, DTYPE_F16, 0},  /* the algorithm of 64 rows does not suit */
+    {70, 129, 64, DTYPE_BF16, DTYPE_BF16, 0},  /* tails of rows of w */
+    {33, 300, 37, DTYPE_BF16, DTYPE_BF16, 0},  /* rows of y begin anywhere */
+    {35, 520, 200, DTYPE_BF16, DTYPE_BF16, 0}, /* the algorithm of 64 rows does not suit */
     {100, 2900, 24, DTYPE_BF16, DTYPE_BF16, 0},
     {19, 0, 24, DTYPE_BF16, DTYPE_BF16, 0},
     {19, 24, 0, DTYPE_BF16, DTYPE_BF16, 0},

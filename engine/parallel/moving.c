@@ -149,7 +149,7 @@ enum status moving_gathered_open(struct moving *m, const void *storage, int32_t 
         sum += 4 * (size_t)w->part[t];
     }
     CHECK(bytes <= m->sizes.gathered.whole_bytes);
-    if (sum != bytes) {
+    if (sum != bytes || dtype_is_scaled(whole->dtype)) { /* scales may lie behind all codes */
         moving_weight_close(w);
         return base_fail(err, ERR_USAGE,
                          "weights of type %s cannot be gathered on %s; choose another layout",

@@ -76,8 +76,8 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
                           struct err *err) MUST_USE;
 /* *y = x w^T where the next operation wants it; valid until the next linear or norm. x from
  * parallel_input or parallel_norm. Of gate/up it may be of the type that linear_out (backend.h)
- * names. Of O and down, where nothing but parallel_norm follows, it may
- * be this rank's addend: then the norm makes the sum, too. */
+ * names. Of O and down, where nothing but parallel_norm follows, it may be this rank's addend: then
+ * the norm makes the sum, too. */
 enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
 /* What a layer chooses experts by: [backend_route_logits, D], and, or NULL, what is added to its

@@ -399,13 +399,14 @@ static void launch_x(struct cuda_backend *c, const struct product &p, const Whic
                      int32_t rows, unsigned blocks)
 {
     const dim3 grid(blocks_for((size_t)p.out, COLUMNS * OUTPUTS), (unsigned)p.leaves, blocks);
-    const size_t shared = RING<OUTPUTS> + X::bytes(rows);
+    constexpr size_t all = RING<OUTPUTS> + X::bytes(GROUP),
+                     most = all < RINGS_MAX ? all : RINGS_MAX;
     const auto kernel = gemv_kernel<F, GROUPS, OUTPUTS, ALIGNED, X, Which>;
-    if (shared > 48 << 10)
+    if (most > 48 << 10) /* whatever the rows: a recording may have others */
         cuda_note(
             c, "linear",
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, shared, p, which);
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
+    LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, RING<OUTPUTS> + X::bytes(rows), p, which);
 }
 
 /* rows: most of one weight; blocks: of every output and leaf. */

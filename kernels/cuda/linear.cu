@@ -251,12 +251,13 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
 
 /* ---- the op ---- */
 
-/* Where cuBLAS makes the product, whose results may have the type of what it multiplies. */
+/* Where cuBLAS makes the product of bf16 or codes. Not of fp16, which ends at 65,504: a gate beyond
+ * would be an infinity, and its activation no number. */
 enum dtype linear_out(struct backend *, const struct weight *w, int32_t rows)
 {
     const enum dtype dtype = w->spec.dtype;
-    const bool few = rows <= (dtype_is_compute(dtype) ? GEMV_ROWS : NARROW_ROWS);
-    return few ? DTYPE_F32 : dtype_is_compute(dtype) ? dtype : DTYPE_BF16;
+    const bool few = rows <= (dtype == DTYPE_BF16 ? GEMV_ROWS : NARROW_ROWS);
+    return few || dtype == DTYPE_F32 || dtype == DTYPE_F16 ? DTYPE_F32 : DTYPE_BF16;
 }
 
 /* Our own kernels write fp32. */

@@ -298,9 +298,8 @@ template <typename F, int GROUPS> struct copier {
     DEVICE void copy_weights(struct stage<F, GROUPS> *to)
     {
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < ROWS; i++)
             mma_copy(&to->w[0][0] + i * THREADS + threadIdx.x, w[i], k < end);
-        }
     }
     DEVICE void copy_x(struct stage<F, GROUPS> *to)
     {

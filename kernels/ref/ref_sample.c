@@ -227,10 +227,10 @@ static struct entry *entries(const float *x, int32_t first, int32_t n, float tem
                              float z_max)
 {
     struct entry *e = malloc(((size_t)n + 1) * sizeof *e);
+    const bool any = numerics_is_finite(z_max);
     CHECK(e != NULL);
     for (int32_t i = 0; i < n; i++) {
         const float z = x[i] / temperature + 0.0f;
-        const bool any = numerics_is_finite(z_max);
         const uint64_t mass = any ? numerics_mass(numerics_exp(z - z_max)) : 0;
         e[i] = (struct entry){z, first + i, mass};
     }
