@@ -14,7 +14,7 @@ import pytest
 import checkpoint
 import fp8
 import packed
-from harness import ROOT, eventually, run
+from harness import ROOT, eventually, is_sanitized, run
 from packed import FORMS
 from test_counters import bytes_read
 from test_int_weights import GREEDY, GROUP, PROMPTS, SAMPLED, lacks, outcome, outcomes, rounded
@@ -26,6 +26,7 @@ import llama_numpy  # noqa: E402
 
 VALUES = ("--quantization", "none", "--dtype", "float32")
 FEW = ["packed, 8 bits", "gptq, zeros", "awq"]
+MANY = FEW if is_sanitized() else list(FORMS)  # sanitized ranks are slow
 DOWN = "model.layers.1.mlp.down_proj."
 
 
@@ -41,7 +42,7 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MANY)
 def test_values(serve, models, tmp_path, form, ranks):
     """--quantization none: the bits of a model that has these numbers as F32."""
     plain = packed.plain(tmp_path / "plain", checkpoint.DEMO, FORMS[form])
@@ -49,7 +50,7 @@ def test_values(serve, models, tmp_path, form, ranks):
         outcomes(serve(plain, "-tp", ranks))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MANY)
 @pytest.mark.parametrize("model", [checkpoint.DEMO, checkpoint.GOLDEN / "tied_gqa2_f32"],
                          ids=lambda model: model.name)
 def test_against_numpy(serve, tmp_path, model, form):
@@ -144,7 +145,7 @@ def alone(models, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MANY)
 @pytest.mark.parametrize("arguments", [("-tp", 2), ("-tp", 4), ("-tp", 8),
                                        ("-tp", 4, "--parallel-mode", "1d_sp"),
                                        ("-tp", 2, "--max-num-batched-tokens", 5)], ids=str)
@@ -249,7 +250,7 @@ def read(rows, cols, form):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MANY)
 def test_held_and_read_bytes(serve, models, form, ranks):
     model, form = models[form], FORMS[form]
     plan = json.loads(run("plan", model, "-tp", ranks, "--json").stdout)
