@@ -40,7 +40,8 @@ static bool is_byte_form(struct gguf_string s)
            memchr(digits, s.bytes[3], 16) && memchr(digits, s.bytes[4], 16);
 }
 
-static enum status check_bytes(const struct gguf_vocab *v, int32_t *count, struct err *err)
+static enum status check_bytes(const struct gguf_vocab *v, int32_t unk, int32_t *count,
+                               struct err *err)
 {
     *count = 0;
     for (int32_t id = 0; id < v->count; id++) {
@@ -52,6 +53,9 @@ static enum status check_bytes(const struct gguf_vocab *v, int32_t *count, struc
                              "%s: tokenizer.ggml.tokens[%d] is a byte, but not of the form <0xNN>",
                              gguf_path(v->g), id);
     }
+    if (v->types[unk] == GGUF_VOCAB_BYTE) /* which it cannot be as well */
+        return base_fail(err, ERR_MODEL, "%s: token %d is a byte and the unknown one",
+                         gguf_path(v->g), unk);
     if (*count != 0 && *count != BYTES)
         return base_fail(err, ERR_MODEL, "%s: %d byte tokens, all %d or none expected",
                          gguf_path(v->g), *count, BYTES);
@@ -136,7 +140,7 @@ enum status gguf_spm_write(const struct gguf_vocab *v, struct buf *out, struct e
     TRY(read_flag(v, "tokenizer.ggml.add_space_prefix", &s.add_dummy_prefix, err));
     TRY(read_flag(v, "tokenizer.ggml.remove_extra_whitespaces", &s.remove_extra_whitespaces, err));
     TRY(find_unknown(v, &s.unk, err));
-    TRY(check_bytes(v, &bytes, err));
+    TRY(check_bytes(v, s.unk, &bytes, err));
     s.byte_fallback = bytes > 0;
     TRY(put_pieces(v, s.unk, out, &message, err));
     put_settings(v, &s, out, &message);
