@@ -133,8 +133,7 @@ static bool has_shape(struct cview m, int32_t rows, int64_t cols)
 /* The same of what a product may be written as. */
 static bool has_shape_narrow(struct cview m, int32_t rows, int64_t cols)
 {
-    return (is_matrix(m) || is_matrix_of(DTYPE_F16, m) || is_matrix_of(DTYPE_BF16, m)) &&
-           m.rows == rows && m.cols == cols;
+    return (is_matrix(m) || is_matrix_of(DTYPE_BF16, m)) && m.rows == rows && m.cols == cols;
 }
 
 static size_t bytes_of(struct cview m)

@@ -405,7 +405,7 @@ struct backend_ops {
      * linear_out names: then each result is rounded to it, once. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
     /* In what type a product of so many rows is best written if nobody but act_mul reads it: F32,
-     * or where that is much to write, F16 or BF16. The same answer whenever it is asked. */
+     * or where that is much to write, BF16. The same answer whenever it is asked. */
     enum dtype (*linear_out)(struct backend *b, const struct weight *w, int32_t rows);
     /* For each row of logits[T, backend_route_logits] the experts that the rules choose, those with
      * the largest scores, ties to the lowest expert: their numbers, ascending, and their shares.

@@ -59,15 +59,24 @@ static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview g
     tell_rounded(c, y, rounded);
 }
 
+template <typename E>
+static void act_mul_of(struct cuda_backend *c, struct view y, struct cview gu, enum activation act)
+{
+    if (act == ACT_SILU)
+        launch_act_mul<ACT_SILU, E>(c, y, gu);
+    else if (act == ACT_GELU_TANH)
+        launch_act_mul<ACT_GELU_TANH, E>(c, y, gu);
+    else
+        launch_act_mul<ACT_SWIGLU_PAIRS, E>(c, y, gu);
+}
+
 void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
 {
     struct cuda_backend *c = cuda_of(b);
     if (y.rows == 0 || y.cols == 0)
         return;
-    if (act == ACT_SILU)
-        WITH_TYPE(gu.dtype, launch_act_mul<ACT_SILU, E>(c, y, gu));
-    else if (act == ACT_GELU_TANH)
-        WITH_TYPE(gu.dtype, launch_act_mul<ACT_GELU_TANH, E>(c, y, gu));
+    if (gu.dtype == DTYPE_BF16)
+        act_mul_of<bf16>(c, y, gu, act);
     else
-        WITH_TYPE(gu.dtype, launch_act_mul<ACT_SWIGLU_PAIRS, E>(c, y, gu));
+        act_mul_of<float>(c, y, gu, act);
 }

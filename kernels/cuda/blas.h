@@ -10,8 +10,8 @@ extern "C" {
 
 /* y[rows, out] = x[rows, in] w[out, in]^T, x and w of one type, row-major, on the device, rows of x
  * contiguous. Sums in fp32; fp32 products stay fp32 (no tf32). Elements of F8_E4M3 are codes times
- * the scale of their row of x or w. y is F32, or the sums rounded once: to the type of x and w or,
- * of F8_E4M3, to BF16. */
+ * the scale of their row of x or w. y is F32 or, of BF16 and F8_E4M3, BF16: the sums
+ * rounded once. */
 struct blas_product {
     int32_t rows, out, in;
     int64_t w_pitch, y_pitch; /* elements from row to row */
