@@ -130,10 +130,16 @@ static bool has_shape(struct cview m, int32_t rows, int64_t cols)
     return is_matrix(m) && m.rows == rows && m.cols == cols;
 }
 
-/* The same of what a product may be written as. */
-static bool has_shape_narrow(struct cview m, int32_t rows, int64_t cols)
+/* The same of what linear_out may name, and of what linear_in may. */
+static bool is_result(struct cview m, int32_t rows, int64_t cols)
 {
     return (is_matrix(m) || is_matrix_of(DTYPE_BF16, m)) && m.rows == rows && m.cols == cols;
+}
+
+static bool is_factor(struct cview m, int32_t rows, int64_t cols)
+{
+    return is_result(m, rows, cols) ||
+           (is_matrix_of(DTYPE_F16, m) && m.rows == rows && m.cols == cols);
 }
 
 static size_t bytes_of(struct cview m)
@@ -147,10 +153,10 @@ static bool is_apart(struct cview a, struct cview b)
     return p + bytes_of(a) <= q || q + bytes_of(b) <= p || bytes_of(a) == 0 || bytes_of(b) == 0;
 }
 
-/* The same memory, or none in common. */
+/* The same elements, or none in common. */
 static bool is_same_or_apart(struct cview a, struct cview b)
 {
-    return a.data == b.data || is_apart(a, b);
+    return (a.data == b.data && a.dtype == b.dtype) || is_apart(a, b);
 }
 
 static bool is_heads(const struct heads *h)
@@ -200,8 +206,9 @@ enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
 enum status backend_linear(struct backend *b, struct view y, struct cview x, const struct weight *w,
                            struct err *err)
 {
-    REQUIRE("linear", has_shape(x, x.rows, w->spec.in), x, y);
-    REQUIRE("linear", has_shape_narrow(cview_of(y), x.rows, w->spec.out), x, y);
+    REQUIRE("linear", is_factor(x, x.rows, w->spec.in), x, y);
+    REQUIRE("linear", is_result(cview_of(y), x.rows, w->spec.out), x, y);
+    REQUIRE("linear", x.dtype == DTYPE_F32 || x.dtype == b->ops->linear_in(b, w, x.rows), x, y);
     REQUIRE("linear", y.dtype == DTYPE_F32 || y.dtype == b->ops->linear_out(b, w, x.rows), x, y);
     REQUIRE("linear", is_apart(cview_of(y), x), x, y);
     enum status st = b->ops->reserve(b, x.rows, w->spec.in, 0, err);
@@ -315,7 +322,7 @@ enum status backend_expert_bias_sum(struct backend *b, struct view y, struct cvi
 enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain,
                             float eps, struct err *err)
 {
-    REQUIRE("rmsnorm", is_matrix(x) && has_shape(cview_of(y), x.rows, x.cols), x, y);
+    REQUIRE("rmsnorm", is_matrix(x) && is_factor(cview_of(y), x.rows, x.cols), x, y);
     REQUIRE("rmsnorm", is_same_or_apart(cview_of(y), x), x, y);
     REQUIRE("rmsnorm", gain != NULL || x.cols == 0, x, y);
     b->ops->rmsnorm(b, y, x, gain, eps);
@@ -325,8 +332,8 @@ enum status backend_rmsnorm(struct backend *b, struct view y, struct cview x, co
 enum status backend_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                                 const float *gain, float eps, struct err *err)
 {
-    REQUIRE("add_rmsnorm", is_matrix(cview_of(x)) && has_shape(delta, x.rows, x.cols), x, delta);
-    REQUIRE("add_rmsnorm", has_shape(cview_of(y), x.rows, x.cols), x, y);
+    REQUIRE("add_rmsnorm", is_matrix(cview_of(x)) && is_result(delta, x.rows, x.cols), x, delta);
+    REQUIRE("add_rmsnorm", is_factor(cview_of(y), x.rows, x.cols), x, y);
     REQUIRE("add_rmsnorm", is_apart(cview_of(y), cview_of(x)), x, y);
     REQUIRE("add_rmsnorm", is_apart(delta, cview_of(x)), x, delta);
     REQUIRE("add_rmsnorm", is_same_or_apart(cview_of(y), delta), y, delta);
@@ -373,7 +380,7 @@ enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv
                             struct kv_cache *kv, int32_t layer, struct err *err)
 {
     REQUIRE("rope_kv", is_rows(rows) && is_heads(h), qkv, table);
-    REQUIRE("rope_kv", has_shape(cview_of(qkv), rows->count, qkv_cols(h)), qkv, table);
+    REQUIRE("rope_kv", is_result(cview_of(qkv), rows->count, qkv_cols(h)), qkv, table);
     REQUIRE("rope_kv", (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
     REQUIRE("rope_kv", table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
     REQUIRE("rope_kv", has_shape(table, rows->count, table.cols), qkv, table);
@@ -389,8 +396,8 @@ enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
 {
     REQUIRE("attend", is_rows(rows) && is_heads(h), qkv, out);
     REQUIRE("attend", how->scale > 0 && how->softcap >= 0 && how->window >= 0, qkv, out);
-    REQUIRE("attend", has_shape(qkv, rows->count, qkv_cols(h)), qkv, out);
-    REQUIRE("attend", has_shape(cview_of(out), rows->count, (int64_t)h->heads * h->head_dim), qkv,
+    REQUIRE("attend", is_result(qkv, rows->count, qkv_cols(h)), qkv, out);
+    REQUIRE("attend", is_factor(cview_of(out), rows->count, (int64_t)h->heads * h->head_dim), qkv,
             out);
     REQUIRE("attend", is_apart(cview_of(out), qkv), qkv, out);
     REQUIRE("attend", is_cache_of(kv, h, layer), qkv, out);
@@ -401,8 +408,8 @@ enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
 enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
                             struct err *err)
 {
-    REQUIRE("act_mul", is_matrix(cview_of(y)), y, gu);
-    REQUIRE("act_mul", has_shape_narrow(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
+    REQUIRE("act_mul", is_factor(cview_of(y), y.rows, y.cols), y, gu);
+    REQUIRE("act_mul", is_result(gu, y.rows, 2 * (int64_t)y.cols), y, gu);
     REQUIRE("act_mul", is_apart(cview_of(y), gu), y, gu);
     b->ops->act_mul(b, y, gu, act);
     return OK;

@@ -6,7 +6,7 @@
  *
  * Shapes: T rows of this step, R rows that are sampled, D hidden, H/K local query/KV heads, E head
  * size, F local MLP width, V vocabulary. Activations are row-major, contiguous, fp32; but for what
- * linear_out allows.
+ * linear_in and linear_out allow.
  * Per-step values (ids, positions, slots, tables) are device arrays; scalars on the host are sizes.
  * A padded row has slot -1: it reads and writes nothing but its own row of the output, as zeros.
  *
@@ -166,7 +166,7 @@ struct attention {
  *   SWIGLU_PAIRS  numerics_swiglu(gate, up) */
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_SWIGLU_PAIRS, ACT_COUNT };
 
-/* What add_rmsnorm is given besides an addend: x += it; y = rmsnorm(x). */
+/* What add_rmsnorm is given besides an addend: x += it; y = rmsnorm(x), of the same types. */
 struct add_norm {
     struct view y, x;
     const float *gain; /* [D] */
@@ -401,11 +401,18 @@ struct backend_ops {
      * [first, first + out). */
     void (*embed)(struct backend *b, struct view y, const int32_t *ids, const struct weight *w,
                   int32_t first, float scale);
-    /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. y is fp32 or of the type that
-     * linear_out names: then each result is rounded to it, once. */
+    /* y[T, out] = x[T, in] * w[out, in]^T. in == 0 gives zeros. x is fp32 or of the type that
+     * linear_in names, y fp32 or of the one that linear_out names: then each result is rounded to
+     * it, once. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
-    /* In what type a product of so many rows is best written if nobody but act_mul reads it: F32,
-     * or where that is much to write, BF16. The same answer whenever it is asked. */
+    /* In what type x of a product of so many rows is best written if nobody else reads it: F32, or
+     * F16 or BF16, to which the product would round it. rmsnorm, add_rmsnorm, attend and act_mul
+     * can write what this names for a weight, rounded once. The same answer whenever it is asked.
+     */
+    enum dtype (*linear_in)(struct backend *b, const struct weight *w, int32_t rows);
+    /* In what type a product of so many rows is best written if nobody but rope_kv and attend,
+     * act_mul or, as delta, add_rmsnorm reads it: F32, or where that is much to write, BF16. The
+     * same answer whenever it is asked. */
     enum dtype (*linear_out)(struct backend *b, const struct weight *w, int32_t rows);
     /* For each row of logits[T, backend_route_logits] the experts that the rules choose, those with
      * the largest scores, ties to the lowest expert: their numbers, ascending, and their shares.
@@ -429,9 +436,10 @@ struct backend_ops {
                         const struct routing *r);
     void (*expert_bias_sum)(struct backend *b, struct view y, struct cview x, const float *bias,
                             const struct routing *r);
-    /* y = x * rsqrt(mean(x^2) + eps) * gain, per row. y may alias x. gain fp32 [D]. */
+    /* y = x * rsqrt(mean(x^2) + eps) * gain, per row. y may alias x if it is fp32. gain fp32 [D].
+     */
     void (*rmsnorm)(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
-    /* x += delta; y = rmsnorm(x). y may alias delta, not x. */
+    /* x += delta; y = rmsnorm(x). y may alias delta if both are of one type, not x. */
     void (*add_rmsnorm)(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
     /* The two halves of add_rmsnorm where a row's columns are split over ranks. square_sum: x +=
@@ -457,7 +465,7 @@ struct backend_ops {
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                    const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                    int32_t layer);
-    /* y[T, F] of gu[T, 2F], which may be of a type that linear_out of this backend names */
+    /* y[T, F] of gu[T, 2F] */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
     /* y = x * by. y may alias x. */
     void (*scale)(struct backend *b, struct view y, struct cview x, float by);

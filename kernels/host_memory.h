@@ -26,8 +26,9 @@ struct recording *host_memory_record_end(struct backend *b);
 void host_memory_replay(struct backend *b, const struct recording *r);
 void host_memory_recording_close(struct recording *r);
 
-static inline enum dtype host_memory_linear_out(struct backend *b, const struct weight *w,
-                                                int32_t rows)
+/* linear_in and linear_out: processors' caches and instructions have fp32. */
+static inline enum dtype host_memory_linear_type(struct backend *b, const struct weight *w,
+                                                 int32_t rows)
 {
     (void)b, (void)w, (void)rows;
     return DTYPE_F32;

@@ -144,9 +144,9 @@ static struct cluster *cluster_open(const char *model, int32_t ranks, const char
     if (st != OK)
         fprintf(stderr, "%s: %s\n", model, err.text);
     CHECK(st == OK);
-    c->comm_bytes = comm_shm_bytes(ranks, c->footprint.comm_bytes);
+    c->comm_bytes = comm_shm_bytes(ranks, footprint_shared_bytes(&c->footprint));
     void *comm = cluster_map(c->comm_bytes);
-    comm_shm_init(comm, ranks, c->footprint.comm_bytes);
+    comm_shm_init(comm, ranks, footprint_shared_bytes(&c->footprint));
     c->board = cluster_map(sizeof *c->board);
     for (int32_t r = 0; r < ranks; r++) {
         c->memory[r] = (struct rank_memory){.comm = comm, .board = &c->board->rank[r]};

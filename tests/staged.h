@@ -239,6 +239,12 @@ static inline void staged_linear(struct backend *b, struct view y, struct cview 
     staged_end(s, y.data);
 }
 
+static inline enum dtype staged_linear_in(struct backend *b, const struct weight *w, int32_t rows)
+{
+    struct backend *inner = staged_of(b)->inner;
+    return inner->ops->linear_in(inner, staged_inner(w), rows);
+}
+
 static inline enum dtype staged_linear_out(struct backend *b, const struct weight *w, int32_t rows)
 {
     struct backend *inner = staged_of(b)->inner;
@@ -637,6 +643,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.resolve = staged_resolve;
     s->ops.embed = staged_embed;
     s->ops.linear = staged_linear;
+    s->ops.linear_in = staged_linear_in;
     s->ops.linear_out = staged_linear_out;
     s->ops.add_bias = staged_add_bias;
     s->ops.expert_bias = staged_expert_bias;

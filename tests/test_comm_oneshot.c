@@ -50,11 +50,15 @@ static struct add_norm norm_in(const struct rank *r, int32_t rows, int32_t cols)
     return (struct add_norm){y, x, r->dst + 2 * ONESHOT, 1e-5f};
 }
 
-/* x + the tree of the addends to the bit, and its norm near that of doubles. */
+/* x + the tree of the addends to the bit, and its norm near that of doubles, but for what it is
+ * rounded to. */
 static bool is_normed(const struct add_norm *to, int32_t ranks, uint32_t it)
 {
     const int32_t cols = to->x.cols;
-    const float *x = to->x.data, *y = to->y.data;
+    const float *x = to->x.data;
+    const double rounding = to->y.dtype == DTYPE_F32    ? 0
+                            : to->y.dtype == DTYPE_BF16 ? 0x1p-8
+                                                        : 0x1p-11;
     bool good = true;
     for (int32_t t = 0; t < to->x.rows; t++) {
         double squares = 0;
@@ -69,7 +73,8 @@ static bool is_normed(const struct add_norm *to, int32_t ranks, uint32_t it)
         const double scale = 1 / sqrt(squares / cols + 1e-5);
         for (int32_t i = 0; i < cols; i++) {
             const double want = (double)x[t * cols + i] * scale * (double)to->gain[i];
-            good = good && fabs((double)y[t * cols + i] - want) <= 2e-6 * (1 + fabs(want));
+            const double got = (double)dtype_load(to->y.data, to->y.dtype, (size_t)(t * cols + i));
+            good = good && fabs(got - want) <= 2e-6 * (1 + fabs(want)) + rounding * fabs(want);
         }
     }
     return good;
@@ -81,6 +86,7 @@ static void body_norm(struct rank *r)
 {
     static const int32_t sizes[][2] = {{1, 1},   {3, 17},   {1, 4096}, {2, 513}, {16, 4096},
                                        {7, 511}, {1, 8000}, {100, 64}, {5, 1030}};
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     const uint64_t before = atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes);
     struct add_norm to = norm_in(r, 1, 1);
     uint64_t bytes = 0;
@@ -96,6 +102,7 @@ static void body_norm(struct rank *r)
             bytes += 4 * (uint64_t)(r->ranks - 1) * 100 * it;
         }
         to = norm_in(r, size[0], size[1]);
+        to.y.dtype = types[it / 2 % ARRAY_LEN(types)];
         fill_values(r, it, n);
         for (size_t i = 0; i < n; i++)
             r->dst[i] = value(RANKS, it, i);
@@ -108,7 +115,7 @@ static void body_norm(struct rank *r)
         bytes += 4 * (uint64_t)(r->ranks - 1) * n;
         EXPECT(r, is_normed(&to, r->ranks, it) && collectives() == asked);
         r->hash = base_hash(r->hash, to.x.data, n * 4);
-        r->hash = base_hash(r->hash, to.y.data, n * 4);
+        r->hash = base_hash(r->hash, to.y.data, n * dtype_size(to.y.dtype));
     }
     EXPECT(r, atomic_load(&r->stats->op[COMM_ALL_REDUCE].bytes) - before == bytes);
 }

@@ -301,7 +301,7 @@ static void test_samplers(void **state)
     }
 }
 
-/* A model of nothing, whose nuclei are larger than the places: rows are gathered, counted, and get
+/* A model of nothing, whose nuclei are larger than the places: rows are counted as lost, and get
  * the same tokens. */
 static void test_fallback(void **state)
 {
@@ -326,8 +326,8 @@ static void test_fallback(void **state)
     const struct comm_stats *stats = &distributed->board->rank[0].comm;
     const uint64_t lost = atomic_load(&distributed->board->rank[0].sampler_fallbacks);
     assert_in_range(lost, STEPS / 2, STEPS); /* those of top-p alone */
-    /* surveys, ballots, and the row that is lost */
-    assert_int_equal(atomic_load(&stats->op[COMM_ALL_GATHER].calls), 2 * STEPS + lost);
+    /* surveys and ballots; of a row that is lost the only rank has all */
+    assert_int_equal(atomic_load(&stats->op[COMM_ALL_GATHER].calls), 2 * STEPS);
     cluster_close(gather);
     cluster_close(distributed);
 }

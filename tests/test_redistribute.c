@@ -181,8 +181,11 @@ static enum status transition(struct ranks_member *m, struct redistribute *r, st
     memcpy(b->part[m->rank], result,
            (size_t)(span_len(mine.rows) * span_len(mine.cols)) * sizeof(float));
     b->bytes[m->rank] = ranks_bytes_all(m) - before;
-    for (int32_t i = 0; i < route.count; i++)
+    for (int32_t i = 0; i < route.count; i++) {
         wanted += redistribute_received(m->mesh, &odd, &route.move[i], m->rank);
+        if (m->mesh->axis[route.move[i].axis].size == 1)
+            return base_fail(err, ERR_INTERNAL, "a move along an axis of one rank");
+    }
     TRY(judge(m, &to, &right, err));
     char text[2][SPREAD_TEXT_MAX];
     if (!right || b->bytes[m->rank] != 4 * (uint64_t)wanted)

@@ -145,7 +145,6 @@ static void bump(_Atomic uint64_t *counter, uint64_t by)
 static enum status finish(struct comm_nccl *c, enum comm_op op, int64_t start, size_t elements,
                           ncclResult_t r, struct err *err)
 {
-    cuda_written(c->home->backend);
     if (r != ncclSuccess) {
         give_up(c->home, comm_op_name(op), r);
         *err = c->home->failure;
@@ -640,9 +639,9 @@ static enum status open_arena(struct home *h, struct err *err)
 {
     struct backend *b = h->backend;
     h->arena = h->window.is_good ? h->window.memory : NULL;
-    if (h->arena == NULL)
+    if (h->arena == NULL && h->arena_bytes > 0)
         h->arena = b->ops->alloc(b, h->arena_bytes);
-    if (h->arena == NULL)
+    if (h->arena == NULL && h->arena_bytes > 0)
         return base_fail(err, ERR_NOMEM, "no device memory for %zu bytes of collectives",
                          h->arena_bytes);
     return OK;

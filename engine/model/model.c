@@ -245,6 +245,8 @@ static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_
     enum status st = OK;
     struct layer *l = &m->layers[layer];
     const bool mixture = m->config->mixture.kind != MIXTURE_NONE;
+    l->gate_up.part = PLAN_GATE_UP;
+    l->down.part = PLAN_DOWN;
     if (model_config_is_dense(m->config, layer)) {
         const enum role gate_up = mixture ? ROLE_DENSE_GATE_UP : ROLE_GATE_UP;
         const enum role down = mixture ? ROLE_DENSE_DOWN : ROLE_DOWN;
@@ -280,6 +282,7 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
     enum status st = OK;
     TRY(bind_linear(m, p, ROLE_EMBED, -1, &m->embed, err));
     m->head = m->embed;
+    m->head.part = PLAN_HEAD;
     if (!m->config->tied)
         TRY(bind_linear(m, p, ROLE_HEAD, -1, &m->head, err));
     m->final_norm = vector_of(p, ROLE_FINAL_NORM, -1);
@@ -390,13 +393,9 @@ static enum status mlp_forward(struct model *m, const struct layer *l, struct vi
     enum status st = OK;
     struct parallel *p = m->parallel;
     struct view gu, act;
-    const bool mixture = m->config->mixture.kind != MIXTURE_NONE;
-    const enum plan_part gate_up = mixture ? PLAN_DENSE_GATE_UP : PLAN_GATE_UP;
-    const enum plan_part down = mixture ? PLAN_DENSE_DOWN : PLAN_DOWN;
-    TRY(parallel_linear(p, gate_up, &gu, n, l->gate_up, err));
-    act = parallel_input(p, down);
-    TRY(parallel_act_mul(p, gate_up, act, cview_of(gu), m->activation, err));
-    TRY(parallel_linear(p, down, delta, cview_of(act), l->down, err));
+    TRY(parallel_linear(p, &gu, n, l->gate_up, err));
+    TRY(parallel_act_mul(p, &act, cview_of(gu), m->activation, l->gate_up.part, l->down, err));
+    TRY(parallel_linear(p, delta, cview_of(act), l->down, err));
 out:
     return st;
 }
@@ -416,8 +415,7 @@ static enum status mixture_forward(struct model *m, const struct layer *l, struc
     TRY(parallel_expert_linear(p, &gu, used, l->mixture.gate_up, &chosen, err));
     if (l->mixture.gate_up_bias)
         TRY(backend_expert_bias(m->b, gu, l->mixture.gate_up_bias, &chosen, err));
-    act = parallel_input(p, PLAN_DOWN);
-    TRY(parallel_act_mul(p, PLAN_GATE_UP, act, cview_of(gu), m->activation, err));
+    TRY(parallel_act_mul(p, &act, cview_of(gu), m->activation, l->gate_up.part, l->down, err));
     TRY(parallel_expert_sum(p, delta, cview_of(act), l->mixture.down, &chosen, err));
     if (l->mixture.down_bias)
         TRY(parallel_expert_bias(p, delta, l->mixture.down_bias, &chosen, err));
@@ -429,7 +427,7 @@ out:
  * group. *n is the input of QKV on entry, and on return the input of `next`, normed with `gain`. */
 static enum status layer_forward(struct model *m, const struct layer *l, const struct rows *rows,
                                  struct view x, struct view *n, const float *gain,
-                                 enum plan_part next, struct err *err)
+                                 struct parallel_weight next, struct err *err)
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
@@ -437,19 +435,19 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     const float eps = m->config->norm_eps, scale = m->config->residual_scale;
     struct view qkv, attn, delta;
 
-    TRY(parallel_linear(p, PLAN_QKV, &qkv, cview_of(*n), l->qkv, err));
+    TRY(parallel_linear(p, &qkv, cview_of(*n), l->qkv, err));
     TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, l->kv.layer, err));
-    attn = parallel_input(p, PLAN_O);
+    attn = parallel_input(p, l->o);
     TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, &l->attention, rows, m->kv,
                        l->kv.layer, err));
-    TRY(parallel_linear(p, PLAN_O, &delta, cview_of(attn), l->o, err));
+    TRY(parallel_linear(p, &delta, cview_of(attn), l->o, err));
     if (l->o_bias)
         TRY(parallel_bias(p, &delta, l->o_bias, err));
     if (l->post_norm.attn)
         TRY(parallel_post_norm(p, &delta, l->post_norm.attn, eps, err));
     if (scale != 1)
         TRY(parallel_scale(p, &delta, scale, err));
-    TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, PLAN_GATE_UP, err));
+    TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, l->gate_up, err));
 
     TRY(l->mixture.router ? mixture_forward(m, l, &delta, cview_of(*n), err)
                           : mlp_forward(m, l, &delta, cview_of(*n), err));
@@ -506,12 +504,13 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     TRY(rotate(m, &cfg->rope, &m->rope, rows, err));
     TRY(rotate(m, &cfg->local_rope, &m->local_rope, rows, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
-    TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, PLAN_QKV, err));
+    TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, m->layers[0].qkv,
+                      err));
     for (int32_t i = 0; i <= last; i++) {
         const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
         const struct layer *l = &m->layers[i];
-        TRY(layer_forward(m, l, &rows[l->kv.group], x, &n, gain, i < last ? PLAN_QKV : PLAN_HEAD,
-                          err));
+        const struct parallel_weight next = i < last ? m->layers[i + 1].qkv : m->head;
+        TRY(layer_forward(m, l, &rows[l->kv.group], x, &n, gain, next, err));
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
     }

@@ -296,7 +296,7 @@ enum status parallel_weight_open(struct parallel *p, enum plan_part part,
     const struct flow *f = p->flow;
     const struct spread *split = &f->choice[part].weight;
     struct weight_spec blocks[MOVING_PIECES_MAX];
-    *out = (struct parallel_weight){.local = local};
+    *out = (struct parallel_weight){.part = part, .local = local};
     if (f->phase[PLAN_DECODE].linear[part].gathered) {
         const struct weight_spec whole = flow_weight(f, part, p->rank);
         return moving_gathered_open(p->moving, backend_weight_storage(local), f->choice[part].over,
@@ -386,13 +386,23 @@ struct view parallel_rest(const struct parallel *p, float *data)
     return part_of(p, &x, &p->now->rest, data);
 }
 
-struct view parallel_input(struct parallel *p, enum plan_part part)
+static struct view input_f32(struct parallel *p, enum plan_part part)
 {
     const struct flow_linear *l = &p->now->linear[part];
     const struct matrix x = of_step(p, l->in);
     /* of the head's input only sampled rows are used, and these are copied */
     float *at = part == PLAN_HEAD ? p->input : source(p, &l->before, p->input);
     return part_of(p, &x, &l->before.from, at);
+}
+
+/* Types depend on the size of the step alone, as recordings have it. */
+struct view parallel_input(struct parallel *p, struct parallel_weight w)
+{
+    const struct flow_linear *l = &p->now->linear[w.part];
+    struct view x = input_f32(p, w.part);
+    if (w.local && w.part != PLAN_HEAD && l->before.count == 0 && !l->summa && !l->gathered)
+        x.dtype = p->b->ops->linear_in(p->b, w.local, x.rows);
+    return x;
 }
 
 enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
@@ -403,6 +413,8 @@ enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids
     const struct matrix m = of_step(p, l->out);
     struct view found = part_of(p, &m, &l->product, source(p, &l->after, p->product)), moved;
     const struct span mine = flow_outputs(p->flow, PLAN_EMBED, p->rank);
+    if (l->after.count == 0)
+        return backend_embed(p->b, x, ids, w.local, (int32_t)mine.begin, scale, err);
     TRY(backend_embed(p->b, found, ids, w.local, (int32_t)mine.begin, scale, err));
     TRY(move(p, &m, &l->after, found.data, &moved, err));
     p->b->ops->copy(p->b, x.data, (size_t)x.cols, moved.data, (size_t)x.cols, x.rows, x.cols);
@@ -508,7 +520,8 @@ static enum status sum_and_norm(struct parallel *p, struct view n, struct view x
 }
 
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
-                          const float *gain, float eps, enum plan_part next, struct err *err)
+                          const float *gain, float eps, struct parallel_weight next,
+                          struct err *err)
 {
     enum status st = OK;
     struct view sums;
@@ -521,7 +534,7 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
     }
     CHECK(!p->due);
     TRY(exchange_squares(p, x, delta, &sums, err));
-    *n = parallel_input(p, next);
+    *n = input_f32(p, next.part);
     TRY(scale_by(p, *n, cview_of(x), sums, gain, eps, err));
 out:
     return st;
@@ -550,14 +563,17 @@ static int32_t blocks_of(const struct parallel *p, const struct flow_linear *l)
            spread_pieces(&f->mesh, &l->after.to, SPREAD_COLS);
 }
 
-/* The type to write a product in: what only act_mul reads, as it is, need not be fp32. Depends on
- * the size of the step alone, as recordings have it. Not in the plain layers of a mixture: they are
- * few, and a hair's breadth decides what experts the next layer takes. */
+/* The type to write a product in: what one op reads, as it is, need not be fp32. Not in a mixture,
+ * where a hair's breadth decides what experts the next layer takes. */
 static enum dtype product_type(struct parallel *p, const struct flow_linear *l, int32_t rows,
                                struct parallel_weight w)
 {
+    const struct flow *f = p->flow;
     const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
-    if (l != &p->now->linear[PLAN_GATE_UP] || !stays || blocks_of(p, l) > 1)
+    const bool added = w.part == PLAN_O || w.part == PLAN_DOWN;
+    if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD ||
+        (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
+        (added && (makes_delta(f) || is_split(p))))
         return DTYPE_F32;
     return p->b->ops->linear_out(p->b, w.local, rows);
 }
@@ -573,6 +589,7 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
     struct view used;
     CHECK(!p->due);
     TRY(move(p, &in, &l->before, x.data, &used, err));
+    used.dtype = x.dtype; /* F32 if it has moved */
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
     product.dtype = product_type(p, l, product.rows, w);
@@ -586,10 +603,10 @@ out:
     return st;
 }
 
-enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
+enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err)
 {
-    return linear(p, &p->now->linear[part], p->rows, y, x, NULL, w, err);
+    return linear(p, &p->now->linear[w.part], p->rows, y, x, NULL, w, err);
 }
 
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
@@ -654,19 +671,23 @@ static enum status act_mul(struct parallel *p, int32_t each, struct view y, stru
     return backend_act_mul(p->b, y, gu, act, err);
 }
 
-enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view y, struct cview gu,
-                             enum activation act, struct err *err)
+enum status parallel_act_mul(struct parallel *p, struct view *y, struct cview gu,
+                             enum activation act, enum plan_part gate_up,
+                             struct parallel_weight down, struct err *err)
 {
     enum status st = OK;
     const struct flow *f = p->flow;
-    const struct flow_linear *l = &p->now->linear[of];
-    const bool experts = f->mixture.experts > 0 && of == PLAN_GATE_UP;
+    const struct flow_linear *l = &p->now->linear[gate_up];
+    const bool experts = f->mixture.experts > 0 && gate_up == PLAN_GATE_UP;
     const int32_t n = spread_pieces(&f->mesh, &f->mlp, SPREAD_COLS), blocks = blocks_of(p, l);
     const int32_t first = spread_index(&f->mesh, &l->after.to, SPREAD_COLS, p->rank) * blocks;
+    if (blocks == 1) {
+        *y = parallel_input(p, down);
+        return act_mul(p, experts ? mixture_chosen(&f->mixture) : 1, *y, gu, act, err);
+    }
+    *y = input_f32(p, down.part);
     const float *from = gu.data;
-    float *to = y.data;
-    if (blocks == 1)
-        return act_mul(p, experts ? mixture_chosen(&f->mixture) : 1, y, gu, act, err);
+    float *to = y->data;
     for (int32_t i = 0; i < blocks; i++) { /* each block is [gate | up]; the op takes one of them */
         const int32_t cols = (int32_t)span_len(placement_block(l->out.units, n, first + i));
         struct view both = view_f32(p->gate_up, gu.rows, 2 * cols);
@@ -674,7 +695,7 @@ enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view 
         p->b->ops->copy(p->b, p->gate_up, (size_t)both.cols, from, (size_t)gu.cols, gu.rows,
                         both.cols);
         TRY(backend_act_mul(p->b, done, cview_of(both), act, err));
-        p->b->ops->copy(p->b, to, (size_t)y.cols, p->act, (size_t)cols, gu.rows, cols);
+        p->b->ops->copy(p->b, to, (size_t)y->cols, p->act, (size_t)cols, gu.rows, cols);
         from += both.cols;
         to += cols;
     }

@@ -11,8 +11,10 @@
 struct moving_weight;
 struct parallel;
 
-/* A linear's weight; moving: the form in which it travels, owned, NULL where it never does. */
+/* A linear's weight: which one, and moving, the form in which it travels, owned, NULL where it
+ * never does. Of what has no weight of its own (a mixture's experts) there is only the part. */
 struct parallel_weight {
+    enum plan_part part;
     const struct weight *local; /* borrowed */
     struct moving_weight *moving;
 };
@@ -49,8 +51,9 @@ void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut);
 struct span parallel_attended(const struct parallel *p);
 /* The residual stream of this step over memory of parallel_rest_size elements. */
 struct view parallel_rest(const struct parallel *p, float *data);
-/* Where the input of a linear or of the head is best written. */
-struct view parallel_input(struct parallel *p, enum plan_part part);
+/* Where the input of a linear is best written, and in what type: F32 or, where nothing is exchanged
+ * before the product, what linear_in (backend.h) names. */
+struct view parallel_input(struct parallel *p, struct parallel_weight w);
 
 /* x = rows ids[t] of the whole table, times scale; padding (-1) gives zeros. ids: of all rows of
  * the step. */
@@ -69,16 +72,17 @@ enum status parallel_scale(struct parallel *p, struct view *delta, float by,
  * until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err) MUST_USE;
-/* x += delta when it has data; *n = rmsnorm(x) over whole rows, as `next` takes it. gain: of all
- * columns. delta: what the last linear, bias or norm of a product has made. */
+/* x += delta when it has data; *n = rmsnorm(x) over whole rows, as the product with `next` takes it
+ * (parallel_input); of the head, F32. gain: of all columns. delta: what the last linear, bias or
+ * norm of a product has made. */
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
-                          const float *gain, float eps, enum plan_part next,
+                          const float *gain, float eps, struct parallel_weight next,
                           struct err *err) MUST_USE;
 /* *y = x w^T where the next operation wants it; valid until the next linear or norm. x from
- * parallel_input or parallel_norm. Of gate/up it may be of the type that linear_out (backend.h)
- * names. Of O and down, where nothing but parallel_norm follows, it may be this rank's addend: then
- * the norm makes the sum, too. */
-enum status parallel_linear(struct parallel *p, enum plan_part part, struct view *y, struct cview x,
+ * parallel_input, parallel_norm or parallel_act_mul. It may be of the type that linear_out
+ * (backend.h) names. Of O and down, where nothing but parallel_norm follows, it may be this rank's
+ * addend: then the norm makes the sum, too. */
+enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
 /* What a layer chooses experts by: [backend_route_logits, D], and, or NULL, what is added to its
  * logits, and to scores for the choice alone (struct routing_rules). */
@@ -99,9 +103,10 @@ enum status parallel_expert_linear(struct parallel *p, struct view *gu, struct c
 enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview x,
                                 const struct experts *w, const struct routing *r,
                                 struct err *err) MUST_USE;
-/* y = act(gate) * up, gu being the output of gate/up, `of` that linear. */
-enum status parallel_act_mul(struct parallel *p, enum plan_part of, struct view y, struct cview gu,
-                             enum activation act, struct err *err) MUST_USE;
+/* *y = act(gate) * up, gu being the output of gate/up, as the product with `down` takes it. */
+enum status parallel_act_mul(struct parallel *p, struct view *y, struct cview gu,
+                             enum activation act, enum plan_part gate_up,
+                             struct parallel_weight down, struct err *err) MUST_USE;
 /* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step.
  * sample is on the device, sample_host the same on the host. */
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,

@@ -136,15 +136,22 @@ static int32_t nearest(const struct search *s)
     return best;
 }
 
+/* Along an axis of one rank a part is what the move would make of it: it stays where it is. */
+static bool is_idle(const struct search *s, const struct state *state)
+{
+    return s->mesh->axis[state->move.axis].size == 1;
+}
+
 static void trace(const struct search *s, int32_t at, struct route *out)
 {
     int32_t count = 0;
     for (int32_t i = at; s->state[i].via >= 0; i = s->state[i].via)
-        count++;
+        count += !is_idle(s, &s->state[i]);
     CHECK(count <= REDISTRIBUTE_MOVES_MAX);
     *out = (struct route){.from = s->state[0].at, .to = s->to, .count = count};
-    for (int32_t i = at; count > 0; i = s->state[i].via)
-        out->move[--count] = s->state[i].move;
+    for (int32_t i = at; s->state[i].via >= 0; i = s->state[i].via)
+        if (!is_idle(s, &s->state[i]))
+            out->move[--count] = s->state[i].move;
 }
 
 enum status redistribute_route(const struct mesh *m, const struct matrix *x, struct spread from,

@@ -132,6 +132,7 @@ void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
                     struct kv_cache *kv, int32_t layer)
 {
     struct cpu_backend *c = cpu_of(b);
+    CHECK(qkv.dtype == DTYPE_F32);
     struct job j = {.isa = c->isa, .kv = kv, .heads = h, .rows = rows, .qkv = qkv.data};
     j.rules = rules;
     j.table = table.data;
@@ -384,6 +385,7 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
 {
     struct cpu_backend *c = cpu_of(b);
     const size_t row_bytes = (size_t)out.cols * sizeof(float);
+    CHECK(out.dtype == DTYPE_F32 && qkv.dtype == DTYPE_F32);
     for (int32_t t = 0; t < rows->count; t++)
         if (rows->slot[t] < 0)
             memset((unsigned char *)out.data + (size_t)t * row_bytes, 0, row_bytes);

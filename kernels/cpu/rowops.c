@@ -87,6 +87,7 @@ static void norm_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
 {
     struct cpu_backend *c = cpu_of(b);
+    CHECK(y.dtype == DTYPE_F32);
     struct norm_job j = {c->isa, y.data, NULL, x.data, NULL, gain, eps, x.cols};
     pool_run(c->pool, x.rows, grain(x.cols), norm_rows, &j);
 }
@@ -95,6 +96,7 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
                         const float *gain, float eps)
 {
     struct cpu_backend *c = cpu_of(b);
+    CHECK(y.dtype == DTYPE_F32 && delta.dtype == DTYPE_F32);
     struct norm_job j = {c->isa, y.data, x.data, x.data, delta.data, gain, eps, x.cols};
     pool_run(c->pool, x.rows, grain(x.cols), norm_rows, &j);
 }
@@ -282,7 +284,7 @@ void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum acti
 {
     struct cpu_backend *c = cpu_of(b);
     struct act_job j = {c->isa->act_mul[act], y.data, gu.data, y.cols};
-    CHECK(gu.dtype == DTYPE_F32); /* linear_out names nothing else */
+    CHECK(y.dtype == DTYPE_F32 && gu.dtype == DTYPE_F32);
     pool_run(c->pool, y.rows, grain(4 * y.cols), act_rows, &j);
 }
 

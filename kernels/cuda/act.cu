@@ -1,7 +1,6 @@
 /* DESIGN: between the two products of an MLP. Prompts make this a matter of bytes: what cuBLAS has
- * made comes in 16 bits (linear_out) and leaves in them, for the product behind it (linear.cu). A
- * thread takes a vector of gates and one of ups, whatever their type, which it computes with in
- * fp32. */
+ * made comes in 16 bits (linear_out) and leaves in them (linear_in). A thread takes a vector of
+ * gates and one of ups, whatever their type, which it computes with in fp32. */
 #include "kernels/cuda/rows.cuh"
 
 #include "kernels/numerics.h"
@@ -15,7 +14,7 @@ template <enum activation ACT> DEVICE float activate(float g, float u)
 
 /* Block (row, part of it). */
 template <enum activation ACT, bool ALIGNED, typename E>
-__global__ void act_mul_kernel(float *y, const E *gu, int32_t cols, struct rounded rounded)
+__global__ void act_mul_kernel(struct elements y, const E *gu, int32_t cols)
 {
     constexpr int N = CUDA_VECTOR / (int)sizeof(E);
     constexpr bool PAIRS = ACT == ACT_SWIGLU_PAIRS;
@@ -35,28 +34,20 @@ __global__ void act_mul_kernel(float *y, const E *gu, int32_t cols, struct round
         const float g = PAIRS ? from[2 * k % N] : a[k], u = PAIRS ? from[2 * k % N + 1] : b[k];
         v.e[k] = activate<ACT>(g, u);
     }
-#pragma unroll
-    for (int k = 0; k < N; k += FOUR)
-        store_four<ALIGNED>(y + row, i + k, cols, *(const four *)(v.e + k));
-    if (i < cols)
-        store_rounded(rounded, row + i, v);
+    put_row<ALIGNED>(y, row, i, cols, v);
 }
 
 template <enum activation ACT, typename E>
 static void launch_act_mul(struct cuda_backend *c, struct view y, struct cview gu)
 {
     constexpr int N = CUDA_VECTOR / (int)sizeof(E);
-    float *to = (float *)y.data;
+    const struct elements to = elements_of(y);
     const E *from = (const E *)gu.data;
     const dim3 grid((unsigned)y.rows, blocks_for((size_t)y.cols, THREADS * N));
-    const struct rounded rounded = rounded_of(c, y);
-    if (y.cols % N == 0 && are_fours(y.cols, to, from))
-        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true, E>), grid, THREADS, 0, to, from, y.cols,
-                     rounded);
+    if (y.cols % N == 0 && are_fours(y.cols, y.data, from))
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, true, E>), grid, THREADS, 0, to, from, y.cols);
     else
-        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false, E>), grid, THREADS, 0, to, from, y.cols,
-                     rounded);
-    tell_rounded(c, y, rounded);
+        LAUNCH_AHEAD(c, (act_mul_kernel<ACT, false, E>), grid, THREADS, 0, to, from, y.cols);
 }
 
 template <typename E>

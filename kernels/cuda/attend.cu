@@ -257,8 +257,8 @@ DEVICE void fold_teams(const struct attend_args &a, const struct state<S> &s, in
         }
         all[n] = split == 0 ? f : fold(all[n], f);
         if (last)
-            attend_out(&a, t, first + g)[e] =
-                all[n].out / attend_sum(a, first + g, all[n].sum, all[n].max);
+            put_element(a.out, attend_out(&a, t, first + g) + e,
+                        all[n].out / attend_sum(a, first + g, all[n].sum, all[n].max));
     }
     __syncthreads(); /* the next split or heads write these again */
 }
@@ -270,19 +270,26 @@ DEVICE void attend_split(const struct attend_args &a, const typename S::E *cache
 {
     const int32_t dim = a.kv.dim, kv_head = a.kv_of[first], slot = a.rows.slot[t];
     const int32_t seen = attend_first(&a, a.rows.position[t]);
+    constexpr int TOGETHER = S::VEC < 4 ? S::VEC : 4;
     float q[S::GROUP][S::ITER][S::VEC] = {};
     struct state<S> s = {
     };
 #pragma unroll
     for (int g = 0; g < S::GROUP; g++) {
         s.max[g] = -INFINITY;
-        const float *from = attend_query(&a, t, first + g < past ? first + g : first);
+        const int64_t from = attend_query(&a, t, first + g < past ? first + g : first);
 #pragma unroll
         for (int i = 0; i < S::ITER; i++)
 #pragma unroll
-            for (int j = 0; j < S::VEC; j++)
-                if (S::element(i) < dim)
-                    q[g][i][j] = from[S::element(i) + j] * a.scale;
+            for (int j = 0; j < S::VEC; j += TOGETHER) {
+                if (S::element(i) >= dim)
+                    continue;
+                const pack<float, TOGETHER> v =
+                    get_elements<TOGETHER>(a.qkv, from + S::element(i) + j);
+#pragma unroll
+                for (int k = 0; k < TOGETHER; k++)
+                    q[g][i][j + k] = v.e[k] * a.scale;
+            }
     }
     for (int32_t base = r.begin; base < r.end; base += S::TEAMS * S::AT_ONCE) {
         const int32_t p = base + (int32_t)threadIdx.x / S::LANES * S::AT_ONCE, left = r.end - p;
@@ -315,7 +322,7 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
     const struct attend_heads h = attend_heads_of(&a, (int32_t)blockIdx.y);
     if (padding) {
         for (int32_t n = (int32_t)threadIdx.x; n < (h.past - h.first) * a.kv.dim; n += THREADS)
-            attend_out(&a, t, h.first)[n] = 0;
+            put_element(a.out, attend_out(&a, t, h.first) + n, 0);
         return;
     }
     for (int32_t first = h.first; first < h.past; first += S::GROUP) {
@@ -340,7 +347,8 @@ __global__ void attend_merge_kernel(struct attend_args a)
             const float *p = first + (int64_t)s * (dim + ATTEND_PARTIAL_MORE);
             all = fold(all, {p[e], p[dim], p[dim + 1]});
         }
-        attend_out(&a, t, head)[e] = all.out / attend_sum(a, head, all.sum, all.max);
+        put_element(a.out, attend_out(&a, t, head) + e,
+                    all.out / attend_sum(a, head, all.sum, all.max));
     }
 }
 
@@ -418,8 +426,8 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
 {
     if (rows->count == 0 || h->heads == 0)
         return;
-    struct attend_args a = {(float *)out.data,
-                            (const float *)qkv.data,
+    struct attend_args a = {elements_of(out),
+                            elements_of(qkv),
                             *rows,
                             kv_place_of(&kv->spec, layer),
                             h->kv_of,

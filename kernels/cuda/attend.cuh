@@ -14,8 +14,8 @@
 #endif
 
 struct attend_args {
-    float *out;       /* [rows, heads * dim] */
-    const float *qkv; /* [rows, (heads + 2 kv heads) * dim] */
+    struct elements out; /* [rows, heads * dim] */
+    struct elements qkv; /* [rows, (heads + 2 kv heads) * dim] */
     struct rows rows;
     struct kv_place kv;
     const int32_t *kv_of; /* ascending */
@@ -109,14 +109,15 @@ HOST_DEVICE struct attend_heads attend_heads_of(const struct attend_args *a, int
     return h;
 }
 
-HOST_DEVICE float *attend_out(const struct attend_args *a, int32_t t, int32_t head)
+/* Where a head begins in `out`, and in `qkv`. */
+HOST_DEVICE int64_t attend_out(const struct attend_args *a, int32_t t, int32_t head)
 {
-    return a->out + ((int64_t)t * a->heads + head) * a->kv.dim;
+    return ((int64_t)t * a->heads + head) * a->kv.dim;
 }
 
-HOST_DEVICE const float *attend_query(const struct attend_args *a, int32_t t, int32_t head)
+HOST_DEVICE int64_t attend_query(const struct attend_args *a, int32_t t, int32_t head)
 {
-    return a->qkv + ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
+    return ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
 }
 
 /* attend_decode.cu: rows that are alone, by tensor cores. false: not for this head size or type. */

@@ -139,10 +139,11 @@ DEVICE void write_out(const struct attend_args &a, int32_t t, int32_t head, int3
                       const struct folded &all)
 {
     const float sum = attend_sum(a, head, all.sum, all.max);
-    float *to = attend_out(&a, t, head) + e;
+    pack<float, TOGETHER> v;
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++)
-        to[i] = all.out[i] / sum;
+        v.e[i] = all.out[i] / sum;
+    put_elements(a.out, attend_out(&a, t, head) + e, v);
 }
 
 /* A split that the block folds behind those before it. */
@@ -391,7 +392,7 @@ template <typename L> DEVICE void write_zeros(const struct attend_args &a, const
 {
     const int32_t count = blockIdx.z > 0 ? 0 : (p.heads.past - p.heads.first) * L::DIM;
     for (int32_t n = (int32_t)threadIdx.x; n < count; n += L::THREADS)
-        attend_out(&a, p.t, p.heads.first)[n] = 0;
+        put_element(a.out, attend_out(&a, p.t, p.heads.first) + n, 0);
 }
 
 /* Block (place, KV head, its first split). `few`: blocks of a row that is not long. */

@@ -110,13 +110,14 @@ DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], const st
                          int32_t t, int32_t first, int32_t count)
 {
     const int32_t head = (int32_t)threadIdx.x % WARP / QUAD, of = (int32_t)threadIdx.x % QUAD * 2;
-    const float *from = attend_query(&a, t, head < count ? first + head : first);
+    const int64_t from = attend_query(&a, t, head < count ? first + head : first);
     float x[L::STEPS][4], top = 0, unit = 1, inverse = 1;
 #pragma unroll
     for (int s = 0; s < L::STEPS; s++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            x[s][i] = from[16 * s + element<L>::of_query(i)] * a.scale;
+            const int64_t pair = from + 16 * s + element<L>::of_query(i / 2 * 2);
+            x[s][i] = get_elements<2>(a.qkv, pair).e[i % 2] * a.scale;
             x[s][i] = head < count ? x[s][i] : 0;
             top = fmaxf(top, fabsf(x[s][i]));
         }

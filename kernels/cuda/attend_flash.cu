@@ -32,9 +32,10 @@ DEVICE void load_queries(typename P::C *q, const struct attend_args &a, const st
         const int32_t r = n / PAIRS, e = n % PAIRS * 2;
         float x = 0, y = 0;
         if (span_has(s, r)) {
-            const float *from = attend_query(&a, s.tile + r / s.heads, s.first + r % s.heads) + e;
-            x = from[0];
-            y = from[1];
+            const int64_t from = attend_query(&a, s.tile + r / s.heads, s.first + r % s.heads) + e;
+            const pack<float, 2> pair = get_elements<2>(a.qkv, from);
+            x = pair.e[0];
+            y = pair.e[1];
         }
         *(uint32_t *)(q + r * P::PITCH + e) = mma_pair(x, y, typename P::C());
     }

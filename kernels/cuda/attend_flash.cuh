@@ -251,12 +251,12 @@ DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, c
             if (!span_has(s, r))
                 continue;
             const float share = 1 / attend_sum(a, head, sum, l.max[t][half] * scale);
-            float *to = attend_out(&a, s.tile + r / s.heads, head) + threadIdx.x % QUAD * 2;
+            const int64_t to = attend_out(&a, s.tile + r / s.heads, head) + threadIdx.x % QUAD * 2;
 #pragma unroll
-            for (int n = 0; n < P::DIM / 8; n++) {
-                to[n * 8] = l.out[t][n][2 * half] * share;
-                to[n * 8 + 1] = l.out[t][n][2 * half + 1] * share;
-            }
+            for (int n = 0; n < P::DIM / 8; n++)
+                put_elements<2>(
+                    a.out, to + n * 8,
+                    {{l.out[t][n][2 * half] * share, l.out[t][n][2 * half + 1] * share}});
         }
 }
 

@@ -133,7 +133,7 @@ DEVICE void attend_span(const struct tile &s, const struct attend_args &a, const
 #pragma unroll
     for (int i = 0; i < SUMS; i++)
         if (mine && first + c + QUAD * i < dim)
-            attend_out(&a, tile + r, head)[first + c + QUAD * i] = out[i] / sum;
+            put_element(a.out, attend_out(&a, tile + r, head) + first + c + QUAD * i, out[i] / sum);
 }
 
 template <typename E, int ROWS>
@@ -147,7 +147,9 @@ __global__ void __launch_bounds__(ROWS *QUAD)
     const struct tile s = tile_over(memory, ROWS, dim);
     for (int32_t n = (int32_t)threadIdx.x; n < ROWS * dim; n += ROWS * QUAD) {
         const int32_t r = n / dim, e = n % dim;
-        s.q[r * s.pitch + e] = r < count ? attend_query(&a, tile + r, head)[e] * a.scale : 0.0f;
+        const float q =
+            r < count ? get_elements<1>(a.qkv, attend_query(&a, tile + r, head) + e).e[0] : 0;
+        s.q[r * s.pitch + e] = q * a.scale;
     }
     for (int32_t begin = 0, end; begin < count; begin = end) {
         end = attend_run_end(&a.rows, tile + begin, tile + count) - tile;

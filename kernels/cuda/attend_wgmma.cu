@@ -132,9 +132,9 @@ DEVICE void load_queries(typename P::C *query, const struct attend_args &a, cons
         pack<float, 4> x[2] = {};
         pack<uint32_t, 4> words;
         if (span_has(s, r)) {
-            const float *from = attend_query(&a, s.tile + r / s.heads, s.first + r % s.heads);
-            x[0] = ((const pack<float, 4> *)from)[2 * piece];
-            x[1] = ((const pack<float, 4> *)from)[2 * piece + 1];
+            const int64_t from = attend_query(&a, s.tile + r / s.heads, s.first + r % s.heads);
+            x[0] = get_elements<4>(a.qkv, from + PIECE * piece);
+            x[1] = get_elements<4>(a.qkv, from + PIECE * piece + 4);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -66,14 +66,6 @@ struct cuda_sizes {
 
 struct blas; /* blas.h */
 
-/* What products of many rows found in memory: rows rounded to the type of their weights. */
-struct cuda_rounded {
-    const void *of; /* NULL: nothing that is known */
-    int32_t rows, cols;
-    enum dtype dtype;
-};
-#define CUDA_WANTED 4
-
 struct cuda_backend {
     struct backend base;
     int32_t device;
@@ -88,9 +80,6 @@ struct cuda_backend {
      * what a product of a weight of codes makes of it; the order of rows by expert, their products.
      */
     struct cuda_scratch x, partial, sample, workspace, tile, experts;
-    /* What is in `x` now; and what has been wanted there, by its columns, of the latest kinds: who
-     * makes such rows rounds them, too, which spares a pass over them (linear.cu). */
-    struct cuda_rounded rounded, wanted[CUDA_WANTED];
     struct cuda_scratch tables; /* of pointers, of all mixtures that are open, */
     size_t table_pointers;      /* one after the other until none is */
     int32_t tables_open;
@@ -110,14 +99,6 @@ struct cuda_backend {
 static inline struct cuda_backend *cuda_of(struct backend *b)
 {
     return (struct cuda_backend *)b;
-}
-
-/* Memory may have been written. By each launch; others than the thread of the ops have nothing to
- * do with what is rounded, and find nothing here. */
-static inline void cuda_forget(struct cuda_backend *c)
-{
-    if (c->rounded.of != NULL)
-        c->rounded.of = NULL;
 }
 
 #define CUDA_VECTOR 16 /* bytes: rows of weights begin at, and consist of, whole ones */
@@ -268,12 +249,9 @@ void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, 
 /* linear.cu. invariant: a row's bits depend on no other row, and leaves are those of the spec. */
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
 void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w);
+enum dtype linear_in(struct backend *b, const struct weight *w, int32_t rows);
 enum dtype linear_out(struct backend *b, const struct weight *w, int32_t rows);
-enum dtype linear_invariant_out(struct backend *b, const struct weight *w, int32_t rows);
-/* Where an op is to put rows that it makes rounded, too, and to what type; NULL: nowhere. The type
- * of what is in c->x is told behind the launch that wrote both. */
-void *linear_wants(const struct cuda_backend *c, struct view y, enum dtype *dtype);
-void linear_rounded(struct cuda_backend *c, struct view y, enum dtype dtype);
+enum dtype linear_invariant_type(struct backend *b, const struct weight *w, int32_t rows);
 
 #define CUDA_STEP 128 /* columns of x that narrow.cu fills up to */
 /* gemv.cu: the same for few rows at a time, GEMV_ROWS of them in one pass over the weight.

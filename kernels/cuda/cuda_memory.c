@@ -34,7 +34,6 @@ enum status cuda_memory_grow(struct cuda_backend *c, struct cuda_scratch *s, siz
     enum status st = failed(c, cudaMalloc(&p, bytes), bytes, err);
     if (st != OK)
         return st;
-    cuda_forget(c);
     cudaFree(s->data); /* waits for what still uses it */
     s->data = p;
     s->bytes = bytes;
@@ -128,11 +127,6 @@ void *cuda_stream(struct backend *b)
     return cuda_of(b)->stream;
 }
 
-void cuda_written(struct backend *b)
-{
-    cuda_forget(cuda_of(b));
-}
-
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
 void *cuda_memory_alloc(struct backend *b, size_t bytes)
@@ -144,7 +138,6 @@ void *cuda_memory_alloc(struct backend *b, size_t bytes)
         (void)cudaGetLastError(); /* told by the NULL; not to be found by the next launch */
         return NULL;
     }
-    cuda_forget(c);
     cuda_note(c, "alloc", cudaMemsetAsync(p, 0, bytes, c->stream));
     return p;
 }
@@ -197,7 +190,6 @@ static void upload_packed(struct cuda_backend *c, void *dst, const void *src, si
 void cuda_memory_upload(struct backend *b, void *dst, const void *src, size_t bytes)
 {
     struct cuda_backend *c = cuda_of(b);
-    cuda_forget(c);
     if (bytes > 0 && bytes <= CUDA_PACK_MOST) {
         upload_packed(c, dst, src, bytes);
         return;

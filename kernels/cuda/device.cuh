@@ -28,7 +28,6 @@ extern "C" {
 #ifndef LAUNCH
 #define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
     do {                                                                                           \
-        cuda_forget(c);                                                                            \
         kernel<<<grid, block, shared, (cudaStream_t)(c)->stream>>>(__VA_ARGS__);                   \
         cuda_note(c, #kernel, cudaGetLastError());                                                 \
     } while (0)
@@ -76,7 +75,6 @@ static cudaError_t launch_ahead(struct cuda_backend *c, void (*kernel)(P...), di
     how.dynamicSmemBytes = shared;
     how.stream = (cudaStream_t)c->stream;
     how.attrs = &ahead;
-    cuda_forget(c);
     if (c->recording) {
         const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
         if (e != cudaSuccess)
@@ -203,6 +201,62 @@ DEVICE void widen(float (&y)[8], const pack<bf16, 8> &x)
         } else                                                                                     \
             WITH_TYPE(dtype, __VA_ARGS__);                                                         \
     } while (0)
+
+/* ---- elements of a type that only the host knows ---- */
+
+struct elements {
+    void *data;
+    enum dtype dtype; /* F32, F16 or BF16 */
+};
+
+template <typename V> HOST_DEVICE struct elements elements_of(V view) /* view or cview */
+{
+    const struct elements e = {const_cast<void *>((const void *)view.data), view.dtype};
+    return e;
+}
+
+/* N neighbours, from a multiple of N on, up to 4; stores: up to 8. */
+template <int N> DEVICE pack<float, N> get_elements(const struct elements &from, int64_t at)
+{
+    pack<float, N> v;
+    if (from.dtype == DTYPE_F32)
+        v = *(const pack<float, N> *)((const float *)from.data + at);
+    else if (from.dtype == DTYPE_F16)
+        widen(v.e, *(const pack<__half, N> *)((const __half *)from.data + at));
+    else
+        widen(v.e, *(const pack<bf16, N> *)((const bf16 *)from.data + at));
+    return v;
+}
+
+template <typename E, int N> DEVICE void put_rounded(E *to, const pack<float, N> &v)
+{
+    pack<E, N> rounded;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        from_float(rounded.e + i, v.e[i]);
+    *(pack<E, N> *)to = rounded;
+}
+
+template <int N>
+DEVICE void put_elements(const struct elements &to, int64_t at, const pack<float, N> &v)
+{
+    constexpr int WORDS = N < 4 ? N : 4; /* of one store */
+    if (to.dtype == DTYPE_F32) {
+#pragma unroll
+        for (int i = 0; i < N; i += WORDS)
+            *(pack<float, WORDS> *)((float *)to.data + at + i) =
+                *(const pack<float, WORDS> *)(v.e + i);
+    } else if (to.dtype == DTYPE_F16) {
+        put_rounded((__half *)to.data + at, v);
+    } else {
+        put_rounded((bf16 *)to.data + at, v);
+    }
+}
+
+DEVICE void put_element(const struct elements &to, int64_t at, float x)
+{
+    put_elements<1>(to, at, {{x}});
+}
 
 /* ---- reductions ---- */
 

@@ -20,8 +20,6 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out,
 
 /* The stream (a cudaStream_t) every op of b is enqueued on, for the communicator. */
 void *cuda_stream(struct backend *b);
-/* The communicator says so whenever it has written there: b may know what was in that memory. */
-void cuda_written(struct backend *b);
 /* fn(arg) is called about every millisecond while the host waits for the device, by the waiting
  * thread. A failure it returns is told as that of the ops; it then has to end what they wait for.
  * fn NULL: no more. */

@@ -1,16 +1,14 @@
 /* DESIGN: y[T, out] = x[T, in] w[out, in]^T in three ways, and in a fourth if bits are not to
  * depend on T (below). Few rows: own kernels at the speed of memory, x in fp32 (gemv.cu), or in two
  * bf16 and as many bits (narrow.cu: integers from 9 rows on). Many rows: cuBLAS on tensor cores, x
- * rounded to the weight's type first (fp32 weights: neither rounding nor tf32), fp32 accumulation,
- * fp32 results; but those that only an activation reads are rounded to 16 bits, once, which halves
- * what is most to write of all of a prompt (linear_out).
- * The leaves of the weight's spec are not used here. Codes of 4 and 8 bits become bf16 in registers
- * for up to NARROW_ROWS rows, x rounded to bf16 (narrow.cu). Beyond, F8_E4M3 weights with a scale
- * per row, where cuBLAS has a kernel for that (sm_90 with 12.9 or newer): x becomes E4M3, too, with
- * a scale per row of its own. Else, and of integers, the weight is widened to bf16, a tile of its
- * rows at a time; that moves five to nine times the bytes of the codes.
- * Whoever makes an x of as many columns as was rounded here before (a norm, an activation) rounds
- * it on the way; nothing is in c->x for more than one x, and any other launch forgets it.
+ * rounded to the weight's type first (fp32 weights: neither rounding nor tf32), fp32 accumulation.
+ * Bytes count then, so whoever makes x may write it rounded (linear_in), and a result may be
+ * rounded to 16 bits, once (linear_out). The leaves of the weight's spec are not used here. Codes
+ * of 4 and 8 bits become bf16 in registers for up to NARROW_ROWS rows, x rounded to bf16
+ * (narrow.cu). Beyond, F8_E4M3 weights with a scale per row, where cuBLAS has a kernel for that
+ * (sm_90 with 12.9 or newer): x becomes E4M3, too, with a scale per row of its own. Else, and of
+ * integers, the weight is widened to bf16, a tile of its rows at a time; that moves five to nine
+ * times the bytes of the codes.
  *
  * The fourth way: our own kernels for many rows, too (narrow.cu, gemm.cu), whose results have the
  * bits of those for few; and each leaf is a product of its own, as if it were another rank's. */
@@ -23,47 +21,6 @@
 #define TILE_OUTPUTS 64    /* a tile is a multiple: y's rows begin at 16 bytes if they did before */
 
 /* ---- x in the weight's type ---- */
-
-void *linear_wants(const struct cuda_backend *c, struct view y, enum dtype *dtype)
-{
-    const size_t bytes = (size_t)y.rows * (size_t)y.cols * sizeof(bf16);
-    for (const struct cuda_rounded &w : c->wanted) {
-        if (w.cols != y.cols)
-            continue;
-        *dtype = w.dtype;
-        return w.rows > 0 && y.rows >= w.rows && bytes <= c->x.bytes ? c->x.data : nullptr;
-    }
-    return nullptr;
-}
-
-void linear_rounded(struct cuda_backend *c, struct view y, enum dtype dtype)
-{
-    c->rounded = {y.data, y.rows, y.cols, dtype};
-}
-
-/* From so many rows on; 0: x is not wanted so, but otherwise. The latest comes first. */
-static void want(struct cuda_backend *c, int32_t rows, int32_t cols, enum dtype dtype)
-{
-    struct cuda_rounded *w = c->wanted;
-    size_t i = 0;
-    while (i < CUDA_WANTED - 1 && w[i].cols != cols)
-        i++;
-    memmove(w + 1, w, i * sizeof *w);
-    w[0] = {nullptr, rows, cols, dtype};
-}
-
-/* Behind a product: x is in c->x, and is what it was unless y lies there. */
-static void keep(struct cuda_backend *c, struct view y, struct cview x, enum dtype dtype,
-                 int32_t pitch)
-{
-    const uintptr_t from = (uintptr_t)x.data, to = (uintptr_t)y.data;
-    const size_t read = (size_t)x.rows * (size_t)x.cols * sizeof(float);
-    const size_t written = (size_t)y.rows * (size_t)y.cols * dtype_size(y.dtype);
-    const bool apart = from + read <= to || to + written <= from;
-    c->rounded = {nullptr, 0, 0, dtype};
-    if (apart && pitch == x.cols && dtype != DTYPE_F32)
-        c->rounded = {x.data, x.rows, x.cols, dtype};
-}
 
 /* x[rows, in] fp32 to y[rows, pitch] in the weight's type, zeros in the tail. Block (row, part). */
 template <typename E, bool ALIGNED>
@@ -97,16 +54,13 @@ __global__ void convert_kernel(E *y, const float *x, int32_t in, int32_t pitch)
     }
 }
 
-/* x in c->x, with `pitch` columns; products of fewer rows than `least` do not need it. */
+/* x in that type, with `pitch` columns: itself, or what becomes of it in c->x. */
 template <typename E>
-static void convert(struct cuda_backend *c, struct cview x, enum dtype dtype, int32_t pitch,
-                    int32_t least)
+static const void *convert(struct cuda_backend *c, struct cview x, enum dtype dtype, int32_t pitch)
 {
-    const struct cuda_rounded *r = &c->rounded;
-    if (r->of == x.data && r->rows >= x.rows && r->cols == x.cols && r->dtype == dtype)
-        return;
-    if (pitch == x.cols && dtype != DTYPE_F32)
-        want(c, least, x.cols, dtype);
+    if (x.dtype == dtype && pitch == x.cols)
+        return x.data;
+    CHECK(x.dtype == DTYPE_F32);
     const dim3 grid((unsigned)x.rows, blocks_for((size_t)pitch, SPAN));
     E *to = (E *)c->x.data;
     const float *from = (const float *)x.data;
@@ -114,21 +68,23 @@ static void convert(struct cuda_backend *c, struct cview x, enum dtype dtype, in
         LAUNCH_AHEAD(c, (convert_kernel<E, true>), grid, THREADS, 0, to, from, x.cols, pitch);
     else
         LAUNCH_AHEAD(c, (convert_kernel<E, false>), grid, THREADS, 0, to, from, x.cols, pitch);
+    return to;
 }
 
 /* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the
  * scale one, and so all of the row's products. */
-__global__ void quantize_kernel(e4m3 *y, float *scale, const float *x, int32_t in, int32_t pitch)
+template <typename E>
+__global__ void quantize_kernel(e4m3 *y, float *scale, const E *x, int32_t in, int32_t pitch)
 {
-    const float *row = x + (int64_t)blockIdx.x * in;
+    const E *row = x + (int64_t)blockIdx.x * in;
     e4m3 *codes = y + (int64_t)blockIdx.x * pitch;
     uint32_t most = 0; /* magnitudes in the order of their bits; NaN on top */
     for (int32_t k = (int32_t)threadIdx.x; k < in; k += THREADS)
-        most = maximum()(most, __float_as_uint(row[k]) & 0x7fffffffu);
+        most = maximum()(most, __float_as_uint(to_float(row[k])) & 0x7fffffffu);
     const float largest = __uint_as_float(reduce_block(most, maximum())) / DTYPE_E4M3_MAX;
     const float by = largest < FLT_MIN ? FLT_MIN : largest;
     for (int32_t k = (int32_t)threadIdx.x; k < pitch; k += THREADS)
-        from_float(codes + k, k < in ? row[k] / by : 0.0f);
+        from_float(codes + k, k < in ? to_float(row[k]) / by : 0.0f);
     if (threadIdx.x == 0)
         scale[blockIdx.x] = by;
 }
@@ -139,15 +95,10 @@ template <typename E>
 static void gemm(struct cuda_backend *c, struct view y, struct cview x, const struct weight *w)
 {
     const int32_t pitch = (int32_t)cuda_pitch(w->spec.in, w->spec.dtype);
-    const void *rows = x.data;
-    if (w->spec.dtype != DTYPE_F32 || pitch != x.cols) {
-        convert<E>(c, x, w->spec.dtype, pitch, GEMV_ROWS + 1);
-        rows = c->x.data;
-    }
+    const void *rows = convert<E>(c, x, w->spec.dtype, pitch);
     const struct blas_product p = {y.rows,  y.cols, pitch, pitch,      y.cols,  w->spec.dtype,
                                    y.dtype, y.data, rows,  w->storage, nullptr, nullptr};
     blas_multiply(c, &p);
-    keep(c, y, x, w->spec.dtype, pitch);
 }
 
 /* false: there is no kernel for this, and nothing has been done. */
@@ -164,9 +115,9 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
     if (backend_scales(&w->spec) != 1 || (size_t)y.rows * sizeof(float) > CUDA_TILE_BYTES ||
         !blas_knows(c, &p))
         return false;
-    want(c, 0, x.cols, DTYPE_F8_E4M3);
-    LAUNCH(c, quantize_kernel, (unsigned)y.rows, THREADS, 0, (e4m3 *)c->x.data, x_scale,
-           (const float *)x.data, x.cols, (int32_t)pitch);
+    WITH_TYPE(x.dtype,
+              LAUNCH(c, quantize_kernel<E>, (unsigned)y.rows, THREADS, 0, (e4m3 *)c->x.data,
+                     x_scale, (const E *)x.data, x.cols, (int32_t)pitch));
     blas_multiply(c, &p);
     return true;
 }
@@ -236,32 +187,45 @@ static void gemm_widened(struct cuda_backend *c, struct view y, struct cview x,
     const int64_t fit = (int64_t)CUDA_TILE_BYTES / (pitch * 2) / TILE_OUTPUTS * TILE_OUTPUTS;
     struct product tile = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
     CHECK(fit > 0);
-    convert<bf16>(c, x, DTYPE_BF16, pitch, NARROW_ROWS + 1);
+    const void *rows = convert<bf16>(c, x, DTYPE_BF16, pitch);
     for (int32_t first = 0, out; first < y.cols; first += out) {
         out = y.cols - first < fit ? y.cols - first : (int32_t)fit;
         widen(c, &w->spec, tile, pitch, (unsigned)out);
         void *to = (unsigned char *)y.data + (size_t)first * dtype_size(y.dtype);
-        const struct blas_product p = {y.rows,  out, pitch,     pitch,        y.cols,  DTYPE_BF16,
-                                       y.dtype, to,  c->x.data, c->tile.data, nullptr, nullptr};
+        const struct blas_product p = {y.rows,  out, pitch, pitch,        y.cols,  DTYPE_BF16,
+                                       y.dtype, to,  rows,  c->tile.data, nullptr, nullptr};
         blas_multiply(c, &p);
         skip_outputs(&tile, out);
     }
-    keep(c, y, x, DTYPE_BF16, pitch);
 }
 
 /* ---- the op ---- */
 
-/* Where cuBLAS makes the product of bf16 or codes. Not of fp16, which ends at 65,504: a gate beyond
- * would be an infinity, and its activation no number. */
+static bool is_of_blas(const struct weight *w, int32_t rows)
+{
+    return rows > (dtype_is_compute(w->spec.dtype) ? GEMV_ROWS : NARROW_ROWS);
+}
+
+/* What cuBLAS multiplies; of E4M3 rows are quantised from it. Not where rows get a tail of zeros.
+ */
+enum dtype linear_in(struct backend *, const struct weight *w, int32_t rows)
+{
+    const enum dtype dtype = dtype_is_compute(w->spec.dtype) ? w->spec.dtype : DTYPE_BF16;
+    const bool whole = cuda_pitch(w->spec.in, dtype) == (size_t)w->spec.in;
+    return is_of_blas(w, rows) && whole ? dtype : DTYPE_F32;
+}
+
+/* Not of fp16, which ends at 65,504: a gate beyond would be an infinity, and its activation no
+ * number. */
 enum dtype linear_out(struct backend *, const struct weight *w, int32_t rows)
 {
     const enum dtype dtype = w->spec.dtype;
-    const bool few = rows <= (dtype == DTYPE_BF16 ? GEMV_ROWS : NARROW_ROWS);
-    return few || dtype == DTYPE_F32 || dtype == DTYPE_F16 ? DTYPE_F32 : DTYPE_BF16;
+    const bool wide = dtype == DTYPE_F32 || dtype == DTYPE_F16;
+    return is_of_blas(w, rows) && !wide ? DTYPE_BF16 : DTYPE_F32;
 }
 
-/* Our own kernels write fp32. */
-enum dtype linear_invariant_out(struct backend *, const struct weight *, int32_t)
+/* Our own kernels have fp32. */
+enum dtype linear_invariant_type(struct backend *, const struct weight *, int32_t)
 {
     return DTYPE_F32;
 }
@@ -283,7 +247,6 @@ static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 {
     const size_t bytes = (size_t)y.rows * (size_t)y.cols * dtype_size(y.dtype);
     if (bytes > 0 && x.cols == 0) {
-        cuda_forget(c);
         cuda_note(c, "linear", cudaMemsetAsync(y.data, 0, bytes, (cudaStream_t)c->stream));
     }
     return bytes == 0 || x.cols == 0;

@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int32_t col = (int32_t)(blockIdx.x * PART + 2 * threadIdx.x);
     const int64_t at = (int64_t)blockIdx.y * cols + col;
     const uint32_t round = in.own->round[block] + 1, call = in.own->call + 1;
-    float *x = (float *)a.x.data, *y = (float *)a.y.data;
+    float *x = (float *)a.x.data;
     float mine[2] = {}, before[2] = {}, gain[2] = {}, v[2] = {}, scale;
     launch_release();
     for (int32_t k = 0; k < 2 && col + k < cols; k++) { /* all of it on its way with the exchange */
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         return;
     for (int32_t k = 0; k < 2 && col + k < cols; k++) {
         x[at + k] = v[k];
-        y[at + k] = v[k] * scale * gain[k];
+        put_element(elements_of(a.y), at + k, v[k] * scale * gain[k]);
     }
     if (threadIdx.x != 0)
         return;

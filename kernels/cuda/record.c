@@ -17,7 +17,6 @@ bool record_begin(struct backend *b)
     struct cuda_backend *c = cuda_of(b);
     /* other threads may go on with calls that a capture forbids */
     const cudaError_t e = cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal);
-    cuda_forget(c); /* what is there now need not be there when it is replayed, */
     c->recording = e == cudaSuccess;
     c->unrecordable = false;
     if (!c->recording)
@@ -33,7 +32,6 @@ struct recording *record_end(struct backend *b)
     cudaGraphExec_t exec = NULL;
     cudaError_t e = cudaStreamEndCapture(c->stream, &graph);
     c->recording = false;
-    cuda_forget(c); /* and what was recorded has not run */
     if (e == cudaSuccess && r != NULL && !c->unrecordable)
         e = cudaGraphInstantiateWithFlags(&exec, graph, 0);
     if (e == cudaSuccess && exec != NULL)
@@ -53,7 +51,6 @@ struct recording *record_end(struct backend *b)
 
 void record_replay(struct backend *b, const struct recording *r)
 {
-    cuda_forget(cuda_of(b));
     cuda_note(cuda_of(b), "replay", cudaGraphLaunch(r->graph, cuda_of(b)->stream));
 }
 

@@ -29,7 +29,7 @@ void rope_table(struct backend *b, struct view table, const int32_t *position,
 }
 
 struct rope_args {
-    float *qkv;
+    struct elements qkv;
     struct qkv_rules rules;
     const float *table;
     struct rows rows;
@@ -55,19 +55,23 @@ HOST_DEVICE struct pair rope_pair(int32_t i, int32_t rotary, int32_t dim, bool i
     return p;
 }
 
-/* Adds the bias, and returns the factor of the norm. */
-DEVICE float apply_rules(float *x, const float *bias, const struct rope_args *a)
+/* An element of the head that begins at x. */
+DEVICE float biased(const struct rope_args *a, int64_t x, int32_t e, const float *bias)
+{
+    const float value = get_elements<1>(a->qkv, x + e).e[0];
+    return bias != nullptr ? value + bias[e] : value;
+}
+
+/* The factor of the norm. */
+DEVICE float norm_of(const struct rope_args *a, int64_t x, const float *bias)
 {
     const int32_t dim = a->kv.dim;
     float sum = 0;
     for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
         const struct pair p = rope_pair(i, a->rotary, dim, a->rules.interleaved);
-        if (bias != nullptr) {
-            x[p.low] += bias[p.low];
-            x[p.high] += bias[p.high];
-        }
-        sum = fmaf(x[p.low], x[p.low], sum);
-        sum = fmaf(x[p.high], x[p.high], sum);
+        const float low = biased(a, x, p.low, bias), high = biased(a, x, p.high, bias);
+        sum = fmaf(low, low, sum);
+        sum = fmaf(high, high, sum);
     }
     return 1 / sqrtf(reduce_block(sum, plus()) / (float)dim + a->rules.eps);
 }
@@ -82,7 +86,7 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
         return;
-    float *x = a.qkv + ((int64_t)t * (a.heads + 2 * a.kv.heads) + head) * dim;
+    const int64_t x = ((int64_t)t * (a.heads + 2 * a.kv.heads) + head) * dim;
     const float *c = a.table + (int64_t)t * a.rotary, *s = c + turning;
     E *to = nullptr;
     if (is_key || is_value) {
@@ -93,24 +97,22 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     }
     const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
-    float scale = 1;
-    if (gain != nullptr || bias != nullptr)
-        scale = apply_rules(x, bias, &a);
+    const float scale = gain != nullptr ? norm_of(&a, x, bias) : 1;
     for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
         const struct pair p = rope_pair(i, a.rotary, dim, a.rules.interleaved);
-        float low = x[p.low], high = x[p.high];
+        float low = biased(&a, x, p.low, bias), high = biased(&a, x, p.high, bias);
         if (gain != nullptr) {
             low = low * scale * gain[p.low];
             high = high * scale * gain[p.high];
         }
-        if (!is_value) {
-            if (i < turning) {
-                const float turned = low * c[i] - high * s[i];
-                high = high * c[i] + low * s[i];
-                low = turned;
-            }
-            x[p.low] = low;
-            x[p.high] = high;
+        if (!is_value && i < turning) {
+            const float turned = low * c[i] - high * s[i];
+            high = high * c[i] + low * s[i];
+            low = turned;
+        }
+        if (!is_value || bias != nullptr) {
+            put_element(a.qkv, x + p.low, low);
+            put_element(a.qkv, x + p.high, high);
         }
         if (to != nullptr) {
             from_float(to + p.low, low);
@@ -138,26 +140,23 @@ DEVICE struct pair fours_at(int32_t i, int32_t rotary, int32_t dim, bool interle
     return {p.low, interleaved ? p.low + FOUR : p.high};
 }
 
-template <bool INTERLEAVED> DEVICE struct pairs load_pairs(const float *x, struct pair at)
+/* From how they lie in memory, and back. */
+template <bool INTERLEAVED> DEVICE struct pairs pairs_of(const four &a, const four &b)
 {
-    const struct pairs p = {*(const four *)(x + at.low), *(const four *)(x + at.high)};
-    return !INTERLEAVED ? p
-                        : pairs{{p.low.e[0], p.low.e[2], p.high.e[0], p.high.e[2]},
-                                {p.low.e[1], p.low.e[3], p.high.e[1], p.high.e[3]}};
+    return !INTERLEAVED ? pairs{a, b}
+                        : pairs{{a.e[0], a.e[2], b.e[0], b.e[2]}, {a.e[1], a.e[3], b.e[1], b.e[3]}};
 }
 
-template <bool INTERLEAVED, typename E>
-DEVICE void store_pairs(E *x, struct pair at, const struct pairs &p)
+template <bool INTERLEAVED> DEVICE struct pairs in_memory(const struct pairs &p)
 {
-    pack<E, FOUR> low, high;
-#pragma unroll
-    for (int i = 0; i < FOUR; i++) {
-        const four &from = i % 2 == 0 ? p.low : p.high; /* interleaved */
-        from_float(low.e + i, INTERLEAVED ? from.e[i / 2] : p.low.e[i]);
-        from_float(high.e + i, INTERLEAVED ? from.e[FOUR / 2 + i / 2] : p.high.e[i]);
-    }
-    *(pack<E, FOUR> *)(x + at.low) = low;
-    *(pack<E, FOUR> *)(x + at.high) = high;
+    const four &a = p.low, &b = p.high;
+    return !INTERLEAVED ? p
+                        : pairs{{a.e[0], b.e[0], a.e[1], b.e[1]}, {a.e[2], b.e[2], a.e[3], b.e[3]}};
+}
+
+template <bool INTERLEAVED> DEVICE struct pairs load_pairs(const float *x, struct pair at)
+{
+    return pairs_of<INTERLEAVED>(*(const four *)(x + at.low), *(const four *)(x + at.high));
 }
 
 /* The bias, and the norm over the head's lanes, a power of two. */
@@ -213,13 +212,14 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     const bool turns = !is_value && i < a.rotary / 2;
     const struct pair at = fours_at(i, a.rotary, dim, INTERLEAVED);
-    float *row = a.qkv + ((int64_t)t * heads + head) * dim;
+    const int64_t row = ((int64_t)t * heads + head) * dim;
     const float *table = a.table + (int64_t)t * a.rotary + i;
     four c = {}, s = {};
     launch_release();
     launch_wait();
     const int32_t slot = a.rows.slot[t], p = a.rows.position[t];
-    struct pairs x = load_pairs<INTERLEAVED>(row, at);
+    struct pairs x = pairs_of<INTERLEAVED>(get_elements<FOUR>(a.qkv, row + at.low),
+                                           get_elements<FOUR>(a.qkv, row + at.high));
     if (turns) {
         c = *(const four *)table;
         s = *(const four *)(table + a.rotary / 2);
@@ -233,21 +233,25 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
         turn(x, c, s);
     if (nth / lanes >= heads)
         return;
-    if (!is_value || bias != nullptr)
-        store_pairs<INTERLEAVED>(row, at, x);
+    x = in_memory<INTERLEAVED>(x);
+    if (!is_value || bias != nullptr) {
+        put_elements(a.qkv, row + at.low, x.low);
+        put_elements(a.qkv, row + at.high, x.high);
+    }
     if (is_key || is_value) {
         const int32_t block = kv_block(&a.rows, slot, p / BACKEND_BLOCK_TOKENS);
         const int32_t kv_head = (head - a.heads) % a.kv.heads;
-        store_pairs<INTERLEAVED>(cache + kv_index(&a.kv, block, kv_head, is_value) +
-                                     (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim,
-                                 at, x);
+        E *to = cache + kv_index(&a.kv, block, kv_head, is_value) +
+                (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
+        put_rounded(to + at.low, x.low);
+        put_rounded(to + at.high, x.high);
     }
 }
 
 static bool are_fours(const struct rope_args &a)
 {
     const int32_t dim = a.kv.dim, lanes = dim / (2 * FOUR);
-    const uintptr_t bits = (uintptr_t)a.qkv | (uintptr_t)a.table | (uintptr_t)a.rules.bias |
+    const uintptr_t bits = (uintptr_t)a.qkv.data | (uintptr_t)a.table | (uintptr_t)a.rules.bias |
                            (uintptr_t)a.rules.q_norm | (uintptr_t)a.rules.k_norm;
     const bool is_shared = lanes <= WARP && (lanes & (lanes - 1)) == 0;
     return dim % (2 * FOUR) == 0 && a.rotary % (2 * FOUR) == 0 && bits % sizeof(four) == 0 &&
@@ -273,7 +277,7 @@ static void launch(struct cuda_backend *c, const struct rope_args &a, void *cach
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
              const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
-    const struct rope_args a = {(float *)qkv.data, *rules,     (const float *)table.data,    *rows,
-                                h->heads,          table.cols, kv_place_of(&kv->spec, layer)};
+    const struct rope_args a = {elements_of(qkv), *rules,     (const float *)table.data,    *rows,
+                                h->heads,         table.cols, kv_place_of(&kv->spec, layer)};
     WITH_KV_TYPE(kv->spec.dtype, launch<E>(cuda_of(b), a, kv->storage));
 }

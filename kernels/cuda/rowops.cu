@@ -256,11 +256,11 @@ void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, co
 #endif
 
 struct norm {
-    float *y, *x;
-    const float *delta, *gain; /* of the first NULL: none */
+    struct elements y, delta; /* no data of delta: none */
+    float *x;
+    const float *gain;
     float eps;
     int32_t cols;
-    struct rounded rounded;
 };
 
 /* The sum of count sums, the same in every thread of a warp that calls; zeros at the end change
@@ -298,14 +298,12 @@ DEVICE void store_normed(const struct norm &a, int64_t row, int32_t i, four v, f
 #pragma unroll
     for (int k = 0; k < FOUR; k++)
         v.e[k] = v.e[k] * scale * gain.e[k];
-    store_four<ALIGNED>(a.y + row, i, a.cols, v);
-    if (i < a.cols)
-        store_rounded(a.rounded, row + i, v);
+    put_row<ALIGNED>(a.y, row, i, a.cols, v);
 }
 
-/* y may be x or delta: each thread reads an element before it writes it, and no other's. A thread
- * keeps the first N fours that it has; of rows longer than that the rest comes after, with its
- * squares in one sum of the warp. */
+/* y may be x or delta, of one type: each thread reads an element before it writes it, and no
+ * other's. A thread keeps the first N fours that it has; of rows longer than that the rest comes
+ * after, with its squares in one sum of the warp. */
 template <int N, bool ALIGNED>
 __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
 {
@@ -324,12 +322,12 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
 #pragma unroll
     for (int k = 0; k < N; k++) {
         v[k] = load_four<ALIGNED>(a.x + row, first + k * step, a.cols);
-        if (a.delta != nullptr)
-            d[k] = load_four<ALIGNED>(a.delta + row, first + k * step, a.cols);
+        if (a.delta.data != nullptr)
+            d[k] = get_four<ALIGNED>(a.delta, row, first + k * step, a.cols);
     }
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        if (a.delta != nullptr) {
+        if (a.delta.data != nullptr) {
             v[k] = add_fours(v[k], d[k]);
             store_four<ALIGNED>(a.x + row, first + k * step, a.cols, v[k]);
         }
@@ -340,8 +338,8 @@ __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_kernel(struct norm a)
     float more = 0;
     for (int32_t i = rest; i < a.cols; i += step) {
         four w = load_four<ALIGNED>(a.x + row, i, a.cols);
-        if (a.delta != nullptr) {
-            w = add_fours(w, load_four<ALIGNED>(a.delta + row, i, a.cols));
+        if (a.delta.data != nullptr) {
+            w = add_fours(w, get_four<ALIGNED>(a.delta, row, i, a.cols));
             store_four<ALIGNED>(a.x + row, i, a.cols, w);
         }
         more += squares(w);
@@ -375,16 +373,14 @@ static void run_norm(struct cuda_backend *c, struct norm a, struct view y)
     const unsigned rows = (unsigned)y.rows;
     if (y.rows == 0 || y.cols == 0)
         return;
-    a.y = (float *)y.data;
+    a.y = elements_of(y);
     a.cols = y.cols;
-    a.rounded = rounded_of(c, y);
-    if (!are_fours(y.cols, a.y, a.x, a.delta, a.gain))
+    if (!are_fours(y.cols, y.data, a.x, a.delta.data, a.gain))
         LAUNCH_AHEAD(c, (rmsnorm_kernel<1, false>), rows, one, 0, a);
     else if (y.rows <= NORM_FEW && y.cols <= NORM_THREADS * FOUR)
         LAUNCH_AHEAD(c, (rmsnorm_kernel<1, true>), rows, one, 0, a);
     else
         LAUNCH_AHEAD(c, (rmsnorm_kernel<NORM_HELD, true>), rows, many, 0, a);
-    tell_rounded(c, y, a.rounded);
 }
 
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
@@ -401,7 +397,7 @@ void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct 
 {
     struct norm a = {};
     a.x = (float *)x.data;
-    a.delta = (const float *)delta.data;
+    a.delta = elements_of(delta);
     a.gain = gain;
     a.eps = eps;
     run_norm(cuda_of(b), a, y);

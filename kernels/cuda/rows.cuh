@@ -1,5 +1,4 @@
-/* What ops on rows share (rowops.cu, act.cu): vectors of elements, and rows that are rounded on the
- * way. */
+/* What ops on rows share (rowops.cu, act.cu): vectors of elements, whatever their type. */
 #ifndef TESSERA_KERNELS_CUDA_ROWS_CUH
 #define TESSERA_KERNELS_CUDA_ROWS_CUH
 
@@ -68,45 +67,37 @@ DEVICE int32_t part_column()
     return (int32_t)(blockIdx.y * PART + threadIdx.x * FOUR);
 }
 
-/* ---- rows that are rounded, too ---- */
-
-/* Where rows go rounded, too (linear.cu). They consist of whole vectors of that type. */
-struct rounded {
-    void *to; /* NULL: nowhere */
-    enum dtype dtype;
-};
-
-static inline struct rounded rounded_of(const struct cuda_backend *c, struct view y)
+/* Elements [i, i + N) of the row that begins at `row`, of those before `end`. */
+template <bool ALIGNED, int N>
+DEVICE void put_row(const struct elements &to, int64_t row, int32_t i, int32_t end,
+                    const pack<float, N> &v)
 {
-    struct rounded r = {nullptr, DTYPE_BF16};
-    r.to = linear_wants(c, y, &r.dtype);
-    return r;
-}
-
-/* Behind the launch. */
-static inline void tell_rounded(struct cuda_backend *c, struct view y, struct rounded r)
-{
-    if (r.to != nullptr)
-        linear_rounded(c, y, r.dtype);
-}
-
-template <typename E, int N> DEVICE void round_vector(E *to, const pack<float, N> &v)
-{
-    pack<E, N> narrow;
+    if (ALIGNED) {
+        if (i < end)
+            put_elements(to, row + i, v);
+    } else {
 #pragma unroll
-    for (int k = 0; k < N; k++)
-        from_float(narrow.e + k, v.e[k]);
-    *(pack<E, N> *)to = narrow;
+        for (int k = 0; k < N; k++)
+            if (i + k < end)
+                put_element(to, row + i + k, v.e[k]);
+    }
 }
 
-/* N: no more than a vector has. */
-template <int N>
-DEVICE void store_rounded(const struct rounded &r, int64_t at, const pack<float, N> &v)
+/* The same of one; zeros behind the end. */
+template <bool ALIGNED>
+DEVICE four get_four(const struct elements &from, int64_t row, int32_t i, int32_t end)
 {
-    if (r.to != nullptr && r.dtype == DTYPE_F16)
-        round_vector((__half *)r.to + at, v);
-    else if (r.to != nullptr)
-        round_vector((bf16 *)r.to + at, v);
+    four v = {};
+    if (ALIGNED) {
+        if (i < end)
+            v = get_elements<FOUR>(from, row + i);
+    } else {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++)
+            if (i + k < end)
+                v.e[k] = get_elements<1>(from, row + i + k).e[0];
+    }
+    return v;
 }
 
 #endif

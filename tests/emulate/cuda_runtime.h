@@ -50,6 +50,7 @@ void emulate_store_late(uint64_t *to, uint64_t value);
 extern bool emulate_again;
 extern thread_local uint64_t emulate_collectives;     /* that this thread has asked NCCL for */
 extern std::atomic<uint64_t> emulate_narrow_products; /* of cuBLAS, with results of 16 bits */
+extern std::atomic<uint64_t> emulate_conversions;     /* launches of convert_kernel */
 extern thread_local const void *emulate_broken;       /* memory that cannot be set; NULL: none */
 
 /* A kernel with its arguments as they are now: a graph knows no others. */
@@ -64,8 +65,8 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
         const dim3 grid_ = grid, block_ = block;                                                   \
         const size_t shared_ = shared;                                                             \
-        cuda_forget(c);                                                                            \
         emulate_clock(#kernel);                                                                    \
+        emulate_conversions += strstr(#kernel, "convert_kernel") != nullptr;                       \
         emulate_kernel((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });       \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)

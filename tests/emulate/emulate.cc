@@ -332,7 +332,7 @@ void *emulate_shared()
 
 /* ---- cuBLAS ---- */
 
-std::atomic<uint64_t> emulate_narrow_products;
+std::atomic<uint64_t> emulate_narrow_products, emulate_conversions;
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
 {

@@ -72,7 +72,8 @@ void emulated_calls(struct emulated_calls *out)
             calls.allocations,
             0,
             emulate_collectives,
-            emulate_narrow_products};
+            emulate_narrow_products,
+            emulate_conversions};
     for (const std::atomic<bool> &c : calls.context)
         out->contexts += c;
 }
