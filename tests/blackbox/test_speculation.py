@@ -229,7 +229,8 @@ def test_refused(value, says):
 def test_plan_counts_its_places():
     """With more guesses than sequences, steps have more places to sample at."""
     def held(*arguments):
-        text = Command("plan").text(checkpoint.DEMO, "--json", "-tp", 2, "--max-num-seqs", 1, *arguments)
+        text = Command("plan").text(checkpoint.DEMO, "--json", "-tp", 2, "--max-num-seqs", 1,
+                                    *arguments)
         rank = json.loads(text)["per_rank"][0]
         return rank["activation_bytes"] + rank["comm_buffer_bytes"]
     assert held(*SPECULATING) - held() > 7 * 4 * 2048  # rows of logits
