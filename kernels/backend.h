@@ -406,9 +406,9 @@ struct backend_ops {
      * it, once. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
     /* In what type x of a product of so many rows is best written if nobody else reads it: F32, or
-     * F16 or BF16, to which the product would round it. rmsnorm, add_rmsnorm, attend and act_mul
-     * can write what this names for a weight, rounded once. The same answer whenever it is asked.
-     */
+     * F16 or BF16, to which the product would round it, or with which it is content. rmsnorm,
+     * add_rmsnorm, attend and act_mul can write what this names for a weight, rounded once. The
+     * same answer whenever it is asked. */
     enum dtype (*linear_in)(struct backend *b, const struct weight *w, int32_t rows);
     /* In what type a product of so many rows is best written if nobody but rope_kv and attend,
      * act_mul or, as delta, add_rmsnorm reads it: F32, or where that is much to write, BF16. The

@@ -39,7 +39,7 @@ static void explain_move(const struct form *v, const char *where, const char *wh
     const char *formula = "(n-1)/n N";
     double parts = (n - 1.0) / n;
     char text[REDISTRIBUTE_TEXT_MAX];
-    if (n == 1 || m->kind == MOVE_SLICE || m->kind == MOVE_CLAIM)
+    if (m->kind == MOVE_SLICE || m->kind == MOVE_CLAIM)
         return;
     if (m->kind == MOVE_SWAP) {
         formula = "N";

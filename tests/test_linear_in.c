@@ -1,6 +1,6 @@
-/* Rows in 16 bits on their way between products. What linear_in names is what a product would round
- * its rows to: then it gives the same bits, and an op that writes rows so writes its results in
- * fp32, rounded once. What linear_out names is read as the same numbers in fp32 would be. So each
+/* Rows in 16 bits on their way between products. A product of rows of the type that linear_in names
+ * is that of the same numbers in fp32, and an op that writes rows so writes its results in fp32,
+ * rounded once. What linear_out names is read as the same numbers in fp32 would be. So each
  * expected value is that of the same op in fp32; test_kernels.c, test_linear_*.c and test_attend.c
  * compare these with ref. */
 #include "tests/made_weight.h"

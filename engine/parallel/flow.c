@@ -434,16 +434,11 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
 
 /* ---- meetings ---- */
 
-static bool meets(const struct flow *f, const struct move *v)
-{
-    return f->mesh.axis[v->axis].size > 1 && v->kind != MOVE_SLICE && v->kind != MOVE_CLAIM;
-}
-
-static int32_t route_meetings(const struct flow *f, const struct route *r)
+static int32_t route_meetings(const struct route *r)
 {
     int32_t n = 0;
     for (int32_t i = 0; i < r->count; i++)
-        n += meets(f, &r->move[i]);
+        n += r->move[i].kind != MOVE_SLICE && r->move[i].kind != MOVE_CLAIM;
     return n;
 }
 
@@ -451,11 +446,11 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
 {
     static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
     const struct flow_phase *p = &f->phase[phase];
-    int32_t n = norms(f) * route_meetings(f, &p->sums);
+    int32_t n = norms(f) * route_meetings(&p->sums);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         const struct flow_linear *l = &p->linear[parts[i]];
         const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
-        n += route_meetings(f, &l->before) + route_meetings(f, &l->after);
+        n += route_meetings(&l->before) + route_meetings(&l->after);
         n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
         n += l->gathered;
     }
@@ -466,9 +461,8 @@ int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase)
 {
     const struct flow_phase *p = &f->phase[phase];
     const struct flow_linear *head = &p->linear[PLAN_HEAD];
-    return route_meetings(f, &p->linear[PLAN_EMBED].after) + route_meetings(f, &p->sums) +
-           route_meetings(f, &head->before) + route_meetings(f, &head->after) +
-           route_meetings(f, &f->whole);
+    return route_meetings(&p->linear[PLAN_EMBED].after) + route_meetings(&p->sums) +
+           route_meetings(&head->before) + route_meetings(&head->after) + route_meetings(&f->whole);
 }
 
 /* ---- open ---- */

@@ -66,9 +66,9 @@ out:
 
 static enum status linear(struct trial *t, int32_t rows, struct err *err)
 {
-    enum status st =
-        backend_linear(t->backend, view_f32(t->y, rows, t->spec.out),
-                       (struct cview){t->x, DTYPE_F32, rows, t->spec.in}, t->weight, err);
+    const enum dtype type = t->backend->ops->linear_in(t->backend, t->weight, rows);
+    enum status st = backend_linear(t->backend, view_f32(t->y, rows, t->spec.out),
+                                    (struct cview){t->x, type, rows, t->spec.in}, t->weight, err);
     t->backend->ops->sync(t->backend);
     return st;
 }

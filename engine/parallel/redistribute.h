@@ -47,6 +47,7 @@ struct move {
 
 #define REDISTRIBUTE_MOVES_MAX 12
 
+/* None along an axis of one rank, whose part is what a move would make of it. */
 struct route {
     struct spread from, to;
     int32_t count;

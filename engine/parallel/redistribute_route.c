@@ -38,6 +38,8 @@ static double local_size(const struct search *s, const struct spread *at)
 static double cost_of(const struct search *s, const struct move *v)
 {
     const double n = s->mesh->axis[v->axis].size, others = (n - 1) / n;
+    if (n == 1) /* trace leaves it out */
+        return 0;
     switch (v->kind) {
     case MOVE_REDUCE:
         return LATENCY_ELEMENTS + 2 * others * local_size(s, &v->before);
@@ -136,7 +138,6 @@ static int32_t nearest(const struct search *s)
     return best;
 }
 
-/* Along an axis of one rank a part is what the move would make of it: it stays where it is. */
 static bool is_idle(const struct search *s, const struct state *state)
 {
     return s->mesh->axis[state->move.axis].size == 1;

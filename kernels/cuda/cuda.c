@@ -240,7 +240,7 @@ static void kv_close(struct kv_cache *kv)
     free(kv);
 }
 
-/* What the two differ in: name, linear and its results, expert_sum, attend. */
+/* What the two differ in: name, linear and its types, expert_sum, attend. */
 #define OPS(NAME, LINEAR, LINEAR_IN, LINEAR_OUT, EXPERT_SUM, ATTEND)                               \
     {                                                                                              \
         .name = NAME, .weight_bytes = cuda_memory_weight_bytes, .kv_bytes = cuda_memory_kv_bytes,  \

@@ -206,8 +206,8 @@ static bool is_of_blas(const struct weight *w, int32_t rows)
     return rows > (dtype_is_compute(w->spec.dtype) ? GEMV_ROWS : NARROW_ROWS);
 }
 
-/* What cuBLAS multiplies; of E4M3 rows are quantised from it. Not where rows get a tail of zeros.
- */
+/* What cuBLAS multiplies; E4M3 is made of rows that are rounded to bf16 first. Not where rows get a
+ * tail of zeros. */
 enum dtype linear_in(struct backend *, const struct weight *w, int32_t rows)
 {
     const enum dtype dtype = dtype_is_compute(w->spec.dtype) ? w->spec.dtype : DTYPE_BF16;
@@ -246,9 +246,8 @@ static void multiply_rows(struct cuda_backend *c, const struct weight_spec *s,
 static bool is_nothing(struct cuda_backend *c, struct view y, struct cview x)
 {
     const size_t bytes = (size_t)y.rows * (size_t)y.cols * dtype_size(y.dtype);
-    if (bytes > 0 && x.cols == 0) {
+    if (bytes > 0 && x.cols == 0)
         cuda_note(c, "linear", cudaMemsetAsync(y.data, 0, bytes, (cudaStream_t)c->stream));
-    }
     return bytes == 0 || x.cols == 0;
 }
 

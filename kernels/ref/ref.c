@@ -19,6 +19,7 @@ static double sigmoid(double x)
 
 static float *cell(struct view m, int32_t row, int32_t col)
 {
+    CHECK(m.dtype == DTYPE_F32);
     return (float *)m.data + (size_t)row * (size_t)m.cols + (size_t)col;
 }
 
