@@ -92,6 +92,30 @@ static double linear(const struct held *h, int32_t rows, int32_t in, int32_t out
     return flops / t;
 }
 
+/* The types that so many rows have between products with bf16 weights. */
+struct types {
+    enum dtype in, out; /* of a product's x, and of its y */
+};
+
+static struct types types_of(int32_t rows)
+{
+    enum { D = 4096 };
+    const struct weight_spec spec = {
+        .out = D, .in = D, .dtype = DTYPE_BF16, .leaves = 1, .cut = {0, D}};
+    void *storage = array(backend->ops->weight_bytes(&spec));
+    struct weight *w = backend->ops->weight_open(backend, &spec, storage);
+    const struct types t = {backend->ops->linear_in(backend, w, rows),
+                            backend->ops->linear_out(backend, w, rows)};
+    backend->ops->weight_close(w);
+    drop(storage);
+    return t;
+}
+
+static struct view rows_of(enum dtype dtype, int32_t rows, int32_t cols)
+{
+    return rates_rows(backend, dtype, rows, cols);
+}
+
 /* ---- attention ---- */
 
 struct attending {
@@ -138,6 +162,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
         pairs += position[i] + 1;
     }
     const size_t n = (size_t)count, bytes = backend->ops->kv_bytes(&spec);
+    const struct types types = types_of(count);
     void *storage = array(bytes);
     struct attending a = {
         .heads = {H, K, E, uploaded(kv_of, sizeof kv_of)},
@@ -145,8 +170,8 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
         .rows = {count, uploaded(slot, n * 4), uploaded(position, n * 4),
                  uploaded(table, (size_t)(slots * cols) * 4), cols, rows == 1},
         .kv = backend->ops->kv_open(backend, &spec, storage),
-        .qkv = view_f32(array(n * (H + 2 * K) * E * 4), count, (H + 2 * K) * E),
-        .out = view_f32(array(n * H * E * 4), count, H * E),
+        .qkv = rows_of(types.out, count, (H + 2 * K) * E),
+        .out = rows_of(types.in, count, H * E),
     };
     row(what, rates_best(backend, attend_once, &a, 8), (double)bytes, pairs * H * E * 4);
     backend->ops->kv_close(a.kv);
@@ -160,7 +185,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
 /* ---- what moves few bytes ---- */
 
 struct rowwise {
-    struct view x, y, gu;
+    struct view x, y, delta, gu;
     const float *gain;
 };
 
@@ -168,7 +193,7 @@ static void norm_once(void *arg)
 {
     struct rowwise *r = arg;
     struct err err;
-    rates_must(backend_add_rmsnorm(backend, r->y, r->x, cview_of(r->y), r->gain, 1e-5f, &err),
+    rates_must(backend_add_rmsnorm(backend, r->y, r->x, cview_of(r->delta), r->gain, 1e-5f, &err),
                &err);
 }
 
@@ -182,18 +207,21 @@ static void silu_once(void *arg)
 static void rowwise(int32_t rows)
 {
     enum { D = 4096 };
-    const size_t n = (size_t)rows * D;
-    struct rowwise r = {view_f32(array(n * 4), rows, D), view_f32(array(n * 4), rows, D),
-                        view_f32(array(n * 8), rows, 2 * D), array(D * 4)};
+    const struct types t = types_of(rows);
+    const double n = (double)rows * D, in = (double)dtype_size(t.in),
+                 out = (double)dtype_size(t.out);
+    struct rowwise r = {rows_of(DTYPE_F32, rows, D), rows_of(t.in, rows, D),
+                        rows_of(t.out, rows, D), rows_of(t.out, rows, 2 * D), array(D * 4)};
     char what[64];
     (void)snprintf(what, sizeof what, "add and norm, %d rows of %d", rows, D);
     if (is_wanted(what))
-        row(what, rates_best(backend, norm_once, &r, 64), (double)n * 16, 0);
+        row(what, rates_best(backend, norm_once, &r, 64), n * (8 + in + out), 0);
     (void)snprintf(what, sizeof what, "silu and multiply, %d rows of %d", rows, D);
     if (is_wanted(what))
-        row(what, rates_best(backend, silu_once, &r, 64), (double)n * 12, 0);
+        row(what, rates_best(backend, silu_once, &r, 64), n * (in + 2 * out), 0);
     drop(r.x.data);
     drop(r.y.data);
+    drop(r.delta.data);
     drop(r.gu.data);
     drop(r.gain);
 }

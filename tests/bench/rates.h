@@ -92,21 +92,28 @@ static inline double rates_copy(struct backend *b, size_t span)
 
 /* ---- a linear ---- */
 
+/* x and y of the types that a step has. */
 struct rates_linear {
     struct backend *b;
-    int32_t rows, in, out, copies, next;
+    int32_t copies, next;
     struct weight *weight[64];
-    float *x, *y;
+    struct view x, y;
 };
 
 static inline void rates_linear_next(void *arg)
 {
     struct rates_linear *l = arg;
     struct err err;
-    rates_must(backend_linear(l->b, view_f32(l->y, l->rows, l->out),
-                              (struct cview){l->x, DTYPE_F32, l->rows, l->in},
-                              l->weight[l->next++ % l->copies], &err),
+    rates_must(backend_linear(l->b, l->y, cview_of(l->x), l->weight[l->next++ % l->copies], &err),
                &err);
+}
+
+/* The caller frees its data. */
+static inline struct view rates_rows(struct backend *b, enum dtype dtype, int32_t rows,
+                                     int32_t cols)
+{
+    const size_t bytes = (size_t)rows * (size_t)cols * dtype_size(dtype);
+    return (struct view){rates_array(b, bytes), dtype, rows, cols};
 }
 
 /* Seconds of a product of so many rows; weights cycle through `span` bytes. */
@@ -114,22 +121,21 @@ static inline double rates_linear(struct backend *b, size_t span, const struct w
                                   int32_t rows)
 {
     const size_t bytes = b->ops->weight_bytes(spec);
-    struct rates_linear l = {
-        .b = b, .rows = rows, .in = spec->in, .out = spec->out, .copies = (int32_t)(span / bytes)};
+    struct rates_linear l = {.b = b, .copies = (int32_t)(span / bytes)};
     struct err err;
     l.copies = l.copies < 1 ? 1 : l.copies > 64 ? 64 : l.copies;
     unsigned char *storage = rates_array(b, bytes * (size_t)l.copies);
     for (int32_t i = 0; i < l.copies; i++)
         l.weight[i] = b->ops->weight_open(b, spec, storage + (size_t)i * bytes);
-    rates_must(backend_reserve(b, rows, l.in, l.out, &err), &err);
-    l.x = rates_array(b, (size_t)rows * (size_t)l.in * sizeof(float));
-    l.y = rates_array(b, (size_t)rows * (size_t)l.out * sizeof(float));
+    rates_must(backend_reserve(b, rows, spec->in, spec->out, &err), &err);
+    l.x = rates_rows(b, b->ops->linear_in(b, l.weight[0], rows), rows, spec->in);
+    l.y = rates_rows(b, b->ops->linear_out(b, l.weight[0], rows), rows, spec->out);
     const double t = rates_best(b, rates_linear_next, &l, 2 * l.copies);
     for (int32_t i = 0; i < l.copies; i++)
         b->ops->weight_close(l.weight[i]);
     b->ops->free(b, storage);
-    b->ops->free(b, l.x);
-    b->ops->free(b, l.y);
+    b->ops->free(b, l.x.data);
+    b->ops->free(b, l.y.data);
     return t;
 }
 
