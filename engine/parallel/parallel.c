@@ -542,15 +542,14 @@ out:
 
 /* What becomes of a product; of one that parallel_norm is given nothing yet, if it can make the sum
  * itself. */
-static enum status finish(struct parallel *p, const struct flow_linear *l, const struct matrix *out,
+static enum status finish(struct parallel *p, enum plan_part part, const struct matrix *out,
                           struct view product, struct view *y, struct err *err)
 {
-    const struct flow_linear *all = p->now->linear;
-    const bool normed = (l == &all[PLAN_O] || l == &all[PLAN_DOWN] || l == &all[PLAN_DENSE_DOWN]) &&
-                        !makes_delta(p->flow) && redistribute_has_norm(p->moves, out, &l->after);
-    if (!normed)
-        return move(p, out, &l->after, product.data, y, err);
-    p->due = &l->after;
+    const struct route *after = &p->now->linear[part].after;
+    const bool added = part == PLAN_O || part == PLAN_DOWN || part == PLAN_DENSE_DOWN;
+    if (!added || makes_delta(p->flow) || !redistribute_has_norm(p->moves, out, after))
+        return move(p, out, after, product.data, y, err);
+    p->due = after;
     *y = product;
     return OK;
 }
@@ -565,10 +564,10 @@ static int32_t blocks_of(const struct parallel *p, const struct flow_linear *l)
 
 /* The type to write a product in: what one op reads, as it is, need not be fp32. Not in a mixture,
  * where a hair's breadth decides what experts the next layer takes. */
-static enum dtype product_type(struct parallel *p, const struct flow_linear *l, int32_t rows,
-                               struct parallel_weight w)
+static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel_weight w)
 {
     const struct flow *f = p->flow;
+    const struct flow_linear *l = &p->now->linear[w.part];
     const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
     const bool added = w.part == PLAN_O || w.part == PLAN_DOWN;
     if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD ||
@@ -580,11 +579,11 @@ static enum dtype product_type(struct parallel *p, const struct flow_linear *l, 
 
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it
  * starts; NULL: unknown. */
-static enum status linear(struct parallel *p, const struct flow_linear *l, struct extent rows,
-                          struct view *y, struct cview x, const struct route *then,
-                          struct parallel_weight w, struct err *err)
+static enum status linear(struct parallel *p, struct extent rows, struct view *y, struct cview x,
+                          const struct route *then, struct parallel_weight w, struct err *err)
 {
     enum status st = OK;
+    const struct flow_linear *l = &p->now->linear[w.part];
     const struct matrix in = {{rows, l->in}}, out = {{rows, l->out}};
     struct view used;
     CHECK(!p->due);
@@ -592,12 +591,12 @@ static enum status linear(struct parallel *p, const struct flow_linear *l, struc
     used.dtype = x.dtype; /* F32 if it has moved */
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
-    product.dtype = product_type(p, l, product.rows, w);
+    product.dtype = product_type(p, product.rows, w);
     if (l->summa || l->gathered)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
         TRY(backend_linear(p->b, product, cview_of(used), w.local, err));
-    TRY(finish(p, l, &out, product, y, err));
+    TRY(finish(p, w.part, &out, product, y, err));
     y->dtype = product.dtype; /* F32 where it has moved */
 out:
     return st;
@@ -606,7 +605,7 @@ out:
 enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err)
 {
-    return linear(p, &p->now->linear[w.part], p->rows, y, x, NULL, w, err);
+    return linear(p, p->rows, y, x, NULL, w, err);
 }
 
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
@@ -655,7 +654,7 @@ enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview
     const struct matrix out = of_step(p, l->out);
     const struct view product = product_of(p, l);
     TRY(backend_expert_sum(p->b, product, x, w, r, err));
-    TRY(finish(p, l, &out, product, y, err));
+    TRY(finish(p, PLAN_DOWN, &out, product, y, err));
 out:
     return st;
 }
@@ -744,7 +743,7 @@ enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sam
     const int32_t *index = own_samples(p, sample, sample_host, samples, &own);
     struct view chosen = view_f32(source(p, &l->before, p->sampled), own, n.cols), mine;
     TRY(backend_select(p->b, chosen, n, index, err));
-    TRY(linear(p, l, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
+    TRY(linear(p, p->samples, &mine, cview_of(chosen), &p->flow->whole, w, err));
     *logits = mine;
     if (l->after.count > 0) { /* parallel_gather would overwrite the buffer they are in */
         p->b->ops->copy(p->b, p->product, (size_t)mine.cols, mine.data, (size_t)mine.cols,
